@@ -1,0 +1,55 @@
+"""Softmax and cross-entropy gradients for NumPy arrays: compiled CPU kernels, and one way of calling them.
+
+>>> import numpy as np
+>>> import ascend_grad as ag
+>>> y = ag.softmax(np.zeros((2, 4), np.float32))
+>>> ag.softmax_backward(np.eye(2, 4, dtype=np.float32), y)
+array([[ 0.1875, -0.0625, -0.0625, -0.0625],
+       [-0.0625,  0.1875, -0.0625, -0.0625]], dtype=float32)
+"""
+
+from ._version import __version__
+from .backends import backends
+from .dispatch import use_backend
+from .errors import (
+    AscendGradError,
+    BackendUnavailableError,
+    ParamInvalidError,
+    ParamNullptrError,
+    ParamTypeError,
+    UnsupportedDeviceError,
+)
+from .inspection import explain, get_include, show_config, workspace_size
+from .ops import (
+    log_softmax,
+    log_softmax_backward,
+    scaled_masked_softmax,
+    scaled_masked_softmax_backward,
+    softmax,
+    softmax_backward,
+)
+from .threads import get_num_threads, set_num_threads
+
+__all__ = [
+    "AscendGradError",
+    "BackendUnavailableError",
+    "ParamInvalidError",
+    "ParamNullptrError",
+    "ParamTypeError",
+    "UnsupportedDeviceError",
+    "__version__",
+    "backends",
+    "explain",
+    "get_include",
+    "get_num_threads",
+    "log_softmax",
+    "log_softmax_backward",
+    "scaled_masked_softmax",
+    "scaled_masked_softmax_backward",
+    "set_num_threads",
+    "show_config",
+    "softmax",
+    "softmax_backward",
+    "use_backend",
+    "workspace_size",
+]

@@ -1,0 +1,3 @@
+cimport numpy as cnp
+
+cdef cnp.ndarray empty_like(cnp.ndarray prototype, cnp.dtype dtype)

@@ -1,0 +1,87 @@
+"""What comes in and what goes out: dtypes, conversion of inputs, layout questions, fresh results."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+#: The four floating dtypes of the library, in native byte order.
+FLOATING_DTYPES = (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16, np.dtype(np.float64))
+
+FLOATING_NAMES = "float32, float16, bfloat16 or float64"
+
+
+def native(dtype: np.dtype) -> np.dtype:
+    """The dtype in the byte order of this machine, without metadata."""
+    plain = dtype.newbyteorder("=")
+    return next((known for known in FLOATING_DTYPES if known == plain), plain)
+
+
+def is_floating(dtype: np.dtype) -> bool:
+    """Whether the library computes with this dtype (in either byte order)."""
+    return native(dtype) in FLOATING_DTYPES
+
+
+def accumulator_dtype(dtype: np.dtype) -> np.dtype:
+    """The dtype that carries sums and unrounded results: float64 for float64, else float32."""
+    return np.dtype(np.float64 if native(dtype) == np.float64 else np.float32)
+
+
+def round_into(out: np.ndarray, values: np.ndarray) -> None:
+    """Write float64 ``values`` into ``out``, rounding once, to nearest even.
+
+    ml_dtypes converts float64 to bfloat16 by way of float32, which rounds twice. Rounding to odd in the
+    first step makes the second one exact (Boldo and Melquiond, 2008).
+    """
+    with np.errstate(all="ignore"):
+        if native(out.dtype) != BFLOAT16 or values.dtype != np.float64:
+            out[...] = values
+            return
+        nearest = np.asarray(values, np.float32)
+        bits = np.array(nearest, ndmin=1).view(np.uint32).reshape(nearest.shape)
+        wide = nearest.astype(np.float64)
+        inexact = np.isfinite(values) & (wide != values)
+        # One step towards zero where rounding went away from it; then set the last bit.
+        away = inexact & (np.abs(wide) > np.abs(values))
+        odd = np.where(inexact, (bits - away.astype(np.uint32)) | np.uint32(1), bits).astype(np.uint32)
+        out[...] = np.array(odd, ndmin=1).view(np.float32).reshape(nearest.shape)
+
+
+def overlaps_itself(array: np.ndarray) -> bool:
+    """Whether two elements of the array share memory."""
+    if array.size <= 1:
+        return False
+    axes = sorted((abs(stride), length) for stride, length in zip(array.strides, array.shape) if length > 1)
+    extent = array.itemsize
+    for stride, length in axes:
+        if stride < extent:
+            break
+        extent += stride * (length - 1)
+    else:
+        return False
+    # The nested-extent test is sufficient, not necessary: decide the rest exactly. Two elements that collide
+    # differ along some axis; moved along it together, one of them has index 0 there.
+    for axis, length in enumerate(array.shape):
+        if length > 1:
+            first = array[(slice(None),) * axis + (slice(0, 1),)]
+            others = array[(slice(None),) * axis + (slice(1, None),)]
+            if np.shares_memory(first, others):
+                return True
+    return False
+
+
+def may_overlap(first: np.ndarray, second: np.ndarray) -> bool:
+    """Whether two arrays may share memory; exact for simple layouts, True where it is too costly to tell."""
+    return np.may_share_memory(first, second, max_work=1000)
+
+
+def same_memory(first: np.ndarray, second: np.ndarray) -> bool:
+    """Whether two arrays are element for element the same memory."""
+    return (
+        first.__array_interface__["data"][0] == second.__array_interface__["data"][0]
+        and first.dtype == second.dtype
+        and first.shape == second.shape
+        and all(a == b for a, b, n in zip(first.strides, second.strides, first.shape) if n > 1)
+    )

@@ -1,0 +1,108 @@
+"""From a public call to the backend that computes it."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+from . import config, contract
+from .backends import AUTOMATIC, REGISTRY
+from .contract import Call, Operator
+from .errors import BackendUnavailableError, ParamInvalidError
+
+#: What `use_backend` chose in this context; None: the environment's choice, or automatic.
+_chosen: ContextVar[str | None] = ContextVar("ascend_grad_backend", default=None)
+
+
+class Explanation(NamedTuple):
+    """Who computes a call, and why."""
+
+    backend: str
+    reason: str
+
+
+def _checked(name: object, operator: str | None = None) -> str:
+    if not isinstance(name, str) or name not in config.BACKENDS:
+        raise ParamInvalidError(f"backend: expected one of {', '.join(config.BACKENDS)}, got {name!r}", operator=operator)
+    return name
+
+
+def requested(backend: str | None, operator: str | None = None) -> tuple[str, str]:
+    """The backend that is asked for, and by what: the argument, `use_backend`, the environment, or nobody."""
+    if backend is not None:
+        return _checked(backend, operator), "the backend argument"
+    chosen = _chosen.get()
+    if chosen is not None:
+        return chosen, "use_backend"
+    if config.ENVIRONMENT.backend is not None:
+        return config.ENVIRONMENT.backend, "ASCEND_GRAD_BACKEND"
+    return "auto", "automatic choice"
+
+
+def is_plain_cpu(backend: str | None) -> bool:
+    """Whether a call without further look goes to the CPU: the gate of the short way through `_rowwise`."""
+    if backend is None:
+        backend = _chosen.get() or config.ENVIRONMENT.backend
+    return backend == "cpu" or ((backend is None or backend == "auto") and not REGISTRY["npu"].status()[0])
+
+
+def select(call: Call, backend: str | None) -> Explanation:
+    """Choose the backend for a validated call, or raise where the one that was asked for cannot take it."""
+    name, source = requested(backend, call.operator.name)
+    if name != "auto":
+        usable, reason = REGISTRY[name].status()
+        refusal = REGISTRY[name].refusal(call) if usable else reason
+        if refusal is not None:
+            raise BackendUnavailableError(
+                f"backend {name!r} ({source}) cannot compute this call: {refusal}", operator=call.operator.name
+            )
+        return Explanation(name, f"asked for by {source}")
+    passed_over = []
+    for name in AUTOMATIC:
+        usable, reason = REGISTRY[name].status()
+        refusal = REGISTRY[name].refusal(call) if usable else reason
+        if refusal is None:
+            return Explanation(name, "; ".join([source, *passed_over]))
+        passed_over.append(f"not {name}: {refusal}")
+    raise BackendUnavailableError("; ".join(passed_over), operator=call.operator.name)
+
+
+def run(operator: Operator, arguments: dict[str, Any], out: object, backend: str | None, num_threads: int | None):
+    """Validate, choose, compute."""
+    requested(backend, operator.name)
+    num_threads = contract.checked_num_threads(num_threads, operator.name)
+    call = contract.validate(operator, arguments, out)
+    return REGISTRY[select(call, backend).backend].run(call, num_threads)
+
+
+class use_backend:
+    """Choose the backend of the calls that follow, in this context (thread or task).
+
+    As a function it acts at once and lasts; as a context manager it is undone at the end of the block.
+
+    Parameters
+    ----------
+    name : {"auto", "cpu", "npu", "reference"}
+        The backend; ``"auto"`` overrides the environment's choice, too.
+
+    Raises
+    ------
+    ParamInvalidError
+        161002, if there is no backend of that name.
+
+    Examples
+    --------
+    >>> import ascend_grad as ag
+    >>> with ag.use_backend("reference"):
+    ...     ag.explain("softmax", [1.0, 2.0]).backend
+    'reference'
+    """
+
+    def __init__(self, name: str):
+        self._token = _chosen.set(_checked(name))
+
+    def __enter__(self) -> use_backend:
+        return self
+
+    def __exit__(self, *exc_info) -> None:
+        _chosen.reset(self._token)

@@ -1,0 +1,169 @@
+"""Questions about the library itself: who would compute a call, what this build is, what a call needs."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import _cpu, _rowwise, config, contract, dispatch, threads
+from ._version import __version__
+from .backends import backends
+from .dispatch import Explanation
+from .errors import ParamInvalidError
+
+
+def _bind(op_name: str, args: tuple, kwargs: dict) -> tuple[contract.Call, dict[str, Any]]:
+    """The validated call of a public operator, and its keyword-only settings."""
+    from . import ops
+
+    if op_name not in contract.OPERATORS:
+        raise ParamInvalidError(f"op_name: expected one of {', '.join(contract.OPERATORS)}, got {op_name!r}")
+    bound = inspect.signature(getattr(ops, op_name)).bind(*args, **kwargs)
+    bound.apply_defaults()
+    arguments = dict(bound.arguments)
+    settings = {name: arguments.pop(name) for name in ("out", "backend", "num_threads")}
+    dispatch.requested(settings["backend"], op_name)
+    settings["num_threads"] = contract.checked_num_threads(settings["num_threads"], op_name)
+    return contract.validate(contract.OPERATORS[op_name], arguments, settings["out"]), settings
+
+
+def explain(op_name: str, *args: Any, **kwargs: Any) -> Explanation:
+    """Tell which backend would compute a call, and why. Nothing is computed.
+
+    Parameters
+    ----------
+    op_name : str
+        Name of a public operator.
+    *args, **kwargs
+        The arguments of the call.
+
+    Returns
+    -------
+    Explanation
+        Named tuple ``backend, reason``.
+
+    Raises
+    ------
+    AscendGradError
+        Whatever the call itself would raise.
+
+    Examples
+    --------
+    >>> import ascend_grad as ag
+    >>> ag.explain("softmax", [1.0, 2.0], backend="cpu")
+    Explanation(backend='cpu', reason='asked for by the backend argument')
+    """
+    call, settings = _bind(op_name, args, kwargs)
+    return dispatch.select(call, settings["backend"])
+
+
+def workspace_size(op_name: str, *args: Any, **kwargs: Any) -> int:
+    """Upper bound of the memory that a CPU call takes beyond its arguments and its result, in bytes.
+
+    Only shapes, dtypes and layouts matter, not values.
+
+    Parameters
+    ----------
+    op_name : str
+        Name of a public operator.
+    *args, **kwargs
+        The arguments of the call.
+
+    Returns
+    -------
+    int
+        Bytes: buffers per thread, partial sums, and a copy of the result where `out` overlaps an input.
+
+    Raises
+    ------
+    AscendGradError
+        Whatever the call itself would raise.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ascend_grad as ag
+    >>> x = np.zeros((512, 512), np.float32)
+    >>> ag.workspace_size("softmax_backward", x, x) < 2**20
+    True
+    """
+    from .backends import cpu
+
+    call, settings = _bind(op_name, args, kwargs)
+    return cpu.workspace_size(call, settings["num_threads"])
+
+
+def get_include() -> str:
+    """The directory of the library's C headers, for ``-I``.
+
+    Examples
+    --------
+    >>> import os
+    >>> import ascend_grad as ag
+    >>> os.path.exists(os.path.join(ag.get_include(), "ascend_grad", "rowwise.h"))
+    True
+    """
+    package = Path(__file__).resolve().parent
+    installed = package / "include"
+    # An editable install runs from the source tree, where the headers stand beside the package.
+    return os.fspath(installed if installed.is_dir() else package.parent / "include")
+
+
+def show_config(mode: str = "stdout") -> dict[str, Any] | None:
+    """Print, or return, what this installation is and what it found on this machine.
+
+    Parameters
+    ----------
+    mode : {"stdout", "dict"}, default "stdout"
+        Whether to print the configuration or to return it as a dict.
+
+    Returns
+    -------
+    dict or None
+        The configuration with ``mode="dict"``.
+
+    Raises
+    ------
+    ParamInvalidError
+        161002, for another mode.
+
+    Examples
+    --------
+    >>> import ascend_grad as ag
+    >>> sorted(ag.show_config(mode="dict"))
+    ['backends', 'cpu', 'environment', 'openmp', 'threads', 'version']
+    """
+    if mode not in ("stdout", "dict"):
+        raise ParamInvalidError(f"mode: expected 'stdout' or 'dict', got {mode!r}")
+    result = {
+        "version": {
+            "ascend_grad": __version__,
+            "python": sys.version.split()[0],
+            "numpy": np.__version__,
+            "compiler": _cpu.COMPILER,
+        },
+        "cpu": {"variant": _cpu.variant(), "supported": list(_cpu.supported_variants())},
+        "openmp": _rowwise.openmp_description(),
+        "threads": threads.get_num_threads(),
+        "environment": {
+            f"ASCEND_GRAD_{name.upper()}": value
+            for name, value in config.ENVIRONMENT._asdict().items()
+            if value is not None
+        },
+        "backends": {name: status._asdict() for name, status in backends().items()},
+    }
+    if mode == "dict":
+        return result
+    for section, content in result.items():
+        if isinstance(content, dict):
+            print(f"{section}:")
+            for name, value in content.items():
+                print(f"  {name}: {value}")
+        else:
+            print(f"{section}: {content}")
+    return None

@@ -1,0 +1,48 @@
+"""How many threads a CPU call may use."""
+
+from __future__ import annotations
+
+from . import _rowwise, config, contract
+
+
+def set_num_threads(num_threads: int | None) -> None:
+    """Set the number of threads of CPU calls, for the whole process.
+
+    Parameters
+    ----------
+    num_threads : int or None
+        The number, which is obeyed even beyond the number of cores; None returns to the default.
+
+    Raises
+    ------
+    ParamInvalidError
+        161002, if it is not None or an int from 1 to 1024.
+
+    Examples
+    --------
+    >>> import ascend_grad as ag
+    >>> ag.set_num_threads(2)
+    >>> ag.get_num_threads()
+    2
+    >>> ag.set_num_threads(None)
+    """
+    count = contract.checked_num_threads(num_threads)
+    _rowwise.set_thread_limit(count or config.ENVIRONMENT.num_threads or 0)
+
+
+def get_num_threads() -> int:
+    """The number of threads that a large CPU call uses now.
+
+    That of `set_num_threads`, else of ``ASCEND_GRAD_NUM_THREADS``, else OpenMP's own number
+    (``OMP_NUM_THREADS``, threadpoolctl) capped by the cores that this process may use.
+
+    Examples
+    --------
+    >>> import ascend_grad as ag
+    >>> ag.get_num_threads() >= 1
+    True
+    """
+    return _rowwise.resolve_threads()
+
+
+set_num_threads(None)

@@ -1,0 +1,64 @@
+/* Names that every header shares: dtypes, instruction-set variants, and the means to compile one body several times.
+ *
+ * A kernel body is a header without include guard. It is included once per instruction set (and per dtype), each time
+ * with AG_ISA (and AG_DTYPE) defined, and names everything it defines AG_ISA_NAME(x) or AG_KERNEL_NAME(x). The
+ * instruction set is switched on for these functions alone, so that one object file serves every CPU of a family.
+ */
+#ifndef ASCEND_GRAD_BASE_H
+#define ASCEND_GRAD_BASE_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#if !defined(__GNUC__)
+#error "ascend_grad needs the vector extensions of GCC or Clang"
+#endif
+
+#if defined(__x86_64__)
+#define AG_X86_64 1
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#define AG_AARCH64 1
+#include <arm_neon.h>
+#endif
+
+#define AG_INLINE static inline __attribute__((always_inline))
+#define AG_UNUSED __attribute__((unused))
+
+#define AG_CONCAT3_(a, b, c) a##_##b##_##c
+#define AG_CONCAT2_(a, b) a##_##b
+#define AG_CONCAT3(a, b, c) AG_CONCAT3_(a, b, c)
+#define AG_CONCAT2(a, b) AG_CONCAT2_(a, b)
+#define AG_ISA_NAME(x) AG_CONCAT2(x, AG_ISA)
+#define AG_KERNEL_NAME(x) AG_CONCAT3(x, AG_DTYPE, AG_ISA)
+
+#if defined(__clang__)
+#define AG_PRAGMA(x) _Pragma(#x)
+#define AG_TARGET_BEGIN(features) \
+    AG_PRAGMA(clang attribute push(__attribute__((target(features))), apply_to = function))
+#define AG_TARGET_END _Pragma("clang attribute pop")
+#define AG_UNROLL(n) AG_PRAGMA(clang loop unroll_count(n))
+#else
+#define AG_PRAGMA(x) _Pragma(#x)
+#define AG_TARGET_BEGIN(features) AG_PRAGMA(GCC push_options) AG_PRAGMA(GCC target(features))
+#define AG_TARGET_END _Pragma("GCC pop_options")
+#define AG_UNROLL(n) AG_PRAGMA(GCC unroll n)
+#endif
+
+/* Floating dtypes of the library. 16-bit values travel as uint16_t. */
+typedef enum { AG_FLOAT32, AG_FLOAT16, AG_BFLOAT16, AG_FLOAT64, AG_DTYPE_COUNT } ag_dtype;
+
+static const int ag_itemsize[AG_DTYPE_COUNT] = {4, 2, 2, 8};
+
+/* Instruction-set variants, worst first on each architecture. */
+typedef enum {
+    AG_VARIANT_BASELINE,
+    AG_VARIANT_AVX2,
+    AG_VARIANT_AVX512,
+    AG_VARIANT_AVX512_BF16,
+    AG_VARIANT_NEON,
+    AG_VARIANT_COUNT
+} ag_variant;
+
+#endif

@@ -1,0 +1,643 @@
+/* The row-wise kernels of one dtype and one instruction set. Body header, see base.h; the manual is rowwise.h.
+ *
+ * Expects AG_ISA, AG_LANES, and AG_DTYPE (f32, f16, bf16 or f64: the values in memory) with AG_IS_F64.
+ * `op` is a constant wherever it appears: every function is inlined into the entry points at the end of the file.
+ */
+
+#define AG_LOAD AG_CONCAT3(ag_v, AG_DTYPE, AG_CONCAT2(load, AG_ISA))
+#define AG_STORE AG_CONCAT3(ag_v, AG_DTYPE, AG_CONCAT2(store, AG_ISA))
+#define AG_STREAM AG_CONCAT3(ag_v, AG_DTYPE, AG_CONCAT2(stream, AG_ISA))
+#define AG_LOAD_PARTIAL AG_CONCAT3(ag_v, AG_DTYPE, AG_CONCAT2(load_partial, AG_ISA))
+#define AG_STORE_PARTIAL AG_CONCAT3(ag_v, AG_DTYPE, AG_CONCAT2(store_partial, AG_ISA))
+
+#if AG_IS_F64
+#define AG_SIZE 8
+#define VL (AG_LANES / 2)
+#define real double
+#define V f64v
+#define MASKV i64v
+#define V_(name) AG_CONCAT2(ag_v_f64, AG_CONCAT2(name, AG_ISA))
+#else
+#if AG_IS_F32
+#define AG_SIZE 4
+#else
+#define AG_SIZE 2
+#endif
+#define VL AG_LANES
+#define real float
+#define V f32v
+#define MASKV i32v
+#define V_(name) AG_CONCAT2(ag_v_f32, AG_CONCAT2(name, AG_ISA))
+#endif
+
+#define K(name) AG_KERNEL_NAME(name)
+#define AG_BLOCK (16 * VL)
+#define AG_NARROW (16 * VL < 64 ? 16 * VL : 64)
+
+/* ---- terms, values ------------------------------------------------------------------------------------------------- */
+
+/* The logit of a forward operator: masked positions get -10000, the others are scaled. */
+AG_INLINE V K(logit)(const int op, V x, MASKV mask, V scale)
+{
+    if (op != AG_SCALED_MASKED_SOFTMAX) return x;
+    return V_(select)(mask, V_(set1)((real)-10000.0), x * scale);
+}
+
+/* What the row sum adds up. `max` is used by the forward operators only. */
+AG_INLINE V K(term)(const int op, V a, V b, MASKV mask, V scale, V max)
+{
+    switch (op) {
+    case AG_LOG_SOFTMAX_BACKWARD:
+        return a;
+    case AG_SOFTMAX_BACKWARD:
+    case AG_SCALED_MASKED_SOFTMAX_BACKWARD:
+        return a * b;
+    default:
+        return V_(exp)(K(logit)(op, a, mask, scale) - max);
+    }
+}
+
+/* The result. `shift` is the sum (backward) or the maximum (forward), `factor` 1/sum or log(sum) (forward). */
+AG_INLINE V K(value)(const int op, V a, V b, MASKV mask, V scale, V shift, V factor)
+{
+    switch (op) {
+    case AG_SOFTMAX_BACKWARD:
+        return (a - shift) * b;
+    case AG_LOG_SOFTMAX_BACKWARD:
+        return V_(fma)(-shift, V_(exp)(b), a);
+    case AG_SCALED_MASKED_SOFTMAX_BACKWARD:
+        return V_(select)(mask, (V){0}, (a - shift) * b * scale);
+    case AG_LOG_SOFTMAX:
+        return (a - shift) - factor;
+    default:
+        return V_(exp)(K(logit)(op, a, mask, scale) - shift) * factor;
+    }
+}
+
+AG_INLINE int K(reads_b)(const int op) { return op <= AG_SCALED_MASKED_SOFTMAX_BACKWARD; }
+AG_INLINE int K(reads_b_for_sum)(const int op) { return K(reads_b)(op) && op != AG_LOG_SOFTMAX_BACKWARD; }
+AG_INLINE int K(is_forward)(const int op) { return op >= AG_SOFTMAX; }
+AG_INLINE int K(is_masked)(const int op)
+{
+    return op == AG_SCALED_MASKED_SOFTMAX_BACKWARD || op == AG_SCALED_MASKED_SOFTMAX;
+}
+AG_INLINE int K(masks_sum)(const int op) { return op == AG_SCALED_MASKED_SOFTMAX; }
+
+AG_INLINE real K(shift_of)(const int op, double max, double sum) { return (real)(K(is_forward)(op) ? max : sum); }
+AG_INLINE real K(factor_of)(const int op, double sum)
+{
+    if (!K(is_forward)(op)) return 0;
+    return (real)(op == AG_LOG_SOFTMAX ? log(sum) : 1.0 / sum);
+}
+
+/* Inputs of lanes i .. i+VL-1, or of the first n of them (the others zero). */
+AG_INLINE V K(get)(int wanted, const char *p, ptrdiff_t i) { return wanted ? AG_LOAD(p + i * AG_SIZE) : (V){0}; }
+AG_INLINE V K(get_partial)(int wanted, const char *p, ptrdiff_t i, ptrdiff_t n)
+{
+    return wanted ? AG_LOAD_PARTIAL(p + i * AG_SIZE, n) : (V){0};
+}
+AG_INLINE MASKV K(get_mask)(int wanted, const uint8_t *p, ptrdiff_t i)
+{
+    return wanted ? V_(mask)(p + i) : (MASKV){0};
+}
+AG_INLINE MASKV K(get_mask_partial)(int wanted, const uint8_t *p, ptrdiff_t i, ptrdiff_t n)
+{
+    return wanted ? V_(mask_partial)(p + i, n) : (MASKV){0};
+}
+
+AG_INLINE V K(term_at)(const int op, const char *a, const char *b, const uint8_t *mask, ptrdiff_t i, V scale, V max)
+{
+    return K(term)(op, AG_LOAD(a + i * AG_SIZE), K(get)(K(reads_b_for_sum)(op), b, i),
+                   K(get_mask)(K(masks_sum)(op), mask, i), scale, max);
+}
+
+AG_INLINE V K(term_at_partial)(const int op, const char *a, const char *b, const uint8_t *mask, ptrdiff_t i,
+                               ptrdiff_t n, V scale, V max)
+{
+    const V term = K(term)(op, AG_LOAD_PARTIAL(a + i * AG_SIZE, n), K(get_partial)(K(reads_b_for_sum)(op), b, i, n),
+                           K(get_mask_partial)(K(masks_sum)(op), mask, i, n), scale, max);
+    return K(is_forward)(op) ? V_(first)(n, term, (V){0}) : term;
+}
+
+/* ---- a run of consecutive elements --------------------------------------------------------------------------------- */
+
+/* The accumulators of a segment: one float64 per lane. */
+typedef struct {
+    f64v low;
+#if !AG_IS_F64
+    f64v high;
+#endif
+} K(lanes);
+
+AG_INLINE void K(fold)(K(lanes) *sums, V partial)
+{
+#if AG_IS_F64
+    sums->low += partial;
+#else
+    f64v low, high;
+    v_f32_widen(partial, &low, &high);
+    sums->low += low;
+    sums->high += high;
+#endif
+}
+
+AG_INLINE double K(reduce)(const K(lanes) *sums)
+{
+#if AG_IS_F64
+    return v_f64_reduce_sum(sums->low);
+#else
+    return v_f64_reduce_sum(sums->low + sums->high);
+#endif
+}
+
+/* Maximum of the logits of n elements, NaN passed over. */
+AG_INLINE real K(run_max)(const int op, const char *a, const uint8_t *mask, ptrdiff_t n, V scale)
+{
+    const V lowest = V_(set1)((real)-INFINITY);
+    V best[4] = {lowest, lowest, lowest, lowest};
+    ptrdiff_t i = 0;
+    for (; i + 4 * VL <= n; i += 4 * VL) {
+        AG_UNROLL(4)
+        for (int j = 0; j < 4; j++) {
+            best[j] = V_(max)(K(logit)(op, AG_LOAD(a + (i + j * VL) * AG_SIZE),
+                                       K(get_mask)(K(masks_sum)(op), mask, i + j * VL), scale), best[j]);
+        }
+    }
+    for (; i + VL <= n; i += VL) {
+        best[0] = V_(max)(K(logit)(op, AG_LOAD(a + i * AG_SIZE), K(get_mask)(K(masks_sum)(op), mask, i), scale), best[0]);
+    }
+    if (i < n) {
+        const V x = K(logit)(op, AG_LOAD_PARTIAL(a + i * AG_SIZE, n - i),
+                             K(get_mask_partial)(K(masks_sum)(op), mask, i, n - i), scale);
+        best[1] = V_(max)(V_(first)(n - i, x, lowest), best[1]);
+    }
+    return V_(reduce_max)(V_(max)(V_(max)(best[0], best[1]), V_(max)(best[2], best[3])));
+}
+
+/* Sum of the terms of one segment, n <= AG_SEGMENT(VL), in the order that rowwise.h fixes. */
+AG_INLINE double K(run_sum)(const int op, const char *a, const char *b, const uint8_t *mask, ptrdiff_t n, V scale, V max)
+{
+    K(lanes) sums = {0};
+    ptrdiff_t i = 0;
+    for (; i + AG_BLOCK <= n; i += AG_BLOCK) {
+        V partial = K(term_at)(op, a, b, mask, i, scale, max);
+        if (K(is_forward)(op)) {
+            for (int t = 1; t < 16; t++) partial += K(term_at)(op, a, b, mask, i + t * VL, scale, max);
+        } else {
+            AG_UNROLL(15)
+            for (int t = 1; t < 16; t++) partial += K(term_at)(op, a, b, mask, i + t * VL, scale, max);
+        }
+        K(fold)(&sums, partial);
+    }
+    if (i < n) {
+        V partial = {0};
+        for (; i + VL <= n; i += VL) partial += K(term_at)(op, a, b, mask, i, scale, max);
+        if (i < n) partial += K(term_at_partial)(op, a, b, mask, i, n - i, scale, max);
+        K(fold)(&sums, partial);
+    }
+    return K(reduce)(&sums);
+}
+
+/* Results of n elements. shift and factor: one value each, or (varying) one for each element. */
+AG_INLINE void K(run_write)(const int op, const int varying, const char *a, const char *b, const uint8_t *mask, char *out,
+                            ptrdiff_t n, V scale, const real *shift, const real *factor, int stream)
+{
+    const int second = K(reads_b)(op), masked = K(is_masked)(op), two = K(is_forward)(op);
+    const V shift0 = varying ? (V){0} : V_(set1)(*shift), factor0 = varying || !two ? (V){0} : V_(set1)(*factor);
+#define AG_SHIFT(i) (varying ? V_(load)(shift + (i)) : shift0)
+#define AG_FACTOR(i) (varying && two ? V_(load)(factor + (i)) : factor0)
+#define AG_VALUE(i)                                                                                                     \
+    K(value)(op, AG_LOAD(a + (i) * AG_SIZE), K(get)(second, b, i), K(get_mask)(masked, mask, i), scale, AG_SHIFT(i),    \
+             AG_FACTOR(i))
+#define AG_WRITE_PARTIAL(i, count)                                                                                      \
+    do {                                                                                                                \
+        const V shift_ = varying ? V_(load_partial)(shift + (i), count) : shift0;                                       \
+        const V factor_ = varying && two ? V_(load_partial)(factor + (i), count) : factor0;                             \
+        AG_STORE_PARTIAL(out + (i) * AG_SIZE,                                                                           \
+                         K(value)(op, AG_LOAD_PARTIAL(a + (i) * AG_SIZE, count), K(get_partial)(second, b, i, count),   \
+                                  K(get_mask_partial)(masked, mask, i, count), scale, shift_, factor_),                 \
+                         count);                                                                                        \
+    } while (0)
+    ptrdiff_t i = 0;
+    const uintptr_t misaligned = (uintptr_t)out % (VL * AG_SIZE);
+    if (stream && misaligned % AG_SIZE == 0 && n >= 4 * VL) {
+        if (misaligned) {
+            i = (ptrdiff_t)(VL - misaligned / AG_SIZE);
+            AG_WRITE_PARTIAL(0, i);
+        }
+        for (; i + 2 * VL <= n; i += 2 * VL) {
+            const V first = AG_VALUE(i), next = AG_VALUE(i + VL);
+            AG_STREAM(out + i * AG_SIZE, first);
+            AG_STREAM(out + (i + VL) * AG_SIZE, next);
+        }
+    }
+    for (; i + 4 * VL <= n; i += 4 * VL) {
+        AG_UNROLL(4)
+        for (int j = 0; j < 4; j++) AG_STORE(out + (i + j * VL) * AG_SIZE, AG_VALUE(i + j * VL));
+    }
+    for (; i + VL <= n; i += VL) AG_STORE(out + i * AG_SIZE, AG_VALUE(i));
+    if (i < n) AG_WRITE_PARTIAL(i, n - i);
+#undef AG_SHIFT
+#undef AG_FACTOR
+#undef AG_VALUE
+#undef AG_WRITE_PARTIAL
+}
+
+/* ---- rows ----------------------------------------------------------------------------------------------------------- */
+
+AG_INLINE double K(row_sum)(const int op, const char *a, const char *b, const uint8_t *mask, ptrdiff_t n, V scale,
+                            double max)
+{
+    const V max_v = V_(set1)((real)max);
+    ag_sum total = {0.0, 0.0};
+    for (ptrdiff_t i = 0; i < n; i += AG_SEGMENT(VL)) {
+        const ptrdiff_t length = n - i < AG_SEGMENT(VL) ? n - i : AG_SEGMENT(VL);
+        ag_sum_add(&total, K(run_sum)(op, a + i * AG_SIZE, b + i * AG_SIZE, mask + i, length, scale, max_v));
+    }
+    return ag_sum_total(total);
+}
+
+/* Packed rows narrower than a few vectors. All arithmetic runs over the flat elements of a group of rows, however the
+ * rows lie in the vectors; only sums and maxima are taken row by row, from a copy of the terms in the first cache, and
+ * written back as one value per element. */
+AG_INLINE void K(narrow_rows)(const int op, const ag_tile *tile)
+{
+    enum { CAPACITY = 1024, PADDED = CAPACITY + AG_LANES };
+    real terms[PADDED], shift[PADDED], factor[PADDED];
+    const ptrdiff_t n = tile->n, group = CAPACITY / n / VL * VL;
+    const V scale = V_(set1)((real)tile->scale), lowest = V_(set1)((real)-INFINITY);
+    for (ptrdiff_t row = 0; row < tile->rows; row += group) {
+        const ptrdiff_t rows = tile->rows - row < group ? tile->rows - row : group, count = rows * n;
+        const char *a = tile->a + row * n * AG_SIZE, *b = tile->b + row * n * AG_SIZE;
+        const uint8_t *mask = tile->mask + row * n;
+        ptrdiff_t i = 0;
+        if (K(is_forward)(op)) {
+            for (; i + VL <= count; i += VL) {
+                V_(store)(terms + i, K(logit)(op, AG_LOAD(a + i * AG_SIZE), K(get_mask)(K(masks_sum)(op), mask, i), scale));
+            }
+            if (i < count) {
+                V_(store)(terms + i, K(logit)(op, AG_LOAD_PARTIAL(a + i * AG_SIZE, count - i),
+                                              K(get_mask_partial)(K(masks_sum)(op), mask, i, count - i), scale));
+            }
+            for (ptrdiff_t r = 0; r < rows; r++) {
+                V best = lowest;
+                for (ptrdiff_t k = 0; k < n; k += VL) {
+                    best = V_(max)(V_(first)(n - k, V_(load)(terms + r * n + k), lowest), best);
+                }
+                const V max = V_(set1)(V_(reduce_max)(best));
+                for (ptrdiff_t k = 0; k < n; k += VL) V_(store)(shift + r * n + k, max);
+            }
+            for (i = 0; i < count; i += VL) {
+                const V shifted = V_(load)(terms + i) - V_(load)(shift + i);
+                /* The log-softmax needs the shifted logits again, the others their exponentials. */
+                if (op == AG_LOG_SOFTMAX) V_(store)(shift + i, shifted);
+                V_(store)(terms + i, V_(exp)(shifted));
+            }
+        } else {
+            for (; i + VL <= count; i += VL) V_(store)(terms + i, K(term_at)(op, a, b, mask, i, scale, lowest));
+            if (i < count) V_(store)(terms + i, K(term_at_partial)(op, a, b, mask, i, count - i, scale, lowest));
+        }
+        for (ptrdiff_t r = 0; r < rows; r++) {
+            K(lanes) sums = {0};
+            V partial = {0};
+            for (ptrdiff_t k = 0; k < n; k += VL) partial += V_(first)(n - k, V_(load)(terms + r * n + k), (V){0});
+            K(fold)(&sums, partial);
+            const double sum = K(reduce)(&sums) + 0.0;
+            const V spread = V_(set1)(K(is_forward)(op) ? K(factor_of)(op, sum) : (real)sum);
+            real *target = (K(is_forward)(op) ? factor : shift) + r * n;
+            for (ptrdiff_t k = 0; k < n; k += VL) V_(store)(target + k, spread);
+        }
+        char *out = tile->out + row * n * AG_SIZE;
+        if (!K(is_forward)(op)) {
+            K(run_write)(op, 1, a, b, mask, out, count, scale, shift, factor, tile->stream);
+            continue;
+        }
+        for (i = 0; i + VL <= count; i += VL) {
+            const V spread = V_(load)(factor + i);
+            AG_STORE(out + i * AG_SIZE, op == AG_LOG_SOFTMAX ? V_(load)(shift + i) - spread : V_(load)(terms + i) * spread);
+        }
+        if (i < count) {
+            const V spread = V_(load)(factor + i);
+            AG_STORE_PARTIAL(out + i * AG_SIZE,
+                             op == AG_LOG_SOFTMAX ? V_(load)(shift + i) - spread : V_(load)(terms + i) * spread, count - i);
+        }
+    }
+}
+
+AG_INLINE void K(rows)(const int op, const ag_tile *tile)
+{
+    const ptrdiff_t n = tile->n, width = n * AG_SIZE;
+    if (n <= AG_NARROW && tile->rows > 1 && tile->a_stride == width && tile->out_stride == width &&
+        (!K(reads_b)(op) || tile->b_stride == width) && (!K(is_masked)(op) || tile->mask_stride == n)) {
+        K(narrow_rows)(op, tile);
+    } else {
+        const V scale = V_(set1)((real)tile->scale);
+        for (ptrdiff_t row = 0; row < tile->rows; row++) {
+            const char *a = tile->a + row * tile->a_stride, *b = tile->b + row * tile->b_stride;
+            const uint8_t *mask = tile->mask + row * tile->mask_stride;
+            const double max = K(is_forward)(op) ? K(run_max)(op, a, mask, n, scale) : 0.0;
+            const double sum = K(row_sum)(op, a, b, mask, n, scale, max);
+            const real shift = K(shift_of)(op, max, sum), factor = K(factor_of)(op, sum);
+            K(run_write)(op, 0, a, b, mask, tile->out + row * tile->out_stride, n, scale, &shift, &factor, tile->stream);
+        }
+    }
+    if (tile->stream) v_fence();
+}
+
+/* ---- columns -------------------------------------------------------------------------------------------------------- */
+
+/* best[c] = max(best[c], elements of column c); `best` is padded to whole vectors */
+AG_INLINE void K(raise_max)(const char *a, ptrdiff_t width, real *best)
+{
+    ptrdiff_t c = 0;
+    for (; c + VL <= width; c += VL) V_(store)(best + c, V_(max)(AG_LOAD(a + c * AG_SIZE), V_(load)(best + c)));
+    if (c < width) {
+        const V x = V_(first)(width - c, AG_LOAD_PARTIAL(a + c * AG_SIZE, width - c), V_(set1)((real)-INFINITY));
+        V_(store)(best + c, V_(max)(x, V_(load)(best + c)));
+    }
+}
+
+/* Maxima of the columns, NaN passed over. Packed narrow columns are taken VL rows at a time. */
+AG_INLINE void K(columns_max)(const ag_tile *tile, real *best, double *max)
+{
+    const ptrdiff_t columns = tile->rows, width = columns * AG_SIZE;
+    const int packed = ag_tile_is_packed(tile, width, 0) && columns <= AG_PACKED_COLUMNS;
+    const ptrdiff_t together = packed ? VL : 1;
+    for (ptrdiff_t c = 0; c < together * columns + VL; c++) best[c] = (real)-INFINITY;
+    for (ptrdiff_t k = 0; k < tile->n; k += together) {
+        const ptrdiff_t rows = tile->n - k < together ? tile->n - k : together;
+        K(raise_max)(tile->a + k * tile->a_stride, rows * columns, best);
+    }
+    for (ptrdiff_t c = columns; c < together * columns; c++) {
+        if (best[c] > best[c % columns]) best[c % columns] = best[c];
+    }
+    for (ptrdiff_t c = 0; c < columns; c++) max[c] = best[c];
+}
+
+/* partial[c] (+)= term of each of `width` consecutive elements; max has one value per element */
+AG_INLINE void K(add_terms)(const int op, const int first, const char *a, const char *b, ptrdiff_t width, const real *max,
+                            real *partial)
+{
+    const V none = {0};
+    ptrdiff_t c = 0;
+    for (; c + VL <= width; c += VL) {
+        const V max_v = K(is_forward)(op) ? V_(load)(max + c) : none;
+        const V term = K(term_at)(op, a, b, NULL, c, none, max_v);
+        V_(store)(partial + c, first ? term : V_(load)(partial + c) + term);
+    }
+    if (c < width) {
+        const V max_v = K(is_forward)(op) ? V_(load)(max + c) : none;
+        const V term = K(term_at_partial)(op, a, b, NULL, c, width - c, none, max_v);
+        V_(store)(partial + c, first ? term : V_(load)(partial + c) + term);
+    }
+}
+
+/* sums[c] (+)= partial[c] in float64; both are padded to whole vectors */
+AG_INLINE void K(fold_terms)(const int first, const real *partial, ptrdiff_t width, double *sums)
+{
+    for (ptrdiff_t c = 0; c < width; c += VL) {
+        K(lanes) lanes = {0};
+        if (!first) {
+            lanes.low = v_f64_load(sums + c);
+#if !AG_IS_F64
+            lanes.high = v_f64_load(sums + c + VL / 2);
+#endif
+        }
+        K(fold)(&lanes, V_(load)(partial + c));
+        v_f64_store(sums + c, lanes.low);
+#if !AG_IS_F64
+        v_f64_store(sums + c + VL / 2, lanes.high);
+#endif
+    }
+}
+
+/* Sums of one segment, tile->n <= AG_SEGMENT(VL), for each of tile->rows columns, left in sums[0 .. rows).
+ * Lane j of the fixed order is the array of sums that starts at j * pitch. Packed narrow columns are taken VL rows at a
+ * time, as one row of VL * columns elements: then lanes lie side by side and pitch is the number of columns. */
+AG_INLINE void K(columns_sum)(const int op, const ag_tile *tile, const real *max, real *partial, double *sums)
+{
+    const ptrdiff_t n = tile->n, columns = tile->rows, width = columns * AG_SIZE;
+    const int packed = ag_tile_is_packed(tile, width, K(reads_b_for_sum)(op)) && columns <= AG_PACKED_COLUMNS;
+    const ptrdiff_t pitch = packed ? columns : (columns + VL - 1) / VL * VL;
+    for (ptrdiff_t block = 0; block < n; block += AG_BLOCK) {
+        const ptrdiff_t length = n - block < AG_BLOCK ? n - block : AG_BLOCK;
+        if (packed) {
+            for (ptrdiff_t k = block; k < block + length; k += VL) {
+                const ptrdiff_t lanes = block + length - k < VL ? block + length - k : VL;
+                const char *a = tile->a + k * width, *b = tile->b + k * width;
+                if (k == block) {
+                    K(add_terms)(op, 1, a, b, lanes * columns, max, partial);
+                } else {
+                    K(add_terms)(op, 0, a, b, lanes * columns, max, partial);
+                }
+            }
+            K(fold_terms)(block == 0, partial, (length < VL ? length : VL) * columns, sums);
+        } else {
+            for (ptrdiff_t lane = 0; lane < VL && lane < length; lane++) {
+                for (ptrdiff_t k = lane; k < length; k += VL) {
+                    const char *a = tile->a + (block + k) * tile->a_stride, *b = tile->b + (block + k) * tile->b_stride;
+                    if (k == lane) {
+                        K(add_terms)(op, 1, a, b, columns, max, partial);
+                    } else {
+                        K(add_terms)(op, 0, a, b, columns, max, partial);
+                    }
+                }
+                K(fold_terms)(block == 0, partial, columns, sums + lane * pitch);
+            }
+        }
+    }
+    ptrdiff_t lanes = n < VL ? n : VL;
+    for (ptrdiff_t half = VL / 2; half > 0; half /= 2) {
+        if (lanes <= half) continue;
+        const ptrdiff_t count = (lanes - half) * pitch;
+        const double *upper = sums + half * pitch;
+        for (ptrdiff_t c = 0; c < count; c++) sums[c] += upper[c];
+        lanes = half;
+    }
+}
+
+/* Results of tile->n rows, `repeats` of them at a time; shift and factor have one value for each of their elements. */
+AG_INLINE void K(columns_write)(const int op, const ag_tile *tile, const real *shift, const real *factor,
+                                ptrdiff_t repeats)
+{
+    const V none = {0};
+    for (ptrdiff_t k = 0; k < tile->n; k += repeats) {
+        const ptrdiff_t rows = tile->n - k < repeats ? tile->n - k : repeats;
+        K(run_write)(op, 1, tile->a + k * tile->a_stride, tile->b + k * tile->b_stride, NULL,
+                     tile->out + k * tile->out_stride, rows * tile->rows, none, shift, factor, tile->stream);
+    }
+    if (tile->stream) v_fence();
+}
+
+/* Where the pieces of a thread's scratch lie. */
+typedef struct {
+    double *sums;            /* one segment: VL lanes of columns */
+    double *total, *error;   /* compensated sum over segments, one per column */
+    real *partial;           /* at most 16 terms each */
+    real *shift, *factor;    /* one per column, then repeated */
+    real *max;
+} K(scratch);
+
+AG_INLINE K(scratch) K(carve)(void *memory)
+{
+    K(scratch) s;
+    s.sums = (double *)memory;
+    s.total = s.sums + AG_LANES * AG_MAX_COLUMNS;
+    s.error = s.total + AG_MAX_COLUMNS;
+    s.partial = (real *)(s.error + AG_MAX_COLUMNS);
+    s.max = s.partial + AG_SCRATCH_VALUES;
+    s.shift = s.max + AG_SCRATCH_VALUES;
+    s.factor = s.shift + AG_SCRATCH_VALUES;
+    return s;
+}
+
+/* Repeat the first `columns` values until `count` are there. */
+AG_INLINE void K(repeat)(real *values, ptrdiff_t columns, ptrdiff_t count)
+{
+    for (ptrdiff_t i = columns; i < count; i++) values[i] = values[i - columns];
+}
+
+/* The maxima of the columns as the sums need them: repeated for packed rows. */
+AG_INLINE void K(prepare_max)(const int op, const ag_tile *tile, const double *max, real *prepared)
+{
+    if (!K(is_forward)(op)) return;
+    for (ptrdiff_t c = 0; c < tile->rows; c++) prepared[c] = (real)max[c];
+    if (tile->rows <= AG_PACKED_COLUMNS) K(repeat)(prepared, tile->rows, VL * tile->rows);
+}
+
+AG_INLINE void K(write_prepared)(const int op, const ag_tile *tile, const double *max, const double *sum, K(scratch) s)
+{
+    const ptrdiff_t columns = tile->rows;
+    for (ptrdiff_t c = 0; c < columns; c++) {
+        s.shift[c] = K(shift_of)(op, K(is_forward)(op) ? max[c] : 0.0, sum[c]);
+        s.factor[c] = K(factor_of)(op, sum[c]);
+    }
+    ptrdiff_t repeats = 1;
+    if (columns <= AG_PACKED_COLUMNS && ag_tile_is_packed(tile, columns * AG_SIZE, K(reads_b)(op)) &&
+        tile->out_stride == columns * AG_SIZE) {
+        repeats = AG_MAX_COLUMNS / columns;
+        K(repeat)(s.shift, columns, repeats * columns);
+        if (K(is_forward)(op)) K(repeat)(s.factor, columns, repeats * columns);
+    }
+    K(columns_write)(op, tile, s.shift, s.factor, repeats);
+}
+
+AG_INLINE ag_tile K(tile_rows)(const ag_tile *tile, ptrdiff_t begin, ptrdiff_t length)
+{
+    ag_tile part = *tile;
+    part.a += begin * tile->a_stride;
+    part.b += begin * tile->b_stride;
+    part.out += begin * tile->out_stride;
+    part.n = length;
+    return part;
+}
+
+AG_INLINE void K(columns)(const int op, const ag_tile *tile, void *memory)
+{
+    const K(scratch) s = K(carve)(memory);
+    const ptrdiff_t columns = tile->rows;
+    double *max = s.error; /* free until the sums begin */
+    if (K(is_forward)(op)) {
+        K(columns_max)(tile, s.shift, max);
+        K(prepare_max)(op, tile, max, s.max);
+    }
+    for (ptrdiff_t c = 0; c < columns; c++) s.total[c] = s.error[c] = 0.0;
+    for (ptrdiff_t k = 0; k < tile->n; k += AG_SEGMENT(VL)) {
+        const ptrdiff_t length = tile->n - k < AG_SEGMENT(VL) ? tile->n - k : AG_SEGMENT(VL);
+        const ag_tile part = K(tile_rows)(tile, k, length);
+        K(columns_sum)(op, &part, s.max, s.partial, s.sums);
+        ag_sums_add(s.total, s.error, s.sums, columns);
+    }
+    ag_sums_total(s.total, s.error, columns);
+    if (K(is_forward)(op)) {
+        for (ptrdiff_t c = 0; c < columns; c++) max[c] = s.max[c];
+    }
+    K(write_prepared)(op, tile, max, s.total, s);
+}
+
+/* ---- entry points: each of the above with a constant operator ------------------------------------------------------- */
+
+#define AG_ENTRY_POINTS(op, name)                                                                                       \
+    static void K(name##_rows)(const ag_tile *tile) { K(rows)(op, tile); }                                              \
+    static double K(name##_piece_max)(const ag_tile *tile)                                                              \
+    {                                                                                                                   \
+        return K(run_max)(op, tile->a, tile->mask, tile->n, V_(set1)((real)tile->scale));                               \
+    }                                                                                                                   \
+    static double K(name##_piece_sum)(const ag_tile *tile, double max)                                                  \
+    {                                                                                                                   \
+        return K(run_sum)(op, tile->a, tile->b, tile->mask, tile->n, V_(set1)((real)tile->scale),                       \
+                          V_(set1)((real)max));                                                                         \
+    }                                                                                                                   \
+    static void K(name##_piece_write)(const ag_tile *tile, double max, double sum)                                      \
+    {                                                                                                                   \
+        const real shift = K(shift_of)(op, max, sum), factor = K(factor_of)(op, sum);                                   \
+        K(run_write)(op, 0, tile->a, tile->b, tile->mask, tile->out, tile->n, V_(set1)((real)tile->scale), &shift,      \
+                     &factor, tile->stream);                                                                            \
+        if (tile->stream) v_fence();                                                                                    \
+    }
+
+#define AG_COLUMN_ENTRY_POINTS(op, name)                                                                                \
+    static void K(name##_columns)(const ag_tile *tile, void *memory) { K(columns)(op, tile, memory); }                  \
+    static void K(name##_columns_max)(const ag_tile *tile, double *max, void *memory)                                   \
+    {                                                                                                                   \
+        K(columns_max)(tile, K(carve)(memory).shift, max);                                                              \
+    }                                                                                                                   \
+    static void K(name##_columns_sum)(const ag_tile *tile, const double *max, double *sum, void *memory)                \
+    {                                                                                                                   \
+        const K(scratch) s = K(carve)(memory);                                                                          \
+        K(prepare_max)(op, tile, max, s.max);                                                                           \
+        K(columns_sum)(op, tile, s.max, s.partial, s.sums);                                                             \
+        for (ptrdiff_t c = 0; c < tile->rows; c++) sum[c] = s.sums[c];                                                  \
+    }                                                                                                                   \
+    static void K(name##_columns_write)(const ag_tile *tile, const double *max, const double *sum, void *memory)        \
+    {                                                                                                                   \
+        K(write_prepared)(op, tile, max, sum, K(carve)(memory));                                                        \
+    }
+
+AG_ENTRY_POINTS(AG_SOFTMAX_BACKWARD, softmax_backward)
+AG_ENTRY_POINTS(AG_LOG_SOFTMAX_BACKWARD, log_softmax_backward)
+AG_ENTRY_POINTS(AG_SCALED_MASKED_SOFTMAX_BACKWARD, scaled_masked_softmax_backward)
+AG_ENTRY_POINTS(AG_SOFTMAX, softmax)
+AG_ENTRY_POINTS(AG_LOG_SOFTMAX, log_softmax)
+AG_ENTRY_POINTS(AG_SCALED_MASKED_SOFTMAX, scaled_masked_softmax)
+AG_COLUMN_ENTRY_POINTS(AG_SOFTMAX_BACKWARD, softmax_backward)
+AG_COLUMN_ENTRY_POINTS(AG_LOG_SOFTMAX_BACKWARD, log_softmax_backward)
+AG_COLUMN_ENTRY_POINTS(AG_SOFTMAX, softmax)
+AG_COLUMN_ENTRY_POINTS(AG_LOG_SOFTMAX, log_softmax)
+
+#define AG_ROW_FUNCTIONS(name)                                                                                          \
+    .rows = K(name##_rows), .piece_max = K(name##_piece_max), .piece_sum = K(name##_piece_sum),                         \
+    .piece_write = K(name##_piece_write)
+#define AG_COLUMN_FUNCTIONS(name)                                                                                       \
+    .columns = K(name##_columns), .columns_max = K(name##_columns_max), .columns_sum = K(name##_columns_sum),           \
+    .columns_write = K(name##_columns_write)
+
+static const ag_row_kernels K(ag_rowwise)[AG_OP_COUNT] AG_UNUSED = {
+    [AG_SOFTMAX_BACKWARD] = {.segment = AG_SEGMENT(VL), AG_ROW_FUNCTIONS(softmax_backward),
+                             AG_COLUMN_FUNCTIONS(softmax_backward)},
+    [AG_LOG_SOFTMAX_BACKWARD] = {.segment = AG_SEGMENT(VL), AG_ROW_FUNCTIONS(log_softmax_backward),
+                                 AG_COLUMN_FUNCTIONS(log_softmax_backward)},
+    [AG_SCALED_MASKED_SOFTMAX_BACKWARD] = {.segment = AG_SEGMENT(VL), AG_ROW_FUNCTIONS(scaled_masked_softmax_backward)},
+    [AG_SOFTMAX] = {.segment = AG_SEGMENT(VL), AG_ROW_FUNCTIONS(softmax), AG_COLUMN_FUNCTIONS(softmax)},
+    [AG_LOG_SOFTMAX] = {.segment = AG_SEGMENT(VL), AG_ROW_FUNCTIONS(log_softmax), AG_COLUMN_FUNCTIONS(log_softmax)},
+    [AG_SCALED_MASKED_SOFTMAX] = {.segment = AG_SEGMENT(VL), AG_ROW_FUNCTIONS(scaled_masked_softmax)},
+};
+
+#undef AG_ENTRY_POINTS
+#undef AG_COLUMN_ENTRY_POINTS
+#undef AG_ROW_FUNCTIONS
+#undef AG_COLUMN_FUNCTIONS
+#undef AG_LOAD
+#undef AG_STORE
+#undef AG_STREAM
+#undef AG_LOAD_PARTIAL
+#undef AG_STORE_PARTIAL
+#undef AG_SIZE
+#undef VL
+#undef real
+#undef V
+#undef MASKV
+#undef V_
+#undef K
+#undef AG_BLOCK
+#undef AG_NARROW

@@ -1,0 +1,509 @@
+/* Vectors of one instruction set. Body header: included once per AG_ISA with AG_LANES (float32 lanes of a vector).
+ *
+ * Plain GCC/Clang vector arithmetic wherever it compiles to the right instruction; intrinsics only for what it cannot
+ * say: fused multiply-add, float16, non-temporal and masked access, halves of a vector. Everything else (bfloat16,
+ * selection, exp) is written once for all.
+ *
+ *   f32v  AG_LANES floats        compute type of float32, float16, bfloat16
+ *   f64v  AG_LANES/2 doubles     compute type of float64, and the accumulators of the narrower ones
+ *   u16v  AG_LANES 16-bit values as they lie in memory
+ *
+ * Loads and stores take any address. `partial` ones touch the first n elements only (0 <= n < lanes); the lanes beyond
+ * are zero. Streams bypass the cache and need an address aligned to their size.
+ *
+ * exp: k = round(x / ln 2), r = x - k ln 2 in two steps, a polynomial on |r| <= ln(2)/2 (float32: our minimax of
+ * degree 6, error 0.06 * 2**-24; float64: the series up to degree 13, error 4e-18), then 2**k as a product of two
+ * powers so that overflow and gradual underflow come out by themselves. NaN passes through, exp(-inf) = 0.
+ */
+
+typedef float f32v __attribute__((vector_size(4 * AG_LANES)));
+typedef int32_t i32v __attribute__((vector_size(4 * AG_LANES)));
+typedef uint32_t u32v __attribute__((vector_size(4 * AG_LANES)));
+typedef double f64v __attribute__((vector_size(4 * AG_LANES)));
+typedef int64_t i64v __attribute__((vector_size(4 * AG_LANES)));
+typedef uint64_t u64v __attribute__((vector_size(4 * AG_LANES)));
+typedef uint16_t u16v __attribute__((vector_size(2 * AG_LANES)));
+
+#if defined(AG_X86_64)
+#define AG_IS_AVX512 (AG_LANES == 16)
+#define AG_IS_AVX2 (AG_LANES == 8)
+#define AG_IS_SSE2 (AG_LANES == 4)
+#define AG_IS_NEON 0
+#else
+#define AG_IS_AVX512 0
+#define AG_IS_AVX2 0
+#define AG_IS_SSE2 0
+#if defined(AG_AARCH64)
+#define AG_IS_NEON 1
+#else
+#define AG_IS_NEON 0
+#endif
+#endif
+
+/* ---- constants, selection ---------------------------------------------------------------------------------------- */
+
+AG_INLINE f32v v_f32_set1(float x) { return x - (f32v){0}; }
+AG_INLINE f64v v_f64_set1(double x) { return x - (f64v){0}; }
+
+/* yes where the mask is -1, no where it is 0 */
+AG_INLINE f32v v_f32_select(i32v mask, f32v yes, f32v no)
+{
+    return (f32v)((mask & (i32v)yes) | (~mask & (i32v)no));
+}
+
+AG_INLINE f64v v_f64_select(i64v mask, f64v yes, f64v no)
+{
+    return (f64v)((mask & (i64v)yes) | (~mask & (i64v)no));
+}
+
+/* a > b ? a : b in each lane: b where either is NaN */
+AG_INLINE f32v v_f32_max(f32v a, f32v b)
+{
+#if AG_IS_AVX512
+    return _mm512_max_ps(a, b);
+#elif AG_IS_AVX2
+    return _mm256_max_ps(a, b);
+#elif AG_IS_SSE2
+    return _mm_max_ps(a, b);
+#else
+    return v_f32_select(a > b, a, b);
+#endif
+}
+
+AG_INLINE f64v v_f64_max(f64v a, f64v b)
+{
+#if AG_IS_AVX512
+    return _mm512_max_pd(a, b);
+#elif AG_IS_AVX2
+    return _mm256_max_pd(a, b);
+#elif AG_IS_SSE2
+    return _mm_max_pd(a, b);
+#else
+    return v_f64_select(a > b, a, b);
+#endif
+}
+
+/* a * b + c, fused where the instruction set can */
+AG_INLINE f32v v_f32_fma(f32v a, f32v b, f32v c)
+{
+#if AG_IS_AVX512
+    return _mm512_fmadd_ps(a, b, c);
+#elif AG_IS_AVX2
+    return _mm256_fmadd_ps(a, b, c);
+#elif AG_IS_NEON
+    return vfmaq_f32(c, a, b);
+#else
+    return a * b + c;
+#endif
+}
+
+AG_INLINE f64v v_f64_fma(f64v a, f64v b, f64v c)
+{
+#if AG_IS_AVX512
+    return _mm512_fmadd_pd(a, b, c);
+#elif AG_IS_AVX2
+    return _mm256_fmadd_pd(a, b, c);
+#elif AG_IS_NEON
+    return vfmaq_f64(c, a, b);
+#else
+    return a * b + c;
+#endif
+}
+
+/* lanes 0 .. n-1 of v, the others replaced */
+AG_INLINE f32v v_f32_first(ptrdiff_t n, f32v v, f32v others)
+{
+    i32v lane;
+    for (int i = 0; i < AG_LANES; i++) lane[i] = i;
+    return v_f32_select(lane < (int32_t)n, v, others);
+}
+
+AG_INLINE f64v v_f64_first(ptrdiff_t n, f64v v, f64v others)
+{
+    i64v lane;
+    for (int i = 0; i < AG_LANES / 2; i++) lane[i] = i;
+    return v_f64_select(lane < (int64_t)n, v, others);
+}
+
+/* ---- reductions, in the order of halves: lane j with lane j + lanes/2, and so on ----------------------------------- */
+
+/* low += the first half of v, high += the second, in float64 */
+AG_INLINE void v_f32_widen(f32v v, f64v *low, f64v *high)
+{
+#if AG_IS_AVX512
+    *low = _mm512_cvtps_pd(_mm512_castps512_ps256(v));
+    *high = _mm512_cvtps_pd(_mm512_extractf32x8_ps(v, 1));
+#elif AG_IS_AVX2
+    *low = _mm256_cvtps_pd(_mm256_castps256_ps128(v));
+    *high = _mm256_cvtps_pd(_mm256_extractf128_ps(v, 1));
+#elif AG_IS_SSE2
+    *low = _mm_cvtps_pd(v);
+    *high = _mm_cvtps_pd(_mm_movehl_ps(v, v));
+#elif AG_IS_NEON
+    *low = vcvt_f64_f32(vget_low_f32(v));
+    *high = vcvt_high_f64_f32(v);
+#else
+    for (int i = 0; i < AG_LANES / 2; i++) (*low)[i] = v[i], (*high)[i] = v[i + AG_LANES / 2];
+#endif
+}
+
+AG_INLINE double v_f64_reduce_sum(f64v v)
+{
+#if AG_IS_AVX512
+    const __m256d four = _mm512_castpd512_pd256(v) + _mm512_extractf64x4_pd(v, 1);
+    const __m128d two = _mm256_castpd256_pd128(four) + _mm256_extractf128_pd(four, 1);
+    return two[0] + two[1];
+#elif AG_IS_AVX2
+    const __m128d two = _mm256_castpd256_pd128(v) + _mm256_extractf128_pd(v, 1);
+    return two[0] + two[1];
+#else
+    for (int half = AG_LANES / 4; half > 0; half /= 2) {
+        for (int i = 0; i < half; i++) v[i] += v[i + half];
+    }
+    return v[0];
+#endif
+}
+
+AG_INLINE float v_f32_reduce_max(f32v v)
+{
+#if AG_IS_AVX512
+    return _mm512_reduce_max_ps(v);
+#else
+    float best = v[0];
+    for (int i = 1; i < AG_LANES; i++) best = v[i] > best ? v[i] : best;
+    return best;
+#endif
+}
+
+AG_INLINE double v_f64_reduce_max(f64v v)
+{
+#if AG_IS_AVX512
+    return _mm512_reduce_max_pd(v);
+#else
+    double best = v[0];
+    for (int i = 1; i < AG_LANES / 2; i++) best = v[i] > best ? v[i] : best;
+    return best;
+#endif
+}
+
+/* ---- float32, float64 in memory ------------------------------------------------------------------------------------ */
+
+AG_INLINE f32v v_f32_load(const void *p)
+{
+    f32v v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+AG_INLINE void v_f32_store(void *p, f32v v) { memcpy(p, &v, sizeof v); }
+
+AG_INLINE f64v v_f64_load(const void *p)
+{
+    f64v v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+AG_INLINE void v_f64_store(void *p, f64v v) { memcpy(p, &v, sizeof v); }
+
+AG_INLINE void v_f32_stream(void *p, f32v v)
+{
+#if AG_IS_AVX512
+    _mm512_stream_ps((float *)p, v);
+#elif AG_IS_AVX2
+    _mm256_stream_ps((float *)p, v);
+#elif AG_IS_SSE2
+    _mm_stream_ps((float *)p, v);
+#else
+    v_f32_store(p, v);
+#endif
+}
+
+AG_INLINE void v_f64_stream(void *p, f64v v)
+{
+#if AG_IS_AVX512
+    _mm512_stream_pd((double *)p, v);
+#elif AG_IS_AVX2
+    _mm256_stream_pd((double *)p, v);
+#elif AG_IS_SSE2
+    _mm_stream_pd((double *)p, v);
+#else
+    v_f64_store(p, v);
+#endif
+}
+
+AG_INLINE f32v v_f32_load_partial(const void *p, ptrdiff_t n)
+{
+#if AG_IS_AVX512
+    return _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p);
+#else
+    f32v v = {0};
+    memcpy(&v, p, (size_t)n * 4);
+    return v;
+#endif
+}
+
+AG_INLINE void v_f32_store_partial(void *p, f32v v, ptrdiff_t n)
+{
+#if AG_IS_AVX512
+    _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), v);
+#else
+    memcpy(p, &v, (size_t)n * 4);
+#endif
+}
+
+AG_INLINE f64v v_f64_load_partial(const void *p, ptrdiff_t n)
+{
+#if AG_IS_AVX512
+    return _mm512_maskz_loadu_pd((__mmask8)((1u << n) - 1), p);
+#else
+    f64v v = {0};
+    memcpy(&v, p, (size_t)n * 8);
+    return v;
+#endif
+}
+
+AG_INLINE void v_f64_store_partial(void *p, f64v v, ptrdiff_t n)
+{
+#if AG_IS_AVX512
+    _mm512_mask_storeu_pd(p, (__mmask8)((1u << n) - 1), v);
+#else
+    memcpy(p, &v, (size_t)n * 8);
+#endif
+}
+
+/* ---- 16-bit values in memory --------------------------------------------------------------------------------------- */
+
+AG_INLINE u16v v_u16_load_partial(const void *p, ptrdiff_t n)
+{
+#if AG_IS_AVX512
+    return (u16v)_mm256_maskz_loadu_epi16((__mmask16)((1u << n) - 1), p);
+#else
+    u16v v = {0};
+    memcpy(&v, p, (size_t)n * 2);
+    return v;
+#endif
+}
+
+AG_INLINE void v_u16_store_partial(void *p, u16v v, ptrdiff_t n)
+{
+#if AG_IS_AVX512
+    _mm256_mask_storeu_epi16(p, (__mmask16)((1u << n) - 1), (__m256i)v);
+#else
+    memcpy(p, &v, (size_t)n * 2);
+#endif
+}
+
+AG_INLINE void v_u16_store(void *p, u16v v) { memcpy(p, &v, sizeof v); }
+
+AG_INLINE void v_u16_stream(void *p, u16v v)
+{
+#if AG_IS_AVX512
+    _mm256_stream_si256((__m256i *)p, (__m256i)v);
+#elif AG_IS_AVX2
+    _mm_stream_si128((__m128i *)p, (__m128i)v);
+#elif AG_IS_SSE2
+    long long bits;
+    memcpy(&bits, &v, sizeof bits);
+    _mm_stream_si64((long long *)p, bits);
+#else
+    v_u16_store(p, v);
+#endif
+}
+
+/* bfloat16 is the upper half of a float32 */
+AG_INLINE f32v v_bf16_widen(u16v h)
+{
+#if AG_IS_AVX512
+    return (f32v)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)h), 16);
+#elif AG_IS_AVX2
+    return (f32v)_mm256_slli_epi32(_mm256_cvtepu16_epi32((__m128i)h), 16);
+#else
+    return (f32v)(__builtin_convertvector(h, u32v) << 16);
+#endif
+}
+
+/* to nearest even; NaN stays NaN (the quiet bit set), subnormals are kept */
+AG_INLINE u16v v_bf16_narrow(f32v v)
+{
+    const u32v bits = (u32v)v;
+    const u32v rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+#if AG_IS_AVX512
+    const __mmask16 is_nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+    const u32v quiet = (bits >> 16) | 0x40;
+    return (u16v)_mm512_cvtepi32_epi16(_mm512_mask_mov_epi32((__m512i)rounded, is_nan, (__m512i)quiet));
+#else
+    const u32v is_nan = (u32v)(v != v);
+    const u32v result = (is_nan & ((bits >> 16) | 0x40)) | (~is_nan & rounded);
+#if AG_IS_AVX2
+    const __m256i pairs = _mm256_packus_epi32((__m256i)result, (__m256i)result);
+    return (u16v)_mm256_castsi256_si128(_mm256_permute4x64_epi64(pairs, 0x08));
+#else
+    return __builtin_convertvector(result, u16v);
+#endif
+#endif
+}
+
+AG_INLINE f32v v_f16_widen(u16v h)
+{
+#if AG_IS_AVX512
+    return _mm512_cvtph_ps((__m256i)h);
+#elif AG_IS_AVX2
+    return _mm256_cvtph_ps((__m128i)h);
+#elif AG_IS_NEON
+    return vcvt_f32_f16(vreinterpret_f16_u16(h));
+#else
+    /* Exponent and fraction moved into place are the value times 2**-112: one product restores it, subnormals too. */
+    const u32v bits = __builtin_convertvector(h, u32v);
+    const u32v magnitude = (bits & 0x7fff) << 13;
+    const u32v finite = (u32v)((f32v)magnitude * 0x1p112f);
+    const u32v is_special = (u32v)((bits & 0x7c00) == 0x7c00);
+    return (f32v)((finite & ~is_special) | ((magnitude | 0x7f800000) & is_special) | ((bits & 0x8000) << 16));
+#endif
+}
+
+AG_INLINE u16v v_f16_narrow(f32v v)
+{
+#if AG_IS_AVX512
+    return (u16v)_mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#elif AG_IS_AVX2
+    return (u16v)_mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#elif AG_IS_NEON
+    return vreinterpret_u16_f16(vcvt_f16_f32(v));
+#else
+    const u32v bits = (u32v)v;
+    const u32v sign = (bits >> 16) & 0x8000;
+    const u32v magnitude = bits & 0x7fffffff;
+    /* normal: rebias the exponent and round the 13 bits away; a carry into the exponent (up to infinity) is right */
+    const u32v normal = (magnitude - 0x38000000 + 0xfff + ((magnitude >> 13) & 1)) >> 13;
+    /* below 2**-14: adding 0.5 aligns the unit of float16 subnormals with the last bit, and rounds */
+    const u32v subnormal = (u32v)((f32v)magnitude + 0.5f) - 0x3f000000;
+    const u32v is_small = (u32v)(magnitude < 0x38800000);
+    const u32v is_large = (u32v)(magnitude >= 0x47800000);
+    const u32v is_nan = (u32v)(magnitude > 0x7f800000);
+    const u32v special = 0x7c00 | (is_nan & (0x200 | ((magnitude >> 13) & 0x3ff)));
+    const u32v ordinary = (is_small & subnormal) | (~is_small & normal);
+    return __builtin_convertvector(sign | (is_large & special) | (~is_large & ordinary), u16v);
+#endif
+}
+
+
+AG_INLINE f32v v_bf16_load(const void *p)
+{
+    u16v h;
+    memcpy(&h, p, sizeof h);
+    return v_bf16_widen(h);
+}
+
+AG_INLINE f32v v_f16_load(const void *p)
+{
+    u16v h;
+    memcpy(&h, p, sizeof h);
+    return v_f16_widen(h);
+}
+
+AG_INLINE f32v v_bf16_load_partial(const void *p, ptrdiff_t n) { return v_bf16_widen(v_u16_load_partial(p, n)); }
+AG_INLINE f32v v_f16_load_partial(const void *p, ptrdiff_t n) { return v_f16_widen(v_u16_load_partial(p, n)); }
+AG_INLINE void v_bf16_store(void *p, f32v v) { v_u16_store(p, v_bf16_narrow(v)); }
+AG_INLINE void v_f16_store(void *p, f32v v) { v_u16_store(p, v_f16_narrow(v)); }
+AG_INLINE void v_bf16_stream(void *p, f32v v) { v_u16_stream(p, v_bf16_narrow(v)); }
+AG_INLINE void v_f16_stream(void *p, f32v v) { v_u16_stream(p, v_f16_narrow(v)); }
+
+AG_INLINE void v_bf16_store_partial(void *p, f32v v, ptrdiff_t n) { v_u16_store_partial(p, v_bf16_narrow(v), n); }
+AG_INLINE void v_f16_store_partial(void *p, f32v v, ptrdiff_t n) { v_u16_store_partial(p, v_f16_narrow(v), n); }
+
+/* ---- masks: bytes that are zero or not, to lanes of 0 or -1 -------------------------------------------------------- */
+
+AG_INLINE i32v v_f32_mask(const uint8_t *p)
+{
+#if AG_IS_AVX512
+    return (i32v)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)) != 0;
+#elif AG_IS_AVX2
+    return (i32v)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)) != 0;
+#else
+    i32v v;
+    for (int i = 0; i < AG_LANES; i++) v[i] = p[i];
+    return v != 0;
+#endif
+}
+
+AG_INLINE i64v v_f64_mask(const uint8_t *p)
+{
+    i64v v;
+    for (int i = 0; i < AG_LANES / 2; i++) v[i] = p[i];
+    return v != 0;
+}
+
+AG_INLINE i32v v_f32_mask_partial(const uint8_t *p, ptrdiff_t n)
+{
+    uint8_t bytes[AG_LANES] = {0};
+    for (ptrdiff_t i = 0; i < n; i++) bytes[i] = p[i];
+    return v_f32_mask(bytes);
+}
+
+AG_INLINE i64v v_f64_mask_partial(const uint8_t *p, ptrdiff_t n)
+{
+    uint8_t bytes[AG_LANES] = {0};
+    for (ptrdiff_t i = 0; i < n; i++) bytes[i] = p[i];
+    return v_f64_mask(bytes);
+}
+
+/* ---- exp ------------------------------------------------------------------------------------------------------------ */
+
+AG_INLINE f32v v_f32_exp(f32v x)
+{
+    /* Adding it leaves the rounded integer in the low bits of the sum, biased like an exponent. */
+    const f32v to_int = v_f32_set1(0x1.8p23f + 127);
+    /* The order of the arguments lets NaN through. */
+    x = v_f32_max(v_f32_set1(-104.0f), x);
+    x = -v_f32_max(v_f32_set1(-89.0f), -x);
+    const f32v shifted = v_f32_fma(x, v_f32_set1(0x1.715476p0f), to_int);
+    const f32v k = shifted - to_int;
+    f32v r = v_f32_fma(k, v_f32_set1(-0x1.63p-1f), x);
+    r = v_f32_fma(k, v_f32_set1(0x1.bd0106p-13f), r);
+    f32v p = v_f32_fma(v_f32_set1(0x1.6a23d0p-10f), r, v_f32_set1(0x1.123a20p-7f));
+    p = v_f32_fma(p, r, v_f32_set1(0x1.5558f2p-5f));
+    p = v_f32_fma(p, r, v_f32_set1(0x1.555492p-3f));
+    p = v_f32_fma(p, r, v_f32_set1(0x1.fffffcp-2f));
+    p = v_f32_fma(p * r, r, r) + 1.0f;
+#if AG_IS_AVX512
+    return _mm512_scalef_ps(p, k);
+#else
+    const f32v half = v_f32_fma(k, v_f32_set1(0.5f), to_int);
+    const f32v rest = k - (half - to_int) + to_int;
+    return p * (f32v)((u32v)half << 23) * (f32v)((u32v)rest << 23);
+#endif
+}
+
+AG_INLINE f64v v_f64_exp(f64v x)
+{
+    const f64v to_int = v_f64_set1(0x1.8p52 + 1023);
+    x = v_f64_max(v_f64_set1(-746.0), x);
+    x = -v_f64_max(v_f64_set1(-710.0), -x);
+    const f64v k = v_f64_fma(x, v_f64_set1(0x1.71547652b82fep0), to_int) - to_int;
+    f64v r = v_f64_fma(k, v_f64_set1(-0x1.62e42feep-1), x);
+    r = v_f64_fma(k, v_f64_set1(-0x1.a39ef35793c76p-33), r);
+    static const double inverse_factorials[] = {1 / 479001600.0, 1 / 39916800.0, 1 / 3628800.0, 1 / 362880.0,
+                                                1 / 40320.0,     1 / 5040.0,     1 / 720.0,     1 / 120.0,
+                                                1 / 24.0,        1 / 6.0,        1 / 2.0};
+    f64v p = v_f64_set1(1 / 6227020800.0);
+    AG_UNROLL(11)
+    for (int i = 0; i < 11; i++) p = v_f64_fma(p, r, v_f64_set1(inverse_factorials[i]));
+    p = v_f64_fma(p * r, r, r) + 1.0;
+    const f64v half = v_f64_fma(k, v_f64_set1(0.5), to_int);
+    const f64v rest = k - (half - to_int) + to_int;
+    return p * (f64v)((u64v)half << 52) * (f64v)((u64v)rest << 52);
+}
+
+/* After streams, before another thread may look. */
+AG_INLINE void v_fence(void)
+{
+#if defined(AG_X86_64)
+    _mm_sfence();
+#endif
+}
+
+#undef AG_IS_AVX512
+#undef AG_IS_AVX2
+#undef AG_IS_SSE2
+#undef AG_IS_NEON

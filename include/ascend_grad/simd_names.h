@@ -1,0 +1,71 @@
+/* Short names for what simd_body.h defines per instruction set: f32v means f32v_avx512 where AG_ISA is avx512. */
+#ifndef ASCEND_GRAD_SIMD_NAMES_H
+#define ASCEND_GRAD_SIMD_NAMES_H
+
+#include "base.h"
+
+#define f32v AG_ISA_NAME(ag_f32v)
+#define i32v AG_ISA_NAME(ag_i32v)
+#define u32v AG_ISA_NAME(ag_u32v)
+#define f64v AG_ISA_NAME(ag_f64v)
+#define i64v AG_ISA_NAME(ag_i64v)
+#define u64v AG_ISA_NAME(ag_u64v)
+#define u16v AG_ISA_NAME(ag_u16v)
+#define u8v AG_ISA_NAME(ag_u8v)
+#define u8hv AG_ISA_NAME(ag_u8hv)
+
+#define v_f32_set1 AG_ISA_NAME(ag_v_f32_set1)
+#define v_f32_load AG_ISA_NAME(ag_v_f32_load)
+#define v_f32_store AG_ISA_NAME(ag_v_f32_store)
+#define v_f32_stream AG_ISA_NAME(ag_v_f32_stream)
+#define v_f32_load_partial AG_ISA_NAME(ag_v_f32_load_partial)
+#define v_f32_store_partial AG_ISA_NAME(ag_v_f32_store_partial)
+#define v_f32_fma AG_ISA_NAME(ag_v_f32_fma)
+#define v_f32_max AG_ISA_NAME(ag_v_f32_max)
+#define v_f32_select AG_ISA_NAME(ag_v_f32_select)
+#define v_f32_first AG_ISA_NAME(ag_v_f32_first)
+#define v_f32_widen AG_ISA_NAME(ag_v_f32_widen)
+#define v_f32_reduce_max AG_ISA_NAME(ag_v_f32_reduce_max)
+#define v_f32_exp AG_ISA_NAME(ag_v_f32_exp)
+#define v_f32_mask AG_ISA_NAME(ag_v_f32_mask)
+#define v_f32_mask_partial AG_ISA_NAME(ag_v_f32_mask_partial)
+
+#define v_f64_set1 AG_ISA_NAME(ag_v_f64_set1)
+#define v_f64_load AG_ISA_NAME(ag_v_f64_load)
+#define v_f64_store AG_ISA_NAME(ag_v_f64_store)
+#define v_f64_stream AG_ISA_NAME(ag_v_f64_stream)
+#define v_f64_load_partial AG_ISA_NAME(ag_v_f64_load_partial)
+#define v_f64_store_partial AG_ISA_NAME(ag_v_f64_store_partial)
+#define v_f64_fma AG_ISA_NAME(ag_v_f64_fma)
+#define v_f64_max AG_ISA_NAME(ag_v_f64_max)
+#define v_f64_select AG_ISA_NAME(ag_v_f64_select)
+#define v_f64_first AG_ISA_NAME(ag_v_f64_first)
+#define v_f64_reduce_max AG_ISA_NAME(ag_v_f64_reduce_max)
+#define v_f64_reduce_sum AG_ISA_NAME(ag_v_f64_reduce_sum)
+#define v_f64_exp AG_ISA_NAME(ag_v_f64_exp)
+#define v_f64_mask AG_ISA_NAME(ag_v_f64_mask)
+#define v_f64_mask_partial AG_ISA_NAME(ag_v_f64_mask_partial)
+
+#define v_f16_load AG_ISA_NAME(ag_v_f16_load)
+#define v_f16_store AG_ISA_NAME(ag_v_f16_store)
+#define v_f16_stream AG_ISA_NAME(ag_v_f16_stream)
+#define v_f16_load_partial AG_ISA_NAME(ag_v_f16_load_partial)
+#define v_f16_store_partial AG_ISA_NAME(ag_v_f16_store_partial)
+#define v_f16_widen AG_ISA_NAME(ag_v_f16_widen)
+#define v_f16_narrow AG_ISA_NAME(ag_v_f16_narrow)
+
+#define v_bf16_load AG_ISA_NAME(ag_v_bf16_load)
+#define v_bf16_store AG_ISA_NAME(ag_v_bf16_store)
+#define v_bf16_stream AG_ISA_NAME(ag_v_bf16_stream)
+#define v_bf16_load_partial AG_ISA_NAME(ag_v_bf16_load_partial)
+#define v_bf16_store_partial AG_ISA_NAME(ag_v_bf16_store_partial)
+#define v_bf16_widen AG_ISA_NAME(ag_v_bf16_widen)
+#define v_bf16_narrow AG_ISA_NAME(ag_v_bf16_narrow)
+
+#define v_u16_load_partial AG_ISA_NAME(ag_v_u16_load_partial)
+#define v_u16_store_partial AG_ISA_NAME(ag_v_u16_store_partial)
+#define v_u16_store AG_ISA_NAME(ag_v_u16_store)
+#define v_u16_stream AG_ISA_NAME(ag_v_u16_stream)
+#define v_fence AG_ISA_NAME(ag_v_fence)
+
+#endif

@@ -1,0 +1,94 @@
+"""Fresh results. Large ones lie in huge pages, so that touching them for the first time costs little.
+
+Below `HUGE_THRESHOLD` the C library recycles freed memory, which is cheaper than any new mapping. From there on every
+allocation is a new mapping anyway; ours is aligned to 2 MB with huge pages advised, and goes back to the system with
+the array.
+"""
+
+from libc.stdint cimport uintptr_t
+
+cimport numpy as cnp
+
+cnp.import_array()
+
+cdef extern from "<sys/mman.h>" nogil:
+    void *mmap(void *address, size_t length, int protection, int flags, int fd, long offset)
+    int munmap(void *address, size_t length)
+    int madvise(void *address, size_t length, int advice)
+    enum:
+        PROT_READ
+        PROT_WRITE
+        MAP_PRIVATE
+        MAP_ANONYMOUS
+    void *MAP_FAILED
+
+cdef extern from *:
+    """
+    #ifndef MADV_HUGEPAGE
+    #define MADV_HUGEPAGE (-1) /* madvise then fails, and the mapping has ordinary pages */
+    #endif
+    """
+    enum:
+        MADV_HUGEPAGE
+
+cdef extern from "numpy/arrayobject.h":
+    object PyArray_NewFromDescr(
+        type subtype, cnp.dtype descr, int nd, const cnp.npy_intp *dims, const cnp.npy_intp *strides, void *data,
+        int flags, object obj
+    )
+    cnp.ndarray PyArray_NewLikeArray(cnp.ndarray prototype, cnp.NPY_ORDER order, cnp.dtype descr, int subok)
+    int PyArray_SetBaseObject(cnp.ndarray arr, object base) except -1
+
+from cpython.ref cimport Py_DECREF, Py_INCREF
+
+cdef size_t HUGE_PAGE = 2 << 20
+HUGE_THRESHOLD = 32 << 20
+cdef size_t _threshold = HUGE_THRESHOLD
+
+
+cdef class Mapping:
+    """Anonymous memory of its own, aligned to a huge page; unmapped with the last array that refers to it."""
+
+    cdef void *address
+    cdef size_t length
+
+    def __cinit__(self, size_t nbytes):
+        cdef size_t length = (nbytes + HUGE_PAGE - 1) // HUGE_PAGE * HUGE_PAGE
+        cdef void *start = mmap(NULL, length + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
+        if start == MAP_FAILED:
+            raise MemoryError(f"cannot allocate {nbytes} bytes for a result")
+        # Cut the aligned part out.
+        cdef size_t before = (HUGE_PAGE - <uintptr_t>start % HUGE_PAGE) % HUGE_PAGE
+        if before:
+            munmap(start, before)
+        if before < HUGE_PAGE:
+            munmap(<char *>start + before + length, HUGE_PAGE - before)
+        self.address = <char *>start + before
+        self.length = length
+        madvise(self.address, length, MADV_HUGEPAGE)
+
+    def __dealloc__(self):
+        if self.address != NULL:
+            munmap(self.address, self.length)
+
+
+cdef cnp.ndarray empty_like(cnp.ndarray prototype, cnp.dtype dtype):
+    """A fresh C-contiguous array of the prototype's shape."""
+    cdef size_t nbytes = <size_t>cnp.PyArray_SIZE(prototype) * <size_t>dtype.itemsize
+    cdef Mapping mapping
+    cdef cnp.ndarray result
+    Py_INCREF(dtype)  # both calls steal a reference
+    if nbytes < _threshold:
+        return PyArray_NewLikeArray(prototype, cnp.NPY_CORDER, dtype, 0)
+    try:
+        mapping = Mapping(nbytes)
+    except BaseException:
+        Py_DECREF(dtype)
+        raise
+    result = PyArray_NewFromDescr(
+        cnp.ndarray, dtype, cnp.PyArray_NDIM(prototype), cnp.PyArray_DIMS(prototype), NULL, mapping.address,
+        cnp.NPY_ARRAY_CARRAY, None
+    )
+    Py_INCREF(mapping)  # stolen, too
+    PyArray_SetBaseObject(result, mapping)
+    return result

@@ -1,0 +1,43 @@
+"""OpenMP, for the modules that do not include omp.h themselves."""
+
+cdef extern from *:
+    """
+    #ifdef _OPENMP
+    #include <omp.h>
+    #define AG_OPENMP_VERSION _OPENMP
+    #else
+    #define AG_OPENMP_VERSION 0
+    #define omp_get_max_threads() 1
+    #define omp_get_num_threads() 1
+    #endif
+    """
+    int AG_OPENMP_VERSION
+    int omp_get_max_threads() nogil
+    int omp_get_num_threads() nogil
+
+#: Version of OpenMP as its macro tells it (yyyymm); 0: built without.
+VERSION = AG_OPENMP_VERSION
+
+cdef int _last_team = 0
+
+
+cdef int max_threads() noexcept nogil:
+    """OpenMP's own number of threads for the next region: OMP_NUM_THREADS, threadpoolctl, or the cores."""
+    return omp_get_max_threads()
+
+
+cdef int team_size() noexcept nogil:
+    """Threads of the region that is running."""
+    return omp_get_num_threads()
+
+
+cdef void record_team() noexcept nogil:
+    """Remember the size of the running team. Every thread of a team writes the same number."""
+    global _last_team
+    if _last_team != omp_get_num_threads():
+        _last_team = omp_get_num_threads()
+
+
+def last_team_size():
+    """Threads of the last region that any call ran, for tests."""
+    return _last_team

@@ -1,0 +1,956 @@
+"""Row-wise operators on the CPU: from arrays to kernels.
+
+1. `describe` reduces the arrays of a call to a `Problem`: one reduced dimension, the others merged as far as every
+   operand's strides allow, largest stride first.
+2. `Schedule.prepare` chooses how to walk it:
+     ROWS     every operand has unit stride along the reduced dimension: kernels read and write in place
+     COLUMNS  ... along another dimension: kernels take blocks of columns in place
+     TILES    anything else (strides, byte order, a result of another dtype): blocks of rows are gathered into a small
+              buffer per thread, computed there, and scattered
+   and whether whole rows are the units of work or, where there are too few of them for the threads, pieces of rows: then
+   maxima and sums of pieces are taken first, combined in order, and the results written in another round.
+3. The units run in `prange`. What a unit computes depends on the problem alone (rowwise.h fixes the order of every sum),
+   so results are the same bits for any layout, schedule and number of threads.
+
+The public functions at the end take the common case straight from Python objects, and answer None to all others.
+"""
+
+import os
+
+import numpy as np
+
+from cython.parallel cimport prange, threadid
+
+cimport numpy as cnp
+from libc.math cimport INFINITY
+from libc.stdint cimport uint8_t
+
+from ascend_grad cimport _cpu, _memory, _openmp
+from ascend_grad._kernels cimport (
+    AG_BFLOAT16,
+    AG_FLOAT16,
+    AG_FLOAT32,
+    AG_FLOAT64,
+    AG_LOG_SOFTMAX,
+    AG_LOG_SOFTMAX_BACKWARD,
+    AG_MAX_COLUMNS,
+    AG_PACKED_COLUMNS,
+    AG_SCALED_MASKED_SOFTMAX,
+    AG_SCALED_MASKED_SOFTMAX_BACKWARD,
+    AG_SCRATCH_BYTES,
+    AG_SOFTMAX,
+    AG_SOFTMAX_BACKWARD,
+    ag_copy_block,
+    ag_dtype,
+    ag_itemsize,
+    ag_round,
+    ag_row_kernels,
+    ag_row_op,
+    ag_rowwise_kernels,
+    ag_stream,
+    ag_sum,
+    ag_sum_add,
+    ag_sum_total,
+    ag_tile,
+    ag_variant,
+    ag_widen,
+)
+
+from . import _openmp as _openmp_module
+from .arrays import BFLOAT16
+
+cnp.import_array()
+
+cdef extern from "<time.h>" nogil:
+    struct timespec:
+        long tv_sec
+        long tv_nsec
+    int clock_gettime(int clock, timespec *time)
+    enum:
+        CLOCK_MONOTONIC_COARSE
+
+cdef extern from "Python.h":
+    int PyErr_CheckSignals() except -1
+    long PyLong_AsLongAndOverflow(object number, int *overflow) except? -1
+
+_OPERATORS = {
+    "softmax_backward": AG_SOFTMAX_BACKWARD,
+    "log_softmax_backward": AG_LOG_SOFTMAX_BACKWARD,
+    "scaled_masked_softmax_backward": AG_SCALED_MASKED_SOFTMAX_BACKWARD,
+    "softmax": AG_SOFTMAX,
+    "log_softmax": AG_LOG_SOFTMAX,
+    "scaled_masked_softmax": AG_SCALED_MASKED_SOFTMAX,
+}
+
+cdef int _bfloat16_number = BFLOAT16.num
+
+# ---- the problem -----------------------------------------------------------------------------------------------------
+
+cdef enum:
+    MAX_AXES = 8
+    A = 0
+    B = 1
+    MASK = 2
+    OUT = 3
+    OPERANDS = 4
+
+ctypedef struct Operand:
+    char *data
+    Py_ssize_t dim_stride             # bytes along the reduced dimension
+    Py_ssize_t[MAX_AXES] strides      # bytes along the axes of the rows
+    ag_dtype dtype
+    int itemsize
+    bint swapped
+
+ctypedef struct Problem:
+    ag_row_op op
+    ag_dtype dtype                    # of the inputs
+    Py_ssize_t n                      # length of a row
+    Py_ssize_t rows
+    int axes                          # of the rows, at least one; slowest first
+    Py_ssize_t[MAX_AXES] shape
+    Operand[OPERANDS] operands
+    double scale
+
+
+cdef inline Py_ssize_t magnitude(Py_ssize_t x) noexcept nogil:
+    return -x if x < 0 else x
+
+
+cdef inline bint has_b(ag_row_op op) noexcept nogil:
+    return op <= AG_SCALED_MASKED_SOFTMAX_BACKWARD
+
+
+cdef inline bint has_mask(ag_row_op op) noexcept nogil:
+    return op == AG_SCALED_MASKED_SOFTMAX_BACKWARD or op == AG_SCALED_MASKED_SOFTMAX
+
+
+cdef inline bint is_forward(ag_row_op op) noexcept nogil:
+    return op >= AG_SOFTMAX
+
+
+cdef inline int dtype_of(cnp.ndarray array) noexcept:
+    """The kernels' name of an array's dtype, -1 where it has none."""
+    cdef int number = cnp.PyArray_TYPE(array)
+    if number == cnp.NPY_FLOAT:
+        return AG_FLOAT32
+    if number == _bfloat16_number:
+        return AG_BFLOAT16
+    if number == cnp.NPY_FLOAT16:
+        return AG_FLOAT16
+    if number == cnp.NPY_DOUBLE:
+        return AG_FLOAT64
+    return -1
+
+
+cdef void describe_operand(Operand *operand, cnp.ndarray array, int dim, const cnp.npy_intp *shape) noexcept:
+    """Fill in an operand; axes of length 1 count as broadcast, so that masks and ranks need no other care."""
+    cdef int axis, rank = cnp.PyArray_NDIM(array), k = 0
+    cdef cnp.npy_intp *strides = cnp.PyArray_STRIDES(array)
+    cdef cnp.npy_intp *own = cnp.PyArray_DIMS(array)
+    operand.data = cnp.PyArray_BYTES(array)
+    operand.itemsize = <int>cnp.PyArray_ITEMSIZE(array)
+    operand.dtype = <ag_dtype>dtype_of(array)
+    operand.swapped = cnp.PyArray_ISBYTESWAPPED(array)
+    operand.dim_stride = operand.itemsize
+    for axis in range(rank):
+        if axis == dim:
+            if shape[axis] > 1:
+                operand.dim_stride = strides[axis]
+        elif shape[axis] > 1:
+            operand.strides[k] = strides[axis] if own[axis] > 1 else 0
+            k += 1
+
+
+cdef bint describe(
+    Problem *p, ag_row_op op, cnp.ndarray a, cnp.ndarray b, cnp.ndarray mask, cnp.ndarray out, int dim, double scale
+) noexcept:
+    """Fill in a problem; False where there is nothing to compute. Unused arrays are given as `a`."""
+    cdef int rank = cnp.PyArray_NDIM(a), axis, k, i, axes = 0, used
+    cdef cnp.npy_intp *shape = cnp.PyArray_DIMS(a)
+    cdef Py_ssize_t[MAX_AXES] reach
+    cdef Py_ssize_t length
+    cdef Operand *operand
+    if cnp.PyArray_SIZE(a) == 0:
+        return False
+    p.op = op
+    p.dtype = <ag_dtype>dtype_of(a)
+    p.scale = scale if p.dtype == AG_FLOAT64 else <double><float>scale
+    p.n = shape[dim] if rank else 1
+    p.rows = cnp.PyArray_SIZE(a) // p.n
+    describe_operand(&p.operands[A], a, dim, shape)
+    describe_operand(&p.operands[B], b, dim, shape)
+    describe_operand(&p.operands[MASK], mask, dim, shape)
+    describe_operand(&p.operands[OUT], out, dim, shape)
+    for axis in range(rank):
+        if axis != dim and shape[axis] > 1:
+            p.shape[axes] = shape[axis]
+            axes += 1
+    # Sort by stride, largest first, so that neighbours in memory become neighbours here.
+    for axis in range(axes):
+        reach[axis] = 0
+        for i in range(OPERANDS):
+            if i != MASK:
+                reach[axis] = max(reach[axis], magnitude(p.operands[i].strides[axis]))
+    for axis in range(1, axes):
+        k = axis
+        while k > 0 and reach[k - 1] < reach[k]:
+            reach[k - 1], reach[k] = reach[k], reach[k - 1]
+            p.shape[k - 1], p.shape[k] = p.shape[k], p.shape[k - 1]
+            for i in range(OPERANDS):
+                operand = &p.operands[i]
+                operand.strides[k - 1], operand.strides[k] = operand.strides[k], operand.strides[k - 1]
+            k -= 1
+    # Merge an axis into the one before it where every operand steps through both as through one.
+    used = 0
+    for axis in range(1, axes):
+        length = p.shape[axis]
+        for i in range(OPERANDS):
+            if p.operands[i].strides[used] != p.operands[i].strides[axis] * length:
+                break
+        else:
+            p.shape[used] *= length
+            for i in range(OPERANDS):
+                p.operands[i].strides[used] = p.operands[i].strides[axis]
+            continue
+        used += 1
+        p.shape[used] = length
+        for i in range(OPERANDS):
+            p.operands[i].strides[used] = p.operands[i].strides[axis]
+    p.axes = used + 1
+    if axes == 0:
+        p.shape[0] = 1
+        for i in range(OPERANDS):
+            p.operands[i].strides[0] = 0
+    return True
+
+
+cdef inline void tile_at(const Problem *p, Py_ssize_t row, ag_tile *tile) noexcept nogil:
+    """A tile that starts at a row; its strides lead along the last axis."""
+    cdef Py_ssize_t rest = row, index
+    cdef Py_ssize_t[OPERANDS] offset
+    cdef int axis = p.axes - 1, i
+    for i in range(OPERANDS):
+        offset[i] = 0
+    while axis >= 0:
+        index = rest % p.shape[axis] if axis else rest
+        rest = rest // p.shape[axis]
+        if index:
+            for i in range(OPERANDS):
+                offset[i] += index * p.operands[i].strides[axis]
+        axis -= 1
+    axis = p.axes - 1
+    tile.a = p.operands[A].data + offset[A]
+    tile.b = p.operands[B].data + offset[B]
+    tile.mask = <const uint8_t *>p.operands[MASK].data + offset[MASK]
+    tile.out = p.operands[OUT].data + offset[OUT]
+    tile.a_stride = p.operands[A].strides[axis]
+    tile.b_stride = p.operands[B].strides[axis]
+    tile.mask_stride = p.operands[MASK].strides[axis]
+    tile.out_stride = p.operands[OUT].strides[axis]
+    tile.n = p.n
+    tile.scale = p.scale
+
+
+# ---- threads ---------------------------------------------------------------------------------------------------------
+
+cdef int _thread_limit = 0        # what set_num_threads or the environment asked for; 0: nothing
+cdef bint _is_forked_child = False
+cdef int _quota = 0               # cores that the control group grants; 0: not read yet
+
+# Times in nanoseconds. One element costs about so much on one thread; a team pays from the gate on. A team that sleeps
+# takes long to wake where the cores are busy (milliseconds were measured: the calling thread spins and keeps its
+# worker from a core), so after a pause a call shorter than that runs alone until calls have followed one another for a
+# while.
+cdef double SERIAL_GATE = 10e3
+cdef double WAKE_COST = 6e6
+cdef double PAUSE = 8e6
+cdef double BURST = 1e6
+cdef double _last_use = 0.0
+cdef double _burst = 0.0
+
+
+cdef inline double now() noexcept nogil:
+    cdef timespec time
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &time)
+    return time.tv_sec * 1e9 + time.tv_nsec
+
+
+def _quota_of_control_group():
+    """Whole cores that the control group grants this process, or a large number."""
+    try:
+        with open("/sys/fs/cgroup/cpu.max") as file:
+            quota, period = file.read().split()[:2]
+        return max(1, -(-int(quota) // int(period)))
+    except (OSError, ValueError):
+        return 1 << 20
+
+
+cdef int available_threads() except -1:
+    """OpenMP's number, capped by affinity and control group: asked at every call, since all three may change."""
+    global _quota
+    if _quota == 0:
+        _quota = _quota_of_control_group()
+    return max(1, min(_openmp.max_threads(), len(os.sched_getaffinity(0)), _quota))
+
+
+cpdef int resolve_threads() except -1:
+    """Threads that a large call uses by default."""
+    if _is_forked_child:
+        return 1
+    return _thread_limit if _thread_limit > 0 else available_threads()
+
+
+def set_thread_limit(int limit):
+    global _thread_limit
+    _thread_limit = limit
+
+
+def _after_fork_in_child():
+    # The parent's team does not exist in the child, but libgomp believes that it does and waits for it.
+    global _is_forked_child
+    _is_forked_child = True
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+cdef int choose_threads(const Problem *p, int asked) except -1:
+    """The size of the team: what this call asked for, else as many as pay."""
+    global _last_use, _burst
+    cdef double cost, time, pause
+    if _is_forked_child:
+        return 1
+    if asked > 0:
+        return asked
+    cost = <double>p.rows * p.n * (0.45 if is_forward(p.op) else 0.2)
+    if cost < SERIAL_GATE:
+        return 1
+    time = now()
+    pause = time - _last_use
+    _last_use = time
+    if pause > PAUSE:
+        _burst = 0.0
+    _burst += cost
+    if cost < WAKE_COST and _burst - cost < BURST:
+        return 1
+    return resolve_threads()
+
+
+def openmp_description():
+    """What was compiled in, for people."""
+    if _openmp_module.VERSION:
+        return f"OpenMP {_openmp_module.VERSION}"
+    return "no OpenMP: one thread"
+
+
+# ---- the schedule ----------------------------------------------------------------------------------------------------
+
+cdef enum Layout:
+    ROWS
+    COLUMNS
+    TILES
+
+cdef enum Round:
+    WHOLE
+    PIECE_MAX
+    COMBINE_MAX
+    PIECE_SUM
+    COMBINE_SUM
+    PIECE_WRITE
+
+cdef enum:
+    TILE_BYTES = 128 << 10            # of one operand in the compute type
+    TILE_ROWS = 16                    # rows that a gathered piece has where rows are long
+    MAX_TILE_ROWS = 1 << 14
+    UNIT_ELEMENTS = 1 << 15           # of a unit of work, about
+    BATCH_ELEMENTS = 1 << 27          # between two looks at signals
+
+# A thread's buffer: tiles of both inputs, of the mask, and of 16-bit or foreign values on their way; or the scratch of
+# the column kernels.
+cdef Py_ssize_t MASK_TILE_BYTES = TILE_BYTES // 4
+cdef Py_ssize_t BUFFER_BYTES = max(<Py_ssize_t>AG_SCRATCH_BYTES, 3 * <Py_ssize_t>TILE_BYTES + MASK_TILE_BYTES)
+
+
+cdef inline Py_ssize_t ceil_div(Py_ssize_t a, Py_ssize_t b) noexcept nogil:
+    return (a + b - 1) // b
+
+
+cdef bint all_native(const Problem *p) noexcept nogil:
+    """Whether kernels can read and write the operands' elements as they are."""
+    return not (
+        p.operands[A].swapped
+        or (has_b(p.op) and p.operands[B].swapped)
+        or p.operands[OUT].swapped
+        or p.operands[OUT].dtype != p.dtype
+    )
+
+
+cdef Layout choose_layout(const Problem *p) noexcept nogil:
+    cdef int i, last = p.axes - 1
+    cdef Py_ssize_t itemsize = p.operands[A].itemsize, inner
+    cdef bint rows = True, columns = not has_mask(p.op), packed = True
+    if not all_native(p):
+        return TILES
+    inner = p.shape[last]
+    for i in range(OPERANDS):
+        if (i == B and not has_b(p.op)) or (i == MASK and not has_mask(p.op)):
+            continue
+        if p.operands[i].dim_stride != p.operands[i].itemsize:
+            rows = False
+        if p.operands[i].strides[last] != itemsize:
+            columns = False
+        if p.operands[i].dim_stride != inner * itemsize:
+            packed = False
+    if rows:
+        return ROWS
+    if columns and (inner >= 32 or packed):
+        return COLUMNS
+    return TILES
+
+
+cdef bint worth_streaming(const Problem *p) noexcept nogil:
+    """Whether results should bypass the cache: they are large, and not where an input has just been read."""
+    cdef Py_ssize_t nbytes = p.rows * p.n * p.operands[OUT].itemsize
+    cdef char *out = p.operands[OUT].data
+    return nbytes >= _cpu.cache_size(3) // 2 and out != p.operands[A].data and out != p.operands[B].data
+
+
+cdef void compute_rows(const Problem *p, const ag_row_kernels *kernels, Py_ssize_t begin, Py_ssize_t end, bint stream) noexcept nogil:
+    """Whole rows in place, in runs along the last axis."""
+    cdef Py_ssize_t row = begin, last = p.shape[p.axes - 1]
+    cdef ag_tile tile
+    tile.stream = stream
+    while row < end:
+        tile_at(p, row, &tile)
+        tile.rows = min(end - row, last - row % last)
+        kernels.rows(&tile)
+        row += tile.rows
+
+
+cdef class Schedule:
+    """How one problem is walked. Units are numbered; `piece` means a part of a row (or of columns) along n."""
+
+    cdef Problem p
+    cdef const ag_row_kernels *kernels
+    cdef ag_variant variant
+    cdef Layout layout
+    cdef bint stream, in_pieces
+    cdef int threads
+    cdef Py_ssize_t groups        # groups of rows, or blocks of columns
+    cdef Py_ssize_t group_size    # rows of a group, columns of a block
+    cdef Py_ssize_t blocks        # COLUMNS: blocks of columns per outer index
+    cdef Py_ssize_t pieces        # along n
+    cdef Py_ssize_t piece_size    # elements; a multiple of the segment
+    cdef Py_ssize_t segments      # along n
+    cdef uint8_t[:, ::1] buffers  # (threads, BUFFER_BYTES)
+    cdef double[:, ::1] maxima    # (pieces, rows)
+    cdef double[:, ::1] sums      # (segments, rows)
+    cdef double[::1] max          # (rows,)
+    cdef double[::1] sum          # (rows,)
+
+    cdef int prepare(self, int threads) except -1:
+        cdef Problem *p = &self.p
+        cdef bint is_double = p.dtype == AG_FLOAT64
+        cdef Py_ssize_t compute_size = 8 if is_double else 4, budget, inner, working
+        self.variant = _cpu.active()
+        self.threads = threads
+        self.layout = choose_layout(p)
+        self.stream = self.layout != TILES and worth_streaming(p)
+        # Tiles hold float32 or float64, whatever the operands hold.
+        self.kernels = ag_rowwise_kernels(
+            self.variant, p.dtype if self.layout != TILES else (AG_FLOAT64 if is_double else AG_FLOAT32), p.op
+        )
+        self.segments = ceil_div(p.n, self.kernels.segment)
+        self.pieces = 1
+        self.in_pieces = False
+        if self.layout == ROWS:
+            self.group_size = max(1, min(UNIT_ELEMENTS // p.n, ceil_div(p.rows, 4 * threads)))
+            self.groups = ceil_div(p.rows, self.group_size)
+            self.in_pieces = threads > 1 and self.groups < 4 * threads and self.segments >= 8
+            if self.in_pieces:
+                self.group_size = 1
+                self.groups = p.rows
+        elif self.layout == COLUMNS:
+            inner = p.shape[p.axes - 1]
+            # Both inputs of a block stay in the second cache between sum and result, if rows are not too long.
+            working = p.n * p.operands[A].itemsize * (2 if has_b(p.op) else 1)
+            budget = (_cpu.cache_size(2) // 2 // max(working, 1)) // 64 * 64
+            self.group_size = min(inner, <Py_ssize_t>AG_MAX_COLUMNS)
+            if inner > AG_PACKED_COLUMNS:
+                self.group_size = min(self.group_size, max(budget, 256))
+                # Enough blocks for every thread, of whole cache lines.
+                while self.group_size > 64 and p.rows // self.group_size < 4 * threads:
+                    self.group_size = ceil_div(self.group_size // 2, 32) * 32
+            self.blocks = ceil_div(inner, self.group_size)
+            self.groups = p.rows // inner * self.blocks
+            self.in_pieces = threads > 1 and self.groups < 2 * threads and self.segments > 1
+        else:
+            self.group_size = min(<Py_ssize_t>MAX_TILE_ROWS, TILE_BYTES // (p.n * compute_size))
+            self.in_pieces = self.group_size < TILE_ROWS and (self.group_size < 1 or self.is_transposed() or (
+                threads > 1 and p.rows < 4 * threads and self.segments >= 8))
+            if self.in_pieces:
+                self.group_size = max(1, TILE_BYTES // (self.kernels.segment * compute_size))
+            self.group_size = max(1, min(self.group_size, ceil_div(p.rows, 1 if self.in_pieces else 4 * threads)))
+            self.groups = ceil_div(p.rows, self.group_size)
+        if self.in_pieces:
+            # Gathered pieces are one segment long, the others longer, but enough for every thread.
+            self.piece_size = self.kernels.segment
+            if self.layout != TILES:
+                self.piece_size *= max(1, min(32, self.segments * self.groups // (8 * threads)))
+            self.pieces = ceil_div(p.n, self.piece_size)
+            self.sums = np.empty((self.segments, p.rows))
+            self.sum = np.empty(p.rows)
+            if is_forward(p.op):
+                self.maxima = np.empty((self.pieces, p.rows))
+                self.max = np.empty(p.rows)
+        if self.layout != ROWS:
+            self.buffers = np.empty((threads, BUFFER_BYTES), np.uint8)
+        return 0
+
+    cdef bint is_transposed(self) noexcept nogil:
+        """Whether some operand's neighbours in memory are in different rows."""
+        cdef int i
+        cdef Operand *operand
+        for i in range(OPERANDS):
+            operand = &self.p.operands[i]
+            if i == A or i == OUT or (i == B and has_b(self.p.op)):
+                if magnitude(operand.dim_stride) >= 64 and magnitude(operand.strides[self.p.axes - 1]) < magnitude(operand.dim_stride):
+                    return True
+        return False
+
+    # -- units: what one thread computes at a time; `thread` chooses its buffer --
+
+    cdef void whole(self, Py_ssize_t group, int thread) noexcept nogil:
+        """A group of whole rows, or a block of whole columns."""
+        cdef Py_ssize_t begin = group * self.group_size
+        cdef Py_ssize_t end = min(begin + self.group_size, self.p.rows)
+        cdef ag_tile tile
+        if self.layout == ROWS:
+            compute_rows(&self.p, self.kernels, begin, end, self.stream)
+        elif self.layout == COLUMNS:
+            self.column_tile(group, 0, self.p.n, &tile)
+            self.kernels.columns(&tile, &self.buffers[thread, 0])
+        else:
+            self.gather(begin, end, 0, self.p.n, thread, True, &tile)
+            self.kernels.rows(&tile)
+            self.scatter(begin, end, 0, self.p.n, thread, &tile)
+
+    cdef void piece_max(self, Py_ssize_t unit, int thread) noexcept nogil:
+        cdef Py_ssize_t group = unit // self.pieces, piece = unit % self.pieces
+        cdef Py_ssize_t k = piece * self.piece_size, length = min(self.piece_size, self.p.n - k)
+        cdef Py_ssize_t begin = group * self.group_size, end = min(begin + self.group_size, self.p.rows), row
+        cdef ag_tile tile
+        if self.layout == COLUMNS:
+            row = self.column_tile(group, k, length, &tile)
+            self.kernels.columns_max(&tile, &self.maxima[piece, row], &self.buffers[thread, 0])
+            return
+        self.row_tile(begin, end, k, length, thread, False, &tile)
+        for row in range(begin, end):
+            self.maxima[piece, row] = self.kernels.piece_max(&tile)
+            tile.a += tile.a_stride
+            tile.mask += tile.mask_stride
+
+    cdef void piece_sum(self, Py_ssize_t unit, int thread) noexcept nogil:
+        cdef Py_ssize_t group = unit // self.pieces, piece = unit % self.pieces
+        cdef Py_ssize_t segment = piece * (self.piece_size // self.kernels.segment)
+        cdef Py_ssize_t last = min(self.segments, segment + self.piece_size // self.kernels.segment)
+        cdef Py_ssize_t begin = group * self.group_size, end = min(begin + self.group_size, self.p.rows), row, k, length
+        cdef double max = 0.0
+        cdef const double *columns_max = NULL
+        cdef ag_tile tile
+        while segment < last:
+            k = segment * self.kernels.segment
+            length = min(self.kernels.segment, self.p.n - k)
+            if self.layout == COLUMNS:
+                row = self.column_tile(group, k, length, &tile)
+                if is_forward(self.p.op):
+                    columns_max = &self.max[row]
+                self.kernels.columns_sum(&tile, columns_max, &self.sums[segment, row], &self.buffers[thread, 0])
+            else:
+                self.row_tile(begin, end, k, length, thread, True, &tile)
+                for row in range(begin, end):
+                    if is_forward(self.p.op):
+                        max = self.max[row]
+                    self.sums[segment, row] = self.kernels.piece_sum(&tile, max)
+                    tile.a += tile.a_stride
+                    tile.b += tile.b_stride
+                    tile.mask += tile.mask_stride
+            segment += 1
+
+    cdef void piece_write(self, Py_ssize_t unit, int thread) noexcept nogil:
+        cdef Py_ssize_t group = unit // self.pieces, piece = unit % self.pieces
+        cdef Py_ssize_t k = piece * self.piece_size, length = min(self.piece_size, self.p.n - k)
+        cdef Py_ssize_t begin = group * self.group_size, end = min(begin + self.group_size, self.p.rows), row
+        cdef double max = 0.0
+        cdef const double *columns_max = NULL
+        cdef ag_tile tile, part
+        if self.layout == COLUMNS:
+            row = self.column_tile(group, k, length, &tile)
+            if is_forward(self.p.op):
+                columns_max = &self.max[row]
+            self.kernels.columns_write(&tile, columns_max, &self.sum[row], &self.buffers[thread, 0])
+            return
+        self.row_tile(begin, end, k, length, thread, True, &tile)
+        part = tile
+        for row in range(begin, end):
+            if is_forward(self.p.op):
+                max = self.max[row]
+            self.kernels.piece_write(&part, max, self.sum[row])
+            part.a += part.a_stride
+            part.b += part.b_stride
+            part.mask += part.mask_stride
+            part.out += part.out_stride
+        if self.layout == TILES:
+            self.scatter(begin, end, k, length, thread, &tile)
+
+    cdef void combine_sum(self, Py_ssize_t row) noexcept nogil:
+        """The sum of a row from those of its segments, in order."""
+        cdef ag_sum total
+        cdef Py_ssize_t segment
+        total.sum = total.error = 0.0
+        for segment in range(self.segments):
+            ag_sum_add(&total, self.sums[segment, row])
+        self.sum[row] = ag_sum_total(total)
+
+    cdef void combine_max(self, Py_ssize_t row) noexcept nogil:
+        cdef double best = -INFINITY
+        cdef Py_ssize_t piece
+        for piece in range(self.pieces):
+            if self.maxima[piece, row] > best:
+                best = self.maxima[piece, row]
+        self.max[row] = best
+
+    # -- tiles --
+
+    cdef Py_ssize_t column_tile(self, Py_ssize_t group, Py_ssize_t k, Py_ssize_t length, ag_tile *tile) noexcept nogil:
+        """A block of columns, `length` rows from k on; returns the number of its first column among all."""
+        cdef Py_ssize_t inner = self.p.shape[self.p.axes - 1], block = group % self.blocks
+        cdef Py_ssize_t first = group // self.blocks * inner + block * self.group_size
+        tile_at(&self.p, first, tile)
+        tile.rows = min(self.group_size, inner - block * self.group_size)
+        tile.n = length
+        tile.stream = self.stream
+        tile.a_stride = self.p.operands[A].dim_stride
+        tile.b_stride = self.p.operands[B].dim_stride
+        tile.out_stride = self.p.operands[OUT].dim_stride
+        tile.a += k * tile.a_stride
+        tile.b += k * tile.b_stride
+        tile.out += k * tile.out_stride
+        return first
+
+    cdef void row_tile(
+        self, Py_ssize_t begin, Py_ssize_t end, Py_ssize_t k, Py_ssize_t length, int thread, bint with_b, ag_tile *tile
+    ) noexcept nogil:
+        """Elements k .. k+length of rows begin .. end (of one row, where they are used in place)."""
+        if self.layout == TILES:
+            self.gather(begin, end, k, length, thread, with_b, tile)
+            return
+        tile_at(&self.p, begin, tile)
+        tile.rows = 1
+        tile.n = length
+        tile.stream = self.stream
+        tile.a += k * self.p.operands[A].dim_stride
+        tile.b += k * self.p.operands[B].dim_stride
+        tile.mask += k * self.p.operands[MASK].dim_stride
+        tile.out += k * self.p.operands[OUT].dim_stride
+
+    cdef void gather(
+        self, Py_ssize_t begin, Py_ssize_t end, Py_ssize_t k, Py_ssize_t length, int thread, bint with_b, ag_tile *tile
+    ) noexcept nogil:
+        """Dense copies of rows begin .. end in this thread's buffer, in the compute type. Results take a's place."""
+        cdef char *buffer = <char *>&self.buffers[thread, 0]
+        cdef Py_ssize_t row = begin, run, last = self.p.shape[self.p.axes - 1], at
+        cdef Py_ssize_t size = 8 if self.p.dtype == AG_FLOAT64 else 4
+        cdef char *mask = buffer + 2 * <Py_ssize_t>TILE_BYTES
+        cdef ag_tile source
+        while row < end:
+            tile_at(&self.p, row, &source)
+            run = min(end - row, last - row % last)
+            at = (row - begin) * length
+            self.gather_run(&self.p.operands[A], source.a, source.a_stride, run, k, length, buffer + at * size, buffer)
+            if with_b and has_b(self.p.op):
+                self.gather_run(
+                    &self.p.operands[B], source.b, source.b_stride, run, k, length,
+                    buffer + <Py_ssize_t>TILE_BYTES + at * size, buffer
+                )
+            if has_mask(self.p.op):
+                ag_copy_block(
+                    mask + at, length, 1, <const char *>source.mask + k * self.p.operands[MASK].dim_stride,
+                    source.mask_stride, self.p.operands[MASK].dim_stride, run, length, 1, 0
+                )
+            row += run
+        tile.a = tile.out = buffer
+        tile.b = buffer + <Py_ssize_t>TILE_BYTES
+        tile.mask = <const uint8_t *>mask
+        tile.a_stride = tile.b_stride = tile.out_stride = length * size
+        tile.mask_stride = length
+        tile.rows = end - begin
+        tile.n = length
+        tile.scale = self.p.scale
+        tile.stream = False
+
+    cdef void gather_run(
+        self, const Operand *operand, const char *source, Py_ssize_t row_stride, Py_ssize_t rows, Py_ssize_t k,
+        Py_ssize_t length, char *to, char *buffer
+    ) noexcept nogil:
+        cdef int itemsize = operand.itemsize
+        cdef bint widen = operand.dtype == AG_FLOAT16 or operand.dtype == AG_BFLOAT16
+        cdef char *raw = buffer + 2 * <Py_ssize_t>TILE_BYTES + MASK_TILE_BYTES if widen else to
+        ag_copy_block(
+            raw, length * itemsize, itemsize, source + k * operand.dim_stride, row_stride, operand.dim_stride, rows,
+            length, itemsize, operand.swapped
+        )
+        if widen:
+            ag_widen(self.variant, operand.dtype, raw, <float *>to, rows * length)
+
+    cdef void scatter(
+        self, Py_ssize_t begin, Py_ssize_t end, Py_ssize_t k, Py_ssize_t length, int thread, const ag_tile *tile
+    ) noexcept nogil:
+        """Round the results in the buffer to out's dtype, once, and put them where they belong."""
+        cdef const Operand *out = &self.p.operands[OUT]
+        cdef char *buffer = <char *>&self.buffers[thread, 0]
+        cdef char *raw = buffer + <Py_ssize_t>TILE_BYTES
+        cdef bint is_double = self.p.dtype == AG_FLOAT64
+        cdef Py_ssize_t row = begin, run, last = self.p.shape[self.p.axes - 1], count = (end - begin) * length
+        cdef ag_tile target
+        if out.dtype == (AG_FLOAT64 if is_double else AG_FLOAT32):
+            raw = tile.out
+        else:
+            # b is not needed any more; float64 results of float32 tiles take the space behind it as well.
+            ag_round(self.variant, is_double, tile.out, out.dtype, raw, count)
+        while row < end:
+            tile_at(&self.p, row, &target)
+            run = min(end - row, last - row % last)
+            ag_copy_block(
+                target.out + k * out.dim_stride, target.out_stride, out.dim_stride,
+                raw + (row - begin) * length * out.itemsize, length * out.itemsize, out.itemsize, run, length,
+                out.itemsize, out.swapped
+            )
+            row += run
+
+    # -- rounds of units --
+
+    cdef void unit(self, Round round, Py_ssize_t index, int thread) noexcept nogil:
+        if round == WHOLE:
+            self.whole(index, thread)
+        elif round == PIECE_MAX:
+            self.piece_max(index, thread)
+        elif round == COMBINE_MAX:
+            self.combine_max(index)
+        elif round == PIECE_SUM:
+            self.piece_sum(index, thread)
+        elif round == COMBINE_SUM:
+            self.combine_sum(index)
+        else:
+            self.piece_write(index, thread)
+
+    cdef int run(self, Round round, Py_ssize_t units) except -1:
+        """All units of a round, in batches between which Ctrl-C is heard."""
+        cdef Py_ssize_t batch, begin = 0, end, index
+        cdef double elements = <double>self.p.rows * self.p.n
+        batch = max(<Py_ssize_t>(4 * self.threads), <Py_ssize_t>(units * (BATCH_ELEMENTS / elements)))
+        while begin < units:
+            end = min(units, begin + batch)
+            with nogil:
+                if self.threads == 1:
+                    for index in range(begin, end):
+                        self.unit(round, index, 0)
+                    _openmp.record_team()
+                else:
+                    for index in prange(begin, end, num_threads=self.threads, schedule="dynamic"):
+                        self.unit(round, index, threadid())
+                        _openmp.record_team()
+            begin = end
+            if begin < units:
+                PyErr_CheckSignals()
+        return 0
+
+    cdef int run_all(self) except -1:
+        cdef Py_ssize_t units = self.groups * self.pieces
+        if not self.in_pieces:
+            return self.run(WHOLE, self.groups)
+        if is_forward(self.p.op):
+            self.run(PIECE_MAX, units)
+            self.run(COMBINE_MAX, self.p.rows)
+        self.run(PIECE_SUM, units)
+        self.run(COMBINE_SUM, self.p.rows)
+        return self.run(PIECE_WRITE, units)
+
+
+# ---- entry points ----------------------------------------------------------------------------------------------------
+
+cdef int compute_problem(Problem *p, int asked) except -1:
+    cdef int threads = choose_threads(p, asked)
+    cdef Schedule schedule
+    if threads == 1 and p.rows * p.n <= UNIT_ELEMENTS and choose_layout(p) == ROWS:
+        # Small and plain: the schedule would cost as much as the work. Not worth giving up the interpreter's lock.
+        compute_rows(p, ag_rowwise_kernels(_cpu.active(), p.dtype, p.op), 0, p.rows, False)
+        _openmp.record_team()
+        return 0
+    schedule = Schedule.__new__(Schedule)
+    schedule.p = p[0]
+    schedule.prepare(threads)
+    return schedule.run_all()
+
+
+def compute(str name, list arrays, cnp.ndarray out, int dim, double scale, num_threads):
+    """Compute a validated call into `out`, which is none of the arrays or exactly one of them."""
+    cdef Problem p
+    cdef cnp.ndarray a = arrays[0], b = a, mask = a
+    cdef ag_row_op op = <ag_row_op><int>_OPERATORS[name]
+    if has_b(op):
+        b = arrays[1]
+    if has_mask(op):
+        mask = arrays[len(arrays) - 1]
+    if dim < 0:
+        dim += max(cnp.PyArray_NDIM(a), 1)
+    if describe(&p, op, a, b, mask, out, dim, scale):
+        compute_problem(&p, 0 if num_threads is None else num_threads)
+
+
+def empty(cnp.ndarray prototype, cnp.dtype dtype):
+    """A fresh C-contiguous array of the prototype's shape, in huge pages where it is large."""
+    return _memory.empty_like(prototype, dtype)
+
+
+def workspace_bound(cnp.ndarray a, int dim, num_threads):
+    """Bytes that `compute` allocates at most for such a call."""
+    cdef Py_ssize_t threads = resolve_threads() if num_threads is None else num_threads
+    cdef Py_ssize_t size = cnp.PyArray_SIZE(a), n, rows, segments
+    if size == 0:
+        return 0
+    n = a.shape[dim] if cnp.PyArray_NDIM(a) else 1
+    rows = size // n
+    # The smallest segment of all variants counts: 256 elements.
+    segments = ceil_div(n, 256)
+    return threads * BUFFER_BYTES + (2 * segments + 2) * rows * 8
+
+
+def stream(float[::1] a, float[::1] b, float[::1] out, bint nontemporal, int num_threads):
+    """out = a + b: the traffic of a backward operator without its work, for benchmarks."""
+    cdef Py_ssize_t block = 1 << 14, blocks = ceil_div(a.shape[0], 1 << 14), index
+    cdef ag_variant variant = _cpu.active()
+    for index in prange(blocks, nogil=True, num_threads=num_threads, schedule="dynamic"):
+        ag_stream(
+            variant, &a[index * block], &b[index * block], &out[index * block],
+            min(block, a.shape[0] - index * block), nontemporal
+        )
+
+
+cdef inline cnp.ndarray plain(object array):
+    """The array, if it is exactly an ndarray of one of the four dtypes in native byte order; else None."""
+    if not cnp.PyArray_CheckExact(array):
+        return None
+    cdef cnp.ndarray result = <cnp.ndarray>array
+    if dtype_of(result) < 0 or cnp.PyArray_ISBYTESWAPPED(result) or cnp.PyArray_NDIM(result) > MAX_AXES:
+        return None
+    return result
+
+
+cdef inline bint same_shape(cnp.ndarray a, cnp.ndarray b) noexcept:
+    cdef int axis, rank = cnp.PyArray_NDIM(a)
+    if cnp.PyArray_NDIM(b) != rank:
+        return False
+    for axis in range(rank):
+        if cnp.PyArray_DIMS(a)[axis] != cnp.PyArray_DIMS(b)[axis]:
+            return False
+    return True
+
+
+cdef inline bint apart(cnp.ndarray first, cnp.ndarray second) noexcept:
+    """Whether a contiguous array and a second one certainly share nothing, or everything."""
+    cdef char *begin = cnp.PyArray_BYTES(first)
+    cdef char *other = cnp.PyArray_BYTES(second)
+    if not cnp.PyArray_IS_C_CONTIGUOUS(second):
+        return False
+    if begin == other:
+        return cnp.PyArray_TYPE(first) == cnp.PyArray_TYPE(second)
+    return begin + cnp.PyArray_NBYTES(first) <= other or other + cnp.PyArray_NBYTES(second) <= begin
+
+
+cdef object common_case(
+    ag_row_op op, object first, object second, object mask, object dim, double scale, object out, object num_threads
+):
+    """The result, or None where the general way has to look at the call."""
+    cdef cnp.ndarray a = plain(first), b = a, m = a, result
+    cdef Problem p
+    cdef int overflow = 0, rank, asked = 0
+    cdef long axis
+    if a is None:
+        return None
+    rank = cnp.PyArray_NDIM(a)
+    if has_b(op):
+        b = plain(second)
+        if b is None or cnp.PyArray_TYPE(a) != cnp.PyArray_TYPE(b) or not same_shape(a, b):
+            return None
+    if has_mask(op):
+        if not cnp.PyArray_CheckExact(mask) or rank != 4:
+            return None
+        m = <cnp.ndarray>mask
+        if cnp.PyArray_TYPE(m) != cnp.NPY_BOOL or cnp.PyArray_NDIM(m) != 4:
+            return None
+        for axis in range(4):
+            if m.shape[axis] != a.shape[axis] and (axis > 1 or m.shape[axis] != 1):
+                return None
+    if num_threads is not None:
+        if type(num_threads) is not int:
+            return None
+        axis = PyLong_AsLongAndOverflow(num_threads, &overflow)
+        if overflow or axis < 1 or axis > 1024:
+            return None
+        asked = <int>axis
+    if type(dim) is not int:
+        return None
+    axis = PyLong_AsLongAndOverflow(dim, &overflow)
+    if overflow:
+        return None
+    if axis < 0:
+        axis += max(rank, 1)
+    if axis < 0 or axis >= max(rank, 1):
+        return None
+    if out is None:
+        result = _memory.empty_like(a, <cnp.dtype>cnp.PyArray_DESCR(a))
+    else:
+        result = plain(out)
+        if (
+            result is None
+            or not cnp.PyArray_ISWRITEABLE(result)
+            or not cnp.PyArray_IS_C_CONTIGUOUS(result)
+            or not same_shape(a, result)
+            or not apart(result, a)
+            or not apart(result, b)
+            or not (m is a or apart(result, m))
+        ):
+            return None
+    if describe(&p, op, a, b, m, result, <int>axis, scale):
+        compute_problem(&p, asked)
+    return result
+
+
+def softmax_backward(grad_output, output, dim, out, num_threads):
+    return common_case(AG_SOFTMAX_BACKWARD, grad_output, output, None, dim, 1.0, out, num_threads)
+
+
+def log_softmax_backward(grad_output, output, dim, out, num_threads):
+    return common_case(AG_LOG_SOFTMAX_BACKWARD, grad_output, output, None, dim, 1.0, out, num_threads)
+
+
+def scaled_masked_softmax_backward(grad_output, y, mask, scale, fix_triu_mask, out, num_threads):
+    if type(scale) is not float or fix_triu_mask is not False:
+        return None
+    return common_case(AG_SCALED_MASKED_SOFTMAX_BACKWARD, grad_output, y, mask, -1, scale, out, num_threads)
+
+
+def softmax(input, dim, out, num_threads):
+    return common_case(AG_SOFTMAX, input, None, None, dim, 1.0, out, num_threads)
+
+
+def log_softmax(input, dim, out, num_threads):
+    return common_case(AG_LOG_SOFTMAX, input, None, None, dim, 1.0, out, num_threads)
+
+
+def scaled_masked_softmax(x, mask, scale, fix_triu_mask, out, num_threads):
+    if type(scale) is not float or fix_triu_mask is not False:
+        return None
+    return common_case(AG_SCALED_MASKED_SOFTMAX, x, None, mask, -1, scale, out, num_threads)

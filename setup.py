@@ -1,0 +1,175 @@
+"""Build the compiled modules; everything that can be said in words is in pyproject.toml.
+
+Every ``pyx/<name>.pyx`` becomes ``ascend_grad.<name>``. Two environment variables change the build:
+
+ASCEND_GRAD_OPENMP=0
+    Build without OpenMP: one thread, same results.
+ASCEND_GRAD_SANITIZE=address or undefined
+    Build with that sanitizer of the compiler, for tests (both: "address,undefined").
+"""
+
+import contextlib
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+import numpy
+from Cython.Build import cythonize
+from setuptools import Extension, find_packages, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import CCompilerError, PlatformError
+
+# One module holds the helper code that Cython would otherwise repeat in every other one.
+SHARED_UTILITY = "ascend_grad._cyutility"
+
+# The kernels choose their instruction set at run time, so nothing here depends on this machine (no -march=native).
+# They rely on NaN, Inf and the order of additions (no -ffast-math), but nobody reads errno or the floating-point
+# status, and a contraction happens only where a kernel asks for it: the same sums in every build. Debugging
+# information, which Python's own flags ask for, would be most of the size.
+COMPILE_ARGS = ["-O3", "-g0", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fvisibility=hidden"]
+
+MACROS = [("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")]
+
+DIRECTIVES = {
+    "language_level": 3,
+    "boundscheck": False,
+    "wraparound": False,
+    "cdivision": True,
+    "initializedcheck": False,
+}
+
+PLAIN_PROBE = "#include <pyconfig.h>\nint main(void) { return 0; }\n"
+
+# A region that really starts a team: some tool chains compile and link OpenMP but miss its library at run time.
+OPENMP_PROBE = """\
+#include <omp.h>
+int main(void)
+{
+    int count = 0;
+#pragma omp parallel num_threads(2) reduction(+ : count)
+    count += 1;
+    return count < 1 || omp_get_max_threads() < 1;
+}
+"""
+
+NO_COMPILER = """
+ascend_grad is built from C, which does not work here: {}.
+It takes GCC or Clang, and the headers of Python:
+    Debian, Ubuntu:  apt-get install gcc libc6-dev python3-dev
+    Fedora, RHEL:    dnf install gcc python3-devel
+Another compiler can be named in the environment variable CC."""
+
+NO_OPENMP = """
+*** ascend_grad is built WITHOUT OpenMP: {}.
+*** The results are the same, but every call runs on one thread.
+"""
+
+
+def sanitizers() -> list[str]:
+    names = [name.strip() for name in os.environ.get("ASCEND_GRAD_SANITIZE", "").split(",") if name.strip()]
+    for name in names:
+        if name not in ("address", "undefined"):
+            raise SystemExit(f"ASCEND_GRAD_SANITIZE: expected address or undefined, got {name!r}")
+    return names
+
+
+def openmp_wanted() -> bool:
+    value = os.environ.get("ASCEND_GRAD_OPENMP", "1")
+    if value not in ("0", "1"):
+        raise SystemExit(f"ASCEND_GRAD_OPENMP: expected 0 or 1, got {value!r}")
+    return value == "1"
+
+
+class BuildExt(build_ext):
+    """build_ext that asks the compiler what it can do, and rebuilds what another answer would change."""
+
+    def build_extensions(self) -> None:
+        if self.compiler.compiler_type != "unix":
+            raise SystemExit(f"ascend_grad needs GCC or Clang, not the compiler {self.compiler.compiler_type!r}")
+        if failure := self.probe(PLAIN_PROBE, []):
+            raise SystemExit(NO_COMPILER.format(failure))
+        compile_args, link_args = self.arguments()
+        # How modules are built, in a file that they depend on: another recipe rebuilds them all.
+        recipe = Path("build", "recipe.txt")
+        text = f"{self.compiler.compiler_so} {MACROS} {DIRECTIVES} {compile_args} {link_args}\n"
+        changed = not recipe.exists() or recipe.read_text() != text
+
+        # The extensions keep their identity (setuptools has prepared them) and take over the generated C files.
+        generated = cythonize(
+            [Extension(extension.name, extension.sources) for extension in self.extensions],
+            build_dir="build/cython",
+            shared_utility_qualified_name=SHARED_UTILITY,
+            compiler_directives=DIRECTIVES,
+            force=changed,
+        )
+        if changed:
+            recipe.write_text(text)
+        sources = {extension.name: extension.sources for extension in generated}
+        headers = [str(path) for path in Path("include").rglob("*.h")]
+        for extension in self.extensions:
+            extension.sources = sources[extension.name]
+            extension.depends = [*headers, str(recipe)]
+            extension.define_macros = MACROS
+            extension.include_dirs = ["include", numpy.get_include()]
+            extension.extra_compile_args = compile_args
+            extension.extra_link_args = link_args
+        super().build_extensions()
+
+    def arguments(self) -> tuple[list[str], list[str]]:
+        """Arguments for the compiler and for the linker."""
+        compile_args, link_args = list(COMPILE_ARGS), []
+        if not openmp_wanted():
+            print(NO_OPENMP.format("ASCEND_GRAD_OPENMP=0 asks for it"))
+        elif failure := self.probe(OPENMP_PROBE, ["-fopenmp"]):
+            print(NO_OPENMP.format(failure))
+        else:
+            compile_args.append("-fopenmp")
+            link_args.append("-fopenmp")
+        if names := sanitizers():
+            flag = f"-fsanitize={','.join(names)}"
+            compile_args += [flag, "-fno-omit-frame-pointer", "-g", "-O1"]
+            link_args.append(flag)
+        return compile_args, link_args
+
+    def probe(self, source: str, arguments: list[str]) -> str:
+        """Why this program cannot be compiled, linked and run; empty when it can."""
+        compiler = " ".join([self.compiler.compiler_so[0], *arguments])
+        with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+            Path("probe.c").write_text(source)
+            try:
+                objects = self.compiler.compile(["probe.c"], extra_preargs=arguments)
+            except (CCompilerError, PlatformError) as error:
+                return f"'{compiler}' cannot compile a small program ({error})"
+            try:
+                self.compiler.link_executable(objects, "probe", extra_postargs=arguments)
+            except (CCompilerError, PlatformError) as error:
+                return f"'{compiler}' cannot link a small program ({error})"
+            try:
+                subprocess.run(["./probe"], check=True, timeout=60)
+            except (OSError, subprocess.SubprocessError) as error:
+                return f"a small program made by '{compiler}' does not run ({error})"
+        return ""
+
+
+packages = [
+    *find_packages(include=["ascend_grad", "ascend_grad.*"]),
+    "ascend_grad.include",
+    "ascend_grad.bench",
+    *(f"ascend_grad.bench.{name}" for name in find_packages("bench")),
+]
+
+extensions = [Extension(f"ascend_grad.{path.stem}", [str(path)]) for path in sorted(Path("pyx").glob("*.pyx"))]
+extensions.append(Extension(SHARED_UTILITY, [SHARED_UTILITY.replace(".", "/") + ".c"]))  # generated under build/
+
+setup(
+    packages=packages,
+    package_dir={"ascend_grad.include": "include", "ascend_grad.bench": "bench"},
+    package_data={
+        "ascend_grad": ["py.typed", "*.pxd", "*.pyi"],
+        "ascend_grad.include": ["**/*.h"],
+        "ascend_grad.bench": ["results/*.json"],
+    },
+    ext_modules=extensions,
+    cmdclass={"build_ext": BuildExt},
+)
