@@ -263,7 +263,8 @@ AG_INLINE double K(row_sum)(const int op, const char *a, const char *b, const ui
 AG_INLINE void K(narrow_rows)(const int op, const ag_tile *tile)
 {
     enum { CAPACITY = 1024, PADDED = CAPACITY + AG_LANES };
-    real terms[PADDED], shift[PADDED], factor[PADDED];
+    real terms[PADDED] __attribute__((aligned(64))), shift[PADDED] __attribute__((aligned(64)));
+    real factor[PADDED] __attribute__((aligned(64)));
     const ptrdiff_t n = tile->n, group = CAPACITY / n / VL * VL;
     const V scale = V_(set1)((real)tile->scale), lowest = V_(set1)((real)-INFINITY);
     for (ptrdiff_t row = 0; row < tile->rows; row += group) {
@@ -327,7 +328,9 @@ AG_INLINE void K(narrow_rows)(const int op, const ag_tile *tile)
 AG_INLINE void K(rows)(const int op, const ag_tile *tile)
 {
     const ptrdiff_t n = tile->n, width = n * AG_SIZE;
-    if (n <= AG_NARROW && tile->rows > 1 && tile->a_stride == width && tile->out_stride == width &&
+    /* A forward operator keeps its exponentials there; a backward one gains by it where vectors would be part empty. */
+    const int narrow = n <= AG_NARROW && (K(is_forward)(op) || n % VL || n <= 2 * VL);
+    if (narrow && tile->rows > 1 && tile->a_stride == width && tile->out_stride == width &&
         (!K(reads_b)(op) || tile->b_stride == width) && (!K(is_masked)(op) || tile->mask_stride == n)) {
         K(narrow_rows)(op, tile);
     } else {

@@ -83,6 +83,33 @@ AG_INLINE f64v v_f64_max(f64v a, f64v b)
 #endif
 }
 
+/* a < b ? a : b in each lane: b where either is NaN */
+AG_INLINE f32v v_f32_min(f32v a, f32v b)
+{
+#if AG_IS_AVX512
+    return _mm512_min_ps(a, b);
+#elif AG_IS_AVX2
+    return _mm256_min_ps(a, b);
+#elif AG_IS_SSE2
+    return _mm_min_ps(a, b);
+#else
+    return v_f32_select(a < b, a, b);
+#endif
+}
+
+AG_INLINE f64v v_f64_min(f64v a, f64v b)
+{
+#if AG_IS_AVX512
+    return _mm512_min_pd(a, b);
+#elif AG_IS_AVX2
+    return _mm256_min_pd(a, b);
+#elif AG_IS_SSE2
+    return _mm_min_pd(a, b);
+#else
+    return v_f64_select(a < b, a, b);
+#endif
+}
+
 /* a * b + c, fused where the instruction set can */
 AG_INLINE f32v v_f32_fma(f32v a, f32v b, f32v c)
 {
@@ -456,7 +483,7 @@ AG_INLINE f32v v_f32_exp(f32v x)
     const f32v to_int = v_f32_set1(0x1.8p23f + 127);
     /* The order of the arguments lets NaN through. */
     x = v_f32_max(v_f32_set1(-104.0f), x);
-    x = -v_f32_max(v_f32_set1(-89.0f), -x);
+    x = v_f32_min(v_f32_set1(89.0f), x);
     const f32v shifted = v_f32_fma(x, v_f32_set1(0x1.715476p0f), to_int);
     const f32v k = shifted - to_int;
     f32v r = v_f32_fma(k, v_f32_set1(-0x1.63p-1f), x);
@@ -479,7 +506,7 @@ AG_INLINE f64v v_f64_exp(f64v x)
 {
     const f64v to_int = v_f64_set1(0x1.8p52 + 1023);
     x = v_f64_max(v_f64_set1(-746.0), x);
-    x = -v_f64_max(v_f64_set1(-710.0), -x);
+    x = v_f64_min(v_f64_set1(710.0), x);
     const f64v k = v_f64_fma(x, v_f64_set1(0x1.71547652b82fep0), to_int) - to_int;
     f64v r = v_f64_fma(k, v_f64_set1(-0x1.62e42feep-1), x);
     r = v_f64_fma(k, v_f64_set1(-0x1.a39ef35793c76p-33), r);

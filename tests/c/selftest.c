@@ -1,0 +1,307 @@
+/* Self-test of the C headers, without Python: compiled natively with sanitizers and, to see the NEON code run, for
+ * aarch64 under emulation. Every variant of the machine against scalar double arithmetic; every layout bit for bit.
+ *
+ *   cc -O2 -ffp-contract=off -Iinclude tests/c/selftest.c -o selftest -lm && ./selftest
+ */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "ascend_grad/rowwise.h"
+#include "ascend_grad/strided.h"
+
+static long checks, failures;
+
+#define CHECK(condition, ...)                                                                                           \
+    do {                                                                                                                \
+        checks++;                                                                                                       \
+        if (!(condition) && failures++ < 20) printf("FAILED %s: ", #condition), printf(__VA_ARGS__), printf("\n");      \
+    } while (0)
+
+static const char *const dtype_names[] = {"float32", "float16", "bfloat16", "float64"};
+static const char *const op_names[] = {"softmax_backward", "log_softmax_backward", "scaled_masked_softmax_backward",
+                                       "softmax", "log_softmax", "scaled_masked_softmax"};
+
+/* ---- scalar conversions, written from the formats' definitions ------------------------------------------------------ */
+
+static double half_value(uint16_t h, int exponent_bits)
+{
+    const int fraction_bits = 15 - exponent_bits, bias = (1 << (exponent_bits - 1)) - 1;
+    const int exponent = (h >> fraction_bits) & ((1 << exponent_bits) - 1), fraction = h & ((1 << fraction_bits) - 1);
+    double value;
+    if (exponent == (1 << exponent_bits) - 1) {
+        value = fraction ? NAN : INFINITY;
+    } else if (exponent == 0) {
+        value = ldexp(fraction, 1 - bias - fraction_bits);
+    } else {
+        value = ldexp((1 << fraction_bits) + fraction, exponent - bias - fraction_bits);
+    }
+    return h >> 15 ? -value : value;
+}
+
+/* The nearest of the finite neighbours and infinity, ties to the even pattern: patterns of one sign are ordered. */
+static uint16_t half_bits(double x, int exponent_bits)
+{
+    const uint16_t sign = signbit(x) ? 0x8000 : 0;
+    const uint16_t infinity = (uint16_t)(((1 << exponent_bits) - 1) << (15 - exponent_bits));
+    uint16_t low = 0, high = infinity;
+    x = fabs(x);
+    while (high - low > 1) {
+        const uint16_t middle = (uint16_t)((low + high) / 2);
+        if (half_value(middle, exponent_bits) <= x) low = middle; else high = middle;
+    }
+    /* Infinity rounds as if it were the next value of the format. */
+    const double below = half_value(low, exponent_bits);
+    const double above = high == infinity ? ldexp(1, 1 << (exponent_bits - 1)) : half_value(high, exponent_bits);
+    if (isinf(x)) return sign | infinity;
+    if (x - below < above - x || (x - below == above - x && !(low & 1))) return sign | low;
+    return sign | high;
+}
+
+static double get(const char *p, ag_dtype dtype)
+{
+    float f;
+    double d;
+    uint16_t h;
+    switch (dtype) {
+    case AG_FLOAT32:
+        memcpy(&f, p, 4);
+        return f;
+    case AG_FLOAT64:
+        memcpy(&d, p, 8);
+        return d;
+    default:
+        memcpy(&h, p, 2);
+        return half_value(h, dtype == AG_FLOAT16 ? 5 : 8);
+    }
+}
+
+static void put(char *p, ag_dtype dtype, double x)
+{
+    const float f = (float)x;
+    uint16_t h;
+    switch (dtype) {
+    case AG_FLOAT32:
+        memcpy(p, &f, 4);
+        break;
+    case AG_FLOAT64:
+        memcpy(p, &x, 8);
+        break;
+    default:
+        h = half_bits(x, dtype == AG_FLOAT16 ? 5 : 8);
+        memcpy(p, &h, 2);
+    }
+}
+
+static uint64_t state = 88172645463325252u;
+static double uniform(void)
+{
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return (double)(state >> 11) * 0x1p-53;
+}
+
+/* ---- the operators, one element at a time --------------------------------------------------------------------------- */
+
+typedef struct {
+    double value, bound;
+} expectation;
+
+static void expected_row(ag_row_op op, ag_dtype dtype, const char *a, const char *b, const uint8_t *mask, ptrdiff_t n,
+                         double scale, expectation *result)
+{
+    const double eps = dtype == AG_FLOAT64 ? 0x1p-53 : 0x1p-24;
+    const double constant = dtype == AG_FLOAT64 ? 32 + (double)n / 1024 : 32;
+    const int size = ag_itemsize[dtype];
+    long double exact = 0;
+    double magnitude = 0, max = -INFINITY;
+    for (ptrdiff_t i = 0; i < n; i++) {
+        const double x = get(a + i * size, dtype), y = get(b + i * size, dtype);
+        const double logit = op != AG_SCALED_MASKED_SOFTMAX ? x : mask[i] ? -10000.0 : dtype == AG_FLOAT64 ? x * scale : (float)(x * scale);
+        if (op >= AG_SOFTMAX) result[i].value = logit, max = logit > max ? logit : max;
+        const double term = op == AG_LOG_SOFTMAX_BACKWARD ? x : x * y;
+        exact += term, magnitude += fabs(term);
+    }
+    if (op >= AG_SOFTMAX) {
+        exact = 0;
+        for (ptrdiff_t i = 0; i < n; i++) exact += exp(result[i].value - max);
+    }
+    const double sum = (double)exact;
+    for (ptrdiff_t i = 0; i < n; i++) {
+        const double x = get(a + i * size, dtype), y = get(b + i * size, dtype), shifted = result[i].value - max;
+        double value, bound;
+        switch (op) {
+        case AG_SOFTMAX_BACKWARD:
+        case AG_SCALED_MASKED_SOFTMAX_BACKWARD:
+            value = (x - sum) * y;
+            bound = constant * eps * (fabs(x * y) + fabs(y) * magnitude);
+            if (op == AG_SCALED_MASKED_SOFTMAX_BACKWARD) {
+                value = mask[i] ? 0 : value * scale;
+                bound = mask[i] ? 0 : bound * fabs(scale) + eps * fabs(value);
+            }
+            break;
+        case AG_LOG_SOFTMAX_BACKWARD:
+            value = x - sum * exp(y);
+            bound = constant * eps * (fabs(x) + exp(y) * magnitude);
+            break;
+        case AG_LOG_SOFTMAX:
+            value = shifted - log(sum);
+            bound = constant * eps * (1 + fabs(shifted) + fabs(log(sum)));
+            break;
+        default:
+            value = exp(shifted) / sum;
+            bound = (constant + fabs(shifted)) * eps * value;
+        }
+        bound += (1 + (double)n * fabs(y)) * 0x1p-126;
+        if (dtype == AG_FLOAT16) bound += fmax(fabs(value) * 0x1p-11, 0x1p-25) * 1.001;
+        if (dtype == AG_BFLOAT16) bound += fmax(fabs(value) * 0x1p-8, 0x1p-134) * 1.001;
+        result[i].value = value, result[i].bound = bound;
+    }
+}
+
+/* ---- tests ------------------------------------------------------------------------------------------------------------ */
+
+static char *copy_of(const char *p, size_t nbytes)
+{
+    /* Exactly as large as it needs to be and at an odd address, so that a sanitizer sees any step outside. */
+    char *block = malloc(nbytes + 1);
+    if (!block) abort();
+    memcpy(block + 1, p, nbytes);
+    return block + 1;
+}
+
+static void test_operator(ag_variant variant, ag_dtype dtype, ag_row_op op, ptrdiff_t rows, ptrdiff_t n)
+{
+    const ag_row_kernels *kernels = ag_rowwise_kernels(variant, dtype, op);
+    const int size = ag_itemsize[dtype], backward = op <= AG_SCALED_MASKED_SOFTMAX_BACKWARD;
+    const size_t nbytes = (size_t)(rows * n * size);
+    char *a = malloc(nbytes), *b = malloc(nbytes), *out = malloc(nbytes), *other = malloc(nbytes);
+    uint8_t *mask = malloc((size_t)(rows * n));
+    expectation *expected = malloc((size_t)n * sizeof *expected);
+    const double scale = 0.375;
+    for (ptrdiff_t i = 0; i < rows * n; i++) {
+        put(a + i * size, dtype, 4 * uniform() - 2);
+        put(b + i * size, dtype, op == AG_LOG_SOFTMAX_BACKWARD ? -8 * uniform() : uniform() / (double)n);
+        mask[i] = uniform() < 0.3 ? (uint8_t)(1 + 255 * uniform()) : 0;
+    }
+    const ptrdiff_t width = n * size;
+    char *a1 = copy_of(a, nbytes), *b1 = copy_of(b, nbytes), *out1 = copy_of(a, nbytes);
+    uint8_t *mask1 = (uint8_t *)copy_of((char *)mask, (size_t)(rows * n));
+    ag_tile tile = {a1, b1, mask1, out1, width, width, n, width, rows, n, scale, 0};
+    kernels->rows(&tile);
+    memcpy(out, out1, nbytes);
+    for (ptrdiff_t r = 0; r < rows; r++) {
+        expected_row(op, dtype, a + r * width, b + r * width, mask + r * n, n, scale, expected);
+        for (ptrdiff_t i = 0; i < n; i++) {
+            const double got = get(out + r * width + i * size, dtype);
+            CHECK(fabs(got - expected[i].value) <= expected[i].bound, "%s %s %s (%td, %td) [%td, %td]: %g, expected %g",
+                  ag_variant_names[variant], dtype_names[dtype], op_names[op], rows, n, r, i, got, expected[i].value);
+        }
+    }
+
+#define CHECK_SAME(what, pointer)                                                                                       \
+    CHECK(memcmp(pointer, out, nbytes) == 0, "%s %s %s (%td, %td): %s", ag_variant_names[variant], dtype_names[dtype],  \
+          op_names[op], rows, n, what)
+
+    /* past the cache, at an aligned address */
+    char *aligned = aligned_alloc(64, (nbytes + 63) / 64 * 64);
+    tile.out = aligned, tile.stream = 1;
+    kernels->rows(&tile);
+    CHECK_SAME("streamed", aligned);
+    tile.stream = 0;
+
+    /* in place */
+    memcpy(aligned, a, nbytes);
+    tile.a = tile.out = aligned;
+    kernels->rows(&tile);
+    CHECK_SAME("in place", aligned);
+
+    /* in pieces */
+    for (ptrdiff_t r = 0; r < rows; r++) {
+        ag_tile piece = {a1 + r * width, b1 + r * width, mask1 + r * n, other + r * width, 0, 0, 0, 0, 1, n, scale, 0};
+        const double max = backward ? 0 : kernels->piece_max(&piece);
+        ag_sum total = {0, 0};
+        for (ptrdiff_t k = 0; k < n; k += kernels->segment) {
+            ag_tile segment = piece;
+            segment.a += k * size, segment.b += k * size, segment.mask += k;
+            segment.n = n - k < kernels->segment ? n - k : kernels->segment;
+            ag_sum_add(&total, kernels->piece_sum(&segment, max));
+        }
+        kernels->piece_write(&piece, max, ag_sum_total(total));
+    }
+    CHECK_SAME("in pieces", other);
+
+    /* the transposed problem, by columns */
+    if (kernels->columns && rows <= AG_MAX_COLUMNS) {
+        char *at = malloc(nbytes), *bt = malloc(nbytes), *outt = malloc(nbytes);
+        void *scratch = malloc(AG_SCRATCH_BYTES);
+        ag_copy_block(at, rows * size, size, a, size, width, n, rows, size, 0);
+        ag_copy_block(bt, rows * size, size, b, size, width, n, rows, size, 0);
+        ag_tile columns = {at, bt, mask, outt, rows * size, rows * size, 0, rows * size, rows, n, 1.0, 0};
+        kernels->columns(&columns, scratch);
+        ag_copy_block(other, width, size, outt, size, rows * size, rows, n, size, 0);
+        CHECK_SAME("by columns", other);
+        free(at), free(bt), free(outt), free(scratch);
+    }
+    free(a), free(b), free(out), free(other), free(mask), free(expected), free(aligned);
+    free(a1 - 1), free(b1 - 1), free(out1 - 1), free(mask1 - 1);
+}
+
+static void test_conversions(ag_variant variant)
+{
+    enum { COUNT = 65536 };
+    static uint16_t bits[COUNT], back[COUNT];
+    static float values[COUNT], points[3 * COUNT];
+    static double doubles[3 * COUNT];
+    static uint16_t rounded[3 * COUNT];
+    for (int i = 0; i < COUNT; i++) bits[i] = (uint16_t)i;
+    for (int bfloat = 0; bfloat < 2; bfloat++) {
+        const ag_dtype dtype = bfloat ? AG_BFLOAT16 : AG_FLOAT16;
+        const int exponent_bits = bfloat ? 8 : 5;
+        ag_widen(variant, dtype, (const char *)bits, values, COUNT);
+        ag_round(variant, 0, values, dtype, (char *)back, COUNT);
+        for (int i = 0; i < COUNT; i++) {
+            const double value = half_value(bits[i], exponent_bits);
+            CHECK(isnan(value) ? isnan(values[i]) : values[i] == value, "%s widen %04x", dtype_names[dtype], i);
+            CHECK(isnan(value) ? isnan(half_value(back[i], exponent_bits)) : back[i] == bits[i], "%s %04x and back %04x",
+                  dtype_names[dtype], i, back[i]);
+            /* half way to the next value, and just beside it */
+            const double next = half_value((uint16_t)(i + 1), exponent_bits), middle = isfinite(next - value) ? (value + next) / 2 : value;
+            doubles[3 * i] = middle;
+            doubles[3 * i + 1] = isnan(middle) ? 1 : nextafter(middle, INFINITY);
+            doubles[3 * i + 2] = isnan(middle) ? 1 : nextafter(middle, -INFINITY);
+        }
+        ag_round(variant, 1, doubles, dtype, (char *)rounded, 3 * COUNT);
+        for (int i = 0; i < 3 * COUNT; i++) {
+            if (isnan(doubles[i])) continue;
+            CHECK(rounded[i] == half_bits(doubles[i], exponent_bits), "%s of %a: %04x", dtype_names[dtype], doubles[i], rounded[i]);
+            points[i] = (float)doubles[i];
+        }
+        ag_round(variant, 0, points, dtype, (char *)rounded, 3 * COUNT);
+        for (int i = 0; i < 3 * COUNT; i++) {
+            if (isnan(doubles[i])) continue;
+            CHECK(rounded[i] == half_bits(points[i], exponent_bits), "%s of %a: %04x", dtype_names[dtype], points[i], rounded[i]);
+        }
+    }
+}
+
+int main(void)
+{
+    static const ptrdiff_t lengths[] = {1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 97, 127, 129, 255, 257, 513, 1023, 1025, 2049, 4100};
+    for (int v = 0; v < AG_VARIANT_COUNT; v++) {
+        const ag_variant variant = (ag_variant)v;
+        if (!ag_variant_supported(variant)) continue;
+        for (int dtype = 0; dtype < AG_DTYPE_COUNT; dtype++) {
+            for (int op = 0; op < AG_OP_COUNT; op++) {
+                for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+                    test_operator(variant, (ag_dtype)dtype, (ag_row_op)op, 1, lengths[i]);
+                    test_operator(variant, (ag_dtype)dtype, (ag_row_op)op, 7, lengths[i]);
+                    if (lengths[i] < 100) test_operator(variant, (ag_dtype)dtype, (ag_row_op)op, 150, lengths[i]);
+                }
+            }
+        }
+        test_conversions(variant);
+        printf("%s: %ld checks, %ld failed\n", ag_variant_names[variant], checks, failures);
+    }
+    return failures != 0;
+}
