@@ -7,6 +7,7 @@ is described by its name, its arrays and a sequence of checks; a check is a func
 from __future__ import annotations
 
 import operator as _operator
+import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,15 @@ MAX_RANK = 8
 MAX_THREADS = 1024
 
 Check = Callable[["Call"], None]
+
+
+def shown(value: object) -> str:
+    """What a message says of a value: its type, and the beginning of its text."""
+    try:
+        text = reprlib.repr(value)
+    except ValueError:  # an int of more digits than Python converts
+        text = "of many digits"
+    return text if value is None or type(value) is int and abs(value) < 2**64 else f"{type(value).__name__} {text}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +81,8 @@ def _as_array(call: Call, name: str) -> np.ndarray:
     value = call.arguments[name]
     try:
         array = np.asarray(value)
+    except MemoryError:
+        raise
     except Exception as error:  # whatever an object's own conversion raises
         raise ParamTypeError(
             f"{name}: expected an array, got {type(value).__name__}, which does not convert: {error}",
@@ -111,15 +123,19 @@ def real_number(name: str) -> Check:
 
     def check(call: Call) -> None:
         value = call.arguments[name]
-        if not (hasattr(type(value), "__float__") or hasattr(type(value), "__index__")):
-            call.fail(name, "a real number", f"{type(value).__name__} {value!r}", ParamTypeError)
+        scalar = value[()] if isinstance(value, np.ndarray) else value
+        # NumPy's scalars and arrays would convert more than numbers: text, and half of a complex number.
+        if isinstance(scalar, (np.ndarray, str, bytes, np.complexfloating)) or not (
+            hasattr(type(scalar), "__float__") or hasattr(type(scalar), "__index__")
+        ):
+            call.fail(name, "a real number", shown(value), ParamTypeError)
         try:
-            call.arguments[name] = float(value)
+            call.arguments[name] = float(scalar)
         except OverflowError:
             call.fail(name, "a number that float64 can hold", "a larger one")
-        except Exception as error:  # an array of several elements, for one
+        except Exception as error:  # whatever an object's own conversion raises
             raise ParamTypeError(
-                f"{name}: expected a real number, got {type(value).__name__}: {error}", operator=call.operator.name
+                f"{name}: expected a real number, got {shown(value)}: {error}", operator=call.operator.name
             ) from error
 
     return check
@@ -133,9 +149,9 @@ def dim_in_range(call: Call) -> None:
     try:
         index = _operator.index(dim)
     except TypeError:
-        call.fail("dim", "an int", f"{type(dim).__name__} {dim!r}", ParamTypeError)
+        call.fail("dim", "an int", shown(dim), ParamTypeError)
     if not -rank <= index < rank:
-        call.fail("dim", f"a value in [{-rank}, {rank - 1}]", index)
+        call.fail("dim", f"a value in [{-rank}, {rank - 1}]", shown(index))
     call.arguments["dim"] = index % rank
 
 
@@ -181,7 +197,7 @@ def mask_covers(name: str, mask: str) -> Check:
 def no_triu_mask(call: Call) -> None:
     value = call.arguments["fix_triu_mask"]
     if not isinstance(value, (bool, np.bool_)):
-        call.fail("fix_triu_mask", "False", f"{type(value).__name__} {value!r}", ParamTypeError)
+        call.fail("fix_triu_mask", "False", shown(value), ParamTypeError)
     if value:
         call.fail("fix_triu_mask", "False (a generated triangular mask is not supported)", True)
 
@@ -222,9 +238,9 @@ def checked_num_threads(num_threads: object, operator: str | None = None) -> int
     try:
         count = _operator.index(num_threads)
     except TypeError:
-        raise ParamTypeError(f"{expected}{type(num_threads).__name__} {num_threads!r}", operator=operator) from None
+        raise ParamTypeError(f"{expected}{shown(num_threads)}", operator=operator) from None
     if not 1 <= count <= MAX_THREADS:
-        raise ParamInvalidError(f"{expected}{count}", operator=operator)
+        raise ParamInvalidError(f"{expected}{shown(count)}", operator=operator)
     return count
 
 

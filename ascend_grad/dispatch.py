@@ -23,7 +23,8 @@ class Explanation(NamedTuple):
 
 def _checked(name: object, operator: str | None = None) -> str:
     if not isinstance(name, str) or name not in config.BACKENDS:
-        raise ParamInvalidError(f"backend: expected one of {', '.join(config.BACKENDS)}, got {name!r}", operator=operator)
+        expected = f"one of {', '.join(config.BACKENDS)}"
+        raise ParamInvalidError(f"backend: expected {expected}, got {contract.shown(name)}", operator=operator)
     return name
 
 
@@ -42,8 +43,11 @@ def requested(backend: str | None, operator: str | None = None) -> tuple[str, st
 def is_plain_cpu(backend: str | None) -> bool:
     """Whether a call without further look goes to the CPU: the gate of the short way through `_rowwise`."""
     if backend is None:
-        backend = _chosen.get() or config.ENVIRONMENT.backend
-    return backend == "cpu" or ((backend is None or backend == "auto") and not REGISTRY["npu"].status()[0])
+        backend = _chosen.get() or config.ENVIRONMENT.backend or "auto"
+    # A backend that is no text, an array perhaps, is not to be compared but refused on the general way.
+    return isinstance(backend, str) and (
+        backend == "cpu" or (backend == "auto" and not REGISTRY["npu"].status()[0])
+    )
 
 
 def select(call: Call, backend: str | None) -> Explanation:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from . import _cpu, _rowwise, config, contract, dispatch, threads
+from . import _cpu, _openmp, config, contract, dispatch, threads
 from ._version import __version__
 from .backends import backends
 from .dispatch import Explanation
@@ -148,7 +148,7 @@ def show_config(mode: str = "stdout") -> dict[str, Any] | None:
             "compiler": _cpu.COMPILER,
         },
         "cpu": {"variant": _cpu.variant(), "supported": list(_cpu.supported_variants())},
-        "openmp": _rowwise.openmp_description(),
+        "openmp": _openmp.DESCRIPTION,
         "threads": threads.get_num_threads(),
         "environment": {
             f"ASCEND_GRAD_{name.upper()}": value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import _rowwise, config, contract
+from . import _threads, config, contract
 
 
 def set_num_threads(num_threads: int | None) -> None:
@@ -27,7 +27,7 @@ def set_num_threads(num_threads: int | None) -> None:
     >>> ag.set_num_threads(None)
     """
     count = contract.checked_num_threads(num_threads)
-    _rowwise.set_thread_limit(count or config.ENVIRONMENT.num_threads or 0)
+    _threads.set_limit(count or config.ENVIRONMENT.num_threads or 0)
 
 
 def get_num_threads() -> int:
@@ -42,7 +42,7 @@ def get_num_threads() -> int:
     >>> ag.get_num_threads() >= 1
     True
     """
-    return _rowwise.resolve_threads()
+    return _threads.default_threads()
 
 
 set_num_threads(None)

@@ -18,6 +18,9 @@ cdef extern from *:
 #: Version of OpenMP as its macro tells it (yyyymm); 0: built without.
 VERSION = AG_OPENMP_VERSION
 
+#: The same, for people.
+DESCRIPTION = f"OpenMP {VERSION}" if VERSION else "no OpenMP: one thread"
+
 cdef int _last_team = 0
 
 

@@ -15,8 +15,6 @@
 The public functions at the end take the common case straight from Python objects, and answer None to all others.
 """
 
-import os
-
 import numpy as np
 
 from cython.parallel cimport prange, threadid
@@ -25,7 +23,7 @@ cimport numpy as cnp
 from libc.math cimport INFINITY
 from libc.stdint cimport uint8_t
 
-from ascend_grad cimport _cpu, _memory, _openmp
+from ascend_grad cimport _cpu, _memory, _openmp, _threads
 from ascend_grad._kernels cimport (
     AG_BFLOAT16,
     AG_FLOAT16,
@@ -56,18 +54,9 @@ from ascend_grad._kernels cimport (
     ag_widen,
 )
 
-from . import _openmp as _openmp_module
 from .arrays import BFLOAT16
 
 cnp.import_array()
-
-cdef extern from "<time.h>" nogil:
-    struct timespec:
-        long tv_sec
-        long tv_nsec
-    int clock_gettime(int clock, timespec *time)
-    enum:
-        CLOCK_MONOTONIC_COARSE
 
 cdef extern from "Python.h":
     int PyErr_CheckSignals() except -1
@@ -252,104 +241,16 @@ cdef inline void tile_at(const Problem *p, Py_ssize_t row, ag_tile *tile) noexce
     tile.scale = p.scale
 
 
-# ---- threads ---------------------------------------------------------------------------------------------------------
-
-cdef int _thread_limit = 0        # what set_num_threads or the environment asked for; 0: nothing
-cdef bint _is_forked_child = False
-cdef int _quota = 0               # cores that the control group grants; 0: not read yet
-
-# Times in nanoseconds. One element costs about so much on one thread; a team pays from the gate on. A team that sleeps
-# takes long to wake where the cores are busy (milliseconds were measured: the calling thread spins and keeps its
-# worker from a core), so after a pause a call shorter than that runs alone until calls have followed one another for a
-# while.
-cdef double SERIAL_GATE = 10e3
-cdef double WAKE_COST = 6e6
-cdef double PAUSE = 8e6
-cdef double BURST = 1e6
-cdef double _last_use = 0.0
-cdef double _burst = 0.0
-
-
-cdef inline double now() noexcept nogil:
-    cdef timespec time
-    clock_gettime(CLOCK_MONOTONIC_COARSE, &time)
-    return time.tv_sec * 1e9 + time.tv_nsec
-
-
-def _quota_of_control_group():
-    """Whole cores that the control group grants this process, or a large number."""
-    try:
-        with open("/sys/fs/cgroup/cpu.max") as file:
-            quota, period = file.read().split()[:2]
-        return max(1, -(-int(quota) // int(period)))
-    except (OSError, ValueError):
-        return 1 << 20
-
-
-cdef int available_threads() except -1:
-    """OpenMP's number, capped by affinity and control group: asked at every call, since all three may change."""
-    global _quota
-    if _quota == 0:
-        _quota = _quota_of_control_group()
-    return max(1, min(_openmp.max_threads(), len(os.sched_getaffinity(0)), _quota))
-
-
-cpdef int resolve_threads() except -1:
-    """Threads that a large call uses by default."""
-    if _is_forked_child:
-        return 1
-    return _thread_limit if _thread_limit > 0 else available_threads()
-
-
-def set_thread_limit(int limit):
-    global _thread_limit
-    _thread_limit = limit
-
-
-def _after_fork_in_child():
-    # The parent's team does not exist in the child, but libgomp believes that it does and waits for it.
-    global _is_forked_child
-    _is_forked_child = True
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
-
-
-cdef int choose_threads(const Problem *p, int asked) except -1:
-    """The size of the team: what this call asked for, else as many as pay."""
-    global _last_use, _burst
-    cdef double cost, time, pause
-    if _is_forked_child:
-        return 1
-    if asked > 0:
-        return asked
-    cost = <double>p.rows * p.n * (0.45 if is_forward(p.op) else 0.2)
-    if cost < SERIAL_GATE:
-        return 1
-    time = now()
-    pause = time - _last_use
-    _last_use = time
-    if pause > PAUSE:
-        _burst = 0.0
-    _burst += cost
-    if cost < WAKE_COST and _burst - cost < BURST:
-        return 1
-    return resolve_threads()
-
-
-def openmp_description():
-    """What was compiled in, for people."""
-    if _openmp_module.VERSION:
-        return f"OpenMP {_openmp_module.VERSION}"
-    return "no OpenMP: one thread"
-
-
 # ---- the schedule ----------------------------------------------------------------------------------------------------
 
 cdef enum Layout:
     ROWS
     COLUMNS
     TILES
+
+# What an element costs about on one thread, in nanoseconds.
+cdef double FORWARD_COST = 0.45
+cdef double BACKWARD_COST = 0.2
 
 cdef enum Round:
     WHOLE
@@ -781,7 +682,7 @@ cdef class Schedule:
 # ---- entry points ----------------------------------------------------------------------------------------------------
 
 cdef int compute_problem(Problem *p, int asked) except -1:
-    cdef int threads = choose_threads(p, asked)
+    cdef int threads = _threads.choose(<double>p.rows * p.n * (FORWARD_COST if is_forward(p.op) else BACKWARD_COST), asked)
     cdef Schedule schedule
     if threads == 1 and p.rows * p.n <= UNIT_ELEMENTS and choose_layout(p) == ROWS:
         # Small and plain: the schedule would cost as much as the work. Not worth giving up the interpreter's lock.
@@ -816,7 +717,7 @@ def empty(cnp.ndarray prototype, cnp.dtype dtype):
 
 def workspace_bound(cnp.ndarray a, int dim, num_threads):
     """Bytes that `compute` allocates at most for such a call."""
-    cdef Py_ssize_t threads = resolve_threads() if num_threads is None else num_threads
+    cdef Py_ssize_t threads = _threads.resolve() if num_threads is None else num_threads
     cdef Py_ssize_t size = cnp.PyArray_SIZE(a), n, rows, segments
     if size == 0:
         return 0

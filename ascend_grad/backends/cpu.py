@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from .. import _cpu, _rowwise, arrays
+from .. import _cpu, _openmp, _rowwise, arrays
 from ..contract import Call
 
 NAME = "cpu"
 
 
 def status() -> tuple[bool, str]:
-    return True, f"{_cpu.variant()} kernels, {_rowwise.openmp_description()}"
+    return True, f"{_cpu.variant()} kernels, {_openmp.DESCRIPTION}"
 
 
 def refusal(call: Call) -> str | None:

@@ -1,0 +1,2 @@
+cdef int resolve() except -1
+cdef int choose(double cost, int asked) except -1

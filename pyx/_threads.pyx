@@ -1,0 +1,96 @@
+"""How many threads a call gets."""
+
+import os
+
+from ascend_grad cimport _openmp
+
+cdef extern from "<time.h>" nogil:
+    struct timespec:
+        long tv_sec
+        long tv_nsec
+    int clock_gettime(int clock, timespec *time)
+    enum:
+        CLOCK_MONOTONIC_COARSE
+
+cdef int _limit = 0               # what set_num_threads or the environment asked for; 0: nothing
+cdef bint _is_forked_child = False
+cdef int _quota = 0               # cores that the control group grants; 0: not read yet
+
+# Times in nanoseconds. A team pays from the gate on. One that sleeps takes long to wake where the cores are busy
+# (milliseconds were measured: the calling thread spins and keeps its worker from a core), so after a pause a call
+# shorter than that runs alone, until calls have followed one another for a while.
+cdef double SERIAL_GATE = 10e3
+cdef double WAKE_COST = 6e6
+cdef double PAUSE = 8e6
+cdef double BURST = 1e6
+cdef double _last_use = 0.0
+cdef double _burst = 0.0
+
+
+cdef inline double now() noexcept nogil:
+    cdef timespec time
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &time)
+    return time.tv_sec * 1e9 + time.tv_nsec
+
+
+def _quota_of_control_group():
+    """Whole cores that the control group grants this process, or a large number."""
+    try:
+        with open("/sys/fs/cgroup/cpu.max") as file:
+            quota, period = file.read().split()[:2]
+        return max(1, -(-int(quota) // int(period)))
+    except (OSError, ValueError):
+        return 1 << 20
+
+
+cdef int resolve() except -1:
+    """Threads that a large call uses by default. OpenMP's number and the affinity may change between calls."""
+    global _quota
+    if _is_forked_child:
+        return 1
+    if _limit > 0:
+        return _limit
+    if _quota == 0:
+        _quota = _quota_of_control_group()
+    return max(1, min(_openmp.max_threads(), len(os.sched_getaffinity(0)), _quota))
+
+
+cdef int choose(double cost, int asked) except -1:
+    """Threads of a call that would take `cost` nanoseconds alone: the number it asked for, else as many as pay."""
+    global _last_use, _burst
+    cdef double time, pause
+    if _is_forked_child:
+        return 1
+    if asked > 0:
+        return asked
+    if cost < SERIAL_GATE:
+        return 1
+    time = now()
+    pause = time - _last_use
+    _last_use = time
+    if pause > PAUSE:
+        _burst = 0.0
+    _burst += cost
+    if cost < WAKE_COST and _burst - cost < BURST:
+        return 1
+    return resolve()
+
+
+def default_threads():
+    """Threads that a large call uses now."""
+    return resolve()
+
+
+def set_limit(int limit):
+    """Use so many threads by default; 0: as OpenMP, affinity and control group allow."""
+    global _limit
+    _limit = limit
+
+
+def _after_fork_in_child():
+    # The parent's team does not exist in the child, but libgomp believes that it does and would wait for it.
+    global _is_forked_child
+    _is_forked_child = True
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
