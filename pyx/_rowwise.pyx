@@ -366,7 +366,8 @@ cdef class Schedule:
         self.pieces = 1
         self.in_pieces = False
         if self.layout == ROWS:
-            self.group_size = max(1, min(UNIT_ELEMENTS // p.n, ceil_div(p.rows, 4 * threads)))
+            # Neighbouring rows in one hand, but enough units to balance threads that other work slows down.
+            self.group_size = max(1, min(max(UNIT_ELEMENTS // p.n, p.rows // (32 * threads)), ceil_div(p.rows, 4 * threads)))
             self.groups = ceil_div(p.rows, self.group_size)
             self.in_pieces = threads > 1 and self.groups < 4 * threads and self.segments >= 8
             if self.in_pieces:

@@ -62,6 +62,10 @@ enum {
     AG_MAX_COLUMNS = 1024,   /* columns of a tile at most */
     AG_PACKED_COLUMNS = 128, /* columns up to which packed rows are taken together */
     AG_MAX_LANES = 16,
+    /* Bytes of rows for which the next one is asked for: shorter ones the hardware foresees, of longer ones two would not
+     * fit the second cache. */
+    AG_MIN_AHEAD = 8 << 10,
+    AG_MAX_AHEAD = 128 << 10,
     AG_SCRATCH_VALUES = AG_MAX_LANES * AG_PACKED_COLUMNS + AG_MAX_COLUMNS + AG_MAX_LANES,
     AG_SCRATCH_BYTES = 8 * ((AG_MAX_LANES + 2) * AG_MAX_COLUMNS + 4 * AG_SCRATCH_VALUES)
 };
@@ -78,6 +82,11 @@ typedef struct {
     double scale;
     int stream; /* results bypass the cache */
 } ag_tile;
+
+/* Where the next row's inputs lie. */
+typedef struct {
+    const char *a, *b;
+} ag_ahead;
 
 /* The kernels of one operator, dtype and variant. The masked operators have no column kernels. */
 typedef struct {

@@ -150,6 +150,16 @@ AG_INLINE double K(reduce)(const K(lanes) *sums)
 #endif
 }
 
+/* Ask for `count` elements of the next row from i on, into the second cache: the memory should not rest while a row is
+ * read a second time. */
+AG_INLINE void K(ask_ahead)(const int op, const ag_ahead *ahead, ptrdiff_t i, ptrdiff_t count)
+{
+    for (ptrdiff_t byte = i * AG_SIZE; byte < (i + count) * AG_SIZE; byte += 64) {
+        __builtin_prefetch(ahead->a + byte, 0, 2);
+        if (K(reads_b)(op)) __builtin_prefetch(ahead->b + byte, 0, 2);
+    }
+}
+
 /* Maximum of the logits of n elements, NaN passed over. */
 AG_INLINE real K(run_max)(const int op, const char *a, const uint8_t *mask, ptrdiff_t n, V scale)
 {
@@ -200,7 +210,8 @@ AG_INLINE double K(run_sum)(const int op, const char *a, const char *b, const ui
 
 /* Results of n elements. shift and factor: one value each, or (varying) one for each element. */
 AG_INLINE void K(run_write)(const int op, const int varying, const char *a, const char *b, const uint8_t *mask, char *out,
-                            ptrdiff_t n, V scale, const real *shift, const real *factor, int stream)
+                            ptrdiff_t n, V scale, const real *shift, const real *factor, int stream,
+                            const ag_ahead *ahead)
 {
     const int second = K(reads_b)(op), masked = K(is_masked)(op), two = K(is_forward)(op);
     const V shift0 = varying ? (V){0} : V_(set1)(*shift), factor0 = varying || !two ? (V){0} : V_(set1)(*factor);
@@ -229,6 +240,7 @@ AG_INLINE void K(run_write)(const int op, const int varying, const char *a, cons
             const V first = AG_VALUE(i), next = AG_VALUE(i + VL);
             AG_STREAM(out + i * AG_SIZE, first);
             AG_STREAM(out + (i + VL) * AG_SIZE, next);
+            if (ahead) K(ask_ahead)(op, ahead, i, 2 * VL);
         }
     }
     for (; i + 4 * VL <= n; i += 4 * VL) {
@@ -310,7 +322,7 @@ AG_INLINE void K(narrow_rows)(const int op, const ag_tile *tile)
         }
         char *out = tile->out + row * n * AG_SIZE;
         if (!K(is_forward)(op)) {
-            K(run_write)(op, 1, a, b, mask, out, count, scale, shift, factor, tile->stream);
+            K(run_write)(op, 1, a, b, mask, out, count, scale, shift, factor, tile->stream, NULL);
             continue;
         }
         for (i = 0; i + VL <= count; i += VL) {
@@ -335,13 +347,16 @@ AG_INLINE void K(rows)(const int op, const ag_tile *tile)
         K(narrow_rows)(op, tile);
     } else {
         const V scale = V_(set1)((real)tile->scale);
+        const int asks = tile->stream && width >= AG_MIN_AHEAD && width <= AG_MAX_AHEAD;
         for (ptrdiff_t row = 0; row < tile->rows; row++) {
             const char *a = tile->a + row * tile->a_stride, *b = tile->b + row * tile->b_stride;
             const uint8_t *mask = tile->mask + row * tile->mask_stride;
             const double max = K(is_forward)(op) ? K(run_max)(op, a, mask, n, scale) : 0.0;
             const double sum = K(row_sum)(op, a, b, mask, n, scale, max);
             const real shift = K(shift_of)(op, max, sum), factor = K(factor_of)(op, sum);
-            K(run_write)(op, 0, a, b, mask, tile->out + row * tile->out_stride, n, scale, &shift, &factor, tile->stream);
+            const ag_ahead next = {a + tile->a_stride, b + tile->b_stride};
+            K(run_write)(op, 0, a, b, mask, tile->out + row * tile->out_stride, n, scale, &shift, &factor, tile->stream,
+                         asks && row + 1 < tile->rows ? &next : NULL);
         }
     }
     if (tile->stream) v_fence();
@@ -467,7 +482,7 @@ AG_INLINE void K(columns_write)(const int op, const ag_tile *tile, const real *s
     for (ptrdiff_t k = 0; k < tile->n; k += repeats) {
         const ptrdiff_t rows = tile->n - k < repeats ? tile->n - k : repeats;
         K(run_write)(op, 1, tile->a + k * tile->a_stride, tile->b + k * tile->b_stride, NULL,
-                     tile->out + k * tile->out_stride, rows * tile->rows, none, shift, factor, tile->stream);
+                     tile->out + k * tile->out_stride, rows * tile->rows, none, shift, factor, tile->stream, NULL);
     }
     if (tile->stream) v_fence();
 }
@@ -575,7 +590,7 @@ AG_INLINE void K(columns)(const int op, const ag_tile *tile, void *memory)
     {                                                                                                                   \
         const real shift = K(shift_of)(op, max, sum), factor = K(factor_of)(op, sum);                                   \
         K(run_write)(op, 0, tile->a, tile->b, tile->mask, tile->out, tile->n, V_(set1)((real)tile->scale), &shift,      \
-                     &factor, tile->stream);                                                                            \
+                     &factor, tile->stream, NULL);                                                                      \
         if (tile->stream) v_fence();                                                                                    \
     }
 
