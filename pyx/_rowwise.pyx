@@ -265,7 +265,8 @@ cdef enum:
     TILE_ROWS = 16                    # rows that a gathered piece has where rows are long
     MAX_TILE_ROWS = 1 << 14
     UNIT_ELEMENTS = 1 << 15           # of a unit of work, about
-    BATCH_ELEMENTS = 1 << 27          # between two looks at signals
+    BATCH_ELEMENTS = 1 << 26          # between two looks at signals
+    LONG_ROW = 1 << 24                # elements from which a row (or block of columns) is too long to be one unit
 
 # A thread's buffer: tiles of both inputs, of the mask, and of 16-bit or foreign values on their way; or the scratch of
 # the column kernels.
@@ -311,10 +312,10 @@ cdef Layout choose_layout(const Problem *p) noexcept nogil:
 
 
 cdef bint worth_streaming(const Problem *p) noexcept nogil:
-    """Whether results should bypass the cache: they are large, and not where an input has just been read."""
+    """Whether results should bypass the cache: the arrays exceed it, and results go elsewhere than an input was read."""
     cdef Py_ssize_t nbytes = p.rows * p.n * p.operands[OUT].itemsize
     cdef char *out = p.operands[OUT].data
-    return nbytes >= _cpu.cache_size(3) // 2 and out != p.operands[A].data and out != p.operands[B].data
+    return nbytes * (3 if has_b(p.op) else 2) >= _cpu.cache_size(3) and out != p.operands[A].data and out != p.operands[B].data
 
 
 cdef void compute_rows(const Problem *p, const ag_row_kernels *kernels, Py_ssize_t begin, Py_ssize_t end, bint stream) noexcept nogil:
@@ -369,7 +370,7 @@ cdef class Schedule:
             # Neighbouring rows in one hand, but enough units to balance threads that other work slows down.
             self.group_size = max(1, min(max(UNIT_ELEMENTS // p.n, p.rows // (32 * threads)), ceil_div(p.rows, 4 * threads)))
             self.groups = ceil_div(p.rows, self.group_size)
-            self.in_pieces = threads > 1 and self.groups < 4 * threads and self.segments >= 8
+            self.in_pieces = p.n >= LONG_ROW or (threads > 1 and self.groups < 4 * threads and self.segments >= 8)
             if self.in_pieces:
                 self.group_size = 1
                 self.groups = p.rows
@@ -386,7 +387,9 @@ cdef class Schedule:
                     self.group_size = ceil_div(self.group_size // 2, 32) * 32
             self.blocks = ceil_div(inner, self.group_size)
             self.groups = p.rows // inner * self.blocks
-            self.in_pieces = threads > 1 and self.groups < 2 * threads and self.segments > 1
+            self.in_pieces = self.segments > 1 and (
+                p.n * self.group_size >= LONG_ROW or (threads > 1 and self.groups < 2 * threads)
+            )
         else:
             self.group_size = min(<Py_ssize_t>MAX_TILE_ROWS, TILE_BYTES // (p.n * compute_size))
             self.in_pieces = self.group_size < TILE_ROWS and (self.group_size < 1 or self.is_transposed() or (

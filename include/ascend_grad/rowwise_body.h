@@ -392,28 +392,24 @@ AG_INLINE void K(columns_max)(const ag_tile *tile, real *best, double *max)
     for (ptrdiff_t c = 0; c < columns; c++) max[c] = best[c];
 }
 
-/* partial[c] (+)= term of each of `width` consecutive elements; max has one value per element */
-AG_INLINE void K(add_terms)(const int op, const int first, const char *a, const char *b, ptrdiff_t width, const real *max,
-                            real *partial)
+/* sums[c] (+)= the terms of `count` rows at column c, added in the compute type, for `width` consecutive columns. */
+AG_INLINE void K(add_rows)(const int op, const int first, const char *a, const char *b, ptrdiff_t a_step, ptrdiff_t b_step,
+                           ptrdiff_t count, ptrdiff_t width, const real *max, double *sums)
 {
     const V none = {0};
-    ptrdiff_t c = 0;
-    for (; c + VL <= width; c += VL) {
-        const V max_v = K(is_forward)(op) ? V_(load)(max + c) : none;
-        const V term = K(term_at)(op, a, b, NULL, c, none, max_v);
-        V_(store)(partial + c, first ? term : V_(load)(partial + c) + term);
-    }
-    if (c < width) {
-        const V max_v = K(is_forward)(op) ? V_(load)(max + c) : none;
-        const V term = K(term_at_partial)(op, a, b, NULL, c, width - c, none, max_v);
-        V_(store)(partial + c, first ? term : V_(load)(partial + c) + term);
-    }
-}
-
-/* sums[c] (+)= partial[c] in float64; both are padded to whole vectors */
-AG_INLINE void K(fold_terms)(const int first, const real *partial, ptrdiff_t width, double *sums)
-{
     for (ptrdiff_t c = 0; c < width; c += VL) {
+        const V max_v = K(is_forward)(op) ? V_(load)(max + c) : none;
+        const char *a_c = a, *b_c = b;
+        V partial = none;
+        if (c + VL <= width) {
+            for (ptrdiff_t t = 0; t < count; t++, a_c += a_step, b_c += b_step) {
+                partial += K(term_at)(op, a_c, b_c, NULL, c, none, max_v);
+            }
+        } else {
+            for (ptrdiff_t t = 0; t < count; t++, a_c += a_step, b_c += b_step) {
+                partial += K(term_at_partial)(op, a_c, b_c, NULL, c, width - c, none, max_v);
+            }
+        }
         K(lanes) lanes = {0};
         if (!first) {
             lanes.low = v_f64_load(sums + c);
@@ -421,7 +417,7 @@ AG_INLINE void K(fold_terms)(const int first, const real *partial, ptrdiff_t wid
             lanes.high = v_f64_load(sums + c + VL / 2);
 #endif
         }
-        K(fold)(&lanes, V_(load)(partial + c));
+        K(fold)(&lanes, partial);
         v_f64_store(sums + c, lanes.low);
 #if !AG_IS_F64
         v_f64_store(sums + c + VL / 2, lanes.high);
@@ -432,36 +428,27 @@ AG_INLINE void K(fold_terms)(const int first, const real *partial, ptrdiff_t wid
 /* Sums of one segment, tile->n <= AG_SEGMENT(VL), for each of tile->rows columns, left in sums[0 .. rows).
  * Lane j of the fixed order is the array of sums that starts at j * pitch. Packed narrow columns are taken VL rows at a
  * time, as one row of VL * columns elements: then lanes lie side by side and pitch is the number of columns. */
-AG_INLINE void K(columns_sum)(const int op, const ag_tile *tile, const real *max, real *partial, double *sums)
+AG_INLINE void K(columns_sum)(const int op, const ag_tile *tile, const real *max, double *sums)
 {
     const ptrdiff_t n = tile->n, columns = tile->rows, width = columns * AG_SIZE;
     const int packed = ag_tile_is_packed(tile, width, K(reads_b_for_sum)(op)) && columns <= AG_PACKED_COLUMNS;
     const ptrdiff_t pitch = packed ? columns : (columns + VL - 1) / VL * VL;
     for (ptrdiff_t block = 0; block < n; block += AG_BLOCK) {
         const ptrdiff_t length = n - block < AG_BLOCK ? n - block : AG_BLOCK;
-        if (packed) {
-            for (ptrdiff_t k = block; k < block + length; k += VL) {
-                const ptrdiff_t lanes = block + length - k < VL ? block + length - k : VL;
-                const char *a = tile->a + k * width, *b = tile->b + k * width;
-                if (k == block) {
-                    K(add_terms)(op, 1, a, b, lanes * columns, max, partial);
-                } else {
-                    K(add_terms)(op, 0, a, b, lanes * columns, max, partial);
-                }
+        /* Packed rows: the lanes with a term in the last, shorter group of VL rows together, and the others together. */
+        for (ptrdiff_t lane = 0; lane < VL && lane < length;) {
+            const ptrdiff_t count = (length - lane + VL - 1) / VL, rest = length % VL;
+            const ptrdiff_t together = !packed ? 1 : lane < rest ? rest : (length < VL ? length : VL) - lane;
+            const char *a = tile->a + (block + lane) * tile->a_stride, *b = tile->b + (block + lane) * tile->b_stride;
+            const real *max_l = packed ? max + lane * columns : max;
+            if (block == 0) {
+                K(add_rows)(op, 1, a, b, VL * tile->a_stride, VL * tile->b_stride, count, together * columns, max_l,
+                            sums + lane * pitch);
+            } else {
+                K(add_rows)(op, 0, a, b, VL * tile->a_stride, VL * tile->b_stride, count, together * columns, max_l,
+                            sums + lane * pitch);
             }
-            K(fold_terms)(block == 0, partial, (length < VL ? length : VL) * columns, sums);
-        } else {
-            for (ptrdiff_t lane = 0; lane < VL && lane < length; lane++) {
-                for (ptrdiff_t k = lane; k < length; k += VL) {
-                    const char *a = tile->a + (block + k) * tile->a_stride, *b = tile->b + (block + k) * tile->b_stride;
-                    if (k == lane) {
-                        K(add_terms)(op, 1, a, b, columns, max, partial);
-                    } else {
-                        K(add_terms)(op, 0, a, b, columns, max, partial);
-                    }
-                }
-                K(fold_terms)(block == 0, partial, columns, sums + lane * pitch);
-            }
+            lane += together;
         }
     }
     ptrdiff_t lanes = n < VL ? n : VL;
@@ -491,7 +478,6 @@ AG_INLINE void K(columns_write)(const int op, const ag_tile *tile, const real *s
 typedef struct {
     double *sums;            /* one segment: VL lanes of columns */
     double *total, *error;   /* compensated sum over segments, one per column */
-    real *partial;           /* at most 16 terms each */
     real *shift, *factor;    /* one per column, then repeated */
     real *max;
 } K(scratch);
@@ -502,8 +488,7 @@ AG_INLINE K(scratch) K(carve)(void *memory)
     s.sums = (double *)memory;
     s.total = s.sums + AG_LANES * AG_MAX_COLUMNS;
     s.error = s.total + AG_MAX_COLUMNS;
-    s.partial = (real *)(s.error + AG_MAX_COLUMNS);
-    s.max = s.partial + AG_SCRATCH_VALUES;
+    s.max = (real *)(s.error + AG_MAX_COLUMNS);
     s.shift = s.max + AG_SCRATCH_VALUES;
     s.factor = s.shift + AG_SCRATCH_VALUES;
     return s;
@@ -563,7 +548,7 @@ AG_INLINE void K(columns)(const int op, const ag_tile *tile, void *memory)
     for (ptrdiff_t k = 0; k < tile->n; k += AG_SEGMENT(VL)) {
         const ptrdiff_t length = tile->n - k < AG_SEGMENT(VL) ? tile->n - k : AG_SEGMENT(VL);
         const ag_tile part = K(tile_rows)(tile, k, length);
-        K(columns_sum)(op, &part, s.max, s.partial, s.sums);
+        K(columns_sum)(op, &part, s.max, s.sums);
         ag_sums_add(s.total, s.error, s.sums, columns);
     }
     ag_sums_total(s.total, s.error, columns);
@@ -604,7 +589,7 @@ AG_INLINE void K(columns)(const int op, const ag_tile *tile, void *memory)
     {                                                                                                                   \
         const K(scratch) s = K(carve)(memory);                                                                          \
         K(prepare_max)(op, tile, max, s.max);                                                                           \
-        K(columns_sum)(op, tile, s.max, s.partial, s.sums);                                                             \
+        K(columns_sum)(op, tile, s.max, s.sums);                                                             \
         for (ptrdiff_t c = 0; c < tile->rows; c++) sum[c] = s.sums[c];                                                  \
     }                                                                                                                   \
     static void K(name##_columns_write)(const ag_tile *tile, const double *max, const double *sum, void *memory)        \

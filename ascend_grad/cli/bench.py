@@ -1,0 +1,152 @@
+"""``ascend-grad bench``: speed beside NumPy, PyTorch and JAX, and accuracy beside the promised bounds."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import ascend_grad as ag
+
+from ..contract import checked_num_threads
+from .errors import CommandError
+
+if TYPE_CHECKING:
+    from ..bench.cases import Case
+    from ..bench.results import Row, Worst
+
+DESCRIPTION = """\
+Time the operators beside NumPy's formulas, and beside PyTorch and JAX where they are installed: medians, hot, all
+sides in turn. "numpy 8.0×" means that NumPy takes 8 times as long; "numpy dot" is NumPy's best form where that is not
+the formula as it is written; "of stream" is the part that is reached of the speed of memory. A mode stands behind
+each case: the result goes into an array at hand (out), a new one (fresh), or after 20 ms of idling (idle).
+The full run takes about ten minutes and up to 5 GB.
+"""
+EPILOG = """\
+examples:
+  ascend-grad bench --quick
+  ascend-grad bench --filter softmax_backward --filter bfloat16 --json results.json
+  ascend-grad bench --accuracy
+"""
+
+
+def add_parser(subparsers) -> None:
+    parser = subparsers.add_parser(
+        "bench",
+        help="measure speed beside NumPy, PyTorch and JAX, or accuracy",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--quick", action="store_true", help="a choice of cases, half a minute")
+    parser.add_argument(
+        "--filter",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="only cases whose name contains this text; repeated: all of them",
+    )
+    parser.add_argument("--threads", type=int, metavar="N", help="threads of this library and of PyTorch")
+    parser.add_argument("--accuracy", action="store_true", help="measure errors in place of times")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the speed to this file (needs matplotlib)")
+    parser.add_argument(
+        "--update-readme",
+        action="store_true",
+        help="keep the results with the sources, and write the tables of the documents anew (in a source tree)",
+    )
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from ..bench import machine, report
+    from ..bench.results import Results
+
+    _check(args)
+    num_threads = checked_num_threads(args.threads) or ag.get_num_threads()
+    speed: Sequence[Row] = ()
+    accuracy: Sequence[Worst] = ()
+    if args.accuracy:
+        accuracy = _measure_accuracy(args.filter)
+    else:
+        speed = _measure_speed(_chosen_cases(args), num_threads)
+    results = Results(machine.describe(), num_threads, speed, accuracy)
+
+    print(report.machine_block(results))
+    shown = report.blocks(results if speed else None, results if accuracy else None)
+    for name in ("rows", "accuracy", "targets"):
+        if name in shown:
+            print(shown[name])
+    if args.json:
+        args.json.write_text(results.to_json())
+    if args.plot:
+        report.chart(results.speed, args.plot)
+    if args.update_readme:
+        (report.ACCURACY_FILE if args.accuracy else report.SPEED_FILE).write_text(results.to_json())
+        report.update_documents()
+    return 0 if all(worst.error <= 1 for worst in accuracy) else 1
+
+
+def _check(args: argparse.Namespace) -> None:
+    """What would fail in the end fails before the measurements."""
+    from ..bench import report
+
+    if args.plot and args.accuracy:
+        raise CommandError("--plot draws speed, not --accuracy")
+    if args.quick and args.accuracy:
+        raise CommandError("--quick chooses among the cases for speed, not for --accuracy")
+    if (args.plot or (args.update_readme and not args.accuracy)) and not importlib.util.find_spec("matplotlib"):
+        raise CommandError("the chart needs matplotlib: pip install 'ascend-grad[plot]'")
+    if args.update_readme and (args.quick or args.filter):
+        raise CommandError("--update-readme takes a full run, without --quick and --filter")
+    if args.update_readme and not all(path.exists() for path in report.DOCUMENTS):
+        raise CommandError("--update-readme works in a source tree, with an editable installation")
+
+
+def _chosen_cases(args: argparse.Namespace) -> list[Case]:
+    from ..bench import cases
+
+    found = cases.quick() if args.quick else cases.full()
+    found = [case for case in found if all(text in case.name for text in args.filter)]
+    if not found:
+        raise CommandError(f"no case contains {' and '.join(map(repr, args.filter))}")
+    return found
+
+
+def _measure_speed(cases: Sequence[Case], num_threads: int) -> list[Row]:
+    from tqdm import tqdm
+
+    from ..bench.machine import busy_cores
+    from ..bench.measure import DisagreementError, measure
+
+    if (busy := busy_cores()) > 0.2:
+        print(f"warning: others keep {busy:.1f} cores busy, which spoils the times", file=sys.stderr)
+    rows = []
+    with tqdm(cases, unit="case") as progress:
+        for case in progress:
+            progress.set_postfix_str(case.name)
+            try:
+                rows.append(measure(case, num_threads))
+            except DisagreementError as error:
+                raise CommandError(str(error)) from error
+    return rows
+
+
+def _measure_accuracy(texts: Sequence[str]) -> list[Worst]:
+    from tqdm import tqdm
+
+    from ..bench import accuracy
+
+    pairs = [pair for pair in accuracy.pairs() if all(text in " ".join(pair) for text in texts)]
+    if not pairs:
+        raise CommandError(f"no operator and dtype contain {' and '.join(map(repr, texts))}")
+    rows: list[Worst] = []
+    with tqdm(pairs, unit="operator") as progress:
+        for operator, dtype in progress:
+            progress.set_postfix_str(f"{operator} {dtype}")
+            rows += accuracy.measure(operator, dtype)
+    return rows

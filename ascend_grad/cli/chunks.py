@@ -1,0 +1,48 @@
+"""Cutting an array into boxes that an operator along one axis can take one by one."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+#: The size of a box, wherever the lengths allow it: small beside any memory, large beside the cost of a call.
+BOX_ELEMENTS = 2**20
+#: What a box spans at least of consecutive elements: below it, several boxes would share every page of the file.
+RUN_ELEMENTS = 2**13
+
+
+def boxes(shape: tuple[int, ...], dim: int, fortran_order: bool) -> Iterator[tuple[slice, ...]]:
+    """Boxes that cover an array, each of them whole along ``dim``, in the order of the array's memory.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        The array's shape.
+    dim : int
+        The axis that is not cut, not negative.
+    fortran_order : bool
+        Whether the first axis is the one of consecutive elements, and not the last.
+
+    Yields
+    ------
+    tuple of slice
+        One slice per axis.
+    """
+    if math.prod(shape) == 0 or not shape:
+        yield (slice(None),) * len(shape)
+        return
+    outwards = range(len(shape)) if fortran_order else range(len(shape) - 1, -1, -1)
+    lengths = list(shape)
+    elements, run = shape[dim], 1
+    for axis in outwards:
+        if axis == dim:
+            run = RUN_ELEMENTS  # further out, nothing is consecutive any more
+            continue
+        lengths[axis] = min(shape[axis], max(BOX_ELEMENTS // elements, -(-RUN_ELEMENTS // run)))
+        elements *= lengths[axis]
+        run *= lengths[axis]
+    steps = {axis: range(0, shape[axis], lengths[axis]) for axis in reversed(outwards)}
+    for starts in itertools.product(*steps.values()):
+        corner = dict(zip(steps, starts))
+        yield tuple(slice(corner[axis], corner[axis] + lengths[axis]) for axis in range(len(shape)))

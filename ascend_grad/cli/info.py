@@ -1,0 +1,40 @@
+"""``ascend-grad info``: what this installation is and what it found on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+import ascend_grad as ag
+
+
+def add_parser(subparsers) -> None:
+    parser = subparsers.add_parser(
+        "info",
+        help="show the version, the CPU variant, threads and backends",
+        description="Show what this installation is and what it found on this machine.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--json", action="store_true", help="the same, for programs")
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    config: Any = ag.show_config(mode="dict")
+    if args.json:
+        print(json.dumps(config, indent=2))
+        return 0
+    version, cpu = config["version"], config["cpu"]
+    print(f"ascend_grad   {version['ascend_grad']}")
+    print(f"built with    {version['compiler']}")
+    print(f"running on    Python {version['python']}, NumPy {version['numpy']}")
+    print(f"CPU variant   {cpu['variant']} (this machine supports {', '.join(cpu['supported'])})")
+    print(f"OpenMP        {config['openmp']}")
+    print(f"threads       {config['threads']}")
+    print(f"C headers     {ag.get_include()}")
+    for name, value in config["environment"].items():
+        print(f"environment   {name}={value}")
+    for name, status in config["backends"].items():
+        print(f"backend       {name}: {'usable' if status['usable'] else 'not usable'}, {status['reason']}")
+    return 0

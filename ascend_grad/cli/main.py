@@ -1,0 +1,113 @@
+"""The command line ``ascend-grad``. Each command is a module here: `add_parser` describes it, `run` does it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from .._version import __version__
+from ..errors import AscendGradError
+from . import apply, bench, demo, info
+from .errors import CommandError
+
+EPILOG = """\
+examples:
+  ascend-grad demo
+  ascend-grad apply softmax_backward --grad-output g.npy --output y.npy -o dx.npy
+  ascend-grad info --json
+
+'ascend-grad COMMAND --help' describes a command.
+"""
+
+FAILED = 2
+
+
+class _Terminated(BaseException):
+    """A signal asked this process to end; raised so that what was begun is undone."""
+
+    def __init__(self, number: int):
+        self.number = number
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
+    parser = argparse.ArgumentParser(
+        prog="ascend-grad",
+        description="Softmax gradients for NumPy arrays and files.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"ascend-grad {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for command in (demo, apply, bench, info):
+        command.add_parser(subparsers)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Parameters
+    ----------
+    argv : sequence of str, optional
+        The arguments; default: those of the process.
+
+    Returns
+    -------
+    int
+        The exit status: 0, 1 if the command found something wrong, 2 if it could not do what it was asked for,
+        128 and the signal's number if it was ended by one.
+    """
+    args = build_parser().parse_args(argv)
+    try:
+        with _signals_as_exceptions():
+            status = args.func(args)
+            sys.stdout.flush()
+            return status
+    except KeyboardInterrupt:
+        return _end(args, "interrupted", 128 + signal.SIGINT)
+    except _Terminated as ended:
+        return _end(args, "terminated", 128 + ended.number)
+    except BrokenPipeError:
+        # Whoever read our output has gone. Point stdout elsewhere, or Python complains when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except (CommandError, AscendGradError) as error:
+        return _end(args, f"error: {error}", FAILED)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename is not None else ""
+        return _end(args, f"error: {where}{error.strerror or error}", FAILED)
+    except MemoryError as error:
+        return _end(args, f"error: out of memory: {error}", FAILED)
+
+
+def _end(args: argparse.Namespace, message: str, status: int) -> int:
+    print(f"ascend-grad {args.command}: {' '.join(message.split())}", file=sys.stderr)
+    return status
+
+
+@contextmanager
+def _signals_as_exceptions() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP unwind the stack, as SIGINT does, where they would end the process at once."""
+
+    def handle(number: int, frame: object) -> None:
+        raise _Terminated(number)
+
+    changed = []
+    # Only the main thread may set handlers.
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, handle)
+                changed.append(number)
+    try:
+        yield
+    finally:
+        for number in changed:
+            signal.signal(number, signal.SIG_DFL)

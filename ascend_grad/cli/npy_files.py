@@ -1,0 +1,272 @@
+"""Arrays in ``.npy`` and ``.npz`` files as memory maps: reading any of them, writing new ones whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import io
+import math
+import mmap
+import os
+import secrets
+import stat
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import IO, TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from .errors import CommandError
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+#: What NumPy makes of bfloat16 files, which it wrote itself: it knows the size of an element, not its meaning.
+RAW = np.dtype("V2")
+
+_HEADER_READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+_COPIED_AT_ONCE = 2**20
+
+
+class MappedArray(NamedTuple):
+    """An array over the pages of a file."""
+
+    array: NDArray
+    memory: mmap.mmap
+
+    def release(self) -> None:
+        """Give the pages back. The file keeps what was written to them; used again, they come back from there."""
+        self.memory.madvise(mmap.MADV_DONTNEED)
+
+
+class Source(NamedTuple):
+    """What the name of an input means: a file and, of an archive, the member."""
+
+    path: str
+    member: str | None
+
+    def __str__(self) -> str:
+        return self.path if self.member is None else f"{self.path}:{self.member}"
+
+
+def parse_source(text: str) -> Source:
+    """Split ``file.npz:member``, unless there is a file whose name is the whole text."""
+    path, colon, member = text.rpartition(":")
+    if colon and not os.path.exists(text) and os.path.exists(path):
+        return Source(path, member)
+    return Source(text, None)
+
+
+def open_array(source: Source, raw_dtype: np.dtype | None, temporary: str, bar: Callable[..., tqdm]) -> MappedArray:
+    """Map the array of a ``.npy`` file, or of a member of a ``.npz`` file by way of a temporary file.
+
+    Parameters
+    ----------
+    source : Source
+        The file.
+    raw_dtype : dtype or None
+        What elements of two raw bytes mean; None: they are not expected.
+    temporary : str
+        The directory for temporary files. They have no name there: nothing is left of them, however this ends.
+    bar : callable
+        Makes the progress bar of a copy.
+
+    Raises
+    ------
+    CommandError
+        If the file is not what it should be.
+    OSError
+        If it cannot be read.
+    """
+    _require_regular_file(source.path)
+    with open(source.path, "rb") as file:
+        is_archive = file.read(2) == b"PK"
+        file.seek(0)
+        if not is_archive:
+            if source.member is not None:
+                raise CommandError(f"{source.path}: not a .npz file, so it has no member {source.member!r}")
+            return _map(file, source, raw_dtype)
+    with _temporary_file(temporary) as copy:
+        _extract(source, copy, bar)
+        return _map(copy, source, raw_dtype)
+
+
+def checked_target(path: str, sources: list[Source]) -> str:
+    """Where a result goes, links followed; refused if that is one of the inputs or nothing that can be replaced.
+
+    Raises
+    ------
+    CommandError
+        With the reason.
+    """
+    if path.endswith(".npz"):
+        raise CommandError(f"{path}: the result is a .npy file")
+    target = os.path.realpath(path)
+    directory = os.path.dirname(target)
+    if not os.path.isdir(directory):
+        raise CommandError(f"{path}: there is no directory {directory}")
+    with suppress(FileNotFoundError):
+        _require_regular_file(target)
+        for source in sources:
+            if os.path.exists(source.path) and os.path.samefile(target, source.path):
+                raise CommandError(f"{path}: this is the input {source.path}; inputs are not overwritten")
+        if not os.access(target, os.W_OK):
+            raise CommandError(f"{path}: not writable")
+    return target
+
+
+@contextmanager
+def new_npy(target: str, shape: tuple[int, ...], dtype: np.dtype, fortran_order: bool) -> Iterator[MappedArray]:
+    """A new ``.npy`` file, filled in the block and there under its name from the end of it on.
+
+    The disk space is taken first. If the block fails nothing remains, and a file that had the name stays as it was.
+
+    Parameters
+    ----------
+    target : str
+        The file's name, from `checked_target`.
+    shape, dtype, fortran_order
+        The array.
+
+    Raises
+    ------
+    CommandError
+        If the file cannot be created, or the disk is full.
+    """
+    header = io.BytesIO()
+    npy.write_array_header_1_0(
+        header, {"descr": npy.dtype_to_descr(dtype), "fortran_order": fortran_order, "shape": shape}
+    )
+    offset = header.tell()
+    directory = os.path.dirname(target)
+    # The same directory, so that the last step is one atomic renaming within one file system.
+    partial = os.path.join(directory, f".ascend-grad-{secrets.token_hex(8)}.part")
+    try:
+        with _created(partial, target) as file:
+            _reserve(file, offset + dtype.itemsize * math.prod(shape), target)
+            file.write(header.getvalue())
+            file.flush()
+            memory = mmap.mmap(file.fileno(), 0)
+            yield MappedArray(_array_over(memory, offset, shape, dtype, fortran_order), memory)
+            os.fsync(file.fileno())
+        os.replace(partial, target)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(partial)
+        raise
+    _sync_directory(directory)
+
+
+def _require_regular_file(path: str) -> None:
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise CommandError(f"{path}: not a regular file")
+
+
+def _temporary_file(directory: str) -> IO[bytes]:
+    try:
+        return tempfile.TemporaryFile(dir=directory)
+    except OSError as error:
+        raise CommandError(f"{directory}: cannot create a temporary file there: {error.strerror}") from error
+
+
+def _created(partial: str, target: str) -> IO[bytes]:
+    try:
+        return open(partial, "x+b")
+    except OSError as error:
+        raise CommandError(f"{target}: cannot create a file beside it: {error.strerror}") from error
+
+
+def _extract(source: Source, copy: IO[bytes], bar: Callable[..., tqdm]) -> None:
+    """Copy a member of an archive, decompressed."""
+    try:
+        with zipfile.ZipFile(source.path) as archive:
+            member = _find_member(archive, source)
+            _reserve(copy, member.file_size, f"temporary copy of {source}")
+            with archive.open(member) as stream, bar(desc=f"reading {source}", total=member.file_size) as progress:
+                while piece := stream.read(_COPIED_AT_ONCE):
+                    copy.write(piece)
+                    progress.update(len(piece))
+        copy.seek(0)
+    except (CommandError, OSError, MemoryError):
+        raise
+    except Exception as error:  # its own, and whatever the decompressors raise
+        raise CommandError(f"{source}: damaged, or not written by NumPy: {error}") from error
+
+
+def _find_member(archive: zipfile.ZipFile, source: Source) -> zipfile.ZipInfo:
+    members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+    names = ", ".join(members)
+    if source.member is not None:
+        if source.member.removesuffix(".npy") not in members:
+            raise CommandError(f"{source.path}: no member {source.member!r}, there are: {names}")
+        return members[source.member.removesuffix(".npy")]
+    if len(members) != 1:
+        raise CommandError(f"{source.path}: holds {len(members)} arrays, name one as FILE.npz:MEMBER: {names}")
+    return next(iter(members.values()))
+
+
+def _map(file: IO[bytes], source: Source, raw_dtype: np.dtype | None) -> MappedArray:
+    try:
+        version = npy.read_magic(file)
+        if version not in _HEADER_READERS:
+            raise ValueError(f"version {version[0]}.{version[1]} of the format is for records")
+        shape, fortran_order, dtype = _HEADER_READERS[version](file)
+        if dtype.hasobject:
+            raise ValueError("it holds Python objects, which are never unpickled")
+        if min(shape, default=0) < 0:
+            raise ValueError(f"its shape is {shape}")
+        offset = file.tell()
+        needed, there = offset + dtype.itemsize * math.prod(shape), os.fstat(file.fileno()).st_size
+        if needed > there:
+            raise ValueError(f"it is truncated, {there} bytes of {needed}")
+        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        array = _array_over(memory, offset, shape, dtype, fortran_order)
+    except Exception as error:  # for a broken header NumPy's parser lets through whatever Python's raises
+        raise CommandError(f"{source}: not a .npy file that can be used: {error}") from error
+    file.seek(0)
+    return MappedArray(array.view(_meaning(dtype, file.read(offset), raw_dtype, source)), memory)
+
+
+def _meaning(dtype: np.dtype, header: bytes, raw_dtype: np.dtype | None, source: Source) -> np.dtype:
+    """The dtype of the elements, where raw ones get the meaning that the user gave."""
+    if dtype == RAW:
+        if raw_dtype is None:
+            raise CommandError(f"{source}: elements of 2 raw bytes; if this is bfloat16, add --dtype bfloat16")
+        # NumPy keeps no byte order with raw elements, so that dtype has lost what the header says.
+        return raw_dtype.newbyteorder(">") if b"'>V2'" in header else raw_dtype
+    if raw_dtype is not None and dtype != np.bool_:
+        raise CommandError(f"{source}: --dtype {raw_dtype} is for elements of 2 raw bytes, these are {dtype}")
+    return dtype
+
+
+def _array_over(
+    memory: mmap.mmap, offset: int, shape: tuple[int, ...], dtype: np.dtype, fortran_order: bool
+) -> NDArray:
+    return np.ndarray(shape, dtype, memory, offset, order="F" if fortran_order else "C")
+
+
+def _reserve(file: IO[bytes], size: int, name: str) -> None:
+    """Take the disk space of a whole file now: a page of a map that finds no space later ends the process."""
+    disk = os.fstatvfs(file.fileno())
+    free = disk.f_bavail * disk.f_frsize
+    try:
+        # Asked first, since some file systems fill up the disk before they notice.
+        if size > free and disk.f_blocks:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if size:
+            os.posix_fallocate(file.fileno(), 0, size)
+    except OSError as error:
+        raise CommandError(f"{name}: cannot reserve {size} bytes ({free} are free): {error.strerror}") from error
+
+
+def _sync_directory(directory: str) -> None:
+    """Make a renaming last. The file is complete by now, so that a file system without this is no failure."""
+    with suppress(OSError):
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
