@@ -46,6 +46,7 @@ cdef extern from "ascend_grad/rowwise.h" nogil:
         Py_ssize_t n
         double scale
         int stream
+        int fits
 
     ctypedef struct ag_row_kernels:
         Py_ssize_t segment

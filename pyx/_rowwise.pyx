@@ -536,6 +536,7 @@ cdef class Schedule:
         tile.rows = min(self.group_size, inner - block * self.group_size)
         tile.n = length
         tile.stream = self.stream
+        tile.fits = not self.in_pieces and 2 * tile.n * tile.rows * self.p.operands[A].itemsize <= _cpu.cache_size(2)
         tile.a_stride = self.p.operands[A].dim_stride
         tile.b_stride = self.p.operands[B].dim_stride
         tile.out_stride = self.p.operands[OUT].dim_stride
@@ -663,7 +664,7 @@ cdef class Schedule:
                         self.unit(round, index, 0)
                     _openmp.record_team()
                 else:
-                    for index in prange(begin, end, num_threads=self.threads, schedule="dynamic"):
+                    for index in prange(begin, end, num_threads=self.threads, schedule="static"):
                         self.unit(round, index, threadid())
                         _openmp.record_team()
             begin = end

@@ -86,7 +86,9 @@ def run(args: argparse.Namespace) -> int:
     if args.plot:
         report.chart(results.speed, args.plot)
     if args.update_readme:
-        (report.ACCURACY_FILE if args.accuracy else report.SPEED_FILE).write_text(results.to_json())
+        file = report.ACCURACY_FILE if args.accuracy else report.SPEED_FILE
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(results.to_json())
         report.update_documents()
     return 0 if all(worst.error <= 1 for worst in accuracy) else 1
 
@@ -120,11 +122,8 @@ def _chosen_cases(args: argparse.Namespace) -> list[Case]:
 def _measure_speed(cases: Sequence[Case], num_threads: int) -> list[Row]:
     from tqdm import tqdm
 
-    from ..bench.machine import busy_cores
-    from ..bench.measure import DisagreementError, measure
+    from ..bench.measure import TOLERATED, DisagreementError, measure
 
-    if (busy := busy_cores()) > 0.2:
-        print(f"warning: others keep {busy:.1f} cores busy, which spoils the times", file=sys.stderr)
     rows = []
     with tqdm(cases, unit="case") as progress:
         for case in progress:
@@ -133,6 +132,9 @@ def _measure_speed(cases: Sequence[Case], num_threads: int) -> list[Row]:
                 rows.append(measure(case, num_threads))
             except DisagreementError as error:
                 raise CommandError(str(error)) from error
+    disturbed = sum(row.others > TOLERATED for row in rows)
+    if disturbed:
+        print(f"warning: other processes disturbed {disturbed} of {len(rows)} cases", file=sys.stderr)
     return rows
 
 

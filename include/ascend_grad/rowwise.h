@@ -81,6 +81,7 @@ typedef struct {
     ptrdiff_t rows, n;
     double scale;
     int stream; /* results bypass the cache */
+    int fits;   /* columns: inputs stay in the second cache from the sum to the result */
 } ag_tile;
 
 /* Where the next row's inputs lie. */

@@ -261,6 +261,7 @@ AG_INLINE double K(row_sum)(const int op, const char *a, const char *b, const ui
                             double max)
 {
     const V max_v = V_(set1)((real)max);
+    if (n <= AG_SEGMENT(VL)) return K(run_sum)(op, a, b, mask, n, scale, max_v) + 0.0;
     ag_sum total = {0.0, 0.0};
     for (ptrdiff_t i = 0; i < n; i += AG_SEGMENT(VL)) {
         const ptrdiff_t length = n - i < AG_SEGMENT(VL) ? n - i : AG_SEGMENT(VL);
@@ -340,23 +341,36 @@ AG_INLINE void K(narrow_rows)(const int op, const ag_tile *tile)
 AG_INLINE void K(rows)(const int op, const ag_tile *tile)
 {
     const ptrdiff_t n = tile->n, width = n * AG_SIZE;
-    /* A forward operator keeps its exponentials there; a backward one gains by it where vectors would be part empty. */
-    const int narrow = n <= AG_NARROW && (K(is_forward)(op) || n % VL || n <= 2 * VL);
+    /* A forward operator keeps its exponentials there; a backward one gains where vectors would be part empty, or where
+     * converting outweighs the copies. */
+    const int narrow = n <= AG_NARROW && (K(is_forward)(op) || AG_SIZE == 2 || n % VL || n <= 2 * VL);
     if (narrow && tile->rows > 1 && tile->a_stride == width && tile->out_stride == width &&
         (!K(reads_b)(op) || tile->b_stride == width) && (!K(is_masked)(op) || tile->mask_stride == n)) {
         K(narrow_rows)(op, tile);
     } else {
         const V scale = V_(set1)((real)tile->scale);
         const int asks = tile->stream && width >= AG_MIN_AHEAD && width <= AG_MAX_AHEAD;
-        for (ptrdiff_t row = 0; row < tile->rows; row++) {
-            const char *a = tile->a + row * tile->a_stride, *b = tile->b + row * tile->b_stride;
-            const uint8_t *mask = tile->mask + row * tile->mask_stride;
-            const double max = K(is_forward)(op) ? K(run_max)(op, a, mask, n, scale) : 0.0;
-            const double sum = K(row_sum)(op, a, b, mask, n, scale, max);
-            const real shift = K(shift_of)(op, max, sum), factor = K(factor_of)(op, sum);
-            const ag_ahead next = {a + tile->a_stride, b + tile->b_stride};
-            K(run_write)(op, 0, a, b, mask, tile->out + row * tile->out_stride, n, scale, &shift, &factor, tile->stream,
-                         asks && row + 1 < tile->rows ? &next : NULL);
+        /* Short rows in groups, sums first: one row's chain of additions runs beside the arithmetic of another. */
+        enum { GROUP = 8, GROUP_BYTES = 8 << 10 };
+        const ptrdiff_t group = width <= GROUP_BYTES / GROUP ? GROUP : width <= GROUP_BYTES ? GROUP_BYTES / width : 1;
+        real shift[GROUP], factor[GROUP];
+        for (ptrdiff_t row = 0; row < tile->rows; row += group) {
+            const ptrdiff_t end = row + group < tile->rows ? row + group : tile->rows;
+            for (ptrdiff_t r = row; r < end; r++) {
+                const char *a = tile->a + r * tile->a_stride, *b = tile->b + r * tile->b_stride;
+                const uint8_t *mask = tile->mask + r * tile->mask_stride;
+                const double max = K(is_forward)(op) ? K(run_max)(op, a, mask, n, scale) : 0.0;
+                const double sum = K(row_sum)(op, a, b, mask, n, scale, max);
+                shift[r - row] = K(shift_of)(op, max, sum);
+                factor[r - row] = K(factor_of)(op, sum);
+            }
+            for (ptrdiff_t r = row; r < end; r++) {
+                const char *a = tile->a + r * tile->a_stride, *b = tile->b + r * tile->b_stride;
+                const ag_ahead next = {a + tile->a_stride, b + tile->b_stride};
+                K(run_write)(op, 0, a, b, tile->mask + r * tile->mask_stride, tile->out + r * tile->out_stride, n, scale,
+                             &shift[r - row], &factor[r - row], tile->stream,
+                             asks && r + 1 < tile->rows ? &next : NULL);
+            }
         }
     }
     if (tile->stream) v_fence();
@@ -394,7 +408,7 @@ AG_INLINE void K(columns_max)(const ag_tile *tile, real *best, double *max)
 
 /* sums[c] (+)= the terms of `count` rows at column c, added in the compute type, for `width` consecutive columns. */
 AG_INLINE void K(add_rows)(const int op, const int first, const char *a, const char *b, ptrdiff_t a_step, ptrdiff_t b_step,
-                           ptrdiff_t count, ptrdiff_t width, const real *max, double *sums)
+                           ptrdiff_t count, ptrdiff_t width, const real *max, double *sums, int asks)
 {
     const V none = {0};
     for (ptrdiff_t c = 0; c < width; c += VL) {
@@ -404,6 +418,7 @@ AG_INLINE void K(add_rows)(const int op, const int first, const char *a, const c
         if (c + VL <= width) {
             for (ptrdiff_t t = 0; t < count; t++, a_c += a_step, b_c += b_step) {
                 partial += K(term_at)(op, a_c, b_c, NULL, c, none, max_v);
+                if (op == AG_LOG_SOFTMAX_BACKWARD && asks) __builtin_prefetch(b_c + c * AG_SIZE, 0, 2);
             }
         } else {
             for (ptrdiff_t t = 0; t < count; t++, a_c += a_step, b_c += b_step) {
@@ -443,10 +458,10 @@ AG_INLINE void K(columns_sum)(const int op, const ag_tile *tile, const real *max
             const real *max_l = packed ? max + lane * columns : max;
             if (block == 0) {
                 K(add_rows)(op, 1, a, b, VL * tile->a_stride, VL * tile->b_stride, count, together * columns, max_l,
-                            sums + lane * pitch);
+                            sums + lane * pitch, tile->fits);
             } else {
                 K(add_rows)(op, 0, a, b, VL * tile->a_stride, VL * tile->b_stride, count, together * columns, max_l,
-                            sums + lane * pitch);
+                            sums + lane * pitch, tile->fits);
             }
             lane += together;
         }
@@ -468,8 +483,10 @@ AG_INLINE void K(columns_write)(const int op, const ag_tile *tile, const real *s
     const V none = {0};
     for (ptrdiff_t k = 0; k < tile->n; k += repeats) {
         const ptrdiff_t rows = tile->n - k < repeats ? tile->n - k : repeats;
+        const ag_ahead next = {tile->a + (k + repeats) * tile->a_stride, tile->b + (k + repeats) * tile->b_stride};
         K(run_write)(op, 1, tile->a + k * tile->a_stride, tile->b + k * tile->b_stride, NULL,
-                     tile->out + k * tile->out_stride, rows * tile->rows, none, shift, factor, tile->stream, NULL);
+                     tile->out + k * tile->out_stride, rows * tile->rows, none, shift, factor, tile->stream,
+                     !tile->fits && k + repeats < tile->n ? &next : NULL);
     }
     if (tile->stream) v_fence();
 }

@@ -187,7 +187,7 @@ static void test_operator(ag_variant variant, ag_dtype dtype, ag_row_op op, ptrd
     const ptrdiff_t width = n * size;
     char *a1 = copy_of(a, nbytes), *b1 = copy_of(b, nbytes), *out1 = copy_of(a, nbytes);
     uint8_t *mask1 = (uint8_t *)copy_of((char *)mask, (size_t)(rows * n));
-    ag_tile tile = {a1, b1, mask1, out1, width, width, n, width, rows, n, scale, 0};
+    ag_tile tile = {a1, b1, mask1, out1, width, width, n, width, rows, n, scale, 0, 0};
     kernels->rows(&tile);
     memcpy(out, out1, nbytes);
     for (ptrdiff_t r = 0; r < rows; r++) {
@@ -218,7 +218,7 @@ static void test_operator(ag_variant variant, ag_dtype dtype, ag_row_op op, ptrd
 
     /* in pieces */
     for (ptrdiff_t r = 0; r < rows; r++) {
-        ag_tile piece = {a1 + r * width, b1 + r * width, mask1 + r * n, other + r * width, 0, 0, 0, 0, 1, n, scale, 0};
+        ag_tile piece = {a1 + r * width, b1 + r * width, mask1 + r * n, other + r * width, 0, 0, 0, 0, 1, n, scale, 0, 0};
         const double max = backward ? 0 : kernels->piece_max(&piece);
         ag_sum total = {0, 0};
         for (ptrdiff_t k = 0; k < n; k += kernels->segment) {
@@ -237,7 +237,7 @@ static void test_operator(ag_variant variant, ag_dtype dtype, ag_row_op op, ptrd
         void *scratch = malloc(AG_SCRATCH_BYTES);
         ag_copy_block(at, rows * size, size, a, size, width, n, rows, size, 0);
         ag_copy_block(bt, rows * size, size, b, size, width, n, rows, size, 0);
-        ag_tile columns = {at, bt, mask, outt, rows * size, rows * size, 0, rows * size, rows, n, 1.0, 0};
+        ag_tile columns = {at, bt, mask, outt, rows * size, rows * size, 0, rows * size, rows, n, 1.0, 0, 1};
         kernels->columns(&columns, scratch);
         ag_copy_block(other, width, size, outt, size, rows * size, rows, n, size, 0);
         CHECK_SAME("by columns", other);

@@ -1,0 +1,159 @@
+"""What is measured: named cases, and the arrays that they work on."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+BACKWARD = ("softmax_backward", "log_softmax_backward")
+FORWARD = ("softmax", "log_softmax")
+MASKED_BACKWARD = "scaled_masked_softmax_backward"
+MASKED = (MASKED_BACKWARD, "scaled_masked_softmax")
+
+NARROW_DTYPES = ("float32", "bfloat16", "float16")
+DTYPES = (*NARROW_DTYPES, "float64")
+
+#: Shapes and dims: small calls, then those along the last dim, the first, and one between.
+SMALL_LAYOUTS = (((8, 8), 1), ((64, 128), 1))
+LAST_LAYOUTS = tuple(
+    (shape, 1)
+    for shape in (
+        (1024, 1024),
+        (4096, 4096),
+        (2048, 32768),
+        (65536, 64),
+        (1000000, 3),
+        (1, 2**24),
+        (3, 2**22),
+    )
+)
+FIRST_LAYOUTS = tuple((shape, 0) for shape in ((4096, 4096), (84, 43682), (1000000, 10)))
+MIDDLE_LAYOUTS = (((64, 1000, 128), 1), ((32, 81, 8732), 1))
+LAYOUTS = (*SMALL_LAYOUTS, *LAST_LAYOUTS, *FIRST_LAYOUTS, *MIDDLE_LAYOUTS)
+QUICK_LAYOUTS = (((64, 128), 1), ((1024, 1024), 1), ((4096, 4096), 1), ((64, 1000, 128), 1))
+
+MASKED_LAYOUTS = tuple((shape, 3) for shape in ((2, 4, 32, 32), (32, 12, 128, 128), (8, 16, 512, 512)))
+IDLE_LAYOUTS = (*SMALL_LAYOUTS, ((512, 512), 1), ((1024, 1024), 1), ((4096, 4096), 1))
+
+#: The factor of the masked operators.
+SCALE = 0.125
+
+
+@dataclass(frozen=True)
+class Case:
+    """One measured call.
+
+    Attributes
+    ----------
+    operator : str
+        The public function.
+    dtype : str
+        Of all arrays (masks are bool).
+    shape : tuple of int
+        Of all arrays; a mask has 1 in place of the second length.
+    dim : int
+        The axis, not negative.
+    mode : {"out", "fresh", "idle"}
+        Whether the result goes into an array at hand, into a new one, or, once, into an array at hand after idling.
+    """
+
+    operator: str
+    dtype: str
+    shape: tuple[int, ...]
+    dim: int
+    mode: str
+
+    @property
+    def layout(self) -> str:
+        return layout_text(self.shape, self.dim)
+
+    @property
+    def name(self) -> str:
+        return f"{self.operator} {self.dtype} {self.layout} {self.mode}"
+
+    @property
+    def size(self) -> int:
+        """Elements of the result."""
+        return int(np.prod(self.shape))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the result."""
+        return self.size * numpy_dtype(self.dtype).itemsize
+
+
+class Operands(NamedTuple):
+    """The arrays of one call: what it reads, and where its result goes when that is not a new array."""
+
+    inputs: tuple[np.ndarray, ...]
+    out: np.ndarray
+
+
+def layout_text(shape: tuple[int, ...], dim: int) -> str:
+    """Shape and axis, in words."""
+    lengths = " × ".join(map(str, shape))
+    return lengths if dim == len(shape) - 1 else f"{lengths}, dim {dim}"
+
+
+def numpy_dtype(name: str) -> np.dtype:
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+
+
+def _cases(operators, dtypes, layouts, modes) -> list[Case]:
+    # Cases that share their values stand side by side.
+    return [
+        Case(operator, dtype, shape, dim, mode)
+        for shape, dim in layouts
+        for operator in operators
+        for dtype in dtypes
+        for mode in modes
+    ]
+
+
+def full() -> list[Case]:
+    """Every case."""
+    return [
+        *_cases(BACKWARD, DTYPES, LAYOUTS, ("out", "fresh")),
+        *_cases(FORWARD, DTYPES, LAYOUTS, ("out",)),
+        *_cases(MASKED, DTYPES, MASKED_LAYOUTS, ("out",)),
+        *_cases(BACKWARD, ("float32",), IDLE_LAYOUTS, ("idle",)),
+    ]
+
+
+def quick() -> list[Case]:
+    """A choice that takes about half a minute."""
+    return [
+        *_cases(BACKWARD, ("float32",), QUICK_LAYOUTS, ("out", "fresh")),
+        *_cases(BACKWARD, ("bfloat16",), QUICK_LAYOUTS, ("out",)),
+        *_cases(FORWARD, ("float32",), QUICK_LAYOUTS[:2], ("out",)),
+        *_cases(MASKED, ("float32",), MASKED_LAYOUTS[1:2], ("out",)),
+        *_cases(BACKWARD, ("float32",), SMALL_LAYOUTS[1:], ("idle",)),
+    ]
+
+
+@functools.lru_cache(maxsize=1)
+def _values(operator: str, shape: tuple[int, ...], dim: int) -> tuple[np.ndarray, ...]:
+    """Ordinary values in float32: logits, their (logarithms of) probabilities, gradients of size one."""
+    random = np.random.default_rng(0)
+    logits = random.standard_normal(shape, np.float32)
+    if not operator.endswith("_backward"):
+        return (logits,)
+    logits -= np.log(np.exp(logits).sum(dim, keepdims=True))
+    output = logits if operator == "log_softmax_backward" else np.exp(logits, out=logits)
+    return random.standard_normal(shape, np.float32), output
+
+
+def operands(case: Case) -> Operands:
+    """Arrays for the case. All sides work on the same memory, which NumPy has allocated."""
+    dtype = numpy_dtype(case.dtype)
+    inputs = tuple(values.astype(dtype, copy=False) for values in _values(case.operator, case.shape, case.dim))
+    if case.operator in MASKED:
+        batch, _, *rest = case.shape
+        inputs += (np.random.default_rng(1).random((batch, 1, *rest)) < 0.3,)
+    out = np.empty(case.shape, dtype)
+    out.fill(0)  # not np.zeros: its memory has no huge pages advised
+    return Operands(inputs, out)

@@ -1,0 +1,81 @@
+"""What the measurements ran on: hardware and versions, and nothing that tells one host from its twins."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import time
+from pathlib import Path
+
+import ascend_grad as ag
+
+LIBRARIES = ("numpy", "ml_dtypes", "torch", "jax")
+
+
+def describe() -> dict[str, str]:
+    """The machine and the software, as names and values."""
+    config = ag.show_config(mode="dict")
+    assert config is not None
+    return {
+        "CPU": _cpu_model(),
+        "cores": str(len(os.sched_getaffinity(0))),
+        "caches": _caches(),
+        "variant": config["cpu"]["variant"],
+        "system": f"{platform.system()} {platform.machine()}, {' '.join(platform.libc_ver())}",
+        "huge pages": _huge_pages(),
+        "compiler": config["version"]["compiler"],
+        "ascend_grad": ag.__version__,
+        "Python": platform.python_version(),
+    } | {name: version for name in LIBRARIES if (version := _version(name))}
+
+
+def seconds_of_others() -> float:
+    """CPU seconds that all but this process have taken so far: other processes, the kernel, the hypervisor's guests."""
+    fields = _read("/proc/stat").split("\n", 1)[0].split()
+    if len(fields) < 9:
+        return 0.0
+    user, nice, system, _idle, _waiting, interrupts, soft_interrupts, stolen = map(int, fields[1:9])
+    busy = user + nice + system + interrupts + soft_interrupts + stolen
+    return busy / os.sysconf("SC_CLK_TCK") - time.process_time()
+
+
+def _cpu_model() -> str:
+    """The model's name, with family and model numbers, since virtual machines shorten the name."""
+    fields: dict[str, str] = {}
+    for line in _read("/proc/cpuinfo").splitlines():
+        name, _, value = line.partition(":")
+        fields.setdefault(name.strip(), value.strip())
+    name = fields.get("model name") or platform.processor() or platform.machine()
+    if "cpu family" in fields and "model" in fields:
+        name += f" (family {fields['cpu family']}, model {fields['model']})"
+    return name
+
+
+def _caches() -> str:
+    found = []
+    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        level, kind, size = (_read(index / name) for name in ("level", "type", "size"))
+        if kind != "Instruction":
+            found.append(f"L{level} {size}")
+    return ", ".join(found) or "unknown"
+
+
+def _huge_pages() -> str:
+    """The chosen one of the kernel's settings for transparent huge pages, which stands in brackets."""
+    text = _read("/sys/kernel/mm/transparent_hugepage/enabled")
+    return text.partition("[")[2].partition("]")[0] or "unknown"
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _read(path: str | Path) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""

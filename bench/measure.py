@@ -1,0 +1,125 @@
+"""Timing: all sides in turn, in one run, hot, medians."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import statistics
+import time
+from collections.abc import Iterator
+from itertools import repeat
+
+import numpy as np
+
+from . import rivals, stream
+from .cases import Case, operands
+from .machine import seconds_of_others
+from .results import OWN, Row
+from .rivals import Call
+
+#: A side is called for at least so long before it is timed: caches, clocks and its threads are awake then, and the
+#: threads of the side before have gone to sleep.
+WARM_UP = 0.015
+#: What is timed is a loop of about this length, or one call: the timer's own cost vanishes.
+LOOP = 0.002
+TURNS = 9
+#: A side whose turn takes longer sits out all turns but every third: its ratio is far from any doubt.
+SLOW = 0.2
+IDLE = 0.02
+IDLE_TURNS = 21
+#: So much of a core may be taken by others; above that, a case is measured again, up to so many times in all.
+TOLERATED = 0.15
+ATTEMPTS = 3
+
+
+class DisagreementError(Exception):
+    """A rival computes other values, so that its time says nothing."""
+
+
+def measure(case: Case, num_threads: int) -> Row:
+    """Time one case: this library, every rival that takes part, the stream.
+
+    While another process keeps a core busy, two threads wait for each other most of the time, so the least disturbed
+    attempt counts.
+    """
+    arrays = operands(case)
+    calls: dict[str, Call] = {OWN: rivals.ascend_grad(case, arrays)}
+    for name, prepare in rivals.RIVALS.items():
+        call = prepare(case, arrays)
+        if call is not None:
+            calls[name] = call
+    with rivals.threads(num_threads), rivals.no_autograd(), np.errstate(all="ignore"), _no_collection():
+        _check(case, calls, arrays.out)
+        # The streams overwrite the result, so they come after the check.
+        calls |= stream.calls(case, arrays, num_threads)
+        rows: list[Row] = []
+        while len(rows) < ATTEMPTS and all(row.others > TOLERATED for row in rows):
+            start, others = time.perf_counter(), seconds_of_others()
+            seconds = after_idling(calls, IDLE_TURNS) if case.mode == "idle" else in_turn(calls, TURNS)
+            others = (seconds_of_others() - others) / (time.perf_counter() - start)
+            rows.append(Row(case, seconds, max(0.0, others)))
+    return min(rows, key=lambda row: row.others)
+
+
+def in_turn(calls: dict[str, Call], turns: int) -> dict[str, float]:
+    """Median seconds per call of every side."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    slow = set()
+    for turn in range(turns):
+        for name, call in calls.items():
+            if turn % 3 and name in slow:
+                continue
+            start = time.perf_counter()
+            estimate = _warm_up(call)
+            times[name].append(_timed(call, max(1, round(LOOP / estimate))))
+            if time.perf_counter() - start > SLOW:
+                slow.add(name)
+    return {name: statistics.median(measured) for name, measured in times.items()}
+
+
+def after_idling(calls: dict[str, Call], turns: int) -> dict[str, float]:
+    """Median seconds of a single call after a pause."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(turns):
+        for name, call in calls.items():
+            time.sleep(IDLE)
+            times[name].append(_timed(call, 1))
+    return {name: statistics.median(measured) for name, measured in times.items()}
+
+
+def _warm_up(call: Call) -> float:
+    """Call for a while; the answer is about the seconds of one call."""
+    start = time.perf_counter()
+    count, elapsed = 0, 0.0
+    while elapsed < WARM_UP:
+        call()
+        count += 1
+        elapsed = time.perf_counter() - start
+    return elapsed / count
+
+
+def _timed(call: Call, count: int) -> float:
+    start = time.perf_counter()
+    for _ in repeat(None, count):
+        call()
+    return (time.perf_counter() - start) / count
+
+
+def _check(case: Case, calls: dict[str, Call], out: np.ndarray) -> None:
+    """Every side computes the same values, and does not merely find them in the array that all share."""
+    expected = rivals.as_array(calls[OWN]()).copy()
+    for name, call in calls.items():
+        out.fill(np.nan)
+        if not rivals.agree(rivals.as_array(call()), expected, case.dtype):
+            raise DisagreementError(f"{case.name}: {name} computes other values than {OWN}")
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

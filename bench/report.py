@@ -1,0 +1,249 @@
+"""Results as text: the tables and the chart, and the blocks of the documents that are generated from them.
+
+A block is what stands between ``<!-- bench:NAME:begin -->`` and ``<!-- bench:NAME:end -->``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from .cases import BACKWARD, DTYPES, FORWARD, LAYOUTS, MASKED, Case, layout_text
+from .results import FOLDER, Results, Row
+from .rivals import RIVALS
+from .targets import Target, accuracy_targets, speed_targets
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "benchmark.md")
+CHART = ROOT / "docs" / "benchmark.svg"
+SPEED_FILE, ACCURACY_FILE = FOLDER / "speed.json", FOLDER / "accuracy.json"
+
+DASH = "–"
+
+_BLOCK = re.compile(r"(<!-- bench:(?P<name>\w+):begin -->\n).*?(<!-- bench:(?P=name):end -->)", re.DOTALL)
+
+
+# ---- tables ----------------------------------------------------------------------------------------------------------
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table that also reads well as text; numbers to the right."""
+    lines = [list(header), *map(list, rows)]
+    widths = [max(3, *(len(line[i]) for line in lines)) for i in range(len(header))]
+    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    text = [
+        "| " + " | ".join([line[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(line[1:], widths[1:]))]) + " |"
+        for line in lines
+    ]
+    return "\n".join([text[0], "| " + " | ".join(rule) + " |", *text[1:]]) + "\n"
+
+
+def milliseconds(seconds: float | None) -> str:
+    return DASH if seconds is None else f"{1e3 * seconds:.3g}" if seconds < 1 else f"{1e3 * seconds:.0f}"
+
+
+def times(ratio: float | None) -> str:
+    return DASH if ratio is None else f"{ratio:.1f}×" if ratio >= 9.95 else f"{ratio:.2f}×"
+
+
+def percent(ratio: float | None) -> str:
+    return DASH if ratio is None else f"{100 * ratio:.0f} %"
+
+
+def machine_block(results: Results) -> str:
+    """Where and how it was measured, in one paragraph."""
+    facts = "; ".join(f"{name} {value}" for name, value in results.machine.items())
+    text = f"Measured with {results.num_threads} threads on this machine: {facts}."
+    if results.speed:
+        text += f" Other processes kept at most {max(row.others for row in results.speed):.2f} cores busy meanwhile."
+    return f"{text}\n"
+
+
+def rows_block(rows: Sequence[Row]) -> str:
+    """Every case in a line: own time, then how many times longer the others take."""
+    return table(
+        ["case", "ms", *RIVALS, "of stream"],
+        (
+            [row.case.name, milliseconds(row.own), *(times(row.speedup(side)) for side in RIVALS), percent(row.share)]
+            for row in rows
+        ),
+    )
+
+
+def losses_block(rows: Sequence[Row]) -> str:
+    """The cases in which another side is faster."""
+    lost = [row for row in rows if any((row.speedup(side) or 1) < 1 for side in RIVALS)]
+    return rows_block(lost) if lost else "None.\n"
+
+
+class _Index:
+    """Rows by case; a cell of a case that was not measured is a dash."""
+
+    def __init__(self, rows: Iterable[Row]):
+        self._rows = {row.case: row for row in rows}
+
+    def cell(self, case: Case, text: Callable[[Row], str]) -> str:
+        return text(self._rows[case]) if case in self._rows else DASH
+
+    def layouts(self, *operators: str) -> list[Case]:
+        """One case for every layout that was measured with one of the operators, in order."""
+        found = {(c.shape, c.dim): c for c in reversed(self._rows) if c.operator in operators and c.mode == "out"}
+        return list(reversed(found.values()))
+
+
+def speed_block(rows: Sequence[Row]) -> str:
+    """float32 into an array at hand: milliseconds, and the others relative to them."""
+    index = _Index(rows)
+    columns: dict[str, Callable[[Row], str]] = {
+        "ms": lambda row: milliseconds(row.own),
+        "NumPy": lambda row: times(row.speedup("numpy")),
+        "torch": lambda row: times(row.speedup("torch")),
+        "of stream": lambda row: percent(row.share),
+    }
+    operators = ("softmax", "log-softmax")
+    header = ["float32, with `out=`", *(f"{operator}: {title}" for operator in operators for title in columns)]
+    lines = []
+    for shape, dim in LAYOUTS:
+        cases = [Case(operator, "float32", shape, dim, "out") for operator in BACKWARD]
+        lines.append([cases[0].layout, *(index.cell(case, text) for case in cases for text in columns.values())])
+    return table(header, lines)
+
+
+def torch_block(rows: Sequence[Row]) -> str:
+    """Both backward operators against torch, for every dtype, with and without an array at hand."""
+    index = _Index(rows)
+
+    def cell(shape: tuple[int, ...], dim: int, dtype: str, mode: str) -> str:
+        cases = (Case(operator, dtype, shape, dim, mode) for operator in BACKWARD)
+        return " / ".join(index.cell(case, lambda row: times(row.speedup("torch"))) for case in cases)
+
+    modes = {"out": "`out=`", "fresh": "new"}
+    header = ["torch's time / ours", *(f"{dtype} {title}" for dtype in DTYPES for title in modes.values())]
+    lines = []
+    for shape, dim in LAYOUTS:
+        cells = (cell(shape, dim, dtype, mode) for dtype in DTYPES for mode in modes)
+        lines.append([layout_text(shape, dim), *cells])
+    return table(header, lines)
+
+
+def others_block(rows: Sequence[Row]) -> str:
+    """The forward and the masked operators against torch."""
+    index = _Index(rows)
+    lines = [
+        [f"{operator}, {like.layout}"]
+        + [
+            index.cell(Case(operator, dtype, like.shape, like.dim, "out"), lambda row: times(row.speedup("torch")))
+            for dtype in DTYPES
+        ]
+        for operators in (FORWARD, MASKED)
+        for operator in operators
+        for like in index.layouts(*operators)
+    ]
+    return table(["torch's time / ours", *DTYPES], lines)
+
+
+def targets_block(targets: Iterable[Target]) -> str:
+    verdicts = {True: "met", False: "**NOT met**", None: "not measured"}
+    return table(
+        ["target", "required", "measured, at worst", "verdict"],
+        ([target.text, target.required, target.measured, verdicts[target.met]] for target in targets),
+    )
+
+
+def accuracy_block(results: Results) -> str:
+    """The largest errors, a column for every CPU variant."""
+    variants = list(dict.fromkeys(worst.variant for worst in results.accuracy))
+    pairs = dict.fromkeys((worst.operator, worst.dtype) for worst in results.accuracy)
+    lines = []
+    for operator, dtype in pairs:
+        found = {w.variant: w for w in results.accuracy if (w.operator, w.dtype) == (operator, dtype)}
+        worst = max(found.values(), key=lambda item: item.error)
+        cells = [f"{found[name].error:.2f}" if name in found else DASH for name in variants]
+        lines.append([f"{operator} {dtype}", *cells, f"{worst.values}, n = {worst.length}"])
+    return table(["largest error / bound", *variants, "where"], lines)
+
+
+# ---- the chart -------------------------------------------------------------------------------------------------------
+
+
+def chart(rows: Sequence[Row], path: str | Path) -> None:
+    """Draw how many times longer NumPy and torch take, for float32."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    found = {row.case: row for row in rows}
+    bars = (("NumPy", "numpy", "out"), ("torch", "torch", "out"), ("torch, new result", "torch", "fresh"))
+    colors = ("#7a9cc6", "#e07a3f", "#f2c29b")
+    layouts = [layout for layout in LAYOUTS if Case(BACKWARD[0], "float32", *layout, "out") in found]
+    figure = Figure(figsize=(10, 1.5 + 0.45 * len(layouts)), layout="constrained", facecolor="white")
+    height = 0.8 / len(bars)
+    axes = figure.subplots(1, 2, sharey=True, sharex=True)
+    for ax, operator in zip(axes, BACKWARD):
+        for i, ((label, side, mode), color) in enumerate(zip(bars, colors)):
+            rows_of_bars = [found.get(Case(operator, "float32", *layout, mode)) for layout in layouts]
+            ratios = [(row.speedup(side) if row else None) or 0 for row in rows_of_bars]
+            places = [y + (i - 1) * height for y in range(len(layouts))]
+            ax.barh(places, ratios, height, label=label, color=color)
+        ax.axvline(1, color="black", linewidth=1)
+        ax.set(title=operator, xlabel="time, in times that of ascend_grad")
+        ax.spines[["top", "right"]].set_visible(False)
+    axes[0].set_yticks(range(len(layouts)), [layout_text(*layout) for layout in layouts])
+    axes[0].invert_yaxis()
+    axes[1].legend(frameon=False, loc="lower right")
+    # No date and no random identifiers: the same results give the same file.
+    with matplotlib.rc_context({"svg.hashsalt": "ascend_grad", "svg.fonttype": "none"}):
+        figure.savefig(path, metadata={"Date": None} if str(path).endswith(".svg") else None)
+
+
+# ---- documents -------------------------------------------------------------------------------------------------------
+
+
+def blocks(speed: Results | None, accuracy: Results | None) -> dict[str, str]:
+    """Every block that these results can fill, by name."""
+    found: dict[str, str] = {}
+    targets: list[Target] = []
+    if speed:
+        targets += speed_targets(speed.speed)
+        found |= {
+            "machine": machine_block(speed),
+            "speed": speed_block(speed.speed),
+            "torch": torch_block(speed.speed),
+            "others": others_block(speed.speed),
+            "losses": losses_block(speed.speed),
+            "rows": rows_block(speed.speed),
+        }
+    if accuracy:
+        targets += accuracy_targets(accuracy.accuracy)
+        found["accuracy"] = accuracy_block(accuracy)
+    if targets:
+        found["targets"] = targets_block(targets)
+    return found
+
+
+def filled(text: str, contents: dict[str, str]) -> str:
+    """A document with its blocks filled; those without contents stay as they are."""
+
+    def fill(match: re.Match[str]) -> str:
+        content = contents.get(match["name"])
+        return match[0] if content is None else f"{match[1]}\n{content}\n{match[3]}"
+
+    return _BLOCK.sub(fill, text)
+
+
+def kept() -> tuple[Results | None, Results | None]:
+    """The results that are kept with the sources: speed and accuracy."""
+    speed, accuracy = (
+        Results.from_json(path.read_text()) if path.exists() else None for path in (SPEED_FILE, ACCURACY_FILE)
+    )
+    return speed, accuracy
+
+
+def update_documents() -> None:
+    """Write the blocks and the chart anew from the results that are kept with the sources."""
+    speed, accuracy = kept()
+    contents = blocks(speed, accuracy)
+    for path in DOCUMENTS:
+        path.write_text(filled(path.read_text(), contents))
+    if speed:
+        chart(speed.speed, CHART)

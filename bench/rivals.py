@@ -1,0 +1,284 @@
+"""The same computations by others: NumPy's formula, PyTorch's CPU kernels, JAX.
+
+A rival is a function of a case and its arrays that answers with a call without arguments, ready to be timed, or with
+None where it has no part in the case. Everything that can be prepared is prepared: views, compilation, scratch arrays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+import ascend_grad as ag
+
+from .cases import BACKWARD, FORWARD, MASKED_BACKWARD, SCALE, Case, Operands, numpy_dtype
+
+Call = Callable[[], Any]
+
+MASKED_LOGIT = -10000.0
+
+#: How far two results may be apart: several roundings, for sums in different orders.
+TOLERANCES = {"float64": 1e-11, "float32": 1e-4, "float16": 2**-8, "bfloat16": 2**-6}
+
+
+@functools.cache
+def module(name: str) -> Any | None:
+    """A rival's package, or None where it is not installed."""
+    try:
+        package = importlib.import_module(name)
+    except ImportError:
+        return None
+    if name == "jax":
+        package.config.update("jax_platforms", "cpu")
+        package.config.update("jax_enable_x64", True)
+    return package
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Let this library and PyTorch use so many threads. JAX takes all cores, and NumPy's formula one."""
+    torch = module("torch")
+    before = torch.get_num_threads() if torch else None
+    ag.set_num_threads(count)
+    if torch:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        ag.set_num_threads(None)
+        if torch:
+            torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
+def no_autograd() -> Iterator[None]:
+    """PyTorch at its fastest: it keeps no books for a backward pass."""
+    torch = module("torch")
+    with torch.inference_mode() if torch else contextlib.nullcontext():
+        yield
+
+
+def as_array(result: Any) -> np.ndarray:
+    """A rival's result as a NumPy array."""
+    torch = module("torch")
+    if torch and isinstance(result, torch.Tensor):
+        if result.dtype == torch.bfloat16:
+            return result.view(torch.int16).numpy().view(numpy_dtype("bfloat16"))
+        return result.numpy()
+    return np.asarray(result)
+
+
+def agree(got: np.ndarray, expected: np.ndarray, dtype: str) -> bool:
+    """Whether two results are the same up to rounding."""
+    if got.shape != expected.shape or got.dtype != expected.dtype:
+        return False
+    tolerance = TOLERANCES[dtype]
+    wide = np.dtype("float64" if dtype == "float64" else "float32")
+    got, expected = got.reshape(-1), expected.reshape(-1)
+    block = 2**20
+    for start in range(0, expected.size, block):
+        a, b = got[start : start + block].astype(wide), expected[start : start + block].astype(wide)
+        size = np.abs(b)
+        if not np.all(np.abs(a - b) <= tolerance * (size + size.max())):
+            return False
+    return True
+
+
+# ---- this library ----------------------------------------------------------------------------------------------------
+
+
+def ascend_grad(case: Case, operands: Operands) -> Call:
+    function = getattr(ag, case.operator)
+    inputs, out = operands
+    dim = case.dim
+    # Arguments are spelled out, as a user does: unpacking them would cost a tenth of the smallest calls.
+    if case.operator in FORWARD:
+        (x,) = inputs
+        return lambda: function(x, dim, out=out)
+    if case.operator in BACKWARD:
+        g, y = inputs
+        if case.mode == "fresh":
+            return lambda: function(g, y, dim)
+        return lambda: function(g, y, dim, out=out)
+    return lambda: function(*inputs, SCALE, out=out)
+
+
+# ---- NumPy -----------------------------------------------------------------------------------------------------------
+
+# The formulas, without needless temporaries. With `out` None the first operation allocates the result.
+
+
+def _softmax_backward(g, y, dim, out):
+    result = np.multiply(g, y, out=out)
+    np.subtract(g, result.sum(dim, keepdims=True), out=result)
+    return np.multiply(result, y, out=result)
+
+
+def _log_softmax_backward(g, y, dim, out):
+    result = np.exp(y, out=out)
+    np.multiply(result, g.sum(dim, keepdims=True), out=result)
+    return np.subtract(g, result, out=result)
+
+
+def _scaled_masked_softmax_backward(g, y, mask, dim, out):
+    result = _softmax_backward(g, y, dim, out)
+    np.multiply(result, SCALE, out=result)
+    np.copyto(result, 0, where=mask)
+    return result
+
+
+def _softmax(x, dim, out):
+    result = np.subtract(x, x.max(dim, keepdims=True), out=out)
+    np.exp(result, out=result)
+    return np.divide(result, result.sum(dim, keepdims=True), out=result)
+
+
+def _log_softmax(x, dim, out):
+    result = np.subtract(x, x.max(dim, keepdims=True), out=out)
+    return np.subtract(result, np.log(np.exp(result).sum(dim, keepdims=True)), out=result)
+
+
+def _scaled_masked_softmax(x, mask, dim, out):
+    result = np.multiply(x, SCALE, out=out)
+    np.copyto(result, MASKED_LOGIT, where=mask)
+    return _softmax(result, dim, result)
+
+
+def _softmax_backward_by_dot(g, y, dim, out):
+    """The sum of products as dot products: one pass and one temporary less than the formula as it is written."""
+    # Longer rows would go to BLAS's threads, which lose more at every row than they gain.
+    if dim == g.ndim - 1 and g.shape[dim] <= 8192 and hasattr(np, "vecdot"):
+        total = np.vecdot(g, y)[..., None]
+    else:
+        axes = list(range(g.ndim))
+        total = np.expand_dims(np.einsum(g, axes, y, axes, axes[:dim] + axes[dim + 1 :]), dim)
+    result = np.subtract(g, total, out=out)
+    return np.multiply(result, y, out=result)
+
+
+_FORMULAS: dict[str, Callable[..., np.ndarray]] = {
+    "softmax_backward": _softmax_backward,
+    "log_softmax_backward": _log_softmax_backward,
+    "scaled_masked_softmax_backward": _scaled_masked_softmax_backward,
+    "softmax": _softmax,
+    "log_softmax": _log_softmax,
+    "scaled_masked_softmax": _scaled_masked_softmax,
+}
+
+
+def _prepared(formula: Callable, case: Case, operands: Operands) -> Call:
+    """A NumPy formula on the case's arrays. 16-bit types are computed in float32, which is faster there, too."""
+    inputs, out = operands
+    fresh, dim = case.mode == "fresh", case.dim
+    if case.dtype in ("float32", "float64"):
+        result = None if fresh else out
+        return lambda: formula(*inputs, dim, result)
+    if fresh:
+        return lambda: formula(*(a.astype(np.float32) for a in inputs), dim, None).astype(out.dtype)
+    scratch = [a if a.dtype == bool else np.empty(a.shape, np.float32) for a in inputs]
+    wide = np.empty(out.shape, np.float32)
+
+    def call() -> np.ndarray:
+        for copy, array in zip(scratch, inputs):
+            if copy is not array:
+                np.copyto(copy, array)
+        np.copyto(out, formula(*scratch, dim, wide), casting="unsafe")
+        return out
+
+    return call
+
+
+def numpy_formula(case: Case, operands: Operands) -> Call:
+    return _prepared(_FORMULAS[case.operator], case, operands)
+
+
+def numpy_dot(case: Case, operands: Operands) -> Call | None:
+    return _prepared(_softmax_backward_by_dot, case, operands) if case.operator == "softmax_backward" else None
+
+
+# ---- PyTorch ---------------------------------------------------------------------------------------------------------
+
+
+def _tensor(array: np.ndarray) -> Any:
+    """A tensor over the array's memory."""
+    torch = module("torch")
+    assert torch is not None
+    if array.dtype == numpy_dtype("bfloat16"):
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def torch_kernels(case: Case, operands: Operands) -> Call | None:
+    torch = module("torch")
+    if torch is None:
+        return None
+    first, *others = (_tensor(array) for array in operands.inputs)
+    out, dtype, dim = _tensor(operands.out), first.dtype, case.dim
+    # The private names are what `backward()` of the public ones calls; called directly they cost the least.
+    if case.operator in BACKWARD:
+        y = others[0]
+        backward = getattr(torch, f"_{case.operator}_data")
+        if case.mode == "fresh":
+            return lambda: backward(first, y, dim, dtype)
+        if case.operator == "softmax_backward":
+            return lambda: backward(first, y, dim, dtype, grad_input=out)
+        return lambda: backward(first, y, dim, dtype, out=out)
+    if case.operator in FORWARD:
+        forward = getattr(torch, f"_{case.operator}")
+        return lambda: forward(first, dim, False, out=out)
+    if case.operator == MASKED_BACKWARD:
+        y, mask = others
+
+        def masked_backward() -> Any:
+            torch._softmax_backward_data(first, y, dim, dtype, grad_input=out)
+            return out.mul_(SCALE).masked_fill_(mask, 0)
+
+        return masked_backward
+    (mask,) = others
+
+    def masked_forward() -> Any:
+        torch.mul(first, SCALE, out=out).masked_fill_(mask, MASKED_LOGIT)
+        return torch._softmax(out, dim, False, out=out)
+
+    return masked_forward
+
+
+# ---- JAX -------------------------------------------------------------------------------------------------------------
+
+
+def jax_jitted(case: Case, operands: Operands) -> Call | None:
+    """The formula, jitted. JAX cannot write into an array at hand, so it takes part where results are new."""
+    jax = module("jax")
+    if jax is None or case.mode != "fresh":
+        return None
+    jnp, dim = jax.numpy, case.dim
+    dtype = operands.out.dtype
+    wide = np.float64 if case.dtype == "float64" else np.float32
+
+    @jax.jit
+    def softmax_backward(g, y):
+        g, y = g.astype(wide), y.astype(wide)
+        return ((g - jnp.sum(g * y, axis=dim, keepdims=True)) * y).astype(dtype)
+
+    @jax.jit
+    def log_softmax_backward(g, y):
+        g, y = g.astype(wide), y.astype(wide)
+        return (g - jnp.sum(g, axis=dim, keepdims=True) * jnp.exp(y)).astype(dtype)
+
+    formula = {"softmax_backward": softmax_backward, "log_softmax_backward": log_softmax_backward}[case.operator]
+    g, y = (jax.device_put(array) for array in operands.inputs)
+    return lambda: formula(g, y).block_until_ready()
+
+
+#: Names in the results. "numpy dot" is NumPy's best where the formula as it is written is not.
+RIVALS: dict[str, Callable[[Case, Operands], Call | None]] = {
+    "numpy": numpy_formula,
+    "numpy dot": numpy_dot,
+    "torch": torch_kernels,
+    "jax": jax_jitted,
+}

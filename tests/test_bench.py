@@ -1,0 +1,333 @@
+"""The benchmark's machinery: a tiny case from operands to tables. Nothing here depends on how fast anything is."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import json
+import os
+
+import numpy as np
+import pytest
+from processes import start
+from samples import DTYPES, OPERATORS
+
+import ascend_grad as ag
+from ascend_grad.bench import accuracy, cases, machine, measure, report, results, rivals, stream, targets
+from ascend_grad.bench.cases import Case
+from ascend_grad.bench.results import Results, Row, Worst
+from ascend_grad.cli.main import main
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    """Turns of a few microseconds, without the packages that may or may not be installed."""
+    monkeypatch.setattr(rivals, "module", lambda name: None)
+    for name in ("WARM_UP", "LOOP", "IDLE"):
+        monkeypatch.setattr(measure, name, 1e-6)
+    for name in ("TURNS", "IDLE_TURNS"):
+        monkeypatch.setattr(measure, name, 2)
+    monkeypatch.setattr(measure, "seconds_of_others", lambda: 0.0)
+
+
+def small_case(operator: str, dtype: str = "float32", mode: str = "out") -> Case:
+    shape = (2, 3, 4, 5) if operator in cases.MASKED else (3, 4, 5)
+    return Case(operator, dtype, shape, len(shape) - 1, mode)
+
+
+@pytest.fixture
+def sample() -> Results:
+    """Invented results, some of them good and some bad."""
+    rows = [
+        Row(
+            Case(operator, "float32", shape, dim, mode),
+            {"ascend_grad": 1e-3, "numpy": 5e-3, "torch": 2e-3 if dim else 0.5e-3, "stream": 0.95e-3},
+        )
+        for operator in cases.BACKWARD
+        for shape, dim in (((4096, 4096), 1), ((4096, 4096), 0), ((8, 8), 1))
+        for mode in ("out", "fresh")
+    ]
+    worst = Worst("softmax", "float32", "baseline", 0.4, "constants", 100)
+    return Results({"CPU": "an abacus"}, 2, rows, [worst])
+
+
+# ---- cases -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("choice", [cases.full, cases.quick])
+def test_names_of_cases_are_unique(choice):
+    names = [case.name for case in choice()]
+    assert len(set(names)) == len(names)
+
+
+def test_every_operator_dtype_and_axis_is_measured():
+    full = cases.full()
+    assert set(cases.quick()) <= set(full)
+    assert {case.operator for case in full} == set(OPERATORS)
+    assert {case.dtype for case in full} == set(DTYPES)
+    assert {(len(case.shape), case.dim) for case in full} == {(2, 0), (2, 1), (3, 1), (4, 3)}
+
+
+@pytest.mark.parametrize("mode", ["out", "fresh", "idle"])
+def test_operands_fit_the_case(operator, dtype, mode):
+    case = small_case(operator, dtype, mode)
+    inputs, out = cases.operands(case)
+    floats = [a for a in inputs if a.dtype != bool]
+    assert {a.dtype for a in (*floats, out)} == {DTYPES[dtype]}
+    assert {a.shape for a in (*floats, out)} == {case.shape}
+    assert case.nbytes == out.nbytes
+
+
+# ---- measuring -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["out", "fresh", "idle"])
+def test_sides_agree_and_are_timed(operator, dtype, mode, hasty):
+    if mode == "fresh" and operator not in cases.BACKWARD:
+        return
+    row = measure.measure(small_case(operator, dtype, mode), 1)
+    expected = {"ascend_grad", "numpy"} | ({"numpy dot"} if operator == "softmax_backward" else set())
+    assert set(row.seconds) == expected
+    assert all(seconds > 0 for seconds in row.seconds.values())
+
+
+def test_the_stream_is_timed_beside_larger_arrays(dtype, hasty):
+    size = stream.SMALLEST // DTYPES[dtype].itemsize
+    row = measure.measure(Case("softmax", dtype, (1, size), 1, "out"), 2)
+    assert {stream.ORDINARY, stream.NON_TEMPORAL} < set(row.seconds)
+    assert row.share > 0
+
+
+def test_streams_read_and_write_the_arrays_of_the_case(monkeypatch):
+    monkeypatch.setattr(stream, "SMALLEST", 0)
+    case = small_case("softmax_backward")
+    operands = cases.operands(case)
+    for call in stream.calls(case, operands, 1).values():
+        operands.out.fill(0)
+        call()
+        np.testing.assert_array_equal(operands.out, operands.inputs[0] + operands.inputs[1])
+
+
+@pytest.mark.parametrize("step", [0, 1])
+def test_a_rival_with_other_values_is_refused(step, monkeypatch, hasty):
+    """Also one that does nothing, and so leaves the result of the side before."""
+
+    def wrong(case, operands):
+        return lambda: np.add(operands.out, step)
+
+    monkeypatch.setitem(rivals.RIVALS, "wrong", wrong)
+    with pytest.raises(measure.DisagreementError, match=r"softmax float32 3 × 4 × 5 out: wrong computes other values"):
+        measure.measure(small_case("softmax"), 1)
+
+
+@pytest.mark.parametrize("dtype_of", list(DTYPES))
+def test_agreement_is_up_to_rounding(dtype_of):
+    values = np.linspace(-1, 1, 1000).astype(DTYPES[dtype_of])
+    one_step = (
+        np.nextafter(values, values.dtype.type(2)) if dtype_of != "bfloat16" else values * values.dtype.type(1.01)
+    )
+    assert rivals.agree(one_step, values, dtype_of)
+    assert not rivals.agree(values * values.dtype.type(1.25), values, dtype_of)
+    assert not rivals.agree(np.full_like(values, np.nan), values, dtype_of)
+    assert not rivals.agree(values[1:], values, dtype_of)
+
+
+def test_sides_take_turns(monkeypatch, hasty):
+    order = []
+    calls = {name: lambda name=name: order.append(name) for name in "ab"}
+    measure.in_turn(calls, 3)
+    assert [name for i, name in enumerate(order) if i == 0 or order[i - 1] != name] == list("ababab")
+
+
+def test_slow_sides_sit_out_turns(monkeypatch, hasty):
+    monkeypatch.setattr(measure, "SLOW", -1.0)
+    calls = []
+    measure.in_turn({"slow": lambda: calls.append(1)}, 7)
+    few = len(calls)
+    monkeypatch.setattr(measure, "SLOW", 100.0)
+    measure.in_turn({"slow": lambda: calls.append(1)}, 7)
+    assert 0 < few < len(calls) - few
+
+
+def test_settings_are_restored(hasty):
+    before = ag.get_num_threads()
+    measure.measure(small_case("softmax"), 3)
+    assert ag.get_num_threads() == before
+    assert gc.isenabled()
+
+
+def test_disturbed_cases_are_measured_again(hasty, monkeypatch):
+    clock = iter([0, 1000, 2000, 2001, 3000, 5000])
+    monkeypatch.setattr(measure, "seconds_of_others", lambda: next(clock))
+    monkeypatch.setattr(measure, "TOLERATED", 0)
+    row = measure.measure(small_case("softmax"), 1)
+    assert next(clock, None) is None
+    assert row.others > 0
+
+
+# ---- accuracy --------------------------------------------------------------------------------------------------------
+
+
+def test_errors_are_within_their_bounds(operator, dtype, monkeypatch):
+    monkeypatch.setattr(accuracy, "LENGTHS", (1, 3, 17))
+    found = accuracy.measure(operator, dtype)
+    assert {worst.variant for worst in found} == set(ag.show_config(mode="dict")["cpu"]["supported"])
+    assert max(worst.error for worst in found) <= 1
+
+
+def test_wrong_results_exceed_their_bounds(operator, dtype):
+    _, inputs = accuracy.samples(operator, 17, dtype)
+    expected = accuracy.expected(operator, inputs)
+    right = getattr(ag, operator)(*inputs, accuracy.SCALE if operator in cases.MASKED else -1)
+    assert accuracy.errors(right, expected).max() <= 1
+    assert accuracy.errors(right * right.dtype.type(1.02), expected).max() > 1
+    assert np.isinf(accuracy.errors(np.full_like(right, np.nan), expected)).any()
+
+
+# ---- results and reports ---------------------------------------------------------------------------------------------
+
+
+def test_results_survive_json(sample):
+    text = sample.to_json()
+    assert json.loads(text)["speed"][0]["seconds"]["ascend_grad"] == 1e-3
+    assert Results.from_json(text) == sample
+    assert Results.from_json(text).to_json() == text
+
+
+def test_targets_tell_what_is_met(sample):
+    found = {target.text: target for target in targets.speed_targets(sample.speed)}
+    lost = found["with `out=`, every case, against torch"]
+    assert (lost.met, lost.required) == (False, "≥ 0.95×")
+    assert lost.measured == "0.5× (softmax_backward float32, 4096 × 4096, dim 0); 2 of 6 below"
+    assert found["large float32, last dim, share of the stream"].met is True
+    assert found["float64, against torch"].met is None
+    assert targets.accuracy_targets(sample.accuracy)[0].met is True
+    assert "**NOT met**" in report.targets_block(found.values())
+
+
+def test_losses_are_shown(sample):
+    lost = report.losses_block(sample.speed)
+    assert lost.count("dim 0") == lost.count("_backward") == 4
+    assert report.losses_block([row for row in sample.speed if row.case.dim == 1]) == "None.\n"
+
+
+def test_blocks_are_replaced_and_nothing_else(sample):
+    contents = report.blocks(sample, sample)
+    document = "".join(
+        f"about {name}\n<!-- bench:{name}:begin -->\nold\n<!-- bench:{name}:end -->\n" for name in contents
+    )
+    document += "<!-- bench:unknown:begin -->\nkept\n<!-- bench:unknown:end -->\n"
+    once = report.filled(document, contents)
+    assert "old" not in once
+    assert "kept" in once
+    assert all(f"about {name}" in once and content in once for name, content in contents.items())
+    assert report.filled(once, contents) == once
+
+
+def test_tables_are_rectangular(sample):
+    for name, block in report.blocks(sample, sample).items():
+        if name != "machine":
+            assert len({line.count("|") for line in block.splitlines()}) == 1
+            assert len({len(line) for line in block.splitlines()}) == 1
+
+
+def test_documents_show_the_results_that_come_with_the_sources():
+    """After a new measurement: python -m ascend_grad.bench."""
+    contents = report.blocks(*report.kept())
+    for path in report.DOCUMENTS:
+        # An installed package stands beside no documents.
+        if path.exists():
+            text = path.read_text()
+            assert report.filled(text, contents) == text
+
+
+def test_the_chart_is_the_same_for_the_same_results(sample, tmp_path):
+    pytest.importorskip("matplotlib")
+    for name in ("first.svg", "second.svg"):
+        report.chart(sample.speed, tmp_path / name)
+    assert (tmp_path / "first.svg").read_bytes() == (tmp_path / "second.svg").read_bytes()
+
+
+def test_time_of_others_does_not_grow_by_our_own_work():
+    before = machine.seconds_of_others()
+    sum(i for i in range(1_000_000))
+    assert machine.seconds_of_others() >= before - 0.1
+
+
+def test_the_machine_is_described_without_naming_it():
+    description = machine.describe()
+    assert {"CPU", "cores", "variant", "numpy"} <= set(description)
+    assert os.uname().nodename not in " ".join(description.values()).split()
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+def test_quick_run_in_this_process(hasty, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(cases, "quick", lambda: [small_case(operator) for operator in OPERATORS])
+    file = tmp_path / "results.json"
+    assert main(["bench", "--quick", "--filter", "softmax_backward", "--threads", "2", "--json", str(file)]) == 0
+    out = capsys.readouterr().out
+    assert "with 2 threads" in out
+    assert "log_softmax_backward float32 3 × 4 × 5 out" in out
+    assert {row.case.operator for row in Results.from_json(file.read_text()).speed} == {*OPERATORS[:3]}
+
+
+def test_accuracy_decides_the_status(monkeypatch, capsys):
+    monkeypatch.setattr(accuracy, "LENGTHS", (3,))
+    assert main(["bench", "--accuracy", "--filter", "float16", "--filter", "log"]) == 0
+    assert "log_softmax_backward float16" in capsys.readouterr().out
+    monkeypatch.setattr(accuracy, "measure", lambda *pair: [Worst(*pair, "avx2", 1.5, "constants", 3)])
+    assert main(["bench", "--accuracy"]) == 1
+    assert "**NOT met**" in capsys.readouterr().out
+
+
+def test_the_documents_can_be_updated(hasty, monkeypatch, tmp_path):
+    pytest.importorskip("matplotlib")
+    document = tmp_path / "README.md"
+    document.write_text("# Title\n<!-- bench:rows:begin -->\n<!-- bench:rows:end -->\n")
+    for name, path in (("DOCUMENTS", (document,)), ("CHART", tmp_path / "chart.svg")):
+        monkeypatch.setattr(report, name, path)
+    for name in ("SPEED_FILE", "ACCURACY_FILE"):
+        monkeypatch.setattr(report, name, tmp_path / f"{name}.json")
+    monkeypatch.setattr(cases, "full", lambda: [small_case("softmax")])
+    assert main(["bench", "--update-readme"]) == 0
+    assert "| softmax float32 3 × 4 × 5 out" in document.read_text()
+    assert report.SPEED_FILE.exists()
+    assert report.CHART.exists()
+    assert not report.ACCURACY_FILE.exists()
+
+
+def test_the_command_with_all_rivals_that_are_installed(monkeypatch, tmp_path):
+    """In a process of its own: PyTorch and JAX start threads."""
+    monkeypatch.chdir(tmp_path)
+    name = "log_softmax_backward float32 8 × 8 fresh"
+    process = start("bench", "--filter", name, "--json", "results.json")
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert name in out
+    found = Results.from_json((tmp_path / "results.json").read_text())
+    assert [row.case.name for row in found.speed] == [name]
+    assert set(found.speed[0].seconds) >= {results.OWN, "numpy"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--filter", "nothing like it"], "no case contains 'nothing like it'"),
+        (["--accuracy", "--filter", "int8"], "no operator and dtype contain 'int8'"),
+        (["--accuracy", "--quick"], "--quick chooses"),
+        (["--accuracy", "--plot", "x.svg"], "--plot draws speed"),
+        (["--accuracy", "--update-readme", "--filter", "fresh"], "takes a full run"),
+        (["--threads", "0"], "expected None or an int"),
+    ],
+)
+def test_mistakes_are_told(arguments, message, capsys):
+    assert main(["bench", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_plot_needs_matplotlib(monkeypatch, capsys):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert main(["bench", "--plot", "x.svg"]) == 2
+    assert "needs matplotlib" in capsys.readouterr().err
