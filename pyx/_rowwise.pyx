@@ -376,14 +376,15 @@ cdef class Schedule:
                 self.groups = p.rows
         elif self.layout == COLUMNS:
             inner = p.shape[p.axes - 1]
-            # Both inputs of a block stay in the second cache between sum and result, if rows are not too long.
+            # Both inputs of a block stay in the second cache between sum and result, unless it would be too narrow.
             working = p.n * p.operands[A].itemsize * (2 if has_b(p.op) else 1)
-            budget = (_cpu.cache_size(2) // 2 // max(working, 1)) // 64 * 64
+            budget = _cpu.cache_size(2) // 2 // working // 64 * 64
             self.group_size = min(inner, <Py_ssize_t>AG_MAX_COLUMNS)
             if inner > AG_PACKED_COLUMNS:
-                self.group_size = min(self.group_size, max(budget, 256))
+                if budget >= 256:
+                    self.group_size = min(self.group_size, budget)
                 # Enough blocks for every thread, of whole cache lines.
-                while self.group_size > 64 and p.rows // self.group_size < 4 * threads:
+                while self.group_size > 64 and p.rows // self.group_size < 2 * threads:
                     self.group_size = ceil_div(self.group_size // 2, 32) * 32
             self.blocks = ceil_div(inner, self.group_size)
             self.groups = p.rows // inner * self.blocks
@@ -663,7 +664,12 @@ cdef class Schedule:
                     for index in range(begin, end):
                         self.unit(round, index, 0)
                     _openmp.record_team()
+                elif self.stream:
+                    for index in prange(begin, end, num_threads=self.threads, schedule="dynamic"):
+                        self.unit(round, index, threadid())
+                        _openmp.record_team()
                 else:
+                    # What a thread had in its cache after the last call, it gets again.
                     for index in prange(begin, end, num_threads=self.threads, schedule="static"):
                         self.unit(round, index, threadid())
                         _openmp.record_team()

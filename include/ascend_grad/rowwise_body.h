@@ -406,37 +406,58 @@ AG_INLINE void K(columns_max)(const ag_tile *tile, real *best, double *max)
     for (ptrdiff_t c = 0; c < columns; c++) max[c] = best[c];
 }
 
-/* sums[c] (+)= the terms of `count` rows at column c, added in the compute type, for `width` consecutive columns. */
+/* sums[c] (+)= partial, in float64 */
+AG_INLINE void K(add_partial)(const int first, V partial, double *sums)
+{
+    K(lanes) lanes = {0};
+    if (!first) {
+        lanes.low = v_f64_load(sums);
+#if !AG_IS_F64
+        lanes.high = v_f64_load(sums + VL / 2);
+#endif
+    }
+    K(fold)(&lanes, partial);
+    v_f64_store(sums, lanes.low);
+#if !AG_IS_F64
+    v_f64_store(sums + VL / 2, lanes.high);
+#endif
+}
+
+/* sums[c] (+)= the terms of `count` rows at column c, added in the compute type, for `width` consecutive columns. Eight
+ * vectors of a row at a time: with row lengths of a power of two all rows compete for the same few places in the cache,
+ * so what is fetched has to be used at once. */
 AG_INLINE void K(add_rows)(const int op, const int first, const char *a, const char *b, ptrdiff_t a_step, ptrdiff_t b_step,
                            ptrdiff_t count, ptrdiff_t width, const real *max, double *sums, int asks)
 {
+    enum { TOGETHER = 8 };
     const V none = {0};
-    for (ptrdiff_t c = 0; c < width; c += VL) {
+    ptrdiff_t c = 0;
+    for (; c + TOGETHER * VL <= width; c += TOGETHER * VL) {
+        V partial[TOGETHER];
+        AG_UNROLL(8)
+        for (int j = 0; j < TOGETHER; j++) partial[j] = none;
+        for (ptrdiff_t t = 0; t < count; t++) {
+            const char *a_t = a + t * a_step, *b_t = b + t * b_step;
+            AG_UNROLL(8)
+            for (int j = 0; j < TOGETHER; j++) {
+                const ptrdiff_t i = c + j * VL;
+                partial[j] += K(term_at)(op, a_t, b_t, NULL, i, none, K(is_forward)(op) ? V_(load)(max + i) : none);
+                /* The log-softmax gradient reads b only when it writes. */
+                if (op == AG_LOG_SOFTMAX_BACKWARD && asks) __builtin_prefetch(b_t + i * AG_SIZE, 0, 2);
+            }
+        }
+        AG_UNROLL(8)
+        for (int j = 0; j < TOGETHER; j++) K(add_partial)(first, partial[j], sums + c + j * VL);
+    }
+    for (; c < width; c += VL) {
         const V max_v = K(is_forward)(op) ? V_(load)(max + c) : none;
-        const char *a_c = a, *b_c = b;
         V partial = none;
-        if (c + VL <= width) {
-            for (ptrdiff_t t = 0; t < count; t++, a_c += a_step, b_c += b_step) {
-                partial += K(term_at)(op, a_c, b_c, NULL, c, none, max_v);
-                if (op == AG_LOG_SOFTMAX_BACKWARD && asks) __builtin_prefetch(b_c + c * AG_SIZE, 0, 2);
-            }
-        } else {
-            for (ptrdiff_t t = 0; t < count; t++, a_c += a_step, b_c += b_step) {
-                partial += K(term_at_partial)(op, a_c, b_c, NULL, c, width - c, none, max_v);
-            }
+        for (ptrdiff_t t = 0; t < count; t++) {
+            const char *a_t = a + t * a_step, *b_t = b + t * b_step;
+            partial += c + VL <= width ? K(term_at)(op, a_t, b_t, NULL, c, none, max_v)
+                                       : K(term_at_partial)(op, a_t, b_t, NULL, c, width - c, none, max_v);
         }
-        K(lanes) lanes = {0};
-        if (!first) {
-            lanes.low = v_f64_load(sums + c);
-#if !AG_IS_F64
-            lanes.high = v_f64_load(sums + c + VL / 2);
-#endif
-        }
-        K(fold)(&lanes, partial);
-        v_f64_store(sums + c, lanes.low);
-#if !AG_IS_F64
-        v_f64_store(sums + c + VL / 2, lanes.high);
-#endif
+        K(add_partial)(first, partial, sums + c);
     }
 }
 
@@ -483,10 +504,8 @@ AG_INLINE void K(columns_write)(const int op, const ag_tile *tile, const real *s
     const V none = {0};
     for (ptrdiff_t k = 0; k < tile->n; k += repeats) {
         const ptrdiff_t rows = tile->n - k < repeats ? tile->n - k : repeats;
-        const ag_ahead next = {tile->a + (k + repeats) * tile->a_stride, tile->b + (k + repeats) * tile->b_stride};
         K(run_write)(op, 1, tile->a + k * tile->a_stride, tile->b + k * tile->b_stride, NULL,
-                     tile->out + k * tile->out_stride, rows * tile->rows, none, shift, factor, tile->stream,
-                     !tile->fits && k + repeats < tile->n ? &next : NULL);
+                     tile->out + k * tile->out_stride, rows * tile->rows, none, shift, factor, tile->stream, NULL);
     }
     if (tile->stream) v_fence();
 }
