@@ -74,7 +74,7 @@ def overlaps_itself(array: np.ndarray) -> bool:
 
 def may_overlap(first: np.ndarray, second: np.ndarray) -> bool:
     """Whether two arrays may share memory; exact for simple layouts, True where it is too costly to tell."""
-    return np.may_share_memory(first, second, max_work=1000)
+    return np.may_share_memory(first, second, max_work=1000)  # type: ignore[arg-type]  # NumPy's stub knows two values
 
 
 def same_memory(first: np.ndarray, second: np.ndarray) -> bool:

@@ -44,9 +44,7 @@ def _integer(name: str, low: int, high: int) -> int | None:
 def _read() -> Environment:
     cpu = _choice("ASCEND_GRAD_CPU", _cpu.VARIANTS)
     if cpu is not None and cpu not in _cpu.supported_variants():
-        raise ValueError(
-            f"ASCEND_GRAD_CPU: this machine supports {', '.join(_cpu.supported_variants())}, got {cpu!r}"
-        )
+        raise ValueError(f"ASCEND_GRAD_CPU: this machine supports {', '.join(_cpu.supported_variants())}, got {cpu!r}")
     return Environment(
         backend=_choice("ASCEND_GRAD_BACKEND", BACKENDS),
         cpu=cpu,

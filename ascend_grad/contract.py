@@ -10,7 +10,7 @@ import operator as _operator
 import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -30,7 +30,7 @@ def shown(value: object) -> str:
         text = reprlib.repr(value)
     except ValueError:  # an int of more digits than Python converts
         text = "of many digits"
-    return text if value is None or type(value) is int and abs(value) < 2**64 else f"{type(value).__name__} {text}"
+    return text if value is None or (type(value) is int and abs(value) < 2**64) else f"{type(value).__name__} {text}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,9 @@ class Call:
     out: np.ndarray | None = None
     arrays: list[np.ndarray] = field(default_factory=list)
 
-    def fail(self, argument: str, expected: str, got: object, kind: type[AscendGradError] = ParamInvalidError):
+    def fail(
+        self, argument: str, expected: str, got: object, kind: type[AscendGradError] = ParamInvalidError
+    ) -> NoReturn:
         raise kind(f"{argument}: expected {expected}, got {got}", operator=self.operator.name)
 
 
@@ -202,11 +204,10 @@ def no_triu_mask(call: Call) -> None:
         call.fail("fix_triu_mask", "False (a generated triangular mask is not supported)", True)
 
 
-def writable_result(call: Call) -> None:
+def writable_result(call: Call, out: object) -> np.ndarray | None:
     """``out`` is None or an array that can take the result. Checked last, for every operator."""
-    out = call.out
     if out is None:
-        return
+        return None
     if not isinstance(out, np.ndarray):
         call.fail("out", "a numpy.ndarray", type(out).__name__, ParamTypeError)
     if not arrays.is_floating(out.dtype):
@@ -218,19 +219,20 @@ def writable_result(call: Call) -> None:
         call.fail("out", "a writable array", "a read-only one")
     if arrays.overlaps_itself(out):
         call.fail("out", "an array whose elements do not share memory", f"strides {out.strides}")
+    return out
 
 
 def validate(operator: Operator, arguments: dict[str, Any], out: object = None) -> Call:
     """Check one call against its contract and return it in the form that backends take."""
-    call = Call(operator, arguments, out)
+    call = Call(operator, arguments)
     for check in operator.checks:
         check(call)
     call.arrays = [call.arguments[name] for name in operator.array_names]
-    writable_result(call)
+    call.out = writable_result(call, out)
     return call
 
 
-def checked_num_threads(num_threads: object, operator: str | None = None) -> int | None:
+def checked_num_threads(num_threads: Any, operator: str | None = None) -> int | None:
     """The number of threads that a caller asked for, or None for the default."""
     if num_threads is None:
         return None

@@ -45,9 +45,7 @@ def is_plain_cpu(backend: str | None) -> bool:
     if backend is None:
         backend = _chosen.get() or config.ENVIRONMENT.backend or "auto"
     # A backend that is no text, an array perhaps, is not to be compared but refused on the general way.
-    return isinstance(backend, str) and (
-        backend == "cpu" or (backend == "auto" and not REGISTRY["npu"].status()[0])
-    )
+    return isinstance(backend, str) and (backend == "cpu" or (backend == "auto" and not REGISTRY["npu"].status()[0]))
 
 
 def select(call: Call, backend: str | None) -> Explanation:
@@ -61,7 +59,7 @@ def select(call: Call, backend: str | None) -> Explanation:
                 f"backend {name!r} ({source}) cannot compute this call: {refusal}", operator=call.operator.name
             )
         return Explanation(name, f"asked for by {source}")
-    passed_over = []
+    passed_over: list[str] = []
     for name in AUTOMATIC:
         usable, reason = REGISTRY[name].status()
         refusal = REGISTRY[name].refusal(call) if usable else reason
@@ -103,10 +101,15 @@ class use_backend:
     """
 
     def __init__(self, name: str):
-        self._token = _chosen.set(_checked(name))
+        self._name = _checked(name)
+        self._tokens = [_chosen.set(self._name)]
+        self._entered = False
 
     def __enter__(self) -> use_backend:
+        if self._entered:  # used again: the choice of the first time has been undone
+            self._tokens.append(_chosen.set(self._name))
+        self._entered = True
         return self
 
     def __exit__(self, *exc_info) -> None:
-        _chosen.reset(self._token)
+        _chosen.reset(self._tokens.pop())

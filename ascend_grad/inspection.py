@@ -21,8 +21,10 @@ def _bind(op_name: str, args: tuple, kwargs: dict) -> tuple[contract.Call, dict[
     """The validated call of a public operator, and its keyword-only settings."""
     from . import ops
 
-    if op_name not in contract.OPERATORS:
-        raise ParamInvalidError(f"op_name: expected one of {', '.join(contract.OPERATORS)}, got {op_name!r}")
+    if not isinstance(op_name, str) or op_name not in contract.OPERATORS:
+        raise ParamInvalidError(
+            f"op_name: expected one of {', '.join(contract.OPERATORS)}, got {contract.shown(op_name)}"
+        )
     bound = inspect.signature(getattr(ops, op_name)).bind(*args, **kwargs)
     bound.apply_defaults()
     arguments = dict(bound.arguments)
@@ -138,8 +140,8 @@ def show_config(mode: str = "stdout") -> dict[str, Any] | None:
     >>> sorted(ag.show_config(mode="dict"))
     ['backends', 'cpu', 'environment', 'openmp', 'threads', 'version']
     """
-    if mode not in ("stdout", "dict"):
-        raise ParamInvalidError(f"mode: expected 'stdout' or 'dict', got {mode!r}")
+    if not isinstance(mode, str) or mode not in ("stdout", "dict"):
+        raise ParamInvalidError(f"mode: expected 'stdout' or 'dict', got {contract.shown(mode)}")
     result = {
         "version": {
             "ascend_grad": __version__,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ..contract import Call
 from . import cpu, npu, reference
@@ -20,15 +20,12 @@ class Backend(Protocol):
 
     NAME: str
 
-    @staticmethod
-    def status() -> tuple[bool, str]: ...
+    def status(self) -> tuple[bool, str]: ...
 
-    @staticmethod
-    def refusal(call: Call) -> str | None:
+    def refusal(self, call: Call) -> str | None:
         """Why this valid call is not for this backend; None where it is."""
 
-    @staticmethod
-    def run(call: Call, num_threads: int | None): ...
+    def run(self, call: Call, num_threads: int | None) -> Any: ...
 
 
 #: In the order in which ``auto`` prefers them. The reference is never chosen by itself.

@@ -34,7 +34,12 @@ def run(call: Call, num_threads: int | None) -> np.ndarray:
     else:
         out = call.out
     _rowwise.compute(
-        call.operator.name, call.arrays, out, call.arguments.get("dim", -1), call.arguments.get("scale", 1.0), num_threads
+        call.operator.name,
+        call.arrays,
+        out,
+        call.arguments.get("dim", -1),
+        call.arguments.get("scale", 1.0),
+        num_threads,
     )
     if call.out is not None and out is not call.out:
         call.out[...] = out
@@ -43,5 +48,5 @@ def run(call: Call, num_threads: int | None) -> np.ndarray:
 
 
 def workspace_size(call: Call, num_threads: int | None) -> int:
-    copied = call.out.nbytes if _needs_copy(call) else 0
+    copied = call.out.nbytes if call.out is not None and _needs_copy(call) else 0
     return copied + _rowwise.workspace_bound(call.arrays[0], call.arguments.get("dim", -1), num_threads)

@@ -1,0 +1,3 @@
+HUGE_THRESHOLD: int
+
+class Mapping: ...

@@ -1,0 +1,4 @@
+VERSION: int
+DESCRIPTION: str
+
+def last_team_size() -> int: ...

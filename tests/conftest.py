@@ -1,0 +1,178 @@
+"""Fixtures: every backend, every CPU variant of this machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import hypothesis
+import numpy as np
+import oracles
+import pytest
+from samples import DTYPES, OPERATORS, Problem
+
+import ascend_grad as ag
+from ascend_grad import _cpu
+
+hypothesis.settings.register_profile(
+    "suite",
+    deadline=None,
+    derandomize=True,
+    max_examples=60,
+    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture, hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("suite")
+
+VARIANTS = tuple(_cpu.supported_variants())
+ENGINES = (*VARIANTS, "reference")
+
+largest_errors: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("filterwarnings", "error")
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    if not largest_errors:
+        return
+    terminalreporter.section("largest error before the rounding to 16 bits, in units of the bound")
+    names = [name for name in ENGINES if any(name in row for row in largest_errors.values())]
+    terminalreporter.write_line(f"{'':42}" + "".join(f"{name:>13}" for name in names))
+    for (operator, dtype), row in sorted(largest_errors.items()):
+        cells = "".join(f"{row[name]:13.3f}" if name in row else " " * 13 for name in names)
+        terminalreporter.write_line(f"{operator:32}{dtype:10}{cells}")
+
+
+@pytest.fixture(autouse=True)
+def nothing_of_the_callers_is_changed() -> Iterator[None]:
+    """The library leaves NumPy's error handling, its own thread setting and backend choice as it found them."""
+    before = np.geterr(), ag.get_num_threads(), _cpu.variant()
+    yield
+    assert (np.geterr(), ag.get_num_threads(), _cpu.variant()) == before
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One way to compute: the reference, or the CPU backend with one variant of its kernels."""
+
+    name: str
+
+    @property
+    def backend(self) -> str:
+        return "reference" if self.name == "reference" else "cpu"
+
+    def __call__(self, problem: Problem, **settings) -> np.ndarray:
+        function = getattr(ag, problem.operator)
+        return function(*problem.arrays, **problem.settings, backend=self.backend, **settings)
+
+    def assert_right(self, problem: Problem, result: np.ndarray, *, dim: int | None = None) -> None:
+        """Every element is within its bound; the largest error is reported at the end of the run."""
+        settings = problem.settings if dim is None else problem.settings | {"dim": dim}
+        self.assert_within(
+            oracles.expected(problem.operator, problem.arrays, **settings, out_dtype=result.dtype.newbyteorder("=")),
+            problem,
+            result,
+        )
+
+    def assert_within(self, expected: oracles.Expected, problem: Problem, result: np.ndarray) -> None:
+        errors = oracles.errors(result, expected)
+        worst = float(np.max(errors, initial=0))
+        if result.dtype == oracles.precision_of(problem.dtype).dtype:  # else the last rounding hides the others
+            row = largest_errors[problem.operator, str(problem.dtype)]
+            row[self.name] = max(row.get(self.name, 0.0), worst)
+        if worst > 1:
+            where = np.unravel_index(np.argmax(errors), errors.shape)
+            pytest.fail(
+                f"{problem.operator} {problem.dtype} {problem.shape} {problem.settings} on {self.name}, at "
+                f"{tuple(map(int, where))}: error {worst:.3g} times the bound {expected.bound[where]}, "
+                f"expected {expected.values[where]}, got {result[where]}; {np.sum(errors > 1)} elements are wrong"
+            )
+
+
+@pytest.fixture
+def forced() -> Iterator[Callable[[str], None]]:
+    """A function that switches the CPU variant until the end of the test."""
+    before = _cpu.variant()
+    yield _cpu.force_variant
+    _cpu.force_variant(before)
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest, forced) -> Engine:
+    if request.param != "reference":
+        forced(request.param)
+    return Engine(request.param)
+
+
+@pytest.fixture(params=VARIANTS)
+def cpu_engine(request: pytest.FixtureRequest, forced) -> Engine:
+    forced(request.param)
+    return Engine(request.param)
+
+
+@pytest.fixture(params=("cpu", "reference"))
+def backend(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(params=OPERATORS)
+def operator(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(params=tuple(DTYPES))
+def dtype(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def _run(script: str, *, timeout: float = 120, check: bool = True, **environment: str) -> subprocess.CompletedProcess:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("ASCEND_GRAD_")}
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(script)],
+        env=inherited | environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+    if check:
+        assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"
+    return result
+
+
+@pytest.fixture
+def run_script() -> Callable[..., subprocess.CompletedProcess]:
+    """A function that runs Python code in a process of its own, with the settings given as environment variables."""
+    return partial(_run)
+
+
+@pytest.fixture(scope="session")
+def needs_memory() -> Callable[[float], None]:
+    """A function that skips the test, and says why, where so many gigabytes are not available."""
+
+    def check(gigabytes: float) -> None:
+        available = available_memory() / 1e9
+        if available < gigabytes:
+            pytest.skip(f"needs {gigabytes} GB of memory, {available:.1f} GB are available")
+
+    return check
+
+
+def available_memory() -> float:
+    """Bytes that this process can still take, by the system and by its control group."""
+    with open("/proc/meminfo") as lines:
+        system = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
+        cache = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())["inactive_file"]
+    except (OSError, ValueError, KeyError):  # no such file, or "max"
+        return system
+    return min(system, limit - used + int(cache))

@@ -1,0 +1,236 @@
+"""Arguments for the operators: ordinary and adversarial values, and any values in any layout."""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+DTYPES = {name: np.dtype(name) for name in ("float32", "float16", "float64")} | {"bfloat16": BFLOAT16}
+
+#: Names of the array arguments; the operators with a mask work on the last of four dimensions.
+ARRAYS = {
+    "softmax_backward": ("grad_output", "output"),
+    "log_softmax_backward": ("grad_output", "output"),
+    "scaled_masked_softmax_backward": ("grad_output", "y", "mask"),
+    "softmax": ("input",),
+    "log_softmax": ("input",),
+    "scaled_masked_softmax": ("x", "mask"),
+}
+OPERATORS = tuple(ARRAYS)
+MASKED = tuple(name for name in OPERATORS if "masked" in name)
+UNMASKED = tuple(name for name in OPERATORS if "masked" not in name)
+BACKWARD = tuple(name for name in OPERATORS if "backward" in name)
+
+
+def generator(*key: object) -> np.random.Generator:
+    return np.random.default_rng(zlib.crc32(repr(key).encode()))
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One call: the operator, its arrays, and ``dim`` or ``scale``."""
+
+    operator: str
+    arrays: tuple[np.ndarray, ...]
+    settings: dict[str, Any]
+
+    def replaced(self, *arrays: np.ndarray, **settings: Any) -> Problem:
+        return replace(self, arrays=arrays or self.arrays, settings=self.settings | settings)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.arrays[0].shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.arrays[0].dtype
+
+
+def random_problem(operator: str, shape: tuple[int, ...], dtype, dim: int = -1) -> Problem:
+    """Ordinary values: logits, their probabilities, gradients of size one. Shapes of any rank, 4 with a mask."""
+    random = generator(operator, shape, str(dtype), dim)
+    masked = operator in MASKED
+    logits, gradient = (random.standard_normal(shape, np.float32) for _ in range(2))
+    if operator in BACKWARD:
+        axes = dim if shape else None
+        y = logits - np.log(np.sum(np.exp(logits), axis=axes, keepdims=True)) if logits.size else logits
+        arrays = [gradient, y if operator == "log_softmax_backward" else np.exp(y)]
+    else:
+        arrays = [3 * logits]
+    arrays = [np.asarray(array).astype(dtype).reshape(shape) for array in arrays]
+    if masked:
+        arrays.append(random.random(shape) < 0.3)
+    return Problem(operator, tuple(arrays), {"scale": 0.37} if masked else {"dim": dim})
+
+
+# ---- adversarial rows ------------------------------------------------------------------------------------------------
+
+
+def _gradient_rows(random: np.random.Generator, n: int, dtype) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Rows of a gradient and of a forward result (any values are allowed there)."""
+    info = ml_dtypes.finfo(dtype)
+    smallest, largest = float(info.smallest_subnormal), float(info.max)
+    normal, uniform, ones = random.standard_normal(n), random.random(n), np.ones(n)
+    probabilities = np.exp(3 * normal - np.max(3 * normal, initial=0))
+    probabilities /= max(np.sum(probabilities), 1)
+    alternating = np.where(np.arange(n) % 2, 1.0, -1.0)
+    spread = np.log10(largest) / 3
+    return {
+        "normal": (random.standard_normal(n), probabilities),
+        "positive": (uniform, random.random(n)),
+        "constants": (ones / 3, ones / 7),
+        "cancelling sum": (1000 * alternating * (1 + uniform / 64), ones * 0.7),
+        "gradient near the sum": (100 + uniform, probabilities),
+        "one hot": (normal, np.arange(n) == n // 2),
+        "zeros": (0 * ones, -0.0 * ones),
+        "subnormal gradient": (smallest * np.floor(1000 * uniform), 2 * random.random(n)),
+        "subnormal result": (random.standard_normal(n), smallest * np.floor(1000 * uniform)),
+        "tiny": (largest**-0.6 * normal, largest**-0.3 * uniform),
+        "huge": (largest**0.65 * normal, largest**0.1 * uniform),
+        "equal": (-2.5 * ones, -2.5 * ones),
+        "many magnitudes": tuple(
+            random.choice([-1.0, 1.0], n) * 10 ** random.uniform(-spread, spread, n) for _ in range(2)
+        ),
+    }
+
+
+def _exponent_rows(random: np.random.Generator, n: int, dtype) -> dict[str, np.ndarray]:
+    """Rows of logits or of log-probabilities."""
+    info = ml_dtypes.finfo(dtype)
+    smallest, largest = float(info.smallest_subnormal), float(info.max)
+    normal, uniform, ones = random.standard_normal(n), random.random(n), np.ones(n)
+    underflow = -np.log(2.0) * (1074 if dtype == np.float64 else 149)
+    half = np.where(uniform < 0.5, -np.inf, normal)
+    half[n // 2] = 1
+    return {
+        "normal": 3 * normal,
+        "log probabilities": normal - np.log(np.sum(np.exp(normal))),
+        "constant": -np.log(n) * ones,
+        "ascending": np.linspace(-20, 20, n),
+        "underflow": underflow + 20 * random.uniform(-1, 1, n),
+        "growing": np.linspace(-underflow / 3, -underflow / 2, n),
+        "wide": np.maximum(largest**0.2, 100) * random.uniform(-1, 1, n),
+        "half minus infinity": half,
+        "one finite": np.where(np.arange(n) == n // 3, 5, -np.inf),
+        "huge": -largest / 4 * uniform,
+        "subnormal": smallest * np.floor(1000 * uniform),
+        "far from zero": 1000 + normal,
+        "tie for the largest": np.where(np.arange(n) % 3, 0, 80.0),
+    }
+
+
+@functools.lru_cache(maxsize=128)
+def adversarial_problem(operator: str, n: int, dtype_name: str, kinds: tuple[str, ...] | None = None) -> Problem:
+    """Rows of length n, one for every kind (or the named ones), as one problem over the last dimension."""
+    dtype = DTYPES[dtype_name]
+    random = generator(operator, n, dtype_name)
+    gradients, exponents = _gradient_rows(random, n, dtype), _exponent_rows(random, n, dtype)
+    if operator == "log_softmax_backward":
+        names = list(zip(gradients, exponents, strict=True))
+        pairs = {f"{g}, {e}": (gradients[g][0], exponents[e]) for g, e in names}
+    elif operator in BACKWARD:
+        pairs = gradients
+    else:
+        pairs = {name: (row,) for name, row in exponents.items()}
+    chosen = [rows for name, rows in pairs.items() if kinds is None or any(kind in name for kind in kinds)]
+    with np.errstate(all="ignore"):
+        arrays = [np.stack(rows).astype(dtype) for rows in zip(*chosen, strict=True)]
+    settings: dict[str, Any] = {"dim": -1}
+    if operator in MASKED:
+        mask = random.random(arrays[0].shape) < 0.3
+        mask[0], mask[-1] = False, True
+        arrays = [array[None, None] for array in (*arrays, mask)]
+        settings = {"scale": 1.7}
+    for array in arrays:
+        array.flags.writeable = False
+    return Problem(operator, tuple(arrays), settings)
+
+
+# ---- layouts ---------------------------------------------------------------------------------------------------------
+
+GUARD = 0xA5
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How an array lies in memory.
+
+    The axes from the slowest to the fastest, for every axis the step between its elements (in elements, may be
+    negative), the bytes before the first element, and whether the byte order is the other one.
+    """
+
+    axes: tuple[int, ...]
+    steps: tuple[int, ...]
+    shift: int = 0
+    swapped: bool = False
+
+
+def allocated(shape: tuple[int, ...], dtype: np.dtype, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
+    """An array of this shape and layout, and the bytes around it, all of value `GUARD`."""
+    lengths = [max((n - 1) * abs(step) + 1, 0) for n, step in zip(shape, layout.steps, strict=True)]
+    if layout.swapped:
+        dtype = dtype.newbyteorder()
+    # An aligned start, so that `shift` alone decides the alignment.
+    start = 64 + layout.shift
+    buffer = np.full(start + int(np.prod(lengths, dtype=np.int64)) * dtype.itemsize + 192, GUARD, np.uint8)
+    buffer = buffer[-buffer.ctypes.data % 64 :]
+    whole = np.ndarray([lengths[axis] for axis in layout.axes], dtype, buffer, offset=start)
+    view = whole.transpose(np.argsort(layout.axes)) if shape else whole
+    return view[tuple(slice(None, None, step) for step in layout.steps)] if shape else view, buffer
+
+
+def laid_out(values: np.ndarray, layout: Layout, *, readonly: bool = False) -> np.ndarray:
+    """The same values in this layout."""
+    view, _ = allocated(values.shape, values.dtype, layout)
+    view[...] = values
+    view.flags.writeable = not readonly
+    return view
+
+
+def bytes_inside(view: np.ndarray, buffer: np.ndarray) -> np.ndarray:
+    """Which bytes of the buffer belong to elements of the view."""
+    inside = np.zeros(buffer.size, bool)
+    if view.size:
+        offset = view.__array_interface__["data"][0] - buffer.ctypes.data
+        np.lib.stride_tricks.as_strided(inside[offset:], (*view.shape, view.itemsize), (*view.strides, 1))[...] = True
+    return inside
+
+
+def assert_guarded(view: np.ndarray, buffer: np.ndarray) -> None:
+    """Nothing was written to the buffer but the view's elements."""
+    assert np.all(buffer[~bytes_inside(view, buffer)] == GUARD), "bytes outside the array were written"
+
+
+def native_copy(array: np.ndarray) -> np.ndarray:
+    """The values as a plain array: contiguous, aligned, native byte order."""
+    dtype = array.dtype.newbyteorder("=")
+    return np.array(array.astype(next((known for known in DTYPES.values() if known == dtype), dtype)), order="C")
+
+
+def assert_identical(got: np.ndarray, expected: np.ndarray) -> None:
+    """The same shape, the same dtype up to byte order, the same bits."""
+    got, expected = native_copy(got), native_copy(expected)
+    assert (got.shape, got.dtype) == (expected.shape, expected.dtype)
+    bits = np.dtype(f"u{got.itemsize}")
+    different = got.reshape(-1).view(bits) != expected.reshape(-1).view(bits)
+    assert not different.any(), (
+        f"{different.sum()} of {got.size} elements differ, first at {np.flatnonzero(different)[0]}: "
+        f"{got.reshape(-1)[different][0]!r} is not {expected.reshape(-1)[different][0]!r}"
+    )
+
+
+def assert_fresh(result: np.ndarray, shape: tuple[int, ...], dtype: np.dtype) -> None:
+    """A result that the library allocated: an ordinary array."""
+    assert type(result) is np.ndarray
+    assert result.shape == shape
+    assert result.dtype == dtype
+    assert result.dtype.isnative
+    assert result.flags.c_contiguous
+    assert result.flags.writeable
+    assert result.flags.aligned

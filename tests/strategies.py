@@ -1,0 +1,44 @@
+"""What hypothesis draws: problems of any shape, and the same values in any layout."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import strategies as st
+from samples import DTYPES, MASKED, Layout, Problem, laid_out, random_problem
+
+
+@st.composite
+def layouts(draw, rank: int) -> Layout:
+    return Layout(
+        axes=tuple(draw(st.permutations(range(rank)))),
+        steps=tuple(draw(st.lists(st.sampled_from((1, 1, 1, -1, 2, -2, 3)), min_size=rank, max_size=rank))),
+        shift=draw(st.sampled_from((0, 0, 1, 2, 3, 4, 8, 13))),
+        swapped=draw(st.booleans()),
+    )
+
+
+@st.composite
+def shapes(draw, operator: str) -> tuple[int, ...]:
+    """Any rank that the operator takes; mostly short axes, at times a long one or an empty one."""
+    rank = 4 if operator in MASKED else draw(st.integers(0, 8))
+    shape = draw(st.lists(st.sampled_from((1, 2, 3, 3, 4)), min_size=rank, max_size=rank))
+    if rank:
+        axis = draw(st.integers(0, rank - 1))
+        shape[axis] = draw(st.sampled_from((0, 1, 2, 5, 7, 16, 33, 70) + (300,) * (rank < 4)))
+    return tuple(shape)
+
+
+@st.composite
+def problems(draw, operator: str) -> Problem:
+    shape = draw(shapes(operator))
+    dim = -1 if operator in MASKED else draw(st.integers(-max(len(shape), 1), max(len(shape), 1) - 1))
+    return random_problem(operator, shape, DTYPES[draw(st.sampled_from(tuple(DTYPES)))], dim)
+
+
+@st.composite
+def views(draw, array: np.ndarray) -> np.ndarray:
+    """The values in some layout; at times, some axes repeat their first element without memory of its own."""
+    repeated = draw(st.lists(st.integers(0, array.ndim - 1), max_size=2)) if array.size and array.ndim else []
+    core = array[tuple(slice(0, 1) if axis in repeated else slice(None) for axis in range(array.ndim))]
+    view = laid_out(core, draw(layouts(array.ndim)), readonly=draw(st.booleans()))
+    return np.broadcast_to(view, array.shape) if repeated else view

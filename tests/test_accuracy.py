@@ -1,0 +1,232 @@
+"""Values: every operator, dtype and CPU variant against the oracles, within the documented bounds."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import oracles
+import pytest
+from samples import (
+    BACKWARD,
+    DTYPES,
+    MASKED,
+    OPERATORS,
+    UNMASKED,
+    Problem,
+    adversarial_problem,
+    assert_identical,
+    generator,
+    native_copy,
+    random_problem,
+)
+
+import ascend_grad as ag
+from ascend_grad import contract
+
+#: Around the edges of vectors, of float32 chains, of blocks of columns.
+SIZES = (1, 2, 3, 15, 16, 17, 31, 32, 33, 63, 64, 65, 97, 255, 256, 257, 1000, 2047, 2048, 2049, 5000)
+
+
+@functools.lru_cache(maxsize=256)
+def expected(operator: str, n: int, dtype: str, out_dtype=None, kinds=None) -> oracles.Expected:
+    problem = adversarial_problem(operator, n, dtype, kinds)
+    return oracles.expected(operator, problem.arrays, **problem.settings, out_dtype=out_dtype)
+
+
+# Engines vary fastest, so that they share the oracle's values.
+@pytest.mark.parametrize("n", SIZES)
+def test_adversarial_rows(operator, dtype, n, engine):
+    problem = adversarial_problem(operator, n, dtype)
+    last = engine(problem)
+    engine.assert_within(expected(operator, n, dtype), problem, last)
+    accumulator = oracles.precision_of(problem.dtype).dtype
+    if problem.dtype != accumulator:
+        unrounded = engine(problem, out=np.empty(problem.shape, accumulator))
+        engine.assert_within(expected(operator, n, dtype, accumulator), problem, unrounded)
+    if operator in MASKED:
+        return
+    # The same rows as columns, and as columns of two matrices, one of them in reverse.
+    first = problem.replaced(*(np.ascontiguousarray(a.T) for a in problem.arrays), dim=0)
+    assert_same_values(engine(first).T, last)
+    middle = problem.replaced(*(np.stack([a, a[::-1]]).swapaxes(1, 2).copy() for a in problem.arrays), dim=1)
+    assert_same_values(engine(middle)[0].T, last)
+    assert_same_values(engine(middle)[1].T, last[::-1])
+
+
+def assert_same_values(got: np.ndarray, expected: np.ndarray) -> None:
+    """Identical but for the sign and payload of NaN."""
+    got, expected = native_copy(got), native_copy(expected)
+    nan = np.isnan(expected)
+    assert np.array_equal(np.isnan(got), nan)
+    assert_identical(np.where(nan, 0, got), np.where(nan, 0, expected))
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_million_elements_in_a_row(operator, dtype, dim, engine):
+    n, kinds = 2**20, ("positive", "constant")
+    problem = adversarial_problem(operator, n, dtype, kinds)
+    if dim == 1:
+        engine.assert_within(expected(operator, n, dtype, kinds=kinds), problem, engine(problem))
+    elif operator in UNMASKED:
+        columns = problem.replaced(*(np.ascontiguousarray(a.T) for a in problem.arrays), dim=0)
+        engine.assert_within(expected(operator, n, dtype, kinds=kinds), problem, engine(columns).T)
+
+
+@pytest.mark.parametrize("columns", [*SIZES[1:-1:2], 4100])
+@pytest.mark.parametrize("operator", UNMASKED)
+def test_columns(operator, dtype, columns, engine):
+    for n in (2, 17, 40):
+        problem = random_problem(operator, (n, columns), DTYPES[dtype], dim=0)
+        engine.assert_right(problem, engine(problem))
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 8, 10, 15, 17, 31])
+def test_many_narrow_rows(operator, dtype, n, engine):
+    shape = (2, 3, 179, n) if operator in MASKED else (1074, n)
+    problem = random_problem(operator, shape, DTYPES[dtype])
+    engine.assert_right(problem, engine(problem))
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.1, -2.5, 0.0, 1e-30, 1e30, 3])
+@pytest.mark.parametrize("operator", MASKED)
+def test_masks_and_scales(operator, dtype, scale, engine):
+    problem = random_problem(operator, (2, 3, 5, 37), DTYPES[dtype]).replaced(scale=scale)
+    *rest, mask = problem.arrays
+    for heads in ((1, 1), (1, 3), (2, 1), (2, 3)):
+        part = mask[: heads[0], : heads[1]].copy()
+        whole = problem.replaced(*rest, np.broadcast_to(part, mask.shape))
+        result = engine(problem.replaced(*rest, part))
+        engine.assert_right(whole, result)
+        assert_identical(engine(whole), result)
+
+
+# ---- NaN and infinity ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [1, 2, 17, 64, 257, 1000])
+@pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf], ids=str)
+def test_special_values_propagate(operator, dtype, special, n, engine):
+    """One special value per row, in every array, at the start, the middle and the end."""
+    places = [(which, at) for which in range(2) for at in (0, n // 2, n - 1)]
+    shape = (1, 1, len(places), n) if operator in MASKED else (len(places), n)
+    problem = random_problem(operator, shape, DTYPES[dtype])
+    floats = [array for array in problem.arrays if array.dtype != bool]
+    for row, (which, at) in enumerate(places):
+        floats[which % len(floats)][..., row, at] = special
+    for dim in (-1, 0):
+        turned = problem if dim else problem.replaced(*(np.ascontiguousarray(a.T) for a in problem.arrays), dim=0)
+        if dim == 0 and operator in MASKED:
+            continue
+        engine.assert_right(turned, engine(turned))
+
+
+@pytest.mark.parametrize("dim", [-1, 0])
+@pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf], ids=str)
+def test_special_values_propagate_between_threads(operator, dtype, special, dim, engine):
+    """A few long rows, which threads compute in pieces."""
+    n = 20_011
+    problem = random_problem(operator, (1, 1, 6, n) if operator in MASKED else (6, n), DTYPES[dtype])
+    floats = [array for array in problem.arrays if array.dtype != bool]
+    for row, at in enumerate((0, 1, n // 2, n - 2, n - 1)):
+        floats[row % len(floats)][..., row, at] = special
+    if operator in UNMASKED and dim == 0:
+        problem = problem.replaced(*(np.ascontiguousarray(a.T) for a in problem.arrays), dim=0)
+    result = engine(problem, num_threads=2)
+    engine.assert_right(problem, result)
+    assert_same_values(result, engine(problem, num_threads=1))
+
+
+def test_rows_without_a_finite_logit_are_nan(dtype, engine):
+    for operator in ("softmax", "log_softmax"):
+        problem = Problem(operator, (np.full((2, 19), -np.inf).astype(DTYPES[dtype]),), {"dim": -1})
+        assert np.isnan(engine(problem).astype(np.float32)).all()
+
+
+def test_a_masked_row_is_uniform(dtype, engine):
+    x = np.full((1, 1, 2, 64), np.nan).astype(DTYPES[dtype])
+    result = engine(Problem("scaled_masked_softmax", (x, np.ones(x.shape, bool)), {"scale": 2.0}))
+    assert_identical(result, np.full(x.shape, 1 / 64).astype(DTYPES[dtype]))
+
+
+@pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf, -1.0], ids=str)
+def test_masked_gradients_are_positive_zeros(dtype, special, engine):
+    problem = random_problem("scaled_masked_softmax_backward", (1, 2, 7, 33), DTYPES[dtype])
+    g, y, mask = problem.arrays
+    g[mask] = special
+    result = engine(problem.replaced(g, y, mask, scale=-1.0))
+    assert_identical(result[mask], np.zeros(mask.sum(), DTYPES[dtype]))
+
+
+@pytest.mark.parametrize("scale", [np.nan, np.inf, -np.inf, 1e300], ids=str)
+def test_scales_beyond_the_finite(dtype, scale, engine):
+    problem = random_problem("scaled_masked_softmax_backward", (1, 1, 3, 20), DTYPES[dtype]).replaced(scale=scale)
+    result = engine(problem).astype(np.float64)
+    mask = problem.arrays[-1]
+    assert np.all(result[mask] == 0)
+    if not (dtype == "float64" and scale == 1e300):
+        assert not np.isfinite(result[~mask]).any()
+    assert np.isnan(result[~mask]).all() == np.isnan(scale)
+
+
+# ---- known values ----------------------------------------------------------------------------------------------------
+
+WORKED = {
+    "softmax_backward": [[-28, -37], [-26, -70], [-48, -66], [-66, -93]],
+    "log_softmax_backward": np.arange(8).reshape(4, 2) - [12, 16] * np.exp([[1, 1], [1, 2], [2, 2], [3, 3]]),
+}
+
+
+@pytest.mark.parametrize("operator", WORKED)
+def test_worked_values(operator, dtype, engine):
+    g = np.arange(8.0).reshape(4, 2).astype(DTYPES[dtype])
+    y = np.array([[1, 1], [1, 2], [2, 2], [3, 3]]).astype(DTYPES[dtype])
+    problem = Problem(operator, (g, y), {"dim": 0})
+    result = engine(problem)
+    engine.assert_right(problem, result)
+    tolerance = {"float32": 1e-6, "float64": 1e-14, "float16": 2**-10, "bfloat16": 2**-7}[dtype]
+    np.testing.assert_allclose(result.astype(np.float64), WORKED[operator], rtol=tolerance)
+
+
+def test_worked_values_with_a_mask(dtype, engine):
+    g = np.arange(1.0, 17).reshape(2, 2, 2, 2).astype(DTYPES[dtype])
+    mask = np.tile([True, True, False, False], 4).reshape(g.shape)
+    result = engine(Problem("scaled_masked_softmax_backward", (g, g, mask), {"scale": 1.0}))
+    kept = [-66, -84, -742, -840, -2794, -3036, -6990, -7440]
+    assert_identical(result[~mask], np.array(kept, np.float64).astype(DTYPES[dtype]))
+    assert_identical(result[mask], np.zeros(8, DTYPES[dtype]))
+
+
+FORWARD = {"softmax_backward": "softmax", "log_softmax_backward": "log_softmax"} | {
+    "scaled_masked_softmax_backward": "scaled_masked_softmax"
+}
+
+
+@pytest.mark.parametrize(
+    ("operator", "dim"), [(name, dim) for name in BACKWARD for dim in range(4) if name in UNMASKED or dim == 3]
+)
+def test_gradients_are_finite_differences_of_the_forward_twins(operator, dim, backend):
+    forward, backward = (getattr(ag, name) for name in (FORWARD[operator], operator))
+    random = generator(operator, dim)
+    shape = (2, 3, 4, 5)
+    x, weights = random.standard_normal((2, *shape))
+    settings = {"backend": backend}
+    more = ()
+    if operator in MASKED:
+        more, settings = (random.random(shape) < 0.3,), settings | {"scale": 1.3}
+    else:
+        settings |= {"dim": dim}
+    step = 1e-5
+    numeric = np.empty(shape)
+    for index in np.ndindex(shape):
+        up, down = x.copy(), x.copy()
+        up[index] += step
+        down[index] -= step
+        numeric[index] = np.sum(weights * (forward(up, *more, **settings) - forward(down, *more, **settings)))
+    numeric /= 2 * step
+    analytic = backward(weights, forward(x, *more, **settings), *more, **settings)
+    np.testing.assert_allclose(analytic, numeric, rtol=1e-7, atol=1e-8)
+
+
+def test_every_operator_is_tested():
+    assert set(OPERATORS) == set(contract.OPERATORS)

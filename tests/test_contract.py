@@ -1,0 +1,574 @@
+"""What each operator refuses: one table of faults drives every operator and backend.
+
+A fault spoils one argument of a good call. It belongs to a stage of the operator's checks; of two faults at once, that
+of the earlier stage decides.
+"""
+
+from __future__ import annotations
+
+import array
+import copy
+import inspect
+import itertools
+import pickle
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import pytest
+from samples import (
+    ARRAYS,
+    BFLOAT16,
+    DTYPES,
+    MASKED,
+    OPERATORS,
+    UNMASKED,
+    assert_fresh,
+    assert_identical,
+    random_problem,
+)
+
+import ascend_grad as ag
+from ascend_grad import contract
+from ascend_grad import errors as library_errors
+from ascend_grad.backends import REGISTRY
+
+NULL, INVALID, TYPE = ag.ParamNullptrError, ag.ParamInvalidError, ag.ParamTypeError
+CODES = {NULL: 161001, INVALID: 161002, TYPE: 161002}
+
+#: The order of the checks. How to compute is looked at before what.
+STAGES = {
+    "softmax_backward": ("settings", "null", "dtype", "dim", "shape", "out"),
+    "log_softmax_backward": ("settings", "null", "dtype", "shape", "dim", "out"),
+    "scaled_masked_softmax_backward": ("settings", "null", "dtype", "shape", "fix_triu_mask", "out"),
+    "softmax": ("settings", "null", "dtype", "dim", "shape", "out"),
+    "log_softmax": ("settings", "null", "dim", "dtype", "shape", "out"),
+    "scaled_masked_softmax": ("settings", "null", "dtype", "shape", "fix_triu_mask", "out"),
+}
+
+
+class Fault(NamedTuple):
+    stage: str
+    argument: str
+    label: str
+    spoil: Callable[[Any], Any]
+    raises: type[ag.AscendGradError]
+    blamed: str  # the argument that the message names
+
+    def __str__(self) -> str:
+        return f"{self.argument} {self.label}"
+
+
+class Hostile:
+    """An object whose every conversion fails."""
+
+    def __array__(self, dtype=None, copy=None):
+        raise RuntimeError("not today")
+
+    def __float__(self):
+        raise RuntimeError("not today")
+
+
+def constant(value: object) -> Callable[[Any], Any]:
+    return lambda _: value
+
+
+def as_dtype(dtype) -> Callable[[Any], Any]:
+    return lambda x: np.zeros(np.shape(x), dtype)
+
+
+def self_overlapping(x: np.ndarray) -> np.ndarray:
+    """Rows that start within the row before."""
+    memory = np.zeros(sum(x.shape), x.dtype)
+    return np.lib.stride_tricks.as_strided(memory, x.shape, [x.itemsize] * x.ndim)
+
+
+def read_only(x: np.ndarray) -> np.ndarray:
+    x = np.array(x)
+    x.flags.writeable = False
+    return x
+
+
+FOREIGN_DTYPES = {
+    "int32": np.int32,
+    "uint16": np.uint16,
+    "complex64": np.complex64,
+    "object": object,
+    "text": "U3",
+    "swapped int": ">i4",
+    "raw bytes": "V2",
+    "date": "M8[s]",
+    "record": [("value", "f4")],
+    "float8": ml_dtypes.float8_e4m3fn,
+} | ({"long double": np.longdouble} if np.dtype(np.longdouble) != np.float64 else {})
+
+
+def faults_of(operator: str) -> list[Fault]:
+    floats = [name for name in ARRAYS[operator] if name != "mask"]
+    first = floats[0]
+    faults = [
+        Fault("settings", "num_threads", label, constant(value), kind, "num_threads")
+        for label, value, kind in (
+            ("zero", 0, INVALID),
+            ("negative", -1, INVALID),
+            ("too many", 1025, INVALID),
+            ("huge", 2**40, INVALID),
+            ("beyond 64 bits", 2**70, INVALID),
+            ("fraction", 1.5, TYPE),
+            ("text", "2", TYPE),
+            ("list", [2], TYPE),
+        )
+    ]
+    faults += [
+        Fault("settings", "backend", label, constant(value), INVALID, "backend")
+        for label, value in (
+            ("unknown", "gpu"),
+            ("empty", ""),
+            ("capitals", "CPU"),
+            ("number", 3),
+            ("array", np.array(["cpu", "auto"])),
+        )
+    ]
+    faults += [Fault("null", name, "None", constant(None), NULL, name) for name in ARRAYS[operator]]
+    for name in floats:
+        faults += [Fault("dtype", name, label, as_dtype(dtype), TYPE, name) for label, dtype in FOREIGN_DTYPES.items()]
+        faults += [
+            Fault("dtype", name, "bool", as_dtype(bool), TYPE, name),
+            Fault("dtype", name, "string", constant("softmax"), TYPE, name),
+            Fault("dtype", name, "dict", constant({}), TYPE, name),
+        ]
+        if len(floats) == 2:
+            # Which of two unequal dtypes is the wrong one? The second's.
+            faults += [
+                Fault("dtype", name, f"{other}, unlike the other", as_dtype(dtype), TYPE, floats[1])
+                for other, dtype in DTYPES.items()
+                if other != "float32"
+            ]
+    faults += [
+        Fault("out", "out", "list", constant([0.0]), TYPE, "out"),
+        Fault("out", "out", "scalar", constant(np.float32(0)), TYPE, "out"),
+        Fault("out", "out", "text", constant("out"), TYPE, "out"),
+        *(Fault("out", "out", label, as_dtype(dtype), TYPE, "out") for label, dtype in FOREIGN_DTYPES.items()),
+        Fault("out", "out", "one element", lambda x: np.zeros(1, x.dtype), INVALID, "out"),
+        Fault("out", "out", "one axis more", lambda x: x[None], INVALID, "out"),
+        Fault("out", "out", "read-only", read_only, INVALID, "out"),
+        Fault("out", "out", "overlapping itself", self_overlapping, INVALID, "out"),
+    ]
+    if operator in MASKED:
+        faults += [
+            Fault("dtype", "mask", label, as_dtype(dtype), TYPE, "mask")
+            for label, dtype in (("uint8", np.uint8), ("int64", np.int64), ("float32", np.float32), ("object", object))
+        ]
+        faults += [
+            Fault("dtype", "scale", label, constant(value), TYPE, "scale")
+            for label, value in (
+                ("text", "2.0"),
+                ("numpy text", np.str_("2.0")),
+                ("bytes", b"2"),
+                ("None", None),
+                ("complex", 1j),
+                ("numpy complex", np.complex64(1)),
+                ("complex array", np.array(1j)),
+                ("array", np.ones(2)),
+                ("array of one", np.ones(1)),
+                ("list", [1.0]),
+                ("hostile", Hostile()),
+            )
+        ]
+        faults += [Fault("dtype", "scale", "beyond float64", constant(10**400), INVALID, "scale")]
+        for name in ARRAYS[operator]:
+            faults += [
+                Fault("shape", name, "rank 3", lambda x: x[0], INVALID, first if name == first else name),
+                Fault("shape", name, "rank 5", lambda x: x[None], INVALID, first if name == first else name),
+                Fault("shape", name, "rank 0", lambda x: x.dtype.type(0), INVALID, name),
+            ]
+        if len(floats) == 2:
+            faults += [
+                Fault("shape", "y", "broadcastable", lambda x: x[:1], INVALID, "y"),
+                Fault("shape", "y", "transposed", lambda x: x.swapaxes(2, 3), INVALID, "y"),
+            ]
+        faults += [
+            Fault("shape", "mask", "one row", lambda x: x[:, :, :1], INVALID, "mask"),
+            Fault("shape", "mask", "one column", lambda x: x[..., :1], INVALID, "mask"),
+            Fault("shape", "mask", "other batch", lambda x: np.concatenate([x, x]), INVALID, "mask"),
+            Fault("shape", "mask", "other heads", lambda x: np.concatenate([x, x], 1), INVALID, "mask"),
+            Fault("shape", "mask", "no heads", lambda x: x[:, :0], INVALID, "mask"),
+            Fault("fix_triu_mask", "fix_triu_mask", "True", constant(True), INVALID, "fix_triu_mask"),
+            Fault("fix_triu_mask", "fix_triu_mask", "numpy True", constant(np.True_), INVALID, "fix_triu_mask"),
+            Fault("fix_triu_mask", "fix_triu_mask", "number", constant(1), TYPE, "fix_triu_mask"),
+            Fault("fix_triu_mask", "fix_triu_mask", "text", constant("no"), TYPE, "fix_triu_mask"),
+            Fault("fix_triu_mask", "fix_triu_mask", "None", constant(None), TYPE, "fix_triu_mask"),
+        ]
+    else:
+        faults += [
+            Fault("dim", "dim", label, constant(value), kind, "dim")
+            for label, value, kind in (
+                ("too large", 10, INVALID),
+                ("too small", -10, INVALID),
+                ("huge", 2**70, INVALID),
+                ("fraction", 0.0, TYPE),
+                ("text", "0", TYPE),
+                ("None", None, TYPE),
+                ("tuple", (0,), TYPE),
+                ("array", np.array([0, 1]), TYPE),
+                ("hostile", Hostile(), TYPE),
+            )
+        ]
+        faults += [Fault("shape", first, "rank 9", lambda x: x.reshape(x.shape + (1,) * 7), INVALID, first)]
+        if len(floats) == 2:
+            faults += [
+                Fault("shape", "output", "rank 9", lambda x: x.reshape(x.shape + (1,) * 7), INVALID, "output"),
+                Fault("shape", "output", "transposed", lambda x: x.T, INVALID, "output"),
+                Fault("shape", "output", "flat", lambda x: x.reshape(-1), INVALID, "output"),
+                Fault("shape", "output", "broadcastable", lambda x: x[..., :1], INVALID, "output"),
+                Fault("shape", first, "other length", lambda x: np.concatenate([x, x], -1), INVALID, "output"),
+            ]
+    return faults
+
+
+def good_call(operator: str, *, empty: bool = False) -> dict[str, Any]:
+    shape = (3, 2, 4, 5) if operator in MASKED else (4, 5)
+    if empty:
+        shape = (*shape[:-2], 0, shape[-1])
+    problem = random_problem(operator, shape, np.float32)
+    arguments = dict(zip(ARRAYS[operator], problem.arrays, strict=True)) | problem.settings
+    if operator in MASKED:
+        arguments["fix_triu_mask"] = False
+    return arguments | {"out": np.full(shape, 7, np.float32), "num_threads": None, "backend": None}
+
+
+def outcome(function: Callable[..., object], *args: object, **arguments: object) -> ag.AscendGradError:
+    with pytest.raises(ag.AscendGradError) as caught:
+        function(*args, **arguments)
+    return caught.value
+
+
+def is_fault(fault: Fault, good: Any) -> bool:
+    """Whether the spoilt argument differs at all: some shapes of nothing do not."""
+    spoilt = fault.spoil(good)
+    return not (
+        isinstance(good, np.ndarray)
+        and isinstance(spoilt, np.ndarray)
+        and (spoilt.shape, spoilt.dtype, spoilt.flags.writeable, spoilt.size) == (good.shape, good.dtype, True, 0)
+    )
+
+
+FAULTS = [
+    pytest.param(operator, fault, empty, id=f"{operator}-{fault}{', empty' * empty}")
+    for operator in OPERATORS
+    for fault in faults_of(operator)
+    for empty in (False, True)
+    if is_fault(fault, good_call(operator, empty=empty)[fault.argument])
+]
+
+
+@pytest.mark.parametrize(("operator", "fault", "empty"), FAULTS)
+def test_faults(operator, fault, empty):
+    """The same exception from every backend, from `explain` and `workspace_size`; nothing is written."""
+    arguments = good_call(operator, empty=empty)
+    out = arguments["out"]
+    arguments[fault.argument] = fault.spoil(arguments[fault.argument])
+    messages = set()
+    for backend in ("cpu", "reference", None, "auto"):
+        if fault.argument != "backend":
+            arguments["backend"] = backend
+        error = outcome(getattr(ag, operator), **arguments)
+        assert type(error) is fault.raises
+        assert error.code == CODES[fault.raises]
+        assert error.operator == operator
+        messages.add(str(error))
+    for question in (ag.explain, ag.workspace_size):
+        error = outcome(question, operator, **arguments)
+        assert type(error) is fault.raises
+        messages.add(str(error))
+    (message,) = messages
+    assert message.startswith(f"{operator}: {fault.blamed}: expected ")
+    assert ", got " in message
+    assert message.endswith(f"[{error.code} {library_errors.STATUS_NAMES[error.code]}]")
+    assert np.all(out == 7)
+
+
+def test_the_earlier_stage_decides(operator, backend):
+    """Two faults at once, for every pair of stages."""
+    faults = faults_of(operator)
+    order = STAGES[operator].index
+    for first, second in itertools.permutations(faults, 2):
+        if order(first.stage) >= order(second.stage):
+            continue
+        arguments = good_call(operator) | {"backend": backend}
+        for fault in (second, first):
+            arguments[fault.argument] = fault.spoil(arguments[fault.argument])
+        error = outcome(getattr(ag, operator), **arguments)
+        message = f"{first} decides before {second}, but: {error}"
+        assert type(error) is first.raises, message
+        assert f"{operator}: {first.blamed}: expected " in str(error), message
+
+
+def test_every_stage_has_faults(operator):
+    assert {fault.stage for fault in faults_of(operator)} == set(STAGES[operator])
+
+
+def test_null_is_said_of_the_first(operator, backend):
+    error = outcome(getattr(ag, operator), *(None for _ in ARRAYS[operator]), backend=backend)
+    assert type(error) is NULL
+    assert str(error).startswith(f"{operator}: {ARRAYS[operator][0]}: ")
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides"),
+    [
+        ((2, 3), (12, 4)),
+        ((2, 3), (4, 8)),
+        ((2, 3), (-4, 8)),
+        ((3, 2), (8, 12)),
+        ((4, 2), (8, 24)),
+        ((3, 2), (8, 20)),
+        ((3, 2), (-8, 20)),
+        ((2, 2), (4, -4)),
+        ((2, 2, 2), (4, 8, 12)),
+        ((2, 2, 2), (4, 8, 16)),
+        ((3, 3), (0, 4)),
+        ((1, 3), (0, 4)),
+        ((3, 3), (2, 8)),
+        ((3, 2), (6, 2)),
+        ((3,), (3,)),
+        ((3,), (5,)),
+        ((), ()),
+        ((0, 3), (0, 0)),
+    ],
+)
+def test_which_results_overlap_themselves(shape, strides, backend):
+    out = np.ndarray(shape, np.float32, np.zeros(200, np.uint8), 80, strides)
+    starts = [sum(i * stride for i, stride in zip(index, strides, strict=True)) for index in np.ndindex(shape)]
+    addresses = [start + byte for start in starts for byte in range(4)]
+    x = np.zeros(shape, np.float32)
+    if len(set(addresses)) < len(addresses):
+        error = outcome(ag.softmax, x, out=out, backend=backend)
+        assert type(error) is INVALID
+        assert str(error).startswith("softmax: out: expected an array whose elements do not share memory, got ")
+        assert not np.any(out)
+    else:
+        assert_identical(ag.softmax(x, out=out, backend=backend), ag.softmax(x, backend=backend))
+
+
+# ---- what is accepted ------------------------------------------------------------------------------------------------
+
+
+class Convertible:
+    def __array__(self, dtype=None, copy=None):
+        return np.array([0.0, 1.0], np.float32)
+
+
+ACCEPTED = {
+    "list": [0.0, 1.0, 2.0],
+    "nested lists": [[0.0, 1.0], [2.0, 3.0]],
+    "tuple of scalars": (np.float32(1), np.float32(2)),
+    "number": 1.5,
+    "numpy scalar": np.float16(1.5),
+    "bfloat16 scalar": BFLOAT16.type(1.5),
+    "empty list": [],
+    "buffer": array.array("f", [1, 2, 3]),
+    "memoryview": memoryview(np.arange(3.0)),
+    "convertible": Convertible(),
+    "swapped": np.arange(3, dtype=">f8"),
+}
+
+
+@pytest.mark.parametrize("value", ACCEPTED.values(), ids=ACCEPTED)
+def test_whatever_numpy_takes_is_accepted(value, backend):
+    plain = np.array(np.asarray(value))
+    plain = plain.astype(plain.dtype.newbyteorder("="))
+    result = ag.softmax(value, backend=backend)
+    assert_fresh(result, plain.shape, plain.dtype)
+    assert_identical(result, ag.softmax(plain, backend=backend))
+    if not isinstance(value, Convertible):
+        assert_identical(ag.softmax_backward(value, value, backend=backend), ag.softmax_backward(plain, plain))
+
+
+REFUSED = {
+    "list of ints": [1, 2, 3],
+    "ragged list": [[1.0], [2.0, 3.0]],
+    "list of text": ["1.0"],
+    "list with None": [1.0, None],
+    "int": 3,
+    "bool": True,
+    "object": object(),
+    "hostile": Hostile(),
+    "function": len,
+    "set": {1.0},
+    "type": np.float32,
+    "bytes": b"\0\0\0\0",
+    "deep list": (lambda x: [x := [x] for _ in range(100)][-1])(1.0),
+}
+
+
+@pytest.mark.parametrize("value", REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize("operator", UNMASKED)
+def test_objects_that_are_no_floating_arrays(operator, value, backend):
+    good = np.zeros(2)
+    for position in range(len(ARRAYS[operator])):
+        arguments: list[Any] = [good] * len(ARRAYS[operator])
+        arguments[position] = value
+        error = outcome(getattr(ag, operator), *arguments, backend=backend)
+        assert type(error) is TYPE
+        assert f"{operator}: {ARRAYS[operator][position]}: expected " in str(error)
+
+
+def test_torch_tensors(backend):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch = pytest.importorskip("torch")
+    tensor = torch.arange(6.0).reshape(2, 3)
+    assert_identical(ag.softmax(tensor, backend=backend), ag.softmax(tensor.numpy(), backend=backend))
+    assert_identical(ag.softmax(tensor.T, backend=backend), ag.softmax(tensor.T.numpy(), backend=backend))
+    for refused in (tensor.to(torch.bfloat16), tensor.clone().requires_grad_(), tensor.to(torch.int32)):
+        assert type(outcome(ag.softmax, refused, backend=backend)) is TYPE
+    assert type(outcome(ag.softmax, tensor.numpy(), out=tensor, backend=backend)) is TYPE
+
+
+class Index:
+    def __index__(self):
+        return 1
+
+
+@pytest.mark.parametrize("dim", [1, -1, np.int8(1), np.uint64(1), np.array(1), Index(), True], ids=repr)
+def test_integers_of_any_kind_are_dims(dim, backend):
+    x = np.arange(6.0).reshape(2, 3)
+    assert_identical(ag.softmax(x, dim, backend=backend), ag.softmax(x, 1, backend=backend))
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, np.int64(2), Index(), 1024], ids=repr)
+def test_integers_of_any_kind_are_thread_numbers(num_threads, backend):
+    x = np.arange(6.0).reshape(2, 3)
+    assert_identical(ag.softmax(x, num_threads=num_threads, backend=backend), ag.softmax(x, backend=backend))
+
+
+class Number:
+    def __float__(self):
+        return 2.0
+
+
+@pytest.mark.parametrize("scale", [2, 2.0, np.float16(2), np.array(2), BFLOAT16.type(2), Number(), Index()], ids=repr)
+@pytest.mark.parametrize("operator", MASKED)
+def test_real_numbers_of_any_kind_are_scales(operator, scale, backend):
+    problem = random_problem(operator, (1, 2, 3, 4), np.float32)
+    function = getattr(ag, operator)
+    expected = function(*problem.arrays, 1.0 if isinstance(scale, Index) else 2.0, backend=backend)
+    assert_identical(function(*problem.arrays, scale, backend=backend), expected)
+
+
+@pytest.mark.parametrize("operator", MASKED)
+def test_the_scale_is_rounded_to_float32(operator, dtype, backend):
+    problem = random_problem(operator, (1, 2, 3, 40), DTYPES[dtype])
+    scale = 1 + 2.0**-25
+    exact, rounded = (problem.replaced(scale=value) for value in (scale, float(np.float32(scale))))
+    results = [
+        getattr(ag, operator)(*each.arrays, **each.settings, backend=backend).astype(np.float64)
+        for each in (exact, rounded)
+    ]
+    assert np.array_equal(*results) == (dtype != "float64")
+
+
+# ---- exceptions ------------------------------------------------------------------------------------------------------
+
+
+def test_classes_of_exceptions():
+    assert issubclass(NULL, (ag.AscendGradError, ValueError))
+    assert issubclass(INVALID, ag.AscendGradError)
+    assert issubclass(INVALID, ValueError)
+    assert issubclass(TYPE, INVALID)
+    assert issubclass(TYPE, TypeError)
+    for other in (ag.UnsupportedDeviceError, ag.BackendUnavailableError):
+        assert issubclass(other, ag.AscendGradError)
+        assert issubclass(other, RuntimeError)
+    assert (NULL.code, INVALID.code, TYPE.code) == (161001, 161002, 161002)
+    assert ag.UnsupportedDeviceError.code == 361001
+
+
+@pytest.mark.parametrize("kind", [NULL, INVALID, TYPE, ag.UnsupportedDeviceError, ag.BackendUnavailableError])
+def test_exceptions_survive_pickling(kind):
+    error = kind("dim: expected this, got that", operator="softmax")
+    for twin in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
+        assert type(twin) is kind
+        assert (str(twin), twin.code, twin.operator) == (str(error), error.code, "softmax")
+        assert twin.args == error.args
+
+
+def test_raised_exceptions_survive_pickling(backend):
+    error = outcome(ag.softmax_backward, np.zeros(3), np.zeros(4), backend=backend)
+    twin = pickle.loads(pickle.dumps(error))
+    assert (type(twin), str(twin), twin.code, twin.operator) == (INVALID, str(error), 161002, "softmax_backward")
+
+
+def test_a_conversion_that_fails_is_the_cause(backend):
+    error = outcome(ag.softmax, Hostile(), backend=backend)
+    assert isinstance(error.__cause__, RuntimeError)
+    assert "not today" in str(error)
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit, MemoryError])
+def test_what_is_not_about_the_argument_passes_through(interruption, backend):
+    class Interrupting:
+        def __array__(self, dtype=None, copy=None):
+            raise interruption
+
+    with pytest.raises(interruption):
+        ag.softmax(Interrupting(), backend=backend)
+
+
+def test_messages_are_short(backend):
+    """A large argument does not come out as a large message."""
+    many = list(range(100_000))
+    for arguments in (
+        {"dim": many},
+        {"dim": 10**5000},
+        {"num_threads": many},
+        {"num_threads": -(10**5000)},
+        {"backend": str(many)},
+        {"input": str(many)},
+    ):
+        error = outcome(ag.softmax, **({"input": np.zeros(3), "backend": backend} | arguments))
+        assert len(str(error)) < 300
+
+
+# ---- one contract for all --------------------------------------------------------------------------------------------
+
+
+def test_operators_are_described_and_public():
+    assert set(contract.OPERATORS) == set(OPERATORS)
+    for name, operator in contract.OPERATORS.items():
+        assert name in ag.__all__
+        assert operator.name == name
+        assert operator.array_names == ARRAYS[name]
+        parameters = inspect.signature(getattr(ag, name)).parameters
+        assert tuple(parameters)[: len(ARRAYS[name])] == ARRAYS[name]
+        keyword_only = [p.name for p in parameters.values() if p.kind is p.KEYWORD_ONLY]
+        assert keyword_only == ["out", "backend", "num_threads"]
+        assert all(parameters[name].default is None for name in keyword_only)
+
+
+def test_backends_have_one_interface():
+    signatures = []
+    for backend in REGISTRY.values():
+        assert REGISTRY[backend.NAME] is backend
+        usable, reason = backend.status()
+        assert isinstance(usable, bool)
+        assert reason
+        functions = backend.status, backend.refusal, backend.run
+        signatures.append([list(inspect.signature(function).parameters) for function in functions])
+    assert all(signature == signatures[0] for signature in signatures)
+
+
+def test_usable_backends_agree(operator, dtype):
+    problem = random_problem(operator, (2, 3, 5, 7), DTYPES[dtype])
+    results = {
+        name: getattr(ag, operator)(*problem.arrays, **problem.settings, backend=name).astype(np.float64)
+        for name, status in ag.backends().items()
+        if status.usable
+    }
+    assert {"cpu", "reference"} <= set(results)
+    tolerance = {"float16": 2**-9, "bfloat16": 2**-6, "float32": 1e-5, "float64": 1e-13}[dtype]
+    for result in results.values():
+        np.testing.assert_allclose(result, results["reference"], rtol=tolerance, atol=tolerance / 16)

@@ -1,0 +1,215 @@
+"""Layouts: the result depends on the values alone, bit for bit, however the arguments lie in memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from samples import (
+    BFLOAT16,
+    DTYPES,
+    MASKED,
+    UNMASKED,
+    Layout,
+    Problem,
+    assert_fresh,
+    assert_identical,
+    laid_out,
+    native_copy,
+    random_problem,
+)
+from strategies import problems, views
+
+import ascend_grad as ag
+
+
+@given(data=st.data())
+def test_any_layout(operator, engine, data):
+    problem = data.draw(problems(operator))
+    arrays = [data.draw(views(array)) for array in problem.arrays]
+    plain = [native_copy(array) for array in arrays]
+    result = engine(problem.replaced(*arrays))
+    assert_fresh(result, problem.shape, problem.dtype)
+    assert_identical(result, engine(problem.replaced(*plain)))
+    for array, copy in zip(arrays, plain, strict=True):
+        assert_identical(array, copy)
+
+
+@given(data=st.data())
+@pytest.mark.parametrize("operator", UNMASKED)
+def test_any_dim_equals_the_last_one(operator, engine, data):
+    problem = data.draw(problems(operator))
+    if not problem.shape:
+        return
+    dim = problem.settings["dim"]
+    turned = problem.replaced(*(np.moveaxis(a, dim, -1).copy() for a in problem.arrays), dim=-1)
+    assert_identical(engine(problem), np.moveaxis(engine(turned), -1, dim))
+
+
+@given(data=st.data())
+def test_a_slice_of_the_problem_gives_the_slice_of_the_result(operator, engine, data):
+    problem = data.draw(problems(operator))
+    if not problem.shape:
+        return
+    index = [
+        slice(*data.draw(st.sampled_from(((None,), (1, None), (None, None, 2), (None, None, -1), (0, 1)))))
+        for _ in problem.shape
+    ]
+    index[problem.settings.get("dim", -1)] = slice(None)
+    part = problem.replaced(*(a[tuple(index)] for a in problem.arrays))
+    whole = engine(problem)
+    assert_identical(engine(part), whole[tuple(index)])
+    assert_identical(engine(part.replaced(*map(native_copy, part.arrays))), whole[tuple(index)])
+
+
+# Sizes beyond what hypothesis draws: several blocks of rows and columns, gathered from every kind of memory.
+LARGE = {
+    "rows": ((300, 1003), 1),
+    "one long row": ((1, 200_003), 1),
+    "narrow rows": ((40_001, 5), 1),
+    "columns": ((301, 1100), 0),
+    "narrow columns": ((40_001, 5), 0),
+    "middle": ((7, 129, 150), 1),
+}
+LAYOUTS = {
+    "transposed": Layout((1, 0), (1, 1)),
+    "every second": Layout((0, 1), (1, 2)),
+    "every second row": Layout((0, 1), (2, 1)),
+    "reversed": Layout((0, 1), (-1, -1)),
+    "swapped": Layout((0, 1), (1, 1), swapped=True),
+    "unaligned": Layout((0, 1), (1, 1), shift=1),
+    "one element off": Layout((0, 1), (1, 1), shift=8),
+    "everything": Layout((1, 0), (-3, 2), shift=3, swapped=True),
+}
+
+
+@functools.lru_cache(maxsize=16)
+def large_problem(operator: str, dtype: str, size: str) -> Problem:
+    shape, dim = LARGE[size]
+    return random_problem(operator, shape, DTYPES[dtype], dim)
+
+
+@pytest.mark.parametrize("size", LARGE)
+@pytest.mark.parametrize("operator", UNMASKED)
+def test_large_arrays(operator, dtype, size, cpu_engine):
+    problem = large_problem(operator, dtype, size)
+    cpu_engine.assert_right(problem, cpu_engine(problem))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("size", LARGE)
+@pytest.mark.parametrize("operator", ["softmax_backward", "log_softmax"])
+def test_large_arrays_in_any_layout(operator, dtype, size, layout, cpu_engine):
+    problem, layout = large_problem(operator, dtype, size), LAYOUTS[layout]
+    if len(problem.shape) == 3:
+        layout = dataclasses.replace(layout, axes=(2, *layout.axes), steps=(*layout.steps, 1))
+    arrays = (laid_out(array, layout) for array in problem.arrays)
+    assert_identical(cpu_engine(problem.replaced(*arrays)), cpu_engine(problem))
+
+
+@pytest.mark.parametrize("heads", [(5, 3), (1, 3), (5, 1), (1, 1)])
+@pytest.mark.parametrize("operator", MASKED)
+def test_large_masked_arrays(operator, dtype, heads, cpu_engine):
+    problem = random_problem(operator, (5, 3, 67, 131), DTYPES[dtype])
+    *floats, mask = problem.arrays
+    mask = mask[: heads[0], : heads[1]]
+    problem = problem.replaced(*floats, native_copy(mask))
+    plain = cpu_engine(problem)
+    cpu_engine.assert_right(problem.replaced(*floats, np.broadcast_to(mask, problem.shape)), plain)
+    for layout in (
+        Layout((3, 1, 0, 2), (1, 1, 1, 1)),
+        Layout((0, 1, 2, 3), (1, -1, 2, -2), shift=1, swapped=True),
+        Layout((0, 1, 2, 3), (1, 1, 1, 1), shift=5),
+    ):
+        arrays = [laid_out(array, layout) for array in problem.arrays]
+        assert_identical(cpu_engine(problem.replaced(*arrays)), plain)
+        assert_identical(cpu_engine(problem.replaced(*floats, arrays[-1])), plain)
+
+
+# ---- single facts ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("offset", [1, 2, 3, 5, 7])
+def test_bytes_at_odd_offsets(offset, dtype, engine):
+    problem = random_problem("softmax", (6, 11), DTYPES[dtype])
+    data = bytes(offset) + problem.arrays[0].tobytes()
+    view = np.frombuffer(data, np.uint8)[offset:].view(DTYPES[dtype]).reshape(6, 11)
+    assert not view.flags.writeable
+    assert_identical(engine(problem.replaced(view)), engine(problem))
+
+
+@pytest.mark.parametrize("operator", UNMASKED)
+def test_rank_zero_is_a_row_of_one(operator, dtype, engine):
+    problem = random_problem(operator, (), DTYPES[dtype])
+    for dim in (-1, 0):
+        result = engine(problem.replaced(dim=dim))
+        assert_fresh(result, (), DTYPES[dtype])
+        assert_identical(result, engine(problem.replaced(*(a.reshape(1) for a in problem.arrays))).reshape(()))
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0), (2, 0, 4), (0,) * 8])
+@pytest.mark.parametrize("operator", UNMASKED)
+def test_empty_arrays_give_empty_results(operator, dtype, shape, engine):
+    for dim in range(-len(shape), len(shape)):
+        problem = random_problem(operator, shape, DTYPES[dtype], dim)
+        assert_fresh(engine(problem), shape, DTYPES[dtype])
+        out = np.empty(shape, np.float32)
+        assert engine(problem, out=out) is out
+
+
+@pytest.mark.parametrize("shape", [(0, 1, 2, 3), (1, 0, 2, 3), (1, 2, 0, 3), (1, 2, 3, 0), (0, 0, 0, 0)])
+@pytest.mark.parametrize("operator", MASKED)
+def test_empty_masked_arrays_give_empty_results(operator, dtype, shape, engine):
+    problem = random_problem(operator, shape, DTYPES[dtype])
+    assert_fresh(engine(problem), shape, DTYPES[dtype])
+    *floats, _ = problem.arrays
+    one = np.ones((1, 1, *shape[2:]), bool)
+    assert_fresh(engine(problem.replaced(*floats, one)), shape, DTYPES[dtype])
+
+
+@pytest.mark.parametrize("swapped", [(True, False), (False, True), (True, True)])
+def test_byte_orders_count_as_equal(dtype, swapped, engine):
+    problem = random_problem("softmax_backward", (5, 40), DTYPES[dtype])
+    arrays = [
+        laid_out(array, Layout((0, 1), (1, 1), swapped=swap))
+        for array, swap in zip(problem.arrays, swapped, strict=True)
+    ]
+    result = engine(problem.replaced(*arrays))
+    assert_fresh(result, problem.shape, DTYPES[dtype])
+    assert_identical(result, engine(problem))
+
+
+def test_swapped_bfloat16_is_swapped_memory(engine):
+    """NumPy and ml_dtypes spell it '>V2' in places; what counts is the memory."""
+    values = np.array([1.0, 2.0, 3.0], np.float32).astype(BFLOAT16)
+    swapped = values.view(np.uint16).byteswap().view(BFLOAT16.newbyteorder())
+    assert_identical(engine(Problem("softmax", (swapped,), {})), engine(Problem("softmax", (values,), {})))
+
+
+def test_read_only_memory_of_a_file(tmp_path, engine):
+    problem = random_problem("softmax_backward", (30, 50), np.float32)
+    for name, array in zip(("g", "y"), problem.arrays, strict=True):
+        np.save(tmp_path / f"{name}.npy", array)
+    mapped = [np.load(tmp_path / f"{name}.npy", mmap_mode="r") for name in ("g", "y")]
+    result = engine(problem.replaced(*mapped))
+    assert_fresh(result, problem.shape, np.float32)
+    assert_identical(result, engine(problem))
+
+
+def test_the_same_array_twice(dtype, engine):
+    (x,) = random_problem("softmax", (9, 33), DTYPES[dtype]).arrays
+    twice = Problem("softmax_backward", (x, x), {"dim": 0})
+    assert_identical(engine(twice), engine(twice.replaced(x.copy(), x.copy())))
+
+
+def test_subclasses_come_in_as_plain_arrays(backend):
+    x = np.arange(6.0).reshape(2, 3)
+    expected = ag.softmax(x, backend=backend)
+    for other in (x.view(np.matrix), np.ma.masked_greater(x, 3), x.view(np.recarray)):
+        result = ag.softmax(other, backend=backend)
+        assert_fresh(result, (2, 3), np.dtype(np.float64))
+        assert_identical(result, expected)

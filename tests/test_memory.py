@@ -1,0 +1,321 @@
+"""Memory: calls take next to none of their own, large results are ordinary arrays, nothing leaks."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import pickle
+import sys
+import textwrap
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from samples import DTYPES, MASKED, assert_fresh, assert_identical, random_problem
+
+import ascend_grad as ag
+from ascend_grad import _memory
+
+#: Bytes that a process may grow by without a call being to blame.
+SLACK = 8 << 20
+
+RESIDENT = """
+    def resident(name):
+        \"\"\"Bytes: VmHWM is the largest resident size so far, RssAnon the anonymous memory now.\"\"\"
+        with open("/proc/self/status") as lines:
+            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name + ":"))
+"""
+
+
+def with_resident(script: str) -> str:
+    return textwrap.dedent(RESIDENT) + textwrap.dedent(script)
+
+
+# ---- growth ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("g", "y"),
+    [
+        pytest.param("memory[:, 0::2]", "memory[:, ::-2]", id="every second column"),
+        pytest.param("memory[:4096, :4096].T", "memory[4096:8192, :4096].T", id="transposed"),
+        pytest.param("memory.view('>f4')[0::2]", "memory.view('>f4')[1::2]", id="byte-swapped"),
+        pytest.param("memory[0::2]", "np.broadcast_to(memory[1], memory[0::2].shape)", id="repeated"),
+    ],
+)
+def test_a_gigabyte_of_input_is_not_copied(g, y, run_script, needs_memory):
+    needs_memory(2)
+    script = f"""
+        import numpy as np
+        import ascend_grad as ag
+        memory = np.empty((2**14, 2**14), np.float32)
+        memory[:] = np.linspace(0, 1, 2**14, dtype=np.float32)
+        g, y = {g}, {y}
+        out = np.zeros(g.shape, np.float32)
+        out.fill(0)
+        for dim in (-1, 0):
+            ag.softmax_backward(g[:2000, :2000], y[:2000, :2000], dim)  # libraries and threads have started
+        grown = {{}}
+        for dim in (-1, 0):
+            before = resident("VmHWM")
+            ag.softmax_backward(g, y, dim, out=out)
+            grown["backward", dim] = resident("VmHWM") - before
+            ag.log_softmax(g, dim, out=out)
+            grown["forward", dim] = resident("VmHWM") - before
+        assert max(grown.values()) < {SLACK}, grown
+    """
+    run_script(with_resident(script))
+
+
+@pytest.mark.parametrize("name", ["float32", "float16", "bfloat16"])
+def test_results_of_another_dtype_and_in_place_take_nothing(name, run_script, needs_memory):
+    needs_memory(1)
+    script = f"""
+        import numpy as np, ml_dtypes
+        import ascend_grad as ag
+        x = np.zeros((2**13, 2**14), np.dtype("{name}"))
+        x.fill(0)
+        out = np.zeros(x.shape, np.float32)
+        out.fill(0)
+        mask = np.zeros((1, 1, *x.shape), bool)
+        ag.softmax(x[:1000, :1000], out=out[:1000, :1000])
+        before = resident("VmHWM")
+        for dim in (-1, 0):
+            ag.softmax_backward(x, x, dim, out=out)
+            ag.softmax_backward(x, x, dim, out=x)
+            ag.log_softmax(x, dim, out=out)
+        x = x[None, None]
+        ag.scaled_masked_softmax_backward(x, x, mask[:, :, :1].repeat(x.shape[2], 2), out=out[None, None])
+        grown = resident("VmHWM") - before - mask.nbytes
+        assert grown < {SLACK}, grown
+    """
+    run_script(with_resident(script))
+
+
+def test_workspace_size_is_an_upper_bound(run_script, needs_memory):
+    """Beyond arguments and result, for every way through the schedules; with overlap, the copy is in it."""
+    needs_memory(1)
+    script = """
+        import numpy as np
+        import ascend_grad as ag
+        memory = np.zeros(2**26, np.float32)
+        memory.fill(0)
+        out = np.zeros(2**25, np.float32)
+        out.fill(0)
+        ag.softmax(memory[:10**6], num_threads=2)
+        for shape in ((1, 2**25), (2**25, 1), (2**12, 2**13), (2**22, 8), (8, 2**22)):
+            for dim in (0, 1):
+                x = memory[::2].reshape(shape)
+                for result in (out.reshape(shape), memory[1 : 2**25 + 1].reshape(shape)):
+                    bound = ag.workspace_size("softmax", x, dim, out=result, num_threads=2)
+                    before = resident("VmRSS")
+                    with open("/proc/self/clear_refs", "w") as file:
+                        file.write("5")  # VmHWM starts again
+                    ag.softmax(x, dim, out=result, num_threads=2)
+                    grown = resident("VmHWM") - before
+                    assert grown <= bound + (4 << 20), (shape, dim, grown, bound)
+                    assert bound < (64 << 20), (shape, dim, bound)
+    """
+    run_script(with_resident(script))
+
+
+# ---- large results ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def large(dtype) -> np.ndarray:
+    """A fresh result just above the threshold of the library's own memory."""
+    shape = (_memory.HUGE_THRESHOLD // DTYPES[dtype].itemsize // 1000 + 1, 1000)
+    x = np.broadcast_to(np.arange(1000).astype(DTYPES[dtype]), shape)
+    return ag.log_softmax(x)
+
+
+def test_large_results_are_ordinary_arrays(large, dtype):
+    assert_fresh(large, large.shape, DTYPES[dtype])
+    assert large.ctypes.data % 2**21 == 0
+    assert_identical(large[-1], ag.log_softmax(np.arange(1000).astype(DTYPES[dtype])))
+    copy = large.copy()
+    assert copy.flags.owndata
+    large[0] = 1
+    assert not np.array_equal(large[0], copy[0])
+    large.shape = (-1,)
+    large.shape = copy.shape
+    twin = pickle.loads(pickle.dumps(large, protocol=5))
+    assert_identical(twin, large)
+    assert twin.flags.writeable
+
+
+def test_large_results_are_never_cut_from_under_a_view(large):
+    """Views keep the memory alive; resizing either works or is refused, as for any array that does not own it."""
+    last, at = large[-1].copy(), large.shape[0] - 1
+    try:
+        large.resize((at + 2, 1000), refcheck=False)
+    except ValueError:
+        assert not large.flags.owndata
+    assert_identical(large[at], last)
+    view = large[at, ::-1]
+    del large
+    np.empty(2**23).fill(1)
+    assert view.base is not None
+
+
+def test_views_keep_large_results_alive(dtype):
+    row = np.arange(1000).astype(DTYPES[dtype])
+    view = ag.softmax(np.broadcast_to(row, (_memory.HUGE_THRESHOLD // 1000, 1000)))[-1, ::-1]
+    np.empty(2**24).fill(1)
+    assert_identical(view[::-1].copy(), ag.softmax(row))
+
+
+@pytest.mark.parametrize("nbytes", [-1, 0, 1])
+def test_the_threshold_of_large_results(nbytes, dtype):
+    n = _memory.HUGE_THRESHOLD // DTYPES[dtype].itemsize + nbytes
+    row = np.zeros(1, DTYPES[dtype])
+    result = ag.softmax(np.broadcast_to(row, (n, 1)))
+    assert_fresh(result, (n, 1), DTYPES[dtype])
+    assert np.all(result == 1)
+
+
+def test_large_results_go_back_to_the_system(run_script, needs_memory):
+    needs_memory(1)
+    script = f"""
+        import numpy as np
+        import ascend_grad as ag
+        x = np.broadcast_to(np.float32(1), (2**16, 1024))
+        ag.softmax(x[:100])
+        before = resident("RssAnon")
+        for dim in (-1, 0):
+            result = ag.softmax(x, dim)
+            assert resident("RssAnon") - before >= result.nbytes
+            view = result[5:]
+            del result
+            assert resident("RssAnon") - before >= view.nbytes
+            del view
+            assert resident("RssAnon") - before < {SLACK}, dim
+        # An exception in the middle of a call loses nothing either.
+        for _ in range(20):
+            try:
+                ag.softmax(x, 5)
+            except ag.ParamInvalidError:
+                pass
+            try:
+                ag.softmax(np.broadcast_to(np.float32(1), (2**60,)))
+            except MemoryError:
+                pass
+        assert resident("RssAnon") - before < {SLACK}
+    """
+    run_script(with_resident(script))
+
+
+# ---- leaks -----------------------------------------------------------------------------------------------------------
+
+
+def test_thousands_of_calls_leave_nothing_behind(run_script):
+    script = """
+        import numpy as np, ml_dtypes
+        import ascend_grad as ag
+
+        def calls():
+            for dtype in (np.float32, np.float16, ml_dtypes.bfloat16, np.float64):
+                for shape in ((3, 5), (40, 700)):
+                    x = np.ones(shape, dtype)
+                    four, mask = x[None, None], np.zeros((1, 1, *shape), bool)
+                    for backend in ("cpu", "reference"):
+                        for out in (None, np.empty(shape, dtype), np.empty(shape[::-1], np.float32).T, x):
+                            ag.softmax_backward(x, x, 0, out=out, backend=backend)
+                            ag.log_softmax_backward(x.T, x.T, out=None if out is None else out.T, backend=backend)
+                            ag.softmax(x[:, ::-1], out=out, backend=backend, num_threads=2)
+                            ag.log_softmax(x[1:2], 0, backend=backend)
+                        ag.scaled_masked_softmax_backward(four, four, mask, 2.0, backend=backend)
+                        ag.scaled_masked_softmax(four, mask[..., :], 2, backend=backend)
+                        for bad in (None, [1], "x", x[0], x.astype(int)):
+                            try:
+                                ag.softmax_backward(x, bad, backend=backend)
+                            except ag.AscendGradError:
+                                pass
+                    ag.explain("softmax", x)
+                    ag.workspace_size("softmax_backward", x, x, out=x)
+
+        for _ in range(5):
+            calls()
+        before = resident("RssAnon")
+        for _ in range(20):
+            calls()
+        grown = resident("RssAnon") - before
+        assert grown < (1 << 20), grown
+    """
+    run_script(with_resident(script))
+
+
+@pytest.fixture
+def no_garbage_collection() -> Iterator[None]:
+    """Counts then change by what is counted alone; and nothing here should need the collector."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def test_reference_counts_stay(operator, backend, no_garbage_collection):
+    shape = (1, 2, 3, 50) if operator in MASKED else (6, 50)
+    function = getattr(ag, operator)
+    for dtype in DTYPES.values():
+        problem = random_problem(operator, shape, dtype)
+        out = np.empty(shape, dtype)
+        strided = [np.repeat(a, 2, -1)[..., ::2] for a in problem.arrays]
+        counted = (*problem.arrays, *strided, out, dtype, *DTYPES.values(), None, True, shape, ag.AscendGradError)
+
+        def calls(problem=problem, strided=strided, out=out):
+            for arrays in (problem.arrays, strided):
+                function(*arrays, **problem.settings, backend=backend)
+                function(*arrays, **problem.settings, backend=backend, out=out, num_threads=1)
+                with contextlib.suppress(ag.ParamTypeError):
+                    function(*arrays[:-1], [1], **problem.settings, backend=backend)
+                with contextlib.suppress(ag.ParamInvalidError):
+                    function(*arrays, **problem.settings, backend=backend, out=out[0])
+
+        calls()
+        before = [sys.getrefcount(item) for item in counted]
+        for _ in range(100):
+            calls()
+        grown = [sys.getrefcount(item) - count for item, count in zip(counted, before, strict=True)]
+        assert max(map(abs, grown)) < 50, grown
+
+
+def test_references_to_large_results_stay():
+    x = np.broadcast_to(np.float32(1), (_memory.HUGE_THRESHOLD // 4000 + 1, 1000))
+    before = sys.getrefcount(x.dtype)
+    for _ in range(20):
+        result = ag.softmax(x)
+    del result
+    assert abs(sys.getrefcount(x.dtype) - before) < 10
+
+
+# ---- more than 2**31 elements ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def two_billion(needs_memory) -> np.ndarray:
+    needs_memory(4.8)
+    return np.empty(2**31 + 2**16, np.float16)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dim", "y"),
+    [((-1, 2**16), 1, "itself"), ((-1, 2**16), 0, "itself"), ((1, -1), 1, "itself"), ((1, -1), 1, "repeated")],
+)
+def test_more_than_two_billion_elements(two_billion, shape, dim, y):
+    """In place, in 16 bits: zeros but for the ends of the first and of the last row (column), where all is exact."""
+    g = two_billion.reshape(shape)
+    g.fill(0)
+    rows = g if dim == 1 else g.T
+    values = np.arange(-5, 9).astype(np.float16) / 4
+    for row in (rows[0], rows[-1]):
+        row[:7], row[-7:] = values[:7], values[7:]
+    other = g if y == "itself" else np.broadcast_to(np.float16(0.25), g.shape)
+    assert ag.softmax_backward(g, other, dim, out=g) is g
+    y_values = values if y == "itself" else np.full_like(values, 0.25)
+    expected = ((values - np.sum(values * y_values, dtype=np.float64)) * y_values).astype(np.float16)
+    for row in (rows[0], rows[-1]):
+        np.testing.assert_array_equal(np.concatenate([row[:7], row[-7:]]), expected)
+    if len(rows) > 1:
+        assert not np.any(rows[len(rows) // 2])
+        assert not np.any(rows[:, rows.shape[1] // 2])

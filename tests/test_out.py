@@ -1,0 +1,325 @@
+"""``out=``: where results go, what else is written (nothing), and how often they are rounded (once)."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import oracles
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from samples import (
+    BACKWARD,
+    BFLOAT16,
+    DTYPES,
+    GUARD,
+    MASKED,
+    OPERATORS,
+    UNMASKED,
+    Layout,
+    Problem,
+    allocated,
+    assert_guarded,
+    assert_identical,
+    laid_out,
+    native_copy,
+    random_problem,
+)
+from strategies import layouts, problems, views
+
+import ascend_grad as ag
+from ascend_grad import arrays
+
+
+@given(data=st.data())
+def test_any_out(operator, engine, data):
+    """Any layout and dtype of out, any layout of the inputs: right, nothing beside it written, inputs unharmed."""
+    problem = data.draw(problems(operator))
+    inputs = [data.draw(views(array)) for array in problem.arrays]
+    plain = [native_copy(array) for array in inputs]
+    out_dtype = DTYPES[data.draw(st.sampled_from(tuple(DTYPES)))]
+    out, buffer = allocated(problem.shape, out_dtype, data.draw(layouts(len(problem.shape))))
+    assert engine(problem.replaced(*inputs), out=out) is out
+    assert_guarded(out, buffer)
+    ordinary = np.empty(problem.shape, out_dtype)
+    engine(problem.replaced(*plain), out=ordinary)
+    assert_identical(out, ordinary)
+    engine.assert_right(problem.replaced(*plain), out)
+    for array, copy in zip(inputs, plain, strict=True):
+        assert_identical(array, copy)
+
+
+@pytest.mark.parametrize("dim", [-1, 0])
+def test_out_holds_what_a_fresh_result_holds(operator, dtype, dim, engine):
+    shape = (1, 2, 37, 67) if operator in MASKED else (37, 67)
+    if operator in MASKED and dim == 0:
+        dim = -1
+    problem = random_problem(operator, shape, DTYPES[dtype], dim)
+    out = np.empty(shape, DTYPES[dtype])
+    assert engine(problem, out=out) is out
+    assert_identical(out, engine(problem))
+
+
+# ---- alignment -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (7, 64), (2, 300)])
+def test_every_misalignment(operator, dtype, shape, engine):
+    shape = (1, 1, *shape) if operator in MASKED else shape
+    itemsize = DTYPES[dtype].itemsize
+    for dim in (-1, 0) if operator in UNMASKED else (-1,):
+        problem = random_problem(operator, shape, DTYPES[dtype], dim)
+        fresh = engine(problem)
+        for shift in (*range(0, 64 + itemsize, itemsize), 1, itemsize + 1, 63):
+            layout = Layout(tuple(range(len(shape))), (1,) * len(shape), shift)
+            out, buffer = allocated(shape, DTYPES[dtype], layout)
+            engine(problem, out=out)
+            assert_guarded(out, buffer)
+            assert_identical(out, fresh)
+
+
+def test_misaligned_results_beyond_the_cache(dtype, cpu_engine):
+    """Large enough for stores that go past the cache, with rows that end anywhere in a vector."""
+    itemsize = DTYPES[dtype].itemsize
+    row = random_problem("softmax_backward", (1021,), DTYPES[dtype])
+    rows = 40 * 2**20 // itemsize // 1021
+    # Broadcast gradients, but every row of y has memory of its own.
+    g, y = np.broadcast_to(row.arrays[0], (rows, 1021)), np.tile(row.arrays[1], (rows, 1))
+    expected = cpu_engine(row)
+    for shift in (0, itemsize, 32 + itemsize, 1):
+        out, buffer = allocated(y.shape, y.dtype, Layout((0, 1), (1, 1), shift))
+        cpu_engine(row.replaced(g, y), out=out)
+        assert_guarded(out, buffer)
+        assert_identical(out, np.broadcast_to(expected, out.shape))
+
+
+# ---- other dtypes: rounded once --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("out_dtype", DTYPES)
+@pytest.mark.parametrize("dim", [-1, 0])
+def test_results_of_another_dtype(operator, dtype, out_dtype, dim, engine):
+    shape = (1, 2, 19, 70) if operator in MASKED else (19, 70)
+    problem = random_problem(operator, shape, DTYPES[dtype], dim if operator in UNMASKED else -1)
+    out = np.empty(shape, DTYPES[out_dtype])
+    engine(problem, out=out)
+    engine.assert_right(problem, out)
+
+
+def rounded(values: np.ndarray, dtype) -> np.ndarray:
+    """Values of float32 or float64 rounded to nearest even, in integers alone where NumPy would round twice."""
+    if dtype != BFLOAT16 or values.dtype != np.float64:
+        with np.errstate(all="ignore"):
+            return values.astype(dtype)
+    bits = np.abs(values).view(np.uint64)
+    # float64 and float32 differ in the exponent's range: keep away from its ends.
+    assert np.all((values == 0) | ((np.abs(values) > 2.0**-126) & (np.abs(values) < 2.0**127)))
+    kept = bits >> np.uint64(45)
+    rest, half = bits & np.uint64(2**45 - 1), np.uint64(2**44)
+    kept += (rest > half) | ((rest == half) & (kept % 2 == 1))
+    return np.copysign((kept << np.uint64(45)).view(np.float64), values).astype(BFLOAT16)
+
+
+@pytest.mark.parametrize("out_dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_the_accumulator_is_rounded_once(operator, dtype, out_dtype, cpu_engine):
+    """What comes in out's dtype is the unrounded accumulator, rounded directly."""
+    shape = (1, 1, 40, 97) if operator in MASKED else (40, 97)
+    problem = random_problem(operator, shape, DTYPES[dtype])
+    accumulator = np.empty(shape, arrays.accumulator_dtype(DTYPES[dtype]))
+    cpu_engine(problem, out=accumulator)
+    out = np.empty(shape, DTYPES[out_dtype])
+    cpu_engine(problem, out=out)
+    assert_identical(out, rounded(accumulator, DTYPES[out_dtype]))
+    assert_identical(cpu_engine(problem), rounded(accumulator, DTYPES[dtype]))
+    if dtype != "float64":
+        wide = np.empty(shape, np.float64)
+        cpu_engine(problem, out=wide)
+        assert_identical(wide, accumulator.astype(np.float64))
+
+
+def nearly_ties(dtype) -> np.ndarray:
+    """float64 values a hair beside the middle between two neighbours of a 16-bit dtype: in float32 they are ties."""
+    info = ml_dtypes.finfo(dtype)
+    ulps = 2.0**-info.nmant
+    values = 1 + ulps * (np.arange(64) + 0.5)
+    hair = 2.0**-40
+    subnormal = float(info.smallest_subnormal) * (np.arange(8) + 0.5)
+    values = np.concatenate([values, values + hair, values - hair, subnormal * (1 + hair), subnormal * (1 - hair)])
+    return np.concatenate([values, -values, [float(info.max) * (1 + ulps / 4), float(info.max) * (1 + ulps)]])
+
+
+@pytest.mark.parametrize("out_dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dim", [-1, 0])
+def test_float64_is_not_rounded_twice(out_dtype, dim, engine):
+    """With y = 1 in a row whose gradients sum to 0, the result is the gradient itself."""
+    values = nearly_ties(DTYPES[out_dtype])
+    g = np.stack([values, -values], -1)
+    problem = Problem("softmax_backward", (g, np.ones_like(g)), {"dim": -1})
+    out = np.empty(g.shape, DTYPES[out_dtype])
+    if dim == 0:
+        problem = problem.replaced(*(np.ascontiguousarray(a.T) for a in problem.arrays), dim=0)
+        out = np.empty(g.T.shape, DTYPES[out_dtype])
+    engine(problem, out=out)
+    engine.assert_right(problem, out)
+    pairs = out if dim else out.T
+    assert_identical(pairs[:, 1], -pairs[:, 0])
+    # An independent rounding: the neighbour that is nearer in exact arithmetic.
+    finite = np.isfinite(pairs[:, 0].astype(np.float64))
+    got = pairs[finite, 0].astype(np.float64)
+    assert np.all(np.abs(got - values[finite]) <= oracles.half_ulp(np.abs(values[finite]), DTYPES[out_dtype]))
+
+
+# ---- out and the inputs share memory ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dim", [-1, 0])
+@pytest.mark.parametrize(
+    ("operator", "which"), [(name, which) for name in OPERATORS for which in range(1 + (name in BACKWARD))]
+)
+def test_in_place(operator, dtype, which, dim, engine):
+    shape = (2, 3, 17, 33) if operator in MASKED else (102, 33)
+    problem = random_problem(operator, shape, DTYPES[dtype], dim if operator in UNMASKED else -1)
+    expected = engine(problem)
+    untouched = [a.copy() for a in problem.arrays]
+    out = problem.arrays[which]
+    assert engine(problem, out=out) is out
+    assert_identical(out, expected)
+    for other, (array, copy) in enumerate(zip(problem.arrays, untouched, strict=True)):
+        if other != which:
+            assert_identical(array, copy)
+
+
+@pytest.mark.parametrize("layout", [Layout((1, 0), (1, -2)), Layout((0, 1), (1, 1), shift=3, swapped=True)])
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("operator", UNMASKED)
+def test_in_place_in_any_layout(operator, dtype, dim, layout, engine):
+    problem = random_problem(operator, (70, 35), DTYPES[dtype], dim)
+    expected = engine(problem)
+    first, *rest = problem.arrays
+    out, buffer = allocated(first.shape, first.dtype, layout)
+    out[...] = first
+    engine(problem.replaced(out, *rest), out=out)
+    assert_identical(out, expected)
+    assert_guarded(out, buffer)
+
+
+@pytest.mark.parametrize(("shape", "dim"), [((3, 70_001), 1), ((500, 301), 1), ((70_001, 3), 0), ((301, 700), 0)])
+@pytest.mark.parametrize(
+    "layout", [Layout((0, 1), (1, 1)), Layout((1, 0), (1, 1)), Layout((0, 1), (1, 2), swapped=True)]
+)
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_in_place_with_threads(operator, dtype, shape, dim, layout):
+    """Results overwrite what other threads, or later pieces of the same row, may have to read."""
+    if operator in MASKED:
+        shape, dim = (1, 1, *shape), -1
+        layout = Layout((0, 1, *(axis + 2 for axis in layout.axes)), (1, 1, *layout.steps), swapped=layout.swapped)
+    problem = random_problem(operator, shape, DTYPES[dtype], dim)
+    function = getattr(ag, operator)
+    expected = function(*problem.arrays, **problem.settings, num_threads=1)
+    for which in range(1 + (operator in BACKWARD)):
+        inputs = [laid_out(array, layout) for array in problem.arrays]
+        function(*inputs, **problem.settings, out=inputs[which], num_threads=2)
+        assert_identical(inputs[which], expected)
+
+
+def test_all_arguments_are_one_array(dtype, engine):
+    (x,) = random_problem("softmax", (40, 41), DTYPES[dtype]).arrays
+    expected = engine(Problem("softmax_backward", (x.copy(), x.copy()), {}))
+    assert_identical(engine(Problem("softmax_backward", (x, x), {}), out=x), expected)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("offset", [1, -1, 40, -40, 41, 500, 1599])
+@pytest.mark.parametrize("operator", ["softmax_backward", "log_softmax"])
+def test_partial_overlap(operator, dtype, offset, dim, engine):
+    problem = random_problem(operator, (40, 40), DTYPES[dtype], dim)
+    expected = engine(problem)
+    first, *rest = problem.arrays
+    memory = np.zeros(first.size + abs(offset), first.dtype)
+    start = max(-offset, 0)
+    shared = memory[start:][: first.size].reshape(first.shape)
+    shared[...] = first
+    out = memory[start + offset :][: first.size].reshape(first.shape)
+    assert engine(problem.replaced(shared, *rest), out=out) is out
+    assert_identical(out, expected)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [lambda x: x.T, lambda x: x[::-1], lambda x: x[:, ::-1], lambda x: x[::-1, ::-1]],
+    ids=["transposed", "rows reversed", "columns reversed", "reversed"],
+)
+@pytest.mark.parametrize("dim", [0, 1])
+def test_out_is_another_view_of_an_input(dtype, view, dim, engine):
+    problem = random_problem("softmax_backward", (33, 33), DTYPES[dtype], dim)
+    expected = engine(problem)
+    out = view(problem.arrays[1])
+    assert engine(problem, out=out) is out
+    assert_identical(out, expected)
+
+
+@pytest.mark.parametrize("out_dtype", DTYPES)
+def test_out_is_an_input_read_as_another_dtype(dtype, out_dtype, engine):
+    problem = random_problem("softmax", (16, 24), DTYPES[dtype])
+    expected = np.empty(problem.shape, DTYPES[out_dtype])
+    engine(problem, out=expected)
+    memory = np.zeros(problem.arrays[0].size * 8 + 8, np.uint8)
+    for at in (0, 8):
+        x = memory[: problem.arrays[0].nbytes].view(DTYPES[dtype]).reshape(problem.shape)
+        x[...] = problem.arrays[0]
+        out = memory[at:][: expected.nbytes].view(DTYPES[out_dtype]).reshape(problem.shape)
+        engine(problem.replaced(x), out=out)
+        assert_identical(out, expected)
+
+
+def test_out_shares_the_masks_memory(dtype, engine):
+    problem = random_problem("scaled_masked_softmax_backward", (1, 2, 9, 16), DTYPES[dtype])
+    expected = engine(problem)
+    g, y, mask = problem.arrays
+    out = np.zeros(problem.shape, DTYPES[dtype])
+    shared = out.reshape(-1).view(np.uint8)[: mask.size].view(bool).reshape(mask.shape)
+    shared[...] = mask
+    engine(problem.replaced(g, y, shared), out=out)
+    assert_identical(out, expected)
+
+
+# ---- kinds of out ----------------------------------------------------------------------------------------------------
+
+
+def test_subclasses_are_filled_and_returned(backend):
+    x = np.arange(12.0).reshape(3, 4)
+    expected = ag.softmax(x, backend=backend)
+    for out in (np.empty((3, 4)).view(np.matrix), np.ma.masked_all((3, 4))):
+        assert ag.softmax(x, out=out, backend=backend) is out
+        assert_identical(np.asarray(out), expected)
+
+
+def test_out_is_a_file(tmp_path, backend):
+    x = np.arange(12.0, dtype=np.float32).reshape(3, 4)
+    out = np.memmap(tmp_path / "out", np.float32, "w+", shape=x.shape)
+    assert ag.softmax(x, out=out, backend=backend) is out
+    out.flush()
+    assert_identical(np.fromfile(tmp_path / "out", np.float32).reshape(3, 4), ag.softmax(x, backend=backend))
+
+
+def test_rank_zero(dtype, engine):
+    problem = random_problem("log_softmax", (), DTYPES[dtype])
+    for swapped in (False, True):
+        out, buffer = allocated((), DTYPES[dtype], Layout((), (), shift=1, swapped=swapped))
+        assert engine(problem, out=out) is out
+        assert_identical(out, engine(problem))
+        assert_guarded(out, buffer)
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 4), (4, 0)])
+def test_nothing_is_written_for_empty_results(shape, dtype, engine):
+    out, buffer = allocated(shape, DTYPES[dtype], Layout(tuple(range(len(shape))), (1,) * len(shape)))
+    assert engine(random_problem("softmax_backward", shape, DTYPES[dtype]), out=out) is out
+    assert np.all(buffer == GUARD)
+
+
+def test_a_result_that_does_not_fit_raises_memory_error(backend):
+    x = np.broadcast_to(np.float32(1), (2**60,))
+    with pytest.raises(MemoryError):
+        ag.softmax(x, backend=backend)
