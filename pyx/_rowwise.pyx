@@ -5,8 +5,9 @@
 2. `Schedule.prepare` chooses how to walk it:
      ROWS     every operand has unit stride along the reduced dimension: kernels read and write in place
      COLUMNS  ... along another dimension: kernels take blocks of columns in place
-     TILES    anything else (strides, byte order, a result of another dtype): blocks of rows are gathered into a small
-              buffer per thread, computed there, and scattered
+     ROW_TILES, COLUMN_TILES
+              anything else (strides, byte order, a result of another dtype): blocks of rows or columns, as they lie
+              closer together, are gathered into a small buffer per thread, computed there, and scattered
    and whether whole rows are the units of work or, where there are too few of them for the threads, pieces of rows: then
    maxima and sums of pieces are taken first, combined in order, and the results written in another round.
 3. The units run in `prange`. What a unit computes depends on the problem alone (rowwise.h fixes the order of every sum),
@@ -246,7 +247,8 @@ cdef inline void tile_at(const Problem *p, Py_ssize_t row, ag_tile *tile) noexce
 cdef enum Layout:
     ROWS
     COLUMNS
-    TILES
+    ROW_TILES
+    COLUMN_TILES
 
 # What an element costs about on one thread, in nanoseconds.
 cdef double FORWARD_COST = 0.45
@@ -268,10 +270,11 @@ cdef enum:
     BATCH_ELEMENTS = 1 << 26          # between two looks at signals
     LONG_ROW = 1 << 24                # elements from which a row (or block of columns) is too long to be one unit
 
-# A thread's buffer: tiles of both inputs, of the mask, and of 16-bit or foreign values on their way; or the scratch of
-# the column kernels.
+# A thread's buffer: the scratch of the column kernels, then tiles of both inputs, of the mask, and of 16-bit values on
+# their way to float32. Each part is left out where the layout has no use for it.
+cdef Py_ssize_t SCRATCH_BYTES = (<Py_ssize_t>AG_SCRATCH_BYTES + 63) // 64 * 64
 cdef Py_ssize_t MASK_TILE_BYTES = TILE_BYTES // 4
-cdef Py_ssize_t BUFFER_BYTES = max(<Py_ssize_t>AG_SCRATCH_BYTES, 3 * <Py_ssize_t>TILE_BYTES + MASK_TILE_BYTES)
+cdef Py_ssize_t ALL_TILES_BYTES = 3 * <Py_ssize_t>TILE_BYTES + MASK_TILE_BYTES
 
 
 cdef inline Py_ssize_t ceil_div(Py_ssize_t a, Py_ssize_t b) noexcept nogil:
@@ -288,15 +291,16 @@ cdef bint all_native(const Problem *p) noexcept nogil:
     )
 
 
+cdef inline bint is_used(const Problem *p, int operand) noexcept nogil:
+    return (operand != B or has_b(p.op)) and (operand != MASK or has_mask(p.op))
+
+
 cdef Layout choose_layout(const Problem *p) noexcept nogil:
-    cdef int i, last = p.axes - 1
-    cdef Py_ssize_t itemsize = p.operands[A].itemsize, inner
-    cdef bint rows = True, columns = not has_mask(p.op), packed = True
-    if not all_native(p):
-        return TILES
-    inner = p.shape[last]
+    cdef int i, last = p.axes - 1, across = 0
+    cdef Py_ssize_t itemsize = p.operands[A].itemsize, inner = p.shape[last]
+    cdef bint native = all_native(p), rows = native, columns = native and not has_mask(p.op), packed = True
     for i in range(OPERANDS):
-        if (i == B and not has_b(p.op)) or (i == MASK and not has_mask(p.op)):
+        if not is_used(p, i):
             continue
         if p.operands[i].dim_stride != p.operands[i].itemsize:
             rows = False
@@ -304,11 +308,12 @@ cdef Layout choose_layout(const Problem *p) noexcept nogil:
             columns = False
         if p.operands[i].dim_stride != inner * itemsize:
             packed = False
+        across += 1 if magnitude(p.operands[i].strides[last]) < magnitude(p.operands[i].dim_stride) else -1
     if rows:
         return ROWS
     if columns and (inner >= 32 or packed):
         return COLUMNS
-    return TILES
+    return COLUMN_TILES if across > 0 and inner >= 8 and not has_mask(p.op) else ROW_TILES
 
 
 cdef bint worth_streaming(const Problem *p) noexcept nogil:
@@ -345,7 +350,10 @@ cdef class Schedule:
     cdef Py_ssize_t pieces        # along n
     cdef Py_ssize_t piece_size    # elements; a multiple of the segment
     cdef Py_ssize_t segments      # along n
-    cdef uint8_t[:, ::1] buffers  # (threads, BUFFER_BYTES)
+    cdef bint by_columns          # COLUMNS or COLUMN_TILES
+    cdef bint gathers             # ROW_TILES or COLUMN_TILES
+    cdef uint8_t[:, ::1] buffers  # (threads, bytes)
+    cdef Py_ssize_t tiles         # where the tiles begin in a buffer
     cdef double[:, ::1] maxima    # (pieces, rows)
     cdef double[:, ::1] sums      # (segments, rows)
     cdef double[::1] max          # (rows,)
@@ -354,14 +362,16 @@ cdef class Schedule:
     cdef int prepare(self, int threads) except -1:
         cdef Problem *p = &self.p
         cdef bint is_double = p.dtype == AG_FLOAT64
-        cdef Py_ssize_t compute_size = 8 if is_double else 4, budget, inner, working
+        cdef Py_ssize_t compute_size = 8 if is_double else 4, inner = p.shape[p.axes - 1], budget, working
         self.variant = _cpu.active()
         self.threads = threads
         self.layout = choose_layout(p)
-        self.stream = self.layout != TILES and worth_streaming(p)
+        self.by_columns = self.layout == COLUMNS or self.layout == COLUMN_TILES
+        self.gathers = self.layout == ROW_TILES or self.layout == COLUMN_TILES
+        self.stream = not self.gathers and worth_streaming(p)
         # Tiles hold float32 or float64, whatever the operands hold.
         self.kernels = ag_rowwise_kernels(
-            self.variant, p.dtype if self.layout != TILES else (AG_FLOAT64 if is_double else AG_FLOAT32), p.op
+            self.variant, (AG_FLOAT64 if is_double else AG_FLOAT32) if self.gathers else p.dtype, p.op
         )
         self.segments = ceil_div(p.n, self.kernels.segment)
         self.pieces = 1
@@ -375,7 +385,6 @@ cdef class Schedule:
                 self.group_size = 1
                 self.groups = p.rows
         elif self.layout == COLUMNS:
-            inner = p.shape[p.axes - 1]
             # Both inputs of a block stay in the second cache between sum and result, unless it would be too narrow.
             working = p.n * p.operands[A].itemsize * (2 if has_b(p.op) else 1)
             budget = _cpu.cache_size(2) // 2 // working // 64 * 64
@@ -391,6 +400,13 @@ cdef class Schedule:
             self.in_pieces = self.segments > 1 and (
                 p.n * self.group_size >= LONG_ROW or (threads > 1 and self.groups < 2 * threads)
             )
+        elif self.layout == COLUMN_TILES:
+            self.in_pieces = self.segments > 1
+            self.group_size = min(
+                min(inner, <Py_ssize_t>AG_MAX_COLUMNS), TILE_BYTES // (min(p.n, self.kernels.segment) * compute_size)
+            )
+            self.blocks = ceil_div(inner, self.group_size)
+            self.groups = p.rows // inner * self.blocks
         else:
             self.group_size = min(<Py_ssize_t>MAX_TILE_ROWS, TILE_BYTES // (p.n * compute_size))
             self.in_pieces = self.group_size < TILE_ROWS and (self.group_size < 1 or self.is_transposed() or (
@@ -402,7 +418,7 @@ cdef class Schedule:
         if self.in_pieces:
             # Gathered pieces are one segment long, the others longer, but enough for every thread.
             self.piece_size = self.kernels.segment
-            if self.layout != TILES:
+            if not self.gathers:
                 self.piece_size *= max(1, min(32, self.segments * self.groups // (8 * threads)))
             self.pieces = ceil_div(p.n, self.piece_size)
             self.sums = np.empty((self.segments, p.rows))
@@ -410,8 +426,9 @@ cdef class Schedule:
             if is_forward(p.op):
                 self.maxima = np.empty((self.pieces, p.rows))
                 self.max = np.empty(p.rows)
+        self.tiles = SCRATCH_BYTES if self.by_columns else 0
         if self.layout != ROWS:
-            self.buffers = np.empty((threads, BUFFER_BYTES), np.uint8)
+            self.buffers = np.empty((threads, self.tiles + (ALL_TILES_BYTES if self.gathers else 0)), np.uint8)
         return 0
 
     cdef bint is_transposed(self) noexcept nogil:
@@ -420,7 +437,7 @@ cdef class Schedule:
         cdef Operand *operand
         for i in range(OPERANDS):
             operand = &self.p.operands[i]
-            if i == A or i == OUT or (i == B and has_b(self.p.op)):
+            if is_used(&self.p, i):
                 if magnitude(operand.dim_stride) >= 64 and magnitude(operand.strides[self.p.axes - 1]) < magnitude(operand.dim_stride):
                     return True
         return False
@@ -432,23 +449,24 @@ cdef class Schedule:
         cdef Py_ssize_t begin = group * self.group_size
         cdef Py_ssize_t end = min(begin + self.group_size, self.p.rows)
         cdef ag_tile tile
-        if self.layout == ROWS:
-            compute_rows(&self.p, self.kernels, begin, end, self.stream)
-        elif self.layout == COLUMNS:
-            self.column_tile(group, 0, self.p.n, &tile)
+        if self.by_columns:
+            self.column_tile(group, 0, self.p.n, thread, True, &tile)
             self.kernels.columns(&tile, &self.buffers[thread, 0])
-        else:
+            self.scatter_columns(group, 0, self.p.n, thread, &tile)
+        elif self.gathers:
             self.gather(begin, end, 0, self.p.n, thread, True, &tile)
             self.kernels.rows(&tile)
             self.scatter(begin, end, 0, self.p.n, thread, &tile)
+        else:
+            compute_rows(&self.p, self.kernels, begin, end, self.stream)
 
     cdef void piece_max(self, Py_ssize_t unit, int thread) noexcept nogil:
         cdef Py_ssize_t group = unit // self.pieces, piece = unit % self.pieces
         cdef Py_ssize_t k = piece * self.piece_size, length = min(self.piece_size, self.p.n - k)
         cdef Py_ssize_t begin = group * self.group_size, end = min(begin + self.group_size, self.p.rows), row
         cdef ag_tile tile
-        if self.layout == COLUMNS:
-            row = self.column_tile(group, k, length, &tile)
+        if self.by_columns:
+            row = self.column_tile(group, k, length, thread, False, &tile)
             self.kernels.columns_max(&tile, &self.maxima[piece, row], &self.buffers[thread, 0])
             return
         self.row_tile(begin, end, k, length, thread, False, &tile)
@@ -468,8 +486,8 @@ cdef class Schedule:
         while segment < last:
             k = segment * self.kernels.segment
             length = min(self.kernels.segment, self.p.n - k)
-            if self.layout == COLUMNS:
-                row = self.column_tile(group, k, length, &tile)
+            if self.by_columns:
+                row = self.column_tile(group, k, length, thread, True, &tile)
                 if is_forward(self.p.op):
                     columns_max = &self.max[row]
                 self.kernels.columns_sum(&tile, columns_max, &self.sums[segment, row], &self.buffers[thread, 0])
@@ -491,11 +509,12 @@ cdef class Schedule:
         cdef double max = 0.0
         cdef const double *columns_max = NULL
         cdef ag_tile tile, part
-        if self.layout == COLUMNS:
-            row = self.column_tile(group, k, length, &tile)
+        if self.by_columns:
+            row = self.column_tile(group, k, length, thread, True, &tile)
             if is_forward(self.p.op):
                 columns_max = &self.max[row]
             self.kernels.columns_write(&tile, columns_max, &self.sum[row], &self.buffers[thread, 0])
+            self.scatter_columns(group, k, length, thread, &tile)
             return
         self.row_tile(begin, end, k, length, thread, True, &tile)
         part = tile
@@ -507,7 +526,7 @@ cdef class Schedule:
             part.b += part.b_stride
             part.mask += part.mask_stride
             part.out += part.out_stride
-        if self.layout == TILES:
+        if self.gathers:
             self.scatter(begin, end, k, length, thread, &tile)
 
     cdef void combine_sum(self, Py_ssize_t row) noexcept nogil:
@@ -527,30 +546,68 @@ cdef class Schedule:
                 best = self.maxima[piece, row]
         self.max[row] = best
 
-    # -- tiles --
+    # -- tiles: in place, or gathered into this thread's buffer in the compute type, where results take a's place --
 
-    cdef Py_ssize_t column_tile(self, Py_ssize_t group, Py_ssize_t k, Py_ssize_t length, ag_tile *tile) noexcept nogil:
-        """A block of columns, `length` rows from k on; returns the number of its first column among all."""
+    cdef Py_ssize_t first_column(self, Py_ssize_t group, Py_ssize_t *columns) noexcept nogil:
+        """The number of a block's first column among all rows of the problem, and how many it has."""
         cdef Py_ssize_t inner = self.p.shape[self.p.axes - 1], block = group % self.blocks
-        cdef Py_ssize_t first = group // self.blocks * inner + block * self.group_size
+        columns[0] = min(self.group_size, inner - block * self.group_size)
+        return group // self.blocks * inner + block * self.group_size
+
+    cdef Py_ssize_t column_tile(
+        self, Py_ssize_t group, Py_ssize_t k, Py_ssize_t length, int thread, bint with_b, ag_tile *tile
+    ) noexcept nogil:
+        """A block of columns, `length` rows from k on; returns the number of its first column."""
+        cdef Py_ssize_t columns, first = self.first_column(group, &columns), size
+        cdef int last = self.p.axes - 1
+        cdef char *buffer
         tile_at(&self.p, first, tile)
-        tile.rows = min(self.group_size, inner - block * self.group_size)
-        tile.n = length
-        tile.stream = self.stream
-        tile.fits = not self.in_pieces and 2 * tile.n * tile.rows * self.p.operands[A].itemsize <= _cpu.cache_size(2)
         tile.a_stride = self.p.operands[A].dim_stride
         tile.b_stride = self.p.operands[B].dim_stride
         tile.out_stride = self.p.operands[OUT].dim_stride
         tile.a += k * tile.a_stride
         tile.b += k * tile.b_stride
         tile.out += k * tile.out_stride
+        tile.rows = columns
+        tile.n = length
+        tile.stream = self.stream
+        tile.fits = not self.in_pieces and 2 * length * columns * self.p.operands[A].itemsize <= _cpu.cache_size(2)
+        if self.gathers:
+            size = 8 if self.p.dtype == AG_FLOAT64 else 4
+            buffer = <char *>&self.buffers[thread, self.tiles]
+            self.gather_block(
+                &self.p.operands[A], tile.a, tile.a_stride, self.p.operands[A].strides[last], length, columns, buffer, buffer
+            )
+            if with_b and has_b(self.p.op):
+                self.gather_block(
+                    &self.p.operands[B], tile.b, tile.b_stride, self.p.operands[B].strides[last], length, columns,
+                    buffer + <Py_ssize_t>TILE_BYTES, buffer
+                )
+            tile.a = tile.out = buffer
+            tile.b = buffer + <Py_ssize_t>TILE_BYTES
+            tile.a_stride = tile.b_stride = tile.out_stride = columns * size
+            tile.fits = True
         return first
+
+    cdef void scatter_columns(
+        self, Py_ssize_t group, Py_ssize_t k, Py_ssize_t length, int thread, const ag_tile *tile
+    ) noexcept nogil:
+        cdef const Operand *out = &self.p.operands[OUT]
+        cdef ag_tile target
+        cdef const char *rounded
+        if self.gathers:
+            tile_at(&self.p, self.first_column(group, &target.rows), &target)
+            rounded = self.rounded(thread, tile, length * tile.rows)
+            ag_copy_block(
+                target.out + k * out.dim_stride, out.dim_stride, out.strides[self.p.axes - 1], rounded,
+                tile.rows * out.itemsize, out.itemsize, length, tile.rows, out.itemsize, out.swapped
+            )
 
     cdef void row_tile(
         self, Py_ssize_t begin, Py_ssize_t end, Py_ssize_t k, Py_ssize_t length, int thread, bint with_b, ag_tile *tile
     ) noexcept nogil:
         """Elements k .. k+length of rows begin .. end (of one row, where they are used in place)."""
-        if self.layout == TILES:
+        if self.gathers:
             self.gather(begin, end, k, length, thread, with_b, tile)
             return
         tile_at(&self.p, begin, tile)
@@ -565,26 +622,31 @@ cdef class Schedule:
     cdef void gather(
         self, Py_ssize_t begin, Py_ssize_t end, Py_ssize_t k, Py_ssize_t length, int thread, bint with_b, ag_tile *tile
     ) noexcept nogil:
-        """Dense copies of rows begin .. end in this thread's buffer, in the compute type. Results take a's place."""
-        cdef char *buffer = <char *>&self.buffers[thread, 0]
+        """Dense copies of elements k .. k+length of rows begin .. end, run by run along the last axis."""
+        cdef char *buffer = <char *>&self.buffers[thread, self.tiles]
         cdef Py_ssize_t row = begin, run, last = self.p.shape[self.p.axes - 1], at
         cdef Py_ssize_t size = 8 if self.p.dtype == AG_FLOAT64 else 4
         cdef char *mask = buffer + 2 * <Py_ssize_t>TILE_BYTES
+        cdef const Operand *a = &self.p.operands[A]
+        cdef const Operand *b = &self.p.operands[B]
+        cdef Py_ssize_t mask_step = self.p.operands[MASK].dim_stride
         cdef ag_tile source
         while row < end:
             tile_at(&self.p, row, &source)
             run = min(end - row, last - row % last)
             at = (row - begin) * length
-            self.gather_run(&self.p.operands[A], source.a, source.a_stride, run, k, length, buffer + at * size, buffer)
+            self.gather_block(
+                a, source.a + k * a.dim_stride, source.a_stride, a.dim_stride, run, length, buffer + at * size, buffer
+            )
             if with_b and has_b(self.p.op):
-                self.gather_run(
-                    &self.p.operands[B], source.b, source.b_stride, run, k, length,
+                self.gather_block(
+                    b, source.b + k * b.dim_stride, source.b_stride, b.dim_stride, run, length,
                     buffer + <Py_ssize_t>TILE_BYTES + at * size, buffer
                 )
             if has_mask(self.p.op):
                 ag_copy_block(
-                    mask + at, length, 1, <const char *>source.mask + k * self.p.operands[MASK].dim_stride,
-                    source.mask_stride, self.p.operands[MASK].dim_stride, run, length, 1, 0
+                    mask + at, length, 1, <const char *>source.mask + k * mask_step, source.mask_stride, mask_step, run,
+                    length, 1, 0
                 )
             row += run
         tile.a = tile.out = buffer
@@ -597,41 +659,43 @@ cdef class Schedule:
         tile.scale = self.p.scale
         tile.stream = False
 
-    cdef void gather_run(
-        self, const Operand *operand, const char *source, Py_ssize_t row_stride, Py_ssize_t rows, Py_ssize_t k,
-        Py_ssize_t length, char *to, char *buffer
+    cdef void gather_block(
+        self, const Operand *operand, const char *source, Py_ssize_t row_stride, Py_ssize_t step, Py_ssize_t rows,
+        Py_ssize_t n, char *to, char *buffer
     ) noexcept nogil:
+        """A dense copy of rows x n elements, widened to the compute type."""
         cdef int itemsize = operand.itemsize
         cdef bint widen = operand.dtype == AG_FLOAT16 or operand.dtype == AG_BFLOAT16
         cdef char *raw = buffer + 2 * <Py_ssize_t>TILE_BYTES + MASK_TILE_BYTES if widen else to
-        ag_copy_block(
-            raw, length * itemsize, itemsize, source + k * operand.dim_stride, row_stride, operand.dim_stride, rows,
-            length, itemsize, operand.swapped
-        )
+        ag_copy_block(raw, n * itemsize, itemsize, source, row_stride, step, rows, n, itemsize, operand.swapped)
         if widen:
-            ag_widen(self.variant, operand.dtype, raw, <float *>to, rows * length)
+            ag_widen(self.variant, operand.dtype, raw, <float *>to, rows * n)
+
+    cdef const char *rounded(self, int thread, const ag_tile *tile, Py_ssize_t count) noexcept nogil:
+        """The results of a gathered tile in out's dtype, rounded once."""
+        cdef ag_dtype dtype = self.p.operands[OUT].dtype
+        cdef bint is_double = self.p.dtype == AG_FLOAT64
+        # b is not needed any more; float64 results of float32 tiles take the space behind it as well.
+        cdef char *space = <char *>&self.buffers[thread, self.tiles] + <Py_ssize_t>TILE_BYTES
+        if dtype == (AG_FLOAT64 if is_double else AG_FLOAT32):
+            return tile.out
+        ag_round(self.variant, is_double, tile.out, dtype, space, count)
+        return space
 
     cdef void scatter(
         self, Py_ssize_t begin, Py_ssize_t end, Py_ssize_t k, Py_ssize_t length, int thread, const ag_tile *tile
     ) noexcept nogil:
-        """Round the results in the buffer to out's dtype, once, and put them where they belong."""
+        """Put the results of gathered rows where they belong."""
         cdef const Operand *out = &self.p.operands[OUT]
-        cdef char *buffer = <char *>&self.buffers[thread, 0]
-        cdef char *raw = buffer + <Py_ssize_t>TILE_BYTES
-        cdef bint is_double = self.p.dtype == AG_FLOAT64
-        cdef Py_ssize_t row = begin, run, last = self.p.shape[self.p.axes - 1], count = (end - begin) * length
+        cdef const char *rounded = self.rounded(thread, tile, (end - begin) * length)
+        cdef Py_ssize_t row = begin, run, last = self.p.shape[self.p.axes - 1]
         cdef ag_tile target
-        if out.dtype == (AG_FLOAT64 if is_double else AG_FLOAT32):
-            raw = tile.out
-        else:
-            # b is not needed any more; float64 results of float32 tiles take the space behind it as well.
-            ag_round(self.variant, is_double, tile.out, out.dtype, raw, count)
         while row < end:
             tile_at(&self.p, row, &target)
             run = min(end - row, last - row % last)
             ag_copy_block(
                 target.out + k * out.dim_stride, target.out_stride, out.dim_stride,
-                raw + (row - begin) * length * out.itemsize, length * out.itemsize, out.itemsize, run, length,
+                rounded + (row - begin) * length * out.itemsize, length * out.itemsize, out.itemsize, run, length,
                 out.itemsize, out.swapped
             )
             row += run
@@ -703,7 +767,9 @@ cdef int compute_problem(Problem *p, int asked) except -1:
     schedule = Schedule.__new__(Schedule)
     schedule.p = p[0]
     schedule.prepare(threads)
-    return schedule.run_all()
+    schedule.run_all()
+    _threads.finished()
+    return 0
 
 
 def compute(str name, list arrays, cnp.ndarray out, int dim, double scale, num_threads):
@@ -734,9 +800,9 @@ def workspace_bound(cnp.ndarray a, int dim, num_threads):
         return 0
     n = a.shape[dim] if cnp.PyArray_NDIM(a) else 1
     rows = size // n
-    # The smallest segment of all variants counts: 256 elements.
+    # The smallest segment of all variants counts: 256 elements. Rows of one segment are never cut.
     segments = ceil_div(n, 256)
-    return threads * BUFFER_BYTES + (2 * segments + 2) * rows * 8
+    return threads * (SCRATCH_BYTES + ALL_TILES_BYTES) + ((2 * segments + 2) * rows * 8 if segments > 1 else 0)
 
 
 def stream(float[::1] a, float[::1] b, float[::1] out, bint nontemporal, int num_threads):

@@ -58,22 +58,25 @@ cdef int resolve() except -1:
 cdef int choose(double cost, int asked) except -1:
     """Threads of a call that would take `cost` nanoseconds alone: the number it asked for, else as many as pay."""
     global _last_use, _burst
-    cdef double time, pause
     if _is_forked_child:
         return 1
     if asked > 0:
         return asked
     if cost < SERIAL_GATE:
         return 1
-    time = now()
-    pause = time - _last_use
-    _last_use = time
-    if pause > PAUSE:
+    if now() - _last_use > PAUSE:
         _burst = 0.0
+    _last_use = now()
     _burst += cost
     if cost < WAKE_COST and _burst - cost < BURST:
         return 1
     return resolve()
+
+
+cdef void finished() noexcept nogil:
+    """A call that `choose` was asked about has ended: what follows at once follows without a pause."""
+    global _last_use
+    _last_use = now()
 
 
 def default_threads():

@@ -27,7 +27,12 @@
         for (ptrdiff_t r = 0; r < rows; r++) {                                                                          \
             char *to_ = to + r * to_row;                                                                                \
             const char *from_ = from + r * from_row;                                                                    \
-            for (ptrdiff_t i = 0; i < n; i++, to_ += to_step, from_ += from_step) AG_COPY(type, swap);                  \
+            if (to_step == sizeof(type) && from_step == sizeof(type)) {                                                 \
+                /* constant steps: the compiler makes vectors of it */                                                  \
+                for (ptrdiff_t i = 0; i < n; i++, to_ += sizeof(type), from_ += sizeof(type)) AG_COPY(type, swap);      \
+            } else {                                                                                                    \
+                for (ptrdiff_t i = 0; i < n; i++, to_ += to_step, from_ += from_step) AG_COPY(type, swap);              \
+            }                                                                                                           \
         }                                                                                                               \
     }
 
