@@ -502,7 +502,8 @@ AG_INLINE void K(columns_write)(const int op, const ag_tile *tile, const real *s
                                 ptrdiff_t repeats)
 {
     const V none = {0};
-    for (ptrdiff_t k = 0; k < tile->n; k += repeats) {
+    /* Backwards: the rows that the sums read last are the ones still in the cache. */
+    for (ptrdiff_t k = (tile->n - 1) / repeats * repeats; k >= 0; k -= repeats) {
         const ptrdiff_t rows = tile->n - k < repeats ? tile->n - k : repeats;
         K(run_write)(op, 1, tile->a + k * tile->a_stride, tile->b + k * tile->b_stride, NULL,
                      tile->out + k * tile->out_stride, rows * tile->rows, none, shift, factor, tile->stream, NULL);
