@@ -11,6 +11,11 @@ cdef extern from "ascend_grad/cpu.h" nogil:
     ag_variant ag_best_variant()
     long ag_cache_size(int level, long fallback)
 
+cdef extern from "ascend_grad/fpenv.h" nogil:
+    ctypedef int ag_fpenv
+    ag_fpenv ag_fpenv_enter()
+    void ag_fpenv_leave(ag_fpenv mode)
+
 cdef extern from "ascend_grad/rowwise.h" nogil:
     ctypedef enum ag_dtype:
         AG_FLOAT32

@@ -7,6 +7,7 @@ is described by its name, its arrays and a sequence of checks; a check is a func
 from __future__ import annotations
 
 import operator as _operator
+import os
 import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from .errors import AscendGradError, ParamInvalidError, ParamNullptrError, Param
 
 MAX_RANK = 8
 #: More threads than this are refused: a runtime that cannot create them ends the process.
-MAX_THREADS = 1024
+MAX_THREADS = max(256, os.cpu_count() or 1)
 
 Check = Callable[["Call"], None]
 
@@ -150,7 +151,7 @@ def dim_in_range(call: Call) -> None:
     rank = max(_as_array(call, first).ndim, 1)
     try:
         index = _operator.index(dim)
-    except TypeError:
+    except Exception:  # whatever an object's own conversion raises
         call.fail("dim", "an int", shown(dim), ParamTypeError)
     if not -rank <= index < rank:
         call.fail("dim", f"a value in [{-rank}, {rank - 1}]", shown(index))
@@ -239,8 +240,8 @@ def checked_num_threads(num_threads: Any, operator: str | None = None) -> int | 
     expected = f"num_threads: expected None or an int in [1, {MAX_THREADS}], got "
     try:
         count = _operator.index(num_threads)
-    except TypeError:
-        raise ParamTypeError(f"{expected}{shown(num_threads)}", operator=operator) from None
+    except Exception as error:  # whatever an object's own conversion raises
+        raise ParamTypeError(f"{expected}{shown(num_threads)}", operator=operator) from error
     if not 1 <= count <= MAX_THREADS:
         raise ParamInvalidError(f"{expected}{shown(count)}", operator=operator)
     return count

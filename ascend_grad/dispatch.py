@@ -11,7 +11,7 @@ from .contract import Call, Operator
 from .errors import BackendUnavailableError, ParamInvalidError
 
 #: What `use_backend` chose in this context; None: the environment's choice, or automatic.
-_chosen: ContextVar[str | None] = ContextVar("ascend_grad_backend", default=None)
+_chosen: ContextVar[use_backend | None] = ContextVar("ascend_grad_backend", default=None)
 
 
 class Explanation(NamedTuple):
@@ -34,7 +34,7 @@ def requested(backend: str | None, operator: str | None = None) -> tuple[str, st
         return _checked(backend, operator), "the backend argument"
     chosen = _chosen.get()
     if chosen is not None:
-        return chosen, "use_backend"
+        return chosen.name, "use_backend"
     if config.ENVIRONMENT.backend is not None:
         return config.ENVIRONMENT.backend, "ASCEND_GRAD_BACKEND"
     return "auto", "automatic choice"
@@ -43,7 +43,8 @@ def requested(backend: str | None, operator: str | None = None) -> tuple[str, st
 def is_plain_cpu(backend: str | None) -> bool:
     """Whether a call without further look goes to the CPU: the gate of the short way through `_rowwise`."""
     if backend is None:
-        backend = _chosen.get() or config.ENVIRONMENT.backend or "auto"
+        chosen = _chosen.get()
+        backend = chosen.name if chosen is not None else config.ENVIRONMENT.backend or "auto"
     # A backend that is no text, an array perhaps, is not to be compared but refused on the general way.
     return isinstance(backend, str) and (backend == "cpu" or (backend == "auto" and not REGISTRY["npu"].status()[0]))
 
@@ -101,15 +102,18 @@ class use_backend:
     """
 
     def __init__(self, name: str):
-        self._name = _checked(name)
-        self._tokens = [_chosen.set(self._name)]
+        self.name = _checked(name)
+        self._outer = [_chosen.get()]  # what to go back to, the last entry first
         self._entered = False
+        _chosen.set(self)
 
     def __enter__(self) -> use_backend:
-        if self._entered:  # used again: the choice of the first time has been undone
-            self._tokens.append(_chosen.set(self._name))
+        # The choice that was made when this object was, still in force here, is the one that the block uses.
+        if self._entered or _chosen.get() is not self:
+            self._outer.append(_chosen.get())
+            _chosen.set(self)
         self._entered = True
         return self
 
     def __exit__(self, *exc_info) -> None:
-        _chosen.reset(self._tokens.pop())
+        _chosen.set(self._outer.pop())

@@ -97,6 +97,7 @@ def workspace_size(op_name: str, *args: Any, **kwargs: Any) -> int:
     from .backends import cpu
 
     call, settings = _bind(op_name, args, kwargs)
+    dispatch.select(call, settings["backend"])
     return cpu.workspace_size(call, settings["num_threads"])
 
 

@@ -16,7 +16,7 @@ def set_num_threads(num_threads: int | None) -> None:
     Raises
     ------
     ParamInvalidError
-        161002, if it is not None or an int from 1 to 1024.
+        161002, if it is not None or an int from 1 to 256 (or the number of cores, if they are more).
 
     Examples
     --------

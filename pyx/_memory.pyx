@@ -54,6 +54,8 @@ cdef class Mapping:
 
     def __cinit__(self, size_t nbytes):
         cdef size_t length = (nbytes + HUGE_PAGE - 1) // HUGE_PAGE * HUGE_PAGE
+        if length < nbytes:
+            raise MemoryError(f"cannot allocate {nbytes} bytes for a result")
         cdef void *start = mmap(NULL, length + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
         if start == MAP_FAILED:
             raise MemoryError(f"cannot allocate {nbytes} bytes for a result")

@@ -41,7 +41,9 @@ from ascend_grad._kernels cimport (
     AG_SOFTMAX_BACKWARD,
     ag_copy_block,
     ag_dtype,
-    ag_itemsize,
+    ag_fpenv,
+    ag_fpenv_enter,
+    ag_fpenv_leave,
     ag_round,
     ag_row_kernels,
     ag_row_op,
@@ -55,7 +57,8 @@ from ascend_grad._kernels cimport (
     ag_widen,
 )
 
-from .arrays import BFLOAT16
+from .arrays import BFLOAT16, FLOATING_DTYPES
+from .contract import MAX_THREADS
 
 cnp.import_array()
 
@@ -73,6 +76,8 @@ _OPERATORS = {
 }
 
 cdef int _bfloat16_number = BFLOAT16.num
+cdef long _max_threads = MAX_THREADS
+cdef tuple _dtypes = FLOATING_DTYPES  # in the order of ag_dtype
 
 # ---- the problem -----------------------------------------------------------------------------------------------------
 
@@ -703,6 +708,7 @@ cdef class Schedule:
     # -- rounds of units --
 
     cdef void unit(self, Round round, Py_ssize_t index, int thread) noexcept nogil:
+        cdef ag_fpenv mode = ag_fpenv_enter()
         if round == WHOLE:
             self.whole(index, thread)
         elif round == PIECE_MAX:
@@ -715,6 +721,7 @@ cdef class Schedule:
             self.combine_sum(index)
         else:
             self.piece_write(index, thread)
+        ag_fpenv_leave(mode)
 
     cdef int run(self, Round round, Py_ssize_t units) except -1:
         """All units of a round, in batches between which Ctrl-C is heard."""
@@ -759,9 +766,12 @@ cdef class Schedule:
 cdef int compute_problem(Problem *p, int asked) except -1:
     cdef int threads = _threads.choose(<double>p.rows * p.n * (FORWARD_COST if is_forward(p.op) else BACKWARD_COST), asked)
     cdef Schedule schedule
+    cdef ag_fpenv mode
     if threads == 1 and p.rows * p.n <= UNIT_ELEMENTS and choose_layout(p) == ROWS:
         # Small and plain: the schedule would cost as much as the work. Not worth giving up the interpreter's lock.
+        mode = ag_fpenv_enter()
         compute_rows(p, ag_rowwise_kernels(_cpu.active(), p.dtype, p.op), 0, p.rows, False)
+        ag_fpenv_leave(mode)
         _openmp.record_team()
         return 0
     schedule = Schedule.__new__(Schedule)
@@ -798,6 +808,8 @@ def workspace_bound(cnp.ndarray a, int dim, num_threads):
     cdef Py_ssize_t size = cnp.PyArray_SIZE(a), n, rows, segments
     if size == 0:
         return 0
+    if dim < 0:
+        dim += max(cnp.PyArray_NDIM(a), 1)
     n = a.shape[dim] if cnp.PyArray_NDIM(a) else 1
     rows = size // n
     # The smallest segment of all variants counts: 256 elements. Rows of one segment are never cut.
@@ -875,7 +887,7 @@ cdef object common_case(
         if type(num_threads) is not int:
             return None
         axis = PyLong_AsLongAndOverflow(num_threads, &overflow)
-        if overflow or axis < 1 or axis > 1024:
+        if overflow or axis < 1 or axis > _max_threads:
             return None
         asked = <int>axis
     if type(dim) is not int:
@@ -888,7 +900,7 @@ cdef object common_case(
     if axis < 0 or axis >= max(rank, 1):
         return None
     if out is None:
-        result = _memory.empty_like(a, <cnp.dtype>cnp.PyArray_DESCR(a))
+        result = _memory.empty_like(a, <cnp.dtype>_dtypes[dtype_of(a)])
     else:
         result = plain(out)
         if (

@@ -33,14 +33,35 @@ cdef inline double now() noexcept nogil:
     return time.tv_sec * 1e9 + time.tv_nsec
 
 
-def _quota_of_control_group():
-    """Whole cores that the control group grants this process, or a large number."""
+def _quota_of_control_group(root="/sys/fs/cgroup", membership="/proc/self/cgroup"):
+    """Whole cores that the control groups of this process grant it, or a large number."""
+    cores = 1 << 20
     try:
-        with open("/sys/fs/cgroup/cpu.max") as file:
-            quota, period = file.read().split()[:2]
-        return max(1, -(-int(quota) // int(period)))
-    except (OSError, ValueError):
-        return 1 << 20
+        with open(membership) as file:
+            groups = [line.rstrip("\n").split(":", 2) for line in file]
+    except OSError:
+        return cores
+    for _, controllers, path in groups:
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        # Version 2 has one tree and one file, version 1 a tree per controller and two files. Groups further up limit,
+        # too; inside a container the path may lead nowhere, and the root is the container's own group.
+        tree = os.path.join(root, controllers) if controllers else root
+        parts = path.strip("/").split("/")
+        for depth in range(len(parts) + 1):
+            group = os.path.join(tree, *parts[:depth])
+            try:
+                if controllers:
+                    with open(f"{group}/cpu.cfs_quota_us") as quota, open(f"{group}/cpu.cfs_period_us") as period:
+                        limit, per = quota.read(), period.read()
+                else:
+                    with open(f"{group}/cpu.max") as file:
+                        limit, per = file.read().split()[:2]
+                if int(limit) > 0:
+                    cores = min(cores, max(1, -(-int(limit) // int(per))))
+            except (OSError, ValueError):  # no such file, or "max"
+                continue
+    return cores
 
 
 cdef int resolve() except -1:

@@ -10,7 +10,7 @@ import pytest
 from samples import ARRAYS, MASKED, assert_identical, random_problem
 
 import ascend_grad as ag
-from ascend_grad import _cpu, _openmp, dispatch
+from ascend_grad import _cpu, _openmp, _threads, dispatch
 from ascend_grad.backends import REGISTRY
 
 X = np.linspace(0, 1, 12, dtype=np.float32).reshape(3, 4)
@@ -259,10 +259,10 @@ def test_forced_variants(forced):
         ("ASCEND_GRAD_BACKEND", "gpu", "expected one of auto, cpu, npu, reference, got 'gpu'"),
         ("ASCEND_GRAD_BACKEND", "CPU", "expected one of auto, cpu, npu, reference, got 'CPU'"),
         ("ASCEND_GRAD_CPU", "sse9", f"expected one of {', '.join(_cpu.VARIANTS)}, got 'sse9'"),
-        ("ASCEND_GRAD_NUM_THREADS", "0", "expected an integer in [1, 1024], got '0'"),
-        ("ASCEND_GRAD_NUM_THREADS", "many", "expected an integer in [1, 1024], got 'many'"),
-        ("ASCEND_GRAD_NUM_THREADS", "1.5", "expected an integer in [1, 1024], got '1.5'"),
-        ("ASCEND_GRAD_NUM_THREADS", "1" * 5000, "expected an integer in [1, 1024], got '111"),
+        ("ASCEND_GRAD_NUM_THREADS", "0", "expected an integer in [1, 256], got '0'"),
+        ("ASCEND_GRAD_NUM_THREADS", "many", "expected an integer in [1, 256], got 'many'"),
+        ("ASCEND_GRAD_NUM_THREADS", "1.5", "expected an integer in [1, 256], got '1.5'"),
+        ("ASCEND_GRAD_NUM_THREADS", "1" * 5000, "expected an integer in [1, 256], got '111"),
         ("ASCEND_GRAD_DEVICE", "-1", "expected an integer in [0, 2147483647], got '-1'"),
         *(
             ("ASCEND_GRAD_CPU", name, f"this machine supports {', '.join(_cpu.supported_variants())}, got '{name}'")
@@ -362,3 +362,51 @@ def test_public_names():
             assert getattr(ag, name).__doc__
     assert set(ARRAYS) | set(MASKED) <= set(ag.__all__)
     assert dispatch.AUTOMATIC == ("npu", "cpu")
+
+
+def test_use_backend_entered_late_or_elsewhere():
+    """The block uses the object's choice, whatever was chosen since or in whichever thread it is entered."""
+    with ag.use_backend("auto"):
+        late = ag.use_backend("reference")
+        ag.use_backend("cpu")
+        with late:
+            assert ag.explain("softmax", [1.0]).backend == "reference"
+        assert ag.explain("softmax", [1.0], num_threads=1).reason == "asked for by use_backend"
+        assert ag.explain("softmax", [1.0]).backend == "cpu"
+        seen = []
+
+        def elsewhere():
+            with late:
+                seen.append(ag.explain("softmax", [1.0]).backend)
+
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        assert seen == ["reference"]
+
+
+def test_workspace_size_raises_what_the_call_would():
+    with pytest.raises(ag.BackendUnavailableError):
+        ag.workspace_size("softmax", [1.0], backend="npu")
+
+
+def test_quota_of_control_groups(tmp_path):
+    """Version 1 and 2, the tightest of all groups from the root down; rounded up to whole cores."""
+    quota = _threads._quota_of_control_group
+    membership = tmp_path / "membership"
+    membership.write_text("0::/outer/inner\n")
+    inner = tmp_path / "two" / "outer" / "inner"
+    inner.mkdir(parents=True)
+    assert quota(str(tmp_path / "two"), str(membership)) == 1 << 20
+    (inner / "cpu.max").write_text("max 100000\n")
+    (inner.parent / "cpu.max").write_text("250000 100000\n")
+    assert quota(str(tmp_path / "two"), str(membership)) == 3
+    membership.write_text("5:memory:/x\n3:cpu,cpuacct:/y\n")
+    group = tmp_path / "one" / "cpu,cpuacct" / "y"
+    group.mkdir(parents=True)
+    (group / "cpu.cfs_quota_us").write_text("-1")
+    (group / "cpu.cfs_period_us").write_text("100000")
+    assert quota(str(tmp_path / "one"), str(membership)) == 1 << 20
+    (group / "cpu.cfs_quota_us").write_text("50000")
+    assert quota(str(tmp_path / "one"), str(membership)) == 1
+    assert quota(str(tmp_path), str(tmp_path / "missing")) == 1 << 20

@@ -119,6 +119,16 @@ def test_workspace_size_is_an_upper_bound(run_script, needs_memory):
     run_script(with_resident(script))
 
 
+@pytest.mark.parametrize("backward", [False, True])
+def test_workspace_size_of_masked_operators(backward):
+    """They have no `dim`, and the same buffers as a softmax over the last axis."""
+    x = np.ones((2, 3, 5, 7), np.float32)
+    mask = np.zeros((1, 1, 5, 7), bool)
+    operator, arrays = ("scaled_masked_softmax_backward", (x, x)) if backward else ("scaled_masked_softmax", (x,))
+    expected = ag.workspace_size("softmax", x, num_threads=2)
+    assert ag.workspace_size(operator, *arrays, mask, num_threads=2) == expected
+
+
 # ---- large results ---------------------------------------------------------------------------------------------------
 
 

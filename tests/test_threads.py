@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import subprocess
 import sys
 import threading
 import time
@@ -118,10 +119,10 @@ def test_calls_that_follow_one_another_get_the_team(default_threads, forced):
     assert 2 in sizes
 
 
-@pytest.mark.parametrize("value", [0, -1, 1025, 2**40, 1.5, "2", [2]], ids=repr)
+@pytest.mark.parametrize("value", [0, -1, 10**6, 2**40, 1.5, "2", [2]], ids=repr)
 def test_numbers_that_cannot_be_set(value, default_threads):
     ag.set_num_threads(2)
-    with pytest.raises(ag.ParamInvalidError, match=r"num_threads: expected None or an int in \[1, 10") as info:
+    with pytest.raises(ag.ParamInvalidError, match=r"num_threads: expected None or an int in \[1, ") as info:
         ag.set_num_threads(value)
     assert info.value.code == 161002
     assert ag.get_num_threads() == 2
@@ -347,5 +348,26 @@ def test_ctrl_c_interrupts_a_long_call(num_threads, dim, run_script, needs_memor
         few = (slice(None), slice(100)) if dim == 0 else slice(100)
         expected = ag.softmax_backward(g[few], y[few], dim, num_threads=1)
         assert np.array_equal(ag.softmax_backward(g[few], y[few], dim, num_threads=2), expected)
+    """
+    run_script(script)
+
+
+def test_subnormals_survive_flush_to_zero_in_the_calling_thread(tmp_path, run_script):
+    """A library linked with -ffast-math switches it on in the thread that loads it, not in those of a team."""
+    library = tmp_path / "fast_math.so"
+    subprocess.run(["cc", "-shared", "-ffast-math", "-x", "c", "/dev/null", "-o", library], check=True)
+    script = f"""
+        import ctypes
+        import numpy as np
+        import ascend_grad as ag
+        g = np.full((64, 4096), 1e-30, np.float32)
+        y = np.full((64, 4096), 1e-10, np.float32)
+        y[:, 0] = 0
+        before = ag.softmax_backward(g, y, num_threads=1)
+        assert before[0, 1] > 0
+        ctypes.CDLL({str(library)!r})
+        for num_threads in (1, 2, 3):
+            assert ag.softmax_backward(g, y, num_threads=num_threads).tobytes() == before.tobytes()
+        assert ag.softmax_backward(g[:1], y[:1]).tobytes() == before[:1].tobytes()
     """
     run_script(script)

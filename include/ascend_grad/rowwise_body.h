@@ -275,7 +275,8 @@ AG_INLINE double K(row_sum)(const int op, const char *a, const char *b, const ui
  * written back as one value per element. */
 AG_INLINE void K(narrow_rows)(const int op, const ag_tile *tile)
 {
-    enum { CAPACITY = 1024, PADDED = CAPACITY + AG_LANES };
+    /* On the stack, which may be small in a thread of a team. */
+    enum { CAPACITY = AG_IS_F64 ? 512 : 1024, PADDED = CAPACITY + AG_LANES };
     real terms[PADDED] __attribute__((aligned(64))), shift[PADDED] __attribute__((aligned(64)));
     real factor[PADDED] __attribute__((aligned(64)));
     const ptrdiff_t n = tile->n, group = CAPACITY / n / VL * VL;

@@ -1,0 +1,51 @@
+/* The floating-point mode of a thread while kernels run: round to nearest, subnormals kept.
+ *
+ * A library linked with -ffast-math switches subnormals off in the thread that loads it, and only there. Results must not
+ * depend on that, nor on which thread of a team computes them.
+ */
+#ifndef ASCEND_GRAD_FPENV_H
+#define ASCEND_GRAD_FPENV_H
+
+#include "base.h"
+
+#if defined(AG_X86_64)
+typedef unsigned int ag_fpenv;
+/* flush to zero, rounding mode, denormals are zero */
+#define AG_FP_UNWANTED 0xe040u
+#elif defined(AG_AARCH64)
+typedef uint64_t ag_fpenv;
+/* flush to zero (bits 24, 19), rounding mode (22, 23) */
+#define AG_FP_UNWANTED 0x1c80000ull
+#else
+typedef int ag_fpenv;
+#endif
+
+/* Switch to the mode that the kernels assume; returns the mode to go back to. */
+static AG_UNUSED ag_fpenv ag_fpenv_enter(void)
+{
+#if defined(AG_X86_64)
+    const ag_fpenv mode = _mm_getcsr();
+    if (mode & AG_FP_UNWANTED) _mm_setcsr(mode & ~AG_FP_UNWANTED);
+    return mode;
+#elif defined(AG_AARCH64)
+    ag_fpenv mode;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(mode));
+    if (mode & AG_FP_UNWANTED) __asm__ volatile("msr fpcr, %0" : : "r"(mode & ~AG_FP_UNWANTED));
+    return mode;
+#else
+    return 0;
+#endif
+}
+
+static AG_UNUSED void ag_fpenv_leave(ag_fpenv mode)
+{
+#if defined(AG_X86_64)
+    if (mode & AG_FP_UNWANTED) _mm_setcsr(mode);
+#elif defined(AG_AARCH64)
+    if (mode & AG_FP_UNWANTED) __asm__ volatile("msr fpcr, %0" : : "r"(mode));
+#else
+    (void)mode;
+#endif
+}
+
+#endif
