@@ -22,14 +22,14 @@ from .rivals import Call
 WARM_UP = 0.015
 #: What is timed is a loop of about this length, or one call: the timer's own cost vanishes.
 LOOP = 0.002
-TURNS = 9
+TURNS = 5
 #: A side whose turn takes longer sits out all turns but every third: its ratio is far from any doubt.
-SLOW = 0.2
+SLOW = 0.1
 IDLE = 0.02
 IDLE_TURNS = 21
 #: So much of a core may be taken by others; above that, a case is measured again, up to so many times in all.
 TOLERATED = 0.15
-ATTEMPTS = 3
+ATTEMPTS = 2
 
 
 class DisagreementError(Exception):
