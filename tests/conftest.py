@@ -136,7 +136,8 @@ def dtype(request: pytest.FixtureRequest) -> str:
 def _run(script: str, *, timeout: float = 120, check: bool = True, **environment: str) -> subprocess.CompletedProcess:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("ASCEND_GRAD_")}
     result = subprocess.run(
-        [sys.executable, "-W", "error", "-c", textwrap.dedent(script)],
+        # "-P": the folder it runs in may be the source tree, whose package has no compiled modules.
+        [sys.executable, "-P", "-W", "error", "-c", textwrap.dedent(script)],
         env=inherited | environment,
         capture_output=True,
         text=True,

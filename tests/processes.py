@@ -19,7 +19,8 @@ sys.exit(main())
 def start(*argv: str) -> subprocess.Popen[str]:
     """Start ``ascend-grad`` with these arguments in the current directory."""
     return subprocess.Popen(
-        [sys.executable, "-c", _SCRIPT, *argv],
+        # "-P": the current directory may be the source tree, whose package has no compiled modules.
+        [sys.executable, "-P", "-c", _SCRIPT, *argv],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
