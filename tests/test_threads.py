@@ -322,6 +322,7 @@ def test_ctrl_c_interrupts_a_long_call(num_threads, dim, run_script, needs_memor
         import os, signal, threading, time
         import numpy as np
         import ascend_grad as ag
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a parent may have had it ignored
         shape = (2**14, 2**16)
         dim, num_threads = {dim}, {num_threads}
         line = np.linspace(0, 1, shape[dim], dtype=np.float16)
