@@ -231,7 +231,8 @@ AG_INLINE void K(run_write)(const int op, const int varying, const char *a, cons
     } while (0)
     ptrdiff_t i = 0;
     const uintptr_t misaligned = (uintptr_t)out % (VL * AG_SIZE);
-    if (stream && misaligned % AG_SIZE == 0 && n >= 4 * VL) {
+    /* Where every run begins and ends with part of a vector, short ones are better left to the cache. */
+    if (stream && misaligned % AG_SIZE == 0 && n >= (misaligned ? 32 : 4) * VL) {
         if (misaligned) {
             i = (ptrdiff_t)(VL - misaligned / AG_SIZE);
             AG_WRITE_PARTIAL(0, i);
