@@ -35,7 +35,6 @@ cdef extern from "ascend_grad/rowwise.h" nogil:
     enum:
         AG_MAX_COLUMNS
         AG_PACKED_COLUMNS
-        AG_MAX_SEGMENT
         AG_SCRATCH_BYTES
 
     ctypedef struct ag_tile:

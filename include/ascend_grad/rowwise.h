@@ -56,7 +56,6 @@ typedef enum {
 
 /* Elements of a segment, for VL lanes of the compute type. */
 #define AG_SEGMENT(VL) (128 * (VL))
-#define AG_MAX_SEGMENT AG_SEGMENT(16)
 
 enum {
     AG_MAX_COLUMNS = 1024,   /* columns of a tile at most */

@@ -48,7 +48,7 @@ AG_DEFINE_COPY(ag_copy_swapped_8, uint64_t, __builtin_bswap64)
 #undef AG_COPY
 #undef AG_AS_IS
 
-/* Copy a block of rows x n elements; `dense` is the side with n consecutive elements per row. */
+/* Copy a block of rows x n elements; on one side, n consecutive elements make a row. */
 static AG_UNUSED void ag_copy_block(char *to, ptrdiff_t to_row, ptrdiff_t to_step, const char *from, ptrdiff_t from_row,
                                     ptrdiff_t from_step, ptrdiff_t rows, ptrdiff_t n, int itemsize, int swapped)
 {
