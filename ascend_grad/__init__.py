@@ -21,6 +21,10 @@ from .errors import (
 )
 from .inspection import explain, get_include, show_config, workspace_size
 from .ops import (
+    fused_cross_entropy_loss_with_max_sum,
+    fused_linear_cross_entropy_loss_grad,
+    fused_linear_online_max_sum,
+    linear_cross_entropy,
     log_softmax,
     log_softmax_backward,
     scaled_masked_softmax,
@@ -40,8 +44,12 @@ __all__ = [
     "__version__",
     "backends",
     "explain",
+    "fused_cross_entropy_loss_with_max_sum",
+    "fused_linear_cross_entropy_loss_grad",
+    "fused_linear_online_max_sum",
     "get_include",
     "get_num_threads",
+    "linear_cross_entropy",
     "log_softmax",
     "log_softmax_backward",
     "scaled_masked_softmax",

@@ -33,6 +33,14 @@ def accumulator_dtype(dtype: np.dtype) -> np.dtype:
     return np.dtype(np.float64 if native(dtype) == np.float64 else np.float32)
 
 
+def unpacked(mask: np.ndarray, count: int) -> np.ndarray:
+    """A mask of ``count`` rows as bools: one bool per row, or one bit of a byte, the lowest first."""
+    if mask.dtype == np.bool_:
+        return mask
+    packed = np.ascontiguousarray(mask[: -(-count // 8)])
+    return np.unpackbits(packed, bitorder="little", count=count).view(np.bool_)
+
+
 def round_into(out: np.ndarray, values: np.ndarray) -> None:
     """Write float64 ``values`` into ``out``, rounding once, to nearest even.
 

@@ -28,7 +28,7 @@ def _bind(op_name: str, args: tuple, kwargs: dict) -> tuple[contract.Call, dict[
     bound = inspect.signature(getattr(ops, op_name)).bind(*args, **kwargs)
     bound.apply_defaults()
     arguments = dict(bound.arguments)
-    settings = {name: arguments.pop(name) for name in ("out", "backend", "num_threads")}
+    settings = {name: arguments.pop(name, None) for name in ("out", "backend", "num_threads")}
     dispatch.requested(settings["backend"], op_name)
     settings["num_threads"] = contract.checked_num_threads(settings["num_threads"], op_name)
     return contract.validate(contract.OPERATORS[op_name], arguments, settings["out"]), settings
@@ -79,7 +79,9 @@ def workspace_size(op_name: str, *args: Any, **kwargs: Any) -> int:
     Returns
     -------
     int
-        Bytes: buffers per thread, partial sums, and a copy of the result where `out` overlaps an input.
+        Bytes. Row-wise operators: buffers per thread, partial sums, and a copy of the result where `out` overlaps an
+        input. Linear operators: at most `workspace_bytes`, an accumulator of the size of `input` where the results
+        are of 16 bits, and a copy of every result whose `out` overlaps an input.
 
     Raises
     ------

@@ -1,16 +1,25 @@
 """The public operators.
 
-Each function is the same three lines: the short way (`_rowwise`, which takes the common case of plain arrays on the
-CPU and otherwise answers None), then the general way through `dispatch`.
+Each row-wise function is the same three lines: the short way (`_rowwise`, which takes the common case of plain arrays
+on the CPU and otherwise answers None), then the general way through `dispatch`. The linear operators compute so much
+that they always go the general way.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Literal
+
 from numpy.typing import ArrayLike, NDArray
 
 from . import _rowwise, contract, dispatch
+from .results import LinearCrossEntropy, OnlineMaxSum
 
 __all__ = [
+    "fused_cross_entropy_loss_with_max_sum",
+    "fused_linear_cross_entropy_loss_grad",
+    "fused_linear_online_max_sum",
+    "linear_cross_entropy",
     "log_softmax",
     "log_softmax_backward",
     "scaled_masked_softmax",
@@ -361,3 +370,373 @@ def scaled_masked_softmax(
             return result
     arguments = {"x": x, "mask": mask, "scale": scale, "fix_triu_mask": fix_triu_mask}
     return dispatch.run(contract.SCALED_MASKED_SOFTMAX, arguments, out, backend, num_threads)
+
+
+def fused_linear_cross_entropy_loss_grad(
+    grad: ArrayLike,
+    input: ArrayLike,
+    weight: ArrayLike,
+    target_mask: ArrayLike,
+    masked_target: ArrayLike,
+    label_smoothing: float = 0.0,
+    *,
+    logits_max: ArrayLike | None = None,
+    sum_exp_logits: ArrayLike | None = None,
+    softmax: ArrayLike | None = None,
+    output_mask: Sequence[bool] = (True, True),
+    workspace_bytes: int | None = None,
+    filter_eps: float = 0.0,
+    out: Sequence[NDArray | None] | None = None,
+    backend: str | None = None,
+    num_threads: int | None = None,
+) -> tuple[NDArray | None, NDArray | None]:
+    r"""Gradients of a linear layer followed by a cross-entropy loss, without the logits as a whole.
+
+    The layer's logits are :math:`X W^T`, of shape (BT, V) for BT tokens and V rows of the vocabulary, or of the shard
+    of it that lives here. With the one-hot :math:`t_i` of row i's target, where the target lives in this shard,
+
+    .. math::
+        P_{iv} = g_i \left(\mathrm{softmax}_{iv} - [v = t_i]\right), \qquad
+        \mathrm{input\_grad} = P W, \qquad \mathrm{weight\_grad} = P^T X
+
+    The softmax is given, or recomputed piece by piece as
+    :math:`e^{(X W^T)_{iv} - \mathrm{logits\_max}_i} / \mathrm{sum\_exp\_logits}_i`, which takes less memory.
+
+    Parameters
+    ----------
+    grad : array_like, shape (BT,)
+        The gradient :math:`g` with respect to the loss of each row; float32, or float64 where `input` is. A row whose
+        gradient is 0 is absent: its input gradient is 0 and it adds nothing to the weight's, whatever else it holds.
+    input : array_like, shape (BT, H)
+        The layer's input :math:`X`; float32, float16, bfloat16 or float64.
+    weight : array_like, shape (V, H)
+        The layer's weight :math:`W`, of the dtype of `input`.
+    target_mask : array_like of bool, shape (BT,), or of uint8, one-dimensional
+        True where the row's target lives in another shard of the vocabulary: the row then has no one-hot here, but its
+        softmax counts. An array of uint8 holds row i as bit ``i % 8`` of byte ``i // 8``; bits beyond BT are not
+        looked at.
+    masked_target : array_like of int32 or int64, shape (BT,)
+        The target's row in `weight`; any value where the mask is set.
+    label_smoothing : float, default 0.0
+        Must be 0.
+    logits_max, sum_exp_logits : array_like, shape (BT,), optional
+        Largest logit of each row, and sum of exp(logit - largest), over the whole vocabulary; dtype as `grad`. Both
+        are needed unless `softmax` is given.
+    softmax : array_like, shape (BT, V), optional
+        The probabilities; dtype as `grad`. Where they are given, the two above are not looked at. Never modified.
+    output_mask : pair of bool, default (True, True)
+        Which of the two gradients to compute; the other one is None.
+    workspace_bytes : int, optional
+        Memory to work in, at least 4 MiB (4194304); default 64 MiB. Beyond it a call takes an accumulator of the size
+        of `input` in float32 where results are of 16 bits, and a copy of each result whose `out` overlaps an input;
+        never anything of the size of the logits. `workspace_size` tells the sum.
+    filter_eps : float, default 0.0
+        Where positive, tiles of :math:`P` without an entry above it in magnitude may be skipped. See Notes.
+    out : pair of (ndarray or None), optional
+        Where the results go, each as in `softmax_backward`; None for a new array. They must not overlap each other.
+        The entry of a result that `output_mask` skips must be None.
+    backend, num_threads
+        As in `softmax_backward`.
+
+    Returns
+    -------
+    input_grad : ndarray, shape (BT, H), or None
+        `out`'s, or a new C-contiguous array of the dtype of `input`.
+    weight_grad : ndarray, shape (V, H), or None
+        `out`'s, or a new C-contiguous array of the dtype of `weight`.
+
+    Raises
+    ------
+    ParamNullptrError
+        161001: a required array is None, or `softmax` and one of the two that can replace it are.
+    ParamInvalidError
+        161002: a dtype, a shape, `label_smoothing`, `workspace_bytes`, `filter_eps` or `out` is not as described, or a
+        target is out of range where the mask is not set (a dtype: its subclass `ParamTypeError`).
+
+    Notes
+    -----
+    The formula is that of ``aclnnFusedLinearCrossEntropyLossGrad``. Products are accumulated in float32 (float64 for
+    float64) and rounded once. With bfloat16 inputs each entry of :math:`P` is rounded to bfloat16 before the two
+    products, as the device does; with float16 it stays float32.
+
+    A skipped tile changes ``input_grad[i]`` by at most ``filter_eps * sum_v |weight[v]|`` and ``weight_grad[v]`` by at
+    most ``filter_eps * sum_i |input[i]|``, elementwise.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ascend_grad as ag
+    >>> x, w = np.eye(2), np.zeros((4, 2))
+    >>> input_grad, weight_grad = ag.fused_linear_cross_entropy_loss_grad(
+    ...     np.ones(2),
+    ...     x,
+    ...     w,
+    ...     np.zeros(2, bool),
+    ...     np.array([0, 3]),
+    ...     logits_max=np.zeros(2),
+    ...     sum_exp_logits=np.full(2, 4.0),
+    ... )
+    >>> weight_grad.T
+    array([[-0.75,  0.25,  0.25,  0.25],
+           [ 0.25,  0.25,  0.25, -0.75]])
+    """
+    arguments = {
+        "grad": grad,
+        "input": input,
+        "weight": weight,
+        "target_mask": target_mask,
+        "masked_target": masked_target,
+        "label_smoothing": label_smoothing,
+        "logits_max": logits_max,
+        "sum_exp_logits": sum_exp_logits,
+        "softmax": softmax,
+        "output_mask": output_mask,
+        "workspace_bytes": workspace_bytes,
+        "filter_eps": filter_eps,
+    }
+    return dispatch.run(contract.FUSED_LINEAR_CROSS_ENTROPY_LOSS_GRAD, arguments, out, backend, num_threads)
+
+
+def fused_linear_online_max_sum(
+    input: ArrayLike,
+    weight: ArrayLike,
+    target: ArrayLike,
+    vocab_start_index: int,
+    vocab_end_index: int,
+    *,
+    return_logits: bool = False,
+    backend: str | None = None,
+    num_threads: int | None = None,
+) -> OnlineMaxSum:
+    r"""Statistics of the logits of a linear layer over one shard of the vocabulary, without the logits as a whole.
+
+    With the logits :math:`L = X W^T` and the target's row :math:`t_i`,
+
+    .. math::
+        m_i = \max_v L_{iv}, \qquad s_i = \sum_v e^{L_{iv} - m_i}, \qquad p_i = L_{i t_i} - m_i
+
+    Parameters
+    ----------
+    input : array_like, shape (BT, H)
+        The layer's input :math:`X`; float32, float16, bfloat16 or float64.
+    weight : array_like, shape (V, H)
+        The shard of the layer's weight :math:`W`, of the dtype of `input`, with at least one row.
+    target : array_like of int32 or int64, shape (BT,)
+        Ids in the whole vocabulary; any value.
+    vocab_start_index, vocab_end_index : int
+        The ids that live in this shard, the end exclusive: ``0 <= start <= end`` and ``end - start <= V``.
+    return_logits : bool, default False
+        Whether to return the logits, too.
+    backend, num_threads
+        As in `softmax_backward`.
+
+    Returns
+    -------
+    logits_max, sum_exp_logits, predicted_logits : ndarray, shape (BT,)
+        :math:`m`, :math:`s` and :math:`p`, the last one 0 where the target lives in another shard; float32, or
+        float64 where `input` is.
+    target_mask : ndarray of uint8, shape ((BT + 7) // 8,)
+        A bit for every row, 1 where the target lives in another shard: row i is bit ``i % 8`` of byte ``i // 8``.
+    masked_target : ndarray, shape (BT,)
+        ``target - vocab_start_index``, or 0 where the target lives in another shard, of the dtype of `target`.
+    vocab_parallel_logits : ndarray, shape (BT, V), or None
+        The logits in the dtype of `input`, where asked for.
+
+    Raises
+    ------
+    ParamNullptrError
+        161001: `input`, `weight` or `target` is None.
+    ParamInvalidError
+        161002: a dtype, a shape, the bounds or `return_logits` are not as described (a dtype: its subclass
+        `ParamTypeError`).
+
+    Notes
+    -----
+    The formula is that of ``aclnnFusedLinearOnlineMaxSum``, for the vocabulary-parallel cross-entropy of Megatron-LM.
+    The statistics are those of the unrounded logits; only the returned logits are rounded.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ascend_grad as ag
+    >>> statistics = ag.fused_linear_online_max_sum(np.eye(2), np.zeros((4, 2)), np.array([5, 9]), 4, 8)
+    >>> statistics.sum_exp_logits
+    array([4., 4.])
+    >>> statistics.masked_target, statistics.target_mask
+    (array([1, 0]), array([2], dtype=uint8))
+    """
+    arguments = {
+        "input": input,
+        "weight": weight,
+        "target": target,
+        "vocab_start_index": vocab_start_index,
+        "vocab_end_index": vocab_end_index,
+        "return_logits": return_logits,
+    }
+    return OnlineMaxSum(*dispatch.run(contract.FUSED_LINEAR_ONLINE_MAX_SUM, arguments, None, backend, num_threads))
+
+
+def fused_cross_entropy_loss_with_max_sum(
+    logits_max: ArrayLike,
+    sum_exp_logits: ArrayLike,
+    predicted_logits: ArrayLike,
+    label_smoothing: float = 0.0,
+    *,
+    vocab_parallel_logits: ArrayLike | None = None,
+    out: Sequence[NDArray | None] | None = None,
+    backend: str | None = None,
+    num_threads: int | None = None,
+) -> tuple[NDArray, NDArray | None]:
+    r"""Cross-entropy loss of each row from the statistics of its logits, and the softmax where logits are given.
+
+    .. math::
+        \mathrm{loss}_i = \log s_i - p_i, \qquad \mathrm{softmax}_{iv} = e^{L_{iv} - m_i} / s_i
+
+    Parameters
+    ----------
+    logits_max, sum_exp_logits, predicted_logits : array_like, shape (BT,)
+        :math:`m`, :math:`s` and :math:`p` of `fused_linear_online_max_sum`, over the whole vocabulary; float32 or
+        float64, all three the same.
+    label_smoothing : float, default 0.0
+        Must be 0.
+    vocab_parallel_logits : array_like, shape (BT, V), optional
+        The logits :math:`L` of one shard; float32, float16 or bfloat16 (float64 where `logits_max` is).
+    out : pair of (ndarray or None), optional
+        Where loss and softmax go, each as in `softmax_backward`; None for a new array. They must not overlap each
+        other. Without `vocab_parallel_logits` the second entry must be None.
+    backend, num_threads
+        As in `softmax_backward`.
+
+    Returns
+    -------
+    loss : ndarray, shape (BT,)
+        `out`'s, or a new array of the dtype of `logits_max`.
+    softmax : ndarray, shape (BT, V), or None
+        `out`'s, or a new C-contiguous array of the dtype of `logits_max`; None without `vocab_parallel_logits`.
+
+    Raises
+    ------
+    ParamNullptrError
+        161001: one of the three statistics is None.
+    ParamInvalidError
+        161002: a dtype, a shape, `label_smoothing` or `out` is not as described (a dtype: its subclass
+        `ParamTypeError`).
+
+    Notes
+    -----
+    The formula is that of ``aclnnFusedCrossEntropyLossWithMaxSum``, for the vocabulary-parallel cross-entropy of
+    Megatron-LM.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ascend_grad as ag
+    >>> loss, softmax = ag.fused_cross_entropy_loss_with_max_sum(
+    ...     np.zeros(1), np.full(1, 4.0), np.zeros(1), vocab_parallel_logits=np.zeros((1, 4))
+    ... )
+    >>> loss.round(3), softmax
+    (array([1.386]), array([[0.25, 0.25, 0.25, 0.25]]))
+    """
+    arguments = {
+        "logits_max": logits_max,
+        "sum_exp_logits": sum_exp_logits,
+        "predicted_logits": predicted_logits,
+        "label_smoothing": label_smoothing,
+        "vocab_parallel_logits": vocab_parallel_logits,
+    }
+    return dispatch.run(contract.FUSED_CROSS_ENTROPY_LOSS_WITH_MAX_SUM, arguments, out, backend, num_threads)
+
+
+def linear_cross_entropy(
+    input: ArrayLike,
+    weight: ArrayLike,
+    target: ArrayLike,
+    *,
+    reduction: Literal["mean", "sum", "none"] = "mean",
+    ignore_index: int = -100,
+    grad_loss: ArrayLike | None = None,
+    vocab_start_index: int = 0,
+    return_grad: bool = True,
+    output_mask: Sequence[bool] = (True, True),
+    workspace_bytes: int | None = None,
+    filter_eps: float = 0.0,
+    backend: str | None = None,
+    num_threads: int | None = None,
+) -> LinearCrossEntropy:
+    r"""Cross-entropy loss of a linear layer and both of its gradients in one call, without the logits as a whole.
+
+    .. math:: \mathrm{loss}_i = \log \sum_v e^{(X W^T)_{iv}} - (X W^T)_{i t_i}
+
+    Parameters
+    ----------
+    input : array_like, shape (BT, H)
+        The layer's input :math:`X`; float32, float16, bfloat16 or float64.
+    weight : array_like, shape (V, H)
+        The layer's weight :math:`W`, of the dtype of `input`.
+    target : array_like of int32 or int64, shape (BT,)
+        Ids: ``target - vocab_start_index`` is the row of `weight`; or `ignore_index`.
+    reduction : {"mean", "sum", "none"}, default "mean"
+        The loss is the mean over the rows that are not ignored, their sum, or one number for each row, 0 where ignored.
+    ignore_index : int, default -100
+        Rows with this target have no loss and no gradient.
+    grad_loss : float or array_like, shape (BT,), optional
+        The gradient with respect to the loss, default 1: one number, or with ``reduction="none"`` also one for each
+        row. As an array, of any of the four dtypes.
+    vocab_start_index : int, default 0
+        The id of the first row of `weight`.
+    return_grad : bool, default True
+        Whether to compute gradients at all.
+    output_mask : pair of bool, default (True, True)
+        Which of the two gradients to compute.
+    workspace_bytes, filter_eps
+        As in `fused_linear_cross_entropy_loss_grad`.
+    backend, num_threads
+        As in `softmax_backward`.
+
+    Returns
+    -------
+    loss : ndarray, shape () or (BT,)
+        float32, or float64 where `input` is. The mean over no rows is NaN (and its gradients are 0).
+    input_grad : ndarray, shape (BT, H), or None
+        The gradient with respect to `input`, in its dtype.
+    weight_grad : ndarray, shape (V, H), or None
+        The gradient with respect to `weight`, in its dtype.
+
+    Raises
+    ------
+    ParamNullptrError
+        161001: `input`, `weight` or `target` is None.
+    ParamInvalidError
+        161002: an argument is not as described, or a target is neither in the vocabulary nor `ignore_index` (a dtype
+        or kind: its subclass `ParamTypeError`).
+
+    Notes
+    -----
+    Words and meanings are those of ``torch.nn.functional.linear_cross_entropy``; the formulas are those of
+    `fused_linear_online_max_sum`, `fused_cross_entropy_loss_with_max_sum` and `fused_linear_cross_entropy_loss_grad`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ascend_grad as ag
+    >>> loss, input_grad, weight_grad = ag.linear_cross_entropy(np.eye(2), np.zeros((4, 2)), np.array([0, 3]))
+    >>> loss.round(3)
+    np.float64(1.386)
+    >>> weight_grad.T
+    array([[-0.375,  0.125,  0.125,  0.125],
+           [ 0.125,  0.125,  0.125, -0.375]])
+    """
+    arguments = {
+        "input": input,
+        "weight": weight,
+        "target": target,
+        "reduction": reduction,
+        "ignore_index": ignore_index,
+        "grad_loss": grad_loss,
+        "vocab_start_index": vocab_start_index,
+        "return_grad": return_grad,
+        "output_mask": output_mask,
+        "workspace_bytes": workspace_bytes,
+        "filter_eps": filter_eps,
+    }
+    return LinearCrossEntropy(*dispatch.run(contract.LINEAR_CROSS_ENTROPY, arguments, None, backend, num_threads))

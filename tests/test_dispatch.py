@@ -10,7 +10,7 @@ import pytest
 from samples import ARRAYS, MASKED, assert_identical, random_problem
 
 import ascend_grad as ag
-from ascend_grad import _cpu, _openmp, _threads, dispatch
+from ascend_grad import _cpu, _openmp, _threads, contract, dispatch
 from ascend_grad.backends import REGISTRY
 
 X = np.linspace(0, 1, 12, dtype=np.float32).reshape(3, 4)
@@ -259,10 +259,10 @@ def test_forced_variants(forced):
         ("ASCEND_GRAD_BACKEND", "gpu", "expected one of auto, cpu, npu, reference, got 'gpu'"),
         ("ASCEND_GRAD_BACKEND", "CPU", "expected one of auto, cpu, npu, reference, got 'CPU'"),
         ("ASCEND_GRAD_CPU", "sse9", f"expected one of {', '.join(_cpu.VARIANTS)}, got 'sse9'"),
-        ("ASCEND_GRAD_NUM_THREADS", "0", "expected an integer in [1, 256], got '0'"),
-        ("ASCEND_GRAD_NUM_THREADS", "many", "expected an integer in [1, 256], got 'many'"),
-        ("ASCEND_GRAD_NUM_THREADS", "1.5", "expected an integer in [1, 256], got '1.5'"),
-        ("ASCEND_GRAD_NUM_THREADS", "1" * 5000, "expected an integer in [1, 256], got '111"),
+        ("ASCEND_GRAD_NUM_THREADS", "0", f"expected an integer in [1, {contract.MAX_THREADS}], got '0'"),
+        ("ASCEND_GRAD_NUM_THREADS", "many", f"expected an integer in [1, {contract.MAX_THREADS}], got 'many'"),
+        ("ASCEND_GRAD_NUM_THREADS", "1.5", f"expected an integer in [1, {contract.MAX_THREADS}], got '1.5'"),
+        ("ASCEND_GRAD_NUM_THREADS", "1" * 5000, f"expected an integer in [1, {contract.MAX_THREADS}], got '111"),
         ("ASCEND_GRAD_DEVICE", "-1", "expected an integer in [0, 2147483647], got '-1'"),
         *(
             ("ASCEND_GRAD_CPU", name, f"this machine supports {', '.join(_cpu.supported_variants())}, got '{name}'")

@@ -1,11 +1,14 @@
-"""The CPU backend: compiled kernels behind `_rowwise`."""
+"""The CPU backend: compiled kernels behind `_rowwise`, and behind `cpu_linear` for the linear operators."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
 from .. import _cpu, _openmp, _rowwise, arrays
-from ..contract import Call
+from ..contract import LINEAR, Call
+from . import cpu_linear
 
 NAME = "cpu"
 
@@ -18,21 +21,35 @@ def refusal(call: Call) -> str | None:
     return None
 
 
-def _needs_copy(call: Call) -> bool:
+def run(call: Call, num_threads: int | None) -> Any:
+    if call.operator in LINEAR:
+        return cpu_linear.run(call, num_threads)
+    return _run_rowwise(call, num_threads)
+
+
+def workspace_size(call: Call, num_threads: int | None) -> int:
+    """Bytes that `run` takes beyond arguments and results, at most: by shapes, dtypes and layouts alone."""
+    if call.operator in LINEAR:
+        return cpu_linear.workspace_size(call, num_threads)
+    (out,) = call.outs
+    copied = out.nbytes if out is not None and _needs_copy(call, out) else 0
+    return copied + _rowwise.workspace_bound(call.arrays[0], call.arguments.get("dim", -1), num_threads)
+
+
+def _needs_copy(call: Call, out: np.ndarray) -> bool:
     """Whether the result has to be computed aside: out shares memory with an input, but not element for element."""
-    return call.out is not None and any(
-        arrays.may_overlap(call.out, array) and not arrays.same_memory(call.out, array) for array in call.arrays
-    )
+    return any(arrays.may_overlap(out, array) and not arrays.same_memory(out, array) for array in call.arrays)
 
 
-def run(call: Call, num_threads: int | None) -> np.ndarray:
+def _run_rowwise(call: Call, num_threads: int | None) -> np.ndarray:
     first = call.arrays[0]
-    if call.out is None:
+    (given,) = call.outs
+    if given is None:
         out = _rowwise.empty(first, arrays.native(first.dtype))
-    elif _needs_copy(call):
-        out = _rowwise.empty(call.out, arrays.native(call.out.dtype))
+    elif _needs_copy(call, given):
+        out = _rowwise.empty(given, arrays.native(given.dtype))
     else:
-        out = call.out
+        out = given
     _rowwise.compute(
         call.operator.name,
         call.arrays,
@@ -41,12 +58,7 @@ def run(call: Call, num_threads: int | None) -> np.ndarray:
         call.arguments.get("scale", 1.0),
         num_threads,
     )
-    if call.out is not None and out is not call.out:
-        call.out[...] = out
-        return call.out
+    if given is not None and out is not given:
+        given[...] = out
+        return given
     return out
-
-
-def workspace_size(call: Call, num_threads: int | None) -> int:
-    copied = call.out.nbytes if call.out is not None and _needs_copy(call) else 0
-    return copied + _rowwise.workspace_bound(call.arrays[0], call.arguments.get("dim", -1), num_threads)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
 
 from .. import arrays
-from ..contract import Call
+from ..contract import LINEAR, Call, ResultSpec
 
 NAME = "reference"
 
 MASKED_LOGIT = -10000.0
+
+#: Logits of so many elements are looked at together, so that a large vocabulary needs no (BT, V) array.
+CHUNK_ELEMENTS = 1 << 22
 
 
 def status() -> tuple[bool, str]:
@@ -51,6 +57,8 @@ def scaled_masked_softmax(x, mask, scale):
     return softmax(np.where(mask, MASKED_LOGIT, scaled))
 
 
+# ---- row-wise operators: from calls to rows, from rows to results ----------------------------------------------------
+
 _FORMULAS = {
     formula.__name__: formula
     for formula in (
@@ -70,10 +78,11 @@ def _rows(array: np.ndarray, dim: int) -> np.ndarray:
     return np.ascontiguousarray(np.moveaxis(np.atleast_1d(wide), dim, -1))
 
 
-def run(call: Call, num_threads: int | None) -> np.ndarray:
-    first = call.arrays[0]
-    dtype = arrays.native(first.dtype)
-    out = np.empty(first.shape, dtype) if call.out is None else call.out
+def _run_rowwise(call: Call) -> np.ndarray:
+    (spec,) = call.specs
+    assert spec is not None
+    out = _result(spec, call.outs[0])
+    dtype = arrays.native(call.arrays[0].dtype)
     if out.size == 0:
         return out
     dim = call.arguments.get("dim", -1)
@@ -85,3 +94,135 @@ def run(call: Call, num_threads: int | None) -> np.ndarray:
         values = np.moveaxis(values, -1, dim).reshape(out.shape)
     arrays.round_into(out, values)
     return out
+
+
+# ---- linear operators ------------------------------------------------------------------------------------------------
+#
+# Everything is computed before anything is written, so an out may overlap the inputs.
+
+
+def _wide(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array, np.float64)
+
+
+def _chunks(rows: np.ndarray, width: int) -> Iterator[np.ndarray]:
+    """The numbers of the rows in pieces, so that a piece times `width` stays small."""
+    step = max(CHUNK_ELEMENTS // max(width, 1), 1)
+    for begin in range(0, rows.size, step):
+        yield rows[begin : begin + step]
+
+
+def fused_linear_cross_entropy_loss_grad(
+    grad, input, weight, target_mask, masked_target, logits_max, sum_exp_logits, softmax, **_
+):
+    """``P @ weight`` and ``P.T @ input``, where ``P = grad * (softmax - one_hot)``."""
+    weight = _wide(weight)
+    elsewhere = arrays.unpacked(target_mask, grad.size)
+    input_grad, weight_grad = np.zeros(input.shape), np.zeros(weight.shape)
+    # A row whose grad is 0 is absent, whatever it holds.
+    for rows in _chunks(np.flatnonzero(grad != 0), len(weight)):
+        x = _wide(input[rows])
+        if softmax is not None:
+            p = _wide(softmax[rows])
+        else:
+            p = np.exp(x @ weight.T - _wide(logits_max[rows])[:, None]) / _wide(sum_exp_logits[rows])[:, None]
+        here = np.flatnonzero(~elsewhere[rows])
+        p[here, masked_target[rows[here]]] -= 1
+        p *= _wide(grad[rows])[:, None]
+        input_grad[rows] = p @ weight
+        weight_grad += p.T @ x
+    return input_grad, weight_grad
+
+
+def fused_linear_online_max_sum(input, weight, target, vocab_start_index, vocab_end_index, return_logits):
+    weight = _wide(weight)
+    target = target.astype(np.int64)
+    masked = (target < vocab_start_index) | (target >= vocab_end_index)
+    masked_target = np.where(masked, vocab_start_index, target) - vocab_start_index
+    logits_max, sum_exp_logits, predicted_logits = np.zeros((3, len(input)))
+    kept = np.empty((len(input), len(weight)), arrays.native(input.dtype)) if return_logits else None
+    for rows in _chunks(np.arange(len(input)), len(weight)):
+        logits = _wide(input[rows]) @ weight.T
+        logits_max[rows] = np.max(logits, axis=-1)
+        shifted = logits - logits_max[rows, None]
+        sum_exp_logits[rows] = np.sum(np.exp(shifted), axis=-1)
+        predicted_logits[rows] = np.where(masked[rows], 0, shifted[np.arange(rows.size), masked_target[rows]])
+        if kept is not None:
+            arrays.round_into(kept[rows[0] : rows[-1] + 1], logits)
+    packed = np.packbits(masked, bitorder="little")
+    return logits_max, sum_exp_logits, predicted_logits, packed, masked_target, kept
+
+
+def fused_cross_entropy_loss_with_max_sum(
+    logits_max, sum_exp_logits, predicted_logits, vocab_parallel_logits, label_smoothing
+):
+    loss = np.log(_wide(sum_exp_logits)) - _wide(predicted_logits)
+    if vocab_parallel_logits is None:
+        return loss, None
+    softmax = np.exp(_wide(vocab_parallel_logits) - _wide(logits_max)[:, None]) / _wide(sum_exp_logits)[:, None]
+    return loss, softmax
+
+
+def linear_cross_entropy(
+    input, weight, target, reduction, ignore_index, grad_loss, vocab_start_index, return_grad, output_mask, **_
+):
+    """The chain of the three, on the rows that are not ignored."""
+    target = target.astype(np.int64)
+    counted = target != ignore_index
+    rows = np.flatnonzero(counted)
+    end = vocab_start_index + len(weight)
+    loss = np.zeros(len(target))
+    statistics = np.zeros((3, len(target)))
+    if rows.size:
+        statistics[:, rows] = fused_linear_online_max_sum(
+            input[rows], weight, target[rows], vocab_start_index, end, False
+        )[:3]
+        maximum, total, predicted = statistics[:, rows]
+        loss[rows] = fused_cross_entropy_loss_with_max_sum(maximum, total, predicted, None, 0)[0]
+    grad = np.where(counted, np.asarray(grad_loss, np.float64), 0)
+    if reduction == "sum":
+        loss = np.asarray(np.sum(loss))
+    elif reduction == "mean":
+        loss = np.asarray(np.sum(loss) / np.float64(rows.size))
+        grad = grad / max(rows.size, 1)
+    if not return_grad:
+        return loss, None, None
+    inside = np.where(counted, target, vocab_start_index) - vocab_start_index
+    gradients = fused_linear_cross_entropy_loss_grad(
+        grad, input, weight, ~counted, inside, statistics[0], statistics[1], None
+    )
+    return loss, *gradients
+
+
+_LINEAR_FORMULAS = {
+    formula.__name__: formula
+    for formula in (
+        fused_linear_cross_entropy_loss_grad,
+        fused_linear_online_max_sum,
+        fused_cross_entropy_loss_with_max_sum,
+        linear_cross_entropy,
+    )
+}
+
+
+def _run_linear(call: Call) -> tuple[np.ndarray | None, ...]:
+    with np.errstate(all="ignore"):
+        values = _LINEAR_FORMULAS[call.operator.name](**call.arguments)
+    results = []
+    for value, spec, out in zip(values, call.specs, call.outs):
+        result = None if spec is None else _result(spec, out)
+        if result is not None:
+            arrays.round_into(result, value)
+        results.append(result)
+    return tuple(results)
+
+
+# ---- both ------------------------------------------------------------------------------------------------------------
+
+
+def _result(spec: ResultSpec, out: np.ndarray | None) -> np.ndarray:
+    return np.empty(spec.shape, spec.dtype) if out is None else out
+
+
+def run(call: Call, num_threads: int | None) -> Any:
+    return _run_linear(call) if call.operator in LINEAR else _run_rowwise(call)
