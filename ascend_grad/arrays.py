@@ -8,14 +8,21 @@ from numpy.exceptions import TooHardError
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
+SINGLE, DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
+
 #: The four floating dtypes of the library, in native byte order.
-FLOATING_DTYPES = (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16, np.dtype(np.float64))
+FLOATING_DTYPES = (SINGLE, np.dtype(np.float16), BFLOAT16, DOUBLE)
+
+_ORDINARY = (*FLOATING_DTYPES, np.dtype(np.int64), np.dtype(np.int32))
 
 FLOATING_NAMES = "float32, float16, bfloat16 or float64"
 
 
 def native(dtype: np.dtype) -> np.dtype:
     """The dtype in the byte order of this machine, without metadata."""
+    for known in _ORDINARY:  # an ordinary array's dtype is the very object
+        if dtype is known:
+            return dtype
     try:
         plain = dtype.newbyteorder("=")
     except TypeError:  # text of variable width, for one, has no byte order
@@ -30,7 +37,7 @@ def is_floating(dtype: np.dtype) -> bool:
 
 def accumulator_dtype(dtype: np.dtype) -> np.dtype:
     """The dtype that carries sums and unrounded results: float64 for float64, else float32."""
-    return np.dtype(np.float64 if native(dtype) == np.float64 else np.float32)
+    return DOUBLE if native(dtype) is DOUBLE else SINGLE
 
 
 def unpacked(mask: np.ndarray, count: int) -> np.ndarray:

@@ -27,6 +27,8 @@ MAX_THREADS = max(256, os.cpu_count() or 1)
 #: What a fused linear call may take beyond its arguments and results, by default and at least.
 DEFAULT_WORKSPACE_BYTES = 64 << 20
 MIN_WORKSPACE_BYTES = 4 << 20
+MASK_DTYPES = (np.dtype(np.bool_), np.dtype(np.uint8))
+INDEX_DTYPES = (np.dtype(np.int64), np.dtype(np.int32))
 #: Integers beyond this fit no index of the compiled code.
 MAX_INDEX = sys.maxsize
 
@@ -318,7 +320,7 @@ def logits_beside(name: str) -> Check:
 def bits_or_booleans(name: str) -> Check:
     def check(call: Call) -> None:
         array = _as_array(call, name)
-        if array.dtype not in (np.bool_, np.uint8):
+        if array.dtype not in MASK_DTYPES:
             call.fail(name, "dtype bool, or uint8 with eight rows to a byte", array.dtype, ParamTypeError)
 
     return check
@@ -327,7 +329,7 @@ def bits_or_booleans(name: str) -> Check:
 def int32_or_int64(name: str) -> Check:
     def check(call: Call) -> None:
         array = _as_array(call, name)
-        if arrays.native(array.dtype) not in (np.int32, np.int64):
+        if arrays.native(array.dtype) not in INDEX_DTYPES:
             call.fail(name, "dtype int32 or int64", array.dtype, ParamTypeError)
 
     return check
@@ -340,11 +342,15 @@ def shape(name: str, *dims: str) -> Check:
         array = call.arguments[name]
         if array is None:
             return
-        sizes = [call.dims.get(dim) for dim in dims]
-        if array.ndim != len(dims) or any(size not in (None, n) for size, n in zip(sizes, array.shape)):
-            expected = ", ".join(dim if size is None else f"{dim} = {size}" for dim, size in zip(dims, sizes))
-            call.fail(name, f"shape ({expected})", array.shape)
-        call.dims.update(zip(dims, array.shape))
+        got, known = array.shape, call.dims
+        if len(got) == len(dims):
+            for dim, size in zip(dims, got):
+                if known.setdefault(dim, size) != size:
+                    break
+            else:
+                return
+        expected = ", ".join(f"{dim} = {known[dim]}" if dim in known else dim for dim in dims)
+        call.fail(name, f"shape ({expected})", got)
 
     return check
 
@@ -409,8 +415,8 @@ def vocabulary_bounds(call: Call) -> None:
 
 def chosen_results(call: Call) -> None:
     value = call.arguments["output_mask"]
-    entries = tuple(value) if isinstance(value, (tuple, list, np.ndarray)) and np.ndim(value) else ()
-    if len(entries) != 2 or not all(isinstance(entry, (bool, np.bool_)) for entry in entries):
+    entries = tuple(value) if isinstance(value, (tuple, list)) or (isinstance(value, np.ndarray) and value.ndim) else ()
+    if len(entries) != 2 or not all(type(entry) in (bool, np.bool_) for entry in entries):
         call.fail("output_mask", "two of True or False", shown(value), ParamTypeError)
     call.arguments["output_mask"] = tuple(map(bool, entries))
 
@@ -445,7 +451,7 @@ def reduction_and_its_gradient(call: Call) -> None:
 def _first_beyond(target: np.ndarray, low: int, high: int, exempt: Callable[[], np.ndarray]) -> int | None:
     """The first row whose target is not in [low, high), of those that are not exempt."""
     # Two reductions decide nearly every call; only what they find makes arrays (of the target's size).
-    if not target.size or (low <= int(target.min()) and int(target.max()) < high):
+    if not target.size or (low <= np.minimum.reduce(target) and np.maximum.reduce(target) < high):
         return None
     wrong = np.flatnonzero(((target < low) | (target >= high)) & ~exempt())
     return int(wrong[0]) if wrong.size else None
