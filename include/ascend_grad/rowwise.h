@@ -42,7 +42,7 @@
 
 #include "base.h"
 #include "cpu.h"
-#include "simd_names.h"
+#include "simd.h"
 
 typedef enum {
     AG_SOFTMAX_BACKWARD,
@@ -149,30 +149,23 @@ AG_INLINE int ag_tile_is_packed(const ag_tile *tile, ptrdiff_t width, int with_b
 
 #define AG_ISA baseline
 #define AG_LANES 4
-#include "simd_body.h"
 #include "rowwise_dtypes.h"
 #undef AG_ISA
 #undef AG_LANES
 
 #if defined(AG_X86_64)
 
-AG_TARGET_BEGIN("avx2,fma,f16c")
+AG_TARGET_BEGIN(AG_TARGET_AVX2)
 #define AG_ISA avx2
 #define AG_LANES 8
-#include "simd_body.h"
 #include "rowwise_dtypes.h"
 #undef AG_ISA
 #undef AG_LANES
 AG_TARGET_END
 
-#if defined(__clang__)
-AG_TARGET_BEGIN("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")
-#else
-AG_TARGET_BEGIN("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
-#endif
+AG_TARGET_BEGIN(AG_TARGET_AVX512)
 #define AG_ISA avx512
 #define AG_LANES 16
-#include "simd_body.h"
 #include "rowwise_dtypes.h"
 #undef AG_ISA
 #undef AG_LANES

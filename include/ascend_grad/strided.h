@@ -4,8 +4,10 @@
 #ifndef ASCEND_GRAD_STRIDED_H
 #define ASCEND_GRAD_STRIDED_H
 
+#include <math.h>
+
 #include "base.h"
-#include "rowwise.h"
+#include "simd.h"
 
 /* ---- bits ------------------------------------------------------------------------------------------------------------ */
 
@@ -137,10 +139,10 @@ AG_INLINE float ag_round_to_odd(double x)
 
 AG_DEFINE_CONVERSIONS(baseline)
 #if defined(AG_X86_64)
-AG_TARGET_BEGIN("avx2,fma,f16c")
+AG_TARGET_BEGIN(AG_TARGET_AVX2)
 AG_DEFINE_CONVERSIONS(avx2)
 AG_TARGET_END
-AG_TARGET_BEGIN("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")
+AG_TARGET_BEGIN(AG_TARGET_AVX512)
 AG_DEFINE_CONVERSIONS(avx512)
 AG_TARGET_END
 #endif
@@ -216,10 +218,10 @@ static AG_UNUSED void ag_round(ag_variant variant, int from_double, const void *
 
 AG_DEFINE_STREAM(baseline)
 #if defined(AG_X86_64)
-AG_TARGET_BEGIN("avx2,fma,f16c")
+AG_TARGET_BEGIN(AG_TARGET_AVX2)
 AG_DEFINE_STREAM(avx2)
 AG_TARGET_END
-AG_TARGET_BEGIN("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")
+AG_TARGET_BEGIN(AG_TARGET_AVX512)
 AG_DEFINE_STREAM(avx512)
 AG_TARGET_END
 #endif

@@ -1,0 +1,233 @@
+/* Blocked kernels of the fused linear cross-entropy operators: the manual.
+ *
+ * X (BT, H) input, W (V, H) weight, P (BT, V) the gradient with respect to the logits:
+ *
+ *   logits = X W^T        P = (exp(logits - max) / sum - one_hot) * grad        dX = P W        dW = P^T X
+ *
+ * No array of BT x V is ever made. A schedule (in Cython) walks blocks of the vocabulary, and inside of them chunks of
+ * rows; for one block and one chunk it packs the operands, has tiles of logits computed and turned into tiles of P while
+ * they are in the first cache, and has both other products read P from there. All of it is described by an ag_lce_block.
+ *
+ * Kinds of arithmetic
+ *   kind  values in memory             products            accumulators   unit (an element of packed data)
+ *   f32   float32, float16, bfloat16   fused multiply-add  float32        float
+ *   f64   float64                      fused multiply-add  float64        double
+ *   dot   bfloat16                     pairs (VDPBF16PS)   float32        two bfloat16 that follow each other along the sum
+ * float16 and, without the dot product, bfloat16 are widened while they are packed. A bfloat16 problem rounds P to
+ * bfloat16 in either kind.
+ *
+ * Layouts. A tile is MR x NR, NR three vectors wide and a multiple of MR. u: number of units along the sum.
+ *   x_rows     [BT / MR][u of H][MR]      left of the logits; rows beyond BT are zero
+ *   w_rows     [V / NR][u of H][NR]       right of the logits
+ *   p          [V / NR][rows][NR values]  rows: BT rounded up to MR. Written by the logits' tiles; left of dX: a row is
+ *                                         read along the sum, with constant distance between rows
+ *   p_pairs    [V / NR][rows / 2][NR]     dot only: the same, units made of two rows; left of dW. Other kinds read the
+ *                                         columns of p, which lie side by side
+ *   w_columns  [H / NR][u of V][<= NR]    right of dX; the last panel is one, two or three vectors wide
+ *   x_columns  [H / NR][u of BT][<= NR]   right of dW
+ *   logits     [V / NR][rows][NR]         only where they are needed twice, or where H is summed in slices
+ *
+ * Order of sums. A sum runs in one accumulator for at most AG_CHAIN terms; chains are combined with compensation (Knuth's
+ * two-sum), and so are the partial sums that blocks and chunks add to a result, as long as memory for what they lose is
+ * given. All of that depends on shapes alone, so that results do not depend on the number of threads.
+ *
+ * Why not a BLAS: its thread pool fights with this one, and P would go to memory and back between the products.
+ * Why not pack P: both products can read the layout in which the first one writes it.
+ */
+#ifndef ASCEND_GRAD_LINEAR_CROSS_ENTROPY_H
+#define ASCEND_GRAD_LINEAR_CROSS_ENTROPY_H
+
+#include <math.h>
+
+#include "base.h"
+#include "cpu.h"
+#include "fpenv.h"
+#include "simd.h"
+#include "strided.h"
+
+enum {
+    AG_CHAIN = 1280, /* terms of a sum in one accumulator */
+    AG_FETCH = 256   /* values of a row that are gathered at once */
+};
+
+/* A matrix as the caller has it: any strides (in bytes), either byte order. */
+typedef struct {
+    char *data;
+    ptrdiff_t row_stride, step;
+    ag_dtype dtype;
+    int swapped;
+} ag_matrix;
+
+/* Where a product adds up its result, in reals: rows of unit step. */
+typedef struct {
+    char *data;
+    ptrdiff_t row_stride; /* bytes */
+    char *low;            /* what the additions lost, rows of the same distance; or NULL */
+} ag_sums;
+
+/* What tiles are made from, and what they become. */
+typedef enum { AG_FROM_PRODUCT, AG_FROM_LOGITS, AG_FROM_SOFTMAX } ag_lce_source;
+typedef enum { AG_TO_GRADIENT, AG_TO_LOGITS, AG_TO_MAX_SUM } ag_lce_result;
+
+/* One block of the vocabulary and one chunk of rows. "real" is the kind's accumulator. */
+typedef struct {
+    ptrdiff_t rows, vocab, hidden; /* sizes: of the chunk, of the block, of the slice of H whose logits are summed */
+    int64_t vocab_start;           /* the block's first row of W */
+    const int64_t *row_numbers;    /* (rows,) which rows of the caller's arrays these are */
+
+    void *x_rows, *w_rows, *x_columns, *w_columns, *p, *p_pairs, *logits;
+
+    const void *max, *sum, *grad; /* real (rows,), for AG_TO_GRADIENT */
+    const int64_t *target;        /* (rows,) rows of W, -1 for none */
+    ag_matrix softmax;            /* for AG_FROM_SOFTMAX: (BT, V) */
+    int round_to_bfloat16;        /* whether P is */
+    double filter_eps;            /* 0: no tile is skipped */
+    uint8_t *skipped;             /* [V / NR][rows / MR] tiles of P that are */
+    int add_logits;               /* whether AG_TO_LOGITS adds to what is there */
+
+    void *panel_max, *panel_sum; /* real [V / NR][rows], from AG_TO_MAX_SUM for merge_max_sum */
+    void *predicted;             /* real (BT,): the target's logit */
+    void *running_max;           /* real (BT,) */
+    double *running_sum;         /* (BT,) */
+    ag_matrix logits_out;        /* (BT, V); data NULL where nobody asked */
+
+    ptrdiff_t hidden_size;        /* H, or its slice, of the two products */
+    ptrdiff_t hidden_start;       /* where the slice begins */
+    ag_sums input_grad;           /* (BT, H): row i is row_numbers[i] */
+    ag_sums weight_grad;          /* (V of the block, H) */
+    int add_input_grad, add_weight_grad; /* whether there is something to add to */
+} ag_lce_block;
+
+typedef struct {
+    int mr, nr;
+    int vector; /* units of a vector */
+    int pair;   /* terms of a unit */
+    int unit_size; /* bytes of a unit */
+    int real_size; /* bytes of an accumulator */
+    /* tile (MR rows) or panel (NR rows) of x_rows or w_rows, one panel (n columns) of x_columns or w_columns */
+    void (*pack_tile)(void *to, const ag_matrix *from, const int64_t *rows, int64_t start, ptrdiff_t count,
+                      ptrdiff_t first, ptrdiff_t n);
+    void (*pack_panel)(void *to, const ag_matrix *from, const int64_t *rows, int64_t start, ptrdiff_t count,
+                       ptrdiff_t first, ptrdiff_t n);
+    void (*pack_columns)(void *to, const ag_matrix *from, const int64_t *rows, int64_t start, ptrdiff_t count,
+                         ptrdiff_t first, ptrdiff_t n);
+    /* tiles [tile, tile_end) x [panel, panel_end) of the logits or of P */
+    void (*tiles)(const ag_lce_block *block, ag_lce_source source, ag_lce_result result, ptrdiff_t panel,
+                  ptrdiff_t panel_end, ptrdiff_t tile, ptrdiff_t tile_end);
+    /* running_max, running_sum of rows [row, row_end) take in the panels of the block */
+    void (*merge_max_sum)(const ag_lce_block *block, ptrdiff_t row, ptrdiff_t row_end);
+    /* tiles [tile, tile_end) of rows (of rows of W) x panels [panel, panel_end) of H */
+    void (*input_grad)(const ag_lce_block *block, ptrdiff_t panel, ptrdiff_t panel_end, ptrdiff_t tile,
+                       ptrdiff_t tile_end);
+    void (*weight_grad)(const ag_lce_block *block, ptrdiff_t panel, ptrdiff_t panel_end, ptrdiff_t tile,
+                        ptrdiff_t tile_end);
+    /* to[c] = exp(logits[c] - max) / sum, reals, in place allowed */
+    void (*probabilities)(void *to, const void *logits, double max, double sum, ptrdiff_t n);
+} ag_lce_kernels;
+
+/* ---- instantiation ------------------------------------------------------------------------------------------------------ */
+
+#define AG_IS_DOT 0
+#define AG_ISA baseline
+#define AG_LANES 4
+#define AG_DTYPE f32
+#define AG_IS_F64 0
+#if defined(AG_AARCH64)
+#define AG_MR 6 /* 18 accumulators of 32 registers */
+#else
+#define AG_MR 4 /* 12 of 16 */
+#endif
+#include "cross_entropy_body.h"
+#undef AG_DTYPE
+#undef AG_IS_F64
+#undef AG_MR
+#define AG_DTYPE f64
+#define AG_IS_F64 1
+#if defined(AG_AARCH64)
+#define AG_MR 6
+#else
+#define AG_MR 3
+#endif
+#include "cross_entropy_body.h"
+#undef AG_DTYPE
+#undef AG_IS_F64
+#undef AG_MR
+#undef AG_ISA
+#undef AG_LANES
+
+#if defined(AG_X86_64)
+
+AG_TARGET_BEGIN(AG_TARGET_AVX2)
+#define AG_ISA avx2
+#define AG_LANES 8
+#define AG_MR 4
+#define AG_DTYPE f32
+#define AG_IS_F64 0
+#include "cross_entropy_body.h"
+#undef AG_DTYPE
+#undef AG_IS_F64
+#define AG_DTYPE f64
+#define AG_IS_F64 1
+#include "cross_entropy_body.h"
+#undef AG_DTYPE
+#undef AG_IS_F64
+#undef AG_MR
+#undef AG_ISA
+#undef AG_LANES
+AG_TARGET_END
+
+AG_TARGET_BEGIN(AG_TARGET_AVX512)
+#define AG_ISA avx512
+#define AG_LANES 16
+#define AG_MR 8 /* 24 accumulators of 32 registers */
+#define AG_DTYPE f32
+#define AG_IS_F64 0
+#include "cross_entropy_body.h"
+#undef AG_DTYPE
+#undef AG_IS_F64
+#define AG_DTYPE f64
+#define AG_IS_F64 1
+#include "cross_entropy_body.h"
+#undef AG_DTYPE
+#undef AG_IS_F64
+AG_TARGET_END
+
+#if defined(AG_EMULATE_BF16)
+AG_TARGET_BEGIN(AG_TARGET_AVX512)
+#else
+AG_TARGET_BEGIN(AG_TARGET_AVX512_BF16)
+#endif
+#undef AG_IS_DOT
+#define AG_IS_DOT 1
+#define AG_DTYPE dot
+#define AG_IS_F64 0
+#include "cross_entropy_body.h"
+#undef AG_DTYPE
+#undef AG_IS_F64
+#undef AG_MR
+#undef AG_ISA
+#undef AG_LANES
+AG_TARGET_END
+
+#endif
+#undef AG_IS_DOT
+
+/* The kernels for inputs of this dtype. */
+static AG_UNUSED const ag_lce_kernels *ag_lce_kernels_of(ag_variant variant, ag_dtype dtype)
+{
+    switch (variant) {
+#if defined(AG_X86_64)
+    case AG_VARIANT_AVX2:
+        return dtype == AG_FLOAT64 ? &ag_lce_f64_avx2 : &ag_lce_f32_avx2;
+    case AG_VARIANT_AVX512_BF16:
+        if (dtype == AG_BFLOAT16) return &ag_lce_dot_avx512;
+        /* fall through */
+    case AG_VARIANT_AVX512:
+        return dtype == AG_FLOAT64 ? &ag_lce_f64_avx512 : &ag_lce_f32_avx512;
+#endif
+    default:
+        return dtype == AG_FLOAT64 ? &ag_lce_f64_baseline : &ag_lce_f32_baseline;
+    }
+}
+
+#endif
