@@ -13,13 +13,15 @@ from functools import partial
 from pathlib import Path
 
 import hypothesis
+import linear_oracles
 import numpy as np
 import oracles
 import pytest
+from linear_samples import LINEAR, LinearProblem
 from samples import DTYPES, OPERATORS, Problem
 
 import ascend_grad as ag
-from ascend_grad import _cpu
+from ascend_grad import _cpu, contract
 
 hypothesis.settings.register_profile(
     "suite",
@@ -45,10 +47,10 @@ def pytest_terminal_summary(terminalreporter) -> None:
         return
     terminalreporter.section("largest error before the rounding to 16 bits, in units of the bound")
     names = [name for name in ENGINES if any(name in row for row in largest_errors.values())]
-    terminalreporter.write_line(f"{'':42}" + "".join(f"{name:>13}" for name in names))
+    terminalreporter.write_line(f"{'':62}" + "".join(f"{name:>13}" for name in names))
     for (operator, dtype), row in sorted(largest_errors.items()):
         cells = "".join(f"{row[name]:13.3f}" if name in row else " " * 13 for name in names)
-        terminalreporter.write_line(f"{operator:32}{dtype:10}{cells}")
+        terminalreporter.write_line(f"{operator:52}{dtype:10}{cells}")
 
 
 @pytest.fixture(autouse=True)
@@ -83,18 +85,48 @@ class Engine:
         )
 
     def assert_within(self, expected: oracles.Expected, problem: Problem, result: np.ndarray) -> None:
+        self._assert_within(expected, result, problem.operator, problem.dtype, f"{problem.shape} {problem.settings}")
+
+    def _assert_within(self, expected: oracles.Expected, result: np.ndarray, name: str, dtype, text: str) -> None:
         errors = oracles.errors(result, expected)
         worst = float(np.max(errors, initial=0))
-        if result.dtype == oracles.precision_of(problem.dtype).dtype:  # else the last rounding hides the others
-            row = largest_errors[problem.operator, str(problem.dtype)]
+        if result.dtype == oracles.precision_of(dtype).dtype:  # else the last rounding hides the others
+            row = largest_errors[name, str(dtype)]
             row[self.name] = max(row.get(self.name, 0.0), worst)
         if worst > 1:
             where = np.unravel_index(np.argmax(errors), errors.shape)
             pytest.fail(
-                f"{problem.operator} {problem.dtype} {problem.shape} {problem.settings} on {self.name}, at "
-                f"{tuple(map(int, where))}: error {worst:.3g} times the bound {expected.bound[where]}, "
-                f"expected {expected.values[where]}, got {result[where]}; {np.sum(errors > 1)} elements are wrong"
+                f"{name} {dtype} {text} on {self.name}, at {tuple(map(int, where))}: error {worst:.3g} times the bound "
+                f"{expected.bound[where]}, expected {expected.values[where]}, got {result[where]}; "
+                f"{np.sum(errors > 1)} of {errors.size} elements are wrong"
             )
+
+    # -- the linear operators --
+
+    def solve(self, problem: LinearProblem, **settings) -> tuple[np.ndarray | None, ...]:
+        return getattr(ag, problem.operator)(**problem.arguments, **settings, backend=self.backend)
+
+    def assert_solved(
+        self,
+        problem: LinearProblem,
+        results: tuple[np.ndarray | None, ...],
+        expected: tuple[oracles.Expected | None, ...] | None = None,
+    ) -> None:
+        """Every element of every result is within its bound; results that nobody asked for are None."""
+        expected = linear_oracles.expected(problem) if expected is None else expected
+        names = contract.OPERATORS[problem.operator].results
+        for name, result, right in zip(names, results, expected, strict=True):
+            if result is None or right is None:
+                assert result is None
+                assert right is None
+                continue
+            assert result.shape == right.values.shape
+            if self.name == "reference" and problem.dtype == np.float64:
+                # It leaves sums of float64 to NumPy, which promises less.
+                right = oracles.Expected(right.values, 32 * right.bound)
+            right = linear_oracles.for_result(right, problem, result)
+            text = f"{problem.shapes} constant {problem.constant}"
+            self._assert_within(right, result, f"{problem.operator} {name}", problem.dtype, text)
 
 
 @pytest.fixture
@@ -118,6 +150,12 @@ def cpu_engine(request: pytest.FixtureRequest, forced) -> Engine:
     return Engine(request.param)
 
 
+@pytest.fixture
+def default_engine() -> Engine:
+    """The variant that users get."""
+    return Engine(_cpu.variant())
+
+
 @pytest.fixture(params=("cpu", "reference"))
 def backend(request: pytest.FixtureRequest) -> str:
     return request.param
@@ -125,6 +163,11 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(params=OPERATORS)
 def operator(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(params=LINEAR)
+def linear(request: pytest.FixtureRequest) -> str:
     return request.param
 
 

@@ -1,0 +1,212 @@
+"""Right values of the linear operators with the errors allowed: float64 (longdouble for float64), NumPy alone.
+
+For a product A @ B of K terms the bound is ``constant * eps * (|A| @ |B|)``, however large K is. The constant depends
+on the data: 16 where the terms are centred, 64 where they are random of one sign, 512 for any.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from linear_samples import GRADIENT, LOSS, STATISTICS, WHOLE, LinearProblem
+from oracles import Expected, Precision, precision_of, rounded_once, widen
+from samples import BFLOAT16
+
+
+class Sizes(NamedTuple):
+    """What errors are measured by, for one problem."""
+
+    p: Precision
+    constant: float
+    bfloat16: bool
+
+    @property
+    def eps(self) -> float:
+        return self.constant * self.p.eps
+
+
+def bits_of(mask: np.ndarray, count: int) -> np.ndarray:
+    if mask.dtype == bool:
+        return np.array(mask)
+    rows = np.arange(count)
+    return (mask[rows // 8] >> (rows % 8).astype(np.uint8)) & 1 == 1
+
+
+def product(s: Sizes, a: np.ndarray, a_error: np.ndarray, b: np.ndarray) -> Expected:
+    """a @ b, where a has errors of its own."""
+    magnitude = np.abs(a) @ np.abs(b)
+    bound = s.eps * magnitude + a_error @ np.abs(b)
+    if s.bfloat16:
+        bound += 2.0**-8 * magnitude  # a is rounded first
+    # Subnormal values may become 0: in a, in b, in what is added up.
+    bound += float(s.p.normal) * (a.shape[1] + np.abs(a).sum(1, keepdims=True) + np.abs(b).sum(0, keepdims=True))
+    # NaN: nothing at all is known of an entry that is multiplied by 0.
+    bound = np.where((magnitude < s.p.largest / 4) & ~np.isnan(bound), bound, np.inf)
+    return Expected(a @ b, bound)
+
+
+def logits_of(s: Sizes, x: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The logits, and the bound on their error."""
+    magnitude = np.abs(x) @ np.abs(w).T
+    bound = s.eps * magnitude + float(s.p.normal) * (1 + x.shape[1])
+    logits = x @ w.T
+    # A logit that is no finite number is exactly what it is.
+    return logits, np.where(np.isfinite(logits), np.where(magnitude < s.p.largest / 4, bound, np.inf), 0)
+
+
+def both_gradients(s, x, w, grad, p, p_error, onehot) -> tuple[Expected, Expected]:
+    """From the softmax and its error. Rows without a gradient are absent."""
+    present = grad != 0
+    tile = np.where(present[:, None], (p - onehot) * grad[:, None], 0)
+    error = np.where(present[:, None], p_error * np.abs(grad)[:, None], 0)
+    overflow = np.abs(tile) + error >= s.p.largest / 4
+    error = np.where(overflow, np.inf, error)
+    x = np.where(present[:, None], x, 0)
+    first = product(s, tile, error, w)
+    # Of an absent row nothing may be left, not even a subnormal number.
+    first = Expected(np.where(present[:, None], first.values, 0), np.where(present[:, None], first.bound, 0))
+    return first, product(s, np.ascontiguousarray(tile.T), np.ascontiguousarray(error.T), x)
+
+
+def recomputed(s, x, w, largest, total) -> tuple[np.ndarray, np.ndarray]:
+    """The softmax from largest logit and sum, and the bound on its error."""
+    logits, logits_error = logits_of(s, x, w)
+    shifted = logits - largest[:, None]
+    p = np.exp(shifted) / total[:, None]
+    exponent = logits_error + s.eps * np.abs(largest)[:, None]
+    # An exponential below the smallest normal number may become 0.
+    error = p * (np.expm1(exponent) + 4 * s.p.eps) + float(s.p.normal) / np.abs(total)[:, None]
+    return p, np.where(np.exp(shifted + exponent) < s.p.largest / 4, error, np.inf)
+
+
+def gradients(
+    s, *, grad, input, weight, target_mask, masked_target, logits_max=None, sum_exp_logits=None, softmax=None
+):
+    elsewhere = bits_of(target_mask, len(grad))
+    onehot = np.zeros((len(input), len(weight)), s.p.wide)
+    here = np.flatnonzero(~elsewhere)
+    onehot[here, masked_target[here]] = 1
+    if softmax is None:
+        p, error = recomputed(s, input, weight, logits_max, sum_exp_logits)
+    else:
+        p, error = softmax, np.zeros_like(softmax)
+    return both_gradients(s, input, weight, grad, p, error, onehot)
+
+
+def statistics(s, *, input, weight, target, vocab_start_index, vocab_end_index, return_logits=False):
+    logits, error = logits_of(s, input, weight)
+    largest = logits.max(-1, initial=-np.inf)
+    largest_error = error.max(-1, initial=0)
+    shifted = logits - largest[:, None]
+    exponential = np.exp(shifted)
+    total = exponential.sum(-1)
+    spread = np.expm1(error + largest_error[:, None])
+    total_error = (exponential * spread).sum(-1) + 16 * s.p.eps * total + float(s.p.normal) * len(weight)
+    masked = (target < vocab_start_index) | (target >= vocab_end_index)
+    inside = np.where(masked, 0, target - vocab_start_index)
+    rows = np.arange(len(input))
+    predicted = np.where(masked, 0, shifted[rows, inside])
+    predicted_error = np.where(masked, 0, error[rows, inside] + largest_error + s.p.eps * np.abs(predicted))
+    packed = np.pad(masked, (0, -len(input) % 8)).reshape(-1, 8) @ 2 ** np.arange(8)
+    return (
+        Expected(largest, largest_error + s.p.eps * np.abs(largest)),
+        Expected(total, total_error),
+        Expected(predicted, predicted_error),
+        Expected(packed.astype(s.p.wide), np.zeros(packed.shape)),
+        Expected(inside.astype(s.p.wide), np.zeros(inside.shape)),
+        Expected(logits, error) if return_logits else None,
+    )
+
+
+def loss_and_softmax(s, *, logits_max, sum_exp_logits, predicted_logits, vocab_parallel_logits=None):
+    logarithm = np.log(sum_exp_logits)
+    loss = Expected(logarithm - predicted_logits, 4 * s.p.eps * (1 + np.abs(logarithm) + np.abs(predicted_logits)))
+    if vocab_parallel_logits is None:
+        return loss, None
+    shifted = vocab_parallel_logits - logits_max[:, None]
+    softmax = np.exp(shifted) / sum_exp_logits[:, None]
+    return loss, Expected(softmax, (32 + np.abs(shifted)) * s.p.eps * softmax + s.p.normal)
+
+
+def whole(
+    s,
+    *,
+    input,
+    weight,
+    target,
+    reduction="mean",
+    ignore_index=-100,
+    grad_loss=1.0,
+    vocab_start_index=0,
+    return_grad=True,
+):
+    counted = target != ignore_index
+    n = int(counted.sum())
+    inside = np.where(counted, target - vocab_start_index, 0)
+    if len(weight) == 0:  # then all rows are ignored: as if the vocabulary were one word that nobody uses
+        loss, first, second = whole(
+            s,
+            input=input,
+            weight=np.zeros((1, input.shape[1]), s.p.wide),
+            target=np.zeros_like(target),
+            reduction=reduction,
+            ignore_index=0,
+            return_grad=return_grad,
+        )
+        return loss, first, second and Expected(second.values[:0], second.bound[:0])
+    logits, error = logits_of(s, input, weight)
+    largest, largest_error = logits.max(-1, initial=-np.inf), error.max(-1, initial=0)
+    shifted = logits - largest[:, None]
+    total = np.exp(shifted).sum(-1)
+    rows = np.arange(len(input))
+    losses = np.where(counted, np.log(total) - shifted[rows, inside], 0)
+    bound = (
+        error[rows, inside] + 2 * largest_error + s.p.eps * (20 + 4 * np.log(total) + 4 * np.abs(shifted[rows, inside]))
+    )
+    bound = np.where(counted, bound, 0)
+    scale = widen(grad_loss, s.p.wide)
+    if reduction == "none":
+        loss, grad = Expected(losses, bound), np.where(counted, scale, 0)
+    else:
+        over = n if reduction == "mean" else 1
+        with np.errstate(all="ignore"):
+            loss = Expected(
+                losses.sum() / s.p.wide(over), (bound.sum() + s.eps * np.abs(losses).sum()) / s.p.wide(over)
+            )
+        grad = np.where(counted, scale / max(over, 1), s.p.wide(0))
+    loss = Expected(np.asarray(loss.values), np.asarray(loss.bound))
+    if not return_grad:
+        return loss, None, None
+    p = np.exp(shifted) / total[:, None]
+    exponent = error + 2 * largest_error[:, None] + s.eps * np.abs(largest)[:, None]
+    p_error = p * (np.expm1(exponent) + 24 * s.p.eps) + float(s.p.normal)
+    onehot = np.zeros_like(p)
+    onehot[rows, inside] = 1
+    return loss, *both_gradients(s, input, weight, grad, p, p_error, onehot)
+
+
+_ORACLES = {GRADIENT: gradients, STATISTICS: statistics, LOSS: loss_and_softmax, WHOLE: whole}
+
+
+def sizes_of(problem: LinearProblem) -> Sizes:
+    return Sizes(precision_of(problem.dtype), problem.constant, problem.dtype == BFLOAT16)
+
+
+def expected(problem: LinearProblem) -> tuple[Expected | None, ...]:
+    """Values and bounds before they are rounded to the results' dtypes."""
+    s = sizes_of(problem)
+    arguments = {
+        name: widen(a, s.p.wide) if isinstance(a, np.ndarray) and a.dtype.kind not in "biu" else a
+        for name, a in problem.arguments.items()
+    }
+    with np.errstate(all="ignore"):
+        return _ORACLES[problem.operator](s, **arguments)
+
+
+def for_result(expected: Expected, problem: LinearProblem, result: np.ndarray) -> Expected:
+    """Values and bounds of a result of this dtype."""
+    if result.dtype.kind in "iu":
+        return expected
+    with np.errstate(all="ignore"):
+        return rounded_once(expected, precision_of(problem.dtype), result.dtype.newbyteorder("="))
