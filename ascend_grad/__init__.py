@@ -8,10 +8,12 @@ array([[ 0.1875, -0.0625, -0.0625, -0.0625],
        [-0.0625,  0.1875, -0.0625, -0.0625]], dtype=float32)
 """
 
+from . import npu
 from ._version import __version__
 from .backends import backends
 from .dispatch import use_backend
 from .errors import (
+    AclError,
     AscendGradError,
     BackendUnavailableError,
     ParamInvalidError,
@@ -35,6 +37,7 @@ from .ops import (
 from .threads import get_num_threads, set_num_threads
 
 __all__ = [
+    "AclError",
     "AscendGradError",
     "BackendUnavailableError",
     "ParamInvalidError",
@@ -52,6 +55,7 @@ __all__ = [
     "linear_cross_entropy",
     "log_softmax",
     "log_softmax_backward",
+    "npu",
     "scaled_masked_softmax",
     "scaled_masked_softmax_backward",
     "set_num_threads",

@@ -13,11 +13,12 @@ import reprlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, cast
 
 import numpy as np
 
 from . import arrays
+from .device.array import DeviceArray, check_same_place, is_trusted, values_of
 from .errors import AscendGradError, ParamInvalidError, ParamNullptrError, ParamTypeError
 from .results import LinearCrossEntropy, OnlineMaxSum
 
@@ -105,6 +106,8 @@ class Call:
         Where the results go, one entry for each; None: into a fresh array, or the result is not asked for.
     dims : dict
         The sizes that the shapes of a linear operator's arrays agree on: ``BT``, ``H``, ``V``.
+    device : int or None
+        The card that all arrays live on, None for the host.
     """
 
     operator: Operator
@@ -113,6 +116,7 @@ class Call:
     specs: tuple[ResultSpec | None, ...] = ()
     outs: tuple[np.ndarray | None, ...] = ()
     dims: dict[str, int] = field(default_factory=dict)
+    device: int | None = None
 
     @property
     def inputs(self) -> list[np.ndarray]:
@@ -137,6 +141,9 @@ def not_none(call: Call) -> None:
 
 def _as_array(call: Call, name: str) -> np.ndarray:
     value = call.arguments[name]
+    if isinstance(value, DeviceArray):  # it has a shape and a dtype as arrays of the host have: that is all we look at
+        call.device = value.device
+        return cast(np.ndarray, value)
     try:
         array = np.asarray(value)
     except MemoryError:
@@ -460,7 +467,10 @@ def _first_beyond(target: np.ndarray, low: int, high: int, exempt: Callable[[], 
 def targets_in_range(call: Call) -> None:
     """``masked_target`` is a row of weight wherever the mask's bit is 0. Checked last, for it reads values."""
     target, mask = call.arguments["masked_target"], call.arguments["target_mask"]
-    row = _first_beyond(target, 0, call.dims["V"], lambda: arrays.unpacked(mask, target.size))
+    if is_trusted(target, mask, call.dims["V"]):
+        return
+    target = values_of(target)
+    row = _first_beyond(target, 0, call.dims["V"], lambda: arrays.unpacked(values_of(mask), target.size))
     if row is not None:
         expected = f"values in [0, {call.dims['V']}) wherever target_mask is 0"
         call.fail("masked_target", expected, f"{target[row]} in row {row}")
@@ -470,6 +480,7 @@ def targets_in_the_vocabulary(call: Call) -> None:
     """``target`` less ``vocab_start_index`` is a row of weight, or target is ``ignore_index``."""
     target, start, ignored = (call.arguments[name] for name in ("target", "vocab_start_index", "ignore_index"))
     end = start + call.dims["V"]
+    target = values_of(target)
     row = _first_beyond(target, start, end, lambda: target == ignored)
     if row is not None:
         call.fail("target", f"values in [{start}, {end}) or {ignored}", f"{target[row]} in row {row}")
@@ -523,6 +534,10 @@ def validate(operator: Operator, arguments: dict[str, Any], out: object = None) 
         check(call)
     call.arrays = [call.arguments[name] for name in operator.array_names]
     call.specs = operator.result_specs(call)
+    if call.device is not None:
+        optional = {name: call.arguments[name] for name in operator.optional_names}
+        given = {name: array for name, array in optional.items() if isinstance(array, (np.ndarray, DeviceArray))}
+        check_same_place({**dict(zip(operator.array_names, call.arrays)), **given}, out, operator.name)
     call.outs = writable_results(call, out)
     return call
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from . import config, contract
 from .backends import AUTOMATIC, REGISTRY
 from .contract import Call, Operator
 from .errors import BackendUnavailableError, ParamInvalidError
+
+logger = logging.getLogger("ascend_grad")
 
 #: What `use_backend` chose in this context; None: the environment's choice, or automatic.
 _chosen: ContextVar[use_backend | None] = ContextVar("ascend_grad_backend", default=None)
@@ -52,22 +55,42 @@ def is_plain_cpu(backend: str | None) -> bool:
 def select(call: Call, backend: str | None) -> Explanation:
     """Choose the backend for a validated call, or raise where the one that was asked for cannot take it."""
     name, source = requested(backend, call.operator.name)
+    if call.device is not None:
+        return _on_the_card(call, name, source)
     if name != "auto":
         usable, reason = REGISTRY[name].status()
-        refusal = REGISTRY[name].refusal(call) if usable else reason
-        if refusal is not None:
-            raise BackendUnavailableError(
-                f"backend {name!r} ({source}) cannot compute this call: {refusal}", operator=call.operator.name
-            )
+        if not usable:
+            _cannot(call, name, source, reason)
+        refusal = REGISTRY[name].refusal(call)
+        if refusal is not None and refusal.error is not None:
+            raise refusal.error
         return Explanation(name, f"asked for by {source}")
     passed_over: list[str] = []
     for name in AUTOMATIC:
         usable, reason = REGISTRY[name].status()
-        refusal = REGISTRY[name].refusal(call) if usable else reason
-        if refusal is None:
+        refusal = REGISTRY[name].refusal(call) if usable else None
+        if usable and refusal is None:
             return Explanation(name, "; ".join([source, *passed_over]))
-        passed_over.append(f"not {name}: {refusal}")
+        passed_over.append(f"not {name}: {reason if refusal is None else refusal.reason}")
     raise BackendUnavailableError("; ".join(passed_over), operator=call.operator.name)
+
+
+def _on_the_card(call: Call, name: str, source: str) -> Explanation:
+    """Arrays on a card are computed there or not at all."""
+    if name not in ("auto", "npu"):
+        _cannot(call, name, source, f"its arrays are on device {call.device} (numpy() brings them back)")
+    usable, reason = REGISTRY["npu"].status()
+    if not usable:
+        _cannot(call, "npu", source, reason)
+    refusal = REGISTRY["npu"].refusal(call)
+    if refusal is not None and refusal.error is not None:
+        raise refusal.error
+    return Explanation("npu", f"its arrays are on device {call.device}")
+
+
+def _cannot(call: Call, name: str, source: str, reason: str) -> NoReturn:
+    message = f"backend {name!r} ({source}) cannot compute this call: {reason}"
+    raise BackendUnavailableError(message, operator=call.operator.name)
 
 
 def run(operator: Operator, arguments: dict[str, Any], out: object, backend: str | None, num_threads: int | None):
@@ -75,7 +98,11 @@ def run(operator: Operator, arguments: dict[str, Any], out: object, backend: str
     requested(backend, operator.name)
     num_threads = contract.checked_num_threads(num_threads, operator.name)
     call = contract.validate(operator, arguments, out)
-    return REGISTRY[select(call, backend).backend].run(call, num_threads)
+    choice = select(call, backend)
+    if logger.isEnabledFor(logging.DEBUG):
+        shapes = ", ".join(f"{array.dtype}{array.shape}" for array in call.arrays)
+        logger.debug("%s of %s: %s, %s", operator.name, shapes, choice.backend, choice.reason)
+    return REGISTRY[choice.backend].run(call, num_threads)
 
 
 class use_backend:

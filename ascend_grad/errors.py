@@ -4,9 +4,42 @@ from __future__ import annotations
 
 #: Names of the status codes, as the device library's headers spell them.
 STATUS_NAMES = {
+    # of the operator library (aclnnStatus)
     161001: "ACLNN_ERR_PARAM_NULLPTR",
     161002: "ACLNN_ERR_PARAM_INVALID",
     361001: "ACLNN_ERR_RUNTIME_ERROR",
+    561000: "ACLNN_ERR_INNER",
+    561001: "ACLNN_ERR_INNER_INFERSHAPE_ERROR",
+    561002: "ACLNN_ERR_INNER_TILING_ERROR",
+    561003: "ACLNN_ERR_INNER_FIND_KERNEL_ERROR",
+    561101: "ACLNN_ERR_INNER_CREATE_EXECUTOR",
+    561103: "ACLNN_ERR_INNER_NULLPTR",
+    561107: "ACLNN_ERR_INNER_OPP_PATH_NOT_FOUND",
+    561112: "ACLNN_ERR_INNER_OPP_KERNEL_PKG_NOT_FOUND",
+    # of the runtime (aclError)
+    100000: "ACL_ERROR_INVALID_PARAM",
+    100001: "ACL_ERROR_UNINITIALIZE",
+    100002: "ACL_ERROR_REPEAT_INITIALIZE",
+    100037: "ACL_ERROR_REPEAT_FINALIZE",
+    100039: "ACL_ERROR_COMPILING_STUB_MODE",
+    107000: "ACL_ERROR_RT_PARAM_INVALID",
+    107001: "ACL_ERROR_RT_INVALID_DEVICEID",
+    107002: "ACL_ERROR_RT_CONTEXT_NULL",
+    107003: "ACL_ERROR_RT_STREAM_CONTEXT",
+    107017: "ACL_ERROR_RT_INVALID_HANDLE",
+    107019: "ACL_ERROR_RT_WAIT_TIMEOUT",
+    200000: "ACL_ERROR_BAD_ALLOC",
+    207001: "ACL_ERROR_RT_MEMORY_ALLOCATION",
+    207004: "ACL_ERROR_RT_NO_DEVICE",
+    207018: "ACL_ERROR_RT_DEVICE_OOM",
+    500000: "ACL_ERROR_INTERNAL_ERROR",
+    507008: "ACL_ERROR_RT_SOC_VERSION",
+    507014: "ACL_ERROR_RT_AICORE_TIMEOUT",
+    507015: "ACL_ERROR_RT_AICORE_EXCEPTION",
+    507033: "ACL_ERROR_RT_DEV_SETUP_ERROR",
+    507046: "ACL_ERROR_RT_STREAM_SYNC_TIMEOUT",
+    507053: "ACL_ERROR_RT_DEVICE_MEM_ERROR",
+    507899: "ACL_ERROR_RT_DRV_INTERNAL_ERROR",
 }
 
 
@@ -68,3 +101,51 @@ class UnsupportedDeviceError(AscendGradError, RuntimeError):
 
 class BackendUnavailableError(AscendGradError, RuntimeError):
     """The backend that was asked for cannot be used on this machine."""
+
+
+class AclError(AscendGradError, RuntimeError):
+    """The device's runtime or operator library failed, with any code that has no class of its own.
+
+    Attributes
+    ----------
+    code : int or None
+        The status code; None where the failing function returns none.
+    call : str
+        The function of the device library that failed.
+    runtime_message : str
+        What the runtime itself said about it, "" where it said nothing.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        operator: str | None = None,
+        code: int | None = None,
+        call: str = "",
+        runtime_message: str = "",
+    ):
+        super().__init__(message, operator=operator, code=code)
+        self.call = call
+        self.runtime_message = runtime_message
+
+    @property
+    def name(self) -> str:
+        """The code's name in the device library's headers, "" if it has none."""
+        return STATUS_NAMES.get(self.code, "") if self.code is not None else ""
+
+    def __reduce__(self):
+        return _rebuild_acl, (self._message, self.operator, self.code, self.call, self.runtime_message)
+
+
+def _rebuild_acl(message, operator, code, call, runtime_message):
+    return AclError(message, operator=operator, code=code, call=call, runtime_message=runtime_message)
+
+
+def device_error(code: int | None, call: str, runtime_message: str = "") -> AscendGradError:
+    """The exception for a status code that a function of the device returned."""
+    message = f"{call} failed: {runtime_message}" if runtime_message else f"{call} failed"
+    for kind in (ParamNullptrError, ParamInvalidError, UnsupportedDeviceError):
+        if code == kind.code:
+            return kind(message)
+    return AclError(message, code=code, call=call, runtime_message=runtime_message)

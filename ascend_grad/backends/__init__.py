@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Protocol
 
 from ..contract import Call
+from ..device.limits import Refusal
 from . import cpu, npu, reference
 
 
@@ -22,8 +23,8 @@ class Backend(Protocol):
 
     def status(self) -> tuple[bool, str]: ...
 
-    def refusal(self, call: Call) -> str | None:
-        """Why this valid call is not for this backend; None where it is."""
+    def refusal(self, call: Call) -> Refusal | None:
+        """Why this valid call is not for this backend, and what forcing it raises; None where it is."""
 
     def run(self, call: Call, num_threads: int | None) -> Any: ...
 

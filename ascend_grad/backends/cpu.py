@@ -17,7 +17,7 @@ def status() -> tuple[bool, str]:
     return True, f"{_cpu.variant()} kernels, {_openmp.DESCRIPTION}"
 
 
-def refusal(call: Call) -> str | None:
+def refusal(call: Call) -> None:
     return None
 
 

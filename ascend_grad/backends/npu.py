@@ -1,20 +1,81 @@
-"""The Ascend NPU's place in the registry. This release has no binding to the device, and says so."""
+"""The backend of the Ascend NPU: calls of the operators in `device`, on arrays of the host or of the card."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import arrays
 from ..contract import Call
+from ..device import limits, operators, quirks, runtime, session
+from ..device.array import DeviceArray, values_of
+from ..errors import AscendGradError
+from . import reference
 
 NAME = "npu"
-_REASON = "this release contains no binding to the device's operator library"
 
 
 def status() -> tuple[bool, str]:
-    return False, _REASON
+    return runtime.state()[:2]
 
 
-def refusal(call: Call) -> str | None:
-    return _REASON
+def refusal(call: Call) -> limits.Refusal | None:
+    return limits.refusal(call, runtime.state())
 
 
-def run(call: Call, num_threads: int | None):
-    raise RuntimeError(_REASON)
+def run(call: Call, num_threads: int | None) -> Any:
+    try:
+        results = _on_the_card(call) if call.device is not None else _from_the_host(call)
+    except AscendGradError as error:
+        error.operator = call.operator.name
+        raise
+    return results if len(call.operator.results) > 1 else results[0]
+
+
+def _from_the_host(call: Call) -> tuple[NDArray | None, ...]:
+    """Arrays of the host go to the card and results come back."""
+    if quirks.is_empty(call):
+        return _empty(call)
+    # What cannot be allocated fails before anything else happens.
+    results = tuple(
+        None if spec is None else np.empty(spec.shape, spec.dtype) if out is None else out
+        for spec, out in zip(call.specs, call.outs)
+    )
+    with session.session_on(session.chosen_device()).call() as here:
+        computed = list(zip(operators.OPERATORS[call.operator.name](here, call), results))
+        here.fetch((a, result) for a, result in computed if isinstance(a, DeviceArray) and result is not None)
+    for array, result in computed:
+        if isinstance(array, DeviceArray) and array._bits is not None:
+            assert result is not None
+            quirks.clear_pad_bits(result, array._bits)
+        elif isinstance(array, np.ndarray) and result is not None:
+            arrays.round_into(result, array)
+    return results
+
+
+def _on_the_card(call: Call) -> tuple[DeviceArray | None, ...]:
+    """Arrays of the card give arrays of the card."""
+    assert call.device is not None
+    values = _empty(call) if quirks.is_empty(call) else None
+    with session.session_on(call.device).call() as here:
+        computed = operators.OPERATORS[call.operator.name](here, call) if values is None else values
+        results = tuple(
+            None if array is None or spec is None else here.put(array, spec.dtype)
+            for array, spec in zip(computed, call.specs)
+        )
+        here.synchronize()
+        here.keep(results)
+    return results
+
+
+def _empty(call: Call) -> tuple[NDArray | None, ...]:
+    """A call with an array of no elements is no work for a device: the reference knows what comes out."""
+    arguments = {
+        name: values_of(value) if isinstance(value, DeviceArray) else value for name, value in call.arguments.items()
+    }
+    required = [arguments[name] for name in call.operator.array_names]
+    results = reference.run(replace(call, arguments=arguments, arrays=required), None)
+    return results if len(call.operator.results) > 1 else (results,)

@@ -22,7 +22,7 @@ def status() -> tuple[bool, str]:
     return True, "plain NumPy in float64; slow, meant for comparison"
 
 
-def refusal(call: Call) -> str | None:
+def refusal(call: Call) -> None:
     return None
 
 

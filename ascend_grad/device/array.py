@@ -1,0 +1,144 @@
+"""An array that lives on the card."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ParamTypeError
+
+if TYPE_CHECKING:
+    from .session import Lease
+
+
+class Origin(NamedTuple):
+    """What is known of a target mask and the masked targets that one call made together.
+
+    Wherever the mask's bit is 0, the target is in [0, extent), so nobody has to look at the values again.
+    """
+
+    token: object
+    extent: int
+
+
+class DeviceArray:
+    """An array on an Ascend NPU, made by `asarray` or by a call on such arrays. It cannot be changed.
+
+    Attributes
+    ----------
+    shape : tuple of int
+    dtype : numpy.dtype
+    device : int
+        The card that it lives on.
+
+    Notes
+    -----
+    Its memory goes back to the pool of the thread that forgets it. It is never copied to the host unasked: NumPy's
+    functions refuse it, and `numpy` gives a copy.
+    """
+
+    __slots__ = ("__weakref__", "_bits", "_host", "_lease", "_origin", "device", "dtype", "shape")
+
+    #: NumPy's operators leave these arrays alone.
+    __array_ufunc__ = None
+
+    def __init__(self, lease: Lease | None, shape: tuple[int, ...], dtype: np.dtype, device: int):
+        self._lease = lease  # None: no elements, no memory
+        self._origin: Origin | None = None
+        self._host: NDArray | None = None  # the same values on the host, where they are known there
+        self._bits: int | None = None  # of a packed mask: how many bits count, the device leaves the rest undefined
+        self.shape = shape
+        self.dtype = dtype
+        self.device = device
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        size = 1
+        for n in self.shape:
+            size *= n
+        return size
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+    def numpy(self) -> NDArray:
+        """A copy on the host: a new C-contiguous array.
+
+        Raises
+        ------
+        BackendUnavailableError
+            In a process that was forked after the array was made.
+        AclError
+            If the copy fails.
+        """
+        from .session import to_host
+
+        return to_host(self)
+
+    def host_values(self) -> NDArray:
+        """The values on the host, read-only, copied back at most once. For what has one element a row."""
+        if self._host is None:
+            self.remember(self.numpy())
+        assert self._host is not None
+        return self._host
+
+    def remember(self, values: NDArray) -> None:
+        """Keep these values, which are the array's, and which nobody else changes."""
+        values.flags.writeable = False
+        self._host = values
+
+    def __array__(self, dtype=None, copy=None) -> NoReturn:
+        raise TypeError("an array on the device is not copied to the host unasked: call its numpy()")
+
+    def __repr__(self) -> str:
+        return f"DeviceArray(shape={self.shape}, dtype={self.dtype}, device={self.device})"
+
+    def __reduce__(self):
+        raise TypeError("an array on the device cannot be pickled: pickle its numpy()")
+
+    def __bool__(self) -> NoReturn:
+        raise TypeError("an array on the device has no truth value")
+
+
+def values_of(array: NDArray | DeviceArray) -> NDArray:
+    """The values on the host."""
+    return array.host_values() if isinstance(array, DeviceArray) else array
+
+
+def is_trusted(target: object, mask: object, extent: int) -> bool:
+    """Whether these are arrays of one call on the device, whose targets are below ``extent`` wherever the mask is 0."""
+    if not (isinstance(target, DeviceArray) and isinstance(mask, DeviceArray)):
+        return False
+    origin = target._origin
+    return origin is not None and origin is mask._origin and origin.extent <= extent
+
+
+def check_same_place(inputs: dict[str, NDArray | DeviceArray], out: object, operator: str) -> None:
+    """Of a call with an array on the device, all arrays are on the same one."""
+    devices = {name: array.device for name, array in inputs.items() if isinstance(array, DeviceArray)}
+    first, device = next(iter(devices.items()))
+    for name in inputs:
+        if name not in devices:
+            raise ParamTypeError(
+                f"{name}: expected an array on device {device}, as {first} is one, got an array on the host "
+                "(ascend_grad.npu.asarray copies it, numpy() brings the others back)",
+                operator=operator,
+            )
+        if devices[name] != device:
+            raise ParamTypeError(
+                f"{name}: expected an array on device {device}, as {first} is one, got one on device {devices[name]}",
+                operator=operator,
+            )
+    if out is not None:
+        raise ParamTypeError(
+            f"out: expected None, as calls on arrays of the device give new ones, got {type(out).__name__}",
+            operator=operator,
+        )

@@ -1,0 +1,181 @@
+"""What the device takes, in one table: valid calls beyond it are computed on the CPU under ``backend="auto"``.
+
+Each limit has the status code that the device gives there, and that forcing the device raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from .. import arrays
+from ..contract import OPERATORS, Call
+from ..errors import (
+    AscendGradError,
+    BackendUnavailableError,
+    ParamInvalidError,
+    ParamTypeError,
+    UnsupportedDeviceError,
+)
+from .quirks import is_empty
+from .runtime import State
+
+#: Families of systems on chip by the beginning of the name that the runtime gives.
+FAMILIES = {"Ascend910B": "910B", "Ascend910_93": "910_93", "Ascend310P": "310P", "Ascend950": "950"}
+WITH_BFLOAT16 = ("910B", "910_93", "950")
+
+
+class Refusal(NamedTuple):
+    """Why the device does not take a valid call."""
+
+    reason: str
+    #: What forcing the device raises; None where the device is asked all the same, and answers with its own code.
+    error: AscendGradError | None
+
+
+def family(soc: str) -> str:
+    """The family of a system on chip, the name itself where it is an unknown one."""
+    return next((short for name, short in FAMILIES.items() if soc.startswith(name)), soc)
+
+
+Limit = Callable[[Call, str], Refusal | None]
+
+
+def _refused(call: Call, kind: type[AscendGradError], reason: str) -> Refusal:
+    return Refusal(reason, kind(reason, operator=call.operator.name))
+
+
+def only_on(*families: str) -> Limit:
+    """361001: the operator exists on these systems alone."""
+
+    def limit(call: Call, soc: str) -> Refusal | None:
+        if soc in families:
+            return None
+        reason = f"the operator exists on {', '.join(families)} alone, this device is {soc or 'of an unknown kind'}"
+        return _refused(call, UnsupportedDeviceError, reason)
+
+    return limit
+
+
+def dtype(name: str, *allowed: str) -> Limit:
+    """161002: dtypes; bfloat16 needs a system that has it."""
+
+    def limit(call: Call, soc: str) -> Refusal | None:
+        array = call.arguments[name]
+        if array is None:
+            return None
+        got = str(arrays.native(array.dtype))
+        here = [each for each in allowed if each != "bfloat16" or soc in WITH_BFLOAT16]
+        if got in here:
+            return None
+        reason = f"{name}: the device takes dtype {' or '.join(here)}, got {got}"
+        return _refused(call, ParamTypeError, reason)
+
+    return limit
+
+
+def at_most(what: str, size: Callable[[Call, str], tuple[int, int]], *, asks_device: bool = False) -> Limit:
+    """161002, or whatever the device answers: a size that the call has, and the largest that the device takes."""
+
+    def limit(call: Call, soc: str) -> Refusal | None:
+        got, largest = size(call, soc)
+        if got <= largest or is_empty(call):
+            return None
+        reason = f"the device takes {what} up to {largest}, got {got}"
+        return Refusal(reason, None) if asks_device else _refused(call, ParamInvalidError, reason)
+
+    return limit
+
+
+def last_dim(call: Call, soc: str) -> tuple[int, int]:
+    return call.arrays[0].shape[-1], 8192 if soc == "950" else 4096
+
+
+def dim(name: str, largest: int) -> Callable[[Call, str], tuple[int, int]]:
+    return lambda call, soc: (call.dims[name], largest)
+
+
+def stored_dim(name: str, largest: int) -> Callable[[Call, str], tuple[int, int]]:
+    """A size that matters only where the probabilities are given."""
+    return lambda call, soc: (0 if call.arguments["softmax"] is None else call.dims[name], largest)
+
+
+def vocabulary_of_stored_probabilities(call: Call, soc: str) -> Refusal | None:
+    if call.arguments["softmax"] is None or call.dims["V"] >= 128 or is_empty(call):
+        return None
+    reason = f"weight: with softmax given, the device takes V from 128 on, got {call.dims['V']}"
+    return _refused(call, ParamInvalidError, reason)
+
+
+#: Ids beyond this are not exact in float32, in which the device compares them.
+LARGEST_ID = 2**24
+
+FLOATS = ("float32", "float16", "bfloat16")
+HALVES = ("float16", "bfloat16")
+
+LIMITS: dict[str, tuple[Limit, ...]] = {
+    "softmax_backward": (dtype("grad_output", *FLOATS),),
+    "log_softmax_backward": (dtype("grad_output", *FLOATS),),
+    "softmax": (dtype("input", *FLOATS),),
+    "log_softmax": (dtype("input", *FLOATS),),
+    "scaled_masked_softmax_backward": (
+        only_on("910B", "910_93", "310P", "950"),
+        dtype("grad_output", *FLOATS),
+        at_most("a last dimension", last_dim),
+    ),
+    "scaled_masked_softmax": (
+        only_on("910B", "910_93", "950"),
+        dtype("x", *FLOATS),
+        at_most("a last dimension", last_dim),
+    ),
+    "fused_linear_cross_entropy_loss_grad": (
+        only_on("910B", "910_93"),
+        dtype("input", *HALVES),
+        vocabulary_of_stored_probabilities,
+        at_most("V, with softmax given,", stored_dim("V", 24560), asks_device=True),
+        at_most("BT, with softmax given,", stored_dim("BT", 65536), asks_device=True),
+        at_most("H", dim("H", 65535), asks_device=True),
+    ),
+    "fused_linear_online_max_sum": (
+        only_on("910B", "910_93"),
+        dtype("input", *HALVES),
+        at_most("H", dim("H", 65534)),
+        at_most("vocab_end_index", lambda call, soc: (call.arguments["vocab_end_index"], LARGEST_ID)),
+    ),
+    "fused_cross_entropy_loss_with_max_sum": (
+        only_on("910B", "910_93", "950"),
+        dtype("logits_max", "float32"),
+        dtype("vocab_parallel_logits", *HALVES),
+    ),
+    # The chain of the three. Its ids start at 0 on the device, wherever the vocabulary starts.
+    "linear_cross_entropy": (
+        only_on("910B", "910_93"),
+        dtype("input", *HALVES),
+        at_most("H", dim("H", 65534)),
+        at_most("V", dim("V", LARGEST_ID)),
+    ),
+}
+
+#: The operators of the device that a call needs, where that is not the one of its own.
+CHAINS = {
+    "linear_cross_entropy": (
+        "fused_linear_online_max_sum",
+        "fused_cross_entropy_loss_with_max_sum",
+        "fused_linear_cross_entropy_loss_grad",
+    )
+}
+
+
+def refusal(call: Call, state: State) -> Refusal | None:
+    """Why the device that was found does not take this valid call; None where it does."""
+    for name in CHAINS.get(call.operator.name, (call.operator.name,)):
+        device_name = OPERATORS[name].device_name
+        if device_name in state.absent:
+            reason = f"this toolkit's operator library lacks {state.absent[device_name]}"
+            return _refused(call, BackendUnavailableError, reason)
+    soc = family(state.soc)
+    for limit in LIMITS[call.operator.name]:
+        refused = limit(call, soc)
+        if refused is not None:
+            return refused
+    return None

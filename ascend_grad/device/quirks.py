@@ -1,0 +1,91 @@
+"""What the device does differently from the contract, and the repair of each.
+
+=====================================================  =================================================================
+quirk of the device                                    repair
+=====================================================  =================================================================
+Q1 the fused gradient overwrites its ``softmax``       `expendable`: it gets a copy, if the array is the caller's
+Q2 the fused gradient computes NaN from rows of NaN    `rows_with_gradient`: those rows are left out of the call, and
+   or infinity even where ``grad`` is 0                their ``input_grad`` is 0
+Q3 ``target_mask`` is documented as bits alone         `mask_bits`: bools are packed first
+Q4 the fused gradient reads ``masked_target`` on       `safe_targets`: it is 0 there
+   masked rows, too, as a place in memory
+Q5 the bits of ``target_mask`` beyond the last row     `clear_pad_bits`
+   are undefined
+Q6 some operators take an ``out`` of another dtype     `computing_dtype`: results of another dtype are computed in
+   for one of their own, bit by bit                    float32 on the device (exact for 16-bit arguments) and rounded
+                                                       once, on the host; nothing but the arguments' dtype is passed
+Q7 arrays without elements: results stay unwritten     `is_empty`: such calls are computed on the host
+Q8 rank 0 is not a rank                                `shape_for_device`: it is rank 1
+=====================================================  =================================================================
+
+(Everything else about layouts - negative strides, byte order, alignment - ends with the copy to the device, which is
+contiguous.)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import arrays
+from ..contract import ROWWISE, Call
+from .array import DeviceArray, is_trusted, values_of
+from .session import Session
+
+
+def expendable(session: Session, softmax: Any, rows: NDArray | None) -> DeviceArray:
+    """Q1: the probabilities on the device, for the operator to destroy."""
+    there = session.put(softmax, rows=rows)
+    return session.copied(there) if there is softmax else there
+
+
+def rows_with_gradient(grad: NDArray | DeviceArray) -> NDArray | None:
+    """Q2: the rows whose ``grad`` is not 0; None if that is all of them."""
+    values = values_of(grad)
+    absent = values == 0  # of either sign; a NaN is a gradient
+    return np.flatnonzero(~absent) if np.any(absent) else None
+
+
+def mask_bits(session: Session, mask: Any, count: int, rows: NDArray | None) -> DeviceArray:
+    """Q3: the mask of ``count`` rows as bits, or of these rows alone."""
+    if mask.dtype == np.uint8 and rows is None:
+        return session.put(mask)
+    chosen = arrays.unpacked(values_of(mask), count)
+    return session.put(np.packbits(chosen if rows is None else chosen[rows], bitorder="little"))
+
+
+def safe_targets(session: Session, target: Any, mask: Any, extent: int, rows: NDArray | None) -> DeviceArray:
+    """Q4: the targets, 0 on masked rows. Those that came with their mask from the device are 0 there already."""
+    if not is_trusted(target, mask, extent):
+        values = values_of(target)
+        elsewhere = arrays.unpacked(values_of(mask), values.size)
+        if np.any(elsewhere & ((values < 0) | (values >= extent))):
+            target = np.where(elsewhere, values.dtype.type(0), values)
+            return session.put(target, rows=rows)
+    return session.put(target, rows=rows)
+
+
+def clear_pad_bits(mask: NDArray, count: int) -> None:
+    """Q5: the bits beyond the last of ``count`` rows become 0."""
+    if count % 8:
+        mask[-1] &= np.uint8((1 << count % 8) - 1)
+
+
+def computing_dtype(call: Call) -> np.dtype | None:
+    """Q6: the dtype in which a row-wise operator's arrays go to the device, None for their own."""
+    (out,) = call.outs
+    if out is None or arrays.native(out.dtype) == arrays.native(call.arrays[0].dtype):
+        return None
+    return np.dtype(np.float32)
+
+
+def is_empty(call: Call) -> bool:
+    """Q7: whether an array of the call has no elements."""
+    return 0 in call.arrays[0].shape if call.operator in ROWWISE else 0 in call.dims.values()
+
+
+def shape_for_device(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Q8."""
+    return shape or (1,)

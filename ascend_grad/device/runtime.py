@@ -1,0 +1,179 @@
+"""Finding the device: libraries, initialisation, the number of cards. Once per process, at first need.
+
+A present toolkit proves nothing: the device is usable where the libraries load, the runtime initialises, and a card is
+counted. The reason is kept where it is not.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from .. import _acl, _aclnn
+from ..errors import STATUS_NAMES, AscendGradError
+
+logger = logging.getLogger("ascend_grad")
+
+RUNTIME_LIBRARIES = ("libascendcl.so", "libacl_rt.so")
+FRAMEWORK_LIBRARY = "libnnopbase.so"
+#: The operators' libraries by release, newest first. The first family that loads is used alone; the libraries of one
+#: family are searched together, and opened in this order, as each may need those before it.
+OPERATOR_LIBRARIES = (
+    ("libopapi_math.so", "libopapi_nn.so"),
+    ("libopapi.so",),
+    ("libaclnn_ops_infer.so", "libaclnn_ops_train.so"),
+)
+FOLDER_VARIABLES = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
+
+#: The code of every function of the libraries that exist only to link against.
+STUB = 100039
+
+
+class State(NamedTuple):
+    """What was found: whether the device is usable, why (not), and what is on it."""
+
+    usable: bool
+    reason: str
+    cards: int = 0
+    soc: str = ""
+    #: Operators that these libraries lack: the device's name of one -> the missing symbol.
+    absent: dict[str, str] = {}  # noqa: RUF012  # nobody changes it
+
+
+class _Unusable(Exception):
+    """There is no usable device. `broken`: something is there that does not work."""
+
+    def __init__(self, reason: str, *, broken: bool):
+        super().__init__(reason)
+        self.broken = broken
+
+
+_state: State | None = None
+_opened = False  # aclInit was called by this process, or by its parent before the fork
+_lock = threading.Lock()
+
+
+def state() -> State:
+    """What was found; looks for the device if nobody has."""
+    return _state or _find()
+
+
+def _find() -> State:
+    global _state
+    with _lock:
+        if _state is None:
+            try:
+                _state = _open()
+            except _Unusable as error:
+                _state = State(False, str(error))
+                if error.broken:
+                    logger.warning("the Ascend NPU cannot be used: %s", error)
+                else:
+                    logger.info("no Ascend NPU: %s", error)
+            else:
+                logger.info("Ascend NPU: %s", _state.reason)
+        return _state
+
+
+def _open() -> State:
+    global _opened
+    folders = [os.path.join(path, "lib64") for name in FOLDER_VARIABLES if (path := os.environ.get(name))]
+    runtime = _first_that_loads(folders, [(name,) for name in RUNTIME_LIBRARIES], "no runtime library")
+    libraries = [*runtime, *_first_that_loads(folders, [(FRAMEWORK_LIBRARY,)], "no operator framework", broken=True)]
+    if missing := _acl.fill_table(libraries):
+        raise _Unusable(f"the runtime library lacks {', '.join(missing)}", broken=True)
+    operators = _first_that_loads(folders, OPERATOR_LIBRARIES, "no operator library", broken=True)
+    absent = _aclnn.bind(operators)
+
+    _opened = True
+    code, message = _acl.initialise()
+    if code == STUB:
+        raise _Unusable("the runtime library is a stub to link against, not a runtime", broken=False)
+    if code not in (0, 100002):  # 100002: somebody else in this process has initialised it
+        raise _Unusable(f"aclInit failed: {_described(code, message)}", broken=True)
+    atexit.register(_close)
+    count = _device_count()
+    soc = _acl.soc_name()
+    cards = "1 card" if count == 1 else f"{count} cards"
+    reason = f"{cards}, {soc or 'of an unknown kind'}"
+    if absent:
+        reason += f"; this toolkit lacks {', '.join(absent)}"
+    return State(True, reason, count, soc, absent)
+
+
+def _device_count() -> int:
+    from ..config import ENVIRONMENT
+
+    try:
+        count = _acl.device_count()
+    except AscendGradError as error:
+        if error.code == STUB:
+            raise _Unusable("the runtime library is a stub to link against, not a runtime", broken=False) from error
+        raise _Unusable(str(error), broken=True) from error
+    if count == 0:
+        raise _Unusable("the runtime counts no device", broken=False)
+    count = min(count, _acl.MAX_DEVICES)
+    if ENVIRONMENT.device is not None and ENVIRONMENT.device >= count:
+        raise _Unusable(f"ASCEND_GRAD_DEVICE is {ENVIRONMENT.device}, the devices are 0 to {count - 1}", broken=True)
+    return count
+
+
+def _described(code: int, message: str) -> str:
+    return f"{code} {STATUS_NAMES.get(code, '')}".strip() + (f", {message}" if message else "")
+
+
+def _first_that_loads(
+    folders: list[str], families: Sequence[tuple[str, ...]], what: str, *, broken: bool = False
+) -> list[int]:
+    """Open the first family that loads as a whole, folder by folder and then by the loader's own search."""
+    failures = []
+    for folder in [*folders, ""]:
+        for family in families:
+            opened: list[int] = []
+            try:
+                for name in family:
+                    path = os.path.join(folder, name)
+                    opened.append(_acl.open_library(path))
+            except OSError as error:
+                for library in opened:
+                    _acl.close_library(library)
+                # Something that is there and does not load is worth more words than something that is not there.
+                is_there = bool(folder and os.path.exists(path)) or name not in str(error)
+                failures.append((is_there, path, str(error)))
+            else:
+                return opened
+    for is_there, path, text in failures:
+        if is_there:
+            raise _Unusable(f"{path} does not load: {text}", broken=True)
+    places = " and ".join([*(f"${name}/lib64" for name in FOLDER_VARIABLES), "the loader's path"])
+    names = ", ".join(dict.fromkeys(name for family in families for name in family))
+    raise _Unusable(f"{what}: none of {names} in {places}", broken=broken)
+
+
+def _close() -> None:
+    """The process ends: give everything back, and take back our initialisation."""
+    from .session import release_all
+
+    release_all()
+    _acl.finalise()
+    _acl.disown()
+
+
+def _after_fork_in_child() -> None:
+    global _state, _lock
+    _lock = threading.Lock()  # another thread of the parent may have held it
+    if _opened:
+        _acl.disown()
+        atexit.unregister(_close)
+        _state = State(
+            False,
+            "this process was forked from one that had opened the device, whose handles are of no use here "
+            "(start processes with 'spawn', or fork before the first call)",
+        )
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,117 @@
+"""Arrays and settings of Ascend NPUs.
+
+Calls on arrays of the host use the device by themselves where there is one. A chain of calls is cheaper on arrays that
+live on the card: `asarray` copies one there, calls on such arrays return such arrays and copy nothing through the host,
+and ``numpy()`` brings a result back.
+
+Everything here raises `BackendUnavailableError` where there is no usable device; `ascend_grad.backends` tells why.
+"""
+
+from __future__ import annotations
+
+import operator as _operator
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from . import _aclnn, arrays
+from .contract import MAX_RANK, shown
+from .device import runtime, session
+from .device.array import DeviceArray
+from .errors import BackendUnavailableError, ParamInvalidError, ParamTypeError
+
+__all__ = ["DeviceArray", "asarray", "device_count", "get_device", "release", "set_device"]
+
+#: Bytes up to which the values of a one-dimensional array are kept on the host, too (targets, masks, row gradients).
+_REMEMBERED_BYTES = 16 << 20
+
+
+def _usable_state() -> runtime.State:
+    state = runtime.state()
+    if not state.usable:
+        raise BackendUnavailableError(f"there is no usable device: {state.reason}")
+    return state
+
+
+def asarray(x: ArrayLike | DeviceArray) -> DeviceArray:
+    """Copy an array to this thread's card.
+
+    Parameters
+    ----------
+    x : array_like or DeviceArray
+        float32, float16, bfloat16, int32, int64, uint8 or bool, in any layout, rank 0 to 8. An array that is on a card
+        is returned as it is.
+
+    Returns
+    -------
+    DeviceArray
+        With ``shape, dtype, ndim, size, nbytes, device`` and ``numpy()``. It cannot be changed.
+
+    Raises
+    ------
+    ParamInvalidError
+        161002: a rank above 8, or (its subclass `ParamTypeError`) a dtype that the device does not take.
+    BackendUnavailableError
+        There is no usable device.
+    AclError
+        The copy failed.
+    """
+    if isinstance(x, DeviceArray):
+        return x
+    array = np.asarray(x)
+    dtype = arrays.native(array.dtype)
+    if dtype.name not in _aclnn.DTYPES:
+        raise ParamTypeError(f"x: expected one of the device's dtypes {', '.join(_aclnn.DTYPES)}, got {array.dtype}")
+    if array.ndim > MAX_RANK:
+        raise ParamInvalidError(f"x: expected rank 0 to {MAX_RANK}, got rank {array.ndim}")
+    _usable_state()
+    with session.session_on(session.chosen_device()).call() as here:
+        result = here.put(array, dtype)
+        here.synchronize()
+        here.keep([result])
+    if array.ndim == 1 and array.nbytes <= _REMEMBERED_BYTES:
+        result.remember(np.array(array, dtype))
+    return result
+
+
+def device_count() -> int:
+    """The number of cards, 0 where there is no usable device."""
+    return runtime.state().cards
+
+
+def set_device(device: int) -> None:
+    """Choose the card of this thread's calls; other threads keep theirs.
+
+    Parameters
+    ----------
+    device : int
+        From 0 on. Without a choice it is ``ASCEND_GRAD_DEVICE``, or 0.
+
+    Raises
+    ------
+    ParamInvalidError
+        161002, if there is no such card.
+    BackendUnavailableError
+        There is no usable device.
+    """
+    try:
+        index = _operator.index(device)
+    except Exception as error:  # whatever an object's own conversion raises
+        raise ParamTypeError(f"device: expected an int, got {shown(device)}") from error
+    count = _usable_state().cards
+    if not 0 <= index < count:
+        raise ParamInvalidError(f"device: expected an int in [0, {count - 1}], got {shown(index)}")
+    session.choose_device(index)
+
+
+def get_device() -> int:
+    """The card of this thread's calls."""
+    return session.chosen_device()
+
+
+def release() -> None:
+    """Give memory and streams back to the device: what this thread holds, and what all threads keep for later calls.
+
+    Arrays on the card stay. A thread that ends does this for itself.
+    """
+    session.release()

@@ -1,0 +1,44 @@
+/* The C interface of the Ascend runtime and operator libraries: the types and constants that this library uses.
+ *
+ * Written from the public documentation of the interface, so that nothing of the device's toolkit is needed to build.
+ * Handles are opaque on purpose: what they point to differs between releases. */
+#ifndef ASCEND_GRAD_ACL_TYPES_H
+#define ASCEND_GRAD_ACL_TYPES_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef int ag_acl_error;        /* aclError: a call of the runtime; 0 is success */
+typedef int32_t ag_aclnn_status; /* aclnnStatus: a call of the operator library; 0 is success */
+
+typedef void *ag_acl_stream;     /* aclrtStream */
+typedef void *ag_acl_context;    /* aclrtContext */
+typedef struct ag_acl_tensor ag_acl_tensor;     /* aclTensor */
+typedef struct ag_acl_executor ag_acl_executor; /* aclOpExecutor */
+
+/* Codes that decide what is done; `errors.STATUS_NAMES` has the names of all. */
+enum {
+    AG_ACL_SUCCESS = 0,
+    AG_ACL_REPEAT_INITIALIZE = 100002, /* somebody else in this process has initialised the runtime: fine */
+    AG_ACL_MEMORY_ALLOCATION = 207001,
+    AG_ACL_DEVICE_OOM = 207018,
+};
+
+/* aclDataType */
+enum {
+    AG_ACL_FLOAT = 0,
+    AG_ACL_FLOAT16 = 1,
+    AG_ACL_INT32 = 3,
+    AG_ACL_UINT8 = 4,
+    AG_ACL_INT64 = 9,
+    AG_ACL_DOUBLE = 11,
+    AG_ACL_BOOL = 12,
+    AG_ACL_BF16 = 27,
+};
+
+enum { AG_ACL_FORMAT_ND = 2 };                                                     /* aclFormat */
+enum { AG_ACL_HOST_TO_DEVICE = 1, AG_ACL_DEVICE_TO_HOST = 2, AG_ACL_DEVICE_TO_DEVICE = 3 }; /* aclrtMemcpyKind */
+enum { AG_ACL_HUGE_FIRST = 0 };                                                    /* aclrtMemMallocPolicy */
+
+#endif

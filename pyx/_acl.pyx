@@ -1,0 +1,318 @@
+"""The Ascend runtime: its libraries opened at run time, one table of symbols, and owners of what it hands out.
+
+Every owner gives back what it holds when it is closed or forgotten, on whichever thread that happens, and on every
+error path. After a fork the parent's handles mean nothing in the child: there, and once the process ends, nothing of
+the runtime is called any more.
+"""
+
+import logging
+import os
+
+from cpython.buffer cimport PyBuffer_FillInfo
+from libc.stdint cimport uint64_t, uintptr_t
+from libc.string cimport memset
+
+from .errors import device_error
+
+logger = logging.getLogger("ascend_grad")
+
+cdef extern from "<dlfcn.h>" nogil:
+    void *dlopen(const char *path, int mode)
+    void *dlsym(void *library, const char *name)
+    int dlclose(void *library)
+    char *dlerror()
+    enum:
+        RTLD_LAZY
+        RTLD_LOCAL
+
+cdef ag_acl_functions table
+memset(&table, 0, sizeof(table))
+
+cdef bint _lost = False
+
+# The context that aclrtSetDevice makes current, by device: a thread that has it needs no further call.
+MAX_DEVICES = 64
+cdef ag_acl_context[64] _contexts
+memset(_contexts, 0, sizeof(_contexts))
+
+
+# ---- libraries and symbols -------------------------------------------------------------------------------------------
+
+
+def open_library(path):
+    """Open a shared library: its handle. OSError with the loader's words where that fails."""
+    cdef bytes name = os.fsencode(path)
+    cdef const char *text = name
+    cdef void *library
+    cdef char *error
+    with nogil:
+        # Lazily: the toolkit's libraries may lack symbols that nobody calls.
+        library = dlopen(text, RTLD_LAZY | RTLD_LOCAL)
+    if library == NULL:
+        error = dlerror()
+        raise OSError(error.decode(errors="replace") if error != NULL else f"{path} cannot be opened")
+    return <uintptr_t>library
+
+
+def close_library(library):
+    dlclose(<void *><uintptr_t>library)
+
+
+def find(libraries, name):
+    """The address of a symbol in the first of these libraries that has it, or 0."""
+    cdef bytes text = name.encode()
+    cdef void *found
+    for library in libraries:
+        found = dlsym(<void *><uintptr_t>library, text)
+        if found != NULL:
+            return <uintptr_t>found
+    return 0
+
+
+def fill_table(libraries):
+    """Look up every function of the table. The names of required ones that are missing."""
+    cdef uintptr_t address
+    missing = []
+    for index in range(AG_ACL_SYMBOL_COUNT):
+        name = ag_acl_symbols[index].name.decode()
+        address = find(libraries, name)
+        (<void **>(<char *>&table + ag_acl_symbols[index].offset))[0] = <void *>address
+        if not address and ag_acl_symbols[index].required:
+            missing.append(name)
+    return missing
+
+
+# ---- status codes ----------------------------------------------------------------------------------------------------
+
+
+cdef str recent_message():
+    """The runtime's own words about the last failure on this thread; they are gone after this."""
+    cdef const char *text = NULL
+    if table.aclGetRecentErrMsg != NULL:
+        text = table.aclGetRecentErrMsg()
+    return "" if text == NULL else text.decode(errors="replace").strip()
+
+
+cdef int check(ag_acl_error code, str call) except -1:
+    if code != AG_ACL_SUCCESS:
+        raise device_error(code, call, recent_message())
+    return 0
+
+
+cdef void dispose(disposer function, void *thing, str call) noexcept:
+    """Give something back. Nobody can be told of a failure: it is tried once more, then logged."""
+    cdef ag_acl_error code = AG_ACL_SUCCESS
+    cdef int _attempt
+    if thing == NULL or function == NULL or _lost:
+        return
+    for _attempt in range(2):
+        with nogil:
+            code = function(thing)
+        if code == AG_ACL_SUCCESS:
+            return
+    logger.warning("%s", device_error(code, call, recent_message()))
+
+
+def disown():
+    """Call nothing of the runtime from now on: the process was forked, or ends."""
+    global _lost
+    _lost = True
+
+
+# ---- process and threads ---------------------------------------------------------------------------------------------
+
+
+def initialise():
+    """aclInit: its status code and message."""
+    cdef ag_acl_error code
+    with nogil:
+        code = table.aclInit(NULL)
+    return code, recent_message() if code != AG_ACL_SUCCESS else ""
+
+
+def finalise():
+    """Take back one aclInit, where the runtime counts them. Others in this process may still use it."""
+    cdef uint64_t count = 0
+    if table.aclFinalizeReference != NULL and not _lost:
+        with nogil:
+            table.aclFinalizeReference(&count)
+
+
+def device_count():
+    cdef uint32_t count = 0
+    cdef ag_acl_error code
+    with nogil:
+        code = table.aclrtGetDeviceCount(&count)
+    check(code, "aclrtGetDeviceCount")
+    return count
+
+
+def soc_name():
+    """Name of the system on chip, "" where the runtime does not tell."""
+    cdef const char *name = NULL
+    if table.aclrtGetSocName != NULL:
+        name = table.aclrtGetSocName()
+    return "" if name == NULL else name.decode(errors="replace")
+
+
+cdef ag_acl_context current_context() noexcept nogil:
+    cdef ag_acl_context context = NULL
+    if table.aclrtGetCurrentContext == NULL or table.aclrtGetCurrentContext(&context) != AG_ACL_SUCCESS:
+        return NULL
+    return context
+
+
+cdef class Bound:
+    """Binds the calling thread to a device for a block, and then gives the thread back what it had."""
+
+    cdef int device
+    cdef ag_acl_context outer
+
+    def __cinit__(self, int device):
+        self.device = device
+        self.outer = NULL
+
+    def __enter__(self):
+        cdef ag_acl_error code
+        cdef ag_acl_context before = current_context()
+        if before != NULL and before == _contexts[self.device]:
+            return self
+        with nogil:
+            code = table.aclrtSetDevice(self.device)
+        check(code, "aclrtSetDevice")
+        _contexts[self.device] = current_context()
+        self.outer = before
+        return self
+
+    def __exit__(self, *exc_info):
+        if self.outer != NULL:
+            dispose(<disposer>table.aclrtSetCurrentContext, self.outer, "aclrtSetCurrentContext")
+            self.outer = NULL
+
+
+cdef void dispose_on(int device, disposer function, void *thing, str call) noexcept:
+    """Give something back that belongs to a device, from a thread that may be bound to none."""
+    if thing == NULL or _lost:
+        return
+    try:
+        with Bound(device):
+            dispose(function, thing, call)
+    except Exception as error:
+        logger.warning("%s", error)
+        dispose(function, thing, call)
+
+
+# ---- owners ----------------------------------------------------------------------------------------------------------
+
+
+cdef class DeviceMemory:
+    """Memory on the device that the calling thread is bound to."""
+
+    def __cinit__(self, size_t size, int device):
+        cdef ag_acl_error code
+        cdef void *address = NULL
+        self.address = NULL
+        with nogil:
+            code = table.aclrtMalloc(&address, size, AG_ACL_HUGE_FIRST)
+        check(code, "aclrtMalloc")
+        self.address = address
+        self.size = size
+        self.device = device
+
+    def close(self):
+        cdef void *address = self.address
+        self.address = NULL
+        dispose_on(self.device, <disposer>table.aclrtFree, address, "aclrtFree")
+
+    def __dealloc__(self):
+        dispose_on(self.device, <disposer>table.aclrtFree, self.address, "aclrtFree")
+
+
+cdef class HostMemory:
+    """Page-locked memory of the host, as a buffer of bytes."""
+
+    def __cinit__(self, size_t size, int device):
+        cdef ag_acl_error code
+        cdef void *address = NULL
+        self.address = NULL
+        with nogil:
+            code = table.aclrtMallocHost(&address, size)
+        check(code, "aclrtMallocHost")
+        self.address = address
+        self.size = size
+        self.device = device
+
+    def __getbuffer__(self, Py_buffer *buffer, int flags):
+        PyBuffer_FillInfo(buffer, self, self.address, self.size, 0, flags)
+
+    def __dealloc__(self):
+        # No close: arrays may look at it. It goes with the last of them.
+        dispose_on(self.device, <disposer>table.aclrtFreeHost, self.address, "aclrtFreeHost")
+
+
+cdef class Stream:
+    """A queue of work on the device that the calling thread is bound to."""
+
+    def __cinit__(self, int device):
+        cdef ag_acl_error code
+        cdef ag_acl_stream handle = NULL
+        self.handle = NULL
+        with nogil:
+            code = table.aclrtCreateStream(&handle)
+        check(code, "aclrtCreateStream")
+        self.handle = handle
+        self.device = device
+
+    def synchronize(self):
+        """Wait until everything on the stream is done; errors of the work come out here."""
+        cdef ag_acl_error code
+        with nogil:
+            code = table.aclrtSynchronizeStream(self.handle)
+        check(code, "aclrtSynchronizeStream")
+
+    def close(self):
+        cdef ag_acl_stream handle = self.handle
+        self.handle = NULL
+        dispose_on(self.device, <disposer>table.aclrtDestroyStream, handle, "aclrtDestroyStream")
+
+    def __dealloc__(self):
+        dispose_on(self.device, <disposer>table.aclrtDestroyStream, self.handle, "aclrtDestroyStream")
+
+
+# ---- copies: put on the stream, done when it is synchronised ---------------------------------------------------------
+
+
+cdef int copy(void *to, size_t room, const void *source, size_t size, int kind, Stream stream) except -1:
+    cdef ag_acl_error code
+    with nogil:
+        code = table.aclrtMemcpyAsync(to, room, source, size, kind, stream.handle)
+    return check(code, "aclrtMemcpyAsync")
+
+
+def copy_in(DeviceMemory to, size_t to_offset, HostMemory source, size_t offset, size_t size, Stream stream):
+    copy(
+        <char *>to.address + to_offset, to.size - to_offset, <char *>source.address + offset, size,
+        AG_ACL_HOST_TO_DEVICE, stream,
+    )
+
+
+def copy_out(HostMemory to, size_t to_offset, DeviceMemory source, size_t offset, size_t size, Stream stream):
+    copy(
+        <char *>to.address + to_offset, to.size - to_offset, <char *>source.address + offset, size,
+        AG_ACL_DEVICE_TO_HOST, stream,
+    )
+
+
+def copy_within(DeviceMemory to, size_t to_offset, DeviceMemory source, size_t offset, size_t size, Stream stream):
+    copy(
+        <char *>to.address + to_offset, to.size - to_offset, <char *>source.address + offset, size,
+        AG_ACL_DEVICE_TO_DEVICE, stream,
+    )
+
+
+def clear(DeviceMemory memory, size_t size):
+    """Fill the beginning with zeros, at once: nothing on a stream may use it."""
+    cdef ag_acl_error code
+    with nogil:
+        code = table.aclrtMemset(memory.address, memory.size, 0, size)
+    check(code, "aclrtMemset")

@@ -1,0 +1,325 @@
+"""The operators of the device: two calls each, typed, with the interpreter's lock released.
+
+A function here is stage 1 of one operator: it gives a `Plan`, which says how much workspace it needs, is launched once
+and is closed on every path. An executor that was launched is consumed; one that never was is destroyed.
+"""
+
+from libc.stdint cimport int64_t, uint64_t, uintptr_t
+
+from . import _acl
+from .errors import AclError
+
+from ascend_grad cimport _acl
+from ascend_grad._acl cimport (
+    DeviceMemory,
+    Stream,
+    ag_acl_executor,
+    ag_acl_stream,
+    ag_acl_tensor,
+    ag_aclnn_status,
+    disposer,
+)
+
+cdef extern from "ascend_grad/acl/operators.h" nogil:
+    enum:
+        AG_ACL_FLOAT
+        AG_ACL_FLOAT16
+        AG_ACL_INT32
+        AG_ACL_UINT8
+        AG_ACL_INT64
+        AG_ACL_BOOL
+        AG_ACL_BF16
+        AG_ACL_FORMAT_ND
+
+    ctypedef ag_aclnn_status (*ag_aclnn_row_gradient)(
+        const ag_acl_tensor *grad_output, const ag_acl_tensor *output, int64_t dim, ag_acl_tensor *out,
+        uint64_t *workspace_size, ag_acl_executor **executor
+    ) noexcept nogil
+    ctypedef ag_aclnn_status (*ag_aclnn_row)(
+        const ag_acl_tensor *self, int64_t dim, ag_acl_tensor *out,
+        uint64_t *workspace_size, ag_acl_executor **executor
+    ) noexcept nogil
+    ctypedef ag_aclnn_status (*ag_aclnn_masked_gradient)(
+        const ag_acl_tensor *grad_output, const ag_acl_tensor *y, const ag_acl_tensor *mask, double scale,
+        bint fix_triu_mask, ag_acl_tensor *out, uint64_t *workspace_size, ag_acl_executor **executor
+    ) noexcept nogil
+    ctypedef ag_aclnn_status (*ag_aclnn_masked)(
+        const ag_acl_tensor *x, const ag_acl_tensor *mask, double scale, bint fix_triu_mask, ag_acl_tensor *y,
+        uint64_t *workspace_size, ag_acl_executor **executor
+    ) noexcept nogil
+    ctypedef ag_aclnn_status (*ag_aclnn_linear_gradient)(
+        const ag_acl_tensor *grad, const ag_acl_tensor *input, const ag_acl_tensor *weight,
+        const ag_acl_tensor *target_mask, const ag_acl_tensor *masked_target, float label_smoothing,
+        const ag_acl_tensor *logits_max, const ag_acl_tensor *sum_exp_logits, ag_acl_tensor *softmax,
+        ag_acl_tensor *input_grad, ag_acl_tensor *weight_grad, uint64_t *workspace_size, ag_acl_executor **executor
+    ) noexcept nogil
+    ctypedef ag_aclnn_status (*ag_aclnn_online_max_sum)(
+        const ag_acl_tensor *input, const ag_acl_tensor *weight, const ag_acl_tensor *target, int64_t vocab_start,
+        int64_t vocab_end, ag_acl_tensor *logits_max, ag_acl_tensor *sum_exp_logits, ag_acl_tensor *predicted_logits,
+        ag_acl_tensor *target_mask, ag_acl_tensor *masked_target, ag_acl_tensor *vocab_parallel_logits,
+        uint64_t *workspace_size, ag_acl_executor **executor
+    ) noexcept nogil
+    ctypedef ag_aclnn_status (*ag_aclnn_loss)(
+        const ag_acl_tensor *logits_max, const ag_acl_tensor *sum_exp_logits, const ag_acl_tensor *predicted_logits,
+        float label_smoothing, const ag_acl_tensor *input, const ag_acl_tensor *weight,
+        const ag_acl_tensor *vocab_parallel_logits, ag_acl_tensor *loss, ag_acl_tensor *softmax,
+        uint64_t *workspace_size, ag_acl_executor **executor
+    ) noexcept nogil
+    ctypedef ag_aclnn_status (*ag_aclnn_launch)(
+        void *workspace, uint64_t workspace_size, ag_acl_executor *executor, ag_acl_stream stream
+    ) noexcept nogil
+
+#: The device's codes of the dtypes that its operators take, by NumPy's names.
+DTYPES = {
+    "float32": AG_ACL_FLOAT,
+    "float16": AG_ACL_FLOAT16,
+    "bfloat16": AG_ACL_BF16,
+    "int32": AG_ACL_INT32,
+    "int64": AG_ACL_INT64,
+    "uint8": AG_ACL_UINT8,
+    "bool": AG_ACL_BOOL,
+}
+
+cdef enum:
+    SOFTMAX_BACKWARD, LOG_SOFTMAX_BACKWARD, SCALED_MASKED_SOFTMAX_BACKWARD, SOFTMAX, LOG_SOFTMAX
+    SCALED_MASKED_SOFTMAX, LINEAR_GRADIENT, ONLINE_MAX_SUM, LOSS, OPERATOR_COUNT
+
+#: Names of the operators, in the order of the enumeration.
+NAMES = (
+    "aclnnSoftmaxBackward",
+    "aclnnLogSoftmaxBackward",
+    "aclnnScaledMaskedSoftmaxBackward",
+    "aclnnSoftmax",
+    "aclnnLogSoftmax",
+    "aclnnScaledMaskedSoftmax",
+    "aclnnFusedLinearCrossEntropyLossGrad",
+    "aclnnFusedLinearOnlineMaxSum",
+    "aclnnFusedCrossEntropyLossWithMaxSum",
+)
+
+cdef void *_prepare[OPERATOR_COUNT]
+cdef ag_aclnn_launch _launch[OPERATOR_COUNT]
+
+
+def bind(libraries):
+    """Look up both calls of every operator: maps the name of one that is not there to the symbol that is missing."""
+    absent = {}
+    for index, name in enumerate(NAMES):
+        prepare, launch = _acl.find(libraries, name + "GetWorkspaceSize"), _acl.find(libraries, name)
+        _prepare[index] = <void *><uintptr_t>prepare
+        _launch[index] = <ag_aclnn_launch><void *><uintptr_t>launch
+        if not prepare or not launch:
+            absent[name] = name if prepare else name + "GetWorkspaceSize"
+    return absent
+
+
+cdef class Tensor:
+    """The device's description of contiguous memory; the memory belongs to somebody else."""
+
+    cdef ag_acl_tensor *handle
+    cdef DeviceMemory memory
+
+    def __cinit__(self, DeviceMemory memory, shape, int dtype):
+        cdef int64_t[8] dims
+        cdef int64_t[8] strides
+        cdef int64_t step = 1
+        cdef uint64_t rank = len(shape)
+        cdef int axis
+        self.handle = NULL
+        if not 1 <= rank <= 8:
+            raise ValueError(f"rank {rank}")
+        for axis in range(<int>rank - 1, -1, -1):
+            dims[axis] = shape[axis]
+            strides[axis] = step
+            step *= dims[axis]
+        self.memory = memory
+        with nogil:
+            self.handle = _acl.table.aclCreateTensor(
+                dims, rank, dtype, strides, 0, AG_ACL_FORMAT_ND, dims, rank, memory.address
+            )
+        if self.handle == NULL:
+            text = _acl.recent_message()
+            raise AclError(
+                f"aclCreateTensor failed: {text or 'it returned no tensor'}", call="aclCreateTensor",
+                runtime_message=text,
+            )
+
+    def close(self):
+        cdef ag_acl_tensor *handle = self.handle
+        self.handle = NULL
+        _acl.dispose(<disposer>_acl.table.aclDestroyTensor, handle, "aclDestroyTensor")
+
+    def __dealloc__(self):
+        _acl.dispose(<disposer>_acl.table.aclDestroyTensor, self.handle, "aclDestroyTensor")
+
+
+cdef ag_acl_tensor *handle_of(Tensor tensor) noexcept:
+    """NULL for None: an optional argument that is not given."""
+    return NULL if tensor is None else tensor.handle
+
+
+cdef class Plan:
+    """What stage 1 of an operator prepared: to be launched once."""
+
+    cdef int operator
+    cdef readonly uint64_t workspace_size
+    cdef ag_acl_executor *executor
+    cdef ag_aclnn_status status
+
+    def __cinit__(self, int operator):
+        self.operator = operator
+        self.workspace_size = 0
+        self.executor = NULL
+        self.status = 0
+
+    cdef Plan checked(self):
+        if self.status != 0:
+            self.executor = NULL  # whatever stage 1 left there is not to be used
+            _acl.check(self.status, NAMES[self.operator] + "GetWorkspaceSize")
+        return self
+
+    def launch(self, DeviceMemory workspace, Stream stream):
+        """Stage 2: put the work on the stream."""
+        cdef ag_acl_executor *executor = self.executor
+        cdef void *address = NULL if workspace is None else workspace.address
+        cdef ag_aclnn_status status
+        if executor == NULL:
+            raise RuntimeError("a plan is launched once")
+        if self.workspace_size and (workspace is None or workspace.size < self.workspace_size):
+            raise ValueError("the workspace is too small")
+        self.executor = NULL  # consumed by the call, also where it fails
+        with nogil:
+            status = _launch[self.operator](address, self.workspace_size, executor, stream.handle)
+        _acl.check(status, NAMES[self.operator])
+
+    def close(self):
+        cdef ag_acl_executor *executor = self.executor
+        self.executor = NULL
+        _acl.dispose(<disposer>_acl.table.aclDestroyAclOpExecutor, executor, "aclDestroyAclOpExecutor")
+
+    def __dealloc__(self):
+        _acl.dispose(<disposer>_acl.table.aclDestroyAclOpExecutor, self.executor, "aclDestroyAclOpExecutor")
+
+
+# ---- stage 1 of every operator ---------------------------------------------------------------------------------------
+
+
+cdef Plan row_gradient(int operator, Tensor grad_output, Tensor output, int64_t dim, Tensor out):
+    cdef Plan plan = Plan(operator)
+    with nogil:
+        plan.status = (<ag_aclnn_row_gradient>_prepare[operator])(
+            grad_output.handle, output.handle, dim, out.handle, &plan.workspace_size, &plan.executor
+        )
+    return plan.checked()
+
+
+def softmax_backward(Tensor grad_output not None, Tensor output not None, int64_t dim, Tensor out not None):
+    return row_gradient(SOFTMAX_BACKWARD, grad_output, output, dim, out)
+
+
+def log_softmax_backward(Tensor grad_output not None, Tensor output not None, int64_t dim, Tensor out not None):
+    return row_gradient(LOG_SOFTMAX_BACKWARD, grad_output, output, dim, out)
+
+
+cdef Plan row(int operator, Tensor input, int64_t dim, Tensor out):
+    cdef Plan plan = Plan(operator)
+    with nogil:
+        plan.status = (<ag_aclnn_row>_prepare[operator])(
+            input.handle, dim, out.handle, &plan.workspace_size, &plan.executor
+        )
+    return plan.checked()
+
+
+def softmax(Tensor input not None, int64_t dim, Tensor out not None):
+    return row(SOFTMAX, input, dim, out)
+
+
+def log_softmax(Tensor input not None, int64_t dim, Tensor out not None):
+    return row(LOG_SOFTMAX, input, dim, out)
+
+
+def scaled_masked_softmax_backward(
+    Tensor grad_output not None, Tensor y not None, Tensor mask not None, double scale, Tensor out not None
+):
+    cdef Plan plan = Plan(SCALED_MASKED_SOFTMAX_BACKWARD)
+    with nogil:
+        plan.status = (<ag_aclnn_masked_gradient>_prepare[SCALED_MASKED_SOFTMAX_BACKWARD])(
+            grad_output.handle, y.handle, mask.handle, scale, False, out.handle, &plan.workspace_size, &plan.executor
+        )
+    return plan.checked()
+
+
+def scaled_masked_softmax(Tensor x not None, Tensor mask not None, double scale, Tensor out not None):
+    cdef Plan plan = Plan(SCALED_MASKED_SOFTMAX)
+    with nogil:
+        plan.status = (<ag_aclnn_masked>_prepare[SCALED_MASKED_SOFTMAX])(
+            x.handle, mask.handle, scale, False, out.handle, &plan.workspace_size, &plan.executor
+        )
+    return plan.checked()
+
+
+def fused_linear_cross_entropy_loss_grad(
+    Tensor grad not None,
+    Tensor input not None,
+    Tensor weight not None,
+    Tensor target_mask not None,
+    Tensor masked_target not None,
+    Tensor logits_max,
+    Tensor sum_exp_logits,
+    Tensor softmax,
+    Tensor input_grad not None,
+    Tensor weight_grad not None,
+):
+    cdef Plan plan = Plan(LINEAR_GRADIENT)
+    cdef ag_acl_tensor *maximum = handle_of(logits_max)
+    cdef ag_acl_tensor *total = handle_of(sum_exp_logits)
+    cdef ag_acl_tensor *probabilities = handle_of(softmax)
+    with nogil:
+        plan.status = (<ag_aclnn_linear_gradient>_prepare[LINEAR_GRADIENT])(
+            grad.handle, input.handle, weight.handle, target_mask.handle, masked_target.handle, 0.0, maximum, total,
+            probabilities, input_grad.handle, weight_grad.handle, &plan.workspace_size, &plan.executor
+        )
+    return plan.checked()
+
+
+def fused_linear_online_max_sum(
+    Tensor input not None,
+    Tensor weight not None,
+    Tensor target not None,
+    int64_t vocab_start_index,
+    int64_t vocab_end_index,
+    Tensor logits_max not None,
+    Tensor sum_exp_logits not None,
+    Tensor predicted_logits not None,
+    Tensor target_mask not None,
+    Tensor masked_target not None,
+    Tensor vocab_parallel_logits,
+):
+    cdef Plan plan = Plan(ONLINE_MAX_SUM)
+    cdef ag_acl_tensor *logits = handle_of(vocab_parallel_logits)
+    with nogil:
+        plan.status = (<ag_aclnn_online_max_sum>_prepare[ONLINE_MAX_SUM])(
+            input.handle, weight.handle, target.handle, vocab_start_index, vocab_end_index, logits_max.handle,
+            sum_exp_logits.handle, predicted_logits.handle, target_mask.handle, masked_target.handle, logits,
+            &plan.workspace_size, &plan.executor
+        )
+    return plan.checked()
+
+
+def fused_cross_entropy_loss_with_max_sum(
+    Tensor logits_max not None,
+    Tensor sum_exp_logits not None,
+    Tensor predicted_logits not None,
+    Tensor vocab_parallel_logits,
+    Tensor loss not None,
+    Tensor softmax,
+):
+    cdef Plan plan = Plan(LOSS)
+    cdef ag_acl_tensor *logits = handle_of(vocab_parallel_logits)
+    cdef ag_acl_tensor *probabilities = handle_of(softmax)
+    with nogil:
+        plan.status = (<ag_aclnn_loss>_prepare[LOSS])(
+            logits_max.handle, sum_exp_logits.handle, predicted_logits.handle, 0.0, NULL, NULL, logits, loss.handle,
+            probabilities, &plan.workspace_size, &plan.executor
+        )
+    return plan.checked()
