@@ -1,0 +1,260 @@
+/* A test double of the Ascend runtime (CANN), for machines without a device. NOT a device, and never offered as one.
+ *
+ * It has the names and the binary interface of the real libraries, over host memory, with the arithmetic in plain scalar
+ * code. It is strict where the device is strict, and in places stricter, so that misuse shows in a test and not on a card.
+ * It shares no header with what it tests. `stand_in.py` beside this folder builds it and drives it.
+ *
+ *   stand_in.h    what the files here share
+ *   state.c       calls, faults, violations, counters, handles: the control interface for tests
+ *   memory.c      device and page-locked memory, copies
+ *   streams.c     contexts, streams and the threads that do the queued work
+ *   tensors.c     tensors, executors and the two phases of an operator
+ *   numbers.c     elements of each data type
+ *   variant.c     what a variant of the installation answers at start
+ *   runtime.c, context.c                               -> libascendcl.so
+ *   nnopbase.c                                         -> libnnopbase.so
+ *   softmax.c, scaled_masked_softmax.c, linear_cross_entropy.c   -> the operator libraries
+ *   link_time_stub.c                                   -> libraries to link with, where every call answers 100039
+ *
+ * Control interface (libcann_stand_in.so, by ctypes; the same in a child process by environment variables)
+ *
+ *   void stand_in_fail(const char *function, int64_t nth, int code)
+ *       The nth call of the function from now on fails with this code; nth 0: every call. "*" counts all functions
+ *       together (but for aclGetRecentErrMsg and aclrtGetSocName). A function that returns a pointer returns NULL.
+ *       What releases something (destroy, free, finalize) does its work and then reports the failure;
+ *       aclrtSynchronizeStream waits and then reports it; the second phase of an operator consumes its executor and
+ *       queues nothing.
+ *   int stand_in_faults_left(void)               faults that have not struck yet
+ *   int64_t stand_in_calls(const char *function)  calls since the last reset; "*" for all that stand_in_fail counts
+ *   int64_t stand_in_counter(const char *name)    -1 for an unknown name. Live objects, which must be 0 in the end:
+ *       tensors executors streams contexts device_allocations device_bytes host_allocations host_bytes in_flight
+ *       initialisations; since the last reset: violations launches synchronizations mallocs host_mallocs
+ *       copies_h2h copies_h2d copies_d2h copies_d2d bytes_h2h bytes_h2d bytes_d2h bytes_d2d peak_device_bytes
+ *   int64_t stand_in_violations(char *text, size_t size)   number of broken rules, and what they were, one a line
+ *   void stand_in_reset(void)                     forgets faults, violations, counts; live objects stay
+ *   void stand_in_set_soc(const char *), stand_in_set_memory(int64_t bytes_per_device), stand_in_set_delay(int us)
+ *
+ *   CANN_STAND_IN_SOC      what aclrtGetSocName answers, default Ascend910B2
+ *   CANN_STAND_IN_DEVICES  number of devices, default 2
+ *   CANN_STAND_IN_MEMORY   bytes per device, default 4 GiB
+ *   CANN_STAND_IN_DELAY    microseconds an idle stream waits before it starts on new work, default 200
+ *   CANN_STAND_IN_FAIL     function:nth:code,function:nth:code
+ *   CANN_STAND_IN_REPORT   file that receives one line "name value" per counter, and "violation text" per broken rule,
+ *                          when the process ends
+ *
+ * Rules beyond the device's own (each recorded as a violation, and refused with an error where there is one to give)
+ *
+ *   - The kind of a copy must say where the pointers live, on the device that is current; an asynchronous copy takes
+ *     page-locked host memory only (the device would quietly copy synchronously).
+ *   - A copy, or work on another stream, that touches memory which queued work still writes (or the reverse) is a race.
+ *   - Memory that queued work uses must not be freed. Streams with queued work must not be destroyed.
+ *   - Tensors start at multiples of 64 bytes, their pieces with the padding of 32 bytes do not meet one another.
+ *   - aclFinalize and aclrtResetDevice within a process end the device for everybody in it.
+ *   - After fork() nothing works in the child.
+ *   - A target outside of [0, V) in the fused gradient (the device writes out of bounds, or forgets the -1).
+ */
+#ifndef CANN_STAND_IN_H
+#define CANN_STAND_IN_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    OK = 0,
+    INVALID_PARAM = 100000,
+    UNINITIALIZE = 100001,
+    REPEAT_INITIALIZE = 100002,
+    REPEAT_FINALIZE = 100037,
+    PARAM_INVALID = 107000,
+    INVALID_DEVICEID = 107001,
+    CONTEXT_NULL = 107002,
+    STREAM_CONTEXT = 107003,
+    INVALID_HANDLE = 107017,
+    MEMORY_ALLOCATION = 207001,
+    DRV_INTERNAL = 507899,
+    NN_NULLPTR = 161001,
+    NN_INVALID = 161002,
+    NN_RUNTIME = 361001,
+    NN_TILING = 561002,
+    NN_FIND_KERNEL = 561003,
+    NN_INNER_NULLPTR = 561103,
+};
+
+enum { FLOAT = 0, FLOAT16 = 1, INT32 = 3, UINT8 = 4, INT64 = 9, DOUBLE = 11, BOOL = 12, BF16 = 27 };
+enum { FORMAT_ND = 2, MAX_RANK = 8, MAX_TENSORS = 11, MAX_DEVICES = 8 };
+
+/* --- control interface, see above ---------------------------------------------------------------------------------- */
+
+void stand_in_fail(const char *function, int64_t nth, int code);
+int stand_in_faults_left(void);
+int64_t stand_in_calls(const char *function);
+int64_t stand_in_counter(const char *name);
+int64_t stand_in_violations(char *text, size_t size);
+void stand_in_reset(void);
+void stand_in_set_soc(const char *name);
+void stand_in_set_memory(int64_t bytes_per_device);
+void stand_in_set_delay(int microseconds);
+
+/* --- state.c ------------------------------------------------------------------------------------------------------ */
+
+/* Every entry point begins with si_enter, which takes the lock and returns the injected fault (or 0), and ends with
+ * si_leave, which gives the lock back and returns its argument. */
+int si_enter(const char *function);
+int si_leave(int code);
+
+/* Keep a message for aclGetRecentErrMsg and return the code; si_misuse records a violation as well. */
+int si_fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+int si_misuse(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void si_violation(const char *format, ...) __attribute__((format(printf, 1, 2)));
+const char *si_take_message(void);
+
+/* Wait for a change of any stream, with the lock given back meanwhile. */
+void si_wait(void);
+void si_notify(void);
+void si_lock(void);
+void si_unlock(void);
+
+/* Handles given to the caller are addresses that cannot be read, and are never given out twice. */
+enum si_kind { KIND_NONE, KIND_TENSOR, KIND_EXECUTOR, KIND_STREAM, KIND_CONTEXT };
+void *si_handle_new(enum si_kind kind, void *object);
+void *si_handle_get(const void *handle, enum si_kind kind); /* NULL if it is not, or no longer, one of these */
+void si_handle_drop(const void *handle);
+const char *si_handle_state(const void *handle, enum si_kind kind); /* "a destroyed tensor", for messages */
+int64_t si_handle_live(enum si_kind kind);
+void *si_handle_garbage(void); /* not NULL, and not a handle of anything */
+
+const char *si_soc(void);
+int si_delay(void);
+int64_t si_memory_limit(void);
+int si_device_count(void);
+int64_t *si_statistic(const char *name);
+bool si_initialised(void);
+int64_t si_initialisations(int change);
+
+struct si_variant {
+    int init_code, device_count_code;
+    bool has_devices;
+};
+extern const struct si_variant si_variant;
+
+/* --- memory.c ----------------------------------------------------------------------------------------------------- */
+
+enum si_place { PLACE_HOST, PLACE_LOCKED, PLACE_DEVICE, PLACE_STRAY };
+
+/* Where these bytes are: within one piece of page-locked or device memory, or ordinary; stray: in the range of the
+ * devices' addresses, but not within one allocation. */
+enum si_place si_place(const void *address, uint64_t bytes, int *device);
+char *si_alias(const void *address); /* where the stand-in itself may touch the device memory at this address */
+char *si_reach(const void *address); /* the same for any address */
+int si_device_malloc(int device, void **result, uint64_t bytes);
+int si_device_free(void *address);
+int si_host_malloc(void **result, uint64_t bytes);
+int si_host_free(void *address);
+int si_check_copy(void *dst, uint64_t dst_max, const void *src, uint64_t bytes, int kind, int device, bool later);
+int64_t si_memory_counter(const char *name);
+
+/* --- streams.c ---------------------------------------------------------------------------------------------------- */
+
+struct si_context {
+    int device;
+    bool primary;
+};
+
+struct si_range {
+    const void *start;
+    uint64_t bytes;
+    bool written;
+};
+
+struct si_work {
+    void (*run)(struct si_work *);
+    void *data; /* freed afterwards */
+    struct si_range ranges[MAX_TENSORS + 1];
+    int range_count;
+    const char *name;
+    struct si_work *next;
+};
+
+struct si_stream;
+
+int si_need_context(struct si_context **context); /* of the calling thread, after initialisation */
+bool si_is_context(void *handle);
+void si_set_context(void *handle);
+void *si_current_context(void);
+void *si_primary_context(int device);
+int si_stream_new(struct si_context *context, void **handle);
+int si_stream_destroy(void *handle);
+int si_stream_wait(void *handle);
+int si_stream_of(void *handle, struct si_context *context, struct si_stream **stream);
+void si_queue(struct si_stream *stream, struct si_work *work);
+/* The name of queued work (on another stream than `except`) that conflicts with using this range; NULL if none. */
+const char *si_conflict(struct si_range range, const struct si_stream *except);
+int64_t si_in_flight(void);
+void si_streams_after_fork(void);
+
+/* --- tensors.c ---------------------------------------------------------------------------------------------------- */
+
+struct tensor {
+    bool present;
+    const void *handle;
+    int dtype, rank;
+    int64_t dims[MAX_RANK], strides[MAX_RANK], offset;
+    char *data; /* address on the device */
+    uint64_t storage_bytes;
+};
+
+struct operation {
+    const char *name;
+    void (*kernel)(struct operation *, char *workspace);
+    int count;                     /* tensors, some of them absent */
+    struct tensor t[MAX_TENSORS];
+    unsigned written;              /* bit i: tensor i is an output, or overwritten */
+    bool keeps_executor_without_workspace;
+    bool nothing_to_do;
+    uint64_t workspace;
+    int64_t dim, vocab_start, vocab_end;
+    float scale;
+};
+
+int si_tensor_new(const int64_t *dims, uint64_t rank, int dtype, const int64_t *strides, int64_t offset, int format,
+                  const int64_t *storage_dims, uint64_t storage_rank, void *data, void **handle);
+int si_tensor_destroy(const void *handle);
+int si_executor_repeat(void *handle);
+int si_executor_destroy(void *handle);
+
+/* First phase: si_prepare takes the lock and looks the tensors up; whatever happened then, si_finish ends the call. */
+int si_prepare(struct operation *op, const char *function, const void *const *tensors, uint64_t *workspace_size,
+               void **executor);
+int si_finish(struct operation *op, int code, uint64_t *workspace_size, void **executor);
+/* Second phase. */
+int si_launch(const char *function, void *workspace, uint64_t workspace_size, void *executor, void *stream);
+#define PHASE_2(name)                                                                                                  \
+    int name(void *workspace, uint64_t size, void *executor, void *stream);                                            \
+    int name(void *workspace, uint64_t size, void *executor, void *stream)                                             \
+    {                                                                                                                  \
+        return si_launch(#name, workspace, size, executor, stream);                                                    \
+    }
+
+int64_t si_numel(const struct tensor *t);
+bool si_contiguous(const struct tensor *t);
+bool si_same_shape(const struct tensor *a, const struct tensor *b);
+bool si_has_shape(const struct tensor *t, int rank, const int64_t *dims);
+int si_need(const struct operation *op, int index, const char *name);
+int si_need_dtype(const struct operation *op, int index, const char *name, const char *allowed);
+bool si_soc_in(const char *families); /* "910B 910_93 310P 950" */
+
+/* --- numbers.c ---------------------------------------------------------------------------------------------------- */
+
+uint64_t si_size(int dtype); /* bytes of an element; 0 for an unknown type */
+const char *si_dtype_name(int dtype);
+double si_load(const char *element, int dtype);
+void si_store(char *element, int dtype, double value); /* rounded to float first, then to the type */
+float si_round_to(int dtype, float value);
+/* All elements of a tensor, in the order of its indices, to or from an array; the caller frees it. */
+double *si_gather(const struct tensor *t);
+float *si_gather_float(const struct tensor *t);
+void si_scatter(const struct tensor *t, const double *values);
+void *si_allocate(uint64_t count, uint64_t size);
+
+#endif

@@ -1,0 +1,226 @@
+"""A test double of an Ascend installation: builds it, and drives it. See `cann_stand_in/stand_in.h`.
+
+It is no device, and nobody should use what it computes: it exists so that the calls to a device can be tested, with the
+real names and the real binary interface, on machines without one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import shlex
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+SOURCES = Path(__file__).parent / "cann_stand_in"
+
+BACKWARD = (
+    "SoftmaxBackward",
+    "LogSoftmaxBackward",
+    "ScaledMaskedSoftmaxBackward",
+    "FusedLinearCrossEntropyLossGrad",
+)
+FORWARD = (
+    "Softmax",
+    "LogSoftmax",
+    "ScaledMaskedSoftmax",
+    "FusedLinearOnlineMaxSum",
+    "FusedCrossEntropyLossWithMaxSum",
+)
+FUSED = tuple(name for name in (*BACKWARD, *FORWARD) if name.startswith("Fused"))
+
+_STATE = ("state", "memory", "streams", "tensors", "numbers")
+_OPERATORS = ("softmax", "scaled_masked_softmax", "linear_cross_entropy")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One kind of installation."""
+
+    operators: dict[str, tuple[str, ...]] = field(
+        default_factory=lambda: {"libopapi_nn.so": (*BACKWARD, *FORWARD), "libopapi_math.so": ()}
+    )
+    defines: tuple[str, ...] = ()  # for variant.c
+    hidden: tuple[str, ...] = ()  # functions of the runtime that it lacks
+    stub: bool = False
+
+
+_AGGREGATE = {"libopapi.so": (*BACKWARD, *FORWARD)}
+VARIANTS = {
+    "split": Variant(),
+    "aggregate": Variant(_AGGREGATE),
+    "train_infer": Variant({"libaclnn_ops_train.so": BACKWARD, "libaclnn_ops_infer.so": FORWARD}),
+    # the first family cannot be loaded, the second can
+    "split_without_math": Variant({"libopapi_nn.so": (*BACKWARD, *FORWARD), **_AGGREGATE}),
+    "older": Variant(
+        {"libopapi.so": tuple(name for name in (*BACKWARD, *FORWARD) if name not in FUSED)},
+        hidden=("aclFinalizeReference", "aclrtCreateContext", "aclrtDestroyContext"),
+    ),
+    "without_operators": Variant({}),
+    "link_time_stub": Variant(stub=True),
+    "no_device": Variant(defines=("HAS_DEVICES=false",)),
+    "no_driver": Variant(defines=("DEVICE_COUNT_CODE=107001",)),
+    "device_lost": Variant(defines=("DEVICE_COUNT_CODE=207004",)),
+    "init_fails": Variant(defines=("INIT_CODE=500000",)),
+}
+
+_FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-pthread", "-Wall", "-Wextra", "-Wmissing-prototypes", "-Werror")
+
+
+def _compiler() -> list[str]:
+    return shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[:1]
+
+
+def _run(*command: str | Path) -> None:
+    done = subprocess.run([*_compiler(), *map(str, command)], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"the test double does not build:\n{shlex.join(map(str, command))}\n{done.stderr}")
+
+
+@cache
+def _root() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="cann_stand_in_"))
+
+    def remove(owner: int = os.getpid()) -> None:
+        if os.getpid() == owner:  # and not in a child of fork()
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
+    return folder
+
+
+@cache
+def _object(source: str, *defines: str) -> Path:
+    result = Path(_root(), "-".join((source, *defines)) + ".o")
+    _run(*_FLAGS, *(f"-D{define}" for define in defines), "-c", SOURCES / f"{source}.c", "-o", result)
+    return result
+
+
+def _link(result: Path, *inputs: str | Path, exports: tuple[str, ...], state: bool = True) -> None:
+    """A shared library that exports these names ("*" is a wildcard) and finds its neighbours in its own folder."""
+    script = result.with_suffix(".map")
+    script.write_text("{ global: " + "".join(f"{name}; " for name in (*exports, "_no_name_")) + "local: *; };\n")
+    neighbours = ("-L", result.parent, "-Wl,-rpath,$ORIGIN", "-lcann_stand_in") if state else ()
+    _run(
+        *("-shared", "-pthread", "-o", result, "-Wl,--no-as-needed", f"-Wl,-soname,{result.name}"),
+        *(f"-Wl,--version-script={script}", *inputs, *neighbours, "-lm"),
+    )
+    script.unlink()
+
+
+_RUNTIME = (
+    *("aclInit", "aclFinalize", "aclFinalizeReference", "aclGetRecentErrMsg"),
+    *("aclrtSetDevice", "aclrtResetDevice", "aclrtGetDevice", "aclrtGetDeviceCount", "aclrtGetSocName"),
+    *("aclrtCreateContext", "aclrtDestroyContext", "aclrtSetCurrentContext", "aclrtGetCurrentContext"),
+    *("aclrtCreateStream", "aclrtDestroyStream", "aclrtSynchronizeStream"),
+    *("aclrtMalloc", "aclrtFree", "aclrtMallocHost", "aclrtFreeHost"),
+    *("aclrtMemcpy", "aclrtMemcpyAsync", "aclrtMemset"),
+)
+_NNOPBASE = ("aclCreateTensor", "aclDestroyTensor", "aclSetAclOpExecutorRepeatable", "aclDestroyAclOpExecutor")
+
+
+@cache
+def build(name: str) -> Path:
+    """Build a variant into a temporary folder, once per process, and return what ``ASCEND_HOME_PATH`` shall be."""
+    variant = VARIANTS[name]
+    home = Path(_root(), name)
+    folder = home / "lib64"
+    folder.mkdir(parents=True)
+    libraries = {"libascendcl.so": _RUNTIME, "libnnopbase.so": _NNOPBASE}
+    for library, operators in variant.operators.items():
+        libraries[library] = tuple(f"aclnn{op}{phase}" for op in operators for phase in ("", "GetWorkspaceSize"))
+    if variant.stub:
+        for library, exports in libraries.items():
+            _link(folder / library, _object("link_time_stub"), exports=exports, state=False)
+        return home
+    state = [_object(source) for source in _STATE] + [_object("variant", *variant.defines)]
+    _link(folder / "libcann_stand_in.so", *state, exports=("si_*", "stand_in_*"), state=False)
+    for library, exports in libraries.items():
+        if library == "libascendcl.so":
+            sources = ("runtime", "context")
+        elif library == "libnnopbase.so":
+            sources = ("nnopbase",)
+        else:
+            sources = _OPERATORS if exports else ()
+        inputs: list[str | Path] = [_object(source) for source in sources]
+        if library == "libopapi_nn.so":
+            inputs.append("-lopapi_math")  # needed, whether or not it is there
+            if not (folder / "libopapi_math.so").exists():
+                _link(folder / "libopapi_math.so", exports=())
+        _link(folder / library, *inputs, exports=tuple(name for name in exports if name not in variant.hidden))
+    if "libopapi_math.so" not in variant.operators:
+        (folder / "libopapi_math.so").unlink(missing_ok=True)
+    return home
+
+
+class StandIn:
+    """The control interface of one installation, in this process. Use one installation per process only."""
+
+    LIVE = (
+        *("tensors", "executors", "streams", "contexts", "device_allocations", "device_bytes"),
+        *("host_allocations", "host_bytes", "in_flight"),
+    )
+
+    def __init__(self, home: Path) -> None:
+        self.folder = home / "lib64"
+        self._state = ctypes.CDLL(str(self.folder / "libcann_stand_in.so"))
+        for function, result, arguments in (
+            ("fail", None, (ctypes.c_char_p, ctypes.c_int64, ctypes.c_int)),
+            ("faults_left", ctypes.c_int, ()),
+            ("calls", ctypes.c_int64, (ctypes.c_char_p,)),
+            ("counter", ctypes.c_int64, (ctypes.c_char_p,)),
+            ("violations", ctypes.c_int64, (ctypes.c_char_p, ctypes.c_size_t)),
+            ("reset", None, ()),
+            ("set_soc", None, (ctypes.c_char_p,)),
+            ("set_memory", None, (ctypes.c_int64,)),
+            ("set_delay", None, (ctypes.c_int,)),
+        ):
+            symbol = getattr(self._state, f"stand_in_{function}")
+            symbol.restype, symbol.argtypes = result, arguments
+
+    def fail(self, function: str, nth: int = 1, code: int = 500000) -> None:
+        """The `nth` call of the function from now on fails; 0: every call, "*": of any function."""
+        self._state.stand_in_fail(function.encode(), nth, code)
+
+    def faults_left(self) -> int:
+        return self._state.stand_in_faults_left()
+
+    def calls(self, function: str = "*") -> int:
+        """Calls since the last reset."""
+        return self._state.stand_in_calls(function.encode())
+
+    def counter(self, name: str) -> int:
+        value = self._state.stand_in_counter(name.encode())
+        if value < 0:
+            raise KeyError(name)
+        return value
+
+    def live(self) -> dict[str, int]:
+        """What exists and should be destroyed in the end; empty when everything was."""
+        return {name: count for name in self.LIVE if (count := self.counter(name))}
+
+    def violations(self) -> list[str]:
+        """The rules that were broken since the last reset."""
+        text = ctypes.create_string_buffer(1 << 21)
+        self._state.stand_in_violations(text, len(text))
+        return text.value.decode().splitlines()
+
+    def reset(self) -> None:
+        """Forget faults, violations and counts of calls; what exists stays."""
+        self._state.stand_in_reset()
+
+    def set_soc(self, name: str) -> None:
+        self._state.stand_in_set_soc(name.encode())
+
+    def set_memory(self, bytes_per_device: int) -> None:
+        self._state.stand_in_set_memory(bytes_per_device)
+
+    def set_delay(self, microseconds: int) -> None:
+        """How long an idle stream waits before it starts on new work."""
+        self._state.stand_in_set_delay(microseconds)
