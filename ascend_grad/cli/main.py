@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from .._version import __version__
 from ..errors import AscendGradError
-from . import apply, bench, demo, info
+from . import apply, bench, check, demo, info
 from .errors import CommandError
 
 EPILOG = """\
@@ -45,7 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"ascend-grad {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in (demo, apply, bench, info):
+    for command in (demo, apply, bench, check, info):
         command.add_parser(subparsers)
     return parser
 

@@ -1,0 +1,226 @@
+"""``ascend-grad check``: every operator against the reference on this machine, with a verdict."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+import ascend_grad as ag
+
+from ..errors import AscendGradError
+from .check_cases import Case, cases
+from .errors import CommandError
+
+DESCRIPTION = """\
+Compute a grid of cases with every operator and compare with the reference backend (float64 inside). An error is
+relative to the right value, or to the absolute tolerance where that is larger. For each operator and dtype:
+  max, mean    the largest and the mean relative error
+  <= 1e-3      the share of elements within the "double thousandth" rule (99.9 % within 1e-3); finer than bfloat16 is
+  in tol.      the share within the tolerance of the dtype: float32 2**-10 + 2**-16 absolute, float16 2**-9 both,
+               bfloat16 2**-6 both
+An operator passes if 99 % of the elements are within the tolerance, none is beyond ten times of it, and NaN and
+infinities are where they have to be. What a device does not have or does not take is listed and is no failure.
+"""
+EPILOG = """\
+examples:
+  ascend-grad check --backend npu
+  ascend-grad check --backend cpu --filter softmax_backward --json check.json
+"""
+
+#: Relative and absolute tolerance by dtype.
+TOLERANCES = {"float32": (2**-10, 2**-16), "float16": (2**-9, 2**-9), "bfloat16": (2**-6, 2**-6)}
+SHARE = 0.99
+CAP = 10.0
+DOUBLE_THOUSANDTH = 1e-3
+
+
+class Errors(NamedTuple):
+    """Of every element: the relative error, and the error in units of the tolerance."""
+
+    relative: NDArray
+    in_tolerances: NDArray
+
+
+@dataclass
+class Row:
+    """What was found for one operator and dtype."""
+
+    operator: str
+    dtype: str
+    cases: int = 0
+    elements: int = 0
+    max_relative_error: float = 0.0
+    mean_relative_error: float = 0.0
+    within_double_thousandth: float = 1.0
+    within_tolerance: float = 1.0
+    largest_in_tolerances: float = 0.0
+    worst_case: str = ""
+    refused: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+    @property
+    def passes(self) -> bool:
+        return not self.failures and self.within_tolerance >= SHARE and self.largest_in_tolerances <= CAP
+
+    @property
+    def verdict(self) -> str:
+        if not self.cases and not self.failures:
+            return "not here"
+        return "pass" if self.passes else "FAIL"
+
+    def add(self, label: str, errors: Errors) -> None:
+        count = errors.relative.size
+        self.cases += 1
+        if not count:
+            return
+        total = self.elements + count
+        shares = {
+            "mean_relative_error": float(np.mean(errors.relative)),
+            "within_double_thousandth": float(np.mean(errors.relative <= DOUBLE_THOUSANDTH)),
+            "within_tolerance": float(np.mean(errors.in_tolerances <= 1)),
+        }
+        for name, share in shares.items():
+            setattr(self, name, (getattr(self, name) * self.elements + share * count) / total)
+        self.elements = total
+        self.max_relative_error = max(self.max_relative_error, float(np.max(errors.relative)))
+        largest = float(np.max(errors.in_tolerances))
+        if largest >= self.largest_in_tolerances:
+            self.largest_in_tolerances, self.worst_case = largest, label
+
+
+def add_parser(subparsers) -> None:
+    parser = subparsers.add_parser(
+        "check",
+        help="verify every operator against the reference, on the CPU or the NPU",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--backend", choices=("cpu", "npu"), default="cpu", help="who is checked (default: cpu)")
+    parser.add_argument(
+        "--filter",
+        default="",
+        metavar="TEXT",
+        help="only operators and dtypes that contain it, as in 'softmax float16'",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file")
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    status = ag.backends()[args.backend]
+    if not status.usable:
+        raise CommandError(f"backend {args.backend!r} is not usable: {status.reason}")
+    rows = list(_measure(args.backend, args.filter))
+    if not rows:
+        raise CommandError(f"no operator and dtype contain {args.filter!r}")
+
+    print(f"backend {args.backend}: {status.reason}\n")
+    for line in _table(rows):
+        print(line)
+    passed = all(row.passes for row in rows)
+    if args.json:
+        content = [asdict(row) | {"verdict": row.verdict} for row in rows]
+        args.json.write_text(json.dumps({"backend": args.backend, "status": status.reason, "rows": content}, indent=2))
+    if not any(row.cases for row in rows):
+        print("nothing of this can be computed here")
+        return 1
+    return 0 if passed else 1
+
+
+def _measure(backend: str, text: str) -> Iterator[Row]:
+    row: Row | None = None
+    for case in cases():
+        if text not in f"{case.operator} {case.dtype}":
+            continue
+        if row is None or (row.operator, row.dtype) != (case.operator, case.dtype):
+            if row is not None:
+                yield row
+            row = Row(case.operator, case.dtype)
+        _check(case, backend, row)
+    if row is not None:
+        yield row
+
+
+def _check(case: Case, backend: str, row: Row) -> None:
+    """Compute one case with the backend and add what was found."""
+    try:
+        ag.explain(case.operator, **case.arguments, backend=backend)
+    except AscendGradError as error:
+        row.refused.append(f"{case.label}: {error}")
+        return
+    function = getattr(ag, case.operator)
+    try:
+        got = function(**case.arguments, backend=backend)
+    except AscendGradError as error:
+        row.failures.append(f"{case.label}: {error}")
+        return
+    expected = function(**{name: _widened(value) for name, value in case.arguments.items()}, backend="reference")
+    found = [
+        _errors(result, right, case.dtype)
+        for result, right in zip(_as_tuple(got), _as_tuple(expected), strict=True)
+        if result is not None
+    ]
+    row.add(case.label, Errors(*(np.concatenate(parts) for parts in zip(*found))))
+
+
+def _as_tuple(results: Any) -> tuple:
+    return results if isinstance(results, tuple) else (results,)
+
+
+def _widened(value: Any) -> Any:
+    """Floating arrays in float64, so that the reference rounds nothing; a scale is rounded to float32, as it has to."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "fV":
+        return value.astype(np.float64)
+    return float(np.float32(value)) if isinstance(value, float) else value
+
+
+def _errors(got: NDArray, expected: NDArray, dtype: str) -> Errors:
+    relative_tolerance, absolute_tolerance = TOLERANCES[dtype]
+    if got.dtype.kind in "iub":
+        wrong = np.where(got == expected, 0.0, np.inf).ravel()
+        return Errors(wrong, wrong)
+    right = expected.astype(np.float64).ravel()
+    values = got.astype(np.float64).ravel()
+    with np.errstate(all="ignore"):
+        error = np.abs(values - right)
+        relative = error / np.maximum(np.abs(right), absolute_tolerance)
+        in_tolerances = error / (relative_tolerance * np.abs(right) + absolute_tolerance)
+    same = (values == right) | (np.isnan(values) & np.isnan(right))
+    special = ~np.isfinite(right) | ~np.isfinite(values)
+    relative = np.where(special, np.where(same, 0, np.inf), relative)
+    in_tolerances = np.where(special, np.where(same, 0, np.inf), in_tolerances)
+    return Errors(relative, in_tolerances)
+
+
+def _table(rows: list[Row]) -> Iterator[str]:
+    head = f"{'':13}{'cases':>6}{'elements':>10}{'max':>10}{'mean':>10}{'<= 1e-3':>10}{'in tol.':>10}"
+    by_operator: dict[str, list[Row]] = {}
+    for row in rows:
+        by_operator.setdefault(row.operator, []).append(row)
+    width = max(map(len, by_operator)) + 2
+    for operator, group in by_operator.items():
+        verdicts = {row.verdict for row in group}
+        verdict = "FAIL" if "FAIL" in verdicts else "pass" if "pass" in verdicts else "not here"
+        yield f"{operator:{width}}{verdict}"
+        yield head
+        for row in group:
+            yield (
+                f"  {row.dtype:11}{row.cases:6}{row.elements:10}{row.max_relative_error:10.2g}"
+                f"{row.mean_relative_error:10.2g}{row.within_double_thousandth:10.3%}{row.within_tolerance:10.3%}"
+            )
+            if not row.passes and row.cases:
+                yield f"    the largest error is {row.largest_in_tolerances:.3g} tolerances, at {row.worst_case}"
+            for what, texts in (("not taken", row.refused), ("failed", row.failures)):
+                if texts:
+                    more = f" (and {len(texts) - 1} more)" if len(texts) > 1 else ""
+                    yield f"    {what}: {texts[0]}{more}"
+        yield ""

@@ -1,0 +1,185 @@
+"""The grid of ``ascend-grad check``: for every operator, cases that differ in shape, axis, layout, mask and mode."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+DTYPES = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call: the operator, the dtype of its data, its arguments by name."""
+
+    operator: str
+    dtype: str
+    label: str
+    arguments: dict[str, Any] = field(repr=False)
+
+
+def cases() -> Iterator[Case]:
+    """All cases, operator by operator and dtype by dtype."""
+    makers = (
+        (("softmax_backward", "log_softmax_backward", "softmax", "log_softmax"), _row_cases),
+        (("scaled_masked_softmax_backward", "scaled_masked_softmax"), _masked_cases),
+        (("fused_linear_cross_entropy_loss_grad",), _gradient_cases),
+        (("fused_linear_online_max_sum",), _statistics_cases),
+        (("fused_cross_entropy_loss_with_max_sum",), _loss_cases),
+        (("linear_cross_entropy",), _linear_cross_entropy_cases),
+    )
+    for operators, maker in makers:
+        for operator in operators:
+            for name, dtype in DTYPES.items():
+                for label, arguments in maker(operator, dtype, np.random.default_rng(zlib.crc32(operator.encode()))):
+                    yield Case(operator, name, label, arguments)
+
+
+Labelled = Iterator[tuple[str, dict[str, Any]]]
+
+#: Shape and axis of the row-wise cases: SIMD edges, long rows, one row, strided axes, rank 0 and high ranks.
+ROWS = (
+    ((), 0), ((1,), 0), ((1000,), -1), ((7, 1), -1), ((5, 31), -1), ((64, 128), -1), ((33, 1000), -1), ((4, 30000), -1),
+    ((128, 65), 0), ((6, 77, 10), 1), ((2, 3, 4, 5, 6), 2),
+)  # fmt: skip
+
+MASKED = (((1, 1, 1, 1), 1), ((2, 3, 16, 128), 1), ((2, 3, 7, 100), 3), ((1, 2, 5, 4096), 2))
+
+#: BT, V, H of the linear cases.
+LINEAR = ((1, 128, 16), (9, 130, 17), (64, 1000, 32), (130, 512, 64))
+
+
+def _logits(random: np.random.Generator, shape: tuple[int, ...]) -> NDArray:
+    return 2 * random.standard_normal(shape)
+
+
+def _softmax(logits: NDArray, dim: int, *, log: bool = False) -> NDArray:
+    axis = dim if logits.ndim else None
+    shifted = logits - np.max(logits, axis=axis, keepdims=True)
+    log_p = shifted - np.log(np.sum(np.exp(shifted), axis=axis, keepdims=True))
+    return log_p if log else np.exp(log_p)
+
+
+def _turned(array: NDArray) -> NDArray:
+    """The same values with the last axis backwards in memory, and a gap between its elements."""
+    memory = np.zeros((*array.shape[:-1], 2 * array.shape[-1]), array.dtype)
+    view = memory[..., ::-2]
+    view[...] = array
+    return view
+
+
+def _row_cases(operator: str, dtype: np.dtype, random: np.random.Generator) -> Labelled:
+    for shape, dim in ROWS:
+        logits = _logits(random, shape)
+        if operator.endswith("backward"):
+            y = _softmax(logits, dim, log=operator.startswith("log"))
+            inputs = {"grad_output": random.standard_normal(shape), "output": y}
+        else:
+            inputs = {"input": logits}
+        inputs = {name: np.asarray(array).astype(dtype) for name, array in inputs.items()}
+        yield f"{shape} dim {dim}", {**inputs, "dim": dim}
+        if len(shape) == 2:
+            turned = {name: _turned(array) for name, array in inputs.items()}
+            yield f"{shape} dim {dim} strided", {**turned, "dim": dim}
+
+
+def _masked_cases(operator: str, dtype: np.dtype, random: np.random.Generator) -> Labelled:
+    for shape, heads in MASKED:
+        logits = _logits(random, shape)
+        mask = random.random((shape[0], heads, *shape[2:])) < 0.3
+        if operator.endswith("backward"):
+            inputs = {"grad_output": random.standard_normal(shape), "y": _softmax(logits, -1)}
+        else:
+            inputs = {"x": logits}
+            mask[0, 0, 0] = True  # a row that is masked as a whole
+        inputs = {name: array.astype(dtype) for name, array in inputs.items()}
+        for scale in (1.0, -0.37):
+            yield f"{shape} scale {scale}", {**inputs, "mask": mask, "scale": scale}
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """Hidden states, a vocabulary shard, and targets of which some live in another shard."""
+
+    input: NDArray
+    weight: NDArray
+    target: NDArray
+    logits: NDArray
+    elsewhere: NDArray
+
+    @property
+    def logits_max(self) -> NDArray:
+        return np.max(self.logits, axis=-1).astype(np.float32)
+
+    @property
+    def sum_exp_logits(self) -> NDArray:
+        return np.sum(np.exp(self.logits - self.logits_max[:, None]), axis=-1).astype(np.float32)
+
+
+def _problem(random: np.random.Generator, bt: int, v: int, h: int, dtype: np.dtype) -> _Problem:
+    input = random.standard_normal((bt, h)).astype(dtype)
+    weight = (2 * random.standard_normal((v, h)) / np.sqrt(h)).astype(dtype)
+    logits = input.astype(np.float64) @ weight.astype(np.float64).T
+    elsewhere = random.random(bt) < 0.2
+    return _Problem(input, weight, random.integers(0, v, bt), logits, elsewhere)
+
+
+def _gradient_cases(operator: str, dtype: np.dtype, random: np.random.Generator) -> Labelled:
+    for bt, v, h in LINEAR:
+        p = _problem(random, bt, v, h, dtype)
+        grad = random.standard_normal(bt).astype(np.float32)
+        grad[1::5] = 0
+        bits = np.packbits(p.elsewhere, bitorder="little")
+        statistics = {"logits_max": p.logits_max, "sum_exp_logits": p.sum_exp_logits}
+        stored = {"softmax": _softmax(p.logits, -1).astype(np.float32)}
+        for label, mask, index, mode in (
+            ("recomputed, bits, int64", bits, np.int64, statistics),
+            ("stored, bools, int32", p.elsewhere, np.int32, stored),
+        ):
+            target = np.where(p.elsewhere, 0, p.target).astype(index)
+            inputs = {"grad": grad, "input": p.input, "weight": p.weight, "target_mask": mask, "masked_target": target}
+            yield f"BT {bt} V {v} H {h} {label}", {**inputs, **mode}
+
+
+def _statistics_cases(operator: str, dtype: np.dtype, random: np.random.Generator) -> Labelled:
+    for bt, v, h in LINEAR:
+        p = _problem(random, bt, v, h, dtype)
+        start = 100
+        target = np.where(p.elsewhere, start + v + p.target, start + p.target)
+        for index, logits in ((np.int64, True), (np.int32, False)):
+            arguments: dict[str, Any] = {"input": p.input, "weight": p.weight, "target": target.astype(index)}
+            arguments |= {"vocab_start_index": start, "vocab_end_index": start + v, "return_logits": logits}
+            yield f"BT {bt} V {v} H {h} {np.dtype(index)}", arguments
+
+
+def _loss_cases(operator: str, dtype: np.dtype, random: np.random.Generator) -> Labelled:
+    for bt, v, h in LINEAR:
+        p = _problem(random, bt, v, h, dtype)
+        rows = np.arange(bt)
+        predicted = np.where(p.elsewhere, 0, p.logits[rows, p.target] - p.logits_max).astype(np.float32)
+        arguments = {"logits_max": p.logits_max, "sum_exp_logits": p.sum_exp_logits, "predicted_logits": predicted}
+        yield f"BT {bt} V {v}", {**arguments, "vocab_parallel_logits": p.logits.astype(dtype)}
+        yield f"BT {bt} V {v} loss alone", arguments
+
+
+def _linear_cross_entropy_cases(operator: str, dtype: np.dtype, random: np.random.Generator) -> Labelled:
+    for bt, v, h in LINEAR:
+        p = _problem(random, bt, v, h, dtype)
+        target = np.where(p.elsewhere, -100, p.target)
+        for reduction in ("mean", "sum", "none"):
+            # A mean's gradient is of the size of 1 / BT: the upstream gradient makes up for it.
+            arguments = {"input": p.input, "weight": p.weight, "target": target, "reduction": reduction}
+            yield (
+                f"BT {bt} V {v} H {h} {reduction}",
+                {**arguments, "grad_loss": float(bt if reduction == "mean" else 1)},
+            )
