@@ -100,17 +100,14 @@ cdef int check(ag_acl_error code, str call) except -1:
 
 
 cdef void dispose(disposer function, void *thing, str call) noexcept:
-    """Give something back. Nobody can be told of a failure: it is tried once more, then logged."""
-    cdef ag_acl_error code = AG_ACL_SUCCESS
-    cdef int _attempt
+    """Give something back. A failure is logged: there is nobody to tell, and what is left of the thing is unknown."""
+    cdef ag_acl_error code
     if thing == NULL or function == NULL or _lost:
         return
-    for _attempt in range(2):
-        with nogil:
-            code = function(thing)
-        if code == AG_ACL_SUCCESS:
-            return
-    logger.warning("%s", device_error(code, call, recent_message()))
+    with nogil:
+        code = function(thing)
+    if code != AG_ACL_SUCCESS:
+        logger.warning("%s", device_error(code, call, recent_message()))
 
 
 def disown():
