@@ -145,7 +145,7 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
     "fused_cross_entropy_loss_with_max_sum": (
         only_on("910B", "910_93", "950"),
         dtype("logits_max", "float32"),
-        dtype("vocab_parallel_logits", *HALVES),
+        dtype("vocab_parallel_logits", *FLOATS),
     ),
     # The chain of the three. Its ids start at 0 on the device, wherever the vocabulary starts.
     "linear_cross_entropy": (
