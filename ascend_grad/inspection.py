@@ -17,7 +17,7 @@ from .dispatch import Explanation
 from .errors import ParamInvalidError
 
 
-def _bind(op_name: str, args: tuple, kwargs: dict) -> tuple[contract.Call, dict[str, Any]]:
+def bound_call(op_name: str, args: tuple, kwargs: dict) -> tuple[contract.Call, dict[str, Any]]:
     """The validated call of a public operator, and its keyword-only settings."""
     from . import ops
 
@@ -60,7 +60,7 @@ def explain(op_name: str, *args: Any, **kwargs: Any) -> Explanation:
     >>> ag.explain("softmax", [1.0, 2.0], backend="cpu")
     Explanation(backend='cpu', reason='asked for by the backend argument')
     """
-    call, settings = _bind(op_name, args, kwargs)
+    call, settings = bound_call(op_name, args, kwargs)
     return dispatch.select(call, settings["backend"])
 
 
@@ -98,7 +98,7 @@ def workspace_size(op_name: str, *args: Any, **kwargs: Any) -> int:
     """
     from .backends import cpu
 
-    call, settings = _bind(op_name, args, kwargs)
+    call, settings = bound_call(op_name, args, kwargs)
     dispatch.select(call, settings["backend"])
     return cpu.workspace_size(call, settings["num_threads"])
 

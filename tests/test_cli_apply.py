@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import io
 import math
 import os
@@ -519,6 +520,124 @@ def test_pages_are_given_back_and_come_back():
         result.release()
         assert (result.array == mapped.array).all()
     assert_same_file(np.arange(5000.0))
+
+
+# ---- linear operators ------------------------------------------------------------------------------------------------
+
+GRADIENT = "fused_linear_cross_entropy_loss_grad"
+STATISTICS = ("logits_max", "sum_exp_logits", "predicted_logits", "target_mask", "masked_target")
+
+
+def linear_values(dtype: np.dtype, shape: tuple[int, int, int] = (10, 21, 5)) -> dict[str, np.ndarray]:
+    """Arguments of the gradient, memory-saving mode, for (BT, V, H); some targets live in another shard."""
+    rows, vocabulary, width = shape
+    rng = generator(shape, str(dtype))
+    x, weight = (rng.standard_normal((n, width)).astype(dtype) for n in (rows, vocabulary))
+    target = rng.integers(0, 2 * vocabulary, rows)
+    statistics = ag.fused_linear_online_max_sum(x, weight, target, 0, vocabulary)
+    grad = rng.standard_normal(rows).astype(statistics.logits_max.dtype)
+    used = {name: getattr(statistics, name) for name in STATISTICS if name != "predicted_logits"}
+    return {"grad": grad, "input": x, "weight": weight} | used
+
+
+def result_files(*names: str) -> list[str]:
+    return [word for name in names for word in (f"--{name.replace('_', '-')}-out", f"{name}_out.npy")]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_linear_gradients_are_those_of_one_call(dtype):
+    arguments = linear_values(DTYPES[dtype])
+    raw = ["--dtype", "bfloat16"] if dtype == "bfloat16" else []
+    names = ("input_grad", "weight_grad")
+    assert main(["apply", GRADIENT, *save(**arguments), *raw, *result_files(*names)]) == 0
+    for name, expected in zip(names, ag.fused_linear_cross_entropy_loss_grad(**arguments)):
+        assert_same_file(expected, f"{name}_out.npy")
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_linear_gradient_that_is_not_asked_for_is_not_computed(index, monkeypatch):
+    arguments = linear_values(np.float32)
+    right, calls = ag.fused_linear_cross_entropy_loss_grad, []
+
+    def recorded(**settings):
+        calls.append(settings["output_mask"])
+        return right(**settings)
+
+    expected = right(**arguments)[index]
+    name = ("input_grad", "weight_grad")[index]
+    monkeypatch.setattr(ag, GRADIENT, functools.wraps(right)(recorded))
+    assert main(["apply", GRADIENT, *save(**arguments), "--out-dtype", "float64", *result_files(name)]) == 0
+    assert calls == [[index == 0, index == 1]]
+    np.testing.assert_allclose(np.load(f"{name}_out.npy"), expected, rtol=1e-5, atol=1e-6)
+    assert sorted(os.listdir()) == sorted([*(f"{a}.npy" for a in arguments), f"{name}_out.npy"])
+
+
+def test_the_chain_of_files():
+    """Two shards of a vocabulary would each do this; here there is one."""
+    rng = generator("chain")
+    x, weight = rng.standard_normal((10, 5)), rng.standard_normal((21, 5))
+    target = rng.integers(0, 21, 10)
+    inputs = save(input=x, weight=weight)
+    bounds = ("--vocab-start-index", "0", "--vocab-end-index", "21")
+    options = [*inputs, *save(target=target), *bounds, *result_files(*STATISTICS)]
+    assert main(["apply", "fused_linear_online_max_sum", *options]) == 0
+    statistics = ag.fused_linear_online_max_sum(x, weight, target, 0, 21)
+    for name in STATISTICS:
+        assert_same_file(getattr(statistics, name), f"{name}_out.npy")
+
+    def from_files(*names: str) -> list[str]:
+        return [word for name in names for word in (f"--{name.replace('_', '-')}", f"{name}_out.npy")]
+
+    options = [*from_files(*STATISTICS[:3]), *save(vocab_parallel_logits=x @ weight.T)]
+    command = ["apply", "fused_cross_entropy_loss_with_max_sum", *options, *result_files("loss", "softmax")]
+    assert main(command) == 0
+    loss, softmax, expected = np.load("loss_out.npy"), np.load("softmax_out.npy"), np.ones(10)
+    np.testing.assert_allclose(np.exp(-loss), softmax[np.arange(10), target], rtol=1e-12)
+    np.testing.assert_allclose(softmax.sum(1), expected, rtol=1e-12)
+
+    options = [*inputs, *save(grad=expected), *from_files("target_mask", "masked_target")]
+    for mode in (from_files("logits_max", "sum_exp_logits"), from_files("softmax")):
+        assert main(["apply", GRADIENT, *options, *mode, *result_files("weight_grad")]) == 0
+        np.testing.assert_allclose(
+            np.load("weight_grad_out.npy"), (softmax - np.eye(21)[target]).T @ x, rtol=1e-11, atol=1e-12
+        )
+
+
+@pytest.mark.parametrize(
+    ("operator", "options", "message"),
+    [
+        (GRADIENT, (), "name a file for a result, with --input-grad-out or --weight-grad-out"),
+        (GRADIENT, ("--input-grad-out", "a.npy", "--weight-grad-out", "./a.npy"), "a.npy: the file of two results"),
+        (GRADIENT, ("--input-grad-out", "weight.npy"), "this is the input weight.npy"),
+        (GRADIENT, ("--input-grad-out", "a.npy", "--filter-eps", "-1"), "filter_eps: expected"),
+        (GRADIENT, ("--input-grad-out", "a.npy", "--workspace-bytes", "7"), "workspace_bytes: expected"),
+        (GRADIENT, ("--input-grad-out", "a.npy", "--dtype", "bfloat16"), "these are float32"),
+        ("fused_cross_entropy_loss_with_max_sum", ("--softmax-out", "a.npy"), "the call makes no softmax"),
+        ("fused_cross_entropy_loss_with_max_sum", ("--loss-out", "a.npy"), "makes softmax: name a file for it"),
+    ],
+)
+def test_linear_calls_that_are_refused(operator, options, message, capsys):
+    arguments = linear_values(np.float32)
+    if operator != GRADIENT:
+        arguments = {name: arguments[name] for name in ("logits_max", "sum_exp_logits")}
+        arguments["predicted_logits"] = arguments["logits_max"]
+        if "--loss-out" in options:
+            arguments["vocab_parallel_logits"] = np.zeros((10, 21), np.float32)
+    assert message in refused(capsys, operator, *save(**arguments), *options)
+
+
+@pytest.mark.parametrize("when", ["computing", "syncing"])
+def test_a_failure_leaves_neither_of_two_results(when, monkeypatch, capsys):
+    def fail(*arguments, **settings):
+        assert sum(name.endswith(".part") for name in os.listdir()) == 2
+        raise MemoryError("no memory")
+
+    target = {"computing": (ag, GRADIENT), "syncing": (os, "fsync")}[when]
+    names = save(**linear_values(np.float32))
+    if when == "computing":
+        fail = functools.wraps(ag.fused_linear_cross_entropy_loss_grad)(fail)
+    monkeypatch.setattr(*target, fail)
+    assert "no memory" in refused(capsys, GRADIENT, *names, *result_files("input_grad", "weight_grad"))
 
 
 # ---- boxes -----------------------------------------------------------------------------------------------------------

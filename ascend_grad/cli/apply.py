@@ -6,17 +6,20 @@ import argparse
 import inspect
 import os
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
 import ascend_grad as ag
 
-from .. import contract
+from .. import contract, dispatch
 from ..arrays import BFLOAT16, FLOATING_DTYPES, native
+from ..inspection import bound_call
 from .chunks import boxes
+from .errors import CommandError
 from .options import add_execution_options
 
 if TYPE_CHECKING:
@@ -25,23 +28,40 @@ if TYPE_CHECKING:
     from .npy_files import MappedArray
 
 OPERATORS = (
-    contract.SOFTMAX_BACKWARD,
-    contract.LOG_SOFTMAX_BACKWARD,
-    contract.SCALED_MASKED_SOFTMAX_BACKWARD,
-    contract.SOFTMAX,
-    contract.LOG_SOFTMAX,
-    contract.SCALED_MASKED_SOFTMAX,
+    *contract.ROWWISE,
+    contract.FUSED_LINEAR_CROSS_ENTROPY_LOSS_GRAD,
+    contract.FUSED_LINEAR_ONLINE_MAX_SUM,
+    contract.FUSED_CROSS_ENTROPY_LOSS_WITH_MAX_SUM,
 )
+#: The logits, which exist in memory alone. All other results of that operator are small.
+NOT_OFFERED = {"vocab_parallel_logits"}
+
 INPUTS = {
     "grad_output": "gradient with respect to the forward result",
     "output": "forward result",
     "y": "forward result",
-    "input": "values to take the softmax of",
     "x": "values to take the softmax of",
     "mask": "bool, True where masked out",
+    "grad": "gradient with respect to the loss of each row",
+    "weight": "the layer's weight, a row for each word of the vocabulary",
+    "target": "the id of each row's target",
+    "target_mask": "bool, or uint8 with a bit for each row: set where the target lives in another shard",
+    "masked_target": "the row of weight that is each row's target",
+    "logits_max": "largest logit of each row",
+    "sum_exp_logits": "sum of exp(logit - largest) of each row",
+    "predicted_logits": "logit - largest of each row's target",
+    "softmax": "probabilities; if given, logits_max and sum_exp_logits are not needed",
+    "vocab_parallel_logits": "logits, for the softmax",
 }
 #: The arguments that are no arrays.
-SETTINGS = {"dim": int, "scale": float}
+SETTINGS = {
+    "dim": int,
+    "scale": float,
+    "vocab_start_index": int,
+    "vocab_end_index": int,
+    "workspace_bytes": int,
+    "filter_eps": float,
+}
 DTYPES = {str(dtype): dtype for dtype in FLOATING_DTYPES}
 
 #: Mapped pages are given back each time this much of the result is done.
@@ -50,7 +70,8 @@ RELEASED_BYTES = 2**26
 DESCRIPTION = """\
 Apply an operator to arrays in .npy or .npz files of any size.
 
-The files are memory-mapped and worked through in boxes; the result is the same, bit for bit, as that of one call.
+The files are memory-mapped. Row-wise operators work through them in boxes; the result is the same, bit for bit, as
+that of one call. The linear operators are one call on the mapped files, which keeps to its workspace by itself.
 """
 EPILOG = """\
 examples:
@@ -58,13 +79,16 @@ examples:
   ascend-grad apply log_softmax --input logits.npz:x --out-dtype float32 -o y.npy
   ascend-grad apply scaled_masked_softmax --x x.npy --mask mask.npy --scale 0.125 -o y.npy
   ascend-grad apply softmax --input x.npy --dtype bfloat16 -o y.npy
+  ascend-grad apply fused_linear_cross_entropy_loss_grad --grad g.npy --input x.npy --weight w.npy \\
+      --target-mask mask.npy --masked-target t.npy --logits-max max.npy --sum-exp-logits sum.npy \\
+      --input-grad-out dx.npy --weight-grad-out dw.npy
 
 'ascend-grad apply OP --help' lists the options of an operator.
 """
 FILES = """\
 An input is FILE.npy, FILE.npz with one array in it, or FILE.npz:MEMBER, which is first copied, decompressed, to a
-temporary file. The result is a .npy file. It appears under its name when it is complete; until then the name is
-untouched.
+temporary file. A result is a .npy file. It appears under its name when all results are complete; until then the name
+is untouched.
 """
 
 
@@ -88,59 +112,146 @@ def _add_operator(subparsers, operator: contract.Operator) -> None:
     parser = subparsers.add_parser(
         operator.name, help=summary, description=f"{summary}.", epilog=FILES, allow_abbrev=False
     )
+    inputs = INPUTS | {"input": "the layer's input" if operator in contract.LINEAR else "values to take the softmax of"}
     for name in operator.array_names:
-        parser.add_argument(_option(name), required=True, metavar="FILE", help=INPUTS[name])
+        parser.add_argument(_option(name), required=True, metavar="FILE", help=inputs[name])
+    for name in operator.optional_names:
+        parser.add_argument(_option(name), metavar="FILE", help=inputs[name])
     parameters = inspect.signature(function).parameters
     for name, kind in SETTINGS.items():
         if name in parameters:
-            parser.add_argument(_option(name), type=kind, default=parameters[name].default, help="default: %(default)s")
-    parser.add_argument("-o", "--out", required=True, metavar="FILE.npy", help="the result")
-    parser.add_argument("--out-dtype", choices=DTYPES, help="dtype of the result (default: that of the inputs)")
+            default = parameters[name].default
+            if default is inspect.Parameter.empty:
+                parser.add_argument(_option(name), type=kind, required=True, metavar="N")
+            else:
+                parser.add_argument(_option(name), type=kind, default=default, help="default: %(default)s")
+    results = _result_options(operator)
+    for name, option in results.items():
+        flags = ("-o", option) if len(results) == 1 else (option,)
+        parser.add_argument(
+            *flags, required=len(results) == 1, metavar="FILE.npy", help=f"the {name.replace('_', ' ')}"
+        )
+    if _takes_out(operator):
+        parser.add_argument("--out-dtype", choices=DTYPES, help="dtype of the result (default: as the library's)")
     parser.add_argument("--dtype", choices=["bfloat16"], help="what elements of 2 raw bytes are (NumPy cannot tell)")
     add_execution_options(parser)
     parser.add_argument("--tmp-dir", metavar="DIR", help="for copies of .npz members (default: the result's directory)")
     parser.add_argument(
         "--progress", action=argparse.BooleanOptionalAction, help="progress bar (default: if stderr is a terminal)"
     )
-    parser.set_defaults(func=run)
+    parser.set_defaults(func=run, out_dtype=None)
 
 
 def run(args: argparse.Namespace) -> int:
     from tqdm import tqdm
 
-    from .npy_files import checked_target, new_npy, open_array, parse_source
+    from .npy_files import checked_targets, new_npy, open_array, parse_source
 
     operator = contract.OPERATORS[args.operator]
-    sources = [parse_source(getattr(args, name)) for name in operator.array_names]
-    target = checked_target(args.out, sources)
+    names = [name for name in (*operator.array_names, *operator.optional_names) if getattr(args, name) is not None]
+    sources = {name: parse_source(getattr(args, name)) for name in names}
+    paths = _result_paths(args, operator)
+    targets = dict(zip(paths, checked_targets(list(paths.values()), list(sources.values()))))
     # For tqdm, None means: unless stderr is a terminal.
     disable = None if args.progress is None else not args.progress
     bar = partial(tqdm, unit="B", unit_scale=True, unit_divisor=1024, disable=disable)
     raw_dtype = None if args.dtype is None else BFLOAT16
-    inputs = [open_array(source, raw_dtype, args.tmp_dir or os.path.dirname(target), bar) for source in sources]
+    temporary = args.tmp_dir or os.path.dirname(next(iter(targets.values())))
+    inputs = {name: open_array(source, raw_dtype, temporary, bar) for name, source in sources.items()}
 
-    arrays = [mapped.array for mapped in inputs]
+    arguments: dict[str, Any] = {name: mapped.array for name, mapped in inputs.items()}
+    if raw_dtype is not None and raw_dtype not in (native(array.dtype) for array in arguments.values()):
+        first = next(iter(sources))
+        raise CommandError(
+            f"{sources[first]}: --dtype {args.dtype} is for elements of 2 raw bytes, these are {arguments[first].dtype}"
+        )
     settings = {name: getattr(args, name) for name in SETTINGS if hasattr(args, name)}
+    if operator is contract.FUSED_LINEAR_CROSS_ENTROPY_LOSS_GRAD:
+        settings["output_mask"] = [name in targets for name in operator.results]
     # Every rule of the contract is checked here, before anything is written. One backend then takes all the boxes.
-    backend = ag.explain(operator.name, *arrays, **settings, backend=args.backend, num_threads=args.threads).backend
-    function = partial(getattr(ag, operator.name), **settings, backend=backend, num_threads=args.threads)
+    execution = {"backend": args.backend, "num_threads": args.threads}
+    call, _ = bound_call(operator.name, (), arguments | settings | execution)
+    execution["backend"] = dispatch.select(call, args.backend).backend
+    function = partial(getattr(ag, operator.name), **settings, **execution)
 
-    shape, fortran_order = arrays[0].shape, arrays[0].flags.fnc
-    dtype = DTYPES[args.out_dtype] if args.out_dtype else native(arrays[0].dtype)
     start = perf_counter()
-    with (
-        new_npy(target, shape, dtype, fortran_order) as result,
-        bar(desc=operator.name, total=result.array.nbytes) as progress,
-    ):
-        dim = settings.get("dim", -1) % max(len(shape), 1)
-        _fill(result, function, inputs, boxes(shape, dim, fortran_order), progress)
+    fortran_order = operator in contract.ROWWISE and call.arrays[0].flags.fnc
+    with ExitStack() as files:
+        results = {
+            name: files.enter_context(
+                new_npy(targets[name], spec.shape, DTYPES.get(args.out_dtype, spec.dtype), fortran_order)
+            )
+            for name, spec in _specs(call, targets).items()
+        }
+        if operator in contract.LINEAR:
+            _compute_at_once(call, function, arguments, results)
+        else:
+            (result,) = results.values()
+            shape = result.array.shape
+            parts = boxes(shape, call.arguments.get("dim", len(shape) - 1), fortran_order)
+            with bar(desc=operator.name, total=result.array.nbytes) as progress:
+                _compute_in_boxes(function, list(inputs.values()), result, parts, progress)
     seconds = perf_counter() - start
-    print(f"{args.out}: {dtype} {shape}, computed and written in {seconds:.2f} s (backend {backend})")
+    for name, result in results.items():
+        print(
+            f"{paths[name]}: {result.array.dtype} {result.array.shape}, computed and written in {seconds:.2f} s "
+            f"(backend {execution['backend']})"
+        )
     return 0
 
 
-def _fill(result: MappedArray, function: Callable, inputs: list[MappedArray], parts: Iterable, progress: tqdm) -> None:
-    """Compute the result box by box."""
+def _result_options(operator: contract.Operator) -> dict[str, str]:
+    """The option that names the file of each result."""
+    if len(operator.results) == 1:
+        return {operator.results[0]: "--out"}
+    return {name: f"{_option(name)}-out" for name in operator.results if name not in NOT_OFFERED}
+
+
+def _result_paths(args: argparse.Namespace, operator: contract.Operator) -> dict[str, str]:
+    """The file of each result that is asked for."""
+    options = _result_options(operator)
+    paths = {name: getattr(args, option[2:].replace("-", "_")) for name, option in options.items()}
+    paths = {name: path for name, path in paths.items() if path is not None}
+    if not paths:
+        raise CommandError(f"name a file for a result, with {' or '.join(options.values())}")
+    return paths
+
+
+def _takes_out(operator: contract.Operator) -> bool:
+    return "out" in inspect.signature(getattr(ag, operator.name)).parameters
+
+
+def _specs(call: contract.Call, targets: Iterable[str]) -> dict[str, contract.ResultSpec]:
+    """What goes to the files; refused where that is not what the call makes."""
+    specs = dict(zip(call.operator.results, call.specs))
+    options = _result_options(call.operator)
+    for name, option in options.items():
+        spec = specs[name]
+        if spec is None and name in targets:
+            raise CommandError(f"{option}: the call makes no {name}")
+        # Rows of numbers may be dropped, but nothing of the size of the logits is made in memory.
+        if spec is not None and len(spec.shape) > 1 and name not in targets:
+            raise CommandError(f"the call makes {name}: name a file for it, with {option}")
+    return {name: spec for name, spec in specs.items() if name in targets and spec is not None}
+
+
+def _compute_at_once(
+    call: contract.Call, function: Callable, arguments: dict[str, NDArray], results: dict[str, MappedArray]
+) -> None:
+    """One call, which keeps to its workspace by itself."""
+    names = call.operator.results
+    if _takes_out(call.operator):
+        function(**arguments, out=tuple(results[name].array if name in results else None for name in names))
+        return
+    for name, value in zip(names, function(**arguments)):
+        if name in results:
+            results[name].array[...] = value
+
+
+def _compute_in_boxes(
+    function: Callable, inputs: list[MappedArray], result: MappedArray, parts: Iterable, progress: tqdm
+) -> None:
+    """Compute the result of a row-wise operator box by box."""
     unreleased = 0
     for box in parts:
         out = _cut(result.array, box)

@@ -68,7 +68,7 @@ def open_array(source: Source, raw_dtype: np.dtype | None, temporary: str, bar: 
     source : Source
         The file.
     raw_dtype : dtype or None
-        What elements of two raw bytes mean; None: they are not expected.
+        What elements of two raw bytes mean; None: they are refused.
     temporary : str
         The directory for temporary files. They have no name there: nothing is left of them, however this ends.
     bar : callable
@@ -94,28 +94,19 @@ def open_array(source: Source, raw_dtype: np.dtype | None, temporary: str, bar: 
         return _map(copy, source, raw_dtype)
 
 
-def checked_target(path: str, sources: list[Source]) -> str:
-    """Where a result goes, links followed; refused if that is one of the inputs or nothing that can be replaced.
+def checked_targets(paths: list[str], sources: list[Source]) -> list[str]:
+    """Where results go, links followed; refused if that is one of the inputs or nothing that can be replaced.
 
     Raises
     ------
     CommandError
         With the reason.
     """
-    if path.endswith(".npz"):
-        raise CommandError(f"{path}: the result is a .npy file")
-    target = os.path.realpath(path)
-    directory = os.path.dirname(target)
-    if not os.path.isdir(directory):
-        raise CommandError(f"{path}: there is no directory {directory}")
-    with suppress(FileNotFoundError):
-        _require_regular_file(target)
-        for source in sources:
-            if os.path.exists(source.path) and os.path.samefile(target, source.path):
-                raise CommandError(f"{path}: this is the input {source.path}; inputs are not overwritten")
-        if not os.access(target, os.W_OK):
-            raise CommandError(f"{path}: not writable")
-    return target
+    targets = [_checked_target(path, sources) for path in paths]
+    for path, target in zip(paths, targets):
+        if targets.count(target) > 1:
+            raise CommandError(f"{path}: the file of two results")
+    return targets
 
 
 @contextmanager
@@ -158,6 +149,23 @@ def new_npy(target: str, shape: tuple[int, ...], dtype: np.dtype, fortran_order:
             os.unlink(partial)
         raise
     _sync_directory(directory)
+
+
+def _checked_target(path: str, sources: list[Source]) -> str:
+    if path.endswith(".npz"):
+        raise CommandError(f"{path}: the result is a .npy file")
+    target = os.path.realpath(path)
+    directory = os.path.dirname(target)
+    if not os.path.isdir(directory):
+        raise CommandError(f"{path}: there is no directory {directory}")
+    with suppress(FileNotFoundError):
+        _require_regular_file(target)
+        for source in sources:
+            if os.path.exists(source.path) and os.path.samefile(target, source.path):
+                raise CommandError(f"{path}: this is the input {source.path}; inputs are not overwritten")
+        if not os.access(target, os.W_OK):
+            raise CommandError(f"{path}: not writable")
+    return target
 
 
 def _require_regular_file(path: str) -> None:
@@ -237,8 +245,6 @@ def _meaning(dtype: np.dtype, header: bytes, raw_dtype: np.dtype | None, source:
             raise CommandError(f"{source}: elements of 2 raw bytes; if this is bfloat16, add --dtype bfloat16")
         # NumPy keeps no byte order with raw elements, so that dtype has lost what the header says.
         return raw_dtype.newbyteorder(">") if b"'>V2'" in header else raw_dtype
-    if raw_dtype is not None and dtype != np.bool_:
-        raise CommandError(f"{source}: --dtype {raw_dtype} is for elements of 2 raw bytes, these are {dtype}")
     return dtype
 
 
