@@ -160,6 +160,20 @@ def expected(operator: str, arrays, *, dim: int = -1, scale: float | None = None
     return Expected(*(np.moveaxis(a, -1, dim).reshape(first.shape) for a in result))
 
 
+def rounded(values: np.ndarray, dtype) -> np.ndarray:
+    """Values of float32 or float64 rounded to nearest even, in integers alone where NumPy would round twice."""
+    if dtype != ml_dtypes.bfloat16 or values.dtype != np.float64:
+        with np.errstate(all="ignore"):
+            return values.astype(dtype)
+    bits = np.abs(values).view(np.uint64)
+    # float64 and float32 differ in the exponent's range: keep away from its ends.
+    assert np.all((values == 0) | ((np.abs(values) > 2.0**-126) & (np.abs(values) < 2.0**127)))
+    kept = bits >> np.uint64(45)
+    rest, half = bits & np.uint64(2**45 - 1), np.uint64(2**44)
+    kept += (rest > half) | ((rest == half) & (kept % 2 == 1))
+    return np.copysign((kept << np.uint64(45)).view(np.float64), values).astype(ml_dtypes.bfloat16)
+
+
 def errors(result: np.ndarray, expected: Expected) -> np.ndarray:
     """The error of every element in units of its bound; infinite where NaN or infinity is wrong or missing."""
     values, bound = expected

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from samples import (
     BACKWARD,
-    BFLOAT16,
     DTYPES,
     GUARD,
     MASKED,
@@ -106,20 +105,6 @@ def test_results_of_another_dtype(operator, dtype, out_dtype, dim, engine):
     engine.assert_right(problem, out)
 
 
-def rounded(values: np.ndarray, dtype) -> np.ndarray:
-    """Values of float32 or float64 rounded to nearest even, in integers alone where NumPy would round twice."""
-    if dtype != BFLOAT16 or values.dtype != np.float64:
-        with np.errstate(all="ignore"):
-            return values.astype(dtype)
-    bits = np.abs(values).view(np.uint64)
-    # float64 and float32 differ in the exponent's range: keep away from its ends.
-    assert np.all((values == 0) | ((np.abs(values) > 2.0**-126) & (np.abs(values) < 2.0**127)))
-    kept = bits >> np.uint64(45)
-    rest, half = bits & np.uint64(2**45 - 1), np.uint64(2**44)
-    kept += (rest > half) | ((rest == half) & (kept % 2 == 1))
-    return np.copysign((kept << np.uint64(45)).view(np.float64), values).astype(BFLOAT16)
-
-
 @pytest.mark.parametrize("out_dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_the_accumulator_is_rounded_once(operator, dtype, out_dtype, cpu_engine):
@@ -130,8 +115,8 @@ def test_the_accumulator_is_rounded_once(operator, dtype, out_dtype, cpu_engine)
     cpu_engine(problem, out=accumulator)
     out = np.empty(shape, DTYPES[out_dtype])
     cpu_engine(problem, out=out)
-    assert_identical(out, rounded(accumulator, DTYPES[out_dtype]))
-    assert_identical(cpu_engine(problem), rounded(accumulator, DTYPES[dtype]))
+    assert_identical(out, oracles.rounded(accumulator, DTYPES[out_dtype]))
+    assert_identical(cpu_engine(problem), oracles.rounded(accumulator, DTYPES[dtype]))
     if dtype != "float64":
         wide = np.empty(shape, np.float64)
         cpu_engine(problem, out=wide)

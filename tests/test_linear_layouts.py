@@ -1,0 +1,287 @@
+"""Layouts and ``out=`` of the linear operators: values alone decide, bit for bit, and nothing else is written."""
+
+from __future__ import annotations
+
+import numpy as np
+import oracles
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from linear_samples import GRADIENT, LINEAR, LOSS, MODES, STATISTICS, WHOLE, LinearProblem, Shape, problem_of
+from samples import (
+    BFLOAT16,
+    DTYPES,
+    Layout,
+    allocated,
+    assert_fresh,
+    assert_guarded,
+    assert_identical,
+    laid_out,
+    native_copy,
+)
+from strategies import layouts, views
+
+import ascend_grad as ag
+
+SIZES = (0, 1, 2, 3, 7, 8, 16, 17, 33, 50, 70)
+
+#: What decides how a problem is built, beside shape and dtype.
+KINDS = {
+    GRADIENT: [{"mode": mode, "mask": mask} for mode in MODES for mask in ("bool", "bits")],
+    STATISTICS: [{"return_logits": True}, {"return_logits": False}],
+    LOSS: [{"logits": True}, {"logits": False}],
+    WHOLE: [{"reduction": reduction} for reduction in ("mean", "sum", "none")],
+}
+
+
+@st.composite
+def problems(draw, operator: str) -> LinearProblem:
+    shape = Shape(*(draw(st.sampled_from(SIZES)) for _ in range(3)))
+    if operator == STATISTICS:
+        shape = shape._replace(V=max(shape.V, 1))
+    how = draw(st.sampled_from(KINDS[operator]))
+    problem = problem_of(operator, shape, draw(st.sampled_from(tuple(DTYPES))), **how)
+    return repeatable(problem) if operator == GRADIENT else problem
+
+
+def repeatable(problem: LinearProblem) -> LinearProblem:
+    """All targets are in range, so that mask and targets may be repeated independently of each other."""
+    target = problem.arguments["masked_target"]
+    return problem.replaced(masked_target=np.mod(target, max(len(problem.arguments["weight"]), 1)))
+
+
+def identical(results, expected) -> None:
+    for result, right in zip(results, expected, strict=True):
+        if result is None or right is None:
+            assert result is right
+        else:
+            assert_identical(result, right)
+
+
+def ordinary(problem: LinearProblem) -> LinearProblem:
+    return problem.mapped(native_copy)
+
+
+# ---- inputs ----------------------------------------------------------------------------------------------------------
+
+
+@given(data=st.data())
+@settings(max_examples=40)
+@pytest.mark.parametrize("linear", LINEAR)
+def test_any_layout(linear, engine, data):
+    problem = data.draw(problems(linear))
+    strange = problem.mapped(lambda array: data.draw(views(array)))
+    plain = ordinary(strange)
+    results = engine.solve(strange)
+    identical(results, engine.solve(plain))
+    engine.assert_solved(plain, results)
+    for result in results:
+        if result is not None:
+            assert_fresh(result, result.shape, result.dtype)
+    for name, array in strange.arrays.items():
+        assert_identical(array, plain.arguments[name])
+
+
+LAYOUTS = {
+    "transposed": Layout((1, 0), (1, 1)),
+    "every second": Layout((0, 1), (1, 2)),
+    "every second row": Layout((0, 1), (2, 1)),
+    "reversed": Layout((0, 1), (-1, -1)),
+    "swapped": Layout((0, 1), (1, 1), swapped=True),
+    "unaligned": Layout((0, 1), (1, 1), shift=1),
+    "one element off": Layout((0, 1), (1, 1), shift=8),
+    "everything": Layout((1, 0), (-3, 2), shift=3, swapped=True),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("operator", LINEAR)
+def test_large_arrays_in_any_layout(operator, dtype, layout, cpu_engine):
+    """Several blocks of rows, words and features."""
+    problem = problem_of(operator, Shape(150, 1100, 70), dtype, **KINDS[operator][0])
+    two, one = LAYOUTS[layout], Layout((0,), LAYOUTS[layout].steps[1:], LAYOUTS[layout].shift, LAYOUTS[layout].swapped)
+    strange = problem.mapped(lambda array: laid_out(array, two if array.ndim == 2 else one, readonly=True))
+    identical(cpu_engine.solve(strange), cpu_engine.solve(problem))
+
+
+@pytest.mark.parametrize("operator", LINEAR)
+def test_rows_without_memory_of_their_own(operator, dtype, engine):
+    """One row of each array, repeated: every stride is 0."""
+    problem = problem_of(operator, Shape(40, 33, 17), dtype, **KINDS[operator][0])
+    repeated = problem.mapped(lambda array: np.broadcast_to(array[:1], array.shape))
+    identical(engine.solve(repeated), engine.solve(ordinary(repeated)))
+
+
+def test_one_array_in_several_places(dtype, engine):
+    x = problem_of(WHOLE, Shape(40, 40, 17), dtype).arguments["input"]
+    target = np.arange(40) % 7
+    same, copied = (LinearProblem(WHOLE, {"input": x, "weight": weight, "target": target}) for weight in (x, x.copy()))
+    identical(engine.solve(same), engine.solve(copied))
+
+
+# ---- results ---------------------------------------------------------------------------------------------------------
+
+SHAPES_OF_RESULTS = {GRADIENT: ("input", "weight"), LOSS: ("logits_max", "vocab_parallel_logits")}
+
+
+def shapes_of_results(problem: LinearProblem) -> list[tuple[int, ...]]:
+    return [problem.arguments[name].shape for name in SHAPES_OF_RESULTS[problem.operator]]
+
+
+@given(data=st.data())
+@settings(max_examples=30)
+@pytest.mark.parametrize("operator", SHAPES_OF_RESULTS)
+def test_any_out(operator, engine, data):
+    """Any layout and dtype of the outs, any layout of the inputs: right, and nothing beside them written."""
+    shape = Shape(*(data.draw(st.sampled_from(SIZES)) for _ in range(3)))
+    how = data.draw(st.sampled_from(KINDS[operator][: 4 if operator == GRADIENT else 1]))
+    problem = problem_of(operator, shape, data.draw(st.sampled_from(tuple(DTYPES))), **how)
+    if operator == GRADIENT:
+        problem = repeatable(problem)
+    strange = problem.mapped(lambda array: data.draw(views(array)))
+    plain = ordinary(strange)
+    outs, buffers, fresh = [], [], []
+    for size in shapes_of_results(problem):
+        out_dtype = DTYPES[data.draw(st.sampled_from(tuple(DTYPES)))]
+        out, buffer = allocated(size, out_dtype, data.draw(layouts(len(size))))
+        outs.append(out)
+        buffers.append(buffer)
+        fresh.append(np.empty(size, out_dtype))
+    results = engine.solve(strange, out=tuple(outs))
+    assert all(result is out for result, out in zip(results, outs, strict=True))
+    for out, buffer in zip(outs, buffers, strict=True):
+        assert_guarded(out, buffer)
+    identical(outs, engine.solve(plain, out=tuple(fresh)))
+    engine.assert_solved(plain, tuple(outs))
+    for name, array in strange.arrays.items():
+        assert_identical(array, plain.arguments[name])
+
+
+@pytest.mark.parametrize("how", range(4))
+def test_out_holds_what_fresh_results_hold(how, dtype, engine):
+    problem = problem_of(GRADIENT, Shape(37, 67, 19), dtype, **KINDS[GRADIENT][how])
+    expected = engine.solve(problem)
+    outs = tuple(np.empty(shape, DTYPES[dtype]) for shape in shapes_of_results(problem))
+    for some in (outs, (outs[0], None), (None, outs[1])):
+        for out in outs:
+            out.fill(7)
+        identical(engine.solve(problem, out=some), expected)
+
+
+@pytest.mark.parametrize("out_dtype", DTYPES)
+def test_losses_of_another_dtype(out_dtype, dtype, engine):
+    problem = problem_of(LOSS, Shape(37, 67, 19), dtype)
+    outs = tuple(np.empty(shape, DTYPES[out_dtype]) for shape in shapes_of_results(problem))
+    engine.assert_solved(problem, engine.solve(problem, out=outs))
+
+
+# ---- out and the inputs share memory ---------------------------------------------------------------------------------
+
+
+def writable(problem: LinearProblem) -> LinearProblem:
+    return problem.mapped(np.array)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "places", [("input", "weight"), ("weight", "input"), ("input", None), (None, "weight")], ids=str
+)
+def test_in_place(places, mode, dtype, engine):
+    problem = problem_of(GRADIENT, Shape(50, 50, 33), dtype, mode=mode)
+    expected = engine.solve(problem)
+    copy = writable(problem)
+    outs = tuple(None if name is None else copy.arguments[name] for name in places)
+    results = engine.solve(copy, out=outs)
+    identical(results, expected)
+    for name, array in copy.arrays.items():
+        if name not in places:
+            assert_identical(array, problem.arguments[name])
+
+
+@pytest.mark.parametrize("which", range(2))
+@pytest.mark.parametrize("offset", [1, -1, 33, -34, 500])
+@pytest.mark.parametrize("name", ["input", "weight"])
+def test_partial_overlap(name, offset, which, dtype, engine):
+    problem = problem_of(GRADIENT, Shape(50, 50, 33), dtype)
+    expected = engine.solve(problem)
+    array = problem.arguments[name]
+    memory = np.zeros(array.size + abs(offset), array.dtype)
+    start = max(-offset, 0)
+    shared = memory[start:][: array.size].reshape(array.shape)
+    shared[...] = array
+    out = memory[start + offset :][: array.size].reshape(array.shape)
+    outs = (out, None) if which == 0 else (None, out)
+    identical(engine.solve(problem.replaced(**{name: shared}), out=outs), expected)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_out_shares_the_memory_of_any_input(mode, dtype, engine):
+    problem = problem_of(GRADIENT, Shape(40, 50, 33), dtype, mode=mode, mask="bits")
+    expected = engine.solve(problem)
+    for name, array in problem.arrays.items():
+        for which, size in enumerate(shapes_of_results(problem)):
+            out = np.zeros(max(size[0] * size[1], -(-array.nbytes // DTYPES[dtype].itemsize)), DTYPES[dtype])
+            shared = out.view(np.uint8)[: array.nbytes].view(array.dtype).reshape(array.shape)
+            shared[...] = array
+            out = out[: size[0] * size[1]].reshape(size)
+            outs = (out, None) if which == 0 else (None, out)
+            identical(engine.solve(problem.replaced(**{name: shared}), out=outs), expected)
+
+
+def test_out_is_another_view_of_an_input(dtype, engine):
+    problem = writable(problem_of(GRADIENT, Shape(33, 33, 33), dtype))
+    expected = engine.solve(problem)
+    for name, view in (("input", np.transpose), ("weight", np.flipud), ("weight", np.fliplr)):
+        copy = writable(problem)
+        out = view(copy.arguments[name])
+        identical(engine.solve(copy, out=(out, None)), expected)
+        copy = writable(problem)
+        out = view(copy.arguments[name])
+        identical(engine.solve(copy, out=(None, out)), expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_losses_in_place(dtype, engine):
+    problem = problem_of(LOSS, Shape(50, 33, 17), dtype)
+    expected = engine.solve(problem)
+    for name in ("logits_max", "sum_exp_logits", "predicted_logits"):
+        copy = writable(problem)
+        outs = (copy.arguments[name], copy.arguments["vocab_parallel_logits"])
+        identical(engine.solve(copy, out=outs), expected)
+    copy = writable(problem)
+    first = copy.arguments["vocab_parallel_logits"]
+    identical(engine.solve(copy, out=(None, first[::-1])), expected)
+    copy = writable(problem)
+    identical(engine.solve(copy, out=(copy.arguments["vocab_parallel_logits"][:, 0], None)), expected)
+
+
+# ---- kinds of out ----------------------------------------------------------------------------------------------------
+
+
+def test_subclasses_and_files_are_filled_and_returned(tmp_path, backend):
+    problem = problem_of(GRADIENT, Shape(9, 6, 5), "float64")
+    expected = ag.fused_linear_cross_entropy_loss_grad(**problem.arguments, backend=backend)
+    file = np.memmap(tmp_path / "out", np.float64, "w+", shape=(9, 5))
+    for outs in ((np.empty((9, 5)).view(np.matrix), np.ma.masked_all((6, 5))), (file, None)):
+        results = ag.fused_linear_cross_entropy_loss_grad(**problem.arguments, backend=backend, out=outs)
+        assert results[0] is outs[0]
+        identical([np.asarray(result) for result in results], expected)
+
+
+def test_nothing_is_written_for_empty_results(dtype, engine):
+    for shape in (Shape(0, 5, 3), Shape(5, 0, 3), Shape(5, 4, 0)):
+        problem = problem_of(GRADIENT, shape, dtype)
+        two = Layout((0, 1), (1, 1))
+        pairs = [allocated(size, DTYPES[dtype], two) for size in shapes_of_results(problem)]
+        engine.solve(problem, out=tuple(out for out, _ in pairs))
+        for out, buffer in pairs:
+            assert_guarded(out, buffer)
+            assert not np.any(out)
+
+
+def test_a_result_that_does_not_fit_raises_memory_error(backend):
+    x = np.broadcast_to(BFLOAT16.type(1), (2, 2**45))
+    problem = problem_of(GRADIENT, Shape(2, 2, 3), "bfloat16").replaced(input=x, weight=x)
+    outs = (None, None)
+    with pytest.raises(MemoryError):
+        ag.fused_linear_cross_entropy_loss_grad(**problem.arguments, backend=backend, out=outs)
