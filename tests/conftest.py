@@ -1,4 +1,4 @@
-"""Fixtures: every backend, every CPU variant of this machine."""
+"""Fixtures: every backend, every CPU variant of this machine, and the NPU backend over a test double of a device."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import device_limits
 import hypothesis
 import linear_oracles
 import numpy as np
@@ -19,9 +20,11 @@ import oracles
 import pytest
 from linear_samples import LINEAR, LinearProblem
 from samples import DTYPES, OPERATORS, Problem
+from stand_in import StandIn, build
 
 import ascend_grad as ag
-from ascend_grad import _cpu, contract
+from ascend_grad import _cpu, contract, npu
+from ascend_grad.device import runtime
 
 hypothesis.settings.register_profile(
     "suite",
@@ -33,13 +36,25 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("suite")
 
 VARIANTS = tuple(_cpu.supported_variants())
-ENGINES = (*VARIANTS, "reference")
+ENGINES = (*VARIANTS, "reference", "npu")
 
 largest_errors: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "error")
+
+
+class RefusedAsExpectedError(Exception):
+    """The device has limits: it refused a call with the code that they say, and nothing remains to be tested."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call():
+    try:
+        return (yield)
+    except RefusedAsExpectedError:
+        return True
 
 
 def pytest_terminal_summary(terminalreporter) -> None:
@@ -63,17 +78,28 @@ def nothing_of_the_callers_is_changed() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Engine:
-    """One way to compute: the reference, or the CPU backend with one variant of its kernels."""
+    """One way to compute: the reference, the CPU backend with one variant of its kernels, or the NPU backend."""
 
     name: str
 
     @property
     def backend(self) -> str:
-        return "reference" if self.name == "reference" else "cpu"
+        return self.name if self.name in ("reference", "npu") else "cpu"
 
     def __call__(self, problem: Problem, **settings) -> np.ndarray:
+        return self._call(problem, *problem.arrays, **problem.settings, **settings)
+
+    def _call(self, problem: Problem | LinearProblem, *args, **kwargs):
         function = getattr(ag, problem.operator)
-        return function(*problem.arrays, **problem.settings, backend=self.backend, **settings)
+        code = device_limits.code_of(problem) if self.backend == "npu" else None
+        if code is None:
+            return function(*args, **kwargs, backend=self.backend)
+        with pytest.raises(ag.AscendGradError) as info:
+            function(*args, **kwargs, backend=self.backend)
+        assert info.value.code == code
+        if hypothesis.currently_in_test_context():
+            hypothesis.reject()
+        raise RefusedAsExpectedError
 
     def assert_right(self, problem: Problem, result: np.ndarray, *, dim: int | None = None) -> None:
         """Every element is within its bound; the largest error is reported at the end of the run."""
@@ -85,6 +111,8 @@ class Engine:
         )
 
     def assert_within(self, expected: oracles.Expected, problem: Problem, result: np.ndarray) -> None:
+        if self.name == "npu":
+            expected = oracles.claimed_of_a_device(expected, problem.operator, problem.arrays, problem.settings)
         self._assert_within(expected, result, problem.operator, problem.dtype, f"{problem.shape} {problem.settings}")
 
     def _assert_within(self, expected: oracles.Expected, result: np.ndarray, name: str, dtype, text: str) -> None:
@@ -104,7 +132,7 @@ class Engine:
     # -- the linear operators --
 
     def solve(self, problem: LinearProblem, **settings) -> tuple[np.ndarray | None, ...]:
-        return getattr(ag, problem.operator)(**problem.arguments, **settings, backend=self.backend)
+        return self._call(problem, **problem.arguments, **settings)
 
     def assert_solved(
         self,
@@ -114,6 +142,8 @@ class Engine:
     ) -> None:
         """Every element of every result is within its bound; results that nobody asked for are None."""
         expected = linear_oracles.expected(problem) if expected is None else expected
+        if self.name == "npu":
+            expected = linear_oracles.claimed_of_a_device(expected, problem)
         names = contract.OPERATORS[problem.operator].results
         for name, result, right in zip(names, results, expected, strict=True):
             if result is None or right is None:
@@ -137,9 +167,35 @@ def forced() -> Iterator[Callable[[str], None]]:
     _cpu.force_variant(before)
 
 
+@pytest.fixture(scope="session")
+def _installation() -> Iterator[tuple[StandIn, runtime.State]]:
+    home = build("split")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ASCEND_HOME_PATH", str(home))
+        patch.setattr(runtime, "_state", None)
+        state = runtime.state()
+    assert state.usable, state.reason
+    stand_in = StandIn(home)
+    yield stand_in, state
+    npu.release()
+    assert stand_in.live() == {}
+
+
+@pytest.fixture
+def device(_installation, monkeypatch) -> Iterator[StandIn]:
+    """A test double in the place of a device: the NPU backend is usable until the end of the test."""
+    stand_in, state = _installation
+    monkeypatch.setattr(runtime, "_state", state)
+    stand_in.reset()
+    yield stand_in
+    assert stand_in.violations() == []
+
+
 @pytest.fixture(params=ENGINES)
 def engine(request: pytest.FixtureRequest, forced) -> Engine:
-    if request.param != "reference":
+    if request.param == "npu":
+        request.getfixturevalue("device")
+    elif request.param != "reference":
         forced(request.param)
     return Engine(request.param)
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import ml_dtypes
 import numpy as np
 from linear_samples import GRADIENT, LOSS, STATISTICS, WHOLE, LinearProblem
-from oracles import Expected, Precision, precision_of, rounded_once, widen
+from oracles import Expected, Precision, half_ulp, precision_of, rounded_once, widen
 from samples import BFLOAT16
 
 
@@ -20,6 +21,7 @@ class Sizes(NamedTuple):
     p: Precision
     constant: float
     bfloat16: bool
+    device_dtype: np.dtype | None = None  # in which a device rounds tiles and logits; None: this is no device
 
     @property
     def eps(self) -> float:
@@ -39,6 +41,11 @@ def product(s: Sizes, a: np.ndarray, a_error: np.ndarray, b: np.ndarray) -> Expe
     bound = s.eps * magnitude + a_error @ np.abs(b)
     if s.bfloat16:
         bound += 2.0**-8 * magnitude  # a is rounded first
+    if s.device_dtype is not None:
+        info = ml_dtypes.finfo(s.device_dtype)
+        bound += 2 * float(info.eps) * magnitude + float(info.smallest_subnormal) * np.abs(b).sum(0, keepdims=True)
+        # Beyond the largest number of 16 bits a tile is infinite.
+        bound = np.where(np.abs(a).max(1, initial=0)[:, None] < float(info.max) / 2, bound, np.inf)
     # Subnormal values may become 0: in a, in b, in what is added up.
     bound += float(s.p.normal) * (a.shape[1] + np.abs(a).sum(1, keepdims=True) + np.abs(b).sum(0, keepdims=True))
     # NaN: nothing at all is known of an entry that is multiplied by 0.
@@ -51,6 +58,9 @@ def logits_of(s: Sizes, x: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.nd
     magnitude = np.abs(x) @ np.abs(w).T
     bound = s.eps * magnitude + float(s.p.normal) * (1 + x.shape[1])
     logits = x @ w.T
+    if s.device_dtype is not None:
+        bound = bound + half_ulp(np.abs(logits) + bound, s.device_dtype)
+        bound = np.where(np.abs(logits) + bound < float(ml_dtypes.finfo(s.device_dtype).max) / 2, bound, np.inf)
     # A logit that is no finite number is exactly what it is.
     return logits, np.where(np.isfinite(logits), np.where(magnitude < s.p.largest / 4, bound, np.inf), 0)
 
@@ -195,7 +205,10 @@ def sizes_of(problem: LinearProblem) -> Sizes:
 
 def expected(problem: LinearProblem) -> tuple[Expected | None, ...]:
     """Values and bounds before they are rounded to the results' dtypes."""
-    s = sizes_of(problem)
+    return _expected(problem, sizes_of(problem))
+
+
+def _expected(problem: LinearProblem, s: Sizes) -> tuple[Expected | None, ...]:
     arguments = {
         name: widen(a, s.p.wide) if isinstance(a, np.ndarray) and a.dtype.kind not in "biu" else a
         for name, a in problem.arguments.items()
@@ -210,3 +223,17 @@ def for_result(expected: Expected, problem: LinearProblem, result: np.ndarray) -
         return expected
     with np.errstate(all="ignore"):
         return rounded_once(expected, precision_of(problem.dtype), result.dtype.newbyteorder("="))
+
+
+def claimed_of_a_device(expected: tuple[Expected | None, ...], problem: LinearProblem) -> tuple[Expected | None, ...]:
+    """The same with what devices round besides.
+
+    The tile of the gradient is rounded to 16 bits, in float16 too; the logits of the online max sum are; a result is
+    rounded to 16 bits before it becomes one of another dtype.
+    """
+    s = sizes_of(problem)._replace(device_dtype=problem.arguments["input"].dtype if problem.operator != LOSS else None)
+    looser = _expected(problem, s)
+    return tuple(
+        None if given is None or wide is None else Expected(given.values, np.maximum(given.bound, wide.bound))
+        for given, wide in zip(expected, looser, strict=True)
+    )
