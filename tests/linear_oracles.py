@@ -43,9 +43,11 @@ def product(s: Sizes, a: np.ndarray, a_error: np.ndarray, b: np.ndarray) -> Expe
         bound += 2.0**-8 * magnitude  # a is rounded first
     if s.device_dtype is not None:
         info = ml_dtypes.finfo(s.device_dtype)
-        bound += 2 * float(info.eps) * magnitude + float(info.smallest_subnormal) * np.abs(b).sum(0, keepdims=True)
-        # Beyond the largest number of 16 bits a tile is infinite.
-        bound = np.where(np.abs(a).max(1, initial=0)[:, None] < float(info.max) / 2, bound, np.inf)
+        bound += 2 * float(info.eps) * magnitude
+        bound += float(info.smallest_subnormal) * (1 + np.abs(b).sum(0, keepdims=True))
+        # Beyond the largest number of 16 bits a tile, or a result, is infinite.
+        largest = np.maximum(np.abs(a).max(1, initial=0)[:, None], magnitude + bound)
+        bound = np.where(largest < float(info.max) / 2, bound, np.inf)
     # Subnormal values may become 0: in a, in b, in what is added up.
     bound += float(s.p.normal) * (a.shape[1] + np.abs(a).sum(1, keepdims=True) + np.abs(b).sum(0, keepdims=True))
     # NaN: nothing at all is known of an entry that is multiplied by 0.
