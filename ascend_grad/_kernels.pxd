@@ -1,6 +1,6 @@
 # What the C headers offer, for Cython.
 
-from libc.stdint cimport uint8_t
+from libc.stdint cimport int64_t, uint8_t
 
 cdef extern from "ascend_grad/cpu.h" nogil:
     ctypedef enum ag_variant:
@@ -77,3 +77,86 @@ cdef extern from "ascend_grad/strided.h" nogil:
     void ag_widen(ag_variant variant, ag_dtype dtype, const char *source, float *to, Py_ssize_t n)
     void ag_round(ag_variant variant, int from_double, const void *source, ag_dtype dtype, char *to, Py_ssize_t n)
     void ag_stream(ag_variant variant, const float *a, const float *b, float *out, Py_ssize_t n, int nontemporal)
+
+cdef extern from "ascend_grad/linear_cross_entropy.h" nogil:
+    ctypedef struct ag_matrix:
+        char *data
+        Py_ssize_t row_stride
+        Py_ssize_t step
+        ag_dtype dtype
+        int swapped
+
+    ctypedef struct ag_sums:
+        char *data
+        Py_ssize_t row_stride
+        char *low
+        Py_ssize_t low_stride
+
+    ctypedef enum ag_lce_source:
+        AG_FROM_PRODUCT
+        AG_FROM_LOGITS
+        AG_FROM_SOFTMAX
+
+    ctypedef enum ag_lce_result:
+        AG_TO_GRADIENT
+        AG_TO_LOGITS
+        AG_TO_MAX_SUM
+
+    ctypedef struct ag_lce_block:
+        Py_ssize_t rows
+        Py_ssize_t vocab
+        Py_ssize_t hidden
+        int64_t vocab_start
+        const int64_t *row_numbers
+        void *x_rows
+        void *w_rows
+        void *x_columns
+        void *w_columns
+        void *p
+        void *p_pairs
+        void *logits
+        const void *max
+        const void *sum
+        const void *grad
+        const int64_t *target
+        ag_matrix softmax
+        int round_to_bfloat16
+        double filter_eps
+        uint8_t *skipped
+        int add_logits
+        void *panel_max
+        void *panel_sum
+        void *predicted
+        void *running_max
+        double *running_sum
+        ag_matrix logits_out
+        Py_ssize_t hidden_size
+        Py_ssize_t hidden_start
+        ag_sums input_grad
+        ag_sums weight_grad
+        int add_input_grad
+        int add_weight_grad
+
+    ctypedef struct ag_lce_kernels:
+        int mr
+        int nr
+        int vector
+        int pair
+        int unit_size
+        int real_size
+        void (*pack_tile)(void *to, const ag_matrix *source, const int64_t *rows, int64_t start, Py_ssize_t count,
+                          Py_ssize_t first, Py_ssize_t n) noexcept nogil
+        void (*pack_panel)(void *to, const ag_matrix *source, const int64_t *rows, int64_t start, Py_ssize_t count,
+                           Py_ssize_t first, Py_ssize_t n) noexcept nogil
+        void (*pack_columns)(void *to, const ag_matrix *source, const int64_t *rows, int64_t start, Py_ssize_t count,
+                             Py_ssize_t first, Py_ssize_t n) noexcept nogil
+        void (*tiles)(const ag_lce_block *block, ag_lce_source source, ag_lce_result result, Py_ssize_t panel,
+                      Py_ssize_t panel_end, Py_ssize_t tile, Py_ssize_t tile_end) noexcept nogil
+        void (*merge_max_sum)(const ag_lce_block *block, Py_ssize_t row, Py_ssize_t row_end) noexcept nogil
+        void (*input_grad)(const ag_lce_block *block, Py_ssize_t panel, Py_ssize_t panel_end, Py_ssize_t tile,
+                           Py_ssize_t tile_end) noexcept nogil
+        void (*weight_grad)(const ag_lce_block *block, Py_ssize_t panel, Py_ssize_t panel_end, Py_ssize_t tile,
+                            Py_ssize_t tile_end) noexcept nogil
+        void (*probabilities)(void *to, const void *logits, double max, double sum, Py_ssize_t n) noexcept nogil
+
+    const ag_lce_kernels *ag_lce_kernels_of(ag_variant variant, ag_dtype dtype)

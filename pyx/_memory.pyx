@@ -36,10 +36,9 @@ cdef extern from "numpy/arrayobject.h":
         type subtype, cnp.dtype descr, int nd, const cnp.npy_intp *dims, const cnp.npy_intp *strides, void *data,
         int flags, object obj
     )
-    cnp.ndarray PyArray_NewLikeArray(cnp.ndarray prototype, cnp.NPY_ORDER order, cnp.dtype descr, int subok)
     int PyArray_SetBaseObject(cnp.ndarray arr, object base) except -1
 
-from cpython.ref cimport Py_DECREF, Py_INCREF
+from cpython.ref cimport Py_INCREF
 
 cdef size_t HUGE_PAGE = 2 << 20
 HUGE_THRESHOLD = 32 << 20
@@ -74,23 +73,35 @@ cdef class Mapping:
             munmap(self.address, self.length)
 
 
+cdef cnp.ndarray fresh(int ndim, const cnp.npy_intp *shape, cnp.dtype dtype):
+    """A fresh C-contiguous array."""
+    cdef size_t nbytes = dtype.itemsize
+    cdef Mapping mapping = None
+    cdef cnp.ndarray result
+    cdef int axis
+    for axis in range(ndim):
+        nbytes *= <size_t>shape[axis]
+    if nbytes >= _threshold:
+        mapping = Mapping(nbytes)
+    Py_INCREF(dtype)  # stolen, as is the mapping below
+    result = PyArray_NewFromDescr(
+        cnp.ndarray, dtype, ndim, shape, NULL, NULL if mapping is None else mapping.address, cnp.NPY_ARRAY_CARRAY, None
+    )
+    if mapping is not None:
+        Py_INCREF(mapping)
+        PyArray_SetBaseObject(result, mapping)
+    return result
+
+
 cdef cnp.ndarray empty_like(cnp.ndarray prototype, cnp.dtype dtype):
     """A fresh C-contiguous array of the prototype's shape."""
-    cdef size_t nbytes = <size_t>cnp.PyArray_SIZE(prototype) * <size_t>dtype.itemsize
-    cdef Mapping mapping
-    cdef cnp.ndarray result
-    Py_INCREF(dtype)  # both calls steal a reference
-    if nbytes < _threshold:
-        return PyArray_NewLikeArray(prototype, cnp.NPY_CORDER, dtype, 0)
-    try:
-        mapping = Mapping(nbytes)
-    except BaseException:
-        Py_DECREF(dtype)
-        raise
-    result = PyArray_NewFromDescr(
-        cnp.ndarray, dtype, cnp.PyArray_NDIM(prototype), cnp.PyArray_DIMS(prototype), NULL, mapping.address,
-        cnp.NPY_ARRAY_CARRAY, None
-    )
-    Py_INCREF(mapping)  # stolen, too
-    PyArray_SetBaseObject(result, mapping)
-    return result
+    return fresh(cnp.PyArray_NDIM(prototype), cnp.PyArray_DIMS(prototype), dtype)
+
+
+def empty(tuple shape, cnp.dtype dtype):
+    """A fresh C-contiguous array of at most 32 dimensions."""
+    cdef cnp.npy_intp[32] lengths
+    cdef int axis
+    for axis in range(len(shape)):
+        lengths[axis] = shape[axis]
+    return fresh(len(shape), lengths, dtype)

@@ -248,28 +248,41 @@ static void K(merge_max_sum)(const ag_lce_block *b, ptrdiff_t row, ptrdiff_t row
     ag_fpenv_leave(mode);
 }
 
+/* Whole vectors where they fit: partial access is slow without masks. */
+AG_INLINE V K(load_some)(const real *p, ptrdiff_t n) { return n < VL ? V_(load_partial)(p, n) : V_(load)(p); }
+
+AG_INLINE void K(store_some)(real *p, V v, ptrdiff_t n)
+{
+    if (n < VL) {
+        V_(store_partial)(p, v, n);
+    } else {
+        V_(store)(p, v);
+    }
+}
+
 /* rows [first, first + count) of sums, columns [column, column + n), += the tile */
 static void K(add_tile)(const ag_sums *sums, const int64_t *row_numbers, ptrdiff_t first, ptrdiff_t count,
                         ptrdiff_t column, ptrdiff_t n, int add, const real *tile)
 {
     for (ptrdiff_t r = 0; r < count; r++) {
-        const ptrdiff_t at =
-            (row_numbers ? row_numbers[first + r] : first + r) * sums->row_stride + column * (ptrdiff_t)sizeof(real);
+        const ptrdiff_t row = row_numbers ? row_numbers[first + r] : first + r;
+        real *sum = (real *)(sums->data + row * sums->row_stride) + column;
+        real *low = sums->low ? (real *)(sums->low + row * sums->low_stride) + column : 0;
         for (ptrdiff_t c = 0; c < n; c += VL) {
-            const ptrdiff_t left = n - c < VL ? n - c : VL, place = at + c * (ptrdiff_t)sizeof(real);
+            const ptrdiff_t left = n - c < VL ? n - c : VL;
             V total = V_(load)(tile + r * NR + c), lost = {0};
             if (add) {
                 const V x = total;
-                total = V_(load_partial)(sums->data + place, left);
-                if (sums->low) {
-                    lost = V_(load_partial)(sums->low + place, left);
+                total = K(load_some)(sum + c, left);
+                if (low) {
+                    lost = K(load_some)(low + c, left);
                     K(add_compensated)(&total, &lost, x);
                 } else {
                     total += x;
                 }
             }
-            V_(store_partial)(sums->data + place, total, left);
-            if (sums->low) V_(store_partial)(sums->low + place, lost, left);
+            K(store_some)(sum + c, total, left);
+            if (low) K(store_some)(low + c, lost, left);
         }
     }
 }
@@ -364,7 +377,7 @@ static void K(probabilities)(void *to, const void *logits, double max, double su
     real *target = to;
     for (ptrdiff_t c = 0; c < n; c += VL) {
         const ptrdiff_t left = n - c < VL ? n - c : VL;
-        V_(store_partial)(target + c, V_(exp)(V_(load_partial)(from + c, left) - shift) / divisor, left);
+        K(store_some)(target + c, V_(exp)(K(load_some)(from + c, left) - shift) / divisor, left);
     }
     ag_fpenv_leave(mode);
 }

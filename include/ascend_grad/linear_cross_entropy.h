@@ -62,7 +62,8 @@ typedef struct {
 typedef struct {
     char *data;
     ptrdiff_t row_stride; /* bytes */
-    char *low;            /* what the additions lost, rows of the same distance; or NULL */
+    char *low;            /* what the additions lost, laid out alike; or NULL */
+    ptrdiff_t low_stride;
 } ag_sums;
 
 /* What tiles are made from, and what they become. */
