@@ -84,12 +84,13 @@ cdef cnp.ndarray fresh(int ndim, const cnp.npy_intp *shape, cnp.dtype dtype):
     if nbytes >= _threshold:
         mapping = Mapping(nbytes)
     Py_INCREF(dtype)  # stolen, as is the mapping below
+    if mapping is None:
+        return PyArray_NewFromDescr(cnp.ndarray, dtype, ndim, shape, NULL, NULL, 0, None)
     result = PyArray_NewFromDescr(
-        cnp.ndarray, dtype, ndim, shape, NULL, NULL if mapping is None else mapping.address, cnp.NPY_ARRAY_CARRAY, None
+        cnp.ndarray, dtype, ndim, shape, NULL, mapping.address, cnp.NPY_ARRAY_CARRAY, None
     )
-    if mapping is not None:
-        Py_INCREF(mapping)
-        PyArray_SetBaseObject(result, mapping)
+    Py_INCREF(mapping)
+    PyArray_SetBaseObject(result, mapping)
     return result
 
 

@@ -47,6 +47,7 @@
 
 enum {
     AG_CHAIN = 1280, /* terms of a sum in one accumulator */
+    AG_AHEAD = 8,    /* units along the sum that operands are asked for before their use */
     AG_FETCH = 256   /* values of a row that are gathered at once */
 };
 
