@@ -159,8 +159,20 @@ def build(name: str) -> Path:
     return home
 
 
+@cache
+def build_alone() -> Path:
+    """Everything in one library, which shares nothing with the installations: for tests of the test double itself."""
+    result = _root() / "libcann_stand_in_alone.so"
+    sources = (*_STATE, "variant", "runtime", "context", "nnopbase", *_OPERATORS)
+    _link(result, *(_object(source) for source in sources), exports=("acl*", "stand_in_*"), state=False)
+    return result
+
+
 class StandIn:
-    """The control interface of one installation, in this process. Use one installation per process only."""
+    """The control interface of one installation, or of what `build_alone` built.
+
+    Installations share the names of their libraries, and with them their state: use one of them per process only.
+    """
 
     LIVE = (
         *("tensors", "executors", "streams", "contexts", "device_allocations", "device_bytes"),
@@ -168,8 +180,7 @@ class StandIn:
     )
 
     def __init__(self, home: Path) -> None:
-        self.folder = home / "lib64"
-        self._state = ctypes.CDLL(str(self.folder / "libcann_stand_in.so"))
+        self._state = ctypes.CDLL(str(home if home.suffix == ".so" else home / "lib64" / "libcann_stand_in.so"))
         for function, result, arguments in (
             ("fail", None, (ctypes.c_char_p, ctypes.c_int64, ctypes.c_int)),
             ("faults_left", ctypes.c_int, ()),
