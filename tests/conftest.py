@@ -24,6 +24,7 @@ from stand_in import StandIn, build
 
 import ascend_grad as ag
 from ascend_grad import _cpu, contract, npu
+from ascend_grad.backends import npu as npu_backend
 from ascend_grad.device import runtime
 
 hypothesis.settings.register_profile(
@@ -212,8 +213,25 @@ def default_engine() -> Engine:
     return Engine(_cpu.variant())
 
 
-@pytest.fixture(params=("cpu", "reference"))
-def backend(request: pytest.FixtureRequest) -> str:
+@pytest.fixture(params=("cpu", "reference", "npu"))
+def backend(request: pytest.FixtureRequest, monkeypatch) -> str:
+    """The name of a backend. A test ends, and passes, where the device refuses a call that is beyond its limits."""
+    if request.param == "npu":
+        request.getfixturevalue("device")
+        refusal = npu_backend.refusal
+
+        def checked(call):
+            refused = refusal(call)
+            code = device_limits.code(call.operator.name, call.arguments)
+            if code is None or code == 561103:  # that one comes from the device
+                assert refused is None or (refused.error is None and code)
+                return refused
+            assert refused is not None
+            assert refused.error is not None
+            assert refused.error.code == code
+            raise RefusedAsExpectedError
+
+        monkeypatch.setattr(npu_backend, "refusal", checked)
     return request.param
 
 
