@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,14 +14,29 @@ import ascend_grad as ag
 
 from ..backends import reference
 
-Gradient = Callable[..., NDArray]
+Gradient = Callable[..., Any]
 
-#: The largest `rounding_errors` that the library promises for float32.
-ALLOWED_ERRORS = 32.0
+#: The largest error that the library promises for float32, in units of 2**-24 of the terms of each sum.
+ROWWISE_ERRORS = 32
+#: The same where terms are rounded to bfloat16, in units of 2**-8; half a unit of the result comes on top.
+LINEAR_ERRORS = 2
+#: Rows of a linear problem that are compared: the reference takes its time.
+COMPARED_ROWS = 64
+#: Seconds to time a gradient for, about.
+TIMED = 2.0
 
 
-def rounding_errors(gradient: Gradient, arguments: tuple) -> float:
-    """The largest error of a float32 result, in units of 2**-24 of the terms that were added up for it.
+def problem(gradient: Gradient, arguments: tuple) -> str:
+    """The size of a call, in words."""
+    if gradient.__name__ == "linear_cross_entropy":
+        lengths = (len(arguments[0]), *arguments[1].shape)  # BT, V, H
+    else:
+        lengths = arguments[0].shape
+    return "x".join(map(str, lengths))
+
+
+def error_share(gradient: Gradient, arguments: tuple) -> float:
+    """The largest error of a result, as a share of what is allowed.
 
     The right values are those of the reference backend in float64. An element that is the small difference of large
     terms cannot have a small relative error, so the error is compared with the sum of the terms' magnitudes.
@@ -30,13 +46,16 @@ def rounding_errors(gradient: Gradient, arguments: tuple) -> float:
     gradient : callable
         One of this library's gradients.
     arguments : tuple
-        Its positional arguments: two float32 arrays, and for the masked one the mask and the scale.
+        Its positional arguments: float32 arrays, for a masked softmax the mask and the scale; for
+        `linear_cross_entropy` its input and weight in any dtype, and the targets.
     """
+    if gradient.__name__ == "linear_cross_entropy":
+        return _linear_error_share(gradient, *arguments)
     g, y = (array.astype(np.float64) for array in arguments[:2])
     # The scale is rounded to float32 for float32 arrays, which is part of the formula.
     mask_and_scale = tuple(np.float32(value) if isinstance(value, float) else value for value in arguments[2:])
     error = np.abs(gradient(*arguments) - gradient(g, y, *mask_and_scale, backend="reference"))
-    if gradient is ag.log_softmax_backward:
+    if gradient.__name__ == "log_softmax_backward":
         terms = np.abs(g) + np.exp(y) * np.sum(np.abs(g), axis=-1, keepdims=True)
     else:
         products = np.abs(g * y)
@@ -44,17 +63,50 @@ def rounding_errors(gradient: Gradient, arguments: tuple) -> float:
     if mask_and_scale:
         terms *= abs(mask_and_scale[1])
     # Below the smallest normal number float32 has an absolute precision only.
-    return float(np.max(error / (2**-24 * terms + np.finfo(np.float32).tiny), initial=0))
+    return float(np.max(error / (ROWWISE_ERRORS * 2**-24 * terms + np.finfo(np.float32).tiny), initial=0))
+
+
+def _linear_error_share(gradient: Gradient, input: NDArray, weight: NDArray, target: NDArray) -> float:
+    input, target = input[:COMPARED_ROWS], target[:COMPARED_ROWS]
+    x, w = input.astype(np.float64), weight.astype(np.float64)
+    right = gradient(x, w, target, backend="reference")
+    # Terms are those of the products by P = (softmax - one-hot) / BT.
+    p = ag.softmax(x @ w.T, backend="reference")
+    p[np.arange(len(p)), target] -= 1
+    p = np.abs(p, out=p) / len(p)
+    terms = (1 + np.abs(right.loss), p @ np.abs(w), p.T @ np.abs(x))
+    shares = [
+        np.max(np.abs(got.astype(np.float64) - value) / (LINEAR_ERRORS * 2**-8 * size + 2**-8 * np.abs(value)))
+        for got, value, size in zip(gradient(input, weight, target), right, terms)
+    ]
+    return float(np.max(shares))
 
 
 def seconds_beside_numpy(gradient: Gradient, arguments: tuple, rounds: int = 15) -> tuple[float, float]:
     """The time of one call and of the same formula in plain NumPy: medians, on the same arrays, in turn."""
-    formula = getattr(reference, gradient.__name__)
-    ours, numpys = [], []
-    for _ in range(rounds):
+    linear = gradient.__name__ == "linear_cross_entropy"
+    formula = numpy_linear_cross_entropy if linear else getattr(reference, gradient.__name__)
+    ours: list[float] = []
+    numpys: list[float] = []
+    while len(ours) < rounds and sum(numpys) < TIMED:
         ours.append(_seconds(gradient, arguments))
         numpys.append(_seconds(formula, arguments))
     return median(ours), median(numpys)
+
+
+def numpy_linear_cross_entropy(input: NDArray, weight: NDArray, target: NDArray) -> tuple[float, NDArray, NDArray]:
+    """Mean loss and both gradients, with all logits in memory, in float32."""
+    x, w = input.astype(np.float32), weight.astype(np.float32)
+    rows = np.arange(len(x))
+    p = x @ w.T  # the logits at first, [BT, V]
+    p -= p.max(axis=1, keepdims=True)
+    predicted = p[rows, target]
+    total = np.exp(p, out=p).sum(axis=1)
+    loss = float(np.mean(np.log(total) - predicted))
+    p /= total[:, None]
+    p[rows, target] -= 1
+    p /= len(x)
+    return loss, (p @ w).astype(input.dtype), (p.T @ x).astype(weight.dtype)
 
 
 def _seconds(function: Gradient, arguments: tuple) -> float:

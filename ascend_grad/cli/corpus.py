@@ -1,4 +1,4 @@
-"""The demo's text: the standard library of the running interpreter, and the byte-bigram count to beat on it."""
+"""The demo's text: the source of the running interpreter's own standard library."""
 
 from __future__ import annotations
 
@@ -16,9 +16,6 @@ SKIPPED = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "id
 #: Every tenth file is held out.
 HELD_OUT = slice(9, None, 10)
 LEAST_TRAINING, LEAST_HELD_OUT = 100_000, 10_000
-
-#: The weight of the single-byte frequencies in the bigram count. Anything from 1 to 64 gives the same to a thousandth.
-SMOOTHING = 16
 
 
 class Corpus(NamedTuple):
@@ -54,13 +51,3 @@ def read_corpus(directory: Path) -> Corpus:
             f"held out, of {LEAST_TRAINING} and {LEAST_HELD_OUT} needed"
         )
     return Corpus(np.frombuffer(training, np.uint8), np.frombuffer(held_out, np.uint8), files)
-
-
-def bigram_bits(training: NDArray[np.uint8], previous: NDArray[np.uint8], following: NDArray[np.uint8]) -> float:
-    """Bits per byte of a byte-bigram count: fitted on one text, measured on pairs of bytes from another."""
-    single = np.bincount(training, minlength=256) + 1.0
-    pairs = np.bincount(training[:-1] * np.intp(256) + training[1:], minlength=256 * 256).reshape(256, 256)
-    # The single-byte frequencies stand in for pairs that were rarely seen.
-    smoothed = pairs + SMOOTHING * single / single.sum()
-    probability = smoothed / smoothed.sum(axis=1, keepdims=True)
-    return -float(np.mean(np.log2(probability[previous, following])))

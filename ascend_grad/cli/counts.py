@@ -1,0 +1,40 @@
+"""What a model has to beat: how often tokens, and pairs of tokens, occur in the text that it is trained on."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def frequencies(training: NDArray, vocabulary: int) -> NDArray[np.float64]:
+    """The relative frequency of every token, each counted once more than it occurs."""
+    counts = np.bincount(training, minlength=vocabulary) + 1.0
+    return counts / counts.sum()
+
+
+def unigram_bits(training: NDArray, following: NDArray, vocabulary: int) -> float:
+    """Bits per token of a count of tokens: fitted on one text, measured on another."""
+    return -float(np.mean(np.log2(frequencies(training, vocabulary)[following])))
+
+
+def bigram_bits(training: NDArray, previous: NDArray, following: NDArray, vocabulary: int) -> float:
+    """Bits per token of a count of pairs: fitted on one text, measured on pairs of tokens from another.
+
+    Smoothed as Witten and Bell (1991) do: a token that was followed by t different ones leaves the weight of t more
+    pairs to the frequencies of single tokens.
+    """
+    pairs, counts = np.unique(_pairs(training[:-1], training[1:], vocabulary), return_counts=True)
+    leaving = np.bincount(training[:-1], minlength=vocabulary)
+    kinds = np.bincount(pairs // vocabulary, minlength=vocabulary)
+    wanted = _pairs(previous, following, vocabulary)
+    places = np.minimum(np.searchsorted(pairs, wanted), len(pairs) - 1)
+    seen = np.where(pairs[places] == wanted, counts[places], 0)
+    # A token that was never followed by another leaves all to the single ones.
+    weight = np.maximum(kinds, 1)[previous]
+    single = frequencies(training, vocabulary)[following]
+    return -float(np.mean(np.log2((seen + weight * single) / (leaving[previous] + weight))))
+
+
+def _pairs(previous: NDArray, following: NDArray, vocabulary: int) -> NDArray[np.int64]:
+    """A number for every pair."""
+    return previous.astype(np.int64) * vocabulary + following
