@@ -67,10 +67,11 @@ static void gradient(struct operation *op, char *workspace)
     float *tile = si_allocate((uint64_t)(BT * V), sizeof *tile);
     for (int64_t i = 0; i < BT; i++) {
         bool masked = (int)mask[i / 8] >> (i % 8) & 1;
-        if (!masked && target[i] >= 0 && target[i] < (double)V)
-            P[i * V + (int64_t)target[i]] -= 1;
-        else if (!masked) {
-            /* The device checks nothing: it forgets the -1, or, with a given softmax, writes out of bounds. */
+        if (target[i] >= 0 && target[i] < (double)V)
+            P[i * V + (int64_t)target[i]] -= !masked;
+        else {
+            /* The device checks nothing: it forgets the -1, or, with a given softmax, writes out of bounds (also on
+             * masked rows, where it subtracts 0). */
             si_lock();
             si_violation("%s: target %.0f of row %lld is not in [0, %lld)", op->name, target[i], (long long)i, (long long)V);
             si_unlock();

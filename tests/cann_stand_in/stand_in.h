@@ -50,7 +50,7 @@
  *   - Tensors start at multiples of 64 bytes, their pieces with the padding of 32 bytes do not meet one another.
  *   - aclFinalize and aclrtResetDevice within a process end the device for everybody in it.
  *   - After fork() nothing works in the child.
- *   - A target outside of [0, V) in the fused gradient (the device writes out of bounds, or forgets the -1).
+ *   - Targets of the fused gradient, on masked rows too, lie in [0, V): the device writes elsewhere, or forgets the -1.
  */
 #ifndef CANN_STAND_IN_H
 #define CANN_STAND_IN_H
