@@ -823,6 +823,16 @@ def test_faults_strike_at_the_call_they_were_meant_for(acl, double) -> None:
     assert double.violations() == []
 
 
+def test_what_releases_does_so_before_it_fails(acl, double) -> None:
+    address = acl.malloc(16)
+    double.fail("aclrtFree", 1)
+    assert acl.aclrtFree(address) == 500000
+    assert double.live() == {}
+    acl.device_memory.clear()
+    assert acl.aclrtFree(address) == 107000
+    broken(double, "is not the start of an allocation")
+
+
 def test_messages_are_per_thread_and_gone_once_read(acl, double) -> None:
     double.fail("aclrtMalloc", 1, 207001)
     with pytest.raises(StatusError):

@@ -28,12 +28,12 @@ int aclrtCreateContext(void **handle, int32_t device)
 
 int aclrtDestroyContext(void *handle)
 {
-    int code = si_enter("aclrtDestroyContext");
-    if (code == OK && !si_handle_get(handle, KIND_CONTEXT))
-        code = si_misuse(PARAM_INVALID, "not a context: %s", si_handle_state(handle, KIND_CONTEXT));
-    else if (code == OK)
-        si_handle_drop(handle); /* the memory stays: streams may still name it */
-    return si_leave(code);
+    int fault = si_enter("aclrtDestroyContext");
+    struct si_context *context = si_handle_get(handle, KIND_CONTEXT);
+    if (!context)
+        return si_leave(si_misuse(PARAM_INVALID, "not a context: %s", si_handle_state(handle, KIND_CONTEXT)));
+    si_handle_drop(handle); /* the memory stays: streams may still name it */
+    return si_leave(fault);
 }
 
 int aclrtSetCurrentContext(void *handle)

@@ -19,8 +19,8 @@ void *aclCreateTensor(const int64_t *dims, uint64_t rank, int dtype, const int64
 
 int aclDestroyTensor(const void *tensor)
 {
-    int code = si_enter("aclDestroyTensor");
-    return si_leave(code ? code : si_tensor_destroy(tensor));
+    int fault = si_enter("aclDestroyTensor"), code = si_tensor_destroy(tensor);
+    return si_leave(fault ? fault : code);
 }
 
 int aclSetAclOpExecutorRepeatable(void *executor)
@@ -31,6 +31,6 @@ int aclSetAclOpExecutorRepeatable(void *executor)
 
 int aclDestroyAclOpExecutor(void *executor)
 {
-    int code = si_enter("aclDestroyAclOpExecutor");
-    return si_leave(code ? code : si_executor_destroy(executor));
+    int fault = si_enter("aclDestroyAclOpExecutor"), code = si_executor_destroy(executor);
+    return si_leave(fault ? fault : code);
 }

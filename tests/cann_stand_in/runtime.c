@@ -39,30 +39,26 @@ int aclInit(const char *config)
 
 int aclFinalize(void)
 {
-    int code = si_enter("aclFinalize");
-    if (code == OK && !si_initialised())
-        code = REPEAT_FINALIZE;
-    else if (code == OK) {
-        si_violation("ends the device for everybody in the process");
-        si_initialisations((int)-si_initialisations(0));
-    }
-    return si_leave(code);
+    int fault = si_enter("aclFinalize");
+    if (!si_initialised())
+        return si_leave(REPEAT_FINALIZE);
+    si_violation("ends the device for everybody in the process");
+    si_initialisations((int)-si_initialisations(0));
+    return si_leave(fault);
 }
 
 /* Takes back one aclInit among several; older installations lack it. */
 int aclFinalizeReference(uint64_t *references)
 {
-    int code = si_enter("aclFinalizeReference");
-    if (code == OK && !si_initialised())
-        code = REPEAT_FINALIZE;
-    else if (code == OK) {
-        int64_t left = si_initialisations(-1);
-        if (references)
-            *references = (uint64_t)left;
-        if (left == 0 && si_in_flight())
-            si_violation("streams still have work queued");
-    }
-    return si_leave(code);
+    int fault = si_enter("aclFinalizeReference");
+    if (!si_initialised())
+        return si_leave(REPEAT_FINALIZE);
+    int64_t left = si_initialisations(-1);
+    if (references)
+        *references = (uint64_t)left;
+    if (left == 0 && si_in_flight())
+        si_violation("streams still have work queued");
+    return si_leave(fault);
 }
 
 const char *aclGetRecentErrMsg(void)
@@ -115,12 +111,10 @@ int aclrtSetDevice(int32_t device)
 
 int aclrtResetDevice(int32_t device)
 {
-    int code = si_enter("aclrtResetDevice");
-    if (code == OK) {
-        si_violation("ends device %d for everybody in the process", device);
-        si_set_context(NULL);
-    }
-    return si_leave(code);
+    int fault = si_enter("aclrtResetDevice");
+    si_violation("ends device %d for everybody in the process", device);
+    si_set_context(NULL);
+    return si_leave(fault);
 }
 
 int aclrtGetDevice(int32_t *device)
@@ -155,8 +149,8 @@ int aclrtCreateStream(void **stream)
 
 int aclrtDestroyStream(void *stream)
 {
-    int code = si_enter("aclrtDestroyStream");
-    return si_leave(code ? code : si_stream_destroy(stream));
+    int fault = si_enter("aclrtDestroyStream"), code = si_stream_destroy(stream);
+    return si_leave(fault ? fault : code);
 }
 
 int aclrtSynchronizeStream(void *stream)
@@ -184,12 +178,10 @@ int aclrtMalloc(void **address, size_t bytes, int policy)
 int aclrtFree(void *address)
 {
     struct si_context *context;
-    int code = si_enter("aclrtFree");
-    if (code == OK)
-        code = si_need_context(&context);
+    int fault = si_enter("aclrtFree"), code = si_need_context(&context);
     if (code == OK)
         code = si_device_free(address);
-    return si_leave(code);
+    return si_leave(fault ? fault : code);
 }
 
 int aclrtMallocHost(void **address, size_t bytes)
@@ -208,12 +200,10 @@ int aclrtMallocHost(void **address, size_t bytes)
 int aclrtFreeHost(void *address)
 {
     struct si_context *context;
-    int code = si_enter("aclrtFreeHost");
-    if (code == OK)
-        code = si_need_context(&context);
+    int fault = si_enter("aclrtFreeHost"), code = si_need_context(&context);
     if (code == OK)
         code = si_host_free(address);
-    return si_leave(code);
+    return si_leave(fault ? fault : code);
 }
 
 /* Two ranges that queued work must be done with: a synchronous copy does not wait for streams. */
