@@ -1,18 +1,20 @@
-from collections.abc import Iterator
-from typing import Protocol
-
 import numpy as np
 from numpy.typing import NDArray
 
-Chunk = tuple[
-    NDArray[np.int64], NDArray[np.int64], np.ndarray | None, np.ndarray | None, np.ndarray | None
-]  # row_numbers, target, grad, max, sum
-
-class Rows(Protocol):
+class Rows:
+    total: int
     count: int
-    @property
-    def absent(self) -> NDArray[np.int64]: ...
-    def chunks(self, size: int) -> Iterator[Chunk]: ...
+    def __init__(
+        self,
+        target: np.ndarray,
+        start: int,
+        end: int,
+        mask: np.ndarray | None = None,
+        grad: np.ndarray | None = None,
+        maximum: np.ndarray | None = None,
+        sum: np.ndarray | None = None,
+        ignored: int | None = None,
+    ) -> None: ...
 
 def workspace_bound(
     input: np.ndarray,
@@ -35,23 +37,73 @@ def gradient(
     weight_grad: np.ndarray | None,
     workspace: int,
     filter_eps: float,
-    num_threads: int | None,
+    threads: int,
 ) -> None: ...
-def max_sum(
+def statistics(
     input: np.ndarray,
     weight: np.ndarray,
-    rows: Rows,
-    logits_max: np.ndarray,
-    sum_exp: np.ndarray,
-    predicted: np.ndarray,
-    logits: np.ndarray | None,
+    target: np.ndarray,
+    start: int,
+    end: int,
+    with_logits: bool,
+    threads: int,
+) -> tuple: ...
+def loss_and_gradients(
+    input: np.ndarray,
+    weight: np.ndarray,
+    target: np.ndarray,
+    start: int,
+    ignored: int,
+    reduction: str,
+    grad_loss: NDArray[np.float64],
+    loss: np.ndarray,
+    input_grad: np.ndarray | None,
+    weight_grad: np.ndarray | None,
     workspace: int,
-    num_threads: int | None,
+    filter_eps: float,
+    threads: int,
 ) -> None: ...
 def probabilities(
-    logits: np.ndarray,
-    logits_max: NDArray[np.float64],
-    sum_exp: NDArray[np.float64],
-    out: np.ndarray,
-    num_threads: int | None,
+    logits: np.ndarray, logits_max: NDArray[np.float64], sum_exp: NDArray[np.float64], out: np.ndarray, threads: int
 ) -> None: ...
+
+# The short way: anything is taken, and None is the answer to what is not the common case.
+def common_gradient(
+    grad: object,
+    input: object,
+    weight: object,
+    target_mask: object,
+    masked_target: object,
+    label_smoothing: object,
+    logits_max: object,
+    sum_exp_logits: object,
+    softmax: object,
+    output_mask: object,
+    workspace_bytes: object,
+    filter_eps: object,
+    out: object,
+    num_threads: object,
+) -> tuple[np.ndarray, np.ndarray] | None: ...
+def common_statistics(
+    input: object,
+    weight: object,
+    target: object,
+    vocab_start_index: object,
+    vocab_end_index: object,
+    return_logits: object,
+    num_threads: object,
+) -> tuple | None: ...
+def common_loss_and_gradients(
+    input: object,
+    weight: object,
+    target: object,
+    reduction: object,
+    ignore_index: object,
+    grad_loss: object,
+    vocab_start_index: object,
+    return_grad: object,
+    output_mask: object,
+    workspace_bytes: object,
+    filter_eps: object,
+    num_threads: object,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None: ...

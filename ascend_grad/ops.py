@@ -12,7 +12,7 @@ from typing import Literal
 
 from numpy.typing import ArrayLike, NDArray
 
-from . import _rowwise, contract, dispatch
+from . import _linear_cross_entropy, _rowwise, contract, dispatch
 from .results import LinearCrossEntropy, OnlineMaxSum
 
 __all__ = [
@@ -494,6 +494,10 @@ def fused_linear_cross_entropy_loss_grad(
         "workspace_bytes": workspace_bytes,
         "filter_eps": filter_eps,
     }
+    if dispatch.is_plain_cpu(backend):
+        result = _linear_cross_entropy.common_gradient(*arguments.values(), out, num_threads)
+        if result is not None:
+            return result
     return dispatch.run(contract.FUSED_LINEAR_CROSS_ENTROPY_LOSS_GRAD, arguments, out, backend, num_threads)
 
 
@@ -573,6 +577,10 @@ def fused_linear_online_max_sum(
         "vocab_end_index": vocab_end_index,
         "return_logits": return_logits,
     }
+    if dispatch.is_plain_cpu(backend):
+        result = _linear_cross_entropy.common_statistics(*arguments.values(), num_threads)
+        if result is not None:
+            return OnlineMaxSum(*result)
     return OnlineMaxSum(*dispatch.run(contract.FUSED_LINEAR_ONLINE_MAX_SUM, arguments, None, backend, num_threads))
 
 
@@ -739,4 +747,8 @@ def linear_cross_entropy(
         "workspace_bytes": workspace_bytes,
         "filter_eps": filter_eps,
     }
+    if dispatch.is_plain_cpu(backend):
+        result = _linear_cross_entropy.common_loss_and_gradients(*arguments.values(), num_threads)
+        if result is not None:
+            return LinearCrossEntropy(*result)
     return LinearCrossEntropy(*dispatch.run(contract.LINEAR_CROSS_ENTROPY, arguments, None, backend, num_threads))

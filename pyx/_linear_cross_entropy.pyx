@@ -7,7 +7,10 @@
 3. Every step is a round of units that `prange` spreads over the threads. Units and the order of all sums depend on shapes
    alone, so results are the same bits for any number of threads.
 
-Rows whose gradient is zero are left out when a chunk is selected: chunks hold the other rows, packed together.
+Rows whose gradient is zero (or whose target is ignored) are left out when a chunk is selected: chunks hold the others,
+packed together.
+
+The public functions at the end take the common case straight from Python objects, and answer None to all others.
 """
 
 import numpy as np
@@ -15,10 +18,12 @@ import numpy as np
 from cython.parallel cimport prange
 
 cimport numpy as cnp
-from libc.stdint cimport int64_t, uint8_t, uintptr_t
-from libc.string cimport memset
+from libc.math cimport INFINITY, NAN, log
+from libc.stdint cimport int32_t, int64_t, uint8_t, uintptr_t
+from libc.string cimport memcpy, memset
 
-from ascend_grad cimport _cpu, _openmp, _threads
+from ascend_grad cimport _cpu, _memory, _openmp, _threads
+from ascend_grad._dtypes cimport dtype_of
 from ascend_grad._kernels cimport (
     AG_BFLOAT16,
     AG_FLOAT64,
@@ -42,12 +47,19 @@ from ascend_grad._kernels cimport (
     ag_widen,
 )
 
-from .arrays import FLOATING_DTYPES, native
+from .arrays import FLOATING_DTYPES
+from .contract import DEFAULT_WORKSPACE_BYTES, MAX_THREADS
 
 cnp.import_array()
 
 cdef extern from "Python.h":
     int PyErr_CheckSignals() except -1
+
+cdef tuple _dtypes = FLOATING_DTYPES  # in the order of ag_dtype
+cdef object _float32 = np.dtype(np.float32)
+cdef object _float64 = np.dtype(np.float64)
+cdef Py_ssize_t _default_workspace = DEFAULT_WORKSPACE_BYTES
+cdef int _max_threads = MAX_THREADS
 
 # Sizes that were measured; the curves are flat. A block of P of AREA elements stays in the last cache.
 cdef Py_ssize_t ROWS = 1008
@@ -75,19 +87,88 @@ cdef inline Py_ssize_t rounded(Py_ssize_t n, Py_ssize_t to) noexcept nogil:
 
 
 cdef const ag_lce_kernels *kernels_for(cnp.ndarray array):
-    return ag_lce_kernels_of(_cpu.active(), <ag_dtype><int>FLOATING_DTYPES.index(native(array.dtype)))
+    return ag_lce_kernels_of(_cpu.active(), <ag_dtype>dtype_of(array))
 
 
 cdef ag_matrix matrix_of(cnp.ndarray array):
     """A two-dimensional array for the kernels."""
     cdef ag_matrix result
     result.data = <char *>cnp.PyArray_DATA(array)
-    result.dtype = <ag_dtype><int>FLOATING_DTYPES.index(native(array.dtype))
+    result.dtype = <ag_dtype>dtype_of(array)
     result.row_stride = cnp.PyArray_STRIDE(array, 0)
     # A dimension of one element may have any stride.
     result.step = cnp.PyArray_STRIDE(array, 1) if cnp.PyArray_DIM(array, 1) > 1 else ag_itemsize[<int>result.dtype]
-    result.swapped = not array.dtype.isnative
+    result.swapped = cnp.PyArray_ISBYTESWAPPED(array)
     return result
+
+
+# ---- rows ------------------------------------------------------------------------------------------------------------
+
+
+cdef class Rows:
+    """What the rows of a call hold, as contiguous arrays (BT,), and which of them count.
+
+    A row counts if its `grad` is not zero; without `grad`, if its target is not `ignored` (None: every row). Its row of
+    weight is target - start, or none where `mask` is set (bool, or uint8 with eight rows to a byte) or where the target
+    is not in [start, end).
+    """
+
+    cdef readonly Py_ssize_t total, count
+    cdef const char *grad
+    cdef const char *maximum
+    cdef const char *sum
+    cdef const char *target
+    cdef const uint8_t *mask
+    cdef bint is_wide, is_packed, is_double, can_ignore
+    cdef int64_t start, end, ignored
+    cdef tuple keep
+
+    def __init__(
+        self, cnp.ndarray target, int64_t start, int64_t end, cnp.ndarray mask=None, cnp.ndarray grad=None,
+        cnp.ndarray maximum=None, cnp.ndarray sum=None, ignored=None
+    ):
+        cdef Py_ssize_t i
+        self.keep = (target, mask, grad, maximum, sum)
+        self.total = cnp.PyArray_DIM(target, 0)
+        self.target = cnp.PyArray_BYTES(target)
+        self.is_wide = cnp.PyArray_ITEMSIZE(target) == 8
+        self.start, self.end = start, end
+        self.mask = NULL
+        if mask is not None:
+            self.mask = <const uint8_t *>cnp.PyArray_DATA(mask)
+        self.is_packed = mask is not None and cnp.PyArray_TYPE(mask) != cnp.NPY_BOOL
+        self.grad = NULL if grad is None else cnp.PyArray_BYTES(grad)
+        self.is_double = grad is not None and cnp.PyArray_ITEMSIZE(grad) == 8
+        self.maximum = NULL if maximum is None else cnp.PyArray_BYTES(maximum)
+        self.sum = NULL if sum is None else cnp.PyArray_BYTES(sum)
+        self.can_ignore = ignored is not None
+        self.ignored = ignored if self.can_ignore else 0
+        self.count = 0
+        for i in range(self.total):
+            self.count += self.counts(i)
+
+    cdef int64_t target_of(self, Py_ssize_t i) noexcept nogil:
+        return (<const int64_t *>self.target)[i] if self.is_wide else (<const int32_t *>self.target)[i]
+
+    cdef bint counts(self, Py_ssize_t i) noexcept nogil:
+        if self.grad != NULL:
+            return (<const double *>self.grad)[i] != 0 if self.is_double else (<const float *>self.grad)[i] != 0
+        return not (self.can_ignore and self.target_of(i) == self.ignored)
+
+    cdef int64_t row_of_weight(self, Py_ssize_t i) noexcept nogil:
+        """-1 for none."""
+        cdef int64_t target = self.target_of(i)
+        cdef bint is_masked = False
+        if self.mask != NULL:
+            is_masked = (self.mask[i // 8] >> (i % 8)) & 1 if self.is_packed else self.mask[i]
+        return -1 if is_masked or target < self.start or target >= self.end else target - self.start
+
+    cdef int clear_absent(self, cnp.ndarray out) except -1:
+        """Zeros in the rows that do not count."""
+        cdef Py_ssize_t i
+        if self.count < self.total:
+            out[[i for i in range(self.total) if not self.counts(i)]] = 0
+        return 0
 
 
 # ---- blocking --------------------------------------------------------------------------------------------------------
@@ -98,20 +179,23 @@ cdef class Blocking:
 
     cdef const ag_lce_kernels *kernels
     cdef Py_ssize_t total_rows, total_vocab, total_hidden
-    cdef bint with_logits, with_input_grad, with_weight_grad, with_max_sum, buffered
+    cdef bint with_logits, with_input_grad, with_weight_grad, with_max_sum, buffered, kept
     cdef readonly Py_ssize_t rows, vocab, hidden     # of a chunk, a block, a slice
     cdef readonly Py_ssize_t chunks, blocks, slices
     cdef readonly Py_ssize_t slots                   # chunks that are kept packed
+    cdef Py_ssize_t workspace
 
     def __init__(
         self, cnp.ndarray input, Py_ssize_t rows, Py_ssize_t vocab, Py_ssize_t hidden, Py_ssize_t workspace,
-        bint with_logits, bint with_input_grad, bint with_weight_grad, bint with_max_sum, bint buffered
+        bint with_logits, bint with_input_grad, bint with_weight_grad, bint with_max_sum, bint buffered, bint kept=False
     ):
+        """What is to be computed; whether weight_grad needs accumulators beside it; whether all logits are kept."""
         cdef Py_ssize_t nr, most
         self.kernels = kernels_for(input)
         self.total_rows, self.total_vocab, self.total_hidden = rows, vocab, hidden
         self.with_logits, self.with_input_grad = with_logits, with_input_grad
         self.with_weight_grad, self.with_max_sum, self.buffered = with_weight_grad, with_max_sum, buffered
+        self.kept, self.workspace = kept, workspace
         nr = self.kernels.nr
         # Panels of this many units along the sum take a quarter of the second cache.
         most = max(_cpu.cache_size(2) // 4 // (nr * self.kernels.unit_size) * self.kernels.pair, 4 * nr)
@@ -174,10 +258,12 @@ cdef class Blocking:
         total += self.with_logits * self.packed_rows(self.vocab) + self.with_input_grad * self.packed_columns(self.vocab)
         if self.with_max_sum:
             total += 2 * self.panels() * self.rows * real
-        else:
+        if self.with_input_grad or self.with_weight_grad:
             total += self.kernels.pair * self.p_bytes()
             total += self.panels() * (self.rows // self.kernels.mr)
-        if is_sliced and self.with_logits:
+        if self.kept:
+            total += self.rows * (self.total_vocab + self.vocab) * real
+        elif is_sliced and self.with_logits:
             total += self.rows * self.vocab * real
         if self.with_weight_grad:
             # What additions to the gradient lose; the gradient itself where the result cannot hold it.
@@ -233,8 +319,7 @@ cdef enum Round:
     TILES
     MERGE
     PRODUCTS
-    ROUND_WEIGHT_GRAD
-    ROUND_INPUT_GRAD
+    ROUND_ROWS
 
 
 cdef class Schedule:
@@ -246,7 +331,7 @@ cdef class Schedule:
     cdef Blocking blocking
     cdef int threads
     cdef list keep                    # arrays whose memory is in use
-    cdef char *memory                 # of the workspace that is not taken yet
+    cdef char *memory                 # of the workspace, from what is not taken yet
     # what the rounds read
     cdef ag_lce_source source
     cdef ag_lce_result result
@@ -257,32 +342,61 @@ cdef class Schedule:
     cdef const char *rounded_from
     cdef Py_ssize_t rounded_rows, rounded_n, rounded_stride
     cdef ag_variant variant
+    # of the chunks: where each begins among all rows, and the memory of all that are kept packed
+    cdef int64_t[::1] starts
+    cdef int chunk
+    cdef char *x_rows
+    cdef char *x_columns
+    cdef char *kept_logits
 
-    def __init__(self, cnp.ndarray input, cnp.ndarray weight, Blocking blocking, double flops, num_threads):
-        cdef Py_ssize_t total
+    def __init__(self, cnp.ndarray input, cnp.ndarray weight, Blocking blocking, double flops, int threads):
+        cdef Py_ssize_t total, rows = blocking.rows
+        cdef int real = blocking.kernels.real_size
+        cdef char *data
+        cdef ag_lce_block *block
         self.kernels = blocking.kernels
         self.blocking = blocking
         self.variant = _cpu.active()
         memset(&self.block, 0, sizeof(self.block))
         self.input, self.weight = matrix_of(input), matrix_of(weight)
         self.block.round_to_bfloat16 = self.input.dtype == AG_BFLOAT16
-        self.threads = _threads.choose(flops / RATE, 0 if num_threads is None else num_threads)
-        self.keep = [input, weight]
+        self.threads = _threads.choose(flops / RATE, threads)
+        self.starts = np.zeros(blocking.chunks + 1, np.int64)
+        self.chunk = -1
         total = blocking.bytes() + (blocking.slots - 1) * blocking.chunk_bytes()
         workspace = np.empty(total + 64, np.uint8)
-        self.keep.append(workspace)
-        self.memory = <char *>cnp.PyArray_DATA(workspace)
-        self.memory += (64 - <uintptr_t>self.memory % 64) % 64
+        self.keep = [input, weight, workspace]
+        data = cnp.PyArray_BYTES(workspace)
+        self.memory = data + (64 - <uintptr_t>data % 64) % 64
+
+        block = &self.block
+        block.row_numbers = <const int64_t *>self.take(rows * sizeof(int64_t))
+        block.target = <const int64_t *>self.take(rows * sizeof(int64_t))
+        block.grad = self.take(rows * real)
+        block.max = self.take(rows * real)
+        block.sum = self.take(rows * real)
+        block.w_rows = self.take(blocking.with_logits * blocking.packed_rows(blocking.vocab))
+        block.w_columns = self.take(blocking.with_input_grad * blocking.packed_columns(blocking.vocab))
+        self.x_rows = <char *>self.take(blocking.slots * blocking.with_logits * blocking.packed_rows(rows))
+        self.x_columns = <char *>self.take(blocking.slots * blocking.with_weight_grad * blocking.packed_columns(rows))
+        if blocking.with_max_sum:
+            block.panel_max = self.take(blocking.panels() * rows * real)
+            block.panel_sum = self.take(blocking.panels() * rows * real)
+        if blocking.with_input_grad or blocking.with_weight_grad:
+            block.p = self.take(blocking.p_bytes())
+            if self.kernels.pair > 1:
+                block.p_pairs = self.take(blocking.p_bytes())
+            block.skipped = <uint8_t *>self.take(blocking.panels() * (rows // self.kernels.mr))
+        if blocking.kept:
+            self.kept_logits = <char *>self.take(rows * blocking.blocks * blocking.vocab * real)
+        elif blocking.slices > 1 and blocking.with_logits:
+            block.logits = self.take(rows * blocking.vocab * real)
+        self.set_slice(0)
 
     cdef void *take(self, Py_ssize_t size):
         cdef void *result = self.memory
         self.memory += rounded(size, 64)
         return result
-
-    cdef void *array(self, cnp.ndarray array):
-        """The data of a contiguous array, which is kept alive."""
-        self.keep.append(array)
-        return cnp.PyArray_DATA(array)
 
     # -- rounds
 
@@ -401,7 +515,7 @@ cdef class Schedule:
         self.rounded_to.data += first * self.rounded_to.row_stride
         self.rounded_from, self.rounded_stride = sums, stride
         self.rounded_rows, self.rounded_n = rows, cnp.PyArray_DIM(out, 1)
-        return self.run(ROUND_INPUT_GRAD, divided(rows, SOME_ROWS // 16))
+        return self.run(ROUND_ROWS, divided(rows, SOME_ROWS // 16))
 
     # -- blocks and chunks
 
@@ -417,21 +531,36 @@ cdef class Schedule:
         cdef Py_ssize_t begin = index * self.blocking.vocab
         self.block.vocab_start = begin
         self.block.vocab = min(self.blocking.vocab, self.blocking.total_vocab - begin)
+        if self.blocking.kept:
+            self.block.logits = self.kept_logits + self.blocking.rows * begin * self.kernels.real_size
         return 0
 
-    cdef int set_chunk(self, chunk) except -1:
-        """The rows of a chunk, as `select` of its provider returned them."""
-        row_numbers, target, grad, maximum, total = chunk
-        self.block.rows = len(row_numbers)
-        self.block.row_numbers = <const int64_t *>self.address(row_numbers)
-        self.block.target = <const int64_t *>self.address(target)
-        self.block.grad = self.address(grad)
-        self.block.max = self.address(maximum)
-        self.block.sum = self.address(total)
+    cdef int set_chunk(self, Rows rows, Py_ssize_t index) except -1:
+        """Select the rows of a chunk, unless it is the one selected."""
+        cdef Py_ssize_t i = self.starts[index], n = 0, slot = index if self.blocking.slots > 1 else 0
+        cdef int real = self.kernels.real_size
+        cdef int64_t *row_numbers = <int64_t *>self.block.row_numbers
+        cdef int64_t *target = <int64_t *>self.block.target
+        self.block.x_rows = self.x_rows + slot * self.blocking.packed_rows(self.blocking.rows)
+        self.block.x_columns = self.x_columns + slot * self.blocking.packed_columns(self.blocking.rows)
+        if index == self.chunk:
+            return 0
+        with nogil:
+            while i < rows.total and n < self.blocking.rows:
+                if rows.counts(i):
+                    row_numbers[n] = i
+                    target[n] = rows.row_of_weight(i)
+                    if rows.grad != NULL:
+                        memcpy(<char *>self.block.grad + n * real, rows.grad + i * real, real)
+                    if rows.maximum != NULL:
+                        memcpy(<char *>self.block.max + n * real, rows.maximum + i * real, real)
+                        memcpy(<char *>self.block.sum + n * real, rows.sum + i * real, real)
+                    n += 1
+                i += 1
+        self.starts[index + 1] = i
+        self.block.rows = n
+        self.chunk = <int>index
         return 0
-
-    cdef void *address(self, array):
-        return NULL if array is None else cnp.PyArray_DATA(<cnp.ndarray>array)
 
     cdef int pack_weight(self, bint rows, bint columns) except -1:
         cdef Py_ssize_t panels = divided(self.block.hidden_size, self.kernels.nr)
@@ -463,8 +592,8 @@ cdef class Schedule:
             self.weight_grid = grid_of(panels, divided(self.block.vocab, self.kernels.mr), self.block.rows * width)
         return self.run(PRODUCTS, self.input_grid.units + self.weight_grid.units)
 
-    cdef int sliced_logits(self) except -1:
-        """Logits of the block and the chunk, summed over slices of the hidden dimension."""
+    cdef int make_logits(self) except -1:
+        """Logits of the block and the chunk into memory, summed over slices of the hidden dimension."""
         cdef Py_ssize_t index
         for index in range(self.blocking.slices):
             self.set_slice(index)
@@ -472,6 +601,127 @@ cdef class Schedule:
             self.pack_input(True, False)
             self.block.add_logits = index > 0
             self.run_tiles(AG_FROM_PRODUCT, AG_TO_LOGITS)
+        return 0
+
+    # -- the two passes
+
+    cdef int max_sum(
+        self, Rows rows, cnp.ndarray logits_max, cnp.ndarray sum_exp, cnp.ndarray predicted, cnp.ndarray logits
+    ) except -1:
+        """Maximum, sum of exponentials relative to it, and the target's logit, of every row that counts.
+
+        Contiguous arrays (BT,) of the accumulators' dtype. `logits`, unless None, is contiguous (BT, V).
+        """
+        cdef Py_ssize_t b, c, i
+        cdef Blocking blocking = self.blocking
+        cdef ag_lce_block *block = &self.block
+        cdef bint is_double = self.kernels.real_size == 8
+        cdef bint in_memory = blocking.kept or blocking.slices > 1
+        cdef cnp.ndarray running_sum = sum_exp if is_double else np.empty(rows.total, _float64)
+        self.keep.append((logits_max, running_sum, predicted, logits))
+        logits_max.fill(-np.inf)
+        running_sum.fill(0)
+        block.running_max = cnp.PyArray_DATA(logits_max)
+        block.running_sum = <double *>cnp.PyArray_DATA(running_sum)
+        block.predicted = cnp.PyArray_DATA(predicted)
+        if logits is not None:
+            block.logits_out = matrix_of(logits)
+        for b in range(blocking.blocks):
+            self.set_block(b)
+            if not in_memory:
+                self.pack_weight(True, False)
+            for c in range(blocking.chunks):
+                self.set_chunk(rows, c)
+                if in_memory:
+                    self.make_logits()
+                    self.run_tiles(AG_FROM_LOGITS, AG_TO_MAX_SUM)
+                else:
+                    if b == 0 or blocking.slots < blocking.chunks:
+                        self.pack_input(True, False)
+                    self.run_tiles(AG_FROM_PRODUCT, AG_TO_MAX_SUM)
+                self.run(MERGE, divided(block.rows, SOME_ROWS))
+        # A sum relative to -inf would be of NaN; a row that does not count has none.
+        for i in range(rows.total):
+            if is_double:
+                if (<double *>block.running_max)[i] == -INFINITY and rows.counts(i):
+                    block.running_sum[i] = NAN
+            else:
+                if (<float *>block.running_max)[i] == -INFINITY and rows.counts(i):
+                    block.running_sum[i] = NAN
+                (<float *>cnp.PyArray_DATA(sum_exp))[i] = <float>block.running_sum[i]
+        self.chunk = -1
+        return 0
+
+    cdef int gradient(
+        self, Rows rows, cnp.ndarray softmax, cnp.ndarray input_grad, cnp.ndarray weight_grad, double filter_eps
+    ) except -1:
+        """Both gradients (None: not wanted) into arrays that overlap no input."""
+        cdef Py_ssize_t b, c, s, hidden = self.blocking.total_hidden
+        cdef int real = self.kernels.real_size
+        cdef Blocking blocking = self.blocking
+        cdef ag_lce_block *block = &self.block
+        cdef bint with_input = input_grad is not None, with_weight = weight_grad is not None
+        cdef bint with_logits = softmax is None and not blocking.kept
+        cdef cnp.ndarray sums = None
+        dtype = _float64 if real == 8 else _float32
+        block.filter_eps = filter_eps
+        if softmax is not None:
+            block.softmax = matrix_of(softmax)
+        if with_weight:
+            block.weight_grad.row_stride = block.weight_grad.low_stride = hidden * real
+            if blocking.buffered:
+                block.weight_grad.data = <char *>self.take(blocking.vocab * hidden * real)
+            else:
+                block.weight_grad.row_stride = cnp.PyArray_STRIDE(weight_grad, 0)
+            if rows.count > MANY_SUMS * blocking.rows:
+                block.weight_grad.low = <char *>self.take(blocking.vocab * hidden * real)
+        if with_input:
+            sums = input_grad if holds_sums(input_grad, real) else np.empty((rows.total, hidden), dtype)
+            self.keep.append(sums)
+            block.input_grad.data = cnp.PyArray_BYTES(sums)
+            block.input_grad.row_stride = cnp.PyArray_STRIDE(sums, 0)
+            if blocking.blocks > MANY_SUMS and rows.total * hidden * real <= blocking.workspace // 4:
+                low = np.empty((rows.total, hidden), dtype)
+                self.keep.append(low)
+                block.input_grad.low = cnp.PyArray_BYTES(low)
+                block.input_grad.low_stride = hidden * real
+        for b in range(blocking.blocks):
+            self.set_block(b)
+            if with_weight and not blocking.buffered:
+                block.weight_grad.data = (
+                    cnp.PyArray_BYTES(weight_grad) + block.vocab_start * block.weight_grad.row_stride
+                )
+            if blocking.slices == 1:
+                self.pack_weight(with_logits, with_input)
+            block.add_input_grad = b > 0
+            for c in range(blocking.chunks):
+                self.set_chunk(rows, c)
+                if blocking.slices == 1 and (b == 0 or blocking.slots < blocking.chunks):
+                    self.pack_input(with_logits, with_weight)
+                if softmax is not None:
+                    self.run_tiles(AG_FROM_SOFTMAX, AG_TO_GRADIENT)
+                elif blocking.kept:
+                    self.run_tiles(AG_FROM_LOGITS, AG_TO_GRADIENT)
+                elif blocking.slices == 1:
+                    self.run_tiles(AG_FROM_PRODUCT, AG_TO_GRADIENT)
+                else:
+                    self.make_logits()
+                    self.run_tiles(AG_FROM_LOGITS, AG_TO_GRADIENT)
+                block.add_weight_grad = c > 0
+                for s in range(blocking.slices):
+                    if blocking.slices > 1:
+                        self.set_slice(s)
+                        self.pack_weight(False, with_input)
+                        self.pack_input(False, with_weight)
+                    self.run_products()
+            if with_weight and blocking.buffered:
+                self.round_to(
+                    weight_grad, block.vocab_start, block.weight_grad.data, block.weight_grad.row_stride, block.vocab
+                )
+        if with_input:
+            if sums is not input_grad:
+                self.round_to(input_grad, 0, block.input_grad.data, block.input_grad.row_stride, rows.total)
+            rows.clear_absent(input_grad)
         return 0
 
 
@@ -484,180 +734,122 @@ cdef bint holds_sums(cnp.ndarray out, int real):
     )
 
 
-def gradient(
-    cnp.ndarray input, cnp.ndarray weight, rows, cnp.ndarray softmax, cnp.ndarray input_grad, cnp.ndarray weight_grad,
-    Py_ssize_t workspace, double filter_eps, num_threads
-):
-    """Both gradients into the given arrays (None: not wanted), which overlap no input.
+cdef int clear(cnp.ndarray array) except -1:
+    if array is not None:
+        array.fill(0)
+    return 0
 
-    `rows` selects the rows that count: `rows.count` of them, in chunks `rows.chunks(size)` of at most that many, each a
-    tuple (row_numbers, target, grad, max, sum) of contiguous arrays; `rows.absent` are the numbers of all others.
-    """
-    cdef Py_ssize_t count = rows.count, vocab = cnp.PyArray_DIM(weight, 0), hidden = cnp.PyArray_DIM(weight, 1)
-    cdef Py_ssize_t b, c, s, part
-    cdef bint with_logits = softmax is None, with_input = input_grad is not None, with_weight = weight_grad is not None
-    cdef bint is_direct, is_first
-    cdef Schedule schedule
-    cdef Blocking blocking
-    cdef ag_lce_block *block
-    cdef const ag_lce_kernels *kernels = kernels_for(input)
-    cdef char *x_rows
-    cdef char *x_columns
-    cdef cnp.ndarray sums
-    if not count or not vocab or not hidden or not (with_input or with_weight):
-        for out in (input_grad, weight_grad):
-            if out is not None:
-                out[...] = 0
-        return
-    is_direct = with_weight and holds_sums(weight_grad, kernels.real_size)
-    blocking = Blocking(
-        input, count, vocab, hidden, workspace, with_logits, with_input, with_weight, False, with_weight and not is_direct
-    )
-    schedule = Schedule(
-        input, weight, blocking, 2.0 * (with_logits + with_input + with_weight) * count * vocab * hidden, num_threads
-    )
-    block = &schedule.block
-    real = np.dtype(np.float64 if kernels.real_size == 8 else np.float32)
-    block.filter_eps = filter_eps
-    if not with_logits:
-        block.softmax = matrix_of(softmax)
-    chunks = list(rows.chunks(blocking.rows)) if blocking.chunks == 1 else None
 
-    # Memory: blocks, chunks, P, accumulators.
-    block.w_rows = schedule.take(with_logits * blocking.packed_rows(blocking.vocab))
-    block.w_columns = schedule.take(with_input * blocking.packed_columns(blocking.vocab))
-    block.p = schedule.take(blocking.p_bytes())
-    if kernels.pair > 1:
-        block.p_pairs = schedule.take(blocking.p_bytes())
-    block.skipped = <uint8_t *>schedule.take(blocking.panels() * (blocking.rows // kernels.mr))
-    if blocking.slices > 1 and with_logits:
-        block.logits = schedule.take(blocking.rows * blocking.vocab * kernels.real_size)
-    if with_weight:
-        block.weight_grad.row_stride = block.weight_grad.low_stride = hidden * kernels.real_size
-        if is_direct:
-            block.weight_grad.row_stride = cnp.PyArray_STRIDE(weight_grad, 0)
-        else:
-            block.weight_grad.data = <char *>schedule.take(blocking.vocab * hidden * kernels.real_size)
-        if count > MANY_SUMS * blocking.rows:
-            block.weight_grad.low = <char *>schedule.take(blocking.vocab * hidden * kernels.real_size)
-    if with_input:
-        sums = input_grad if holds_sums(input_grad, kernels.real_size) else np.empty(
-            (input_grad.shape[0], hidden), real
-        )
-        block.input_grad.data = <char *>schedule.array(sums)
-        block.input_grad.row_stride = cnp.PyArray_STRIDE(sums, 0)
-        if blocking.blocks > MANY_SUMS and input_grad.shape[0] * hidden * kernels.real_size <= workspace // 4:
-            block.input_grad.low = <char *>schedule.array(np.empty((input_grad.shape[0], hidden), real))
-            block.input_grad.low_stride = hidden * kernels.real_size
-    x_rows = <char *>schedule.take(blocking.slots * with_logits * blocking.packed_rows(blocking.rows))
-    x_columns = <char *>schedule.take(blocking.slots * with_weight * blocking.packed_columns(blocking.rows))
-
-    schedule.set_slice(0)
-    for b in range(blocking.blocks):
-        schedule.set_block(b)
-        if is_direct:
-            block.weight_grad.data = (
-                <char *>cnp.PyArray_DATA(weight_grad) + block.vocab_start * block.weight_grad.row_stride
-            )
-        if blocking.slices == 1:
-            schedule.pack_weight(with_logits, with_input)
-        block.add_input_grad = b > 0
-        c = 0
-        for chunk in chunks or rows.chunks(blocking.rows):
-            schedule.set_chunk(chunk)
-            part = c if blocking.slots > 1 else 0
-            block.x_rows = x_rows + part * blocking.packed_rows(blocking.rows)
-            block.x_columns = x_columns + part * blocking.packed_columns(blocking.rows)
-            is_first = b == 0 or blocking.slots < blocking.chunks
-            if blocking.slices == 1 and is_first:
-                schedule.pack_input(with_logits, with_weight)
-            if not with_logits:
-                schedule.run_tiles(AG_FROM_SOFTMAX, AG_TO_GRADIENT)
-            elif blocking.slices == 1:
-                schedule.run_tiles(AG_FROM_PRODUCT, AG_TO_GRADIENT)
-            else:
-                schedule.sliced_logits()
-                schedule.run_tiles(AG_FROM_LOGITS, AG_TO_GRADIENT)
-            block.add_weight_grad = c > 0
-            for s in range(blocking.slices):
-                if blocking.slices > 1:
-                    schedule.set_slice(s)
-                    schedule.pack_weight(False, with_input)
-                    schedule.pack_input(False, with_weight)
-                schedule.run_products()
-            c += 1
-        if with_weight and not is_direct:
-            schedule.round_to(
-                weight_grad, block.vocab_start, block.weight_grad.data, block.weight_grad.row_stride, block.vocab
-            )
-    if with_input:
-        if sums is not input_grad:
-            schedule.round_to(input_grad, 0, block.input_grad.data, block.input_grad.row_stride, input_grad.shape[0])
-        input_grad[rows.absent] = 0
-    _threads.finished()
+# ---- operators -------------------------------------------------------------------------------------------------------
 
 
 def max_sum(
-    cnp.ndarray input, cnp.ndarray weight, rows, cnp.ndarray logits_max, cnp.ndarray sum_exp, cnp.ndarray predicted,
-    cnp.ndarray logits, Py_ssize_t workspace, num_threads
+    cnp.ndarray input, cnp.ndarray weight, Rows rows, cnp.ndarray logits_max, cnp.ndarray sum_exp,
+    cnp.ndarray predicted, cnp.ndarray logits, Py_ssize_t workspace, int threads
 ):
-    """Maximum, sum of exponentials relative to it, and logit of the target (where there is one), of every row that counts.
-
-    The results are contiguous arrays of the accumulators' dtype (BT,); `logits`, unless None, is contiguous, of the dtype
-    of input. `rows` as in `gradient`; grad, max and sum of its chunks are None.
-    """
-    cdef Py_ssize_t count = rows.count, vocab = cnp.PyArray_DIM(weight, 0), hidden = cnp.PyArray_DIM(weight, 1)
-    cdef Py_ssize_t b, c, part
-    cdef Schedule schedule
+    """Statistics of the logits: see `Schedule.max_sum`. Arrays of rows that do not count are left as they are."""
+    cdef Py_ssize_t vocab = cnp.PyArray_DIM(weight, 0), hidden = cnp.PyArray_DIM(weight, 1)
     cdef Blocking blocking
-    cdef ag_lce_block *block
-    cdef const ag_lce_kernels *kernels = kernels_for(input)
-    cdef char *x_rows
-    if not count:
-        return
-    blocking = Blocking(input, count, vocab, hidden, workspace, True, False, False, True, False)
-    schedule = Schedule(input, weight, blocking, 2.0 * count * vocab * max(hidden, 1), num_threads)
-    block = &schedule.block
-    block.w_rows = schedule.take(blocking.packed_rows(blocking.vocab))
-    block.panel_max = schedule.take(blocking.panels() * blocking.rows * kernels.real_size)
-    block.panel_sum = schedule.take(blocking.panels() * blocking.rows * kernels.real_size)
-    if blocking.slices > 1:
-        block.logits = schedule.take(blocking.rows * blocking.vocab * kernels.real_size)
-    x_rows = <char *>schedule.take(blocking.slots * blocking.packed_rows(blocking.rows))
-    logits_max.fill(-np.inf)
-    running_sum = sum_exp if kernels.real_size == 8 else np.empty(cnp.PyArray_DIM(sum_exp, 0), np.float64)
-    running_sum.fill(0)
-    block.running_max = schedule.array(logits_max)
-    block.running_sum = <double *>schedule.array(running_sum)
-    block.predicted = schedule.array(predicted)
-    if logits is not None:
-        block.logits_out = matrix_of(logits)
-    chunks = list(rows.chunks(blocking.rows)) if blocking.chunks == 1 else None
+    if rows.count:
+        blocking = Blocking(input, rows.count, vocab, hidden, workspace, True, False, False, True, False)
+        (<Schedule>Schedule(input, weight, blocking, 2.0 * rows.count * vocab * max(hidden, 8), threads)).max_sum(
+            rows, logits_max, sum_exp, predicted, logits
+        )
+        _threads.finished()
 
-    schedule.set_slice(0)
-    for b in range(blocking.blocks):
-        schedule.set_block(b)
-        if blocking.slices == 1:
-            schedule.pack_weight(True, False)
-        c = 0
-        for chunk in chunks or rows.chunks(blocking.rows):
-            schedule.set_chunk(chunk)
-            part = c if blocking.slots > 1 else 0
-            block.x_rows = x_rows + part * blocking.packed_rows(blocking.rows)
-            if blocking.slices > 1:
-                schedule.sliced_logits()
-                schedule.run_tiles(AG_FROM_LOGITS, AG_TO_MAX_SUM)
-            else:
-                if b == 0 or blocking.slots < blocking.chunks:
-                    schedule.pack_input(True, False)
-                schedule.run_tiles(AG_FROM_PRODUCT, AG_TO_MAX_SUM)
-            schedule.run(MERGE, divided(block.rows, SOME_ROWS))
-            c += 1
-    # Where every logit is -inf, the exponentials are those of NaN.
-    running_sum[logits_max == -np.inf] = np.nan
-    if running_sum is not sum_exp:
-        sum_exp[...] = running_sum
+
+def gradient(
+    cnp.ndarray input, cnp.ndarray weight, Rows rows, cnp.ndarray softmax, cnp.ndarray input_grad,
+    cnp.ndarray weight_grad, Py_ssize_t workspace, double filter_eps, int threads
+):
+    """Both gradients: see `Schedule.gradient`."""
+    cdef Py_ssize_t vocab = cnp.PyArray_DIM(weight, 0), hidden = cnp.PyArray_DIM(weight, 1)
+    cdef bint with_logits = softmax is None, with_input = input_grad is not None, with_weight = weight_grad is not None
+    cdef Blocking blocking
+    if not rows.count or not vocab or not hidden or not (with_input or with_weight):
+        clear(input_grad)
+        clear(weight_grad)
+        return
+    blocking = Blocking(
+        input, rows.count, vocab, hidden, workspace, with_logits, with_input, with_weight, False,
+        with_weight and not holds_sums(weight_grad, kernels_for(input).real_size)
+    )
+    (<Schedule>Schedule(
+        input, weight, blocking, 2.0 * (with_logits + with_input + with_weight) * rows.count * vocab * max(hidden, 8),
+        threads
+    )).gradient(rows, softmax, input_grad, weight_grad, filter_eps)
     _threads.finished()
+
+
+def loss_and_gradients(
+    cnp.ndarray input, cnp.ndarray weight, cnp.ndarray target, int64_t start, int64_t ignored, reduction,
+    const double[::1] grad_loss, cnp.ndarray loss, cnp.ndarray input_grad, cnp.ndarray weight_grad,
+    Py_ssize_t workspace, double filter_eps, int threads
+):
+    """The loss into `loss` (accumulators' dtype; shape () or (BT,)), and both gradients (None: not wanted).
+
+    `grad_loss` holds one number, or one for each row. Where all logits fit in the workspace they are kept between the
+    passes (6 BT V H flops), else computed twice (8 BT V H).
+    """
+    cdef Py_ssize_t vocab = cnp.PyArray_DIM(weight, 0), hidden = cnp.PyArray_DIM(weight, 1), i
+    cdef Py_ssize_t total = cnp.PyArray_DIM(target, 0)
+    cdef const ag_lce_kernels *kernels = kernels_for(input)
+    cdef bint is_double = kernels.real_size == 8, with_input = input_grad is not None
+    cdef bint with_weight = weight_grad is not None, with_gradient = with_input or with_weight
+    cdef bint buffered = with_weight and not holds_sums(weight_grad, kernels.real_size)
+    cdef bint is_mean = reduction == "mean", is_each = reduction == "none"
+    cdef Blocking blocking = None
+    cdef Schedule schedule = None
+    cdef cnp.ndarray statistics = np.zeros((4, total), _float64 if is_double else _float32)
+    cdef cnp.ndarray logits_max, sum_exp, predicted, grad
+    cdef Rows rows
+    cdef double each, sum = 0, error = 0, y, t
+    logits_max, sum_exp, predicted, grad = statistics
+    rows = Rows(target, start, start + vocab, ignored=ignored)
+    if rows.count and vocab:
+        if with_gradient and hidden:
+            blocking = Blocking(
+                input, rows.count, vocab, hidden, workspace, True, with_input, with_weight, True, buffered, True
+            )
+        if blocking is not None and blocking.chunks == 1 and blocking.slices == 1 and blocking.bytes() <= workspace:
+            schedule = Schedule(input, weight, blocking, 6.0 * rows.count * vocab * max(hidden, 8), threads)
+            schedule.max_sum(rows, logits_max, sum_exp, predicted, None)
+        else:
+            max_sum(input, weight, rows, logits_max, sum_exp, predicted, None, workspace, threads)
+    for i in range(total):
+        each = 0
+        if rows.counts(i):
+            each = grad_loss[i if grad_loss.shape[0] > 1 else 0] / (rows.count if is_mean else 1)
+            if is_double:
+                (<double *>cnp.PyArray_DATA(grad))[i] = each
+                each = (<double *>cnp.PyArray_DATA(predicted))[i] - (<double *>cnp.PyArray_DATA(logits_max))[i]
+                each = log((<double *>cnp.PyArray_DATA(sum_exp))[i]) - each
+            else:
+                (<float *>cnp.PyArray_DATA(grad))[i] = <float>each
+                each = <double>(<float *>cnp.PyArray_DATA(predicted))[i] - (<float *>cnp.PyArray_DATA(logits_max))[i]
+                each = log((<float *>cnp.PyArray_DATA(sum_exp))[i]) - each
+        if is_each:
+            if is_double:
+                (<double *>cnp.PyArray_DATA(loss))[i] = each
+            else:
+                (<float *>cnp.PyArray_DATA(loss))[i] = <float>each
+        # Kahan's sum
+        y = each - error
+        t = sum + y
+        error = (t - sum) - y if t - t == 0 else 0
+        sum = t
+    if not is_each:
+        if is_mean:
+            sum = sum / rows.count if rows.count else NAN
+        loss[()] = sum
+    if not with_gradient:
+        return
+    rows = Rows(target, start, start + vocab, None, grad, logits_max, sum_exp)
+    if schedule is not None and rows.count == blocking.total_rows:
+        schedule.gradient(rows, None, input_grad, weight_grad, filter_eps)
+        _threads.finished()
+    else:
+        gradient(input, weight, rows, None, input_grad, weight_grad, workspace, filter_eps, threads)
 
 
 # ---- probabilities ---------------------------------------------------------------------------------------------------
@@ -694,17 +886,198 @@ cdef void probabilities_of_row(
 
 
 def probabilities(
-    cnp.ndarray logits, const double[::1] logits_max, const double[::1] sum_exp, cnp.ndarray out, num_threads
+    cnp.ndarray logits, const double[::1] logits_max, const double[::1] sum_exp, cnp.ndarray out, int threads
 ):
     """``exp(logits - logits_max) / sum_exp`` of every row into `out`, which overlaps no input."""
     cdef const ag_lce_kernels *kernels = kernels_for(logits)
     cdef ag_matrix source = matrix_of(logits), target = matrix_of(out)
     cdef Py_ssize_t rows = cnp.PyArray_DIM(logits, 0), n = cnp.PyArray_DIM(logits, 1), row
     cdef ag_variant variant = _cpu.active()
-    cdef int threads = _threads.choose(<double>rows * n, 0 if num_threads is None else num_threads)
+    cdef int team = _threads.choose(<double>rows * n, threads)
     if rows and n:
-        for row in prange(rows, nogil=True, num_threads=threads, schedule="dynamic", chunksize=16):
+        for row in prange(rows, nogil=True, num_threads=team, schedule="dynamic", chunksize=16):
             _openmp.record_team()
             probabilities_of_row(kernels, variant, &source, logits_max[row], sum_exp[row], &target, row, n)
     _threads.finished()
     PyErr_CheckSignals()
+
+
+def statistics(
+    cnp.ndarray input, cnp.ndarray weight, cnp.ndarray target, int64_t start, int64_t end, bint with_logits, int threads
+):
+    """The six results of fused_linear_online_max_sum; `target` is contiguous."""
+    cdef cnp.npy_intp[2] shape = [cnp.PyArray_DIM(input, 0), cnp.PyArray_DIM(weight, 0)]
+    cdef cnp.npy_intp bytes = divided(shape[0], 8)
+    cdef int dtype = dtype_of(input)
+    cdef bint is_double = dtype == AG_FLOAT64
+    cdef Rows rows = Rows(target, start, end)
+    cdef cnp.dtype real = _float64 if is_double else _float32
+    cdef cnp.ndarray logits_max = _memory.fresh(1, shape, real), sum_exp = _memory.fresh(1, shape, real)
+    cdef cnp.ndarray predicted = _memory.fresh(1, shape, real)
+    cdef cnp.ndarray mask = np.zeros(bytes, np.uint8), masked_target = np.zeros(shape[0], f"i{target.itemsize}")
+    cdef cnp.ndarray logits = _memory.fresh(2, shape, <cnp.dtype>_dtypes[dtype]) if with_logits else None
+    cdef uint8_t *bits = <uint8_t *>cnp.PyArray_DATA(mask)
+    cdef char *places = cnp.PyArray_BYTES(masked_target)
+    cdef char *logit = cnp.PyArray_BYTES(predicted)
+    cdef const char *largest = cnp.PyArray_BYTES(logits_max)
+    cdef Py_ssize_t i
+    cdef int64_t place
+    predicted.fill(0)
+    max_sum(input, weight, rows, logits_max, sum_exp, predicted, logits, _default_workspace, threads)
+    for i in range(shape[0]):
+        place = rows.row_of_weight(i)
+        if place < 0:
+            bits[i // 8] |= 1 << (i % 8)
+            continue
+        if rows.is_wide:
+            (<int64_t *>places)[i] = place
+        else:
+            (<int32_t *>places)[i] = <int32_t>place
+        if is_double:
+            (<double *>logit)[i] -= (<const double *>largest)[i]
+        else:
+            (<float *>logit)[i] -= (<const float *>largest)[i]
+    return logits_max, sum_exp, predicted, mask, masked_target, logits
+
+
+# ---- the common case -------------------------------------------------------------------------------------------------
+
+
+cdef cnp.ndarray plain(object array, int ndim):
+    """The array, if it is exactly an ndarray of so many dimensions, contiguous, aligned and native; else None."""
+    if (
+        not cnp.PyArray_CheckExact(array) or cnp.PyArray_NDIM(<cnp.ndarray>array) != ndim
+        or not cnp.PyArray_IS_C_CONTIGUOUS(<cnp.ndarray>array) or not cnp.PyArray_ISALIGNED(<cnp.ndarray>array)
+        or cnp.PyArray_ISBYTESWAPPED(<cnp.ndarray>array)
+    ):
+        return None
+    return <cnp.ndarray>array
+
+
+cdef cnp.ndarray plain_vector(object array, int dtype, Py_ssize_t n):
+    """`plain` of one dimension, this dtype and length."""
+    cdef cnp.ndarray result = plain(array, 1)
+    return None if result is None or dtype_of(result) != dtype or cnp.PyArray_DIM(result, 0) != n else result
+
+
+cdef cnp.ndarray plain_target(object array, Py_ssize_t n):
+    cdef cnp.ndarray result = plain(array, 1)
+    if result is None or not cnp.PyArray_ISSIGNED(result) or cnp.PyArray_DIM(result, 0) != n:
+        return None
+    return result if cnp.PyArray_ITEMSIZE(result) in (4, 8) else None
+
+
+cdef bint are_plain_matrices(object input, object weight):
+    cdef cnp.ndarray x = plain(input, 2), w = plain(weight, 2)
+    return (
+        x is not None and w is not None and dtype_of(x) >= 0 and cnp.PyArray_TYPE(x) == cnp.PyArray_TYPE(w)
+        and cnp.PyArray_DIM(x, 1) == cnp.PyArray_DIM(w, 1)
+    )
+
+
+cdef int threads_of(object num_threads) except -2:
+    """The number asked for, 0 for none, -1 for what the general way has to look at."""
+    if num_threads is None:
+        return 0
+    return num_threads if type(num_threads) is int and 1 <= num_threads <= _max_threads else -1
+
+
+def common_gradient(
+    grad, input, weight, target_mask, masked_target, label_smoothing, logits_max, sum_exp_logits, softmax, output_mask,
+    workspace_bytes, filter_eps, out, num_threads
+):
+    """The gradients where all arguments are as plain as can be; else None."""
+    cdef cnp.ndarray g, mask, target, maximum = None, total = None, p = None, input_grad, weight_grad
+    cdef int dtype, real, threads = threads_of(num_threads)
+    cdef Py_ssize_t n, vocab, i
+    cdef Rows rows
+    if (
+        out is not None or workspace_bytes is not None or threads < 0 or not are_plain_matrices(input, weight)
+        or type(label_smoothing) is not float or label_smoothing != 0 or type(filter_eps) is not float
+        or filter_eps != 0 or output_mask != (True, True) or type(output_mask) is not tuple
+    ):
+        return None
+    n, vocab = cnp.PyArray_DIM(<cnp.ndarray>input, 0), cnp.PyArray_DIM(<cnp.ndarray>weight, 0)
+    dtype = dtype_of(<cnp.ndarray>input)
+    real = AG_FLOAT64 if dtype == AG_FLOAT64 else 0
+    g, target, mask = plain_vector(grad, real, n), plain_target(masked_target, n), plain(target_mask, 1)
+    if (
+        g is None or target is None or mask is None or cnp.PyArray_TYPE(mask) != cnp.NPY_BOOL
+        or cnp.PyArray_DIM(mask, 0) != n
+    ):
+        return None
+    if softmax is not None:
+        p = plain(softmax, 2)
+        if (
+            p is None or dtype_of(p) != real or cnp.PyArray_DIM(p, 0) != n or cnp.PyArray_DIM(p, 1) != vocab
+        ):
+            return None
+    else:
+        maximum, total = plain_vector(logits_max, real, n), plain_vector(sum_exp_logits, real, n)
+        if maximum is None or total is None:
+            return None
+    rows = Rows(target, 0, vocab, mask, g, maximum, total)
+    for i in range(n):
+        if not rows.mask[i] and rows.row_of_weight(i) < 0:
+            return None
+    input_grad = _memory.empty_like(input, <cnp.dtype>_dtypes[dtype])
+    weight_grad = _memory.empty_like(weight, <cnp.dtype>_dtypes[dtype])
+    gradient(input, weight, rows, p, input_grad, weight_grad, _default_workspace, 0.0, threads)
+    return input_grad, weight_grad
+
+
+def common_statistics(input, weight, target, vocab_start_index, vocab_end_index, return_logits, num_threads):
+    """The statistics where all arguments are as plain as can be; else None."""
+    cdef cnp.ndarray t
+    cdef int threads = threads_of(num_threads)
+    cdef Py_ssize_t vocab
+    if (
+        threads < 0 or not are_plain_matrices(input, weight) or type(vocab_start_index) is not int
+        or type(vocab_end_index) is not int or type(return_logits) is not bool
+    ):
+        return None
+    t = plain_target(target, cnp.PyArray_DIM(<cnp.ndarray>input, 0))
+    vocab = cnp.PyArray_DIM(<cnp.ndarray>weight, 0)
+    if (
+        t is None or not vocab or not 0 <= vocab_start_index <= vocab_end_index < 2**63
+        or vocab_end_index - vocab_start_index > vocab
+    ):
+        return None
+    return statistics(input, weight, t, vocab_start_index, vocab_end_index, return_logits, threads)
+
+
+def common_loss_and_gradients(
+    input, weight, target, reduction, ignore_index, grad_loss, vocab_start_index, return_grad, output_mask,
+    workspace_bytes, filter_eps, num_threads
+):
+    """Loss and gradients where all arguments are as plain as can be; else None."""
+    cdef cnp.ndarray t, loss, input_grad = None, weight_grad = None
+    cdef int dtype, threads = threads_of(num_threads)
+    cdef Py_ssize_t n, vocab, i
+    cdef Rows rows
+    if (
+        workspace_bytes is not None or threads < 0 or not are_plain_matrices(input, weight)
+        or type(reduction) is not str or reduction not in ("mean", "sum", "none") or type(ignore_index) is not int
+        or not -2**63 <= ignore_index < 2**63 or (grad_loss is not None and type(grad_loss) is not float)
+        or type(vocab_start_index) is not int or not 0 <= vocab_start_index < 2**62 or return_grad is not True
+        or output_mask != (True, True) or type(output_mask) is not tuple
+        or type(filter_eps) is not float or filter_eps != 0
+    ):
+        return None
+    n, vocab = cnp.PyArray_DIM(<cnp.ndarray>input, 0), cnp.PyArray_DIM(<cnp.ndarray>weight, 0)
+    dtype = dtype_of(<cnp.ndarray>input)
+    t = plain_target(target, n)
+    if t is None:
+        return None
+    rows = Rows(t, vocab_start_index, vocab_start_index + vocab, ignored=ignore_index)
+    for i in range(n):
+        if rows.counts(i) and rows.row_of_weight(i) < 0:
+            return None
+    input_grad = _memory.empty_like(input, <cnp.dtype>_dtypes[dtype])
+    weight_grad = _memory.empty_like(weight, <cnp.dtype>_dtypes[dtype])
+    loss = np.empty((n,) if reduction == "none" else (), _float64 if dtype == AG_FLOAT64 else _float32)
+    loss_and_gradients(
+        input, weight, t, vocab_start_index, ignore_index, reduction, np.array([1.0 if grad_loss is None else grad_loss]),
+        loss, input_grad, weight_grad, _default_workspace, 0.0, threads
+    )
+    return loss, input_grad, weight_grad

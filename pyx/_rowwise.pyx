@@ -25,6 +25,7 @@ from libc.math cimport INFINITY
 from libc.stdint cimport uint8_t
 
 from ascend_grad cimport _cpu, _memory, _openmp, _threads
+from ascend_grad._dtypes cimport dtype_of
 from ascend_grad._kernels cimport (
     AG_BFLOAT16,
     AG_FLOAT16,
@@ -57,7 +58,7 @@ from ascend_grad._kernels cimport (
     ag_widen,
 )
 
-from .arrays import BFLOAT16, FLOATING_DTYPES
+from .arrays import FLOATING_DTYPES
 from .contract import MAX_THREADS
 
 cnp.import_array()
@@ -75,7 +76,6 @@ _OPERATORS = {
     "scaled_masked_softmax": AG_SCALED_MASKED_SOFTMAX,
 }
 
-cdef int _bfloat16_number = BFLOAT16.num
 cdef long _max_threads = MAX_THREADS
 cdef tuple _dtypes = FLOATING_DTYPES  # in the order of ag_dtype
 
@@ -122,20 +122,6 @@ cdef inline bint has_mask(ag_row_op op) noexcept nogil:
 
 cdef inline bint is_forward(ag_row_op op) noexcept nogil:
     return op >= AG_SOFTMAX
-
-
-cdef inline int dtype_of(cnp.ndarray array) noexcept:
-    """The kernels' name of an array's dtype, -1 where it has none."""
-    cdef int number = cnp.PyArray_TYPE(array)
-    if number == cnp.NPY_FLOAT:
-        return AG_FLOAT32
-    if number == _bfloat16_number:
-        return AG_BFLOAT16
-    if number == cnp.NPY_FLOAT16:
-        return AG_FLOAT16
-    if number == cnp.NPY_DOUBLE:
-        return AG_FLOAT64
-    return -1
 
 
 cdef void describe_operand(Operand *operand, cnp.ndarray array, int dim, const cnp.npy_intp *shape) noexcept:
