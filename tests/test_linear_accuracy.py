@@ -110,7 +110,7 @@ def of_many(axis: str, n: int, kind: str, dtype: str) -> tuple[LinearProblem, tu
 @pytest.mark.parametrize("kind", ["centred", "constant", "positive"])
 def test_many_terms(kind, axis, dtype, engine):
     """Errors do not grow with the number of terms."""
-    problem, right = _of_many(axis, 200_003, kind, dtype)
+    problem, right = _of_many(axis, 60_001, kind, dtype)
     outs = None
     if DTYPES[dtype].itemsize == 2:
         outs = tuple(np.empty(problem.arguments[name].shape, np.float32) for name in ("input", "weight"))
@@ -121,7 +121,7 @@ _of_many = functools.lru_cache(maxsize=1)(of_many)
 
 
 @pytest.mark.parametrize("axis", ["BT", "V"])
-@pytest.mark.parametrize("kind", ["centred", "constant", "positive"])
+@pytest.mark.parametrize("kind", ["centred", "constant"])
 def test_ten_million(kind, axis, needs_memory):
     """A thousand rows (words) ten thousand times over: one product repeats, the other one adds up."""
     needs_memory(1)
