@@ -36,7 +36,7 @@ class DisagreementError(Exception):
     """A rival computes other values, so that its time says nothing."""
 
 
-def measure(case: Case, num_threads: int) -> Row:
+def measure(case: Case, num_threads: int) -> Row[Case]:
     """Time one case: this library, every rival that takes part, the stream.
 
     While another process keeps a core busy, two threads wait for each other most of the time, so the least disturbed
@@ -48,11 +48,11 @@ def measure(case: Case, num_threads: int) -> Row:
         call = prepare(case, arrays)
         if call is not None:
             calls[name] = call
-    with rivals.threads(num_threads), rivals.no_autograd(), np.errstate(all="ignore"), _no_collection():
+    with rivals.threads(num_threads), rivals.no_autograd(), np.errstate(all="ignore"), no_collection():
         _check(case, calls, arrays.out)
         # The streams overwrite the result, so they come after the check.
         calls |= stream.calls(case, arrays, num_threads)
-        rows: list[Row] = []
+        rows: list[Row[Case]] = []
         while len(rows) < ATTEMPTS and all(row.others > TOLERATED for row in rows):
             start, others = time.perf_counter(), seconds_of_others()
             seconds = after_idling(calls, IDLE_TURNS) if case.mode == "idle" else in_turn(calls, TURNS)
@@ -70,8 +70,8 @@ def in_turn(calls: dict[str, Call], turns: int) -> dict[str, float]:
             if turn % 3 and name in slow:
                 continue
             start = time.perf_counter()
-            estimate = _warm_up(call)
-            times[name].append(_timed(call, max(1, round(LOOP / estimate))))
+            estimate = warm_up(call)
+            times[name].append(timed(call, max(1, round(LOOP / estimate))))
             if time.perf_counter() - start > SLOW:
                 slow.add(name)
     return {name: statistics.median(measured) for name, measured in times.items()}
@@ -83,11 +83,11 @@ def after_idling(calls: dict[str, Call], turns: int) -> dict[str, float]:
     for _ in range(turns):
         for name, call in calls.items():
             time.sleep(IDLE)
-            times[name].append(_timed(call, 1))
+            times[name].append(timed(call, 1))
     return {name: statistics.median(measured) for name, measured in times.items()}
 
 
-def _warm_up(call: Call) -> float:
+def warm_up(call: Call) -> float:
     """Call for a while; the answer is about the seconds of one call."""
     start = time.perf_counter()
     count, elapsed = 0, 0.0
@@ -98,7 +98,7 @@ def _warm_up(call: Call) -> float:
     return elapsed / count
 
 
-def _timed(call: Call, count: int) -> float:
+def timed(call: Call, count: int) -> float:
     start = time.perf_counter()
     for _ in repeat(None, count):
         call()
@@ -115,7 +115,7 @@ def _check(case: Case, calls: dict[str, Call], out: np.ndarray) -> None:
 
 
 @contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
     enabled = gc.isenabled()
     gc.disable()
     try:

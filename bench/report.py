@@ -10,16 +10,19 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from .cases import BACKWARD, DTYPES, FORWARD, LAYOUTS, MASKED, Case, layout_text
+from .linear.report import memory_block
+from .linear.report import rows_block as linear_rows_block
+from .linear.targets import memory_targets
+from .linear.targets import speed_targets as linear_targets
 from .results import FOLDER, Results, Row
 from .rivals import RIVALS
+from .tables import DASH, milliseconds, percent, table, times
 from .targets import Target, accuracy_targets, speed_targets
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "benchmark.md")
 CHART = ROOT / "docs" / "benchmark.svg"
-SPEED_FILE, ACCURACY_FILE = FOLDER / "speed.json", FOLDER / "accuracy.json"
-
-DASH = "–"
+SPEED_FILE, ACCURACY_FILE, LINEAR_FILE = (FOLDER / f"{name}.json" for name in ("speed", "accuracy", "linear"))
 
 _BLOCK = re.compile(r"(<!-- bench:(?P<name>\w+):begin -->\n).*?(<!-- bench:(?P=name):end -->)", re.DOTALL)
 
@@ -27,40 +30,17 @@ _BLOCK = re.compile(r"(<!-- bench:(?P<name>\w+):begin -->\n).*?(<!-- bench:(?P=n
 # ---- tables ----------------------------------------------------------------------------------------------------------
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table that also reads well as text; numbers to the right."""
-    lines = [list(header), *map(list, rows)]
-    widths = [max(3, *(len(line[i]) for line in lines)) for i in range(len(header))]
-    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
-    text = [
-        "| " + " | ".join([line[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(line[1:], widths[1:]))]) + " |"
-        for line in lines
-    ]
-    return "\n".join([text[0], "| " + " | ".join(rule) + " |", *text[1:]]) + "\n"
-
-
-def milliseconds(seconds: float | None) -> str:
-    return DASH if seconds is None else f"{1e3 * seconds:.3g}" if seconds < 1 else f"{1e3 * seconds:.0f}"
-
-
-def times(ratio: float | None) -> str:
-    return DASH if ratio is None else f"{ratio:.1f}×" if ratio >= 9.95 else f"{ratio:.2f}×"
-
-
-def percent(ratio: float | None) -> str:
-    return DASH if ratio is None else f"{100 * ratio:.0f} %"
-
-
 def machine_block(results: Results) -> str:
     """Where and how it was measured, in one paragraph."""
     facts = "; ".join(f"{name} {value}" for name, value in results.machine.items())
     text = f"Measured with {results.num_threads} threads on this machine: {facts}."
-    if results.speed:
-        text += f" Other processes kept at most {max(row.others for row in results.speed):.2f} cores busy meanwhile."
+    others = [*(row.others for row in results.speed), *(row.others for row in results.linear)]
+    if others:
+        text += f" Other processes kept at most {max(others):.2f} cores busy meanwhile."
     return f"{text}\n"
 
 
-def rows_block(rows: Sequence[Row]) -> str:
+def rows_block(rows: Sequence[Row[Case]]) -> str:
     """Every case in a line: own time, then how many times longer the others take."""
     return table(
         ["case", "ms", *RIVALS, "of stream"],
@@ -71,7 +51,7 @@ def rows_block(rows: Sequence[Row]) -> str:
     )
 
 
-def losses_block(rows: Sequence[Row]) -> str:
+def losses_block(rows: Sequence[Row[Case]]) -> str:
     """The cases in which another side is faster."""
     lost = [row for row in rows if any((row.speedup(side) or 1) < 1 for side in RIVALS)]
     return rows_block(lost) if lost else "None.\n"
@@ -80,10 +60,10 @@ def losses_block(rows: Sequence[Row]) -> str:
 class _Index:
     """Rows by case; a cell of a case that was not measured is a dash."""
 
-    def __init__(self, rows: Iterable[Row]):
+    def __init__(self, rows: Iterable[Row[Case]]):
         self._rows = {row.case: row for row in rows}
 
-    def cell(self, case: Case, text: Callable[[Row], str]) -> str:
+    def cell(self, case: Case, text: Callable[[Row[Case]], str]) -> str:
         return text(self._rows[case]) if case in self._rows else DASH
 
     def layouts(self, *operators: str) -> list[Case]:
@@ -92,10 +72,10 @@ class _Index:
         return list(reversed(found.values()))
 
 
-def speed_block(rows: Sequence[Row]) -> str:
+def speed_block(rows: Sequence[Row[Case]]) -> str:
     """float32 into an array at hand: milliseconds, and the others relative to them."""
     index = _Index(rows)
-    columns: dict[str, Callable[[Row], str]] = {
+    columns: dict[str, Callable[[Row[Case]], str]] = {
         "ms": lambda row: milliseconds(row.own),
         "NumPy": lambda row: times(row.speedup("numpy")),
         "torch": lambda row: times(row.speedup("torch")),
@@ -110,7 +90,7 @@ def speed_block(rows: Sequence[Row]) -> str:
     return table(header, lines)
 
 
-def torch_block(rows: Sequence[Row]) -> str:
+def torch_block(rows: Sequence[Row[Case]]) -> str:
     """Both backward operators against torch, for every dtype, with and without an array at hand."""
     index = _Index(rows)
 
@@ -127,7 +107,7 @@ def torch_block(rows: Sequence[Row]) -> str:
     return table(header, lines)
 
 
-def others_block(rows: Sequence[Row]) -> str:
+def others_block(rows: Sequence[Row[Case]]) -> str:
     """The forward and the masked operators against torch."""
     index = _Index(rows)
     lines = [
@@ -167,7 +147,7 @@ def accuracy_block(results: Results) -> str:
 # ---- the chart -------------------------------------------------------------------------------------------------------
 
 
-def chart(rows: Sequence[Row], path: str | Path) -> None:
+def chart(rows: Sequence[Row[Case]], path: str | Path) -> None:
     """Draw how many times longer NumPy and torch take, for float32."""
     import matplotlib
     from matplotlib.figure import Figure
@@ -199,8 +179,8 @@ def chart(rows: Sequence[Row], path: str | Path) -> None:
 # ---- documents -------------------------------------------------------------------------------------------------------
 
 
-def blocks(speed: Results | None, accuracy: Results | None) -> dict[str, str]:
-    """Every block that these results can fill, by name."""
+def blocks(speed: Results | None, accuracy: Results | None, linear: Results | None = None) -> dict[str, str]:
+    """Every block that these results can fill, by name: row-wise operators, errors, linear operators."""
     found: dict[str, str] = {}
     targets: list[Target] = []
     if speed:
@@ -218,6 +198,14 @@ def blocks(speed: Results | None, accuracy: Results | None) -> dict[str, str]:
         found["accuracy"] = accuracy_block(accuracy)
     if targets:
         found["targets"] = targets_block(targets)
+    if linear:
+        targets = [*linear_targets(linear.linear, linear.machine.get("variant", "")), *memory_targets(linear.memory)]
+        found |= {
+            "linear_machine": machine_block(linear),
+            "linear_rows": linear_rows_block(linear.linear),
+            "linear_memory": memory_block(linear.memory),
+            "linear_targets": targets_block(targets),
+        }
     return found
 
 
@@ -231,18 +219,19 @@ def filled(text: str, contents: dict[str, str]) -> str:
     return _BLOCK.sub(fill, text)
 
 
-def kept() -> tuple[Results | None, Results | None]:
-    """The results that are kept with the sources: speed and accuracy."""
-    speed, accuracy = (
-        Results.from_json(path.read_text()) if path.exists() else None for path in (SPEED_FILE, ACCURACY_FILE)
+def kept() -> tuple[Results | None, Results | None, Results | None]:
+    """The results that are kept with the sources: speed, accuracy, and the linear operators."""
+    speed, accuracy, linear = (
+        Results.from_json(path.read_text()) if path.exists() else None
+        for path in (SPEED_FILE, ACCURACY_FILE, LINEAR_FILE)
     )
-    return speed, accuracy
+    return speed, accuracy, linear
 
 
 def update_documents() -> None:
     """Write the blocks and the chart anew from the results that are kept with the sources."""
-    speed, accuracy = kept()
-    contents = blocks(speed, accuracy)
+    speed, accuracy, linear = kept()
+    contents = blocks(speed, accuracy, linear)
     for path in DOCUMENTS:
         path.write_text(filled(path.read_text(), contents))
     if speed:

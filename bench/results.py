@@ -6,10 +6,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from . import stream
 from .cases import Case
+from .linear.cases import LinearCase
 
 #: This library among the sides.
 OWN = "ascend_grad"
@@ -18,11 +19,14 @@ OWN = "ascend_grad"
 FOLDER = Path(__file__).resolve().parent / "results"
 
 
+AnyCase = TypeVar("AnyCase", Case, LinearCase)
+
+
 @dataclass(frozen=True)
-class Row:
+class Row(Generic[AnyCase]):
     """Median seconds per call of one case, by side, and how many cores others kept busy meanwhile."""
 
-    case: Case
+    case: AnyCase
     seconds: dict[str, float]
     others: float = 0.0
 
@@ -42,6 +46,16 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Growth:
+    """By how many bytes a call made the process grow, beyond its results, and what this library promises at most."""
+
+    case: LinearCase
+    side: str
+    bytes: int
+    promise: int
+
+
+@dataclass(frozen=True)
 class Worst:
     """The largest error of an operator, in units of its bound, and the row of values where it was found."""
 
@@ -55,22 +69,23 @@ class Worst:
 
 @dataclass(frozen=True)
 class Results:
-    """What one run found on one machine: speed, or accuracy, or both."""
+    """What one run found on one machine: speed of the row-wise or of the linear operators, accuracy, memory."""
 
     machine: dict[str, str]
     num_threads: int
-    speed: Sequence[Row] = ()
+    speed: Sequence[Row[Case]] = ()
     accuracy: Sequence[Worst] = ()
+    linear: Sequence[Row[LinearCase]] = ()
+    memory: Sequence[Growth] = ()
 
     def to_json(self) -> str:
         content: dict[str, Any] = {
             "machine": self.machine,
             "num_threads": self.num_threads,
-            "speed": [
-                asdict(row.case) | {"seconds": _rounded(row.seconds), "others": round(row.others, 2)}
-                for row in self.speed
-            ],
+            "speed": _timed(self.speed),
             "accuracy": [asdict(worst) for worst in self.accuracy],
+            "linear": _timed(self.linear),
+            "memory": [asdict(growth) for growth in self.memory],
         }
         # One line for a row: files that can be read, and compared.
         lines = [f"{json.dumps(name)}: {_lines(value)}" for name, value in content.items()]
@@ -79,12 +94,32 @@ class Results:
     @classmethod
     def from_json(cls, text: str) -> Results:
         content = json.loads(text)
-        speed = []
-        for fields in content["speed"]:
-            seconds, others = fields.pop("seconds"), fields.pop("others")
-            speed.append(Row(Case(**fields | {"shape": tuple(fields["shape"])}), seconds, others))
         accuracy = [Worst(**fields) for fields in content["accuracy"]]
-        return cls(content["machine"], content["num_threads"], speed, accuracy)
+        memory = [Growth(_case(LinearCase, fields.pop("case")), **fields) for fields in content.get("memory", ())]
+        return cls(
+            content["machine"],
+            content["num_threads"],
+            _rows(Case, content["speed"]),
+            accuracy,
+            _rows(LinearCase, content.get("linear", ())),
+            memory,
+        )
+
+
+def _timed(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    return [asdict(row.case) | {"seconds": _rounded(row.seconds), "others": round(row.others, 2)} for row in rows]
+
+
+def _rows(kind: type, content: Sequence[dict[str, Any]]) -> list[Row]:
+    rows = []
+    for fields in content:
+        seconds, others = fields.pop("seconds"), fields.pop("others")
+        rows.append(Row(_case(kind, fields), seconds, others))
+    return rows
+
+
+def _case(kind: type, fields: dict[str, Any]) -> Any:
+    return kind(**fields | {"shape": tuple(fields["shape"])})
 
 
 def _rounded(seconds: dict[str, float]) -> dict[str, float]:

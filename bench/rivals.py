@@ -204,7 +204,7 @@ def numpy_dot(case: Case, operands: Operands) -> Call | None:
 # ---- PyTorch ---------------------------------------------------------------------------------------------------------
 
 
-def _tensor(array: np.ndarray) -> Any:
+def tensor(array: np.ndarray) -> Any:
     """A tensor over the array's memory."""
     torch = module("torch")
     assert torch is not None
@@ -217,8 +217,8 @@ def torch_kernels(case: Case, operands: Operands) -> Call | None:
     torch = module("torch")
     if torch is None:
         return None
-    first, *others = (_tensor(array) for array in operands.inputs)
-    out, dtype, dim = _tensor(operands.out), first.dtype, case.dim
+    first, *others = (tensor(array) for array in operands.inputs)
+    out, dtype, dim = tensor(operands.out), first.dtype, case.dim
     # The private names are what `backward()` of the public ones calls; called directly they cost the least.
     if case.operator in BACKWARD:
         y = others[0]

@@ -36,7 +36,7 @@ class Target:
     met: bool | None
 
 
-def speed_targets(rows: Sequence[Row]) -> list[Target]:
+def speed_targets(rows: Sequence[Row[Case]]) -> list[Target]:
     """Every target for the speed; the worst case decides."""
     torch, formula = ("torch",), ("numpy",)
     stream = ("stream", "stream non-temporal")
@@ -48,13 +48,13 @@ def speed_targets(rows: Sequence[Row]) -> list[Target]:
     def worst(text: str, least: float, sides: tuple[str, ...], condition: Condition, unit: str = "×") -> Target:
         found = [(ratio, row.case) for row in rows if condition(row.case) and (ratio := row.speedup(*sides))]
         if not found:
-            return Target(text, f"≥ {_text(least, unit)}", "–", None)
+            return Target(text, f"≥ {ratio_text(least, unit)}", "–", None)
         ratio, case = min(found, key=lambda item: item[0])
-        where = f"{_text(ratio, unit)} ({case.operator} {case.dtype}, {case.layout})"
+        where = f"{ratio_text(ratio, unit)} ({case.operator} {case.dtype}, {case.layout})"
         below = sum(ratio < least for ratio, _ in found)
         if below:
             where += f"; {below} of {len(found)} below"
-        return Target(text, f"≥ {_text(least, unit)}", where, not below)
+        return Target(text, f"≥ {ratio_text(least, unit)}", where, not below)
 
     return [
         worst("with `out=`, every case, against torch", 0.95, torch, lambda c: _main(c, "out")),
@@ -104,12 +104,12 @@ def accuracy_targets(accuracy: Sequence[Worst]) -> list[Target]:
     return [Target(text, required, where, worst.error <= 1)]
 
 
-def _mean(text: str, least: float, rows: Sequence[Row], condition: Condition) -> Target:
+def _mean(text: str, least: float, rows: Sequence[Row[Case]], condition: Condition) -> Target:
     ratios = [ratio for row in rows if condition(row.case) and (ratio := row.speedup("torch"))]
     if not ratios:
-        return Target(text, f"≥ {_text(least)}", "–", None)
+        return Target(text, f"≥ {ratio_text(least)}", "–", None)
     mean = statistics.geometric_mean(ratios)
-    return Target(text, f"≥ {_text(least)}", _text(mean), mean >= least)
+    return Target(text, f"≥ {ratio_text(least)}", ratio_text(mean), mean >= least)
 
 
 def _backward(case: Case, mode: str) -> bool:
@@ -124,6 +124,7 @@ def _layout(case: Case) -> tuple[tuple[int, ...], int]:
     return case.shape, case.dim
 
 
-def _text(ratio: float, unit: str = "×") -> str:
+def ratio_text(ratio: float, unit: str = "×") -> str:
+    """A ratio, for a line of the summary."""
     # Enough digits to tell a target that is just missed from one that is met.
     return f"{100 * ratio:.4g} %" if unit == "%" else f"{ratio:.4g}{unit}"

@@ -16,7 +16,8 @@ from .errors import CommandError
 
 if TYPE_CHECKING:
     from ..bench.cases import Case
-    from ..bench.results import Row, Worst
+    from ..bench.linear.cases import LinearCase
+    from ..bench.results import Growth, Row, Worst
 
 DESCRIPTION = """\
 Time the operators beside NumPy's formulas, and beside PyTorch and JAX where they are installed: medians, hot, all
@@ -24,11 +25,16 @@ sides in turn. "numpy 8.0×" means that NumPy takes 8 times as long; "numpy dot"
 the formula as it is written; "of stream" is the part that is reached of the speed of memory. A mode stands behind
 each case: the result goes into an array at hand (out), a new one (fresh), or after 20 ms of idling (idle).
 The full run takes about ten minutes and up to 5 GB.
+
+--linear times the linear cross-entropy operators: GFLOP/s, also as a part of those of a large square product in BLAS
+("of BLAS"), beside the formula in NumPy, PyTorch with all logits in memory and its loss in chunks; and it measures the
+memory that a call takes beyond its results. About six minutes, up to 6 GB.
 """
 EPILOG = """\
 examples:
   ascend-grad bench --quick
   ascend-grad bench --filter softmax_backward --filter bfloat16 --json results.json
+  ascend-grad bench --linear --quick
   ascend-grad bench --accuracy
 """
 
@@ -51,6 +57,7 @@ def add_parser(subparsers) -> None:
         help="only cases whose name contains this text; repeated: all of them",
     )
     parser.add_argument("--threads", type=int, metavar="N", help="threads of this library and of PyTorch")
+    parser.add_argument("--linear", action="store_true", help="the linear operators in place of the row-wise ones")
     parser.add_argument("--accuracy", action="store_true", help="measure errors in place of times")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the speed to this file (needs matplotlib)")
@@ -68,17 +75,21 @@ def run(args: argparse.Namespace) -> int:
 
     _check(args)
     num_threads = checked_num_threads(args.threads) or ag.get_num_threads()
-    speed: Sequence[Row] = ()
+    speed: Sequence[Row[Case]] = ()
     accuracy: Sequence[Worst] = ()
+    linear: Sequence[Row[LinearCase]] = ()
+    memory: Sequence[Growth] = ()
     if args.accuracy:
         accuracy = _measure_accuracy(args.filter)
+    elif args.linear:
+        linear, memory = _measure_linear(args, num_threads)
     else:
         speed = _measure_speed(_chosen_cases(args), num_threads)
-    results = Results(machine.describe(), num_threads, speed, accuracy)
+    results = Results(machine.describe(), num_threads, speed, accuracy, linear, memory)
 
     print(report.machine_block(results))
-    shown = report.blocks(results if speed else None, results if accuracy else None)
-    for name in ("rows", "accuracy", "targets"):
+    shown = report.blocks(*(results if part else None for part in (speed, accuracy, linear or memory)))
+    for name in ("rows", "accuracy", "targets", "linear_rows", "linear_memory", "linear_targets"):
         if name in shown:
             print(shown[name])
     if args.json:
@@ -86,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     if args.plot:
         report.chart(results.speed, args.plot)
     if args.update_readme:
-        file = report.ACCURACY_FILE if args.accuracy else report.SPEED_FILE
+        file = report.ACCURACY_FILE if args.accuracy else report.LINEAR_FILE if args.linear else report.SPEED_FILE
         file.parent.mkdir(exist_ok=True)
         file.write_text(results.to_json())
         report.update_documents()
@@ -97,11 +108,13 @@ def _check(args: argparse.Namespace) -> None:
     """What would fail in the end fails before the measurements."""
     from ..bench import report
 
-    if args.plot and args.accuracy:
-        raise CommandError("--plot draws speed, not --accuracy")
+    if args.linear and args.accuracy:
+        raise CommandError("--accuracy goes over all operators, without --linear")
+    if args.plot and (args.accuracy or args.linear):
+        raise CommandError("--plot draws the speed of the row-wise operators, not --accuracy or --linear")
     if args.quick and args.accuracy:
         raise CommandError("--quick chooses among the cases for speed, not for --accuracy")
-    if (args.plot or (args.update_readme and not args.accuracy)) and not importlib.util.find_spec("matplotlib"):
+    if (args.plot or args.update_readme) and not importlib.util.find_spec("matplotlib"):
         raise CommandError("the chart needs matplotlib: pip install 'ascend-grad[plot]'")
     if args.update_readme and (args.quick or args.filter):
         raise CommandError("--update-readme takes a full run, without --quick and --filter")
@@ -113,13 +126,13 @@ def _chosen_cases(args: argparse.Namespace) -> list[Case]:
     from ..bench import cases
 
     found = cases.quick() if args.quick else cases.full()
-    found = [case for case in found if all(text in case.name for text in args.filter)]
+    found = [case for case in found if _is_wanted(case.name, args)]
     if not found:
         raise CommandError(f"no case contains {' and '.join(map(repr, args.filter))}")
     return found
 
 
-def _measure_speed(cases: Sequence[Case], num_threads: int) -> list[Row]:
+def _measure_speed(cases: Sequence[Case], num_threads: int) -> list[Row[Case]]:
     from tqdm import tqdm
 
     from ..bench.measure import TOLERATED, DisagreementError, measure
@@ -136,6 +149,37 @@ def _measure_speed(cases: Sequence[Case], num_threads: int) -> list[Row]:
     if disturbed:
         print(f"warning: other processes disturbed {disturbed} of {len(rows)} cases", file=sys.stderr)
     return rows
+
+
+def _measure_linear(args: argparse.Namespace, num_threads: int) -> tuple[list[Row[LinearCase]], list[Growth]]:
+    """Times of the chosen cases; the memory, too, unless only some cases are wanted."""
+    from tqdm import tqdm
+
+    from ..bench.linear import cases, measure
+    from ..bench.measure import DisagreementError
+
+    chosen = [case for case in (cases.quick() if args.quick else cases.full()) if _is_wanted(case.name, args)]
+    memory_cases = [] if args.quick else [case for case in measure.memory_cases() if _is_wanted(case.name, args)]
+    if not chosen and not memory_cases:
+        raise CommandError(f"no case contains {' and '.join(map(repr, args.filter))}")
+    rows: list[Row[LinearCase]] = []
+    memory: list[Growth] = []
+    with tqdm(total=len(chosen) + len(memory_cases), unit="case") as progress:
+        for case in (*chosen, *memory_cases):
+            progress.set_postfix_str(case.name)
+            try:
+                if case in chosen:
+                    rows.append(measure.measure(case, num_threads))
+                else:
+                    memory += measure.memory(case, num_threads)
+            except DisagreementError as error:
+                raise CommandError(str(error)) from error
+            progress.update()
+    return rows, memory
+
+
+def _is_wanted(name: str, args: argparse.Namespace) -> bool:
+    return all(text in name for text in args.filter)
 
 
 def _measure_accuracy(texts: Sequence[str]) -> list[Worst]:

@@ -1,0 +1,144 @@
+"""Timing of the linear operators: all sides in turn, in one run, medians; and the memory that a call takes."""
+
+from __future__ import annotations
+
+import ctypes
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import ascend_grad as ag
+
+from .. import measure as timing
+from .. import rivals
+from ..machine import seconds_of_others
+from ..measure import DisagreementError
+from ..results import OWN, Growth, Row
+from .cases import GRADIENT, WHOLE, LinearCase, arguments, outs
+from .sides import SIDES, UNFILTERED, YARDSTICK, Call, agree, yardstick
+
+TURNS = 3
+#: Calls that take longer need no warming up.
+LONG = 0.3
+#: A rival that takes so much longer than this library has one turn.
+FAR_BEHIND = 2.0
+
+#: Tokens, words and features of the calls whose memory is measured.
+MEMORY_SHAPE = (128, 151936, 1024)
+
+
+def measure(case: LinearCase, num_threads: int) -> Row[LinearCase]:
+    """Time one case: this library, every rival that takes part, a large product in BLAS."""
+    given = arguments(case)
+    results = outs(given)
+    with _settings(num_threads):
+        calls = {name: call for name, prepare in SIDES.items() if (call := prepare(case, given, results))}
+        first = _check(case, calls, results)
+        calls[YARDSTICK] = yardstick(case)
+        start, others = time.perf_counter(), seconds_of_others()
+        seconds = _in_turn(calls, first)
+        others = (seconds_of_others() - others) / (time.perf_counter() - start)
+    return Row(case, seconds, max(0.0, others))
+
+
+def _in_turn(calls: dict[str, Call], first: dict[str, float]) -> dict[str, float]:
+    """Median seconds per call of every side; ``first`` are those of the sides' first calls."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(TURNS):
+        for name, call in calls.items():
+            if turn and first.get(name, 0) > max(LONG, FAR_BEHIND * first[OWN]):
+                continue
+            if first.get(name, 0) > LONG:
+                times[name].append(timing.timed(call, 1))
+            else:
+                times[name].append(timing.timed(call, max(1, round(timing.LOOP / timing.warm_up(call)))))
+    return {name: statistics.median(measured) for name, measured in times.items()}
+
+
+def _check(case: LinearCase, calls: dict[str, Call], results: tuple[np.ndarray, ...]) -> dict[str, float]:
+    """Every side computes the same values, and does not merely find them in the arrays that all share.
+
+    Returns the seconds of each side's first call.
+    """
+    seconds, expected = {}, None
+    for name, call in calls.items():
+        for result in results:
+            result.fill(np.nan)
+        start = time.perf_counter()
+        found = call()
+        seconds[name] = time.perf_counter() - start
+        if expected is None:
+            expected = tuple(rivals.as_array(value).copy() for value in found)
+        # What the filter leaves out is no rounding error.
+        elif name != UNFILTERED and not agree(found, expected, case.dtype):
+            raise DisagreementError(f"{case.name}: {name} computes other values than {OWN}")
+    return seconds
+
+
+@contextmanager
+def _settings(num_threads: int) -> Iterator[None]:
+    with ExitStack() as stack:
+        stack.enter_context(rivals.threads(num_threads))
+        stack.enter_context(rivals.no_autograd())
+        stack.enter_context(np.errstate(all="ignore"))
+        stack.enter_context(timing.no_collection())
+        yield
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+
+
+def memory_cases() -> list[LinearCase]:
+    """The gradient, whose results go into arrays at hand, and the whole loss, whose results are new."""
+    return [
+        *(LinearCase(GRADIENT, "recomputed", dtype, MEMORY_SHAPE) for dtype in ("float32", "bfloat16")),
+        LinearCase(WHOLE, "loss and gradients", "float32", MEMORY_SHAPE),
+    ]
+
+
+def memory(case: LinearCase, num_threads: int) -> list[Growth]:
+    """How much a call makes this process grow, for every side in turn; new results are taken off."""
+    given = arguments(case)
+    results = outs(given)
+    promise = ag.workspace_size(case.operator, **given, num_threads=num_threads)
+    new = sum(result.nbytes for result in results) if case.operator == WHOLE else 0
+    found = []
+    with _settings(num_threads):
+        for name, prepare in SIDES.items():
+            call = prepare(case, given, results)
+            if call is not None:
+                found.append(Growth(case, name, max(0, resident_growth(call) - new), promise))
+    return found
+
+
+def resident_growth(call: Any) -> int:
+    """Bytes by which the resident set grows at most during a call."""
+    call_small_first()
+    # What was freed before shall not be found again by this call; the peak is that of now.
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _status("VmRSS")
+    result = call()
+    growth = _status("VmHWM") - before
+    del result
+    return growth
+
+
+def call_small_first() -> None:
+    """Start the threads of all sides, whose stacks are not of the call."""
+    case = LinearCase(GRADIENT, "recomputed", "float32", (64, 256, 64))
+    given = arguments(case)
+    for prepare in SIDES.values():
+        call = prepare(case, given, outs(given))
+        if call is not None:
+            call()
+
+
+def _status(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field + ":")) * 1024

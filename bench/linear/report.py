@@ -1,0 +1,56 @@
+"""Tables of the linear operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ..results import OWN, Growth, Row
+from ..tables import DASH, milliseconds, percent, table, times
+from .cases import LinearCase
+from .sides import SIDES
+from .targets import of_yardstick
+
+RIVALS = [side for side in SIDES if side != OWN]
+
+
+def rows_block(rows: Sequence[Row[LinearCase]]) -> str:
+    """Every case in a line: own time and rate, then how many times longer the others take."""
+    return table(
+        ["case", "ms", "GFLOP/s", "of BLAS", *RIVALS],
+        (
+            [
+                row.case.name,
+                milliseconds(row.own),
+                f"{row.case.operations / row.own / 1e9:.3g}",
+                percent(of_yardstick(row)),
+                *(times(row.speedup(side)) for side in RIVALS),
+            ]
+            for row in rows
+        ),
+    )
+
+
+def memory_block(memory: Sequence[Growth]) -> str:
+    """Megabytes beyond the results, a line for every call."""
+    found = {(growth.case, growth.side): growth for growth in memory}
+    sides = [side for side in SIDES if any(growth.side == side for growth in memory)]
+
+    def cell(case: LinearCase, side: str, text: Callable[[Growth], str]) -> str:
+        growth = found.get((case, side))
+        return DASH if growth is None else text(growth)
+
+    return table(
+        ["MiB beyond the results", "promised", *sides],
+        (
+            [
+                case.name,
+                cell(case, OWN, lambda growth: _mebibytes(growth.promise)),
+                *(cell(case, side, lambda growth: _mebibytes(growth.bytes)) for side in sides),
+            ]
+            for case in dict.fromkeys(growth.case for growth in memory)
+        ),
+    )
+
+
+def _mebibytes(count: int) -> str:
+    return f"{count / 2**20:.1f}"

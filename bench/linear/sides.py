@@ -1,0 +1,210 @@
+"""The same computations by others: NumPy's formula, PyTorch with all logits in memory, PyTorch in chunks.
+
+A side is a function of a case, its arguments and its results' arrays that answers with a call without arguments, or
+with None where it has no part in the case. A call returns the results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+import ascend_grad as ag
+from ascend_grad import _cpu
+
+from .. import rivals
+from ..results import OWN
+from .cases import FILTER_EPS, GRADIENT, MAX_SUM, SMALL_SHAPES, WHOLE, LinearCase
+
+Call = Callable[[], Sequence[Any]]
+Outs = tuple[np.ndarray, np.ndarray]
+
+#: A large square product in BLAS: what the machine can do, in the type of the accumulators.
+YARDSTICK = "gemm"
+YARDSTICK_SIZE = 2048
+#: This library without the filter.
+UNFILTERED = "unfiltered"
+
+
+def yardstick_dtype(case: LinearCase) -> np.dtype:
+    return np.dtype("float64" if case.dtype == "float64" else "float32")
+
+
+def yardstick(case: LinearCase) -> Call:
+    a, b, out = (
+        np.random.default_rng(0).standard_normal((3, YARDSTICK_SIZE, YARDSTICK_SIZE)).astype(yardstick_dtype(case))
+    )
+    return lambda: (np.matmul(a, b, out=out),)
+
+
+# ---- this library ----------------------------------------------------------------------------------------------------
+
+
+def ascend_grad(case: LinearCase, given: dict[str, Any], outs: Outs, filter_eps: float | None = None) -> Call:
+    if case.operator == WHOLE:
+        call: Call = lambda: ag.linear_cross_entropy(**given)  # noqa: E731
+    elif case.operator == MAX_SUM:
+        call = lambda: ag.fused_linear_online_max_sum(**given)[:3]  # noqa: E731
+    else:
+        if filter_eps is None:
+            filter_eps = FILTER_EPS if case.mode == "filtered" else 0.0
+        call = lambda: ag.fused_linear_cross_entropy_loss_grad(**given, filter_eps=filter_eps, out=outs)  # noqa: E731
+    if not case.variant:
+        return call
+
+    def with_variant() -> Sequence[Any]:
+        before = _cpu.variant()
+        _cpu.force_variant(case.variant)
+        try:
+            return call()
+        finally:
+            _cpu.force_variant(before)
+
+    return with_variant
+
+
+def unfiltered(case: LinearCase, given: dict[str, Any], outs: Outs) -> Call | None:
+    return ascend_grad(case, given, outs, 0.0) if case.mode == "filtered" else None
+
+
+# ---- NumPy -----------------------------------------------------------------------------------------------------------
+
+
+def numpy_formula(case: LinearCase, given: dict[str, Any], outs: Outs) -> Call | None:
+    """The formula with all logits in memory; 16-bit types by way of float32."""
+    if case.variant or case.mode == "filtered":
+        return None
+    wide = yardstick_dtype(case)
+    rows = np.arange(len(given["input"]))
+
+    def call() -> Sequence[Any]:
+        x, weight = given["input"].astype(wide, copy=False), given["weight"].astype(wide, copy=False)
+        if case.operator == GRADIENT:
+            target, grad = given["masked_target"], given["grad"]
+            if case.mode == "stored":
+                p = given["softmax"].copy()
+            else:
+                p = x @ weight.T
+                p -= given["logits_max"][:, None]
+                np.exp(p, out=p)
+                p /= given["sum_exp_logits"][:, None]
+        else:
+            target, grad = given["target"], wide.type(1 / len(x))
+            p = x @ weight.T
+            logits_max = p.max(axis=1)
+            p -= logits_max[:, None]
+            predicted = p[rows, target]
+            np.exp(p, out=p)
+            total = p.sum(axis=1)
+            if case.operator == MAX_SUM:
+                return logits_max, total, predicted
+            p /= total[:, None]
+        p[rows, target] -= 1
+        p *= grad if np.ndim(grad) == 0 else grad[:, None]
+        if case.operator == WHOLE:
+            loss = np.mean(np.log(total) - predicted, dtype=wide)
+            return loss, (p @ weight).astype(outs[0].dtype), (p.T @ x).astype(outs[1].dtype)
+        if outs[0].dtype == wide:
+            return np.matmul(p, weight, out=outs[0]), np.matmul(p.T, x, out=outs[1])
+        for out, value in zip(outs, (p @ weight, p.T @ x)):
+            out[...] = value
+        return outs
+
+    return call
+
+
+# ---- PyTorch ---------------------------------------------------------------------------------------------------------
+
+
+def _takes_part(case: LinearCase) -> bool:
+    # Its float16 products reach a few GFLOP/s: minutes for one call.
+    slow = case.dtype == "float16" and case.shape not in SMALL_SHAPES
+    return not (slow or case.variant or case.mode == "filtered")
+
+
+def torch_formula(case: LinearCase, given: dict[str, Any], outs: Outs) -> Call | None:
+    """The straightforward code, with all logits in memory; for the whole loss its own function and ``backward()``."""
+    torch = rivals.module("torch")
+    if torch is None or not _takes_part(case):
+        return None
+    if case.operator == WHOLE:
+        return _torch_whole(given, None)
+    tensors = {name: rivals.tensor(value) if isinstance(value, np.ndarray) else value for name, value in given.items()}
+    x, weight = tensors["input"], tensors["weight"]
+    wide = torch.float64 if case.dtype == "float64" else torch.float32
+    rows = torch.arange(len(x))
+    if case.operator == MAX_SUM:
+
+        def statistics() -> Sequence[Any]:
+            logits = (x @ weight.T).to(wide)
+            logits_max = logits.amax(dim=1)
+            logits -= logits_max[:, None]
+            predicted = logits[rows, tensors["target"]]
+            return logits_max, logits.exp_().sum(dim=1), predicted
+
+        return statistics
+    target, grad = tensors["masked_target"], tensors["grad"]
+    results = tuple(rivals.tensor(out) for out in outs)
+
+    def gradients() -> Sequence[Any]:
+        if case.mode == "stored":
+            p = tensors["softmax"].clone()
+        else:
+            p = (x @ weight.T).to(wide).sub_(tensors["logits_max"][:, None]).exp_()
+            p /= tensors["sum_exp_logits"][:, None]
+        p[rows, target] -= 1
+        p *= grad[:, None]
+        p = p.to(x.dtype)
+        return torch.mm(p, weight, out=results[0]), torch.mm(p.T, x, out=results[1])
+
+    return gradients
+
+
+def torch_chunked(case: LinearCase, given: dict[str, Any], outs: Outs) -> Call | None:
+    """PyTorch's own loss that never has all logits in memory, where this PyTorch has it."""
+    torch = rivals.module("torch")
+    if torch is None or case.operator != WHOLE or not hasattr(torch.nn, "LinearCrossEntropyOptions"):
+        return None
+    return _torch_whole(given, torch.nn.LinearCrossEntropyOptions())
+
+
+def _torch_whole(given: dict[str, Any], options: Any) -> Call | None:
+    torch = rivals.module("torch")
+    assert torch is not None
+    function = getattr(torch.nn.functional, "linear_cross_entropy", None)
+    if function is None:
+        return None
+
+    def call() -> Sequence[Any]:
+        with torch.inference_mode(False), torch.enable_grad():
+            x, weight, target = (rivals.tensor(given[name]) for name in ("input", "weight", "target"))
+            x.requires_grad_()
+            weight.requires_grad_()
+            loss = function(x, weight, target, options=options)
+            loss.backward()
+        return loss.detach(), x.grad, weight.grad
+
+    return call
+
+
+SIDES: dict[str, Callable[[LinearCase, dict[str, Any], Outs], Call | None]] = {
+    OWN: ascend_grad,
+    UNFILTERED: unfiltered,
+    "numpy": numpy_formula,
+    "torch": torch_formula,
+    "torch chunked": torch_chunked,
+}
+
+
+def agree(got: Sequence[Any], expected: Sequence[Any], dtype: str) -> bool:
+    """Whether two sides computed the same results, up to rounding."""
+    wide = np.dtype("float64" if dtype == "float64" else "float32")
+    pairs = [(rivals.as_array(a).astype(wide), rivals.as_array(b).astype(wide)) for a, b in zip(got, expected)]
+    # 16-bit logits that are rounded first move probabilities by some units.
+    tolerance = {"bfloat16": 2.0**-4, "float16": 2.0**-7}.get(dtype, rivals.TOLERANCES[dtype])
+    return len(got) == len(expected) and all(
+        a.shape == b.shape and bool(np.all(np.abs(a - b) <= tolerance * (np.abs(b) + np.abs(b).max(initial=0))))
+        for a, b in pairs
+    )
