@@ -56,8 +56,9 @@ cdef extern from "Python.h":
     int PyErr_CheckSignals() except -1
 
 cdef tuple _dtypes = FLOATING_DTYPES  # in the order of ag_dtype
-cdef object _float32 = np.dtype(np.float32)
-cdef object _float64 = np.dtype(np.float64)
+cdef cnp.dtype _float32 = np.dtype(np.float32)
+cdef cnp.dtype _float64 = np.dtype(np.float64)
+cdef cnp.dtype _uint8 = np.dtype(np.uint8)
 cdef Py_ssize_t _default_workspace = DEFAULT_WORKSPACE_BYTES
 cdef int _max_threads = MAX_THREADS
 
@@ -209,7 +210,7 @@ cdef class Blocking:
             self.rows = max(self.rows, AREA // rounded(vocab, nr))
         self.rows = rounded(min(rows, self.rows), nr)
         self.vocab = rounded(min(vocab, self.vocab), nr)
-        self.hidden = hidden
+        self.hidden, self.chunks = hidden, 1
         while self.bytes() > workspace:
             if max(self.rows, self.vocab) > 2 * nr:
                 if self.rows > self.vocab:
@@ -254,7 +255,7 @@ cdef class Blocking:
         """The workspace, without the chunks that are kept beyond the first."""
         cdef Py_ssize_t real = self.kernels.real_size, total
         cdef bint is_sliced = self.hidden < self.total_hidden
-        total = self.chunk_bytes() + self.row_bytes() + 16 * 64
+        total = self.chunk_bytes() + self.row_bytes() + (self.chunks + 1) * sizeof(int64_t) + 20 * 64
         total += self.with_logits * self.packed_rows(self.vocab) + self.with_input_grad * self.packed_columns(self.vocab)
         if self.with_max_sum:
             total += 2 * self.panels() * self.rows * real
@@ -343,7 +344,7 @@ cdef class Schedule:
     cdef Py_ssize_t rounded_rows, rounded_n, rounded_stride
     cdef ag_variant variant
     # of the chunks: where each begins among all rows, and the memory of all that are kept packed
-    cdef int64_t[::1] starts
+    cdef int64_t *starts
     cdef int chunk
     cdef char *x_rows
     cdef char *x_columns
@@ -354,6 +355,8 @@ cdef class Schedule:
         cdef int real = blocking.kernels.real_size
         cdef char *data
         cdef ag_lce_block *block
+        cdef cnp.npy_intp size
+        cdef cnp.ndarray workspace
         self.kernels = blocking.kernels
         self.blocking = blocking
         self.variant = _cpu.active()
@@ -361,15 +364,17 @@ cdef class Schedule:
         self.input, self.weight = matrix_of(input), matrix_of(weight)
         self.block.round_to_bfloat16 = self.input.dtype == AG_BFLOAT16
         self.threads = _threads.choose(flops / RATE, threads)
-        self.starts = np.zeros(blocking.chunks + 1, np.int64)
         self.chunk = -1
         total = blocking.bytes() + (blocking.slots - 1) * blocking.chunk_bytes()
-        workspace = np.empty(total + 64, np.uint8)
+        size = total + 64
+        workspace = _memory.fresh(1, &size, _uint8)
         self.keep = [input, weight, workspace]
         data = cnp.PyArray_BYTES(workspace)
         self.memory = data + (64 - <uintptr_t>data % 64) % 64
 
         block = &self.block
+        self.starts = <int64_t *>self.take((blocking.chunks + 1) * sizeof(int64_t))
+        self.starts[0] = 0
         block.row_numbers = <const int64_t *>self.take(rows * sizeof(int64_t))
         block.target = <const int64_t *>self.take(rows * sizeof(int64_t))
         block.grad = self.take(rows * real)

@@ -405,6 +405,7 @@ static AG_UNUSED const ag_lce_kernels K(ag_lce) = {
 #undef NR
 #undef VL
 #undef V
+#undef LANES
 #undef V_
 #undef real
 #undef unit

@@ -13,6 +13,7 @@
 #if AG_IS_F64
 #define VL (AG_LANES / 2)
 #define V f64v
+#define LANES i64v
 #define real double
 #define unit double
 #define PAIR 1
@@ -20,6 +21,7 @@
 #else
 #define VL AG_LANES
 #define V f32v
+#define LANES i32v
 #define real float
 #define V_(name) AG_CONCAT2(ag_v_f32, AG_CONCAT2(name, AG_ISA))
 #if AG_IS_DOT
@@ -64,42 +66,109 @@ static const char *K(fetch)(const ag_matrix *from, int64_t row, ptrdiff_t first,
 
 /* ---- packing ----------------------------------------------------------------------------------------------------------- */
 
-/* to[k][r] = row r of `count` rows, unit k of columns [first, first + n); rows up to `width` are zero. (r of from is
- * rows[r], or start + r without the list.) */
-AG_INLINE void K(pack_rows)(unit *to, const ptrdiff_t width, const ag_matrix *from, const int64_t *rows, int64_t start,
-                            ptrdiff_t count, ptrdiff_t first, ptrdiff_t n)
+/* The same, without a call where the values lie there. */
+AG_INLINE const char *K(row)(const ag_matrix *from, int64_t row, ptrdiff_t first, ptrdiff_t n, void *buffer)
+{
+    const int itemsize = AG_IS_DOT ? 2 : sizeof(real);
+    if (from->step == itemsize && !from->swapped && ag_itemsize[from->dtype] == itemsize) {
+        return from->data + row * from->row_stride + first * itemsize;
+    }
+    return K(fetch)(from, row, first, n, buffer);
+}
+
+/* One tile of X: to[k][r] = row rows[r] of `count` rows, unit k of columns [first, first + n); rows up to MR are zero.
+ * (Without the list the rows are start, start + 1, ...) */
+static void K(pack_tile)(void *to, const ag_matrix *from, const int64_t *rows, int64_t start, ptrdiff_t count,
+                         ptrdiff_t first, ptrdiff_t n)
 {
     char buffer[AG_FETCH * sizeof(real)];
-    for (ptrdiff_t r = 0; r < width; r++) {
+    for (ptrdiff_t r = 0; r < MR; r++) {
         for (ptrdiff_t begin = 0; begin < n; begin += AG_FETCH) {
             const ptrdiff_t length = n - begin < AG_FETCH ? n - begin : AG_FETCH;
             const ptrdiff_t units = length / PAIR;
-            unit *column = to + begin / PAIR * width + r, last = 0;
+            unit *column = (unit *)to + begin / PAIR * MR + r, last = 0;
             const char *source;
             if (r >= count) {
-                for (ptrdiff_t k = 0; k < (length + PAIR - 1) / PAIR; k++) column[k * width] = 0;
+                for (ptrdiff_t k = 0; k < (length + PAIR - 1) / PAIR; k++) column[k * MR] = 0;
                 continue;
             }
-            source = K(fetch)(from, rows ? rows[r] : start + r, first + begin, length, buffer);
-            for (ptrdiff_t k = 0; k < units; k++) memcpy(&column[k * width], source + k * sizeof(unit), sizeof(unit));
+            source = K(row)(from, rows ? rows[r] : start + r, first + begin, length, buffer);
+            for (ptrdiff_t k = 0; k < units; k++) memcpy(&column[k * MR], source + k * sizeof(unit), sizeof(unit));
             if (length % PAIR) {
                 memcpy(&last, source + units * sizeof(unit), sizeof(unit) / PAIR);
-                column[units * width] = last;
+                column[units * MR] = last;
             }
         }
     }
 }
 
-static void K(pack_tile)(void *to, const ag_matrix *from, const int64_t *rows, int64_t start, ptrdiff_t count,
-                         ptrdiff_t first, ptrdiff_t n)
+/* Lane l of a, or of b shifted by half a block: one step of a transposition. */
+AG_INLINE V K(exchange)(V a, V b, const int block, const int second)
 {
-    K(pack_rows)(to, MR, from, rows, start, count, first, n);
+#if defined(__clang__)
+    V result;
+    for (int l = 0; l < VL; l++) {
+        result[l] = l & block ? b[second ? l : l - block] : a[second ? l + block : l];
+    }
+    return result;
+#else
+    LANES pick;
+    for (int l = 0; l < VL; l++) {
+        pick[l] = l & block ? VL + (second ? l : l - block) : second ? l + block : l;
+    }
+    return __builtin_shuffle(a, b, pick);
+#endif
 }
 
+/* VL rows of VL units become columns. */
+AG_INLINE void K(transpose)(V x[VL])
+{
+    AG_UNROLL(4)
+    for (int block = 1; block < VL; block *= 2) {
+        AG_UNROLL(16)
+        for (int i = 0; i < VL; i++) {
+            if (i & block) continue;
+            const V a = x[i], b = x[i + block];
+            x[i] = K(exchange)(a, b, block, 0);
+            x[i + block] = K(exchange)(a, b, block, 1);
+        }
+    }
+}
+
+/* One panel of W, NR rows wide, otherwise like pack_tile. */
 static void K(pack_panel)(void *to, const ag_matrix *from, const int64_t *rows, int64_t start, ptrdiff_t count,
                           ptrdiff_t first, ptrdiff_t n)
 {
-    K(pack_rows)(to, NR, from, rows, start, count, first, n);
+    char buffer[VL][AG_FETCH * sizeof(real)];
+    const char *source[VL];
+    for (ptrdiff_t group = 0; group < NR; group += VL) {
+        const ptrdiff_t there = count - group < VL ? count - group : VL;
+        for (ptrdiff_t begin = 0; begin < n; begin += AG_FETCH) {
+            const ptrdiff_t length = n - begin < AG_FETCH ? n - begin : AG_FETCH;
+            unit *target = (unit *)to + begin / PAIR * NR + group;
+            for (ptrdiff_t r = 0; r < there; r++) {
+                source[r] = K(row)(from, rows ? rows[group + r] : start + group + r, first + begin, length, buffer[r]);
+            }
+            for (ptrdiff_t k = 0; k < length; k += VL * PAIR) {
+                const ptrdiff_t values = length - k < VL * PAIR ? length - k : VL * PAIR;
+                const size_t bytes = (size_t)values * sizeof(unit) / PAIR;
+                V x[VL];
+                for (ptrdiff_t r = 0; r < VL; r++) {
+                    x[r] = (V){0};
+                    if (r >= there) continue;
+                    if (bytes == sizeof(V)) {
+                        memcpy(&x[r], source[r] + (size_t)k * sizeof(unit) / PAIR, sizeof(V));
+                    } else {
+                        memcpy(&x[r], source[r] + (size_t)k * sizeof(unit) / PAIR, bytes);
+                    }
+                }
+                K(transpose)(x);
+                for (ptrdiff_t i = 0; i < (values + PAIR - 1) / PAIR; i++) {
+                    memcpy(target + (k / PAIR + i) * NR, &x[i], sizeof(V));
+                }
+            }
+        }
+    }
 }
 
 /* to[k][c] = column first + c of row k; columns from n up to a multiple of the vector are zero (n <= NR). With pairs,
@@ -111,10 +180,10 @@ static void K(pack_columns)(void *to, const ag_matrix *from, const int64_t *rows
     unit *target = to;
     char buffer[PAIR][AG_FETCH * sizeof(real)];
     for (ptrdiff_t k = 0; k < count; k += PAIR, target += width) {
-        const char *source = K(fetch)(from, rows ? rows[k] : start + k, first, n, buffer[0]);
+        const char *source = K(row)(from, rows ? rows[k] : start + k, first, n, buffer[0]);
 #if AG_IS_DOT
         const char *second = 0;
-        if (k + 1 < count) second = K(fetch)(from, rows ? rows[k + 1] : start + k + 1, first, n, buffer[1]);
+        if (k + 1 < count) second = K(row)(from, rows ? rows[k + 1] : start + k + 1, first, n, buffer[1]);
         for (ptrdiff_t c = 0; c < width; c += VL) {
             const ptrdiff_t left = n - c < VL ? n - c : VL;
             const u16v low = v_u16_load_partial(source + 2 * c, left);
