@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from .. import _aclnn
 from ..contract import Call
 from . import quirks
-from .array import DeviceArray, Origin, values_of
+from .array import DeviceArray, Origin
 from .session import Session, memory_of
 
 FLOAT32 = np.dtype(np.float32)
@@ -91,7 +91,7 @@ def gradient(
 ) -> tuple[DeviceArray, DeviceArray]:
     """The fused gradient of the rows that have one; the others are absent (`quirks`)."""
     count, extent = input.shape[0], weight.shape[0]
-    rows = quirks.rows_with_gradient(grad)
+    rows = quirks.rows_with_gradient(session, grad)
     if rows is not None and not rows.size:
         return session.zeros(input.shape, input.dtype), session.zeros(weight.shape, weight.dtype)
     arguments = (
@@ -155,7 +155,7 @@ def _linear_cross_entropy(session: Session, call: Call) -> tuple[DeviceArray | N
     Only the losses come back, to be added up: the loss that is returned is an array of the host.
     """
     a = call.arguments
-    target = values_of(a["target"]).astype(np.int64)
+    target = session.values(a["target"]).astype(np.int64)
     counted = target != a["ignore_index"]
     number = int(np.count_nonzero(counted))
     rows = None if number == target.size else np.flatnonzero(counted)
@@ -168,7 +168,7 @@ def _linear_cross_entropy(session: Session, call: Call) -> tuple[DeviceArray | N
         logits_max, sum_exp_logits, predicted, mask, masked_target, _ = shard
         counted_losses, _ = loss(session, logits_max, sum_exp_logits, predicted, None)
         if a["return_grad"]:
-            grad = _upstream(a, counted, number)
+            grad = _upstream(session, a, counted, number)
             first, second = gradient(
                 session, grad, input, weight, mask, masked_target, logits_max, sum_exp_logits, None
             )  # fmt: skip
@@ -185,11 +185,11 @@ def _linear_cross_entropy(session: Session, call: Call) -> tuple[DeviceArray | N
     return np.asarray(value), *chosen
 
 
-def _upstream(arguments: dict[str, Any], counted: NDArray, number: int) -> NDArray:
+def _upstream(session: Session, arguments: dict[str, Any], counted: NDArray, number: int) -> NDArray:
     """The gradient that arrives at each counted row."""
     grad = arguments["grad_loss"]
     if not isinstance(grad, float):
-        return values_of(grad)[counted].astype(np.float32)
+        return session.values(grad)[counted].astype(np.float32)
     return np.full(number, grad / number if arguments["reduction"] == "mean" else grad, np.float32)
 
 

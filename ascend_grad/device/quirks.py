@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from .. import arrays
 from ..contract import ROWWISE, Call
-from .array import DeviceArray, is_trusted, values_of
+from .array import DeviceArray, is_trusted
 from .session import Session
 
 
@@ -41,9 +41,9 @@ def expendable(session: Session, softmax: Any, rows: NDArray | None) -> DeviceAr
     return session.copied(there) if there is softmax else there
 
 
-def rows_with_gradient(grad: NDArray | DeviceArray) -> NDArray | None:
+def rows_with_gradient(session: Session, grad: NDArray | DeviceArray) -> NDArray | None:
     """Q2: the rows whose ``grad`` is not 0; None if that is all of them."""
-    values = values_of(grad)
+    values = session.values(grad)
     absent = values == 0  # of either sign; a NaN is a gradient
     return np.flatnonzero(~absent) if np.any(absent) else None
 
@@ -52,15 +52,15 @@ def mask_bits(session: Session, mask: Any, count: int, rows: NDArray | None) -> 
     """Q3: the mask of ``count`` rows as bits, or of these rows alone."""
     if mask.dtype == np.uint8 and rows is None:
         return session.put(mask)
-    chosen = arrays.unpacked(values_of(mask), count)
+    chosen = arrays.unpacked(session.values(mask), count)
     return session.put(np.packbits(chosen if rows is None else chosen[rows], bitorder="little"))
 
 
 def safe_targets(session: Session, target: Any, mask: Any, extent: int, rows: NDArray | None) -> DeviceArray:
     """Q4: the targets, 0 on masked rows. Those that came with their mask from the device are 0 there already."""
     if not is_trusted(target, mask, extent):
-        values = values_of(target)
-        elsewhere = arrays.unpacked(values_of(mask), values.size)
+        values = session.values(target)
+        elsewhere = arrays.unpacked(session.values(mask), values.size)
         if np.any(elsewhere & ((values < 0) | (values >= extent))):
             target = np.where(elsewhere, values.dtype.type(0), values)
             return session.put(target, rows=rows)

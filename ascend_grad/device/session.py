@@ -37,7 +37,7 @@ OUT_OF_MEMORY = (207001, 207018)
 
 def _rounded(nbytes: int) -> int:
     """Bytes to ask the device for. Its kernels read and write 32 bytes at a time."""
-    granule = 512 if nbytes < 1 << 20 else 1 << 20
+    granule = 512 if nbytes < 1 << 20 else 1 << 17
     return -(-(nbytes + 64) // granule) * granule
 
 
@@ -316,6 +316,16 @@ class Session:
                     self.stream,
                 )  # fmt: skip
         return result
+
+    def values(self, array: NDArray | DeviceArray) -> NDArray:
+        """The values of a small array on the host, copied back at most once."""
+        if not isinstance(array, DeviceArray):
+            return array
+        if array._host is None:
+            result = np.empty(array.shape, array.dtype)
+            self.fetch([(array, result)])
+            array.remember(result)
+        return array.host_values()
 
     def fetch(self, pairs: Iterable[tuple[DeviceArray, NDArray]]) -> None:
         """Copy arrays of the device into arrays of the host, of any layout and dtype."""
