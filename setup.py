@@ -1,11 +1,13 @@
 """Build the compiled modules; everything that can be said in words is in pyproject.toml.
 
-Every ``pyx/<name>.pyx`` becomes ``ascend_grad.<name>``. Two environment variables change the build:
+Every ``pyx/<name>.pyx`` becomes ``ascend_grad.<name>``. Environment variables change the build:
 
 ASCEND_GRAD_OPENMP=0
     Build without OpenMP: one thread, same results.
 ASCEND_GRAD_SANITIZE=address or undefined
     Build with that sanitizer of the compiler, for tests (both: "address,undefined").
+ASCEND_GRAD_EMULATE_BF16=1
+    Let the variant avx512_bf16 run, slowly, on any CPU with AVX-512, for tests.
 """
 
 import contextlib
@@ -74,10 +76,10 @@ def sanitizers() -> list[str]:
     return names
 
 
-def openmp_wanted() -> bool:
-    value = os.environ.get("ASCEND_GRAD_OPENMP", "1")
+def switch(name: str, default: str) -> bool:
+    value = os.environ.get(name, default)
     if value not in ("0", "1"):
-        raise SystemExit(f"ASCEND_GRAD_OPENMP: expected 0 or 1, got {value!r}")
+        raise SystemExit(f"{name}: expected 0 or 1, got {value!r}")
     return value == "1"
 
 
@@ -119,7 +121,9 @@ class BuildExt(build_ext):
     def arguments(self) -> tuple[list[str], list[str]]:
         """Arguments for the compiler and for the linker."""
         compile_args, link_args = list(COMPILE_ARGS), []
-        if not openmp_wanted():
+        if switch("ASCEND_GRAD_EMULATE_BF16", "0"):
+            compile_args.append("-DAG_EMULATE_BF16")
+        if not switch("ASCEND_GRAD_OPENMP", "1"):
             print(NO_OPENMP.format("ASCEND_GRAD_OPENMP=0 asks for it"))
         elif failure := self.probe(OPENMP_PROBE, ["-fopenmp"]):
             print(NO_OPENMP.format(failure))

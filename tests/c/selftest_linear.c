@@ -1,0 +1,187 @@
+/* Self-test of the kernels of linear cross-entropy, like selftest.c: every variant and kind against scalar double
+ * arithmetic, one block and one chunk, whole and in parts, for sizes around the edges of vectors, tiles and panels.
+ *
+ * The scalar results are of double precision throughout, bounds those of float32 (float64) sums with room for the
+ * rounding of P to bfloat16.
+ */
+#include "ascend_grad/linear_cross_entropy.h"
+#include "selftest.h"
+
+static double *numbers(ptrdiff_t n, double scale)
+{
+    double *x = malloc((size_t)(n + 1) * sizeof *x);
+    for (ptrdiff_t i = 0; i < n; i++) x[i] = scale * (2 * uniform() - 1);
+    return x;
+}
+
+/* The values as the caller's matrix of this dtype; x becomes what it holds. */
+static ag_matrix matrix(double *x, ptrdiff_t rows, ptrdiff_t n, ag_dtype dtype, int strided)
+{
+    const ptrdiff_t size = ag_itemsize[dtype], step = strided ? 3 * size : size;
+    ag_matrix m = {malloc((size_t)(rows * n * step + 8)), n * step, step, dtype, 0};
+    for (ptrdiff_t i = 0; i < rows * n; i++) put(m.data + i * step, dtype, x[i]), x[i] = get(m.data + i * step, dtype);
+    return m;
+}
+
+static void *reals(const ag_lce_kernels *k, const double *x, ptrdiff_t n)
+{
+    char *to = malloc((size_t)(n * k->real_size + 8));
+    for (ptrdiff_t i = 0; i < n; i++) put(to + i * k->real_size, k->real_size == 8 ? AG_FLOAT64 : AG_FLOAT32, x[i]);
+    return to;
+}
+
+static double real_at(const ag_lce_kernels *k, const void *p, ptrdiff_t i)
+{
+    return get((const char *)p + i * k->real_size, k->real_size == 8 ? AG_FLOAT64 : AG_FLOAT32);
+}
+
+static ptrdiff_t up(ptrdiff_t n, ptrdiff_t to) { return (n + to - 1) / to * to; }
+
+static void *zeros(ptrdiff_t bytes) { return aligned_alloc(64, (size_t)up(bytes + 64, 64)); }
+
+static void test_block(ag_variant variant, ag_dtype dtype, ptrdiff_t rows, ptrdiff_t vocab, ptrdiff_t hidden, int strided)
+{
+    const ag_lce_kernels *k = ag_lce_kernels_of(variant, dtype);
+    const ptrdiff_t padded = up(rows, k->nr), wide = up(vocab, k->nr), h = up(hidden, k->nr), all = rows + 3;
+    const double eps = dtype == AG_FLOAT64 ? 0x1p-53 : 0x1p-24, coarse = dtype == AG_BFLOAT16 ? 0x1p-8 : 0;
+    double *x = numbers(all * hidden, 1), *w = numbers(vocab * hidden, 1), *max = numbers(rows, 1);
+    double *sum = numbers(rows, 1), *grad = numbers(rows, 1), *p = numbers(rows * vocab, 1), *slack = numbers(rows * vocab, 0);
+    ag_matrix input = matrix(x, all, hidden, dtype, strided), weight = matrix(w, vocab, hidden, dtype, strided);
+    int64_t *number = malloc((size_t)rows * 8), *target = malloc((size_t)rows * 8);
+    ag_lce_block b = {.rows = rows, .vocab = vocab, .hidden = hidden, .hidden_size = hidden, .row_numbers = number,
+                      .target = target, .round_to_bfloat16 = dtype == AG_BFLOAT16};
+    for (ptrdiff_t i = 0; i < rows; i++) {
+        number[i] = all - 1 - i;
+        target[i] = i % 3 ? (int64_t)(uniform() * (double)vocab) : -1;
+        sum[i] += 2;
+    }
+    b.max = reals(k, max, rows), b.sum = reals(k, sum, rows), b.grad = reals(k, grad, rows);
+    for (ptrdiff_t i = 0; i < rows; i++) {
+        double largest = -INFINITY;
+        max[i] = real_at(k, b.max, i), sum[i] = real_at(k, b.sum, i), grad[i] = real_at(k, b.grad, i);
+        for (ptrdiff_t v = 0; v < vocab; v++) {
+            double logit = 0, size = fabs(max[i]);
+            for (ptrdiff_t c = 0; c < hidden; c++) {
+                const double term = x[number[i] * hidden + c] * w[v * hidden + c];
+                logit += term, size += fabs(term);
+            }
+            const double e = exp(logit - max[i]) / sum[i];
+            largest = fmax(largest, logit);
+            p[i * vocab + v] = (e - (target[i] == v)) * grad[i];
+            slack[i * vocab + v] = (e * (16 * size + 8) * eps + 2 * eps) * fabs(grad[i]) + coarse * fabs(p[i * vocab + v]);
+        }
+    }
+
+    b.x_rows = zeros(padded * (hidden + 1) * k->unit_size), b.w_rows = zeros(wide * (hidden + 1) * k->unit_size);
+    b.x_columns = zeros(padded * h * k->unit_size), b.w_columns = zeros(wide * h * k->unit_size);
+    b.p = zeros(padded * wide * k->unit_size), b.p_pairs = zeros(padded * wide * k->unit_size);
+    b.skipped = zeros(padded * wide), b.panel_max = zeros(padded * wide * 8), b.panel_sum = zeros(padded * wide * 8);
+    const ptrdiff_t tiles = up(rows, k->mr) / k->mr, panels = wide / k->nr, of_hidden = h / k->nr;
+    const ptrdiff_t units = (hidden + k->pair - 1) / k->pair * k->unit_size;
+    for (ptrdiff_t t = 0; t < tiles; t++) {
+        const ptrdiff_t left = rows - t * k->mr;
+        k->pack_tile((char *)b.x_rows + t * k->mr * units, &input, number + t * k->mr, 0, left < k->mr ? left : k->mr, 0, hidden);
+    }
+    for (ptrdiff_t q = 0; q < panels; q++) {
+        const ptrdiff_t left = vocab - q * k->nr;
+        k->pack_panel((char *)b.w_rows + q * k->nr * units, &weight, 0, q * k->nr, left < k->nr ? left : k->nr, 0, hidden);
+    }
+    for (ptrdiff_t q = 0; q < of_hidden; q++) {
+        const ptrdiff_t left = hidden - q * k->nr, n = left < k->nr ? left : k->nr;
+        k->pack_columns((char *)b.x_columns + q * k->nr * ((rows + k->pair - 1) / k->pair) * k->unit_size, &input, number, 0,
+                        rows, q * k->nr, n);
+        k->pack_columns((char *)b.w_columns + q * k->nr * ((vocab + k->pair - 1) / k->pair) * k->unit_size, &weight, 0, 0,
+                        vocab, q * k->nr, n);
+    }
+
+    /* the gradient, as one unit of work and in several */
+    double *zero = numbers(all * hidden + vocab * hidden, 0);
+    for (int parts = 0; parts < 2; parts++) {
+        b.input_grad.data = reals(k, zero, all * hidden), b.weight_grad.data = reals(k, zero, vocab * hidden);
+        b.input_grad.low = b.weight_grad.low = 0;
+        b.input_grad.row_stride = b.weight_grad.row_stride = hidden * k->real_size;
+        b.add_input_grad = b.add_weight_grad = parts;
+        if (parts) {
+            b.input_grad.low = reals(k, zero, all * hidden), b.weight_grad.low = reals(k, zero, vocab * hidden);
+            b.input_grad.low_stride = b.weight_grad.low_stride = hidden * k->real_size;
+            b.filter_eps = 1e-300; /* skips tiles that are zero, if any */
+            if (dtype != AG_FLOAT64) b.filter_eps = 0x1p-140;
+        }
+        const ptrdiff_t step = parts ? 1 : tiles, panel_step = parts ? 1 : panels;
+        for (ptrdiff_t t = 0; t < tiles; t += step) {
+            for (ptrdiff_t q = 0; q < panels; q += panel_step) {
+                k->tiles(&b, AG_FROM_PRODUCT, AG_TO_GRADIENT, q, q + panel_step, t, t + step);
+            }
+        }
+        k->input_grad(&b, 0, of_hidden, 0, tiles);
+        k->weight_grad(&b, 0, of_hidden, 0, up(vocab, k->mr) / k->mr);
+        for (ptrdiff_t c = 0; c < hidden; c++) {
+            for (ptrdiff_t i = 0; i < rows; i++) {
+                double value = 0, bound = 0;
+                for (ptrdiff_t v = 0; v < vocab; v++) {
+                    value += p[i * vocab + v] * w[v * hidden + c];
+                    bound += (slack[i * vocab + v] + 16 * eps * fabs(p[i * vocab + v])) * fabs(w[v * hidden + c]);
+                }
+                const double got = real_at(k, b.input_grad.data, number[i] * hidden + c);
+                CHECK(fabs(got - value) <= bound, "dX %s %s (%td, %td, %td) row %td: %g is not %g", ag_variant_names[variant],
+                      dtype_names[dtype], rows, vocab, hidden, i, got, value);
+            }
+            for (ptrdiff_t v = 0; v < vocab; v++) {
+                double value = 0, bound = 0;
+                for (ptrdiff_t i = 0; i < rows; i++) {
+                    value += p[i * vocab + v] * x[number[i] * hidden + c];
+                    bound += (slack[i * vocab + v] + 16 * eps * fabs(p[i * vocab + v])) * fabs(x[number[i] * hidden + c]);
+                }
+                const double got = real_at(k, b.weight_grad.data, v * hidden + c);
+                CHECK(fabs(got - value) <= bound, "dW %s %s (%td, %td, %td) row %td: %g is not %g", ag_variant_names[variant],
+                      dtype_names[dtype], rows, vocab, hidden, v, got, value);
+            }
+        }
+        free(b.input_grad.data), free(b.weight_grad.data), free(b.input_grad.low), free(b.weight_grad.low);
+    }
+
+    /* maximum and sum of exponentials */
+    double *lowest = numbers(all, 0);
+    for (ptrdiff_t i = 0; i < all; i++) lowest[i] = -INFINITY;
+    b.running_max = reals(k, lowest, all), b.running_sum = numbers(all, 0), b.predicted = reals(k, zero, all);
+    k->tiles(&b, AG_FROM_PRODUCT, AG_TO_MAX_SUM, 0, panels, 0, tiles);
+    k->merge_max_sum(&b, 0, rows);
+    for (ptrdiff_t i = 0; i < rows; i++) {
+        double largest = -INFINITY, total = 0;
+        for (int pass = 0; pass < 2; pass++) {
+            for (ptrdiff_t v = 0; v < vocab; v++) {
+                double logit = 0;
+                for (ptrdiff_t c = 0; c < hidden; c++) logit += x[number[i] * hidden + c] * w[v * hidden + c];
+                if (pass) total += exp(logit - largest); else largest = fmax(largest, logit);
+            }
+        }
+        const double bound = 64 * eps * (double)(hidden + 1);
+        CHECK(fabs(real_at(k, b.running_max, number[i]) - largest) <= bound, "max of row %td", i);
+        CHECK(fabs(b.running_sum[number[i]] - total) <= bound * total, "sum of row %td", i);
+    }
+    free(b.running_max), free(b.running_sum), free(b.predicted), free(lowest), free(zero);
+    free(b.x_rows), free(b.w_rows), free(b.x_columns), free(b.w_columns), free(b.p), free(b.p_pairs), free(b.skipped);
+    free(b.panel_max), free(b.panel_sum), free((void *)b.max), free((void *)b.sum), free((void *)b.grad);
+    free(input.data), free(weight.data), free(number), free(target);
+    free(x), free(w), free(max), free(sum), free(grad), free(p), free(slack);
+}
+
+int main(void)
+{
+    static const ptrdiff_t sizes[][3] = {{1, 1, 1},   {2, 3, 2},    {3, 50, 17},  {7, 12, 5},   {8, 48, 16}, {9, 49, 33},
+                                         {17, 97, 31}, {24, 24, 47}, {50, 13, 64}, {33, 145, 65}};
+    for (int v = 0; v < AG_VARIANT_COUNT; v++) {
+        const ag_variant variant = (ag_variant)v;
+        if (!ag_variant_supported(variant)) continue;
+        for (int dtype = 0; dtype < AG_DTYPE_COUNT; dtype++) {
+            for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+                test_block(variant, (ag_dtype)dtype, sizes[i][0], sizes[i][1], sizes[i][2], (int)i % 2);
+            }
+            test_block(variant, (ag_dtype)dtype, 5, 7, 1301, 0); /* sums of more than one chain */
+            test_block(variant, (ag_dtype)dtype, 1301, 5, 3, 1);
+            test_block(variant, (ag_dtype)dtype, 3, 1301, 2, 0);
+        }
+        printf("%s: %ld checks, %ld failed\n", ag_variant_names[variant], checks, failures);
+    }
+    return failures != 0;
+}
