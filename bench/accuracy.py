@@ -109,7 +109,7 @@ _ORACLES: dict[str, Callable[..., tuple[np.ndarray, np.ndarray]]] = {
 }
 
 
-def _half_unit(size: np.ndarray, dtype: np.dtype) -> np.ndarray:
+def half_unit(size: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Half a unit in the last place of ``dtype`` for values of this size."""
     info = ml_dtypes.finfo(dtype)
     exponent = np.maximum(np.frexp(size)[1] - 1, info.minexp)
@@ -133,7 +133,7 @@ def expected(operator: str, inputs: tuple[np.ndarray, ...]) -> Expected:
         reach = np.abs(values) + bound
         # Beyond the largest number of the result's type there is nothing to compare.
         finite = reach < float(ml_dtypes.finfo(dtype).max)
-        return Expected(values, np.where(finite, bound, np.inf), _half_unit(np.where(finite, reach, 0), dtype))
+        return Expected(values, np.where(finite, bound, np.inf), half_unit(np.where(finite, reach, 0), dtype))
 
 
 def errors(result: np.ndarray, expected: Expected) -> np.ndarray:

@@ -12,6 +12,7 @@ from pathlib import Path
 from .cases import BACKWARD, DTYPES, FORWARD, LAYOUTS, MASKED, Case, layout_text
 from .linear.report import memory_block
 from .linear.report import rows_block as linear_rows_block
+from .linear.report import speed_block as linear_speed_block
 from .linear.targets import memory_targets
 from .linear.targets import speed_targets as linear_targets
 from .results import FOLDER, Results, Row
@@ -202,6 +203,7 @@ def blocks(speed: Results | None, accuracy: Results | None, linear: Results | No
         targets = [*linear_targets(linear.linear, linear.machine.get("variant", "")), *memory_targets(linear.memory)]
         found |= {
             "linear_machine": machine_block(linear),
+            "linear_speed": linear_speed_block(linear.linear),
             "linear_rows": linear_rows_block(linear.linear),
             "linear_memory": memory_block(linear.memory),
             "linear_targets": targets_block(targets),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -73,10 +73,10 @@ class Results:
 
     machine: dict[str, str]
     num_threads: int
-    speed: Sequence[Row[Case]] = ()
-    accuracy: Sequence[Worst] = ()
-    linear: Sequence[Row[LinearCase]] = ()
-    memory: Sequence[Growth] = ()
+    speed: Sequence[Row[Case]] = field(default_factory=list)
+    accuracy: Sequence[Worst] = field(default_factory=list)
+    linear: Sequence[Row[LinearCase]] = field(default_factory=list)
+    memory: Sequence[Growth] = field(default_factory=list)
 
     def to_json(self) -> str:
         content: dict[str, Any] = {

@@ -15,6 +15,7 @@ from samples import DTYPES, OPERATORS
 import ascend_grad as ag
 from ascend_grad.bench import accuracy, cases, machine, measure, report, results, rivals, stream, targets
 from ascend_grad.bench.cases import Case
+from ascend_grad.bench.linear import accuracy as linear_accuracy
 from ascend_grad.bench.results import Results, Row, Worst
 from ascend_grad.cli.main import main
 
@@ -277,7 +278,8 @@ def test_accuracy_decides_the_status(monkeypatch, capsys):
     monkeypatch.setattr(accuracy, "LENGTHS", (3,))
     assert main(["bench", "--accuracy", "--filter", "float16", "--filter", "log"]) == 0
     assert "log_softmax_backward float16" in capsys.readouterr().out
-    monkeypatch.setattr(accuracy, "measure", lambda *pair: [Worst(*pair, "avx2", 1.5, "constants", 3)])
+    for module in (accuracy, linear_accuracy):
+        monkeypatch.setattr(module, "measure", lambda *pair: [Worst(*pair, "avx2", 1.5, "constants", 3)])
     assert main(["bench", "--accuracy"]) == 1
     assert "**NOT met**" in capsys.readouterr().out
 
@@ -317,7 +319,7 @@ def test_the_command_with_all_rivals_that_are_installed(monkeypatch, tmp_path):
         (["--filter", "nothing like it"], "no case contains 'nothing like it'"),
         (["--accuracy", "--filter", "int8"], "no operator and dtype contain 'int8'"),
         (["--accuracy", "--quick"], "--quick chooses"),
-        (["--accuracy", "--plot", "x.svg"], "--plot draws speed"),
+        (["--accuracy", "--plot", "x.svg"], "--plot draws the speed"),
         (["--accuracy", "--update-readme", "--filter", "fresh"], "takes a full run"),
         (["--threads", "0"], "expected None or an int"),
     ],

@@ -507,6 +507,26 @@ def test_memory_does_not_grow_with_one_long_row():
     assert np.load("out.npy", mmap_mode="r")[-1] == np.float32(1 / (5 * 2**24))
 
 
+def test_memory_of_linear_gradients_is_their_workspace():
+    """The weight and its gradient are 256 MiB each, the logits would be, too."""
+    rows, vocabulary, width = 64, 2**20, 64
+    sparse("w.npy", (vocabulary, width))
+    np.save("x.npy", np.ones((rows, width), np.float32))
+    np.save("ones.npy", np.ones(rows, np.float32))
+    np.save("sum.npy", np.full(rows, vocabulary, np.float32))
+    np.save("mask.npy", np.zeros(rows, bool))
+    np.save("target.npy", np.arange(rows))
+    inputs = ("--grad", "ones.npy", "--input", "x.npy", "--weight", "w.npy", "--target-mask", "mask.npy")
+    inputs += ("--masked-target", "target.npy", "--logits-max", "ones.npy", "--sum-exp-logits", "sum.npy")
+    options = ("--workspace-bytes", str(2**24), *result_files("input_grad", "weight_grad"))
+    assert peak_anonymous_bytes(GRADIENT, *inputs, *options) < 2**27
+    gradient = np.load("weight_grad_out.npy", mmap_mode="r")
+    assert gradient.shape == (vocabulary, width)
+    expected = rows * math.exp(-1) / vocabulary
+    np.testing.assert_allclose(gradient[-1], expected, rtol=1e-4)
+    np.testing.assert_allclose(gradient[0], expected - 1, rtol=1e-4)
+
+
 def test_pages_are_given_back_and_come_back():
     np.save("x.npy", np.arange(5000.0))
     with open("x.npy", "r+b") as file:

@@ -186,13 +186,15 @@ def _measure_accuracy(texts: Sequence[str]) -> list[Worst]:
     from tqdm import tqdm
 
     from ..bench import accuracy
+    from ..bench.linear import accuracy as linear
 
-    pairs = [pair for pair in accuracy.pairs() if all(text in " ".join(pair) for text in texts)]
+    pairs = [(module, *pair) for module in (accuracy, linear) for pair in module.pairs()]
+    pairs = [pair for pair in pairs if all(text in " ".join(pair[1:]) for text in texts)]
     if not pairs:
         raise CommandError(f"no operator and dtype contain {' and '.join(map(repr, texts))}")
     rows: list[Worst] = []
     with tqdm(pairs, unit="operator") as progress:
-        for operator, dtype in progress:
+        for module, operator, dtype in progress:
             progress.set_postfix_str(f"{operator} {dtype}")
-            rows += accuracy.measure(operator, dtype)
+            rows += module.measure(operator, dtype)
     return rows

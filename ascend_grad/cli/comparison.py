@@ -88,7 +88,7 @@ def seconds_beside_numpy(gradient: Gradient, arguments: tuple, rounds: int = 15)
     formula = numpy_linear_cross_entropy if linear else getattr(reference, gradient.__name__)
     ours: list[float] = []
     numpys: list[float] = []
-    while len(ours) < rounds and sum(numpys) < TIMED:
+    while len(ours) < rounds and sum(ours) + sum(numpys) < TIMED:
         ours.append(_seconds(gradient, arguments))
         numpys.append(_seconds(formula, arguments))
     return median(ours), median(numpys)

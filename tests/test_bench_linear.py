@@ -1,0 +1,279 @@
+"""The benchmark of the linear operators: tiny cases from arguments to tables. Nothing here depends on speed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import ascend_grad as ag
+from ascend_grad import _cpu
+from ascend_grad.bench import measure as timing
+from ascend_grad.bench import report, rivals
+from ascend_grad.bench.linear import accuracy, cases, measure, sides, trained
+from ascend_grad.bench.linear import report as tables
+from ascend_grad.bench.linear.cases import GRADIENT, MAX_SUM, WHOLE, LinearCase
+from ascend_grad.bench.linear.targets import memory_targets, of_yardstick, speed_targets
+from ascend_grad.bench.measure import DisagreementError
+from ascend_grad.bench.results import OWN, Growth, Results, Row
+from ascend_grad.cli.main import main
+
+SHAPE = (5, 11, 3)
+SMALL = [LinearCase(operator, mode, "float32", SHAPE) for operator, mode in cases.OPERATIONS]
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    """Turns of a few microseconds, a small product as the yardstick, a random layer as the trained one."""
+    for name in ("WARM_UP", "LOOP"):
+        monkeypatch.setattr(timing, name, 1e-6)
+    monkeypatch.setattr(measure, "TURNS", 2)
+    monkeypatch.setattr(sides, "YARDSTICK_SIZE", 8)
+    random = np.random.default_rng(0)
+
+    def layer(rows):
+        x, weight = (random.standard_normal((n, SHAPE[2])).astype(np.float32) for n in (rows, SHAPE[1]))
+        return x, weight, random.integers(0, SHAPE[1], rows)
+
+    monkeypatch.setattr(trained, "last_layer", layer)
+
+
+@pytest.fixture
+def without_torch(monkeypatch):
+    monkeypatch.setattr(rivals, "module", lambda name: None)
+
+
+def torch_or_skip():
+    pytest.importorskip("torch")
+
+
+@pytest.fixture
+def sample() -> Results:
+    """Invented results: in every case 1 TFLOP/s, BLAS at half of that, everybody else at a tenth."""
+    rows = []
+    for case in cases.full():
+        own = case.operations / 1e12
+        seconds = {OWN: own, sides.YARDSTICK: 2 * sides.YARDSTICK_SIZE**3 / 0.5e12}
+        rows.append(Row(case, seconds | dict.fromkeys(("numpy", "torch", "torch chunked"), 10 * own)))
+    memory = [
+        Growth(case, side, size, 100)
+        for case in measure.memory_cases()
+        for side, size in ((OWN, 90), ("torch chunked", 200))
+    ]
+    return Results({"CPU": "an abacus", "variant": "avx512_bf16"}, 2, linear=rows, memory=memory)
+
+
+# ---- cases and sides -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("choice", [cases.full, cases.quick])
+def test_cases_are_named_uniquely(choice):
+    names = [case.name for case in choice()]
+    assert len(names) == len(set(names))
+
+
+def test_operations_are_those_of_the_products():
+    assert LinearCase(GRADIENT, "recomputed", "float32", (2, 3, 5)).operations == 6 * 30
+    assert LinearCase(GRADIENT, "stored", "float32", (2, 3, 5)).operations == 4 * 30
+    assert LinearCase(MAX_SUM, "forward", "float32", (2, 3, 5)).operations == 2 * 30
+
+
+@pytest.mark.usefixtures("hasty", "without_torch")
+@pytest.mark.parametrize("case", SMALL, ids=lambda case: f"{case.operator} {case.mode}")
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+def test_a_case_is_measured(case, dtype):
+    case = replace(case, dtype=dtype)
+    row = measure.measure(case, 1)
+    expected = {OWN, sides.YARDSTICK, sides.UNFILTERED if case.mode == "filtered" else "numpy"}
+    assert set(row.seconds) == expected
+    assert all(seconds > 0 for seconds in row.seconds.values())
+    assert of_yardstick(row) > 0
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("case", SMALL[:2] + SMALL[3:], ids=lambda case: f"{case.operator} {case.mode}")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_torch_computes_the_same(case, dtype, monkeypatch):
+    torch_or_skip()
+    case = replace(case, dtype=dtype)
+    given = cases.arguments(case)
+    results = cases.outs(given)
+    expected = [rivals.as_array(value).copy() for value in sides.ascend_grad(case, given, results)()]
+    with rivals.no_autograd():
+        assert sides.agree(sides.torch_formula(case, given, results)(), expected, dtype)
+        if case.operator == WHOLE and (chunked := sides.torch_chunked(case, given, results)):
+            assert sides.agree(chunked(), expected, dtype)
+
+
+@pytest.mark.usefixtures("hasty", "without_torch")
+def test_the_forced_variant_is_in_force_for_this_library_alone(monkeypatch):
+    variant = _cpu.supported_variants()[0]
+    case = LinearCase(GRADIENT, "recomputed", "float32", SHAPE, variant)
+    right, seen, before = ag.fused_linear_cross_entropy_loss_grad, set(), _cpu.variant()
+
+    def recorded(**settings):
+        seen.add(_cpu.variant())
+        return right(**settings)
+
+    monkeypatch.setattr(ag, GRADIENT, recorded)
+    assert set(measure.measure(case, 1).seconds) == {OWN, sides.YARDSTICK}
+    assert seen == {variant}
+    assert _cpu.variant() == before
+
+
+@pytest.mark.usefixtures("hasty", "without_torch")
+@pytest.mark.parametrize("step", [0, 1])
+def test_a_side_with_other_values_is_refused(step, monkeypatch):
+    """Also one that does nothing, and so leaves the results of the side before."""
+
+    def wrong(case, given, outs):
+        return lambda: tuple(out + out.dtype.type(step) for out in outs)
+
+    monkeypatch.setitem(sides.SIDES, "wrong", wrong)
+    with pytest.raises(DisagreementError, match=r"recomputed float32 5 × 11 × 3: wrong computes other values"):
+        measure.measure(SMALL[0], 1)
+
+
+def test_the_trained_layer_is_that_of_the_demo(monkeypatch):
+    monkeypatch.setattr(trained, "STEPS", 1)
+    x, weight, target = trained.last_layer.__wrapped__(128)
+    assert (len(x), len(target)) == (128, 128)
+    assert x.dtype == weight.dtype == cases.numpy_dtype("bfloat16")
+    assert (x.shape[1], *weight.shape) == (cases.TRAINED_SHAPE[2], *cases.TRAINED_SHAPE[1:])
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("without_torch")
+def test_growth_is_that_of_the_call(run_script):
+    """In a process of its own: in this one, memory that was freed before would be found again."""
+    run_script(
+        """
+        import numpy as np
+        from ascend_grad.bench.linear import measure
+
+        size = 2**26
+        grown = measure.resident_growth(lambda: np.ones(size, np.uint8).sum())
+        assert 0.9 * size < grown < 1.5 * size, grown
+        assert measure.resident_growth(lambda: None) < size / 8
+        """
+    )
+
+
+@pytest.mark.usefixtures("without_torch")
+def test_memory_is_measured_beyond_the_results(monkeypatch):
+    monkeypatch.setattr(measure, "MEMORY_SHAPE", (16, 3000, 32))
+    found = [growth for case in measure.memory_cases() for growth in measure.memory(case, 1)]
+    assert {growth.side for growth in found} == {OWN, "numpy"}
+    assert all(growth.promise > 0 and growth.bytes >= 0 for growth in found)
+
+
+# ---- accuracy --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+@pytest.mark.parametrize("operator", accuracy.OPERATORS)
+def test_errors_are_within_their_bounds(operator, dtype, monkeypatch):
+    monkeypatch.setattr(accuracy, "SHAPES", ((3, 17, 5), (20, 3, 70)))
+    monkeypatch.setattr(accuracy, "HUGE_SHAPES", ((1000, 2, 1),))
+    found = accuracy.measure(operator, dtype)
+    assert {worst.variant for worst in found} == set(_cpu.supported_variants())
+    assert max(worst.error for worst in found) <= 1
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+@pytest.mark.parametrize("operator", accuracy.OPERATORS)
+def test_wrong_results_exceed_their_bounds(operator, dtype):
+    expected, call = accuracy._FORMULAS[operator](accuracy.problem("centred", (17, 33, 9), dtype))
+    for got, right in zip(call(), expected):
+        assert accuracy.errors(got, right).max() <= 1
+        # Sixteen bits of one bfloat16 factor allow more than two per cent of a sum.
+        assert accuracy.errors(got * got.dtype.type(1.25), right).max() > 1
+        assert np.isinf(accuracy.errors(np.full_like(got, np.nan), right)).any()
+
+
+# ---- results, targets, tables ----------------------------------------------------------------------------------------
+
+
+def test_results_survive_json(sample):
+    text = sample.to_json()
+    assert json.loads(text)["memory"][0]["promise"] == 100
+    again = Results.from_json(text)
+    assert [row.case for row in again.linear] == [row.case for row in sample.linear]
+    assert again.memory == sample.memory
+    assert again.to_json() == text
+
+
+def test_targets_tell_what_is_met(sample):
+    found = {target.text: target for target in speed_targets(sample.linear, "avx512_bf16")}
+    met = found["gradient, float32, rate of sgemm"]
+    assert (met.met, met.required, met.measured) == (True, "≥ 1×", "2× (recomputed, float32, 1024 × 32768 × 1024)")
+    assert found["gradient, bfloat16, rate of sgemm"].met
+    slower = [replace(row, seconds=row.seconds | {OWN: 3 * row.own}) for row in sample.linear]
+    lost = {target.text: target for target in speed_targets(slower, "avx512_bf16")}
+    assert lost["gradient, float32, rate of sgemm"].met is False
+    assert lost["gradient, float32, rate of sgemm"].measured.endswith("3 of 3 below")
+    assert lost["whole loss, bfloat16, against chunked torch"].met is False
+
+
+def test_bfloat16_has_its_target_where_the_cpu_has_dot_products(sample):
+    found = {target.text: target for target in speed_targets(sample.linear, "avx512")}
+    target = found["gradient, bfloat16, rate of sgemm"]
+    assert (target.met, target.measured) == (None, "needs avx512_bf16, this is avx512")
+    assert found["gradient, bfloat16 by widening, rate of sgemm"].met
+    widening = {target.text: target for target in speed_targets(sample.linear, "avx512_bf16")}
+    assert "gradient, bfloat16 by widening, rate of sgemm" not in widening
+
+
+def test_memory_targets(sample):
+    promise, chunked = memory_targets(sample.memory)
+    assert promise.met
+    assert promise.measured.startswith("0.9×")
+    assert chunked.met
+    more = [replace(growth, bytes=2 * growth.bytes) if growth.side == OWN else growth for growth in sample.memory]
+    assert [target.met for target in memory_targets(more)] == [False, True]
+    assert memory_targets([])[0].met is None
+
+
+def test_tables_are_rectangular(sample):
+    blocks = report.blocks(None, None, sample)
+    tables_of = {"linear_speed", "linear_rows", "linear_memory", "linear_targets"}
+    assert set(blocks) == {"linear_machine", *tables_of}
+    for name in tables_of:
+        assert len({line.count("|") for line in blocks[name].splitlines()}) == 1
+        assert len({len(line) for line in blocks[name].splitlines()}) == 1
+    assert tables.rows_block(sample.linear).count(" 1000 |") == len(sample.linear)
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("hasty", "without_torch")
+def test_the_command(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(cases, "full", lambda: SMALL)
+    monkeypatch.setattr(measure, "MEMORY_SHAPE", (16, 3000, 32))
+    file = tmp_path / "results.json"
+    assert main(["bench", "--linear", "--filter", "recomputed", "--threads", "2", "--json", str(file)]) == 0
+    out = capsys.readouterr().out
+    assert f"{GRADIENT} recomputed float32 5 × 11 × 3" in out
+    assert "MiB beyond the results" in out
+    found = Results.from_json(file.read_text())
+    assert [row.case for row in found.linear] == SMALL[:1]
+    assert {growth.case.operator for growth in found.memory} == {GRADIENT}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--filter", "nothing like it"], "no case contains 'nothing like it'"),
+        (["--plot", "x.svg"], "--plot draws the speed of the row-wise operators"),
+        (["--accuracy"], "without --linear"),
+        (["--update-readme", "--quick"], "takes a full run"),
+    ],
+)
+def test_mistakes_are_told(arguments, message, capsys):
+    assert main(["bench", "--linear", *arguments]) == 2
+    assert message in capsys.readouterr().err
