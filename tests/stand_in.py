@@ -196,7 +196,7 @@ class StandIn:
             symbol.restype, symbol.argtypes = result, arguments
 
     def fail(self, function: str, nth: int = 1, code: int = 500000) -> None:
-        """The `nth` call of the function from now on fails; 0: every call, "*": of any function."""
+        """The `nth` call of the function fails; ``-nth``: and all after it; 0: all. "*": of any function."""
         self._state.stand_in_fail(function.encode(), nth, code)
 
     def faults_left(self) -> int:

@@ -147,6 +147,25 @@ def test_every_call_fails_once(device: StandIn, case: Case, start: str, code: in
     assert struck >= (3 if start == "cold" else 2), "hardly anything failed"
 
 
+def test_device_is_lost_in_the_middle(device: StandIn, case: Case) -> None:
+    """From one call on nothing works any more, until the device is back."""
+    npu.release()
+    nth, error = 0, None
+    while nth == 0 or error is not None:
+        nth += 1
+        device.reset()
+        device.fail("*", -nth, FAILED)
+        error = case.attempt()
+        lost = error is not None or device.calls() >= nth
+        if error is not None:
+            assert_clear(error, FAILED)
+        assert device.violations() == []
+        device.reset()
+        case.assert_works()
+    assert nth > 5
+    assert not lost
+
+
 @pytest.mark.parametrize("function", NEEDED)
 def test_function_that_always_fails(device: StandIn, case: Case, function: str) -> None:
     npu.release()
@@ -162,6 +181,25 @@ def test_function_that_always_fails(device: StandIn, case: Case, function: str) 
     assert device.violations() == []
     device.reset()
     case.assert_works()
+
+
+def test_copies_to_the_card_and_back(device: StandIn) -> None:
+    x = np.arange(600_000, dtype=np.float32).reshape(2, 300_000)[:, ::-1]  # in several pieces
+    nth, struck = 0, 0
+    while True:
+        nth += 1
+        npu.release()
+        device.reset()
+        device.fail("*", nth, FAILED)
+        try:
+            np.testing.assert_array_equal(npu.asarray(x).numpy(), x)
+        except ag.AscendGradError as error:
+            assert_clear(error, FAILED)
+            struck += 1
+        assert device.violations() == []
+        if device.faults_left():
+            break
+    assert struck > 5
 
 
 def test_operators_own_codes_are_passed_on(device: StandIn) -> None:

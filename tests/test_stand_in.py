@@ -817,9 +817,11 @@ def test_faults_strike_at_the_call_they_were_meant_for(acl, double) -> None:
     assert acl.aclrtMemset(acl.device_memory[0], 16, 0, 16) == 500000
     assert double.faults_left() == 0
     double.fail("aclCreateTensor", 0)
+    double.fail("aclrtFree", -2, 7)
     assert acl.tensor(acl.malloc(4), (1,), np.float32) is None
     assert acl.tensor(acl.malloc(4), (1,), np.float32) is None
-    assert double.faults_left() == 1
+    assert [acl.aclrtFree(acl.device_memory.pop()) for _ in range(4)] == [0, 7, 7, 7]
+    assert double.faults_left() == 2
     assert double.violations() == []
 
 

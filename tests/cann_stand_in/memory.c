@@ -13,7 +13,7 @@
 
 #include <fcntl.h>
 
-#define SPAN ((uint64_t)32 << 30) /* addresses per device */
+#define SPAN ((uint64_t)8 << 30) /* addresses per device */
 enum { PAGE = 4096, ALIGNMENT = 64, POISON = 0xff /* NaN in every floating type */, POISONED = 1 << 20 };
 
 struct piece {

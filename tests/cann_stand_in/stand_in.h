@@ -19,12 +19,12 @@
  * Control interface (libcann_stand_in.so, by ctypes; the same in a child process by environment variables)
  *
  *   void stand_in_fail(const char *function, int64_t nth, int code)
- *       The nth call of the function from now on fails with this code; nth 0: every call. "*" counts all functions
- *       together (but for aclGetRecentErrMsg and aclrtGetSocName). What fails does nothing, and a function that returns
- *       a pointer returns NULL; but what releases something (destroy, free, finalize) does so and then reports the
- *       failure, so that trying again is misuse; aclrtSynchronizeStream waits before it reports the failure; and the
- *       second phase of an operator consumes its executor.
- *   int stand_in_faults_left(void)               faults that have not struck yet
+ *       The nth call of the function from now on fails with this code; -nth: this one and all after it; 0: all. "*"
+ *       counts all functions together (but for aclGetRecentErrMsg and aclrtGetSocName). What fails does nothing, and a
+ *       function that returns a pointer returns NULL; but what releases something (destroy, free, finalize) does so and
+ *       then reports the failure, so that trying again is misuse; aclrtSynchronizeStream waits before it reports the
+ *       failure; and the second phase of an operator consumes its executor.
+ *   int stand_in_faults_left(void)               faults that will strike
  *   int64_t stand_in_calls(const char *function)  calls since the last reset; "*" for all that stand_in_fail counts
  *   int64_t stand_in_counter(const char *name)    -1 for an unknown name. Live objects, which must be 0 in the end:
  *       tensors executors streams contexts device_allocations device_bytes host_allocations host_bytes in_flight

@@ -125,7 +125,8 @@ static int64_t all_calls;
 
 static struct fault {
     char function[64];
-    int64_t countdown; /* strikes when it reaches 0; -1: at every call */
+    int64_t countdown; /* calls until it strikes */
+    bool lasting;
     int code;
 } faults[FAULTS];
 static int fault_count;
@@ -148,14 +149,13 @@ static int fault_of(const char *name, bool counted)
     for (int i = 0; i < fault_count;) {
         struct fault *fault = &faults[i];
         bool concerned = strcmp(fault->function, name) == 0 || (counted && strcmp(fault->function, "*") == 0);
-        if (concerned && fault->countdown < 0)
+        bool strikes = concerned && --fault->countdown <= 0;
+        if (strikes)
             code = fault->code;
-        else if (concerned && --fault->countdown == 0) {
-            code = fault->code;
+        if (strikes && !fault->lasting)
             *fault = faults[--fault_count];
-            continue;
-        }
-        i++;
+        else
+            i++;
     }
     return code;
 }
@@ -290,7 +290,8 @@ void stand_in_fail(const char *function, int64_t nth, int code)
         abort();
     struct fault *fault = &faults[fault_count++];
     snprintf(fault->function, sizeof fault->function, "%s", function);
-    fault->countdown = nth > 0 ? nth : -1;
+    fault->countdown = nth > 0 ? nth : -nth;
+    fault->lasting = nth <= 0;
     fault->code = code;
     si_unlock();
 }
