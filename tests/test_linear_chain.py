@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import doctest
 import itertools
+import re
 import warnings
+from pathlib import Path
 
 import linear_oracles
 import numpy as np
@@ -253,3 +256,12 @@ def test_the_gradient_takes_what_the_statistics_return(dtype, engine):
     )
     for result in engine.solve(problem):
         assert np.all(np.abs(result.astype(np.float64)) < 1e-30)
+
+
+def test_the_examples_of_the_page():
+    page = Path(__file__).parent.parent / "docs" / "linear_cross_entropy.md"
+    code = "".join(re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE))
+    example = doctest.DocTestParser().get_doctest(code, {}, page.name, str(page), 0)
+    assert example.examples
+    printed: list[str] = []
+    assert doctest.DocTestRunner().run(example, out=printed.append).failed == 0, "".join(printed)

@@ -33,6 +33,7 @@ from samples import DTYPES, assert_identical
 import ascend_grad as ag
 from ascend_grad import contract
 from ascend_grad import errors as library_errors
+from ascend_grad.backends import REGISTRY
 
 CASES = {
     "recomputed": (GRADIENT, {"mode": "recomputed"}),
@@ -591,6 +592,33 @@ def test_explain(linear, backend):
     if backend != "npu":  # then there is none
         with pytest.raises(ag.BackendUnavailableError):
             getattr(ag, linear)(**arguments | {"backend": "npu"})
+
+
+def test_the_choice_computes(linear, monkeypatch):
+    """The compiled short way must not answer in the place of another backend."""
+    case = next(case for case, (operator, _) in CASES.items() if operator == linear)
+    arguments = good_call(case) | ({"out": None} if "out" in good_call(case) else {})
+    del arguments["backend"]
+    called = []
+    reference = REGISTRY["reference"]
+    original = reference.run
+    monkeypatch.setattr(reference, "run", lambda *args: called.append("reference") or original(*args))
+    function = getattr(ag, linear)
+
+    def by_reference(**settings) -> bool:
+        called.clear()
+        function(**arguments, **settings)
+        return bool(called)
+
+    assert not by_reference()
+    assert by_reference(backend="reference")
+    with ag.use_backend("reference"):
+        assert by_reference()
+        assert not by_reference(backend="cpu")
+    with ag.use_backend("npu"):
+        assert not by_reference(backend="cpu")
+        with pytest.raises(ag.BackendUnavailableError):
+            function(**arguments)
 
 
 def test_workspace_size_knows_shapes_alone(linear):
