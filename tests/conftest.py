@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -269,6 +270,14 @@ def _run(script: str, *, timeout: float = 120, check: bool = True, **environment
 def run_script() -> Callable[..., subprocess.CompletedProcess]:
     """A function that runs Python code in a process of its own, with the settings given as environment variables."""
     return partial(_run)
+
+
+@pytest.fixture
+def no_garbage_collection() -> Iterator[None]:
+    """Counts then change by what is counted alone; and nothing here should need the collector."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

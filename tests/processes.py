@@ -1,10 +1,11 @@
-"""The command line in a process of its own."""
+"""The command line in a process of its own, and how much memory a process takes."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import textwrap
 
 #: What started the tests may have had signals ignored, and children inherit that.
 _SCRIPT = """
@@ -26,3 +27,18 @@ def start(*argv: str) -> subprocess.Popen[str]:
         text=True,
         env=os.environ | {"PYTHONUNBUFFERED": "1"},
     )
+
+
+#: Bytes that a process may grow by without a call being to blame.
+SLACK = 8 << 20
+
+RESIDENT = """
+    def resident(name):
+        \"\"\"Bytes: VmHWM is the largest resident size so far, RssAnon the anonymous memory now.\"\"\"
+        with open("/proc/self/status") as lines:
+            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name + ":"))
+"""
+
+
+def with_resident(script: str) -> str:
+    return textwrap.dedent(RESIDENT) + textwrap.dedent(script)

@@ -3,33 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import pickle
 import sys
-import textwrap
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from processes import SLACK, with_resident
 from samples import DTYPES, MASKED, assert_fresh, assert_identical, random_problem
 
 import ascend_grad as ag
 from ascend_grad import _memory
-
-#: Bytes that a process may grow by without a call being to blame.
-SLACK = 8 << 20
-
-RESIDENT = """
-    def resident(name):
-        \"\"\"Bytes: VmHWM is the largest resident size so far, RssAnon the anonymous memory now.\"\"\"
-        with open("/proc/self/status") as lines:
-            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name + ":"))
-"""
-
-
-def with_resident(script: str) -> str:
-    return textwrap.dedent(RESIDENT) + textwrap.dedent(script)
-
 
 # ---- growth ----------------------------------------------------------------------------------------------------------
 
@@ -254,14 +237,6 @@ def test_thousands_of_calls_leave_nothing_behind(run_script):
         assert grown < (1 << 20), grown
     """
     run_script(with_resident(script))
-
-
-@pytest.fixture
-def no_garbage_collection() -> Iterator[None]:
-    """Counts then change by what is counted alone; and nothing here should need the collector."""
-    gc.disable()
-    yield
-    gc.enable()
 
 
 def test_reference_counts_stay(operator, backend, no_garbage_collection):

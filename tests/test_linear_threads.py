@@ -1,0 +1,330 @@
+"""Threads of the linear operators: any number gives the same bits, in any process; long calls can be interrupted."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from linear_samples import GRADIENT, LINEAR, LOSS, MODES, STATISTICS, WHOLE, LinearProblem, Shape, problem_of
+from samples import DTYPES, Layout, assert_identical, laid_out
+
+import ascend_grad as ag
+from ascend_grad import _openmp
+
+COUNTS = (1, 2, 3, 4)
+
+needs_openmp = pytest.mark.skipif(not _openmp.VERSION, reason="built without OpenMP")
+
+#: Many rows, many words, many features; one of them; few of all.
+SHAPES = {
+    "square": Shape(300, 600, 70),
+    "rows": Shape(5000, 40, 33),
+    "words": Shape(17, 9001, 40),
+    "features": Shape(40, 300, 1500),
+    "one row": Shape(1, 20_003, 65),
+    "one word": Shape(20_003, 1, 65),
+    "one feature": Shape(500, 1203, 1),
+    "small": Shape(3, 256, 17),
+}
+
+HOW = {
+    "recomputed": (GRADIENT, {"mode": "recomputed"}),
+    "stored": (GRADIENT, {"mode": "stored"}),
+    "statistics": (STATISTICS, {}),
+    "loss": (LOSS, {}),
+    "whole": (WHOLE, {"reduction": "mean"}),
+    "whole without reduction": (WHOLE, {"reduction": "none"}),
+}
+
+
+def compute(problem: LinearProblem, **settings):
+    return getattr(ag, problem.operator)(**problem.arguments, **settings, backend="cpu")
+
+
+def check_counts(problem: LinearProblem, *, large: bool) -> None:
+    expected = compute(problem, num_threads=1)
+    assert _openmp.last_team_size() == 1
+    layout = {1: Layout((0,), (2,), 3), 2: Layout((1, 0), (1, -1), 3)}
+    strided = problem.mapped(lambda array: laid_out(array, layout[array.ndim]))
+    for count in COUNTS:
+        for each in (problem, strided):
+            for result, right in zip(compute(each, num_threads=count), expected, strict=True):
+                if right is not None:
+                    assert_identical(result, right)
+            if _openmp.VERSION and large:
+                assert _openmp.last_team_size() == count
+    for result, right in zip(compute(problem), expected, strict=True):
+        if right is not None:
+            assert_identical(result, right)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("how", HOW)
+def test_the_number_of_threads_changes_nothing(how, shape, dtype):
+    operator, settings = HOW[how]
+    check_counts(problem_of(operator, SHAPES[shape], dtype, **settings), large=False)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("shape", ["square", "rows", "words", "features"])
+def test_the_number_of_threads_changes_nothing_on_any_variant(shape, mode, dtype, cpu_engine):
+    """And large problems get the threads that were asked for."""
+    check_counts(problem_of(GRADIENT, SHAPES[shape], dtype, mode=mode), large=True)
+
+
+def test_the_number_of_threads_changes_nothing_in_little_space(dtype):
+    """Rows in pieces, words in many blocks."""
+    problem = problem_of(GRADIENT, Shape(3000, 2500, 20), dtype)
+    expected = compute(problem, num_threads=1, workspace_bytes=2**22)
+    for count in COUNTS[1:]:
+        for result, right in zip(compute(problem, num_threads=count, workspace_bytes=2**22), expected, strict=True):
+            assert_identical(result, right)
+
+
+def test_the_same_from_run_to_run(dtype):
+    for how in HOW.values():
+        problem = problem_of(how[0], SHAPES["square"], dtype, **how[1])
+        expected = compute(problem, num_threads=2)
+        for _ in range(5):
+            for result, right in zip(compute(problem, num_threads=2), expected, strict=True):
+                assert_identical(result, right)
+
+
+def test_small_calls_stay_in_their_thread():
+    for operator in LINEAR:
+        compute(problem_of(operator, (2, 3, 4), "float32"))
+        assert _openmp.last_team_size() == 1
+
+
+# ---- processes and Python threads ------------------------------------------------------------------------------------
+
+
+def test_a_forked_child_computes(run_script):
+    script = """
+        import os, signal, warnings
+        import numpy as np
+        import ascend_grad as ag
+        warnings.simplefilter("ignore")  # of forking where there are threads
+        random = np.random.default_rng(1)
+        x, w = (random.standard_normal((n, 64), np.float32) for n in (300, 1000))
+        target = random.integers(0, 1000, 300)
+
+        def same(results, expected):
+            return all(np.array_equal(a, b) for a, b in zip(results, expected))
+
+        expected = ag.linear_cross_entropy(x, w, target, num_threads=2)
+        for _ in range(3):
+            child = os.fork()
+            if child == 0:
+                signal.alarm(60)  # a child that hangs ends itself
+                right = same(ag.linear_cross_entropy(x, w, target), expected)
+                right &= same(ag.linear_cross_entropy(x, w, target, num_threads=2), expected)
+                os._exit(0 if right else 1)
+            assert os.waitpid(child, 0)[1] == 0
+            assert same(ag.linear_cross_entropy(x, w, target, num_threads=2), expected)
+    """
+    run_script(script)
+
+
+@pytest.mark.parametrize("num_threads", [None, 1, 2])
+def test_many_python_threads_at_once(num_threads):
+    problems = [
+        problem_of(operator, shape, name, **how)
+        for (operator, how), name, shape in itertools.product(HOW.values(), DTYPES, [(5, 30, 7), (150, 400, 33)])
+    ]
+    expected = [compute(problem, num_threads=1) for problem in problems]
+    start = threading.Barrier(6)
+
+    def work(first: int) -> None:
+        start.wait()
+        for i in range(len(problems)):
+            at = (first * 7 + i) % len(problems)
+            for result, right in zip(compute(problems[at], num_threads=num_threads), expected[at], strict=True):
+                if right is not None:
+                    assert_identical(result, right)
+
+    with ThreadPoolExecutor(6) as pool:
+        for done in [pool.submit(work, first) for first in range(6)]:
+            done.result()
+
+
+@pytest.fixture
+def no_forced_switches() -> Iterator[None]:
+    """Python threads run on until they give up the interpreter's lock themselves."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("how", HOW)
+def test_other_python_threads_run_during_a_call(how, num_threads, no_forced_switches):
+    operator, settings = HOW[how]
+    problem = problem_of(operator, SHAPES["square"], "float32", **settings)
+    ticks, stop = 0, threading.Event()
+
+    def tick() -> None:
+        nonlocal ticks
+        while not stop.is_set():
+            ticks += 1
+            time.sleep(0)
+
+    other = threading.Thread(target=tick)
+    other.start()
+    try:
+        for _ in range(500):
+            before = ticks
+            compute(problem, num_threads=num_threads)
+            if ticks > before:
+                break
+        else:
+            pytest.fail("another thread never ran while calls were computing")
+    finally:
+        stop.set()
+        other.join()
+
+
+def test_the_callers_settings_stay(run_script):
+    script = """
+        import os, sys, warnings
+        environment = dict(os.environ)
+        import numpy as np
+        errors = np.geterr()
+        interval, filters = sys.getswitchinterval(), list(warnings.filters)
+        import ascend_grad as ag
+        with np.errstate(all="raise"):
+            for dtype in (np.float16, np.float32, np.float64):
+                x = np.array([[np.inf, -np.inf, np.nan], [1e-8, 0, 6e4], [1, 2, 3]], dtype)
+                target = np.array([0, 1, 2])
+                wide = np.float64 if dtype == np.float64 else np.float32
+                numbers = np.array([0, np.nan, -np.inf], wide)
+                for backend in ("cpu", "reference"):
+                    for reduction in ("mean", "none"):
+                        ag.linear_cross_entropy(x, x, target, reduction=reduction, backend=backend)
+                    ag.linear_cross_entropy(x, x, target, ignore_index=0, backend=backend)
+                    ag.linear_cross_entropy(x[:0], x, target[:0], backend=backend)
+                    s = ag.fused_linear_online_max_sum(x, x, target, 0, 3, return_logits=True, backend=backend)
+                    ag.fused_cross_entropy_loss_with_max_sum(*s[:3], vocab_parallel_logits=s[5], backend=backend)
+                    ag.fused_cross_entropy_loss_with_max_sum(numbers, numbers, numbers, backend=backend)
+                    for mode in ({"logits_max": numbers, "sum_exp_logits": numbers}, {"softmax": x.astype(wide)}):
+                        ag.fused_linear_cross_entropy_loss_grad(
+                            numbers, x, x, s.target_mask, s.masked_target, **mode, backend=backend
+                        )
+        assert np.geterr() == errors
+        assert sys.getswitchinterval() == interval and warnings.filters == filters
+        assert dict(os.environ) == environment
+    """
+    run_script(script)
+
+
+# ---- Ctrl-C ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("mode", ["recomputed", "stored"])
+def test_ctrl_c_interrupts_a_long_call(mode, num_threads, run_script, needs_memory):
+    """The signal comes when the first words stand; it is heard before the last ones do."""
+    needs_memory(1.5)
+    script = f"""
+        import os, signal, threading, time
+        import numpy as np
+        import ascend_grad as ag
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a parent may have had it ignored
+        rows, words, features = 1024, 200_000, 256
+        x = np.full((rows, features), 0.01, np.float32)
+        w = np.broadcast_to(x[:1], (words, features))
+        out = np.full((words, features), 7, np.float32)
+        numbers, here = np.ones(rows, np.float32), np.zeros(rows, bool)
+        mode = {{"logits_max": numbers, "sum_exp_logits": numbers}}
+        if "{mode}" == "stored":
+            mode = {{"softmax": np.broadcast_to(np.float32(0.5), (rows, words))}}
+        arguments = (numbers, x, w, here, np.zeros(rows, np.int64))
+
+        def interrupt():
+            while out[0, 0] == 7:
+                time.sleep(0.001)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        threading.Thread(target=interrupt, daemon=True).start()
+        try:
+            ag.fused_linear_cross_entropy_loss_grad(*arguments, **mode, out=(None, out), num_threads={num_threads})
+        except KeyboardInterrupt:
+            pass
+        else:
+            raise SystemExit("the call ran to its end")
+        assert out[0, 0] != 7 and out[-1, -1] == 7
+        assert np.all(x == np.float32(0.01)) and np.all(numbers == 1)
+        # The library is as good as before.
+        few = {{name: value[:3, :50] if value.ndim == 2 else value[:3] for name, value in mode.items()}}
+        small = (numbers[:3], x[:3], w[:50], here[:3], np.zeros(3, np.int64))
+        expected = ag.fused_linear_cross_entropy_loss_grad(*small, **few, num_threads=1)
+        results = ag.fused_linear_cross_entropy_loss_grad(*small, **few, num_threads=2)
+        assert all(np.array_equal(a, b) for a, b in zip(results, expected))
+    """
+    run_script(script)
+
+
+@pytest.mark.parametrize("operator", [STATISTICS, WHOLE])
+def test_ctrl_c_interrupts_the_other_operators(operator, run_script):
+    """There is nothing to watch, so it is the time that tells: a call that takes seconds ends soon after the signal."""
+    script = f"""
+        import os, signal, threading, time
+        import numpy as np
+        import ascend_grad as ag
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        target, more = np.zeros(2048, np.int64), ((0, 10) if "{operator}" == "{STATISTICS}" else ())
+
+        def call(words):
+            x = np.broadcast_to(np.float32(0.01), (2048, 512))
+            w = np.broadcast_to(np.float32(0.01), (words, 512))
+            if more:
+                return ag.{STATISTICS}(x, w, target, *more, num_threads=1)
+            return ag.{WHOLE}(x, w, target, output_mask=(True, False), num_threads=1)
+
+        call(1000)
+        before = time.process_time()
+        call(4000)
+        seconds = time.process_time() - before
+        words = 4000 * max(int(10 / seconds), 1)  # ten seconds' worth
+        main = threading.main_thread()
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        before = time.process_time()
+        try:
+            call(words)
+        except KeyboardInterrupt:
+            pass
+        else:
+            raise SystemExit("the call ran to its end")
+        spent = time.process_time() - before
+        assert spent < 5, spent
+    """
+    run_script(script)
+
+
+def test_subnormals_survive_flush_to_zero_in_the_calling_thread(tmp_path, run_script):
+    """A library linked with -ffast-math switches it on in the thread that loads it, not in those of a team."""
+    library = tmp_path / "fast_math.so"
+    subprocess.run(["cc", "-shared", "-ffast-math", "-x", "c", "/dev/null", "-o", library], check=True)
+    script = f"""
+        import ctypes
+        import numpy as np
+        import ascend_grad as ag
+        n = 64
+        x = np.full((n, n), 1e-20, np.float32)
+        arguments = (np.full(n, 1e-20, np.float32), x, x, np.ones(n, bool), np.zeros(n, int))
+        softmax = np.ones((n, n), np.float32)
+        before = ag.fused_linear_cross_entropy_loss_grad(*arguments, softmax=softmax, num_threads=1)
+        assert before[0][0, 0] > 0
+        ctypes.CDLL({str(library)!r})
+        for num_threads in (1, 2, 3):
+            after = ag.fused_linear_cross_entropy_loss_grad(*arguments, softmax=softmax, num_threads=num_threads)
+            assert all(a.tobytes() == b.tobytes() for a, b in zip(before, after))
+    """
+    run_script(script)
