@@ -116,6 +116,7 @@ class BuildExt(build_ext):
             extension.include_dirs = ["include", numpy.get_include()]
             extension.extra_compile_args = compile_args
             extension.extra_link_args = link_args
+        self.parallel = self.parallel or len(os.sched_getaffinity(0))
         super().build_extensions()
 
     def arguments(self) -> tuple[list[str], list[str]]:

@@ -136,6 +136,8 @@ cdef extern from "ascend_grad/linear_cross_entropy.h" nogil:
         ag_sums weight_grad
         int add_input_grad
         int add_weight_grad
+        int last_input_grad
+        int last_weight_grad
 
     ctypedef struct ag_lce_kernels:
         int mr

@@ -698,7 +698,7 @@ cdef class Schedule:
                 )
             if blocking.slices == 1:
                 self.pack_weight(with_logits, with_input)
-            block.add_input_grad = b > 0
+            block.add_input_grad, block.last_input_grad = b > 0, b == blocking.blocks - 1
             for c in range(blocking.chunks):
                 self.set_chunk(rows, c)
                 if blocking.slices == 1 and (b == 0 or blocking.slots < blocking.chunks):
@@ -712,7 +712,7 @@ cdef class Schedule:
                 else:
                     self.make_logits()
                     self.run_tiles(AG_FROM_LOGITS, AG_TO_GRADIENT)
-                block.add_weight_grad = c > 0
+                block.add_weight_grad, block.last_weight_grad = c > 0, c == blocking.chunks - 1
                 for s in range(blocking.slices):
                     if blocking.slices > 1:
                         self.set_slice(s)

@@ -262,7 +262,7 @@ AG_INLINE void K(store_some)(real *p, V v, ptrdiff_t n)
 
 /* rows [first, first + count) of sums, columns [column, column + n), += the tile */
 static void K(add_tile)(const ag_sums *sums, const int64_t *row_numbers, ptrdiff_t first, ptrdiff_t count,
-                        ptrdiff_t column, ptrdiff_t n, int add, const real *tile)
+                        ptrdiff_t column, ptrdiff_t n, int add, int last, const real *tile)
 {
     for (ptrdiff_t r = 0; r < count; r++) {
         const ptrdiff_t row = row_numbers ? row_numbers[first + r] : first + r;
@@ -281,8 +281,8 @@ static void K(add_tile)(const ag_sums *sums, const int64_t *row_numbers, ptrdiff
                     total += x;
                 }
             }
-            K(store_some)(sum + c, total, left);
-            if (low) K(store_some)(low + c, lost, left);
+            if (low && !last) K(store_some)(low + c, lost, left);
+            K(store_some)(sum + c, low && last ? K(compensated)(total, lost) : total, left);
         }
     }
 }
@@ -323,7 +323,7 @@ static void K(input_grad)(const ag_lce_block *b, ptrdiff_t panel, ptrdiff_t pane
                 }
             }
             K(add_tile)(&b->input_grad, b->row_numbers, t * MR, count, b->hidden_start + h * NR, columns,
-                        b->add_input_grad, tile);
+                        b->add_input_grad, b->last_input_grad, tile);
         }
     }
     ag_fpenv_leave(mode);
@@ -363,7 +363,8 @@ static void K(weight_grad)(const ag_lce_block *b, ptrdiff_t panel, ptrdiff_t pan
                     K(add_to)(tile, part);
                 }
             }
-            K(add_tile)(&b->weight_grad, 0, t * MR, count, b->hidden_start + h * NR, columns, b->add_weight_grad, tile);
+            K(add_tile)(&b->weight_grad, 0, t * MR, count, b->hidden_start + h * NR, columns, b->add_weight_grad,
+                        b->last_weight_grad, tile);
         }
     }
     ag_fpenv_leave(mode);

@@ -98,6 +98,7 @@ typedef struct {
     ag_sums input_grad;           /* (BT, H): row i is row_numbers[i] */
     ag_sums weight_grad;          /* (V of the block, H) */
     int add_input_grad, add_weight_grad; /* whether there is something to add to */
+    int last_input_grad, last_weight_grad; /* whether nothing comes after: what additions lost is made good */
 } ag_lce_block;
 
 typedef struct {

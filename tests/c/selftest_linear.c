@@ -100,7 +100,7 @@ static void test_block(ag_variant variant, ag_dtype dtype, ptrdiff_t rows, ptrdi
         b.input_grad.data = reals(k, zero, all * hidden), b.weight_grad.data = reals(k, zero, vocab * hidden);
         b.input_grad.low = b.weight_grad.low = 0;
         b.input_grad.row_stride = b.weight_grad.row_stride = hidden * k->real_size;
-        b.add_input_grad = b.add_weight_grad = parts;
+        b.add_input_grad = b.add_weight_grad = b.last_input_grad = b.last_weight_grad = parts;
         if (parts) {
             b.input_grad.low = reals(k, zero, all * hidden), b.weight_grad.low = reals(k, zero, vocab * hidden);
             b.input_grad.low_stride = b.weight_grad.low_stride = hidden * k->real_size;
