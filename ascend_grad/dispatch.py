@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple, NoReturn
 
 from . import config, contract
-from .backends import AUTOMATIC, REGISTRY
+from .backends import AUTOMATIC, REGISTRY, npu
 from .contract import Call, Operator
 from .errors import BackendUnavailableError, ParamInvalidError
 
@@ -49,7 +49,7 @@ def is_plain_cpu(backend: str | None) -> bool:
         chosen = _chosen.get()
         backend = chosen.name if chosen is not None else config.ENVIRONMENT.backend or "auto"
     # A backend that is no text, an array perhaps, is not to be compared but refused on the general way.
-    return isinstance(backend, str) and (backend == "cpu" or (backend == "auto" and not REGISTRY["npu"].status()[0]))
+    return isinstance(backend, str) and (backend == "cpu" or (backend == "auto" and not npu.status()[0]))
 
 
 def select(call: Call, backend: str | None) -> Explanation:

@@ -34,14 +34,21 @@ STUB = 100039
 
 
 class State(NamedTuple):
-    """What was found: whether the device is usable, why (not), and what is on it."""
+    """What was found: whether the device is usable and why (not), and what is on it."""
 
-    usable: bool
-    reason: str
+    status: tuple[bool, str]
     cards: int = 0
     soc: str = ""
     #: Operators that these libraries lack: the device's name of one -> the missing symbol.
     absent: dict[str, str] = {}  # noqa: RUF012  # nobody changes it
+
+    @property
+    def usable(self) -> bool:
+        return self.status[0]
+
+    @property
+    def reason(self) -> str:
+        return self.status[1]
 
 
 class _Unusable(Exception):
@@ -69,7 +76,7 @@ def _find() -> State:
             try:
                 _state = _open()
             except _Unusable as error:
-                _state = State(False, str(error))
+                _state = State((False, str(error)))
                 if error.broken:
                     logger.warning("the Ascend NPU cannot be used: %s", error)
                 else:
@@ -102,7 +109,7 @@ def _open() -> State:
     reason = f"{cards}, {soc or 'of an unknown kind'}"
     if absent:
         reason += f"; this toolkit lacks {', '.join(absent)}"
-    return State(True, reason, count, soc, absent)
+    return State((True, reason), count, soc, absent)
 
 
 def _device_count() -> int:
@@ -169,11 +176,11 @@ def _after_fork_in_child() -> None:
     if _opened:
         _acl.disown()
         atexit.unregister(_close)
-        _state = State(
-            False,
+        reason = (
             "this process was forked from one that had opened the device, whose handles are of no use here "
-            "(start processes with 'spawn', or fork before the first call)",
+            "(start processes with 'spawn', or fork before the first call)"
         )
+        _state = State((False, reason))
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
