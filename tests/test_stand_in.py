@@ -960,6 +960,12 @@ def test_installations(variant, code, expected) -> None:
     assert done.stdout.strip() == expected
 
 
+def test_compiles_without_warnings() -> None:
+    for variant in stand_in.VARIANTS:
+        stand_in.build(variant)
+    assert stand_in.warnings == []
+
+
 def test_library_that_lacks_its_neighbour_does_not_load() -> None:
     folder = stand_in.build("split_without_math") / "lib64"
     with pytest.raises(OSError, match="libopapi_math"):
