@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .tasks import Task
 
 #: Steps by default: about a minute on two cores.
-STEPS = {"words": 150, "bytes": 600}
+STEPS = {"words": 110, "bytes": 600}
 
 DESCRIPTION = """\
 Train a language model on the source text of this Python's own standard library, about a minute on two cores.
