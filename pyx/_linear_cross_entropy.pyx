@@ -987,6 +987,10 @@ cdef int threads_of(object num_threads) except -2:
     return num_threads if type(num_threads) is int and 1 <= num_threads <= _max_threads else -1
 
 
+cdef bint asks_for_both(object output_mask):
+    return type(output_mask) is tuple and len(output_mask) == 2 and output_mask[0] is True and output_mask[1] is True
+
+
 def common_gradient(
     grad, input, weight, target_mask, masked_target, label_smoothing, logits_max, sum_exp_logits, softmax, output_mask,
     workspace_bytes, filter_eps, out, num_threads
@@ -999,7 +1003,7 @@ def common_gradient(
     if (
         out is not None or workspace_bytes is not None or threads < 0 or not are_plain_matrices(input, weight)
         or type(label_smoothing) is not float or label_smoothing != 0 or type(filter_eps) is not float
-        or filter_eps != 0 or output_mask != (True, True) or type(output_mask) is not tuple
+        or filter_eps != 0 or not asks_for_both(output_mask)
     ):
         return None
     n, vocab = cnp.PyArray_DIM(<cnp.ndarray>input, 0), cnp.PyArray_DIM(<cnp.ndarray>weight, 0)
@@ -1065,8 +1069,7 @@ def common_loss_and_gradients(
         or type(reduction) is not str or reduction not in ("mean", "sum", "none") or type(ignore_index) is not int
         or not -2**63 <= ignore_index < 2**63 or (grad_loss is not None and type(grad_loss) is not float)
         or type(vocab_start_index) is not int or not 0 <= vocab_start_index < 2**62 or return_grad is not True
-        or output_mask != (True, True) or type(output_mask) is not tuple
-        or type(filter_eps) is not float or filter_eps != 0
+        or not asks_for_both(output_mask) or type(filter_eps) is not float or filter_eps != 0
     ):
         return None
     n, vocab = cnp.PyArray_DIM(<cnp.ndarray>input, 0), cnp.PyArray_DIM(<cnp.ndarray>weight, 0)
