@@ -84,6 +84,8 @@ NOT_TWO_BOOLS = {
     "one": (True,),
     "three": (True,) * 3,
     "numbers": (1, 0),
+    "ones": (1, 1),
+    "arrays in it": (np.array([True, False]), True),
     "array of numbers": np.array([1, 0]),
     "text": "ab",
     "bool": True,
