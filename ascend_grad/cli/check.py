@@ -91,7 +91,7 @@ class Row:
         self.elements = total
         self.max_relative_error = max(self.max_relative_error, float(np.max(errors.relative)))
         largest = float(np.max(errors.in_tolerances))
-        if largest >= self.largest_in_tolerances:
+        if largest > self.largest_in_tolerances:
             self.largest_in_tolerances, self.worst_case = largest, label
 
 

@@ -1,0 +1,64 @@
+"""``ascend-grad check``: right results pass, wrong ones do not, and what cannot be computed is said."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import ascend_grad as ag
+from ascend_grad.cli.main import main
+
+
+def test_the_cpu_passes(capsys, tmp_path):
+    file = tmp_path / "check.json"
+    assert main(["check", "--filter", "softmax_backward float16", "--json", str(file)]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("backend cpu: ")
+    verdicts = {
+        line.split()[0]: line.split()[1] for line in text.splitlines() if line.startswith(("soft", "log", "sca"))
+    }
+    names = ("softmax_backward", "log_softmax_backward", "scaled_masked_softmax_backward")
+    assert verdicts == dict.fromkeys(names, "pass")
+    rows = json.loads(file.read_text())["rows"]
+    assert [(row["operator"], row["dtype"], row["verdict"]) for row in rows] == [(n, "float16", "pass") for n in names]
+    assert all(row["cases"] and row["max_relative_error"] < 2**-10 for row in rows)
+
+
+@pytest.mark.parametrize("wrong", [1.2, np.nan])
+def test_wrong_results_fail(wrong, monkeypatch, capsys):
+    """One wrong case of many is enough."""
+    right = ag.softmax
+
+    def softmax(*args, backend, **kwargs):
+        result = right(*args, backend=backend, **kwargs)
+        if backend == "cpu" and result.shape == (5, 31):
+            result[...] = right(np.zeros(result.shape, np.float32)) * wrong
+        return result
+
+    monkeypatch.setattr(ag, "softmax", softmax)
+    assert main(["check", "--filter", "log_softmax float32"]) == 0
+    capsys.readouterr()
+    assert main(["check", "--filter", "softmax float32"]) == 1
+    text = capsys.readouterr().out
+    assert any(line.split() == ["softmax", "FAIL"] for line in text.splitlines())
+    assert any(line.split() == ["log_softmax", "pass"] for line in text.splitlines())
+    assert "tolerances, at (5, 31) dim -1" in text
+    assert ("is inf tolerances" in text) == np.isnan(wrong)
+
+
+def test_errors_of_calls_fail(monkeypatch, capsys):
+    def softmax(*args, **kwargs):
+        raise ag.AclError("aclnnSoftmax failed", code=507015, call="aclnnSoftmax")
+
+    monkeypatch.setattr(ag, "softmax", softmax)
+    assert main(["check", "--filter", "softmax float32"]) == 1
+    assert "failed: () dim 0: aclnnSoftmax failed [507015 ACL_ERROR_RT_AICORE_EXCEPTION]" in capsys.readouterr().out
+
+
+def test_what_cannot_be_checked(capsys):
+    assert main(["check", "--backend", "npu"]) == 2
+    assert "error: backend 'npu' is not usable: no runtime library" in capsys.readouterr().err
+    assert main(["check", "--filter", "softmin"]) == 2
+    assert "no operator and dtype contain 'softmin'" in capsys.readouterr().err
