@@ -67,43 +67,8 @@ def probabilities(
     logits: np.ndarray, logits_max: NDArray[np.float64], sum_exp: NDArray[np.float64], out: np.ndarray, threads: int
 ) -> None: ...
 
-# The short way: anything is taken, and None is the answer to what is not the common case.
-def common_gradient(
-    grad: object,
-    input: object,
-    weight: object,
-    target_mask: object,
-    masked_target: object,
-    label_smoothing: object,
-    logits_max: object,
-    sum_exp_logits: object,
-    softmax: object,
-    output_mask: object,
-    workspace_bytes: object,
-    filter_eps: object,
-    out: object,
-    num_threads: object,
-) -> tuple[np.ndarray, np.ndarray] | None: ...
-def common_statistics(
-    input: object,
-    weight: object,
-    target: object,
-    vocab_start_index: object,
-    vocab_end_index: object,
-    return_logits: object,
-    num_threads: object,
-) -> tuple | None: ...
-def common_loss_and_gradients(
-    input: object,
-    weight: object,
-    target: object,
-    reduction: object,
-    ignore_index: object,
-    grad_loss: object,
-    vocab_start_index: object,
-    return_grad: object,
-    output_mask: object,
-    workspace_bytes: object,
-    filter_eps: object,
-    num_threads: object,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None: ...
+# The short way: the arguments of the operator in their order, `out` where it has one, num_threads; anything is taken,
+# and None is the answer to what is not the common case.
+def common_gradient(*arguments: object) -> tuple[np.ndarray, np.ndarray] | None: ...
+def common_statistics(*arguments: object) -> tuple | None: ...
+def common_loss_and_gradients(*arguments: object) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None: ...

@@ -9,6 +9,7 @@ import numpy as np
 from .. import _linear_cross_entropy, _memory, arrays
 from ..contract import DEFAULT_WORKSPACE_BYTES, Call, ResultSpec
 
+
 def _fresh(spec: ResultSpec) -> np.ndarray:
     return _memory.empty(spec.shape, spec.dtype)
 
@@ -39,9 +40,9 @@ def _delivered(call: Call, results: list[np.ndarray | None]) -> tuple:
     return tuple(result if out is None else out for result, out in zip(results, call.outs))
 
 
-def _vector(array: np.ndarray | None, dtype: np.dtype) -> np.ndarray | None:
+def _vector(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Contiguous, aligned, native."""
-    return None if array is None else np.require(array, dtype, ["C", "A"])
+    return np.require(array, dtype, ["C", "A"])
 
 
 def _index_vector(array: np.ndarray) -> np.ndarray:
@@ -51,7 +52,10 @@ def _index_vector(array: np.ndarray) -> np.ndarray:
 def _gradient(call: Call, threads: int) -> tuple:
     a = call.arguments
     real = arrays.accumulator_dtype(a["input"].dtype)
-    results = _results(call)
+    input_grad, weight_grad = results = _results(call)
+    grad, logits_max, sum_exp = (
+        None if a[name] is None else _vector(a[name], real) for name in ("grad", "logits_max", "sum_exp_logits")
+    )
     _linear_cross_entropy.gradient(
         a["input"],
         a["weight"],
@@ -60,10 +64,13 @@ def _gradient(call: Call, threads: int) -> tuple:
             0,
             call.dims["V"],
             _vector(a["target_mask"], a["target_mask"].dtype),
-            *(_vector(a[name], real) for name in ("grad", "logits_max", "sum_exp_logits")),
+            grad,
+            logits_max,
+            sum_exp,
         ),
         a["softmax"],
-        *results,
+        input_grad,
+        weight_grad,
         a["workspace_bytes"],
         a["filter_eps"],
         threads,
@@ -90,6 +97,7 @@ def _loss(call: Call, threads: int) -> tuple:
         _vector(a[name], np.dtype(np.float64)) for name in ("logits_max", "sum_exp_logits", "predicted_logits")
     )
     loss, softmax = results = _results(call)
+    assert loss is not None
     if softmax is not None:
         _linear_cross_entropy.probabilities(a["vocab_parallel_logits"], logits_max, sum_exp, softmax, threads)
     arrays.round_into(loss, np.log(sum_exp) - predicted)
@@ -99,6 +107,7 @@ def _loss(call: Call, threads: int) -> tuple:
 def _loss_and_gradients(call: Call, threads: int) -> tuple:
     a = call.arguments
     loss, input_grad, weight_grad = (None if spec is None else _fresh(spec) for spec in call.specs)
+    assert loss is not None
     _linear_cross_entropy.loss_and_gradients(
         a["input"],
         a["weight"],
@@ -133,14 +142,13 @@ def run(call: Call, num_threads: int | None) -> tuple:
 def workspace_size(call: Call, num_threads: int | None) -> int:
     """Bytes beyond arguments and results, at most, from shapes, dtypes and layouts alone.
 
-    The workspace; an accumulator of input's size where the result cannot be one (16 bits, another dtype, no unit stride);
-    a copy of each result whose `out` overlaps an input; some numbers for each row.
+    The workspace; an accumulator of input's size where the result cannot be one (16 bits, another dtype, no unit
+    stride), and what additions to it lose; a copy of each result whose `out` overlaps an input; some numbers for each
+    row.
     """
     a = call.arguments
     first = call.arrays[0]
-    size = sum(
-        out.nbytes for out in call.outs if out is not None and any(arrays.may_overlap(out, each) for each in call.inputs)
-    )
+    size = sum(out.nbytes for out in call.outs if out is not None and _overlaps_an_input(call, out))
     if call.operator.name == "fused_cross_entropy_loss_with_max_sum":
         return size + 64 * first.size
     rows, hidden = a["input"].shape
@@ -154,15 +162,24 @@ def workspace_size(call: Call, num_threads: int | None) -> int:
     wanted = a.get("output_mask", (False, False)) if a.get("return_grad", True) else (False, False)
     if any(wanted):
         real = arrays.accumulator_dtype(a["input"].dtype).itemsize
-        outs = call.outs[-2:]
+        # Whether the weight's gradient is added up in the workspace first.
+        buffered = call.outs[-1] is not None or real != a["input"].dtype.itemsize
         if wanted[0]:
             # the accumulator, and what additions to it lose (within a quarter of the workspace)
             size += real * rows * hidden + min(real * rows * hidden, workspace // 4)
         needed = max(
             needed,
             _linear_cross_entropy.workspace_bound(
-                a["input"], rows, vocab, hidden, workspace, a.get("softmax") is None, *wanted, False, outs[1] is not None
-                or real != a["input"].dtype.itemsize
+                a["input"],
+                rows,
+                vocab,
+                hidden,
+                workspace,
+                a.get("softmax") is None,
+                wanted[0],
+                wanted[1],
+                False,
+                buffered,
             ),
         )
     return size + needed + 64 * rows
