@@ -75,7 +75,14 @@ def asarray(x: ArrayLike | DeviceArray) -> DeviceArray:
 
 
 def device_count() -> int:
-    """The number of cards, 0 where there is no usable device."""
+    """The number of cards, 0 where there is no usable device.
+
+    Examples
+    --------
+    >>> import ascend_grad as ag
+    >>> (ag.npu.device_count() > 0) == ag.backends()["npu"].usable
+    True
+    """
     return runtime.state().cards
 
 
