@@ -31,7 +31,7 @@ OPERATORS = (f"{GRADIENT}, recomputed", f"{GRADIENT}, stored", MAX_SUM, WHOLE)
 #: BT, V, H: around the edges of tiles, and one long dimension each.
 SHAPES = ((33, 257, 65), (129, 1000, 48), (3, 5000, 5), (5000, 5, 3), (7, 49, 5000))
 #: For float32 alone: the oracle takes its time.
-HUGE_SHAPES = ((10_000_000, 3, 2), (2, 10_000_000, 2))
+HUGE_SHAPES = ((10_000_000, 2, 1), (2, 10_000_000, 1))
 
 
 class Problem(NamedTuple):
@@ -190,7 +190,7 @@ def measure(operator: str, dtype: str) -> list[Worst]:
     before = _cpu.variant()
     problems = [(shape, kind) for shape in SHAPES for kind in KINDS]
     if dtype == "float32":
-        problems += [(shape, kind) for shape in HUGE_SHAPES for kind in KINDS[:2]]
+        problems += [(shape, kind) for shape in HUGE_SHAPES for kind in ("positive",)]
     try:
         for shape, kind in problems:
             with np.errstate(all="ignore"):

@@ -23,6 +23,10 @@ from .cases import GRADIENT, WHOLE, LinearCase, arguments, outs
 from .sides import SIDES, UNFILTERED, YARDSTICK, Call, agree, yardstick
 
 TURNS = 3
+#: Before each turn: the threads of a BLAS go on spinning for tens of milliseconds after its last product.
+PAUSE = 0.06
+#: Short calls are timed in a loop of about this length: waking threads costs some of them many times their own time.
+LOOP = 0.05
 #: Calls that take longer need no warming up.
 LONG = 0.3
 #: A rival that takes so much longer than this library has one turn.
@@ -53,10 +57,11 @@ def _in_turn(calls: dict[str, Call], first: dict[str, float]) -> dict[str, float
         for name, call in calls.items():
             if turn and first.get(name, 0) > max(LONG, FAR_BEHIND * first[OWN]):
                 continue
+            time.sleep(PAUSE)
             if first.get(name, 0) > LONG:
                 times[name].append(timing.timed(call, 1))
             else:
-                times[name].append(timing.timed(call, max(1, round(timing.LOOP / timing.warm_up(call)))))
+                times[name].append(timing.timed(call, max(1, round(LOOP / timing.warm_up(call)))))
     return {name: statistics.median(measured) for name, measured in times.items()}
 
 
