@@ -27,7 +27,9 @@ def workspace_bound(
     with_weight_grad: bool,
     with_max_sum: bool,
     buffered: bool,
+    kept: bool = False,
 ) -> int: ...
+def holds_sums(out: np.ndarray, real: int) -> bool: ...
 def gradient(
     input: np.ndarray,
     weight: np.ndarray,

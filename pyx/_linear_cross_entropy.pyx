@@ -271,10 +271,14 @@ cdef class Blocking:
             total += self.vocab * self.total_hidden * real * (self.buffered + (self.total_rows > MANY_SUMS * self.rows))
         return total
 
+    cdef Py_ssize_t spare(self):
+        """What is left of the workspace."""
+        return self.workspace - self.bytes() - (self.slots - 1) * self.chunk_bytes()
+
 
 def workspace_bound(
     input, Py_ssize_t rows, Py_ssize_t vocab, Py_ssize_t hidden, Py_ssize_t workspace, bint with_logits,
-    bint with_input_grad, bint with_weight_grad, bint with_max_sum, bint buffered
+    bint with_input_grad, bint with_weight_grad, bint with_max_sum, bint buffered, bint kept=False
 ):
     """Bytes of the workspace, whichever rows are left out. The smallest blocking can exceed what was asked for."""
     cdef Blocking blocking
@@ -282,9 +286,12 @@ def workspace_bound(
     if not rows or not vocab or not (with_logits or hidden):
         return 0
     blocking = Blocking(
-        input, rows, vocab, hidden, workspace, with_logits, with_input_grad, with_weight_grad, with_max_sum, buffered
+        input, rows, vocab, hidden, workspace, with_logits, with_input_grad, with_weight_grad, with_max_sum, buffered,
+        kept
     )
     largest = blocking.bytes() + (blocking.slots - 1) * blocking.chunk_bytes()
+    if kept:
+        return min(largest, workspace)  # logits are not kept where this is not enough
     if blocking.blocks == blocking.chunks == 1:
         return largest  # fewer rows take less
     return max(largest, workspace)
@@ -685,7 +692,7 @@ cdef class Schedule:
             self.keep.append(sums)
             block.input_grad.data = cnp.PyArray_BYTES(sums)
             block.input_grad.row_stride = cnp.PyArray_STRIDE(sums, 0)
-            if blocking.blocks > MANY_SUMS and rows.total * hidden * real <= blocking.workspace // 4:
+            if blocking.blocks > MANY_SUMS and rows.total * hidden * real <= blocking.spare():
                 low = np.empty((rows.total, hidden), dtype)
                 self.keep.append(low)
                 block.input_grad.low = cnp.PyArray_BYTES(low)
@@ -730,7 +737,7 @@ cdef class Schedule:
         return 0
 
 
-cdef bint holds_sums(cnp.ndarray out, int real):
+cpdef bint holds_sums(cnp.ndarray out, int real):
     """Whether the kernels can add up in the result itself."""
     cdef ag_matrix matrix = matrix_of(out)
     return (

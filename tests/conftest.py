@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import os
 import subprocess
 import sys
@@ -92,8 +93,19 @@ class Engine:
         return self._call(problem, *problem.arrays, **problem.settings, **settings)
 
     def _call(self, problem: Problem | LinearProblem, *args, **kwargs):
-        function = getattr(ag, problem.operator)
         code = device_limits.code_of(problem) if self.backend == "npu" else None
+        return self._run(getattr(ag, problem.operator), code, *args, **kwargs)
+
+    def call(self, operator: str, *args, **kwargs):
+        """A public function with arguments of the test's own, to which the same limits apply."""
+        function = getattr(ag, operator)
+        bound = inspect.signature(function).bind(*args, **kwargs)
+        bound.apply_defaults()
+        code = device_limits.code(operator, bound.arguments) if self.backend == "npu" else None
+        return self._run(function, code, *args, **kwargs)
+
+    def _run(self, function: Callable, code: int | None, *args, **kwargs):
+        """The result, or the refusal with this code, if there is one."""
         if code is None:
             return function(*args, **kwargs, backend=self.backend)
         with pytest.raises(ag.AscendGradError) as info:

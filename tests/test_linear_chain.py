@@ -12,7 +12,17 @@ import linear_oracles
 import numpy as np
 import oracles
 import pytest
-from linear_samples import GRADIENT, STATISTICS, WHOLE, LinearProblem, Shape, accumulator, problem_of, whole_problem
+from linear_samples import (
+    GRADIENT,
+    LOSS,
+    STATISTICS,
+    WHOLE,
+    LinearProblem,
+    Shape,
+    accumulator,
+    problem_of,
+    whole_problem,
+)
 from samples import DTYPES, assert_identical, generator
 
 import ascend_grad as ag
@@ -20,13 +30,11 @@ import ascend_grad as ag
 # ---- shards ----------------------------------------------------------------------------------------------------------
 
 
-def sharded(x, w, target, grad, bounds, backend, *, stored=False):
+def sharded(x, w, target, grad, bounds, engine, *, stored=False):
     """What ranks that own ``bounds[r] : bounds[r + 1]`` of the vocabulary do, the all-reduces written as sums."""
     shards = [w[start:end] for start, end in itertools.pairwise(bounds)]
     each = [
-        ag.fused_linear_online_max_sum(
-            x, shard, target, start, start + len(shard), return_logits=stored, backend=backend
-        )
+        engine.call(STATISTICS, x, shard, target, start, start + len(shard), return_logits=stored)
         for shard, start in zip(shards, bounds[:-1], strict=True)
     ]
     largest = np.max([s.logits_max for s in each], 0)
@@ -35,19 +43,15 @@ def sharded(x, w, target, grad, bounds, backend, *, stored=False):
     predicted = sum(
         np.where(mask, 0, s.predicted_logits + s.logits_max - largest) for mask, s in zip(masks, each, strict=True)
     )
-    loss, _ = ag.fused_cross_entropy_loss_with_max_sum(largest, total, predicted, backend=backend)
+    loss, _ = engine.call(LOSS, largest, total, predicted)
     input_grad, weight_grads = 0, []
     for s, shard in zip(each, shards, strict=True):
         mode = {"logits_max": largest, "sum_exp_logits": total}
         if stored:
-            _, softmax = ag.fused_cross_entropy_loss_with_max_sum(
-                largest, total, predicted, vocab_parallel_logits=s.vocab_parallel_logits, backend=backend
-            )
+            _, softmax = engine.call(LOSS, largest, total, predicted, vocab_parallel_logits=s.vocab_parallel_logits)
             mode = {"softmax": softmax}
         outs = tuple(np.empty(a.shape, largest.dtype) for a in (x, shard))
-        part, weight_grad = ag.fused_linear_cross_entropy_loss_grad(
-            grad, x, shard, s.target_mask, s.masked_target, **mode, out=outs, backend=backend
-        )
+        part, weight_grad = engine.call(GRADIENT, grad, x, shard, s.target_mask, s.masked_target, **mode, out=outs)
         input_grad = input_grad + part
         weight_grads.append(weight_grad)
     return loss, input_grad, np.concatenate(weight_grads)
@@ -62,7 +66,7 @@ def test_shards_of_the_vocabulary(bounds, stored, dtype, engine):
     target = random.integers(0, 67, 41)
     grad = random.standard_normal(41).astype(accumulator(DTYPES[dtype]))
     grad[5] = 0
-    results = sharded(x, w, target, grad, bounds, engine.backend, stored=stored)
+    results = sharded(x, w, target, grad, bounds, engine, stored=stored)
     arguments = {"input": x, "weight": w, "target": target, "reduction": "none", "grad_loss": grad}
     problem = LinearProblem(WHOLE, arguments, 64)
     loss, *gradients = linear_oracles.expected(problem)
@@ -101,15 +105,15 @@ def test_one_call_equals_the_chain(shape, dtype, engine):
     x, w, target, grad = (arguments[name] for name in ("input", "weight", "target", "grad_loss"))
     loss, input_grad, weight_grad = engine.solve(problem)
     start = arguments["vocab_start_index"]
-    statistics = ag.fused_linear_online_max_sum(x, w, target, start, start + len(w), backend=engine.backend)
-    losses, _ = ag.fused_cross_entropy_loss_with_max_sum(*statistics[:3], backend=engine.backend)
+    statistics = engine.call(STATISTICS, x, w, target, start, start + len(w))
+    losses, _ = engine.call(LOSS, *statistics[:3])
     counted = target != arguments["ignore_index"]
-    gradients = ag.fused_linear_cross_entropy_loss_grad(
+    gradients = engine.call(
+        GRADIENT,
         np.where(counted, grad, 0).astype(grad.dtype),
         *(x, w, statistics.target_mask, statistics.masked_target),
         logits_max=statistics.logits_max,
         sum_exp_logits=statistics.sum_exp_logits,
-        backend=engine.backend,
     )
     tolerance = {"float32": 1e-5, "float64": 1e-13}.get(dtype, 2**-6 if dtype == "bfloat16" else 2**-9)
     chain = np.where(counted, losses, 0), *gradients
@@ -239,7 +243,7 @@ def test_statistics_do_not_depend_on_the_logits_being_asked_for(dtype, engine):
 def test_the_gradient_takes_what_the_statistics_return(dtype, engine):
     """At the place of the target: a word that is certain has no gradient left."""
     x, w = np.array([[40.0], [-40.0]]).astype(DTYPES[dtype]), np.array([[1.0], [-1.0]]).astype(DTYPES[dtype])
-    statistics = ag.fused_linear_online_max_sum(x, w, np.array([0, 1]), 0, 2, backend=engine.backend)
+    statistics = engine.call(STATISTICS, x, w, np.array([0, 1]), 0, 2)
     assert np.all(statistics.sum_exp_logits == 1)
     assert np.all(statistics.predicted_logits == 0)
     problem = LinearProblem(

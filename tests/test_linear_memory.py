@@ -61,7 +61,8 @@ def test_the_promise_is_kept(name, nbytes, run_script, needs_memory):
         for name, ((operator, arguments, settings), results) in calls.items():
             bound = ag.workspace_size(operator, *arguments, **settings)
             workspace = 2**26 if name == "statistics" else nbytes or 2**26
-            most = workspace * 5 // 4 + 2 * np.dtype(wide).itemsize * x.size + 64 * rows
+            accumulator = (dtype.itemsize == 2) * 4 * x.size
+            most = workspace + accumulator + 64 * rows
             assert bound <= most, (name, bound, most)
             before = resident("VmRSS")
             with open("/proc/self/clear_refs", "w") as file:

@@ -143,43 +143,32 @@ def workspace_size(call: Call, num_threads: int | None) -> int:
     """Bytes beyond arguments and results, at most, from shapes, dtypes and layouts alone.
 
     The workspace; an accumulator of input's size where the result cannot be one (16 bits, another dtype, no unit
-    stride), and what additions to it lose; a copy of each result whose `out` overlaps an input; some numbers for each
-    row.
+    stride); a copy of each result whose `out` overlaps an input; some numbers for each row.
     """
     a = call.arguments
-    first = call.arrays[0]
     size = sum(out.nbytes for out in call.outs if out is not None and _overlaps_an_input(call, out))
     if call.operator.name == "fused_cross_entropy_loss_with_max_sum":
-        return size + 64 * first.size
+        return size + 64 * call.arrays[0].size
     rows, hidden = a["input"].shape
-    vocab = len(a["weight"])
     workspace = a.get("workspace_bytes", DEFAULT_WORKSPACE_BYTES)
-    needed = 0
+
+    def bound(*choices: bool) -> int:
+        return _linear_cross_entropy.workspace_bound(a["input"], rows, len(a["weight"]), hidden, workspace, *choices)
+
+    passes = []
     if call.operator.name != "fused_linear_cross_entropy_loss_grad":
-        needed = _linear_cross_entropy.workspace_bound(
-            a["input"], rows, vocab, hidden, workspace, True, False, False, True, False
-        )
-    wanted = a.get("output_mask", (False, False)) if a.get("return_grad", True) else (False, False)
-    if any(wanted):
+        passes.append(bound(True, False, False, True, False))
+    first, second = a.get("output_mask", (False, False)) if a.get("return_grad", True) else (False, False)
+    if first or second:
+        itemsize = a["input"].dtype.itemsize
         real = arrays.accumulator_dtype(a["input"].dtype).itemsize
         # Whether the weight's gradient is added up in the workspace first.
-        buffered = call.outs[-1] is not None or real != a["input"].dtype.itemsize
-        if wanted[0]:
-            # the accumulator, and what additions to it lose (within a quarter of the workspace)
-            size += real * rows * hidden + min(real * rows * hidden, workspace // 4)
-        needed = max(
-            needed,
-            _linear_cross_entropy.workspace_bound(
-                a["input"],
-                rows,
-                vocab,
-                hidden,
-                workspace,
-                a.get("softmax") is None,
-                wanted[0],
-                wanted[1],
-                False,
-                buffered,
-            ),
-        )
-    return size + needed + 64 * rows
+        buffered = second and (itemsize != real or call.outs[-1] is not None)
+        passes.append(bound(a.get("softmax") is None, first, second, False, buffered))
+        if call.operator.name == "linear_cross_entropy":
+            passes.append(bound(True, first, second, True, buffered, True))
+        out = call.outs[-2]
+        holds = itemsize == real if out is None else _linear_cross_entropy.holds_sums(out, real)
+        if first and not holds:
+            size += real * rows * hidden
+    return size + max(passes, default=0) + 64 * rows
