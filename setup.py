@@ -96,6 +96,9 @@ class BuildExt(build_ext):
         recipe = Path("build", "recipe.txt")
         text = f"{self.compiler.compiler_so} {MACROS} {DIRECTIVES} {compile_args} {link_args}\n"
         changed = not recipe.exists() or recipe.read_text() != text
+        # Cython does not see that a module depends on its own declarations, which lie in another folder.
+        declarations = max(path.stat().st_mtime for path in Path("ascend_grad").glob("*.pxd"))
+        changed = changed or recipe.stat().st_mtime < declarations
 
         # The extensions keep their identity (setuptools has prepared them) and take over the generated C files.
         generated = cythonize(
