@@ -184,6 +184,8 @@ def forced() -> Iterator[Callable[[str], None]]:
 @pytest.fixture(scope="session")
 def _installation() -> Iterator[tuple[StandIn, runtime.State]]:
     home = build("split")
+    # What is there without it, found out first: later its libraries are loaded, and a search by name would find them.
+    runtime.state()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ASCEND_HOME_PATH", str(home))
         patch.setattr(runtime, "_state", None)
