@@ -105,7 +105,8 @@ cdef extern from "ascend_grad/linear_cross_entropy.h" nogil:
     ctypedef struct ag_lce_block:
         Py_ssize_t rows
         Py_ssize_t vocab
-        Py_ssize_t hidden
+        Py_ssize_t hidden_size
+        Py_ssize_t hidden_start
         int64_t vocab_start
         const int64_t *row_numbers
         void *x_rows
@@ -124,14 +125,13 @@ cdef extern from "ascend_grad/linear_cross_entropy.h" nogil:
         double filter_eps
         uint8_t *skipped
         int add_logits
+        int keep_logits
         void *panel_max
         void *panel_sum
         void *predicted
         void *running_max
         double *running_sum
         ag_matrix logits_out
-        Py_ssize_t hidden_size
-        Py_ssize_t hidden_start
         ag_sums input_grad
         ag_sums weight_grad
         int add_input_grad

@@ -73,8 +73,10 @@ cdef Py_ssize_t UNITS = 32
 cdef Py_ssize_t SOME_ROWS = 1024
 # Partial sums from which on the rounding errors of additions to a result are kept.
 cdef Py_ssize_t MANY_SUMS = 16
-# Sum of exponentials of so many rows are carried in float64 at a time.
-cdef Py_ssize_t MAX_SUM_ROWS = 1 << 19
+# At most so many are added up without.
+cdef Py_ssize_t MOST_SUMS = 64
+# Rows of a chunk from which on it pays to keep its logits.
+cdef Py_ssize_t KEPT_ROWS = 288
 # Flops in a nanosecond of one thread, for the choice of threads.
 cdef double RATE = 40.0
 
@@ -101,6 +103,26 @@ cdef ag_matrix matrix_of(cnp.ndarray array):
     result.step = cnp.PyArray_STRIDE(array, 1) if cnp.PyArray_DIM(array, 1) > 1 else ag_itemsize[<int>result.dtype]
     result.swapped = cnp.PyArray_ISBYTESWAPPED(array)
     return result
+
+
+cdef enum:
+    PIECE = 256  # values of a row that are rounded at a time
+
+
+cdef void round_piece(
+    ag_variant variant, int real, const char *source, const ag_matrix *to, Py_ssize_t row, Py_ssize_t begin, Py_ssize_t n
+) noexcept nogil:
+    """Accumulators to columns [begin, begin + n) of a row, of any dtype and layout."""
+    cdef char[PIECE * 8] buffer
+    cdef int itemsize = ag_itemsize[<int>to.dtype]
+    cdef bint is_dense = to.step == itemsize and not to.swapped
+    cdef char *target = to.data + row * to.row_stride + begin * to.step
+    if to.dtype != (AG_FLOAT64 if real == 8 else 0):
+        ag_round(variant, real == 8, source, to.dtype, target if is_dense else buffer, n)
+        if is_dense:
+            return
+        source = buffer
+    ag_copy_block(target, 0, to.step, source, 0, itemsize, 1, n, itemsize, to.swapped)
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------
@@ -156,19 +178,26 @@ cdef class Rows:
             return (<const double *>self.grad)[i] != 0 if self.is_double else (<const float *>self.grad)[i] != 0
         return not (self.can_ignore and self.target_of(i) == self.ignored)
 
+    cdef bint is_masked(self, Py_ssize_t i) noexcept nogil:
+        if self.mask == NULL:
+            return False
+        return (self.mask[i // 8] >> (i % 8)) & 1 if self.is_packed else self.mask[i]
+
     cdef int64_t row_of_weight(self, Py_ssize_t i) noexcept nogil:
         """-1 for none."""
         cdef int64_t target = self.target_of(i)
-        cdef bint is_masked = False
-        if self.mask != NULL:
-            is_masked = (self.mask[i // 8] >> (i % 8)) & 1 if self.is_packed else self.mask[i]
-        return -1 if is_masked or target < self.start or target >= self.end else target - self.start
+        return -1 if self.is_masked(i) or target < self.start or target >= self.end else target - self.start
 
     cdef int clear_absent(self, cnp.ndarray out) except -1:
         """Zeros in the rows that do not count."""
         cdef Py_ssize_t i
+        cdef uint8_t[::1] is_absent
         if self.count < self.total:
-            out[[i for i in range(self.total) if not self.counts(i)]] = 0
+            absent = np.empty(self.total, np.uint8)
+            is_absent = absent
+            for i in range(self.total):
+                is_absent[i] = not self.counts(i)
+            out[absent.view(np.bool_)] = 0
         return 0
 
 
@@ -179,7 +208,7 @@ cdef class Blocking:
     """How many rows, rows of weight and hidden columns are worked on at a time, and the memory that this takes."""
 
     cdef const ag_lce_kernels *kernels
-    cdef Py_ssize_t total_rows, total_vocab, total_hidden
+    cdef Py_ssize_t input_rows, total_rows, total_vocab, total_hidden
     cdef bint with_logits, with_input_grad, with_weight_grad, with_max_sum, buffered, kept
     cdef readonly Py_ssize_t rows, vocab, hidden     # of a chunk, a block, a slice
     cdef readonly Py_ssize_t chunks, blocks, slices
@@ -194,6 +223,7 @@ cdef class Blocking:
         cdef Py_ssize_t nr, most
         self.kernels = kernels_for(input)
         self.total_rows, self.total_vocab, self.total_hidden = rows, vocab, hidden
+        self.input_rows = cnp.PyArray_DIM(input, 0)
         self.with_logits, self.with_input_grad = with_logits, with_input_grad
         self.with_weight_grad, self.with_max_sum, self.buffered = with_weight_grad, with_max_sum, buffered
         self.kept, self.workspace = kept, workspace
@@ -211,7 +241,9 @@ cdef class Blocking:
         self.rows = rounded(min(rows, self.rows), nr)
         self.vocab = rounded(min(vocab, self.vocab), nr)
         self.hidden, self.chunks = hidden, 1
-        while self.bytes() > workspace:
+        while kept and self.bytes() > workspace and self.rows > nr:
+            self.rows -= nr
+        while self.bytes() > workspace and not kept:
             if max(self.rows, self.vocab) > 2 * nr:
                 if self.rows > self.vocab:
                     self.rows = rounded(self.rows // 2, nr)
@@ -221,15 +253,29 @@ cdef class Blocking:
                 self.hidden = rounded(self.hidden // 2, nr)
             else:
                 break
-        # Equal parts.
-        self.chunks = divided(rows, self.rows)
-        self.rows = rounded(divided(rows, self.chunks), nr)
-        self.blocks = divided(vocab, self.vocab)
-        self.vocab = rounded(divided(vocab, self.blocks), nr)
-        self.slices = divided(hidden, self.hidden) if hidden else 1
+        self.cut()
+        if with_input_grad and self.blocks > MOST_SUMS and not self.compensates_input_grad():
+            # Without room for what additions to it lose: larger blocks, fewer additions.
+            before = self.rows, self.vocab
+            self.vocab = rounded(divided(vocab, MOST_SUMS), nr)
+            while self.bytes() > workspace and self.rows > 2 * nr:
+                self.rows -= nr
+            if self.bytes() > workspace:
+                self.rows, self.vocab = before
+            self.cut()
+
+    cdef void cut(self):
+        """Equal parts that are no larger."""
+        cdef Py_ssize_t nr = self.kernels.nr
+        self.chunks = divided(self.total_rows, self.rows)
+        self.rows = rounded(divided(self.total_rows, self.chunks), nr)
+        self.blocks = divided(self.total_vocab, self.vocab)
+        self.vocab = rounded(divided(self.total_vocab, self.blocks), nr)
+        self.slices = divided(self.total_hidden, self.hidden) if self.total_hidden else 1
         self.slots = 1
-        if self.slices == 1 and self.bytes() + (self.chunks - 1) * self.chunk_bytes() <= workspace:
-            self.slots = self.chunks
+        if not self.kept and self.slices == 1:
+            if self.bytes() + (self.chunks - 1) * self.chunk_bytes() <= self.workspace:
+                self.slots = self.chunks
 
     cdef Py_ssize_t packed_rows(self, Py_ssize_t n):
         """Bytes of n packed rows of X or W, for the logits."""
@@ -268,12 +314,40 @@ cdef class Blocking:
             total += self.rows * self.vocab * real
         if self.with_weight_grad:
             # What additions to the gradient lose; the gradient itself where the result cannot hold it.
-            total += self.vocab * self.total_hidden * real * (self.buffered + (self.total_rows > MANY_SUMS * self.rows))
+            total += self.sums_bytes() * (self.buffered + self.compensates_weight_grad())
         return total
 
+    cdef bint sums_whole_weight_grad(self):
+        """Whether sums of it wait for the next chunk, not only those of a block."""
+        return self.kept and self.rows < self.total_rows
+
+    cdef Py_ssize_t sums_bytes(self):
+        cdef Py_ssize_t rows = self.total_vocab if self.sums_whole_weight_grad() else self.vocab
+        return rows * self.total_hidden * self.kernels.real_size
+
+    cdef bint compensates_weight_grad(self):
+        return self.total_rows > MANY_SUMS * self.rows
+
+    cpdef bint compensates_input_grad(self):
+        """Whether there is need of memory for what additions to it lose, and room."""
+        cdef Py_ssize_t size = self.input_rows * self.total_hidden * self.kernels.real_size
+        return self.with_input_grad and self.blocks > MANY_SUMS and size <= self.spare()
+
+    cpdef bint is_worthwhile(self):
+        """Whether keeping the logits is possible, and cheaper than computing them twice: each chunk packs the weight."""
+        return self.bytes() <= self.workspace and (self.chunks == 1 or self.rows >= KEPT_ROWS)
+
+    cdef Py_ssize_t size(self):
+        """The workspace."""
+        return self.bytes() + (self.slots - 1) * self.chunk_bytes()
+
     cdef Py_ssize_t spare(self):
-        """What is left of the workspace."""
-        return self.workspace - self.bytes() - (self.slots - 1) * self.chunk_bytes()
+        """What is left of it."""
+        return self.workspace - self.size()
+
+    cdef double flops(self):
+        cdef int products = self.with_logits + self.with_input_grad + self.with_weight_grad
+        return 2.0 * products * self.total_rows * self.total_vocab * max(self.total_hidden, 8)
 
 
 def workspace_bound(
@@ -289,12 +363,10 @@ def workspace_bound(
         input, rows, vocab, hidden, workspace, with_logits, with_input_grad, with_weight_grad, with_max_sum, buffered,
         kept
     )
-    largest = blocking.bytes() + (blocking.slots - 1) * blocking.chunk_bytes()
-    if kept:
-        return min(largest, workspace)  # logits are not kept where this is not enough
-    if blocking.blocks == blocking.chunks == 1:
-        return largest  # fewer rows take less
-    return max(largest, workspace)
+    largest = blocking.size()
+    if blocking.blocks > 1 or blocking.chunks > 1:
+        largest = max(largest, workspace)  # fewer rows may take more
+    return min(largest, workspace) if kept else largest  # logits are not kept where this is not enough
 
 
 # ---- the schedule ----------------------------------------------------------------------------------------------------
@@ -356,27 +428,27 @@ cdef class Schedule:
     cdef char *x_rows
     cdef char *x_columns
     cdef char *kept_logits
+    # results, and what they are rounded from
+    cdef void *sum_exp
+    cdef cnp.ndarray input_grad, weight_grad, input_sums
+    cdef char *weight_sums
+    cdef char *weight_low             # NULL: additions are not compensated
 
-    def __init__(self, cnp.ndarray input, cnp.ndarray weight, Blocking blocking, double flops, int threads):
-        cdef Py_ssize_t total, rows = blocking.rows
+    def __init__(self, cnp.ndarray input, cnp.ndarray weight, Blocking blocking, cnp.ndarray memory, int threads):
+        cdef Py_ssize_t rows = blocking.rows
         cdef int real = blocking.kernels.real_size
         cdef char *data
         cdef ag_lce_block *block
-        cdef cnp.npy_intp size
-        cdef cnp.ndarray workspace
         self.kernels = blocking.kernels
         self.blocking = blocking
         self.variant = _cpu.active()
         memset(&self.block, 0, sizeof(self.block))
         self.input, self.weight = matrix_of(input), matrix_of(weight)
         self.block.round_to_bfloat16 = self.input.dtype == AG_BFLOAT16
-        self.threads = _threads.choose(flops / RATE, threads)
+        self.threads = _threads.choose(blocking.flops() / RATE, threads)
         self.chunk = -1
-        total = blocking.bytes() + (blocking.slots - 1) * blocking.chunk_bytes()
-        size = total + 64
-        workspace = _memory.fresh(1, &size, _uint8)
-        self.keep = [input, weight, workspace]
-        data = cnp.PyArray_BYTES(workspace)
+        self.keep = [input, weight, memory]
+        data = cnp.PyArray_BYTES(memory)
         self.memory = data + (64 - <uintptr_t>data % 64) % 64
 
         block = &self.block
@@ -400,6 +472,7 @@ cdef class Schedule:
                 block.p_pairs = self.take(blocking.p_bytes())
             block.skipped = <uint8_t *>self.take(blocking.panels() * (rows // self.kernels.mr))
         if blocking.kept:
+            block.keep_logits = True
             self.kept_logits = <char *>self.take(rows * blocking.blocks * blocking.vocab * real)
         elif blocking.slices > 1 and blocking.with_logits:
             block.logits = self.take(rows * blocking.vocab * real)
@@ -414,7 +487,12 @@ cdef class Schedule:
 
     cdef int run(self, Round which, Py_ssize_t units) except -1:
         cdef Py_ssize_t u
-        if units > 0:
+        if self.threads == 1:
+            with nogil:  # a team of one costs more than some rounds
+                _openmp.record_team()
+                for u in range(units):
+                    self.unit(which, u)
+        elif units > 0:
             for u in prange(units, nogil=True, num_threads=self.threads, schedule="dynamic"):
                 _openmp.record_team()
                 self.unit(which, u)
@@ -501,23 +579,17 @@ cdef class Schedule:
 
     cdef void round_rows(self, Py_ssize_t u) noexcept nogil:
         """Accumulators to a result of any dtype and layout."""
-        cdef char[256 * 8] buffer
-        cdef ag_matrix *to = &self.rounded_to
-        cdef int real = self.kernels.real_size, itemsize = ag_itemsize[<int>to.dtype]
-        cdef bint is_same = to.dtype == (AG_FLOAT64 if real == 8 else 0), is_dense = to.step == itemsize and not to.swapped
-        cdef Py_ssize_t row, begin, n
+        cdef int real = self.kernels.real_size
+        cdef Py_ssize_t row, begin, piece
         cdef const char *source
-        cdef char *target
         for row in range(u * SOME_ROWS // 16, min((u + 1) * SOME_ROWS // 16, self.rounded_rows)):
-            for begin in range(0, self.rounded_n, 256):
-                n = min(256, self.rounded_n - begin)
-                source = self.rounded_from + row * self.rounded_stride + begin * real
-                target = to.data + row * to.row_stride + begin * to.step
-                if not is_same:
-                    ag_round(self.variant, real == 8, source, to.dtype, target if is_dense else buffer, n)
-                    source = buffer
-                if is_same or not is_dense:
-                    ag_copy_block(target, 0, to.step, source, 0, itemsize, 1, n, itemsize, to.swapped)
+            source = self.rounded_from + row * self.rounded_stride
+            for piece in range(divided(self.rounded_n, PIECE)):
+                begin = piece * PIECE
+                round_piece(
+                    self.variant, real, source + begin * real, &self.rounded_to, row, begin,
+                    min(PIECE, self.rounded_n - begin)
+                )
 
     cdef int round_to(
         self, cnp.ndarray out, Py_ssize_t first, const char *sums, Py_ssize_t stride, Py_ssize_t rows
@@ -536,7 +608,6 @@ cdef class Schedule:
         cdef Py_ssize_t begin = index * self.blocking.hidden
         self.block.hidden_start = begin
         self.block.hidden_size = min(self.blocking.hidden, self.blocking.total_hidden - begin)
-        self.block.hidden = self.block.hidden_size
         return 0
 
     cdef int set_block(self, Py_ssize_t index) except -1:
@@ -590,7 +661,7 @@ cdef class Schedule:
         self.source, self.result = source, result
         self.tiles = grid_of(
             divided(self.block.vocab, self.kernels.nr), divided(self.block.rows, self.kernels.mr),
-            self.block.hidden * self.kernels.nr * self.kernels.unit_size // self.kernels.pair
+            self.block.hidden_size * self.kernels.nr * self.kernels.unit_size // self.kernels.pair
         )
         return self.run(TILES, self.tiles.units)
 
@@ -615,126 +686,186 @@ cdef class Schedule:
             self.run_tiles(AG_FROM_PRODUCT, AG_TO_LOGITS)
         return 0
 
-    # -- the two passes
+    # -- statistics of the logits
 
-    cdef int max_sum(
-        self, Rows rows, cnp.ndarray logits_max, cnp.ndarray sum_exp, cnp.ndarray predicted, cnp.ndarray logits
+    cdef int begin_statistics(
+        self, Py_ssize_t total, cnp.ndarray logits_max, cnp.ndarray sum_exp, cnp.ndarray predicted, cnp.ndarray logits
     ) except -1:
-        """Maximum, sum of exponentials relative to it, and the target's logit, of every row that counts.
-
-        Contiguous arrays (BT,) of the accumulators' dtype. `logits`, unless None, is contiguous (BT, V).
-        """
-        cdef Py_ssize_t b, c, i
-        cdef Blocking blocking = self.blocking
-        cdef ag_lce_block *block = &self.block
-        cdef bint is_double = self.kernels.real_size == 8
-        cdef bint in_memory = blocking.kept or blocking.slices > 1
-        cdef cnp.ndarray running_sum = sum_exp if is_double else np.empty(rows.total, _float64)
-        self.keep.append((logits_max, running_sum, predicted, logits))
+        """Where the statistics go: contiguous arrays (BT,) of the accumulators' dtype; None or contiguous (BT, V)."""
+        cdef cnp.ndarray running_sum = sum_exp if self.kernels.real_size == 8 else np.empty(total, _float64)
+        self.keep.append((logits_max, sum_exp, running_sum, predicted, logits))
         logits_max.fill(-np.inf)
         running_sum.fill(0)
-        block.running_max = cnp.PyArray_DATA(logits_max)
-        block.running_sum = <double *>cnp.PyArray_DATA(running_sum)
-        block.predicted = cnp.PyArray_DATA(predicted)
+        self.block.running_max = cnp.PyArray_DATA(logits_max)
+        self.block.running_sum = <double *>cnp.PyArray_DATA(running_sum)
+        self.block.predicted = cnp.PyArray_DATA(predicted)
+        self.sum_exp = cnp.PyArray_DATA(sum_exp)
         if logits is not None:
-            block.logits_out = matrix_of(logits)
-        for b in range(blocking.blocks):
-            self.set_block(b)
-            if not in_memory:
-                self.pack_weight(True, False)
-            for c in range(blocking.chunks):
-                self.set_chunk(rows, c)
-                if in_memory:
-                    self.make_logits()
-                    self.run_tiles(AG_FROM_LOGITS, AG_TO_MAX_SUM)
-                else:
-                    if b == 0 or blocking.slots < blocking.chunks:
-                        self.pack_input(True, False)
-                    self.run_tiles(AG_FROM_PRODUCT, AG_TO_MAX_SUM)
-                self.run(MERGE, divided(block.rows, SOME_ROWS))
-        # A sum relative to -inf would be of NaN; a row that does not count has none.
-        for i in range(rows.total):
-            if is_double:
+            self.block.logits_out = matrix_of(logits)
+        return 0
+
+    cdef int add_statistics(self) except -1:
+        """Those of the current block and chunk, which are packed unless the hidden dimension is sliced."""
+        if self.blocking.slices > 1:
+            self.make_logits()
+            self.run_tiles(AG_FROM_LOGITS, AG_TO_MAX_SUM)
+        else:
+            self.run_tiles(AG_FROM_PRODUCT, AG_TO_MAX_SUM)
+        return self.run(MERGE, divided(self.block.rows, SOME_ROWS))
+
+    cdef int end_statistics(self, Rows rows, Py_ssize_t begin, Py_ssize_t end) except -1:
+        """Of rows [begin, end). A sum relative to -inf would be of NaN; a row that does not count has none."""
+        cdef Py_ssize_t i
+        cdef ag_lce_block *block = &self.block
+        for i in range(begin, end):
+            if self.kernels.real_size == 8:
                 if (<double *>block.running_max)[i] == -INFINITY and rows.counts(i):
                     block.running_sum[i] = NAN
             else:
                 if (<float *>block.running_max)[i] == -INFINITY and rows.counts(i):
                     block.running_sum[i] = NAN
-                (<float *>cnp.PyArray_DATA(sum_exp))[i] = <float>block.running_sum[i]
-        self.chunk = -1
+                (<float *>self.sum_exp)[i] = <float>block.running_sum[i]
         return 0
 
-    cdef int gradient(
+    cdef int max_sum(
+        self, Rows rows, cnp.ndarray logits_max, cnp.ndarray sum_exp, cnp.ndarray predicted, cnp.ndarray logits
+    ) except -1:
+        """Maximum, sum of exponentials relative to it, and the target's logit, of every row that counts."""
+        cdef Py_ssize_t b, c
+        cdef bint is_packed = self.blocking.slices == 1
+        self.begin_statistics(rows.total, logits_max, sum_exp, predicted, logits)
+        for b in range(self.blocking.blocks):
+            self.set_block(b)
+            if is_packed:
+                self.pack_weight(True, False)
+            for c in range(self.blocking.chunks):
+                self.set_chunk(rows, c)
+                if is_packed and (b == 0 or self.blocking.slots < self.blocking.chunks):
+                    self.pack_input(True, False)
+                self.add_statistics()
+        return self.end_statistics(rows, 0, rows.total)
+
+    # -- gradients
+
+    cdef int begin_gradient(
         self, Rows rows, cnp.ndarray softmax, cnp.ndarray input_grad, cnp.ndarray weight_grad, double filter_eps
     ) except -1:
-        """Both gradients (None: not wanted) into arrays that overlap no input."""
-        cdef Py_ssize_t b, c, s, hidden = self.blocking.total_hidden
+        """Where the gradients go (None: not wanted): arrays that overlap no input."""
+        cdef Py_ssize_t hidden = self.blocking.total_hidden
         cdef int real = self.kernels.real_size
         cdef Blocking blocking = self.blocking
         cdef ag_lce_block *block = &self.block
-        cdef bint with_input = input_grad is not None, with_weight = weight_grad is not None
-        cdef bint with_logits = softmax is None and not blocking.kept
-        cdef cnp.ndarray sums = None
         dtype = _float64 if real == 8 else _float32
+        self.input_grad, self.weight_grad, self.input_sums = input_grad, weight_grad, None
         block.filter_eps = filter_eps
         if softmax is not None:
             block.softmax = matrix_of(softmax)
-        if with_weight:
+        if weight_grad is not None:
             block.weight_grad.row_stride = block.weight_grad.low_stride = hidden * real
             if blocking.buffered:
-                block.weight_grad.data = <char *>self.take(blocking.vocab * hidden * real)
+                self.weight_sums = <char *>self.take(blocking.sums_bytes())
             else:
+                self.weight_sums = cnp.PyArray_BYTES(weight_grad)
                 block.weight_grad.row_stride = cnp.PyArray_STRIDE(weight_grad, 0)
-            if rows.count > MANY_SUMS * blocking.rows:
-                block.weight_grad.low = <char *>self.take(blocking.vocab * hidden * real)
-        if with_input:
-            sums = input_grad if holds_sums(input_grad, real) else np.empty((rows.total, hidden), dtype)
-            self.keep.append(sums)
-            block.input_grad.data = cnp.PyArray_BYTES(sums)
-            block.input_grad.row_stride = cnp.PyArray_STRIDE(sums, 0)
-            if blocking.blocks > MANY_SUMS and rows.total * hidden * real <= blocking.spare():
+            if blocking.compensates_weight_grad():
+                self.weight_low = <char *>self.take(blocking.sums_bytes())
+        if input_grad is not None:
+            if holds_sums(input_grad, real):
+                self.input_sums = input_grad
+            else:
+                self.input_sums = np.empty((rows.total, hidden), dtype)
+            block.input_grad.data = cnp.PyArray_BYTES(self.input_sums)
+            block.input_grad.row_stride = cnp.PyArray_STRIDE(self.input_sums, 0)
+            if blocking.compensates_input_grad():
                 low = np.empty((rows.total, hidden), dtype)
                 self.keep.append(low)
                 block.input_grad.low = cnp.PyArray_BYTES(low)
                 block.input_grad.low_stride = hidden * real
-        for b in range(blocking.blocks):
-            self.set_block(b)
-            if with_weight and not blocking.buffered:
-                block.weight_grad.data = (
-                    cnp.PyArray_BYTES(weight_grad) + block.vocab_start * block.weight_grad.row_stride
-                )
-            if blocking.slices == 1:
-                self.pack_weight(with_logits, with_input)
-            block.add_input_grad, block.last_input_grad = b > 0, b == blocking.blocks - 1
-            for c in range(blocking.chunks):
-                self.set_chunk(rows, c)
-                if blocking.slices == 1 and (b == 0 or blocking.slots < blocking.chunks):
-                    self.pack_input(with_logits, with_weight)
-                if softmax is not None:
-                    self.run_tiles(AG_FROM_SOFTMAX, AG_TO_GRADIENT)
-                elif blocking.kept:
-                    self.run_tiles(AG_FROM_LOGITS, AG_TO_GRADIENT)
-                elif blocking.slices == 1:
-                    self.run_tiles(AG_FROM_PRODUCT, AG_TO_GRADIENT)
-                else:
-                    self.make_logits()
-                    self.run_tiles(AG_FROM_LOGITS, AG_TO_GRADIENT)
-                block.add_weight_grad, block.last_weight_grad = c > 0, c == blocking.chunks - 1
-                for s in range(blocking.slices):
-                    if blocking.slices > 1:
-                        self.set_slice(s)
-                        self.pack_weight(False, with_input)
-                        self.pack_input(False, with_weight)
-                    self.run_products()
-            if with_weight and blocking.buffered:
-                self.round_to(
-                    weight_grad, block.vocab_start, block.weight_grad.data, block.weight_grad.row_stride, block.vocab
-                )
-        if with_input:
-            if sums is not input_grad:
-                self.round_to(input_grad, 0, block.input_grad.data, block.input_grad.row_stride, rows.total)
-            rows.clear_absent(input_grad)
         return 0
+
+    cdef int add_gradients(self, Py_ssize_t b, Py_ssize_t c, ag_lce_source source) except -1:
+        """Those of block b and chunk c, which are the current ones, and packed unless the hidden dimension is sliced."""
+        cdef Blocking blocking = self.blocking
+        cdef ag_lce_block *block = &self.block
+        cdef bint with_input = self.input_grad is not None, with_weight = self.weight_grad is not None
+        cdef Py_ssize_t s, start = block.vocab_start if blocking.sums_whole_weight_grad() else 0
+        if with_weight:
+            block.weight_grad.data = self.weight_sums + block.weight_grad.row_stride * (
+                start if blocking.buffered else block.vocab_start
+            )
+            if self.weight_low != NULL:
+                block.weight_grad.low = self.weight_low + start * block.weight_grad.low_stride
+        block.add_input_grad, block.last_input_grad = b > 0, b == blocking.blocks - 1
+        block.add_weight_grad, block.last_weight_grad = c > 0, c == blocking.chunks - 1
+        if source == AG_FROM_PRODUCT and blocking.slices > 1:
+            self.make_logits()
+            source = AG_FROM_LOGITS
+        self.run_tiles(source, AG_TO_GRADIENT)
+        for s in range(blocking.slices):
+            if blocking.slices > 1:
+                self.set_slice(s)
+                self.pack_weight(False, with_input)
+                self.pack_input(False, with_weight)
+            self.run_products()
+        if with_weight and blocking.buffered and block.last_weight_grad:
+            self.round_to(
+                self.weight_grad, block.vocab_start, block.weight_grad.data, block.weight_grad.row_stride, block.vocab
+            )
+        return 0
+
+    cdef int end_gradient(self, Rows rows) except -1:
+        if self.input_grad is None:
+            return 0
+        if self.input_sums is not self.input_grad:
+            self.round_to(
+                self.input_grad, 0, self.block.input_grad.data, self.block.input_grad.row_stride, rows.total
+            )
+        return rows.clear_absent(self.input_grad)
+
+    cdef int gradient(
+        self, Rows rows, cnp.ndarray softmax, cnp.ndarray input_grad, cnp.ndarray weight_grad, double filter_eps
+    ) except -1:
+        """Both gradients, the softmax given or computed anew."""
+        cdef Py_ssize_t b, c
+        cdef bint is_packed = self.blocking.slices == 1, with_logits = softmax is None
+        self.begin_gradient(rows, softmax, input_grad, weight_grad, filter_eps)
+        for b in range(self.blocking.blocks):
+            self.set_block(b)
+            if is_packed:
+                self.pack_weight(with_logits, input_grad is not None)
+            for c in range(self.blocking.chunks):
+                self.set_chunk(rows, c)
+                if is_packed and (b == 0 or self.blocking.slots < self.blocking.chunks):
+                    self.pack_input(with_logits, weight_grad is not None)
+                self.add_gradients(b, c, AG_FROM_PRODUCT if with_logits else AG_FROM_SOFTMAX)
+        return self.end_gradient(rows)
+
+    cdef int statistics_and_gradient(
+        self, Rows rows, cnp.ndarray logits_max, cnp.ndarray sum_exp, cnp.ndarray predicted, cnp.ndarray input_grad,
+        cnp.ndarray weight_grad, double filter_eps
+    ) except -1:
+        """Both passes over a chunk before the next one, its logits kept in between. `rows` reads these statistics."""
+        cdef Py_ssize_t b, c
+        cdef Blocking blocking = self.blocking
+        cdef bint with_input = input_grad is not None, with_weight = weight_grad is not None, is_one = blocking.blocks == 1
+        self.begin_statistics(rows.total, logits_max, sum_exp, predicted, None)
+        self.begin_gradient(rows, None, input_grad, weight_grad, filter_eps)
+        for c in range(blocking.chunks):
+            self.set_chunk(rows, c)
+            self.pack_input(True, with_weight)
+            for b in range(blocking.blocks):
+                self.set_block(b)
+                self.pack_weight(True, with_input and is_one)
+                self.add_statistics()
+            self.end_statistics(rows, self.starts[c], self.starts[c + 1])
+            self.chunk = -1  # select it again, to read them
+            self.set_chunk(rows, c)
+            for b in range(blocking.blocks):
+                self.set_block(b)
+                if not is_one:
+                    self.pack_weight(False, with_input)
+                self.add_gradients(b, c, AG_FROM_LOGITS)
+        return self.end_gradient(rows)
 
 
 cpdef bint holds_sums(cnp.ndarray out, int real):
@@ -755,19 +886,39 @@ cdef int clear(cnp.ndarray array) except -1:
 # ---- operators -------------------------------------------------------------------------------------------------------
 
 
-def max_sum(
-    cnp.ndarray input, cnp.ndarray weight, Rows rows, cnp.ndarray logits_max, cnp.ndarray sum_exp,
-    cnp.ndarray predicted, cnp.ndarray logits, Py_ssize_t workspace, int threads
+cdef Blocking blocking_of_statistics(cnp.ndarray input, cnp.ndarray weight, Rows rows, Py_ssize_t workspace):
+    """None where there is nothing to do."""
+    if not rows.count:
+        return None
+    return Blocking(
+        input, rows.count, cnp.PyArray_DIM(weight, 0), cnp.PyArray_DIM(weight, 1), workspace, True, False, False, True,
+        False
+    )
+
+
+cdef Blocking blocking_of_gradient(
+    cnp.ndarray input, cnp.ndarray weight, Rows rows, bint with_logits, cnp.ndarray input_grad, cnp.ndarray weight_grad,
+    Py_ssize_t workspace, bint keeps_logits=False
 ):
-    """Statistics of the logits: see `Schedule.max_sum`. Arrays of rows that do not count are left as they are."""
+    """None where there is nothing to do. With logits to be kept, it has room for statistics, too."""
     cdef Py_ssize_t vocab = cnp.PyArray_DIM(weight, 0), hidden = cnp.PyArray_DIM(weight, 1)
-    cdef Blocking blocking
-    if rows.count:
-        blocking = Blocking(input, rows.count, vocab, hidden, workspace, True, False, False, True, False)
-        (<Schedule>Schedule(input, weight, blocking, 2.0 * rows.count * vocab * max(hidden, 8), threads)).max_sum(
-            rows, logits_max, sum_exp, predicted, logits
-        )
-        _threads.finished()
+    cdef bint with_input = input_grad is not None, with_weight = weight_grad is not None
+    if not rows.count or not vocab or not hidden or not (with_input or with_weight):
+        return None
+    return Blocking(
+        input, rows.count, vocab, hidden, workspace, with_logits, with_input, with_weight, keeps_logits,
+        with_weight and not holds_sums(weight_grad, kernels_for(input).real_size), keeps_logits
+    )
+
+
+cdef cnp.ndarray memory_for(Blocking first, Blocking second=None):
+    """One workspace that serves these in turn."""
+    cdef cnp.npy_intp size = 64
+    if first is not None:
+        size += first.size()
+    if second is not None:
+        size = max(size, second.size() + 64)
+    return _memory.fresh(1, &size, _uint8)
 
 
 def gradient(
@@ -775,22 +926,28 @@ def gradient(
     cnp.ndarray weight_grad, Py_ssize_t workspace, double filter_eps, int threads
 ):
     """Both gradients: see `Schedule.gradient`."""
-    cdef Py_ssize_t vocab = cnp.PyArray_DIM(weight, 0), hidden = cnp.PyArray_DIM(weight, 1)
-    cdef bint with_logits = softmax is None, with_input = input_grad is not None, with_weight = weight_grad is not None
-    cdef Blocking blocking
-    if not rows.count or not vocab or not hidden or not (with_input or with_weight):
+    cdef Blocking blocking = blocking_of_gradient(
+        input, weight, rows, softmax is None, input_grad, weight_grad, workspace
+    )
+    if blocking is None:
         clear(input_grad)
         clear(weight_grad)
         return
-    blocking = Blocking(
-        input, rows.count, vocab, hidden, workspace, with_logits, with_input, with_weight, False,
-        with_weight and not holds_sums(weight_grad, kernels_for(input).real_size)
+    (<Schedule>Schedule(input, weight, blocking, memory_for(blocking), threads)).gradient(
+        rows, softmax, input_grad, weight_grad, filter_eps
     )
-    (<Schedule>Schedule(
-        input, weight, blocking, 2.0 * (with_logits + with_input + with_weight) * rows.count * vocab * max(hidden, 8),
-        threads
-    )).gradient(rows, softmax, input_grad, weight_grad, filter_eps)
     _threads.finished()
+
+
+cdef double number(const void *values, Py_ssize_t i, bint is_double) noexcept nogil:
+    return (<const double *>values)[i] if is_double else (<const float *>values)[i]
+
+
+cdef void set_number(void *values, Py_ssize_t i, bint is_double, double value) noexcept nogil:
+    if is_double:
+        (<double *>values)[i] = value
+    else:
+        (<float *>values)[i] = <float>value
 
 
 def loss_and_gradients(
@@ -800,51 +957,55 @@ def loss_and_gradients(
 ):
     """The loss into `loss` (accumulators' dtype; shape () or (BT,)), and both gradients (None: not wanted).
 
-    `grad_loss` holds one number, or one for each row. Where all logits fit in the workspace they are kept between the
-    passes (6 BT V H flops), else computed twice (8 BT V H).
+    `grad_loss` holds one number, or one for each row. Where that is cheaper, chunk after chunk of the rows keeps its
+    logits in the workspace between the passes (6 BT V H flops), else they are computed twice (8 BT V H).
     """
-    cdef Py_ssize_t vocab = cnp.PyArray_DIM(weight, 0), hidden = cnp.PyArray_DIM(weight, 1), i
-    cdef Py_ssize_t total = cnp.PyArray_DIM(target, 0)
-    cdef const ag_lce_kernels *kernels = kernels_for(input)
-    cdef bint is_double = kernels.real_size == 8, with_input = input_grad is not None
-    cdef bint with_weight = weight_grad is not None, with_gradient = with_input or with_weight
-    cdef bint buffered = with_weight and not holds_sums(weight_grad, kernels.real_size)
+    cdef Py_ssize_t vocab = cnp.PyArray_DIM(weight, 0), total = cnp.PyArray_DIM(target, 0), i
+    cdef int real = kernels_for(input).real_size
+    cdef bint is_double = real == 8
     cdef bint is_mean = reduction == "mean", is_each = reduction == "none"
-    cdef Blocking blocking = None
-    cdef Schedule schedule = None
-    cdef cnp.ndarray statistics = np.zeros((4, total), _float64 if is_double else _float32)
-    cdef cnp.ndarray logits_max, sum_exp, predicted, grad
-    cdef Rows rows
+    cdef Blocking blocking = None, of_statistics = None
+    cdef cnp.ndarray logits_max, sum_exp, predicted, grad, memory
+    cdef Rows rows = Rows(target, start, start + vocab, ignored=ignored), rows_of_gradient
     cdef double each, sum = 0, error = 0, y, t
-    logits_max, sum_exp, predicted, grad = statistics
-    rows = Rows(target, start, start + vocab, ignored=ignored)
-    if rows.count and vocab:
-        if with_gradient and hidden:
-            blocking = Blocking(
-                input, rows.count, vocab, hidden, workspace, True, with_input, with_weight, True, buffered, True
+    logits_max, sum_exp, predicted, grad = np.zeros((4, total), _float64 if is_double else _float32)
+    for i in range(total):
+        if rows.counts(i):
+            each = grad_loss[i if grad_loss.shape[0] > 1 else 0] / (rows.count if is_mean else 1)
+            set_number(cnp.PyArray_DATA(grad), i, is_double, each)
+    rows_of_gradient = Rows(target, start, start + vocab, None, grad, logits_max, sum_exp)
+
+    if rows_of_gradient.count == rows.count:
+        blocking = blocking_of_gradient(input, weight, rows, True, input_grad, weight_grad, workspace, True)
+    if blocking is not None and blocking.is_worthwhile():
+        (<Schedule>Schedule(input, weight, blocking, memory_for(blocking), threads)).statistics_and_gradient(
+            rows_of_gradient, logits_max, sum_exp, predicted, input_grad, weight_grad, filter_eps
+        )
+    else:
+        of_statistics = blocking_of_statistics(input, weight, rows, workspace)
+        blocking = blocking_of_gradient(input, weight, rows_of_gradient, True, input_grad, weight_grad, workspace)
+        memory = memory_for(of_statistics, blocking)
+        if of_statistics is not None:
+            (<Schedule>Schedule(input, weight, of_statistics, memory, threads)).max_sum(
+                rows, logits_max, sum_exp, predicted, None
             )
-        if blocking is not None and blocking.chunks == 1 and blocking.slices == 1 and blocking.bytes() <= workspace:
-            schedule = Schedule(input, weight, blocking, 6.0 * rows.count * vocab * max(hidden, 8), threads)
-            schedule.max_sum(rows, logits_max, sum_exp, predicted, None)
+        if blocking is not None:
+            (<Schedule>Schedule(input, weight, blocking, memory, threads)).gradient(
+                rows_of_gradient, None, input_grad, weight_grad, filter_eps
+            )
         else:
-            max_sum(input, weight, rows, logits_max, sum_exp, predicted, None, workspace, threads)
+            clear(input_grad)
+            clear(weight_grad)
+    _threads.finished()
+
     for i in range(total):
         each = 0
         if rows.counts(i):
-            each = grad_loss[i if grad_loss.shape[0] > 1 else 0] / (rows.count if is_mean else 1)
-            if is_double:
-                (<double *>cnp.PyArray_DATA(grad))[i] = each
-                each = (<double *>cnp.PyArray_DATA(predicted))[i] - (<double *>cnp.PyArray_DATA(logits_max))[i]
-                each = log((<double *>cnp.PyArray_DATA(sum_exp))[i]) - each
-            else:
-                (<float *>cnp.PyArray_DATA(grad))[i] = <float>each
-                each = <double>(<float *>cnp.PyArray_DATA(predicted))[i] - (<float *>cnp.PyArray_DATA(logits_max))[i]
-                each = log((<float *>cnp.PyArray_DATA(sum_exp))[i]) - each
+            each = log(number(cnp.PyArray_DATA(sum_exp), i, is_double)) - (
+                number(cnp.PyArray_DATA(predicted), i, is_double) - number(cnp.PyArray_DATA(logits_max), i, is_double)
+            )
         if is_each:
-            if is_double:
-                (<double *>cnp.PyArray_DATA(loss))[i] = each
-            else:
-                (<float *>cnp.PyArray_DATA(loss))[i] = <float>each
+            set_number(cnp.PyArray_DATA(loss), i, is_double, each)
         # Kahan's sum
         y = each - error
         t = sum + y
@@ -854,14 +1015,6 @@ def loss_and_gradients(
         if is_mean:
             sum = sum / rows.count if rows.count else NAN
         loss[()] = sum
-    if not with_gradient:
-        return
-    rows = Rows(target, start, start + vocab, None, grad, logits_max, sum_exp)
-    if schedule is not None and rows.count == blocking.total_rows:
-        schedule.gradient(rows, None, input_grad, weight_grad, filter_eps)
-        _threads.finished()
-    else:
-        gradient(input, weight, rows, None, input_grad, weight_grad, workspace, filter_eps, threads)
 
 
 # ---- probabilities ---------------------------------------------------------------------------------------------------
@@ -871,18 +1024,15 @@ cdef void probabilities_of_row(
     const ag_lce_kernels *kernels, ag_variant variant, const ag_matrix *logits, double maximum, double total,
     const ag_matrix *out, Py_ssize_t row, Py_ssize_t n
 ) noexcept nogil:
-    cdef char[256 * 8] raw
-    cdef char[256 * 8] values
-    cdef int itemsize = ag_itemsize[<int>logits.dtype], out_itemsize = ag_itemsize[<int>out.dtype]
-    cdef int real = kernels.real_size
-    cdef bint is_same = out.dtype == (AG_FLOAT64 if real == 8 else 0)
-    cdef Py_ssize_t begin, count
+    cdef char[PIECE * 8] raw
+    cdef char[PIECE * 8] values
+    cdef int itemsize = ag_itemsize[<int>logits.dtype]
+    cdef Py_ssize_t piece, begin, count
     cdef const char *source
-    cdef char *target
-    for begin in range(0, n, 256):
-        count = min(256, n - begin)
+    for piece in range(divided(n, PIECE)):
+        begin = piece * PIECE
+        count = min(PIECE, n - begin)
         source = logits.data + row * logits.row_stride + begin * logits.step
-        target = out.data + row * out.row_stride + begin * out.step
         if logits.step != itemsize or logits.swapped:
             ag_copy_block(raw, 0, itemsize, source, 0, logits.step, 1, count, itemsize, logits.swapped)
             source = raw
@@ -890,11 +1040,7 @@ cdef void probabilities_of_row(
             ag_widen(variant, logits.dtype, source, <float *>values, count)
             source = values
         kernels.probabilities(values, source, maximum, total, count)
-        source = values
-        if not is_same:
-            ag_round(variant, real == 8, values, out.dtype, raw, count)
-            source = raw
-        ag_copy_block(target, 0, out.step, source, 0, out_itemsize, 1, count, out_itemsize, out.swapped)
+        round_piece(variant, kernels.real_size, values, out, row, begin, count)
 
 
 def probabilities(
@@ -934,8 +1080,14 @@ def statistics(
     cdef const char *largest = cnp.PyArray_BYTES(logits_max)
     cdef Py_ssize_t i
     cdef int64_t place
+    cdef Blocking blocking
     predicted.fill(0)
-    max_sum(input, weight, rows, logits_max, sum_exp, predicted, logits, _default_workspace, threads)
+    blocking = blocking_of_statistics(input, weight, rows, _default_workspace)
+    if blocking is not None:
+        (<Schedule>Schedule(input, weight, blocking, memory_for(blocking), threads)).max_sum(
+            rows, logits_max, sum_exp, predicted, logits
+        )
+        _threads.finished()
     for i in range(shape[0]):
         place = rows.row_of_weight(i)
         if place < 0:
@@ -987,6 +1139,27 @@ cdef bint are_plain_matrices(object input, object weight):
     )
 
 
+cdef bint overlap(cnp.ndarray a, cnp.ndarray b):
+    """Of contiguous arrays."""
+    cdef const char *x = cnp.PyArray_BYTES(a)
+    cdef const char *y = cnp.PyArray_BYTES(b)
+    return x < y + cnp.PyArray_NBYTES(b) and y < x + cnp.PyArray_NBYTES(a)
+
+
+cdef cnp.ndarray plain_out(object out, cnp.ndarray like, tuple inputs):
+    """A plain matrix of this shape and dtype that can be written to and overlaps none of the inputs; else None."""
+    cdef cnp.ndarray result = plain(out, 2)
+    if (
+        result is None or not cnp.PyArray_ISWRITEABLE(result) or dtype_of(result) != dtype_of(like)
+        or not cnp.PyArray_SAMESHAPE(result, like)
+    ):
+        return None
+    for each in inputs:
+        if each is not None and overlap(result, <cnp.ndarray>each):
+            return None
+    return result
+
+
 cdef int threads_of(object num_threads) except -2:
     """The number asked for, 0 for none, -1 for what the general way has to look at."""
     if num_threads is None:
@@ -1007,8 +1180,9 @@ def common_gradient(
     cdef int dtype, real, threads = threads_of(num_threads)
     cdef Py_ssize_t n, vocab, i
     cdef Rows rows
+    cdef tuple inputs
     if (
-        out is not None or workspace_bytes is not None or threads < 0 or not are_plain_matrices(input, weight)
+        workspace_bytes is not None or threads < 0 or not are_plain_matrices(input, weight)
         or type(label_smoothing) is not float or label_smoothing != 0 or type(filter_eps) is not float
         or filter_eps != 0 or not asks_for_both(output_mask)
     ):
@@ -1017,10 +1191,12 @@ def common_gradient(
     dtype = dtype_of(<cnp.ndarray>input)
     real = AG_FLOAT64 if dtype == AG_FLOAT64 else 0
     g, target, mask = plain_vector(grad, real, n), plain_target(masked_target, n), plain(target_mask, 1)
-    if (
-        g is None or target is None or mask is None or cnp.PyArray_TYPE(mask) != cnp.NPY_BOOL
-        or cnp.PyArray_DIM(mask, 0) != n
-    ):
+    if g is None or target is None or mask is None:
+        return None
+    if cnp.PyArray_TYPE(mask) == cnp.NPY_BOOL:
+        if cnp.PyArray_DIM(mask, 0) != n:
+            return None
+    elif cnp.PyArray_TYPE(mask) != cnp.NPY_UINT8 or cnp.PyArray_DIM(mask, 0) < divided(n, 8):
         return None
     if softmax is not None:
         p = plain(softmax, 2)
@@ -1032,14 +1208,22 @@ def common_gradient(
         maximum, total = plain_vector(logits_max, real, n), plain_vector(sum_exp_logits, real, n)
         if maximum is None or total is None:
             return None
+    if out is not None:
+        if type(out) is not tuple or len(out) != 2:
+            return None
+        inputs = (g, input, weight, mask, target, maximum, total, p)  # those that were looked at
+        input_grad, weight_grad = plain_out(out[0], input, inputs), plain_out(out[1], weight, inputs)
+        if input_grad is None or weight_grad is None or overlap(input_grad, weight_grad):
+            return None
     rows = Rows(target, 0, vocab, mask, g, maximum, total)
     for i in range(n):
-        if not rows.mask[i] and rows.row_of_weight(i) < 0:
+        if not rows.is_masked(i) and rows.row_of_weight(i) < 0:
             return None
-    input_grad = _memory.empty_like(input, <cnp.dtype>_dtypes[dtype])
-    weight_grad = _memory.empty_like(weight, <cnp.dtype>_dtypes[dtype])
+    if out is None:
+        input_grad = _memory.empty_like(input, <cnp.dtype>_dtypes[dtype])
+        weight_grad = _memory.empty_like(weight, <cnp.dtype>_dtypes[dtype])
     gradient(input, weight, rows, p, input_grad, weight_grad, _default_workspace, 0.0, threads)
-    return input_grad, weight_grad
+    return (input_grad, weight_grad) if out is None else out
 
 
 def common_statistics(input, weight, target, vocab_start_index, vocab_end_index, return_logits, num_threads):

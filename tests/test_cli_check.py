@@ -59,7 +59,7 @@ def test_errors_of_calls_fail(monkeypatch, capsys):
 
 def test_what_cannot_be_checked(run_script, capsys):
     script = "import sys; from ascend_grad.cli.main import main; sys.exit(main(['check', '--backend', 'npu']))"
-    nowhere = {name: "/nonexistent" for name in ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "LD_LIBRARY_PATH")}
+    nowhere = dict.fromkeys(("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "LD_LIBRARY_PATH"), "/nonexistent")
     result = run_script(script, check=False, **nowhere)
     assert result.returncode == 2
     assert "error: backend 'npu' is not usable: no runtime library" in result.stderr

@@ -28,6 +28,7 @@ from samples import BFLOAT16, DTYPES, assert_fresh, assert_identical, generator
 
 import ascend_grad as ag
 from ascend_grad import contract
+from ascend_grad._linear_cross_entropy import Blocking
 
 
 @functools.lru_cache(maxsize=64)
@@ -300,6 +301,31 @@ def test_any_workspace(nbytes, dtype, cpu_engine):
         problem = gradient_problem(shape, dtype)
         right = expected(GRADIENT, shape, dtype)
         cpu_engine.assert_solved(problem, cpu_engine.solve(problem, workspace_bytes=nbytes), right)
+
+
+# Rows in a few chunks; in so many that additions to weight_grad are compensated; too little space for the logits.
+@pytest.mark.parametrize(("shape", "least"), [((1000, 800, 9), 2), ((6500, 1000, 3), 17), ((300, 9000, 5), 0)], ids=str)
+def test_the_whole_loss_in_little_space(shape, least, dtype, cpu_engine):
+    # A word's gradient is one large term, the target's, and hundreds of small ones: such sums are not centred.
+    how = {"kind": "positive"}
+    problem = problem_of(WHOLE, shape, dtype, **how)
+    real = accumulator(problem.dtype).itemsize
+    nbytes, buffered = real << 20, problem.dtype.itemsize < real
+    blocking = Blocking(problem.arguments["input"], *shape, nbytes, True, True, True, True, buffered, True)
+    assert (blocking.is_worthwhile(), blocking.chunks >= least) == (least > 0, True)
+    right = expected(WHOLE, shape, dtype, tuple(how.items()))
+    cpu_engine.assert_solved(problem, cpu_engine.solve(problem, workspace_bytes=nbytes), right)
+
+
+def test_few_sums_or_compensated_ones():
+    """More than 64 parts of a sum are not simply added up, however little room there is."""
+    for rows, words, features in (3000, 30_000, 40), (512, 151_936, 1024), (65_536, 128_000, 256), (100, 10**6, 16):
+        x = np.empty((1, features), np.float32)
+        for nbytes in 2**22, 2**24, 2**26:
+            for x in (np.empty((1, features)), np.empty((rows, features), np.float32)):
+                blocking = Blocking(x, rows, words, features, nbytes, True, True, True, False, False)
+                if words * features * x.itemsize // 64 < nbytes // 4:
+                    assert blocking.blocks <= 64 or blocking.compensates_input_grad()
 
 
 def test_both_modes_agree(dtype, engine):

@@ -178,7 +178,7 @@ static void K(tiles)(const ag_lce_block *b, ag_lce_source source, ag_lce_result 
                      ptrdiff_t panel_end, ptrdiff_t tile_index, ptrdiff_t tile_end)
 {
     const ag_fpenv mode = ag_fpenv_enter();
-    const ptrdiff_t hidden = K(units)(b->hidden);
+    const ptrdiff_t hidden = K(units)(b->hidden_size);
     real tile[MR * NR] __attribute__((aligned(64)));
     for (ptrdiff_t t = tile_index; t < tile_end; t++) {
         for (ptrdiff_t p = panel; p < panel_end; p++) {
@@ -199,6 +199,7 @@ static void K(tiles)(const ag_lce_block *b, ag_lce_source source, ag_lce_result 
                 K(store_logits)(b, p, t, tile);
                 break;
             case AG_TO_MAX_SUM:
+                if (b->keep_logits) K(store_logits)(b, p, t, tile);
                 K(store_max_sum)(b, p, t, tile);
                 break;
             case AG_TO_GRADIENT:

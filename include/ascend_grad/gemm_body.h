@@ -135,6 +135,22 @@ AG_INLINE void K(transpose)(V x[VL])
     }
 }
 
+/* As many values as a vector has units, or pairs of them; zeros behind the first n. */
+AG_INLINE V K(load_values)(const char *p, ptrdiff_t n)
+{
+    V v = {0};
+    if (n == VL * PAIR) {
+        memcpy(&v, p, sizeof v);
+    } else {
+#if AG_IS_DOT
+        memcpy(&v, p, (size_t)n * 2);
+#else
+        v = V_(load_partial)(p, n);
+#endif
+    }
+    return v;
+}
+
 /* One panel of W, NR rows wide, otherwise like pack_tile. */
 static void K(pack_panel)(void *to, const ag_matrix *from, const int64_t *rows, int64_t start, ptrdiff_t count,
                           ptrdiff_t first, ptrdiff_t n)
@@ -151,16 +167,10 @@ static void K(pack_panel)(void *to, const ag_matrix *from, const int64_t *rows, 
             }
             for (ptrdiff_t k = 0; k < length; k += VL * PAIR) {
                 const ptrdiff_t values = length - k < VL * PAIR ? length - k : VL * PAIR;
-                const size_t bytes = (size_t)values * sizeof(unit) / PAIR;
                 V x[VL];
                 for (ptrdiff_t r = 0; r < VL; r++) {
                     x[r] = (V){0};
-                    if (r >= there) continue;
-                    if (bytes == sizeof(V)) {
-                        memcpy(&x[r], source[r] + (size_t)k * sizeof(unit) / PAIR, sizeof(V));
-                    } else {
-                        memcpy(&x[r], source[r] + (size_t)k * sizeof(unit) / PAIR, bytes);
-                    }
+                    if (r < there) x[r] = K(load_values)(source[r] + (size_t)k * sizeof(unit) / PAIR, values);
                 }
                 K(transpose)(x);
                 for (ptrdiff_t i = 0; i < (values + PAIR - 1) / PAIR; i++) {

@@ -73,9 +73,11 @@ typedef enum { AG_TO_GRADIENT, AG_TO_LOGITS, AG_TO_MAX_SUM } ag_lce_result;
 
 /* One block of the vocabulary and one chunk of rows. "real" is the kind's accumulator. */
 typedef struct {
-    ptrdiff_t rows, vocab, hidden; /* sizes: of the chunk, of the block, of the slice of H whose logits are summed */
-    int64_t vocab_start;           /* the block's first row of W */
-    const int64_t *row_numbers;    /* (rows,) which rows of the caller's arrays these are */
+    ptrdiff_t rows, vocab;          /* sizes of the chunk and of the block */
+    ptrdiff_t hidden_size;          /* of H, or of the slice of it that is packed */
+    ptrdiff_t hidden_start;         /* where the slice begins */
+    int64_t vocab_start;            /* the block's first row of W */
+    const int64_t *row_numbers;     /* (rows,) which rows of the caller's arrays these are */
 
     void *x_rows, *w_rows, *x_columns, *w_columns, *p, *p_pairs, *logits;
 
@@ -86,6 +88,7 @@ typedef struct {
     double filter_eps;            /* 0: no tile is skipped */
     uint8_t *skipped;             /* [V / NR][rows / MR] tiles of P that are */
     int add_logits;               /* whether AG_TO_LOGITS adds to what is there */
+    int keep_logits;              /* whether AG_TO_MAX_SUM stores them, too */
 
     void *panel_max, *panel_sum; /* real [V / NR][rows], from AG_TO_MAX_SUM for merge_max_sum */
     void *predicted;             /* real (BT,): the target's logit */
@@ -93,8 +96,6 @@ typedef struct {
     double *running_sum;         /* (BT,) */
     ag_matrix logits_out;        /* (BT, V); data NULL where nobody asked */
 
-    ptrdiff_t hidden_size;        /* H, or its slice, of the two products */
-    ptrdiff_t hidden_start;       /* where the slice begins */
     ag_sums input_grad;           /* (BT, H): row i is row_numbers[i] */
     ag_sums weight_grad;          /* (V of the block, H) */
     int add_input_grad, add_weight_grad; /* whether there is something to add to */
@@ -130,69 +131,33 @@ typedef struct {
 
 /* ---- instantiation ------------------------------------------------------------------------------------------------------ */
 
-#define AG_IS_DOT 0
 #define AG_ISA baseline
 #define AG_LANES 4
-#define AG_DTYPE f32
-#define AG_IS_F64 0
 #if defined(AG_AARCH64)
-#define AG_MR 6 /* 18 accumulators of 32 registers */
+#define AG_MR_F32 6 /* 18 accumulators of 32 registers */
+#define AG_MR_F64 6
 #else
-#define AG_MR 4 /* 12 of 16 */
+#define AG_MR_F32 4 /* 12 of 16 */
+#define AG_MR_F64 3
 #endif
-#include "cross_entropy_body.h"
-#undef AG_DTYPE
-#undef AG_IS_F64
-#undef AG_MR
-#define AG_DTYPE f64
-#define AG_IS_F64 1
-#if defined(AG_AARCH64)
-#define AG_MR 6
-#else
-#define AG_MR 3
-#endif
-#include "cross_entropy_body.h"
-#undef AG_DTYPE
-#undef AG_IS_F64
-#undef AG_MR
-#undef AG_ISA
-#undef AG_LANES
+#include "cross_entropy_dtypes.h"
 
 #if defined(AG_X86_64)
 
 AG_TARGET_BEGIN(AG_TARGET_AVX2)
 #define AG_ISA avx2
 #define AG_LANES 8
-#define AG_MR 4
-#define AG_DTYPE f32
-#define AG_IS_F64 0
-#include "cross_entropy_body.h"
-#undef AG_DTYPE
-#undef AG_IS_F64
-#define AG_DTYPE f64
-#define AG_IS_F64 1
-#include "cross_entropy_body.h"
-#undef AG_DTYPE
-#undef AG_IS_F64
-#undef AG_MR
-#undef AG_ISA
-#undef AG_LANES
+#define AG_MR_F32 4
+#define AG_MR_F64 4
+#include "cross_entropy_dtypes.h"
 AG_TARGET_END
 
 AG_TARGET_BEGIN(AG_TARGET_AVX512)
 #define AG_ISA avx512
 #define AG_LANES 16
-#define AG_MR 8 /* 24 accumulators of 32 registers */
-#define AG_DTYPE f32
-#define AG_IS_F64 0
-#include "cross_entropy_body.h"
-#undef AG_DTYPE
-#undef AG_IS_F64
-#define AG_DTYPE f64
-#define AG_IS_F64 1
-#include "cross_entropy_body.h"
-#undef AG_DTYPE
-#undef AG_IS_F64
+#define AG_MR_F32 8 /* 24 accumulators of 32 registers */
+#define AG_MR_F64 8
+#include "cross_entropy_dtypes.h"
 AG_TARGET_END
 
 #if defined(AG_EMULATE_BF16)
@@ -200,20 +165,22 @@ AG_TARGET_BEGIN(AG_TARGET_AVX512)
 #else
 AG_TARGET_BEGIN(AG_TARGET_AVX512_BF16)
 #endif
-#undef AG_IS_DOT
-#define AG_IS_DOT 1
+#define AG_ISA avx512
+#define AG_LANES 16
 #define AG_DTYPE dot
 #define AG_IS_F64 0
+#define AG_IS_DOT 1
+#define AG_MR 8
 #include "cross_entropy_body.h"
-#undef AG_DTYPE
-#undef AG_IS_F64
-#undef AG_MR
 #undef AG_ISA
 #undef AG_LANES
+#undef AG_DTYPE
+#undef AG_IS_F64
+#undef AG_IS_DOT
+#undef AG_MR
 AG_TARGET_END
 
 #endif
-#undef AG_IS_DOT
 
 /* The kernels for inputs of this dtype. */
 static AG_UNUSED const ag_lce_kernels *ag_lce_kernels_of(ag_variant variant, ag_dtype dtype)

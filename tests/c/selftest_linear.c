@@ -48,7 +48,7 @@ static void test_block(ag_variant variant, ag_dtype dtype, ptrdiff_t rows, ptrdi
     double *sum = numbers(rows, 1), *grad = numbers(rows, 1), *p = numbers(rows * vocab, 1), *slack = numbers(rows * vocab, 0);
     ag_matrix input = matrix(x, all, hidden, dtype, strided), weight = matrix(w, vocab, hidden, dtype, strided);
     int64_t *number = malloc((size_t)rows * 8), *target = malloc((size_t)rows * 8);
-    ag_lce_block b = {.rows = rows, .vocab = vocab, .hidden = hidden, .hidden_size = hidden, .row_numbers = number,
+    ag_lce_block b = {.rows = rows, .vocab = vocab, .hidden_size = hidden, .row_numbers = number,
                       .target = target, .round_to_bfloat16 = dtype == AG_BFLOAT16};
     for (ptrdiff_t i = 0; i < rows; i++) {
         number[i] = all - 1 - i;
