@@ -1,4 +1,4 @@
-"""One small and one large call per operator against the formula: smoke.py with-openmp | without-openmp."""
+"""Small and large calls against the formulas: smoke.py with-openmp | without-openmp."""
 
 import sys
 from pathlib import Path
@@ -35,6 +35,13 @@ def main(build: str) -> None:
             np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
         for threads in (1, 2, 3):
             assert np.array_equal(ag.softmax_backward(g, y, num_threads=threads), pairs[0][0])
+
+    x, w = rng.standard_normal((70, 20), np.float32), rng.standard_normal((500, 20), np.float32)
+    target = rng.integers(0, 500, 70)
+    expected = ag.linear_cross_entropy(x, w, target, backend="reference")
+    for threads in (1, 2, 3):
+        for got, right in zip(ag.linear_cross_entropy(x, w, target, num_threads=threads), expected, strict=True):
+            np.testing.assert_allclose(got, right, rtol=1e-4, atol=1e-5)
     print(f"smoke test of the build {build}: ok")
 
 
