@@ -5,8 +5,20 @@
 #include <stdio.h>
 
 #include "base.h"
+#if defined(AG_X86_64)
+#include <cpuid.h>
+#endif
 
 static const char *const ag_variant_names[AG_VARIANT_COUNT] = {"baseline", "avx2", "avx512", "avx512_bf16", "neon"};
+
+#if defined(AG_X86_64)
+/* Older Clang has no name for it. Its registers are those of AVX2, which the operating system is asked for. */
+static AG_UNUSED int ag_has_f16c(void)
+{
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && c & bit_F16C;
+}
+#endif
 
 /* Whether this CPU (and operating system) can execute the variant. */
 static AG_UNUSED int ag_variant_supported(ag_variant variant)
@@ -17,7 +29,7 @@ static AG_UNUSED int ag_variant_supported(ag_variant variant)
     case AG_VARIANT_BASELINE:
         return 1;
     case AG_VARIANT_AVX2:
-        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && ag_has_f16c();
     case AG_VARIANT_AVX512:
         return ag_variant_supported(AG_VARIANT_AVX2) && __builtin_cpu_supports("avx512f") &&
                __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
