@@ -52,6 +52,8 @@ def measure(case: Case, num_threads: int) -> Row[Case]:
         _check(case, calls, arrays.out)
         # The streams overwrite the result, so they come after the check.
         calls |= stream.calls(case, arrays, num_threads)
+        if (direct := rivals.direct(case, arrays)) is not None:
+            calls[rivals.DIRECT] = direct
         rows: list[Row[Case]] = []
         while len(rows) < ATTEMPTS and all(row.others > TOLERATED for row in rows):
             start, others = time.perf_counter(), seconds_of_others()

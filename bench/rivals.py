@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 import ascend_grad as ag
+from ascend_grad import _rowwise
 
-from .cases import BACKWARD, FORWARD, MASKED_BACKWARD, SCALE, Case, Operands, numpy_dtype
+from .cases import BACKWARD, FORWARD, MASKED_BACKWARD, SCALE, SMALL_LAYOUTS, Case, Operands, numpy_dtype
 
 Call = Callable[[], Any]
 
@@ -106,6 +107,19 @@ def ascend_grad(case: Case, operands: Operands) -> Call:
             return lambda: function(g, y, dim)
         return lambda: function(g, y, dim, out=out)
     return lambda: function(*inputs, SCALE, out=out)
+
+
+#: The function of the CPU backend, called without the public one: the difference is what finding the backend costs.
+DIRECT = "direct"
+
+
+def direct(case: Case, operands: Operands) -> Call | None:
+    if case.operator not in BACKWARD or case.mode != "out" or (case.shape, case.dim) not in SMALL_LAYOUTS:
+        return None
+    function = getattr(_rowwise, case.operator)
+    (g, y), out = operands
+    dim = case.dim
+    return lambda: function(g, y, dim, out, None)
 
 
 # ---- NumPy -----------------------------------------------------------------------------------------------------------

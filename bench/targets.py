@@ -19,6 +19,7 @@ from .cases import (
     Case,
 )
 from .results import Row, Worst
+from .rivals import DIRECT
 
 #: float32 arrays of more elements do not stay in any cache between two calls.
 LARGE = 8_000_000
@@ -92,6 +93,7 @@ def speed_targets(rows: Sequence[Row[Case]]) -> list[Target]:
             torch,
             lambda c: c.operator == MASKED_BACKWARD,
         ),
+        _dispatch(rows),
     ]
 
 
@@ -110,6 +112,17 @@ def _mean(text: str, least: float, rows: Sequence[Row[Case]], condition: Conditi
         return Target(text, f"≥ {ratio_text(least)}", "–", None)
     mean = statistics.geometric_mean(ratios)
     return Target(text, f"≥ {ratio_text(least)}", ratio_text(mean), mean >= least)
+
+
+def _dispatch(rows: Sequence[Row[Case]]) -> Target:
+    """What a public function takes beyond that of the backend."""
+    text, required = "dispatch, over calling the CPU backend directly", "< 1 µs"
+    found = [(row.own - row.seconds[DIRECT], row.case) for row in rows if DIRECT in row.seconds]
+    if not found:
+        return Target(text, required, "–", None)
+    seconds, case = max(found, key=lambda item: item[0])
+    where = f"{1e6 * seconds:.2f} µs ({case.operator} {case.dtype}, {case.layout})"
+    return Target(text, required, where, seconds < 1e-6)
 
 
 def _backward(case: Case, mode: str) -> bool:

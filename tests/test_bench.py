@@ -92,6 +92,13 @@ def test_sides_agree_and_are_timed(operator, dtype, mode, hasty):
     assert all(seconds > 0 for seconds in row.seconds.values())
 
 
+def test_the_backend_is_called_directly_beside_small_calls(dtype, hasty):
+    row = measure.measure(Case("softmax_backward", dtype, (8, 8), 1, "out"), 1)
+    assert row.seconds["direct"] > 0
+    (target,) = [target for target in targets.speed_targets([row]) if target.text.startswith("dispatch")]
+    assert target.met is not None
+
+
 def test_the_stream_is_timed_beside_larger_arrays(dtype, hasty):
     size = stream.SMALLEST // DTYPES[dtype].itemsize
     row = measure.measure(Case("softmax", dtype, (1, size), 1, "out"), 2)
