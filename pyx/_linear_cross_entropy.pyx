@@ -19,7 +19,7 @@ from cython.parallel cimport prange
 
 cimport numpy as cnp
 from libc.math cimport INFINITY, NAN, log
-from libc.stdint cimport int32_t, int64_t, uint8_t, uintptr_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy, memset
 
 from ascend_grad cimport _cpu, _memory, _openmp, _threads
@@ -35,6 +35,9 @@ from ascend_grad._kernels cimport (
     AG_TO_MAX_SUM,
     ag_copy_block,
     ag_dtype,
+    ag_fpenv,
+    ag_fpenv_enter,
+    ag_fpenv_leave,
     ag_itemsize,
     ag_lce_block,
     ag_lce_kernels,
@@ -77,6 +80,8 @@ cdef Py_ssize_t MANY_SUMS = 16
 cdef Py_ssize_t MOST_SUMS = 64
 # Rows of a chunk from which on it pays to keep its logits.
 cdef Py_ssize_t KEPT_ROWS = 288
+# More than any memory has.
+cdef Py_ssize_t MOST_BYTES = 1 << 58
 # Flops in a nanosecond of one thread, for the choice of threads.
 cdef double RATE = 40.0
 
@@ -87,6 +92,11 @@ cdef inline Py_ssize_t divided(Py_ssize_t n, Py_ssize_t by) noexcept nogil:
 
 cdef inline Py_ssize_t rounded(Py_ssize_t n, Py_ssize_t to) noexcept nogil:
     return divided(n, to) * to
+
+
+cdef inline Py_ssize_t times(Py_ssize_t a, Py_ssize_t b) noexcept nogil:
+    """The product of sizes. What is no size any more stays far from overflowing, even in a sum of several."""
+    return MOST_BYTES if a and b > MOST_BYTES // a else a * b
 
 
 cdef const ag_lce_kernels *kernels_for(cnp.ndarray array):
@@ -132,8 +142,8 @@ cdef class Rows:
     """What the rows of a call hold, as contiguous arrays (BT,), and which of them count.
 
     A row counts if its `grad` is not zero; without `grad`, if its target is not `ignored` (None: every row). Its row of
-    weight is target - start, or none where `mask` is set (bool, or uint8 with eight rows to a byte) or where the target
-    is not in [start, end).
+    weight is target - start, or none where `mask` is set (bool, or uint8 with eight rows to a byte) or where that is not
+    in [0, size).
     """
 
     cdef readonly Py_ssize_t total, count
@@ -143,11 +153,11 @@ cdef class Rows:
     cdef const char *target
     cdef const uint8_t *mask
     cdef bint is_wide, is_packed, is_double, can_ignore
-    cdef int64_t start, end, ignored
+    cdef int64_t start, size, ignored
     cdef tuple keep
 
     def __init__(
-        self, cnp.ndarray target, int64_t start, int64_t end, cnp.ndarray mask=None, cnp.ndarray grad=None,
+        self, cnp.ndarray target, int64_t start, int64_t size, cnp.ndarray mask=None, cnp.ndarray grad=None,
         cnp.ndarray maximum=None, cnp.ndarray sum=None, ignored=None
     ):
         cdef Py_ssize_t i
@@ -155,7 +165,7 @@ cdef class Rows:
         self.total = cnp.PyArray_DIM(target, 0)
         self.target = cnp.PyArray_BYTES(target)
         self.is_wide = cnp.PyArray_ITEMSIZE(target) == 8
-        self.start, self.end = start, end
+        self.start, self.size = start, size
         self.mask = NULL
         if mask is not None:
             self.mask = <const uint8_t *>cnp.PyArray_DATA(mask)
@@ -174,8 +184,11 @@ cdef class Rows:
         return (<const int64_t *>self.target)[i] if self.is_wide else (<const int32_t *>self.target)[i]
 
     cdef bint counts(self, Py_ssize_t i) noexcept nogil:
+        # By its bits: a thread may take subnormal numbers for zero.
+        if self.grad != NULL and self.is_double:
+            return (<const uint64_t *>self.grad)[i] << 1 != 0
         if self.grad != NULL:
-            return (<const double *>self.grad)[i] != 0 if self.is_double else (<const float *>self.grad)[i] != 0
+            return <uint32_t>((<const uint32_t *>self.grad)[i] << 1) != 0
         return not (self.can_ignore and self.target_of(i) == self.ignored)
 
     cdef bint is_masked(self, Py_ssize_t i) noexcept nogil:
@@ -186,7 +199,10 @@ cdef class Rows:
     cdef int64_t row_of_weight(self, Py_ssize_t i) noexcept nogil:
         """-1 for none."""
         cdef int64_t target = self.target_of(i)
-        return -1 if self.is_masked(i) or target < self.start or target >= self.end else target - self.start
+        # The difference of any two such numbers fits where there is no sign.
+        if self.is_masked(i) or target < self.start or <uint64_t>target - <uint64_t>self.start >= <uint64_t>self.size:
+            return -1
+        return target - self.start
 
     cdef int clear_absent(self, cnp.ndarray out) except -1:
         """Zeros in the rows that do not count."""
@@ -279,11 +295,15 @@ cdef class Blocking:
 
     cdef Py_ssize_t packed_rows(self, Py_ssize_t n):
         """Bytes of n packed rows of X or W, for the logits."""
-        return rounded(n, self.kernels.nr) * divided(self.hidden, self.kernels.pair) * self.kernels.unit_size
+        return times(
+            rounded(n, self.kernels.nr) * self.kernels.unit_size, divided(self.hidden, self.kernels.pair)
+        )
 
     cdef Py_ssize_t packed_columns(self, Py_ssize_t n):
         """Bytes of the packed columns of n rows, for the other products."""
-        return divided(n, self.kernels.pair) * rounded(self.hidden, self.kernels.vector) * self.kernels.unit_size
+        return times(
+            divided(n, self.kernels.pair) * self.kernels.unit_size, rounded(self.hidden, self.kernels.vector)
+        )
 
     cdef Py_ssize_t chunk_bytes(self):
         return self.with_logits * self.packed_rows(self.rows) + self.with_weight_grad * self.packed_columns(self.rows)
@@ -309,7 +329,7 @@ cdef class Blocking:
             total += self.kernels.pair * self.p_bytes()
             total += self.panels() * (self.rows // self.kernels.mr)
         if self.kept:
-            total += self.rows * (self.total_vocab + self.vocab) * real
+            total += times(self.rows * real, self.total_vocab + self.vocab)
         elif is_sliced and self.with_logits:
             total += self.rows * self.vocab * real
         if self.with_weight_grad:
@@ -323,14 +343,14 @@ cdef class Blocking:
 
     cdef Py_ssize_t sums_bytes(self):
         cdef Py_ssize_t rows = self.total_vocab if self.sums_whole_weight_grad() else self.vocab
-        return rows * self.total_hidden * self.kernels.real_size
+        return times(times(rows, self.total_hidden), self.kernels.real_size)
 
     cdef bint compensates_weight_grad(self):
         return self.total_rows > MANY_SUMS * self.rows
 
     cpdef bint compensates_input_grad(self):
         """Whether there is need of memory for what additions to it lose, and room."""
-        cdef Py_ssize_t size = self.input_rows * self.total_hidden * self.kernels.real_size
+        cdef Py_ssize_t size = times(times(self.input_rows, self.total_hidden), self.kernels.real_size)
         return self.with_input_grad and self.blocks > MANY_SUMS and size <= self.spare()
 
     cpdef bint is_worthwhile(self):
@@ -347,7 +367,7 @@ cdef class Blocking:
 
     cdef double flops(self):
         cdef int products = self.with_logits + self.with_input_grad + self.with_weight_grad
-        return 2.0 * products * self.total_rows * self.total_vocab * max(self.total_hidden, 8)
+        return 2.0 * products * self.total_rows * <double>self.total_vocab * max(self.total_hidden, 8)
 
 
 def workspace_bound(
@@ -717,6 +737,7 @@ cdef class Schedule:
         """Of rows [begin, end). A sum relative to -inf would be of NaN; a row that does not count has none."""
         cdef Py_ssize_t i
         cdef ag_lce_block *block = &self.block
+        cdef ag_fpenv mode = ag_fpenv_enter()
         for i in range(begin, end):
             if self.kernels.real_size == 8:
                 if (<double *>block.running_max)[i] == -INFINITY and rows.counts(i):
@@ -725,6 +746,7 @@ cdef class Schedule:
                 if (<float *>block.running_max)[i] == -INFINITY and rows.counts(i):
                     block.running_sum[i] = NAN
                 (<float *>self.sum_exp)[i] = <float>block.running_sum[i]
+        ag_fpenv_leave(mode)
         return 0
 
     cdef int max_sum(
@@ -966,14 +988,17 @@ def loss_and_gradients(
     cdef bint is_mean = reduction == "mean", is_each = reduction == "none"
     cdef Blocking blocking = None, of_statistics = None
     cdef cnp.ndarray logits_max, sum_exp, predicted, grad, memory
-    cdef Rows rows = Rows(target, start, start + vocab, ignored=ignored), rows_of_gradient
+    cdef Rows rows = Rows(target, start, vocab, ignored=ignored), rows_of_gradient
     cdef double each, sum = 0, error = 0, y, t
+    cdef ag_fpenv mode
     logits_max, sum_exp, predicted, grad = np.zeros((4, total), _float64 if is_double else _float32)
+    mode = ag_fpenv_enter()
     for i in range(total):
         if rows.counts(i):
             each = grad_loss[i if grad_loss.shape[0] > 1 else 0] / (rows.count if is_mean else 1)
             set_number(cnp.PyArray_DATA(grad), i, is_double, each)
-    rows_of_gradient = Rows(target, start, start + vocab, None, grad, logits_max, sum_exp)
+    ag_fpenv_leave(mode)
+    rows_of_gradient = Rows(target, start, vocab, None, grad, logits_max, sum_exp)
 
     if rows_of_gradient.count == rows.count:
         blocking = blocking_of_gradient(input, weight, rows, True, input_grad, weight_grad, workspace, True)
@@ -998,6 +1023,7 @@ def loss_and_gradients(
             clear(weight_grad)
     _threads.finished()
 
+    mode = ag_fpenv_enter()
     for i in range(total):
         each = 0
         if rows.counts(i):
@@ -1014,7 +1040,8 @@ def loss_and_gradients(
     if not is_each:
         if is_mean:
             sum = sum / rows.count if rows.count else NAN
-        loss[()] = sum
+        set_number(cnp.PyArray_DATA(loss), 0, is_double, sum)
+    ag_fpenv_leave(mode)
 
 
 # ---- probabilities ---------------------------------------------------------------------------------------------------
@@ -1068,7 +1095,7 @@ def statistics(
     cdef cnp.npy_intp bytes = divided(shape[0], 8)
     cdef int dtype = dtype_of(input)
     cdef bint is_double = dtype == AG_FLOAT64
-    cdef Rows rows = Rows(target, start, end)
+    cdef Rows rows = Rows(target, start, end - start)
     cdef cnp.dtype real = _float64 if is_double else _float32
     cdef cnp.ndarray logits_max = _memory.fresh(1, shape, real), sum_exp = _memory.fresh(1, shape, real)
     cdef cnp.ndarray predicted = _memory.fresh(1, shape, real)
@@ -1081,6 +1108,7 @@ def statistics(
     cdef Py_ssize_t i
     cdef int64_t place
     cdef Blocking blocking
+    cdef ag_fpenv mode
     predicted.fill(0)
     blocking = blocking_of_statistics(input, weight, rows, _default_workspace)
     if blocking is not None:
@@ -1088,6 +1116,7 @@ def statistics(
             rows, logits_max, sum_exp, predicted, logits
         )
         _threads.finished()
+    mode = ag_fpenv_enter()
     for i in range(shape[0]):
         place = rows.row_of_weight(i)
         if place < 0:
@@ -1101,6 +1130,7 @@ def statistics(
             (<double *>logit)[i] -= (<const double *>largest)[i]
         else:
             (<float *>logit)[i] -= (<const float *>largest)[i]
+    ag_fpenv_leave(mode)
     return logits_max, sum_exp, predicted, mask, masked_target, logits
 
 
@@ -1268,7 +1298,7 @@ def common_loss_and_gradients(
     t = plain_target(target, n)
     if t is None:
         return None
-    rows = Rows(t, vocab_start_index, vocab_start_index + vocab, ignored=ignore_index)
+    rows = Rows(t, vocab_start_index, vocab, ignored=ignore_index)
     for i in range(n):
         if rows.counts(i) and rows.row_of_weight(i) < 0:
             return None

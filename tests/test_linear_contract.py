@@ -666,3 +666,47 @@ def test_copies_of_overlapping_results_are_in_the_workspace():
     assert size(x, None) - size(fresh[0], None) == x.nbytes
     assert size(x, w) - size(*fresh) == x.nbytes + w.nbytes
     assert size(fresh[0], w) - size(*fresh) == w.nbytes
+
+
+# ---- extremes --------------------------------------------------------------------------------------------------------
+
+
+def test_sizes_near_the_end_of_integers():
+    """Of rows of no stride there can be 2**58 elements."""
+    x, w = (np.broadcast_to(np.float32(0), (rows, 2**58)) for rows in (3, 5))
+    for nbytes in (2**22, 2**26):
+        size = ag.workspace_size(WHOLE, x, w, np.zeros(3, int), return_grad=False, workspace_bytes=nbytes)
+        assert nbytes // 8 < size < 2**26 + 2**10
+
+
+@pytest.mark.parametrize("start", [2**63 - 10, 2**63 - 20, 2**63 - 40])
+def test_the_last_words_of_all(start):
+    x, w = np.eye(3, 4), np.random.default_rng(0).standard_normal((20, 4))
+    target = np.array([start, start + 5, start])
+    results = [
+        ag.linear_cross_entropy(x, w, target, vocab_start_index=start, reduction="sum", backend=backend)
+        for backend in ("cpu", "reference")
+    ]
+    for own, right in zip(*results, strict=True):
+        np.testing.assert_allclose(own, right, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_bytes_of_a_mask_behind_the_last_row_cost_nothing(backend):
+    mask = np.broadcast_to(np.uint8(0), 2**44)
+    ones = np.ones(4)
+    arguments = (ones, np.eye(4), np.ones((5, 4)), mask, np.zeros(4, int))
+    input_grad, _ = ag.fused_linear_cross_entropy_loss_grad(
+        *arguments, logits_max=ones, sum_exp_logits=5 * ones, backend=backend
+    )
+    assert np.isfinite(input_grad).all()
+
+
+def test_overflow_is_no_warning():
+    """On the short way and on the general one, whatever NumPy is set to."""
+    x = np.zeros((200, 2), np.float32)
+    x[:, 0] = 1e37
+    w = np.array([[1, 0], [0, 0]], np.float32)
+    with np.errstate(all="raise"):
+        for rows in (x, x[::-1]):
+            assert ag.linear_cross_entropy(rows, w, np.ones(200, int), reduction="sum").loss == np.inf

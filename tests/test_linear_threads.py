@@ -322,7 +322,15 @@ def test_subnormals_survive_flush_to_zero_in_the_calling_thread(tmp_path, run_sc
         softmax = np.ones((n, n), np.float32)
         before = ag.fused_linear_cross_entropy_loss_grad(*arguments, softmax=softmax, num_threads=1)
         assert before[0][0, 0] > 0
+        small = (np.full(2, 1e-40, np.float32), x[:2] * 1e30, x * 1e30, np.ones(2, bool), np.zeros(2, int))
+        of_small = ag.fused_linear_cross_entropy_loss_grad(*small, softmax=softmax[:2])
+        assert of_small[0][0, 0] > 0
+        whole = ag.linear_cross_entropy(x * 1e20, x * 1e20, np.arange(n), grad_loss=1e-37)
         ctypes.CDLL({str(library)!r})
+        again = ag.fused_linear_cross_entropy_loss_grad(*small, softmax=softmax[:2])
+        assert all(a.tobytes() == b.tobytes() for a, b in zip(of_small, again))
+        again = ag.linear_cross_entropy(x * 1e20, x * 1e20, np.arange(n), grad_loss=1e-37)
+        assert all(a.tobytes() == b.tobytes() for a, b in zip(whole, again))
         for num_threads in (1, 2, 3):
             after = ag.fused_linear_cross_entropy_loss_grad(*arguments, softmax=softmax, num_threads=num_threads)
             assert all(a.tobytes() == b.tobytes() for a, b in zip(before, after))
