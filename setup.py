@@ -16,6 +16,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+import Cython
 import numpy
 from Cython.Build import cythonize
 from setuptools import Extension, find_packages, setup
@@ -83,6 +84,11 @@ def switch(name: str, default: str) -> bool:
     return value == "1"
 
 
+def newest(pattern: str) -> float:
+    """When one of these files was last changed."""
+    return max(path.stat().st_mtime for path in Path().glob(pattern))
+
+
 class BuildExt(build_ext):
     """build_ext that asks the compiler what it can do, and rebuilds what another answer would change."""
 
@@ -94,26 +100,28 @@ class BuildExt(build_ext):
         compile_args, link_args = self.arguments()
         # How modules are built, in a file that they depend on: another recipe rebuilds them all.
         recipe = Path("build", "recipe.txt")
-        text = f"{self.compiler.compiler_so} {MACROS} {DIRECTIVES} {compile_args} {link_args}\n"
+        versions = f"Cython {Cython.__version__}, NumPy {numpy.__version__}"
+        text = f"{versions} {self.compiler.compiler_so} {MACROS} {DIRECTIVES} {compile_args} {link_args}\n"
         changed = not recipe.exists() or recipe.read_text() != text
         # Cython does not see that a module depends on its own declarations, which lie in another folder.
-        declarations = max(path.stat().st_mtime for path in Path("ascend_grad").glob("*.pxd"))
-        changed = changed or recipe.stat().st_mtime < declarations
+        changed = changed or recipe.stat().st_mtime < newest("ascend_grad/*.pxd")
 
         # The extensions keep their identity (setuptools has prepared them) and take over the generated C files.
-        generated = cythonize(
-            [Extension(extension.name, extension.sources) for extension in self.extensions],
-            build_dir="build/cython",
-            shared_utility_qualified_name=SHARED_UTILITY,
-            compiler_directives=DIRECTIVES,
-            force=changed,
-        )
+        generated = {each.name: Path("build/cython", each.sources[0]).with_suffix(".c") for each in self.extensions}
+        # Cython itself would find them all outdated in each new environment, whose NumPy has just been unpacked.
+        if changed or not all(c.exists() and c.stat().st_mtime > newest("pyx/*.pyx") for c in generated.values()):
+            cythonize(
+                [Extension(extension.name, extension.sources) for extension in self.extensions],
+                build_dir="build/cython",
+                shared_utility_qualified_name=SHARED_UTILITY,
+                compiler_directives=DIRECTIVES,
+                force=changed,
+            )
         if changed:
             recipe.write_text(text)
-        sources = {extension.name: extension.sources for extension in generated}
         headers = [str(path) for path in Path("include").rglob("*.h")]
         for extension in self.extensions:
-            extension.sources = sources[extension.name]
+            extension.sources = [str(generated[extension.name])]
             extension.depends = [*headers, str(recipe)]
             extension.define_macros = MACROS
             extension.include_dirs = ["include", numpy.get_include()]

@@ -121,20 +121,20 @@ def test_special_values_propagate(operator, dtype, special, n, engine):
         engine.assert_right(turned, engine(turned))
 
 
-@pytest.mark.parametrize("dim", [-1, 0])
-@pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf], ids=str)
-def test_special_values_propagate_between_threads(operator, dtype, special, dim, engine):
+def test_special_values_propagate_between_threads(operator, dtype, engine):
     """A few long rows, which threads compute in pieces."""
     n = 20_011
-    problem = random_problem(operator, (1, 1, 6, n) if operator in MASKED else (6, n), DTYPES[dtype])
+    problem = random_problem(operator, (1, 1, 7, n) if operator in MASKED else (7, n), DTYPES[dtype])
     floats = [array for array in problem.arrays if array.dtype != bool]
-    for row, at in enumerate((0, 1, n // 2, n - 2, n - 1)):
-        floats[row % len(floats)][..., row, at] = special
-    if operator in UNMASKED and dim == 0:
-        problem = problem.replaced(*(np.ascontiguousarray(a.T) for a in problem.arrays), dim=0)
-    result = engine(problem, num_threads=2)
-    engine.assert_right(problem, result)
-    assert_same_values(result, engine(problem, num_threads=1))
+    for row, at in enumerate((0, 1, n // 2, n // 2 + 1, n - 2, n - 1)):
+        floats[row % len(floats)][..., row, at] = (np.nan, np.inf, -np.inf)[row % 3]
+    turned = [problem]
+    if operator in UNMASKED:
+        turned.append(problem.replaced(*(np.ascontiguousarray(a.T) for a in problem.arrays), dim=0))
+    for problem in turned:
+        result = engine(problem, num_threads=2)
+        engine.assert_right(problem, result)
+        assert_same_values(result, engine(problem, num_threads=1))
 
 
 def test_rows_without_a_finite_logit_are_nan(dtype, engine):
