@@ -1,6 +1,6 @@
 # What the C headers offer, for Cython.
 
-from libc.stdint cimport int64_t, uint8_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t
 
 cdef extern from "ascend_grad/cpu.h" nogil:
     ctypedef enum ag_variant:
@@ -77,6 +77,17 @@ cdef extern from "ascend_grad/strided.h" nogil:
     void ag_widen(ag_variant variant, ag_dtype dtype, const char *source, float *to, Py_ssize_t n)
     void ag_round(ag_variant variant, int from_double, const void *source, ag_dtype dtype, char *to, Py_ssize_t n)
     void ag_stream(ag_variant variant, const float *a, const float *b, float *out, Py_ssize_t n, int nontemporal)
+
+cdef extern from "ascend_grad/team.h" nogil:
+    ctypedef struct ag_team:
+        uint32_t round
+        int64_t begin
+        int64_t first
+        int64_t last
+    void ag_team_start(ag_team *team, int over)
+    int ag_team_join(ag_team *team, uint32_t round)
+    Py_ssize_t ag_team_next(ag_team *team)
+    void ag_team_meet(ag_team *team, uint32_t round, int size)
 
 cdef extern from "ascend_grad/linear_cross_entropy.h" nogil:
     ctypedef struct ag_matrix:

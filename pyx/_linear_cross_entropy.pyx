@@ -4,7 +4,7 @@
    even one panel of the full width would not fit, slices of the hidden dimension.
 2. `Schedule` walks them, blocks outside, chunks inside. A block is packed once; a chunk once, too, where all of them fit
    (else again for every block). For each pair, tiles of P are made and read by both products.
-3. Every step is a round of units that `prange` spreads over the threads. Units and the order of all sums depend on shapes
+3. Every step is a round of units that the threads of a team take one by one. Units and the order of all sums depend on shapes
    alone, so results are the same bits for any number of threads.
 
 Rows whose gradient is zero (or whose target is ignored) are left out when a chunk is selected: chunks hold the others,
@@ -15,7 +15,7 @@ The public functions at the end take the common case straight from Python object
 
 import numpy as np
 
-from cython.parallel cimport prange
+from cython.parallel cimport parallel, prange, threadid
 
 cimport numpy as cnp
 from libc.math cimport INFINITY, NAN, log
@@ -46,6 +46,11 @@ from ascend_grad._kernels cimport (
     ag_lce_source,
     ag_matrix,
     ag_round,
+    ag_team,
+    ag_team_join,
+    ag_team_meet,
+    ag_team_next,
+    ag_team_start,
     ag_variant,
     ag_widen,
 )
@@ -430,6 +435,13 @@ cdef class Schedule:
     cdef ag_matrix input, weight
     cdef Blocking blocking
     cdef int threads
+    cdef bint chosen                  # by this library, not by the caller
+    cdef int members                  # of the team that there is
+    cdef ag_team team
+    cdef Round which
+    cdef Py_ssize_t units
+    cdef object method, error
+    cdef tuple arguments
     cdef list keep                    # arrays whose memory is in use
     cdef char *memory                 # of the workspace, from what is not taken yet
     # what the rounds read
@@ -465,7 +477,8 @@ cdef class Schedule:
         memset(&self.block, 0, sizeof(self.block))
         self.input, self.weight = matrix_of(input), matrix_of(weight)
         self.block.round_to_bfloat16 = self.input.dtype == AG_BFLOAT16
-        self.threads = _threads.choose(blocking.flops() / RATE, threads)
+        self.threads, self.chosen = _threads.choose(blocking.flops() / RATE, threads), threads == 0
+        self.members = 1
         self.chunk = -1
         self.keep = [input, weight, memory]
         data = cnp.PyArray_BYTES(memory)
@@ -505,17 +518,59 @@ cdef class Schedule:
 
     # -- rounds
 
-    cdef int run(self, Round which, Py_ssize_t units) except -1:
-        cdef Py_ssize_t u
+    def work(self, method, *arguments):
+        """Call the method on this thread, while the others of a team wait for its rounds."""
         if self.threads == 1:
-            with nogil:  # a team of one costs more than some rounds
-                _openmp.record_team()
+            _openmp.record_team()
+            method(*arguments)
+            return
+        self.method, self.arguments, self.error = method, arguments, None
+        memset(&self.team, 0, sizeof(self.team))
+        with nogil, parallel(num_threads=self.threads):
+            _openmp.record_team()
+            if threadid() == 0:
+                self.lead(_openmp.team_size())
+            else:
+                self.follow(_openmp.team_size())
+        error, self.method, self.arguments, self.error = self.error, None, None, None  # no cycle stays
+        if error is not None:
+            raise error
+
+    cdef void lead(self, int members) noexcept with gil:
+        self.members = members
+        try:
+            self.method(*self.arguments)
+        except BaseException as error:
+            self.error = error
+        ag_team_start(&self.team, True)
+
+    cdef void follow(self, int members) noexcept nogil:
+        cdef uint32_t round = 1
+        while ag_team_join(&self.team, round):
+            self.take_part(round, members)
+            round += 1
+
+    cdef void take_part(self, uint32_t round, int members) noexcept nogil:
+        cdef Py_ssize_t u = ag_team_next(&self.team)
+        while u < self.units:
+            self.unit(self.which, u)
+            u = ag_team_next(&self.team)
+        ag_team_meet(&self.team, round, members)
+
+    cdef int run(self, Round which, Py_ssize_t units) except -1:
+        """A round."""
+        cdef Py_ssize_t u
+        if self.members == 1 or units == 1 or (self.chosen and _threads.is_disturbed()):
+            with nogil:
                 for u in range(units):
                     self.unit(which, u)
         elif units > 0:
-            for u in prange(units, nogil=True, num_threads=self.threads, schedule="dynamic"):
-                _openmp.record_team()
-                self.unit(which, u)
+            self.which, self.units = which, units
+            with nogil:
+                ag_team_start(&self.team, False)
+                self.take_part(self.team.round, self.members)
+            if units > 2 * self.members:  # else some may have little to do
+                _threads.took(self.team.last - self.team.begin, self.team.last - self.team.first)
         PyErr_CheckSignals()
         return 0
 
@@ -749,9 +804,9 @@ cdef class Schedule:
         ag_fpenv_leave(mode)
         return 0
 
-    cdef int max_sum(
+    def max_sum(
         self, Rows rows, cnp.ndarray logits_max, cnp.ndarray sum_exp, cnp.ndarray predicted, cnp.ndarray logits
-    ) except -1:
+    ):
         """Maximum, sum of exponentials relative to it, and the target's logit, of every row that counts."""
         cdef Py_ssize_t b, c
         cdef bint is_packed = self.blocking.slices == 1
@@ -765,7 +820,7 @@ cdef class Schedule:
                 if is_packed and (b == 0 or self.blocking.slots < self.blocking.chunks):
                     self.pack_input(True, False)
                 self.add_statistics()
-        return self.end_statistics(rows, 0, rows.total)
+        self.end_statistics(rows, 0, rows.total)
 
     # -- gradients
 
@@ -844,9 +899,9 @@ cdef class Schedule:
             )
         return rows.clear_absent(self.input_grad)
 
-    cdef int gradient(
+    def gradient(
         self, Rows rows, cnp.ndarray softmax, cnp.ndarray input_grad, cnp.ndarray weight_grad, double filter_eps
-    ) except -1:
+    ):
         """Both gradients, the softmax given or computed anew."""
         cdef Py_ssize_t b, c
         cdef bint is_packed = self.blocking.slices == 1, with_logits = softmax is None
@@ -860,12 +915,12 @@ cdef class Schedule:
                 if is_packed and (b == 0 or self.blocking.slots < self.blocking.chunks):
                     self.pack_input(with_logits, weight_grad is not None)
                 self.add_gradients(b, c, AG_FROM_PRODUCT if with_logits else AG_FROM_SOFTMAX)
-        return self.end_gradient(rows)
+        self.end_gradient(rows)
 
-    cdef int statistics_and_gradient(
+    def statistics_and_gradient(
         self, Rows rows, cnp.ndarray logits_max, cnp.ndarray sum_exp, cnp.ndarray predicted, cnp.ndarray input_grad,
         cnp.ndarray weight_grad, double filter_eps
-    ) except -1:
+    ):
         """Both passes over a chunk before the next one, its logits kept in between. `rows` reads these statistics."""
         cdef Py_ssize_t b, c
         cdef Blocking blocking = self.blocking
@@ -887,7 +942,7 @@ cdef class Schedule:
                 if not is_one:
                     self.pack_weight(False, with_input)
                 self.add_gradients(b, c, AG_FROM_LOGITS)
-        return self.end_gradient(rows)
+        self.end_gradient(rows)
 
 
 cpdef bint holds_sums(cnp.ndarray out, int real):
@@ -955,9 +1010,8 @@ def gradient(
         clear(input_grad)
         clear(weight_grad)
         return
-    (<Schedule>Schedule(input, weight, blocking, memory_for(blocking), threads)).gradient(
-        rows, softmax, input_grad, weight_grad, filter_eps
-    )
+    schedule = Schedule(input, weight, blocking, memory_for(blocking), threads)
+    schedule.work(schedule.gradient, rows, softmax, input_grad, weight_grad, filter_eps)
     _threads.finished()
 
 
@@ -1003,21 +1057,21 @@ def loss_and_gradients(
     if rows_of_gradient.count == rows.count:
         blocking = blocking_of_gradient(input, weight, rows, True, input_grad, weight_grad, workspace, True)
     if blocking is not None and blocking.is_worthwhile():
-        (<Schedule>Schedule(input, weight, blocking, memory_for(blocking), threads)).statistics_and_gradient(
-            rows_of_gradient, logits_max, sum_exp, predicted, input_grad, weight_grad, filter_eps
+        schedule = Schedule(input, weight, blocking, memory_for(blocking), threads)
+        schedule.work(
+            schedule.statistics_and_gradient, rows_of_gradient, logits_max, sum_exp, predicted, input_grad, weight_grad,
+            filter_eps
         )
     else:
         of_statistics = blocking_of_statistics(input, weight, rows, workspace)
         blocking = blocking_of_gradient(input, weight, rows_of_gradient, True, input_grad, weight_grad, workspace)
         memory = memory_for(of_statistics, blocking)
         if of_statistics is not None:
-            (<Schedule>Schedule(input, weight, of_statistics, memory, threads)).max_sum(
-                rows, logits_max, sum_exp, predicted, None
-            )
+            schedule = Schedule(input, weight, of_statistics, memory, threads)
+            schedule.work(schedule.max_sum, rows, logits_max, sum_exp, predicted, None)
         if blocking is not None:
-            (<Schedule>Schedule(input, weight, blocking, memory, threads)).gradient(
-                rows_of_gradient, None, input_grad, weight_grad, filter_eps
-            )
+            schedule = Schedule(input, weight, blocking, memory, threads)
+            schedule.work(schedule.gradient, rows_of_gradient, None, input_grad, weight_grad, filter_eps)
         else:
             clear(input_grad)
             clear(weight_grad)
@@ -1112,9 +1166,8 @@ def statistics(
     predicted.fill(0)
     blocking = blocking_of_statistics(input, weight, rows, _default_workspace)
     if blocking is not None:
-        (<Schedule>Schedule(input, weight, blocking, memory_for(blocking), threads)).max_sum(
-            rows, logits_max, sum_exp, predicted, logits
-        )
+        schedule = Schedule(input, weight, blocking, memory_for(blocking), threads)
+        schedule.work(schedule.max_sum, rows, logits_max, sum_exp, predicted, logits)
         _threads.finished()
     mode = ag_fpenv_enter()
     for i in range(shape[0]):

@@ -29,6 +29,11 @@ cdef int max_threads() noexcept nogil:
     return omp_get_max_threads()
 
 
+cdef int team_size() noexcept nogil:
+    """Threads of the running team."""
+    return omp_get_num_threads()
+
+
 cdef void record_team() noexcept nogil:
     """Remember the size of the running team. Every thread of a team writes the same number."""
     global _last_team

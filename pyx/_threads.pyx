@@ -23,8 +23,14 @@ cdef double SERIAL_GATE = 10e3
 cdef double WAKE_COST = 6e6
 cdef double PAUSE = 8e6
 cdef double BURST = 1e6
+# A member of a team that is missed for so long has lost its core to another process. Without it for these times.
+cdef double MISSED = 1e6
+cdef double SHORTEST_ALONE = 20e6
+cdef double LONGEST_ALONE = 640e6
 cdef double _last_use = 0.0
 cdef double _burst = 0.0
+cdef double _alone_until = 0.0
+cdef double _alone_for = SHORTEST_ALONE
 
 
 cdef inline double now() noexcept nogil:
@@ -98,6 +104,25 @@ cdef void finished() noexcept nogil:
     """A call that `choose` was asked about has ended: what follows at once follows without a pause."""
     global _last_use
     _last_use = now()
+
+
+cdef bint is_disturbed() noexcept nogil:
+    """Whether a team would be slower than one thread now, because other processes keep its cores busy."""
+    return now() < _alone_until
+
+
+cdef void took(double elapsed, double waited) noexcept nogil:
+    """A team has worked for so long, and its members have waited for the last of them for so long.
+
+    Where the wait is most of it, that one had no core: then threads that depend on each other lose, and everything runs
+    alone for a while, after which they try again.
+    """
+    global _alone_until, _alone_for
+    if waited > MISSED and 2 * waited > elapsed:
+        _alone_until = now() + _alone_for
+        _alone_for = min(2 * _alone_for, LONGEST_ALONE)
+    else:
+        _alone_for = SHORTEST_ALONE
 
 
 def default_threads():
