@@ -39,8 +39,8 @@ single tokens and of pairs, and the gradients are timed beside the same formulas
 In a minute the model of words gets below the count of single tokens; below the smoothed count of pairs, of all the
 text that it is trained on, it gets with --steps 400 (three to ten minutes).
 
-The matrix products in between are NumPy's and run on as many threads as its BLAS takes; where other programs keep the
-cores busy, OPENBLAS_NUM_THREADS=1 is faster.
+The matrix products in between are NumPy's and run on as many threads as its BLAS takes. Where other programs keep the
+cores busy, threads wait for each other: --threads 1 is for this library's, OPENBLAS_NUM_THREADS=1 for those of NumPy.
 """
 EPILOG = """\
 examples:

@@ -38,7 +38,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
     parser = argparse.ArgumentParser(
         prog="ascend-grad",
-        description="Softmax gradients for NumPy arrays and files.",
+        description="Softmax and cross-entropy gradients for NumPy arrays and files.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
