@@ -350,12 +350,9 @@ def shape(name: str, *dims: str) -> Check:
         if array is None:
             return
         got, known = array.shape, call.dims
-        if len(got) == len(dims):
-            for dim, size in zip(dims, got):
-                if known.setdefault(dim, size) != size:
-                    break
-            else:
-                return
+        if len(got) == len(dims) and all(known.get(dim, size) == size for dim, size in zip(dims, got)):
+            known.update(zip(dims, got))
+            return
         expected = ", ".join(f"{dim} = {known[dim]}" if dim in known else dim for dim in dims)
         call.fail(name, f"shape ({expected})", got)
 

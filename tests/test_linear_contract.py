@@ -668,6 +668,12 @@ def test_copies_of_overlapping_results_are_in_the_workspace():
     assert size(fresh[0], w) - size(*fresh) == w.nbytes
 
 
+def test_a_wrong_size_is_not_what_is_expected():
+    x, w, target = np.zeros((13, 8)), np.zeros((50, 8)), np.zeros(13, int)
+    with pytest.raises(ag.ParamInvalidError, match=r"weight: expected shape \(V, H = 8\), got \(8, 50\)"):
+        ag.linear_cross_entropy(x, w.T, target)
+
+
 # ---- extremes --------------------------------------------------------------------------------------------------------
 
 
