@@ -22,7 +22,7 @@ from ..results import OWN, Growth, Row
 from .cases import GRADIENT, WHOLE, LinearCase, arguments, outs
 from .sides import SIDES, UNFILTERED, YARDSTICK, Call, agree, yardstick
 
-TURNS = 5
+TURNS = 3
 #: Before each turn: the threads of a BLAS go on spinning for tens of milliseconds after its last product.
 PAUSE = 0.06
 #: Short calls are timed in a loop of about this length: waking threads costs some of them many times their own time.
