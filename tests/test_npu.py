@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import sys
 import threading
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -16,6 +18,7 @@ from stand_in import VARIANTS, build
 
 import ascend_grad as ag
 from ascend_grad import npu
+from ascend_grad.device import session
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 X = np.linspace(-2, 2, 12, dtype=np.float32).reshape(3, 4)
@@ -740,3 +743,113 @@ def test_every_variant_is_used():
     with open(__file__) as file:
         text = file.read()
     assert all(f'"{name}"' in text for name in VARIANTS)
+
+
+# ---- interrupts, and the end of the process --------------------------------------------------------------------------
+
+
+def test_a_signal_handler_may_ask_while_the_device_is_looked_for(run_script):
+    script = f"""
+        import os
+        os.environ["ASCEND_HOME_PATH"] = {str(build("split"))!r}
+        import signal
+        import numpy as np
+        import ascend_grad as ag
+        from ascend_grad import _acl
+
+        seen = []
+        signal.signal(signal.SIGUSR1, lambda *_: seen.append(ag.backends()["npu"]))
+        count = _acl.device_count
+
+        def interrupted():
+            signal.raise_signal(signal.SIGUSR1)
+            return count()
+
+        _acl.device_count = interrupted
+        assert ag.explain("softmax", np.zeros(3, np.float32)).backend == "npu"
+        assert seen == [(False, "the device is being looked for")], seen
+    """
+    run_script(script)
+
+
+def test_calls_at_the_end_of_the_process_find_no_device(run_script):
+    script = f"""
+        import os, sys
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        os.environ["ASCEND_HOME_PATH"] = {str(build("split"))!r}
+        import atexit
+        import numpy as np
+        import ascend_grad as ag
+        from ascend_grad import npu
+        from stand_in import StandIn, build
+
+        x = np.zeros((2, 3), np.float32)
+
+        def late():
+            backend, reason = ag.explain("softmax", x)
+            assert backend == "cpu" and "npu: the process is ending" in reason, reason
+            ag.softmax(x)
+            try:
+                there.numpy()
+            except ag.BackendUnavailableError:
+                print("late", StandIn(build("split")).violations())
+
+        atexit.register(late)
+        ag.softmax(x)
+        there = npu.asarray(x)
+    """
+    assert run_script(script).stdout.strip() == "late []"
+
+
+def test_an_interrupt_at_the_end_of_a_call_leaves_the_session_free(device):
+    x = np.zeros((64, 128), np.float32)
+    ag.softmax(x)
+    body = session.Session.call.__wrapped__.__code__
+
+    def trace(frame, event, argument):
+        if frame.f_code is body:
+            return interrupt if event == "call" else None
+        return None
+
+    def interrupt(frame, event, argument):
+        if event == "line" and "leases" in frame.f_locals:
+            raise KeyboardInterrupt
+        return interrupt
+
+    sys.settrace(trace)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            ag.softmax(x)
+    finally:
+        sys.settrace(None)
+    ag.softmax(x)
+    device.reset()
+    for _ in range(3):
+        ag.softmax(x)
+    assert [device.calls(name) for name in ("aclrtMalloc", "aclrtMallocHost", "aclrtCreateStream")] == [0, 0, 0]
+
+
+def test_a_matrix_takes_a_large_result(device):
+    x = np.zeros((600, 1000), np.float32)
+    out = x.copy().view(np.matrix)
+    assert ag.softmax(x, out=out, backend="npu") is out
+    np.testing.assert_allclose(np.asarray(out), 1e-3, rtol=1e-6)
+
+
+def test_overflow_is_no_warning(device):
+    h, w, target = np.zeros((4, 5), np.float16), np.zeros((6, 5), np.float16), np.zeros(4, np.int64)
+    for reduction in ("sum", "mean"):
+        ag.linear_cross_entropy(h, w, target, reduction=reduction, grad_loss=1e300, backend="npu")
+
+
+def test_a_broken_library_on_the_loaders_path_is_a_warning(run_script, tmp_path):
+    (tmp_path / "libascendcl.so").write_text("garbage")
+    script = """
+        import logging
+        logging.basicConfig(level=logging.WARNING)
+        import ascend_grad as ag
+        print(ag.backends()["npu"].reason)
+    """
+    run = run_script(script, LD_LIBRARY_PATH=str(tmp_path), ASCEND_HOME_PATH="/nowhere", ASCEND_TOOLKIT_HOME="/nowhere")
+    assert "does not load" in run.stdout
+    assert "WARNING" in run.stderr

@@ -61,7 +61,9 @@ class _Unusable(Exception):
 
 _state: State | None = None
 _opened = False  # aclInit was called by this process, or by its parent before the fork
-_lock = threading.Lock()
+_lock = threading.RLock()  # a signal handler may ask in the middle of the search
+_searching = False
+ENDING = State((False, "the process is ending"))
 
 
 def state() -> State:
@@ -70,20 +72,30 @@ def state() -> State:
 
 
 def _find() -> State:
-    global _state
+    global _state, _searching
     with _lock:
-        if _state is None:
-            try:
-                _state = _open()
-            except _Unusable as error:
-                _state = State((False, str(error)))
-                if error.broken:
-                    logger.warning("the Ascend NPU cannot be used: %s", error)
-                else:
-                    logger.info("no Ascend NPU: %s", error)
-            else:
-                logger.info("Ascend NPU: %s", _state.reason)
-        return _state
+        if _searching:
+            return State((False, "the device is being looked for"))
+        _searching = True
+        try:
+            if _state is None:
+                _state = _looked_for()
+            return _state
+        finally:
+            _searching = False
+
+
+def _looked_for() -> State:
+    try:
+        found = _open()
+    except _Unusable as error:
+        if error.broken:
+            logger.warning("the Ascend NPU cannot be used: %s", error)
+        else:
+            logger.info("no Ascend NPU: %s", error)
+        return State((False, str(error)))
+    logger.info("Ascend NPU: %s", found.reason)
+    return found
 
 
 def _open() -> State:
@@ -149,7 +161,9 @@ def _first_that_loads(
                 for library in opened:
                     _acl.close_library(library)
                 # Something that is there and does not load is worth more words than something that is not there.
-                is_there = bool(folder and os.path.exists(path)) or name not in str(error)
+                # The loader names a file that it has found by its path, and the neighbour that a library lacks.
+                found = os.path.exists(path) if folder else f"/{name}" in str(error)
+                is_there = found or name not in str(error)
                 failures.append((is_there, path, str(error)))
             else:
                 return opened
@@ -162,17 +176,22 @@ def _first_that_loads(
 
 
 def _close() -> None:
-    """The process ends: give everything back, and take back our initialisation."""
+    """The process ends: give everything back, and take back our initialisation, unless some thread still works.
+
+    What calls from now on, another handler perhaps, finds no device.
+    """
+    global _state
     from .session import release_all
 
-    release_all()
-    _acl.finalise()
-    _acl.disown()
+    _state = ENDING
+    if release_all():
+        _acl.finalise()
+        _acl.disown()
 
 
 def _after_fork_in_child() -> None:
-    global _state, _lock
-    _lock = threading.Lock()  # another thread of the parent may have held it
+    global _state, _lock, _searching
+    _lock, _searching = threading.RLock(), False  # another thread of the parent may have held it
     if _opened:
         _acl.disown()
         atexit.unregister(_close)

@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,7 +85,7 @@ class Lease:
         _live.add(self)
 
     def give_back(self) -> None:
-        block, self.block = self.block, None
+        block, self.block = getattr(self, "block", None), None  # an interrupt may come before the first line above
         if block is None:
             return
         session = getattr(_thread, "sessions", {}).get(block.device)
@@ -109,6 +109,7 @@ class Lease:
 
 def pieces(array: NDArray, itemsize: int) -> Iterator[NDArray]:
     """The array in views of at most `PIECE_BYTES` (of ``itemsize`` each), in C order."""
+    array = np.asarray(array)  # rows of a numpy.matrix are matrices for ever
     if array.size * itemsize <= PIECE_BYTES:
         yield array
         return
@@ -155,13 +156,19 @@ class _Arrival(NamedTuple):
 # ---- sessions --------------------------------------------------------------------------------------------------------
 
 
+class _Frame:
+    """Lives as long as the call that made it, however that ends."""
+
+    __slots__ = ("__weakref__",)
+
+
 class Session:
     """What one thread holds on one card."""
 
     def __init__(self, device: int):
         self.device = device
         self.pool = Pool()
-        self.busy = False
+        self._frame: Any = None  # reference to the frame of the call that is running
         self._stream: _acl.Stream | None = None
         self._staging: _acl.HostMemory | None = None
         self._bytes: NDArray = np.empty(0, np.uint8)
@@ -169,11 +176,17 @@ class Session:
         self._pending = False  # whether anything was put on the stream since it was synchronised
         self._leases: list[Lease] = []  # of the call that is running
 
+    @property
+    def busy(self) -> bool:
+        """Whether a call is running. An interrupt may end one at any point, so nothing has to be reset for that."""
+        return self._frame is not None and self._frame() is not None
+
     @contextmanager
     def call(self) -> Iterator[Session]:
         """The frame of one call: the thread is bound to the card, and nothing is left behind."""
         with _acl.Bound(self.device):
-            self.busy = True
+            frame = _Frame()
+            self._frame = weakref.ref(frame)
             try:
                 yield self
                 self.synchronize()
@@ -184,8 +197,8 @@ class Session:
                 leases, self._leases = self._leases, []
                 for lease in leases:
                     lease.give_back()
+                del frame
                 self.pool.trim()
-                self.busy = False
 
     def keep(self, results: Iterable[DeviceArray | None]) -> None:
         """These arrays outlive the call."""
@@ -245,7 +258,7 @@ class Session:
                 if error.code not in OUT_OF_MEMORY:
                     raise
                 # What other threads keep for later goes first; then once more.
-                for session in list(_sessions):
+                for session in _snapshot(_sessions):
                     if session.device == self.device:
                         session.pool.empty()
                 block = _acl.DeviceMemory(size, self.device)
@@ -400,6 +413,15 @@ _thread = threading.local()
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 _live: weakref.WeakSet[Lease] = weakref.WeakSet()
 
+Member = TypeVar("Member")
+
+
+def _snapshot(members: weakref.WeakSet[Member]) -> list[Member]:
+    """What is in a set that other threads change meanwhile."""
+    while True:
+        with suppress(RuntimeError):
+            return list(members)
+
 
 def chosen_device() -> int:
     """The card of this thread's calls."""
@@ -445,18 +467,20 @@ def release() -> None:
     for session in list(_thread.__dict__.get("sessions", {}).values()):
         if not session.busy:
             session.close()
-    for session in list(_sessions):
+    for session in _snapshot(_sessions):
         session.pool.empty()
 
 
-def release_all() -> None:
-    """The process ends: give back everything that no running call uses."""
-    sessions = list(_sessions)
+def release_all() -> bool:
+    """The process ends: give back everything that no running call uses; whether that was all."""
+    sessions = _snapshot(_sessions)
     for session in sessions:
         if not session.busy:
             session.close()
-    if not any(session.busy for session in sessions):
-        for lease in list(_live):
-            block, lease.block = lease.block, None
-            if block is not None:
-                block.close()
+    if any(session.busy for session in sessions):
+        return False
+    for lease in _snapshot(_live):
+        block, lease.block = lease.block, None
+        if block is not None:
+            block.close()
+    return True
