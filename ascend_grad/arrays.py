@@ -40,11 +40,16 @@ def accumulator_dtype(dtype: np.dtype) -> np.dtype:
     return DOUBLE if native(dtype) is DOUBLE else SINGLE
 
 
+def counted(mask: np.ndarray, count: int) -> np.ndarray:
+    """The part of a mask that says something of ``count`` rows: the bytes behind it may be many."""
+    return mask if mask.dtype == np.bool_ else mask[: -(-count // 8)]
+
+
 def unpacked(mask: np.ndarray, count: int) -> np.ndarray:
     """A mask of ``count`` rows as bools: one bool per row, or one bit of a byte, the lowest first."""
     if mask.dtype == np.bool_:
         return mask
-    packed = np.ascontiguousarray(mask[: -(-count // 8)])
+    packed = np.ascontiguousarray(counted(mask, count))
     return np.unpackbits(packed, bitorder="little", count=count).view(np.bool_)
 
 

@@ -139,21 +139,24 @@ def not_none(call: Call) -> None:
             call.fail(name, "an array", None, ParamNullptrError)
 
 
+def converted(value: object, name: str, operator: str | None = None) -> np.ndarray:
+    """An argument as an array of the host."""
+    try:
+        return np.asarray(value)
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever an object's own conversion raises
+        raise ParamTypeError(
+            f"{name}: expected an array, got {type(value).__name__}, which does not convert: {error}", operator=operator
+        ) from error
+
+
 def _as_array(call: Call, name: str) -> np.ndarray:
     value = call.arguments[name]
     if isinstance(value, DeviceArray):  # it has a shape and a dtype as arrays of the host have: that is all we look at
         call.device = value.device
         return cast(np.ndarray, value)
-    try:
-        array = np.asarray(value)
-    except MemoryError:
-        raise
-    except Exception as error:  # whatever an object's own conversion raises
-        raise ParamTypeError(
-            f"{name}: expected an array, got {type(value).__name__}, which does not convert: {error}",
-            operator=call.operator.name,
-        ) from error
-    call.arguments[name] = array
+    array = call.arguments[name] = converted(value, name, call.operator.name)
     return array
 
 

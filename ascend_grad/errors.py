@@ -52,29 +52,46 @@ class AscendGradError(Exception):
         Status code of the Ascend operator library for this failure, None where it has none.
     operator : str or None
         Public name of the operator that was called.
+    call : str
+        The function of the device's libraries that failed, "" where the failure is not the device's.
+    runtime_message : str
+        What the device's runtime itself said about it, "" where it said nothing.
     """
 
     code: int | None = None
 
-    def __init__(self, message: str, *, operator: str | None = None, code: int | None = None):
+    def __init__(
+        self,
+        message: str,
+        *,
+        operator: str | None = None,
+        code: int | None = None,
+        call: str = "",
+        runtime_message: str = "",
+    ):
         if code is not None:
             self.code = code
         self.operator = operator
+        self.call = call
+        self.runtime_message = runtime_message
         self._message = message
         super().__init__(message)
 
+    @property
+    def name(self) -> str:
+        """The code's name in the device library's headers, "" if it has none."""
+        return STATUS_NAMES.get(self.code, "") if self.code is not None else ""
+
     def __str__(self) -> str:
         text = f"{self.operator}: {self._message}" if self.operator else self._message
-        if self.code is None:
-            return text
-        return f"{text} [{self.code} {STATUS_NAMES.get(self.code, 'device status')}]"
+        return text if self.code is None else f"{text} [{self.code} {self.name or 'device status'}]"
 
     def __reduce__(self):
-        return _rebuild, (type(self), self._message, self.operator, self.code)
+        return _rebuild, (type(self), self._message, self.operator, self.code, self.call, self.runtime_message)
 
 
-def _rebuild(cls, message, operator, code):
-    return cls(message, operator=operator, code=code)
+def _rebuild(cls, message, operator, code, call, runtime_message):
+    return cls(message, operator=operator, code=code, call=call, runtime_message=runtime_message)
 
 
 class ParamNullptrError(AscendGradError, ValueError):
@@ -106,46 +123,13 @@ class BackendUnavailableError(AscendGradError, RuntimeError):
 class AclError(AscendGradError, RuntimeError):
     """The device's runtime or operator library failed, with any code that has no class of its own.
 
-    Attributes
-    ----------
-    code : int or None
-        The status code; None where the failing function returns none.
-    call : str
-        The function of the device library that failed.
-    runtime_message : str
-        What the runtime itself said about it, "" where it said nothing.
+    `call` says which function; `code` is None where that function returns none.
     """
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        operator: str | None = None,
-        code: int | None = None,
-        call: str = "",
-        runtime_message: str = "",
-    ):
-        super().__init__(message, operator=operator, code=code)
-        self.call = call
-        self.runtime_message = runtime_message
-
-    @property
-    def name(self) -> str:
-        """The code's name in the device library's headers, "" if it has none."""
-        return STATUS_NAMES.get(self.code, "") if self.code is not None else ""
-
-    def __reduce__(self):
-        return _rebuild_acl, (self._message, self.operator, self.code, self.call, self.runtime_message)
-
-
-def _rebuild_acl(message, operator, code, call, runtime_message):
-    return AclError(message, operator=operator, code=code, call=call, runtime_message=runtime_message)
 
 
 def device_error(code: int | None, call: str, runtime_message: str = "") -> AscendGradError:
     """The exception for a status code that a function of the device returned."""
+    kinds = (ParamNullptrError, ParamInvalidError, UnsupportedDeviceError)
+    kind = next((kind for kind in kinds if kind.code == code), AclError)
     message = f"{call} failed: {runtime_message}" if runtime_message else f"{call} failed"
-    for kind in (ParamNullptrError, ParamInvalidError, UnsupportedDeviceError):
-        if code == kind.code:
-            return kind(message)
-    return AclError(message, code=code, call=call, runtime_message=runtime_message)
+    return kind(message, code=code, call=call, runtime_message=runtime_message)

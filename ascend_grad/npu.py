@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from . import _aclnn, arrays
-from .contract import MAX_RANK, shown
+from .contract import MAX_RANK, converted, shown
 from .device import runtime, session
 from .device.array import DeviceArray
 from .errors import BackendUnavailableError, ParamInvalidError, ParamTypeError
@@ -58,7 +58,7 @@ def asarray(x: ArrayLike | DeviceArray) -> DeviceArray:
     """
     if isinstance(x, DeviceArray):
         return x
-    array = np.asarray(x)
+    array = converted(x, "x")
     dtype = arrays.native(array.dtype)
     if dtype.name not in _aclnn.DTYPES:
         raise ParamTypeError(f"x: expected one of the device's dtypes {', '.join(_aclnn.DTYPES)}, got {array.dtype}")

@@ -12,6 +12,7 @@ import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 import ascend_grad as ag
@@ -75,17 +76,18 @@ def as_array(result: Any) -> np.ndarray:
 
 
 def agree(got: np.ndarray, expected: np.ndarray, dtype: str) -> bool:
-    """Whether two results are the same up to rounding."""
+    """Whether two results are the same up to rounding, which is at least that of the smallest numbers."""
     if got.shape != expected.shape or got.dtype != expected.dtype:
         return False
     tolerance = TOLERANCES[dtype]
     wide = np.dtype("float64" if dtype == "float64" else "float32")
     got, expected = got.reshape(-1), expected.reshape(-1)
+    smallest = float(ml_dtypes.finfo(expected.dtype).smallest_subnormal)
     block = 2**20
     for start in range(0, expected.size, block):
         a, b = got[start : start + block].astype(wide), expected[start : start + block].astype(wide)
         size = np.abs(b)
-        if not np.all(np.abs(a - b) <= tolerance * (size + size.max())):
+        if not np.all(np.abs(a - b) <= tolerance * (size + size.max()) + smallest):
             return False
     return True
 

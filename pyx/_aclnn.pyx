@@ -7,7 +7,7 @@ and is closed on every path. An executor that was launched is consumed; one that
 from libc.stdint cimport int64_t, uint64_t, uintptr_t
 
 from . import _acl
-from .errors import AclError
+from .errors import device_error
 
 from ascend_grad cimport _acl
 from ascend_grad._acl cimport (
@@ -138,11 +138,7 @@ cdef class Tensor:
                 dims, rank, dtype, strides, 0, AG_ACL_FORMAT_ND, dims, rank, memory.address
             )
         if self.handle == NULL:
-            text = _acl.recent_message()
-            raise AclError(
-                f"aclCreateTensor failed: {text or 'it returned no tensor'}", call="aclCreateTensor",
-                runtime_message=text,
-            )
+            raise device_error(None, "aclCreateTensor", _acl.recent_message() or "it returned no tensor")
 
     def close(self):
         cdef ag_acl_tensor *handle = self.handle

@@ -523,18 +523,19 @@ cdef class Schedule:
         if self.threads == 1:
             _openmp.record_team()
             method(*arguments)
-            return
-        self.method, self.arguments, self.error = method, arguments, None
-        memset(&self.team, 0, sizeof(self.team))
-        with nogil, parallel(num_threads=self.threads):
-            _openmp.record_team()
-            if threadid() == 0:
-                self.lead(_openmp.team_size())
-            else:
-                self.follow(_openmp.team_size())
-        error, self.method, self.arguments, self.error = self.error, None, None, None  # no cycle stays
-        if error is not None:
-            raise error
+        else:
+            self.method, self.arguments, self.error = method, arguments, None
+            memset(&self.team, 0, sizeof(self.team))
+            with nogil, parallel(num_threads=self.threads):
+                _openmp.record_team()
+                if threadid() == 0:
+                    self.lead(_openmp.team_size())
+                else:
+                    self.follow(_openmp.team_size())
+            error, self.method, self.arguments, self.error = self.error, None, None, None  # no cycle stays
+            if error is not None:
+                raise error
+        _threads.finished()
 
     cdef void lead(self, int members) noexcept with gil:
         self.members = members
@@ -998,6 +999,20 @@ cdef cnp.ndarray memory_for(Blocking first, Blocking second=None):
     return _memory.fresh(1, &size, _uint8)
 
 
+cdef int run_gradient(
+    cnp.ndarray input, cnp.ndarray weight, Blocking blocking, cnp.ndarray memory, Rows rows, cnp.ndarray softmax,
+    cnp.ndarray input_grad, cnp.ndarray weight_grad, double filter_eps, int threads
+) except -1:
+    """`Schedule.gradient`, or zeros where there is nothing to do."""
+    if blocking is None:
+        clear(input_grad)
+        clear(weight_grad)
+        return 0
+    schedule = Schedule(input, weight, blocking, memory, threads)
+    schedule.work(schedule.gradient, rows, softmax, input_grad, weight_grad, filter_eps)
+    return 0
+
+
 def gradient(
     cnp.ndarray input, cnp.ndarray weight, Rows rows, cnp.ndarray softmax, cnp.ndarray input_grad,
     cnp.ndarray weight_grad, Py_ssize_t workspace, double filter_eps, int threads
@@ -1006,13 +1021,9 @@ def gradient(
     cdef Blocking blocking = blocking_of_gradient(
         input, weight, rows, softmax is None, input_grad, weight_grad, workspace
     )
-    if blocking is None:
-        clear(input_grad)
-        clear(weight_grad)
-        return
-    schedule = Schedule(input, weight, blocking, memory_for(blocking), threads)
-    schedule.work(schedule.gradient, rows, softmax, input_grad, weight_grad, filter_eps)
-    _threads.finished()
+    run_gradient(
+        input, weight, blocking, memory_for(blocking), rows, softmax, input_grad, weight_grad, filter_eps, threads
+    )
 
 
 cdef double number(const void *values, Py_ssize_t i, bint is_double) noexcept nogil:
@@ -1069,13 +1080,9 @@ def loss_and_gradients(
         if of_statistics is not None:
             schedule = Schedule(input, weight, of_statistics, memory, threads)
             schedule.work(schedule.max_sum, rows, logits_max, sum_exp, predicted, None)
-        if blocking is not None:
-            schedule = Schedule(input, weight, blocking, memory, threads)
-            schedule.work(schedule.gradient, rows_of_gradient, None, input_grad, weight_grad, filter_eps)
-        else:
-            clear(input_grad)
-            clear(weight_grad)
-    _threads.finished()
+        run_gradient(
+            input, weight, blocking, memory, rows_of_gradient, None, input_grad, weight_grad, filter_eps, threads
+        )
 
     mode = ag_fpenv_enter()
     for i in range(total):
@@ -1168,7 +1175,6 @@ def statistics(
     if blocking is not None:
         schedule = Schedule(input, weight, blocking, memory_for(blocking), threads)
         schedule.work(schedule.max_sum, rows, logits_max, sum_exp, predicted, logits)
-        _threads.finished()
     mode = ag_fpenv_enter()
     for i in range(shape[0]):
         place = rows.row_of_weight(i)

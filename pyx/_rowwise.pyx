@@ -314,6 +314,11 @@ cdef bint worth_streaming(const Problem *p) noexcept nogil:
     return nbytes * (3 if has_b(p.op) else 2) >= _cpu.cache_size(3) and out != p.operands[A].data and out != p.operands[B].data
 
 
+cdef bint starts_on_lines(const Operand *operand) noexcept nogil:
+    """Whether a block of columns starts on a cache line in every row, or in none: parts of lines are slow to stream."""
+    return operand.dim_stride % 64 == 0
+
+
 cdef void compute_rows(const Problem *p, const ag_row_kernels *kernels, Py_ssize_t begin, Py_ssize_t end, bint stream) noexcept nogil:
     """Whole rows in place, in runs along the last axis."""
     cdef Py_ssize_t row = begin, last = p.shape[p.axes - 1]
@@ -360,6 +365,8 @@ cdef class Schedule:
         self.by_columns = self.layout == COLUMNS or self.layout == COLUMN_TILES
         self.gathers = self.layout == ROW_TILES or self.layout == COLUMN_TILES
         self.stream = not self.gathers and worth_streaming(p)
+        if self.layout == COLUMNS and inner > AG_PACKED_COLUMNS and not starts_on_lines(&p.operands[OUT]):
+            self.stream = False
         # Tiles hold float32 or float64, whatever the operands hold.
         self.kernels = ag_rowwise_kernels(
             self.variant, (AG_FLOAT64 if is_double else AG_FLOAT32) if self.gathers else p.dtype, p.op
@@ -376,8 +383,10 @@ cdef class Schedule:
                 self.group_size = 1
                 self.groups = p.rows
         elif self.layout == COLUMNS:
-            # Both inputs of a block stay in the second cache between sum and result, unless it would be too narrow.
+            # A block stays in the second cache between sum and result, unless it would be too narrow.
             working = p.n * p.operands[A].itemsize * (2 if has_b(p.op) else 1)
+            if not self.stream:
+                working += p.n * p.operands[OUT].itemsize
             budget = _cpu.cache_size(2) // 2 // working // 64 * 64
             self.group_size = min(inner, <Py_ssize_t>AG_MAX_COLUMNS)
             if inner > AG_PACKED_COLUMNS:

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 
+import ml_dtypes
 import numpy as np
 import pytest
 from processes import start
@@ -138,6 +139,9 @@ def test_agreement_is_up_to_rounding(dtype_of):
     assert not rivals.agree(values * values.dtype.type(1.25), values, dtype_of)
     assert not rivals.agree(np.full_like(values, np.nan), values, dtype_of)
     assert not rivals.agree(values[1:], values, dtype_of)
+    smallest = np.full(10, ml_dtypes.finfo(values.dtype).smallest_subnormal, values.dtype)
+    assert rivals.agree(smallest + smallest, smallest, dtype_of)
+    assert not rivals.agree(smallest * values.dtype.type(3), smallest, dtype_of)
 
 
 def test_sides_take_turns(monkeypatch, hasty):

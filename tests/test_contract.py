@@ -358,6 +358,9 @@ class Index:
     def __index__(self):
         return 1
 
+    def __repr__(self):
+        return "Index"
+
 
 @pytest.mark.parametrize("dim", [1, -1, np.int8(1), np.uint64(1), np.array(1), Index(), True], ids=repr)
 def test_integers_of_any_kind_are_dims(dim, backend):
@@ -374,6 +377,9 @@ def test_integers_of_any_kind_are_thread_numbers(num_threads, backend):
 class Number:
     def __float__(self):
         return 2.0
+
+    def __repr__(self):
+        return "Number"
 
 
 @pytest.mark.parametrize("scale", [2, 2.0, np.float16(2), np.array(2), BFLOAT16.type(2), Number(), Index()], ids=repr)

@@ -182,7 +182,7 @@ def faults_of_shapes(case: str) -> Iterator[Fault]:
                 yield Fault("shape", name, "shorter", shorter, INVALID, blamed)
             yield Fault("shape", name, "longer", longer, INVALID, blamed)
         seen.add(dims[0])
-    for name in {"input", "weight"} & set(names):
+    for name in [name for name in ("input", "weight") if name in names]:
         yield Fault("shape", name, "other features", lambda x: x[:, 1:], INVALID, "weight")
     if "softmax" in names:
         yield Fault("shape", "softmax", "other words", lambda x: x[:, 1:], INVALID, "softmax")

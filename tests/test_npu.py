@@ -7,6 +7,7 @@ import os
 import pickle
 import sys
 import threading
+import weakref
 from pathlib import Path
 
 import ml_dtypes
@@ -18,7 +19,7 @@ from stand_in import VARIANTS, build
 
 import ascend_grad as ag
 from ascend_grad import npu
-from ascend_grad.device import session
+from ascend_grad.device import runtime, session
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 X = np.linspace(-2, 2, 12, dtype=np.float32).reshape(3, 4)
@@ -282,6 +283,14 @@ def test_what_cannot_be_an_array_on_the_card(device):
             npu.asarray(value)
     with pytest.raises(ag.ParamInvalidError, match="rank 0 to 8, got rank 9"):
         npu.asarray(np.zeros((1,) * 9, np.float32))
+    with pytest.raises(ag.ParamTypeError, match="x: expected an array, got list, which does not convert"):
+        npu.asarray([[1.0], [1.0, 2.0]])
+
+
+@pytest.mark.parametrize("name", ["shape", "dtype", "device", "ndim", "size", "nbytes", "anything"])
+def test_an_array_on_the_card_cannot_be_changed(name, device):
+    with pytest.raises(AttributeError):
+        setattr(npu.asarray(X), name, 3)
 
 
 def test_nothing_is_copied_unasked(device):
@@ -709,6 +718,17 @@ def test_operators_that_an_older_toolkit_lacks(run_script):
     ]
 
 
+def test_the_loss_alone_needs_no_gradient(device, monkeypatch):
+    x, w, t = np.ones((2, 3), np.float16), np.ones((5, 3), np.float16), np.zeros(2, int)
+    absent = {"aclnnFusedLinearCrossEntropyLossGrad": "its symbol"}
+    monkeypatch.setattr(runtime, "_state", runtime.state()._replace(absent=absent))
+    assert ag.explain("linear_cross_entropy", x, w, t).backend == "cpu"
+    assert ag.explain("linear_cross_entropy", x, w, t, return_grad=False).backend == "npu"
+    device.reset()
+    assert ag.linear_cross_entropy(x, w, t, return_grad=False)[0] == pytest.approx(np.log(5), rel=1e-3)
+    assert device.calls("aclnnFusedLinearOnlineMaxSum") == 1
+
+
 def test_somebody_else_has_initialised_the_runtime(run_script):
     script = """
         import ctypes, os, numpy as np, ascend_grad as ag
@@ -853,3 +873,59 @@ def test_a_broken_library_on_the_loaders_path_is_a_warning(run_script, tmp_path)
     run = run_script(script, LD_LIBRARY_PATH=str(tmp_path), ASCEND_HOME_PATH="/nowhere", ASCEND_TOOLKIT_HOME="/nowhere")
     assert "does not load" in run.stdout
     assert "WARNING" in run.stderr
+
+
+def test_sets_that_other_threads_change():
+    class Member:
+        pass
+
+    members: weakref.WeakSet[Member] = weakref.WeakSet()
+    kept = [Member() for _ in range(200)]
+    for member in kept:
+        members.add(member)
+    over = threading.Event()
+
+    def change():
+        while not over.is_set():
+            members.add(Member())
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    threads = [threading.Thread(target=change) for _ in range(3)]
+    try:
+        for thread in threads:
+            thread.start()
+        for _ in range(300):
+            assert len(session._snapshot(members)) >= len(kept)
+    finally:
+        over.set()
+        sys.setswitchinterval(interval)
+        for thread in threads:
+            thread.join()
+
+
+def test_daemon_threads_at_the_end_of_the_process(run_script):
+    script = f"""
+        import os
+        os.environ["ASCEND_HOME_PATH"] = {str(build("split"))!r}
+        import threading
+        import numpy as np
+        import ascend_grad as ag
+
+        x = np.zeros((64, 128), np.float32)
+        worked = threading.Barrier(4)
+
+        def work():
+            ag.softmax(x)
+            worked.wait()
+            while True:
+                ag.softmax(x)
+
+        for _ in range(3):
+            threading.Thread(target=work, daemon=True).start()
+        worked.wait()
+        print("ending")
+    """
+    for _ in range(5):
+        result = run_script(script)
+        assert (result.stdout, result.stderr) == ("ending\n", "")

@@ -5,6 +5,7 @@ Whatever fails: a clear exception or the right result, nothing leaked, no input 
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -217,6 +218,10 @@ def test_operators_own_codes_are_passed_on(device: StandIn) -> None:
                 ag.softmax(x, backend="npu")
             assert info.value.code == code
             assert info.value.operator == "softmax"
+            assert info.value.call == function
+            assert "a fault was injected here" in info.value.runtime_message
+            again = pickle.loads(pickle.dumps(info.value))
+            assert (str(again), again.call, again.name) == (str(info.value), function, info.value.name)
 
 
 def test_failed_call_never_goes_to_the_cpu_quietly(device: StandIn) -> None:

@@ -49,11 +49,6 @@ def _index_vector(array: np.ndarray) -> np.ndarray:
     return _vector(array, array.dtype.newbyteorder("="))
 
 
-def _used(mask: np.ndarray, rows: int) -> np.ndarray:
-    """The part of a mask that says something: bytes behind the last row's may be many."""
-    return mask if mask.dtype == np.bool_ else mask[: -(-rows // 8)]
-
-
 def _gradient(call: Call, threads: int) -> tuple:
     a = call.arguments
     real = arrays.accumulator_dtype(a["input"].dtype)
@@ -68,7 +63,7 @@ def _gradient(call: Call, threads: int) -> tuple:
             _index_vector(a["masked_target"]),
             0,
             call.dims["V"],
-            _vector(_used(a["target_mask"], call.dims["BT"]), a["target_mask"].dtype),
+            _vector(arrays.counted(a["target_mask"], call.dims["BT"]), a["target_mask"].dtype),
             grad,
             logits_max,
             sum_exp,

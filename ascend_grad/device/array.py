@@ -39,7 +39,7 @@ class DeviceArray:
     functions refuse it, and `numpy` gives a copy.
     """
 
-    __slots__ = ("__weakref__", "_bits", "_host", "_lease", "_origin", "device", "dtype", "shape")
+    __slots__ = ("__weakref__", "_bits", "_device", "_dtype", "_host", "_lease", "_origin", "_shape")
 
     #: NumPy's operators leave these arrays alone.
     __array_ufunc__ = None
@@ -49,9 +49,21 @@ class DeviceArray:
         self._origin: Origin | None = None
         self._host: NDArray | None = None  # the same values on the host, where they are known there
         self._bits: int | None = None  # of a packed mask: how many bits count, the device leaves the rest undefined
-        self.shape = shape
-        self.dtype = dtype
-        self.device = device
+        self._shape = shape
+        self._dtype = dtype
+        self._device = device
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self._dtype
+
+    @property
+    def device(self) -> int:
+        return self._device
 
     @property
     def ndim(self) -> int:

@@ -156,19 +156,18 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
     ),
 }
 
-#: The operators of the device that a call needs, where that is not the one of its own.
-CHAINS = {
-    "linear_cross_entropy": (
-        "fused_linear_online_max_sum",
-        "fused_cross_entropy_loss_with_max_sum",
-        "fused_linear_cross_entropy_loss_grad",
-    )
-}
+
+def needed(call: Call) -> tuple[str, ...]:
+    """The operators of the device that a call is made of."""
+    if call.operator.name != "linear_cross_entropy":
+        return (call.operator.name,)
+    loss = "fused_linear_online_max_sum", "fused_cross_entropy_loss_with_max_sum"
+    return (*loss, "fused_linear_cross_entropy_loss_grad") if call.arguments["return_grad"] else loss
 
 
 def refusal(call: Call, state: State) -> Refusal | None:
     """Why the device that was found does not take this valid call; None where it does."""
-    for name in CHAINS.get(call.operator.name, (call.operator.name,)):
+    for name in needed(call):
         device_name = OPERATORS[name].device_name
         if device_name in state.absent:
             reason = f"this toolkit's operator library lacks {state.absent[device_name]}"

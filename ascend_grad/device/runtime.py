@@ -160,19 +160,25 @@ def _first_that_loads(
             except OSError as error:
                 for library in opened:
                     _acl.close_library(library)
-                # Something that is there and does not load is worth more words than something that is not there.
-                # The loader names a file that it has found by its path, and the neighbour that a library lacks.
-                found = os.path.exists(path) if folder else f"/{name}" in str(error)
-                is_there = found or name not in str(error)
-                failures.append((is_there, path, str(error)))
+                failures.append((_is_there(path, str(error)), path, str(error)))
             else:
                 return opened
-    for is_there, path, text in failures:
+    for is_there, path, text in failures:  # worth more words than what is not there
         if is_there:
             raise _Unusable(f"{path} does not load: {text}", broken=True)
     places = " and ".join([*(f"${name}/lib64" for name in FOLDER_VARIABLES), "the loader's path"])
     names = ", ".join(dict.fromkeys(name for family in families for name in family))
     raise _Unusable(f"{what}: none of {names} in {places}", broken=broken)
+
+
+def _is_there(path: str, error: str) -> bool:
+    """Whether a library that did not load exists, in that folder or, given a plain name, where the loader looks.
+
+    The loader names a file that it has found by its path, and the neighbour that a library lacks.
+    """
+    folder, name = os.path.split(path)
+    found = os.path.exists(path) if folder else f"/{name}" in error
+    return found or name not in error
 
 
 def _close() -> None:

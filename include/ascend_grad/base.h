@@ -25,6 +25,7 @@
 
 #define AG_INLINE static inline __attribute__((always_inline))
 #define AG_UNUSED __attribute__((unused))
+#define AG_NOINLINE static __attribute__((noinline, unused))
 
 #define AG_CONCAT3_(a, b, c) a##_##b##_##c
 #define AG_CONCAT2_(a, b) a##_##b

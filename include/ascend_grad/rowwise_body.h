@@ -33,6 +33,7 @@
 #define K(name) AG_KERNEL_NAME(name)
 #define AG_BLOCK (16 * VL)
 #define AG_NARROW (16 * VL < 64 ? 16 * VL : 64)
+#define AG_NARROWEST (VL < 8 ? VL : 8)
 
 /* ---- terms, values ------------------------------------------------------------------------------------------------- */
 
@@ -87,7 +88,7 @@ AG_INLINE real K(shift_of)(const int op, double max, double sum) { return (real)
 AG_INLINE real K(factor_of)(const int op, double sum)
 {
     if (!K(is_forward)(op)) return 0;
-    return (real)(op == AG_LOG_SOFTMAX ? log(sum) : 1.0 / sum);
+    return (real)(op == AG_LOG_SOFTMAX ? v_f64_log(v_f64_set1(sum))[0] : 1.0 / sum);
 }
 
 /* Inputs of lanes i .. i+VL-1, or of the first n of them (the others zero). */
@@ -271,6 +272,117 @@ AG_INLINE double K(row_sum)(const int op, const char *a, const char *b, const ui
     return ag_sum_total(total);
 }
 
+/* Of a packed row of n values: its sum in the order of run_sum, its maximum with NaN passed over. */
+AG_INLINE double K(narrow_sum)(const real *terms, ptrdiff_t n)
+{
+    K(lanes) sums = {0};
+    V partial = {0};
+    for (ptrdiff_t k = 0; k < n; k += VL) partial += V_(first)(n - k, V_(load)(terms + k), (V){0});
+    K(fold)(&sums, partial);
+    return K(reduce)(&sums) + 0.0;
+}
+
+AG_INLINE real K(narrow_max)(const real *logits, ptrdiff_t n)
+{
+    const V lowest = V_(set1)((real)-INFINITY);
+    V best = lowest;
+    for (ptrdiff_t k = 0; k < n; k += VL) best = V_(max)(V_(first)(n - k, V_(load)(logits + k), lowest), best);
+    return V_(reduce_max)(best);
+}
+
+/* The same of `count` rows, a multiple of VL, of n <= AG_NARROWEST values: VL rows at a time, row r in lane r. With a
+ * constant n; see AG_WITH_CONSTANT. */
+AG_INLINE V K(across_rows)(const real *values, const ptrdiff_t n)
+{
+    V v;
+    AG_UNROLL(16)
+    for (int r = 0; r < VL; r++) v[r] = values[r * n];
+    return v;
+}
+
+AG_INLINE void K(sums_of)(const real *terms, ptrdiff_t count, const ptrdiff_t n, double *sums)
+{
+    for (ptrdiff_t row = 0; row < count; row += VL) {
+        K(lanes) lanes[8] = {0};
+        AG_UNROLL(8)
+        for (ptrdiff_t k = 0; k < n; k++) K(fold)(&lanes[k], K(across_rows)(terms + row * n + k, n));
+        AG_UNROLL(3)
+        for (ptrdiff_t half = 4; half > 0; half /= 2) {
+            AG_UNROLL(4)
+            for (ptrdiff_t k = 0; k < half; k++) {
+                if (k + half >= n) continue;
+                lanes[k].low += lanes[k + half].low;
+#if !AG_IS_F64
+                lanes[k].high += lanes[k + half].high;
+#endif
+            }
+        }
+        v_f64_store(sums + row, lanes[0].low + 0.0);
+#if !AG_IS_F64
+        v_f64_store(sums + row + VL / 2, lanes[0].high + 0.0);
+#endif
+    }
+}
+
+AG_INLINE void K(max_of)(const real *logits, ptrdiff_t count, const ptrdiff_t n, real *max)
+{
+    for (ptrdiff_t row = 0; row < count; row += VL) {
+        V best = V_(set1)((real)-INFINITY);
+        AG_UNROLL(8)
+        for (ptrdiff_t k = 0; k < n; k++) best = V_(max)(K(across_rows)(logits + row * n + k, n), best);
+        V_(store)(max + row, best);
+    }
+}
+
+AG_INLINE void K(spread_over)(const real *values, ptrdiff_t count, const ptrdiff_t n, real *to)
+{
+    for (ptrdiff_t row = 0; row < count; row++) {
+        AG_UNROLL(8)
+        for (ptrdiff_t k = 0; k < n; k++) to[row * n + k] = values[row];
+    }
+}
+
+/* Call with n as a constant, for n <= AG_NARROWEST <= 8. */
+#define AG_WITH_CONSTANT(function, from, count, n, to)                                                                   \
+    switch (n) {                                                                                                        \
+    case 1: function(from, count, 1, to); break;                                                                        \
+    case 2: function(from, count, 2, to); break;                                                                        \
+    case 3: function(from, count, 3, to); break;                                                                        \
+    case 4: function(from, count, 4, to); break;                                                                        \
+    case 5: function(from, count, 5, to); break;                                                                        \
+    case 6: function(from, count, 6, to); break;                                                                        \
+    case 7: function(from, count, 7, to); break;                                                                        \
+    default: function(from, count, 8, to); break;                                                                       \
+    }
+
+/* Sums, and maxima, of `rows` packed rows. */
+AG_NOINLINE void K(narrow_sums)(const real *terms, ptrdiff_t rows, ptrdiff_t n, double *sums)
+{
+    const ptrdiff_t together = n <= AG_NARROWEST ? rows / VL * VL : 0;
+    if (together) AG_WITH_CONSTANT(K(sums_of), terms, together, n, sums)
+    for (ptrdiff_t r = together; r < rows; r++) sums[r] = K(narrow_sum)(terms + r * n, n);
+}
+
+AG_NOINLINE void K(narrow_maxima)(const real *logits, ptrdiff_t rows, ptrdiff_t n, real *max)
+{
+    const ptrdiff_t together = n <= AG_NARROWEST ? rows / VL * VL : 0;
+    if (together) AG_WITH_CONSTANT(K(max_of), logits, together, n, max)
+    for (ptrdiff_t r = together; r < rows; r++) max[r] = K(narrow_max)(logits + r * n, n);
+}
+
+/* One value for each row in the place of each of its n elements; beyond the last element is room for a vector. */
+AG_NOINLINE void K(spread)(const real *values, ptrdiff_t rows, ptrdiff_t n, real *to)
+{
+    if (n <= AG_NARROWEST) {
+        AG_WITH_CONSTANT(K(spread_over), values, rows, n, to)
+        return;
+    }
+    for (ptrdiff_t r = 0; r < rows; r++) {
+        const V value = V_(set1)(values[r]);
+        for (ptrdiff_t k = 0; k < n; k += VL) V_(store)(to + r * n + k, value);
+    }
+}
+
 /* Packed rows narrower than a few vectors. All arithmetic runs over the flat elements of a group of rows, however the
  * rows lie in the vectors; only sums and maxima are taken row by row, from a copy of the terms in the first cache, and
  * written back as one value per element. */
@@ -279,7 +391,8 @@ AG_INLINE void K(narrow_rows)(const int op, const ag_tile *tile)
     /* On the stack, which may be small in a thread of a team. */
     enum { CAPACITY = AG_IS_F64 ? 512 : 1024, PADDED = CAPACITY + AG_LANES };
     real terms[PADDED] __attribute__((aligned(64))), shift[PADDED] __attribute__((aligned(64)));
-    real factor[PADDED] __attribute__((aligned(64)));
+    real factor[PADDED] __attribute__((aligned(64))), each[CAPACITY] __attribute__((aligned(64)));
+    double sums[CAPACITY] __attribute__((aligned(64)));
     const ptrdiff_t n = tile->n, group = CAPACITY / n / VL * VL;
     const V scale = V_(set1)((real)tile->scale), lowest = V_(set1)((real)-INFINITY);
     for (ptrdiff_t row = 0; row < tile->rows; row += group) {
@@ -295,14 +408,8 @@ AG_INLINE void K(narrow_rows)(const int op, const ag_tile *tile)
                 V_(store)(terms + i, K(logit)(op, AG_LOAD_PARTIAL(a + i * AG_SIZE, count - i),
                                               K(get_mask_partial)(K(masks_sum)(op), mask, i, count - i), scale));
             }
-            for (ptrdiff_t r = 0; r < rows; r++) {
-                V best = lowest;
-                for (ptrdiff_t k = 0; k < n; k += VL) {
-                    best = V_(max)(V_(first)(n - k, V_(load)(terms + r * n + k), lowest), best);
-                }
-                const V max = V_(set1)(V_(reduce_max)(best));
-                for (ptrdiff_t k = 0; k < n; k += VL) V_(store)(shift + r * n + k, max);
-            }
+            K(narrow_maxima)(terms, rows, n, each);
+            K(spread)(each, rows, n, shift);
             for (i = 0; i < count; i += VL) {
                 const V shifted = V_(load)(terms + i) - V_(load)(shift + i);
                 /* The log-softmax needs the shifted logits again, the others their exponentials. */
@@ -313,16 +420,14 @@ AG_INLINE void K(narrow_rows)(const int op, const ag_tile *tile)
             for (; i + VL <= count; i += VL) V_(store)(terms + i, K(term_at)(op, a, b, mask, i, scale, lowest));
             if (i < count) V_(store)(terms + i, K(term_at_partial)(op, a, b, mask, i, count - i, scale, lowest));
         }
-        for (ptrdiff_t r = 0; r < rows; r++) {
-            K(lanes) sums = {0};
-            V partial = {0};
-            for (ptrdiff_t k = 0; k < n; k += VL) partial += V_(first)(n - k, V_(load)(terms + r * n + k), (V){0});
-            K(fold)(&sums, partial);
-            const double sum = K(reduce)(&sums) + 0.0;
-            const V spread = V_(set1)(K(is_forward)(op) ? K(factor_of)(op, sum) : (real)sum);
-            real *target = (K(is_forward)(op) ? factor : shift) + r * n;
-            for (ptrdiff_t k = 0; k < n; k += VL) V_(store)(target + k, spread);
+        K(narrow_sums)(terms, rows, n, sums);
+        if (op == AG_LOG_SOFTMAX) {
+            for (ptrdiff_t r = 0; r < rows; r += AG_LANES / 2) v_f64_store(sums + r, v_f64_log(v_f64_load(sums + r)));
+        } else if (K(is_forward)(op)) {
+            for (ptrdiff_t r = 0; r < rows; r++) sums[r] = 1.0 / sums[r];
         }
+        for (ptrdiff_t r = 0; r < rows; r++) each[r] = (real)sums[r];
+        K(spread)(each, rows, n, K(is_forward)(op) ? factor : shift);
         char *out = tile->out + row * n * AG_SIZE;
         if (!K(is_forward)(op)) {
             K(run_write)(op, 1, a, b, mask, out, count, scale, shift, factor, tile->stream, NULL);
@@ -683,3 +788,5 @@ static const ag_row_kernels K(ag_rowwise)[AG_OP_COUNT] AG_UNUSED = {
 #undef K
 #undef AG_BLOCK
 #undef AG_NARROW
+#undef AG_NARROWEST
+#undef AG_WITH_CONSTANT

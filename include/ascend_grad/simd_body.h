@@ -13,7 +13,8 @@
  *
  * exp: k = round(x / ln 2), r = x - k ln 2 in two steps, a polynomial on |r| <= ln(2)/2 (float32: our minimax of
  * degree 6, error 0.06 * 2**-24; float64: the series up to degree 13, error 4e-18), then 2**k as a product of two
- * powers so that overflow and gradual underflow come out by themselves. NaN passes through, exp(-inf) = 0.
+ * powers so that overflow comes out by itself. NaN passes through, exp(-inf) = 0, and so is everything below the smallest
+ * normal number: subnormal results take some CPUs a hundred cycles each, in what is made and wherever it is used.
  */
 
 typedef float f32v __attribute__((vector_size(4 * AG_LANES)));
@@ -481,8 +482,9 @@ AG_INLINE f32v v_f32_exp(f32v x)
 {
     /* Adding it leaves the rounded integer in the low bits of the sum, biased like an exponent. */
     const f32v to_int = v_f32_set1(0x1.8p23f + 127);
-    /* The order of the arguments lets NaN through. */
-    x = v_f32_max(v_f32_set1(-104.0f), x);
+    /* The least float32 whose exponential is normal. The order of the arguments lets NaN through. */
+    const f32v least = v_f32_set1(-0x1.5d589ep6f), given = x;
+    x = v_f32_max(least, x);
     x = v_f32_min(v_f32_set1(89.0f), x);
     const f32v shifted = v_f32_fma(x, v_f32_set1(0x1.715476p0f), to_int);
     const f32v k = shifted - to_int;
@@ -494,18 +496,19 @@ AG_INLINE f32v v_f32_exp(f32v x)
     p = v_f32_fma(p, r, v_f32_set1(0x1.fffffcp-2f));
     p = v_f32_fma(p * r, r, r) + 1.0f;
 #if AG_IS_AVX512
-    return _mm512_scalef_ps(p, k);
+    return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(given, least, _CMP_NLT_UQ), p, k);
 #else
     const f32v half = v_f32_fma(k, v_f32_set1(0.5f), to_int);
     const f32v rest = k - (half - to_int) + to_int;
-    return p * (f32v)((u32v)half << 23) * (f32v)((u32v)rest << 23);
+    return v_f32_select(given < least, (f32v){0}, p * (f32v)((u32v)half << 23) * (f32v)((u32v)rest << 23));
 #endif
 }
 
 AG_INLINE f64v v_f64_exp(f64v x)
 {
     const f64v to_int = v_f64_set1(0x1.8p52 + 1023);
-    x = v_f64_max(v_f64_set1(-746.0), x);
+    const f64v least = v_f64_set1(-0x1.6232bdd7abcd2p9), given = x;
+    x = v_f64_max(least, x);
     x = v_f64_min(v_f64_set1(710.0), x);
     const f64v k = v_f64_fma(x, v_f64_set1(0x1.71547652b82fep0), to_int) - to_int;
     f64v r = v_f64_fma(k, v_f64_set1(-0x1.62e42feep-1), x);
@@ -519,7 +522,25 @@ AG_INLINE f64v v_f64_exp(f64v x)
     p = v_f64_fma(p * r, r, r) + 1.0;
     const f64v half = v_f64_fma(k, v_f64_set1(0.5), to_int);
     const f64v rest = k - (half - to_int) + to_int;
-    return p * (f64v)((u64v)half << 52) * (f64v)((u64v)rest << 52);
+    return v_f64_select(given < least, (f64v){0}, p * (f64v)((u64v)half << 52) * (f64v)((u64v)rest << 52));
+}
+
+/* Natural logarithm of numbers from 1 on, or NaN. x = m * 2**k with m next to 1, s = (m - 1) / (m + 1), and log(m) = 2 atanh(s)
+ * by its series; 2 s is taken as f - s f, with f = m - 1, which is exact. The error is below one unit of the last place. */
+AG_INLINE f64v v_f64_log(f64v x)
+{
+    const u64v above = (u64v)x - 0x3fe6a09e667f3bcd; /* over the square root of 1/2 */
+    const u64v k_bits = above >> 52;
+    const f64v k = (f64v)(k_bits | 0x4330000000000000) - 0x1p52;
+    const f64v f = (f64v)((u64v)x - (k_bits << 52)) - 1.0;
+    const f64v s = f / (2.0 + f), z = s * s;
+    static const double series[] = {2 / 21.0, 2 / 19.0, 2 / 17.0, 2 / 15.0, 2 / 13.0,
+                                    2 / 11.0, 2 / 9.0,  2 / 7.0,  2 / 5.0,  2 / 3.0};
+    f64v p = v_f64_set1(2 / 23.0);
+    AG_UNROLL(10)
+    for (int i = 0; i < 10; i++) p = v_f64_fma(p, z, v_f64_set1(series[i]));
+    const f64v log_m = v_f64_fma(k, v_f64_set1(0x1.a39ef35793c76p-33), f - s * (f - z * p));
+    return v_f64_select(x < INFINITY, v_f64_fma(k, v_f64_set1(0x1.62e42feep-1), log_m), x);
 }
 
 /* After streams, before another thread may look. */
