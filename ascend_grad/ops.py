@@ -248,7 +248,8 @@ def softmax(
 
     Notes
     -----
-    The formula is that of ``aclnnSoftmax``.
+    The formula is that of ``aclnnSoftmax``. On the CPU an exponential below the smallest normal number is 0, here and
+    in all operators.
 
     Examples
     --------

@@ -101,6 +101,37 @@ def test_masks_and_scales(operator, dtype, scale, engine):
         assert_identical(engine(whole), result)
 
 
+@pytest.mark.parametrize("real", [np.float32, np.float64])
+def test_exponentials_are_normal_or_zero(real, cpu_engine):
+    """Subnormal numbers are slow to make and to use on some CPUs."""
+    info = np.finfo(real)
+    edge = real(np.log(np.longdouble(info.smallest_normal)))
+    near = [edge]
+    for _ in range(5):
+        near = [np.nextafter(near[0], real(-np.inf)), *near, np.nextafter(near[-1], real(0))]
+    x = np.array([0, *near, *np.linspace(1.3 * edge, 0.9 * edge, 1001), -10000, -np.inf], real)
+    g = np.zeros_like(x)
+    g[0] = 1
+    got = -ag.log_softmax_backward(g, x)[1:]
+    exact = np.exp(x[1:].astype(np.longdouble))
+    is_normal = exact >= info.smallest_normal
+    assert np.any(is_normal)
+    np.testing.assert_array_equal(got[~is_normal], 0)
+    assert np.all(np.abs(got - exact)[is_normal] <= 2 * info.eps * exact[is_normal])
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 6, 7, 8, 9, 17])
+@pytest.mark.parametrize("rows", [7, 300, 1025])
+def test_rows_of_a_few_elements(operator, dtype, n, rows, cpu_engine):
+    """They are computed several at a time, and so is what is left over; the bits are those of a row by itself."""
+    shape = (1, 1, rows, n) if operator in MASKED else (rows, n)
+    problem = random_problem(operator, shape, DTYPES[dtype])
+    result = cpu_engine(problem)
+    cpu_engine.assert_right(problem, result)
+    last = problem.replaced(*(array[..., -1:, :] for array in problem.arrays))
+    assert_identical(cpu_engine(last), result[..., -1:, :])
+
+
 # ---- NaN and infinity ------------------------------------------------------------------------------------------------
 
 

@@ -24,7 +24,7 @@ Time the operators beside NumPy's formulas, and beside PyTorch and JAX where the
 sides in turn. "numpy 8.0×" means that NumPy takes 8 times as long; "numpy dot" is NumPy's best form where that is not
 the formula as it is written; "of stream" is the part that is reached of the speed of memory. A mode stands behind
 each case: the result goes into an array at hand (out), a new one (fresh), or after 20 ms of idling (idle).
-The full run takes about ten minutes and up to 5 GB.
+The full run takes about twenty minutes and up to 5 GB.
 
 --linear times the linear cross-entropy operators: GFLOP/s, also as a part of those of a large square product in BLAS
 ("of BLAS"), beside the formula in NumPy, PyTorch with all logits in memory and its loss in chunks; and it measures the
