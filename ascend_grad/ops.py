@@ -248,8 +248,8 @@ def softmax(
 
     Notes
     -----
-    The formula is that of ``aclnnSoftmax``. On the CPU an exponential below the smallest normal number is 0, here and
-    in all operators.
+    The formula is that of ``aclnnSoftmax``. On the CPU an exponential below the smallest normal number of float32 is 0,
+    here and in all operators, unless the arrays are float64.
 
     Examples
     --------

@@ -205,9 +205,10 @@ def blocks(speed: Results | None, accuracy: Results | None, linear: Results | No
             "linear_machine": machine_block(linear),
             "linear_speed": linear_speed_block(linear.linear),
             "linear_rows": linear_rows_block(linear.linear),
-            "linear_memory": memory_block(linear.memory),
             "linear_targets": targets_block(targets),
         }
+        if linear.memory:
+            found["linear_memory"] = memory_block(linear.memory)
     return found
 
 

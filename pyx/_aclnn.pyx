@@ -138,7 +138,7 @@ cdef class Tensor:
                 dims, rank, dtype, strides, 0, AG_ACL_FORMAT_ND, dims, rank, memory.address
             )
         if self.handle == NULL:
-            raise device_error(None, "aclCreateTensor", _acl.recent_message() or "it returned no tensor")
+            raise device_error(None, "aclCreateTensor", _acl.recent_message())
 
     def close(self):
         cdef ag_acl_tensor *handle = self.handle

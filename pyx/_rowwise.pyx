@@ -358,7 +358,7 @@ cdef class Schedule:
     cdef int prepare(self, int threads) except -1:
         cdef Problem *p = &self.p
         cdef bint is_double = p.dtype == AG_FLOAT64
-        cdef Py_ssize_t compute_size = 8 if is_double else 4, inner = p.shape[p.axes - 1], budget, working
+        cdef Py_ssize_t compute_size = 8 if is_double else 4, inner = p.shape[p.axes - 1], budget, working, inputs
         self.variant = _cpu.active()
         self.threads = threads
         self.layout = choose_layout(p)
@@ -383,14 +383,15 @@ cdef class Schedule:
                 self.group_size = 1
                 self.groups = p.rows
         elif self.layout == COLUMNS:
-            # A block stays in the second cache between sum and result, unless it would be too narrow.
-            working = p.n * p.operands[A].itemsize * (2 if has_b(p.op) else 1)
-            if not self.stream:
-                working += p.n * p.operands[OUT].itemsize
+            # Both inputs of a block stay in the second cache between sum and result, unless it would be too narrow.
+            inputs = 2 if has_b(p.op) else 1
+            working = p.n * p.operands[A].itemsize * inputs
             budget = _cpu.cache_size(2) // 2 // working // 64 * 64
             self.group_size = min(inner, <Py_ssize_t>AG_MAX_COLUMNS)
             if inner > AG_PACKED_COLUMNS:
                 if budget >= 256:
+                    if not self.stream:  # results pass through the cache, too
+                        budget = max(<Py_ssize_t>256, budget * inputs // (inputs + 1) // 64 * 64)
                     self.group_size = min(self.group_size, budget)
                 # Enough blocks for every thread, of whole cache lines.
                 while self.group_size > 64 and p.rows // self.group_size < 2 * threads:

@@ -359,7 +359,15 @@ AG_INLINE void K(spread_over)(const real *values, ptrdiff_t count, const ptrdiff
 AG_NOINLINE void K(narrow_sums)(const real *terms, ptrdiff_t rows, ptrdiff_t n, double *sums)
 {
     const ptrdiff_t together = n <= AG_NARROWEST ? rows / VL * VL : 0;
+    f64v special = {0};
     if (together) AG_WITH_CONSTANT(K(sums_of), terms, together, n, sums)
+    for (ptrdiff_t r = 0; r < together; r += AG_LANES / 2) special += v_f64_load(sums + r) * 0.0;
+    if (v_f64_reduce_sum(special) != 0.0) {
+        /* Which of two NaN a sum gives depends on the instructions: they shall be the same for all rows. */
+        for (ptrdiff_t r = 0; r < together; r++) {
+            if (sums[r] != sums[r]) sums[r] = K(narrow_sum)(terms + r * n, n);
+        }
+    }
     for (ptrdiff_t r = together; r < rows; r++) sums[r] = K(narrow_sum)(terms + r * n, n);
 }
 
