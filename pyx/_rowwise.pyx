@@ -390,8 +390,8 @@ cdef class Schedule:
             self.group_size = min(inner, <Py_ssize_t>AG_MAX_COLUMNS)
             if inner > AG_PACKED_COLUMNS:
                 if budget >= 256:
-                    if not self.stream:  # results pass through the cache, too
-                        budget = max(<Py_ssize_t>256, budget * inputs // (inputs + 1) // 64 * 64)
+                    if not self.stream:  # results pass through the cache, too; but short pieces of rows are slow
+                        budget = max(min(budget, <Py_ssize_t>512), budget * inputs // (inputs + 1) // 64 * 64)
                     self.group_size = min(self.group_size, budget)
                 # Enough blocks for every thread, of whole cache lines.
                 while self.group_size > 64 and p.rows // self.group_size < 2 * threads:

@@ -3,7 +3,8 @@
 Oracles are NumPy formulas in float64 (long double for float64) and share nothing with the kernels. With eps = 2**-24
 (2**-53 for float64), the bounds are
 
-- a product ``A @ B``: c eps (|A| @ |B|), with c = 16 for centred values, 64 for random positive ones, 512 for any;
+- a product ``A @ B``: c eps (|A| @ |B|), with c = 16 for centred values, 64 for random positive ones (and what comes of
+  a stored softmax), 512 for any;
 - the logits likewise; an entry of the softmax that is recomputed from them adds P (c eps (|X| @ |W.T| + |max|) + 4 eps)
   to its part of the products, 24 eps in place of 4 where maximum and sum are computed in the same call;
 - bfloat16: 2**-8 (|P| @ |B|) more, since P is rounded first;
@@ -140,6 +141,7 @@ def _stored(p: Problem) -> tuple[Sequence[Expected], Callable]:
     x, weight = p.narrow()
     mask = np.zeros(len(x), bool)
     wide = softmax.astype(p.f.oracle)
+    p = p._replace(constant=max(p.constant, 64))
     return _gradients(p, wide, np.zeros_like(wide), p.grad), lambda: ag.fused_linear_cross_entropy_loss_grad(
         p.grad, x, weight, mask, p.target, softmax=softmax, backend="cpu"
     )
