@@ -437,6 +437,7 @@ cdef class Schedule:
     cdef int threads
     cdef bint chosen                  # by this library, not by the caller
     cdef int members                  # of the team that there is
+    cdef bint awake                   # the round before was one of the team
     cdef ag_team team
     cdef Round which
     cdef Py_ssize_t units
@@ -479,6 +480,7 @@ cdef class Schedule:
         self.block.round_to_bfloat16 = self.input.dtype == AG_BFLOAT16
         self.threads, self.chosen = _threads.choose(blocking.flops() / RATE, threads), threads == 0
         self.members = 1
+        self.awake = False
         self.chunk = -1
         self.keep = [input, weight, memory]
         data = cnp.PyArray_BYTES(memory)
@@ -562,6 +564,7 @@ cdef class Schedule:
         """A round."""
         cdef Py_ssize_t u
         if self.members == 1 or units == 1 or (self.chosen and _threads.is_disturbed()):
+            self.awake = False
             with nogil:
                 for u in range(units):
                     self.unit(which, u)
@@ -570,8 +573,10 @@ cdef class Schedule:
             with nogil:
                 ag_team_start(&self.team, False)
                 self.take_part(self.team.round, self.members)
-            if units > 2 * self.members:  # else some may have little to do
+            # Not where some may have little to do; and whoever has to wake first is late without any disturbance.
+            if units > 2 * self.members and self.awake:
                 _threads.took(self.team.last - self.team.begin, self.team.last - self.team.first)
+            self.awake = True
         PyErr_CheckSignals()
         return 0
 

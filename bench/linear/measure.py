@@ -23,8 +23,8 @@ from .cases import GRADIENT, WHOLE, LinearCase, arguments, outs
 from .sides import SIDES, UNFILTERED, YARDSTICK, Call, agree, yardstick
 
 TURNS = 3
-#: Before each turn: the threads of a BLAS go on spinning for tens of milliseconds after its last product.
-PAUSE = 0.06
+#: Before each turn: the threads of a BLAS go on spinning for up to a tenth of a second after its last product.
+PAUSE = 0.15
 #: Short calls are timed in a loop of about this length: waking threads costs some of them many times their own time.
 LOOP = 0.05
 #: Calls that take longer need no warming up.
