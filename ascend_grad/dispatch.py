@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, NoReturn
 from . import config, contract
 from .backends import AUTOMATIC, REGISTRY, npu
 from .contract import Call, Operator
-from .device import runtime
 from .errors import BackendUnavailableError, ParamInvalidError
 
 logger = logging.getLogger("ascend_grad")
@@ -50,7 +49,7 @@ def is_plain_cpu(backend: str | None) -> bool:
         chosen = _chosen.get()
         backend = chosen.name if chosen is not None else config.ENVIRONMENT.backend
         if backend is None or backend == "auto":
-            return not (runtime._state or runtime.state()).status[0]  # as `npu.status`; small calls are in a hurry
+            return not npu.status()[0]
     # A backend that is no text, an array perhaps, is not to be compared but refused on the general way.
     return isinstance(backend, str) and (backend == "cpu" or (backend == "auto" and not npu.status()[0]))
 
