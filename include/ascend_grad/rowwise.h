@@ -61,10 +61,7 @@ enum {
     AG_MAX_COLUMNS = 1024,   /* columns of a tile at most */
     AG_PACKED_COLUMNS = 128, /* columns up to which packed rows are taken together */
     AG_MAX_LANES = 16,
-    /* Bytes of rows for which the next one is asked for: shorter ones the hardware foresees, of longer ones two would not
-     * fit the second cache. */
-    AG_MIN_AHEAD = 8 << 10,
-    AG_MAX_AHEAD = 128 << 10,
+    AG_MAX_AHEAD = 128 << 10, /* bytes of rows for which the next ones are asked for: two longer ones fit no second cache */
     AG_SCRATCH_VALUES = AG_MAX_LANES * AG_PACKED_COLUMNS + AG_MAX_COLUMNS + AG_MAX_LANES,
     AG_SCRATCH_BYTES = 8 * ((AG_MAX_LANES + 2) * AG_MAX_COLUMNS + 3 * AG_SCRATCH_VALUES)
 };
@@ -83,7 +80,7 @@ typedef struct {
     int fits;   /* columns: inputs stay in the second cache from the sum to the result */
 } ag_tile;
 
-/* Where the next row's inputs lie. */
+/* Where the inputs of a row of the next group lie. */
 typedef struct {
     const char *a, *b;
 } ag_ahead;

@@ -7,6 +7,9 @@
 #define AG_LOAD AG_CONCAT3(ag_v, AG_DTYPE, AG_CONCAT2(load, AG_ISA))
 #define AG_STORE AG_CONCAT3(ag_v, AG_DTYPE, AG_CONCAT2(store, AG_ISA))
 #define AG_STREAM AG_CONCAT3(ag_v, AG_DTYPE, AG_CONCAT2(stream, AG_ISA))
+#define AG_LOAD_TWO AG_CONCAT3(ag_v, AG_DTYPE, AG_CONCAT2(load_two, AG_ISA))
+#define AG_STORE_TWO AG_CONCAT3(ag_v, AG_DTYPE, AG_CONCAT2(store_two, AG_ISA))
+#define AG_STREAM_TWO AG_CONCAT3(ag_v, AG_DTYPE, AG_CONCAT2(stream_two, AG_ISA))
 #define AG_LOAD_PARTIAL AG_CONCAT3(ag_v, AG_DTYPE, AG_CONCAT2(load_partial, AG_ISA))
 #define AG_STORE_PARTIAL AG_CONCAT3(ag_v, AG_DTYPE, AG_CONCAT2(store_partial, AG_ISA))
 
@@ -85,10 +88,10 @@ AG_INLINE int K(is_masked)(const int op)
 AG_INLINE int K(masks_sum)(const int op) { return op == AG_SCALED_MASKED_SOFTMAX; }
 
 AG_INLINE real K(shift_of)(const int op, double max, double sum) { return (real)(K(is_forward)(op) ? max : sum); }
+AG_INLINE f64v K(factors)(const int op, f64v sums) { return op == AG_LOG_SOFTMAX ? v_f64_log(sums) : 1.0 / sums; }
 AG_INLINE real K(factor_of)(const int op, double sum)
 {
-    if (!K(is_forward)(op)) return 0;
-    return (real)(op == AG_LOG_SOFTMAX ? v_f64_log(v_f64_set1(sum))[0] : 1.0 / sum);
+    return K(is_forward)(op) ? (real)K(factors)(op, v_f64_set1(sum))[0] : 0;
 }
 
 /* Inputs of lanes i .. i+VL-1, or of the first n of them (the others zero). */
@@ -151,8 +154,8 @@ AG_INLINE double K(reduce)(const K(lanes) *sums)
 #endif
 }
 
-/* Ask for `count` elements of the next row from i on, into the second cache: the memory should not rest while a row is
- * read a second time. */
+/* Ask for `count` elements of a row of the next group from i on, into the second cache: the memory should not rest while
+ * a row is read a second time. */
 AG_INLINE void K(ask_ahead)(const int op, const ag_ahead *ahead, ptrdiff_t i, ptrdiff_t count)
 {
     for (ptrdiff_t byte = i * AG_SIZE; byte < (i + count) * AG_SIZE; byte += 64) {
@@ -185,49 +188,78 @@ AG_INLINE real K(run_max)(const int op, const char *a, const uint8_t *mask, ptrd
     return V_(reduce_max)(V_(max)(V_(max)(best[0], best[1]), V_(max)(best[2], best[3])));
 }
 
-/* Sum of the terms of one segment, n <= AG_SEGMENT(VL), in the order that rowwise.h fixes. */
-AG_INLINE double K(run_sum)(const int op, const char *a, const char *b, const uint8_t *mask, ptrdiff_t n, V scale, V max)
+/* A term that is left where `kept`, if not NULL, has room for it. */
+AG_INLINE V K(kept_term)(V term, real *kept, ptrdiff_t i)
 {
+    if (kept) V_(store)(kept + i, term);
+    return term;
+}
+
+/* Sum of the terms of one segment, n <= AG_SEGMENT(VL), in the order that rowwise.h fixes. */
+AG_INLINE double K(run_sum)(const int op, const char *a, const char *b, const uint8_t *mask, ptrdiff_t n, V scale, V max,
+                            real *kept)
+{
+#define AG_TERM(i) K(kept_term)(K(term_at)(op, a, b, mask, i, scale, max), kept, i)
     K(lanes) sums = {0};
     ptrdiff_t i = 0;
     for (; i + AG_BLOCK <= n; i += AG_BLOCK) {
-        V partial = K(term_at)(op, a, b, mask, i, scale, max);
+        V partial = AG_TERM(i);
         if (K(is_forward)(op)) {
-            for (int t = 1; t < 16; t++) partial += K(term_at)(op, a, b, mask, i + t * VL, scale, max);
+            for (int t = 1; t < 16; t++) partial += AG_TERM(i + t * VL);
         } else {
             AG_UNROLL(15)
-            for (int t = 1; t < 16; t++) partial += K(term_at)(op, a, b, mask, i + t * VL, scale, max);
+            for (int t = 1; t < 16; t++) partial += AG_TERM(i + t * VL);
         }
         K(fold)(&sums, partial);
     }
     if (i < n) {
         V partial = {0};
-        for (; i + VL <= n; i += VL) partial += K(term_at)(op, a, b, mask, i, scale, max);
-        if (i < n) partial += K(term_at_partial)(op, a, b, mask, i, n - i, scale, max);
+        for (; i + VL <= n; i += VL) partial += AG_TERM(i);
+        if (i < n) partial += K(kept_term)(K(term_at_partial)(op, a, b, mask, i, n - i, scale, max), kept, i);
         K(fold)(&sums, partial);
     }
     return K(reduce)(&sums);
+#undef AG_TERM
 }
 
-/* Results of n elements. shift and factor: one value each, or (varying) one for each element. */
+/* Results of n elements. shift and factor: one value each, or (varying) one for each element. `kept`, if not NULL, has
+ * the exponentials of a softmax. */
 AG_INLINE void K(run_write)(const int op, const int varying, const char *a, const char *b, const uint8_t *mask, char *out,
-                            ptrdiff_t n, V scale, const real *shift, const real *factor, int stream,
+                            ptrdiff_t n, V scale, const real *shift, const real *factor, const real *kept, int stream,
                             const ag_ahead *ahead)
 {
     const int second = K(reads_b)(op), masked = K(is_masked)(op), two = K(is_forward)(op);
-    const V shift0 = varying ? (V){0} : V_(set1)(*shift), factor0 = varying || !two ? (V){0} : V_(set1)(*factor);
+    const V none = {0};
+    const V shift0 = varying ? none : V_(set1)(*shift), factor0 = varying || !two ? none : V_(set1)(*factor);
 #define AG_SHIFT(i) (varying ? V_(load)(shift + (i)) : shift0)
 #define AG_FACTOR(i) (varying && two ? V_(load)(factor + (i)) : factor0)
 #define AG_VALUE(i)                                                                                                     \
-    K(value)(op, AG_LOAD(a + (i) * AG_SIZE), K(get)(second, b, i), K(get_mask)(masked, mask, i), scale, AG_SHIFT(i),    \
-             AG_FACTOR(i))
+    (kept ? V_(load)(kept + (i)) * AG_FACTOR(i)                                                                         \
+          : K(value)(op, AG_LOAD(a + (i) * AG_SIZE), K(get)(second, b, i), K(get_mask)(masked, mask, i), scale,         \
+                     AG_SHIFT(i), AG_FACTOR(i)))
+/* Where all values of the two vectors are treated alike, their order is free. */
+#define AG_WRITE_TWO(i, put, put_two)                                                                                   \
+    do {                                                                                                                \
+        if (varying || masked || kept) {                                                                                \
+            put(out + (i) * AG_SIZE, AG_VALUE(i));                                                                      \
+            put(out + ((i) + VL) * AG_SIZE, AG_VALUE((i) + VL));                                                        \
+        } else {                                                                                                        \
+            V a0, a1, b0 = none, b1 = none;                                                                             \
+            AG_LOAD_TWO(a + (i) * AG_SIZE, &a0, &a1);                                                                   \
+            if (second) AG_LOAD_TWO(b + (i) * AG_SIZE, &b0, &b1);                                                       \
+            put_two(out + (i) * AG_SIZE, K(value)(op, a0, b0, (MASKV){0}, scale, shift0, factor0),                      \
+                    K(value)(op, a1, b1, (MASKV){0}, scale, shift0, factor0));                                          \
+        }                                                                                                               \
+    } while (0)
 #define AG_WRITE_PARTIAL(i, count)                                                                                      \
     do {                                                                                                                \
         const V shift_ = varying ? V_(load_partial)(shift + (i), count) : shift0;                                       \
         const V factor_ = varying && two ? V_(load_partial)(factor + (i), count) : factor0;                             \
         AG_STORE_PARTIAL(out + (i) * AG_SIZE,                                                                           \
-                         K(value)(op, AG_LOAD_PARTIAL(a + (i) * AG_SIZE, count), K(get_partial)(second, b, i, count),   \
-                                  K(get_mask_partial)(masked, mask, i, count), scale, shift_, factor_),                 \
+                         kept ? V_(load)(kept + (i)) * factor_                                                          \
+                              : K(value)(op, AG_LOAD_PARTIAL(a + (i) * AG_SIZE, count),                                 \
+                                         K(get_partial)(second, b, i, count),                                           \
+                                         K(get_mask_partial)(masked, mask, i, count), scale, shift_, factor_),          \
                          count);                                                                                        \
     } while (0)
     ptrdiff_t i = 0;
@@ -239,37 +271,100 @@ AG_INLINE void K(run_write)(const int op, const int varying, const char *a, cons
             AG_WRITE_PARTIAL(0, i);
         }
         for (; i + 2 * VL <= n; i += 2 * VL) {
-            const V first = AG_VALUE(i), next = AG_VALUE(i + VL);
-            AG_STREAM(out + i * AG_SIZE, first);
-            AG_STREAM(out + (i + VL) * AG_SIZE, next);
+            AG_WRITE_TWO(i, AG_STREAM, AG_STREAM_TWO);
             if (ahead) K(ask_ahead)(op, ahead, i, 2 * VL);
         }
     }
     for (; i + 4 * VL <= n; i += 4 * VL) {
-        AG_UNROLL(4)
-        for (int j = 0; j < 4; j++) AG_STORE(out + (i + j * VL) * AG_SIZE, AG_VALUE(i + j * VL));
+        AG_WRITE_TWO(i, AG_STORE, AG_STORE_TWO);
+        AG_WRITE_TWO(i + 2 * VL, AG_STORE, AG_STORE_TWO);
     }
     for (; i + VL <= n; i += VL) AG_STORE(out + i * AG_SIZE, AG_VALUE(i));
     if (i < n) AG_WRITE_PARTIAL(i, n - i);
 #undef AG_SHIFT
 #undef AG_FACTOR
 #undef AG_VALUE
+#undef AG_WRITE_TWO
 #undef AG_WRITE_PARTIAL
 }
 
 /* ---- rows ----------------------------------------------------------------------------------------------------------- */
 
 AG_INLINE double K(row_sum)(const int op, const char *a, const char *b, const uint8_t *mask, ptrdiff_t n, V scale,
-                            double max)
+                            real max, real *kept)
 {
-    const V max_v = V_(set1)((real)max);
-    if (n <= AG_SEGMENT(VL)) return K(run_sum)(op, a, b, mask, n, scale, max_v) + 0.0;
+    const V max_v = V_(set1)(max);
+    if (n <= AG_SEGMENT(VL)) return K(run_sum)(op, a, b, mask, n, scale, max_v, kept) + 0.0;
     ag_sum total = {0.0, 0.0};
     for (ptrdiff_t i = 0; i < n; i += AG_SEGMENT(VL)) {
         const ptrdiff_t length = n - i < AG_SEGMENT(VL) ? n - i : AG_SEGMENT(VL);
-        ag_sum_add(&total, K(run_sum)(op, a + i * AG_SIZE, b + i * AG_SIZE, mask + i, length, scale, max_v));
+        ag_sum_add(&total, K(run_sum)(op, a + i * AG_SIZE, b + i * AG_SIZE, mask + i, length, scale, max_v,
+                                      kept ? kept + i : NULL));
     }
     return ag_sum_total(total);
+}
+
+AG_INLINE ag_tile K(some_rows)(const ag_tile *tile, ptrdiff_t begin, ptrdiff_t count)
+{
+    ag_tile part = *tile;
+    part.a += begin * tile->a_stride;
+    part.b += begin * tile->b_stride;
+    part.mask += begin * tile->mask_stride;
+    part.out += begin * tile->out_stride;
+    part.rows = count;
+    return part;
+}
+
+/* Maxima, and sums, of four rows of n <= AG_BLOCK elements: what waits in one row lets the others go on. */
+AG_INLINE void K(four_maxima)(const int op, const ag_tile *rows, V scale, real *max)
+{
+    const ptrdiff_t n = rows->n;
+    const V lowest = V_(set1)((real)-INFINITY);
+    V best[4] = {lowest, lowest, lowest, lowest};
+    ptrdiff_t i = 0;
+    for (; i + VL <= n; i += VL) {
+        AG_UNROLL(4)
+        for (int r = 0; r < 4; r++) {
+            best[r] = V_(max)(K(logit)(op, AG_LOAD(rows->a + r * rows->a_stride + i * AG_SIZE),
+                                       K(get_mask)(K(masks_sum)(op), rows->mask + r * rows->mask_stride, i), scale),
+                              best[r]);
+        }
+    }
+    if (i < n) {
+        AG_UNROLL(4)
+        for (int r = 0; r < 4; r++) {
+            const V x = K(logit)(op, AG_LOAD_PARTIAL(rows->a + r * rows->a_stride + i * AG_SIZE, n - i),
+                                 K(get_mask_partial)(K(masks_sum)(op), rows->mask + r * rows->mask_stride, i, n - i),
+                                 scale);
+            best[r] = V_(max)(V_(first)(n - i, x, lowest), best[r]);
+        }
+    }
+    AG_UNROLL(4)
+    for (int r = 0; r < 4; r++) max[r] = V_(reduce_max)(best[r]);
+}
+
+AG_INLINE void K(four_sums)(const int op, const ag_tile *rows, V scale, const real *max, real *kept, ptrdiff_t pitch,
+                            double *sums)
+{
+    const ptrdiff_t n = rows->n;
+    V partial[4] = {{0}};
+    ptrdiff_t i = 0;
+#define AG_ADD_TERMS(term, ...)                                                                                         \
+    AG_UNROLL(4)                                                                                                        \
+    for (int r = 0; r < 4; r++) {                                                                                       \
+        partial[r] += K(kept_term)(term(op, rows->a + r * rows->a_stride, rows->b + r * rows->b_stride,                 \
+                                        rows->mask + r * rows->mask_stride, __VA_ARGS__, scale, V_(set1)(max[r])),      \
+                                   kept ? kept + r * pitch : NULL, i);                                                  \
+    }
+    for (; i + VL <= n; i += VL) AG_ADD_TERMS(K(term_at), i)
+    if (i < n) AG_ADD_TERMS(K(term_at_partial), i, n - i)
+#undef AG_ADD_TERMS
+    AG_UNROLL(4)
+    for (int r = 0; r < 4; r++) {
+        K(lanes) lanes = {0};
+        K(fold)(&lanes, partial[r]);
+        sums[r] = K(reduce)(&lanes) + 0.0;
+    }
 }
 
 /* Of a packed row of n values: its sum in the order of run_sum, its maximum with NaN passed over. */
@@ -429,16 +524,14 @@ AG_INLINE void K(narrow_rows)(const int op, const ag_tile *tile)
             if (i < count) V_(store)(terms + i, K(term_at_partial)(op, a, b, mask, i, count - i, scale, lowest));
         }
         K(narrow_sums)(terms, rows, n, sums);
-        if (op == AG_LOG_SOFTMAX) {
-            for (ptrdiff_t r = 0; r < rows; r += AG_LANES / 2) v_f64_store(sums + r, v_f64_log(v_f64_load(sums + r)));
-        } else if (K(is_forward)(op)) {
-            for (ptrdiff_t r = 0; r < rows; r++) sums[r] = 1.0 / sums[r];
+        if (K(is_forward)(op)) {
+            for (ptrdiff_t r = 0; r < rows; r += AG_LANES / 2) v_f64_store(sums + r, K(factors)(op, v_f64_load(sums + r)));
         }
         for (ptrdiff_t r = 0; r < rows; r++) each[r] = (real)sums[r];
         K(spread)(each, rows, n, K(is_forward)(op) ? factor : shift);
         char *out = tile->out + row * n * AG_SIZE;
         if (!K(is_forward)(op)) {
-            K(run_write)(op, 1, a, b, mask, out, count, scale, shift, factor, tile->stream, NULL);
+            K(run_write)(op, 1, a, b, mask, out, count, scale, shift, factor, NULL, tile->stream, NULL);
             continue;
         }
         for (i = 0; i + VL <= count; i += VL) {
@@ -453,40 +546,71 @@ AG_INLINE void K(narrow_rows)(const int op, const ag_tile *tile)
     }
 }
 
+/* Rows in groups, sums first: the additions of one row run beside the arithmetic of another, and the exponentials of
+ * rows that are not too long are kept for the results. */
+AG_INLINE void K(wide_rows)(const int op, const ag_tile *tile)
+{
+    /* On the stack, which may be small in a thread of a team. */
+    enum { GROUP = 8, GROUP_BYTES = 8 << 10, CAPACITY = (16 << 10) / sizeof(real) };
+    real kept[CAPACITY] __attribute__((aligned(64))), max[GROUP] = {0};
+    double sums[GROUP] = {0};
+    const ptrdiff_t n = tile->n, width = n * AG_SIZE, pitch = (n + VL - 1) / VL * VL;
+    const int asks = tile->stream && width <= AG_MAX_AHEAD;
+    const int keeps = K(is_forward)(op) && op != AG_LOG_SOFTMAX && pitch <= CAPACITY;
+    const ptrdiff_t fitting = keeps ? CAPACITY / pitch : GROUP_BYTES / width;
+    const ptrdiff_t group = fitting >= GROUP ? GROUP : fitting > 1 ? fitting : 1;
+    const V scale = V_(set1)((real)tile->scale);
+    for (ptrdiff_t row = 0; row < tile->rows; row += group) {
+        const ptrdiff_t rows = tile->rows - row < group ? tile->rows - row : group;
+        const ptrdiff_t in_fours = n <= AG_BLOCK ? rows / 4 * 4 : 0;
+        const ag_tile here = K(some_rows)(tile, row, rows);
+        if (K(is_forward)(op)) {
+            for (ptrdiff_t r = 0; r < in_fours; r += 4) {
+                const ag_tile four = K(some_rows)(&here, r, 4);
+                K(four_maxima)(op, &four, scale, max + r);
+            }
+            for (ptrdiff_t r = in_fours; r < rows; r++) {
+                max[r] = K(run_max)(op, here.a + r * here.a_stride, here.mask + r * here.mask_stride, n, scale);
+            }
+        }
+        for (ptrdiff_t r = 0; r < in_fours; r += 4) {
+            const ag_tile four = K(some_rows)(&here, r, 4);
+            K(four_sums)(op, &four, scale, max + r, keeps ? kept + r * pitch : NULL, pitch, sums + r);
+        }
+        for (ptrdiff_t r = in_fours; r < rows; r++) {
+            const ag_tile one = K(some_rows)(&here, r, 1);
+            sums[r] = K(row_sum)(op, one.a, one.b, one.mask, n, scale, max[r], keeps ? kept + r * pitch : NULL);
+        }
+        if (K(is_forward)(op)) {
+            for (ptrdiff_t r = 0; r < rows; r += AG_LANES / 2) {
+                v_f64_store(sums + r, K(factors)(op, v_f64_load(sums + r)));
+            }
+        }
+        for (ptrdiff_t r = 0; r < rows; r++) {
+            const ag_tile one = K(some_rows)(&here, r, 1);
+            const ag_ahead next = {one.a + group * one.a_stride, one.b + group * one.b_stride};
+            const real shift = K(is_forward)(op) ? max[r] : (real)sums[r], factor = (real)sums[r];
+            const ag_ahead *ahead = asks && row + r + group < tile->rows ? &next : NULL;
+            if (keeps) {
+                K(run_write)(op, 0, one.a, one.b, one.mask, one.out, n, scale, &shift, &factor, &kept[r * pitch],
+                             tile->stream, ahead);
+            } else {
+                K(run_write)(op, 0, one.a, one.b, one.mask, one.out, n, scale, &shift, &factor, NULL, tile->stream, ahead);
+            }
+        }
+    }
+}
+
 AG_INLINE void K(rows)(const int op, const ag_tile *tile)
 {
     const ptrdiff_t n = tile->n, width = n * AG_SIZE;
-    /* A forward operator keeps its exponentials there; a backward one gains where vectors would be part empty, or where
-     * converting outweighs the copies. */
-    const int narrow = n <= AG_NARROW && (K(is_forward)(op) || AG_SIZE == 2 || n % VL || n <= 2 * VL);
+    /* Where vectors would be part empty, or the sum of a row outweighs its elements. */
+    const int narrow = n <= AG_NARROW && (n % VL || n <= 2 * VL);
     if (narrow && tile->rows > 1 && tile->a_stride == width && tile->out_stride == width &&
         (!K(reads_b)(op) || tile->b_stride == width) && (!K(is_masked)(op) || tile->mask_stride == n)) {
         K(narrow_rows)(op, tile);
     } else {
-        const V scale = V_(set1)((real)tile->scale);
-        const int asks = tile->stream && width >= AG_MIN_AHEAD && width <= AG_MAX_AHEAD;
-        /* Short rows in groups, sums first: one row's chain of additions runs beside the arithmetic of another. */
-        enum { GROUP = 8, GROUP_BYTES = 8 << 10 };
-        const ptrdiff_t group = width <= GROUP_BYTES / GROUP ? GROUP : width <= GROUP_BYTES ? GROUP_BYTES / width : 1;
-        real shift[GROUP], factor[GROUP];
-        for (ptrdiff_t row = 0; row < tile->rows; row += group) {
-            const ptrdiff_t end = row + group < tile->rows ? row + group : tile->rows;
-            for (ptrdiff_t r = row; r < end; r++) {
-                const char *a = tile->a + r * tile->a_stride, *b = tile->b + r * tile->b_stride;
-                const uint8_t *mask = tile->mask + r * tile->mask_stride;
-                const double max = K(is_forward)(op) ? K(run_max)(op, a, mask, n, scale) : 0.0;
-                const double sum = K(row_sum)(op, a, b, mask, n, scale, max);
-                shift[r - row] = K(shift_of)(op, max, sum);
-                factor[r - row] = K(factor_of)(op, sum);
-            }
-            for (ptrdiff_t r = row; r < end; r++) {
-                const char *a = tile->a + r * tile->a_stride, *b = tile->b + r * tile->b_stride;
-                const ag_ahead next = {a + tile->a_stride, b + tile->b_stride};
-                K(run_write)(op, 0, a, b, tile->mask + r * tile->mask_stride, tile->out + r * tile->out_stride, n, scale,
-                             &shift[r - row], &factor[r - row], tile->stream,
-                             asks && r + 1 < tile->rows ? &next : NULL);
-            }
-        }
+        K(wide_rows)(op, tile);
     }
     if (tile->stream) v_fence();
 }
@@ -621,7 +745,7 @@ AG_INLINE void K(columns_write)(const int op, const ag_tile *tile, const real *s
     for (ptrdiff_t k = (tile->n - 1) / repeats * repeats; k >= 0; k -= repeats) {
         const ptrdiff_t rows = tile->n - k < repeats ? tile->n - k : repeats;
         K(run_write)(op, 1, tile->a + k * tile->a_stride, tile->b + k * tile->b_stride, NULL,
-                     tile->out + k * tile->out_stride, rows * tile->rows, none, shift, factor, tile->stream, NULL);
+                     tile->out + k * tile->out_stride, rows * tile->rows, none, shift, factor, NULL, tile->stream, NULL);
     }
     if (tile->stream) v_fence();
 }
@@ -721,13 +845,13 @@ AG_INLINE void K(columns)(const int op, const ag_tile *tile, void *memory)
     static double K(name##_piece_sum)(const ag_tile *tile, double max)                                                  \
     {                                                                                                                   \
         return K(run_sum)(op, tile->a, tile->b, tile->mask, tile->n, V_(set1)((real)tile->scale),                       \
-                          V_(set1)((real)max));                                                                         \
+                          V_(set1)((real)max), NULL);                                                                   \
     }                                                                                                                   \
     static void K(name##_piece_write)(const ag_tile *tile, double max, double sum)                                      \
     {                                                                                                                   \
         const real shift = K(shift_of)(op, max, sum), factor = K(factor_of)(op, sum);                                   \
         K(run_write)(op, 0, tile->a, tile->b, tile->mask, tile->out, tile->n, V_(set1)((real)tile->scale), &shift,      \
-                     &factor, tile->stream, NULL);                                                                      \
+                     &factor, NULL, tile->stream, NULL);                                                                \
         if (tile->stream) v_fence();                                                                                    \
     }
 
@@ -785,6 +909,9 @@ static const ag_row_kernels K(ag_rowwise)[AG_OP_COUNT] AG_UNUSED = {
 #undef AG_LOAD
 #undef AG_STORE
 #undef AG_STREAM
+#undef AG_LOAD_TWO
+#undef AG_STORE_TWO
+#undef AG_STREAM_TWO
 #undef AG_LOAD_PARTIAL
 #undef AG_STORE_PARTIAL
 #undef AG_SIZE

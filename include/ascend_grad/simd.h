@@ -2,6 +2,8 @@
 #ifndef ASCEND_GRAD_SIMD_H
 #define ASCEND_GRAD_SIMD_H
 
+#include <math.h>
+
 #include "base.h"
 #include "simd_names.h"
 

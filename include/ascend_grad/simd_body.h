@@ -11,11 +11,12 @@
  * Loads and stores take any address. `partial` ones touch the first n elements only (0 <= n < lanes); the lanes beyond
  * are zero. Streams bypass the cache and need an address aligned to their size.
  *
- * exp: k = round(x / ln 2), r = x - k ln 2 in two steps, a polynomial on |r| <= ln(2)/2 (float32: our minimax of
- * degree 6, error 0.06 * 2**-24; float64: the series up to degree 13, error 4e-18), then 2**k as a product of two
- * powers so that overflow comes out by itself. NaN passes through, exp(-inf) = 0. Arithmetic that underflows takes some
- * CPUs a hundred cycles: in float32 everything below the smallest normal number is 0, in float64, whose range is rarely
- * left, underflow is gradual; what is 0 in the end costs nothing in either.
+ * exp: k = round(x / ln 2), r = x - k ln 2 in two steps, a polynomial on |r| <= ln(2)/2 (our minimax; float32: degree 6,
+ * float64: degree 11, both with an error of 0.06 units), then 2**k, as a product of two powers where there is no
+ * instruction for it, so that overflow comes out by itself. The polynomials are evaluated in pairs of terms (Estrin's
+ * scheme): what limits them is how long one step waits for another. NaN passes through, exp(-inf) = 0. Arithmetic that
+ * underflows takes some CPUs a hundred cycles: in float32 everything below the smallest normal number is 0, in float64,
+ * whose range is rarely left, underflow is gradual; what is 0 in the end costs nothing in either.
  */
 
 typedef float f32v __attribute__((vector_size(4 * AG_LANES)));
@@ -352,24 +353,31 @@ AG_INLINE f32v v_bf16_widen(u16v h)
 #endif
 }
 
-/* to nearest even; NaN stays NaN (the quiet bit set), subnormals are kept */
-AG_INLINE u16v v_bf16_narrow(f32v v)
+/* Rounded to nearest even in the upper half of each lane, the lower half being of no meaning. NaN stays NaN (the quiet bit
+ * set), subnormals are kept. */
+AG_INLINE u32v v_bf16_round(f32v v)
 {
     const u32v bits = (u32v)v;
-    const u32v rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    const u32v rounded = bits + 0x7fff + ((bits >> 16) & 1);
 #if AG_IS_AVX512
     const __mmask16 is_nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
-    const u32v quiet = (bits >> 16) | 0x40;
-    return (u16v)_mm512_cvtepi32_epi16(_mm512_mask_mov_epi32((__m512i)rounded, is_nan, (__m512i)quiet));
+    return (u32v)_mm512_mask_or_epi32((__m512i)rounded, is_nan, (__m512i)bits, _mm512_set1_epi32(0x400000));
 #else
     const u32v is_nan = (u32v)(v != v);
-    const u32v result = (is_nan & ((bits >> 16) | 0x40)) | (~is_nan & rounded);
-#if AG_IS_AVX2
+    return (is_nan & (bits | 0x400000)) | (~is_nan & rounded);
+#endif
+}
+
+AG_INLINE u16v v_bf16_narrow(f32v v)
+{
+    const u32v result = v_bf16_round(v) >> 16;
+#if AG_IS_AVX512
+    return (u16v)_mm512_cvtepi32_epi16((__m512i)result);
+#elif AG_IS_AVX2
     const __m256i pairs = _mm256_packus_epi32((__m256i)result, (__m256i)result);
     return (u16v)_mm256_castsi256_si128(_mm256_permute4x64_epi64(pairs, 0x08));
 #else
     return __builtin_convertvector(result, u16v);
-#endif
 #endif
 }
 
@@ -441,6 +449,55 @@ AG_INLINE void v_f16_stream(void *p, f32v v) { v_u16_stream(p, v_f16_narrow(v));
 AG_INLINE void v_bf16_store_partial(void *p, f32v v, ptrdiff_t n) { v_u16_store_partial(p, v_bf16_narrow(v), n); }
 AG_INLINE void v_f16_store_partial(void *p, f32v v, ptrdiff_t n) { v_u16_store_partial(p, v_f16_narrow(v), n); }
 
+/* Two vectors of consecutive values whose order within the two does not matter: of bfloat16 those at even and at odd
+ * places, which takes half the instructions. */
+#define AG_TWO(dtype, vector, size)                                                                                     \
+    AG_INLINE void v_##dtype##_load_two(const char *p, vector *x, vector *y)                                            \
+    {                                                                                                                   \
+        *x = v_##dtype##_load(p);                                                                                       \
+        *y = v_##dtype##_load(p + size);                                                                                \
+    }                                                                                                                   \
+    AG_INLINE void v_##dtype##_store_two(char *p, vector x, vector y)                                                   \
+    {                                                                                                                   \
+        v_##dtype##_store(p, x);                                                                                        \
+        v_##dtype##_store(p + size, y);                                                                                 \
+    }                                                                                                                   \
+    AG_INLINE void v_##dtype##_stream_two(char *p, vector x, vector y)                                                  \
+    {                                                                                                                   \
+        v_##dtype##_stream(p, x);                                                                                       \
+        v_##dtype##_stream(p + size, y);                                                                                \
+    }
+
+AG_TWO(f32, f32v, sizeof(f32v))
+AG_TWO(f64, f64v, sizeof(f64v))
+AG_TWO(f16, f32v, sizeof(u16v))
+#undef AG_TWO
+
+AG_INLINE void v_bf16_load_two(const char *p, f32v *x, f32v *y)
+{
+    u32v pairs;
+    memcpy(&pairs, p, sizeof pairs);
+    *x = (f32v)(pairs << 16);
+    *y = (f32v)(pairs & 0xffff0000);
+}
+
+AG_INLINE u32v v_bf16_pairs(f32v x, f32v y) { return (v_bf16_round(x) >> 16) | (v_bf16_round(y) & 0xffff0000); }
+
+AG_INLINE void v_bf16_store_two(char *p, f32v x, f32v y)
+{
+    const u32v pairs = v_bf16_pairs(x, y);
+    memcpy(p, &pairs, sizeof pairs);
+}
+
+AG_INLINE void v_bf16_stream_two(char *p, f32v x, f32v y)
+{
+    const u32v pairs = v_bf16_pairs(x, y);
+    u16v halves[2];
+    memcpy(halves, &pairs, sizeof pairs);
+    v_u16_stream(p, halves[0]);
+    v_u16_stream(p + sizeof halves[0], halves[1]);
+}
+
 /* ---- masks: bytes that are zero or not, to lanes of 0 or -1 -------------------------------------------------------- */
 
 AG_INLINE i32v v_f32_mask(const uint8_t *p)
@@ -483,19 +540,20 @@ AG_INLINE f32v v_f32_exp(f32v x)
 {
     /* Adding it leaves the rounded integer in the low bits of the sum, biased like an exponent. */
     const f32v to_int = v_f32_set1(0x1.8p23f + 127);
-    /* The least float32 whose exponential is normal. The order of the arguments lets NaN through. */
-    const f32v least = v_f32_set1(-0x1.5d589ep6f), given = x;
-    x = v_f32_max(least, x);
-    x = v_f32_min(v_f32_set1(89.0f), x);
-    const f32v shifted = v_f32_fma(x, v_f32_set1(0x1.715476p0f), to_int);
-    const f32v k = shifted - to_int;
+    const f32v least = v_f32_set1(-0x1.5d589ep6f); /* the exponentials of smaller numbers are not normal */
+    const f32v given = x;
+#if !AG_IS_AVX512
+    x = v_f32_select(given < least, (f32v){0}, x);
+#endif
+    x = v_f32_min(v_f32_set1(89.0f), x); /* lets NaN through */
+    const f32v k = v_f32_fma(x, v_f32_set1(0x1.715476p0f), to_int) - to_int;
     f32v r = v_f32_fma(k, v_f32_set1(-0x1.63p-1f), x);
     r = v_f32_fma(k, v_f32_set1(0x1.bd0106p-13f), r);
-    f32v p = v_f32_fma(v_f32_set1(0x1.6a23d0p-10f), r, v_f32_set1(0x1.123a20p-7f));
-    p = v_f32_fma(p, r, v_f32_set1(0x1.5558f2p-5f));
-    p = v_f32_fma(p, r, v_f32_set1(0x1.555492p-3f));
-    p = v_f32_fma(p, r, v_f32_set1(0x1.fffffcp-2f));
-    p = v_f32_fma(p * r, r, r) + 1.0f;
+    const f32v r2 = r * r;
+    const f32v low = v_f32_fma(v_f32_set1(0x1.555492p-3f), r, v_f32_set1(0x1.fffffcp-2f));
+    f32v high = v_f32_fma(v_f32_set1(0x1.123a20p-7f), r, v_f32_set1(0x1.5558f2p-5f));
+    high = v_f32_fma(v_f32_set1(0x1.6a23d0p-10f), r2, high);
+    const f32v p = v_f32_fma(v_f32_fma(high, r2, low), r2, r) + 1.0f;
 #if AG_IS_AVX512
     return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(given, least, _CMP_NLT_UQ), p, k);
 #else
@@ -508,22 +566,29 @@ AG_INLINE f32v v_f32_exp(f32v x)
 AG_INLINE f64v v_f64_exp(f64v x)
 {
     const f64v to_int = v_f64_set1(0x1.8p52 + 1023);
-    const i64v vanishes = x < -0x1.74910d52d3052p9; /* half the smallest number */
-    x = v_f64_select(vanishes, (f64v){0}, x);
+    const f64v least = v_f64_set1(-0x1.74910d52d3052p9); /* the logarithm of half the smallest number */
+    const f64v given = x;
+#if !AG_IS_AVX512
+    x = v_f64_select(given < least, (f64v){0}, x);
+#endif
     x = v_f64_min(v_f64_set1(710.0), x);
     const f64v k = v_f64_fma(x, v_f64_set1(0x1.71547652b82fep0), to_int) - to_int;
     f64v r = v_f64_fma(k, v_f64_set1(-0x1.62e42feep-1), x);
     r = v_f64_fma(k, v_f64_set1(-0x1.a39ef35793c76p-33), r);
-    static const double inverse_factorials[] = {1 / 479001600.0, 1 / 39916800.0, 1 / 3628800.0, 1 / 362880.0,
-                                                1 / 40320.0,     1 / 5040.0,     1 / 720.0,     1 / 120.0,
-                                                1 / 24.0,        1 / 6.0,        1 / 2.0};
-    f64v p = v_f64_set1(1 / 6227020800.0);
-    AG_UNROLL(11)
-    for (int i = 0; i < 11; i++) p = v_f64_fma(p, r, v_f64_set1(inverse_factorials[i]));
-    p = v_f64_fma(p * r, r, r) + 1.0;
+    const f64v r2 = r * r, r4 = r2 * r2;
+    f64v low = v_f64_fma(v_f64_set1(1 / 6.0), r, v_f64_set1(1 / 2.0));
+    low = v_f64_fma(v_f64_fma(v_f64_set1(0x1.111111111945ap-7), r, v_f64_set1(0x1.55555555536d1p-5)), r2, low);
+    f64v high = v_f64_fma(v_f64_set1(0x1.a01a015aa8d14p-13), r, v_f64_set1(0x1.6c16c17b688bdp-10));
+    high = v_f64_fma(v_f64_fma(v_f64_set1(0x1.71dee8c7b160cp-19), r, v_f64_set1(0x1.a019af11e5313p-16)), r2, high);
+    high = v_f64_fma(v_f64_fma(v_f64_set1(0x1.ada7a291c28aap-26), r, v_f64_set1(0x1.289bf2097aafep-22)), r4, high);
+    const f64v p = v_f64_fma(v_f64_fma(high, r4, low), r2, r) + 1.0;
+#if AG_IS_AVX512
+    return _mm512_maskz_scalef_pd(_mm512_cmp_pd_mask(given, least, _CMP_NLT_UQ), p, k);
+#else
     const f64v half = v_f64_fma(k, v_f64_set1(0.5), to_int);
     const f64v rest = k - (half - to_int) + to_int;
-    return v_f64_select(vanishes, (f64v){0}, p * (f64v)((u64v)half << 52) * (f64v)((u64v)rest << 52));
+    return v_f64_select(given < least, (f64v){0}, p * (f64v)((u64v)half << 52) * (f64v)((u64v)rest << 52));
+#endif
 }
 
 /* Natural logarithm of numbers from 1 on, or NaN. x = m * 2**k with m next to 1, s = (m - 1) / (m + 1), and log(m) = 2 atanh(s)
