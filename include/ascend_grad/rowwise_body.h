@@ -35,6 +35,7 @@
 
 #define K(name) AG_KERNEL_NAME(name)
 #define AG_BLOCK (16 * VL)
+#define AG_LINES (2 * VL * AG_SIZE < 64 ? 64 / AG_SIZE : 2 * VL)
 #define AG_NARROW (16 * VL < 64 ? 16 * VL : 64)
 #define AG_NARROWEST (VL < 8 ? VL : 8)
 
@@ -263,16 +264,19 @@ AG_INLINE void K(run_write)(const int op, const int varying, const char *a, cons
                          count);                                                                                        \
     } while (0)
     ptrdiff_t i = 0;
-    const uintptr_t misaligned = (uintptr_t)out % (VL * AG_SIZE);
-    /* Where every run begins and ends with part of a vector, short ones are better left to the cache. */
-    if (stream && misaligned % AG_SIZE == 0 && n >= (misaligned ? 32 : 4) * VL) {
-        if (misaligned) {
-            i = (ptrdiff_t)(VL - misaligned / AG_SIZE);
-            AG_WRITE_PARTIAL(0, i);
+    /* Whole cache lines alone are streamed: one that is written in both ways is slow. Where every run begins and ends with
+     * part of a line, short ones are better left to the cache. */
+    const ptrdiff_t before = (ptrdiff_t)(-(uintptr_t)out % 64);
+    if (stream && before % AG_SIZE == 0 && n * AG_SIZE >= (before ? 2048 : 256)) {
+        for (; i + VL <= before / AG_SIZE; i += VL) AG_STORE(out + i * AG_SIZE, AG_VALUE(i));
+        if (i < before / AG_SIZE) {
+            AG_WRITE_PARTIAL(i, before / AG_SIZE - i);
+            i = before / AG_SIZE;
         }
-        for (; i + 2 * VL <= n; i += 2 * VL) {
-            AG_WRITE_TWO(i, AG_STREAM, AG_STREAM_TWO);
-            if (ahead) K(ask_ahead)(op, ahead, i, 2 * VL);
+        for (; i + AG_LINES <= n; i += AG_LINES) {
+            AG_UNROLL(4)
+            for (int j = 0; j < AG_LINES; j += 2 * VL) AG_WRITE_TWO(i + j, AG_STREAM, AG_STREAM_TWO);
+            if (ahead) K(ask_ahead)(op, ahead, i, AG_LINES);
         }
     }
     for (; i + 4 * VL <= n; i += 4 * VL) {
@@ -315,7 +319,7 @@ AG_INLINE ag_tile K(some_rows)(const ag_tile *tile, ptrdiff_t begin, ptrdiff_t c
     return part;
 }
 
-/* Maxima, and sums, of four rows of n <= AG_BLOCK elements: what waits in one row lets the others go on. */
+/* Maxima, and sums, of four rows of n <= AG_BLOCK / 2 elements: what waits in one row lets the others go on. */
 AG_INLINE void K(four_maxima)(const int op, const ag_tile *rows, V scale, real *max)
 {
     const ptrdiff_t n = rows->n;
@@ -562,7 +566,7 @@ AG_INLINE void K(wide_rows)(const int op, const ag_tile *tile)
     const V scale = V_(set1)((real)tile->scale);
     for (ptrdiff_t row = 0; row < tile->rows; row += group) {
         const ptrdiff_t rows = tile->rows - row < group ? tile->rows - row : group;
-        const ptrdiff_t in_fours = n <= AG_BLOCK ? rows / 4 * 4 : 0;
+        const ptrdiff_t in_fours = n <= AG_BLOCK / 2 ? rows / 4 * 4 : 0;
         const ag_tile here = K(some_rows)(tile, row, rows);
         if (K(is_forward)(op)) {
             for (ptrdiff_t r = 0; r < in_fours; r += 4) {
@@ -922,6 +926,7 @@ static const ag_row_kernels K(ag_rowwise)[AG_OP_COUNT] AG_UNUSED = {
 #undef V_
 #undef K
 #undef AG_BLOCK
+#undef AG_LINES
 #undef AG_NARROW
 #undef AG_NARROWEST
 #undef AG_WITH_CONSTANT
