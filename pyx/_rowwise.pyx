@@ -307,16 +307,16 @@ cdef Layout choose_layout(const Problem *p) noexcept nogil:
     return COLUMN_TILES if across > 0 and inner >= 8 and not has_mask(p.op) else ROW_TILES
 
 
-cdef bint worth_streaming(const Problem *p) noexcept nogil:
-    """Whether results should bypass the cache: the arrays exceed it, and results go elsewhere than an input was read."""
-    cdef Py_ssize_t nbytes = p.rows * p.n * p.operands[OUT].itemsize
-    cdef char *out = p.operands[OUT].data
-    return nbytes * (3 if has_b(p.op) else 2) >= _cpu.cache_size(3) and out != p.operands[A].data and out != p.operands[B].data
-
-
-cdef bint starts_on_lines(const Operand *operand) noexcept nogil:
-    """Whether a block of columns starts on a cache line in every row, or in none: parts of lines are slow to stream."""
-    return operand.dim_stride % 64 == 0
+cdef bint worth_streaming(const Problem *p, Layout layout) noexcept nogil:
+    """Whether results should bypass the cache: the arrays fill most of it, and results go elsewhere than an input was read."""
+    cdef const Operand *out = &p.operands[OUT]
+    cdef Py_ssize_t nbytes = p.rows * p.n * out.itemsize * (3 if has_b(p.op) else 2)
+    if nbytes < _cpu.cache_size(3) // 8 * 5 or out.data == p.operands[A].data or out.data == p.operands[B].data:
+        return False
+    if layout == COLUMNS:
+        # A block of columns has to start on a cache line in every row, or in none: parts of lines are slow to stream.
+        return p.shape[p.axes - 1] <= AG_PACKED_COLUMNS or out.dim_stride % 64 == 0
+    return layout == ROWS
 
 
 cdef void compute_rows(const Problem *p, const ag_row_kernels *kernels, Py_ssize_t begin, Py_ssize_t end, bint stream) noexcept nogil:
@@ -364,9 +364,7 @@ cdef class Schedule:
         self.layout = choose_layout(p)
         self.by_columns = self.layout == COLUMNS or self.layout == COLUMN_TILES
         self.gathers = self.layout == ROW_TILES or self.layout == COLUMN_TILES
-        self.stream = not self.gathers and worth_streaming(p)
-        if self.layout == COLUMNS and inner > AG_PACKED_COLUMNS and not starts_on_lines(&p.operands[OUT]):
-            self.stream = False
+        self.stream = worth_streaming(p, self.layout)
         # Tiles hold float32 or float64, whatever the operands hold.
         self.kernels = ag_rowwise_kernels(
             self.variant, (AG_FLOAT64 if is_double else AG_FLOAT32) if self.gathers else p.dtype, p.op

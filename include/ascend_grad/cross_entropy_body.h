@@ -16,17 +16,35 @@ static void K(load_logits)(const ag_lce_block *b, ptrdiff_t panel, ptrdiff_t til
     memcpy(tile, (const real *)b->logits + (panel * K(padded_rows)(b) + tile_index * MR) * NR, MR * NR * sizeof(real));
 }
 
+/* Whole vectors where they fit: partial access is slow without masks. */
+AG_INLINE V K(load_some)(const void *p, ptrdiff_t n) { return n < VL ? V_(load_partial)(p, n) : V_(load)(p); }
+
+AG_INLINE void K(store_some)(real *p, V v, ptrdiff_t n)
+{
+    if (n < VL) {
+        V_(store_partial)(p, v, n);
+    } else {
+        V_(store)(p, v);
+    }
+}
+
 /* The caller's probabilities; zero beyond the last row and column. */
 static void K(load_softmax)(const ag_lce_block *b, ptrdiff_t panel, ptrdiff_t tile_index, real *tile)
 {
+    const ag_matrix *from = &b->softmax;
     const ptrdiff_t left = b->vocab - panel * NR, n = left < NR ? left : NR;
+    real buffer[NR];
     memset(tile, 0, MR * NR * sizeof(real));
     for (ptrdiff_t r = 0; r < MR && tile_index * MR + r < b->rows; r++) {
-        const ag_matrix *from = &b->softmax;
-        ag_copy_block((char *)(tile + r * NR), 0, sizeof(real),
-                      from->data + b->row_numbers[tile_index * MR + r] * from->row_stride +
-                          (b->vocab_start + panel * NR) * from->step,
-                      0, from->step, 1, n, sizeof(real), from->swapped);
+        const char *source = from->data + b->row_numbers[tile_index * MR + r] * from->row_stride +
+                             (b->vocab_start + panel * NR) * from->step;
+        if (from->step != sizeof(real) || from->swapped) {
+            ag_copy_block((char *)buffer, 0, sizeof(real), source, 0, from->step, 1, n, sizeof(real), from->swapped);
+            source = (const char *)buffer;
+        }
+        for (ptrdiff_t c = 0; c < n; c += VL) {
+            V_(store)(tile + r * NR + c, K(load_some)(source + c * sizeof(real), n - c));
+        }
     }
 }
 
@@ -249,18 +267,6 @@ static void K(merge_max_sum)(const ag_lce_block *b, ptrdiff_t row, ptrdiff_t row
     ag_fpenv_leave(mode);
 }
 
-/* Whole vectors where they fit: partial access is slow without masks. */
-AG_INLINE V K(load_some)(const real *p, ptrdiff_t n) { return n < VL ? V_(load_partial)(p, n) : V_(load)(p); }
-
-AG_INLINE void K(store_some)(real *p, V v, ptrdiff_t n)
-{
-    if (n < VL) {
-        V_(store_partial)(p, v, n);
-    } else {
-        V_(store)(p, v);
-    }
-}
-
 /* rows [first, first + count) of sums, columns [column, column + n), += the tile */
 static void K(add_tile)(const ag_sums *sums, const int64_t *row_numbers, ptrdiff_t first, ptrdiff_t count,
                         ptrdiff_t column, ptrdiff_t n, int add, int last, const real *tile)
@@ -269,6 +275,10 @@ static void K(add_tile)(const ag_sums *sums, const int64_t *row_numbers, ptrdiff
         const ptrdiff_t row = row_numbers ? row_numbers[first + r] : first + r;
         real *sum = (real *)(sums->data + row * sums->row_stride) + column;
         real *low = sums->low ? (real *)(sums->low + row * sums->low_stride) + column : 0;
+        if (!add && !low) {
+            for (ptrdiff_t c = 0; c < n; c += VL) K(store_some)(sum + c, V_(load)(tile + r * NR + c), n - c);
+            continue;
+        }
         for (ptrdiff_t c = 0; c < n; c += VL) {
             const ptrdiff_t left = n - c < VL ? n - c : VL;
             V total = V_(load)(tile + r * NR + c), lost = {0};
