@@ -109,21 +109,26 @@ def timed(call: Call, count: int) -> float:
 
 
 def _agreeing(case: Case, calls: dict[str, Call], out: np.ndarray) -> dict[str, Call]:
-    """The sides that compute the same values, and do not merely find them in the array that all share.
-
-    NumPy is the judge. A framework that disagrees with both takes no part (a sum in float16 may overflow there).
-    """
+    """The sides that compute the same values, and do not merely find them in the array that all share."""
     expected = rivals.as_array(calls[OWN]()).copy()
     found = {OWN: calls[OWN]}
     for name, call in calls.items():
         out.fill(np.nan)
         if rivals.agree(rivals.as_array(call()), expected, case.dtype):
             found[name] = call
-        elif name.startswith("numpy") or name == OWN:
-            raise DisagreementError(f"{case.name}: {name} computes other values than {OWN}")
         else:
-            warnings.warn(f"{case.name}: {name} computes other values and takes no part", stacklevel=2)
+            disagrees(case.name, name)
     return found
+
+
+def disagrees(case: str, side: str) -> None:
+    """What becomes of a side that computes other values.
+
+    NumPy is the judge. A framework that disagrees with it and with us takes no part: a sum in float16 may overflow there.
+    """
+    if side == OWN or side.startswith("numpy"):
+        raise DisagreementError(f"{case}: {side} computes other values than {OWN}")
+    warnings.warn(f"{case}: {side} computes other values and takes no part", stacklevel=3)
 
 
 @contextlib.contextmanager

@@ -191,13 +191,13 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("operator", "fault", "empty"), FAULTS)
-def test_faults(operator, fault, empty):
+def test_faults(operator, fault, empty, device):
     """The same exception from every backend, from `explain` and `workspace_size`; nothing is written."""
     arguments = good_call(operator, empty=empty)
     out = arguments["out"]
     arguments[fault.argument] = fault.spoil(arguments[fault.argument])
     messages = set()
-    for backend in ("cpu", "reference", None, "auto"):
+    for backend in ("cpu", "reference", "npu", None, "auto"):
         if fault.argument != "backend":
             arguments["backend"] = backend
         error = outcome(getattr(ag, operator), **arguments)
@@ -214,6 +214,7 @@ def test_faults(operator, fault, empty):
     assert ", got " in message
     assert message.endswith(f"[{error.code} {library_errors.STATUS_NAMES[error.code]}]")
     assert np.all(out == 7)
+    assert device.calls() == 0
 
 
 def test_the_earlier_stage_decides(operator, backend):

@@ -239,7 +239,7 @@ def test_special_values_in_statistics(special, place, dtype, engine):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("junk", [np.nan, np.inf, -np.inf], ids=str)
 def test_rows_without_a_gradient_are_absent(junk, mode, dtype, engine):
-    problem = gradient_problem(Shape(41, 67, 19), dtype, mode)
+    problem = gradient_problem(Shape(41, 130, 19), dtype, mode)
     grad = problem.arguments["grad"].copy()
     grad[1::3], grad[4::6] = 0.0, -0.0
     absent = grad == 0
@@ -270,7 +270,7 @@ def test_rows_without_a_gradient_are_absent(junk, mode, dtype, engine):
 @pytest.mark.parametrize("mode", MODES)
 def test_masks_and_targets_have_several_forms(mode, dtype, engine):
     for rows in (1, 7, 8, 9, 41):
-        problem = gradient_problem(Shape(rows, 67, 19), dtype, mode)
+        problem = gradient_problem(Shape(rows, 130, 19), dtype, mode)
         expected = engine.solve(problem)
         elsewhere, target = (problem.arguments[name] for name in ("target_mask", "masked_target"))
         packed = np.packbits(elsewhere, bitorder="little")
@@ -287,7 +287,7 @@ def test_masks_and_targets_have_several_forms(mode, dtype, engine):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_output_mask(mode, dtype, engine):
-    for shape in (Shape(41, 67, 19), Shape(5, 300, 33)):
+    for shape in (Shape(5, 300, 33), Shape(41, 67, 19)):
         problem = gradient_problem(shape, dtype, mode)
         right = linear_oracles.expected(problem)
         for chosen in ((True, False), (False, True), (False, False), [np.True_, np.False_], np.array([False, True])):

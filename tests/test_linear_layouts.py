@@ -204,7 +204,7 @@ def writable(problem: LinearProblem) -> LinearProblem:
     "places", [("input", "weight"), ("weight", "input"), ("input", None), (None, "weight")], ids=str
 )
 def test_in_place(places, mode, dtype, engine):
-    problem = problem_of(GRADIENT, Shape(50, 50, 33), dtype, mode=mode)
+    problem = problem_of(GRADIENT, Shape(130, 130, 33), dtype, mode=mode)
     expected = engine.solve(problem)
     copy = writable(problem)
     outs = tuple(None if name is None else copy.arguments[name] for name in places)

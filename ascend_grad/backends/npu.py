@@ -73,9 +73,18 @@ def _on_the_card(call: Call) -> tuple[DeviceArray | None, ...]:
 
 
 def _empty(call: Call) -> tuple[NDArray | None, ...]:
-    """A call with an array of no elements is no work for a device: the reference knows what comes out."""
+    """A call with an array of no elements is no work for a device: the reference knows what comes out.
+
+    Vectors of the card are looked at. Of an array of more dimensions, which may have elements where another has none,
+    nothing can be in the results: it stays on the card.
+    """
     arguments = {
-        name: values_of(value) if isinstance(value, DeviceArray) else value for name, value in call.arguments.items()
+        name: value
+        if not isinstance(value, DeviceArray)
+        else values_of(value)
+        if value.ndim < 2
+        else np.broadcast_to(np.zeros((), value.dtype), value.shape)
+        for name, value in call.arguments.items()
     }
     required = [arguments[name] for name in call.operator.array_names]
     results = reference.run(replace(call, arguments=arguments, arrays=required), None)

@@ -51,7 +51,7 @@ def rows_with_gradient(session: Session, grad: NDArray | DeviceArray) -> NDArray
 def mask_bits(session: Session, mask: Any, count: int, rows: NDArray | None) -> DeviceArray:
     """Q3: the mask of ``count`` rows as bits, or of these rows alone."""
     if mask.dtype == np.uint8 and rows is None:
-        return session.put(mask)
+        return session.put(mask if isinstance(mask, DeviceArray) else arrays.counted(mask, count))
     chosen = arrays.unpacked(session.values(mask), count)
     return session.put(np.packbits(chosen if rows is None else chosen[rows], bitorder="little"))
 

@@ -32,8 +32,9 @@
  * before they are added (no fused multiply-add in sums): narrow rows keep them in a buffer, and must give the same bits.
  *
  * Why not one long sum per lane: at n = 2**20 its error is a hundred times larger. Why not fold every term into float64:
- * the conversions would double the arithmetic. Why recompute exp(x - max) when writing: a second pass over the input
- * costs less than storing float32 exponentials of 16-bit rows, and lets the result bypass the cache.
+ * the conversions would double the arithmetic. Why the exponentials of rows of up to 16 KiB are kept until the results are
+ * written, and those of longer ones computed again: beside such a row they stay in the first cache, and beyond it a second
+ * computation costs less than a way through memory.
  */
 #ifndef ASCEND_GRAD_ROWWISE_H
 #define ASCEND_GRAD_ROWWISE_H
