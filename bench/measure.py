@@ -124,7 +124,7 @@ def _agreeing(case: Case, calls: dict[str, Call], out: np.ndarray) -> dict[str, 
 def disagrees(case: str, side: str) -> None:
     """What becomes of a side that computes other values.
 
-    NumPy is the judge. A framework that disagrees with it and with us takes no part: a sum in float16 may overflow there.
+    NumPy is the judge. A framework that disagrees with it and with us takes no part: its sums in float16 may overflow.
     """
     if side == OWN or side.startswith("numpy"):
         raise DisagreementError(f"{case}: {side} computes other values than {OWN}")

@@ -195,7 +195,7 @@ def test_steady_state(any_operator, device):
     inputs = [*args, *(value for value in kwargs.values() if isinstance(value, np.ndarray))]
     expected = {"copies_h2h": 0, "copies_h2d": len(inputs), "copies_d2h": len(results), "copies_d2d": 0}
     if any_operator == WHOLE:
-        # Up: the rows that are not ignored, the words, the targets, what arrives at each loss; back: the losses, gradients.
+        # Up: the rows that are not ignored, the words, the targets, what arrives at each loss; back: losses, gradients.
         assert counts(device, *COPIES) == {"copies_h2h": 0, "copies_h2d": 4, "copies_d2h": 3, "copies_d2d": 2}
     else:
         assert counts(device, *COPIES) == expected
@@ -212,7 +212,7 @@ def test_large_arrays_go_in_pieces(device):
     pieces = -(-x.nbytes // (1 << 20))
     assert counts(device, *COPIES) == {"copies_h2h": 0, "copies_h2d": pieces, "copies_d2h": pieces, "copies_d2d": 0}
     assert device.counter("bytes_h2d") == device.counter("bytes_d2h") == x.nbytes
-    # The host fills one piece while others are on their way: it waits for the staging memory to be free, not for pieces.
+    # The host fills one piece while others are on their way: it waits for free staging memory, not for each piece.
     assert device.counter("synchronizations") <= 2 * -(-x.nbytes // session.STAGING_BYTES) + 1
     turned = np.asarray(x[::-1].T[::-1], order="F").astype(">f4")
     out = np.empty((3001, 3000), np.float16)[::-1]
@@ -476,7 +476,6 @@ def test_matrices_beside_nothing_stay_on_the_card(device):
         npu.asarray(np.ones((300, 8), np.float16)),
         npu.asarray(np.zeros(0, int)),
     )
-    ag.linear_cross_entropy(x, w, t, reduction="none")
     device.reset()
     results = ag.linear_cross_entropy(x, w, t, reduction="none")
     assert_identical(results.weight_grad.numpy(), np.zeros((300, 8), np.float16))

@@ -65,8 +65,9 @@ def _in_turn(calls: dict[str, Call], first: dict[str, float]) -> dict[str, float
 
 
 def _first_calls(case: LinearCase, calls: dict[str, Call], results: tuple[np.ndarray, ...]) -> dict[str, float]:
-    """Seconds of the first call of the sides that compute the same values, and do not merely find them in the arrays that
-    all share.
+    """Seconds of the first call of every side that computes the same values.
+
+    And does not merely find them in the arrays that all share.
     """
     seconds, expected = {}, None
     for name, call in calls.items():
