@@ -62,6 +62,7 @@ VARIANTS = {
         {"libopapi.so": tuple(name for name in (*BACKWARD, *FORWARD) if name not in FUSED)},
         hidden=("aclFinalizeReference", "aclrtCreateContext", "aclrtDestroyContext"),
     ),
+    "without_copies": Variant(hidden=("aclrtMemcpyAsync",)),
     "without_operators": Variant({}),
     "link_time_stub": Variant(stub=True),
     "no_device": Variant(defines=("HAS_DEVICES=false",)),

@@ -142,14 +142,14 @@ def test_nan_of_narrow_rows_does_not_depend_on_threads(n, cpu_engine):
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 6, 7, 8, 9, 17])
 @pytest.mark.parametrize("rows", [7, 300, 1025])
-def test_rows_of_a_few_elements(operator, dtype, n, rows, cpu_engine):
+def test_rows_of_a_few_elements(operator, dtype, n, rows, engine):
     """They are computed several at a time, and so is what is left over; the bits are those of a row by itself."""
     shape = (1, 1, rows, n) if operator in MASKED else (rows, n)
     problem = random_problem(operator, shape, DTYPES[dtype])
-    result = cpu_engine(problem)
-    cpu_engine.assert_right(problem, result)
+    result = engine(problem)
+    engine.assert_right(problem, result)
     last = problem.replaced(*(array[..., -1:, :] for array in problem.arrays))
-    assert_identical(cpu_engine(last), result[..., -1:, :])
+    assert_identical(engine(last), result[..., -1:, :])
 
 
 # ---- NaN and infinity ------------------------------------------------------------------------------------------------

@@ -95,39 +95,39 @@ def large_problem(operator: str, dtype: str, size: str) -> Problem:
 
 @pytest.mark.parametrize("size", LARGE)
 @pytest.mark.parametrize("operator", UNMASKED)
-def test_large_arrays(operator, dtype, size, cpu_engine):
+def test_large_arrays(operator, dtype, size, engine):
     problem = large_problem(operator, dtype, size)
-    cpu_engine.assert_right(problem, cpu_engine(problem))
+    engine.assert_right(problem, engine(problem))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("size", LARGE)
 @pytest.mark.parametrize("operator", ["softmax_backward", "log_softmax"])
-def test_large_arrays_in_any_layout(operator, dtype, size, layout, cpu_engine):
+def test_large_arrays_in_any_layout(operator, dtype, size, layout, engine):
     problem, layout = large_problem(operator, dtype, size), LAYOUTS[layout]
     if len(problem.shape) == 3:
         layout = dataclasses.replace(layout, axes=(2, *layout.axes), steps=(*layout.steps, 1))
     arrays = (laid_out(array, layout) for array in problem.arrays)
-    assert_identical(cpu_engine(problem.replaced(*arrays)), cpu_engine(problem))
+    assert_identical(engine(problem.replaced(*arrays)), engine(problem))
 
 
 @pytest.mark.parametrize("heads", [(5, 3), (1, 3), (5, 1), (1, 1)])
 @pytest.mark.parametrize("operator", MASKED)
-def test_large_masked_arrays(operator, dtype, heads, cpu_engine):
+def test_large_masked_arrays(operator, dtype, heads, engine):
     problem = random_problem(operator, (5, 3, 67, 131), DTYPES[dtype])
     *floats, mask = problem.arrays
     mask = mask[: heads[0], : heads[1]]
     problem = problem.replaced(*floats, native_copy(mask))
-    plain = cpu_engine(problem)
-    cpu_engine.assert_right(problem.replaced(*floats, np.broadcast_to(mask, problem.shape)), plain)
+    plain = engine(problem)
+    engine.assert_right(problem.replaced(*floats, np.broadcast_to(mask, problem.shape)), plain)
     for layout in (
         Layout((3, 1, 0, 2), (1, 1, 1, 1)),
         Layout((0, 1, 2, 3), (1, -1, 2, -2), shift=1, swapped=True),
         Layout((0, 1, 2, 3), (1, 1, 1, 1), shift=5),
     ):
         arrays = [laid_out(array, layout) for array in problem.arrays]
-        assert_identical(cpu_engine(problem.replaced(*arrays)), plain)
-        assert_identical(cpu_engine(problem.replaced(*floats, arrays[-1])), plain)
+        assert_identical(engine(problem.replaced(*arrays)), plain)
+        assert_identical(engine(problem.replaced(*floats, arrays[-1])), plain)
 
 
 # ---- single facts ----------------------------------------------------------------------------------------------------

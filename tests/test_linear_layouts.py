@@ -99,12 +99,12 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("operator", LINEAR)
-def test_large_arrays_in_any_layout(operator, dtype, layout, cpu_engine):
+def test_large_arrays_in_any_layout(operator, dtype, layout, engine):
     """Several blocks of rows, words and features."""
     problem = problem_of(operator, Shape(150, 1100, 70), dtype, **KINDS[operator][0])
     two, one = LAYOUTS[layout], Layout((0,), LAYOUTS[layout].steps[1:], LAYOUTS[layout].shift, LAYOUTS[layout].swapped)
     strange = problem.mapped(lambda array: laid_out(array, two if array.ndim == 2 else one, readonly=True))
-    identical(cpu_engine.solve(strange), cpu_engine.solve(problem))
+    identical(engine.solve(strange), engine.solve(problem))
 
 
 @pytest.mark.parametrize("operator", LINEAR)

@@ -728,6 +728,7 @@ def test_installations(name, run_script):
         ("no_driver", "aclrtGetDeviceCount failed", True),
         ("device_lost", "aclrtGetDeviceCount failed", True),
         ("init_fails", "aclInit failed: 500000 ACL_ERROR_INTERNAL_ERROR, ", True),
+        ("without_copies", "the runtime library lacks aclrtMemcpyAsync", True),
         ("without_operators", "no operator library: none of libopapi_math.so, libopapi_nn.so, libopapi.so, ", True),
     ],
 )

@@ -259,6 +259,16 @@ def test_full_device_makes_room_by_emptying_the_pools(device: StandIn) -> None:
     np.testing.assert_array_equal(ag.softmax(x, backend="npu"), right)
 
 
+@pytest.mark.parametrize("code", [207001, 207018])
+def test_a_full_device_is_asked_again(code: int, device: StandIn) -> None:
+    x = np.ones((64, 1024), np.float32)
+    right = ag.softmax(x, backend="npu")
+    npu.release()
+    device.fail("aclrtMalloc", 1, code)
+    np.testing.assert_array_equal(ag.softmax(x, backend="npu"), right)
+    assert device.faults_left() == 0
+
+
 def test_threads_with_faults_in_between(device: StandIn) -> None:
     """Four threads on two devices: every result is right or an exception, whichever thread a fault hits."""
     device.set_delay(0)
