@@ -28,7 +28,7 @@ The full run takes about twenty minutes and up to 5 GB.
 
 --linear times the linear cross-entropy operators: GFLOP/s, also as a part of those of a large square product in BLAS
 ("of BLAS"), beside the formula in NumPy, PyTorch with all logits in memory and its loss in chunks; and it measures the
-memory that a call takes beyond its results. About twelve minutes, up to 6 GB.
+memory that a call takes beyond its results. About fifteen minutes, up to 6 GB.
 """
 EPILOG = """\
 examples:
