@@ -130,14 +130,19 @@ def test_exponentials_that_underflow(real, cpu_engine):
     )
 
 
-@pytest.mark.parametrize("n", range(1, 9))
-def test_nan_of_narrow_rows_does_not_depend_on_threads(n, cpu_engine):
-    x = np.zeros((1003, n), np.float32)
-    x[:, n // 3] = np.nan
-    x[:, n // 2] = -np.nan
-    expected = ag.softmax(x, num_threads=1)
-    for threads in (2, 3, 4):
-        assert_identical(ag.softmax(x, num_threads=threads), expected)
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("n", [*range(1, 9), 10, 20, 40, 50, 64, 100, 2500])
+def test_nan_does_not_depend_on_threads(n, packed, cpu_engine):
+    """Rows in groups and those that are left over, of several NaN."""
+    x = np.zeros((1003, n if packed else n + 3), np.float32)[:, :n]
+    for first, second in ((n // 3, n // 2), (n - 1, n // 2), (n - 1, 0)):
+        x[:] = 0
+        x[:, first] = np.nan
+        x[:, second] = -np.nan
+        for function in (ag.softmax, ag.log_softmax):
+            expected = function(x, num_threads=1)
+            for threads in (2, 3, 4):
+                assert_identical(function(x, num_threads=threads), expected)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 6, 7, 8, 9, 17])

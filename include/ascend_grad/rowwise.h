@@ -32,9 +32,9 @@
  * before they are added (no fused multiply-add in sums): narrow rows keep them in a buffer, and must give the same bits.
  *
  * Why not one long sum per lane: at n = 2**20 its error is a hundred times larger. Why not fold every term into float64:
- * the conversions would double the arithmetic. Why the exponentials of rows of up to 16 KiB are kept until the results are
- * written, and those of longer ones computed again: beside such a row they stay in the first cache, and beyond it a second
- * computation costs less than a way through memory.
+ * the conversions would double the arithmetic. Why a softmax keeps the exponentials of a row until its results are written
+ * where they take up to 16 KiB, and computes those of longer rows again: they hardly leave the first cache, and beyond it a
+ * second computation costs less than a way through memory.
  */
 #ifndef ASCEND_GRAD_ROWWISE_H
 #define ASCEND_GRAD_ROWWISE_H
@@ -114,10 +114,13 @@ AG_INLINE void ag_sum_add(ag_sum *total, double x)
     total->sum = sum;
 }
 
-/* A sum that overflowed or met NaN stays as it is. Adding +0 makes -0 positive, whichever way it arose. */
+/* Which of several NaN a sum passes on depends on the instructions, and must not depend on how rows are taken together. */
+AG_INLINE double ag_one_nan(double sum) { return sum == sum ? sum : (double)NAN; }
+
+/* A sum that overflowed stays as it is. Adding +0 makes -0 positive, whichever way it arose. */
 AG_INLINE double ag_sum_total(ag_sum total)
 {
-    return (isfinite(total.sum) ? total.sum + total.error : total.sum) + 0.0;
+    return ag_one_nan((isfinite(total.sum) ? total.sum + total.error : total.sum) + 0.0);
 }
 
 static AG_UNUSED void ag_sums_add(double *sum, double *error, const double *x, ptrdiff_t count)

@@ -35,6 +35,7 @@
 
 #define K(name) AG_KERNEL_NAME(name)
 #define AG_BLOCK (16 * VL)
+/* Elements of whole cache lines, and of whole pairs of vectors. */
 #define AG_LINES (2 * VL * AG_SIZE < 64 ? 64 / AG_SIZE : 2 * VL)
 #define AG_NARROW (16 * VL < 64 ? 16 * VL : 64)
 #define AG_NARROWEST (VL < 8 ? VL : 8)
@@ -156,7 +157,7 @@ AG_INLINE double K(reduce)(const K(lanes) *sums)
 }
 
 /* Ask for `count` elements of a row of the next group from i on, into the second cache: the memory should not rest while
- * a row is read a second time. */
+ * results are made from what is there. */
 AG_INLINE void K(ask_ahead)(const int op, const ag_ahead *ahead, ptrdiff_t i, ptrdiff_t count)
 {
     for (ptrdiff_t byte = i * AG_SIZE; byte < (i + count) * AG_SIZE; byte += 64) {
@@ -257,7 +258,7 @@ AG_INLINE void K(run_write)(const int op, const int varying, const char *a, cons
         const V shift_ = varying ? V_(load_partial)(shift + (i), count) : shift0;                                       \
         const V factor_ = varying && two ? V_(load_partial)(factor + (i), count) : factor0;                             \
         AG_STORE_PARTIAL(out + (i) * AG_SIZE,                                                                           \
-                         kept ? V_(load)(kept + (i)) * factor_                                                          \
+                         kept ? V_(load_partial)(kept + (i), count) * factor_                                           \
                               : K(value)(op, AG_LOAD_PARTIAL(a + (i) * AG_SIZE, count),                                 \
                                          K(get_partial)(second, b, i, count),                                           \
                                          K(get_mask_partial)(masked, mask, i, count), scale, shift_, factor_),          \
@@ -458,16 +459,9 @@ AG_INLINE void K(spread_over)(const real *values, ptrdiff_t count, const ptrdiff
 AG_NOINLINE void K(narrow_sums)(const real *terms, ptrdiff_t rows, ptrdiff_t n, double *sums)
 {
     const ptrdiff_t together = n <= AG_NARROWEST ? rows / VL * VL : 0;
-    f64v special = {0};
     if (together) AG_WITH_CONSTANT(K(sums_of), terms, together, n, sums)
-    for (ptrdiff_t r = 0; r < together; r += AG_LANES / 2) special += v_f64_load(sums + r) * 0.0;
-    if (v_f64_reduce_sum(special) != 0.0) {
-        /* Which of two NaN a sum gives depends on the instructions: they shall be the same for all rows. */
-        for (ptrdiff_t r = 0; r < together; r++) {
-            if (sums[r] != sums[r]) sums[r] = K(narrow_sum)(terms + r * n, n);
-        }
-    }
     for (ptrdiff_t r = together; r < rows; r++) sums[r] = K(narrow_sum)(terms + r * n, n);
+    for (ptrdiff_t r = 0; r < rows; r++) sums[r] = ag_one_nan(sums[r]);
 }
 
 AG_NOINLINE void K(narrow_maxima)(const real *logits, ptrdiff_t rows, ptrdiff_t n, real *max)
@@ -585,6 +579,7 @@ AG_INLINE void K(wide_rows)(const int op, const ag_tile *tile)
             const ag_tile one = K(some_rows)(&here, r, 1);
             sums[r] = K(row_sum)(op, one.a, one.b, one.mask, n, scale, max[r], keeps ? kept + r * pitch : NULL);
         }
+        for (ptrdiff_t r = 0; r < rows; r++) sums[r] = ag_one_nan(sums[r]);
         if (K(is_forward)(op)) {
             for (ptrdiff_t r = 0; r < rows; r += AG_LANES / 2) {
                 v_f64_store(sums + r, K(factors)(op, v_f64_load(sums + r)));
@@ -593,7 +588,7 @@ AG_INLINE void K(wide_rows)(const int op, const ag_tile *tile)
         for (ptrdiff_t r = 0; r < rows; r++) {
             const ag_tile one = K(some_rows)(&here, r, 1);
             const ag_ahead next = {one.a + group * one.a_stride, one.b + group * one.b_stride};
-            const real shift = K(is_forward)(op) ? max[r] : (real)sums[r], factor = (real)sums[r];
+            const real shift = K(shift_of)(op, max[r], sums[r]), factor = (real)sums[r];
             const ag_ahead *ahead = asks && row + r + group < tile->rows ? &next : NULL;
             if (keeps) {
                 K(run_write)(op, 0, one.a, one.b, one.mask, one.out, n, scale, &shift, &factor, &kept[r * pitch],

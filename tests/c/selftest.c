@@ -196,7 +196,7 @@ static void test_conversions(ag_variant variant)
 
 int main(void)
 {
-    static const ptrdiff_t lengths[] = {1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 97, 127, 129, 255, 257, 513, 1023, 1025, 2049, 4100};
+    static const ptrdiff_t lengths[] = {1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 97, 127, 129, 255, 257, 513, 1023, 1025, 2049, 4095, 4100};
     for (int v = 0; v < AG_VARIANT_COUNT; v++) {
         const ag_variant variant = (ag_variant)v;
         if (!ag_variant_supported(variant)) continue;
