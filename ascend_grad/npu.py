@@ -67,8 +67,9 @@ def asarray(x: ArrayLike | DeviceArray) -> DeviceArray:
     _usable_state()
     with session.session_on(session.chosen_device()).call() as here:
         result = here.put(array, dtype)
-        here.synchronize()
-        here.keep([result])
+        packed = here.put(np.packbits(array, bitorder="little")) if dtype == np.bool_ and array.ndim == 1 else None
+        here.keep(result, packed)
+    result._packed = packed  # as a target mask the device takes bits alone
     if array.ndim == 1 and array.nbytes <= _REMEMBERED_BYTES:
         result.remember(np.array(array, dtype))
     return result

@@ -361,6 +361,72 @@ def chain_arguments(*, zeros: bool = False) -> list[np.ndarray]:
     return [*arrays, random.integers(0, v, bt), grad]
 
 
+def test_masks_and_targets_go_to_the_card_once(device):
+    """Bools become bits, and targets on masked rows become what the device can read: for a mask once."""
+    input, weight, target, grad = chain_arguments()
+    first, second = np.arange(37) % 3 == 0, np.arange(37) % 4 != 0
+    s = ag.fused_linear_online_max_sum(input, weight, target, 0, 200)
+    statistics = {"logits_max": s.logits_max, "sum_exp_logits": s.sum_exp_logits}
+    target[first & second] = 10**6
+    everything = (grad, input, weight, first, second, target)
+    there = [npu.asarray(array) for array in everything]
+    _, on_card = on_the_card((), statistics)
+    for mask, mask_there in [(first, there[3]), (second, there[4]), (first, there[3])]:
+        expected = ag.fused_linear_cross_entropy_loss_grad(*everything[:3], mask, target, **statistics)
+        for again in (False, True):
+            device.reset()
+            results = ag.fused_linear_cross_entropy_loss_grad(*there[:3], mask_there, there[5], **on_card)
+            assert counts(device, *COPIES) == dict.fromkeys(COPIES, 0) | ({} if again else {"copies_h2d": 1})
+            for result, right in zip(results, expected, strict=True):
+                assert_identical(result.numpy(), right)
+    assert_identical(there[5].numpy(), target)
+
+
+def test_targets_are_repaired_by_threads_at_once(device):
+    """Each mask wants other targets; what one thread keeps beside them may be in use by another."""
+    input, weight, target, grad = chain_arguments()
+    masks = [np.arange(37) % 3 == i for i in range(3)]
+    s = ag.fused_linear_online_max_sum(input, weight, target, 0, 200)
+    statistics = {"logits_max": s.logits_max, "sum_exp_logits": s.sum_exp_logits}
+    target[masks[0]] = -1
+    masks = [masks[0] | mask for mask in masks]
+    expected = [
+        ag.fused_linear_cross_entropy_loss_grad(grad, input, weight, mask, target, **statistics) for mask in masks
+    ]
+    there = [npu.asarray(array) for array in (grad, input, weight, target, *masks)]
+    _, on_card = on_the_card((), statistics)
+    failures = []
+
+    def work(i: int) -> None:
+        for _ in range(20):
+            results = ag.fused_linear_cross_entropy_loss_grad(*there[:3], there[4 + i], there[3], **on_card)
+            if any(result.numpy().tobytes() != right.tobytes() for result, right in zip(results, expected[i])):
+                failures.append(i)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_losses_of_single_rows_stay_on_the_card(ignored, device):
+    input, weight, target, _ = chain_arguments()
+    if ignored:
+        target[[3, 4, 36]] = -100
+    expected = ag.linear_cross_entropy(input, weight, target, reduction="none", backend="npu")
+    there = [npu.asarray(array) for array in (input, weight, target)]
+    device.reset()
+    results = ag.linear_cross_entropy(*there, reduction="none")
+    copies = counts(device, *COPIES)
+    assert (copies["copies_h2h"], copies["copies_h2d"], copies["copies_d2h"]) == (0, 1, 0)
+    assert device.counter("bytes_h2d") == 4 * np.count_nonzero(target != -100)  # what arrives at each loss
+    for result, right in zip(results, expected, strict=True):
+        assert_identical(result.numpy(), right)
+
+
 @pytest.mark.parametrize("zeros", [False, True], ids=["every row", "rows without a gradient"])
 def test_a_chain_stays_on_the_card(zeros, device):
     arguments = chain_arguments(zeros=zeros)

@@ -67,8 +67,7 @@ def _on_the_card(call: Call) -> tuple[DeviceArray | None, ...]:
             None if array is None or spec is None else here.put(array, spec.dtype)
             for array, spec in zip(computed, call.specs)
         )
-        here.synchronize()
-        here.keep(results)
+        here.keep(*results)
     return results
 
 

@@ -39,7 +39,9 @@ class DeviceArray:
     functions refuse it, and `numpy` gives a copy.
     """
 
-    __slots__ = ("__weakref__", "_bits", "_device", "_dtype", "_host", "_lease", "_origin", "_shape")
+    __slots__ = (
+        "__weakref__", "_bits", "_device", "_dtype", "_host", "_lease", "_origin", "_packed", "_repaired", "_shape"
+    )  # fmt: skip
 
     #: NumPy's operators leave these arrays alone.
     __array_ufunc__ = None
@@ -49,6 +51,8 @@ class DeviceArray:
         self._origin: Origin | None = None
         self._host: NDArray | None = None  # the same values on the host, where they are known there
         self._bits: int | None = None  # of a packed mask: how many bits count, the device leaves the rest undefined
+        self._packed: DeviceArray | None = None  # of a vector of bools: the same as bits
+        self._repaired: tuple[DeviceArray, DeviceArray] | None = None  # of targets: a mask, and they as it wants them
         self._shape = shape
         self._dtype = dtype
         self._device = device

@@ -152,18 +152,21 @@ def loss(
 def _linear_cross_entropy(session: Session, call: Call) -> tuple[DeviceArray | NDArray | None, ...]:
     """The chain of the three on the rows that are not ignored; what goes from one to the next stays on the card.
 
-    Only the losses come back, to be added up: the loss that is returned is an array of the host.
+    Only losses to be added up come back: their sum, or mean, is an array of the host.
     """
     a = call.arguments
     target = session.values(a["target"]).astype(np.int64)
     counted = target != a["ignore_index"]
     number = int(np.count_nonzero(counted))
     rows = None if number == target.size else np.flatnonzero(counted)
-    losses = np.zeros(target.size, np.float32)
+    separate = a["reduction"] == "none"
+    value: DeviceArray | NDArray
     gradients: tuple[DeviceArray | None, ...] = (None, None)
     if number:
         input, weight = session.put(a["input"], rows=rows), session.put(a["weight"])
-        inside = session.put(target[counted] - a["vocab_start_index"])
+        # The device's limit is on the end of a shard, so its beginning is taken off here.
+        start = a["vocab_start_index"]
+        inside = session.put(target[counted] - start) if start else session.put(a["target"], rows=rows)
         shard = statistics(session, input, weight, inside, 0, call.dims["V"], False)
         logits_max, sum_exp_logits, predicted, mask, masked_target, _ = shard
         counted_losses, _ = loss(session, logits_max, sum_exp_logits, predicted, None)
@@ -173,16 +176,24 @@ def _linear_cross_entropy(session: Session, call: Call) -> tuple[DeviceArray | N
                 session, grad, input, weight, mask, masked_target, logits_max, sum_exp_logits, None
             )  # fmt: skip
             gradients = (first if rows is None else session.scattered(first, rows, target.size), second)
-        there = np.empty(number, np.float32)
-        session.fetch([(counted_losses, there)])
-        losses[counted] = there
-    elif a["return_grad"]:
-        gradients = tuple(spec and session.zeros(spec.shape, spec.dtype) for spec in call.specs[1:])
-    with np.errstate(all="ignore"):
-        total = np.sum(losses, dtype=np.float64)
-        value = {"none": losses, "sum": total, "mean": total / np.float64(number)}[a["reduction"]]
+        if separate:
+            value = counted_losses if rows is None else session.scattered(counted_losses, rows, target.size)
+        else:
+            value = _reduced(session, counted_losses, a["reduction"])
+    else:
+        value = np.full(target.shape, 0.0) if separate else np.asarray(np.nan if a["reduction"] == "mean" else 0.0)
+        if a["return_grad"]:
+            gradients = tuple(spec and session.zeros(spec.shape, spec.dtype) for spec in call.specs[1:])
     chosen = (array if spec is not None else None for array, spec in zip(gradients, call.specs[1:]))
-    return np.asarray(value), *chosen
+    return value, *chosen
+
+
+def _reduced(session: Session, losses: DeviceArray, reduction: str) -> NDArray:
+    """Sum, or mean, of the losses in float64."""
+    there = np.empty(losses.shape, np.float32)
+    session.fetch([(losses, there)])
+    with np.errstate(all="ignore"):
+        return np.asarray({"sum": np.sum, "mean": np.mean}[reduction](there, dtype=np.float64))
 
 
 def _upstream(session: Session, arguments: dict[str, Any], counted: NDArray, number: int) -> NDArray:

@@ -50,8 +50,10 @@ def rows_with_gradient(session: Session, grad: NDArray | DeviceArray) -> NDArray
 
 def mask_bits(session: Session, mask: Any, count: int, rows: NDArray | None) -> DeviceArray:
     """Q3: the mask of ``count`` rows as bits, or of these rows alone."""
-    if mask.dtype == np.uint8 and rows is None:
-        return session.put(mask if isinstance(mask, DeviceArray) else arrays.counted(mask, count))
+    if rows is None and isinstance(mask, DeviceArray):
+        return mask if mask._packed is None else mask._packed
+    if rows is None and mask.dtype == np.uint8:
+        return session.put(arrays.counted(mask, count))
     chosen = arrays.unpacked(session.values(mask), count)
     return session.put(np.packbits(chosen if rows is None else chosen[rows], bitorder="little"))
 
@@ -62,9 +64,20 @@ def safe_targets(session: Session, target: Any, mask: Any, extent: int, rows: ND
         values = session.values(target)
         elsewhere = arrays.unpacked(session.values(mask), values.size)
         if np.any(elsewhere & ((values < 0) | (values >= extent))):
-            target = np.where(elsewhere, values.dtype.type(0), values)
-            return session.put(target, rows=rows)
+            target = _repaired(session, target, mask, np.where(elsewhere, values.dtype.type(0), values))
     return session.put(target, rows=rows)
+
+
+def _repaired(session: Session, target: Any, mask: Any, values: NDArray) -> NDArray | DeviceArray:
+    """The repaired targets: those of an array on the device go there once, and stay beside it for the same mask."""
+    if not isinstance(target, DeviceArray):
+        return values
+    known = target._repaired
+    if known is None or known[0] is not mask:
+        known = mask, session.put(values)
+        session.keep(known[1])
+        target._repaired = known
+    return session.hold(known[1])  # another thread may put the targets of another mask in its place
 
 
 def clear_pad_bits(mask: NDArray, count: int) -> None:

@@ -78,10 +78,11 @@ class Pool:
 class Lease:
     """Device memory in use. It goes back to a pool when it is given back or forgotten."""
 
-    __slots__ = ("__weakref__", "block")
+    __slots__ = ("__weakref__", "block", "kept")
 
     def __init__(self, block: _acl.DeviceMemory):
         self.block: _acl.DeviceMemory | None = block
+        self.kept = False  # whether it outlives the call that borrowed it
         _live.add(self)
 
     def give_back(self) -> None:
@@ -196,14 +197,23 @@ class Session:
             finally:
                 leases, self._leases = self._leases, []
                 for lease in leases:
-                    lease.give_back()
+                    if not lease.kept:
+                        lease.give_back()
                 del frame
                 self.pool.trim()
 
-    def keep(self, results: Iterable[DeviceArray | None]) -> None:
-        """These arrays outlive the call."""
-        kept = {id(array._lease) for array in results if array is not None}
-        self._leases = [lease for lease in self._leases if id(lease) not in kept]
+    def keep(self, *results: DeviceArray | None) -> None:
+        """These arrays are complete, and outlive the call."""
+        self.synchronize()
+        for array in results:
+            if array is not None and array._lease is not None:
+                array._lease.kept = True
+
+    def hold(self, array: DeviceArray) -> DeviceArray:
+        """An array that is kept elsewhere lasts until the end of the call, whoever forgets it meanwhile."""
+        if array._lease is not None:
+            self._leases.append(array._lease)
+        return array
 
     @property
     def stream(self) -> _acl.Stream:
@@ -228,6 +238,8 @@ class Session:
         # The stream is of no use any more, and what it worked on is not to be used again.
         self.close()
         for lease in self._leases:
+            if lease.kept:
+                continue
             block, lease.block = lease.block, None
             if block is not None:
                 block.close()
