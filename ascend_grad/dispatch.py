@@ -6,8 +6,9 @@ import logging
 from contextvars import ContextVar
 from typing import Any, NamedTuple, NoReturn
 
-from . import config, contract
+from . import contract
 from .backends import AUTOMATIC, REGISTRY, npu
+from .config import BACKENDS, ENVIRONMENT
 from .contract import Call, Operator
 from .errors import BackendUnavailableError, ParamInvalidError
 
@@ -25,8 +26,8 @@ class Explanation(NamedTuple):
 
 
 def _checked(name: object, operator: str | None = None) -> str:
-    if not isinstance(name, str) or name not in config.BACKENDS:
-        expected = f"one of {', '.join(config.BACKENDS)}"
+    if not isinstance(name, str) or name not in BACKENDS:
+        expected = f"one of {', '.join(BACKENDS)}"
         raise ParamInvalidError(f"backend: expected {expected}, got {contract.shown(name)}", operator=operator)
     return name
 
@@ -38,8 +39,8 @@ def requested(backend: str | None, operator: str | None = None) -> tuple[str, st
     chosen = _chosen.get()
     if chosen is not None:
         return chosen.name, "use_backend"
-    if config.ENVIRONMENT.backend is not None:
-        return config.ENVIRONMENT.backend, "ASCEND_GRAD_BACKEND"
+    if ENVIRONMENT.backend is not None:
+        return ENVIRONMENT.backend, "ASCEND_GRAD_BACKEND"
     return "auto", "automatic choice"
 
 
@@ -47,11 +48,10 @@ def is_plain_cpu(backend: str | None) -> bool:
     """Whether a call without further look goes to the CPU: the gate of the short way through `_rowwise`."""
     if backend is None:
         chosen = _chosen.get()
-        backend = chosen.name if chosen is not None else config.ENVIRONMENT.backend
-        if backend is None or backend == "auto":
-            return not npu.status()[0]
-    # A backend that is no text, an array perhaps, is not to be compared but refused on the general way.
-    return isinstance(backend, str) and (backend == "cpu" or (backend == "auto" and not npu.status()[0]))
+        backend = (ENVIRONMENT.backend or "auto") if chosen is None else chosen.name
+    elif not isinstance(backend, str):  # an array, perhaps: not to be compared but refused on the general way
+        return False
+    return (backend == "auto" and not npu.status()[0]) or backend == "cpu"
 
 
 def select(call: Call, backend: str | None) -> Explanation:

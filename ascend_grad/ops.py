@@ -1,8 +1,7 @@
 """The public operators.
 
-Each row-wise function is the same three lines: the short way (`_rowwise`, which takes the common case of plain arrays
-on the CPU and otherwise answers None), then the general way through `dispatch`. The linear operators compute so much
-that they always go the general way.
+Each function is the same three lines: the short way (`_rowwise` and `_linear_cross_entropy` take the common case of
+plain arrays on the CPU and otherwise answer None), then the general way through `dispatch`.
 """
 
 from __future__ import annotations
@@ -482,6 +481,13 @@ def fused_linear_cross_entropy_loss_grad(
     array([[-0.75,  0.25,  0.25,  0.25],
            [ 0.25,  0.25,  0.25, -0.75]])
     """
+    if dispatch.is_plain_cpu(backend):
+        result = _linear_cross_entropy.common_gradient(
+            grad, input, weight, target_mask, masked_target, label_smoothing, logits_max, sum_exp_logits, softmax,
+            output_mask, workspace_bytes, filter_eps, out, num_threads
+        )  # fmt: skip
+        if result is not None:
+            return result
     arguments = {
         "grad": grad,
         "input": input,
@@ -496,10 +502,6 @@ def fused_linear_cross_entropy_loss_grad(
         "workspace_bytes": workspace_bytes,
         "filter_eps": filter_eps,
     }
-    if dispatch.is_plain_cpu(backend):
-        result = _linear_cross_entropy.common_gradient(*arguments.values(), out, num_threads)
-        if result is not None:
-            return result
     return dispatch.run(contract.FUSED_LINEAR_CROSS_ENTROPY_LOSS_GRAD, arguments, out, backend, num_threads)
 
 
@@ -571,6 +573,12 @@ def fused_linear_online_max_sum(
     >>> statistics.masked_target, statistics.target_mask
     (array([1, 0]), array([2], dtype=uint8))
     """
+    if dispatch.is_plain_cpu(backend):
+        result = _linear_cross_entropy.common_statistics(
+            input, weight, target, vocab_start_index, vocab_end_index, return_logits, num_threads
+        )
+        if result is not None:
+            return result
     arguments = {
         "input": input,
         "weight": weight,
@@ -579,10 +587,6 @@ def fused_linear_online_max_sum(
         "vocab_end_index": vocab_end_index,
         "return_logits": return_logits,
     }
-    if dispatch.is_plain_cpu(backend):
-        result = _linear_cross_entropy.common_statistics(*arguments.values(), num_threads)
-        if result is not None:
-            return OnlineMaxSum(*result)
     return OnlineMaxSum(*dispatch.run(contract.FUSED_LINEAR_ONLINE_MAX_SUM, arguments, None, backend, num_threads))
 
 
@@ -647,6 +651,12 @@ def fused_cross_entropy_loss_with_max_sum(
     >>> loss.round(3), softmax
     (array([1.386]), array([[0.25, 0.25, 0.25, 0.25]]))
     """
+    if dispatch.is_plain_cpu(backend):
+        result = _linear_cross_entropy.common_loss(
+            logits_max, sum_exp_logits, predicted_logits, label_smoothing, vocab_parallel_logits, out, num_threads
+        )
+        if result is not None:
+            return result
     arguments = {
         "logits_max": logits_max,
         "sum_exp_logits": sum_exp_logits,
@@ -736,6 +746,13 @@ def linear_cross_entropy(
     array([[-0.375,  0.125,  0.125,  0.125],
            [ 0.125,  0.125,  0.125, -0.375]])
     """
+    if dispatch.is_plain_cpu(backend):
+        result = _linear_cross_entropy.common_loss_and_gradients(
+            input, weight, target, reduction, ignore_index, grad_loss, vocab_start_index, return_grad, output_mask,
+            workspace_bytes, filter_eps, num_threads
+        )  # fmt: skip
+        if result is not None:
+            return result
     arguments = {
         "input": input,
         "weight": weight,
@@ -749,8 +766,4 @@ def linear_cross_entropy(
         "workspace_bytes": workspace_bytes,
         "filter_eps": filter_eps,
     }
-    if dispatch.is_plain_cpu(backend):
-        result = _linear_cross_entropy.common_loss_and_gradients(*arguments.values(), num_threads)
-        if result is not None:
-            return LinearCrossEntropy(*result)
     return LinearCrossEntropy(*dispatch.run(contract.LINEAR_CROSS_ENTROPY, arguments, None, backend, num_threads))

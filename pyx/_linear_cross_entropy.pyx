@@ -26,6 +26,7 @@ from ascend_grad cimport _cpu, _memory, _openmp, _threads
 from ascend_grad._dtypes cimport dtype_of
 from ascend_grad._kernels cimport (
     AG_BFLOAT16,
+    AG_FLOAT32,
     AG_FLOAT64,
     AG_FROM_LOGITS,
     AG_FROM_PRODUCT,
@@ -57,6 +58,7 @@ from ascend_grad._kernels cimport (
 
 from .arrays import FLOATING_DTYPES
 from .contract import DEFAULT_WORKSPACE_BYTES, MAX_THREADS
+from .results import LinearCrossEntropy, OnlineMaxSum
 
 cnp.import_array()
 
@@ -69,6 +71,8 @@ cdef cnp.dtype _float64 = np.dtype(np.float64)
 cdef cnp.dtype _uint8 = np.dtype(np.uint8)
 cdef Py_ssize_t _default_workspace = DEFAULT_WORKSPACE_BYTES
 cdef int _max_threads = MAX_THREADS
+cdef object _named_statistics = OnlineMaxSum._make
+cdef object _named_gradients = LinearCrossEntropy._make
 
 # Sizes that were measured; the curves are flat. A block of P of AREA elements stays in the last cache.
 cdef Py_ssize_t ROWS = 1008
@@ -132,7 +136,7 @@ cdef void round_piece(
     cdef int itemsize = ag_itemsize[<int>to.dtype]
     cdef bint is_dense = to.step == itemsize and not to.swapped
     cdef char *target = to.data + row * to.row_stride + begin * to.step
-    if to.dtype != (AG_FLOAT64 if real == 8 else 0):
+    if to.dtype != (AG_FLOAT64 if real == 8 else AG_FLOAT32):
         ag_round(variant, real == 8, source, to.dtype, target if is_dense else buffer, n)
         if is_dense:
             return
@@ -1137,20 +1141,43 @@ cdef void probabilities_of_row(
 
 
 def probabilities(
-    cnp.ndarray logits, const double[::1] logits_max, const double[::1] sum_exp, cnp.ndarray out, int threads
+    cnp.ndarray logits, cnp.ndarray logits_max, cnp.ndarray sum_exp, cnp.ndarray out, int threads
 ):
-    """``exp(logits - logits_max) / sum_exp`` of every row into `out`, which overlaps no input."""
+    """``exp(logits - logits_max) / sum_exp`` of every row into `out`, which overlaps no input.
+
+    The vectors are contiguous, float32 or float64.
+    """
     cdef const ag_lce_kernels *kernels = kernels_for(logits)
     cdef ag_matrix source = matrix_of(logits), target = matrix_of(out)
     cdef Py_ssize_t rows = cnp.PyArray_DIM(logits, 0), n = cnp.PyArray_DIM(logits, 1), row
+    cdef const void *maxima = cnp.PyArray_DATA(logits_max)
+    cdef const void *sums = cnp.PyArray_DATA(sum_exp)
+    cdef bint is_double = dtype_of(logits_max) == AG_FLOAT64
     cdef ag_variant variant = _cpu.active()
     cdef int team = _threads.choose(<double>rows * n, threads)
     if rows and n:
         for row in prange(rows, nogil=True, num_threads=team, schedule="dynamic", chunksize=16):
             _openmp.record_team()
-            probabilities_of_row(kernels, variant, &source, logits_max[row], sum_exp[row], &target, row, n)
+            probabilities_of_row(
+                kernels, variant, &source, number(maxima, row, is_double), number(sums, row, is_double), &target, row, n
+            )
     _threads.finished()
     PyErr_CheckSignals()
+
+
+def losses(cnp.ndarray sum_exp, cnp.ndarray predicted, cnp.ndarray loss):
+    """``log(sum_exp) - predicted`` into `loss`; contiguous vectors, each float32 or float64."""
+    cdef const void *sums = cnp.PyArray_DATA(sum_exp)
+    cdef const void *logits = cnp.PyArray_DATA(predicted)
+    cdef void *results = cnp.PyArray_DATA(loss)
+    cdef bint is_double = dtype_of(sum_exp) == AG_FLOAT64, to_double = dtype_of(loss) == AG_FLOAT64
+    cdef Py_ssize_t i
+    cdef ag_fpenv mode
+    with nogil:
+        mode = ag_fpenv_enter()
+        for i in range(cnp.PyArray_DIM(loss, 0)):
+            set_number(results, i, to_double, log(number(sums, i, is_double)) - number(logits, i, is_double))
+        ag_fpenv_leave(mode)
 
 
 def statistics(
@@ -1283,7 +1310,7 @@ def common_gradient(
         return None
     n, vocab = cnp.PyArray_DIM(<cnp.ndarray>input, 0), cnp.PyArray_DIM(<cnp.ndarray>weight, 0)
     dtype = dtype_of(<cnp.ndarray>input)
-    real = AG_FLOAT64 if dtype == AG_FLOAT64 else 0
+    real = AG_FLOAT64 if dtype == AG_FLOAT64 else AG_FLOAT32
     g, target, mask = plain_vector(grad, real, n), plain_target(masked_target, n), plain(target_mask, 1)
     if g is None or target is None or mask is None:
         return None
@@ -1337,7 +1364,36 @@ def common_statistics(input, weight, target, vocab_start_index, vocab_end_index,
         or vocab_end_index - vocab_start_index > vocab
     ):
         return None
-    return statistics(input, weight, t, vocab_start_index, vocab_end_index, return_logits, threads)
+    return _named_statistics(statistics(input, weight, t, vocab_start_index, vocab_end_index, return_logits, threads))
+
+
+def common_loss(
+    logits_max, sum_exp_logits, predicted_logits, label_smoothing, vocab_parallel_logits, out, num_threads
+):
+    """The loss, and the softmax where logits are given, where all arguments are as plain as can be; else None."""
+    cdef cnp.ndarray maximum = plain(logits_max, 1), total, predicted, logits, loss, softmax = None
+    cdef int real, threads = threads_of(num_threads)
+    cdef cnp.npy_intp n
+    if (
+        out is not None or threads < 0 or maximum is None or type(label_smoothing) is not float or label_smoothing != 0
+    ):
+        return None
+    real, n = dtype_of(maximum), cnp.PyArray_DIM(maximum, 0)
+    total, predicted = plain_vector(sum_exp_logits, real, n), plain_vector(predicted_logits, real, n)
+    if real not in (AG_FLOAT32, AG_FLOAT64) or total is None or predicted is None:
+        return None
+    if vocab_parallel_logits is not None:
+        logits = plain(vocab_parallel_logits, 2)
+        if (
+            logits is None or dtype_of(logits) < 0 or cnp.PyArray_DIM(logits, 0) != n
+            or (dtype_of(logits) == AG_FLOAT64) != (real == AG_FLOAT64)
+        ):
+            return None
+        softmax = _memory.empty_like(logits, <cnp.dtype>_dtypes[real])
+        probabilities(logits, maximum, total, softmax, threads)
+    loss = _memory.fresh(1, &n, <cnp.dtype>_dtypes[real])
+    losses(total, predicted, loss)
+    return loss, softmax
 
 
 def common_loss_and_gradients(
@@ -1373,4 +1429,4 @@ def common_loss_and_gradients(
         input, weight, t, vocab_start_index, ignore_index, reduction, np.array([1.0 if grad_loss is None else grad_loss]),
         loss, input_grad, weight_grad, _default_workspace, 0.0, threads
     )
-    return loss, input_grad, weight_grad
+    return _named_gradients((loss, input_grad, weight_grad))

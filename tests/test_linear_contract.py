@@ -31,7 +31,7 @@ from linear_samples import GRADIENT, LINEAR, LOSS, STATISTICS, WHOLE, Shape, acc
 from samples import DTYPES, assert_identical
 
 import ascend_grad as ag
-from ascend_grad import contract
+from ascend_grad import _linear_cross_entropy, contract
 from ascend_grad import errors as library_errors
 from ascend_grad.backends import REGISTRY
 
@@ -721,3 +721,48 @@ def test_overflow_is_no_warning():
     with np.errstate(all="raise"):
         for rows in (x, x[::-1]):
             assert ag.linear_cross_entropy(rows, w, np.ones(200, int), reduction="sum").loss == np.inf
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_short_and_general_way_of_the_loss(dtype):
+    """The same bits, and no warning, whatever NumPy is set to; what is not plain is left to the general way."""
+    random = np.random.default_rng(0)
+    real = accumulator(DTYPES[dtype])
+    logits = random.standard_normal((23, 37)).astype(DTYPES[dtype])
+    largest, predicted = random.standard_normal((2, 23)).astype(real)
+    total = random.uniform(1, 9, 23).astype(real)
+    total[:4] = 0, -1, np.inf, np.nan
+    short = _linear_cross_entropy.common_loss
+    with np.errstate(all="raise"):
+        for given in (None, logits):
+            loss, softmax = ag.fused_cross_entropy_loss_with_max_sum(
+                largest, total, predicted, vocab_parallel_logits=given
+            )
+            assert_identical(short(largest, total, predicted, 0.0, given, None, None)[0], loss)
+            swapped = [a.astype(a.dtype.newbyteorder()) for a in (largest, total, predicted)]
+            assert short(*swapped, 0.0, given, None, None) is None
+            apart, softmax_apart = ag.fused_cross_entropy_loss_with_max_sum(*swapped, vocab_parallel_logits=given)
+            assert_identical(apart, loss)
+            assert (softmax is None) == (softmax_apart is None) == (given is None)
+            if given is not None:
+                assert_identical(softmax_apart, softmax)
+    with np.errstate(all="ignore"):
+        expected = np.log(total.astype(np.float64)) - predicted
+    np.testing.assert_allclose(loss, expected, rtol=4 * np.finfo(real).eps, atol=4 * np.finfo(real).eps)
+    wide = np.float32 if real == np.float64 else np.float64
+    for position, value in (
+        (0, list(largest)),
+        (1, total[:-1]),
+        (1, total.astype(wide)),
+        (2, predicted[::-1]),
+        (3, 0),
+        (4, logits[:-1]),
+        (4, logits.astype(np.int32)),
+        (4, logits.astype(wide) if real == np.float64 else logits.astype(np.float64)),
+        (5, (None, None)),
+        (6, 0),
+    ):
+        arguments = [largest, total, predicted, 0.0, logits, None, None]
+        assert short(*arguments) is not None
+        arguments[position] = value
+        assert short(*arguments) is None

@@ -45,7 +45,7 @@ def _vector(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return np.require(array, dtype, ["C", "A"])
 
 
-def _index_vector(array: np.ndarray) -> np.ndarray:
+def _native_vector(array: np.ndarray) -> np.ndarray:
     return _vector(array, array.dtype.newbyteorder("="))
 
 
@@ -60,7 +60,7 @@ def _gradient(call: Call, threads: int) -> tuple:
         a["input"],
         a["weight"],
         _linear_cross_entropy.Rows(
-            _index_vector(a["masked_target"]),
+            _native_vector(a["masked_target"]),
             0,
             call.dims["V"],
             _vector(arrays.counted(a["target_mask"], call.dims["BT"]), a["target_mask"].dtype),
@@ -83,7 +83,7 @@ def _statistics(call: Call, threads: int) -> tuple:
     return _linear_cross_entropy.statistics(
         a["input"],
         a["weight"],
-        _index_vector(a["target"]),
+        _native_vector(a["target"]),
         a["vocab_start_index"],
         a["vocab_end_index"],
         a["return_logits"],
@@ -94,13 +94,15 @@ def _statistics(call: Call, threads: int) -> tuple:
 def _loss(call: Call, threads: int) -> tuple:
     a = call.arguments
     logits_max, sum_exp, predicted = (
-        _vector(a[name], np.dtype(np.float64)) for name in ("logits_max", "sum_exp_logits", "predicted_logits")
+        _native_vector(a[name]) for name in ("logits_max", "sum_exp_logits", "predicted_logits")
     )
     loss, softmax = results = _results(call)
     assert loss is not None
     if softmax is not None:
         _linear_cross_entropy.probabilities(a["vocab_parallel_logits"], logits_max, sum_exp, softmax, threads)
-    arrays.round_into(loss, np.log(sum_exp) - predicted)
+    unrounded = np.empty(loss.shape)
+    _linear_cross_entropy.losses(sum_exp, predicted, unrounded)
+    arrays.round_into(loss, unrounded)
     return _delivered(call, results)
 
 
@@ -111,7 +113,7 @@ def _loss_and_gradients(call: Call, threads: int) -> tuple:
     _linear_cross_entropy.loss_and_gradients(
         a["input"],
         a["weight"],
-        _index_vector(a["target"]),
+        _native_vector(a["target"]),
         a["vocab_start_index"],
         a["ignore_index"],
         a["reduction"],

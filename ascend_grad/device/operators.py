@@ -193,7 +193,8 @@ def _reduced(session: Session, losses: DeviceArray, reduction: str) -> NDArray:
     there = np.empty(losses.shape, np.float32)
     session.fetch([(losses, there)])
     with np.errstate(all="ignore"):
-        return np.asarray({"sum": np.sum, "mean": np.mean}[reduction](there, dtype=np.float64))
+        total = np.sum(there, dtype=np.float64)
+    return np.asarray(total / there.size if reduction == "mean" else total)
 
 
 def _upstream(session: Session, arguments: dict[str, Any], counted: NDArray, number: int) -> NDArray:
