@@ -455,10 +455,13 @@ AG_INLINE void K(spread_over)(const real *values, ptrdiff_t count, const ptrdiff
     default: function(from, count, 8, to); break;                                                                       \
     }
 
+/* How many of `rows` packed rows of n values are taken VL at a time. */
+AG_INLINE ptrdiff_t K(rows_together)(ptrdiff_t rows, ptrdiff_t n) { return n <= AG_NARROWEST ? rows / VL * VL : 0; }
+
 /* Sums, and maxima, of `rows` packed rows. */
 AG_NOINLINE void K(narrow_sums)(const real *terms, ptrdiff_t rows, ptrdiff_t n, double *sums)
 {
-    const ptrdiff_t together = n <= AG_NARROWEST ? rows / VL * VL : 0;
+    const ptrdiff_t together = K(rows_together)(rows, n);
     if (together) AG_WITH_CONSTANT(K(sums_of), terms, together, n, sums)
     for (ptrdiff_t r = together; r < rows; r++) sums[r] = K(narrow_sum)(terms + r * n, n);
     for (ptrdiff_t r = 0; r < rows; r++) sums[r] = ag_one_nan(sums[r]);
@@ -466,7 +469,7 @@ AG_NOINLINE void K(narrow_sums)(const real *terms, ptrdiff_t rows, ptrdiff_t n, 
 
 AG_NOINLINE void K(narrow_maxima)(const real *logits, ptrdiff_t rows, ptrdiff_t n, real *max)
 {
-    const ptrdiff_t together = n <= AG_NARROWEST ? rows / VL * VL : 0;
+    const ptrdiff_t together = K(rows_together)(rows, n);
     if (together) AG_WITH_CONSTANT(K(max_of), logits, together, n, max)
     for (ptrdiff_t r = together; r < rows; r++) max[r] = K(narrow_max)(logits + r * n, n);
 }
@@ -628,7 +631,7 @@ AG_INLINE void K(raise_max)(const char *a, ptrdiff_t width, real *best)
 }
 
 /* Maxima of the columns, NaN passed over. Packed narrow columns are taken VL rows at a time. */
-AG_INLINE void K(columns_max)(const ag_tile *tile, real *best, double *max)
+AG_NOINLINE void K(columns_max)(const ag_tile *tile, real *best, double *max)
 {
     const ptrdiff_t columns = tile->rows, width = columns * AG_SIZE;
     const int packed = ag_tile_is_packed(tile, width, 0) && columns <= AG_PACKED_COLUMNS;
@@ -645,7 +648,7 @@ AG_INLINE void K(columns_max)(const ag_tile *tile, real *best, double *max)
 }
 
 /* sums[c] (+)= partial, in float64 */
-AG_INLINE void K(add_partial)(const int first, V partial, double *sums)
+AG_INLINE void K(add_partial)(int first, V partial, double *sums)
 {
     K(lanes) lanes = {0};
     if (!first) {
@@ -664,7 +667,7 @@ AG_INLINE void K(add_partial)(const int first, V partial, double *sums)
 /* sums[c] (+)= the terms of `count` rows at column c, added in the compute type, for `width` consecutive columns. Eight
  * vectors of a row at a time: with row lengths of a power of two all rows compete for the same few places in the cache,
  * so what is fetched has to be used at once. */
-AG_INLINE void K(add_rows)(const int op, const int first, const char *a, const char *b, ptrdiff_t a_step, ptrdiff_t b_step,
+AG_INLINE void K(add_rows)(const int op, int first, const char *a, const char *b, ptrdiff_t a_step, ptrdiff_t b_step,
                            ptrdiff_t count, ptrdiff_t width, const real *max, double *sums, int asks)
 {
     enum { TOGETHER = 8 };
@@ -715,13 +718,8 @@ AG_INLINE void K(columns_sum)(const int op, const ag_tile *tile, const real *max
             const ptrdiff_t together = !packed ? 1 : lane < rest ? rest : (length < VL ? length : VL) - lane;
             const char *a = tile->a + (block + lane) * tile->a_stride, *b = tile->b + (block + lane) * tile->b_stride;
             const real *max_l = packed ? max + lane * columns : max;
-            if (block == 0) {
-                K(add_rows)(op, 1, a, b, VL * tile->a_stride, VL * tile->b_stride, count, together * columns, max_l,
-                            sums + lane * pitch, tile->fits);
-            } else {
-                K(add_rows)(op, 0, a, b, VL * tile->a_stride, VL * tile->b_stride, count, together * columns, max_l,
-                            sums + lane * pitch, tile->fits);
-            }
+            K(add_rows)(op, block == 0, a, b, VL * tile->a_stride, VL * tile->b_stride, count, together * columns, max_l,
+                        sums + lane * pitch, tile->fits);
             lane += together;
         }
     }
@@ -783,7 +781,12 @@ AG_INLINE void K(prepare_max)(const int op, const ag_tile *tile, const double *m
     if (tile->rows <= AG_PACKED_COLUMNS) K(repeat)(prepared, tile->rows, VL * tile->rows);
 }
 
-AG_INLINE void K(write_prepared)(const int op, const ag_tile *tile, const double *max, const double *sum, K(scratch) s)
+/* `columns_sum` and `columns_write` with a constant operator. */
+typedef void K(adder)(const ag_tile *tile, const real *max, double *sums);
+typedef void K(writer)(const ag_tile *tile, const real *shift, const real *factor, ptrdiff_t repeats);
+
+AG_INLINE void K(write_prepared)(const int op, K(writer) *write, const ag_tile *tile, const double *max, const double *sum,
+                                 K(scratch) s)
 {
     const ptrdiff_t columns = tile->rows;
     for (ptrdiff_t c = 0; c < columns; c++) {
@@ -797,20 +800,10 @@ AG_INLINE void K(write_prepared)(const int op, const ag_tile *tile, const double
         K(repeat)(s.shift, columns, repeats * columns);
         if (K(is_forward)(op)) K(repeat)(s.factor, columns, repeats * columns);
     }
-    K(columns_write)(op, tile, s.shift, s.factor, repeats);
+    write(tile, s.shift, s.factor, repeats);
 }
 
-AG_INLINE ag_tile K(tile_rows)(const ag_tile *tile, ptrdiff_t begin, ptrdiff_t length)
-{
-    ag_tile part = *tile;
-    part.a += begin * tile->a_stride;
-    part.b += begin * tile->b_stride;
-    part.out += begin * tile->out_stride;
-    part.n = length;
-    return part;
-}
-
-AG_INLINE void K(columns)(const int op, const ag_tile *tile, void *memory)
+AG_INLINE void K(columns)(const int op, K(adder) *add, K(writer) *write, const ag_tile *tile, void *memory)
 {
     const K(scratch) s = K(carve)(memory);
     const ptrdiff_t columns = tile->rows;
@@ -821,16 +814,16 @@ AG_INLINE void K(columns)(const int op, const ag_tile *tile, void *memory)
     }
     for (ptrdiff_t c = 0; c < columns; c++) s.total[c] = s.error[c] = 0.0;
     for (ptrdiff_t k = 0; k < tile->n; k += AG_SEGMENT(VL)) {
-        const ptrdiff_t length = tile->n - k < AG_SEGMENT(VL) ? tile->n - k : AG_SEGMENT(VL);
-        const ag_tile part = K(tile_rows)(tile, k, length);
-        K(columns_sum)(op, &part, s.max, s.sums);
+        ag_tile part = K(some_rows)(tile, k, columns);
+        part.n = tile->n - k < AG_SEGMENT(VL) ? tile->n - k : AG_SEGMENT(VL);
+        add(&part, s.max, s.sums);
         ag_sums_add(s.total, s.error, s.sums, columns);
     }
     ag_sums_total(s.total, s.error, columns);
     if (K(is_forward)(op)) {
         for (ptrdiff_t c = 0; c < columns; c++) max[c] = s.max[c];
     }
-    K(write_prepared)(op, tile, max, s.total, s);
+    K(write_prepared)(op, write, tile, max, s.total, s);
 }
 
 /* ---- entry points: each of the above with a constant operator ------------------------------------------------------- */
@@ -855,7 +848,18 @@ AG_INLINE void K(columns)(const int op, const ag_tile *tile, void *memory)
     }
 
 #define AG_COLUMN_ENTRY_POINTS(op, name)                                                                                \
-    static void K(name##_columns)(const ag_tile *tile, void *memory) { K(columns)(op, tile, memory); }                  \
+    AG_NOINLINE void K(name##_add)(const ag_tile *tile, const real *max, double *sums)                                  \
+    {                                                                                                                   \
+        K(columns_sum)(op, tile, max, sums);                                                                            \
+    }                                                                                                                   \
+    AG_NOINLINE void K(name##_write)(const ag_tile *tile, const real *shift, const real *factor, ptrdiff_t repeats)     \
+    {                                                                                                                   \
+        K(columns_write)(op, tile, shift, factor, repeats);                                                             \
+    }                                                                                                                   \
+    static void K(name##_columns)(const ag_tile *tile, void *memory)                                                    \
+    {                                                                                                                   \
+        K(columns)(op, K(name##_add), K(name##_write), tile, memory);                                                   \
+    }                                                                                                                   \
     static void K(name##_columns_max)(const ag_tile *tile, double *max, void *memory)                                   \
     {                                                                                                                   \
         K(columns_max)(tile, K(carve)(memory).shift, max);                                                              \
@@ -864,12 +868,12 @@ AG_INLINE void K(columns)(const int op, const ag_tile *tile, void *memory)
     {                                                                                                                   \
         const K(scratch) s = K(carve)(memory);                                                                          \
         K(prepare_max)(op, tile, max, s.max);                                                                           \
-        K(columns_sum)(op, tile, s.max, s.sums);                                                             \
+        K(name##_add)(tile, s.max, s.sums);                                                                             \
         for (ptrdiff_t c = 0; c < tile->rows; c++) sum[c] = s.sums[c];                                                  \
     }                                                                                                                   \
     static void K(name##_columns_write)(const ag_tile *tile, const double *max, const double *sum, void *memory)        \
     {                                                                                                                   \
-        K(write_prepared)(op, tile, max, sum, K(carve)(memory));                                                        \
+        K(write_prepared)(op, K(name##_write), tile, max, sum, K(carve)(memory));                                       \
     }
 
 AG_ENTRY_POINTS(AG_SOFTMAX_BACKWARD, softmax_backward)
