@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import logging
-from contextvars import ContextVar
 from typing import Any, NamedTuple, NoReturn
 
 from . import contract
-from .backends import AUTOMATIC, REGISTRY, npu
+from ._short_way import chosen
+from .backends import AUTOMATIC, REGISTRY
 from .config import BACKENDS, ENVIRONMENT
 from .contract import Call, Operator
 from .errors import BackendUnavailableError, ParamInvalidError
 
 logger = logging.getLogger("ascend_grad")
-
-#: What `use_backend` chose in this context; None: the environment's choice, or automatic.
-_chosen: ContextVar[use_backend | None] = ContextVar("ascend_grad_backend", default=None)
 
 
 class Explanation(NamedTuple):
@@ -36,22 +33,12 @@ def requested(backend: str | None, operator: str | None = None) -> tuple[str, st
     """The backend that is asked for, and by what: the argument, `use_backend`, the environment, or nobody."""
     if backend is not None:
         return _checked(backend, operator), "the backend argument"
-    chosen = _chosen.get()
-    if chosen is not None:
-        return chosen.name, "use_backend"
+    choice: use_backend | None = chosen.get()
+    if choice is not None:
+        return choice.name, "use_backend"
     if ENVIRONMENT.backend is not None:
         return ENVIRONMENT.backend, "ASCEND_GRAD_BACKEND"
     return "auto", "automatic choice"
-
-
-def is_plain_cpu(backend: str | None) -> bool:
-    """Whether a call without further look goes to the CPU: the gate of the short way through `_rowwise`."""
-    if backend is None:
-        chosen = _chosen.get()
-        backend = (ENVIRONMENT.backend or "auto") if chosen is None else chosen.name
-    elif not isinstance(backend, str):  # an array, perhaps: not to be compared but refused on the general way
-        return False
-    return (backend == "auto" and not npu.status()[0]) or backend == "cpu"
 
 
 def select(call: Call, backend: str | None) -> Explanation:
@@ -132,17 +119,17 @@ class use_backend:
 
     def __init__(self, name: str):
         self.name = _checked(name)
-        self._outer = [_chosen.get()]  # what to go back to, the last entry first
+        self._outer = [chosen.get()]  # what to go back to, the last entry first
         self._entered = False
-        _chosen.set(self)
+        chosen.set(self)
 
     def __enter__(self) -> use_backend:
         # The choice that was made when this object was, still in force here, is the one that the block uses.
-        if self._entered or _chosen.get() is not self:
-            self._outer.append(_chosen.get())
-            _chosen.set(self)
+        if self._entered or chosen.get() is not self:
+            self._outer.append(chosen.get())
+            chosen.set(self)
         self._entered = True
         return self
 
     def __exit__(self, *exc_info) -> None:
-        _chosen.set(self._outer.pop())
+        chosen.set(self._outer.pop())

@@ -144,6 +144,12 @@ cdef void round_piece(
     ag_copy_block(target, 0, to.step, source, 0, itemsize, 1, n, itemsize, to.swapped)
 
 
+cdef bint is_flat(const ag_matrix *to, int real, Py_ssize_t n) noexcept nogil:
+    """Whether rows of n elements follow one another, in a dtype that accumulators are rounded to."""
+    cdef int itemsize = ag_itemsize[<int>to.dtype]
+    return itemsize != real and to.step == itemsize and to.row_stride == n * itemsize and not to.swapped
+
+
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
 
@@ -665,16 +671,19 @@ cdef class Schedule:
     cdef void round_rows(self, Py_ssize_t u) noexcept nogil:
         """Accumulators to a result of any dtype and layout."""
         cdef int real = self.kernels.real_size
-        cdef Py_ssize_t row, begin, piece
+        cdef Py_ssize_t first = u * SOME_ROWS // 16, last = min((u + 1) * SOME_ROWS // 16, self.rounded_rows)
+        cdef Py_ssize_t n = self.rounded_n, row, begin, piece
+        cdef const ag_matrix *to = &self.rounded_to
         cdef const char *source
-        for row in range(u * SOME_ROWS // 16, min((u + 1) * SOME_ROWS // 16, self.rounded_rows)):
+        if is_flat(to, real, n) and self.rounded_stride == n * real:  # short rows need not be rounded one by one
+            source = self.rounded_from + first * self.rounded_stride
+            ag_round(self.variant, real == 8, source, to.dtype, to.data + first * to.row_stride, (last - first) * n)
+            return
+        for row in range(first, last):
             source = self.rounded_from + row * self.rounded_stride
-            for piece in range(divided(self.rounded_n, PIECE)):
+            for piece in range(divided(n, PIECE)):
                 begin = piece * PIECE
-                round_piece(
-                    self.variant, real, source + begin * real, &self.rounded_to, row, begin,
-                    min(PIECE, self.rounded_n - begin)
-                )
+                round_piece(self.variant, real, source + begin * real, to, row, begin, min(PIECE, n - begin))
 
     cdef int round_to(
         self, cnp.ndarray out, Py_ssize_t first, const char *sums, Py_ssize_t stride, Py_ssize_t rows

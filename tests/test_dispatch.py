@@ -12,6 +12,7 @@ from samples import ARRAYS, MASKED, assert_identical, random_problem
 import ascend_grad as ag
 from ascend_grad import _cpu, _openmp, _threads, contract, dispatch
 from ascend_grad.backends import REGISTRY
+from ascend_grad.device import runtime
 from ascend_grad.device.limits import Refusal
 
 X = np.linspace(0, 1, 12, dtype=np.float32).reshape(3, 4)
@@ -149,7 +150,7 @@ def test_a_bad_call_is_bad_on_an_unavailable_backend_too():
 
 def test_the_first_backend_that_takes_the_call_is_chosen(monkeypatch, computed_by):
     npu = REGISTRY["npu"]
-    monkeypatch.setattr(npu, "status", lambda: (True, "pretended"))
+    monkeypatch.setattr(runtime, "_state", runtime.State((True, "pretended")))
     refusal = Refusal("rank 1 only", ag.ParamInvalidError("rank 1 only", operator="softmax"))
     monkeypatch.setattr(npu, "refusal", lambda call: None if call.arrays[0].ndim == 1 else refusal)
     monkeypatch.setattr(npu, "run", lambda call, num_threads: "from the device")

@@ -19,7 +19,7 @@ NAME = "npu"
 
 
 def status() -> tuple[bool, str]:
-    return (runtime._state or runtime.state()).status  # small calls on the CPU ask, too
+    return runtime.state().status
 
 
 def refusal(call: Call) -> limits.Refusal | None:

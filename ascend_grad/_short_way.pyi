@@ -1,0 +1,6 @@
+from contextvars import ContextVar
+from typing import Any
+
+chosen: ContextVar[Any]
+
+def is_plain_cpu(backend: object) -> bool: ...
