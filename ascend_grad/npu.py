@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from . import _aclnn, arrays
 from .contract import MAX_RANK, converted, shown
-from .device import runtime, session
+from .device import quirks, runtime, session
 from .device.array import DeviceArray
 from .errors import BackendUnavailableError, ParamInvalidError, ParamTypeError
 
@@ -67,9 +67,9 @@ def asarray(x: ArrayLike | DeviceArray) -> DeviceArray:
     _usable_state()
     with session.session_on(session.chosen_device()).call() as here:
         result = here.put(array, dtype)
-        packed = here.put(np.packbits(array, bitorder="little")) if dtype == np.bool_ and array.ndim == 1 else None
+        packed = quirks.bits_beside(here, array)
         here.keep(result, packed)
-    result._packed = packed  # as a target mask the device takes bits alone
+    result._packed = packed
     if array.ndim == 1 and array.nbytes <= _REMEMBERED_BYTES:
         result.remember(np.array(array, dtype))
     return result

@@ -84,7 +84,7 @@ def softmax_backward(
     >>> ag.softmax_backward(np.array([[1.0, 0.0]]), y)
     array([[ 0.1875, -0.1875]])
     """
-    if is_plain_cpu(backend):
+    if is_plain_cpu(backend, grad_output):
         result = _rowwise.softmax_backward(grad_output, output, dim, out, num_threads)
         if result is not None:
             return result
@@ -140,7 +140,7 @@ def log_softmax_backward(
     >>> ag.log_softmax_backward(np.array([1.0, 0.0]), np.log([0.25, 0.75]))
     array([ 0.75, -0.75])
     """
-    if is_plain_cpu(backend):
+    if is_plain_cpu(backend, grad_output):
         result = _rowwise.log_softmax_backward(grad_output, output, dim, out, num_threads)
         if result is not None:
             return result
@@ -207,7 +207,7 @@ def scaled_masked_softmax_backward(
     >>> ag.scaled_masked_softmax_backward(g, y, mask, 2.0)
     array([[[[0.375, 0.   ]]]])
     """
-    if is_plain_cpu(backend):
+    if is_plain_cpu(backend, grad_output):
         result = _rowwise.scaled_masked_softmax_backward(grad_output, y, mask, scale, fix_triu_mask, out, num_threads)
         if result is not None:
             return result
@@ -257,7 +257,7 @@ def softmax(
     >>> ag.softmax([0.0, 0.0])
     array([0.5, 0.5])
     """
-    if is_plain_cpu(backend):
+    if is_plain_cpu(backend, input):
         result = _rowwise.softmax(input, dim, out, num_threads)
         if result is not None:
             return result
@@ -306,7 +306,7 @@ def log_softmax(
     >>> np.exp(ag.log_softmax([0.0, 0.0]))
     array([0.5, 0.5])
     """
-    if is_plain_cpu(backend):
+    if is_plain_cpu(backend, input):
         result = _rowwise.log_softmax(input, dim, out, num_threads)
         if result is not None:
             return result
@@ -365,7 +365,7 @@ def scaled_masked_softmax(
     >>> ag.scaled_masked_softmax(np.zeros((1, 1, 1, 4)), mask)
     array([[[[0.5, 0.5, 0. , 0. ]]]])
     """
-    if is_plain_cpu(backend):
+    if is_plain_cpu(backend, x):
         result = _rowwise.scaled_masked_softmax(x, mask, scale, fix_triu_mask, out, num_threads)
         if result is not None:
             return result
@@ -482,7 +482,7 @@ def fused_linear_cross_entropy_loss_grad(
     array([[-0.75,  0.25,  0.25,  0.25],
            [ 0.25,  0.25,  0.25, -0.75]])
     """
-    if is_plain_cpu(backend):
+    if is_plain_cpu(backend, input, only_halves=True):
         result = _linear_cross_entropy.common_gradient(
             grad, input, weight, target_mask, masked_target, label_smoothing, logits_max, sum_exp_logits, softmax,
             output_mask, workspace_bytes, filter_eps, out, num_threads
@@ -574,7 +574,7 @@ def fused_linear_online_max_sum(
     >>> statistics.masked_target, statistics.target_mask
     (array([1, 0]), array([2], dtype=uint8))
     """
-    if is_plain_cpu(backend):
+    if is_plain_cpu(backend, input, only_halves=True):
         result = _linear_cross_entropy.common_statistics(
             input, weight, target, vocab_start_index, vocab_end_index, return_logits, num_threads
         )
@@ -652,7 +652,7 @@ def fused_cross_entropy_loss_with_max_sum(
     >>> loss.round(3), softmax
     (array([1.386]), array([[0.25, 0.25, 0.25, 0.25]]))
     """
-    if is_plain_cpu(backend):
+    if is_plain_cpu(backend, logits_max):
         result = _linear_cross_entropy.common_loss(
             logits_max, sum_exp_logits, predicted_logits, label_smoothing, vocab_parallel_logits, out, num_threads
         )
@@ -747,7 +747,7 @@ def linear_cross_entropy(
     array([[-0.375,  0.125,  0.125,  0.125],
            [ 0.125,  0.125,  0.125, -0.375]])
     """
-    if is_plain_cpu(backend):
+    if is_plain_cpu(backend, input, only_halves=True):
         result = _linear_cross_entropy.common_loss_and_gradients(
             input, weight, target, reduction, ignore_index, grad_loss, vocab_start_index, return_grad, output_mask,
             workspace_bytes, filter_eps, num_threads

@@ -1154,7 +1154,7 @@ def probabilities(
 ):
     """``exp(logits - logits_max) / sum_exp`` of every row into `out`, which overlaps no input.
 
-    The vectors are contiguous, float32 or float64.
+    The vectors are contiguous, of one dtype, float32 or float64.
     """
     cdef const ag_lce_kernels *kernels = kernels_for(logits)
     cdef ag_matrix source = matrix_of(logits), target = matrix_of(out)
@@ -1174,8 +1174,8 @@ def probabilities(
     PyErr_CheckSignals()
 
 
-def losses(cnp.ndarray sum_exp, cnp.ndarray predicted, cnp.ndarray loss):
-    """``log(sum_exp) - predicted`` into `loss`; contiguous vectors, each float32 or float64."""
+def losses(cnp.ndarray sum_exp not None, cnp.ndarray predicted not None, cnp.ndarray loss not None):
+    """``log(sum_exp) - predicted`` into `loss`: contiguous vectors, the first two of one dtype, float32 or float64."""
     cdef const void *sums = cnp.PyArray_DATA(sum_exp)
     cdef const void *logits = cnp.PyArray_DATA(predicted)
     cdef void *results = cnp.PyArray_DATA(loss)

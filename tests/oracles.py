@@ -194,7 +194,7 @@ def claimed_of_a_device(expected: Expected, operator: str, arrays, settings) -> 
         # The product with the scale is rounded to float16.
         x = widen(arrays[0], np.float64) * settings["scale"]
         with np.errstate(all="ignore"):
-            error = 2.0**-11 * np.max(np.abs(np.where(arrays[1], 0, x)), axis=-1, keepdims=True) + 2.0**-25
+            error = 2.0**-11 * np.max(np.abs(np.where(arrays[1], 0, x)), axis=-1, keepdims=True, initial=0) + 2.0**-25
             bound = expected.bound + np.abs(expected.values) * np.expm1(2 * error)
         return Expected(expected.values, np.where(np.isnan(bound), np.inf, bound))
     return expected

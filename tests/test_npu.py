@@ -7,6 +7,7 @@ import os
 import pickle
 import sys
 import threading
+import time
 import weakref
 from pathlib import Path
 
@@ -19,7 +20,9 @@ from stand_in import VARIANTS, build
 
 import ascend_grad as ag
 from ascend_grad import npu
-from ascend_grad.device import runtime, session
+from ascend_grad.backends import REGISTRY
+from ascend_grad.device import limits, runtime, session
+from ascend_grad.inspection import bound_call
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 X = np.linspace(-2, 2, 12, dtype=np.float32).reshape(3, 4)
@@ -322,19 +325,24 @@ def test_nothing_is_copied_unasked(device):
 
 
 def test_calls_on_the_card(any_operator, device):
-    """The same results as with arrays of the host; nothing but them goes over the bus."""
+    """The same results as with arrays of the host, and, but for the whole loss, nothing goes over the bus."""
     args, kwargs = problem_for(any_operator)
+    if "grad" in kwargs:
+        kwargs["grad"] = np.ones_like(kwargs["grad"])  # rows without a gradient are copied apart
     function = getattr(ag, any_operator)
     expected = results_of(function(*args, **kwargs, backend="npu"))
     card_args, card_kwargs = on_the_card(args, kwargs)
     before = [a.numpy().tobytes() for a in (*card_args, *card_kwargs.values()) if isinstance(a, npu.DeviceArray)]
+    if any_operator == GRADIENT:
+        function(*card_args, **card_kwargs)  # targets on masked rows are repaired once
     device.reset()
     assert ag.explain(any_operator, *card_args, **card_kwargs) == ("npu", "its arrays are on device 0")
     results = function(*card_args, **card_kwargs)
     for result in results if isinstance(results, tuple) else (results,):
         assert result is None or isinstance(result, npu.DeviceArray)
-    if any_operator != WHOLE and any_operator != GRADIENT:
-        assert counts(device, *COPIES) == dict.fromkeys(COPIES, 0)
+    if any_operator != WHOLE:
+        within = {"copies_d2d": 1} if any_operator == GRADIENT else {}  # the softmax, which the device destroys
+        assert counts(device, *COPIES) == dict.fromkeys(COPIES, 0) | within
     for result, right in zip(results_of(results), expected, strict=True):
         assert_identical(result, right)
     after = [a.numpy().tobytes() for a in (*card_args, *card_kwargs.values()) if isinstance(a, npu.DeviceArray)]
@@ -382,37 +390,45 @@ def test_masks_and_targets_go_to_the_card_once(device):
     assert_identical(there[5].numpy(), target)
 
 
-def test_targets_are_repaired_by_threads_at_once(device):
-    """Each mask wants other targets; what one thread keeps beside them may be in use by another."""
+def test_repaired_targets_last_until_the_call_ends(device):
+    """Another thread's call with another mask makes the arrays of this one forget them, while they are in use."""
     input, weight, target, grad = chain_arguments()
-    masks = [np.arange(37) % 3 == i for i in range(3)]
+    masks = [np.arange(37) % 3 == 0, np.arange(37) % 3 != 1]
     s = ag.fused_linear_online_max_sum(input, weight, target, 0, 200)
     statistics = {"logits_max": s.logits_max, "sum_exp_logits": s.sum_exp_logits}
     target[masks[0]] = -1
-    masks = [masks[0] | mask for mask in masks]
     expected = [
         ag.fused_linear_cross_entropy_loss_grad(grad, input, weight, mask, target, **statistics) for mask in masks
     ]
     there = [npu.asarray(array) for array in (grad, input, weight, target, *masks)]
     _, on_card = on_the_card((), statistics)
-    failures = []
 
-    def work(i: int) -> None:
-        for _ in range(20):
-            results = ag.fused_linear_cross_entropy_loss_grad(*there[:3], there[4 + i], there[3], **on_card)
-            if any(result.numpy().tobytes() != right.tobytes() for result, right in zip(results, expected[i])):
-                failures.append(i)
+    def call(i: int):
+        return ag.fused_linear_cross_entropy_loss_grad(*there[:3], there[4 + i], there[3], **on_card)
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
+    results = {1: call(1), 0: call(0)}
+    device.set_delay(400_000)
+    launched = device.calls("aclnnFusedLinearCrossEntropyLossGrad")
+    thread = threading.Thread(target=lambda: results.update({0: call(0)}))
+    thread.start()
+    try:
+        while device.calls("aclnnFusedLinearCrossEntropyLossGrad") == launched:
+            time.sleep(0.001)
+        device.set_delay(0)
+        results[1] = call(1)
+        npu.release()  # memory in the pool goes back to the device
+    finally:
         thread.join()
-    assert not failures
+        device.set_delay(200)
+    assert device.violations() == []
+    for i in range(2):
+        for result, right in zip(results[i], expected[i], strict=True):
+            assert_identical(result.numpy(), right)
 
 
 @pytest.mark.parametrize("ignored", [False, True])
-def test_losses_of_single_rows_stay_on_the_card(ignored, device):
+def test_losses_of_single_rows(ignored, device):
+    """They stay on the card, unless those of ignored rows have to be put in between."""
     input, weight, target, _ = chain_arguments()
     if ignored:
         target[[3, 4, 36]] = -100
@@ -421,8 +437,15 @@ def test_losses_of_single_rows_stay_on_the_card(ignored, device):
     device.reset()
     results = ag.linear_cross_entropy(*there, reduction="none")
     copies = counts(device, *COPIES)
-    assert (copies["copies_h2h"], copies["copies_h2d"], copies["copies_d2h"]) == (0, 1, 0)
-    assert device.counter("bytes_h2d") == 4 * np.count_nonzero(target != -100)  # what arrives at each loss
+    runs = copies.pop("copies_d2d")
+    if ignored:
+        # Up: the targets and what arrives at each loss that counts, then all losses; back: those that count.
+        assert copies == {"copies_h2h": 0, "copies_h2d": 3, "copies_d2h": 1}
+        assert runs == 2 * 2  # of rows, to a problem of their own and back
+    else:
+        assert copies == {"copies_h2h": 0, "copies_h2d": 1, "copies_d2h": 0}
+        assert device.counter("bytes_h2d") == 4 * target.size  # what arrives at each loss
+        assert runs == 0
     for result, right in zip(results, expected, strict=True):
         assert_identical(result.numpy(), right)
 
@@ -516,6 +539,50 @@ def test_arrays_do_not_mix(device):
         assert ag.softmax(other).device == 1
     finally:
         npu.set_device(0)
+
+
+@pytest.mark.parametrize(
+    ("operator", "name"),
+    [
+        (GRADIENT, "softmax"),
+        (GRADIENT, "target_mask"),
+        (LOSS, "vocab_parallel_logits"),
+        (WHOLE, "grad_loss"),
+        (STATISTICS, "target"),
+    ],
+)
+def test_arrays_of_the_linear_operators_do_not_mix(operator, name, device):
+    _, arguments = problem_for(operator)
+    if name == "grad_loss":
+        arguments |= {"grad_loss": np.ones(9, np.float32), "reduction": "none"}
+    _, there = on_the_card((), arguments)
+    device.reset()
+    for kwargs, place in (
+        (there | {name: arguments[name]}, "on the host"),
+        (arguments | {name: there[name]}, "on the host"),
+    ):
+        with pytest.raises(ag.ParamTypeError, match=f"expected an array on device 0, .* got an array {place}"):
+            getattr(ag, operator)(**kwargs)
+    assert device.calls() == 0
+
+
+def test_dtypes_that_no_device_takes_go_the_short_way(any_operator, device, monkeypatch):
+    """Its gate knows of the table of limits no more than this."""
+    halves_alone = any_operator in (GRADIENT, STATISTICS, WHOLE)
+    monkeypatch.setattr(REGISTRY["cpu"], "run", lambda *args: pytest.fail("this is the general way"))
+    for dtype in ("float64", "float32") if halves_alone else ("float64",):
+        if any_operator in OPERATORS:
+            problem = random_problem(any_operator, (2, 3, 5, 16), np.dtype(dtype))
+            args, kwargs = problem.arrays, dict(problem.settings)
+        else:
+            args, kwargs = (), dict(problem_of(any_operator, (9, 130, 16), dtype).arguments)
+            kwargs.pop("out", None)
+        call, _ = bound_call(any_operator, args, kwargs)
+        for soc in limits.FAMILIES:
+            assert limits.refusal(call, runtime.State((True, ""), 1, soc)) is not None
+        device.reset()
+        getattr(ag, any_operator)(*args, **kwargs)
+        assert device.calls() == 0
 
 
 def test_calls_that_the_device_does_not_take_stay_there(device):
@@ -878,7 +945,8 @@ def test_somebody_else_has_initialised_the_runtime(run_script):
 def test_decisions_are_logged(device, caplog):
     with caplog.at_level("DEBUG", logger="ascend_grad"):
         ag.softmax(X)
-        ag.softmax(X.astype(np.float64))
+        ag.softmax(X.tolist())  # float64
+        ag.softmax(X.astype(np.float64))  # the short way
     first, second = (record.getMessage() for record in caplog.records)
     assert first == "softmax of float32(3, 4): npu, automatic choice"
     assert second.startswith("softmax of float64(3, 4): cpu, automatic choice; not npu: input: the device takes dtype ")
@@ -983,6 +1051,31 @@ def test_an_interrupt_at_the_end_of_a_call_leaves_the_session_free(device):
     for _ in range(3):
         ag.softmax(x)
     assert [device.calls(name) for name in ("aclrtMalloc", "aclrtMallocHost", "aclrtCreateStream")] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("times", [1, 2, 5])
+def test_whoever_interrupts_waits_for_the_device(times, device, monkeypatch):
+    """However often: memory is given back when nothing is on its way any more."""
+    x = np.ones((64, 128), np.float32)
+    ag.softmax(x)
+    synchronize = session.Session.synchronize
+    interrupts = iter(range(times))
+
+    def interrupted(self):
+        if next(interrupts, None) is not None:
+            raise KeyboardInterrupt
+        synchronize(self)
+
+    monkeypatch.setattr(session.Session, "synchronize", interrupted)
+    device.set_delay(100_000)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            ag.softmax(x)
+        npu.release()
+    finally:
+        device.set_delay(200)
+    assert device.violations() == []
+    assert_identical(ag.softmax(x), ag.softmax(x, backend="npu"))
 
 
 def test_a_matrix_takes_a_large_result(device):

@@ -203,6 +203,59 @@ def test_copies_to_the_card_and_back(device: StandIn) -> None:
     assert struck > 5
 
 
+def _whole(places: Callable, problem: dict[str, np.ndarray]):
+    """Losses of single rows, some of them ignored."""
+    x, w, target = (places(problem[name]) for name in ("input", "weight", "target"))
+    return ag.linear_cross_entropy(x, w, target, reduction="none", ignore_index=3, backend="npu")
+
+
+def _gradient(places: Callable, problem: dict[str, np.ndarray]):
+    """A mask of bools, and targets that the device cannot read where it is set."""
+    there = [places(problem[name]) for name in ("grad", "input", "weight", "mask", "masked")]
+    named = {name: places(problem[name]) for name in ("logits_max", "sum_exp_logits")}
+    return ag.fused_linear_cross_entropy_loss_grad(*there, **named, backend="npu")
+
+
+@pytest.mark.parametrize("function", [_whole, _gradient])
+@pytest.mark.parametrize("places", [lambda array: array, npu.asarray], ids=["host", "card"])
+def test_arrays_that_were_never_seen_before(function: Callable, places: Callable, device: StandIn) -> None:
+    """Each attempt brings its arrays over, looks at them, and repairs them."""
+    device.set_delay(0)
+    random = np.random.default_rng(0)
+    target = np.array([0, 3, 129, 3, 5, 6, 7, 8, 3])
+    problem = {
+        "input": random.standard_normal((9, 4)).astype(np.float16),
+        "weight": random.standard_normal((130, 4)).astype(np.float16),
+        "target": target,
+        "grad": np.array([1, 2, 3, 4, 0, 6, 7, 8, 9], np.float32),
+        "mask": target == 3,
+        "masked": np.where(target == 3, 10**6, target),
+        "logits_max": np.full(9, 3, np.float32),
+        "sum_exp_logits": np.full(9, 40, np.float32),
+    }
+
+    def attempt() -> list[np.ndarray]:
+        return [a.numpy() if isinstance(a, npu.DeviceArray) else a for a in function(places, problem)]
+
+    right = attempt()
+    nth = struck = 0
+    while True:
+        nth += 1
+        npu.release()
+        device.reset()
+        device.fail("*", nth, FAILED)
+        try:
+            for result, expected in zip(attempt(), right, strict=True):
+                np.testing.assert_array_equal(result, expected)
+        except ag.AscendGradError as error:
+            assert_clear(error, FAILED)
+            struck += 1
+        assert device.violations() == []
+        if device.faults_left():
+            break
+    assert struck > 20
+
+
 def test_operators_own_codes_are_passed_on(device: StandIn) -> None:
     x = np.ones((2, 3), np.float32)
     for function in ("aclnnSoftmaxGetWorkspaceSize", "aclnnSoftmax"):

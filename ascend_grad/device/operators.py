@@ -152,49 +152,47 @@ def loss(
 def _linear_cross_entropy(session: Session, call: Call) -> tuple[DeviceArray | NDArray | None, ...]:
     """The chain of the three on the rows that are not ignored; what goes from one to the next stays on the card.
 
-    Only losses to be added up come back: their sum, or mean, is an array of the host.
+    Losses that are to be added up, or to be spread among those of ignored rows, come back to the host.
     """
     a = call.arguments
-    target = session.values(a["target"]).astype(np.int64)
+    target = session.values(a["target"])
     counted = target != a["ignore_index"]
     number = int(np.count_nonzero(counted))
     rows = None if number == target.size else np.flatnonzero(counted)
-    separate = a["reduction"] == "none"
-    value: DeviceArray | NDArray
+    losses: DeviceArray | None = None
     gradients: tuple[DeviceArray | None, ...] = (None, None)
     if number:
         input, weight = session.put(a["input"], rows=rows), session.put(a["weight"])
-        # The device's limit is on the end of a shard, so its beginning is taken off here.
-        start = a["vocab_start_index"]
-        inside = session.put(target[counted] - start) if start else session.put(a["target"], rows=rows)
+        inside = quirks.places(session, a["target"], rows, a["vocab_start_index"])
         shard = statistics(session, input, weight, inside, 0, call.dims["V"], False)
         logits_max, sum_exp_logits, predicted, mask, masked_target, _ = shard
-        counted_losses, _ = loss(session, logits_max, sum_exp_logits, predicted, None)
+        losses, _ = loss(session, logits_max, sum_exp_logits, predicted, None)
         if a["return_grad"]:
             grad = _upstream(session, a, counted, number)
             first, second = gradient(
                 session, grad, input, weight, mask, masked_target, logits_max, sum_exp_logits, None
             )  # fmt: skip
             gradients = (first if rows is None else session.scattered(first, rows, target.size), second)
-        if separate:
-            value = counted_losses if rows is None else session.scattered(counted_losses, rows, target.size)
-        else:
-            value = _reduced(session, counted_losses, a["reduction"])
-    else:
-        value = np.full(target.shape, 0.0) if separate else np.asarray(np.nan if a["reduction"] == "mean" else 0.0)
-        if a["return_grad"]:
-            gradients = tuple(spec and session.zeros(spec.shape, spec.dtype) for spec in call.specs[1:])
+    elif a["return_grad"]:
+        gradients = tuple(spec and session.zeros(spec.shape, spec.dtype) for spec in call.specs[1:])
     chosen = (array if spec is not None else None for array, spec in zip(gradients, call.specs[1:]))
-    return value, *chosen
+    return _reduced(session, losses, counted, a["reduction"]), *chosen
 
 
-def _reduced(session: Session, losses: DeviceArray, reduction: str) -> NDArray:
-    """Sum, or mean, of the losses in float64."""
-    there = np.empty(losses.shape, np.float32)
-    session.fetch([(losses, there)])
+def _reduced(session: Session, losses: DeviceArray | None, counted: NDArray, reduction: str) -> DeviceArray | NDArray:
+    """The loss, from the losses of the counted rows (None: there is no such row)."""
+    if losses is not None and reduction == "none" and losses.size == counted.size:
+        return losses
+    spread = np.zeros(counted.size, np.float32)
+    if losses is not None:
+        there = np.empty(losses.shape, np.float32)
+        session.fetch([(losses, there)])
+        spread[counted] = there
+    if reduction == "none":
+        return spread
     with np.errstate(all="ignore"):
-        total = np.sum(there, dtype=np.float64)
-    return np.asarray(total / there.size if reduction == "mean" else total)
+        total = np.sum(spread, dtype=np.float64)
+        return np.asarray(total / np.float64(np.count_nonzero(counted)) if reduction == "mean" else total)
 
 
 def _upstream(session: Session, arguments: dict[str, Any], counted: NDArray, number: int) -> NDArray:

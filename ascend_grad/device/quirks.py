@@ -6,9 +6,10 @@ quirk of the device                                    repair
 Q1 the fused gradient overwrites its ``softmax``       `expendable`: it gets a copy, if the array is the caller's
 Q2 the fused gradient computes NaN from rows of NaN    `rows_with_gradient`: those rows are left out of the call, and
    or infinity even where ``grad`` is 0                their ``input_grad`` is 0
-Q3 ``target_mask`` is documented as bits alone         `mask_bits`: bools are packed first
-Q4 the fused gradient reads ``masked_target`` on       `safe_targets`: it is 0 there
-   masked rows, too, as a place in memory
+Q3 ``target_mask`` is documented as bits alone         `mask_bits`: bools are packed first; `bits_beside`: those of an
+                                                       array on the device when it goes there, as it may become a mask
+Q4 the fused gradient reads ``masked_target`` on       `safe_targets`: it is 0 there, for the mask of the last call kept
+   masked rows, too, as a place in memory              beside an array on the device
 Q5 the bits of ``target_mask`` beyond the last row     `clear_pad_bits`
    are undefined
 Q6 some operators take an ``out`` of another dtype     `computing_dtype`: results of another dtype are computed in
@@ -16,6 +17,8 @@ Q6 some operators take an ``out`` of another dtype     `computing_dtype`: result
                                                        once, on the host; nothing but the arguments' dtype is passed
 Q7 arrays without elements: results stay unwritten     `is_empty`: such calls are computed on the host
 Q8 rank 0 is not a rank                                `shape_for_device`: it is rank 1
+Q9 the online max sum compares ids as float32, which   `places`: where only one shard is worked on, its ids start at 0
+   is exact up to 2**24
 =====================================================  =================================================================
 
 (Everything else about layouts - negative strides, byte order, alignment - ends with the copy to the device, which is
@@ -58,6 +61,11 @@ def mask_bits(session: Session, mask: Any, count: int, rows: NDArray | None) -> 
     return session.put(np.packbits(chosen if rows is None else chosen[rows], bitorder="little"))
 
 
+def bits_beside(session: Session, array: NDArray) -> DeviceArray | None:
+    """Q3: of a vector of bools, its bits on the device; else None."""
+    return session.put(np.packbits(array, bitorder="little")) if array.dtype == np.bool_ and array.ndim == 1 else None
+
+
 def safe_targets(session: Session, target: Any, mask: Any, extent: int, rows: NDArray | None) -> DeviceArray:
     """Q4: the targets, 0 on masked rows. Those that came with their mask from the device are 0 there already."""
     if not is_trusted(target, mask, extent):
@@ -78,6 +86,14 @@ def _repaired(session: Session, target: Any, mask: Any, values: NDArray) -> NDAr
         session.keep(known[1])
         target._repaired = known
     return session.hold(known[1])  # another thread may put the targets of another mask in its place
+
+
+def places(session: Session, target: Any, rows: NDArray | None, start: int) -> DeviceArray:
+    """Q9: the targets of these rows of the only shard, less the id that it starts with."""
+    if rows is None and not start:
+        return session.put(target)
+    values = session.values(target).astype(np.int64)
+    return session.put((values if rows is None else values[rows]) - start)
 
 
 def clear_pad_bits(mask: NDArray, count: int) -> None:

@@ -231,11 +231,25 @@ class Session:
 
     def _recover(self) -> None:
         """After a failure: nothing may be on its way any more when memory is given back."""
-        for _ in range(2):
-            with suppress(AscendGradError):
+        interrupt: BaseException | None = None
+        failures = 0
+        while failures < 2:
+            try:
                 self.synchronize()
-                return
-        # The stream is of no use any more, and what it worked on is not to be used again.
+                break
+            except AscendGradError:
+                failures += 1
+            except BaseException as another:  # whoever interrupts has to wait for the device
+                interrupt = another
+        else:
+            self._give_up()
+        if interrupt is not None:
+            raise interrupt
+
+    def _give_up(self) -> None:
+        """The stream is of no use any more, and what it worked on is not to be used again."""
+        self._pending = False
+        self._head = 0
         self.close()
         for lease in self._leases:
             if lease.kept:
@@ -243,11 +257,11 @@ class Session:
             block, lease.block = lease.block, None
             if block is not None:
                 block.close()
-        self._pending = False
-        self._head = 0
 
     def close(self) -> None:
-        """Give everything back to the device."""
+        """Give everything back to the device, when nothing is on its way any more."""
+        with suppress(AscendGradError):
+            self.synchronize()
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.close()
