@@ -18,7 +18,7 @@ import numpy as np
 import ascend_grad as ag
 from ascend_grad import _rowwise
 
-from .cases import BACKWARD, FORWARD, MASKED_BACKWARD, SCALE, SMALL_LAYOUTS, Case, Operands, numpy_dtype
+from .cases import BACKWARD, FORWARD, MASKED, MASKED_BACKWARD, SCALE, SMALL_LAYOUTS, Case, Operands, numpy_dtype
 
 Call = Callable[[], Any]
 
@@ -117,11 +117,15 @@ DIRECT = "direct"
 
 def direct(case: Case, operands: Operands) -> Call | None:
     """The backend's own function in the smallest call: what comes before it costs the same at any size."""
-    if case.operator not in BACKWARD or case.mode != "out" or (case.shape, case.dim) != SMALL_LAYOUTS[0]:
+    if case.operator in MASKED or case.mode != "out" or (case.shape, case.dim) != SMALL_LAYOUTS[0]:
         return None
     function = getattr(_rowwise, case.operator)
-    (g, y), out = operands
+    inputs, out = operands
     dim = case.dim
+    if case.operator in FORWARD:
+        (x,) = inputs
+        return lambda: function(x, dim, out, None)
+    g, y = inputs
     return lambda: function(g, y, dim, out, None)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from .cases import (
     BACKWARD,
@@ -93,7 +94,7 @@ def speed_targets(rows: Sequence[Row[Case]]) -> list[Target]:
             torch,
             lambda c: c.operator == MASKED_BACKWARD,
         ),
-        _dispatch(rows),
+        dispatch_target(rows),
     ]
 
 
@@ -114,7 +115,7 @@ def _mean(text: str, least: float, rows: Sequence[Row[Case]], condition: Conditi
     return Target(text, f"≥ {ratio_text(least)}", ratio_text(mean), mean >= least)
 
 
-def _dispatch(rows: Sequence[Row[Case]]) -> Target:
+def dispatch_target(rows: Sequence[Row[Any]]) -> Target:
     """What a public function takes beyond that of the backend."""
     text, required = "dispatch, over calling the CPU backend directly", "< 1 µs"
     found = [(row.own - row.seconds[DIRECT], row.case) for row in rows if DIRECT in row.seconds]

@@ -93,8 +93,9 @@ def test_sides_agree_and_are_timed(operator, dtype, mode, hasty):
     assert all(seconds > 0 for seconds in row.seconds.values())
 
 
-def test_the_backend_is_called_directly_beside_small_calls(dtype, hasty):
-    row = measure.measure(Case("softmax_backward", dtype, (8, 8), 1, "out"), 1)
+@pytest.mark.parametrize("name", [*cases.BACKWARD, *cases.FORWARD])
+def test_the_backend_is_called_directly_beside_small_calls(name, dtype, hasty):
+    row = measure.measure(Case(name, dtype, (8, 8), 1, "out"), 1)
     assert row.seconds["direct"] > 0
     (target,) = [target for target in targets.speed_targets([row]) if target.text.startswith("dispatch")]
     assert target.met is not None

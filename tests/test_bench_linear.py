@@ -69,6 +69,15 @@ def sample() -> Results:
 # ---- cases and sides -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("mode", cases.MODES)
+def test_the_backend_is_called_directly_beside_the_smallest_problem(mode, without_torch, hasty):
+    case = LinearCase(GRADIENT, mode, "float32", cases.SMALL_SHAPES[-1])
+    row = measure.measure(case, 1)
+    assert row.seconds["direct"] > 0
+    (target,) = [target for target in speed_targets([row], "avx2") if target.text.startswith("dispatch")]
+    assert target.met is not None
+
+
 @pytest.mark.parametrize("choice", [cases.full, cases.quick])
 def test_cases_are_named_uniquely(choice):
     names = [case.name for case in choice()]

@@ -19,7 +19,7 @@ from .. import rivals
 from ..machine import seconds_of_others
 from ..results import OWN, Growth, Row
 from .cases import GRADIENT, WHOLE, LinearCase, arguments, outs
-from .sides import SIDES, UNFILTERED, YARDSTICK, Call, agree, yardstick
+from .sides import SIDES, UNFILTERED, YARDSTICK, Call, agree, direct, yardstick
 
 TURNS = 5
 #: Before each turn: the threads of a BLAS go on spinning for up to a tenth of a second after its last product.
@@ -43,6 +43,8 @@ def measure(case: LinearCase, num_threads: int) -> Row[LinearCase]:
         calls = {name: call for name, prepare in SIDES.items() if (call := prepare(case, given, results))}
         first = _first_calls(case, calls, results)
         calls = {name: calls[name] for name in first} | {YARDSTICK: yardstick(case)}
+        if (call := direct(case, given, results)) is not None:
+            calls[rivals.DIRECT] = call
         start, others = time.perf_counter(), seconds_of_others()
         seconds = _in_turn(calls, first)
         others = (seconds_of_others() - others) / (time.perf_counter() - start)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ..results import OWN, Growth, Row
-from ..targets import Target, ratio_text
+from ..targets import Target, dispatch_target, ratio_text
 from .cases import FIRST, GRADIENT, LARGE_SHAPES, MAX_SUM, SMALL_SHAPES, WHOLE, LinearCase
 from .sides import YARDSTICK, YARDSTICK_SIZE
 
@@ -85,6 +85,7 @@ def speed_targets(rows: Sequence[Row[LinearCase]], variant: str) -> list[Target]
             against("torch"),
             lambda c: c.operator == WHOLE,
         ),
+        dispatch_target(rows),
     ]
 
 
