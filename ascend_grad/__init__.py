@@ -8,6 +8,14 @@ array([[ 0.1875, -0.0625, -0.0625, -0.0625],
        [-0.0625,  0.1875, -0.0625, -0.0625]], dtype=float32)
 """
 
+try:
+    from . import _cpu as _compiled  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        f"the compiled modules of ascend_grad cannot be imported from {__path__[0]}; if that is the source tree, start "
+        "Python in another folder, or build in place with: pip install -e ."
+    ) from error
+
 from . import npu
 from ._version import __version__
 from .backends import backends

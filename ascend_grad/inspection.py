@@ -14,7 +14,7 @@ from . import _cpu, _openmp, config, contract, dispatch, threads
 from ._version import __version__
 from .backends import backends
 from .dispatch import Explanation
-from .errors import ParamInvalidError
+from .errors import ParamInvalidError, ParamTypeError
 
 
 def bound_call(op_name: str, args: tuple, kwargs: dict) -> tuple[contract.Call, dict[str, Any]]:
@@ -87,6 +87,8 @@ def workspace_size(op_name: str, *args: Any, **kwargs: Any) -> int:
     ------
     AscendGradError
         Whatever the call itself would raise.
+    ParamTypeError
+        161002: an array lives on a device.
 
     Examples
     --------
@@ -100,6 +102,9 @@ def workspace_size(op_name: str, *args: Any, **kwargs: Any) -> int:
 
     call, settings = bound_call(op_name, args, kwargs)
     dispatch.select(call, settings["backend"])
+    if call.device is not None:
+        message = f"expected arrays on the host, as this is about calls on the CPU, got arrays on device {call.device}"
+        raise ParamTypeError(message, operator=op_name)
     return cpu.workspace_size(call, settings["num_threads"])
 
 

@@ -4,7 +4,7 @@ Calls on arrays of the host use the device by themselves where there is one. A c
 live on the card: `asarray` copies one there, calls on such arrays return such arrays and copy nothing through the host,
 and ``numpy()`` brings a result back.
 
-Everything here raises `BackendUnavailableError` where there is no usable device; `ascend_grad.backends` tells why.
+What needs a device raises `BackendUnavailableError` where there is no usable one; `ascend_grad.backends` tells why.
 """
 
 from __future__ import annotations

@@ -414,8 +414,8 @@ def fused_linear_cross_entropy_loss_grad(
         The layer's weight :math:`W`, of the dtype of `input`.
     target_mask : array_like of bool, shape (BT,), or of uint8, one-dimensional
         True where the row's target lives in another shard of the vocabulary: the row then has no one-hot here, but its
-        softmax counts. An array of uint8 holds row i as bit ``i % 8`` of byte ``i // 8``; bits beyond BT are not
-        looked at.
+        softmax counts. An array of uint8 holds row i as bit ``i % 8`` of byte ``i // 8`` (zeros and ones, one for each
+        row, have to be bool); bits beyond BT are not looked at.
     masked_target : array_like of int32 or int64, shape (BT,)
         The target's row in `weight`; any value where the mask is set.
     label_smoothing : float, default 0.0

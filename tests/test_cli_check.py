@@ -65,3 +65,14 @@ def test_what_cannot_be_checked(run_script, capsys):
     assert "error: backend 'npu' is not usable: no runtime library" in result.stderr
     assert main(["check", "--filter", "softmin"]) == 2
     assert "no operator and dtype contain 'softmin'" in capsys.readouterr().err
+
+
+def test_the_environment_names_the_backend(run_script):
+    """Without a device, asking for it is an error, however it is asked for."""
+    script = """
+        from ascend_grad.cli.main import main
+        raise SystemExit(main(["check", "--filter", "softmax float16"]))
+    """
+    done = run_script(script, check=False, ASCEND_GRAD_BACKEND="npu")
+    assert done.returncode == 2
+    assert "backend 'npu' is not usable" in done.stderr

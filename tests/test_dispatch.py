@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextvars
+import shutil
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -413,3 +415,14 @@ def test_quota_of_control_groups(tmp_path):
     (group / "cpu.cfs_quota_us").write_text("50000")
     assert quota(str(tmp_path / "one"), str(membership)) == 1
     assert quota(str(tmp_path), str(tmp_path / "missing")) == 1 << 20
+
+
+def test_sources_without_compiled_modules_say_so(run_script, tmp_path):
+    """Python takes the sources for the package where they lie in the folder that it starts in."""
+    sources = Path(ag.__file__).parent
+    copy = tmp_path / "ascend_grad"
+    shutil.copytree(sources, copy, ignore=shutil.ignore_patterns("*.so", "__pycache__", "bench", "include"))
+    script = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import ascend_grad"
+    done = run_script(script, check=False)
+    assert "the compiled modules of ascend_grad cannot be imported from" in done.stderr
+    assert done.returncode == 1

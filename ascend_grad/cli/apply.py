@@ -132,7 +132,9 @@ def _add_operator(subparsers, operator: contract.Operator) -> None:
             *flags, required=len(results) == 1, metavar="FILE.npy", help=f"the {name.replace('_', ' ')}"
         )
     if _takes_out(operator):
-        parser.add_argument("--out-dtype", choices=DTYPES, help="dtype of the result (default: as the library's)")
+        text = "dtype of the result (default: as the library's); of bfloat16, which NumPy's files have no name for, "
+        text += "np.load(file).view(ml_dtypes.bfloat16) gives the numbers"
+        parser.add_argument("--out-dtype", choices=DTYPES, help=text)
     parser.add_argument("--dtype", choices=["bfloat16"], help="what elements of 2 raw bytes are (NumPy cannot tell)")
     add_execution_options(parser)
     parser.add_argument("--tmp-dir", metavar="DIR", help="for copies of .npz members (default: the result's directory)")

@@ -14,9 +14,14 @@ from numpy.typing import NDArray
 
 import ascend_grad as ag
 
+from ..config import ENVIRONMENT
 from ..errors import AscendGradError
 from .check_cases import Case, cases
 from .errors import CommandError
+
+#: What can be checked, and what is when nobody says.
+BACKENDS = ("cpu", "npu")
+DEFAULT = ENVIRONMENT.backend if ENVIRONMENT.backend in BACKENDS else "cpu"
 
 DESCRIPTION = """\
 Compute a grid of cases with every operator and compare with the reference backend (float64 inside). An error is
@@ -104,7 +109,7 @@ def add_parser(subparsers) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--backend", choices=("cpu", "npu"), default="cpu", help="who is checked (default: cpu)")
+    parser.add_argument("--backend", choices=BACKENDS, default=DEFAULT, help=f"who is checked (default: {DEFAULT})")
     parser.add_argument(
         "--filter",
         default="",
