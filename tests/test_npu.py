@@ -565,11 +565,8 @@ def test_arrays_of_the_linear_operators_do_not_mix(operator, name, device):
         arguments |= {"grad_loss": np.ones(9, np.float32), "reduction": "none"}
     _, there = on_the_card((), arguments)
     device.reset()
-    for kwargs, place in (
-        (there | {name: arguments[name]}, "on the host"),
-        (arguments | {name: there[name]}, "on the host"),
-    ):
-        with pytest.raises(ag.ParamTypeError, match=f"expected an array on device 0, .* got an array {place}"):
+    for kwargs in (there | {name: arguments[name]}, arguments | {name: there[name]}):
+        with pytest.raises(ag.ParamTypeError, match=r"expected an array on device 0, .* got an array on the host"):
             getattr(ag, operator)(**kwargs)
     assert device.calls() == 0
 

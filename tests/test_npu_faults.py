@@ -184,8 +184,8 @@ def test_function_that_always_fails(device: StandIn, case: Case, function: str) 
     case.assert_works()
 
 
-def test_copies_to_the_card_and_back(device: StandIn) -> None:
-    x = np.arange(600_000, dtype=np.float32).reshape(2, 300_000)[:, ::-1]  # in several pieces
+def struck_one_after_another(device: StandIn, attempt: Callable[[], None]) -> int:
+    """Let every call of the runtime fail in an attempt of its own, and count the attempts that raise."""
     nth, struck = 0, 0
     while True:
         nth += 1
@@ -193,14 +193,18 @@ def test_copies_to_the_card_and_back(device: StandIn) -> None:
         device.reset()
         device.fail("*", nth, FAILED)
         try:
-            np.testing.assert_array_equal(npu.asarray(x).numpy(), x)
+            attempt()
         except ag.AscendGradError as error:
             assert_clear(error, FAILED)
             struck += 1
         assert device.violations() == []
         if device.faults_left():
-            break
-    assert struck > 5
+            return struck
+
+
+def test_copies_to_the_card_and_back(device: StandIn) -> None:
+    x = np.arange(600_000, dtype=np.float32).reshape(2, 300_000)[:, ::-1]  # in several pieces
+    assert struck_one_after_another(device, lambda: np.testing.assert_array_equal(npu.asarray(x).numpy(), x)) > 5
 
 
 def _whole(places: Callable, problem: dict[str, np.ndarray]):
@@ -234,26 +238,16 @@ def test_arrays_that_were_never_seen_before(function: Callable, places: Callable
         "sum_exp_logits": np.full(9, 40, np.float32),
     }
 
-    def attempt() -> list[np.ndarray]:
+    def results() -> list[np.ndarray]:
         return [a.numpy() if isinstance(a, npu.DeviceArray) else a for a in function(places, problem)]
 
-    right = attempt()
-    nth = struck = 0
-    while True:
-        nth += 1
-        npu.release()
-        device.reset()
-        device.fail("*", nth, FAILED)
-        try:
-            for result, expected in zip(attempt(), right, strict=True):
-                np.testing.assert_array_equal(result, expected)
-        except ag.AscendGradError as error:
-            assert_clear(error, FAILED)
-            struck += 1
-        assert device.violations() == []
-        if device.faults_left():
-            break
-    assert struck > 20
+    right = results()
+
+    def attempt() -> None:
+        for result, expected in zip(results(), right, strict=True):
+            np.testing.assert_array_equal(result, expected)
+
+    assert struck_one_after_another(device, attempt) > 20
 
 
 def test_operators_own_codes_are_passed_on(device: StandIn) -> None:

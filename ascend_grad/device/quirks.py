@@ -72,17 +72,21 @@ def safe_targets(session: Session, target: Any, mask: Any, extent: int, rows: ND
         values = session.values(target)
         elsewhere = arrays.unpacked(session.values(mask), values.size)
         if np.any(elsewhere & ((values < 0) | (values >= extent))):
-            target = _repaired(session, target, mask, np.where(elsewhere, values.dtype.type(0), values))
+            target = _repaired(session, target, mask, elsewhere)
     return session.put(target, rows=rows)
 
 
-def _repaired(session: Session, target: Any, mask: Any, values: NDArray) -> NDArray | DeviceArray:
+def _repaired(session: Session, target: Any, mask: Any, elsewhere: NDArray) -> NDArray | DeviceArray:
     """The repaired targets: those of an array on the device go there once, and stay beside it for the same mask."""
+
+    def repaired() -> NDArray:
+        return np.where(elsewhere, target.dtype.type(0), session.values(target))
+
     if not isinstance(target, DeviceArray):
-        return values
+        return repaired()
     known = target._repaired
     if known is None or known[0] is not mask:
-        known = mask, session.put(values)
+        known = mask, session.put(repaired())
         session.keep(known[1])
         target._repaired = known
     return session.hold(known[1])  # another thread may put the targets of another mask in its place
