@@ -100,6 +100,13 @@ def test_large_arrays(operator, dtype, size, engine):
     engine.assert_right(problem, engine(problem))
 
 
+@pytest.mark.parametrize("operator", UNMASKED)
+def test_blocks_of_columns_beyond_the_cache(operator, dtype, cpu_engine):
+    problem = random_problem(operator, (2311, 1061), DTYPES[dtype], 0)  # 4.5 MiB of each operand in 16 bits
+    rows = problem.replaced(*(np.ascontiguousarray(array.T) for array in problem.arrays), dim=-1)
+    assert_identical(cpu_engine(problem), cpu_engine(rows).T)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("size", LARGE)
 @pytest.mark.parametrize("operator", ["softmax_backward", "log_softmax"])

@@ -64,7 +64,7 @@ enum {
     AG_MAX_LANES = 16,
     AG_MAX_AHEAD = 128 << 10, /* bytes of rows for which the next ones are asked for: two longer ones fit no second cache */
     AG_SCRATCH_VALUES = AG_MAX_LANES * AG_PACKED_COLUMNS + AG_MAX_COLUMNS + AG_MAX_LANES,
-    AG_SCRATCH_BYTES = 8 * ((AG_MAX_LANES + 2) * AG_MAX_COLUMNS + 3 * AG_SCRATCH_VALUES)
+    AG_SCRATCH_BYTES = 12 * AG_MAX_LANES * AG_MAX_COLUMNS + 8 * (2 * AG_MAX_COLUMNS + 3 * AG_SCRATCH_VALUES)
 };
 
 /* A piece of a problem: for row kernels `rows` rows of n elements, for column kernels n rows of `rows` columns, the

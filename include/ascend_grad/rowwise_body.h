@@ -702,16 +702,45 @@ AG_INLINE void K(add_rows)(const int op, int first, const char *a, const char *b
     }
 }
 
+/* The same for all lanes of a block of `count` rows, taken as they lie in memory: a lane's terms are added up at
+ * partial + lane * pitch first. So memory is read as one stream, and the next row is asked for all the while. */
+AG_INLINE void K(add_block)(const int op, int first, const char *a, const char *b, ptrdiff_t a_step, ptrdiff_t b_step,
+                            ptrdiff_t count, ptrdiff_t width, ptrdiff_t pitch, const real *max, real *partial, double *sums)
+{
+    const V none = {0};
+    for (ptrdiff_t t = 0; t < count; t++, a += a_step, b += b_step) {
+        real *lane = partial + t % VL * pitch;
+        for (ptrdiff_t c = 0; c < width; c += VL) {
+            const V max_v = K(is_forward)(op) ? V_(load)(max + c) : none;
+            const V term = c + VL <= width ? K(term_at)(op, a, b, NULL, c, none, max_v)
+                                           : K(term_at_partial)(op, a, b, NULL, c, width - c, none, max_v);
+            V_(store)(lane + c, (t < VL ? none : V_(load)(lane + c)) + term);
+            __builtin_prefetch(a + a_step + c * AG_SIZE, 0, 2);
+            if (K(reads_b_for_sum)(op)) __builtin_prefetch(b + b_step + c * AG_SIZE, 0, 2);
+        }
+    }
+    for (ptrdiff_t lane = 0; lane < VL && lane < count; lane++) {
+        for (ptrdiff_t c = lane * pitch; c < lane * pitch + width; c += VL) {
+            K(add_partial)(first, V_(load)(partial + c), sums + c);
+        }
+    }
+}
+
 /* Sums of one segment, tile->n <= AG_SEGMENT(VL), for each of tile->rows columns, left in sums[0 .. rows).
  * Lane j of the fixed order is the array of sums that starts at j * pitch. Packed narrow columns are taken VL rows at a
  * time, as one row of VL * columns elements: then lanes lie side by side and pitch is the number of columns. */
-AG_INLINE void K(columns_sum)(const int op, const ag_tile *tile, const real *max, double *sums)
+AG_INLINE void K(columns_sum)(const int op, const ag_tile *tile, const real *max, real *partial, double *sums)
 {
     const ptrdiff_t n = tile->n, columns = tile->rows, width = columns * AG_SIZE;
     const int packed = ag_tile_is_packed(tile, width, K(reads_b_for_sum)(op)) && columns <= AG_PACKED_COLUMNS;
     const ptrdiff_t pitch = packed ? columns : (columns + VL - 1) / VL * VL;
     for (ptrdiff_t block = 0; block < n; block += AG_BLOCK) {
         const ptrdiff_t length = n - block < AG_BLOCK ? n - block : AG_BLOCK;
+        if (!packed && !tile->fits) {
+            K(add_block)(op, block == 0, tile->a + block * tile->a_stride, tile->b + block * tile->b_stride,
+                         tile->a_stride, tile->b_stride, length, columns, pitch, max, partial, sums);
+            continue;
+        }
         /* Packed rows: the lanes with a term in the last, shorter group of VL rows together, and the others together. */
         for (ptrdiff_t lane = 0; lane < VL && lane < length;) {
             const ptrdiff_t count = (length - lane + VL - 1) / VL, rest = length % VL;
@@ -738,11 +767,14 @@ AG_INLINE void K(columns_write)(const int op, const ag_tile *tile, const real *s
                                 ptrdiff_t repeats)
 {
     const V none = {0};
+    const ptrdiff_t a_step = repeats * tile->a_stride, b_step = repeats * tile->b_stride;
     /* Backwards: the rows that the sums read last are the ones still in the cache. */
     for (ptrdiff_t k = (tile->n - 1) / repeats * repeats; k >= 0; k -= repeats) {
         const ptrdiff_t rows = tile->n - k < repeats ? tile->n - k : repeats;
-        K(run_write)(op, 1, tile->a + k * tile->a_stride, tile->b + k * tile->b_stride, NULL,
-                     tile->out + k * tile->out_stride, rows * tile->rows, none, shift, factor, NULL, tile->stream, NULL);
+        const char *a = tile->a + k * tile->a_stride, *b = tile->b + k * tile->b_stride;
+        const ag_ahead next = {a - a_step, b - b_step};
+        K(run_write)(op, 1, a, b, NULL, tile->out + k * tile->out_stride, rows * tile->rows, none, shift, factor, NULL,
+                     tile->stream, tile->fits || k == 0 ? NULL : &next);
     }
     if (tile->stream) v_fence();
 }
@@ -750,6 +782,7 @@ AG_INLINE void K(columns_write)(const int op, const ag_tile *tile, const real *s
 /* Where the pieces of a thread's scratch lie. */
 typedef struct {
     double *sums;            /* one segment: VL lanes of columns */
+    real *partial;           /* one block: VL lanes of columns */
     double *total, *error;   /* compensated sum over segments, one per column */
     real *shift, *factor;    /* one per column, then repeated */
     real *max;
@@ -759,7 +792,8 @@ AG_INLINE K(scratch) K(carve)(void *memory)
 {
     K(scratch) s;
     s.sums = (double *)memory;
-    s.total = s.sums + AG_LANES * AG_MAX_COLUMNS;
+    s.partial = (real *)(s.sums + AG_LANES * AG_MAX_COLUMNS);
+    s.total = (double *)(s.partial + VL * AG_MAX_COLUMNS);
     s.error = s.total + AG_MAX_COLUMNS;
     s.max = (real *)(s.error + AG_MAX_COLUMNS);
     s.shift = s.max + AG_SCRATCH_VALUES;
@@ -782,7 +816,7 @@ AG_INLINE void K(prepare_max)(const int op, const ag_tile *tile, const double *m
 }
 
 /* `columns_sum` and `columns_write` with a constant operator. */
-typedef void K(adder)(const ag_tile *tile, const real *max, double *sums);
+typedef void K(adder)(const ag_tile *tile, K(scratch) s);
 typedef void K(writer)(const ag_tile *tile, const real *shift, const real *factor, ptrdiff_t repeats);
 
 AG_INLINE void K(write_prepared)(const int op, K(writer) *write, const ag_tile *tile, const double *max, const double *sum,
@@ -816,7 +850,7 @@ AG_INLINE void K(columns)(const int op, K(adder) *add, K(writer) *write, const a
     for (ptrdiff_t k = 0; k < tile->n; k += AG_SEGMENT(VL)) {
         ag_tile part = K(some_rows)(tile, k, columns);
         part.n = tile->n - k < AG_SEGMENT(VL) ? tile->n - k : AG_SEGMENT(VL);
-        add(&part, s.max, s.sums);
+        add(&part, s);
         ag_sums_add(s.total, s.error, s.sums, columns);
     }
     ag_sums_total(s.total, s.error, columns);
@@ -848,9 +882,9 @@ AG_INLINE void K(columns)(const int op, K(adder) *add, K(writer) *write, const a
     }
 
 #define AG_COLUMN_ENTRY_POINTS(op, name)                                                                                \
-    AG_NOINLINE void K(name##_add)(const ag_tile *tile, const real *max, double *sums)                                  \
+    AG_NOINLINE void K(name##_add)(const ag_tile *tile, K(scratch) s)                                                   \
     {                                                                                                                   \
-        K(columns_sum)(op, tile, max, sums);                                                                            \
+        K(columns_sum)(op, tile, s.max, s.partial, s.sums);                                                             \
     }                                                                                                                   \
     AG_NOINLINE void K(name##_write)(const ag_tile *tile, const real *shift, const real *factor, ptrdiff_t repeats)     \
     {                                                                                                                   \
@@ -868,7 +902,7 @@ AG_INLINE void K(columns)(const int op, K(adder) *add, K(writer) *write, const a
     {                                                                                                                   \
         const K(scratch) s = K(carve)(memory);                                                                          \
         K(prepare_max)(op, tile, max, s.max);                                                                           \
-        K(name##_add)(tile, s.max, s.sums);                                                                             \
+        K(name##_add)(tile, s);                                                                                         \
         for (ptrdiff_t c = 0; c < tile->rows; c++) sum[c] = s.sums[c];                                                  \
     }                                                                                                                   \
     static void K(name##_columns_write)(const ag_tile *tile, const double *max, const double *sum, void *memory)        \

@@ -142,14 +142,18 @@ static void test_operator(ag_variant variant, ag_dtype dtype, ag_row_op op, ptrd
 
     /* the transposed problem, by columns */
     if (kernels->columns && rows <= AG_MAX_COLUMNS) {
-        char *at = malloc(nbytes), *bt = malloc(nbytes), *outt = malloc(nbytes);
+        const size_t room = nbytes + (size_t)(n * size);
+        char *at = malloc(room), *bt = malloc(room), *outt = malloc(room);
         void *scratch = malloc(AG_SCRATCH_BYTES);
-        ag_copy_block(at, rows * size, size, a, size, width, n, rows, size, 0);
-        ag_copy_block(bt, rows * size, size, b, size, width, n, rows, size, 0);
-        ag_tile columns = {at, bt, mask, outt, rows * size, rows * size, 0, rows * size, rows, n, 1.0, 0, 1};
-        kernels->columns(&columns, scratch);
-        ag_copy_block(other, width, size, outt, size, rows * size, rows, n, size, 0);
-        CHECK_SAME("by columns", other);
+        for (int beyond = 0; beyond < 2; beyond++) { /* the second cache, and with a gap between rows */
+            const ptrdiff_t pitch = (rows + beyond) * size;
+            ag_copy_block(at, pitch, size, a, size, width, n, rows, size, 0);
+            ag_copy_block(bt, pitch, size, b, size, width, n, rows, size, 0);
+            ag_tile columns = {at, bt, mask, outt, pitch, pitch, 0, pitch, rows, n, 1.0, 0, !beyond};
+            kernels->columns(&columns, scratch);
+            ag_copy_block(other, width, size, outt, size, pitch, rows, n, size, 0);
+            CHECK_SAME(beyond ? "by columns beyond the cache" : "by columns", other);
+        }
         free(at), free(bt), free(outt), free(scratch);
     }
     free(a), free(b), free(out), free(other), free(mask), free(expected), free(aligned);
