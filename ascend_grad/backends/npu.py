@@ -77,14 +77,13 @@ def _empty(call: Call) -> tuple[NDArray | None, ...]:
     Vectors of the card are looked at. Of an array of more dimensions, which may have elements where another has none,
     nothing can be in the results: it stays on the card.
     """
-    arguments = {
-        name: value
-        if not isinstance(value, DeviceArray)
-        else values_of(value)
-        if value.ndim < 2
-        else np.broadcast_to(np.zeros((), value.dtype), value.shape)
-        for name, value in call.arguments.items()
-    }
+
+    def on_the_host(value: Any) -> Any:
+        if not isinstance(value, DeviceArray):
+            return value
+        return values_of(value) if value.ndim < 2 else np.broadcast_to(np.zeros((), value.dtype), value.shape)
+
+    arguments = {name: on_the_host(value) for name, value in call.arguments.items()}
     required = [arguments[name] for name in call.operator.array_names]
     results = reference.run(replace(call, arguments=arguments, arrays=required), None)
     return results if len(call.operator.results) > 1 else (results,)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -135,16 +135,18 @@ def _chosen_cases(args: argparse.Namespace) -> list[Case]:
 def _measure_speed(cases: Sequence[Case], num_threads: int) -> list[Row[Case]]:
     from tqdm import tqdm
 
-    from ..bench.measure import TOLERATED, DisagreementError, measure
+    from ..bench.measure import TOLERATED, DisagreementError, measure_all
 
-    rows = []
-    with tqdm(cases, unit="case") as progress:
-        for case in progress:
-            progress.set_postfix_str(case.name)
-            try:
-                rows.append(measure(case, num_threads))
-            except DisagreementError as error:
-                raise CommandError(str(error)) from error
+    def shown(cases: Sequence[Case]) -> Iterator[Case]:
+        with tqdm(cases, unit="case") as progress:
+            for case in progress:
+                progress.set_postfix_str(case.name)
+                yield case
+
+    try:
+        rows = measure_all(cases, num_threads, shown)
+    except DisagreementError as error:
+        raise CommandError(str(error)) from error
     disturbed = sum(row.others > TOLERATED for row in rows)
     if disturbed:
         print(f"warning: other processes disturbed {disturbed} of {len(rows)} cases", file=sys.stderr)

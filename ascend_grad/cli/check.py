@@ -218,10 +218,11 @@ def _table(rows: list[Row]) -> Iterator[str]:
         yield f"{operator:{width}}{verdict}"
         yield head
         for row in group:
-            yield (
-                f"  {row.dtype:11}{row.cases:6}{row.elements:10}{row.max_relative_error:10.2g}"
-                f"{row.mean_relative_error:10.2g}{row.within_double_thousandth:10.3%}{row.within_tolerance:10.3%}"
+            numbers = (
+                f"{row.elements:10}{row.max_relative_error:10.2g}{row.mean_relative_error:10.2g}"
+                f"{row.within_double_thousandth:10.3%}{row.within_tolerance:10.3%}"
             )
+            yield f"  {row.dtype:11}{row.cases:6}{numbers if row.cases else ''}"
             if not row.passes and row.cases:
                 yield f"    the largest error is {row.largest_in_tolerances:.3g} tolerances, at {row.worst_case}"
             for what, texts in (("not taken", row.refused), ("failed", row.failures)):

@@ -166,9 +166,9 @@ def _first_that_loads(
     for is_there, path, text in failures:  # worth more words than what is not there
         if is_there:
             raise _Unusable(f"{path} does not load: {text}", broken=True)
-    places = " and ".join([*(f"${name}/lib64" for name in FOLDER_VARIABLES), "the loader's path"])
+    places = [f"${name}/lib64 ({os.environ.get(name) or 'not set'})" for name in FOLDER_VARIABLES]
     names = ", ".join(dict.fromkeys(name for family in families for name in family))
-    raise _Unusable(f"{what}: none of {names} in {places}", broken=broken)
+    raise _Unusable(f"{what}: none of {names} in {', '.join(places)} or on the loader's path", broken=broken)
 
 
 def _is_there(path: str, error: str) -> bool:
