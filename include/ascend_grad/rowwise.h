@@ -81,9 +81,9 @@ typedef struct {
     int fits;   /* columns: inputs stay in the second cache from the sum to the result */
 } ag_tile;
 
-/* Where the inputs of a row of the next group lie. */
+/* Where the inputs and results of a row of the next group lie; NULL where they are not asked for. */
 typedef struct {
-    const char *a, *b;
+    const char *a, *b, *out;
 } ag_ahead;
 
 /* The kernels of one operator, dtype and variant. The masked operators have no column kernels. */

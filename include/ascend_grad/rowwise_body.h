@@ -161,8 +161,9 @@ AG_INLINE double K(reduce)(const K(lanes) *sums)
 AG_INLINE void K(ask_ahead)(const int op, const ag_ahead *ahead, ptrdiff_t i, ptrdiff_t count)
 {
     for (ptrdiff_t byte = i * AG_SIZE; byte < (i + count) * AG_SIZE; byte += 64) {
-        __builtin_prefetch(ahead->a + byte, 0, 2);
-        if (K(reads_b)(op)) __builtin_prefetch(ahead->b + byte, 0, 2);
+        if (ahead->a) __builtin_prefetch(ahead->a + byte, 0, 2);
+        if (ahead->a && K(reads_b)(op)) __builtin_prefetch(ahead->b + byte, 0, 2);
+        if (ahead->out) __builtin_prefetch(ahead->out + byte, 1, 2);
     }
 }
 
@@ -283,6 +284,7 @@ AG_INLINE void K(run_write)(const int op, const int varying, const char *a, cons
     for (; i + 4 * VL <= n; i += 4 * VL) {
         AG_WRITE_TWO(i, AG_STORE, AG_STORE_TWO);
         AG_WRITE_TWO(i + 2 * VL, AG_STORE, AG_STORE_TWO);
+        if (varying && ahead) K(ask_ahead)(op, ahead, i, 4 * VL);
     }
     for (; i + VL <= n; i += VL) AG_STORE(out + i * AG_SIZE, AG_VALUE(i));
     if (i < n) AG_WRITE_PARTIAL(i, n - i);
@@ -590,7 +592,7 @@ AG_INLINE void K(wide_rows)(const int op, const ag_tile *tile)
         }
         for (ptrdiff_t r = 0; r < rows; r++) {
             const ag_tile one = K(some_rows)(&here, r, 1);
-            const ag_ahead next = {one.a + group * one.a_stride, one.b + group * one.b_stride};
+            const ag_ahead next = {one.a + group * one.a_stride, one.b + group * one.b_stride, NULL};
             const real shift = K(shift_of)(op, max[r], sums[r]), factor = (real)sums[r];
             const ag_ahead *ahead = asks && row + r + group < tile->rows ? &next : NULL;
             if (keeps) {
@@ -768,13 +770,15 @@ AG_INLINE void K(columns_write)(const int op, const ag_tile *tile, const real *s
 {
     const V none = {0};
     const ptrdiff_t a_step = repeats * tile->a_stride, b_step = repeats * tile->b_stride;
+    const ptrdiff_t out_step = repeats * tile->out_stride;
     /* Backwards: the rows that the sums read last are the ones still in the cache. */
     for (ptrdiff_t k = (tile->n - 1) / repeats * repeats; k >= 0; k -= repeats) {
         const ptrdiff_t rows = tile->n - k < repeats ? tile->n - k : repeats;
         const char *a = tile->a + k * tile->a_stride, *b = tile->b + k * tile->b_stride;
-        const ag_ahead next = {a - a_step, b - b_step};
-        K(run_write)(op, 1, a, b, NULL, tile->out + k * tile->out_stride, rows * tile->rows, none, shift, factor, NULL,
-                     tile->stream, tile->fits || k == 0 ? NULL : &next);
+        char *out = tile->out + k * tile->out_stride;
+        /* Results that do not bypass the cache wait for their old values otherwise. */
+        const ag_ahead next = {tile->fits ? NULL : a - a_step, b - b_step, tile->stream ? NULL : out - out_step};
+        K(run_write)(op, 1, a, b, NULL, out, rows * tile->rows, none, shift, factor, NULL, tile->stream, k ? &next : NULL);
     }
     if (tile->stream) v_fence();
 }
