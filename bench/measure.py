@@ -7,7 +7,7 @@ import gc
 import statistics
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import repeat
 
 import numpy as np
@@ -28,21 +28,35 @@ TURNS = 5
 SLOW = 0.1
 IDLE = 0.02
 IDLE_TURNS = 21
-#: So much of a core may be taken by others; above that, a case is measured again, up to so many times in all.
-TOLERATED = 0.15
-ATTEMPTS = 2
+#: So much of a core may be taken by others; above that, a case is measured again after all others, up to so many times.
+TOLERATED = 0.1
+ATTEMPTS = 3
 
 
 class DisagreementError(Exception):
     """NumPy computes other values, so that no time says anything."""
 
 
-def measure(case: Case, num_threads: int) -> Row[Case]:
-    """Time one case: this library, every rival that takes part, the stream.
+def measure_all(
+    cases: Sequence[Case], num_threads: int, shown: Callable[[Sequence[Case]], Iterable[Case]]
+) -> list[Row[Case]]:
+    """Time all cases, in the order in which ``shown`` gives them back.
 
-    While another process keeps a core busy, two threads wait for each other most of the time, so the least disturbed
-    attempt counts.
+    While another process, or another guest of the machine, keeps a core busy, two threads wait for each other most of
+    the time. Such times come and go, so cases that were disturbed have their next attempt after all others, and the
+    least disturbed attempt counts.
     """
+    rows: dict[Case, Row[Case]] = {}
+    for _ in range(ATTEMPTS):
+        cases = [case for case in cases if case not in rows or rows[case].others > TOLERATED]
+        for case in shown(cases) if cases else ():
+            row = measure(case, num_threads)
+            rows[case] = min(row, rows.get(case, row), key=lambda row: row.others)
+    return list(rows.values())
+
+
+def measure(case: Case, num_threads: int) -> Row[Case]:
+    """Time one case: this library, every rival that takes part, the stream."""
     arrays = operands(case)
     calls: dict[str, Call] = {OWN: rivals.ascend_grad(case, arrays)}
     for name, prepare in rivals.RIVALS.items():
@@ -55,13 +69,10 @@ def measure(case: Case, num_threads: int) -> Row[Case]:
         calls |= stream.calls(case, arrays, num_threads)
         if (direct := rivals.direct(case, arrays)) is not None:
             calls[rivals.DIRECT] = direct
-        rows: list[Row[Case]] = []
-        while len(rows) < ATTEMPTS and all(row.others > TOLERATED for row in rows):
-            start, others = time.perf_counter(), seconds_of_others()
-            seconds = after_idling(calls, IDLE_TURNS) if case.mode == "idle" else in_turn(calls, TURNS)
-            others = (seconds_of_others() - others) / (time.perf_counter() - start)
-            rows.append(Row(case, seconds, max(0.0, others)))
-    return min(rows, key=lambda row: row.others)
+        start, others = time.perf_counter(), seconds_of_others()
+        seconds = after_idling(calls, IDLE_TURNS) if case.mode == "idle" else in_turn(calls, TURNS)
+        others = (seconds_of_others() - others) / (time.perf_counter() - start)
+    return Row(case, seconds, max(0.0, others))
 
 
 def in_turn(calls: dict[str, Call], turns: int) -> dict[str, float]:

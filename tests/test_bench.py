@@ -174,13 +174,20 @@ def test_settings_are_restored(hasty):
     assert gc.isenabled()
 
 
-def test_disturbed_cases_are_measured_again(hasty, monkeypatch):
-    clock = iter([0, 1000, 2000, 2001])
-    monkeypatch.setattr(measure, "seconds_of_others", lambda: next(clock))
-    monkeypatch.setattr(measure, "TOLERATED", 0)
-    row = measure.measure(small_case("softmax"), 1)
-    assert next(clock, None) is None
-    assert row.others > 0
+def test_disturbed_cases_are_measured_again(monkeypatch):
+    """After all others, and the least disturbed attempt counts."""
+    first, second, third = (small_case(operator) for operator in ("softmax", "log_softmax", "softmax_backward"))
+    others = {first: [0.5, 0.3, 0.4], second: [0.0], third: [0.2, 0.05]}
+    order = []
+
+    def measured(case, num_threads):
+        order.append(case)
+        return Row(case, {"ascend_grad": float(len(order))}, others[case].pop(0))
+
+    monkeypatch.setattr(measure, "measure", measured)
+    rows = measure.measure_all([first, second, third], 1, iter)
+    assert order == [first, second, third, first, third, first]
+    assert [(row.case, row.own, row.others) for row in rows] == [(first, 4, 0.3), (second, 2, 0.0), (third, 5, 0.05)]
 
 
 # ---- accuracy --------------------------------------------------------------------------------------------------------
