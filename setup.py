@@ -144,7 +144,7 @@ class BuildExt(build_ext):
             link_args.append("-fopenmp")
         if names := sanitizers():
             flag = f"-fsanitize={','.join(names)}"
-            compile_args += [flag, "-fno-omit-frame-pointer", "-g", "-O1"]
+            compile_args += [flag, "-fno-omit-frame-pointer", "-g1", "-O1"]
             link_args.append(flag)
         return compile_args, link_args
 
