@@ -174,6 +174,13 @@ def test_settings_are_restored(hasty):
     assert gc.isenabled()
 
 
+def test_what_others_take_is_measured(hasty, monkeypatch):
+    clock = iter([0, 1000])
+    monkeypatch.setattr(measure, "seconds_of_others", lambda: next(clock))
+    assert measure.measure(small_case("softmax"), 1).others > 0
+    assert next(clock, None) is None
+
+
 def test_disturbed_cases_are_measured_again(monkeypatch):
     """After all others, and the least disturbed attempt counts."""
     first, second, third = (small_case(operator) for operator in ("softmax", "log_softmax", "softmax_backward"))
