@@ -87,6 +87,7 @@ cdef extern from "ascend_grad/team.h" nogil:
     void ag_team_start(ag_team *team, int over)
     int ag_team_join(ag_team *team, uint32_t round)
     Py_ssize_t ag_team_next(ag_team *team)
+    void ag_team_end(ag_team *team, Py_ssize_t units)
     void ag_team_meet(ag_team *team, uint32_t round, int size)
 
 cdef extern from "ascend_grad/linear_cross_entropy.h" nogil:
@@ -100,8 +101,10 @@ cdef extern from "ascend_grad/linear_cross_entropy.h" nogil:
     ctypedef struct ag_sums:
         char *data
         Py_ssize_t row_stride
-        char *low
-        Py_ssize_t low_stride
+        Py_ssize_t column
+        char *compensation
+        Py_ssize_t compensation_stride
+        Py_ssize_t compensation_column
 
     ctypedef enum ag_lce_source:
         AG_FROM_PRODUCT
@@ -136,6 +139,8 @@ cdef extern from "ascend_grad/linear_cross_entropy.h" nogil:
         double filter_eps
         uint8_t *skipped
         int add_logits
+        int last_logits
+        void *logits_compensation
         int keep_logits
         void *panel_max
         void *panel_sum

@@ -18,19 +18,31 @@ class Rows:
         ignored: int | None = None,
     ) -> None: ...
 
-def workspace_bound(
+class Plan:
+    workspace: int
+    rows: int
+    vocab: int
+    hidden: int
+    chunks: int
+    blocks: int
+    slices: int
+    chunks_outside: bool
+    by_slice: bool
+    keeps_logits: bool
+    packed_chunks: int
+
+def plans(
     input: np.ndarray,
+    weight: np.ndarray,
     rows: int,
-    vocab: int,
-    hidden: int,
     workspace: int,
     with_logits: bool,
     with_input_grad: bool,
     with_weight_grad: bool,
-    with_max_sum: bool,
-    buffered: bool,
-    kept: bool = False,
-) -> int: ...
+    buffers_weight_grad: bool,
+    keeps_logits: bool = False,
+) -> list[Plan]: ...
+def workspace_bound(plans: list[Plan], workspace: int) -> int: ...
 def holds_sums(out: np.ndarray, real: int) -> bool: ...
 def gradient(
     input: np.ndarray,
@@ -42,7 +54,9 @@ def gradient(
     workspace: int,
     filter_eps: float,
     threads: int,
+    aside: list[tuple[np.ndarray, np.ndarray]],
 ) -> None: ...
+def copy_all(pairs: list[tuple[np.ndarray, np.ndarray]]) -> None: ...
 def statistics(
     input: np.ndarray,
     weight: np.ndarray,

@@ -73,6 +73,14 @@ def round_into(out: np.ndarray, values: np.ndarray) -> None:
         out[...] = np.array(odd, ndmin=1).view(np.float32).reshape(nearest.shape)
 
 
+def without_memory(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """What a fresh C-contiguous array looks like: its strides, over the memory of one element."""
+    strides = [dtype.itemsize] * len(shape)
+    for axis in range(len(shape) - 1, 0, -1):
+        strides[axis - 1] = strides[axis] * max(shape[axis], 1)
+    return np.lib.stride_tricks.as_strided(np.empty(1, dtype), shape, strides)
+
+
 def overlaps_itself(array: np.ndarray) -> bool:
     """Whether two elements of the array share memory."""
     if array.size <= 1:

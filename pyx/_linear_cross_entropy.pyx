@@ -1,11 +1,11 @@
 """Schedules of the fused linear cross-entropy operators on the CPU; the kernels are those of linear_cross_entropy.h.
 
-1. `Blocking` cuts a problem to the caches and to the workspace: blocks of the vocabulary, chunks of rows, and, where
-   even one panel of the full width would not fit, slices of the hidden dimension.
-2. `Schedule` walks them, blocks outside, chunks inside. A block is packed once; a chunk once, too, where all of them fit
-   (else again for every block). For each pair, tiles of P are made and read by both products.
+1. `Plan` (in `_linear_plan`) cuts a problem to the workspace: blocks of the vocabulary, chunks of rows, and, where even one
+   panel of the full width would not fit, slices of the hidden dimension.
+2. `Schedule` walks them as the plan says. For each pair of a chunk and a block, tiles of P are made and read by both products.
 3. Every step is a round of units that the threads of a team take one by one. Units and the order of all sums depend on shapes
    alone, so results are the same bits for any number of threads.
+4. While units of a round are left, the calling thread looks at signals every 50 ms; an exception ends the round.
 
 Rows whose gradient is zero (or whose target is ignored) are left out when a chunk is selected: chunks hold the others,
 packed together.
@@ -15,14 +15,14 @@ The public functions at the end take the common case straight from Python object
 
 import numpy as np
 
-from cython.parallel cimport parallel, prange, threadid
+from cython.parallel cimport parallel, threadid
 
 cimport numpy as cnp
 from libc.math cimport INFINITY, NAN, log
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy, memset
 
-from ascend_grad cimport _cpu, _memory, _openmp, _threads
+from ascend_grad cimport _cpu, _memory, _openmp, _tasks, _threads
 from ascend_grad._dtypes cimport dtype_of
 from ascend_grad._kernels cimport (
     AG_BFLOAT16,
@@ -48,6 +48,7 @@ from ascend_grad._kernels cimport (
     ag_matrix,
     ag_round,
     ag_team,
+    ag_team_end,
     ag_team_join,
     ag_team_meet,
     ag_team_next,
@@ -55,6 +56,8 @@ from ascend_grad._kernels cimport (
     ag_variant,
     ag_widen,
 )
+from ascend_grad._linear_plan cimport Buffers, Plan, Problem, bytes_of, plan_with_logits, plans_of
+from ascend_grad._memory cimport ALIGNMENT, align_up, ceil_div
 
 from .arrays import FLOATING_DTYPES
 from .contract import DEFAULT_WORKSPACE_BYTES, MAX_THREADS
@@ -68,44 +71,22 @@ cdef extern from "Python.h":
 cdef tuple _dtypes = FLOATING_DTYPES  # in the order of ag_dtype
 cdef cnp.dtype _float32 = np.dtype(np.float32)
 cdef cnp.dtype _float64 = np.dtype(np.float64)
-cdef cnp.dtype _uint8 = np.dtype(np.uint8)
 cdef Py_ssize_t _default_workspace = DEFAULT_WORKSPACE_BYTES
 cdef int _max_threads = MAX_THREADS
 cdef object _named_statistics = OnlineMaxSum._make
 cdef object _named_gradients = LinearCrossEntropy._make
 
-# Sizes that were measured; the curves are flat. A block of P of AREA elements stays in the last cache.
-cdef Py_ssize_t ROWS = 1008
-cdef Py_ssize_t VOCAB = 960
-cdef Py_ssize_t AREA = 1 << 20
 # Panels that a unit keeps in the second cache, and units of a round.
 cdef Py_ssize_t PANELS = 4
 cdef Py_ssize_t UNITS = 32
-# Rows that a unit of the other rounds takes.
+# Most that a unit does, so that signals are looked at in time: floating-point operations, elements that are rounded.
+cdef Py_ssize_t UNIT_FLOPS = 1 << 28
+cdef Py_ssize_t UNIT_ELEMENTS = 1 << 20
+# Rows that a unit of the other rounds takes, and rows of the caller between two looks at signals.
 cdef Py_ssize_t SOME_ROWS = 1024
-# Partial sums from which on the rounding errors of additions to a result are kept.
-cdef Py_ssize_t MANY_SUMS = 16
-# At most so many are added up without.
-cdef Py_ssize_t MOST_SUMS = 64
-# Rows of a chunk from which on it pays to keep its logits.
-cdef Py_ssize_t KEPT_ROWS = 288
-# More than any memory has.
-cdef Py_ssize_t MOST_BYTES = 1 << 58
+cdef Py_ssize_t ROWS_PER_CHECK = 1 << 20
 # Flops in a nanosecond of one thread, for the choice of threads.
 cdef double RATE = 40.0
-
-
-cdef inline Py_ssize_t divided(Py_ssize_t n, Py_ssize_t by) noexcept nogil:
-    return (n + by - 1) // by
-
-
-cdef inline Py_ssize_t rounded(Py_ssize_t n, Py_ssize_t to) noexcept nogil:
-    return divided(n, to) * to
-
-
-cdef inline Py_ssize_t times(Py_ssize_t a, Py_ssize_t b) noexcept nogil:
-    """The product of sizes. What is no size any more stays far from overflowing, even in a sum of several."""
-    return MOST_BYTES if a and b > MOST_BYTES // a else a * b
 
 
 cdef const ag_lce_kernels *kernels_for(cnp.ndarray array):
@@ -113,13 +94,14 @@ cdef const ag_lce_kernels *kernels_for(cnp.ndarray array):
 
 
 cdef ag_matrix matrix_of(cnp.ndarray array):
-    """A two-dimensional array for the kernels."""
+    """A matrix for the kernels; a vector is one of one row."""
     cdef ag_matrix result
+    cdef int last = cnp.PyArray_NDIM(array) - 1
     result.data = <char *>cnp.PyArray_DATA(array)
     result.dtype = <ag_dtype>dtype_of(array)
-    result.row_stride = cnp.PyArray_STRIDE(array, 0)
+    result.row_stride = cnp.PyArray_STRIDE(array, 0) if last else 0
     # A dimension of one element may have any stride.
-    result.step = cnp.PyArray_STRIDE(array, 1) if cnp.PyArray_DIM(array, 1) > 1 else ag_itemsize[<int>result.dtype]
+    result.step = cnp.PyArray_STRIDE(array, last) if cnp.PyArray_DIM(array, last) > 1 else ag_itemsize[<int>result.dtype]
     result.swapped = cnp.PyArray_ISBYTESWAPPED(array)
     return result
 
@@ -194,6 +176,8 @@ cdef class Rows:
         self.count = 0
         for i in range(self.total):
             self.count += self.counts(i)
+            if i % ROWS_PER_CHECK == 0:
+                PyErr_CheckSignals()
 
     cdef int64_t target_of(self, Py_ssize_t i) noexcept nogil:
         return (<const int64_t *>self.target)[i] if self.is_wide else (<const int32_t *>self.target)[i]
@@ -219,189 +203,26 @@ cdef class Rows:
             return -1
         return target - self.start
 
-    cdef int clear_absent(self, cnp.ndarray out) except -1:
-        """Zeros in the rows that do not count."""
+    cdef void clear_absent(self, const ag_matrix *out, Py_ssize_t n) noexcept nogil:
+        """Zeros in the rows of n elements that do not count."""
         cdef Py_ssize_t i
-        cdef uint8_t[::1] is_absent
-        if self.count < self.total:
-            absent = np.empty(self.total, np.uint8)
-            is_absent = absent
-            for i in range(self.total):
-                is_absent[i] = not self.counts(i)
-            out[absent.view(np.bool_)] = 0
-        return 0
+        for i in range(self.total):
+            if not self.counts(i):
+                clear_rows(out, i, 1, n)
 
 
-# ---- blocking --------------------------------------------------------------------------------------------------------
-
-
-cdef class Blocking:
-    """How many rows, rows of weight and hidden columns are worked on at a time, and the memory that this takes."""
-
-    cdef const ag_lce_kernels *kernels
-    cdef Py_ssize_t input_rows, total_rows, total_vocab, total_hidden
-    cdef bint with_logits, with_input_grad, with_weight_grad, with_max_sum, buffered, kept
-    cdef readonly Py_ssize_t rows, vocab, hidden     # of a chunk, a block, a slice
-    cdef readonly Py_ssize_t chunks, blocks, slices
-    cdef readonly Py_ssize_t slots                   # chunks that are kept packed
-    cdef Py_ssize_t workspace
-
-    def __init__(
-        self, cnp.ndarray input, Py_ssize_t rows, Py_ssize_t vocab, Py_ssize_t hidden, Py_ssize_t workspace,
-        bint with_logits, bint with_input_grad, bint with_weight_grad, bint with_max_sum, bint buffered, bint kept=False
-    ):
-        """What is to be computed; whether weight_grad needs accumulators beside it; whether all logits are kept."""
-        cdef Py_ssize_t nr, most
-        self.kernels = kernels_for(input)
-        self.total_rows, self.total_vocab, self.total_hidden = rows, vocab, hidden
-        self.input_rows = cnp.PyArray_DIM(input, 0)
-        self.with_logits, self.with_input_grad = with_logits, with_input_grad
-        self.with_weight_grad, self.with_max_sum, self.buffered = with_weight_grad, with_max_sum, buffered
-        self.kept, self.workspace = kept, workspace
-        nr = self.kernels.nr
-        # Panels of this many units along the sum take a quarter of the second cache.
-        most = max(_cpu.cache_size(2) // 4 // (nr * self.kernels.unit_size) * self.kernels.pair, 4 * nr)
-        self.rows, self.vocab = min(ROWS, most), min(VOCAB, most)
-        # Where one side is short, the other is long.
-        if rows <= self.rows:
-            self.rows = rows
-            self.vocab = max(self.vocab, AREA // rounded(rows, nr))
-        elif vocab <= self.vocab:
-            self.vocab = vocab
-            self.rows = max(self.rows, AREA // rounded(vocab, nr))
-        self.rows = rounded(min(rows, self.rows), nr)
-        self.vocab = rounded(min(vocab, self.vocab), nr)
-        self.hidden, self.chunks = hidden, 1
-        while kept and self.bytes() > workspace and self.rows > nr:
-            self.rows -= nr
-        while self.bytes() > workspace and not kept:
-            if max(self.rows, self.vocab) > 2 * nr:
-                if self.rows > self.vocab:
-                    self.rows = rounded(self.rows // 2, nr)
-                else:
-                    self.vocab = rounded(self.vocab // 2, nr)
-            elif self.hidden > 4 * nr:
-                self.hidden = rounded(self.hidden // 2, nr)
-            else:
-                break
-        self.cut()
-        if with_input_grad and self.blocks > MOST_SUMS and not self.compensates_input_grad():
-            # Without room for what additions to it lose: larger blocks, fewer additions.
-            before = self.rows, self.vocab
-            self.vocab = rounded(divided(vocab, MOST_SUMS), nr)
-            while self.bytes() > workspace and self.rows > 2 * nr:
-                self.rows -= nr
-            if self.bytes() > workspace:
-                self.rows, self.vocab = before
-            self.cut()
-
-    cdef void cut(self):
-        """Equal parts that are no larger."""
-        cdef Py_ssize_t nr = self.kernels.nr
-        self.chunks = divided(self.total_rows, self.rows)
-        self.rows = rounded(divided(self.total_rows, self.chunks), nr)
-        self.blocks = divided(self.total_vocab, self.vocab)
-        self.vocab = rounded(divided(self.total_vocab, self.blocks), nr)
-        self.slices = divided(self.total_hidden, self.hidden) if self.total_hidden else 1
-        self.slots = 1
-        if not self.kept and self.slices == 1:
-            if self.bytes() + (self.chunks - 1) * self.chunk_bytes() <= self.workspace:
-                self.slots = self.chunks
-
-    cdef Py_ssize_t packed_rows(self, Py_ssize_t n):
-        """Bytes of n packed rows of X or W, for the logits."""
-        return times(
-            rounded(n, self.kernels.nr) * self.kernels.unit_size, divided(self.hidden, self.kernels.pair)
-        )
-
-    cdef Py_ssize_t packed_columns(self, Py_ssize_t n):
-        """Bytes of the packed columns of n rows, for the other products."""
-        return times(
-            divided(n, self.kernels.pair) * self.kernels.unit_size, rounded(self.hidden, self.kernels.vector)
-        )
-
-    cdef Py_ssize_t chunk_bytes(self):
-        return self.with_logits * self.packed_rows(self.rows) + self.with_weight_grad * self.packed_columns(self.rows)
-
-    cdef Py_ssize_t row_bytes(self):
-        return self.rows * (2 * sizeof(int64_t) + 3 * self.kernels.real_size)
-
-    cdef Py_ssize_t p_bytes(self):
-        return self.rows * self.vocab * self.kernels.unit_size // self.kernels.pair
-
-    cdef Py_ssize_t panels(self):
-        return self.vocab // self.kernels.nr
-
-    cdef Py_ssize_t bytes(self):
-        """The workspace, without the chunks that are kept beyond the first."""
-        cdef Py_ssize_t real = self.kernels.real_size, total
-        cdef bint is_sliced = self.hidden < self.total_hidden
-        total = self.chunk_bytes() + self.row_bytes() + (self.chunks + 1) * sizeof(int64_t) + 20 * 64
-        total += self.with_logits * self.packed_rows(self.vocab) + self.with_input_grad * self.packed_columns(self.vocab)
-        if self.with_max_sum:
-            total += 2 * self.panels() * self.rows * real
-        if self.with_input_grad or self.with_weight_grad:
-            total += self.kernels.pair * self.p_bytes()
-            total += self.panels() * (self.rows // self.kernels.mr)
-        if self.kept:
-            total += times(self.rows * real, self.total_vocab + self.vocab)
-        elif is_sliced and self.with_logits:
-            total += self.rows * self.vocab * real
-        if self.with_weight_grad:
-            # What additions to the gradient lose; the gradient itself where the result cannot hold it.
-            total += self.sums_bytes() * (self.buffered + self.compensates_weight_grad())
-        return total
-
-    cdef bint sums_whole_weight_grad(self):
-        """Whether sums of it wait for the next chunk, not only those of a block."""
-        return self.kept and self.rows < self.total_rows
-
-    cdef Py_ssize_t sums_bytes(self):
-        cdef Py_ssize_t rows = self.total_vocab if self.sums_whole_weight_grad() else self.vocab
-        return times(times(rows, self.total_hidden), self.kernels.real_size)
-
-    cdef bint compensates_weight_grad(self):
-        return self.total_rows > MANY_SUMS * self.rows
-
-    cpdef bint compensates_input_grad(self):
-        """Whether there is need of memory for what additions to it lose, and room."""
-        cdef Py_ssize_t size = times(times(self.input_rows, self.total_hidden), self.kernels.real_size)
-        return self.with_input_grad and self.blocks > MANY_SUMS and size <= self.spare()
-
-    cpdef bint is_worthwhile(self):
-        """Whether keeping the logits is possible, and cheaper than computing them twice: each chunk packs the weight."""
-        return self.bytes() <= self.workspace and (self.chunks == 1 or self.rows >= KEPT_ROWS)
-
-    cdef Py_ssize_t size(self):
-        """The workspace."""
-        return self.bytes() + (self.slots - 1) * self.chunk_bytes()
-
-    cdef Py_ssize_t spare(self):
-        """What is left of it."""
-        return self.workspace - self.size()
-
-    cdef double flops(self):
-        cdef int products = self.with_logits + self.with_input_grad + self.with_weight_grad
-        return 2.0 * products * self.total_rows * <double>self.total_vocab * max(self.total_hidden, 8)
-
-
-def workspace_bound(
-    input, Py_ssize_t rows, Py_ssize_t vocab, Py_ssize_t hidden, Py_ssize_t workspace, bint with_logits,
-    bint with_input_grad, bint with_weight_grad, bint with_max_sum, bint buffered, bint kept=False
-):
-    """Bytes of the workspace, whichever rows are left out. The smallest blocking can exceed what was asked for."""
-    cdef Blocking blocking
-    cdef Py_ssize_t largest
-    if not rows or not vocab or not (with_logits or hidden):
-        return 0
-    blocking = Blocking(
-        input, rows, vocab, hidden, workspace, with_logits, with_input_grad, with_weight_grad, with_max_sum, buffered,
-        kept
-    )
-    largest = blocking.size()
-    if blocking.blocks > 1 or blocking.chunks > 1:
-        largest = max(largest, workspace)  # fewer rows may take more
-    return min(largest, workspace) if kept else largest  # logits are not kept where this is not enough
+cdef void clear_rows(const ag_matrix *out, Py_ssize_t first, Py_ssize_t rows, Py_ssize_t n) noexcept nogil:
+    """Zeros, whose bytes are 0 in every dtype, in rows of n elements."""
+    cdef int itemsize = ag_itemsize[<int>out.dtype]
+    cdef Py_ssize_t row, column
+    cdef char *to
+    for row in range(first, first + rows):
+        to = out.data + row * out.row_stride
+        if out.step == itemsize:
+            memset(to, 0, n * itemsize)
+        else:
+            for column in range(n):
+                memset(to + column * out.step, 0, itemsize)
 
 
 # ---- the schedule ----------------------------------------------------------------------------------------------------
@@ -416,15 +237,19 @@ ctypedef struct Grid:
     Py_ssize_t units
 
 
-cdef Grid grid_of(Py_ssize_t panels, Py_ssize_t tiles, Py_ssize_t panel_bytes):
+cdef Grid grid_of(const ag_lce_kernels *kernels, Py_ssize_t columns, Py_ssize_t rows, Py_ssize_t terms) noexcept:
+    """A product of so many rows and columns, whose sums have so many terms."""
     cdef Grid grid
+    cdef Py_ssize_t panels = ceil_div(columns, kernels.nr), tiles = ceil_div(rows, kernels.mr)
+    cdef Py_ssize_t panel_bytes = terms * kernels.nr * kernels.unit_size // kernels.pair
     cdef Py_ssize_t together = max(1, min(PANELS, _cpu.cache_size(2) // 2 // max(panel_bytes, 1)))
+    cdef Py_ssize_t most = UNIT_FLOPS // (2 * kernels.mr * kernels.nr * max(terms, 1))
     grid.panels, grid.tiles = panels, tiles
-    grid.groups = divided(panels, together)
-    grid.panel_step = divided(panels, max(grid.groups, 1)) if panels else 1
-    grid.groups = divided(panels, grid.panel_step)
-    grid.tile_step = max(divided(tiles, max(UNITS // max(grid.groups, 1), 1)), 1)
-    grid.units = grid.groups * divided(tiles, grid.tile_step)
+    grid.groups = ceil_div(panels, together)
+    grid.panel_step = ceil_div(panels, max(grid.groups, 1)) if panels else 1
+    grid.groups = ceil_div(panels, grid.panel_step)
+    grid.tile_step = max(min(ceil_div(tiles, max(UNITS // max(grid.groups, 1), 1)), most // grid.panel_step), 1)
+    grid.units = grid.groups * ceil_div(tiles, grid.tile_step)
     return grid
 
 
@@ -438,12 +263,13 @@ cdef enum Round:
 
 
 cdef class Schedule:
-    """One call at work: its memory, and the block and chunk that the units of the current round belong to."""
+    """One plan at work: its memory, and the block and chunk that the units of the current round belong to."""
 
     cdef const ag_lce_kernels *kernels
     cdef ag_lce_block block
     cdef ag_matrix input, weight
-    cdef Blocking blocking
+    cdef Plan plan
+    cdef Rows rows
     cdef int threads
     cdef bint chosen                  # by this library, not by the caller
     cdef int members                  # of the team that there is
@@ -451,92 +277,64 @@ cdef class Schedule:
     cdef ag_team team
     cdef Round which
     cdef Py_ssize_t units
-    cdef object method, error
-    cdef tuple arguments
+    cdef double last_check            # when signals were looked at
+    cdef object error                 # what ends the call
     cdef list keep                    # arrays whose memory is in use
-    cdef char *memory                 # of the workspace, from what is not taken yet
+    cdef Buffers at
     # what the rounds read
     cdef ag_lce_source source
     cdef ag_lce_result result
     cdef Grid tiles, input_grid, weight_grid
-    cdef Py_ssize_t weight_panel_units, weight_column_units, input_tile_units
+    cdef Py_ssize_t weight_panel_units, input_tile_units
     cdef Py_ssize_t column_parts      # pieces of rows that columns are packed in
     cdef ag_matrix rounded_to
     cdef const char *rounded_from
-    cdef Py_ssize_t rounded_rows, rounded_n, rounded_stride
+    cdef Py_ssize_t rounded_rows, rounded_n, rounded_stride, rounded_step
     cdef ag_variant variant
-    # of the chunks: where each begins among all rows, and the memory of all that are kept packed
-    cdef int64_t *starts
-    cdef int chunk
-    cdef char *x_rows
-    cdef char *x_columns
-    cdef char *kept_logits
-    # results, and what they are rounded from
+    cdef int64_t[::1] starts          # where each chunk begins among all rows
+    cdef Py_ssize_t chunk             # the one selected
+    # results (None: not wanted), and what they are rounded from
+    cdef bint with_statistics
     cdef void *sum_exp
     cdef cnp.ndarray input_grad, weight_grad, input_sums
-    cdef char *weight_sums
-    cdef char *weight_low             # NULL: additions are not compensated
 
-    def __init__(self, cnp.ndarray input, cnp.ndarray weight, Blocking blocking, cnp.ndarray memory, int threads):
-        cdef Py_ssize_t rows = blocking.rows
-        cdef int real = blocking.kernels.real_size
-        cdef char *data
-        cdef ag_lce_block *block
-        self.kernels = blocking.kernels
-        self.blocking = blocking
+    def __init__(self, cnp.ndarray input, cnp.ndarray weight, Plan plan, cnp.ndarray memory, Rows rows, int threads):
+        cdef ag_lce_block *block = &self.block
+        self.kernels = plan.kernels
+        self.plan = plan
+        self.rows = rows
         self.variant = _cpu.active()
-        memset(&self.block, 0, sizeof(self.block))
+        memset(block, 0, sizeof(self.block))
         self.input, self.weight = matrix_of(input), matrix_of(weight)
-        self.block.round_to_bfloat16 = self.input.dtype == AG_BFLOAT16
-        self.threads, self.chosen = _threads.choose(blocking.flops() / RATE, threads), threads == 0
+        block.round_to_bfloat16 = self.input.dtype == AG_BFLOAT16
+        self.threads, self.chosen = _threads.choose(plan.flops() / RATE, threads), threads == 0
         self.members = 1
-        self.awake = False
         self.chunk = -1
+        self.starts = np.zeros(plan.chunks + 1, np.int64)
         self.keep = [input, weight, memory]
-        data = cnp.PyArray_BYTES(memory)
-        self.memory = data + (64 - <uintptr_t>data % 64) % 64
-
-        block = &self.block
-        self.starts = <int64_t *>self.take((blocking.chunks + 1) * sizeof(int64_t))
-        self.starts[0] = 0
-        block.row_numbers = <const int64_t *>self.take(rows * sizeof(int64_t))
-        block.target = <const int64_t *>self.take(rows * sizeof(int64_t))
-        block.grad = self.take(rows * real)
-        block.max = self.take(rows * real)
-        block.sum = self.take(rows * real)
-        block.w_rows = self.take(blocking.with_logits * blocking.packed_rows(blocking.vocab))
-        block.w_columns = self.take(blocking.with_input_grad * blocking.packed_columns(blocking.vocab))
-        self.x_rows = <char *>self.take(blocking.slots * blocking.with_logits * blocking.packed_rows(rows))
-        self.x_columns = <char *>self.take(blocking.slots * blocking.with_weight_grad * blocking.packed_columns(rows))
-        if blocking.with_max_sum:
-            block.panel_max = self.take(blocking.panels() * rows * real)
-            block.panel_sum = self.take(blocking.panels() * rows * real)
-        if blocking.with_input_grad or blocking.with_weight_grad:
-            block.p = self.take(blocking.p_bytes())
-            if self.kernels.pair > 1:
-                block.p_pairs = self.take(blocking.p_bytes())
-            block.skipped = <uint8_t *>self.take(blocking.panels() * (rows // self.kernels.mr))
-        if blocking.kept:
-            block.keep_logits = True
-            self.kept_logits = <char *>self.take(rows * blocking.blocks * blocking.vocab * real)
-        elif blocking.slices > 1 and blocking.with_logits:
-            block.logits = self.take(rows * blocking.vocab * real)
+        _memory.check_layout(
+            plan.layout(_memory.aligned(cnp.PyArray_BYTES(memory)), &self.at) + ALIGNMENT, memory
+        )
+        block.row_numbers, block.target = self.at.row_numbers, self.at.target
+        block.grad, block.max, block.sum = self.at.grad, self.at.max, self.at.sum
+        block.w_rows, block.w_columns = self.at.w_rows, self.at.w_columns
+        block.panel_max, block.panel_sum = self.at.panel_max, self.at.panel_sum
+        block.p, block.p_pairs, block.skipped = self.at.p, self.at.p_pairs, self.at.skipped
+        block.logits, block.logits_compensation = self.at.logits, self.at.logits_compensation
+        block.keep_logits = plan.keeps_logits
         self.set_slice(0)
-
-    cdef void *take(self, Py_ssize_t size):
-        cdef void *result = self.memory
-        self.memory += rounded(size, 64)
-        return result
 
     # -- rounds
 
-    def work(self, method, *arguments):
-        """Call the method on this thread, while the others of a team wait for its rounds."""
+    cdef int work(self) except -1:
+        """Walk the plan on this thread, while the others of a team wait for its rounds."""
+        self.last_check = _tasks.now()
+        self.awake = False
         if self.threads == 1:
             _openmp.record_team()
-            method(*arguments)
+            self.walk()
         else:
-            self.method, self.arguments, self.error = method, arguments, None
+            self.error = None
             memset(&self.team, 0, sizeof(self.team))
             with nogil, parallel(num_threads=self.threads):
                 _openmp.record_team()
@@ -544,15 +342,16 @@ cdef class Schedule:
                     self.lead(_openmp.team_size())
                 else:
                     self.follow(_openmp.team_size())
-            error, self.method, self.arguments, self.error = self.error, None, None, None  # no cycle stays
+            error, self.error = self.error, None  # no cycle stays
             if error is not None:
                 raise error
         _threads.finished()
+        return 0
 
     cdef void lead(self, int members) noexcept with gil:
         self.members = members
         try:
-            self.method(*self.arguments)
+            self.walk()
         except BaseException as error:
             self.error = error
         ag_team_start(&self.team, True)
@@ -560,34 +359,56 @@ cdef class Schedule:
     cdef void follow(self, int members) noexcept nogil:
         cdef uint32_t round = 1
         while ag_team_join(&self.team, round):
-            self.take_part(round, members)
+            self.take_part(round, members, False)
             round += 1
 
-    cdef void take_part(self, uint32_t round, int members) noexcept nogil:
+    cdef void take_part(self, uint32_t round, int members, bint is_leader) noexcept nogil:
+        cdef ag_fpenv mode = ag_fpenv_enter()
         cdef Py_ssize_t u = ag_team_next(&self.team)
         while u < self.units:
             self.unit(self.which, u)
+            if is_leader and self.is_interrupted():
+                ag_team_end(&self.team, self.units)
             u = ag_team_next(&self.team)
+        ag_fpenv_leave(mode)
         ag_team_meet(&self.team, round, members)
+
+    cdef bint is_interrupted(self) noexcept nogil:
+        """Whether a signal's handler has raised; looked at in intervals. For the calling thread."""
+        return _tasks.is_time_to_check(&self.last_check) and self.look_at_signals()
+
+    cdef bint look_at_signals(self) noexcept with gil:
+        try:
+            PyErr_CheckSignals()
+        except BaseException as error:
+            self.error = error
+        return self.error is not None
 
     cdef int run(self, Round which, Py_ssize_t units) except -1:
         """A round."""
         cdef Py_ssize_t u
+        cdef ag_fpenv mode
         if self.members == 1 or units == 1 or (self.chosen and _threads.is_disturbed()):
             self.awake = False
             with nogil:
+                mode = ag_fpenv_enter()
                 for u in range(units):
                     self.unit(which, u)
+                    if self.is_interrupted():
+                        break
+                ag_fpenv_leave(mode)
         elif units > 0:
             self.which, self.units = which, units
             with nogil:
                 ag_team_start(&self.team, False)
-                self.take_part(self.team.round, self.members)
+                self.take_part(self.team.round, self.members, True)
             # Not where some may have little to do; and whoever has to wake first is late without any disturbance.
             if units > 2 * self.members and self.awake:
                 _threads.took(self.team.last - self.team.begin, self.team.last - self.team.first)
             self.awake = True
-        PyErr_CheckSignals()
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise error
         return 0
 
     cdef void unit(self, Round which, Py_ssize_t u) noexcept nogil:
@@ -614,8 +435,8 @@ cdef class Schedule:
         cdef Py_ssize_t first = self.block.hidden_start + panel * nr
         cdef Py_ssize_t n = min(nr, self.block.hidden_size - panel * nr)
         cdef Py_ssize_t begin = part * SOME_ROWS, end = min(begin + SOME_ROWS, count)
-        cdef Py_ssize_t at = panel * nr * divided(count, self.kernels.pair)
-        at += begin // self.kernels.pair * rounded(n, self.kernels.vector)
+        cdef Py_ssize_t at = panel * nr * ceil_div(count, self.kernels.pair)
+        at += begin // self.kernels.pair * align_up(n, self.kernels.vector)
         if rows != NULL:
             rows += begin
         self.kernels.pack_columns(
@@ -625,7 +446,7 @@ cdef class Schedule:
     cdef void pack_block(self, Py_ssize_t u) noexcept nogil:
         cdef Py_ssize_t nr = self.kernels.nr, size
         if u < self.weight_panel_units:
-            size = nr * divided(self.block.hidden_size, self.kernels.pair) * self.kernels.unit_size
+            size = nr * ceil_div(self.block.hidden_size, self.kernels.pair) * self.kernels.unit_size
             self.kernels.pack_panel(
                 <char *>self.block.w_rows + u * size, &self.weight, NULL, self.block.vocab_start + u * nr,
                 min(nr, self.block.vocab - u * nr), self.block.hidden_start, self.block.hidden_size
@@ -639,7 +460,7 @@ cdef class Schedule:
     cdef void pack_chunk(self, Py_ssize_t u) noexcept nogil:
         cdef Py_ssize_t mr = self.kernels.mr, size
         if u < self.input_tile_units:
-            size = mr * divided(self.block.hidden_size, self.kernels.pair) * self.kernels.unit_size
+            size = mr * ceil_div(self.block.hidden_size, self.kernels.pair) * self.kernels.unit_size
             self.kernels.pack_tile(
                 <char *>self.block.x_rows + u * size, &self.input, self.block.row_numbers + u * mr, 0,
                 min(mr, self.block.rows - u * mr), self.block.hidden_start, self.block.hidden_size
@@ -671,7 +492,7 @@ cdef class Schedule:
     cdef void round_rows(self, Py_ssize_t u) noexcept nogil:
         """Accumulators to a result of any dtype and layout."""
         cdef int real = self.kernels.real_size
-        cdef Py_ssize_t first = u * SOME_ROWS // 16, last = min((u + 1) * SOME_ROWS // 16, self.rounded_rows)
+        cdef Py_ssize_t first = u * self.rounded_step, last = min(first + self.rounded_step, self.rounded_rows)
         cdef Py_ssize_t n = self.rounded_n, row, begin, piece
         cdef const ag_matrix *to = &self.rounded_to
         cdef const char *source
@@ -681,115 +502,110 @@ cdef class Schedule:
             return
         for row in range(first, last):
             source = self.rounded_from + row * self.rounded_stride
-            for piece in range(divided(n, PIECE)):
+            for piece in range(ceil_div(n, PIECE)):
                 begin = piece * PIECE
                 round_piece(self.variant, real, source + begin * real, to, row, begin, min(PIECE, n - begin))
 
     cdef int round_to(
-        self, cnp.ndarray out, Py_ssize_t first, const char *sums, Py_ssize_t stride, Py_ssize_t rows
+        self, cnp.ndarray out, Py_ssize_t first, Py_ssize_t rows, Py_ssize_t column, Py_ssize_t columns, const char *sums,
+        Py_ssize_t stride
     ) except -1:
-        """Rows [first, first + rows) of out from rows of accumulators."""
+        """Rows [first, first + rows), columns [column, column + columns) of out from rows of accumulators."""
         self.rounded_to = matrix_of(out)
-        self.rounded_to.data += first * self.rounded_to.row_stride
+        self.rounded_to.data += first * self.rounded_to.row_stride + column * self.rounded_to.step
         self.rounded_from, self.rounded_stride = sums, stride
-        self.rounded_rows, self.rounded_n = rows, cnp.PyArray_DIM(out, 1)
-        return self.run(ROUND_ROWS, divided(rows, SOME_ROWS // 16))
+        self.rounded_rows, self.rounded_n = rows, columns
+        self.rounded_step = max(1, min(SOME_ROWS // 16, UNIT_ELEMENTS // max(columns, 1)))
+        return self.run(ROUND_ROWS, ceil_div(rows, self.rounded_step))
 
     # -- blocks and chunks
 
-    cdef int set_slice(self, Py_ssize_t index) except -1:
+    cdef void set_slice(self, Py_ssize_t index) noexcept:
         """The part of the hidden dimension that is packed next."""
-        cdef Py_ssize_t begin = index * self.blocking.hidden
+        cdef Py_ssize_t begin = index * self.plan.hidden
         self.block.hidden_start = begin
-        self.block.hidden_size = min(self.blocking.hidden, self.blocking.total_hidden - begin)
-        return 0
+        self.block.hidden_size = min(self.plan.hidden, self.plan.problem.hidden - begin)
 
-    cdef int set_block(self, Py_ssize_t index) except -1:
-        cdef Py_ssize_t begin = index * self.blocking.vocab
+    cdef void set_block(self, Py_ssize_t index) noexcept:
+        cdef Py_ssize_t begin = index * self.plan.vocab
         self.block.vocab_start = begin
-        self.block.vocab = min(self.blocking.vocab, self.blocking.total_vocab - begin)
-        if self.blocking.kept:
-            self.block.logits = self.kept_logits + self.blocking.rows * begin * self.kernels.real_size
-        return 0
+        self.block.vocab = min(self.plan.vocab, self.plan.problem.vocab - begin)
+        if self.plan.keeps_logits:
+            self.block.logits = self.at.logits + self.plan.rows * begin * self.kernels.real_size
 
-    cdef int set_chunk(self, Rows rows, Py_ssize_t index) except -1:
-        """Select the rows of a chunk, unless it is the one selected."""
-        cdef Py_ssize_t i = self.starts[index], n = 0, slot = index if self.blocking.slots > 1 else 0
+    cdef void set_chunk(self, Py_ssize_t index) noexcept:
+        """Select the rows of a chunk, unless it is the one selected. The first time chunks come in order."""
+        cdef Py_ssize_t i = self.starts[index], n = 0, place = index if self.plan.packed_chunks > 1 else 0
         cdef int real = self.kernels.real_size
-        cdef int64_t *row_numbers = <int64_t *>self.block.row_numbers
-        cdef int64_t *target = <int64_t *>self.block.target
-        self.block.x_rows = self.x_rows + slot * self.blocking.packed_rows(self.blocking.rows)
-        self.block.x_columns = self.x_columns + slot * self.blocking.packed_columns(self.blocking.rows)
+        cdef Rows rows = self.rows
+        self.block.x_rows = self.at.x_rows + place * self.plan.packed_rows(self.plan.rows)
+        self.block.x_columns = self.at.x_columns + place * self.plan.packed_columns(self.plan.rows)
         if index == self.chunk:
-            return 0
+            return
         with nogil:
-            while i < rows.total and n < self.blocking.rows:
+            while i < rows.total and n < self.plan.rows:
                 if rows.counts(i):
-                    row_numbers[n] = i
-                    target[n] = rows.row_of_weight(i)
+                    self.at.row_numbers[n] = i
+                    self.at.target[n] = rows.row_of_weight(i)
                     if rows.grad != NULL:
-                        memcpy(<char *>self.block.grad + n * real, rows.grad + i * real, real)
+                        memcpy(self.at.grad + n * real, rows.grad + i * real, real)
                     if rows.maximum != NULL:
-                        memcpy(<char *>self.block.max + n * real, rows.maximum + i * real, real)
-                        memcpy(<char *>self.block.sum + n * real, rows.sum + i * real, real)
+                        memcpy(self.at.max + n * real, rows.maximum + i * real, real)
+                        memcpy(self.at.sum + n * real, rows.sum + i * real, real)
                     n += 1
                 i += 1
         self.starts[index + 1] = i
         self.block.rows = n
-        self.chunk = <int>index
-        return 0
+        self.chunk = index
 
     cdef int pack_weight(self, bint rows, bint columns) except -1:
-        cdef Py_ssize_t panels = divided(self.block.hidden_size, self.kernels.nr)
-        self.weight_panel_units = divided(self.block.vocab, self.kernels.nr) if rows else 0
-        self.column_parts = divided(self.block.vocab, SOME_ROWS)
+        cdef Py_ssize_t panels = ceil_div(self.block.hidden_size, self.kernels.nr)
+        self.weight_panel_units = ceil_div(self.block.vocab, self.kernels.nr) if rows else 0
+        self.column_parts = ceil_div(self.block.vocab, SOME_ROWS)
         return self.run(PACK_BLOCK, self.weight_panel_units + (panels * self.column_parts if columns else 0))
 
     cdef int pack_input(self, bint rows, bint columns) except -1:
-        cdef Py_ssize_t panels = divided(self.block.hidden_size, self.kernels.nr)
-        self.input_tile_units = divided(self.block.rows, self.kernels.mr) if rows else 0
-        self.column_parts = divided(self.block.rows, SOME_ROWS)
+        cdef Py_ssize_t panels = ceil_div(self.block.hidden_size, self.kernels.nr)
+        self.input_tile_units = ceil_div(self.block.rows, self.kernels.mr) if rows else 0
+        self.column_parts = ceil_div(self.block.rows, SOME_ROWS)
         return self.run(PACK_CHUNK, self.input_tile_units + (panels * self.column_parts if columns else 0))
 
     cdef int run_tiles(self, ag_lce_source source, ag_lce_result result) except -1:
         self.source, self.result = source, result
-        self.tiles = grid_of(
-            divided(self.block.vocab, self.kernels.nr), divided(self.block.rows, self.kernels.mr),
-            self.block.hidden_size * self.kernels.nr * self.kernels.unit_size // self.kernels.pair
-        )
+        self.tiles = grid_of(self.kernels, self.block.vocab, self.block.rows, self.block.hidden_size)
         return self.run(TILES, self.tiles.units)
 
     cdef int run_products(self) except -1:
-        cdef Py_ssize_t panels = divided(self.block.hidden_size, self.kernels.nr)
-        cdef Py_ssize_t width = self.kernels.nr * self.kernels.unit_size // self.kernels.pair
+        cdef Py_ssize_t hidden = self.block.hidden_size
         self.input_grid.units = self.weight_grid.units = 0
-        if self.block.input_grad.data != NULL:
-            self.input_grid = grid_of(panels, divided(self.block.rows, self.kernels.mr), self.block.vocab * width)
-        if self.block.weight_grad.data != NULL:
-            self.weight_grid = grid_of(panels, divided(self.block.vocab, self.kernels.mr), self.block.rows * width)
+        if self.input_grad is not None:
+            self.input_grid = grid_of(self.kernels, hidden, self.block.rows, self.block.vocab)
+        if self.weight_grad is not None:
+            self.weight_grid = grid_of(self.kernels, hidden, self.block.vocab, self.block.rows)
         return self.run(PRODUCTS, self.input_grid.units + self.weight_grid.units)
 
     cdef int make_logits(self) except -1:
         """Logits of the block and the chunk into memory, summed over slices of the hidden dimension."""
         cdef Py_ssize_t index
-        for index in range(self.blocking.slices):
+        for index in range(self.plan.slices):
             self.set_slice(index)
             self.pack_weight(True, False)
             self.pack_input(True, False)
-            self.block.add_logits = index > 0
+            self.block.add_logits, self.block.last_logits = index > 0, index == self.plan.slices - 1
             self.run_tiles(AG_FROM_PRODUCT, AG_TO_LOGITS)
         return 0
 
     # -- statistics of the logits
 
-    cdef int begin_statistics(
-        self, Py_ssize_t total, cnp.ndarray logits_max, cnp.ndarray sum_exp, cnp.ndarray predicted, cnp.ndarray logits
+    cdef int set_statistics(
+        self, cnp.ndarray logits_max, cnp.ndarray sum_exp, cnp.ndarray predicted, cnp.ndarray logits
     ) except -1:
         """Where the statistics go: contiguous arrays (BT,) of the accumulators' dtype; None or contiguous (BT, V)."""
-        cdef cnp.ndarray running_sum = sum_exp if self.kernels.real_size == 8 else np.empty(total, _float64)
+        cdef cnp.ndarray running_sum = sum_exp if self.kernels.real_size == 8 else np.empty(self.rows.total, _float64)
         self.keep.append((logits_max, sum_exp, running_sum, predicted, logits))
         logits_max.fill(-np.inf)
         running_sum.fill(0)
+        self.with_statistics = True
         self.block.running_max = cnp.PyArray_DATA(logits_max)
         self.block.running_sum = <double *>cnp.PyArray_DATA(running_sum)
         self.block.predicted = cnp.PyArray_DATA(predicted)
@@ -800,168 +616,194 @@ cdef class Schedule:
 
     cdef int add_statistics(self) except -1:
         """Those of the current block and chunk, which are packed unless the hidden dimension is sliced."""
-        if self.blocking.slices > 1:
+        if self.plan.slices > 1:
             self.make_logits()
             self.run_tiles(AG_FROM_LOGITS, AG_TO_MAX_SUM)
         else:
             self.run_tiles(AG_FROM_PRODUCT, AG_TO_MAX_SUM)
-        return self.run(MERGE, divided(self.block.rows, SOME_ROWS))
+        return self.run(MERGE, ceil_div(self.block.rows, SOME_ROWS))
 
-    cdef int end_statistics(self, Rows rows, Py_ssize_t begin, Py_ssize_t end) except -1:
+    cdef void end_statistics(self, Py_ssize_t begin, Py_ssize_t end) noexcept:
         """Of rows [begin, end). A sum relative to -inf would be of NaN; a row that does not count has none."""
         cdef Py_ssize_t i
         cdef ag_lce_block *block = &self.block
         cdef ag_fpenv mode = ag_fpenv_enter()
         for i in range(begin, end):
             if self.kernels.real_size == 8:
-                if (<double *>block.running_max)[i] == -INFINITY and rows.counts(i):
+                if (<double *>block.running_max)[i] == -INFINITY and self.rows.counts(i):
                     block.running_sum[i] = NAN
             else:
-                if (<float *>block.running_max)[i] == -INFINITY and rows.counts(i):
+                if (<float *>block.running_max)[i] == -INFINITY and self.rows.counts(i):
                     block.running_sum[i] = NAN
                 (<float *>self.sum_exp)[i] = <float>block.running_sum[i]
         ag_fpenv_leave(mode)
-        return 0
-
-    def max_sum(
-        self, Rows rows, cnp.ndarray logits_max, cnp.ndarray sum_exp, cnp.ndarray predicted, cnp.ndarray logits
-    ):
-        """Maximum, sum of exponentials relative to it, and the target's logit, of every row that counts."""
-        cdef Py_ssize_t b, c
-        cdef bint is_packed = self.blocking.slices == 1
-        self.begin_statistics(rows.total, logits_max, sum_exp, predicted, logits)
-        for b in range(self.blocking.blocks):
-            self.set_block(b)
-            if is_packed:
-                self.pack_weight(True, False)
-            for c in range(self.blocking.chunks):
-                self.set_chunk(rows, c)
-                if is_packed and (b == 0 or self.blocking.slots < self.blocking.chunks):
-                    self.pack_input(True, False)
-                self.add_statistics()
-        self.end_statistics(rows, 0, rows.total)
 
     # -- gradients
 
-    cdef int begin_gradient(
-        self, Rows rows, cnp.ndarray softmax, cnp.ndarray input_grad, cnp.ndarray weight_grad, double filter_eps
+    cdef int set_gradient(
+        self, cnp.ndarray softmax, cnp.ndarray input_grad, cnp.ndarray weight_grad, double filter_eps
     ) except -1:
-        """Where the gradients go (None: not wanted): arrays that overlap no input."""
-        cdef Py_ssize_t hidden = self.blocking.total_hidden
+        """Where the gradients go (None, or not part of the plan: not wanted): arrays that overlap no input."""
+        cdef Plan plan = self.plan
+        cdef Py_ssize_t hidden = plan.problem.hidden
         cdef int real = self.kernels.real_size
-        cdef Blocking blocking = self.blocking
         cdef ag_lce_block *block = &self.block
-        dtype = _float64 if real == 8 else _float32
-        self.input_grad, self.weight_grad, self.input_sums = input_grad, weight_grad, None
         block.filter_eps = filter_eps
         if softmax is not None:
             block.softmax = matrix_of(softmax)
-        if weight_grad is not None:
-            block.weight_grad.row_stride = block.weight_grad.low_stride = hidden * real
-            if blocking.buffered:
-                self.weight_sums = <char *>self.take(blocking.sums_bytes())
-            else:
-                self.weight_sums = cnp.PyArray_BYTES(weight_grad)
-                block.weight_grad.row_stride = cnp.PyArray_STRIDE(weight_grad, 0)
-            if blocking.compensates_weight_grad():
-                self.weight_low = <char *>self.take(blocking.sums_bytes())
-        if input_grad is not None:
-            if holds_sums(input_grad, real):
-                self.input_sums = input_grad
-            else:
-                self.input_sums = np.empty((rows.total, hidden), dtype)
+        block.input_grad.compensation_stride = block.weight_grad.compensation_stride = plan.sums_hidden() * real
+        if plan.problem.with_weight_grad:
+            self.weight_grad = weight_grad
+            block.weight_grad.row_stride = (
+                plan.sums_hidden() * real if plan.problem.buffers_weight_grad else cnp.PyArray_STRIDE(weight_grad, 0)
+            )
+        if plan.problem.with_input_grad:
+            self.input_grad = self.input_sums = input_grad
+            if not holds_sums(input_grad, real):
+                self.input_sums = np.empty((self.rows.total, hidden), _float64 if real == 8 else _float32)
             block.input_grad.data = cnp.PyArray_BYTES(self.input_sums)
             block.input_grad.row_stride = cnp.PyArray_STRIDE(self.input_sums, 0)
-            if blocking.compensates_input_grad():
-                low = np.empty((rows.total, hidden), dtype)
-                self.keep.append(low)
-                block.input_grad.low = cnp.PyArray_BYTES(low)
-                block.input_grad.low_stride = hidden * real
         return 0
 
-    cdef int add_gradients(self, Py_ssize_t b, Py_ssize_t c, ag_lce_source source) except -1:
+    cdef void place_sums(self, Py_ssize_t c, Py_ssize_t slice) noexcept:
+        """Where the products of the current block, of chunk c and of a slice (or all) are added up."""
+        cdef Plan plan = self.plan
+        cdef ag_lce_block *block = &self.block
+        cdef Py_ssize_t column = slice * plan.hidden if plan.by_slice else 0
+        cdef Py_ssize_t row = 0 if plan.chunks_outside else c * plan.rows
+        cdef Py_ssize_t word = block.vocab_start if plan.sums_whole_weight_grad() else 0
+        if self.input_grad is not None and self.at.input_compensation != NULL:
+            block.input_grad.compensation = self.at.input_compensation + row * block.input_grad.compensation_stride
+            block.input_grad.compensation_column = column
+        if self.weight_grad is not None:
+            if plan.problem.buffers_weight_grad:
+                block.weight_grad.data = self.at.weight_sums + word * block.weight_grad.row_stride
+                block.weight_grad.column = column
+            else:
+                block.weight_grad.data = (
+                    cnp.PyArray_BYTES(self.weight_grad) + block.vocab_start * block.weight_grad.row_stride
+                )
+            if self.at.weight_compensation != NULL:
+                block.weight_grad.compensation = (
+                    self.at.weight_compensation + word * block.weight_grad.compensation_stride
+                )
+                block.weight_grad.compensation_column = column
+
+    cdef int add_gradients(self, Py_ssize_t b, Py_ssize_t c, Py_ssize_t walk, ag_lce_source source) except -1:
         """Those of block b and chunk c, which are the current ones, and packed unless the hidden dimension is sliced."""
-        cdef Blocking blocking = self.blocking
+        cdef Plan plan = self.plan
         cdef ag_lce_block *block = &self.block
         cdef bint with_input = self.input_grad is not None, with_weight = self.weight_grad is not None
-        cdef Py_ssize_t s, start = block.vocab_start if blocking.sums_whole_weight_grad() else 0
-        if with_weight:
-            block.weight_grad.data = self.weight_sums + block.weight_grad.row_stride * (
-                start if blocking.buffered else block.vocab_start
-            )
-            if self.weight_low != NULL:
-                block.weight_grad.low = self.weight_low + start * block.weight_grad.low_stride
-        block.add_input_grad, block.last_input_grad = b > 0, b == blocking.blocks - 1
-        block.add_weight_grad, block.last_weight_grad = c > 0, c == blocking.chunks - 1
-        if source == AG_FROM_PRODUCT and blocking.slices > 1:
+        cdef Py_ssize_t s, column = walk * plan.hidden
+        block.add_input_grad, block.last_input_grad = b > 0, b == plan.blocks - 1
+        block.add_weight_grad, block.last_weight_grad = c > 0, c == plan.chunks - 1
+        if source == AG_FROM_PRODUCT and plan.slices > 1:
             self.make_logits()
             source = AG_FROM_LOGITS
         self.run_tiles(source, AG_TO_GRADIENT)
-        for s in range(blocking.slices):
-            if blocking.slices > 1:
+        for s in range(walk if plan.by_slice else 0, walk + 1 if plan.by_slice else plan.slices):
+            if plan.slices > 1:
                 self.set_slice(s)
                 self.pack_weight(False, with_input)
                 self.pack_input(False, with_weight)
+            self.place_sums(c, s)
             self.run_products()
-        if with_weight and blocking.buffered and block.last_weight_grad:
+        if with_weight and plan.problem.buffers_weight_grad and block.last_weight_grad:
             self.round_to(
-                self.weight_grad, block.vocab_start, block.weight_grad.data, block.weight_grad.row_stride, block.vocab
+                self.weight_grad, block.vocab_start, block.vocab, column,
+                min(plan.sums_hidden(), plan.problem.hidden - column), block.weight_grad.data,
+                block.weight_grad.row_stride
             )
         return 0
 
-    cdef int end_gradient(self, Rows rows) except -1:
+    cdef int end_gradient(self) except -1:
+        cdef ag_matrix out
+        cdef Py_ssize_t hidden = self.plan.problem.hidden
         if self.input_grad is None:
             return 0
         if self.input_sums is not self.input_grad:
             self.round_to(
-                self.input_grad, 0, self.block.input_grad.data, self.block.input_grad.row_stride, rows.total
+                self.input_grad, 0, self.rows.total, 0, hidden, self.block.input_grad.data,
+                self.block.input_grad.row_stride
             )
-        return rows.clear_absent(self.input_grad)
+        if self.rows.count < self.rows.total:
+            out = matrix_of(self.input_grad)
+            with nogil:
+                self.rows.clear_absent(&out, hidden)
+        return 0
 
-    def gradient(
-        self, Rows rows, cnp.ndarray softmax, cnp.ndarray input_grad, cnp.ndarray weight_grad, double filter_eps
-    ):
-        """Both gradients, the softmax given or computed anew."""
+    # -- walks
+
+    cdef int walk(self) except -1:
+        cdef bint with_gradient = self.input_grad is not None or self.weight_grad is not None
+        if self.plan.keeps_logits:
+            self.walk_with_logits()
+        elif self.with_statistics:
+            self.walk_statistics()
+        else:
+            self.walk_gradient()
+        return self.end_gradient() if with_gradient else 0
+
+    cdef int walk_statistics(self) except -1:
+        """Maximum, sum of exponentials relative to it, and the target's logit, of every row that counts."""
         cdef Py_ssize_t b, c
-        cdef bint is_packed = self.blocking.slices == 1, with_logits = softmax is None
-        self.begin_gradient(rows, softmax, input_grad, weight_grad, filter_eps)
-        for b in range(self.blocking.blocks):
-            self.set_block(b)
-            if is_packed:
-                self.pack_weight(with_logits, input_grad is not None)
-            for c in range(self.blocking.chunks):
-                self.set_chunk(rows, c)
-                if is_packed and (b == 0 or self.blocking.slots < self.blocking.chunks):
-                    self.pack_input(with_logits, weight_grad is not None)
-                self.add_gradients(b, c, AG_FROM_PRODUCT if with_logits else AG_FROM_SOFTMAX)
-        self.end_gradient(rows)
+        for b in range(self.plan.blocks):
+            for c in range(self.plan.chunks):
+                self.set_pair(b, c)
+                self.add_statistics()
+        self.end_statistics(0, self.rows.total)
+        return 0
 
-    def statistics_and_gradient(
-        self, Rows rows, cnp.ndarray logits_max, cnp.ndarray sum_exp, cnp.ndarray predicted, cnp.ndarray input_grad,
-        cnp.ndarray weight_grad, double filter_eps
-    ):
+    cdef int walk_gradient(self) except -1:
+        """Both gradients, the softmax given or computed anew."""
+        cdef Plan plan = self.plan
+        cdef ag_lce_source source = AG_FROM_PRODUCT if plan.problem.with_logits else AG_FROM_SOFTMAX
+        cdef Py_ssize_t outer, walk, inner
+        cdef Py_ssize_t b, c
+        for outer in range(plan.chunks if plan.chunks_outside else plan.blocks):
+            for walk in range(plan.slices if plan.by_slice else 1):
+                for inner in range(plan.blocks if plan.chunks_outside else plan.chunks):
+                    b, c = (inner, outer) if plan.chunks_outside else (outer, inner)
+                    self.set_pair(b, c)
+                    self.add_gradients(b, c, walk, source)
+        return 0
+
+    cdef int set_pair(self, Py_ssize_t b, Py_ssize_t c) except -1:
+        """Select block b and chunk c, and pack what is not, unless the hidden dimension is sliced."""
+        cdef Plan plan = self.plan
+        cdef bint with_logits = plan.problem.with_logits
+        self.set_block(b)
+        self.set_chunk(c)
+        if plan.slices > 1:
+            return 0
+        if c == 0 or (plan.chunks_outside and plan.blocks > 1):
+            self.pack_weight(with_logits, plan.problem.with_input_grad)
+        if b == 0 or (plan.packed_chunks < plan.chunks and not plan.chunks_outside):
+            self.pack_input(with_logits, plan.problem.with_weight_grad)
+        return 0
+
+    cdef int walk_with_logits(self) except -1:
         """Both passes over a chunk before the next one, its logits kept in between. `rows` reads these statistics."""
         cdef Py_ssize_t b, c
-        cdef Blocking blocking = self.blocking
-        cdef bint with_input = input_grad is not None, with_weight = weight_grad is not None, is_one = blocking.blocks == 1
-        self.begin_statistics(rows.total, logits_max, sum_exp, predicted, None)
-        self.begin_gradient(rows, None, input_grad, weight_grad, filter_eps)
-        for c in range(blocking.chunks):
-            self.set_chunk(rows, c)
+        cdef Plan plan = self.plan
+        cdef bint with_input = self.input_grad is not None, with_weight = self.weight_grad is not None
+        cdef bint is_one = plan.blocks == 1
+        for c in range(plan.chunks):
+            self.set_chunk(c)
             self.pack_input(True, with_weight)
-            for b in range(blocking.blocks):
+            for b in range(plan.blocks):
                 self.set_block(b)
                 self.pack_weight(True, with_input and is_one)
                 self.add_statistics()
-            self.end_statistics(rows, self.starts[c], self.starts[c + 1])
+            self.end_statistics(self.starts[c], self.starts[c + 1])
             self.chunk = -1  # select it again, to read them
-            self.set_chunk(rows, c)
-            for b in range(blocking.blocks):
+            self.set_chunk(c)
+            for b in range(plan.blocks):
                 self.set_block(b)
                 if not is_one:
                     self.pack_weight(False, with_input)
-                self.add_gradients(b, c, AG_FROM_LOGITS)
-        self.end_gradient(rows)
+                self.add_gradients(b, c, 0, AG_FROM_LOGITS)
+        return 0
 
 
 cpdef bint holds_sums(cnp.ndarray out, int real):
@@ -973,75 +815,143 @@ cpdef bint holds_sums(cnp.ndarray out, int real):
     )
 
 
-cdef int clear(cnp.ndarray array) except -1:
-    if array is not None:
-        array.fill(0)
-    return 0
-
-
 # ---- operators -------------------------------------------------------------------------------------------------------
 
 
-cdef Blocking blocking_of_statistics(cnp.ndarray input, cnp.ndarray weight, Rows rows, Py_ssize_t workspace):
+cdef Problem problem_of(Py_ssize_t rows, cnp.ndarray weight, bint with_logits) noexcept:
+    cdef Problem problem
+    memset(&problem, 0, sizeof(problem))
+    problem.rows, problem.with_logits = rows, with_logits
+    problem.vocab, problem.hidden = cnp.PyArray_DIM(weight, 0), cnp.PyArray_DIM(weight, 1)
+    return problem
+
+
+cdef list plans_of_statistics(cnp.ndarray input, cnp.ndarray weight, Py_ssize_t rows, Py_ssize_t workspace):
     """None where there is nothing to do."""
-    if not rows.count:
-        return None
-    return Blocking(
-        input, rows.count, cnp.PyArray_DIM(weight, 0), cnp.PyArray_DIM(weight, 1), workspace, True, False, False, True,
-        False
-    )
+    cdef Problem problem = problem_of(rows, weight, True)
+    problem.with_statistics = True
+    return plans_of(kernels_for(input), &problem, workspace) if rows else []
 
 
-cdef Blocking blocking_of_gradient(
-    cnp.ndarray input, cnp.ndarray weight, Rows rows, bint with_logits, cnp.ndarray input_grad, cnp.ndarray weight_grad,
-    Py_ssize_t workspace, bint keeps_logits=False
+cdef list plans_of_gradient(
+    cnp.ndarray input, cnp.ndarray weight, Py_ssize_t rows, bint with_logits, bint with_input_grad, bint with_weight_grad,
+    bint buffers_weight_grad, Py_ssize_t workspace, bint keeps_logits=False
 ):
-    """None where there is nothing to do. With logits to be kept, it has room for statistics, too."""
-    cdef Py_ssize_t vocab = cnp.PyArray_DIM(weight, 0), hidden = cnp.PyArray_DIM(weight, 1)
-    cdef bint with_input = input_grad is not None, with_weight = weight_grad is not None
-    if not rows.count or not vocab or not hidden or not (with_input or with_weight):
-        return None
-    return Blocking(
-        input, rows.count, vocab, hidden, workspace, with_logits, with_input, with_weight, keeps_logits,
-        with_weight and not holds_sums(weight_grad, kernels_for(input).real_size), keeps_logits
+    """None where there is nothing to do, or, with logits to be kept, no plan that does so."""
+    cdef const ag_lce_kernels *kernels = kernels_for(input)
+    cdef Problem problem = problem_of(rows, weight, with_logits)
+    problem.with_input_grad, problem.with_weight_grad = with_input_grad, with_weight_grad
+    problem.buffers_weight_grad, problem.with_statistics = with_weight_grad and buffers_weight_grad, keeps_logits
+    if not rows or not problem.vocab or not problem.hidden or not (with_input_grad or with_weight_grad):
+        return []
+    if not keeps_logits:
+        return plans_of(kernels, &problem, workspace)
+    plan = plan_with_logits(kernels, &problem, workspace)
+    return [] if plan is None else [plan]
+
+
+def plans(
+    cnp.ndarray input, cnp.ndarray weight, Py_ssize_t rows, Py_ssize_t workspace, bint with_logits, bint with_input_grad,
+    bint with_weight_grad, bint buffers_weight_grad, bint keeps_logits=False
+):
+    """The plans of the statistics (neither gradient) or of the gradients, where so many rows count."""
+    if not (with_input_grad or with_weight_grad):
+        return plans_of_statistics(input, weight, rows, workspace)
+    return plans_of_gradient(
+        input, weight, rows, with_logits, with_input_grad, with_weight_grad, buffers_weight_grad, workspace, keeps_logits
     )
 
 
-cdef cnp.ndarray memory_for(Blocking first, Blocking second=None):
-    """One workspace that serves these in turn."""
-    cdef cnp.npy_intp size = 64
-    if first is not None:
-        size += first.size()
-    if second is not None:
-        size = max(size, second.size() + 64)
-    return _memory.fresh(1, &size, _uint8)
+def workspace_bound(list plans, Py_ssize_t workspace):
+    """Bytes that a workspace takes at most for these plans, or for those of fewer rows, which are cut differently."""
+    cdef Plan plan
+    for plan in plans:
+        if plan.blocks > 1 or plan.chunks > 1 or plan.slices > 1:
+            return workspace
+    return bytes_of(plans)
 
 
-cdef int run_gradient(
-    cnp.ndarray input, cnp.ndarray weight, Blocking blocking, cnp.ndarray memory, Rows rows, cnp.ndarray softmax,
-    cnp.ndarray input_grad, cnp.ndarray weight_grad, double filter_eps, int threads
-) except -1:
-    """`Schedule.gradient`, or zeros where there is nothing to do."""
-    if blocking is None:
-        clear(input_grad)
-        clear(weight_grad)
+cdef class Gradient:
+    """One call that is ready to run: nothing is allocated from there on, so that nothing fails after the first result is
+    written."""
+
+    cdef list schedules
+    cdef Rows rows
+    cdef ag_matrix input_grad, weight_grad
+    cdef Py_ssize_t vocab, hidden
+    cdef bint clears_input_grad, clears_weight_grad
+
+    def __init__(
+        self, cnp.ndarray input, cnp.ndarray weight, list plans, cnp.ndarray memory, Rows rows, cnp.ndarray softmax,
+        cnp.ndarray input_grad, cnp.ndarray weight_grad, double filter_eps, int threads
+    ):
+        """`plans`: none where there is nothing to do but to write zeros."""
+        cdef Schedule schedule
+        cdef Plan plan
+        self.schedules, self.rows = [], rows
+        self.vocab, self.hidden = cnp.PyArray_DIM(weight, 0), cnp.PyArray_DIM(weight, 1)
+        for plan in plans:
+            schedule = Schedule(input, weight, plan, memory, rows, threads)
+            schedule.set_gradient(softmax, input_grad, weight_grad, filter_eps)
+            self.schedules.append(schedule)
+        if not plans and input_grad is not None:
+            self.clears_input_grad, self.input_grad = True, matrix_of(input_grad)
+        if not plans and weight_grad is not None:
+            self.clears_weight_grad, self.weight_grad = True, matrix_of(weight_grad)
+
+    cdef int run(self) except -1:
+        cdef Schedule schedule
+        for schedule in self.schedules:
+            schedule.work()
+        with nogil:
+            if self.clears_input_grad:
+                clear_rows(&self.input_grad, 0, self.rows.total, self.hidden)
+            if self.clears_weight_grad:
+                clear_rows(&self.weight_grad, 0, self.vocab, self.hidden)
         return 0
-    schedule = Schedule(input, weight, blocking, memory, threads)
-    schedule.work(schedule.gradient, rows, softmax, input_grad, weight_grad, filter_eps)
-    return 0
 
 
 def gradient(
     cnp.ndarray input, cnp.ndarray weight, Rows rows, cnp.ndarray softmax, cnp.ndarray input_grad,
-    cnp.ndarray weight_grad, Py_ssize_t workspace, double filter_eps, int threads
+    cnp.ndarray weight_grad, Py_ssize_t workspace, double filter_eps, int threads, list aside
 ):
-    """Both gradients: see `Schedule.gradient`."""
-    cdef Blocking blocking = blocking_of_gradient(
-        input, weight, rows, softmax is None, input_grad, weight_grad, workspace
+    """Both gradients (None: not wanted) into arrays that overlap no input.
+
+    `aside`: see `copy_all`.
+    """
+    cdef list plans = plans_of_gradient(
+        input, weight, rows.count, softmax is None, input_grad is not None, weight_grad is not None,
+        weight_grad is not None and not holds_sums(weight_grad, kernels_for(input).real_size), workspace
     )
-    run_gradient(
-        input, weight, blocking, memory_for(blocking), rows, softmax, input_grad, weight_grad, filter_eps, threads
+    cdef cnp.ndarray memory = _memory.workspace(bytes_of(plans))
+    cdef Gradient call = Gradient(
+        input, weight, plans, memory, rows, softmax, input_grad, weight_grad, filter_eps, threads
     )
+    call.run()
+    copy_all(aside)
+
+
+cpdef copy_all(list pairs):
+    """From the second to the first array of each pair; both have the same shape and dtype, byte orders aside.
+
+    Nothing is allocated on the way.
+    """
+    cdef Py_ssize_t i
+    for i in range(len(pairs)):
+        copy_matrix(<cnp.ndarray>(<tuple>pairs[i])[0], <cnp.ndarray>(<tuple>pairs[i])[1])
+
+
+cdef void copy_matrix(cnp.ndarray to, cnp.ndarray source) noexcept:
+    """Of one or two dimensions."""
+    cdef ag_matrix target = matrix_of(to), values = matrix_of(source)
+    cdef Py_ssize_t rows = 1, n = cnp.PyArray_DIM(to, cnp.PyArray_NDIM(to) - 1)
+    if cnp.PyArray_NDIM(to) == 2:
+        rows = cnp.PyArray_DIM(to, 0)
+    with nogil:
+        ag_copy_block(
+            target.data, target.row_stride, target.step, values.data, values.row_stride, values.step, rows, n,
+            ag_itemsize[<int>target.dtype], target.swapped != values.swapped
+        )
 
 
 cdef double number(const void *values, Py_ssize_t i, bint is_double) noexcept nogil:
@@ -1069,8 +979,12 @@ def loss_and_gradients(
     cdef int real = kernels_for(input).real_size
     cdef bint is_double = real == 8
     cdef bint is_mean = reduction == "mean", is_each = reduction == "none"
-    cdef Blocking blocking = None, of_statistics = None
+    cdef list plans = [], of_statistics
+    cdef bint with_input = input_grad is not None, with_weight = weight_grad is not None
+    cdef bint is_buffered = with_weight and not holds_sums(weight_grad, real)
     cdef cnp.ndarray logits_max, sum_exp, predicted, grad, memory
+    cdef Schedule schedule
+    cdef Gradient gradients
     cdef Rows rows = Rows(target, start, vocab, ignored=ignored), rows_of_gradient
     cdef double each, sum = 0, error = 0, y, t
     cdef ag_fpenv mode
@@ -1084,25 +998,33 @@ def loss_and_gradients(
     rows_of_gradient = Rows(target, start, vocab, None, grad, logits_max, sum_exp)
 
     if rows_of_gradient.count == rows.count:
-        blocking = blocking_of_gradient(input, weight, rows, True, input_grad, weight_grad, workspace, True)
-    if blocking is not None and blocking.is_worthwhile():
-        schedule = Schedule(input, weight, blocking, memory_for(blocking), threads)
-        schedule.work(
-            schedule.statistics_and_gradient, rows_of_gradient, logits_max, sum_exp, predicted, input_grad, weight_grad,
-            filter_eps
+        plans = plans_of_gradient(
+            input, weight, rows.count, True, with_input, with_weight, is_buffered, workspace, True
         )
+    if plans:
+        schedule = Schedule(
+            input, weight, plans[0], _memory.workspace(bytes_of(plans)), rows_of_gradient, threads
+        )
+        schedule.set_statistics(logits_max, sum_exp, predicted, None)
+        schedule.set_gradient(None, input_grad, weight_grad, filter_eps)
+        schedule.work()
     else:
-        of_statistics = blocking_of_statistics(input, weight, rows, workspace)
-        blocking = blocking_of_gradient(input, weight, rows_of_gradient, True, input_grad, weight_grad, workspace)
-        memory = memory_for(of_statistics, blocking)
-        if of_statistics is not None:
-            schedule = Schedule(input, weight, of_statistics, memory, threads)
-            schedule.work(schedule.max_sum, rows, logits_max, sum_exp, predicted, None)
-        run_gradient(
-            input, weight, blocking, memory, rows_of_gradient, None, input_grad, weight_grad, filter_eps, threads
+        of_statistics = plans_of_statistics(input, weight, rows.count, workspace)
+        plans = plans_of_gradient(
+            input, weight, rows_of_gradient.count, True, with_input, with_weight, is_buffered, workspace
         )
+        memory = _memory.workspace(bytes_of(of_statistics + plans))
+        if of_statistics:
+            schedule = Schedule(input, weight, of_statistics[0], memory, rows, threads)
+            schedule.set_statistics(logits_max, sum_exp, predicted, None)
+            schedule.work()
+        gradients = Gradient(
+            input, weight, plans, memory, rows_of_gradient, None, input_grad, weight_grad, filter_eps, threads
+        )
+        gradients.run()
 
     mode = ag_fpenv_enter()
+    # Kahan's sum
     for i in range(total):
         each = 0
         if rows.counts(i):
@@ -1111,7 +1033,6 @@ def loss_and_gradients(
             )
         if is_each:
             set_number(cnp.PyArray_DATA(loss), i, is_double, each)
-        # Kahan's sum
         y = each - error
         t = sum + y
         error = (t - sum) - y if t - t == 0 else 0
@@ -1123,30 +1044,42 @@ def loss_and_gradients(
     ag_fpenv_leave(mode)
 
 
-# ---- probabilities ---------------------------------------------------------------------------------------------------
+# ---- probabilities and losses ----------------------------------------------------------------------------------------
+
+ctypedef struct Probabilities:
+    const ag_lce_kernels *kernels
+    ag_variant variant
+    ag_matrix logits
+    ag_matrix out
+    const void *maxima
+    const void *sums
+    bint is_double
+    Py_ssize_t n
+    Py_ssize_t parts                  # of a row
+    Py_ssize_t part_size
 
 
-cdef void probabilities_of_row(
-    const ag_lce_kernels *kernels, ag_variant variant, const ag_matrix *logits, double maximum, double total,
-    const ag_matrix *out, Py_ssize_t row, Py_ssize_t n
-) noexcept nogil:
+cdef void probabilities_of_part(void *context, Py_ssize_t task, int thread) noexcept nogil:
+    cdef const Probabilities *p = <const Probabilities *>context
     cdef char[PIECE * 8] raw
     cdef char[PIECE * 8] values
+    cdef const ag_matrix *logits = &p.logits
     cdef int itemsize = ag_itemsize[<int>logits.dtype]
-    cdef Py_ssize_t piece, begin, count
+    cdef Py_ssize_t row = task // p.parts, begin = task % p.parts * p.part_size, end = min(begin + p.part_size, p.n), count
+    cdef double maximum = number(p.maxima, row, p.is_double), total = number(p.sums, row, p.is_double)
     cdef const char *source
-    for piece in range(divided(n, PIECE)):
-        begin = piece * PIECE
-        count = min(PIECE, n - begin)
+    while begin < end:
+        count = min(PIECE, end - begin)
         source = logits.data + row * logits.row_stride + begin * logits.step
         if logits.step != itemsize or logits.swapped:
             ag_copy_block(raw, 0, itemsize, source, 0, logits.step, 1, count, itemsize, logits.swapped)
             source = raw
         if itemsize == 2:
-            ag_widen(variant, logits.dtype, source, <float *>values, count)
+            ag_widen(p.variant, logits.dtype, source, <float *>values, count)
             source = values
-        kernels.probabilities(values, source, maximum, total, count)
-        round_piece(variant, kernels.real_size, values, out, row, begin, count)
+        p.kernels.probabilities(values, source, maximum, total, count)
+        round_piece(p.variant, p.kernels.real_size, values, &p.out, row, begin, count)
+        begin += count
 
 
 def probabilities(
@@ -1156,37 +1089,46 @@ def probabilities(
 
     The vectors are contiguous, of one dtype, float32 or float64.
     """
-    cdef const ag_lce_kernels *kernels = kernels_for(logits)
-    cdef ag_matrix source = matrix_of(logits), target = matrix_of(out)
-    cdef Py_ssize_t rows = cnp.PyArray_DIM(logits, 0), n = cnp.PyArray_DIM(logits, 1), row
-    cdef const void *maxima = cnp.PyArray_DATA(logits_max)
-    cdef const void *sums = cnp.PyArray_DATA(sum_exp)
-    cdef bint is_double = dtype_of(logits_max) == AG_FLOAT64
-    cdef ag_variant variant = _cpu.active()
-    cdef int team = _threads.choose(<double>rows * n, threads)
-    if rows and n:
-        for row in prange(rows, nogil=True, num_threads=team, schedule="dynamic", chunksize=16):
-            _openmp.record_team()
-            probabilities_of_row(
-                kernels, variant, &source, number(maxima, row, is_double), number(sums, row, is_double), &target, row, n
-            )
+    cdef Probabilities p
+    cdef Py_ssize_t rows = cnp.PyArray_DIM(logits, 0)
+    p.kernels, p.variant = kernels_for(logits), _cpu.active()
+    p.logits, p.out, p.n = matrix_of(logits), matrix_of(out), cnp.PyArray_DIM(logits, 1)
+    p.maxima, p.sums = cnp.PyArray_DATA(logits_max), cnp.PyArray_DATA(sum_exp)
+    p.is_double = dtype_of(logits_max) == AG_FLOAT64
+    p.part_size = align_up(min(max(p.n, 1), UNIT_ELEMENTS // 16), PIECE)
+    p.parts = ceil_div(p.n, p.part_size)
+    _tasks.run_tasks(
+        probabilities_of_part, &p, rows * p.parts, _threads.choose(<double>rows * p.n, threads), True
+    )
     _threads.finished()
-    PyErr_CheckSignals()
 
 
 def losses(cnp.ndarray sum_exp not None, cnp.ndarray predicted not None, cnp.ndarray loss not None):
-    """``log(sum_exp) - predicted`` into `loss`: contiguous vectors, the first two of one dtype, float32 or float64."""
+    """``log(sum_exp) - predicted``, in float64 and rounded once, into `loss`, a vector of any floating dtype and layout.
+
+    The others are contiguous vectors of one dtype, float32 or float64.
+    """
     cdef const void *sums = cnp.PyArray_DATA(sum_exp)
     cdef const void *logits = cnp.PyArray_DATA(predicted)
-    cdef void *results = cnp.PyArray_DATA(loss)
-    cdef bint is_double = dtype_of(sum_exp) == AG_FLOAT64, to_double = dtype_of(loss) == AG_FLOAT64
-    cdef Py_ssize_t i
+    cdef bint is_double = dtype_of(sum_exp) == AG_FLOAT64
+    cdef Py_ssize_t begin = 0, end = cnp.PyArray_DIM(loss, 0), count, i
+    cdef ag_variant variant = _cpu.active()
+    cdef double[PIECE] values
+    cdef ag_matrix to = matrix_of(loss)
     cdef ag_fpenv mode
-    with nogil:
-        mode = ag_fpenv_enter()
-        for i in range(cnp.PyArray_DIM(loss, 0)):
-            set_number(results, i, to_double, log(number(sums, i, is_double)) - number(logits, i, is_double))
-        ag_fpenv_leave(mode)
+    while begin < end:
+        with nogil:
+            mode = ag_fpenv_enter()
+            while begin < end:
+                count = min(PIECE, end - begin)
+                for i in range(count):
+                    values[i] = log(number(sums, begin + i, is_double)) - number(logits, begin + i, is_double)
+                round_piece(variant, 8, <char *>values, &to, 0, begin, count)
+                begin += count
+                if begin % ROWS_PER_CHECK == 0:
+                    break
+            ag_fpenv_leave(mode)
+        PyErr_CheckSignals()
 
 
 def statistics(
@@ -1194,7 +1136,7 @@ def statistics(
 ):
     """The six results of fused_linear_online_max_sum; `target` is contiguous."""
     cdef cnp.npy_intp[2] shape = [cnp.PyArray_DIM(input, 0), cnp.PyArray_DIM(weight, 0)]
-    cdef cnp.npy_intp bytes = divided(shape[0], 8)
+    cdef cnp.npy_intp bytes = ceil_div(shape[0], 8)
     cdef int dtype = dtype_of(input)
     cdef bint is_double = dtype == AG_FLOAT64
     cdef Rows rows = Rows(target, start, end - start)
@@ -1209,13 +1151,14 @@ def statistics(
     cdef const char *largest = cnp.PyArray_BYTES(logits_max)
     cdef Py_ssize_t i
     cdef int64_t place
-    cdef Blocking blocking
+    cdef list plans = plans_of_statistics(input, weight, rows.count, _default_workspace)
+    cdef Schedule schedule
     cdef ag_fpenv mode
     predicted.fill(0)
-    blocking = blocking_of_statistics(input, weight, rows, _default_workspace)
-    if blocking is not None:
-        schedule = Schedule(input, weight, blocking, memory_for(blocking), threads)
-        schedule.work(schedule.max_sum, rows, logits_max, sum_exp, predicted, logits)
+    if plans:
+        schedule = Schedule(input, weight, plans[0], _memory.workspace(bytes_of(plans)), rows, threads)
+        schedule.set_statistics(logits_max, sum_exp, predicted, logits)
+        schedule.work()
     mode = ag_fpenv_enter()
     for i in range(shape[0]):
         place = rows.row_of_weight(i)
@@ -1326,7 +1269,7 @@ def common_gradient(
     if cnp.PyArray_TYPE(mask) == cnp.NPY_BOOL:
         if cnp.PyArray_DIM(mask, 0) != n:
             return None
-    elif cnp.PyArray_TYPE(mask) != cnp.NPY_UINT8 or cnp.PyArray_DIM(mask, 0) < divided(n, 8):
+    elif cnp.PyArray_TYPE(mask) != cnp.NPY_UINT8 or cnp.PyArray_DIM(mask, 0) < ceil_div(n, 8):
         return None
     if softmax is not None:
         p = plain(softmax, 2)
@@ -1352,8 +1295,9 @@ def common_gradient(
     if out is None:
         input_grad = _memory.empty_like(input, <cnp.dtype>_dtypes[dtype])
         weight_grad = _memory.empty_like(weight, <cnp.dtype>_dtypes[dtype])
-    gradient(input, weight, rows, p, input_grad, weight_grad, _default_workspace, 0.0, threads)
-    return (input_grad, weight_grad) if out is None else out
+    results = (input_grad, weight_grad) if out is None else out
+    gradient(input, weight, rows, p, input_grad, weight_grad, _default_workspace, 0.0, threads, [])
+    return results
 
 
 def common_statistics(input, weight, target, vocab_start_index, vocab_end_index, return_logits, num_threads):

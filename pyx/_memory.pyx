@@ -5,6 +5,8 @@ allocation is a new mapping anyway; ours is aligned to 2 MB with huge pages advi
 the array.
 """
 
+import numpy as np
+
 from libc.stdint cimport uintptr_t
 
 cimport numpy as cnp
@@ -40,6 +42,7 @@ cdef extern from "numpy/arrayobject.h":
 
 from cpython.ref cimport Py_INCREF
 
+cdef cnp.dtype _uint8 = np.dtype(np.uint8)
 cdef size_t HUGE_PAGE = 2 << 20
 HUGE_THRESHOLD = 32 << 20
 cdef size_t _threshold = HUGE_THRESHOLD
@@ -106,3 +109,16 @@ def empty(tuple shape, cnp.dtype dtype):
     for axis in range(len(shape)):
         lengths[axis] = shape[axis]
     return fresh(len(shape), lengths, dtype)
+
+
+cdef cnp.ndarray workspace(Py_ssize_t nbytes):
+    """Memory for a layout."""
+    cdef cnp.npy_intp size = nbytes
+    return fresh(1, &size, _uint8)
+
+
+cdef int check_layout(Py_ssize_t used, cnp.ndarray memory) except -1:
+    """A layout takes the same bytes whenever it runs; else buffers would lie beyond the end of the workspace."""
+    if used > cnp.PyArray_SIZE(memory):
+        raise RuntimeError(f"a workspace of {cnp.PyArray_SIZE(memory)} bytes was laid out in {used}")
+    return 0

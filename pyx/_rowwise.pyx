@@ -10,21 +10,21 @@
               closer together, are gathered into a small buffer per thread, computed there, and scattered
    and whether whole rows are the units of work or, where there are too few of them for the threads, pieces of rows: then
    maxima and sums of pieces are taken first, combined in order, and the results written in another round.
-3. The units run in `prange`. What a unit computes depends on the problem alone (rowwise.h fixes the order of every sum),
-   so results are the same bits for any layout, schedule and number of threads.
+3. The units run on a team of threads (`_tasks`). What a unit computes depends on the problem alone (rowwise.h fixes the order
+   of every sum), so results are the same bits for any layout, schedule and number of threads.
 
 The public functions at the end take the common case straight from Python objects, and answer None to all others.
 """
 
 import numpy as np
 
-from cython.parallel cimport prange, threadid
+from cython.parallel cimport prange
 
 cimport numpy as cnp
 from libc.math cimport INFINITY
 from libc.stdint cimport uint8_t
 
-from ascend_grad cimport _cpu, _memory, _openmp, _threads
+from ascend_grad cimport _cpu, _memory, _openmp, _tasks, _threads
 from ascend_grad._dtypes cimport dtype_of
 from ascend_grad._kernels cimport (
     AG_BFLOAT16,
@@ -57,6 +57,7 @@ from ascend_grad._kernels cimport (
     ag_variant,
     ag_widen,
 )
+from ascend_grad._memory cimport ALIGNMENT, Arena, align_up, arena_alloc, ceil_div
 
 from .arrays import FLOATING_DTYPES
 from .contract import MAX_THREADS
@@ -64,7 +65,6 @@ from .contract import MAX_THREADS
 cnp.import_array()
 
 cdef extern from "Python.h":
-    int PyErr_CheckSignals() except -1
     long PyLong_AsLongAndOverflow(object number, int *overflow) except? -1
 
 _OPERATORS = {
@@ -152,11 +152,16 @@ cdef bint describe(
     cdef Py_ssize_t[MAX_AXES] reach
     cdef Py_ssize_t length
     cdef Operand *operand
+    cdef ag_fpenv mode
     if cnp.PyArray_SIZE(a) == 0:
         return False
     p.op = op
     p.dtype = <ag_dtype>dtype_of(a)
-    p.scale = scale if p.dtype == AG_FLOAT64 else <double><float>scale
+    p.scale = scale
+    if p.dtype != AG_FLOAT64:
+        mode = ag_fpenv_enter()
+        p.scale = <double><float>scale
+        ag_fpenv_leave(mode)
     p.n = shape[dim] if rank else 1
     p.rows = cnp.PyArray_SIZE(a) // p.n
     describe_operand(&p.operands[A], a, dim, shape)
@@ -258,18 +263,13 @@ cdef enum:
     TILE_ROWS = 16                    # rows that a gathered piece has where rows are long
     MAX_TILE_ROWS = 1 << 14
     UNIT_ELEMENTS = 1 << 15           # of a unit of work, about
-    BATCH_ELEMENTS = 1 << 26          # between two looks at signals
-    LONG_ROW = 1 << 24                # elements from which a row (or block of columns) is too long to be one unit
+    LONG_ROW = 1 << 22                # elements from which a row (or block of columns) is too long to be one unit
 
 # A thread's buffer: the scratch of the column kernels, then tiles of both inputs, of the mask, and of 16-bit values on
 # their way to float32. Each part is left out where the layout has no use for it.
-cdef Py_ssize_t SCRATCH_BYTES = (<Py_ssize_t>AG_SCRATCH_BYTES + 63) // 64 * 64
+cdef Py_ssize_t SCRATCH_BYTES = align_up(AG_SCRATCH_BYTES, ALIGNMENT)
 cdef Py_ssize_t MASK_TILE_BYTES = TILE_BYTES // 4
 cdef Py_ssize_t ALL_TILES_BYTES = 3 * <Py_ssize_t>TILE_BYTES + MASK_TILE_BYTES
-
-
-cdef inline Py_ssize_t ceil_div(Py_ssize_t a, Py_ssize_t b) noexcept nogil:
-    return (a + b - 1) // b
 
 
 cdef bint all_native(const Problem *p) noexcept nogil:
@@ -337,7 +337,8 @@ cdef class Schedule:
     cdef Problem p
     cdef const ag_row_kernels *kernels
     cdef ag_variant variant
-    cdef Layout layout
+    cdef Round round
+    cdef Layout form
     cdef bint stream, in_pieces
     cdef int threads
     cdef Py_ssize_t groups        # groups of rows, or blocks of columns
@@ -348,23 +349,53 @@ cdef class Schedule:
     cdef Py_ssize_t segments      # along n
     cdef bint by_columns          # COLUMNS or COLUMN_TILES
     cdef bint gathers             # ROW_TILES or COLUMN_TILES
-    cdef uint8_t[:, ::1] buffers  # (threads, bytes)
     cdef Py_ssize_t tiles         # where the tiles begin in a buffer
-    cdef double[:, ::1] maxima    # (pieces, rows)
-    cdef double[:, ::1] sums      # (segments, rows)
-    cdef double[::1] max          # (rows,)
-    cdef double[::1] sum          # (rows,)
+    cdef cnp.ndarray memory       # of all that follows
+    cdef Py_ssize_t buffer_size
+    cdef char *buffers            # (threads, buffer_size)
+    cdef double *maxima           # (pieces, rows)
+    cdef double *sums             # (segments, rows)
+    cdef double *max              # (rows,)
+    cdef double *sum              # (rows,)
 
-    cdef int prepare(self, int threads) except -1:
+    cdef Py_ssize_t layout(self, char *base) noexcept:
+        """Place the workspace in memory that begins at `base`; the bytes used. With NULL they are measured alone."""
+        cdef Py_ssize_t row_bytes = self.p.rows * sizeof(double)
+        cdef Arena arena
+        arena.base, arena.used = base, 0
+        self.buffers = arena_alloc(&arena, self.threads * self.buffer_size)
+        if self.in_pieces:
+            self.sums = <double *>arena_alloc(&arena, self.segments * row_bytes)
+            self.sum = <double *>arena_alloc(&arena, row_bytes)
+            if is_forward(self.p.op):
+                self.maxima = <double *>arena_alloc(&arena, self.pieces * row_bytes)
+                self.max = <double *>arena_alloc(&arena, row_bytes)
+        return arena.used
+
+    cdef Py_ssize_t bytes(self) noexcept:
+        """What the workspace takes."""
+        cdef Py_ssize_t used = self.layout(NULL)
+        return used + ALIGNMENT if used else 0
+
+    cdef int allocate(self) except -1:
+        cdef Py_ssize_t nbytes = self.bytes()
+        cdef char *base
+        if nbytes:
+            self.memory = _memory.workspace(nbytes)
+            base = _memory.aligned(cnp.PyArray_BYTES(self.memory))
+            _memory.check_layout(self.layout(base) + ALIGNMENT, self.memory)
+        return 0
+
+    cdef void prepare(self, int threads) noexcept:
         cdef Problem *p = &self.p
         cdef bint is_double = p.dtype == AG_FLOAT64
         cdef Py_ssize_t compute_size = 8 if is_double else 4, inner = p.shape[p.axes - 1], budget, working, inputs
         self.variant = _cpu.active()
         self.threads = threads
-        self.layout = choose_layout(p)
-        self.by_columns = self.layout == COLUMNS or self.layout == COLUMN_TILES
-        self.gathers = self.layout == ROW_TILES or self.layout == COLUMN_TILES
-        self.stream = worth_streaming(p, self.layout)
+        self.form = choose_layout(p)
+        self.by_columns = self.form == COLUMNS or self.form == COLUMN_TILES
+        self.gathers = self.form == ROW_TILES or self.form == COLUMN_TILES
+        self.stream = worth_streaming(p, self.form)
         # Tiles hold float32 or float64, whatever the operands hold.
         self.kernels = ag_rowwise_kernels(
             self.variant, (AG_FLOAT64 if is_double else AG_FLOAT32) if self.gathers else p.dtype, p.op
@@ -372,7 +403,7 @@ cdef class Schedule:
         self.segments = ceil_div(p.n, self.kernels.segment)
         self.pieces = 1
         self.in_pieces = False
-        if self.layout == ROWS:
+        if self.form == ROWS:
             # Neighbouring rows in one hand, but enough units to balance threads that other work slows down.
             self.group_size = max(1, min(max(UNIT_ELEMENTS // p.n, p.rows // (32 * threads)), ceil_div(p.rows, 4 * threads)))
             self.groups = ceil_div(p.rows, self.group_size)
@@ -380,7 +411,7 @@ cdef class Schedule:
             if self.in_pieces:
                 self.group_size = 1
                 self.groups = p.rows
-        elif self.layout == COLUMNS:
+        elif self.form == COLUMNS:
             # Both inputs of a block stay in the second cache between sum and result, unless it would be too narrow.
             inputs = 2 if has_b(p.op) else 1
             working = p.n * p.operands[A].itemsize * inputs
@@ -399,7 +430,7 @@ cdef class Schedule:
             self.in_pieces = self.segments > 1 and (
                 p.n * self.group_size >= LONG_ROW or (threads > 1 and self.groups < 2 * threads)
             )
-        elif self.layout == COLUMN_TILES:
+        elif self.form == COLUMN_TILES:
             self.in_pieces = self.segments > 1
             self.group_size = min(
                 min(inner, <Py_ssize_t>AG_MAX_COLUMNS), TILE_BYTES // (min(p.n, self.kernels.segment) * compute_size)
@@ -420,15 +451,11 @@ cdef class Schedule:
             if not self.gathers:
                 self.piece_size *= max(1, min(32, self.segments * self.groups // (8 * threads)))
             self.pieces = ceil_div(p.n, self.piece_size)
-            self.sums = np.empty((self.segments, p.rows))
-            self.sum = np.empty(p.rows)
-            if is_forward(p.op):
-                self.maxima = np.empty((self.pieces, p.rows))
-                self.max = np.empty(p.rows)
         self.tiles = SCRATCH_BYTES if self.by_columns else 0
-        if self.layout != ROWS:
-            self.buffers = np.empty((threads, self.tiles + (ALL_TILES_BYTES if self.gathers else 0)), np.uint8)
-        return 0
+        self.buffer_size = self.tiles + (ALL_TILES_BYTES if self.gathers else 0)
+
+    cdef char *buffer(self, int thread) noexcept nogil:
+        return self.buffers + thread * self.buffer_size
 
     cdef bint is_transposed(self) noexcept nogil:
         """Whether some operand's neighbours in memory are in different rows."""
@@ -450,7 +477,7 @@ cdef class Schedule:
         cdef ag_tile tile
         if self.by_columns:
             self.column_tile(group, 0, self.p.n, thread, True, &tile)
-            self.kernels.columns(&tile, &self.buffers[thread, 0])
+            self.kernels.columns(&tile, self.buffer(thread))
             self.scatter_columns(group, 0, self.p.n, thread, &tile)
         elif self.gathers:
             self.gather(begin, end, 0, self.p.n, thread, True, &tile)
@@ -466,11 +493,11 @@ cdef class Schedule:
         cdef ag_tile tile
         if self.by_columns:
             row = self.column_tile(group, k, length, thread, False, &tile)
-            self.kernels.columns_max(&tile, &self.maxima[piece, row], &self.buffers[thread, 0])
+            self.kernels.columns_max(&tile, &self.maxima[piece * self.p.rows + row], self.buffer(thread))
             return
         self.row_tile(begin, end, k, length, thread, False, &tile)
         for row in range(begin, end):
-            self.maxima[piece, row] = self.kernels.piece_max(&tile)
+            self.maxima[piece * self.p.rows + row] = self.kernels.piece_max(&tile)
             tile.a += tile.a_stride
             tile.mask += tile.mask_stride
 
@@ -489,13 +516,13 @@ cdef class Schedule:
                 row = self.column_tile(group, k, length, thread, True, &tile)
                 if is_forward(self.p.op):
                     columns_max = &self.max[row]
-                self.kernels.columns_sum(&tile, columns_max, &self.sums[segment, row], &self.buffers[thread, 0])
+                self.kernels.columns_sum(&tile, columns_max, &self.sums[segment * self.p.rows + row], self.buffer(thread))
             else:
                 self.row_tile(begin, end, k, length, thread, True, &tile)
                 for row in range(begin, end):
                     if is_forward(self.p.op):
                         max = self.max[row]
-                    self.sums[segment, row] = self.kernels.piece_sum(&tile, max)
+                    self.sums[segment * self.p.rows + row] = self.kernels.piece_sum(&tile, max)
                     tile.a += tile.a_stride
                     tile.b += tile.b_stride
                     tile.mask += tile.mask_stride
@@ -512,7 +539,7 @@ cdef class Schedule:
             row = self.column_tile(group, k, length, thread, True, &tile)
             if is_forward(self.p.op):
                 columns_max = &self.max[row]
-            self.kernels.columns_write(&tile, columns_max, &self.sum[row], &self.buffers[thread, 0])
+            self.kernels.columns_write(&tile, columns_max, &self.sum[row], self.buffer(thread))
             self.scatter_columns(group, k, length, thread, &tile)
             return
         self.row_tile(begin, end, k, length, thread, True, &tile)
@@ -534,15 +561,15 @@ cdef class Schedule:
         cdef Py_ssize_t segment
         total.sum = total.error = 0.0
         for segment in range(self.segments):
-            ag_sum_add(&total, self.sums[segment, row])
+            ag_sum_add(&total, self.sums[segment * self.p.rows + row])
         self.sum[row] = ag_sum_total(total)
 
     cdef void combine_max(self, Py_ssize_t row) noexcept nogil:
         cdef double best = -INFINITY
         cdef Py_ssize_t piece
         for piece in range(self.pieces):
-            if self.maxima[piece, row] > best:
-                best = self.maxima[piece, row]
+            if self.maxima[piece * self.p.rows + row] > best:
+                best = self.maxima[piece * self.p.rows + row]
         self.max[row] = best
 
     # -- tiles: in place, or gathered into this thread's buffer in the compute type, where results take a's place --
@@ -573,7 +600,7 @@ cdef class Schedule:
         tile.fits = not self.in_pieces and 2 * length * columns * self.p.operands[A].itemsize <= _cpu.cache_size(2)
         if self.gathers:
             size = 8 if self.p.dtype == AG_FLOAT64 else 4
-            buffer = <char *>&self.buffers[thread, self.tiles]
+            buffer = self.buffer(thread) + self.tiles
             self.gather_block(
                 &self.p.operands[A], tile.a, tile.a_stride, self.p.operands[A].strides[last], length, columns, buffer, buffer
             )
@@ -622,7 +649,7 @@ cdef class Schedule:
         self, Py_ssize_t begin, Py_ssize_t end, Py_ssize_t k, Py_ssize_t length, int thread, bint with_b, ag_tile *tile
     ) noexcept nogil:
         """Dense copies of elements k .. k+length of rows begin .. end, run by run along the last axis."""
-        cdef char *buffer = <char *>&self.buffers[thread, self.tiles]
+        cdef char *buffer = self.buffer(thread) + self.tiles
         cdef Py_ssize_t row = begin, run, last = self.p.shape[self.p.axes - 1], at
         cdef Py_ssize_t size = 8 if self.p.dtype == AG_FLOAT64 else 4
         cdef char *mask = buffer + 2 * <Py_ssize_t>TILE_BYTES
@@ -675,7 +702,7 @@ cdef class Schedule:
         cdef ag_dtype dtype = self.p.operands[OUT].dtype
         cdef bint is_double = self.p.dtype == AG_FLOAT64
         # b is not needed any more; float64 results of float32 tiles take the space behind it as well.
-        cdef char *space = <char *>&self.buffers[thread, self.tiles] + <Py_ssize_t>TILE_BYTES
+        cdef char *space = self.buffer(thread) + self.tiles + <Py_ssize_t>TILE_BYTES
         if dtype == (AG_FLOAT64 if is_double else AG_FLOAT32):
             return tile.out
         ag_round(self.variant, is_double, tile.out, dtype, space, count)
@@ -701,47 +728,24 @@ cdef class Schedule:
 
     # -- rounds of units --
 
-    cdef void unit(self, Round round, Py_ssize_t index, int thread) noexcept nogil:
-        cdef ag_fpenv mode = ag_fpenv_enter()
-        if round == WHOLE:
+    cdef void unit(self, Py_ssize_t index, int thread) noexcept nogil:
+        if self.round == WHOLE:
             self.whole(index, thread)
-        elif round == PIECE_MAX:
+        elif self.round == PIECE_MAX:
             self.piece_max(index, thread)
-        elif round == COMBINE_MAX:
+        elif self.round == COMBINE_MAX:
             self.combine_max(index)
-        elif round == PIECE_SUM:
+        elif self.round == PIECE_SUM:
             self.piece_sum(index, thread)
-        elif round == COMBINE_SUM:
+        elif self.round == COMBINE_SUM:
             self.combine_sum(index)
         else:
             self.piece_write(index, thread)
-        ag_fpenv_leave(mode)
 
     cdef int run(self, Round round, Py_ssize_t units) except -1:
-        """All units of a round, in batches between which Ctrl-C is heard."""
-        cdef Py_ssize_t batch, begin = 0, end, index
-        cdef double elements = <double>self.p.rows * self.p.n
-        batch = max(<Py_ssize_t>(4 * self.threads), <Py_ssize_t>(units * (BATCH_ELEMENTS / elements)))
-        while begin < units:
-            end = min(units, begin + batch)
-            with nogil:
-                if self.threads == 1:
-                    for index in range(begin, end):
-                        self.unit(round, index, 0)
-                    _openmp.record_team()
-                elif self.stream:
-                    for index in prange(begin, end, num_threads=self.threads, schedule="dynamic"):
-                        self.unit(round, index, threadid())
-                        _openmp.record_team()
-                else:
-                    # What a thread had in its cache after the last call, it gets again.
-                    for index in prange(begin, end, num_threads=self.threads, schedule="static"):
-                        self.unit(round, index, threadid())
-                        _openmp.record_team()
-            begin = end
-            if begin < units:
-                PyErr_CheckSignals()
-        return 0
+        """All units of a round."""
+        self.round = round
+        return _tasks.run_tasks(run_unit, <void *>self, units, self.threads, self.stream)
 
     cdef int run_all(self) except -1:
         cdef Py_ssize_t units = self.groups * self.pieces
@@ -753,6 +757,10 @@ cdef class Schedule:
         self.run(PIECE_SUM, units)
         self.run(COMBINE_SUM, self.p.rows)
         return self.run(PIECE_WRITE, units)
+
+
+cdef void run_unit(void *schedule, Py_ssize_t index, int thread) noexcept nogil:
+    (<Schedule>schedule).unit(index, thread)
 
 
 # ---- entry points ----------------------------------------------------------------------------------------------------
@@ -771,14 +779,16 @@ cdef int compute_problem(Problem *p, int asked) except -1:
     schedule = Schedule.__new__(Schedule)
     schedule.p = p[0]
     schedule.prepare(threads)
+    schedule.allocate()
     schedule.run_all()
     _threads.finished()
     return 0
 
 
-def compute(str name, list arrays, cnp.ndarray out, int dim, double scale, num_threads):
-    """Compute a validated call into `out`, which is none of the arrays or exactly one of them."""
-    cdef Problem p
+cdef bint describe_call(
+    Problem *p, str name, list arrays, cnp.ndarray out, int dim, double scale
+) except -1:
+    """`describe` a validated call."""
     cdef cnp.ndarray a = arrays[0], b = a, mask = a
     cdef ag_row_op op = <ag_row_op><int>_OPERATORS[name]
     if has_b(op):
@@ -787,7 +797,13 @@ def compute(str name, list arrays, cnp.ndarray out, int dim, double scale, num_t
         mask = arrays[len(arrays) - 1]
     if dim < 0:
         dim += max(cnp.PyArray_NDIM(a), 1)
-    if describe(&p, op, a, b, mask, out, dim, scale):
+    return describe(p, op, a, b, mask, out, dim, scale)
+
+
+def compute(str name, list arrays, cnp.ndarray out, int dim, double scale, num_threads):
+    """Compute a validated call into `out`, which is none of the arrays or exactly one of them."""
+    cdef Problem p
+    if describe_call(&p, name, arrays, out, dim, scale):
         compute_problem(&p, 0 if num_threads is None else num_threads)
 
 
@@ -796,19 +812,19 @@ def empty(cnp.ndarray prototype, cnp.dtype dtype):
     return _memory.empty_like(prototype, dtype)
 
 
-def workspace_bound(cnp.ndarray a, int dim, num_threads):
-    """Bytes that `compute` allocates at most for such a call."""
-    cdef Py_ssize_t threads = _threads.resolve() if num_threads is None else num_threads
-    cdef Py_ssize_t size = cnp.PyArray_SIZE(a), n, rows, segments
-    if size == 0:
+def workspace_bound(str name, list arrays, cnp.ndarray out, int dim, num_threads):
+    """Bytes that `compute` allocates at most for such a call, whose `out` may be any array of this layout."""
+    cdef Problem p
+    cdef Py_ssize_t most = 0
+    cdef int threads
+    cdef Schedule schedule = Schedule.__new__(Schedule)
+    if not describe_call(&p, name, arrays, out, dim, 1.0):
         return 0
-    if dim < 0:
-        dim += max(cnp.PyArray_NDIM(a), 1)
-    n = a.shape[dim] if cnp.PyArray_NDIM(a) else 1
-    rows = size // n
-    # The smallest segment of all variants counts: 256 elements. Rows of one segment are never cut.
-    segments = ceil_div(n, 256)
-    return threads * (SCRATCH_BYTES + ALL_TILES_BYTES) + ((2 * segments + 2) * rows * 8 if segments > 1 else 0)
+    for threads in (1, _threads.resolve()) if num_threads is None else (num_threads,):
+        schedule.p = p
+        schedule.prepare(threads)
+        most = max(most, schedule.bytes())
+    return most
 
 
 def stream(float[::1] a, float[::1] b, float[::1] out, bint nontemporal, int num_threads):

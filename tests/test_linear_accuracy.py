@@ -28,7 +28,7 @@ from samples import BFLOAT16, DTYPES, assert_fresh, assert_identical, generator
 
 import ascend_grad as ag
 from ascend_grad import contract
-from ascend_grad._linear_cross_entropy import Blocking
+from ascend_grad import _linear_cross_entropy
 
 
 @functools.lru_cache(maxsize=64)
@@ -303,7 +303,7 @@ def test_any_workspace(nbytes, dtype, cpu_engine):
         cpu_engine.assert_solved(problem, cpu_engine.solve(problem, workspace_bytes=nbytes), right)
 
 
-# Rows in a few chunks; in so many that additions to weight_grad are compensated; too little space for the logits.
+# Rows in a few chunks; in many; too little space for the logits.
 @pytest.mark.parametrize(("shape", "least"), [((1000, 800, 9), 2), ((6500, 1000, 3), 17), ((300, 9000, 5), 0)], ids=str)
 def test_the_whole_loss_in_little_space(shape, least, dtype, cpu_engine):
     # A word's gradient is one large term, the target's, and hundreds of small ones: such sums are not centred.
@@ -311,21 +311,57 @@ def test_the_whole_loss_in_little_space(shape, least, dtype, cpu_engine):
     problem = problem_of(WHOLE, shape, dtype, **how)
     real = accumulator(problem.dtype).itemsize
     nbytes, buffered = real << 20, problem.dtype.itemsize < real
-    blocking = Blocking(problem.arguments["input"], *shape, nbytes, True, True, True, True, buffered, True)
-    assert (blocking.is_worthwhile(), blocking.chunks >= least) == (least > 0, True)
+    x, w = (problem.arguments[name] for name in ("input", "weight"))
+    plans = _linear_cross_entropy.plans(x, w, shape[0], nbytes, True, True, True, buffered, True)
+    assert len(plans) == (least > 0)
+    assert all(plan.chunks >= least for plan in plans)
     right = expected(WHOLE, shape, dtype, tuple(how.items()))
     cpu_engine.assert_solved(problem, cpu_engine.solve(problem, workspace_bytes=nbytes), right)
 
 
-def test_few_sums_or_compensated_ones():
-    """More than 64 parts of a sum are not simply added up, however little room there is."""
-    for rows, words, features in (3000, 30_000, 40), (512, 151_936, 1024), (65_536, 128_000, 256), (100, 10**6, 16):
-        x = np.empty((1, features), np.float32)
-        for nbytes in 2**22, 2**24, 2**26:
-            for x in (np.empty((1, features)), np.empty((rows, features), np.float32)):
-                blocking = Blocking(x, rows, words, features, nbytes, True, True, True, False, False)
-                if words * features * x.itemsize // 64 < nbytes // 4:
-                    assert blocking.blocks <= 64 or blocking.compensates_input_grad()
+def compensated(plan, name: str) -> bool:
+    return getattr(plan, f"compensates_{name}")
+
+
+SIZES = st.tuples(*(st.integers(0, 300).map(lambda k, n=n: int(n ** (k / 300))) for n in (10**5, 10**6, 10**6)))
+
+
+@given(
+    sizes=SIZES,
+    nbytes=st.sampled_from([2**22, 2**22 + 1, 10**7, 2**26, 2**28, 2**34]),
+    name=st.sampled_from(sorted(DTYPES)),
+    chosen=st.sampled_from([(True, True), (True, False), (False, True), (False, False)]),
+    choices=st.tuples(st.booleans(), st.booleans(), st.booleans()),
+)
+@example((128, 400_000, 8192), 2**22, "float32", (True, True), (False, False, False))
+@example((4096, 152_064, 4096), 2**26, "float32", (True, True), (True, False, False))
+@example((10**5, 10**6, 10**6), 2**22, "float64", (True, True), (True, True, False))
+@example((1, 1, 10**6), 2**22, "float32", (True, True), (True, False, False))
+@settings(max_examples=1000, deadline=None)
+def test_a_plan_has_few_partial_sums_or_compensates_them(every_variant, sizes, nbytes, name, chosen, choices):
+    """No more than 64 are simply added up, whatever is computed in whatever space. Nothing is computed here."""
+    rows, words, features = sizes
+    with_logits, buffers_weight_grad, keeps_logits = choices
+    x = np.lib.stride_tricks.as_strided(np.empty(1, DTYPES[name]), (rows, features), (0, 0))
+    w = np.lib.stride_tricks.as_strided(np.empty(1, DTYPES[name]), (words, features), (0, 0))
+    for variant in every_variant:
+        _cpu.force_variant(variant)
+        plans = _linear_cross_entropy.plans(
+            x, w, rows, nbytes, with_logits, *chosen, buffers_weight_grad, keeps_logits and any(chosen)
+        )
+        assert plans or (keeps_logits and any(chosen))
+        assert _linear_cross_entropy.workspace_bound(plans, nbytes) <= nbytes
+        for plan in plans:
+            assert plan.nbytes <= nbytes
+            assert plan.rows * plan.chunks >= rows
+            assert plan.vocab * plan.blocks >= words
+            assert plan.hidden * plan.slices >= features
+            assert plan.slices <= 64 or plan.compensates_logits or not plan.with_logits
+            assert plan.blocks <= 64 or plan.compensates_input_grad or not plan.with_input_grad
+            assert plan.chunks <= 64 or plan.compensates_weight_grad or not plan.with_weight_grad
+        for gradient in range(2):
+            computed = [(plan.with_input_grad, plan.with_weight_grad)[gradient] for plan in plans]
+            assert sum(computed) == (chosen[gradient] and bool(plans))
 
 
 def test_both_modes_agree(dtype, engine):

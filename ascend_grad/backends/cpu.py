@@ -31,9 +31,14 @@ def workspace_size(call: Call, num_threads: int | None) -> int:
     """Bytes that `run` takes beyond arguments and results, at most: by shapes, dtypes and layouts alone."""
     if call.operator in LINEAR:
         return cpu_linear.workspace_size(call, num_threads)
-    (out,) = call.outs
-    copied = out.nbytes if out is not None and _needs_copy(call, out) else 0
-    return copied + _rowwise.workspace_bound(call.arrays[0], call.arguments.get("dim", -1), num_threads)
+    (out,), (spec,) = call.outs, call.specs
+    assert spec is not None
+    needs_copy = out is not None and _needs_copy(call, out)
+    copied = out.nbytes if needs_copy else 0
+    if out is None or needs_copy:
+        out = arrays.without_memory(spec.shape, spec.dtype if out is None else arrays.native(out.dtype))
+    name, dim = call.operator.name, call.arguments.get("dim", -1)
+    return copied + _rowwise.workspace_bound(name, call.arrays, out, dim, num_threads)
 
 
 def _needs_copy(call: Call, out: np.ndarray) -> bool:

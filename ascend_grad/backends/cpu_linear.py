@@ -32,27 +32,25 @@ def _results(call: Call) -> list[np.ndarray | None]:
     ]
 
 
-def _delivered(call: Call, results: list[np.ndarray | None]) -> tuple:
-    """The results, those that were computed aside in the caller's arrays."""
-    for result, out in zip(results, call.outs):
-        if out is not None and result is not out:
-            out[...] = result
-    return tuple(result if out is None else out for result, out in zip(results, call.outs))
-
-
 def _vector(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Contiguous, aligned, native."""
-    return np.require(array, dtype, ["C", "A"])
+    with np.errstate(all="ignore"):
+        return np.require(array, dtype, ["C", "A"])
 
 
 def _native_vector(array: np.ndarray) -> np.ndarray:
     return _vector(array, array.dtype.newbyteorder("="))
 
 
+# Whatever is allocated is allocated before the compiled code begins to write: after that, nothing can fail for memory.
+
+
 def _gradient(call: Call, threads: int) -> tuple:
     a = call.arguments
     real = arrays.accumulator_dtype(a["input"].dtype)
     input_grad, weight_grad = results = _results(call)
+    returned = tuple(result if out is None else out for result, out in zip(results, call.outs))
+    aside = [(out, result) for result, out in zip(results, call.outs) if out is not None and result is not out]
     grad, logits_max, sum_exp = (
         None if a[name] is None else _vector(a[name], real) for name in ("grad", "logits_max", "sum_exp_logits")
     )
@@ -74,8 +72,9 @@ def _gradient(call: Call, threads: int) -> tuple:
         a["workspace_bytes"],
         a["filter_eps"],
         threads,
+        aside,
     )
-    return _delivered(call, results)
+    return returned
 
 
 def _statistics(call: Call, threads: int) -> tuple:
@@ -98,12 +97,13 @@ def _loss(call: Call, threads: int) -> tuple:
     )
     loss, softmax = results = _results(call)
     assert loss is not None
+    returned = tuple(result if out is None else out for result, out in zip(results, call.outs))
+    aside = [(out, result) for result, out in zip(results, call.outs) if out is not None and result is not out]
     if softmax is not None:
         _linear_cross_entropy.probabilities(a["vocab_parallel_logits"], logits_max, sum_exp, softmax, threads)
-    unrounded = np.empty(loss.shape)
-    _linear_cross_entropy.losses(sum_exp, predicted, unrounded)
-    arrays.round_into(loss, unrounded)
-    return _delivered(call, results)
+    _linear_cross_entropy.losses(sum_exp, predicted, loss)
+    _linear_cross_entropy.copy_all(aside)
+    return returned
 
 
 def _loss_and_gradients(call: Call, threads: int) -> tuple:
@@ -137,8 +137,7 @@ _OPERATORS: dict[str, Callable[[Call, int], tuple]] = {
 
 
 def run(call: Call, num_threads: int | None) -> tuple:
-    with np.errstate(all="ignore"):
-        return _OPERATORS[call.operator.name](call, num_threads or 0)
+    return _OPERATORS[call.operator.name](call, num_threads or 0)
 
 
 def workspace_size(call: Call, num_threads: int | None) -> int:
@@ -155,20 +154,21 @@ def workspace_size(call: Call, num_threads: int | None) -> int:
     workspace = a.get("workspace_bytes", DEFAULT_WORKSPACE_BYTES)
 
     def bound(*choices: bool) -> int:
-        return _linear_cross_entropy.workspace_bound(a["input"], rows, len(a["weight"]), hidden, workspace, *choices)
+        plans = _linear_cross_entropy.plans(a["input"], a["weight"], rows, workspace, *choices)
+        return _linear_cross_entropy.workspace_bound(plans, workspace)
 
     passes = []
     if call.operator.name != "fused_linear_cross_entropy_loss_grad":
-        passes.append(bound(True, False, False, True, False))
+        passes.append(bound(True, False, False, False))
     first, second = a.get("output_mask", (False, False)) if a.get("return_grad", True) else (False, False)
     if first or second:
         itemsize = a["input"].dtype.itemsize
         real = arrays.accumulator_dtype(a["input"].dtype).itemsize
         # Whether the weight's gradient is added up in the workspace first.
         buffered = second and (itemsize != real or call.outs[-1] is not None)
-        passes.append(bound(a.get("softmax") is None, first, second, False, buffered))
+        passes.append(bound(a.get("softmax") is None, first, second, buffered))
         if call.operator.name == "linear_cross_entropy":
-            passes.append(bound(True, first, second, True, buffered, True))
+            passes.append(bound(True, first, second, buffered, True))
         out = call.outs[-2]
         holds = itemsize == real if out is None else _linear_cross_entropy.holds_sums(out, real)
         if first and not holds:

@@ -48,14 +48,39 @@ static void K(load_softmax)(const ag_lce_block *b, ptrdiff_t panel, ptrdiff_t ti
     }
 }
 
+/* ---- sums in memory ------------------------------------------------------------------------------------------------------ */
+
+/* The first n lanes of x and 0 become those of the sum plus x and of its compensation; without one: plainly added. */
+AG_INLINE void K(add_to_sum)(V *x, V *lost, const real *sum, const real *compensation, ptrdiff_t n)
+{
+    const V term = *x;
+    *x = K(load_some)(sum, n);
+    if (compensation) {
+        *lost = K(load_some)(compensation, n);
+        K(add_compensated)(x, lost, term);
+    } else {
+        *x += term;
+    }
+}
+
+/* A sum and its compensation to memory, as one number after the last addition. */
+AG_INLINE void K(store_sum)(V total, V lost, real *sum, real *compensation, int last, ptrdiff_t n)
+{
+    if (compensation && !last) K(store_some)(compensation, lost, n);
+    K(store_some)(sum, compensation && last ? K(compensated)(total, lost) : total, n);
+}
+
 /* ---- what becomes of it -------------------------------------------------------------------------------------------------- */
 
 static void K(store_logits)(const ag_lce_block *b, ptrdiff_t panel, ptrdiff_t tile_index, const real *tile)
 {
-    real *to = (real *)b->logits + (panel * K(padded_rows)(b) + tile_index * MR) * NR;
+    const ptrdiff_t first = (panel * K(padded_rows)(b) + tile_index * MR) * NR;
+    real *to = (real *)b->logits + first, *compensation = b->logits_compensation;
+    if (compensation) compensation += first;
     for (ptrdiff_t i = 0; i < MR * NR; i += VL) {
-        const V x = V_(load)(tile + i);
-        V_(store)(to + i, b->add_logits ? V_(load)(to + i) + x : x);
+        V total = V_(load)(tile + i), lost = {0};
+        if (b->add_logits) K(add_to_sum)(&total, &lost, to + i, compensation ? compensation + i : 0, VL);
+        K(store_sum)(total, lost, to + i, compensation ? compensation + i : 0, b->last_logits, VL);
     }
 }
 
@@ -195,7 +220,6 @@ static void K(store_max_sum)(const ag_lce_block *b, ptrdiff_t panel, ptrdiff_t t
 static void K(tiles)(const ag_lce_block *b, ag_lce_source source, ag_lce_result result, ptrdiff_t panel,
                      ptrdiff_t panel_end, ptrdiff_t tile_index, ptrdiff_t tile_end)
 {
-    const ag_fpenv mode = ag_fpenv_enter();
     const ptrdiff_t hidden = K(units)(b->hidden_size);
     real tile[MR * NR] __attribute__((aligned(64)));
     for (ptrdiff_t t = tile_index; t < tile_end; t++) {
@@ -230,12 +254,10 @@ static void K(tiles)(const ag_lce_block *b, ag_lce_source source, ag_lce_result 
             }
         }
     }
-    ag_fpenv_leave(mode);
 }
 
 static void K(merge_max_sum)(const ag_lce_block *b, ptrdiff_t row, ptrdiff_t row_end)
 {
-    const ag_fpenv mode = ag_fpenv_enter();
     const ptrdiff_t rows = K(padded_rows)(b), panels = (b->vocab + NR - 1) / NR;
     for (ptrdiff_t i = row; i < row_end; i++) {
         const real *max = (const real *)b->panel_max + i, *sum = (const real *)b->panel_sum + i;
@@ -264,53 +286,56 @@ static void K(merge_max_sum)(const ag_lce_block *b, ptrdiff_t row, ptrdiff_t row
         *running_max = largest;
         *running_sum = total;
     }
-    ag_fpenv_leave(mode);
 }
 
-/* rows [first, first + count) of sums, columns [column, column + n), += the tile */
+/* rows [first, first + count) of sums, columns [column, column + n) of H, += the tile */
 static void K(add_tile)(const ag_sums *sums, const int64_t *row_numbers, ptrdiff_t first, ptrdiff_t count,
                         ptrdiff_t column, ptrdiff_t n, int add, int last, const real *tile)
 {
     for (ptrdiff_t r = 0; r < count; r++) {
         const ptrdiff_t row = row_numbers ? row_numbers[first + r] : first + r;
-        real *sum = (real *)(sums->data + row * sums->row_stride) + column;
-        real *low = sums->low ? (real *)(sums->low + row * sums->low_stride) + column : 0;
-        if (!add && !low) {
+        real *sum = (real *)(sums->data + row * sums->row_stride) + column - sums->column, *compensation = 0;
+        if (sums->compensation) {
+            compensation = (real *)(sums->compensation + (first + r) * sums->compensation_stride);
+            compensation += column - sums->compensation_column;
+        }
+        if (!add && !compensation) {
             for (ptrdiff_t c = 0; c < n; c += VL) K(store_some)(sum + c, V_(load)(tile + r * NR + c), n - c);
             continue;
         }
         for (ptrdiff_t c = 0; c < n; c += VL) {
-            const ptrdiff_t left = n - c < VL ? n - c : VL;
             V total = V_(load)(tile + r * NR + c), lost = {0};
-            if (add) {
-                const V x = total;
-                total = K(load_some)(sum + c, left);
-                if (low) {
-                    lost = K(load_some)(low + c, left);
-                    K(add_compensated)(&total, &lost, x);
-                } else {
-                    total += x;
-                }
-            }
-            if (low && !last) K(store_some)(low + c, lost, left);
-            K(store_some)(sum + c, low && last ? K(compensated)(total, lost) : total, left);
+            if (add) K(add_to_sum)(&total, &lost, sum + c, compensation ? compensation + c : 0, n - c);
+            K(store_sum)(total, lost, sum + c, compensation ? compensation + c : 0, last, n - c);
         }
     }
 }
 
-static void K(add_to)(real *sum, const real *tile)
+/* One tile more of a sum of many: runs of a filtered product. */
+static void K(add_run)(real *sum, real *compensation, const real *tile)
 {
-    for (ptrdiff_t i = 0; i < MR * NR; i += VL) V_(store)(sum + i, V_(load)(sum + i) + V_(load)(tile + i));
+    for (ptrdiff_t i = 0; i < MR * NR; i += VL) {
+        V total = V_(load)(tile + i), lost = {0};
+        K(add_to_sum)(&total, &lost, sum + i, compensation + i, VL);
+        K(store_sum)(total, lost, sum + i, compensation + i, 0, VL);
+    }
+}
+
+static void K(end_runs)(real *sum, const real *compensation)
+{
+    for (ptrdiff_t i = 0; i < MR * NR; i += VL) {
+        V_(store)(sum + i, K(compensated)(V_(load)(sum + i), V_(load)(compensation + i)));
+    }
 }
 
 /* dX: rows of the chunk x panels of H, summed over the block's part of V. */
 static void K(input_grad)(const ag_lce_block *b, ptrdiff_t panel, ptrdiff_t panel_end, ptrdiff_t tile_index,
                           ptrdiff_t tile_end)
 {
-    const ag_fpenv mode = ag_fpenv_enter();
     enum { WIDTH = NR / PAIR };
     const ptrdiff_t rows = K(padded_rows)(b), n = K(units)(b->vocab), panels = (b->vocab + NR - 1) / NR;
     real tile[MR * NR] __attribute__((aligned(64))), part[MR * NR] __attribute__((aligned(64)));
+    real lost[MR * NR] __attribute__((aligned(64)));
     for (ptrdiff_t t = tile_index; t < tile_end; t++) {
         const ptrdiff_t count = b->rows - t * MR < MR ? b->rows - t * MR : MR;
         const unit *a = (const unit *)b->p + t * MR * WIDTH;
@@ -322,7 +347,7 @@ static void K(input_grad)(const ag_lce_block *b, ptrdiff_t panel, ptrdiff_t pane
                 K(product_rows)(nv, a, rows * WIDTH, right, n, tile);
             } else {
                 /* runs of panels that are not skipped */
-                memset(tile, 0, sizeof tile);
+                memset(tile, 0, sizeof tile), memset(lost, 0, sizeof lost);
                 for (ptrdiff_t p = 0; p < panels; p++) {
                     const ptrdiff_t begin = p;
                     while (p < panels && !b->skipped[p * (rows / MR) + t]) p++;
@@ -330,21 +355,20 @@ static void K(input_grad)(const ag_lce_block *b, ptrdiff_t panel, ptrdiff_t pane
                     const ptrdiff_t end = p * WIDTH < n ? p * WIDTH : n;
                     K(product_rows)(nv, a + begin * rows * WIDTH, rows * WIDTH, right + begin * WIDTH * nv * VL,
                                     end - begin * WIDTH, part);
-                    K(add_to)(tile, part);
+                    K(add_run)(tile, lost, part);
                 }
+                K(end_runs)(tile, lost);
             }
             K(add_tile)(&b->input_grad, b->row_numbers, t * MR, count, b->hidden_start + h * NR, columns,
                         b->add_input_grad, b->last_input_grad, tile);
         }
     }
-    ag_fpenv_leave(mode);
 }
 
 /* dW: tiles of MR rows of W x panels of H, summed over the rows of the chunk. */
 static void K(weight_grad)(const ag_lce_block *b, ptrdiff_t panel, ptrdiff_t panel_end, ptrdiff_t tile_index,
                            ptrdiff_t tile_end)
 {
-    const ag_fpenv mode = ag_fpenv_enter();
     const ptrdiff_t rows = K(padded_rows)(b), n = K(units)(b->rows), tiles = rows / MR;
 #if AG_IS_DOT
     const unit *p = b->p_pairs;
@@ -352,6 +376,7 @@ static void K(weight_grad)(const ag_lce_block *b, ptrdiff_t panel, ptrdiff_t pan
     const unit *p = b->p;
 #endif
     real tile[MR * NR] __attribute__((aligned(64))), part[MR * NR] __attribute__((aligned(64)));
+    real lost[MR * NR] __attribute__((aligned(64)));
     for (ptrdiff_t t = tile_index; t < tile_end; t++) {
         const ptrdiff_t count = b->vocab - t * MR < MR ? b->vocab - t * MR : MR;
         const ptrdiff_t of_panel = t * MR / NR;
@@ -364,26 +389,25 @@ static void K(weight_grad)(const ag_lce_block *b, ptrdiff_t panel, ptrdiff_t pan
                 K(product_columns)(nv, a, right, n, tile);
             } else {
                 /* runs of tiles of rows that are not skipped */
-                memset(tile, 0, sizeof tile);
+                memset(tile, 0, sizeof tile), memset(lost, 0, sizeof lost);
                 for (ptrdiff_t i = 0; i < tiles; i++) {
                     const ptrdiff_t begin = i * (MR / PAIR);
                     while (i < tiles && !b->skipped[of_panel * tiles + i]) i++;
                     const ptrdiff_t end = i * (MR / PAIR) < n ? i * (MR / PAIR) : n;
                     if (end <= begin) continue;
                     K(product_columns)(nv, a + begin * NR, right + begin * nv * VL, end - begin, part);
-                    K(add_to)(tile, part);
+                    K(add_run)(tile, lost, part);
                 }
+                K(end_runs)(tile, lost);
             }
             K(add_tile)(&b->weight_grad, 0, t * MR, count, b->hidden_start + h * NR, columns, b->add_weight_grad,
                         b->last_weight_grad, tile);
         }
     }
-    ag_fpenv_leave(mode);
 }
 
 static void K(probabilities)(void *to, const void *logits, double max, double sum, ptrdiff_t n)
 {
-    const ag_fpenv mode = ag_fpenv_enter();
     const V shift = V_(set1)((real)max), divisor = V_(set1)((real)sum);
     const real *from = logits;
     real *target = to;
@@ -391,7 +415,6 @@ static void K(probabilities)(void *to, const void *logits, double max, double su
         const ptrdiff_t left = n - c < VL ? n - c : VL;
         K(store_some)(target + c, V_(exp)(K(load_some)(from + c, left) - shift) / divisor, left);
     }
-    ag_fpenv_leave(mode);
 }
 
 static AG_UNUSED const ag_lce_kernels K(ag_lce) = {

@@ -28,8 +28,11 @@
  *   logits     [V / NR][rows][NR]         only where they are needed twice, or where H is summed in slices
  *
  * Order of sums. A sum runs in one accumulator for at most AG_CHAIN terms; chains are combined with compensation (Knuth's
- * two-sum), and so are the partial sums that blocks and chunks add to a result, as long as memory for what they lose is
- * given. All of that depends on shapes alone, so that results do not depend on the number of threads.
+ * two-sum), and so are the partial sums that slices, blocks and chunks add to a result, where memory for the compensation is
+ * given: a plan gives it wherever there are more than 64 of them. All of that depends on shapes alone, so that results do not
+ * depend on the number of threads.
+ *
+ * Floating-point mode. Kernels compute in the mode that they find; who calls them enters the one of fpenv.h.
  *
  * Why not a BLAS: its thread pool fights with this one, and P would go to memory and back between the products.
  * Why not pack P: both products can read the layout in which the first one writes it.
@@ -59,12 +62,14 @@ typedef struct {
     int swapped;
 } ag_matrix;
 
-/* Where a product adds up its result, in reals: rows of unit step. */
+/* Where a product adds up its result, in reals: rows of unit step. Strides are in bytes. */
 typedef struct {
     char *data;
-    ptrdiff_t row_stride; /* bytes */
-    char *low;            /* what the additions lost, laid out alike; or NULL */
-    ptrdiff_t low_stride;
+    ptrdiff_t row_stride;
+    ptrdiff_t column;           /* of H, that data begins with */
+    char *compensation;         /* rounding errors of the additions (Neumaier), or NULL; row 0 is the chunk's, or the block's */
+    ptrdiff_t compensation_stride;
+    ptrdiff_t compensation_column;
 } ag_sums;
 
 /* What tiles are made from, and what they become. */
@@ -88,6 +93,8 @@ typedef struct {
     double filter_eps;            /* 0: no tile is skipped */
     uint8_t *skipped;             /* [V / NR][rows / MR] tiles of P that are */
     int add_logits;               /* whether AG_TO_LOGITS adds to what is there */
+    int last_logits;              /* whether nothing is added after it */
+    void *logits_compensation;    /* rounding errors of these additions, laid out like logits; or NULL */
     int keep_logits;              /* whether AG_TO_MAX_SUM stores them, too */
 
     void *panel_max, *panel_sum; /* real [V / NR][rows], from AG_TO_MAX_SUM for merge_max_sum */
@@ -99,7 +106,7 @@ typedef struct {
     ag_sums input_grad;           /* (BT, H): row i is row_numbers[i] */
     ag_sums weight_grad;          /* (V of the block, H) */
     int add_input_grad, add_weight_grad; /* whether there is something to add to */
-    int last_input_grad, last_weight_grad; /* whether nothing comes after: what additions lost is made good */
+    int last_input_grad, last_weight_grad; /* whether nothing comes after: the compensation is applied */
 } ag_lce_block;
 
 typedef struct {

@@ -71,6 +71,9 @@ static AG_UNUSED int ag_team_join(ag_team *team, uint32_t round)
 /* The number of a unit that is the caller's; from the number of units on there are none left. */
 static AG_UNUSED ptrdiff_t ag_team_next(ag_team *team) { return __atomic_fetch_add(&team->next, 1, __ATOMIC_RELAXED); }
 
+/* Whatever units of the round are left, nobody takes them. */
+static AG_UNUSED void ag_team_end(ag_team *team, ptrdiff_t units) { __atomic_store_n(&team->next, units, __ATOMIC_RELAXED); }
+
 /* All `size` members wait for each other at the end of a round. */
 static AG_UNUSED void ag_team_meet(ag_team *team, uint32_t round, int size)
 {

@@ -98,12 +98,12 @@ static void test_block(ag_variant variant, ag_dtype dtype, ptrdiff_t rows, ptrdi
     double *zero = numbers(all * hidden + vocab * hidden, 0);
     for (int parts = 0; parts < 2; parts++) {
         b.input_grad.data = reals(k, zero, all * hidden), b.weight_grad.data = reals(k, zero, vocab * hidden);
-        b.input_grad.low = b.weight_grad.low = 0;
+        b.input_grad.compensation = b.weight_grad.compensation = 0;
         b.input_grad.row_stride = b.weight_grad.row_stride = hidden * k->real_size;
         b.add_input_grad = b.add_weight_grad = b.last_input_grad = b.last_weight_grad = parts;
         if (parts) {
-            b.input_grad.low = reals(k, zero, all * hidden), b.weight_grad.low = reals(k, zero, vocab * hidden);
-            b.input_grad.low_stride = b.weight_grad.low_stride = hidden * k->real_size;
+            b.input_grad.compensation = reals(k, zero, rows * hidden), b.weight_grad.compensation = reals(k, zero, vocab * hidden);
+            b.input_grad.compensation_stride = b.weight_grad.compensation_stride = hidden * k->real_size;
             b.filter_eps = 1e-300; /* skips tiles that are zero, if any */
             if (dtype != AG_FLOAT64) b.filter_eps = 0x1p-140;
         }
@@ -137,7 +137,7 @@ static void test_block(ag_variant variant, ag_dtype dtype, ptrdiff_t rows, ptrdi
                       dtype_names[dtype], rows, vocab, hidden, v, got, value);
             }
         }
-        free(b.input_grad.data), free(b.weight_grad.data), free(b.input_grad.low), free(b.weight_grad.low);
+        free(b.input_grad.data), free(b.weight_grad.data), free(b.input_grad.compensation), free(b.weight_grad.compensation);
     }
 
     /* maximum and sum of exponentials */

@@ -1,0 +1,71 @@
+from libc.stdint cimport int64_t, uint8_t
+
+from ascend_grad._kernels cimport ag_lce_kernels
+
+
+ctypedef struct Problem:
+    # What is to be computed of the rows that count, the words and the features.
+    Py_ssize_t rows
+    Py_ssize_t vocab
+    Py_ssize_t hidden
+    bint with_logits                  # they are computed; else the probabilities are given
+    bint with_input_grad
+    bint with_weight_grad
+    bint with_statistics              # maxima and sums of exponentials
+    bint buffers_weight_grad          # it is added up in the workspace, as the result cannot hold accumulators
+
+
+ctypedef struct Buffers:
+    # Where everything lies in the workspace; what is not needed is NULL.
+    int64_t *row_numbers
+    int64_t *target
+    char *grad
+    char *max
+    char *sum
+    char *x_rows
+    char *w_rows
+    char *x_columns
+    char *w_columns
+    char *p
+    char *p_pairs
+    uint8_t *skipped
+    char *panel_max
+    char *panel_sum
+    char *logits
+    char *logits_compensation
+    char *input_compensation
+    char *weight_sums
+    char *weight_compensation
+
+
+cdef class Plan:
+    cdef const ag_lce_kernels *kernels
+    cdef Problem problem
+    cdef readonly Py_ssize_t workspace                # bytes that it may take
+    cdef readonly Py_ssize_t rows, vocab, hidden      # of a chunk, a block, a slice
+    cdef readonly Py_ssize_t chunks, blocks, slices
+    cdef readonly bint chunks_outside
+    cdef readonly bint by_slice                       # one walk for every slice
+    cdef readonly bint keeps_logits                   # of a chunk and all words
+    cdef readonly Py_ssize_t packed_chunks            # that are kept packed
+
+    cdef Py_ssize_t preferred_rows(self) noexcept
+    cdef Py_ssize_t preferred_vocab(self) noexcept
+    cdef bint cut(self, Py_ssize_t rows, Py_ssize_t vocab, Py_ssize_t hidden) noexcept
+    cdef bint search(self) noexcept
+    cdef double flops(self) noexcept
+    cdef double cost(self) noexcept
+    cdef Py_ssize_t packed_rows(self, Py_ssize_t n) noexcept nogil
+    cdef Py_ssize_t packed_columns(self, Py_ssize_t n) noexcept nogil
+    cdef Py_ssize_t sums_hidden(self) noexcept nogil
+    cdef bint sums_whole_weight_grad(self) noexcept nogil
+    cdef bint compensates_logits(self) noexcept
+    cdef bint compensates_input_grad(self) noexcept
+    cdef bint compensates_weight_grad(self) noexcept
+    cdef Py_ssize_t layout(self, char *base, Buffers *at) noexcept
+    cdef Py_ssize_t bytes(self) noexcept
+
+
+cdef list plans_of(const ag_lce_kernels *kernels, const Problem *problem, Py_ssize_t workspace)
+cdef Plan plan_with_logits(const ag_lce_kernels *kernels, const Problem *problem, Py_ssize_t workspace)
+cdef Py_ssize_t bytes_of(list plans) except -1

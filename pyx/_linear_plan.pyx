@@ -1,0 +1,295 @@
+"""Plans of the linear operators: how a problem is cut, in which order it is walked, and where its buffers lie.
+
+A problem is cut into chunks of rows, blocks of the vocabulary and, where even one panel of all features would take too much
+memory, slices of the hidden dimension. A walk has
+
+  blocks outside   all chunks of a block, then the next block: sums of input_grad stay open from block to block
+  chunks outside   all blocks of a chunk, then the next chunk: input_grad is complete with the chunk, sums of weight_grad stay
+                   open
+
+and is repeated for every slice where not even the compensation of one chunk (block) and all features fits.
+
+More than `MAX_UNCOMPENSATED_SUMS` partial sums of anything have memory for their compensation. That is part of the layout:
+a cut whose layout exceeds the workspace is no plan. Where no walk has room for both gradients, each gets a plan of its own.
+
+All of this follows from the problem, the kernels and the number of bytes allowed, and the order of every sum follows from it:
+sizes of caches, threads and load have no say.
+"""
+
+from libc.string cimport memset
+
+from ascend_grad._kernels cimport ag_lce_kernels
+from ascend_grad._memory cimport ALIGNMENT, Arena, align_up, arena_alloc, ceil_div
+
+cdef enum:
+    MAX_UNCOMPENSATED_SUMS = 64
+
+# Sizes that were measured; the curves are flat. A panel of so many rows or words fits into any L2, a block of P into most L3.
+cdef Py_ssize_t CHUNK_ROWS = 1008
+cdef Py_ssize_t BLOCK_VOCAB = 960
+cdef Py_ssize_t P_ELEMENTS = 1 << 20
+# Rows of a chunk from which on it pays to keep its logits.
+cdef Py_ssize_t MIN_ROWS_TO_KEEP_LOGITS = 288
+# What packing an element, and adding to an element of a result, cost in floating-point operations of the products.
+cdef double PACK_COST = 75.0
+cdef double ADD_COST = 40.0
+# More than any memory has; a sum of all buffers does not overflow.
+cdef Py_ssize_t SIZE_LIMIT = 1 << 57
+
+
+cdef inline Py_ssize_t times(Py_ssize_t a, Py_ssize_t b) noexcept nogil:
+    """The product of sizes, at most `SIZE_LIMIT`."""
+    return SIZE_LIMIT if a and b > SIZE_LIMIT // a else a * b
+
+
+cdef class Plan:
+    """One walk, or one for every slice."""
+
+    cdef Py_ssize_t preferred_rows(self) noexcept:
+        """Rows of a chunk where memory is plenty. Where one side is short, the other is long."""
+        cdef Py_ssize_t rows = self.problem.rows, vocab = self.problem.vocab, most = CHUNK_ROWS
+        if rows > CHUNK_ROWS and vocab <= BLOCK_VOCAB:
+            most = max(most, P_ELEMENTS // align_up(vocab, self.kernels.nr))
+        return align_up(min(rows, most), self.kernels.mr)
+
+    cdef Py_ssize_t preferred_vocab(self) noexcept:
+        cdef Py_ssize_t rows = self.problem.rows, vocab = self.problem.vocab, most = BLOCK_VOCAB
+        if rows <= CHUNK_ROWS:
+            most = max(most, P_ELEMENTS // align_up(rows, self.kernels.nr))
+        return align_up(min(vocab, most), self.kernels.nr)
+
+    cdef bint cut(self, Py_ssize_t rows, Py_ssize_t vocab, Py_ssize_t hidden) noexcept:
+        """Cut into equal parts that are no larger than these; whether that fits into the workspace."""
+        cdef const Problem *problem = &self.problem
+        cdef Py_ssize_t mr = self.kernels.mr, nr = self.kernels.nr
+        self.rows = align_up(ceil_div(problem.rows, ceil_div(problem.rows, rows)), mr)
+        self.chunks = ceil_div(problem.rows, self.rows)
+        self.vocab = align_up(ceil_div(problem.vocab, ceil_div(problem.vocab, vocab)), nr)
+        self.blocks = ceil_div(problem.vocab, self.vocab)
+        self.hidden, self.slices = problem.hidden, 1
+        if hidden < problem.hidden:
+            self.hidden = align_up(ceil_div(problem.hidden, ceil_div(problem.hidden, hidden)), nr)
+            self.slices = ceil_div(problem.hidden, self.hidden)
+        self.packed_chunks = 1
+        if self.slices == 1 and not self.chunks_outside:
+            self.packed_chunks = self.chunks
+            if self.bytes() <= self.workspace:
+                return True
+            self.packed_chunks = 1
+        return self.bytes() <= self.workspace
+
+    cdef bint search(self) noexcept:
+        """The cheapest cut of this walk that fits; whether there is one."""
+        cdef Py_ssize_t mr = self.kernels.mr, nr = self.kernels.nr, total = max(self.problem.hidden, 1)
+        cdef Py_ssize_t most = self.preferred_vocab(), rows = self.preferred_rows(), vocab, hidden
+        cdef Py_ssize_t best_rows = 0, best_vocab = 0, best_hidden = 0
+        # So large are blocks that leave input_grad few partial sums.
+        cdef Py_ssize_t large = align_up(ceil_div(self.problem.vocab, MAX_UNCOMPENSATED_SUMS), nr)
+        cdef double cost, least = -1
+        if self.cut(rows, most, total):
+            return True
+        while True:
+            vocab = max(most, large) if self.problem.with_input_grad else most
+            while True:
+                hidden = total
+                while not self.cut(rows, vocab, hidden) and hidden > nr:
+                    hidden = align_up(hidden // 2, nr)
+                if self.bytes() <= self.workspace:
+                    cost = self.cost()
+                    if least < 0 or cost < least:
+                        least, best_rows, best_vocab, best_hidden = cost, rows, vocab, hidden
+                if vocab <= nr:
+                    break
+                vocab = most if vocab > most else align_up(vocab // 2, nr)
+            if rows <= mr:
+                break
+            rows = align_up(rows // 2, mr)
+        return least >= 0 and self.cut(best_rows, best_vocab, best_hidden)
+
+    # -- costs
+
+    cdef double flops(self) noexcept:
+        cdef double logits = self.problem.with_logits * (self.slices if self.by_slice else 1)
+        cdef double products = logits + self.problem.with_input_grad + self.problem.with_weight_grad
+        return 2 * products * self.chunks * self.rows * self.blocks * self.vocab * max(self.problem.hidden, 8)
+
+    cdef double cost(self) noexcept:
+        """In floating-point operations, about."""
+        cdef const Problem *problem = &self.problem
+        cdef double x = <double>problem.rows * problem.hidden, w = <double>problem.vocab * problem.hidden
+        cdef double walks = self.slices if self.by_slice else 1
+        # How often X and W are packed, for the logits and for the other products.
+        cdef double x_times = self.blocks, w_times = self.chunks
+        if self.slices == 1:
+            if self.chunks_outside or self.packed_chunks == self.chunks:
+                x_times = 1
+            if not self.chunks_outside:
+                w_times = 1
+        cdef double packed = x * x_times * (problem.with_logits * walks + problem.with_weight_grad)
+        packed += w * w_times * (problem.with_logits * walks + problem.with_input_grad)
+        cdef double added = x * self.blocks * problem.with_input_grad + w * self.chunks * problem.with_weight_grad
+        return self.flops() + PACK_COST * packed + ADD_COST * added
+
+    # -- partial sums
+
+    cdef bint compensates_logits(self) noexcept:
+        return self.problem.with_logits and self.slices > MAX_UNCOMPENSATED_SUMS
+
+    cdef bint compensates_input_grad(self) noexcept:
+        return self.problem.with_input_grad and self.blocks > MAX_UNCOMPENSATED_SUMS
+
+    cdef bint compensates_weight_grad(self) noexcept:
+        return self.problem.with_weight_grad and self.chunks > MAX_UNCOMPENSATED_SUMS
+
+    # -- memory
+
+    cdef Py_ssize_t packed_rows(self, Py_ssize_t n) noexcept nogil:
+        """Bytes of n packed rows of X or W, for the logits."""
+        return times(n * self.kernels.unit_size, ceil_div(self.hidden, self.kernels.pair))
+
+    cdef Py_ssize_t packed_columns(self, Py_ssize_t n) noexcept nogil:
+        """Bytes of the packed columns of n rows, for the other products."""
+        return times(
+            ceil_div(n, self.kernels.pair) * self.kernels.unit_size, align_up(self.hidden, self.kernels.vector)
+        )
+
+    cdef Py_ssize_t sums_hidden(self) noexcept nogil:
+        """Features that a row of sums in the workspace has."""
+        return self.hidden if self.by_slice else self.problem.hidden
+
+    cdef bint sums_whole_weight_grad(self) noexcept nogil:
+        """Whether the sums of all words stay open, not only those of a block."""
+        return self.chunks_outside and self.chunks > 1
+
+    cdef Py_ssize_t layout(self, char *base, Buffers *at) noexcept:
+        """Place every buffer in memory that begins at `base`; the bytes used. With NULL they are measured alone."""
+        cdef const Problem *problem = &self.problem
+        cdef Py_ssize_t acc = self.kernels.real_size, panels = self.vocab // self.kernels.nr
+        cdef Py_ssize_t tile = self.rows * self.vocab  # far below the limit: both were measured
+        cdef Py_ssize_t x_rows = problem.with_logits * self.packed_rows(self.rows)
+        cdef Py_ssize_t w_rows = problem.with_logits * self.packed_rows(self.vocab)
+        cdef Py_ssize_t x_columns = problem.with_weight_grad * self.packed_columns(self.rows)
+        cdef Py_ssize_t w_columns = problem.with_input_grad * self.packed_columns(self.vocab)
+        cdef Py_ssize_t sums = times(self.sums_hidden(), acc), words = self.vocab
+        cdef Arena arena
+        arena.base, arena.used = base, 0
+        memset(at, 0, sizeof(Buffers))
+        at.row_numbers = <int64_t *>arena_alloc(&arena, self.rows * sizeof(int64_t))
+        at.target = <int64_t *>arena_alloc(&arena, self.rows * sizeof(int64_t))
+        at.grad = arena_alloc(&arena, self.rows * acc)
+        at.max = arena_alloc(&arena, self.rows * acc)
+        at.sum = arena_alloc(&arena, self.rows * acc)
+        if self.slices > 1:
+            # Rows are packed for the logits, columns after them.
+            at.x_rows = at.x_columns = arena_alloc(&arena, max(x_rows, x_columns))
+            at.w_rows = at.w_columns = arena_alloc(&arena, max(w_rows, w_columns))
+        else:
+            at.x_rows = arena_alloc(&arena, times(self.packed_chunks, x_rows))
+            at.x_columns = arena_alloc(&arena, times(self.packed_chunks, x_columns))
+            at.w_rows = arena_alloc(&arena, w_rows)
+            at.w_columns = arena_alloc(&arena, w_columns)
+        if problem.with_statistics:
+            at.panel_max = arena_alloc(&arena, panels * self.rows * acc)
+            at.panel_sum = arena_alloc(&arena, panels * self.rows * acc)
+        if problem.with_input_grad or problem.with_weight_grad:
+            at.p = arena_alloc(&arena, tile * self.kernels.unit_size // self.kernels.pair)
+            if self.kernels.pair > 1:
+                at.p_pairs = arena_alloc(&arena, tile * self.kernels.unit_size // self.kernels.pair)
+            at.skipped = <uint8_t *>arena_alloc(&arena, panels * (self.rows // self.kernels.mr))
+        if self.keeps_logits:
+            at.logits = arena_alloc(&arena, times(tile * acc, self.blocks))
+        elif self.slices > 1 and problem.with_logits:
+            at.logits = arena_alloc(&arena, tile * acc)
+            if self.compensates_logits():
+                at.logits_compensation = arena_alloc(&arena, tile * acc)
+        if self.compensates_input_grad():
+            at.input_compensation = arena_alloc(
+                &arena, times(self.rows * (1 if self.chunks_outside else self.chunks), sums)
+            )
+        if self.sums_whole_weight_grad():
+            words *= self.blocks
+        if problem.buffers_weight_grad:
+            at.weight_sums = arena_alloc(&arena, times(words, sums))
+        if self.compensates_weight_grad():
+            at.weight_compensation = arena_alloc(&arena, times(words, sums))
+        return arena.used
+
+    cdef Py_ssize_t bytes(self) noexcept:
+        """What the workspace takes, but for its alignment."""
+        cdef Buffers ignored
+        return self.layout(NULL, &ignored) + ALIGNMENT
+
+
+cdef Plan new_plan(const ag_lce_kernels *kernels, const Problem *problem, Py_ssize_t workspace, bint chunks_outside):
+    plan = <Plan>Plan.__new__(Plan)
+    plan.kernels, plan.problem, plan.workspace = kernels, problem[0], workspace
+    plan.chunks_outside = chunks_outside
+    return plan
+
+
+cdef Plan plan_of_one(const ag_lce_kernels *kernels, const Problem *problem, Py_ssize_t workspace):
+    """The cheapest plan for statistics, or for one gradient."""
+    cdef Plan plan = new_plan(kernels, problem, workspace, False), other
+    cdef bint fits = plan.search()
+    if not (problem.with_input_grad or problem.with_weight_grad):
+        return plan if fits else None
+    if fits and plan.rows >= plan.problem.rows:
+        return plan
+    other = new_plan(kernels, problem, workspace, True)
+    if other.search() and (not fits or other.cost() < plan.cost()):
+        return other
+    if not fits:
+        plan = new_plan(kernels, problem, workspace, problem.with_input_grad)
+        plan.by_slice = True
+        fits = plan.search()
+    return plan if fits else None
+
+
+cdef list plans_of(const ag_lce_kernels *kernels, const Problem *problem, Py_ssize_t workspace):
+    """The plans that compute a problem, one after another in the same workspace."""
+    cdef Plan plan, other, first, second
+    cdef Problem part
+    cdef list plans
+    if not (problem.with_input_grad and problem.with_weight_grad):
+        plans = [plan_of_one(kernels, problem, workspace)]
+    else:
+        plan = new_plan(kernels, problem, workspace, False)
+        if plan.cut(plan.preferred_rows(), plan.preferred_vocab(), problem.hidden):
+            return [plan]
+        plans = [plan] if plan.search() else []
+        other = new_plan(kernels, problem, workspace, True)
+        if other.search() and (not plans or other.cost() < plan.cost()):
+            plan, plans = other, [other]
+        part = problem[0]
+        part.with_weight_grad = part.buffers_weight_grad = False
+        first = plan_of_one(kernels, &part, workspace)
+        part.with_weight_grad, part.buffers_weight_grad = True, problem.buffers_weight_grad
+        part.with_input_grad = False
+        second = plan_of_one(kernels, &part, workspace)
+        if first is not None and second is not None and (not plans or first.cost() + second.cost() < plan.cost()):
+            plans = [first, second]
+    if not plans or None in plans:
+        raise MemoryError(f"a workspace of {workspace} bytes is too small for any plan")
+    return plans
+
+
+cdef Plan plan_with_logits(const ag_lce_kernels *kernels, const Problem *problem, Py_ssize_t workspace):
+    """Both passes over a chunk, its logits kept in between. None where that is impossible, or no cheaper: each chunk packs
+    the weight."""
+    cdef Plan plan = new_plan(kernels, problem, workspace, True)
+    cdef Py_ssize_t rows = plan.preferred_rows(), vocab = plan.preferred_vocab()
+    plan.keeps_logits = True
+    while not plan.cut(rows, vocab, problem.hidden):
+        rows -= kernels.mr
+        if rows < MIN_ROWS_TO_KEEP_LOGITS:
+            return None
+    return plan if plan.chunks == 1 or plan.rows >= MIN_ROWS_TO_KEEP_LOGITS else None
+
+
+cdef Py_ssize_t bytes_of(list plans) except -1:
+    """What a workspace takes that serves these plans in turn."""
+    cdef Py_ssize_t most = 0
+    cdef Plan plan
+    for plan in plans:
+        most = max(most, plan.bytes())
+    return most

@@ -1,0 +1,122 @@
+"""Independent tasks on a team of threads, in the floating-point mode of the kernels, interruptible by signals."""
+
+from cython.parallel cimport parallel, threadid
+from libc.stdint cimport int64_t
+from libc.stdlib cimport calloc, free
+
+from ascend_grad cimport _openmp
+from ascend_grad._kernels cimport ag_fpenv, ag_fpenv_enter, ag_fpenv_leave
+
+cdef extern from "Python.h":
+    int PyErr_CheckSignals() except -1
+
+cdef extern from "<time.h>" nogil:
+    struct timespec:
+        long tv_sec
+        long tv_nsec
+    int clock_gettime(int clock, timespec *time)
+    enum:
+        CLOCK_MONOTONIC_COARSE
+
+cdef extern from * nogil:
+    """
+    #define AG_FETCH_ADD(counter, n) __atomic_fetch_add(counter, n, __ATOMIC_RELAXED)
+    """
+    int64_t AG_FETCH_ADD(int64_t *counter, int n)
+
+# Nanoseconds of computing after which signals are looked at.
+cdef double CHECK_INTERVAL = 40e6
+
+
+cdef double now() noexcept nogil:
+    """Nanoseconds, of a clock that is cheap to read and ticks every few milliseconds."""
+    cdef timespec time
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &time)
+    return time.tv_sec * 1e9 + time.tv_nsec
+
+
+cdef bint is_time_to_check(double *last) noexcept nogil:
+    """Whether signals should be looked at again; if so, the time of the last look becomes now."""
+    cdef double time = now()
+    if time - last[0] < CHECK_INTERVAL:
+        return False
+    last[0] = time
+    return True
+
+
+cdef void run_share(
+    task_function function, void *context, int64_t *next, int64_t begin, int64_t end, int thread, bint dynamic, double start
+) noexcept nogil:
+    """Tasks until there are none left, or signals have to be looked at. Counters begin at 0."""
+    cdef int64_t task
+    cdef ag_fpenv mode = ag_fpenv_enter()
+    while True:
+        if dynamic:
+            task = begin + AG_FETCH_ADD(next, 1)
+        else:
+            task = begin + next[0]
+            next[0] += 1
+        if task >= end:
+            break
+        function(context, task, thread)
+        if now() - start >= CHECK_INTERVAL:
+            break
+    ag_fpenv_leave(mode)
+
+
+cdef void run_shares(
+    task_function function, void *context, int64_t *counters, int64_t tasks, int threads, bint dynamic, double start
+) noexcept nogil:
+    """What one thread of a team does."""
+    cdef int thread = threadid(), team = _openmp.team_size(), share = thread
+    _openmp.record_team()
+    if dynamic:
+        run_share(function, context, counters, 0, tasks, thread, True, start)
+        return
+    while share < threads:  # there may be fewer threads than shares
+        run_share(
+            function, context, counters + share * 8, tasks * share // threads, tasks * (share + 1) // threads, thread, False,
+            start
+        )
+        share += team
+
+
+cdef int run_tasks(task_function function, void *context, Py_ssize_t tasks, int threads, bint dynamic) except -1:
+    """Run ``function(context, task, thread)`` for all tasks.
+
+    Static: neighbouring tasks belong to one thread, and to the same one in every call of the same size, which may have
+    their data in its cache. Dynamic: whoever is free takes the next one. An exception of a signal's handler is raised
+    between tasks.
+    """
+    cdef int64_t one = 0
+    cdef int64_t *counters = &one
+    cdef int share, shares = 1 if dynamic else threads
+    cdef bint is_done = False
+    cdef double start
+    if threads == 1:
+        shares = 1
+        dynamic = False
+    elif not dynamic:
+        counters = <int64_t *>calloc(threads * 8, sizeof(int64_t))  # a cache line each
+        if counters == NULL:
+            raise MemoryError()
+    try:
+        while not is_done:
+            start = now()
+            with nogil:
+                if threads == 1:
+                    run_share(function, context, counters, 0, tasks, 0, False, start)
+                    _openmp.record_team()
+                else:
+                    with parallel(num_threads=threads):
+                        run_shares(function, context, counters, tasks, threads, dynamic, start)
+            is_done = True
+            for share in range(shares):
+                if counters[share * 8] < tasks * (share + 1) // shares - tasks * share // shares:
+                    is_done = False
+            if not is_done:
+                PyErr_CheckSignals()
+    finally:
+        if counters != &one:
+            free(counters)
+    return 0
