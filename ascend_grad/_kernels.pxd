@@ -15,6 +15,7 @@ cdef extern from "ascend_grad/fpenv.h" nogil:
     ctypedef int ag_fpenv
     ag_fpenv ag_fpenv_enter()
     void ag_fpenv_leave(ag_fpenv mode)
+    double ag_rounded_to_float32(double x)
 
 cdef extern from "ascend_grad/rowwise.h" nogil:
     ctypedef enum ag_dtype:

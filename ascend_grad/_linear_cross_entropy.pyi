@@ -19,7 +19,10 @@ class Rows:
     ) -> None: ...
 
 class Plan:
+    nbytes: int
     workspace: int
+    products: set[str]
+    compensated: set[str]
     rows: int
     vocab: int
     hidden: int

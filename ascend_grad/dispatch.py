@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any, NamedTuple, NoReturn
 
-from . import contract
+from . import _cpu, contract
 from ._short_way import chosen
 from .backends import AUTOMATIC, REGISTRY
 from .config import BACKENDS, ENVIRONMENT
@@ -84,14 +84,19 @@ def _cannot(call: Call, name: str, source: str, reason: str) -> NoReturn:
 
 def run(operator: Operator, arguments: dict[str, Any], out: object, backend: str | None, num_threads: int | None):
     """Validate, choose, compute."""
-    requested(backend, operator.name)
-    num_threads = contract.checked_num_threads(num_threads, operator.name)
-    call = contract.validate(operator, arguments, out)
-    choice = select(call, backend)
-    if logger.isEnabledFor(logging.DEBUG):
-        shapes = ", ".join(f"{array.dtype}{array.shape}" for array in call.arrays)
-        logger.debug("%s of %s: %s, %s", operator.name, shapes, choice.backend, choice.reason)
-    return REGISTRY[choice.backend].run(call, num_threads)
+    # Conversions and rounding on the way do not depend on the caller's floating-point mode either.
+    mode = _cpu.enter_mode()
+    try:
+        requested(backend, operator.name)
+        num_threads = contract.checked_num_threads(num_threads, operator.name)
+        call = contract.validate(operator, arguments, out)
+        choice = select(call, backend)
+        if logger.isEnabledFor(logging.DEBUG):
+            shapes = ", ".join(f"{array.dtype}{array.shape}" for array in call.arrays)
+            logger.debug("%s of %s: %s, %s", operator.name, shapes, choice.backend, choice.reason)
+        return REGISTRY[choice.backend].run(call, num_threads)
+    finally:
+        _cpu.leave_mode(mode)
 
 
 class use_backend:

@@ -1,9 +1,11 @@
-"""The CPU: which variants of the kernels it runs, and which one is in force."""
+"""The CPU: which variants of the kernels it runs, which one is in force, and its floating-point mode."""
 
 from ascend_grad._kernels cimport (
     AG_VARIANT_COUNT,
     ag_best_variant,
     ag_cache_size,
+    ag_fpenv_enter,
+    ag_fpenv_leave,
     ag_variant,
     ag_variant_names,
     ag_variant_supported,
@@ -26,8 +28,19 @@ VARIANTS = tuple([ag_variant_names[v].decode() for v in range(AG_VARIANT_COUNT)]
 
 cdef ag_variant _active = ag_best_variant()
 
-# Read once: a call should not open files. The fallbacks are small CPUs' sizes.
-cdef long[4] _cache_sizes = [0, ag_cache_size(1, 32 << 10), ag_cache_size(2, 512 << 10), ag_cache_size(3, 8 << 20)]
+# Read once: a call should not open files. The fallbacks are small CPUs' sizes. They choose what is worked on at a time, never
+# the order of a sum.
+cdef long[4] _cache_sizes
+
+
+def force_cache_sizes(sizes=None):
+    """Pretend that L1, L2 and L3 have these sizes; for None, those that the system tells."""
+    cdef int level
+    for level in range(1, 4):
+        _cache_sizes[level] = sizes[level - 1] if sizes else ag_cache_size(level, [0, 32 << 10, 512 << 10, 8 << 20][level])
+
+
+force_cache_sizes()
 
 
 cdef ag_variant active() noexcept nogil:
@@ -57,3 +70,13 @@ def force_variant(name):
     if name not in supported_variants():
         raise ValueError(f"variant: expected one of {', '.join(supported_variants())}, got {name!r}")
     _active = <ag_variant><int>VARIANTS.index(name)
+
+
+def enter_mode():
+    """Switch this thread to the floating-point mode of the kernels (see fpenv.h); returns the one to go back to."""
+    return ag_fpenv_enter()
+
+
+def leave_mode(mode):
+    """Go back to the mode that `enter_mode` returned."""
+    ag_fpenv_leave(mode)

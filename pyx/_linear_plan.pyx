@@ -141,6 +141,24 @@ cdef class Plan:
     cdef bint compensates_weight_grad(self) noexcept:
         return self.problem.with_weight_grad and self.chunks > MAX_UNCOMPENSATED_SUMS
 
+    # -- for tests
+
+    @property
+    def nbytes(self):
+        return self.bytes()
+
+    @property
+    def products(self):
+        """Names of what is computed by matrix products."""
+        chosen = self.problem.with_logits, self.problem.with_input_grad, self.problem.with_weight_grad
+        return {name for name, is_chosen in zip(("logits", "input_grad", "weight_grad"), chosen) if is_chosen}
+
+    @property
+    def compensated(self):
+        """Names of the products whose partial sums have compensation."""
+        chosen = self.compensates_logits(), self.compensates_input_grad(), self.compensates_weight_grad()
+        return {name for name, is_chosen in zip(("logits", "input_grad", "weight_grad"), chosen) if is_chosen}
+
     # -- memory
 
     cdef Py_ssize_t packed_rows(self, Py_ssize_t n) noexcept nogil:

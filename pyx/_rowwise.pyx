@@ -46,6 +46,7 @@ from ascend_grad._kernels cimport (
     ag_fpenv_enter,
     ag_fpenv_leave,
     ag_round,
+    ag_rounded_to_float32,
     ag_row_kernels,
     ag_row_op,
     ag_rowwise_kernels,
@@ -152,16 +153,11 @@ cdef bint describe(
     cdef Py_ssize_t[MAX_AXES] reach
     cdef Py_ssize_t length
     cdef Operand *operand
-    cdef ag_fpenv mode
     if cnp.PyArray_SIZE(a) == 0:
         return False
     p.op = op
     p.dtype = <ag_dtype>dtype_of(a)
-    p.scale = scale
-    if p.dtype != AG_FLOAT64:
-        mode = ag_fpenv_enter()
-        p.scale = <double><float>scale
-        ag_fpenv_leave(mode)
+    p.scale = scale if p.dtype == AG_FLOAT64 else ag_rounded_to_float32(scale)
     p.n = shape[dim] if rank else 1
     p.rows = cnp.PyArray_SIZE(a) // p.n
     describe_operand(&p.operands[A], a, dim, shape)

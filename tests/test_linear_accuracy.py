@@ -8,6 +8,8 @@ import linear_oracles
 import numpy as np
 import oracles
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from linear_samples import (
     GRADIENT,
     KINDS,
@@ -27,8 +29,7 @@ from linear_samples import (
 from samples import BFLOAT16, DTYPES, assert_fresh, assert_identical, generator
 
 import ascend_grad as ag
-from ascend_grad import contract
-from ascend_grad import _linear_cross_entropy
+from ascend_grad import _cpu, _linear_cross_entropy, contract
 
 
 @functools.lru_cache(maxsize=64)
@@ -303,8 +304,8 @@ def test_any_workspace(nbytes, dtype, cpu_engine):
         cpu_engine.assert_solved(problem, cpu_engine.solve(problem, workspace_bytes=nbytes), right)
 
 
-# Rows in a few chunks; in many; too little space for the logits.
-@pytest.mark.parametrize(("shape", "least"), [((1000, 800, 9), 2), ((6500, 1000, 3), 17), ((300, 9000, 5), 0)], ids=str)
+# Rows in a few chunks; in so many that additions to weight_grad are compensated; too little space for the logits.
+@pytest.mark.parametrize(("shape", "least"), [((1000, 800, 9), 2), ((40_000, 900, 3), 65), ((300, 9000, 5), 0)], ids=str)
 def test_the_whole_loss_in_little_space(shape, least, dtype, cpu_engine):
     # A word's gradient is one large term, the target's, and hundreds of small ones: such sums are not centred.
     how = {"kind": "positive"}
@@ -317,10 +318,6 @@ def test_the_whole_loss_in_little_space(shape, least, dtype, cpu_engine):
     assert all(plan.chunks >= least for plan in plans)
     right = expected(WHOLE, shape, dtype, tuple(how.items()))
     cpu_engine.assert_solved(problem, cpu_engine.solve(problem, workspace_bytes=nbytes), right)
-
-
-def compensated(plan, name: str) -> bool:
-    return getattr(plan, f"compensates_{name}")
 
 
 SIZES = st.tuples(*(st.integers(0, 300).map(lambda k, n=n: int(n ** (k / 300))) for n in (10**5, 10**6, 10**6)))
@@ -338,14 +335,14 @@ SIZES = st.tuples(*(st.integers(0, 300).map(lambda k, n=n: int(n ** (k / 300))) 
 @example((10**5, 10**6, 10**6), 2**22, "float64", (True, True), (True, True, False))
 @example((1, 1, 10**6), 2**22, "float32", (True, True), (True, False, False))
 @settings(max_examples=1000, deadline=None)
-def test_a_plan_has_few_partial_sums_or_compensates_them(every_variant, sizes, nbytes, name, chosen, choices):
+def test_a_plan_has_few_partial_sums_or_compensates_them(forced, sizes, nbytes, name, chosen, choices):
     """No more than 64 are simply added up, whatever is computed in whatever space. Nothing is computed here."""
     rows, words, features = sizes
     with_logits, buffers_weight_grad, keeps_logits = choices
     x = np.lib.stride_tricks.as_strided(np.empty(1, DTYPES[name]), (rows, features), (0, 0))
     w = np.lib.stride_tricks.as_strided(np.empty(1, DTYPES[name]), (words, features), (0, 0))
-    for variant in every_variant:
-        _cpu.force_variant(variant)
+    for variant in _cpu.supported_variants():
+        forced(variant)
         plans = _linear_cross_entropy.plans(
             x, w, rows, nbytes, with_logits, *chosen, buffers_weight_grad, keeps_logits and any(chosen)
         )
@@ -356,12 +353,44 @@ def test_a_plan_has_few_partial_sums_or_compensates_them(every_variant, sizes, n
             assert plan.rows * plan.chunks >= rows
             assert plan.vocab * plan.blocks >= words
             assert plan.hidden * plan.slices >= features
-            assert plan.slices <= 64 or plan.compensates_logits or not plan.with_logits
-            assert plan.blocks <= 64 or plan.compensates_input_grad or not plan.with_input_grad
-            assert plan.chunks <= 64 or plan.compensates_weight_grad or not plan.with_weight_grad
-        for gradient in range(2):
-            computed = [(plan.with_input_grad, plan.with_weight_grad)[gradient] for plan in plans]
-            assert sum(computed) == (chosen[gradient] and bool(plans))
+            for product, sums in ("logits", plan.slices), ("input_grad", plan.blocks), ("weight_grad", plan.chunks):
+                assert sums <= 64 or product in plan.compensated or product not in plan.products
+        for product, is_chosen in zip(("input_grad", "weight_grad"), chosen, strict=True):
+            assert sum(product in plan.products for plan in plans) == (is_chosen and bool(plans))
+
+
+@pytest.mark.parametrize(
+    ("shape", "how"),
+    [
+        # Blocks of words outside, the compensation of all rows beside them.
+        (Shape(16, 140_000, 2048), {"chunks_outside": False, "by_slice": False}),
+        # One plan for each gradient; chunks outside for the first one.
+        (Shape(144, 100_000, 8192), {"chunks_outside": True, "by_slice": False}),
+        # Not even one chunk's compensation fits.
+        (Shape(8, 140_000, 140_000), {"chunks_outside": True, "by_slice": True}),
+    ],
+    ids=str,
+)
+def test_constants_in_little_space(shape, how):
+    """A constant weight: roundings do not cancel. Every walk is taken; the other gradient is left out for its size."""
+    nbytes = 2**22
+    w = np.broadcast_to(np.float32(1.1), (shape.V, shape.H))
+    x = np.broadcast_to(np.float32(1), (shape.BT, shape.H))
+    (plan,) = _linear_cross_entropy.plans(x, w, shape.BT, nbytes, False, True, False, False)
+    arguments = {
+        "grad": np.ones(shape.BT, np.float32),
+        "input": x,
+        "weight": w,
+        "target_mask": np.ones(shape.BT, bool),
+        "masked_target": np.zeros(shape.BT, np.int64),
+        "softmax": np.broadcast_to(np.float32(1), (shape.BT, shape.V)),
+    }
+    input_grad, _ = ag.fused_linear_cross_entropy_loss_grad(
+        **arguments, output_mask=(True, False), workspace_bytes=nbytes, backend="cpu"
+    )
+    exact = shape.V * float(w[0, 0])
+    assert np.abs(input_grad - exact).max() <= 512 * 2**-24 * exact
+    assert {name: getattr(plan, name) for name in how} == how
 
 
 def test_both_modes_agree(dtype, engine):

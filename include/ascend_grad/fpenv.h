@@ -48,4 +48,16 @@ static AG_UNUSED void ag_fpenv_leave(ag_fpenv mode)
 #endif
 }
 
+/* A setting as float32, rounded in the mode of the kernels. The compiler knows nothing of modes and would move the
+ * conversion to before the switch; the empty statements keep it in its place. */
+static AG_UNUSED double ag_rounded_to_float32(double x)
+{
+    const ag_fpenv mode = ag_fpenv_enter();
+    __asm__ volatile("" : "+m"(x));
+    x = (double)(float)x;
+    __asm__ volatile("" : "+m"(x));
+    ag_fpenv_leave(mode);
+    return x;
+}
+
 #endif
