@@ -127,9 +127,19 @@ class AclError(AscendGradError, RuntimeError):
     """
 
 
+class MissingKernelError(AclError):
+    """The first stage of an operator says that the toolkit has no usable kernel of it. Nothing was computed."""
+
+
+#: No kernel found, no path to kernels, no package of kernels.
+NO_KERNEL = (561003, 561107, 561112)
+
+
 def device_error(code: int | None, call: str, runtime_message: str = "") -> AscendGradError:
     """The exception for a status code that a function of the device returned."""
     kinds = (ParamNullptrError, ParamInvalidError, UnsupportedDeviceError)
     kind = next((kind for kind in kinds if kind.code == code), AclError)
+    if code in NO_KERNEL and call.endswith("GetWorkspaceSize"):
+        kind = MissingKernelError
     message = f"{call} failed: {runtime_message}" if runtime_message else f"{call} failed"
     return kind(message, code=code, call=call, runtime_message=runtime_message)

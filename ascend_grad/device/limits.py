@@ -170,8 +170,7 @@ def refusal(call: Call, state: State) -> Refusal | None:
     for name in needed(call):
         device_name = OPERATORS[name].device_name
         if device_name in state.absent:
-            reason = f"this toolkit's operator library lacks {state.absent[device_name]}"
-            return _refused(call, BackendUnavailableError, reason)
+            return _refused(call, BackendUnavailableError, state.absent[device_name])
     soc = family(state.soc)
     for limit in LIMITS[call.operator.name]:
         refused = limit(call, soc)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from .. import _acl, _aclnn
-from ..errors import STATUS_NAMES, AscendGradError
+from ..errors import STATUS_NAMES, AscendGradError, MissingKernelError
 
 logger = logging.getLogger("ascend_grad")
 
@@ -39,7 +39,7 @@ class State(NamedTuple):
     status: tuple[bool, str]
     cards: int = 0
     soc: str = ""
-    #: Operators that these libraries lack: the device's name of one -> the missing symbol.
+    #: Operators that this toolkit lacks: the device's name of one -> the reason.
     absent: dict[str, str] = {}  # noqa: RUF012  # nobody changes it
 
     @property
@@ -106,7 +106,7 @@ def _open() -> State:
     if missing := _acl.fill_table(libraries):
         raise _Unusable(f"the runtime library lacks {', '.join(missing)}", broken=True)
     operators = _first_that_loads(folders, OPERATOR_LIBRARIES, "no operator library", broken=True)
-    absent = _aclnn.bind(operators)
+    symbols = _aclnn.bind(operators)
 
     _opened = True
     code, message = _acl.initialise()
@@ -116,12 +116,28 @@ def _open() -> State:
         raise _Unusable(f"aclInit failed: {_described(code, message)}", broken=True)
     atexit.register(_close)
     count = _device_count()
-    soc = _acl.soc_name()
-    cards = "1 card" if count == 1 else f"{count} cards"
-    reason = f"{cards}, {soc or 'of an unknown kind'}"
+    absent = {name: f"this toolkit's operator library lacks {symbol}" for name, symbol in symbols.items()}
+    return _usable(count, _acl.soc_name(), absent)
+
+
+def _usable(cards: int, soc: str, absent: dict[str, str]) -> State:
+    reason = f"{'1 card' if cards == 1 else f'{cards} cards'}, {soc or 'of an unknown kind'}"
     if absent:
         reason += f"; this toolkit lacks {', '.join(absent)}"
-    return State((True, reason), count, soc, absent)
+    return State((True, reason), cards, soc, absent)
+
+
+def lose_operator(error: MissingKernelError) -> None:
+    """An operator turned out to have no kernel: it is absent from now on, and that is told once."""
+    global _state
+    name = error.call.removesuffix("GetWorkspaceSize")
+    reason = f"this toolkit has no usable kernel of {name} ({_described(error.code, error.runtime_message)})"
+    with _lock:
+        found = _state
+        if found is None or not found.usable or name in found.absent:
+            return
+        _state = _usable(found.cards, found.soc, {**found.absent, name: reason})
+    logger.warning("the Ascend NPU computes no %s: %s", error.operator, reason)
 
 
 def _device_count() -> int:
@@ -141,8 +157,8 @@ def _device_count() -> int:
     return count
 
 
-def _described(code: int, message: str) -> str:
-    return f"{code} {STATUS_NAMES.get(code, '')}".strip() + (f", {message}" if message else "")
+def _described(code: int | None, message: str) -> str:
+    return f"{code} {STATUS_NAMES.get(code or 0, '')}".strip() + (f", {message}" if message else "")
 
 
 def _first_that_loads(
