@@ -105,6 +105,8 @@ def test_what_the_device_takes_goes_there_without_being_asked(any_operator, devi
         ("Ascend310P3", {*OPERATORS} - {"scaled_masked_softmax"}),
         ("Ascend950PR", {*OPERATORS, LOSS}),
         ("Ascend910A", {*OPERATORS} - {*MASKED}),
+        ("Ascend910B", {*OPERATORS} - {*MASKED}),
+        ("Ascend310B4", {"softmax"}),
     ],
 )
 def test_systems(soc, here, any_operator, run_script):
