@@ -19,11 +19,17 @@ logger = logging.getLogger("ascend_grad")
 cdef extern from "<dlfcn.h>" nogil:
     void *dlopen(const char *path, int mode)
     void *dlsym(void *library, const char *name)
-    int dlclose(void *library)
+    int dlinfo(void *library, int request, void *answer)
     char *dlerror()
     enum:
         RTLD_LAZY
         RTLD_LOCAL
+        RTLD_NOLOAD
+        RTLD_DI_LINKMAP
+
+cdef extern from "<link.h>" nogil:
+    struct link_map:
+        char *l_name
 
 cdef ag_acl_functions table
 memset(&table, 0, sizeof(table))
@@ -36,7 +42,7 @@ cdef ag_acl_context[64] _contexts
 memset(_contexts, 0, sizeof(_contexts))
 
 
-# ---- libraries and symbols -------------------------------------------------------------------------------------------
+# ---- libraries and symbols: what is opened stays open ----------------------------------------------------------------
 
 
 def open_library(path):
@@ -54,8 +60,18 @@ def open_library(path):
     return <uintptr_t>library
 
 
-def close_library(library):
-    dlclose(<void *><uintptr_t>library)
+def mapped_library(name):
+    """The library of this name that is in the process already, whoever opened it; 0 where there is none."""
+    cdef bytes text = name.encode()
+    return <uintptr_t>dlopen(text, RTLD_LAZY | RTLD_LOCAL | RTLD_NOLOAD)
+
+
+def path_of(library):
+    """The file that a library was opened from."""
+    cdef link_map *entry = NULL
+    if dlinfo(<void *><uintptr_t>library, RTLD_DI_LINKMAP, &entry) != 0 or entry == NULL:
+        return ""
+    return os.fsdecode(entry.l_name)
 
 
 def find(libraries, name):
