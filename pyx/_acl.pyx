@@ -7,6 +7,7 @@ the runtime is called any more.
 
 import logging
 import os
+import threading
 
 from cpython.buffer cimport PyBuffer_FillInfo
 from libc.stdint cimport uint64_t, uintptr_t
@@ -40,6 +41,10 @@ cdef bint _lost = False
 MAX_DEVICES = 64
 cdef ag_acl_context[64] _contexts
 memset(_contexts, 0, sizeof(_contexts))
+
+
+# What `Bound` left bound in a thread that had no context: nobody's choice of a card.
+_left = threading.local()
 
 
 # ---- libraries and symbols: what is opened stays open ----------------------------------------------------------------
@@ -175,6 +180,15 @@ cdef ag_acl_context current_context() noexcept nogil:
     return context
 
 
+def bound_device():
+    """The card that somebody else has bound the calling thread to; None where nobody has."""
+    cdef int32_t device = 0
+    cdef ag_acl_context context = current_context()
+    if context == NULL or getattr(_left, "context", None) == <uintptr_t>context or table.aclrtGetDevice == NULL:
+        return None
+    return device if table.aclrtGetDevice(&device) == AG_ACL_SUCCESS else None
+
+
 cdef class Bound:
     """Binds the calling thread to a device for a block, and then gives the thread back what it had."""
 
@@ -194,6 +208,8 @@ cdef class Bound:
             code = table.aclrtSetDevice(self.device)
         check(code, "aclrtSetDevice")
         _contexts[self.device] = current_context()
+        if before == NULL:
+            _left.context = <uintptr_t>_contexts[self.device]
         self.outer = before
         return self
 

@@ -669,10 +669,34 @@ def test_the_environments_card(run_script):
     """
     home = str(build("split"))
     assert run_script(script, ASCEND_HOME_PATH=home, ASCEND_GRAD_DEVICE="1").stdout == "1 1\n"
-    script = "import ascend_grad as ag; print(ag.backends()['npu'])"
-    result = run_script(script, ASCEND_HOME_PATH=home, ASCEND_GRAD_DEVICE="2")
-    assert "usable=False" in result.stdout
-    assert "ASCEND_GRAD_DEVICE is 2, the devices are 0 to 1" in result.stdout
+
+
+def test_a_card_beyond_those_that_there_are(run_script):
+    """Whoever forces the device, in whatever way, gets an error; the automatic choice computes on the CPU and warns."""
+    script = """
+        import ascend_grad as ag, numpy as np
+        x = np.zeros(4, np.float32)
+        if ag.explain("softmax", x, backend="auto").backend == "cpu" and FORCED is None:
+            print(*[ag.softmax(x).tolist() for _ in range(3)], ag.backends()["npu"].usable)
+        try:
+            if FORCED == "use_backend":
+                ag.use_backend("npu")
+            ag.softmax(x, backend="npu" if FORCED == "argument" else None)
+        except ag.BackendUnavailableError as error:
+            print(error)
+    """
+    reason = "ASCEND_GRAD_DEVICE is 2, the devices are 0 to 1 (2 cards)"
+    settings = {"ASCEND_HOME_PATH": str(build("split")), "ASCEND_GRAD_DEVICE": "2"}
+    automatic = run_script("FORCED = None" + script.replace("\n        ", "\n"), **settings)
+    assert automatic.stdout == "[0.25, 0.25, 0.25, 0.25] " * 3 + "False\n"
+    assert automatic.stderr == f"the Ascend NPU cannot be used: {reason}\n"
+    for forced, more in (
+        ("argument", {}),
+        ("use_backend", {}),
+        ("environment", {"ASCEND_GRAD_BACKEND": "npu"}),
+    ):
+        result = run_script(f"FORCED = {forced!r}" + script.replace("\n        ", "\n"), **settings, **more)
+        assert reason in result.stdout, forced
 
 
 def test_the_environments_backend(run_script):

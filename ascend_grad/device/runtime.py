@@ -133,7 +133,8 @@ def _device_count() -> int:
         raise Unusable("the runtime counts no device", broken=False)
     count = min(count, _acl.MAX_DEVICES)
     if ENVIRONMENT.device is not None and ENVIRONMENT.device >= count:
-        raise Unusable(f"ASCEND_GRAD_DEVICE is {ENVIRONMENT.device}, the devices are 0 to {count - 1}", broken=True)
+        there = f"the devices are 0 to {count - 1} ({count} card{'s' * (count > 1)})"
+        raise Unusable(f"ASCEND_GRAD_DEVICE is {ENVIRONMENT.device}, {there}", broken=True)
     return count
 
 
