@@ -189,6 +189,20 @@ def bound_device():
     return device if table.aclrtGetDevice(&device) == AG_ACL_SUCCESS else None
 
 
+cdef class KeptContext:
+    """Gives the calling thread back the context that it had, whatever happens to it within a block."""
+
+    cdef ag_acl_context outer
+
+    def __enter__(self):
+        self.outer = current_context()
+        return self
+
+    def __exit__(self, *exc_info):
+        if self.outer != NULL and current_context() != self.outer:
+            dispose(<disposer>table.aclrtSetCurrentContext, self.outer, "aclrtSetCurrentContext")
+
+
 cdef class Bound:
     """Binds the calling thread to a device for a block, and then gives the thread back what it had."""
 

@@ -1,4 +1,4 @@
-"""Finding the libraries of a toolkit beside others that are in the process."""
+"""Finding the libraries of a toolkit beside others that are in the process, and who initialises the runtime first."""
 
 from __future__ import annotations
 
@@ -172,3 +172,113 @@ def test_a_toolkit_without_a_card_is_no_warning(run_script) -> None:
     )
     assert failing.stdout == "[0.5 0.5] cpu\n"
     assert failing.stderr.startswith("INFO no Ascend NPU: aclInit failed: 207004 ACL_ERROR_RT_NO_DEVICE")
+
+
+# ---- torch_npu -------------------------------------------------------------------------------------------------------
+
+TORCH = """
+    import ctypes, os, sys, types
+    import numpy as np
+    runtime = ctypes.CDLL(os.environ["ASCEND_HOME_PATH"] + "/lib64/libascendcl.so")
+    calls = []
+
+    def init():
+        calls.append(runtime.aclInit(None))
+        {body}
+
+    torch_npu = types.ModuleType("torch_npu")
+    torch_npu.npu = types.ModuleType("torch_npu.npu")
+    torch_npu.npu.init = init
+    sys.modules["torch_npu"] = torch_npu
+    sys.modules["torch_npu.npu"] = torch_npu.npu
+
+    import logging
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
+    import ascend_grad as ag
+    assert calls == [], "at import"
+    x = np.zeros(2, np.float32)
+"""
+
+
+def with_torch(run_script, body: str, use: str, variant: str = "split", **environment: str):
+    text = textwrap.dedent(TORCH).replace("{body}", body) + textwrap.dedent(use)
+    return run_script(text, ASCEND_HOME_PATH=str(build(variant)), **environment)
+
+
+def test_torch_npu_initialises_the_runtime_first(run_script, tmp_path) -> None:
+    report = tmp_path / "report"
+    use = """
+    for _ in range(2):
+        print(ag.softmax(x, backend="npu"), calls)
+    """
+    result = with_torch(run_script, "pass", use, CANN_STAND_IN_REPORT=str(report))
+    assert result.stdout == "[0.5 0.5] [0]\n" * 2  # its aclInit was the first of the process
+    assert result.stderr == ""
+    lines = dict(line.split(None, 1) for line in report.read_text().splitlines())
+    assert (lines["initialisations"], "violation" in lines) == ("1", False)  # ours was taken back, theirs stays
+
+
+def test_the_card_that_torch_npu_binds_the_thread_to(run_script) -> None:
+    use = "print(ag.npu.asarray(x).device, ag.npu.get_device())"
+    result = with_torch(run_script, "assert runtime.aclrtSetDevice(1) == 0", use)
+    assert result.stdout == "1 1\n"
+
+
+def test_a_thread_that_was_bound_before_stays_so(run_script) -> None:
+    use = """
+    assert runtime.aclInit(None) == 0
+    assert runtime.aclrtSetDevice(1) == 0
+    print(ag.npu.asarray(x).device, calls)
+    """
+    result = with_torch(run_script, "assert runtime.aclrtSetDevice(0) == 0", use)
+    assert result.stdout == "1 [100002]\n"
+
+
+@pytest.mark.parametrize("body", ["raise RuntimeError('broken')", "del torch_npu.npu; torch_npu.npu", "raise OSError"])
+def test_torch_npu_that_does_not_initialise(body, run_script) -> None:
+    """We go on by ourselves, and say so."""
+    use = "print(ag.softmax(x, backend='npu'), ag.softmax(x), len(calls))"
+    result = with_torch(run_script, body, use)
+    assert result.stdout == "[0.5 0.5] [0.5 0.5] 1\n"
+    assert result.stderr.startswith("WARNING torch_npu.npu.init() failed (")
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("module", ["None", "types.ModuleType('torch_npu')"])
+def test_torch_npu_that_is_not_there_as_a_whole(module, run_script) -> None:
+    """An import that failed, or that is under way."""
+    use = f"""
+    sys.modules["torch_npu"] = {module}
+    print(ag.softmax(x, backend="npu"), calls)
+    """
+    result = with_torch(run_script, "pass", use)
+    assert result.stdout == "[0.5 0.5] []\n"
+
+
+def test_without_a_card_a_failing_torch_npu_is_no_warning(run_script) -> None:
+    use = "print(ag.softmax(x), ag.explain('softmax', x).backend)"
+    result = with_torch(run_script, "raise RuntimeError('no device')", use, variant="device_lost")
+    assert result.stdout == "[0.5 0.5] cpu\n"
+    assert result.stderr == ""
+
+
+def test_torch_npu_is_left_alone_without_a_toolkit(run_script, tmp_path) -> None:
+    use = """
+    os.environ["ASCEND_HOME_PATH"] = os.environ["ASCEND_TOOLKIT_HOME"] = ""
+    print(ag.softmax(x), calls)
+    """
+    text = textwrap.dedent(TORCH).replace("{body}", "pass").replace("runtime = ctypes", "runtime = 0 and ctypes")
+    result = run_script(text + textwrap.dedent(use), ASCEND_HOME_PATH="")
+    assert result.stdout == "[0.5 0.5] []\n"
+
+
+def test_torch_npu_is_never_imported(run_script, tmp_path) -> None:
+    (tmp_path / "torch_npu.py").write_text("raise SystemExit('imported')")
+    use = """
+    import sys
+    sys.path.insert(0, os.environ["TORCH"])
+    import ascend_grad as ag
+    print(ag.softmax(np.zeros(2, np.float32), backend="npu"), "torch_npu" in sys.modules)
+    """
+    result = run_script(script(MAPPED, use), ASCEND_HOME_PATH=str(build("split")), TORCH=str(tmp_path))
+    assert result.stdout == "[0.5 0.5] False\n"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import sys
 import threading
 from typing import NamedTuple
 
@@ -86,6 +87,7 @@ def _open() -> State:
     toolkit = libraries.Toolkit()
     if missing := _acl.fill_table([*toolkit.runtime(), *toolkit.framework()]):
         raise Unusable(f"the runtime library lacks {', '.join(missing)}", broken=True)
+    torch_failure = _initialise_torch()
     symbols = _aclnn.bind(toolkit.operators())
 
     _opened = True
@@ -96,6 +98,8 @@ def _open() -> State:
         raise Unusable(f"aclInit failed: {_described(code, message)}", broken=code != NO_DEVICE)
     atexit.register(_close)
     count = _device_count()
+    if torch_failure:
+        logger.warning("torch_npu.npu.init() failed (%s), the device is used without it", torch_failure)
     absent = {name: f"this toolkit's operator library lacks {symbol}" for name, symbol in symbols.items()}
     return _usable(count, _acl.soc_name(), absent)
 
@@ -118,6 +122,22 @@ def lose_operator(error: MissingKernelError) -> None:
             return
         _state = _usable(found.cards, found.soc, {**found.absent, name: reason})
     logger.warning("the Ascend NPU computes no %s: %s", error.operator, reason)
+
+
+def _initialise_torch() -> str:
+    """Let torch_npu initialise the runtime, if this process uses it: the first aclInit decides the configuration, and
+    torch_npu relies on its own. What went wrong, "" for nothing: then we go on by ourselves.
+    """
+    torch = sys.modules.get("torch_npu")
+    initialise = getattr(getattr(torch, "npu", None), "init", None)
+    if initialise is None:  # not imported, or not yet as a whole
+        return ""
+    try:
+        with _acl.KeptContext():
+            initialise()
+    except Exception as error:
+        return repr(error)
+    return ""
 
 
 def _device_count() -> int:
