@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import pickle
 import threading
@@ -68,14 +67,23 @@ def test_forced_calls_raise(code, how, device: StandIn, caplog) -> None:
                 return ag.softmax(x)
         return ag.softmax(x, backend="npu" if how == "argument" else None)
 
-    with pytest.raises(ag.AclError, match=f"softmax: {FIRST_STAGE} failed: .*a fault was injected here") as info:
-        call()
-    assert (info.value.code, info.value.call) == (code, FIRST_STAGE)
-    twin = pickle.loads(pickle.dumps(info.value))
-    assert (str(twin), twin.code, twin.call) == (str(info.value), code, FIRST_STAGE)
-    for _ in range(2):
-        with pytest.raises(ag.BackendUnavailableError, match=f"no usable kernel of aclnnSoftmax.*{code}"):
+    def error() -> ag.AscendGradError | None:
+        try:
             call()
+        except ag.AscendGradError as error:
+            return error.with_traceback(None)  # its frames hold the array on the card
+        return None
+
+    first = error()
+    assert isinstance(first, ag.AclError)
+    assert str(first).startswith(f"softmax: {FIRST_STAGE} failed: {FIRST_STAGE}: a fault was injected here")
+    assert (first.code, first.call) == (code, FIRST_STAGE)
+    twin = pickle.loads(pickle.dumps(first))
+    assert (type(twin), str(twin), twin.code, twin.call) == (type(first), str(first), code, FIRST_STAGE)
+    for _ in range(2):
+        later = error()
+        assert isinstance(later, ag.BackendUnavailableError)
+        assert f"no usable kernel of aclnnSoftmax ({code} " in str(later)
     assert device.calls(FIRST_STAGE) == 1
     assert len(warnings(caplog)) == 1
     np.testing.assert_array_equal(ag.softmax(X, backend="auto"), RIGHT)
@@ -112,7 +120,6 @@ def test_the_chain_needs_all_of_its_operators(missing, device: StandIn, caplog) 
     target = np.array([0, 5, -100, 129, 7])
     right = ag.linear_cross_entropy(x, w, target, backend="cpu")
     npu.release()
-    gc.collect()  # arrays of earlier tests
     before = device.live()
     device.fail(device_name + "GetWorkspaceSize", 0, 561112)
     for _ in range(2):
@@ -122,7 +129,8 @@ def test_the_chain_needs_all_of_its_operators(missing, device: StandIn, caplog) 
     assert device.calls(device_name + "GetWorkspaceSize") == 1
     assert len(warnings(caplog)) == 1
     npu.release()
-    assert device.live() == before
+    for name, count in device.live().items():  # of arrays of earlier tests, some may have been forgotten meanwhile
+        assert count <= before.get(name, 0), name
     assert ag.explain(WHOLE, x, w, target, return_grad=False).backend == ("npu" if missing == GRADIENT else "cpu")
 
 
