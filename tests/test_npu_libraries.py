@@ -62,6 +62,17 @@ def test_what_is_mapped_already_is_used(libraries, toolkits, run_script) -> None
     assert all(path.startswith(f"{first}/") for path in mapped), mapped
 
 
+def test_a_mapped_part_of_a_family_is_not_opened_again(toolkits, run_script) -> None:
+    first, second = toolkits
+    load = f"""
+    ctypes.CDLL({str(first)!r} + "/lib64/libopapi_math.so")
+    """
+    result = run_script(script(MAPPED, load, USE), ASCEND_HOME_PATH=str(second))
+    found, *mapped = result.stdout.splitlines()
+    assert found == FOUND
+    assert [path for path in mapped if "math" in path] == [f"{first}/lib64/libopapi_math.so"]
+
+
 def test_a_mapped_family_goes_before_newer_ones_in_a_folder(tmp_path, run_script) -> None:
     home = shutil.copytree(build("split_without_math"), tmp_path / "both")
     shutil.copy(build("split") / "lib64" / "libopapi_math.so", home / "lib64")
