@@ -26,6 +26,7 @@ cdef extern from "ascend_grad/acl/runtime.h" nogil:
         ag_acl_error (*aclrtGetDeviceCount)(uint32_t *count) noexcept nogil
         const char *(*aclrtGetSocName)() noexcept nogil
         ag_acl_error (*aclrtSetDevice)(int32_t device) noexcept nogil
+        ag_acl_error (*aclrtGetDevice)(int32_t *device) noexcept nogil
         ag_acl_error (*aclrtGetCurrentContext)(ag_acl_context *context) noexcept nogil
         ag_acl_error (*aclrtSetCurrentContext)(ag_acl_context context) noexcept nogil
         ag_acl_error (*aclrtCreateStream)(ag_acl_stream *stream) noexcept nogil

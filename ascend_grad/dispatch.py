@@ -10,7 +10,7 @@ from ._short_way import chosen
 from .backends import AUTOMATIC, REGISTRY
 from .config import BACKENDS, ENVIRONMENT
 from .contract import Call, Operator
-from .errors import BackendUnavailableError, ParamInvalidError
+from .errors import BackendUnavailableError, MissingKernelError, ParamInvalidError
 
 logger = logging.getLogger("ascend_grad")
 
@@ -90,13 +90,23 @@ def run(operator: Operator, arguments: dict[str, Any], out: object, backend: str
         requested(backend, operator.name)
         num_threads = contract.checked_num_threads(num_threads, operator.name)
         call = contract.validate(operator, arguments, out)
-        choice = select(call, backend)
-        if logger.isEnabledFor(logging.DEBUG):
-            shapes = ", ".join(f"{array.dtype}{array.shape}" for array in call.arrays)
-            logger.debug("%s of %s: %s, %s", operator.name, shapes, choice.backend, choice.reason)
-        return REGISTRY[choice.backend].run(call, num_threads)
+        try:
+            return _computed(call, backend, num_threads)
+        except MissingKernelError:
+            if call.device is not None or requested(backend)[0] != "auto":
+                raise
+        # Nothing was computed, and the device's refusal is known now: whoever left the choice to us gets another backend.
+        return _computed(call, backend, num_threads)
     finally:
         _cpu.leave_mode(mode)
+
+
+def _computed(call: Call, backend: str | None, num_threads: int | None):
+    choice = select(call, backend)
+    if logger.isEnabledFor(logging.DEBUG):
+        shapes = ", ".join(f"{array.dtype}{array.shape}" for array in call.arrays)
+        logger.debug("%s of %s: %s, %s", call.operator.name, shapes, choice.backend, choice.reason)
+    return REGISTRY[choice.backend].run(call, num_threads)
 
 
 class use_backend:

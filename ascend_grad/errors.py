@@ -37,6 +37,8 @@ STATUS_NAMES = {
     507014: "ACL_ERROR_RT_AICORE_TIMEOUT",
     507015: "ACL_ERROR_RT_AICORE_EXCEPTION",
     507033: "ACL_ERROR_RT_DEV_SETUP_ERROR",
+    507034: "ACL_ERROR_RT_VECTOR_CORE_TIMEOUT",
+    507035: "ACL_ERROR_RT_VECTOR_CORE_EXCEPTION",
     507046: "ACL_ERROR_RT_STREAM_SYNC_TIMEOUT",
     507053: "ACL_ERROR_RT_DEVICE_MEM_ERROR",
     507899: "ACL_ERROR_RT_DRV_INTERNAL_ERROR",
@@ -127,9 +129,19 @@ class AclError(AscendGradError, RuntimeError):
     """
 
 
+class MissingKernelError(AclError):
+    """The first stage of an operator says that the toolkit has no usable kernel of it. Nothing was computed."""
+
+
+#: No kernel found, no path to kernels, no package of kernels.
+NO_KERNEL = (561003, 561107, 561112)
+
+
 def device_error(code: int | None, call: str, runtime_message: str = "") -> AscendGradError:
     """The exception for a status code that a function of the device returned."""
     kinds = (ParamNullptrError, ParamInvalidError, UnsupportedDeviceError)
     kind = next((kind for kind in kinds if kind.code == code), AclError)
+    if code in NO_KERNEL and call.endswith("GetWorkspaceSize"):
+        kind = MissingKernelError
     message = f"{call} failed: {runtime_message}" if runtime_message else f"{call} failed"
     return kind(message, code=code, call=call, runtime_message=runtime_message)

@@ -93,7 +93,8 @@ def set_device(device: int) -> None:
     Parameters
     ----------
     device : int
-        From 0 on. Without a choice it is ``ASCEND_GRAD_DEVICE``, or 0.
+        From 0 on. Without a choice it is ``ASCEND_GRAD_DEVICE``, else the card that another library has bound the
+        thread to, else 0.
 
     Raises
     ------

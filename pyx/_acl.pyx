@@ -7,6 +7,7 @@ the runtime is called any more.
 
 import logging
 import os
+import threading
 
 from cpython.buffer cimport PyBuffer_FillInfo
 from libc.stdint cimport uint64_t, uintptr_t
@@ -19,11 +20,17 @@ logger = logging.getLogger("ascend_grad")
 cdef extern from "<dlfcn.h>" nogil:
     void *dlopen(const char *path, int mode)
     void *dlsym(void *library, const char *name)
-    int dlclose(void *library)
+    int dlinfo(void *library, int request, void *answer)
     char *dlerror()
     enum:
         RTLD_LAZY
         RTLD_LOCAL
+        RTLD_NOLOAD
+        RTLD_DI_LINKMAP
+
+cdef extern from "<link.h>" nogil:
+    struct link_map:
+        char *l_name
 
 cdef ag_acl_functions table
 memset(&table, 0, sizeof(table))
@@ -36,7 +43,11 @@ cdef ag_acl_context[64] _contexts
 memset(_contexts, 0, sizeof(_contexts))
 
 
-# ---- libraries and symbols -------------------------------------------------------------------------------------------
+# What `Bound` left bound in a thread that had no context: nobody's choice of a card.
+_left = threading.local()
+
+
+# ---- libraries and symbols: what is opened stays open ----------------------------------------------------------------
 
 
 def open_library(path):
@@ -54,8 +65,18 @@ def open_library(path):
     return <uintptr_t>library
 
 
-def close_library(library):
-    dlclose(<void *><uintptr_t>library)
+def mapped_library(name):
+    """The library of this name that is in the process already, whoever opened it; 0 where there is none."""
+    cdef bytes text = name.encode()
+    return <uintptr_t>dlopen(text, RTLD_LAZY | RTLD_LOCAL | RTLD_NOLOAD)
+
+
+def path_of(library):
+    """The file that a library was opened from."""
+    cdef link_map *entry = NULL
+    if dlinfo(<void *><uintptr_t>library, RTLD_DI_LINKMAP, &entry) != 0 or entry == NULL:
+        return ""
+    return os.fsdecode(entry.l_name)
 
 
 def find(libraries, name):
@@ -159,6 +180,29 @@ cdef ag_acl_context current_context() noexcept nogil:
     return context
 
 
+def bound_device():
+    """The card that somebody else has bound the calling thread to; None where nobody has."""
+    cdef int32_t device = 0
+    cdef ag_acl_context context = current_context()
+    if context == NULL or getattr(_left, "context", None) == <uintptr_t>context or table.aclrtGetDevice == NULL:
+        return None
+    return device if table.aclrtGetDevice(&device) == AG_ACL_SUCCESS else None
+
+
+cdef class KeptContext:
+    """Gives the calling thread back the context that it had, whatever happens to it within a block."""
+
+    cdef ag_acl_context outer
+
+    def __enter__(self):
+        self.outer = current_context()
+        return self
+
+    def __exit__(self, *exc_info):
+        if self.outer != NULL and current_context() != self.outer:
+            dispose(<disposer>table.aclrtSetCurrentContext, self.outer, "aclrtSetCurrentContext")
+
+
 cdef class Bound:
     """Binds the calling thread to a device for a block, and then gives the thread back what it had."""
 
@@ -178,6 +222,8 @@ cdef class Bound:
             code = table.aclrtSetDevice(self.device)
         check(code, "aclrtSetDevice")
         _contexts[self.device] = current_context()
+        if before == NULL:
+            _left.context = <uintptr_t>_contexts[self.device]
         self.outer = before
         return self
 

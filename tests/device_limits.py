@@ -1,12 +1,52 @@
-"""What a device of the family 910B takes, as the operators' documents say it, written down apart from the library."""
+"""What the devices take, as the operators' documents say it, written down apart from the library.
+
+`code` is about a device of the family 910B; `takes` about the operators and dtypes of all families.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-from linear_samples import GRADIENT, LINEAR, LOSS, STATISTICS, LinearProblem
+from linear_samples import GRADIENT, LINEAR, LOSS, STATISTICS, WHOLE, LinearProblem
 from samples import ARRAYS, MASKED, Problem
+
+#: Names that the runtime gives to systems on chip, by family. Those of "unknown" are in none.
+SYSTEMS = {
+    "910": ("Ascend910", "Ascend910A", "Ascend910B", "Ascend910ProA", "Ascend910ProB", "Ascend910PremiumA"),
+    "910B": ("Ascend910B1", "Ascend910B2", "Ascend910B2C", "Ascend910B3", "Ascend910B4", "Ascend910B4-1"),
+    "910_93": ("Ascend910_9362", "Ascend910_9372", "Ascend910_9381", "Ascend910_9391", "Ascend910_9392"),
+    "310P": ("Ascend310P1", "Ascend310P3", "Ascend310P5", "Ascend310P7", "Ascend310P3Vir01"),
+    "310B": ("Ascend310B1", "Ascend310B2", "Ascend310B3", "Ascend310B4"),
+    "950": ("Ascend950PR_9589", "Ascend950PR_950z", "Ascend950DT_95A1"),
+    "unknown": ("", "Ascend310", "Ascend610", "Ascend910C", "Ascend910Bx", "Ascend910_9599", "Ascend960", "BS9SX1A"),
+}
+_NEWER = ("910B", "910_93", "950")
+_ROWWISE = ("910", "310P", *_NEWER)
+
+#: The device's operators that each operator is made of, and the families that have it.
+KERNELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "softmax": (("Softmax",), ("310B", *_ROWWISE)),
+    "log_softmax": (("LogSoftmax",), _ROWWISE),
+    "softmax_backward": (("SoftmaxBackward",), _ROWWISE),
+    "log_softmax_backward": (("LogSoftmaxBackward",), _ROWWISE),
+    "scaled_masked_softmax": (("ScaledMaskedSoftmax",), _NEWER),
+    "scaled_masked_softmax_backward": (("ScaledMaskedSoftmaxBackward",), ("310P", *_NEWER)),
+    GRADIENT: (("FusedLinearCrossEntropyLossGrad",), ("910B", "910_93")),
+    STATISTICS: (("FusedLinearOnlineMaxSum",), ("910B", "910_93")),
+    LOSS: (("FusedCrossEntropyLossWithMaxSum",), _NEWER),
+    WHOLE: (
+        ("FusedLinearOnlineMaxSum", "FusedCrossEntropyLossWithMaxSum", "FusedLinearCrossEntropyLossGrad"),
+        ("910B", "910_93"),
+    ),
+}
+
+
+def takes(family: str, operator: str, dtype: str) -> bool:
+    """Whether a device of this family takes the operator with inputs (of the loss: with logits) of this dtype."""
+    if family not in KERNELS[operator][1] or (dtype == "bfloat16" and family not in _NEWER):
+        return False
+    return dtype in ("float16", "bfloat16") or (dtype == "float32" and operator not in (GRADIENT, STATISTICS, WHOLE))
 
 
 def code_of(problem: Problem | LinearProblem) -> int | None:

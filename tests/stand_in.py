@@ -35,7 +35,7 @@ FORWARD = (
 )
 FUSED = tuple(name for name in (*BACKWARD, *FORWARD) if name.startswith("Fused"))
 
-_STATE = ("state", "memory", "streams", "tensors", "numbers")
+_STATE = ("state", "memory", "streams", "tensors", "systems", "numbers")
 _OPERATORS = ("softmax", "scaled_masked_softmax", "linear_cross_entropy")
 
 
@@ -69,6 +69,10 @@ VARIANTS = {
     "no_driver": Variant(defines=("DEVICE_COUNT_CODE=107001",)),
     "device_lost": Variant(defines=("DEVICE_COUNT_CODE=207004",)),
     "init_fails": Variant(defines=("INIT_CODE=500000",)),
+    "no_kernel_path": Variant(defines=("KERNEL_CODE=561107",)),
+    "no_kernel_package": Variant(defines=("KERNEL_CODE=561112",)),
+    "no_kernels": Variant(defines=("KERNEL_CODE=561003",)),
+    "before_9_2": Variant(defines=("BEFORE_9_2=true",)),
 }
 
 _FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-pthread", "-Wall", "-Wextra", "-Wmissing-prototypes")

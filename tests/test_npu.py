@@ -105,6 +105,8 @@ def test_what_the_device_takes_goes_there_without_being_asked(any_operator, devi
         ("Ascend310P3", {*OPERATORS} - {"scaled_masked_softmax"}),
         ("Ascend950PR", {*OPERATORS, LOSS}),
         ("Ascend910A", {*OPERATORS} - {*MASKED}),
+        ("Ascend910B", {*OPERATORS} - {*MASKED}),
+        ("Ascend310B4", {"softmax"}),
     ],
 )
 def test_systems(soc, here, any_operator, run_script):
@@ -667,10 +669,34 @@ def test_the_environments_card(run_script):
     """
     home = str(build("split"))
     assert run_script(script, ASCEND_HOME_PATH=home, ASCEND_GRAD_DEVICE="1").stdout == "1 1\n"
-    script = "import ascend_grad as ag; print(ag.backends()['npu'])"
-    result = run_script(script, ASCEND_HOME_PATH=home, ASCEND_GRAD_DEVICE="2")
-    assert "usable=False" in result.stdout
-    assert "ASCEND_GRAD_DEVICE is 2, the devices are 0 to 1" in result.stdout
+
+
+def test_a_card_beyond_those_that_there_are(run_script):
+    """Whoever forces the device, in whatever way, gets an error; the automatic choice computes on the CPU and warns."""
+    script = """
+        import ascend_grad as ag, numpy as np
+        x = np.zeros(4, np.float32)
+        if ag.explain("softmax", x, backend="auto").backend == "cpu" and FORCED is None:
+            print(*[ag.softmax(x).tolist() for _ in range(3)], ag.backends()["npu"].usable)
+        try:
+            if FORCED == "use_backend":
+                ag.use_backend("npu")
+            ag.softmax(x, backend="npu" if FORCED == "argument" else None)
+        except ag.BackendUnavailableError as error:
+            print(error)
+    """
+    reason = "ASCEND_GRAD_DEVICE is 2, the devices are 0 to 1 (2 cards)"
+    settings = {"ASCEND_HOME_PATH": str(build("split")), "ASCEND_GRAD_DEVICE": "2"}
+    automatic = run_script("FORCED = None" + script.replace("\n        ", "\n"), **settings)
+    assert automatic.stdout == "[0.25, 0.25, 0.25, 0.25] " * 3 + "False\n"
+    assert automatic.stderr == f"the Ascend NPU cannot be used: {reason}\n"
+    for forced, more in (
+        ("argument", {}),
+        ("use_backend", {}),
+        ("environment", {"ASCEND_GRAD_BACKEND": "npu"}),
+    ):
+        result = run_script(f"FORCED = {forced!r}" + script.replace("\n        ", "\n"), **settings, **more)
+        assert reason in result.stdout, forced
 
 
 def test_the_environments_backend(run_script):
@@ -864,7 +890,7 @@ def test_installations(name, run_script):
         ("link_time_stub", "the runtime library is a stub to link against, not a runtime", False),
         ("no_device", "the runtime counts no device", False),
         ("no_driver", "aclrtGetDeviceCount failed", True),
-        ("device_lost", "aclrtGetDeviceCount failed", True),
+        ("device_lost", "aclrtGetDeviceCount failed", False),
         ("init_fails", "aclInit failed: 500000 ACL_ERROR_INTERNAL_ERROR, ", True),
         ("without_copies", "the runtime library lacks aclrtMemcpyAsync", True),
         ("without_operators", "no operator library: none of libopapi_math.so, libopapi_nn.so, libopapi.so, ", True),
@@ -969,8 +995,7 @@ def test_check_command(device, capsys, tmp_path):
 
 
 def test_every_variant_is_used():
-    with open(__file__) as file:
-        text = file.read()
+    text = "".join(path.read_text() for path in Path(__file__).parent.glob("test_npu*.py"))
     assert all(f'"{name}"' in text for name in VARIANTS)
 
 

@@ -271,6 +271,17 @@ def test_operators_own_codes_are_passed_on(device: StandIn) -> None:
             assert (str(again), again.call, again.name) == (str(info.value), function, info.value.name)
 
 
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [(507034, "ACL_ERROR_RT_VECTOR_CORE_TIMEOUT"), (507035, "ACL_ERROR_RT_VECTOR_CORE_EXCEPTION")],
+)
+def test_failures_of_the_vector_cores_have_names(code: int, name: str, device: StandIn) -> None:
+    device.fail("aclrtSynchronizeStream", 1, code)
+    with pytest.raises(ag.AclError, match=f"{code} {name}") as info:
+        ag.softmax(np.ones(3, np.float32), backend="npu")
+    assert info.value.name == name
+
+
 def test_failed_call_never_goes_to_the_cpu_quietly(device: StandIn) -> None:
     device.fail("aclnnSoftmax", 1, FAILED)
     with pytest.raises(ag.AclError):

@@ -20,6 +20,8 @@ import numpy as np
 import pytest
 import stand_in
 from acl_client import D2D, D2H, H2D, H2H, Acl, StatusError
+from device_limits import KERNELS, SYSTEMS, takes
+from linear_samples import GRADIENT, LOSS, STATISTICS
 
 BF16 = ml_dtypes.bfloat16
 FLOATS = (np.float32, np.float16, BF16)
@@ -412,6 +414,39 @@ def test_checks_of_the_loss(acl, double) -> None:
     assert code(BT=0) == 561002
     double.set_soc("Ascend310P3")
     assert code() == 561003
+    assert double.violations() == []
+
+
+@pytest.mark.parametrize("soc", [soc for names in SYSTEMS.values() for soc in names])
+def test_what_each_system_has(acl, double, soc) -> None:
+    """Every operator, with bfloat16 and without: a kernel, or the code that says there is none."""
+    family = next(family for family, names in SYSTEMS.items() if soc in names)
+    double.set_soc(soc)
+    for dtype in (np.float16, BF16):
+        x, square, mask = z(2, 3, dtype=dtype), z(1, 1, 2, 2, dtype=dtype), z(1, 1, 2, 2, dtype=np.bool_)
+        column, ids = z(3, dtype=np.float32), z(3, dtype=np.int64)
+        h, bits = z(3, 2, dtype=dtype), z(1, dtype=np.uint8)
+        calls = {
+            "softmax": (x, -1, x),
+            "log_softmax": (x, -1, x),
+            "softmax_backward": (x, x, -1, x),
+            "log_softmax_backward": (x, x, -1, x),
+            "scaled_masked_softmax": (square, mask, 1.0, False, square),
+            "scaled_masked_softmax_backward": (square, square, mask, 1.0, False, square),
+            GRADIENT: gradient_arguments(dtype=dtype),
+            STATISTICS: (h, h, ids, 0, 3, column, column, column, bits, ids, None),
+            LOSS: (column, column, column, 0.0, None, None, z(3, 4, dtype=dtype), column, z(3, 4, dtype=np.float32)),
+        }
+        for operator, arguments in calls.items():
+            code = code_of(acl, KERNELS[operator][0][0], *arguments)
+            if takes(family, operator, np.dtype(dtype).name):
+                assert code == 0, operator
+            elif operator == GRADIENT:
+                assert code == 361001
+            elif dtype == BF16 and family not in ("910B", "910_93", "950"):  # dtypes are looked at first
+                assert code == 161002, operator
+            else:
+                assert code == 561003, operator
     assert double.violations() == []
 
 
@@ -958,6 +993,37 @@ def test_installations(variant, code, expected) -> None:
         stand_in.build(variant),
     )
     assert done.stdout.strip() == expected
+
+
+@pytest.mark.parametrize(
+    ("variant", "soc", "codes"),
+    [
+        ("no_kernel_path", "Ascend910B2", "561107 561107 561107"),
+        ("no_kernel_package", "Ascend910B2", "561112 561112 561112"),
+        ("no_kernels", "Ascend910B2", "561003 561003 561003"),
+        ("before_9_2", "Ascend910B2", "0 0 0"),
+        ("before_9_2", "Ascend950PR_9589", "0 0 561112"),
+        ("split", "Ascend950PR_9589", "0 0 0"),
+    ],
+)
+def test_installations_without_kernels(variant, soc, codes) -> None:
+    """The first phase says so, after all its checks."""
+    done = run(
+        """
+acl.check("aclInit", None)
+acl.check("aclrtSetDevice", 0)
+x, mask, column = np.zeros((1, 1, 2, 2), np.float32), np.zeros((1, 1, 2, 2), bool), np.zeros(3, np.float32)
+def code(name, *arguments):
+    return acl.prepare(name, *(acl.put(a) if isinstance(a, np.ndarray) else a for a in arguments))[0]
+assert code("Softmax", x, 7, x) == 161002
+print(code("Softmax", x, 0, x), code("ScaledMaskedSoftmax", x, mask, 1.0, False, x),
+      code("FusedCrossEntropyLossWithMaxSum", *[column] * 3, 0.0, None, None, None, column, None))
+acl.clear()
+""",
+        stand_in.build(variant),
+        CANN_STAND_IN_SOC=soc,
+    )
+    assert done.stdout.strip() == codes
 
 
 def test_compiles_without_warnings() -> None:

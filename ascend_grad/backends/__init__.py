@@ -26,7 +26,8 @@ class Backend(Protocol):
     def refusal(self, call: Call) -> Refusal | None:
         """Why this valid call is not for this backend, and what forcing it raises; None where it is."""
 
-    def run(self, call: Call, num_threads: int | None) -> Any: ...
+    def run(self, call: Call, num_threads: int | None) -> Any:
+        """The results. `MissingKernelError`: there are none, and from now on `refusal` says so of such calls."""
 
 
 #: In the order in which ``auto`` prefers them. The reference is never chosen by itself.

@@ -12,7 +12,7 @@ from .. import arrays
 from ..contract import Call
 from ..device import limits, operators, quirks, runtime, session
 from ..device.array import DeviceArray, values_of
-from ..errors import AscendGradError
+from ..errors import AscendGradError, MissingKernelError
 from . import reference
 
 NAME = "npu"
@@ -32,6 +32,8 @@ def run(call: Call, num_threads: int | None) -> Any:
             results = _on_the_card(call) if call.device is not None else _from_the_host(call)
     except AscendGradError as error:
         error.operator = call.operator.name
+        if isinstance(error, MissingKernelError):
+            runtime.lose_operator(error)
         raise
     return results if len(call.operator.results) > 1 else results[0]
 

@@ -1,5 +1,6 @@
 """Offloading to an Ascend NPU.
 
-`runtime` finds the device, once per process; `session` moves data for one thread; `array` is an array that lives on the
-card; `limits` is the table of what the device takes; `quirks` repairs what it does differently; `operators` calls it.
+`libraries` opens a toolkit; `runtime` finds the device, once per process; `session` moves data for one thread; `array`
+is an array that lives on the card; `limits` is the table of what the device takes; `quirks` repairs what it does
+differently; `operators` calls it.
 """

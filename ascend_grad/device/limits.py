@@ -5,6 +5,7 @@ Each limit has the status code that the device gives there, and that forcing the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -20,9 +21,19 @@ from ..errors import (
 from .quirks import is_empty
 from .runtime import State
 
-#: Families of systems on chip by the beginning of the name that the runtime gives.
-FAMILIES = {"Ascend910B": "910B", "Ascend910_93": "910_93", "Ascend310P": "310P", "Ascend950": "950"}
-WITH_BFLOAT16 = ("910B", "910_93", "950")
+#: Families of systems on chip, and the names that the runtime gives to their members. "Ascend910B" without a digit is
+#: one of the first 910.
+FAMILIES = {
+    "910": r"Ascend910(A|B|ProA|ProB|PremiumA)?",
+    "910B": r"Ascend910B\d.*",
+    "910_93": r"Ascend910_93.*",
+    "310P": r"Ascend310P.*",
+    "310B": r"Ascend310B.*",
+    "950": r"Ascend950.*",
+}
+#: No family: what such a system has is not known. The automatic choice does not ask it; a forced call does.
+UNKNOWN = ""
+WITH_BFLOAT16 = ("910B", "910_93", "950", UNKNOWN)
 
 
 class Refusal(NamedTuple):
@@ -34,10 +45,11 @@ class Refusal(NamedTuple):
 
 
 def family(soc: str) -> str:
-    """The family of a system on chip, the name itself where it is an unknown one."""
-    return next((short for name, short in FAMILIES.items() if soc.startswith(name)), soc)
+    """The family of a system on chip."""
+    return next((name for name, members in FAMILIES.items() if re.fullmatch(members, soc)), UNKNOWN)
 
 
+#: Of a call, for a device of a family.
 Limit = Callable[[Call, str], Refusal | None]
 
 
@@ -49,9 +61,9 @@ def only_on(*families: str) -> Limit:
     """361001: the operator exists on these systems alone."""
 
     def limit(call: Call, soc: str) -> Refusal | None:
-        if soc in families:
+        if soc in (*families, UNKNOWN):
             return None
-        reason = f"the operator exists on {', '.join(families)} alone, this device is {soc or 'of an unknown kind'}"
+        reason = f"the operator exists on {', '.join(families)} alone, this device is {soc}"
         return _refused(call, UnsupportedDeviceError, reason)
 
     return limit
@@ -88,7 +100,7 @@ def at_most(what: str, size: Callable[[Call, str], tuple[int, int]], *, asks_dev
 
 
 def last_dim(call: Call, soc: str) -> tuple[int, int]:
-    return call.arrays[0].shape[-1], 8192 if soc == "950" else 4096
+    return call.arrays[0].shape[-1], 8192 if soc in ("950", UNKNOWN) else 4096
 
 
 def dim(name: str, largest: int) -> Callable[[Call, str], tuple[int, int]]:
@@ -110,14 +122,17 @@ def vocabulary_of_stored_probabilities(call: Call, soc: str) -> Refusal | None:
 #: Ids beyond this are not exact in float32, in which the device compares them.
 LARGEST_ID = 2**24
 
+#: The first operators that there were: all systems but 310B have them, which has the forward softmax.
+EVERYWHERE = only_on("910", "910B", "910_93", "310P", "950")
+
 FLOATS = ("float32", "float16", "bfloat16")
 HALVES = ("float16", "bfloat16")
 
 LIMITS: dict[str, tuple[Limit, ...]] = {
-    "softmax_backward": (dtype("grad_output", *FLOATS),),
-    "log_softmax_backward": (dtype("grad_output", *FLOATS),),
+    "softmax_backward": (EVERYWHERE, dtype("grad_output", *FLOATS)),
+    "log_softmax_backward": (EVERYWHERE, dtype("grad_output", *FLOATS)),
     "softmax": (dtype("input", *FLOATS),),
-    "log_softmax": (dtype("input", *FLOATS),),
+    "log_softmax": (EVERYWHERE, dtype("input", *FLOATS)),
     "scaled_masked_softmax_backward": (
         only_on("910B", "910_93", "310P", "950"),
         dtype("grad_output", *FLOATS),
@@ -170,11 +185,12 @@ def refusal(call: Call, state: State) -> Refusal | None:
     for name in needed(call):
         device_name = OPERATORS[name].device_name
         if device_name in state.absent:
-            reason = f"this toolkit's operator library lacks {state.absent[device_name]}"
-            return _refused(call, BackendUnavailableError, reason)
+            return _refused(call, BackendUnavailableError, state.absent[device_name])
     soc = family(state.soc)
     for limit in LIMITS[call.operator.name]:
         refused = limit(call, soc)
         if refused is not None:
             return refused
+    if soc == UNKNOWN:
+        return Refusal(f"what this device has is not known, it is {state.soc or 'of an unknown kind'}", None)
     return None

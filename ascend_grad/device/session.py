@@ -450,11 +450,17 @@ def _snapshot(members: weakref.WeakSet[Member]) -> list[Member]:
 
 
 def chosen_device() -> int:
-    """The card of this thread's calls."""
+    """The card of this thread's calls: the one that was said, else the one that it is bound to, else the first."""
     from ..config import ENVIRONMENT
 
     device = getattr(_thread, "device", None)
-    return (ENVIRONMENT.device or 0) if device is None else device
+    if device is None:
+        device = ENVIRONMENT.device
+    if device is not None:
+        return device
+    state = runtime.state()
+    bound = _acl.bound_device() if state.usable else None
+    return bound if bound is not None and bound < state.cards else 0
 
 
 def choose_device(device: int) -> None:

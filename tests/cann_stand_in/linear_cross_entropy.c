@@ -299,8 +299,6 @@ static int check_online(struct operation *op)
     if (code == OK && !(0 <= op->vocab_start && op->vocab_start <= op->vocab_end && op->vocab_end - op->vocab_start <= V))
         code = si_fail(NN_INVALID, "vocabulary [%lld, %lld) with V %lld", (long long)op->vocab_start,
                        (long long)op->vocab_end, (long long)V);
-    if (code == OK && !si_soc_in("910B 910_93"))
-        code = si_fail(NN_FIND_KERNEL, "no kernel on %s", si_soc());
     op->workspace = 8192 + round_up(BT * (V < 512 ? V : 512) * 2);
     return code;
 }
@@ -385,8 +383,6 @@ static int check_loss(struct operation *op, float label_smoothing)
         code = check_label_smoothing(label_smoothing);
     if (code == OK && BT == 0)
         code = si_fail(NN_TILING, "BT is 0");
-    if (code == OK && !si_soc_in("910B 910_93 950"))
-        code = si_fail(NN_FIND_KERNEL, "no kernel on %s", si_soc());
     op->workspace = 2048 + round_up(BT);
     return code;
 }

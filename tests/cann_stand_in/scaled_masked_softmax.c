@@ -69,7 +69,7 @@ static void backward(struct operation *op, char *workspace)
 
 /* The tensor of each role, by index; the mask stands before the output. */
 static int phase_1(struct operation *op, const char *function, const void *const *tensors, bool fix_triu_mask,
-                   const char *families, uint64_t *workspace_size, void **executor)
+                   uint64_t *workspace_size, void **executor)
 {
     int mask = op->count - 2, out = op->count - 1;
     int code = si_prepare(op, function, tensors, workspace_size, executor);
@@ -103,8 +103,6 @@ static int phase_1(struct operation *op, const char *function, const void *const
                        si_soc());
     if (code == OK && fix_triu_mask)
         code = si_fail(NN_INVALID, "fixTriuMask must be false");
-    if (code == OK && !si_soc_in(families))
-        code = si_fail(NN_FIND_KERNEL, "no kernel on %s", si_soc());
     if (code == OK && op->t[out].dtype != op->t[0].dtype) {
         si_violation("out is %s, the result is %s and is written there all the same", si_dtype_name(op->t[out].dtype),
                      si_dtype_name(op->t[0].dtype));
@@ -124,7 +122,7 @@ int aclnnScaledMaskedSoftmaxGetWorkspaceSize(const void *x, const void *mask, do
 {
     struct operation op = {.name = "aclnnScaledMaskedSoftmax", .kernel = forward, .count = 3, .scale = (float)scale};
     return phase_1(&op, "aclnnScaledMaskedSoftmaxGetWorkspaceSize", (const void *const[]){x, mask, y}, fix_triu_mask,
-                   "910B 910_93 950", workspace_size, executor);
+                   workspace_size, executor);
 }
 
 int aclnnScaledMaskedSoftmaxBackwardGetWorkspaceSize(const void *grad_output, const void *y, const void *mask,
@@ -137,7 +135,7 @@ int aclnnScaledMaskedSoftmaxBackwardGetWorkspaceSize(const void *grad_output, co
     struct operation op = {
         .name = "aclnnScaledMaskedSoftmaxBackward", .kernel = backward, .count = 4, .scale = (float)scale};
     return phase_1(&op, "aclnnScaledMaskedSoftmaxBackwardGetWorkspaceSize", (const void *const[]){grad_output, y, mask, out},
-                   fix_triu_mask, "910B 910_93 310P 950", workspace_size, executor);
+                   fix_triu_mask, workspace_size, executor);
 }
 
 PHASE_2(aclnnScaledMaskedSoftmax)

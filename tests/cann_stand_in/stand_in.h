@@ -10,6 +10,7 @@
  *   streams.c     contexts, streams and the threads that do the queued work
  *   tensors.c     tensors, executors and the two phases of an operator
  *   numbers.c     elements of each data type
+ *   systems.c     what each system on chip has
  *   variant.c     what a variant of the installation answers at start
  *   runtime.c, context.c                               -> libascendcl.so
  *   nnopbase.c                                         -> libnnopbase.so
@@ -79,6 +80,7 @@ enum {
     NN_TILING = 561002,
     NN_FIND_KERNEL = 561003,
     NN_INNER_NULLPTR = 561103,
+    NN_NO_KERNEL_PACKAGE = 561112,
 };
 
 enum { FLOAT = 0, FLOAT16 = 1, INT32 = 3, UINT8 = 4, INT64 = 9, DOUBLE = 11, BOOL = 12, BF16 = 27 };
@@ -135,6 +137,8 @@ int64_t si_initialisations(int change);
 struct si_variant {
     int init_code, device_count_code;
     bool has_devices;
+    int kernel_code; /* of the first phase of every operator: there are no kernels */
+    bool before_9_2; /* the version of the toolkit */
 };
 extern const struct si_variant si_variant;
 
@@ -242,7 +246,11 @@ bool si_same_shape(const struct tensor *a, const struct tensor *b);
 bool si_has_shape(const struct tensor *t, int rank, const int64_t *dims);
 int si_need(const struct operation *op, int index, const char *name);
 int si_need_dtype(const struct operation *op, int index, const char *name, const char *allowed);
-bool si_soc_in(const char *families); /* "910B 910_93 310P 950" */
+
+/* --- systems.c ---------------------------------------------------------------------------------------------------- */
+
+bool si_soc_in(const char *families); /* of 910 910B 910_93 310P 310B 950, between spaces */
+int si_find_kernel(const char *operator); /* what the first phase answers after all its checks */
 
 /* --- numbers.c ---------------------------------------------------------------------------------------------------- */
 

@@ -115,20 +115,6 @@ int si_need_dtype(const struct operation *op, int index, const char *name, const
                                 si_soc(), allowed);
 }
 
-bool si_soc_in(const char *families)
-{
-    const char *soc = si_soc(), *family = strncmp(soc, "Ascend950", 9) == 0        ? "950"
-                                          : strncmp(soc, "Ascend910_93", 12) == 0  ? "910_93"
-                                          : strncmp(soc, "Ascend910_95", 12) == 0  ? "950"
-                                          : strncmp(soc, "Ascend910B", 10) == 0    ? "910B"
-                                          : strncmp(soc, "Ascend310P", 10) == 0    ? "310P"
-                                                                                   : "another";
-    char pattern[16], padded[64];
-    snprintf(pattern, sizeof pattern, " %s ", family);
-    snprintf(padded, sizeof padded, " %s ", families);
-    return strstr(padded, pattern);
-}
-
 /* --- executors ---------------------------------------------------------------------------------------------------- */
 
 static void executor_drop(void *handle)
@@ -183,6 +169,8 @@ int si_prepare(struct operation *op, const char *function, const void *const *te
 
 int si_finish(struct operation *op, int code, uint64_t *workspace_size, void **executor)
 {
+    if (code == OK && !op->nothing_to_do)
+        code = si_find_kernel(op->name);
     if (code) {
         if (executor)
             *executor = si_handle_garbage(); /* what is there after a failure is nothing to rely on */

@@ -10,5 +10,11 @@
 #ifndef HAS_DEVICES
 #define HAS_DEVICES true
 #endif
+#ifndef KERNEL_CODE
+#define KERNEL_CODE 0
+#endif
+#ifndef BEFORE_9_2
+#define BEFORE_9_2 false
+#endif
 
-const struct si_variant si_variant = {INIT_CODE, DEVICE_COUNT_CODE, HAS_DEVICES};
+const struct si_variant si_variant = {INIT_CODE, DEVICE_COUNT_CODE, HAS_DEVICES, KERNEL_CODE, BEFORE_9_2};

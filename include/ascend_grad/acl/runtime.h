@@ -15,6 +15,7 @@
     X(1, aclrtGetDeviceCount,           ag_acl_error,     (uint32_t *count)) \
     X(0, aclrtGetSocName,               const char *,     (void)) \
     X(1, aclrtSetDevice,                ag_acl_error,     (int32_t device)) \
+    X(0, aclrtGetDevice,                ag_acl_error,     (int32_t *device)) \
     X(0, aclrtGetCurrentContext,        ag_acl_error,     (ag_acl_context *context)) \
     X(0, aclrtSetCurrentContext,        ag_acl_error,     (ag_acl_context context)) \
     X(1, aclrtCreateStream,             ag_acl_error,     (ag_acl_stream *stream)) \

@@ -1,0 +1,295 @@
+"""Finding the libraries of a toolkit beside others that are in the process, and who initialises the runtime first."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import textwrap
+from pathlib import Path
+
+import pytest
+from stand_in import build, compiler
+
+MAPPED = """
+    import ctypes, os
+    import numpy as np
+
+    def mapped():
+        \"\"\"The toolkits' libraries in this process.\"\"\"
+        with open("/proc/self/maps") as lines:
+            paths = {line.split(None, 5)[5].strip() for line in lines if ".so" in line}
+        names = "libopapi", "libacl", "libascend", "libnnop"
+        return sorted(path for path in paths if os.path.basename(path).startswith(names))
+"""
+USE = """
+    import ascend_grad as ag
+    print(ag.softmax(np.zeros(2, np.float32)), ag.backends()["npu"].reason)
+    print(*mapped(), sep="\\n")
+"""
+FOUND = "[0.5 0.5] 2 cards, Ascend910B2"
+
+
+@pytest.fixture
+def toolkits(tmp_path: Path) -> tuple[Path, Path]:
+    """Two installations of the same, in different places."""
+    return tuple(shutil.copytree(build("split"), tmp_path / name) for name in ("first", "second"))
+
+
+def script(*parts: str) -> str:
+    return "\n".join(textwrap.dedent(part) for part in parts)
+
+
+@pytest.mark.parametrize(
+    "libraries",
+    [
+        ("libascendcl.so",),
+        ("libascendcl.so", "libnnopbase.so"),
+        ("libascendcl.so", "libnnopbase.so", "libopapi_math.so", "libopapi_nn.so"),
+    ],
+    ids=len,
+)
+def test_what_is_mapped_already_is_used(libraries, toolkits, run_script) -> None:
+    """And what is not comes from the same place: there is no second copy of a toolkit in the process."""
+    first, second = toolkits
+    load = f"""
+    for name in {libraries!r}:
+        ctypes.CDLL({str(first)!r} + "/lib64/" + name)
+    """
+    result = run_script(script(MAPPED, load, USE), ASCEND_HOME_PATH=str(second))
+    found, *mapped = result.stdout.splitlines()
+    assert found == FOUND
+    assert len(mapped) == 4
+    assert all(path.startswith(f"{first}/") for path in mapped), mapped
+
+
+def test_a_mapped_part_of_a_family_is_not_opened_again(toolkits, run_script) -> None:
+    first, second = toolkits
+    load = f"""
+    ctypes.CDLL({str(first)!r} + "/lib64/libopapi_math.so")
+    """
+    result = run_script(script(MAPPED, load, USE), ASCEND_HOME_PATH=str(second))
+    found, *mapped = result.stdout.splitlines()
+    assert found == FOUND
+    assert [path for path in mapped if "math" in path] == [f"{first}/lib64/libopapi_math.so"]
+
+
+def test_a_mapped_family_goes_before_newer_ones_in_a_folder(tmp_path, run_script) -> None:
+    home = shutil.copytree(build("split_without_math"), tmp_path / "both")
+    shutil.copy(build("split") / "lib64" / "libopapi_math.so", home / "lib64")
+    load = f"""
+    for name in ("libascendcl.so", "libopapi.so"):
+        ctypes.CDLL({str(home)!r} + "/lib64/" + name)
+    """
+    result = run_script(script(MAPPED, load, USE), ASCEND_HOME_PATH=str(home))
+    found, *mapped = result.stdout.splitlines()
+    assert found == FOUND
+    assert [Path(path).name for path in mapped] == ["libascendcl.so", "libnnopbase.so", "libopapi.so"]
+    without = run_script(script(MAPPED, USE), ASCEND_HOME_PATH=str(home))
+    names = [Path(path).name for path in without.stdout.splitlines()[1:]]
+    assert names == ["libascendcl.so", "libnnopbase.so", "libopapi_math.so", "libopapi_nn.so"]
+
+
+def test_the_newer_name_of_the_runtime(tmp_path, run_script) -> None:
+    """It is taken where it is mapped, though there is one of the older name, too."""
+    first, second = (shutil.copytree(build("split"), tmp_path / name) for name in ("first", "second"))
+    source = tmp_path / "forward.c"
+    source.write_text("")
+    lib64 = first / "lib64"
+    command = ("-shared", "-o", lib64 / "libacl_rt.so", "-Wl,-soname,libacl_rt.so", "-Wl,--no-as-needed", source)
+    subprocess.run(
+        [*compiler(), *map(str, command), "-L", lib64, "-l:libascendcl.so", "-Wl,-rpath,$ORIGIN"], check=True
+    )
+    load = f"""
+    ctypes.CDLL({str(lib64 / "libacl_rt.so")!r})
+    """
+    result = run_script(script(MAPPED, load, USE), ASCEND_HOME_PATH=str(second))
+    found, *mapped = result.stdout.splitlines()
+    assert found == FOUND
+    assert all(path.startswith(f"{first}/") for path in mapped), mapped
+
+
+def library_that_speaks(path: Path) -> None:
+    """A library that says when it is opened."""
+    source = path.with_suffix(".c")
+    source.write_text(
+        f"""
+        #include <stdio.h>
+        __attribute__((constructor)) static void opened(void) {{ puts("{path.name} was opened"); fflush(stdout); }}
+        __attribute__((destructor)) static void closed(void) {{ puts("{path.name} was closed"); fflush(stdout); }}
+        """
+    )
+    command = [*compiler(), "-shared", "-fPIC", "-o", path, f"-Wl,-soname,{path.name}", source]
+    subprocess.run(list(map(str, command)), check=True)
+    source.unlink()
+
+
+@pytest.mark.parametrize("alone", ["libopapi_math.so", "libaclnn_ops_infer.so", "libaclnn_ops_train.so"])
+def test_a_part_of_a_family_is_not_opened(alone, tmp_path, run_script) -> None:
+    """The first folder has a part of one family, the second a whole one."""
+    (tmp_path / "lib64").mkdir()
+    for name in ("libascendcl.so", "libnnopbase.so", "libcann_stand_in.so"):
+        shutil.copy(build("aggregate") / "lib64" / name, tmp_path / "lib64")
+    library_that_speaks(tmp_path / "lib64" / alone)
+    result = run_script(
+        script(MAPPED, USE), ASCEND_HOME_PATH=str(tmp_path), ASCEND_TOOLKIT_HOME=str(build("aggregate"))
+    )
+    assert result.stdout.splitlines()[0] == FOUND
+
+
+def test_nothing_is_opened_beside_a_part_of_a_family(tmp_path, run_script) -> None:
+    """One of the two is no library. What was opened before is not closed, so another family would not be alone."""
+    (tmp_path / "lib64").mkdir()
+    for name in ("libascendcl.so", "libnnopbase.so", "libcann_stand_in.so"):
+        shutil.copy(build("aggregate") / "lib64" / name, tmp_path / "lib64")
+    library_that_speaks(tmp_path / "lib64" / "libaclnn_ops_train.so")
+    (tmp_path / "lib64" / "libaclnn_ops_infer.so").write_text("no library")
+    use = """
+    import ascend_grad as ag
+    print(ag.softmax(np.zeros(2, np.float32)), ag.backends()["npu"].reason, flush=True)
+    import sys
+    sys.stdout.flush()
+    os._exit(0)
+    """
+    result = run_script(
+        script(MAPPED, use), ASCEND_HOME_PATH=str(tmp_path), ASCEND_TOOLKIT_HOME=str(build("aggregate"))
+    )
+    opened, found = result.stdout.splitlines()
+    assert opened == "libaclnn_ops_train.so was opened"
+    assert found.startswith(f"[0.5 0.5] {tmp_path}/lib64/libaclnn_ops_infer.so does not load: ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_part_of_a_family_alone_is_told(tmp_path, run_script) -> None:
+    shutil.copytree(build("split"), tmp_path, dirs_exist_ok=True)
+    (tmp_path / "lib64" / "libopapi_math.so").unlink()
+    result = run_script(script(MAPPED, USE), ASCEND_HOME_PATH=str(tmp_path), ASCEND_TOOLKIT_HOME="")
+    assert "libopapi_nn.so does not load: libopapi_math.so is not beside it" in result.stdout
+
+
+def test_a_toolkit_without_a_card_is_no_warning(run_script) -> None:
+    use = """
+    import logging
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+    import ascend_grad as ag
+    print(ag.softmax(np.zeros(2, np.float32)), ag.explain("softmax", np.zeros(2, np.float32)).backend)
+    """
+    result = run_script(script(MAPPED, use), ASCEND_HOME_PATH=str(build("device_lost")))
+    assert result.stdout == "[0.5 0.5] cpu\n"
+    assert result.stderr.startswith("INFO no Ascend NPU: aclrtGetDeviceCount failed: ")
+    assert "207004 ACL_ERROR_RT_NO_DEVICE" in result.stderr
+    assert result.stderr.count("\n") == 1
+    failing = run_script(
+        script(MAPPED, use), ASCEND_HOME_PATH=str(build("split")), CANN_STAND_IN_FAIL="aclInit:0:207004"
+    )
+    assert failing.stdout == "[0.5 0.5] cpu\n"
+    assert failing.stderr.startswith("INFO no Ascend NPU: aclInit failed: 207004 ACL_ERROR_RT_NO_DEVICE")
+
+
+# ---- torch_npu -------------------------------------------------------------------------------------------------------
+
+TORCH = """
+    import ctypes, os, sys, types
+    import numpy as np
+    runtime = ctypes.CDLL(os.environ["ASCEND_HOME_PATH"] + "/lib64/libascendcl.so")
+    calls = []
+
+    def init():
+        calls.append(runtime.aclInit(None))
+        {body}
+
+    torch_npu = types.ModuleType("torch_npu")
+    torch_npu.npu = types.ModuleType("torch_npu.npu")
+    torch_npu.npu.init = init
+    sys.modules["torch_npu"] = torch_npu
+    sys.modules["torch_npu.npu"] = torch_npu.npu
+
+    import logging
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
+    import ascend_grad as ag
+    assert calls == [], "at import"
+    x = np.zeros(2, np.float32)
+"""
+
+
+def with_torch(run_script, body: str, use: str, variant: str = "split", **environment: str):
+    text = textwrap.dedent(TORCH).replace("{body}", body) + textwrap.dedent(use)
+    return run_script(text, ASCEND_HOME_PATH=str(build(variant)), **environment)
+
+
+def test_torch_npu_initialises_the_runtime_first(run_script, tmp_path) -> None:
+    report = tmp_path / "report"
+    use = """
+    for _ in range(2):
+        print(ag.softmax(x, backend="npu"), calls)
+    """
+    result = with_torch(run_script, "pass", use, CANN_STAND_IN_REPORT=str(report))
+    assert result.stdout == "[0.5 0.5] [0]\n" * 2  # its aclInit was the first of the process
+    assert result.stderr == ""
+    lines = dict(line.split(None, 1) for line in report.read_text().splitlines())
+    assert (lines["initialisations"], "violation" in lines) == ("1", False)  # ours was taken back, theirs stays
+
+
+def test_the_card_that_torch_npu_binds_the_thread_to(run_script) -> None:
+    use = "print(ag.npu.asarray(x).device, ag.npu.get_device())"
+    result = with_torch(run_script, "assert runtime.aclrtSetDevice(1) == 0", use)
+    assert result.stdout == "1 1\n"
+
+
+def test_a_thread_that_was_bound_before_stays_so(run_script) -> None:
+    use = """
+    assert runtime.aclInit(None) == 0
+    assert runtime.aclrtSetDevice(1) == 0
+    print(ag.npu.asarray(x).device, calls)
+    """
+    result = with_torch(run_script, "assert runtime.aclrtSetDevice(0) == 0", use)
+    assert result.stdout == "1 [100002]\n"
+
+
+@pytest.mark.parametrize("body", ["raise RuntimeError('broken')", "del torch_npu.npu; torch_npu.npu", "raise OSError"])
+def test_torch_npu_that_does_not_initialise(body, run_script) -> None:
+    """We go on by ourselves, and say so."""
+    use = "print(ag.softmax(x, backend='npu'), ag.softmax(x), len(calls))"
+    result = with_torch(run_script, body, use)
+    assert result.stdout == "[0.5 0.5] [0.5 0.5] 1\n"
+    assert result.stderr.startswith("WARNING torch_npu.npu.init() failed (")
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("module", ["None", "types.ModuleType('torch_npu')"])
+def test_torch_npu_that_is_not_there_as_a_whole(module, run_script) -> None:
+    """An import that failed, or that is under way."""
+    use = f"""
+    sys.modules["torch_npu"] = {module}
+    print(ag.softmax(x, backend="npu"), calls)
+    """
+    result = with_torch(run_script, "pass", use)
+    assert result.stdout == "[0.5 0.5] []\n"
+
+
+def test_without_a_card_a_failing_torch_npu_is_no_warning(run_script) -> None:
+    use = "print(ag.softmax(x), ag.explain('softmax', x).backend)"
+    result = with_torch(run_script, "raise RuntimeError('no device')", use, variant="device_lost")
+    assert result.stdout == "[0.5 0.5] cpu\n"
+    assert result.stderr == ""
+
+
+def test_torch_npu_is_left_alone_without_a_toolkit(run_script, tmp_path) -> None:
+    use = """
+    os.environ["ASCEND_HOME_PATH"] = os.environ["ASCEND_TOOLKIT_HOME"] = ""
+    print(ag.softmax(x), calls)
+    """
+    text = textwrap.dedent(TORCH).replace("{body}", "pass").replace("runtime = ctypes", "runtime = 0 and ctypes")
+    result = run_script(text + textwrap.dedent(use), ASCEND_HOME_PATH="")
+    assert result.stdout == "[0.5 0.5] []\n"
+
+
+def test_torch_npu_is_never_imported(run_script, tmp_path) -> None:
+    (tmp_path / "torch_npu.py").write_text("raise SystemExit('imported')")
+    use = """
+    import sys
+    sys.path.insert(0, os.environ["TORCH"])
+    import ascend_grad as ag
+    print(ag.softmax(np.zeros(2, np.float32), backend="npu"), "torch_npu" in sys.modules)
+    """
+    result = run_script(script(MAPPED, use), ASCEND_HOME_PATH=str(build("split")), TORCH=str(tmp_path))
+    assert result.stdout == "[0.5 0.5] False\n"
