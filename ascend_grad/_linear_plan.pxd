@@ -48,6 +48,7 @@ cdef class Plan:
     cdef readonly bint by_slice                       # one walk for every slice
     cdef readonly bint keeps_logits                   # of a chunk and all words
     cdef readonly Py_ssize_t packed_chunks            # that are kept packed
+    cdef Py_ssize_t compensate_beyond                 # so many partial sums
 
     cdef Py_ssize_t preferred_rows(self) noexcept
     cdef Py_ssize_t preferred_vocab(self) noexcept

@@ -21,7 +21,9 @@ from libc.string cimport memset
 from ascend_grad._kernels cimport ag_lce_kernels
 from ascend_grad._memory cimport ALIGNMENT, Arena, align_up, arena_alloc, ceil_div
 
+# Partial sums that are added up without compensation: where there is room for it, and at most.
 cdef enum:
+    FEW_SUMS = 16
     MAX_UNCOMPENSATED_SUMS = 64
 
 # Sizes that were measured; the curves are flat. A panel of so many rows or words fits into any L2, a block of P into most L3.
@@ -30,8 +32,10 @@ cdef Py_ssize_t BLOCK_VOCAB = 960
 cdef Py_ssize_t P_ELEMENTS = 1 << 20
 # Rows of a chunk from which on it pays to keep its logits.
 cdef Py_ssize_t MIN_ROWS_TO_KEEP_LOGITS = 288
-# What packing an element, and adding to an element of a result, cost in floating-point operations of the products.
+# What packing an element, going to the next row of a matrix, and adding to an element of a result cost, in floating-point
+# operations of the products.
 cdef double PACK_COST = 75.0
+cdef double ROW_COST = 5000.0
 cdef double ADD_COST = 40.0
 # More than any memory has; a sum of all buffers does not overflow.
 cdef Py_ssize_t SIZE_LIMIT = 1 << 57
@@ -70,13 +74,14 @@ cdef class Plan:
         if hidden < problem.hidden:
             self.hidden = align_up(ceil_div(problem.hidden, ceil_div(problem.hidden, hidden)), nr)
             self.slices = ceil_div(problem.hidden, self.hidden)
-        self.packed_chunks = 1
-        if self.slices == 1 and not self.chunks_outside:
+        for self.compensate_beyond in (FEW_SUMS, MAX_UNCOMPENSATED_SUMS):
             self.packed_chunks = self.chunks
-            if self.bytes() <= self.workspace:
+            if self.slices == 1 and not self.chunks_outside and self.bytes() <= self.workspace:
                 return True
             self.packed_chunks = 1
-        return self.bytes() <= self.workspace
+            if self.bytes() <= self.workspace:
+                return True
+        return False
 
     cdef bint search(self) noexcept:
         """The cheapest cut of this walk that fits; whether there is one."""
@@ -128,18 +133,18 @@ cdef class Plan:
         cdef double packed = x * x_times * (problem.with_logits * walks + problem.with_weight_grad)
         packed += w * w_times * (problem.with_logits * walks + problem.with_input_grad)
         cdef double added = x * self.blocks * problem.with_input_grad + w * self.chunks * problem.with_weight_grad
-        return self.flops() + PACK_COST * packed + ADD_COST * added
+        return self.flops() + (PACK_COST + ROW_COST / max(self.hidden, 1)) * packed + ADD_COST * added
 
     # -- partial sums
 
     cdef bint compensates_logits(self) noexcept:
-        return self.problem.with_logits and self.slices > MAX_UNCOMPENSATED_SUMS
+        return self.problem.with_logits and self.slices > self.compensate_beyond
 
     cdef bint compensates_input_grad(self) noexcept:
-        return self.problem.with_input_grad and self.blocks > MAX_UNCOMPENSATED_SUMS
+        return self.problem.with_input_grad and self.blocks > self.compensate_beyond
 
     cdef bint compensates_weight_grad(self) noexcept:
-        return self.problem.with_weight_grad and self.chunks > MAX_UNCOMPENSATED_SUMS
+        return self.problem.with_weight_grad and self.chunks > self.compensate_beyond
 
     # -- for tests
 

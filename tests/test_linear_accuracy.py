@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import linear_oracles
 import numpy as np
@@ -309,9 +310,10 @@ def test_any_workspace(nbytes, dtype, cpu_engine):
 def test_the_whole_loss_in_little_space(shape, least, dtype, cpu_engine):
     # A word's gradient is one large term, the target's, and hundreds of small ones: such sums are not centred.
     how = {"kind": "positive"}
+    real = accumulator(DTYPES[dtype]).itemsize
+    shape = Shape(shape[0], shape[1] * 4 // real, shape[2])
     problem = problem_of(WHOLE, shape, dtype, **how)
-    real = accumulator(problem.dtype).itemsize
-    nbytes, buffered = real << 20, problem.dtype.itemsize < real
+    nbytes, buffered = contract.MIN_WORKSPACE_BYTES, problem.dtype.itemsize < real
     x, w = (problem.arguments[name] for name in ("input", "weight"))
     plans = _linear_cross_entropy.plans(x, w, shape[0], nbytes, True, True, True, buffered, True)
     assert len(plans) == (least > 0)
@@ -359,38 +361,70 @@ def test_a_plan_has_few_partial_sums_or_compensates_them(forced, sizes, nbytes, 
             assert sum(product in plan.products for plan in plans) == (is_chosen and bool(plans))
 
 
-@pytest.mark.parametrize(
-    ("shape", "how"),
-    [
-        # Blocks of words outside, the compensation of all rows beside them.
-        (Shape(16, 140_000, 2048), {"chunks_outside": False, "by_slice": False}),
-        # One plan for each gradient; chunks outside for the first one.
-        (Shape(144, 100_000, 8192), {"chunks_outside": True, "by_slice": False}),
-        # Not even one chunk's compensation fits.
-        (Shape(8, 140_000, 140_000), {"chunks_outside": True, "by_slice": True}),
-    ],
-    ids=str,
-)
-def test_constants_in_little_space(shape, how):
-    """A constant weight: roundings do not cancel. Every walk is taken; the other gradient is left out for its size."""
-    nbytes = 2**22
-    w = np.broadcast_to(np.float32(1.1), (shape.V, shape.H))
-    x = np.broadcast_to(np.float32(1), (shape.BT, shape.H))
-    (plan,) = _linear_cross_entropy.plans(x, w, shape.BT, nbytes, False, True, False, False)
-    arguments = {
-        "grad": np.ones(shape.BT, np.float32),
-        "input": x,
-        "weight": w,
-        "target_mask": np.ones(shape.BT, bool),
-        "masked_target": np.zeros(shape.BT, np.int64),
-        "softmax": np.broadcast_to(np.float32(1), (shape.BT, shape.V)),
+#: Problems, and spaces far below what users may ask for, in which every kind of plan occurs.
+CRAMPED = [
+    (Shape(40, 7000, 20), 40_000),
+    (Shape(700, 4000, 30), 60_000),
+    (Shape(60, 3000, 300), 60_000),
+    (Shape(30, 900, 1500), 60_000),
+    (Shape(3, 60, 7000), 80_000),
+    (Shape(20, 50, 9000), 45_000),
+    (Shape(700, 60, 700), 60_000),
+    (Shape(5000, 60, 30), 60_000),
+    (Shape(5000, 600, 5), 60_000),
+]
+
+
+@pytest.fixture
+def any_space(monkeypatch) -> None:
+    monkeypatch.setattr(contract, "MIN_WORKSPACE_BYTES", 1)
+
+
+def space_of(nbytes: int, dtype: str) -> int:
+    return nbytes * accumulator(DTYPES[dtype]).itemsize // 4
+
+
+@pytest.mark.parametrize(("shape", "nbytes"), CRAMPED, ids=str)
+def test_every_walk(shape, nbytes, dtype, cpu_engine, any_space):
+    how = {"kind": "positive"}  # a word's gradient is one large term and hundreds of small ones, which is not centred
+    problem, right = gradient_problem(shape, dtype, **how), expected(GRADIENT, shape, dtype, tuple(how.items()))
+    cpu_engine.assert_solved(problem, cpu_engine.solve(problem, workspace_bytes=space_of(nbytes, dtype)), right)
+
+
+def test_every_walk_is_walked(forced):
+    seen = set()
+    for variant in _cpu.supported_variants():
+        forced(variant)
+        for (shape, nbytes), dtype in itertools.product(CRAMPED, DTYPES):
+            x, w = np.empty((shape.BT, shape.H), DTYPES[dtype]), np.empty((shape.V, shape.H), DTYPES[dtype])
+            plans = _linear_cross_entropy.plans(
+                x, w, shape.BT, space_of(nbytes, dtype), True, True, True, x.itemsize == 2
+            )
+            seen |= {f"{len(plans)} plans", *(f"{product} compensated" for plan in plans for product in plan.compensated)}
+            seen |= {"by slice" for plan in plans if plan.by_slice}
+            seen |= {"chunks outside" if plan.chunks_outside else "blocks outside" for plan in plans}
+    products = ("logits", "input_grad", "weight_grad")
+    assert seen == {
+        *("1 plans", "2 plans", "by slice", "chunks outside", "blocks outside"),
+        *(f"{product} compensated" for product in products),
     }
-    input_grad, _ = ag.fused_linear_cross_entropy_loss_grad(
-        **arguments, output_mask=(True, False), workspace_bytes=nbytes, backend="cpu"
-    )
-    exact = shape.V * float(w[0, 0])
-    assert np.abs(input_grad - exact).max() <= 512 * 2**-24 * exact
-    assert {name: getattr(plan, name) for name in how} == how
+
+
+def test_constants_in_little_space(cpu_engine, any_space):
+    """Roundings of equal terms do not cancel."""
+    w = np.broadcast_to(np.float32(1.1), (60_000, 30))
+    arguments = {
+        "grad": np.ones(40, np.float32),
+        "input": np.broadcast_to(np.float32(1.1), (40, 30)),
+        "weight": w,
+        "target_mask": np.ones(40, bool),
+        "masked_target": np.zeros(40, np.int64),
+        "softmax": np.broadcast_to(np.float32(1), (40, 60_000)),
+    }
+    problem = LinearProblem(GRADIENT, arguments)
+    exact = 60_000 * float(w[0, 0]), 40 * float(w[0, 0])
+    for result, value in zip(cpu_engine.solve(problem, workspace_bytes=30_000), exact, strict=True):
+        assert np.abs(result - value).max() <= 512 * 2**-24 * value
 
 
 def test_both_modes_agree(dtype, engine):
