@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -627,6 +628,17 @@ def test_the_choice_computes(linear, monkeypatch):
         assert not by_reference(backend="cpu")
         with pytest.raises(ag.BackendUnavailableError):
             function(**arguments)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_call_is_logged(case, caplog):
+    operator, arguments = CASES[case][0], good_call(case)
+    arguments.pop("out", None)
+    with caplog.at_level(logging.DEBUG, "ascend_grad"):
+        getattr(ag, operator)(**arguments)
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"{operator} of float32(")
+    assert ": cpu, automatic choice; not npu: " in record.getMessage()
 
 
 def test_workspace_size_knows_shapes_alone(linear):
