@@ -974,6 +974,7 @@ def test_check_command(device, capsys, tmp_path):
     assert text.startswith("backend npu: 2 cards, Ascend910B2\n")
     for operator in ALL:
         assert any(line.split() == [operator, "pass"] for line in text.splitlines())
+    assert text.count("float64         0 not here\n    not taken: ") == len(ALL)
     assert os.path.getsize(tmp_path / "check.json") > 1000
 
 
