@@ -83,6 +83,14 @@ def test_wrong_results_fail(wrong, monkeypatch, capsys):
     assert ("is inf tolerances" in text) == np.isnan(wrong)
 
 
+@pytest.mark.parametrize("name", ["absent/check.json", "."])
+def test_a_file_that_cannot_be_written_is_refused_first(name, capsys):
+    assert main(["check", "--json", name]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"ascend-grad check: error: --json {name}: ")
+
+
 def test_errors_of_calls_fail(monkeypatch, capsys):
     def softmax(*args, **kwargs):
         raise ag.AclError("aclnnSoftmax failed", code=507015, call="aclnnSoftmax")

@@ -18,6 +18,7 @@ from ..config import ENVIRONMENT
 from ..errors import AscendGradError
 from .check_cases import Case, cases
 from .errors import CommandError
+from .new_files import check_writable
 
 #: What can be checked, and what is when nobody says.
 BACKENDS = ("cpu", "npu")
@@ -126,6 +127,8 @@ def add_parser(subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.json:
+        check_writable("--json", args.json)
     status = ag.backends()[args.backend]
     if not status.usable:
         raise CommandError(f"backend {args.backend!r} is not usable: {status.reason}")
