@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 import ascend_grad as ag
-from ascend_grad.cli import demo, info
+from ascend_grad.cli import apply, bench, check, demo, info
 from ascend_grad.cli.main import main
 
-COMMANDS = ("demo", "apply", "bench", "info")
+COMMANDS = {"demo": demo, "apply": apply, "bench": bench, "check": check, "info": info}
+DOCUMENT = Path(__file__).parents[1] / "docs" / "command_line.md"
 
 
 def exits(*argv: str) -> int:
@@ -41,6 +42,27 @@ def test_help_names_every_command(capsys):
 def test_every_command_has_help(command, capsys):
     assert exits(command, "--help") == 0
     assert f"usage: ascend-grad {command}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [(), *((command,) for command in COMMANDS), *(("apply", each.name) for each in apply.OPERATORS)],
+    ids=" ".join,
+)
+def test_every_help_names_the_exit_statuses(argv, capsys):
+    assert exits(*argv, "--help") == 0
+    text = capsys.readouterr().out
+    assert text.count("exit status:\n") == 1
+    statuses = [line.split()[0] for line in text.partition("exit status:\n")[2].splitlines()]
+    may_find_something_wrong = not argv or argv[0] in ("demo", "bench", "check")
+    assert statuses == ["0", *["1"] * may_find_something_wrong, "2", "128"]
+
+
+@pytest.mark.parametrize(("command", "module"), COMMANDS.items())
+def test_the_document_says_of_exit_statuses_what_the_help_says(command, module):
+    meanings = [line.partition("        ")[2] for line in module.STATUSES.splitlines()[1:-2]]
+    (row,) = (line for line in DOCUMENT.read_text().splitlines() if line.startswith(f"| `{command}` | {meanings[0]} |"))
+    assert [cell.strip() for cell in row.split("|")[2:-1]] == [*meanings, *[""] * (2 - len(meanings))]
 
 
 @pytest.mark.parametrize(

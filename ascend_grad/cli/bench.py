@@ -13,6 +13,7 @@ import ascend_grad as ag
 
 from ..contract import checked_num_threads
 from .errors import CommandError
+from .exit_statuses import exit_statuses
 from .new_files import check_writable, new_figure
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ The full run takes about twenty minutes and up to 5 GB.
 --linear times the linear cross-entropy operators: GFLOP/s, also as a part of those of a large square product in BLAS
 ("of BLAS"), beside the formula in NumPy, PyTorch with all logits in memory and its loss in chunks; and it measures the
 memory that a call takes beyond its results. About fifteen minutes, up to 6 GB.
+
+Tables go to stdout, progress and what failed to stderr. No file is written but those of --json, --plot and
+--update-readme. A case that fails does not end the run: the rows of all others are printed and written.
 """
 EPILOG = """\
 examples:
@@ -39,17 +43,22 @@ examples:
   ascend-grad bench --accuracy
 """
 
+STATUSES = exit_statuses(
+    "everything was measured (no matter how fast it is)",
+    "a case failed, as where NumPy computes other values, or with --accuracy an error is beyond its bound",
+)
+
 
 def add_parser(subparsers) -> None:
     parser = subparsers.add_parser(
         "bench",
         help="measure speed beside NumPy, PyTorch and JAX, or accuracy",
         description=DESCRIPTION,
-        epilog=EPILOG,
+        epilog=f"{EPILOG}\n{STATUSES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--quick", action="store_true", help="a choice of cases, about a minute")
+    parser.add_argument("--quick", action="store_true", help="a choice of cases, a minute or two")
     parser.add_argument(
         "--filter",
         action="append",

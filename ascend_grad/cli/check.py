@@ -18,6 +18,7 @@ from ..config import ENVIRONMENT
 from ..errors import AscendGradError
 from .check_cases import Case, cases
 from .errors import CommandError
+from .exit_statuses import exit_statuses
 from .new_files import check_writable
 
 #: What can be checked, and what is when nobody says.
@@ -33,12 +34,15 @@ relative to the right value, or to the absolute tolerance where that is larger. 
                bfloat16 2**-6 both, float64 2**-42 + 2**-48 absolute (the reference has no more digits than that dtype)
 An operator passes if 99 % of the elements are within the tolerance, none is beyond ten times of it, and NaN and
 infinities are where they have to be. What a device does not have or does not take is listed and is no failure.
+
+On a CPU this takes some seconds. The verdicts are printed; no file is written but that of --json.
 """
 EPILOG = """\
 examples:
   ascend-grad check --backend npu
   ascend-grad check --backend cpu --filter softmax_backward --json check.json
 """
+STATUSES = exit_statuses("no operator failed", "an operator failed, or none of the cases can be computed here")
 
 #: Relative and absolute tolerance by dtype.
 TOLERANCES = {
@@ -111,7 +115,7 @@ def add_parser(subparsers) -> None:
         "check",
         help="verify every operator against the reference, on the CPU or the NPU",
         description=DESCRIPTION,
-        epilog=EPILOG,
+        epilog=f"{EPILOG}\n{STATUSES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

@@ -14,6 +14,7 @@ import numpy as np
 
 import ascend_grad as ag
 
+from .exit_statuses import exit_statuses
 from .new_files import new_figure
 from .options import add_execution_options
 
@@ -40,6 +41,8 @@ text that it is trained on, it gets with --steps 400 (three to ten minutes).
 
 The matrix products in between are NumPy's and run on as many threads as its BLAS takes. Where other programs keep the
 cores busy, threads wait for each other: --threads 1 is for this library's, OPENBLAS_NUM_THREADS=1 for those of NumPy.
+
+The results are printed; no file is written but that of --save-plot.
 """
 EPILOG = """\
 examples:
@@ -48,13 +51,18 @@ examples:
   ascend-grad demo --model bytes --threads 1
 """
 
+STATUSES = exit_statuses(
+    "the model was trained and measured, whatever came of it",
+    "a gradient is beyond its error bound: nothing was trained",
+)
+
 
 def add_parser(subparsers) -> None:
     parser = subparsers.add_parser(
         "demo",
         help="train a language model with this library's gradients",
         description=DESCRIPTION,
-        epilog=EPILOG,
+        epilog=f"{EPILOG}\n{STATUSES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
