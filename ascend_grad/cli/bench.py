@@ -68,7 +68,7 @@ def add_parser(subparsers) -> None:
     )
     parser.add_argument("--threads", type=int, metavar="N", help="threads of this library and of PyTorch")
     parser.add_argument("--linear", action="store_true", help="the linear operators in place of the row-wise ones")
-    parser.add_argument("--accuracy", action="store_true", help="measure errors in place of times")
+    parser.add_argument("--accuracy", action="store_true", help="measure errors in place of times, some minutes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the speed to this file (needs matplotlib)")
     parser.add_argument(
