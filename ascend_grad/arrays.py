@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import ml_dtypes
 import numpy as np
 from numpy.exceptions import TooHardError
@@ -38,6 +40,31 @@ def is_floating(dtype: np.dtype) -> bool:
 def accumulator_dtype(dtype: np.dtype) -> np.dtype:
     """The dtype that carries sums and unrounded results: float64 for float64, else float32."""
     return DOUBLE if native(dtype) is DOUBLE else SINGLE
+
+
+#: A class of arrays that computes otherwise than ndarray does defines one of these: NumPy's two protocols for that, and
+#: the product, which classes older than the protocols define (masked arrays, matrices). What a class does where it is
+#: viewed or sliced (``__array_finalize__``, ``__array_wrap__``) only carries attributes along.
+_ARITHMETIC = ("__array_ufunc__", "__array_function__", "__mul__")
+
+
+def has_own_arithmetic(kind: type) -> bool:
+    """Whether arrays of this class are more than their elements: they have a mask, a unit, a product of their own."""
+    return (
+        kind is not np.ndarray
+        and issubclass(kind, np.ndarray)
+        and any(getattr(kind, name) is not getattr(np.ndarray, name) for name in _ARITHMETIC)
+    )
+
+
+def classes_within(value: object) -> Iterator[type]:
+    """The classes of the arrays in nested lists and tuples: converting those takes arrays apart whatever they are."""
+    if isinstance(value, (list, tuple)):
+        kinds = set(map(type, value))
+        yield from (kind for kind in kinds if issubclass(kind, np.ndarray))
+        if any(issubclass(kind, (list, tuple)) for kind in kinds):
+            for entry in value:
+                yield from classes_within(entry)
 
 
 def counted(mask: np.ndarray, count: int) -> np.ndarray:

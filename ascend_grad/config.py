@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import NamedTuple
 
 from . import _cpu
@@ -53,5 +54,19 @@ def _read() -> Environment:
     )
 
 
-ENVIRONMENT = _read()
+def _is_command_line() -> bool:
+    """Whether this process was started as ``ascend-grad`` or ``python -m ascend_grad``."""
+    # sys.argv does not name the module while `python -m` is looking for it, and importing its package for that.
+    started = "".join(sys.orig_argv[-len(sys.argv) :][:1])
+    return os.path.basename(started).removeprefix("-m") in ("ascend-grad", "ascend_grad")
+
+
+try:
+    ENVIRONMENT = _read()
+except ValueError as error:
+    # The command line cannot catch what happens while its own package is imported.
+    if not _is_command_line():
+        raise
+    print(f"ascend-grad: error: {error}", file=sys.stderr)
+    sys.exit(2)
 _cpu.force_variant(ENVIRONMENT.cpu)

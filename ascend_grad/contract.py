@@ -139,16 +139,36 @@ def not_none(call: Call) -> None:
             call.fail(name, "an array", None, ParamNullptrError)
 
 
-def converted(value: object, name: str, operator: str | None = None) -> np.ndarray:
-    """An argument as an array of the host."""
+def _any_array(value: object, name: str, operator: str | None) -> np.ndarray:
+    """An argument as an array of the host, of whichever class."""
     try:
-        return np.asarray(value)
+        return np.asanyarray(value)
     except MemoryError:
         raise
     except Exception as error:  # whatever an object's own conversion raises
         raise ParamTypeError(
             f"{name}: expected an array, got {type(value).__name__}, which does not convert: {error}", operator=operator
         ) from error
+
+
+def _check_class(kind: type, name: str, operator: str | None) -> None:
+    """Arrays that are more than their elements are refused: the rest of them would be lost."""
+    if arrays.has_own_arithmetic(kind):
+        expected = "an array that computes as numpy.ndarray does (numpy.asarray makes one of its elements)"
+        got = f"{kind.__module__}.{kind.__qualname__}"
+        raise ParamTypeError(f"{name}: expected {expected}, got {got}", operator=operator)
+
+
+def converted(value: object, name: str, operator: str | None = None) -> np.ndarray:
+    """An argument as a plain array of the host."""
+    if type(value) is np.ndarray:
+        return value
+    array = _any_array(value, name, operator)
+    _check_class(type(array), name, operator)
+    if array.dtype != object:  # else it may be a list within itself, and no check of dtypes takes it
+        for kind in arrays.classes_within(value):
+            _check_class(kind, name, operator)
+    return np.asarray(array)
 
 
 def _as_array(call: Call, name: str) -> np.ndarray:
@@ -186,15 +206,28 @@ def boolean(name: str) -> Check:
     return check
 
 
+def integer(value: object, name: str, operator: str | None = None, expected: str = "an int") -> int:
+    """An argument as an int. Truth values are none, though Python counts with them."""
+    cause = None
+    if not isinstance(value, (bool, np.bool_)) and not arrays.has_own_arithmetic(type(value)):
+        try:
+            return _operator.index(value)  # type: ignore[arg-type]
+        except Exception as error:  # whatever an object's own conversion raises
+            cause = error
+    raise ParamTypeError(f"{name}: expected {expected}, got {shown(value)}", operator=operator) from cause
+
+
 def real_number(name: str) -> Check:
-    """The argument is one real number (NaN and infinities are)."""
+    """The argument is one real number (NaN and infinities are; truth values are not)."""
 
     def check(call: Call) -> None:
         value = call.arguments[name]
         scalar = value[()] if isinstance(value, np.ndarray) else value
         # NumPy's scalars and arrays would convert more than numbers: text, and half of a complex number.
-        if isinstance(scalar, (np.ndarray, str, bytes, np.complexfloating)) or not (
-            hasattr(type(scalar), "__float__") or hasattr(type(scalar), "__index__")
+        if (
+            isinstance(scalar, (np.ndarray, str, bytes, bool, np.bool_, np.complexfloating))
+            or arrays.has_own_arithmetic(type(value))
+            or not (hasattr(type(scalar), "__float__") or hasattr(type(scalar), "__index__"))
         ):
             call.fail(name, "a real number", shown(value), ParamTypeError)
         try:
@@ -211,13 +244,13 @@ def real_number(name: str) -> Check:
 
 def dim_in_range(call: Call) -> None:
     """``dim`` is an axis of the first array; it becomes non-negative. Rank 0 counts as rank 1."""
-    dim, first = call.arguments["dim"], call.operator.array_names[0]
+    name = call.operator.array_names[0]
+    first = call.arguments[name]
     # The one check that may come before the dtypes are looked at, so the rank is asked of whatever came.
-    rank = max(_as_array(call, first).ndim, 1)
-    try:
-        index = _operator.index(dim)
-    except Exception:  # whatever an object's own conversion raises
-        call.fail("dim", "an int", shown(dim), ParamTypeError)
+    if not isinstance(first, DeviceArray):
+        first = _any_array(first, name, call.operator.name)
+    rank = max(first.ndim, 1)
+    index = integer(call.arguments["dim"], "dim", call.operator.name)
     if not -rank <= index < rank:
         call.fail("dim", f"a value in [{-rank}, {rank - 1}]", shown(index))
     call.arguments["dim"] = index % rank
@@ -394,11 +427,7 @@ def true_or_false(name: str) -> Check:
 
 def an_integer(call: Call, name: str, low: int, high: int) -> int:
     """The argument as an int from low to high."""
-    value = call.arguments[name]
-    try:
-        index = _operator.index(value)
-    except Exception as error:  # whatever an object's own conversion raises
-        raise ParamTypeError(f"{name}: expected an int, got {shown(value)}", operator=call.operator.name) from error
+    index = integer(call.arguments[name], name, call.operator.name)
     if not low <= index <= high:
         call.fail(name, f"an int in [{low}, {high}]", shown(index))
     call.arguments[name] = index
@@ -422,7 +451,8 @@ def vocabulary_bounds(call: Call) -> None:
 
 def chosen_results(call: Call) -> None:
     value = call.arguments["output_mask"]
-    entries = tuple(value) if isinstance(value, (tuple, list)) or (isinstance(value, np.ndarray) and value.ndim) else ()
+    is_vector = isinstance(value, np.ndarray) and value.ndim and not arrays.has_own_arithmetic(type(value))
+    entries = tuple(value) if isinstance(value, (tuple, list)) or is_vector else ()
     if len(entries) != 2 or not all(type(entry) in (bool, np.bool_) for entry in entries):
         call.fail("output_mask", "two of True or False", shown(value), ParamTypeError)
     call.arguments["output_mask"] = tuple(map(bool, entries))
@@ -497,6 +527,7 @@ def writable_result(call: Call, name: str, out: object, spec: ResultSpec | None)
         call.fail(name, "None, as the call does not ask for this result", shown(out))
     if not isinstance(out, np.ndarray):
         call.fail(name, "a numpy.ndarray", type(out).__name__, ParamTypeError)
+    _check_class(type(out), name, call.operator.name)
     if not arrays.is_floating(out.dtype):
         call.fail(name, f"dtype {arrays.FLOATING_NAMES}", out.dtype, ParamTypeError)
     if out.shape != spec.shape:
@@ -546,13 +577,10 @@ def checked_num_threads(num_threads: Any, operator: str | None = None) -> int | 
     """The number of threads that a caller asked for, or None for the default."""
     if num_threads is None:
         return None
-    expected = f"num_threads: expected None or an int in [1, {MAX_THREADS}], got "
-    try:
-        count = _operator.index(num_threads)
-    except Exception as error:  # whatever an object's own conversion raises
-        raise ParamTypeError(f"{expected}{shown(num_threads)}", operator=operator) from error
+    expected = f"None or an int in [1, {MAX_THREADS}]"
+    count = integer(num_threads, "num_threads", operator, expected)
     if not 1 <= count <= MAX_THREADS:
-        raise ParamInvalidError(f"{expected}{shown(count)}", operator=operator)
+        raise ParamInvalidError(f"num_threads: expected {expected}, got {shown(count)}", operator=operator)
     return count
 
 

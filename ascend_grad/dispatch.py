@@ -33,8 +33,8 @@ def requested(backend: str | None, operator: str | None = None) -> tuple[str, st
     """The backend that is asked for, and by what: the argument, `use_backend`, the environment, or nobody."""
     if backend is not None:
         return _checked(backend, operator), "the backend argument"
-    choice: use_backend | None = chosen.get()
-    if choice is not None:
+    choice = _choice()
+    if choice.name is not None:
         return choice.name, "use_backend"
     if ENVIRONMENT.backend is not None:
         return ENVIRONMENT.backend, "ASCEND_GRAD_BACKEND"
@@ -109,6 +109,27 @@ def _computed(call: Call, backend: str | None, num_threads: int | None):
     return REGISTRY[choice.backend].run(call, num_threads)
 
 
+class _Block(NamedTuple):
+    """A ``with`` block of `use_backend` that was entered and not left."""
+
+    owner: use_backend
+    outer: str | None  # what to go back to
+
+
+class _Choice(NamedTuple):
+    """What was chosen in a context (thread or task). It is replaced, never changed: copies of the context share it."""
+
+    name: str | None = None
+    #: The object whose making was the last choice, and the name before: entered now, its block goes back to that.
+    made_by: use_backend | None = None
+    before: str | None = None
+    blocks: tuple[_Block, ...] = ()  # the innermost last
+
+
+def _choice() -> _Choice:
+    return chosen.get() or _Choice()
+
+
 class use_backend:
     """Choose the backend of the calls that follow, in this context (thread or task).
 
@@ -123,6 +144,14 @@ class use_backend:
     ------
     ParamInvalidError
         161002, if there is no backend of that name.
+    RuntimeError
+        On leaving a block that was not entered in this context.
+
+    Notes
+    -----
+    One object may be entered any number of times, within itself and in several threads or tasks at once. A task or
+    thread that starts with a copy of the context starts with its choice. A generator has no context of its own: a block
+    that is open while it yields also holds for whoever asks it for values.
 
     Examples
     --------
@@ -134,17 +163,25 @@ class use_backend:
 
     def __init__(self, name: str):
         self.name = _checked(name)
-        self._outer = [chosen.get()]  # what to go back to, the last entry first
-        self._entered = False
-        chosen.set(self)
+        choice = _choice()
+        chosen.set(_Choice(self.name, self, choice.name, choice.blocks))
 
     def __enter__(self) -> use_backend:
-        # The choice that was made when this object was, still in force here, is the one that the block uses.
-        if self._entered or chosen.get() is not self:
-            self._outer.append(chosen.get())
-            chosen.set(self)
-        self._entered = True
+        choice = _choice()
+        outer = choice.before if choice.made_by is self else choice.name
+        chosen.set(_Choice(self.name, blocks=(*choice.blocks, _Block(self, outer))))
         return self
 
     def __exit__(self, *exc_info) -> None:
-        chosen.set(self._outer.pop())
+        choice = _choice()
+        blocks = list(choice.blocks)
+        place = next((i for i in reversed(range(len(blocks))) if blocks[i].owner is self), None)
+        if place is None:
+            raise RuntimeError(f"use_backend({self.name!r}): there is no block of it to leave in this thread or task")
+        outer = blocks.pop(place).outer
+        if place == len(blocks):
+            chosen.set(_Choice(outer, blocks=tuple(blocks)))
+            return
+        # A block that was entered later is still open, as one of a generator may be: it goes back to what this one had.
+        blocks[place] = blocks[place]._replace(outer=outer)
+        chosen.set(choice._replace(blocks=tuple(blocks)))

@@ -9,13 +9,11 @@ What needs a device raises `BackendUnavailableError` where there is no usable on
 
 from __future__ import annotations
 
-import operator as _operator
-
 import numpy as np
 from numpy.typing import ArrayLike
 
 from . import _aclnn, arrays
-from .contract import MAX_RANK, converted, shown
+from .contract import MAX_RANK, converted, integer, shown
 from .device import quirks, runtime, session
 from .device.array import DeviceArray
 from .errors import BackendUnavailableError, ParamInvalidError, ParamTypeError
@@ -103,10 +101,7 @@ def set_device(device: int) -> None:
     BackendUnavailableError
         There is no usable device.
     """
-    try:
-        index = _operator.index(device)
-    except Exception as error:  # whatever an object's own conversion raises
-        raise ParamTypeError(f"device: expected an int, got {shown(device)}") from error
+    index = integer(device, "device")
     count = _usable_state().cards
     if not 0 <= index < count:
         raise ParamInvalidError(f"device: expected an int in [0, {count - 1}], got {shown(index)}")

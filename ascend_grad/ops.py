@@ -69,10 +69,15 @@ def softmax_backward(
     ParamNullptrError
         161001: `grad_output` or `output` is None.
     ParamInvalidError
-        161002: a dtype, `dim`, a shape or `out` is not as described (a dtype: its subclass `ParamTypeError`).
+        161002: a dtype, `dim`, a shape or `out` is not as described (a dtype or kind: its subclass `ParamTypeError`).
 
     Notes
     -----
+    All operators take as an array whatever NumPy converts to one, and subclasses of its arrays such as memory maps.
+    Arrays that are more than their elements are refused, as inputs and as `out`, since the rest would be lost: masked
+    arrays, matrices, arrays with units; in general those of a class that defines ``__array_ufunc__``,
+    ``__array_function__`` or ``__mul__``. A bool is neither an integer nor a real number.
+
     Sums of float32 and narrower inputs are carried in float64. The formula is that of ``aclnnSoftmaxBackward``;
     the subtraction comes first, then the multiplication.
 

@@ -12,10 +12,12 @@ from itertools import repeat
 
 import numpy as np
 
+from ascend_grad import AscendGradError
+
 from . import rivals, stream
 from .cases import Case, operands
 from .machine import seconds_of_others
-from .results import OWN, Row
+from .results import OWN, Failure, Row
 from .rivals import Call
 
 #: A side is called for at least so long before it is timed: caches, clocks and its threads are awake then, and the
@@ -37,21 +39,38 @@ class DisagreementError(Exception):
     """NumPy computes other values, so that no time says anything."""
 
 
+@contextlib.contextmanager
+def recorded(case: str, failures: list[Failure]) -> Iterator[None]:
+    """Add the failure of this case to the others, so that what else is measured is not lost with it."""
+    try:
+        yield
+    except (DisagreementError, AscendGradError) as error:
+        failures.append(Failure(case, str(error)))
+    except Exception as error:  # whatever a side raises
+        failures.append(Failure(case, f"{type(error).__name__}: {error}"))
+
+
 def measure_all(
-    cases: Sequence[Case], num_threads: int, shown: Callable[[Sequence[Case]], Iterable[Case]]
+    cases: Sequence[Case],
+    num_threads: int,
+    shown: Callable[[Sequence[Case]], Iterable[Case]],
+    failures: list[Failure],
 ) -> list[Row[Case]]:
     """Time all cases, in the order in which ``shown`` gives them back.
 
     While another process, or another guest of the machine, keeps a core busy, two threads wait for each other most of
     the time. Such times come and go, so cases that were disturbed have their next attempt after all others, and the
-    least disturbed attempt counts.
+    least disturbed attempt counts. A case that fails has no further attempt, and is added to ``failures``.
     """
     rows: dict[Case, Row[Case]] = {}
     for _ in range(ATTEMPTS):
+        failed = {failure.case for failure in failures}
         cases = [case for case in cases if case not in rows or rows[case].others > TOLERATED]
+        cases = [case for case in cases if case.name not in failed]
         for case in shown(cases) if cases else ():
-            row = measure(case, num_threads)
-            rows[case] = min(row, rows.get(case, row), key=lambda row: row.others)
+            with recorded(case.name, failures):
+                row = measure(case, num_threads)
+                rows[case] = min(row, rows.get(case, row), key=lambda row: row.others)
     return list(rows.values())
 
 
@@ -138,7 +157,7 @@ def disagrees(case: str, side: str) -> None:
     NumPy is the judge. A framework that disagrees with it and with us takes no part: its sums in float16 may overflow.
     """
     if side == OWN or side.startswith("numpy"):
-        raise DisagreementError(f"{case}: {side} computes other values than {OWN}")
+        raise DisagreementError(f"{side} computes other values than {OWN}")
     warnings.warn(f"{case}: {side} computes other values and takes no part", stacklevel=3)
 
 

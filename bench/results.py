@@ -68,6 +68,14 @@ class Worst:
 
 
 @dataclass(frozen=True)
+class Failure:
+    """A case that could not be measured, and why."""
+
+    case: str
+    error: str
+
+
+@dataclass(frozen=True)
 class Results:
     """What one run found on one machine: speed of the row-wise or of the linear operators, accuracy, memory."""
 
@@ -77,6 +85,7 @@ class Results:
     accuracy: Sequence[Worst] = field(default_factory=list)
     linear: Sequence[Row[LinearCase]] = field(default_factory=list)
     memory: Sequence[Growth] = field(default_factory=list)
+    failures: Sequence[Failure] = field(default_factory=list)
 
     def to_json(self) -> str:
         content: dict[str, Any] = {
@@ -86,6 +95,7 @@ class Results:
             "accuracy": [asdict(worst) for worst in self.accuracy],
             "linear": _timed(self.linear),
             "memory": [asdict(growth) for growth in self.memory],
+            "failures": [asdict(failure) for failure in self.failures],
         }
         # One line for a row: files that can be read, and compared.
         lines = [f"{json.dumps(name)}: {_lines(value)}" for name, value in content.items()]
@@ -103,6 +113,7 @@ class Results:
             accuracy,
             _rows(LinearCase, content.get("linear", ())),
             memory,
+            [Failure(**fields) for fields in content.get("failures", ())],
         )
 
 

@@ -37,6 +37,82 @@ class Hostile:
         raise RuntimeError("not today")
 
 
+class WithUnit(np.ndarray):
+    """An array whose numbers count something, so that NumPy's functions have to ask it."""
+
+    def __array_function__(self, *args, **kwargs):
+        return NotImplemented
+
+
+class Scaled(np.ndarray):
+    """An array with a product of its own."""
+
+    def __mul__(self, other):
+        return NotImplemented
+
+
+class Recorded(np.ndarray):
+    """An array that hears of every function."""
+
+    def __array_ufunc__(self, *args, **kwargs):
+        return NotImplemented
+
+
+class Noted(np.ndarray):
+    """An array with a note that its parts and results have, too; arithmetic knows nothing of it, so it is no fault."""
+
+    note = ""
+
+    def __array_finalize__(self, other):
+        self.note = getattr(other, "note", "")
+
+    def __array_wrap__(self, array, context=None, return_scalar=False):
+        return super().__array_wrap__(array, context, return_scalar)
+
+
+#: Ways to give an array a meaning that its elements alone do not have. A matrix has two axes, so it is apart.
+MEANINGS = {
+    "masked": np.ma.array,
+    "masked in part": lambda x: np.ma.array(x, mask=np.arange(np.size(x)).reshape(np.shape(x)) % 2 == 0),
+    **{kind.__name__: lambda x, kind=kind: np.asarray(x).view(kind) for kind in (WithUnit, Scaled, Recorded)},
+}
+MEANINGS_IN_TWO_AXES = MEANINGS | {"matrix": lambda x: np.asarray(x).view(np.matrix)}
+
+NOT_AN_INT = {
+    "fraction": 1.5,
+    "text": "1",
+    "None": None,
+    "list": [2],
+    "array": np.array([1, 2]),
+    "bool": True,
+    "false": False,
+    "numpy bool": np.True_,
+    "array of a bool": np.array(True),
+    "masked": np.ma.array(1),
+    "masked out": np.ma.array(1, mask=True),
+    "hostile": Hostile(),
+}
+NOT_A_NUMBER = {
+    "text": "2.0",
+    "numpy text": np.str_("2.0"),
+    "bytes": b"2",
+    "None": None,
+    "complex": 0j,
+    "numpy complex": np.complex64(1),
+    "complex array": np.array(1j),
+    "array": np.zeros(2),
+    "array of one": np.ones(1),
+    "list": [0.0],
+    "bool": True,
+    "numpy bool": np.False_,
+    "array of a bool": np.array(False),
+    "masked": np.ma.array(0.0),
+    "masked out": np.ma.masked,
+    "with a unit": np.array(0.0).view(WithUnit),
+    "hostile": Hostile(),
+}
+
+
 def constant(value: object) -> Callable[[Any], Any]:
     return lambda _: value
 
@@ -86,9 +162,7 @@ def faults_of_settings() -> list[Fault]:
             ("too many", 1025, INVALID),
             ("huge", 2**40, INVALID),
             ("beyond 64 bits", 2**70, INVALID),
-            ("fraction", 1.5, TYPE),
-            ("text", "2", TYPE),
-            ("list", [2], TYPE),
+            *((label, value, TYPE) for label, value in NOT_AN_INT.items() if value is not None),
         )
     ]
     faults += [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import itertools
 import json
 import os
 
@@ -131,7 +132,7 @@ def test_a_rival_with_other_values_is_refused(step, monkeypatch, hasty):
     assert "numpy" in row.seconds
     assert "wrong" not in row.seconds
     monkeypatch.setitem(rivals.RIVALS, "numpy", wrong)
-    with pytest.raises(measure.DisagreementError, match=r"softmax float32 3 × 4 × 5 out: numpy computes other values"):
+    with pytest.raises(measure.DisagreementError, match=r"^numpy computes other values than ascend_grad$"):
         measure.measure(small_case("softmax"), 1)
 
 
@@ -192,7 +193,7 @@ def test_disturbed_cases_are_measured_again(monkeypatch):
         return Row(case, {"ascend_grad": float(len(order))}, others[case].pop(0))
 
     monkeypatch.setattr(measure, "measure", measured)
-    rows = measure.measure_all([first, second, third], 1, iter)
+    rows = measure.measure_all([first, second, third], 1, iter, [])
     assert order == [first, second, third, first, third, first]
     assert [(row.case, row.own, row.others) for row in rows] == [(first, 4, 0.3), (second, 2, 0.0), (third, 5, 0.05)]
 
@@ -305,6 +306,101 @@ def test_quick_run_in_this_process(hasty, monkeypatch, tmp_path, capsys):
     assert {row.case.operator for row in Results.from_json(file.read_text()).speed} == {*OPERATORS[:3]}
 
 
+def test_cases_that_fail_leave_the_others(hasty, monkeypatch, tmp_path, capsys):
+    """Their rows are printed and written, what failed is named, and the status says that something did."""
+
+    def numpy(case, operands, right=rivals.RIVALS["numpy"]):
+        call = right(case, operands)
+        return (lambda: call() + 1) if case.operator == "log_softmax" else call
+
+    def softmax(*args, **kwargs):
+        raise ag.AclError("aclnnSoftmax failed", code=507015)
+
+    def log_softmax_backward(*args, **kwargs):
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setitem(rivals.RIVALS, "numpy", numpy)
+    monkeypatch.setattr(ag, "softmax", softmax)
+    monkeypatch.setattr(ag, "log_softmax_backward", log_softmax_backward)
+    monkeypatch.setattr(cases, "quick", lambda: [small_case(operator) for operator in OPERATORS])
+    file = tmp_path / "results.json"
+    assert main(["bench", "--quick", "--json", str(file)]) == 1
+    out, err = capsys.readouterr()
+    failed = {
+        "log_softmax_backward float32 3 × 4 × 5 out": "RuntimeError: out of luck",
+        "softmax float32 3 × 4 × 5 out": "aclnnSoftmax failed [507015 ACL_ERROR_RT_AICORE_EXCEPTION]",
+        "log_softmax float32 3 × 4 × 5 out": "numpy computes other values than ascend_grad",
+    }
+    found = Results.from_json(file.read_text())
+    assert {failure.case: failure.error for failure in found.failures} == failed
+    assert Results.from_json(found.to_json()) == found
+    measured = [row.case.name for row in found.speed]
+    assert sorted([*measured, *failed]) == sorted(case.name for case in cases.quick())
+    assert all(f"| {name} " in out for name in measured)
+    assert not any(f"| {name} " in out for name in failed)
+    for name, error in failed.items():
+        assert f"ascend-grad bench: failed: {name}: {error}\n" in err
+
+
+def test_a_case_that_failed_is_not_tried_again(hasty, monkeypatch):
+    """Neither is what was measured of it before lost."""
+    monkeypatch.setattr(measure, "seconds_of_others", itertools.count(step=1000).__next__)
+    attempts = []
+
+    def measured(case, num_threads):
+        attempts.append(case)
+        if len(attempts) != 1:
+            raise MemoryError("no more")
+        return Row(case, {"ascend_grad": 1.0}, 5.0)
+
+    monkeypatch.setattr(measure, "measure", measured)
+    first, second = small_case("softmax"), small_case("log_softmax")
+    failures = []
+    (row,) = measure.measure_all([first, second], 1, iter, failures)
+    assert (row.case, row.own) == (first, 1.0)
+    assert attempts == [first, second, first]
+    assert [(failure.case, failure.error) for failure in failures] == [
+        (second.name, "MemoryError: no more"),
+        (first.name, "MemoryError: no more"),
+    ]
+
+
+def test_failed_measurements_of_errors(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(accuracy, "LENGTHS", (3,))
+
+    def measured(operator, dtype, right=accuracy.measure):
+        if operator == "softmax":
+            raise FloatingPointError("overflow")
+        return right(operator, dtype)
+
+    monkeypatch.setattr(accuracy, "measure", measured)
+    file = tmp_path / "results.json"
+    assert main(["bench", "--accuracy", "--filter", "softmax float16", "--json", str(file)]) == 1
+    out, err = capsys.readouterr()
+    assert "| scaled_masked_softmax float16" in out
+    assert "failed: softmax float16: FloatingPointError: overflow\n" in err
+    found = Results.from_json(file.read_text())
+    assert {worst.operator for worst in found.accuracy} == {"log_softmax", "scaled_masked_softmax"}
+
+
+def test_documents_are_not_updated_by_halves(hasty, monkeypatch, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    document = tmp_path / "README.md"
+    document.write_text("old")
+    monkeypatch.setattr(report, "DOCUMENTS", (document,))
+    monkeypatch.setattr(report, "SPEED_FILE", tmp_path / "speed.json")
+
+    def softmax(*args, **kwargs):
+        raise RuntimeError
+
+    monkeypatch.setattr(ag, "softmax", softmax)
+    monkeypatch.setattr(cases, "full", lambda: [small_case("softmax"), small_case("log_softmax")])
+    assert main(["bench", "--update-readme"]) == 1
+    assert document.read_text() == "old"
+    assert not report.SPEED_FILE.exists()
+    assert "the documents stay as they are" in capsys.readouterr().err
+
+
 def test_accuracy_decides_the_status(monkeypatch, capsys):
     monkeypatch.setattr(accuracy, "LENGTHS", (3,))
     assert main(["bench", "--accuracy", "--filter", "float16", "--filter", "log"]) == 0
@@ -353,11 +449,23 @@ def test_the_command_with_all_rivals_that_are_installed(monkeypatch, tmp_path):
         (["--accuracy", "--plot", "x.svg"], "--plot draws the speed"),
         (["--accuracy", "--update-readme", "--filter", "fresh"], "takes a full run"),
         (["--threads", "0"], "expected None or an int"),
+        (["--json", "absent/results.json"], "--json absent/results.json: cannot write in absent"),
+        (["--json", "."], "--json .: is a directory"),
     ],
 )
 def test_mistakes_are_told(arguments, message, capsys):
     assert main(["bench", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["speed", "speed.txt", "absent/speed.svg"])
+def test_a_plot_that_cannot_be_written_is_refused_first(name, monkeypatch, tmp_path, capsys):
+    """Matplotlib adds a suffix where there is none: it would write another file."""
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(measure, "measure_all", lambda *_: pytest.fail("this was measured"))
+    assert main(["bench", "--plot", str(tmp_path / name)]) == 2
+    assert "ascend-grad bench: error: --plot " in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_plot_needs_matplotlib(monkeypatch, capsys):

@@ -147,7 +147,7 @@ def test_a_side_with_other_values_is_refused(step, monkeypatch):
     assert "numpy" in row.seconds
     assert "wrong" not in row.seconds
     monkeypatch.setitem(sides.SIDES, "numpy", wrong)
-    with pytest.raises(DisagreementError, match=r"recomputed float32 5 × 11 × 3: numpy computes other values"):
+    with pytest.raises(DisagreementError, match=r"^numpy computes other values than ascend_grad$"):
         measure.measure(SMALL[0], 1)
 
 
@@ -278,6 +278,26 @@ def test_the_command(monkeypatch, tmp_path, capsys):
     found = Results.from_json(file.read_text())
     assert [row.case for row in found.linear] == SMALL[:1]
     assert {growth.case.operator for growth in found.memory} == {GRADIENT}
+
+
+@pytest.mark.usefixtures("hasty", "without_torch")
+def test_cases_that_fail_leave_the_others(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(cases, "quick", lambda: SMALL)
+
+    def fails(*args, **kwargs):
+        raise MemoryError("1 TiB")
+
+    monkeypatch.setattr(ag, "linear_cross_entropy", fails)
+    file = tmp_path / "results.json"
+    assert main(["bench", "--linear", "--quick", "--json", str(file)]) == 1
+    out, err = capsys.readouterr()
+    failed = [case for case in SMALL if case.operator == WHOLE]
+    found = Results.from_json(file.read_text())
+    assert failed
+    assert [row.case for row in found.linear] == [case for case in SMALL if case not in failed]
+    assert [failure.case for failure in found.failures] == [case.name for case in failed]
+    assert all(f"| {row.case.name} " in out for row in found.linear)
+    assert all(f"failed: {case.name}: MemoryError: 1 TiB\n" in err for case in failed)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -12,10 +13,11 @@ from pathlib import Path
 import pytest
 
 import ascend_grad as ag
-from ascend_grad.cli import demo, info
+from ascend_grad.cli import apply, bench, check, demo, info
 from ascend_grad.cli.main import main
 
-COMMANDS = ("demo", "apply", "bench", "info")
+COMMANDS = {"demo": demo, "apply": apply, "bench": bench, "check": check, "info": info}
+DOCUMENT = Path(__file__).parents[1] / "docs" / "command_line.md"
 
 
 def exits(*argv: str) -> int:
@@ -43,6 +45,27 @@ def test_every_command_has_help(command, capsys):
 
 
 @pytest.mark.parametrize(
+    "argv",
+    [(), *((command,) for command in COMMANDS), *(("apply", each.name) for each in apply.OPERATORS)],
+    ids=" ".join,
+)
+def test_every_help_names_the_exit_statuses(argv, capsys):
+    assert exits(*argv, "--help") == 0
+    text = capsys.readouterr().out
+    assert text.count("exit status:\n") == 1
+    statuses = [line.split()[0] for line in text.partition("exit status:\n")[2].splitlines()]
+    may_find_something_wrong = not argv or argv[0] in ("demo", "bench", "check")
+    assert statuses == ["0", *["1"] * may_find_something_wrong, "2", "128"]
+
+
+@pytest.mark.parametrize(("command", "module"), COMMANDS.items())
+def test_the_document_says_of_exit_statuses_what_the_help_says(command, module):
+    meanings = [line.partition("        ")[2] for line in module.STATUSES.splitlines()[1:-2]]
+    (row,) = (line for line in DOCUMENT.read_text().splitlines() if line.startswith(f"| `{command}` | {meanings[0]} |"))
+    assert [cell.strip() for cell in row.split("|")[2:-1]] == [*meanings, *[""] * (2 - len(meanings))]
+
+
+@pytest.mark.parametrize(
     "argv", [(), ("nonsense",), ("info", "--nonsense"), ("demo", "--steps", "x"), ("demo", "--backend", "x")]
 )
 def test_wrong_use_says_how_to(argv, capsys):
@@ -64,6 +87,48 @@ def test_both_ways_to_start_it(command, tmp_path):
     result = subprocess.run(wrong, cwd=tmp_path, capture_output=True, text=True)
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr == "ascend-grad apply: error: absent.npy: No such file or directory\n"
+
+
+def assert_one_line(argv: list[str], variable: str, value: str, message: str) -> None:
+    """With this environment the command line says what is wrong, and no more."""
+    command = [sys.executable, "-P", *argv]
+    result = subprocess.run(command, capture_output=True, text=True, env=os.environ | {variable: value})
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"ascend-grad: error: {variable}: {message}")
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("ASCEND_GRAD_BACKEND", "gpu", "expected one of auto, cpu, npu, reference, got 'gpu'"),
+        ("ASCEND_GRAD_CPU", "sse9", "expected one of baseline, "),
+        ("ASCEND_GRAD_NUM_THREADS", "many", "expected an integer in [1, "),
+        ("ASCEND_GRAD_DEVICE", "-1", "expected an integer in [0, "),
+    ],
+)
+def test_a_wrong_environment_is_one_line_and_a_status(variable, value, message):
+    assert_one_line(["-m", "ascend_grad", "info"], variable, value, message)
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["--version"], ["apply", "softmax", "--help"], []], ids=" ".join)
+@pytest.mark.parametrize("way", [["-m", "ascend_grad"], ["-mascend_grad"], ["ascend-grad"]], ids=" ".join)
+def test_a_wrong_environment_however_it_is_started(way, argv, tmp_path):
+    if way == ["ascend-grad"]:
+        script = tmp_path / "ascend-grad"  # as an installer writes it
+        script.write_text("import sys\nfrom ascend_grad.cli.main import main\nsys.exit(main())\n")
+        way = [str(script)]
+    assert_one_line([*way, *argv], "ASCEND_GRAD_CPU", "sse9", "expected one of baseline, ")
+
+
+@pytest.mark.parametrize("way", [["-c", "import ascend_grad"], ["-m", "program", "ascend_grad"], ["program.py"]])
+def test_other_programs_see_an_exception(way, tmp_path):
+    (tmp_path / "program.py").write_text("import ascend_grad\n")
+    environment = os.environ | {"ASCEND_GRAD_CPU": "sse9", "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, *way]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
+    assert result.returncode == 1
+    assert "\nValueError: ASCEND_GRAD_CPU: expected one of baseline, " in result.stderr
 
 
 def test_nothing_heavy_is_imported_before_it_is_needed(run_script):

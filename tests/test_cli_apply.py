@@ -71,6 +71,17 @@ def assert_same_file(expected: np.ndarray, name: str = "out.npy") -> None:
     assert Path(name).read_bytes() == buffer.getvalue()
 
 
+@pytest.mark.parametrize("name", ["y8", "y8.bin", "y.npy.old", "directory.d/y"])
+def test_the_result_has_the_very_name_that_was_asked_for(name, here):
+    """No suffix is added to it, as `numpy.save` does."""
+    Path("directory.d").mkdir()
+    values = np.ones((2, 3))
+    before = {path for path in here.rglob("*") if path.is_file()}
+    assert main(["apply", "softmax", *save(input=values), "-o", name]) == 0
+    assert {path for path in here.rglob("*") if path.is_file()} - before == {here / "input.npy", here / name}
+    assert_same_file(ag.softmax(values), name)
+
+
 # ---- results ---------------------------------------------------------------------------------------------------------
 
 

@@ -6,8 +6,11 @@ import json
 
 import numpy as np
 import pytest
+from linear_samples import LINEAR
+from samples import OPERATORS
 
 import ascend_grad as ag
+from ascend_grad.cli import check_cases
 from ascend_grad.cli.main import main
 
 
@@ -24,6 +27,38 @@ def test_the_cpu_passes(capsys, tmp_path):
     rows = json.loads(file.read_text())["rows"]
     assert [(row["operator"], row["dtype"], row["verdict"]) for row in rows] == [(n, "float16", "pass") for n in names]
     assert all(row["cases"] and row["max_relative_error"] < 2**-10 for row in rows)
+
+
+def test_float64_on_the_cpu(capsys, tmp_path):
+    """Every operator, with room to spare: it is compared with float64's own precision."""
+    file = tmp_path / "check.json"
+    assert main(["check", "--filter", "float64", "--json", str(file)]) == 0
+    rows = json.loads(file.read_text())["rows"]
+    assert {row["operator"] for row in rows} == {*OPERATORS, *LINEAR}
+    for row in rows:
+        assert (row["dtype"], row["verdict"], row["refused"]) == ("float64", "pass", [])
+        assert row["elements"]
+        assert row["largest_in_tolerances"] < 0.5
+
+
+@pytest.mark.parametrize("step", [1e-11, 2**-24])
+@pytest.mark.parametrize("operator", ["softmax", "scaled_masked_softmax"])
+def test_float64_with_fewer_digits_fails(operator, step, monkeypatch, capsys):
+    right = getattr(ag, operator)
+
+    def wrong(*args, backend, **kwargs):
+        result = right(*args, backend=backend, **kwargs)
+        return result * (1 + step) if backend == "cpu" else result
+
+    monkeypatch.setattr(ag, operator, wrong)
+    assert main(["check", "--filter", f"{operator} float64"]) == 1
+    assert any(line.split() == [operator, "FAIL"] for line in capsys.readouterr().out.splitlines())
+
+
+def test_the_scale_of_float64_is_not_rounded(monkeypatch):
+    """The library does not, so the comparison must not, either."""
+    monkeypatch.setattr(check_cases, "SCALES", (1 + 2.0**-30,))
+    assert main(["check", "--filter", "scaled_masked_softmax"]) == 0
 
 
 @pytest.mark.parametrize("wrong", [1.2, np.nan])
@@ -46,6 +81,14 @@ def test_wrong_results_fail(wrong, monkeypatch, capsys):
     assert any(line.split() == ["log_softmax", "pass"] for line in text.splitlines())
     assert "tolerances, at (5, 31) dim -1" in text
     assert ("is inf tolerances" in text) == np.isnan(wrong)
+
+
+@pytest.mark.parametrize("name", ["absent/check.json", "."])
+def test_a_file_that_cannot_be_written_is_refused_first(name, capsys):
+    assert main(["check", "--json", name]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"ascend-grad check: error: --json {name}: ")
 
 
 def test_errors_of_calls_fail(monkeypatch, capsys):

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
+import gc
+import logging
 import shutil
 import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -101,6 +106,142 @@ def test_use_backend_is_local_to_threads_and_contexts():
     assert chosen() == "cpu"
 
 
+def test_one_choice_in_two_threads():
+    """Each goes back to what its own thread had, though they enter and leave in the same order."""
+    choice = contextvars.copy_context().run(ag.use_backend, "reference")
+    first_entered, second_entered, first_left = (threading.Event() for _ in range(3))
+
+    def first() -> list[str]:
+        ag.use_backend("auto")
+        with choice:
+            first_entered.set()
+            assert second_entered.wait(30)
+            seen = [chosen()]
+        first_left.set()
+        return [*seen, chosen()]
+
+    def second() -> list[str]:
+        ag.use_backend("reference")
+        assert first_entered.wait(30)
+        with choice:
+            second_entered.set()
+            assert first_left.wait(30)
+            seen = [chosen()]
+        return [*seen, chosen()]
+
+    with ThreadPoolExecutor(2) as pool:
+        calls = [pool.submit(first), pool.submit(second)]
+        assert [call.result(60) for call in calls] == [["reference", "cpu"], ["reference", "reference"]]
+
+
+def test_one_choice_in_many_tasks():
+    choice = contextvars.copy_context().run(ag.use_backend, "reference")
+
+    async def work(before: str, turns: int) -> list[str]:
+        seen = []
+        with ag.use_backend(before):
+            for _ in range(3):
+                with choice:
+                    for _ in range(turns):
+                        await asyncio.sleep(0)
+                    seen.append(chosen())
+                seen.append(chosen())
+                await asyncio.sleep(0)
+        return [*seen, chosen()]
+
+    async def main():
+        return await asyncio.gather(work("cpu", 1), work("reference", 3), work("auto", 2))
+
+    for before, seen in zip(("cpu", "reference", "cpu"), asyncio.run(main()), strict=True):
+        assert seen == ["reference", before] * 3 + ["cpu"]
+
+
+def test_a_block_holds_in_the_tasks_that_it_starts():
+    """A task has a copy of the context in which it was started: neither end of a block reaches across."""
+
+    async def main():
+        async def work():
+            seen.append(chosen())
+            await asyncio.sleep(0.01)
+            seen.append(chosen())
+
+        seen = []
+        with ag.use_backend("reference"):
+            task = asyncio.create_task(work())
+            await asyncio.sleep(0)
+        assert chosen() == "cpu"
+        await task
+        assert seen == ["reference", "reference"]
+
+    asyncio.run(main())
+
+
+def test_a_choice_within_itself():
+    with ag.use_backend("reference") as choice:
+        with ag.use_backend("cpu"):
+            with choice:
+                with choice:
+                    assert chosen() == "reference"
+                assert chosen() == "reference"
+            assert chosen() == "cpu"
+        assert chosen() == "reference"
+    assert chosen() == "cpu"
+
+
+def test_leaving_what_was_not_entered():
+    def in_a_context_of_its_own():
+        choice = ag.use_backend("reference")
+        message = r"use_backend\('reference'\): there is no block of it to leave in this thread or task"
+        with pytest.raises(RuntimeError, match=message):
+            choice.__exit__(None, None, None)
+        assert chosen() == "reference"  # as a function it lasts
+        with choice:
+            pass
+        with pytest.raises(RuntimeError, match=message):
+            choice.__exit__(None, None, None)
+        with choice:
+            with pytest.raises(RuntimeError, match=message):
+                contextvars.Context().run(choice.__exit__, None, None, None)
+            assert chosen() == "reference"
+        assert chosen() == "cpu"
+
+    contextvars.Context().run(in_a_context_of_its_own)
+
+
+def test_blocks_that_end_in_another_order():
+    """As those of generators do, which run in the context of whoever asks for the next value."""
+
+    def generator(name):
+        with ag.use_backend(name):
+            while True:
+                yield chosen()
+
+    first, second = generator("reference"), generator("cpu")
+    assert (next(first), next(second), next(first)) == ("reference", "cpu", "cpu")
+    first.close()
+    assert chosen() == "cpu"
+    assert ag.explain("softmax", X).reason == "asked for by use_backend"
+    second.close()
+    assert ag.explain("softmax", X).reason.startswith("automatic choice")
+
+
+def test_choices_leave_nothing_behind():
+    """However often a choice is made: no chain of all earlier ones."""
+    counts = []
+
+    def in_a_context_of_its_own():
+        made = []
+        for _ in range(5):
+            made.append(weakref.ref(ag.use_backend("reference")))
+            with ag.use_backend("cpu"):
+                pass
+        gc.collect()
+        counts.append(sum(each() is not None for each in made))
+
+    contextvars.copy_context().run(in_a_context_of_its_own)
+    assert counts == [0]
+
+
 @pytest.mark.parametrize("name", ["gpu", "", None, 3, ["cpu"]], ids=repr)
 def test_use_backend_refuses_other_names(name):
     with pytest.raises(ag.ParamInvalidError, match="backend: expected one of auto, cpu, npu, reference, got "):
@@ -131,6 +272,50 @@ def test_the_choice_computes(operator, computed_by):
 
 
 # ---- backends that cannot --------------------------------------------------------------------------------------------
+
+
+def test_every_call_is_logged(operator, caplog):
+    problem = random_problem(operator, (2, 3, 4, 5) if operator in MASKED else (4, 5), np.float32)
+    expected = getattr(ag, operator)(*problem.arrays, **problem.settings)
+    with caplog.at_level(logging.DEBUG, "ascend_grad"):
+        result = getattr(ag, operator)(*problem.arrays, **problem.settings)
+    assert_identical(result, expected)
+    (record,) = caplog.records
+    assert (record.name, record.levelno) == ("ascend_grad", logging.DEBUG)
+    message = record.getMessage()
+    assert message.startswith(f"{operator} of float32{problem.arrays[0].shape}")
+    assert ": cpu, automatic choice; not npu: " in message
+
+
+def test_logging_follows_the_levels(caplog, computed_by):
+    """Whichever logger they are set for, and nothing is asked of the general way without need."""
+    logger, root = logging.getLogger("ascend_grad"), logging.getLogger()
+
+    def is_logged() -> bool:
+        caplog.clear()
+        computed_by.clear()
+        ag.softmax(X)
+        assert len(caplog.records) == len(computed_by)
+        return bool(caplog.records)
+
+    before = root.level
+    try:
+        assert not is_logged()
+        for chosen_logger in (logger, root):
+            for _ in range(2):
+                chosen_logger.setLevel(logging.DEBUG)
+                assert is_logged()
+                logging.disable(logging.DEBUG)
+                assert not is_logged()
+                logging.disable(logging.NOTSET)
+                assert is_logged()
+                chosen_logger.setLevel(logging.INFO)
+                assert not is_logged()
+            logger.setLevel(logging.NOTSET)
+    finally:
+        root.setLevel(before)
+        logger.setLevel(logging.NOTSET)
+        logging.disable(logging.NOTSET)
 
 
 def test_what_is_asked_for_but_unavailable_is_an_error(operator):

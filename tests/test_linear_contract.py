@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,10 +17,14 @@ from faults import (
     CODES,
     FOREIGN_DTYPES,
     INVALID,
+    MEANINGS_IN_TWO_AXES,
+    NOT_A_NUMBER,
+    NOT_AN_INT,
     NULL,
     TYPE,
     Fault,
     Hostile,
+    Noted,
     as_dtype,
     constant,
     faults_of_settings,
@@ -82,8 +87,6 @@ def good_call(case: str, *, empty: bool = False, words: int = V, dtype: str = "f
 
 # ---- the faults ------------------------------------------------------------------------------------------------------
 
-NOT_AN_INT = {"fraction": 1.5, "text": "1", "None": None, "array": np.array([1, 2]), "hostile": Hostile()}
-NOT_A_NUMBER = {"text": "0", "None": None, "complex": 0j, "array": np.zeros(2), "list": [0.0], "hostile": Hostile()}
 NOT_A_BOOL = {"number": 1, "text": "yes", "None": None, "array": np.array(True)}
 NOT_TWO_BOOLS = {
     "one": (True,),
@@ -99,6 +102,7 @@ NOT_TWO_BOOLS = {
     "dict": {True: 1, False: 2},
     "array of rank 0": np.array(True),
     "array of rank 2": np.ones((2, 2), bool),
+    "masked array": np.ma.array([True, True]),
 }
 #: The dimensions of each array, and the name that is blamed for one too many of them.
 DIMS = {
@@ -157,6 +161,8 @@ def faults_of_dtypes(case: str) -> Iterator[Fault]:
             yield Fault("dtype", name, label, as_dtype(dtype), TYPE, name)
         more = {"string": "softmax", "dict": {}, "ragged": [[1.0], [2.0, 3.0]], "hostile": Hostile(), "set": {1.0}}
         yield from each("dtype", name, more, TYPE)
+        for label, give in MEANINGS_IN_TWO_AXES.items():
+            yield Fault("dtype", name, label, give, TYPE, name)
     # Of two dtypes that do not belong together, the later one is wrong.
     partners = {
         GRADIENT: {"weight": "weight", "input": "weight", "grad": "grad"},
@@ -210,6 +216,8 @@ def faults_of_results(case: str) -> Iterator[Fault]:
         yield Fault("out", "out", f"{which}: list", spoilt(constant([0.0])), TYPE, name)
         for label, dtype in FOREIGN_DTYPES.items():
             yield Fault("out", "out", f"{which}: {label}", spoilt(as_dtype(dtype)), TYPE, name)
+        for label, give in MEANINGS_IN_TWO_AXES.items():
+            yield Fault("out", "out", f"{which}: {label}", spoilt(give), TYPE, name)
         yield Fault("out", "out", f"{which}: one element", spoilt(constant(np.zeros(1, np.float32))), INVALID, name)
         yield Fault("out", "out", f"{which}: one axis more", spoilt(lambda x: x[None]), INVALID, name)
         yield Fault("out", "out", f"{which}: read-only", spoilt(read_only), INVALID, name)
@@ -274,6 +282,8 @@ def faults_of(case: str) -> list[Fault]:
         faults += each("reduction", "reduction", {"None": None, "number": 1, "list": ["sum"]}, TYPE)
         faults += each("reduction", "reduction", {"unknown": "average", "empty": "", "capitals": "Mean"}, INVALID)
         faults += each("grad_loss", "grad_loss", {k: v for k, v in NOT_A_NUMBER.items() if k != "None"}, TYPE)
+        rows = {f"rows, {label}": give(np.ones(BT)) for label, give in MEANINGS_IN_TWO_AXES.items()}
+        faults += each("grad_loss", "grad_loss", rows, TYPE)
         faults += each("grad_loss", "grad_loss", {"beyond float64": 10**400}, INVALID)
         for name in ("ignore_index", "vocab_start_index"):
             faults += each(name, name, NOT_AN_INT, TYPE)
@@ -479,6 +489,30 @@ class Index:
         return self.value
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_subclasses_without_a_meaning_of_their_own(case, backend):
+    arguments = good_call(case, **taken(backend)) | {"backend": backend}
+    arguments.pop("out", None)
+    expected = getattr(ag, CASES[case][0])(**arguments)
+    arguments |= {name: value.view(Noted) for name, value in arguments.items() if isinstance(value, np.ndarray)}
+    for result, right in zip(getattr(ag, CASES[case][0])(**arguments), expected, strict=True):
+        assert type(result) is type(right)
+        if right is not None:
+            assert_identical(result, right)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_meanings_are_not_lost_in_lists(case, backend):
+    operator, arguments = CASES[case][0], good_call(case) | {"backend": backend}
+    if operator == WHOLE:
+        arguments |= {"reduction": "none", "grad_loss": np.ones(BT, np.float32)}
+    for name, value in arguments.items():
+        if isinstance(value, np.ndarray):
+            error = outcome(getattr(ag, operator), **arguments | {name: [np.ma.array(row) for row in value]})
+            assert type(error) is TYPE
+            assert str(error).startswith(f"{operator}: {name}: expected an array that computes as numpy.ndarray does")
+
+
 def test_integers_of_any_kind(backend):
     arguments = good_call("statistics", **taken(backend)) | {"backend": backend}
     expected = ag.fused_linear_online_max_sum(**arguments)
@@ -627,6 +661,17 @@ def test_the_choice_computes(linear, monkeypatch):
         assert not by_reference(backend="cpu")
         with pytest.raises(ag.BackendUnavailableError):
             function(**arguments)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_call_is_logged(case, caplog):
+    operator, arguments = CASES[case][0], good_call(case)
+    arguments.pop("out", None)
+    with caplog.at_level(logging.DEBUG, "ascend_grad"):
+        getattr(ag, operator)(**arguments)
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"{operator} of float32(")
+    assert ": cpu, automatic choice; not npu: " in record.getMessage()
 
 
 def test_workspace_size_knows_shapes_alone(linear):

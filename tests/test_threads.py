@@ -119,7 +119,7 @@ def test_calls_that_follow_one_another_get_the_team(default_threads, forced):
     assert 2 in sizes
 
 
-@pytest.mark.parametrize("value", [0, -1, 10**6, 2**40, 1.5, "2", [2]], ids=repr)
+@pytest.mark.parametrize("value", [0, -1, 10**6, 2**40, 1.5, "2", [2], True, np.True_], ids=repr)
 def test_numbers_that_cannot_be_set(value, default_threads):
     ag.set_num_threads(2)
     with pytest.raises(ag.ParamInvalidError, match=r"num_threads: expected None or an int in \[1, ") as info:

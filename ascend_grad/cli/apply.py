@@ -20,6 +20,7 @@ from ..arrays import BFLOAT16, FLOATING_DTYPES, native
 from ..inspection import bound_call
 from .chunks import boxes
 from .errors import CommandError
+from .exit_statuses import exit_statuses
 from .options import add_execution_options
 
 if TYPE_CHECKING:
@@ -72,6 +73,9 @@ Apply an operator to arrays in .npy or .npz files of any size.
 
 The files are memory-mapped. Row-wise operators work through them in boxes; the result is the same, bit for bit, as
 that of one call. The linear operators are one call on the mapped files, which keeps to its workspace by itself.
+
+Each result is a file of its own, and a line on stdout that names it, with its dtype, its shape and the time. Row-wise
+operators take about as long as the disk takes to read the inputs and to write the result.
 """
 EPILOG = """\
 examples:
@@ -87,9 +91,10 @@ examples:
 """
 FILES = """\
 An input is FILE.npy, FILE.npz with one array in it, or FILE.npz:MEMBER, which is first copied, decompressed, to a
-temporary file. A result is a .npy file. It appears under its name when all results are complete; until then the name
-is untouched.
+temporary file. A result is written in the format of .npy files under the very name that is given, without a suffix
+added to it. It appears there when all results are complete; until then the name is untouched.
 """
+STATUSES = exit_statuses("all results are written")
 
 
 def add_parser(subparsers) -> None:
@@ -97,7 +102,7 @@ def add_parser(subparsers) -> None:
         "apply",
         help="apply an operator to .npy and .npz files of any size",
         description=DESCRIPTION,
-        epilog=EPILOG,
+        epilog=f"{EPILOG}\n{STATUSES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -110,7 +115,12 @@ def _add_operator(subparsers, operator: contract.Operator) -> None:
     function = getattr(ag, operator.name)
     summary = (inspect.getdoc(function) or "").partition("\n")[0].partition(":")[0].rstrip(".")
     parser = subparsers.add_parser(
-        operator.name, help=summary, description=f"{summary}.", epilog=FILES, allow_abbrev=False
+        operator.name,
+        help=summary,
+        description=f"{summary}.",
+        epilog=f"{FILES}\n{STATUSES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     inputs = INPUTS | {"input": "the layer's input" if operator in contract.LINEAR else "values to take the softmax of"}
     for name in operator.array_names:

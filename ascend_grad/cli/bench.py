@@ -13,11 +13,13 @@ import ascend_grad as ag
 
 from ..contract import checked_num_threads
 from .errors import CommandError
+from .exit_statuses import exit_statuses
+from .new_files import check_writable, new_figure
 
 if TYPE_CHECKING:
     from ..bench.cases import Case
     from ..bench.linear.cases import LinearCase
-    from ..bench.results import Growth, Row, Worst
+    from ..bench.results import Failure, Growth, Row, Worst
 
 DESCRIPTION = """\
 Time the operators beside NumPy's formulas, and beside PyTorch and JAX where they are installed: medians, hot, all
@@ -29,6 +31,9 @@ The full run takes about twenty minutes and up to 5 GB.
 --linear times the linear cross-entropy operators: GFLOP/s, also as a part of those of a large square product in BLAS
 ("of BLAS"), beside the formula in NumPy, PyTorch with all logits in memory and its loss in chunks; and it measures the
 memory that a call takes beyond its results. About fifteen minutes, up to 6 GB.
+
+Tables go to stdout, progress and what failed to stderr. No file is written but those of --json, --plot and
+--update-readme. A case that fails does not end the run: the rows of all others are printed and written.
 """
 EPILOG = """\
 examples:
@@ -38,17 +43,22 @@ examples:
   ascend-grad bench --accuracy
 """
 
+STATUSES = exit_statuses(
+    "everything was measured (no matter how fast it is)",
+    "a case failed, as where NumPy computes other values, or with --accuracy an error is beyond its bound",
+)
+
 
 def add_parser(subparsers) -> None:
     parser = subparsers.add_parser(
         "bench",
         help="measure speed beside NumPy, PyTorch and JAX, or accuracy",
         description=DESCRIPTION,
-        epilog=EPILOG,
+        epilog=f"{EPILOG}\n{STATUSES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--quick", action="store_true", help="a choice of cases, about a minute")
+    parser.add_argument("--quick", action="store_true", help="a choice of cases, a minute or two")
     parser.add_argument(
         "--filter",
         action="append",
@@ -58,7 +68,7 @@ def add_parser(subparsers) -> None:
     )
     parser.add_argument("--threads", type=int, metavar="N", help="threads of this library and of PyTorch")
     parser.add_argument("--linear", action="store_true", help="the linear operators in place of the row-wise ones")
-    parser.add_argument("--accuracy", action="store_true", help="measure errors in place of times")
+    parser.add_argument("--accuracy", action="store_true", help="measure errors in place of times, some minutes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the speed to this file (needs matplotlib)")
     parser.add_argument(
@@ -77,15 +87,16 @@ def run(args: argparse.Namespace) -> int:
     num_threads = checked_num_threads(args.threads) or ag.get_num_threads()
     speed: Sequence[Row[Case]] = ()
     accuracy: Sequence[Worst] = ()
+    failures: list[Failure] = []
     linear: Sequence[Row[LinearCase]] = ()
     memory: Sequence[Growth] = ()
     if args.accuracy:
-        accuracy = _measure_accuracy(args.filter)
+        accuracy = _measure_accuracy(args.filter, failures)
     elif args.linear:
-        linear, memory = _measure_linear(args, num_threads)
+        linear, memory = _measure_linear(args, num_threads, failures)
     else:
-        speed = _measure_speed(_chosen_cases(args), num_threads)
-    results = Results(machine.describe(), num_threads, speed, accuracy, linear, memory)
+        speed = _measure_speed(_chosen_cases(args), num_threads, failures)
+    results = Results(machine.describe(), num_threads, speed, accuracy, linear, memory, failures)
 
     print(report.machine_block(results))
     shown = report.blocks(*(results if part else None for part in (speed, accuracy, linear or memory)))
@@ -94,14 +105,18 @@ def run(args: argparse.Namespace) -> int:
             print(shown[name])
     if args.json:
         args.json.write_text(results.to_json())
-    if args.plot:
-        report.chart(results.speed, args.plot)
-    if args.update_readme:
+    for failure in failures:
+        print(f"ascend-grad bench: failed: {failure.case}: {failure.error}", file=sys.stderr)
+    if args.plot and speed:
+        report.chart(speed, args.plot)
+    if args.update_readme and failures:
+        print("ascend-grad bench: the documents stay as they are", file=sys.stderr)
+    elif args.update_readme:
         file = report.ACCURACY_FILE if args.accuracy else report.LINEAR_FILE if args.linear else report.SPEED_FILE
         file.parent.mkdir(exist_ok=True)
         file.write_text(results.to_json())
         report.update_documents()
-    return 0 if all(worst.error <= 1 for worst in accuracy) else 1
+    return 0 if not failures and all(worst.error <= 1 for worst in accuracy) else 1
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -120,6 +135,10 @@ def _check(args: argparse.Namespace) -> None:
         raise CommandError("--update-readme takes a full run, without --quick and --filter")
     if args.update_readme and not all(path.exists() for path in report.DOCUMENTS):
         raise CommandError("--update-readme works in a source tree, with an editable installation")
+    if args.json:
+        check_writable("--json", args.json)
+    if args.plot:
+        new_figure("--plot", args.plot)
 
 
 def _chosen_cases(args: argparse.Namespace) -> list[Case]:
@@ -132,10 +151,10 @@ def _chosen_cases(args: argparse.Namespace) -> list[Case]:
     return found
 
 
-def _measure_speed(cases: Sequence[Case], num_threads: int) -> list[Row[Case]]:
+def _measure_speed(cases: Sequence[Case], num_threads: int, failures: list[Failure]) -> list[Row[Case]]:
     from tqdm import tqdm
 
-    from ..bench.measure import TOLERATED, DisagreementError, measure_all
+    from ..bench.measure import TOLERATED, measure_all
 
     def shown(cases: Sequence[Case]) -> Iterator[Case]:
         with tqdm(cases, unit="case") as progress:
@@ -143,22 +162,21 @@ def _measure_speed(cases: Sequence[Case], num_threads: int) -> list[Row[Case]]:
                 progress.set_postfix_str(case.name)
                 yield case
 
-    try:
-        rows = measure_all(cases, num_threads, shown)
-    except DisagreementError as error:
-        raise CommandError(str(error)) from error
+    rows = measure_all(cases, num_threads, shown, failures)
     disturbed = sum(row.others > TOLERATED for row in rows)
     if disturbed:
         print(f"warning: other processes disturbed {disturbed} of {len(rows)} cases", file=sys.stderr)
     return rows
 
 
-def _measure_linear(args: argparse.Namespace, num_threads: int) -> tuple[list[Row[LinearCase]], list[Growth]]:
+def _measure_linear(
+    args: argparse.Namespace, num_threads: int, failures: list[Failure]
+) -> tuple[list[Row[LinearCase]], list[Growth]]:
     """Times of the chosen cases; the memory, too, unless only some cases are wanted."""
     from tqdm import tqdm
 
     from ..bench.linear import cases, measure
-    from ..bench.measure import DisagreementError
+    from ..bench.measure import recorded
 
     chosen = [case for case in (cases.quick() if args.quick else cases.full()) if _is_wanted(case.name, args)]
     memory_cases = [] if args.quick else [case for case in measure.memory_cases() if _is_wanted(case.name, args)]
@@ -169,13 +187,11 @@ def _measure_linear(args: argparse.Namespace, num_threads: int) -> tuple[list[Ro
     with tqdm(total=len(chosen) + len(memory_cases), unit="case") as progress:
         for case in (*chosen, *memory_cases):
             progress.set_postfix_str(case.name)
-            try:
+            with recorded(case.name, failures):
                 if case in chosen:
                     rows.append(measure.measure(case, num_threads))
                 else:
                     memory += measure.memory(case, num_threads)
-            except DisagreementError as error:
-                raise CommandError(str(error)) from error
             progress.update()
     return rows, memory
 
@@ -184,11 +200,12 @@ def _is_wanted(name: str, args: argparse.Namespace) -> bool:
     return all(text in name for text in args.filter)
 
 
-def _measure_accuracy(texts: Sequence[str]) -> list[Worst]:
+def _measure_accuracy(texts: Sequence[str], failures: list[Failure]) -> list[Worst]:
     from tqdm import tqdm
 
     from ..bench import accuracy
     from ..bench.linear import accuracy as linear
+    from ..bench.measure import recorded
 
     pairs = [(module, *pair) for module in (accuracy, linear) for pair in module.pairs()]
     pairs = [pair for pair in pairs if all(text in " ".join(pair[1:]) for text in texts)]
@@ -198,5 +215,6 @@ def _measure_accuracy(texts: Sequence[str]) -> list[Worst]:
     with tqdm(pairs, unit="operator") as progress:
         for module, operator, dtype in progress:
             progress.set_postfix_str(f"{operator} {dtype}")
-            rows += module.measure(operator, dtype)
+            with recorded(f"{operator} {dtype}", failures):
+                rows += module.measure(operator, dtype)
     return rows

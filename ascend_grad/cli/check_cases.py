@@ -7,15 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-DTYPES = {
-    "float32": np.dtype(np.float32),
-    "float16": np.dtype(np.float16),
-    "bfloat16": np.dtype(ml_dtypes.bfloat16),
-}
+from ..arrays import FLOATING_DTYPES, accumulator_dtype
 
 
 @dataclass(frozen=True)
@@ -40,9 +35,9 @@ def cases() -> Iterator[Case]:
     )
     for operators, maker in makers:
         for operator in operators:
-            for name, dtype in DTYPES.items():
+            for dtype in FLOATING_DTYPES:
                 for label, arguments in maker(operator, dtype, np.random.default_rng(zlib.crc32(operator.encode()))):
-                    yield Case(operator, name, label, arguments)
+                    yield Case(operator, str(dtype), label, arguments)
 
 
 Labelled = Iterator[tuple[str, dict[str, Any]]]
@@ -54,6 +49,8 @@ ROWS = (
 )  # fmt: skip
 
 MASKED = (((1, 1, 1, 1), 1), ((2, 3, 16, 128), 1), ((2, 3, 7, 100), 3), ((1, 2, 5, 4096), 2))
+
+SCALES = (1.0, -0.37)
 
 #: BT, V, H of the linear cases.
 LINEAR = ((1, 128, 16), (9, 130, 17), (64, 1000, 32), (130, 512, 64))
@@ -103,7 +100,7 @@ def _masked_cases(operator: str, dtype: np.dtype, random: np.random.Generator) -
             inputs = {"x": logits}
             mask[0, 0, 0] = True  # a row that is masked as a whole
         inputs = {name: array.astype(dtype) for name, array in inputs.items()}
-        for scale in (1.0, -0.37):
+        for scale in SCALES:
             yield f"{shape} scale {scale}", {**inputs, "mask": mask, "scale": scale}
 
 
@@ -118,12 +115,17 @@ class _Problem:
     elsewhere: NDArray
 
     @property
+    def number(self) -> np.dtype:
+        """The dtype of what there is one of for each row."""
+        return accumulator_dtype(self.input.dtype)
+
+    @property
     def logits_max(self) -> NDArray:
-        return np.max(self.logits, axis=-1).astype(np.float32)
+        return np.max(self.logits, axis=-1).astype(self.number)
 
     @property
     def sum_exp_logits(self) -> NDArray:
-        return np.sum(np.exp(self.logits - self.logits_max[:, None]), axis=-1).astype(np.float32)
+        return np.sum(np.exp(self.logits - self.logits_max[:, None]), axis=-1).astype(self.number)
 
 
 def _problem(random: np.random.Generator, bt: int, v: int, h: int, dtype: np.dtype) -> _Problem:
@@ -137,11 +139,11 @@ def _problem(random: np.random.Generator, bt: int, v: int, h: int, dtype: np.dty
 def _gradient_cases(operator: str, dtype: np.dtype, random: np.random.Generator) -> Labelled:
     for bt, v, h in LINEAR:
         p = _problem(random, bt, v, h, dtype)
-        grad = random.standard_normal(bt).astype(np.float32)
+        grad = random.standard_normal(bt).astype(p.number)
         grad[1::5] = 0
         bits = np.packbits(p.elsewhere, bitorder="little")
         statistics = {"logits_max": p.logits_max, "sum_exp_logits": p.sum_exp_logits}
-        stored = {"softmax": _softmax(p.logits, -1).astype(np.float32)}
+        stored = {"softmax": _softmax(p.logits, -1).astype(p.number)}
         for label, mask, index, mode in (
             ("recomputed, bits, int64", bits, np.int64, statistics),
             ("stored, bools, int32", p.elsewhere, np.int32, stored),
@@ -166,7 +168,7 @@ def _loss_cases(operator: str, dtype: np.dtype, random: np.random.Generator) -> 
     for bt, v, h in LINEAR:
         p = _problem(random, bt, v, h, dtype)
         rows = np.arange(bt)
-        predicted = np.where(p.elsewhere, 0, p.logits[rows, p.target] - p.logits_max).astype(np.float32)
+        predicted = np.where(p.elsewhere, 0, p.logits[rows, p.target] - p.logits_max).astype(p.number)
         arguments = {"logits_max": p.logits_max, "sum_exp_logits": p.sum_exp_logits, "predicted_logits": predicted}
         yield f"BT {bt} V {v}", {**arguments, "vocab_parallel_logits": p.logits.astype(dtype)}
         yield f"BT {bt} V {v} loss alone", arguments

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -15,7 +14,8 @@ import numpy as np
 
 import ascend_grad as ag
 
-from .errors import CommandError
+from .exit_statuses import exit_statuses
+from .new_files import new_figure
 from .options import add_execution_options
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ text that it is trained on, it gets with --steps 400 (three to ten minutes).
 
 The matrix products in between are NumPy's and run on as many threads as its BLAS takes. Where other programs keep the
 cores busy, threads wait for each other: --threads 1 is for this library's, OPENBLAS_NUM_THREADS=1 for those of NumPy.
+
+The results are printed; no file is written but that of --save-plot.
 """
 EPILOG = """\
 examples:
@@ -49,13 +51,18 @@ examples:
   ascend-grad demo --model bytes --threads 1
 """
 
+STATUSES = exit_statuses(
+    "the model was trained and measured, whatever came of it",
+    "a gradient is beyond its error bound: nothing was trained",
+)
+
 
 def add_parser(subparsers) -> None:
     parser = subparsers.add_parser(
         "demo",
         help="train a language model with this library's gradients",
         description=DESCRIPTION,
-        epilog=EPILOG,
+        epilog=f"{EPILOG}\n{STATUSES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -74,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     from .tasks import TASKS
     from .training import held_out_bits, measuring_blocks, random_batch
 
-    figure = _new_figure(args.save_plot) if args.save_plot else None
+    figure = new_figure("--save-plot", args.save_plot) if args.save_plot else None
     with ExitStack() as settings:
         if args.backend is not None:
             settings.enter_context(ag.use_backend(args.backend))
@@ -155,21 +162,6 @@ def _time_gradients(model: LanguageModel, seconds: float) -> None:
         print(
             f"  {name:<32}{problem(gradient, arguments):<16}{1e3 * ours:9.3f}{1e3 * numpys:9.3f}{numpys / ours:8.1f}x"
         )
-
-
-def _new_figure(path: Path) -> Figure:
-    """An empty figure, or the reason why there will be no plot: known before the training, not after it."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise CommandError(f"--save-plot needs matplotlib (pip install 'ascend-grad[plot]'): {error}") from error
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    kinds = figure.canvas.get_supported_filetypes()
-    if path.suffix[1:].lower() not in kinds:
-        raise CommandError(f"--save-plot {path}: the name must end in one of {', '.join(sorted(kinds))}")
-    if not os.access(path.parent, os.W_OK):
-        raise CommandError(f"--save-plot {path}: cannot write in {path.parent}")
-    return figure
 
 
 def _draw(figure: Figure, path: Path, unit: str, losses: list[float], bits: dict[str, float]) -> None:

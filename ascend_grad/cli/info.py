@@ -8,12 +8,21 @@ from typing import Any
 
 import ascend_grad as ag
 
+from .exit_statuses import exit_statuses
+
+DESCRIPTION = """\
+Show what this installation is and what it found on this machine. That takes no time, and no file is written.
+"""
+STATUSES = exit_statuses("it is shown, whatever was found")
+
 
 def add_parser(subparsers) -> None:
     parser = subparsers.add_parser(
         "info",
         help="show the version, the CPU variant, threads and backends",
-        description="Show what this installation is and what it found on this machine.",
+        description=DESCRIPTION,
+        epilog=STATUSES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--json", action="store_true", help="the same, for programs")

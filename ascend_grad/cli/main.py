@@ -14,6 +14,7 @@ from .._version import __version__
 from ..errors import AscendGradError
 from . import apply, bench, check, demo, info
 from .errors import CommandError
+from .exit_statuses import FAILED, exit_statuses
 
 EPILOG = """\
 examples:
@@ -21,10 +22,10 @@ examples:
   ascend-grad apply softmax_backward --grad-output g.npy --output y.npy -o dx.npy
   ascend-grad info --json
 
-'ascend-grad COMMAND --help' describes a command.
+'ascend-grad COMMAND --help' describes a command: what it writes, how long it takes, what its exit statuses mean.
 """
 
-FAILED = 2
+STATUSES = exit_statuses("the command did what it was asked for", "it did, and found something wrong")
 
 
 class _Terminated(BaseException):
@@ -39,7 +40,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ascend-grad",
         description="Softmax and cross-entropy gradients for NumPy arrays and files.",
-        epilog=EPILOG,
+        epilog=f"{EPILOG}\n{STATUSES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

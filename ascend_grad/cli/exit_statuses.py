@@ -1,0 +1,17 @@
+"""The exit statuses of all commands, and what their help says of them."""
+
+from __future__ import annotations
+
+DONE, WRONG, FAILED = 0, 1, 2
+
+
+def exit_statuses(done: str, wrong: str | None = None) -> str:
+    """The end of a command's help: what its statuses mean; without ``wrong`` it never ends with that one."""
+    lines = ["exit status:", f"  {DONE}        {done}"]
+    if wrong is not None:
+        lines.append(f"  {WRONG}        {wrong}")
+    lines += [
+        f"  {FAILED}        it could not do what it was asked for, and one line on stderr says why",
+        "  128 + n  signal n ended it (130: Ctrl-C)",
+    ]
+    return "\n".join(lines) + "\n"

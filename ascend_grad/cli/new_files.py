@@ -1,0 +1,37 @@
+"""Files that a command writes at its end: what would fail then is refused at its beginning."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .errors import CommandError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def check_writable(option: str, path: Path) -> None:
+    """Raise `CommandError` where no file of this name can be written."""
+    if path.is_dir():
+        raise CommandError(f"{option} {path}: is a directory")
+    if not os.access(path.parent, os.W_OK):
+        raise CommandError(f"{option} {path}: cannot write in {path.parent}")
+
+
+def new_figure(option: str, path: Path) -> Figure:
+    """An empty figure for a file of this name, or a `CommandError`.
+
+    The name has to end in a format that Matplotlib knows: without one it would write a file of another name.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise CommandError(f"{option} needs matplotlib (pip install 'ascend-grad[plot]'): {error}") from error
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    kinds = figure.canvas.get_supported_filetypes()
+    if path.suffix[1:].lower() not in kinds:
+        raise CommandError(f"{option} {path}: the name must end in one of {', '.join(sorted(kinds))}")
+    check_writable(option, path)
+    return figure
