@@ -214,11 +214,13 @@ def native_copy(array: np.ndarray) -> np.ndarray:
 
 
 def assert_identical(got: np.ndarray, expected: np.ndarray) -> None:
-    """The same shape, the same dtype up to byte order, the same bits."""
+    """The same shape, the same dtype up to byte order, the same bits; any NaN is the same as any other."""
     got, expected = native_copy(got), native_copy(expected)
     assert (got.shape, got.dtype) == (expected.shape, expected.dtype)
     bits = np.dtype(f"u{got.itemsize}")
     different = got.reshape(-1).view(bits) != expected.reshape(-1).view(bits)
+    if got.dtype in DTYPES.values():
+        different &= ~(np.isnan(got) & np.isnan(expected)).reshape(-1)
     assert not different.any(), (
         f"{different.sum()} of {got.size} elements differ, first at {np.flatnonzero(different)[0]}: "
         f"{got.reshape(-1)[different][0]!r} is not {expected.reshape(-1)[different][0]!r}"

@@ -1,0 +1,123 @@
+"""Signals are looked at while a call computes, however long it takes for an element."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from ascend_grad import _cpu
+
+#: Seconds of computing within which a signal's handler has run.
+MOST = 0.1
+
+SETUP = f"""
+    import signal, time
+    import numpy as np
+    import ascend_grad as ag
+
+    def tile(*shape):
+        return np.full(shape, 0.5, np.float32)
+
+    def half(*shape):
+        return np.ones(shape, np.float16)
+
+    def spent_on(call):
+        begin = time.thread_time()
+        call()
+        return time.thread_time() - begin
+
+    def longest_wait(call):
+        \"\"\"Seconds of this thread's computing between two runs of a signal's handler, the most of a call.\"\"\"
+        moments = []
+        # A timer of the process's own time, and a clock of this thread's: what else the machine does is no delay.
+        signal.signal(signal.SIGPROF, lambda *_: moments.append(time.thread_time()))
+        begin = time.thread_time()
+        signal.setitimer(signal.ITIMER_PROF, 0.01, 0.01)
+        call()
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        return max(np.diff([begin, *moments, time.thread_time()]))
+
+    def check(call):
+        waits = [longest_wait(call)]
+        while waits[-1] > {MOST} and len(waits) < 3:  # a virtual machine may count time that it was not given
+            waits.append(longest_wait(call))
+        assert min(waits) <= {MOST}, waits
+"""
+
+#: Every way through the schedules, on data that is slow for its number of elements, too, as functions of the arrays' length.
+#: Results lie in memory that was touched before: the first touch is the system's work, and cannot be interrupted.
+ROWWISE = {
+    "rows": ("softmax", "tile(n, 50_000)", "-1"),
+    "long rows": ("log_softmax", "tile(3, 20_000 * n)", "-1"),
+    "columns": ("softmax", "tile(n, 50_000)", "0"),
+    "few columns": ("softmax", "tile(300 * n, 2, 2)", "1"),
+    "long columns": ("softmax", "tile(20_000 * n, 3)", "0"),
+    "transposed": ("softmax", "tile(20_000, n).T", "-1"),
+    "transposed columns": ("softmax", "tile(20_000, n).T", "0"),
+    "swapped": ("log_softmax", "tile(n, 50_000).astype('>f4')", "-1"),
+    "subnormal results": ("softmax", "tile(n, 20_000) * np.arange(0, -40_000, -2, dtype=np.float32) / 200", "-1"),
+    "float64": ("log_softmax", "tile(n, 30_000).astype(float)", "-1"),
+    "float16": ("log_softmax", "tile(n, 50_000).astype(np.float16)", "-1"),
+}
+LINEAR = {
+    "probabilities": (
+        "numbers = np.ones(n, np.float32), np.ones(n, np.float32), np.ones(n, np.float32)",
+        "ag.fused_cross_entropy_loss_with_max_sum(*numbers, vocab_parallel_logits=tile(n, 50_000), out=(None, half(n, 50_000)), ",
+    ),
+    "probabilities of one row": (
+        "numbers = np.ones(1, np.float32), np.ones(1, np.float32), np.ones(1, np.float32)",
+        "ag.fused_cross_entropy_loss_with_max_sum(*numbers, vocab_parallel_logits=tile(1, 50_000 * n), "
+        "out=(None, half(1, 50_000 * n)), ",
+    ),
+    "losses": (
+        "numbers = np.ones(50_000 * n, np.float32)",
+        "ag.fused_cross_entropy_loss_with_max_sum(numbers, numbers, numbers, out=(half(50_000 * n), None), ",
+    ),
+    "statistics": (
+        "x, w = tile(500, n), tile(50_000, n)",
+        "ag.fused_linear_online_max_sum(x, w, np.zeros(500, int), 0, 9, ",
+    ),
+    "many features": (
+        "x, w = tile(n // 5, 300_000), tile(n // 5, 300_000)",
+        "ag.linear_cross_entropy(x, w, np.zeros(n // 5, int), ",
+    ),
+    "many rows": (
+        "x, w = tile(1000 * n, 20), tile(200, 20)",
+        "ag.linear_cross_entropy(x, w, np.zeros(1000 * n, int), ",
+    ),
+    "many words": (
+        "x, w = tile(20, 20), tile(10_000 * n, 20)",
+        "ag.linear_cross_entropy(x, w, np.zeros(20, int), ",
+    ),
+    "strides": (
+        "x, w = tile(300, n).T, tile(300, 20_000).T",
+        "ag.linear_cross_entropy(x, w, np.zeros(n, int), ",
+    ),
+}
+
+
+def script_of(name: str) -> str:
+    if name in LINEAR:
+        arguments, call = LINEAR[name]
+        call = f"{call}num_threads=1)"
+    else:
+        operator, array, dim = ROWWISE[name]
+        arguments = f"x = {array}; out = np.ones(x.shape, x.dtype)"
+        call = f"ag.{operator}(x, {dim}, out=out, num_threads=1)"
+    return textwrap.dedent(SETUP) + textwrap.dedent(f"""
+        def bound(n):
+            {arguments}
+            return lambda: {call}
+
+        n = 50
+        while (seconds := spent_on(bound(n))) < 3 * {MOST}:
+            n *= 2 if seconds > {MOST} else 4
+        check(bound(n))
+    """)
+
+
+@pytest.mark.parametrize("name", [*ROWWISE, *LINEAR])
+def test_signals_are_looked_at_in_time(name, run_script, needs_memory):
+    needs_memory(6)
+    run_script(script_of(name), ASCEND_GRAD_CPU=_cpu.supported_variants()[0])
