@@ -29,7 +29,10 @@ def native(dtype: np.dtype) -> np.dtype:
         plain = dtype.newbyteorder("=")
     except TypeError:  # text of variable width, for one, has no byte order
         return dtype
-    return next((known for known in FLOATING_DTYPES if known == plain), plain)
+    for known in FLOATING_DTYPES:
+        if known == plain:
+            return known
+    return plain
 
 
 def is_floating(dtype: np.dtype) -> bool:

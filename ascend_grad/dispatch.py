@@ -95,7 +95,7 @@ def run(operator: Operator, arguments: dict[str, Any], out: object, backend: str
         except MissingKernelError:
             if call.device is not None or requested(backend)[0] != "auto":
                 raise
-        # Nothing was computed, and the device's refusal is known now: whoever left the choice to us gets another backend.
+        # Nothing was computed, and the device's refusal is known now: who left the choice to us gets another backend.
         return _computed(call, backend, num_threads)
     finally:
         _cpu.leave_mode(mode)

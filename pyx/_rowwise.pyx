@@ -16,8 +16,6 @@
 The public functions at the end take the common case straight from Python objects, and answer None to all others.
 """
 
-import numpy as np
-
 from cython.parallel cimport prange
 
 cimport numpy as cnp

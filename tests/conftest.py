@@ -181,6 +181,13 @@ def forced() -> Iterator[Callable[[str], None]]:
     _cpu.force_variant(before)
 
 
+@pytest.fixture
+def caches() -> Iterator[tuple[tuple[int, int, int], ...]]:
+    """Sizes of L1, L2 and L3 that a test may pretend to find: those of a small, a usual and a large CPU."""
+    yield (16 << 10, 128 << 10, 1 << 20), (32 << 10, 1 << 20, 32 << 20), (128 << 10, 16 << 20, 256 << 20)
+    _cpu.force_cache_sizes()
+
+
 @pytest.fixture(scope="session")
 def _installation() -> Iterator[tuple[StandIn, runtime.State]]:
     home = build("split")

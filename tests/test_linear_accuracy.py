@@ -306,7 +306,9 @@ def test_any_workspace(nbytes, dtype, cpu_engine):
 
 
 # Rows in a few chunks; in so many that additions to weight_grad are compensated; too little space for the logits.
-@pytest.mark.parametrize(("shape", "least"), [((1000, 800, 9), 2), ((40_000, 900, 3), 65), ((300, 9000, 5), 0)], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "least"), [((1000, 800, 9), 2), ((40_000, 900, 3), 65), ((300, 9000, 5), 0)], ids=str
+)
 def test_the_whole_loss_in_little_space(shape, least, dtype, cpu_engine):
     # A word's gradient is one large term, the target's, and hundreds of small ones: such sums are not centred.
     how = {"kind": "positive"}
@@ -400,7 +402,10 @@ def test_every_walk_is_walked(forced):
             plans = _linear_cross_entropy.plans(
                 x, w, shape.BT, space_of(nbytes, dtype), True, True, True, x.itemsize == 2
             )
-            seen |= {f"{len(plans)} plans", *(f"{product} compensated" for plan in plans for product in plan.compensated)}
+            seen |= {
+                f"{len(plans)} plans",
+                *(f"{product} compensated" for plan in plans for product in plan.compensated),
+            }
             seen |= {"by slice" for plan in plans if plan.by_slice}
             seen |= {"chunks outside" if plan.chunks_outside else "blocks outside" for plan in plans}
     products = ("logits", "input_grad", "weight_grad")

@@ -15,7 +15,7 @@ from linear_samples import GRADIENT, LINEAR, LOSS, MODES, STATISTICS, WHOLE, Lin
 from samples import DTYPES, Layout, assert_identical, laid_out
 
 import ascend_grad as ag
-from ascend_grad import _openmp
+from ascend_grad import _cpu, _openmp
 
 COUNTS = (1, 2, 3, 4)
 
@@ -94,6 +94,20 @@ def test_the_same_from_run_to_run(dtype):
         for _ in range(5):
             for result, right in zip(compute(problem, num_threads=2), expected, strict=True):
                 assert_identical(result, right)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_the_sizes_of_caches_change_nothing(how, dtype, caches):
+    operator, settings = HOW[how]
+    for shape in (*SHAPES.values(), Shape(1300, 2100, 20), Shape(2100, 130, 700)):
+        problem = problem_of(operator, shape, dtype, **settings)
+        expected = compute(problem)
+        for sizes in caches:
+            _cpu.force_cache_sizes(sizes)
+            for result, right in zip(compute(problem), expected, strict=True):
+                if right is not None:
+                    assert_identical(result, right)
+        _cpu.force_cache_sizes()
 
 
 def test_small_calls_stay_in_their_thread():

@@ -45,7 +45,7 @@ SETUP = f"""
         assert min(waits) <= {MOST}, waits
 """
 
-#: Every way through the schedules, on data that is slow for its number of elements, too, as functions of the arrays' length.
+#: Every way through the schedules, on data that is slow for its number of elements, too; n makes them as long as needed.
 #: Results lie in memory that was touched before: the first touch is the system's work, and cannot be interrupted.
 ROWWISE = {
     "rows": ("softmax", "tile(n, 50_000)", "-1"),
@@ -62,13 +62,12 @@ ROWWISE = {
 }
 LINEAR = {
     "probabilities": (
-        "numbers = np.ones(n, np.float32), np.ones(n, np.float32), np.ones(n, np.float32)",
-        "ag.fused_cross_entropy_loss_with_max_sum(*numbers, vocab_parallel_logits=tile(n, 50_000), out=(None, half(n, 50_000)), ",
+        "x, numbers = tile(n, 50_000), [np.ones(n, np.float32)] * 3",
+        "ag.fused_cross_entropy_loss_with_max_sum(*numbers, vocab_parallel_logits=x, out=(None, half(*x.shape)), ",
     ),
     "probabilities of one row": (
-        "numbers = np.ones(1, np.float32), np.ones(1, np.float32), np.ones(1, np.float32)",
-        "ag.fused_cross_entropy_loss_with_max_sum(*numbers, vocab_parallel_logits=tile(1, 50_000 * n), "
-        "out=(None, half(1, 50_000 * n)), ",
+        "x, numbers = tile(1, 50_000 * n), [np.ones(1, np.float32)] * 3",
+        "ag.fused_cross_entropy_loss_with_max_sum(*numbers, vocab_parallel_logits=x, out=(None, half(*x.shape)), ",
     ),
     "losses": (
         "numbers = np.ones(50_000 * n, np.float32)",

@@ -87,6 +87,19 @@ def check_counts(problem: Problem) -> None:
     assert_identical(compute(problem), expected)
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("operator", UNMASKED)
+def test_the_sizes_of_caches_change_nothing(operator, dtype, shape, caches):
+    shape, dim = SHAPES[shape]
+    problem = problem_of(operator, shape, dtype, dim)
+    strided = problem.replaced(*(np.repeat(a, 2, -1)[..., ::2] for a in problem.arrays))
+    expected = compute(problem)
+    for sizes in caches:
+        _cpu.force_cache_sizes(sizes)
+        for each in (problem, strided):
+            assert_identical(compute(each), expected)
+
+
 # ---- settings --------------------------------------------------------------------------------------------------------
 
 

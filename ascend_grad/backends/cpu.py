@@ -33,10 +33,12 @@ def workspace_size(call: Call, num_threads: int | None) -> int:
         return cpu_linear.workspace_size(call, num_threads)
     (out,), (spec,) = call.outs, call.specs
     assert spec is not None
-    needs_copy = out is not None and _needs_copy(call, out)
-    copied = out.nbytes if needs_copy else 0
-    if out is None or needs_copy:
-        out = arrays.without_memory(spec.shape, spec.dtype if out is None else arrays.native(out.dtype))
+    copied = 0
+    if out is None:
+        out = arrays.without_memory(spec.shape, spec.dtype)
+    elif _needs_copy(call, out):
+        copied = out.nbytes
+        out = arrays.without_memory(spec.shape, arrays.native(out.dtype))
     name, dim = call.operator.name, call.arguments.get("dim", -1)
     return copied + _rowwise.workspace_bound(name, call.arrays, out, dim, num_threads)
 

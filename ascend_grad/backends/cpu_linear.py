@@ -32,6 +32,13 @@ def _results(call: Call) -> list[np.ndarray | None]:
     ]
 
 
+def _delivery(call: Call, results: list[np.ndarray | None]) -> tuple[tuple, list[tuple[np.ndarray, np.ndarray]]]:
+    """What the call returns, and the pairs of the caller's array and the result that was computed aside of it."""
+    pairs = list(zip(results, call.outs))
+    returned = tuple(result if out is None else out for result, out in pairs)
+    return returned, [(out, each) for each, out in pairs if each is not None and out is not None and each is not out]
+
+
 def _vector(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Contiguous, aligned, native."""
     with np.errstate(all="ignore"):
@@ -49,8 +56,7 @@ def _gradient(call: Call, threads: int) -> tuple:
     a = call.arguments
     real = arrays.accumulator_dtype(a["input"].dtype)
     input_grad, weight_grad = results = _results(call)
-    returned = tuple(result if out is None else out for result, out in zip(results, call.outs))
-    aside = [(out, result) for result, out in zip(results, call.outs) if out is not None and result is not out]
+    returned, aside = _delivery(call, results)
     grad, logits_max, sum_exp = (
         None if a[name] is None else _vector(a[name], real) for name in ("grad", "logits_max", "sum_exp_logits")
     )
@@ -97,8 +103,7 @@ def _loss(call: Call, threads: int) -> tuple:
     )
     loss, softmax = results = _results(call)
     assert loss is not None
-    returned = tuple(result if out is None else out for result, out in zip(results, call.outs))
-    aside = [(out, result) for result, out in zip(results, call.outs) if out is not None and result is not out]
+    returned, aside = _delivery(call, results)
     if softmax is not None:
         _linear_cross_entropy.probabilities(a["vocab_parallel_logits"], logits_max, sum_exp, softmax, threads)
     _linear_cross_entropy.losses(sum_exp, predicted, loss)
