@@ -11,8 +11,8 @@ TESTS = Path(__file__).parent
 def test_flush_to_zero_in_the_calling_thread_changes_nothing(tmp_path, run_script):
     """A library linked with -ffast-math switches it on in the thread that loads it, and there alone.
 
-    Every operator, dtype, dtype of `out`, layout and variant, one thread and two, on data whose inputs, sums, results or
-    settings are subnormal: the same bytes before and after such a library is loaded.
+    Every operator, dtype, dtype of `out`, layout and variant, one thread and two, on data whose inputs, sums, results
+    or settings are subnormal: the same bytes before and after such a library is loaded.
     """
     library = tmp_path / "fast_math.so"
     subprocess.run(["cc", "-shared", "-ffast-math", "-x", "c", "/dev/null", "-o", library], check=True)

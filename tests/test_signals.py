@@ -45,7 +45,7 @@ SETUP = f"""
         assert min(waits) <= {MOST}, waits
 """
 
-#: Every way through the schedules, on data that is slow for its number of elements, too; n makes them as long as needed.
+#: Every way through the schedules, on data that is slow for its number of elements, too; n is as large as needed.
 #: Results lie in memory that was touched before: the first touch is the system's work, and cannot be interrupted.
 ROWWISE = {
     "rows": ("softmax", "tile(n, 50_000)", "-1"),
