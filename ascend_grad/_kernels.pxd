@@ -75,6 +75,13 @@ cdef extern from "ascend_grad/rowwise.h" nogil:
 cdef extern from "ascend_grad/strided.h" nogil:
     void ag_copy_block(char *to, Py_ssize_t to_row, Py_ssize_t to_step, const char *source, Py_ssize_t from_row,
                        Py_ssize_t from_step, Py_ssize_t rows, Py_ssize_t n, int itemsize, int swapped)
+
+    ctypedef struct ag_dim:
+        Py_ssize_t length
+        Py_ssize_t to
+        Py_ssize_t from_ "from"
+
+    void ag_copy_3d(char *to, const char *source, ag_dim x, ag_dim y, ag_dim z, int itemsize, int swapped)
     void ag_widen(ag_variant variant, ag_dtype dtype, const char *source, float *to, Py_ssize_t n)
     void ag_round(ag_variant variant, int from_double, const void *source, ag_dtype dtype, char *to, Py_ssize_t n)
     void ag_stream(ag_variant variant, const float *a, const float *b, float *out, Py_ssize_t n, int nontemporal)

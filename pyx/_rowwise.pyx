@@ -25,8 +25,6 @@ from libc.stdint cimport uint8_t
 from ascend_grad cimport _cpu, _memory, _openmp, _tasks, _threads
 from ascend_grad._dtypes cimport dtype_of
 from ascend_grad._kernels cimport (
-    AG_BFLOAT16,
-    AG_FLOAT16,
     AG_FLOAT32,
     AG_FLOAT64,
     AG_LOG_SOFTMAX,
@@ -38,11 +36,13 @@ from ascend_grad._kernels cimport (
     AG_SCRATCH_BYTES,
     AG_SOFTMAX,
     AG_SOFTMAX_BACKWARD,
-    ag_copy_block,
+    ag_copy_3d,
+    ag_dim,
     ag_dtype,
     ag_fpenv,
     ag_fpenv_enter,
     ag_fpenv_leave,
+    ag_itemsize,
     ag_round,
     ag_rounded_to_float32,
     ag_row_kernels,
@@ -232,6 +232,17 @@ cdef inline void tile_at(const Problem *p, Py_ssize_t row, ag_tile *tile) noexce
     tile.scale = p.scale
 
 
+cdef inline Py_ssize_t offset_of(const Problem *p, const Operand *operand, Py_ssize_t row) noexcept nogil:
+    """Bytes from an operand's first row to this one."""
+    cdef Py_ssize_t offset = 0
+    cdef int axis = p.axes - 1
+    while axis > 0:
+        offset += row % p.shape[axis] * operand.strides[axis]
+        row //= p.shape[axis]
+        axis -= 1
+    return offset + row * operand.strides[0]
+
+
 # ---- the schedule ----------------------------------------------------------------------------------------------------
 
 cdef enum Layout:
@@ -254,16 +265,16 @@ cdef enum Round:
 
 cdef enum:
     TILE_BYTES = 128 << 10            # of one operand in the compute type
+    LONG_TILE_BYTES = 4 << 20         # the same, where a cache line holds elements of several rows
     TILE_ROWS = 16                    # rows that a gathered piece has where rows are long
     MAX_TILE_ROWS = 1 << 14
+    SMALL_BLOCK = 256                 # elements of an outer index up to which several are gathered for the column kernels
     UNIT_ELEMENTS = 1 << 15           # of a unit of work, about
     LONG_ROW = 1 << 22                # elements from which a row (or block of columns) is too long to be one unit
 
 # A thread's buffer: the scratch of the column kernels, then tiles of both inputs, of the mask, and of 16-bit values on
-# their way to float32. Each part is left out where the layout has no use for it.
+# their way to float32. The tiles are left out where nothing is gathered.
 cdef Py_ssize_t SCRATCH_BYTES = align_up(AG_SCRATCH_BYTES, ALIGNMENT)
-cdef Py_ssize_t MASK_TILE_BYTES = TILE_BYTES // 4
-cdef Py_ssize_t ALL_TILES_BYTES = 3 * <Py_ssize_t>TILE_BYTES + MASK_TILE_BYTES
 
 
 cdef bint all_native(const Problem *p) noexcept nogil:
@@ -278,6 +289,14 @@ cdef bint all_native(const Problem *p) noexcept nogil:
 
 cdef inline bint is_used(const Problem *p, int operand) noexcept nogil:
     return (operand != B or has_b(p.op)) and (operand != MASK or has_mask(p.op))
+
+
+cdef bint is_direct(const Problem *p, int which, ag_dtype dtype, bint by_columns) noexcept nogil:
+    """Whether kernels for this dtype can read or write an operand in place, any rows of it together."""
+    cdef const Operand *operand = &p.operands[which]
+    if p.axes > 1 or operand.swapped or (which != MASK and operand.dtype != dtype) or (which == MASK and by_columns):
+        return False
+    return (operand.strides[0] if by_columns else operand.dim_stride) == operand.itemsize
 
 
 cdef Layout choose_layout(const Problem *p) noexcept nogil:
@@ -296,9 +315,17 @@ cdef Layout choose_layout(const Problem *p) noexcept nogil:
         across += 1 if magnitude(p.operands[i].strides[last]) < magnitude(p.operands[i].dim_stride) else -1
     if rows:
         return ROWS
-    if columns and (inner >= 32 or packed):
+    if columns and (inner >= 32 or packed) and (p.n * inner >= SMALL_BLOCK or p.rows == inner):
         return COLUMNS
-    return COLUMN_TILES if across > 0 and inner >= 8 and not has_mask(p.op) else ROW_TILES
+    if has_mask(p.op):
+        return ROW_TILES
+    # What inputs can be read in place decides, then how most operands lie.
+    for i in range(2):
+        if is_direct(p, A, p.dtype, i == 0) and (not has_b(p.op) or is_direct(p, B, p.dtype, i == 0)) and (
+            p.operands[OUT].dtype == p.dtype or p.operands[A].itemsize >= 4
+        ):
+            return COLUMN_TILES if i == 0 else ROW_TILES
+    return COLUMN_TILES if across > 0 else ROW_TILES
 
 
 cdef bint worth_streaming(const Problem *p, Layout layout) noexcept nogil:
@@ -343,6 +370,13 @@ cdef class Schedule:
     cdef Py_ssize_t segments      # along n
     cdef bint by_columns          # COLUMNS or COLUMN_TILES
     cdef bint gathers             # ROW_TILES or COLUMN_TILES
+    cdef bint transposes          # ... and adjacent elements of some operand belong to different rows
+    cdef bint[OPERANDS] direct    # operands that kernels read or write in place all the same
+    cdef ag_dtype tile_dtype      # of the gathered ones: the problem's, or the compute type where out has another
+    cdef int tile_itemsize
+    # Where the second input, the mask, and values on their way to or from the tile's dtype lie in a thread's tiles. The first
+    # input lies at their beginning, and the results in its place.
+    cdef Py_ssize_t second_tile, mask_tile, converted_tile
     cdef Py_ssize_t tiles         # where the tiles begin in a buffer
     cdef cnp.ndarray memory       # of all that follows
     cdef Py_ssize_t buffer_size
@@ -383,18 +417,23 @@ cdef class Schedule:
     cdef void prepare(self, int threads) noexcept:
         cdef Problem *p = &self.p
         cdef bint is_double = p.dtype == AG_FLOAT64
-        cdef Py_ssize_t compute_size = 8 if is_double else 4, inner = p.shape[p.axes - 1], budget, working, inputs
+        cdef Py_ssize_t inner = p.shape[p.axes - 1], budget, working, inputs, row_bytes
+        cdef int operand
         self.variant = _cpu.active()
         self.threads = threads
         self.form = choose_layout(p)
         self.by_columns = self.form == COLUMNS or self.form == COLUMN_TILES
         self.gathers = self.form == ROW_TILES or self.form == COLUMN_TILES
         self.stream = worth_streaming(p, self.form)
-        # Tiles hold float32 or float64, whatever the operands hold.
-        self.kernels = ag_rowwise_kernels(
-            self.variant, (AG_FLOAT64 if is_double else AG_FLOAT32) if self.gathers else p.dtype, p.op
-        )
+        self.tile_dtype = p.dtype
+        if p.operands[OUT].dtype != p.dtype:
+            self.tile_dtype = AG_FLOAT64 if is_double else AG_FLOAT32
+        self.tile_itemsize = ag_itemsize[<int>self.tile_dtype]
+        for operand in range(OPERANDS):
+            self.direct[operand] = self.gathers and is_direct(p, operand, self.tile_dtype, self.by_columns)
+        self.kernels = ag_rowwise_kernels(self.variant, self.tile_dtype, p.op)
         self.segments = ceil_div(p.n, self.kernels.segment)
+        self.transposes = self.gathers and self.is_transposed()
         self.pieces = 1
         self.in_pieces = False
         if self.form == ROWS:
@@ -426,17 +465,22 @@ cdef class Schedule:
             )
         elif self.form == COLUMN_TILES:
             self.in_pieces = self.segments > 1
+            # Results alone are gathered where the inputs are read in place, in long runs.
+            budget = LONG_TILE_BYTES // 8 if self.direct[A] and (self.direct[B] or not has_b(p.op)) else TILE_BYTES
             self.group_size = min(
-                min(inner, <Py_ssize_t>AG_MAX_COLUMNS), TILE_BYTES // (min(p.n, self.kernels.segment) * compute_size)
+                <Py_ssize_t>AG_MAX_COLUMNS, budget // (min(p.n, self.kernels.segment) * self.tile_itemsize)
             )
-            self.blocks = ceil_div(inner, self.group_size)
-            self.groups = p.rows // inner * self.blocks
+            self.group_size = max(1, min(self.group_size, ceil_div(p.rows, 1 if threads == 1 else 4 * threads)))
+            self.groups = ceil_div(p.rows, self.group_size)
         else:
-            self.group_size = min(<Py_ssize_t>MAX_TILE_ROWS, TILE_BYTES // (p.n * compute_size))
-            self.in_pieces = self.group_size < TILE_ROWS and (self.group_size < 1 or self.is_transposed() or (
+            row_bytes = self.row_pitch(1, p.n) * self.tile_itemsize
+            self.group_size = min(<Py_ssize_t>MAX_TILE_ROWS, TILE_BYTES // row_bytes)
+            if self.transposes and self.group_size < TILE_ROWS and TILE_ROWS * row_bytes <= LONG_TILE_BYTES:
+                self.group_size = TILE_ROWS
+            self.in_pieces = self.group_size < TILE_ROWS and (self.group_size < 1 or self.transposes or (
                 threads > 1 and p.rows < 4 * threads and self.segments >= 8))
             if self.in_pieces:
-                self.group_size = max(1, TILE_BYTES // (self.kernels.segment * compute_size))
+                self.group_size = max(1, TILE_BYTES // (self.row_pitch(1, self.kernels.segment) * self.tile_itemsize))
             self.group_size = max(1, min(self.group_size, ceil_div(p.rows, 1 if self.in_pieces else 4 * threads)))
             self.groups = ceil_div(p.rows, self.group_size)
         if self.in_pieces:
@@ -446,18 +490,42 @@ cdef class Schedule:
                 self.piece_size *= max(1, min(32, self.segments * self.groups // (8 * threads)))
             self.pieces = ceil_div(p.n, self.piece_size)
         self.tiles = SCRATCH_BYTES if self.by_columns else 0
-        self.buffer_size = self.tiles + (ALL_TILES_BYTES if self.gathers else 0)
+        self.buffer_size = self.tiles
+        if self.gathers:
+            self.place_tiles()
+
+    cdef void place_tiles(self) noexcept:
+        """Cut a thread's buffer into tiles, each only where there is use for it."""
+        cdef Problem *p = &self.p
+        cdef Py_ssize_t length = self.piece_size if self.in_pieces else p.n, count, size = 0
+        cdef const Operand *out = &p.operands[OUT]
+        if self.by_columns:
+            count = self.row_pitch(self.group_size, length) * length
+        else:
+            count = self.row_pitch(self.group_size, length) * self.group_size
+        if not (self.direct[A] and self.direct[OUT]):
+            size = align_up(count * self.tile_itemsize, ALIGNMENT)
+        self.second_tile = size
+        if has_b(p.op) and not self.direct[B]:
+            size += align_up(count * self.tile_itemsize, ALIGNMENT)
+        self.mask_tile = size
+        if has_mask(p.op) and not self.direct[MASK]:
+            size += align_up(count, ALIGNMENT)
+        self.converted_tile = size
+        if self.tile_dtype != p.dtype or self.tile_dtype != out.dtype:
+            size += align_up(count * max(p.operands[A].itemsize, out.itemsize), ALIGNMENT)
+        self.buffer_size += size
 
     cdef char *buffer(self, int thread) noexcept nogil:
         return self.buffers + thread * self.buffer_size
 
     cdef bint is_transposed(self) noexcept nogil:
-        """Whether some operand's neighbours in memory are in different rows."""
+        """Whether some operand's adjacent elements in memory belong to different rows."""
         cdef int i
         cdef Operand *operand
         for i in range(OPERANDS):
             operand = &self.p.operands[i]
-            if is_used(&self.p, i):
+            if is_used(&self.p, i) and self.p.shape[self.p.axes - 1] > 1:
                 if magnitude(operand.dim_stride) >= 64 and magnitude(operand.strides[self.p.axes - 1]) < magnitude(operand.dim_stride):
                     return True
         return False
@@ -568,60 +636,46 @@ cdef class Schedule:
 
     # -- tiles: in place, or gathered into this thread's buffer in the compute type, where results take a's place --
 
-    cdef Py_ssize_t first_column(self, Py_ssize_t group, Py_ssize_t *columns) noexcept nogil:
-        """The number of a block's first column among all rows of the problem, and how many it has."""
-        cdef Py_ssize_t inner = self.p.shape[self.p.axes - 1], block = group % self.blocks
-        columns[0] = min(self.group_size, inner - block * self.group_size)
-        return group // self.blocks * inner + block * self.group_size
+    cdef void columns_of(self, Py_ssize_t group, Py_ssize_t *begin, Py_ssize_t *end) noexcept nogil:
+        """The numbers, among all rows of the problem, of a block's columns. In place they have one outer index."""
+        cdef Py_ssize_t inner = self.p.shape[self.p.axes - 1]
+        if self.gathers:
+            begin[0] = group * self.group_size
+            end[0] = min(begin[0] + self.group_size, self.p.rows)
+        else:
+            begin[0] = group // self.blocks * inner + group % self.blocks * self.group_size
+            end[0] = min(begin[0] + self.group_size, (group // self.blocks + 1) * inner)
 
     cdef Py_ssize_t column_tile(
         self, Py_ssize_t group, Py_ssize_t k, Py_ssize_t length, int thread, bint with_b, ag_tile *tile
     ) noexcept nogil:
         """A block of columns, `length` rows from k on; returns the number of its first column."""
-        cdef Py_ssize_t columns, first = self.first_column(group, &columns), size
-        cdef int last = self.p.axes - 1
-        cdef char *buffer
-        tile_at(&self.p, first, tile)
+        cdef Py_ssize_t begin, end
+        self.columns_of(group, &begin, &end)
+        if self.gathers:
+            self.gather(begin, end, k, length, thread, with_b, tile)
+            tile.fits = True
+            return begin
+        tile_at(&self.p, begin, tile)
         tile.a_stride = self.p.operands[A].dim_stride
         tile.b_stride = self.p.operands[B].dim_stride
         tile.out_stride = self.p.operands[OUT].dim_stride
         tile.a += k * tile.a_stride
         tile.b += k * tile.b_stride
         tile.out += k * tile.out_stride
-        tile.rows = columns
+        tile.rows = end - begin
         tile.n = length
         tile.stream = self.stream
-        tile.fits = not self.in_pieces and 2 * length * columns * self.p.operands[A].itemsize <= _cpu.cache_size(2)
-        if self.gathers:
-            size = 8 if self.p.dtype == AG_FLOAT64 else 4
-            buffer = self.buffer(thread) + self.tiles
-            self.gather_block(
-                &self.p.operands[A], tile.a, tile.a_stride, self.p.operands[A].strides[last], length, columns, buffer, buffer
-            )
-            if with_b and has_b(self.p.op):
-                self.gather_block(
-                    &self.p.operands[B], tile.b, tile.b_stride, self.p.operands[B].strides[last], length, columns,
-                    buffer + <Py_ssize_t>TILE_BYTES, buffer
-                )
-            tile.a = tile.out = buffer
-            tile.b = buffer + <Py_ssize_t>TILE_BYTES
-            tile.a_stride = tile.b_stride = tile.out_stride = columns * size
-            tile.fits = True
-        return first
+        tile.fits = not self.in_pieces and 2 * length * tile.rows * self.p.operands[A].itemsize <= _cpu.cache_size(2)
+        return begin
 
     cdef void scatter_columns(
         self, Py_ssize_t group, Py_ssize_t k, Py_ssize_t length, int thread, const ag_tile *tile
     ) noexcept nogil:
-        cdef const Operand *out = &self.p.operands[OUT]
-        cdef ag_tile target
-        cdef const char *rounded
+        cdef Py_ssize_t begin, end
         if self.gathers:
-            tile_at(&self.p, self.first_column(group, &target.rows), &target)
-            rounded = self.rounded(thread, tile, length * tile.rows)
-            ag_copy_block(
-                target.out + k * out.dim_stride, out.dim_stride, out.strides[self.p.axes - 1], rounded,
-                tile.rows * out.itemsize, out.itemsize, length, tile.rows, out.itemsize, out.swapped
-            )
+            self.columns_of(group, &begin, &end)
+            self.scatter(begin, end, k, length, thread, tile)
 
     cdef void row_tile(
         self, Py_ssize_t begin, Py_ssize_t end, Py_ssize_t k, Py_ssize_t length, int thread, bint with_b, ag_tile *tile
@@ -639,86 +693,119 @@ cdef class Schedule:
         tile.mask += k * self.p.operands[MASK].dim_stride
         tile.out += k * self.p.operands[OUT].dim_stride
 
+    # A gathered tile holds element k of its row r at r * row_pitch + k, or, for column kernels, at k * row_pitch + r.
+
+    cdef Py_ssize_t row_pitch(self, Py_ssize_t rows, Py_ssize_t length) noexcept nogil:
+        """Elements from one row in memory to the next."""
+        if self.by_columns:
+            return rows
+        # Elements of adjacent rows that are copied together should not meet in one set of L1.
+        return align_up(length, 16) + 16 if self.transposes and length >= 64 else length
+
+    cdef Py_ssize_t stretch(self, Py_ssize_t row, Py_ssize_t end, ag_dim *outer, ag_dim *inner) noexcept nogil:
+        """Rows from `row` on, before `end`, that lie in two dimensions with constant strides: how many, and their lengths."""
+        cdef int axis = self.p.axes - 1
+        cdef Py_ssize_t last = self.p.shape[axis], at = row % last
+        outer.length = 1
+        inner.length = min(end - row, last - at)
+        if at == 0 and axis > 0 and end - row >= 2 * last:
+            outer.length = min((end - row) // last, self.p.shape[axis - 1] - row // last % self.p.shape[axis - 1])
+        return outer.length * inner.length
+
     cdef void gather(
         self, Py_ssize_t begin, Py_ssize_t end, Py_ssize_t k, Py_ssize_t length, int thread, bint with_b, ag_tile *tile
     ) noexcept nogil:
-        """Dense copies of elements k .. k+length of rows begin .. end, run by run along the last axis."""
+        """Elements k .. k+length of rows begin .. end: dense copies, or in place."""
         cdef char *buffer = self.buffer(thread) + self.tiles
-        cdef Py_ssize_t row = begin, run, last = self.p.shape[self.p.axes - 1], at
-        cdef Py_ssize_t size = 8 if self.p.dtype == AG_FLOAT64 else 4
-        cdef char *mask = buffer + 2 * <Py_ssize_t>TILE_BYTES
-        cdef const Operand *a = &self.p.operands[A]
-        cdef const Operand *b = &self.p.operands[B]
-        cdef Py_ssize_t mask_step = self.p.operands[MASK].dim_stride
-        cdef ag_tile source
-        while row < end:
-            tile_at(&self.p, row, &source)
-            run = min(end - row, last - row % last)
-            at = (row - begin) * length
-            self.gather_block(
-                a, source.a + k * a.dim_stride, source.a_stride, a.dim_stride, run, length, buffer + at * size, buffer
+        cdef Py_ssize_t rows = end - begin, pitch = self.row_pitch(rows, length)
+        tile.a = self.gather_operand(A, begin, end, k, length, pitch, buffer, buffer, &tile.a_stride)
+        tile.b = tile.a
+        tile.b_stride = 0
+        if with_b and has_b(self.p.op):
+            tile.b = self.gather_operand(
+                B, begin, end, k, length, pitch, buffer + self.second_tile, buffer, &tile.b_stride
             )
-            if with_b and has_b(self.p.op):
-                self.gather_block(
-                    b, source.b + k * b.dim_stride, source.b_stride, b.dim_stride, run, length,
-                    buffer + <Py_ssize_t>TILE_BYTES + at * size, buffer
-                )
-            if has_mask(self.p.op):
-                ag_copy_block(
-                    mask + at, length, 1, <const char *>source.mask + k * mask_step, source.mask_stride, mask_step, run,
-                    length, 1, 0
-                )
-            row += run
-        tile.a = tile.out = buffer
-        tile.b = buffer + <Py_ssize_t>TILE_BYTES
-        tile.mask = <const uint8_t *>mask
-        tile.a_stride = tile.b_stride = tile.out_stride = length * size
-        tile.mask_stride = length
-        tile.rows = end - begin
+        tile.mask = <const uint8_t *>tile.a
+        tile.mask_stride = 0
+        if has_mask(self.p.op):
+            tile.mask = <const uint8_t *>self.gather_operand(
+                MASK, begin, end, k, length, pitch, buffer + self.mask_tile, buffer, &tile.mask_stride
+            )
+        if self.direct[OUT]:
+            tile.out = self.place(OUT, begin, k, &tile.out_stride)
+        else:
+            tile.out = buffer
+            tile.out_stride = pitch * self.tile_itemsize
+        tile.rows = rows
         tile.n = length
         tile.scale = self.p.scale
         tile.stream = False
 
-    cdef void gather_block(
-        self, const Operand *operand, const char *source, Py_ssize_t row_stride, Py_ssize_t step, Py_ssize_t rows,
-        Py_ssize_t n, char *to, char *buffer
-    ) noexcept nogil:
-        """A dense copy of rows x n elements, widened to the compute type."""
-        cdef int itemsize = operand.itemsize
-        cdef bint widen = operand.dtype == AG_FLOAT16 or operand.dtype == AG_BFLOAT16
-        cdef char *raw = buffer + 2 * <Py_ssize_t>TILE_BYTES + MASK_TILE_BYTES if widen else to
-        ag_copy_block(raw, n * itemsize, itemsize, source, row_stride, step, rows, n, itemsize, operand.swapped)
-        if widen:
-            ag_widen(self.variant, operand.dtype, raw, <float *>to, rows * n)
+    cdef char *place(self, int which, Py_ssize_t row, Py_ssize_t k, Py_ssize_t *stride) noexcept nogil:
+        """Where element k of a row of a direct operand lies."""
+        cdef const Operand *operand = &self.p.operands[which]
+        stride[0] = operand.dim_stride if self.by_columns else operand.strides[0]
+        return operand.data + row * operand.strides[0] + k * operand.dim_stride
 
-    cdef const char *rounded(self, int thread, const ag_tile *tile, Py_ssize_t count) noexcept nogil:
-        """The results of a gathered tile in out's dtype, rounded once."""
-        cdef ag_dtype dtype = self.p.operands[OUT].dtype
-        cdef bint is_double = self.p.dtype == AG_FLOAT64
-        # b is not needed any more; float64 results of float32 tiles take the space behind it as well.
-        cdef char *space = self.buffer(thread) + self.tiles + <Py_ssize_t>TILE_BYTES
-        if dtype == (AG_FLOAT64 if is_double else AG_FLOAT32):
-            return tile.out
-        ag_round(self.variant, is_double, tile.out, dtype, space, count)
-        return space
+    cdef char *gather_operand(
+        self, int which, Py_ssize_t begin, Py_ssize_t end, Py_ssize_t k, Py_ssize_t length, Py_ssize_t pitch,
+        char *to, char *buffer, Py_ssize_t *stride
+    ) noexcept nogil:
+        """A dense copy in the tile's dtype (masks stay bytes), or the operand itself."""
+        cdef const Operand *operand = &self.p.operands[which]
+        cdef bint widen = which != MASK and operand.dtype != self.tile_dtype
+        if self.direct[which]:
+            return self.place(which, begin, k, stride)
+        stride[0] = pitch if which == MASK else pitch * self.tile_itemsize
+        self.copy(operand, begin, end, k, length, pitch, buffer + self.converted_tile if widen else to, False)
+        if widen:
+            ag_widen(
+                self.variant, operand.dtype, buffer + self.converted_tile, <float *>to,
+                pitch * (length if self.by_columns else end - begin)
+            )
+        return to
 
     cdef void scatter(
         self, Py_ssize_t begin, Py_ssize_t end, Py_ssize_t k, Py_ssize_t length, int thread, const ag_tile *tile
     ) noexcept nogil:
-        """Put the results of gathered rows where they belong."""
+        """Put the results of gathered rows where they belong, rounded once."""
         cdef const Operand *out = &self.p.operands[OUT]
-        cdef const char *rounded = self.rounded(thread, tile, (end - begin) * length)
-        cdef Py_ssize_t row = begin, run, last = self.p.shape[self.p.axes - 1]
-        cdef ag_tile target
-        while row < end:
-            tile_at(&self.p, row, &target)
-            run = min(end - row, last - row % last)
-            ag_copy_block(
-                target.out + k * out.dim_stride, target.out_stride, out.dim_stride,
-                rounded + (row - begin) * length * out.itemsize, length * out.itemsize, out.itemsize, run, length,
-                out.itemsize, out.swapped
+        cdef Py_ssize_t rows = end - begin, pitch = self.row_pitch(rows, length)
+        cdef char *dense = tile.out
+        if self.direct[OUT]:
+            return
+        if out.dtype != self.tile_dtype:
+            dense = self.buffer(thread) + self.tiles + self.converted_tile
+            ag_round(
+                self.variant, self.tile_dtype == AG_FLOAT64, tile.out, out.dtype, dense,
+                pitch * (length if self.by_columns else rows)
             )
-            row += run
+        self.copy(out, begin, end, k, length, pitch, dense, True)
+
+    cdef void copy(
+        self, const Operand *operand, Py_ssize_t begin, Py_ssize_t end, Py_ssize_t k, Py_ssize_t length, Py_ssize_t pitch,
+        char *dense, bint to_operand
+    ) noexcept nogil:
+        """Elements k .. k+length of rows begin .. end to, or from, a dense tile of the operand's dtype."""
+        cdef int axis = self.p.axes - 1, itemsize = operand.itemsize
+        cdef Py_ssize_t row_step = itemsize if self.by_columns else pitch * itemsize
+        cdef Py_ssize_t step = pitch * itemsize if self.by_columns else itemsize
+        cdef Py_ssize_t row = begin, count
+        cdef ag_dim outer, inner, elements
+        cdef char *place
+        elements.length = length
+        while row < end:
+            count = self.stretch(row, end, &outer, &inner)
+            place = operand.data + k * operand.dim_stride + offset_of(&self.p, operand, row)
+            if to_operand:
+                outer.to, inner.to, elements.to = operand.strides[axis - 1] if axis else 0, operand.strides[axis], operand.dim_stride
+                outer.from_, inner.from_, elements.from_ = self.p.shape[axis] * row_step, row_step, step
+                ag_copy_3d(place, dense + (row - begin) * row_step, outer, inner, elements, itemsize, operand.swapped)
+            else:
+                outer.from_, inner.from_, elements.from_ = operand.strides[axis - 1] if axis else 0, operand.strides[axis], operand.dim_stride
+                outer.to, inner.to, elements.to = self.p.shape[axis] * row_step, row_step, step
+                ag_copy_3d(dense + (row - begin) * row_step, place, outer, inner, elements, itemsize, operand.swapped)
+            row += count
 
     # -- rounds of units --
 

@@ -637,14 +637,15 @@ AG_NOINLINE void K(columns_max)(const ag_tile *tile, real *best, double *max)
 {
     const ptrdiff_t columns = tile->rows, width = columns * AG_SIZE;
     const int packed = ag_tile_is_packed(tile, width, 0) && columns <= AG_PACKED_COLUMNS;
-    const ptrdiff_t together = packed ? VL : 1;
+    const ptrdiff_t together = !packed ? 1 : tile->n < VL ? tile->n : VL;
     for (ptrdiff_t c = 0; c < together * columns + VL; c++) best[c] = (real)-INFINITY;
     for (ptrdiff_t k = 0; k < tile->n; k += together) {
         const ptrdiff_t rows = tile->n - k < together ? tile->n - k : together;
         K(raise_max)(tile->a + k * tile->a_stride, rows * columns, best);
     }
-    for (ptrdiff_t c = columns; c < together * columns; c++) {
-        if (best[c] > best[c % columns]) best[c % columns] = best[c];
+    for (ptrdiff_t t = 1; t < together; t++) {
+        const real *row = best + t * columns;
+        for (ptrdiff_t c = 0; c < columns; c++) best[c] = row[c] > best[c] ? row[c] : best[c];
     }
     for (ptrdiff_t c = 0; c < columns; c++) max[c] = best[c];
 }
@@ -816,7 +817,7 @@ AG_INLINE void K(prepare_max)(const int op, const ag_tile *tile, const double *m
 {
     if (!K(is_forward)(op)) return;
     for (ptrdiff_t c = 0; c < tile->rows; c++) prepared[c] = (real)max[c];
-    if (tile->rows <= AG_PACKED_COLUMNS) K(repeat)(prepared, tile->rows, VL * tile->rows);
+    if (tile->rows <= AG_PACKED_COLUMNS) K(repeat)(prepared, tile->rows, (tile->n < VL ? tile->n : VL) * tile->rows);
 }
 
 /* `columns_sum` and `columns_write` with a constant operator. */
@@ -827,14 +828,18 @@ AG_INLINE void K(write_prepared)(const int op, K(writer) *write, const ag_tile *
                                  K(scratch) s)
 {
     const ptrdiff_t columns = tile->rows;
-    for (ptrdiff_t c = 0; c < columns; c++) {
-        s.shift[c] = K(shift_of)(op, K(is_forward)(op) ? max[c] : 0.0, sum[c]);
-        s.factor[c] = K(factor_of)(op, sum[c]);
+    const double *shift = K(is_forward)(op) ? max : sum;
+    for (ptrdiff_t c = 0; c < columns; c++) s.shift[c] = (real)shift[c];
+    for (ptrdiff_t c = 0; K(is_forward)(op) && c < columns; c += AG_LANES / 2) {
+        double factor[AG_LANES / 2];
+        const ptrdiff_t count = columns - c < AG_LANES / 2 ? columns - c : AG_LANES / 2;
+        v_f64_store(factor, K(factors)(op, count < AG_LANES / 2 ? v_f64_load_partial(sum + c, count) : v_f64_load(sum + c)));
+        for (ptrdiff_t j = 0; j < count; j++) s.factor[c + j] = (real)factor[j];
     }
     ptrdiff_t repeats = 1;
     if (columns <= AG_PACKED_COLUMNS && ag_tile_is_packed(tile, columns * AG_SIZE, K(reads_b)(op)) &&
         tile->out_stride == columns * AG_SIZE) {
-        repeats = AG_MAX_COLUMNS / columns;
+        repeats = AG_MAX_COLUMNS / columns < tile->n ? AG_MAX_COLUMNS / columns : tile->n;
         K(repeat)(s.shift, columns, repeats * columns);
         if (K(is_forward)(op)) K(repeat)(s.factor, columns, repeats * columns);
     }
@@ -849,6 +854,16 @@ AG_INLINE void K(columns)(const int op, K(adder) *add, K(writer) *write, const a
     if (K(is_forward)(op)) {
         K(columns_max)(tile, s.shift, max);
         K(prepare_max)(op, tile, max, s.max);
+    }
+    if (tile->n <= AG_SEGMENT(VL)) {
+        /* Adding one sum to nothing, and 0 to that */
+        add(tile, s);
+        for (ptrdiff_t c = 0; c < columns; c++) s.total[c] = ag_one_nan(s.sums[c] + 0.0);
+        if (K(is_forward)(op)) {
+            for (ptrdiff_t c = 0; c < columns; c++) max[c] = s.max[c];
+        }
+        K(write_prepared)(op, write, tile, max, s.total, s);
+        return;
     }
     for (ptrdiff_t c = 0; c < columns; c++) s.total[c] = s.error[c] = 0.0;
     for (ptrdiff_t k = 0; k < tile->n; k += AG_SEGMENT(VL)) {

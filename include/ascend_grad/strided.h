@@ -21,6 +21,10 @@
 
 #define AG_AS_IS(x) (x)
 
+typedef struct {
+    uint64_t words[2];
+} ag_two_words;
+
 /* The inner loop runs where the strided side is closer together, whole cache lines at a time where it can. */
 #define AG_DEFINE_COPY(name, type, swap)                                                                                \
     AG_INLINE void name(char *to, ptrdiff_t to_row, ptrdiff_t to_step, const char *from, ptrdiff_t from_row,            \
@@ -42,6 +46,7 @@ AG_DEFINE_COPY(ag_copy_1, uint8_t, AG_AS_IS)
 AG_DEFINE_COPY(ag_copy_2, uint16_t, AG_AS_IS)
 AG_DEFINE_COPY(ag_copy_4, uint32_t, AG_AS_IS)
 AG_DEFINE_COPY(ag_copy_8, uint64_t, AG_AS_IS)
+AG_DEFINE_COPY(ag_copy_16, ag_two_words, AG_AS_IS)
 AG_DEFINE_COPY(ag_copy_swapped_2, uint16_t, __builtin_bswap16)
 AG_DEFINE_COPY(ag_copy_swapped_4, uint32_t, __builtin_bswap32)
 AG_DEFINE_COPY(ag_copy_swapped_8, uint64_t, __builtin_bswap64)
@@ -50,18 +55,10 @@ AG_DEFINE_COPY(ag_copy_swapped_8, uint64_t, __builtin_bswap64)
 #undef AG_COPY
 #undef AG_AS_IS
 
-/* Copy a block of rows x n elements; on one side, n consecutive elements make a row. */
-static AG_UNUSED void ag_copy_block(char *to, ptrdiff_t to_row, ptrdiff_t to_step, const char *from, ptrdiff_t from_row,
-                                    ptrdiff_t from_step, ptrdiff_t rows, ptrdiff_t n, int itemsize, int swapped)
+/* Copy a block of rows x n elements, row by row. Items of 16 bytes are several elements that are adjacent on both sides. */
+static AG_UNUSED void ag_copy_rows(char *to, ptrdiff_t to_row, ptrdiff_t to_step, const char *from, ptrdiff_t from_row,
+                                   ptrdiff_t from_step, ptrdiff_t rows, ptrdiff_t n, int itemsize, int swapped)
 {
-    /* Of the two strides of the strided side, the smaller one inside. */
-    const ptrdiff_t row = (from_step == itemsize ? to_row : from_row), step = (from_step == itemsize ? to_step : from_step);
-    if ((row < 0 ? -row : row) < (step < 0 ? -step : step)) {
-        ptrdiff_t t;
-        t = to_row, to_row = to_step, to_step = t;
-        t = from_row, from_row = from_step, from_step = t;
-        t = rows, rows = n, n = t;
-    }
     if (!swapped && to_step == itemsize && from_step == itemsize) {
         for (ptrdiff_t r = 0; r < rows; r++) memcpy(to + r * to_row, from + r * from_row, (size_t)(n * itemsize));
         return;
@@ -79,6 +76,9 @@ static AG_UNUSED void ag_copy_block(char *to, ptrdiff_t to_row, ptrdiff_t to_ste
     case 8:
         ag_copy_8(to, to_row, to_step, from, from_row, from_step, rows, n);
         break;
+    case 16:
+        ag_copy_16(to, to_row, to_step, from, from_row, from_step, rows, n);
+        break;
     case -2:
         ag_copy_swapped_2(to, to_row, to_step, from, from_row, from_step, rows, n);
         break;
@@ -88,6 +88,53 @@ static AG_UNUSED void ag_copy_block(char *to, ptrdiff_t to_row, ptrdiff_t to_ste
     case -8:
         ag_copy_swapped_8(to, to_row, to_step, from, from_row, from_step, rows, n);
         break;
+    }
+}
+
+/* The same; on one side, n consecutive elements make a row. */
+static AG_UNUSED void ag_copy_block(char *to, ptrdiff_t to_row, ptrdiff_t to_step, const char *from, ptrdiff_t from_row,
+                                    ptrdiff_t from_step, ptrdiff_t rows, ptrdiff_t n, int itemsize, int swapped)
+{
+    /* Of the two strides of the strided side, the smaller one inside. */
+    const ptrdiff_t row = (from_step == itemsize ? to_row : from_row), step = (from_step == itemsize ? to_step : from_step);
+    if ((row < 0 ? -row : row) < (step < 0 ? -step : step)) {
+        ag_copy_rows(to, to_step, to_row, from, from_step, from_row, n, rows, itemsize, swapped);
+    } else {
+        ag_copy_rows(to, to_row, to_step, from, from_row, from_step, rows, n, itemsize, swapped);
+    }
+}
+
+/* One dimension of a block: its length, and how many bytes lead on from element to element on either side. */
+typedef struct {
+    ptrdiff_t length, to, from;
+} ag_dim;
+
+AG_INLINE ptrdiff_t ag_reach(ag_dim dim)
+{
+    return (dim.to < 0 ? -dim.to : dim.to) + (dim.from < 0 ? -dim.from : dim.from);
+}
+
+/* Copy a block of three dimensions, in any order of them. */
+static AG_UNUSED void ag_copy_3d(char *to, const char *from, ag_dim x, ag_dim y, ag_dim z, int itemsize, int swapped)
+{
+    enum { SHORT = 8 };
+    ag_dim t;
+    /* Closest elements innermost (z). */
+    if (x.length > 1 && (y.length == 1 || ag_reach(x) < ag_reach(y))) t = x, x = y, y = t;
+    if (y.length > 1 && (z.length == 1 || ag_reach(y) < ag_reach(z))) t = y, y = z, z = t;
+    if (x.length > 1 && (y.length == 1 || ag_reach(x) < ag_reach(y))) t = x, x = y, y = t;
+    if (!swapped && z.to == itemsize && z.from == itemsize && z.length > 1) {
+        const ptrdiff_t nbytes = z.length * itemsize;
+        if (nbytes == 2 || nbytes == 4 || nbytes == 8 || nbytes == 16) {
+            itemsize = (int)nbytes; /* adjacent on both sides: one item */
+            z = y, y = x, x = (ag_dim){1, 0, 0};
+        }
+    }
+    /* A loop of a few elements costs as much as a long one: it goes outside. */
+    if (z.length < SHORT && y.length > z.length) t = y, y = z, z = t;
+    if (z.length < SHORT && x.length > z.length) t = x, x = z, z = t;
+    for (ptrdiff_t i = 0; i < x.length; i++) {
+        ag_copy_rows(to + i * x.to, y.to, z.to, from + i * x.from, y.from, z.from, y.length, z.length, itemsize, swapped);
     }
 }
 
