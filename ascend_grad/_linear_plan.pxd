@@ -54,6 +54,7 @@ cdef class Plan:
     cdef Py_ssize_t preferred_vocab(self) noexcept
     cdef bint cut(self, Py_ssize_t rows, Py_ssize_t vocab, Py_ssize_t hidden) noexcept
     cdef bint search(self) noexcept
+    cdef bint recomputes(self) noexcept
     cdef double flops(self) noexcept
     cdef double cost(self) noexcept
     cdef Py_ssize_t packed_rows(self, Py_ssize_t n) noexcept nogil

@@ -38,3 +38,4 @@ cdef inline char *aligned(char *memory) noexcept nogil:
 
 cdef cnp.ndarray workspace(Py_ssize_t nbytes)
 cdef int check_layout(Py_ssize_t used, cnp.ndarray memory) except -1
+cpdef copy_into(cnp.ndarray to, cnp.ndarray source)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import ml_dtypes
 import numpy as np
@@ -61,11 +61,11 @@ def has_own_arithmetic(kind: type) -> bool:
 
 
 def classes_within(value: object) -> Iterator[type]:
-    """The classes of the arrays in nested lists and tuples: converting those takes arrays apart whatever they are."""
-    if isinstance(value, (list, tuple)):
+    """The classes of the arrays in nested sequences: converting those takes arrays apart whatever they are."""
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray, range, memoryview)):
         kinds = set(map(type, value))
         yield from (kind for kind in kinds if issubclass(kind, np.ndarray))
-        if any(issubclass(kind, (list, tuple)) for kind in kinds):
+        if any(issubclass(kind, Sequence) for kind in kinds):
             for entry in value:
                 yield from classes_within(entry)
 
@@ -139,7 +139,10 @@ def overlaps_itself(array: np.ndarray) -> bool:
 
 def may_overlap(first: np.ndarray, second: np.ndarray) -> bool:
     """Whether two arrays may share memory; exact for simple layouts, True where it is too costly to tell."""
-    return np.may_share_memory(first, second, max_work=1000)  # type: ignore[arg-type]  # NumPy's stub knows two values
+    try:
+        return np.may_share_memory(first, second, max_work=1000)  # type: ignore[arg-type]  # NumPy's stub knows two values
+    except RuntimeError as error:  # what NumPy makes of memory that it does not get here
+        raise MemoryError(str(error)) from error
 
 
 def same_memory(first: np.ndarray, second: np.ndarray) -> bool:

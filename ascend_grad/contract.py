@@ -25,8 +25,7 @@ from .results import LinearCrossEntropy, OnlineMaxSum
 MAX_RANK = 8
 #: More threads than this are refused: a runtime that cannot create them ends the process.
 MAX_THREADS = max(256, os.cpu_count() or 1)
-#: What a fused linear call may take beyond its arguments and results, by default and at least.
-DEFAULT_WORKSPACE_BYTES = 64 << 20
+#: The least that a linear call can be told to work in.
 MIN_WORKSPACE_BYTES = 4 << 20
 MASK_DTYPES = (np.dtype(np.bool_), np.dtype(np.uint8))
 INDEX_DTYPES = (np.dtype(np.int64), np.dtype(np.int32))
@@ -208,13 +207,14 @@ def boolean(name: str) -> Check:
 
 def integer(value: object, name: str, operator: str | None = None, expected: str = "an int") -> int:
     """An argument as an int. Truth values are none, though Python counts with them."""
-    cause = None
-    if not isinstance(value, (bool, np.bool_)) and not arrays.has_own_arithmetic(type(value)):
-        try:
-            return _operator.index(value)  # type: ignore[arg-type]
-        except Exception as error:  # whatever an object's own conversion raises
-            cause = error
-    raise ParamTypeError(f"{name}: expected {expected}, got {shown(value)}", operator=operator) from cause
+    try:
+        if isinstance(value, (bool, np.bool_)) or arrays.has_own_arithmetic(type(value)):
+            raise TypeError("not an integer")
+        return _operator.index(value)  # type: ignore[arg-type]
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever an object's own conversion raises
+        raise ParamTypeError(f"{name}: expected {expected}, got {shown(value)}", operator=operator) from error
 
 
 def real_number(name: str) -> Check:
@@ -459,9 +459,8 @@ def chosen_results(call: Call) -> None:
 
 
 def workspace_and_filter(call: Call) -> None:
-    if call.arguments["workspace_bytes"] is None:
-        call.arguments["workspace_bytes"] = DEFAULT_WORKSPACE_BYTES
-    an_integer(call, "workspace_bytes", MIN_WORKSPACE_BYTES, MAX_INDEX)
+    if call.arguments["workspace_bytes"] is not None:
+        an_integer(call, "workspace_bytes", MIN_WORKSPACE_BYTES, MAX_INDEX)
     real_number("filter_eps")(call)
     if not 0 <= call.arguments["filter_eps"] < math.inf:
         call.fail("filter_eps", "a finite number that is not negative", call.arguments["filter_eps"])

@@ -433,7 +433,8 @@ def fused_linear_cross_entropy_loss_grad(
     output_mask : pair of bool, default (True, True)
         Which of the two gradients to compute; the other one is None.
     workspace_bytes : int, optional
-        Memory to work in, at least 4 MiB (4194304), and at least 800 H bytes whatever is said here; default 64 MiB.
+        Memory to work in at most, at least 4 MiB (4194304); default 64 MiB, or a quarter of the bytes of the matrices
+        that the call takes and returns, where that is more.
         Beyond it a call takes an accumulator of the size of `input` in float32 where results are of 16 bits, and a copy
         of each result whose `out` overlaps an input; never anything of the size of the logits. `workspace_size` tells
         the sum.

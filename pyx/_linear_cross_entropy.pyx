@@ -5,7 +5,7 @@
 2. `Schedule` walks them as the plan says. For each pair of a chunk and a block, tiles of P are made and read by both products.
 3. Every step is a round of units that the threads of a team take one by one. Units and the order of all sums depend on shapes
    alone, so results are the same bits for any number of threads.
-4. While units of a round are left, the calling thread looks at signals every 50 ms; an exception ends the round.
+4. While units of a round are left, the calling thread looks at signals again and again; an exception ends the round.
 
 Rows whose gradient is zero (or whose target is ignored) are left out when a chunk is selected: chunks hold the others,
 packed together.
@@ -60,7 +60,7 @@ from ascend_grad._linear_plan cimport Buffers, Plan, Problem, bytes_of, plan_wit
 from ascend_grad._memory cimport ALIGNMENT, align_up, ceil_div
 
 from .arrays import FLOATING_DTYPES
-from .contract import DEFAULT_WORKSPACE_BYTES, MAX_THREADS
+from .contract import MAX_THREADS
 from .results import LinearCrossEntropy, OnlineMaxSum
 
 cnp.import_array()
@@ -71,20 +71,23 @@ cdef extern from "Python.h":
 cdef tuple _dtypes = FLOATING_DTYPES  # in the order of ag_dtype
 cdef cnp.dtype _float32 = np.dtype(np.float32)
 cdef cnp.dtype _float64 = np.dtype(np.float64)
-cdef Py_ssize_t _default_workspace = DEFAULT_WORKSPACE_BYTES
 cdef int _max_threads = MAX_THREADS
 cdef object _named_statistics = OnlineMaxSum._make
 cdef object _named_gradients = LinearCrossEntropy._make
 
+# What a call may take to work in where nobody says: so much, or this share of the bytes of its matrices where that is more.
+cdef Py_ssize_t DEFAULT_WORKSPACE = 64 << 20
+cdef Py_ssize_t WORKSPACE_SHARE = 4
 # Panels that a unit keeps in the second cache, and units of a round.
 cdef Py_ssize_t PANELS = 4
 cdef Py_ssize_t UNITS = 32
 # Most that a unit does, so that signals are looked at in time: floating-point operations, elements that are rounded.
 cdef Py_ssize_t UNIT_FLOPS = 1 << 28
 cdef Py_ssize_t UNIT_ELEMENTS = 1 << 20
+cdef Py_ssize_t PART_COLUMNS = 1 << 15
 # Rows that a unit of the other rounds takes, and rows of the caller between two looks at signals.
 cdef Py_ssize_t SOME_ROWS = 1024
-cdef Py_ssize_t ROWS_PER_CHECK = 1 << 20
+cdef Py_ssize_t ROWS_PER_CHECK = 1 << 18
 # Flops in a nanosecond of one thread, for the choice of threads.
 cdef double RATE = 40.0
 
@@ -158,6 +161,7 @@ cdef class Rows:
         cnp.ndarray maximum=None, cnp.ndarray sum=None, ignored=None
     ):
         cdef Py_ssize_t i
+        cdef double last = 0
         self.keep = (target, mask, grad, maximum, sum)
         self.total = cnp.PyArray_DIM(target, 0)
         self.target = cnp.PyArray_BYTES(target)
@@ -177,7 +181,7 @@ cdef class Rows:
         for i in range(self.total):
             self.count += self.counts(i)
             if i % ROWS_PER_CHECK == 0:
-                PyErr_CheckSignals()
+                _tasks.check_signals(&last)
 
     cdef int64_t target_of(self, Py_ssize_t i) noexcept nogil:
         return (<const int64_t *>self.target)[i] if self.is_wide else (<const int32_t *>self.target)[i]
@@ -203,26 +207,31 @@ cdef class Rows:
             return -1
         return target - self.start
 
-    cdef void clear_absent(self, const ag_matrix *out, Py_ssize_t n) noexcept nogil:
+    cdef int clear_absent(self, const ag_matrix *out, Py_ssize_t n) except -1:
         """Zeros in the rows of n elements that do not count."""
         cdef Py_ssize_t i
+        cdef double last = 0
         for i in range(self.total):
             if not self.counts(i):
-                clear_rows(out, i, 1, n)
+                clear_rows(out, i, 1, n, &last)
+        return 0
 
 
-cdef void clear_rows(const ag_matrix *out, Py_ssize_t first, Py_ssize_t rows, Py_ssize_t n) noexcept nogil:
+cdef int clear_rows(const ag_matrix *out, Py_ssize_t first, Py_ssize_t rows, Py_ssize_t n, double *last) except -1:
     """Zeros, whose bytes are 0 in every dtype, in rows of n elements."""
     cdef int itemsize = ag_itemsize[<int>out.dtype]
     cdef Py_ssize_t row, column
     cdef char *to
     for row in range(first, first + rows):
-        to = out.data + row * out.row_stride
-        if out.step == itemsize:
-            memset(to, 0, n * itemsize)
-        else:
-            for column in range(n):
-                memset(to + column * out.step, 0, itemsize)
+        with nogil:
+            to = out.data + row * out.row_stride
+            if out.step == itemsize:
+                memset(to, 0, n * itemsize)
+            else:
+                for column in range(n):
+                    memset(to + column * out.step, 0, itemsize)
+        _tasks.check_signals(last)
+    return 0
 
 
 # ---- the schedule ----------------------------------------------------------------------------------------------------
@@ -286,6 +295,7 @@ cdef class Schedule:
     cdef ag_lce_result result
     cdef Grid tiles, input_grid, weight_grid
     cdef Py_ssize_t weight_panel_units, input_tile_units
+    cdef Py_ssize_t row_parts         # parts of the hidden dimension that rows are packed in
     cdef Py_ssize_t column_parts      # pieces of rows that columns are packed in
     cdef ag_matrix rounded_to
     cdef const char *rounded_from
@@ -444,12 +454,14 @@ cdef class Schedule:
         )
 
     cdef void pack_block(self, Py_ssize_t u) noexcept nogil:
-        cdef Py_ssize_t nr = self.kernels.nr, size
+        cdef Py_ssize_t nr = self.kernels.nr, panel = u // self.row_parts, part = u % self.row_parts, begin, units
         if u < self.weight_panel_units:
-            size = nr * ceil_div(self.block.hidden_size, self.kernels.pair) * self.kernels.unit_size
+            begin = part * PART_COLUMNS
+            units = panel * ceil_div(self.block.hidden_size, self.kernels.pair) + begin // self.kernels.pair
             self.kernels.pack_panel(
-                <char *>self.block.w_rows + u * size, &self.weight, NULL, self.block.vocab_start + u * nr,
-                min(nr, self.block.vocab - u * nr), self.block.hidden_start, self.block.hidden_size
+                <char *>self.block.w_rows + units * nr * self.kernels.unit_size, &self.weight, NULL,
+                self.block.vocab_start + panel * nr, min(nr, self.block.vocab - panel * nr),
+                self.block.hidden_start + begin, min(PART_COLUMNS, self.block.hidden_size - begin)
             )
         else:
             self.pack_columns(
@@ -458,12 +470,14 @@ cdef class Schedule:
             )
 
     cdef void pack_chunk(self, Py_ssize_t u) noexcept nogil:
-        cdef Py_ssize_t mr = self.kernels.mr, size
+        cdef Py_ssize_t mr = self.kernels.mr, tile = u // self.row_parts, part = u % self.row_parts, begin, units
         if u < self.input_tile_units:
-            size = mr * ceil_div(self.block.hidden_size, self.kernels.pair) * self.kernels.unit_size
+            begin = part * PART_COLUMNS
+            units = tile * ceil_div(self.block.hidden_size, self.kernels.pair) + begin // self.kernels.pair
             self.kernels.pack_tile(
-                <char *>self.block.x_rows + u * size, &self.input, self.block.row_numbers + u * mr, 0,
-                min(mr, self.block.rows - u * mr), self.block.hidden_start, self.block.hidden_size
+                <char *>self.block.x_rows + units * mr * self.kernels.unit_size, &self.input,
+                self.block.row_numbers + tile * mr, 0, min(mr, self.block.rows - tile * mr),
+                self.block.hidden_start + begin, min(PART_COLUMNS, self.block.hidden_size - begin)
             )
         else:
             self.pack_columns(
@@ -560,13 +574,15 @@ cdef class Schedule:
 
     cdef int pack_weight(self, bint rows, bint columns) except -1:
         cdef Py_ssize_t panels = ceil_div(self.block.hidden_size, self.kernels.nr)
-        self.weight_panel_units = ceil_div(self.block.vocab, self.kernels.nr) if rows else 0
+        self.row_parts = max(1, ceil_div(self.block.hidden_size, PART_COLUMNS))
+        self.weight_panel_units = ceil_div(self.block.vocab, self.kernels.nr) * self.row_parts if rows else 0
         self.column_parts = ceil_div(self.block.vocab, SOME_ROWS)
         return self.run(PACK_BLOCK, self.weight_panel_units + (panels * self.column_parts if columns else 0))
 
     cdef int pack_input(self, bint rows, bint columns) except -1:
         cdef Py_ssize_t panels = ceil_div(self.block.hidden_size, self.kernels.nr)
-        self.input_tile_units = ceil_div(self.block.rows, self.kernels.mr) if rows else 0
+        self.row_parts = max(1, ceil_div(self.block.hidden_size, PART_COLUMNS))
+        self.input_tile_units = ceil_div(self.block.rows, self.kernels.mr) * self.row_parts if rows else 0
         self.column_parts = ceil_div(self.block.rows, SOME_ROWS)
         return self.run(PACK_CHUNK, self.input_tile_units + (panels * self.column_parts if columns else 0))
 
@@ -623,20 +639,24 @@ cdef class Schedule:
             self.run_tiles(AG_FROM_PRODUCT, AG_TO_MAX_SUM)
         return self.run(MERGE, ceil_div(self.block.rows, SOME_ROWS))
 
-    cdef void end_statistics(self, Py_ssize_t begin, Py_ssize_t end) noexcept:
+    cdef int end_statistics(self, Py_ssize_t begin, Py_ssize_t end) except -1:
         """Of rows [begin, end). A sum relative to -inf would be of NaN; a row that does not count has none."""
-        cdef Py_ssize_t i
+        cdef Py_ssize_t i, first
         cdef ag_lce_block *block = &self.block
-        cdef ag_fpenv mode = ag_fpenv_enter()
-        for i in range(begin, end):
-            if self.kernels.real_size == 8:
-                if (<double *>block.running_max)[i] == -INFINITY and self.rows.counts(i):
-                    block.running_sum[i] = NAN
-            else:
-                if (<float *>block.running_max)[i] == -INFINITY and self.rows.counts(i):
-                    block.running_sum[i] = NAN
-                (<float *>self.sum_exp)[i] = <float>block.running_sum[i]
-        ag_fpenv_leave(mode)
+        cdef ag_fpenv mode
+        for first in range(begin, end, ROWS_PER_CHECK):
+            mode = ag_fpenv_enter()
+            for i in range(first, min(first + ROWS_PER_CHECK, end)):
+                if self.kernels.real_size == 8:
+                    if (<double *>block.running_max)[i] == -INFINITY and self.rows.counts(i):
+                        block.running_sum[i] = NAN
+                else:
+                    if (<float *>block.running_max)[i] == -INFINITY and self.rows.counts(i):
+                        block.running_sum[i] = NAN
+                    (<float *>self.sum_exp)[i] = <float>block.running_sum[i]
+            ag_fpenv_leave(mode)
+            _tasks.check_signals(&self.last_check)
+        return 0
 
     # -- gradients
 
@@ -697,10 +717,11 @@ cdef class Schedule:
         cdef Py_ssize_t s, column = walk * plan.hidden
         block.add_input_grad, block.last_input_grad = b > 0, b == plan.blocks - 1
         block.add_weight_grad, block.last_weight_grad = c > 0, c == plan.chunks - 1
-        if source == AG_FROM_PRODUCT and plan.slices > 1:
-            self.make_logits()
-            source = AG_FROM_LOGITS
-        self.run_tiles(source, AG_TO_GRADIENT)
+        if walk == 0 or plan.recomputes():  # else P is still there
+            if source == AG_FROM_PRODUCT and plan.slices > 1:
+                self.make_logits()
+                source = AG_FROM_LOGITS
+            self.run_tiles(source, AG_TO_GRADIENT)
         for s in range(walk if plan.by_slice else 0, walk + 1 if plan.by_slice else plan.slices):
             if plan.slices > 1:
                 self.set_slice(s)
@@ -728,8 +749,7 @@ cdef class Schedule:
             )
         if self.rows.count < self.rows.total:
             out = matrix_of(self.input_grad)
-            with nogil:
-                self.rows.clear_absent(&out, hidden)
+            self.rows.clear_absent(&out, hidden)
         return 0
 
     # -- walks
@@ -826,6 +846,14 @@ cdef Problem problem_of(Py_ssize_t rows, cnp.ndarray weight, bint with_logits) n
     return problem
 
 
+cpdef Py_ssize_t default_workspace(
+    cnp.ndarray input, cnp.ndarray weight, bint with_input_grad, bint with_weight_grad, Py_ssize_t beside=0
+):
+    """Bytes, from inputs and results: `beside` those of probabilities or logits that a call takes or returns."""
+    cdef Py_ssize_t x = cnp.PyArray_NBYTES(input) // WORKSPACE_SHARE, w = cnp.PyArray_NBYTES(weight) // WORKSPACE_SHARE
+    return max(DEFAULT_WORKSPACE, x * (1 + with_input_grad) + w * (1 + with_weight_grad) + beside // WORKSPACE_SHARE)
+
+
 cdef list plans_of_statistics(cnp.ndarray input, cnp.ndarray weight, Py_ssize_t rows, Py_ssize_t workspace):
     """None where there is nothing to do."""
     cdef Problem problem = problem_of(rows, weight, True)
@@ -901,13 +929,13 @@ cdef class Gradient:
 
     cdef int run(self) except -1:
         cdef Schedule schedule
+        cdef double last = 0
         for schedule in self.schedules:
             schedule.work()
-        with nogil:
-            if self.clears_input_grad:
-                clear_rows(&self.input_grad, 0, self.rows.total, self.hidden)
-            if self.clears_weight_grad:
-                clear_rows(&self.weight_grad, 0, self.vocab, self.hidden)
+        if self.clears_input_grad:
+            clear_rows(&self.input_grad, 0, self.rows.total, self.hidden, &last)
+        if self.clears_weight_grad:
+            clear_rows(&self.weight_grad, 0, self.vocab, self.hidden, &last)
         return 0
 
 
@@ -917,8 +945,13 @@ def gradient(
 ):
     """Both gradients (None: not wanted) into arrays that overlap no input.
 
-    `aside`: see `copy_all`.
+    `workspace`: bytes to work in at most, 0 for the default. `aside`: see `copy_all`.
     """
+    if not workspace:
+        workspace = default_workspace(
+            input, weight, input_grad is not None, weight_grad is not None,
+            0 if softmax is None else cnp.PyArray_NBYTES(softmax)
+        )
     cdef list plans = plans_of_gradient(
         input, weight, rows.count, softmax is None, input_grad is not None, weight_grad is not None,
         weight_grad is not None and not holds_sums(weight_grad, kernels_for(input).real_size), workspace
@@ -932,26 +965,10 @@ def gradient(
 
 
 cpdef copy_all(list pairs):
-    """From the second to the first array of each pair; both have the same shape and dtype, byte orders aside.
-
-    Nothing is allocated on the way.
-    """
+    """From the second to the first array of each pair; see `_memory.copy_into`."""
     cdef Py_ssize_t i
     for i in range(len(pairs)):
-        copy_matrix(<cnp.ndarray>(<tuple>pairs[i])[0], <cnp.ndarray>(<tuple>pairs[i])[1])
-
-
-cdef void copy_matrix(cnp.ndarray to, cnp.ndarray source) noexcept:
-    """Of one or two dimensions."""
-    cdef ag_matrix target = matrix_of(to), values = matrix_of(source)
-    cdef Py_ssize_t rows = 1, n = cnp.PyArray_DIM(to, cnp.PyArray_NDIM(to) - 1)
-    if cnp.PyArray_NDIM(to) == 2:
-        rows = cnp.PyArray_DIM(to, 0)
-    with nogil:
-        ag_copy_block(
-            target.data, target.row_stride, target.step, values.data, values.row_stride, values.step, rows, n,
-            ag_itemsize[<int>target.dtype], target.swapped != values.swapped
-        )
+        _memory.copy_into(<cnp.ndarray>(<tuple>pairs[i])[0], <cnp.ndarray>(<tuple>pairs[i])[1])
 
 
 cdef double number(const void *values, Py_ssize_t i, bint is_double) noexcept nogil:
@@ -986,15 +1003,20 @@ def loss_and_gradients(
     cdef Schedule schedule
     cdef Gradient gradients
     cdef Rows rows = Rows(target, start, vocab, ignored=ignored), rows_of_gradient
-    cdef double each, sum = 0, error = 0, y, t
+    cdef double each, sum = 0, error = 0, y, t, last = 0
+    cdef Py_ssize_t begin
     cdef ag_fpenv mode
+    if not workspace:
+        workspace = default_workspace(input, weight, with_input, with_weight)
     logits_max, sum_exp, predicted, grad = np.zeros((4, total), _float64 if is_double else _float32)
-    mode = ag_fpenv_enter()
-    for i in range(total):
-        if rows.counts(i):
-            each = grad_loss[i if grad_loss.shape[0] > 1 else 0] / (rows.count if is_mean else 1)
-            set_number(cnp.PyArray_DATA(grad), i, is_double, each)
-    ag_fpenv_leave(mode)
+    for begin in range(0, total, ROWS_PER_CHECK):
+        mode = ag_fpenv_enter()
+        for i in range(begin, min(begin + ROWS_PER_CHECK, total)):
+            if rows.counts(i):
+                each = grad_loss[i if grad_loss.shape[0] > 1 else 0] / (rows.count if is_mean else 1)
+                set_number(cnp.PyArray_DATA(grad), i, is_double, each)
+        ag_fpenv_leave(mode)
+        _tasks.check_signals(&last)
     rows_of_gradient = Rows(target, start, vocab, None, grad, logits_max, sum_exp)
 
     if rows_of_gradient.count == rows.count:
@@ -1023,20 +1045,25 @@ def loss_and_gradients(
         )
         gradients.run()
 
-    mode = ag_fpenv_enter()
     # Kahan's sum
-    for i in range(total):
-        each = 0
-        if rows.counts(i):
-            each = log(number(cnp.PyArray_DATA(sum_exp), i, is_double)) - (
-                number(cnp.PyArray_DATA(predicted), i, is_double) - number(cnp.PyArray_DATA(logits_max), i, is_double)
-            )
-        if is_each:
-            set_number(cnp.PyArray_DATA(loss), i, is_double, each)
-        y = each - error
-        t = sum + y
-        error = (t - sum) - y if t - t == 0 else 0
-        sum = t
+    for begin in range(0, total, ROWS_PER_CHECK):
+        mode = ag_fpenv_enter()
+        for i in range(begin, min(begin + ROWS_PER_CHECK, total)):
+            each = 0
+            if rows.counts(i):
+                each = log(number(cnp.PyArray_DATA(sum_exp), i, is_double)) - (
+                    number(cnp.PyArray_DATA(predicted), i, is_double)
+                    - number(cnp.PyArray_DATA(logits_max), i, is_double)
+                )
+            if is_each:
+                set_number(cnp.PyArray_DATA(loss), i, is_double, each)
+            y = each - error
+            t = sum + y
+            error = (t - sum) - y if t - t == 0 else 0
+            sum = t
+        ag_fpenv_leave(mode)
+        _tasks.check_signals(&last)
+    mode = ag_fpenv_enter()
     if not is_each:
         if is_mean:
             sum = sum / rows.count if rows.count else NAN
@@ -1090,6 +1117,7 @@ def probabilities(
     The vectors are contiguous, of one dtype, float32 or float64.
     """
     cdef Probabilities p
+    cdef double last = 0
     cdef Py_ssize_t rows = cnp.PyArray_DIM(logits, 0)
     p.kernels, p.variant = kernels_for(logits), _cpu.active()
     p.logits, p.out, p.n = matrix_of(logits), matrix_of(out), cnp.PyArray_DIM(logits, 1)
@@ -1098,7 +1126,7 @@ def probabilities(
     p.part_size = align_up(min(max(p.n, 1), UNIT_ELEMENTS // 16), PIECE)
     p.parts = ceil_div(p.n, p.part_size)
     _tasks.run_tasks(
-        probabilities_of_part, &p, rows * p.parts, _threads.choose(<double>rows * p.n, threads), True
+        probabilities_of_part, &p, rows * p.parts, _threads.choose(<double>rows * p.n, threads), True, &last
     )
     _threads.finished()
 
@@ -1151,7 +1179,12 @@ def statistics(
     cdef const char *largest = cnp.PyArray_BYTES(logits_max)
     cdef Py_ssize_t i
     cdef int64_t place
-    cdef list plans = plans_of_statistics(input, weight, rows.count, _default_workspace)
+    cdef Py_ssize_t begin
+    cdef double last = 0
+    cdef list plans = plans_of_statistics(
+        input, weight, rows.count,
+        default_workspace(input, weight, False, False, 0 if logits is None else cnp.PyArray_NBYTES(logits))
+    )
     cdef Schedule schedule
     cdef ag_fpenv mode
     predicted.fill(0)
@@ -1159,21 +1192,23 @@ def statistics(
         schedule = Schedule(input, weight, plans[0], _memory.workspace(bytes_of(plans)), rows, threads)
         schedule.set_statistics(logits_max, sum_exp, predicted, logits)
         schedule.work()
-    mode = ag_fpenv_enter()
-    for i in range(shape[0]):
-        place = rows.row_of_weight(i)
-        if place < 0:
-            bits[i // 8] |= 1 << (i % 8)
-            continue
-        if rows.is_wide:
-            (<int64_t *>places)[i] = place
-        else:
-            (<int32_t *>places)[i] = <int32_t>place
-        if is_double:
-            (<double *>logit)[i] -= (<const double *>largest)[i]
-        else:
-            (<float *>logit)[i] -= (<const float *>largest)[i]
-    ag_fpenv_leave(mode)
+    for begin in range(0, shape[0], ROWS_PER_CHECK):
+        mode = ag_fpenv_enter()
+        for i in range(begin, min(begin + ROWS_PER_CHECK, shape[0])):
+            place = rows.row_of_weight(i)
+            if place < 0:
+                bits[i // 8] |= 1 << (i % 8)
+                continue
+            if rows.is_wide:
+                (<int64_t *>places)[i] = place
+            else:
+                (<int32_t *>places)[i] = <int32_t>place
+            if is_double:
+                (<double *>logit)[i] -= (<const double *>largest)[i]
+            else:
+                (<float *>logit)[i] -= (<const float *>largest)[i]
+        ag_fpenv_leave(mode)
+        _tasks.check_signals(&last)
     return logits_max, sum_exp, predicted, mask, masked_target, logits
 
 
@@ -1252,6 +1287,7 @@ def common_gradient(
     cdef cnp.ndarray g, mask, target, maximum = None, total = None, p = None, input_grad, weight_grad
     cdef int dtype, real, threads = threads_of(num_threads)
     cdef Py_ssize_t n, vocab, i
+    cdef double last = 0
     cdef Rows rows
     cdef tuple inputs
     if (
@@ -1292,11 +1328,13 @@ def common_gradient(
     for i in range(n):
         if not rows.is_masked(i) and rows.row_of_weight(i) < 0:
             return None
+        if i % ROWS_PER_CHECK == 0:
+            _tasks.check_signals(&last)
     if out is None:
         input_grad = _memory.empty_like(input, <cnp.dtype>_dtypes[dtype])
         weight_grad = _memory.empty_like(weight, <cnp.dtype>_dtypes[dtype])
     results = (input_grad, weight_grad) if out is None else out
-    gradient(input, weight, rows, p, input_grad, weight_grad, _default_workspace, 0.0, threads, [])
+    gradient(input, weight, rows, p, input_grad, weight_grad, 0, 0.0, threads, [])
     return results
 
 
@@ -1357,6 +1395,7 @@ def common_loss_and_gradients(
     cdef cnp.ndarray t, loss, input_grad = None, weight_grad = None
     cdef int dtype, threads = threads_of(num_threads)
     cdef Py_ssize_t n, vocab, i
+    cdef double last = 0
     cdef Rows rows
     if (
         workspace_bytes is not None or threads < 0 or not are_plain_matrices(input, weight)
@@ -1375,11 +1414,13 @@ def common_loss_and_gradients(
     for i in range(n):
         if rows.counts(i) and rows.row_of_weight(i) < 0:
             return None
+        if i % ROWS_PER_CHECK == 0:
+            _tasks.check_signals(&last)
     input_grad = _memory.empty_like(input, <cnp.dtype>_dtypes[dtype])
     weight_grad = _memory.empty_like(weight, <cnp.dtype>_dtypes[dtype])
     loss = np.empty((n,) if reduction == "none" else (), _float64 if dtype == AG_FLOAT64 else _float32)
     loss_and_gradients(
         input, weight, t, vocab_start_index, ignore_index, reduction, np.array([1.0 if grad_loss is None else grad_loss]),
-        loss, input_grad, weight_grad, _default_workspace, 0.0, threads
+        loss, input_grad, weight_grad, 0, 0.0, threads
     )
     return _named_gradients((loss, input_grad, weight_grad))

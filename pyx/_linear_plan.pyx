@@ -111,10 +111,14 @@ cdef class Plan:
             rows = align_up(rows // 2, mr)
         return least >= 0 and self.cut(best_rows, best_vocab, best_hidden)
 
+    cdef bint recomputes(self) noexcept:
+        """Whether P is computed anew for every slice: another chunk (or block) comes before the next slice."""
+        return self.by_slice and (self.blocks if self.chunks_outside else self.chunks) > 1
+
     # -- costs
 
     cdef double flops(self) noexcept:
-        cdef double logits = self.problem.with_logits * (self.slices if self.by_slice else 1)
+        cdef double logits = self.problem.with_logits * (self.slices if self.recomputes() else 1)
         cdef double products = logits + self.problem.with_input_grad + self.problem.with_weight_grad
         return 2 * products * self.chunks * self.rows * self.blocks * self.vocab * max(self.problem.hidden, 8)
 
@@ -122,7 +126,7 @@ cdef class Plan:
         """In floating-point operations, about."""
         cdef const Problem *problem = &self.problem
         cdef double x = <double>problem.rows * problem.hidden, w = <double>problem.vocab * problem.hidden
-        cdef double walks = self.slices if self.by_slice else 1
+        cdef double walks = self.slices if self.recomputes() else 1
         # How often X and W are packed, for the logits and for the other products.
         cdef double x_times = self.blocks, w_times = self.chunks
         if self.slices == 1:

@@ -11,6 +11,9 @@ from libc.stdint cimport uintptr_t
 
 cimport numpy as cnp
 
+from ascend_grad cimport _tasks
+from ascend_grad._kernels cimport ag_copy_block
+
 cnp.import_array()
 
 cdef extern from "<sys/mman.h>" nogil:
@@ -122,3 +125,59 @@ cdef int check_layout(Py_ssize_t used, cnp.ndarray memory) except -1:
     if used > cnp.PyArray_SIZE(memory):
         raise RuntimeError(f"a workspace of {cnp.PyArray_SIZE(memory)} bytes was laid out in {used}")
     return 0
+
+
+cpdef copy_into(cnp.ndarray to, cnp.ndarray source):
+    """Copy an array of at most 32 dimensions; both have the same shape and dtype, byte orders aside.
+
+    Nothing is allocated on the way, and signals are looked at.
+    """
+    cdef int rank = cnp.PyArray_NDIM(to), axis, i, k, itemsize = <int>cnp.PyArray_ITEMSIZE(to)
+    cdef bint swapped = cnp.PyArray_ISBYTESWAPPED(to) != cnp.PyArray_ISBYTESWAPPED(source)
+    cdef int[32] order
+    cdef cnp.npy_intp[34] length, to_stride, from_stride, at
+    cdef char *target = cnp.PyArray_BYTES(to)
+    cdef const char *place = cnp.PyArray_BYTES(source)
+    cdef Py_ssize_t begin, rows
+    cdef double last = 0
+    if not cnp.PyArray_SIZE(to):
+        return
+    # Axes by the distance of elements, the closest last: two of them make a block.
+    for axis in range(rank):
+        k = axis
+        while k > 0 and abs(cnp.PyArray_STRIDE(to, order[k - 1])) < abs(cnp.PyArray_STRIDE(to, axis)):
+            order[k] = order[k - 1]
+            k -= 1
+        order[k] = axis
+    length[0] = length[1] = 1
+    to_stride[0] = to_stride[1] = from_stride[0] = from_stride[1] = 0
+    for i in range(rank):
+        axis = order[i]
+        length[i + 2], at[i + 2] = cnp.PyArray_DIM(to, axis), 0
+        to_stride[i + 2], from_stride[i + 2] = cnp.PyArray_STRIDE(to, axis), cnp.PyArray_STRIDE(source, axis)
+    rank += 2
+    rows = max(1, (1 << 18) // length[rank - 1])
+    while True:
+        begin = 0
+        while begin < length[rank - 2]:  # a range with a step would be allocated
+            with nogil:
+                ag_copy_block(
+                    target + begin * to_stride[rank - 2], to_stride[rank - 2], to_stride[rank - 1],
+                    place + begin * from_stride[rank - 2], from_stride[rank - 2], from_stride[rank - 1],
+                    min(rows, length[rank - 2] - begin), length[rank - 1], itemsize, swapped
+                )
+            _tasks.check_signals(&last)
+            begin += rows
+        axis = rank - 3
+        while axis >= 2:
+            at[axis] += 1
+            target += to_stride[axis]
+            place += from_stride[axis]
+            if at[axis] < length[axis]:
+                break
+            target -= length[axis] * to_stride[axis]
+            place -= length[axis] * from_stride[axis]
+            at[axis] = 0
+            axis -= 1
+        if axis < 2:
+            return

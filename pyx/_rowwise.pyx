@@ -359,6 +359,7 @@ cdef class Schedule:
     cdef const ag_row_kernels *kernels
     cdef ag_variant variant
     cdef Round round
+    cdef double last_check        # when signals were looked at
     cdef Layout form
     cdef bint stream, in_pieces
     cdef int threads
@@ -826,7 +827,7 @@ cdef class Schedule:
     cdef int run(self, Round round, Py_ssize_t units) except -1:
         """All units of a round."""
         self.round = round
-        return _tasks.run_tasks(run_unit, <void *>self, units, self.threads, self.stream)
+        return _tasks.run_tasks(run_unit, <void *>self, units, self.threads, self.stream, &self.last_check)
 
     cdef int run_all(self) except -1:
         cdef Py_ssize_t units = self.groups * self.pieces

@@ -81,8 +81,19 @@ cdef void run_shares(
         share += team
 
 
-cdef int run_tasks(task_function function, void *context, Py_ssize_t tasks, int threads, bint dynamic) except -1:
-    """Run ``function(context, task, thread)`` for all tasks.
+cdef int check_signals(double *last) except -1:
+    """Let signals' handlers run, if the last look (0: none yet) was some time ago."""
+    if last[0] == 0:
+        last[0] = now()
+    elif is_time_to_check(last):
+        PyErr_CheckSignals()
+    return 0
+
+
+cdef int run_tasks(
+    task_function function, void *context, Py_ssize_t tasks, int threads, bint dynamic, double *last
+) except -1:
+    """Run ``function(context, task, thread)`` for all tasks. `last`: when the caller's call last looked at signals.
 
     Static: neighbouring tasks belong to one thread, and to the same one in every call of the same size, which may have
     their data in its cache. Dynamic: whoever is free takes the next one. An exception of a signal's handler is raised
@@ -92,7 +103,8 @@ cdef int run_tasks(task_function function, void *context, Py_ssize_t tasks, int 
     cdef int64_t *counters = &one
     cdef int share, shares = 1 if dynamic else threads
     cdef bint is_done = False
-    cdef double start
+    if last[0] == 0:
+        last[0] = now()
     if threads == 1:
         shares = 1
         dynamic = False
@@ -102,20 +114,18 @@ cdef int run_tasks(task_function function, void *context, Py_ssize_t tasks, int 
             raise MemoryError()
     try:
         while not is_done:
-            start = now()
             with nogil:
                 if threads == 1:
-                    run_share(function, context, counters, 0, tasks, 0, False, start)
+                    run_share(function, context, counters, 0, tasks, 0, False, last[0])
                     _openmp.record_team()
                 else:
                     with parallel(num_threads=threads):
-                        run_shares(function, context, counters, tasks, threads, dynamic, start)
+                        run_shares(function, context, counters, tasks, threads, dynamic, last[0])
             is_done = True
             for share in range(shares):
                 if counters[share * 8] < tasks * (share + 1) // shares - tasks * share // shares:
                     is_done = False
-            if not is_done:
-                PyErr_CheckSignals()
+            check_signals(last)
     finally:
         if counters != &one:
             free(counters)

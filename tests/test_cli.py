@@ -211,6 +211,18 @@ def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch):
         main(["demo"])
 
 
+def test_there_may_be_no_output_at_all(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["info"]) == 0
+
+
+def test_a_backend_that_cannot_be_used_is_told_before_anything_is_measured(capsys):
+    for argv in (["bench", "--quick"], ["bench", "--accuracy"]):
+        with ag.use_backend("npu"):
+            assert main(argv) == 2
+        assert len(capsys.readouterr().err.splitlines()) == 1
+
+
 def test_a_reader_that_goes_away_is_no_error(tmp_path):
     reader = f"{sys.executable} -m ascend_grad info --json | head -c 1 > /dev/null; echo ${{PIPESTATUS[0]}}"
     # The output is shorter than a pipe's buffer, so whether the writer notices is a matter of time.

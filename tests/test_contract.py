@@ -7,6 +7,7 @@ of the earlier stage decides.
 from __future__ import annotations
 
 import array
+import collections
 import copy
 import enum
 import inspect
@@ -373,6 +374,7 @@ ROWS = np.linspace(0, 1, 6).reshape(2, 3)
         [np.ma.array(row) for row in ROWS],
         (ROWS[0], np.ma.array(ROWS[1], mask=True)),
         [[np.ma.array(1.0), 2.0]],
+        collections.deque([np.ma.array(ROWS[0]), ROWS[1]]),
         [[[[1.0]]], (np.ones((1, 1)).view(np.matrix),)],
         Wraps(np.ma.array(ROWS)),
         Wraps(ROWS.view(np.matrix)),

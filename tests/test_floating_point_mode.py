@@ -112,4 +112,4 @@ def test_flush_to_zero_in_the_calling_thread_changes_nothing(tmp_path, run_scrip
         assert not different, (len(different), len(before), different[:20])
         assert np.full(3, 1e-40, np.float32)[0] * np.ones(3, np.float32)[0] == 0, "the caller's mode was changed"
     """
-    run_script(script)
+    run_script(script, timeout=900)

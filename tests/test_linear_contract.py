@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import logging
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -702,7 +703,39 @@ def test_a_workspace_is_kept_to():
                 size = ag.workspace_size(operator, **problem.arguments, workspace_bytes=nbytes)
                 assert size <= nbytes + sums + min(sums, nbytes // 4) + 64 * rows
             default = ag.workspace_size(operator, **problem.arguments)
-            assert default <= contract.DEFAULT_WORKSPACE_BYTES + 2 * sums + 64 * rows
+            assert default <= 2**26 + 2 * sums + 64 * rows
+
+
+@pytest.mark.parametrize("rows", [60, 220, 280])
+def test_workspace_size_covers_calls_with_ignored_rows(rows):
+    """Where fewer rows count, plans differ: the logits of these, for one, can be kept."""
+    arguments = {
+        "input": np.ones((280, 8), np.float32),
+        "weight": np.ones((3640, 8), np.float32),
+        "target": np.where(np.arange(280) < rows, 0, -100),
+        "workspace_bytes": 7 << 20,
+    }
+    size = ag.workspace_size(WHOLE, **arguments)
+    ag.linear_cross_entropy(**arguments)
+    tracemalloc.start()
+    try:
+        results = ag.linear_cross_entropy(**arguments)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak - sum(result.nbytes for result in results) <= size + 2**14
+
+
+def test_the_default_workspace_is_a_share_of_large_problems():
+    x, w = (np.broadcast_to(np.float32(1), (rows, 4096)) for rows in (8192, 10**5))
+    target = np.zeros(8192, int)
+    share = 2 * (x.nbytes + w.nbytes) // 4
+    assert 2**26 < share <= ag.workspace_size(WHOLE, x, w, target) <= share + 64 * 8192
+    assert ag.workspace_size(WHOLE, x, w, target, workspace_bytes=2**26) <= 2**26 + 64 * 8192
+    one = ag.workspace_size(WHOLE, x, w, target, output_mask=(False, True))
+    assert one <= (x.nbytes + 2 * w.nbytes) // 4 + 64 * 8192
+    small = ag.workspace_size(WHOLE, x[:100], w[:1000], target[:100])
+    assert small <= 2**26 + 64 * 100
 
 
 def test_copies_of_overlapping_results_are_in_the_workspace():

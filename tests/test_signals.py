@@ -60,7 +60,50 @@ ROWWISE = {
     "float64": ("log_softmax", "tile(n, 30_000).astype(float)", "-1"),
     "float16": ("log_softmax", "tile(n, 50_000).astype(np.float16)", "-1"),
 }
+#: Names of arguments, as above, and the call but for the number of threads.
 LINEAR = {
+    "rows aside": (
+        "memory = np.ones((n, 20_001), np.float32); x, out = memory[:, 1:].T, memory[:, :-1].T",
+        "ag.softmax(x, out=out, ",
+    ),
+    "gradient aside": (
+        (
+            "memory = np.ones((8, 500 * n + 1), np.float32); w, out = memory[:, 1:].T, memory[:, :-1].T; "
+            "one = np.ones(1, np.float32)"
+        ),
+        (
+            "ag.fused_linear_cross_entropy_loss_grad(one, tile(1, 8), w, np.ones(1, bool), np.zeros(1, int), "
+            "logits_max=one, sum_exp_logits=one, out=(None, out), output_mask=(False, True), "
+        ),
+    ),
+    "zeros": (
+        (
+            "w = np.broadcast_to(np.float32(1), (500 * n, 100)); out = np.ones((100, 500 * n), np.float32).T; "
+            "one = np.zeros(1, np.float32)"
+        ),
+        (
+            "ag.fused_linear_cross_entropy_loss_grad(one, tile(1, 100), w, np.ones(1, bool), np.zeros(1, int), "
+            "logits_max=one, sum_exp_logits=one, out=(None, out), output_mask=(False, True), "
+        ),
+    ),
+    "absent rows": (
+        (
+            "x = np.broadcast_to(np.float32(1), (500 * n, 100)); out = np.ones((100, 500 * n), np.float32).T; "
+            "grad = np.zeros(500 * n, np.float32); grad[0] = 1"
+        ),
+        (
+            "ag.fused_linear_cross_entropy_loss_grad(grad, x, tile(3, 100), grad == 1, np.zeros(len(x), int), "
+            "logits_max=grad, sum_exp_logits=grad, out=(out, None), output_mask=(True, False), "
+        ),
+    ),
+    "many tokens": (
+        "x, w = tile(50_000 * n, 1), tile(2, 1)",
+        "ag.fused_linear_online_max_sum(x, w, np.zeros(len(x), int), 0, 2, ",
+    ),
+    "long strided rows": (
+        "x, w = tile(5, 10_000 * n), tile(10_000 * n, 20).T",
+        "ag.linear_cross_entropy(x, w, np.zeros(5, int), workspace_bytes=2**32, ",
+    ),
     "probabilities": (
         "x, numbers = tile(n, 50_000), [np.ones(n, np.float32)] * 3",
         "ag.fused_cross_entropy_loss_with_max_sum(*numbers, vocab_parallel_logits=x, out=(None, half(*x.shape)), ",

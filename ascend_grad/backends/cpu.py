@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import _cpu, _openmp, _rowwise, arrays
+from .. import _cpu, _memory, _openmp, _rowwise, arrays
 from ..contract import LINEAR, Call
 from . import cpu_linear
 
@@ -66,6 +66,6 @@ def _run_rowwise(call: Call, num_threads: int | None) -> np.ndarray:
         num_threads,
     )
     if given is not None and out is not given:
-        given[...] = out
+        _memory.copy_into(given, out)
         return given
     return out

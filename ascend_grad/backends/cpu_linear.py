@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from .. import _linear_cross_entropy, _memory, arrays
-from ..contract import DEFAULT_WORKSPACE_BYTES, Call, ResultSpec
+from ..contract import Call, ResultSpec
 
 
 def _fresh(spec: ResultSpec) -> np.ndarray:
@@ -75,7 +75,7 @@ def _gradient(call: Call, threads: int) -> tuple:
         a["softmax"],
         input_grad,
         weight_grad,
-        a["workspace_bytes"],
+        a["workspace_bytes"] or 0,
         a["filter_eps"],
         threads,
         aside,
@@ -126,7 +126,7 @@ def _loss_and_gradients(call: Call, threads: int) -> tuple:
         loss,
         input_grad,
         weight_grad,
-        a["workspace_bytes"],
+        a["workspace_bytes"] or 0,
         a["filter_eps"],
         threads,
     )
@@ -155,8 +155,15 @@ def workspace_size(call: Call, num_threads: int | None) -> int:
     size = sum(out.nbytes for out in call.outs if out is not None and _overlaps_an_input(call, out))
     if call.operator.name == "fused_cross_entropy_loss_with_max_sum":
         return size + 64 * call.arrays[0].size
-    rows, hidden = a["input"].shape
-    workspace = a.get("workspace_bytes", DEFAULT_WORKSPACE_BYTES)
+    (rows, hidden), itemsize = a["input"].shape, a["input"].dtype.itemsize
+    first, second = a.get("output_mask", (False, False)) if a.get("return_grad", True) else (False, False)
+    workspace = a.get("workspace_bytes")
+    if workspace is None:
+        given = a.get("softmax")
+        beside = (
+            given.nbytes if given is not None else rows * len(a["weight"]) * itemsize if a.get("return_logits") else 0
+        )
+        workspace = _linear_cross_entropy.default_workspace(a["input"], a["weight"], first, second, beside)
 
     def bound(*choices: bool) -> int:
         plans = _linear_cross_entropy.plans(a["input"], a["weight"], rows, workspace, *choices)
@@ -165,15 +172,17 @@ def workspace_size(call: Call, num_threads: int | None) -> int:
     passes = []
     if call.operator.name != "fused_linear_cross_entropy_loss_grad":
         passes.append(bound(True, False, False, False))
-    first, second = a.get("output_mask", (False, False)) if a.get("return_grad", True) else (False, False)
     if first or second:
-        itemsize = a["input"].dtype.itemsize
         real = arrays.accumulator_dtype(a["input"].dtype).itemsize
         # Whether the weight's gradient is added up in the workspace first.
         buffered = second and (itemsize != real or call.outs[-1] is not None)
         passes.append(bound(a.get("softmax") is None, first, second, buffered))
         if call.operator.name == "linear_cross_entropy":
-            passes.append(bound(True, first, second, buffered, True))
+            # Where all rows' logits cannot be kept, those of fewer rows may be, in the whole workspace.
+            keeping = _linear_cross_entropy.plans(
+                a["input"], a["weight"], rows, workspace, True, first, second, buffered, True
+            )
+            passes.append(_linear_cross_entropy.workspace_bound(keeping, workspace) if keeping else workspace)
         out = call.outs[-2]
         holds = itemsize == real if out is None else _linear_cross_entropy.holds_sums(out, real)
         if first and not holds:

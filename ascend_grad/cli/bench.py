@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import ascend_grad as ag
 
+from .. import dispatch
+from ..backends import REGISTRY
 from ..contract import checked_num_threads
 from .errors import CommandError
 from .exit_statuses import exit_statuses
@@ -123,6 +125,11 @@ def _check(args: argparse.Namespace) -> None:
     """What would fail in the end fails before the measurements."""
     from ..bench import report
 
+    backend, _ = dispatch.requested(None)
+    if args.accuracy and backend not in ("auto", "cpu"):
+        raise CommandError(f"--accuracy is about the CPU, and {backend!r} is asked for")
+    if backend in REGISTRY and not (status := ag.backends()[backend]).usable:
+        raise CommandError(f"backend {backend!r} is not usable: {status.reason}")
     if args.linear and args.accuracy:
         raise CommandError("--accuracy goes over all operators, without --linear")
     if args.plot and (args.accuracy or args.linear):

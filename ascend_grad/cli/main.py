@@ -69,7 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with _signals_as_exceptions():
             status = args.func(args)
-            sys.stdout.flush()
+            if sys.stdout is not None:  # nobody may listen
+                sys.stdout.flush()
             return status
     except KeyboardInterrupt:
         return _end(args, "interrupted", 128 + signal.SIGINT)

@@ -16,7 +16,10 @@ def check_writable(option: str, path: Path) -> None:
     """Raise `CommandError` where no file of this name can be written."""
     if path.is_dir():
         raise CommandError(f"{option} {path}: is a directory")
-    if not os.access(path.parent, os.W_OK):
+    if path.exists():
+        if not os.access(path, os.W_OK):
+            raise CommandError(f"{option} {path}: not writable")
+    elif not os.access(path.parent, os.W_OK):
         raise CommandError(f"{option} {path}: cannot write in {path.parent}")
 
 
