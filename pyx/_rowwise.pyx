@@ -268,6 +268,8 @@ cdef enum:
     LONG_TILE_BYTES = 4 << 20         # the same, where a cache line holds elements of several rows
     TILE_ROWS = 16                    # rows that a gathered piece has where rows are long
     MAX_TILE_ROWS = 1 << 14
+    FEW_ROWS = 8                      # rows up to which lanes of the column kernels would be empty
+    SHORT_ROW = 8                     # elements of a row from which on it is computed where it lies, gaps beside it or not
     SMALL_BLOCK = 256                 # elements of an outer index up to which several are gathered for the column kernels
     UNIT_ELEMENTS = 1 << 15           # of a unit of work, about
     LONG_ROW = 1 << 22                # elements from which a row (or block of columns) is too long to be one unit
@@ -299,6 +301,15 @@ cdef bint is_direct(const Problem *p, int which, ag_dtype dtype, bint by_columns
     return (operand.strides[0] if by_columns else operand.dim_stride) == operand.itemsize
 
 
+cdef bint are_dense_rows(const Problem *p) noexcept nogil:
+    """Whether rows follow one another without gaps, in every operand."""
+    cdef int i
+    for i in range(OPERANDS):
+        if is_used(p, i) and (p.axes > 1 or p.operands[i].strides[0] != p.n * p.operands[i].itemsize):
+            return False
+    return True
+
+
 cdef Layout choose_layout(const Problem *p) noexcept nogil:
     cdef int i, last = p.axes - 1, across = 0
     cdef Py_ssize_t itemsize = p.operands[A].itemsize, inner = p.shape[last]
@@ -313,13 +324,15 @@ cdef Layout choose_layout(const Problem *p) noexcept nogil:
         if p.operands[i].dim_stride != inner * itemsize:
             packed = False
         across += 1 if magnitude(p.operands[i].strides[last]) < magnitude(p.operands[i].dim_stride) else -1
-    if rows:
+    if rows and (p.n >= SHORT_ROW or p.rows == 1 or has_mask(p.op) or are_dense_rows(p)):
         return ROWS
     if columns and (inner >= 32 or packed) and (p.n * inner >= SMALL_BLOCK or p.rows == inner):
         return COLUMNS
-    if has_mask(p.op):
+    if has_mask(p.op) or p.rows < FEW_ROWS:
         return ROW_TILES
     # What inputs can be read in place decides, then how most operands lie.
+    if rows:
+        return COLUMN_TILES
     for i in range(2):
         if is_direct(p, A, p.dtype, i == 0) and (not has_b(p.op) or is_direct(p, B, p.dtype, i == 0)) and (
             p.operands[OUT].dtype == p.dtype or p.operands[A].itemsize >= 4
@@ -921,11 +934,11 @@ def stream(float[::1] a, float[::1] b, float[::1] out, bint nontemporal, int num
 
 
 cdef inline cnp.ndarray plain(object array):
-    """The array, if it is exactly an ndarray of one of the four dtypes in native byte order; else None."""
+    """The array, if it is exactly an ndarray of one of the four dtypes, in either byte order; else None."""
     if not cnp.PyArray_CheckExact(array):
         return None
     cdef cnp.ndarray result = <cnp.ndarray>array
-    if dtype_of(result) < 0 or cnp.PyArray_ISBYTESWAPPED(result) or cnp.PyArray_NDIM(result) > MAX_AXES:
+    if dtype_of(result) < 0 or cnp.PyArray_NDIM(result) > MAX_AXES:
         return None
     return result
 
@@ -940,15 +953,71 @@ cdef inline bint same_shape(cnp.ndarray a, cnp.ndarray b) noexcept:
     return True
 
 
-cdef inline bint apart(cnp.ndarray first, cnp.ndarray second) noexcept:
-    """Whether a contiguous array and a second one certainly share nothing, or everything."""
-    cdef char *begin = cnp.PyArray_BYTES(first)
-    cdef char *other = cnp.PyArray_BYTES(second)
-    if not cnp.PyArray_IS_C_CONTIGUOUS(second):
+cdef inline void extent_of(cnp.ndarray array, char **low, char **high) noexcept:
+    """The first byte of an array, and the first one behind it."""
+    cdef int axis
+    cdef Py_ssize_t reach
+    low[0] = cnp.PyArray_BYTES(array)
+    high[0] = low[0] + cnp.PyArray_ITEMSIZE(array)
+    for axis in range(cnp.PyArray_NDIM(array)):
+        reach = (cnp.PyArray_DIMS(array)[axis] - 1) * cnp.PyArray_STRIDES(array)[axis]
+        if reach > 0:
+            high[0] += reach
+        else:
+            low[0] += reach
+
+
+cdef inline bint is_same_memory(cnp.ndarray first, cnp.ndarray second) noexcept:
+    """Whether two arrays of one shape are the same memory, element for element."""
+    cdef int axis
+    if (
+        cnp.PyArray_BYTES(first) != cnp.PyArray_BYTES(second) or cnp.PyArray_TYPE(first) != cnp.PyArray_TYPE(second)
+        or cnp.PyArray_ISBYTESWAPPED(first) != cnp.PyArray_ISBYTESWAPPED(second)
+        or cnp.PyArray_NDIM(first) != cnp.PyArray_NDIM(second)
+    ):
         return False
-    if begin == other:
-        return cnp.PyArray_TYPE(first) == cnp.PyArray_TYPE(second)
-    return begin + cnp.PyArray_NBYTES(first) <= other or other + cnp.PyArray_NBYTES(second) <= begin
+    for axis in range(cnp.PyArray_NDIM(first)):
+        if cnp.PyArray_STRIDES(first)[axis] != cnp.PyArray_STRIDES(second)[axis]:
+            return False
+    return True
+
+
+cdef inline bint apart(cnp.ndarray result, cnp.ndarray array) noexcept:
+    """Whether a result certainly shares nothing with an input, or is the input."""
+    cdef char *low
+    cdef char *high
+    cdef char *other_low
+    cdef char *other_high
+    if cnp.PyArray_SIZE(result) == 0:
+        return True
+    extent_of(result, &low, &high)
+    extent_of(array, &other_low, &other_high)
+    return high <= other_low or other_high <= low or is_same_memory(result, array)
+
+
+cdef bint is_disjoint(cnp.ndarray array) noexcept:
+    """Whether the elements of an array certainly do not share memory: each axis steps over all that lies within."""
+    cdef int[MAX_AXES] order
+    cdef int axis, k, rank = 0
+    cdef cnp.npy_intp *shape = cnp.PyArray_DIMS(array)
+    cdef cnp.npy_intp *strides = cnp.PyArray_STRIDES(array)
+    cdef Py_ssize_t extent = cnp.PyArray_ITEMSIZE(array)
+    if cnp.PyArray_IS_C_CONTIGUOUS(array):
+        return True
+    for axis in range(cnp.PyArray_NDIM(array)):
+        if shape[axis] > 1:
+            k = rank
+            while k > 0 and magnitude(strides[order[k - 1]]) > magnitude(strides[axis]):
+                order[k] = order[k - 1]
+                k -= 1
+            order[k] = axis
+            rank += 1
+    for k in range(rank):
+        axis = order[k]
+        if magnitude(strides[axis]) < extent:
+            return False
+        extent += (shape[axis] - 1) * magnitude(strides[axis])
+    return True
 
 
 cdef object common_case(
@@ -998,8 +1067,8 @@ cdef object common_case(
         if (
             result is None
             or not cnp.PyArray_ISWRITEABLE(result)
-            or not cnp.PyArray_IS_C_CONTIGUOUS(result)
             or not same_shape(a, result)
+            or not is_disjoint(result)
             or not apart(result, a)
             or not apart(result, b)
             or not (m is a or apart(result, m))
