@@ -176,18 +176,36 @@ def test_limits_are_measured_beside_larger_problems(hasty, monkeypatch):
 
 
 def test_gradients_do_not_shrink_while_times_are_taken(hasty):
-    contest = sides.contest(rowwise(mode=IN_PLACE), 1)
-    contest.reset()
-    contest.settle()
-    assert not np.any(contest.calls[OWN]())
+    comparison = sides.compared(rowwise(mode=IN_PLACE), 1)
+    comparison.reset()
+    comparison.before_timing()
+    assert not np.any(comparison.calls[OWN]())
 
 
 def test_the_order_of_sides_changes(hasty, monkeypatch):
     monkeypatch.setattr(measure, "TURNS", 8)
     order = []
-    measure.least_in_turns({name: lambda name=name: order.append(name) for name in "abc"})
+    measure.least_in_turns({name: lambda name=name: order.append(name) for name in "abc"}, {})
     blocks = [name for i, name in enumerate(order) if i == 0 or order[i - 1] != name]
     assert len({tuple(blocks[i : i + 2]) for i in range(len(blocks) - 1)}) > 3
+
+
+def test_sides_far_behind_have_two_turns(hasty, monkeypatch):
+    """Limits decide nothing: they can be far ahead of all sides."""
+    monkeypatch.setattr(measure, "TURNS", 5)
+    monkeypatch.setattr(measure, "SLOW", 0.0)
+    monkeypatch.setattr(timing, "warm_up", lambda call: 1.0)
+    seconds = {OWN: 1.0, "near": 2.0, "far": 4.0, "limit": 0.1}
+    turns = dict.fromkeys(seconds, 0)
+
+    def loop(name, count):
+        turns[name] += 1
+        return seconds[name]
+
+    monkeypatch.setattr(measure, "_least_loop", loop)
+    names = {name: name for name in seconds if name != "limit"}
+    assert measure.least_in_turns(names, {"limit": "limit"}) == seconds
+    assert turns == {OWN: 5, "near": 5, "far": 2, "limit": 5}
 
 
 def test_low_problems_are_measured_again_and_the_best_counts_for_all(monkeypatch):

@@ -13,8 +13,8 @@ from ..linear.cases import LinearCase
 from ..machine import seconds_of_others
 from ..results import Failure, Row
 from ..rivals import Call
-from . import sides
 from .problems import Problem
+from .sides import NUMPY, SCIPY, TORCH, compared
 
 TURNS = 5
 #: Seconds of a turn after the warm-up, at least one loop, and of one of its loops, at least one call.
@@ -30,7 +30,7 @@ SLOW = 0.02
 #: Calls of so many seconds need no warming up.
 LONG = 0.1
 
-RIVALS = (*sides.NUMPY, *sides.SCIPY, *sides.TORCH)
+RIVALS = (*NUMPY, *SCIPY, *TORCH)
 
 
 def measure_all(
@@ -73,25 +73,26 @@ def best_of_both(first: Row[Problem], second: Row[Problem]) -> Row[Problem]:
 
 def measure(problem: Problem, num_threads: int) -> Row[Problem]:
     """Time one problem: this library, every rival that takes part, the limits."""
-    contest = sides.contest(problem, num_threads)
+    comparison = compared(problem, num_threads)
     with timing.settings(num_threads):
-        calls = timing.agreeing(problem.name, contest.calls, contest.reset, contest.agree)
-        calls |= {name: call for name, (call, _) in contest.limits.items()}
-        contest.settle()
+        calls = timing.agreeing(problem.name, comparison.calls, comparison.reset, comparison.agree)
+        limits = {name: call for name, (call, _) in comparison.limits.items()}
+        comparison.before_timing()
         start, others = time.perf_counter(), seconds_of_others()
-        seconds = least_in_turns(calls, PAUSE if isinstance(problem, LinearCase) else 0.0)
+        seconds = least_in_turns(calls, limits, PAUSE if isinstance(problem, LinearCase) else 0.0)
         others = (seconds_of_others() - others) / (time.perf_counter() - start)
-    for name, (_, factor) in contest.limits.items():
+    for name, (_, factor) in comparison.limits.items():
         seconds[name] *= factor
     return Row(problem, seconds, max(0.0, others))
 
 
-def least_in_turns(calls: dict[str, Call], pause: float = 0.0) -> dict[str, float]:
+def least_in_turns(sides: dict[str, Call], limits: dict[str, Call], pause: float = 0.0) -> dict[str, float]:
     """Least seconds per call of every side. The order changes, since a side can leave its traces in the next one."""
     random = np.random.default_rng(0)
+    calls = sides | limits
     least = dict.fromkeys(calls, math.inf)
     for turn in range(TURNS):
-        fastest = min(least.values())
+        fastest = min(least[name] for name in sides)
         for name in random.permutation(list(calls)).tolist():
             if turn in (0, TURNS - 1) or least[name] <= max(SLOW, FAR_BEHIND * fastest):
                 time.sleep(pause)

@@ -35,7 +35,7 @@ LIMITS = ((stream.ORDINARY, stream.NON_TEMPORAL), (PRODUCTS,))
 
 
 @dataclass(frozen=True)
-class Contest:
+class Comparison:
     """One problem, ready to be measured.
 
     Attributes
@@ -47,7 +47,7 @@ class Contest:
         operations, of the problem.
     reset : callable
         Sets the shared arrays to what they were, or to NaN, so that no side finds the results of another.
-    settle : callable
+    before_timing : callable
         Called before times are taken, after all checks.
     agree : callable
         Whether two results are the same up to rounding.
@@ -56,11 +56,11 @@ class Contest:
     calls: dict[str, Call]
     limits: dict[str, tuple[Call, float]]
     reset: Callable[[], object]
-    settle: Callable[[], object]
+    before_timing: Callable[[], object]
     agree: Agree
 
 
-def contest(problem: Problem, num_threads: int) -> Contest:
+def compared(problem: Problem, num_threads: int) -> Comparison:
     """The sides of a problem, on the same arrays."""
     return _linear(problem, num_threads) if isinstance(problem, LinearCase) else _rowwise(problem, num_threads)
 
@@ -87,7 +87,7 @@ def operands(problem: RowwiseProblem) -> Operands:
     return Operands(tuple(inputs), arranged(empty, problem.out_arrangement, dim))
 
 
-def _rowwise(problem: RowwiseProblem, num_threads: int) -> Contest:
+def _rowwise(problem: RowwiseProblem, num_threads: int) -> Comparison:
     arrays = operands(problem)
     first, original = arrays.inputs[0], arrays.inputs[0].copy()
     in_place = problem.mode == IN_PLACE
@@ -98,7 +98,7 @@ def _rowwise(problem: RowwiseProblem, num_threads: int) -> Contest:
         else:
             arrays.out.fill(np.nan)
 
-    def settle() -> None:
+    def before_timing() -> None:
         # Over and over in place, a gradient shrinks through subnormal numbers, which some processors are slow with.
         if in_place and problem.operator.endswith("_backward"):
             first.fill(0)
@@ -120,7 +120,7 @@ def _rowwise(problem: RowwiseProblem, num_threads: int) -> Contest:
     calls = {name: call for name, call in sides.items() if call is not None}
     traffic = sum(memory_of(array).nbytes for array in (*arrays.inputs, arrays.out))
     limits = _streams(traffic, problem, num_threads)
-    return Contest(calls, limits, reset, settle, agree)
+    return Comparison(calls, limits, reset, before_timing, agree)
 
 
 def _numpy_widened(problem: RowwiseProblem, arrays: Operands) -> tuple[Call, Call | None]:
@@ -160,7 +160,7 @@ def _torch_can_express(arrays: Operands) -> bool:
 # ---- linear operators ------------------------------------------------------------------------------------------------
 
 
-def _linear(case: LinearCase, num_threads: int) -> Contest:
+def _linear(case: LinearCase, num_threads: int) -> Comparison:
     given = linear_cases.arguments(case)
     outs = linear_cases.outs(given)
     sides = {name: prepare(case, given, outs) for name, prepare in linear_sides.SIDES.items()}
@@ -179,7 +179,7 @@ def _linear(case: LinearCase, num_threads: int) -> Contest:
     results = () if case.operator == linear_cases.MAX_SUM else outs
     traffic = sum(array.nbytes for array in (*given.values(), *results) if isinstance(array, np.ndarray))
     limits = _streams(traffic, case, num_threads) | {PRODUCTS: _products(case)}
-    return Contest(calls, limits, reset, lambda: None, agree)
+    return Comparison(calls, limits, reset, lambda: None, agree)
 
 
 # ---- limits ----------------------------------------------------------------------------------------------------------
