@@ -13,7 +13,8 @@ from ..linear.cases import GRADIENT, MAX_SUM, MODES, WHOLE, LinearCase
 from .layouts import BROADCAST, C_ORDER, LAYOUTS
 
 ROWWISE = (*BACKWARD, *MASKED, *FORWARD)
-LINEAR = (GRADIENT, MAX_SUM, WHOLE)
+LINEAR_MODES = {GRADIENT: MODES, MAX_SUM: ("forward",), WHOLE: ("loss and gradients",)}
+LINEAR = tuple(LINEAR_MODES)
 #: In the order in which they take turns.
 OPERATORS = (*BACKWARD, GRADIENT, *MASKED, MAX_SUM, *FORWARD, WHOLE)
 
@@ -106,11 +107,7 @@ def _lengths(size: float, rank: int, random: np.random.Generator) -> tuple[int, 
 
 def _linear(operator: str, random: np.random.Generator) -> LinearCase:
     dtype = str(random.choice(DTYPES))
-    mode = (
-        str(random.choice(MODES))
-        if operator == GRADIENT
-        else {MAX_SUM: "forward", WHOLE: "loss and gradients"}[operator]
-    )
+    mode = str(random.choice(LINEAR_MODES[operator]))
     while True:
         rows, vocabulary, width = (round(MAX_LENGTH ** random.random()) for _ in range(3))
         largest_matrix = max(rows * vocabulary, vocabulary * width, rows * width)
