@@ -80,8 +80,11 @@ def as_arrays(results: Any) -> tuple[np.ndarray, ...]:
     return tuple(map(as_array, results if isinstance(results, tuple) else (results,)))
 
 
-def agree(got: np.ndarray, expected: np.ndarray, dtype: str) -> bool:
-    """Whether two results are the same up to rounding, which is at least that of the smallest numbers."""
+def agree(got: np.ndarray, expected: np.ndarray, dtype: str, terms: float = 0.0) -> bool:
+    """Whether two results are the same up to rounding, which is at least that of the smallest numbers.
+
+    ``terms`` is the size of what a result is the difference of: where that is (almost) zero, only rounding is left.
+    """
     if got.shape != expected.shape or got.dtype != expected.dtype:
         return False
     tolerance = TOLERANCES[dtype]
@@ -92,7 +95,7 @@ def agree(got: np.ndarray, expected: np.ndarray, dtype: str) -> bool:
     for start in range(0, expected.size, block):
         a, b = got[start : start + block].astype(wide), expected[start : start + block].astype(wide)
         size = np.abs(b)
-        if not np.all(np.abs(a - b) <= tolerance * (size + size.max()) + smallest):
+        if not np.all(np.abs(a - b) <= tolerance * (size + size.max() + terms) + smallest):
             return False
     return True
 

@@ -145,6 +145,18 @@ def test_results_of_another_dtype_agree(operator, dtype, out_dtype, hasty):
     measure.measure(rowwise(operator, dtype, out_dtype=out_dtype, out_arrangement="Fortran order"), 1)
 
 
+@pytest.mark.parametrize("mode", ["out", IN_PLACE])
+def test_results_that_are_rounding_alone_agree(operator, dtype, mode, hasty):
+    shape = (2, 300, 1, 1) if operator in MASKED else (600, 1)
+    measure.measure(rowwise(operator, dtype, shape=shape, dim=len(shape) - 1, mode=mode), 1)
+
+
+@pytest.mark.parametrize("operator", problems.LINEAR)
+def test_a_single_word_agrees(operator, dtype, hasty):
+    for mode in problems.LINEAR_MODES[operator]:
+        measure.measure(LinearCase(operator, mode, dtype, (500, 1, 24)), 1)
+
+
 @pytest.mark.parametrize("problem", problems.draw(12, 0, problems.LINEAR), ids=lambda problem: problem.name)
 def test_linear_sides_agree(problem, hasty):
     found = measure.measure(replace(problem, shape=(3, 7, 4)), 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -91,6 +92,8 @@ def _rowwise(problem: RowwiseProblem, num_threads: int) -> Comparison:
     arrays = operands(problem)
     first, original = arrays.inputs[0], arrays.inputs[0].copy()
     in_place = problem.mode == IN_PLACE
+    # Along a dim of length one the gradients, and logarithms, are differences of equal numbers.
+    terms = float(np.abs(first.astype(np.float64)).max())
 
     def reset() -> None:
         if in_place:
@@ -106,7 +109,7 @@ def _rowwise(problem: RowwiseProblem, num_threads: int) -> Comparison:
     def agree(got: tuple[np.ndarray, ...], expected: tuple[np.ndarray, ...]) -> bool:
         loosest = max(problem.dtype, problem.out_dtype, key=rivals.TOLERANCES.__getitem__)
         dtype = expected[0].dtype.newbyteorder("=")
-        return rivals.agree(got[0].astype(dtype, copy=False), expected[0].astype(dtype, copy=False), loosest)
+        return rivals.agree(got[0].astype(dtype, copy=False), expected[0].astype(dtype, copy=False), loosest, terms)
 
     sides = {
         OWN: rivals.ascend_grad(problem, arrays),
@@ -174,12 +177,23 @@ def _linear(case: LinearCase, num_threads: int) -> Comparison:
             out.fill(np.nan)
 
     def agree(got: tuple[np.ndarray, ...], expected: tuple[np.ndarray, ...]) -> bool:
-        return linear_sides.agree(got, expected, case.dtype)
+        return linear_sides.agree(got, expected, case.dtype, terms)
 
+    terms = _terms(case, given)
     results = () if case.operator == linear_cases.MAX_SUM else outs
     traffic = sum(array.nbytes for array in (*given.values(), *results) if isinstance(array, np.ndarray))
     limits = _streams(traffic, case, num_threads) | {PRODUCTS: _products(case)}
     return Comparison(calls, limits, reset, lambda: None, agree)
+
+
+def _terms(case: LinearCase, given: dict[str, Any]) -> tuple[float, ...]:
+    """The size of what is subtracted: with a single word, and few others, hardly more than rounding is left."""
+    if case.operator == linear_cases.MAX_SUM:
+        return 1.0, 1.0, 1.0
+    x, weight = (float(np.abs(given[name].astype(np.float32)).max()) for name in ("input", "weight"))
+    # The gradients of all rows are 1 / BT.
+    gradients = weight / case.shape[0], x
+    return (1.0, *gradients) if case.operator == linear_cases.WHOLE else gradients
 
 
 # ---- limits ----------------------------------------------------------------------------------------------------------

@@ -208,13 +208,13 @@ SIDES: dict[str, Callable[[LinearCase, dict[str, Any], Outs], Call | None]] = {
 }
 
 
-def agree(got: Sequence[Any], expected: Sequence[Any], dtype: str) -> bool:
-    """Whether two sides computed the same results, up to rounding."""
+def agree(got: Sequence[Any], expected: Sequence[Any], dtype: str, terms: Sequence[float] = (0.0, 0.0, 0.0)) -> bool:
+    """Whether two sides computed the same results, up to rounding; ``terms`` as in `rivals.agree`, for each result."""
     wide = np.dtype("float64" if dtype == "float64" else "float32")
     pairs = [(rivals.as_array(a).astype(wide), rivals.as_array(b).astype(wide)) for a, b in zip(got, expected)]
     # 16-bit logits that are rounded first move probabilities by some units.
     tolerance = {"bfloat16": 2.0**-4, "float16": 2.0**-7}.get(dtype, rivals.TOLERANCES[dtype])
     return len(got) == len(expected) and all(
-        a.shape == b.shape and bool(np.all(np.abs(a - b) <= tolerance * (np.abs(b) + np.abs(b).max(initial=0))))
-        for a, b in pairs
+        a.shape == b.shape and bool(np.all(np.abs(a - b) <= tolerance * (np.abs(b) + np.abs(b).max(initial=term))))
+        for (a, b), term in zip(pairs, terms)
     )
