@@ -136,7 +136,7 @@ def quick() -> list[Case]:
 
 
 @functools.lru_cache(maxsize=1)
-def _values(operator: str, shape: tuple[int, ...], dim: int) -> tuple[np.ndarray, ...]:
+def values(operator: str, shape: tuple[int, ...], dim: int) -> tuple[np.ndarray, ...]:
     """Ordinary values in float32: logits, their (logarithms of) probabilities, gradients of size one."""
     random = np.random.default_rng(0)
     logits = random.standard_normal(shape, np.float32)
@@ -147,13 +147,18 @@ def _values(operator: str, shape: tuple[int, ...], dim: int) -> tuple[np.ndarray
     return random.standard_normal(shape, np.float32), output
 
 
+def mask(shape: tuple[int, ...]) -> np.ndarray:
+    """Of a masked operator: the same for all heads, three of ten positions are masked."""
+    batch, _, *rest = shape
+    return np.random.default_rng(1).random((batch, 1, *rest)) < 0.3
+
+
 def operands(case: Case) -> Operands:
     """Arrays for the case. All sides work on the same memory, which NumPy has allocated."""
     dtype = numpy_dtype(case.dtype)
-    inputs = tuple(values.astype(dtype, copy=False) for values in _values(case.operator, case.shape, case.dim))
+    inputs = tuple(array.astype(dtype, copy=False) for array in values(case.operator, case.shape, case.dim))
     if case.operator in MASKED:
-        batch, _, *rest = case.shape
-        inputs += (np.random.default_rng(1).random((batch, 1, *rest)) < 0.3,)
+        inputs += (mask(case.shape),)
     out = np.empty(case.shape, dtype)
     out.fill(0)  # not np.zeros: its memory has no huge pages advised
     return Operands(inputs, out)

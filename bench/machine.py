@@ -10,7 +10,7 @@ from pathlib import Path
 
 import ascend_grad as ag
 
-LIBRARIES = ("numpy", "ml_dtypes", "torch", "jax")
+LIBRARIES = ("numpy", "ml_dtypes", "scipy", "torch", "jax")
 
 
 def describe() -> dict[str, str]:

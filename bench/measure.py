@@ -35,6 +35,9 @@ TOLERATED = 0.1
 ATTEMPTS = 3
 
 
+Agree = Callable[[tuple[np.ndarray, ...], tuple[np.ndarray, ...]], bool]
+
+
 class DisagreementError(Exception):
     """NumPy computes other values, so that no time says anything."""
 
@@ -82,8 +85,13 @@ def measure(case: Case, num_threads: int) -> Row[Case]:
         call = prepare(case, arrays)
         if call is not None:
             calls[name] = call
-    with rivals.threads(num_threads), rivals.no_autograd(), np.errstate(all="ignore"), no_collection():
-        calls = _agreeing(case, calls, arrays.out)
+    with settings(num_threads):
+        calls = agreeing(
+            case.name,
+            calls,
+            lambda: arrays.out.fill(np.nan),
+            lambda got, expected: rivals.agree(got[0], expected[0], case.dtype),
+        )
         # The streams overwrite the result, so they come after the check.
         calls |= stream.calls(case, arrays, num_threads)
         if (direct := rivals.direct(case, arrays)) is not None:
@@ -138,16 +146,17 @@ def timed(call: Call, count: int) -> float:
     return (time.perf_counter() - start) / count
 
 
-def _agreeing(case: Case, calls: dict[str, Call], out: np.ndarray) -> dict[str, Call]:
-    """The sides that compute the same values, and do not merely find them in the array that all share."""
-    expected = rivals.as_array(calls[OWN]()).copy()
+def agreeing(name: str, calls: dict[str, Call], reset: Callable[[], object], agree: Agree) -> dict[str, Call]:
+    """The sides that compute the same values, and do not merely find them in the arrays that all share."""
+    reset()
+    expected = tuple(array.copy() for array in rivals.as_arrays(calls[OWN]()))
     found = {OWN: calls[OWN]}
-    for name, call in calls.items():
-        out.fill(np.nan)
-        if rivals.agree(rivals.as_array(call()), expected, case.dtype):
-            found[name] = call
+    for side, call in calls.items():
+        reset()
+        if agree(rivals.as_arrays(call()), expected):
+            found[side] = call
         else:
-            disagrees(case.name, name)
+            disagrees(name, side)
     return found
 
 
@@ -159,6 +168,13 @@ def disagrees(case: str, side: str) -> None:
     if side == OWN or side.startswith("numpy"):
         raise DisagreementError(f"{side} computes other values than {OWN}")
     warnings.warn(f"{case}: {side} computes other values and takes no part", stacklevel=3)
+
+
+@contextlib.contextmanager
+def settings(num_threads: int) -> Iterator[None]:
+    """What holds while sides are compared: the same number of threads, no autograd, no warnings, no collections."""
+    with rivals.threads(num_threads), rivals.no_autograd(), np.errstate(all="ignore"), no_collection():
+        yield
 
 
 @contextlib.contextmanager

@@ -10,6 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from .cases import BACKWARD, DTYPES, FORWARD, LAYOUTS, MASKED, Case, layout_text
+from .figures import save
+from .grid import report as grid_report
+from .grid.chart import chart as grid_chart
+from .grid.results import GridResults
 from .linear.report import memory_block
 from .linear.report import rows_block as linear_rows_block
 from .linear.report import speed_block as linear_speed_block
@@ -22,8 +26,18 @@ from .targets import Target, accuracy_targets, speed_targets
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "benchmark.md")
-CHART = ROOT / "docs" / "benchmark.svg"
-SPEED_FILE, ACCURACY_FILE, LINEAR_FILE = (FOLDER / f"{name}.json" for name in ("speed", "accuracy", "linear"))
+CHART, GRID_CHART = ROOT / "docs" / "benchmark.svg", ROOT / "docs" / "grid.svg"
+SPEED_FILE, ACCURACY_FILE, LINEAR_FILE = (
+    FOLDER / f"{name}.json" for name in ("speed", "accuracy", "linear")
+)  #: Of the random grids, by seed.
+GRID_FILE = "grid_{}.json"
+#: The grids' tables, and what they show.
+GRID_TABLES = {
+    "grid_summary": "How many times longer others take (geometric means), and the share of problems lost to them:",
+    "grid_lost": "More than a tenth behind NumPy, and not at a limit of the machine:",
+    "grid_worst_numpy": "Lowest against NumPy (times in ms; *: at a limit of the machine):",
+    "grid_worst_torch": "Lowest against torch:",
+}
 
 _BLOCK = re.compile(r"(<!-- bench:(?P<name>\w+):begin -->\n).*?(<!-- bench:(?P=name):end -->)", re.DOTALL)
 
@@ -31,13 +45,13 @@ _BLOCK = re.compile(r"(<!-- bench:(?P<name>\w+):begin -->\n).*?(<!-- bench:(?P=n
 # ---- tables ----------------------------------------------------------------------------------------------------------
 
 
-def machine_block(results: Results) -> str:
+def machine_block(results: Results | GridResults) -> str:
     """Where and how it was measured, in one paragraph."""
     facts = "; ".join(f"{name} {value}" for name, value in results.machine.items())
     text = f"Measured with {results.num_threads} threads on this machine: {facts}."
-    others = [*(row.others for row in results.speed), *(row.others for row in results.linear)]
-    if others:
-        text += f" Other processes kept at most {max(others):.2f} cores busy meanwhile."
+    if results.rows:
+        others = max(row.others for row in results.rows)
+        text += f" Other processes kept at most {others:.2f} cores busy meanwhile."
     return f"{text}\n"
 
 
@@ -150,7 +164,6 @@ def accuracy_block(results: Results) -> str:
 
 def chart(rows: Sequence[Row[Case]], path: str | Path) -> None:
     """Draw how many times longer NumPy and torch take, for float32."""
-    import matplotlib
     from matplotlib.figure import Figure
 
     found = {row.case: row for row in rows}
@@ -172,9 +185,7 @@ def chart(rows: Sequence[Row[Case]], path: str | Path) -> None:
     axes[0].set_yticks(range(len(layouts)), [layout_text(*layout) for layout in layouts])
     axes[0].invert_yaxis()
     axes[1].legend(frameon=False, loc="lower right")
-    # No date and no random identifiers: the same results give the same file.
-    with matplotlib.rc_context({"svg.hashsalt": "ascend_grad", "svg.fonttype": "none"}):
-        figure.savefig(path, metadata={"Date": None} if str(path).endswith(".svg") else None)
+    save(figure, path)
 
 
 # ---- documents -------------------------------------------------------------------------------------------------------
@@ -212,6 +223,18 @@ def blocks(speed: Results | None, accuracy: Results | None, linear: Results | No
     return found
 
 
+def grid_blocks(grids: Sequence[GridResults]) -> dict[str, str]:
+    """The blocks of the random grids, all seeds together."""
+    if not grids:
+        return {}
+    contents = grid_report.blocks(grids)
+    contents["grid_machine"] = "\n".join(
+        f"Seed {grid.seed}, {grid.count} problems. {machine_block(grid)}" for grid in grids
+    )
+    contents["grid_chart"] = f"![Speed of random problems beside NumPy and PyTorch]({GRID_CHART.name})\n"
+    return contents
+
+
 def filled(text: str, contents: dict[str, str]) -> str:
     """A document with its blocks filled; those without contents stay as they are."""
 
@@ -231,11 +254,33 @@ def kept() -> tuple[Results | None, Results | None, Results | None]:
     return speed, accuracy, linear
 
 
+def keep_grid(grid: GridResults) -> None:
+    """Keep a random grid with the sources, in place of an earlier one of the same seed."""
+    FOLDER.mkdir(exist_ok=True)
+    (FOLDER / GRID_FILE.format(grid.seed)).write_text(grid.to_json())
+
+
+def kept_grids() -> list[GridResults]:
+    """The random grids that are kept with the sources, by seed."""
+    found = [GridResults.from_json(path.read_text()) for path in FOLDER.glob(GRID_FILE.format("*"))]
+    return sorted(found, key=lambda grid: grid.seed)
+
+
+def contents_of_documents() -> dict[str, str]:
+    """All blocks, from the results that are kept with the sources."""
+    grids = kept_grids()
+    picture = GRID_CHART if grids else CHART
+    shown = {"chart": f"![Speed beside NumPy and PyTorch](docs/{picture.name})\n"}
+    return blocks(*kept()) | grid_blocks(grids) | shown
+
+
 def update_documents() -> None:
-    """Write the blocks and the chart anew from the results that are kept with the sources."""
-    speed, accuracy, linear = kept()
-    contents = blocks(speed, accuracy, linear)
+    """Write the blocks and the charts anew from the results that are kept with the sources."""
+    contents = contents_of_documents()
     for path in DOCUMENTS:
         path.write_text(filled(path.read_text(), contents))
+    speed, _, _ = kept()
     if speed:
         chart(speed.speed, CHART)
+    if grids := kept_grids():
+        grid_chart(grids, GRID_CHART)

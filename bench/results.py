@@ -19,7 +19,7 @@ OWN = "ascend_grad"
 FOLDER = Path(__file__).resolve().parent / "results"
 
 
-AnyCase = TypeVar("AnyCase", Case, LinearCase)
+AnyCase = TypeVar("AnyCase", bound=Case | LinearCase)
 
 
 @dataclass(frozen=True)
@@ -87,19 +87,22 @@ class Results:
     memory: Sequence[Growth] = field(default_factory=list)
     failures: Sequence[Failure] = field(default_factory=list)
 
+    @property
+    def rows(self) -> list[Row]:
+        """All that were timed."""
+        return [*self.speed, *self.linear]
+
     def to_json(self) -> str:
         content: dict[str, Any] = {
             "machine": self.machine,
             "num_threads": self.num_threads,
-            "speed": _timed(self.speed),
+            "speed": rows_to_json(self.speed),
             "accuracy": [asdict(worst) for worst in self.accuracy],
-            "linear": _timed(self.linear),
+            "linear": rows_to_json(self.linear),
             "memory": [asdict(growth) for growth in self.memory],
             "failures": [asdict(failure) for failure in self.failures],
         }
-        # One line for a row: files that can be read, and compared.
-        lines = [f"{json.dumps(name)}: {_lines(value)}" for name, value in content.items()]
-        return "{\n" + ",\n".join(lines) + "\n}\n"
+        return json_lines(content)
 
     @classmethod
     def from_json(cls, text: str) -> Results:
@@ -109,19 +112,19 @@ class Results:
         return cls(
             content["machine"],
             content["num_threads"],
-            _rows(Case, content["speed"]),
+            rows_from_json(Case, content["speed"]),
             accuracy,
-            _rows(LinearCase, content.get("linear", ())),
+            rows_from_json(LinearCase, content.get("linear", ())),
             memory,
             [Failure(**fields) for fields in content.get("failures", ())],
         )
 
 
-def _timed(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def rows_to_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return [asdict(row.case) | {"seconds": _rounded(row.seconds), "others": round(row.others, 2)} for row in rows]
 
 
-def _rows(kind: type, content: Sequence[dict[str, Any]]) -> list[Row]:
+def rows_from_json(kind: type, content: Sequence[dict[str, Any]]) -> list[Row]:
     rows = []
     for fields in content:
         seconds, others = fields.pop("seconds"), fields.pop("others")
@@ -135,6 +138,12 @@ def _case(kind: type, fields: dict[str, Any]) -> Any:
 
 def _rounded(seconds: dict[str, float]) -> dict[str, float]:
     return {side: float(f"{value:.4g}") for side, value in seconds.items()}
+
+
+def json_lines(content: dict[str, Any]) -> str:
+    """JSON with one line for a row: files that can be read, and compared."""
+    lines = [f"{json.dumps(name)}: {_lines(value)}" for name, value in content.items()]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def _lines(value: Any) -> str:

@@ -75,8 +75,16 @@ def as_array(result: Any) -> np.ndarray:
     return np.asarray(result)
 
 
-def agree(got: np.ndarray, expected: np.ndarray, dtype: str) -> bool:
-    """Whether two results are the same up to rounding, which is at least that of the smallest numbers."""
+def as_arrays(results: Any) -> tuple[np.ndarray, ...]:
+    """What a call has answered with, one result or several, as arrays."""
+    return tuple(map(as_array, results if isinstance(results, tuple) else (results,)))
+
+
+def agree(got: np.ndarray, expected: np.ndarray, dtype: str, terms: float = 0.0) -> bool:
+    """Whether two results are the same up to rounding, which is at least that of the smallest numbers.
+
+    ``terms`` is the size of what a result is the difference of: where that is (almost) zero, only rounding is left.
+    """
     if got.shape != expected.shape or got.dtype != expected.dtype:
         return False
     tolerance = TOLERANCES[dtype]
@@ -87,7 +95,7 @@ def agree(got: np.ndarray, expected: np.ndarray, dtype: str) -> bool:
     for start in range(0, expected.size, block):
         a, b = got[start : start + block].astype(wide), expected[start : start + block].astype(wide)
         size = np.abs(b)
-        if not np.all(np.abs(a - b) <= tolerance * (size + size.max()) + smallest):
+        if not np.all(np.abs(a - b) <= tolerance * (size + size.max() + terms) + smallest):
             return False
     return True
 
@@ -98,17 +106,15 @@ def agree(got: np.ndarray, expected: np.ndarray, dtype: str) -> bool:
 def ascend_grad(case: Case, operands: Operands) -> Call:
     function = getattr(ag, case.operator)
     inputs, out = operands
-    dim = case.dim
+    fresh, dim = case.mode == "fresh", case.dim
     # Arguments are spelled out, as a user does: unpacking them would cost a tenth of the smallest calls.
     if case.operator in FORWARD:
         (x,) = inputs
-        return lambda: function(x, dim, out=out)
+        return (lambda: function(x, dim)) if fresh else (lambda: function(x, dim, out=out))
     if case.operator in BACKWARD:
         g, y = inputs
-        if case.mode == "fresh":
-            return lambda: function(g, y, dim)
-        return lambda: function(g, y, dim, out=out)
-    return lambda: function(*inputs, SCALE, out=out)
+        return (lambda: function(g, y, dim)) if fresh else (lambda: function(g, y, dim, out=out))
+    return (lambda: function(*inputs, SCALE)) if fresh else (lambda: function(*inputs, SCALE, out=out))
 
 
 #: The function of the CPU backend, called without the public one: the difference is what finding the backend costs.
@@ -131,19 +137,20 @@ def direct(case: Case, operands: Operands) -> Call | None:
 
 # ---- NumPy -----------------------------------------------------------------------------------------------------------
 
-# The formulas, without needless temporaries. With `out` None the first operation allocates the result.
+# The formulas, without needless temporaries. With `out` None the first operation allocates the result. `out` may be the
+# first input, which then has to last until the result is written.
 
 
 def _softmax_backward(g, y, dim, out):
-    result = np.multiply(g, y, out=out)
-    np.subtract(g, result.sum(dim, keepdims=True), out=result)
+    product = np.multiply(g, y, out=None if out is g else out)
+    result = np.subtract(g, product.sum(dim, keepdims=True), out=product if out is None else out)
     return np.multiply(result, y, out=result)
 
 
 def _log_softmax_backward(g, y, dim, out):
-    result = np.exp(y, out=out)
-    np.multiply(result, g.sum(dim, keepdims=True), out=result)
-    return np.subtract(g, result, out=result)
+    product = np.exp(y, out=None if out is g else out)
+    np.multiply(product, g.sum(dim, keepdims=True), out=product)
+    return np.subtract(g, product, out=product if out is None else out)
 
 
 def _scaled_masked_softmax_backward(g, y, mask, dim, out):
@@ -192,23 +199,33 @@ _FORMULAS: dict[str, Callable[..., np.ndarray]] = {
 }
 
 
+def compute_dtype(name: str) -> np.dtype:
+    """The type in which NumPy computes a case, and BLAS: float32 for 16 bits, which is faster there, too."""
+    return np.dtype("float64" if name == "float64" else "float32")
+
+
 def _prepared(formula: Callable, case: Case, operands: Operands) -> Call:
-    """A NumPy formula on the case's arrays. 16-bit types are computed in float32, which is faster there, too."""
+    """A NumPy formula on the case's arrays. What is of another type or byte order is converted."""
     inputs, out = operands
-    fresh, dim = case.mode == "fresh", case.dim
-    if case.dtype in ("float32", "float64"):
-        result = None if fresh else out
-        return lambda: formula(*inputs, dim, result)
-    if fresh:
-        return lambda: formula(*(a.astype(np.float32) for a in inputs), dim, None).astype(out.dtype)
-    scratch = [a if a.dtype == bool else np.empty(a.shape, np.float32) for a in inputs]
-    wide = np.empty(out.shape, np.float32)
+    wide, dim = compute_dtype(case.dtype), case.dim
+    if case.mode == "fresh":
+        if all(a.dtype in (wide, bool) for a in inputs):
+            return lambda: formula(*inputs, dim, None)
+        return lambda: formula(*(a if a.dtype == bool else a.astype(wide) for a in inputs), dim, None).astype(
+            out.dtype, copy=False
+        )
+    scratch = [a if a.dtype in (wide, bool) else np.empty_like(a, wide) for a in inputs]
+    result = out if out.dtype == wide else np.empty_like(scratch[0])
+    copies = [(copy, array) for copy, array in zip(scratch, inputs) if copy is not array]
+    if not copies and result is out:
+        return lambda: formula(*scratch, dim, out)
 
     def call() -> np.ndarray:
-        for copy, array in zip(scratch, inputs):
-            if copy is not array:
-                np.copyto(copy, array)
-        np.copyto(out, formula(*scratch, dim, wide), casting="unsafe")
+        for copy, array in copies:
+            np.copyto(copy, array)
+        formula(*scratch, dim, result)
+        if result is not out:
+            np.copyto(out, result, casting="unsafe")
         return out
 
     return call
@@ -239,32 +256,34 @@ def torch_kernels(case: Case, operands: Operands) -> Call | None:
     if torch is None:
         return None
     first, *others = (tensor(array) for array in operands.inputs)
-    out, dtype, dim = tensor(operands.out), first.dtype, case.dim
+    dtype, dim = first.dtype, case.dim
+    out = None if case.mode == "fresh" else tensor(operands.out)
     # The private names are what `backward()` of the public ones calls; called directly they cost the least.
     if case.operator in BACKWARD:
         y = others[0]
         backward = getattr(torch, f"_{case.operator}_data")
-        if case.mode == "fresh":
+        if out is None:
             return lambda: backward(first, y, dim, dtype)
         if case.operator == "softmax_backward":
             return lambda: backward(first, y, dim, dtype, grad_input=out)
         return lambda: backward(first, y, dim, dtype, out=out)
     if case.operator in FORWARD:
         forward = getattr(torch, f"_{case.operator}")
-        return lambda: forward(first, dim, False, out=out)
+        return (lambda: forward(first, dim, False)) if out is None else (lambda: forward(first, dim, False, out=out))
     if case.operator == MASKED_BACKWARD:
         y, mask = others
+        settings = {} if out is None else {"grad_input": out}
 
         def masked_backward() -> Any:
-            torch._softmax_backward_data(first, y, dim, dtype, grad_input=out)
-            return out.mul_(SCALE).masked_fill_(mask, 0)
+            result = torch._softmax_backward_data(first, y, dim, dtype, **settings)
+            return result.mul_(SCALE).masked_fill_(mask, 0)
 
         return masked_backward
     (mask,) = others
 
     def masked_forward() -> Any:
-        torch.mul(first, SCALE, out=out).masked_fill_(mask, MASKED_LOGIT)
-        return torch._softmax(out, dim, False, out=out)
+        scaled = torch.mul(first, SCALE, out=out).masked_fill_(mask, MASKED_LOGIT)
+        return torch._softmax(scaled, dim, False, out=scaled)
 
     return masked_forward
 

@@ -7,6 +7,8 @@ counts. What a mask adds to the traffic is not counted. Arrays that fit into a c
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from ascend_grad import _rowwise
@@ -24,9 +26,14 @@ def calls(case: Case, operands: Operands, num_threads: int) -> dict[str, Call]:
         return {}
     floats = [a for a in operands.inputs if a.dtype == operands.out.dtype]
     a, b, out = (_as_float32(array) for array in (floats[0], floats[-1], operands.out))
+    return both(a, b, lambda: out, num_threads)
+
+
+def both(a: np.ndarray, b: np.ndarray, out: Callable[[], np.ndarray], num_threads: int) -> dict[str, Call]:
+    """The stream with ordinary and with non-temporal stores."""
     return {
-        ORDINARY: lambda: _rowwise.stream(a, b, out, False, num_threads),
-        NON_TEMPORAL: lambda: _rowwise.stream(a, b, out, True, num_threads),
+        ORDINARY: lambda: _rowwise.stream(a, b, out(), False, num_threads),
+        NON_TEMPORAL: lambda: _rowwise.stream(a, b, out(), True, num_threads),
     }
 
 

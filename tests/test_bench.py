@@ -266,7 +266,7 @@ def test_tables_are_rectangular(sample):
 
 def test_documents_show_the_results_that_come_with_the_sources():
     """After a new measurement: python -m ascend_grad.bench."""
-    contents = report.blocks(*report.kept())
+    contents = report.contents_of_documents()
     for path in report.DOCUMENTS:
         # An installed package stands beside no documents.
         if path.exists():

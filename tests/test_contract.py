@@ -379,7 +379,7 @@ ROWS = np.linspace(0, 1, 6).reshape(2, 3)
         Wraps(np.ma.array(ROWS)),
         Wraps(ROWS.view(np.matrix)),
     ],
-    ids=["list", "tuple", "numbers", "deep", "convertible", "convertible to a matrix"],
+    ids=["list", "tuple", "numbers", "deque", "deep", "convertible", "convertible to a matrix"],
 )
 def test_meanings_are_not_lost_on_the_way_to_an_array(value, operator, backend):
     for name in ARRAYS[operator]:

@@ -14,6 +14,7 @@ import ascend_grad as ag
 from .. import dispatch
 from ..backends import REGISTRY
 from ..contract import checked_num_threads
+from . import bench_grid
 from .errors import CommandError
 from .exit_statuses import exit_statuses
 from .new_files import check_writable, new_figure
@@ -34,6 +35,11 @@ The full run takes about twenty minutes and up to 5 GB.
 ("of BLAS"), beside the formula in NumPy, PyTorch with all logits in memory and its loss in chunks; and it measures the
 memory that a call takes beyond its results. About fifteen minutes, up to 6 GB.
 
+--grid COUNT draws random problems: operators, ranks, shapes, dims, layouts in memory, dtypes, where the result goes.
+The least time of several turns counts. Where a rival was faster, the problem is measured again after all others, up to
+three times, and the best of all attempts counts for every side. "of the limit" is the part that is reached of the speed
+of memory, or of a product in BLAS. 600 problems take about half an hour and up to 6 GB.
+
 Tables go to stdout, progress and what failed to stderr. No file is written but those of --json, --plot and
 --update-readme. A case that fails does not end the run: the rows of all others are printed and written.
 """
@@ -42,6 +48,8 @@ examples:
   ascend-grad bench --quick
   ascend-grad bench --filter softmax_backward --filter bfloat16 --json results.json
   ascend-grad bench --linear --quick
+  ascend-grad bench --grid 600 --seed 1 --json grid.json --plot grid.svg
+  ascend-grad bench --grid 100 --operators softmax log_softmax --max-elements 10000
   ascend-grad bench --accuracy
 """
 
@@ -78,6 +86,7 @@ def add_parser(subparsers) -> None:
         action="store_true",
         help="keep the results with the sources, and write the tables of the documents anew (in a source tree)",
     )
+    bench_grid.add_options(parser)
     parser.set_defaults(func=run)
 
 
@@ -87,6 +96,8 @@ def run(args: argparse.Namespace) -> int:
 
     _check(args)
     num_threads = checked_num_threads(args.threads) or ag.get_num_threads()
+    if args.grid is not None:
+        return bench_grid.run(args, num_threads)
     speed: Sequence[Row[Case]] = ()
     accuracy: Sequence[Worst] = ()
     failures: list[Failure] = []
@@ -130,6 +141,7 @@ def _check(args: argparse.Namespace) -> None:
         raise CommandError(f"--accuracy is about the CPU, and {backend!r} is asked for")
     if backend in REGISTRY and not (status := ag.backends()[backend]).usable:
         raise CommandError(f"backend {backend!r} is not usable: {status.reason}")
+    bench_grid.check(args)
     if args.linear and args.accuracy:
         raise CommandError("--accuracy goes over all operators, without --linear")
     if args.plot and (args.accuracy or args.linear):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ctypes
 import statistics
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from .. import measure as timing
 from .. import rivals
 from ..machine import seconds_of_others
 from ..results import OWN, Growth, Row
+from . import sides
 from .cases import GRADIENT, WHOLE, LinearCase, arguments, outs
 from .sides import SIDES, UNFILTERED, YARDSTICK, Call, agree, direct, yardstick
 
@@ -39,10 +38,10 @@ def measure(case: LinearCase, num_threads: int) -> Row[LinearCase]:
     """Time one case: this library, every rival that takes part, a large product in BLAS."""
     given = arguments(case)
     results = outs(given)
-    with _settings(num_threads):
+    with timing.settings(num_threads):
         calls = {name: call for name, prepare in SIDES.items() if (call := prepare(case, given, results))}
         first = _first_calls(case, calls, results)
-        calls = {name: calls[name] for name in first} | {YARDSTICK: yardstick(case)}
+        calls = {name: calls[name] for name in first} | {YARDSTICK: yardstick(case, sides.YARDSTICK_SIZE)}
         if (call := direct(case, given, results)) is not None:
             calls[rivals.DIRECT] = call
         start, others = time.perf_counter(), seconds_of_others()
@@ -88,16 +87,6 @@ def _first_calls(case: LinearCase, calls: dict[str, Call], results: tuple[np.nda
     return seconds
 
 
-@contextmanager
-def _settings(num_threads: int) -> Iterator[None]:
-    with ExitStack() as stack:
-        stack.enter_context(rivals.threads(num_threads))
-        stack.enter_context(rivals.no_autograd())
-        stack.enter_context(np.errstate(all="ignore"))
-        stack.enter_context(timing.no_collection())
-        yield
-
-
 # ---- memory ----------------------------------------------------------------------------------------------------------
 
 
@@ -116,7 +105,7 @@ def memory(case: LinearCase, num_threads: int) -> list[Growth]:
     promise = ag.workspace_size(case.operator, **given, num_threads=num_threads)
     new = sum(result.nbytes for result in results) if case.operator == WHOLE else 0
     found = []
-    with _settings(num_threads):
+    with timing.settings(num_threads):
         for name, prepare in SIDES.items():
             call = prepare(case, given, results)
             if call is not None:

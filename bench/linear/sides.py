@@ -24,18 +24,14 @@ Outs = tuple[np.ndarray, np.ndarray]
 #: A large square product in BLAS: what the machine can do, in the type of the accumulators.
 YARDSTICK = "gemm"
 YARDSTICK_SIZE = 2048
+#: So many take PyTorch's slowest products a fraction of a second.
+FEW_OPERATIONS = 2**28
 #: This library without the filter.
 UNFILTERED = "unfiltered"
 
 
-def yardstick_dtype(case: LinearCase) -> np.dtype:
-    return np.dtype("float64" if case.dtype == "float64" else "float32")
-
-
-def yardstick(case: LinearCase) -> Call:
-    a, b, out = (
-        np.random.default_rng(0).standard_normal((3, YARDSTICK_SIZE, YARDSTICK_SIZE)).astype(yardstick_dtype(case))
-    )
+def yardstick(case: LinearCase, size: int) -> Call:
+    a, b, out = np.random.default_rng(0).standard_normal((3, size, size)).astype(rivals.compute_dtype(case.dtype))
     return lambda: (np.matmul(a, b, out=out),)
 
 
@@ -90,7 +86,7 @@ def numpy_formula(case: LinearCase, given: dict[str, Any], outs: Outs) -> Call |
     """The formula with all logits in memory; 16-bit types by way of float32."""
     if case.variant or case.mode == "filtered":
         return None
-    wide = yardstick_dtype(case)
+    wide = rivals.compute_dtype(case.dtype)
     rows = np.arange(len(given["input"]))
 
     def call() -> Sequence[Any]:
@@ -119,7 +115,7 @@ def numpy_formula(case: LinearCase, given: dict[str, Any], outs: Outs) -> Call |
         p *= grad if np.ndim(grad) == 0 else grad[:, None]
         if case.operator == WHOLE:
             loss = np.mean(np.log(total) - predicted, dtype=wide)
-            return loss, (p @ weight).astype(outs[0].dtype), (p.T @ x).astype(outs[1].dtype)
+            return loss, *(value.astype(outs[0].dtype, copy=False) for value in (p @ weight, p.T @ x))
         if outs[0].dtype == wide:
             return np.matmul(p, weight, out=outs[0]), np.matmul(p.T, x, out=outs[1])
         for out, value in zip(outs, (p @ weight, p.T @ x)):
@@ -134,7 +130,7 @@ def numpy_formula(case: LinearCase, given: dict[str, Any], outs: Outs) -> Call |
 
 def _takes_part(case: LinearCase) -> bool:
     # Its float16 products reach a few GFLOP/s: minutes for one call.
-    slow = case.dtype == "float16" and case.shape not in SMALL_SHAPES
+    slow = case.dtype == "float16" and case.operations > FEW_OPERATIONS
     return not (slow or case.variant or case.mode == "filtered")
 
 
@@ -212,13 +208,13 @@ SIDES: dict[str, Callable[[LinearCase, dict[str, Any], Outs], Call | None]] = {
 }
 
 
-def agree(got: Sequence[Any], expected: Sequence[Any], dtype: str) -> bool:
-    """Whether two sides computed the same results, up to rounding."""
+def agree(got: Sequence[Any], expected: Sequence[Any], dtype: str, terms: Sequence[float] = (0.0, 0.0, 0.0)) -> bool:
+    """Whether two sides computed the same results, up to rounding; ``terms`` as in `rivals.agree`, for each result."""
     wide = np.dtype("float64" if dtype == "float64" else "float32")
     pairs = [(rivals.as_array(a).astype(wide), rivals.as_array(b).astype(wide)) for a, b in zip(got, expected)]
     # 16-bit logits that are rounded first move probabilities by some units.
     tolerance = {"bfloat16": 2.0**-4, "float16": 2.0**-7}.get(dtype, rivals.TOLERANCES[dtype])
     return len(got) == len(expected) and all(
-        a.shape == b.shape and bool(np.all(np.abs(a - b) <= tolerance * (np.abs(b) + np.abs(b).max(initial=0))))
-        for a, b in pairs
+        a.shape == b.shape and bool(np.all(np.abs(a - b) <= tolerance * (np.abs(b) + np.abs(b).max(initial=term))))
+        for (a, b), term in zip(pairs, terms)
     )

@@ -1,0 +1,114 @@
+"""``ascend-grad bench --grid``: random problems in place of named cases."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from .errors import CommandError
+
+if TYPE_CHECKING:
+    from ..bench.grid.problems import Problem
+    from ..bench.grid.results import GridResults
+    from ..bench.results import Failure
+
+#: Names of the two families of operators.
+GROUPS = ("rowwise", "linear")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("random problems")
+    group.add_argument("--grid", type=int, metavar="COUNT", help="measure so many random problems, no named cases")
+    group.add_argument("--seed", type=int, metavar="SEED", help="of the random problems (default: 0)")
+    group.add_argument(
+        "--operators",
+        nargs="+",
+        metavar="OP",
+        help="only these operators, or groups: rowwise, linear (default: all, every third problem a linear one)",
+    )
+    group.add_argument(
+        "--max-elements", type=int, metavar="N", help="bound for the size of row-wise problems (default: 4194304)"
+    )
+
+
+def check(args: argparse.Namespace) -> None:
+    """Whether the options fit together."""
+    if args.grid is None:
+        for option in ("seed", "operators", "max_elements"):
+            if getattr(args, option) is not None:
+                raise CommandError(f"--{option.replace('_', '-')} is for random problems, with --grid COUNT")
+        return
+    if args.linear or args.accuracy or args.quick:
+        raise CommandError("--grid draws its own problems, without --linear, --accuracy and --quick")
+    if args.grid < 1 or (args.seed or 0) < 0 or (args.max_elements or 4) < 4:
+        raise CommandError("--grid takes a count from 1 on, --seed a number from 0 on, --max-elements one from 4 on")
+    if args.update_readme and (args.operators or args.max_elements):
+        raise CommandError("--update-readme takes a full grid, without --operators and --max-elements")
+
+
+def run(args: argparse.Namespace, num_threads: int) -> int:
+    from ..bench import machine, report
+    from ..bench.grid import chart
+    from ..bench.grid.results import GridResults
+
+    problems = _problems(args)
+    failures: list[Failure] = []
+    rows = _measured(problems, num_threads, failures)
+    results = GridResults.of(machine.describe(), num_threads, args.grid, args.seed or 0, rows, failures)
+    _print(results)
+    if args.json:
+        args.json.write_text(results.to_json())
+    if args.plot and results.rows:
+        chart.chart([results], args.plot)
+    for failure in failures:
+        print(f"ascend-grad bench: failed: {failure.case}: {failure.error}", file=sys.stderr)
+    if args.update_readme and failures:
+        print("ascend-grad bench: the documents stay as they are", file=sys.stderr)
+    elif args.update_readme:
+        report.keep_grid(results)
+        report.update_documents()
+    return 1 if failures else 0
+
+
+def _problems(args: argparse.Namespace) -> list[Problem]:
+    from ..bench.grid import problems
+
+    groups = dict(zip(GROUPS, (problems.ROWWISE, problems.LINEAR)))
+    names = args.operators or problems.OPERATORS
+    operators = [operator for name in names for operator in groups.get(name, (name,))]
+    for operator in operators:
+        if operator not in problems.OPERATORS:
+            choices = ", ".join((*GROUPS, *problems.OPERATORS))
+            raise CommandError(f"--operators: {operator} is none of {choices}")
+    found = problems.draw(args.grid, args.seed or 0, operators, args.max_elements or problems.MAX_ELEMENTS)
+    found = [problem for problem in found if all(text in problem.name for text in args.filter)]
+    if not found:
+        raise CommandError(f"no problem contains {' and '.join(map(repr, args.filter))}")
+    return found
+
+
+def _measured(problems: Sequence[Problem], num_threads: int, failures: list[Failure]):
+    from tqdm import tqdm
+
+    from ..bench.grid.measure import measure_all
+
+    def shown(problems: Sequence[Problem]) -> Iterator[Problem]:
+        with tqdm(problems, unit="problem") as progress:
+            for problem in progress:
+                progress.set_postfix_str(problem.name)
+                yield problem
+
+    return measure_all(problems, num_threads, shown, failures)
+
+
+def _print(results: GridResults) -> None:
+    from ..bench import report
+
+    print(report.machine_block(results))
+    if not results.rows:
+        return
+    contents = report.grid_blocks([results])
+    for name, title in report.GRID_TABLES.items():
+        print(f"{title}\n\n{contents[name]}")

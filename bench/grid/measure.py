@@ -1,0 +1,111 @@
+"""Timing of random problems: all sides in turns, the least of the turns, low ones again after all others."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from .. import measure as timing
+from ..linear.cases import LinearCase
+from ..machine import seconds_of_others
+from ..results import Failure, Row
+from ..rivals import Call
+from .problems import Problem
+from .sides import NUMPY, SCIPY, TORCH, compared
+
+TURNS = 5
+#: Seconds of a turn after the warm-up, at least one loop, and of one of its loops, at least one call.
+TURN = 0.002
+LOOP = 0.0002
+#: Before a turn where products take part: the threads of a BLAS go on spinning for so long after its last product.
+PAUSE = 0.1
+#: How often problems that came out low are measured again.
+REPEATS = 3
+#: Sides that take so much longer than the fastest, and so many seconds, have two turns: their ratio is beyond doubt.
+FAR_BEHIND = 3.0
+SLOW = 0.02
+#: Calls of so many seconds need no warming up.
+LONG = 0.1
+
+RIVALS = (*NUMPY, *SCIPY, *TORCH)
+
+
+def measure_all(
+    problems: Sequence[Problem],
+    num_threads: int,
+    shown: Callable[[Sequence[Problem]], Iterable[Problem]],
+    failures: list[Failure],
+) -> list[Row[Problem]]:
+    """Time all problems, in the order in which ``shown`` gives them back.
+
+    Other processes disturb some times. Problems in which a rival was faster are measured again after all others; of
+    all attempts the best time counts, for every side.
+    """
+    rows: dict[str, Row[Problem]] = {}
+    failed: set[str] = set()
+    for _ in range(1 + REPEATS):
+        for problem in shown(problems) if problems else ():
+            count = len(failures)
+            with timing.recorded(problem.name, failures):
+                row = measure(problem, num_threads)
+                rows[problem.name] = best_of_both(rows[problem.name], row) if problem.name in rows else row
+            if len(failures) > count:
+                failed.add(problem.name)
+        problems = [p for p in problems if p.name not in failed and is_low(rows[p.name])]
+    return list(rows.values())
+
+
+def is_low(row: Row[Problem]) -> bool:
+    """Whether a rival was faster."""
+    return (row.speedup(*RIVALS) or 1) < 1
+
+
+def best_of_both(first: Row[Problem], second: Row[Problem]) -> Row[Problem]:
+    """The least time of every side in two attempts."""
+    seconds = dict(first.seconds)
+    for side, value in second.seconds.items():
+        seconds[side] = min(value, seconds.get(side, value))
+    return Row(first.case, seconds, min(first.others, second.others))
+
+
+def measure(problem: Problem, num_threads: int) -> Row[Problem]:
+    """Time one problem: this library, every rival that takes part, the limits."""
+    comparison = compared(problem, num_threads)
+    with timing.settings(num_threads):
+        calls = timing.agreeing(problem.name, comparison.calls, comparison.reset, comparison.agree)
+        limits = {name: call for name, (call, _) in comparison.limits.items()}
+        comparison.before_timing()
+        start, others = time.perf_counter(), seconds_of_others()
+        seconds = least_in_turns(calls, limits, PAUSE if isinstance(problem, LinearCase) else 0.0)
+        others = (seconds_of_others() - others) / (time.perf_counter() - start)
+    for name, (_, factor) in comparison.limits.items():
+        seconds[name] *= factor
+    return Row(problem, seconds, max(0.0, others))
+
+
+def least_in_turns(sides: dict[str, Call], limits: dict[str, Call], pause: float = 0.0) -> dict[str, float]:
+    """Least seconds per call of every side. The order changes, since a side can leave its traces in the next one."""
+    random = np.random.default_rng(0)
+    calls = sides | limits
+    least = dict.fromkeys(calls, math.inf)
+    for turn in range(TURNS):
+        fastest = min(least[name] for name in sides)
+        for name in random.permutation(list(calls)).tolist():
+            if turn in (0, TURNS - 1) or least[name] <= max(SLOW, FAR_BEHIND * fastest):
+                time.sleep(pause)
+                # What a warm-up is for is a small part of a long call.
+                is_long = LONG < least[name] < math.inf
+                count = 1 if is_long else max(1, round(LOOP / timing.warm_up(calls[name])))
+                least[name] = min(least[name], _least_loop(calls[name], count))
+    return least
+
+
+def _least_loop(call: Call, count: int) -> float:
+    """Seconds per call in the fastest of some loops in a row: most disturbances end before they do."""
+    least, start = math.inf, time.perf_counter()
+    while time.perf_counter() - start < TURN:
+        least = min(least, timing.timed(call, count))
+    return least

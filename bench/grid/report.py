@@ -1,0 +1,130 @@
+"""The grid's results as text: means, shares of lost problems, the worst ones."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+
+from ..cases import DTYPES
+from ..results import OWN, Row
+from ..tables import DASH, milliseconds, percent, table, times
+from . import sides
+from .layouts import LAYOUTS
+from .problems import OPERATORS
+from .results import GridResults
+
+RIVALS = {"NumPy": sides.NUMPY, "NumPy, widened": sides.WIDENED, "SciPy": sides.SCIPY, "torch": sides.TORCH}
+#: A rival is ahead, and clearly ahead: ours at less than so much of its speed.
+BEHIND, FAR_BEHIND = 1.0, 0.9
+#: A call that reaches so much of what the machine can do is as good as there.
+AT_THE_LIMIT = 0.85
+WORST = 25
+
+
+def limit_share(row: Row) -> float | None:
+    """The part that a call reaches of what memory, or arithmetic, allows; None where neither is known."""
+    limits = [min((row.seconds[side] for side in group if side in row.seconds), default=0.0) for group in sides.LIMITS]
+    return max(limits) / row.own if any(limits) else None
+
+
+def is_at_the_limit(row: Row) -> bool:
+    return (limit_share(row) or 0) >= AT_THE_LIMIT
+
+
+# ---- summary ---------------------------------------------------------------------------------------------------------
+
+
+def groups(results: Sequence[GridResults]) -> dict[str, list[Row]]:
+    """What is summed up in one line each."""
+    rows = [row for found in results for row in found.rows]
+    rowwise = [row for found in results for row in found.rowwise]
+    linear = [row for found in results for row in found.linear]
+
+    def having(rows: Sequence[Row], attribute: str, value: str) -> list[Row]:
+        return [row for row in rows if getattr(row.case, attribute) == value]
+
+    found = {"all": rows}
+    if len(results) > 1:
+        found |= {f"seed {grid.seed}": grid.rows for grid in results}
+    for title, part in (("row-wise", rowwise), ("linear", linear)):
+        found[title] = part
+        found |= {f"{title}, {dtype}": having(part, "dtype", dtype) for dtype in DTYPES}
+    found |= {f"row-wise, {layout}": having(rowwise, "arrangement", layout) for layout in LAYOUTS}
+    found |= {operator: having(rows, "operator", operator) for operator in OPERATORS}
+    return {title: part for title, part in found.items() if part}
+
+
+def summary_block(results: Sequence[GridResults]) -> str:
+    """For every group and rival the geometric mean, and how many problems are lost by how much."""
+    header = ["rival's time / ours", "problems"]
+    for rival in RIVALS:
+        header += [rival, f"< {BEHIND:g}", f"< {FAR_BEHIND:g}"]
+    lines = []
+    for title, rows in groups(results).items():
+        line = [title, str(len(rows))]
+        for names in RIVALS.values():
+            ratios = [ratio for row in rows if (ratio := row.speedup(*names)) is not None]
+            line += [times(statistics.geometric_mean(ratios) if ratios else None)]
+            line += [percent(share_below(ratios, bound)) for bound in (BEHIND, FAR_BEHIND)]
+        lines.append(line)
+    return table(header, lines)
+
+
+def share_below(ratios: Sequence[float], bound: float) -> float | None:
+    return sum(ratio < bound for ratio in ratios) / len(ratios) if ratios else None
+
+
+# ---- single problems -------------------------------------------------------------------------------------------------
+
+
+def worst_block(rows: Sequence[Row], names: Sequence[str], count: int = WORST) -> str:
+    """The problems with the lowest ratio, with the times of all sides."""
+    found = sorted(_ratios(rows, names), key=lambda item: item[0])[:count]
+    if not found:
+        return "Nothing was measured.\n"
+    return _table_of_times([(times(ratio), row) for ratio, row in found])
+
+
+def lost_block(rows: Sequence[Row]) -> str:
+    """Where NumPy is clearly ahead, though neither memory nor arithmetic sets the pace."""
+    lost = [
+        (ratio, row) for ratio, row in _ratios(rows, sides.NUMPY) if ratio < FAR_BEHIND and not is_at_the_limit(row)
+    ]
+    if not lost:
+        return "None.\n"
+    return _table_of_times([(times(ratio), row) for ratio, row in sorted(lost, key=lambda item: item[0])])
+
+
+def _ratios(rows: Sequence[Row], names: Sequence[str]) -> list[tuple[float, Row]]:
+    return [(ratio, row) for row in rows if (ratio := row.speedup(*names)) is not None]
+
+
+def _table_of_times(items: Sequence[tuple[str, Row]]) -> str:
+    columns: dict[str, Callable[[Row], str]] = {"ms": lambda row: milliseconds(row.seconds[OWN])}
+    for rival, names in RIVALS.items():
+        columns[rival] = lambda row, names=names: milliseconds(_best(row, names))  # type: ignore[misc]
+    columns["of the limit"] = _limit_text
+    return table(
+        ["problem", "ratio", *columns],
+        ([row.case.name, ratio, *(text(row) for text in columns.values())] for ratio, row in items),
+    )
+
+
+def _best(row: Row, names: Sequence[str]) -> float | None:
+    return min((row.seconds[name] for name in names if name in row.seconds), default=None)
+
+
+def _limit_text(row: Row) -> str:
+    share = limit_share(row)
+    return DASH if share is None else f"{percent(share)}{' *' if is_at_the_limit(row) else ''}"
+
+
+def blocks(results: Sequence[GridResults]) -> dict[str, str]:
+    """The tables, by name."""
+    rows = [row for found in results for row in found.rows]
+    return {
+        "grid_summary": summary_block(results),
+        "grid_lost": lost_block(rows),
+        "grid_worst_numpy": worst_block(rows, sides.NUMPY),
+        "grid_worst_torch": worst_block(rows, sides.TORCH),
+    }

@@ -1,0 +1,221 @@
+"""Who takes part in a problem of the grid, on which arrays, and what limits the machine sets to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ascend_grad import _cpu
+
+from .. import cases, rivals, stream
+from ..cases import BACKWARD, FORWARD, MASKED, Operands, numpy_dtype
+from ..linear import cases as linear_cases
+from ..linear import sides as linear_sides
+from ..linear.cases import LinearCase
+from ..linear.targets import DOT_PRODUCTS
+from ..measure import Agree
+from ..results import OWN
+from ..rivals import Call
+from .layouts import BROADCAST, C_ORDER, arranged, memory_of
+from .problems import IN_PLACE, Problem, RowwiseProblem
+
+#: NumPy in 16 bits: with the conversions to float32 and back, and on arrays that were converted beforehand.
+NUMPY = ("numpy", "numpy dot")
+WIDENED = ("numpy widened", "numpy dot widened")
+SCIPY = ("scipy",)
+TORCH = ("torch", "torch chunked")
+
+#: The least time for the products of a linear problem, at the rate of a square product in BLAS.
+PRODUCTS = "products"
+PRODUCT_SIZE = 1024
+#: Limits that hold together; of those in a group, the fastest tells.
+LIMITS = ((stream.ORDINARY, stream.NON_TEMPORAL), (PRODUCTS,))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One problem, ready to be measured.
+
+    Attributes
+    ----------
+    calls : dict
+        The sides.
+    limits : dict
+        Calls that go as fast as the machine can, and by what their seconds are multiplied for the traffic, or the
+        operations, of the problem.
+    reset : callable
+        Sets the shared arrays to what they were, or to NaN, so that no side finds the results of another.
+    before_timing : callable
+        Called before times are taken, after all checks.
+    agree : callable
+        Whether two results are the same up to rounding.
+    """
+
+    calls: dict[str, Call]
+    limits: dict[str, tuple[Call, float]]
+    reset: Callable[[], object]
+    before_timing: Callable[[], object]
+    agree: Agree
+
+
+def compared(problem: Problem, num_threads: int) -> Comparison:
+    """The sides of a problem, on the same arrays."""
+    return _linear(problem, num_threads) if isinstance(problem, LinearCase) else _rowwise(problem, num_threads)
+
+
+# ---- row-wise operators ----------------------------------------------------------------------------------------------
+
+
+def operands(problem: RowwiseProblem) -> Operands:
+    """The arrays, in their layouts. Of several inputs only the first one is broadcast: such gradients come of sums."""
+    dtype, dim = numpy_dtype(problem.dtype), problem.dim
+    first, *others = (
+        array.astype(dtype, copy=False) for array in cases.values(problem.operator, problem.shape, problem.dim)
+    )
+    arrangement_of_others = C_ORDER if problem.arrangement == BROADCAST else problem.arrangement
+    inputs = [
+        arranged(first, problem.arrangement, dim),
+        *(arranged(other, arrangement_of_others, dim) for other in others),
+    ]
+    if problem.operator in MASKED:
+        inputs.append(cases.mask(problem.shape))
+    if problem.mode == IN_PLACE:
+        return Operands(tuple(inputs), inputs[0])
+    empty = np.zeros(problem.shape, numpy_dtype(problem.out_dtype))
+    return Operands(tuple(inputs), arranged(empty, problem.out_arrangement, dim))
+
+
+def _rowwise(problem: RowwiseProblem, num_threads: int) -> Comparison:
+    arrays = operands(problem)
+    first, original = arrays.inputs[0], arrays.inputs[0].copy()
+    in_place = problem.mode == IN_PLACE
+    # Along a dim of length one the gradients, and logarithms, are differences of equal numbers.
+    terms = float(np.abs(first.astype(np.float64)).max())
+
+    def reset() -> None:
+        if in_place:
+            np.copyto(first, original)
+        else:
+            arrays.out.fill(np.nan)
+
+    def before_timing() -> None:
+        # Over and over in place, a gradient shrinks through subnormal numbers, which some processors are slow with.
+        if in_place and problem.operator.endswith("_backward"):
+            first.fill(0)
+
+    def agree(got: tuple[np.ndarray, ...], expected: tuple[np.ndarray, ...]) -> bool:
+        loosest = max(problem.dtype, problem.out_dtype, key=rivals.TOLERANCES.__getitem__)
+        dtype = expected[0].dtype.newbyteorder("=")
+        return rivals.agree(got[0].astype(dtype, copy=False), expected[0].astype(dtype, copy=False), loosest, terms)
+
+    sides = {
+        OWN: rivals.ascend_grad(problem, arrays),
+        "numpy": rivals.numpy_formula(problem, arrays),
+        "numpy dot": rivals.numpy_dot(problem, arrays),
+        "scipy": _scipy(problem, arrays),
+        "torch": rivals.torch_kernels(problem, arrays) if _torch_can_express(arrays) else None,
+    }
+    if problem.dtype in ("float16", "bfloat16"):
+        sides |= dict(zip(WIDENED, _numpy_widened(problem, arrays)))
+    calls = {name: call for name, call in sides.items() if call is not None}
+    traffic = sum(memory_of(array).nbytes for array in (*arrays.inputs, arrays.out))
+    limits = _streams(traffic, problem, num_threads)
+    return Comparison(calls, limits, reset, before_timing, agree)
+
+
+def _numpy_widened(problem: RowwiseProblem, arrays: Operands) -> tuple[Call, Call | None]:
+    """NumPy on arrays that were converted beforehand, the result not rounded."""
+    # Not in place: the values of these copies are to stay.
+    mode = "fresh" if problem.mode == "fresh" else "out"
+    problem = replace(problem, dtype="float32", out_dtype="float32", mode=mode)
+    inputs = tuple(a if a.dtype == bool else a.astype(np.float32) for a in arrays.inputs)
+    widened = Operands(inputs, arrays.out.astype(np.float32))
+    return rivals.numpy_formula(problem, widened), rivals.numpy_dot(problem, widened)
+
+
+def _scipy(problem: RowwiseProblem, arrays: Operands) -> Call | None:
+    """SciPy's function, which always makes a new array."""
+    special = rivals.module("scipy.special")
+    if special is None or problem.operator not in FORWARD:
+        return None
+    function, wide, dim = getattr(special, problem.operator), rivals.compute_dtype(problem.dtype), problem.dim
+    (x,), out = arrays
+    if problem.mode == "fresh":
+        return lambda: function(x.astype(wide, copy=False), dim).astype(out.dtype, copy=False)
+
+    def call() -> np.ndarray:
+        np.copyto(out, function(x.astype(wide, copy=False), dim), casting="unsafe")
+        return out
+
+    return call
+
+
+def _torch_can_express(arrays: Operands) -> bool:
+    """Whether tensors can be views of these arrays, and one of its calls does everything."""
+    return arrays.out.dtype == arrays.inputs[0].dtype and all(
+        a.dtype.isnative and all(stride >= 0 for stride in a.strides) for a in (*arrays.inputs, arrays.out)
+    )
+
+
+# ---- linear operators ------------------------------------------------------------------------------------------------
+
+
+def _linear(case: LinearCase, num_threads: int) -> Comparison:
+    given = linear_cases.arguments(case)
+    outs = linear_cases.outs(given)
+    sides = {name: prepare(case, given, outs) for name, prepare in linear_sides.SIDES.items()}
+    if case.dtype in ("float16", "bfloat16"):
+        wide = given | {name: given[name].astype(np.float32) for name in ("input", "weight")}
+        sides[WIDENED[0]] = linear_sides.numpy_formula(case, wide, linear_cases.outs(wide))
+    calls = {name: call for name, call in sides.items() if call is not None}
+
+    def reset() -> None:
+        for out in outs:
+            out.fill(np.nan)
+
+    def agree(got: tuple[np.ndarray, ...], expected: tuple[np.ndarray, ...]) -> bool:
+        return linear_sides.agree(got, expected, case.dtype, terms)
+
+    terms = _terms(case, given)
+    results = () if case.operator == linear_cases.MAX_SUM else outs
+    traffic = sum(array.nbytes for array in (*given.values(), *results) if isinstance(array, np.ndarray))
+    limits = _streams(traffic, case, num_threads) | {PRODUCTS: _products(case)}
+    return Comparison(calls, limits, reset, lambda: None, agree)
+
+
+def _terms(case: LinearCase, given: dict[str, Any]) -> tuple[float, ...]:
+    """The size of what is subtracted: with a single word, and few others, hardly more than rounding is left."""
+    if case.operator == linear_cases.MAX_SUM:
+        return 1.0, 1.0, 1.0
+    x, weight = (float(np.abs(given[name].astype(np.float32)).max()) for name in ("input", "weight"))
+    # The gradients of all rows are 1 / BT.
+    gradients = weight / case.shape[0], x
+    return (1.0, *gradients) if case.operator == linear_cases.WHOLE else gradients
+
+
+# ---- limits ----------------------------------------------------------------------------------------------------------
+
+
+def _streams(traffic: int, problem: Problem, num_threads: int) -> dict[str, tuple[Call, float]]:
+    """Streams of as many bytes as the problem has to fetch and to write; none where a core's own cache holds them."""
+    if traffic < stream.SMALLEST:
+        return {}
+    two_inputs = problem.operator in (*BACKWARD, cases.MASKED_BACKWARD)
+    a = np.ones(traffic // (12 if two_inputs else 8), np.float32)
+    b = np.zeros_like(a) if two_inputs else a
+    if problem.mode == "fresh":
+        calls = stream.both(a, b, lambda: np.empty_like(a), num_threads)
+    else:
+        out = a if two_inputs and problem.mode == IN_PLACE else np.ones_like(a)
+        calls = stream.both(a, b, lambda: out, num_threads)
+    return {name: (call, 1.0) for name, call in calls.items()}
+
+
+def _products(case: LinearCase) -> tuple[Call, float]:
+    """A square product in BLAS. Dot products of bfloat16, where the CPU has them, are twice as fast."""
+    doubled = case.dtype == "bfloat16" and _cpu.variant() == DOT_PRODUCTS
+    operations = 2 * PRODUCT_SIZE**3 * (2 if doubled else 1)
+    return linear_sides.yardstick(case, PRODUCT_SIZE), case.operations / operations

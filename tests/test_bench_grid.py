@@ -1,0 +1,411 @@
+"""The benchmark's random problems. Nothing here depends on how fast anything is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from samples import DTYPES
+
+import ascend_grad as ag
+from ascend_grad.bench import measure as timing
+from ascend_grad.bench import report, rivals, stream
+from ascend_grad.bench.cases import MASKED
+from ascend_grad.bench.grid import chart, layouts, measure, problems, sides
+from ascend_grad.bench.grid import report as tables
+from ascend_grad.bench.grid.problems import IN_PLACE, RowwiseProblem
+from ascend_grad.bench.grid.results import GridResults
+from ascend_grad.bench.linear.cases import MAX_SUM, WHOLE, LinearCase
+from ascend_grad.bench.results import OWN, Failure, Row
+from ascend_grad.cli.main import main
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    """Turns of a few microseconds, without the packages that may or may not be installed."""
+    monkeypatch.setattr(rivals, "module", lambda name: None)
+    monkeypatch.setattr(timing, "WARM_UP", 1e-6)
+    for name in ("TURN", "LOOP", "PAUSE"):
+        monkeypatch.setattr(measure, name, 1e-6)
+    monkeypatch.setattr(measure, "TURNS", 2)
+    monkeypatch.setattr(sides, "PRODUCT_SIZE", 8)
+    monkeypatch.setattr(problems, "MAX_PRODUCT", 2**12)
+
+
+def rowwise(operator: str = "softmax_backward", dtype: str = "float32", **fields) -> RowwiseProblem:
+    shape = (2, 3, 5, 5) if operator in MASKED else (3, 4, 5)
+    problem = RowwiseProblem(operator, dtype, shape, len(shape) - 1, "out", layouts.C_ORDER, layouts.C_ORDER, dtype)
+    return replace(problem, **fields)
+
+
+LINEAR = LinearCase(MAX_SUM, "forward", "float32", (3, 4, 5))
+
+
+def row(numpy: float, torch: float | None = None, case=None, **seconds) -> Row:
+    others = {"numpy": numpy} | ({} if torch is None else {"torch": torch})
+    return Row(case or rowwise(), {OWN: 1.0} | others | seconds)
+
+
+# ---- problems --------------------------------------------------------------------------------------------------------
+
+
+def test_the_seed_decides():
+    first = problems.draw(60, 1)
+    assert first == problems.draw(60, 1)
+    assert first[:20] == problems.draw(20, 1)
+    assert first != problems.draw(60, 2)
+
+
+def test_everything_occurs_in_a_few_hundred_problems():
+    drawn = problems.draw(400, 0)
+    rowwise = [problem for problem in drawn if isinstance(problem, RowwiseProblem)]
+    linear = [problem for problem in drawn if isinstance(problem, LinearCase)]
+    assert len(linear) == 400 // 3
+    assert {problem.operator for problem in drawn} == set(problems.OPERATORS)
+    for part in (rowwise, linear):
+        assert {problem.dtype for problem in part} == set(DTYPES)
+    for problem in ("arrangement", "out_arrangement"):
+        missing = {layouts.BROADCAST} if problem == "out_arrangement" else set()
+        assert {getattr(p, problem) for p in rowwise} == set(layouts.LAYOUTS) - missing
+    assert {problem.mode for problem in rowwise} == {"fresh", "out", IN_PLACE}
+    assert {len(problem.shape) for problem in rowwise} == set(range(1, 9))
+    assert {(a.dtype, a.out_dtype) for a in rowwise} == {(a, b) for a in DTYPES for b in DTYPES}
+    assert min(problem.size for problem in rowwise) < 32
+    assert max(problem.size for problem in rowwise) > 2**20
+
+
+def test_sizes_are_bounded():
+    # Lengths are rounded, each by up to a half.
+    assert all(math.prod(problem.shape) < 2000 for problem in problems.draw(200, 0, problems.ROWWISE, 1000))
+    for problem in problems.draw(200, 0, problems.LINEAR):
+        assert math.prod(problem.shape) <= problems.MAX_PRODUCT
+
+
+def test_names_tell_problems_apart():
+    drawn = set(problems.draw(300, 0))
+    assert len({problem.name for problem in drawn}) == len(drawn)
+
+
+# ---- layouts ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", layouts.LAYOUTS)
+@pytest.mark.parametrize("shape", [(7,), (3, 4), (2, 3, 4), (1, 5, 1, 2)])
+def test_layouts_keep_the_values(layout, shape, dtype):
+    values = np.arange(math.prod(shape)).reshape(shape).astype(DTYPES[dtype])
+    for axis in range(len(shape)):
+        found = layouts.arranged(values, layout, axis)
+        assert found.dtype.newbyteorder("=") == values.dtype
+        assert found.shape == shape
+        if layout != layouts.BROADCAST:
+            np.testing.assert_array_equal(found.astype(np.float64), values.astype(np.float64))
+        assert found.dtype.isnative == (layout != layouts.BYTE_SWAPPED)
+
+
+def test_layouts_are_what_their_names_say():
+    values = np.zeros((3, 4, 5), np.float32)
+    found = {layout: layouts.arranged(values, layout, 1) for layout in layouts.LAYOUTS}
+    strides = {layout: tuple(step // 4 for step in array.strides) for layout, array in found.items()}
+    assert strides == {
+        "C order": (20, 5, 1),
+        "Fortran order": (1, 3, 12),
+        "transposed": (5, 15, 1),
+        "every second": (40, 10, 2),
+        "negative steps": (-20, -5, -1),
+        "one column of five": (100, 25, 5),
+        "broadcast": (0, 5, 1),
+        "byte-swapped": (20, 5, 1),
+    }
+    elements = {layout: layouts.memory_of(array).size for layout, array in found.items()}
+    assert elements == dict.fromkeys(layouts.LAYOUTS, 60) | {
+        "every second": 120,
+        "one column of five": 300,
+        "broadcast": 20,
+    }
+
+
+# ---- measuring -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("layout", layouts.LAYOUTS)
+@pytest.mark.parametrize("mode", ["fresh", "out", IN_PLACE])
+def test_rowwise_sides_agree(operator, dtype, layout, mode, hasty):
+    if (layout, mode) == (layouts.BROADCAST, IN_PLACE):
+        return
+    found = measure.measure(rowwise(operator, dtype, arrangement=layout, mode=mode), 1)
+    assert set(sides.NUMPY[: 2 if operator == "softmax_backward" else 1]) < set(found.seconds)
+    assert ("numpy widened" in found.seconds) == (dtype in ("float16", "bfloat16"))
+
+
+@pytest.mark.parametrize("out_dtype", list(DTYPES))
+def test_results_of_another_dtype_agree(operator, dtype, out_dtype, hasty):
+    measure.measure(rowwise(operator, dtype, out_dtype=out_dtype, out_arrangement="Fortran order"), 1)
+
+
+@pytest.mark.parametrize("mode", ["out", IN_PLACE])
+def test_results_that_are_rounding_alone_agree(operator, dtype, mode, hasty):
+    shape = (2, 300, 1, 1) if operator in MASKED else (600, 1)
+    measure.measure(rowwise(operator, dtype, shape=shape, dim=len(shape) - 1, mode=mode), 1)
+
+
+@pytest.mark.parametrize("operator", problems.LINEAR)
+def test_a_single_word_agrees(operator, dtype, hasty):
+    for mode in problems.LINEAR_MODES[operator]:
+        measure.measure(LinearCase(operator, mode, dtype, (500, 1, 24)), 1)
+
+
+@pytest.mark.parametrize("problem", problems.draw(12, 0, problems.LINEAR), ids=lambda problem: problem.name)
+def test_linear_sides_agree(problem, hasty):
+    found = measure.measure(replace(problem, shape=(3, 7, 4)), 1)
+    assert {OWN, "numpy", sides.PRODUCTS} <= set(found.seconds)
+
+
+@pytest.mark.parametrize("operator", ["softmax", "log_softmax"])
+@pytest.mark.parametrize("mode", ["fresh", "out", IN_PLACE])
+def test_scipy_takes_part(operator, mode, dtype, hasty, monkeypatch):
+    special = pytest.importorskip("scipy.special")
+    monkeypatch.setattr(rivals, "module", {"scipy.special": special}.get)
+    assert "scipy" in measure.measure(rowwise(operator, dtype, mode=mode), 1).seconds
+
+
+def test_torch_takes_part_where_it_can_express_a_layout(operator, dtype, hasty, monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(rivals, "module", {"torch": torch}.get)
+    for layout in layouts.LAYOUTS:
+        found = measure.measure(rowwise(operator, dtype, arrangement=layout), 1)
+        assert ("torch" in found.seconds) == (layout not in ("negative steps", "byte-swapped"))
+
+
+def test_limits_are_measured_beside_larger_problems(hasty, monkeypatch):
+    monkeypatch.setattr(stream, "SMALLEST", 0)
+    for mode in ("fresh", "out", IN_PLACE):
+        assert {stream.ORDINARY, stream.NON_TEMPORAL} < set(measure.measure(rowwise(mode=mode), 1).seconds)
+    seconds = measure.measure(LINEAR, 1).seconds
+    assert {stream.ORDINARY, stream.NON_TEMPORAL, sides.PRODUCTS} < set(seconds)
+
+
+def test_gradients_do_not_shrink_while_times_are_taken(hasty):
+    comparison = sides.compared(rowwise(mode=IN_PLACE), 1)
+    comparison.reset()
+    comparison.before_timing()
+    assert not np.any(comparison.calls[OWN]())
+
+
+def test_the_order_of_sides_changes(hasty, monkeypatch):
+    monkeypatch.setattr(measure, "TURNS", 8)
+    order = []
+    measure.least_in_turns({name: lambda name=name: order.append(name) for name in "abc"}, {})
+    blocks = [name for i, name in enumerate(order) if i == 0 or order[i - 1] != name]
+    assert len({tuple(blocks[i : i + 2]) for i in range(len(blocks) - 1)}) > 3
+
+
+def test_sides_far_behind_have_two_turns(hasty, monkeypatch):
+    """Limits decide nothing: they can be far ahead of all sides."""
+    monkeypatch.setattr(measure, "TURNS", 5)
+    monkeypatch.setattr(measure, "SLOW", 0.0)
+    monkeypatch.setattr(timing, "warm_up", lambda call: 1.0)
+    seconds = {OWN: 1.0, "near": 2.0, "far": 4.0, "limit": 0.1}
+    turns = dict.fromkeys(seconds, 0)
+
+    def loop(name, count):
+        turns[name] += 1
+        return seconds[name]
+
+    monkeypatch.setattr(measure, "_least_loop", loop)
+    names = {name: name for name in seconds if name != "limit"}
+    assert measure.least_in_turns(names, {"limit": "limit"}) == seconds
+    assert turns == {OWN: 5, "near": 5, "far": 2, "limit": 5}
+
+
+def test_low_problems_are_measured_again_and_the_best_counts_for_all(monkeypatch):
+    low, high, lost = rowwise(), rowwise("softmax"), LINEAR
+    times = {
+        low: [{OWN: 3.0, "numpy": 2.0, "torch": 9.0}, {OWN: 2.5, "numpy": 1.8, "torch": 8.0}, {OWN: 1.5, "numpy": 2.0}],
+        high: [{OWN: 1.0, "numpy": 2.0, "torch": 1.0}],
+        lost: [{OWN: 2.0, "torch": 1.0}] * 4,
+    }
+    order = []
+
+    def measured(problem, num_threads):
+        order.append(problem)
+        return Row(problem, times[problem].pop(0), 0.5)
+
+    monkeypatch.setattr(measure, "measure", measured)
+    rows = measure.measure_all([low, high, lost], 1, iter, [])
+    assert order == [low, high, lost, low, lost, low, lost, lost]
+    assert [found.seconds for found in rows] == [
+        {OWN: 1.5, "numpy": 1.8, "torch": 8.0},
+        {OWN: 1.0, "numpy": 2.0, "torch": 1.0},
+        {OWN: 2.0, "torch": 1.0},
+    ]
+
+
+def test_a_problem_that_failed_is_not_tried_again(monkeypatch):
+    attempts = []
+
+    def measured(problem, num_threads):
+        attempts.append(problem)
+        raise timing.DisagreementError("numpy computes other values than ascend_grad")
+
+    monkeypatch.setattr(measure, "measure", measured)
+    failures: list[Failure] = []
+    assert measure.measure_all([LINEAR], 1, iter, failures) == []
+    assert attempts == [LINEAR]
+    assert failures == [Failure(LINEAR.name, "numpy computes other values than ascend_grad")]
+
+
+# ---- results and reports ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sample() -> GridResults:
+    """Invented results: NumPy takes 0.5, 0.95, 8 and 2 times as long, torch 4, 1 and 0.25 times."""
+    rows = [
+        row(0.5, 4.0, **{stream.ORDINARY: 0.2, stream.NON_TEMPORAL: 0.1}),
+        row(0.95, 1.0, rowwise(dtype="bfloat16", arrangement="transposed"), **{"numpy widened": 0.25}),
+        row(8.0, None, rowwise("softmax", mode="fresh"), **{"numpy dot": 16.0}),
+        row(2.0, 0.25, LINEAR, **{stream.ORDINARY: 0.2, sides.PRODUCTS: 0.9}),
+    ]
+    return GridResults.of({"CPU": "an abacus"}, 2, 4, 7, rows, [Failure("x", "no")])
+
+
+def test_results_survive_json(sample):
+    text = sample.to_json()
+    assert GridResults.from_json(text) == sample
+    assert GridResults.from_json(text).to_json() == text
+    assert [len(sample.rowwise), len(sample.linear)] == [3, 1]
+
+
+def test_the_summary_counts_what_is_lost(sample):
+    lines = {
+        cells[0]: cells[1:]
+        for line in tables.summary_block([sample]).splitlines()[2:]
+        for cells in [[cell.strip() for cell in line.strip("|").split("|")]]
+    }
+    # problems; NumPy's mean, below 1, below 0.9; on widened arrays; SciPy; torch
+    unknown, third = ["–"] * 3, ["33 %"] * 2
+    assert lines["all"] == ["4", "1.66×", "50 %", "25 %", "0.25×", "100 %", "100 %", *unknown, "1.00×", *third]
+    assert lines["row-wise"][:4] == ["3", "1.56×", "67 %", "33 %"]
+    assert lines["linear"][:4] == ["1", "2.00×", "0 %", "0 %"]
+    assert lines["row-wise, bfloat16"][1] == lines["row-wise, transposed"][1] == "0.95×"
+    assert lines["linear, float32"][-3:] == ["0.25×", "100 %", "100 %"]
+    assert lines["softmax"][0] == "1"
+    assert "seed 7" not in lines
+    assert "seed 8" in tables.groups([sample, replace(sample, seed=8)])
+
+
+def test_limits_excuse(sample):
+    first, second, _, linear = sample.rows
+    assert tables.limit_share(first) == 0.1
+    assert tables.limit_share(second) is None
+    assert tables.limit_share(linear) == 0.9
+    assert first.case.name in tables.lost_block(sample.rows)
+    at_the_limit = replace(first, seconds=first.seconds | {stream.ORDINARY: 0.9, stream.NON_TEMPORAL: 0.86})
+    assert tables.lost_block([at_the_limit, *sample.rows[1:]]) == "None.\n"
+    assert " 86 % * |" in tables.worst_block([at_the_limit], sides.NUMPY)
+
+
+def test_the_worst_come_first(sample):
+    worst = tables.worst_block(sample.rows, sides.TORCH, 2).splitlines()[2:]
+    assert [line.split("|")[1].strip() for line in worst] == [LINEAR.name, sample.rows[1].case.name]
+
+
+def test_tables_are_rectangular(sample):
+    for name, block in report.grid_blocks([sample]).items():
+        if name in report.GRID_TABLES:
+            assert len({line.count("|") for line in block.splitlines()}) == 1
+            assert len({len(line) for line in block.splitlines()}) == 1
+
+
+def test_documents_have_a_place_for_every_block(sample):
+    if not report.DOCUMENTS[1].exists():
+        pytest.skip("an installed package stands beside no documents")
+    document = report.DOCUMENTS[1].read_text()
+    contents = report.grid_blocks([sample])
+    assert all(content in report.filled(document, contents) for content in contents.values())
+
+
+def test_the_chart_is_the_same_for_the_same_results(sample, tmp_path):
+    pytest.importorskip("matplotlib")
+    for name in ("first.svg", "second.svg"):
+        chart.chart([sample], tmp_path / name)
+    assert (tmp_path / "first.svg").read_bytes() == (tmp_path / "second.svg").read_bytes()
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("operators", [[], ["linear"], ["softmax", WHOLE]])
+def test_a_small_grid(operators, hasty, tmp_path, capsys):
+    file = tmp_path / "grid.json"
+    options = ["--operators", *operators] if operators else []
+    arguments = ["--grid", "9", "--seed", "3", "--max-elements", "500", "--threads", "2", "--json", str(file)]
+    assert main(["bench", *arguments, *options]) == 0
+    found = GridResults.from_json(file.read_text())
+    chosen = {"linear": problems.LINEAR}.get("".join(operators[:1]), operators) or problems.OPERATORS
+    assert {row.case.operator for row in found.rows} == set(chosen)
+    assert (found.count, found.seed, len(found.rows)) == (9, 3, 9)
+    out = capsys.readouterr().out
+    assert "with 2 threads" in out
+    assert all(row.case.name in out for row in found.rows)
+
+
+def test_a_grid_with_a_picture(hasty, tmp_path):
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "grid.svg"
+    assert main(["bench", "--grid", "2", "--max-elements", "50", "--plot", str(picture)]) == 0
+    assert picture.read_text().startswith("<?xml")
+
+
+def test_wrong_values_are_a_failure(hasty, monkeypatch, tmp_path, capsys):
+    def wrong(*args, right=ag.softmax, **kwargs):
+        result = right(*args, **kwargs)
+        result[...] += 1
+        return result
+
+    monkeypatch.setattr(ag, "softmax", wrong)
+    file = tmp_path / "grid.json"
+    operators = ["--operators", "softmax", "log_softmax"]
+    assert main(["bench", "--grid", "2", "--max-elements", "50", *operators, "--json", str(file)]) == 1
+    (failure,) = GridResults.from_json(file.read_text()).failures
+    assert failure.error == "numpy computes other values than ascend_grad"
+    assert f"failed: {failure.case}" in capsys.readouterr().err
+
+
+def test_results_are_kept_with_the_sources(hasty, monkeypatch, tmp_path):
+    pytest.importorskip("matplotlib")
+    document = tmp_path / "benchmark.md"
+    document.write_text("<!-- bench:grid_summary:begin -->\n<!-- bench:grid_summary:end -->\n")
+    monkeypatch.setattr(report, "FOLDER", tmp_path / "results")
+    monkeypatch.setattr(report, "DOCUMENTS", (document,))
+    for name in ("CHART", "GRID_CHART"):
+        monkeypatch.setattr(report, name, tmp_path / f"{name}.svg")
+    monkeypatch.setattr(problems, "MAX_ELEMENTS", 50)
+    for seed in ("0", "1", "1"):
+        assert main(["bench", "--grid", "2", "--seed", seed, "--update-readme"]) == 0
+    assert [grid.seed for grid in report.kept_grids()] == [0, 1]
+    assert "| seed 1 " in document.read_text()
+    assert report.GRID_CHART.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--seed", "1"], "--seed is for random problems"),
+        (["--max-elements", "9"], "--max-elements is for random problems"),
+        (["--grid", "0"], "--grid takes a count from 1 on"),
+        (["--grid", "9", "--linear"], "--grid draws its own problems"),
+        (
+            ["--grid", "9", "--operators", "sigmoid"],
+            "--operators: sigmoid is none of rowwise, linear, softmax_backward",
+        ),
+        (["--grid", "9", "--filter", "nothing like it"], "no problem contains 'nothing like it'"),
+        (["--grid", "9", "--operators", "softmax", "--update-readme"], "takes a full grid"),
+    ],
+)
+def test_mistakes_are_told(arguments, message, capsys):
+    assert main(["bench", *arguments]) == 2
+    assert message in capsys.readouterr().err
