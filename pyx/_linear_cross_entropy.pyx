@@ -7,6 +7,9 @@
    alone, so results are the same bits for any number of threads.
 4. While units of a round are left, the calling thread looks at signals every 50 ms; an exception ends the round.
 
+Few rows or few words (`walk_skinny`): a task takes a range of what is many, or of the features, from the first product to the
+last, and nothing is packed.
+
 Rows whose gradient is zero (or whose target is ignored) are left out when a chunk is selected: chunks hold the others,
 packed together.
 
@@ -63,7 +66,6 @@ from ascend_grad._kernels cimport (
 )
 from ascend_grad._linear_plan cimport (
     OF_BLOCKS,
-    OF_FEATURES,
     OF_ROWS,
     OF_WORDS,
     Buffers,
@@ -384,7 +386,7 @@ cdef class Schedule:
     cdef int work(self) except -1:
         """Walk the plan on this thread, while the others of a team wait for its rounds."""
         self.last_check = _tasks.now()
-        self.awake = False
+        self.awake = _threads.is_warm()
         if self.threads == 1:
             _openmp.record_team()
             self.walk()
@@ -863,7 +865,6 @@ cdef class Schedule:
                     self.pack_weight(False, with_input)
                 self.add_gradients(b, c, 0, AG_FROM_LOGITS)
         return 0
-
 
     # -- few rows or few words: nothing is packed
 

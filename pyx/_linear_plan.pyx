@@ -12,7 +12,7 @@ and is repeated for every slice where not even the compensation of one chunk (bl
 More than `MAX_UNCOMPENSATED_SUMS` partial sums of anything have memory for their compensation. That is part of the layout:
 a cut whose layout exceeds the workspace is no plan. Where no walk has room for both gradients, each gets a plan of its own.
 
-Where one side is short (few rows, few words), packing would cost more than the products: a skinny plan packs nothing. Its
+Where one side is short (few rows, few words) and features are not few, packing would cost more than the products: a skinny plan packs nothing. Its
 tasks are ranges of the longer side, which is streamed past the shorter one, or, where both are short, of the features.
 Sums over the longer side have a partial sum for each task, and these are always compensated.
 
@@ -49,6 +49,10 @@ cdef Py_ssize_t SKINNY_CHAIN = 26 * AG_STREAMED
 cdef double SKINNY_FLOPS = 1 << 30
 cdef Py_ssize_t SKINNY_BYTES = 512 << 10
 cdef Py_ssize_t SKINNY_FEATURES = 16384
+# Features from which on they pay, and how many more for each row of the shorter side: adding up the lanes of a product of two
+# rows takes about as long as packing them.
+cdef Py_ssize_t SKINNY_LEAST_FEATURES = 16
+cdef Py_ssize_t SKINNY_FEATURES_PER_ROW = 4
 # More than any memory has; a sum of all buffers does not overflow.
 cdef Py_ssize_t SIZE_LIMIT = 1 << 57
 
@@ -307,7 +311,7 @@ cdef Plan new_plan(const ag_lce_kernels *kernels, const Problem *problem, Py_ssi
 
 
 cdef Plan skinny_plan(const Problem *problem, Py_ssize_t workspace, bint keeps_logits):
-    """The plan that packs nothing; None where neither side is short enough, or without the space for it.
+    """The plan that packs nothing; None where that does not pay, or without the space for it.
 
     It follows from all rows, whether they count or not: fewer that count do not need more space.
     """
@@ -316,6 +320,8 @@ cdef Plan skinny_plan(const Problem *problem, Py_ssize_t workspace, bint keeps_l
     cdef Py_ssize_t streamed = max(rows, vocab), resident = min(rows, vocab), steps, most
     cdef Plan plan
     if not hidden or not vocab or resident > AG_RESIDENT:
+        return None
+    if streamed > AG_RESIDENT and hidden < SKINNY_LEAST_FEATURES + SKINNY_FEATURES_PER_ROW * resident:
         return None
     plan = new_plan(problem.skinny, problem, workspace, False)
     plan.rows, plan.vocab, plan.hidden = rows, vocab, hidden
@@ -328,7 +334,7 @@ cdef Plan skinny_plan(const Problem *problem, Py_ssize_t workspace, bint keeps_l
         plan.tasks_of = OF_WORDS if rows <= AG_RESIDENT else OF_ROWS
         plan.step = min(max(SKINNY_BYTES // times(hidden, problem.itemsize) // 8 * 8, 8), AG_STREAMED)
         # Partial sums shall be few beside the rows that they are made from.
-        steps = max(ceil_div(streamed, SKINNY_TASKS * plan.step), ceil_div(2 * resident, plan.step))
+        steps = max(ceil_div(streamed, SKINNY_TASKS * plan.step), ceil_div(4 * resident, plan.step))
         most = min(SKINNY_CHAIN, <Py_ssize_t>(SKINNY_FLOPS / (2.0 * products * resident * hidden))) // plan.step
         plan.task_size = max(min(steps, most), 1) * plan.step
         plan.tasks = ceil_div(streamed, plan.task_size)

@@ -27,6 +27,11 @@
  *   x_columns  [H / NR][u of BT][<= NR]   right of dW
  *   logits     [V / NR][rows][NR]         only where they are needed twice, or where H is summed in slices
  *
+ * Few rows on one side (at most AG_RESIDENT, of X or of W): nothing is packed. Tiles of AG_RESIDENT x AG_STREAMED values are
+ * made from rows in place, become P and are multiplied with the same rows, which are still in L2; the gradient of what is
+ * streamed is written once, that of the other side has a partial sum for each task. All of it in f32 or f64 arithmetic:
+ * bfloat16 is widened while it is read, on every CPU. The kernels are in skinny_body.h.
+ *
  * Order of sums. A sum runs in one accumulator for at most AG_CHAIN terms; chains are combined with compensation (Knuth's
  * two-sum), and so are the partial sums that slices, blocks and chunks add to a result, where memory for the compensation is
  * given: a plan gives it wherever there are more than 64 of them. All of that depends on shapes alone, so that results do not

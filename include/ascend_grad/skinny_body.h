@@ -132,10 +132,10 @@ AG_INLINE void K(add_scalar)(real *sum, real *low, real x)
     *sum = total;
 }
 
-/* One segment's terms to all p(r, s). */
+/* One segment's terms to all p(r, s); without compensation there is nothing to add to. */
 AG_INLINE void K(dot_segment)(const ag_dtype dtype, const char *const *resident, const ag_rows *of_resident,
-                              const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, int add, real *p, real *low,
-                              ptrdiff_t r_stride, ptrdiff_t s_stride)
+                              const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, real *p, real *low, ptrdiff_t r_stride,
+                              ptrdiff_t s_stride)
 {
     char buffer[K(STREAMS)][4096];
     for (ptrdiff_t begin = 0; begin < streamed->count; begin += K(STREAMS)) {
@@ -157,10 +157,10 @@ AG_INLINE void K(dot_segment)(const ag_dtype dtype, const char *const *resident,
             for (ptrdiff_t i = 0; i < count; i++) {
                 for (ptrdiff_t s = 0; s < streams; s++) {
                     const ptrdiff_t at = (r + i) * r_stride + (begin + s) * s_stride;
-                    if (add) {
+                    if (low) {
                         K(add_scalar)(p + at, low + at, sums[i * K(STREAMS) + s]);
                     } else {
-                        p[at] = sums[i * K(STREAMS) + s], low[at] = 0;
+                        p[at] = sums[i * K(STREAMS) + s];
                     }
                 }
             }
@@ -175,11 +175,12 @@ static void K(dot_products)(const ag_rows *resident, const ag_rows *streamed, pt
     char buffer[AG_RESIDENT][4096];
     const char *rows[AG_RESIDENT];
     real low[AG_TILE], *p = to;
+    if (n > K(SEGMENT)) memset(low, 0, sizeof low);
     for (ptrdiff_t done = 0; done < n; done += K(SEGMENT)) {
         const ptrdiff_t length = n - done < K(SEGMENT) ? n - done : K(SEGMENT);
         K(load_resident)(resident, first + done, length, buffer, rows);
-        AG_BY_DTYPE(streamed->matrix.dtype, K(dot_segment), rows, resident, streamed, first + done, length, done > 0, p,
-                    low, r_stride, s_stride);
+        AG_BY_DTYPE(streamed->matrix.dtype, K(dot_segment), rows, resident, streamed, first + done, length, p,
+                    done ? low : 0, r_stride, s_stride);
     }
     if (n <= K(SEGMENT)) return;
     for (ptrdiff_t r = 0; r < resident->count; r++) {
