@@ -3,9 +3,18 @@ from libc.stdint cimport int64_t, uint8_t
 from ascend_grad._kernels cimport ag_lce_kernels
 
 
+ctypedef enum Tasks:
+    # What the tasks of a plan are parts of.
+    OF_BLOCKS                         # the general plan: packed blocks and chunks
+    OF_WORDS                          # few rows: the words are streamed
+    OF_ROWS                           # few words: the rows are streamed
+    OF_FEATURES                       # few of both
+
+
 ctypedef struct Problem:
     # What is to be computed of the rows that count, the words and the features.
     Py_ssize_t rows
+    Py_ssize_t total_rows             # those that do not count, too
     Py_ssize_t vocab
     Py_ssize_t hidden
     bint with_logits                  # they are computed; else the probabilities are given
@@ -13,6 +22,8 @@ ctypedef struct Problem:
     bint with_weight_grad
     bint with_statistics              # maxima and sums of exponentials
     bint buffers_weight_grad          # it is added up in the workspace, as the result cannot hold accumulators
+    int itemsize                      # of input and weight
+    const ag_lce_kernels *skinny      # kernels that pack nothing
 
 
 ctypedef struct Buffers:
@@ -36,6 +47,7 @@ ctypedef struct Buffers:
     char *input_compensation
     char *weight_sums
     char *weight_compensation
+    char *partial_sums
 
 
 cdef class Plan:
@@ -49,6 +61,9 @@ cdef class Plan:
     cdef readonly bint keeps_logits                   # of a chunk and all words
     cdef readonly Py_ssize_t packed_chunks            # that are kept packed
     cdef Py_ssize_t compensate_beyond                 # so many partial sums
+    cdef Tasks tasks_of
+    cdef readonly Py_ssize_t tasks, task_size         # how many tasks, and rows, words or features of each
+    cdef Py_ssize_t step                              # streamed rows at a time
 
     cdef Py_ssize_t preferred_rows(self) noexcept
     cdef Py_ssize_t preferred_vocab(self) noexcept
@@ -64,10 +79,14 @@ cdef class Plan:
     cdef bint compensates_logits(self) noexcept
     cdef bint compensates_input_grad(self) noexcept
     cdef bint compensates_weight_grad(self) noexcept
+    cdef bint adds_tasks(self) noexcept
+    cdef Py_ssize_t sums_pitch(self) noexcept nogil
+    cdef Py_ssize_t skinny_layout(self, char *base, Buffers *at) noexcept
     cdef Py_ssize_t layout(self, char *base, Buffers *at) noexcept
     cdef Py_ssize_t bytes(self) noexcept
 
 
+cdef Plan skinny_plan(const Problem *problem, Py_ssize_t workspace, bint keeps_logits)
 cdef list plans_of(const ag_lce_kernels *kernels, const Problem *problem, Py_ssize_t workspace)
 cdef Plan plan_with_logits(const ag_lce_kernels *kernels, const Problem *problem, Py_ssize_t workspace)
 cdef Py_ssize_t bytes_of(list plans) except -1

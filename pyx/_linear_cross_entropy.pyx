@@ -7,6 +7,9 @@
    alone, so results are the same bits for any number of threads.
 4. While units of a round are left, the calling thread looks at signals again and again; an exception ends the round.
 
+Few rows or few words (`walk_skinny`): a task takes a range of what is many, or of the features, from the first product to the
+last, and nothing is packed.
+
 Rows whose gradient is zero (or whose target is ignored) are left out when a chunk is selected: chunks hold the others,
 packed together.
 
@@ -31,6 +34,9 @@ from ascend_grad._kernels cimport (
     AG_FROM_LOGITS,
     AG_FROM_PRODUCT,
     AG_FROM_SOFTMAX,
+    AG_STREAMED,
+    AG_RESIDENT,
+    AG_TILE,
     AG_TO_GRADIENT,
     AG_TO_LOGITS,
     AG_TO_MAX_SUM,
@@ -44,9 +50,11 @@ from ascend_grad._kernels cimport (
     ag_lce_kernels,
     ag_lce_kernels_of,
     ag_lce_result,
+    ag_lce_skinny_kernels_of,
     ag_lce_source,
     ag_matrix,
     ag_round,
+    ag_rows,
     ag_team,
     ag_team_end,
     ag_team_join,
@@ -56,7 +64,17 @@ from ascend_grad._kernels cimport (
     ag_variant,
     ag_widen,
 )
-from ascend_grad._linear_plan cimport Buffers, Plan, Problem, bytes_of, plan_with_logits, plans_of
+from ascend_grad._linear_plan cimport (
+    OF_BLOCKS,
+    OF_ROWS,
+    OF_WORDS,
+    Buffers,
+    Plan,
+    Problem,
+    bytes_of,
+    plan_with_logits,
+    plans_of,
+)
 from ascend_grad._memory cimport ALIGNMENT, align_up, ceil_div
 
 from .arrays import FLOATING_DTYPES
@@ -85,6 +103,8 @@ cdef Py_ssize_t UNITS = 32
 cdef Py_ssize_t UNIT_FLOPS = 1 << 28
 cdef Py_ssize_t UNIT_ELEMENTS = 1 << 20
 cdef Py_ssize_t PART_COLUMNS = 1 << 15
+# Features whose partial sums a unit of a skinny plan combines.
+cdef Py_ssize_t COMBINED = 1024
 # Rows that a unit of the other rounds takes, and rows of the caller between two looks at signals.
 cdef Py_ssize_t SOME_ROWS = 1024
 cdef Py_ssize_t ROWS_PER_CHECK = 1 << 18
@@ -107,6 +127,17 @@ cdef ag_matrix matrix_of(cnp.ndarray array):
     result.step = cnp.PyArray_STRIDE(array, last) if cnp.PyArray_DIM(array, last) > 1 else ag_itemsize[<int>result.dtype]
     result.swapped = cnp.PyArray_ISBYTESWAPPED(array)
     return result
+
+
+cdef double number(const void *values, Py_ssize_t i, bint is_double) noexcept nogil:
+    return (<const double *>values)[i] if is_double else (<const float *>values)[i]
+
+
+cdef void set_number(void *values, Py_ssize_t i, bint is_double, double value) noexcept nogil:
+    if is_double:
+        (<double *>values)[i] = value
+    else:
+        (<float *>values)[i] = <float>value
 
 
 cdef enum:
@@ -207,6 +238,25 @@ cdef class Rows:
             return -1
         return target - self.start
 
+    cdef Py_ssize_t select(
+        self, Py_ssize_t *next, Py_ssize_t end, Py_ssize_t most, int acc, const Buffers *to
+    ) noexcept nogil:
+        """What the next rows hold that count, from row `next` on, which moves behind them; how many, at most `most`."""
+        cdef Py_ssize_t n = 0, i = next[0]
+        while i < end and n < most:
+            if self.counts(i):
+                to.row_numbers[n] = i
+                to.target[n] = self.row_of_weight(i)
+                if self.grad != NULL:
+                    memcpy(to.grad + n * acc, self.grad + i * acc, acc)
+                if self.maximum != NULL:
+                    memcpy(to.max + n * acc, self.maximum + i * acc, acc)
+                    memcpy(to.sum + n * acc, self.sum + i * acc, acc)
+                n += 1
+            i += 1
+        next[0] = i
+        return n
+
     cdef int clear_absent(self, const ag_matrix *out, Py_ssize_t n) except -1:
         """Zeros in the rows of n elements that do not count."""
         cdef Py_ssize_t i
@@ -269,6 +319,10 @@ cdef enum Round:
     MERGE
     PRODUCTS
     ROUND_ROWS
+    SKINNY_TILES
+    SKINNY_EPILOGUE
+    SKINNY_PRODUCTS
+    SKINNY_SUMS
 
 
 cdef class Schedule:
@@ -297,6 +351,9 @@ cdef class Schedule:
     cdef Py_ssize_t weight_panel_units, input_tile_units
     cdef Py_ssize_t row_parts         # parts of the hidden dimension that rows are packed in
     cdef Py_ssize_t column_parts      # pieces of rows that columns are packed in
+    cdef ag_matrix input_out, weight_out
+    cdef bint streams_input_grad, streams_weight_grad
+    cdef Py_ssize_t combined_rows
     cdef ag_matrix rounded_to
     cdef const char *rounded_from
     cdef Py_ssize_t rounded_rows, rounded_n, rounded_stride, rounded_step
@@ -339,7 +396,7 @@ cdef class Schedule:
     cdef int work(self) except -1:
         """Walk the plan on this thread, while the others of a team wait for its rounds."""
         self.last_check = _tasks.now()
-        self.awake = False
+        self.awake = _threads.is_warm()
         if self.threads == 1:
             _openmp.record_team()
             self.walk()
@@ -434,8 +491,20 @@ cdef class Schedule:
             )
         elif which == PRODUCTS:
             self.multiply(u)
-        else:
+        elif which == ROUND_ROWS:
             self.round_rows(u)
+        elif which == SKINNY_EPILOGUE:
+            self.finish_tile()
+        elif which == SKINNY_PRODUCTS:
+            self.write_features(u)
+        elif which == SKINNY_SUMS:
+            self.combine_tasks(u)
+        elif self.plan.tasks_of == OF_WORDS:
+            self.stream_words(u)
+        elif self.plan.tasks_of == OF_ROWS:
+            self.stream_rows(u)
+        else:
+            self.multiply_features(u)
 
     cdef void pack_columns(
         self, void *to, const ag_matrix *source, const int64_t *rows, int64_t start, Py_ssize_t count, Py_ssize_t u
@@ -549,7 +618,7 @@ cdef class Schedule:
 
     cdef void set_chunk(self, Py_ssize_t index) noexcept:
         """Select the rows of a chunk, unless it is the one selected. The first time chunks come in order."""
-        cdef Py_ssize_t i = self.starts[index], n = 0, place = index if self.plan.packed_chunks > 1 else 0
+        cdef Py_ssize_t i = self.starts[index], n, place = index if self.plan.packed_chunks > 1 else 0
         cdef int real = self.kernels.real_size
         cdef Rows rows = self.rows
         self.block.x_rows = self.at.x_rows + place * self.plan.packed_rows(self.plan.rows)
@@ -557,17 +626,7 @@ cdef class Schedule:
         if index == self.chunk:
             return
         with nogil:
-            while i < rows.total and n < self.plan.rows:
-                if rows.counts(i):
-                    self.at.row_numbers[n] = i
-                    self.at.target[n] = rows.row_of_weight(i)
-                    if rows.grad != NULL:
-                        memcpy(self.at.grad + n * real, rows.grad + i * real, real)
-                    if rows.maximum != NULL:
-                        memcpy(self.at.max + n * real, rows.maximum + i * real, real)
-                        memcpy(self.at.sum + n * real, rows.sum + i * real, real)
-                    n += 1
-                i += 1
+            n = rows.select(&i, rows.total, self.plan.rows, real, &self.at)
         self.starts[index + 1] = i
         self.block.rows = n
         self.chunk = index
@@ -679,7 +738,7 @@ cdef class Schedule:
             )
         if plan.problem.with_input_grad:
             self.input_grad = self.input_sums = input_grad
-            if not holds_sums(input_grad, real):
+            if plan.tasks_of == OF_BLOCKS and not holds_sums(input_grad, real):
                 self.input_sums = np.empty((self.rows.total, hidden), _float64 if real == 8 else _float32)
             block.input_grad.data = cnp.PyArray_BYTES(self.input_sums)
             block.input_grad.row_stride = cnp.PyArray_STRIDE(self.input_sums, 0)
@@ -742,7 +801,7 @@ cdef class Schedule:
         cdef Py_ssize_t hidden = self.plan.problem.hidden
         if self.input_grad is None:
             return 0
-        if self.input_sums is not self.input_grad:
+        if self.plan.tasks_of == OF_BLOCKS and self.input_sums is not self.input_grad:
             self.round_to(
                 self.input_grad, 0, self.rows.total, 0, hidden, self.block.input_grad.data,
                 self.block.input_grad.row_stride
@@ -756,7 +815,9 @@ cdef class Schedule:
 
     cdef int walk(self) except -1:
         cdef bint with_gradient = self.input_grad is not None or self.weight_grad is not None
-        if self.plan.keeps_logits:
+        if self.plan.tasks_of != OF_BLOCKS:
+            self.walk_skinny()
+        elif self.plan.keeps_logits:
             self.walk_with_logits()
         elif self.with_statistics:
             self.walk_statistics()
@@ -825,6 +886,229 @@ cdef class Schedule:
                 self.add_gradients(b, c, 0, AG_FROM_LOGITS)
         return 0
 
+    # -- few rows or few words: nothing is packed
+
+    cdef int walk_skinny(self) except -1:
+        cdef Plan plan = self.plan
+        cdef bint with_gradient = self.input_grad is not None or self.weight_grad is not None
+        if self.input_grad is not None:
+            self.input_out = matrix_of(self.input_grad)
+            self.streams_input_grad = is_streamed(self.input_grad)
+        if self.weight_grad is not None:
+            self.weight_out = matrix_of(self.weight_grad)
+            self.streams_weight_grad = is_streamed(self.weight_grad)
+        if plan.tasks_of == OF_ROWS:
+            self.run(SKINNY_TILES, plan.tasks)
+            if self.with_statistics:
+                self.end_statistics(0, self.rows.total)
+        else:
+            self.set_chunk(0)
+            self.source = AG_FROM_PRODUCT if plan.problem.with_logits else AG_FROM_SOFTMAX
+            if self.with_statistics:
+                self.result = AG_TO_MAX_SUM
+                self.run_skinny()
+                self.end_statistics(0, self.rows.total)
+                self.chunk = -1  # select the rows again, to read them
+                self.set_chunk(0)
+                self.source = AG_FROM_LOGITS
+            if with_gradient:
+                self.result = AG_TO_GRADIENT
+                self.run_skinny()
+        if plan.adds_tasks():
+            self.combined_rows = plan.vocab if plan.tasks_of == OF_ROWS else self.block.rows
+            self.run(SKINNY_SUMS, self.combined_rows * ceil_div(plan.hidden, COMBINED))
+        return 0
+
+    cdef int run_skinny(self) except -1:
+        """Statistics or gradients of a plan whose tasks are words or features."""
+        cdef Plan plan = self.plan
+        if plan.tasks_of == OF_WORDS:
+            self.run(SKINNY_TILES, plan.tasks)
+            if self.result == AG_TO_MAX_SUM:
+                self.block.vocab = plan.tasks * self.kernels.nr  # as if each task were a panel
+                self.run(MERGE, 1)
+            return 0
+        if self.source == AG_FROM_PRODUCT:
+            self.run(SKINNY_TILES, plan.tasks)
+        self.run(SKINNY_EPILOGUE, 1)
+        if self.result == AG_TO_GRADIENT:
+            self.run(SKINNY_PRODUCTS, plan.tasks)
+        return 0
+
+    cdef ag_rows rows_of(
+        self, const ag_matrix *matrix, const int64_t *numbers, int64_t start, Py_ssize_t count
+    ) noexcept nogil:
+        cdef ag_rows result
+        result.matrix, result.numbers, result.start, result.count = matrix[0], numbers, start, count
+        return result
+
+    cdef void stream_words(self, Py_ssize_t u) noexcept nogil:
+        """All rows times a range of words. A tile is (rows, AG_STREAMED)."""
+        cdef const ag_lce_kernels *kernels = self.kernels
+        cdef ag_lce_block block = self.block
+        cdef double[AG_TILE] memory
+        cdef void *tile = memory
+        cdef double[AG_RESIDENT] total
+        cdef int acc = kernels.real_size
+        cdef Py_ssize_t hidden = self.plan.hidden, pitch = self.plan.sums_pitch(), tile_bytes = block.rows * AG_STREAMED * acc, i
+        cdef Py_ssize_t begin = u * self.plan.task_size, end = min(begin + self.plan.task_size, self.plan.vocab), word = begin
+        cdef ag_rows rows = self.rows_of(&self.input, block.row_numbers, 0, block.rows), words, results
+        cdef char *sums = self.at.partial_sums + u * self.plan.rows * pitch * acc
+        cdef char *maxima = self.at.panel_max + u * align_up(block.rows, kernels.mr) * acc
+        cdef char *totals = self.at.panel_sum + u * align_up(block.rows, kernels.mr) * acc
+        cdef char *logits
+        memset(tile, 0, AG_TILE * acc)
+        if self.result == AG_TO_MAX_SUM:
+            for i in range(block.rows):
+                set_number(maxima, i, acc == 8, -INFINITY)
+                total[i] = 0
+        while word < end:
+            block.vocab_start, block.vocab = word, min(self.plan.step, end - word)
+            words = self.rows_of(&self.weight, NULL, word, block.vocab)
+            logits = self.at.logits + word // self.plan.step * tile_bytes
+            if self.source == AG_FROM_PRODUCT:
+                kernels.dot_products(&rows, &words, 0, hidden, tile, AG_STREAMED, 1)
+                if self.plan.keeps_logits:
+                    memcpy(logits, tile, tile_bytes)
+            elif self.source == AG_FROM_LOGITS:
+                memcpy(tile, logits, tile_bytes)
+            if self.result == AG_TO_MAX_SUM:
+                kernels.tile_to_max_sum(&block, tile, AG_STREAMED, maxima, total)
+            else:
+                kernels.tile_to_gradient(&block, tile, AG_STREAMED)
+                if self.plan.problem.with_input_grad:
+                    kernels.sum_rows(block.rows, &words, 0, hidden, tile, AG_STREAMED, 1, sums, pitch, word > begin)
+                if self.plan.problem.with_weight_grad:
+                    results = self.rows_of(&self.weight_out, NULL, word, block.vocab)
+                    kernels.write_rows(
+                        self.variant, &rows, &results, 0, hidden, tile, AG_STREAMED, 1, self.streams_weight_grad
+                    )
+            word += block.vocab
+        if self.result == AG_TO_MAX_SUM:
+            for i in range(block.rows):
+                set_number(totals, i, acc == 8, total[i])
+
+    cdef void stream_rows(self, Py_ssize_t u) noexcept nogil:
+        """Those of a range of rows that count times all words; statistics and gradients in one pass. A tile is
+        (AG_STREAMED, AG_RESIDENT)."""
+        cdef const ag_lce_kernels *kernels = self.kernels
+        cdef ag_lce_block block = self.block
+        cdef double[AG_TILE] memory
+        cdef void *tile = memory
+        cdef int64_t[2 * AG_STREAMED] numbers
+        cdef double[4 * AG_STREAMED] values
+        cdef double *totals = values + 3 * AG_STREAMED
+        cdef int acc = kernels.real_size
+        cdef Py_ssize_t hidden = self.plan.hidden, pitch = self.plan.sums_pitch(), i
+        cdef Py_ssize_t row = u * self.plan.task_size, end = min(row + self.plan.task_size, self.rows.total)
+        cdef char *sums = self.at.partial_sums + u * self.plan.vocab * pitch * acc
+        cdef ag_rows words = self.rows_of(&self.weight, NULL, 0, self.plan.vocab), rows, results
+        cdef bint add = False
+        cdef Buffers at
+        at.row_numbers, at.target = numbers, &numbers[AG_STREAMED]
+        at.grad, at.max, at.sum = <char *>values, <char *>(values + AG_STREAMED), <char *>(values + 2 * AG_STREAMED)
+        block.row_numbers, block.target, block.grad, block.max, block.sum = at.row_numbers, at.target, at.grad, at.max, at.sum
+        block.vocab_start, block.vocab = 0, self.plan.vocab
+        memset(tile, 0, AG_TILE * acc)
+        while row < end:
+            block.rows = self.rows.select(&row, end, self.plan.step, acc, &at)
+            if not block.rows:
+                break
+            rows = self.rows_of(&self.input, at.row_numbers, 0, block.rows)
+            if self.plan.problem.with_logits:
+                kernels.dot_products(&words, &rows, 0, hidden, tile, 1, AG_RESIDENT)
+            if self.with_statistics:
+                for i in range(block.rows):
+                    set_number(at.max, i, acc == 8, -INFINITY)
+                    totals[i] = 0
+                kernels.tile_to_max_sum(&block, tile, AG_RESIDENT, at.max, totals)
+                for i in range(block.rows):
+                    memcpy(<char *>block.running_max + at.row_numbers[i] * acc, at.max + i * acc, acc)
+                    block.running_sum[at.row_numbers[i]] = totals[i]
+                    set_number(
+                        at.sum, i, acc == 8, NAN if number(at.max, i, acc == 8) == -INFINITY else totals[i]
+                    )
+            if not (self.plan.problem.with_input_grad or self.plan.problem.with_weight_grad):
+                continue
+            kernels.tile_to_gradient(&block, tile, AG_RESIDENT)
+            if self.plan.problem.with_weight_grad:
+                kernels.sum_rows(self.plan.vocab, &rows, 0, hidden, tile, 1, AG_RESIDENT, sums, pitch, add)
+                add = True
+            if self.plan.problem.with_input_grad:
+                results = self.rows_of(&self.input_out, at.row_numbers, 0, block.rows)
+                kernels.write_rows(
+                    self.variant, &words, &results, 0, hidden, tile, 1, AG_RESIDENT, self.streams_input_grad
+                )
+        if self.plan.problem.with_weight_grad and not add:
+            memset(sums, 0, self.plan.vocab * pitch * acc)
+
+    cdef void multiply_features(self, Py_ssize_t u) noexcept nogil:
+        """All rows times all words over a range of features: what one task adds to the logits, (rows, AG_RESIDENT)."""
+        cdef int acc = self.kernels.real_size
+        cdef Py_ssize_t first = u * self.plan.task_size, n = min(self.plan.task_size, self.plan.hidden - first)
+        cdef ag_rows rows = self.rows_of(&self.input, self.block.row_numbers, 0, self.block.rows)
+        cdef ag_rows words = self.rows_of(&self.weight, NULL, 0, self.plan.vocab)
+        cdef char *tile = self.at.logits + u * AG_TILE * acc
+        memset(tile, 0, AG_TILE * acc)
+        self.kernels.dot_products(&rows, &words, first, n, tile, AG_RESIDENT, 1)
+
+    cdef void finish_tile(self) noexcept nogil:
+        """The logits of all rows and words become statistics, or P."""
+        cdef double[AG_RESIDENT] total
+        cdef int acc = self.kernels.real_size
+        cdef Py_ssize_t i
+        cdef ag_lce_block *block = &self.block
+        block.vocab_start, block.vocab = 0, self.plan.vocab
+        if self.source == AG_FROM_PRODUCT:
+            self.kernels.combine(self.at.logits, self.plan.tasks, AG_TILE, AG_RESIDENT * block.rows, self.at.p)
+        if self.result == AG_TO_GRADIENT:
+            self.kernels.tile_to_gradient(block, self.at.p, AG_RESIDENT)
+            return
+        for i in range(block.rows):
+            set_number(self.at.max, i, acc == 8, -INFINITY)
+            total[i] = 0
+        self.kernels.tile_to_max_sum(block, self.at.p, AG_RESIDENT, self.at.max, total)
+        for i in range(block.rows):
+            memcpy(<char *>block.running_max + block.row_numbers[i] * acc, self.at.max + i * acc, acc)
+            block.running_sum[block.row_numbers[i]] = total[i]
+
+    cdef void write_features(self, Py_ssize_t u) noexcept nogil:
+        """A range of features of both gradients."""
+        cdef Py_ssize_t first = u * self.plan.task_size, n = min(self.plan.task_size, self.plan.hidden - first)
+        cdef const int64_t *numbers = self.block.row_numbers
+        cdef ag_rows rows = self.rows_of(&self.input, numbers, 0, self.block.rows)
+        cdef ag_rows words = self.rows_of(&self.weight, NULL, 0, self.plan.vocab), results
+        if self.plan.problem.with_input_grad:
+            results = self.rows_of(&self.input_out, numbers, 0, self.block.rows)
+            self.kernels.write_rows(self.variant, &words, &results, first, n, self.at.p, 1, AG_RESIDENT, False)
+        if self.plan.problem.with_weight_grad:
+            results = self.rows_of(&self.weight_out, NULL, 0, self.plan.vocab)
+            self.kernels.write_rows(self.variant, &rows, &results, first, n, self.at.p, AG_RESIDENT, 1, False)
+
+    cdef void combine_tasks(self, Py_ssize_t u) noexcept nogil:
+        """The tasks' partial sums to features of a row of the gradient that is the sum over what was streamed."""
+        cdef bint is_weight = self.plan.tasks_of == OF_ROWS
+        cdef int acc = self.kernels.real_size
+        cdef char[PIECE * 8] buffer
+        cdef Py_ssize_t r = u % self.combined_rows, begin = u // self.combined_rows * COMBINED, n
+        cdef Py_ssize_t end = min(begin + COMBINED, self.plan.hidden), pitch = self.plan.sums_pitch()
+        while begin < end:
+            n = min(PIECE, end - begin)
+            self.kernels.combine(
+                self.at.partial_sums + (r * pitch + begin) * acc, self.plan.tasks,
+                (self.plan.vocab if is_weight else self.plan.rows) * pitch, n, buffer
+            )
+            round_piece(
+                self.variant, acc, buffer, &self.weight_out if is_weight else &self.input_out,
+                r if is_weight else self.block.row_numbers[r], begin, n
+            )
+            begin += n
+
+
+cdef bint is_streamed(cnp.ndarray out):
+    """Whether a result is so large that it is written past the caches."""
+    return cnp.PyArray_NBYTES(out) >= max(_cpu.cache_size(3) // 2, 1 << 20)
+
 
 cpdef bint holds_sums(cnp.ndarray out, int real):
     """Whether the kernels can add up in the result itself."""
@@ -838,11 +1122,13 @@ cpdef bint holds_sums(cnp.ndarray out, int real):
 # ---- operators -------------------------------------------------------------------------------------------------------
 
 
-cdef Problem problem_of(Py_ssize_t rows, cnp.ndarray weight, bint with_logits) noexcept:
+cdef Problem problem_of(cnp.ndarray input, cnp.ndarray weight, Py_ssize_t rows, bint with_logits) noexcept:
     cdef Problem problem
     memset(&problem, 0, sizeof(problem))
     problem.rows, problem.with_logits = rows, with_logits
     problem.vocab, problem.hidden = cnp.PyArray_DIM(weight, 0), cnp.PyArray_DIM(weight, 1)
+    problem.total_rows, problem.itemsize = cnp.PyArray_DIM(input, 0), cnp.PyArray_ITEMSIZE(input)
+    problem.skinny = ag_lce_skinny_kernels_of(_cpu.active(), <ag_dtype>dtype_of(input))
     return problem
 
 
@@ -856,7 +1142,7 @@ cpdef Py_ssize_t default_workspace(
 
 cdef list plans_of_statistics(cnp.ndarray input, cnp.ndarray weight, Py_ssize_t rows, Py_ssize_t workspace):
     """None where there is nothing to do."""
-    cdef Problem problem = problem_of(rows, weight, True)
+    cdef Problem problem = problem_of(input, weight, rows, True)
     problem.with_statistics = True
     return plans_of(kernels_for(input), &problem, workspace) if rows else []
 
@@ -867,7 +1153,7 @@ cdef list plans_of_gradient(
 ):
     """None where there is nothing to do, or, with logits to be kept, no plan that does so."""
     cdef const ag_lce_kernels *kernels = kernels_for(input)
-    cdef Problem problem = problem_of(rows, weight, with_logits)
+    cdef Problem problem = problem_of(input, weight, rows, with_logits)
     problem.with_input_grad, problem.with_weight_grad = with_input_grad, with_weight_grad
     problem.buffers_weight_grad, problem.with_statistics = with_weight_grad and buffers_weight_grad, keeps_logits
     if not rows or not problem.vocab or not problem.hidden or not (with_input_grad or with_weight_grad):
@@ -969,17 +1255,6 @@ cpdef copy_all(list pairs):
     cdef Py_ssize_t i
     for i in range(len(pairs)):
         _memory.copy_into(<cnp.ndarray>(<tuple>pairs[i])[0], <cnp.ndarray>(<tuple>pairs[i])[1])
-
-
-cdef double number(const void *values, Py_ssize_t i, bint is_double) noexcept nogil:
-    return (<const double *>values)[i] if is_double else (<const float *>values)[i]
-
-
-cdef void set_number(void *values, Py_ssize_t i, bint is_double, double value) noexcept nogil:
-    if is_double:
-        (<double *>values)[i] = value
-    else:
-        (<float *>values)[i] = <float>value
 
 
 def loss_and_gradients(

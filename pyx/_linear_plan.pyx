@@ -12,13 +12,17 @@ and is repeated for every slice where not even the compensation of one chunk (bl
 More than `MAX_UNCOMPENSATED_SUMS` partial sums of anything have memory for their compensation. That is part of the layout:
 a cut whose layout exceeds the workspace is no plan. Where no walk has room for both gradients, each gets a plan of its own.
 
+Where one side is short (few rows, few words) and features are not few, packing would cost more than the products: a skinny plan packs nothing. Its
+tasks are ranges of the longer side, which is streamed past the shorter one, or, where both are short, of the features.
+Sums over the longer side have a partial sum for each task, and these are always compensated.
+
 All of this follows from the problem, the kernels and the number of bytes allowed, and the order of every sum follows from it:
 sizes of caches, threads and load have no say.
 """
 
 from libc.string cimport memset
 
-from ascend_grad._kernels cimport ag_lce_kernels
+from ascend_grad._kernels cimport AG_RESIDENT, AG_STREAMED, AG_TILE, ag_lce_kernels
 from ascend_grad._memory cimport ALIGNMENT, Arena, align_up, arena_alloc, ceil_div
 
 # Partial sums that are added up without compensation: where there is room for it, and at most.
@@ -37,6 +41,18 @@ cdef Py_ssize_t MIN_ROWS_TO_KEEP_LOGITS = 288
 cdef double PACK_COST = 75.0
 cdef double ROW_COST = 5000.0
 cdef double ADD_COST = 40.0
+# Skinny plans: tasks where there are many, and most streamed rows of a task, which a sum takes in one chain (AG_CHAIN).
+cdef Py_ssize_t SKINNY_TASKS = 32
+cdef Py_ssize_t SKINNY_CHAIN = 26 * AG_STREAMED
+# Floating-point operations of a task at most, so that signals are looked at in time; bytes that are streamed at a time,
+# which the first product leaves in L2 for the second; features of a task where both sides are short.
+cdef double SKINNY_FLOPS = 1 << 30
+cdef Py_ssize_t SKINNY_BYTES = 512 << 10
+cdef Py_ssize_t SKINNY_FEATURES = 16384
+# Features from which on they pay, and how many more for each row of the shorter side: adding up the lanes of a product of two
+# rows takes about as long as packing them.
+cdef Py_ssize_t SKINNY_LEAST_FEATURES = 16
+cdef Py_ssize_t SKINNY_FEATURES_PER_ROW = 4
 # More than any memory has; a sum of all buffers does not overflow.
 cdef Py_ssize_t SIZE_LIMIT = 1 << 57
 
@@ -118,9 +134,15 @@ cdef class Plan:
     # -- costs
 
     cdef double flops(self) noexcept:
+        """Those that take as long, where memory is the limit: at least 8 terms for every element."""
         cdef double logits = self.problem.with_logits * (self.slices if self.recomputes() else 1)
         cdef double products = logits + self.problem.with_input_grad + self.problem.with_weight_grad
-        return 2 * products * self.chunks * self.rows * self.blocks * self.vocab * max(self.problem.hidden, 8)
+        cdef Py_ssize_t rows = self.chunks * self.rows, vocab = self.blocks * self.vocab
+        if self.tasks_of == OF_WORDS:
+            rows = max(rows, 8)
+        elif self.tasks_of == OF_ROWS:
+            vocab = max(vocab, 8)
+        return 2 * products * rows * vocab * max(self.problem.hidden, 8)
 
     cdef double cost(self) noexcept:
         """In floating-point operations, about."""
@@ -188,8 +210,46 @@ cdef class Plan:
         """Whether the sums of all words stay open, not only those of a block."""
         return self.chunks_outside and self.chunks > 1
 
+    cdef bint adds_tasks(self) noexcept:
+        """Whether one of the products is added up over the tasks of a skinny plan."""
+        return (
+            (self.tasks_of == OF_WORDS and self.problem.with_input_grad)
+            or (self.tasks_of == OF_ROWS and self.problem.with_weight_grad)
+        )
+
+    cdef Py_ssize_t sums_pitch(self) noexcept nogil:
+        """Accumulators from row to row of the partial sums of a skinny plan."""
+        return align_up(self.problem.hidden, self.kernels.vector)
+
+    cdef Py_ssize_t skinny_layout(self, char *base, Buffers *at) noexcept:
+        cdef const Problem *problem = &self.problem
+        cdef Py_ssize_t acc = self.kernels.real_size, rows = self.rows
+        cdef Py_ssize_t resident = self.vocab if self.tasks_of == OF_ROWS else self.rows
+        cdef Arena arena
+        arena.base, arena.used = base, 0
+        memset(at, 0, sizeof(Buffers))
+        if self.tasks_of != OF_ROWS:  # there every task selects its own
+            at.row_numbers = <int64_t *>arena_alloc(&arena, rows * sizeof(int64_t))
+            at.target = <int64_t *>arena_alloc(&arena, rows * sizeof(int64_t))
+            at.grad = arena_alloc(&arena, rows * acc)
+            at.max = arena_alloc(&arena, rows * acc)
+            at.sum = arena_alloc(&arena, rows * acc)
+        if self.tasks_of == OF_WORDS and problem.with_statistics:
+            at.panel_max = arena_alloc(&arena, times(self.tasks, align_up(rows, self.kernels.mr) * acc))
+            at.panel_sum = arena_alloc(&arena, times(self.tasks, align_up(rows, self.kernels.mr) * acc))
+        if self.tasks_of == OF_WORDS and self.keeps_logits:
+            at.logits = arena_alloc(&arena, times(ceil_div(self.vocab, self.step), rows * AG_STREAMED * acc))
+        if self.tasks_of == OF_FEATURES:
+            at.logits = arena_alloc(&arena, times(self.tasks, AG_TILE * acc))
+            at.p = arena_alloc(&arena, AG_TILE * acc)
+        if self.adds_tasks():
+            at.partial_sums = arena_alloc(&arena, times(times(self.tasks, resident), self.sums_pitch() * acc))
+        return arena.used
+
     cdef Py_ssize_t layout(self, char *base, Buffers *at) noexcept:
         """Place every buffer in memory that begins at `base`; the bytes used. With NULL they are measured alone."""
+        if self.tasks_of != OF_BLOCKS:
+            return self.skinny_layout(base, at)
         cdef const Problem *problem = &self.problem
         cdef Py_ssize_t acc = self.kernels.real_size, panels = self.vocab // self.kernels.nr
         cdef Py_ssize_t tile = self.rows * self.vocab  # far below the limit: both were measured
@@ -254,6 +314,37 @@ cdef Plan new_plan(const ag_lce_kernels *kernels, const Problem *problem, Py_ssi
     return plan
 
 
+cdef Plan skinny_plan(const Problem *problem, Py_ssize_t workspace, bint keeps_logits):
+    """The plan that packs nothing; None where that does not pay, or without the space for it.
+
+    It follows from all rows, whether they count or not: fewer that count do not need more space.
+    """
+    cdef Py_ssize_t rows = problem.total_rows, vocab = problem.vocab, hidden = problem.hidden
+    cdef Py_ssize_t products = problem.with_logits + problem.with_input_grad + problem.with_weight_grad
+    cdef Py_ssize_t streamed = max(rows, vocab), resident = min(rows, vocab), steps, most
+    cdef Plan plan
+    if not hidden or not vocab or resident > AG_RESIDENT:
+        return None
+    if streamed > AG_RESIDENT and hidden < SKINNY_LEAST_FEATURES + SKINNY_FEATURES_PER_ROW * resident:
+        return None
+    plan = new_plan(problem.skinny, problem, workspace, False)
+    plan.rows, plan.vocab, plan.hidden = rows, vocab, hidden
+    plan.chunks = plan.blocks = plan.slices = plan.packed_chunks = 1
+    plan.keeps_logits = keeps_logits
+    if streamed <= AG_RESIDENT:
+        plan.tasks_of, plan.task_size = OF_FEATURES, SKINNY_FEATURES
+        plan.tasks = ceil_div(hidden, plan.task_size)
+    else:
+        plan.tasks_of = OF_WORDS if rows <= AG_RESIDENT else OF_ROWS
+        plan.step = min(max(SKINNY_BYTES // times(hidden, problem.itemsize) // 8 * 8, 8), AG_STREAMED)
+        # Partial sums shall be few beside the rows that they are made from.
+        steps = max(ceil_div(streamed, SKINNY_TASKS * plan.step), ceil_div(4 * resident, plan.step))
+        most = min(SKINNY_CHAIN, <Py_ssize_t>(SKINNY_FLOPS / (2.0 * products * resident * hidden))) // plan.step
+        plan.task_size = max(min(steps, most), 1) * plan.step
+        plan.tasks = ceil_div(streamed, plan.task_size)
+    return plan if plan.bytes() <= workspace else None
+
+
 cdef Plan plan_of_one(const ag_lce_kernels *kernels, const Problem *problem, Py_ssize_t workspace):
     """The cheapest plan for statistics, or for one gradient."""
     cdef Plan plan = new_plan(kernels, problem, workspace, False), other
@@ -277,6 +368,9 @@ cdef list plans_of(const ag_lce_kernels *kernels, const Problem *problem, Py_ssi
     cdef Plan plan, other, first, second
     cdef Problem part
     cdef list plans
+    plan = skinny_plan(problem, workspace, False)
+    if plan is not None:
+        return [plan]
     if not (problem.with_input_grad and problem.with_weight_grad):
         plans = [plan_of_one(kernels, problem, workspace)]
     else:
@@ -302,8 +396,11 @@ cdef list plans_of(const ag_lce_kernels *kernels, const Problem *problem, Py_ssi
 
 cdef Plan plan_with_logits(const ag_lce_kernels *kernels, const Problem *problem, Py_ssize_t workspace):
     """Both passes over a chunk, its logits kept in between. None where that is impossible, or no cheaper: each chunk packs
-    the weight."""
-    cdef Plan plan = new_plan(kernels, problem, workspace, True)
+    the weight. For few rows or words they are not packed."""
+    cdef Plan plan = skinny_plan(problem, workspace, True)
+    if plan is not None:
+        return plan
+    plan = new_plan(kernels, problem, workspace, True)
     cdef Py_ssize_t rows = plan.preferred_rows(), vocab = plan.preferred_vocab()
     plan.keeps_logits = True
     while not plan.cut(rows, vocab, problem.hidden):

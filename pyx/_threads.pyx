@@ -29,6 +29,7 @@ cdef double SHORTEST_ALONE = 20e6
 cdef double LONGEST_ALONE = 640e6
 cdef double _last_use = 0.0
 cdef double _burst = 0.0
+cdef double _burst_before = 0.0  # the current call
 cdef double _alone_until = 0.0
 cdef double _alone_for = SHORTEST_ALONE
 
@@ -84,7 +85,7 @@ cdef int resolve() except -1:
 
 cdef int choose(double cost, int asked) except -1:
     """Threads of a call that would take `cost` nanoseconds alone: the number it asked for, else as many as pay."""
-    global _last_use, _burst
+    global _last_use, _burst, _burst_before
     if _is_forked_child:
         return 1
     if asked > 0:
@@ -94,6 +95,7 @@ cdef int choose(double cost, int asked) except -1:
     if now() - _last_use > PAUSE:
         _burst = 0.0
     _last_use = now()
+    _burst_before = _burst
     _burst += cost
     if cost < WAKE_COST and _burst - cost < BURST:
         return 1
@@ -104,6 +106,11 @@ cdef void finished() noexcept nogil:
     """A call that `choose` was asked about has ended: what follows at once follows without a pause."""
     global _last_use
     _last_use = now()
+
+
+cdef bint is_warm() noexcept nogil:
+    """Whether calls have followed one another for so long that the threads of a team are awake."""
+    return _burst_before >= BURST
 
 
 cdef bint is_disturbed() noexcept nogil:

@@ -167,6 +167,28 @@ AG_INLINE real K(reduce_sum)(V v)
     return lane[0];
 }
 
+/* Logits of row i and of n words from `first` on, for the caller. */
+static void K(put_logits)(const ag_lce_block *b, ptrdiff_t i, ptrdiff_t first, const real *row, ptrdiff_t n)
+{
+    char *to = b->logits_out.data + b->row_numbers[i] * b->logits_out.row_stride +
+               (b->vocab_start + first) * b->logits_out.step;
+#if AG_IS_F64
+    memcpy(to, row, (size_t)n * sizeof(real));
+#else
+    for (ptrdiff_t c = 0; c < n; c += VL) {
+        const ptrdiff_t left = n - c < VL ? n - c : VL;
+        const V v = v_f32_load(row + c);
+        if (b->logits_out.dtype == AG_FLOAT32) {
+            v_f32_store_partial(to + 4 * c, v, left);
+        } else if (b->logits_out.dtype == AG_FLOAT16) {
+            v_f16_store_partial(to + 2 * c, v, left);
+        } else {
+            v_bf16_store_partial(to + 2 * c, v, left);
+        }
+    }
+#endif
+}
+
 /* Largest logit of each row of the tile and the sum of the exponentials relative to it; the target's logit. */
 static void K(store_max_sum)(const ag_lce_block *b, ptrdiff_t panel, ptrdiff_t tile_index, const real *tile)
 {
@@ -193,25 +215,7 @@ static void K(store_max_sum)(const ag_lce_block *b, ptrdiff_t panel, ptrdiff_t t
         ((real *)b->panel_sum)[panel * rows + i] = sum;
         const int64_t target = b->target[i] - b->vocab_start - panel * NR;
         if (b->target[i] >= 0 && target >= 0 && target < NR) ((real *)b->predicted)[b->row_numbers[i]] = row[target];
-        if (b->logits_out.data) {
-            char *to = b->logits_out.data + b->row_numbers[i] * b->logits_out.row_stride +
-                       (b->vocab_start + panel * NR) * b->logits_out.step;
-#if AG_IS_F64
-            memcpy(to, row, (size_t)columns * sizeof(real));
-#else
-            for (ptrdiff_t c = 0; c < columns; c += VL) {
-                const ptrdiff_t n = columns - c < VL ? columns - c : VL;
-                const V v = v_f32_load(row + c);
-                if (b->logits_out.dtype == AG_FLOAT32) {
-                    v_f32_store_partial(to + 4 * c, v, n);
-                } else if (b->logits_out.dtype == AG_FLOAT16) {
-                    v_f16_store_partial(to + 2 * c, v, n);
-                } else {
-                    v_bf16_store_partial(to + 2 * c, v, n);
-                }
-            }
-#endif
-        }
+        if (b->logits_out.data) K(put_logits)(b, i, panel * NR, row, columns);
     }
 }
 
@@ -417,6 +421,10 @@ static void K(probabilities)(void *to, const void *logits, double max, double su
     }
 }
 
+#if !AG_IS_DOT
+#include "skinny_body.h"
+#endif
+
 static AG_UNUSED const ag_lce_kernels K(ag_lce) = {
     .mr = MR,
     .nr = NR,
@@ -432,6 +440,14 @@ static AG_UNUSED const ag_lce_kernels K(ag_lce) = {
     .input_grad = K(input_grad),
     .weight_grad = K(weight_grad),
     .probabilities = K(probabilities),
+#if !AG_IS_DOT
+    .dot_products = K(dot_products),
+    .sum_rows = K(sum_rows),
+    .combine = K(combine),
+    .write_rows = K(write_rows),
+    .tile_to_gradient = K(tile_to_gradient),
+    .tile_to_max_sum = K(tile_to_max_sum),
+#endif
 };
 
 #undef K

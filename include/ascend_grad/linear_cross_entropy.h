@@ -27,6 +27,11 @@
  *   x_columns  [H / NR][u of BT][<= NR]   right of dW
  *   logits     [V / NR][rows][NR]         only where they are needed twice, or where H is summed in slices
  *
+ * Few rows on one side (at most AG_RESIDENT, of X or of W): nothing is packed. Tiles of AG_RESIDENT x AG_STREAMED values are
+ * made from rows in place, become P and are multiplied with the same rows, which are still in L2; the gradient of what is
+ * streamed is written once, that of the other side has a partial sum for each task. All of it in f32 or f64 arithmetic:
+ * bfloat16 is widened while it is read, on every CPU. The kernels are in skinny_body.h.
+ *
  * Order of sums. A sum runs in one accumulator for at most AG_CHAIN terms; chains are combined with compensation (Knuth's
  * two-sum), and so are the partial sums that slices, blocks and chunks add to a result, where memory for the compensation is
  * given: a plan gives it wherever there are more than 64 of them. All of that depends on shapes alone, so that results do not
@@ -51,7 +56,10 @@
 enum {
     AG_CHAIN = 1280, /* terms of a sum in one accumulator */
     AG_AHEAD = 8,    /* units along the sum that operands are asked for before their use */
-    AG_FETCH = 256   /* values of a row that are gathered at once */
+    AG_FETCH = 256,  /* values of a row that are gathered at once */
+    AG_RESIDENT = 16, /* most rows that may be few, for the products that pack nothing */
+    AG_STREAMED = 48, /* most rows of the other matrix that they take at a time */
+    AG_TILE = AG_RESIDENT * AG_STREAMED
 };
 
 /* A matrix as the caller has it: any strides (in bytes), either byte order. */
@@ -61,6 +69,14 @@ typedef struct {
     ag_dtype dtype;
     int swapped;
 } ag_matrix;
+
+/* Rows of a matrix: those that are listed, or start, start + 1, ... */
+typedef struct {
+    ag_matrix matrix;
+    const int64_t *numbers; /* or NULL */
+    int64_t start;
+    ptrdiff_t count;
+} ag_rows;
 
 /* Where a product adds up its result, in reals: rows of unit step. Strides are in bytes. */
 typedef struct {
@@ -134,6 +150,16 @@ typedef struct {
                         ptrdiff_t tile_end);
     /* to[c] = exp(logits[c] - max) / sum, reals, in place allowed */
     void (*probabilities)(void *to, const void *logits, double max, double sum, ptrdiff_t n);
+    /* Few rows on one side: see skinny_body.h. Not of the kind dot. */
+    void (*dot_products)(const ag_rows *resident, const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, void *p,
+                         ptrdiff_t r_stride, ptrdiff_t s_stride);
+    void (*sum_rows)(ptrdiff_t resident, const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, const void *p,
+                     ptrdiff_t r_stride, ptrdiff_t s_stride, void *sums, ptrdiff_t pitch, int add);
+    void (*combine)(const void *from, ptrdiff_t count, ptrdiff_t stride, ptrdiff_t n, void *to);
+    void (*write_rows)(ag_variant variant, const ag_rows *resident, const ag_rows *to, ptrdiff_t first, ptrdiff_t n,
+                       const void *p, ptrdiff_t r_stride, ptrdiff_t s_stride, int nontemporal);
+    void (*tile_to_gradient)(const ag_lce_block *block, void *tile, ptrdiff_t pitch);
+    void (*tile_to_max_sum)(const ag_lce_block *block, const void *tile, ptrdiff_t pitch, void *max, double *sum);
 } ag_lce_kernels;
 
 /* ---- instantiation ------------------------------------------------------------------------------------------------------ */
@@ -205,6 +231,12 @@ static AG_UNUSED const ag_lce_kernels *ag_lce_kernels_of(ag_variant variant, ag_
     default:
         return dtype == AG_FLOAT64 ? &ag_lce_f64_baseline : &ag_lce_f32_baseline;
     }
+}
+
+/* Those that pack nothing: bfloat16 is widened on every CPU. */
+static AG_UNUSED const ag_lce_kernels *ag_lce_skinny_kernels_of(ag_variant variant, ag_dtype dtype)
+{
+    return ag_lce_kernels_of(variant, dtype == AG_BFLOAT16 ? AG_FLOAT32 : dtype);
 }
 
 #endif

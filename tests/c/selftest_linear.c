@@ -166,6 +166,53 @@ static void test_block(ag_variant variant, ag_dtype dtype, ptrdiff_t rows, ptrdi
     free(x), free(w), free(max), free(sum), free(grad), free(p), free(slack);
 }
 
+/* The products that pack nothing: p = A B^T over few rows A, then p B and p^T A. */
+static void test_skinny(ag_variant variant, ag_dtype dtype, ptrdiff_t few, ptrdiff_t many, ptrdiff_t hidden, int strided)
+{
+    const ag_lce_kernels *k = ag_lce_skinny_kernels_of(variant, dtype);
+    const ag_dtype own = k->real_size == 8 ? AG_FLOAT64 : AG_FLOAT32;
+    const double eps = own == AG_FLOAT64 ? 0x1p-53 : 0x1p-24, coarse = dtype == own ? 0 : dtype == AG_BFLOAT16 ? 0x1p-8 : 0x1p-11;
+    const ptrdiff_t pitch = up(hidden, k->vector);
+    double *a = numbers(few * hidden, 1), *b = numbers(many * hidden, 1), *none = numbers(many * hidden, 0);
+    const ag_rows left = {matrix(a, few, hidden, dtype, strided), 0, 0, few};
+    const ag_rows right = {matrix(b, many, hidden, dtype, strided), 0, 0, many};
+    const ag_rows out = {matrix(none, many, hidden, dtype, strided), 0, 0, many};
+    char *p = zeros(AG_TILE * k->real_size), *sums = zeros(few * pitch * k->real_size);
+    k->dot_products(&left, &right, 0, hidden, p, AG_STREAMED, 1);
+    k->sum_rows(few, &right, 0, hidden, p, AG_STREAMED, 1, sums, pitch, 0);
+    k->write_rows(variant, &left, &out, 0, hidden, p, AG_STREAMED, 1, 0);
+    for (ptrdiff_t r = 0; r < few; r++) {
+        for (ptrdiff_t s = 0; s < many; s++) {
+            double value = 0, size = 0;
+            for (ptrdiff_t c = 0; c < hidden; c++) value += a[r * hidden + c] * b[s * hidden + c], size += fabs(a[r * hidden + c] * b[s * hidden + c]);
+            const double got = real_at(k, p, r * AG_STREAMED + s);
+            CHECK(fabs(got - value) <= 16 * eps * size, "A B^T %s %s: %g is not %g", ag_variant_names[variant], dtype_names[dtype], got, value);
+        }
+    }
+    for (ptrdiff_t c = 0; c < hidden; c++) {
+        for (ptrdiff_t r = 0; r < few; r++) {
+            double value = 0, size = 0;
+            for (ptrdiff_t s = 0; s < many; s++) {
+                const double term = real_at(k, p, r * AG_STREAMED + s) * b[s * hidden + c];
+                value += term, size += fabs(term);
+            }
+            const double got = real_at(k, sums, r * pitch + c);
+            CHECK(fabs(got - value) <= 16 * eps * size, "p B %s %s: %g is not %g", ag_variant_names[variant], dtype_names[dtype], got, value);
+        }
+        for (ptrdiff_t s = 0; s < many; s++) {
+            double value = 0, size = 0;
+            for (ptrdiff_t r = 0; r < few; r++) {
+                const double term = real_at(k, p, r * AG_STREAMED + s) * a[r * hidden + c];
+                value += term, size += fabs(term);
+            }
+            const double got = get(out.matrix.data + s * out.matrix.row_stride + c * out.matrix.step, dtype);
+            CHECK(fabs(got - value) <= 16 * eps * size + coarse * fabs(value) + (dtype == AG_FLOAT16 ? 0x1p-25 : 0),
+                  "p^T A %s %s: %g is not %g", ag_variant_names[variant], dtype_names[dtype], got, value);
+        }
+    }
+    free(left.matrix.data), free(right.matrix.data), free(out.matrix.data), free(a), free(b), free(none), free(p), free(sums);
+}
+
 int main(void)
 {
     static const ptrdiff_t sizes[][3] = {{1, 1, 1},   {2, 3, 2},    {3, 50, 17},  {7, 12, 5},   {8, 48, 16}, {9, 49, 33},
@@ -180,6 +227,10 @@ int main(void)
             test_block(variant, (ag_dtype)dtype, 5, 7, 1301, 0); /* sums of more than one chain */
             test_block(variant, (ag_dtype)dtype, 1301, 5, 3, 1);
             test_block(variant, (ag_dtype)dtype, 3, 1301, 2, 0);
+            for (ptrdiff_t few = 1; few <= AG_RESIDENT; few++) {
+                test_skinny(variant, (ag_dtype)dtype, few, 3 * few, 5 * few + 1, few % 2);
+                test_skinny(variant, (ag_dtype)dtype, few, AG_STREAMED - few, 1000 + 7 * few, few % 2);
+            }
         }
         printf("%s: %ld checks, %ld failed\n", ag_variant_names[variant], checks, failures);
     }

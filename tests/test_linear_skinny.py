@@ -1,0 +1,116 @@
+"""Few rows, few words, or few of both: products that pack nothing, in several tasks, segments and layouts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from linear_samples import GRADIENT, MODES, STATISTICS, WHOLE, Shape, problem_of
+from samples import BFLOAT16, Layout, allocated, assert_identical, laid_out
+
+from ascend_grad import _cpu, _linear_cross_entropy
+
+#: Around the edges of what is few (16), of streamed rows (48) and of segments of features (4 KiB of accumulators).
+SHAPES = [
+    Shape(*shape)
+    for shape in (
+        (1, 17, 1025),
+        (1, 4000, 20),
+        (3, 700, 1500),
+        (15, 1700, 76),
+        (16, 49, 2100),
+        (16, 16, 1024),
+        (2, 4, 3885),
+        (1, 1, 40_000),
+        (5, 9, 33_000),
+        (17, 1, 1025),
+        (1700, 16, 81),
+        (4000, 1, 20),
+        (700, 3, 1500),
+    )
+]
+CALLS = [*((GRADIENT, {"mode": mode}) for mode in MODES), (STATISTICS, {}), (WHOLE, {})]
+LAYOUTS = [
+    Layout((1, 0), (1, 1)),
+    Layout((0, 1), (-1, -2)),
+    Layout((0, 1), (1, 1), swapped=True),
+    Layout((0, 1), (1, 1), shift=1),
+]
+
+
+@pytest.mark.parametrize(("operator", "how"), CALLS, ids=["recomputed", "stored", "statistics", "whole"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_values(shape, operator, how, dtype, cpu_engine):
+    problem = problem_of(operator, shape, dtype, **how)
+    results = cpu_engine.solve(problem, num_threads=1)
+    cpu_engine.assert_solved(problem, results)
+    for num_threads in (2, 3, 4):
+        for result, right in zip(cpu_engine.solve(problem, num_threads=num_threads), results, strict=True):
+            assert_identical(result, right)
+    for layout in LAYOUTS:
+        one = Layout((0,), layout.steps[1:], layout.shift, layout.swapped)
+        strange = problem.mapped(lambda array, two=layout, one=one: laid_out(array, two if array.ndim == 2 else one))
+        for result, right in zip(cpu_engine.solve(strange), results, strict=True):
+            assert_identical(result, right)
+
+
+@pytest.mark.parametrize("shape", [Shape(3, 70, 300), Shape(300, 7, 70), Shape(5, 9, 300)], ids=str)
+def test_results_of_any_dtype_and_layout(shape, dtype, cpu_engine):
+    problem = problem_of(GRADIENT, shape, dtype)
+    x, w = problem.arguments["input"], problem.arguments["weight"]
+    for name in ("float32", "float16", "bfloat16", "float64"):
+        right = None
+        for layout in (Layout((0, 1), (1, 1)), *LAYOUTS):
+            outs = tuple(
+                allocated(a.shape, np.dtype(name) if name != "bfloat16" else BFLOAT16, layout)[0] for a in (x, w)
+            )
+            results = cpu_engine.solve(problem, out=outs)
+            if right is None:
+                right = tuple(result.copy() for result in results)
+                cpu_engine.assert_solved(problem, results)
+            for result, expected in zip(results, right, strict=True):
+                assert np.array_equal(result.astype(np.float64), expected.astype(np.float64))
+
+
+@pytest.mark.parametrize("shape", [Shape(2, 20_000, 520), Shape(20_000, 2, 520)], ids=str)
+def test_results_beyond_the_caches(shape, cpu_engine, needs_memory):
+    """Rows that begin at a multiple of a vector are written past the caches, others are not."""
+    needs_memory(1)
+    problem = problem_of(GRADIENT, shape, "float32")
+    x, w = problem.arguments["input"], problem.arguments["weight"]
+    results = []
+    for shift in (0, 1):
+        outs = []
+        for like in (x, w):
+            memory = np.full(like.size + 32, 7, np.float32)
+            start = -(memory.ctypes.data // 4) % 16 + shift
+            outs.append(memory[start : start + like.size].reshape(like.shape))
+        results.append(cpu_engine.solve(problem, out=tuple(outs)))
+    for first, second in zip(*results, strict=True):
+        assert_identical(first, second)
+    cpu_engine.assert_solved(problem, results[0])
+
+
+def test_only_few_are_not_packed(forced):
+    for variant in _cpu.supported_variants():
+        forced(variant)
+        for shape, is_skinny in (
+            ((16, 900, 5), True),
+            ((900, 16, 5), True),
+            ((17, 900, 5), False),
+            ((900, 17, 5), False),
+        ):
+            x, w = np.empty((shape[0], shape[2]), np.float32), np.empty((shape[1], shape[2]), np.float32)
+            (plan,) = _linear_cross_entropy.plans(x, w, shape[0], 2**26, True, True, True, False)
+            assert (plan.tasks > 0) == is_skinny
+
+
+def test_absent_rows_take_no_more_space(forced):
+    """What is needed for all rows is enough for those that count."""
+    for shape in (20, 9000, 300), (16, 9000, 300), (9000, 16, 90), (9, 9, 50_000):
+        x, w = np.empty((shape[0], shape[2]), np.float32), np.empty((shape[1], shape[2]), np.float32)
+        for keeps_logits in (False, True):
+            sizes = [
+                _linear_cross_entropy.plans(x, w, rows, 2**26, True, True, True, False, keeps_logits)[0].nbytes
+                for rows in (shape[0], shape[0] - 1, 7, 1)
+            ]
+            assert max(sizes) == sizes[0]
