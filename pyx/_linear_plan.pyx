@@ -12,8 +12,9 @@ and is repeated for every slice where not even the compensation of one chunk (bl
 More than `MAX_UNCOMPENSATED_SUMS` partial sums of anything have memory for their compensation. That is part of the layout:
 a cut whose layout exceeds the workspace is no plan. Where no walk has room for both gradients, each gets a plan of its own.
 
-Where one side is short (few rows, few words) and features are not few, packing would cost more than the products: a skinny plan packs nothing. Its
-tasks are ranges of the longer side, which is streamed past the shorter one, or, where both are short, of the features.
+Where one side is short (few rows, few words) and features are not few, packing would cost more than the products: a skinny
+plan packs nothing. Its tasks are ranges of the longer side, which is streamed past the shorter one, or, where both are
+short, of the features.
 Sums over the longer side have a partial sum for each task, and these are always compensated.
 
 All of this follows from the problem, the kernels and the number of bytes allowed, and the order of every sum follows from it:

@@ -94,10 +94,12 @@ def test_only_few_are_not_packed(forced):
     for variant in _cpu.supported_variants():
         forced(variant)
         for shape, is_skinny in (
-            ((16, 900, 5), True),
-            ((900, 16, 5), True),
-            ((17, 900, 5), False),
-            ((900, 17, 5), False),
+            ((16, 900, 80), True),
+            ((900, 16, 80), True),
+            ((16, 16, 5), True),
+            ((16, 900, 5), False),  # so few features are packed in no time
+            ((17, 900, 80), False),
+            ((900, 17, 80), False),
         ):
             x, w = np.empty((shape[0], shape[2]), np.float32), np.empty((shape[1], shape[2]), np.float32)
             (plan,) = _linear_cross_entropy.plans(x, w, shape[0], 2**26, True, True, True, False)
