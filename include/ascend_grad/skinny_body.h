@@ -390,7 +390,7 @@ static void K(write_rows)(ag_variant variant, const ag_rows *resident, const ag_
         for (ptrdiff_t s = 0; s < to->count; s += K(RESIDENT)) {
             const ptrdiff_t ns = to->count - s < K(RESIDENT) ? to->count - s : K(RESIDENT);
             const real *of_rows = (const real *)p + s * s_stride;
-            char *targets[K(RESIDENT)], *places[K(RESIDENT)];
+            char *targets[K(RESIDENT)] = {0}, *places[K(RESIDENT)] = {0};
             int is_aligned = nontemporal;
             for (ptrdiff_t i = 0; i < ns; i++) {
                 const int64_t row = to->numbers ? to->numbers[s + i] : to->start + s + i;
