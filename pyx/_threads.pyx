@@ -3,14 +3,7 @@
 import os
 
 from ascend_grad cimport _openmp
-
-cdef extern from "<time.h>" nogil:
-    struct timespec:
-        long tv_sec
-        long tv_nsec
-    int clock_gettime(int clock, timespec *time)
-    enum:
-        CLOCK_MONOTONIC_COARSE
+from ascend_grad._tasks cimport now
 
 cdef int _limit = 0               # what set_num_threads or the environment asked for; 0: nothing
 cdef bint _is_forked_child = False
@@ -32,12 +25,6 @@ cdef double _burst = 0.0
 cdef double _burst_before = 0.0  # the current call
 cdef double _alone_until = 0.0
 cdef double _alone_for = SHORTEST_ALONE
-
-
-cdef inline double now() noexcept nogil:
-    cdef timespec time
-    clock_gettime(CLOCK_MONOTONIC_COARSE, &time)
-    return time.tv_sec * 1e9 + time.tv_nsec
 
 
 def _quota_of_control_group(root="/sys/fs/cgroup", membership="/proc/self/cgroup"):
