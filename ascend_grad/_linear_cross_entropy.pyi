@@ -1,8 +1,6 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from .results import LinearCrossEntropy, OnlineMaxSum
-
 class Rows:
     total: int
     count: int
@@ -91,10 +89,3 @@ def probabilities(
     logits: np.ndarray, logits_max: np.ndarray, sum_exp: np.ndarray, out: np.ndarray, threads: int
 ) -> None: ...
 def losses(sum_exp: np.ndarray, predicted: np.ndarray, loss: np.ndarray) -> None: ...
-
-# The short way: the arguments of the operator in their order, `out` where it has one, num_threads; anything is taken,
-# and None is the answer to what is not the common case.
-def common_gradient(*arguments: object) -> tuple[np.ndarray, np.ndarray] | None: ...
-def common_statistics(*arguments: object) -> OnlineMaxSum | None: ...
-def common_loss(*arguments: object) -> tuple[np.ndarray, np.ndarray | None] | None: ...
-def common_loss_and_gradients(*arguments: object) -> LinearCrossEntropy | None: ...

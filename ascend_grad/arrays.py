@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 import ml_dtypes
 import numpy as np
-from numpy.exceptions import TooHardError
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -109,47 +108,3 @@ def without_memory(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     for axis in range(len(shape) - 1, 0, -1):
         strides[axis - 1] = strides[axis] * max(shape[axis], 1)
     return np.lib.stride_tricks.as_strided(np.empty(1, dtype), shape, strides)
-
-
-def overlaps_itself(array: np.ndarray) -> bool:
-    """Whether two elements of the array share memory."""
-    if array.size <= 1:
-        return False
-    axes = sorted((abs(stride), length) for stride, length in zip(array.strides, array.shape) if length > 1)
-    extent = array.itemsize
-    for stride, length in axes:
-        if stride < extent:
-            break
-        extent += stride * (length - 1)
-    else:
-        return False
-    # The nested-extent test is sufficient, not necessary: decide the rest exactly. Two elements that collide
-    # differ along some axis; moved along it together, one of them has index 0 there.
-    for axis, length in enumerate(array.shape):
-        if length > 1:
-            first = array[(slice(None),) * axis + (slice(0, 1),)]
-            others = array[(slice(None),) * axis + (slice(1, None),)]
-            try:
-                if np.shares_memory(first, others, max_work=10**6):  # type: ignore[arg-type]
-                    return True
-            except TooHardError:
-                return True  # no ordinary array is: refusing it is better than searching for minutes
-    return False
-
-
-def may_overlap(first: np.ndarray, second: np.ndarray) -> bool:
-    """Whether two arrays may share memory; exact for simple layouts, True where it is too costly to tell."""
-    try:
-        return np.may_share_memory(first, second, max_work=1000)  # type: ignore[arg-type]  # NumPy's stub knows two values
-    except RuntimeError as error:  # what NumPy makes of memory that it does not get here
-        raise MemoryError(str(error)) from error
-
-
-def same_memory(first: np.ndarray, second: np.ndarray) -> bool:
-    """Whether two arrays are element for element the same memory."""
-    return (
-        first.__array_interface__["data"][0] == second.__array_interface__["data"][0]
-        and first.dtype == second.dtype
-        and first.shape == second.shape
-        and all(a == b for a, b, n in zip(first.strides, second.strides, first.shape) if n > 1)
-    )

@@ -7,7 +7,7 @@ import sys
 from typing import NamedTuple
 
 from . import _cpu
-from .contract import MAX_THREADS
+from .arguments import MAX_THREADS
 
 #: What can be asked for; all but "auto" are names in the registry of `backends`.
 BACKENDS = ("auto", "cpu", "npu", "reference")

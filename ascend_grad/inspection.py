@@ -10,28 +10,27 @@ from typing import Any
 
 import numpy as np
 
-from . import _cpu, _openmp, config, contract, dispatch, threads
+from . import _cpu, _openmp, config, contract, threads
+from ._call import Call
+from ._dispatch import Explanation, prepared
 from ._version import __version__
+from .arguments import shown
 from .backends import backends
-from .dispatch import Explanation
 from .errors import ParamInvalidError, ParamTypeError
 
 
-def bound_call(op_name: str, args: tuple, kwargs: dict) -> tuple[contract.Call, dict[str, Any]]:
-    """The validated call of a public operator, and its keyword-only settings."""
+def bound_call(op_name: str, args: tuple, kwargs: dict) -> tuple[Call, int, Explanation]:
+    """The validated call of a public operator, the threads it asks for (0: none in particular), and who computes it."""
     from . import ops
 
     if not isinstance(op_name, str) or op_name not in contract.OPERATORS:
-        raise ParamInvalidError(
-            f"op_name: expected one of {', '.join(contract.OPERATORS)}, got {contract.shown(op_name)}"
-        )
+        raise ParamInvalidError(f"op_name: expected one of {', '.join(contract.OPERATORS)}, got {shown(op_name)}")
     bound = inspect.signature(getattr(ops, op_name)).bind(*args, **kwargs)
     bound.apply_defaults()
-    arguments = dict(bound.arguments)
-    settings = {name: arguments.pop(name, None) for name in ("out", "backend", "num_threads")}
-    dispatch.requested(settings["backend"], op_name)
-    settings["num_threads"] = contract.checked_num_threads(settings["num_threads"], op_name)
-    return contract.validate(contract.OPERATORS[op_name], arguments, settings["out"]), settings
+    arguments = bound.arguments
+    operator = contract.OPERATORS[op_name]
+    values = [arguments[name] for name in operator.parameters]
+    return prepared(operator, values, arguments.get("out"), arguments["backend"], arguments["num_threads"])
 
 
 def explain(op_name: str, *args: Any, **kwargs: Any) -> Explanation:
@@ -60,8 +59,7 @@ def explain(op_name: str, *args: Any, **kwargs: Any) -> Explanation:
     >>> ag.explain("softmax", [1.0, 2.0], backend="cpu")
     Explanation(backend='cpu', reason='asked for by the backend argument')
     """
-    call, settings = bound_call(op_name, args, kwargs)
-    return dispatch.select(call, settings["backend"])
+    return bound_call(op_name, args, kwargs)[-1]
 
 
 def workspace_size(op_name: str, *args: Any, **kwargs: Any) -> int:
@@ -100,12 +98,11 @@ def workspace_size(op_name: str, *args: Any, **kwargs: Any) -> int:
     """
     from .backends import cpu
 
-    call, settings = bound_call(op_name, args, kwargs)
-    dispatch.select(call, settings["backend"])
+    call, num_threads, _ = bound_call(op_name, args, kwargs)
     if call.device is not None:
         message = f"expected arrays on the host, as this is about calls on the CPU, got arrays on device {call.device}"
         raise ParamTypeError(message, operator=op_name)
-    return cpu.workspace_size(call, settings["num_threads"])
+    return cpu.workspace_size(call, num_threads)
 
 
 def get_include() -> str:
@@ -149,7 +146,7 @@ def show_config(mode: str = "stdout") -> dict[str, Any] | None:
     ['backends', 'cpu', 'environment', 'openmp', 'threads', 'version']
     """
     if not isinstance(mode, str) or mode not in ("stdout", "dict"):
-        raise ParamInvalidError(f"mode: expected 'stdout' or 'dict', got {contract.shown(mode)}")
+        raise ParamInvalidError(f"mode: expected 'stdout' or 'dict', got {shown(mode)}")
     result = {
         "version": {
             "ascend_grad": __version__,

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from . import _aclnn, arrays
-from .contract import MAX_RANK, converted, integer, shown
+from .arguments import MAX_RANK, converted, integer, shown
 from .device import quirks, runtime, session
 from .device.array import DeviceArray
 from .errors import BackendUnavailableError, ParamInvalidError, ParamTypeError

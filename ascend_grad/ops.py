@@ -1,8 +1,4 @@
-"""The public operators.
-
-Each function is the same three lines: the short way (`_rowwise` and `_linear_cross_entropy` take the common case of
-plain arrays on the CPU and otherwise answer None), then the general way through `dispatch`.
-"""
+"""The public operators: signatures and documentation. What is behind them is `contract`, then `_dispatch`."""
 
 from __future__ import annotations
 
@@ -11,8 +7,8 @@ from typing import Literal
 
 from numpy.typing import ArrayLike, NDArray
 
-from . import _linear_cross_entropy, _rowwise, contract, dispatch
-from ._short_way import is_plain_cpu
+from . import contract
+from ._dispatch import run
 from .results import LinearCrossEntropy, OnlineMaxSum
 
 __all__ = [
@@ -89,12 +85,7 @@ def softmax_backward(
     >>> ag.softmax_backward(np.array([[1.0, 0.0]]), y)
     array([[ 0.1875, -0.1875]])
     """
-    if is_plain_cpu(backend, grad_output):
-        result = _rowwise.softmax_backward(grad_output, output, dim, out, num_threads)
-        if result is not None:
-            return result
-    arguments = {"grad_output": grad_output, "output": output, "dim": dim}
-    return dispatch.run(contract.SOFTMAX_BACKWARD, arguments, out, backend, num_threads)
+    return run(contract.SOFTMAX_BACKWARD, [grad_output, output, dim], out, backend, num_threads)
 
 
 def log_softmax_backward(
@@ -145,12 +136,7 @@ def log_softmax_backward(
     >>> ag.log_softmax_backward(np.array([1.0, 0.0]), np.log([0.25, 0.75]))
     array([ 0.75, -0.75])
     """
-    if is_plain_cpu(backend, grad_output):
-        result = _rowwise.log_softmax_backward(grad_output, output, dim, out, num_threads)
-        if result is not None:
-            return result
-    arguments = {"grad_output": grad_output, "output": output, "dim": dim}
-    return dispatch.run(contract.LOG_SOFTMAX_BACKWARD, arguments, out, backend, num_threads)
+    return run(contract.LOG_SOFTMAX_BACKWARD, [grad_output, output, dim], out, backend, num_threads)
 
 
 def scaled_masked_softmax_backward(
@@ -212,12 +198,8 @@ def scaled_masked_softmax_backward(
     >>> ag.scaled_masked_softmax_backward(g, y, mask, 2.0)
     array([[[[0.375, 0.   ]]]])
     """
-    if is_plain_cpu(backend, grad_output):
-        result = _rowwise.scaled_masked_softmax_backward(grad_output, y, mask, scale, fix_triu_mask, out, num_threads)
-        if result is not None:
-            return result
-    arguments = {"grad_output": grad_output, "y": y, "mask": mask, "scale": scale, "fix_triu_mask": fix_triu_mask}
-    return dispatch.run(contract.SCALED_MASKED_SOFTMAX_BACKWARD, arguments, out, backend, num_threads)
+    values = [grad_output, y, mask, scale, fix_triu_mask]
+    return run(contract.SCALED_MASKED_SOFTMAX_BACKWARD, values, out, backend, num_threads)
 
 
 def softmax(
@@ -262,11 +244,7 @@ def softmax(
     >>> ag.softmax([0.0, 0.0])
     array([0.5, 0.5])
     """
-    if is_plain_cpu(backend, input):
-        result = _rowwise.softmax(input, dim, out, num_threads)
-        if result is not None:
-            return result
-    return dispatch.run(contract.SOFTMAX, {"input": input, "dim": dim}, out, backend, num_threads)
+    return run(contract.SOFTMAX, [input, dim], out, backend, num_threads)
 
 
 def log_softmax(
@@ -311,11 +289,7 @@ def log_softmax(
     >>> np.exp(ag.log_softmax([0.0, 0.0]))
     array([0.5, 0.5])
     """
-    if is_plain_cpu(backend, input):
-        result = _rowwise.log_softmax(input, dim, out, num_threads)
-        if result is not None:
-            return result
-    return dispatch.run(contract.LOG_SOFTMAX, {"input": input, "dim": dim}, out, backend, num_threads)
+    return run(contract.LOG_SOFTMAX, [input, dim], out, backend, num_threads)
 
 
 def scaled_masked_softmax(
@@ -370,12 +344,7 @@ def scaled_masked_softmax(
     >>> ag.scaled_masked_softmax(np.zeros((1, 1, 1, 4)), mask)
     array([[[[0.5, 0.5, 0. , 0. ]]]])
     """
-    if is_plain_cpu(backend, x):
-        result = _rowwise.scaled_masked_softmax(x, mask, scale, fix_triu_mask, out, num_threads)
-        if result is not None:
-            return result
-    arguments = {"x": x, "mask": mask, "scale": scale, "fix_triu_mask": fix_triu_mask}
-    return dispatch.run(contract.SCALED_MASKED_SOFTMAX, arguments, out, backend, num_threads)
+    return run(contract.SCALED_MASKED_SOFTMAX, [x, mask, scale, fix_triu_mask], out, backend, num_threads)
 
 
 def fused_linear_cross_entropy_loss_grad(
@@ -488,28 +457,11 @@ def fused_linear_cross_entropy_loss_grad(
     array([[-0.75,  0.25,  0.25,  0.25],
            [ 0.25,  0.25,  0.25, -0.75]])
     """
-    if is_plain_cpu(backend, input, only_halves=True):
-        result = _linear_cross_entropy.common_gradient(
-            grad, input, weight, target_mask, masked_target, label_smoothing, logits_max, sum_exp_logits, softmax,
-            output_mask, workspace_bytes, filter_eps, out, num_threads
-        )  # fmt: skip
-        if result is not None:
-            return result
-    arguments = {
-        "grad": grad,
-        "input": input,
-        "weight": weight,
-        "target_mask": target_mask,
-        "masked_target": masked_target,
-        "label_smoothing": label_smoothing,
-        "logits_max": logits_max,
-        "sum_exp_logits": sum_exp_logits,
-        "softmax": softmax,
-        "output_mask": output_mask,
-        "workspace_bytes": workspace_bytes,
-        "filter_eps": filter_eps,
-    }
-    return dispatch.run(contract.FUSED_LINEAR_CROSS_ENTROPY_LOSS_GRAD, arguments, out, backend, num_threads)
+    values = [
+        grad, input, weight, target_mask, masked_target, label_smoothing, logits_max, sum_exp_logits, softmax,
+        output_mask, workspace_bytes, filter_eps
+    ]  # fmt: skip
+    return run(contract.FUSED_LINEAR_CROSS_ENTROPY_LOSS_GRAD, values, out, backend, num_threads)
 
 
 def fused_linear_online_max_sum(
@@ -580,21 +532,8 @@ def fused_linear_online_max_sum(
     >>> statistics.masked_target, statistics.target_mask
     (array([1, 0]), array([2], dtype=uint8))
     """
-    if is_plain_cpu(backend, input, only_halves=True):
-        result = _linear_cross_entropy.common_statistics(
-            input, weight, target, vocab_start_index, vocab_end_index, return_logits, num_threads
-        )
-        if result is not None:
-            return result
-    arguments = {
-        "input": input,
-        "weight": weight,
-        "target": target,
-        "vocab_start_index": vocab_start_index,
-        "vocab_end_index": vocab_end_index,
-        "return_logits": return_logits,
-    }
-    return OnlineMaxSum(*dispatch.run(contract.FUSED_LINEAR_ONLINE_MAX_SUM, arguments, None, backend, num_threads))
+    values = [input, weight, target, vocab_start_index, vocab_end_index, return_logits]
+    return OnlineMaxSum._make(run(contract.FUSED_LINEAR_ONLINE_MAX_SUM, values, None, backend, num_threads))
 
 
 def fused_cross_entropy_loss_with_max_sum(
@@ -658,20 +597,8 @@ def fused_cross_entropy_loss_with_max_sum(
     >>> loss.round(3), softmax
     (array([1.386]), array([[0.25, 0.25, 0.25, 0.25]]))
     """
-    if is_plain_cpu(backend, logits_max):
-        result = _linear_cross_entropy.common_loss(
-            logits_max, sum_exp_logits, predicted_logits, label_smoothing, vocab_parallel_logits, out, num_threads
-        )
-        if result is not None:
-            return result
-    arguments = {
-        "logits_max": logits_max,
-        "sum_exp_logits": sum_exp_logits,
-        "predicted_logits": predicted_logits,
-        "label_smoothing": label_smoothing,
-        "vocab_parallel_logits": vocab_parallel_logits,
-    }
-    return dispatch.run(contract.FUSED_CROSS_ENTROPY_LOSS_WITH_MAX_SUM, arguments, out, backend, num_threads)
+    values = [logits_max, sum_exp_logits, predicted_logits, label_smoothing, vocab_parallel_logits]
+    return run(contract.FUSED_CROSS_ENTROPY_LOSS_WITH_MAX_SUM, values, out, backend, num_threads)
 
 
 def linear_cross_entropy(
@@ -753,24 +680,8 @@ def linear_cross_entropy(
     array([[-0.375,  0.125,  0.125,  0.125],
            [ 0.125,  0.125,  0.125, -0.375]])
     """
-    if is_plain_cpu(backend, input, only_halves=True):
-        result = _linear_cross_entropy.common_loss_and_gradients(
-            input, weight, target, reduction, ignore_index, grad_loss, vocab_start_index, return_grad, output_mask,
-            workspace_bytes, filter_eps, num_threads
-        )  # fmt: skip
-        if result is not None:
-            return result
-    arguments = {
-        "input": input,
-        "weight": weight,
-        "target": target,
-        "reduction": reduction,
-        "ignore_index": ignore_index,
-        "grad_loss": grad_loss,
-        "vocab_start_index": vocab_start_index,
-        "return_grad": return_grad,
-        "output_mask": output_mask,
-        "workspace_bytes": workspace_bytes,
-        "filter_eps": filter_eps,
-    }
-    return LinearCrossEntropy(*dispatch.run(contract.LINEAR_CROSS_ENTROPY, arguments, None, backend, num_threads))
+    values = [
+        input, weight, target, reduction, ignore_index, grad_loss, vocab_start_index, return_grad, output_mask,
+        workspace_bytes, filter_eps
+    ]  # fmt: skip
+    return LinearCrossEntropy._make(run(contract.LINEAR_CROSS_ENTROPY, values, None, backend, num_threads))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import _threads, config, contract
+from . import _threads, arguments, config
 
 
 def set_num_threads(num_threads: int | None) -> None:
@@ -26,8 +26,7 @@ def set_num_threads(num_threads: int | None) -> None:
     2
     >>> ag.set_num_threads(None)
     """
-    count = contract.checked_num_threads(num_threads)
-    _threads.set_limit(count or config.ENVIRONMENT.num_threads or 0)
+    _threads.set_limit(arguments.thread_count(num_threads) or config.ENVIRONMENT.num_threads or 0)
 
 
 def get_num_threads() -> int:

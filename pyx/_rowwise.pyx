@@ -12,8 +12,6 @@
    maxima and sums of pieces are taken first, combined in order, and the results written in another round.
 3. The units run on a team of threads (`_tasks`). What a unit computes depends on the problem alone (rowwise.h fixes the order
    of every sum), so results are the same bits for any layout, schedule and number of threads.
-
-The public functions at the end take the common case straight from Python objects, and answer None to all others.
 """
 
 from cython.parallel cimport prange
@@ -23,6 +21,7 @@ from libc.math cimport INFINITY
 from libc.stdint cimport uint8_t
 
 from ascend_grad cimport _cpu, _memory, _openmp, _tasks, _threads
+from ascend_grad._call cimport Call, Result
 from ascend_grad._dtypes cimport dtype_of
 from ascend_grad._kernels cimport (
     AG_FLOAT32,
@@ -57,14 +56,11 @@ from ascend_grad._kernels cimport (
     ag_widen,
 )
 from ascend_grad._memory cimport ALIGNMENT, Arena, align_up, arena_alloc, ceil_div
+from ascend_grad._overlap cimport overlaps_partly
 
-from .arrays import FLOATING_DTYPES
-from .contract import MAX_THREADS
+from .arrays import FLOATING_DTYPES, without_memory
 
 cnp.import_array()
-
-cdef extern from "Python.h":
-    long PyLong_AsLongAndOverflow(object number, int *overflow) except? -1
 
 _OPERATORS = {
     "softmax_backward": AG_SOFTMAX_BACKWARD,
@@ -75,7 +71,6 @@ _OPERATORS = {
     "scaled_masked_softmax": AG_SCALED_MASKED_SOFTMAX,
 }
 
-cdef long _max_threads = MAX_THREADS
 cdef tuple _dtypes = FLOATING_DTYPES  # in the order of ag_dtype
 
 # ---- the problem -----------------------------------------------------------------------------------------------------
@@ -880,46 +875,64 @@ cdef int compute_problem(Problem *p, int asked) except -1:
     return 0
 
 
-cdef bint describe_call(
-    Problem *p, str name, list arrays, cnp.ndarray out, int dim, double scale
-) except -1:
-    """`describe` a validated call."""
-    cdef cnp.ndarray a = arrays[0], b = a, mask = a
-    cdef ag_row_op op = <ag_row_op><int>_OPERATORS[name]
+cdef bint describe_call(Problem *p, Call call, cnp.ndarray out) except -1:
+    """`describe` a validated call whose result goes to `out`."""
+    cdef ag_row_op op = <ag_row_op><int>_OPERATORS[call.operator.name]
+    cdef cnp.ndarray a = call.values[0], b = a, mask = a
+    cdef double scale = 1.0
+    cdef int dim = cnp.PyArray_NDIM(a) - 1 if has_mask(op) else call.axis
     if has_b(op):
-        b = arrays[1]
+        b = call.values[1]
     if has_mask(op):
-        mask = arrays[len(arrays) - 1]
-    if dim < 0:
-        dim += max(cnp.PyArray_NDIM(a), 1)
+        mask = call.values[1 + has_b(op)]
+        scale = call.values[2 + has_b(op)]
     return describe(p, op, a, b, mask, out, dim, scale)
 
 
-def compute(str name, list arrays, cnp.ndarray out, int dim, double scale, num_threads):
-    """Compute a validated call into `out`, which is none of the arrays or exactly one of them."""
+cdef object compute(Call call, int threads):
+    """The result of a validated call."""
+    cdef Result result = call.operator.result_specs[0]
+    cdef cnp.ndarray given = call.outs[0], out = given
     cdef Problem p
-    if describe_call(&p, name, arrays, out, dim, scale):
-        compute_problem(&p, 0 if num_threads is None else num_threads)
+    cdef int i
+    if given is None:
+        out = result.fresh(call)
+    else:
+        for i in range(<int>len(call.operator.array_names)):
+            if overlaps_partly(given, <cnp.ndarray>call.values[i]):
+                out = fresh_like(given)
+                break
+    if describe_call(&p, call, out):
+        compute_problem(&p, threads)
+    if given is not None and out is not given:
+        _memory.copy_into(given, out)
+        return given
+    return out
 
 
-def empty(cnp.ndarray prototype, cnp.dtype dtype):
-    """A fresh C-contiguous array of the prototype's shape, in huge pages where it is large."""
-    return _memory.empty_like(prototype, dtype)
+cdef cnp.ndarray fresh_like(cnp.ndarray given):
+    """Where a result is computed aside of the array that it goes to."""
+    return _memory.empty_like(given, <cnp.dtype>_dtypes[dtype_of(given)])
 
 
-def workspace_bound(str name, list arrays, cnp.ndarray out, int dim, num_threads):
-    """Bytes that `compute` allocates at most for such a call, whose `out` may be any array of this layout."""
+cdef Py_ssize_t workspace_bound(Call call, int threads) except -1:
+    """Bytes that `compute` allocates at most beyond the result, by shapes, dtypes and layouts alone."""
     cdef Problem p
-    cdef Py_ssize_t most = 0
-    cdef int threads
+    cdef Py_ssize_t most = 0, aside = 0
+    cdef cnp.ndarray out = call.outs[0]
     cdef Schedule schedule = Schedule.__new__(Schedule)
-    if not describe_call(&p, name, arrays, out, dim, 1.0):
-        return 0
-    for threads in (1, _threads.resolve()) if num_threads is None else (num_threads,):
+    if out is None:
+        out = without_memory(call.specs[0].shape, call.specs[0].dtype)
+    elif any([overlaps_partly(out, each) for each in call.arrays]):
+        aside = cnp.PyArray_NBYTES(out)
+        out = without_memory((<object>out).shape, _dtypes[dtype_of(out)])
+    if not describe_call(&p, call, out):
+        return aside
+    for count in [threads] if threads else [1, _threads.resolve()]:
         schedule.p = p
-        schedule.prepare(threads)
+        schedule.prepare(count)
         most = max(most, schedule.bytes())
-    return most
+    return aside + most
 
 
 def stream(float[::1] a, float[::1] b, float[::1] out, bint nontemporal, int num_threads):
@@ -931,177 +944,3 @@ def stream(float[::1] a, float[::1] b, float[::1] out, bint nontemporal, int num
             variant, &a[index * block], &b[index * block], &out[index * block],
             min(block, a.shape[0] - index * block), nontemporal
         )
-
-
-cdef inline cnp.ndarray plain(object array):
-    """The array, if it is exactly an ndarray of one of the four dtypes, in either byte order; else None."""
-    if not cnp.PyArray_CheckExact(array):
-        return None
-    cdef cnp.ndarray result = <cnp.ndarray>array
-    if dtype_of(result) < 0 or cnp.PyArray_NDIM(result) > MAX_AXES:
-        return None
-    return result
-
-
-cdef inline bint same_shape(cnp.ndarray a, cnp.ndarray b) noexcept:
-    cdef int axis, rank = cnp.PyArray_NDIM(a)
-    if cnp.PyArray_NDIM(b) != rank:
-        return False
-    for axis in range(rank):
-        if cnp.PyArray_DIMS(a)[axis] != cnp.PyArray_DIMS(b)[axis]:
-            return False
-    return True
-
-
-cdef inline void extent_of(cnp.ndarray array, char **low, char **high) noexcept:
-    """The first byte of an array, and the first one behind it."""
-    cdef int axis
-    cdef Py_ssize_t reach
-    low[0] = cnp.PyArray_BYTES(array)
-    high[0] = low[0] + cnp.PyArray_ITEMSIZE(array)
-    for axis in range(cnp.PyArray_NDIM(array)):
-        reach = (cnp.PyArray_DIMS(array)[axis] - 1) * cnp.PyArray_STRIDES(array)[axis]
-        if reach > 0:
-            high[0] += reach
-        else:
-            low[0] += reach
-
-
-cdef inline bint is_same_memory(cnp.ndarray first, cnp.ndarray second) noexcept:
-    """Whether two arrays of one shape are the same memory, element for element."""
-    cdef int axis
-    if (
-        cnp.PyArray_BYTES(first) != cnp.PyArray_BYTES(second) or cnp.PyArray_TYPE(first) != cnp.PyArray_TYPE(second)
-        or cnp.PyArray_ISBYTESWAPPED(first) != cnp.PyArray_ISBYTESWAPPED(second)
-        or cnp.PyArray_NDIM(first) != cnp.PyArray_NDIM(second)
-    ):
-        return False
-    for axis in range(cnp.PyArray_NDIM(first)):
-        if cnp.PyArray_STRIDES(first)[axis] != cnp.PyArray_STRIDES(second)[axis]:
-            return False
-    return True
-
-
-cdef inline bint apart(cnp.ndarray result, cnp.ndarray array) noexcept:
-    """Whether a result certainly shares nothing with an input, or is the input."""
-    cdef char *low
-    cdef char *high
-    cdef char *other_low
-    cdef char *other_high
-    if cnp.PyArray_SIZE(result) == 0:
-        return True
-    extent_of(result, &low, &high)
-    extent_of(array, &other_low, &other_high)
-    return high <= other_low or other_high <= low or is_same_memory(result, array)
-
-
-cdef bint is_disjoint(cnp.ndarray array) noexcept:
-    """Whether the elements of an array certainly do not share memory: each axis steps over all that lies within."""
-    cdef int[MAX_AXES] order
-    cdef int axis, k, rank = 0
-    cdef cnp.npy_intp *shape = cnp.PyArray_DIMS(array)
-    cdef cnp.npy_intp *strides = cnp.PyArray_STRIDES(array)
-    cdef Py_ssize_t extent = cnp.PyArray_ITEMSIZE(array)
-    if cnp.PyArray_IS_C_CONTIGUOUS(array):
-        return True
-    for axis in range(cnp.PyArray_NDIM(array)):
-        if shape[axis] > 1:
-            k = rank
-            while k > 0 and magnitude(strides[order[k - 1]]) > magnitude(strides[axis]):
-                order[k] = order[k - 1]
-                k -= 1
-            order[k] = axis
-            rank += 1
-    for k in range(rank):
-        axis = order[k]
-        if magnitude(strides[axis]) < extent:
-            return False
-        extent += (shape[axis] - 1) * magnitude(strides[axis])
-    return True
-
-
-cdef object common_case(
-    ag_row_op op, object first, object second, object mask, object dim, double scale, object out, object num_threads
-):
-    """The result, or None where the general way has to look at the call."""
-    cdef cnp.ndarray a = plain(first), b = a, m = a, result
-    cdef Problem p
-    cdef int overflow = 0, rank, asked = 0
-    cdef long axis
-    if a is None:
-        return None
-    rank = cnp.PyArray_NDIM(a)
-    if has_b(op):
-        b = plain(second)
-        if b is None or cnp.PyArray_TYPE(a) != cnp.PyArray_TYPE(b) or not same_shape(a, b):
-            return None
-    if has_mask(op):
-        if not cnp.PyArray_CheckExact(mask) or rank != 4:
-            return None
-        m = <cnp.ndarray>mask
-        if cnp.PyArray_TYPE(m) != cnp.NPY_BOOL or cnp.PyArray_NDIM(m) != 4:
-            return None
-        for axis in range(4):
-            if m.shape[axis] != a.shape[axis] and (axis > 1 or m.shape[axis] != 1):
-                return None
-    if num_threads is not None:
-        if type(num_threads) is not int:
-            return None
-        axis = PyLong_AsLongAndOverflow(num_threads, &overflow)
-        if overflow or axis < 1 or axis > _max_threads:
-            return None
-        asked = <int>axis
-    if type(dim) is not int:
-        return None
-    axis = PyLong_AsLongAndOverflow(dim, &overflow)
-    if overflow:
-        return None
-    if axis < 0:
-        axis += max(rank, 1)
-    if axis < 0 or axis >= max(rank, 1):
-        return None
-    if out is None:
-        result = _memory.empty_like(a, <cnp.dtype>_dtypes[dtype_of(a)])
-    else:
-        result = plain(out)
-        if (
-            result is None
-            or not cnp.PyArray_ISWRITEABLE(result)
-            or not same_shape(a, result)
-            or not is_disjoint(result)
-            or not apart(result, a)
-            or not apart(result, b)
-            or not (m is a or apart(result, m))
-        ):
-            return None
-    if describe(&p, op, a, b, m, result, <int>axis, scale):
-        compute_problem(&p, asked)
-    return result
-
-
-def softmax_backward(grad_output, output, dim, out, num_threads):
-    return common_case(AG_SOFTMAX_BACKWARD, grad_output, output, None, dim, 1.0, out, num_threads)
-
-
-def log_softmax_backward(grad_output, output, dim, out, num_threads):
-    return common_case(AG_LOG_SOFTMAX_BACKWARD, grad_output, output, None, dim, 1.0, out, num_threads)
-
-
-def scaled_masked_softmax_backward(grad_output, y, mask, scale, fix_triu_mask, out, num_threads):
-    if type(scale) is not float or fix_triu_mask is not False:
-        return None
-    return common_case(AG_SCALED_MASKED_SOFTMAX_BACKWARD, grad_output, y, mask, -1, scale, out, num_threads)
-
-
-def softmax(input, dim, out, num_threads):
-    return common_case(AG_SOFTMAX, input, None, None, dim, 1.0, out, num_threads)
-
-
-def log_softmax(input, dim, out, num_threads):
-    return common_case(AG_LOG_SOFTMAX, input, None, None, dim, 1.0, out, num_threads)
-
-
-def scaled_masked_softmax(x, mask, scale, fix_triu_mask, out, num_threads):
-    if type(scale) is not float or fix_triu_mask is not False:
-        return None
-    return common_case(AG_SCALED_MASKED_SOFTMAX, x, None, mask, -1, scale, out, num_threads)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
-from ..contract import Call
-from ..device.limits import Refusal
+from .._call import Call
 from . import cpu, npu, reference
 
 
@@ -17,22 +16,22 @@ class Status(NamedTuple):
 
 
 class Backend(Protocol):
-    """What a backend module offers: its name, its status, and `run`, which computes a validated call."""
+    """What a backend module offers: its name, its status, and `run`, which computes a validated call.
+
+    The backends of the host take every call, `npu` says by its `refusal` which ones it does not.
+    """
 
     NAME: str
 
     def status(self) -> tuple[bool, str]: ...
 
-    def refusal(self, call: Call) -> Refusal | None:
-        """Why this valid call is not for this backend, and what forcing it raises; None where it is."""
-
-    def run(self, call: Call, num_threads: int | None) -> Any:
-        """The results. `MissingKernelError`: there are none, and from now on `refusal` says so of such calls."""
+    def run(self, call: Call, threads: int) -> Any:
+        """The results, on so many threads; 0: the default. `MissingKernelError`: there are none, and from now on
+        `npu.refusal` says so of such calls."""
 
 
 #: In the order in which ``auto`` prefers them. The reference is never chosen by itself.
 REGISTRY: dict[str, Backend] = {module.NAME: module for module in (npu, cpu, reference)}
-AUTOMATIC = ("npu", "cpu")
 
 
 def backends() -> dict[str, Status]:

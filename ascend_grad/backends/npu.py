@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .. import arrays
-from ..contract import Call
+from .._call import Call
 from ..device import limits, operators, quirks, runtime, session
 from ..device.array import DeviceArray, values_of
 from ..errors import AscendGradError, MissingKernelError
@@ -26,7 +25,7 @@ def refusal(call: Call) -> limits.Refusal | None:
     return limits.refusal(call, runtime.state())
 
 
-def run(call: Call, num_threads: int | None) -> Any:
+def run(call: Call, threads: int) -> Any:
     try:
         with np.errstate(all="ignore"):
             results = _on_the_card(call) if call.device is not None else _from_the_host(call)
@@ -86,6 +85,5 @@ def _empty(call: Call) -> tuple[NDArray | None, ...]:
         return values_of(value) if value.ndim < 2 else np.broadcast_to(np.zeros((), value.dtype), value.shape)
 
     arguments = {name: on_the_host(value) for name, value in call.arguments.items()}
-    required = [arguments[name] for name in call.operator.array_names]
-    results = reference.run(replace(call, arguments=arguments, arrays=required), None)
+    results = reference.run(call.with_arguments(arguments), 0)
     return results if len(call.operator.results) > 1 else (results,)

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from .. import arrays
-from ..contract import LINEAR, Call, ResultSpec
+from .._call import Call, ResultSpec
+from ..contract import LINEAR
 
 NAME = "reference"
 
@@ -20,10 +21,6 @@ CHUNK_ELEMENTS = 1 << 22
 
 def status() -> tuple[bool, str]:
     return True, "plain NumPy in float64; slow, meant for comparison"
-
-
-def refusal(call: Call) -> None:
-    return None
 
 
 # Rows lie along the last axis, contiguous: NumPy then sums every row in the same order, whatever the layout was.
@@ -224,5 +221,5 @@ def _result(spec: ResultSpec, out: np.ndarray | None) -> np.ndarray:
     return np.empty(spec.shape, spec.dtype) if out is None else out
 
 
-def run(call: Call, num_threads: int | None) -> Any:
+def run(call: Call, threads: int) -> Any:
     return _run_linear(call) if call.operator in LINEAR else _run_rowwise(call)

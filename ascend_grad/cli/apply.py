@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 import ascend_grad as ag
 
-from .. import contract, dispatch
+from .. import contract
+from .._call import Call, Operator, ResultSpec
 from ..arrays import BFLOAT16, FLOATING_DTYPES, native
 from ..inspection import bound_call
 from .chunks import boxes
@@ -111,7 +112,7 @@ def add_parser(subparsers) -> None:
         _add_operator(subparsers, operator)
 
 
-def _add_operator(subparsers, operator: contract.Operator) -> None:
+def _add_operator(subparsers, operator: Operator) -> None:
     function = getattr(ag, operator.name)
     summary = (inspect.getdoc(function) or "").partition("\n")[0].partition(":")[0].rstrip(".")
     parser = subparsers.add_parser(
@@ -182,8 +183,8 @@ def run(args: argparse.Namespace) -> int:
         settings["output_mask"] = [name in targets for name in operator.results]
     # Every rule of the contract is checked here, before anything is written. One backend then takes all the boxes.
     execution = {"backend": args.backend, "num_threads": args.threads}
-    call, _ = bound_call(operator.name, (), arguments | settings | execution)
-    execution["backend"] = dispatch.select(call, args.backend).backend
+    call, _, choice = bound_call(operator.name, (), arguments | settings | execution)
+    execution["backend"] = choice.backend
     function = partial(getattr(ag, operator.name), **settings, **execution)
 
     start = perf_counter()
@@ -212,14 +213,14 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _result_options(operator: contract.Operator) -> dict[str, str]:
+def _result_options(operator: Operator) -> dict[str, str]:
     """The option that names the file of each result."""
     if len(operator.results) == 1:
         return {operator.results[0]: "--out"}
     return {name: f"{_option(name)}-out" for name in operator.results if name not in NOT_OFFERED}
 
 
-def _result_paths(args: argparse.Namespace, operator: contract.Operator) -> dict[str, str]:
+def _result_paths(args: argparse.Namespace, operator: Operator) -> dict[str, str]:
     """The file of each result that is asked for."""
     options = _result_options(operator)
     paths = {name: getattr(args, option[2:].replace("-", "_")) for name, option in options.items()}
@@ -229,11 +230,11 @@ def _result_paths(args: argparse.Namespace, operator: contract.Operator) -> dict
     return paths
 
 
-def _takes_out(operator: contract.Operator) -> bool:
+def _takes_out(operator: Operator) -> bool:
     return "out" in inspect.signature(getattr(ag, operator.name)).parameters
 
 
-def _specs(call: contract.Call, targets: Iterable[str]) -> dict[str, contract.ResultSpec]:
+def _specs(call: Call, targets: Iterable[str]) -> dict[str, ResultSpec]:
     """What goes to the files; refused where that is not what the call makes."""
     specs = dict(zip(call.operator.results, call.specs))
     options = _result_options(call.operator)
@@ -248,7 +249,7 @@ def _specs(call: contract.Call, targets: Iterable[str]) -> dict[str, contract.Re
 
 
 def _compute_at_once(
-    call: contract.Call, function: Callable, arguments: dict[str, NDArray], results: dict[str, MappedArray]
+    call: Call, function: Callable, arguments: dict[str, NDArray], results: dict[str, MappedArray]
 ) -> None:
     """One call, which keeps to its workspace by itself."""
     names = call.operator.results

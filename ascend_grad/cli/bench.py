@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import ascend_grad as ag
 
-from .. import dispatch
+from .._dispatch import requested
+from ..arguments import thread_count
 from ..backends import REGISTRY
-from ..contract import checked_num_threads
 from . import bench_grid
 from .errors import CommandError
 from .exit_statuses import exit_statuses
@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
     from ..bench.results import Results
 
     _check(args)
-    num_threads = checked_num_threads(args.threads) or ag.get_num_threads()
+    num_threads = thread_count(args.threads) or ag.get_num_threads()
     if args.grid is not None:
         return bench_grid.run(args, num_threads)
     speed: Sequence[Row[Case]] = ()
@@ -136,7 +136,7 @@ def _check(args: argparse.Namespace) -> None:
     """What would fail in the end fails before the measurements."""
     from ..bench import report
 
-    backend, _ = dispatch.requested(None)
+    backend, _ = requested(None)
     if args.accuracy and backend not in ("auto", "cpu"):
         raise CommandError(f"--accuracy is about the CPU, and {backend!r} is asked for")
     if backend in REGISTRY and not (status := ag.backends()[backend]).usable:

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from .. import arrays
-from ..contract import OPERATORS, Call
+from .._call import Call
+from ..contract import OPERATORS
 from ..errors import (
     AscendGradError,
     BackendUnavailableError,

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import _aclnn
-from ..contract import Call
+from .._call import Call
 from . import quirks
 from .array import DeviceArray, Origin
 from .session import Session, memory_of

@@ -33,7 +33,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import arrays
-from ..contract import ROWWISE, Call
+from .._call import Call
+from ..contract import ROWWISE
 from .array import DeviceArray, is_trusted
 from .session import Session
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 import ascend_grad as ag
-from ascend_grad import _cpu, _linear_cross_entropy
+from ascend_grad import _cpu, _cpu_backend
+from ascend_grad.inspection import bound_call
 
 from .. import rivals
 from ..results import OWN
@@ -65,14 +66,8 @@ def direct(case: LinearCase, given: dict[str, Any], outs: Outs) -> Call | None:
     """The backend's own function in the smallest problem: what comes before it costs the same at any size."""
     if case.operator != GRADIENT or case.shape != SMALL_SHAPES[-1]:
         return None
-    names = "grad", "input", "weight", "target_mask", "masked_target"
-    grad, x, weight, mask, target = (given[name] for name in names)
-    logits_max, total, softmax = (given.get(name) for name in ("logits_max", "sum_exp_logits", "softmax"))
-    both = True, True
-    function: Callable[..., Any] = _linear_cross_entropy.common_gradient
-    return lambda: function(
-        grad, x, weight, mask, target, 0.0, logits_max, total, softmax, both, None, 0.0, outs, None
-    )  # fmt: skip
+    call, threads, _ = bound_call(case.operator, (), {**given, "out": outs})
+    return lambda: _cpu_backend.run(call, threads)
 
 
 def unfiltered(case: LinearCase, given: dict[str, Any], outs: Outs) -> Call | None:

@@ -1,0 +1,66 @@
+cimport numpy as cnp
+
+cdef enum:
+    MAX_SLOTS = 5
+
+cdef enum:
+    BT
+    H
+    V
+    SIZES
+
+
+cdef class Check:
+    cdef readonly tuple names
+    cdef int count
+    cdef int[MAX_SLOTS] slots
+    cdef object bind(self, tuple parameters)
+    cdef int run(self, Call call) except -1
+
+
+cdef class Result:
+    cdef readonly str name
+    cdef readonly str like
+    cdef tuple dims, asked_by
+    cdef str reduced_by
+    cdef cnp.dtype dtype
+    cdef bint is_accumulator
+    cdef int like_slot, reduction_slot
+    cdef int conditions
+    cdef int[2] condition_slots, condition_entries
+    cdef object bind(self, tuple parameters)
+    cdef bint is_asked_for(self, Call call) except -1
+    cdef int shape_for(self, Call call, cnp.npy_intp *shape) except -1
+    cdef cnp.dtype dtype_for(self, Call call)
+    cdef cnp.ndarray fresh(self, Call call)
+
+
+cdef class Operator:
+    cdef readonly str name
+    cdef readonly str device_name
+    cdef readonly tuple parameters
+    cdef readonly tuple array_names
+    cdef readonly tuple optional_names
+    cdef readonly tuple checks
+    cdef readonly tuple result_specs
+    cdef readonly tuple results
+    cdef tuple no_outs
+    cdef int[MAX_SLOTS] array_slots
+
+
+cdef class Call:
+    cdef readonly Operator operator
+    cdef readonly list values
+    cdef readonly tuple outs
+    cdef int card
+    cdef int axis
+    cdef Py_ssize_t[SIZES] sizes
+    cdef object by_name
+    cdef cnp.ndarray array(self, int slot)
+    cdef cnp.ndarray other_array(self, int slot)
+    cdef cnp.ndarray host_vector(self, int slot)
+
+
+cdef Call validate(Operator operator, list values, object out)
+cdef cnp.ndarray native_vector(cnp.ndarray array)
+cdef cnp.dtype accumulator_of(cnp.ndarray array)

@@ -1,0 +1,3 @@
+from ascend_grad._call cimport Call
+
+cpdef object run(Call call, int threads)

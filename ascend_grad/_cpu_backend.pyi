@@ -1,0 +1,6 @@
+from typing import Any
+
+from ._call import Call
+
+def run(call: Call, threads: int) -> Any: ...
+def workspace_size(call: Call, threads: int) -> int: ...

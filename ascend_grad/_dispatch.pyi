@@ -1,0 +1,19 @@
+from contextvars import ContextVar
+from logging import Logger
+from typing import Any, NamedTuple
+
+from ._call import Call, Operator
+
+chosen: ContextVar[Any]
+logger: Logger
+
+class Explanation(NamedTuple):
+    backend: str
+    reason: str
+
+def checked_backend(name: object, operator: str | None = None) -> str: ...
+def requested(backend: str | None, operator: Operator | None = None) -> tuple[str, str]: ...
+def run(operator: Operator, values: list[Any], out: object, backend: str | None, num_threads: int | None) -> Any: ...
+def prepared(
+    operator: Operator, values: list[Any], out: object, backend: str | None, num_threads: int | None
+) -> tuple[Call, int, Explanation]: ...

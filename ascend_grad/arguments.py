@@ -1,0 +1,120 @@
+"""Arguments of any type as what calls work with, or an error that names them."""
+
+from __future__ import annotations
+
+import operator as _operator
+import os
+import reprlib
+import sys
+
+import numpy as np
+
+from . import arrays
+from .errors import ParamInvalidError, ParamTypeError
+
+MAX_RANK = 8
+#: More threads than this are refused: a runtime that cannot create them ends the process.
+MAX_THREADS = max(256, os.cpu_count() or 1)
+#: Integers beyond this fit no index of the compiled code.
+MAX_INDEX = sys.maxsize
+
+
+def shown(value: object) -> str:
+    """What a message says of a value: its type, and the beginning of its text."""
+    try:
+        text = reprlib.repr(value)
+    except ValueError:  # an int of more digits than Python converts
+        text = "of many digits"
+    return text if value is None or (type(value) is int and abs(value) < 2**64) else f"{type(value).__name__} {text}"
+
+
+def any_array(value: object, name: str, operator: str | None) -> np.ndarray:
+    """An argument as an array of the host, of whichever class."""
+    try:
+        return np.asanyarray(value)
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever an object's own conversion raises
+        raise ParamTypeError(
+            f"{name}: expected an array, got {type(value).__name__}, which does not convert: {error}", operator=operator
+        ) from error
+
+
+def check_class(kind: type, name: str, operator: str | None) -> None:
+    """Arrays that are more than their elements are refused: the rest of them would be lost."""
+    if arrays.has_own_arithmetic(kind):
+        expected = "an array that computes as numpy.ndarray does (numpy.asarray makes one of its elements)"
+        got = f"{kind.__module__}.{kind.__qualname__}"
+        raise ParamTypeError(f"{name}: expected {expected}, got {got}", operator=operator)
+
+
+def converted(value: object, name: str, operator: str | None = None) -> np.ndarray:
+    """An argument as a plain array of the host."""
+    if type(value) is np.ndarray:
+        return value
+    array = any_array(value, name, operator)
+    check_class(type(array), name, operator)
+    if array.dtype != object:  # else it may be a list within itself, and no check of dtypes takes it
+        for kind in arrays.classes_within(value):
+            check_class(kind, name, operator)
+    return np.asarray(array)
+
+
+def integer(value: object, name: str, operator: str | None = None, expected: str = "an int") -> int:
+    """An argument as an int. Truth values are none, though Python counts with them."""
+    try:
+        if isinstance(value, (bool, np.bool_)) or arrays.has_own_arithmetic(type(value)):
+            raise TypeError("not an integer")
+        return _operator.index(value)  # type: ignore[arg-type]
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever an object's own conversion raises
+        raise ParamTypeError(f"{name}: expected {expected}, got {shown(value)}", operator=operator) from error
+
+
+def real_number(value: object, name: str, operator: str) -> float:
+    """An argument as one real number (NaN and infinities are; truth values are not)."""
+    scalar = value[()] if isinstance(value, np.ndarray) else value
+    # NumPy's scalars and arrays would convert more than numbers: text, and half of a complex number.
+    if (
+        isinstance(scalar, (np.ndarray, str, bytes, bool, np.bool_, np.complexfloating))
+        or arrays.has_own_arithmetic(type(value))
+        or not (hasattr(type(scalar), "__float__") or hasattr(type(scalar), "__index__"))
+    ):
+        raise ParamTypeError(f"{name}: expected a real number, got {shown(value)}", operator=operator)
+    try:
+        return float(scalar)  # type: ignore[arg-type]
+    except OverflowError:
+        message = f"{name}: expected a number that float64 can hold, got a larger one"
+        raise ParamInvalidError(message, operator=operator) from None
+    except Exception as error:  # whatever an object's own conversion raises
+        raise ParamTypeError(
+            f"{name}: expected a real number, got {shown(value)}: {error}", operator=operator
+        ) from error
+
+
+def truth_value(value: object, name: str, operator: str) -> bool:
+    """An argument as a bool, which nothing else is taken for."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise ParamTypeError(f"{name}: expected True or False, got {shown(value)}", operator=operator)
+    return bool(value)
+
+
+def pair_of_truth_values(value: object, name: str, operator: str) -> tuple[bool, bool]:
+    """An argument as two bools: a tuple, a list or a vector of them."""
+    is_vector = isinstance(value, np.ndarray) and value.ndim and not arrays.has_own_arithmetic(type(value))
+    entries: tuple = tuple(value) if isinstance(value, (tuple, list)) or is_vector else ()  # type: ignore[arg-type]
+    if len(entries) != 2 or not all(type(entry) in (bool, np.bool_) for entry in entries):
+        raise ParamTypeError(f"{name}: expected two of True or False, got {shown(value)}", operator=operator)
+    return bool(entries[0]), bool(entries[1])
+
+
+def thread_count(num_threads: object, operator: str | None = None) -> int:
+    """The number of threads that a caller asked for, 0 for the default."""
+    if num_threads is None:
+        return 0
+    expected = f"None or an int in [1, {MAX_THREADS}]"
+    count = integer(num_threads, "num_threads", operator, expected)
+    if not 1 <= count <= MAX_THREADS:
+        raise ParamInvalidError(f"num_threads: expected {expected}, got {shown(count)}", operator=operator)
+    return count
