@@ -1,3 +1,4 @@
+cimport cython
 cimport numpy as cnp
 
 cdef enum:
@@ -18,6 +19,7 @@ cdef class Check:
     cdef int run(self, Call call) except -1
 
 
+@cython.final
 cdef class Result:
     cdef readonly str name
     cdef readonly str like
@@ -35,6 +37,7 @@ cdef class Result:
     cdef cnp.ndarray fresh(self, Call call)
 
 
+@cython.final
 cdef class Operator:
     cdef readonly str name
     cdef readonly str device_name
@@ -45,9 +48,12 @@ cdef class Operator:
     cdef readonly tuple result_specs
     cdef readonly tuple results
     cdef tuple no_outs
+    cdef int array_count
     cdef int[MAX_SLOTS] array_slots
+    cdef int row_op  # as _rowwise names it; -1: not looked up yet
 
 
+@cython.final
 cdef class Call:
     cdef readonly Operator operator
     cdef readonly list values

@@ -156,7 +156,7 @@ cdef class Result:
         if self.dims is None:
             like = call.array(self.like_slot)
             for axis in range(cnp.PyArray_NDIM(like)):
-                shape[axis] = cnp.PyArray_DIM(like, axis)
+                shape[axis] = cnp.PyArray_DIMS(like)[axis]
             return cnp.PyArray_NDIM(like)
         if self.reduction_slot >= 0 and call.values[self.reduction_slot] != "none":
             return 0
@@ -221,7 +221,8 @@ cdef class Operator:
         self.name, self.device_name = name, device_name
         self.parameters = tuple(parameters.split())
         self.array_names, self.optional_names = tuple(arrays.split()), tuple(optional.split())
-        for i in range(<int>len(self.array_names)):
+        self.array_count = <int>len(self.array_names)
+        for i in range(self.array_count):
             self.array_slots[i] = self.parameters.index(self.array_names[i])
         self.checks, self.result_specs = tuple(checks), tuple(results)
         for check in self.checks:
@@ -229,6 +230,7 @@ cdef class Operator:
         for result in self.result_specs:
             result.bind(self.parameters)
         self.results = tuple([(<Result>each).name for each in self.result_specs])
+        self.row_op = -1
         self.no_outs = (None,) * len(self.results)
 
     def __repr__(self):
@@ -323,7 +325,7 @@ cdef class NotNone(Check):
 
     cdef int run(self, Call call) except -1:
         cdef int i
-        for i in range(<int>len(call.operator.array_names)):
+        for i in range(call.operator.array_count):
             if call.values[call.operator.array_slots[i]] is None:
                 call.fail(call.operator.array_names[i], "an array", None, ParamNullptrError)
         return 0
@@ -377,18 +379,25 @@ cdef class DimInRange(Check):
     cdef int run(self, Call call) except -1:
         # The one check that may come before the dtypes are looked at, so the rank is asked of whatever came.
         cdef object first = call.values[self.slots[0]], dim = call.values[self.slots[1]]
-        cdef long long rank, axis
+        cdef long long rank = 1, axis
         cdef int overflow = 0
-        if not cnp.PyArray_CheckExact(first) and not isinstance(first, DeviceArray):
-            first = arguments.any_array(first, self.names[0], call.operator.name)
-        rank = max(cnp.PyArray_NDIM(<cnp.ndarray>first) if cnp.PyArray_CheckExact(first) else first.ndim, 1)
+        if cnp.PyArray_CheckExact(first):
+            rank = cnp.PyArray_NDIM(<cnp.ndarray>first)
+        elif isinstance(first, DeviceArray):
+            rank = first.ndim
+        else:
+            rank = arguments.any_array(first, self.names[0], call.operator.name).ndim
+        if rank == 0:
+            rank = 1
         if type(dim) is not int:
-            dim = arguments.integer(dim, "dim", call.operator.name)
+            dim = call.values[self.slots[1]] = arguments.integer(dim, "dim", call.operator.name)
         axis = PyLong_AsLongLongAndOverflow(dim, &overflow)
         if overflow or not -rank <= axis < rank:
             call.fail("dim", f"a value in [{-rank}, {rank - 1}]", arguments.shown(dim))
-        call.axis = <int>(axis + rank if axis < 0 else axis)
-        call.values[self.slots[1]] = call.axis
+        if axis < 0:
+            axis += rank
+            call.values[self.slots[1]] = axis
+        call.axis = <int>axis
         return 0
 
 
@@ -821,9 +830,8 @@ cdef cnp.ndarray writable_result(Call call, str name, object out, Result result)
         call.fail(name, f"dtype {FLOATING_NAMES}", array.dtype, ParamTypeError)
     rank = result.shape_for(call, shape)
     fits = cnp.PyArray_NDIM(array) == rank
-    if fits:
-        for axis in range(rank):
-            fits = fits and cnp.PyArray_DIM(array, axis) == shape[axis]
+    for axis in range(rank if fits else 0):
+        fits = fits and cnp.PyArray_DIMS(array)[axis] == shape[axis]
     if not fits:
         call.fail(name, f"shape {tuple([shape[axis] for axis in range(rank)])}", shape_of(array))
     if not cnp.PyArray_ISWRITEABLE(array):

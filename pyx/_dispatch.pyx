@@ -5,7 +5,7 @@ from contextvars import ContextVar
 from typing import NamedTuple
 
 from cpython.contextvars cimport get_value
-from cpython.dict cimport PyDict_GetItem
+from cpython.dict cimport PyDict_GetItemWithError
 from cpython.object cimport PyObject
 
 from ascend_grad cimport _cpu_backend
@@ -46,7 +46,7 @@ class Explanation(NamedTuple):
 
 
 cdef inline bint calls_are_logged() except -1:
-    cdef PyObject *answer = PyDict_GetItem(_answers, _DEBUG)
+    cdef PyObject *answer = PyDict_GetItemWithError(_answers, _DEBUG)
     return logger.isEnabledFor(_DEBUG) if answer is NULL else <object>answer
 
 
@@ -82,7 +82,7 @@ cdef object cannot(Call call, tuple request, str reason):
 
 cdef object device_status():
     """Whether the device is usable, and the reason; it is looked for once, at first need."""
-    cdef PyObject *state = PyDict_GetItem(_runtime, "_state")
+    cdef PyObject *state = PyDict_GetItemWithError(_runtime, "_state")
     return (<tuple>(runtime.state() if state is NULL or <object>state is None else <object>state))[0]
 
 
@@ -93,16 +93,18 @@ cdef str select(Call call, tuple request, list reasons):
     its limits; arrays on a card are computed there or not at all.
     """
     cdef str name = request[0]
-    if call.card >= 0 and name not in ("auto", "npu"):
-        cannot(call, request, f"its arrays are on device {call.card} (numpy() brings them back)")
-    if name != "auto" and name != "npu":
+    cdef bint is_open = name == "auto"
+    if not is_open and name != "npu":
+        if call.card >= 0:
+            cannot(call, request, f"its arrays are on device {call.card} (numpy() brings them back)")
         if reasons is not None:
             reasons.append(f"asked for by {request[1]}")
         return name
+    is_open = is_open and call.card < 0
     usable, status = device_status()
     if usable:
         refusal = npu.refusal(call)
-        if call.card >= 0 or name == "npu":
+        if not is_open:
             if refusal is not None and refusal.error is not None:
                 raise refusal.error
             refusal = None
@@ -110,10 +112,10 @@ cdef str select(Call call, tuple request, list reasons):
             if reasons is not None and call.card >= 0:
                 reasons.append(f"its arrays are on device {call.card}")
             elif reasons is not None:
-                reasons.append(f"asked for by {request[1]}" if name == "npu" else request[1])
+                reasons.append(request[1] if is_open else f"asked for by {request[1]}")
             return "npu"
         status = refusal.reason
-    elif call.card >= 0 or name == "npu":
+    elif not is_open:
         cannot(call, ("npu", request[1]), status)
     if reasons is not None:
         reasons.append(f"{request[1]}; not npu: {status}")

@@ -12,8 +12,6 @@ last, and nothing is packed.
 
 Rows whose gradient is zero (or whose target is ignored) are left out when a chunk is selected: chunks hold the others,
 packed together.
-
-The public functions at the end take the common case straight from Python objects, and answer None to all others.
 """
 
 import numpy as np

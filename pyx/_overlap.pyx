@@ -11,18 +11,21 @@ cdef enum:
     MAX_RANK = 64  # of NumPy's arrays
 
 
-cdef void extent_of(cnp.ndarray array, char **low, char **high) noexcept:
-    """The first byte of an array with elements, and the first one behind it."""
+cdef bint extent_of(cnp.ndarray array, char **low, char **high) noexcept:
+    """The first byte of an array, and the first one behind it; False where it has no elements."""
     cdef int axis
     cdef Py_ssize_t reach
     low[0] = cnp.PyArray_BYTES(array)
     high[0] = low[0] + cnp.PyArray_ITEMSIZE(array)
     for axis in range(cnp.PyArray_NDIM(array)):
         reach = (cnp.PyArray_DIMS(array)[axis] - 1) * cnp.PyArray_STRIDES(array)[axis]
+        if cnp.PyArray_DIMS(array)[axis] == 0:
+            return False
         if reach > 0:
             high[0] += reach
         else:
             low[0] += reach
+    return True
 
 
 cdef bint may_overlap(cnp.ndarray first, cnp.ndarray second) except -1:
@@ -31,10 +34,8 @@ cdef bint may_overlap(cnp.ndarray first, cnp.ndarray second) except -1:
     cdef char *high
     cdef char *other_low
     cdef char *other_high
-    if not cnp.PyArray_SIZE(first) or not cnp.PyArray_SIZE(second):
+    if not extent_of(first, &low, &high) or not extent_of(second, &other_low, &other_high):
         return False
-    extent_of(first, &low, &high)
-    extent_of(second, &other_low, &other_high)
     if high <= other_low or other_high <= low:
         return False
     try:

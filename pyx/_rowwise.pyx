@@ -154,8 +154,11 @@ cdef bint describe(
     p.n = shape[dim] if rank else 1
     p.rows = cnp.PyArray_SIZE(a) // p.n
     describe_operand(&p.operands[A], a, dim, shape)
-    describe_operand(&p.operands[B], b, dim, shape)
-    describe_operand(&p.operands[MASK], mask, dim, shape)
+    p.operands[B] = p.operands[MASK] = p.operands[A]
+    if has_b(op):
+        describe_operand(&p.operands[B], b, dim, shape)
+    if has_mask(op):
+        describe_operand(&p.operands[MASK], mask, dim, shape)
     describe_operand(&p.operands[OUT], out, dim, shape)
     for axis in range(rank):
         if axis != dim and shape[axis] > 1:
@@ -877,9 +880,12 @@ cdef int compute_problem(Problem *p, int asked) except -1:
 
 cdef bint describe_call(Problem *p, Call call, cnp.ndarray out) except -1:
     """`describe` a validated call whose result goes to `out`."""
-    cdef ag_row_op op = <ag_row_op><int>_OPERATORS[call.operator.name]
     cdef cnp.ndarray a = call.values[0], b = a, mask = a
     cdef double scale = 1.0
+    cdef ag_row_op op
+    if call.operator.row_op < 0:
+        call.operator.row_op = _OPERATORS[call.operator.name]
+    op = <ag_row_op>call.operator.row_op
     cdef int dim = cnp.PyArray_NDIM(a) - 1 if has_mask(op) else call.axis
     if has_b(op):
         b = call.values[1]
@@ -898,7 +904,7 @@ cdef object compute(Call call, int threads):
     if given is None:
         out = result.fresh(call)
     else:
-        for i in range(<int>len(call.operator.array_names)):
+        for i in range(call.operator.array_count):
             if overlaps_partly(given, <cnp.ndarray>call.values[i]):
                 out = fresh_like(given)
                 break

@@ -553,7 +553,7 @@ def test_backends_have_one_interface():
         usable, reason = backend.status()
         assert isinstance(usable, bool)
         assert reason
-        functions = backend.status, backend.refusal, backend.run
+        functions = backend.status, backend.run
         signatures.append([list(inspect.signature(function).parameters) for function in functions])
     assert all(signature == signatures[0] for signature in signatures)
 
