@@ -47,7 +47,6 @@ cdef class Operator:
     cdef readonly tuple checks
     cdef readonly tuple result_specs
     cdef readonly tuple results
-    cdef tuple no_outs
     cdef int array_count
     cdef int[MAX_SLOTS] array_slots
     cdef int row_op  # as _rowwise names it; -1: not looked up yet
@@ -57,7 +56,7 @@ cdef class Operator:
 cdef class Call:
     cdef readonly Operator operator
     cdef readonly list values
-    cdef readonly tuple outs
+    cdef cnp.ndarray first_out, second_out
     cdef int card
     cdef int axis
     cdef Py_ssize_t[SIZES] sizes

@@ -52,7 +52,8 @@ class Operator:
 class Call:
     operator: Operator
     values: list[Any]
-    outs: tuple[np.ndarray | None, ...]
+    @property
+    def outs(self) -> tuple[np.ndarray | None, ...]: ...
     @property
     def arguments(self) -> dict[str, Any]: ...
     @property

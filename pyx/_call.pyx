@@ -231,7 +231,6 @@ cdef class Operator:
             result.bind(self.parameters)
         self.results = tuple([(<Result>each).name for each in self.result_specs])
         self.row_op = -1
-        self.no_outs = (None,) * len(self.results)
 
     def __repr__(self):
         return f"Operator({self.name!r})"
@@ -247,9 +246,13 @@ cdef class Call:
         What is called.
     values : list
         One for each of ``operator.parameters``: arrays as they lie in memory, scalars converted.
-    outs : tuple of ndarray or None
-        Where the results go, one entry for each; None: into a fresh array, or the result is not asked for.
     """
+
+    @property
+    def outs(self):
+        """Where the results go, one entry for each; None: into a fresh array, or the result is not asked for."""
+        count = len(self.operator.results)
+        return (self.first_out, self.second_out, *(None,) * (count - 2)) if count > 1 else (self.first_out,)
 
     @property
     def arguments(self):
@@ -288,8 +291,8 @@ cdef class Call:
     def with_arguments(self, by_name):
         """The same call on other arrays of the same shapes."""
         cdef Call other = Call.__new__(Call)
-        other.operator, other.outs, other.card, other.axis = self.operator, self.outs, self.card, self.axis
-        other.sizes = self.sizes
+        other.operator, other.card, other.axis, other.sizes = self.operator, self.card, self.axis, self.sizes
+        other.first_out, other.second_out = self.first_out, self.second_out
         other.values = [by_name[name] for name in self.operator.parameters]
         return other
 
@@ -841,24 +844,24 @@ cdef cnp.ndarray writable_result(Call call, str name, object out, Result result)
     return array
 
 
-cdef tuple writable_results(Call call, object out):
-    """One entry of ``out`` for every result. Checked last, for every operator."""
+cdef int set_outs(Call call, object out) except -1:
+    """Note where the results go: ``out``, or one entry of it for each of two results. Checked last, for every operator."""
     cdef tuple results = call.operator.result_specs
-    cdef int i
     if out is None:
-        return call.operator.no_outs
+        return 0
     if len(results) == 1:
-        return (writable_result(call, "out", out, <Result>results[0]),)
+        call.first_out = writable_result(call, "out", out, <Result>results[0])
+        return 0
     expected = f"a tuple ({', '.join(call.operator.results)}) of arrays or None"
     if not isinstance(out, (tuple, list)):
         call.fail("out", expected, type(out).__name__, ParamTypeError)
     if len(out) != len(results):
         call.fail("out", expected, f"{len(out)} entries")
-    outs = tuple([writable_result(call, f"out[{i}]", out[i], <Result>results[i]) for i in range(<int>len(results))])
-    given = [each for each in outs if each is not None]
-    if len(given) > 1 and may_overlap(given[0], given[1]):
+    call.first_out = writable_result(call, "out[0]", out[0], <Result>results[0])
+    call.second_out = writable_result(call, "out[1]", out[1], <Result>results[1])
+    if call.first_out is not None and call.second_out is not None and may_overlap(call.first_out, call.second_out):
         call.fail("out", "arrays that do not share memory", "two that do")
-    return outs
+    return 0
 
 
 cdef int check_places(Call call, object out) except -1:
@@ -881,5 +884,5 @@ cdef Call validate(Operator operator, list values, object out):
         (<Check>operator.checks[i]).run(call)
     if call.card >= 0:
         check_places(call, out)
-    call.outs = writable_results(call, out)
+    set_outs(call, out)
     return call

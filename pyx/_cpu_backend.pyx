@@ -38,7 +38,9 @@ cdef cnp.ndarray place_for(Call call, int i, list aside):
     None where the result is not asked for. Of an array aside, a pair is added to the list: the caller's, and the new one.
     """
     cdef Result result = call.operator.result_specs[i]
-    cdef cnp.ndarray out = call.outs[i]
+    cdef cnp.ndarray out = None
+    if i < 2:
+        out = call.second_out if i else call.first_out
     if not result.is_asked_for(call):
         return None
     if out is None:
@@ -52,7 +54,11 @@ cdef cnp.ndarray place_for(Call call, int i, list aside):
 
 cdef tuple delivered(Call call, cnp.ndarray first, cnp.ndarray second):
     """What a call with two results returns."""
-    return first if call.outs[0] is None else call.outs[0], second if call.outs[1] is None else call.outs[1]
+    if call.first_out is not None:
+        first = call.first_out
+    if call.second_out is not None:
+        second = call.second_out
+    return first, second
 
 
 cdef object gradient(Call call, int threads):

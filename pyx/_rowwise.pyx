@@ -898,7 +898,7 @@ cdef bint describe_call(Problem *p, Call call, cnp.ndarray out) except -1:
 cdef object compute(Call call, int threads):
     """The result of a validated call."""
     cdef Result result = call.operator.result_specs[0]
-    cdef cnp.ndarray given = call.outs[0], out = given
+    cdef cnp.ndarray given = call.first_out, out = given
     cdef Problem p
     cdef int i
     if given is None:
@@ -925,7 +925,7 @@ cdef Py_ssize_t workspace_bound(Call call, int threads) except -1:
     """Bytes that `compute` allocates at most beyond the result, by shapes, dtypes and layouts alone."""
     cdef Problem p
     cdef Py_ssize_t most = 0, aside = 0
-    cdef cnp.ndarray out = call.outs[0]
+    cdef cnp.ndarray out = call.first_out
     cdef Schedule schedule = Schedule.__new__(Schedule)
     if out is None:
         out = without_memory(call.specs[0].shape, call.specs[0].dtype)
