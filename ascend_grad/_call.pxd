@@ -3,6 +3,7 @@ cimport numpy as cnp
 
 cdef enum:
     MAX_SLOTS = 5
+    MAX_CONDITIONS = 2
 
 cdef enum:
     BT
@@ -14,6 +15,7 @@ cdef enum:
 cdef class Check:
     cdef readonly tuple names
     cdef int count
+    cdef bint is_bound
     cdef int[MAX_SLOTS] slots
     cdef object bind(self, tuple parameters)
     cdef int run(self, Call call) except -1
@@ -29,7 +31,7 @@ cdef class Result:
     cdef bint is_accumulator
     cdef int like_slot, reduction_slot
     cdef int conditions
-    cdef int[2] condition_slots, condition_entries
+    cdef int[MAX_CONDITIONS] condition_slots, condition_entries
     cdef object bind(self, tuple parameters)
     cdef bint is_asked_for(self, Call call) except -1
     cdef int shape_for(self, Call call, cnp.npy_intp *shape) except -1
@@ -59,11 +61,12 @@ cdef class Call:
     cdef cnp.ndarray first_out, second_out
     cdef int card
     cdef int axis
+    cdef bint ran_others  # code of an argument, which may have changed another one after it was checked
     cdef Py_ssize_t[SIZES] sizes
     cdef object by_name
     cdef cnp.ndarray array(self, int slot)
     cdef cnp.ndarray other_array(self, int slot)
-    cdef cnp.ndarray host_vector(self, int slot)
+    cdef cnp.ndarray host_vector(self, int slot, Py_ssize_t least)
 
 
 cdef Call validate(Operator operator, list values, object out)

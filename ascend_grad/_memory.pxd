@@ -17,6 +17,10 @@ cdef enum:
     ALIGNMENT = 64
 
 
+cdef inline Py_ssize_t magnitude(Py_ssize_t x) noexcept nogil:
+    return -x if x < 0 else x  # abs() of this type would be Python's
+
+
 cdef inline Py_ssize_t ceil_div(Py_ssize_t n, Py_ssize_t by) noexcept nogil:
     return (n + by - 1) // by
 

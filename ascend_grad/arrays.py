@@ -34,11 +34,6 @@ def native(dtype: np.dtype) -> np.dtype:
     return plain
 
 
-def is_floating(dtype: np.dtype) -> bool:
-    """Whether the library computes with this dtype (in either byte order)."""
-    return native(dtype) in FLOATING_DTYPES
-
-
 def accumulator_dtype(dtype: np.dtype) -> np.dtype:
     """The dtype that carries sums and unrounded results: float64 for float64, else float32."""
     return DOUBLE if native(dtype) is DOUBLE else SINGLE

@@ -91,7 +91,7 @@ cdef tuple shape_of(cnp.ndarray array):
 
 
 cdef class Check:
-    """One condition on a call. Its arguments are names of parameters."""
+    """One condition on a call, of one operator. Its arguments are names of parameters."""
 
     def __init__(self, *names):
         self.names = names
@@ -100,6 +100,9 @@ cdef class Check:
     cdef object bind(self, tuple parameters):
         """Find the parameters of the operator that the check belongs to."""
         cdef int i
+        if self.is_bound or self.count > MAX_SLOTS:
+            raise ValueError(f"{type(self).__name__}{self.names} belongs to an operator already, or names too much")
+        self.is_bound = True
         for i in range(self.count):
             self.slots[i] = parameters.index(self.names[i])
 
@@ -135,6 +138,8 @@ cdef class Result:
         self.reduction_slot = -1 if self.reduced_by is None else parameters.index(self.reduced_by)
         cdef int i
         self.conditions = <int>len(self.asked_by)
+        if self.conditions > MAX_CONDITIONS:
+            raise ValueError(f"{self.name}: asked for by at most {MAX_CONDITIONS} parameters")
         for i in range(self.conditions):
             parameter, entry = (self.asked_by[i], -1) if isinstance(self.asked_by[i], str) else self.asked_by[i]
             self.condition_slots[i], self.condition_entries[i] = parameters.index(parameter), entry
@@ -177,7 +182,7 @@ cdef class Result:
         cdef int rank = self.shape_for(call, shape)
         return _memory.fresh(rank, shape, self.dtype_for(call))
 
-    def spec(self, Call call):
+    def spec(self, Call call not None):
         """What the result of a validated call is; None where it does not ask for it."""
         cdef cnp.npy_intp[8] shape
         cdef int axis
@@ -222,6 +227,8 @@ cdef class Operator:
         self.parameters = tuple(parameters.split())
         self.array_names, self.optional_names = tuple(arrays.split()), tuple(optional.split())
         self.array_count = <int>len(self.array_names)
+        if self.array_count > MAX_SLOTS:
+            raise ValueError(f"{name}: at most {MAX_SLOTS} required arrays")
         for i in range(self.array_count):
             self.array_slots[i] = self.parameters.index(self.array_names[i])
         self.checks, self.result_specs = tuple(checks), tuple(results)
@@ -250,7 +257,10 @@ cdef class Call:
 
     @property
     def outs(self):
-        """Where the results go, one entry for each; None: into a fresh array, or the result is not asked for."""
+        """Where the results go, one entry for each; None: into a fresh array, or the result is not asked for.
+
+        Operators of more than two results take no ``out``.
+        """
         count = len(self.operator.results)
         return (self.first_out, self.second_out, *(None,) * (count - 2)) if count > 1 else (self.first_out,)
 
@@ -265,12 +275,6 @@ cdef class Call:
     def arrays(self):
         """The required arrays, in the order of ``operator.array_names``."""
         return [self.arguments[name] for name in self.operator.array_names]
-
-    @property
-    def inputs(self):
-        """All arrays that the call reads, the optional ones that were given included."""
-        optional = [self.arguments[name] for name in self.operator.optional_names]
-        return [*self.arrays, *[array for array in optional if isinstance(array, np.ndarray)]]
 
     @property
     def specs(self):
@@ -311,13 +315,18 @@ cdef class Call:
         if isinstance(value, DeviceArray):
             self.card = value.device
             return np.broadcast_to(np.empty((), value.dtype), value.shape)  # without memory of its own
+        self.ran_others = True
         value = self.values[slot] = arguments.converted(value, self.operator.parameters[slot], self.operator.name)
         return value
 
-    cdef cnp.ndarray host_vector(self, int slot):
-        """The values of a vector on the host, contiguous, aligned and in native byte order."""
+    cdef cnp.ndarray host_vector(self, int slot, Py_ssize_t least):
+        """The values of a vector on the host, at least so many, contiguous, aligned and in native byte order."""
         value = self.values[slot]
-        return native_vector(value if cnp.PyArray_CheckExact(value) else values_of(value))
+        cdef cnp.ndarray vector = native_vector(value if cnp.PyArray_CheckExact(value) else values_of(value))
+        # It was checked, but the conversion of another argument may have changed it since.
+        if cnp.PyArray_NDIM(vector) != 1 or cnp.PyArray_DIM(vector, 0) < least:
+            self.fail(self.operator.parameters[slot], f"at least {least} entries in one dimension", shape_of(vector))
+        return vector
 
 
 # ---- checks of any operator ------------------------------------------------------------------------------------------
@@ -369,6 +378,7 @@ cdef class RealNumber(Check):
     cdef int run(self, Call call) except -1:
         value = call.values[self.slots[0]]
         if type(value) is not float:
+            call.ran_others = True
             call.values[self.slots[0]] = arguments.real_number(value, self.names[0], call.operator.name)
         return 0
 
@@ -393,6 +403,7 @@ cdef class DimInRange(Check):
         if rank == 0:
             rank = 1
         if type(dim) is not int:
+            call.ran_others = True
             dim = call.values[self.slots[1]] = arguments.integer(dim, "dim", call.operator.name)
         axis = PyLong_AsLongLongAndOverflow(dim, &overflow)
         if overflow or not -rank <= axis < rank:
@@ -595,15 +606,13 @@ cdef class MaskHasRows(Check):
 
     cdef int run(self, Call call) except -1:
         cdef cnp.ndarray array = call.array(self.slots[0])
-        cdef Py_ssize_t rows = call.sizes[BT]
+        cdef Py_ssize_t rows = call.sizes[BT], nbytes = (rows + 7) // 8
         cdef bint fits = cnp.PyArray_NDIM(array) == 1
         if cnp.PyArray_TYPE(array) == cnp.NPY_BOOL:
-            expected = f"shape (BT = {rows})"
-            fits = fits and cnp.PyArray_DIM(array, 0) == rows
-        else:
-            expected = f"at least {-(-rows // 8)} bytes in one dimension, a bit for each row"
-            fits = fits and cnp.PyArray_DIM(array, 0) >= (rows + 7) // 8
-        if not fits:
+            if not fits or cnp.PyArray_DIM(array, 0) != rows:
+                call.fail(self.names[0], f"shape (BT = {rows})", shape_of(array))
+        elif not fits or cnp.PyArray_DIM(array, 0) < nbytes:
+            expected = f"at least {nbytes} bytes in one dimension, a bit for each row"
             call.fail(self.names[0], expected, shape_of(array))
         return 0
 
@@ -646,6 +655,7 @@ cdef object integer_between(Call call, int slot, object low, object high):
     name = call.operator.parameters[slot]
     index = call.values[slot]
     if type(index) is not int:
+        call.ran_others = True
         index = call.values[slot] = arguments.integer(index, name, call.operator.name)
     if not low <= index <= high:
         call.fail(name, f"an int in [{low}, {high}]", arguments.shown(index))
@@ -693,6 +703,7 @@ cdef class ChosenResults(Check):
             type(value) is tuple and len(value) == 2 and type(value[0]) is bool and type(value[1]) is bool
         ):
             return 0
+        call.ran_others = True
         call.values[self.slots[0]] = arguments.pair_of_truth_values(value, "output_mask", call.operator.name)
         return 0
 
@@ -711,6 +722,7 @@ cdef class WorkspaceAndFilter(Check):
             integer_between(call, self.slots[0], self.least, arguments.MAX_INDEX)
         value = call.values[self.slots[1]]
         if type(value) is not float:
+            call.ran_others = True
             value = call.values[self.slots[1]] = arguments.real_number(value, "filter_eps", call.operator.name)
         if not 0 <= <double>value < float("inf"):
             call.fail("filter_eps", "a finite number that is not negative", value)
@@ -739,7 +751,11 @@ cdef class ReductionAndItsGradient(Check):
         reduction, grad_loss = call.values[self.slots[0]], call.values[self.slots[1]]
         if not isinstance(reduction, str):
             call.fail("reduction", "'mean', 'sum' or 'none'", arguments.shown(reduction), ParamTypeError)
-        if reduction not in ("mean", "sum", "none"):
+        for known in ("mean", "sum", "none"):
+            if reduction == known:
+                reduction = call.values[self.slots[0]] = known  # a plain str, where it may be of a subclass
+                break
+        else:
             call.fail("reduction", "'mean', 'sum' or 'none'", arguments.shown(reduction))
         if grad_loss is None:
             call.values[self.slots[1]] = 1.0
@@ -765,7 +781,7 @@ cdef class TargetsInRange(Check):
     cdef int run(self, Call call) except -1:
         if call.card >= 0 and is_trusted(call.values[self.slots[0]], call.values[self.slots[1]], call.sizes[V]):
             return 0
-        cdef cnp.ndarray target = call.host_vector(self.slots[0]), mask = None
+        cdef cnp.ndarray target = call.host_vector(self.slots[0], call.sizes[BT]), mask = None
         cdef const uint8_t *masked = NULL
         cdef bint is_wide = cnp.PyArray_ITEMSIZE(target) == 8, is_packed = False
         cdef const void *targets = cnp.PyArray_DATA(target)
@@ -776,9 +792,9 @@ cdef class TargetsInRange(Check):
             each = (<const int64_t *>targets)[i] if is_wide else (<const int32_t *>targets)[i]
             if each < 0 or each >= vocabulary:
                 if mask is None:
-                    mask = call.host_vector(self.slots[1])
+                    is_packed = cnp.PyArray_TYPE(call.array(self.slots[1])) != cnp.NPY_BOOL
+                    mask = call.host_vector(self.slots[1], (call.sizes[BT] + 7) // 8 if is_packed else call.sizes[BT])
                     masked = <const uint8_t *>cnp.PyArray_DATA(mask)
-                    is_packed = cnp.PyArray_TYPE(mask) != cnp.NPY_BOOL
                 if not (masked[i // 8] >> (i % 8) & 1 if is_packed else masked[i]):
                     expected = f"values in [0, {vocabulary}) wherever target_mask is 0"
                     call.fail("masked_target", expected, f"{each} in row {i}")
@@ -794,7 +810,7 @@ cdef class TargetsInTheVocabulary(Check):
         Check.__init__(self, "target", "vocab_start_index", "ignore_index")
 
     cdef int run(self, Call call) except -1:
-        cdef cnp.ndarray target = call.host_vector(self.slots[0])
+        cdef cnp.ndarray target = call.host_vector(self.slots[0], call.sizes[BT])
         cdef bint is_wide = cnp.PyArray_ITEMSIZE(target) == 8
         cdef const void *targets = cnp.PyArray_DATA(target)
         cdef int64_t each, start = call.values[self.slots[1]], ignored = call.values[self.slots[2]]
@@ -852,13 +868,14 @@ cdef int set_outs(Call call, object out) except -1:
     if len(results) == 1:
         call.first_out = writable_result(call, "out", out, <Result>results[0])
         return 0
-    expected = f"a tuple ({', '.join(call.operator.results)}) of arrays or None"
-    if not isinstance(out, (tuple, list)):
-        call.fail("out", expected, type(out).__name__, ParamTypeError)
-    if len(out) != len(results):
-        call.fail("out", expected, f"{len(out)} entries")
-    call.first_out = writable_result(call, "out[0]", out[0], <Result>results[0])
-    call.second_out = writable_result(call, "out[1]", out[1], <Result>results[1])
+    cdef tuple entries = tuple(out) if isinstance(out, (tuple, list)) else None  # a list may change meanwhile
+    if entries is None or len(entries) != len(results):
+        expected = f"a tuple ({', '.join(call.operator.results)}) of arrays or None"
+        if entries is None:
+            call.fail("out", expected, type(out).__name__, ParamTypeError)
+        call.fail("out", expected, f"{len(entries)} entries")
+    call.first_out = writable_result(call, "out[0]", entries[0], <Result>results[0])
+    call.second_out = writable_result(call, "out[1]", entries[1], <Result>results[1])
     if call.first_out is not None and call.second_out is not None and may_overlap(call.first_out, call.second_out):
         call.fail("out", "arrays that do not share memory", "two that do")
     return 0
@@ -873,15 +890,22 @@ cdef int check_places(Call call, object out) except -1:
     return 0
 
 
+cdef int run_checks(Call call) except -1:
+    cdef int i
+    for i in range(SIZES):
+        call.sizes[i] = -1
+    for i in range(<int>len(call.operator.checks)):
+        (<Check>call.operator.checks[i]).run(call)
+    return 0
+
+
 cdef Call validate(Operator operator, list values, object out):
     """Check one call against its contract and return it in the form that backends take."""
     cdef Call call = Call.__new__(Call)
-    cdef int i
     call.operator, call.values, call.card, call.axis = operator, values, -1, -1
-    for i in range(SIZES):
-        call.sizes[i] = -1
-    for i in range(<int>len(operator.checks)):
-        (<Check>operator.checks[i]).run(call)
+    run_checks(call)
+    if call.ran_others:  # every value has its final form now, so nobody else's code runs this time
+        run_checks(call)
     if call.card >= 0:
         check_places(call, out)
     set_outs(call, out)

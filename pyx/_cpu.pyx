@@ -1,11 +1,9 @@
-"""The CPU: which variants of the kernels it runs, which one is in force, and its floating-point mode."""
+"""The CPU: which variants of the kernels it runs, and which one is in force."""
 
 from ascend_grad._kernels cimport (
     AG_VARIANT_COUNT,
     ag_best_variant,
     ag_cache_size,
-    ag_fpenv_enter,
-    ag_fpenv_leave,
     ag_variant,
     ag_variant_names,
     ag_variant_supported,
@@ -70,13 +68,3 @@ def force_variant(name):
     if name not in supported_variants():
         raise ValueError(f"variant: expected one of {', '.join(supported_variants())}, got {name!r}")
     _active = <ag_variant><int>VARIANTS.index(name)
-
-
-def enter_mode():
-    """Switch this thread to the floating-point mode of the kernels (see fpenv.h); returns the one to go back to."""
-    return ag_fpenv_enter()
-
-
-def leave_mode(mode):
-    """Go back to the mode that `enter_mode` returned."""
-    ag_fpenv_leave(mode)

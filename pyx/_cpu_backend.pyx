@@ -122,17 +122,17 @@ cdef object loss_and_gradients(Call call, int threads):
     return result, input_grad, weight_grad
 
 
-cdef Py_ssize_t linear_workspace_size(Call call) except -1:
+cdef object linear_workspace_size(Call call):
     """Bytes beyond arguments and results, at most, from shapes, dtypes and layouts alone.
 
     The workspace; an accumulator of input's size where the result cannot be one (16 bits, another dtype, no unit
     stride); a copy of each result whose `out` overlaps an input; some numbers for each row.
     """
-    a = call.arguments
+    cdef object a = call.arguments, rows = call.sizes[BT]  # Python's numbers: sums of them may be beyond 2**63
     size = sum([out.nbytes for out in call.outs if out is not None and overlaps_an_input(call, out)])
     if call.operator.name == "fused_cross_entropy_loss_with_max_sum":
-        return size + 64 * call.sizes[BT]
-    x, weight, rows, itemsize = a["input"], a["weight"], call.sizes[BT], a["input"].itemsize
+        return size + 64 * rows
+    x, weight, itemsize = a["input"], a["weight"], a["input"].itemsize
     first, second = a.get("output_mask", (False, False)) if a.get("return_grad", True) else (False, False)
     workspace = a.get("workspace_bytes")
     if workspace is None:

@@ -30,7 +30,7 @@ cdef tuple _otherwise = (
     ("auto", "automatic choice") if ENVIRONMENT.backend is None else (ENVIRONMENT.backend, "ASCEND_GRAD_BACKEND")
 )
 cdef dict _runtime = runtime.__dict__
-cdef set _backends = set(BACKENDS)
+cdef tuple _backends = BACKENDS
 cdef object MAX_THREADS = arguments.MAX_THREADS
 cdef object _DEBUG = logging.DEBUG
 #: The logger's own memory of its answers by level, which `logging` empties in place whenever one may change. To ask the
@@ -52,10 +52,12 @@ cdef inline bint calls_are_logged() except -1:
 
 cpdef object checked_backend(object name, str operator=None):
     """The name of a backend, or ``"auto"``."""
-    if not isinstance(name, str) or name not in _backends:
-        expected = f"one of {', '.join(BACKENDS)}"
-        raise ParamInvalidError(f"backend: expected {expected}, got {arguments.shown(name)}", operator=operator)
-    return name
+    if isinstance(name, str):
+        for known in _backends:
+            if name == known:
+                return known  # a plain str, where the name may be of a subclass
+    expected = f"one of {', '.join(BACKENDS)}"
+    raise ParamInvalidError(f"backend: expected {expected}, got {arguments.shown(name)}", operator=operator)
 
 
 cpdef tuple requested(object backend, Operator operator=None):
@@ -144,7 +146,7 @@ cdef object run_in_mode(Operator operator, list values, object out, object backe
     return computed(call, request, threads)
 
 
-def run(Operator operator, list values, out, backend, num_threads):
+def run(Operator operator not None, list values not None, out, backend, num_threads):
     """Validate, choose, compute. `values`: one for each of the operator's parameters; the list becomes the call's."""
     # Conversions and rounding on the way do not depend on the caller's floating-point mode either.
     cdef ag_fpenv mode = ag_fpenv_enter()
@@ -154,7 +156,7 @@ def run(Operator operator, list values, out, backend, num_threads):
         ag_fpenv_leave(mode)
 
 
-def prepared(Operator operator, list values, out, backend, num_threads):
+def prepared(Operator operator not None, list values not None, out, backend, num_threads):
     """What `run` would do: the validated call, the threads asked for (0: none in particular), an `Explanation`."""
     cdef tuple request = requested(backend, operator)
     cdef int threads = thread_count(num_threads, operator)

@@ -1137,7 +1137,7 @@ cdef list plans_of_statistics(cnp.ndarray input, cnp.ndarray weight, Py_ssize_t 
     """None where there is nothing to do."""
     cdef Problem problem = problem_of(input, weight, rows, True)
     problem.with_statistics = True
-    return plans_of(kernels_for(input), &problem, workspace) if rows else []
+    return plans_of(kernels_for(input), &problem, workspace) if rows and problem.vocab else []
 
 
 cdef list plans_of_gradient(

@@ -105,15 +105,6 @@ cdef cnp.ndarray empty_like(cnp.ndarray prototype, cnp.dtype dtype):
     return fresh(cnp.PyArray_NDIM(prototype), cnp.PyArray_DIMS(prototype), dtype)
 
 
-def empty(tuple shape, cnp.dtype dtype):
-    """A fresh C-contiguous array of at most 32 dimensions."""
-    cdef cnp.npy_intp[32] lengths
-    cdef int axis
-    for axis in range(len(shape)):
-        lengths[axis] = shape[axis]
-    return fresh(len(shape), lengths, dtype)
-
-
 cdef cnp.ndarray workspace(Py_ssize_t nbytes):
     """Memory for a layout."""
     cdef cnp.npy_intp size = nbytes
@@ -145,7 +136,7 @@ cpdef copy_into(cnp.ndarray to, cnp.ndarray source):
     # Axes by the distance of elements, the closest last: two of them make a block.
     for axis in range(rank):
         k = axis
-        while k > 0 and abs(cnp.PyArray_STRIDE(to, order[k - 1])) < abs(cnp.PyArray_STRIDE(to, axis)):
+        while k > 0 and magnitude(cnp.PyArray_STRIDE(to, order[k - 1])) < magnitude(cnp.PyArray_STRIDE(to, axis)):
             order[k] = order[k - 1]
             k -= 1
         order[k] = axis

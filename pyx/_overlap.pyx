@@ -5,6 +5,8 @@ from numpy.exceptions import TooHardError
 
 cimport numpy as cnp
 
+from ascend_grad._memory cimport magnitude
+
 cnp.import_array()
 
 cdef enum:
@@ -76,16 +78,16 @@ cdef bint are_nested(cnp.ndarray array) noexcept:
     for axis in range(cnp.PyArray_NDIM(array)):
         if shape[axis] > 1:
             k = rank
-            while k > 0 and abs(strides[order[k - 1]]) > abs(strides[axis]):
+            while k > 0 and magnitude(strides[order[k - 1]]) > magnitude(strides[axis]):
                 order[k] = order[k - 1]
                 k -= 1
             order[k] = axis
             rank += 1
     for k in range(rank):
         axis = order[k]
-        if abs(strides[axis]) < extent:
+        if magnitude(strides[axis]) < extent:
             return False
-        extent += (shape[axis] - 1) * abs(strides[axis])
+        extent += (shape[axis] - 1) * magnitude(strides[axis])
     return True
 
 

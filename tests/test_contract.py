@@ -546,6 +546,24 @@ def test_operators_are_described_and_public():
         assert all(parameters[name].default is None for name in keyword_only)
 
 
+def test_ranks_that_change_while_they_are_checked():
+    x = np.zeros((2, 3))
+
+    class Dim:
+        def __index__(self) -> int:
+            x.shape = (1,) * 40 + (2, 3)
+            return 0
+
+    with pytest.raises(ag.ParamInvalidError):
+        ag.log_softmax_backward(x, x, Dim())
+
+
+def test_names_of_backends_of_other_classes():
+    assert_identical(ag.softmax([0.0, 1.0], backend=np.str_("cpu")), ag.softmax([0.0, 1.0]))
+    with ag.use_backend(np.str_("reference")):
+        assert ag.explain("softmax", [0.0]) == ("reference", "asked for by use_backend")
+
+
 def test_backends_have_one_interface():
     signatures = []
     for backend in REGISTRY.values():

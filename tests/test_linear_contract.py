@@ -801,6 +801,81 @@ def test_overflow_is_no_warning():
             assert ag.linear_cross_entropy(rows, w, np.ones(200, int), reduction="sum").loss == np.inf
 
 
+@pytest.mark.parametrize("changed", ["masked_target", "target_mask", "grad", "input", "weight", "sum_exp_logits"])
+@pytest.mark.parametrize("argument", ["filter_eps", "workspace_bytes", "label_smoothing"])
+def test_arrays_that_change_while_they_are_checked(changed, argument):
+    """The conversion of one argument may shrink an array that was checked before: nothing is read beyond its end."""
+    arguments = {name: value for name, value in good_call("recomputed").items() if name != "out"}
+    arguments = {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in arguments.items()}
+
+    class Number:
+        def __float__(self) -> float:
+            arguments[changed].resize((1,) * arguments[changed].ndim, refcheck=False)
+            return 0.0
+
+        def __index__(self) -> int:
+            return int(self.__float__()) + contract.MIN_WORKSPACE_BYTES
+
+    with pytest.raises(ag.ParamInvalidError) as info:
+        ag.fused_linear_cross_entropy_loss_grad(**arguments | {argument: Number()})
+    assert info.value.code == 161002
+
+
+def test_a_list_of_outs_may_change_while_it_is_looked_at():
+    arguments = {name: value for name, value in good_call("recomputed").items() if name != "out"}
+    outs = [np.empty_like(arguments["input"]), np.empty_like(arguments["weight"])]
+    expected = ag.fused_linear_cross_entropy_loss_grad(**arguments)
+    given: list[np.ndarray] = []
+
+    class Clearing(type):
+        def __getattribute__(cls, name):
+            given.clear()
+            return super().__getattribute__(name)
+
+    class Kind(np.ndarray, metaclass=Clearing):
+        pass
+
+    given.extend([out.view(Kind) for out in outs])
+    ag.fused_linear_cross_entropy_loss_grad(**arguments, out=given)
+    for out, each in zip(outs, expected):
+        assert_identical(out, each)
+
+
+def test_strings_of_other_classes():
+    class Reduction(str):
+        def __eq__(self, other) -> bool:
+            return self.lower() == other
+
+        __hash__ = str.__hash__
+
+    arguments = np.eye(3, 2), np.eye(4, 2), np.array([0, 3, 1])
+    for reduction in (np.str_("sum"), Reduction("SUM")):
+        result = ag.linear_cross_entropy(*arguments, reduction=reduction, backend=np.str_("cpu"))
+        assert result.loss == ag.linear_cross_entropy(*arguments, reduction="sum").loss
+
+
+@pytest.mark.parametrize(("rows", "nbytes"), [(1, 0), (70, 8), (72, 8)])
+def test_how_many_bytes_of_bits_are_expected(rows, nbytes):
+    x = np.zeros((rows, 2), np.float32)
+    vector = x[:, 0]
+    with pytest.raises(ag.ParamInvalidError, match=f"expected at least {-(-rows // 8)} bytes .*, got \\({nbytes},\\)"):
+        ag.fused_linear_cross_entropy_loss_grad(
+            vector, x, x[:1], np.zeros(nbytes, np.uint8), np.zeros(rows, int), logits_max=vector, sum_exp_logits=vector
+        )
+
+
+def test_workspace_size_of_extreme_calls():
+    x = np.zeros((2, 0))
+    size = ag.workspace_size("linear_cross_entropy", x, np.zeros((4, 0)), np.zeros(2, int), workspace_bytes=2**63 - 1)
+    assert size >= 2**63 - 1
+    vector = np.broadcast_to(np.float32(1), 2**58)
+    assert ag.workspace_size("fused_cross_entropy_loss_with_max_sum", vector, vector, vector) >= 2**58
+    # No vocabulary, and no row that counts.
+    x, target = np.zeros((4, 6), np.float32), np.zeros(4, int)
+    assert ag.workspace_size("linear_cross_entropy", x, x[:0], target, ignore_index=0) >= 0
+    assert np.isnan(ag.linear_cross_entropy(x, x[:0], target, ignore_index=0).loss)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_loss_of_any_totals(dtype):
     """Without a warning, whatever NumPy is set to, and the same bits in the other byte order."""

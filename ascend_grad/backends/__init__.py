@@ -30,7 +30,7 @@ class Backend(Protocol):
         `npu.refusal` says so of such calls."""
 
 
-#: In the order in which ``auto`` prefers them. The reference is never chosen by itself.
+#: By name. ``auto`` chooses the device where it takes the call, else the CPU, whose compiled `run` is called directly.
 REGISTRY: dict[str, Backend] = {module.NAME: module for module in (npu, cpu, reference)}
 
 
