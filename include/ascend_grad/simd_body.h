@@ -571,7 +571,7 @@ AG_INLINE i32v v_f32_mask(const uint8_t *p)
 #elif AG_IS_AVX2
     return (i32v)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)) != 0;
 #else
-    i32v v;
+    i32v v = {0};
     for (int i = 0; i < AG_LANES; i++) v[i] = p[i];
     return v != 0;
 #endif
@@ -579,7 +579,7 @@ AG_INLINE i32v v_f32_mask(const uint8_t *p)
 
 AG_INLINE i64v v_f64_mask(const uint8_t *p)
 {
-    i64v v;
+    i64v v = {0};
     for (int i = 0; i < AG_LANES / 2; i++) v[i] = p[i];
     return v != 0;
 }
