@@ -37,6 +37,7 @@ cdef extern from "ascend_grad/rowwise.h" nogil:
         AG_MAX_COLUMNS
         AG_PACKED_COLUMNS
         AG_SCRATCH_BYTES
+        AG_STRIP_COLUMNS
 
     ctypedef struct ag_tile:
         const char *a
@@ -55,6 +56,7 @@ cdef extern from "ascend_grad/rowwise.h" nogil:
 
     ctypedef struct ag_row_kernels:
         Py_ssize_t segment
+        Py_ssize_t strip_rows
         void (*rows)(const ag_tile *tile) noexcept nogil
         double (*piece_max)(const ag_tile *tile) noexcept nogil
         double (*piece_sum)(const ag_tile *tile, double max) noexcept nogil
@@ -81,7 +83,8 @@ cdef extern from "ascend_grad/strided.h" nogil:
         Py_ssize_t to
         Py_ssize_t from_ "from"
 
-    void ag_copy_3d(char *to, const char *source, ag_dim x, ag_dim y, ag_dim z, int itemsize, int swapped)
+    void ag_copy_3d(ag_variant variant, char *to, const char *source, ag_dim x, ag_dim y, ag_dim z, int itemsize,
+                    int swapped)
     void ag_widen(ag_variant variant, ag_dtype dtype, const char *source, float *to, Py_ssize_t n)
     void ag_round(ag_variant variant, int from_double, const void *source, ag_dtype dtype, char *to, Py_ssize_t n)
     void ag_stream(ag_variant variant, const float *a, const float *b, float *out, Py_ssize_t n, int nontemporal)
@@ -92,6 +95,7 @@ cdef extern from "ascend_grad/team.h" nogil:
         int64_t begin
         int64_t first
         int64_t last
+    int64_t ag_team_now()
     void ag_team_start(ag_team *team, int over)
     int ag_team_join(ag_team *team, uint32_t round)
     Py_ssize_t ag_team_next(ag_team *team)

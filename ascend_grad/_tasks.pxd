@@ -1,5 +1,12 @@
 ctypedef void (*task_function)(void *context, Py_ssize_t task, int thread) noexcept nogil
 
+ctypedef struct Times:
+    double elapsed                    # nanoseconds
+    double waited                     # from when the first thread had no tasks left until the last one had none
+
+cdef int run_timed(
+    task_function function, void *context, Py_ssize_t tasks, int threads, bint dynamic, double *last, Times *times
+) except -1
 cdef int run_tasks(
     task_function function, void *context, Py_ssize_t tasks, int threads, bint dynamic, double *last
 ) except -1

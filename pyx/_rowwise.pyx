@@ -35,6 +35,7 @@ from ascend_grad._kernels cimport (
     AG_SCRATCH_BYTES,
     AG_SOFTMAX,
     AG_SOFTMAX_BACKWARD,
+    AG_STRIP_COLUMNS,
     ag_copy_3d,
     ag_dim,
     ag_dtype,
@@ -264,16 +265,16 @@ cdef enum Round:
 cdef enum:
     TILE_BYTES = 128 << 10            # of one operand in the compute type
     LONG_TILE_BYTES = 4 << 20         # the same, where a cache line holds elements of several rows
+    KEPT_BYTES = 16 << 20             # of all tiles, up to which inputs are gathered once for all rounds
     TILE_ROWS = 16                    # rows that a gathered piece has where rows are long
     MAX_TILE_ROWS = 1 << 14
     FEW_ROWS = 8                      # rows up to which lanes of the column kernels would be empty
     SHORT_ROW = 8                     # elements of a row from which on it is computed where it lies, gaps beside it or not
     SMALL_BLOCK = 256                 # elements of an outer index up to which several are gathered for the column kernels
     UNIT_ELEMENTS = 1 << 15           # of a unit of work, about
+    LARGE_UNIT = 1 << 19              # elements that take a considerable part of a millisecond
     LONG_ROW = 1 << 22                # elements from which a row (or block of columns) is too long to be one unit
 
-# A thread's buffer: the scratch of the column kernels, then tiles of both inputs, of the mask, and of 16-bit values on
-# their way to float32. The tiles are left out where nothing is gathered.
 cdef Py_ssize_t SCRATCH_BYTES = align_up(AG_SCRATCH_BYTES, ALIGNMENT)
 
 
@@ -322,7 +323,9 @@ cdef Layout choose_layout(const Problem *p) noexcept nogil:
         if p.operands[i].dim_stride != inner * itemsize:
             packed = False
         across += 1 if magnitude(p.operands[i].strides[last]) < magnitude(p.operands[i].dim_stride) else -1
-    if rows and (p.n >= SHORT_ROW or p.rows == 1 or has_mask(p.op) or are_dense_rows(p)):
+    if rows and (p.n >= SHORT_ROW or p.rows == 1 or has_mask(p.op)):
+        return ROWS
+    if rows and are_dense_rows(p) and (p.n > 1 or p.rows < SMALL_BLOCK):  # many rows of one element are as good as columns
         return ROWS
     if columns and (inner >= 32 or packed) and (p.n * inner >= SMALL_BLOCK or p.rows == inner):
         return COLUMNS
@@ -363,6 +366,26 @@ cdef void compute_rows(const Problem *p, const ag_row_kernels *kernels, Py_ssize
         row += tile.rows
 
 
+cdef inline void columns_at(const Problem *p, Py_ssize_t row, Py_ssize_t columns, ag_tile *tile) noexcept nogil:
+    """A tile of columns in place; `row` is the number of the first one."""
+    tile_at(p, row, tile)
+    tile.a_stride = p.operands[A].dim_stride
+    tile.b_stride = p.operands[B].dim_stride
+    tile.out_stride = p.operands[OUT].dim_stride
+    tile.rows = columns
+
+
+cdef void compute_strips(const Problem *p, const ag_row_kernels *kernels) noexcept nogil:
+    """All columns in place, where their kernels need no memory."""
+    cdef Py_ssize_t inner = p.shape[p.axes - 1], block
+    cdef ag_tile tile
+    tile.stream = False
+    tile.fits = True
+    for block in range(p.rows // inner):
+        columns_at(p, block * inner, inner, &tile)
+        kernels.columns(&tile, NULL)
+
+
 cdef class Schedule:
     """How one problem is walked. Units are numbered; `piece` means a part of a row (or of columns) along n."""
 
@@ -374,6 +397,7 @@ cdef class Schedule:
     cdef Layout form
     cdef bint stream, in_pieces
     cdef int threads
+    cdef bint chosen              # that number was: one thread will do while other processes keep cores busy
     cdef Py_ssize_t groups        # groups of rows, or blocks of columns
     cdef Py_ssize_t group_size    # rows of a group, columns of a block
     cdef Py_ssize_t blocks        # COLUMNS: blocks of columns per outer index
@@ -389,10 +413,11 @@ cdef class Schedule:
     # Where the second input, the mask, and values on their way to or from the tile's dtype lie in a thread's tiles. The first
     # input lies at their beginning, and the results in its place.
     cdef Py_ssize_t second_tile, mask_tile, converted_tile
-    cdef Py_ssize_t tiles         # where the tiles begin in a buffer
+    cdef Py_ssize_t tiles_size    # of one thread, or of one unit
+    cdef bint keeps               # every unit has tiles of its own, which keep its inputs from one round to the next
     cdef cnp.ndarray memory       # of all that follows
-    cdef Py_ssize_t buffer_size
-    cdef char *buffers            # (threads, buffer_size)
+    cdef char *scratch            # (threads, SCRATCH_BYTES), for column kernels
+    cdef char *tiles              # (units or threads, tiles_size)
     cdef double *maxima           # (pieces, rows)
     cdef double *sums             # (segments, rows)
     cdef double *max              # (rows,)
@@ -403,7 +428,8 @@ cdef class Schedule:
         cdef Py_ssize_t row_bytes = self.p.rows * sizeof(double)
         cdef Arena arena
         arena.base, arena.used = base, 0
-        self.buffers = arena_alloc(&arena, self.threads * self.buffer_size)
+        self.scratch = arena_alloc(&arena, self.threads * SCRATCH_BYTES if self.by_columns else 0)
+        self.tiles = arena_alloc(&arena, (self.groups * self.pieces if self.keeps else self.threads) * self.tiles_size)
         if self.in_pieces:
             self.sums = <double *>arena_alloc(&arena, self.segments * row_bytes)
             self.sum = <double *>arena_alloc(&arena, row_bytes)
@@ -462,8 +488,11 @@ cdef class Schedule:
             working = p.n * p.operands[A].itemsize * inputs
             budget = _cpu.cache_size(2) // 2 // working // 64 * 64
             self.group_size = min(inner, <Py_ssize_t>AG_MAX_COLUMNS)
+            if p.n <= self.kernels.strip_rows:
+                # Strips need no scratch, and fit the first cache whatever the block.
+                self.group_size = min(inner, max(<Py_ssize_t>AG_MAX_COLUMNS, UNIT_ELEMENTS // p.n // 64 * 64))
             if inner > AG_PACKED_COLUMNS:
-                if budget >= 256:
+                if budget >= 256 and p.n > self.kernels.strip_rows:
                     if not self.stream:  # results pass through the cache, too; but short pieces of rows are slow
                         budget = max(min(budget, <Py_ssize_t>512), budget * inputs // (inputs + 1) // 64 * 64)
                     self.group_size = min(self.group_size, budget)
@@ -501,13 +530,13 @@ cdef class Schedule:
             if not self.gathers:
                 self.piece_size *= max(1, min(32, self.segments * self.groups // (8 * threads)))
             self.pieces = ceil_div(p.n, self.piece_size)
-        self.tiles = SCRATCH_BYTES if self.by_columns else 0
-        self.buffer_size = self.tiles
+        self.tiles_size = 0
         if self.gathers:
             self.place_tiles()
+        self.keeps = self.gathers and self.in_pieces and self.groups * self.pieces * self.tiles_size <= KEPT_BYTES
 
     cdef void place_tiles(self) noexcept:
-        """Cut a thread's buffer into tiles, each only where there is use for it."""
+        """Where the tiles of a thread or unit lie, each only where there is use for it."""
         cdef Problem *p = &self.p
         cdef Py_ssize_t length = self.piece_size if self.in_pieces else p.n, count, size = 0
         cdef const Operand *out = &p.operands[OUT]
@@ -526,10 +555,13 @@ cdef class Schedule:
         self.converted_tile = size
         if self.tile_dtype != p.dtype or self.tile_dtype != out.dtype:
             size += align_up(count * max(p.operands[A].itemsize, out.itemsize), ALIGNMENT)
-        self.buffer_size += size
+        self.tiles_size = size
 
-    cdef char *buffer(self, int thread) noexcept nogil:
-        return self.buffers + thread * self.buffer_size
+    cdef char *scratch_of(self, int thread) noexcept nogil:
+        return self.scratch + thread * SCRATCH_BYTES
+
+    cdef char *tiles_of(self, Py_ssize_t unit, int thread) noexcept nogil:
+        return self.tiles + (unit if self.keeps else thread) * self.tiles_size
 
     cdef bint is_transposed(self) noexcept nogil:
         """Whether some operand's adjacent elements in memory belong to different rows."""
@@ -548,15 +580,16 @@ cdef class Schedule:
         """A group of whole rows, or a block of whole columns."""
         cdef Py_ssize_t begin = group * self.group_size
         cdef Py_ssize_t end = min(begin + self.group_size, self.p.rows)
+        cdef char *tiles = self.tiles_of(group, thread)
         cdef ag_tile tile
         if self.by_columns:
-            self.column_tile(group, 0, self.p.n, thread, True, &tile)
-            self.kernels.columns(&tile, self.buffer(thread))
-            self.scatter_columns(group, 0, self.p.n, thread, &tile)
+            self.column_tile(group, 0, self.p.n, tiles, &tile)
+            self.kernels.columns(&tile, self.scratch_of(thread))
+            self.scatter_columns(group, 0, self.p.n, tiles, &tile)
         elif self.gathers:
-            self.gather(begin, end, 0, self.p.n, thread, True, &tile)
+            self.gather(begin, end, 0, self.p.n, tiles, &tile)
             self.kernels.rows(&tile)
-            self.scatter(begin, end, 0, self.p.n, thread, &tile)
+            self.scatter(begin, end, 0, self.p.n, tiles, &tile)
         else:
             compute_rows(&self.p, self.kernels, begin, end, self.stream)
 
@@ -566,10 +599,10 @@ cdef class Schedule:
         cdef Py_ssize_t begin = group * self.group_size, end = min(begin + self.group_size, self.p.rows), row
         cdef ag_tile tile
         if self.by_columns:
-            row = self.column_tile(group, k, length, thread, False, &tile)
-            self.kernels.columns_max(&tile, &self.maxima[piece * self.p.rows + row], self.buffer(thread))
+            row = self.column_tile(group, k, length, self.tiles_of(unit, thread), &tile)
+            self.kernels.columns_max(&tile, &self.maxima[piece * self.p.rows + row], self.scratch_of(thread))
             return
-        self.row_tile(begin, end, k, length, thread, False, &tile)
+        self.row_tile(begin, end, k, length, self.tiles_of(unit, thread), &tile)
         for row in range(begin, end):
             self.maxima[piece * self.p.rows + row] = self.kernels.piece_max(&tile)
             tile.a += tile.a_stride
@@ -587,12 +620,14 @@ cdef class Schedule:
             k = segment * self.kernels.segment
             length = min(self.kernels.segment, self.p.n - k)
             if self.by_columns:
-                row = self.column_tile(group, k, length, thread, True, &tile)
+                row = self.column_tile(group, k, length, self.tiles_of(unit, thread), &tile)
                 if is_forward(self.p.op):
                     columns_max = &self.max[row]
-                self.kernels.columns_sum(&tile, columns_max, &self.sums[segment * self.p.rows + row], self.buffer(thread))
+                self.kernels.columns_sum(
+                    &tile, columns_max, &self.sums[segment * self.p.rows + row], self.scratch_of(thread)
+                )
             else:
-                self.row_tile(begin, end, k, length, thread, True, &tile)
+                self.row_tile(begin, end, k, length, self.tiles_of(unit, thread), &tile)
                 for row in range(begin, end):
                     if is_forward(self.p.op):
                         max = self.max[row]
@@ -608,15 +643,16 @@ cdef class Schedule:
         cdef Py_ssize_t begin = group * self.group_size, end = min(begin + self.group_size, self.p.rows), row
         cdef double max = 0.0
         cdef const double *columns_max = NULL
+        cdef char *tiles = self.tiles_of(unit, thread)
         cdef ag_tile tile, part
         if self.by_columns:
-            row = self.column_tile(group, k, length, thread, True, &tile)
+            row = self.column_tile(group, k, length, tiles, &tile)
             if is_forward(self.p.op):
                 columns_max = &self.max[row]
-            self.kernels.columns_write(&tile, columns_max, &self.sum[row], self.buffer(thread))
-            self.scatter_columns(group, k, length, thread, &tile)
+            self.kernels.columns_write(&tile, columns_max, &self.sum[row], self.scratch_of(thread))
+            self.scatter_columns(group, k, length, tiles, &tile)
             return
-        self.row_tile(begin, end, k, length, thread, True, &tile)
+        self.row_tile(begin, end, k, length, tiles, &tile)
         part = tile
         for row in range(begin, end):
             if is_forward(self.p.op):
@@ -627,7 +663,7 @@ cdef class Schedule:
             part.mask += part.mask_stride
             part.out += part.out_stride
         if self.gathers:
-            self.scatter(begin, end, k, length, thread, &tile)
+            self.scatter(begin, end, k, length, tiles, &tile)
 
     cdef void combine_sum(self, Py_ssize_t row) noexcept nogil:
         """The sum of a row from those of its segments, in order."""
@@ -659,42 +695,38 @@ cdef class Schedule:
             end[0] = min(begin[0] + self.group_size, (group // self.blocks + 1) * inner)
 
     cdef Py_ssize_t column_tile(
-        self, Py_ssize_t group, Py_ssize_t k, Py_ssize_t length, int thread, bint with_b, ag_tile *tile
+        self, Py_ssize_t group, Py_ssize_t k, Py_ssize_t length, char *tiles, ag_tile *tile
     ) noexcept nogil:
         """A block of columns, `length` rows from k on; returns the number of its first column."""
         cdef Py_ssize_t begin, end
         self.columns_of(group, &begin, &end)
         if self.gathers:
-            self.gather(begin, end, k, length, thread, with_b, tile)
+            self.gather(begin, end, k, length, tiles, tile)
             tile.fits = True
             return begin
-        tile_at(&self.p, begin, tile)
-        tile.a_stride = self.p.operands[A].dim_stride
-        tile.b_stride = self.p.operands[B].dim_stride
-        tile.out_stride = self.p.operands[OUT].dim_stride
+        columns_at(&self.p, begin, end - begin, tile)
         tile.a += k * tile.a_stride
         tile.b += k * tile.b_stride
         tile.out += k * tile.out_stride
-        tile.rows = end - begin
         tile.n = length
         tile.stream = self.stream
         tile.fits = not self.in_pieces and 2 * length * tile.rows * self.p.operands[A].itemsize <= _cpu.cache_size(2)
         return begin
 
     cdef void scatter_columns(
-        self, Py_ssize_t group, Py_ssize_t k, Py_ssize_t length, int thread, const ag_tile *tile
+        self, Py_ssize_t group, Py_ssize_t k, Py_ssize_t length, char *tiles, const ag_tile *tile
     ) noexcept nogil:
         cdef Py_ssize_t begin, end
         if self.gathers:
             self.columns_of(group, &begin, &end)
-            self.scatter(begin, end, k, length, thread, tile)
+            self.scatter(begin, end, k, length, tiles, tile)
 
     cdef void row_tile(
-        self, Py_ssize_t begin, Py_ssize_t end, Py_ssize_t k, Py_ssize_t length, int thread, bint with_b, ag_tile *tile
+        self, Py_ssize_t begin, Py_ssize_t end, Py_ssize_t k, Py_ssize_t length, char *tiles, ag_tile *tile
     ) noexcept nogil:
         """Elements k .. k+length of rows begin .. end (of one row, where they are used in place)."""
         if self.gathers:
-            self.gather(begin, end, k, length, thread, with_b, tile)
+            self.gather(begin, end, k, length, tiles, tile)
             return
         tile_at(&self.p, begin, tile)
         tile.rows = 1
@@ -725,28 +757,25 @@ cdef class Schedule:
         return outer.length * inner.length
 
     cdef void gather(
-        self, Py_ssize_t begin, Py_ssize_t end, Py_ssize_t k, Py_ssize_t length, int thread, bint with_b, ag_tile *tile
+        self, Py_ssize_t begin, Py_ssize_t end, Py_ssize_t k, Py_ssize_t length, char *tiles, ag_tile *tile
     ) noexcept nogil:
         """Elements k .. k+length of rows begin .. end: dense copies, or in place."""
-        cdef char *buffer = self.buffer(thread) + self.tiles
         cdef Py_ssize_t rows = end - begin, pitch = self.row_pitch(rows, length)
-        tile.a = self.gather_operand(A, begin, end, k, length, pitch, buffer, buffer, &tile.a_stride)
+        tile.a = self.gather_operand(A, begin, end, k, length, pitch, tiles, tiles, &tile.a_stride)
         tile.b = tile.a
         tile.b_stride = 0
-        if with_b and has_b(self.p.op):
-            tile.b = self.gather_operand(
-                B, begin, end, k, length, pitch, buffer + self.second_tile, buffer, &tile.b_stride
-            )
+        if has_b(self.p.op):
+            tile.b = self.gather_operand(B, begin, end, k, length, pitch, tiles + self.second_tile, tiles, &tile.b_stride)
         tile.mask = <const uint8_t *>tile.a
         tile.mask_stride = 0
         if has_mask(self.p.op):
             tile.mask = <const uint8_t *>self.gather_operand(
-                MASK, begin, end, k, length, pitch, buffer + self.mask_tile, buffer, &tile.mask_stride
+                MASK, begin, end, k, length, pitch, tiles + self.mask_tile, tiles, &tile.mask_stride
             )
         if self.direct[OUT]:
             tile.out = self.place(OUT, begin, k, &tile.out_stride)
         else:
-            tile.out = buffer
+            tile.out = tiles
             tile.out_stride = pitch * self.tile_itemsize
         tile.rows = rows
         tile.n = length
@@ -761,7 +790,7 @@ cdef class Schedule:
 
     cdef char *gather_operand(
         self, int which, Py_ssize_t begin, Py_ssize_t end, Py_ssize_t k, Py_ssize_t length, Py_ssize_t pitch,
-        char *to, char *buffer, Py_ssize_t *stride
+        char *to, char *tiles, Py_ssize_t *stride
     ) noexcept nogil:
         """A dense copy in the tile's dtype (masks stay bytes), or the operand itself."""
         cdef const Operand *operand = &self.p.operands[which]
@@ -769,16 +798,18 @@ cdef class Schedule:
         if self.direct[which]:
             return self.place(which, begin, k, stride)
         stride[0] = pitch if which == MASK else pitch * self.tile_itemsize
-        self.copy(operand, begin, end, k, length, pitch, buffer + self.converted_tile if widen else to, False)
+        if self.keeps and self.round != (PIECE_MAX if is_forward(self.p.op) else PIECE_SUM):
+            return to  # there since the first round
+        self.copy(operand, begin, end, k, length, pitch, tiles + self.converted_tile if widen else to, False)
         if widen:
             ag_widen(
-                self.variant, operand.dtype, buffer + self.converted_tile, <float *>to,
+                self.variant, operand.dtype, tiles + self.converted_tile, <float *>to,
                 pitch * (length if self.by_columns else end - begin)
             )
         return to
 
     cdef void scatter(
-        self, Py_ssize_t begin, Py_ssize_t end, Py_ssize_t k, Py_ssize_t length, int thread, const ag_tile *tile
+        self, Py_ssize_t begin, Py_ssize_t end, Py_ssize_t k, Py_ssize_t length, char *tiles, const ag_tile *tile
     ) noexcept nogil:
         """Put the results of gathered rows where they belong, rounded once."""
         cdef const Operand *out = &self.p.operands[OUT]
@@ -787,7 +818,7 @@ cdef class Schedule:
         if self.direct[OUT]:
             return
         if out.dtype != self.tile_dtype:
-            dense = self.buffer(thread) + self.tiles + self.converted_tile
+            dense = tiles + self.converted_tile
             ag_round(
                 self.variant, self.tile_dtype == AG_FLOAT64, tile.out, out.dtype, dense,
                 pitch * (length if self.by_columns else rows)
@@ -812,11 +843,11 @@ cdef class Schedule:
             if to_operand:
                 outer.to, inner.to, elements.to = operand.strides[axis - 1] if axis else 0, operand.strides[axis], operand.dim_stride
                 outer.from_, inner.from_, elements.from_ = self.p.shape[axis] * row_step, row_step, step
-                ag_copy_3d(place, dense + (row - begin) * row_step, outer, inner, elements, itemsize, operand.swapped)
+                ag_copy_3d(self.variant, place, dense + (row - begin) * row_step, outer, inner, elements, itemsize, operand.swapped)
             else:
                 outer.from_, inner.from_, elements.from_ = operand.strides[axis - 1] if axis else 0, operand.strides[axis], operand.dim_stride
                 outer.to, inner.to, elements.to = self.p.shape[axis] * row_step, row_step, step
-                ag_copy_3d(dense + (row - begin) * row_step, place, outer, inner, elements, itemsize, operand.swapped)
+                ag_copy_3d(self.variant, dense + (row - begin) * row_step, place, outer, inner, elements, itemsize, operand.swapped)
             row += count
 
     # -- rounds of units --
@@ -837,8 +868,20 @@ cdef class Schedule:
 
     cdef int run(self, Round round, Py_ssize_t units) except -1:
         """All units of a round."""
+        cdef int threads = self.threads
+        cdef _tasks.Times times
         self.round = round
-        return _tasks.run_tasks(run_unit, <void *>self, units, self.threads, self.stream, &self.last_check)
+        if self.chosen and _threads.is_disturbed():
+            threads = 1
+        if round == COMBINE_MAX or round == COMBINE_SUM:
+            # A team for a few additions would cost more than they.
+            threads = <int>min(<Py_ssize_t>threads, ceil_div(units * self.segments, UNIT_ELEMENTS))
+        _tasks.run_timed(run_unit, <void *>self, units, threads, self.stream, &self.last_check, &times)
+        # Not where some have nothing to do for as long as a large unit takes; and whoever has to wake first is late without
+        # any disturbance.
+        if threads > 1 and (units > 2 * threads or self.p.rows * self.p.n < LARGE_UNIT * units) and _threads.is_warm():
+            _threads.took(times.elapsed, times.waited)
+        return 0
 
     cdef int run_all(self) except -1:
         cdef Py_ssize_t units = self.groups * self.pieces
@@ -862,15 +905,25 @@ cdef int compute_problem(Problem *p, int asked) except -1:
     cdef int threads = _threads.choose(<double>p.rows * p.n * (FORWARD_COST if is_forward(p.op) else BACKWARD_COST), asked)
     cdef Schedule schedule
     cdef ag_fpenv mode
-    if threads == 1 and p.rows * p.n <= UNIT_ELEMENTS and choose_layout(p) == ROWS:
+    if asked == 0 and threads > 1 and _threads.is_disturbed():
+        threads = 1
+    cdef const ag_row_kernels *kernels = ag_rowwise_kernels(_cpu.active(), p.dtype, p.op)
+    cdef Layout layout = choose_layout(p)
+    if threads == 1 and p.rows * p.n <= UNIT_ELEMENTS and (
+        layout == ROWS or (layout == COLUMNS and p.n <= kernels.strip_rows and p.shape[p.axes - 1] >= AG_STRIP_COLUMNS)
+    ):
         # Small and plain: the schedule would cost as much as the work. Not worth giving up the interpreter's lock.
         mode = ag_fpenv_enter()
-        compute_rows(p, ag_rowwise_kernels(_cpu.active(), p.dtype, p.op), 0, p.rows, False)
+        if layout == ROWS:
+            compute_rows(p, kernels, 0, p.rows, False)
+        else:
+            compute_strips(p, kernels)
         ag_fpenv_leave(mode)
         _openmp.record_team()
         return 0
     schedule = Schedule.__new__(Schedule)
     schedule.p = p[0]
+    schedule.chosen = asked == 0
     schedule.prepare(threads)
     schedule.allocate()
     schedule.run_all()

@@ -5,7 +5,7 @@ from libc.stdint cimport int64_t
 from libc.stdlib cimport calloc, free
 
 from ascend_grad cimport _openmp
-from ascend_grad._kernels cimport ag_fpenv, ag_fpenv_enter, ag_fpenv_leave
+from ascend_grad._kernels cimport ag_fpenv, ag_fpenv_enter, ag_fpenv_leave, ag_team_now
 
 cdef extern from "Python.h":
     int PyErr_CheckSignals() except -1
@@ -23,6 +23,12 @@ cdef extern from * nogil:
     #define AG_FETCH_ADD(counter, n) __atomic_fetch_add(counter, n, __ATOMIC_RELAXED)
     """
     int64_t AG_FETCH_ADD(int64_t *counter, int n)
+
+# What threads write stands in a cache line for each of them: a counter, and when it had no tasks left.
+cdef enum:
+    COUNTER = 0
+    END = 1
+    LINE = 8
 
 # Nanoseconds of computing after which signals are looked at.
 cdef double CHECK_INTERVAL = 40e6
@@ -72,13 +78,14 @@ cdef void run_shares(
     _openmp.record_team()
     if dynamic:
         run_share(function, context, counters, 0, tasks, thread, True, start)
-        return
-    while share < threads:  # there may be fewer threads than shares
-        run_share(
-            function, context, counters + share * 8, tasks * share // threads, tasks * (share + 1) // threads, thread, False,
-            start
-        )
-        share += team
+    else:
+        while share < threads:  # there may be fewer threads than shares
+            run_share(
+                function, context, counters + share * LINE, tasks * share // threads, tasks * (share + 1) // threads, thread,
+                False, start
+            )
+            share += team
+    counters[thread * LINE + END] = ag_team_now()
 
 
 cdef int check_signals(double *last) except -1:
@@ -93,23 +100,33 @@ cdef int check_signals(double *last) except -1:
 cdef int run_tasks(
     task_function function, void *context, Py_ssize_t tasks, int threads, bint dynamic, double *last
 ) except -1:
+    cdef Times times
+    return run_timed(function, context, tasks, threads, dynamic, last, &times)
+
+
+cdef int run_timed(
+    task_function function, void *context, Py_ssize_t tasks, int threads, bint dynamic, double *last, Times *times
+) except -1:
     """Run ``function(context, task, thread)`` for all tasks. `last`: when the caller's call last looked at signals.
 
     Static: neighbouring tasks belong to one thread, and to the same one in every call of the same size, which may have
     their data in its cache. Dynamic: whoever is free takes the next one. An exception of a signal's handler is raised
-    between tasks.
+    between tasks. `times` are of a team, and 0 for one thread.
     """
-    cdef int64_t one = 0
-    cdef int64_t *counters = &one
-    cdef int share, shares = 1 if dynamic else threads
+    cdef int64_t[LINE] alone
+    cdef int64_t *counters = alone
+    cdef int64_t begin, first, end
+    cdef int thread, share, shares = 1 if dynamic else threads
     cdef bint is_done = False
     if last[0] == 0:
         last[0] = now()
+    alone[COUNTER] = 0
+    times.elapsed = times.waited = 0
     if threads == 1:
         shares = 1
         dynamic = False
-    elif not dynamic:
-        counters = <int64_t *>calloc(threads * 8, sizeof(int64_t))  # a cache line each
+    else:
+        counters = <int64_t *>calloc(threads * LINE, sizeof(int64_t))
         if counters == NULL:
             raise MemoryError()
     try:
@@ -119,14 +136,22 @@ cdef int run_tasks(
                     run_share(function, context, counters, 0, tasks, 0, False, last[0])
                     _openmp.record_team()
                 else:
+                    begin = ag_team_now()
                     with parallel(num_threads=threads):
                         run_shares(function, context, counters, tasks, threads, dynamic, last[0])
+                    first = end = counters[END]
+                    for thread in range(1, threads):
+                        if counters[thread * LINE + END] > begin:  # there may be fewer threads than asked for
+                            first = min(first, counters[thread * LINE + END])
+                            end = max(end, counters[thread * LINE + END])
+                    times.elapsed += end - begin
+                    times.waited += end - first
             is_done = True
             for share in range(shares):
-                if counters[share * 8] < tasks * (share + 1) // shares - tasks * share // shares:
+                if counters[share * LINE] < tasks * (share + 1) // shares - tasks * share // shares:
                     is_done = False
             check_signals(last)
     finally:
-        if counters != &one:
+        if counters != alone:
             free(counters)
     return 0

@@ -20,11 +20,13 @@ cdef double BURST = 1e6
 cdef double MISSED = 1e6
 cdef double SHORTEST_ALONE = 20e6
 cdef double LONGEST_ALONE = 640e6
+cdef double PRICE = 16.0          # and at least so many times what was waited: trying again costs a small part of the time
 cdef double _last_use = 0.0
 cdef double _burst = 0.0
 cdef double _burst_before = 0.0  # the current call
 cdef double _alone_until = 0.0
 cdef double _alone_for = SHORTEST_ALONE
+cdef bint _notices = True
 
 
 def _quota_of_control_group(root="/sys/fs/cgroup", membership="/proc/self/cgroup"):
@@ -102,7 +104,7 @@ cdef bint is_warm() noexcept nogil:
 
 cdef bint is_disturbed() noexcept nogil:
     """Whether a team would be slower than one thread now, because other processes keep its cores busy."""
-    return now() < _alone_until
+    return _notices and now() < _alone_until
 
 
 cdef void took(double elapsed, double waited) noexcept nogil:
@@ -113,7 +115,7 @@ cdef void took(double elapsed, double waited) noexcept nogil:
     """
     global _alone_until, _alone_for
     if waited > MISSED and 2 * waited > elapsed:
-        _alone_until = now() + _alone_for
+        _alone_until = now() + max(_alone_for, min(PRICE * waited, LONGEST_ALONE))
         _alone_for = min(2 * _alone_for, LONGEST_ALONE)
     else:
         _alone_for = SHORTEST_ALONE
@@ -128,6 +130,12 @@ def set_limit(int limit):
     """Use so many threads by default; 0: as OpenMP, affinity and control group allow."""
     global _limit
     _limit = limit
+
+
+def notice_disturbance(bint notices):
+    """Whether other processes may keep a call from using a team; for tests that count its threads."""
+    global _notices
+    _notices = notices
 
 
 def _after_fork_in_child():

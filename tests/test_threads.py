@@ -16,7 +16,7 @@ import pytest
 from samples import DTYPES, MASKED, OPERATORS, UNMASKED, Problem, assert_identical, random_problem
 
 import ascend_grad as ag
-from ascend_grad import _cpu, _openmp
+from ascend_grad import _cpu, _openmp, _threads
 
 COUNTS = (1, 2, 3, 4)
 
@@ -28,10 +28,15 @@ SHAPES = {
     "a few long rows": ((3, 180_007), -1),
     "one row": ((1, 2**19 + 3), -1),
     "narrow rows": ((140_003, 4), -1),
+    "rows of a vector": ((40_001, 16), -1),
+    "rows of vectors": ((9001, 64), -1),
     "columns": ((400, 1501), 0),
+    "columns of few rows": ((5, 120_011), 0),
+    "columns of one row": ((1, 600_011), 0),
     "narrow columns": ((140_003, 4), 0),
     "one column": ((2**19 + 3, 1), 0),
     "middle": ((17, 301, 111), 1),
+    "a short one in the middle": ((171, 30, 111), 1),
     "short": ((5, 200), -1),
 }
 MASKED_SHAPES = [(2, 3, 131, 701), (1, 1, 2, 280_001), (1, 2, 55_003, 5), (1, 1, 3, 7)]
@@ -39,7 +44,10 @@ MASKED_SHAPES = [(2, 3, 131, 701), (1, 1, 2, 280_001), (1, 2, 55_003, 5), (1, 1,
 
 @pytest.fixture
 def default_threads() -> Iterator[None]:
+    """The default number is that of the team, whatever else keeps the cores busy."""
+    _threads.notice_disturbance(False)
     yield
+    _threads.notice_disturbance(True)
     ag.set_num_threads(None)
 
 

@@ -57,10 +57,14 @@ typedef enum {
 
 /* Elements of a segment, for VL lanes of the compute type. */
 #define AG_SEGMENT(VL) (128 * (VL))
+/* Rows up to which the sums of columns stay in registers: what the other way keeps of each, the lanes of its sums, would be
+ * more than its elements. Never more than a block. */
+#define AG_STRIP_ROWS(VL) (16 * (VL) < 64 ? 16 * (VL) : 64)
 
 enum {
     AG_MAX_COLUMNS = 1024,   /* columns of a tile at most */
     AG_PACKED_COLUMNS = 128, /* columns up to which packed rows are taken together */
+    AG_STRIP_COLUMNS = 64,   /* packed columns from which on there is no use in that where rows are few */
     AG_MAX_LANES = 16,
     AG_MAX_AHEAD = 128 << 10, /* bytes of rows for which the next ones are asked for: two longer ones fit no second cache */
     AG_SCRATCH_VALUES = AG_MAX_LANES * AG_PACKED_COLUMNS + AG_MAX_COLUMNS + AG_MAX_LANES,
@@ -89,6 +93,7 @@ typedef struct {
 /* The kernels of one operator, dtype and variant. The masked operators have no column kernels. */
 typedef struct {
     ptrdiff_t segment;
+    ptrdiff_t strip_rows; /* rows up to which at least AG_STRIP_COLUMNS columns, of any number, are taken without `memory` */
     void (*rows)(const ag_tile *tile); /* whole rows */
     /* Pieces of one row (tile->rows is not looked at): its maximum, the sum of one segment, results. */
     double (*piece_max)(const ag_tile *tile);

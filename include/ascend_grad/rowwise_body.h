@@ -147,6 +147,35 @@ AG_INLINE void K(fold)(K(lanes) *sums, V partial)
 #endif
 }
 
+AG_INLINE void K(add_lanes)(K(lanes) *sums, const K(lanes) *others)
+{
+    sums->low += others->low;
+#if !AG_IS_F64
+    sums->high += others->high;
+#endif
+}
+
+/* Each lane as the sum of a row: one kind of zero, one of NaN. */
+AG_INLINE K(lanes) K(totals)(const K(lanes) *sums)
+{
+    const f64v nan = v_f64_set1(NAN);
+    K(lanes) totals = *sums;
+    totals.low = v_f64_select(totals.low == totals.low, totals.low + 0.0, nan);
+#if !AG_IS_F64
+    totals.high = v_f64_select(totals.high == totals.high, totals.high + 0.0, nan);
+#endif
+    return totals;
+}
+
+AG_INLINE V K(rounded)(const K(lanes) *sums)
+{
+#if AG_IS_F64
+    return sums->low;
+#else
+    return v_f32_narrow(sums->low, sums->high);
+#endif
+}
+
 AG_INLINE double K(reduce)(const K(lanes) *sums)
 {
 #if AG_IS_F64
@@ -605,14 +634,123 @@ AG_INLINE void K(wide_rows)(const int op, const ag_tile *tile)
     }
 }
 
+/* Rows of one to four whole vectors (`vectors` is a constant), which stay in registers. What the processor does for a row
+ * waits for nothing that another row needs, so they are taken one by one: reads and writes then come evenly. */
+AG_INLINE double K(vector_sum)(const int op, const int vectors, const V *x, const V *y, const MASKV *mask, V scale, V max,
+                               real *kept)
+{
+    V partial = {0};
+    K(lanes) lanes = {0};
+    AG_UNROLL(4)
+    for (int j = 0; j < vectors; j++) {
+        partial += K(kept_term)(K(term)(op, x[j], y[j], mask[j], scale, max), kept, j * VL);
+    }
+    K(fold)(&lanes, partial);
+    return ag_one_nan(K(reduce)(&lanes) + 0.0);
+}
+
+AG_INLINE void K(vector_rows_backward)(const int op, const int vectors, const ag_tile *tile)
+{
+    const V none = {0}, scale = V_(set1)((real)tile->scale);
+    /* Whole lines alone are streamed (a vector of 16-bit values is none), and rows do not end where these do: what is left of
+     * a row begins the next line. */
+    const ptrdiff_t skew = (ptrdiff_t)((uintptr_t)tile->out % (VL * AG_SIZE)), left = skew / AG_SIZE;
+    const int stream = AG_SIZE >= 4 && tile->stream && tile->out_stride == tile->n * AG_SIZE && skew % AG_SIZE == 0;
+    char *line = tile->out - skew;
+    V last = none;
+    for (ptrdiff_t row = 0; row < tile->rows; row++) {
+        const ag_tile one = K(some_rows)(tile, row, 1);
+        V x[4], y[4], value[4];
+        MASKV mask[4];
+        AG_UNROLL(4)
+        for (int j = 0; j < vectors; j++) {
+            x[j] = AG_LOAD(one.a + j * VL * AG_SIZE);
+            y[j] = AG_LOAD(one.b + j * VL * AG_SIZE);
+            mask[j] = K(get_mask)(K(is_masked)(op), one.mask, j * VL);
+        }
+        const V shift = V_(set1)((real)K(vector_sum)(op, vectors, x, y, mask, scale, none, NULL));
+        AG_UNROLL(4)
+        for (int j = 0; j < vectors; j++) value[j] = K(value)(op, x[j], y[j], mask[j], scale, shift, none);
+        if (!stream) {
+            AG_UNROLL(4)
+            for (int j = 0; j < vectors; j++) AG_STORE(one.out + j * VL * AG_SIZE, value[j]);
+            continue;
+        }
+        AG_UNROLL(4)
+        for (int j = 0; j < vectors; j++, line += VL * AG_SIZE) {
+            if (row == 0 && j == 0 && left) {
+                AG_STORE_PARTIAL(tile->out, value[j], VL - left);
+            } else {
+                AG_STREAM(line, V_(join)(last, value[j], VL - left));
+            }
+            last = value[j];
+        }
+    }
+    if (stream && left) AG_STORE_PARTIAL(line, V_(join)(last, last, VL - left), left);
+}
+
+/* The same, some at a time: logarithms and quotients of all sums together. */
+AG_INLINE void K(vector_rows_forward)(const int op, const int vectors, const ag_tile *tile)
+{
+    enum { GROUP = 8 };
+    const ptrdiff_t n = vectors * VL;
+    const int keeps = op != AG_LOG_SOFTMAX;
+    const V none[4] = {{0}}, scale = V_(set1)((real)tile->scale);
+    real kept[GROUP * 4 * VL] __attribute__((aligned(64))), max[GROUP] = {0};
+    double sums[GROUP] = {0};
+    for (ptrdiff_t row = 0; row < tile->rows; row += GROUP) {
+        const ptrdiff_t rows = tile->rows - row < GROUP ? tile->rows - row : GROUP;
+        const ag_tile here = K(some_rows)(tile, row, rows);
+        for (ptrdiff_t r = 0; r < rows; r++) {
+            const ag_tile one = K(some_rows)(&here, r, 1);
+            V x[4], best = V_(set1)((real)-INFINITY);
+            MASKV mask[4];
+            AG_UNROLL(4)
+            for (int j = 0; j < vectors; j++) {
+                x[j] = AG_LOAD(one.a + j * VL * AG_SIZE);
+                mask[j] = K(get_mask)(K(masks_sum)(op), one.mask, j * VL);
+                best = V_(max)(K(logit)(op, x[j], mask[j], scale), best);
+            }
+            max[r] = V_(reduce_max)(best);
+            sums[r] = K(vector_sum)(op, vectors, x, none, mask, scale, V_(set1)(max[r]), keeps ? kept + r * n : NULL);
+        }
+        for (ptrdiff_t r = 0; r < rows; r += AG_LANES / 2) v_f64_store(sums + r, K(factors)(op, v_f64_load(sums + r)));
+        for (ptrdiff_t r = 0; r < rows; r++) {
+            const ag_tile one = K(some_rows)(&here, r, 1);
+            const V shift = V_(set1)(max[r]), factor = V_(set1)((real)sums[r]);
+            AG_UNROLL(4)
+            for (ptrdiff_t i = 0; i < n; i += VL) {
+                AG_STORE(one.out + i * AG_SIZE, keeps ? V_(load)(kept + r * n + i) * factor
+                                                      : (AG_LOAD(one.a + i * AG_SIZE) - shift) - factor);
+            }
+        }
+    }
+}
+
+AG_INLINE void K(vector_rows)(const int op, const int vectors, const ag_tile *tile)
+{
+    if (K(is_forward)(op)) {
+        K(vector_rows_forward)(op, vectors, tile);
+    } else {
+        K(vector_rows_backward)(op, vectors, tile);
+    }
+}
+
 AG_INLINE void K(rows)(const int op, const ag_tile *tile)
 {
     const ptrdiff_t n = tile->n, width = n * AG_SIZE;
-    /* Where vectors would be part empty, or the sum of a row outweighs its elements. */
-    const int narrow = n <= AG_NARROW && (n % VL || n <= 2 * VL);
-    if (narrow && tile->rows > 1 && tile->a_stride == width && tile->out_stride == width &&
-        (!K(reads_b)(op) || tile->b_stride == width) && (!K(is_masked)(op) || tile->mask_stride == n)) {
-        K(narrow_rows)(op, tile);
+    const int packed = tile->a_stride == width && tile->out_stride == width && (!K(reads_b)(op) || tile->b_stride == width) &&
+                       (!K(is_masked)(op) || tile->mask_stride == n);
+    if (n == VL) {
+        K(vector_rows)(op, 1, tile);
+    } else if (n == 2 * VL) {
+        K(vector_rows)(op, 2, tile);
+    } else if (n == 3 * VL) {
+        K(vector_rows)(op, 3, tile);
+    } else if (n == 4 * VL) {
+        K(vector_rows)(op, 4, tile);
+    } else if (n <= AG_NARROW && n % VL && tile->rows > 1 && packed) {
+        K(narrow_rows)(op, tile); /* vectors would be part empty */
     } else {
         K(wide_rows)(op, tile);
     }
@@ -784,6 +922,124 @@ AG_INLINE void K(columns_write)(const int op, const ag_tile *tile, const real *s
     if (tile->stream) v_fence();
 }
 
+/* A few vectors of columns of at most a block of rows: nothing but them leaves the registers and the first cache. `vectors`
+ * is a constant, 4 or 1; one may be a part of a vector, `width` columns. */
+AG_INLINE void K(load_strip)(const int vectors, const char *p, ptrdiff_t width, V *v)
+{
+    if (vectors > 1) {
+        AG_UNROLL(2)
+        for (int j = 0; j < vectors; j += 2) AG_LOAD_TWO(p + j * VL * AG_SIZE, &v[j], &v[j + 1]);
+    } else {
+        *v = width == VL ? AG_LOAD(p) : AG_LOAD_PARTIAL(p, width);
+    }
+}
+
+AG_INLINE void K(store_strip)(const int vectors, char *p, ptrdiff_t width, int stream, const V *v)
+{
+    if (vectors > 1) {
+        AG_UNROLL(2)
+        for (int j = 0; j < vectors; j += 2) {
+            if (stream) AG_STREAM_TWO(p + j * VL * AG_SIZE, v[j], v[j + 1]);
+            else AG_STORE_TWO(p + j * VL * AG_SIZE, v[j], v[j + 1]);
+        }
+    } else if (width == VL) {
+        AG_STORE(p, *v);
+    } else {
+        AG_STORE_PARTIAL(p, *v, width);
+    }
+}
+
+AG_INLINE void K(strip)(const int op, const int vectors, const ag_tile *tile, ptrdiff_t c, ptrdiff_t width, int stream)
+{
+    enum { KEPT = 16, LEVELS = 4 };
+    const char *a = tile->a + c * AG_SIZE, *b = tile->b + c * AG_SIZE;
+    const ptrdiff_t n = tile->n, lanes = n < VL ? n : VL;
+    const int keeps = K(is_forward)(op) && op != AG_LOG_SOFTMAX && n <= KEPT;
+    const V none = {0};
+    V x[4] = {none}, y[4] = {none}, shift[4] = {none}, factor[4] = {none}, kept[KEPT][4];
+    if (K(is_forward)(op)) {
+        AG_UNROLL(4)
+        for (int j = 0; j < vectors; j++) shift[j] = V_(set1)((real)-INFINITY);
+        for (ptrdiff_t k = 0; k < n; k++) {
+            K(load_strip)(vectors, a + k * tile->a_stride, width, x);
+            AG_UNROLL(4)
+            for (int j = 0; j < vectors; j++) shift[j] = V_(max)(x[j], shift[j]);
+        }
+    }
+    /* Lanes are added by halves: each as soon as its other half is there, of those that wait the last one first. */
+    K(lanes) sum[4], waiting[LEVELS][4];
+    ptrdiff_t half = 1, lane = 0;
+    int count = 0;
+    while (2 * half < lanes) half *= 2;
+    if (lanes == 1) half = 0;
+    for (;;) {
+        V partial[4] = {none};
+        for (ptrdiff_t k = lane; k < n; k += VL) {
+            K(load_strip)(vectors, a + k * tile->a_stride, width, x);
+            if (K(reads_b_for_sum)(op)) K(load_strip)(vectors, b + k * tile->b_stride, width, y);
+            AG_UNROLL(4)
+            for (int j = 0; j < vectors; j++) {
+                const V term = K(term)(op, x[j], y[j], (MASKV){0}, none, shift[j]);
+                if (keeps) kept[k][j] = term;
+                partial[j] += term;
+            }
+        }
+        AG_UNROLL(4)
+        for (int j = 0; j < vectors; j++) {
+            sum[j] = (K(lanes)){0};
+            K(fold)(&sum[j], partial[j]);
+        }
+        ptrdiff_t bit = half;
+        for (; lane & bit; lane ^= bit, bit /= 2) {
+            count--;
+            AG_UNROLL(4)
+            for (int j = 0; j < vectors; j++) K(add_lanes)(&sum[j], &waiting[count][j]);
+        }
+        if (bit == 0) break;
+        AG_UNROLL(4)
+        for (int j = 0; j < vectors; j++) waiting[count][j] = sum[j];
+        count++;
+        lane |= bit;
+    }
+    AG_UNROLL(4)
+    for (int j = 0; j < vectors; j++) {
+        K(lanes) total = K(totals)(&sum[j]);
+        if (K(is_forward)(op)) {
+            total.low = K(factors)(op, total.low);
+#if !AG_IS_F64
+            total.high = K(factors)(op, total.high);
+#endif
+            factor[j] = K(rounded)(&total);
+        } else {
+            shift[j] = K(rounded)(&total);
+        }
+    }
+    for (ptrdiff_t k = 0; k < n; k++) {
+        if (!keeps) K(load_strip)(vectors, a + k * tile->a_stride, width, x);
+        if (K(reads_b)(op)) K(load_strip)(vectors, b + k * tile->b_stride, width, y);
+        AG_UNROLL(4)
+        for (int j = 0; j < vectors; j++) {
+            x[j] = keeps ? kept[k][j] * factor[j] : K(value)(op, x[j], y[j], (MASKV){0}, none, shift[j], factor[j]);
+        }
+        K(store_strip)(vectors, tile->out + k * tile->out_stride + c * AG_SIZE, width, stream, x);
+    }
+}
+
+AG_INLINE void K(strips)(const int op, const ag_tile *tile)
+{
+    const ptrdiff_t columns = tile->rows, before = (ptrdiff_t)(-(uintptr_t)tile->out % 64) / AG_SIZE;
+    const int stream = tile->stream && tile->out_stride % 64 == 0 && (uintptr_t)tile->out % AG_SIZE == 0;
+    ptrdiff_t c = 0;
+    for (ptrdiff_t width; stream && c < before && c < columns; c += width) {
+        width = before - c < columns - c ? before - c : columns - c;
+        width = width < VL ? width : VL;
+        K(strip)(op, 1, tile, c, width, 0);
+    }
+    for (; c + 4 * VL <= columns; c += 4 * VL) K(strip)(op, 4, tile, c, VL, stream);
+    for (; c < columns; c += VL) K(strip)(op, 1, tile, c, columns - c < VL ? columns - c : VL, 0);
+    if (tile->stream) v_fence();
+}
+
 /* Where the pieces of a thread's scratch lie. */
 typedef struct {
     double *sums;            /* one segment: VL lanes of columns */
@@ -809,7 +1065,9 @@ AG_INLINE K(scratch) K(carve)(void *memory)
 /* Repeat the first `columns` values until `count` are there. */
 AG_INLINE void K(repeat)(real *values, ptrdiff_t columns, ptrdiff_t count)
 {
-    for (ptrdiff_t i = columns; i < count; i++) values[i] = values[i - columns];
+    for (ptrdiff_t done = columns; done < count; done *= 2) {
+        memcpy(values + done, values, sizeof(real) * (size_t)(done < count - done ? done : count - done));
+    }
 }
 
 /* The maxima of the columns as the sums need them: repeated for packed rows. */
@@ -823,6 +1081,7 @@ AG_INLINE void K(prepare_max)(const int op, const ag_tile *tile, const double *m
 /* `columns_sum` and `columns_write` with a constant operator. */
 typedef void K(adder)(const ag_tile *tile, K(scratch) s);
 typedef void K(writer)(const ag_tile *tile, const real *shift, const real *factor, ptrdiff_t repeats);
+typedef void K(stripper)(const ag_tile *tile);
 
 AG_INLINE void K(write_prepared)(const int op, K(writer) *write, const ag_tile *tile, const double *max, const double *sum,
                                  K(scratch) s)
@@ -846,10 +1105,16 @@ AG_INLINE void K(write_prepared)(const int op, K(writer) *write, const ag_tile *
     write(tile, s.shift, s.factor, repeats);
 }
 
-AG_INLINE void K(columns)(const int op, K(adder) *add, K(writer) *write, const ag_tile *tile, void *memory)
+AG_INLINE void K(columns)(const int op, K(adder) *add, K(writer) *write, K(stripper) *strips, const ag_tile *tile,
+                          void *memory)
 {
+    const ptrdiff_t columns = tile->rows, width = columns * AG_SIZE;
+    const int packed = ag_tile_is_packed(tile, width, K(reads_b)(op)) && tile->out_stride == width;
+    if (tile->n <= AG_STRIP_ROWS(VL) && (columns >= AG_STRIP_COLUMNS || !packed)) {
+        strips(tile);
+        return;
+    }
     const K(scratch) s = K(carve)(memory);
-    const ptrdiff_t columns = tile->rows;
     double *max = s.error; /* free until the sums begin */
     if (K(is_forward)(op)) {
         K(columns_max)(tile, s.shift, max);
@@ -909,9 +1174,10 @@ AG_INLINE void K(columns)(const int op, K(adder) *add, K(writer) *write, const a
     {                                                                                                                   \
         K(columns_write)(op, tile, shift, factor, repeats);                                                             \
     }                                                                                                                   \
+    AG_NOINLINE void K(name##_strips)(const ag_tile *tile) { K(strips)(op, tile); }                                     \
     static void K(name##_columns)(const ag_tile *tile, void *memory)                                                    \
     {                                                                                                                   \
-        K(columns)(op, K(name##_add), K(name##_write), tile, memory);                                                   \
+        K(columns)(op, K(name##_add), K(name##_write), K(name##_strips), tile, memory);                                 \
     }                                                                                                                   \
     static void K(name##_columns_max)(const ag_tile *tile, double *max, void *memory)                                   \
     {                                                                                                                   \
@@ -948,14 +1214,14 @@ AG_COLUMN_ENTRY_POINTS(AG_LOG_SOFTMAX, log_softmax)
     .columns_write = K(name##_columns_write)
 
 static const ag_row_kernels K(ag_rowwise)[AG_OP_COUNT] AG_UNUSED = {
-    [AG_SOFTMAX_BACKWARD] = {.segment = AG_SEGMENT(VL), AG_ROW_FUNCTIONS(softmax_backward),
+    [AG_SOFTMAX_BACKWARD] = {.segment = AG_SEGMENT(VL), .strip_rows = AG_STRIP_ROWS(VL), AG_ROW_FUNCTIONS(softmax_backward),
                              AG_COLUMN_FUNCTIONS(softmax_backward)},
-    [AG_LOG_SOFTMAX_BACKWARD] = {.segment = AG_SEGMENT(VL), AG_ROW_FUNCTIONS(log_softmax_backward),
+    [AG_LOG_SOFTMAX_BACKWARD] = {.segment = AG_SEGMENT(VL), .strip_rows = AG_STRIP_ROWS(VL), AG_ROW_FUNCTIONS(log_softmax_backward),
                                  AG_COLUMN_FUNCTIONS(log_softmax_backward)},
-    [AG_SCALED_MASKED_SOFTMAX_BACKWARD] = {.segment = AG_SEGMENT(VL), AG_ROW_FUNCTIONS(scaled_masked_softmax_backward)},
-    [AG_SOFTMAX] = {.segment = AG_SEGMENT(VL), AG_ROW_FUNCTIONS(softmax), AG_COLUMN_FUNCTIONS(softmax)},
-    [AG_LOG_SOFTMAX] = {.segment = AG_SEGMENT(VL), AG_ROW_FUNCTIONS(log_softmax), AG_COLUMN_FUNCTIONS(log_softmax)},
-    [AG_SCALED_MASKED_SOFTMAX] = {.segment = AG_SEGMENT(VL), AG_ROW_FUNCTIONS(scaled_masked_softmax)},
+    [AG_SCALED_MASKED_SOFTMAX_BACKWARD] = {.segment = AG_SEGMENT(VL), .strip_rows = AG_STRIP_ROWS(VL), AG_ROW_FUNCTIONS(scaled_masked_softmax_backward)},
+    [AG_SOFTMAX] = {.segment = AG_SEGMENT(VL), .strip_rows = AG_STRIP_ROWS(VL), AG_ROW_FUNCTIONS(softmax), AG_COLUMN_FUNCTIONS(softmax)},
+    [AG_LOG_SOFTMAX] = {.segment = AG_SEGMENT(VL), .strip_rows = AG_STRIP_ROWS(VL), AG_ROW_FUNCTIONS(log_softmax), AG_COLUMN_FUNCTIONS(log_softmax)},
+    [AG_SCALED_MASKED_SOFTMAX] = {.segment = AG_SEGMENT(VL), .strip_rows = AG_STRIP_ROWS(VL), AG_ROW_FUNCTIONS(scaled_masked_softmax)},
 };
 
 #undef AG_ENTRY_POINTS

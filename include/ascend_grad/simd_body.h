@@ -164,6 +164,35 @@ AG_INLINE f64v v_f64_first(ptrdiff_t n, f64v v, f64v others)
     return v_f64_select(lane < (int64_t)n, v, others);
 }
 
+/* lanes n .. of one vector, and the first n of the next; n may be all */
+AG_INLINE f32v v_f32_join(f32v v, f32v next, ptrdiff_t n)
+{
+#if AG_IS_AVX512
+    i32v lane;
+    for (int i = 0; i < AG_LANES; i++) lane[i] = i;
+    return _mm512_permutex2var_ps(v, (__m512i)(lane + (int32_t)n), next);
+#else
+    const f32v both[2] = {v, next};
+    f32v joined;
+    memcpy(&joined, (const char *)both + 4 * n, sizeof joined);
+    return joined;
+#endif
+}
+
+AG_INLINE f64v v_f64_join(f64v v, f64v next, ptrdiff_t n)
+{
+#if AG_IS_AVX512
+    i64v lane;
+    for (int i = 0; i < AG_LANES / 2; i++) lane[i] = i;
+    return _mm512_permutex2var_pd(v, (__m512i)(lane + (int64_t)n), next);
+#else
+    const f64v both[2] = {v, next};
+    f64v joined;
+    memcpy(&joined, (const char *)both + 8 * n, sizeof joined);
+    return joined;
+#endif
+}
+
 /* ---- reductions, in the order of halves: lane j with lane j + lanes/2, and so on ----------------------------------- */
 
 /* low += the first half of v, high += the second, in float64 */
@@ -183,6 +212,24 @@ AG_INLINE void v_f32_widen(f32v v, f64v *low, f64v *high)
     *high = vcvt_high_f64_f32(v);
 #else
     for (int i = 0; i < AG_LANES / 2; i++) (*low)[i] = v[i], (*high)[i] = v[i + AG_LANES / 2];
+#endif
+}
+
+/* The reverse, rounded. */
+AG_INLINE f32v v_f32_narrow(f64v low, f64v high)
+{
+#if AG_IS_AVX512
+    return _mm512_insertf32x8(_mm512_castps256_ps512(_mm512_cvtpd_ps(low)), _mm512_cvtpd_ps(high), 1);
+#elif AG_IS_AVX2
+    return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm256_cvtpd_ps(low)), _mm256_cvtpd_ps(high), 1);
+#elif AG_IS_SSE2
+    return _mm_movelh_ps(_mm_cvtpd_ps(low), _mm_cvtpd_ps(high));
+#elif AG_IS_NEON
+    return vcvt_high_f32_f64(vcvt_f32_f64(low), high);
+#else
+    f32v v;
+    for (int i = 0; i < AG_LANES / 2; i++) v[i] = (float)low[i], v[i + AG_LANES / 2] = (float)high[i];
+    return v;
 #endif
 }
 
@@ -469,17 +516,33 @@ AG_INLINE void v_f16_store_partial(void *p, f32v v, ptrdiff_t n) { v_u16_store_p
     {                                                                                                                   \
         v_##dtype##_store(p, x);                                                                                        \
         v_##dtype##_store(p + size, y);                                                                                 \
-    }                                                                                                                   \
-    AG_INLINE void v_##dtype##_stream_two(char *p, vector x, vector y)                                                  \
-    {                                                                                                                   \
-        v_##dtype##_stream(p, x);                                                                                       \
-        v_##dtype##_stream(p + size, y);                                                                                \
     }
 
 AG_TWO(f32, f32v, sizeof(f32v))
 AG_TWO(f64, f64v, sizeof(f64v))
 AG_TWO(f16, f32v, sizeof(u16v))
 #undef AG_TWO
+
+AG_INLINE void v_f32_stream_two(char *p, f32v x, f32v y)
+{
+    v_f32_stream(p, x);
+    v_f32_stream(p + sizeof x, y);
+}
+
+AG_INLINE void v_f64_stream_two(char *p, f64v x, f64v y)
+{
+    v_f64_stream(p, x);
+    v_f64_stream(p + sizeof x, y);
+}
+
+/* Of 16-bit values, as one vector: halves of cache lines are slow to stream. The address is aligned to both. */
+AG_INLINE void v_f16_stream_two(char *p, f32v x, f32v y)
+{
+    const u16v halves[2] = {v_f16_narrow(x), v_f16_narrow(y)};
+    f32v both;
+    memcpy(&both, halves, sizeof both);
+    v_f32_stream(p, both);
+}
 
 AG_INLINE void v_bf16_load_two(const char *p, f32v *x, f32v *y)
 {
@@ -497,14 +560,7 @@ AG_INLINE void v_bf16_store_two(char *p, f32v x, f32v y)
     memcpy(p, &pairs, sizeof pairs);
 }
 
-AG_INLINE void v_bf16_stream_two(char *p, f32v x, f32v y)
-{
-    const u32v pairs = v_bf16_pairs(x, y);
-    u16v halves[2];
-    memcpy(halves, &pairs, sizeof pairs);
-    v_u16_stream(p, halves[0]);
-    v_u16_stream(p + sizeof halves[0], halves[1]);
-}
+AG_INLINE void v_bf16_stream_two(char *p, f32v x, f32v y) { v_f32_stream(p, (f32v)v_bf16_pairs(x, y)); }
 
 /* ---- masks: bytes that are zero or not, to lanes of 0 or -1 -------------------------------------------------------- */
 
@@ -515,7 +571,7 @@ AG_INLINE i32v v_f32_mask(const uint8_t *p)
 #elif AG_IS_AVX2
     return (i32v)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)) != 0;
 #else
-    i32v v;
+    i32v v = {0};
     for (int i = 0; i < AG_LANES; i++) v[i] = p[i];
     return v != 0;
 #endif
@@ -523,7 +579,7 @@ AG_INLINE i32v v_f32_mask(const uint8_t *p)
 
 AG_INLINE i64v v_f64_mask(const uint8_t *p)
 {
-    i64v v;
+    i64v v = {0};
     for (int i = 0; i < AG_LANES / 2; i++) v[i] = p[i];
     return v != 0;
 }

@@ -112,11 +112,20 @@ static void test_operator(ag_variant variant, ag_dtype dtype, ag_row_op op, ptrd
     CHECK(memcmp(pointer, out, nbytes) == 0, "%s %s %s (%td, %td): %s", ag_variant_names[variant], dtype_names[dtype],  \
           op_names[op], rows, n, what)
 
-    /* past the cache, at an aligned address */
-    char *aligned = aligned_alloc(64, (nbytes + 63) / 64 * 64);
-    tile.out = aligned, tile.stream = 1;
-    kernels->rows(&tile);
-    CHECK_SAME("streamed", aligned);
+    /* past the cache, at an aligned address and at others, where nothing around may be touched */
+    char *aligned = aligned_alloc(64, (nbytes + 2 * 64 + 63) / 64 * 64);
+    for (int skew = 0; skew < 64; skew += skew ? 16 : size) {
+        memset(aligned, 0x55, nbytes + 2 * 64);
+        tile.out = aligned + skew, tile.stream = 1;
+        kernels->rows(&tile);
+        CHECK_SAME("streamed", aligned + skew);
+        int touched = 0;
+        for (int i = 0; i < 64; i++) {
+            touched |= (i < skew && aligned[i] != 0x55) || aligned[(ptrdiff_t)nbytes + skew + i] != 0x55;
+        }
+        CHECK(!touched, "%s %s %s (%td, %td): bytes around the result", ag_variant_names[variant], dtype_names[dtype],
+              op_names[op], rows, n);
+    }
     tile.stream = 0;
 
     /* in place */
@@ -154,7 +163,18 @@ static void test_operator(ag_variant variant, ag_dtype dtype, ag_row_op op, ptrd
             ag_copy_block(other, width, size, outt, size, pitch, rows, n, size, 0);
             CHECK_SAME(beyond ? "by columns beyond the cache" : "by columns", other);
         }
-        free(at), free(bt), free(outt), free(scratch);
+        /* past the cache: rows of whole lines, from an aligned address on and from another one */
+        const ptrdiff_t pitch = (rows * size + 2 * 64) / 64 * 64;
+        char *lines = aligned_alloc(64, (size_t)(n * pitch + 64));
+        ag_copy_block(at, rows * size, size, a, size, width, n, rows, size, 0);
+        ag_copy_block(bt, rows * size, size, b, size, width, n, rows, size, 0);
+        for (int skew = 0; skew <= size; skew += size) {
+            ag_tile columns = {at, bt, mask, lines + skew, rows * size, rows * size, 0, pitch, rows, n, 1.0, 1, 1};
+            kernels->columns(&columns, scratch);
+            ag_copy_block(other, width, size, lines + skew, size, pitch, rows, n, size, 0);
+            CHECK_SAME("by streamed columns", other);
+        }
+        free(at), free(bt), free(outt), free(scratch), free(lines);
     }
     free(a), free(b), free(out), free(other), free(mask), free(expected), free(aligned);
     free(a1 - 1), free(b1 - 1), free(out1 - 1), free(mask1 - 1);
@@ -198,6 +218,47 @@ static void test_conversions(ag_variant variant)
     }
 }
 
+/* Copies of three dimensions, with steps in all directions on either side, against a plain loop. */
+static void test_copies(ag_variant variant)
+{
+    enum { ROOM = 1 << 16 };
+    static char from[2 * ROOM], to[2 * ROOM], expected[2 * ROOM];
+    static const int sizes[] = {1, 2, 4, 8};
+    for (int i = 0; i < 2 * ROOM; i++) from[i] = (char)(i * 37 + i / 251);
+    for (int round = 0; round < 4000; round++) {
+        const int size = sizes[round % 4], swapped = size > 1 && uniform() < 0.3;
+        ag_dim dims[3];
+        ptrdiff_t to_reach = size, from_reach = size;
+        char *to_base = to + ROOM, *from_base = from + ROOM;
+        /* Each dimension steps over those within it, on either side in an order of its own. */
+        const int first_to = (int)(3 * uniform()), first_from = (int)(3 * uniform());
+        for (int d = 0; d < 3; d++) dims[d].length = 1 + (ptrdiff_t)(uniform() < 0.5 ? 5 * uniform() : 21 * uniform());
+        for (int d = 0; d < 3; d++) {
+            ag_dim *dim = &dims[(first_to + d) % 3];
+            dim->to = to_reach * (uniform() < 0.7 ? 1 : uniform() < 0.5 ? -1 : 2);
+            to_reach = (dim->to < 0 ? -dim->to : dim->to) * dim->length;
+            dim = &dims[(first_from + 2 * d) % 3];
+            dim->from = uniform() < 0.1 ? 0 : from_reach * (uniform() < 0.7 ? 1 : uniform() < 0.5 ? -1 : 2);
+            if (dim->from) from_reach = (dim->from < 0 ? -dim->from : dim->from) * dim->length;
+        }
+        if (to_reach >= ROOM || from_reach >= ROOM) continue;
+        memset(to, 0, sizeof to);
+        memset(expected, 0, sizeof expected);
+        for (ptrdiff_t i = 0; i < dims[0].length; i++) {
+            for (ptrdiff_t j = 0; j < dims[1].length; j++) {
+                for (ptrdiff_t k = 0; k < dims[2].length; k++) {
+                    const char *source = from_base + i * dims[0].from + j * dims[1].from + k * dims[2].from;
+                    char *place = expected + ROOM + i * dims[0].to + j * dims[1].to + k * dims[2].to;
+                    for (int byte = 0; byte < size; byte++) place[byte] = source[swapped ? size - 1 - byte : byte];
+                }
+            }
+        }
+        ag_copy_3d(variant, to_base, from_base, dims[0], dims[1], dims[2], size, swapped);
+        CHECK(memcmp(to, expected, sizeof to) == 0, "%s: copy of %td x %td x %td elements of %d bytes",
+              ag_variant_names[variant], dims[0].length, dims[1].length, dims[2].length, size);
+    }
+}
+
 int main(void)
 {
     static const ptrdiff_t lengths[] = {1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 97, 127, 129, 255, 257, 513, 1023, 1025, 2049, 4095, 4100};
@@ -214,6 +275,7 @@ int main(void)
             }
         }
         test_conversions(variant);
+        test_copies(variant);
         printf("%s: %ld checks, %ld failed\n", ag_variant_names[variant], checks, failures);
     }
     return failures != 0;
