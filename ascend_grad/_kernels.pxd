@@ -88,15 +88,18 @@ cdef extern from "ascend_grad/strided.h" nogil:
 
 cdef extern from "ascend_grad/team.h" nogil:
     ctypedef struct ag_team:
-        uint32_t round
+        int size
         int64_t begin
-        int64_t first
-        int64_t last
-    void ag_team_start(ag_team *team, int over)
-    int ag_team_join(ag_team *team, uint32_t round)
+        int64_t idle
+        int64_t end
+    void ag_team_form(ag_team *team, int size, int cores)
+    void ag_team_start(ag_team *team, Py_ssize_t units)
+    void ag_team_dissolve(ag_team *team)
+    uint32_t ag_team_join(ag_team *team, uint32_t round)
     Py_ssize_t ag_team_next(ag_team *team)
-    void ag_team_end(ag_team *team, Py_ssize_t units)
-    void ag_team_meet(ag_team *team, uint32_t round, int size)
+    void ag_team_finish(ag_team *team)
+    void ag_team_cancel(ag_team *team)
+    void ag_team_end(ag_team *team)
 
 cdef extern from "ascend_grad/linear_cross_entropy.h" nogil:
     ctypedef struct ag_matrix:

@@ -28,6 +28,7 @@ ctypedef struct Problem:
 
 ctypedef struct Buffers:
     # Where everything lies in the workspace; what is not needed is NULL.
+    int64_t *starts                   # where each chunk begins among all rows
     int64_t *row_numbers
     int64_t *target
     char *grad
@@ -69,7 +70,7 @@ cdef class Plan:
     cdef Py_ssize_t preferred_vocab(self) noexcept
     cdef bint cut(self, Py_ssize_t rows, Py_ssize_t vocab, Py_ssize_t hidden) noexcept
     cdef bint search(self) noexcept
-    cdef bint recomputes(self) noexcept
+    cdef bint recomputes(self) noexcept nogil
     cdef double flops(self) noexcept
     cdef double cost(self) noexcept
     cdef Py_ssize_t packed_rows(self, Py_ssize_t n) noexcept nogil
@@ -79,7 +80,7 @@ cdef class Plan:
     cdef bint compensates_logits(self) noexcept
     cdef bint compensates_input_grad(self) noexcept
     cdef bint compensates_weight_grad(self) noexcept
-    cdef bint adds_tasks(self) noexcept
+    cdef bint adds_tasks(self) noexcept nogil
     cdef Py_ssize_t sums_pitch(self) noexcept nogil
     cdef Py_ssize_t skinny_layout(self, char *base, Buffers *at) noexcept
     cdef Py_ssize_t layout(self, char *base, Buffers *at) noexcept

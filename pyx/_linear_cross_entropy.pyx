@@ -5,7 +5,8 @@
 2. `Schedule` walks them as the plan says. For each pair of a chunk and a block, tiles of P are made and read by both products.
 3. Every step is a round of units that the threads of a team take one by one. Units and the order of all sums depend on shapes
    alone, so results are the same bits for any number of threads.
-4. While units of a round are left, the calling thread looks at signals again and again; an exception ends the round.
+4. The walk needs no Python: the interpreter's lock is free from the first round to the last. The calling thread takes it
+   now and then, between two units, to look at signals; after an exception the rounds that are left do nothing.
 
 Few rows or few words (`walk_skinny`): a task takes a range of what is many, or of the features, from the first product to the
 last, and nothing is packed.
@@ -56,9 +57,12 @@ from ascend_grad._kernels cimport (
     ag_round,
     ag_rows,
     ag_team,
+    ag_team_cancel,
+    ag_team_dissolve,
     ag_team_end,
+    ag_team_finish,
+    ag_team_form,
     ag_team_join,
-    ag_team_meet,
     ag_team_next,
     ag_team_start,
     ag_variant,
@@ -257,7 +261,7 @@ cdef class Rows:
         next[0] = i
         return n
 
-    cdef int clear_absent(self, const ag_matrix *out, Py_ssize_t n) except -1:
+    cdef int clear_absent(self, const ag_matrix *out, Py_ssize_t n) except -1 nogil:
         """Zeros in the rows of n elements that do not count."""
         cdef Py_ssize_t i
         cdef double last = 0
@@ -267,19 +271,20 @@ cdef class Rows:
         return 0
 
 
-cdef int clear_rows(const ag_matrix *out, Py_ssize_t first, Py_ssize_t rows, Py_ssize_t n, double *last) except -1:
+cdef int clear_rows(
+    const ag_matrix *out, Py_ssize_t first, Py_ssize_t rows, Py_ssize_t n, double *last
+) except -1 nogil:
     """Zeros, whose bytes are 0 in every dtype, in rows of n elements."""
     cdef int itemsize = ag_itemsize[<int>out.dtype]
     cdef Py_ssize_t row, column
     cdef char *to
     for row in range(first, first + rows):
-        with nogil:
-            to = out.data + row * out.row_stride
-            if out.step == itemsize:
-                memset(to, 0, n * itemsize)
-            else:
-                for column in range(n):
-                    memset(to + column * out.step, 0, itemsize)
+        to = out.data + row * out.row_stride
+        if out.step == itemsize:
+            memset(to, 0, n * itemsize)
+        else:
+            for column in range(n):
+                memset(to + column * out.step, 0, itemsize)
         _tasks.check_signals(last)
     return 0
 
@@ -296,7 +301,7 @@ ctypedef struct Grid:
     Py_ssize_t units
 
 
-cdef Grid grid_of(const ag_lce_kernels *kernels, Py_ssize_t columns, Py_ssize_t rows, Py_ssize_t terms) noexcept:
+cdef Grid grid_of(const ag_lce_kernels *kernels, Py_ssize_t columns, Py_ssize_t rows, Py_ssize_t terms) noexcept nogil:
     """A product of so many rows and columns, whose sums have so many terms."""
     cdef Grid grid
     cdef Py_ssize_t panels = ceil_div(columns, kernels.nr), tiles = ceil_div(rows, kernels.mr)
@@ -335,13 +340,11 @@ cdef class Schedule:
     cdef Rows rows
     cdef int threads
     cdef bint chosen                  # by this library, not by the caller
-    cdef int members                  # of the team that there is
-    cdef bint awake                   # the round before was one of the team
     cdef ag_team team
     cdef Round which
-    cdef Py_ssize_t units
     cdef double last_check            # when signals were looked at
-    cdef object error                 # what ends the call
+    cdef bint is_over                 # rounds do nothing any more
+    cdef object error                 # and why
     cdef list keep                    # arrays whose memory is in use
     cdef Buffers at
     # what the rounds read
@@ -351,19 +354,18 @@ cdef class Schedule:
     cdef Py_ssize_t weight_panel_units, input_tile_units
     cdef Py_ssize_t row_parts         # parts of the hidden dimension that rows are packed in
     cdef Py_ssize_t column_parts      # pieces of rows that columns are packed in
-    cdef ag_matrix input_out, weight_out
     cdef bint streams_input_grad, streams_weight_grad
     cdef Py_ssize_t combined_rows
     cdef ag_matrix rounded_to
     cdef const char *rounded_from
     cdef Py_ssize_t rounded_rows, rounded_n, rounded_stride, rounded_step
     cdef ag_variant variant
-    cdef int64_t[::1] starts          # where each chunk begins among all rows
     cdef Py_ssize_t chunk             # the one selected
-    # results (None: not wanted), and what they are rounded from
-    cdef bint with_statistics
+    # what is wanted, and where it goes
+    cdef bint with_statistics, with_input_grad, with_weight_grad
     cdef void *sum_exp
-    cdef cnp.ndarray input_grad, weight_grad, input_sums
+    cdef ag_matrix input_out, weight_out
+    cdef bint rounds_input_grad       # its sums lie elsewhere
 
     def __init__(self, cnp.ndarray input, cnp.ndarray weight, Plan plan, cnp.ndarray memory, Rows rows, int threads):
         cdef ag_lce_block *block = &self.block
@@ -375,9 +377,7 @@ cdef class Schedule:
         self.input, self.weight = matrix_of(input), matrix_of(weight)
         block.round_to_bfloat16 = self.input.dtype == AG_BFLOAT16
         self.threads, self.chosen = _threads.choose(plan.flops() / RATE, threads), threads == 0
-        self.members = 1
         self.chunk = -1
-        self.starts = np.zeros(plan.chunks + 1, np.int64)
         self.keep = [input, weight, memory]
         _memory.check_layout(
             plan.layout(_memory.aligned(cnp.PyArray_BYTES(memory)), &self.at) + ALIGNMENT, memory
@@ -396,87 +396,79 @@ cdef class Schedule:
     cdef int work(self) except -1:
         """Walk the plan on this thread, while the others of a team wait for its rounds."""
         self.last_check = _tasks.now()
-        self.awake = _threads.is_warm()
+        self.at.starts[0] = 0
+        ag_team_form(&self.team, self.threads, 1 if self.threads == 1 else _threads.cores())
         if self.threads == 1:
             _openmp.record_team()
-            self.walk()
+            with nogil:
+                self.walk()
         else:
-            self.error = None
-            memset(&self.team, 0, sizeof(self.team))
             with nogil, parallel(num_threads=self.threads):
                 _openmp.record_team()
                 if threadid() == 0:
-                    self.lead(_openmp.team_size())
+                    self.team.size = _openmp.team_size()  # there may be fewer than asked for
+                    self.walk()
+                    ag_team_dissolve(&self.team)
                 else:
-                    self.follow(_openmp.team_size())
-            error, self.error = self.error, None  # no cycle stays
-            if error is not None:
-                raise error
+                    self.follow()
         _threads.finished()
+        error, self.error = self.error, None  # no cycle stays
+        if error is not None:
+            raise error
+        if self.with_input_grad and self.rows.count < self.rows.total:
+            with nogil:
+                self.rows.clear_absent(&self.input_out, self.plan.problem.hidden)
         return 0
 
-    cdef void lead(self, int members) noexcept with gil:
-        self.members = members
-        try:
-            self.walk()
-        except BaseException as error:
-            self.error = error
-        ag_team_start(&self.team, True)
+    cdef void follow(self) noexcept nogil:
+        cdef uint32_t round = ag_team_join(&self.team, 0)
+        while round:
+            self.take_part(False)
+            round = ag_team_join(&self.team, round)
 
-    cdef void follow(self, int members) noexcept nogil:
-        cdef uint32_t round = 1
-        while ag_team_join(&self.team, round):
-            self.take_part(round, members, False)
-            round += 1
-
-    cdef void take_part(self, uint32_t round, int members, bint is_leader) noexcept nogil:
+    cdef void take_part(self, bint is_leader) noexcept nogil:
         cdef ag_fpenv mode = ag_fpenv_enter()
         cdef Py_ssize_t u = ag_team_next(&self.team)
-        while u < self.units:
+        while u >= 0:
             self.unit(self.which, u)
+            ag_team_finish(&self.team)
             if is_leader and self.is_interrupted():
-                ag_team_end(&self.team, self.units)
+                ag_team_cancel(&self.team)
             u = ag_team_next(&self.team)
         ag_fpenv_leave(mode)
-        ag_team_meet(&self.team, round, members)
 
     cdef bint is_interrupted(self) noexcept nogil:
         """Whether a signal's handler has raised; looked at in intervals. For the calling thread."""
-        return _tasks.is_time_to_check(&self.last_check) and self.look_at_signals()
+        if not self.is_over and _tasks.is_time_to_check(&self.last_check):
+            self.look_at_signals()
+        return self.is_over
 
-    cdef bint look_at_signals(self) noexcept with gil:
+    cdef void look_at_signals(self) noexcept with gil:
         try:
             PyErr_CheckSignals()
         except BaseException as error:
-            self.error = error
-        return self.error is not None
+            self.error, self.is_over = error, True
 
-    cdef int run(self, Round which, Py_ssize_t units) except -1:
+    cdef void run(self, Round which, Py_ssize_t units) noexcept nogil:
         """A round."""
         cdef Py_ssize_t u
         cdef ag_fpenv mode
-        if self.members == 1 or units == 1 or (self.chosen and _threads.is_disturbed()):
-            self.awake = False
-            with nogil:
-                mode = ag_fpenv_enter()
-                for u in range(units):
-                    self.unit(which, u)
-                    if self.is_interrupted():
-                        break
-                ag_fpenv_leave(mode)
-        elif units > 0:
-            self.which, self.units = which, units
-            with nogil:
-                ag_team_start(&self.team, False)
-                self.take_part(self.team.round, self.members, True)
-            # Not where some may have little to do; and whoever has to wake first is late without any disturbance.
-            if units > 2 * self.members and self.awake:
-                _threads.took(self.team.last - self.team.begin, self.team.last - self.team.first)
-            self.awake = True
-        if self.error is not None:
-            error, self.error = self.error, None
-            raise error
-        return 0
+        if self.is_over or not units:
+            return
+        if self.team.size == 1 or units == 1 or (self.chosen and _threads.is_disturbed()):
+            mode = ag_fpenv_enter()
+            for u in range(units):
+                self.unit(which, u)
+                if self.is_interrupted():
+                    break
+            ag_fpenv_leave(mode)
+            return
+        self.which = which
+        ag_team_start(&self.team, units)
+        self.take_part(True)
+        ag_team_end(&self.team)
+        if units > 2 * self.team.size:  # else a unit is much of a round
+            _threads.took(self.team.end - self.team.begin, self.team.end - self.team.idle)
 
     cdef void unit(self, Round which, Py_ssize_t u) noexcept nogil:
         if which == PACK_BLOCK:
@@ -589,77 +581,75 @@ cdef class Schedule:
                 begin = piece * PIECE
                 round_piece(self.variant, real, source + begin * real, to, row, begin, min(PIECE, n - begin))
 
-    cdef int round_to(
-        self, cnp.ndarray out, Py_ssize_t first, Py_ssize_t rows, Py_ssize_t column, Py_ssize_t columns, const char *sums,
-        Py_ssize_t stride
-    ) except -1:
+    cdef void round_to(
+        self, const ag_matrix *out, Py_ssize_t first, Py_ssize_t rows, Py_ssize_t column, Py_ssize_t columns,
+        const char *sums, Py_ssize_t stride
+    ) noexcept nogil:
         """Rows [first, first + rows), columns [column, column + columns) of out from rows of accumulators."""
-        self.rounded_to = matrix_of(out)
+        self.rounded_to = out[0]
         self.rounded_to.data += first * self.rounded_to.row_stride + column * self.rounded_to.step
         self.rounded_from, self.rounded_stride = sums, stride
         self.rounded_rows, self.rounded_n = rows, columns
         self.rounded_step = max(1, min(SOME_ROWS // 16, UNIT_ELEMENTS // max(columns, 1)))
-        return self.run(ROUND_ROWS, ceil_div(rows, self.rounded_step))
+        self.run(ROUND_ROWS, ceil_div(rows, self.rounded_step))
 
     # -- blocks and chunks
 
-    cdef void set_slice(self, Py_ssize_t index) noexcept:
+    cdef void set_slice(self, Py_ssize_t index) noexcept nogil:
         """The part of the hidden dimension that is packed next."""
         cdef Py_ssize_t begin = index * self.plan.hidden
         self.block.hidden_start = begin
         self.block.hidden_size = min(self.plan.hidden, self.plan.problem.hidden - begin)
 
-    cdef void set_block(self, Py_ssize_t index) noexcept:
+    cdef void set_block(self, Py_ssize_t index) noexcept nogil:
         cdef Py_ssize_t begin = index * self.plan.vocab
         self.block.vocab_start = begin
         self.block.vocab = min(self.plan.vocab, self.plan.problem.vocab - begin)
         if self.plan.keeps_logits:
             self.block.logits = self.at.logits + self.plan.rows * begin * self.kernels.real_size
 
-    cdef void set_chunk(self, Py_ssize_t index) noexcept:
+    cdef void set_chunk(self, Py_ssize_t index) noexcept nogil:
         """Select the rows of a chunk, unless it is the one selected. The first time chunks come in order."""
-        cdef Py_ssize_t i = self.starts[index], n, place = index if self.plan.packed_chunks > 1 else 0
+        cdef Py_ssize_t i = self.at.starts[index], n, place = index if self.plan.packed_chunks > 1 else 0
         cdef int real = self.kernels.real_size
-        cdef Rows rows = self.rows
         self.block.x_rows = self.at.x_rows + place * self.plan.packed_rows(self.plan.rows)
         self.block.x_columns = self.at.x_columns + place * self.plan.packed_columns(self.plan.rows)
-        if index == self.chunk:
+        if index == self.chunk or self.is_over:
             return
-        with nogil:
-            n = rows.select(&i, rows.total, self.plan.rows, real, &self.at)
-        self.starts[index + 1] = i
+        n = self.rows.select(&i, self.rows.total, self.plan.rows, real, &self.at)
+        self.at.starts[index + 1] = i
         self.block.rows = n
         self.chunk = index
 
-    cdef int pack_weight(self, bint rows, bint columns) except -1:
+    cdef void pack_weight(self, bint rows, bint columns) noexcept nogil:
         cdef Py_ssize_t panels = ceil_div(self.block.hidden_size, self.kernels.nr)
         self.row_parts = max(1, ceil_div(self.block.hidden_size, PART_COLUMNS))
         self.weight_panel_units = ceil_div(self.block.vocab, self.kernels.nr) * self.row_parts if rows else 0
         self.column_parts = ceil_div(self.block.vocab, SOME_ROWS)
-        return self.run(PACK_BLOCK, self.weight_panel_units + (panels * self.column_parts if columns else 0))
+        self.run(PACK_BLOCK, self.weight_panel_units + (panels * self.column_parts if columns else 0))
 
-    cdef int pack_input(self, bint rows, bint columns) except -1:
+    cdef void pack_input(self, bint rows, bint columns) noexcept nogil:
         cdef Py_ssize_t panels = ceil_div(self.block.hidden_size, self.kernels.nr)
         self.row_parts = max(1, ceil_div(self.block.hidden_size, PART_COLUMNS))
         self.input_tile_units = ceil_div(self.block.rows, self.kernels.mr) * self.row_parts if rows else 0
         self.column_parts = ceil_div(self.block.rows, SOME_ROWS)
-        return self.run(PACK_CHUNK, self.input_tile_units + (panels * self.column_parts if columns else 0))
+        self.run(PACK_CHUNK, self.input_tile_units + (panels * self.column_parts if columns else 0))
 
-    cdef int run_tiles(self, ag_lce_source source, ag_lce_result result) except -1:
+    cdef void run_tiles(self, ag_lce_source source, ag_lce_result result) noexcept nogil:
         self.source, self.result = source, result
         self.tiles = grid_of(self.kernels, self.block.vocab, self.block.rows, self.block.hidden_size)
-        return self.run(TILES, self.tiles.units)
+        self.run(TILES, self.tiles.units)
 
-    cdef int run_products(self) except -1:
+    cdef void run_products(self) noexcept nogil:
         cdef Py_ssize_t hidden = self.block.hidden_size
         self.input_grid.units = self.weight_grid.units = 0
-        if self.input_grad is not None:
+        if self.with_input_grad:
             self.input_grid = grid_of(self.kernels, hidden, self.block.rows, self.block.vocab)
-        if self.weight_grad is not None:
+        if self.with_weight_grad:
             self.weight_grid = grid_of(self.kernels, hidden, self.block.vocab, self.block.rows)
-        return self.run(PRODUCTS, self.input_grid.units + self.weight_grid.units)
+        self.run(PRODUCTS, self.input_grid.units + self.weight_grid.units)
 
-    cdef int make_logits(self) except -1:
+    cdef void make_logits(self) noexcept nogil:
         """Logits of the block and the chunk into memory, summed over slices of the hidden dimension."""
         cdef Py_ssize_t index
         for index in range(self.plan.slices):
@@ -668,7 +658,6 @@ cdef class Schedule:
             self.pack_input(True, False)
             self.block.add_logits, self.block.last_logits = index > 0, index == self.plan.slices - 1
             self.run_tiles(AG_FROM_PRODUCT, AG_TO_LOGITS)
-        return 0
 
     # -- statistics of the logits
 
@@ -689,23 +678,23 @@ cdef class Schedule:
             self.block.logits_out = matrix_of(logits)
         return 0
 
-    cdef int add_statistics(self) except -1:
+    cdef void add_statistics(self) noexcept nogil:
         """Those of the current block and chunk, which are packed unless the hidden dimension is sliced."""
         if self.plan.slices > 1:
             self.make_logits()
             self.run_tiles(AG_FROM_LOGITS, AG_TO_MAX_SUM)
         else:
             self.run_tiles(AG_FROM_PRODUCT, AG_TO_MAX_SUM)
-        return self.run(MERGE, ceil_div(self.block.rows, SOME_ROWS))
+        self.run(MERGE, ceil_div(self.block.rows, SOME_ROWS))
 
-    cdef int end_statistics(self, Py_ssize_t begin, Py_ssize_t end) except -1:
+    cdef void end_statistics(self, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
         """Of rows [begin, end). A sum relative to -inf would be of NaN; a row that does not count has none."""
-        cdef Py_ssize_t i, first
+        cdef Py_ssize_t i
         cdef ag_lce_block *block = &self.block
         cdef ag_fpenv mode
-        for first in range(begin, end, ROWS_PER_CHECK):
+        while begin < end and not self.is_interrupted():
             mode = ag_fpenv_enter()
-            for i in range(first, min(first + ROWS_PER_CHECK, end)):
+            for i in range(begin, min(begin + ROWS_PER_CHECK, end)):
                 if self.kernels.real_size == 8:
                     if (<double *>block.running_max)[i] == -INFINITY and self.rows.counts(i):
                         block.running_sum[i] = NAN
@@ -714,8 +703,7 @@ cdef class Schedule:
                         block.running_sum[i] = NAN
                     (<float *>self.sum_exp)[i] = <float>block.running_sum[i]
             ag_fpenv_leave(mode)
-            _tasks.check_signals(&self.last_check)
-        return 0
+            begin += ROWS_PER_CHECK
 
     # -- gradients
 
@@ -732,89 +720,73 @@ cdef class Schedule:
             block.softmax = matrix_of(softmax)
         block.input_grad.compensation_stride = block.weight_grad.compensation_stride = plan.sums_hidden() * real
         if plan.problem.with_weight_grad:
-            self.weight_grad = weight_grad
+            self.keep.append(weight_grad)
+            self.with_weight_grad, self.weight_out = True, matrix_of(weight_grad)
+            self.streams_weight_grad = is_streamed(weight_grad)
             block.weight_grad.row_stride = (
                 plan.sums_hidden() * real if plan.problem.buffers_weight_grad else cnp.PyArray_STRIDE(weight_grad, 0)
             )
         if plan.problem.with_input_grad:
-            self.input_grad = self.input_sums = input_grad
+            self.keep.append(input_grad)
+            self.with_input_grad, self.input_out = True, matrix_of(input_grad)
+            self.streams_input_grad = is_streamed(input_grad)
             if plan.tasks_of == OF_BLOCKS and not holds_sums(input_grad, real):
-                self.input_sums = np.empty((self.rows.total, hidden), _float64 if real == 8 else _float32)
-            block.input_grad.data = cnp.PyArray_BYTES(self.input_sums)
-            block.input_grad.row_stride = cnp.PyArray_STRIDE(self.input_sums, 0)
+                self.rounds_input_grad = True
+                input_grad = np.empty((self.rows.total, hidden), _float64 if real == 8 else _float32)
+                self.keep.append(input_grad)
+            block.input_grad.data = cnp.PyArray_BYTES(input_grad)
+            block.input_grad.row_stride = cnp.PyArray_STRIDE(input_grad, 0)
         return 0
 
-    cdef void place_sums(self, Py_ssize_t c, Py_ssize_t slice) noexcept:
+    cdef void place_sums(self, Py_ssize_t c, Py_ssize_t slice) noexcept nogil:
         """Where the products of the current block, of chunk c and of a slice (or all) are added up."""
-        cdef Plan plan = self.plan
         cdef ag_lce_block *block = &self.block
-        cdef Py_ssize_t column = slice * plan.hidden if plan.by_slice else 0
-        cdef Py_ssize_t row = 0 if plan.chunks_outside else c * plan.rows
-        cdef Py_ssize_t word = block.vocab_start if plan.sums_whole_weight_grad() else 0
-        if self.input_grad is not None and self.at.input_compensation != NULL:
+        cdef Py_ssize_t column = slice * self.plan.hidden if self.plan.by_slice else 0
+        cdef Py_ssize_t row = 0 if self.plan.chunks_outside else c * self.plan.rows
+        cdef Py_ssize_t word = block.vocab_start if self.plan.sums_whole_weight_grad() else 0
+        if self.with_input_grad and self.at.input_compensation != NULL:
             block.input_grad.compensation = self.at.input_compensation + row * block.input_grad.compensation_stride
             block.input_grad.compensation_column = column
-        if self.weight_grad is not None:
-            if plan.problem.buffers_weight_grad:
+        if self.with_weight_grad:
+            if self.plan.problem.buffers_weight_grad:
                 block.weight_grad.data = self.at.weight_sums + word * block.weight_grad.row_stride
                 block.weight_grad.column = column
             else:
-                block.weight_grad.data = (
-                    cnp.PyArray_BYTES(self.weight_grad) + block.vocab_start * block.weight_grad.row_stride
-                )
+                block.weight_grad.data = self.weight_out.data + block.vocab_start * block.weight_grad.row_stride
             if self.at.weight_compensation != NULL:
                 block.weight_grad.compensation = (
                     self.at.weight_compensation + word * block.weight_grad.compensation_stride
                 )
                 block.weight_grad.compensation_column = column
 
-    cdef int add_gradients(self, Py_ssize_t b, Py_ssize_t c, Py_ssize_t walk, ag_lce_source source) except -1:
+    cdef void add_gradients(self, Py_ssize_t b, Py_ssize_t c, Py_ssize_t walk, ag_lce_source source) noexcept nogil:
         """Those of block b and chunk c, which are the current ones, and packed unless the hidden dimension is sliced."""
-        cdef Plan plan = self.plan
         cdef ag_lce_block *block = &self.block
-        cdef bint with_input = self.input_grad is not None, with_weight = self.weight_grad is not None
-        cdef Py_ssize_t s, column = walk * plan.hidden
-        block.add_input_grad, block.last_input_grad = b > 0, b == plan.blocks - 1
-        block.add_weight_grad, block.last_weight_grad = c > 0, c == plan.chunks - 1
-        if walk == 0 or plan.recomputes():  # else P is still there
-            if source == AG_FROM_PRODUCT and plan.slices > 1:
+        cdef Py_ssize_t s, column = walk * self.plan.hidden
+        block.add_input_grad, block.last_input_grad = b > 0, b == self.plan.blocks - 1
+        block.add_weight_grad, block.last_weight_grad = c > 0, c == self.plan.chunks - 1
+        if walk == 0 or self.plan.recomputes():  # else P is still there
+            if source == AG_FROM_PRODUCT and self.plan.slices > 1:
                 self.make_logits()
                 source = AG_FROM_LOGITS
             self.run_tiles(source, AG_TO_GRADIENT)
-        for s in range(walk if plan.by_slice else 0, walk + 1 if plan.by_slice else plan.slices):
-            if plan.slices > 1:
+        for s in range(walk if self.plan.by_slice else 0, walk + 1 if self.plan.by_slice else self.plan.slices):
+            if self.plan.slices > 1:
                 self.set_slice(s)
-                self.pack_weight(False, with_input)
-                self.pack_input(False, with_weight)
+                self.pack_weight(False, self.with_input_grad)
+                self.pack_input(False, self.with_weight_grad)
             self.place_sums(c, s)
             self.run_products()
-        if with_weight and plan.problem.buffers_weight_grad and block.last_weight_grad:
+        if self.with_weight_grad and self.plan.problem.buffers_weight_grad and block.last_weight_grad:
             self.round_to(
-                self.weight_grad, block.vocab_start, block.vocab, column,
-                min(plan.sums_hidden(), plan.problem.hidden - column), block.weight_grad.data,
+                &self.weight_out, block.vocab_start, block.vocab, column,
+                min(self.plan.sums_hidden(), self.plan.problem.hidden - column), block.weight_grad.data,
                 block.weight_grad.row_stride
             )
-        return 0
-
-    cdef int end_gradient(self) except -1:
-        cdef ag_matrix out
-        cdef Py_ssize_t hidden = self.plan.problem.hidden
-        if self.input_grad is None:
-            return 0
-        if self.plan.tasks_of == OF_BLOCKS and self.input_sums is not self.input_grad:
-            self.round_to(
-                self.input_grad, 0, self.rows.total, 0, hidden, self.block.input_grad.data,
-                self.block.input_grad.row_stride
-            )
-        if self.rows.count < self.rows.total:
-            out = matrix_of(self.input_grad)
-            self.rows.clear_absent(&out, hidden)
-        return 0
 
     # -- walks
 
-    cdef int walk(self) except -1:
-        cdef bint with_gradient = self.input_grad is not None or self.weight_grad is not None
+    cdef void walk(self) noexcept nogil:
         if self.plan.tasks_of != OF_BLOCKS:
             self.walk_skinny()
         elif self.plan.keeps_logits:
@@ -823,9 +795,13 @@ cdef class Schedule:
             self.walk_statistics()
         else:
             self.walk_gradient()
-        return self.end_gradient() if with_gradient else 0
+        if self.rounds_input_grad:
+            self.round_to(
+                &self.input_out, 0, self.rows.total, 0, self.plan.problem.hidden, self.block.input_grad.data,
+                self.block.input_grad.row_stride
+            )
 
-    cdef int walk_statistics(self) except -1:
+    cdef void walk_statistics(self) noexcept nogil:
         """Maximum, sum of exponentials relative to it, and the target's logit, of every row that counts."""
         cdef Py_ssize_t b, c
         for b in range(self.plan.blocks):
@@ -833,77 +809,61 @@ cdef class Schedule:
                 self.set_pair(b, c)
                 self.add_statistics()
         self.end_statistics(0, self.rows.total)
-        return 0
 
-    cdef int walk_gradient(self) except -1:
+    cdef void walk_gradient(self) noexcept nogil:
         """Both gradients, the softmax given or computed anew."""
-        cdef Plan plan = self.plan
-        cdef ag_lce_source source = AG_FROM_PRODUCT if plan.problem.with_logits else AG_FROM_SOFTMAX
+        cdef ag_lce_source source = AG_FROM_PRODUCT if self.plan.problem.with_logits else AG_FROM_SOFTMAX
         cdef Py_ssize_t outer, walk, inner
         cdef Py_ssize_t b, c
-        for outer in range(plan.chunks if plan.chunks_outside else plan.blocks):
-            for walk in range(plan.slices if plan.by_slice else 1):
-                for inner in range(plan.blocks if plan.chunks_outside else plan.chunks):
-                    b, c = (inner, outer) if plan.chunks_outside else (outer, inner)
+        for outer in range(self.plan.chunks if self.plan.chunks_outside else self.plan.blocks):
+            for walk in range(self.plan.slices if self.plan.by_slice else 1):
+                for inner in range(self.plan.blocks if self.plan.chunks_outside else self.plan.chunks):
+                    b, c = (inner, outer) if self.plan.chunks_outside else (outer, inner)
                     self.set_pair(b, c)
                     self.add_gradients(b, c, walk, source)
-        return 0
 
-    cdef int set_pair(self, Py_ssize_t b, Py_ssize_t c) except -1:
+    cdef void set_pair(self, Py_ssize_t b, Py_ssize_t c) noexcept nogil:
         """Select block b and chunk c, and pack what is not, unless the hidden dimension is sliced."""
-        cdef Plan plan = self.plan
-        cdef bint with_logits = plan.problem.with_logits
+        cdef bint with_logits = self.plan.problem.with_logits
         self.set_block(b)
         self.set_chunk(c)
-        if plan.slices > 1:
-            return 0
-        if c == 0 or (plan.chunks_outside and plan.blocks > 1):
-            self.pack_weight(with_logits, plan.problem.with_input_grad)
-        if b == 0 or (plan.packed_chunks < plan.chunks and not plan.chunks_outside):
-            self.pack_input(with_logits, plan.problem.with_weight_grad)
-        return 0
+        if self.plan.slices > 1:
+            return
+        if c == 0 or (self.plan.chunks_outside and self.plan.blocks > 1):
+            self.pack_weight(with_logits, self.plan.problem.with_input_grad)
+        if b == 0 or (self.plan.packed_chunks < self.plan.chunks and not self.plan.chunks_outside):
+            self.pack_input(with_logits, self.plan.problem.with_weight_grad)
 
-    cdef int walk_with_logits(self) except -1:
+    cdef void walk_with_logits(self) noexcept nogil:
         """Both passes over a chunk before the next one, its logits kept in between. `rows` reads these statistics."""
         cdef Py_ssize_t b, c
-        cdef Plan plan = self.plan
-        cdef bint with_input = self.input_grad is not None, with_weight = self.weight_grad is not None
-        cdef bint is_one = plan.blocks == 1
-        for c in range(plan.chunks):
+        cdef bint is_one = self.plan.blocks == 1
+        for c in range(self.plan.chunks):
             self.set_chunk(c)
-            self.pack_input(True, with_weight)
-            for b in range(plan.blocks):
+            self.pack_input(True, self.with_weight_grad)
+            for b in range(self.plan.blocks):
                 self.set_block(b)
-                self.pack_weight(True, with_input and is_one)
+                self.pack_weight(True, self.with_input_grad and is_one)
                 self.add_statistics()
-            self.end_statistics(self.starts[c], self.starts[c + 1])
+            self.end_statistics(self.at.starts[c], self.at.starts[c + 1])
             self.chunk = -1  # select it again, to read them
             self.set_chunk(c)
-            for b in range(plan.blocks):
+            for b in range(self.plan.blocks):
                 self.set_block(b)
                 if not is_one:
-                    self.pack_weight(False, with_input)
+                    self.pack_weight(False, self.with_input_grad)
                 self.add_gradients(b, c, 0, AG_FROM_LOGITS)
-        return 0
 
     # -- few rows or few words: nothing is packed
 
-    cdef int walk_skinny(self) except -1:
-        cdef Plan plan = self.plan
-        cdef bint with_gradient = self.input_grad is not None or self.weight_grad is not None
-        if self.input_grad is not None:
-            self.input_out = matrix_of(self.input_grad)
-            self.streams_input_grad = is_streamed(self.input_grad)
-        if self.weight_grad is not None:
-            self.weight_out = matrix_of(self.weight_grad)
-            self.streams_weight_grad = is_streamed(self.weight_grad)
-        if plan.tasks_of == OF_ROWS:
-            self.run(SKINNY_TILES, plan.tasks)
+    cdef void walk_skinny(self) noexcept nogil:
+        if self.plan.tasks_of == OF_ROWS:
+            self.run(SKINNY_TILES, self.plan.tasks)
             if self.with_statistics:
                 self.end_statistics(0, self.rows.total)
         else:
             self.set_chunk(0)
-            self.source = AG_FROM_PRODUCT if plan.problem.with_logits else AG_FROM_SOFTMAX
+            self.source = AG_FROM_PRODUCT if self.plan.problem.with_logits else AG_FROM_SOFTMAX
             if self.with_statistics:
                 self.result = AG_TO_MAX_SUM
                 self.run_skinny()
@@ -911,29 +871,26 @@ cdef class Schedule:
                 self.chunk = -1  # select the rows again, to read them
                 self.set_chunk(0)
                 self.source = AG_FROM_LOGITS
-            if with_gradient:
+            if self.with_input_grad or self.with_weight_grad:
                 self.result = AG_TO_GRADIENT
                 self.run_skinny()
-        if plan.adds_tasks():
-            self.combined_rows = plan.vocab if plan.tasks_of == OF_ROWS else self.block.rows
-            self.run(SKINNY_SUMS, self.combined_rows * ceil_div(plan.hidden, COMBINED))
-        return 0
+        if self.plan.adds_tasks():
+            self.combined_rows = self.plan.vocab if self.plan.tasks_of == OF_ROWS else self.block.rows
+            self.run(SKINNY_SUMS, self.combined_rows * ceil_div(self.plan.hidden, COMBINED))
 
-    cdef int run_skinny(self) except -1:
+    cdef void run_skinny(self) noexcept nogil:
         """Statistics or gradients of a plan whose tasks are words or features."""
-        cdef Plan plan = self.plan
-        if plan.tasks_of == OF_WORDS:
-            self.run(SKINNY_TILES, plan.tasks)
+        if self.plan.tasks_of == OF_WORDS:
+            self.run(SKINNY_TILES, self.plan.tasks)
             if self.result == AG_TO_MAX_SUM:
-                self.block.vocab = plan.tasks * self.kernels.nr  # as if each task were a panel
+                self.block.vocab = self.plan.tasks * self.kernels.nr  # as if each task were a panel
                 self.run(MERGE, 1)
-            return 0
+            return
         if self.source == AG_FROM_PRODUCT:
-            self.run(SKINNY_TILES, plan.tasks)
+            self.run(SKINNY_TILES, self.plan.tasks)
         self.run(SKINNY_EPILOGUE, 1)
         if self.result == AG_TO_GRADIENT:
-            self.run(SKINNY_PRODUCTS, plan.tasks)
-        return 0
+            self.run(SKINNY_PRODUCTS, self.plan.tasks)
 
     cdef ag_rows rows_of(
         self, const ag_matrix *matrix, const int64_t *numbers, int64_t start, Py_ssize_t count
@@ -1218,10 +1175,11 @@ cdef class Gradient:
         cdef double last = 0
         for schedule in self.schedules:
             schedule.work()
-        if self.clears_input_grad:
-            clear_rows(&self.input_grad, 0, self.rows.total, self.hidden, &last)
-        if self.clears_weight_grad:
-            clear_rows(&self.weight_grad, 0, self.vocab, self.hidden, &last)
+        with nogil:
+            if self.clears_input_grad:
+                clear_rows(&self.input_grad, 0, self.rows.total, self.hidden, &last)
+            if self.clears_weight_grad:
+                clear_rows(&self.weight_grad, 0, self.vocab, self.hidden, &last)
         return 0
 
 

@@ -128,7 +128,7 @@ cdef class Plan:
             rows = align_up(rows // 2, mr)
         return least >= 0 and self.cut(best_rows, best_vocab, best_hidden)
 
-    cdef bint recomputes(self) noexcept:
+    cdef bint recomputes(self) noexcept nogil:
         """Whether P is computed anew for every slice: another chunk (or block) comes before the next slice."""
         return self.by_slice and (self.blocks if self.chunks_outside else self.chunks) > 1
 
@@ -211,7 +211,7 @@ cdef class Plan:
         """Whether the sums of all words stay open, not only those of a block."""
         return self.chunks_outside and self.chunks > 1
 
-    cdef bint adds_tasks(self) noexcept:
+    cdef bint adds_tasks(self) noexcept nogil:
         """Whether one of the products is added up over the tasks of a skinny plan."""
         return (
             (self.tasks_of == OF_WORDS and self.problem.with_input_grad)
@@ -229,6 +229,7 @@ cdef class Plan:
         cdef Arena arena
         arena.base, arena.used = base, 0
         memset(at, 0, sizeof(Buffers))
+        at.starts = <int64_t *>arena_alloc(&arena, (self.chunks + 1) * sizeof(int64_t))
         if self.tasks_of != OF_ROWS:  # there every task selects its own
             at.row_numbers = <int64_t *>arena_alloc(&arena, rows * sizeof(int64_t))
             at.target = <int64_t *>arena_alloc(&arena, rows * sizeof(int64_t))
@@ -262,6 +263,7 @@ cdef class Plan:
         cdef Arena arena
         arena.base, arena.used = base, 0
         memset(at, 0, sizeof(Buffers))
+        at.starts = <int64_t *>arena_alloc(&arena, (self.chunks + 1) * sizeof(int64_t))
         at.row_numbers = <int64_t *>arena_alloc(&arena, self.rows * sizeof(int64_t))
         at.target = <int64_t *>arena_alloc(&arena, self.rows * sizeof(int64_t))
         at.grad = arena_alloc(&arena, self.rows * acc)

@@ -22,7 +22,6 @@ cdef double SHORTEST_ALONE = 20e6
 cdef double LONGEST_ALONE = 640e6
 cdef double _last_use = 0.0
 cdef double _burst = 0.0
-cdef double _burst_before = 0.0  # the current call
 cdef double _alone_until = 0.0
 cdef double _alone_for = SHORTEST_ALONE
 
@@ -58,21 +57,26 @@ def _quota_of_control_group(root="/sys/fs/cgroup", membership="/proc/self/cgroup
     return cores
 
 
-cdef int resolve() except -1:
-    """Threads that a large call uses by default. OpenMP's number and the affinity may change between calls."""
+cdef int cores() except -1:
+    """Those that this process may keep busy. The affinity may change between calls."""
     global _quota
+    if _quota == 0:
+        _quota = _quota_of_control_group()
+    return min(len(os.sched_getaffinity(0)), _quota)
+
+
+cdef int resolve() except -1:
+    """Threads that a large call uses by default. OpenMP's number may change between calls."""
     if _is_forked_child:
         return 1
     if _limit > 0:
         return _limit
-    if _quota == 0:
-        _quota = _quota_of_control_group()
-    return max(1, min(_openmp.max_threads(), len(os.sched_getaffinity(0)), _quota))
+    return max(1, min(_openmp.max_threads(), cores()))
 
 
 cdef int choose(double cost, int asked) except -1:
     """Threads of a call that would take `cost` nanoseconds alone: the number it asked for, else as many as pay."""
-    global _last_use, _burst, _burst_before
+    global _last_use, _burst
     if _is_forked_child:
         return 1
     if asked > 0:
@@ -82,7 +86,6 @@ cdef int choose(double cost, int asked) except -1:
     if now() - _last_use > PAUSE:
         _burst = 0.0
     _last_use = now()
-    _burst_before = _burst
     _burst += cost
     if cost < WAKE_COST and _burst - cost < BURST:
         return 1
@@ -95,18 +98,13 @@ cdef void finished() noexcept nogil:
     _last_use = now()
 
 
-cdef bint is_warm() noexcept nogil:
-    """Whether calls have followed one another for so long that the threads of a team are awake."""
-    return _burst_before >= BURST
-
-
 cdef bint is_disturbed() noexcept nogil:
     """Whether a team would be slower than one thread now, because other processes keep its cores busy."""
     return now() < _alone_until
 
 
 cdef void took(double elapsed, double waited) noexcept nogil:
-    """A team has worked for so long, and its members have waited for the last of them for so long.
+    """A team has worked for so long, and the calling thread has waited for the last of the others for so long.
 
     Where the wait is most of it, that one had no core: then threads that depend on each other lose, and everything runs
     alone for a while, after which they try again.
