@@ -24,6 +24,7 @@ ctypedef struct Problem:
     bint buffers_weight_grad          # it is added up in the workspace, as the result cannot hold accumulators
     int itemsize                      # of input and weight
     const ag_lce_kernels *skinny      # kernels that pack nothing
+    Py_ssize_t few                    # rows, or words, up to which they pay
 
 
 ctypedef struct Buffers:
@@ -64,7 +65,7 @@ cdef class Plan:
     cdef Py_ssize_t compensate_beyond                 # so many partial sums
     cdef Tasks tasks_of
     cdef readonly Py_ssize_t tasks, task_size         # how many tasks, and rows, words or features of each
-    cdef Py_ssize_t step                              # streamed rows at a time
+    cdef readonly Py_ssize_t step                     # streamed rows at a time
 
     cdef Py_ssize_t preferred_rows(self) noexcept
     cdef Py_ssize_t preferred_vocab(self) noexcept

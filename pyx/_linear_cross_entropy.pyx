@@ -19,6 +19,7 @@ The public functions at the end take the common case straight from Python object
 
 import numpy as np
 
+cimport cython
 from cython.parallel cimport parallel, threadid
 
 cimport numpy as cnp
@@ -133,15 +134,22 @@ cdef ag_matrix matrix_of(cnp.ndarray array):
     return result
 
 
-cdef double number(const void *values, Py_ssize_t i, bint is_double) noexcept nogil:
+cdef inline double number(const void *values, Py_ssize_t i, bint is_double) noexcept nogil:
     return (<const double *>values)[i] if is_double else (<const float *>values)[i]
 
 
-cdef void set_number(void *values, Py_ssize_t i, bint is_double, double value) noexcept nogil:
+cdef inline void set_number(void *values, Py_ssize_t i, bint is_double, double value) noexcept nogil:
     if is_double:
         (<double *>values)[i] = value
     else:
         (<float *>values)[i] = <float>value
+
+
+cdef inline void copy_number(char *to, Py_ssize_t n, const char *source, Py_ssize_t i, int itemsize) noexcept nogil:
+    if itemsize == 8:
+        (<uint64_t *>to)[n] = (<const uint64_t *>source)[i]
+    else:
+        (<uint32_t *>to)[n] = (<const uint32_t *>source)[i]
 
 
 cdef enum:
@@ -173,6 +181,7 @@ cdef bint is_flat(const ag_matrix *to, int real, Py_ssize_t n) noexcept nogil:
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
 
+@cython.final
 cdef class Rows:
     """What the rows of a call hold, as contiguous arrays (BT,), and which of them count.
 
@@ -252,10 +261,10 @@ cdef class Rows:
                 to.row_numbers[n] = i
                 to.target[n] = self.row_of_weight(i)
                 if self.grad != NULL:
-                    memcpy(to.grad + n * acc, self.grad + i * acc, acc)
+                    copy_number(to.grad, n, self.grad, i, acc)
                 if self.maximum != NULL:
-                    memcpy(to.max + n * acc, self.maximum + i * acc, acc)
-                    memcpy(to.sum + n * acc, self.sum + i * acc, acc)
+                    copy_number(to.max, n, self.maximum, i, acc)
+                    copy_number(to.sum, n, self.sum, i, acc)
                 n += 1
             i += 1
         next[0] = i
@@ -330,6 +339,7 @@ cdef enum Round:
     SKINNY_SUMS
 
 
+@cython.final
 cdef class Schedule:
     """One plan at work: its memory, and the block and chunk that the units of the current round belong to."""
 
@@ -914,7 +924,7 @@ cdef class Schedule:
         cdef char *maxima = self.at.panel_max + u * align_up(block.rows, kernels.mr) * acc
         cdef char *totals = self.at.panel_sum + u * align_up(block.rows, kernels.mr) * acc
         cdef char *logits
-        memset(tile, 0, AG_TILE * acc)
+        memset(tile, 0, tile_bytes)
         if self.result == AG_TO_MAX_SUM:
             for i in range(block.rows):
                 set_number(maxima, i, acc == 8, -INFINITY)
@@ -924,17 +934,17 @@ cdef class Schedule:
             words = self.rows_of(&self.weight, NULL, word, block.vocab)
             logits = self.at.logits + word // self.plan.step * tile_bytes
             if self.source == AG_FROM_PRODUCT:
-                kernels.dot_products(&rows, &words, 0, hidden, tile, AG_STREAMED, 1)
+                kernels.dot_products(&rows, &words, 0, hidden, tile)
                 if self.plan.keeps_logits:
                     memcpy(logits, tile, tile_bytes)
             elif self.source == AG_FROM_LOGITS:
                 memcpy(tile, logits, tile_bytes)
             if self.result == AG_TO_MAX_SUM:
-                kernels.tile_to_max_sum(&block, tile, AG_STREAMED, maxima, total)
+                kernels.tile_to_max_sum(&block, tile, maxima, total)
             else:
-                kernels.tile_to_gradient(&block, tile, AG_STREAMED)
+                kernels.tile_to_gradient(&block, tile)
                 if self.plan.problem.with_input_grad:
-                    kernels.sum_rows(block.rows, &words, 0, hidden, tile, AG_STREAMED, 1, sums, pitch, word > begin)
+                    kernels.sum_rows(block.rows, &words, 0, hidden, tile, sums, pitch, word > begin)
                 if self.plan.problem.with_weight_grad:
                     results = self.rows_of(&self.weight_out, NULL, word, block.vocab)
                     kernels.write_rows(
@@ -947,7 +957,7 @@ cdef class Schedule:
 
     cdef void stream_rows(self, Py_ssize_t u) noexcept nogil:
         """Those of a range of rows that count times all words; statistics and gradients in one pass. A tile is
-        (AG_STREAMED, AG_RESIDENT)."""
+        (words, AG_STREAMED)."""
         cdef const ag_lce_kernels *kernels = self.kernels
         cdef ag_lce_block block = self.block
         cdef double[AG_TILE] memory
@@ -966,48 +976,45 @@ cdef class Schedule:
         at.grad, at.max, at.sum = <char *>values, <char *>(values + AG_STREAMED), <char *>(values + 2 * AG_STREAMED)
         block.row_numbers, block.target, block.grad, block.max, block.sum = at.row_numbers, at.target, at.grad, at.max, at.sum
         block.vocab_start, block.vocab = 0, self.plan.vocab
-        memset(tile, 0, AG_TILE * acc)
+        memset(tile, 0, self.plan.vocab * AG_STREAMED * acc)
         while row < end:
             block.rows = self.rows.select(&row, end, self.plan.step, acc, &at)
             if not block.rows:
                 break
             rows = self.rows_of(&self.input, at.row_numbers, 0, block.rows)
             if self.plan.problem.with_logits:
-                kernels.dot_products(&words, &rows, 0, hidden, tile, 1, AG_RESIDENT)
+                kernels.dot_products(&words, &rows, 0, hidden, tile)
             if self.with_statistics:
+                kernels.columns_to_max_sum(&block, tile, at.max, totals)
                 for i in range(block.rows):
-                    set_number(at.max, i, acc == 8, -INFINITY)
-                    totals[i] = 0
-                kernels.tile_to_max_sum(&block, tile, AG_RESIDENT, at.max, totals)
-                for i in range(block.rows):
-                    memcpy(<char *>block.running_max + at.row_numbers[i] * acc, at.max + i * acc, acc)
+                    copy_number(<char *>block.running_max, at.row_numbers[i], at.max, i, acc)
                     block.running_sum[at.row_numbers[i]] = totals[i]
                     set_number(
                         at.sum, i, acc == 8, NAN if number(at.max, i, acc == 8) == -INFINITY else totals[i]
                     )
             if not (self.plan.problem.with_input_grad or self.plan.problem.with_weight_grad):
                 continue
-            kernels.tile_to_gradient(&block, tile, AG_RESIDENT)
+            kernels.columns_to_gradient(&block, tile)
             if self.plan.problem.with_weight_grad:
-                kernels.sum_rows(self.plan.vocab, &rows, 0, hidden, tile, 1, AG_RESIDENT, sums, pitch, add)
+                kernels.sum_rows(self.plan.vocab, &rows, 0, hidden, tile, sums, pitch, add)
                 add = True
             if self.plan.problem.with_input_grad:
                 results = self.rows_of(&self.input_out, at.row_numbers, 0, block.rows)
                 kernels.write_rows(
-                    self.variant, &words, &results, 0, hidden, tile, 1, AG_RESIDENT, self.streams_input_grad
+                    self.variant, &words, &results, 0, hidden, tile, AG_STREAMED, 1, self.streams_input_grad
                 )
         if self.plan.problem.with_weight_grad and not add:
             memset(sums, 0, self.plan.vocab * pitch * acc)
 
     cdef void multiply_features(self, Py_ssize_t u) noexcept nogil:
-        """All rows times all words over a range of features: what one task adds to the logits, (rows, AG_RESIDENT)."""
+        """All rows times all words over a range of features: what one task adds to the logits, (rows, AG_STREAMED)."""
         cdef int acc = self.kernels.real_size
         cdef Py_ssize_t first = u * self.plan.task_size, n = min(self.plan.task_size, self.plan.hidden - first)
         cdef ag_rows rows = self.rows_of(&self.input, self.block.row_numbers, 0, self.block.rows)
         cdef ag_rows words = self.rows_of(&self.weight, NULL, 0, self.plan.vocab)
         cdef char *tile = self.at.logits + u * AG_TILE * acc
-        memset(tile, 0, AG_TILE * acc)
-        self.kernels.dot_products(&rows, &words, first, n, tile, AG_RESIDENT, 1)
+        memset(tile, 0, self.block.rows * AG_STREAMED * acc)
+        self.kernels.dot_products(&rows, &words, first, n, tile)
 
     cdef void finish_tile(self) noexcept nogil:
         """The logits of all rows and words become statistics, or P."""
@@ -1017,16 +1024,16 @@ cdef class Schedule:
         cdef ag_lce_block *block = &self.block
         block.vocab_start, block.vocab = 0, self.plan.vocab
         if self.source == AG_FROM_PRODUCT:
-            self.kernels.combine(self.at.logits, self.plan.tasks, AG_TILE, AG_RESIDENT * block.rows, self.at.p)
+            self.kernels.combine(self.at.logits, self.plan.tasks, AG_TILE, AG_STREAMED * block.rows, self.at.p)
         if self.result == AG_TO_GRADIENT:
-            self.kernels.tile_to_gradient(block, self.at.p, AG_RESIDENT)
+            self.kernels.tile_to_gradient(block, self.at.p)
             return
         for i in range(block.rows):
             set_number(self.at.max, i, acc == 8, -INFINITY)
             total[i] = 0
-        self.kernels.tile_to_max_sum(block, self.at.p, AG_RESIDENT, self.at.max, total)
+        self.kernels.tile_to_max_sum(block, self.at.p, self.at.max, total)
         for i in range(block.rows):
-            memcpy(<char *>block.running_max + block.row_numbers[i] * acc, self.at.max + i * acc, acc)
+            copy_number(<char *>block.running_max, block.row_numbers[i], self.at.max, i, acc)
             block.running_sum[block.row_numbers[i]] = total[i]
 
     cdef void write_features(self, Py_ssize_t u) noexcept nogil:
@@ -1037,10 +1044,10 @@ cdef class Schedule:
         cdef ag_rows words = self.rows_of(&self.weight, NULL, 0, self.plan.vocab), results
         if self.plan.problem.with_input_grad:
             results = self.rows_of(&self.input_out, numbers, 0, self.block.rows)
-            self.kernels.write_rows(self.variant, &words, &results, first, n, self.at.p, 1, AG_RESIDENT, False)
+            self.kernels.write_rows(self.variant, &words, &results, first, n, self.at.p, 1, AG_STREAMED, False)
         if self.plan.problem.with_weight_grad:
             results = self.rows_of(&self.weight_out, NULL, 0, self.plan.vocab)
-            self.kernels.write_rows(self.variant, &rows, &results, first, n, self.at.p, AG_RESIDENT, 1, False)
+            self.kernels.write_rows(self.variant, &rows, &results, first, n, self.at.p, AG_STREAMED, 1, False)
 
     cdef void combine_tasks(self, Py_ssize_t u) noexcept nogil:
         """The tasks' partial sums to features of a row of the gradient that is the sum over what was streamed."""
@@ -1086,6 +1093,7 @@ cdef Problem problem_of(cnp.ndarray input, cnp.ndarray weight, Py_ssize_t rows, 
     problem.vocab, problem.hidden = cnp.PyArray_DIM(weight, 0), cnp.PyArray_DIM(weight, 1)
     problem.total_rows, problem.itemsize = cnp.PyArray_DIM(input, 0), cnp.PyArray_ITEMSIZE(input)
     problem.skinny = ag_lce_skinny_kernels_of(_cpu.active(), <ag_dtype>dtype_of(input))
+    problem.few = AG_RESIDENT // kernels_for(input).pair
     return problem
 
 
