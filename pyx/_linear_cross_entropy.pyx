@@ -94,6 +94,9 @@ cdef extern from "Python.h":
 cdef tuple _dtypes = FLOATING_DTYPES  # in the order of ag_dtype
 cdef cnp.dtype _float32 = np.dtype(np.float32)
 cdef cnp.dtype _float64 = np.dtype(np.float64)
+cdef cnp.dtype _int32 = np.dtype(np.int32)
+cdef cnp.dtype _int64 = np.dtype(np.int64)
+cdef cnp.dtype _uint8 = np.dtype(np.uint8)
 cdef int _max_threads = MAX_THREADS
 cdef object _named_statistics = OnlineMaxSum._make
 cdef object _named_gradients = LinearCrossEntropy._make
@@ -377,7 +380,9 @@ cdef class Schedule:
     cdef ag_matrix input_out, weight_out
     cdef bint rounds_input_grad       # its sums lie elsewhere
 
-    def __init__(self, cnp.ndarray input, cnp.ndarray weight, Plan plan, cnp.ndarray memory, Rows rows, int threads):
+    cdef int prepare(
+        self, cnp.ndarray input, cnp.ndarray weight, Plan plan, cnp.ndarray memory, Rows rows, int threads
+    ) except -1:
         cdef ag_lce_block *block = &self.block
         self.kernels = plan.kernels
         self.plan = plan
@@ -400,6 +405,7 @@ cdef class Schedule:
         block.logits, block.logits_compensation = self.at.logits, self.at.logits_compensation
         block.keep_logits = plan.keeps_logits
         self.set_slice(0)
+        return 0
 
     # -- rounds
 
@@ -675,10 +681,13 @@ cdef class Schedule:
         self, cnp.ndarray logits_max, cnp.ndarray sum_exp, cnp.ndarray predicted, cnp.ndarray logits
     ) except -1:
         """Where the statistics go: contiguous arrays (BT,) of the accumulators' dtype; None or contiguous (BT, V)."""
-        cdef cnp.ndarray running_sum = sum_exp if self.kernels.real_size == 8 else np.empty(self.rows.total, _float64)
+        cdef cnp.npy_intp total = self.rows.total
+        cdef cnp.ndarray running_sum = sum_exp if self.kernels.real_size == 8 else _memory.fresh(1, &total, _float64)
+        cdef Py_ssize_t i
         self.keep.append((logits_max, sum_exp, running_sum, predicted, logits))
-        logits_max.fill(-np.inf)
-        running_sum.fill(0)
+        for i in range(total):
+            set_number(cnp.PyArray_DATA(logits_max), i, self.kernels.real_size == 8, -INFINITY)
+        memset(cnp.PyArray_DATA(running_sum), 0, total * sizeof(double))
         self.with_statistics = True
         self.block.running_max = cnp.PyArray_DATA(logits_max)
         self.block.running_sum = <double *>cnp.PyArray_DATA(running_sum)
@@ -722,7 +731,6 @@ cdef class Schedule:
     ) except -1:
         """Where the gradients go (None, or not part of the plan: not wanted): arrays that overlap no input."""
         cdef Plan plan = self.plan
-        cdef Py_ssize_t hidden = plan.problem.hidden
         cdef int real = self.kernels.real_size
         cdef ag_lce_block *block = &self.block
         block.filter_eps = filter_eps
@@ -742,7 +750,7 @@ cdef class Schedule:
             self.streams_input_grad = is_streamed(input_grad)
             if plan.tasks_of == OF_BLOCKS and not holds_sums(input_grad, real):
                 self.rounds_input_grad = True
-                input_grad = np.empty((self.rows.total, hidden), _float64 if real == 8 else _float32)
+                input_grad = _memory.empty_like(input_grad, _float64 if real == 8 else _float32)
                 self.keep.append(input_grad)
             block.input_grad.data = cnp.PyArray_BYTES(input_grad)
             block.input_grad.row_stride = cnp.PyArray_STRIDE(input_grad, 0)
@@ -1069,6 +1077,15 @@ cdef class Schedule:
             begin += n
 
 
+cdef Schedule new_schedule(
+    cnp.ndarray input, cnp.ndarray weight, Plan plan, cnp.ndarray memory, Rows rows, int threads
+):
+    # A constructor's arguments would travel as a tuple of objects.
+    cdef Schedule schedule = Schedule.__new__(Schedule)
+    schedule.prepare(input, weight, plan, memory, rows, threads)
+    return schedule
+
+
 cdef bint is_streamed(cnp.ndarray out):
     """Whether a result is so large that it is written past the caches."""
     return cnp.PyArray_NBYTES(out) >= max(_cpu.cache_size(3) // 2, 1 << 20)
@@ -1150,6 +1167,7 @@ def workspace_bound(list plans, Py_ssize_t workspace):
     return bytes_of(plans)
 
 
+@cython.final
 cdef class Gradient:
     """One call that is ready to run: nothing is allocated from there on, so that nothing fails after the first result is
     written."""
@@ -1160,23 +1178,24 @@ cdef class Gradient:
     cdef Py_ssize_t vocab, hidden
     cdef bint clears_input_grad, clears_weight_grad
 
-    def __init__(
+    cdef int prepare(
         self, cnp.ndarray input, cnp.ndarray weight, list plans, cnp.ndarray memory, Rows rows, cnp.ndarray softmax,
         cnp.ndarray input_grad, cnp.ndarray weight_grad, double filter_eps, int threads
-    ):
+    ) except -1:
         """`plans`: none where there is nothing to do but to write zeros."""
         cdef Schedule schedule
         cdef Plan plan
         self.schedules, self.rows = [], rows
         self.vocab, self.hidden = cnp.PyArray_DIM(weight, 0), cnp.PyArray_DIM(weight, 1)
         for plan in plans:
-            schedule = Schedule(input, weight, plan, memory, rows, threads)
+            schedule = new_schedule(input, weight, plan, memory, rows, threads)
             schedule.set_gradient(softmax, input_grad, weight_grad, filter_eps)
             self.schedules.append(schedule)
         if not plans and input_grad is not None:
             self.clears_input_grad, self.input_grad = True, matrix_of(input_grad)
         if not plans and weight_grad is not None:
             self.clears_weight_grad, self.weight_grad = True, matrix_of(weight_grad)
+        return 0
 
     cdef int run(self) except -1:
         cdef Schedule schedule
@@ -1209,9 +1228,8 @@ def gradient(
         weight_grad is not None and not holds_sums(weight_grad, kernels_for(input).real_size), workspace
     )
     cdef cnp.ndarray memory = _memory.workspace(bytes_of(plans))
-    cdef Gradient call = Gradient(
-        input, weight, plans, memory, rows, softmax, input_grad, weight_grad, filter_eps, threads
-    )
+    cdef Gradient call = Gradient.__new__(Gradient)
+    call.prepare(input, weight, plans, memory, rows, softmax, input_grad, weight_grad, filter_eps, threads)
     call.run()
     copy_all(aside)
 
@@ -1241,6 +1259,7 @@ def loss_and_gradients(
     cdef bint with_input = input_grad is not None, with_weight = weight_grad is not None
     cdef bint is_buffered = with_weight and not holds_sums(weight_grad, real)
     cdef cnp.ndarray logits_max, sum_exp, predicted, grad, memory
+    cdef cnp.dtype real_dtype
     cdef Schedule schedule
     cdef Gradient gradients
     cdef Rows rows = Rows(target, start, vocab, ignored=ignored), rows_of_gradient
@@ -1249,7 +1268,9 @@ def loss_and_gradients(
     cdef ag_fpenv mode
     if not workspace:
         workspace = default_workspace(input, weight, with_input, with_weight)
-    logits_max, sum_exp, predicted, grad = np.zeros((4, total), _float64 if is_double else _float32)
+    real_dtype = _float64 if is_double else _float32
+    logits_max, sum_exp = _memory.zeros(total, real_dtype), _memory.zeros(total, real_dtype)
+    predicted, grad = _memory.zeros(total, real_dtype), _memory.zeros(total, real_dtype)
     for begin in range(0, total, ROWS_PER_CHECK):
         mode = ag_fpenv_enter()
         for i in range(begin, min(begin + ROWS_PER_CHECK, total)):
@@ -1265,7 +1286,7 @@ def loss_and_gradients(
             input, weight, rows.count, True, with_input, with_weight, is_buffered, workspace, True
         )
     if plans:
-        schedule = Schedule(
+        schedule = new_schedule(
             input, weight, plans[0], _memory.workspace(bytes_of(plans)), rows_of_gradient, threads
         )
         schedule.set_statistics(logits_max, sum_exp, predicted, None)
@@ -1278,10 +1299,11 @@ def loss_and_gradients(
         )
         memory = _memory.workspace(bytes_of(of_statistics + plans))
         if of_statistics:
-            schedule = Schedule(input, weight, of_statistics[0], memory, rows, threads)
+            schedule = new_schedule(input, weight, of_statistics[0], memory, rows, threads)
             schedule.set_statistics(logits_max, sum_exp, predicted, None)
             schedule.work()
-        gradients = Gradient(
+        gradients = Gradient.__new__(Gradient)
+        gradients.prepare(
             input, weight, plans, memory, rows_of_gradient, None, input_grad, weight_grad, filter_eps, threads
         )
         gradients.run()
@@ -1411,8 +1433,9 @@ def statistics(
     cdef Rows rows = Rows(target, start, end - start)
     cdef cnp.dtype real = _float64 if is_double else _float32
     cdef cnp.ndarray logits_max = _memory.fresh(1, shape, real), sum_exp = _memory.fresh(1, shape, real)
-    cdef cnp.ndarray predicted = _memory.fresh(1, shape, real)
-    cdef cnp.ndarray mask = np.zeros(bytes, np.uint8), masked_target = np.zeros(shape[0], f"i{target.itemsize}")
+    cdef cnp.ndarray predicted = _memory.zeros(shape[0], real)
+    cdef cnp.ndarray mask = _memory.zeros(bytes, _uint8)
+    cdef cnp.ndarray masked_target = _memory.zeros(shape[0], _int64 if cnp.PyArray_ITEMSIZE(target) == 8 else _int32)
     cdef cnp.ndarray logits = _memory.fresh(2, shape, <cnp.dtype>_dtypes[dtype]) if with_logits else None
     cdef uint8_t *bits = <uint8_t *>cnp.PyArray_DATA(mask)
     cdef char *places = cnp.PyArray_BYTES(masked_target)
@@ -1428,9 +1451,8 @@ def statistics(
     )
     cdef Schedule schedule
     cdef ag_fpenv mode
-    predicted.fill(0)
     if plans:
-        schedule = Schedule(input, weight, plans[0], _memory.workspace(bytes_of(plans)), rows, threads)
+        schedule = new_schedule(input, weight, plans[0], _memory.workspace(bytes_of(plans)), rows, threads)
         schedule.set_statistics(logits_max, sum_exp, predicted, logits)
         schedule.work()
     for begin in range(0, shape[0], ROWS_PER_CHECK):

@@ -334,7 +334,8 @@ cdef Plan skinny_plan(const Problem *problem, Py_ssize_t workspace, bint keeps_l
     plan.keeps_logits = keeps_logits
     if streamed <= AG_STREAMED:
         plan.tasks_of = OF_FEATURES
-        plan.task_size = max(SKINNY_FEATURES, align_up(ceil_div(hidden, SKINNY_FEATURE_TASKS), SKINNY_FEATURES))
+        most = <Py_ssize_t>(SKINNY_FLOPS / (2.0 * products * rows * vocab)) // SKINNY_FEATURES * SKINNY_FEATURES
+        plan.task_size = min(most, align_up(ceil_div(hidden, SKINNY_FEATURE_TASKS), SKINNY_FEATURES))
         plan.tasks = ceil_div(hidden, plan.task_size)
     else:
         plan.tasks_of = OF_WORDS if rows <= vocab else OF_ROWS

@@ -8,6 +8,7 @@ the array.
 import numpy as np
 
 from libc.stdint cimport uintptr_t
+from libc.string cimport memset
 
 cimport numpy as cnp
 
@@ -106,6 +107,13 @@ cdef cnp.ndarray fresh(int ndim, const cnp.npy_intp *shape, cnp.dtype dtype):
 cdef cnp.ndarray empty_like(cnp.ndarray prototype, cnp.dtype dtype):
     """A fresh C-contiguous array of the prototype's shape."""
     return fresh(cnp.PyArray_NDIM(prototype), cnp.PyArray_DIMS(prototype), dtype)
+
+
+cdef cnp.ndarray zeros(cnp.npy_intp n, cnp.dtype dtype):
+    """A fresh vector of numbers whose bytes are 0."""
+    cdef cnp.ndarray result = fresh(1, &n, dtype)
+    memset(cnp.PyArray_DATA(result), 0, cnp.PyArray_NBYTES(result))
+    return result
 
 
 def empty(tuple shape, cnp.dtype dtype):

@@ -13,6 +13,7 @@ enum {
     K(PRODUCTS) = K(RESIDENT) * K(STREAMS),           /* of rows, whose lanes are added up together */
     K(NARROW) = 8,                                    /* rows at a time where they are one vector long, or end in one */
     K(TERMS) = 16,                                    /* streamed rows that one pass over the sums takes in */
+    K(LONG) = 512,                                    /* features of long rows */
     K(FEW_FEATURES) = 128                             /* up to which streamed rows may be transposed */
 };
 
@@ -87,6 +88,22 @@ AG_INLINE V K(load_as)(const ag_dtype dtype AG_UNUSED, const char *p, ptrdiff_t 
 
 /* ---- logits: products of rows with rows ---------------------------------------------------------------------------------- */
 
+/* `count` features of each product, from feature k on: a vector's, or fewer. */
+AG_INLINE void K(dot_step)(const ag_dtype dtype, const int nr, const int ns, const char *const *resident,
+                           const char *const *streamed, ptrdiff_t k, const ptrdiff_t count, ptrdiff_t ahead, V *sum)
+{
+    V left[K(RESIDENT)];
+    AG_UNROLL(4)
+    for (int r = 0; r < nr; r++) left[r] = K(load_some)(resident[r] + k * (ptrdiff_t)sizeof(real), count);
+    AG_UNROLL(16)
+    for (int s = 0; s < ns; s++) {
+        const V right = K(load_as)(dtype, streamed[s], k, count);
+        __builtin_prefetch(streamed[s] + k * ag_itemsize[dtype] + ahead);
+        AG_UNROLL(4)
+        for (int r = 0; r < nr; r++) sum[r * ns + s] = V_(fma)(left[r], right, sum[r * ns + s]);
+    }
+}
+
 /* sums[r * ns + s] = resident[r] . streamed[s] over n features, r < nr, s < ns. Every lane has a chain of its own; lanes are
  * added in pairs of neighbours, then of neighbouring pairs, and so on. What lies `ahead` bytes further is asked for. */
 AG_INLINE void K(dot_rows)(const ag_dtype dtype, const int nr, const int ns, const char *const *resident,
@@ -96,18 +113,9 @@ AG_INLINE void K(dot_rows)(const ag_dtype dtype, const int nr, const int ns, con
     V sum[K(PRODUCTS)];
     AG_UNROLL(16)
     for (int j = 0; j < count; j++) sum[j] = (V){0};
-    for (ptrdiff_t k = 0; k < n; k += VL) {
-        V left[K(RESIDENT)];
-        AG_UNROLL(4)
-        for (int r = 0; r < nr; r++) left[r] = K(load_some)(resident[r] + k * (ptrdiff_t)sizeof(real), n - k);
-        AG_UNROLL(16)
-        for (int s = 0; s < ns; s++) {
-            const V right = K(load_as)(dtype, streamed[s], k, n - k);
-            __builtin_prefetch(streamed[s] + k * ag_itemsize[dtype] + ahead);
-            AG_UNROLL(4)
-            for (int r = 0; r < nr; r++) sum[r * ns + s] = V_(fma)(left[r], right, sum[r * ns + s]);
-        }
-    }
+    ptrdiff_t k = 0;
+    for (; k + VL <= n; k += VL) K(dot_step)(dtype, nr, ns, resident, streamed, k, VL, ahead, sum);
+    if (k < n) K(dot_step)(dtype, nr, ns, resident, streamed, k, n - k, ahead, sum);
     /* Bit b of a lane's number says which one of a pair of vectors it is of, as long as there are pairs. */
     AG_UNROLL(4)
     for (int block = 1; block < VL; block *= 2) {
@@ -138,12 +146,12 @@ AG_INLINE void K(add_scalar)(real *sum, real *low, real x)
 }
 
 /* One segment's terms to all p(r, s) of nr resident rows at a time; without compensation there is nothing to add to. */
-AG_INLINE void K(dot_group)(const ag_dtype dtype, const int nr, const char *const *resident, ptrdiff_t count,
-                            const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, real *p, real *low)
+AG_INLINE void K(dot_group)(const ag_dtype dtype, const int nr, const int ns, const char *const *resident,
+                            ptrdiff_t count, const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, real *p, real *low)
 {
     enum { MOST = K(PRODUCTS) };
-    const int ns = MOST / nr;
-    const ptrdiff_t ahead = ns * streamed->matrix.row_stride;
+    /* Of short rows the next ones are asked for, of long ones what follows in them. */
+    const ptrdiff_t ahead = n < K(LONG) ? ns * streamed->matrix.row_stride : 1024;
     char buffer[MOST][4096];
     for (ptrdiff_t begin = 0; begin < streamed->count; begin += ns) {
         const ptrdiff_t streams = streamed->count - begin < ns ? streamed->count - begin : ns;
@@ -165,12 +173,18 @@ AG_INLINE void K(dot_group)(const ag_dtype dtype, const int nr, const char *cons
 AG_INLINE void K(dot_segment)(const ag_dtype dtype, const char *const *resident, ptrdiff_t count, const ag_rows *streamed,
                               ptrdiff_t first, ptrdiff_t n, real *p, real *low)
 {
-    if (count == 1) {
-        K(dot_group)(dtype, 1, resident, count, streamed, first, n, p, low);
+    /* Many short rows at a time make little work of adding up lanes; of long rows no CPU fetches so many at a time well. */
+    enum { MOST = K(PRODUCTS) };
+    if (count == 1 && n < K(LONG)) {
+        K(dot_group)(dtype, 1, MOST, resident, count, streamed, first, n, p, low);
+    } else if (count == 2 && n < K(LONG)) {
+        K(dot_group)(dtype, 2, MOST / 2, resident, count, streamed, first, n, p, low);
+    } else if (count == 1) {
+        K(dot_group)(dtype, 1, K(STREAMS), resident, count, streamed, first, n, p, low);
     } else if (count == 2) {
-        K(dot_group)(dtype, 2, resident, count, streamed, first, n, p, low);
+        K(dot_group)(dtype, 2, K(STREAMS), resident, count, streamed, first, n, p, low);
     } else {
-        K(dot_group)(dtype, K(RESIDENT), resident, count, streamed, first, n, p, low);
+        K(dot_group)(dtype, K(RESIDENT), K(STREAMS), resident, count, streamed, first, n, p, low);
     }
 }
 
