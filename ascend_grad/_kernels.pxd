@@ -91,16 +91,19 @@ cdef extern from "ascend_grad/strided.h" nogil:
 
 cdef extern from "ascend_grad/team.h" nogil:
     ctypedef struct ag_team:
-        uint32_t round
+        int size
         int64_t begin
-        int64_t first
-        int64_t last
+        int64_t idle
+        int64_t end
     int64_t ag_team_now()
-    void ag_team_start(ag_team *team, int over)
-    int ag_team_join(ag_team *team, uint32_t round)
+    void ag_team_form(ag_team *team, int size, int cores)
+    void ag_team_start(ag_team *team, Py_ssize_t units)
+    void ag_team_dissolve(ag_team *team)
+    uint32_t ag_team_join(ag_team *team, uint32_t round)
     Py_ssize_t ag_team_next(ag_team *team)
-    void ag_team_end(ag_team *team, Py_ssize_t units)
-    void ag_team_meet(ag_team *team, uint32_t round, int size)
+    void ag_team_finish(ag_team *team)
+    void ag_team_cancel(ag_team *team)
+    void ag_team_end(ag_team *team)
 
 cdef extern from "ascend_grad/linear_cross_entropy.h" nogil:
     ctypedef struct ag_matrix:
@@ -199,16 +202,16 @@ cdef extern from "ascend_grad/linear_cross_entropy.h" nogil:
         void (*weight_grad)(const ag_lce_block *block, Py_ssize_t panel, Py_ssize_t panel_end, Py_ssize_t tile,
                             Py_ssize_t tile_end) noexcept nogil
         void (*probabilities)(void *to, const void *logits, double max, double sum, Py_ssize_t n) noexcept nogil
-        void (*dot_products)(const ag_rows *resident, const ag_rows *streamed, Py_ssize_t first, Py_ssize_t n, void *p,
-                             Py_ssize_t r_stride, Py_ssize_t s_stride) noexcept nogil
+        void (*dot_products)(const ag_rows *resident, const ag_rows *streamed, Py_ssize_t first, Py_ssize_t n, void *p) noexcept nogil
         void (*sum_rows)(Py_ssize_t resident, const ag_rows *streamed, Py_ssize_t first, Py_ssize_t n, const void *p,
-                         Py_ssize_t r_stride, Py_ssize_t s_stride, void *sums, Py_ssize_t pitch, int add) noexcept nogil
+                         void *sums, Py_ssize_t pitch, int add) noexcept nogil
         void (*combine)(const void *source, Py_ssize_t count, Py_ssize_t stride, Py_ssize_t n, void *to) noexcept nogil
         void (*write_rows)(ag_variant variant, const ag_rows *resident, const ag_rows *to, Py_ssize_t first, Py_ssize_t n,
                            const void *p, Py_ssize_t r_stride, Py_ssize_t s_stride, int nontemporal) noexcept nogil
-        void (*tile_to_gradient)(const ag_lce_block *block, void *tile, Py_ssize_t pitch) noexcept nogil
-        void (*tile_to_max_sum)(const ag_lce_block *block, const void *tile, Py_ssize_t pitch, void *max,
-                                double *sum) noexcept nogil
+        void (*tile_to_gradient)(const ag_lce_block *block, void *tile) noexcept nogil
+        void (*tile_to_max_sum)(const ag_lce_block *block, const void *tile, void *max, double *sum) noexcept nogil
+        void (*columns_to_gradient)(const ag_lce_block *block, void *tile) noexcept nogil
+        void (*columns_to_max_sum)(const ag_lce_block *block, const void *tile, void *max, double *sum) noexcept nogil
 
     const ag_lce_kernels *ag_lce_kernels_of(ag_variant variant, ag_dtype dtype)
     const ag_lce_kernels *ag_lce_skinny_kernels_of(ag_variant variant, ag_dtype dtype)

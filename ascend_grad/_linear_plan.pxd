@@ -24,10 +24,12 @@ ctypedef struct Problem:
     bint buffers_weight_grad          # it is added up in the workspace, as the result cannot hold accumulators
     int itemsize                      # of input and weight
     const ag_lce_kernels *skinny      # kernels that pack nothing
+    Py_ssize_t few                    # rows, or words, up to which they pay
 
 
 ctypedef struct Buffers:
     # Where everything lies in the workspace; what is not needed is NULL.
+    int64_t *starts                   # where each chunk begins among all rows
     int64_t *row_numbers
     int64_t *target
     char *grad
@@ -63,13 +65,13 @@ cdef class Plan:
     cdef Py_ssize_t compensate_beyond                 # so many partial sums
     cdef Tasks tasks_of
     cdef readonly Py_ssize_t tasks, task_size         # how many tasks, and rows, words or features of each
-    cdef Py_ssize_t step                              # streamed rows at a time
+    cdef readonly Py_ssize_t step                     # streamed rows at a time
 
     cdef Py_ssize_t preferred_rows(self) noexcept
     cdef Py_ssize_t preferred_vocab(self) noexcept
     cdef bint cut(self, Py_ssize_t rows, Py_ssize_t vocab, Py_ssize_t hidden) noexcept
     cdef bint search(self) noexcept
-    cdef bint recomputes(self) noexcept
+    cdef bint recomputes(self) noexcept nogil
     cdef double flops(self) noexcept
     cdef double cost(self) noexcept
     cdef Py_ssize_t packed_rows(self, Py_ssize_t n) noexcept nogil
@@ -79,7 +81,7 @@ cdef class Plan:
     cdef bint compensates_logits(self) noexcept
     cdef bint compensates_input_grad(self) noexcept
     cdef bint compensates_weight_grad(self) noexcept
-    cdef bint adds_tasks(self) noexcept
+    cdef bint adds_tasks(self) noexcept nogil
     cdef Py_ssize_t sums_pitch(self) noexcept nogil
     cdef Py_ssize_t skinny_layout(self, char *base, Buffers *at) noexcept
     cdef Py_ssize_t layout(self, char *base, Buffers *at) noexcept

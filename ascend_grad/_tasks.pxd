@@ -10,6 +10,6 @@ cdef int run_timed(
 cdef int run_tasks(
     task_function function, void *context, Py_ssize_t tasks, int threads, bint dynamic, double *last
 ) except -1
-cdef int check_signals(double *last) except -1
+cdef int check_signals(double *last) except -1 nogil
 cdef double now() noexcept nogil
 cdef bint is_time_to_check(double *last) noexcept nogil

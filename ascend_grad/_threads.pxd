@@ -1,3 +1,4 @@
+cdef int cores() except -1
 cdef int resolve() except -1
 cdef int choose(double cost, int asked) except -1
 cdef void finished() noexcept nogil

@@ -5,7 +5,8 @@
 2. `Schedule` walks them as the plan says. For each pair of a chunk and a block, tiles of P are made and read by both products.
 3. Every step is a round of units that the threads of a team take one by one. Units and the order of all sums depend on shapes
    alone, so results are the same bits for any number of threads.
-4. While units of a round are left, the calling thread looks at signals again and again; an exception ends the round.
+4. The walk needs no Python: the interpreter's lock is free from the first round to the last. The calling thread takes it
+   now and then, between two units, to look at signals; after an exception the rounds that are left do nothing.
 
 Few rows or few words (`walk_skinny`): a task takes a range of what is many, or of the features, from the first product to the
 last, and nothing is packed.
@@ -16,6 +17,7 @@ packed together.
 
 import numpy as np
 
+cimport cython
 from cython.parallel cimport parallel, threadid
 
 cimport numpy as cnp
@@ -54,9 +56,12 @@ from ascend_grad._kernels cimport (
     ag_round,
     ag_rows,
     ag_team,
+    ag_team_cancel,
+    ag_team_dissolve,
     ag_team_end,
+    ag_team_finish,
+    ag_team_form,
     ag_team_join,
-    ag_team_meet,
     ag_team_next,
     ag_team_start,
     ag_variant,
@@ -85,6 +90,9 @@ cdef extern from "Python.h":
 cdef tuple _dtypes = FLOATING_DTYPES  # in the order of ag_dtype
 cdef cnp.dtype _float32 = np.dtype(np.float32)
 cdef cnp.dtype _float64 = np.dtype(np.float64)
+cdef cnp.dtype _int32 = np.dtype(np.int32)
+cdef cnp.dtype _int64 = np.dtype(np.int64)
+cdef cnp.dtype _uint8 = np.dtype(np.uint8)
 
 # What a call may take to work in where nobody says: so much, or this share of the bytes of its matrices where that is more.
 cdef Py_ssize_t DEFAULT_WORKSPACE = 64 << 20
@@ -122,15 +130,22 @@ cdef ag_matrix matrix_of(cnp.ndarray array):
     return result
 
 
-cdef double number(const void *values, Py_ssize_t i, bint is_double) noexcept nogil:
+cdef inline double number(const void *values, Py_ssize_t i, bint is_double) noexcept nogil:
     return (<const double *>values)[i] if is_double else (<const float *>values)[i]
 
 
-cdef void set_number(void *values, Py_ssize_t i, bint is_double, double value) noexcept nogil:
+cdef inline void set_number(void *values, Py_ssize_t i, bint is_double, double value) noexcept nogil:
     if is_double:
         (<double *>values)[i] = value
     else:
         (<float *>values)[i] = <float>value
+
+
+cdef inline void copy_number(char *to, Py_ssize_t n, const char *source, Py_ssize_t i, int itemsize) noexcept nogil:
+    if itemsize == 8:
+        (<uint64_t *>to)[n] = (<const uint64_t *>source)[i]
+    else:
+        (<uint32_t *>to)[n] = (<const uint32_t *>source)[i]
 
 
 cdef enum:
@@ -162,6 +177,7 @@ cdef bint is_flat(const ag_matrix *to, int real, Py_ssize_t n) noexcept nogil:
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
 
+@cython.final
 cdef class Rows:
     """What the rows of a call hold, as contiguous arrays (BT,), and which of them count.
 
@@ -241,16 +257,16 @@ cdef class Rows:
                 to.row_numbers[n] = i
                 to.target[n] = self.row_of_weight(i)
                 if self.grad != NULL:
-                    memcpy(to.grad + n * acc, self.grad + i * acc, acc)
+                    copy_number(to.grad, n, self.grad, i, acc)
                 if self.maximum != NULL:
-                    memcpy(to.max + n * acc, self.maximum + i * acc, acc)
-                    memcpy(to.sum + n * acc, self.sum + i * acc, acc)
+                    copy_number(to.max, n, self.maximum, i, acc)
+                    copy_number(to.sum, n, self.sum, i, acc)
                 n += 1
             i += 1
         next[0] = i
         return n
 
-    cdef int clear_absent(self, const ag_matrix *out, Py_ssize_t n) except -1:
+    cdef int clear_absent(self, const ag_matrix *out, Py_ssize_t n) except -1 nogil:
         """Zeros in the rows of n elements that do not count."""
         cdef Py_ssize_t i
         cdef double last = 0
@@ -260,19 +276,20 @@ cdef class Rows:
         return 0
 
 
-cdef int clear_rows(const ag_matrix *out, Py_ssize_t first, Py_ssize_t rows, Py_ssize_t n, double *last) except -1:
+cdef int clear_rows(
+    const ag_matrix *out, Py_ssize_t first, Py_ssize_t rows, Py_ssize_t n, double *last
+) except -1 nogil:
     """Zeros, whose bytes are 0 in every dtype, in rows of n elements."""
     cdef int itemsize = ag_itemsize[<int>out.dtype]
     cdef Py_ssize_t row, column
     cdef char *to
     for row in range(first, first + rows):
-        with nogil:
-            to = out.data + row * out.row_stride
-            if out.step == itemsize:
-                memset(to, 0, n * itemsize)
-            else:
-                for column in range(n):
-                    memset(to + column * out.step, 0, itemsize)
+        to = out.data + row * out.row_stride
+        if out.step == itemsize:
+            memset(to, 0, n * itemsize)
+        else:
+            for column in range(n):
+                memset(to + column * out.step, 0, itemsize)
         _tasks.check_signals(last)
     return 0
 
@@ -289,7 +306,7 @@ ctypedef struct Grid:
     Py_ssize_t units
 
 
-cdef Grid grid_of(const ag_lce_kernels *kernels, Py_ssize_t columns, Py_ssize_t rows, Py_ssize_t terms) noexcept:
+cdef Grid grid_of(const ag_lce_kernels *kernels, Py_ssize_t columns, Py_ssize_t rows, Py_ssize_t terms) noexcept nogil:
     """A product of so many rows and columns, whose sums have so many terms."""
     cdef Grid grid
     cdef Py_ssize_t panels = ceil_div(columns, kernels.nr), tiles = ceil_div(rows, kernels.mr)
@@ -318,6 +335,7 @@ cdef enum Round:
     SKINNY_SUMS
 
 
+@cython.final
 cdef class Schedule:
     """One plan at work: its memory, and the block and chunk that the units of the current round belong to."""
 
@@ -328,13 +346,11 @@ cdef class Schedule:
     cdef Rows rows
     cdef int threads
     cdef bint chosen                  # by this library, not by the caller
-    cdef int members                  # of the team that there is
-    cdef bint awake                   # the round before was one of the team
     cdef ag_team team
     cdef Round which
-    cdef Py_ssize_t units
     cdef double last_check            # when signals were looked at
-    cdef object error                 # what ends the call
+    cdef bint is_over                 # rounds do nothing any more
+    cdef object error                 # and why
     cdef list keep                    # arrays whose memory is in use
     cdef Buffers at
     # what the rounds read
@@ -344,21 +360,22 @@ cdef class Schedule:
     cdef Py_ssize_t weight_panel_units, input_tile_units
     cdef Py_ssize_t row_parts         # parts of the hidden dimension that rows are packed in
     cdef Py_ssize_t column_parts      # pieces of rows that columns are packed in
-    cdef ag_matrix input_out, weight_out
     cdef bint streams_input_grad, streams_weight_grad
     cdef Py_ssize_t combined_rows
     cdef ag_matrix rounded_to
     cdef const char *rounded_from
     cdef Py_ssize_t rounded_rows, rounded_n, rounded_stride, rounded_step
     cdef ag_variant variant
-    cdef int64_t[::1] starts          # where each chunk begins among all rows
     cdef Py_ssize_t chunk             # the one selected
-    # results (None: not wanted), and what they are rounded from
-    cdef bint with_statistics
+    # what is wanted, and where it goes
+    cdef bint with_statistics, with_input_grad, with_weight_grad
     cdef void *sum_exp
-    cdef cnp.ndarray input_grad, weight_grad, input_sums
+    cdef ag_matrix input_out, weight_out
+    cdef bint rounds_input_grad       # its sums lie elsewhere
 
-    def __init__(self, cnp.ndarray input, cnp.ndarray weight, Plan plan, cnp.ndarray memory, Rows rows, int threads):
+    cdef int prepare(
+        self, cnp.ndarray input, cnp.ndarray weight, Plan plan, cnp.ndarray memory, Rows rows, int threads
+    ) except -1:
         cdef ag_lce_block *block = &self.block
         self.kernels = plan.kernels
         self.plan = plan
@@ -368,9 +385,7 @@ cdef class Schedule:
         self.input, self.weight = matrix_of(input), matrix_of(weight)
         block.round_to_bfloat16 = self.input.dtype == AG_BFLOAT16
         self.threads, self.chosen = _threads.choose(plan.flops() / RATE, threads), threads == 0
-        self.members = 1
         self.chunk = -1
-        self.starts = np.zeros(plan.chunks + 1, np.int64)
         self.keep = [input, weight, memory]
         _memory.check_layout(
             plan.layout(_memory.aligned(cnp.PyArray_BYTES(memory)), &self.at) + ALIGNMENT, memory
@@ -383,93 +398,86 @@ cdef class Schedule:
         block.logits, block.logits_compensation = self.at.logits, self.at.logits_compensation
         block.keep_logits = plan.keeps_logits
         self.set_slice(0)
+        return 0
 
     # -- rounds
 
     cdef int work(self) except -1:
         """Walk the plan on this thread, while the others of a team wait for its rounds."""
         self.last_check = _tasks.now()
-        self.awake = _threads.is_warm()
+        self.at.starts[0] = 0
+        ag_team_form(&self.team, self.threads, 1 if self.threads == 1 else _threads.cores())
         if self.threads == 1:
             _openmp.record_team()
-            self.walk()
+            with nogil:
+                self.walk()
         else:
-            self.error = None
-            memset(&self.team, 0, sizeof(self.team))
             with nogil, parallel(num_threads=self.threads):
                 _openmp.record_team()
                 if threadid() == 0:
-                    self.lead(_openmp.team_size())
+                    self.team.size = _openmp.team_size()  # there may be fewer than asked for
+                    self.walk()
+                    ag_team_dissolve(&self.team)
                 else:
-                    self.follow(_openmp.team_size())
-            error, self.error = self.error, None  # no cycle stays
-            if error is not None:
-                raise error
+                    self.follow()
         _threads.finished()
+        error, self.error = self.error, None  # no cycle stays
+        if error is not None:
+            raise error
+        if self.with_input_grad and self.rows.count < self.rows.total:
+            with nogil:
+                self.rows.clear_absent(&self.input_out, self.plan.problem.hidden)
         return 0
 
-    cdef void lead(self, int members) noexcept with gil:
-        self.members = members
-        try:
-            self.walk()
-        except BaseException as error:
-            self.error = error
-        ag_team_start(&self.team, True)
+    cdef void follow(self) noexcept nogil:
+        cdef uint32_t round = ag_team_join(&self.team, 0)
+        while round:
+            self.take_part(False)
+            round = ag_team_join(&self.team, round)
 
-    cdef void follow(self, int members) noexcept nogil:
-        cdef uint32_t round = 1
-        while ag_team_join(&self.team, round):
-            self.take_part(round, members, False)
-            round += 1
-
-    cdef void take_part(self, uint32_t round, int members, bint is_leader) noexcept nogil:
+    cdef void take_part(self, bint is_leader) noexcept nogil:
         cdef ag_fpenv mode = ag_fpenv_enter()
         cdef Py_ssize_t u = ag_team_next(&self.team)
-        while u < self.units:
+        while u >= 0:
             self.unit(self.which, u)
+            ag_team_finish(&self.team)
             if is_leader and self.is_interrupted():
-                ag_team_end(&self.team, self.units)
+                ag_team_cancel(&self.team)
             u = ag_team_next(&self.team)
         ag_fpenv_leave(mode)
-        ag_team_meet(&self.team, round, members)
 
     cdef bint is_interrupted(self) noexcept nogil:
         """Whether a signal's handler has raised; looked at in intervals. For the calling thread."""
-        return _tasks.is_time_to_check(&self.last_check) and self.look_at_signals()
+        if not self.is_over and _tasks.is_time_to_check(&self.last_check):
+            self.look_at_signals()
+        return self.is_over
 
-    cdef bint look_at_signals(self) noexcept with gil:
+    cdef void look_at_signals(self) noexcept with gil:
         try:
             PyErr_CheckSignals()
         except BaseException as error:
-            self.error = error
-        return self.error is not None
+            self.error, self.is_over = error, True
 
-    cdef int run(self, Round which, Py_ssize_t units) except -1:
+    cdef void run(self, Round which, Py_ssize_t units) noexcept nogil:
         """A round."""
         cdef Py_ssize_t u
         cdef ag_fpenv mode
-        if self.members == 1 or units == 1 or (self.chosen and _threads.is_disturbed()):
-            self.awake = False
-            with nogil:
-                mode = ag_fpenv_enter()
-                for u in range(units):
-                    self.unit(which, u)
-                    if self.is_interrupted():
-                        break
-                ag_fpenv_leave(mode)
-        elif units > 0:
-            self.which, self.units = which, units
-            with nogil:
-                ag_team_start(&self.team, False)
-                self.take_part(self.team.round, self.members, True)
-            # Not where some may have little to do; and whoever has to wake first is late without any disturbance.
-            if units > 2 * self.members and self.awake:
-                _threads.took(self.team.last - self.team.begin, self.team.last - self.team.first)
-            self.awake = True
-        if self.error is not None:
-            error, self.error = self.error, None
-            raise error
-        return 0
+        if self.is_over or not units:
+            return
+        if self.team.size == 1 or units == 1 or (self.chosen and _threads.is_disturbed()):
+            mode = ag_fpenv_enter()
+            for u in range(units):
+                self.unit(which, u)
+                if self.is_interrupted():
+                    break
+            ag_fpenv_leave(mode)
+            return
+        self.which = which
+        ag_team_start(&self.team, units)
+        self.take_part(True)
+        ag_team_end(&self.team)
+        if units > 2 * self.team.size:  # else a unit is much of a round
+            _threads.took(self.team.end - self.team.begin, self.team.end - self.team.idle)
 
     cdef void unit(self, Round which, Py_ssize_t u) noexcept nogil:
         if which == PACK_BLOCK:
@@ -582,77 +590,75 @@ cdef class Schedule:
                 begin = piece * PIECE
                 round_piece(self.variant, real, source + begin * real, to, row, begin, min(PIECE, n - begin))
 
-    cdef int round_to(
-        self, cnp.ndarray out, Py_ssize_t first, Py_ssize_t rows, Py_ssize_t column, Py_ssize_t columns, const char *sums,
-        Py_ssize_t stride
-    ) except -1:
+    cdef void round_to(
+        self, const ag_matrix *out, Py_ssize_t first, Py_ssize_t rows, Py_ssize_t column, Py_ssize_t columns,
+        const char *sums, Py_ssize_t stride
+    ) noexcept nogil:
         """Rows [first, first + rows), columns [column, column + columns) of out from rows of accumulators."""
-        self.rounded_to = matrix_of(out)
+        self.rounded_to = out[0]
         self.rounded_to.data += first * self.rounded_to.row_stride + column * self.rounded_to.step
         self.rounded_from, self.rounded_stride = sums, stride
         self.rounded_rows, self.rounded_n = rows, columns
         self.rounded_step = max(1, min(SOME_ROWS // 16, UNIT_ELEMENTS // max(columns, 1)))
-        return self.run(ROUND_ROWS, ceil_div(rows, self.rounded_step))
+        self.run(ROUND_ROWS, ceil_div(rows, self.rounded_step))
 
     # -- blocks and chunks
 
-    cdef void set_slice(self, Py_ssize_t index) noexcept:
+    cdef void set_slice(self, Py_ssize_t index) noexcept nogil:
         """The part of the hidden dimension that is packed next."""
         cdef Py_ssize_t begin = index * self.plan.hidden
         self.block.hidden_start = begin
         self.block.hidden_size = min(self.plan.hidden, self.plan.problem.hidden - begin)
 
-    cdef void set_block(self, Py_ssize_t index) noexcept:
+    cdef void set_block(self, Py_ssize_t index) noexcept nogil:
         cdef Py_ssize_t begin = index * self.plan.vocab
         self.block.vocab_start = begin
         self.block.vocab = min(self.plan.vocab, self.plan.problem.vocab - begin)
         if self.plan.keeps_logits:
             self.block.logits = self.at.logits + self.plan.rows * begin * self.kernels.real_size
 
-    cdef void set_chunk(self, Py_ssize_t index) noexcept:
+    cdef void set_chunk(self, Py_ssize_t index) noexcept nogil:
         """Select the rows of a chunk, unless it is the one selected. The first time chunks come in order."""
-        cdef Py_ssize_t i = self.starts[index], n, place = index if self.plan.packed_chunks > 1 else 0
+        cdef Py_ssize_t i = self.at.starts[index], n, place = index if self.plan.packed_chunks > 1 else 0
         cdef int real = self.kernels.real_size
-        cdef Rows rows = self.rows
         self.block.x_rows = self.at.x_rows + place * self.plan.packed_rows(self.plan.rows)
         self.block.x_columns = self.at.x_columns + place * self.plan.packed_columns(self.plan.rows)
-        if index == self.chunk:
+        if index == self.chunk or self.is_over:
             return
-        with nogil:
-            n = rows.select(&i, rows.total, self.plan.rows, real, &self.at)
-        self.starts[index + 1] = i
+        n = self.rows.select(&i, self.rows.total, self.plan.rows, real, &self.at)
+        self.at.starts[index + 1] = i
         self.block.rows = n
         self.chunk = index
 
-    cdef int pack_weight(self, bint rows, bint columns) except -1:
+    cdef void pack_weight(self, bint rows, bint columns) noexcept nogil:
         cdef Py_ssize_t panels = ceil_div(self.block.hidden_size, self.kernels.nr)
         self.row_parts = max(1, ceil_div(self.block.hidden_size, PART_COLUMNS))
         self.weight_panel_units = ceil_div(self.block.vocab, self.kernels.nr) * self.row_parts if rows else 0
         self.column_parts = ceil_div(self.block.vocab, SOME_ROWS)
-        return self.run(PACK_BLOCK, self.weight_panel_units + (panels * self.column_parts if columns else 0))
+        self.run(PACK_BLOCK, self.weight_panel_units + (panels * self.column_parts if columns else 0))
 
-    cdef int pack_input(self, bint rows, bint columns) except -1:
+    cdef void pack_input(self, bint rows, bint columns) noexcept nogil:
         cdef Py_ssize_t panels = ceil_div(self.block.hidden_size, self.kernels.nr)
         self.row_parts = max(1, ceil_div(self.block.hidden_size, PART_COLUMNS))
         self.input_tile_units = ceil_div(self.block.rows, self.kernels.mr) * self.row_parts if rows else 0
         self.column_parts = ceil_div(self.block.rows, SOME_ROWS)
-        return self.run(PACK_CHUNK, self.input_tile_units + (panels * self.column_parts if columns else 0))
+        self.run(PACK_CHUNK, self.input_tile_units + (panels * self.column_parts if columns else 0))
 
-    cdef int run_tiles(self, ag_lce_source source, ag_lce_result result) except -1:
+    cdef void run_tiles(self, ag_lce_source source, ag_lce_result result) noexcept nogil:
         self.source, self.result = source, result
         self.tiles = grid_of(self.kernels, self.block.vocab, self.block.rows, self.block.hidden_size)
-        return self.run(TILES, self.tiles.units)
+        self.run(TILES, self.tiles.units)
 
-    cdef int run_products(self) except -1:
+    cdef void run_products(self) noexcept nogil:
         cdef Py_ssize_t hidden = self.block.hidden_size
         self.input_grid.units = self.weight_grid.units = 0
-        if self.input_grad is not None:
+        if self.with_input_grad:
             self.input_grid = grid_of(self.kernels, hidden, self.block.rows, self.block.vocab)
-        if self.weight_grad is not None:
+        if self.with_weight_grad:
             self.weight_grid = grid_of(self.kernels, hidden, self.block.vocab, self.block.rows)
-        return self.run(PRODUCTS, self.input_grid.units + self.weight_grid.units)
+        self.run(PRODUCTS, self.input_grid.units + self.weight_grid.units)
 
-    cdef int make_logits(self) except -1:
+    cdef void make_logits(self) noexcept nogil:
         """Logits of the block and the chunk into memory, summed over slices of the hidden dimension."""
         cdef Py_ssize_t index
         for index in range(self.plan.slices):
@@ -661,7 +667,6 @@ cdef class Schedule:
             self.pack_input(True, False)
             self.block.add_logits, self.block.last_logits = index > 0, index == self.plan.slices - 1
             self.run_tiles(AG_FROM_PRODUCT, AG_TO_LOGITS)
-        return 0
 
     # -- statistics of the logits
 
@@ -669,10 +674,13 @@ cdef class Schedule:
         self, cnp.ndarray logits_max, cnp.ndarray sum_exp, cnp.ndarray predicted, cnp.ndarray logits
     ) except -1:
         """Where the statistics go: contiguous arrays (BT,) of the accumulators' dtype; None or contiguous (BT, V)."""
-        cdef cnp.ndarray running_sum = sum_exp if self.kernels.real_size == 8 else np.empty(self.rows.total, _float64)
+        cdef cnp.npy_intp total = self.rows.total
+        cdef cnp.ndarray running_sum = sum_exp if self.kernels.real_size == 8 else _memory.fresh(1, &total, _float64)
+        cdef Py_ssize_t i
         self.keep.append((logits_max, sum_exp, running_sum, predicted, logits))
-        logits_max.fill(-np.inf)
-        running_sum.fill(0)
+        for i in range(total):
+            set_number(cnp.PyArray_DATA(logits_max), i, self.kernels.real_size == 8, -INFINITY)
+        memset(cnp.PyArray_DATA(running_sum), 0, total * sizeof(double))
         self.with_statistics = True
         self.block.running_max = cnp.PyArray_DATA(logits_max)
         self.block.running_sum = <double *>cnp.PyArray_DATA(running_sum)
@@ -682,23 +690,23 @@ cdef class Schedule:
             self.block.logits_out = matrix_of(logits)
         return 0
 
-    cdef int add_statistics(self) except -1:
+    cdef void add_statistics(self) noexcept nogil:
         """Those of the current block and chunk, which are packed unless the hidden dimension is sliced."""
         if self.plan.slices > 1:
             self.make_logits()
             self.run_tiles(AG_FROM_LOGITS, AG_TO_MAX_SUM)
         else:
             self.run_tiles(AG_FROM_PRODUCT, AG_TO_MAX_SUM)
-        return self.run(MERGE, ceil_div(self.block.rows, SOME_ROWS))
+        self.run(MERGE, ceil_div(self.block.rows, SOME_ROWS))
 
-    cdef int end_statistics(self, Py_ssize_t begin, Py_ssize_t end) except -1:
+    cdef void end_statistics(self, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
         """Of rows [begin, end). A sum relative to -inf would be of NaN; a row that does not count has none."""
-        cdef Py_ssize_t i, first
+        cdef Py_ssize_t i
         cdef ag_lce_block *block = &self.block
         cdef ag_fpenv mode
-        for first in range(begin, end, ROWS_PER_CHECK):
+        while begin < end and not self.is_interrupted():
             mode = ag_fpenv_enter()
-            for i in range(first, min(first + ROWS_PER_CHECK, end)):
+            for i in range(begin, min(begin + ROWS_PER_CHECK, end)):
                 if self.kernels.real_size == 8:
                     if (<double *>block.running_max)[i] == -INFINITY and self.rows.counts(i):
                         block.running_sum[i] = NAN
@@ -707,8 +715,7 @@ cdef class Schedule:
                         block.running_sum[i] = NAN
                     (<float *>self.sum_exp)[i] = <float>block.running_sum[i]
             ag_fpenv_leave(mode)
-            _tasks.check_signals(&self.last_check)
-        return 0
+            begin += ROWS_PER_CHECK
 
     # -- gradients
 
@@ -717,7 +724,6 @@ cdef class Schedule:
     ) except -1:
         """Where the gradients go (None, or not part of the plan: not wanted): arrays that overlap no input."""
         cdef Plan plan = self.plan
-        cdef Py_ssize_t hidden = plan.problem.hidden
         cdef int real = self.kernels.real_size
         cdef ag_lce_block *block = &self.block
         block.filter_eps = filter_eps
@@ -725,89 +731,73 @@ cdef class Schedule:
             block.softmax = matrix_of(softmax)
         block.input_grad.compensation_stride = block.weight_grad.compensation_stride = plan.sums_hidden() * real
         if plan.problem.with_weight_grad:
-            self.weight_grad = weight_grad
+            self.keep.append(weight_grad)
+            self.with_weight_grad, self.weight_out = True, matrix_of(weight_grad)
+            self.streams_weight_grad = is_streamed(weight_grad)
             block.weight_grad.row_stride = (
                 plan.sums_hidden() * real if plan.problem.buffers_weight_grad else cnp.PyArray_STRIDE(weight_grad, 0)
             )
         if plan.problem.with_input_grad:
-            self.input_grad = self.input_sums = input_grad
+            self.keep.append(input_grad)
+            self.with_input_grad, self.input_out = True, matrix_of(input_grad)
+            self.streams_input_grad = is_streamed(input_grad)
             if plan.tasks_of == OF_BLOCKS and not holds_sums(input_grad, real):
-                self.input_sums = np.empty((self.rows.total, hidden), _float64 if real == 8 else _float32)
-            block.input_grad.data = cnp.PyArray_BYTES(self.input_sums)
-            block.input_grad.row_stride = cnp.PyArray_STRIDE(self.input_sums, 0)
+                self.rounds_input_grad = True
+                input_grad = _memory.empty_like(input_grad, _float64 if real == 8 else _float32)
+                self.keep.append(input_grad)
+            block.input_grad.data = cnp.PyArray_BYTES(input_grad)
+            block.input_grad.row_stride = cnp.PyArray_STRIDE(input_grad, 0)
         return 0
 
-    cdef void place_sums(self, Py_ssize_t c, Py_ssize_t slice) noexcept:
+    cdef void place_sums(self, Py_ssize_t c, Py_ssize_t slice) noexcept nogil:
         """Where the products of the current block, of chunk c and of a slice (or all) are added up."""
-        cdef Plan plan = self.plan
         cdef ag_lce_block *block = &self.block
-        cdef Py_ssize_t column = slice * plan.hidden if plan.by_slice else 0
-        cdef Py_ssize_t row = 0 if plan.chunks_outside else c * plan.rows
-        cdef Py_ssize_t word = block.vocab_start if plan.sums_whole_weight_grad() else 0
-        if self.input_grad is not None and self.at.input_compensation != NULL:
+        cdef Py_ssize_t column = slice * self.plan.hidden if self.plan.by_slice else 0
+        cdef Py_ssize_t row = 0 if self.plan.chunks_outside else c * self.plan.rows
+        cdef Py_ssize_t word = block.vocab_start if self.plan.sums_whole_weight_grad() else 0
+        if self.with_input_grad and self.at.input_compensation != NULL:
             block.input_grad.compensation = self.at.input_compensation + row * block.input_grad.compensation_stride
             block.input_grad.compensation_column = column
-        if self.weight_grad is not None:
-            if plan.problem.buffers_weight_grad:
+        if self.with_weight_grad:
+            if self.plan.problem.buffers_weight_grad:
                 block.weight_grad.data = self.at.weight_sums + word * block.weight_grad.row_stride
                 block.weight_grad.column = column
             else:
-                block.weight_grad.data = (
-                    cnp.PyArray_BYTES(self.weight_grad) + block.vocab_start * block.weight_grad.row_stride
-                )
+                block.weight_grad.data = self.weight_out.data + block.vocab_start * block.weight_grad.row_stride
             if self.at.weight_compensation != NULL:
                 block.weight_grad.compensation = (
                     self.at.weight_compensation + word * block.weight_grad.compensation_stride
                 )
                 block.weight_grad.compensation_column = column
 
-    cdef int add_gradients(self, Py_ssize_t b, Py_ssize_t c, Py_ssize_t walk, ag_lce_source source) except -1:
+    cdef void add_gradients(self, Py_ssize_t b, Py_ssize_t c, Py_ssize_t walk, ag_lce_source source) noexcept nogil:
         """Those of block b and chunk c, which are the current ones, and packed unless the hidden dimension is sliced."""
-        cdef Plan plan = self.plan
         cdef ag_lce_block *block = &self.block
-        cdef bint with_input = self.input_grad is not None, with_weight = self.weight_grad is not None
-        cdef Py_ssize_t s, column = walk * plan.hidden
-        block.add_input_grad, block.last_input_grad = b > 0, b == plan.blocks - 1
-        block.add_weight_grad, block.last_weight_grad = c > 0, c == plan.chunks - 1
-        if walk == 0 or plan.recomputes():  # else P is still there
-            if source == AG_FROM_PRODUCT and plan.slices > 1:
+        cdef Py_ssize_t s, column = walk * self.plan.hidden
+        block.add_input_grad, block.last_input_grad = b > 0, b == self.plan.blocks - 1
+        block.add_weight_grad, block.last_weight_grad = c > 0, c == self.plan.chunks - 1
+        if walk == 0 or self.plan.recomputes():  # else P is still there
+            if source == AG_FROM_PRODUCT and self.plan.slices > 1:
                 self.make_logits()
                 source = AG_FROM_LOGITS
             self.run_tiles(source, AG_TO_GRADIENT)
-        for s in range(walk if plan.by_slice else 0, walk + 1 if plan.by_slice else plan.slices):
-            if plan.slices > 1:
+        for s in range(walk if self.plan.by_slice else 0, walk + 1 if self.plan.by_slice else self.plan.slices):
+            if self.plan.slices > 1:
                 self.set_slice(s)
-                self.pack_weight(False, with_input)
-                self.pack_input(False, with_weight)
+                self.pack_weight(False, self.with_input_grad)
+                self.pack_input(False, self.with_weight_grad)
             self.place_sums(c, s)
             self.run_products()
-        if with_weight and plan.problem.buffers_weight_grad and block.last_weight_grad:
+        if self.with_weight_grad and self.plan.problem.buffers_weight_grad and block.last_weight_grad:
             self.round_to(
-                self.weight_grad, block.vocab_start, block.vocab, column,
-                min(plan.sums_hidden(), plan.problem.hidden - column), block.weight_grad.data,
+                &self.weight_out, block.vocab_start, block.vocab, column,
+                min(self.plan.sums_hidden(), self.plan.problem.hidden - column), block.weight_grad.data,
                 block.weight_grad.row_stride
             )
-        return 0
-
-    cdef int end_gradient(self) except -1:
-        cdef ag_matrix out
-        cdef Py_ssize_t hidden = self.plan.problem.hidden
-        if self.input_grad is None:
-            return 0
-        if self.plan.tasks_of == OF_BLOCKS and self.input_sums is not self.input_grad:
-            self.round_to(
-                self.input_grad, 0, self.rows.total, 0, hidden, self.block.input_grad.data,
-                self.block.input_grad.row_stride
-            )
-        if self.rows.count < self.rows.total:
-            out = matrix_of(self.input_grad)
-            self.rows.clear_absent(&out, hidden)
-        return 0
 
     # -- walks
 
-    cdef int walk(self) except -1:
-        cdef bint with_gradient = self.input_grad is not None or self.weight_grad is not None
+    cdef void walk(self) noexcept nogil:
         if self.plan.tasks_of != OF_BLOCKS:
             self.walk_skinny()
         elif self.plan.keeps_logits:
@@ -816,9 +806,13 @@ cdef class Schedule:
             self.walk_statistics()
         else:
             self.walk_gradient()
-        return self.end_gradient() if with_gradient else 0
+        if self.rounds_input_grad:
+            self.round_to(
+                &self.input_out, 0, self.rows.total, 0, self.plan.problem.hidden, self.block.input_grad.data,
+                self.block.input_grad.row_stride
+            )
 
-    cdef int walk_statistics(self) except -1:
+    cdef void walk_statistics(self) noexcept nogil:
         """Maximum, sum of exponentials relative to it, and the target's logit, of every row that counts."""
         cdef Py_ssize_t b, c
         for b in range(self.plan.blocks):
@@ -826,77 +820,61 @@ cdef class Schedule:
                 self.set_pair(b, c)
                 self.add_statistics()
         self.end_statistics(0, self.rows.total)
-        return 0
 
-    cdef int walk_gradient(self) except -1:
+    cdef void walk_gradient(self) noexcept nogil:
         """Both gradients, the softmax given or computed anew."""
-        cdef Plan plan = self.plan
-        cdef ag_lce_source source = AG_FROM_PRODUCT if plan.problem.with_logits else AG_FROM_SOFTMAX
+        cdef ag_lce_source source = AG_FROM_PRODUCT if self.plan.problem.with_logits else AG_FROM_SOFTMAX
         cdef Py_ssize_t outer, walk, inner
         cdef Py_ssize_t b, c
-        for outer in range(plan.chunks if plan.chunks_outside else plan.blocks):
-            for walk in range(plan.slices if plan.by_slice else 1):
-                for inner in range(plan.blocks if plan.chunks_outside else plan.chunks):
-                    b, c = (inner, outer) if plan.chunks_outside else (outer, inner)
+        for outer in range(self.plan.chunks if self.plan.chunks_outside else self.plan.blocks):
+            for walk in range(self.plan.slices if self.plan.by_slice else 1):
+                for inner in range(self.plan.blocks if self.plan.chunks_outside else self.plan.chunks):
+                    b, c = (inner, outer) if self.plan.chunks_outside else (outer, inner)
                     self.set_pair(b, c)
                     self.add_gradients(b, c, walk, source)
-        return 0
 
-    cdef int set_pair(self, Py_ssize_t b, Py_ssize_t c) except -1:
+    cdef void set_pair(self, Py_ssize_t b, Py_ssize_t c) noexcept nogil:
         """Select block b and chunk c, and pack what is not, unless the hidden dimension is sliced."""
-        cdef Plan plan = self.plan
-        cdef bint with_logits = plan.problem.with_logits
+        cdef bint with_logits = self.plan.problem.with_logits
         self.set_block(b)
         self.set_chunk(c)
-        if plan.slices > 1:
-            return 0
-        if c == 0 or (plan.chunks_outside and plan.blocks > 1):
-            self.pack_weight(with_logits, plan.problem.with_input_grad)
-        if b == 0 or (plan.packed_chunks < plan.chunks and not plan.chunks_outside):
-            self.pack_input(with_logits, plan.problem.with_weight_grad)
-        return 0
+        if self.plan.slices > 1:
+            return
+        if c == 0 or (self.plan.chunks_outside and self.plan.blocks > 1):
+            self.pack_weight(with_logits, self.plan.problem.with_input_grad)
+        if b == 0 or (self.plan.packed_chunks < self.plan.chunks and not self.plan.chunks_outside):
+            self.pack_input(with_logits, self.plan.problem.with_weight_grad)
 
-    cdef int walk_with_logits(self) except -1:
+    cdef void walk_with_logits(self) noexcept nogil:
         """Both passes over a chunk before the next one, its logits kept in between. `rows` reads these statistics."""
         cdef Py_ssize_t b, c
-        cdef Plan plan = self.plan
-        cdef bint with_input = self.input_grad is not None, with_weight = self.weight_grad is not None
-        cdef bint is_one = plan.blocks == 1
-        for c in range(plan.chunks):
+        cdef bint is_one = self.plan.blocks == 1
+        for c in range(self.plan.chunks):
             self.set_chunk(c)
-            self.pack_input(True, with_weight)
-            for b in range(plan.blocks):
+            self.pack_input(True, self.with_weight_grad)
+            for b in range(self.plan.blocks):
                 self.set_block(b)
-                self.pack_weight(True, with_input and is_one)
+                self.pack_weight(True, self.with_input_grad and is_one)
                 self.add_statistics()
-            self.end_statistics(self.starts[c], self.starts[c + 1])
+            self.end_statistics(self.at.starts[c], self.at.starts[c + 1])
             self.chunk = -1  # select it again, to read them
             self.set_chunk(c)
-            for b in range(plan.blocks):
+            for b in range(self.plan.blocks):
                 self.set_block(b)
                 if not is_one:
-                    self.pack_weight(False, with_input)
+                    self.pack_weight(False, self.with_input_grad)
                 self.add_gradients(b, c, 0, AG_FROM_LOGITS)
-        return 0
 
     # -- few rows or few words: nothing is packed
 
-    cdef int walk_skinny(self) except -1:
-        cdef Plan plan = self.plan
-        cdef bint with_gradient = self.input_grad is not None or self.weight_grad is not None
-        if self.input_grad is not None:
-            self.input_out = matrix_of(self.input_grad)
-            self.streams_input_grad = is_streamed(self.input_grad)
-        if self.weight_grad is not None:
-            self.weight_out = matrix_of(self.weight_grad)
-            self.streams_weight_grad = is_streamed(self.weight_grad)
-        if plan.tasks_of == OF_ROWS:
-            self.run(SKINNY_TILES, plan.tasks)
+    cdef void walk_skinny(self) noexcept nogil:
+        if self.plan.tasks_of == OF_ROWS:
+            self.run(SKINNY_TILES, self.plan.tasks)
             if self.with_statistics:
                 self.end_statistics(0, self.rows.total)
         else:
             self.set_chunk(0)
-            self.source = AG_FROM_PRODUCT if plan.problem.with_logits else AG_FROM_SOFTMAX
+            self.source = AG_FROM_PRODUCT if self.plan.problem.with_logits else AG_FROM_SOFTMAX
             if self.with_statistics:
                 self.result = AG_TO_MAX_SUM
                 self.run_skinny()
@@ -904,29 +882,26 @@ cdef class Schedule:
                 self.chunk = -1  # select the rows again, to read them
                 self.set_chunk(0)
                 self.source = AG_FROM_LOGITS
-            if with_gradient:
+            if self.with_input_grad or self.with_weight_grad:
                 self.result = AG_TO_GRADIENT
                 self.run_skinny()
-        if plan.adds_tasks():
-            self.combined_rows = plan.vocab if plan.tasks_of == OF_ROWS else self.block.rows
-            self.run(SKINNY_SUMS, self.combined_rows * ceil_div(plan.hidden, COMBINED))
-        return 0
+        if self.plan.adds_tasks():
+            self.combined_rows = self.plan.vocab if self.plan.tasks_of == OF_ROWS else self.block.rows
+            self.run(SKINNY_SUMS, self.combined_rows * ceil_div(self.plan.hidden, COMBINED))
 
-    cdef int run_skinny(self) except -1:
+    cdef void run_skinny(self) noexcept nogil:
         """Statistics or gradients of a plan whose tasks are words or features."""
-        cdef Plan plan = self.plan
-        if plan.tasks_of == OF_WORDS:
-            self.run(SKINNY_TILES, plan.tasks)
+        if self.plan.tasks_of == OF_WORDS:
+            self.run(SKINNY_TILES, self.plan.tasks)
             if self.result == AG_TO_MAX_SUM:
-                self.block.vocab = plan.tasks * self.kernels.nr  # as if each task were a panel
+                self.block.vocab = self.plan.tasks * self.kernels.nr  # as if each task were a panel
                 self.run(MERGE, 1)
-            return 0
+            return
         if self.source == AG_FROM_PRODUCT:
-            self.run(SKINNY_TILES, plan.tasks)
+            self.run(SKINNY_TILES, self.plan.tasks)
         self.run(SKINNY_EPILOGUE, 1)
         if self.result == AG_TO_GRADIENT:
-            self.run(SKINNY_PRODUCTS, plan.tasks)
-        return 0
+            self.run(SKINNY_PRODUCTS, self.plan.tasks)
 
     cdef ag_rows rows_of(
         self, const ag_matrix *matrix, const int64_t *numbers, int64_t start, Py_ssize_t count
@@ -950,7 +925,7 @@ cdef class Schedule:
         cdef char *maxima = self.at.panel_max + u * align_up(block.rows, kernels.mr) * acc
         cdef char *totals = self.at.panel_sum + u * align_up(block.rows, kernels.mr) * acc
         cdef char *logits
-        memset(tile, 0, AG_TILE * acc)
+        memset(tile, 0, tile_bytes)
         if self.result == AG_TO_MAX_SUM:
             for i in range(block.rows):
                 set_number(maxima, i, acc == 8, -INFINITY)
@@ -960,17 +935,17 @@ cdef class Schedule:
             words = self.rows_of(&self.weight, NULL, word, block.vocab)
             logits = self.at.logits + word // self.plan.step * tile_bytes
             if self.source == AG_FROM_PRODUCT:
-                kernels.dot_products(&rows, &words, 0, hidden, tile, AG_STREAMED, 1)
+                kernels.dot_products(&rows, &words, 0, hidden, tile)
                 if self.plan.keeps_logits:
                     memcpy(logits, tile, tile_bytes)
             elif self.source == AG_FROM_LOGITS:
                 memcpy(tile, logits, tile_bytes)
             if self.result == AG_TO_MAX_SUM:
-                kernels.tile_to_max_sum(&block, tile, AG_STREAMED, maxima, total)
+                kernels.tile_to_max_sum(&block, tile, maxima, total)
             else:
-                kernels.tile_to_gradient(&block, tile, AG_STREAMED)
+                kernels.tile_to_gradient(&block, tile)
                 if self.plan.problem.with_input_grad:
-                    kernels.sum_rows(block.rows, &words, 0, hidden, tile, AG_STREAMED, 1, sums, pitch, word > begin)
+                    kernels.sum_rows(block.rows, &words, 0, hidden, tile, sums, pitch, word > begin)
                 if self.plan.problem.with_weight_grad:
                     results = self.rows_of(&self.weight_out, NULL, word, block.vocab)
                     kernels.write_rows(
@@ -983,7 +958,7 @@ cdef class Schedule:
 
     cdef void stream_rows(self, Py_ssize_t u) noexcept nogil:
         """Those of a range of rows that count times all words; statistics and gradients in one pass. A tile is
-        (AG_STREAMED, AG_RESIDENT)."""
+        (words, AG_STREAMED)."""
         cdef const ag_lce_kernels *kernels = self.kernels
         cdef ag_lce_block block = self.block
         cdef double[AG_TILE] memory
@@ -1002,48 +977,45 @@ cdef class Schedule:
         at.grad, at.max, at.sum = <char *>values, <char *>(values + AG_STREAMED), <char *>(values + 2 * AG_STREAMED)
         block.row_numbers, block.target, block.grad, block.max, block.sum = at.row_numbers, at.target, at.grad, at.max, at.sum
         block.vocab_start, block.vocab = 0, self.plan.vocab
-        memset(tile, 0, AG_TILE * acc)
+        memset(tile, 0, self.plan.vocab * AG_STREAMED * acc)
         while row < end:
             block.rows = self.rows.select(&row, end, self.plan.step, acc, &at)
             if not block.rows:
                 break
             rows = self.rows_of(&self.input, at.row_numbers, 0, block.rows)
             if self.plan.problem.with_logits:
-                kernels.dot_products(&words, &rows, 0, hidden, tile, 1, AG_RESIDENT)
+                kernels.dot_products(&words, &rows, 0, hidden, tile)
             if self.with_statistics:
+                kernels.columns_to_max_sum(&block, tile, at.max, totals)
                 for i in range(block.rows):
-                    set_number(at.max, i, acc == 8, -INFINITY)
-                    totals[i] = 0
-                kernels.tile_to_max_sum(&block, tile, AG_RESIDENT, at.max, totals)
-                for i in range(block.rows):
-                    memcpy(<char *>block.running_max + at.row_numbers[i] * acc, at.max + i * acc, acc)
+                    copy_number(<char *>block.running_max, at.row_numbers[i], at.max, i, acc)
                     block.running_sum[at.row_numbers[i]] = totals[i]
                     set_number(
                         at.sum, i, acc == 8, NAN if number(at.max, i, acc == 8) == -INFINITY else totals[i]
                     )
             if not (self.plan.problem.with_input_grad or self.plan.problem.with_weight_grad):
                 continue
-            kernels.tile_to_gradient(&block, tile, AG_RESIDENT)
+            kernels.columns_to_gradient(&block, tile)
             if self.plan.problem.with_weight_grad:
-                kernels.sum_rows(self.plan.vocab, &rows, 0, hidden, tile, 1, AG_RESIDENT, sums, pitch, add)
+                kernels.sum_rows(self.plan.vocab, &rows, 0, hidden, tile, sums, pitch, add)
                 add = True
             if self.plan.problem.with_input_grad:
                 results = self.rows_of(&self.input_out, at.row_numbers, 0, block.rows)
                 kernels.write_rows(
-                    self.variant, &words, &results, 0, hidden, tile, 1, AG_RESIDENT, self.streams_input_grad
+                    self.variant, &words, &results, 0, hidden, tile, AG_STREAMED, 1, self.streams_input_grad
                 )
         if self.plan.problem.with_weight_grad and not add:
             memset(sums, 0, self.plan.vocab * pitch * acc)
 
     cdef void multiply_features(self, Py_ssize_t u) noexcept nogil:
-        """All rows times all words over a range of features: what one task adds to the logits, (rows, AG_RESIDENT)."""
+        """All rows times all words over a range of features: what one task adds to the logits, (rows, AG_STREAMED)."""
         cdef int acc = self.kernels.real_size
         cdef Py_ssize_t first = u * self.plan.task_size, n = min(self.plan.task_size, self.plan.hidden - first)
         cdef ag_rows rows = self.rows_of(&self.input, self.block.row_numbers, 0, self.block.rows)
         cdef ag_rows words = self.rows_of(&self.weight, NULL, 0, self.plan.vocab)
         cdef char *tile = self.at.logits + u * AG_TILE * acc
-        memset(tile, 0, AG_TILE * acc)
-        self.kernels.dot_products(&rows, &words, first, n, tile, AG_RESIDENT, 1)
+        memset(tile, 0, self.block.rows * AG_STREAMED * acc)
+        self.kernels.dot_products(&rows, &words, first, n, tile)
 
     cdef void finish_tile(self) noexcept nogil:
         """The logits of all rows and words become statistics, or P."""
@@ -1053,16 +1025,16 @@ cdef class Schedule:
         cdef ag_lce_block *block = &self.block
         block.vocab_start, block.vocab = 0, self.plan.vocab
         if self.source == AG_FROM_PRODUCT:
-            self.kernels.combine(self.at.logits, self.plan.tasks, AG_TILE, AG_RESIDENT * block.rows, self.at.p)
+            self.kernels.combine(self.at.logits, self.plan.tasks, AG_TILE, AG_STREAMED * block.rows, self.at.p)
         if self.result == AG_TO_GRADIENT:
-            self.kernels.tile_to_gradient(block, self.at.p, AG_RESIDENT)
+            self.kernels.tile_to_gradient(block, self.at.p)
             return
         for i in range(block.rows):
             set_number(self.at.max, i, acc == 8, -INFINITY)
             total[i] = 0
-        self.kernels.tile_to_max_sum(block, self.at.p, AG_RESIDENT, self.at.max, total)
+        self.kernels.tile_to_max_sum(block, self.at.p, self.at.max, total)
         for i in range(block.rows):
-            memcpy(<char *>block.running_max + block.row_numbers[i] * acc, self.at.max + i * acc, acc)
+            copy_number(<char *>block.running_max, block.row_numbers[i], self.at.max, i, acc)
             block.running_sum[block.row_numbers[i]] = total[i]
 
     cdef void write_features(self, Py_ssize_t u) noexcept nogil:
@@ -1073,10 +1045,10 @@ cdef class Schedule:
         cdef ag_rows words = self.rows_of(&self.weight, NULL, 0, self.plan.vocab), results
         if self.plan.problem.with_input_grad:
             results = self.rows_of(&self.input_out, numbers, 0, self.block.rows)
-            self.kernels.write_rows(self.variant, &words, &results, first, n, self.at.p, 1, AG_RESIDENT, False)
+            self.kernels.write_rows(self.variant, &words, &results, first, n, self.at.p, 1, AG_STREAMED, False)
         if self.plan.problem.with_weight_grad:
             results = self.rows_of(&self.weight_out, NULL, 0, self.plan.vocab)
-            self.kernels.write_rows(self.variant, &rows, &results, first, n, self.at.p, AG_RESIDENT, 1, False)
+            self.kernels.write_rows(self.variant, &rows, &results, first, n, self.at.p, AG_STREAMED, 1, False)
 
     cdef void combine_tasks(self, Py_ssize_t u) noexcept nogil:
         """The tasks' partial sums to features of a row of the gradient that is the sum over what was streamed."""
@@ -1096,6 +1068,15 @@ cdef class Schedule:
                 r if is_weight else self.block.row_numbers[r], begin, n
             )
             begin += n
+
+
+cdef Schedule new_schedule(
+    cnp.ndarray input, cnp.ndarray weight, Plan plan, cnp.ndarray memory, Rows rows, int threads
+):
+    # A constructor's arguments would travel as a tuple of objects.
+    cdef Schedule schedule = Schedule.__new__(Schedule)
+    schedule.prepare(input, weight, plan, memory, rows, threads)
+    return schedule
 
 
 cdef bint is_streamed(cnp.ndarray out):
@@ -1122,6 +1103,7 @@ cdef Problem problem_of(cnp.ndarray input, cnp.ndarray weight, Py_ssize_t rows, 
     problem.vocab, problem.hidden = cnp.PyArray_DIM(weight, 0), cnp.PyArray_DIM(weight, 1)
     problem.total_rows, problem.itemsize = cnp.PyArray_DIM(input, 0), cnp.PyArray_ITEMSIZE(input)
     problem.skinny = ag_lce_skinny_kernels_of(_cpu.active(), <ag_dtype>dtype_of(input))
+    problem.few = AG_RESIDENT // kernels_for(input).pair
     return problem
 
 
@@ -1178,6 +1160,7 @@ def workspace_bound(list plans, Py_ssize_t workspace):
     return bytes_of(plans)
 
 
+@cython.final
 cdef class Gradient:
     """One call that is ready to run: nothing is allocated from there on, so that nothing fails after the first result is
     written."""
@@ -1188,33 +1171,35 @@ cdef class Gradient:
     cdef Py_ssize_t vocab, hidden
     cdef bint clears_input_grad, clears_weight_grad
 
-    def __init__(
+    cdef int prepare(
         self, cnp.ndarray input, cnp.ndarray weight, list plans, cnp.ndarray memory, Rows rows, cnp.ndarray softmax,
         cnp.ndarray input_grad, cnp.ndarray weight_grad, double filter_eps, int threads
-    ):
+    ) except -1:
         """`plans`: none where there is nothing to do but to write zeros."""
         cdef Schedule schedule
         cdef Plan plan
         self.schedules, self.rows = [], rows
         self.vocab, self.hidden = cnp.PyArray_DIM(weight, 0), cnp.PyArray_DIM(weight, 1)
         for plan in plans:
-            schedule = Schedule(input, weight, plan, memory, rows, threads)
+            schedule = new_schedule(input, weight, plan, memory, rows, threads)
             schedule.set_gradient(softmax, input_grad, weight_grad, filter_eps)
             self.schedules.append(schedule)
         if not plans and input_grad is not None:
             self.clears_input_grad, self.input_grad = True, matrix_of(input_grad)
         if not plans and weight_grad is not None:
             self.clears_weight_grad, self.weight_grad = True, matrix_of(weight_grad)
+        return 0
 
     cdef int run(self) except -1:
         cdef Schedule schedule
         cdef double last = 0
         for schedule in self.schedules:
             schedule.work()
-        if self.clears_input_grad:
-            clear_rows(&self.input_grad, 0, self.rows.total, self.hidden, &last)
-        if self.clears_weight_grad:
-            clear_rows(&self.weight_grad, 0, self.vocab, self.hidden, &last)
+        with nogil:
+            if self.clears_input_grad:
+                clear_rows(&self.input_grad, 0, self.rows.total, self.hidden, &last)
+            if self.clears_weight_grad:
+                clear_rows(&self.weight_grad, 0, self.vocab, self.hidden, &last)
         return 0
 
 
@@ -1236,9 +1221,8 @@ def gradient(
         weight_grad is not None and not holds_sums(weight_grad, kernels_for(input).real_size), workspace
     )
     cdef cnp.ndarray memory = _memory.workspace(bytes_of(plans))
-    cdef Gradient call = Gradient(
-        input, weight, plans, memory, rows, softmax, input_grad, weight_grad, filter_eps, threads
-    )
+    cdef Gradient call = Gradient.__new__(Gradient)
+    call.prepare(input, weight, plans, memory, rows, softmax, input_grad, weight_grad, filter_eps, threads)
     call.run()
     copy_all(aside)
 
@@ -1268,6 +1252,7 @@ def loss_and_gradients(
     cdef bint with_input = input_grad is not None, with_weight = weight_grad is not None
     cdef bint is_buffered = with_weight and not holds_sums(weight_grad, real)
     cdef cnp.ndarray logits_max, sum_exp, predicted, grad, memory
+    cdef cnp.dtype real_dtype
     cdef Schedule schedule
     cdef Gradient gradients
     cdef Rows rows = Rows(target, start, vocab, ignored=ignored), rows_of_gradient
@@ -1276,7 +1261,9 @@ def loss_and_gradients(
     cdef ag_fpenv mode
     if not workspace:
         workspace = default_workspace(input, weight, with_input, with_weight)
-    logits_max, sum_exp, predicted, grad = np.zeros((4, total), _float64 if is_double else _float32)
+    real_dtype = _float64 if is_double else _float32
+    logits_max, sum_exp = _memory.zeros(total, real_dtype), _memory.zeros(total, real_dtype)
+    predicted, grad = _memory.zeros(total, real_dtype), _memory.zeros(total, real_dtype)
     for begin in range(0, total, ROWS_PER_CHECK):
         mode = ag_fpenv_enter()
         for i in range(begin, min(begin + ROWS_PER_CHECK, total)):
@@ -1292,7 +1279,7 @@ def loss_and_gradients(
             input, weight, rows.count, True, with_input, with_weight, is_buffered, workspace, True
         )
     if plans:
-        schedule = Schedule(
+        schedule = new_schedule(
             input, weight, plans[0], _memory.workspace(bytes_of(plans)), rows_of_gradient, threads
         )
         schedule.set_statistics(logits_max, sum_exp, predicted, None)
@@ -1305,10 +1292,11 @@ def loss_and_gradients(
         )
         memory = _memory.workspace(bytes_of(of_statistics + plans))
         if of_statistics:
-            schedule = Schedule(input, weight, of_statistics[0], memory, rows, threads)
+            schedule = new_schedule(input, weight, of_statistics[0], memory, rows, threads)
             schedule.set_statistics(logits_max, sum_exp, predicted, None)
             schedule.work()
-        gradients = Gradient(
+        gradients = Gradient.__new__(Gradient)
+        gradients.prepare(
             input, weight, plans, memory, rows_of_gradient, None, input_grad, weight_grad, filter_eps, threads
         )
         gradients.run()
@@ -1438,8 +1426,9 @@ def statistics(
     cdef Rows rows = Rows(target, start, end - start)
     cdef cnp.dtype real = _float64 if is_double else _float32
     cdef cnp.ndarray logits_max = _memory.fresh(1, shape, real), sum_exp = _memory.fresh(1, shape, real)
-    cdef cnp.ndarray predicted = _memory.fresh(1, shape, real)
-    cdef cnp.ndarray mask = np.zeros(bytes, np.uint8), masked_target = np.zeros(shape[0], f"i{target.itemsize}")
+    cdef cnp.ndarray predicted = _memory.zeros(shape[0], real)
+    cdef cnp.ndarray mask = _memory.zeros(bytes, _uint8)
+    cdef cnp.ndarray masked_target = _memory.zeros(shape[0], _int64 if cnp.PyArray_ITEMSIZE(target) == 8 else _int32)
     cdef cnp.ndarray logits = _memory.fresh(2, shape, <cnp.dtype>_dtypes[dtype]) if with_logits else None
     cdef uint8_t *bits = <uint8_t *>cnp.PyArray_DATA(mask)
     cdef char *places = cnp.PyArray_BYTES(masked_target)
@@ -1455,9 +1444,8 @@ def statistics(
     )
     cdef Schedule schedule
     cdef ag_fpenv mode
-    predicted.fill(0)
     if plans:
-        schedule = Schedule(input, weight, plans[0], _memory.workspace(bytes_of(plans)), rows, threads)
+        schedule = new_schedule(input, weight, plans[0], _memory.workspace(bytes_of(plans)), rows, threads)
         schedule.set_statistics(logits_max, sum_exp, predicted, logits)
         schedule.work()
     for begin in range(0, shape[0], ROWS_PER_CHECK):

@@ -12,10 +12,9 @@ and is repeated for every slice where not even the compensation of one chunk (bl
 More than `MAX_UNCOMPENSATED_SUMS` partial sums of anything have memory for their compensation. That is part of the layout:
 a cut whose layout exceeds the workspace is no plan. Where no walk has room for both gradients, each gets a plan of its own.
 
-Where one side is short (few rows, few words) and features are not few, packing would cost more than the products: a skinny
-plan packs nothing. Its tasks are ranges of the longer side, which is streamed past the shorter one, or, where both are
-short, of the features.
-Sums over the longer side have a partial sum for each task, and these are always compensated.
+Where one side is short (few rows, few words), packing would cost more than the products: a skinny plan packs nothing. Its
+tasks are ranges of the longer side, which is streamed past the shorter one, or, where both are short, of the features. Sums
+over the longer side have a partial sum for each task, and these are always compensated.
 
 All of this follows from the problem, the kernels and the number of bytes allowed, and the order of every sum follows from it:
 sizes of caches, threads and load have no say.
@@ -23,7 +22,7 @@ sizes of caches, threads and load have no say.
 
 from libc.string cimport memset
 
-from ascend_grad._kernels cimport AG_RESIDENT, AG_STREAMED, AG_TILE, ag_lce_kernels
+from ascend_grad._kernels cimport AG_STREAMED, AG_TILE, ag_lce_kernels
 from ascend_grad._memory cimport ALIGNMENT, Arena, align_up, arena_alloc, ceil_div
 
 # Partial sums that are added up without compensation: where there is room for it, and at most.
@@ -45,15 +44,14 @@ cdef double ADD_COST = 40.0
 # Skinny plans: tasks where there are many, and most streamed rows of a task, which a sum takes in one chain (AG_CHAIN).
 cdef Py_ssize_t SKINNY_TASKS = 32
 cdef Py_ssize_t SKINNY_CHAIN = 26 * AG_STREAMED
-# Floating-point operations of a task at most, so that signals are looked at in time; bytes that are streamed at a time,
-# which the first product leaves in L2 for the second; features of a task where both sides are short.
+# Floating-point operations of a task: at least, where there are as many, and at most, so that signals are looked at in time.
+# Bytes that are streamed at a time, which the first product leaves in L2 for the second. Features of a task where both sides
+# are short, and tasks at most.
+cdef double SKINNY_LEAST_FLOPS = 1 << 18
 cdef double SKINNY_FLOPS = 1 << 30
 cdef Py_ssize_t SKINNY_BYTES = 512 << 10
-cdef Py_ssize_t SKINNY_FEATURES = 16384
-# Features from which on they pay, and how many more for each row of the shorter side: adding up the lanes of a product of two
-# rows takes about as long as packing them.
-cdef Py_ssize_t SKINNY_LEAST_FEATURES = 16
-cdef Py_ssize_t SKINNY_FEATURES_PER_ROW = 4
+cdef Py_ssize_t SKINNY_FEATURES = 4096
+cdef Py_ssize_t SKINNY_FEATURE_TASKS = 256
 # More than any memory has; a sum of all buffers does not overflow.
 cdef Py_ssize_t SIZE_LIMIT = 1 << 57
 
@@ -128,7 +126,7 @@ cdef class Plan:
             rows = align_up(rows // 2, mr)
         return least >= 0 and self.cut(best_rows, best_vocab, best_hidden)
 
-    cdef bint recomputes(self) noexcept:
+    cdef bint recomputes(self) noexcept nogil:
         """Whether P is computed anew for every slice: another chunk (or block) comes before the next slice."""
         return self.by_slice and (self.blocks if self.chunks_outside else self.chunks) > 1
 
@@ -211,7 +209,7 @@ cdef class Plan:
         """Whether the sums of all words stay open, not only those of a block."""
         return self.chunks_outside and self.chunks > 1
 
-    cdef bint adds_tasks(self) noexcept:
+    cdef bint adds_tasks(self) noexcept nogil:
         """Whether one of the products is added up over the tasks of a skinny plan."""
         return (
             (self.tasks_of == OF_WORDS and self.problem.with_input_grad)
@@ -229,6 +227,7 @@ cdef class Plan:
         cdef Arena arena
         arena.base, arena.used = base, 0
         memset(at, 0, sizeof(Buffers))
+        at.starts = <int64_t *>arena_alloc(&arena, (self.chunks + 1) * sizeof(int64_t))
         if self.tasks_of != OF_ROWS:  # there every task selects its own
             at.row_numbers = <int64_t *>arena_alloc(&arena, rows * sizeof(int64_t))
             at.target = <int64_t *>arena_alloc(&arena, rows * sizeof(int64_t))
@@ -262,6 +261,7 @@ cdef class Plan:
         cdef Arena arena
         arena.base, arena.used = base, 0
         memset(at, 0, sizeof(Buffers))
+        at.starts = <int64_t *>arena_alloc(&arena, (self.chunks + 1) * sizeof(int64_t))
         at.row_numbers = <int64_t *>arena_alloc(&arena, self.rows * sizeof(int64_t))
         at.target = <int64_t *>arena_alloc(&arena, self.rows * sizeof(int64_t))
         at.grad = arena_alloc(&arena, self.rows * acc)
@@ -323,25 +323,33 @@ cdef Plan skinny_plan(const Problem *problem, Py_ssize_t workspace, bint keeps_l
     cdef Py_ssize_t rows = problem.total_rows, vocab = problem.vocab, hidden = problem.hidden
     cdef Py_ssize_t products = problem.with_logits + problem.with_input_grad + problem.with_weight_grad
     cdef Py_ssize_t streamed = max(rows, vocab), resident = min(rows, vocab), steps, most
+    cdef bint with_gradient = problem.with_input_grad or problem.with_weight_grad
+    cdef double flops
     cdef Plan plan
-    if not hidden or not vocab or resident > AG_RESIDENT:
-        return None
-    if streamed > AG_RESIDENT and hidden < SKINNY_LEAST_FEATURES + SKINNY_FEATURES_PER_ROW * resident:
+    if not hidden or not vocab or resident > problem.few:
         return None
     plan = new_plan(problem.skinny, problem, workspace, False)
     plan.rows, plan.vocab, plan.hidden = rows, vocab, hidden
     plan.chunks = plan.blocks = plan.slices = plan.packed_chunks = 1
     plan.keeps_logits = keeps_logits
-    if streamed <= AG_RESIDENT:
-        plan.tasks_of, plan.task_size = OF_FEATURES, SKINNY_FEATURES
+    if streamed <= AG_STREAMED:
+        plan.tasks_of = OF_FEATURES
+        most = <Py_ssize_t>(SKINNY_FLOPS / (2.0 * products * rows * vocab)) // SKINNY_FEATURES * SKINNY_FEATURES
+        plan.task_size = min(most, align_up(ceil_div(hidden, SKINNY_FEATURE_TASKS), SKINNY_FEATURES))
         plan.tasks = ceil_div(hidden, plan.task_size)
     else:
-        plan.tasks_of = OF_WORDS if rows <= AG_RESIDENT else OF_ROWS
-        plan.step = min(max(SKINNY_BYTES // times(hidden, problem.itemsize) // 8 * 8, 8), AG_STREAMED)
-        # Partial sums shall be few beside the rows that they are made from.
-        steps = max(ceil_div(streamed, SKINNY_TASKS * plan.step), ceil_div(4 * resident, plan.step))
-        most = min(SKINNY_CHAIN, <Py_ssize_t>(SKINNY_FLOPS / (2.0 * products * resident * hidden))) // plan.step
-        plan.task_size = max(min(steps, most), 1) * plan.step
+        plan.tasks_of = OF_WORDS if rows <= vocab else OF_ROWS
+        plan.step = SKINNY_BYTES // times(hidden, problem.itemsize) // 8 * 8
+        if not with_gradient or not 8 <= plan.step < AG_STREAMED:  # nothing, or too much, would be left in L2
+            plan.step = AG_STREAMED
+        plan.step = align_up(ceil_div(streamed, ceil_div(streamed, plan.step)), 8)
+        flops = 2.0 * products * resident * max(hidden, 8) * plan.step
+        steps = max(ceil_div(streamed, SKINNY_TASKS * plan.step), <Py_ssize_t>(SKINNY_LEAST_FLOPS / flops))
+        if plan.adds_tasks():  # partial sums shall be few beside the rows that they are made from
+            steps = max(steps, ceil_div(4 * resident, plan.step))
+        most = min(SKINNY_CHAIN // plan.step, <Py_ssize_t>(SKINNY_FLOPS / flops))
+        plan.tasks = ceil_div(streamed, max(min(steps, most), 1) * plan.step)
+        plan.task_size = align_up(ceil_div(streamed, plan.tasks), plan.step)
         plan.tasks = ceil_div(streamed, plan.task_size)
     return plan if plan.bytes() <= workspace else None
 

@@ -8,6 +8,7 @@ the array.
 import numpy as np
 
 from libc.stdint cimport uintptr_t
+from libc.string cimport memset
 
 cimport numpy as cnp
 
@@ -43,12 +44,15 @@ cdef extern from "numpy/arrayobject.h":
     )
     int PyArray_SetBaseObject(cnp.ndarray arr, object base) except -1
 
-from cpython.ref cimport Py_INCREF
+from cpython.ref cimport Py_INCREF, Py_REFCNT
 
 cdef cnp.dtype _uint8 = np.dtype(np.uint8)
 cdef size_t HUGE_PAGE = 2 << 20
 HUGE_THRESHOLD = 32 << 20
 cdef size_t _threshold = HUGE_THRESHOLD
+#: Bytes of a workspace that is kept for the next call, at most.
+cdef Py_ssize_t LARGEST_SPARE = 16 << 20
+cdef cnp.ndarray _spare = None
 
 
 cdef class Mapping:
@@ -105,10 +109,29 @@ cdef cnp.ndarray empty_like(cnp.ndarray prototype, cnp.dtype dtype):
     return fresh(cnp.PyArray_NDIM(prototype), cnp.PyArray_DIMS(prototype), dtype)
 
 
+cdef cnp.ndarray zeros(cnp.npy_intp n, cnp.dtype dtype):
+    """A fresh vector of numbers whose bytes are 0."""
+    cdef cnp.ndarray result = fresh(1, &n, dtype)
+    memset(cnp.PyArray_DATA(result), 0, cnp.PyArray_NBYTES(result))
+    return result
+
+
 cdef cnp.ndarray workspace(Py_ssize_t nbytes):
-    """Memory for a layout."""
+    """Memory for a layout: of at least so many bytes.
+
+    What the call before worked in is taken again, if nobody does now, unless it is large: to get pages from the system,
+    and give them back, takes a small problem as long as to solve it.
+    """
+    global _spare
     cdef cnp.npy_intp size = nbytes
-    return fresh(1, &size, _uint8)
+    if _spare is not None and Py_REFCNT(_spare) == 1 and cnp.PyArray_SIZE(_spare) >= nbytes:
+        return _spare
+    if nbytes > LARGEST_SPARE:
+        return fresh(1, &size, _uint8)
+    result = fresh(1, &size, _uint8)
+    if _spare is None or cnp.PyArray_SIZE(_spare) < nbytes:
+        _spare = result
+    return result
 
 
 cdef int check_layout(Py_ssize_t used, cnp.ndarray memory) except -1:

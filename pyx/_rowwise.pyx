@@ -56,7 +56,7 @@ from ascend_grad._kernels cimport (
     ag_variant,
     ag_widen,
 )
-from ascend_grad._memory cimport ALIGNMENT, Arena, align_up, arena_alloc, ceil_div
+from ascend_grad._memory cimport ALIGNMENT, Arena, align_up, arena_alloc, ceil_div, magnitude
 from ascend_grad._overlap cimport overlaps_partly
 
 from .arrays import FLOATING_DTYPES, without_memory
@@ -101,10 +101,6 @@ ctypedef struct Problem:
     Py_ssize_t[MAX_AXES] shape
     Operand[OPERANDS] operands
     double scale
-
-
-cdef inline Py_ssize_t magnitude(Py_ssize_t x) noexcept nogil:
-    return -x if x < 0 else x
 
 
 cdef inline bint has_b(ag_row_op op) noexcept nogil:

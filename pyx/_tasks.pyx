@@ -88,12 +88,13 @@ cdef void run_shares(
     counters[thread * LINE + END] = ag_team_now()
 
 
-cdef int check_signals(double *last) except -1:
-    """Let signals' handlers run, if the last look (0: none yet) was some time ago."""
+cdef int check_signals(double *last) except -1 nogil:
+    """Let signals' handlers run, if the last look (0: none yet) was some time ago. With or without the interpreter's lock."""
     if last[0] == 0:
         last[0] = now()
     elif is_time_to_check(last):
-        PyErr_CheckSignals()
+        with gil:
+            PyErr_CheckSignals()
     return 0
 
 

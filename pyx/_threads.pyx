@@ -60,16 +60,21 @@ def _quota_of_control_group(root="/sys/fs/cgroup", membership="/proc/self/cgroup
     return cores
 
 
-cdef int resolve() except -1:
-    """Threads that a large call uses by default. OpenMP's number and the affinity may change between calls."""
+cdef int cores() except -1:
+    """Those that this process may keep busy. The affinity may change between calls."""
     global _quota
+    if _quota == 0:
+        _quota = _quota_of_control_group()
+    return min(len(os.sched_getaffinity(0)), _quota)
+
+
+cdef int resolve() except -1:
+    """Threads that a large call uses by default. OpenMP's number may change between calls."""
     if _is_forked_child:
         return 1
     if _limit > 0:
         return _limit
-    if _quota == 0:
-        _quota = _quota_of_control_group()
-    return max(1, min(_openmp.max_threads(), len(os.sched_getaffinity(0)), _quota))
+    return max(1, min(_openmp.max_threads(), cores()))
 
 
 cdef int choose(double cost, int asked) except -1:
@@ -108,7 +113,7 @@ cdef bint is_disturbed() noexcept nogil:
 
 
 cdef void took(double elapsed, double waited) noexcept nogil:
-    """A team has worked for so long, and its members have waited for the last of them for so long.
+    """A team has worked for so long, and the calling thread has waited for the last of the others for so long.
 
     Where the wait is most of it, that one had no core: then threads that depend on each other lose, and everything runs
     alone for a while, after which they try again.

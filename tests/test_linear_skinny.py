@@ -9,7 +9,8 @@ from samples import BFLOAT16, Layout, allocated, assert_identical, laid_out
 
 from ascend_grad import _cpu, _linear_cross_entropy
 
-#: Around the edges of what is few (16), of streamed rows (48) and of segments of features (4 KiB of accumulators).
+#: Around the edges of what is few (64, with dot products 32), of streamed rows (48), of segments of features (4 KiB of
+#: accumulators) and of so few features that rows are transposed.
 SHAPES = [
     Shape(*shape)
     for shape in (
@@ -26,6 +27,15 @@ SHAPES = [
         (1700, 16, 81),
         (4000, 1, 20),
         (700, 3, 1500),
+        (64, 65, 520),
+        (65, 64, 33),
+        (33, 31, 1030),
+        (48, 48, 4100),
+        (30, 900, 9),
+        (900, 30, 9),
+        (63, 200, 129),
+        (300, 2, 3),
+        (2, 300, 128),
     )
 ]
 CALLS = [*((GRADIENT, {"mode": mode}) for mode in MODES), (STATISTICS, {}), (WHOLE, {})]
@@ -94,16 +104,20 @@ def test_only_few_are_not_packed(forced):
     for variant in _cpu.supported_variants():
         forced(variant)
         for shape, is_skinny in (
-            ((16, 900, 80), True),
-            ((900, 16, 80), True),
-            ((16, 16, 5), True),
-            ((16, 900, 5), False),  # so few features are packed in no time
-            ((17, 900, 80), False),
-            ((900, 17, 80), False),
+            ((64, 900, 80), True),
+            ((900, 64, 80), True),
+            ((64, 64, 5), True),
+            ((64, 900, 5), True),
+            ((65, 900, 80), False),
+            ((900, 65, 80), False),
         ):
-            x, w = np.empty((shape[0], shape[2]), np.float32), np.empty((shape[1], shape[2]), np.float32)
+            x, w = np.zeros((shape[0], shape[2]), np.float32), np.zeros((shape[1], shape[2]), np.float32)
             (plan,) = _linear_cross_entropy.plans(x, w, shape[0], 2**26, True, True, True, False)
             assert (plan.tasks > 0) == is_skinny
+            # Dot products are so fast that it takes fewer rows to make packing dear.
+            x, w = x.astype(BFLOAT16), w.astype(BFLOAT16)
+            (plan,) = _linear_cross_entropy.plans(x, w, shape[0], 2**26, True, True, True, True)
+            assert (plan.tasks > 0) == (is_skinny and variant != "avx512_bf16")
 
 
 def test_absent_rows_take_no_more_space(forced):

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 from linear_samples import GRADIENT, LINEAR, LOSS, MODES, STATISTICS, WHOLE, LinearProblem, Shape, problem_of
 from samples import DTYPES, Layout, assert_identical, laid_out
@@ -203,6 +204,59 @@ def test_other_python_threads_run_during_a_call(how, num_threads, no_forced_swit
     finally:
         stop.set()
         other.join()
+
+
+@pytest.fixture
+def seldom_switches() -> Iterator[float]:
+    """A thread that wants the interpreter's lock waits for so many seconds where another one computes in Python."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(0.05)
+    yield 0.05
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("operator", [GRADIENT, WHOLE])
+def test_rounds_do_not_wait_for_the_interpreters_lock(operator, num_threads, seldom_switches):
+    """Rows and words in pieces, some of them absent: hundreds of rounds, and the lock is needed a few times."""
+    problem = problem_of(operator, Shape(3000, 2500, 20), "float16")
+    if operator == GRADIENT:
+        problem = problem.replaced(grad=np.where(np.arange(3000) % 2, problem.arguments["grad"], 0))
+    stop = threading.Event()
+
+    def count() -> None:
+        while not stop.is_set():
+            sum(range(1000))
+
+    other = threading.Thread(target=count)
+    other.start()
+    try:
+        seconds = []
+        for _ in range(3):
+            before = time.perf_counter()
+            compute(problem, num_threads=num_threads, workspace_bytes=2**22)
+            seconds.append(time.perf_counter() - before)
+    finally:
+        stop.set()
+        other.join()
+    assert min(seconds) < 20 * seldom_switches
+
+
+@needs_openmp
+def test_a_team_larger_than_the_cores_does_not_spin():
+    problem = problem_of(GRADIENT, Shape(200, 5000, 64), "float32")
+
+    def seconds(num_threads: int) -> float:
+        """Of computing, in all threads."""
+        times = []
+        for _ in range(5):
+            before = time.process_time()
+            compute(problem, num_threads=num_threads)
+            times.append(time.process_time() - before)
+        return min(times)
+
+    # Each thread has to be woken and to end, which takes some microseconds.
+    assert seconds(64) < 2 * seconds(1) + 0.02
 
 
 def test_the_callers_settings_stay(run_script):

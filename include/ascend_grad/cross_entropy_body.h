@@ -447,6 +447,8 @@ static AG_UNUSED const ag_lce_kernels K(ag_lce) = {
     .write_rows = K(write_rows),
     .tile_to_gradient = K(tile_to_gradient),
     .tile_to_max_sum = K(tile_to_max_sum),
+    .columns_to_gradient = K(columns_to_gradient),
+    .columns_to_max_sum = K(columns_to_max_sum),
 #endif
 };
 

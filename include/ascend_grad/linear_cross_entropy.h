@@ -29,7 +29,8 @@
  *
  * Few rows on one side (at most AG_RESIDENT, of X or of W): nothing is packed. Tiles of AG_RESIDENT x AG_STREAMED values are
  * made from rows in place, become P and are multiplied with the same rows, which are still in L2; the gradient of what is
- * streamed is written once, that of the other side has a partial sum for each task. All of it in f32 or f64 arithmetic:
+ * streamed is written once, that of the other side has a partial sum for each task. Where words are few, a tile is
+ * AG_RESIDENT words x AG_STREAMED rows, so that lanes are full with any number of words. All of it in f32 or f64 arithmetic:
  * bfloat16 is widened while it is read, on every CPU. The kernels are in skinny_body.h.
  *
  * Order of sums. A sum runs in one accumulator for at most AG_CHAIN terms; chains are combined with compensation (Knuth's
@@ -57,7 +58,7 @@ enum {
     AG_CHAIN = 1280, /* terms of a sum in one accumulator */
     AG_AHEAD = 8,    /* units along the sum that operands are asked for before their use */
     AG_FETCH = 256,  /* values of a row that are gathered at once */
-    AG_RESIDENT = 16, /* most rows that may be few, for the products that pack nothing */
+    AG_RESIDENT = 64, /* most rows that may be few, for the products that pack nothing */
     AG_STREAMED = 48, /* most rows of the other matrix that they take at a time */
     AG_TILE = AG_RESIDENT * AG_STREAMED
 };
@@ -151,15 +152,16 @@ typedef struct {
     /* to[c] = exp(logits[c] - max) / sum, reals, in place allowed */
     void (*probabilities)(void *to, const void *logits, double max, double sum, ptrdiff_t n);
     /* Few rows on one side: see skinny_body.h. Not of the kind dot. */
-    void (*dot_products)(const ag_rows *resident, const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, void *p,
-                         ptrdiff_t r_stride, ptrdiff_t s_stride);
-    void (*sum_rows)(ptrdiff_t resident, const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, const void *p,
-                     ptrdiff_t r_stride, ptrdiff_t s_stride, void *sums, ptrdiff_t pitch, int add);
+    void (*dot_products)(const ag_rows *resident, const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, void *p);
+    void (*sum_rows)(ptrdiff_t resident, const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, const void *p, void *sums,
+                     ptrdiff_t pitch, int add);
     void (*combine)(const void *from, ptrdiff_t count, ptrdiff_t stride, ptrdiff_t n, void *to);
     void (*write_rows)(ag_variant variant, const ag_rows *resident, const ag_rows *to, ptrdiff_t first, ptrdiff_t n,
                        const void *p, ptrdiff_t r_stride, ptrdiff_t s_stride, int nontemporal);
-    void (*tile_to_gradient)(const ag_lce_block *block, void *tile, ptrdiff_t pitch);
-    void (*tile_to_max_sum)(const ag_lce_block *block, const void *tile, ptrdiff_t pitch, void *max, double *sum);
+    void (*tile_to_gradient)(const ag_lce_block *block, void *tile);
+    void (*tile_to_max_sum)(const ag_lce_block *block, const void *tile, void *max, double *sum);
+    void (*columns_to_gradient)(const ag_lce_block *block, void *tile);
+    void (*columns_to_max_sum)(const ag_lce_block *block, const void *tile, void *max, double *sum);
 } ag_lce_kernels;
 
 /* ---- instantiation ------------------------------------------------------------------------------------------------------ */

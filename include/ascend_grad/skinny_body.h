@@ -3,14 +3,18 @@
  *
  * At most AG_RESIDENT rows (of X or of W) are multiplied with streamed rows (of the other matrix), AG_STREAMED of them or
  * fewer at a time, over a range of the features. Both are read in place where rows are dense and of native byte order, else
- * gathered in segments. p(r, s), the logits or P, has a stride for either index.
+ * gathered in segments. p(r, s), the logits or P, is a tile [resident][AG_STREAMED].
  */
 
 enum {
     K(SEGMENT) = 4096 / sizeof(real),                 /* features at a time; those of all resident rows fit into L2 */
     K(RESIDENT) = AG_LANES == 16 ? 4 : 2,  /* resident rows whose accumulators fit into registers */
     K(STREAMS) = 4,                                   /* by so many streamed rows, or so many vectors */
-    K(TERMS) = 8                                      /* streamed rows that one pass over the sums takes in */
+    K(PRODUCTS) = K(RESIDENT) * K(STREAMS),           /* of rows, whose lanes are added up together */
+    K(NARROW) = 8,                                    /* rows at a time where they are one vector long, or end in one */
+    K(TERMS) = 16,                                    /* streamed rows that one pass over the sums takes in */
+    K(LONG) = 512,                                    /* features of long rows */
+    K(FEW_FEATURES) = 128                             /* up to which streamed rows may be transposed */
 };
 
 /* Values [first, first + n) of a row, dense and of native byte order, of their own dtype; n <= SEGMENT. */
@@ -23,6 +27,19 @@ static const char *K(dense)(const ag_rows *rows, ptrdiff_t i, ptrdiff_t first, p
     if (from->step == itemsize && !from->swapped) return source;
     ag_copy_block(buffer, 0, itemsize, source, 0, from->step, 1, n, itemsize, from->swapped);
     return buffer;
+}
+
+/* The same of rows [i, i + count). */
+AG_INLINE void K(dense_rows)(const ag_rows *rows, ptrdiff_t i, ptrdiff_t count, ptrdiff_t first, ptrdiff_t n,
+                             char buffer[][4096], const char **to)
+{
+    const ag_matrix *from = &rows->matrix;
+    const int in_place = from->step == ag_itemsize[from->dtype] && !from->swapped;
+    const char *start = from->data + first * from->step;
+    for (ptrdiff_t k = 0; k < count; k++) {
+        to[k] = in_place ? start + (rows->numbers ? rows->numbers[i + k] : rows->start + i + k) * from->row_stride
+                         : K(dense)(rows, i + k, first, n, buffer[k]);
+    }
 }
 
 /* Values [first, first + n) of every resident row, as accumulators; n <= SEGMENT. */
@@ -43,7 +60,7 @@ static void K(load_resident)(const ag_rows *rows, ptrdiff_t first, ptrdiff_t n, 
                      buffer[r] + begin * sizeof(real));
         }
     }
-    for (ptrdiff_t r = rows->count; r < AG_RESIDENT; r++) to[r] = to[rows->count - 1];
+    for (ptrdiff_t r = rows->count; r % K(RESIDENT); r++) to[r] = to[rows->count - 1];
 }
 
 /* A vector of values of this dtype, widened, from value i on; `count` of them. */
@@ -71,44 +88,40 @@ AG_INLINE V K(load_as)(const ag_dtype dtype AG_UNUSED, const char *p, ptrdiff_t 
 
 /* ---- logits: products of rows with rows ---------------------------------------------------------------------------------- */
 
-/* sums[r * STREAMS + s] = resident[r] . streamed[s] over n features, r < nr. Every lane has a chain of its own; lanes are
- * added in pairs of neighbours, then of neighbouring pairs, and so on. */
-AG_INLINE void K(dot_rows)(const ag_dtype dtype, const int nr, const char *const *resident, const char *const *streamed,
-                           ptrdiff_t n, real *sums)
+/* `count` features of each product, from feature k on: a vector's, or fewer. */
+AG_INLINE void K(dot_step)(const ag_dtype dtype, const int nr, const int ns, const char *const *resident,
+                           const char *const *streamed, ptrdiff_t k, const ptrdiff_t count, ptrdiff_t ahead, V *sum)
 {
-    const int count = nr * K(STREAMS);
-    V sum[K(RESIDENT) * K(STREAMS)];
+    V left[K(RESIDENT)];
+    AG_UNROLL(4)
+    for (int r = 0; r < nr; r++) left[r] = K(load_some)(resident[r] + k * (ptrdiff_t)sizeof(real), count);
+    AG_UNROLL(16)
+    for (int s = 0; s < ns; s++) {
+        const V right = K(load_as)(dtype, streamed[s], k, count);
+        __builtin_prefetch(streamed[s] + k * ag_itemsize[dtype] + ahead);
+        AG_UNROLL(4)
+        for (int r = 0; r < nr; r++) sum[r * ns + s] = V_(fma)(left[r], right, sum[r * ns + s]);
+    }
+}
+
+/* sums[r * ns + s] = resident[r] . streamed[s] over n features, r < nr, s < ns. Every lane has a chain of its own; lanes are
+ * added in pairs of neighbours, then of neighbouring pairs, and so on. What lies `ahead` bytes further is asked for. */
+AG_INLINE void K(dot_rows)(const ag_dtype dtype, const int nr, const int ns, const char *const *resident,
+                           const char *const *streamed, ptrdiff_t n, ptrdiff_t ahead, real *sums)
+{
+    const int count = nr * ns;
+    V sum[K(PRODUCTS)];
     AG_UNROLL(16)
     for (int j = 0; j < count; j++) sum[j] = (V){0};
     ptrdiff_t k = 0;
-    for (; k + VL <= n; k += VL) {
-        V right[K(STREAMS)];
-        AG_UNROLL(4)
-        for (int s = 0; s < K(STREAMS); s++) right[s] = K(load_as)(dtype, streamed[s], k, VL);
-        AG_UNROLL(4)
-        for (int r = 0; r < nr; r++) {
-            const V left = V_(load)(resident[r] + k * (ptrdiff_t)sizeof(real));
-            AG_UNROLL(4)
-            for (int s = 0; s < K(STREAMS); s++) sum[r * K(STREAMS) + s] = V_(fma)(left, right[s], sum[r * K(STREAMS) + s]);
-        }
-    }
-    if (k < n) {
-        V right[K(STREAMS)];
-        AG_UNROLL(4)
-        for (int s = 0; s < K(STREAMS); s++) right[s] = K(load_as)(dtype, streamed[s], k, n - k);
-        AG_UNROLL(4)
-        for (int r = 0; r < nr; r++) {
-            const V left = V_(load_partial)(resident[r] + k * (ptrdiff_t)sizeof(real), n - k);
-            AG_UNROLL(4)
-            for (int s = 0; s < K(STREAMS); s++) sum[r * K(STREAMS) + s] = V_(fma)(left, right[s], sum[r * K(STREAMS) + s]);
-        }
-    }
+    for (; k + VL <= n; k += VL) K(dot_step)(dtype, nr, ns, resident, streamed, k, VL, ahead, sum);
+    if (k < n) K(dot_step)(dtype, nr, ns, resident, streamed, k, n - k, ahead, sum);
     /* Bit b of a lane's number says which one of a pair of vectors it is of, as long as there are pairs. */
     AG_UNROLL(4)
     for (int block = 1; block < VL; block *= 2) {
         const int left = count / block;
         AG_UNROLL(8)
-        for (int j = 0; j < K(RESIDENT) * K(STREAMS) / 2; j++) {
+        for (int j = 0; j < K(PRODUCTS) / 2; j++) {
             if (2 * j >= left && j > 0) continue;
             const V a = sum[left > 1 ? 2 * j : 0], b = sum[left > 1 ? 2 * j + 1 : 0];
             sum[j] = K(exchange)(a, b, block, 0) + K(exchange)(a, b, block, 1);
@@ -132,61 +145,146 @@ AG_INLINE void K(add_scalar)(real *sum, real *low, real x)
     *sum = total;
 }
 
-/* One segment's terms to all p(r, s); without compensation there is nothing to add to. */
-AG_INLINE void K(dot_segment)(const ag_dtype dtype, const char *const *resident, const ag_rows *of_resident,
-                              const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, real *p, real *low, ptrdiff_t r_stride,
-                              ptrdiff_t s_stride)
+/* One segment's terms to all p(r, s) of nr resident rows at a time; without compensation there is nothing to add to. */
+AG_INLINE void K(dot_group)(const ag_dtype dtype, const int nr, const int ns, const char *const *resident,
+                            ptrdiff_t count, const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, real *p, real *low)
 {
-    char buffer[K(STREAMS)][4096];
-    for (ptrdiff_t begin = 0; begin < streamed->count; begin += K(STREAMS)) {
-        const ptrdiff_t streams = streamed->count - begin < K(STREAMS) ? streamed->count - begin : K(STREAMS);
-        const char *rows[K(STREAMS)];
-        for (ptrdiff_t s = 0; s < K(STREAMS); s++) {
-            rows[s] = s < streams ? K(dense)(streamed, begin + s, first, n, buffer[s]) : rows[0];
-        }
-        for (ptrdiff_t r = 0; r < of_resident->count; r += K(RESIDENT)) {
-            const ptrdiff_t left = of_resident->count - r, count = left < K(RESIDENT) ? left : K(RESIDENT);
-            real sums[K(RESIDENT) * K(STREAMS)];
-            if (count == 1) {
-                K(dot_rows)(dtype, 1, resident + r, rows, n, sums);
-            } else if (count == 2) {
-                K(dot_rows)(dtype, 2, resident + r, rows, n, sums);
-            } else {
-                K(dot_rows)(dtype, K(RESIDENT), resident + r, rows, n, sums);
-            }
-            for (ptrdiff_t i = 0; i < count; i++) {
-                for (ptrdiff_t s = 0; s < streams; s++) {
-                    const ptrdiff_t at = (r + i) * r_stride + (begin + s) * s_stride;
-                    if (low) {
-                        K(add_scalar)(p + at, low + at, sums[i * K(STREAMS) + s]);
-                    } else {
-                        p[at] = sums[i * K(STREAMS) + s];
-                    }
-                }
+    enum { MOST = K(PRODUCTS) };
+    /* Of short rows the next ones are asked for, of long ones what follows in them. */
+    const ptrdiff_t ahead = n < K(LONG) ? ns * streamed->matrix.row_stride : 1024;
+    char buffer[MOST][4096];
+    for (ptrdiff_t begin = 0; begin < streamed->count; begin += ns) {
+        const ptrdiff_t streams = streamed->count - begin < ns ? streamed->count - begin : ns;
+        const char *rows[MOST];
+        K(dense_rows)(streamed, begin, streams, first, n, buffer, rows);
+        for (ptrdiff_t s = streams; s < ns; s++) rows[s] = rows[0];
+        for (ptrdiff_t r = 0; r < count; r += nr) {
+            real sums[MOST];
+            K(dot_rows)(dtype, nr, ns, resident + r, rows, n, ahead, sums);
+            for (ptrdiff_t i = 0; i < nr && r + i < count; i++) {
+                const ptrdiff_t at = (r + i) * AG_STREAMED + begin;
+                if (!low) memcpy(p + at, sums + i * ns, (size_t)streams * sizeof(real));
+                for (ptrdiff_t s = 0; low && s < streams; s++) K(add_scalar)(p + at + s, low + at + s, sums[i * ns + s]);
             }
         }
     }
 }
 
-/* p(r, s) = resident row r . streamed row s over features [first, first + n), for AG_TILE values p at most. */
-static void K(dot_products)(const ag_rows *resident, const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, void *to,
-                            ptrdiff_t r_stride, ptrdiff_t s_stride)
+AG_INLINE void K(dot_segment)(const ag_dtype dtype, const char *const *resident, ptrdiff_t count, const ag_rows *streamed,
+                              ptrdiff_t first, ptrdiff_t n, real *p, real *low)
+{
+    /* Many short rows at a time make little work of adding up lanes; of long rows no CPU fetches so many at a time well. */
+    enum { MOST = K(PRODUCTS) };
+    if (count == 1 && n < K(LONG)) {
+        K(dot_group)(dtype, 1, MOST, resident, count, streamed, first, n, p, low);
+    } else if (count == 2 && n < K(LONG)) {
+        K(dot_group)(dtype, 2, MOST / 2, resident, count, streamed, first, n, p, low);
+    } else if (count == 1) {
+        K(dot_group)(dtype, 1, K(STREAMS), resident, count, streamed, first, n, p, low);
+    } else if (count == 2) {
+        K(dot_group)(dtype, 2, K(STREAMS), resident, count, streamed, first, n, p, low);
+    } else {
+        K(dot_group)(dtype, K(RESIDENT), K(STREAMS), resident, count, streamed, first, n, p, low);
+    }
+}
+
+/* columns[k][s] = feature first + k of streamed row `begin` + s, NR of them and n features; zero behind the last row. */
+AG_INLINE void K(transpose_rows)(const ag_dtype dtype, const ag_rows *streamed, ptrdiff_t begin, ptrdiff_t first,
+                                 ptrdiff_t n, real *columns)
+{
+    char buffer[VL][4096];
+    const char *rows[VL];
+    for (ptrdiff_t group = 0; group < NR; group += VL) {
+        const ptrdiff_t left = streamed->count - begin - group, there = left < VL ? left : VL;
+        K(dense_rows)(streamed, begin + group, there, first, n, buffer, rows);
+        for (ptrdiff_t k = 0; k < n; k += VL) {
+            V x[VL];
+            for (ptrdiff_t r = 0; r < VL; r++) {
+                x[r] = (V){0};
+                if (r < there) x[r] = K(load_as)(dtype, rows[r], k, n - k);
+            }
+            K(transpose)(x);
+            for (ptrdiff_t i = 0; i < VL && k + i < n; i++) V_(store)(columns + (k + i) * NR + group, x[i]);
+        }
+    }
+}
+
+/* p(r, s) of nr resident rows and a panel of streamed ones, columns[k][s] of n features, the first `count` of which are
+ * there. */
+AG_INLINE void K(dot_panel)(const int nr, const char *const *resident, const real *columns, ptrdiff_t n, ptrdiff_t count,
+                            real *p)
+{
+    V sum[4][NV];
+    AG_UNROLL(4)
+    for (int r = 0; r < nr; r++) {
+        AG_UNROLL(3)
+        for (int j = 0; j < NV; j++) sum[r][j] = (V){0};
+    }
+    for (ptrdiff_t k = 0; k < n; k++, columns += NR) {
+        AG_UNROLL(4)
+        for (int r = 0; r < nr; r++) {
+            const V left = V_(set1)(((const real *)resident[r])[k]);
+            AG_UNROLL(3)
+            for (int j = 0; j < NV; j++) sum[r][j] = V_(fma)(left, V_(load)(columns + j * VL), sum[r][j]);
+        }
+    }
+    AG_UNROLL(4)
+    for (int r = 0; r < nr; r++) {
+        AG_UNROLL(3)
+        for (int j = 0; j < NV; j++) {
+            const ptrdiff_t left = count - j * VL;
+            if (left > 0) K(store_some)(p + r * AG_STREAMED + j * VL, sum[r][j], left);
+        }
+    }
+}
+
+/* The same as dot_segment where features are few: lanes are streamed rows, so that none has to be added to another. */
+static void K(dot_columns)(const char *const *resident, ptrdiff_t count, const ag_rows *streamed, ptrdiff_t first,
+                           ptrdiff_t n, real *p)
+{
+    real columns[K(FEW_FEATURES) * NR] __attribute__((aligned(64)));
+    for (ptrdiff_t s = 0; s < streamed->count; s += NR) {
+        const ptrdiff_t there = streamed->count - s < NR ? streamed->count - s : NR;
+        AG_BY_DTYPE(streamed->matrix.dtype, K(transpose_rows), streamed, s, first, n, columns);
+        for (ptrdiff_t r = 0; r < count;) {
+            const ptrdiff_t left = count - r;
+            real *to = p + r * AG_STREAMED + s;
+            if (left >= 4) {
+                K(dot_panel)(4, resident + r, columns, n, there, to);
+            } else if (left >= 2) {
+                K(dot_panel)(2, resident + r, columns, n, there, to);
+            } else {
+                K(dot_panel)(1, resident + r, columns, n, there, to);
+            }
+            r += left >= 4 ? 4 : left >= 2 ? 2 : 1;
+        }
+    }
+}
+
+/* p(r, s) = resident row r . streamed row s over features [first, first + n). */
+static void K(dot_products)(const ag_rows *resident, const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, void *to)
 {
     char buffer[AG_RESIDENT][4096];
     const char *rows[AG_RESIDENT];
     real low[AG_TILE], *p = to;
+    /* Where lanes are features, adding them up takes longer for more resident rows; to transpose does not. */
+    if (n <= K(FEW_FEATURES) && n <= VL + 8 * resident->count) {
+        K(load_resident)(resident, first, n, buffer, rows);
+        K(dot_columns)(rows, resident->count, streamed, first, n, p);
+        return;
+    }
     if (n > K(SEGMENT)) memset(low, 0, sizeof low);
     for (ptrdiff_t done = 0; done < n; done += K(SEGMENT)) {
         const ptrdiff_t length = n - done < K(SEGMENT) ? n - done : K(SEGMENT);
         K(load_resident)(resident, first + done, length, buffer, rows);
-        AG_BY_DTYPE(streamed->matrix.dtype, K(dot_segment), rows, resident, streamed, first + done, length, p,
-                    done ? low : 0, r_stride, s_stride);
+        AG_BY_DTYPE(streamed->matrix.dtype, K(dot_segment), rows, resident->count, streamed, first + done, length, p,
+                    done ? low : 0);
     }
     if (n <= K(SEGMENT)) return;
     for (ptrdiff_t r = 0; r < resident->count; r++) {
         for (ptrdiff_t s = 0; s < streamed->count; s++) {
-            real *sum = p + r * r_stride + s * s_stride;
-            if (*sum - *sum == 0) *sum += low[r * r_stride + s * s_stride];
+            real *sum = p + r * AG_STREAMED + s;
+            if (*sum - *sum == 0) *sum += low[r * AG_STREAMED + s];
         }
     }
 }
@@ -196,68 +294,80 @@ static void K(dot_products)(const ag_rows *resident, const ag_rows *streamed, pt
 /* sums[r][c] += sum over `terms` rows of p(r, s) rows[s][c]: nr resident rows, nv vectors from column c on; the last one of
  * `tail` columns. */
 AG_INLINE void K(add_products)(const ag_dtype dtype, const int nr, const int nv, const char *const *rows, ptrdiff_t terms,
-                           const real *p, ptrdiff_t r_stride, ptrdiff_t s_stride, ptrdiff_t c, const ptrdiff_t tail,
-                           real *sums, ptrdiff_t pitch, int add)
+                               const real *p, ptrdiff_t c, const ptrdiff_t tail, real *sums, ptrdiff_t pitch, int add)
 {
-    V sum[K(RESIDENT)][K(STREAMS)];
-    AG_UNROLL(4)
+    V sum[K(PRODUCTS)];
+    AG_UNROLL(8)
     for (int r = 0; r < nr; r++) {
         AG_UNROLL(4)
         for (int j = 0; j < nv; j++) {
-            sum[r][j] = (V){0};
-            if (add) sum[r][j] = V_(load)(sums + r * pitch + j * VL);
+            sum[r * nv + j] = (V){0};
+            if (add) sum[r * nv + j] = V_(load)(sums + r * pitch + j * VL);
         }
     }
     for (ptrdiff_t s = 0; s < terms; s++) {
         V right[K(STREAMS)];
         AG_UNROLL(4)
         for (int j = 0; j < nv; j++) right[j] = K(load_as)(dtype, rows[s], c + j * VL, j == nv - 1 ? tail : VL);
-        AG_UNROLL(4)
+        AG_UNROLL(8)
         for (int r = 0; r < nr; r++) {
-            const V left = V_(set1)(p[r * r_stride + s * s_stride]);
+            const V left = V_(set1)(p[r * AG_STREAMED + s]);
             AG_UNROLL(4)
-            for (int j = 0; j < nv; j++) sum[r][j] = V_(fma)(left, right[j], sum[r][j]);
+            for (int j = 0; j < nv; j++) sum[r * nv + j] = V_(fma)(left, right[j], sum[r * nv + j]);
         }
     }
-    AG_UNROLL(4)
+    AG_UNROLL(8)
     for (int r = 0; r < nr; r++) {
         AG_UNROLL(4)
-        for (int j = 0; j < nv; j++) V_(store)(sums + r * pitch + j * VL, sum[r][j]);
+        for (int j = 0; j < nv; j++) V_(store)(sums + r * pitch + j * VL, sum[r * nv + j]);
+    }
+}
+
+/* The same for all resident rows and nv vectors, as many rows at a time as keep the multipliers busy. */
+AG_INLINE void K(add_columns)(const ag_dtype dtype, const int nv, ptrdiff_t resident, const char *const *rows,
+                              ptrdiff_t terms, const real *p, ptrdiff_t c, const ptrdiff_t tail, real *sums,
+                              ptrdiff_t pitch, int add)
+{
+    const int many = nv > 1 ? K(RESIDENT) : K(NARROW);
+    while (resident > 0) {
+        const int nr = resident >= many ? many : resident >= 4 ? 4 : resident >= 2 ? 2 : 1;
+        if (nr == many) {
+            K(add_products)(dtype, many, nv, rows, terms, p, c, tail, sums, pitch, add);
+        } else if (nr == 4) {
+            K(add_products)(dtype, many > 4 ? 4 : 1, nv, rows, terms, p, c, tail, sums, pitch, add);
+        } else if (nr == 2) {
+            K(add_products)(dtype, 2, nv, rows, terms, p, c, tail, sums, pitch, add);
+        } else {
+            K(add_products)(dtype, 1, nv, rows, terms, p, c, tail, sums, pitch, add);
+        }
+        resident -= nr;
+        p += nr * AG_STREAMED;
+        sums += nr * pitch;
     }
 }
 
 AG_INLINE void K(sum_rows_of)(const ag_dtype dtype, ptrdiff_t resident, const ag_rows *streamed, ptrdiff_t first,
-                              ptrdiff_t n, const real *p, ptrdiff_t r_stride, ptrdiff_t s_stride, real *sums,
-                              ptrdiff_t pitch, int add)
+                              ptrdiff_t n, const real *p, real *sums, ptrdiff_t pitch, int add)
 {
     enum { WIDE = K(STREAMS) };
     char buffer[K(TERMS)][4096];
     const char *rows[K(TERMS)];
-    for (ptrdiff_t s = 0; s < streamed->count; s += K(TERMS), p += K(TERMS) * s_stride, add = 1) {
-        const ptrdiff_t terms = streamed->count - s < K(TERMS) ? streamed->count - s : K(TERMS);
-        for (ptrdiff_t done = 0; done < n; done += K(SEGMENT)) {
-            const ptrdiff_t length = n - done < K(SEGMENT) ? n - done : K(SEGMENT);
-            for (ptrdiff_t t = 0; t < terms; t++) rows[t] = K(dense)(streamed, s + t, first + done, length, buffer[t]);
+    /* A segment of the sums stays in L2 while all streamed rows are added to it. */
+    for (ptrdiff_t done = 0; done < n; done += K(SEGMENT)) {
+        const ptrdiff_t length = n - done < K(SEGMENT) ? n - done : K(SEGMENT);
+        for (ptrdiff_t s = 0; s < streamed->count; s += K(TERMS)) {
+            const ptrdiff_t terms = streamed->count - s < K(TERMS) ? streamed->count - s : K(TERMS);
+            K(dense_rows)(streamed, s, terms, first + done, length, buffer, rows);
             for (ptrdiff_t c = 0; c < length;) {
                 const ptrdiff_t left = length - c;
-                for (ptrdiff_t r = 0; r < resident;) {
-                    const real *of_row = p + r * r_stride;
-                    real *to = sums + r * pitch + done + c;
-                    const int many = resident - r >= K(RESIDENT);
-                    if (left >= WIDE * VL && many) {
-                        K(add_products)(dtype, K(RESIDENT), WIDE, rows, terms, of_row, r_stride, s_stride, c, VL, to, pitch, add);
-                    } else if (left >= WIDE * VL) {
-                        K(add_products)(dtype, 1, WIDE, rows, terms, of_row, r_stride, s_stride, c, VL, to, pitch, add);
-                    } else if (many) {
-                        K(add_products)(dtype, K(RESIDENT), 1, rows, terms, of_row, r_stride, s_stride, c,
-                                    left < VL ? left : VL, to, pitch, add);
-                    } else {
-                        K(add_products)(dtype, 1, 1, rows, terms, of_row, r_stride, s_stride, c, left < VL ? left : VL, to,
-                                    pitch, add);
-                    }
-                    r += many ? K(RESIDENT) : 1;
+                real *to = sums + done + c;
+                if (left >= WIDE * VL) {
+                    K(add_columns)(dtype, WIDE, resident, rows, terms, p + s, c, VL, to, pitch, add || s);
+                    c += WIDE * VL;
+                } else {
+                    K(add_columns)(dtype, 1, resident, rows, terms, p + s, c, left < VL ? left : VL, to, pitch, add || s);
+                    c += VL;
                 }
-                c += left >= WIDE * VL ? WIDE * VL : VL;
             }
         }
     }
@@ -266,10 +376,10 @@ AG_INLINE void K(sum_rows_of)(const ag_dtype dtype, ptrdiff_t resident, const ag
 /* sums[r][c] (+)= sum over all streamed rows of p(r, s) row s [first + c], c < n. Rows of sums are `pitch` apart, a multiple
  * of the vector. */
 static void K(sum_rows)(ptrdiff_t resident, const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, const void *p,
-                        ptrdiff_t r_stride, ptrdiff_t s_stride, void *sums, ptrdiff_t pitch, int add)
+                        void *sums, ptrdiff_t pitch, int add)
 {
-    AG_BY_DTYPE(streamed->matrix.dtype, K(sum_rows_of), resident, streamed, first, n, (const real *)p, r_stride, s_stride,
-                (real *)sums, pitch, add);
+    AG_BY_DTYPE(streamed->matrix.dtype, K(sum_rows_of), resident, streamed, first, n, (const real *)p, (real *)sums, pitch,
+                add);
 }
 
 /* to[c] = sum over `count` partial sums from[i * stride + c], c < n, with compensation. */
@@ -317,12 +427,9 @@ AG_INLINE void K(write_some)(const ag_dtype dtype, const int nontemporal, const 
                              ptrdiff_t s_stride, ptrdiff_t c, const ptrdiff_t tail, char *const *to)
 {
     const ptrdiff_t itemsize = ag_itemsize[dtype];
-    V sum[K(RESIDENT)][K(STREAMS)];
-    AG_UNROLL(4)
-    for (int s = 0; s < ns; s++) {
-        AG_UNROLL(4)
-        for (int j = 0; j < nv; j++) sum[s][j] = (V){0};
-    }
+    V sum[K(PRODUCTS)];
+    AG_UNROLL(16)
+    for (int i = 0; i < ns * nv; i++) sum[i] = (V){0};
     for (ptrdiff_t r = 0; r < nr; r++) {
         V right[K(STREAMS)];
         AG_UNROLL(4)
@@ -331,18 +438,18 @@ AG_INLINE void K(write_some)(const ag_dtype dtype, const int nontemporal, const 
             const char *from = resident[r] + (c + j * VL) * (ptrdiff_t)sizeof(real);
             right[j] = n < VL ? V_(load_partial)(from, n) : V_(load)(from);
         }
-        AG_UNROLL(4)
+        AG_UNROLL(8)
         for (int s = 0; s < ns; s++) {
             const V left = V_(set1)(p[r * r_stride + s * s_stride]);
             AG_UNROLL(4)
-            for (int j = 0; j < nv; j++) sum[s][j] = V_(fma)(left, right[j], sum[s][j]);
+            for (int j = 0; j < nv; j++) sum[s * nv + j] = V_(fma)(left, right[j], sum[s * nv + j]);
         }
     }
-    AG_UNROLL(4)
+    AG_UNROLL(8)
     for (int s = 0; s < ns; s++) {
         AG_UNROLL(4)
         for (int j = 0; j < nv; j++) {
-            K(store_as)(dtype, nontemporal, to[s] + (c + j * VL) * itemsize, sum[s][j], j == nv - 1 ? tail : VL);
+            K(store_as)(dtype, nontemporal, to[s] + (c + j * VL) * itemsize, sum[s * nv + j], j == nv - 1 ? tail : VL);
         }
     }
 }
@@ -351,22 +458,24 @@ AG_INLINE void K(write_segment)(const ag_dtype dtype, const int nontemporal, con
                                 ptrdiff_t n, const real *p, ptrdiff_t r_stride, ptrdiff_t s_stride, ptrdiff_t ns,
                                 char *const *to)
 {
-    enum { WIDE = K(STREAMS) };
-    for (ptrdiff_t s = 0; s < ns; s += s + K(RESIDENT) <= ns ? K(RESIDENT) : 1) {
-        const int many = s + K(RESIDENT) <= ns;
+    enum { MANY = K(RESIDENT), WIDE = K(STREAMS) };
+    const ptrdiff_t wide = n / (WIDE * VL) * (WIDE * VL);
+    for (ptrdiff_t s = 0; s < ns && wide; s += s + MANY <= ns ? MANY : 1) {
         const real *of_row = p + s * s_stride;
-        ptrdiff_t c = 0;
-        for (; c + WIDE * VL <= n; c += WIDE * VL) {
-            if (many) {
-                K(write_some)(dtype, nontemporal, K(RESIDENT), WIDE, resident, nr, of_row, r_stride, s_stride, c, VL, to + s);
+        for (ptrdiff_t c = 0; c < wide; c += WIDE * VL) {
+            if (s + MANY <= ns) {
+                K(write_some)(dtype, nontemporal, MANY, WIDE, resident, nr, of_row, r_stride, s_stride, c, VL, to + s);
             } else {
                 K(write_some)(dtype, nontemporal, 1, WIDE, resident, nr, of_row, r_stride, s_stride, c, VL, to + s);
             }
         }
-        for (; c < n; c += VL) {
-            const ptrdiff_t tail = n - c < VL ? n - c : VL;
-            if (many) {
-                K(write_some)(dtype, nontemporal, K(RESIDENT), 1, resident, nr, of_row, r_stride, s_stride, c, tail, to + s);
+    }
+    for (ptrdiff_t c = wide; c < n; c += VL) {
+        const ptrdiff_t tail = n - c < VL ? n - c : VL;
+        for (ptrdiff_t s = 0; s < ns; s += ns == K(NARROW) ? K(NARROW) : 1) {
+            const real *of_row = p + s * s_stride;
+            if (ns == K(NARROW)) {
+                K(write_some)(dtype, nontemporal, K(NARROW), 1, resident, nr, of_row, r_stride, s_stride, c, tail, to);
             } else {
                 K(write_some)(dtype, nontemporal, 1, 1, resident, nr, of_row, r_stride, s_stride, c, tail, to + s);
             }
@@ -382,21 +491,21 @@ static void K(write_rows)(ag_variant variant, const ag_rows *resident, const ag_
     const ag_dtype own = AG_IS_F64 ? AG_FLOAT64 : AG_FLOAT32, dtype = to->matrix.dtype;
     const int itemsize = ag_itemsize[dtype], is_dense = to->matrix.step == itemsize && !to->matrix.swapped;
     const int is_direct = is_dense && (dtype == own || (!AG_IS_F64 && itemsize == 2));
-    char buffer[AG_RESIDENT][4096], results[K(RESIDENT)][4096], rounded[4096];
+    char buffer[AG_RESIDENT][4096], results[K(NARROW)][4096], rounded[4096];
     const char *rows[AG_RESIDENT];
     for (ptrdiff_t done = 0; done < n; done += K(SEGMENT)) {
         const ptrdiff_t length = n - done < K(SEGMENT) ? n - done : K(SEGMENT);
         K(load_resident)(resident, first + done, length, buffer, rows);
-        for (ptrdiff_t s = 0; s < to->count; s += K(RESIDENT)) {
-            const ptrdiff_t ns = to->count - s < K(RESIDENT) ? to->count - s : K(RESIDENT);
+        for (ptrdiff_t s = 0; s < to->count; s += K(NARROW)) {
+            const ptrdiff_t ns = to->count - s < K(NARROW) ? to->count - s : K(NARROW);
             const real *of_rows = (const real *)p + s * s_stride;
-            char *targets[K(RESIDENT)] = {0}, *places[K(RESIDENT)] = {0};
+            char *targets[K(NARROW)] = {0}, *places[K(NARROW)] = {0};
             int is_aligned = nontemporal;
             for (ptrdiff_t i = 0; i < ns; i++) {
                 const int64_t row = to->numbers ? to->numbers[s + i] : to->start + s + i;
                 places[i] = to->matrix.data + row * to->matrix.row_stride + (first + done) * to->matrix.step;
                 targets[i] = is_direct ? places[i] : results[i];
-                is_aligned &= (uintptr_t)places[i] % (VL * (size_t)itemsize) == 0;
+                is_aligned &= ((uintptr_t)places[i] & (VL * (size_t)itemsize - 1)) == 0;
             }
             if (is_direct && is_aligned) {
                 AG_BY_DTYPE(dtype, K(write_segment), 1, rows, resident->count, length, of_rows, r_stride, s_stride, ns, targets);
@@ -422,15 +531,15 @@ static void K(write_rows)(ag_variant variant, const ag_rows *resident, const ag_
     if (nontemporal) v_fence();
 }
 
-/* ---- what logits become: a tile of b->rows x b->vocab values, rows `pitch` apart ------------------------------------------ */
+/* ---- what logits become: a tile of b->rows x b->vocab values ------------------------------------------ */
 
 /* Logits, or the caller's probabilities where there are none, become P. */
-static void K(tile_to_gradient)(const ag_lce_block *b, void *tile, ptrdiff_t pitch)
+static void K(tile_to_gradient)(const ag_lce_block *b, void *tile)
 {
     const ag_rows softmax = {b->softmax, b->row_numbers, 0, b->rows};
     char buffer[4096];
     for (ptrdiff_t i = 0; i < b->rows; i++) {
-        real *row = (real *)tile + i * pitch;
+        real *row = (real *)tile + i * AG_STREAMED;
         const int64_t target = b->target[i] - b->vocab_start;
         const V grad = V_(set1)(((const real *)b->grad)[i]);
         if (b->softmax.data) {
@@ -454,10 +563,10 @@ static void K(tile_to_gradient)(const ag_lce_block *b, void *tile, ptrdiff_t pit
 
 /* The maximum of each row and the sum of its exponentials relative to it are merged into max and sum; the target's logit;
  * logits for the caller. */
-static void K(tile_to_max_sum)(const ag_lce_block *b, const void *tile, ptrdiff_t pitch, void *max, double *sum)
+static void K(tile_to_max_sum)(const ag_lce_block *b, const void *tile, void *max, double *sum)
 {
     for (ptrdiff_t i = 0; i < b->rows; i++) {
-        const real *row = (const real *)tile + i * pitch;
+        const real *row = (const real *)tile + i * AG_STREAMED;
         const real before = ((const real *)max)[i];
         V largest = V_(set1)((real)-INFINITY), total = {0};
         for (ptrdiff_t c = 0; c < b->vocab; c += VL) {
@@ -481,6 +590,79 @@ static void K(tile_to_max_sum)(const ag_lce_block *b, const void *tile, ptrdiff_
         const int64_t target = b->target[i] - b->vocab_start;
         if (b->target[i] >= 0 && target >= 0 && target < b->vocab) ((real *)b->predicted)[b->row_numbers[i]] = row[target];
         if (b->logits_out.data) K(put_logits)(b, i, 0, row, b->vocab);
+    }
+}
+
+/* ---- the same of a tile of b->vocab x b->rows values, which holds all words: lanes are rows -------------------------------- */
+
+static void K(columns_to_gradient)(const ag_lce_block *b, void *to)
+{
+    const ag_rows softmax = {b->softmax, b->row_numbers, 0, b->rows};
+    char buffer[4096];
+    real *tile = to;
+    if (b->softmax.data) {
+        for (ptrdiff_t i = 0; i < b->rows; i++) {
+            const real *row = (const real *)K(dense)(&softmax, i, 0, b->vocab, buffer);
+            for (ptrdiff_t c = 0; c < b->vocab; c++) memcpy(tile + c * AG_STREAMED + i, row + c, sizeof(real));
+        }
+    }
+    for (ptrdiff_t i = 0; i < b->rows && !b->softmax.data; i += VL) {
+        const V max = K(load_some)((const real *)b->max + i, b->rows - i);
+        const V sum = K(load_some)((const real *)b->sum + i, b->rows - i);
+        for (real *x = tile + i; x < tile + b->vocab * AG_STREAMED; x += AG_STREAMED) {
+            V_(store)(x, V_(exp)(V_(load)(x) - max) / sum);
+        }
+    }
+    for (ptrdiff_t i = 0; i < b->rows; i++) {
+        if (b->target[i] >= 0 && b->target[i] < b->vocab) tile[b->target[i] * AG_STREAMED + i] -= 1;
+    }
+    for (ptrdiff_t i = 0; i < b->rows; i += VL) {
+        const V grad = K(load_some)((const real *)b->grad + i, b->rows - i);
+        for (real *x = tile + i; x < tile + b->vocab * AG_STREAMED; x += AG_STREAMED) {
+            V p = V_(load)(x) * grad;
+#if !AG_IS_F64
+            if (b->round_to_bfloat16) p = v_bf16_widen(v_bf16_narrow(p));
+#endif
+            V_(store)(x, p);
+        }
+    }
+}
+
+/* Maximum and sum of every row: there are no others to be merged with. */
+static void K(columns_to_max_sum)(const ag_lce_block *b, const void *from, void *max, double *sum)
+{
+    const real *tile = from, *end = tile + b->vocab * AG_STREAMED;
+    for (ptrdiff_t i = 0; i < b->rows; i += VL) {
+        const ptrdiff_t left = b->rows - i < VL ? b->rows - i : VL;
+        real sums[VL];
+        V largest = V_(set1)((real)-INFINITY), total = {0};
+        for (const real *x = tile + i; x < end; x += AG_STREAMED) largest = V_(max)(V_(load)(x), largest);
+        const V shift = V_(select)(largest == (real)-INFINITY, (V){0}, largest);
+        for (const real *x = tile + i; x < end;) {
+            V part = {0}; /* short chains */
+            for (int k = 0; k < 8 && x < end; k++, x += AG_STREAMED) part += V_(exp)(V_(load)(x) - shift);
+            total += part;
+        }
+        K(store_some)((real *)max + i, largest, left);
+        V_(store)(sums, total);
+        for (ptrdiff_t k = i; k < i + left; k++) {
+            sum[k] = sums[k - i];
+            if (sum[k] == sum[k]) continue;
+            /* NaN among the logits makes the maximum NaN; infinity makes the sum NaN alone */
+            for (const real *x = tile + k; x < end; x += AG_STREAMED) {
+                if (*x != *x) ((real *)max)[k] = *x;
+            }
+        }
+    }
+    for (ptrdiff_t i = 0; i < b->rows; i++) {
+        if (b->target[i] >= 0 && b->target[i] < b->vocab) {
+            ((real *)b->predicted)[b->row_numbers[i]] = tile[b->target[i] * AG_STREAMED + i];
+        }
+        if (b->logits_out.data) {
+            real row[AG_RESIDENT];
+            for (ptrdiff_t c = 0; c < b->vocab; c++) row[c] = tile[c * AG_STREAMED + i];
+            K(put_logits)(b, i, 0, row, b->vocab);
+        }
     }
 }
 

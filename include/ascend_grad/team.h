@@ -1,9 +1,12 @@
-/* Rounds of work of a team of threads: a leader starts them, all take units one by one, and meet at the end.
+/* Rounds of work of a team of threads: a leader starts them, all take units one by one, and the leader waits until every unit
+ * is done.
  *
  * OpenMP would do this with a parallel loop for every round. Its barriers, where libgomp spins for milliseconds, are no
  * place for that: where another process holds a core, the thread that is waited for may be without one while those that
- * wait keep theirs busy, and each round takes a time slice of the system's. Here those that wait fall asleep after a moment,
- * and their cores are free.
+ * wait keep theirs busy, and each round takes a time slice of the system's. Here nobody waits for a member as such, only for
+ * units that somebody has taken: one that has no core just now, or that has not woken yet, keeps nobody from going on. Those
+ * that have nothing to do fall asleep after a moment, and their cores are free. Of a team larger than the cores nobody
+ * spins, and no more are woken than can run.
  */
 #ifndef ASCEND_GRAD_TEAM_H
 #define ASCEND_GRAD_TEAM_H
@@ -19,12 +22,22 @@
 
 enum { AG_TEAM_SPINS = 10000 }; /* 0.5 ms or so: sleepers take long to wake, on virtual machines above all */
 
+/* A number that others wait for, and how many of them sleep. */
 typedef struct {
-    uint32_t round;             /* number of the round, of which the first is 1 */
-    uint32_t here;              /* arrivals at the end of rounds, of all rounds together */
-    int over;                   /* no round comes any more */
-    ptrdiff_t next;             /* unit of the round that nobody has taken */
-    int64_t begin, first, last; /* nanoseconds: of the round, and when the first and the last member arrived */
+    uint32_t value;
+    uint32_t sleepers;
+} ag_event;
+
+typedef struct {
+    int size, cores;     /* members, and how many of them can run at a time */
+    int spins;           /* before they sleep */
+    int over;            /* no round comes any more */
+    ptrdiff_t units;     /* of the round */
+    ptrdiff_t left;      /* units that nobody has taken */
+    ag_event round;      /* number of the round, of which the first is 1 */
+    ag_event done;       /* units of the round that are done */
+    int64_t begin, idle; /* nanoseconds: of the round, and when the leader found nothing left to do */
+    int64_t end;
 } ag_team;
 
 static AG_UNUSED int64_t ag_team_now(void)
@@ -34,61 +47,102 @@ static AG_UNUSED int64_t ag_team_now(void)
     return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
 }
 
-/* Wait until *counter, which only grows, has passed `value`. */
-static AG_UNUSED void ag_team_await(uint32_t *counter, uint32_t value)
+/* Wait until the value has (is) or has not (is not) this value. */
+static AG_UNUSED void ag_event_await(ag_event *event, uint32_t value, int is, int spins)
 {
     uint32_t now;
-    for (int spin = 0; spin < AG_TEAM_SPINS; spin++) {
-        if ((int32_t)(__atomic_load_n(counter, __ATOMIC_ACQUIRE) - value) >= 0) return;
+    for (int spin = 0; spin < spins; spin++) {
+        if ((__atomic_load_n(&event->value, __ATOMIC_ACQUIRE) == value) == is) return;
 #if defined(AG_X86_64)
         _mm_pause();
 #endif
     }
-    while ((int32_t)((now = __atomic_load_n(counter, __ATOMIC_ACQUIRE)) - value) < 0) {
-        syscall(SYS_futex, counter, FUTEX_WAIT_PRIVATE, now, 0, 0, 0);
+    /* Whoever changes the value looks for sleepers after that, and a sleeper is counted before it looks at the value. */
+    __atomic_add_fetch(&event->sleepers, 1, __ATOMIC_SEQ_CST);
+    while (((now = __atomic_load_n(&event->value, __ATOMIC_SEQ_CST)) == value) != is) {
+        syscall(SYS_futex, &event->value, FUTEX_WAIT_PRIVATE, now, 0, 0, 0);
+    }
+    __atomic_sub_fetch(&event->sleepers, 1, __ATOMIC_RELAXED);
+}
+
+/* Wake so many of those that sleep, after the value was changed. */
+static AG_UNUSED void ag_event_wake(ag_event *event, int count)
+{
+    if (count > 0 && __atomic_load_n(&event->sleepers, __ATOMIC_SEQ_CST)) {
+        syscall(SYS_futex, &event->value, FUTEX_WAKE_PRIVATE, count, 0, 0, 0);
     }
 }
 
-static AG_UNUSED void ag_team_wake(uint32_t *counter) { syscall(SYS_futex, counter, FUTEX_WAKE_PRIVATE, INT_MAX, 0, 0, 0); }
-
-/* The leader starts a round, or says that none comes any more. All members have left the one before. */
-static AG_UNUSED void ag_team_start(ag_team *team, int over)
+/* A team of so many members, before any of them starts. */
+static AG_UNUSED void ag_team_form(ag_team *team, int size, int cores)
 {
-    team->next = 0;
-    team->over = over;
+    memset(team, 0, sizeof *team);
+    team->size = size;
+    team->cores = cores;
+    team->spins = size <= cores ? AG_TEAM_SPINS : 0;
+}
+
+/* The leader starts a round; what its units are was written before. All units of the round before are done. */
+static AG_UNUSED void ag_team_start(ag_team *team, ptrdiff_t units)
+{
+    const ptrdiff_t most = units < team->size ? units : team->size;
+    team->units = units;
     team->begin = ag_team_now();
-    __atomic_add_fetch(&team->round, 1, __ATOMIC_RELEASE);
-    ag_team_wake(&team->round);
+    __atomic_store_n(&team->done.value, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&team->left, units, __ATOMIC_RELEASE);
+    __atomic_add_fetch(&team->round.value, 1, __ATOMIC_SEQ_CST);
+    ag_event_wake(&team->round, (int)(most < team->cores ? most : team->cores) - 1);
 }
 
-/* The others wait for a round. 0: none comes any more. */
-static AG_UNUSED int ag_team_join(ag_team *team, uint32_t round)
+/* The leader says that no round comes any more. */
+static AG_UNUSED void ag_team_dissolve(ag_team *team)
 {
-    ag_team_await(&team->round, round);
-    return !team->over;
+    team->over = 1;
+    __atomic_add_fetch(&team->round.value, 1, __ATOMIC_SEQ_CST);
+    ag_event_wake(&team->round, INT_MAX);
 }
 
-/* The number of a unit that is the caller's; from the number of units on there are none left. */
-static AG_UNUSED ptrdiff_t ag_team_next(ag_team *team) { return __atomic_fetch_add(&team->next, 1, __ATOMIC_RELAXED); }
-
-/* Whatever units of the round are left, nobody takes them. */
-static AG_UNUSED void ag_team_end(ag_team *team, ptrdiff_t units) { __atomic_store_n(&team->next, units, __ATOMIC_RELAXED); }
-
-/* All `size` members wait for each other at the end of a round. */
-static AG_UNUSED void ag_team_meet(ag_team *team, uint32_t round, int size)
+/* The others wait for a round after this one (0: the first): its number; 0: none comes any more. */
+static AG_UNUSED uint32_t ag_team_join(ag_team *team, uint32_t round)
 {
-    const int64_t now = ag_team_now();
-    const uint32_t all = round * (uint32_t)size;
-    /* Stamped before the arrival, which lets the others go on. Of two at the same time both may be the first, or none the
-     * last; nobody has waited then. */
-    const uint32_t before = __atomic_load_n(&team->here, __ATOMIC_RELAXED);
-    if (before == all - (uint32_t)size) __atomic_store_n(&team->first, now, __ATOMIC_RELAXED);
-    if (before == all - 1) __atomic_store_n(&team->last, now, __ATOMIC_RELAXED);
-    if (__atomic_add_fetch(&team->here, 1, __ATOMIC_ACQ_REL) == all) {
-        ag_team_wake(&team->here);
-    } else {
-        ag_team_await(&team->here, all);
+    ag_event_await(&team->round, round, 0, team->spins);
+    const uint32_t now = __atomic_load_n(&team->round.value, __ATOMIC_ACQUIRE);
+    return team->over ? 0 : now;
+}
+
+/* The number of a unit of the current round that is the caller's from now on, and that the round waits for; -1 if there are
+ * none left. What the round is about may be read only after that. */
+static AG_UNUSED ptrdiff_t ag_team_next(ag_team *team)
+{
+    ptrdiff_t left = __atomic_load_n(&team->left, __ATOMIC_RELAXED);
+    while (left > 0) {
+        if (__atomic_compare_exchange_n(&team->left, &left, left - 1, 1, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED)) {
+            return team->units - left;
+        }
     }
+    return -1;
+}
+
+/* A unit is done. After that the round may be over, and another one begin. */
+static AG_UNUSED void ag_team_finish(ag_team *team)
+{
+    const uint32_t units = (uint32_t)team->units;
+    if (__atomic_add_fetch(&team->done.value, 1, __ATOMIC_SEQ_CST) == units) ag_event_wake(&team->done, 1);
+}
+
+/* Whatever units of the round are left, nobody takes them. For the leader. */
+static AG_UNUSED void ag_team_cancel(ag_team *team)
+{
+    const ptrdiff_t rest = __atomic_exchange_n(&team->left, 0, __ATOMIC_RELAXED);
+    __atomic_add_fetch(&team->done.value, (uint32_t)rest, __ATOMIC_RELAXED);
+}
+
+/* The leader, who has found nothing left to do, waits until all units are done. */
+static AG_UNUSED void ag_team_end(ag_team *team)
+{
+    team->idle = ag_team_now();
+    ag_event_await(&team->done, (uint32_t)team->units, 1, team->spins);
+    team->end = ag_team_now();
 }
 
 #endif
