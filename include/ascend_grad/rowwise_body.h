@@ -990,10 +990,12 @@ AG_INLINE void K(strip)(const int op, const int vectors, const ag_tile *tile, pt
             K(fold)(&sum[j], partial[j]);
         }
         ptrdiff_t bit = half;
-        for (; lane & bit; lane ^= bit, bit /= 2) {
+        for (; bit && ((lane & bit) || (lane | bit) >= lanes); bit /= 2) {
+            if (!(lane & bit)) continue; /* the row is too short for an other half */
             count--;
             AG_UNROLL(4)
             for (int j = 0; j < vectors; j++) K(add_lanes)(&sum[j], &waiting[count][j]);
+            lane ^= bit;
         }
         if (bit == 0) break;
         AG_UNROLL(4)
