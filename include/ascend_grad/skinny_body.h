@@ -42,22 +42,31 @@ AG_INLINE void K(dense_rows)(const ag_rows *rows, ptrdiff_t i, ptrdiff_t count, 
     }
 }
 
-/* Values [first, first + n) of every resident row, as accumulators; n <= SEGMENT. */
-static void K(load_resident)(const ag_rows *rows, ptrdiff_t first, ptrdiff_t n, char buffer[][4096],
+/* Whether resident rows are read where they lie. Copies of all of them, a segment long, would be much for a thread's stack:
+ * where there are copies, these are of SOME rows, or of SHORT values of each. */
+static int K(is_in_place)(const ag_matrix *from)
+{
+    return from->step == sizeof(real) && ag_itemsize[from->dtype] == sizeof(real) && !from->swapped;
+}
+
+enum { K(SOME) = 16, K(SHORT) = K(SEGMENT) * K(SOME) / AG_RESIDENT };
+
+/* Values [first, first + n) of every resident row, as accumulators; copies lie `pitch` bytes apart in the buffer. */
+static void K(load_resident)(const ag_rows *rows, ptrdiff_t first, ptrdiff_t n, char *buffer, ptrdiff_t pitch,
                              const char *to[AG_RESIDENT])
 {
     const ag_matrix *from = &rows->matrix;
-    const int in_place = ag_itemsize[from->dtype] == sizeof(real);
+    const int in_place = K(is_in_place)(from);
     for (ptrdiff_t r = 0; r < rows->count; r++) {
-        if (in_place) {
-            to[r] = K(dense)(rows, r, first, n, buffer[r]);
+        char *copy = in_place ? 0 : buffer + r * pitch;
+        if (ag_itemsize[from->dtype] == sizeof(real)) {
+            to[r] = K(dense)(rows, r, first, n, copy);
             continue;
         }
         const int64_t row = rows->numbers ? rows->numbers[r] : rows->start + r;
-        to[r] = buffer[r];
+        to[r] = copy;
         for (ptrdiff_t begin = 0; begin < n; begin += AG_FETCH) {
-            K(fetch)(from, row, first + begin, n - begin < AG_FETCH ? n - begin : AG_FETCH,
-                     buffer[r] + begin * sizeof(real));
+            K(fetch)(from, row, first + begin, n - begin < AG_FETCH ? n - begin : AG_FETCH, copy + begin * sizeof(real));
         }
     }
     for (ptrdiff_t r = rows->count; r % K(RESIDENT); r++) to[r] = to[rows->count - 1];
@@ -261,22 +270,21 @@ static void K(dot_columns)(const char *const *resident, ptrdiff_t count, const a
     }
 }
 
-/* p(r, s) = resident row r . streamed row s over features [first, first + n). */
-static void K(dot_products)(const ag_rows *resident, const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, void *to)
+/* p(r, s) = resident row r . streamed row s over features [first, first + n), for resident rows whose copies fit. */
+static void K(dot_some)(const ag_rows *resident, const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, int by_columns, real *p)
 {
-    char buffer[AG_RESIDENT][4096];
+    char buffer[K(SOME)][4096];
     const char *rows[AG_RESIDENT];
-    real low[AG_TILE], *p = to;
-    /* Where lanes are features, adding them up takes longer for more resident rows; to transpose does not. */
-    if (n <= K(FEW_FEATURES) && n <= VL + 8 * resident->count) {
-        K(load_resident)(resident, first, n, buffer, rows);
+    real low[AG_TILE];
+    if (by_columns) {
+        K(load_resident)(resident, first, n, buffer[0], sizeof buffer[0], rows);
         K(dot_columns)(rows, resident->count, streamed, first, n, p);
         return;
     }
     if (n > K(SEGMENT)) memset(low, 0, sizeof low);
     for (ptrdiff_t done = 0; done < n; done += K(SEGMENT)) {
         const ptrdiff_t length = n - done < K(SEGMENT) ? n - done : K(SEGMENT);
-        K(load_resident)(resident, first + done, length, buffer, rows);
+        K(load_resident)(resident, first + done, length, buffer[0], sizeof buffer[0], rows);
         AG_BY_DTYPE(streamed->matrix.dtype, K(dot_segment), rows, resident->count, streamed, first + done, length, p,
                     done ? low : 0);
     }
@@ -286,6 +294,21 @@ static void K(dot_products)(const ag_rows *resident, const ag_rows *streamed, pt
             real *sum = p + r * AG_STREAMED + s;
             if (*sum - *sum == 0) *sum += low[r * AG_STREAMED + s];
         }
+    }
+}
+
+/* p(r, s) = resident row r . streamed row s over features [first, first + n). */
+static void K(dot_products)(const ag_rows *resident, const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, void *to)
+{
+    /* Where lanes are features, adding them up takes longer for more resident rows; to transpose does not. */
+    const int by_columns = n <= K(FEW_FEATURES) && n <= VL + 8 * resident->count;
+    const ptrdiff_t most = K(is_in_place)(&resident->matrix) ? AG_RESIDENT : K(SOME);
+    for (ptrdiff_t r = 0; r < resident->count; r += most) {
+        ag_rows some = *resident;
+        some.count = resident->count - r < most ? resident->count - r : most;
+        some.start += r;
+        if (some.numbers) some.numbers += r;
+        K(dot_some)(&some, streamed, first, n, by_columns, (real *)to + r * AG_STREAMED);
     }
 }
 
@@ -491,11 +514,12 @@ static void K(write_rows)(ag_variant variant, const ag_rows *resident, const ag_
     const ag_dtype own = AG_IS_F64 ? AG_FLOAT64 : AG_FLOAT32, dtype = to->matrix.dtype;
     const int itemsize = ag_itemsize[dtype], is_dense = to->matrix.step == itemsize && !to->matrix.swapped;
     const int is_direct = is_dense && (dtype == own || (!AG_IS_F64 && itemsize == 2));
-    char buffer[AG_RESIDENT][4096], results[K(NARROW)][4096], rounded[4096];
+    const ptrdiff_t most = K(is_in_place)(&resident->matrix) ? K(SEGMENT) : K(SHORT);
+    char buffer[AG_RESIDENT][K(SHORT) * sizeof(real)], results[K(NARROW)][4096], rounded[4096];
     const char *rows[AG_RESIDENT];
-    for (ptrdiff_t done = 0; done < n; done += K(SEGMENT)) {
-        const ptrdiff_t length = n - done < K(SEGMENT) ? n - done : K(SEGMENT);
-        K(load_resident)(resident, first + done, length, buffer, rows);
+    for (ptrdiff_t done = 0; done < n; done += most) {
+        const ptrdiff_t length = n - done < most ? n - done : most;
+        K(load_resident)(resident, first + done, length, buffer[0], sizeof buffer[0], rows);
         for (ptrdiff_t s = 0; s < to->count; s += K(NARROW)) {
             const ptrdiff_t ns = to->count - s < K(NARROW) ? to->count - s : K(NARROW);
             const real *of_rows = (const real *)p + s * s_stride;
