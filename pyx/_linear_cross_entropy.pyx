@@ -248,10 +248,11 @@ cdef class Rows:
         return target - self.start
 
     cdef Py_ssize_t select(
-        self, Py_ssize_t *next, Py_ssize_t end, Py_ssize_t most, int acc, const Buffers *to
+        self, Py_ssize_t *next, Py_ssize_t end, Py_ssize_t n, Py_ssize_t most, int acc, const Buffers *to
     ) noexcept nogil:
-        """What the next rows hold that count, from row `next` on, which moves behind them; how many, at most `most`."""
-        cdef Py_ssize_t n = 0, i = next[0]
+        """What the next rows hold that count, from row `next` on, which moves behind them, beside the `n` that are there;
+        how many they are then, at most `most`."""
+        cdef Py_ssize_t i = next[0]
         while i < end and n < most:
             if self.counts(i):
                 to.row_numbers[n] = i
@@ -619,13 +620,14 @@ cdef class Schedule:
 
     cdef void set_chunk(self, Py_ssize_t index) noexcept nogil:
         """Select the rows of a chunk, unless it is the one selected. The first time chunks come in order."""
-        cdef Py_ssize_t i = self.at.starts[index], n, place = index if self.plan.packed_chunks > 1 else 0
+        cdef Py_ssize_t i = self.at.starts[index], n = 0, place = index if self.plan.packed_chunks > 1 else 0
         cdef int real = self.kernels.real_size
         self.block.x_rows = self.at.x_rows + place * self.plan.packed_rows(self.plan.rows)
         self.block.x_columns = self.at.x_columns + place * self.plan.packed_columns(self.plan.rows)
         if index == self.chunk or self.is_over:
             return
-        n = self.rows.select(&i, self.rows.total, self.plan.rows, real, &self.at)
+        while i < self.rows.total and n < self.plan.rows and not self.is_interrupted():
+            n = self.rows.select(&i, min(i + ROWS_PER_CHECK, self.rows.total), n, self.plan.rows, real, &self.at)
         self.at.starts[index + 1] = i
         self.block.rows = n
         self.chunk = index
@@ -979,7 +981,7 @@ cdef class Schedule:
         block.vocab_start, block.vocab = 0, self.plan.vocab
         memset(tile, 0, self.plan.vocab * AG_STREAMED * acc)
         while row < end:
-            block.rows = self.rows.select(&row, end, self.plan.step, acc, &at)
+            block.rows = self.rows.select(&row, end, 0, self.plan.step, acc, &at)
             if not block.rows:
                 break
             rows = self.rows_of(&self.input, at.row_numbers, 0, block.rows)

@@ -112,7 +112,8 @@ cdef cnp.ndarray empty_like(cnp.ndarray prototype, cnp.dtype dtype):
 cdef cnp.ndarray zeros(cnp.npy_intp n, cnp.dtype dtype):
     """A fresh vector of numbers whose bytes are 0."""
     cdef cnp.ndarray result = fresh(1, &n, dtype)
-    memset(cnp.PyArray_DATA(result), 0, cnp.PyArray_NBYTES(result))
+    if <size_t>cnp.PyArray_NBYTES(result) < _threshold:  # else it is a mapping of its own, zeros that nobody has touched
+        memset(cnp.PyArray_DATA(result), 0, cnp.PyArray_NBYTES(result))
     return result
 
 
