@@ -16,7 +16,8 @@ import ml_dtypes
 import numpy as np
 
 import ascend_grad as ag
-from ascend_grad import _rowwise
+from ascend_grad import _cpu_backend
+from ascend_grad.inspection import bound_call
 
 from .cases import BACKWARD, FORWARD, MASKED, MASKED_BACKWARD, SCALE, SMALL_LAYOUTS, Case, Operands, numpy_dtype
 
@@ -125,14 +126,13 @@ def direct(case: Case, operands: Operands) -> Call | None:
     """The backend's own function in the smallest call: what comes before it costs the same at any size."""
     if case.operator in MASKED or case.mode != "out" or (case.shape, case.dim) != SMALL_LAYOUTS[0]:
         return None
-    function = getattr(_rowwise, case.operator)
-    inputs, out = operands
-    dim = case.dim
-    if case.operator in FORWARD:
-        (x,) = inputs
-        return lambda: function(x, dim, out, None)
-    g, y = inputs
-    return lambda: function(g, y, dim, out, None)
+    return backend_alone(case.operator, *operands.inputs, case.dim, out=operands.out)
+
+
+def backend_alone(operator: str, *args: Any, **kwargs: Any) -> Call:
+    """What the public function calls in the end, on a call that was validated once."""
+    call, threads, _ = bound_call(operator, args, kwargs)
+    return lambda: _cpu_backend.run(call, threads)
 
 
 # ---- NumPy -----------------------------------------------------------------------------------------------------------

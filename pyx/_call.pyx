@@ -711,7 +711,7 @@ cdef class ChosenResults(Check):
 cdef class WorkspaceAndFilter(Check):
     """``workspace_bytes`` is None or a size from a bound on; ``filter_eps`` is a finite number that is not negative."""
 
-    cdef object least
+    cdef public object least
 
     def __init__(self, least):
         Check.__init__(self, "workspace_bytes", "filter_eps")
