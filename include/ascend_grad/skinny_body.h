@@ -242,7 +242,16 @@ AG_INLINE void K(dot_panel)(const int nr, const char *const *resident, const rea
         AG_UNROLL(3)
         for (int j = 0; j < NV; j++) {
             const ptrdiff_t left = count - j * VL;
-            if (left > 0) K(store_some)(p + r * AG_STREAMED + j * VL, sum[r][j], left);
+            real *const to = p + r * AG_STREAMED + j * VL;
+            if (left >= VL) {
+                V_(store)(to, sum[r][j]);
+            } else {
+                real values[VL];
+                V_(store)(values, sum[r][j]);
+                for (int i = 0; i < VL - 1; i++) { /* a loop to `left` makes compilers doubt that it ends within the vector */
+                    if (i < left) to[i] = values[i];
+                }
+            }
         }
     }
 }
