@@ -117,6 +117,7 @@ cdef extern from "ascend_grad/linear_cross_entropy.h" nogil:
         AG_RESIDENT
         AG_STREAMED
         AG_TILE
+        AG_TERMS
 
     ctypedef struct ag_rows:
         ag_matrix matrix
@@ -168,6 +169,8 @@ cdef extern from "ascend_grad/linear_cross_entropy.h" nogil:
         int last_logits
         void *logits_compensation
         int keep_logits
+        Py_ssize_t tile_pitch
+        Py_ssize_t tile_pitch
         void *panel_max
         void *panel_sum
         void *predicted
@@ -202,9 +205,10 @@ cdef extern from "ascend_grad/linear_cross_entropy.h" nogil:
         void (*weight_grad)(const ag_lce_block *block, Py_ssize_t panel, Py_ssize_t panel_end, Py_ssize_t tile,
                             Py_ssize_t tile_end) noexcept nogil
         void (*probabilities)(void *to, const void *logits, double max, double sum, Py_ssize_t n) noexcept nogil
-        void (*dot_products)(const ag_rows *resident, const ag_rows *streamed, Py_ssize_t first, Py_ssize_t n, void *p) noexcept nogil
+        void (*dot_products)(const ag_rows *resident, const ag_rows *streamed, Py_ssize_t first, Py_ssize_t n, void *p,
+                             Py_ssize_t pitch) noexcept nogil
         void (*sum_rows)(Py_ssize_t resident, const ag_rows *streamed, Py_ssize_t first, Py_ssize_t n, const void *p,
-                         void *sums, Py_ssize_t pitch, int add) noexcept nogil
+                         Py_ssize_t pitch, void *sums, Py_ssize_t sums_pitch, int add) noexcept nogil
         void (*combine)(const void *source, Py_ssize_t count, Py_ssize_t stride, Py_ssize_t n, void *to) noexcept nogil
         void (*write_rows)(ag_variant variant, const ag_rows *resident, const ag_rows *to, Py_ssize_t first, Py_ssize_t n,
                            const void *p, Py_ssize_t r_stride, Py_ssize_t s_stride, int nontemporal) noexcept nogil
@@ -214,4 +218,3 @@ cdef extern from "ascend_grad/linear_cross_entropy.h" nogil:
         void (*columns_to_max_sum)(const ag_lce_block *block, const void *tile, void *max, double *sum) noexcept nogil
 
     const ag_lce_kernels *ag_lce_kernels_of(ag_variant variant, ag_dtype dtype)
-    const ag_lce_kernels *ag_lce_skinny_kernels_of(ag_variant variant, ag_dtype dtype)

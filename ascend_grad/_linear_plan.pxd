@@ -8,7 +8,7 @@ ctypedef enum Tasks:
     OF_BLOCKS                         # the general plan: packed blocks and chunks
     OF_WORDS                          # few rows: the words are streamed
     OF_ROWS                           # few words: the rows are streamed
-    OF_FEATURES                       # few of both
+    OF_FEATURES                       # neither many rows nor many words
 
 
 ctypedef struct Problem:
@@ -23,8 +23,6 @@ ctypedef struct Problem:
     bint with_statistics              # maxima and sums of exponentials
     bint buffers_weight_grad          # it is added up in the workspace, as the result cannot hold accumulators
     int itemsize                      # of input and weight
-    const ag_lce_kernels *skinny      # kernels that pack nothing
-    Py_ssize_t few                    # rows, or words, up to which they pay
 
 
 ctypedef struct Buffers:
@@ -66,11 +64,14 @@ cdef class Plan:
     cdef Tasks tasks_of
     cdef readonly Py_ssize_t tasks, task_size         # how many tasks, and rows, words or features of each
     cdef readonly Py_ssize_t step                     # streamed rows at a time
+    cdef readonly Py_ssize_t pitch                    # from row to row of a tile
 
     cdef Py_ssize_t preferred_rows(self) noexcept
     cdef Py_ssize_t preferred_vocab(self) noexcept
     cdef bint cut(self, Py_ssize_t rows, Py_ssize_t vocab, Py_ssize_t hidden) noexcept
     cdef bint search(self) noexcept
+    cdef void cut_streamed(self) noexcept
+    cdef void cut_features(self) noexcept
     cdef bint recomputes(self) noexcept nogil
     cdef double flops(self) noexcept
     cdef double cost(self) noexcept
@@ -88,7 +89,7 @@ cdef class Plan:
     cdef Py_ssize_t bytes(self) noexcept
 
 
-cdef Plan skinny_plan(const Problem *problem, Py_ssize_t workspace, bint keeps_logits)
+cdef Plan skinny_plan(const ag_lce_kernels *kernels, const Problem *problem, Py_ssize_t workspace, bint keeps_logits)
 cdef list plans_of(const ag_lce_kernels *kernels, const Problem *problem, Py_ssize_t workspace)
 cdef Plan plan_with_logits(const ag_lce_kernels *kernels, const Problem *problem, Py_ssize_t workspace)
 cdef Py_ssize_t bytes_of(list plans) except -1

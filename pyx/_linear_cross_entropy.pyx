@@ -36,6 +36,7 @@ from ascend_grad._kernels cimport (
     AG_FROM_SOFTMAX,
     AG_STREAMED,
     AG_RESIDENT,
+    AG_TERMS,
     AG_TILE,
     AG_TO_GRADIENT,
     AG_TO_LOGITS,
@@ -50,7 +51,6 @@ from ascend_grad._kernels cimport (
     ag_lce_kernels,
     ag_lce_kernels_of,
     ag_lce_result,
-    ag_lce_skinny_kernels_of,
     ag_lce_source,
     ag_matrix,
     ag_round,
@@ -397,7 +397,7 @@ cdef class Schedule:
         block.panel_max, block.panel_sum = self.at.panel_max, self.at.panel_sum
         block.p, block.p_pairs, block.skipped = self.at.p, self.at.p_pairs, self.at.skipped
         block.logits, block.logits_compensation = self.at.logits, self.at.logits_compensation
-        block.keep_logits = plan.keeps_logits
+        block.keep_logits, block.tile_pitch = plan.keeps_logits, plan.pitch
         self.set_slice(0)
         return 0
 
@@ -913,17 +913,18 @@ cdef class Schedule:
         return result
 
     cdef void stream_words(self, Py_ssize_t u) noexcept nogil:
-        """All rows times a range of words. A tile is (rows, AG_STREAMED)."""
+        """All rows times a range of words. A tile is (rows, pitch)."""
         cdef const ag_lce_kernels *kernels = self.kernels
         cdef ag_lce_block block = self.block
         cdef double[AG_TILE] memory
         cdef void *tile = memory
         cdef double[AG_RESIDENT] total
         cdef int acc = kernels.real_size
-        cdef Py_ssize_t hidden = self.plan.hidden, pitch = self.plan.sums_pitch(), tile_bytes = block.rows * AG_STREAMED * acc, i
+        cdef Py_ssize_t hidden = self.plan.hidden, sums_pitch = self.plan.sums_pitch(), pitch = self.plan.pitch
+        cdef Py_ssize_t tile_bytes = block.rows * pitch * acc, i
         cdef Py_ssize_t begin = u * self.plan.task_size, end = min(begin + self.plan.task_size, self.plan.vocab), word = begin
         cdef ag_rows rows = self.rows_of(&self.input, block.row_numbers, 0, block.rows), words, results
-        cdef char *sums = self.at.partial_sums + u * self.plan.rows * pitch * acc
+        cdef char *sums = self.at.partial_sums + u * self.plan.rows * sums_pitch * acc
         cdef char *maxima = self.at.panel_max + u * align_up(block.rows, kernels.mr) * acc
         cdef char *totals = self.at.panel_sum + u * align_up(block.rows, kernels.mr) * acc
         cdef char *logits
@@ -937,7 +938,7 @@ cdef class Schedule:
             words = self.rows_of(&self.weight, NULL, word, block.vocab)
             logits = self.at.logits + word // self.plan.step * tile_bytes
             if self.source == AG_FROM_PRODUCT:
-                kernels.dot_products(&rows, &words, 0, hidden, tile)
+                kernels.dot_products(&rows, &words, 0, hidden, tile, pitch)
                 if self.plan.keeps_logits:
                     memcpy(logits, tile, tile_bytes)
             elif self.source == AG_FROM_LOGITS:
@@ -947,11 +948,11 @@ cdef class Schedule:
             else:
                 kernels.tile_to_gradient(&block, tile)
                 if self.plan.problem.with_input_grad:
-                    kernels.sum_rows(block.rows, &words, 0, hidden, tile, sums, pitch, word > begin)
+                    kernels.sum_rows(block.rows, &words, 0, hidden, tile, pitch, sums, sums_pitch, word > begin)
                 if self.plan.problem.with_weight_grad:
                     results = self.rows_of(&self.weight_out, NULL, word, block.vocab)
                     kernels.write_rows(
-                        self.variant, &rows, &results, 0, hidden, tile, AG_STREAMED, 1, self.streams_weight_grad
+                        self.variant, &rows, &results, 0, hidden, tile, pitch, 1, self.streams_weight_grad
                     )
             word += block.vocab
         if self.result == AG_TO_MAX_SUM:
@@ -960,7 +961,7 @@ cdef class Schedule:
 
     cdef void stream_rows(self, Py_ssize_t u) noexcept nogil:
         """Those of a range of rows that count times all words; statistics and gradients in one pass. A tile is
-        (words, AG_STREAMED)."""
+        (words, pitch)."""
         cdef const ag_lce_kernels *kernels = self.kernels
         cdef ag_lce_block block = self.block
         cdef double[AG_TILE] memory
@@ -969,9 +970,9 @@ cdef class Schedule:
         cdef double[4 * AG_STREAMED] values
         cdef double *totals = values + 3 * AG_STREAMED
         cdef int acc = kernels.real_size
-        cdef Py_ssize_t hidden = self.plan.hidden, pitch = self.plan.sums_pitch(), i
+        cdef Py_ssize_t hidden = self.plan.hidden, sums_pitch = self.plan.sums_pitch(), pitch = self.plan.pitch, i
         cdef Py_ssize_t row = u * self.plan.task_size, end = min(row + self.plan.task_size, self.rows.total)
-        cdef char *sums = self.at.partial_sums + u * self.plan.vocab * pitch * acc
+        cdef char *sums = self.at.partial_sums + u * self.plan.vocab * sums_pitch * acc
         cdef ag_rows words = self.rows_of(&self.weight, NULL, 0, self.plan.vocab), rows, results
         cdef bint add = False
         cdef Buffers at
@@ -979,14 +980,14 @@ cdef class Schedule:
         at.grad, at.max, at.sum = <char *>values, <char *>(values + AG_STREAMED), <char *>(values + 2 * AG_STREAMED)
         block.row_numbers, block.target, block.grad, block.max, block.sum = at.row_numbers, at.target, at.grad, at.max, at.sum
         block.vocab_start, block.vocab = 0, self.plan.vocab
-        memset(tile, 0, self.plan.vocab * AG_STREAMED * acc)
+        memset(tile, 0, self.plan.vocab * pitch * acc)
         while row < end:
             block.rows = self.rows.select(&row, end, 0, self.plan.step, acc, &at)
             if not block.rows:
                 break
             rows = self.rows_of(&self.input, at.row_numbers, 0, block.rows)
             if self.plan.problem.with_logits:
-                kernels.dot_products(&words, &rows, 0, hidden, tile)
+                kernels.dot_products(&words, &rows, 0, hidden, tile, pitch)
             if self.with_statistics:
                 kernels.columns_to_max_sum(&block, tile, at.max, totals)
                 for i in range(block.rows):
@@ -999,35 +1000,35 @@ cdef class Schedule:
                 continue
             kernels.columns_to_gradient(&block, tile)
             if self.plan.problem.with_weight_grad:
-                kernels.sum_rows(self.plan.vocab, &rows, 0, hidden, tile, sums, pitch, add)
+                kernels.sum_rows(self.plan.vocab, &rows, 0, hidden, tile, pitch, sums, sums_pitch, add)
                 add = True
             if self.plan.problem.with_input_grad:
                 results = self.rows_of(&self.input_out, at.row_numbers, 0, block.rows)
                 kernels.write_rows(
-                    self.variant, &words, &results, 0, hidden, tile, AG_STREAMED, 1, self.streams_input_grad
+                    self.variant, &words, &results, 0, hidden, tile, pitch, 1, self.streams_input_grad
                 )
         if self.plan.problem.with_weight_grad and not add:
-            memset(sums, 0, self.plan.vocab * pitch * acc)
+            memset(sums, 0, self.plan.vocab * sums_pitch * acc)
 
     cdef void multiply_features(self, Py_ssize_t u) noexcept nogil:
-        """All rows times all words over a range of features: what one task adds to the logits, (rows, AG_STREAMED)."""
+        """All rows times all words over a range of features: what one task adds to the logits, (rows, pitch)."""
         cdef int acc = self.kernels.real_size
         cdef Py_ssize_t first = u * self.plan.task_size, n = min(self.plan.task_size, self.plan.hidden - first)
         cdef ag_rows rows = self.rows_of(&self.input, self.block.row_numbers, 0, self.block.rows)
         cdef ag_rows words = self.rows_of(&self.weight, NULL, 0, self.plan.vocab)
-        cdef char *tile = self.at.logits + u * AG_TILE * acc
-        memset(tile, 0, self.block.rows * AG_STREAMED * acc)
-        self.kernels.dot_products(&rows, &words, first, n, tile)
+        cdef char *tile = self.at.logits + u * self.plan.rows * self.plan.pitch * acc
+        memset(tile, 0, self.block.rows * self.plan.pitch * acc)
+        self.kernels.dot_products(&rows, &words, first, n, tile, self.plan.pitch)
 
     cdef void finish_tile(self) noexcept nogil:
         """The logits of all rows and words become statistics, or P."""
-        cdef double[AG_RESIDENT] total
+        cdef double[AG_TERMS] total
         cdef int acc = self.kernels.real_size
-        cdef Py_ssize_t i
+        cdef Py_ssize_t pitch = self.plan.pitch, i
         cdef ag_lce_block *block = &self.block
         block.vocab_start, block.vocab = 0, self.plan.vocab
         if self.source == AG_FROM_PRODUCT:
-            self.kernels.combine(self.at.logits, self.plan.tasks, AG_TILE, AG_STREAMED * block.rows, self.at.p)
+            self.kernels.combine(self.at.logits, self.plan.tasks, self.plan.rows * pitch, block.rows * pitch, self.at.p)
         if self.result == AG_TO_GRADIENT:
             self.kernels.tile_to_gradient(block, self.at.p)
             return
@@ -1047,10 +1048,10 @@ cdef class Schedule:
         cdef ag_rows words = self.rows_of(&self.weight, NULL, 0, self.plan.vocab), results
         if self.plan.problem.with_input_grad:
             results = self.rows_of(&self.input_out, numbers, 0, self.block.rows)
-            self.kernels.write_rows(self.variant, &words, &results, first, n, self.at.p, 1, AG_STREAMED, False)
+            self.kernels.write_rows(self.variant, &words, &results, first, n, self.at.p, 1, self.plan.pitch, False)
         if self.plan.problem.with_weight_grad:
             results = self.rows_of(&self.weight_out, NULL, 0, self.plan.vocab)
-            self.kernels.write_rows(self.variant, &rows, &results, first, n, self.at.p, AG_STREAMED, 1, False)
+            self.kernels.write_rows(self.variant, &rows, &results, first, n, self.at.p, self.plan.pitch, 1, False)
 
     cdef void combine_tasks(self, Py_ssize_t u) noexcept nogil:
         """The tasks' partial sums to features of a row of the gradient that is the sum over what was streamed."""
@@ -1104,8 +1105,6 @@ cdef Problem problem_of(cnp.ndarray input, cnp.ndarray weight, Py_ssize_t rows, 
     problem.rows, problem.with_logits = rows, with_logits
     problem.vocab, problem.hidden = cnp.PyArray_DIM(weight, 0), cnp.PyArray_DIM(weight, 1)
     problem.total_rows, problem.itemsize = cnp.PyArray_DIM(input, 0), cnp.PyArray_ITEMSIZE(input)
-    problem.skinny = ag_lce_skinny_kernels_of(_cpu.active(), <ag_dtype>dtype_of(input))
-    problem.few = AG_RESIDENT // kernels_for(input).pair
     return problem
 
 

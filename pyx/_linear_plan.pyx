@@ -13,8 +13,8 @@ More than `MAX_UNCOMPENSATED_SUMS` partial sums of anything have memory for thei
 a cut whose layout exceeds the workspace is no plan. Where no walk has room for both gradients, each gets a plan of its own.
 
 Where one side is short (few rows, few words), packing would cost more than the products: a skinny plan packs nothing. Its
-tasks are ranges of the longer side, which is streamed past the shorter one, or, where both are short, of the features. Sums
-over the longer side have a partial sum for each task, and these are always compensated.
+tasks are ranges of the longer side, which is streamed past the shorter one, or, where that would be few tasks, of the features.
+Sums over the longer side (logits, where tasks are features) have a partial sum for each task, and these are always compensated.
 
 All of this follows from the problem, the kernels and the number of bytes allowed, and the order of every sum follows from it:
 sizes of caches, threads and load have no say.
@@ -22,7 +22,7 @@ sizes of caches, threads and load have no say.
 
 from libc.string cimport memset
 
-from ascend_grad._kernels cimport AG_STREAMED, AG_TILE, ag_lce_kernels
+from ascend_grad._kernels cimport AG_RESIDENT, AG_STREAMED, AG_TERMS, AG_TILE, ag_lce_kernels
 from ascend_grad._memory cimport ALIGNMENT, Arena, align_up, arena_alloc, ceil_div
 
 # Partial sums that are added up without compensation: where there is room for it, and at most.
@@ -43,15 +43,21 @@ cdef double ROW_COST = 5000.0
 cdef double ADD_COST = 40.0
 # Skinny plans: tasks where there are many, and most streamed rows of a task, which a sum takes in one chain (AG_CHAIN).
 cdef Py_ssize_t SKINNY_TASKS = 32
-cdef Py_ssize_t SKINNY_CHAIN = 26 * AG_STREAMED
+cdef Py_ssize_t SKINNY_CHAIN = 1248
+# Ranges of the features are tasks where ranges of rows or words would be fewer than this; of so few rows always; of rows and
+# words up to MANY_RESIDENT and AG_TERMS, where there are so many features for each.
+cdef Py_ssize_t FEW_TASKS = 8
+cdef Py_ssize_t FEW_STREAMED = 48
+cdef Py_ssize_t MANY_RESIDENT = 128
+cdef Py_ssize_t FEATURES_PER_ROW = 8
 # Floating-point operations of a task: at least, where there are as many, and at most, so that signals are looked at in time.
-# Bytes that are streamed at a time, which the first product leaves in L2 for the second. Features of a task where both sides
-# are short, and tasks at most.
+# Bytes that are streamed at a time, which the first product leaves in L2 for the second, and rows, where so few do not fit.
+# Features that tasks have multiples of.
 cdef double SKINNY_LEAST_FLOPS = 1 << 18
 cdef double SKINNY_FLOPS = 1 << 30
 cdef Py_ssize_t SKINNY_BYTES = 512 << 10
-cdef Py_ssize_t SKINNY_FEATURES = 4096
-cdef Py_ssize_t SKINNY_FEATURE_TASKS = 256
+cdef Py_ssize_t SKINNY_STEP = 48
+cdef Py_ssize_t SKINNY_FEATURES = 256
 # More than any memory has; a sum of all buffers does not overflow.
 cdef Py_ssize_t SIZE_LIMIT = 1 << 57
 
@@ -130,6 +136,42 @@ cdef class Plan:
         """Whether P is computed anew for every slice: another chunk (or block) comes before the next slice."""
         return self.by_slice and (self.blocks if self.chunks_outside else self.chunks) > 1
 
+    cdef void cut_streamed(self) noexcept:
+        """Tasks of what is many, which is streamed in steps."""
+        cdef const Problem *problem = &self.problem
+        cdef Py_ssize_t streamed = max(self.rows, self.vocab), resident = min(self.rows, self.vocab), steps, most
+        cdef bint with_gradient = problem.with_input_grad or problem.with_weight_grad
+        cdef double flops
+        self.tasks_of = OF_WORDS if self.rows <= self.vocab else OF_ROWS
+        flops = self.flops() / streamed  # of a row
+        most = min(AG_TILE // resident, AG_STREAMED) // 16 * 16
+        self.step = SKINNY_BYTES // times(self.hidden, problem.itemsize) // 8 * 8
+        if not with_gradient or not 8 <= self.step < SKINNY_STEP:  # nothing, or too much, would be left in L2
+            self.step = min(max(self.step, SKINNY_STEP), most)
+        if not self.adds_tasks() and flops * streamed > SKINNY_LEAST_FLOPS * SKINNY_TASKS:
+            self.step = min(self.step, max(streamed // SKINNY_TASKS, 1))
+        self.step = align_up(ceil_div(streamed, ceil_div(streamed, self.step)), 8)
+        self.pitch = align_up(self.step, 16)
+        flops *= self.step
+        steps = max(ceil_div(streamed, SKINNY_TASKS * self.step), <Py_ssize_t>(SKINNY_LEAST_FLOPS / flops))
+        if self.adds_tasks():  # partial sums shall be few beside the rows that they are made from
+            steps = max(steps, ceil_div(4 * resident, self.step))
+        most = min(SKINNY_CHAIN // self.step, <Py_ssize_t>(SKINNY_FLOPS / flops))
+        self.tasks = ceil_div(streamed, max(min(steps, most), 1) * self.step)
+        self.task_size = align_up(ceil_div(streamed, self.tasks), self.step)
+        self.tasks = ceil_div(streamed, self.task_size)
+
+    cdef void cut_features(self) noexcept:
+        """Tasks of the features of all rows and words."""
+        cdef double flops
+        cdef Py_ssize_t least
+        self.tasks_of = OF_FEATURES
+        flops = self.flops() / self.hidden
+        least = max(ceil_div(self.hidden, SKINNY_TASKS), <Py_ssize_t>(SKINNY_LEAST_FLOPS / flops))
+        self.pitch = align_up(self.vocab, 16)
+        self.task_size = align_up(min(least, max(<Py_ssize_t>(SKINNY_FLOPS / flops), 1)), SKINNY_FEATURES)
+        self.tasks = ceil_div(self.hidden, self.task_size)
+
     # -- costs
 
     cdef double flops(self) noexcept:
@@ -141,6 +183,8 @@ cdef class Plan:
             rows = max(rows, 8)
         elif self.tasks_of == OF_ROWS:
             vocab = max(vocab, 8)
+        elif self.tasks_of == OF_FEATURES:
+            return 2 * products * max(rows * vocab, 4 * (rows + vocab)) * self.hidden
         return 2 * products * rows * vocab * max(self.problem.hidden, 8)
 
     cdef double cost(self) noexcept:
@@ -238,10 +282,10 @@ cdef class Plan:
             at.panel_max = arena_alloc(&arena, times(self.tasks, align_up(rows, self.kernels.mr) * acc))
             at.panel_sum = arena_alloc(&arena, times(self.tasks, align_up(rows, self.kernels.mr) * acc))
         if self.tasks_of == OF_WORDS and self.keeps_logits:
-            at.logits = arena_alloc(&arena, times(ceil_div(self.vocab, self.step), rows * AG_STREAMED * acc))
+            at.logits = arena_alloc(&arena, times(ceil_div(self.vocab, self.step), rows * self.pitch * acc))
         if self.tasks_of == OF_FEATURES:
-            at.logits = arena_alloc(&arena, times(self.tasks, AG_TILE * acc))
-            at.p = arena_alloc(&arena, AG_TILE * acc)
+            at.logits = arena_alloc(&arena, times(self.tasks, rows * self.pitch * acc))
+            at.p = arena_alloc(&arena, rows * self.pitch * acc)
         if self.adds_tasks():
             at.partial_sums = arena_alloc(&arena, times(times(self.tasks, resident), self.sums_pitch() * acc))
         return arena.used
@@ -315,42 +359,34 @@ cdef Plan new_plan(const ag_lce_kernels *kernels, const Problem *problem, Py_ssi
     return plan
 
 
-cdef Plan skinny_plan(const Problem *problem, Py_ssize_t workspace, bint keeps_logits):
+cdef Plan skinny_plan(const ag_lce_kernels *kernels, const Problem *problem, Py_ssize_t workspace, bint keeps_logits):
     """The plan that packs nothing; None where that does not pay, or without the space for it.
 
     It follows from all rows, whether they count or not: fewer that count do not need more space.
     """
     cdef Py_ssize_t rows = problem.total_rows, vocab = problem.vocab, hidden = problem.hidden
-    cdef Py_ssize_t products = problem.with_logits + problem.with_input_grad + problem.with_weight_grad
-    cdef Py_ssize_t streamed = max(rows, vocab), resident = min(rows, vocab), steps, most
-    cdef bint with_gradient = problem.with_input_grad or problem.with_weight_grad
-    cdef double flops
+    cdef Py_ssize_t streamed = max(rows, vocab), resident = min(rows, vocab)
     cdef Plan plan
-    if not hidden or not vocab or resident > problem.few:
+    if not hidden or not vocab:
         return None
-    plan = new_plan(problem.skinny, problem, workspace, False)
+    plan = new_plan(kernels, problem, workspace, False)
     plan.rows, plan.vocab, plan.hidden = rows, vocab, hidden
     plan.chunks = plan.blocks = plan.slices = plan.packed_chunks = 1
     plan.keeps_logits = keeps_logits
-    if streamed <= AG_STREAMED:
-        plan.tasks_of = OF_FEATURES
-        most = <Py_ssize_t>(SKINNY_FLOPS / (2.0 * products * rows * vocab)) // SKINNY_FEATURES * SKINNY_FEATURES
-        plan.task_size = min(most, align_up(ceil_div(hidden, SKINNY_FEATURE_TASKS), SKINNY_FEATURES))
-        plan.tasks = ceil_div(hidden, plan.task_size)
+    if streamed <= FEW_STREAMED:
+        plan.cut_features()
+    elif resident <= AG_RESIDENT // kernels.pair:
+        plan.cut_streamed()
+        if plan.tasks < FEW_TASKS and streamed <= AG_TERMS and hidden >= FEATURES_PER_ROW * streamed:
+            plan.cut_features()
+    elif (
+        # Packing pays soon where products are pairs.
+        kernels.pair == 1 and resident <= MANY_RESIDENT and streamed <= AG_TERMS
+        and hidden >= FEATURES_PER_ROW * streamed
+    ):
+        plan.cut_features()
     else:
-        plan.tasks_of = OF_WORDS if rows <= vocab else OF_ROWS
-        plan.step = SKINNY_BYTES // times(hidden, problem.itemsize) // 8 * 8
-        if not with_gradient or not 8 <= plan.step < AG_STREAMED:  # nothing, or too much, would be left in L2
-            plan.step = AG_STREAMED
-        plan.step = align_up(ceil_div(streamed, ceil_div(streamed, plan.step)), 8)
-        flops = 2.0 * products * resident * max(hidden, 8) * plan.step
-        steps = max(ceil_div(streamed, SKINNY_TASKS * plan.step), <Py_ssize_t>(SKINNY_LEAST_FLOPS / flops))
-        if plan.adds_tasks():  # partial sums shall be few beside the rows that they are made from
-            steps = max(steps, ceil_div(4 * resident, plan.step))
-        most = min(SKINNY_CHAIN // plan.step, <Py_ssize_t>(SKINNY_FLOPS / flops))
-        plan.tasks = ceil_div(streamed, max(min(steps, most), 1) * plan.step)
-        plan.task_size = align_up(ceil_div(streamed, plan.tasks), plan.step)
-        plan.tasks = ceil_div(streamed, plan.task_size)
+        return None
     return plan if plan.bytes() <= workspace else None
 
 
@@ -377,7 +413,7 @@ cdef list plans_of(const ag_lce_kernels *kernels, const Problem *problem, Py_ssi
     cdef Plan plan, other, first, second
     cdef Problem part
     cdef list plans
-    plan = skinny_plan(problem, workspace, False)
+    plan = skinny_plan(kernels, problem, workspace, False)
     if plan is not None:
         return [plan]
     if not (problem.with_input_grad and problem.with_weight_grad):
@@ -406,7 +442,7 @@ cdef list plans_of(const ag_lce_kernels *kernels, const Problem *problem, Py_ssi
 cdef Plan plan_with_logits(const ag_lce_kernels *kernels, const Problem *problem, Py_ssize_t workspace):
     """Both passes over a chunk, its logits kept in between. None where that is impossible, or no cheaper: each chunk packs
     the weight. For few rows or words they are not packed."""
-    cdef Plan plan = skinny_plan(problem, workspace, True)
+    cdef Plan plan = skinny_plan(kernels, problem, workspace, True)
     if plan is not None:
         return plan
     plan = new_plan(kernels, problem, workspace, True)

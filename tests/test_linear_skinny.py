@@ -9,8 +9,9 @@ from samples import BFLOAT16, Layout, allocated, assert_identical, laid_out
 
 from ascend_grad import _cpu, _linear_cross_entropy
 
-#: Around the edges of what is few (64, with dot products 32), of streamed rows (48), of segments of features (4 KiB of
-#: accumulators) and of so few features that rows are transposed.
+#: Around the edges of what is few (64, with dot products 32; 128 and 256 where features are many), of tiles (384 streamed rows,
+#: 3072 products), of segments of features (4 KiB of accumulators) and of so few features that rows are transposed (128), or
+#: become columns in all products (16).
 SHAPES = [
     Shape(*shape)
     for shape in (
@@ -36,6 +37,18 @@ SHAPES = [
         (63, 200, 129),
         (300, 2, 3),
         (2, 300, 128),
+        (1, 1500, 1),
+        (1500, 1, 1),
+        (3, 900, 2),
+        (900, 5, 3),
+        (64, 700, 16),
+        (700, 64, 15),
+        (2, 800, 17),
+        (80, 50, 3000),
+        (128, 256, 2100),
+        (256, 70, 2200),
+        (129, 60, 1100),
+        (127, 3, 5003),
     )
 ]
 CALLS = [*((GRADIENT, {"mode": mode}) for mode in MODES), (STATISTICS, {}), (WHOLE, {})]
@@ -110,6 +123,7 @@ def test_only_few_are_not_packed(forced):
             ((64, 900, 5), True),
             ((65, 900, 80), False),
             ((900, 65, 80), False),
+            ((65, 128, 2000), True),
         ):
             x, w = np.zeros((shape[0], shape[2]), np.float32), np.zeros((shape[1], shape[2]), np.float32)
             (plan,) = _linear_cross_entropy.plans(x, w, shape[0], 2**26, True, True, True, False)

@@ -421,9 +421,7 @@ static void K(probabilities)(void *to, const void *logits, double max, double su
     }
 }
 
-#if !AG_IS_DOT
 #include "skinny_body.h"
-#endif
 
 static AG_UNUSED const ag_lce_kernels K(ag_lce) = {
     .mr = MR,
@@ -440,19 +438,18 @@ static AG_UNUSED const ag_lce_kernels K(ag_lce) = {
     .input_grad = K(input_grad),
     .weight_grad = K(weight_grad),
     .probabilities = K(probabilities),
-#if !AG_IS_DOT
     .dot_products = K(dot_products),
-    .sum_rows = K(sum_rows),
-    .combine = K(combine),
-    .write_rows = K(write_rows),
-    .tile_to_gradient = K(tile_to_gradient),
-    .tile_to_max_sum = K(tile_to_max_sum),
-    .columns_to_gradient = K(columns_to_gradient),
-    .columns_to_max_sum = K(columns_to_max_sum),
-#endif
+    .sum_rows = SUMS(sum_rows),
+    .combine = SUMS(combine),
+    .write_rows = SUMS(write_rows),
+    .tile_to_gradient = SUMS(tile_to_gradient),
+    .tile_to_max_sum = SUMS(tile_to_max_sum),
+    .columns_to_gradient = SUMS(columns_to_gradient),
+    .columns_to_max_sum = SUMS(columns_to_max_sum),
 };
 
 #undef K
+#undef SUMS
 #undef MR
 #undef NV
 #undef NR

@@ -36,14 +36,14 @@
 /* ---- rows of a matrix, as the kernels read them ----------------------------------------------------------------------- */
 
 /* Values (bfloat16 for the dot product, else reals) of row `row`, columns [first, first + n): in place where they lie
- * there as such, else gathered and widened into `buffer`. n is at most AG_FETCH. */
+ * there as such, else gathered and widened into `buffer`, as many reals. n is at most AG_FETCH. */
 static const char *K(fetch)(const ag_matrix *from, int64_t row, ptrdiff_t first, ptrdiff_t n, void *buffer)
 {
     const int itemsize = ag_itemsize[from->dtype];
     const char *source = from->data + row * from->row_stride + first * from->step;
     if (from->step != itemsize || from->swapped) {
-        /* 16-bit values that are to be widened go to the upper half of the buffer: widening runs ahead of no reader */
-        char *raw = (char *)buffer + (AG_IS_DOT || itemsize != 2 ? 0 : AG_FETCH * 2);
+        /* 16-bit values that are to be widened go to the upper half of what they become: widening runs ahead of no reader */
+        char *raw = (char *)buffer + (AG_IS_DOT || itemsize != 2 ? 0 : n * 2);
         ag_copy_block(raw, 0, itemsize, source, 0, from->step, 1, n, itemsize, from->swapped);
         source = raw;
     }

@@ -27,11 +27,12 @@
  *   x_columns  [H / NR][u of BT][<= NR]   right of dW
  *   logits     [V / NR][rows][NR]         only where they are needed twice, or where H is summed in slices
  *
- * Few rows on one side (at most AG_RESIDENT, of X or of W): nothing is packed. Tiles of AG_RESIDENT x AG_STREAMED values are
- * made from rows in place, become P and are multiplied with the same rows, which are still in L2; the gradient of what is
- * streamed is written once, that of the other side has a partial sum for each task. Where words are few, a tile is
- * AG_RESIDENT words x AG_STREAMED rows, so that lanes are full with any number of words. All of it in f32 or f64 arithmetic:
- * bfloat16 is widened while it is read, on every CPU. The kernels are in skinny_body.h.
+ * Few rows on one side (at most AG_RESIDENT, of X or of W): nothing is packed. The rows of the other side are streamed: tiles
+ * of at most AG_TILE values are made from rows in place, become P and are multiplied with the same rows, which are still in
+ * L2; the gradient of what is streamed is written once, that of the other side has a partial sum for each task. Where words
+ * are few, a tile is words x rows, so that lanes are full with any number of words. Where neither side has many rows, tasks
+ * are ranges of the features, and both gradients are written once. Logits of bfloat16 take dot products where there are some;
+ * the other products are f32: bfloat16 is widened while it is read. The kernels are in skinny_body.h.
  *
  * Order of sums. A sum runs in one accumulator for at most AG_CHAIN terms; chains are combined with compensation (Knuth's
  * two-sum), and so are the partial sums that slices, blocks and chunks add to a result, where memory for the compensation is
@@ -58,9 +59,10 @@ enum {
     AG_CHAIN = 1280, /* terms of a sum in one accumulator */
     AG_AHEAD = 8,    /* units along the sum that operands are asked for before their use */
     AG_FETCH = 256,  /* values of a row that are gathered at once */
-    AG_RESIDENT = 64, /* most rows that may be few, for the products that pack nothing */
-    AG_STREAMED = 48, /* most rows of the other matrix that they take at a time */
-    AG_TILE = AG_RESIDENT * AG_STREAMED
+    AG_RESIDENT = 64,        /* most rows that may be few, for the products that pack nothing */
+    AG_STREAMED = 384,       /* most rows of the other matrix that they take at a time, */
+    AG_TILE = AG_RESIDENT * 48, /* and most products of both */
+    AG_TERMS = 256           /* most rows whose sum is written as one row */
 };
 
 /* A matrix as the caller has it: any strides (in bytes), either byte order. */
@@ -113,6 +115,7 @@ typedef struct {
     int last_logits;              /* whether nothing is added after it */
     void *logits_compensation;    /* rounding errors of these additions, laid out like logits; or NULL */
     int keep_logits;              /* whether AG_TO_MAX_SUM stores them, too */
+    ptrdiff_t tile_pitch;         /* from row to row of a tile of the products that pack nothing: a multiple of any vector */
 
     void *panel_max, *panel_sum; /* real [V / NR][rows], from AG_TO_MAX_SUM for merge_max_sum */
     void *predicted;             /* real (BT,): the target's logit */
@@ -151,10 +154,11 @@ typedef struct {
                         ptrdiff_t tile_end);
     /* to[c] = exp(logits[c] - max) / sum, reals, in place allowed */
     void (*probabilities)(void *to, const void *logits, double max, double sum, ptrdiff_t n);
-    /* Few rows on one side: see skinny_body.h. Not of the kind dot. */
-    void (*dot_products)(const ag_rows *resident, const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, void *p);
-    void (*sum_rows)(ptrdiff_t resident, const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, const void *p, void *sums,
-                     ptrdiff_t pitch, int add);
+    /* Few rows on one side: see skinny_body.h */
+    void (*dot_products)(const ag_rows *resident, const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, void *p,
+                         ptrdiff_t pitch);
+    void (*sum_rows)(ptrdiff_t resident, const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, const void *p,
+                     ptrdiff_t pitch, void *sums, ptrdiff_t sums_pitch, int add);
     void (*combine)(const void *from, ptrdiff_t count, ptrdiff_t stride, ptrdiff_t n, void *to);
     void (*write_rows)(ag_variant variant, const ag_rows *resident, const ag_rows *to, ptrdiff_t first, ptrdiff_t n,
                        const void *p, ptrdiff_t r_stride, ptrdiff_t s_stride, int nontemporal);
@@ -233,12 +237,6 @@ static AG_UNUSED const ag_lce_kernels *ag_lce_kernels_of(ag_variant variant, ag_
     default:
         return dtype == AG_FLOAT64 ? &ag_lce_f64_baseline : &ag_lce_f32_baseline;
     }
-}
-
-/* Those that pack nothing: bfloat16 is widened on every CPU. */
-static AG_UNUSED const ag_lce_kernels *ag_lce_skinny_kernels_of(ag_variant variant, ag_dtype dtype)
-{
-    return ag_lce_kernels_of(variant, dtype == AG_BFLOAT16 ? AG_FLOAT32 : dtype);
 }
 
 #endif

@@ -1,20 +1,29 @@
 /* Products with few rows on one side, for one kind of arithmetic and one instruction set: nothing is packed. Body header,
  * see base.h; included by cross_entropy_body.h. The manual is linear_cross_entropy.h.
  *
- * At most AG_RESIDENT rows (of X or of W) are multiplied with streamed rows (of the other matrix), AG_STREAMED of them or
- * fewer at a time, over a range of the features. Both are read in place where rows are dense and of native byte order, else
- * gathered in segments. p(r, s), the logits or P, is a tile [resident][AG_STREAMED].
+ * Resident rows (of X or of W) are multiplied with streamed rows (of the other matrix) over a range of the features. Both are
+ * read in place where rows are dense and of native byte order, else gathered in segments. p(r, s), the logits or P, is a tile
+ * [resident][pitch].
+ *
+ * Of the kind dot there are dot products alone; what P is multiplied with is widened: SUMS names those functions.
  */
 
+#if AG_IS_DOT
+#define SUMS(name) AG_CONCAT3(name, f32, AG_ISA)
+#else
+#define SUMS(name) K(name)
+#endif
+
 enum {
-    K(SEGMENT) = 4096 / sizeof(real),                 /* features at a time; those of all resident rows fit into L2 */
+    K(SEGMENT) = 4096 / sizeof(unit) * PAIR,          /* features at a time; those of all resident rows fit into L2 */
     K(RESIDENT) = AG_LANES == 16 ? 4 : 2,  /* resident rows whose accumulators fit into registers */
     K(STREAMS) = 4,                                   /* by so many streamed rows, or so many vectors */
     K(PRODUCTS) = K(RESIDENT) * K(STREAMS),           /* of rows, whose lanes are added up together */
     K(NARROW) = 8,                                    /* rows at a time where they are one vector long, or end in one */
     K(TERMS) = 16,                                    /* streamed rows that one pass over the sums takes in */
     K(LONG) = 512,                                    /* features of long rows */
-    K(FEW_FEATURES) = 128                             /* up to which streamed rows may be transposed */
+    K(FEW_FEATURES) = 128,                            /* up to which streamed rows may be transposed */
+    K(THIN) = 16                                      /* features up to which lanes are rows in every product */
 };
 
 /* Values [first, first + n) of a row, dense and of native byte order, of their own dtype; n <= SEGMENT. */
@@ -46,20 +55,22 @@ AG_INLINE void K(dense_rows)(const ag_rows *rows, ptrdiff_t i, ptrdiff_t count, 
  * where there are copies, these are of SOME rows, or of SHORT values of each. */
 static int K(is_in_place)(const ag_matrix *from)
 {
-    return from->step == sizeof(real) && ag_itemsize[from->dtype] == sizeof(real) && !from->swapped;
+    const int itemsize = sizeof(unit) / PAIR;
+    return from->step == itemsize && ag_itemsize[from->dtype] == itemsize && !from->swapped;
 }
 
 enum { K(SOME) = 16, K(SHORT) = K(SEGMENT) * K(SOME) / AG_RESIDENT };
 
-/* Values [first, first + n) of every resident row, as accumulators; copies lie `pitch` bytes apart in the buffer. */
+/* Values [first, first + n) of every resident row, widened but for dot products; copies lie `pitch` bytes apart in the
+ * buffer. Pointers up to a multiple of RESIDENT are valid. */
 static void K(load_resident)(const ag_rows *rows, ptrdiff_t first, ptrdiff_t n, char *buffer, ptrdiff_t pitch,
-                             const char *to[AG_RESIDENT])
+                             const char **to)
 {
     const ag_matrix *from = &rows->matrix;
     const int in_place = K(is_in_place)(from);
     for (ptrdiff_t r = 0; r < rows->count; r++) {
         char *copy = in_place ? 0 : buffer + r * pitch;
-        if (ag_itemsize[from->dtype] == sizeof(real)) {
+        if (ag_itemsize[from->dtype] == sizeof(unit) / PAIR) {
             to[r] = K(dense)(rows, r, first, n, copy);
             continue;
         }
@@ -86,6 +97,8 @@ AG_INLINE V K(load_as)(const ag_dtype dtype AG_UNUSED, const char *p, ptrdiff_t 
 /* Calls `function` with its first argument constant: one copy for every dtype. */
 #if AG_IS_F64
 #define AG_BY_DTYPE(dtype, function, ...) function(AG_FLOAT64, __VA_ARGS__)
+#elif AG_IS_DOT
+#define AG_BY_DTYPE(dtype, function, ...) function(AG_BFLOAT16, __VA_ARGS__)
 #else
 #define AG_BY_DTYPE(dtype, function, ...)                                                                               \
     do {                                                                                                                \
@@ -95,7 +108,23 @@ AG_INLINE V K(load_as)(const ag_dtype dtype AG_UNUSED, const char *p, ptrdiff_t 
     } while (0)
 #endif
 
+/* to[i] = value i of p, `count` of them */
+AG_INLINE void K(widen_step)(const ag_dtype dtype, const char *p, ptrdiff_t i, const ptrdiff_t count, real *to)
+{
+    K(store_some)(to + i, K(load_as)(dtype, p, i, count), count);
+}
+
 /* ---- logits: products of rows with rows ---------------------------------------------------------------------------------- */
+
+/* A vector of units of a streamed row from feature k on, of `count` features. */
+AG_INLINE V K(load_units)(const ag_dtype dtype AG_UNUSED, const char *row, ptrdiff_t k, const ptrdiff_t count)
+{
+#if AG_IS_DOT
+    return K(load_values)(row + 2 * k, count);
+#else
+    return K(load_as)(dtype, row, k, count);
+#endif
+}
 
 /* `count` features of each product, from feature k on: a vector's, or fewer. */
 AG_INLINE void K(dot_step)(const ag_dtype dtype, const int nr, const int ns, const char *const *resident,
@@ -103,13 +132,13 @@ AG_INLINE void K(dot_step)(const ag_dtype dtype, const int nr, const int ns, con
 {
     V left[K(RESIDENT)];
     AG_UNROLL(4)
-    for (int r = 0; r < nr; r++) left[r] = K(load_some)(resident[r] + k * (ptrdiff_t)sizeof(real), count);
+    for (int r = 0; r < nr; r++) left[r] = K(load_values)(resident[r] + k * (ptrdiff_t)sizeof(unit) / PAIR, count);
     AG_UNROLL(16)
     for (int s = 0; s < ns; s++) {
-        const V right = K(load_as)(dtype, streamed[s], k, count);
+        const V right = K(load_units)(dtype, streamed[s], k, count);
         __builtin_prefetch(streamed[s] + k * ag_itemsize[dtype] + ahead);
         AG_UNROLL(4)
-        for (int r = 0; r < nr; r++) sum[r * ns + s] = V_(fma)(left[r], right, sum[r * ns + s]);
+        for (int r = 0; r < nr; r++) sum[r * ns + s] = K(multiply_add)(left[r], right, sum[r * ns + s]);
     }
 }
 
@@ -123,7 +152,9 @@ AG_INLINE void K(dot_rows)(const ag_dtype dtype, const int nr, const int ns, con
     AG_UNROLL(16)
     for (int j = 0; j < count; j++) sum[j] = (V){0};
     ptrdiff_t k = 0;
-    for (; k + VL <= n; k += VL) K(dot_step)(dtype, nr, ns, resident, streamed, k, VL, ahead, sum);
+    for (; k + VL * PAIR <= n; k += VL * PAIR) {
+        K(dot_step)(dtype, nr, ns, resident, streamed, k, VL * PAIR, ahead, sum);
+    }
     if (k < n) K(dot_step)(dtype, nr, ns, resident, streamed, k, n - k, ahead, sum);
     /* Bit b of a lane's number says which one of a pair of vectors it is of, as long as there are pairs. */
     AG_UNROLL(4)
@@ -156,7 +187,8 @@ AG_INLINE void K(add_scalar)(real *sum, real *low, real x)
 
 /* One segment's terms to all p(r, s) of nr resident rows at a time; without compensation there is nothing to add to. */
 AG_INLINE void K(dot_group)(const ag_dtype dtype, const int nr, const int ns, const char *const *resident,
-                            ptrdiff_t count, const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, real *p, real *low)
+                            ptrdiff_t count, const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, real *p,
+                            ptrdiff_t pitch, real *low)
 {
     enum { MOST = K(PRODUCTS) };
     /* Of short rows the next ones are asked for, of long ones what follows in them. */
@@ -171,85 +203,144 @@ AG_INLINE void K(dot_group)(const ag_dtype dtype, const int nr, const int ns, co
             real sums[MOST];
             K(dot_rows)(dtype, nr, ns, resident + r, rows, n, ahead, sums);
             for (ptrdiff_t i = 0; i < nr && r + i < count; i++) {
-                const ptrdiff_t at = (r + i) * AG_STREAMED + begin;
-                if (!low) memcpy(p + at, sums + i * ns, (size_t)streams * sizeof(real));
-                for (ptrdiff_t s = 0; low && s < streams; s++) K(add_scalar)(p + at + s, low + at + s, sums[i * ns + s]);
+                real *const to = p + (r + i) * pitch + begin;
+                if (!low) {
+                    memcpy(to, sums + i * ns, (size_t)streams * sizeof(real));
+                    continue;
+                }
+                for (ptrdiff_t s = 0; s < streams; s++) {
+                    K(add_scalar)(to + s, low + (r + i) * streamed->count + begin + s, sums[i * ns + s]);
+                }
             }
         }
     }
 }
 
 AG_INLINE void K(dot_segment)(const ag_dtype dtype, const char *const *resident, ptrdiff_t count, const ag_rows *streamed,
-                              ptrdiff_t first, ptrdiff_t n, real *p, real *low)
+                              ptrdiff_t first, ptrdiff_t n, real *p, ptrdiff_t pitch, real *low)
 {
     /* Many short rows at a time make little work of adding up lanes; of long rows no CPU fetches so many at a time well. */
     enum { MOST = K(PRODUCTS) };
     if (count == 1 && n < K(LONG)) {
-        K(dot_group)(dtype, 1, MOST, resident, count, streamed, first, n, p, low);
+        K(dot_group)(dtype, 1, MOST, resident, count, streamed, first, n, p, pitch, low);
     } else if (count == 2 && n < K(LONG)) {
-        K(dot_group)(dtype, 2, MOST / 2, resident, count, streamed, first, n, p, low);
+        K(dot_group)(dtype, 2, MOST / 2, resident, count, streamed, first, n, p, pitch, low);
     } else if (count == 1) {
-        K(dot_group)(dtype, 1, K(STREAMS), resident, count, streamed, first, n, p, low);
+        K(dot_group)(dtype, 1, K(STREAMS), resident, count, streamed, first, n, p, pitch, low);
     } else if (count == 2) {
-        K(dot_group)(dtype, 2, K(STREAMS), resident, count, streamed, first, n, p, low);
+        K(dot_group)(dtype, 2, K(STREAMS), resident, count, streamed, first, n, p, pitch, low);
     } else {
-        K(dot_group)(dtype, K(RESIDENT), K(STREAMS), resident, count, streamed, first, n, p, low);
+        K(dot_group)(dtype, K(RESIDENT), K(STREAMS), resident, count, streamed, first, n, p, pitch, low);
     }
 }
 
-/* columns[k][s] = feature first + k of streamed row `begin` + s, NR of them and n features; zero behind the last row. */
+/* columns[k][s] = unit k of streamed row `begin` + s from feature `first` on, NR rows and n features; zero behind the last row
+ * and feature. */
 AG_INLINE void K(transpose_rows)(const ag_dtype dtype, const ag_rows *streamed, ptrdiff_t begin, ptrdiff_t first,
-                                 ptrdiff_t n, real *columns)
+                                 ptrdiff_t n, unit *columns)
 {
     char buffer[VL][4096];
     const char *rows[VL];
     for (ptrdiff_t group = 0; group < NR; group += VL) {
         const ptrdiff_t left = streamed->count - begin - group, there = left < VL ? left : VL;
         K(dense_rows)(streamed, begin + group, there, first, n, buffer, rows);
-        for (ptrdiff_t k = 0; k < n; k += VL) {
+        for (ptrdiff_t k = 0; k < n; k += VL * PAIR) {
+            const ptrdiff_t count = n - k < VL * PAIR ? n - k : VL * PAIR;
             V x[VL];
             for (ptrdiff_t r = 0; r < VL; r++) {
                 x[r] = (V){0};
-                if (r < there) x[r] = K(load_as)(dtype, rows[r], k, n - k);
+                if (r < there) x[r] = K(load_units)(dtype, rows[r], k, count);
             }
             K(transpose)(x);
-            for (ptrdiff_t i = 0; i < VL && k + i < n; i++) V_(store)(columns + (k + i) * NR + group, x[i]);
+            for (ptrdiff_t i = 0; i * PAIR < count; i++) memcpy(columns + (k / PAIR + i) * NR + group, &x[i], sizeof(V));
+        }
+    }
+}
+
+#if !AG_IS_DOT
+
+/* Whether rows follow one another. */
+AG_INLINE int K(is_run)(const ag_rows *rows)
+{
+    return !rows->numbers || rows->numbers[rows->count - 1] - rows->numbers[0] == rows->count - 1;
+}
+
+/* columns[k][s] = feature first + k of row s, at most THIN features of at most AG_STREAMED rows, as accumulators; zero behind the
+ * last row up to a multiple of NR. */
+static void K(load_columns)(const ag_rows *rows, ptrdiff_t first, ptrdiff_t n, real columns[][AG_STREAMED])
+{
+    const ag_matrix *from = &rows->matrix;
+    const int itemsize = ag_itemsize[from->dtype];
+    const ptrdiff_t count = rows->count, padded = (count + NR - 1) / NR * NR, runs = K(is_run)(rows) ? 1 : count;
+    for (ptrdiff_t k = 0; k < n; k++) {
+        /* 16-bit values go to the upper half of the column: widening runs ahead of no reader */
+        char *raw = (char *)columns[k] + (itemsize == sizeof(real) ? 0 : AG_STREAMED * 2);
+        for (ptrdiff_t i = 0; i < runs; i++) {
+            const char *source = from->data + (rows->numbers ? rows->numbers[i] : rows->start) * from->row_stride;
+            ag_copy_rows(AG_VARIANT_BASELINE, raw + i * itemsize, 0, itemsize, source + (first + k) * from->step, 0,
+                         from->row_stride, 1, count / runs, itemsize, from->swapped);
+        }
+        for (ptrdiff_t s = 0; itemsize != sizeof(real) && s < count; s += VL) {
+            AG_BY_DTYPE(from->dtype, K(widen_step), raw, s, count - s < VL ? count - s : VL, columns[k]);
+        }
+        for (ptrdiff_t s = count; s < padded; s++) columns[k][s] = 0;
+    }
+}
+
+#endif
+
+/* sum[r][j] += unit r of `left` * vector j of `column`. */
+AG_INLINE void K(panel_step)(const int nr, const unit *left, const unit *column, V sum[4][NV])
+{
+    AG_UNROLL(4)
+    for (int r = 0; r < nr; r++) {
+        const V a = K(broadcast)(left + r);
+        AG_UNROLL(3)
+        for (int j = 0; j < NV; j++) {
+            V b;
+            memcpy(&b, column + j * VL, sizeof b);
+            sum[r][j] = K(multiply_add)(a, b, sum[r][j]);
         }
     }
 }
 
 /* p(r, s) of nr resident rows and a panel of streamed ones, columns[k][s] of n features, the first `count` of which are
- * there. */
-AG_INLINE void K(dot_panel)(const int nr, const char *const *resident, const real *columns, ptrdiff_t n, ptrdiff_t count,
-                            real *p)
+ * there. From column to column it is `step` units. */
+AG_INLINE void K(dot_panel)(const int nr, const char *const *resident, const unit *columns, ptrdiff_t step, ptrdiff_t n,
+                            ptrdiff_t count, real *p, ptrdiff_t pitch)
 {
     V sum[4][NV];
+    unit left[4] = {0};
     AG_UNROLL(4)
     for (int r = 0; r < nr; r++) {
         AG_UNROLL(3)
         for (int j = 0; j < NV; j++) sum[r][j] = (V){0};
     }
-    for (ptrdiff_t k = 0; k < n; k++, columns += NR) {
+    for (ptrdiff_t k = 0; k < n / PAIR; k++, columns += step) {
         AG_UNROLL(4)
+        for (int r = 0; r < nr; r++) memcpy(&left[r], resident[r] + k * (ptrdiff_t)sizeof(unit), sizeof(unit));
+        K(panel_step)(nr, left, columns, sum);
+    }
+    if (n % PAIR) { /* the first of a pair */
         for (int r = 0; r < nr; r++) {
-            const V left = V_(set1)(((const real *)resident[r])[k]);
-            AG_UNROLL(3)
-            for (int j = 0; j < NV; j++) sum[r][j] = V_(fma)(left, V_(load)(columns + j * VL), sum[r][j]);
+            left[r] = 0;
+            memcpy(&left[r], resident[r] + (n - 1) * 2, 2);
         }
+        K(panel_step)(nr, left, columns, sum);
     }
     AG_UNROLL(4)
     for (int r = 0; r < nr; r++) {
         AG_UNROLL(3)
         for (int j = 0; j < NV; j++) {
-            const ptrdiff_t left = count - j * VL;
-            real *const to = p + r * AG_STREAMED + j * VL;
-            if (left >= VL) {
+            const ptrdiff_t there = count - j * VL;
+            real *const to = p + r * pitch + j * VL;
+            if (there >= VL) {
                 V_(store)(to, sum[r][j]);
             } else {
                 real values[VL];
                 V_(store)(values, sum[r][j]);
-                for (int i = 0; i < VL - 1; i++) { /* a loop to `left` makes compilers doubt that it ends within the vector */
-                    if (i < left) to[i] = values[i];
+                for (int i = 0; i < VL - 1; i++) { /* a loop to `there` makes compilers doubt that it ends within the vector */
+                    if (i < there) to[i] = values[i];
                 }
             }
         }
@@ -258,75 +349,100 @@ AG_INLINE void K(dot_panel)(const int nr, const char *const *resident, const rea
 
 /* The same as dot_segment where features are few: lanes are streamed rows, so that none has to be added to another. */
 static void K(dot_columns)(const char *const *resident, ptrdiff_t count, const ag_rows *streamed, ptrdiff_t first,
-                           ptrdiff_t n, real *p)
+                           ptrdiff_t n, real *p, ptrdiff_t pitch)
 {
-    real columns[K(FEW_FEATURES) * NR] __attribute__((aligned(64)));
+    enum { PANEL = K(FEW_FEATURES) / PAIR * NR, WHOLE = K(THIN) * AG_STREAMED };
+    unit columns[PANEL > WHOLE ? PANEL : WHOLE] __attribute__((aligned(64)));
+    ptrdiff_t step = NR;
+#if !AG_IS_DOT
+    if (n <= K(THIN)) {
+        K(load_columns)(streamed, first, n, (real (*)[AG_STREAMED])columns);
+        step = AG_STREAMED;
+    }
+#endif
     for (ptrdiff_t s = 0; s < streamed->count; s += NR) {
         const ptrdiff_t there = streamed->count - s < NR ? streamed->count - s : NR;
-        AG_BY_DTYPE(streamed->matrix.dtype, K(transpose_rows), streamed, s, first, n, columns);
+        const unit *panel = columns + (step == NR ? 0 : s);
+        if (step == NR) AG_BY_DTYPE(streamed->matrix.dtype, K(transpose_rows), streamed, s, first, n, columns);
         for (ptrdiff_t r = 0; r < count;) {
             const ptrdiff_t left = count - r;
-            real *to = p + r * AG_STREAMED + s;
+            real *to = p + r * pitch + s;
             if (left >= 4) {
-                K(dot_panel)(4, resident + r, columns, n, there, to);
+                K(dot_panel)(4, resident + r, panel, step, n, there, to, pitch);
             } else if (left >= 2) {
-                K(dot_panel)(2, resident + r, columns, n, there, to);
+                K(dot_panel)(2, resident + r, panel, step, n, there, to, pitch);
             } else {
-                K(dot_panel)(1, resident + r, columns, n, there, to);
+                K(dot_panel)(1, resident + r, panel, step, n, there, to, pitch);
             }
             r += left >= 4 ? 4 : left >= 2 ? 2 : 1;
         }
     }
 }
 
-/* p(r, s) = resident row r . streamed row s over features [first, first + n), for resident rows whose copies fit. */
-static void K(dot_some)(const ag_rows *resident, const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, int by_columns, real *p)
+/* p(r, s) = resident row r . streamed row s over features [first, first + n), for resident rows whose copies fit and at most
+ * AG_TILE products. */
+static void K(dot_some)(const ag_rows *resident, const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, int by_columns,
+                        real *p, ptrdiff_t pitch)
 {
     char buffer[K(SOME)][4096];
     const char *rows[AG_RESIDENT];
-    real low[AG_TILE];
+    real low[AG_TILE]; /* [resident][streamed] */
     if (by_columns) {
         K(load_resident)(resident, first, n, buffer[0], sizeof buffer[0], rows);
-        K(dot_columns)(rows, resident->count, streamed, first, n, p);
+        K(dot_columns)(rows, resident->count, streamed, first, n, p, pitch);
         return;
     }
-    if (n > K(SEGMENT)) memset(low, 0, sizeof low);
+    if (n > K(SEGMENT)) memset(low, 0, (size_t)(resident->count * streamed->count) * sizeof(real));
     for (ptrdiff_t done = 0; done < n; done += K(SEGMENT)) {
         const ptrdiff_t length = n - done < K(SEGMENT) ? n - done : K(SEGMENT);
         K(load_resident)(resident, first + done, length, buffer[0], sizeof buffer[0], rows);
-        AG_BY_DTYPE(streamed->matrix.dtype, K(dot_segment), rows, resident->count, streamed, first + done, length, p,
+        AG_BY_DTYPE(streamed->matrix.dtype, K(dot_segment), rows, resident->count, streamed, first + done, length, p, pitch,
                     done ? low : 0);
     }
     if (n <= K(SEGMENT)) return;
     for (ptrdiff_t r = 0; r < resident->count; r++) {
         for (ptrdiff_t s = 0; s < streamed->count; s++) {
-            real *sum = p + r * AG_STREAMED + s;
-            if (*sum - *sum == 0) *sum += low[r * AG_STREAMED + s];
+            real *sum = p + r * pitch + s;
+            if (*sum - *sum == 0) *sum += low[r * streamed->count + s];
         }
     }
 }
 
+/* `count` rows from `start` on */
+static ag_rows K(subset)(const ag_rows *rows, ptrdiff_t start, ptrdiff_t count)
+{
+    ag_rows some = *rows;
+    some.count = rows->count - start < count ? rows->count - start : count;
+    some.start += start;
+    if (some.numbers) some.numbers += start;
+    return some;
+}
+
 /* p(r, s) = resident row r . streamed row s over features [first, first + n). */
-static void K(dot_products)(const ag_rows *resident, const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, void *to)
+static void K(dot_products)(const ag_rows *resident, const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, void *to,
+                            ptrdiff_t pitch)
 {
     /* Where lanes are features, adding them up takes longer for more resident rows; to transpose does not. */
-    const int by_columns = n <= K(FEW_FEATURES) && n <= VL + 8 * resident->count;
+    const int by_columns = n <= K(FEW_FEATURES) && n <= PAIR * (VL + 8 * resident->count);
     const ptrdiff_t most = K(is_in_place)(&resident->matrix) ? AG_RESIDENT : K(SOME);
     for (ptrdiff_t r = 0; r < resident->count; r += most) {
-        ag_rows some = *resident;
-        some.count = resident->count - r < most ? resident->count - r : most;
-        some.start += r;
-        if (some.numbers) some.numbers += r;
-        K(dot_some)(&some, streamed, first, n, by_columns, (real *)to + r * AG_STREAMED);
+        const ag_rows left = K(subset)(resident, r, most);
+        for (ptrdiff_t s = 0; s < streamed->count; s += AG_TILE / left.count) {
+            const ag_rows right = K(subset)(streamed, s, AG_TILE / left.count);
+            K(dot_some)(&left, &right, first, n, by_columns, (real *)to + r * pitch + s, pitch);
+        }
     }
 }
+
+#if !AG_IS_DOT
 
 /* ---- sums over streamed rows ---------------------------------------------------------------------------------------------- */
 
 /* sums[r][c] += sum over `terms` rows of p(r, s) rows[s][c]: nr resident rows, nv vectors from column c on; the last one of
  * `tail` columns. */
 AG_INLINE void K(add_products)(const ag_dtype dtype, const int nr, const int nv, const char *const *rows, ptrdiff_t terms,
-                               const real *p, ptrdiff_t c, const ptrdiff_t tail, real *sums, ptrdiff_t pitch, int add)
+                               const real *p, ptrdiff_t pitch, ptrdiff_t c, const ptrdiff_t tail, real *sums,
+                               ptrdiff_t sums_pitch, int add)
 {
     V sum[K(PRODUCTS)];
     AG_UNROLL(8)
@@ -334,7 +450,7 @@ AG_INLINE void K(add_products)(const ag_dtype dtype, const int nr, const int nv,
         AG_UNROLL(4)
         for (int j = 0; j < nv; j++) {
             sum[r * nv + j] = (V){0};
-            if (add) sum[r * nv + j] = V_(load)(sums + r * pitch + j * VL);
+            if (add) sum[r * nv + j] = V_(load)(sums + r * sums_pitch + j * VL);
         }
     }
     for (ptrdiff_t s = 0; s < terms; s++) {
@@ -343,7 +459,7 @@ AG_INLINE void K(add_products)(const ag_dtype dtype, const int nr, const int nv,
         for (int j = 0; j < nv; j++) right[j] = K(load_as)(dtype, rows[s], c + j * VL, j == nv - 1 ? tail : VL);
         AG_UNROLL(8)
         for (int r = 0; r < nr; r++) {
-            const V left = V_(set1)(p[r * AG_STREAMED + s]);
+            const V left = V_(set1)(p[r * pitch + s]);
             AG_UNROLL(4)
             for (int j = 0; j < nv; j++) sum[r * nv + j] = V_(fma)(left, right[j], sum[r * nv + j]);
         }
@@ -351,35 +467,35 @@ AG_INLINE void K(add_products)(const ag_dtype dtype, const int nr, const int nv,
     AG_UNROLL(8)
     for (int r = 0; r < nr; r++) {
         AG_UNROLL(4)
-        for (int j = 0; j < nv; j++) V_(store)(sums + r * pitch + j * VL, sum[r * nv + j]);
+        for (int j = 0; j < nv; j++) V_(store)(sums + r * sums_pitch + j * VL, sum[r * nv + j]);
     }
 }
 
 /* The same for all resident rows and nv vectors, as many rows at a time as keep the multipliers busy. */
 AG_INLINE void K(add_columns)(const ag_dtype dtype, const int nv, ptrdiff_t resident, const char *const *rows,
-                              ptrdiff_t terms, const real *p, ptrdiff_t c, const ptrdiff_t tail, real *sums,
-                              ptrdiff_t pitch, int add)
+                              ptrdiff_t terms, const real *p, ptrdiff_t pitch, ptrdiff_t c, const ptrdiff_t tail,
+                              real *sums, ptrdiff_t sums_pitch, int add)
 {
     const int many = nv > 1 ? K(RESIDENT) : K(NARROW);
     while (resident > 0) {
         const int nr = resident >= many ? many : resident >= 4 ? 4 : resident >= 2 ? 2 : 1;
         if (nr == many) {
-            K(add_products)(dtype, many, nv, rows, terms, p, c, tail, sums, pitch, add);
+            K(add_products)(dtype, many, nv, rows, terms, p, pitch, c, tail, sums, sums_pitch, add);
         } else if (nr == 4) {
-            K(add_products)(dtype, many > 4 ? 4 : 1, nv, rows, terms, p, c, tail, sums, pitch, add);
+            K(add_products)(dtype, many > 4 ? 4 : 1, nv, rows, terms, p, pitch, c, tail, sums, sums_pitch, add);
         } else if (nr == 2) {
-            K(add_products)(dtype, 2, nv, rows, terms, p, c, tail, sums, pitch, add);
+            K(add_products)(dtype, 2, nv, rows, terms, p, pitch, c, tail, sums, sums_pitch, add);
         } else {
-            K(add_products)(dtype, 1, nv, rows, terms, p, c, tail, sums, pitch, add);
+            K(add_products)(dtype, 1, nv, rows, terms, p, pitch, c, tail, sums, sums_pitch, add);
         }
         resident -= nr;
-        p += nr * AG_STREAMED;
-        sums += nr * pitch;
+        p += nr * pitch;
+        sums += nr * sums_pitch;
     }
 }
 
 AG_INLINE void K(sum_rows_of)(const ag_dtype dtype, ptrdiff_t resident, const ag_rows *streamed, ptrdiff_t first,
-                              ptrdiff_t n, const real *p, real *sums, ptrdiff_t pitch, int add)
+                              ptrdiff_t n, const real *p, ptrdiff_t pitch, real *sums, ptrdiff_t sums_pitch, int add)
 {
     enum { WIDE = K(STREAMS) };
     char buffer[K(TERMS)][4096];
@@ -394,10 +510,11 @@ AG_INLINE void K(sum_rows_of)(const ag_dtype dtype, ptrdiff_t resident, const ag
                 const ptrdiff_t left = length - c;
                 real *to = sums + done + c;
                 if (left >= WIDE * VL) {
-                    K(add_columns)(dtype, WIDE, resident, rows, terms, p + s, c, VL, to, pitch, add || s);
+                    K(add_columns)(dtype, WIDE, resident, rows, terms, p + s, pitch, c, VL, to, sums_pitch, add || s);
                     c += WIDE * VL;
                 } else {
-                    K(add_columns)(dtype, 1, resident, rows, terms, p + s, c, left < VL ? left : VL, to, pitch, add || s);
+                    K(add_columns)(dtype, 1, resident, rows, terms, p + s, pitch, c, left < VL ? left : VL, to, sums_pitch,
+                                   add || s);
                     c += VL;
                 }
             }
@@ -405,13 +522,38 @@ AG_INLINE void K(sum_rows_of)(const ag_dtype dtype, ptrdiff_t resident, const ag
     }
 }
 
-/* sums[r][c] (+)= sum over all streamed rows of p(r, s) row s [first + c], c < n. Rows of sums are `pitch` apart, a multiple
- * of the vector. */
-static void K(sum_rows)(ptrdiff_t resident, const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, const void *p,
-                        void *sums, ptrdiff_t pitch, int add)
+/* The same of few features: products of rows of p and columns. */
+static void K(sum_columns)(ptrdiff_t resident, const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, const real *p,
+                           ptrdiff_t pitch, real *sums, ptrdiff_t sums_pitch, int add)
 {
-    AG_BY_DTYPE(streamed->matrix.dtype, K(sum_rows_of), resident, streamed, first, n, (const real *)p, (real *)sums, pitch,
-                add);
+    const ag_dtype own = AG_IS_F64 ? AG_FLOAT64 : AG_FLOAT32;
+    real columns[K(THIN)][AG_STREAMED], products[AG_RESIDENT * K(THIN)];
+    const char *rows[AG_RESIDENT];
+    const ag_rows right = {{(char *)columns, sizeof columns[0], sizeof(real), own, 0}, 0, 0, n};
+    K(load_columns)(streamed, first, n, columns);
+    for (ptrdiff_t r = 0; r < resident || r % K(RESIDENT); r++) {
+        rows[r] = (const char *)(p + (r < resident ? r : resident - 1) * pitch);
+    }
+    K(dot_segment)(own, rows, resident, &right, 0, streamed->count, products, n, 0);
+    for (ptrdiff_t r = 0; r < resident; r++) {
+        for (ptrdiff_t c = 0; c < n; c++) {
+            real *sum = sums + r * sums_pitch + c;
+            *sum = add ? *sum + products[r * n + c] : products[r * n + c];
+        }
+    }
+}
+
+/* sums[r][c] (+)= sum over all streamed rows of p(r, s) row s [first + c], c < n; at most AG_RESIDENT resident and AG_STREAMED
+ * streamed rows. The pitch of the sums is a multiple of the vector. */
+static void K(sum_rows)(ptrdiff_t resident, const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, const void *p,
+                        ptrdiff_t pitch, void *sums, ptrdiff_t sums_pitch, int add)
+{
+    if (n <= K(THIN)) {
+        K(sum_columns)(resident, streamed, first, n, p, pitch, sums, sums_pitch, add);
+        return;
+    }
+    AG_BY_DTYPE(streamed->matrix.dtype, K(sum_rows_of), resident, streamed, first, n, (const real *)p, pitch, (real *)sums,
+                sums_pitch, add);
 }
 
 /* to[c] = sum over `count` partial sums from[i * stride + c], c < n, with compensation. */
@@ -515,20 +657,56 @@ AG_INLINE void K(write_segment)(const ag_dtype dtype, const int nontemporal, con
     }
 }
 
-/* Row s of `to`, features [first, first + n), = sum over the resident rows of p(r, s) row r: rounded once, to any dtype and
- * layout. */
+/* The same as write_rows of few features, with s_stride 1: columns of results, rounded, are transposed into rows. */
+static void K(write_columns)(ag_variant variant, const ag_rows *resident, const ag_rows *to, ptrdiff_t first, ptrdiff_t n,
+                             const real *p, ptrdiff_t pitch)
+{
+    const ag_dtype own = AG_IS_F64 ? AG_FLOAT64 : AG_FLOAT32, dtype = to->matrix.dtype;
+    const int itemsize = ag_itemsize[dtype];
+    const ptrdiff_t count = to->count, runs = K(is_run)(to) ? 1 : count;
+    const ag_rows right = {{(char *)p, pitch * (ptrdiff_t)sizeof(real), sizeof(real), own, 0}, 0, 0, resident->count};
+    real left[K(THIN)][AG_TERMS], columns[K(THIN)][AG_STREAMED];
+    char buffer[AG_TERMS * K(THIN) * sizeof(real)], rounded[AG_STREAMED * 8];
+    const char *rows[AG_TERMS];
+    K(load_resident)(resident, first, n, buffer, K(THIN) * sizeof(real), rows);
+    for (ptrdiff_t r = 0; r < resident->count; r++) {
+        for (ptrdiff_t k = 0; k < n; k++) memcpy(&left[k][r], rows[r] + k * (ptrdiff_t)sizeof(real), sizeof(real));
+    }
+    K(sum_rows_of)(own, n, &right, 0, count, left[0], AG_TERMS, columns[0], AG_STREAMED, 0);
+    for (ptrdiff_t k = 0; k < n; k++) {
+        const char *source = (const char *)columns[k];
+        if (dtype != own) {
+            ag_round(variant, AG_IS_F64, source, dtype, rounded, count);
+            source = rounded;
+        }
+        for (ptrdiff_t i = 0; i < runs; i++) {
+            const int64_t row = to->numbers ? to->numbers[i] : to->start;
+            ag_copy_rows(AG_VARIANT_BASELINE, to->matrix.data + row * to->matrix.row_stride + (first + k) * to->matrix.step, 0,
+                         to->matrix.row_stride, source + i * itemsize, 0, itemsize, 1, count / runs, itemsize,
+                         to->matrix.swapped);
+        }
+    }
+}
+
+/* Row s of `to`, features [first, first + n), = sum over the resident rows (at most AG_TERMS) of p(r, s) row r: rounded once,
+ * to any dtype and layout. */
 static void K(write_rows)(ag_variant variant, const ag_rows *resident, const ag_rows *to, ptrdiff_t first, ptrdiff_t n,
                           const void *p, ptrdiff_t r_stride, ptrdiff_t s_stride, int nontemporal)
 {
     const ag_dtype own = AG_IS_F64 ? AG_FLOAT64 : AG_FLOAT32, dtype = to->matrix.dtype;
     const int itemsize = ag_itemsize[dtype], is_dense = to->matrix.step == itemsize && !to->matrix.swapped;
     const int is_direct = is_dense && (dtype == own || (!AG_IS_F64 && itemsize == 2));
-    const ptrdiff_t most = K(is_in_place)(&resident->matrix) ? K(SEGMENT) : K(SHORT);
-    char buffer[AG_RESIDENT][K(SHORT) * sizeof(real)], results[K(NARROW)][4096], rounded[4096];
-    const char *rows[AG_RESIDENT];
+    const ptrdiff_t divisor = (resident->count + AG_RESIDENT - 1) / AG_RESIDENT;
+    const ptrdiff_t most = K(is_in_place)(&resident->matrix) ? K(SEGMENT) : K(SHORT) / divisor / VL * VL;
+    char buffer[AG_RESIDENT * K(SHORT) * sizeof(real)], results[K(NARROW)][4096], rounded[4096];
+    const char *rows[AG_TERMS];
+    if (n <= K(THIN) && s_stride == 1 && to->count <= AG_STREAMED) {
+        K(write_columns)(variant, resident, to, first, n, p, r_stride);
+        return;
+    }
     for (ptrdiff_t done = 0; done < n; done += most) {
         const ptrdiff_t length = n - done < most ? n - done : most;
-        K(load_resident)(resident, first + done, length, buffer[0], sizeof buffer[0], rows);
+        K(load_resident)(resident, first + done, length, buffer, most * (ptrdiff_t)sizeof(real), rows);
         for (ptrdiff_t s = 0; s < to->count; s += K(NARROW)) {
             const ptrdiff_t ns = to->count - s < K(NARROW) ? to->count - s : K(NARROW);
             const real *of_rows = (const real *)p + s * s_stride;
@@ -572,7 +750,7 @@ static void K(tile_to_gradient)(const ag_lce_block *b, void *tile)
     const ag_rows softmax = {b->softmax, b->row_numbers, 0, b->rows};
     char buffer[4096];
     for (ptrdiff_t i = 0; i < b->rows; i++) {
-        real *row = (real *)tile + i * AG_STREAMED;
+        real *row = (real *)tile + i * b->tile_pitch;
         const int64_t target = b->target[i] - b->vocab_start;
         const V grad = V_(set1)(((const real *)b->grad)[i]);
         if (b->softmax.data) {
@@ -599,7 +777,7 @@ static void K(tile_to_gradient)(const ag_lce_block *b, void *tile)
 static void K(tile_to_max_sum)(const ag_lce_block *b, const void *tile, void *max, double *sum)
 {
     for (ptrdiff_t i = 0; i < b->rows; i++) {
-        const real *row = (const real *)tile + i * AG_STREAMED;
+        const real *row = (const real *)tile + i * b->tile_pitch;
         const real before = ((const real *)max)[i];
         V largest = V_(set1)((real)-INFINITY), total = {0};
         for (ptrdiff_t c = 0; c < b->vocab; c += VL) {
@@ -636,22 +814,22 @@ static void K(columns_to_gradient)(const ag_lce_block *b, void *to)
     if (b->softmax.data) {
         for (ptrdiff_t i = 0; i < b->rows; i++) {
             const real *row = (const real *)K(dense)(&softmax, i, 0, b->vocab, buffer);
-            for (ptrdiff_t c = 0; c < b->vocab; c++) memcpy(tile + c * AG_STREAMED + i, row + c, sizeof(real));
+            for (ptrdiff_t c = 0; c < b->vocab; c++) memcpy(tile + c * b->tile_pitch + i, row + c, sizeof(real));
         }
     }
     for (ptrdiff_t i = 0; i < b->rows && !b->softmax.data; i += VL) {
         const V max = K(load_some)((const real *)b->max + i, b->rows - i);
         const V sum = K(load_some)((const real *)b->sum + i, b->rows - i);
-        for (real *x = tile + i; x < tile + b->vocab * AG_STREAMED; x += AG_STREAMED) {
+        for (real *x = tile + i; x < tile + b->vocab * b->tile_pitch; x += b->tile_pitch) {
             V_(store)(x, V_(exp)(V_(load)(x) - max) / sum);
         }
     }
     for (ptrdiff_t i = 0; i < b->rows; i++) {
-        if (b->target[i] >= 0 && b->target[i] < b->vocab) tile[b->target[i] * AG_STREAMED + i] -= 1;
+        if (b->target[i] >= 0 && b->target[i] < b->vocab) tile[b->target[i] * b->tile_pitch + i] -= 1;
     }
     for (ptrdiff_t i = 0; i < b->rows; i += VL) {
         const V grad = K(load_some)((const real *)b->grad + i, b->rows - i);
-        for (real *x = tile + i; x < tile + b->vocab * AG_STREAMED; x += AG_STREAMED) {
+        for (real *x = tile + i; x < tile + b->vocab * b->tile_pitch; x += b->tile_pitch) {
             V p = V_(load)(x) * grad;
 #if !AG_IS_F64
             if (b->round_to_bfloat16) p = v_bf16_widen(v_bf16_narrow(p));
@@ -664,16 +842,16 @@ static void K(columns_to_gradient)(const ag_lce_block *b, void *to)
 /* Maximum and sum of every row: there are no others to be merged with. */
 static void K(columns_to_max_sum)(const ag_lce_block *b, const void *from, void *max, double *sum)
 {
-    const real *tile = from, *end = tile + b->vocab * AG_STREAMED;
+    const real *tile = from, *end = tile + b->vocab * b->tile_pitch;
     for (ptrdiff_t i = 0; i < b->rows; i += VL) {
         const ptrdiff_t left = b->rows - i < VL ? b->rows - i : VL;
         real sums[VL];
         V largest = V_(set1)((real)-INFINITY), total = {0};
-        for (const real *x = tile + i; x < end; x += AG_STREAMED) largest = V_(max)(V_(load)(x), largest);
+        for (const real *x = tile + i; x < end; x += b->tile_pitch) largest = V_(max)(V_(load)(x), largest);
         const V shift = V_(select)(largest == (real)-INFINITY, (V){0}, largest);
         for (const real *x = tile + i; x < end;) {
             V part = {0}; /* short chains */
-            for (int k = 0; k < 8 && x < end; k++, x += AG_STREAMED) part += V_(exp)(V_(load)(x) - shift);
+            for (int k = 0; k < 8 && x < end; k++, x += b->tile_pitch) part += V_(exp)(V_(load)(x) - shift);
             total += part;
         }
         K(store_some)((real *)max + i, largest, left);
@@ -682,21 +860,23 @@ static void K(columns_to_max_sum)(const ag_lce_block *b, const void *from, void 
             sum[k] = sums[k - i];
             if (sum[k] == sum[k]) continue;
             /* NaN among the logits makes the maximum NaN; infinity makes the sum NaN alone */
-            for (const real *x = tile + k; x < end; x += AG_STREAMED) {
+            for (const real *x = tile + k; x < end; x += b->tile_pitch) {
                 if (*x != *x) ((real *)max)[k] = *x;
             }
         }
     }
     for (ptrdiff_t i = 0; i < b->rows; i++) {
         if (b->target[i] >= 0 && b->target[i] < b->vocab) {
-            ((real *)b->predicted)[b->row_numbers[i]] = tile[b->target[i] * AG_STREAMED + i];
+            ((real *)b->predicted)[b->row_numbers[i]] = tile[b->target[i] * b->tile_pitch + i];
         }
         if (b->logits_out.data) {
             real row[AG_RESIDENT];
-            for (ptrdiff_t c = 0; c < b->vocab; c++) row[c] = tile[c * AG_STREAMED + i];
+            for (ptrdiff_t c = 0; c < b->vocab; c++) row[c] = tile[c * b->tile_pitch + i];
             K(put_logits)(b, i, 0, row, b->vocab);
         }
     }
 }
+
+#endif
 
 #undef AG_BY_DTYPE

@@ -169,7 +169,7 @@ static void test_block(ag_variant variant, ag_dtype dtype, ptrdiff_t rows, ptrdi
 /* The products that pack nothing: p = A B^T over few rows A, then p B and p^T A. */
 static void test_skinny(ag_variant variant, ag_dtype dtype, ptrdiff_t few, ptrdiff_t many, ptrdiff_t hidden, int strided)
 {
-    const ag_lce_kernels *k = ag_lce_skinny_kernels_of(variant, dtype);
+    const ag_lce_kernels *k = ag_lce_kernels_of(variant, dtype);
     const ag_dtype own = k->real_size == 8 ? AG_FLOAT64 : AG_FLOAT32;
     const double eps = own == AG_FLOAT64 ? 0x1p-53 : 0x1p-24, coarse = dtype == own ? 0 : dtype == AG_BFLOAT16 ? 0x1p-8 : 0x1p-11;
     const ptrdiff_t pitch = up(hidden, k->vector);
@@ -177,15 +177,16 @@ static void test_skinny(ag_variant variant, ag_dtype dtype, ptrdiff_t few, ptrdi
     const ag_rows left = {matrix(a, few, hidden, dtype, strided), 0, 0, few};
     const ag_rows right = {matrix(b, many, hidden, dtype, strided), 0, 0, many};
     const ag_rows out = {matrix(none, many, hidden, dtype, strided), 0, 0, many};
-    char *p = zeros(AG_TILE * k->real_size), *sums = zeros(few * pitch * k->real_size);
-    k->dot_products(&left, &right, 0, hidden, p);
-    k->sum_rows(few, &right, 0, hidden, p, sums, pitch, 0);
-    k->write_rows(variant, &left, &out, 0, hidden, p, AG_STREAMED, 1, 0);
+    const ptrdiff_t p_pitch = up(many, 16);
+    char *p = zeros(few * p_pitch * k->real_size), *sums = zeros(few * pitch * k->real_size);
+    k->dot_products(&left, &right, 0, hidden, p, p_pitch);
+    k->sum_rows(few, &right, 0, hidden, p, p_pitch, sums, pitch, 0);
+    k->write_rows(variant, &left, &out, 0, hidden, p, p_pitch, 1, 0);
     for (ptrdiff_t r = 0; r < few; r++) {
         for (ptrdiff_t s = 0; s < many; s++) {
             double value = 0, size = 0;
             for (ptrdiff_t c = 0; c < hidden; c++) value += a[r * hidden + c] * b[s * hidden + c], size += fabs(a[r * hidden + c] * b[s * hidden + c]);
-            const double got = real_at(k, p, r * AG_STREAMED + s);
+            const double got = real_at(k, p, r * p_pitch + s);
             CHECK(fabs(got - value) <= 16 * eps * size, "A B^T %s %s: %g is not %g", ag_variant_names[variant], dtype_names[dtype], got, value);
         }
     }
@@ -193,7 +194,7 @@ static void test_skinny(ag_variant variant, ag_dtype dtype, ptrdiff_t few, ptrdi
         for (ptrdiff_t r = 0; r < few; r++) {
             double value = 0, size = 0;
             for (ptrdiff_t s = 0; s < many; s++) {
-                const double term = real_at(k, p, r * AG_STREAMED + s) * b[s * hidden + c];
+                const double term = real_at(k, p, r * p_pitch + s) * b[s * hidden + c];
                 value += term, size += fabs(term);
             }
             const double got = real_at(k, sums, r * pitch + c);
@@ -202,7 +203,7 @@ static void test_skinny(ag_variant variant, ag_dtype dtype, ptrdiff_t few, ptrdi
         for (ptrdiff_t s = 0; s < many; s++) {
             double value = 0, size = 0;
             for (ptrdiff_t r = 0; r < few; r++) {
-                const double term = real_at(k, p, r * AG_STREAMED + s) * a[r * hidden + c];
+                const double term = real_at(k, p, r * p_pitch + s) * a[r * hidden + c];
                 value += term, size += fabs(term);
             }
             const double got = get(out.matrix.data + s * out.matrix.row_stride + c * out.matrix.step, dtype);
@@ -228,10 +229,14 @@ int main(void)
             test_block(variant, (ag_dtype)dtype, 1301, 5, 3, 1);
             test_block(variant, (ag_dtype)dtype, 3, 1301, 2, 0);
             for (ptrdiff_t few = 1; few <= AG_RESIDENT; few++) {
-                const ptrdiff_t many = 3 * few < AG_STREAMED ? 3 * few : AG_STREAMED;
-                test_skinny(variant, (ag_dtype)dtype, few, many, 5 * few + 1, few % 2);
-                test_skinny(variant, (ag_dtype)dtype, few, 1 + few * 7 % AG_STREAMED, 1000 + 7 * few, few % 2);
+                test_skinny(variant, (ag_dtype)dtype, few, few < 48 ? 3 * few : 48, 5 * few + 1, few % 2);
+                test_skinny(variant, (ag_dtype)dtype, few, 1 + few * 7 % 48, 1000 + 7 * few, few % 2);
             }
+            test_skinny(variant, (ag_dtype)dtype, 1, AG_STREAMED, 3, 0);
+            test_skinny(variant, (ag_dtype)dtype, 3, 301, 130, 1);
+            test_skinny(variant, (ag_dtype)dtype, AG_TERMS, AG_TERMS, 77, 0);
+            test_skinny(variant, (ag_dtype)dtype, AG_TERMS, 9, 300, 1);
+            test_skinny(variant, (ag_dtype)dtype, 100, 120, 1100, 1);
         }
         printf("%s: %ld checks, %ld failed\n", ag_variant_names[variant], checks, failures);
     }
