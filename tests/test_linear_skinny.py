@@ -9,8 +9,8 @@ from samples import BFLOAT16, Layout, allocated, assert_identical, laid_out
 
 from ascend_grad import _cpu, _linear_cross_entropy
 
-#: Around the edges of what is few (64, with dot products 32; 128 and 256 where features are many), of tiles (384 streamed
-#: rows, 3072 products), of segments of features (4 KiB of accumulators) and of so few features that rows are transposed
+#: Around the edges of what is few (64, with dot products 32; 128 and 256 where features are many), of tiles (384 rows,
+#: 3072 products), of segments of features (4 KiB of accumulators) and of so few features that rows are transposed
 #: (128), or become columns in all products (16).
 SHAPES = [
     Shape(*shape)
