@@ -378,6 +378,9 @@ cdef class Schedule:
         self, cnp.ndarray input, cnp.ndarray weight, Plan plan, cnp.ndarray memory, Rows rows, int threads
     ) except -1:
         cdef ag_lce_block *block = &self.block
+        # What came before looks in intervals of its own, which may not have been over.
+        PyErr_CheckSignals()
+        self.last_check = _tasks.now()
         self.kernels = plan.kernels
         self.plan = plan
         self.rows = rows
@@ -405,7 +408,6 @@ cdef class Schedule:
 
     cdef int work(self) except -1:
         """Walk the plan on this thread, while the others of a team wait for its rounds."""
-        self.last_check = _tasks.now()
         self.at.starts[0] = 0
         ag_team_form(&self.team, self.threads, 1 if self.threads == 1 else _threads.cores())
         if self.threads == 1:
@@ -678,14 +680,18 @@ cdef class Schedule:
         """Where the statistics go: contiguous arrays (BT,) of the accumulators' dtype; None or contiguous (BT, V)."""
         cdef cnp.npy_intp total = self.rows.total
         cdef cnp.ndarray running_sum = sum_exp if self.kernels.real_size == 8 else _memory.fresh(1, &total, _float64)
-        cdef Py_ssize_t i
+        cdef double *sums = <double *>cnp.PyArray_DATA(running_sum)
+        cdef Py_ssize_t i, begin, end
         self.keep.append((logits_max, sum_exp, running_sum, predicted, logits))
-        for i in range(total):
-            set_number(cnp.PyArray_DATA(logits_max), i, self.kernels.real_size == 8, -INFINITY)
-        memset(cnp.PyArray_DATA(running_sum), 0, total * sizeof(double))
+        for begin in range(0, total, ROWS_PER_CHECK):
+            end = min(begin + ROWS_PER_CHECK, total)
+            for i in range(begin, end):
+                set_number(cnp.PyArray_DATA(logits_max), i, self.kernels.real_size == 8, -INFINITY)
+            memset(sums + begin, 0, (end - begin) * sizeof(double))
+            _tasks.check_signals(&self.last_check)
         self.with_statistics = True
         self.block.running_max = cnp.PyArray_DATA(logits_max)
-        self.block.running_sum = <double *>cnp.PyArray_DATA(running_sum)
+        self.block.running_sum = sums
         self.block.predicted = cnp.PyArray_DATA(predicted)
         self.sum_exp = cnp.PyArray_DATA(sum_exp)
         if logits is not None:
