@@ -19,8 +19,7 @@ from ascend_grad._kernels cimport AG_FLOAT32, AG_FLOAT64
 from ascend_grad._overlap cimport may_overlap, overlaps_itself
 
 from . import arguments
-from .arrays import FLOATING_DTYPES, FLOATING_NAMES
-from .device.array import DeviceArray, check_same_place, is_trusted, values_of
+from .arrays import FLOATING_DTYPES, FLOATING_NAMES, AbstractDeviceArray, host_values
 from .errors import ParamInvalidError, ParamNullptrError, ParamTypeError
 
 cnp.import_array()
@@ -312,7 +311,7 @@ cdef class Call:
 
     cdef cnp.ndarray other_array(self, int slot):
         value = self.values[slot]
-        if isinstance(value, DeviceArray):
+        if isinstance(value, AbstractDeviceArray):
             self.card = value.device
             return np.broadcast_to(np.empty((), value.dtype), value.shape)  # without memory of its own
         self.ran_others = True
@@ -322,7 +321,7 @@ cdef class Call:
     cdef cnp.ndarray host_vector(self, int slot, Py_ssize_t least):
         """The values of a vector on the host, at least so many, contiguous, aligned and in native byte order."""
         value = self.values[slot]
-        cdef cnp.ndarray vector = native_vector(value if cnp.PyArray_CheckExact(value) else values_of(value))
+        cdef cnp.ndarray vector = native_vector(value if cnp.PyArray_CheckExact(value) else host_values(value))
         # It was checked, but the conversion of another argument may have changed it since.
         if cnp.PyArray_NDIM(vector) != 1 or cnp.PyArray_DIM(vector, 0) < least:
             self.fail(self.operator.parameters[slot], f"at least {least} entries in one dimension", shape_of(vector))
@@ -396,7 +395,7 @@ cdef class DimInRange(Check):
         cdef int overflow = 0
         if cnp.PyArray_CheckExact(first):
             rank = cnp.PyArray_NDIM(<cnp.ndarray>first)
-        elif isinstance(first, DeviceArray):
+        elif isinstance(first, AbstractDeviceArray):
             rank = first.ndim
         else:
             rank = arguments.any_array(first, self.names[0], call.operator.name).ndim
@@ -779,8 +778,10 @@ cdef class TargetsInRange(Check):
         Check.__init__(self, "masked_target", "target_mask")
 
     cdef int run(self, Call call) except -1:
-        if call.card >= 0 and is_trusted(call.values[self.slots[0]], call.values[self.slots[1]], call.sizes[V]):
-            return 0
+        if call.card >= 0:
+            targets_there, mask_there = call.values[self.slots[0]], call.values[self.slots[1]]
+            if isinstance(targets_there, AbstractDeviceArray) and targets_there.is_known_below(call.sizes[V], mask_there):
+                return 0
         cdef cnp.ndarray target = call.host_vector(self.slots[0], call.sizes[BT]), mask = None
         cdef const uint8_t *masked = NULL
         cdef bint is_wide = cnp.PyArray_ITEMSIZE(target) == 8, is_packed = False
@@ -881,12 +882,23 @@ cdef int set_outs(Call call, object out) except -1:
     return 0
 
 
-cdef int check_places(Call call, object out) except -1:
-    """Of a call with an array on the device, all arrays are on the same one."""
-    operator = call.operator
-    optional = {name: call.arguments[name] for name in operator.optional_names}
-    given = {name: array for name, array in optional.items() if isinstance(array, (np.ndarray, DeviceArray))}
-    check_same_place({**dict(zip(operator.array_names, call.arrays)), **given}, out, operator.name)
+cdef int check_devices(Call call, object out) except -1:
+    """Of a call with an array on a device, all arrays are on the same one."""
+    cdef dict inputs = dict(zip(call.operator.array_names, call.arrays))
+    for name in call.operator.optional_names:
+        if isinstance(call.arguments[name], (np.ndarray, AbstractDeviceArray)):
+            inputs[name] = call.arguments[name]
+    first = next(name for name in inputs if isinstance(inputs[name], AbstractDeviceArray))
+    there = inputs[first]
+    for name, array in inputs.items():
+        if isinstance(array, AbstractDeviceArray):
+            got = f"one on device {array.device}"
+        else:
+            got = f"an array on the host ({there.MAKER} copies it, numpy() brings the others back)"
+        if type(array) is not type(there) or array.device != there.device:
+            call.fail(name, f"an array on device {there.device}, as {first} is one", got, ParamTypeError)
+    if out is not None:
+        call.fail("out", "None, as calls on arrays of the device give new ones", type(out).__name__, ParamTypeError)
     return 0
 
 
@@ -907,6 +919,6 @@ cdef Call validate(Operator operator, list values, object out):
     if call.ran_others:  # every value has its final form now, so nobody else's code runs this time
         run_checks(call)
     if call.card >= 0:
-        check_places(call, out)
+        check_devices(call, out)
     set_outs(call, out)
     return call

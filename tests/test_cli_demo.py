@@ -16,13 +16,13 @@ from ml_dtypes import bfloat16
 from processes import start
 
 import ascend_grad as ag
-from ascend_grad.cli import comparison, corpus, counts, tasks, training, words
-from ascend_grad.cli.byte_model import ByteModel
-from ascend_grad.cli.comparison import error_share, seconds_beside_numpy
 from ascend_grad.cli.errors import CommandError
-from ascend_grad.cli.language_model import LanguageModel, Sizes
 from ascend_grad.cli.main import main
-from ascend_grad.cli.word_model import WordModel
+from ascend_grad.demo import comparison, corpus, counts, tasks, training, words
+from ascend_grad.demo.byte_model import ByteModel
+from ascend_grad.demo.comparison import error_share, seconds_beside_numpy
+from ascend_grad.demo.language_model import LanguageModel, Sizes
+from ascend_grad.demo.word_model import WordModel
 
 SMALL = Sizes(vocabulary=40, context=6, window=3, embedding=4, width=8, heads=2, experts=3, hidden=5)
 MODELS = ("bytes", "words")

@@ -380,7 +380,7 @@ CRAMPED = [
 
 @pytest.fixture
 def any_space(monkeypatch) -> None:
-    for operator in (contract.FUSED_LINEAR_CROSS_ENTROPY_LOSS_GRAD, contract.LINEAR_CROSS_ENTROPY):
+    for operator in (contract.linear.FUSED_LINEAR_CROSS_ENTROPY_LOSS_GRAD, contract.linear.LINEAR_CROSS_ENTROPY):
         (check,) = (check for check in operator.checks if isinstance(check, WorkspaceAndFilter))
         monkeypatch.setattr(check, "least", 1)
 

@@ -21,7 +21,7 @@ from stand_in import VARIANTS, build
 
 import ascend_grad as ag
 from ascend_grad import npu
-from ascend_grad.device import limits, runtime, session
+from ascend_grad.backends.ascend import limits, runtime, session
 from ascend_grad.inspection import bound_call
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -584,7 +584,7 @@ def test_dtypes_that_no_device_takes_stay_on_the_host(any_operator, device):
             kwargs.pop("out", None)
         call, *_ = bound_call(any_operator, args, kwargs)
         for soc in limits.FAMILIES:
-            assert limits.refusal(call, runtime.State((True, ""), 1, soc)) is not None
+            assert limits.unsupported_reason(call, runtime.State((True, ""), 1, soc)) is not None
         device.reset()
         getattr(ag, any_operator)(*args, **kwargs)
         assert device.calls() == 0
@@ -957,7 +957,7 @@ def test_operators_that_an_older_toolkit_lacks(run_script):
 def test_the_loss_alone_needs_no_gradient(device, monkeypatch):
     x, w, t = np.ones((2, 3), np.float16), np.ones((5, 3), np.float16), np.zeros(2, int)
     absent = {"aclnnFusedLinearCrossEntropyLossGrad": "its symbol"}
-    monkeypatch.setattr(runtime, "_state", runtime.state()._replace(absent=absent))
+    monkeypatch.setitem(runtime.found, "state", runtime.state()._replace(absent=absent))
     assert ag.explain("linear_cross_entropy", x, w, t).backend == "cpu"
     assert ag.explain("linear_cross_entropy", x, w, t, return_grad=False).backend == "npu"
     device.reset()
@@ -1073,7 +1073,7 @@ def test_an_interrupt_at_the_end_of_a_call_leaves_the_session_free(device):
         return None
 
     def interrupt(frame, event, argument):
-        if event == "line" and "leases" in frame.f_locals:
+        if event == "line" and "allocations" in frame.f_locals:
             raise KeyboardInterrupt
         return interrupt
 

@@ -12,7 +12,7 @@ from stand_in import StandIn, build
 
 import ascend_grad as ag
 from ascend_grad import npu
-from ascend_grad.device import session
+from ascend_grad.backends.ascend import session
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4)
 

@@ -13,7 +13,7 @@ from stand_in import StandIn, build
 
 import ascend_grad as ag
 from ascend_grad import npu
-from ascend_grad.device import runtime
+from ascend_grad.backends.ascend import runtime
 
 CODES = (561003, 561107, 561112)
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -24,7 +24,7 @@ FIRST_STAGE = "aclnnSoftmaxGetWorkspaceSize"
 @pytest.fixture(autouse=True)
 def known_state(device, monkeypatch) -> None:
     """What a test finds out is forgotten after it."""
-    monkeypatch.setattr(runtime, "_state", runtime.state())
+    monkeypatch.setitem(runtime.found, "state", runtime.state())
 
 
 def warnings(caplog) -> list[str]:

@@ -11,7 +11,7 @@ from samples import MASKED, OPERATORS, random_problem
 from stand_in import StandIn, build
 
 import ascend_grad as ag
-from ascend_grad.device import runtime
+from ascend_grad.backends.ascend import runtime
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 
@@ -31,7 +31,7 @@ def system(device: StandIn, monkeypatch):
 
     def become(soc: str) -> None:
         device.set_soc(soc)
-        monkeypatch.setattr(runtime, "_state", runtime.state()._replace(soc=soc))
+        monkeypatch.setitem(runtime.found, "state", runtime.state()._replace(soc=soc))
 
     yield become
     device.set_soc("Ascend910B2")

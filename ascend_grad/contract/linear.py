@@ -1,39 +1,27 @@
-"""The contract of every operator, in one place: what it takes, in which order that is checked, what it returns.
-
-Every backend receives calls that passed these checks, so that a bad call fails the same way everywhere. The checks
-themselves are in `_call`.
-"""
+"""The linear operators: products with the weights of a vocabulary, and what follows from them."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from ._call import (
+from .._call import (
     ACCUMULATOR,
     AccumulatorOf,
     AVocabulary,
     BitsOrBooleans,
-    Boolean,
     ChosenResults,
-    DimInRange,
     Float32OrFloat64,
     Floating,
     Int32OrInt64,
     IntegerFrom,
     LogitsBeside,
-    MaskCovers,
     MaskHasRows,
     NoLabelSmoothing,
     NotNone,
-    NoTriuMask,
     OneMode,
     Operator,
-    RankAtMost,
-    RankExactly,
-    RealNumber,
     ReductionAndItsGradient,
     Result,
-    SameShape,
     Shape,
     TargetsInRange,
     TargetsInTheVocabulary,
@@ -41,103 +29,10 @@ from ._call import (
     VocabularyBounds,
     WorkspaceAndFilter,
 )
-from .arguments import MAX_INDEX, MAX_RANK
+from ..arguments import MAX_INDEX
 
-#: The least that a linear call can be told to work in.
+#: The least workspace that a call can be given.
 MIN_WORKSPACE_BYTES = 4 << 20
-
-# ---- row-wise --------------------------------------------------------------------------------------------------------
-
-SOFTMAX_BACKWARD = Operator(
-    "softmax_backward",
-    "aclnnSoftmaxBackward",
-    "grad_output output dim",
-    arrays="grad_output output",
-    checks=[
-        NotNone(),
-        Floating("grad_output", "output"),
-        DimInRange("grad_output"),
-        RankAtMost("grad_output", MAX_RANK),
-        SameShape("grad_output", "output"),
-    ],
-    results=[Result("result", like="grad_output")],
-)
-LOG_SOFTMAX_BACKWARD = Operator(
-    "log_softmax_backward",
-    "aclnnLogSoftmaxBackward",
-    "grad_output output dim",
-    arrays="grad_output output",
-    checks=[
-        NotNone(),
-        Floating("grad_output", "output"),
-        RankAtMost("grad_output", MAX_RANK),
-        SameShape("grad_output", "output"),
-        DimInRange("grad_output"),
-    ],
-    results=[Result("result", like="grad_output")],
-)
-SCALED_MASKED_SOFTMAX_BACKWARD = Operator(
-    "scaled_masked_softmax_backward",
-    "aclnnScaledMaskedSoftmaxBackward",
-    "grad_output y mask scale fix_triu_mask",
-    arrays="grad_output y mask",
-    checks=[
-        NotNone(),
-        Floating("grad_output", "y"),
-        Boolean("mask"),
-        RealNumber("scale"),
-        RankExactly("grad_output", 4),
-        SameShape("grad_output", "y"),
-        RankExactly("mask", 4),
-        MaskCovers("grad_output", "mask"),
-        NoTriuMask(),
-    ],
-    results=[Result("result", like="grad_output")],
-)
-SOFTMAX = Operator(
-    "softmax",
-    "aclnnSoftmax",
-    "input dim",
-    arrays="input",
-    checks=[NotNone(), Floating("input"), DimInRange("input"), RankAtMost("input", MAX_RANK)],
-    results=[Result("result", like="input")],
-)
-LOG_SOFTMAX = Operator(
-    "log_softmax",
-    "aclnnLogSoftmax",
-    "input dim",
-    arrays="input",
-    checks=[NotNone(), DimInRange("input"), Floating("input"), RankAtMost("input", MAX_RANK)],
-    results=[Result("result", like="input")],
-)
-SCALED_MASKED_SOFTMAX = Operator(
-    "scaled_masked_softmax",
-    "aclnnScaledMaskedSoftmax",
-    "x mask scale fix_triu_mask",
-    arrays="x mask",
-    checks=[
-        NotNone(),
-        Floating("x"),
-        Boolean("mask"),
-        RealNumber("scale"),
-        RankExactly("x", 4),
-        RankExactly("mask", 4),
-        MaskCovers("x", "mask"),
-        NoTriuMask(),
-    ],
-    results=[Result("result", like="x")],
-)
-
-ROWWISE = (
-    SOFTMAX_BACKWARD,
-    LOG_SOFTMAX_BACKWARD,
-    SCALED_MASKED_SOFTMAX_BACKWARD,
-    SOFTMAX,
-    LOG_SOFTMAX,
-    SCALED_MASKED_SOFTMAX,
-)
-
-# ---- linear ----------------------------------------------------------------------------------------------------------
 
 FUSED_LINEAR_CROSS_ENTROPY_LOSS_GRAD = Operator(
     "fused_linear_cross_entropy_loss_grad",
@@ -253,5 +148,3 @@ LINEAR = (
     FUSED_CROSS_ENTROPY_LOSS_WITH_MAX_SUM,
     LINEAR_CROSS_ENTROPY,
 )
-
-OPERATORS = {operator.name: operator for operator in (*ROWWISE, *LINEAR)}

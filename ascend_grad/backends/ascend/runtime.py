@@ -11,10 +11,11 @@ import logging
 import os
 import sys
 import threading
+from collections.abc import Callable
 from typing import NamedTuple
 
-from .. import _acl, _aclnn
-from ..errors import STATUS_NAMES, AscendGradError, MissingKernelError
+from ... import _acl, _aclnn, config
+from ...errors import STATUS_NAMES, AscendGradError, MissingKernelError
 from . import libraries
 from .libraries import Unusable
 
@@ -23,6 +24,9 @@ logger = logging.getLogger("ascend_grad")
 #: The code of every function of the libraries that exist only to link against.
 STUB = 100039
 NO_DEVICE = 207004
+
+#: The card that the environment asks for, None where it does not.
+DEVICE = config.integer("ASCEND_GRAD_DEVICE", 0, 2**31 - 1)
 
 
 class State(NamedTuple):
@@ -43,7 +47,8 @@ class State(NamedTuple):
         return self.status[1]
 
 
-_state: State | None = None
+#: What was found, under "state"; empty until somebody has looked. Dispatch reads it at every call.
+found: dict[str, State] = {}
 _opened = False  # aclInit was called by this process, or by its parent before the fork
 _lock = threading.RLock()  # a signal handler may ask in the middle of the search
 _searching = False
@@ -52,34 +57,34 @@ ENDING = State((False, "the process is ending"))
 
 def state() -> State:
     """What was found; looks for the device if nobody has."""
-    return _state or _find()
+    return found.get("state") or _find()
 
 
 def _find() -> State:
-    global _state, _searching
+    global _searching
     with _lock:
         if _searching:
             return State((False, "the device is being looked for"))
         _searching = True
         try:
-            if _state is None:
-                _state = _looked_for()
-            return _state
+            if "state" not in found:
+                found["state"] = _look_for_device()
+            return found["state"]
         finally:
             _searching = False
 
 
-def _looked_for() -> State:
+def _look_for_device() -> State:
     try:
-        found = _open()
+        state = _open()
     except Unusable as error:
         if error.broken:
             logger.warning("the Ascend NPU cannot be used: %s", error)
         else:
             logger.info("no Ascend NPU: %s", error)
         return State((False, str(error)))
-    logger.info("Ascend NPU: %s", found.reason)
-    return found
+    logger.info("Ascend NPU: %s", state.reason)
+    return state
 
 
 def _open() -> State:
@@ -113,14 +118,13 @@ def _usable(cards: int, soc: str, absent: dict[str, str]) -> State:
 
 def lose_operator(error: MissingKernelError) -> None:
     """An operator turned out to have no kernel: it is absent from now on, and that is told once."""
-    global _state
     name = error.call.removesuffix("GetWorkspaceSize")
     reason = f"this toolkit has no usable kernel of {name} ({_described(error.code, error.runtime_message)})"
     with _lock:
-        found = _state
-        if found is None or not found.usable or name in found.absent:
+        known = found.get("state")
+        if known is None or not known.usable or name in known.absent:
             return
-        _state = _usable(found.cards, found.soc, {**found.absent, name: reason})
+        found["state"] = _usable(known.cards, known.soc, {**known.absent, name: reason})
     logger.warning("the Ascend NPU computes no %s: %s", error.operator, reason)
 
 
@@ -141,8 +145,6 @@ def _initialise_torch() -> str:
 
 
 def _device_count() -> int:
-    from ..config import ENVIRONMENT
-
     try:
         count = _acl.device_count()
     except AscendGradError as error:
@@ -152,9 +154,9 @@ def _device_count() -> int:
     if count == 0:
         raise Unusable("the runtime counts no device", broken=False)
     count = min(count, _acl.MAX_DEVICES)
-    if ENVIRONMENT.device is not None and ENVIRONMENT.device >= count:
+    if DEVICE is not None and DEVICE >= count:
         there = f"the devices are 0 to {count - 1} ({count} card{'s' * (count > 1)})"
-        raise Unusable(f"ASCEND_GRAD_DEVICE is {ENVIRONMENT.device}, {there}", broken=True)
+        raise Unusable(f"ASCEND_GRAD_DEVICE is {DEVICE}, {there}", broken=True)
     return count
 
 
@@ -162,22 +164,29 @@ def _described(code: int | None, message: str) -> str:
     return f"{code} {STATUS_NAMES.get(code or 0, '')}".strip() + (f", {message}" if message else "")
 
 
+_holders: list[Callable[[], bool]] = []
+
+
+def before_closing(release: Callable[[], bool]) -> Callable[[], bool]:
+    """Let this function give back what it knows of before the runtime is closed. It tells whether that was all."""
+    _holders.append(release)
+    return release
+
+
 def _close() -> None:
     """The process ends: give everything back, and take back our initialisation, unless some thread still works.
 
     What calls from now on, another handler perhaps, finds no device.
     """
-    global _state
-    from .session import release_all
-
-    _state = ENDING
-    if release_all():
+    found["state"] = ENDING
+    released = [release() for release in _holders]
+    if all(released):
         _acl.finalise()
         _acl.disown()
 
 
 def _after_fork_in_child() -> None:
-    global _state, _lock, _searching
+    global _lock, _searching
     _lock, _searching = threading.RLock(), False  # another thread of the parent may have held it
     if _opened:
         _acl.disown()
@@ -186,7 +195,7 @@ def _after_fork_in_child() -> None:
             "this process was forked from one that had opened the device, whose handles are of no use here "
             "(start processes with 'spawn', or fork before the first call)"
         )
-        _state = State((False, reason))
+        found["state"] = State((False, reason))
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import _acl, arrays
-from ..errors import AscendGradError, BackendUnavailableError
+from ... import _acl, arrays
+from ...errors import AscendGradError, BackendUnavailableError
 from . import runtime
 from .array import DeviceArray
 
@@ -75,7 +75,7 @@ class Pool:
                 self._blocks.pop().close()
 
 
-class Lease:
+class Allocation:
     """Device memory in use. It goes back to a pool when it is given back or forgotten."""
 
     __slots__ = ("__weakref__", "block", "kept")
@@ -175,7 +175,7 @@ class Session:
         self._bytes: NDArray = np.empty(0, np.uint8)
         self._head = 0  # where the free part of the staging memory begins
         self._pending = False  # whether anything was put on the stream since it was synchronised
-        self._leases: list[Lease] = []  # of the call that is running
+        self._allocations: list[Allocation] = []  # of the call that is running
 
     @property
     def busy(self) -> bool:
@@ -195,10 +195,10 @@ class Session:
                 self._recover()
                 raise
             finally:
-                leases, self._leases = self._leases, []
-                for lease in leases:
-                    if not lease.kept:
-                        lease.give_back()
+                allocations, self._allocations = self._allocations, []
+                for allocation in allocations:
+                    if not allocation.kept:
+                        allocation.give_back()
                 del frame
                 self.pool.trim()
 
@@ -206,13 +206,13 @@ class Session:
         """These arrays are complete, and outlive the call."""
         self.synchronize()
         for array in results:
-            if array is not None and array._lease is not None:
-                array._lease.kept = True
+            if array is not None and array._allocation is not None:
+                array._allocation.kept = True
 
     def hold(self, array: DeviceArray) -> DeviceArray:
         """An array that is kept elsewhere lasts until the end of the call, whoever forgets it meanwhile."""
-        if array._lease is not None:
-            self._leases.append(array._lease)
+        if array._allocation is not None:
+            self._allocations.append(array._allocation)
         return array
 
     @property
@@ -251,10 +251,10 @@ class Session:
         self._pending = False
         self._head = 0
         self.close()
-        for lease in self._leases:
-            if lease.kept:
+        for allocation in self._allocations:
+            if allocation.kept:
                 continue
-            block, lease.block = lease.block, None
+            block, allocation.block = allocation.block, None
             if block is not None:
                 block.close()
 
@@ -273,7 +273,7 @@ class Session:
 
     # ---- memory
 
-    def borrow(self, nbytes: int) -> Lease:
+    def borrow(self, nbytes: int) -> Allocation:
         """Device memory until the end of the call."""
         size = _rounded(nbytes)
         block = self.pool.take(size)
@@ -288,14 +288,14 @@ class Session:
                     if session.device == self.device:
                         session.pool.empty()
                 block = _acl.DeviceMemory(size, self.device)
-        lease = Lease(block)
-        self._leases.append(lease)
-        return lease
+        allocation = Allocation(block)
+        self._allocations.append(allocation)
+        return allocation
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> DeviceArray:
-        result = DeviceArray(None, shape, dtype, self.device)
+        result = DeviceArray(shape, dtype, self.device, to_host)
         if result.size:
-            result._lease = self.borrow(result.nbytes)
+            result._allocation = self.borrow(result.nbytes)
         return result
 
     def zeros(self, shape: tuple[int, ...], dtype: np.dtype) -> DeviceArray:
@@ -429,15 +429,15 @@ class Session:
 
 
 def memory_of(array: DeviceArray) -> _acl.DeviceMemory:
-    assert array._lease is not None, "an array without elements has no memory"
-    return array._lease.memory()
+    assert array._allocation is not None, "an array without elements has no memory"
+    return array._allocation.memory()
 
 
 # ---- threads ---------------------------------------------------------------------------------------------------------
 
 _thread = threading.local()
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
-_live: weakref.WeakSet[Lease] = weakref.WeakSet()
+_live: weakref.WeakSet[Allocation] = weakref.WeakSet()
 
 Member = TypeVar("Member")
 
@@ -451,11 +451,7 @@ def _snapshot(members: weakref.WeakSet[Member]) -> list[Member]:
 
 def chosen_device() -> int:
     """The card of this thread's calls: the one that was said, else the one that it is bound to, else the first."""
-    from ..config import ENVIRONMENT
-
-    device = getattr(_thread, "device", None)
-    if device is None:
-        device = ENVIRONMENT.device
+    device = getattr(_thread, "device", runtime.DEVICE)
     if device is not None:
         return device
     state = runtime.state()
@@ -488,9 +484,7 @@ def to_host(array: DeviceArray) -> NDArray:
         with session_on(array.device).call() as session:
             session.fetch([(array, result)])
     if array._bits is not None:
-        from .quirks import clear_pad_bits
-
-        clear_pad_bits(result, array._bits)
+        arrays.clear_padding(result, array._bits)
     return result
 
 
@@ -503,6 +497,7 @@ def release() -> None:
         session.pool.empty()
 
 
+@runtime.before_closing
 def release_all() -> bool:
     """The process ends: give back everything that no running call uses; whether that was all."""
     sessions = _snapshot(_sessions)
@@ -511,8 +506,8 @@ def release_all() -> bool:
             session.close()
     if any(session.busy for session in sessions):
         return False
-    for lease in _snapshot(_live):
-        block, lease.block = lease.block, None
+    for allocation in _snapshot(_live):
+        block, allocation.block = allocation.block, None
         if block is not None:
             block.close()
     return True

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from .. import _acl
+from ... import _acl
 
 RUNTIME = (("libascendcl.so",), ("libacl_rt.so",))
 FRAMEWORK = (("libnnopbase.so",),)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ParamTypeError
+from ...arrays import AbstractDeviceArray
 
 if TYPE_CHECKING:
-    from .session import Lease
+    from .session import Allocation
 
 
 class Origin(NamedTuple):
@@ -23,7 +24,7 @@ class Origin(NamedTuple):
     extent: int
 
 
-class DeviceArray:
+class DeviceArray(AbstractDeviceArray):
     """An array on an Ascend NPU, made by `asarray` or by a call on such arrays. It cannot be changed.
 
     Attributes
@@ -40,14 +41,20 @@ class DeviceArray:
     """
 
     __slots__ = (
-        "__weakref__", "_bits", "_device", "_dtype", "_host", "_lease", "_origin", "_packed", "_repaired", "_shape"
+        "__weakref__", "_allocation", "_bits", "_copy_to_host", "_device", "_dtype", "_host", "_origin", "_packed",
+        "_repaired", "_shape",
     )  # fmt: skip
+
+    MAKER = "ascend_grad.npu.asarray"
 
     #: NumPy's operators leave these arrays alone.
     __array_ufunc__ = None
 
-    def __init__(self, lease: Lease | None, shape: tuple[int, ...], dtype: np.dtype, device: int):
-        self._lease = lease  # None: no elements, no memory
+    def __init__(
+        self, shape: tuple[int, ...], dtype: np.dtype, device: int, copy_to_host: Callable[[DeviceArray], NDArray]
+    ):
+        self._allocation: Allocation | None = None  # None: no elements, no memory
+        self._copy_to_host = copy_to_host
         self._origin: Origin | None = None
         self._host: NDArray | None = None  # the same values on the host, where they are known there
         self._bits: int | None = None  # of a packed mask: how many bits count, the device leaves the rest undefined
@@ -68,10 +75,6 @@ class DeviceArray:
     @property
     def device(self) -> int:
         return self._device
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
 
     @property
     def size(self) -> int:
@@ -95,12 +98,9 @@ class DeviceArray:
         AclError
             If the copy fails.
         """
-        from .session import to_host
-
-        return to_host(self)
+        return self._copy_to_host(self)
 
     def host_values(self) -> NDArray:
-        """The values on the host, read-only, copied back at most once. For what has one element a row."""
         if self._host is None:
             self.remember(self.numpy())
         assert self._host is not None
@@ -110,6 +110,12 @@ class DeviceArray:
         """Keep these values, which are the array's, and which nobody else changes."""
         values.flags.writeable = False
         self._host = values
+
+    def is_known_below(self, extent: int, mask: object) -> bool:
+        origin = self._origin
+        return (
+            origin is not None and isinstance(mask, DeviceArray) and mask._origin is origin and origin.extent <= extent
+        )
 
     def __array__(self, dtype=None, copy=None) -> NoReturn:
         raise TypeError("an array on the device is not copied to the host unasked: call its numpy()")
@@ -122,39 +128,3 @@ class DeviceArray:
 
     def __bool__(self) -> NoReturn:
         raise TypeError("an array on the device has no truth value")
-
-
-def values_of(array: NDArray | DeviceArray) -> NDArray:
-    """The values on the host."""
-    return array.host_values() if isinstance(array, DeviceArray) else array
-
-
-def is_trusted(target: object, mask: object, extent: int) -> bool:
-    """Whether these are arrays of one call on the device, whose targets are below ``extent`` wherever the mask is 0."""
-    if not (isinstance(target, DeviceArray) and isinstance(mask, DeviceArray)):
-        return False
-    origin = target._origin
-    return origin is not None and origin is mask._origin and origin.extent <= extent
-
-
-def check_same_place(inputs: dict[str, NDArray | DeviceArray], out: object, operator: str) -> None:
-    """Of a call with an array on the device, all arrays are on the same one."""
-    devices = {name: array.device for name, array in inputs.items() if isinstance(array, DeviceArray)}
-    first, device = next(iter(devices.items()))
-    for name in inputs:
-        if name not in devices:
-            raise ParamTypeError(
-                f"{name}: expected an array on device {device}, as {first} is one, got an array on the host "
-                "(ascend_grad.npu.asarray copies it, numpy() brings the others back)",
-                operator=operator,
-            )
-        if devices[name] != device:
-            raise ParamTypeError(
-                f"{name}: expected an array on device {device}, as {first} is one, got one on device {devices[name]}",
-                operator=operator,
-            )
-    if out is not None:
-        raise ParamTypeError(
-            f"out: expected None, as calls on arrays of the device give new ones, got {type(out).__name__}",
-            operator=operator,
-        )

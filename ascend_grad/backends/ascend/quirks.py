@@ -10,7 +10,7 @@ Q3 ``target_mask`` is documented as bits alone         `mask_bits`: bools are pa
                                                        array on the device when it goes there, as it may become a mask
 Q4 the fused gradient reads ``masked_target`` on       `safe_targets`: it is 0 there, for the mask of the last call kept
    masked rows, too, as a place in memory              beside an array on the device
-Q5 the bits of ``target_mask`` beyond the last row     `clear_pad_bits`
+Q5 the bits of ``target_mask`` beyond the last row     `arrays.clear_padding`, where they are copied to the host
    are undefined
 Q6 some operators take an ``out`` of another dtype     `computing_dtype`: results of another dtype are computed in
    for one of their own, bit by bit                    float32 on the device (exact for 16-bit arguments) and rounded
@@ -32,10 +32,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import arrays
-from .._call import Call
-from ..contract import ROWWISE
-from .array import DeviceArray, is_trusted
+from ... import arrays
+from ..._call import Call
+from ...contract import ROWWISE
+from .array import DeviceArray
 from .session import Session
 
 
@@ -69,7 +69,7 @@ def bits_beside(session: Session, array: NDArray) -> DeviceArray | None:
 
 def safe_targets(session: Session, target: Any, mask: Any, extent: int, rows: NDArray | None) -> DeviceArray:
     """Q4: the targets, 0 on masked rows. Those that came with their mask from the device are 0 there already."""
-    if not is_trusted(target, mask, extent):
+    if not (isinstance(target, DeviceArray) and target.is_known_below(extent, mask)):
         values = session.values(target)
         elsewhere = arrays.unpacked(session.values(mask), values.size)
         if np.any(elsewhere & ((values < 0) | (values >= extent))):
@@ -99,12 +99,6 @@ def places(session: Session, target: Any, rows: NDArray | None, start: int) -> D
         return session.put(target)
     values = session.values(target).astype(np.int64)
     return session.put((values if rows is None else values[rows]) - start)
-
-
-def clear_pad_bits(mask: NDArray, count: int) -> None:
-    """Q5: the bits beyond the last of ``count`` rows become 0."""
-    if count % 8:
-        mask[-1] &= np.uint8((1 << count % 8) - 1)
 
 
 def computing_dtype(call: Call) -> np.dtype | None:

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import NamedTuple
 
-from .. import arrays
-from .._call import Call
-from ..contract import OPERATORS
-from ..errors import (
+from ... import arrays
+from ..._call import Call
+from ...contract import OPERATORS
+from ...errors import (
     AscendGradError,
     BackendUnavailableError,
     ParamInvalidError,
     ParamTypeError,
     UnsupportedDeviceError,
 )
+from ..base import Unsupported
 from .quirks import is_empty
 from .runtime import State
 
@@ -37,35 +37,27 @@ UNKNOWN = ""
 WITH_BFLOAT16 = ("910B", "910_93", "950", UNKNOWN)
 
 
-class Refusal(NamedTuple):
-    """Why the device does not take a valid call."""
-
-    reason: str
-    #: What forcing the device raises; None where the device is asked all the same, and answers with its own code.
-    error: AscendGradError | None
-
-
 def family(soc: str) -> str:
     """The family of a system on chip."""
     return next((name for name, members in FAMILIES.items() if re.fullmatch(members, soc)), UNKNOWN)
 
 
 #: Of a call, for a device of a family.
-Limit = Callable[[Call, str], Refusal | None]
+Limit = Callable[[Call, str], Unsupported | None]
 
 
-def _refused(call: Call, kind: type[AscendGradError], reason: str) -> Refusal:
-    return Refusal(reason, kind(reason, operator=call.operator.name))
+def _unsupported(call: Call, kind: type[AscendGradError], reason: str) -> Unsupported:
+    return Unsupported(reason, kind(reason, operator=call.operator.name))
 
 
 def only_on(*families: str) -> Limit:
     """361001: the operator exists on these systems alone."""
 
-    def limit(call: Call, soc: str) -> Refusal | None:
+    def limit(call: Call, soc: str) -> Unsupported | None:
         if soc in (*families, UNKNOWN):
             return None
         reason = f"the operator exists on {', '.join(families)} alone, this device is {soc}"
-        return _refused(call, UnsupportedDeviceError, reason)
+        return _unsupported(call, UnsupportedDeviceError, reason)
 
     return limit
 
@@ -73,7 +65,7 @@ def only_on(*families: str) -> Limit:
 def dtype(name: str, *allowed: str) -> Limit:
     """161002: dtypes; bfloat16 needs a system that has it."""
 
-    def limit(call: Call, soc: str) -> Refusal | None:
+    def limit(call: Call, soc: str) -> Unsupported | None:
         array = call.arguments[name]
         if array is None:
             return None
@@ -82,7 +74,7 @@ def dtype(name: str, *allowed: str) -> Limit:
         if got in here:
             return None
         reason = f"{name}: the device takes dtype {' or '.join(here)}, got {got}"
-        return _refused(call, ParamTypeError, reason)
+        return _unsupported(call, ParamTypeError, reason)
 
     return limit
 
@@ -90,12 +82,12 @@ def dtype(name: str, *allowed: str) -> Limit:
 def at_most(what: str, size: Callable[[Call, str], tuple[int, int]], *, asks_device: bool = False) -> Limit:
     """161002, or whatever the device answers: a size that the call has, and the largest that the device takes."""
 
-    def limit(call: Call, soc: str) -> Refusal | None:
+    def limit(call: Call, soc: str) -> Unsupported | None:
         got, largest = size(call, soc)
         if got <= largest or is_empty(call):
             return None
         reason = f"the device takes {what} up to {largest}, got {got}"
-        return Refusal(reason, None) if asks_device else _refused(call, ParamInvalidError, reason)
+        return Unsupported(reason, None) if asks_device else _unsupported(call, ParamInvalidError, reason)
 
     return limit
 
@@ -113,11 +105,11 @@ def stored_dim(name: str, largest: int) -> Callable[[Call, str], tuple[int, int]
     return lambda call, soc: (0 if call.arguments["softmax"] is None else call.dims[name], largest)
 
 
-def vocabulary_of_stored_probabilities(call: Call, soc: str) -> Refusal | None:
+def vocabulary_of_stored_probabilities(call: Call, soc: str) -> Unsupported | None:
     if call.arguments["softmax"] is None or call.dims["V"] >= 128 or is_empty(call):
         return None
     reason = f"weight: with softmax given, the device takes V from 128 on, got {call.dims['V']}"
-    return _refused(call, ParamInvalidError, reason)
+    return _unsupported(call, ParamInvalidError, reason)
 
 
 #: Ids beyond this are not exact in float32, in which the device compares them.
@@ -181,17 +173,17 @@ def needed(call: Call) -> tuple[str, ...]:
     return (*loss, "fused_linear_cross_entropy_loss_grad") if call.arguments["return_grad"] else loss
 
 
-def refusal(call: Call, state: State) -> Refusal | None:
+def unsupported_reason(call: Call, state: State) -> Unsupported | None:
     """Why the device that was found does not take this valid call; None where it does."""
     for name in needed(call):
         device_name = OPERATORS[name].device_name
         if device_name in state.absent:
-            return _refused(call, BackendUnavailableError, state.absent[device_name])
+            return _unsupported(call, BackendUnavailableError, state.absent[device_name])
     soc = family(state.soc)
     for limit in LIMITS[call.operator.name]:
-        refused = limit(call, soc)
-        if refused is not None:
-            return refused
+        reason = limit(call, soc)
+        if reason is not None:
+            return reason
     if soc == UNKNOWN:
-        return Refusal(f"what this device has is not known, it is {state.soc or 'of an unknown kind'}", None)
+        return Unsupported(f"what this device has is not known, it is {state.soc or 'of an unknown kind'}", None)
     return None

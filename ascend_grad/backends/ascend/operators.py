@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import _aclnn
-from .._call import Call
+from ... import _aclnn
+from ..._call import Call
 from . import quirks
 from .array import DeviceArray, Origin
 from .session import Session, memory_of

@@ -9,13 +9,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import CommandError
-
 #: Directories that are no part of the library proper, or that differ from one installation to the next.
 SKIPPED = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
 #: Every tenth file is held out.
 HELD_OUT = slice(9, None, 10)
 LEAST_TRAINING, LEAST_HELD_OUT = 100_000, 10_000
+
+
+class TooLittleTextError(Exception):
+    """There is not enough text to train on; the message is for the user, in one line."""
 
 
 class Corpus(NamedTuple):
@@ -36,7 +38,7 @@ def read_corpus(directory: Path) -> Corpus:
 
     Raises
     ------
-    CommandError
+    TooLittleTextError
         If there is too little of it.
     """
     names = sorted(path.relative_to(directory) for path in directory.rglob("*.py"))
@@ -46,7 +48,7 @@ def read_corpus(directory: Path) -> Corpus:
     del texts[HELD_OUT]
     training = b"".join(texts)
     if len(training) < LEAST_TRAINING or len(held_out) < LEAST_HELD_OUT:
-        raise CommandError(
+        raise TooLittleTextError(
             f"{directory}: too little Python source text to train on: {len(training)} bytes and {len(held_out)} "
             f"held out, of {LEAST_TRAINING} and {LEAST_HELD_OUT} needed"
         )

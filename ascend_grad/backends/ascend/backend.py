@@ -1,4 +1,4 @@
-"""The backend of the Ascend NPU: calls of the operators in `device`, on arrays of the host or of the card."""
+"""The backend of the Ascend NPU: validated calls on arrays of the host or of the card."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import arrays
-from .._call import Call
-from ..device import limits, operators, quirks, runtime, session
-from ..device.array import DeviceArray, values_of
-from ..errors import AscendGradError, MissingKernelError
-from . import reference
+from ... import arrays
+from ..._call import Call
+from ...errors import AscendGradError, MissingKernelError
+from .. import reference
+from ..base import Unsupported
+from . import limits, operators, quirks, runtime, session
+from .array import DeviceArray
+from .runtime import found
+
+__all__ = ["NAME", "found", "owns", "run", "status", "unsupported_reason"]
 
 NAME = "npu"
 
@@ -21,8 +25,12 @@ def status() -> tuple[bool, str]:
     return runtime.state().status
 
 
-def refusal(call: Call) -> limits.Refusal | None:
-    return limits.refusal(call, runtime.state())
+def owns(array: object) -> bool:
+    return isinstance(array, DeviceArray)
+
+
+def unsupported_reason(call: Call) -> Unsupported | None:
+    return limits.unsupported_reason(call, runtime.state())
 
 
 def run(call: Call, threads: int) -> Any:
@@ -52,7 +60,7 @@ def _from_the_host(call: Call) -> tuple[NDArray | None, ...]:
     for array, result in computed:
         if isinstance(array, DeviceArray) and array._bits is not None:
             assert result is not None
-            quirks.clear_pad_bits(result, array._bits)
+            arrays.clear_padding(result, array._bits)
         elif isinstance(array, np.ndarray) and result is not None:
             arrays.round_into(result, array)
     return results
@@ -82,7 +90,7 @@ def _empty(call: Call) -> tuple[NDArray | None, ...]:
     def on_the_host(value: Any) -> Any:
         if not isinstance(value, DeviceArray):
             return value
-        return values_of(value) if value.ndim < 2 else np.broadcast_to(np.zeros((), value.dtype), value.shape)
+        return value.host_values() if value.ndim < 2 else np.broadcast_to(np.zeros((), value.dtype), value.shape)
 
     arguments = {name: on_the_host(value) for name, value in call.arguments.items()}
     results = reference.run(call.with_arguments(arguments), 0)
