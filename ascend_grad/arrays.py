@@ -5,15 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 
-import ml_dtypes
 import numpy as np
 
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+from ._dtypes import BFLOAT16, FLOATING_DTYPES
 
 SINGLE, DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
-
-#: The four floating dtypes of the library, in native byte order.
-FLOATING_DTYPES = (SINGLE, np.dtype(np.float16), BFLOAT16, DOUBLE)
 
 _ORDINARY = (*FLOATING_DTYPES, np.dtype(np.int64), np.dtype(np.int32))
 

@@ -19,7 +19,8 @@ from ascend_grad._kernels cimport AG_FLOAT32, AG_FLOAT64
 from ascend_grad._overlap cimport may_overlap, overlaps_itself
 
 from . import arguments
-from .arrays import FLOATING_DTYPES, FLOATING_NAMES, AbstractDeviceArray, host_values
+from ._dtypes import FLOATING_DTYPES
+from .arrays import FLOATING_NAMES, AbstractDeviceArray, host_values
 from .errors import ParamInvalidError, ParamNullptrError, ParamTypeError
 
 cnp.import_array()

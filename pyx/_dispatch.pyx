@@ -169,17 +169,20 @@ cdef object computed(Call call, tuple request, int threads):
     return _cpu_backend.run(call, threads) if name == "cpu" else REGISTRY[name].run(call, threads)
 
 
-cdef object run_in_mode(Operator operator, list values, object out, object backend, object num_threads):
-    cdef tuple request = requested(backend, operator)
-    cdef int threads = thread_count(num_threads, operator)
-    cdef Call call = validate(operator, values, out)
+cdef object attempt(Call call, tuple request, int threads):
     try:
         return computed(call, request, threads)
     except MissingKernelError:
         if call.card >= 0 or request[0] != "auto":
             raise
-    # Nothing was computed, and the device is known not to take such calls now: who left the choice to us gets another backend.
-    return computed(call, request, threads)
+    # Nothing was computed, and that device is known now not to take such calls: the automatic choice falls on another.
+    return attempt(call, request, threads)
+
+
+cdef object run_in_mode(Operator operator, list values, object out, object backend, object num_threads):
+    cdef tuple request = requested(backend, operator)
+    cdef int threads = thread_count(num_threads, operator)
+    return attempt(validate(operator, values, out), request, threads)
 
 
 def run(Operator operator not None, list values not None, out, backend, num_threads):
