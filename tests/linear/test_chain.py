@@ -263,7 +263,7 @@ def test_the_gradient_takes_what_the_statistics_return(dtype, engine):
 
 
 def test_the_examples_of_the_page():
-    page = Path(__file__).parent.parent / "docs" / "linear_cross_entropy.md"
+    page = Path(__file__).parents[2] / "docs" / "linear_cross_entropy.md"
     code = "".join(re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE))
     example = doctest.DocTestParser().get_doctest(code, {}, page.name, str(page), 0)
     assert example.examples

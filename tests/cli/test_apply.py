@@ -23,7 +23,7 @@ from processes import start
 from samples import ARRAYS, BFLOAT16, DTYPES, MASKED, generator
 
 import ascend_grad as ag
-from ascend_grad.backends import npu
+from ascend_grad.backends.ascend import backend as npu
 from ascend_grad.cli import chunks, npy_files
 from ascend_grad.cli.main import main
 

@@ -20,7 +20,7 @@ from stand_in import build, compiler
 
 import ascend_grad as ag
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PACKAGE = Path(ag.__file__).parent
 
 
@@ -298,7 +298,7 @@ def problems_of(folder: Path, large: bool) -> str:
     home = build("split")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ASCEND_GRAD_")}
     environment |= {"PYTHONPATH": str(folder), "ASCEND_HOME_PATH": str(home), "OMP_NUM_THREADS": "1"}
-    arguments = Path(__file__).parent, home, "large" if large else "small"
+    arguments = Path(__file__).parents[1], home, "large" if large else "small"
     done = run(sys.executable, "-P", "-c", CHECK, *arguments, env=environment)
     crash = f"ended with {done.returncode}\n{done.stderr}" if done.returncode else ""
     return done.stdout + crash

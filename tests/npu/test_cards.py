@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 from contextlib import suppress
 
 import numpy as np
 import pytest
+from processes import in_thread
 from stand_in import StandIn, build
 
 import ascend_grad as ag
@@ -42,23 +42,6 @@ class Other:
 @pytest.fixture
 def other(device) -> Other:
     return Other()
-
-
-def in_thread(function) -> None:
-    """On a thread that nobody has bound to a card; what fails there fails here."""
-    errors = []
-
-    def guarded() -> None:
-        try:
-            function()
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=guarded)
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
 
 
 def test_a_thread_that_is_bound_keeps_to_its_card(other, device: StandIn) -> None:

@@ -17,7 +17,7 @@ from ascend_grad.cli import apply, bench, check, demo, info
 from ascend_grad.cli.main import main
 
 COMMANDS = {"demo": demo, "apply": apply, "bench": bench, "check": check, "info": info}
-DOCUMENT = Path(__file__).parents[1] / "docs" / "command_line.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "command_line.md"
 
 
 def exits(*argv: str) -> int:
