@@ -23,7 +23,7 @@ LAYERS = (
     ("errors, and the machine", "errors _version _openmp _cpu _tasks _threads _memory _dtypes _overlap"),
     ("the Ascend libraries", "_acl _aclnn"),
     ("arrays, arguments, settings", "arrays arguments config"),
-    ("the call and its checks", "_call"),
+    ("the call and its checks", "_call _checks"),
     ("CPU schedules", "_rowwise _linear_plan _linear_cross_entropy"),
     ("the CPU's results", "_cpu_backend"),
     ("the contract", "contract"),

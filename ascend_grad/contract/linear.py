@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .._call import (
-    ACCUMULATOR,
+from .._call import ACCUMULATOR, Operator, Result
+from .._checks import (
     AccumulatorOf,
     AVocabulary,
     BitsOrBooleans,
@@ -19,9 +19,7 @@ from .._call import (
     NoLabelSmoothing,
     NotNone,
     OneMode,
-    Operator,
     ReductionAndItsGradient,
-    Result,
     Shape,
     TargetsInRange,
     TargetsInTheVocabulary,

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from .._call import (
+from .._call import Operator, Result
+from .._checks import (
     Boolean,
     DimInRange,
     Floating,
     MaskCovers,
     NotNone,
     NoTriuMask,
-    Operator,
     RankAtMost,
     RankExactly,
     RealNumber,
-    Result,
     SameShape,
 )
 from ..arguments import MAX_RANK

@@ -31,7 +31,7 @@ from samples import BFLOAT16, DTYPES, assert_fresh, assert_identical, generator
 
 import ascend_grad as ag
 from ascend_grad import _cpu, _linear_cross_entropy, contract
-from ascend_grad._call import WorkspaceAndFilter
+from ascend_grad._checks import WorkspaceAndFilter
 
 
 @functools.lru_cache(maxsize=64)
