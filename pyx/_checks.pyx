@@ -210,7 +210,7 @@ cdef class NoTriuMask(Check):
 # ---- checks of the linear operators ----------------------------------------------------------------------------------
 
 
-cdef class OneMode(Check):
+cdef class SoftmaxOrStatistics(Check):
     """The probabilities are given, or what they are recomputed from; if they are, the rest is not looked at."""
 
     def __init__(self):
@@ -256,7 +256,7 @@ cdef class Float32OrFloat64(Check):
         return 0
 
 
-cdef class LogitsBeside(Check):
+cdef class LogitsDtypeMatches(Check):
     """The optional second array has a floating dtype whose sums have the dtype of the first."""
 
     cdef int run(self, Call call) except -1:
@@ -335,7 +335,7 @@ cdef class MaskHasRows(Check):
         return 0
 
 
-cdef class AVocabulary(Check):
+cdef class NonemptyVocabulary(Check):
     """The named weight has rows."""
 
     cdef int run(self, Call call) except -1:
@@ -409,7 +409,7 @@ cdef class VocabularyBounds(Check):
         return 0
 
 
-cdef class ChosenResults(Check):
+cdef class ValidOutputMask(Check):
     """``output_mask`` says of two results whether they are asked for."""
 
     def __init__(self):

@@ -203,7 +203,7 @@ def struck_one_after_another(device: StandIn, attempt: Callable[[], None]) -> in
 
 
 def test_copies_to_the_card_and_back(device: StandIn) -> None:
-    x = np.arange(600_000, dtype=np.float32).reshape(2, 300_000)[:, ::-1]  # in several pieces
+    x = np.arange(600_000, dtype=np.float32).reshape(2, 300_000)[:, ::-1]  # in several chunks
     assert struck_one_after_another(device, lambda: np.testing.assert_array_equal(npu.asarray(x).numpy(), x)) > 5
 
 

@@ -46,14 +46,14 @@ def test_steady_state(any_operator, device):
     in_thread(work)  # this one may have been bound to a card by another test
 
 
-def test_large_arrays_go_in_pieces(device):
+def test_large_arrays_go_in_chunks(device):
     """More than the staging memory, in any layout, both ways."""
     x = np.random.default_rng(0).standard_normal((3001, 3000), np.float32)
     expected = ag.softmax(x, backend="reference")
     device.reset()
     np.testing.assert_allclose(ag.softmax(x, backend="npu"), expected, rtol=1e-6)
-    pieces = -(-x.nbytes // (1 << 20))
-    assert counts(device, *COPIES) == {"copies_h2h": 0, "copies_h2d": pieces, "copies_d2h": pieces, "copies_d2d": 0}
+    chunks = -(-x.nbytes // (1 << 20))
+    assert counts(device, *COPIES) == {"copies_h2h": 0, "copies_h2d": chunks, "copies_d2h": chunks, "copies_d2d": 0}
     assert device.counter("bytes_h2d") == device.counter("bytes_d2h") == x.nbytes
     # The host fills one piece while others are on their way: it waits for free staging memory, not for each piece.
     assert device.counter("synchronizations") <= 2 * -(-x.nbytes // session.STAGING_BYTES) + 1

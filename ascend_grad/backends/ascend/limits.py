@@ -119,7 +119,7 @@ LARGEST_ID = 2**24
 EVERYWHERE = only_on("910", "910B", "910_93", "310P", "950")
 
 FLOATS = ("float32", "float16", "bfloat16")
-HALVES = ("float16", "bfloat16")
+FLOATS_16_BIT = ("float16", "bfloat16")
 
 LIMITS: dict[str, tuple[Limit, ...]] = {
     "softmax_backward": (EVERYWHERE, dtype("grad_output", *FLOATS)),
@@ -138,7 +138,7 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
     ),
     "fused_linear_cross_entropy_loss_grad": (
         only_on("910B", "910_93"),
-        dtype("input", *HALVES),
+        dtype("input", *FLOATS_16_BIT),
         vocabulary_of_stored_probabilities,
         at_most("V, with softmax given,", stored_dim("V", 24560), asks_device=True),
         at_most("BT, with softmax given,", stored_dim("BT", 65536), asks_device=True),
@@ -146,7 +146,7 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
     ),
     "fused_linear_online_max_sum": (
         only_on("910B", "910_93"),
-        dtype("input", *HALVES),
+        dtype("input", *FLOATS_16_BIT),
         at_most("H", dim("H", 65534)),
         at_most("vocab_end_index", lambda call, soc: (call.arguments["vocab_end_index"], LARGEST_ID)),
     ),
@@ -158,7 +158,7 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
     # The chain of the three. Its ids start at 0 on the device, wherever the vocabulary starts.
     "linear_cross_entropy": (
         only_on("910B", "910_93"),
-        dtype("input", *HALVES),
+        dtype("input", *FLOATS_16_BIT),
         at_most("H", dim("H", 65534)),
         at_most("V", dim("V", LARGEST_ID)),
     ),

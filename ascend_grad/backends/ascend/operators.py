@@ -152,7 +152,7 @@ def loss(
 def _linear_cross_entropy(session: Session, call: Call) -> tuple[DeviceArray | NDArray | None, ...]:
     """The chain of the three on the rows that are not ignored; what goes from one to the next stays on the card.
 
-    Losses that are to be added up, or to be spread among those of ignored rows, come back to the host.
+    Losses that are to be added up, or to be scattered among those of ignored rows, come back to the host.
     """
     a = call.arguments
     target = session.values(a["target"])
@@ -183,15 +183,15 @@ def _reduced(session: Session, losses: DeviceArray | None, counted: NDArray, red
     """The loss, from the losses of the counted rows (None: there is no such row)."""
     if losses is not None and reduction == "none" and losses.size == counted.size:
         return losses
-    spread = np.zeros(counted.size, np.float32)
+    all_losses = np.zeros(counted.size, np.float32)
     if losses is not None:
         there = np.empty(losses.shape, np.float32)
         session.fetch([(losses, there)])
-        spread[counted] = there
+        all_losses[counted] = there
     if reduction == "none":
-        return spread
+        return all_losses
     with np.errstate(all="ignore"):
-        total = np.sum(spread, dtype=np.float64)
+        total = np.sum(all_losses, dtype=np.float64)
         return np.asarray(total / np.float64(np.count_nonzero(counted)) if reduction == "mean" else total)
 
 

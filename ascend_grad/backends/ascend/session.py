@@ -1,7 +1,7 @@
 """One thread's work on one card: a stream, a pool of device memory, page-locked staging, copies.
 
 Every call ends with its stream synchronised, so memory that is in a pool, and every array on the device, is idle: it
-may be used, or freed, from any thread. Copies pass through page-locked memory in pieces: the host fills one piece while
+may be used, or freed, from any thread. Copies pass through page-locked memory in chunks: the host fills one chunk while
 earlier ones are on their way, and empties one half while the other arrives.
 """
 
@@ -24,9 +24,9 @@ from .array import DeviceArray
 #: Bytes that the pool of one thread keeps for later calls.
 POOL_BYTES = 1 << 30
 POOL_BLOCKS = 64
-#: Page-locked bytes of one thread, and the largest piece that is copied at once.
+#: Page-locked bytes of one thread, and the largest chunk that is copied at once.
 STAGING_BYTES = 16 << 20
-PIECE_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 20
 
 #: Codes of a card whose memory is full.
 OUT_OF_MEMORY = (207001, 207018)
@@ -108,33 +108,33 @@ class Allocation:
 # ---- layout of copies ------------------------------------------------------------------------------------------------
 
 
-def pieces(array: NDArray, itemsize: int) -> Iterator[NDArray]:
-    """The array in views of at most `PIECE_BYTES` (of ``itemsize`` each), in C order."""
-    array = np.asarray(array)  # rows of a numpy.matrix are matrices for ever
-    if array.size * itemsize <= PIECE_BYTES:
+def chunks(array: NDArray, itemsize: int) -> Iterator[NDArray]:
+    """The array in views of at most `CHUNK_BYTES` (of ``itemsize`` each), in C order."""
+    array = np.asarray(array)  # rows of a numpy.matrix are matrices again
+    if array.size * itemsize <= CHUNK_BYTES:
         yield array
         return
     if array.flags.c_contiguous:
         array = array.reshape(-1)
     row_bytes = array.size // array.shape[0] * itemsize
-    if row_bytes > PIECE_BYTES:
+    if row_bytes > CHUNK_BYTES:
         for row in array:
-            yield from pieces(row, itemsize)
+            yield from chunks(row, itemsize)
         return
-    step = PIECE_BYTES // row_bytes
+    step = CHUNK_BYTES // row_bytes
     for begin in range(0, array.shape[0], step):
         yield array[begin : begin + step]
 
 
-def chosen_pieces(array: NDArray, itemsize: int, rows: NDArray | None) -> Iterator[NDArray]:
-    """`pieces` of these rows of the array, None for all; never a copy of more than one piece, or one row."""
+def chunks_of_rows(array: NDArray, itemsize: int, rows: NDArray | None) -> Iterator[NDArray]:
+    """`chunks` of these rows of the array, None for all; never a copy of more than one chunk, or one row."""
     if rows is None:
-        yield from pieces(array, itemsize)
+        yield from chunks(array, itemsize)
         return
     row_bytes = max(array.size // max(array.shape[0], 1) * itemsize, 1)
-    step = max(PIECE_BYTES // row_bytes, 1)
+    step = max(CHUNK_BYTES // row_bytes, 1)
     for begin in range(0, rows.size, step):
-        yield from pieces(array[rows[begin : begin + step]], itemsize)
+        yield from chunks(array[rows[begin : begin + step]], itemsize)
 
 
 def runs(rows: NDArray) -> Iterator[tuple[int, int, int]]:
@@ -146,7 +146,7 @@ def runs(rows: NDArray) -> Iterator[tuple[int, int, int]]:
 
 
 class _Arrival(NamedTuple):
-    """A piece of a result on its way to the host: where it lands in the staging memory, and where it belongs."""
+    """A chunk of a result on its way to the host: where it lands in the staging memory, and where it belongs."""
 
     offset: int
     source: DeviceArray
@@ -185,7 +185,7 @@ class Session:
     @contextmanager
     def call(self) -> Iterator[Session]:
         """The frame of one call: the thread is bound to the card, and nothing is left behind."""
-        with _acl.Bound(self.device):
+        with _acl.DeviceGuard(self.device):
             frame = _Frame()
             self._frame = weakref.ref(frame)
             try:
@@ -315,11 +315,11 @@ class Session:
         result = self.empty(shape, dtype)
         offset = 0
         if result.size:
-            for piece in chosen_pieces(array, dtype.itemsize, rows):
-                nbytes = piece.size * dtype.itemsize
+            for chunk in chunks_of_rows(array, dtype.itemsize, rows):
+                nbytes = chunk.size * dtype.itemsize
                 begin = self._room(nbytes)
                 with np.errstate(all="ignore"):
-                    np.copyto(self._view(begin, piece.shape, dtype), piece, casting="unsafe")
+                    np.copyto(self._view(begin, chunk.shape, dtype), chunk, casting="unsafe")
                 assert self._staging is not None
                 _acl.copy_in(memory_of(result), offset, self._staging, begin, nbytes, self.stream)
                 offset += nbytes
@@ -382,7 +382,7 @@ class Session:
         self._unload(ready)
 
     def _windows(self, pairs: Iterable[tuple[DeviceArray, NDArray]]) -> Iterator[list[_Arrival]]:
-        """The pieces of all copies in groups that fill one half of the staging memory, then the other."""
+        """The chunks of all copies in groups that fill one half of the staging memory, then the other."""
         window: list[_Arrival] = []
         self._reserve()
         half = self._bytes.size // 2
@@ -391,12 +391,12 @@ class Session:
             offset = 0
             if not source.size:
                 continue
-            for piece in pieces(target, source.dtype.itemsize):
-                nbytes = piece.size * source.dtype.itemsize
+            for chunk in chunks(target, source.dtype.itemsize):
+                nbytes = chunk.size * source.dtype.itemsize
                 if used + nbytes > half:
                     yield window
                     window, begin, used = [], half - begin, 0
-                window.append(_Arrival(begin + used, source, offset, piece))
+                window.append(_Arrival(begin + used, source, offset, chunk))
                 used += -(-nbytes // 64) * 64
                 offset += nbytes
         if window:
@@ -414,7 +414,7 @@ class Session:
             self._bytes = np.frombuffer(memoryview(self._staging), np.uint8)
 
     def _room(self, nbytes: int) -> int:
-        """Where the next piece goes in the staging memory; waits for the earlier ones when it is full."""
+        """Where the next chunk goes in the staging memory; waits for the earlier ones when it is full."""
         self._reserve()
         if self._head + nbytes > self._bytes.size:
             self.synchronize()
