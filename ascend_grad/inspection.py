@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from . import _cpu, _openmp, config, contract, threads
+from . import _cpu, _openmp, config, contract, ops, threads
 from ._call import Call
 from ._dispatch import Explanation, prepared
 from ._version import __version__
@@ -21,8 +21,6 @@ from .errors import ParamInvalidError, ParamTypeError
 
 def bound_call(op_name: str, args: tuple, kwargs: dict) -> tuple[Call, int, Explanation]:
     """The validated call of a public operator, the threads it asks for (0: none in particular), and who computes it."""
-    from . import ops
-
     if not isinstance(op_name, str) or op_name not in contract.OPERATORS:
         raise ParamInvalidError(f"op_name: expected one of {', '.join(contract.OPERATORS)}, got {shown(op_name)}")
     bound = inspect.signature(getattr(ops, op_name)).bind(*args, **kwargs)

@@ -13,8 +13,6 @@ from linear_samples import GRADIENT, LOSS, STATISTICS
 
 BF16 = ml_dtypes.bfloat16
 
-FLOATS = (np.float32, np.float16, BF16)
-
 
 def code_of(acl: Acl, name: str, *arguments) -> int:
     """The code of the first phase for these arguments, arrays as tensors."""

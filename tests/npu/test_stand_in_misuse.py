@@ -1,4 +1,7 @@
-"""The test double: whoever misuses the runtime is told, or gets wrong results."""
+"""The test double: whoever misuses the runtime is told, or gets wrong results.
+
+What is shown here is that tests over it can fail: each rule of the device is broken once, on purpose.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,6 @@ from acl_client import D2D, D2H, H2D, H2H, Acl, StatusError, broken, softmax
 from processes import in_thread
 
 BF16 = ml_dtypes.bfloat16
-
-FLOATS = (np.float32, np.float16, BF16)
 
 
 # ---- misuse: of numbers and pointers ---------------------------------------------------------------------------------
