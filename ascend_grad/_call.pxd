@@ -12,6 +12,10 @@ cdef enum:
     SIZES
 
 
+cdef dict size_numbers  # by name
+cdef tuple size_names  # by number
+
+
 cdef class Check:
     cdef readonly tuple names
     cdef int count
@@ -72,3 +76,5 @@ cdef class Call:
 cdef Call validate(Operator operator, list values, object out)
 cdef cnp.ndarray native_vector(cnp.ndarray array)
 cdef cnp.dtype accumulator_of(cnp.ndarray array)
+cdef cnp.dtype native_dtype(cnp.ndarray array)
+cdef tuple shape_of(cnp.ndarray array)

@@ -1,18 +1,15 @@
-"""What comes in and what goes out: dtypes, conversion of inputs, layout questions, fresh results."""
+"""Arrays as the whole library understands them: dtypes, classes, what an array on a device offers, masks, rounding."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 
-import ml_dtypes
 import numpy as np
 
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+from ._dtypes import BFLOAT16, FLOATING_DTYPES
 
 SINGLE, DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
-
-#: The four floating dtypes of the library, in native byte order.
-FLOATING_DTYPES = (SINGLE, np.dtype(np.float16), BFLOAT16, DOUBLE)
 
 _ORDINARY = (*FLOATING_DTYPES, np.dtype(np.int64), np.dtype(np.int32))
 
@@ -64,6 +61,45 @@ def classes_within(value: object) -> Iterator[type]:
                 yield from classes_within(entry)
 
 
+class AbstractDeviceArray(ABC):
+    """What the contract asks of an array that is not in the host's memory, whichever backend it belongs to."""
+
+    __slots__ = ()
+
+    #: The function that copies an array to the device, as messages name it.
+    MAKER: str
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    @abstractmethod
+    def dtype(self) -> np.dtype: ...
+
+    @property
+    @abstractmethod
+    def device(self) -> int:
+        """The number of the device."""
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @abstractmethod
+    def host_values(self) -> np.ndarray:
+        """The values on the host, read-only, copied back at most once. For what has one element a row."""
+
+    def is_known_below(self, extent: int, mask: object) -> bool:
+        """Whether the values are known to be in [0, extent) wherever the mask is 0, so that nobody has to look."""
+        return False
+
+
+def host_values(array: np.ndarray | AbstractDeviceArray) -> np.ndarray:
+    """The values of an array, wherever it is."""
+    return array.host_values() if isinstance(array, AbstractDeviceArray) else array
+
+
 def counted(mask: np.ndarray, count: int) -> np.ndarray:
     """The part of a mask that says something of ``count`` rows: the bytes behind it may be many."""
     return mask if mask.dtype == np.bool_ else mask[: -(-count // 8)]
@@ -75,6 +111,12 @@ def unpacked(mask: np.ndarray, count: int) -> np.ndarray:
         return mask
     packed = np.ascontiguousarray(counted(mask, count))
     return np.unpackbits(packed, bitorder="little", count=count).view(np.bool_)
+
+
+def clear_padding(mask: np.ndarray, count: int) -> None:
+    """Set the bits of a packed mask beyond the last of ``count`` rows to 0."""
+    if count % 8:
+        mask[-1] &= np.uint8((1 << count % 8) - 1)
 
 
 def round_into(out: np.ndarray, values: np.ndarray) -> None:

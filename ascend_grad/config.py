@@ -1,57 +1,50 @@
-"""Settings from the environment, read and checked once, at import."""
+"""Settings from the environment. Each is read and checked once, at import, by the module that it is for."""
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NoReturn
 
-from . import _cpu
-from .arguments import MAX_THREADS
-
-#: What can be asked for; all but "auto" are names in the registry of `backends`.
-BACKENDS = ("auto", "cpu", "npu", "reference")
+#: The settings that the environment makes, by variable.
+SETTINGS: dict[str, str | int] = {}
 
 
-class Environment(NamedTuple):
-    """What the environment asks for; None where it is silent."""
-
-    backend: str | None
-    cpu: str | None
-    num_threads: int | None
-    device: int | None
-
-
-def _choice(name: str, choices: tuple[str, ...]) -> str | None:
-    value = os.environ.get(name) or None
-    if value is not None and value not in choices:
-        raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {value!r}")
+def choice(name: str, choices: Sequence[str], supported: Sequence[str] | None = None) -> str | None:
+    """One of some words, None where the variable is not set. Not all choices may be supported by this machine."""
+    value = os.environ.get(name)
+    if not value:
+        return None
+    if value not in choices:
+        _fail(f"{name}: expected one of {', '.join(choices)}, got {value!r}")
+    if supported is not None and value not in supported:
+        _fail(f"{name}: this machine supports {', '.join(supported)}, got {value!r}")
+    SETTINGS[name] = value
     return value
 
 
-def _integer(name: str, low: int, high: int) -> int | None:
-    value = os.environ.get(name) or None
-    if value is None:
+def integer(name: str, low: int, high: int) -> int | None:
+    """An integer in a range, None where the variable is not set."""
+    value = os.environ.get(name)
+    if not value:
         return None
     try:
         number = int(value)
     except ValueError:
         number = low - 1
     if not low <= number <= high:
-        raise ValueError(f"{name}: expected an integer in [{low}, {high}], got {value!r}")
+        _fail(f"{name}: expected an integer in [{low}, {high}], got {value!r}")
+    SETTINGS[name] = number
     return number
 
 
-def _read() -> Environment:
-    cpu = _choice("ASCEND_GRAD_CPU", _cpu.VARIANTS)
-    if cpu is not None and cpu not in _cpu.supported_variants():
-        raise ValueError(f"ASCEND_GRAD_CPU: this machine supports {', '.join(_cpu.supported_variants())}, got {cpu!r}")
-    return Environment(
-        backend=_choice("ASCEND_GRAD_BACKEND", BACKENDS),
-        cpu=cpu,
-        num_threads=_integer("ASCEND_GRAD_NUM_THREADS", 1, MAX_THREADS),
-        device=_integer("ASCEND_GRAD_DEVICE", 0, 2**31 - 1),
-    )
+def _fail(message: str) -> NoReturn:
+    # The command line cannot catch what happens while its own package is imported.
+    if not _is_command_line():
+        raise ValueError(message)
+    print(f"ascend-grad: error: {message}", file=sys.stderr)
+    sys.exit(2)
 
 
 def _is_command_line() -> bool:
@@ -59,14 +52,3 @@ def _is_command_line() -> bool:
     # sys.argv does not name the module while `python -m` is looking for it, and importing its package for that.
     started = "".join(sys.orig_argv[-len(sys.argv) :][:1])
     return os.path.basename(started).removeprefix("-m") in ("ascend-grad", "ascend_grad")
-
-
-try:
-    ENVIRONMENT = _read()
-except ValueError as error:
-    # The command line cannot catch what happens while its own package is imported.
-    if not _is_command_line():
-        raise
-    print(f"ascend-grad: error: {error}", file=sys.stderr)
-    sys.exit(2)
-_cpu.force_variant(ENVIRONMENT.cpu)

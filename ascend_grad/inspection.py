@@ -10,19 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from . import _cpu, _openmp, config, contract, threads
+from . import _cpu, _openmp, config, contract, ops, threads
 from ._call import Call
 from ._dispatch import Explanation, prepared
 from ._version import __version__
 from .arguments import shown
-from .backends import backends
+from .backends import backends, cpu
 from .errors import ParamInvalidError, ParamTypeError
 
 
 def bound_call(op_name: str, args: tuple, kwargs: dict) -> tuple[Call, int, Explanation]:
     """The validated call of a public operator, the threads it asks for (0: none in particular), and who computes it."""
-    from . import ops
-
     if not isinstance(op_name, str) or op_name not in contract.OPERATORS:
         raise ParamInvalidError(f"op_name: expected one of {', '.join(contract.OPERATORS)}, got {shown(op_name)}")
     bound = inspect.signature(getattr(ops, op_name)).bind(*args, **kwargs)
@@ -96,8 +94,6 @@ def workspace_size(op_name: str, *args: Any, **kwargs: Any) -> int:
     >>> ag.workspace_size("softmax_backward", x, x, num_threads=1) < 2**20
     True
     """
-    from .backends import cpu
-
     call, num_threads, _ = bound_call(op_name, args, kwargs)
     if call.device is not None:
         message = f"expected arrays on the host, as this is about calls on the CPU, got arrays on device {call.device}"
@@ -157,11 +153,7 @@ def show_config(mode: str = "stdout") -> dict[str, Any] | None:
         "cpu": {"variant": _cpu.variant(), "supported": list(_cpu.supported_variants())},
         "openmp": _openmp.DESCRIPTION,
         "threads": threads.get_num_threads(),
-        "environment": {
-            f"ASCEND_GRAD_{name.upper()}": value
-            for name, value in config.ENVIRONMENT._asdict().items()
-            if value is not None
-        },
+        "environment": dict(config.SETTINGS),
         "backends": {name: status._asdict() for name, status in backends().items()},
     }
     if mode == "dict":

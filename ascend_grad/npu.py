@@ -14,8 +14,8 @@ from numpy.typing import ArrayLike
 
 from . import _aclnn, arrays
 from .arguments import MAX_RANK, converted, integer, shown
-from .device import quirks, runtime, session
-from .device.array import DeviceArray
+from .backends.ascend import quirks, runtime, session
+from .backends.ascend.array import DeviceArray
 from .errors import BackendUnavailableError, ParamInvalidError, ParamTypeError
 
 __all__ = ["DeviceArray", "asarray", "device_count", "get_device", "release", "set_device"]

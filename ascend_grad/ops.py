@@ -7,8 +7,8 @@ from typing import Literal
 
 from numpy.typing import ArrayLike, NDArray
 
-from . import contract
 from ._dispatch import run
+from .contract import linear, rowwise
 from .results import LinearCrossEntropy, OnlineMaxSum
 
 __all__ = [
@@ -85,7 +85,7 @@ def softmax_backward(
     >>> ag.softmax_backward(np.array([[1.0, 0.0]]), y)
     array([[ 0.1875, -0.1875]])
     """
-    return run(contract.SOFTMAX_BACKWARD, [grad_output, output, dim], out, backend, num_threads)
+    return run(rowwise.SOFTMAX_BACKWARD, [grad_output, output, dim], out, backend, num_threads)
 
 
 def log_softmax_backward(
@@ -136,7 +136,7 @@ def log_softmax_backward(
     >>> ag.log_softmax_backward(np.array([1.0, 0.0]), np.log([0.25, 0.75]))
     array([ 0.75, -0.75])
     """
-    return run(contract.LOG_SOFTMAX_BACKWARD, [grad_output, output, dim], out, backend, num_threads)
+    return run(rowwise.LOG_SOFTMAX_BACKWARD, [grad_output, output, dim], out, backend, num_threads)
 
 
 def scaled_masked_softmax_backward(
@@ -199,7 +199,7 @@ def scaled_masked_softmax_backward(
     array([[[[0.375, 0.   ]]]])
     """
     values = [grad_output, y, mask, scale, fix_triu_mask]
-    return run(contract.SCALED_MASKED_SOFTMAX_BACKWARD, values, out, backend, num_threads)
+    return run(rowwise.SCALED_MASKED_SOFTMAX_BACKWARD, values, out, backend, num_threads)
 
 
 def softmax(
@@ -244,7 +244,7 @@ def softmax(
     >>> ag.softmax([0.0, 0.0])
     array([0.5, 0.5])
     """
-    return run(contract.SOFTMAX, [input, dim], out, backend, num_threads)
+    return run(rowwise.SOFTMAX, [input, dim], out, backend, num_threads)
 
 
 def log_softmax(
@@ -289,7 +289,7 @@ def log_softmax(
     >>> np.exp(ag.log_softmax([0.0, 0.0]))
     array([0.5, 0.5])
     """
-    return run(contract.LOG_SOFTMAX, [input, dim], out, backend, num_threads)
+    return run(rowwise.LOG_SOFTMAX, [input, dim], out, backend, num_threads)
 
 
 def scaled_masked_softmax(
@@ -344,7 +344,7 @@ def scaled_masked_softmax(
     >>> ag.scaled_masked_softmax(np.zeros((1, 1, 1, 4)), mask)
     array([[[[0.5, 0.5, 0. , 0. ]]]])
     """
-    return run(contract.SCALED_MASKED_SOFTMAX, [x, mask, scale, fix_triu_mask], out, backend, num_threads)
+    return run(rowwise.SCALED_MASKED_SOFTMAX, [x, mask, scale, fix_triu_mask], out, backend, num_threads)
 
 
 def fused_linear_cross_entropy_loss_grad(
@@ -461,7 +461,7 @@ def fused_linear_cross_entropy_loss_grad(
         grad, input, weight, target_mask, masked_target, label_smoothing, logits_max, sum_exp_logits, softmax,
         output_mask, workspace_bytes, filter_eps
     ]  # fmt: skip
-    return run(contract.FUSED_LINEAR_CROSS_ENTROPY_LOSS_GRAD, values, out, backend, num_threads)
+    return run(linear.FUSED_LINEAR_CROSS_ENTROPY_LOSS_GRAD, values, out, backend, num_threads)
 
 
 def fused_linear_online_max_sum(
@@ -533,7 +533,7 @@ def fused_linear_online_max_sum(
     (array([1, 0]), array([2], dtype=uint8))
     """
     values = [input, weight, target, vocab_start_index, vocab_end_index, return_logits]
-    return OnlineMaxSum._make(run(contract.FUSED_LINEAR_ONLINE_MAX_SUM, values, None, backend, num_threads))
+    return OnlineMaxSum._make(run(linear.FUSED_LINEAR_ONLINE_MAX_SUM, values, None, backend, num_threads))
 
 
 def fused_cross_entropy_loss_with_max_sum(
@@ -598,7 +598,7 @@ def fused_cross_entropy_loss_with_max_sum(
     (array([1.386]), array([[0.25, 0.25, 0.25, 0.25]]))
     """
     values = [logits_max, sum_exp_logits, predicted_logits, label_smoothing, vocab_parallel_logits]
-    return run(contract.FUSED_CROSS_ENTROPY_LOSS_WITH_MAX_SUM, values, out, backend, num_threads)
+    return run(linear.FUSED_CROSS_ENTROPY_LOSS_WITH_MAX_SUM, values, out, backend, num_threads)
 
 
 def linear_cross_entropy(
@@ -684,4 +684,4 @@ def linear_cross_entropy(
         input, weight, target, reduction, ignore_index, grad_loss, vocab_start_index, return_grad, output_mask,
         workspace_bytes, filter_eps
     ]  # fmt: skip
-    return LinearCrossEntropy._make(run(contract.LINEAR_CROSS_ENTROPY, values, None, backend, num_threads))
+    return LinearCrossEntropy._make(run(linear.LINEAR_CROSS_ENTROPY, values, None, backend, num_threads))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from . import _threads, arguments, config
 
+#: The number that the environment asks for, None where it does not.
+FROM_ENVIRONMENT = config.integer("ASCEND_GRAD_NUM_THREADS", 1, arguments.MAX_THREADS)
+
 
 def set_num_threads(num_threads: int | None) -> None:
     """Set the number of threads of CPU calls, for the whole process.
@@ -26,7 +29,7 @@ def set_num_threads(num_threads: int | None) -> None:
     2
     >>> ag.set_num_threads(None)
     """
-    _threads.set_limit(arguments.thread_count(num_threads) or config.ENVIRONMENT.num_threads or 0)
+    _threads.set_limit(arguments.thread_count(num_threads) or FROM_ENVIRONMENT or 0)
 
 
 def get_num_threads() -> int:

@@ -43,7 +43,7 @@ cdef ag_acl_context[64] _contexts
 memset(_contexts, 0, sizeof(_contexts))
 
 
-# What `Bound` left bound in a thread that had no context: nobody's choice of a card.
+# What `DeviceGuard` left bound in a thread that had no context: nobody's choice of a card.
 _left = threading.local()
 
 
@@ -203,7 +203,7 @@ cdef class KeptContext:
             dispose(<disposer>table.aclrtSetCurrentContext, self.outer, "aclrtSetCurrentContext")
 
 
-cdef class Bound:
+cdef class DeviceGuard:
     """Binds the calling thread to a device for a block, and then gives the thread back what it had."""
 
     cdef int device
@@ -238,7 +238,7 @@ cdef void dispose_on(int device, disposer function, void *thing, str call) noexc
     if thing == NULL or _lost:
         return
     try:
-        with Bound(device):
+        with DeviceGuard(device):
             dispose(function, thing, call)
     except Exception as error:
         logger.warning("%s", error)

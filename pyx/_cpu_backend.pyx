@@ -13,7 +13,7 @@ from ascend_grad._dtypes cimport dtype_of
 from ascend_grad._overlap cimport may_overlap
 
 from . import _linear_cross_entropy
-from .arrays import FLOATING_DTYPES
+from ._dtypes import FLOATING_DTYPES
 
 cnp.import_array()
 

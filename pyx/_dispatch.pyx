@@ -4,6 +4,7 @@ import logging
 from contextvars import ContextVar
 from typing import NamedTuple
 
+cimport cython
 from cpython.contextvars cimport get_value
 from cpython.dict cimport PyDict_GetItemWithError
 from cpython.object cimport PyObject
@@ -13,9 +14,7 @@ from ascend_grad._call cimport Call, Operator, validate
 from ascend_grad._kernels cimport ag_fpenv, ag_fpenv_enter, ag_fpenv_leave
 
 from . import arguments
-from .backends import REGISTRY, npu
-from .config import BACKENDS, ENVIRONMENT
-from .device import runtime
+from .backends import CHOICES, DEVICES, FROM_ENVIRONMENT, REGISTRY
 from .errors import BackendUnavailableError, MissingKernelError, ParamInvalidError
 
 #: What `use_backend` chose in this context: None, or an object whose ``name`` is that of a backend, or None. Where it is
@@ -27,15 +26,34 @@ logger = logging.getLogger("ascend_grad")
 cdef object _chosen = chosen
 #: What is asked for, and by what, where neither the call nor the context says.
 cdef tuple _otherwise = (
-    ("auto", "automatic choice") if ENVIRONMENT.backend is None else (ENVIRONMENT.backend, "ASCEND_GRAD_BACKEND")
+    ("auto", "automatic choice") if FROM_ENVIRONMENT is None else (FROM_ENVIRONMENT, "ASCEND_GRAD_BACKEND")
 )
-cdef dict _runtime = runtime.__dict__
-cdef tuple _backends = BACKENDS
+cdef tuple _choices = CHOICES
 cdef object MAX_THREADS = arguments.MAX_THREADS
 cdef object _DEBUG = logging.DEBUG
 #: The logger's own memory of its answers by level, which `logging` empties in place whenever one may change. To ask the
 #: logger itself would cost a small call a tenth of its time.
 cdef dict _answers = getattr(logger, "_cache", {})
+
+
+@cython.final
+cdef class Device:
+    """The backend of a device, with what every call asks of it at hand."""
+
+    cdef object backend
+    cdef str name
+    cdef dict found
+
+    def __init__(self, backend):
+        self.backend, self.name, self.found = backend, backend.NAME, backend.found
+
+    cdef tuple status(self):
+        """Whether the device is usable, and the reason; it is looked for once, at first need."""
+        cdef PyObject *state = PyDict_GetItemWithError(self.found, "state")
+        return self.backend.status() if state is NULL else <tuple>(<tuple><object>state)[0]
+
+
+cdef tuple _devices = tuple([Device(backend) for backend in DEVICES])
 
 
 class Explanation(NamedTuple):
@@ -53,10 +71,10 @@ cdef inline bint calls_are_logged() except -1:
 cpdef object checked_backend(object name, str operator=None):
     """The name of a backend, or ``"auto"``."""
     if isinstance(name, str):
-        for known in _backends:
+        for known in _choices:
             if name == known:
                 return known  # a plain str, where the name may be of a subclass
-    expected = f"one of {', '.join(BACKENDS)}"
+    expected = f"one of {', '.join(CHOICES)}"
     raise ParamInvalidError(f"backend: expected {expected}, got {arguments.shown(name)}", operator=operator)
 
 
@@ -77,51 +95,69 @@ cdef int thread_count(object num_threads, Operator operator) except -1:
     return 0 if num_threads is None else arguments.thread_count(num_threads, operator.name)
 
 
-cdef object cannot(Call call, tuple request, str reason):
-    message = f"backend {request[0]!r} ({request[1]}) cannot compute this call: {reason}"
+cdef object cannot(Call call, object name, object asked_by, object reason):
+    message = f"backend {name!r} ({asked_by}) cannot compute this call: {reason}"
     raise BackendUnavailableError(message, operator=call.operator.name)
 
 
-cdef object device_status():
-    """Whether the device is usable, and the reason; it is looked for once, at first need."""
-    cdef PyObject *state = PyDict_GetItemWithError(_runtime, "_state")
-    return (<tuple>(runtime.state() if state is NULL or <object>state is None else <object>state))[0]
+cdef str selected_device(Call call, tuple request, Device device, list reasons):
+    """The name of the device, which has no alternative: it is asked for, or has the arrays."""
+    usable, status = device.status()
+    if not usable:
+        cannot(call, device.name, request[1], status)
+    unsupported = device.backend.unsupported_reason(call)
+    if unsupported is not None and unsupported.error is not None:
+        raise unsupported.error
+    if reasons is not None:
+        reasons.append(f"asked for by {request[1]}" if call.card < 0 else f"its arrays are on device {call.card}")
+    return device.name
+
+
+cdef str automatic(Call call, tuple request, list reasons):
+    """The first device that takes the call, else the CPU."""
+    cdef Device device
+    cdef tuple status
+    cdef str others = ""
+    for device in _devices:
+        status = device.status()
+        if status[0]:
+            unsupported = device.backend.unsupported_reason(call)
+            if unsupported is None:
+                if reasons is not None:
+                    reasons.append(request[1] + others)
+                return device.name
+            status = False, unsupported.reason
+        if reasons is not None:
+            others += f"; not {device.name}: {status[1]}"
+    if reasons is not None:
+        reasons.append(request[1] + others)
+    return "cpu"
 
 
 cdef str select(Call call, tuple request, list reasons):
     """The backend of a validated call; why is added to the list, if there is one.
 
-    Raises where the backend that was asked for cannot take the call. Those of the host take every call, the device has
-    its limits; arrays on a card are computed there or not at all.
+    Raises where the backend that was asked for cannot take the call. Those of the host take every call, devices have
+    their limits; arrays on a device are computed there or not at all.
     """
     cdef str name = request[0]
-    cdef bint is_open = name == "auto"
-    if not is_open and name != "npu":
-        if call.card >= 0:
-            cannot(call, request, f"its arrays are on device {call.card} (numpy() brings them back)")
-        if reasons is not None:
-            reasons.append(f"asked for by {request[1]}")
-        return name
-    is_open = is_open and call.card < 0
-    usable, status = device_status()
-    if usable:
-        refusal = npu.refusal(call)
-        if not is_open:
-            if refusal is not None and refusal.error is not None:
-                raise refusal.error
-            refusal = None
-        if refusal is None:
-            if reasons is not None and call.card >= 0:
-                reasons.append(f"its arrays are on device {call.card}")
-            elif reasons is not None:
-                reasons.append(request[1] if is_open else f"asked for by {request[1]}")
-            return "npu"
-        status = refusal.reason
-    elif not is_open:
-        cannot(call, ("npu", request[1]), status)
+    cdef Device device
+    if call.card >= 0:
+        for device in _devices:
+            if device.backend.owns(call.arrays[0]):
+                break
+        if name not in ("auto", device.name):
+            where = f"its arrays are on device {call.card} (numpy() brings them back)"
+            cannot(call, name, request[1], where)
+        return selected_device(call, request, device, reasons)
+    if name == "auto":
+        return automatic(call, request, reasons)
+    for device in _devices:
+        if name == device.name:
+            return selected_device(call, request, device, reasons)
     if reasons is not None:
-        reasons.append(f"{request[1]}; not npu: {status}")
-    return "cpu"
+        reasons.append(f"asked for by {request[1]}")
+    return name
 
 
 cdef object computed(Call call, tuple request, int threads):
@@ -133,17 +169,20 @@ cdef object computed(Call call, tuple request, int threads):
     return _cpu_backend.run(call, threads) if name == "cpu" else REGISTRY[name].run(call, threads)
 
 
-cdef object run_in_mode(Operator operator, list values, object out, object backend, object num_threads):
-    cdef tuple request = requested(backend, operator)
-    cdef int threads = thread_count(num_threads, operator)
-    cdef Call call = validate(operator, values, out)
+cdef object attempt(Call call, tuple request, int threads):
     try:
         return computed(call, request, threads)
     except MissingKernelError:
         if call.card >= 0 or request[0] != "auto":
             raise
-    # Nothing was computed, and the device's refusal is known now: who left the choice to us gets another backend.
-    return computed(call, request, threads)
+    # Nothing was computed, and that device is known now not to take such calls: the automatic choice falls on another.
+    return attempt(call, request, threads)
+
+
+cdef object run_in_mode(Operator operator, list values, object out, object backend, object num_threads):
+    cdef tuple request = requested(backend, operator)
+    cdef int threads = thread_count(num_threads, operator)
+    return attempt(validate(operator, values, out), request, threads)
 
 
 def run(Operator operator not None, list values not None, out, backend, num_threads):

@@ -1,12 +1,18 @@
-"""Dtypes of arrays, as the kernels name them."""
+"""The floating dtypes of the library, and what the kernels call them."""
+
+import ml_dtypes
+import numpy as np
 
 cimport numpy as cnp
 
 from ascend_grad._kernels cimport AG_BFLOAT16, AG_FLOAT16, AG_FLOAT32, AG_FLOAT64
 
-from .arrays import BFLOAT16
-
 cnp.import_array()
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+#: In native byte order, in the order of ag_dtype.
+FLOATING_DTYPES = (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16, np.dtype(np.float64))
 
 cdef int _bfloat16_number = BFLOAT16.num
 

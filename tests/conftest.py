@@ -26,8 +26,8 @@ from stand_in import StandIn, build
 
 import ascend_grad as ag
 from ascend_grad import _cpu, contract, npu
-from ascend_grad.backends import npu as npu_backend
-from ascend_grad.device import runtime
+from ascend_grad.backends.ascend import backend as npu_backend
+from ascend_grad.backends.ascend import runtime
 
 hypothesis.settings.register_profile(
     "suite",
@@ -195,7 +195,7 @@ def _installation() -> Iterator[tuple[StandIn, runtime.State]]:
     runtime.state()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ASCEND_HOME_PATH", str(home))
-        patch.setattr(runtime, "_state", None)
+        patch.delitem(runtime.found, "state")
         state = runtime.state()
     assert state.usable, state.reason
     stand_in = StandIn(home)
@@ -208,7 +208,7 @@ def _installation() -> Iterator[tuple[StandIn, runtime.State]]:
 def device(_installation, monkeypatch) -> Iterator[StandIn]:
     """A test double in the place of a device: the NPU backend is usable until the end of the test."""
     stand_in, state = _installation
-    monkeypatch.setattr(runtime, "_state", state)
+    monkeypatch.setitem(runtime.found, "state", state)
     stand_in.reset()
     yield stand_in
     assert stand_in.violations() == []
@@ -240,7 +240,7 @@ def backend(request: pytest.FixtureRequest, monkeypatch) -> str:
     """The name of a backend. A test ends, and passes, where the device refuses a call that is beyond its limits."""
     if request.param == "npu":
         request.getfixturevalue("device")
-        refusal = npu_backend.refusal
+        refusal = npu_backend.unsupported_reason
 
         def checked(call):
             refused = refusal(call)
@@ -253,7 +253,7 @@ def backend(request: pytest.FixtureRequest, monkeypatch) -> str:
             assert refused.error.code == code
             raise RefusedAsExpectedError
 
-        monkeypatch.setattr(npu_backend, "refusal", checked)
+        monkeypatch.setattr(npu_backend, "unsupported_reason", checked)
     return request.param
 
 

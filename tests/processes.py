@@ -1,4 +1,4 @@
-"""The command line in a process of its own, and how much memory a process takes."""
+"""The command line in a process of its own, how much memory a process takes, and work on another thread."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 
 #: What started the tests may have had signals ignored, and children inherit that.
 _SCRIPT = """
@@ -42,3 +43,20 @@ RESIDENT = """
 
 def with_resident(script: str) -> str:
     return textwrap.dedent(RESIDENT) + textwrap.dedent(script)
+
+
+def in_thread(function) -> None:
+    """Run on a thread of its own; what fails there fails here."""
+    errors = []
+
+    def guarded() -> None:
+        try:
+            function()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=guarded)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]

@@ -20,8 +20,8 @@ import ascend_grad as ag
 from ascend_grad import _cpu, _openmp, _threads
 from ascend_grad.arguments import MAX_THREADS
 from ascend_grad.backends import REGISTRY
-from ascend_grad.device import runtime
-from ascend_grad.device.limits import Refusal
+from ascend_grad.backends.ascend import runtime
+from ascend_grad.backends.base import Unsupported
 
 X = np.linspace(0, 1, 12, dtype=np.float32).reshape(3, 4)
 
@@ -336,9 +336,9 @@ def test_a_bad_call_is_bad_on_an_unavailable_backend_too():
 
 def test_the_first_backend_that_takes_the_call_is_chosen(monkeypatch):
     npu = REGISTRY["npu"]
-    monkeypatch.setattr(runtime, "_state", runtime.State((True, "pretended")))
-    refusal = Refusal("rank 1 only", ag.ParamInvalidError("rank 1 only", operator="softmax"))
-    monkeypatch.setattr(npu, "refusal", lambda call: None if call.arrays[0].ndim == 1 else refusal)
+    monkeypatch.setitem(runtime.found, "state", runtime.State((True, "pretended")))
+    refusal = Unsupported("rank 1 only", ag.ParamInvalidError("rank 1 only", operator="softmax"))
+    monkeypatch.setattr(npu, "unsupported_reason", lambda call: None if call.arrays[0].ndim == 1 else refusal)
     monkeypatch.setattr(npu, "run", lambda call, num_threads: "from the device")
     assert ag.explain("softmax", X[0]) == ("npu", "automatic choice")
     assert ag.explain("softmax", X) == ("cpu", "automatic choice; not npu: rank 1 only")

@@ -1,37 +1,27 @@
-"""The registry of backends: who computes, and why (not)."""
+"""The registry of backends."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from .. import config
+from . import cpu, reference
+from .ascend import backend as ascend
+from .base import Backend, DeviceBackend, Status
 
-from .._call import Call
-from . import cpu, npu, reference
+__all__ = ["CHOICES", "DEVICES", "FROM_ENVIRONMENT", "REGISTRY", "Status", "backends"]
 
+#: In the order in which the automatic choice asks them; what none of them takes goes to the CPU.
+DEVICES: tuple[DeviceBackend, ...] = (ascend,)
 
-class Status(NamedTuple):
-    """Whether a backend can be used on this machine, and the reason."""
+_HOST: tuple[Backend, ...] = (cpu, reference)
 
-    usable: bool
-    reason: str
+#: All backends by name.
+REGISTRY: dict[str, Backend] = {backend.NAME: backend for backend in (*DEVICES, *_HOST)}
 
+#: What can be asked for.
+CHOICES = ("auto", *sorted(REGISTRY))
 
-class Backend(Protocol):
-    """What a backend module offers: its name, its status, and `run`, which computes a validated call.
-
-    The backends of the host take every call, `npu` says by its `refusal` which ones it does not.
-    """
-
-    NAME: str
-
-    def status(self) -> tuple[bool, str]: ...
-
-    def run(self, call: Call, threads: int) -> Any:
-        """The results, on so many threads; 0: the default. `MissingKernelError`: there are none, and from now on
-        `npu.refusal` says so of such calls."""
-
-
-#: By name. ``auto`` chooses the device where it takes the call, else the CPU, whose compiled `run` is called directly.
-REGISTRY: dict[str, Backend] = {module.NAME: module for module in (npu, cpu, reference)}
+#: What the environment asks for, None where it does not.
+FROM_ENVIRONMENT = config.choice("ASCEND_GRAD_BACKEND", CHOICES)
 
 
 def backends() -> dict[str, Status]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from .. import _cpu, _openmp
+from .. import _cpu, _openmp, config
 from .._cpu_backend import run, workspace_size
 
 __all__ = ["NAME", "run", "status", "workspace_size"]
 
 NAME = "cpu"
+
+_cpu.force_variant(config.choice("ASCEND_GRAD_CPU", _cpu.VARIANTS, supported=_cpu.supported_variants()))
 
 
 def status() -> tuple[bool, str]:

@@ -103,7 +103,7 @@ def _wide(array: np.ndarray) -> np.ndarray:
 
 
 def _chunks(rows: np.ndarray, width: int) -> Iterator[np.ndarray]:
-    """The numbers of the rows in pieces, so that a piece times `width` stays small."""
+    """The numbers of the rows in chunks, so that a chunk times `width` stays small."""
     step = max(CHUNK_ELEMENTS // max(width, 1), 1)
     for begin in range(0, rows.size, step):
         yield rows[begin : begin + step]

@@ -18,6 +18,7 @@ import ascend_grad as ag
 from .. import contract
 from .._call import Call, Operator, ResultSpec
 from ..arrays import BFLOAT16, FLOATING_DTYPES, native
+from ..contract import linear
 from ..inspection import bound_call
 from .chunks import boxes
 from .errors import CommandError
@@ -31,9 +32,9 @@ if TYPE_CHECKING:
 
 OPERATORS = (
     *contract.ROWWISE,
-    contract.FUSED_LINEAR_CROSS_ENTROPY_LOSS_GRAD,
-    contract.FUSED_LINEAR_ONLINE_MAX_SUM,
-    contract.FUSED_CROSS_ENTROPY_LOSS_WITH_MAX_SUM,
+    linear.FUSED_LINEAR_CROSS_ENTROPY_LOSS_GRAD,
+    linear.FUSED_LINEAR_ONLINE_MAX_SUM,
+    linear.FUSED_CROSS_ENTROPY_LOSS_WITH_MAX_SUM,
 )
 #: The logits, which exist in memory alone. All other results of that operator are small.
 NOT_OFFERED = {"vocab_parallel_logits"}
@@ -179,7 +180,7 @@ def run(args: argparse.Namespace) -> int:
             f"{sources[first]}: --dtype {args.dtype} is for elements of 2 raw bytes, these are {arguments[first].dtype}"
         )
     settings = {name: getattr(args, name) for name in SETTINGS if hasattr(args, name)}
-    if operator is contract.FUSED_LINEAR_CROSS_ENTROPY_LOSS_GRAD:
+    if operator is linear.FUSED_LINEAR_CROSS_ENTROPY_LOSS_GRAD:
         settings["output_mask"] = [name in targets for name in operator.results]
     # Every rule of the contract is checked here, before anything is written. One backend then takes all the boxes.
     execution = {"backend": args.backend, "num_threads": args.threads}

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 import ascend_grad as ag
 
-from ..config import ENVIRONMENT
+from ..backends import FROM_ENVIRONMENT
 from ..errors import AscendGradError
 from .check_cases import Case, cases
 from .errors import CommandError
@@ -23,7 +23,7 @@ from .new_files import check_writable
 
 #: What can be checked, and what is when nobody says.
 BACKENDS = ("cpu", "npu")
-DEFAULT = ENVIRONMENT.backend if ENVIRONMENT.backend in BACKENDS else "cpu"
+DEFAULT = FROM_ENVIRONMENT if FROM_ENVIRONMENT in BACKENDS else "cpu"
 
 DESCRIPTION = """\
 Compute a grid of cases with every operator and compare with the reference backend (float64 inside). An error is

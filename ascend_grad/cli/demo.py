@@ -14,6 +14,7 @@ import numpy as np
 
 import ascend_grad as ag
 
+from .errors import CommandError
 from .exit_statuses import exit_statuses
 from .new_files import new_figure
 from .options import add_execution_options
@@ -21,8 +22,8 @@ from .options import add_execution_options
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from .language_model import LanguageModel
-    from .tasks import Task
+    from ..demo.language_model import LanguageModel
+    from ..demo.tasks import Task
 
 #: Steps by default: about a minute on two cores.
 STEPS = {"words": 110, "bytes": 600}
@@ -76,10 +77,10 @@ def add_parser(subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from .corpus import read_corpus, standard_library
-    from .counts import bigram_bits, unigram_bits
-    from .tasks import TASKS
-    from .training import held_out_bits, measuring_blocks, random_batch
+    from ..demo.corpus import TooLittleTextError, read_corpus, standard_library
+    from ..demo.counts import bigram_bits, unigram_bits
+    from ..demo.tasks import TASKS
+    from ..demo.training import held_out_bits, measuring_blocks, random_batch
 
     figure = new_figure("--save-plot", args.save_plot) if args.save_plot else None
     with ExitStack() as settings:
@@ -89,7 +90,10 @@ def run(args: argparse.Namespace) -> int:
         ag.set_num_threads(args.threads)
 
         directory = standard_library()
-        corpus = read_corpus(directory)
+        try:
+            corpus = read_corpus(directory)
+        except TooLittleTextError as error:
+            raise CommandError(str(error)) from error
         rng = np.random.default_rng(args.seed)
         task = TASKS[args.model](corpus, rng)
         model, sizes = task.model, task.model.sizes
@@ -117,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _gradients_are_right(model: LanguageModel) -> bool:
-    from .comparison import error_share, problem
+    from ..demo.comparison import error_share, problem
 
     print("\ngradients against the reference backend: largest error, as a share of what is allowed")
     right = True
@@ -135,7 +139,7 @@ def _train(task: Task, steps: int, rng: np.random.Generator) -> tuple[list[float
     """The loss of every step in bits per token, and the time of all of them."""
     from tqdm import tqdm
 
-    from .training import train
+    from ..demo.training import train
 
     print(f"\ntraining {task.model.parameters.size} parameters for {steps} steps", flush=True)
     task.model.gradient_seconds = 0.0
@@ -152,7 +156,7 @@ def _train(task: Task, steps: int, rng: np.random.Generator) -> tuple[list[float
 
 
 def _time_gradients(model: LanguageModel, seconds: float) -> None:
-    from .comparison import problem, seconds_beside_numpy
+    from ..demo.comparison import problem, seconds_beside_numpy
 
     print(f"\nthe library's gradients took {model.gradient_seconds:.2f} s of {seconds:.1f} s of training")
     print(f"  {'one call, milliseconds (medians)':<48}{'library':>9}{'NumPy':>9}")

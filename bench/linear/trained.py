@@ -13,7 +13,7 @@ STEPS = 100
 @functools.cache
 def last_layer(rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Input, weight and targets of the loss of the demo's model of words, trained for a while, on held-out text."""
-    from ascend_grad.cli import corpus, tasks, training
+    from ascend_grad.demo import corpus, tasks, training
 
     random = np.random.default_rng(0)
     task = tasks.words_task(corpus.read_corpus(corpus.standard_library()), random)

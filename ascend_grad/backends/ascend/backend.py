@@ -1,0 +1,97 @@
+"""The backend of the Ascend NPU: validated calls on arrays of the host or of the card."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ... import arrays
+from ..._call import Call
+from ...errors import AscendGradError, MissingKernelError
+from .. import reference
+from ..base import Unsupported
+from . import limits, operators, quirks, runtime, session
+from .array import DeviceArray
+from .runtime import found
+
+__all__ = ["NAME", "found", "owns", "run", "status", "unsupported_reason"]
+
+NAME = "npu"
+
+
+def status() -> tuple[bool, str]:
+    return runtime.state().status
+
+
+def owns(array: object) -> bool:
+    return isinstance(array, DeviceArray)
+
+
+def unsupported_reason(call: Call) -> Unsupported | None:
+    return limits.unsupported_reason(call, runtime.state())
+
+
+def run(call: Call, threads: int) -> Any:
+    try:
+        with np.errstate(all="ignore"):
+            results = _on_the_card(call) if call.device is not None else _from_the_host(call)
+    except AscendGradError as error:
+        error.operator = call.operator.name
+        if isinstance(error, MissingKernelError):
+            runtime.lose_operator(error)
+        raise
+    return results if len(call.operator.results) > 1 else results[0]
+
+
+def _from_the_host(call: Call) -> tuple[NDArray | None, ...]:
+    """Arrays of the host go to the card and results come back."""
+    if quirks.is_empty(call):
+        return _empty(call)
+    # What cannot be allocated fails before anything else happens.
+    results = tuple(
+        None if spec is None else np.empty(spec.shape, spec.dtype) if out is None else out
+        for spec, out in zip(call.specs, call.outs)
+    )
+    with session.session_on(session.chosen_device()).call() as here:
+        computed = list(zip(operators.OPERATORS[call.operator.name](here, call), results))
+        here.fetch((a, result) for a, result in computed if isinstance(a, DeviceArray) and result is not None)
+    for array, result in computed:
+        if isinstance(array, DeviceArray) and array._bits is not None:
+            assert result is not None
+            arrays.clear_padding(result, array._bits)
+        elif isinstance(array, np.ndarray) and result is not None:
+            arrays.round_into(result, array)
+    return results
+
+
+def _on_the_card(call: Call) -> tuple[DeviceArray | None, ...]:
+    """Arrays of the card give arrays of the card."""
+    assert call.device is not None
+    values = _empty(call) if quirks.is_empty(call) else None
+    with session.session_on(call.device).call() as here:
+        computed = operators.OPERATORS[call.operator.name](here, call) if values is None else values
+        results = tuple(
+            None if array is None or spec is None else here.put(array, spec.dtype)
+            for array, spec in zip(computed, call.specs)
+        )
+        here.keep(*results)
+    return results
+
+
+def _empty(call: Call) -> tuple[NDArray | None, ...]:
+    """A call with an array of no elements is no work for a device: the reference knows what comes out.
+
+    Vectors of the card are looked at. Of an array of more dimensions, which may have elements where another has none,
+    nothing can be in the results: it stays on the card.
+    """
+
+    def on_the_host(value: Any) -> Any:
+        if not isinstance(value, DeviceArray):
+            return value
+        return value.host_values() if value.ndim < 2 else np.broadcast_to(np.zeros((), value.dtype), value.shape)
+
+    arguments = {name: on_the_host(value) for name, value in call.arguments.items()}
+    results = reference.run(call.with_arguments(arguments), 0)
+    return results if len(call.operator.results) > 1 else (results,)

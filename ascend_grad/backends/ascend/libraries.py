@@ -1,0 +1,103 @@
+"""The libraries of a toolkit: which there are, and where they are looked for.
+
+What is in the process already is used, whoever opened it: a second copy of a toolkit would be a second runtime. The
+libraries of a family belong together, so it is opened as a whole or not at all, and no two families of one kind are
+mixed. Nothing is ever closed: others may have come to use it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from ... import _acl
+
+RUNTIME = (("libascendcl.so",), ("libacl_rt.so",))
+FRAMEWORK = (("libnnopbase.so",),)
+#: By release, newest first; the libraries of one family are searched together. Each may need those before it.
+OPERATORS = (
+    ("libopapi_math.so", "libopapi_nn.so"),
+    ("libopapi.so",),
+    ("libaclnn_ops_infer.so", "libaclnn_ops_train.so"),
+)
+FOLDER_VARIABLES = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
+
+
+class Unusable(Exception):
+    """There is no usable device. `broken`: something is there that does not work."""
+
+    def __init__(self, reason: str, *, broken: bool):
+        super().__init__(reason)
+        self.broken = broken
+
+
+class _Missing(Exception):
+    """A place does not have a family of libraries, and nothing was opened. Its text is "" if nothing of it is there."""
+
+
+class Toolkit:
+    """Opens one kind of libraries after the other, from where the runtime is."""
+
+    def __init__(self) -> None:
+        self._folders = [os.path.join(path, "lib64") for name in FOLDER_VARIABLES if (path := os.environ.get(name))]
+
+    def runtime(self) -> list[int]:
+        opened = self._open(RUNTIME, "no runtime library", broken=False)
+        # It may have been in the process before, from anywhere: the others are beside it.
+        self._folders.insert(0, os.path.dirname(_acl.path_of(opened[0])))
+        return opened
+
+    def framework(self) -> list[int]:
+        return self._open(FRAMEWORK, "no operator framework", broken=True)
+
+    def operators(self) -> list[int]:
+        return self._open(OPERATORS, "no operator library", broken=True)
+
+    def _open(self, families: Sequence[tuple[str, ...]], what: str, *, broken: bool) -> list[int]:
+        """The family that is in the process, else the first that loads, in a folder or where the loader looks."""
+        for family in families:
+            mapped = [_acl.mapped_library(name) for name in family]
+            if all(mapped):
+                return mapped
+        parts = []
+        for folder in dict.fromkeys([*self._folders, ""]):
+            for family in families:
+                try:
+                    return _open_family(folder, family)
+                except _Missing as missing:
+                    parts.append(str(missing))
+        if part := next(filter(None, parts), ""):  # worth more words than what is not there at all
+            raise Unusable(part, broken=True)
+        places = [f"${name}/lib64 ({os.environ.get(name) or 'not set'})" for name in FOLDER_VARIABLES]
+        names = ", ".join(dict.fromkeys(name for family in families for name in family))
+        raise Unusable(f"{what}: none of {names} in {', '.join(places)} or on the loader's path", broken=broken)
+
+
+def _open_family(folder: str, family: tuple[str, ...]) -> list[int]:
+    """All libraries of a family in this folder; "": where the loader finds them."""
+    paths = [os.path.join(folder, name) for name in family]
+    lacking = [path for path in paths if folder and not os.path.exists(path)]
+    if len(lacking) == len(paths):
+        raise _Missing
+    if lacking:
+        present = next(path for path in paths if path not in lacking)
+        raise _Missing(f"{present} does not load: {os.path.basename(lacking[0])} is not beside it")
+    opened: list[int] = []
+    for path in reversed(paths):  # where one that it needs is missing, the last does not load, and nothing is opened
+        try:
+            opened.append(_acl.mapped_library(os.path.basename(path)) or _acl.open_library(path))
+        except OSError as error:
+            text = f"{path} does not load: {error}"
+            if opened:  # and stays open: another family would not be alone
+                raise Unusable(text, broken=True) from error
+            raise _Missing(text if _is_there(path, str(error)) else "") from error
+    return opened
+
+
+def _is_there(path: str, error: str) -> bool:
+    """Whether a library that did not load exists, in that folder or, given a plain name, where the loader looks.
+
+    The loader names a file that it has found by its path, and the neighbour that a library lacks.
+    """
+    folder, name = os.path.split(path)
+    return bool(folder) or f"/{name}" in error or name not in error

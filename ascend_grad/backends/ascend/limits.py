@@ -1,0 +1,189 @@
+"""What the device takes, in one table: valid calls beyond it are computed on the CPU under ``backend="auto"``.
+
+Each limit has the status code that the device gives there, and that forcing the device raises.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from ... import arrays
+from ..._call import Call
+from ...contract import OPERATORS
+from ...errors import (
+    AscendGradError,
+    BackendUnavailableError,
+    ParamInvalidError,
+    ParamTypeError,
+    UnsupportedDeviceError,
+)
+from ..base import Unsupported
+from .quirks import is_empty
+from .runtime import State
+
+#: Families of systems on chip, and the names that the runtime gives to their members. "Ascend910B" without a digit is
+#: one of the first 910.
+FAMILIES = {
+    "910": r"Ascend910(A|B|ProA|ProB|PremiumA)?",
+    "910B": r"Ascend910B\d.*",
+    "910_93": r"Ascend910_93.*",
+    "310P": r"Ascend310P.*",
+    "310B": r"Ascend310B.*",
+    "950": r"Ascend950.*",
+}
+#: No family: what such a system has is not known. The automatic choice does not ask it; a forced call does.
+UNKNOWN = ""
+WITH_BFLOAT16 = ("910B", "910_93", "950", UNKNOWN)
+
+
+def family(soc: str) -> str:
+    """The family of a system on chip."""
+    return next((name for name, members in FAMILIES.items() if re.fullmatch(members, soc)), UNKNOWN)
+
+
+#: Of a call, for a device of a family.
+Limit = Callable[[Call, str], Unsupported | None]
+
+
+def _unsupported(call: Call, kind: type[AscendGradError], reason: str) -> Unsupported:
+    return Unsupported(reason, kind(reason, operator=call.operator.name))
+
+
+def only_on(*families: str) -> Limit:
+    """361001: the operator exists on these systems alone."""
+
+    def limit(call: Call, soc: str) -> Unsupported | None:
+        if soc in (*families, UNKNOWN):
+            return None
+        reason = f"the operator exists on {', '.join(families)} alone, this device is {soc}"
+        return _unsupported(call, UnsupportedDeviceError, reason)
+
+    return limit
+
+
+def dtype(name: str, *allowed: str) -> Limit:
+    """161002: dtypes; bfloat16 needs a system that has it."""
+
+    def limit(call: Call, soc: str) -> Unsupported | None:
+        array = call.arguments[name]
+        if array is None:
+            return None
+        got = str(arrays.native(array.dtype))
+        here = [each for each in allowed if each != "bfloat16" or soc in WITH_BFLOAT16]
+        if got in here:
+            return None
+        reason = f"{name}: the device takes dtype {' or '.join(here)}, got {got}"
+        return _unsupported(call, ParamTypeError, reason)
+
+    return limit
+
+
+def at_most(what: str, size: Callable[[Call, str], tuple[int, int]], *, asks_device: bool = False) -> Limit:
+    """161002, or whatever the device answers: a size that the call has, and the largest that the device takes."""
+
+    def limit(call: Call, soc: str) -> Unsupported | None:
+        got, largest = size(call, soc)
+        if got <= largest or is_empty(call):
+            return None
+        reason = f"the device takes {what} up to {largest}, got {got}"
+        return Unsupported(reason, None) if asks_device else _unsupported(call, ParamInvalidError, reason)
+
+    return limit
+
+
+def last_dim(call: Call, soc: str) -> tuple[int, int]:
+    return call.arrays[0].shape[-1], 8192 if soc in ("950", UNKNOWN) else 4096
+
+
+def dim(name: str, largest: int) -> Callable[[Call, str], tuple[int, int]]:
+    return lambda call, soc: (call.dims[name], largest)
+
+
+def stored_dim(name: str, largest: int) -> Callable[[Call, str], tuple[int, int]]:
+    """A size that matters only where the probabilities are given."""
+    return lambda call, soc: (0 if call.arguments["softmax"] is None else call.dims[name], largest)
+
+
+def vocabulary_of_stored_probabilities(call: Call, soc: str) -> Unsupported | None:
+    if call.arguments["softmax"] is None or call.dims["V"] >= 128 or is_empty(call):
+        return None
+    reason = f"weight: with softmax given, the device takes V from 128 on, got {call.dims['V']}"
+    return _unsupported(call, ParamInvalidError, reason)
+
+
+#: Ids beyond this are not exact in float32, in which the device compares them.
+LARGEST_ID = 2**24
+
+#: The first operators that there were: all systems but 310B have them, which has the forward softmax.
+EVERYWHERE = only_on("910", "910B", "910_93", "310P", "950")
+
+FLOATS = ("float32", "float16", "bfloat16")
+FLOATS_16_BIT = ("float16", "bfloat16")
+
+LIMITS: dict[str, tuple[Limit, ...]] = {
+    "softmax_backward": (EVERYWHERE, dtype("grad_output", *FLOATS)),
+    "log_softmax_backward": (EVERYWHERE, dtype("grad_output", *FLOATS)),
+    "softmax": (dtype("input", *FLOATS),),
+    "log_softmax": (EVERYWHERE, dtype("input", *FLOATS)),
+    "scaled_masked_softmax_backward": (
+        only_on("910B", "910_93", "310P", "950"),
+        dtype("grad_output", *FLOATS),
+        at_most("a last dimension", last_dim),
+    ),
+    "scaled_masked_softmax": (
+        only_on("910B", "910_93", "950"),
+        dtype("x", *FLOATS),
+        at_most("a last dimension", last_dim),
+    ),
+    "fused_linear_cross_entropy_loss_grad": (
+        only_on("910B", "910_93"),
+        dtype("input", *FLOATS_16_BIT),
+        vocabulary_of_stored_probabilities,
+        at_most("V, with softmax given,", stored_dim("V", 24560), asks_device=True),
+        at_most("BT, with softmax given,", stored_dim("BT", 65536), asks_device=True),
+        at_most("H", dim("H", 65535), asks_device=True),
+    ),
+    "fused_linear_online_max_sum": (
+        only_on("910B", "910_93"),
+        dtype("input", *FLOATS_16_BIT),
+        at_most("H", dim("H", 65534)),
+        at_most("vocab_end_index", lambda call, soc: (call.arguments["vocab_end_index"], LARGEST_ID)),
+    ),
+    "fused_cross_entropy_loss_with_max_sum": (
+        only_on("910B", "910_93", "950"),
+        dtype("logits_max", "float32"),
+        dtype("vocab_parallel_logits", *FLOATS),
+    ),
+    # The chain of the three. Its ids start at 0 on the device, wherever the vocabulary starts.
+    "linear_cross_entropy": (
+        only_on("910B", "910_93"),
+        dtype("input", *FLOATS_16_BIT),
+        at_most("H", dim("H", 65534)),
+        at_most("V", dim("V", LARGEST_ID)),
+    ),
+}
+
+
+def needed(call: Call) -> tuple[str, ...]:
+    """The operators of the device that a call is made of."""
+    if call.operator.name != "linear_cross_entropy":
+        return (call.operator.name,)
+    loss = "fused_linear_online_max_sum", "fused_cross_entropy_loss_with_max_sum"
+    return (*loss, "fused_linear_cross_entropy_loss_grad") if call.arguments["return_grad"] else loss
+
+
+def unsupported_reason(call: Call, state: State) -> Unsupported | None:
+    """Why the device that was found does not take this valid call; None where it does."""
+    for name in needed(call):
+        device_name = OPERATORS[name].device_name
+        if device_name in state.absent:
+            return _unsupported(call, BackendUnavailableError, state.absent[device_name])
+    soc = family(state.soc)
+    for limit in LIMITS[call.operator.name]:
+        reason = limit(call, soc)
+        if reason is not None:
+            return reason
+    if soc == UNKNOWN:
+        return Unsupported(f"what this device has is not known, it is {state.soc or 'of an unknown kind'}", None)
+    return None

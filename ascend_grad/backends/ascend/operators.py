@@ -1,0 +1,217 @@
+"""The operators on arrays of the device: each function puts one call on the stream and returns its results.
+
+Arguments may still lie on the host: `Session.put` brings them over. The results are arrays of the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ... import _aclnn
+from ..._call import Call
+from . import quirks
+from .array import DeviceArray, Origin
+from .session import Session, memory_of
+
+FLOAT32 = np.dtype(np.float32)
+UINT8 = np.dtype(np.uint8)
+
+Results = tuple[DeviceArray | None, ...]
+
+
+def launch(session: Session, prepare: Callable[..., _aclnn.Plan], *arguments: Any) -> None:
+    """Both stages of one operator; arrays among the arguments become tensors for as long as that takes."""
+    tensors: list[_aclnn.Tensor] = []
+    plan = None
+    try:
+        converted = []
+        for argument in arguments:
+            if isinstance(argument, DeviceArray):
+                code = _aclnn.DTYPES[argument.dtype.name]
+                tensor = _aclnn.Tensor(memory_of(argument), quirks.shape_for_device(argument.shape), code)
+                tensors.append(tensor)
+                converted.append(tensor)
+            else:
+                converted.append(argument)
+        plan = prepare(*converted)
+        size = plan.workspace_size
+        workspace = session.borrow(size).memory() if size else None
+        plan.launch(workspace, session.stream)
+    finally:
+        if plan is not None:
+            plan.close()
+        for tensor in tensors:
+            tensor.close()
+
+
+# ---- row-wise --------------------------------------------------------------------------------------------------------
+
+
+def _row_gradient(session: Session, call: Call) -> Results:
+    dtype = quirks.computing_dtype(call)
+    grad_output, output = (session.put(array, dtype) for array in call.arrays)
+    out = session.empty(grad_output.shape, grad_output.dtype)
+    launch(session, getattr(_aclnn, call.operator.name), grad_output, output, call.arguments["dim"], out)
+    return (out,)
+
+
+def _row(session: Session, call: Call) -> Results:
+    input = session.put(call.arrays[0], quirks.computing_dtype(call))
+    out = session.empty(input.shape, input.dtype)
+    launch(session, getattr(_aclnn, call.operator.name), input, call.arguments["dim"], out)
+    return (out,)
+
+
+def _masked(session: Session, call: Call) -> Results:
+    dtype = quirks.computing_dtype(call)
+    *floats, mask = call.arrays
+    inputs = [session.put(array, dtype) for array in floats]
+    out = session.empty(inputs[0].shape, inputs[0].dtype)
+    scale = call.arguments["scale"]
+    launch(session, getattr(_aclnn, call.operator.name), *inputs, session.put(mask), scale, out)
+    return (out,)
+
+
+# ---- linear ----------------------------------------------------------------------------------------------------------
+
+
+def _gradient(session: Session, call: Call) -> Results:
+    names = "grad", "input", "weight", "target_mask", "masked_target", "logits_max", "sum_exp_logits", "softmax"
+    input_grad, weight_grad = gradient(session, *(call.arguments[name] for name in names))
+    first, second = call.arguments["output_mask"]
+    return input_grad if first else None, weight_grad if second else None
+
+
+def gradient(
+    session: Session, grad, input, weight, target_mask, masked_target, logits_max, sum_exp_logits, softmax
+) -> tuple[DeviceArray, DeviceArray]:
+    """The fused gradient of the rows that have one; the others are absent (`quirks`)."""
+    count, extent = input.shape[0], weight.shape[0]
+    rows = quirks.rows_with_gradient(session, grad)
+    if rows is not None and not rows.size:
+        return session.zeros(input.shape, input.dtype), session.zeros(weight.shape, weight.dtype)
+    arguments = (
+        session.put(grad, rows=rows),
+        session.put(input, rows=rows),
+        session.put(weight),
+        quirks.mask_bits(session, target_mask, count, rows),
+        quirks.safe_targets(session, masked_target, target_mask, extent, rows),
+        None if softmax is not None else session.put(logits_max, rows=rows),
+        None if softmax is not None else session.put(sum_exp_logits, rows=rows),
+        None if softmax is None else quirks.expendable(session, softmax, rows),
+    )
+    dtype = arguments[1].dtype
+    input_grad = session.empty(arguments[1].shape, dtype)
+    weight_grad = session.empty(weight.shape, dtype)
+    launch(session, _aclnn.fused_linear_cross_entropy_loss_grad, *arguments, input_grad, weight_grad)
+    return (input_grad if rows is None else session.scattered(input_grad, rows, count)), weight_grad
+
+
+def _statistics(session: Session, call: Call) -> Results:
+    a = call.arguments
+    return statistics(
+        session, a["input"], a["weight"], a["target"], a["vocab_start_index"], a["vocab_end_index"], a["return_logits"]
+    )
+
+
+def statistics(session: Session, input, weight, target, start: int, end: int, return_logits: bool) -> Results:
+    """Online max sum; mask and masked targets remember that they were made together."""
+    input, weight, target = (session.put(array) for array in (input, weight, target))
+    count = input.shape[0]
+    logits_max, sum_exp_logits, predicted_logits = (session.empty((count,), FLOAT32) for _ in range(3))
+    target_mask = session.empty((-(-count // 8),), UINT8)
+    masked_target = session.empty((count,), target.dtype)
+    logits = session.empty((count, weight.shape[0]), input.dtype) if return_logits else None
+    results = logits_max, sum_exp_logits, predicted_logits, target_mask, masked_target, logits
+    launch(session, _aclnn.fused_linear_online_max_sum, input, weight, target, start, end, *results)
+    target_mask._origin = masked_target._origin = Origin(object(), end - start)
+    target_mask._bits = count
+    return results
+
+
+def _loss(session: Session, call: Call) -> Results:
+    names = "logits_max", "sum_exp_logits", "predicted_logits", "vocab_parallel_logits"
+    return loss(session, *(call.arguments[name] for name in names))
+
+
+def loss(
+    session: Session, logits_max, sum_exp_logits, predicted_logits, vocab_parallel_logits
+) -> tuple[DeviceArray, DeviceArray | None]:
+    inputs = [session.put(array) for array in (logits_max, sum_exp_logits, predicted_logits)]
+    logits = None if vocab_parallel_logits is None else session.put(vocab_parallel_logits)
+    result = session.empty(inputs[0].shape, FLOAT32)
+    softmax = None if logits is None else session.empty(logits.shape, FLOAT32)
+    launch(session, _aclnn.fused_cross_entropy_loss_with_max_sum, *inputs, logits, result, softmax)
+    return result, softmax
+
+
+def _linear_cross_entropy(session: Session, call: Call) -> tuple[DeviceArray | NDArray | None, ...]:
+    """The chain of the three on the rows that are not ignored; what goes from one to the next stays on the card.
+
+    Losses that are to be added up, or to be scattered among those of ignored rows, come back to the host.
+    """
+    a = call.arguments
+    target = session.values(a["target"])
+    counted = target != a["ignore_index"]
+    number = int(np.count_nonzero(counted))
+    rows = None if number == target.size else np.flatnonzero(counted)
+    losses: DeviceArray | None = None
+    gradients: tuple[DeviceArray | None, ...] = (None, None)
+    if number:
+        input, weight = session.put(a["input"], rows=rows), session.put(a["weight"])
+        inside = quirks.places(session, a["target"], rows, a["vocab_start_index"])
+        shard = statistics(session, input, weight, inside, 0, call.dims["V"], False)
+        logits_max, sum_exp_logits, predicted, mask, masked_target, _ = shard
+        losses, _ = loss(session, logits_max, sum_exp_logits, predicted, None)
+        if a["return_grad"]:
+            grad = _upstream(session, a, counted, number)
+            first, second = gradient(
+                session, grad, input, weight, mask, masked_target, logits_max, sum_exp_logits, None
+            )  # fmt: skip
+            gradients = (first if rows is None else session.scattered(first, rows, target.size), second)
+    elif a["return_grad"]:
+        gradients = tuple(spec and session.zeros(spec.shape, spec.dtype) for spec in call.specs[1:])
+    chosen = (array if spec is not None else None for array, spec in zip(gradients, call.specs[1:]))
+    return _reduced(session, losses, counted, a["reduction"]), *chosen
+
+
+def _reduced(session: Session, losses: DeviceArray | None, counted: NDArray, reduction: str) -> DeviceArray | NDArray:
+    """The loss, from the losses of the counted rows (None: there is no such row)."""
+    if losses is not None and reduction == "none" and losses.size == counted.size:
+        return losses
+    all_losses = np.zeros(counted.size, np.float32)
+    if losses is not None:
+        there = np.empty(losses.shape, np.float32)
+        session.fetch([(losses, there)])
+        all_losses[counted] = there
+    if reduction == "none":
+        return all_losses
+    with np.errstate(all="ignore"):
+        total = np.sum(all_losses, dtype=np.float64)
+        return np.asarray(total / np.float64(np.count_nonzero(counted)) if reduction == "mean" else total)
+
+
+def _upstream(session: Session, arguments: dict[str, Any], counted: NDArray, number: int) -> NDArray:
+    """The gradient that arrives at each counted row."""
+    grad = arguments["grad_loss"]
+    if not isinstance(grad, float):
+        return session.values(grad)[counted].astype(np.float32)
+    return np.full(number, grad / number if arguments["reduction"] == "mean" else grad, np.float32)
+
+
+OPERATORS: dict[str, Callable[[Session, Call], tuple[DeviceArray | NDArray | None, ...]]] = {
+    "softmax_backward": _row_gradient,
+    "log_softmax_backward": _row_gradient,
+    "scaled_masked_softmax_backward": _masked,
+    "softmax": _row,
+    "log_softmax": _row,
+    "scaled_masked_softmax": _masked,
+    "fused_linear_cross_entropy_loss_grad": _gradient,
+    "fused_linear_online_max_sum": _statistics,
+    "fused_cross_entropy_loss_with_max_sum": _loss,
+    "linear_cross_entropy": _linear_cross_entropy,
+}

@@ -1,0 +1,119 @@
+"""What the device does differently from the contract, and the repair of each.
+
+=====================================================  =================================================================
+quirk of the device                                    repair
+=====================================================  =================================================================
+Q1 the fused gradient overwrites its ``softmax``       `expendable`: it gets a copy, if the array is the caller's
+Q2 the fused gradient computes NaN from rows of NaN    `rows_with_gradient`: those rows are left out of the call, and
+   or infinity even where ``grad`` is 0                their ``input_grad`` is 0
+Q3 ``target_mask`` is documented as bits alone         `mask_bits`: bools are packed first; `bits_beside`: those of an
+                                                       array on the device when it goes there, as it may become a mask
+Q4 the fused gradient reads ``masked_target`` on       `safe_targets`: it is 0 there, for the mask of the last call kept
+   masked rows, too, as a place in memory              beside an array on the device
+Q5 the bits of ``target_mask`` beyond the last row     `arrays.clear_padding`, where they are copied to the host
+   are undefined
+Q6 some operators take an ``out`` of another dtype     `computing_dtype`: results of another dtype are computed in
+   for one of their own, bit by bit                    float32 on the device (exact for 16-bit arguments) and rounded
+                                                       once, on the host; nothing but the arguments' dtype is passed
+Q7 arrays without elements: results stay unwritten     `is_empty`: such calls are computed on the host
+Q8 rank 0 is not a rank                                `shape_for_device`: it is rank 1
+Q9 the online max sum compares ids as float32, which   `places`: where only one shard is worked on, its ids start at 0
+   is exact up to 2**24
+=====================================================  =================================================================
+
+(Everything else about layouts - negative strides, byte order, alignment - ends with the copy to the device, which is
+contiguous.)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ... import arrays
+from ..._call import Call
+from ...contract import ROWWISE
+from .array import DeviceArray
+from .session import Session
+
+
+def expendable(session: Session, softmax: Any, rows: NDArray | None) -> DeviceArray:
+    """Q1: the probabilities on the device, for the operator to destroy."""
+    there = session.put(softmax, rows=rows)
+    return session.copied(there) if there is softmax else there
+
+
+def rows_with_gradient(session: Session, grad: NDArray | DeviceArray) -> NDArray | None:
+    """Q2: the rows whose ``grad`` is not 0; None if that is all of them."""
+    values = session.values(grad)
+    absent = values == 0  # of either sign; a NaN is a gradient
+    return np.flatnonzero(~absent) if np.any(absent) else None
+
+
+def mask_bits(session: Session, mask: Any, count: int, rows: NDArray | None) -> DeviceArray:
+    """Q3: the mask of ``count`` rows as bits, or of these rows alone."""
+    if rows is None and isinstance(mask, DeviceArray):
+        return mask if mask._packed is None else mask._packed
+    if rows is None and mask.dtype == np.uint8:
+        return session.put(arrays.counted(mask, count))
+    chosen = arrays.unpacked(session.values(mask), count)
+    return session.put(np.packbits(chosen if rows is None else chosen[rows], bitorder="little"))
+
+
+def bits_beside(session: Session, array: NDArray) -> DeviceArray | None:
+    """Q3: of a vector of bools, its bits on the device; else None."""
+    return session.put(np.packbits(array, bitorder="little")) if array.dtype == np.bool_ and array.ndim == 1 else None
+
+
+def safe_targets(session: Session, target: Any, mask: Any, extent: int, rows: NDArray | None) -> DeviceArray:
+    """Q4: the targets, 0 on masked rows. Those that came with their mask from the device are 0 there already."""
+    if not (isinstance(target, DeviceArray) and target.is_known_below(extent, mask)):
+        values = session.values(target)
+        elsewhere = arrays.unpacked(session.values(mask), values.size)
+        if np.any(elsewhere & ((values < 0) | (values >= extent))):
+            target = _repaired(session, target, mask, elsewhere)
+    return session.put(target, rows=rows)
+
+
+def _repaired(session: Session, target: Any, mask: Any, elsewhere: NDArray) -> NDArray | DeviceArray:
+    """The repaired targets: those of an array on the device go there once, and stay beside it for the same mask."""
+
+    def repaired() -> NDArray:
+        return np.where(elsewhere, target.dtype.type(0), session.values(target))
+
+    if not isinstance(target, DeviceArray):
+        return repaired()
+    known = target._repaired
+    if known is None or known[0] is not mask:
+        known = mask, session.put(repaired())
+        session.keep(known[1])
+        target._repaired = known
+    return session.hold(known[1])  # another thread may put the targets of another mask in its place
+
+
+def places(session: Session, target: Any, rows: NDArray | None, start: int) -> DeviceArray:
+    """Q9: the targets of these rows of the only shard, less the id that it starts with."""
+    if rows is None and not start:
+        return session.put(target)
+    values = session.values(target).astype(np.int64)
+    return session.put((values if rows is None else values[rows]) - start)
+
+
+def computing_dtype(call: Call) -> np.dtype | None:
+    """Q6: the dtype in which a row-wise operator's arrays go to the device, None for their own."""
+    (out,) = call.outs
+    if out is None or arrays.native(out.dtype) == arrays.native(call.arrays[0].dtype):
+        return None
+    return np.dtype(np.float32)
+
+
+def is_empty(call: Call) -> bool:
+    """Q7: whether an array of the call has no elements."""
+    return 0 in call.arrays[0].shape if call.operator in ROWWISE else 0 in call.dims.values()
+
+
+def shape_for_device(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Q8."""
+    return shape or (1,)

@@ -1,0 +1,201 @@
+"""Finding the device: initialisation, the number of cards, what there is. Once per process, at first need.
+
+A present toolkit proves nothing: the device is usable where the libraries load, the runtime initialises, and a card is
+counted. The reason is kept where it is not.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ... import _acl, _aclnn, config
+from ...errors import STATUS_NAMES, AscendGradError, MissingKernelError
+from . import libraries
+from .libraries import Unusable
+
+logger = logging.getLogger("ascend_grad")
+
+#: The code of every function of the libraries that exist only to link against.
+STUB = 100039
+NO_DEVICE = 207004
+
+#: The card that the environment asks for, None where it does not.
+DEVICE = config.integer("ASCEND_GRAD_DEVICE", 0, 2**31 - 1)
+
+
+class State(NamedTuple):
+    """What was found: whether the device is usable and why (not), and what is on it."""
+
+    status: tuple[bool, str]
+    cards: int = 0
+    soc: str = ""
+    #: Operators that this toolkit lacks: the device's name of one -> the reason.
+    absent: dict[str, str] = {}  # noqa: RUF012  # nobody changes it
+
+    @property
+    def usable(self) -> bool:
+        return self.status[0]
+
+    @property
+    def reason(self) -> str:
+        return self.status[1]
+
+
+#: What was found, under "state"; empty until somebody has looked. Dispatch reads it at every call.
+found: dict[str, State] = {}
+_opened = False  # aclInit was called by this process, or by its parent before the fork
+_lock = threading.RLock()  # a signal handler may ask in the middle of the search
+_searching = False
+ENDING = State((False, "the process is ending"))
+
+
+def state() -> State:
+    """What was found; looks for the device if nobody has."""
+    return found.get("state") or _find()
+
+
+def _find() -> State:
+    global _searching
+    with _lock:
+        if _searching:
+            return State((False, "the device is being looked for"))
+        _searching = True
+        try:
+            if "state" not in found:
+                found["state"] = _look_for_device()
+            return found["state"]
+        finally:
+            _searching = False
+
+
+def _look_for_device() -> State:
+    try:
+        state = _open()
+    except Unusable as error:
+        if error.broken:
+            logger.warning("the Ascend NPU cannot be used: %s", error)
+        else:
+            logger.info("no Ascend NPU: %s", error)
+        return State((False, str(error)))
+    logger.info("Ascend NPU: %s", state.reason)
+    return state
+
+
+def _open() -> State:
+    global _opened
+    toolkit = libraries.Toolkit()
+    if missing := _acl.fill_table([*toolkit.runtime(), *toolkit.framework()]):
+        raise Unusable(f"the runtime library lacks {', '.join(missing)}", broken=True)
+    torch_failure = _initialise_torch()
+    symbols = _aclnn.bind(toolkit.operators())
+
+    _opened = True
+    code, message = _acl.initialise()
+    if code == STUB:
+        raise Unusable("the runtime library is a stub to link against, not a runtime", broken=False)
+    if code not in (0, 100002):  # 100002: somebody else in this process has initialised it
+        raise Unusable(f"aclInit failed: {_described(code, message)}", broken=code != NO_DEVICE)
+    atexit.register(_close)
+    count = _device_count()
+    if torch_failure:
+        logger.warning("torch_npu.npu.init() failed (%s), the device is used without it", torch_failure)
+    absent = {name: f"this toolkit's operator library lacks {symbol}" for name, symbol in symbols.items()}
+    return _usable(count, _acl.soc_name(), absent)
+
+
+def _usable(cards: int, soc: str, absent: dict[str, str]) -> State:
+    reason = f"{'1 card' if cards == 1 else f'{cards} cards'}, {soc or 'of an unknown kind'}"
+    if absent:
+        reason += f"; this toolkit lacks {', '.join(absent)}"
+    return State((True, reason), cards, soc, absent)
+
+
+def lose_operator(error: MissingKernelError) -> None:
+    """An operator turned out to have no kernel: it is absent from now on, and that is told once."""
+    name = error.call.removesuffix("GetWorkspaceSize")
+    reason = f"this toolkit has no usable kernel of {name} ({_described(error.code, error.runtime_message)})"
+    with _lock:
+        known = found.get("state")
+        if known is None or not known.usable or name in known.absent:
+            return
+        found["state"] = _usable(known.cards, known.soc, {**known.absent, name: reason})
+    logger.warning("the Ascend NPU computes no %s: %s", error.operator, reason)
+
+
+def _initialise_torch() -> str:
+    """Let torch_npu initialise the runtime, if this process uses it: the first aclInit decides the configuration, and
+    torch_npu relies on its own. What went wrong, "" for nothing: then we go on by ourselves.
+    """
+    torch = sys.modules.get("torch_npu")
+    initialise = getattr(getattr(torch, "npu", None), "init", None)
+    if initialise is None:  # not imported, or not yet as a whole
+        return ""
+    try:
+        with _acl.KeptContext():
+            initialise()
+    except Exception as error:
+        return repr(error)
+    return ""
+
+
+def _device_count() -> int:
+    try:
+        count = _acl.device_count()
+    except AscendGradError as error:
+        if error.code == STUB:
+            raise Unusable("the runtime library is a stub to link against, not a runtime", broken=False) from error
+        raise Unusable(str(error), broken=error.code != NO_DEVICE) from error
+    if count == 0:
+        raise Unusable("the runtime counts no device", broken=False)
+    count = min(count, _acl.MAX_DEVICES)
+    if DEVICE is not None and DEVICE >= count:
+        there = f"the devices are 0 to {count - 1} ({count} card{'s' * (count > 1)})"
+        raise Unusable(f"ASCEND_GRAD_DEVICE is {DEVICE}, {there}", broken=True)
+    return count
+
+
+def _described(code: int | None, message: str) -> str:
+    return f"{code} {STATUS_NAMES.get(code or 0, '')}".strip() + (f", {message}" if message else "")
+
+
+_holders: list[Callable[[], bool]] = []
+
+
+def before_closing(release: Callable[[], bool]) -> Callable[[], bool]:
+    """Let this function give back what it knows of before the runtime is closed. It tells whether that was all."""
+    _holders.append(release)
+    return release
+
+
+def _close() -> None:
+    """The process ends: give everything back, and take back our initialisation, unless some thread still works.
+
+    What calls from now on, another handler perhaps, finds no device.
+    """
+    found["state"] = ENDING
+    released = [release() for release in _holders]
+    if all(released):
+        _acl.finalise()
+        _acl.disown()
+
+
+def _after_fork_in_child() -> None:
+    global _lock, _searching
+    _lock, _searching = threading.RLock(), False  # another thread of the parent may have held it
+    if _opened:
+        _acl.disown()
+        atexit.unregister(_close)
+        reason = (
+            "this process was forked from one that had opened the device, whose handles are of no use here "
+            "(start processes with 'spawn', or fork before the first call)"
+        )
+        found["state"] = State((False, reason))
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

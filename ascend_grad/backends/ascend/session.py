@@ -1,0 +1,513 @@
+"""One thread's work on one card: a stream, a pool of device memory, page-locked staging, copies.
+
+Every call ends with its stream synchronised, so memory that is in a pool, and every array on the device, is idle: it
+may be used, or freed, from any thread. Copies pass through page-locked memory in chunks: the host fills one chunk while
+earlier ones are on their way, and empties one half while the other arrives.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ... import _acl, arrays
+from ...errors import AscendGradError, BackendUnavailableError
+from . import runtime
+from .array import DeviceArray
+
+#: Bytes that the pool of one thread keeps for later calls.
+POOL_BYTES = 1 << 30
+POOL_BLOCKS = 64
+#: Page-locked bytes of one thread, and the largest chunk that is copied at once.
+STAGING_BYTES = 16 << 20
+CHUNK_BYTES = 1 << 20
+
+#: Codes of a card whose memory is full.
+OUT_OF_MEMORY = (207001, 207018)
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+
+
+def _rounded(nbytes: int) -> int:
+    """Bytes to ask the device for. Its kernels read and write 32 bytes at a time."""
+    granule = 512 if nbytes < 1 << 20 else 1 << 17
+    return -(-(nbytes + 64) // granule) * granule
+
+
+class Pool:
+    """Idle device memory, least recently used first.
+
+    The only changes are single operations on a list, which are atomic: other threads may empty the pool, and a
+    forgotten array may come back in the middle of anything.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: list[_acl.DeviceMemory] = []
+
+    def take(self, size: int) -> _acl.DeviceMemory | None:
+        """The smallest block of at least this size, unless most of it would be wasted."""
+        while fitting := [block for block in list(self._blocks) if size <= block.size <= 2 * size]:
+            best = min(fitting, key=lambda block: block.size)
+            with suppress(ValueError):  # somebody else was faster
+                self._blocks.remove(best)
+                return best
+        return None
+
+    def put(self, block: _acl.DeviceMemory) -> None:
+        self._blocks.append(block)
+
+    def trim(self) -> None:
+        """Give back to the device what is beyond the pool's bounds."""
+        while len(self._blocks) > POOL_BLOCKS or sum(block.size for block in list(self._blocks)) > POOL_BYTES:
+            with suppress(IndexError):
+                self._blocks.pop(0).close()
+
+    def empty(self) -> None:
+        with suppress(IndexError):
+            while True:
+                self._blocks.pop().close()
+
+
+class Allocation:
+    """Device memory in use. It goes back to a pool when it is given back or forgotten."""
+
+    __slots__ = ("__weakref__", "block", "kept")
+
+    def __init__(self, block: _acl.DeviceMemory):
+        self.block: _acl.DeviceMemory | None = block
+        self.kept = False  # whether it outlives the call that borrowed it
+        _live.add(self)
+
+    def give_back(self) -> None:
+        block, self.block = getattr(self, "block", None), None  # an interrupt may come before the first line above
+        if block is None:
+            return
+        session = getattr(_thread, "sessions", {}).get(block.device)
+        if session is None:  # this thread has no pool: back to the device
+            block.close()
+            return
+        session.pool.put(block)
+        if not session.busy:
+            session.pool.trim()
+
+    def memory(self) -> _acl.DeviceMemory:
+        if self.block is None:
+            raise BackendUnavailableError("this array's memory was given back when the process began to end")
+        return self.block
+
+    __del__ = give_back
+
+
+# ---- layout of copies ------------------------------------------------------------------------------------------------
+
+
+def chunks(array: NDArray, itemsize: int) -> Iterator[NDArray]:
+    """The array in views of at most `CHUNK_BYTES` (of ``itemsize`` each), in C order."""
+    array = np.asarray(array)  # rows of a numpy.matrix are matrices again
+    if array.size * itemsize <= CHUNK_BYTES:
+        yield array
+        return
+    if array.flags.c_contiguous:
+        array = array.reshape(-1)
+    row_bytes = array.size // array.shape[0] * itemsize
+    if row_bytes > CHUNK_BYTES:
+        for row in array:
+            yield from chunks(row, itemsize)
+        return
+    step = CHUNK_BYTES // row_bytes
+    for begin in range(0, array.shape[0], step):
+        yield array[begin : begin + step]
+
+
+def chunks_of_rows(array: NDArray, itemsize: int, rows: NDArray | None) -> Iterator[NDArray]:
+    """`chunks` of these rows of the array, None for all; never a copy of more than one chunk, or one row."""
+    if rows is None:
+        yield from chunks(array, itemsize)
+        return
+    row_bytes = max(array.size // max(array.shape[0], 1) * itemsize, 1)
+    step = max(CHUNK_BYTES // row_bytes, 1)
+    for begin in range(0, rows.size, step):
+        yield from chunks(array[rows[begin : begin + step]], itemsize)
+
+
+def runs(rows: NDArray) -> Iterator[tuple[int, int, int]]:
+    """Ascending row numbers as runs of neighbours: position of the first in ``rows``, its number, how many."""
+    breaks = np.flatnonzero(np.diff(rows) != 1) + 1
+    begins = [0, *breaks.tolist()]
+    for begin, end in zip(begins, [*begins[1:], rows.size]):
+        yield begin, int(rows[begin]), end - begin
+
+
+class _Arrival(NamedTuple):
+    """A chunk of a result on its way to the host: where it lands in the staging memory, and where it belongs."""
+
+    offset: int
+    source: DeviceArray
+    source_offset: int
+    target: NDArray
+
+
+# ---- sessions --------------------------------------------------------------------------------------------------------
+
+
+class _Frame:
+    """Lives as long as the call that made it, however that ends."""
+
+    __slots__ = ("__weakref__",)
+
+
+class Session:
+    """What one thread holds on one card."""
+
+    def __init__(self, device: int):
+        self.device = device
+        self.pool = Pool()
+        self._frame: Any = None  # reference to the frame of the call that is running
+        self._stream: _acl.Stream | None = None
+        self._staging: _acl.HostMemory | None = None
+        self._bytes: NDArray = np.empty(0, np.uint8)
+        self._head = 0  # where the free part of the staging memory begins
+        self._pending = False  # whether anything was put on the stream since it was synchronised
+        self._allocations: list[Allocation] = []  # of the call that is running
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call is running. An interrupt may end one at any point, so nothing has to be reset for that."""
+        return self._frame is not None and self._frame() is not None
+
+    @contextmanager
+    def call(self) -> Iterator[Session]:
+        """The frame of one call: the thread is bound to the card, and nothing is left behind."""
+        with _acl.DeviceGuard(self.device):
+            frame = _Frame()
+            self._frame = weakref.ref(frame)
+            try:
+                yield self
+                self.synchronize()
+            except BaseException:
+                self._recover()
+                raise
+            finally:
+                allocations, self._allocations = self._allocations, []
+                for allocation in allocations:
+                    if not allocation.kept:
+                        allocation.give_back()
+                del frame
+                self.pool.trim()
+
+    def keep(self, *results: DeviceArray | None) -> None:
+        """These arrays are complete, and outlive the call."""
+        self.synchronize()
+        for array in results:
+            if array is not None and array._allocation is not None:
+                array._allocation.kept = True
+
+    def hold(self, array: DeviceArray) -> DeviceArray:
+        """An array that is kept elsewhere lasts until the end of the call, whoever forgets it meanwhile."""
+        if array._allocation is not None:
+            self._allocations.append(array._allocation)
+        return array
+
+    @property
+    def stream(self) -> _acl.Stream:
+        if self._stream is None:
+            self._stream = _acl.Stream(self.device)
+        self._pending = True
+        return self._stream
+
+    def synchronize(self) -> None:
+        """Wait for everything that was put on the stream; the staging memory is free then."""
+        if self._pending and self._stream is not None:
+            self._stream.synchronize()
+        self._pending = False
+        self._head = 0
+
+    def _recover(self) -> None:
+        """After a failure: nothing may be on its way any more when memory is given back."""
+        interrupt: BaseException | None = None
+        failures = 0
+        while failures < 2:
+            try:
+                self.synchronize()
+                break
+            except AscendGradError:
+                failures += 1
+            except BaseException as another:  # whoever interrupts has to wait for the device
+                interrupt = another
+        else:
+            self._give_up()
+        if interrupt is not None:
+            raise interrupt
+
+    def _give_up(self) -> None:
+        """The stream is of no use any more, and what it worked on is not to be used again."""
+        self._pending = False
+        self._head = 0
+        self.close()
+        for allocation in self._allocations:
+            if allocation.kept:
+                continue
+            block, allocation.block = allocation.block, None
+            if block is not None:
+                block.close()
+
+    def close(self) -> None:
+        """Give everything back to the device, when nothing is on its way any more."""
+        with suppress(AscendGradError):
+            self.synchronize()
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.close()
+        self._bytes = np.empty(0, np.uint8)
+        self._staging = None
+        self.pool.empty()
+
+    __del__ = close
+
+    # ---- memory
+
+    def borrow(self, nbytes: int) -> Allocation:
+        """Device memory until the end of the call."""
+        size = _rounded(nbytes)
+        block = self.pool.take(size)
+        if block is None:
+            try:
+                block = _acl.DeviceMemory(size, self.device)
+            except AscendGradError as error:
+                if error.code not in OUT_OF_MEMORY:
+                    raise
+                # What other threads keep for later goes first; then once more.
+                for session in _snapshot(_sessions):
+                    if session.device == self.device:
+                        session.pool.empty()
+                block = _acl.DeviceMemory(size, self.device)
+        allocation = Allocation(block)
+        self._allocations.append(allocation)
+        return allocation
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> DeviceArray:
+        result = DeviceArray(shape, dtype, self.device, to_host)
+        if result.size:
+            result._allocation = self.borrow(result.nbytes)
+        return result
+
+    def zeros(self, shape: tuple[int, ...], dtype: np.dtype) -> DeviceArray:
+        result = self.empty(shape, dtype)
+        if result.size:
+            _acl.clear(memory_of(result), result.nbytes)
+        return result
+
+    # ---- copies
+
+    def put(self, array: Any, dtype: np.dtype | None = None, rows: NDArray | None = None) -> DeviceArray:
+        """An array of the host, or rows of it, on the device, in this dtype; arrays that are there stay there."""
+        if isinstance(array, DeviceArray):
+            return array if rows is None else self.gathered(array, rows)
+        dtype = arrays.native(array.dtype) if dtype is None else dtype
+        shape = array.shape if rows is None else (rows.size, *array.shape[1:])
+        result = self.empty(shape, dtype)
+        offset = 0
+        if result.size:
+            for chunk in chunks_of_rows(array, dtype.itemsize, rows):
+                nbytes = chunk.size * dtype.itemsize
+                begin = self._room(nbytes)
+                with np.errstate(all="ignore"):
+                    np.copyto(self._view(begin, chunk.shape, dtype), chunk, casting="unsafe")
+                assert self._staging is not None
+                _acl.copy_in(memory_of(result), offset, self._staging, begin, nbytes, self.stream)
+                offset += nbytes
+        return result
+
+    def copied(self, array: DeviceArray) -> DeviceArray:
+        """A copy of an array on the device."""
+        result = self.empty(array.shape, array.dtype)
+        if array.size:
+            _acl.copy_within(memory_of(result), 0, memory_of(array), 0, array.nbytes, self.stream)
+        return result
+
+    def gathered(self, array: DeviceArray, rows: NDArray) -> DeviceArray:
+        """These rows (ascending) of an array on the device, next to one another."""
+        result = self.empty((rows.size, *array.shape[1:]), array.dtype)
+        row_bytes = array.nbytes // max(array.shape[0], 1)
+        if result.size:
+            for position, row, count in runs(rows):
+                _acl.copy_within(
+                    memory_of(result), position * row_bytes, memory_of(array), row * row_bytes, count * row_bytes,
+                    self.stream,
+                )  # fmt: skip
+        return result
+
+    def scattered(self, array: DeviceArray, rows: NDArray, count: int) -> DeviceArray:
+        """An array of ``count`` rows, zeros, with the given ones in these places."""
+        result = self.zeros((count, *array.shape[1:]), array.dtype)
+        row_bytes = array.nbytes // max(array.shape[0], 1)
+        if array.size:
+            for position, row, length in runs(rows):
+                _acl.copy_within(
+                    memory_of(result), row * row_bytes, memory_of(array), position * row_bytes, length * row_bytes,
+                    self.stream,
+                )  # fmt: skip
+        return result
+
+    def values(self, array: NDArray | DeviceArray) -> NDArray:
+        """The values of a small array on the host, copied back at most once."""
+        if not isinstance(array, DeviceArray):
+            return array
+        if array._host is None:
+            result = np.empty(array.shape, array.dtype)
+            self.fetch([(array, result)])
+            array.remember(result)
+        return array.host_values()
+
+    def fetch(self, pairs: Iterable[tuple[DeviceArray, NDArray]]) -> None:
+        """Copy arrays of the device into arrays of the host, of any layout and dtype."""
+        ready: list[_Arrival] = []
+        for window in self._windows(pairs):
+            assert self._staging is not None
+            for arrival in window:
+                nbytes = arrival.target.size * arrival.source.dtype.itemsize
+                _acl.copy_out(
+                    self._staging, arrival.offset, memory_of(arrival.source), arrival.source_offset, nbytes, self.stream
+                )
+            self._unload(ready)  # while the next ones arrive
+            self.synchronize()
+            ready = window
+        self._unload(ready)
+
+    def _windows(self, pairs: Iterable[tuple[DeviceArray, NDArray]]) -> Iterator[list[_Arrival]]:
+        """The chunks of all copies in groups that fill one half of the staging memory, then the other."""
+        window: list[_Arrival] = []
+        self._reserve()
+        half = self._bytes.size // 2
+        begin = used = 0
+        for source, target in pairs:
+            offset = 0
+            if not source.size:
+                continue
+            for chunk in chunks(target, source.dtype.itemsize):
+                nbytes = chunk.size * source.dtype.itemsize
+                if used + nbytes > half:
+                    yield window
+                    window, begin, used = [], half - begin, 0
+                window.append(_Arrival(begin + used, source, offset, chunk))
+                used += -(-nbytes // 64) * 64
+                offset += nbytes
+        if window:
+            yield window
+
+    def _unload(self, arrivals: list[_Arrival]) -> None:
+        with np.errstate(all="ignore"):
+            for arrival in arrivals:
+                values = self._view(arrival.offset, arrival.target.shape, arrival.source.dtype)
+                np.copyto(arrival.target, values, casting="unsafe")
+
+    def _reserve(self) -> None:
+        if self._staging is None:
+            self._staging = _acl.HostMemory(STAGING_BYTES, self.device)
+            self._bytes = np.frombuffer(memoryview(self._staging), np.uint8)
+
+    def _room(self, nbytes: int) -> int:
+        """Where the next chunk goes in the staging memory; waits for the earlier ones when it is full."""
+        self._reserve()
+        if self._head + nbytes > self._bytes.size:
+            self.synchronize()
+        begin = self._head
+        self._head += -(-nbytes // 64) * 64
+        return begin
+
+    def _view(self, offset: int, shape: tuple[int, ...], dtype: np.dtype) -> NDArray:
+        """Staging memory as an array."""
+        count = int(np.prod(shape, dtype=np.int64))
+        return self._bytes[offset : offset + count * dtype.itemsize].view(dtype).reshape(shape)
+
+
+def memory_of(array: DeviceArray) -> _acl.DeviceMemory:
+    assert array._allocation is not None, "an array without elements has no memory"
+    return array._allocation.memory()
+
+
+# ---- threads ---------------------------------------------------------------------------------------------------------
+
+_thread = threading.local()
+_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+_live: weakref.WeakSet[Allocation] = weakref.WeakSet()
+
+Member = TypeVar("Member")
+
+
+def _snapshot(members: weakref.WeakSet[Member]) -> list[Member]:
+    """What is in a set that other threads change meanwhile."""
+    while True:
+        with suppress(RuntimeError):
+            return list(members)
+
+
+def chosen_device() -> int:
+    """The card of this thread's calls: the one that was said, else the one that it is bound to, else the first."""
+    device = getattr(_thread, "device", runtime.DEVICE)
+    if device is not None:
+        return device
+    state = runtime.state()
+    bound = _acl.bound_device() if state.usable else None
+    return bound if bound is not None and bound < state.cards else 0
+
+
+def choose_device(device: int) -> None:
+    _thread.device = device
+
+
+def session_on(device: int) -> Session:
+    """This thread's session. It ends with the thread, which drops it."""
+    state = runtime.state()
+    if not state.usable:
+        raise BackendUnavailableError(f"the device cannot be used: {state.reason}")
+    sessions = _thread.__dict__.setdefault("sessions", {})
+    session = sessions.get(device)
+    if session is None:
+        session = sessions[device] = Session(device)
+        _sessions.add(session)
+    # A signal handler may call in the middle of a call: it gets a session of its own, for that call.
+    return Session(device) if session.busy else session
+
+
+def to_host(array: DeviceArray) -> NDArray:
+    """A copy of the array on the host."""
+    result = np.empty(array.shape, array.dtype)
+    if array.size:
+        with session_on(array.device).call() as session:
+            session.fetch([(array, result)])
+    if array._bits is not None:
+        arrays.clear_padding(result, array._bits)
+    return result
+
+
+def release() -> None:
+    """Give back what this thread holds, and what all threads keep for later calls."""
+    for session in list(_thread.__dict__.get("sessions", {}).values()):
+        if not session.busy:
+            session.close()
+    for session in _snapshot(_sessions):
+        session.pool.empty()
+
+
+@runtime.before_closing
+def release_all() -> bool:
+    """The process ends: give back everything that no running call uses; whether that was all."""
+    sessions = _snapshot(_sessions)
+    for session in sessions:
+        if not session.busy:
+            session.close()
+    if any(session.busy for session in sessions):
+        return False
+    for allocation in _snapshot(_live):
+        block, allocation.block = allocation.block, None
+        if block is not None:
+            block.close()
+    return True

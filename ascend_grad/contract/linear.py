@@ -1,0 +1,148 @@
+"""The linear operators: products with the weights of a vocabulary, and what follows from them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .._call import ACCUMULATOR, Operator, Result
+from .._checks import (
+    AccumulatorOf,
+    BitsOrBooleans,
+    Float32OrFloat64,
+    Floating,
+    Int32OrInt64,
+    IntegerFrom,
+    LogitsDtypeMatches,
+    MaskHasRows,
+    NoLabelSmoothing,
+    NonemptyVocabulary,
+    NotNone,
+    ReductionAndItsGradient,
+    Shape,
+    SoftmaxOrStatistics,
+    TargetsInRange,
+    TargetsInTheVocabulary,
+    TrueOrFalse,
+    ValidOutputMask,
+    VocabularyBounds,
+    WorkspaceAndFilter,
+)
+from ..arguments import MAX_INDEX
+
+#: The least workspace that a call can be given.
+MIN_WORKSPACE_BYTES = 4 << 20
+
+FUSED_LINEAR_CROSS_ENTROPY_LOSS_GRAD = Operator(
+    "fused_linear_cross_entropy_loss_grad",
+    "aclnnFusedLinearCrossEntropyLossGrad",
+    "grad input weight target_mask masked_target label_smoothing logits_max sum_exp_logits softmax output_mask "
+    "workspace_bytes filter_eps",
+    arrays="grad input weight target_mask masked_target",
+    optional="logits_max sum_exp_logits softmax",
+    checks=[
+        SoftmaxOrStatistics(),
+        NotNone(),
+        Floating("input", "weight"),
+        AccumulatorOf("input", "grad", "logits_max", "sum_exp_logits", "softmax"),
+        BitsOrBooleans("target_mask"),
+        Int32OrInt64("masked_target"),
+        NoLabelSmoothing(),
+        Shape("grad", "BT"),
+        Shape("input", "BT", "H"),
+        Shape("weight", "V", "H"),
+        MaskHasRows("target_mask"),
+        Shape("masked_target", "BT"),
+        Shape("logits_max", "BT"),
+        Shape("sum_exp_logits", "BT"),
+        Shape("softmax", "BT", "V"),
+        ValidOutputMask(),
+        WorkspaceAndFilter(MIN_WORKSPACE_BYTES),
+        TargetsInRange(),
+    ],
+    results=[
+        Result("input_grad", like="input", asked_by=(("output_mask", 0),)),
+        Result("weight_grad", like="weight", asked_by=(("output_mask", 1),)),
+    ],
+)
+FUSED_LINEAR_ONLINE_MAX_SUM = Operator(
+    "fused_linear_online_max_sum",
+    "aclnnFusedLinearOnlineMaxSum",
+    "input weight target vocab_start_index vocab_end_index return_logits",
+    arrays="input weight target",
+    checks=[
+        NotNone(),
+        Floating("input", "weight"),
+        Int32OrInt64("target"),
+        Shape("input", "BT", "H"),
+        Shape("weight", "V", "H"),
+        NonemptyVocabulary("weight"),
+        Shape("target", "BT"),
+        VocabularyBounds(),
+        TrueOrFalse("return_logits"),
+    ],
+    results=[
+        Result("logits_max", like="input", dims=("BT",), dtype=ACCUMULATOR),
+        Result("sum_exp_logits", like="input", dims=("BT",), dtype=ACCUMULATOR),
+        Result("predicted_logits", like="input", dims=("BT",), dtype=ACCUMULATOR),
+        Result("target_mask", like="target", dims=("bits of BT",), dtype=np.dtype(np.uint8)),
+        Result("masked_target", like="target"),
+        Result("vocab_parallel_logits", like="input", dims=("BT", "V"), asked_by=("return_logits",)),
+    ],
+)
+FUSED_CROSS_ENTROPY_LOSS_WITH_MAX_SUM = Operator(
+    "fused_cross_entropy_loss_with_max_sum",
+    "aclnnFusedCrossEntropyLossWithMaxSum",
+    "logits_max sum_exp_logits predicted_logits label_smoothing vocab_parallel_logits",
+    arrays="logits_max sum_exp_logits predicted_logits",
+    optional="vocab_parallel_logits",
+    checks=[
+        NotNone(),
+        Float32OrFloat64("logits_max"),
+        AccumulatorOf("logits_max", "sum_exp_logits", "predicted_logits"),
+        LogitsDtypeMatches("logits_max", "vocab_parallel_logits"),
+        Shape("logits_max", "BT"),
+        Shape("sum_exp_logits", "BT"),
+        Shape("predicted_logits", "BT"),
+        Shape("vocab_parallel_logits", "BT", "V"),
+        NoLabelSmoothing(),
+    ],
+    results=[
+        Result("loss", like="logits_max"),
+        Result("softmax", like="vocab_parallel_logits", dtype=ACCUMULATOR, asked_by=("vocab_parallel_logits",)),
+    ],
+)
+LINEAR_CROSS_ENTROPY = Operator(
+    "linear_cross_entropy",
+    None,
+    "input weight target reduction ignore_index grad_loss vocab_start_index return_grad output_mask workspace_bytes "
+    "filter_eps",
+    arrays="input weight target",
+    optional="grad_loss",
+    checks=[
+        NotNone(),
+        Floating("input", "weight"),
+        Int32OrInt64("target"),
+        Shape("input", "BT", "H"),
+        Shape("weight", "V", "H"),
+        Shape("target", "BT"),
+        ReductionAndItsGradient(),
+        IntegerFrom("ignore_index", -MAX_INDEX - 1),
+        IntegerFrom("vocab_start_index", 0),
+        TrueOrFalse("return_grad"),
+        ValidOutputMask(),
+        WorkspaceAndFilter(MIN_WORKSPACE_BYTES),
+        TargetsInTheVocabulary(),
+    ],
+    results=[
+        Result("loss", like="input", dims=("BT",), dtype=ACCUMULATOR, reduced_by="reduction"),
+        Result("input_grad", like="input", asked_by=("return_grad", ("output_mask", 0))),
+        Result("weight_grad", like="weight", asked_by=("return_grad", ("output_mask", 1))),
+    ],
+)
+
+LINEAR = (
+    FUSED_LINEAR_CROSS_ENTROPY_LOSS_GRAD,
+    FUSED_LINEAR_ONLINE_MAX_SUM,
+    FUSED_CROSS_ENTROPY_LOSS_WITH_MAX_SUM,
+    LINEAR_CROSS_ENTROPY,
+)

@@ -1,0 +1,547 @@
+"""What an operator's calls are checked by. Compiled, since every call passes here; `contract` says which checks, and when.
+
+A check reads the values of the parameters that it names, and replaces them where backends take another form: arrays for
+whatever converts to one, Python's own numbers for others. Messages are made on failure alone.
+"""
+
+import numpy as np
+
+cimport numpy as cnp
+from libc.stdint cimport int32_t, int64_t, uint8_t
+
+from ascend_grad cimport _tasks
+from ascend_grad._call cimport (
+    BT, V, Call, Check, native_dtype, shape_of, size_names, size_numbers
+)
+from ascend_grad._dtypes cimport dtype_of
+from ascend_grad._kernels cimport AG_FLOAT32, AG_FLOAT64
+
+from . import arguments
+from ._dtypes import FLOATING_DTYPES
+from .arrays import FLOATING_NAMES, AbstractDeviceArray
+from .errors import ParamNullptrError, ParamTypeError
+
+cnp.import_array()
+
+cdef extern from "Python.h":
+    long long PyLong_AsLongLongAndOverflow(object number, int *overflow) except? -1
+
+cdef tuple _floating = FLOATING_DTYPES  # in the order of ag_dtype
+
+cdef enum:
+    ROWS_PER_CHECK = 1 << 18  # targets that are looked at between two looks at signals
+
+
+cdef bint is_index(cnp.ndarray array) noexcept:
+    """Whether the dtype is int32 or int64."""
+    return cnp.PyArray_ISSIGNED(array) and cnp.PyArray_ITEMSIZE(array) in (4, 8)
+
+
+cdef inline bint have_same_shape(cnp.ndarray a, cnp.ndarray b) noexcept:
+    cdef int axis, rank = cnp.PyArray_NDIM(a)
+    if cnp.PyArray_NDIM(b) != rank:
+        return False
+    for axis in range(rank):
+        if cnp.PyArray_DIMS(a)[axis] != cnp.PyArray_DIMS(b)[axis]:
+            return False
+    return True
+
+
+# ---- checks of any operator ------------------------------------------------------------------------------------------
+
+
+cdef class NotNone(Check):
+    """The required arrays are there."""
+
+    cdef int run(self, Call call) except -1:
+        cdef int i
+        for i in range(call.operator.array_count):
+            if call.values[call.operator.array_slots[i]] is None:
+                call.fail(call.operator.array_names[i], "an array", None, ParamNullptrError)
+        return 0
+
+
+cdef class Floating(Check):
+    """The named arrays have one of the floating dtypes, the same one (byte orders aside)."""
+
+    cdef int run(self, Call call) except -1:
+        cdef int i, number, first = -1
+        cdef cnp.ndarray array
+        for i in range(self.count):
+            array = call.array(self.slots[i])
+            number = dtype_of(array)
+            if number < 0:
+                call.fail(self.names[i], f"dtype {FLOATING_NAMES}", array.dtype, ParamTypeError)
+            if first < 0:
+                first = number
+            elif number != first:
+                expected = f"dtype {_floating[first]} as {self.names[0]} has"
+                call.fail(self.names[i], expected, array.dtype, ParamTypeError)
+        return 0
+
+
+cdef class Boolean(Check):
+    """The named array has dtype bool."""
+
+    cdef int run(self, Call call) except -1:
+        cdef cnp.ndarray array = call.array(self.slots[0])
+        if cnp.PyArray_TYPE(array) != cnp.NPY_BOOL:
+            call.fail(self.names[0], "dtype bool", array.dtype, ParamTypeError)
+        return 0
+
+
+cdef class RealNumber(Check):
+    """The argument is one real number (NaN and infinities are; truth values are not)."""
+
+    cdef int run(self, Call call) except -1:
+        value = call.values[self.slots[0]]
+        if type(value) is not float:
+            call.ran_others = True
+            call.values[self.slots[0]] = arguments.real_number(value, self.names[0], call.operator.name)
+        return 0
+
+
+cdef class DimInRange(Check):
+    """``dim`` is an axis of the named array; it becomes non-negative. Rank 0 counts as rank 1."""
+
+    def __init__(self, name):
+        Check.__init__(self, name, "dim")
+
+    cdef int run(self, Call call) except -1:
+        # The one check that may come before the dtypes are looked at, so the rank is asked of whatever came.
+        cdef object first = call.values[self.slots[0]], dim = call.values[self.slots[1]]
+        cdef long long rank = 1, axis
+        cdef int overflow = 0
+        if cnp.PyArray_CheckExact(first):
+            rank = cnp.PyArray_NDIM(<cnp.ndarray>first)
+        elif isinstance(first, AbstractDeviceArray):
+            rank = first.ndim
+        else:
+            rank = arguments.any_array(first, self.names[0], call.operator.name).ndim
+        if rank == 0:
+            rank = 1
+        if type(dim) is not int:
+            call.ran_others = True
+            dim = call.values[self.slots[1]] = arguments.integer(dim, "dim", call.operator.name)
+        axis = PyLong_AsLongLongAndOverflow(dim, &overflow)
+        if overflow or not -rank <= axis < rank:
+            call.fail("dim", f"a value in [{-rank}, {rank - 1}]", arguments.shown(dim))
+        if axis < 0:
+            axis += rank
+            call.values[self.slots[1]] = axis
+        call.axis = <int>axis
+        return 0
+
+
+cdef class SameShape(Check):
+    """The second array has the shape of the first."""
+
+    cdef int run(self, Call call) except -1:
+        cdef cnp.ndarray first = call.array(self.slots[0]), second = call.array(self.slots[1])
+        if not have_same_shape(first, second):
+            call.fail(self.names[1], f"shape {shape_of(first)} as {self.names[0]} has", shape_of(second))
+        return 0
+
+
+cdef class RankAtMost(Check):
+    """The named array has so many dimensions at most."""
+
+    cdef int limit
+
+    def __init__(self, name, int limit):
+        Check.__init__(self, name)
+        self.limit = limit
+
+    cdef int run(self, Call call) except -1:
+        cdef int rank = cnp.PyArray_NDIM(call.array(self.slots[0]))
+        if rank > self.limit:
+            call.fail(self.names[0], f"rank 0 to {self.limit}", f"rank {rank}")
+        return 0
+
+
+cdef class RankExactly(Check):
+    """The named array has so many dimensions."""
+
+    cdef int rank
+
+    def __init__(self, name, int rank):
+        Check.__init__(self, name)
+        self.rank = rank
+
+    cdef int run(self, Call call) except -1:
+        cdef int rank = cnp.PyArray_NDIM(call.array(self.slots[0]))
+        if rank != self.rank:
+            call.fail(self.names[0], f"rank {self.rank}", f"rank {rank}")
+        return 0
+
+
+cdef class MaskCovers(Check):
+    """A (B, N, S1, S2) array takes masks (B or 1, N or 1, S1, S2), nothing else."""
+
+    cdef int run(self, Call call) except -1:
+        cdef cnp.ndarray array = call.array(self.slots[0]), mask = call.array(self.slots[1])
+        cdef cnp.npy_intp *shape = cnp.PyArray_DIMS(array)
+        cdef cnp.npy_intp *own = cnp.PyArray_DIMS(mask)
+        cdef int axis
+        for axis in range(4):
+            if own[axis] != shape[axis] and (axis > 1 or own[axis] != 1):
+                expected = f"shape ({shape[0]} or 1, {shape[1]} or 1, {shape[2]}, {shape[3]})"
+                call.fail(self.names[1], expected, shape_of(mask))
+        return 0
+
+
+cdef class NoTriuMask(Check):
+    """``fix_triu_mask`` is False."""
+
+    def __init__(self):
+        Check.__init__(self, "fix_triu_mask")
+
+    cdef int run(self, Call call) except -1:
+        value = call.values[self.slots[0]]
+        if value is False:
+            return 0
+        if not isinstance(value, (bool, np.bool_)):
+            call.fail("fix_triu_mask", "False", arguments.shown(value), ParamTypeError)
+        if value:
+            call.fail("fix_triu_mask", "False (a generated triangular mask is not supported)", True)
+        return 0
+
+
+# ---- checks of the linear operators ----------------------------------------------------------------------------------
+
+
+cdef class SoftmaxOrStatistics(Check):
+    """The probabilities are given, or what they are recomputed from; if they are, the rest is not looked at."""
+
+    def __init__(self):
+        Check.__init__(self, "softmax", "logits_max", "sum_exp_logits")
+
+    cdef int run(self, Call call) except -1:
+        softmax, logits_max, sum_exp = [call.values[self.slots[i]] for i in range(3)]
+        if softmax is not None:
+            call.values[self.slots[1]] = call.values[self.slots[2]] = None
+        elif logits_max is None and sum_exp is None:
+            call.fail("softmax", "an array, or logits_max and sum_exp_logits instead of it", None, ParamNullptrError)
+        elif logits_max is None:
+            expected = "an array, as sum_exp_logits is given and softmax is not"
+            call.fail("logits_max", expected, None, ParamNullptrError)
+        elif sum_exp is None:
+            call.fail("sum_exp_logits", "an array, as logits_max is given and softmax is not", None, ParamNullptrError)
+        return 0
+
+
+cdef class AccumulatorOf(Check):
+    """The other arrays, where given, are float64 where the first one is, else float32."""
+
+    cdef int run(self, Call call) except -1:
+        cdef cnp.ndarray first = call.array(self.slots[0]), array
+        cdef int expected = AG_FLOAT64 if dtype_of(first) == AG_FLOAT64 else AG_FLOAT32, i
+        for i in range(1, self.count):
+            if call.values[self.slots[i]] is None:
+                continue
+            array = call.array(self.slots[i])
+            if dtype_of(array) != expected:
+                text = f"dtype {_floating[expected]}, as {self.names[0]} has dtype {native_dtype(first)}"
+                call.fail(self.names[i], text, array.dtype, ParamTypeError)
+        return 0
+
+
+cdef class Float32OrFloat64(Check):
+    """The named array has one of the two dtypes of sums."""
+
+    cdef int run(self, Call call) except -1:
+        cdef cnp.ndarray array = call.array(self.slots[0])
+        if dtype_of(array) not in (AG_FLOAT32, AG_FLOAT64):
+            call.fail(self.names[0], "dtype float32 or float64", array.dtype, ParamTypeError)
+        return 0
+
+
+cdef class LogitsDtypeMatches(Check):
+    """The optional second array has a floating dtype whose sums have the dtype of the first."""
+
+    cdef int run(self, Call call) except -1:
+        if call.values[self.slots[1]] is None:
+            return 0
+        cdef cnp.ndarray first = call.array(self.slots[0]), array = call.array(self.slots[1])
+        cdef bint is_double = dtype_of(first) == AG_FLOAT64
+        if dtype_of(array) < 0 or (dtype_of(array) == AG_FLOAT64) != is_double:
+            allowed = "float64" if is_double else "float32, float16 or bfloat16"
+            expected = f"dtype {allowed}, as {self.names[0]} has dtype {native_dtype(first)}"
+            call.fail(self.names[1], expected, array.dtype, ParamTypeError)
+        return 0
+
+
+cdef class BitsOrBooleans(Check):
+    """The named array has dtype bool or uint8."""
+
+    cdef int run(self, Call call) except -1:
+        cdef cnp.ndarray array = call.array(self.slots[0])
+        if cnp.PyArray_TYPE(array) not in (cnp.NPY_BOOL, cnp.NPY_UINT8):
+            call.fail(self.names[0], "dtype bool, or uint8 with eight rows to a byte", array.dtype, ParamTypeError)
+        return 0
+
+
+cdef class Int32OrInt64(Check):
+    """The named array has one of the two dtypes of targets."""
+
+    cdef int run(self, Call call) except -1:
+        cdef cnp.ndarray array = call.array(self.slots[0])
+        if not is_index(array):
+            call.fail(self.names[0], "dtype int32 or int64", array.dtype, ParamTypeError)
+        return 0
+
+
+cdef class Shape(Check):
+    """The array, where given, has these dimensions; each has the size that earlier arrays gave it, if they did."""
+
+    cdef tuple dims
+
+    def __init__(self, name, *dims):
+        Check.__init__(self, name)
+        self.dims = tuple([size_numbers[dim] for dim in dims])
+
+    cdef int run(self, Call call) except -1:
+        if call.values[self.slots[0]] is None:
+            return 0
+        cdef cnp.ndarray array = call.array(self.slots[0])
+        cdef int axis, size, rank = <int>len(self.dims)
+        cdef bint fits = cnp.PyArray_NDIM(array) == rank
+        if fits:
+            for axis in range(rank):
+                size = self.dims[axis]
+                fits = fits and (call.sizes[size] < 0 or call.sizes[size] == cnp.PyArray_DIM(array, axis))
+        if not fits:
+            names = [(size_names[each], call.sizes[<int>each]) for each in self.dims]
+            expected = ", ".join([f"{name} = {known}" if known >= 0 else name for name, known in names])
+            call.fail(self.names[0], f"shape ({expected})", shape_of(array))
+        for axis in range(rank):
+            call.sizes[<int>self.dims[axis]] = cnp.PyArray_DIM(array, axis)
+        return 0
+
+
+cdef class MaskHasRows(Check):
+    """The named mask has an element for every row, or, as bits, at least one."""
+
+    cdef int run(self, Call call) except -1:
+        cdef cnp.ndarray array = call.array(self.slots[0])
+        cdef Py_ssize_t rows = call.sizes[BT], nbytes = (rows + 7) // 8
+        cdef bint fits = cnp.PyArray_NDIM(array) == 1
+        if cnp.PyArray_TYPE(array) == cnp.NPY_BOOL:
+            if not fits or cnp.PyArray_DIM(array, 0) != rows:
+                call.fail(self.names[0], f"shape (BT = {rows})", shape_of(array))
+        elif not fits or cnp.PyArray_DIM(array, 0) < nbytes:
+            expected = f"at least {nbytes} bytes in one dimension, a bit for each row"
+            call.fail(self.names[0], expected, shape_of(array))
+        return 0
+
+
+cdef class NonemptyVocabulary(Check):
+    """The named weight has rows."""
+
+    cdef int run(self, Call call) except -1:
+        if call.sizes[V] == 0:
+            call.fail(self.names[0], "at least one row", shape_of(call.array(self.slots[0])))
+        return 0
+
+
+cdef class NoLabelSmoothing(RealNumber):
+    """``label_smoothing`` is 0."""
+
+    def __init__(self):
+        Check.__init__(self, "label_smoothing")
+
+    cdef int run(self, Call call) except -1:
+        RealNumber.run(self, call)
+        value = call.values[self.slots[0]]
+        if <double>value != 0:
+            call.fail("label_smoothing", "0 (smoothing is not supported)", value)
+        return 0
+
+
+cdef class TrueOrFalse(Check):
+    """The argument is a bool."""
+
+    cdef int run(self, Call call) except -1:
+        value = call.values[self.slots[0]]
+        if value is not True and value is not False:
+            call.values[self.slots[0]] = arguments.truth_value(value, self.names[0], call.operator.name)
+        return 0
+
+
+cdef object integer_between(Call call, int slot, object low, object high):
+    """The argument as an int from low to high."""
+    name = call.operator.parameters[slot]
+    index = call.values[slot]
+    if type(index) is not int:
+        call.ran_others = True
+        index = call.values[slot] = arguments.integer(index, name, call.operator.name)
+    if not low <= index <= high:
+        call.fail(name, f"an int in [{low}, {high}]", arguments.shown(index))
+    return index
+
+
+cdef class IntegerFrom(Check):
+    """The argument is an int that is not below a bound."""
+
+    cdef object low
+
+    def __init__(self, name, low):
+        Check.__init__(self, name)
+        self.low = low
+
+    cdef int run(self, Call call) except -1:
+        integer_between(call, self.slots[0], self.low, arguments.MAX_INDEX)
+        return 0
+
+
+cdef class VocabularyBounds(Check):
+    """``0 <= start <= end``, and no more ids than weight has rows; the end is exclusive."""
+
+    def __init__(self):
+        Check.__init__(self, "vocab_start_index", "vocab_end_index")
+
+    cdef int run(self, Call call) except -1:
+        start = integer_between(call, self.slots[0], 0, arguments.MAX_INDEX)
+        end = integer_between(call, self.slots[1], start, arguments.MAX_INDEX)
+        if end - start > call.sizes[V]:
+            expected = f"at most {call.sizes[V]} (rows of weight) beyond vocab_start_index {start}"
+            call.fail("vocab_end_index", expected, end)
+        return 0
+
+
+cdef class ValidOutputMask(Check):
+    """``output_mask`` says of two results whether they are asked for."""
+
+    def __init__(self):
+        Check.__init__(self, "output_mask")
+
+    cdef int run(self, Call call) except -1:
+        value = call.values[self.slots[0]]
+        if (
+            type(value) is tuple and len(value) == 2 and type(value[0]) is bool and type(value[1]) is bool
+        ):
+            return 0
+        call.ran_others = True
+        call.values[self.slots[0]] = arguments.pair_of_truth_values(value, "output_mask", call.operator.name)
+        return 0
+
+
+cdef class WorkspaceAndFilter(Check):
+    """``workspace_bytes`` is None or a size from a bound on; ``filter_eps`` is a finite number that is not negative."""
+
+    cdef public object least
+
+    def __init__(self, least):
+        Check.__init__(self, "workspace_bytes", "filter_eps")
+        self.least = least
+
+    cdef int run(self, Call call) except -1:
+        if call.values[self.slots[0]] is not None:
+            integer_between(call, self.slots[0], self.least, arguments.MAX_INDEX)
+        value = call.values[self.slots[1]]
+        if type(value) is not float:
+            call.ran_others = True
+            value = call.values[self.slots[1]] = arguments.real_number(value, "filter_eps", call.operator.name)
+        if not 0 <= <double>value < float("inf"):
+            call.fail("filter_eps", "a finite number that is not negative", value)
+        return 0
+
+
+cdef class ReductionAndItsGradient(Check):
+    """``grad_loss`` is one number, 1 by default; without a reduction it may be an array of one for every row."""
+
+    cdef Floating floating
+    cdef Shape one_for_each_row
+    cdef RealNumber number
+
+    def __init__(self):
+        Check.__init__(self, "reduction", "grad_loss")
+        self.floating, self.one_for_each_row = Floating("grad_loss"), Shape("grad_loss", "BT")
+        self.number = RealNumber("grad_loss")
+
+    cdef object bind(self, tuple parameters):
+        Check.bind(self, parameters)
+        self.floating.bind(parameters)
+        self.one_for_each_row.bind(parameters)
+        self.number.bind(parameters)
+
+    cdef int run(self, Call call) except -1:
+        reduction, grad_loss = call.values[self.slots[0]], call.values[self.slots[1]]
+        if not isinstance(reduction, str):
+            call.fail("reduction", "'mean', 'sum' or 'none'", arguments.shown(reduction), ParamTypeError)
+        for known in ("mean", "sum", "none"):
+            if reduction == known:
+                reduction = call.values[self.slots[0]] = known  # a plain str, where it may be of a subclass
+                break
+        else:
+            call.fail("reduction", "'mean', 'sum' or 'none'", arguments.shown(reduction))
+        if grad_loss is None:
+            call.values[self.slots[1]] = 1.0
+            return 0
+        if type(grad_loss) is float:
+            return 0
+        if (
+            reduction == "none" and not isinstance(grad_loss, (str, bytes))
+            and cnp.PyArray_NDIM(call.array(self.slots[1]))
+        ):
+            self.floating.run(call)
+            return self.one_for_each_row.run(call)
+        call.values[self.slots[1]] = grad_loss  # messages show what came
+        return self.number.run(call)
+
+
+cdef class TargetsInRange(Check):
+    """``masked_target`` is a row of weight wherever ``target_mask`` is 0. Checked last, for it reads values."""
+
+    def __init__(self):
+        Check.__init__(self, "masked_target", "target_mask")
+
+    cdef int run(self, Call call) except -1:
+        if call.card >= 0:
+            targets_there, mask_there = call.values[self.slots[0]], call.values[self.slots[1]]
+            if isinstance(targets_there, AbstractDeviceArray) and targets_there.is_known_below(call.sizes[V], mask_there):
+                return 0
+        cdef cnp.ndarray target = call.host_vector(self.slots[0], call.sizes[BT]), mask = None
+        cdef const uint8_t *masked = NULL
+        cdef bint is_wide = cnp.PyArray_ITEMSIZE(target) == 8, is_packed = False
+        cdef const void *targets = cnp.PyArray_DATA(target)
+        cdef Py_ssize_t i
+        cdef int64_t each, vocabulary = call.sizes[V]
+        cdef double last = 0
+        for i in range(call.sizes[BT]):
+            each = (<const int64_t *>targets)[i] if is_wide else (<const int32_t *>targets)[i]
+            if each < 0 or each >= vocabulary:
+                if mask is None:
+                    is_packed = cnp.PyArray_TYPE(call.array(self.slots[1])) != cnp.NPY_BOOL
+                    mask = call.host_vector(self.slots[1], (call.sizes[BT] + 7) // 8 if is_packed else call.sizes[BT])
+                    masked = <const uint8_t *>cnp.PyArray_DATA(mask)
+                if not (masked[i // 8] >> (i % 8) & 1 if is_packed else masked[i]):
+                    expected = f"values in [0, {vocabulary}) wherever target_mask is 0"
+                    call.fail("masked_target", expected, f"{each} in row {i}")
+            if i % ROWS_PER_CHECK == 0:
+                _tasks.check_signals(&last)
+        return 0
+
+
+cdef class TargetsInTheVocabulary(Check):
+    """``target`` less ``vocab_start_index`` is a row of weight, or target is ``ignore_index``."""
+
+    def __init__(self):
+        Check.__init__(self, "target", "vocab_start_index", "ignore_index")
+
+    cdef int run(self, Call call) except -1:
+        cdef cnp.ndarray target = call.host_vector(self.slots[0], call.sizes[BT])
+        cdef bint is_wide = cnp.PyArray_ITEMSIZE(target) == 8
+        cdef const void *targets = cnp.PyArray_DATA(target)
+        cdef int64_t each, start = call.values[self.slots[1]], ignored = call.values[self.slots[2]]
+        cdef Py_ssize_t i
+        cdef double last = 0
+        for i in range(call.sizes[BT]):
+            each = (<const int64_t *>targets)[i] if is_wide else (<const int32_t *>targets)[i]
+            # No id is below start, which is not negative, so the difference fits.
+            if (each < start or each - start >= call.sizes[V]) and each != ignored:
+                expected = f"values in [{start}, {start + <object>call.sizes[V]}) or {ignored}"
+                call.fail("target", expected, f"{each} in row {i}")
+            if i % ROWS_PER_CHECK == 0:
+                _tasks.check_signals(&last)
+        return 0

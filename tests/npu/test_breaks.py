@@ -1,0 +1,331 @@
+"""Deliberate breaks of the NPU backend, each of which the test double must catch.
+
+Each one is made in a temporary copy of the package: a few words are replaced in one file, what has to be compiled is
+compiled again, and a small check runs on the copy in a process of its own. The check passes on an unbroken copy. So the
+tests over the test double prove something: a binding that is wrong in one of these ways does not pass them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from stand_in import build, compiler
+
+import ascend_grad as ag
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = Path(ag.__file__).parent
+
+
+@dataclass(frozen=True)
+class Break:
+    file: str
+    right: str
+    wrong: str
+    caught: str  # what the check prints then, or a part of it
+    large: bool = False  # shows in large arrays alone
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Compiled modules that have to be made anew."""
+        by_suffix = {".py": (), ".h": ("_aclnn",)}  # the constants and types in question are the operators'
+        return by_suffix.get(Path(self.file).suffix, (Path(self.file).stem,))
+
+
+BREAKS = {
+    "arguments of a gradient swapped": Break(
+        "pyx/_aclnn.pyx",
+        "grad_output.handle, output.handle, dim, out.handle",
+        "output.handle, grad_output.handle, dim, out.handle",
+        "wrong result of log_softmax_backward",
+    ),
+    "largest logit and sum swapped": Break(
+        "pyx/_aclnn.pyx",
+        "0.0, maximum, total,\n",
+        "0.0, total, maximum,\n",
+        "wrong result of fused_linear_cross_entropy_loss_grad",
+    ),
+    "scale as a float": Break(
+        "include/ascend_grad/acl/operators.h", "double scale", "float scale", "wrong result of scaled_masked_softmax"
+    ),
+    "wrong constant of bfloat16": Break(
+        "include/ascend_grad/acl/types.h", "AG_ACL_BF16 = 27", "AG_ACL_BF16 = 1", "wrong result of softmax"
+    ),
+    "wrong constant of int64": Break(
+        "include/ascend_grad/acl/types.h", "AG_ACL_INT64 = 9", "AG_ACL_INT64 = 3", "wrong result of"
+    ),
+    "wrong kind of copy": Break(
+        "pyx/_acl.pyx", "AG_ACL_DEVICE_TO_HOST, stream", "AG_ACL_HOST_TO_DEVICE, stream", "is said to be on the device"
+    ),
+    "no synchronisation": Break(
+        "pyx/_acl.pyx",
+        "code = table.aclrtSynchronizeStream(self.handle)",
+        "code = 0",
+        "wrong result of",
+    ),
+    "thread not bound to the device": Break(
+        "pyx/_acl.pyx", "code = table.aclrtSetDevice(self.device)", "code = 0", "no aclrtSetDevice on this thread"
+    ),
+    "tensors never destroyed": Break(
+        "pyx/_aclnn.pyx",
+        "_acl.dispose(<disposer>_acl.table.aclDestroyTensor",
+        "if False: _acl.dispose(<disposer>_acl.table.aclDestroyTensor",
+        "left: {'tensors': ",
+    ),
+    "executor used again after the second phase": Break(
+        "pyx/_aclnn.pyx",
+        "self.executor = NULL  # consumed by the call, also where it fails",
+        "pass",
+        "an executor: a executor that was used up",
+    ),
+    "executor of a failed first phase used": Break(
+        "pyx/_aclnn.pyx",
+        "self.executor = NULL  # whatever stage 1 left there is not to be used",
+        "pass",
+        "not an executor: an address that was never given out",
+    ),
+    "executor left behind by a failure between the phases": Break(
+        "pyx/_aclnn.pyx",
+        "_acl.dispose(<disposer>_acl.table.aclDestroyAclOpExecutor",
+        "if False: _acl.dispose(<disposer>_acl.table.aclDestroyAclOpExecutor",
+        "left: {'executors': ",
+    ),
+    "device memory never freed": Break(
+        "pyx/_acl.pyx",
+        "dispose_on(self.device, <disposer>table.aclrtFree, ",
+        "if False: dispose_on(self.device, <disposer>table.aclrtFree, ",
+        "'device_allocations'",
+    ),
+    "stream never destroyed": Break(
+        "pyx/_acl.pyx",
+        "dispose_on(self.device, <disposer>table.aclrtDestroyStream, ",
+        "if False: dispose_on(self.device, <disposer>table.aclrtDestroyStream, ",
+        "'streams'",
+    ),
+    "failures not looked at": Break(
+        "pyx/_aclnn.pyx",
+        "_acl.check(status, NAMES[self.operator])",
+        "pass",
+        "a failure of aclnnSoftmax went unnoticed",
+    ),
+    "workspace too small": Break(
+        "ascend_grad/backends/ascend/operators.py",
+        "session.borrow(size).memory() if size else None",
+        "None if size else None",
+        "the workspace is too small",
+    ),
+    "staging memory written while a copy reads it": Break(
+        "ascend_grad/backends/ascend/session.py",
+        "        if self._head + nbytes > self._bytes.size:\n            self.synchronize()\n",
+        "        if self._head + nbytes > self._bytes.size:\n            self._head = 0\n",
+        "wrong result of large softmax",
+        large=True,
+    ),
+    "probabilities of the caller destroyed": Break(
+        "ascend_grad/backends/ascend/quirks.py",
+        "return session.copied(there) if there is softmax else there",
+        "return there",
+        "an argument of fused_linear_cross_entropy_loss_grad was changed",
+    ),
+    "absent rows not left out": Break(
+        "ascend_grad/backends/ascend/quirks.py",
+        "return np.flatnonzero(~absent) if np.any(absent) else None",
+        "return None",
+        "wrong result of fused_linear_cross_entropy_loss_grad",
+    ),
+    "bits after the last row left dirty": Break(
+        "ascend_grad/arrays.py",
+        "    if count % 8:\n",
+        "    if False:\n",
+        "wrong result of fused_linear_online_max_sum",
+    ),
+    "memory of a result on the device reused for the next call": Break(
+        "ascend_grad/backends/ascend/session.py",
+        "                    if not allocation.kept:\n",
+        "                    if True:\n",
+        "was given back",
+    ),
+    "foreign targets left in place": Break(
+        "ascend_grad/backends/ascend/quirks.py",
+        "if np.any(elsewhere & ((values < 0) | (values >= extent))):",
+        "if False:",
+        "of row",
+    ),
+}
+
+#: Every operator on arrays of the host and of the card, failures, threads; prints what is wrong.
+CHECK = """
+import sys, threading
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import numpy as np
+import ascend_grad as ag
+from ascend_grad import npu
+from linear_samples import GRADIENT, LINEAR, problem_of
+from samples import MASKED, OPERATORS, random_problem
+from stand_in import StandIn
+
+device = StandIn(Path(sys.argv[2]))
+device.set_delay(5000)
+
+def calls():
+    for name in OPERATORS:
+        problem = random_problem(name, (1, 2, 3, 5) if name in MASKED else (3, 7), "bfloat16")
+        yield name, problem.arrays, problem.settings
+    for name in LINEAR:
+        for mode in ("stored", "recomputed")[: 1 + (name == GRADIENT)]:
+            settings = {"mode": mode} if name == GRADIENT else {}
+            arguments = problem_of(name, (9, 130, 4), "bfloat16", **settings).arguments
+            if name == GRADIENT:  # with a row that is absent, and without
+                yield name, (), arguments | {"grad": np.ones(9, np.float32)}
+                arguments = arguments | {key: np.array(arguments[key]) for key in ("grad", "input")}
+                arguments["grad"][2], arguments["input"][2] = 0, np.nan
+            yield name, (), arguments
+
+def as_tuple(results):
+    return results if isinstance(results, tuple) else (results,)
+
+def there(argument):
+    return npu.asarray(argument) if isinstance(argument, np.ndarray) else argument
+
+def back(argument):
+    return argument.numpy() if isinstance(argument, npu.DeviceArray) else argument
+
+def check(name, positional, named):
+    expected = as_tuple(getattr(ag, name)(*positional, **named, backend="reference"))
+    before = [np.array(a) for a in (*positional, *named.values()) if isinstance(a, np.ndarray)]
+    for place in (lambda x: x, there):
+        moved, moved_named = [place(a) for a in positional], {k: place(a) for k, a in named.items()}
+        results = [back(a) for a in as_tuple(getattr(ag, name)(*moved, **moved_named, backend="npu"))]
+        after = [back(a) for a in (*moved, *moved_named.values()) if isinstance(a, np.ndarray | npu.DeviceArray)]
+        for one, other in zip(before, after):
+            if one.tobytes() != other.tobytes():
+                print(f"an argument of {name} was changed")
+        for result, right in zip(results, expected):
+            if right is None:
+                continue
+            exact = right.dtype == np.uint8
+            result, right = (np.asarray(a, np.float64) for a in (result, right))
+            if not np.allclose(result, right, rtol=0 if exact else 0.05, atol=0 if exact else 0.02):
+                print(f"wrong result of {name}")
+
+def must_fail(function, nth):
+    device.fail(function, nth, 507899)
+    try:
+        ag.softmax(np.ones(5, np.float32), backend="npu")
+    except ag.AclError as error:
+        assert error.code == 507899, error
+    else:
+        print(f"a failure of {function} went unnoticed")
+
+def work():
+    for call in calls():
+        check(*call)
+    npu.release()
+    must_fail("aclrtMalloc", 3)  # the workspace, between the two phases
+    must_fail("aclnnSoftmaxGetWorkspaceSize", 1)
+    must_fail("aclnnSoftmax", 1)
+    if sys.argv[3] == "large":
+        large()
+    npu.release()
+
+def large():
+    # More than the staging memory holds, on a device that is slower than the host.
+    x = np.zeros((1200, 4096), np.float32)
+    x[:, 7] = np.arange(1200)
+    device.set_delay(400_000)
+    if not np.allclose(ag.softmax(x, backend="npu")[::100, 7], ag.softmax(x[::100], backend="reference")[:, 7]):
+        print("wrong result of large softmax")
+    device.set_delay(5000)
+
+def guarded():
+    try:
+        work()
+    except Exception as error:
+        print("raised:", repr(error))
+
+guarded()
+thread = threading.Thread(target=guarded)
+thread.start()
+thread.join()
+if device.violations():
+    print(*device.violations(), sep="\\n")
+if device.live():
+    print("left:", device.live())
+"""
+
+
+def run(*command: str | Path, **settings) -> subprocess.CompletedProcess:
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=280, **settings)
+
+
+def copy_of_the_package(folder: Path) -> None:
+    """The sources of the binding, and the installed package with its compiled modules."""
+    for name in ("pyx", "include"):
+        shutil.copytree(ROOT / name, folder / name)
+    shutil.copytree(
+        PACKAGE,
+        folder / "ascend_grad",
+        ignore=shutil.ignore_patterns("__pycache__", "include", "bench"),
+        copy_function=lambda source, target: (
+            os.symlink(source, target) if source.endswith(".so") else shutil.copy(source, target)
+        ),
+    )
+
+
+def compile_module(folder: Path, module: str) -> None:
+    """Into the place of the module in the copy, without optimisation."""
+    generated = folder / f"{module}.c"
+    options = "-3", "--module-name", f"ascend_grad.{module}", "-I", folder
+    done = run(sys.executable, "-m", "cython", *options, folder / "pyx" / f"{module}.pyx", "-o", generated)
+    assert done.returncode == 0, done.stderr
+    result = folder / "ascend_grad" / (module + sysconfig.get_config_var("EXT_SUFFIX"))
+    result.unlink(missing_ok=True)
+    flags = "-shared", "-fPIC", "-O0", "-w", "-I", sysconfig.get_path("include"), "-I", folder / "include"
+    done = run(*compiler(), *flags, generated, "-o", result)
+    assert done.returncode == 0, done.stderr
+
+
+def problems_of(folder: Path, large: bool) -> str:
+    """What the check says about the copy in this folder; empty when all is well."""
+    home = build("split")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("ASCEND_GRAD_")}
+    environment |= {"PYTHONPATH": str(folder), "ASCEND_HOME_PATH": str(home), "OMP_NUM_THREADS": "1"}
+    arguments = Path(__file__).parents[1], home, "large" if large else "small"
+    done = run(sys.executable, "-P", "-c", CHECK, *arguments, env=environment)
+    crash = f"ended with {done.returncode}\n{done.stderr}" if done.returncode else ""
+    return done.stdout + crash
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    copy_of_the_package(tmp_path)
+    return tmp_path
+
+
+def test_unbroken_copy_passes(folder: Path) -> None:
+    for module in ("_acl", "_aclnn"):
+        compile_module(folder, module)
+    assert problems_of(folder, large=True) == ""
+    assert problems_of(folder, large=False) == ""
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_break_is_caught(folder: Path, name: str) -> None:
+    broken = BREAKS[name]
+    path = folder / broken.file
+    text = path.read_text()
+    assert broken.right in text, f"{broken.file} has changed: adapt this break"
+    path.write_text(text.replace(broken.right, broken.wrong))
+    for module in broken.modules:
+        compile_module(folder, module)
+    problems = problems_of(folder, broken.large)
+    assert problems, "nothing was caught"
+    assert broken.caught in problems

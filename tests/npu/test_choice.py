@@ -1,0 +1,220 @@
+"""Which calls go to the device, by themselves or when it is asked for."""
+
+from __future__ import annotations
+
+import os
+import pickle
+
+import numpy as np
+import pytest
+from linear_samples import GRADIENT, LOSS, STATISTICS, WHOLE, gradient_problem, problem_of
+from npu_samples import ALL, BFLOAT16, X, problem_for, results_of
+from samples import MASKED, OPERATORS, assert_identical, random_problem
+from stand_in import build
+
+import ascend_grad as ag
+from ascend_grad import npu
+from ascend_grad.backends.ascend import limits, runtime
+from ascend_grad.inspection import bound_call
+
+
+def test_automatic_choice(device):
+    assert ag.backends()["npu"] == (True, "2 cards, Ascend910B2")
+    assert ag.explain("softmax", X) == ("npu", "automatic choice")
+    assert ag.explain("softmax", X, backend="npu") == ("npu", "asked for by the backend argument")
+    assert ag.explain("softmax", X, backend="cpu").backend == "cpu"
+    wide = X.astype(np.float64)
+    reason = "input: the device takes dtype float32 or float16 or bfloat16, got float64"
+    assert ag.explain("softmax", wide) == ("cpu", f"automatic choice; not npu: {reason}")
+    with ag.use_backend("npu"):
+        assert ag.explain("softmax", X) == ("npu", "asked for by use_backend")
+        with pytest.raises(ag.ParamTypeError, match=reason) as info:
+            ag.softmax(wide)
+    assert info.value.code == 161002
+    assert device.calls("aclnnSoftmax") == 0
+    ag.softmax(X)
+    assert device.calls("aclnnSoftmax") == 1
+    ag.softmax(wide)
+    ag.softmax(X, backend="cpu")
+    assert device.calls("aclnnSoftmax") == 1
+
+
+def test_what_the_device_takes_goes_there_without_being_asked(any_operator, device):
+    args, kwargs = problem_for(any_operator)
+    assert ag.explain(any_operator, *args, **kwargs).backend == "npu"
+    automatic = getattr(ag, any_operator)(*args, **kwargs)
+    assert device.counter("launches") == (3 if any_operator == WHOLE else 1)
+    for result, forced in zip(
+        results_of(automatic), results_of(getattr(ag, any_operator)(*args, **kwargs)), strict=True
+    ):
+        assert_identical(result, forced)
+
+
+@pytest.mark.parametrize(
+    ("soc", "here"),
+    [
+        ("Ascend910B2", {*ALL}),
+        ("Ascend910_9391", {*ALL}),
+        ("Ascend310P3", {*OPERATORS} - {"scaled_masked_softmax"}),
+        ("Ascend950PR", {*OPERATORS, LOSS}),
+        ("Ascend910A", {*OPERATORS} - {*MASKED}),
+        ("Ascend910B", {*OPERATORS} - {*MASKED}),
+        ("Ascend310B4", {"softmax"}),
+    ],
+)
+def test_systems(soc, here, any_operator, run_script):
+    """Which operators there are on which system; those with bfloat16 data only where the system has it."""
+    script = f"""
+        import pickle
+        import ascend_grad as ag
+        args, kwargs = pickle.loads(bytes.fromhex({problem_bytes(any_operator)!r}))
+        name = {any_operator!r}
+        print(ag.explain(name, *args, **kwargs).backend)
+        try:
+            getattr(ag, name)(*args, **kwargs, backend="npu")
+        except ag.AscendGradError as error:
+            print(type(error).__name__, error.code)
+    """
+    result = run_script(script, ASCEND_HOME_PATH=str(build("split")), CANN_STAND_IN_SOC=soc)
+    if any_operator in here:
+        assert result.stdout == "npu\n"
+    else:
+        assert result.stdout == "cpu\nUnsupportedDeviceError 361001\n"
+
+
+def problem_bytes(operator: str) -> str:
+    """The arguments in float16, which every system has, for another process."""
+    args, kwargs = problem_for(operator)
+
+    def halved(value):
+        return value.astype(np.float16) if isinstance(value, np.ndarray) and value.dtype == BFLOAT16 else value
+
+    return pickle.dumps((tuple(map(halved, args)), {name: halved(value) for name, value in kwargs.items()})).hex()
+
+
+def test_bfloat16_where_the_system_has_none(run_script):
+    script = """
+        import ascend_grad as ag, numpy as np, ml_dtypes
+        x = np.zeros((2, 3), ml_dtypes.bfloat16)
+        print(ag.explain("softmax", x))
+        print(ag.explain("softmax", x.astype(np.float16)).backend)
+    """
+    result = run_script(script, ASCEND_HOME_PATH=str(build("split")), CANN_STAND_IN_SOC="Ascend310P3")
+    assert "'cpu'" in result.stdout
+    assert "the device takes dtype float32 or float16, got bfloat16" in result.stdout
+    assert result.stdout.endswith("npu\n")
+
+
+def test_codes_from_inside_the_device_are_passed_on(device):
+    """Beyond these limits the device is asked if it is forced, and what it says is raised."""
+    problem = gradient_problem((1, 24568, 1), "float16", "stored")
+    explanation = ag.explain(GRADIENT, **problem.arguments)
+    assert explanation == (
+        "cpu",
+        "automatic choice; not npu: the device takes V, with softmax given, up to 24560, got 24568",
+    )
+    with pytest.raises(ag.AclError) as info:
+        ag.fused_linear_cross_entropy_loss_grad(**problem.arguments, backend="npu")
+    error = info.value
+    assert (error.code, error.name) == (561103, "ACLNN_ERR_INNER_NULLPTR")
+    assert error.call == "aclnnFusedLinearCrossEntropyLossGradGetWorkspaceSize"
+    assert "too large with softmax" in error.runtime_message
+    assert str(error).startswith(f"{GRADIENT}: {error.call} failed: {error.runtime_message}")
+    twin = pickle.loads(pickle.dumps(error))
+    assert (str(twin), twin.code, twin.call, twin.runtime_message) == (
+        str(error),
+        error.code,
+        error.call,
+        error.runtime_message,
+    )
+
+
+def test_bad_calls_do_not_reach_the_device(device):
+    with pytest.raises(ag.ParamInvalidError, match="dim"):
+        ag.softmax(X, 2, backend="npu")
+    assert device.calls() == 0
+
+
+def test_dtypes_that_no_device_takes_stay_on_the_host(any_operator, device):
+    halves_alone = any_operator in (GRADIENT, STATISTICS, WHOLE)
+    for dtype in ("float64", "float32") if halves_alone else ("float64",):
+        if any_operator in OPERATORS:
+            problem = random_problem(any_operator, (2, 3, 5, 16), np.dtype(dtype))
+            args, kwargs = problem.arrays, dict(problem.settings)
+        else:
+            args, kwargs = (), dict(problem_of(any_operator, (9, 130, 16), dtype).arguments)
+            kwargs.pop("out", None)
+        call, *_ = bound_call(any_operator, args, kwargs)
+        for soc in limits.FAMILIES:
+            assert limits.unsupported_reason(call, runtime.State((True, ""), 1, soc)) is not None
+        device.reset()
+        getattr(ag, any_operator)(*args, **kwargs)
+        assert device.calls() == 0
+
+
+def test_calls_that_the_device_does_not_take_stay_there(device):
+    x, w = (npu.asarray(np.zeros(shape, np.float32)) for shape in ((3, 4), (5, 4)))
+    t = npu.asarray(np.zeros(3, np.int64))
+    for backend in (None, "auto", "npu"):
+        with pytest.raises(ag.ParamTypeError, match="input: the device takes dtype float16 or bfloat16, got float32"):
+            ag.linear_cross_entropy(x, w, t, backend=backend)
+    with pytest.raises(ag.ParamInvalidError, match="dim"):
+        ag.softmax(x, 2)
+
+
+def test_the_environments_backend(run_script):
+    script = """
+        import ascend_grad as ag, numpy as np
+        print(ag.explain("softmax", np.zeros(3, np.float32)), ag.softmax(np.zeros(2, np.float32)))
+        for call in ag.softmax, ag.explain:
+            try:
+                call(*["softmax"] * (call is ag.explain), np.zeros(3))
+            except ag.ParamTypeError as error:
+                print(error.code)
+    """
+    result = run_script(script, ASCEND_HOME_PATH=str(build("split")), ASCEND_GRAD_BACKEND="npu")
+    said = "Explanation(backend='npu', reason='asked for by ASCEND_GRAD_BACKEND') [0.5 0.5]"
+    assert result.stdout.splitlines() == [said, "161002", "161002"]
+
+
+def test_the_loss_alone_needs_no_gradient(device, monkeypatch):
+    x, w, t = np.ones((2, 3), np.float16), np.ones((5, 3), np.float16), np.zeros(2, int)
+    absent = {"aclnnFusedLinearCrossEntropyLossGrad": "its symbol"}
+    monkeypatch.setitem(runtime.found, "state", runtime.state()._replace(absent=absent))
+    assert ag.explain("linear_cross_entropy", x, w, t).backend == "cpu"
+    assert ag.explain("linear_cross_entropy", x, w, t, return_grad=False).backend == "npu"
+    device.reset()
+    assert ag.linear_cross_entropy(x, w, t, return_grad=False)[0] == pytest.approx(np.log(5), rel=1e-3)
+    assert device.calls("aclnnFusedLinearOnlineMaxSum") == 1
+
+
+def test_decisions_are_logged(device, caplog):
+    with caplog.at_level("DEBUG", logger="ascend_grad"):
+        ag.softmax(X)
+        ag.softmax(X.tolist())  # float64
+        ag.softmax(X.astype(np.float64))
+    first, *others = (record.getMessage() for record in caplog.records)
+    assert first == "softmax of float32(3, 4): npu, automatic choice"
+    assert len(others) == 2
+    for message in others:
+        assert message.startswith(
+            "softmax of float64(3, 4): cpu, automatic choice; not npu: input: the device takes dtype "
+        )
+
+
+def test_check_command(device, capsys, tmp_path):
+    from ascend_grad.cli.main import main
+
+    assert main(["check", "--backend", "npu", "--json", str(tmp_path / "check.json")]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("backend npu: 2 cards, Ascend910B2\n")
+    for operator in ALL:
+        assert any(line.split() == [operator, "pass"] for line in text.splitlines())
+    assert text.count("float64         0 not here\n    not taken: ") == len(ALL)
+    assert os.path.getsize(tmp_path / "check.json") > 1000
+
+
+def test_overflow_is_no_warning(device):
+    h, w, target = np.zeros((4, 5), np.float16), np.zeros((6, 5), np.float16), np.zeros(4, np.int64)
+    for reduction in ("sum", "mean"):
+        ag.linear_cross_entropy(h, w, target, reduction=reduction, grad_loss=1e300, backend="npu")

@@ -1,0 +1,181 @@
+"""Toolkits whose libraries have an operator, but no usable kernel of it: the first stage says so."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import threading
+
+import numpy as np
+import pytest
+from linear_samples import GRADIENT, LOSS, STATISTICS, WHOLE
+from stand_in import StandIn, build
+
+import ascend_grad as ag
+from ascend_grad import npu
+from ascend_grad.backends.ascend import runtime
+
+CODES = (561003, 561107, 561112)
+X = np.arange(6, dtype=np.float32).reshape(2, 3)
+RIGHT = ag.softmax(X, backend="cpu")
+FIRST_STAGE = "aclnnSoftmaxGetWorkspaceSize"
+
+
+@pytest.fixture(autouse=True)
+def known_state(device, monkeypatch) -> None:
+    """What a test finds out is forgotten after it."""
+    monkeypatch.setitem(runtime.found, "state", runtime.state())
+
+
+def warnings(caplog) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_the_cpu_computes_this_call_and_all_that_follow(code, device: StandIn, caplog) -> None:
+    device.fail(FIRST_STAGE, 0, code)
+    assert ag.explain("softmax", X).backend == "npu"
+    for _ in range(3):
+        np.testing.assert_array_equal(ag.softmax(X), RIGHT)
+    assert device.calls(FIRST_STAGE) == 1
+    assert device.calls("aclnnSoftmax") == 0
+    (warning,) = warnings(caplog)
+    assert "no usable kernel of aclnnSoftmax" in warning
+    assert str(code) in warning
+    choice = ag.explain("softmax", X)
+    assert choice.backend == "cpu"
+    assert "no usable kernel of aclnnSoftmax" in choice.reason
+    assert str(code) in choice.reason
+    status = ag.backends()["npu"]
+    assert status.usable
+    assert status.reason == "2 cards, Ascend910B2; this toolkit lacks aclnnSoftmax"
+    # The others are still there.
+    assert ag.explain("log_softmax", X).backend == "npu"
+    ag.log_softmax(X)
+    assert device.calls("aclnnLogSoftmax") == 1
+
+
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("how", ["argument", "use_backend", "an array on the card"])
+def test_forced_calls_raise(code, how, device: StandIn, caplog) -> None:
+    x = npu.asarray(X) if how == "an array on the card" else X
+    device.fail(FIRST_STAGE, 0, code)
+
+    def call():
+        if how == "use_backend":
+            with ag.use_backend("npu"):
+                return ag.softmax(x)
+        return ag.softmax(x, backend="npu" if how == "argument" else None)
+
+    def error() -> ag.AscendGradError | None:
+        try:
+            call()
+        except ag.AscendGradError as error:
+            return error.with_traceback(None)  # its frames hold the array on the card
+        return None
+
+    first = error()
+    assert isinstance(first, ag.AclError)
+    assert str(first).startswith(f"softmax: {FIRST_STAGE} failed: {FIRST_STAGE}: a fault was injected here")
+    assert (first.code, first.call) == (code, FIRST_STAGE)
+    twin = pickle.loads(pickle.dumps(first))
+    assert (type(twin), str(twin), twin.code, twin.call) == (type(first), str(first), code, FIRST_STAGE)
+    for _ in range(2):
+        later = error()
+        assert isinstance(later, ag.BackendUnavailableError)
+        assert f"no usable kernel of aclnnSoftmax ({code} " in str(later)
+    assert device.calls(FIRST_STAGE) == 1
+    assert len(warnings(caplog)) == 1
+    np.testing.assert_array_equal(ag.softmax(X, backend="auto"), RIGHT)
+
+
+def test_other_failures_are_no_missing_kernels(device: StandIn, caplog) -> None:
+    """Other codes of the first stage, the same codes from elsewhere: they raise, and the operator stays."""
+    for function, code in (
+        (FIRST_STAGE, 561103),
+        (FIRST_STAGE, 361001),
+        ("aclnnSoftmax", 561003),
+        ("aclrtMalloc", 561112),
+    ):
+        npu.release()
+        device.fail(function, 1, code)
+        with pytest.raises(ag.AscendGradError) as info:
+            ag.softmax(X)
+        assert info.value.code == code
+        assert ag.explain("softmax", X).backend == "npu"
+    assert warnings(caplog) == []
+    np.testing.assert_allclose(ag.softmax(X), RIGHT, rtol=1e-6)
+
+
+@pytest.mark.parametrize("missing", [STATISTICS, LOSS, GRADIENT])
+def test_the_chain_needs_all_of_its_operators(missing, device: StandIn, caplog) -> None:
+    """Whichever is missing, in the middle of the chain, too: the CPU computes the whole, into the caller's arrays."""
+    device_name = {
+        STATISTICS: "aclnnFusedLinearOnlineMaxSum",
+        LOSS: "aclnnFusedCrossEntropyLossWithMaxSum",
+        GRADIENT: "aclnnFusedLinearCrossEntropyLossGrad",
+    }[missing]
+    random = np.random.default_rng(0)
+    x, w = (random.standard_normal(shape).astype(np.float16) for shape in ((5, 4), (130, 4)))
+    target = np.array([0, 5, -100, 129, 7])
+    right = ag.linear_cross_entropy(x, w, target, backend="cpu")
+    npu.release()
+    before = device.live()
+    device.fail(device_name + "GetWorkspaceSize", 0, 561112)
+    for _ in range(2):
+        for result, expected in zip(ag.linear_cross_entropy(x, w, target), right, strict=True):
+            np.testing.assert_array_equal(result, expected)
+    assert ag.explain(WHOLE, x, w, target).backend == "cpu"
+    assert device.calls(device_name + "GetWorkspaceSize") == 1
+    assert len(warnings(caplog)) == 1
+    npu.release()
+    for name, count in device.live().items():  # of arrays of earlier tests, some may have been forgotten meanwhile
+        assert count <= before.get(name, 0), name
+    assert ag.explain(WHOLE, x, w, target, return_grad=False).backend == ("npu" if missing == GRADIENT else "cpu")
+
+
+def test_many_threads_find_it_out_at_once(device: StandIn, caplog) -> None:
+    device.fail(FIRST_STAGE, 0, 561112)
+    together, results = threading.Barrier(4), []
+
+    def work() -> None:
+        together.wait()
+        results.append(ag.softmax(X))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 4
+    for result in results:
+        np.testing.assert_array_equal(result, RIGHT)
+    assert len(warnings(caplog)) == 1
+
+
+@pytest.mark.parametrize(
+    ("variant", "code"), [("no_kernel_path", 561107), ("no_kernel_package", 561112), ("no_kernels", 561003)]
+)
+def test_a_toolkit_without_kernels(variant, code, run_script) -> None:
+    """Every operator goes to the CPU, at its first call, with a warning each; forcing the device raises."""
+    script = """
+        import numpy as np
+        import ascend_grad as ag
+        x = np.zeros(4, np.float32)
+        for _ in range(3):
+            print(ag.softmax(x).tolist(), ag.log_softmax(x)[0] < 0)
+        print(ag.backends()["npu"].reason)
+        for function in ag.softmax, ag.softmax_backward:
+            try:
+                function(*[x] * (1 + (function is ag.softmax_backward)), backend="npu")
+            except ag.AscendGradError as error:
+                print(type(error).__name__, error.code)
+    """
+    result = run_script(script, ASCEND_HOME_PATH=str(build(variant)))
+    assert result.stdout.splitlines() == [
+        *["[0.25, 0.25, 0.25, 0.25] True"] * 3,
+        "2 cards, Ascend910B2; this toolkit lacks aclnnSoftmax, aclnnLogSoftmax",
+        "BackendUnavailableError None",
+        f"MissingKernelError {code}",
+    ]
+    assert result.stderr.count("no usable kernel of") == result.stderr.count("\n") == 3

@@ -1,0 +1,170 @@
+"""Copies to and from the device, and its memory: how much is taken, kept and given back."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import weakref
+
+import numpy as np
+from faults import Noted
+from linear_samples import WHOLE
+from npu_samples import COPIES, X, counts, problem_for, results_of
+from processes import in_thread
+from samples import assert_identical
+
+import ascend_grad as ag
+from ascend_grad import npu
+from ascend_grad.backends.ascend import session
+
+
+def test_steady_state(any_operator, device):
+    """From the second call on: no allocation, each input copied once to the device, each result once back, one wait."""
+    args, kwargs = problem_for(any_operator)
+    function = getattr(ag, any_operator)
+    if "grad" in kwargs:
+        kwargs["grad"] = np.ones_like(kwargs["grad"])  # rows without a gradient are copied apart
+
+    def work() -> None:
+        results = results_of(function(*args, **kwargs))
+        function(*args, **kwargs)
+        device.reset()
+        function(*args, **kwargs)
+        assert counts(device, "mallocs", "host_mallocs") == {"mallocs": 0, "host_mallocs": 0}
+        assert device.calls("aclrtCreateStream") == device.calls("aclrtSetDevice") == 0
+        inputs = [*args, *(value for value in kwargs.values() if isinstance(value, np.ndarray))]
+        expected = {"copies_h2h": 0, "copies_h2d": len(inputs), "copies_d2h": len(results), "copies_d2d": 0}
+        if any_operator == WHOLE:
+            # Up: rows that are not ignored, weights, targets, gradients of the losses; back: losses, gradients.
+            assert counts(device, *COPIES) == {"copies_h2h": 0, "copies_h2d": 4, "copies_d2h": 3, "copies_d2d": 2}
+        else:
+            assert counts(device, *COPIES) == expected
+            assert device.counter("bytes_d2h") == sum(result.nbytes for result in results)
+            assert device.counter("synchronizations") == 1
+
+    in_thread(work)  # this one may have been bound to a card by another test
+
+
+def test_large_arrays_go_in_chunks(device):
+    """More than the staging memory, in any layout, both ways."""
+    x = np.random.default_rng(0).standard_normal((3001, 3000), np.float32)
+    expected = ag.softmax(x, backend="reference")
+    device.reset()
+    np.testing.assert_allclose(ag.softmax(x, backend="npu"), expected, rtol=1e-6)
+    chunks = -(-x.nbytes // (1 << 20))
+    assert counts(device, *COPIES) == {"copies_h2h": 0, "copies_h2d": chunks, "copies_d2h": chunks, "copies_d2d": 0}
+    assert device.counter("bytes_h2d") == device.counter("bytes_d2h") == x.nbytes
+    # The host fills one piece while others are on their way: it waits for free staging memory, not for each piece.
+    assert device.counter("synchronizations") <= 2 * -(-x.nbytes // session.STAGING_BYTES) + 1
+    turned = np.asarray(x[::-1].T[::-1], order="F").astype(">f4")
+    out = np.empty((3001, 3000), np.float16)[::-1]
+    assert ag.softmax(turned, 0, out=out.T, backend="npu") is not None
+    np.testing.assert_allclose(out[::-1, ::-1], expected, rtol=2e-3, atol=1e-7)
+
+
+def test_memory_of_another_thread_is_taken_when_the_card_is_full(device):
+    x = np.zeros((256, 1024), np.float32)
+    done, go_on = threading.Event(), threading.Event()
+
+    def fill_a_pool():
+        ag.softmax(x, backend="npu")
+        done.set()
+        go_on.wait(60)
+
+    npu.release()
+    thread = threading.Thread(target=fill_a_pool)
+    thread.start()
+    try:
+        assert done.wait(60)
+        device.set_memory(3 * x.nbytes)
+        with ag.use_backend("npu"):
+            assert_identical(ag.softmax(x), ag.softmax(x))
+    finally:
+        device.set_memory(4 << 30)
+        go_on.set()
+        thread.join()
+
+
+def test_the_pool_is_bounded(device, monkeypatch):
+    npu.release()
+    before = device.live().get("device_bytes", 0)
+    monkeypatch.setattr(session, "POOL_BLOCKS", 3)
+    for size in 2 ** np.arange(10, 20):
+        ag.softmax(np.zeros(size, np.float32), backend="npu")
+        assert device.live()["device_allocations"] <= 3
+    monkeypatch.setattr(session, "POOL_BLOCKS", 100)
+    monkeypatch.setattr(session, "POOL_BYTES", 1 << 20)
+    for size in 2 ** np.arange(10, 20):
+        ag.softmax(np.zeros(size, np.float32), backend="npu")
+        assert device.live().get("device_bytes", 0) - before <= 1 << 20
+
+
+def test_release_and_the_end_of_a_thread(device):
+    npu.release()
+    before = device.live()
+
+    def work():
+        ag.softmax(X, backend="npu")
+        assert device.live()["streams"] == before.get("streams", 0) + 1
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert device.live() == before
+    ag.softmax(X, backend="npu")
+    assert device.live() != before
+    npu.release()
+    assert device.live() == before
+
+
+def test_forgotten_arrays_are_used_again(device):
+    array = npu.asarray(X)
+    del array
+    gc.collect()
+    device.reset()
+    array = npu.asarray(X)
+    assert device.counter("mallocs") == 0
+    before = device.live()["device_allocations"]
+    thread = threading.Thread(target=lambda arrays: arrays.clear(), args=([array],))
+    del array
+    thread.start()
+    thread.join()
+    npu.release()
+    assert device.live().get("device_allocations", 0) < before
+
+
+def test_a_subclass_takes_a_large_result(device):
+    x = np.zeros((600, 1000), np.float32)
+    out = x.copy().view(Noted)
+    assert ag.softmax(x, out=out, backend="npu") is out
+    np.testing.assert_allclose(np.asarray(out), 1e-3, rtol=1e-6)
+
+
+def test_sets_that_other_threads_change():
+    class Member:
+        pass
+
+    members: weakref.WeakSet[Member] = weakref.WeakSet()
+    kept = [Member() for _ in range(200)]
+    for member in kept:
+        members.add(member)
+    over = threading.Event()
+
+    def change():
+        while not over.is_set():
+            members.add(Member())
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    threads = [threading.Thread(target=change) for _ in range(3)]
+    try:
+        for thread in threads:
+            thread.start()
+        for _ in range(300):
+            assert len(session._snapshot(members)) >= len(kept)
+    finally:
+        over.set()
+        sys.setswitchinterval(interval)
+        for thread in threads:
+            thread.join()

@@ -1,0 +1,152 @@
+"""The order of the modules: each may import from its own layer and from those below it, and no modules form a circle.
+
+Imports within functions count, those for annotations alone (`TYPE_CHECKING`) do not. The compiled modules are found by
+their sources, and a declaration file (.pxd) belongs to its module.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+#: From the bottom up: what it is, and its modules, names in `ascend_grad` ("backends" stands for all within it, but for
+#: what is named elsewhere).
+LAYERS = (
+    ("declarations of the C headers", "_kernels"),
+    ("errors, and the machine", "errors _version _openmp _cpu _tasks _threads _memory _dtypes _overlap"),
+    ("the Ascend libraries", "_acl _aclnn"),
+    ("arrays, arguments, settings", "arrays arguments config"),
+    ("the call and its checks", "_call _checks"),
+    ("CPU schedules", "_rowwise _linear_plan _linear_cross_entropy"),
+    ("the CPU's results", "_cpu_backend"),
+    ("the contract", "contract"),
+    ("backends", "backends.base backends.cpu backends.reference"),
+    ("the Ascend NPU", "backends.ascend"),
+    ("the registry", "backends"),
+    ("the choice of a backend", "_dispatch dispatch"),
+    ("operators and questions", "results ops threads npu inspection"),
+    ("the public interface", "ascend_grad"),
+    ("demonstration", "demo"),
+    ("benchmark", "bench"),
+    ("command line", "cli __main__"),
+)
+
+
+_CYTHON_IMPORT = re.compile(r"^ *from +([.\w]+) +c?import +(\([^)]*\)|[^\n#]*)|^ *c?import +([.\w]+)", re.MULTILINE)
+
+
+def _sources() -> Iterator[tuple[str, Path]]:
+    """Names of modules, relative to the package (itself: "ascend_grad"), with the files that they are written in."""
+    for folder, prefix in (("ascend_grad", ""), ("bench", "bench.")):
+        for path in (ROOT / folder).rglob("*.py"):
+            parts = path.relative_to(ROOT / folder).with_suffix("").parts
+            name = prefix + ".".join(part for part in parts if part != "__init__")
+            yield name.rstrip(".") or "ascend_grad", path
+    for pattern in ("pyx/*.pyx", "ascend_grad/*.pxd"):
+        yield from ((path.stem, path) for path in ROOT.glob(pattern))
+
+
+SOURCES = list(_sources())
+MODULES = {name for name, _ in SOURCES}
+
+
+def _modules(base: str, names: list[str]) -> Iterator[str]:
+    """What ``from base import names`` imports, `base` without dots and relative to the package."""
+    for name in names:
+        inner = f"{base}.{name}" if base else name
+        yield inner if inner in MODULES else base or "ascend_grad"
+
+
+def _relative(base: str) -> str | None:
+    """An absolute name of a module of the package as one relative to it; None for other packages."""
+    return base.removeprefix("ascend_grad").lstrip(".") if base.partition(".")[0] == "ascend_grad" else None
+
+
+def _within(name: str, path: Path, level: int) -> str:
+    """The package that so many dots stand for in a module."""
+    parts = [] if name == "ascend_grad" else name.split(".")
+    return ".".join(parts[: len(parts) + (path.name == "__init__.py") - level])
+
+
+def _python_imports(name: str, path: Path) -> Iterator[str]:
+    tree = ast.parse(path.read_text())
+    annotations = [
+        node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+    ]
+    skipped = {id(inner) for node in annotations for inner in ast.walk(node)}
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.ImportFrom):
+            package = _within(name, path, node.level) if node.level else _relative(node.module or "")
+            if package is None:
+                continue
+            base = ".".join(filter(None, (package, node.module))) if node.level else package
+            yield from _modules(base, [alias.name for alias in node.names])
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                base = _relative(alias.name)
+                if base is not None:
+                    yield base or "ascend_grad"
+
+
+def _cython_imports(path: Path) -> Iterator[str]:
+    for base, names, plain in _CYTHON_IMPORT.findall(path.read_text()):
+        module = _relative(plain or base) if not base.startswith(".") else base.lstrip(".")
+        if module is None:
+            continue
+        yield from _modules(module, [each.split()[0] for each in names.strip("()").split(",") if each.strip()] or [""])
+
+
+def _graph() -> dict[str, set[str]]:
+    graph: dict[str, set[str]] = {name: set() for name in MODULES}
+    for name, path in SOURCES:
+        imports = _python_imports(name, path) if path.suffix == ".py" else _cython_imports(path)
+        graph[name] |= {each.rstrip(".") for each in imports} - {name}
+    return graph
+
+
+GRAPH = _graph()
+
+
+def _layer(name: str) -> int:
+    """The number of a module's layer: that of the longest name that it or a package around it has in the table."""
+    where = {module: number for number, (_, modules) in enumerate(LAYERS) for module in modules.split()}
+    while name not in where:
+        name, _, last = name.rpartition(".")
+        assert last, "this module has no layer"
+    return where[name]
+
+
+def test_imports_are_found():
+    """Those of each kind, so that the tests below have something to look at."""
+    assert {"_call", "_rowwise", "_linear_cross_entropy", "_dtypes"} <= GRAPH["_cpu_backend"]
+    assert {"backends.ascend.backend", "backends.cpu", "config"} <= GRAPH["backends"]
+    assert {"arrays", "backends.reference", "backends.ascend.limits", "_call"} <= GRAPH["backends.ascend.backend"]
+    assert {"demo.corpus", "cli.errors", "ascend_grad"} <= GRAPH["cli.demo"]
+    assert {"bench.results", "demo.tasks"} <= GRAPH["bench.grid.report"] | GRAPH["bench.linear.trained"]
+    assert {imported for modules in GRAPH.values() for imported in modules} <= MODULES
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_modules_import_from_below(name: str):
+    own = _layer(name)
+    for imported in GRAPH[name]:
+        layer = _layer(imported)
+        assert layer <= own, f"{name} ({LAYERS[own][0]}) imports {imported} ({LAYERS[layer][0]}), which is above it"
+
+
+def test_no_circles():
+    # The package itself is what all of its modules are imported through, and imports the public ones.
+    inner = {name: imports - {"ascend_grad"} for name, imports in GRAPH.items() if name != "ascend_grad"}
+    try:
+        TopologicalSorter(inner).prepare()
+    except CycleError as error:
+        pytest.fail(f"modules import each other: {' -> '.join(error.args[1])}")
