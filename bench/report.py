@@ -34,8 +34,8 @@ GRID_FILE = "grid_{}.json"
 #: The grids' tables, and what they show.
 GRID_TABLES = {
     "grid_summary": (
-        "How many times longer others take (geometric means), and the share of problems in which ours is slower (< 1), and "
-        "by more than a tenth (< 0.9):"
+        "How many times longer others take (geometric means), and the share of problems in which ours is slower (< 1), "
+        "and by more than a tenth (< 0.9):"
     ),
     "grid_lost": "More than a tenth behind NumPy, and not at a limit of the machine (times in ms, here and below):",
     "grid_worst_numpy": "Lowest against NumPy (*: at a limit of the machine):",

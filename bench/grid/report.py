@@ -74,7 +74,7 @@ def summary_block(results: Sequence[GridResults]) -> str:
 
 def overview_block(results: Sequence[GridResults]) -> str:
     """The same for both families of operators, a line for each rival, and what the chart shows."""
-    families = {
+    families: dict[str, list[Row]] = {
         "row-wise": [row for found in results for row in found.rowwise],
         "linear": [row for found in results for row in found.linear],
     }
