@@ -184,7 +184,6 @@ setup(
     package_data={
         "ascend_grad": ["py.typed", "*.pxd", "*.pyi"],
         "ascend_grad.include": ["**/*.h"],
-        "ascend_grad.bench": ["results/*.json"],
     },
     ext_modules=extensions,
     cmdclass={"build_ext": BuildExt},

@@ -22,6 +22,9 @@ assert not late, f"imported at import: {late}"
 """
 IMPORT_LIMIT = 0.150
 
+#: Programs, declarations and headers. Results, documents and tests stay with the sources.
+SUFFIXES = {".h", ".pxd", ".py", ".pyi", ".so", ".typed"}
+
 
 def files(folder: Path, pattern: str = "*") -> set[str]:
     return {
@@ -41,6 +44,7 @@ def main(sources: Path, other: Path) -> None:
     here = files(package)
     assert here == files(other), f"sdist and source tree build different wheels: {sorted(here ^ files(other))}"
     assert "py.typed" in here
+    assert {Path(name).suffix for name in here} == SUFFIXES
     assert {f"bench/{name}" for name in files(sources / "bench", "*.py")} <= here
     missing = {name for name in files(sources / "ascend_grad") if name.endswith((".py", ".pxd"))} - here
     assert not missing, missing

@@ -104,6 +104,11 @@ def workspace_size(op_name: str, *args: Any, **kwargs: Any) -> int:
 def get_include() -> str:
     """The directory of the library's C headers, for ``-I``.
 
+    Returns
+    -------
+    str
+        Its path, below which the headers are in ``ascend_grad/``.
+
     Examples
     --------
     >>> import os

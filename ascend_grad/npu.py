@@ -74,7 +74,12 @@ def asarray(x: ArrayLike | DeviceArray) -> DeviceArray:
 
 
 def device_count() -> int:
-    """The number of cards, 0 where there is no usable device.
+    """The number of cards.
+
+    Returns
+    -------
+    int
+        0 where there is no usable device.
 
     Examples
     --------
@@ -109,7 +114,13 @@ def set_device(device: int) -> None:
 
 
 def get_device() -> int:
-    """The card of this thread's calls."""
+    """The card of this thread's calls.
+
+    Returns
+    -------
+    int
+        Its number, which `set_device` takes.
+    """
     return session.chosen_device()
 
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 
 class OnlineMaxSum(NamedTuple):
-    """Statistics of the logits of one vocabulary shard; see `fused_linear_online_max_sum`.
+    """Statistics of the logits of one vocabulary shard; see `ascend_grad.fused_linear_online_max_sum`.
 
     The three numbers of each row are float32, or float64 where the inputs are.
     """
@@ -28,7 +28,7 @@ class OnlineMaxSum(NamedTuple):
 
 
 class LinearCrossEntropy(NamedTuple):
-    """Loss and gradients of `linear_cross_entropy`; gradients are None where not asked for."""
+    """Loss and gradients of `ascend_grad.linear_cross_entropy`; gradients are None where not asked for."""
 
     #: Shape () for a mean or a sum, else (BT,); float32, or float64 where the inputs are.
     loss: NDArray

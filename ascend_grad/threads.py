@@ -38,6 +38,11 @@ def get_num_threads() -> int:
     That of `set_num_threads`, else of ``ASCEND_GRAD_NUM_THREADS``, else OpenMP's own number
     (``OMP_NUM_THREADS``, threadpoolctl) capped by the cores that this process may use.
 
+    Returns
+    -------
+    int
+        The number, 1 or more.
+
     Examples
     --------
     >>> import ascend_grad as ag

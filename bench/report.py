@@ -16,7 +16,6 @@ from .grid.chart import chart as grid_chart
 from .grid.results import GridResults
 from .linear.report import memory_block
 from .linear.report import rows_block as linear_rows_block
-from .linear.report import speed_block as linear_speed_block
 from .linear.targets import memory_targets
 from .linear.targets import speed_targets as linear_targets
 from .results import FOLDER, Results, Row
@@ -25,17 +24,21 @@ from .tables import DASH, milliseconds, percent, table, times
 from .targets import Target, accuracy_targets, speed_targets
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "benchmark.md")
-CHART, GRID_CHART = ROOT / "docs" / "benchmark.svg", ROOT / "docs" / "grid.svg"
+DOCS = ROOT / "docs"
+DOCUMENTS = (ROOT / "README.md", DOCS / "benchmark.md", DOCS / "accuracy.md")
+CHART, GRID_CHART = DOCS / "benchmark.svg", DOCS / "grid.svg"
 SPEED_FILE, ACCURACY_FILE, LINEAR_FILE = (
     FOLDER / f"{name}.json" for name in ("speed", "accuracy", "linear")
 )  #: Of the random grids, by seed.
 GRID_FILE = "grid_{}.json"
 #: The grids' tables, and what they show.
 GRID_TABLES = {
-    "grid_summary": "How many times longer others take (geometric means), and the share of problems lost to them:",
-    "grid_lost": "More than a tenth behind NumPy, and not at a limit of the machine:",
-    "grid_worst_numpy": "Lowest against NumPy (times in ms; *: at a limit of the machine):",
+    "grid_summary": (
+        "How many times longer others take (geometric means), and the share of problems in which ours is slower (< 1), "
+        "and by more than a tenth (< 0.9):"
+    ),
+    "grid_lost": "More than a tenth behind NumPy, and not at a limit of the machine (times in ms, here and below):",
+    "grid_worst_numpy": "Lowest against NumPy (*: at a limit of the machine):",
     "grid_worst_torch": "Lowest against torch:",
 }
 
@@ -200,6 +203,7 @@ def blocks(speed: Results | None, accuracy: Results | None, linear: Results | No
         found |= {
             "machine": machine_block(speed),
             "speed": speed_block(speed.speed),
+            "chart": f"![Speed of named cases beside NumPy and PyTorch]({CHART.name})\n",
             "torch": torch_block(speed.speed),
             "others": others_block(speed.speed),
             "losses": losses_block(speed.speed),
@@ -214,7 +218,6 @@ def blocks(speed: Results | None, accuracy: Results | None, linear: Results | No
         targets = [*linear_targets(linear.linear, linear.machine.get("variant", "")), *memory_targets(linear.memory)]
         found |= {
             "linear_machine": machine_block(linear),
-            "linear_speed": linear_speed_block(linear.linear),
             "linear_rows": linear_rows_block(linear.linear),
             "linear_targets": targets_block(targets),
         }
@@ -227,11 +230,13 @@ def grid_blocks(grids: Sequence[GridResults]) -> dict[str, str]:
     """The blocks of the random grids, all seeds together."""
     if not grids:
         return {}
-    contents = grid_report.blocks(grids)
+    contents = {name: f"{GRID_TABLES[name]}\n\n{table}" for name, table in grid_report.blocks(grids).items()}
     contents["grid_machine"] = "\n".join(
         f"Seed {grid.seed}, {grid.count} problems. {machine_block(grid)}" for grid in grids
     )
-    contents["grid_chart"] = f"![Speed of random problems beside NumPy and PyTorch]({GRID_CHART.name})\n"
+    text = "Random problems beside NumPy and PyTorch"
+    contents["grid_chart"] = f"![{text}]({GRID_CHART.name})\n"
+    contents["grid_overview"] = f"![{text}](docs/{GRID_CHART.name})\n\n{grid_report.overview_block(grids)}"
     return contents
 
 
@@ -268,10 +273,7 @@ def kept_grids() -> list[GridResults]:
 
 def contents_of_documents() -> dict[str, str]:
     """All blocks, from the results that are kept with the sources."""
-    grids = kept_grids()
-    picture = GRID_CHART if grids else CHART
-    shown = {"chart": f"![Speed beside NumPy and PyTorch](docs/{picture.name})\n"}
-    return blocks(*kept()) | grid_blocks(grids) | shown
+    return blocks(*kept()) | grid_blocks(kept_grids())
 
 
 def update_documents() -> None:

@@ -15,7 +15,7 @@ from .linear.cases import LinearCase
 #: This library among the sides.
 OWN = "ascend_grad"
 
-#: Results that come with the library, and that its documents show.
+#: Results that are kept with the sources, and that the documents show. The wheel does without them.
 FOLDER = Path(__file__).resolve().parent / "results"
 
 

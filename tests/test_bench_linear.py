@@ -255,7 +255,7 @@ def test_memory_targets(sample):
 
 def test_tables_are_rectangular(sample):
     blocks = report.blocks(None, None, sample)
-    tables_of = {"linear_speed", "linear_rows", "linear_memory", "linear_targets"}
+    tables_of = {"linear_rows", "linear_memory", "linear_targets"}
     assert set(blocks) == {"linear_machine", *tables_of}
     for name in tables_of:
         assert len({line.count("|") for line in blocks[name].splitlines()}) == 1

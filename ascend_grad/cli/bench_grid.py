@@ -110,5 +110,5 @@ def _print(results: GridResults) -> None:
     if not results.rows:
         return
     contents = report.grid_blocks([results])
-    for name, title in report.GRID_TABLES.items():
-        print(f"{title}\n\n{contents[name]}")
+    for name in report.GRID_TABLES:
+        print(contents[name])

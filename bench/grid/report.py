@@ -19,6 +19,10 @@ BEHIND, FAR_BEHIND = 1.0, 0.9
 #: A call that reaches so much of what the machine can do is as good as there.
 AT_THE_LIMIT = 0.85
 WORST = 25
+CAPTION = """\
+Each point is a random problem beside one rival: above the line this library is faster, below it the rival. The means of
+the table are geometric; "widened" is NumPy on float32 copies of 16-bit arrays, made beforehand.
+"""
 
 
 def limit_share(row: Row) -> float | None:
@@ -63,11 +67,31 @@ def summary_block(results: Sequence[GridResults]) -> str:
     for title, rows in groups(results).items():
         line = [title, str(len(rows))]
         for names in RIVALS.values():
-            ratios = [ratio for row in rows if (ratio := row.speedup(*names)) is not None]
-            line += [times(statistics.geometric_mean(ratios) if ratios else None)]
-            line += [percent(share_below(ratios, bound)) for bound in (BEHIND, FAR_BEHIND)]
+            line += _summary([ratio for ratio, _ in _ratios(rows, names)])
         lines.append(line)
     return table(header, lines)
+
+
+def overview_block(results: Sequence[GridResults]) -> str:
+    """The same for both families of operators, a line for each rival, and what the chart shows."""
+    families: dict[str, list[Row]] = {
+        "row-wise": [row for found in results for row in found.rowwise],
+        "linear": [row for found in results for row in found.linear],
+    }
+    lines = [
+        [f"{family}, {rival}", str(len(ratios)), *_summary(ratios)]
+        for family, rows in families.items()
+        for rival, names in RIVALS.items()
+        if (ratios := [ratio for ratio, _ in _ratios(rows, names)])
+    ]
+    header = ["operators, rival", "problems", "rival's time / ours", "ours slower", "by more than a tenth"]
+    return f"{CAPTION}\n{table(header, lines)}"
+
+
+def _summary(ratios: Sequence[float]) -> list[str]:
+    """The geometric mean, and how many problems are lost, and lost by far."""
+    mean = statistics.geometric_mean(ratios) if ratios else None
+    return [times(mean), *(percent(share_below(ratios, bound)) for bound in (BEHIND, FAR_BEHIND))]
 
 
 def share_below(ratios: Sequence[float], bound: float) -> float | None:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from ..results import OWN, Growth, Row
 from ..tables import DASH, milliseconds, percent, table, times
-from .cases import GRADIENT, LARGE_SHAPES, WHOLE, LinearCase
-from .sides import SIDES, UNFILTERED
+from .cases import LinearCase
+from .sides import SIDES
 from .targets import of_yardstick
 
 RIVALS = [side for side in SIDES if side != OWN]
@@ -15,37 +15,17 @@ RIVALS = [side for side in SIDES if side != OWN]
 
 def rows_block(rows: Sequence[Row[LinearCase]]) -> str:
     """Every case in a line: own time and rate, then how many times longer the others take."""
-    return _rows([(row.case.name, row) for row in rows], RIVALS)
-
-
-def speed_block(rows: Sequence[Row[LinearCase]]) -> str:
-    """The gradient of large problems alone, and the whole loss."""
-    titles = {GRADIENT: "gradient", WHOLE: "loss and gradients"}
-    return _rows(
-        [
-            (f"{titles[row.case.operator]}, {row.case.dtype}, {row.case.layout}", row)
-            for row in rows
-            if row.case.operator in titles
-            and row.case.mode in ("recomputed", "loss and gradients")
-            and row.case.shape in LARGE_SHAPES
-            and not row.case.variant
-        ],
-        [side for side in RIVALS if side != UNFILTERED],
-    )
-
-
-def _rows(rows: Sequence[tuple[str, Row[LinearCase]]], sides: Sequence[str]) -> str:
     return table(
-        ["case", "ms", "GFLOP/s", "of BLAS", *sides],
+        ["case", "ms", "GFLOP/s", "of BLAS", *RIVALS],
         (
             [
-                name,
+                row.case.name,
                 milliseconds(row.own),
                 _rate(row.case.operations / row.own / 1e9),
                 percent(of_yardstick(row)),
-                *(times(row.speedup(side)) for side in sides),
+                *(times(row.speedup(side)) for side in RIVALS),
             ]
-            for name, row in rows
+            for row in rows
         ),
     )
 

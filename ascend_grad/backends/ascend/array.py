@@ -30,14 +30,18 @@ class DeviceArray(AbstractDeviceArray):
     Attributes
     ----------
     shape : tuple of int
+        The lengths of its axes.
     dtype : numpy.dtype
+        The type of its elements.
+    ndim, size, nbytes : int
+        The numbers of its axes, its elements and their bytes.
     device : int
         The card that it lives on.
 
     Notes
     -----
     Its memory goes back to the pool of the thread that forgets it. It is never copied to the host unasked: NumPy's
-    functions refuse it, and `numpy` gives a copy.
+    functions refuse it, and ``numpy()`` gives a copy.
     """
 
     __slots__ = (
