@@ -3,13 +3,15 @@
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 
 cdef extern from "ascend_grad/cpu.h" nogil:
+    long ag_cache_size(int level, long fallback)
+
+cdef extern from "ascend_grad/foreach_isa.h" nogil:
     ctypedef enum ag_variant:
         AG_VARIANT_BASELINE
         AG_VARIANT_COUNT
     const char *const ag_variant_names[]
     int ag_variant_supported(ag_variant variant)
     ag_variant ag_best_variant()
-    long ag_cache_size(int level, long fallback)
 
 cdef extern from "ascend_grad/fpenv.h" nogil:
     ctypedef int ag_fpenv

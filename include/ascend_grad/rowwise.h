@@ -151,54 +151,14 @@ AG_INLINE int ag_tile_is_packed(const ag_tile *tile, ptrdiff_t width, int with_b
     return tile->a_stride == width && (!with_b || tile->b_stride == width);
 }
 
-/* ---- instantiation: every dtype for every instruction set of this architecture -------------------------------------- */
+/* ---- every dtype for every instruction set ---------------------------------------------------------------------------- */
 
-#define AG_ISA baseline
-#define AG_LANES 4
-#include "rowwise_dtypes.h"
-#undef AG_ISA
-#undef AG_LANES
+#define AG_ISA_BODY "rowwise_dtypes.h"
+#include "foreach_isa.h"
 
-#if defined(AG_X86_64)
-
-AG_TARGET_BEGIN(AG_TARGET_AVX2)
-#define AG_ISA avx2
-#define AG_LANES 8
-#include "rowwise_dtypes.h"
-#undef AG_ISA
-#undef AG_LANES
-AG_TARGET_END
-
-AG_TARGET_BEGIN(AG_TARGET_AVX512)
-#define AG_ISA avx512
-#define AG_LANES 16
-#include "rowwise_dtypes.h"
-#undef AG_ISA
-#undef AG_LANES
-AG_TARGET_END
-
-#endif
-
-/* On aarch64 the baseline is NEON. */
 static AG_UNUSED const ag_row_kernels *ag_rowwise_kernels(ag_variant variant, ag_dtype dtype, ag_row_op op)
 {
-#define AG_CHOOSE(isa)                                                                                                  \
-    (dtype == AG_FLOAT32    ? &ag_rowwise_f32_##isa[op]                                                                 \
-     : dtype == AG_FLOAT16  ? &ag_rowwise_f16_##isa[op]                                                                 \
-     : dtype == AG_BFLOAT16 ? &ag_rowwise_bf16_##isa[op]                                                                \
-                            : &ag_rowwise_f64_##isa[op])
-    switch (variant) {
-#if defined(AG_X86_64)
-    case AG_VARIANT_AVX2:
-        return AG_CHOOSE(avx2);
-    case AG_VARIANT_AVX512:
-    case AG_VARIANT_AVX512_BF16:
-        return AG_CHOOSE(avx512);
-#endif
-    default:
-        return AG_CHOOSE(baseline);
-    }
-#undef AG_CHOOSE
+    return AG_BY_VARIANT(variant, ag_rowwise_kernels, dtype, op);
 }
 
 #endif

@@ -28,30 +28,6 @@ typedef int64_t i64v __attribute__((vector_size(4 * AG_LANES)));
 typedef uint64_t u64v __attribute__((vector_size(4 * AG_LANES)));
 typedef uint16_t u16v __attribute__((vector_size(2 * AG_LANES)));
 
-#if defined(AG_X86_64)
-#define AG_IS_AVX512 (AG_LANES == 16)
-#define AG_IS_AVX2 (AG_LANES == 8)
-#define AG_IS_SSE2 (AG_LANES == 4)
-#define AG_IS_NEON 0
-#else
-#define AG_IS_AVX512 0
-#define AG_IS_AVX2 0
-#define AG_IS_SSE2 0
-#if defined(AG_AARCH64)
-#define AG_IS_NEON 1
-#else
-#define AG_IS_NEON 0
-#endif
-#endif
-
-/* Functions of many instructions are copied to where they are called, but for CPUs before AVX2: those copies would be half
- * of all code, and half of the time that compiling it takes. */
-#if AG_IS_SSE2
-#define AG_LONG AG_NOINLINE
-#else
-#define AG_LONG AG_INLINE
-#endif
-
 /* ---- constants, selection ---------------------------------------------------------------------------------------- */
 
 AG_INLINE f32v v_f32_set1(float x) { return x - (f32v){0}; }
@@ -437,7 +413,7 @@ AG_INLINE u16v v_bf16_narrow(f32v v)
 #endif
 }
 
-AG_LONG f32v v_f16_widen(u16v h)
+AG_INLINE_LARGE f32v v_f16_widen(u16v h)
 {
 #if AG_IS_AVX512
     return _mm512_cvtph_ps((__m256i)h);
@@ -455,7 +431,7 @@ AG_LONG f32v v_f16_widen(u16v h)
 #endif
 }
 
-AG_LONG u16v v_f16_narrow(f32v v)
+AG_INLINE_LARGE u16v v_f16_narrow(f32v v)
 {
 #if AG_IS_AVX512
     return (u16v)_mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -600,7 +576,7 @@ AG_INLINE i64v v_f64_mask_partial(const uint8_t *p, ptrdiff_t n)
 
 /* ---- exp ------------------------------------------------------------------------------------------------------------ */
 
-AG_LONG f32v v_f32_exp(f32v x)
+AG_INLINE_LARGE f32v v_f32_exp(f32v x)
 {
     /* Adding it leaves the rounded integer in the low bits of the sum, biased like an exponent. */
     const f32v to_int = v_f32_set1(0x1.8p23f + 127);
@@ -627,7 +603,7 @@ AG_LONG f32v v_f32_exp(f32v x)
 #endif
 }
 
-AG_LONG f64v v_f64_exp(f64v x)
+AG_INLINE_LARGE f64v v_f64_exp(f64v x)
 {
     const f64v to_int = v_f64_set1(0x1.8p52 + 1023);
     const f64v least = v_f64_set1(-0x1.74910d52d3052p9); /* the logarithm of half the smallest number */
@@ -657,7 +633,7 @@ AG_LONG f64v v_f64_exp(f64v x)
 
 /* Natural logarithm of numbers from 1 on, or NaN. x = m * 2**k with m next to 1, s = (m - 1) / (m + 1), and log(m) = 2 atanh(s)
  * by its series; 2 s is taken as f - s f, with f = m - 1, which is exact. The error is about one unit of the last place. */
-AG_LONG f64v v_f64_log(f64v x)
+AG_INLINE_LARGE f64v v_f64_log(f64v x)
 {
     const u64v above = (u64v)x - 0x3fe6a09e667f3bcd; /* over the square root of 1/2 */
     const u64v k_bits = above >> 52;
@@ -680,9 +656,3 @@ AG_INLINE void v_fence(void)
     _mm_sfence();
 #endif
 }
-
-#undef AG_LONG
-#undef AG_IS_AVX512
-#undef AG_IS_AVX2
-#undef AG_IS_SSE2
-#undef AG_IS_NEON

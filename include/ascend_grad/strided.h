@@ -20,39 +20,8 @@ typedef struct {
 #define AG_LOW_16 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
 #define AG_HIGH_16 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
 
-/* ---- instantiation: every instruction set of this architecture ------------------------------------------------------- */
-
-#define AG_ISA baseline
-#define AG_LANES 4
-#include "strided_body.h"
-#undef AG_ISA
-#undef AG_LANES
-
-#if defined(AG_X86_64)
-
-AG_TARGET_BEGIN(AG_TARGET_AVX2)
-#define AG_ISA avx2
-#define AG_LANES 8
-#include "strided_body.h"
-#undef AG_ISA
-#undef AG_LANES
-AG_TARGET_END
-
-AG_TARGET_BEGIN(AG_TARGET_AVX512)
-#define AG_ISA avx512
-#define AG_LANES 16
-#include "strided_body.h"
-#undef AG_ISA
-#undef AG_LANES
-AG_TARGET_END
-
-#define AG_BY_VARIANT(variant, name, ...)                                                                               \
-    ((variant) == AG_VARIANT_AVX2      ? name##_avx2(__VA_ARGS__)                                                       \
-     : (variant) == AG_VARIANT_BASELINE ? name##_baseline(__VA_ARGS__)                                                  \
-                                        : name##_avx512(__VA_ARGS__))
-#else
-#define AG_BY_VARIANT(variant, name, ...) ((void)(variant), name##_baseline(__VA_ARGS__))
-#endif
+#define AG_ISA_BODY "strided_body.h"
+#include "foreach_isa.h"
 
 /* ---- bits ------------------------------------------------------------------------------------------------------------ */
 
