@@ -1,16 +1,17 @@
 /* The instruction sets that kernels are compiled for. This is their only list; intrinsics are in simd/.
  *
- * Included without AG_ISA_BODY, this header names the variants and says which of them the CPU can execute. Included with it,
- * it includes that body header (a path from here, in quotes) once per instruction set of the architecture, with
+ * Included without AG_ISA_BODY, this header names the variants and says which of them the CPU can execute. Included
+ * with it, it includes that body header (a path from here, in quotes) once per instruction set of the architecture,
+ * with
  *
  *   AG_ISA               ending of all names that the body defines, see AG_ISA_NAME
  *   AG_LANES             float32 lanes of a vector
  *   AG_INLINE_LARGE      how functions of many instructions are defined
  *   AG_IS_AVX512, AG_IS_AVX2, AG_IS_SSE2, AG_IS_NEON    at most one of them is 1
  *
- * AG_BF16_DOT_BODY names a body that is included for sets with a dot product of bfloat16 only, with AG_ISA and AG_LANES of the
- * set that they extend. Both are undefined in the end. Only the functions of a body may use its instruction set: everything
- * else is compiled for the baseline, so that one object file serves every CPU of an architecture.
+ * AG_BF16_DOT_BODY names a body that is included for sets with a dot product of bfloat16 only, with AG_ISA and AG_LANES
+ * of the set that they extend. Both are undefined in the end. Only the functions of a body may use its instruction set:
+ * everything else is compiled for the baseline, so that one object file serves every CPU of an architecture.
  */
 #ifndef ASCEND_GRAD_FOREACH_ISA_H
 #define ASCEND_GRAD_FOREACH_ISA_H
@@ -21,11 +22,11 @@
 #endif
 
 /* Variants of the kernels, worst first on each architecture: X(member of ag_variant, name). */
-#define AG_FOREACH_VARIANT(X)                                                                                           \
-    X(AG_VARIANT_BASELINE, "baseline")                                                                                  \
-    X(AG_VARIANT_AVX2, "avx2")                                                                                          \
-    X(AG_VARIANT_AVX512, "avx512")                                                                                      \
-    X(AG_VARIANT_AVX512_BF16, "avx512_bf16")                                                                            \
+#define AG_FOREACH_VARIANT(X)                                                                                          \
+    X(AG_VARIANT_BASELINE, "baseline")                                                                                 \
+    X(AG_VARIANT_AVX2, "avx2")                                                                                         \
+    X(AG_VARIANT_AVX512, "avx512")                                                                                     \
+    X(AG_VARIANT_AVX512_BF16, "avx512_bf16")                                                                           \
     X(AG_VARIANT_NEON, "neon")
 
 #define AG_MEMBER(member, name) member,
@@ -46,7 +47,8 @@ static AG_UNUSED int ag_variant_supported(ag_variant variant)
     case AG_VARIANT_BASELINE:
         return 1;
     case AG_VARIANT_AVX2:
-        /* Older Clang has no name for F16C. Its registers are those of AVX2, which the operating system is asked for. */
+        /* Older Clang has no name for F16C. Its registers are those of AVX2, which the operating system is asked
+         * for. */
         return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid(1, &a, &b, &c, &d) &&
                c & bit_F16C;
     case AG_VARIANT_AVX512:
@@ -80,9 +82,9 @@ static AG_UNUSED ag_variant ag_best_variant(void)
 
 /* name##_isa(...) of the instruction set that a variant's kernels are compiled for. On aarch64 the baseline is NEON. */
 #if defined(AG_X86_64)
-#define AG_BY_VARIANT(variant, name, ...)                                                                               \
-    ((variant) == AG_VARIANT_AVX2      ? name##_avx2(__VA_ARGS__)                                                       \
-     : (variant) == AG_VARIANT_BASELINE ? name##_baseline(__VA_ARGS__)                                                  \
+#define AG_BY_VARIANT(variant, name, ...)                                                                              \
+    ((variant) == AG_VARIANT_AVX2      ? name##_avx2(__VA_ARGS__)                                                      \
+     : (variant) == AG_VARIANT_BASELINE ? name##_baseline(__VA_ARGS__)                                                 \
                                         : name##_avx512(__VA_ARGS__))
 #else
 #define AG_BY_VARIANT(variant, name, ...) ((void)(variant), name##_baseline(__VA_ARGS__))

@@ -1,4 +1,4 @@
-/* The vectors of simd_body.h for every instruction set of this architecture. */
+/* Vectors of every instruction set of this architecture: the functions of simd/, by the short names of simd/names.h. */
 #ifndef ASCEND_GRAD_SIMD_H
 #define ASCEND_GRAD_SIMD_H
 
@@ -6,9 +6,13 @@
 
 #include "base.h"
 #include "foreach_isa.h"
-#include "simd_names.h"
+#include "simd/names.h"
 
-#define AG_ISA_BODY "simd_body.h"
+#define AG_ISA_BODY "simd/vec.h"
+#include "foreach_isa.h"
+#define AG_ISA_BODY "simd/convert.h"
+#include "foreach_isa.h"
+#define AG_ISA_BODY "simd/math.h"
 #include "foreach_isa.h"
 
 #endif
