@@ -1,7 +1,7 @@
 /* Column kernels: unit stride across the reduced dimension. Body header, included by kernels.h.
  *
- * Few rows are taken by strips of a few vectors of columns, which never leave the registers and L1. Otherwise sums of a
- * segment are made for all columns of a tile, then results are written.
+ * Few rows are processed in strips of a few vectors of columns, which stay in registers and L1. Otherwise the sums of a
+ * segment are computed for all columns of a tile, and then the results.
  */
 
 /* best[c] = max(best[c], elements of column c); `best` is padded to whole vectors */
@@ -15,7 +15,7 @@ AG_INLINE void K(update_max)(const char *a, ptrdiff_t width, compute_t *best)
     }
 }
 
-/* Maxima of the columns, NaN passed over. Packed narrow columns are taken VL rows at a time. */
+/* Maxima of the columns, NaN passed over. Packed narrow columns are processed VL rows at a time. */
 AG_NOINLINE void K(columns_max)(const ag_tile *tile, compute_t *best, double *max)
 {
     const ptrdiff_t columns = tile->rows, width = columns * AG_SIZE;
@@ -88,7 +88,7 @@ AG_INLINE void K(add_rows)(const int op, int first, const char *a, const char *b
     }
 }
 
-/* The same for all lanes of a block of `count` rows, taken as they lie in memory: a lane's terms are added up at
+/* The same for all lanes of a block of `count` rows, in the order of memory: a lane's terms are added up at
  * partial + lane * pitch first. So memory is read in order, and the next row is prefetched meanwhile. */
 AG_INLINE void K(add_block)(const int op, int first, const char *a, const char *b, ptrdiff_t a_step, ptrdiff_t b_step,
                             ptrdiff_t count, ptrdiff_t width, ptrdiff_t pitch, const compute_t *max, compute_t *partial,
@@ -114,7 +114,7 @@ AG_INLINE void K(add_block)(const int op, int first, const char *a, const char *
 }
 
 /* Sums of one segment, tile->n <= AG_SEGMENT(VL), for each of tile->rows columns, left in sums[0 .. rows).
- * Lane j of the fixed order is the array of sums that starts at j * pitch. Packed narrow columns are taken VL rows at a
+ * Lane j of the fixed order is the array of sums that starts at j * pitch. VL packed narrow rows are processed at a
  * time, as one row of VL * columns elements: then lanes lie side by side and pitch is the number of columns. */
 AG_INLINE void K(columns_sum)(const int op, const ag_tile *tile, const compute_t *max, compute_t *partial, double *sums)
 {
@@ -241,7 +241,7 @@ AG_INLINE void K(strip)(const int op, const int vectors, const ag_tile *tile, pt
         }
         ptrdiff_t bit = half;
         for (; bit && ((lane & bit) || (lane | bit) >= lanes); bit /= 2) {
-            if (!(lane & bit)) continue; /* the row is too short for an other half */
+            if (!(lane & bit)) continue; /* the row is too short for the other half */
             count--;
             AG_UNROLL(4)
             for (int j = 0; j < vectors; j++) K(add_lanes)(&sum[j], &pending[count][j]);

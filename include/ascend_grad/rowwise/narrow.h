@@ -1,7 +1,7 @@
 /* Packed rows narrower than a few vectors. Body header, included by kernels.h.
  *
  * All arithmetic runs over the flat elements of a row block, however the rows lie in the vectors; only sums and maxima
- * are taken row by row, from a copy of the terms in L1, and written back as one value per element.
+ * are computed row by row, from a copy of the terms in L1, and written back as one value per element.
  */
 
 /* Elements of the longest narrow row, and of the longest one that is transposed with others. */

@@ -136,7 +136,7 @@ AG_INLINE void K(wide_rows)(const int op, const ag_tile *tile)
 }
 
 /* Rows of one to four whole vectors (`vectors` is a constant), which stay in registers. Rows do
- * not depend on each other, so they are taken one by one: reads and writes then alternate evenly. */
+ * not depend on each other, so they are computed one by one: reads and writes then alternate evenly. */
 AG_INLINE double K(vector_sum)(const int op, const int vectors, const V *x, const V *y, const MASKV *mask, V scale,
                                V max, compute_t *cached)
 {

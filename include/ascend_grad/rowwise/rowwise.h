@@ -85,7 +85,7 @@ typedef struct {
 static const ag_row_op_traits ag_row_ops[AG_ROW_OP_COUNT] = {AG_FOREACH_ROW_OP(AG_TRAITS)};
 #undef AG_TRAITS
 
-#define AG_CHECK(op, name, direction, b, mask, has_columns) \
+#define AG_CHECK(op, name, direction, b, mask, has_columns)                                                            \
     _Static_assert(!(has_columns) || (mask) == AG_NOT_READ, #name ": column kernels read no mask");
 AG_FOREACH_ROW_OP(AG_CHECK)
 #undef AG_CHECK

@@ -3,7 +3,7 @@
  * exp: k = round(x / ln 2), r = x - k ln 2 in two steps, a polynomial on |r| <= ln(2)/2 (our minimax; float32: degree
  * 6, float64: degree 11, with errors of 0.06 * 2**-24 and 2**-53), then 2**k, as a product of two powers where there is
  * no instruction for it, so that overflow comes out by itself. The polynomials are evaluated in pairs of terms
- * (Estrin's scheme): what limits them is how long one step waits for another. NaN passes through, exp(-inf) = 0.
+ * (Estrin's scheme): what limits them is the latency of dependent steps. NaN passes through, exp(-inf) = 0.
  * Arithmetic that underflows takes some CPUs a hundred cycles: in float32 everything below the smallest normal number
  * is 0, in float64, whose range is rarely left, underflow is gradual; what is 0 in the end costs nothing in either.
  * (The square of an argument of some 1e-20, in float64 1e-78 or 1e-160, underflows, too: such logits are slow, and
