@@ -13,7 +13,7 @@ def main(build: str) -> None:
     ag.show_config()
     maps = Path("/proc/self/maps").read_text()
     assert ("libgomp" in maps or "libomp" in maps) == (build == "with-openmp"), ag.show_config(mode="dict")["openmp"]
-    assert Path(ag.get_include(), "ascend_grad", "rowwise.h").exists()
+    assert Path(ag.get_include(), "ascend_grad", "rowwise", "rowwise.h").exists()
     assert ascend_grad.bench.__spec__ is not None
 
     rng = np.random.default_rng(0)

@@ -3,13 +3,15 @@
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 
 cdef extern from "ascend_grad/cpu.h" nogil:
+    long ag_cache_size(int level, long fallback)
+
+cdef extern from "ascend_grad/foreach_isa.h" nogil:
     ctypedef enum ag_variant:
         AG_VARIANT_BASELINE
         AG_VARIANT_COUNT
     const char *const ag_variant_names[]
     int ag_variant_supported(ag_variant variant)
     ag_variant ag_best_variant()
-    long ag_cache_size(int level, long fallback)
 
 cdef extern from "ascend_grad/fpenv.h" nogil:
     ctypedef int ag_fpenv
@@ -17,7 +19,7 @@ cdef extern from "ascend_grad/fpenv.h" nogil:
     void ag_fpenv_leave(ag_fpenv mode)
     double ag_rounded_to_float32(double x)
 
-cdef extern from "ascend_grad/rowwise.h" nogil:
+cdef extern from "ascend_grad/rowwise/rowwise.h" nogil:
     ctypedef enum ag_dtype:
         AG_FLOAT32
         AG_FLOAT16
@@ -25,13 +27,23 @@ cdef extern from "ascend_grad/rowwise.h" nogil:
         AG_FLOAT64
     const int ag_itemsize[]
 
+    # The operators, by number: their list is in the header.
     ctypedef enum ag_row_op:
-        AG_SOFTMAX_BACKWARD
-        AG_LOG_SOFTMAX_BACKWARD
-        AG_SCALED_MASKED_SOFTMAX_BACKWARD
-        AG_SOFTMAX
-        AG_LOG_SOFTMAX
-        AG_SCALED_MASKED_SOFTMAX
+        AG_ROW_OP_COUNT
+
+    ctypedef enum ag_direction:
+        AG_FORWARD
+
+    ctypedef enum ag_use:
+        AG_NOT_READ
+
+    ctypedef struct ag_row_op_traits:
+        const char *name
+        ag_direction direction
+        ag_use b
+        ag_use mask
+        int has_columns
+    const ag_row_op_traits ag_row_ops[]
 
     enum:
         AG_MAX_COLUMNS
@@ -51,16 +63,16 @@ cdef extern from "ascend_grad/rowwise.h" nogil:
         Py_ssize_t rows
         Py_ssize_t n
         double scale
-        int stream
-        int fits
+        int nontemporal
+        int fits_l2
 
     ctypedef struct ag_row_kernels:
         Py_ssize_t segment
         Py_ssize_t strip_rows
         void (*rows)(const ag_tile *tile) noexcept nogil
-        double (*piece_max)(const ag_tile *tile) noexcept nogil
-        double (*piece_sum)(const ag_tile *tile, double max) noexcept nogil
-        void (*piece_write)(const ag_tile *tile, double max, double sum) noexcept nogil
+        double (*split_max)(const ag_tile *tile) noexcept nogil
+        double (*split_sum)(const ag_tile *tile, double max) noexcept nogil
+        void (*split_write)(const ag_tile *tile, double max, double sum) noexcept nogil
         void (*columns)(const ag_tile *tile, void *memory) noexcept nogil
         void (*columns_max)(const ag_tile *tile, double *max, void *memory) noexcept nogil
         void (*columns_sum)(const ag_tile *tile, const double *max, double *sum, void *memory) noexcept nogil
@@ -70,7 +82,7 @@ cdef extern from "ascend_grad/rowwise.h" nogil:
 
     ctypedef struct ag_sum:
         double sum
-        double error
+        double compensation
     void ag_sum_add(ag_sum *total, double x)
     double ag_sum_total(ag_sum total)
 
@@ -87,7 +99,8 @@ cdef extern from "ascend_grad/strided.h" nogil:
                     int swapped)
     void ag_widen(ag_variant variant, ag_dtype dtype, const char *source, float *to, Py_ssize_t n)
     void ag_round(ag_variant variant, int from_double, const void *source, ag_dtype dtype, char *to, Py_ssize_t n)
-    void ag_stream(ag_variant variant, const float *a, const float *b, float *out, Py_ssize_t n, int nontemporal)
+    void ag_stream_add(ag_variant variant, const float *a, const float *b, float *out, Py_ssize_t n,
+                       int nontemporal)
 
 cdef extern from "ascend_grad/team.h" nogil:
     ctypedef struct ag_team:

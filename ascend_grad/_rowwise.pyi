@@ -1,6 +1,6 @@
 import numpy as np
 from numpy.typing import NDArray
 
-def stream(
+def stream_add(
     a: NDArray[np.float32], b: NDArray[np.float32], out: NDArray[np.float32], nontemporal: bool, num_threads: int
 ) -> None: ...

@@ -113,7 +113,7 @@ def get_include() -> str:
     --------
     >>> import os
     >>> import ascend_grad as ag
-    >>> os.path.exists(os.path.join(ag.get_include(), "ascend_grad", "rowwise.h"))
+    >>> os.path.exists(os.path.join(ag.get_include(), "ascend_grad", "rowwise", "rowwise.h"))
     True
     """
     package = Path(__file__).resolve().parent

@@ -32,8 +32,8 @@ def calls(case: Case, operands: Operands, num_threads: int) -> dict[str, Call]:
 def both(a: np.ndarray, b: np.ndarray, out: Callable[[], np.ndarray], num_threads: int) -> dict[str, Call]:
     """The stream with ordinary and with non-temporal stores."""
     return {
-        ORDINARY: lambda: _rowwise.stream(a, b, out(), False, num_threads),
-        NON_TEMPORAL: lambda: _rowwise.stream(a, b, out(), True, num_threads),
+        ORDINARY: lambda: _rowwise.stream_add(a, b, out(), False, num_threads),
+        NON_TEMPORAL: lambda: _rowwise.stream_add(a, b, out(), True, num_threads),
     }
 
 

@@ -80,7 +80,7 @@ from ascend_grad._linear_plan cimport (
 )
 from ascend_grad._memory cimport ALIGNMENT, align_up, ceil_div
 
-from .arrays import FLOATING_DTYPES
+from ._dtypes import FLOATING_DTYPES
 
 cnp.import_array()
 

@@ -1,8 +1,8 @@
-/* Names that every header shares: dtypes, instruction-set variants, and the means to compile one body several times.
+/* Names that every header shares: dtypes, and the means to compile one body several times.
  *
- * A kernel body is a header without include guard. It is included once per instruction set (and per dtype), each time
- * with AG_ISA (and AG_DTYPE) defined, and names everything it defines AG_ISA_NAME(x) or AG_KERNEL_NAME(x). The
- * instruction set is switched on for these functions alone, so that one object file serves every CPU of a family.
+ * A kernel body is a header without include guard. It is included once per instruction set (foreach_isa.h), and maybe
+ * per dtype, each time with AG_ISA (and AG_DTYPE) defined, and names everything it defines AG_ISA_NAME(x) or
+ * AG_KERNEL_NAME(x).
  */
 #ifndef ASCEND_GRAD_BASE_H
 #define ASCEND_GRAD_BASE_H
@@ -58,15 +58,5 @@
 typedef enum { AG_FLOAT32, AG_FLOAT16, AG_BFLOAT16, AG_FLOAT64, AG_DTYPE_COUNT } ag_dtype;
 
 static const int ag_itemsize[AG_DTYPE_COUNT] = {4, 2, 2, 8};
-
-/* Instruction-set variants, worst first on each architecture. */
-typedef enum {
-    AG_VARIANT_BASELINE,
-    AG_VARIANT_AVX2,
-    AG_VARIANT_AVX512,
-    AG_VARIANT_AVX512_BF16,
-    AG_VARIANT_NEON,
-    AG_VARIANT_COUNT
-} ag_variant;
 
 #endif

@@ -20,43 +20,13 @@ typedef struct {
 #define AG_LOW_16 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
 #define AG_HIGH_16 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
 
-/* ---- instantiation: every instruction set of this architecture ------------------------------------------------------- */
+#define AG_ISA_BODY "simd/copy.h"
+#include "foreach_isa.h"
 
-#define AG_ISA baseline
-#define AG_LANES 4
-#include "strided_body.h"
-#undef AG_ISA
-#undef AG_LANES
+/* ---- bits -------------------------------------------------------------------------------------------------------- */
 
-#if defined(AG_X86_64)
-
-AG_TARGET_BEGIN(AG_TARGET_AVX2)
-#define AG_ISA avx2
-#define AG_LANES 8
-#include "strided_body.h"
-#undef AG_ISA
-#undef AG_LANES
-AG_TARGET_END
-
-AG_TARGET_BEGIN(AG_TARGET_AVX512)
-#define AG_ISA avx512
-#define AG_LANES 16
-#include "strided_body.h"
-#undef AG_ISA
-#undef AG_LANES
-AG_TARGET_END
-
-#define AG_BY_VARIANT(variant, name, ...)                                                                               \
-    ((variant) == AG_VARIANT_AVX2      ? name##_avx2(__VA_ARGS__)                                                       \
-     : (variant) == AG_VARIANT_BASELINE ? name##_baseline(__VA_ARGS__)                                                  \
-                                        : name##_avx512(__VA_ARGS__))
-#else
-#define AG_BY_VARIANT(variant, name, ...) ((void)(variant), name##_baseline(__VA_ARGS__))
-#endif
-
-/* ---- bits ------------------------------------------------------------------------------------------------------------ */
-
-/* Copy a block of rows x n elements, row by row. Items of 16 bytes are several elements that are adjacent on both sides. */
+/* Copy a block of rows x n elements, row by row. Items of 16 bytes are several elements that are adjacent on both
+ * sides. */
 static AG_UNUSED void ag_copy_rows(ag_variant variant, char *to, ptrdiff_t to_row, ptrdiff_t to_step, const char *from,
                                    ptrdiff_t from_row, ptrdiff_t from_step, ptrdiff_t rows, ptrdiff_t n, int itemsize,
                                    int swapped)
@@ -65,7 +35,7 @@ static AG_UNUSED void ag_copy_rows(ag_variant variant, char *to, ptrdiff_t to_ro
         for (ptrdiff_t r = 0; r < rows; r++) memcpy(to + r * to_row, from + r * from_row, (size_t)(n * itemsize));
         return;
     }
-#define AG_COPY_SIZED(size) \
+#define AG_COPY_SIZED(size)                                                                                            \
     AG_BY_VARIANT(variant, ag_copy_##size, to, to_row, to_step, from, from_row, from_step, rows, n, swapped)
     switch (itemsize) {
     case 1:
@@ -91,8 +61,9 @@ static AG_UNUSED void ag_copy_rows(ag_variant variant, char *to, ptrdiff_t to_ro
 static AG_UNUSED void ag_copy_block(char *to, ptrdiff_t to_row, ptrdiff_t to_step, const char *from, ptrdiff_t from_row,
                                     ptrdiff_t from_step, ptrdiff_t rows, ptrdiff_t n, int itemsize, int swapped)
 {
-    /* Of the two strides of the strided side, the smaller one inside. */
-    const ptrdiff_t row = (from_step == itemsize ? to_row : from_row), step = (from_step == itemsize ? to_step : from_step);
+    /* Of the two strides of the strided side, the smaller one is that of the inner loop. */
+    const int from_rows = from_step == itemsize;
+    const ptrdiff_t row = from_rows ? to_row : from_row, step = from_rows ? to_step : from_step;
     if ((row < 0 ? -row : row) < (step < 0 ? -step : step)) {
         ag_copy_rows(AG_VARIANT_BASELINE, to, to_step, to_row, from, from_step, from_row, n, rows, itemsize, swapped);
     } else {
@@ -110,14 +81,14 @@ AG_INLINE ptrdiff_t ag_reach(ag_dim dim)
     return (dim.to < 0 ? -dim.to : dim.to) + (dim.from < 0 ? -dim.from : dim.from);
 }
 
-/* Two dimensions change places if the first one is to stand inside. */
+/* Swap two dimensions if the first one has the smaller strides. */
 AG_INLINE void ag_sort_dims(ag_dim *outer, ag_dim *inner)
 {
     const ag_dim t = *outer;
     if (outer->length > 1 && (inner->length == 1 || ag_reach(*outer) < ag_reach(*inner))) *outer = *inner, *inner = t;
 }
 
-/* Two dimensions become one where steps through both are steps through one. */
+/* Coalesce two dimensions that have the strides of one. */
 AG_INLINE void ag_merge_dims(ag_dim *outer, ag_dim *inner)
 {
     if (outer->length > 1 && outer->to == inner->to * inner->length && outer->from == inner->from * inner->length) {
@@ -127,8 +98,8 @@ AG_INLINE void ag_merge_dims(ag_dim *outer, ag_dim *inner)
 }
 
 /* Copy a block of three dimensions, in any order of them. */
-static AG_UNUSED void ag_copy_3d(ag_variant variant, char *to, const char *from, ag_dim x, ag_dim y, ag_dim z, int itemsize,
-                                 int swapped)
+static AG_UNUSED void ag_copy_3d(ag_variant variant, char *to, const char *from, ag_dim x, ag_dim y, ag_dim z,
+                                 int itemsize, int swapped)
 {
     enum { SHORT = 8 };
     ag_dim t;
@@ -160,16 +131,16 @@ static AG_UNUSED void ag_copy_3d(ag_variant variant, char *to, const char *from,
             if (i == x.length) return;
         }
     }
-    /* A loop of a few elements costs as much as a long one: it goes outside. */
+    /* A loop of a few elements costs as much as a long one: it should not be the inner one. */
     if (z.length < SHORT && y.length > z.length) t = y, y = z, z = t;
     if (z.length < SHORT && x.length > z.length) t = x, x = z, z = t;
     for (ptrdiff_t i = 0; i < x.length; i++) {
-        ag_copy_rows(variant, to + i * x.to, y.to, z.to, from + i * x.from, y.from, z.from, y.length, z.length, itemsize,
-                     swapped);
+        ag_copy_rows(variant, to + i * x.to, y.to, z.to, from + i * x.from, y.from, z.from, y.length, z.length,
+                     itemsize, swapped);
     }
 }
 
-/* ---- values ---------------------------------------------------------------------------------------------------------- */
+/* ---- values ------------------------------------------------------------------------------------------------------ */
 
 /* 16-bit values to float32. */
 static AG_UNUSED void ag_widen(ag_variant variant, ag_dtype dtype, const char *from, float *to, ptrdiff_t n)
@@ -200,11 +171,11 @@ static AG_UNUSED void ag_round(ag_variant variant, int from_double, const void *
     }
 }
 
-/* out = a + b over n floats: two reads and one write. */
-static AG_UNUSED void ag_stream(ag_variant variant, const float *a, const float *b, float *out, ptrdiff_t n,
-                                int nontemporal)
+/* out = a + b over n floats, the Add kernel of the STREAM benchmark: two reads and one write. */
+static AG_UNUSED void ag_stream_add(ag_variant variant, const float *a, const float *b, float *out, ptrdiff_t n,
+                                    int nontemporal)
 {
-    AG_BY_VARIANT(variant, ag_stream, a, b, out, n, nontemporal);
+    AG_BY_VARIANT(variant, ag_stream_add, a, b, out, n, nontemporal);
 }
 
 #endif

@@ -3,12 +3,9 @@
  *
  *   cc -O2 -ffp-contract=off -Iinclude tests/c/selftest.c -o selftest -lm && ./selftest
  */
-#include "ascend_grad/rowwise.h"
+#include "ascend_grad/rowwise/rowwise.h"
 #include "ascend_grad/strided.h"
 #include "selftest.h"
-
-static const char *const op_names[] = {"softmax_backward", "log_softmax_backward", "scaled_masked_softmax_backward",
-                                       "softmax", "log_softmax", "scaled_masked_softmax"};
 
 /* ---- the operators, one element at a time --------------------------------------------------------------------------- */
 
@@ -26,12 +23,12 @@ static void expected_row(ag_row_op op, ag_dtype dtype, const char *a, const char
     double magnitude = 0, max = -INFINITY;
     for (ptrdiff_t i = 0; i < n; i++) {
         const double x = get(a + i * size, dtype), y = get(b + i * size, dtype);
-        const double logit = op != AG_SCALED_MASKED_SOFTMAX ? x : mask[i] ? -10000.0 : dtype == AG_FLOAT64 ? x * scale : (float)(x * scale);
-        if (op >= AG_SOFTMAX) result[i].value = logit, max = logit > max ? logit : max;
+        const double logit = !ag_masks_sum(op) ? x : mask[i] ? -10000.0 : dtype == AG_FLOAT64 ? x * scale : (float)(x * scale);
+        if (ag_is_forward(op)) result[i].value = logit, max = logit > max ? logit : max;
         const double term = op == AG_LOG_SOFTMAX_BACKWARD ? x : x * y;
         exact += term, magnitude += fabs(term);
     }
-    if (op >= AG_SOFTMAX) {
+    if (ag_is_forward(op)) {
         exact = 0;
         for (ptrdiff_t i = 0; i < n; i++) exact += exp(result[i].value - max);
     }
@@ -82,7 +79,7 @@ static char *copy_of(const char *p, size_t nbytes)
 static void test_operator(ag_variant variant, ag_dtype dtype, ag_row_op op, ptrdiff_t rows, ptrdiff_t n)
 {
     const ag_row_kernels *kernels = ag_rowwise_kernels(variant, dtype, op);
-    const int size = ag_itemsize[dtype], backward = op <= AG_SCALED_MASKED_SOFTMAX_BACKWARD;
+    const int size = ag_itemsize[dtype], backward = !ag_is_forward(op);
     const size_t nbytes = (size_t)(rows * n * size);
     char *a = malloc(nbytes), *b = malloc(nbytes), *out = malloc(nbytes), *other = malloc(nbytes);
     uint8_t *mask = malloc((size_t)(rows * n));
@@ -104,29 +101,29 @@ static void test_operator(ag_variant variant, ag_dtype dtype, ag_row_op op, ptrd
         for (ptrdiff_t i = 0; i < n; i++) {
             const double got = get(out + r * width + i * size, dtype);
             CHECK(fabs(got - expected[i].value) <= expected[i].bound, "%s %s %s (%td, %td) [%td, %td]: %g, expected %g",
-                  ag_variant_names[variant], dtype_names[dtype], op_names[op], rows, n, r, i, got, expected[i].value);
+                  ag_variant_names[variant], dtype_names[dtype], ag_row_ops[op].name, rows, n, r, i, got, expected[i].value);
         }
     }
 
 #define CHECK_SAME(what, pointer)                                                                                       \
     CHECK(memcmp(pointer, out, nbytes) == 0, "%s %s %s (%td, %td): %s", ag_variant_names[variant], dtype_names[dtype],  \
-          op_names[op], rows, n, what)
+          ag_row_ops[op].name, rows, n, what)
 
-    /* past the cache, at an aligned address and at others, where nothing around may be touched */
+    /* non-temporal, at an aligned address and at others, where nothing around may be touched */
     char *aligned = aligned_alloc(64, (nbytes + 2 * 64 + 63) / 64 * 64);
     for (int skew = 0; skew < 64; skew += skew ? 16 : size) {
         memset(aligned, 0x55, nbytes + 2 * 64);
-        tile.out = aligned + skew, tile.stream = 1;
+        tile.out = aligned + skew, tile.nontemporal = 1;
         kernels->rows(&tile);
-        CHECK_SAME("streamed", aligned + skew);
+        CHECK_SAME("non-temporal", aligned + skew);
         int touched = 0;
         for (int i = 0; i < 64; i++) {
             touched |= (i < skew && aligned[i] != 0x55) || aligned[(ptrdiff_t)nbytes + skew + i] != 0x55;
         }
         CHECK(!touched, "%s %s %s (%td, %td): bytes around the result", ag_variant_names[variant], dtype_names[dtype],
-              op_names[op], rows, n);
+              ag_row_ops[op].name, rows, n);
     }
-    tile.stream = 0;
+    tile.nontemporal = 0;
 
     /* in place */
     memcpy(aligned, a, nbytes);
@@ -134,27 +131,27 @@ static void test_operator(ag_variant variant, ag_dtype dtype, ag_row_op op, ptrd
     kernels->rows(&tile);
     CHECK_SAME("in place", aligned);
 
-    /* in pieces */
+    /* in splits */
     for (ptrdiff_t r = 0; r < rows; r++) {
-        ag_tile piece = {a1 + r * width, b1 + r * width, mask1 + r * n, other + r * width, 0, 0, 0, 0, 1, n, scale, 0, 0};
-        const double max = backward ? 0 : kernels->piece_max(&piece);
+        ag_tile split = {a1 + r * width, b1 + r * width, mask1 + r * n, other + r * width, 0, 0, 0, 0, 1, n, scale, 0, 0};
+        const double max = backward ? 0 : kernels->split_max(&split);
         ag_sum total = {0, 0};
         for (ptrdiff_t k = 0; k < n; k += kernels->segment) {
-            ag_tile segment = piece;
+            ag_tile segment = split;
             segment.a += k * size, segment.b += k * size, segment.mask += k;
             segment.n = n - k < kernels->segment ? n - k : kernels->segment;
-            ag_sum_add(&total, kernels->piece_sum(&segment, max));
+            ag_sum_add(&total, kernels->split_sum(&segment, max));
         }
-        kernels->piece_write(&piece, max, ag_sum_total(total));
+        kernels->split_write(&split, max, ag_sum_total(total));
     }
-    CHECK_SAME("in pieces", other);
+    CHECK_SAME("in splits", other);
 
     /* the transposed problem, by columns */
     if (kernels->columns && rows <= AG_MAX_COLUMNS) {
         const size_t room = nbytes + (size_t)(n * size);
         char *at = malloc(room), *bt = malloc(room), *outt = malloc(room);
         void *scratch = malloc(AG_SCRATCH_BYTES);
-        for (int beyond = 0; beyond < 2; beyond++) { /* the second cache, and with a gap between rows */
+        for (int beyond = 0; beyond < 2; beyond++) { /* L2, and with a gap between rows */
             const ptrdiff_t pitch = (rows + beyond) * size;
             ag_copy_block(at, pitch, size, a, size, width, n, rows, size, 0);
             ag_copy_block(bt, pitch, size, b, size, width, n, rows, size, 0);
@@ -163,7 +160,7 @@ static void test_operator(ag_variant variant, ag_dtype dtype, ag_row_op op, ptrd
             ag_copy_block(other, width, size, outt, size, pitch, rows, n, size, 0);
             CHECK_SAME(beyond ? "by columns beyond the cache" : "by columns", other);
         }
-        /* past the cache: rows of whole lines, from an aligned address on and from another one */
+        /* non-temporal: rows of whole lines, from an aligned address on and from another one */
         const ptrdiff_t pitch = (rows * size + 2 * 64) / 64 * 64;
         char *lines = aligned_alloc(64, (size_t)(n * pitch + 64));
         ag_copy_block(at, rows * size, size, a, size, width, n, rows, size, 0);
@@ -172,7 +169,7 @@ static void test_operator(ag_variant variant, ag_dtype dtype, ag_row_op op, ptrd
             ag_tile columns = {at, bt, mask, lines + skew, rows * size, rows * size, 0, pitch, rows, n, 1.0, 1, 1};
             kernels->columns(&columns, scratch);
             ag_copy_block(other, width, size, lines + skew, size, pitch, rows, n, size, 0);
-            CHECK_SAME("by streamed columns", other);
+            CHECK_SAME("by columns, non-temporal", other);
         }
         free(at), free(bt), free(outt), free(scratch), free(lines);
     }
@@ -266,7 +263,7 @@ int main(void)
         const ag_variant variant = (ag_variant)v;
         if (!ag_variant_supported(variant)) continue;
         for (int dtype = 0; dtype < AG_DTYPE_COUNT; dtype++) {
-            for (int op = 0; op < AG_OP_COUNT; op++) {
+            for (int op = 0; op < AG_ROW_OP_COUNT; op++) {
                 for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
                     test_operator(variant, (ag_dtype)dtype, (ag_row_op)op, 1, lengths[i]);
                     test_operator(variant, (ag_dtype)dtype, (ag_row_op)op, 7, lengths[i]);

@@ -1,8 +1,9 @@
-/* Short names for what simd_body.h defines per instruction set: f32v means f32v_avx512 where AG_ISA is avx512. */
+/* Short names for what the headers of this folder define per instruction set: f32v means ag_f32v_avx512 where AG_ISA is
+ * avx512. */
 #ifndef ASCEND_GRAD_SIMD_NAMES_H
 #define ASCEND_GRAD_SIMD_NAMES_H
 
-#include "base.h"
+#include "../base.h"
 
 #define f32v AG_ISA_NAME(ag_f32v)
 #define i32v AG_ISA_NAME(ag_i32v)

@@ -1,0 +1,175 @@
+/* The instruction sets that kernels are compiled for. This is their only list; intrinsics are in simd/.
+ *
+ * Included without AG_ISA_BODY, this header names the variants and says which of them the CPU can execute. Included
+ * with it, it includes that body header (a path from here, in quotes) once per instruction set of the architecture,
+ * with
+ *
+ *   AG_ISA               ending of all names that the body defines, see AG_ISA_NAME
+ *   AG_LANES             float32 lanes of a vector
+ *   AG_INLINE_LARGE      how functions of many instructions are defined
+ *   AG_IS_AVX512, AG_IS_AVX2, AG_IS_SSE2, AG_IS_NEON    at most one of them is 1
+ *
+ * AG_BF16_DOT_BODY names a body that is included for sets with a dot product of bfloat16 only, with AG_ISA and AG_LANES
+ * of the set that they extend. Both are undefined in the end. Only the functions of a body may use its instruction set:
+ * everything else is compiled for the baseline, so that one object file serves every CPU of an architecture.
+ */
+#ifndef ASCEND_GRAD_FOREACH_ISA_H
+#define ASCEND_GRAD_FOREACH_ISA_H
+
+#include "base.h"
+#if defined(AG_X86_64)
+#include <cpuid.h>
+#endif
+
+/* Variants of the kernels, worst first on each architecture: X(member of ag_variant, name). */
+#define AG_FOREACH_VARIANT(X)                                                                                          \
+    X(AG_VARIANT_BASELINE, "baseline")                                                                                 \
+    X(AG_VARIANT_AVX2, "avx2")                                                                                         \
+    X(AG_VARIANT_AVX512, "avx512")                                                                                     \
+    X(AG_VARIANT_AVX512_BF16, "avx512_bf16")                                                                           \
+    X(AG_VARIANT_NEON, "neon")
+
+#define AG_MEMBER(member, name) member,
+typedef enum { AG_FOREACH_VARIANT(AG_MEMBER) AG_VARIANT_COUNT } ag_variant;
+#undef AG_MEMBER
+
+#define AG_NAME(member, name) name,
+static const char *const ag_variant_names[AG_VARIANT_COUNT] = {AG_FOREACH_VARIANT(AG_NAME)};
+#undef AG_NAME
+
+/* Whether this CPU (and operating system) can execute the variant. */
+static AG_UNUSED int ag_variant_supported(ag_variant variant)
+{
+#if defined(AG_X86_64)
+    unsigned a, b, c, d;
+    __builtin_cpu_init();
+    switch (variant) {
+    case AG_VARIANT_BASELINE:
+        return 1;
+    case AG_VARIANT_AVX2:
+        /* Older Clang has no name for F16C. Its registers are those of AVX2, which the operating system is asked
+         * for. */
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid(1, &a, &b, &c, &d) &&
+               c & bit_F16C;
+    case AG_VARIANT_AVX512:
+        return ag_variant_supported(AG_VARIANT_AVX2) && __builtin_cpu_supports("avx512f") &&
+               __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+               __builtin_cpu_supports("avx512vl");
+    case AG_VARIANT_AVX512_BF16:
+#if defined(AG_EMULATE_BF16)
+        return ag_variant_supported(AG_VARIANT_AVX512); /* a build for tests: other instructions compute the same */
+#else
+        return ag_variant_supported(AG_VARIANT_AVX512) && __builtin_cpu_supports("avx512bf16");
+#endif
+    default:
+        return 0;
+    }
+#elif defined(AG_AARCH64)
+    return variant == AG_VARIANT_NEON;
+#else
+    return variant == AG_VARIANT_BASELINE;
+#endif
+}
+
+static AG_UNUSED ag_variant ag_best_variant(void)
+{
+    ag_variant best = AG_VARIANT_BASELINE;
+    for (int v = 0; v < AG_VARIANT_COUNT; v++) {
+        if (ag_variant_supported((ag_variant)v)) best = (ag_variant)v;
+    }
+    return best;
+}
+
+/* name##_isa(...) of the instruction set that a variant's kernels are compiled for. On aarch64 the baseline is NEON. */
+#if defined(AG_X86_64)
+#define AG_BY_VARIANT(variant, name, ...)                                                                              \
+    ((variant) == AG_VARIANT_AVX2      ? name##_avx2(__VA_ARGS__)                                                      \
+     : (variant) == AG_VARIANT_BASELINE ? name##_baseline(__VA_ARGS__)                                                 \
+                                        : name##_avx512(__VA_ARGS__))
+#else
+#define AG_BY_VARIANT(variant, name, ...) ((void)(variant), name##_baseline(__VA_ARGS__))
+#endif
+
+/* What the compiler is told to switch on. */
+#define AG_TARGET_AVX2 "avx2,fma,f16c"
+#if defined(__clang__)
+#define AG_TARGET_AVX512 "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl"
+#define AG_TARGET_AVX512_BF16 "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16"
+#else
+#define AG_TARGET_AVX512 "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"
+#define AG_TARGET_AVX512_BF16 "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,prefer-vector-width=512"
+#endif
+
+#if defined(AG_X86_64)
+#define AG_IS_AVX512 (AG_LANES == 16)
+#define AG_IS_AVX2 (AG_LANES == 8)
+#define AG_IS_SSE2 (AG_LANES == 4)
+#define AG_IS_NEON 0
+#else
+#define AG_IS_AVX512 0
+#define AG_IS_AVX2 0
+#define AG_IS_SSE2 0
+#if defined(AG_AARCH64)
+#define AG_IS_NEON 1
+#else
+#define AG_IS_NEON 0
+#endif
+#endif
+
+#endif
+
+#if defined(AG_ISA_BODY)
+#define AG_ISA baseline
+#define AG_LANES 4
+/* Copies of large functions at every call would be half of all code before AVX2, and half of the time to compile it. */
+#if defined(AG_X86_64)
+#define AG_INLINE_LARGE AG_NOINLINE
+#else
+#define AG_INLINE_LARGE AG_INLINE
+#endif
+#include AG_ISA_BODY
+#undef AG_ISA
+#undef AG_LANES
+#undef AG_INLINE_LARGE
+#endif
+
+#if defined(AG_ISA_BODY) && defined(AG_X86_64)
+#define AG_INLINE_LARGE AG_INLINE
+
+AG_TARGET_BEGIN(AG_TARGET_AVX2)
+#define AG_ISA avx2
+#define AG_LANES 8
+#include AG_ISA_BODY
+#undef AG_ISA
+#undef AG_LANES
+AG_TARGET_END
+
+AG_TARGET_BEGIN(AG_TARGET_AVX512)
+#define AG_ISA avx512
+#define AG_LANES 16
+#include AG_ISA_BODY
+#undef AG_ISA
+#undef AG_LANES
+AG_TARGET_END
+
+#undef AG_INLINE_LARGE
+#endif
+
+#if defined(AG_BF16_DOT_BODY) && defined(AG_X86_64)
+#if defined(AG_EMULATE_BF16)
+AG_TARGET_BEGIN(AG_TARGET_AVX512)
+#else
+AG_TARGET_BEGIN(AG_TARGET_AVX512_BF16)
+#endif
+#define AG_ISA avx512
+#define AG_LANES 16
+#define AG_INLINE_LARGE AG_INLINE
+#include AG_BF16_DOT_BODY
+#undef AG_ISA
+#undef AG_LANES
+#undef AG_INLINE_LARGE
+AG_TARGET_END
+#endif
+
+#undef AG_ISA_BODY
+#undef AG_BF16_DOT_BODY

@@ -1,0 +1,33 @@
+/* kernels.h for each dtype of the instruction set AG_ISA, and the choice among them. Body header, see base.h. */
+
+#define AG_IS_F64 0
+#define AG_IS_F32 1
+#define AG_DTYPE f32
+#include "kernels.h"
+#undef AG_DTYPE
+#undef AG_IS_F32
+#define AG_IS_F32 0
+#define AG_DTYPE f16
+#include "kernels.h"
+#undef AG_DTYPE
+#define AG_DTYPE bf16
+#include "kernels.h"
+#undef AG_DTYPE
+#undef AG_IS_F64
+#define AG_IS_F64 1
+#define AG_DTYPE f64
+#include "kernels.h"
+#undef AG_DTYPE
+#undef AG_IS_F64
+#undef AG_IS_F32
+
+static AG_UNUSED const ag_row_kernels *AG_ISA_NAME(ag_rowwise_kernels)(ag_dtype dtype, ag_row_op op)
+{
+    static const ag_row_kernels *const kernels[AG_DTYPE_COUNT] = {
+        [AG_FLOAT32] = AG_ISA_NAME(ag_row_table_f32),
+        [AG_FLOAT16] = AG_ISA_NAME(ag_row_table_f16),
+        [AG_BFLOAT16] = AG_ISA_NAME(ag_row_table_bf16),
+        [AG_FLOAT64] = AG_ISA_NAME(ag_row_table_f64),
+    };
+    return &kernels[dtype][op];
+}

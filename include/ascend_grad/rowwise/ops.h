@@ -1,0 +1,91 @@
+/* The operators, element by element: terms of the row sum and results. Body header, included by kernels.h.
+ *
+ * `op` is a constant wherever it appears: every function is inlined into the entry points of kernels.h, so that an
+ * operator costs nothing to the others.
+ */
+
+/* The logit of a forward operator: masked positions get AG_MASKED_LOGIT, the others are scaled. */
+AG_INLINE V K(logit)(const int op, V x, MASKV mask, V scale)
+{
+    if (!ag_masks_sum(op)) return x;
+    return V_(select)(mask, V_(set1)((compute_t)AG_MASKED_LOGIT), x * scale);
+}
+
+/* What the row sum adds up. `max` is used by the forward operators only. */
+AG_INLINE V K(term)(const int op, V a, V b, MASKV mask, V scale, V max)
+{
+    switch (op) {
+    case AG_LOG_SOFTMAX_BACKWARD:
+        return a;
+    case AG_SOFTMAX_BACKWARD:
+    case AG_SCALED_MASKED_SOFTMAX_BACKWARD:
+        return a * b;
+    default:
+        return V_(exp)(K(logit)(op, a, mask, scale) - max);
+    }
+}
+
+/* What the results of a forward operator are multiplied with, or what is subtracted from them. */
+AG_INLINE f64v K(factors)(const int op, f64v sums) { return op == AG_LOG_SOFTMAX ? v_f64_log(sums) : 1.0 / sums; }
+
+/* Whether the exponentials that the sum of a forward operator adds up are needed again for its results. */
+AG_INLINE int K(caches_exp)(const int op) { return ag_is_forward(op) && op != AG_LOG_SOFTMAX; }
+
+/* The result of a forward operator from the exponential of the shifted logit or, without caches_exp, from that
+ * logit. */
+AG_INLINE V K(forward_value)(const int op, V x, V factor) { return op == AG_LOG_SOFTMAX ? x - factor : x * factor; }
+
+/* The result. `shift` is the sum (backward) or the maximum (forward), `factor` is one of `factors` (forward). */
+AG_INLINE V K(value)(const int op, V a, V b, MASKV mask, V scale, V shift, V factor)
+{
+    switch (op) {
+    case AG_SOFTMAX_BACKWARD:
+        return (a - shift) * b;
+    case AG_LOG_SOFTMAX_BACKWARD:
+        return V_(fma)(-shift, V_(exp)(b), a);
+    case AG_SCALED_MASKED_SOFTMAX_BACKWARD:
+        return V_(select)(mask, (V){0}, (a - shift) * b * scale);
+    default:
+        a = K(logit)(op, a, mask, scale) - shift;
+        return K(forward_value)(op, K(caches_exp)(op) ? V_(exp)(a) : a, factor);
+    }
+}
+
+/* The same for the sum and maximum of one row. */
+AG_INLINE compute_t K(shift_of)(const int op, double max, double sum)
+{
+    return (compute_t)(ag_is_forward(op) ? max : sum);
+}
+AG_INLINE compute_t K(factor_of)(const int op, double sum)
+{
+    return ag_is_forward(op) ? (compute_t)K(factors)(op, v_f64_set1(sum))[0] : 0;
+}
+
+/* Inputs of lanes i .. i+VL-1, or of the first n of them (the others zero). */
+AG_INLINE V K(get)(int wanted, const char *p, ptrdiff_t i) { return wanted ? AG_LOAD(p + i * AG_SIZE) : (V){0}; }
+AG_INLINE V K(get_partial)(int wanted, const char *p, ptrdiff_t i, ptrdiff_t n)
+{
+    return wanted ? AG_LOAD_PARTIAL(p + i * AG_SIZE, n) : (V){0};
+}
+AG_INLINE MASKV K(get_mask)(int wanted, const uint8_t *p, ptrdiff_t i)
+{
+    return wanted ? V_(mask)(p + i) : (MASKV){0};
+}
+AG_INLINE MASKV K(get_mask_partial)(int wanted, const uint8_t *p, ptrdiff_t i, ptrdiff_t n)
+{
+    return wanted ? V_(mask_partial)(p + i, n) : (MASKV){0};
+}
+
+AG_INLINE V K(term_at)(const int op, const char *a, const char *b, const uint8_t *mask, ptrdiff_t i, V scale, V max)
+{
+    return K(term)(op, AG_LOAD(a + i * AG_SIZE), K(get)(ag_sums_b(op), b, i),
+                   K(get_mask)(ag_masks_sum(op), mask, i), scale, max);
+}
+
+AG_INLINE V K(term_at_partial)(const int op, const char *a, const char *b, const uint8_t *mask, ptrdiff_t i,
+                               ptrdiff_t n, V scale, V max)
+{
+    const V term = K(term)(op, AG_LOAD_PARTIAL(a + i * AG_SIZE, n), K(get_partial)(ag_sums_b(op), b, i, n),
+                           K(get_mask_partial)(ag_masks_sum(op), mask, i, n), scale, max);
+    return ag_is_forward(op) ? V_(first)(n, term, (V){0}) : term; /* exp(0) is no padding */
+}

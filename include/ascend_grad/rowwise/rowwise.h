@@ -1,0 +1,209 @@
+/* Row-wise softmax gradients and their forward twins: the kernels behind pyx/_rowwise.pyx.
+ *
+ * What they compute (g grad_output, y output, x input; sums and maxima along the reduced dimension)
+ *
+ *   softmax backward                 (g - sum(g*y)) * y
+ *   log-softmax backward             g - sum(g) * exp(y)
+ *   scaled masked softmax backward   0 where mask, else (g - sum(g*y)) * y * scale
+ *   softmax                          exp(x - max) / sum(exp(x - max))
+ *   log-softmax                      (x - max) - log(sum(exp(x - max)))
+ *   scaled masked softmax            the softmax of (-10000 where mask, else x * scale)
+ *
+ * Types
+ *
+ *   in memory                    arithmetic   sums      rounded
+ *   float32                      float32      float64   once, at the end
+ *   float16, bfloat16            float32      float64   once, at the end, to nearest even
+ *   float64                      float64      float64 (compensated over segments)
+ *
+ * Layouts. Rows: unit stride along the reduced dimension. Columns: unit stride across it; a tile is `n` rows by up to
+ * AG_MAX_COLUMNS columns. Addresses need no alignment. Everything else is gathered into tiles first (strided.h).
+ *
+ * Splits. A row (or block of columns) that is too long for one task is split along n; a split is one or more segments.
+ * The maxima and sums of splits are computed first, then combined in order, then the results are written.
+ *
+ * The order of a row sum. It is part of the result's definition: the same for rows and columns, for any strides,
+ * neighbours, chunking and number of threads. With VL lanes of the compute type, term k of a row of n belongs to
+ * segment k / (128 VL); within it, to sum block k / (16 VL), and in that block to lane k % VL, at place (k / VL) % 16.
+ *
+ *   - the at most 16 terms of a lane in a sum block are added in order, in the compute type;
+ *   - the lane adds its sum blocks in order, in float64;
+ *   - the lanes of a segment are added by halves: j with j + VL/2, then j + VL/4, ...;
+ *   - segments are added in order with a compensated sum (Neumaier 1974).
+ *
+ * So no float32 accumulator takes more than 16 terms, and the error of a sum does not grow with n. Products are rounded
+ * before they are added (no fused multiply-add in sums): narrow rows keep them in a buffer, and must give the same
+ * bits.
+ *
+ * Why not one long sum per lane: at n = 2**20 its error is a hundred times larger. Why not fold every term into
+ * float64: the conversions would double the arithmetic. Why a softmax caches the exponentials of a row until its
+ * results are written where they take up to 16 KiB, and computes those of longer rows again: they mostly stay in L1,
+ * and beyond it a second computation costs less than a memory pass.
+ *
+ * Files: ops.h has the formulas of the operators; sums.h, rows.h, narrow.h and columns.h the loops; kernels.h the entry
+ * points and the table for one dtype and instruction set; foreach_dtype.h all dtypes.
+ */
+#ifndef ASCEND_GRAD_ROWWISE_H
+#define ASCEND_GRAD_ROWWISE_H
+
+#include <math.h>
+
+#include "../base.h"
+#include "../simd.h"
+
+/* ---- the operators ----------------------------------------------------------------------------------------------- */
+
+typedef enum { AG_BACKWARD, AG_FORWARD } ag_direction;
+
+/* What reads an operand: nothing, the results alone, or the row sum (and maximum) too. */
+typedef enum { AG_NOT_READ, AG_IN_RESULT, AG_IN_SUM } ag_use;
+
+/* X(member of ag_row_op, name, direction, use of the second input, use of the mask, column kernels: 1 or 0)
+ *
+ * A backward operator subtracts the row sum from its first input, a forward one subtracts the maximum of the logits and
+ * sums up exponentials. A mask that the sum reads takes part in the logits. The formulas are in ops.h. */
+#define AG_FOREACH_ROW_OP(X)                                                                                           \
+    X(AG_SOFTMAX_BACKWARD, softmax_backward, AG_BACKWARD, AG_IN_SUM, AG_NOT_READ, 1)                                   \
+    X(AG_LOG_SOFTMAX_BACKWARD, log_softmax_backward, AG_BACKWARD, AG_IN_RESULT, AG_NOT_READ, 1)                        \
+    X(AG_SCALED_MASKED_SOFTMAX_BACKWARD, scaled_masked_softmax_backward, AG_BACKWARD, AG_IN_SUM, AG_IN_RESULT, 0)      \
+    X(AG_SOFTMAX, softmax, AG_FORWARD, AG_NOT_READ, AG_NOT_READ, 1)                                                    \
+    X(AG_LOG_SOFTMAX, log_softmax, AG_FORWARD, AG_NOT_READ, AG_NOT_READ, 1)                                            \
+    X(AG_SCALED_MASKED_SOFTMAX, scaled_masked_softmax, AG_FORWARD, AG_NOT_READ, AG_IN_SUM, 0)
+
+#define AG_MEMBER(op, ...) op,
+typedef enum { AG_FOREACH_ROW_OP(AG_MEMBER) AG_ROW_OP_COUNT } ag_row_op;
+#undef AG_MEMBER
+
+typedef struct {
+    const char *name;
+    ag_direction direction;
+    ag_use b, mask;
+    int has_columns;
+} ag_row_op_traits;
+
+#define AG_TRAITS(op, name, direction, b, mask, has_columns) {#name, direction, b, mask, has_columns},
+static const ag_row_op_traits ag_row_ops[AG_ROW_OP_COUNT] = {AG_FOREACH_ROW_OP(AG_TRAITS)};
+#undef AG_TRAITS
+
+#define AG_CHECK(op, name, direction, b, mask, has_columns)                                                            \
+    _Static_assert(!(has_columns) || (mask) == AG_NOT_READ, #name ": column kernels read no mask");
+AG_FOREACH_ROW_OP(AG_CHECK)
+#undef AG_CHECK
+
+AG_INLINE int ag_is_forward(int op) { return ag_row_ops[op].direction == AG_FORWARD; }
+AG_INLINE int ag_reads_b(int op) { return ag_row_ops[op].b != AG_NOT_READ; }
+AG_INLINE int ag_sums_b(int op) { return ag_row_ops[op].b == AG_IN_SUM; }
+AG_INLINE int ag_is_masked(int op) { return ag_row_ops[op].mask != AG_NOT_READ; }
+AG_INLINE int ag_masks_sum(int op) { return ag_row_ops[op].mask == AG_IN_SUM; }
+
+enum { AG_MASKED_LOGIT = -10000 };
+
+/* ---- what kernels are called with -------------------------------------------------------------------------------- */
+
+/* Elements of a segment, for VL lanes of the compute type. */
+#define AG_SEGMENT(VL) (128 * (VL))
+/* Rows up to which the sums of columns stay in registers. In memory, the sums of the lanes would take more than the
+ * elements themselves. Never more than a sum block. */
+#define AG_STRIP_ROWS(VL) (16 * (VL) < 64 ? 16 * (VL) : 64)
+
+enum {
+    AG_MAX_COLUMNS = 1024,   /* columns of a tile at most */
+    AG_PACKED_COLUMNS = 128, /* columns up to which several packed rows are processed as one */
+    AG_STRIP_COLUMNS = 64,   /* packed columns from which on strips are better where rows are few */
+    AG_MAX_LANES = 16,
+    AG_MAX_PREFETCH_BYTES = 128 << 10, /* of rows that are prefetched: two longer ones do not fit L2 */
+    AG_SCRATCH_VALUES = AG_MAX_LANES * AG_PACKED_COLUMNS + AG_MAX_COLUMNS + AG_MAX_LANES,
+    AG_SCRATCH_BYTES = 12 * AG_MAX_LANES * AG_MAX_COLUMNS + 8 * (2 * AG_MAX_COLUMNS + 3 * AG_SCRATCH_VALUES)
+};
+
+/* Part of a problem: for row kernels `rows` rows of n elements, for column kernels n rows of `rows` columns. Strides
+ * lead from one row in memory to the next. No pointer is NULL: where an operator has no second input or no mask, any
+ * address and stride 0 do. */
+typedef struct {
+    const char *a, *b;   /* grad_output and output, or input */
+    const uint8_t *mask; /* masked where not zero */
+    char *out;
+    ptrdiff_t a_stride, b_stride, mask_stride, out_stride; /* bytes */
+    ptrdiff_t rows, n;
+    double scale;
+    int nontemporal; /* whether results bypass the cache */
+    int fits_l2;     /* columns: inputs stay in L2 from the sum to the result */
+} ag_tile;
+
+/* The inputs and the result of a row to prefetch; NULL for what is not. */
+typedef struct {
+    const char *a, *b, *out;
+} ag_prefetch;
+
+/* The kernels of one operator, dtype and variant. Those of columns are NULL unless the operator has them. */
+typedef struct {
+    ptrdiff_t segment;
+    ptrdiff_t strip_rows; /* up to so many rows, at least AG_STRIP_COLUMNS columns, of any number, need no `memory` */
+    void (*rows)(const ag_tile *tile); /* whole rows */
+    /* Splits of one row (tile->rows is not read): the maximum, the sum of one segment, results. */
+    double (*split_max)(const ag_tile *tile);
+    double (*split_sum)(const ag_tile *tile, double max);
+    void (*split_write)(const ag_tile *tile, double max, double sum);
+    /* Whole columns, and splits of them; `memory` is AG_SCRATCH_BYTES of the calling thread, aligned to 8. */
+    void (*columns)(const ag_tile *tile, void *memory);
+    void (*columns_max)(const ag_tile *tile, double *max, void *memory);
+    void (*columns_sum)(const ag_tile *tile, const double *max, double *sum, void *memory);
+    void (*columns_write)(const ag_tile *tile, const double *max, const double *sum, void *memory);
+} ag_row_kernels;
+
+/* ---- sums over segments ------------------------------------------------------------------------------------------ */
+
+typedef struct {
+    double sum, compensation;
+} ag_sum;
+
+AG_INLINE void ag_sum_add(ag_sum *total, double x)
+{
+    const double sum = total->sum + x;
+    total->compensation += fabs(total->sum) >= fabs(x) ? (total->sum - sum) + x : (x - sum) + total->sum;
+    total->sum = sum;
+}
+
+/* Which of several NaN a sum propagates depends on the instructions, but must not depend on how rows are grouped. */
+AG_INLINE double ag_canonical_nan(double sum) { return sum == sum ? sum : (double)NAN; }
+
+/* The compensation is applied unless the sum overflowed. Adding +0 makes -0 positive, whichever way it arose. */
+AG_INLINE double ag_sum_total(ag_sum total)
+{
+    return ag_canonical_nan((isfinite(total.sum) ? total.sum + total.compensation : total.sum) + 0.0);
+}
+
+static AG_UNUSED void ag_sums_add(double *sum, double *compensation, const double *x, ptrdiff_t count)
+{
+    for (ptrdiff_t i = 0; i < count; i++) {
+        ag_sum total = {sum[i], compensation[i]};
+        ag_sum_add(&total, x[i]);
+        sum[i] = total.sum;
+        compensation[i] = total.compensation;
+    }
+}
+
+static AG_UNUSED void ag_sums_total(double *sum, const double *compensation, ptrdiff_t count)
+{
+    for (ptrdiff_t i = 0; i < count; i++) {
+        const ag_sum total = {sum[i], compensation[i]};
+        sum[i] = ag_sum_total(total);
+    }
+}
+
+AG_INLINE int ag_tile_is_packed(const ag_tile *tile, ptrdiff_t width, int with_b)
+{
+    return tile->a_stride == width && (!with_b || tile->b_stride == width);
+}
+
+/* ---- every dtype for every instruction set ----------------------------------------------------------------------- */
+
+#define AG_ISA_BODY "rowwise/foreach_dtype.h"
+#include "../foreach_isa.h"
+
+static AG_UNUSED const ag_row_kernels *ag_rowwise_kernels(ag_variant variant, ag_dtype dtype, ag_row_op op)
+{
+    return AG_BY_VARIANT(variant, ag_rowwise_kernels, dtype, op);
+}
+
+#endif

@@ -1,0 +1,218 @@
+/* Copies and conversions of one instruction set. Body header, see foreach_isa.h; the manual is ../strided.h.
+ *
+ * Sizes are those of elements; steps and rows are counted in bytes.
+ */
+
+#define K(name) AG_ISA_NAME(ag_##name)
+
+/* ---- bits: rows of elements -------------------------------------------------------------------------------------- */
+
+/* n elements. With constant steps the compiler vectorises the loop. */
+#define AG_DEFINE_COPY(size, type, bswap)                                                                              \
+    AG_INLINE void K(run_##size)(char *restrict to, ptrdiff_t to_step, const char *restrict from, ptrdiff_t from_step, \
+                                 ptrdiff_t n, int swapped)                                                             \
+    {                                                                                                                  \
+        for (ptrdiff_t i = 0; i < n; i++) {                                                                            \
+            type x;                                                                                                    \
+            memcpy(&x, from + i * from_step, size);                                                                    \
+            if (swapped) x = bswap(x);                                                                                 \
+            memcpy(to + i * to_step, &x, size);                                                                        \
+        }                                                                                                              \
+    }                                                                                                                  \
+                                                                                                                       \
+    static AG_UNUSED void K(copy_##size)(char *to, ptrdiff_t to_row, ptrdiff_t to_step, const char *from,              \
+                                         ptrdiff_t from_row, ptrdiff_t from_step, ptrdiff_t rows, ptrdiff_t n,         \
+                                         int swapped)                                                                  \
+    {                                                                                                                  \
+        for (ptrdiff_t r = 0; r < rows; r++, to += to_row, from += from_row) {                                         \
+            if (swapped) {                                                                                             \
+                if (to_step == size && from_step == size) K(run_##size)(to, size, from, size, n, 1);                   \
+                else K(run_##size)(to, to_step, from, from_step, n, 1);                                                \
+            } else if (to_step == size && from_step == -size) {                                                        \
+                K(run_##size)(to, size, from, -size, n, 0);                                                            \
+            } else if (to_step == -size && from_step == size) {                                                        \
+                K(run_##size)(to, -size, from, size, n, 0);                                                            \
+            } else if (to_step == size && from_step == 2 * size) {                                                     \
+                K(run_##size)(to, size, from, 2 * size, n, 0);                                                         \
+            } else if (to_step == size && from_step == 0) {                                                            \
+                K(run_##size)(to, size, from, 0, n, 0);                                                                \
+            } else {                                                                                                   \
+                K(run_##size)(to, to_step, from, from_step, n, 0);                                                     \
+            }                                                                                                          \
+        }                                                                                                              \
+    }
+
+AG_DEFINE_COPY(1, uint8_t, )
+AG_DEFINE_COPY(2, uint16_t, __builtin_bswap16)
+AG_DEFINE_COPY(4, uint32_t, __builtin_bswap32)
+AG_DEFINE_COPY(8, uint64_t, __builtin_bswap64)
+AG_DEFINE_COPY(16, ag_two_words, )
+#undef AG_DEFINE_COPY
+
+/* ---- bits: transposed blocks ------------------------------------------------------------------------------------- */
+
+/* T x T elements, in registers: interleaving the first half of the rows with the second, log2(T) times. */
+#define AG_INTERLEAVE(T, v)                                                                                            \
+    do {                                                                                                               \
+        AG_UNROLL(8)                                                                                                   \
+        for (int i = 0; i < T / 2; i++) {                                                                              \
+            y[2 * i] = AG_SHUFFLE(v, x[i], x[i + T / 2], AG_LOW_##T);                                                  \
+            y[2 * i + 1] = AG_SHUFFLE(v, x[i], x[i + T / 2], AG_HIGH_##T);                                             \
+        }                                                                                                              \
+        AG_UNROLL(16)                                                                                                  \
+        for (int i = 0; i < T; i++) x[i] = y[i];                                                                       \
+    } while (0)
+
+/* to[j][i] = from[i][j] for `lines` rows of n elements, both at least T. Blocks at the ends overlap those before. */
+#define AG_DEFINE_TRANSPOSE(size, type, T)                                                                             \
+    static AG_UNUSED void K(transpose_##size##_##T)(char *restrict to, ptrdiff_t to_row, const char *restrict from,    \
+                                                    ptrdiff_t from_row, ptrdiff_t lines, ptrdiff_t n)                  \
+    {                                                                                                                  \
+        typedef type v __attribute__((vector_size(T * size)));                                                         \
+        for (ptrdiff_t line = 0; line < lines; line += T) {                                                            \
+            const ptrdiff_t i0 = line + T <= lines ? line : lines - T;                                                 \
+            for (ptrdiff_t at = 0; at < n; at += T) {                                                                  \
+                const ptrdiff_t j0 = at + T <= n ? at : n - T;                                                         \
+                v x[T], y[T];                                                                                          \
+                AG_UNROLL(16)                                                                                          \
+                for (int i = 0; i < T; i++) memcpy(&x[i], from + (i0 + i) * from_row + j0 * size, sizeof(v));          \
+                AG_INTERLEAVE(T, v);                                                                                   \
+                AG_INTERLEAVE(T, v);                                                                                   \
+                if (T >= 8) AG_INTERLEAVE(T, v);                                                                       \
+                if (T >= 16) AG_INTERLEAVE(T, v);                                                                      \
+                AG_UNROLL(16)                                                                                          \
+                for (int j = 0; j < T; j++) memcpy(to + (j0 + j) * to_row + i0 * size, &x[j], sizeof(v));              \
+            }                                                                                                          \
+        }                                                                                                              \
+    }
+
+AG_DEFINE_TRANSPOSE(1, uint8_t, 8)
+AG_DEFINE_TRANSPOSE(1, uint8_t, 16)
+AG_DEFINE_TRANSPOSE(2, uint16_t, 4)
+AG_DEFINE_TRANSPOSE(2, uint16_t, 8)
+AG_DEFINE_TRANSPOSE(4, uint32_t, 4)
+#if AG_LANES >= 8
+AG_DEFINE_TRANSPOSE(4, uint32_t, 8)
+AG_DEFINE_TRANSPOSE(8, uint64_t, 4)
+#endif
+#if AG_LANES >= 16
+AG_DEFINE_TRANSPOSE(2, uint16_t, 16)
+AG_DEFINE_TRANSPOSE(4, uint32_t, 16)
+AG_DEFINE_TRANSPOSE(8, uint64_t, 8)
+#endif
+#undef AG_DEFINE_TRANSPOSE
+#undef AG_INTERLEAVE
+
+/* Whether it was done: there are blocks for this size, and the larger they are, the better. */
+static AG_UNUSED int K(transpose)(char *to, ptrdiff_t to_row, const char *from, ptrdiff_t from_row, ptrdiff_t lines,
+                                  ptrdiff_t n, int size)
+{
+    const ptrdiff_t least = lines < n ? lines : n;
+#define AG_TRY(s, T) if (size == s && least >= T) return K(transpose_##s##_##T)(to, to_row, from, from_row, lines, n), 1
+#if AG_LANES >= 16
+    AG_TRY(2, 16);
+    AG_TRY(4, 16);
+    AG_TRY(8, 8);
+#endif
+#if AG_LANES >= 8
+    AG_TRY(4, 8);
+    AG_TRY(8, 4);
+#endif
+    AG_TRY(1, 16);
+    AG_TRY(1, 8);
+    AG_TRY(2, 8);
+    AG_TRY(2, 4);
+    AG_TRY(4, 4);
+#undef AG_TRY
+    return 0;
+}
+
+/* ---- values ------------------------------------------------------------------------------------------------------ */
+
+#define AG_DEFINE_WIDEN(dtype)                                                                                         \
+    static AG_UNUSED void K(widen_##dtype)(const char *from, float *to, ptrdiff_t n)                                   \
+    {                                                                                                                  \
+        ptrdiff_t i = 0;                                                                                               \
+        for (; i + AG_LANES <= n; i += AG_LANES) v_f32_store(to + i, v_##dtype##_load(from + 2 * i));                  \
+        if (i < n) v_f32_store_partial(to + i, v_##dtype##_load_partial(from + 2 * i, n - i), n - i);                  \
+    }
+
+/* float32, or float64, to a 16-bit type. */
+#define AG_DEFINE_NARROW(dtype, digits, smallest)                                                                      \
+    static AG_UNUSED void K(narrow_##dtype)(const float *from, char *to, ptrdiff_t n)                                  \
+    {                                                                                                                  \
+        ptrdiff_t i = 0;                                                                                               \
+        for (; i + AG_LANES <= n; i += AG_LANES) v_##dtype##_store(to + 2 * i, v_f32_load(from + i));                  \
+        if (i < n) v_##dtype##_store_partial(to + 2 * i, v_f32_load_partial(from + i, n - i), n - i);                  \
+    }                                                                                                                  \
+                                                                                                                       \
+    AG_INLINE f32v K(load_f64_##dtype)(const double *from)                                                             \
+    {                                                                                                                  \
+        const f64v low = K(round_to_digits)(v_f64_load(from), digits, smallest);                                       \
+        return v_f32_narrow(low, K(round_to_digits)(v_f64_load(from + AG_LANES / 2), digits, smallest));               \
+    }                                                                                                                  \
+                                                                                                                       \
+    static AG_UNUSED void K(narrow_f64_##dtype)(const double *from, char *to, ptrdiff_t n)                             \
+    {                                                                                                                  \
+        ptrdiff_t i = 0;                                                                                               \
+        for (; i + AG_LANES <= n; i += AG_LANES) v_##dtype##_store(to + 2 * i, K(load_f64_##dtype)(from + i));         \
+        if (i < n) {                                                                                                   \
+            double rest[AG_LANES] = {0};                                                                               \
+            memcpy(rest, from + i, (size_t)(n - i) * sizeof *rest);                                                    \
+            v_##dtype##_store_partial(to + 2 * i, K(load_f64_##dtype)(rest), n - i);                                   \
+        }                                                                                                              \
+    }
+
+/* Rounded once to the significant binary digits of a 16-bit type, overflow apart, so that further conversions are
+ * exact: the last digit to keep is made that of a sum's last place. `smallest` is the smallest normal number of the
+ * type. */
+AG_INLINE f64v K(round_to_digits)(f64v x, int digits, double smallest)
+{
+    const u64v sign = (u64v)x & (u64v)v_f64_set1(-0.0);
+    f64v power = (f64v)((u64v)x & (u64v)v_f64_set1(INFINITY)); /* the largest power of two within |x| */
+    power = v_f64_min(v_f64_set1(0x1p200), v_f64_max(v_f64_set1(smallest), power));
+    const f64v large = power * (1.5 * (double)((uint64_t)1 << (53 - digits)));
+    const f64v rounded = (x + large) - large;
+    return (f64v)(((u64v)rounded & ~(u64v)v_f64_set1(-0.0)) | sign);
+}
+
+AG_DEFINE_WIDEN(f16)
+AG_DEFINE_WIDEN(bf16)
+AG_DEFINE_NARROW(f16, 11, 0x1p-14)
+AG_DEFINE_NARROW(bf16, 8, 0x1p-126)
+#undef AG_DEFINE_WIDEN
+#undef AG_DEFINE_NARROW
+
+static AG_UNUSED void K(narrow_f64_f32)(const double *restrict from, char *restrict to, ptrdiff_t n)
+{
+    for (ptrdiff_t i = 0; i < n; i++) {
+        const float x = (float)from[i];
+        memcpy(to + 4 * i, &x, sizeof x);
+    }
+}
+
+static AG_UNUSED void K(widen_f32_f64)(const float *restrict from, char *restrict to, ptrdiff_t n)
+{
+    for (ptrdiff_t i = 0; i < n; i++) {
+        const double x = from[i];
+        memcpy(to + 8 * i, &x, sizeof x);
+    }
+}
+
+/* ---- the memory traffic of a backward operator ------------------------------------------------------------------- */
+
+/* out = a + b over n floats */
+static AG_UNUSED void K(stream_add)(const float *a, const float *b, float *out, ptrdiff_t n, int nontemporal)
+{
+    ptrdiff_t i = 0;
+    for (; i < n && (uintptr_t)(out + i) % (4 * AG_LANES); i++) out[i] = a[i] + b[i];
+    if (nontemporal) {
+        for (; i + AG_LANES <= n; i += AG_LANES) v_f32_stream(out + i, v_f32_load(a + i) + v_f32_load(b + i));
+    } else {
+        for (; i + AG_LANES <= n; i += AG_LANES) v_f32_store(out + i, v_f32_load(a + i) + v_f32_load(b + i));
+    }
+    for (; i < n; i++) out[i] = a[i] + b[i];
+    v_fence();
+}
+
+#undef K

@@ -1,0 +1,423 @@
+"""Plans of the row-wise operators: how a problem is described, the order in which it is traversed, how it is cut.
+
+`describe` reduces the arrays of a call to a `Problem`: one reduced dimension, the others merged as far as all strides
+allow, largest stride first. `make_plan` chooses the layout that kernels see:
+
+  ROWS     every operand has unit stride along the reduced dimension: kernels read and write in place
+  COLUMNS  ... along another dimension: kernels process blocks of columns in place
+  ROW_TILES, COLUMN_TILES
+           anything else (strides, byte order, a result of another dtype): blocks of rows or columns, as they lie
+           closer together, are gathered into a small buffer per thread, computed there, and scattered
+
+and whether tasks are whole blocks or, where there are too few of them for the threads, splits of them.
+
+What a task computes depends on the problem alone (rowwise.h fixes the order of every sum), so that results are the same
+bits for any layout, plan and number of threads.
+"""
+
+cimport numpy as cnp
+from libc.stdint cimport uint8_t
+from libc.string cimport memset
+
+from ascend_grad cimport _cpu
+from ascend_grad._dtypes cimport dtype_of
+from ascend_grad._kernels cimport (
+    AG_FLOAT32,
+    AG_FLOAT64,
+    AG_MAX_COLUMNS,
+    AG_PACKED_COLUMNS,
+    ag_dtype,
+    ag_itemsize,
+    ag_rounded_to_float32,
+    ag_row_kernels,
+    ag_row_op,
+    ag_tile,
+)
+from ascend_grad._memory cimport ALIGNMENT, align_up, ceil_div, magnitude
+
+cnp.import_array()
+
+cdef enum:
+    TILE_BYTES = 128 << 10            # of one operand in the compute type
+    LONG_TILE_BYTES = 4 << 20         # the same, where a cache line holds elements of several rows
+    CACHED_TILE_BYTES = 16 << 20      # of all tiles, up to which inputs are gathered once for all phases
+    TILE_ROWS = 16                    # rows of a gathered split where rows are long
+    MAX_TILE_ROWS = 1 << 14
+    FEW_ROWS = 8                      # rows up to which lanes of the column kernels would be empty
+    SHORT_ROW = 8                     # elements of a row from which on it is computed in place, with gaps between rows
+    SMALL_BLOCK = 256                 # elements of an outer index up to which several are gathered together
+    TASK_ELEMENTS = 1 << 15           # of a task, about
+    LONG_ROW = 1 << 22                # elements from which a row (or block of columns) is too long to be one task
+
+# ---- the problem -----------------------------------------------------------------------------------------------------
+
+cdef void describe_operand(Operand *operand, cnp.ndarray array, int dim, const cnp.npy_intp *shape) noexcept:
+    """Fill in an operand; axes of length 1 count as broadcast, so that masks and ranks need no other care."""
+    cdef int axis, rank = cnp.PyArray_NDIM(array), k = 0
+    cdef cnp.npy_intp *strides = cnp.PyArray_STRIDES(array)
+    cdef cnp.npy_intp *own = cnp.PyArray_DIMS(array)
+    operand.data = cnp.PyArray_BYTES(array)
+    operand.itemsize = <int>cnp.PyArray_ITEMSIZE(array)
+    operand.dtype = <ag_dtype>dtype_of(array)
+    operand.swapped = cnp.PyArray_ISBYTESWAPPED(array)
+    operand.dim_stride = operand.itemsize
+    for axis in range(rank):
+        if axis == dim:
+            if shape[axis] > 1:
+                operand.dim_stride = strides[axis]
+        elif shape[axis] > 1:
+            operand.strides[k] = strides[axis] if own[axis] > 1 else 0
+            k += 1
+
+
+cdef void coalesce_dims(Problem *p, int axes) noexcept:
+    """The order in which the rows are traversed, with as few axes as possible."""
+    cdef int axis, k, i, used = 0
+    cdef Py_ssize_t[MAX_AXES] reach
+    cdef Py_ssize_t length
+    cdef Operand *operand
+    # Sort by stride, largest first, so that neighbours in memory become neighbours here.
+    for axis in range(axes):
+        reach[axis] = 0
+        for i in range(OPERANDS):
+            if i != MASK:
+                reach[axis] = max(reach[axis], magnitude(p.operands[i].strides[axis]))
+    for axis in range(1, axes):
+        k = axis
+        while k > 0 and reach[k - 1] < reach[k]:
+            reach[k - 1], reach[k] = reach[k], reach[k - 1]
+            p.shape[k - 1], p.shape[k] = p.shape[k], p.shape[k - 1]
+            for i in range(OPERANDS):
+                operand = &p.operands[i]
+                operand.strides[k - 1], operand.strides[k] = operand.strides[k], operand.strides[k - 1]
+            k -= 1
+    # Merge an axis into the one before it where every operand steps through both as through one.
+    for axis in range(1, axes):
+        length = p.shape[axis]
+        for i in range(OPERANDS):
+            if p.operands[i].strides[used] != p.operands[i].strides[axis] * length:
+                break
+        else:
+            p.shape[used] *= length
+            for i in range(OPERANDS):
+                p.operands[i].strides[used] = p.operands[i].strides[axis]
+            continue
+        used += 1
+        p.shape[used] = length
+        for i in range(OPERANDS):
+            p.operands[i].strides[used] = p.operands[i].strides[axis]
+    p.axes = used + 1
+    if axes == 0:
+        p.shape[0] = 1
+        for i in range(OPERANDS):
+            p.operands[i].strides[0] = 0
+
+
+cdef bint describe(
+    Problem *p, ag_row_op op, cnp.ndarray a, cnp.ndarray b, cnp.ndarray mask, cnp.ndarray out, int dim, double scale
+) noexcept:
+    """Fill in a problem; False where there is nothing to compute. Unused arrays are given as `a`."""
+    cdef int rank = cnp.PyArray_NDIM(a), axis, axes = 0
+    cdef cnp.npy_intp *shape = cnp.PyArray_DIMS(a)
+    if cnp.PyArray_SIZE(a) == 0:
+        return False
+    p.op = op
+    p.dtype = <ag_dtype>dtype_of(a)
+    p.scale = scale if p.dtype == AG_FLOAT64 else ag_rounded_to_float32(scale)
+    p.n = shape[dim] if rank else 1
+    p.rows = cnp.PyArray_SIZE(a) // p.n
+    describe_operand(&p.operands[A], a, dim, shape)
+    p.operands[B] = p.operands[MASK] = p.operands[A]
+    if has_b(op):
+        describe_operand(&p.operands[B], b, dim, shape)
+    if has_mask(op):
+        describe_operand(&p.operands[MASK], mask, dim, shape)
+    describe_operand(&p.operands[OUT], out, dim, shape)
+    for axis in range(rank):
+        if axis != dim and shape[axis] > 1:
+            p.shape[axes] = shape[axis]
+            axes += 1
+    coalesce_dims(p, axes)
+    return True
+
+
+cdef void tile_at(const Problem *p, Py_ssize_t row, ag_tile *tile) noexcept nogil:
+    """A tile that starts at a row; its strides lead along the last axis."""
+    cdef Py_ssize_t rest = row, index
+    cdef Py_ssize_t[OPERANDS] offset
+    cdef int axis = p.axes - 1, i
+    for i in range(OPERANDS):
+        offset[i] = 0
+    while axis >= 0:
+        index = rest % p.shape[axis] if axis else rest
+        rest = rest // p.shape[axis]
+        if index:
+            for i in range(OPERANDS):
+                offset[i] += index * p.operands[i].strides[axis]
+        axis -= 1
+    axis = p.axes - 1
+    tile.a = p.operands[A].data + offset[A]
+    tile.b = p.operands[B].data + offset[B]
+    tile.mask = <const uint8_t *>p.operands[MASK].data + offset[MASK]
+    tile.out = p.operands[OUT].data + offset[OUT]
+    tile.a_stride = p.operands[A].strides[axis]
+    tile.b_stride = p.operands[B].strides[axis]
+    tile.mask_stride = p.operands[MASK].strides[axis]
+    tile.out_stride = p.operands[OUT].strides[axis]
+    tile.n = p.n
+    tile.scale = p.scale
+
+
+cdef Py_ssize_t offset_of(const Problem *p, const Operand *operand, Py_ssize_t row) noexcept nogil:
+    """Bytes from an operand's first row to this one."""
+    cdef Py_ssize_t offset = 0
+    cdef int axis = p.axes - 1
+    while axis > 0:
+        offset += row % p.shape[axis] * operand.strides[axis]
+        row //= p.shape[axis]
+        axis -= 1
+    return offset + row * operand.strides[0]
+
+
+cdef void columns_at(const Problem *p, Py_ssize_t row, Py_ssize_t columns, ag_tile *tile) noexcept nogil:
+    """A tile of columns in place; `row` is the number of the first one."""
+    tile_at(p, row, tile)
+    tile.a_stride = p.operands[A].dim_stride
+    tile.b_stride = p.operands[B].dim_stride
+    tile.out_stride = p.operands[OUT].dim_stride
+    tile.rows = columns
+
+
+# ---- the layout ------------------------------------------------------------------------------------------------------
+
+cdef bint all_native(const Problem *p) noexcept nogil:
+    """Whether kernels can read and write the operands' elements as they are."""
+    return not (
+        p.operands[A].swapped
+        or (has_b(p.op) and p.operands[B].swapped)
+        or p.operands[OUT].swapped
+        or p.operands[OUT].dtype != p.dtype
+    )
+
+
+cdef inline bint is_used(const Problem *p, int operand) noexcept nogil:
+    return (operand != B or has_b(p.op)) and (operand != MASK or has_mask(p.op))
+
+
+cdef bint is_direct(const Problem *p, int which, ag_dtype dtype, bint by_columns) noexcept nogil:
+    """Whether kernels for this dtype can read or write an operand in place, any rows of it together."""
+    cdef const Operand *operand = &p.operands[which]
+    if p.axes > 1 or operand.swapped or (which != MASK and operand.dtype != dtype) or (which == MASK and by_columns):
+        return False
+    return (operand.strides[0] if by_columns else operand.dim_stride) == operand.itemsize
+
+
+cdef bint are_dense_rows(const Problem *p) noexcept nogil:
+    """Whether rows follow one another without gaps, in every operand."""
+    cdef int i
+    for i in range(OPERANDS):
+        if is_used(p, i) and (p.axes > 1 or p.operands[i].strides[0] != p.n * p.operands[i].itemsize):
+            return False
+    return True
+
+
+cdef Layout choose_layout(const Problem *p) noexcept nogil:
+    cdef int i, last = p.axes - 1, across = 0
+    cdef Py_ssize_t itemsize = p.operands[A].itemsize, inner = p.shape[last]
+    cdef bint native = all_native(p), rows = native, columns = native and has_columns(p.op), packed = True
+    for i in range(OPERANDS):
+        if not is_used(p, i):
+            continue
+        if p.operands[i].dim_stride != p.operands[i].itemsize:
+            rows = False
+        if p.operands[i].strides[last] != itemsize:
+            columns = False
+        if p.operands[i].dim_stride != inner * itemsize:
+            packed = False
+        across += 1 if magnitude(p.operands[i].strides[last]) < magnitude(p.operands[i].dim_stride) else -1
+    if rows and (p.n >= SHORT_ROW or p.rows == 1 or not has_columns(p.op)):
+        return ROWS
+    if rows and are_dense_rows(p) and (p.n > 1 or p.rows < SMALL_BLOCK):
+        return ROWS  # many rows of one element are columns as well
+    if columns and (inner >= 32 or packed) and (p.n * inner >= SMALL_BLOCK or p.rows == inner):
+        return COLUMNS
+    if not has_columns(p.op) or p.rows < FEW_ROWS:
+        return ROW_TILES
+    # What inputs can be read in place decides, then how most operands lie.
+    if rows:
+        return COLUMN_TILES
+    for i in range(2):
+        if is_direct(p, A, p.dtype, i == 0) and (not has_b(p.op) or is_direct(p, B, p.dtype, i == 0)) and (
+            p.operands[OUT].dtype == p.dtype or p.operands[A].itemsize >= 4
+        ):
+            return COLUMN_TILES if i == 0 else ROW_TILES
+    return COLUMN_TILES if across > 0 else ROW_TILES
+
+
+cdef bint use_nontemporal_stores(const Problem *p, Layout layout) noexcept nogil:
+    """Whether results should bypass the cache: the arrays fill most of it, and no input is overwritten."""
+    cdef const Operand *out = &p.operands[OUT]
+    cdef Py_ssize_t nbytes = p.rows * p.n * out.itemsize * (3 if has_b(p.op) else 2)
+    if nbytes < _cpu.cache_size(3) // 8 * 5 or out.data == p.operands[A].data or out.data == p.operands[B].data:
+        return False
+    if layout == COLUMNS:
+        # A block of columns has to start on a cache line in every row: parts of lines are slow to write like that.
+        return p.shape[p.axes - 1] <= AG_PACKED_COLUMNS or out.dim_stride % 64 == 0
+    return layout == ROWS
+
+
+cdef bint is_transposed(const Problem *p) noexcept nogil:
+    """Whether some operand's adjacent elements in memory belong to different rows."""
+    cdef int i, last = p.axes - 1
+    cdef const Operand *operand
+    if p.shape[last] == 1:
+        return False
+    for i in range(OPERANDS):
+        operand = &p.operands[i]
+        if is_used(p, i) and magnitude(operand.dim_stride) >= 64 and (
+            magnitude(operand.strides[last]) < magnitude(operand.dim_stride)
+        ):
+            return True
+    return False
+
+
+# ---- the plan --------------------------------------------------------------------------------------------------------
+
+cdef ag_dtype choose_tile_dtype(const Problem *p) noexcept nogil:
+    """The dtype that kernels read and write: the compute type where the result has another dtype than the inputs."""
+    if p.operands[OUT].dtype == p.dtype:
+        return p.dtype
+    return AG_FLOAT64 if p.dtype == AG_FLOAT64 else AG_FLOAT32
+
+
+cdef Plan make_plan(const Problem *p, ag_dtype tile_dtype, const ag_row_kernels *kernels, int threads) noexcept:
+    """A plan for the kernels of `tile_dtype`, which are those of `choose_tile_dtype`."""
+    cdef Plan plan
+    cdef int operand
+    memset(&plan, 0, sizeof(Plan))
+    plan.kernels = kernels
+    plan.threads = threads
+    plan.layout = choose_layout(p)
+    plan.by_columns = plan.layout == COLUMNS or plan.layout == COLUMN_TILES
+    plan.gathers = plan.layout == ROW_TILES or plan.layout == COLUMN_TILES
+    plan.nontemporal = use_nontemporal_stores(p, plan.layout)
+    plan.tile_dtype = tile_dtype
+    plan.tile_itemsize = ag_itemsize[<int>plan.tile_dtype]
+    for operand in range(OPERANDS):
+        plan.direct[operand] = plan.gathers and is_direct(p, operand, plan.tile_dtype, plan.by_columns)
+    plan.segments = ceil_div(p.n, plan.kernels.segment)
+    plan.transposes = plan.gathers and is_transposed(p)
+    plan.splits = 1
+    if plan.layout == ROWS:
+        cut_rows(&plan, p)
+    elif plan.layout == COLUMNS:
+        cut_columns(&plan, p)
+    elif plan.layout == COLUMN_TILES:
+        cut_column_tiles(&plan, p)
+    else:
+        cut_row_tiles(&plan, p)
+    if plan.is_split:
+        # Gathered splits are one segment long, the others longer, but enough for every thread.
+        plan.split_size = plan.kernels.segment
+        if not plan.gathers:
+            plan.split_size *= max(1, min(32, plan.segments * plan.blocks // (8 * threads)))
+        plan.splits = ceil_div(p.n, plan.split_size)
+    if plan.gathers:
+        place_tiles(&plan, p)
+        plan.caches_inputs = plan.is_split and plan.blocks * plan.splits * plan.tiles_size <= CACHED_TILE_BYTES
+    return plan
+
+
+cdef void cut_rows(Plan *plan, const Problem *p) noexcept:
+    # Adjacent rows belong to one task, but there are enough tasks to balance threads that other work slows down.
+    plan.block_size = max(
+        1, min(max(TASK_ELEMENTS // p.n, p.rows // (32 * plan.threads)), ceil_div(p.rows, 4 * plan.threads))
+    )
+    plan.blocks = ceil_div(p.rows, plan.block_size)
+    plan.is_split = p.n >= LONG_ROW or (plan.threads > 1 and plan.blocks < 4 * plan.threads and plan.segments >= 8)
+    if plan.is_split:
+        plan.block_size = 1
+        plan.blocks = p.rows
+
+
+cdef void cut_columns(Plan *plan, const Problem *p) noexcept:
+    # Both inputs of a block stay in L2 between sum and result, unless it would be too narrow.
+    cdef Py_ssize_t inner = p.shape[p.axes - 1], inputs = 2 if has_b(p.op) else 1
+    cdef Py_ssize_t budget = _cpu.cache_size(2) // 2 // (p.n * p.operands[A].itemsize * inputs) // 64 * 64
+    plan.block_size = min(inner, <Py_ssize_t>AG_MAX_COLUMNS)
+    if p.n <= plan.kernels.strip_rows:
+        # Strips need no scratch, and fit L1 whatever the block.
+        plan.block_size = min(inner, max(<Py_ssize_t>AG_MAX_COLUMNS, TASK_ELEMENTS // p.n // 64 * 64))
+    if inner > AG_PACKED_COLUMNS:
+        if budget >= 256 and p.n > plan.kernels.strip_rows:
+            if not plan.nontemporal:  # results pass through the cache, too; but narrow blocks are slow
+                budget = max(min(budget, <Py_ssize_t>512), budget * inputs // (inputs + 1) // 64 * 64)
+            plan.block_size = min(plan.block_size, budget)
+        # Enough blocks for every thread, of whole cache lines.
+        while plan.block_size > 64 and p.rows // plan.block_size < 2 * plan.threads:
+            plan.block_size = ceil_div(plan.block_size // 2, 32) * 32
+    plan.blocks_per_index = ceil_div(inner, plan.block_size)
+    plan.blocks = p.rows // inner * plan.blocks_per_index
+    plan.is_split = plan.segments > 1 and (
+        p.n * plan.block_size >= LONG_ROW or (plan.threads > 1 and plan.blocks < 2 * plan.threads)
+    )
+
+
+cdef void cut_column_tiles(Plan *plan, const Problem *p) noexcept:
+    # Where the inputs are read in place, only results are gathered, and long copies are faster.
+    cdef bint inputs_in_place = plan.direct[A] and (plan.direct[B] or not has_b(p.op))
+    cdef Py_ssize_t budget = LONG_TILE_BYTES // 8 if inputs_in_place else TILE_BYTES
+    plan.is_split = plan.segments > 1
+    plan.block_size = min(
+        <Py_ssize_t>AG_MAX_COLUMNS, budget // (min(p.n, plan.kernels.segment) * plan.tile_itemsize)
+    )
+    plan.block_size = max(
+        1, min(plan.block_size, ceil_div(p.rows, 1 if plan.threads == 1 else 4 * plan.threads))
+    )
+    plan.blocks = ceil_div(p.rows, plan.block_size)
+
+
+cdef void cut_row_tiles(Plan *plan, const Problem *p) noexcept:
+    cdef Py_ssize_t row_bytes = row_pitch(plan, 1, p.n) * plan.tile_itemsize
+    plan.block_size = min(<Py_ssize_t>MAX_TILE_ROWS, TILE_BYTES // row_bytes)
+    if plan.transposes and plan.block_size < TILE_ROWS and TILE_ROWS * row_bytes <= LONG_TILE_BYTES:
+        plan.block_size = TILE_ROWS
+    plan.is_split = plan.block_size < TILE_ROWS and (
+        plan.block_size < 1
+        or plan.transposes
+        or (plan.threads > 1 and p.rows < 4 * plan.threads and plan.segments >= 8)
+    )
+    if plan.is_split:
+        plan.block_size = max(1, TILE_BYTES // (row_pitch(plan, 1, plan.kernels.segment) * plan.tile_itemsize))
+    plan.block_size = max(1, min(plan.block_size, ceil_div(p.rows, 1 if plan.is_split else 4 * plan.threads)))
+    plan.blocks = ceil_div(p.rows, plan.block_size)
+
+
+cdef Py_ssize_t row_pitch(const Plan *plan, Py_ssize_t rows, Py_ssize_t length) noexcept nogil:
+    """Elements from one row in memory to the next in a gathered tile.
+
+    The tile holds element k of its row r at r * row_pitch + k, or, for column kernels, at k * row_pitch + r.
+    """
+    if plan.by_columns:
+        return rows
+    # Elements of adjacent rows that are copied together should not map to one set of L1.
+    return align_up(length, 16) + 16 if plan.transposes and length >= 64 else length
+
+
+cdef void place_tiles(Plan *plan, const Problem *p) noexcept:
+    """Where the tiles of a thread or task lie, each only if it is needed."""
+    cdef Py_ssize_t length = plan.split_size if plan.is_split else p.n, count, size = 0
+    cdef const Operand *out = &p.operands[OUT]
+    count = row_pitch(plan, plan.block_size, length) * (length if plan.by_columns else plan.block_size)
+    if not (plan.direct[A] and plan.direct[OUT]):
+        size = align_up(count * plan.tile_itemsize, ALIGNMENT)
+    plan.second_tile = size
+    if has_b(p.op) and not plan.direct[B]:
+        size += align_up(count * plan.tile_itemsize, ALIGNMENT)
+    plan.mask_tile = size
+    if has_mask(p.op) and not plan.direct[MASK]:
+        size += align_up(count, ALIGNMENT)
+    plan.converted_tile = size
+    if plan.tile_dtype != p.dtype or plan.tile_dtype != out.dtype:
+        size += align_up(count * max(p.operands[A].itemsize, out.itemsize), ALIGNMENT)
+    plan.tiles_size = size
