@@ -14,6 +14,7 @@ from ascend_grad._overlap cimport may_overlap
 
 from . import _linear_cross_entropy
 from ._dtypes import FLOATING_DTYPES
+from .arrays import counted
 
 cnp.import_array()
 
@@ -66,10 +67,8 @@ cdef object gradient(Call call, int threads):
     grad, x, weight, mask, target, _, logits_max, sum_exp, softmax, _, workspace_bytes, filter_eps = call.values
     cdef list aside = []
     cdef cnp.ndarray input_grad = place_for(call, 0, aside), weight_grad = place_for(call, 1, aside)
-    if cnp.PyArray_TYPE(<cnp.ndarray>mask) != cnp.NPY_BOOL:
-        mask = mask[: (call.sizes[BT] + 7) // 8]  # there may be many bytes behind those of the rows
     rows = _Rows(
-        native_vector(target), 0, call.sizes[V], native_vector(mask), native_vector(grad),
+        native_vector(target), 0, call.sizes[V], native_vector(counted(mask, call.sizes[BT])), native_vector(grad),
         None if logits_max is None else native_vector(logits_max), None if sum_exp is None else native_vector(sum_exp)
     )
     _linear_cross_entropy.gradient(

@@ -1402,24 +1402,24 @@ def losses(cnp.ndarray sum_exp not None, cnp.ndarray predicted not None, cnp.nda
     cdef const void *sums = cnp.PyArray_DATA(sum_exp)
     cdef const void *logits = cnp.PyArray_DATA(predicted)
     cdef bint is_double = dtype_of(sum_exp) == AG_FLOAT64
-    cdef Py_ssize_t begin = 0, end = cnp.PyArray_DIM(loss, 0), count, i
+    cdef Py_ssize_t begin = 0, end = cnp.PyArray_DIM(loss, 0), stop, count, i
     cdef ag_variant variant = _cpu.active()
     cdef double[PIECE] values
     cdef ag_matrix to = matrix_of(loss)
     cdef ag_fpenv mode
-    while begin < end:
-        with nogil:
+    cdef double last = 0
+    with nogil:
+        while begin < end:
             mode = ag_fpenv_enter()
-            while begin < end:
-                count = min(PIECE, end - begin)
+            stop = min(begin + ROWS_PER_CHECK, end)
+            while begin < stop:
+                count = min(PIECE, stop - begin)
                 for i in range(count):
                     values[i] = log(number(sums, begin + i, is_double)) - number(logits, begin + i, is_double)
                 round_piece(variant, 8, <char *>values, &to, 0, begin, count)
                 begin += count
-                if begin % ROWS_PER_CHECK == 0:
-                    break
             ag_fpenv_leave(mode)
-        PyErr_CheckSignals()
+            _tasks.check_signals(&last)
 
 
 def statistics(
