@@ -118,7 +118,7 @@ cdef extern from "ascend_grad/team.h" nogil:
     void ag_team_cancel(ag_team *team)
     void ag_team_end(ag_team *team)
 
-cdef extern from "ascend_grad/linear_cross_entropy.h" nogil:
+cdef extern from "ascend_grad/linear/linear.h" nogil:
     ctypedef struct ag_matrix:
         char *data
         Py_ssize_t row_stride
@@ -146,17 +146,17 @@ cdef extern from "ascend_grad/linear_cross_entropy.h" nogil:
         Py_ssize_t compensation_stride
         Py_ssize_t compensation_column
 
-    ctypedef enum ag_lce_source:
+    ctypedef enum ag_linear_source:
         AG_FROM_PRODUCT
         AG_FROM_LOGITS
         AG_FROM_SOFTMAX
 
-    ctypedef enum ag_lce_result:
+    ctypedef enum ag_linear_result:
         AG_TO_GRADIENT
         AG_TO_LOGITS
         AG_TO_MAX_SUM
 
-    ctypedef struct ag_lce_block:
+    ctypedef struct ag_linear_block:
         Py_ssize_t rows
         Py_ssize_t vocab
         Py_ssize_t hidden_size
@@ -197,25 +197,25 @@ cdef extern from "ascend_grad/linear_cross_entropy.h" nogil:
         int last_input_grad
         int last_weight_grad
 
-    ctypedef struct ag_lce_kernels:
+    ctypedef struct ag_linear_kernels:
         int mr
         int nr
         int vector
         int pair
-        int unit_size
-        int real_size
+        int element_size
+        int acc_size
         void (*pack_tile)(void *to, const ag_matrix *source, const int64_t *rows, int64_t start, Py_ssize_t count,
                           Py_ssize_t first, Py_ssize_t n) noexcept nogil
         void (*pack_panel)(void *to, const ag_matrix *source, const int64_t *rows, int64_t start, Py_ssize_t count,
                            Py_ssize_t first, Py_ssize_t n) noexcept nogil
         void (*pack_columns)(void *to, const ag_matrix *source, const int64_t *rows, int64_t start, Py_ssize_t count,
                              Py_ssize_t first, Py_ssize_t n) noexcept nogil
-        void (*tiles)(const ag_lce_block *block, ag_lce_source source, ag_lce_result result, Py_ssize_t panel,
+        void (*tiles)(const ag_linear_block *block, ag_linear_source source, ag_linear_result result, Py_ssize_t panel,
                       Py_ssize_t panel_end, Py_ssize_t tile, Py_ssize_t tile_end) noexcept nogil
-        void (*merge_max_sum)(const ag_lce_block *block, Py_ssize_t row, Py_ssize_t row_end) noexcept nogil
-        void (*input_grad)(const ag_lce_block *block, Py_ssize_t panel, Py_ssize_t panel_end, Py_ssize_t tile,
+        void (*merge_max_sum)(const ag_linear_block *block, Py_ssize_t row, Py_ssize_t row_end) noexcept nogil
+        void (*input_grad)(const ag_linear_block *block, Py_ssize_t panel, Py_ssize_t panel_end, Py_ssize_t tile,
                            Py_ssize_t tile_end) noexcept nogil
-        void (*weight_grad)(const ag_lce_block *block, Py_ssize_t panel, Py_ssize_t panel_end, Py_ssize_t tile,
+        void (*weight_grad)(const ag_linear_block *block, Py_ssize_t panel, Py_ssize_t panel_end, Py_ssize_t tile,
                             Py_ssize_t tile_end) noexcept nogil
         void (*probabilities)(void *to, const void *logits, double max, double sum, Py_ssize_t n) noexcept nogil
         void (*dot_products)(const ag_rows *resident, const ag_rows *streamed, Py_ssize_t first, Py_ssize_t n, void *p,
@@ -225,9 +225,9 @@ cdef extern from "ascend_grad/linear_cross_entropy.h" nogil:
         void (*combine)(const void *source, Py_ssize_t count, Py_ssize_t stride, Py_ssize_t n, void *to) noexcept nogil
         void (*write_rows)(ag_variant variant, const ag_rows *resident, const ag_rows *to, Py_ssize_t first, Py_ssize_t n,
                            const void *p, Py_ssize_t r_stride, Py_ssize_t s_stride, int nontemporal) noexcept nogil
-        void (*tile_to_gradient)(const ag_lce_block *block, void *tile) noexcept nogil
-        void (*tile_to_max_sum)(const ag_lce_block *block, const void *tile, void *max, double *sum) noexcept nogil
-        void (*columns_to_gradient)(const ag_lce_block *block, void *tile) noexcept nogil
-        void (*columns_to_max_sum)(const ag_lce_block *block, const void *tile, void *max, double *sum) noexcept nogil
+        void (*tile_to_gradient)(const ag_linear_block *block, void *tile) noexcept nogil
+        void (*tile_to_max_sum)(const ag_linear_block *block, const void *tile, void *max, double *sum) noexcept nogil
+        void (*columns_to_gradient)(const ag_linear_block *block, void *tile) noexcept nogil
+        void (*columns_to_max_sum)(const ag_linear_block *block, const void *tile, void *max, double *sum) noexcept nogil
 
-    const ag_lce_kernels *ag_lce_kernels_of(ag_variant variant, ag_dtype dtype)
+    const ag_linear_kernels *ag_linear_kernels_of(ag_variant variant, ag_dtype dtype)

@@ -1,6 +1,6 @@
 from libc.stdint cimport int64_t, uint8_t
 
-from ascend_grad._kernels cimport ag_lce_kernels
+from ascend_grad._kernels cimport ag_linear_kernels
 
 
 ctypedef enum Tasks:
@@ -51,7 +51,7 @@ ctypedef struct Buffers:
 
 
 cdef class Plan:
-    cdef const ag_lce_kernels *kernels
+    cdef const ag_linear_kernels *kernels
     cdef Problem problem
     cdef readonly Py_ssize_t workspace                # bytes that it may take
     cdef readonly Py_ssize_t rows, vocab, hidden      # of a chunk, a block, a slice
@@ -89,7 +89,7 @@ cdef class Plan:
     cdef Py_ssize_t bytes(self) noexcept
 
 
-cdef Plan skinny_plan(const ag_lce_kernels *kernels, const Problem *problem, Py_ssize_t workspace, bint keeps_logits)
-cdef list plans_of(const ag_lce_kernels *kernels, const Problem *problem, Py_ssize_t workspace)
-cdef Plan plan_with_logits(const ag_lce_kernels *kernels, const Problem *problem, Py_ssize_t workspace)
+cdef Plan skinny_plan(const ag_linear_kernels *kernels, const Problem *problem, Py_ssize_t workspace, bint keeps_logits)
+cdef list plans_of(const ag_linear_kernels *kernels, const Problem *problem, Py_ssize_t workspace)
+cdef Plan plan_with_logits(const ag_linear_kernels *kernels, const Problem *problem, Py_ssize_t workspace)
 cdef Py_ssize_t bytes_of(list plans) except -1

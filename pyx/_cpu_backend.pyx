@@ -1,4 +1,4 @@
-"""Validated calls on the CPU: results allocated around the schedules of `_rowwise` and `_linear_cross_entropy`.
+"""Validated calls on the CPU: results allocated around the schedules of `_rowwise` and `_linear`.
 
 Whatever is allocated is allocated before kernels begin to write: after that, nothing can fail for memory.
 """
@@ -12,7 +12,7 @@ from ascend_grad._call cimport BT, H, V, Call, Result, accumulator_of, native_ve
 from ascend_grad._dtypes cimport dtype_of
 from ascend_grad._overlap cimport may_overlap
 
-from . import _linear_cross_entropy
+from . import _linear
 from ._dtypes import FLOATING_DTYPES
 from .arrays import counted
 
@@ -20,7 +20,7 @@ cnp.import_array()
 
 cdef tuple _dtypes = FLOATING_DTYPES  # in the order of ag_dtype
 cdef cnp.dtype _float64 = np.dtype(np.float64)
-cdef type _Rows = _linear_cross_entropy.Rows
+cdef type _Rows = _linear.Rows
 
 
 # ---- linear operators ------------------------------------------------------------------------------------------------
@@ -71,7 +71,7 @@ cdef object gradient(Call call, int threads):
         native_vector(target), 0, call.sizes[V], native_vector(counted(mask, call.sizes[BT])), native_vector(grad),
         None if logits_max is None else native_vector(logits_max), None if sum_exp is None else native_vector(sum_exp)
     )
-    _linear_cross_entropy.gradient(
+    _linear.gradient(
         x, weight, rows, softmax, input_grad, weight_grad, workspace_bytes or 0, filter_eps, threads, aside
     )
     return delivered(call, input_grad, weight_grad)
@@ -80,7 +80,7 @@ cdef object gradient(Call call, int threads):
 cdef object statistics(Call call, int threads):
     cdef object x, weight, target, start, end, return_logits
     x, weight, target, start, end, return_logits = call.values
-    return _linear_cross_entropy.statistics(x, weight, native_vector(target), start, end, return_logits, threads)
+    return _linear.statistics(x, weight, native_vector(target), start, end, return_logits, threads)
 
 
 cdef object loss(Call call, int threads):
@@ -90,9 +90,9 @@ cdef object loss(Call call, int threads):
     cdef cnp.ndarray result = place_for(call, 0, aside), softmax = place_for(call, 1, aside)
     sum_exp, predicted = native_vector(sum_exp), native_vector(predicted)
     if softmax is not None:
-        _linear_cross_entropy.probabilities(logits, native_vector(logits_max), sum_exp, softmax, threads)
-    _linear_cross_entropy.losses(sum_exp, predicted, result)
-    _linear_cross_entropy.copy_all(aside)
+        _linear.probabilities(logits, native_vector(logits_max), sum_exp, softmax, threads)
+    _linear.losses(sum_exp, predicted, result)
+    _linear.copy_all(aside)
     return delivered(call, result, softmax)
 
 
@@ -114,7 +114,7 @@ cdef object loss_and_gradients(Call call, int threads):
     cdef list aside = []
     cdef cnp.ndarray result = place_for(call, 0, aside)
     cdef cnp.ndarray input_grad = place_for(call, 1, aside), weight_grad = place_for(call, 2, aside)
-    _linear_cross_entropy.loss_and_gradients(
+    _linear.loss_and_gradients(
         x, weight, native_vector(target), start, ignored, reduction, doubles(grad_loss), result, input_grad, weight_grad,
         workspace_bytes or 0, filter_eps, threads
     )
@@ -138,9 +138,9 @@ cdef object linear_workspace_size(Call call):
         beside = a["softmax"].nbytes if a.get("softmax") is not None else 0
         if a.get("return_logits"):
             beside = rows * call.sizes[V] * itemsize
-        workspace = _linear_cross_entropy.default_workspace(x, weight, first, second, beside)
+        workspace = _linear.default_workspace(x, weight, first, second, beside)
 
-    plans, bound = _linear_cross_entropy.plans, _linear_cross_entropy.workspace_bound
+    plans, bound = _linear.plans, _linear.workspace_bound
     passes = [0]
     if call.operator.name != "fused_linear_cross_entropy_loss_grad":
         passes.append(bound(plans(x, weight, rows, workspace, True, False, False, False), workspace))
@@ -155,7 +155,7 @@ cdef object linear_workspace_size(Call call):
             # Where all rows' logits cannot be kept, those of fewer rows may be, in the whole workspace.
             keeping = plans(x, weight, rows, workspace, True, first, second, buffered, True)
             passes.append(bound(keeping, workspace) if keeping else workspace)
-        holds = itemsize == real if input_grad is None else _linear_cross_entropy.holds_sums(input_grad, real)
+        holds = itemsize == real if input_grad is None else _linear.holds_sums(input_grad, real)
         if first and not holds:
             size += real * rows * call.sizes[H]
     return size + max(passes) + 64 * rows

@@ -22,7 +22,7 @@ sizes of caches, threads and load have no say.
 
 from libc.string cimport memset
 
-from ascend_grad._kernels cimport AG_RESIDENT, AG_STREAMED, AG_TERMS, AG_TILE, ag_lce_kernels
+from ascend_grad._kernels cimport AG_RESIDENT, AG_STREAMED, AG_TERMS, AG_TILE, ag_linear_kernels
 from ascend_grad._memory cimport ALIGNMENT, Arena, align_up, arena_alloc, ceil_div
 
 # Partial sums that are added up without compensation: where there is room for it, and at most.
@@ -237,12 +237,12 @@ cdef class Plan:
 
     cdef Py_ssize_t packed_rows(self, Py_ssize_t n) noexcept nogil:
         """Bytes of n packed rows of X or W, for the logits."""
-        return times(n * self.kernels.unit_size, ceil_div(self.hidden, self.kernels.pair))
+        return times(n * self.kernels.element_size, ceil_div(self.hidden, self.kernels.pair))
 
     cdef Py_ssize_t packed_columns(self, Py_ssize_t n) noexcept nogil:
         """Bytes of the packed columns of n rows, for the other products."""
         return times(
-            ceil_div(n, self.kernels.pair) * self.kernels.unit_size, align_up(self.hidden, self.kernels.vector)
+            ceil_div(n, self.kernels.pair) * self.kernels.element_size, align_up(self.hidden, self.kernels.vector)
         )
 
     cdef Py_ssize_t sums_hidden(self) noexcept nogil:
@@ -266,7 +266,7 @@ cdef class Plan:
 
     cdef Py_ssize_t skinny_layout(self, char *base, Buffers *at) noexcept:
         cdef const Problem *problem = &self.problem
-        cdef Py_ssize_t acc = self.kernels.real_size, rows = self.rows
+        cdef Py_ssize_t acc = self.kernels.acc_size, rows = self.rows
         cdef Py_ssize_t resident = self.vocab if self.tasks_of == OF_ROWS else self.rows
         cdef Arena arena
         arena.base, arena.used = base, 0
@@ -295,7 +295,7 @@ cdef class Plan:
         if self.tasks_of != OF_BLOCKS:
             return self.skinny_layout(base, at)
         cdef const Problem *problem = &self.problem
-        cdef Py_ssize_t acc = self.kernels.real_size, panels = self.vocab // self.kernels.nr
+        cdef Py_ssize_t acc = self.kernels.acc_size, panels = self.vocab // self.kernels.nr
         cdef Py_ssize_t tile = self.rows * self.vocab  # far below the limit: both were measured
         cdef Py_ssize_t x_rows = problem.with_logits * self.packed_rows(self.rows)
         cdef Py_ssize_t w_rows = problem.with_logits * self.packed_rows(self.vocab)
@@ -324,9 +324,9 @@ cdef class Plan:
             at.panel_max = arena_alloc(&arena, panels * self.rows * acc)
             at.panel_sum = arena_alloc(&arena, panels * self.rows * acc)
         if problem.with_input_grad or problem.with_weight_grad:
-            at.p = arena_alloc(&arena, tile * self.kernels.unit_size // self.kernels.pair)
+            at.p = arena_alloc(&arena, tile * self.kernels.element_size // self.kernels.pair)
             if self.kernels.pair > 1:
-                at.p_pairs = arena_alloc(&arena, tile * self.kernels.unit_size // self.kernels.pair)
+                at.p_pairs = arena_alloc(&arena, tile * self.kernels.element_size // self.kernels.pair)
             at.skipped = <uint8_t *>arena_alloc(&arena, panels * (self.rows // self.kernels.mr))
         if self.keeps_logits:
             at.logits = arena_alloc(&arena, times(tile * acc, self.blocks))
@@ -352,14 +352,14 @@ cdef class Plan:
         return self.layout(NULL, &ignored) + ALIGNMENT
 
 
-cdef Plan new_plan(const ag_lce_kernels *kernels, const Problem *problem, Py_ssize_t workspace, bint chunks_outside):
+cdef Plan new_plan(const ag_linear_kernels *kernels, const Problem *problem, Py_ssize_t workspace, bint chunks_outside):
     plan = <Plan>Plan.__new__(Plan)
     plan.kernels, plan.problem, plan.workspace = kernels, problem[0], workspace
     plan.chunks_outside = chunks_outside
     return plan
 
 
-cdef Plan skinny_plan(const ag_lce_kernels *kernels, const Problem *problem, Py_ssize_t workspace, bint keeps_logits):
+cdef Plan skinny_plan(const ag_linear_kernels *kernels, const Problem *problem, Py_ssize_t workspace, bint keeps_logits):
     """The plan that packs nothing; None where that does not pay, or without the space for it.
 
     It follows from all rows, whether they count or not: fewer that count do not need more space.
@@ -390,7 +390,7 @@ cdef Plan skinny_plan(const ag_lce_kernels *kernels, const Problem *problem, Py_
     return plan if plan.bytes() <= workspace else None
 
 
-cdef Plan plan_of_one(const ag_lce_kernels *kernels, const Problem *problem, Py_ssize_t workspace):
+cdef Plan plan_of_one(const ag_linear_kernels *kernels, const Problem *problem, Py_ssize_t workspace):
     """The cheapest plan for statistics, or for one gradient."""
     cdef Plan plan = new_plan(kernels, problem, workspace, False), other
     cdef bint fits = plan.search()
@@ -408,7 +408,7 @@ cdef Plan plan_of_one(const ag_lce_kernels *kernels, const Problem *problem, Py_
     return plan if fits else None
 
 
-cdef list plans_of(const ag_lce_kernels *kernels, const Problem *problem, Py_ssize_t workspace):
+cdef list plans_of(const ag_linear_kernels *kernels, const Problem *problem, Py_ssize_t workspace):
     """The plans that compute a problem, one after another in the same workspace."""
     cdef Plan plan, other, first, second
     cdef Problem part
@@ -439,7 +439,7 @@ cdef list plans_of(const ag_lce_kernels *kernels, const Problem *problem, Py_ssi
     return plans
 
 
-cdef Plan plan_with_logits(const ag_lce_kernels *kernels, const Problem *problem, Py_ssize_t workspace):
+cdef Plan plan_with_logits(const ag_linear_kernels *kernels, const Problem *problem, Py_ssize_t workspace):
     """Both passes over a chunk, its logits kept in between. None where that is impossible, or no cheaper: each chunk packs
     the weight. For few rows or words they are not packed."""
     cdef Plan plan = skinny_plan(kernels, problem, workspace, True)

@@ -4,7 +4,7 @@
  * The scalar results are of double precision throughout, bounds those of float32 (float64) sums with room for the
  * rounding of P to bfloat16.
  */
-#include "ascend_grad/linear_cross_entropy.h"
+#include "ascend_grad/linear/linear.h"
 #include "selftest.h"
 
 static double *numbers(ptrdiff_t n, double scale)
@@ -23,16 +23,16 @@ static ag_matrix matrix(double *x, ptrdiff_t rows, ptrdiff_t n, ag_dtype dtype, 
     return m;
 }
 
-static void *reals(const ag_lce_kernels *k, const double *x, ptrdiff_t n)
+static void *reals(const ag_linear_kernels *k, const double *x, ptrdiff_t n)
 {
-    char *to = malloc((size_t)(n * k->real_size + 8));
-    for (ptrdiff_t i = 0; i < n; i++) put(to + i * k->real_size, k->real_size == 8 ? AG_FLOAT64 : AG_FLOAT32, x[i]);
+    char *to = malloc((size_t)(n * k->acc_size + 8));
+    for (ptrdiff_t i = 0; i < n; i++) put(to + i * k->acc_size, k->acc_size == 8 ? AG_FLOAT64 : AG_FLOAT32, x[i]);
     return to;
 }
 
-static double real_at(const ag_lce_kernels *k, const void *p, ptrdiff_t i)
+static double real_at(const ag_linear_kernels *k, const void *p, ptrdiff_t i)
 {
-    return get((const char *)p + i * k->real_size, k->real_size == 8 ? AG_FLOAT64 : AG_FLOAT32);
+    return get((const char *)p + i * k->acc_size, k->acc_size == 8 ? AG_FLOAT64 : AG_FLOAT32);
 }
 
 static ptrdiff_t up(ptrdiff_t n, ptrdiff_t to) { return (n + to - 1) / to * to; }
@@ -41,14 +41,14 @@ static void *zeros(ptrdiff_t bytes) { return aligned_alloc(64, (size_t)up(bytes 
 
 static void test_block(ag_variant variant, ag_dtype dtype, ptrdiff_t rows, ptrdiff_t vocab, ptrdiff_t hidden, int strided)
 {
-    const ag_lce_kernels *k = ag_lce_kernels_of(variant, dtype);
+    const ag_linear_kernels *k = ag_linear_kernels_of(variant, dtype);
     const ptrdiff_t padded = up(rows, k->nr), wide = up(vocab, k->nr), h = up(hidden, k->nr), all = rows + 3;
     const double eps = dtype == AG_FLOAT64 ? 0x1p-53 : 0x1p-24, coarse = dtype == AG_BFLOAT16 ? 0x1p-8 : 0;
     double *x = numbers(all * hidden, 1), *w = numbers(vocab * hidden, 1), *max = numbers(rows, 1);
     double *sum = numbers(rows, 1), *grad = numbers(rows, 1), *p = numbers(rows * vocab, 1), *slack = numbers(rows * vocab, 0);
     ag_matrix input = matrix(x, all, hidden, dtype, strided), weight = matrix(w, vocab, hidden, dtype, strided);
     int64_t *number = malloc((size_t)rows * 8), *target = malloc((size_t)rows * 8);
-    ag_lce_block b = {.rows = rows, .vocab = vocab, .hidden_size = hidden, .row_numbers = number,
+    ag_linear_block b = {.rows = rows, .vocab = vocab, .hidden_size = hidden, .row_numbers = number,
                       .target = target, .round_to_bfloat16 = dtype == AG_BFLOAT16};
     for (ptrdiff_t i = 0; i < rows; i++) {
         number[i] = all - 1 - i;
@@ -72,12 +72,12 @@ static void test_block(ag_variant variant, ag_dtype dtype, ptrdiff_t rows, ptrdi
         }
     }
 
-    b.x_rows = zeros(padded * (hidden + 1) * k->unit_size), b.w_rows = zeros(wide * (hidden + 1) * k->unit_size);
-    b.x_columns = zeros(padded * h * k->unit_size), b.w_columns = zeros(wide * h * k->unit_size);
-    b.p = zeros(padded * wide * k->unit_size), b.p_pairs = zeros(padded * wide * k->unit_size);
+    b.x_rows = zeros(padded * (hidden + 1) * k->element_size), b.w_rows = zeros(wide * (hidden + 1) * k->element_size);
+    b.x_columns = zeros(padded * h * k->element_size), b.w_columns = zeros(wide * h * k->element_size);
+    b.p = zeros(padded * wide * k->element_size), b.p_pairs = zeros(padded * wide * k->element_size);
     b.skipped = zeros(padded * wide), b.panel_max = zeros(padded * wide * 8), b.panel_sum = zeros(padded * wide * 8);
     const ptrdiff_t tiles = up(rows, k->mr) / k->mr, panels = wide / k->nr, of_hidden = h / k->nr;
-    const ptrdiff_t units = (hidden + k->pair - 1) / k->pair * k->unit_size;
+    const ptrdiff_t units = (hidden + k->pair - 1) / k->pair * k->element_size;
     for (ptrdiff_t t = 0; t < tiles; t++) {
         const ptrdiff_t left = rows - t * k->mr;
         k->pack_tile((char *)b.x_rows + t * k->mr * units, &input, number + t * k->mr, 0, left < k->mr ? left : k->mr, 0, hidden);
@@ -88,9 +88,9 @@ static void test_block(ag_variant variant, ag_dtype dtype, ptrdiff_t rows, ptrdi
     }
     for (ptrdiff_t q = 0; q < of_hidden; q++) {
         const ptrdiff_t left = hidden - q * k->nr, n = left < k->nr ? left : k->nr;
-        k->pack_columns((char *)b.x_columns + q * k->nr * ((rows + k->pair - 1) / k->pair) * k->unit_size, &input, number, 0,
+        k->pack_columns((char *)b.x_columns + q * k->nr * ((rows + k->pair - 1) / k->pair) * k->element_size, &input, number, 0,
                         rows, q * k->nr, n);
-        k->pack_columns((char *)b.w_columns + q * k->nr * ((vocab + k->pair - 1) / k->pair) * k->unit_size, &weight, 0, 0,
+        k->pack_columns((char *)b.w_columns + q * k->nr * ((vocab + k->pair - 1) / k->pair) * k->element_size, &weight, 0, 0,
                         vocab, q * k->nr, n);
     }
 
@@ -99,11 +99,11 @@ static void test_block(ag_variant variant, ag_dtype dtype, ptrdiff_t rows, ptrdi
     for (int parts = 0; parts < 2; parts++) {
         b.input_grad.data = reals(k, zero, all * hidden), b.weight_grad.data = reals(k, zero, vocab * hidden);
         b.input_grad.compensation = b.weight_grad.compensation = 0;
-        b.input_grad.row_stride = b.weight_grad.row_stride = hidden * k->real_size;
+        b.input_grad.row_stride = b.weight_grad.row_stride = hidden * k->acc_size;
         b.add_input_grad = b.add_weight_grad = b.last_input_grad = b.last_weight_grad = parts;
         if (parts) {
             b.input_grad.compensation = reals(k, zero, rows * hidden), b.weight_grad.compensation = reals(k, zero, vocab * hidden);
-            b.input_grad.compensation_stride = b.weight_grad.compensation_stride = hidden * k->real_size;
+            b.input_grad.compensation_stride = b.weight_grad.compensation_stride = hidden * k->acc_size;
             b.filter_eps = 1e-300; /* skips tiles that are zero, if any */
             if (dtype != AG_FLOAT64) b.filter_eps = 0x1p-140;
         }
@@ -169,8 +169,8 @@ static void test_block(ag_variant variant, ag_dtype dtype, ptrdiff_t rows, ptrdi
 /* The products that pack nothing: p = A B^T over few rows A, then p B and p^T A. */
 static void test_skinny(ag_variant variant, ag_dtype dtype, ptrdiff_t few, ptrdiff_t many, ptrdiff_t hidden, int strided)
 {
-    const ag_lce_kernels *k = ag_lce_kernels_of(variant, dtype);
-    const ag_dtype own = k->real_size == 8 ? AG_FLOAT64 : AG_FLOAT32;
+    const ag_linear_kernels *k = ag_linear_kernels_of(variant, dtype);
+    const ag_dtype own = k->acc_size == 8 ? AG_FLOAT64 : AG_FLOAT32;
     const double eps = own == AG_FLOAT64 ? 0x1p-53 : 0x1p-24, coarse = dtype == own ? 0 : dtype == AG_BFLOAT16 ? 0x1p-8 : 0x1p-11;
     const ptrdiff_t pitch = up(hidden, k->vector);
     double *a = numbers(few * hidden, 1), *b = numbers(many * hidden, 1), *none = numbers(many * hidden, 0);
@@ -178,7 +178,7 @@ static void test_skinny(ag_variant variant, ag_dtype dtype, ptrdiff_t few, ptrdi
     const ag_rows right = {matrix(b, many, hidden, dtype, strided), 0, 0, many};
     const ag_rows out = {matrix(none, many, hidden, dtype, strided), 0, 0, many};
     const ptrdiff_t p_pitch = up(many, 16);
-    char *p = zeros(few * p_pitch * k->real_size), *sums = zeros(few * pitch * k->real_size);
+    char *p = zeros(few * p_pitch * k->acc_size), *sums = zeros(few * pitch * k->acc_size);
     k->dot_products(&left, &right, 0, hidden, p, p_pitch);
     k->sum_rows(few, &right, 0, hidden, p, p_pitch, sums, pitch, 0);
     k->write_rows(variant, &left, &out, 0, hidden, p, p_pitch, 1, 0);

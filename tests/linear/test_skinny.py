@@ -7,7 +7,7 @@ import pytest
 from linear_samples import GRADIENT, MODES, STATISTICS, WHOLE, Shape, problem_of
 from samples import BFLOAT16, Layout, allocated, assert_identical, laid_out
 
-from ascend_grad import _cpu, _linear_cross_entropy
+from ascend_grad import _cpu, _linear
 
 #: Around the edges of what is few (64, with dot products 32; 128 and 256 where features are many), of tiles (384 rows,
 #: 3072 products), of segments of features (4 KiB of accumulators) and of so few features that rows are transposed
@@ -126,11 +126,11 @@ def test_only_few_are_not_packed(forced):
             ((65, 128, 2000), True),
         ):
             x, w = np.zeros((shape[0], shape[2]), np.float32), np.zeros((shape[1], shape[2]), np.float32)
-            (plan,) = _linear_cross_entropy.plans(x, w, shape[0], 2**26, True, True, True, False)
+            (plan,) = _linear.plans(x, w, shape[0], 2**26, True, True, True, False)
             assert (plan.tasks > 0) == is_skinny
             # Dot products are so fast that it takes fewer rows to make packing dear.
             x, w = x.astype(BFLOAT16), w.astype(BFLOAT16)
-            (plan,) = _linear_cross_entropy.plans(x, w, shape[0], 2**26, True, True, True, True)
+            (plan,) = _linear.plans(x, w, shape[0], 2**26, True, True, True, True)
             assert (plan.tasks > 0) == (is_skinny and variant != "avx512_bf16")
 
 
@@ -140,7 +140,7 @@ def test_absent_rows_take_no_more_space(forced):
         x, w = np.empty((shape[0], shape[2]), np.float32), np.empty((shape[1], shape[2]), np.float32)
         for keeps_logits in (False, True):
             sizes = [
-                _linear_cross_entropy.plans(x, w, rows, 2**26, True, True, True, False, keeps_logits)[0].nbytes
+                _linear.plans(x, w, rows, 2**26, True, True, True, False, keeps_logits)[0].nbytes
                 for rows in (shape[0], shape[0] - 1, 7, 1)
             ]
             assert max(sizes) == sizes[0]

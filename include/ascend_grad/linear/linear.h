@@ -6,22 +6,22 @@
  *
  * No array of BT x V is ever made. A schedule (in Cython) walks blocks of the vocabulary, and inside of them chunks of
  * rows; for one block and one chunk it packs the operands, has tiles of logits computed and turned into tiles of P while
- * they are in the first cache, and has both other products read P from there. All of it is described by an ag_lce_block.
+ * they are in L1, and has both other products read P from there. All of it is described by an ag_linear_block.
  *
  * Kinds of arithmetic
- *   kind  values in memory             products            accumulators   unit (an element of packed data)
+ *   kind  values in memory             products            accumulators   element (an element of packed data)
  *   f32   float32, float16, bfloat16   fused multiply-add  float32        float
  *   f64   float64                      fused multiply-add  float64        double
  *   dot   bfloat16                     pairs (VDPBF16PS)   float32        two bfloat16 that follow each other along the sum
  * float16 and, without the dot product, bfloat16 are widened while they are packed. A bfloat16 problem rounds P to
  * bfloat16 in either kind.
  *
- * Layouts. A tile is MR x NR, NR three vectors wide and a multiple of MR. u: number of units along the sum.
+ * Layouts. A tile is MR x NR, NR three vectors wide and a multiple of MR. u: number of packed elements along the sum.
  *   x_rows     [BT / MR][u of H][MR]      left of the logits; rows beyond BT are zero
  *   w_rows     [V / NR][u of H][NR]       right of the logits
  *   p          [V / NR][rows][NR values]  rows: BT rounded up to MR. Written by the logits' tiles; left of dX: a row is
  *                                         read along the sum, with constant distance between rows
- *   p_pairs    [V / NR][rows / 2][NR]     dot only: the same, units made of two rows; left of dW. Other kinds read the
+ *   p_pairs    [V / NR][rows / 2][NR]     dot only: the same, elements made of two rows; left of dW. Other kinds read the
  *                                         columns of p, which lie side by side
  *   w_columns  [H / NR][u of V][<= NR]    right of dX; the last panel is one, two or three vectors wide
  *   x_columns  [H / NR][u of BT][<= NR]   right of dW
@@ -32,7 +32,11 @@
  * L2; the gradient of what is streamed is written once, that of the other side has a partial sum for each task. Where words
  * are few, a tile is words x rows, so that lanes are full with any number of words. Where neither side has many rows, tasks
  * are ranges of the features, and both gradients are written once. Logits of bfloat16 take dot products where there are some;
- * the other products are f32: bfloat16 is widened while it is read. The kernels are in skinny_body.h.
+ * the other products are f32: bfloat16 is widened while it is read.
+ *
+ * Files: pack.h and gemm.h have packing and products, epilogue.h what tiles of logits become, tasks.h the tasks made of tiles;
+ * skinny_rows.h, skinny_logits.h, skinny_grads.h and skinny_epilogue.h the same for few rows; kernels.h the table for one kind
+ * of arithmetic and instruction set, foreach_kind.h and dot.h all kinds.
  *
  * Order of sums. A sum runs in one accumulator for at most AG_CHAIN terms; chains are combined with compensation (Knuth's
  * two-sum), and so are the partial sums that slices, blocks and chunks add to a result, where memory for the compensation is
@@ -44,20 +48,20 @@
  * Why not a BLAS: its thread pool fights with this one, and P would go to memory and back between the products.
  * Why not pack P: both products can read the layout in which the first one writes it.
  */
-#ifndef ASCEND_GRAD_LINEAR_CROSS_ENTROPY_H
-#define ASCEND_GRAD_LINEAR_CROSS_ENTROPY_H
+#ifndef ASCEND_GRAD_LINEAR_H
+#define ASCEND_GRAD_LINEAR_H
 
 #include <math.h>
 
-#include "base.h"
-#include "cpu.h"
-#include "fpenv.h"
-#include "simd.h"
-#include "strided.h"
+#include "../base.h"
+#include "../cpu.h"
+#include "../fpenv.h"
+#include "../simd.h"
+#include "../strided.h"
 
 enum {
     AG_CHAIN = 1280, /* terms of a sum in one accumulator */
-    AG_AHEAD = 8,    /* units along the sum that operands are asked for before their use */
+    AG_AHEAD = 8,    /* elements along the sum that operands are prefetched ahead of their use */
     AG_FETCH = 256,  /* values of a row that are gathered at once */
     AG_RESIDENT = 64,        /* most rows that may be few, for the products that pack nothing */
     AG_STREAMED = 384,       /* most rows of the other matrix that they take at a time, */
@@ -81,7 +85,7 @@ typedef struct {
     ptrdiff_t count;
 } ag_rows;
 
-/* Where a product adds up its result, in reals: rows of unit step. Strides are in bytes. */
+/* Where a product adds up its result, in accumulators: rows of unit stride. Strides are in bytes. */
 typedef struct {
     char *data;
     ptrdiff_t row_stride;
@@ -92,10 +96,10 @@ typedef struct {
 } ag_sums;
 
 /* What tiles are made from, and what they become. */
-typedef enum { AG_FROM_PRODUCT, AG_FROM_LOGITS, AG_FROM_SOFTMAX } ag_lce_source;
-typedef enum { AG_TO_GRADIENT, AG_TO_LOGITS, AG_TO_MAX_SUM } ag_lce_result;
+typedef enum { AG_FROM_PRODUCT, AG_FROM_LOGITS, AG_FROM_SOFTMAX } ag_linear_source;
+typedef enum { AG_TO_GRADIENT, AG_TO_LOGITS, AG_TO_MAX_SUM } ag_linear_result;
 
-/* One block of the vocabulary and one chunk of rows. "real" is the kind's accumulator. */
+/* One block of the vocabulary and one chunk of rows. acc_t is the kind's accumulator. */
 typedef struct {
     ptrdiff_t rows, vocab;          /* sizes of the chunk and of the block */
     ptrdiff_t hidden_size;          /* of H, or of the slice of it that is packed */
@@ -105,7 +109,7 @@ typedef struct {
 
     void *x_rows, *w_rows, *x_columns, *w_columns, *p, *p_pairs, *logits;
 
-    const void *max, *sum, *grad; /* real (rows,), for AG_TO_GRADIENT */
+    const void *max, *sum, *grad; /* acc_t (rows,), for AG_TO_GRADIENT */
     const int64_t *target;        /* (rows,) rows of W, -1 for none */
     ag_matrix softmax;            /* for AG_FROM_SOFTMAX: (BT, V) */
     int round_to_bfloat16;        /* whether P is */
@@ -117,9 +121,9 @@ typedef struct {
     int keep_logits;              /* whether AG_TO_MAX_SUM stores them, too */
     ptrdiff_t tile_pitch;         /* from row to row of a tile of the products that pack nothing: a multiple of any vector */
 
-    void *panel_max, *panel_sum; /* real [V / NR][rows], from AG_TO_MAX_SUM for merge_max_sum */
-    void *predicted;             /* real (BT,): the target's logit */
-    void *running_max;           /* real (BT,) */
+    void *panel_max, *panel_sum; /* acc_t [V / NR][rows], from AG_TO_MAX_SUM for merge_max_sum */
+    void *predicted;             /* acc_t (BT,): the target's logit */
+    void *running_max;           /* acc_t (BT,) */
     double *running_sum;         /* (BT,) */
     ag_matrix logits_out;        /* (BT, V); data NULL where nobody asked */
 
@@ -127,14 +131,14 @@ typedef struct {
     ag_sums weight_grad;          /* (V of the block, H) */
     int add_input_grad, add_weight_grad; /* whether there is something to add to */
     int last_input_grad, last_weight_grad; /* whether nothing comes after: the compensation is applied */
-} ag_lce_block;
+} ag_linear_block;
 
 typedef struct {
     int mr, nr;
-    int vector; /* units of a vector */
-    int pair;   /* terms of a unit */
-    int unit_size; /* bytes of a unit */
-    int real_size; /* bytes of an accumulator */
+    int vector; /* elements of a vector */
+    int pair;   /* terms of a elem_t */
+    int element_size; /* bytes of a elem_t */
+    int acc_size; /* bytes of an accumulator */
     /* tile (MR rows) or panel (NR rows) of x_rows or w_rows, one panel (n columns) of x_columns or w_columns */
     void (*pack_tile)(void *to, const ag_matrix *from, const int64_t *rows, int64_t start, ptrdiff_t count,
                       ptrdiff_t first, ptrdiff_t n);
@@ -143,18 +147,18 @@ typedef struct {
     void (*pack_columns)(void *to, const ag_matrix *from, const int64_t *rows, int64_t start, ptrdiff_t count,
                          ptrdiff_t first, ptrdiff_t n);
     /* tiles [tile, tile_end) x [panel, panel_end) of the logits or of P */
-    void (*tiles)(const ag_lce_block *block, ag_lce_source source, ag_lce_result result, ptrdiff_t panel,
+    void (*tiles)(const ag_linear_block *block, ag_linear_source source, ag_linear_result result, ptrdiff_t panel,
                   ptrdiff_t panel_end, ptrdiff_t tile, ptrdiff_t tile_end);
     /* running_max, running_sum of rows [row, row_end) take in the panels of the block */
-    void (*merge_max_sum)(const ag_lce_block *block, ptrdiff_t row, ptrdiff_t row_end);
+    void (*merge_max_sum)(const ag_linear_block *block, ptrdiff_t row, ptrdiff_t row_end);
     /* tiles [tile, tile_end) of rows (of rows of W) x panels [panel, panel_end) of H */
-    void (*input_grad)(const ag_lce_block *block, ptrdiff_t panel, ptrdiff_t panel_end, ptrdiff_t tile,
+    void (*input_grad)(const ag_linear_block *block, ptrdiff_t panel, ptrdiff_t panel_end, ptrdiff_t tile,
                        ptrdiff_t tile_end);
-    void (*weight_grad)(const ag_lce_block *block, ptrdiff_t panel, ptrdiff_t panel_end, ptrdiff_t tile,
+    void (*weight_grad)(const ag_linear_block *block, ptrdiff_t panel, ptrdiff_t panel_end, ptrdiff_t tile,
                         ptrdiff_t tile_end);
-    /* to[c] = exp(logits[c] - max) / sum, reals, in place allowed */
+    /* to[c] = exp(logits[c] - max) / sum, accumulators, in place allowed */
     void (*probabilities)(void *to, const void *logits, double max, double sum, ptrdiff_t n);
-    /* Few rows on one side: see skinny_body.h */
+    /* Few rows on one side: see skinny_rows.h and its siblings. */
     void (*dot_products)(const ag_rows *resident, const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, void *p,
                          ptrdiff_t pitch);
     void (*sum_rows)(ptrdiff_t resident, const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, const void *p,
@@ -162,80 +166,33 @@ typedef struct {
     void (*combine)(const void *from, ptrdiff_t count, ptrdiff_t stride, ptrdiff_t n, void *to);
     void (*write_rows)(ag_variant variant, const ag_rows *resident, const ag_rows *to, ptrdiff_t first, ptrdiff_t n,
                        const void *p, ptrdiff_t r_stride, ptrdiff_t s_stride, int nontemporal);
-    void (*tile_to_gradient)(const ag_lce_block *block, void *tile);
-    void (*tile_to_max_sum)(const ag_lce_block *block, const void *tile, void *max, double *sum);
-    void (*columns_to_gradient)(const ag_lce_block *block, void *tile);
-    void (*columns_to_max_sum)(const ag_lce_block *block, const void *tile, void *max, double *sum);
-} ag_lce_kernels;
+    void (*tile_to_gradient)(const ag_linear_block *block, void *tile);
+    void (*tile_to_max_sum)(const ag_linear_block *block, const void *tile, void *max, double *sum);
+    void (*columns_to_gradient)(const ag_linear_block *block, void *tile);
+    void (*columns_to_max_sum)(const ag_linear_block *block, const void *tile, void *max, double *sum);
+} ag_linear_kernels;
 
-/* ---- instantiation ------------------------------------------------------------------------------------------------------ */
+/* ---- instantiation: every kind of arithmetic for every instruction set --------------------------------------------------- */
 
-#define AG_ISA baseline
-#define AG_LANES 4
-#if defined(AG_AARCH64)
-#define AG_MR_F32 6 /* 18 accumulators of 32 registers */
-#define AG_MR_F64 6
-#else
-#define AG_MR_F32 4 /* 12 of 16 */
-#define AG_MR_F64 3
-#endif
-#include "cross_entropy_dtypes.h"
-
-#if defined(AG_X86_64)
-
-AG_TARGET_BEGIN(AG_TARGET_AVX2)
-#define AG_ISA avx2
-#define AG_LANES 8
-#define AG_MR_F32 4
-#define AG_MR_F64 4
-#include "cross_entropy_dtypes.h"
-AG_TARGET_END
-
-AG_TARGET_BEGIN(AG_TARGET_AVX512)
-#define AG_ISA avx512
-#define AG_LANES 16
-#define AG_MR_F32 8 /* 24 accumulators of 32 registers */
-#define AG_MR_F64 8
-#include "cross_entropy_dtypes.h"
-AG_TARGET_END
-
-#if defined(AG_EMULATE_BF16)
-AG_TARGET_BEGIN(AG_TARGET_AVX512)
-#else
-AG_TARGET_BEGIN(AG_TARGET_AVX512_BF16)
-#endif
-#define AG_ISA avx512
-#define AG_LANES 16
-#define AG_DTYPE dot
-#define AG_IS_F64 0
-#define AG_IS_DOT 1
-#define AG_MR 8
-#include "cross_entropy_body.h"
-#undef AG_ISA
-#undef AG_LANES
-#undef AG_DTYPE
-#undef AG_IS_F64
-#undef AG_IS_DOT
-#undef AG_MR
-AG_TARGET_END
-
-#endif
+#define AG_ISA_BODY "linear/foreach_kind.h"
+#define AG_BF16_DOT_BODY "linear/dot.h"
+#include "../foreach_isa.h"
 
 /* The kernels for inputs of this dtype. */
-static AG_UNUSED const ag_lce_kernels *ag_lce_kernels_of(ag_variant variant, ag_dtype dtype)
+static AG_UNUSED const ag_linear_kernels *ag_linear_kernels_of(ag_variant variant, ag_dtype dtype)
 {
     switch (variant) {
 #if defined(AG_X86_64)
     case AG_VARIANT_AVX2:
-        return dtype == AG_FLOAT64 ? &ag_lce_f64_avx2 : &ag_lce_f32_avx2;
+        return dtype == AG_FLOAT64 ? &ag_linear_f64_avx2 : &ag_linear_f32_avx2;
     case AG_VARIANT_AVX512_BF16:
-        if (dtype == AG_BFLOAT16) return &ag_lce_dot_avx512;
+        if (dtype == AG_BFLOAT16) return &ag_linear_dot_avx512;
         /* fall through */
     case AG_VARIANT_AVX512:
-        return dtype == AG_FLOAT64 ? &ag_lce_f64_avx512 : &ag_lce_f32_avx512;
+        return dtype == AG_FLOAT64 ? &ag_linear_f64_avx512 : &ag_linear_f32_avx512;
 #endif
     default:
-        return dtype == AG_FLOAT64 ? &ag_lce_f64_baseline : &ag_lce_f32_baseline;
+        return dtype == AG_FLOAT64 ? &ag_linear_f64_baseline : &ag_linear_f32_baseline;
     }
 }
 

@@ -1,4 +1,4 @@
-"""Schedules of the fused linear cross-entropy operators on the CPU; the kernels are those of linear_cross_entropy.h.
+"""Schedules of the fused linear cross-entropy operators on the CPU; the kernels are those of linear.h.
 
 1. `Plan` (in `_linear_plan`) cuts a problem to the workspace: blocks of the vocabulary, chunks of rows, and, where even one
    panel of the full width would not fit, slices of the hidden dimension.
@@ -47,11 +47,11 @@ from ascend_grad._kernels cimport (
     ag_fpenv_enter,
     ag_fpenv_leave,
     ag_itemsize,
-    ag_lce_block,
-    ag_lce_kernels,
-    ag_lce_kernels_of,
-    ag_lce_result,
-    ag_lce_source,
+    ag_linear_block,
+    ag_linear_kernels,
+    ag_linear_kernels_of,
+    ag_linear_result,
+    ag_linear_source,
     ag_matrix,
     ag_round,
     ag_rows,
@@ -113,8 +113,8 @@ cdef Py_ssize_t ROWS_PER_CHECK = 1 << 18
 cdef double RATE = 40.0
 
 
-cdef const ag_lce_kernels *kernels_for(cnp.ndarray array):
-    return ag_lce_kernels_of(_cpu.active(), <ag_dtype>dtype_of(array))
+cdef const ag_linear_kernels *kernels_for(cnp.ndarray array):
+    return ag_linear_kernels_of(_cpu.active(), <ag_dtype>dtype_of(array))
 
 
 cdef ag_matrix matrix_of(cnp.ndarray array):
@@ -307,11 +307,11 @@ ctypedef struct Grid:
     Py_ssize_t units
 
 
-cdef Grid grid_of(const ag_lce_kernels *kernels, Py_ssize_t columns, Py_ssize_t rows, Py_ssize_t terms) noexcept nogil:
+cdef Grid grid_of(const ag_linear_kernels *kernels, Py_ssize_t columns, Py_ssize_t rows, Py_ssize_t terms) noexcept nogil:
     """A product of so many rows and columns, whose sums have so many terms."""
     cdef Grid grid
     cdef Py_ssize_t panels = ceil_div(columns, kernels.nr), tiles = ceil_div(rows, kernels.mr)
-    cdef Py_ssize_t panel_bytes = terms * kernels.nr * kernels.unit_size // kernels.pair
+    cdef Py_ssize_t panel_bytes = terms * kernels.nr * kernels.element_size // kernels.pair
     cdef Py_ssize_t together = max(1, min(PANELS, _cpu.cache_size(2) // 2 // max(panel_bytes, 1)))
     cdef Py_ssize_t most = UNIT_FLOPS // (2 * kernels.mr * kernels.nr * max(terms, 1))
     grid.panels, grid.tiles = panels, tiles
@@ -340,8 +340,8 @@ cdef enum Round:
 cdef class Schedule:
     """One plan at work: its memory, and the block and chunk that the units of the current round belong to."""
 
-    cdef const ag_lce_kernels *kernels
-    cdef ag_lce_block block
+    cdef const ag_linear_kernels *kernels
+    cdef ag_linear_block block
     cdef ag_matrix input, weight
     cdef Plan plan
     cdef Rows rows
@@ -355,8 +355,8 @@ cdef class Schedule:
     cdef list keep                    # arrays whose memory is in use
     cdef Buffers at
     # what the rounds read
-    cdef ag_lce_source source
-    cdef ag_lce_result result
+    cdef ag_linear_source source
+    cdef ag_linear_result result
     cdef Grid tiles, input_grid, weight_grid
     cdef Py_ssize_t weight_panel_units, input_tile_units
     cdef Py_ssize_t row_parts         # parts of the hidden dimension that rows are packed in
@@ -377,7 +377,7 @@ cdef class Schedule:
     cdef int prepare(
         self, cnp.ndarray input, cnp.ndarray weight, Plan plan, cnp.ndarray memory, Rows rows, int threads
     ) except -1:
-        cdef ag_lce_block *block = &self.block
+        cdef ag_linear_block *block = &self.block
         # What came before looks in intervals of its own, which may not have been over.
         PyErr_CheckSignals()
         self.last_check = _tasks.now()
@@ -523,7 +523,7 @@ cdef class Schedule:
         if rows != NULL:
             rows += begin
         self.kernels.pack_columns(
-            <char *>to + at * self.kernels.unit_size, source, rows, start + begin, end - begin, first, n
+            <char *>to + at * self.kernels.element_size, source, rows, start + begin, end - begin, first, n
         )
 
     cdef void pack_block(self, Py_ssize_t u) noexcept nogil:
@@ -532,7 +532,7 @@ cdef class Schedule:
             begin = part * PART_COLUMNS
             units = panel * ceil_div(self.block.hidden_size, self.kernels.pair) + begin // self.kernels.pair
             self.kernels.pack_panel(
-                <char *>self.block.w_rows + units * nr * self.kernels.unit_size, &self.weight, NULL,
+                <char *>self.block.w_rows + units * nr * self.kernels.element_size, &self.weight, NULL,
                 self.block.vocab_start + panel * nr, min(nr, self.block.vocab - panel * nr),
                 self.block.hidden_start + begin, min(PART_COLUMNS, self.block.hidden_size - begin)
             )
@@ -548,7 +548,7 @@ cdef class Schedule:
             begin = part * PART_COLUMNS
             units = tile * ceil_div(self.block.hidden_size, self.kernels.pair) + begin // self.kernels.pair
             self.kernels.pack_tile(
-                <char *>self.block.x_rows + units * mr * self.kernels.unit_size, &self.input,
+                <char *>self.block.x_rows + units * mr * self.kernels.element_size, &self.input,
                 self.block.row_numbers + tile * mr, 0, min(mr, self.block.rows - tile * mr),
                 self.block.hidden_start + begin, min(PART_COLUMNS, self.block.hidden_size - begin)
             )
@@ -578,7 +578,7 @@ cdef class Schedule:
 
     cdef void round_rows(self, Py_ssize_t u) noexcept nogil:
         """Accumulators to a result of any dtype and layout."""
-        cdef int real = self.kernels.real_size
+        cdef int real = self.kernels.acc_size
         cdef Py_ssize_t first = u * self.rounded_step, last = min(first + self.rounded_step, self.rounded_rows)
         cdef Py_ssize_t n = self.rounded_n, row, begin, piece
         cdef const ag_matrix *to = &self.rounded_to
@@ -618,12 +618,12 @@ cdef class Schedule:
         self.block.vocab_start = begin
         self.block.vocab = min(self.plan.vocab, self.plan.problem.vocab - begin)
         if self.plan.keeps_logits:
-            self.block.logits = self.at.logits + self.plan.rows * begin * self.kernels.real_size
+            self.block.logits = self.at.logits + self.plan.rows * begin * self.kernels.acc_size
 
     cdef void set_chunk(self, Py_ssize_t index) noexcept nogil:
         """Select the rows of a chunk, unless it is the one selected. The first time chunks come in order."""
         cdef Py_ssize_t i = self.at.starts[index], n = 0, place = index if self.plan.packed_chunks > 1 else 0
-        cdef int real = self.kernels.real_size
+        cdef int real = self.kernels.acc_size
         self.block.x_rows = self.at.x_rows + place * self.plan.packed_rows(self.plan.rows)
         self.block.x_columns = self.at.x_columns + place * self.plan.packed_columns(self.plan.rows)
         if index == self.chunk or self.is_over:
@@ -648,7 +648,7 @@ cdef class Schedule:
         self.column_parts = ceil_div(self.block.rows, SOME_ROWS)
         self.run(PACK_CHUNK, self.input_tile_units + (panels * self.column_parts if columns else 0))
 
-    cdef void run_tiles(self, ag_lce_source source, ag_lce_result result) noexcept nogil:
+    cdef void run_tiles(self, ag_linear_source source, ag_linear_result result) noexcept nogil:
         self.source, self.result = source, result
         self.tiles = grid_of(self.kernels, self.block.vocab, self.block.rows, self.block.hidden_size)
         self.run(TILES, self.tiles.units)
@@ -679,14 +679,14 @@ cdef class Schedule:
     ) except -1:
         """Where the statistics go: contiguous arrays (BT,) of the accumulators' dtype; None or contiguous (BT, V)."""
         cdef cnp.npy_intp total = self.rows.total
-        cdef cnp.ndarray running_sum = sum_exp if self.kernels.real_size == 8 else _memory.fresh(1, &total, _float64)
+        cdef cnp.ndarray running_sum = sum_exp if self.kernels.acc_size == 8 else _memory.fresh(1, &total, _float64)
         cdef double *sums = <double *>cnp.PyArray_DATA(running_sum)
         cdef Py_ssize_t i, begin, end
         self.keep.append((logits_max, sum_exp, running_sum, predicted, logits))
         for begin in range(0, total, ROWS_PER_CHECK):
             end = min(begin + ROWS_PER_CHECK, total)
             for i in range(begin, end):
-                set_number(cnp.PyArray_DATA(logits_max), i, self.kernels.real_size == 8, -INFINITY)
+                set_number(cnp.PyArray_DATA(logits_max), i, self.kernels.acc_size == 8, -INFINITY)
             memset(sums + begin, 0, (end - begin) * sizeof(double))
             _tasks.check_signals(&self.last_check)
         self.with_statistics = True
@@ -710,12 +710,12 @@ cdef class Schedule:
     cdef void end_statistics(self, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
         """Of rows [begin, end). A sum relative to -inf would be of NaN; a row that does not count has none."""
         cdef Py_ssize_t i
-        cdef ag_lce_block *block = &self.block
+        cdef ag_linear_block *block = &self.block
         cdef ag_fpenv mode
         while begin < end and not self.is_interrupted():
             mode = ag_fpenv_enter()
             for i in range(begin, min(begin + ROWS_PER_CHECK, end)):
-                if self.kernels.real_size == 8:
+                if self.kernels.acc_size == 8:
                     if (<double *>block.running_max)[i] == -INFINITY and self.rows.counts(i):
                         block.running_sum[i] = NAN
                 else:
@@ -732,8 +732,8 @@ cdef class Schedule:
     ) except -1:
         """Where the gradients go (None, or not part of the plan: not wanted): arrays that overlap no input."""
         cdef Plan plan = self.plan
-        cdef int real = self.kernels.real_size
-        cdef ag_lce_block *block = &self.block
+        cdef int real = self.kernels.acc_size
+        cdef ag_linear_block *block = &self.block
         block.filter_eps = filter_eps
         if softmax is not None:
             block.softmax = matrix_of(softmax)
@@ -759,7 +759,7 @@ cdef class Schedule:
 
     cdef void place_sums(self, Py_ssize_t c, Py_ssize_t slice) noexcept nogil:
         """Where the products of the current block, of chunk c and of a slice (or all) are added up."""
-        cdef ag_lce_block *block = &self.block
+        cdef ag_linear_block *block = &self.block
         cdef Py_ssize_t column = slice * self.plan.hidden if self.plan.by_slice else 0
         cdef Py_ssize_t row = 0 if self.plan.chunks_outside else c * self.plan.rows
         cdef Py_ssize_t word = block.vocab_start if self.plan.sums_whole_weight_grad() else 0
@@ -778,9 +778,9 @@ cdef class Schedule:
                 )
                 block.weight_grad.compensation_column = column
 
-    cdef void add_gradients(self, Py_ssize_t b, Py_ssize_t c, Py_ssize_t walk, ag_lce_source source) noexcept nogil:
+    cdef void add_gradients(self, Py_ssize_t b, Py_ssize_t c, Py_ssize_t walk, ag_linear_source source) noexcept nogil:
         """Those of block b and chunk c, which are the current ones, and packed unless the hidden dimension is sliced."""
-        cdef ag_lce_block *block = &self.block
+        cdef ag_linear_block *block = &self.block
         cdef Py_ssize_t s, column = walk * self.plan.hidden
         block.add_input_grad, block.last_input_grad = b > 0, b == self.plan.blocks - 1
         block.add_weight_grad, block.last_weight_grad = c > 0, c == self.plan.chunks - 1
@@ -831,7 +831,7 @@ cdef class Schedule:
 
     cdef void walk_gradient(self) noexcept nogil:
         """Both gradients, the softmax given or computed anew."""
-        cdef ag_lce_source source = AG_FROM_PRODUCT if self.plan.problem.with_logits else AG_FROM_SOFTMAX
+        cdef ag_linear_source source = AG_FROM_PRODUCT if self.plan.problem.with_logits else AG_FROM_SOFTMAX
         cdef Py_ssize_t outer, walk, inner
         cdef Py_ssize_t b, c
         for outer in range(self.plan.chunks if self.plan.chunks_outside else self.plan.blocks):
@@ -920,12 +920,12 @@ cdef class Schedule:
 
     cdef void stream_words(self, Py_ssize_t u) noexcept nogil:
         """All rows times a range of words. A tile is (rows, pitch)."""
-        cdef const ag_lce_kernels *kernels = self.kernels
-        cdef ag_lce_block block = self.block
+        cdef const ag_linear_kernels *kernels = self.kernels
+        cdef ag_linear_block block = self.block
         cdef double[AG_TILE] memory
         cdef void *tile = memory
         cdef double[AG_RESIDENT] total
-        cdef int acc = kernels.real_size
+        cdef int acc = kernels.acc_size
         cdef Py_ssize_t hidden = self.plan.hidden, sums_pitch = self.plan.sums_pitch(), pitch = self.plan.pitch
         cdef Py_ssize_t tile_bytes = block.rows * pitch * acc, i
         cdef Py_ssize_t begin = u * self.plan.task_size, end = min(begin + self.plan.task_size, self.plan.vocab), word = begin
@@ -968,14 +968,14 @@ cdef class Schedule:
     cdef void stream_rows(self, Py_ssize_t u) noexcept nogil:
         """Those of a range of rows that count times all words; statistics and gradients in one pass. A tile is
         (words, pitch)."""
-        cdef const ag_lce_kernels *kernels = self.kernels
-        cdef ag_lce_block block = self.block
+        cdef const ag_linear_kernels *kernels = self.kernels
+        cdef ag_linear_block block = self.block
         cdef double[AG_TILE] memory
         cdef void *tile = memory
         cdef int64_t[2 * AG_STREAMED] numbers
         cdef double[4 * AG_STREAMED] values
         cdef double *totals = values + 3 * AG_STREAMED
-        cdef int acc = kernels.real_size
+        cdef int acc = kernels.acc_size
         cdef Py_ssize_t hidden = self.plan.hidden, sums_pitch = self.plan.sums_pitch(), pitch = self.plan.pitch, i
         cdef Py_ssize_t row = u * self.plan.task_size, end = min(row + self.plan.task_size, self.rows.total)
         cdef char *sums = self.at.partial_sums + u * self.plan.vocab * sums_pitch * acc
@@ -1018,7 +1018,7 @@ cdef class Schedule:
 
     cdef void multiply_features(self, Py_ssize_t u) noexcept nogil:
         """All rows times all words over a range of features: what one task adds to the logits, (rows, pitch)."""
-        cdef int acc = self.kernels.real_size
+        cdef int acc = self.kernels.acc_size
         cdef Py_ssize_t first = u * self.plan.task_size, n = min(self.plan.task_size, self.plan.hidden - first)
         cdef ag_rows rows = self.rows_of(&self.input, self.block.row_numbers, 0, self.block.rows)
         cdef ag_rows words = self.rows_of(&self.weight, NULL, 0, self.plan.vocab)
@@ -1029,9 +1029,9 @@ cdef class Schedule:
     cdef void finish_tile(self) noexcept nogil:
         """The logits of all rows and words become statistics, or P."""
         cdef double[AG_TERMS] total
-        cdef int acc = self.kernels.real_size
+        cdef int acc = self.kernels.acc_size
         cdef Py_ssize_t pitch = self.plan.pitch, i
-        cdef ag_lce_block *block = &self.block
+        cdef ag_linear_block *block = &self.block
         block.vocab_start, block.vocab = 0, self.plan.vocab
         if self.source == AG_FROM_PRODUCT:
             self.kernels.combine(self.at.logits, self.plan.tasks, self.plan.rows * pitch, block.rows * pitch, self.at.p)
@@ -1062,7 +1062,7 @@ cdef class Schedule:
     cdef void combine_tasks(self, Py_ssize_t u) noexcept nogil:
         """The tasks' partial sums to features of a row of the gradient that is the sum over what was streamed."""
         cdef bint is_weight = self.plan.tasks_of == OF_ROWS
-        cdef int acc = self.kernels.real_size
+        cdef int acc = self.kernels.acc_size
         cdef char[PIECE * 8] buffer
         cdef Py_ssize_t r = u % self.combined_rows, begin = u // self.combined_rows * COMBINED, n
         cdef Py_ssize_t end = min(begin + COMBINED, self.plan.hidden), pitch = self.plan.sums_pitch()
@@ -1134,7 +1134,7 @@ cdef list plans_of_gradient(
     bint buffers_weight_grad, Py_ssize_t workspace, bint keeps_logits=False
 ):
     """None where there is nothing to do, or, with logits to be kept, no plan that does so."""
-    cdef const ag_lce_kernels *kernels = kernels_for(input)
+    cdef const ag_linear_kernels *kernels = kernels_for(input)
     cdef Problem problem = problem_of(input, weight, rows, with_logits)
     problem.with_input_grad, problem.with_weight_grad = with_input_grad, with_weight_grad
     problem.buffers_weight_grad, problem.with_statistics = with_weight_grad and buffers_weight_grad, keeps_logits
@@ -1225,7 +1225,7 @@ def gradient(
         )
     cdef list plans = plans_of_gradient(
         input, weight, rows.count, softmax is None, input_grad is not None, weight_grad is not None,
-        weight_grad is not None and not holds_sums(weight_grad, kernels_for(input).real_size), workspace
+        weight_grad is not None and not holds_sums(weight_grad, kernels_for(input).acc_size), workspace
     )
     cdef cnp.ndarray memory = _memory.workspace(bytes_of(plans))
     cdef Gradient call = Gradient.__new__(Gradient)
@@ -1252,7 +1252,7 @@ def loss_and_gradients(
     logits in the workspace between the passes (6 BT V H flops), else they are computed twice (8 BT V H).
     """
     cdef Py_ssize_t vocab = cnp.PyArray_DIM(weight, 0), total = cnp.PyArray_DIM(target, 0), i
-    cdef int real = kernels_for(input).real_size
+    cdef int real = kernels_for(input).acc_size
     cdef bint is_double = real == 8
     cdef bint is_mean = reduction == "mean", is_each = reduction == "none"
     cdef list plans = [], of_statistics
@@ -1337,7 +1337,7 @@ def loss_and_gradients(
 # ---- probabilities and losses ----------------------------------------------------------------------------------------
 
 ctypedef struct Probabilities:
-    const ag_lce_kernels *kernels
+    const ag_linear_kernels *kernels
     ag_variant variant
     ag_matrix logits
     ag_matrix out
@@ -1368,7 +1368,7 @@ cdef void probabilities_of_part(void *context, Py_ssize_t task, int thread) noex
             ag_widen(p.variant, logits.dtype, source, <float *>values, count)
             source = values
         p.kernels.probabilities(values, source, maximum, total, count)
-        round_piece(p.variant, p.kernels.real_size, values, &p.out, row, begin, count)
+        round_piece(p.variant, p.kernels.acc_size, values, &p.out, row, begin, count)
         begin += count
 
 

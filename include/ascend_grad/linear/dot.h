@@ -1,0 +1,11 @@
+/* kernels.h with dot products of pairs of bfloat16: a body for AG_BF16_DOT_BODY of ../foreach_isa.h. */
+
+#define AG_MR 8
+#define AG_DTYPE dot
+#define AG_IS_F64 0
+#define AG_IS_DOT 1
+#include "kernels.h"
+#undef AG_MR
+#undef AG_DTYPE
+#undef AG_IS_F64
+#undef AG_IS_DOT

@@ -1,0 +1,21 @@
+/* kernels.h with multiply-adds in float32 and in float64, for one instruction set: a body for ../foreach_isa.h. */
+
+/* Rows of a tile. Tiles of three vectors' width: 24 of AVX-512's 32 registers are accumulators, 18 of NEON's 32, 12 of 16 (9 in
+ * float64 before AVX2, where a tile is 6 wide). */
+#define AG_MR (AG_IS_AVX512 ? 8 : AG_IS_NEON ? 6 : AG_IS_F64 && !AG_IS_AVX2 ? 3 : 4)
+#define AG_IS_DOT 0
+
+#define AG_DTYPE f32
+#define AG_IS_F64 0
+#include "kernels.h"
+#undef AG_DTYPE
+#undef AG_IS_F64
+
+#define AG_DTYPE f64
+#define AG_IS_F64 1
+#include "kernels.h"
+#undef AG_DTYPE
+#undef AG_IS_F64
+
+#undef AG_IS_DOT
+#undef AG_MR

@@ -1,0 +1,83 @@
+/* The kernels of one kind of arithmetic and one instruction set, and their table. Body header, see ../base.h; the manual is
+ * linear.h.
+ *
+ * Expects AG_ISA, AG_LANES, AG_DTYPE (the kind: f32, f64 or dot) with AG_IS_F64 and AG_IS_DOT, and AG_MR.
+ */
+
+#define K(name) AG_KERNEL_NAME(name)
+#define MR AG_MR
+#define NV 3          /* vectors of a panel */
+#define NR (NV * VL)  /* its width; a multiple of MR, so that panels of P split into tiles of either product */
+
+#if AG_IS_F64
+#define VL (AG_LANES / 2)
+#define V f64v
+#define LANES i64v
+#define acc_t double
+#define elem_t double
+#define PAIR 1
+#define V_(name) AG_CONCAT2(ag_v_f64, AG_CONCAT2(name, AG_ISA))
+#else
+#define VL AG_LANES
+#define V f32v
+#define LANES i32v
+#define acc_t float
+#define V_(name) AG_CONCAT2(ag_v_f32, AG_CONCAT2(name, AG_ISA))
+#if AG_IS_DOT
+#define elem_t uint32_t
+#define PAIR 2
+#else
+#define elem_t float
+#define PAIR 1
+#endif
+#endif
+
+#include "pack.h"
+#include "gemm.h"
+#include "epilogue.h"
+#include "tasks.h"
+#include "skinny_rows.h"
+#include "skinny_logits.h"
+#if !AG_IS_DOT
+#include "skinny_grads.h"
+#include "skinny_epilogue.h"
+#endif
+
+static AG_UNUSED const ag_linear_kernels K(ag_linear) = {
+    .mr = MR,
+    .nr = NR,
+    .vector = VL,
+    .pair = PAIR,
+    .element_size = sizeof(elem_t),
+    .acc_size = sizeof(acc_t),
+    .pack_tile = K(pack_tile),
+    .pack_panel = K(pack_panel),
+    .pack_columns = K(pack_columns),
+    .tiles = K(tiles),
+    .merge_max_sum = K(merge_max_sum),
+    .input_grad = K(input_grad),
+    .weight_grad = K(weight_grad),
+    .probabilities = K(probabilities),
+    .dot_products = K(dot_products),
+    .sum_rows = SUMS(sum_rows),
+    .combine = SUMS(combine),
+    .write_rows = SUMS(write_rows),
+    .tile_to_gradient = SUMS(tile_to_gradient),
+    .tile_to_max_sum = SUMS(tile_to_max_sum),
+    .columns_to_gradient = SUMS(columns_to_gradient),
+    .columns_to_max_sum = SUMS(columns_to_max_sum),
+};
+
+#undef AG_BY_DTYPE
+#undef K
+#undef SUMS
+#undef MR
+#undef NV
+#undef NR
+#undef VL
+#undef V
+#undef LANES
+#undef V_
+#undef acc_t
+#undef elem_t
+#undef PAIR

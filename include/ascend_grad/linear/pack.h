@@ -1,0 +1,179 @@
+/* Rows of a matrix as the kernels read them, and packing, for one kind of arithmetic and one instruction set. Included by kernels.h. */
+
+/* ---- rows of a matrix, as the kernels read them ----------------------------------------------------------------------- */
+
+/* Values (bfloat16 for the dot product, else accumulators) of row `row`, columns [first, first + n): in place where they lie
+ * there as such, else gathered and widened into `buffer`, as many accumulators. n is at most AG_FETCH. */
+static const char *K(fetch)(const ag_matrix *from, int64_t row, ptrdiff_t first, ptrdiff_t n, void *buffer)
+{
+    const int itemsize = ag_itemsize[from->dtype];
+    const char *source = from->data + row * from->row_stride + first * from->step;
+    if (from->step != itemsize || from->swapped) {
+        /* 16-bit values that are to be widened go to the upper half of what they become: widening runs ahead of no reader */
+        char *raw = (char *)buffer + (AG_IS_DOT || itemsize != 2 ? 0 : n * 2);
+        ag_copy_block(raw, 0, itemsize, source, 0, from->step, 1, n, itemsize, from->swapped);
+        source = raw;
+    }
+#if !AG_IS_F64 && !AG_IS_DOT
+    if (itemsize == 2) {
+        float *to = (float *)buffer;
+        ptrdiff_t i = 0;
+        if (from->dtype == AG_BFLOAT16) {
+            for (; i + VL <= n; i += VL) v_f32_store(to + i, v_bf16_load(source + 2 * i));
+            if (i < n) v_f32_store_partial(to + i, v_bf16_load_partial(source + 2 * i, n - i), n - i);
+        } else {
+            for (; i + VL <= n; i += VL) v_f32_store(to + i, v_f16_load(source + 2 * i));
+            if (i < n) v_f32_store_partial(to + i, v_f16_load_partial(source + 2 * i, n - i), n - i);
+        }
+        return buffer;
+    }
+#endif
+    return source;
+}
+
+/* ---- packing ----------------------------------------------------------------------------------------------------------- */
+
+/* The same, without a call where the values lie there. */
+AG_INLINE const char *K(row)(const ag_matrix *from, int64_t row, ptrdiff_t first, ptrdiff_t n, void *buffer)
+{
+    const int itemsize = AG_IS_DOT ? 2 : sizeof(acc_t);
+    if (from->step == itemsize && !from->swapped && ag_itemsize[from->dtype] == itemsize) {
+        return from->data + row * from->row_stride + first * itemsize;
+    }
+    return K(fetch)(from, row, first, n, buffer);
+}
+
+/* One tile of X: to[k][r] = row rows[r] of `count` rows, element k of columns [first, first + n); rows up to MR are zero.
+ * (Without the list the rows are start, start + 1, ...) */
+static void K(pack_tile)(void *to, const ag_matrix *from, const int64_t *rows, int64_t start, ptrdiff_t count,
+                         ptrdiff_t first, ptrdiff_t n)
+{
+    char buffer[AG_FETCH * sizeof(acc_t)];
+    for (ptrdiff_t r = 0; r < MR; r++) {
+        for (ptrdiff_t begin = 0; begin < n; begin += AG_FETCH) {
+            const ptrdiff_t length = n - begin < AG_FETCH ? n - begin : AG_FETCH;
+            const ptrdiff_t elements = length / PAIR;
+            elem_t *column = (elem_t *)to + begin / PAIR * MR + r, last = 0;
+            const char *source;
+            if (r >= count) {
+                for (ptrdiff_t k = 0; k < (length + PAIR - 1) / PAIR; k++) column[k * MR] = 0;
+                continue;
+            }
+            source = K(row)(from, rows ? rows[r] : start + r, first + begin, length, buffer);
+            for (ptrdiff_t k = 0; k < elements; k++) memcpy(&column[k * MR], source + k * sizeof(elem_t), sizeof(elem_t));
+            if (length % PAIR) {
+                memcpy(&last, source + elements * sizeof(elem_t), sizeof(elem_t) / PAIR);
+                column[elements * MR] = last;
+            }
+        }
+    }
+}
+
+/* Lane l of a, or of b shifted by half a block: one step of a transposition. */
+AG_INLINE V K(exchange)(V a, V b, const int block, const int second)
+{
+#if defined(__clang__)
+    V result;
+    for (int l = 0; l < VL; l++) {
+        result[l] = l & block ? b[second ? l : l - block] : a[second ? l + block : l];
+    }
+    return result;
+#else
+    LANES pick;
+    for (int l = 0; l < VL; l++) {
+        pick[l] = l & block ? VL + (second ? l : l - block) : second ? l + block : l;
+    }
+    return __builtin_shuffle(a, b, pick);
+#endif
+}
+
+/* VL rows of VL elements become columns. */
+AG_INLINE void K(transpose)(V x[VL])
+{
+    AG_UNROLL(4)
+    for (int block = 1; block < VL; block *= 2) {
+        AG_UNROLL(16)
+        for (int i = 0; i < VL; i++) {
+            if (i & block) continue;
+            const V a = x[i], b = x[i + block];
+            x[i] = K(exchange)(a, b, block, 0);
+            x[i + block] = K(exchange)(a, b, block, 1);
+        }
+    }
+}
+
+/* As many values as a vector has elements, or pairs of them; zeros behind the first n. */
+AG_INLINE V K(load_values)(const char *p, ptrdiff_t n)
+{
+    V v = {0};
+    if (n == VL * PAIR) {
+        memcpy(&v, p, sizeof v);
+    } else {
+#if AG_IS_DOT
+        memcpy(&v, p, (size_t)n * 2);
+#else
+        v = V_(load_partial)(p, n);
+#endif
+    }
+    return v;
+}
+
+/* One panel of W, NR rows wide, otherwise like pack_tile. */
+static void K(pack_panel)(void *to, const ag_matrix *from, const int64_t *rows, int64_t start, ptrdiff_t count,
+                          ptrdiff_t first, ptrdiff_t n)
+{
+    char buffer[VL][AG_FETCH * sizeof(acc_t)];
+    const char *source[VL];
+    for (ptrdiff_t group = 0; group < NR; group += VL) {
+        const ptrdiff_t there = count - group < VL ? count - group : VL;
+        for (ptrdiff_t begin = 0; begin < n; begin += AG_FETCH) {
+            const ptrdiff_t length = n - begin < AG_FETCH ? n - begin : AG_FETCH;
+            elem_t *target = (elem_t *)to + begin / PAIR * NR + group;
+            for (ptrdiff_t r = 0; r < there; r++) {
+                source[r] = K(row)(from, rows ? rows[group + r] : start + group + r, first + begin, length, buffer[r]);
+            }
+            for (ptrdiff_t k = 0; k < length; k += VL * PAIR) {
+                const ptrdiff_t values = length - k < VL * PAIR ? length - k : VL * PAIR;
+                V x[VL];
+                for (ptrdiff_t r = 0; r < VL; r++) {
+                    x[r] = (V){0};
+                    if (r < there) x[r] = K(load_values)(source[r] + (size_t)k * sizeof(elem_t) / PAIR, values);
+                }
+                K(transpose)(x);
+                for (ptrdiff_t i = 0; i < (values + PAIR - 1) / PAIR; i++) {
+                    memcpy(target + (k / PAIR + i) * NR, &x[i], sizeof(V));
+                }
+            }
+        }
+    }
+}
+
+/* to[k][c] = column first + c of row k; columns from n up to a multiple of the vector are zero (n <= NR). With pairs,
+ * element k holds rows 2k and 2k + 1. */
+static void K(pack_columns)(void *to, const ag_matrix *from, const int64_t *rows, int64_t start, ptrdiff_t count,
+                            ptrdiff_t first, ptrdiff_t n)
+{
+    const ptrdiff_t width = (n + VL - 1) / VL * VL;
+    elem_t *target = to;
+    char buffer[PAIR][AG_FETCH * sizeof(acc_t)];
+    for (ptrdiff_t k = 0; k < count; k += PAIR, target += width) {
+        const char *source = K(row)(from, rows ? rows[k] : start + k, first, n, buffer[0]);
+#if AG_IS_DOT
+        const char *second = 0;
+        if (k + 1 < count) second = K(row)(from, rows ? rows[k + 1] : start + k + 1, first, n, buffer[1]);
+        for (ptrdiff_t c = 0; c < width; c += VL) {
+            const ptrdiff_t left = n - c < VL ? n - c : VL;
+            const u16v low = v_u16_load_partial(source + 2 * c, left);
+            const u16v high = second ? v_u16_load_partial(second + 2 * c, left) : (u16v){0};
+            const u32v pairs = __builtin_convertvector(low, u32v) | __builtin_convertvector(high, u32v) << 16;
+            memcpy(target + c, &pairs, sizeof pairs);
+        }
+#else
+        for (ptrdiff_t c = 0; c < width; c += VL) {
+            const ptrdiff_t left = n - c < VL ? n - c : VL;
+            V_(store)(target + c, left < VL ? V_(load_partial)(source + c * sizeof(acc_t), left)
+                                            : V_(load)(source + c * sizeof(acc_t)));
+        }
+#endif
+    }
+}

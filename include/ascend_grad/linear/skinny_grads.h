@@ -1,0 +1,307 @@
+/* Gradients from a tile of P, nothing packed: sums over streamed rows, and rows that are written once, for one kind of arithmetic and one instruction set. Included by kernels.h. */
+
+/* ---- sums over streamed rows ---------------------------------------------------------------------------------------------- */
+
+/* sums[r][c] += sum over `terms` rows of p(r, s) rows[s][c]: nr resident rows, nv vectors from column c on; the last one of
+ * `tail` columns. */
+AG_INLINE void K(add_products)(const ag_dtype dtype, const int nr, const int nv, const char *const *rows, ptrdiff_t terms,
+                               const acc_t *p, ptrdiff_t pitch, ptrdiff_t c, const ptrdiff_t tail, acc_t *sums,
+                               ptrdiff_t sums_pitch, int add)
+{
+    V sum[K(PRODUCTS)];
+    AG_UNROLL(8)
+    for (int r = 0; r < nr; r++) {
+        AG_UNROLL(4)
+        for (int j = 0; j < nv; j++) {
+            sum[r * nv + j] = (V){0};
+            if (add) sum[r * nv + j] = V_(load)(sums + r * sums_pitch + j * VL);
+        }
+    }
+    for (ptrdiff_t s = 0; s < terms; s++) {
+        V right[K(STREAMS)];
+        AG_UNROLL(4)
+        for (int j = 0; j < nv; j++) right[j] = K(load_as)(dtype, rows[s], c + j * VL, j == nv - 1 ? tail : VL);
+        AG_UNROLL(8)
+        for (int r = 0; r < nr; r++) {
+            const V left = V_(set1)(p[r * pitch + s]);
+            AG_UNROLL(4)
+            for (int j = 0; j < nv; j++) sum[r * nv + j] = V_(fma)(left, right[j], sum[r * nv + j]);
+        }
+    }
+    AG_UNROLL(8)
+    for (int r = 0; r < nr; r++) {
+        AG_UNROLL(4)
+        for (int j = 0; j < nv; j++) V_(store)(sums + r * sums_pitch + j * VL, sum[r * nv + j]);
+    }
+}
+
+/* The same for all resident rows and nv vectors, as many rows at a time as keep the multipliers busy. */
+AG_INLINE void K(add_columns)(const ag_dtype dtype, const int nv, ptrdiff_t resident, const char *const *rows,
+                              ptrdiff_t terms, const acc_t *p, ptrdiff_t pitch, ptrdiff_t c, const ptrdiff_t tail,
+                              acc_t *sums, ptrdiff_t sums_pitch, int add)
+{
+    const int many = nv > 1 ? K(RESIDENT) : K(NARROW);
+    while (resident > 0) {
+        const int nr = resident >= many ? many : resident >= 4 ? 4 : resident >= 2 ? 2 : 1;
+        if (nr == many) {
+            K(add_products)(dtype, many, nv, rows, terms, p, pitch, c, tail, sums, sums_pitch, add);
+        } else if (nr == 4) {
+            K(add_products)(dtype, many > 4 ? 4 : 1, nv, rows, terms, p, pitch, c, tail, sums, sums_pitch, add);
+        } else if (nr == 2) {
+            K(add_products)(dtype, 2, nv, rows, terms, p, pitch, c, tail, sums, sums_pitch, add);
+        } else {
+            K(add_products)(dtype, 1, nv, rows, terms, p, pitch, c, tail, sums, sums_pitch, add);
+        }
+        resident -= nr;
+        p += nr * pitch;
+        sums += nr * sums_pitch;
+    }
+}
+
+AG_INLINE void K(sum_rows_of)(const ag_dtype dtype, ptrdiff_t resident, const ag_rows *streamed, ptrdiff_t first,
+                              ptrdiff_t n, const acc_t *p, ptrdiff_t pitch, acc_t *sums, ptrdiff_t sums_pitch, int add)
+{
+    enum { WIDE = K(STREAMS) };
+    char buffer[K(TERMS)][4096];
+    const char *rows[K(TERMS)];
+    /* A segment of the sums stays in L2 while all streamed rows are added to it. */
+    for (ptrdiff_t done = 0; done < n; done += K(SEGMENT)) {
+        const ptrdiff_t length = n - done < K(SEGMENT) ? n - done : K(SEGMENT);
+        for (ptrdiff_t s = 0; s < streamed->count; s += K(TERMS)) {
+            const ptrdiff_t terms = streamed->count - s < K(TERMS) ? streamed->count - s : K(TERMS);
+            K(dense_rows)(streamed, s, terms, first + done, length, buffer, rows);
+            for (ptrdiff_t c = 0; c < length;) {
+                const ptrdiff_t left = length - c;
+                acc_t *to = sums + done + c;
+                if (left >= WIDE * VL) {
+                    K(add_columns)(dtype, WIDE, resident, rows, terms, p + s, pitch, c, VL, to, sums_pitch, add || s);
+                    c += WIDE * VL;
+                } else {
+                    K(add_columns)(dtype, 1, resident, rows, terms, p + s, pitch, c, left < VL ? left : VL, to, sums_pitch,
+                                   add || s);
+                    c += VL;
+                }
+            }
+        }
+    }
+}
+
+/* The same of few features: products of rows of p and columns. */
+static void K(sum_columns)(ptrdiff_t resident, const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, const acc_t *p,
+                           ptrdiff_t pitch, acc_t *sums, ptrdiff_t sums_pitch, int add)
+{
+    const ag_dtype own = AG_IS_F64 ? AG_FLOAT64 : AG_FLOAT32;
+    acc_t columns[K(THIN)][AG_STREAMED], products[AG_RESIDENT * K(THIN)];
+    const char *rows[AG_RESIDENT];
+    const ag_rows right = {{(char *)columns, sizeof columns[0], sizeof(acc_t), own, 0}, 0, 0, n};
+    K(load_columns)(streamed, first, n, columns);
+    for (ptrdiff_t r = 0; r < resident || r % K(RESIDENT); r++) {
+        rows[r] = (const char *)(p + (r < resident ? r : resident - 1) * pitch);
+    }
+    K(dot_segment)(own, rows, resident, &right, 0, streamed->count, products, n, 0);
+    for (ptrdiff_t r = 0; r < resident; r++) {
+        for (ptrdiff_t c = 0; c < n; c++) {
+            acc_t *sum = sums + r * sums_pitch + c;
+            *sum = add ? *sum + products[r * n + c] : products[r * n + c];
+        }
+    }
+}
+
+/* sums[r][c] (+)= sum over all streamed rows of p(r, s) row s [first + c], c < n; at most AG_RESIDENT resident and AG_STREAMED
+ * streamed rows. The pitch of the sums is a multiple of the vector. */
+static void K(sum_rows)(ptrdiff_t resident, const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, const void *p,
+                        ptrdiff_t pitch, void *sums, ptrdiff_t sums_pitch, int add)
+{
+    if (n <= K(THIN)) {
+        K(sum_columns)(resident, streamed, first, n, p, pitch, sums, sums_pitch, add);
+        return;
+    }
+    AG_BY_DTYPE(streamed->matrix.dtype, K(sum_rows_of), resident, streamed, first, n, (const acc_t *)p, pitch, (acc_t *)sums,
+                sums_pitch, add);
+}
+
+/* to[c] = sum over `count` partial sums from[i * stride + c], c < n, with compensation. */
+static void K(combine)(const void *from, ptrdiff_t count, ptrdiff_t stride, ptrdiff_t n, void *to)
+{
+    for (ptrdiff_t c = 0; c < n; c += VL) {
+        const ptrdiff_t left = n - c < VL ? n - c : VL;
+        const acc_t *term = (const acc_t *)from + c;
+        V total = K(load_some)(term, left), lost = {0};
+        for (ptrdiff_t i = 1; i < count; i++) {
+            term += stride;
+            K(add_compensated)(&total, &lost, K(load_some)(term, left));
+        }
+        K(store_some)((acc_t *)to + c, K(compensated)(total, lost), left);
+    }
+}
+
+/* ---- rows that are written once ------------------------------------------------------------------------------------------- */
+
+/* A vector of results, rounded to this dtype; `count` of its values. */
+AG_INLINE void K(store_as)(const ag_dtype dtype AG_UNUSED, const int nontemporal, char *p, V v, const ptrdiff_t count)
+{
+#if !AG_IS_F64
+    if (dtype == AG_FLOAT16) {
+        if (count < VL) v_f16_store_partial(p, v, count);
+        else if (nontemporal) v_f16_stream(p, v);
+        else v_f16_store(p, v);
+        return;
+    }
+    if (dtype == AG_BFLOAT16) {
+        if (count < VL) v_bf16_store_partial(p, v, count);
+        else if (nontemporal) v_bf16_stream(p, v);
+        else v_bf16_store(p, v);
+        return;
+    }
+#endif
+    if (count < VL) V_(store_partial)(p, v, count);
+    else if (nontemporal) V_(stream)(p, v);
+    else V_(store)(p, v);
+}
+
+/* to[s][c] = sum over nr resident rows of p(r, s) resident[r][c]: ns results, nv vectors; the last one of `tail` columns. */
+AG_INLINE void K(write_some)(const ag_dtype dtype, const int nontemporal, const int ns, const int nv,
+                             const char *const *resident, ptrdiff_t nr, const acc_t *p, ptrdiff_t r_stride,
+                             ptrdiff_t s_stride, ptrdiff_t c, const ptrdiff_t tail, char *const *to)
+{
+    const ptrdiff_t itemsize = ag_itemsize[dtype];
+    V sum[K(PRODUCTS)];
+    AG_UNROLL(16)
+    for (int i = 0; i < ns * nv; i++) sum[i] = (V){0};
+    for (ptrdiff_t r = 0; r < nr; r++) {
+        V right[K(STREAMS)];
+        AG_UNROLL(4)
+        for (int j = 0; j < nv; j++) {
+            const ptrdiff_t n = j == nv - 1 ? tail : VL;
+            const char *from = resident[r] + (c + j * VL) * (ptrdiff_t)sizeof(acc_t);
+            right[j] = n < VL ? V_(load_partial)(from, n) : V_(load)(from);
+        }
+        AG_UNROLL(8)
+        for (int s = 0; s < ns; s++) {
+            const V left = V_(set1)(p[r * r_stride + s * s_stride]);
+            AG_UNROLL(4)
+            for (int j = 0; j < nv; j++) sum[s * nv + j] = V_(fma)(left, right[j], sum[s * nv + j]);
+        }
+    }
+    AG_UNROLL(8)
+    for (int s = 0; s < ns; s++) {
+        AG_UNROLL(4)
+        for (int j = 0; j < nv; j++) {
+            K(store_as)(dtype, nontemporal, to[s] + (c + j * VL) * itemsize, sum[s * nv + j], j == nv - 1 ? tail : VL);
+        }
+    }
+}
+
+AG_INLINE void K(write_segment)(const ag_dtype dtype, const int nontemporal, const char *const *resident, ptrdiff_t nr,
+                                ptrdiff_t n, const acc_t *p, ptrdiff_t r_stride, ptrdiff_t s_stride, ptrdiff_t ns,
+                                char *const *to)
+{
+    enum { MANY = K(RESIDENT), WIDE = K(STREAMS) };
+    const ptrdiff_t wide = n / (WIDE * VL) * (WIDE * VL);
+    for (ptrdiff_t s = 0; s < ns && wide; s += s + MANY <= ns ? MANY : 1) {
+        const acc_t *of_row = p + s * s_stride;
+        for (ptrdiff_t c = 0; c < wide; c += WIDE * VL) {
+            if (s + MANY <= ns) {
+                K(write_some)(dtype, nontemporal, MANY, WIDE, resident, nr, of_row, r_stride, s_stride, c, VL, to + s);
+            } else {
+                K(write_some)(dtype, nontemporal, 1, WIDE, resident, nr, of_row, r_stride, s_stride, c, VL, to + s);
+            }
+        }
+    }
+    for (ptrdiff_t c = wide; c < n; c += VL) {
+        const ptrdiff_t tail = n - c < VL ? n - c : VL;
+        for (ptrdiff_t s = 0; s < ns; s += ns == K(NARROW) ? K(NARROW) : 1) {
+            const acc_t *of_row = p + s * s_stride;
+            if (ns == K(NARROW)) {
+                K(write_some)(dtype, nontemporal, K(NARROW), 1, resident, nr, of_row, r_stride, s_stride, c, tail, to);
+            } else {
+                K(write_some)(dtype, nontemporal, 1, 1, resident, nr, of_row, r_stride, s_stride, c, tail, to + s);
+            }
+        }
+    }
+}
+
+/* The same as write_rows of few features, with s_stride 1: columns of results, rounded, are transposed into rows. */
+static void K(write_columns)(ag_variant variant, const ag_rows *resident, const ag_rows *to, ptrdiff_t first, ptrdiff_t n,
+                             const acc_t *p, ptrdiff_t pitch)
+{
+    const ag_dtype own = AG_IS_F64 ? AG_FLOAT64 : AG_FLOAT32, dtype = to->matrix.dtype;
+    const int itemsize = ag_itemsize[dtype];
+    const ptrdiff_t count = to->count, runs = K(is_run)(to) ? 1 : count;
+    const ag_rows right = {{(char *)p, pitch * (ptrdiff_t)sizeof(acc_t), sizeof(acc_t), own, 0}, 0, 0, resident->count};
+    acc_t left[K(THIN)][AG_TERMS], columns[K(THIN)][AG_STREAMED];
+    char buffer[AG_TERMS * K(THIN) * sizeof(acc_t)], rounded[AG_STREAMED * 8];
+    const char *rows[AG_TERMS];
+    K(load_resident)(resident, first, n, buffer, K(THIN) * sizeof(acc_t), rows);
+    for (ptrdiff_t r = 0; r < resident->count; r++) {
+        for (ptrdiff_t k = 0; k < n; k++) memcpy(&left[k][r], rows[r] + k * (ptrdiff_t)sizeof(acc_t), sizeof(acc_t));
+    }
+    K(sum_rows_of)(own, n, &right, 0, count, left[0], AG_TERMS, columns[0], AG_STREAMED, 0);
+    for (ptrdiff_t k = 0; k < n; k++) {
+        const char *source = (const char *)columns[k];
+        if (dtype != own) {
+            ag_round(variant, AG_IS_F64, source, dtype, rounded, count);
+            source = rounded;
+        }
+        for (ptrdiff_t i = 0; i < runs; i++) {
+            const int64_t row = to->numbers ? to->numbers[i] : to->start;
+            ag_copy_rows(AG_VARIANT_BASELINE, to->matrix.data + row * to->matrix.row_stride + (first + k) * to->matrix.step, 0,
+                         to->matrix.row_stride, source + i * itemsize, 0, itemsize, 1, count / runs, itemsize,
+                         to->matrix.swapped);
+        }
+    }
+}
+
+/* Row s of `to`, features [first, first + n), = sum over the resident rows (at most AG_TERMS) of p(r, s) row r: rounded once,
+ * to any dtype and layout. */
+static void K(write_rows)(ag_variant variant, const ag_rows *resident, const ag_rows *to, ptrdiff_t first, ptrdiff_t n,
+                          const void *p, ptrdiff_t r_stride, ptrdiff_t s_stride, int nontemporal)
+{
+    const ag_dtype own = AG_IS_F64 ? AG_FLOAT64 : AG_FLOAT32, dtype = to->matrix.dtype;
+    const int itemsize = ag_itemsize[dtype], is_dense = to->matrix.step == itemsize && !to->matrix.swapped;
+    const int is_direct = is_dense && (dtype == own || (!AG_IS_F64 && itemsize == 2));
+    const ptrdiff_t divisor = (resident->count + AG_RESIDENT - 1) / AG_RESIDENT;
+    const ptrdiff_t most = K(is_in_place)(&resident->matrix) ? K(SEGMENT) : K(SHORT) / divisor / VL * VL;
+    char buffer[AG_RESIDENT * K(SHORT) * sizeof(acc_t)], results[K(NARROW)][4096], rounded[4096];
+    const char *rows[AG_TERMS];
+    if (n <= K(THIN) && s_stride == 1 && to->count <= AG_STREAMED) {
+        K(write_columns)(variant, resident, to, first, n, p, r_stride);
+        return;
+    }
+    for (ptrdiff_t done = 0; done < n; done += most) {
+        const ptrdiff_t length = n - done < most ? n - done : most;
+        K(load_resident)(resident, first + done, length, buffer, most * (ptrdiff_t)sizeof(acc_t), rows);
+        for (ptrdiff_t s = 0; s < to->count; s += K(NARROW)) {
+            const ptrdiff_t ns = to->count - s < K(NARROW) ? to->count - s : K(NARROW);
+            const acc_t *of_rows = (const acc_t *)p + s * s_stride;
+            char *targets[K(NARROW)] = {0}, *places[K(NARROW)] = {0};
+            int is_aligned = nontemporal;
+            for (ptrdiff_t i = 0; i < ns; i++) {
+                const int64_t row = to->numbers ? to->numbers[s + i] : to->start + s + i;
+                places[i] = to->matrix.data + row * to->matrix.row_stride + (first + done) * to->matrix.step;
+                targets[i] = is_direct ? places[i] : results[i];
+                is_aligned &= ((uintptr_t)places[i] & (VL * (size_t)itemsize - 1)) == 0;
+            }
+            if (is_direct && is_aligned) {
+                AG_BY_DTYPE(dtype, K(write_segment), 1, rows, resident->count, length, of_rows, r_stride, s_stride, ns, targets);
+                continue;
+            }
+            AG_BY_DTYPE(is_direct ? dtype : own, K(write_segment), 0, rows, resident->count, length, of_rows, r_stride,
+                        s_stride, ns, targets);
+            for (ptrdiff_t i = 0; !is_direct && i < ns; i++) {
+                /* 256 values at a time: a float64 result of float32 sums is larger than its segment */
+                for (ptrdiff_t c = 0; c < length; c += AG_FETCH) {
+                    const ptrdiff_t count = length - c < AG_FETCH ? length - c : AG_FETCH;
+                    const char *source = results[i] + c * (ptrdiff_t)sizeof(acc_t);
+                    if (dtype != own) {
+                        ag_round(variant, AG_IS_F64, source, dtype, rounded, count);
+                        source = rounded;
+                    }
+                    ag_copy_block(places[i] + c * to->matrix.step, 0, to->matrix.step, source, 0, itemsize, 1, count,
+                                  itemsize, to->matrix.swapped);
+                }
+            }
+        }
+    }
+    if (nontemporal) v_fence();
+}

@@ -1,0 +1,321 @@
+/* Products of rows with rows, nothing packed, for one kind of arithmetic and one instruction set. Included by kernels.h. */
+
+/* ---- logits: products of rows with rows ---------------------------------------------------------------------------------- */
+
+/* A vector of elements of a streamed row from feature k on, of `count` features. */
+AG_INLINE V K(load_units)(const ag_dtype dtype AG_UNUSED, const char *row, ptrdiff_t k, const ptrdiff_t count)
+{
+#if AG_IS_DOT
+    return K(load_values)(row + 2 * k, count);
+#else
+    return K(load_as)(dtype, row, k, count);
+#endif
+}
+
+/* `count` features of each product, from feature k on: a vector's, or fewer. */
+AG_INLINE void K(dot_step)(const ag_dtype dtype, const int nr, const int ns, const char *const *resident,
+                           const char *const *streamed, ptrdiff_t k, const ptrdiff_t count, ptrdiff_t ahead, V *sum)
+{
+    V left[K(RESIDENT)];
+    AG_UNROLL(4)
+    for (int r = 0; r < nr; r++) left[r] = K(load_values)(resident[r] + k * (ptrdiff_t)sizeof(elem_t) / PAIR, count);
+    AG_UNROLL(16)
+    for (int s = 0; s < ns; s++) {
+        const V right = K(load_units)(dtype, streamed[s], k, count);
+        __builtin_prefetch(streamed[s] + k * ag_itemsize[dtype] + ahead);
+        AG_UNROLL(4)
+        for (int r = 0; r < nr; r++) sum[r * ns + s] = K(multiply_add)(left[r], right, sum[r * ns + s]);
+    }
+}
+
+/* sums[r * ns + s] = resident[r] . streamed[s] over n features, r < nr, s < ns. Every lane has a chain of its own; lanes are
+ * added in pairs of neighbours, then of neighbouring pairs, and so on. What lies `ahead` bytes further is prefetched. */
+AG_INLINE void K(dot_rows)(const ag_dtype dtype, const int nr, const int ns, const char *const *resident,
+                           const char *const *streamed, ptrdiff_t n, ptrdiff_t ahead, acc_t *sums)
+{
+    const int count = nr * ns;
+    V sum[K(PRODUCTS)];
+    AG_UNROLL(16)
+    for (int j = 0; j < count; j++) sum[j] = (V){0};
+    ptrdiff_t k = 0;
+    for (; k + VL * PAIR <= n; k += VL * PAIR) {
+        K(dot_step)(dtype, nr, ns, resident, streamed, k, VL * PAIR, ahead, sum);
+    }
+    if (k < n) K(dot_step)(dtype, nr, ns, resident, streamed, k, n - k, ahead, sum);
+    /* Bit b of a lane's number says which one of a pair of vectors it is of, as long as there are pairs. */
+    AG_UNROLL(4)
+    for (int block = 1; block < VL; block *= 2) {
+        const int left = count / block;
+        AG_UNROLL(8)
+        for (int j = 0; j < K(PRODUCTS) / 2; j++) {
+            if (2 * j >= left && j > 0) continue;
+            const V a = sum[left > 1 ? 2 * j : 0], b = sum[left > 1 ? 2 * j + 1 : 0];
+            sum[j] = K(exchange)(a, b, block, 0) + K(exchange)(a, b, block, 1);
+        }
+    }
+    if (count < VL) {
+        acc_t lanes[VL];
+        V_(store)(lanes, sum[0]);
+        memcpy(sums, lanes, (size_t)count * sizeof(acc_t));
+    } else {
+        AG_UNROLL(8)
+        for (int j = 0; j < count / VL; j++) V_(store)(sums + j * VL, sum[j]);
+    }
+}
+
+/* sum, and what its additions lost in low, += x, of scalars */
+AG_INLINE void K(add_scalar)(acc_t *sum, acc_t *low, acc_t x)
+{
+    const acc_t total = *sum + x, part = total - *sum;
+    *low += (*sum - (total - part)) + (x - part);
+    *sum = total;
+}
+
+/* One segment's terms to all p(r, s) of nr resident rows at a time; without compensation there is nothing to add to. */
+AG_INLINE void K(dot_group)(const ag_dtype dtype, const int nr, const int ns, const char *const *resident,
+                            ptrdiff_t count, const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, acc_t *p,
+                            ptrdiff_t pitch, acc_t *low)
+{
+    enum { MOST = K(PRODUCTS) };
+    /* Of short rows the next ones are prefetched, of long ones what follows in them. */
+    const ptrdiff_t ahead = n < K(LONG) ? ns * streamed->matrix.row_stride : 1024;
+    char buffer[MOST][4096];
+    for (ptrdiff_t begin = 0; begin < streamed->count; begin += ns) {
+        const ptrdiff_t streams = streamed->count - begin < ns ? streamed->count - begin : ns;
+        const char *rows[MOST];
+        K(dense_rows)(streamed, begin, streams, first, n, buffer, rows);
+        for (ptrdiff_t s = streams; s < ns; s++) rows[s] = rows[0];
+        for (ptrdiff_t r = 0; r < count; r += nr) {
+            acc_t sums[MOST];
+            K(dot_rows)(dtype, nr, ns, resident + r, rows, n, ahead, sums);
+            for (ptrdiff_t i = 0; i < nr && r + i < count; i++) {
+                acc_t *const to = p + (r + i) * pitch + begin;
+                if (!low) {
+                    memcpy(to, sums + i * ns, (size_t)streams * sizeof(acc_t));
+                    continue;
+                }
+                for (ptrdiff_t s = 0; s < streams; s++) {
+                    K(add_scalar)(to + s, low + (r + i) * streamed->count + begin + s, sums[i * ns + s]);
+                }
+            }
+        }
+    }
+}
+
+AG_INLINE void K(dot_segment)(const ag_dtype dtype, const char *const *resident, ptrdiff_t count, const ag_rows *streamed,
+                              ptrdiff_t first, ptrdiff_t n, acc_t *p, ptrdiff_t pitch, acc_t *low)
+{
+    /* Many short rows at a time make little work of adding up lanes; of long rows no CPU fetches so many at a time well. */
+    enum { MOST = K(PRODUCTS) };
+    if (count == 1 && n < K(LONG)) {
+        K(dot_group)(dtype, 1, MOST, resident, count, streamed, first, n, p, pitch, low);
+    } else if (count == 2 && n < K(LONG)) {
+        K(dot_group)(dtype, 2, MOST / 2, resident, count, streamed, first, n, p, pitch, low);
+    } else if (count == 1) {
+        K(dot_group)(dtype, 1, K(STREAMS), resident, count, streamed, first, n, p, pitch, low);
+    } else if (count == 2) {
+        K(dot_group)(dtype, 2, K(STREAMS), resident, count, streamed, first, n, p, pitch, low);
+    } else {
+        K(dot_group)(dtype, K(RESIDENT), K(STREAMS), resident, count, streamed, first, n, p, pitch, low);
+    }
+}
+
+/* columns[k][s] = element k of streamed row `begin` + s from feature `first` on, NR rows and n features; zero behind the last row
+ * and feature. */
+AG_INLINE void K(transpose_rows)(const ag_dtype dtype, const ag_rows *streamed, ptrdiff_t begin, ptrdiff_t first,
+                                 ptrdiff_t n, elem_t *columns)
+{
+    char buffer[VL][4096];
+    const char *rows[VL];
+    for (ptrdiff_t group = 0; group < NR; group += VL) {
+        const ptrdiff_t left = streamed->count - begin - group, there = left < VL ? left : VL;
+        K(dense_rows)(streamed, begin + group, there, first, n, buffer, rows);
+        for (ptrdiff_t k = 0; k < n; k += VL * PAIR) {
+            const ptrdiff_t count = n - k < VL * PAIR ? n - k : VL * PAIR;
+            V x[VL];
+            for (ptrdiff_t r = 0; r < VL; r++) {
+                x[r] = (V){0};
+                if (r < there) x[r] = K(load_units)(dtype, rows[r], k, count);
+            }
+            K(transpose)(x);
+            for (ptrdiff_t i = 0; i * PAIR < count; i++) memcpy(columns + (k / PAIR + i) * NR + group, &x[i], sizeof(V));
+        }
+    }
+}
+
+#if !AG_IS_DOT
+
+/* Whether rows follow one another. */
+AG_INLINE int K(is_run)(const ag_rows *rows)
+{
+    return !rows->numbers || rows->numbers[rows->count - 1] - rows->numbers[0] == rows->count - 1;
+}
+
+/* columns[k][s] = feature first + k of row s, at most THIN features of at most AG_STREAMED rows, as accumulators; zero behind the
+ * last row up to a multiple of NR. */
+static void K(load_columns)(const ag_rows *rows, ptrdiff_t first, ptrdiff_t n, acc_t columns[][AG_STREAMED])
+{
+    const ag_matrix *from = &rows->matrix;
+    const int itemsize = ag_itemsize[from->dtype];
+    const ptrdiff_t count = rows->count, padded = (count + NR - 1) / NR * NR, runs = K(is_run)(rows) ? 1 : count;
+    for (ptrdiff_t k = 0; k < n; k++) {
+        /* 16-bit values go to the upper half of the column: widening runs ahead of no reader */
+        char *raw = (char *)columns[k] + (itemsize == sizeof(acc_t) ? 0 : AG_STREAMED * 2);
+        for (ptrdiff_t i = 0; i < runs; i++) {
+            const char *source = from->data + (rows->numbers ? rows->numbers[i] : rows->start) * from->row_stride;
+            ag_copy_rows(AG_VARIANT_BASELINE, raw + i * itemsize, 0, itemsize, source + (first + k) * from->step, 0,
+                         from->row_stride, 1, count / runs, itemsize, from->swapped);
+        }
+        for (ptrdiff_t s = 0; itemsize != sizeof(acc_t) && s < count; s += VL) {
+            AG_BY_DTYPE(from->dtype, K(widen_step), raw, s, count - s < VL ? count - s : VL, columns[k]);
+        }
+        for (ptrdiff_t s = count; s < padded; s++) columns[k][s] = 0;
+    }
+}
+
+#endif
+
+/* sum[r][j] += element r of `left` * vector j of `column`. */
+AG_INLINE void K(panel_step)(const int nr, const elem_t *left, const elem_t *column, V sum[4][NV])
+{
+    AG_UNROLL(4)
+    for (int r = 0; r < nr; r++) {
+        const V a = K(broadcast)(left + r);
+        AG_UNROLL(3)
+        for (int j = 0; j < NV; j++) {
+            V b;
+            memcpy(&b, column + j * VL, sizeof b);
+            sum[r][j] = K(multiply_add)(a, b, sum[r][j]);
+        }
+    }
+}
+
+/* p(r, s) of nr resident rows and a panel of streamed ones, columns[k][s] of n features, the first `count` of which are
+ * there. From column to column it is `step` elements. */
+AG_INLINE void K(dot_panel)(const int nr, const char *const *resident, const elem_t *columns, ptrdiff_t step, ptrdiff_t n,
+                            ptrdiff_t count, acc_t *p, ptrdiff_t pitch)
+{
+    V sum[4][NV];
+    elem_t left[4] = {0};
+    AG_UNROLL(4)
+    for (int r = 0; r < nr; r++) {
+        AG_UNROLL(3)
+        for (int j = 0; j < NV; j++) sum[r][j] = (V){0};
+    }
+    for (ptrdiff_t k = 0; k < n / PAIR; k++, columns += step) {
+        AG_UNROLL(4)
+        for (int r = 0; r < nr; r++) memcpy(&left[r], resident[r] + k * (ptrdiff_t)sizeof(elem_t), sizeof(elem_t));
+        K(panel_step)(nr, left, columns, sum);
+    }
+    if (n % PAIR) { /* the first of a pair */
+        for (int r = 0; r < nr; r++) {
+            left[r] = 0;
+            memcpy(&left[r], resident[r] + (n - 1) * 2, 2);
+        }
+        K(panel_step)(nr, left, columns, sum);
+    }
+    AG_UNROLL(4)
+    for (int r = 0; r < nr; r++) {
+        AG_UNROLL(3)
+        for (int j = 0; j < NV; j++) {
+            const ptrdiff_t there = count - j * VL;
+            acc_t *const to = p + r * pitch + j * VL;
+            if (there >= VL) {
+                V_(store)(to, sum[r][j]);
+            } else {
+                acc_t values[VL];
+                V_(store)(values, sum[r][j]);
+                for (int i = 0; i < VL - 1; i++) { /* a loop to `there` makes compilers doubt that it ends within the vector */
+                    if (i < there) to[i] = values[i];
+                }
+            }
+        }
+    }
+}
+
+/* The same as dot_segment where features are few: lanes are streamed rows, so that none has to be added to another. */
+static void K(dot_columns)(const char *const *resident, ptrdiff_t count, const ag_rows *streamed, ptrdiff_t first,
+                           ptrdiff_t n, acc_t *p, ptrdiff_t pitch)
+{
+    enum { PANEL = K(FEW_FEATURES) / PAIR * NR, WHOLE = K(THIN) * AG_STREAMED };
+    elem_t columns[PANEL > WHOLE ? PANEL : WHOLE] __attribute__((aligned(64)));
+    ptrdiff_t step = NR;
+#if !AG_IS_DOT
+    if (n <= K(THIN)) {
+        K(load_columns)(streamed, first, n, (acc_t (*)[AG_STREAMED])columns);
+        step = AG_STREAMED;
+    }
+#endif
+    for (ptrdiff_t s = 0; s < streamed->count; s += NR) {
+        const ptrdiff_t there = streamed->count - s < NR ? streamed->count - s : NR;
+        const elem_t *panel = columns + (step == NR ? 0 : s);
+        if (step == NR) AG_BY_DTYPE(streamed->matrix.dtype, K(transpose_rows), streamed, s, first, n, columns);
+        for (ptrdiff_t r = 0; r < count;) {
+            const ptrdiff_t left = count - r;
+            acc_t *to = p + r * pitch + s;
+            if (left >= 4) {
+                K(dot_panel)(4, resident + r, panel, step, n, there, to, pitch);
+            } else if (left >= 2) {
+                K(dot_panel)(2, resident + r, panel, step, n, there, to, pitch);
+            } else {
+                K(dot_panel)(1, resident + r, panel, step, n, there, to, pitch);
+            }
+            r += left >= 4 ? 4 : left >= 2 ? 2 : 1;
+        }
+    }
+}
+
+/* p(r, s) = resident row r . streamed row s over features [first, first + n), for resident rows whose copies fit and at most
+ * AG_TILE products. */
+static void K(dot_some)(const ag_rows *resident, const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, int by_columns,
+                        acc_t *p, ptrdiff_t pitch)
+{
+    char buffer[K(SOME)][4096];
+    const char *rows[AG_RESIDENT];
+    acc_t low[AG_TILE]; /* [resident][streamed] */
+    if (by_columns) {
+        K(load_resident)(resident, first, n, buffer[0], sizeof buffer[0], rows);
+        K(dot_columns)(rows, resident->count, streamed, first, n, p, pitch);
+        return;
+    }
+    if (n > K(SEGMENT)) memset(low, 0, (size_t)(resident->count * streamed->count) * sizeof(acc_t));
+    for (ptrdiff_t done = 0; done < n; done += K(SEGMENT)) {
+        const ptrdiff_t length = n - done < K(SEGMENT) ? n - done : K(SEGMENT);
+        K(load_resident)(resident, first + done, length, buffer[0], sizeof buffer[0], rows);
+        AG_BY_DTYPE(streamed->matrix.dtype, K(dot_segment), rows, resident->count, streamed, first + done, length, p, pitch,
+                    done ? low : 0);
+    }
+    if (n <= K(SEGMENT)) return;
+    for (ptrdiff_t r = 0; r < resident->count; r++) {
+        for (ptrdiff_t s = 0; s < streamed->count; s++) {
+            acc_t *sum = p + r * pitch + s;
+            if (*sum - *sum == 0) *sum += low[r * streamed->count + s];
+        }
+    }
+}
+
+/* `count` rows from `start` on */
+static ag_rows K(subset)(const ag_rows *rows, ptrdiff_t start, ptrdiff_t count)
+{
+    ag_rows some = *rows;
+    some.count = rows->count - start < count ? rows->count - start : count;
+    some.start += start;
+    if (some.numbers) some.numbers += start;
+    return some;
+}
+
+/* p(r, s) = resident row r . streamed row s over features [first, first + n). */
+static void K(dot_products)(const ag_rows *resident, const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, void *to,
+                            ptrdiff_t pitch)
+{
+    /* Where lanes are features, adding them up takes longer for more resident rows; to transpose does not. */
+    const int by_columns = n <= K(FEW_FEATURES) && n <= PAIR * (VL + 8 * resident->count);
+    const ptrdiff_t most = K(is_in_place)(&resident->matrix) ? AG_RESIDENT : K(SOME);
+    for (ptrdiff_t r = 0; r < resident->count; r += most) {
+        const ag_rows left = K(subset)(resident, r, most);
+        for (ptrdiff_t s = 0; s < streamed->count; s += AG_TILE / left.count) {
+            const ag_rows right = K(subset)(streamed, s, AG_TILE / left.count);
+            K(dot_some)(&left, &right, first, n, by_columns, (acc_t *)to + r * pitch + s, pitch);
+        }
+    }
+}

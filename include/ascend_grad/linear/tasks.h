@@ -1,0 +1,203 @@
+/* Tasks of the blocked walk, made of tiles, for one kind of arithmetic and one instruction set. Included by kernels.h. */
+
+/* ---- tasks ------------------------------------------------------------------------------------------------------- */
+
+static void K(tiles)(const ag_linear_block *b, ag_linear_source source, ag_linear_result result, ptrdiff_t panel,
+                     ptrdiff_t panel_end, ptrdiff_t tile_index, ptrdiff_t tile_end)
+{
+    const ptrdiff_t hidden = K(elements)(b->hidden_size);
+    acc_t tile[MR * NR] __attribute__((aligned(64)));
+    for (ptrdiff_t t = tile_index; t < tile_end; t++) {
+        for (ptrdiff_t p = panel; p < panel_end; p++) {
+            switch (source) {
+            case AG_FROM_PRODUCT:
+                K(product_logits)((const elem_t *)b->x_rows + t * hidden * MR, (const elem_t *)b->w_rows + p * hidden * NR,
+                                  hidden, tile);
+                break;
+            case AG_FROM_LOGITS:
+                K(load_logits)(b, p, t, tile);
+                break;
+            case AG_FROM_SOFTMAX:
+                K(load_softmax)(b, p, t, tile);
+                break;
+            }
+            switch (result) {
+            case AG_TO_LOGITS:
+                K(store_logits)(b, p, t, tile);
+                break;
+            case AG_TO_MAX_SUM:
+                if (b->keep_logits) K(store_logits)(b, p, t, tile);
+                K(store_max_sum)(b, p, t, tile);
+                break;
+            case AG_TO_GRADIENT:
+                if (source == AG_FROM_SOFTMAX) {
+                    K(store_gradient_of_softmax)(b, p, t, tile);
+                } else {
+                    K(store_gradient_of_logits)(b, p, t, tile);
+                }
+                break;
+            }
+        }
+    }
+}
+
+static void K(merge_max_sum)(const ag_linear_block *b, ptrdiff_t row, ptrdiff_t row_end)
+{
+    const ptrdiff_t rows = K(padded_rows)(b), panels = (b->vocab + NR - 1) / NR;
+    for (ptrdiff_t i = row; i < row_end; i++) {
+        const acc_t *max = (const acc_t *)b->panel_max + i, *sum = (const acc_t *)b->panel_sum + i;
+        acc_t *running_max = (acc_t *)b->running_max + b->row_numbers[i];
+        double *running_sum = b->running_sum + b->row_numbers[i], total = 0;
+        acc_t largest = *running_max;
+        for (ptrdiff_t p = 0; p < panels; p++) {
+            /* once NaN, always NaN */
+            const acc_t x = max[p * rows];
+            largest = largest != largest || x <= largest ? largest : x;
+        }
+        const acc_t shift = largest == (acc_t)-INFINITY ? 0 : largest;
+        for (ptrdiff_t p = -1; p < panels; p += VL) {
+            /* place -1 is what came before */
+            acc_t of_max[VL], of_sum[VL];
+            for (ptrdiff_t k = 0; k < VL; k++) {
+                const int is_running = p + k < 0, is_there = p + k < panels;
+                of_max[k] = is_running ? *running_max : is_there ? max[(p + k) * rows] : (acc_t)-INFINITY;
+                of_sum[k] = is_running || !is_there ? 0 : sum[(p + k) * rows];
+            }
+            V_(store)(of_max, V_(exp)(V_(load)(of_max) - V_(set1)(shift)));
+            for (ptrdiff_t k = 0; k < VL; k++) {
+                total += p + k < 0 ? *running_sum * (double)of_max[k] : (double)of_sum[k] * (double)of_max[k];
+            }
+        }
+        *running_max = largest;
+        *running_sum = total;
+    }
+}
+
+/* rows [first, first + count) of sums, columns [column, column + n) of H, += the tile */
+static void K(add_tile)(const ag_sums *sums, const int64_t *row_numbers, ptrdiff_t first, ptrdiff_t count,
+                        ptrdiff_t column, ptrdiff_t n, int add, int last, const acc_t *tile)
+{
+    for (ptrdiff_t r = 0; r < count; r++) {
+        const ptrdiff_t row = row_numbers ? row_numbers[first + r] : first + r;
+        acc_t *sum = (acc_t *)(sums->data + row * sums->row_stride) + column - sums->column, *compensation = 0;
+        if (sums->compensation) {
+            compensation = (acc_t *)(sums->compensation + (first + r) * sums->compensation_stride);
+            compensation += column - sums->compensation_column;
+        }
+        if (!add && !compensation) {
+            for (ptrdiff_t c = 0; c < n; c += VL) K(store_some)(sum + c, V_(load)(tile + r * NR + c), n - c);
+            continue;
+        }
+        for (ptrdiff_t c = 0; c < n; c += VL) {
+            V total = V_(load)(tile + r * NR + c), lost = {0};
+            if (add) K(add_to_sum)(&total, &lost, sum + c, compensation ? compensation + c : 0, n - c);
+            K(store_sum)(total, lost, sum + c, compensation ? compensation + c : 0, last, n - c);
+        }
+    }
+}
+
+/* One tile more of a sum of many: runs of a filtered product. */
+static void K(add_run)(acc_t *sum, acc_t *compensation, const acc_t *tile)
+{
+    for (ptrdiff_t i = 0; i < MR * NR; i += VL) {
+        V total = V_(load)(tile + i), lost = {0};
+        K(add_to_sum)(&total, &lost, sum + i, compensation + i, VL);
+        K(store_sum)(total, lost, sum + i, compensation + i, 0, VL);
+    }
+}
+
+static void K(end_runs)(acc_t *sum, const acc_t *compensation)
+{
+    for (ptrdiff_t i = 0; i < MR * NR; i += VL) {
+        V_(store)(sum + i, K(compensated)(V_(load)(sum + i), V_(load)(compensation + i)));
+    }
+}
+
+/* dX: rows of the chunk x panels of H, summed over the block's part of V. */
+static void K(input_grad)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t panel_end, ptrdiff_t tile_index,
+                          ptrdiff_t tile_end)
+{
+    enum { WIDTH = NR / PAIR };
+    const ptrdiff_t rows = K(padded_rows)(b), n = K(elements)(b->vocab), panels = (b->vocab + NR - 1) / NR;
+    acc_t tile[MR * NR] __attribute__((aligned(64))), part[MR * NR] __attribute__((aligned(64)));
+    acc_t lost[MR * NR] __attribute__((aligned(64)));
+    for (ptrdiff_t t = tile_index; t < tile_end; t++) {
+        const ptrdiff_t count = b->rows - t * MR < MR ? b->rows - t * MR : MR;
+        const elem_t *a = (const elem_t *)b->p + t * MR * WIDTH;
+        for (ptrdiff_t h = panel; h < panel_end; h++) {
+            const ptrdiff_t columns = b->hidden_size - h * NR < NR ? b->hidden_size - h * NR : NR;
+            const int nv = (int)((columns + VL - 1) / VL);
+            const elem_t *right = (const elem_t *)b->w_columns + h * n * NR;
+            if (!(b->filter_eps > 0)) {
+                K(product_rows)(nv, a, rows * WIDTH, right, n, tile);
+            } else {
+                /* runs of panels that are not skipped */
+                memset(tile, 0, sizeof tile), memset(lost, 0, sizeof lost);
+                for (ptrdiff_t p = 0; p < panels; p++) {
+                    const ptrdiff_t begin = p;
+                    while (p < panels && !b->skipped[p * (rows / MR) + t]) p++;
+                    if (p == begin) continue;
+                    const ptrdiff_t end = p * WIDTH < n ? p * WIDTH : n;
+                    K(product_rows)(nv, a + begin * rows * WIDTH, rows * WIDTH, right + begin * WIDTH * nv * VL,
+                                    end - begin * WIDTH, part);
+                    K(add_run)(tile, lost, part);
+                }
+                K(end_runs)(tile, lost);
+            }
+            K(add_tile)(&b->input_grad, b->row_numbers, t * MR, count, b->hidden_start + h * NR, columns,
+                        b->add_input_grad, b->last_input_grad, tile);
+        }
+    }
+}
+
+/* dW: tiles of MR rows of W x panels of H, summed over the rows of the chunk. */
+static void K(weight_grad)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t panel_end, ptrdiff_t tile_index,
+                           ptrdiff_t tile_end)
+{
+    const ptrdiff_t rows = K(padded_rows)(b), n = K(elements)(b->rows), tiles = rows / MR;
+#if AG_IS_DOT
+    const elem_t *p = b->p_pairs;
+#else
+    const elem_t *p = b->p;
+#endif
+    acc_t tile[MR * NR] __attribute__((aligned(64))), part[MR * NR] __attribute__((aligned(64)));
+    acc_t lost[MR * NR] __attribute__((aligned(64)));
+    for (ptrdiff_t t = tile_index; t < tile_end; t++) {
+        const ptrdiff_t count = b->vocab - t * MR < MR ? b->vocab - t * MR : MR;
+        const ptrdiff_t of_panel = t * MR / NR;
+        const elem_t *a = p + of_panel * (rows / PAIR) * NR + t * MR % NR;
+        for (ptrdiff_t h = panel; h < panel_end; h++) {
+            const ptrdiff_t columns = b->hidden_size - h * NR < NR ? b->hidden_size - h * NR : NR;
+            const int nv = (int)((columns + VL - 1) / VL);
+            const elem_t *right = (const elem_t *)b->x_columns + h * n * NR;
+            if (!(b->filter_eps > 0)) {
+                K(product_columns)(nv, a, right, n, tile);
+            } else {
+                /* runs of tiles of rows that are not skipped */
+                memset(tile, 0, sizeof tile), memset(lost, 0, sizeof lost);
+                for (ptrdiff_t i = 0; i < tiles; i++) {
+                    const ptrdiff_t begin = i * (MR / PAIR);
+                    while (i < tiles && !b->skipped[of_panel * tiles + i]) i++;
+                    const ptrdiff_t end = i * (MR / PAIR) < n ? i * (MR / PAIR) : n;
+                    if (end <= begin) continue;
+                    K(product_columns)(nv, a + begin * NR, right + begin * nv * VL, end - begin, part);
+                    K(add_run)(tile, lost, part);
+                }
+                K(end_runs)(tile, lost);
+            }
+            K(add_tile)(&b->weight_grad, 0, t * MR, count, b->hidden_start + h * NR, columns, b->add_weight_grad,
+                        b->last_weight_grad, tile);
+        }
+    }
+}
+
+static void K(probabilities)(void *to, const void *logits, double max, double sum, ptrdiff_t n)
+{
+    const V shift = V_(set1)((acc_t)max), divisor = V_(set1)((acc_t)sum);
+    const acc_t *from = logits;
+    acc_t *target = to;
+    for (ptrdiff_t c = 0; c < n; c += VL) {
+        const ptrdiff_t left = n - c < VL ? n - c : VL;
+        K(store_some)(target + c, V_(exp)(K(load_some)(from + c, left) - shift) / divisor, left);
+    }
+}
