@@ -217,7 +217,9 @@ cdef class Rows:
         self.sum = NULL if sum is None else cnp.PyArray_BYTES(sum)
         self.can_ignore = ignored is not None
         self.ignored = ignored if self.can_ignore else 0
-        self.count = 0
+        if grad is None and not self.can_ignore:
+            self.count = self.total
+            return
         for i in range(self.total):
             self.count += self.counts(i)
             if i % ROWS_PER_CHECK == 0:
