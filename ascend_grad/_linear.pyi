@@ -1,20 +1,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-class Rows:
-    total: int
-    count: int
-    def __init__(
-        self,
-        target: np.ndarray,
-        start: int,
-        end: int,
-        mask: np.ndarray | None = None,
-        grad: np.ndarray | None = None,
-        maximum: np.ndarray | None = None,
-        sum: np.ndarray | None = None,
-        ignored: int | None = None,
-    ) -> None: ...
+from ._linear_rows import Rows
 
 class Plan:
     nbytes: int
@@ -47,7 +34,7 @@ def default_workspace(
     input: np.ndarray, weight: np.ndarray, with_input_grad: bool, with_weight_grad: bool, beside: int = 0
 ) -> int: ...
 def workspace_bound(plans: list[Plan], workspace: int) -> int: ...
-def holds_sums(out: np.ndarray, real: int) -> bool: ...
+def holds_sums(out: np.ndarray, acc_size: int) -> bool: ...
 def gradient(
     input: np.ndarray,
     weight: np.ndarray,

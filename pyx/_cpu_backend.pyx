@@ -10,6 +10,7 @@ cimport numpy as cnp
 from ascend_grad cimport _memory, _rowwise
 from ascend_grad._call cimport BT, H, V, Call, Result, accumulator_of, native_vector
 from ascend_grad._dtypes cimport dtype_of
+from ascend_grad._linear_rows cimport Rows
 from ascend_grad._overlap cimport may_overlap
 
 from . import _linear
@@ -20,7 +21,6 @@ cnp.import_array()
 
 cdef tuple _dtypes = FLOATING_DTYPES  # in the order of ag_dtype
 cdef cnp.dtype _float64 = np.dtype(np.float64)
-cdef type _Rows = _linear.Rows
 
 
 # ---- linear operators ------------------------------------------------------------------------------------------------
@@ -67,7 +67,7 @@ cdef object gradient(Call call, int threads):
     grad, x, weight, mask, target, _, logits_max, sum_exp, softmax, _, workspace_bytes, filter_eps = call.values
     cdef list aside = []
     cdef cnp.ndarray input_grad = place_for(call, 0, aside), weight_grad = place_for(call, 1, aside)
-    rows = _Rows(
+    rows = Rows(
         native_vector(target), 0, call.sizes[V], native_vector(counted(mask, call.sizes[BT])), native_vector(grad),
         None if logits_max is None else native_vector(logits_max), None if sum_exp is None else native_vector(sum_exp)
     )

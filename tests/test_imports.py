@@ -24,7 +24,7 @@ LAYERS = (
     ("the Ascend libraries", "_acl _aclnn"),
     ("arrays, arguments, settings", "arrays arguments config"),
     ("the call and its checks", "_call _checks"),
-    ("CPU schedules", "_rowwise_plan _rowwise _linear_plan _linear"),
+    ("CPU schedules", "_rowwise_plan _rowwise _linear_plan _linear_rows _linear_schedule _linear_skinny _linear"),
     ("the CPU's results", "_cpu_backend"),
     ("the contract", "contract"),
     ("backends", "backends.base backends.cpu backends.reference"),

@@ -1,0 +1,593 @@
+"""Schedules of the linear operators on the CPU; the kernels are those of linear/linear.h.
+
+1. `Plan` (in `_linear_plan`) cuts a problem to the workspace: blocks of the vocabulary, chunks of rows, and, where even one
+   panel of the full width would not fit, slices of the hidden dimension.
+2. `Schedule` walks them as the plan says. For each pair of a chunk and a block, tiles of P are made and read by both products.
+3. Every step is a phase of tasks that the threads of a team take one by one. Tasks and the order of all sums depend on shapes
+   alone, so results are the same bits for any number of threads.
+4. The walk needs no Python: the interpreter's lock is free from the first phase to the last. The calling thread takes it
+   now and then, between two tasks, to look at signals; after an exception the phases that are left do nothing.
+
+Rows whose gradient is zero (or whose target is ignored) are left out when a chunk is selected: chunks hold the others,
+packed together.
+"""
+
+from cython.parallel cimport parallel, threadid
+
+cimport numpy as cnp
+from libc.math cimport INFINITY, NAN
+from libc.stdint cimport int64_t, uint32_t, uintptr_t
+from libc.string cimport memset
+
+from ascend_grad cimport _cpu, _memory, _openmp, _tasks, _threads
+from ascend_grad._kernels cimport (
+    AG_BFLOAT16,
+    AG_FROM_LOGITS,
+    AG_FROM_PRODUCT,
+    AG_FROM_SOFTMAX,
+    AG_TO_GRADIENT,
+    AG_TO_LOGITS,
+    AG_TO_MAX_SUM,
+    ag_fpenv,
+    ag_fpenv_enter,
+    ag_fpenv_leave,
+    ag_itemsize,
+    ag_linear_block,
+    ag_linear_kernels,
+    ag_linear_result,
+    ag_linear_source,
+    ag_matrix,
+    ag_round,
+    ag_team_cancel,
+    ag_team_dissolve,
+    ag_team_end,
+    ag_team_finish,
+    ag_team_form,
+    ag_team_join,
+    ag_team_next,
+    ag_team_start,
+)
+from ascend_grad._linear_plan cimport OF_BLOCKS, Plan
+from ascend_grad._linear_rows cimport ROWS_PER_CHECK, SEGMENT, Rows, convert_segment, is_flat, matrix_of, set_number
+from ascend_grad._memory cimport ALIGNMENT, align_up, ceil_div
+
+import numpy as np
+
+cnp.import_array()
+
+cdef extern from "Python.h":
+    int PyErr_CheckSignals() except -1
+
+cdef cnp.dtype _float32 = np.dtype(np.float32)
+cdef cnp.dtype _float64 = np.dtype(np.float64)
+
+# Panels that a task keeps in L2, and tasks of a phase.
+cdef Py_ssize_t PANELS_PER_TASK = 4
+cdef Py_ssize_t TASKS = 32
+# Most that a task does, so that signals are looked at in time: floating-point operations, elements that are converted.
+cdef Py_ssize_t MAX_TASK_FLOPS = 1 << 28
+cdef Py_ssize_t MAX_TASK_ELEMENTS = 1 << 20
+cdef Py_ssize_t PART_COLUMNS = 1 << 15
+# Rows that a task of the other phases takes.
+cdef Py_ssize_t ROWS_PER_TASK = 1024
+# Flops in a nanosecond of one thread, for the choice of threads.
+cdef double RATE = 40.0
+
+
+cdef Grid grid_of(const ag_linear_kernels *kernels, Py_ssize_t columns, Py_ssize_t rows, Py_ssize_t terms) noexcept nogil:
+    """A product of so many rows and columns, whose sums have so many terms."""
+    cdef Grid grid
+    cdef Py_ssize_t panels = ceil_div(columns, kernels.nr), tiles = ceil_div(rows, kernels.mr)
+    cdef Py_ssize_t panel_bytes = terms * kernels.nr * kernels.element_size // kernels.pair
+    cdef Py_ssize_t together = max(1, min(PANELS_PER_TASK, _cpu.cache_size(2) // 2 // max(panel_bytes, 1)))
+    cdef Py_ssize_t most = MAX_TASK_FLOPS // (2 * kernels.mr * kernels.nr * max(terms, 1))
+    grid.panels, grid.tiles = panels, tiles
+    grid.groups = ceil_div(panels, together)
+    grid.panel_step = ceil_div(panels, max(grid.groups, 1)) if panels else 1
+    grid.groups = ceil_div(panels, grid.panel_step)
+    grid.tile_step = max(min(ceil_div(tiles, max(TASKS // max(grid.groups, 1), 1)), most // grid.panel_step), 1)
+    grid.tasks = grid.groups * ceil_div(tiles, grid.tile_step)
+    return grid
+
+
+cdef bint is_streamed(cnp.ndarray out):
+    """Whether a result is so large that it is written past the caches."""
+    return cnp.PyArray_NBYTES(out) >= max(_cpu.cache_size(3) // 2, 1 << 20)
+
+
+cpdef bint holds_sums(cnp.ndarray out, int acc_size):
+    """Whether the kernels can add up in the result itself."""
+    cdef ag_matrix matrix = matrix_of(out)
+    return (
+        ag_itemsize[<int>matrix.dtype] == acc_size and not matrix.swapped and matrix.step == acc_size
+        and <uintptr_t>matrix.data % acc_size == 0 and matrix.row_stride % acc_size == 0
+    )
+
+
+cdef class Schedule:
+    """One plan at work: its memory, and the block and chunk that the tasks of the current phase belong to."""
+
+    cdef int prepare(
+        self, cnp.ndarray input, cnp.ndarray weight, Plan plan, cnp.ndarray memory, Rows rows, int threads
+    ) except -1:
+        cdef ag_linear_block *block = &self.block
+        # What came before looks in intervals of its own, which may not have been over.
+        PyErr_CheckSignals()
+        self.last_check = _tasks.now()
+        self.kernels = plan.kernels
+        self.plan = plan
+        self.rows = rows
+        self.variant = _cpu.active()
+        memset(block, 0, sizeof(self.block))
+        self.input, self.weight = matrix_of(input), matrix_of(weight)
+        block.round_to_bfloat16 = self.input.dtype == AG_BFLOAT16
+        self.threads, self.chosen = _threads.choose(plan.flops() / RATE, threads), threads == 0
+        self.chunk = -1
+        self.keep = [input, weight, memory]
+        _memory.check_layout(
+            plan.layout(_memory.aligned(cnp.PyArray_BYTES(memory)), &self.at) + ALIGNMENT, memory
+        )
+        block.row_numbers, block.target = self.at.row_numbers, self.at.target
+        block.grad, block.max, block.sum = self.at.grad, self.at.max, self.at.sum
+        block.w_rows, block.w_columns = self.at.w_rows, self.at.w_columns
+        block.panel_max, block.panel_sum = self.at.panel_max, self.at.panel_sum
+        block.p, block.p_pairs, block.skipped = self.at.p, self.at.p_pairs, self.at.skipped
+        block.logits, block.logits_compensation = self.at.logits, self.at.logits_compensation
+        block.keep_logits, block.tile_pitch = plan.keeps_logits, plan.pitch
+        self.set_slice(0)
+        return 0
+
+    # -- phases
+
+    cdef int work(self) except -1:
+        """Walk the plan on this thread, while the others of a team wait for its phases."""
+        self.at.starts[0] = 0
+        ag_team_form(&self.team, self.threads, 1 if self.threads == 1 else _threads.cores())
+        if self.threads == 1:
+            _openmp.record_team()
+            with nogil:
+                self.walk()
+        else:
+            with nogil, parallel(num_threads=self.threads):
+                _openmp.record_team()
+                if threadid() == 0:
+                    self.team.size = _openmp.team_size()  # there may be fewer than asked for
+                    self.walk()
+                    ag_team_dissolve(&self.team)
+                else:
+                    self.worker_loop()
+        _threads.finished()
+        error, self.error = self.error, None  # no cycle stays
+        if error is not None:
+            raise error
+        if self.with_input_grad and self.rows.count < self.rows.total:
+            with nogil:
+                self.rows.clear_absent(&self.input_out, self.plan.problem.hidden)
+        return 0
+
+    cdef void worker_loop(self) noexcept nogil:
+        cdef uint32_t phase = ag_team_join(&self.team, 0)
+        while phase:
+            self.take_tasks(False)
+            phase = ag_team_join(&self.team, phase)
+
+    cdef void take_tasks(self, bint is_master) noexcept nogil:
+        cdef ag_fpenv mode = ag_fpenv_enter()
+        cdef Py_ssize_t u = ag_team_next(&self.team)
+        while u >= 0:
+            self.run_task(self.phase, u)
+            ag_team_finish(&self.team)
+            if is_master and self.is_interrupted():
+                ag_team_cancel(&self.team)
+            u = ag_team_next(&self.team)
+        ag_fpenv_leave(mode)
+
+    cdef bint is_interrupted(self) noexcept nogil:
+        """Whether a signal's handler has raised; looked at in intervals. For the calling thread."""
+        if not self.is_over and _tasks.is_time_to_check(&self.last_check):
+            self.look_at_signals()
+        return self.is_over
+
+    cdef void look_at_signals(self) noexcept with gil:
+        try:
+            PyErr_CheckSignals()
+        except BaseException as error:
+            self.error, self.is_over = error, True
+
+    cdef void run_phase(self, Phase phase, Py_ssize_t tasks) noexcept nogil:
+        """Have so many tasks done by the team, or by this thread alone."""
+        cdef Py_ssize_t u
+        cdef ag_fpenv mode
+        if self.is_over or not tasks:
+            return
+        if self.team.size == 1 or tasks == 1 or (self.chosen and _threads.is_disturbed()):
+            mode = ag_fpenv_enter()
+            for u in range(tasks):
+                self.run_task(phase, u)
+                if self.is_interrupted():
+                    break
+            ag_fpenv_leave(mode)
+            return
+        self.phase = phase
+        ag_team_start(&self.team, tasks)
+        self.take_tasks(True)
+        ag_team_end(&self.team)
+        if tasks > 2 * self.team.size:  # else a task is much of a phase
+            _threads.took(self.team.end - self.team.begin, self.team.end - self.team.idle)
+
+    cdef void run_task(self, Phase phase, Py_ssize_t u) noexcept nogil:
+        if phase == PACK_BLOCK:
+            self.pack_block(u)
+        elif phase == PACK_CHUNK:
+            self.pack_chunk(u)
+        elif phase == TILES:
+            self.make_tiles(u)
+        elif phase == MERGE:
+            self.kernels.merge_max_sum(
+                &self.block, u * ROWS_PER_TASK, min((u + 1) * ROWS_PER_TASK, self.block.rows)
+            )
+        elif phase == PRODUCTS:
+            self.multiply(u)
+        else:
+            self.convert_rows(u)
+
+    cdef void pack_columns(
+        self, void *to, const ag_matrix *source, const int64_t *rows, int64_t start, Py_ssize_t count, Py_ssize_t u
+    ) noexcept nogil:
+        """A panel of columns; task u packs one part of its rows."""
+        cdef Py_ssize_t nr = self.kernels.nr, panel = u // self.column_parts, part = u % self.column_parts
+        cdef Py_ssize_t first = self.block.hidden_start + panel * nr
+        cdef Py_ssize_t n = min(nr, self.block.hidden_size - panel * nr)
+        cdef Py_ssize_t begin = part * ROWS_PER_TASK, end = min(begin + ROWS_PER_TASK, count)
+        cdef Py_ssize_t at = panel * nr * ceil_div(count, self.kernels.pair)
+        at += begin // self.kernels.pair * align_up(n, self.kernels.vector)
+        if rows != NULL:
+            rows += begin
+        self.kernels.pack_columns(
+            <char *>to + at * self.kernels.element_size, source, rows, start + begin, end - begin, first, n
+        )
+
+    cdef void pack_block(self, Py_ssize_t u) noexcept nogil:
+        cdef Py_ssize_t nr = self.kernels.nr, panel = u // self.row_parts, part = u % self.row_parts, begin, elements
+        if u < self.weight_panel_tasks:
+            begin = part * PART_COLUMNS
+            elements = panel * ceil_div(self.block.hidden_size, self.kernels.pair) + begin // self.kernels.pair
+            self.kernels.pack_panel(
+                <char *>self.block.w_rows + elements * nr * self.kernels.element_size, &self.weight, NULL,
+                self.block.vocab_start + panel * nr, min(nr, self.block.vocab - panel * nr),
+                self.block.hidden_start + begin, min(PART_COLUMNS, self.block.hidden_size - begin)
+            )
+        else:
+            self.pack_columns(
+                self.block.w_columns, &self.weight, NULL, self.block.vocab_start, self.block.vocab,
+                u - self.weight_panel_tasks
+            )
+
+    cdef void pack_chunk(self, Py_ssize_t u) noexcept nogil:
+        cdef Py_ssize_t mr = self.kernels.mr, tile = u // self.row_parts, part = u % self.row_parts, begin, elements
+        if u < self.input_tile_tasks:
+            begin = part * PART_COLUMNS
+            elements = tile * ceil_div(self.block.hidden_size, self.kernels.pair) + begin // self.kernels.pair
+            self.kernels.pack_tile(
+                <char *>self.block.x_rows + elements * mr * self.kernels.element_size, &self.input,
+                self.block.row_numbers + tile * mr, 0, min(mr, self.block.rows - tile * mr),
+                self.block.hidden_start + begin, min(PART_COLUMNS, self.block.hidden_size - begin)
+            )
+        else:
+            self.pack_columns(
+                self.block.x_columns, &self.input, self.block.row_numbers, 0, self.block.rows, u - self.input_tile_tasks
+            )
+
+    cdef void make_tiles(self, Py_ssize_t u) noexcept nogil:
+        cdef Grid *grid = &self.tiles
+        cdef Py_ssize_t panel = u % grid.groups * grid.panel_step, tile = u // grid.groups * grid.tile_step
+        self.kernels.tiles(
+            &self.block, self.source, self.result, panel, min(panel + grid.panel_step, grid.panels), tile,
+            min(tile + grid.tile_step, grid.tiles)
+        )
+
+    cdef void multiply(self, Py_ssize_t u) noexcept nogil:
+        cdef bint is_input = u < self.input_grid.tasks
+        cdef Grid *grid = &self.input_grid if is_input else &self.weight_grid
+        cdef Py_ssize_t panel, tile
+        if not is_input:
+            u = u - self.input_grid.tasks
+        panel, tile = u % grid.groups * grid.panel_step, u // grid.groups * grid.tile_step
+        (self.kernels.input_grad if is_input else self.kernels.weight_grad)(
+            &self.block, panel, min(panel + grid.panel_step, grid.panels), tile, min(tile + grid.tile_step, grid.tiles)
+        )
+
+    cdef void convert_rows(self, Py_ssize_t u) noexcept nogil:
+        """Accumulators to a result of any dtype and layout."""
+        cdef int acc_size = self.kernels.acc_size
+        cdef Py_ssize_t first = u * self.converted_step, last = min(first + self.converted_step, self.converted_rows)
+        cdef Py_ssize_t n = self.converted_n, row, begin, piece
+        cdef const ag_matrix *to = &self.converted_to
+        cdef const char *source
+        if is_flat(to, acc_size, n) and self.converted_stride == n * acc_size:  # short rows need not be rounded one by one
+            source = self.converted_from + first * self.converted_stride
+            ag_round(self.variant, acc_size == 8, source, to.dtype, to.data + first * to.row_stride, (last - first) * n)
+            return
+        for row in range(first, last):
+            source = self.converted_from + row * self.converted_stride
+            for piece in range(ceil_div(n, SEGMENT)):
+                begin = piece * SEGMENT
+                convert_segment(self.variant, acc_size, source + begin * acc_size, to, row, begin, min(SEGMENT, n - begin))
+
+    cdef void convert_to(
+        self, const ag_matrix *out, Py_ssize_t first, Py_ssize_t rows, Py_ssize_t column, Py_ssize_t columns,
+        const char *sums, Py_ssize_t stride
+    ) noexcept nogil:
+        """Rows [first, first + rows), columns [column, column + columns) of out from rows of accumulators."""
+        self.converted_to = out[0]
+        self.converted_to.data += first * self.converted_to.row_stride + column * self.converted_to.step
+        self.converted_from, self.converted_stride = sums, stride
+        self.converted_rows, self.converted_n = rows, columns
+        self.converted_step = max(1, min(ROWS_PER_TASK // 16, MAX_TASK_ELEMENTS // max(columns, 1)))
+        self.run_phase(CONVERT_ROWS, ceil_div(rows, self.converted_step))
+
+    # -- blocks and chunks
+
+    cdef void set_slice(self, Py_ssize_t index) noexcept nogil:
+        """The part of the hidden dimension that is packed next."""
+        cdef Py_ssize_t begin = index * self.plan.hidden
+        self.block.hidden_start = begin
+        self.block.hidden_size = min(self.plan.hidden, self.plan.problem.hidden - begin)
+
+    cdef void set_block(self, Py_ssize_t index) noexcept nogil:
+        cdef Py_ssize_t begin = index * self.plan.vocab
+        self.block.vocab_start = begin
+        self.block.vocab = min(self.plan.vocab, self.plan.problem.vocab - begin)
+        if self.plan.keeps_logits:
+            self.block.logits = self.at.logits + self.plan.rows * begin * self.kernels.acc_size
+
+    cdef void set_chunk(self, Py_ssize_t index) noexcept nogil:
+        """Select the rows of a chunk, unless it is the one selected. The first time chunks come in order."""
+        cdef Py_ssize_t i = self.at.starts[index], n = 0, place = index if self.plan.packed_chunks > 1 else 0
+        cdef int acc_size = self.kernels.acc_size
+        self.block.x_rows = self.at.x_rows + place * self.plan.packed_rows(self.plan.rows)
+        self.block.x_columns = self.at.x_columns + place * self.plan.packed_columns(self.plan.rows)
+        if index == self.chunk or self.is_over:
+            return
+        while i < self.rows.total and n < self.plan.rows and not self.is_interrupted():
+            n = self.rows.select(&i, min(i + ROWS_PER_CHECK, self.rows.total), n, self.plan.rows, acc_size, &self.at)
+        self.at.starts[index + 1] = i
+        self.block.rows = n
+        self.chunk = index
+
+    cdef void pack_weight(self, bint rows, bint columns) noexcept nogil:
+        cdef Py_ssize_t panels = ceil_div(self.block.hidden_size, self.kernels.nr)
+        self.row_parts = max(1, ceil_div(self.block.hidden_size, PART_COLUMNS))
+        self.weight_panel_tasks = ceil_div(self.block.vocab, self.kernels.nr) * self.row_parts if rows else 0
+        self.column_parts = ceil_div(self.block.vocab, ROWS_PER_TASK)
+        self.run_phase(PACK_BLOCK, self.weight_panel_tasks + (panels * self.column_parts if columns else 0))
+
+    cdef void pack_input(self, bint rows, bint columns) noexcept nogil:
+        cdef Py_ssize_t panels = ceil_div(self.block.hidden_size, self.kernels.nr)
+        self.row_parts = max(1, ceil_div(self.block.hidden_size, PART_COLUMNS))
+        self.input_tile_tasks = ceil_div(self.block.rows, self.kernels.mr) * self.row_parts if rows else 0
+        self.column_parts = ceil_div(self.block.rows, ROWS_PER_TASK)
+        self.run_phase(PACK_CHUNK, self.input_tile_tasks + (panels * self.column_parts if columns else 0))
+
+    cdef void run_tiles(self, ag_linear_source source, ag_linear_result result) noexcept nogil:
+        self.source, self.result = source, result
+        self.tiles = grid_of(self.kernels, self.block.vocab, self.block.rows, self.block.hidden_size)
+        self.run_phase(TILES, self.tiles.tasks)
+
+    cdef void run_products(self) noexcept nogil:
+        cdef Py_ssize_t hidden = self.block.hidden_size
+        self.input_grid.tasks = self.weight_grid.tasks = 0
+        if self.with_input_grad:
+            self.input_grid = grid_of(self.kernels, hidden, self.block.rows, self.block.vocab)
+        if self.with_weight_grad:
+            self.weight_grid = grid_of(self.kernels, hidden, self.block.vocab, self.block.rows)
+        self.run_phase(PRODUCTS, self.input_grid.tasks + self.weight_grid.tasks)
+
+    cdef void make_logits(self) noexcept nogil:
+        """Logits of the block and the chunk into memory, summed over slices of the hidden dimension."""
+        cdef Py_ssize_t index
+        for index in range(self.plan.slices):
+            self.set_slice(index)
+            self.pack_weight(True, False)
+            self.pack_input(True, False)
+            self.block.add_logits, self.block.last_logits = index > 0, index == self.plan.slices - 1
+            self.run_tiles(AG_FROM_PRODUCT, AG_TO_LOGITS)
+
+    # -- statistics of the logits
+
+    cdef int set_statistics(
+        self, cnp.ndarray logits_max, cnp.ndarray sum_exp, cnp.ndarray predicted, cnp.ndarray logits
+    ) except -1:
+        """Where the statistics go: contiguous arrays (BT,) of the accumulators' dtype; None or contiguous (BT, V)."""
+        cdef cnp.npy_intp total = self.rows.total
+        cdef cnp.ndarray running_sum = sum_exp if self.kernels.acc_size == 8 else _memory.fresh(1, &total, _float64)
+        cdef double *sums = <double *>cnp.PyArray_DATA(running_sum)
+        cdef Py_ssize_t i, begin, end
+        self.keep.append((logits_max, sum_exp, running_sum, predicted, logits))
+        for begin in range(0, total, ROWS_PER_CHECK):
+            end = min(begin + ROWS_PER_CHECK, total)
+            for i in range(begin, end):
+                set_number(cnp.PyArray_DATA(logits_max), i, self.kernels.acc_size == 8, -INFINITY)
+            memset(sums + begin, 0, (end - begin) * sizeof(double))
+            _tasks.check_signals(&self.last_check)
+        self.with_statistics = True
+        self.block.running_max = cnp.PyArray_DATA(logits_max)
+        self.block.running_sum = sums
+        self.block.predicted = cnp.PyArray_DATA(predicted)
+        self.sum_exp = cnp.PyArray_DATA(sum_exp)
+        if logits is not None:
+            self.block.logits_out = matrix_of(logits)
+        return 0
+
+    cdef void add_statistics(self) noexcept nogil:
+        """Those of the current block and chunk, which are packed unless the hidden dimension is sliced."""
+        if self.plan.slices > 1:
+            self.make_logits()
+            self.run_tiles(AG_FROM_LOGITS, AG_TO_MAX_SUM)
+        else:
+            self.run_tiles(AG_FROM_PRODUCT, AG_TO_MAX_SUM)
+        self.run_phase(MERGE, ceil_div(self.block.rows, ROWS_PER_TASK))
+
+    cdef void end_statistics(self, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
+        """Of rows [begin, end). A sum relative to -inf would be of NaN; a row that does not count has none."""
+        cdef Py_ssize_t i
+        cdef ag_linear_block *block = &self.block
+        cdef ag_fpenv mode
+        while begin < end and not self.is_interrupted():
+            mode = ag_fpenv_enter()
+            for i in range(begin, min(begin + ROWS_PER_CHECK, end)):
+                if self.kernels.acc_size == 8:
+                    if (<double *>block.running_max)[i] == -INFINITY and self.rows.counts(i):
+                        block.running_sum[i] = NAN
+                else:
+                    if (<float *>block.running_max)[i] == -INFINITY and self.rows.counts(i):
+                        block.running_sum[i] = NAN
+                    (<float *>self.sum_exp)[i] = <float>block.running_sum[i]
+            ag_fpenv_leave(mode)
+            begin += ROWS_PER_CHECK
+
+    # -- gradients
+
+    cdef int set_gradient(
+        self, cnp.ndarray softmax, cnp.ndarray input_grad, cnp.ndarray weight_grad, double filter_eps
+    ) except -1:
+        """Where the gradients go (None, or not part of the plan: not wanted): arrays that overlap no input."""
+        cdef Plan plan = self.plan
+        cdef int acc_size = self.kernels.acc_size
+        cdef ag_linear_block *block = &self.block
+        block.filter_eps = filter_eps
+        if softmax is not None:
+            block.softmax = matrix_of(softmax)
+        block.input_grad.compensation_stride = block.weight_grad.compensation_stride = plan.sums_hidden() * acc_size
+        if plan.problem.with_weight_grad:
+            self.keep.append(weight_grad)
+            self.with_weight_grad, self.weight_out = True, matrix_of(weight_grad)
+            self.streams_weight_grad = is_streamed(weight_grad)
+            block.weight_grad.row_stride = (
+                plan.sums_hidden() * acc_size if plan.problem.buffers_weight_grad else cnp.PyArray_STRIDE(weight_grad, 0)
+            )
+        if plan.problem.with_input_grad:
+            self.keep.append(input_grad)
+            self.with_input_grad, self.input_out = True, matrix_of(input_grad)
+            self.streams_input_grad = is_streamed(input_grad)
+            if plan.tasks_of == OF_BLOCKS and not holds_sums(input_grad, acc_size):
+                self.converts_input_grad = True
+                input_grad = _memory.empty_like(input_grad, _float64 if acc_size == 8 else _float32)
+                self.keep.append(input_grad)
+            block.input_grad.data = cnp.PyArray_BYTES(input_grad)
+            block.input_grad.row_stride = cnp.PyArray_STRIDE(input_grad, 0)
+        return 0
+
+    cdef void place_sums(self, Py_ssize_t c, Py_ssize_t slice) noexcept nogil:
+        """Where the products of the current block, of chunk c and of a slice (or all) are added up."""
+        cdef ag_linear_block *block = &self.block
+        cdef Py_ssize_t column = slice * self.plan.hidden if self.plan.by_slice else 0
+        cdef Py_ssize_t row = 0 if self.plan.chunks_outside else c * self.plan.rows
+        cdef Py_ssize_t word = block.vocab_start if self.plan.sums_whole_weight_grad() else 0
+        if self.with_input_grad and self.at.input_compensation != NULL:
+            block.input_grad.compensation = self.at.input_compensation + row * block.input_grad.compensation_stride
+            block.input_grad.compensation_column = column
+        if self.with_weight_grad:
+            if self.plan.problem.buffers_weight_grad:
+                block.weight_grad.data = self.at.weight_sums + word * block.weight_grad.row_stride
+                block.weight_grad.column = column
+            else:
+                block.weight_grad.data = self.weight_out.data + block.vocab_start * block.weight_grad.row_stride
+            if self.at.weight_compensation != NULL:
+                block.weight_grad.compensation = (
+                    self.at.weight_compensation + word * block.weight_grad.compensation_stride
+                )
+                block.weight_grad.compensation_column = column
+
+    cdef void add_gradients(self, Py_ssize_t b, Py_ssize_t c, Py_ssize_t walk, ag_linear_source source) noexcept nogil:
+        """Those of block b and chunk c, which are the current ones, and packed unless the hidden dimension is sliced."""
+        cdef ag_linear_block *block = &self.block
+        cdef Py_ssize_t s, column = walk * self.plan.hidden
+        block.add_input_grad, block.last_input_grad = b > 0, b == self.plan.blocks - 1
+        block.add_weight_grad, block.last_weight_grad = c > 0, c == self.plan.chunks - 1
+        if walk == 0 or self.plan.recomputes():  # else P is still there
+            if source == AG_FROM_PRODUCT and self.plan.slices > 1:
+                self.make_logits()
+                source = AG_FROM_LOGITS
+            self.run_tiles(source, AG_TO_GRADIENT)
+        for s in range(walk if self.plan.by_slice else 0, walk + 1 if self.plan.by_slice else self.plan.slices):
+            if self.plan.slices > 1:
+                self.set_slice(s)
+                self.pack_weight(False, self.with_input_grad)
+                self.pack_input(False, self.with_weight_grad)
+            self.place_sums(c, s)
+            self.run_products()
+        if self.with_weight_grad and self.plan.problem.buffers_weight_grad and block.last_weight_grad:
+            self.convert_to(
+                &self.weight_out, block.vocab_start, block.vocab, column,
+                min(self.plan.sums_hidden(), self.plan.problem.hidden - column), block.weight_grad.data,
+                block.weight_grad.row_stride
+            )
+
+    # -- walks
+
+    cdef void walk(self) noexcept nogil:
+        if self.plan.keeps_logits:
+            self.walk_with_logits()
+        elif self.with_statistics:
+            self.walk_statistics()
+        else:
+            self.walk_gradient()
+        if self.converts_input_grad:
+            self.convert_to(
+                &self.input_out, 0, self.rows.total, 0, self.plan.problem.hidden, self.block.input_grad.data,
+                self.block.input_grad.row_stride
+            )
+
+    cdef void walk_statistics(self) noexcept nogil:
+        """Maximum, sum of exponentials relative to it, and the target's logit, of every row that counts."""
+        cdef Py_ssize_t b, c
+        for b in range(self.plan.blocks):
+            for c in range(self.plan.chunks):
+                self.set_pair(b, c)
+                self.add_statistics()
+        self.end_statistics(0, self.rows.total)
+
+    cdef void walk_gradient(self) noexcept nogil:
+        """Both gradients, the softmax given or computed anew."""
+        cdef ag_linear_source source = AG_FROM_PRODUCT if self.plan.problem.with_logits else AG_FROM_SOFTMAX
+        cdef Py_ssize_t outer, walk, inner
+        cdef Py_ssize_t b, c
+        for outer in range(self.plan.chunks if self.plan.chunks_outside else self.plan.blocks):
+            for walk in range(self.plan.slices if self.plan.by_slice else 1):
+                for inner in range(self.plan.blocks if self.plan.chunks_outside else self.plan.chunks):
+                    b, c = (inner, outer) if self.plan.chunks_outside else (outer, inner)
+                    self.set_pair(b, c)
+                    self.add_gradients(b, c, walk, source)
+
+    cdef void set_pair(self, Py_ssize_t b, Py_ssize_t c) noexcept nogil:
+        """Select block b and chunk c, and pack what is not, unless the hidden dimension is sliced."""
+        cdef bint with_logits = self.plan.problem.with_logits
+        self.set_block(b)
+        self.set_chunk(c)
+        if self.plan.slices > 1:
+            return
+        if c == 0 or (self.plan.chunks_outside and self.plan.blocks > 1):
+            self.pack_weight(with_logits, self.plan.problem.with_input_grad)
+        if b == 0 or (self.plan.packed_chunks < self.plan.chunks and not self.plan.chunks_outside):
+            self.pack_input(with_logits, self.plan.problem.with_weight_grad)
+
+    cdef void walk_with_logits(self) noexcept nogil:
+        """Both passes over a chunk before the next one, its logits kept in between. `rows` reads these statistics."""
+        cdef Py_ssize_t b, c
+        cdef bint is_one = self.plan.blocks == 1
+        for c in range(self.plan.chunks):
+            self.set_chunk(c)
+            self.pack_input(True, self.with_weight_grad)
+            for b in range(self.plan.blocks):
+                self.set_block(b)
+                self.pack_weight(True, self.with_input_grad and is_one)
+                self.add_statistics()
+            self.end_statistics(self.at.starts[c], self.at.starts[c + 1])
+            self.chunk = -1  # select it again, to read them
+            self.set_chunk(c)
+            for b in range(self.plan.blocks):
+                self.set_block(b)
+                if not is_one:
+                    self.pack_weight(False, self.with_input_grad)
+                self.add_gradients(b, c, 0, AG_FROM_LOGITS)
