@@ -118,4 +118,4 @@ cdef class Schedule:
     cdef void walk_with_logits(self) noexcept nogil
 
 
-cpdef bint holds_sums(cnp.ndarray out, int acc_size)
+cdef bint holds_sums(cnp.ndarray out, int acc_size)

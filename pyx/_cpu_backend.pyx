@@ -11,6 +11,7 @@ from ascend_grad cimport _memory, _rowwise
 from ascend_grad._call cimport BT, H, V, Call, Result, accumulator_of, native_vector
 from ascend_grad._dtypes cimport dtype_of
 from ascend_grad._linear_rows cimport Rows
+from ascend_grad._linear_schedule cimport holds_sums
 from ascend_grad._overlap cimport may_overlap
 
 from . import _linear
@@ -155,7 +156,7 @@ cdef object linear_workspace_size(Call call):
             # Where all rows' logits cannot be kept, those of fewer rows may be, in the whole workspace.
             keeping = plans(x, weight, rows, workspace, True, first, second, buffered, True)
             passes.append(bound(keeping, workspace) if keeping else workspace)
-        holds = itemsize == real if input_grad is None else _linear.holds_sums(input_grad, real)
+        holds = itemsize == real if input_grad is None else holds_sums(input_grad, real)
         if first and not holds:
             size += real * rows * call.sizes[H]
     return size + max(passes) + 64 * rows

@@ -95,7 +95,7 @@ cdef bint is_streamed(cnp.ndarray out):
     return cnp.PyArray_NBYTES(out) >= max(_cpu.cache_size(3) // 2, 1 << 20)
 
 
-cpdef bint holds_sums(cnp.ndarray out, int acc_size):
+cdef bint holds_sums(cnp.ndarray out, int acc_size):
     """Whether the kernels can add up in the result itself."""
     cdef ag_matrix matrix = matrix_of(out)
     return (
