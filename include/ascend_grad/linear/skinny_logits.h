@@ -308,6 +308,12 @@ static ag_rows K(subset)(const ag_rows *rows, ptrdiff_t start, ptrdiff_t count)
 static void K(dot_products)(const ag_rows *resident, const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, void *to,
                             ptrdiff_t pitch)
 {
+#if AG_IS_DOT
+    if (n <= K(THIN)) { /* columns are no pairs */
+        SUMS(dot_products)(resident, streamed, first, n, to, pitch);
+        return;
+    }
+#endif
     /* Where lanes are features, adding them up takes longer for more resident rows; to transpose does not. */
     const int by_columns = n <= K(FEW_FEATURES) && n <= PAIR * (VL + 8 * resident->count);
     const ptrdiff_t most = K(is_in_place)(&resident->matrix) ? AG_RESIDENT : K(SOME);
