@@ -402,9 +402,7 @@ def test_every_walk_is_walked(forced):
         forced(variant)
         for (shape, nbytes), dtype in itertools.product(CRAMPED, DTYPES):
             x, w = np.empty((shape.BT, shape.H), DTYPES[dtype]), np.empty((shape.V, shape.H), DTYPES[dtype])
-            plans = _linear.plans(
-                x, w, shape.BT, space_of(nbytes, dtype), True, True, True, x.itemsize == 2
-            )
+            plans = _linear.plans(x, w, shape.BT, space_of(nbytes, dtype), True, True, True, x.itemsize == 2)
             seen |= {
                 f"{len(plans)} plans",
                 *(f"{product} compensated" for plan in plans for product in plan.compensated),
