@@ -73,19 +73,25 @@ cdef void describe_operand(Operand *operand, cnp.ndarray array, int dim, const c
 cdef void coalesce_dims(Problem *p, int axes) noexcept:
     """The order in which the rows are traversed, with as few axes as possible."""
     cdef int axis, k, i, used = 0
-    cdef Py_ssize_t[MAX_AXES] reach
-    cdef Py_ssize_t length
+    cdef Py_ssize_t[MAX_AXES] nearest, farthest
+    cdef Py_ssize_t length, stride
     cdef Operand *operand
-    # Sort by stride, largest first, so that neighbours in memory become neighbours here.
+    # Sort by stride, largest first, so that neighbours in memory become neighbours here. Where operands do not agree, what is
+    # close in one of them stands inside: a tile then has whole cache lines of all.
     for axis in range(axes):
-        reach[axis] = 0
+        nearest[axis] = farthest[axis] = 0
         for i in range(OPERANDS):
-            if i != MASK:
-                reach[axis] = max(reach[axis], magnitude(p.operands[i].strides[axis]))
+            stride = magnitude(p.operands[i].strides[axis])
+            if i != MASK and stride:
+                nearest[axis] = min(nearest[axis], stride) if nearest[axis] else stride
+                farthest[axis] = max(farthest[axis], stride)
     for axis in range(1, axes):
         k = axis
-        while k > 0 and reach[k - 1] < reach[k]:
-            reach[k - 1], reach[k] = reach[k], reach[k - 1]
+        while k > 0 and (
+            nearest[k - 1] < nearest[k] or (nearest[k - 1] == nearest[k] and farthest[k - 1] < farthest[k])
+        ):
+            nearest[k - 1], nearest[k] = nearest[k], nearest[k - 1]
+            farthest[k - 1], farthest[k] = farthest[k], farthest[k - 1]
             p.shape[k - 1], p.shape[k] = p.shape[k], p.shape[k - 1]
             for i in range(OPERANDS):
                 operand = &p.operands[i]
