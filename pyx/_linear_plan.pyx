@@ -150,6 +150,7 @@ cdef class Plan:
             self.step = min(max(self.step, SKINNY_STEP), most)
         if not self.adds_tasks() and flops * streamed > SKINNY_LEAST_FLOPS * SKINNY_TASKS:
             self.step = min(self.step, max(streamed // SKINNY_TASKS, 1))
+        self.step = min(self.step, max(<Py_ssize_t>(SKINNY_FLOPS / flops) // 8 * 8, 8))
         self.step = align_up(ceil_div(streamed, ceil_div(streamed, self.step)), 8)
         self.pitch = align_up(self.step, 16)
         flops *= self.step
@@ -283,8 +284,9 @@ cdef class Plan:
             at.panel_sum = arena_alloc(&arena, times(self.tasks, align_up(rows, self.kernels.mr) * acc))
         if self.tasks_of == OF_WORDS and self.keeps_logits:
             at.logits = arena_alloc(&arena, times(ceil_div(self.vocab, self.step), rows * self.pitch * acc))
-        if self.tasks_of == OF_FEATURES:
+        if self.tasks_of == OF_FEATURES and problem.with_logits:
             at.logits = arena_alloc(&arena, times(self.tasks, rows * self.pitch * acc))
+        if self.tasks_of == OF_FEATURES:
             at.p = arena_alloc(&arena, rows * self.pitch * acc)
         if self.adds_tasks():
             at.partial_sums = arena_alloc(&arena, times(times(self.tasks, resident), self.sums_pitch() * acc))

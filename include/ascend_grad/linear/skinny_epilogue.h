@@ -44,9 +44,13 @@ static void K(tile_to_max_sum)(const ag_linear_block *b, const void *tile, void 
         acc_t now = V_(reduce_max)(largest);
         now = before != before || now <= before ? before : now; /* once NaN, always NaN */
         const V shift = V_(set1)(now == (acc_t)-INFINITY ? 0 : now);
-        for (ptrdiff_t c = 0; c < b->vocab; c += VL) {
-            const V e = V_(exp)(V_(load)(row + c) - shift);
-            total += V_(first)(b->vocab - c < VL ? b->vocab - c : VL, e, (V){0});
+        for (ptrdiff_t c = 0; c < b->vocab;) {
+            V part = {0}; /* short chains */
+            for (int k = 0; k < 8 && c < b->vocab; k++, c += VL) {
+                const V e = V_(exp)(V_(load)(row + c) - shift);
+                part += V_(first)(b->vocab - c < VL ? b->vocab - c : VL, e, (V){0});
+            }
+            total += part;
         }
         const acc_t added = K(reduce_sum)(total);
         if (added != added) {

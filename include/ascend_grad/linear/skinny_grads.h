@@ -69,7 +69,7 @@ AG_INLINE void K(sum_rows_of)(const ag_dtype dtype, ptrdiff_t resident, const ag
         const ptrdiff_t length = n - done < K(SEGMENT) ? n - done : K(SEGMENT);
         for (ptrdiff_t s = 0; s < streamed->count; s += K(TERMS)) {
             const ptrdiff_t terms = streamed->count - s < K(TERMS) ? streamed->count - s : K(TERMS);
-            K(dense_rows)(streamed, s, terms, first + done, length, buffer, rows);
+            K(dense_rows)(streamed, s, terms, first + done, length, buffer[0], sizeof buffer[0], rows);
             for (ptrdiff_t c = 0; c < length;) {
                 const ptrdiff_t left = length - c;
                 acc_t *to = sums + done + c;

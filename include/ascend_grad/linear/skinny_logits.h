@@ -83,7 +83,7 @@ AG_INLINE void K(dot_group)(const ag_dtype dtype, const int nr, const int ns, co
     for (ptrdiff_t begin = 0; begin < streamed->count; begin += ns) {
         const ptrdiff_t streams = streamed->count - begin < ns ? streamed->count - begin : ns;
         const char *rows[MOST];
-        K(dense_rows)(streamed, begin, streams, first, n, buffer, rows);
+        K(dense_rows)(streamed, begin, streams, first, n, buffer[0], sizeof buffer[0], rows);
         for (ptrdiff_t s = streams; s < ns; s++) rows[s] = rows[0];
         for (ptrdiff_t r = 0; r < count; r += nr) {
             acc_t sums[MOST];
@@ -125,11 +125,11 @@ AG_INLINE void K(dot_segment)(const ag_dtype dtype, const char *const *resident,
 AG_INLINE void K(transpose_rows)(const ag_dtype dtype, const ag_rows *streamed, ptrdiff_t begin, ptrdiff_t first,
                                  ptrdiff_t n, elem_t *columns)
 {
-    char buffer[VL][4096];
+    char buffer[VL][K(FEW_FEATURES) * sizeof(elem_t) / PAIR];
     const char *rows[VL];
     for (ptrdiff_t group = 0; group < NR; group += VL) {
         const ptrdiff_t left = streamed->count - begin - group, there = left < VL ? left : VL;
-        K(dense_rows)(streamed, begin + group, there, first, n, buffer, rows);
+        K(dense_rows)(streamed, begin + group, there, first, n, buffer[0], sizeof buffer[0], rows);
         for (ptrdiff_t k = 0; k < n; k += VL * PAIR) {
             const ptrdiff_t count = n - k < VL * PAIR ? n - k : VL * PAIR;
             V x[VL];
@@ -233,13 +233,19 @@ AG_INLINE void K(dot_panel)(const int nr, const char *const *resident, const ele
     }
 }
 
-/* The same as dot_segment where features are few: lanes are streamed rows, so that none has to be added to another. */
-static void K(dot_columns)(const char *const *resident, ptrdiff_t count, const ag_rows *streamed, ptrdiff_t first,
-                           ptrdiff_t n, acc_t *p, ptrdiff_t pitch)
+/* p(r, s) = resident row r . streamed row s over features [first, first + n), for resident rows whose copies fit, where
+ * features are few: lanes are streamed rows, so that none has to be added to another. Not inlined: the stack of one of these
+ * functions is much, of both it would be too much. */
+AG_NOINLINE void K(dot_columns)(const ag_rows *resident, const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, acc_t *p,
+                                ptrdiff_t pitch)
 {
+    const ptrdiff_t count = resident->count;
+    char buffer[K(SOME)][K(FEW_FEATURES) * sizeof(elem_t) / PAIR];
+    const char *rows[AG_RESIDENT];
     enum { PANEL = K(FEW_FEATURES) / PAIR * NR, WHOLE = K(THIN) * AG_STREAMED };
     elem_t columns[PANEL > WHOLE ? PANEL : WHOLE] __attribute__((aligned(64)));
     ptrdiff_t step = NR;
+    K(load_resident)(resident, first, n, buffer[0], sizeof buffer[0], rows);
 #if !AG_IS_DOT
     if (n <= K(THIN)) {
         K(load_columns)(streamed, first, n, (acc_t (*)[AG_STREAMED])columns);
@@ -254,30 +260,24 @@ static void K(dot_columns)(const char *const *resident, ptrdiff_t count, const a
             const ptrdiff_t left = count - r;
             acc_t *to = p + r * pitch + s;
             if (left >= 4) {
-                K(dot_panel)(4, resident + r, panel, step, n, there, to, pitch);
+                K(dot_panel)(4, rows + r, panel, step, n, there, to, pitch);
             } else if (left >= 2) {
-                K(dot_panel)(2, resident + r, panel, step, n, there, to, pitch);
+                K(dot_panel)(2, rows + r, panel, step, n, there, to, pitch);
             } else {
-                K(dot_panel)(1, resident + r, panel, step, n, there, to, pitch);
+                K(dot_panel)(1, rows + r, panel, step, n, there, to, pitch);
             }
             r += left >= 4 ? 4 : left >= 2 ? 2 : 1;
         }
     }
 }
 
-/* p(r, s) = resident row r . streamed row s over features [first, first + n), for resident rows whose copies fit and at most
- * AG_TILE products. */
-static void K(dot_some)(const ag_rows *resident, const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, int by_columns,
-                        acc_t *p, ptrdiff_t pitch)
+/* The same of any features, for at most AG_TILE products. */
+AG_NOINLINE void K(dot_some)(const ag_rows *resident, const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, acc_t *p,
+                             ptrdiff_t pitch)
 {
     char buffer[K(SOME)][4096];
     const char *rows[AG_RESIDENT];
     acc_t low[AG_TILE]; /* [resident][streamed] */
-    if (by_columns) {
-        K(load_resident)(resident, first, n, buffer[0], sizeof buffer[0], rows);
-        K(dot_columns)(rows, resident->count, streamed, first, n, p, pitch);
-        return;
-    }
     if (n > K(SEGMENT)) memset(low, 0, (size_t)(resident->count * streamed->count) * sizeof(acc_t));
     for (ptrdiff_t done = 0; done < n; done += K(SEGMENT)) {
         const ptrdiff_t length = n - done < K(SEGMENT) ? n - done : K(SEGMENT);
@@ -321,7 +321,7 @@ static void K(dot_products)(const ag_rows *resident, const ag_rows *streamed, pt
         const ag_rows left = K(subset)(resident, r, most);
         for (ptrdiff_t s = 0; s < streamed->count; s += AG_TILE / left.count) {
             const ag_rows right = K(subset)(streamed, s, AG_TILE / left.count);
-            K(dot_some)(&left, &right, first, n, by_columns, (acc_t *)to + r * pitch + s, pitch);
+            (by_columns ? K(dot_columns) : K(dot_some))(&left, &right, first, n, (acc_t *)to + r * pitch + s, pitch);
         }
     }
 }

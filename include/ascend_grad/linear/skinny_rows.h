@@ -38,16 +38,16 @@ static const char *K(dense)(const ag_rows *rows, ptrdiff_t i, ptrdiff_t first, p
     return buffer;
 }
 
-/* The same of rows [i, i + count). */
+/* The same of rows [i, i + count); copies lie `pitch` bytes apart. */
 AG_INLINE void K(dense_rows)(const ag_rows *rows, ptrdiff_t i, ptrdiff_t count, ptrdiff_t first, ptrdiff_t n,
-                             char buffer[][4096], const char **to)
+                             char *buffer, ptrdiff_t pitch, const char **to)
 {
     const ag_matrix *from = &rows->matrix;
     const int in_place = from->step == ag_itemsize[from->dtype] && !from->swapped;
     const char *start = from->data + first * from->step;
     for (ptrdiff_t k = 0; k < count; k++) {
         to[k] = in_place ? start + (rows->numbers ? rows->numbers[i + k] : rows->start + i + k) * from->row_stride
-                         : K(dense)(rows, i + k, first, n, buffer[k]);
+                         : K(dense)(rows, i + k, first, n, buffer + k * pitch);
     }
 }
 
