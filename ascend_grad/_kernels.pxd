@@ -80,9 +80,12 @@ cdef extern from "ascend_grad/rowwise/rowwise.h" nogil:
 
     const ag_row_kernels *ag_rowwise_kernels(ag_variant variant, ag_dtype dtype, ag_row_op op)
 
+
+cdef extern from "ascend_grad/sums.h" nogil:
     ctypedef struct ag_sum:
         double sum
         double compensation
+
     void ag_sum_add(ag_sum *total, double x)
     double ag_sum_total(ag_sum total)
 
@@ -188,7 +191,7 @@ cdef extern from "ascend_grad/linear/linear.h" nogil:
         void *panel_sum
         void *predicted
         void *running_max
-        double *running_sum
+        ag_sum *running_sum
         ag_matrix logits_out
         ag_sums input_grad
         ag_sums weight_grad
@@ -226,7 +229,7 @@ cdef extern from "ascend_grad/linear/linear.h" nogil:
         void (*write_rows)(ag_variant variant, const ag_rows *resident, const ag_rows *to, Py_ssize_t first, Py_ssize_t n,
                            const void *p, Py_ssize_t r_stride, Py_ssize_t s_stride, int nontemporal) noexcept nogil
         void (*tile_to_gradient)(const ag_linear_block *block, void *tile) noexcept nogil
-        void (*tile_to_max_sum)(const ag_linear_block *block, const void *tile, void *max, double *sum) noexcept nogil
+        void (*tile_to_max_sum)(const ag_linear_block *block, const void *tile, void *max, ag_sum *sum) noexcept nogil
         void (*columns_to_gradient)(const ag_linear_block *block, void *tile) noexcept nogil
         void (*columns_to_max_sum)(const ag_linear_block *block, const void *tile, void *max, double *sum) noexcept nogil
 

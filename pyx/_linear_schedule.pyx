@@ -38,6 +38,8 @@ from ascend_grad._kernels cimport (
     ag_linear_source,
     ag_matrix,
     ag_round,
+    ag_sum,
+    ag_sum_total,
     ag_team_cancel,
     ag_team_dissolve,
     ag_team_end,
@@ -48,7 +50,7 @@ from ascend_grad._kernels cimport (
     ag_team_start,
 )
 from ascend_grad._linear_plan cimport OF_BLOCKS, Plan
-from ascend_grad._linear_rows cimport ROWS_PER_CHECK, SEGMENT, Rows, convert_segment, is_flat, matrix_of, set_number
+from ascend_grad._linear_rows cimport ROWS_PER_CHECK, SEGMENT, Rows, convert_segment, is_flat, matrix_of, number, set_number
 from ascend_grad._memory cimport ALIGNMENT, align_up, ceil_div
 
 import numpy as np
@@ -400,15 +402,16 @@ cdef class Schedule:
     ) except -1:
         """Where the statistics go: contiguous arrays (BT,) of the accumulators' dtype; None or contiguous (BT, V)."""
         cdef cnp.npy_intp total = self.rows.total
-        cdef cnp.ndarray running_sum = sum_exp if self.kernels.acc_size == 8 else _memory.fresh(1, &total, _float64)
-        cdef double *sums = <double *>cnp.PyArray_DATA(running_sum)
+        cdef cnp.npy_intp[2] shape = [total, 2]
+        cdef cnp.ndarray running_sum = _memory.fresh(2, shape, _float64)
+        cdef ag_sum *sums = <ag_sum *>cnp.PyArray_DATA(running_sum)
         cdef Py_ssize_t i, begin, end
         self.keep.append((logits_max, sum_exp, running_sum, predicted, logits))
         for begin in range(0, total, ROWS_PER_CHECK):
             end = min(begin + ROWS_PER_CHECK, total)
             for i in range(begin, end):
                 set_number(cnp.PyArray_DATA(logits_max), i, self.kernels.acc_size == 8, -INFINITY)
-            memset(sums + begin, 0, (end - begin) * sizeof(double))
+            memset(sums + begin, 0, (end - begin) * sizeof(ag_sum))
             _tasks.check_signals(&self.last_check)
         self.with_statistics = True
         self.block.running_max = cnp.PyArray_DATA(logits_max)
@@ -432,17 +435,16 @@ cdef class Schedule:
         """Of rows [begin, end). A sum relative to -inf would be of NaN; a row that does not count has none."""
         cdef Py_ssize_t i
         cdef ag_linear_block *block = &self.block
+        cdef bint is_double = self.kernels.acc_size == 8
+        cdef double sum_exp
         cdef ag_fpenv mode
         while begin < end and not self.is_interrupted():
             mode = ag_fpenv_enter()
             for i in range(begin, min(begin + ROWS_PER_CHECK, end)):
-                if self.kernels.acc_size == 8:
-                    if (<double *>block.running_max)[i] == -INFINITY and self.rows.counts(i):
-                        block.running_sum[i] = NAN
-                else:
-                    if (<float *>block.running_max)[i] == -INFINITY and self.rows.counts(i):
-                        block.running_sum[i] = NAN
-                    (<float *>self.sum_exp)[i] = <float>block.running_sum[i]
+                sum_exp = ag_sum_total(block.running_sum[i])
+                if number(block.running_max, i, is_double) == -INFINITY and self.rows.counts(i):
+                    sum_exp = NAN
+                set_number(self.sum_exp, i, is_double, sum_exp)
             ag_fpenv_leave(mode)
             begin += ROWS_PER_CHECK
 

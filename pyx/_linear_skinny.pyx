@@ -22,6 +22,8 @@ from ascend_grad._kernels cimport (
     ag_linear_kernels,
     ag_matrix,
     ag_rows,
+    ag_sum,
+    ag_sum_total,
 )
 from ascend_grad._linear_plan cimport OF_ROWS, OF_WORDS, Buffers
 from ascend_grad._linear_rows cimport SEGMENT, convert_segment, copy_number, number, set_number
@@ -108,7 +110,7 @@ cdef class SkinnySchedule(Schedule):
         cdef ag_linear_block block = self.block
         cdef double[AG_TILE] memory
         cdef void *tile = memory
-        cdef double[AG_RESIDENT] total
+        cdef ag_sum[AG_RESIDENT] total
         cdef int acc = kernels.acc_size
         cdef Py_ssize_t hidden = self.plan.hidden, sums_pitch = self.plan.sums_pitch(), pitch = self.plan.pitch
         cdef Py_ssize_t tile_bytes = block.rows * pitch * acc, i
@@ -122,7 +124,7 @@ cdef class SkinnySchedule(Schedule):
         if self.result == AG_TO_MAX_SUM:
             for i in range(block.rows):
                 set_number(maxima, i, acc == 8, -INFINITY)
-                total[i] = 0
+                total[i].sum, total[i].compensation = 0, 0
         while word < end:
             block.vocab_start, block.vocab = word, min(self.plan.step, end - word)
             words = self.rows_of(&self.weight, NULL, word, block.vocab)
@@ -147,7 +149,7 @@ cdef class SkinnySchedule(Schedule):
             word += block.vocab
         if self.result == AG_TO_MAX_SUM:
             for i in range(block.rows):
-                set_number(totals, i, acc == 8, total[i])
+                set_number(totals, i, acc == 8, ag_sum_total(total[i]))
 
     cdef void stream_rows(self, Py_ssize_t u) noexcept nogil:
         """Those of a range of rows that count times all words; statistics and gradients in one pass. A tile is
@@ -182,7 +184,7 @@ cdef class SkinnySchedule(Schedule):
                 kernels.columns_to_max_sum(&block, tile, at.max, totals)
                 for i in range(block.rows):
                     copy_number(<char *>block.running_max, at.row_numbers[i], at.max, i, acc)
-                    block.running_sum[at.row_numbers[i]] = totals[i]
+                    block.running_sum[at.row_numbers[i]].sum = totals[i]
                     set_number(
                         at.sum, i, acc == 8, NAN if number(at.max, i, acc == 8) == -INFINITY else totals[i]
                     )
@@ -212,7 +214,7 @@ cdef class SkinnySchedule(Schedule):
 
     cdef void finish_tile(self) noexcept nogil:
         """The logits of all rows and words become statistics, or P."""
-        cdef double[AG_TERMS] total
+        cdef ag_sum[AG_TERMS] total
         cdef int acc = self.kernels.acc_size
         cdef Py_ssize_t pitch = self.plan.pitch, i
         cdef ag_linear_block *block = &self.block
@@ -224,7 +226,7 @@ cdef class SkinnySchedule(Schedule):
             return
         for i in range(block.rows):
             set_number(self.at.max, i, acc == 8, -INFINITY)
-            total[i] = 0
+            total[i].sum, total[i].compensation = 0, 0
         self.kernels.tile_to_max_sum(block, self.at.p, self.at.max, total)
         for i in range(block.rows):
             copy_number(<char *>block.running_max, block.row_numbers[i], self.at.max, i, acc)

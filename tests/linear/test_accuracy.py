@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 
 import linear_oracles
 import numpy as np
@@ -237,6 +238,19 @@ def test_special_values_in_statistics(special, place, dtype, engine):
     spoilt[at] = special
     problem = problem.replaced(**{name: spoilt})
     engine.assert_solved(problem, engine.solve(problem))
+
+
+@pytest.mark.parametrize("shape", [(65, 2000), (3, 30000), (1, 100000), (2000, 64), (100, 5000)], ids=str)
+def test_sums_of_many_exponentials_lose_nothing(shape, cpu_engine):
+    """Logits that are exact, so that what is left are the errors of the exponential and of the additions."""
+    rows, words = shape
+    weight = np.full((words, 1), -(2.0**-11))
+    weight[words // 2] = 0
+    target = np.zeros(rows, np.int64)
+    result = ag.fused_linear_online_max_sum(np.ones((rows, 1)), weight, target, 0, words)
+    right = math.fsum([1.0, *[math.exp(-(2.0**-11))] * (words - 1)])
+    assert np.all(result.logits_max == 0)
+    assert np.max(np.abs(result.sum_exp_logits - right)) <= 4 * np.finfo(float).eps * right
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -58,6 +58,7 @@
 #include "../fpenv.h"
 #include "../simd.h"
 #include "../strided.h"
+#include "../sums.h"
 
 enum {
     AG_CHAIN = 1280, /* terms of a sum in one accumulator */
@@ -124,7 +125,7 @@ typedef struct {
     void *panel_max, *panel_sum; /* acc_t [V / NR][rows], from AG_TO_MAX_SUM for merge_max_sum */
     void *predicted;             /* acc_t (BT,): the target's logit */
     void *running_max;           /* acc_t (BT,) */
-    double *running_sum;         /* (BT,) */
+    ag_sum *running_sum;         /* (BT,) */
     ag_matrix logits_out;        /* (BT, V); data NULL where nobody asked */
 
     ag_sums input_grad;           /* (BT, H): row i is row_numbers[i] */
@@ -167,7 +168,7 @@ typedef struct {
     void (*write_rows)(ag_variant variant, const ag_rows *resident, const ag_rows *to, ptrdiff_t first, ptrdiff_t n,
                        const void *p, ptrdiff_t r_stride, ptrdiff_t s_stride, int nontemporal);
     void (*tile_to_gradient)(const ag_linear_block *block, void *tile);
-    void (*tile_to_max_sum)(const ag_linear_block *block, const void *tile, void *max, double *sum);
+    void (*tile_to_max_sum)(const ag_linear_block *block, const void *tile, void *max, ag_sum *sum);
     void (*columns_to_gradient)(const ag_linear_block *block, void *tile);
     void (*columns_to_max_sum)(const ag_linear_block *block, const void *tile, void *max, double *sum);
 } ag_linear_kernels;

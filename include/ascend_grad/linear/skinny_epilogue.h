@@ -32,7 +32,7 @@ static void K(tile_to_gradient)(const ag_linear_block *b, void *tile)
 
 /* The maximum of each row and the sum of its exponentials relative to it are merged into max and sum; the target's logit;
  * logits for the caller. */
-static void K(tile_to_max_sum)(const ag_linear_block *b, const void *tile, void *max, double *sum)
+static void K(tile_to_max_sum)(const ag_linear_block *b, const void *tile, void *max, ag_sum *sum)
 {
     for (ptrdiff_t i = 0; i < b->rows; i++) {
         const acc_t *row = (const acc_t *)tile + i * b->tile_pitch;
@@ -58,7 +58,8 @@ static void K(tile_to_max_sum)(const ag_linear_block *b, const void *tile, void 
             for (ptrdiff_t c = 0; c < b->vocab; c++) now = row[c] != row[c] ? row[c] : now;
         }
         const V factor = V_(exp)(V_(set1)(before) - shift);
-        sum[i] = sum[i] * (double)factor[0] + (double)added;
+        sum[i].sum *= (double)factor[0], sum[i].compensation *= (double)factor[0];
+        ag_sum_add(&sum[i], (double)added);
         ((acc_t *)max)[i] = now;
         const int64_t target = b->target[i] - b->vocab_start;
         if (b->target[i] >= 0 && target >= 0 && target < b->vocab) ((acc_t *)b->predicted)[b->row_numbers[i]] = row[target];

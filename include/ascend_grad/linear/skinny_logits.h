@@ -78,7 +78,7 @@ AG_INLINE void K(dot_group)(const ag_dtype dtype, const int nr, const int ns, co
 {
     enum { MOST = K(PRODUCTS) };
     /* Of short rows the next ones are prefetched, of long ones what follows in them. */
-    const ptrdiff_t ahead = n < K(LONG) ? ns * streamed->matrix.row_stride : 1024;
+    const ptrdiff_t ahead = n * ag_itemsize[dtype] <= K(LONG) ? ns * streamed->matrix.row_stride : 512;
     char buffer[MOST][4096];
     for (ptrdiff_t begin = 0; begin < streamed->count; begin += ns) {
         const ptrdiff_t streams = streamed->count - begin < ns ? streamed->count - begin : ns;
@@ -107,9 +107,10 @@ AG_INLINE void K(dot_segment)(const ag_dtype dtype, const char *const *resident,
 {
     /* Many short rows at a time make little work of adding up lanes; of long rows no CPU fetches so many at a time well. */
     enum { MOST = K(PRODUCTS) };
-    if (count == 1 && n < K(LONG)) {
+    const int is_short = n * ag_itemsize[dtype] <= K(LONG);
+    if (count == 1 && is_short) {
         K(dot_group)(dtype, 1, MOST, resident, count, streamed, first, n, p, pitch, low);
-    } else if (count == 2 && n < K(LONG)) {
+    } else if (count == 2 && is_short) {
         K(dot_group)(dtype, 2, MOST / 2, resident, count, streamed, first, n, p, pitch, low);
     } else if (count == 1) {
         K(dot_group)(dtype, 1, K(STREAMS), resident, count, streamed, first, n, p, pitch, low);
@@ -278,14 +279,18 @@ AG_NOINLINE void K(dot_some)(const ag_rows *resident, const ag_rows *streamed, p
     char buffer[K(SOME)][4096];
     const char *rows[AG_RESIDENT];
     acc_t low[AG_TILE]; /* [resident][streamed] */
-    if (n > K(SEGMENT)) memset(low, 0, (size_t)(resident->count * streamed->count) * sizeof(acc_t));
-    for (ptrdiff_t done = 0; done < n; done += K(SEGMENT)) {
-        const ptrdiff_t length = n - done < K(SEGMENT) ? n - done : K(SEGMENT);
-        K(load_resident)(resident, first + done, length, buffer[0], sizeof buffer[0], rows);
+    /* CPUs fetch whole rows faster than parts of them. Of few resident rows longer segments fit into the buffer and into L1;
+     * even in lanes of two they end before AG_CHAIN terms. */
+    const int few = resident->count * K(LONGER) <= K(SOME) && K(is_dense)(&streamed->matrix);
+    const ptrdiff_t segment = K(SEGMENT) * (few ? K(LONGER) : 1);
+    if (n > segment) memset(low, 0, (size_t)(resident->count * streamed->count) * sizeof(acc_t));
+    for (ptrdiff_t done = 0; done < n; done += segment) {
+        const ptrdiff_t length = n - done < segment ? n - done : segment;
+        K(load_resident)(resident, first + done, length, buffer[0], segment * (ptrdiff_t)sizeof(elem_t) / PAIR, rows);
         AG_BY_DTYPE(streamed->matrix.dtype, K(dot_segment), rows, resident->count, streamed, first + done, length, p, pitch,
                     done ? low : 0);
     }
-    if (n <= K(SEGMENT)) return;
+    if (n <= segment) return;
     for (ptrdiff_t r = 0; r < resident->count; r++) {
         for (ptrdiff_t s = 0; s < streamed->count; s++) {
             acc_t *sum = p + r * pitch + s;

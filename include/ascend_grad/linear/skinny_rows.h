@@ -21,10 +21,17 @@ enum {
     K(PRODUCTS) = K(RESIDENT) * K(STREAMS),           /* of rows, whose lanes are added up together */
     K(NARROW) = 8,                                    /* rows at a time where they are one vector long, or end in one */
     K(TERMS) = 16,                                    /* streamed rows that one pass over the sums takes in */
-    K(LONG) = 512,                                    /* features of long rows */
+    K(LONG) = 4096,                                   /* bytes of a row, beyond which it is long */
+    K(LONGER) = 4,                                    /* segments at a time where resident rows are few */
     K(FEW_FEATURES) = 128,                            /* up to which streamed rows may be transposed */
     K(THIN) = 16                                      /* features up to which lanes are rows in every product */
 };
+
+/* Whether the values of a row follow one another, in native byte order. */
+static int K(is_dense)(const ag_matrix *from)
+{
+    return from->step == ag_itemsize[from->dtype] && !from->swapped;
+}
 
 /* Values [first, first + n) of a row, dense and of native byte order, of their own dtype; n <= SEGMENT. */
 static const char *K(dense)(const ag_rows *rows, ptrdiff_t i, ptrdiff_t first, ptrdiff_t n, char *buffer)
@@ -33,7 +40,7 @@ static const char *K(dense)(const ag_rows *rows, ptrdiff_t i, ptrdiff_t first, p
     const int itemsize = ag_itemsize[from->dtype];
     const char *source = from->data + (rows->numbers ? rows->numbers[i] : rows->start + i) * from->row_stride;
     source += first * from->step;
-    if (from->step == itemsize && !from->swapped) return source;
+    if (K(is_dense)(from)) return source;
     ag_copy_block(buffer, 0, itemsize, source, 0, from->step, 1, n, itemsize, from->swapped);
     return buffer;
 }
@@ -43,7 +50,7 @@ AG_INLINE void K(dense_rows)(const ag_rows *rows, ptrdiff_t i, ptrdiff_t count, 
                              char *buffer, ptrdiff_t pitch, const char **to)
 {
     const ag_matrix *from = &rows->matrix;
-    const int in_place = from->step == ag_itemsize[from->dtype] && !from->swapped;
+    const int in_place = K(is_dense)(from);
     const char *start = from->data + first * from->step;
     for (ptrdiff_t k = 0; k < count; k++) {
         to[k] = in_place ? start + (rows->numbers ? rows->numbers[i + k] : rows->start + i + k) * from->row_stride
@@ -55,8 +62,7 @@ AG_INLINE void K(dense_rows)(const ag_rows *rows, ptrdiff_t i, ptrdiff_t count, 
  * where there are copies, these are of SOME rows, or of SHORT values of each. */
 static int K(is_in_place)(const ag_matrix *from)
 {
-    const int itemsize = sizeof(elem_t) / PAIR;
-    return from->step == itemsize && ag_itemsize[from->dtype] == itemsize && !from->swapped;
+    return K(is_dense)(from) && ag_itemsize[from->dtype] == sizeof(elem_t) / PAIR;
 }
 
 enum { K(SOME) = 16, K(SHORT) = K(SEGMENT) * K(SOME) / AG_RESIDENT };

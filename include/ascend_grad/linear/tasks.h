@@ -47,7 +47,7 @@ static void K(merge_max_sum)(const ag_linear_block *b, ptrdiff_t row, ptrdiff_t 
     for (ptrdiff_t i = row; i < row_end; i++) {
         const acc_t *max = (const acc_t *)b->panel_max + i, *sum = (const acc_t *)b->panel_sum + i;
         acc_t *running_max = (acc_t *)b->running_max + b->row_numbers[i];
-        double *running_sum = b->running_sum + b->row_numbers[i], total = 0;
+        ag_sum *running_sum = b->running_sum + b->row_numbers[i], total = {0, 0};
         acc_t largest = *running_max;
         for (ptrdiff_t p = 0; p < panels; p++) {
             /* once NaN, always NaN */
@@ -65,7 +65,8 @@ static void K(merge_max_sum)(const ag_linear_block *b, ptrdiff_t row, ptrdiff_t 
             }
             V_(store)(of_max, V_(exp)(V_(load)(of_max) - V_(set1)(shift)));
             for (ptrdiff_t k = 0; k < VL; k++) {
-                total += p + k < 0 ? *running_sum * (double)of_max[k] : (double)of_sum[k] * (double)of_max[k];
+                const double factor = of_max[k];
+                ag_sum_add(&total, p + k < 0 ? ag_sum_total(*running_sum) * factor : (double)of_sum[k] * factor);
             }
         }
         *running_max = largest;
