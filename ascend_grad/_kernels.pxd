@@ -108,10 +108,10 @@ cdef extern from "ascend_grad/strided.h" nogil:
 cdef extern from "ascend_grad/team.h" nogil:
     ctypedef struct ag_team:
         int size
-        int64_t begin
-        int64_t idle
-        int64_t end
-    int64_t ag_team_now()
+        int64_t elapsed
+        int64_t busy
+    int64_t ag_now()
+    int64_t ag_thread_time()
     void ag_team_form(ag_team *team, int size, int cores)
     void ag_team_start(ag_team *team, Py_ssize_t units)
     void ag_team_dissolve(ag_team *team)
@@ -120,6 +120,8 @@ cdef extern from "ascend_grad/team.h" nogil:
     void ag_team_finish(ag_team *team)
     void ag_team_cancel(ag_team *team)
     void ag_team_end(ag_team *team)
+    void ag_team_used(ag_team *team, int64_t nanoseconds)
+    int64_t ag_take(int64_t *value)
 
 cdef extern from "ascend_grad/linear/linear.h" nogil:
     ctypedef struct ag_matrix:

@@ -48,6 +48,7 @@ cdef class Schedule:
     cdef ag_team team
     cdef Phase phase
     cdef double last_check            # when signals were looked at
+    cdef int64_t end_of_walk          # nanoseconds; after that the team breaks up
     cdef bint is_over                 # phases do nothing any more
     cdef object error                 # and why
     cdef list keep                    # arrays whose memory is in use

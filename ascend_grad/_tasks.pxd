@@ -2,7 +2,7 @@ ctypedef void (*task_function)(void *context, Py_ssize_t task, int thread) noexc
 
 ctypedef struct Times:
     double elapsed                    # nanoseconds
-    double waited                     # from when the first thread had no tasks left until the last one had none
+    double busy                       # CPU time of all threads
 
 cdef int run_timed(
     task_function function, void *context, Py_ssize_t tasks, int threads, bint dynamic, double *last, Times *times

@@ -37,9 +37,11 @@ from ascend_grad._kernels cimport (
     ag_linear_result,
     ag_linear_source,
     ag_matrix,
+    ag_now,
     ag_round,
     ag_sum,
     ag_sum_total,
+    ag_take,
     ag_team_cancel,
     ag_team_dissolve,
     ag_team_end,
@@ -48,6 +50,8 @@ from ascend_grad._kernels cimport (
     ag_team_join,
     ag_team_next,
     ag_team_start,
+    ag_team_used,
+    ag_thread_time,
 )
 from ascend_grad._linear_plan cimport OF_BLOCKS, Plan
 from ascend_grad._linear_rows cimport ROWS_PER_CHECK, SEGMENT, Rows, convert_segment, is_flat, matrix_of, number, set_number
@@ -143,21 +147,25 @@ cdef class Schedule:
 
     cdef int work(self) except -1:
         """Walk the plan on this thread, while the others of a team wait for its phases."""
+        cdef int threads = 1 if self.chosen and _threads.is_disturbed() else self.threads
         self.at.starts[0] = 0
-        ag_team_form(&self.team, self.threads, 1 if self.threads == 1 else _threads.cores())
-        if self.threads == 1:
+        ag_team_form(&self.team, threads, 1 if threads == 1 else _threads.cores())
+        if threads == 1:
             _openmp.record_team()
             with nogil:
                 self.walk()
         else:
-            with nogil, parallel(num_threads=self.threads):
+            with nogil, parallel(num_threads=threads):
                 _openmp.record_team()
                 if threadid() == 0:
                     self.team.size = _openmp.team_size()  # there may be fewer than asked for
                     self.walk()
+                    self.end_of_walk = ag_now()
                     ag_team_dissolve(&self.team)
                 else:
                     self.worker_loop()
+            if self.chosen:
+                _threads.took(ag_now() - self.end_of_walk, ag_take(&self.team.busy))
         _threads.finished()
         error, self.error = self.error, None  # no cycle stays
         if error is not None:
@@ -175,6 +183,7 @@ cdef class Schedule:
 
     cdef void take_tasks(self, bint is_master) noexcept nogil:
         cdef ag_fpenv mode = ag_fpenv_enter()
+        cdef int64_t begin = ag_thread_time()
         cdef Py_ssize_t u = ag_team_next(&self.team)
         while u >= 0:
             self.run_task(self.phase, u)
@@ -182,6 +191,7 @@ cdef class Schedule:
             if is_master and self.is_interrupted():
                 ag_team_cancel(&self.team)
             u = ag_team_next(&self.team)
+        ag_team_used(&self.team, ag_thread_time() - begin)
         ag_fpenv_leave(mode)
 
     cdef bint is_interrupted(self) noexcept nogil:
@@ -214,8 +224,8 @@ cdef class Schedule:
         ag_team_start(&self.team, tasks)
         self.take_tasks(True)
         ag_team_end(&self.team)
-        if tasks > 2 * self.team.size:  # else a task is much of a phase
-            _threads.took(self.team.end - self.team.begin, self.team.end - self.team.idle)
+        if self.chosen:
+            _threads.took(ag_take(&self.team.elapsed), ag_take(&self.team.busy))
 
     cdef void run_task(self, Phase phase, Py_ssize_t u) noexcept nogil:
         if phase == PACK_BLOCK:

@@ -88,7 +88,6 @@ cdef enum Phase:
 cdef enum:
     SMALL_PROBLEM = 1 << 15           # elements up to which one thread needs no schedule
     COMBINED_SUMS = 1 << 15           # sums of segments that are worth a thread
-    LARGE_TASK = 1 << 19              # elements that take a considerable part of a millisecond
 
 cdef Py_ssize_t SCRATCH_BYTES = align_up(AG_SCRATCH_BYTES, ALIGNMENT)
 
@@ -483,9 +482,8 @@ cdef class Schedule:
             # A team would cost more than a few additions.
             threads = <int>min(<Py_ssize_t>threads, ceil_div(tasks * self.plan.segments, COMBINED_SUMS))
         _tasks.run_timed(run_task, <void *>self, tasks, threads, self.plan.nontemporal, &self.last_check, &times)
-        # Threads also wait while others wake, or for the last of a few large tasks: that is no sign of other processes.
-        if threads > 1 and (tasks > 2 * threads or self.p.rows * self.p.n < LARGE_TASK * tasks) and _threads.is_warm():
-            _threads.took(times.elapsed, times.waited)
+        if threads > 1 and self.default_threads:
+            _threads.took(times.elapsed, times.busy)
         return 0
 
     cdef int run_all(self) except -1:

@@ -5,7 +5,7 @@ from libc.stdint cimport int64_t
 from libc.stdlib cimport calloc, free
 
 from ascend_grad cimport _openmp
-from ascend_grad._kernels cimport ag_fpenv, ag_fpenv_enter, ag_fpenv_leave, ag_team_now
+from ascend_grad._kernels cimport ag_fpenv, ag_fpenv_enter, ag_fpenv_leave, ag_now, ag_thread_time
 
 cdef extern from "Python.h":
     int PyErr_CheckSignals() except -1
@@ -24,10 +24,10 @@ cdef extern from * nogil:
     """
     int64_t AG_FETCH_ADD(int64_t *counter, int n)
 
-# What threads write stands in a cache line for each of them: a counter, and when it had no tasks left.
+# What threads write stands in a cache line for each of them: a counter, and the CPU time that they used.
 cdef enum:
     COUNTER = 0
-    END = 1
+    BUSY = 1
     LINE = 8
 
 # Nanoseconds of computing after which signals are looked at.
@@ -75,6 +75,7 @@ cdef void run_shares(
 ) noexcept nogil:
     """What one thread of a team does."""
     cdef int thread = threadid(), team = _openmp.team_size(), share = thread
+    cdef int64_t began = ag_thread_time()
     _openmp.record_team()
     if dynamic:
         run_share(function, context, counters, 0, tasks, thread, True, start)
@@ -85,7 +86,7 @@ cdef void run_shares(
                 False, start
             )
             share += team
-    counters[thread * LINE + END] = ag_team_now()
+    counters[thread * LINE + BUSY] += ag_thread_time() - began
 
 
 cdef int check_signals(double *last) except -1 nogil:
@@ -116,13 +117,13 @@ cdef int run_timed(
     """
     cdef int64_t[LINE] alone
     cdef int64_t *counters = alone
-    cdef int64_t begin, first, end
+    cdef int64_t begin
     cdef int thread, share, shares = 1 if dynamic else threads
     cdef bint is_done = False
     if last[0] == 0:
         last[0] = now()
     alone[COUNTER] = 0
-    times.elapsed = times.waited = 0
+    times.elapsed = times.busy = 0
     if threads == 1:
         shares = 1
         dynamic = False
@@ -137,21 +138,18 @@ cdef int run_timed(
                     run_share(function, context, counters, 0, tasks, 0, False, last[0])
                     _openmp.record_team()
                 else:
-                    begin = ag_team_now()
+                    begin = ag_now()
                     with parallel(num_threads=threads):
                         run_shares(function, context, counters, tasks, threads, dynamic, last[0])
-                    first = end = counters[END]
-                    for thread in range(1, threads):
-                        if counters[thread * LINE + END] > begin:  # there may be fewer threads than asked for
-                            first = min(first, counters[thread * LINE + END])
-                            end = max(end, counters[thread * LINE + END])
-                    times.elapsed += end - begin
-                    times.waited += end - first
+                    times.elapsed += ag_now() - begin
             is_done = True
             for share in range(shares):
                 if counters[share * LINE] < tasks * (share + 1) // shares - tasks * share // shares:
                     is_done = False
             check_signals(last)
+        if threads > 1:
+            for thread in range(threads):
+                times.busy += counters[thread * LINE + BUSY]
     finally:
         if counters != alone:
             free(counters)

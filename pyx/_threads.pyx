@@ -16,16 +16,17 @@ cdef double SERIAL_GATE = 10e3
 cdef double WAKE_COST = 6e6
 cdef double PAUSE = 8e6
 cdef double BURST = 1e6
-# A member of a team that is missed for so long has lost its core to another process. Without it for these times.
-cdef double MISSED = 1e6
+# Other processes keep the cores of a team busy where it has lost so much time against one thread. Then calls run alone
+# for these times, and at least for so many times what was lost: trying again costs a small part of the time.
+cdef double LOSS = 1e6
 cdef double SHORTEST_ALONE = 20e6
 cdef double LONGEST_ALONE = 640e6
-cdef double PRICE = 16.0          # and at least so many times what was waited: trying again costs a small part of the time
+cdef double PRICE = 16.0
 cdef double _last_use = 0.0
 cdef double _burst = 0.0
-cdef double _burst_before = 0.0  # the current call
 cdef double _alone_until = 0.0
 cdef double _alone_for = SHORTEST_ALONE
+cdef double _gained = 0.0
 cdef bint _notices = True
 
 
@@ -79,7 +80,7 @@ cdef int resolve() except -1:
 
 cdef int choose(double cost, int asked) except -1:
     """Threads of a call that would take `cost` nanoseconds alone: the number it asked for, else as many as pay."""
-    global _last_use, _burst, _burst_before
+    global _last_use, _burst
     if _is_forked_child:
         return 1
     if asked > 0:
@@ -89,7 +90,6 @@ cdef int choose(double cost, int asked) except -1:
     if now() - _last_use > PAUSE:
         _burst = 0.0
     _last_use = now()
-    _burst_before = _burst
     _burst += cost
     if cost < WAKE_COST and _burst - cost < BURST:
         return 1
@@ -102,28 +102,26 @@ cdef void finished() noexcept nogil:
     _last_use = now()
 
 
-cdef bint is_warm() noexcept nogil:
-    """Whether calls have followed one another for so long that the threads of a team are awake."""
-    return _burst_before >= BURST
-
-
 cdef bint is_disturbed() noexcept nogil:
     """Whether a team would be slower than one thread now, because other processes keep its cores busy."""
     return _notices and now() < _alone_until
 
 
-cdef void took(double elapsed, double waited) noexcept nogil:
-    """A team has worked for so long, and the calling thread has waited for the last of the others for so long.
+cdef void took(double elapsed, double busy) noexcept nogil:
+    """A team has worked for so long, and its threads have used so much CPU time, which is what one thread would take.
 
-    Where the wait is most of it, that one had no core: then threads that depend on each other lose, and everything runs
-    alone for a while, after which they try again.
+    A thread that has no core keeps the others waiting. A team that is slower than one thread for that reason is given
+    up for a while, after which it is tried again: for twice as long as the last time, unless it gained in between.
     """
-    global _alone_until, _alone_for
-    if waited > MISSED and 2 * waited > elapsed:
-        _alone_until = now() + max(_alone_for, min(PRICE * waited, LONGEST_ALONE))
+    global _gained, _alone_until, _alone_for
+    _gained += busy - elapsed
+    if _gained < -LOSS:
+        _alone_until = now() + max(_alone_for, min(-PRICE * _gained, LONGEST_ALONE))
         _alone_for = min(2 * _alone_for, LONGEST_ALONE)
-    else:
-        _alone_for = SHORTEST_ALONE
+        _gained = 0
+    elif _gained > LOSS:
+        _alone_for = max(_alone_for / 2, SHORTEST_ALONE)
+        _gained = 0
 
 
 def default_threads():

@@ -36,16 +36,22 @@ typedef struct {
     ptrdiff_t left;      /* units that nobody has taken */
     ag_event round;      /* number of the round, of which the first is 1 */
     ag_event done;       /* units of the round that are done */
-    int64_t begin, idle; /* nanoseconds: of the round, and when the leader found nothing left to do */
-    int64_t end;
+    int64_t begin;       /* of the round, nanoseconds */
+    int64_t elapsed;     /* in all rounds, */
+    int64_t busy;        /* and the CPU time that members used in them */
 } ag_team;
 
-static AG_UNUSED int64_t ag_team_now(void)
+static AG_UNUSED int64_t ag_nanoseconds(clockid_t clock)
 {
     struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
+    clock_gettime(clock, &time);
     return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
 }
+
+static AG_UNUSED int64_t ag_now(void) { return ag_nanoseconds(CLOCK_MONOTONIC); }
+
+/* CPU time of the calling thread */
+static AG_UNUSED int64_t ag_thread_time(void) { return ag_nanoseconds(CLOCK_THREAD_CPUTIME_ID); }
 
 /* Wait until the value has (is) or has not (is not) this value. */
 static AG_UNUSED void ag_event_await(ag_event *event, uint32_t value, int is, int spins)
@@ -87,7 +93,7 @@ static AG_UNUSED void ag_team_start(ag_team *team, ptrdiff_t units)
 {
     const ptrdiff_t most = units < team->size ? units : team->size;
     team->units = units;
-    team->begin = ag_team_now();
+    team->begin = ag_now();
     __atomic_store_n(&team->done.value, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&team->left, units, __ATOMIC_RELEASE);
     __atomic_add_fetch(&team->round.value, 1, __ATOMIC_SEQ_CST);
@@ -137,12 +143,20 @@ static AG_UNUSED void ag_team_cancel(ag_team *team)
     __atomic_add_fetch(&team->done.value, (uint32_t)rest, __ATOMIC_RELAXED);
 }
 
+/* A member has used so much CPU time. */
+static AG_UNUSED void ag_team_used(ag_team *team, int64_t nanoseconds)
+{
+    __atomic_add_fetch(&team->busy, nanoseconds, __ATOMIC_RELAXED);
+}
+
+/* The value, which becomes 0. */
+static AG_UNUSED int64_t ag_take(int64_t *value) { return __atomic_exchange_n(value, 0, __ATOMIC_RELAXED); }
+
 /* The leader, who has found nothing left to do, waits until all units are done. */
 static AG_UNUSED void ag_team_end(ag_team *team)
 {
-    team->idle = ag_team_now();
     ag_event_await(&team->done, (uint32_t)team->units, 1, team->spins);
-    team->end = ag_team_now();
+    team->elapsed += ag_now() - team->begin;
 }
 
 #endif
