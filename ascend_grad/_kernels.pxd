@@ -66,6 +66,8 @@ cdef extern from "ascend_grad/rowwise/rowwise.h" nogil:
         int nontemporal
         int fits_l2
 
+    Py_ssize_t AG_SEGMENT(Py_ssize_t lanes)
+
     ctypedef struct ag_row_kernels:
         Py_ssize_t segment
         Py_ssize_t strip_rows

@@ -11,6 +11,7 @@ cdef class SkinnySchedule(Schedule):
     cdef ag_rows rows_of(
         self, const ag_matrix *matrix, const int64_t *numbers, int64_t start, Py_ssize_t count
     ) noexcept nogil
+    cdef bint gives_up(self) noexcept nogil
     cdef void stream_words(self, Py_ssize_t u) noexcept nogil
     cdef void stream_rows(self, Py_ssize_t u) noexcept nogil
     cdef void multiply_features(self, Py_ssize_t u) noexcept nogil

@@ -93,7 +93,7 @@ cdef bint describe(
 cdef void tile_at(const Problem *p, Py_ssize_t row, ag_tile *tile) noexcept nogil
 cdef void columns_at(const Problem *p, Py_ssize_t row, Py_ssize_t columns, ag_tile *tile) noexcept nogil
 cdef Py_ssize_t offset_of(const Problem *p, const Operand *operand, Py_ssize_t row) noexcept nogil
-cdef Layout choose_layout(const Problem *p) noexcept nogil
+cdef Layout choose_layout(const Problem *p, const ag_row_kernels *kernels) noexcept nogil
 cdef ag_dtype choose_tile_dtype(const Problem *p) noexcept nogil
 cdef Plan make_plan(const Problem *p, ag_dtype tile_dtype, const ag_row_kernels *kernels, int threads) noexcept
 cdef Py_ssize_t row_pitch(const Plan *plan, Py_ssize_t rows, Py_ssize_t length) noexcept nogil

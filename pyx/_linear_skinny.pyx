@@ -4,6 +4,7 @@ A task takes a range of what is many, or of the features, from the first product
 linear/linear.h, the plans in `_linear_plan`.
 """
 
+from cython.parallel cimport threadid
 from libc.math cimport INFINITY, NAN
 from libc.stdint cimport int64_t
 from libc.string cimport memcpy, memset
@@ -97,6 +98,10 @@ cdef class SkinnySchedule(Schedule):
         if self.result == AG_TO_GRADIENT:
             self.run_phase(SKINNY_PRODUCTS, self.plan.tasks)
 
+    cdef bint gives_up(self) noexcept nogil:
+        """Whether a task ends early, since the call is interrupted: where rows are gathered, a task may take long."""
+        return self.is_interrupted() if threadid() == 0 else self.is_over
+
     cdef ag_rows rows_of(
         self, const ag_matrix *matrix, const int64_t *numbers, int64_t start, Py_ssize_t count
     ) noexcept nogil:
@@ -147,6 +152,8 @@ cdef class SkinnySchedule(Schedule):
                         self.variant, &rows, &results, 0, hidden, tile, pitch, 1, self.streams_weight_grad
                     )
             word += block.vocab
+            if self.gives_up():
+                return
         if self.result == AG_TO_MAX_SUM:
             for i in range(block.rows):
                 set_number(totals, i, acc == 8, ag_sum_total(total[i]))
@@ -173,7 +180,7 @@ cdef class SkinnySchedule(Schedule):
         block.row_numbers, block.target, block.grad, block.max, block.sum = at.row_numbers, at.target, at.grad, at.max, at.sum
         block.vocab_start, block.vocab = 0, self.plan.vocab
         memset(tile, 0, self.plan.vocab * pitch * acc)
-        while row < end:
+        while row < end and not self.gives_up():
             block.rows = self.rows.select(&row, end, 0, self.plan.step, acc, &at)
             if not block.rows:
                 break

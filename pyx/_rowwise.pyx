@@ -512,7 +512,7 @@ cdef int compute_problem(Problem *p, int asked) except -1:
     if asked == 0 and threads > 1 and _threads.is_disturbed():
         threads = 1
     cdef const ag_row_kernels *kernels = ag_rowwise_kernels(_cpu.active(), p.dtype, p.op)
-    cdef Layout layout = choose_layout(p)
+    cdef Layout layout = choose_layout(p, kernels)
     if threads == 1 and p.rows * p.n <= SMALL_PROBLEM and (
         layout == ROWS or (layout == COLUMNS and p.n <= kernels.strip_rows and p.shape[p.axes - 1] >= AG_STRIP_COLUMNS)
     ):

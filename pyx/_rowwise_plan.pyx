@@ -26,6 +26,7 @@ from ascend_grad._kernels cimport (
     AG_FLOAT64,
     AG_MAX_COLUMNS,
     AG_PACKED_COLUMNS,
+    AG_SEGMENT,
     ag_dtype,
     ag_itemsize,
     ag_rounded_to_float32,
@@ -45,6 +46,8 @@ cdef enum:
     MAX_TILE_ROWS = 1 << 14
     FEW_ROWS = 8                      # rows up to which lanes of the column kernels would be empty
     SHORT_ROW = 8                     # elements of a row from which on it is computed in place, with gaps between rows
+    NARROW_ROW = 64                   # elements up to which rows without gaps share vectors
+    MANY_ROWS = 64                    # that are worth a copy
     SMALL_BLOCK = 256                 # elements of an outer index up to which several are gathered together
     TASK_ELEMENTS = 1 << 15           # of a task, about
     LONG_ROW = 1 << 22                # elements from which a row (or block of columns) is too long to be one task
@@ -227,7 +230,15 @@ cdef bint are_dense_rows(const Problem *p) noexcept nogil:
     return True
 
 
-cdef Layout choose_layout(const Problem *p) noexcept nogil:
+cdef bint pays_to_pack(const Problem *p, const ag_row_kernels *kernels) noexcept nogil:
+    """Whether rows that have gaps between them are computed faster as a tile without: vectors of the tile are full, while
+    of rows in place the last one is not."""
+    return (
+        p.n <= NARROW_ROW and p.n % (kernels.segment // AG_SEGMENT(1)) and p.rows >= MANY_ROWS and not are_dense_rows(p)
+    )
+
+
+cdef Layout choose_layout(const Problem *p, const ag_row_kernels *kernels) noexcept nogil:
     cdef int i, last = p.axes - 1, across = 0
     cdef Py_ssize_t itemsize = p.operands[A].itemsize, inner = p.shape[last]
     cdef bint native = all_native(p), rows = native, columns = native and has_columns(p.op), packed = True
@@ -242,7 +253,7 @@ cdef Layout choose_layout(const Problem *p) noexcept nogil:
             packed = False
         across += 1 if magnitude(p.operands[i].strides[last]) < magnitude(p.operands[i].dim_stride) else -1
     if rows and (p.n >= SHORT_ROW or p.rows == 1 or not has_columns(p.op)):
-        return ROWS
+        return ROW_TILES if pays_to_pack(p, kernels) else ROWS
     if rows and are_dense_rows(p) and (p.n > 1 or p.rows < SMALL_BLOCK):
         return ROWS  # many rows of one element are columns as well
     if columns and (inner >= 32 or packed) and (p.n * inner >= SMALL_BLOCK or p.rows == inner):
@@ -300,17 +311,22 @@ cdef Plan make_plan(const Problem *p, ag_dtype tile_dtype, const ag_row_kernels 
     """A plan for the kernels of `tile_dtype`, which are those of `choose_tile_dtype`."""
     cdef Plan plan
     cdef int operand
+    cdef bint packs
     memset(&plan, 0, sizeof(Plan))
     plan.kernels = kernels
     plan.threads = threads
-    plan.layout = choose_layout(p)
+    plan.layout = choose_layout(p, kernels)
     plan.by_columns = plan.layout == COLUMNS or plan.layout == COLUMN_TILES
     plan.gathers = plan.layout == ROW_TILES or plan.layout == COLUMN_TILES
+    packs = plan.layout == ROW_TILES and pays_to_pack(p, kernels)
     plan.nontemporal = use_nontemporal_stores(p, plan.layout)
     plan.tile_dtype = tile_dtype
     plan.tile_itemsize = ag_itemsize[<int>plan.tile_dtype]
     for operand in range(OPERANDS):
-        plan.direct[operand] = plan.gathers and is_direct(p, operand, plan.tile_dtype, plan.by_columns)
+        plan.direct[operand] = (
+            plan.gathers and is_direct(p, operand, plan.tile_dtype, plan.by_columns)
+            and not (packs and p.operands[operand].strides[0] != p.n * p.operands[operand].itemsize)
+        )
     plan.segments = ceil_div(p.n, plan.kernels.segment)
     plan.transposes = plan.gathers and is_transposed(p)
     plan.splits = 1

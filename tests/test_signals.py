@@ -96,6 +96,14 @@ LINEAR = {
             "logits_max=grad, sum_exp_logits=grad, out=(out, None), output_mask=(True, False), "
         ),
     ),
+    "a weight of columns": (
+        "x = tile(1, 2000); memory = np.ones((2000, 200 * n), np.float32); w = memory.T",
+        "ag.fused_linear_online_max_sum(x, w, np.zeros(1, int), 0, len(w), ",
+    ),
+    "float16 weight": (
+        "x = tile(64, 4096).astype(np.float16); w = np.ones((20 * n, 4096), np.float16)",
+        "ag.fused_linear_online_max_sum(x, w, np.zeros(64, int), 0, len(w), ",
+    ),
     "many tokens": (
         "x, w = tile(50_000 * n, 1), tile(2, 1)",
         "ag.fused_linear_online_max_sum(x, w, np.zeros(len(x), int), 0, 2, ",
