@@ -1,7 +1,7 @@
-cdef int cores() except -1
-cdef int resolve() except -1
-cdef int choose(double cost, int asked) except -1
-cdef void finished() noexcept nogil
-cdef bint is_warm() noexcept nogil
-cdef bint is_disturbed() noexcept nogil
-cdef void took(double elapsed, double waited) noexcept nogil
+cdef int usable_cores() except -1
+cpdef int default_threads() except -1
+cdef int choose_num_threads(double cost, int asked) except -1
+cdef void mark_team_used() noexcept nogil
+cdef bint is_team_awake() noexcept nogil
+cdef bint is_oversubscribed() noexcept nogil
+cdef void record_imbalance(double elapsed, double waited) noexcept nogil

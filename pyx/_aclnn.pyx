@@ -17,7 +17,7 @@ from ascend_grad._acl cimport (
     ag_acl_stream,
     ag_acl_tensor,
     ag_aclnn_status,
-    disposer,
+    destroyer,
 )
 
 cdef extern from "ascend_grad/acl/operators.h" nogil:
@@ -143,10 +143,10 @@ cdef class Tensor:
     def close(self):
         cdef ag_acl_tensor *handle = self.handle
         self.handle = NULL
-        _acl.dispose(<disposer>_acl.table.aclDestroyTensor, handle, "aclDestroyTensor")
+        _acl.destroy(<destroyer>_acl.table.aclDestroyTensor, handle, "aclDestroyTensor")
 
     def __dealloc__(self):
-        _acl.dispose(<disposer>_acl.table.aclDestroyTensor, self.handle, "aclDestroyTensor")
+        _acl.destroy(<destroyer>_acl.table.aclDestroyTensor, self.handle, "aclDestroyTensor")
 
 
 cdef ag_acl_tensor *handle_of(Tensor tensor) noexcept:
@@ -191,10 +191,10 @@ cdef class Plan:
     def close(self):
         cdef ag_acl_executor *executor = self.executor
         self.executor = NULL
-        _acl.dispose(<disposer>_acl.table.aclDestroyAclOpExecutor, executor, "aclDestroyAclOpExecutor")
+        _acl.destroy(<destroyer>_acl.table.aclDestroyAclOpExecutor, executor, "aclDestroyAclOpExecutor")
 
     def __dealloc__(self):
-        _acl.dispose(<disposer>_acl.table.aclDestroyAclOpExecutor, self.executor, "aclDestroyAclOpExecutor")
+        _acl.destroy(<destroyer>_acl.table.aclDestroyAclOpExecutor, self.executor, "aclDestroyAclOpExecutor")
 
 
 # ---- stage 1 of every operator ---------------------------------------------------------------------------------------

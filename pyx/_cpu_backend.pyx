@@ -46,7 +46,7 @@ cdef cnp.ndarray place_for(Call call, int i, list aside):
     if not result.is_asked_for(call):
         return None
     if out is None:
-        return result.fresh(call)
+        return result.allocate(call)
     if not overlaps_an_input(call, out):
         return out
     cdef cnp.ndarray beside = _memory.empty_like(out, <cnp.dtype>_dtypes[dtype_of(out)])
@@ -104,7 +104,7 @@ cdef cnp.ndarray doubles(object numbers):
     if not isinstance(numbers, float):
         with np.errstate(all="ignore"):
             return np.require(numbers, _float64, ["C", "A"])
-    result = _memory.fresh(1, &one, _float64)
+    result = _memory.empty(1, &one, _float64)
     (<double *>cnp.PyArray_DATA(result))[0] = numbers
     return result
 

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 #: From the bottom up: what it is, and its modules, names in `ascend_grad` ("backends" stands for all within it, but for
 #: what is named elsewhere).
 LAYERS = (
-    ("declarations of the C headers", "_kernels"),
+    ("declarations of the C headers", "_kernels _rowwise_kernels _linear_kernels"),
     ("errors, and the machine", "errors _version _openmp _cpu _tasks _threads _memory _dtypes _overlap"),
     ("the Ascend libraries", "_acl _aclnn"),
     ("arrays, arguments, settings", "arrays arguments config"),

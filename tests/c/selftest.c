@@ -189,7 +189,7 @@ static void test_conversions(ag_variant variant)
         const ag_dtype dtype = bfloat ? AG_BFLOAT16 : AG_FLOAT16;
         const int exponent_bits = bfloat ? 8 : 5;
         ag_widen(variant, dtype, (const char *)bits, values, COUNT);
-        ag_round(variant, 0, values, dtype, (char *)back, COUNT);
+        ag_convert(variant, 0, values, dtype, (char *)back, COUNT);
         for (int i = 0; i < COUNT; i++) {
             const double value = half_value(bits[i], exponent_bits);
             CHECK(isnan(value) ? isnan(values[i]) : values[i] == value, "%s widen %04x", dtype_names[dtype], i);
@@ -201,13 +201,13 @@ static void test_conversions(ag_variant variant)
             doubles[3 * i + 1] = isnan(middle) ? 1 : nextafter(middle, INFINITY);
             doubles[3 * i + 2] = isnan(middle) ? 1 : nextafter(middle, -INFINITY);
         }
-        ag_round(variant, 1, doubles, dtype, (char *)rounded, 3 * COUNT);
+        ag_convert(variant, 1, doubles, dtype, (char *)rounded, 3 * COUNT);
         for (int i = 0; i < 3 * COUNT; i++) {
             if (isnan(doubles[i])) continue;
             CHECK(rounded[i] == half_bits(doubles[i], exponent_bits), "%s of %a: %04x", dtype_names[dtype], doubles[i], rounded[i]);
             points[i] = (float)doubles[i];
         }
-        ag_round(variant, 0, points, dtype, (char *)rounded, 3 * COUNT);
+        ag_convert(variant, 0, points, dtype, (char *)rounded, 3 * COUNT);
         for (int i = 0; i < 3 * COUNT; i++) {
             if (isnan(doubles[i])) continue;
             CHECK(rounded[i] == half_bits(points[i], exponent_bits), "%s of %a: %04x", dtype_names[dtype], points[i], rounded[i]);

@@ -1,7 +1,7 @@
 /* A test double of the Ascend runtime (CANN), for machines without a device. NOT a device, and never offered as one.
  *
  * It has the names and the binary interface of the real libraries, over host memory, with the arithmetic in plain scalar
- * code. It is strict where the device is strict, and in places stricter, so that misuse shows in a test and not on a card.
+ * code. It is strict where the device is strict, and in places stricter, so that misuse shows in a test and not on a device.
  * It shares no header with what it tests. `stand_in.py` beside this folder builds it and drives it.
  *
  *   stand_in.h    what the files here share

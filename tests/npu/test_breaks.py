@@ -75,8 +75,8 @@ BREAKS = {
     ),
     "tensors never destroyed": Break(
         "pyx/_aclnn.pyx",
-        "_acl.dispose(<disposer>_acl.table.aclDestroyTensor",
-        "if False: _acl.dispose(<disposer>_acl.table.aclDestroyTensor",
+        "_acl.destroy(<destroyer>_acl.table.aclDestroyTensor",
+        "if False: _acl.destroy(<destroyer>_acl.table.aclDestroyTensor",
         "left: {'tensors': ",
     ),
     "executor used again after the second phase": Break(
@@ -93,20 +93,20 @@ BREAKS = {
     ),
     "executor left behind by a failure between the phases": Break(
         "pyx/_aclnn.pyx",
-        "_acl.dispose(<disposer>_acl.table.aclDestroyAclOpExecutor",
-        "if False: _acl.dispose(<disposer>_acl.table.aclDestroyAclOpExecutor",
+        "_acl.destroy(<destroyer>_acl.table.aclDestroyAclOpExecutor",
+        "if False: _acl.destroy(<destroyer>_acl.table.aclDestroyAclOpExecutor",
         "left: {'executors': ",
     ),
     "device memory never freed": Break(
         "pyx/_acl.pyx",
-        "dispose_on(self.device, <disposer>table.aclrtFree, ",
-        "if False: dispose_on(self.device, <disposer>table.aclrtFree, ",
+        "destroy_on(self.device, <destroyer>table.aclrtFree, ",
+        "if False: destroy_on(self.device, <destroyer>table.aclrtFree, ",
         "'device_allocations'",
     ),
     "stream never destroyed": Break(
         "pyx/_acl.pyx",
-        "dispose_on(self.device, <disposer>table.aclrtDestroyStream, ",
-        "if False: dispose_on(self.device, <disposer>table.aclrtDestroyStream, ",
+        "destroy_on(self.device, <destroyer>table.aclrtDestroyStream, ",
+        "if False: destroy_on(self.device, <destroyer>table.aclrtDestroyStream, ",
         "'streams'",
     ),
     "failures not looked at": Break(
@@ -160,7 +160,7 @@ BREAKS = {
     ),
 }
 
-#: Every operator on arrays of the host and of the card, failures, threads; prints what is wrong.
+#: Every operator on arrays of the host and of the device, failures, threads; prints what is wrong.
 CHECK = """
 import sys, threading
 from pathlib import Path

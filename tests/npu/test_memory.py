@@ -43,7 +43,7 @@ def test_steady_state(any_operator, device):
             assert device.counter("bytes_d2h") == sum(result.nbytes for result in results)
             assert device.counter("synchronizations") == 1
 
-    in_thread(work)  # this one may have been bound to a card by another test
+    in_thread(work)  # this one may have been bound to a device by another test
 
 
 def test_large_arrays_go_in_chunks(device):
@@ -63,7 +63,7 @@ def test_large_arrays_go_in_chunks(device):
     np.testing.assert_allclose(out[::-1, ::-1], expected, rtol=2e-3, atol=1e-7)
 
 
-def test_memory_of_another_thread_is_taken_when_the_card_is_full(device):
+def test_memory_of_another_thread_is_taken_when_the_device_is_full(device):
     x = np.zeros((256, 1024), np.float32)
     done, go_on = threading.Event(), threading.Event()
 

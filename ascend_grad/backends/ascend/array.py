@@ -1,4 +1,4 @@
-"""An array that lives on the card."""
+"""An array that lives on the device."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class DeviceArray(AbstractDeviceArray):
     ndim, size, nbytes : int
         The numbers of its axes, its elements and their bytes.
     device : int
-        The card that it lives on.
+        The device that it lives on.
 
     Notes
     -----
@@ -106,11 +106,11 @@ class DeviceArray(AbstractDeviceArray):
 
     def host_values(self) -> NDArray:
         if self._host is None:
-            self.remember(self.numpy())
+            self.cache_host_values(self.numpy())
         assert self._host is not None
         return self._host
 
-    def remember(self, values: NDArray) -> None:
+    def cache_host_values(self, values: NDArray) -> None:
         """Keep these values, which are the array's, and which nobody else changes."""
         values.flags.writeable = False
         self._host = values

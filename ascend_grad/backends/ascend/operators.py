@@ -102,7 +102,7 @@ def gradient(
         quirks.safe_targets(session, masked_target, target_mask, extent, rows),
         None if softmax is not None else session.put(logits_max, rows=rows),
         None if softmax is not None else session.put(sum_exp_logits, rows=rows),
-        None if softmax is None else quirks.expendable(session, softmax, rows),
+        None if softmax is None else quirks.writable_copy(session, softmax, rows),
     )
     dtype = arguments[1].dtype
     input_grad = session.empty(arguments[1].shape, dtype)
@@ -150,7 +150,7 @@ def loss(
 
 
 def _linear_cross_entropy(session: Session, call: Call) -> tuple[DeviceArray | NDArray | None, ...]:
-    """The chain of the three on the rows that are not ignored; what goes from one to the next stays on the card.
+    """The chain of the three on the rows that are not ignored; what goes from one to the next stays on the device.
 
     Losses that are to be added up, or to be scattered among those of ignored rows, come back to the host.
     """

@@ -1,6 +1,6 @@
-"""Finding the device: initialisation, the number of cards, what there is. Once per process, at first need.
+"""Finding the device: initialisation, the number of devices, what there is. Once per process, at first need.
 
-A present toolkit proves nothing: the device is usable where the libraries load, the runtime initialises, and a card is
+A present toolkit proves nothing: the device is usable where the libraries load, the runtime initialises, and a device is
 counted. The reason is kept where it is not.
 """
 
@@ -25,7 +25,7 @@ logger = logging.getLogger("ascend_grad")
 STUB = 100039
 NO_DEVICE = 207004
 
-#: The card that the environment asks for, None where it does not.
+#: The device that the environment asks for, None where it does not.
 DEVICE = config.integer("ASCEND_GRAD_DEVICE", 0, 2**31 - 1)
 
 
@@ -33,7 +33,7 @@ class State(NamedTuple):
     """What was found: whether the device is usable and why (not), and what is on it."""
 
     status: tuple[bool, str]
-    cards: int = 0
+    device_count: int = 0
     soc: str = ""
     #: Operators that this toolkit lacks: the device's name of one -> the reason.
     absent: dict[str, str] = {}  # noqa: RUF012  # nobody changes it
@@ -109,14 +109,14 @@ def _open() -> State:
     return _usable(count, _acl.soc_name(), absent)
 
 
-def _usable(cards: int, soc: str, absent: dict[str, str]) -> State:
-    reason = f"{'1 card' if cards == 1 else f'{cards} cards'}, {soc or 'of an unknown kind'}"
+def _usable(devices: int, soc: str, absent: dict[str, str]) -> State:
+    reason = f"{'1 device' if devices == 1 else f'{devices} devices'}, {soc or 'of an unknown kind'}"
     if absent:
         reason += f"; this toolkit lacks {', '.join(absent)}"
-    return State((True, reason), cards, soc, absent)
+    return State((True, reason), devices, soc, absent)
 
 
-def lose_operator(error: MissingKernelError) -> None:
+def mark_operator_missing(error: MissingKernelError) -> None:
     """An operator turned out to have no kernel: it is absent from now on, and that is told once."""
     name = error.call.removesuffix("GetWorkspaceSize")
     reason = f"this toolkit has no usable kernel of {name} ({_described(error.code, error.runtime_message)})"
@@ -124,7 +124,7 @@ def lose_operator(error: MissingKernelError) -> None:
         known = found.get("state")
         if known is None or not known.usable or name in known.absent:
             return
-        found["state"] = _usable(known.cards, known.soc, {**known.absent, name: reason})
+        found["state"] = _usable(known.device_count, known.soc, {**known.absent, name: reason})
     logger.warning("the Ascend NPU computes no %s: %s", error.operator, reason)
 
 
@@ -137,7 +137,7 @@ def _initialise_torch() -> str:
     if initialise is None:  # not imported, or not yet as a whole
         return ""
     try:
-        with _acl.KeptContext():
+        with _acl.ContextGuard():
             initialise()
     except Exception as error:
         return repr(error)
@@ -155,7 +155,7 @@ def _device_count() -> int:
         raise Unusable("the runtime counts no device", broken=False)
     count = min(count, _acl.MAX_DEVICES)
     if DEVICE is not None and DEVICE >= count:
-        there = f"the devices are 0 to {count - 1} ({count} card{'s' * (count > 1)})"
+        there = f"the devices are 0 to {count - 1}" if count > 1 else "the only device is 0"
         raise Unusable(f"ASCEND_GRAD_DEVICE is {DEVICE}, {there}", broken=True)
     return count
 
@@ -182,14 +182,14 @@ def _close() -> None:
     released = [release() for release in _holders]
     if all(released):
         _acl.finalise()
-        _acl.disown()
+        _acl.detach()
 
 
 def _after_fork_in_child() -> None:
     global _lock, _searching
     _lock, _searching = threading.RLock(), False  # another thread of the parent may have held it
     if _opened:
-        _acl.disown()
+        _acl.detach()
         atexit.unregister(_close)
         reason = (
             "this process was forked from one that had opened the device, whose handles are of no use here "

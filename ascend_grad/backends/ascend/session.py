@@ -1,4 +1,4 @@
-"""One thread's work on one card: a stream, a pool of device memory, page-locked staging, copies.
+"""One thread's work on one device: a stream, a pool of device memory, page-locked staging, copies.
 
 Every call ends with its stream synchronised, so memory that is in a pool, and every array on the device, is idle: it
 may be used, or freed, from any thread. Copies pass through page-locked memory in chunks: the host fills one chunk while
@@ -28,7 +28,7 @@ POOL_BLOCKS = 64
 STAGING_BYTES = 16 << 20
 CHUNK_BYTES = 1 << 20
 
-#: Codes of a card whose memory is full.
+#: Codes of a device whose memory is full.
 OUT_OF_MEMORY = (207001, 207018)
 
 
@@ -85,7 +85,7 @@ class Allocation:
         self.kept = False  # whether it outlives the call that borrowed it
         _live.add(self)
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         block, self.block = getattr(self, "block", None), None  # an interrupt may come before the first line above
         if block is None:
             return
@@ -102,7 +102,7 @@ class Allocation:
             raise BackendUnavailableError("this array's memory was given back when the process began to end")
         return self.block
 
-    __del__ = give_back
+    __del__ = release
 
 
 # ---- layout of copies ------------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ def runs(rows: NDArray) -> Iterator[tuple[int, int, int]]:
         yield begin, int(rows[begin]), end - begin
 
 
-class _Arrival(NamedTuple):
+class _PendingCopy(NamedTuple):
     """A chunk of a result on its way to the host: where it lands in the staging memory, and where it belongs."""
 
     offset: int
@@ -164,7 +164,7 @@ class _Frame:
 
 
 class Session:
-    """What one thread holds on one card."""
+    """What one thread holds on one device."""
 
     def __init__(self, device: int):
         self.device = device
@@ -184,7 +184,7 @@ class Session:
 
     @contextmanager
     def call(self) -> Iterator[Session]:
-        """The frame of one call: the thread is bound to the card, and nothing is left behind."""
+        """The frame of one call: the thread is bound to the device, and nothing is left behind."""
         with _acl.DeviceGuard(self.device):
             frame = _Frame()
             self._frame = weakref.ref(frame)
@@ -198,7 +198,7 @@ class Session:
                 allocations, self._allocations = self._allocations, []
                 for allocation in allocations:
                     if not allocation.kept:
-                        allocation.give_back()
+                        allocation.release()
                 del frame
                 self.pool.trim()
 
@@ -242,11 +242,11 @@ class Session:
             except BaseException as another:  # whoever interrupts has to wait for the device
                 interrupt = another
         else:
-            self._give_up()
+            self._abandon_stream()
         if interrupt is not None:
             raise interrupt
 
-    def _give_up(self) -> None:
+    def _abandon_stream(self) -> None:
         """The stream is of no use any more, and what it worked on is not to be used again."""
         self._pending = False
         self._head = 0
@@ -317,7 +317,7 @@ class Session:
         if result.size:
             for chunk in chunks_of_rows(array, dtype.itemsize, rows):
                 nbytes = chunk.size * dtype.itemsize
-                begin = self._room(nbytes)
+                begin = self._reserve_staging(nbytes)
                 with np.errstate(all="ignore"):
                     np.copyto(self._view(begin, chunk.shape, dtype), chunk, casting="unsafe")
                 assert self._staging is not None
@@ -363,12 +363,12 @@ class Session:
         if array._host is None:
             result = np.empty(array.shape, array.dtype)
             self.fetch([(array, result)])
-            array.remember(result)
+            array.cache_host_values(result)
         return array.host_values()
 
     def fetch(self, pairs: Iterable[tuple[DeviceArray, NDArray]]) -> None:
         """Copy arrays of the device into arrays of the host, of any layout and dtype."""
-        ready: list[_Arrival] = []
+        ready: list[_PendingCopy] = []
         for window in self._windows(pairs):
             assert self._staging is not None
             for arrival in window:
@@ -376,14 +376,14 @@ class Session:
                 _acl.copy_out(
                     self._staging, arrival.offset, memory_of(arrival.source), arrival.source_offset, nbytes, self.stream
                 )
-            self._unload(ready)  # while the next ones arrive
+            self._copy_from_staging(ready)  # while the next ones arrive
             self.synchronize()
             ready = window
-        self._unload(ready)
+        self._copy_from_staging(ready)
 
-    def _windows(self, pairs: Iterable[tuple[DeviceArray, NDArray]]) -> Iterator[list[_Arrival]]:
+    def _windows(self, pairs: Iterable[tuple[DeviceArray, NDArray]]) -> Iterator[list[_PendingCopy]]:
         """The chunks of all copies in groups that fill one half of the staging memory, then the other."""
-        window: list[_Arrival] = []
+        window: list[_PendingCopy] = []
         self._reserve()
         half = self._bytes.size // 2
         begin = used = 0
@@ -396,13 +396,13 @@ class Session:
                 if used + nbytes > half:
                     yield window
                     window, begin, used = [], half - begin, 0
-                window.append(_Arrival(begin + used, source, offset, chunk))
+                window.append(_PendingCopy(begin + used, source, offset, chunk))
                 used += -(-nbytes // 64) * 64
                 offset += nbytes
         if window:
             yield window
 
-    def _unload(self, arrivals: list[_Arrival]) -> None:
+    def _copy_from_staging(self, arrivals: list[_PendingCopy]) -> None:
         with np.errstate(all="ignore"):
             for arrival in arrivals:
                 values = self._view(arrival.offset, arrival.target.shape, arrival.source.dtype)
@@ -413,7 +413,7 @@ class Session:
             self._staging = _acl.HostMemory(STAGING_BYTES, self.device)
             self._bytes = np.frombuffer(memoryview(self._staging), np.uint8)
 
-    def _room(self, nbytes: int) -> int:
+    def _reserve_staging(self, nbytes: int) -> int:
         """Where the next chunk goes in the staging memory; waits for the earlier ones when it is full."""
         self._reserve()
         if self._head + nbytes > self._bytes.size:
@@ -450,13 +450,13 @@ def _snapshot(members: weakref.WeakSet[Member]) -> list[Member]:
 
 
 def chosen_device() -> int:
-    """The card of this thread's calls: the one that was said, else the one that it is bound to, else the first."""
+    """The device of this thread's calls: the one that was said, else the one that it is bound to, else the first."""
     device = getattr(_thread, "device", runtime.DEVICE)
     if device is not None:
         return device
     state = runtime.state()
     bound = _acl.bound_device() if state.usable else None
-    return bound if bound is not None and bound < state.cards else 0
+    return bound if bound is not None and bound < state.device_count else 0
 
 
 def choose_device(device: int) -> None:
