@@ -24,6 +24,7 @@ cdef extern from "ascend_grad/rowwise/rowwise.h" nogil:
     const ag_row_op_traits ag_row_ops[]
 
     enum:
+        AG_MASKED_LOGIT
         AG_MAX_COLUMNS
         AG_PACKED_COLUMNS
         AG_SCRATCH_BYTES

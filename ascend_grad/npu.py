@@ -1,8 +1,8 @@
 """Arrays and settings of Ascend NPUs.
 
 Calls on arrays of the host use the device by themselves where there is one. A chain of calls is cheaper on arrays that
-live on the device: `asarray` copies one there, calls on such arrays return such arrays and copy nothing through the host,
-and ``numpy()`` brings a result back.
+live on the device: `asarray` copies one there, calls on such arrays return such arrays and copy nothing through the
+host, and ``numpy()`` brings a result back.
 
 What needs a device raises `BackendUnavailableError` where there is no usable one; `ascend_grad.backends` tells why.
 """
@@ -37,8 +37,8 @@ def asarray(x: ArrayLike | DeviceArray) -> DeviceArray:
     Parameters
     ----------
     x : array_like or DeviceArray
-        float32, float16, bfloat16, int32, int64, uint8 or bool, in any layout, rank 0 to 8. An array that is on a device
-        is returned as it is.
+        float32, float16, bfloat16, int32, int64, uint8 or bool, in any layout, rank 0 to 8. An array on a device is
+        returned as it is.
 
     Returns
     -------

@@ -1,8 +1,8 @@
-"""The Ascend runtime: its libraries opened at run time, one table of symbols, and owners of what it hands out.
+"""The Ascend runtime: its libraries opened at run time, one table of symbols, and classes that own its handles.
 
-Every owner gives back what it holds when it is closed or forgotten, on whichever thread that happens, and on every
-error path. After a fork the parent's handles mean nothing in the child: there, and once the process ends, nothing of
-the runtime is called any more.
+Every owner frees what it holds when it is closed or garbage-collected, on any thread, and on every error path. After a
+fork the parent's handles mean nothing in the child: there, and once the process ends, nothing of the runtime is called
+any more.
 """
 
 import logging
@@ -43,7 +43,7 @@ cdef ag_acl_context[64] _contexts
 memset(_contexts, 0, sizeof(_contexts))
 
 
-# What `DeviceGuard` left bound in a thread that had no context: nobody's choice of a device.
+# What `DeviceGuard` left bound in a thread that had no context: no choice of a device.
 _left = threading.local()
 
 
@@ -57,7 +57,7 @@ def open_library(path):
     cdef void *library
     cdef char *error
     with nogil:
-        # Lazily: the toolkit's libraries may lack symbols that nobody calls.
+        # Lazily: the toolkit's libraries may lack symbols that are never called.
         library = dlopen(text, RTLD_LAZY | RTLD_LOCAL)
     if library == NULL:
         error = dlerror()
@@ -66,7 +66,7 @@ def open_library(path):
 
 
 def loaded_library(name):
-    """The library of this name that is in the process already, whoever opened it; 0 where there is none."""
+    """The library of this name that the process has loaded already; 0 where there is none."""
     cdef bytes text = name.encode()
     return <uintptr_t>dlopen(text, RTLD_LAZY | RTLD_LOCAL | RTLD_NOLOAD)
 
@@ -120,19 +120,19 @@ cdef int check(ag_acl_error code, str call) except -1:
     return 0
 
 
-cdef void destroy(destroyer function, void *thing, str call) noexcept:
-    """Give something back. A failure is logged: there is nobody to tell, and what is left of the thing is unknown."""
+cdef void destroy(destroyer function, void *handle, str call) noexcept:
+    """Free or destroy a handle. A failure is logged: destructors cannot raise, and the handle's state is unknown."""
     cdef ag_acl_error code
-    if thing == NULL or function == NULL or _detached:
+    if handle == NULL or function == NULL or _detached:
         return
     with nogil:
-        code = function(thing)
+        code = function(handle)
     if code != AG_ACL_SUCCESS:
         logger.warning("%s", device_error(code, call, recent_message()))
 
 
 def detach():
-    """Call nothing of the runtime from now on: the process was forked, or ends."""
+    """Abandon all handles, and call nothing of the runtime from now on: the process was forked, or ends."""
     global _detached
     _detached = True
 
@@ -149,7 +149,7 @@ def initialise():
 
 
 def finalise():
-    """Take back one aclInit, where the runtime counts them. Others in this process may still use it."""
+    """Undo one aclInit, where the runtime counts them. Other code in this process may still use it."""
     cdef uint64_t count = 0
     if table.aclFinalizeReference != NULL and not _detached:
         with nogil:
@@ -181,7 +181,7 @@ cdef ag_acl_context current_context() noexcept nogil:
 
 
 def bound_device():
-    """The device that somebody else has bound the calling thread to; None where nobody has."""
+    """The device that other code has bound the calling thread to; None where there is none."""
     cdef int32_t device = 0
     cdef ag_acl_context context = current_context()
     if context == NULL or getattr(_left, "context", None) == <uintptr_t>context or table.aclrtGetDevice == NULL:
@@ -190,7 +190,7 @@ def bound_device():
 
 
 cdef class ContextGuard:
-    """Gives the calling thread back the context that it had, whatever happens to it within a block."""
+    """Restores the calling thread's context after a block."""
 
     cdef ag_acl_context outer
 
@@ -204,7 +204,7 @@ cdef class ContextGuard:
 
 
 cdef class DeviceGuard:
-    """Binds the calling thread to a device for a block, and then gives the thread back what it had."""
+    """Binds the calling thread to a device for a block, and then restores its context."""
 
     cdef int device
     cdef ag_acl_context outer
@@ -233,16 +233,16 @@ cdef class DeviceGuard:
             self.outer = NULL
 
 
-cdef void destroy_on(int device, destroyer function, void *thing, str call) noexcept:
-    """Give something back that belongs to a device, from a thread that may be bound to none."""
-    if thing == NULL or _detached:
+cdef void destroy_on(int device, destroyer function, void *handle, str call) noexcept:
+    """`destroy` for a handle of a device, from a thread that may be bound to none."""
+    if handle == NULL or _detached:
         return
     try:
         with DeviceGuard(device):
-            destroy(function, thing, call)
+            destroy(function, handle, call)
     except Exception as error:
         logger.warning("%s", error)
-        destroy(function, thing, call)
+        destroy(function, handle, call)
 
 
 # ---- owners ----------------------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from ascend_grad._kernels cimport (
     ag_widen,
 )
 from ascend_grad._rowwise_kernels cimport (
+    AG_MASKED_LOGIT,
     AG_ROW_OP_COUNT,
     AG_SCRATCH_BYTES,
     AG_STRIP_COLUMNS,
@@ -72,6 +73,9 @@ from .arrays import without_memory
 cnp.import_array()
 
 _OPERATORS = {ag_row_ops[op].name.decode(): op for op in range(AG_ROW_OP_COUNT)}
+
+#: The logit of masked positions.
+MASKED_LOGIT = float(AG_MASKED_LOGIT)
 
 cdef tuple _dtypes = FLOATING_DTYPES  # in the order of ag_dtype
 

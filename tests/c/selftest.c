@@ -17,12 +17,14 @@ static void expected_row(ag_row_op op, ag_dtype dtype, const char *a, const char
                          double scale, expectation *result)
 {
     const double eps = dtype == AG_FLOAT64 ? 0x1p-53 : 0x1p-24;
+    /* The bounds of ascend_grad/bounds.py, where they are explained. */
     const double constant = dtype == AG_FLOAT64 ? 32 + (double)n / 1024 : 32;
     const int size = ag_itemsize[dtype];
     long double exact = 0;
     double magnitude = 0, max = -INFINITY;
     for (ptrdiff_t i = 0; i < n; i++) {
         const double x = get(a + i * size, dtype), y = get(b + i * size, dtype);
+        /* -10000 as the contract says, not AG_MASKED_LOGIT: this is what the kernels are compared with. */
         const double logit = !ag_masks_sum(op) ? x : mask[i] ? -10000.0 : dtype == AG_FLOAT64 ? x * scale : (float)(x * scale);
         if (ag_is_forward(op)) result[i].value = logit, max = logit > max ? logit : max;
         const double term = op == AG_LOG_SOFTMAX_BACKWARD ? x : x * y;

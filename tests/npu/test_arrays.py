@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 from linear_samples import GRADIENT, LOSS, STATISTICS, WHOLE, gradient_problem
-from npu_samples import BFLOAT16, COPIES, X, chain, chain_arguments, counts, to_device, problem_for, results_of
+from npu_samples import BFLOAT16, COPIES, X, chain, chain_arguments, counts, problem_for, results_of, to_device
 from samples import assert_identical
 
 import ascend_grad as ag

@@ -35,7 +35,7 @@ class Break:
     @property
     def modules(self) -> tuple[str, ...]:
         """Compiled modules that have to be made anew."""
-        by_suffix = {".py": (), ".h": ("_aclnn",)}  # the constants and types in question are the operators'
+        by_suffix = {".py": (), ".h": ("_aclnn",)}  # the constants in question are the operators'
         return by_suffix.get(Path(self.file).suffix, (Path(self.file).stem,))
 
 
@@ -53,7 +53,7 @@ BREAKS = {
         "wrong result of fused_linear_cross_entropy_loss_grad",
     ),
     "scale as a float": Break(
-        "include/ascend_grad/acl/operators.h", "double scale", "float scale", "wrong result of scaled_masked_softmax"
+        "pyx/_aclnn.pyx", "double scale, c_bool", "float scale, c_bool", "wrong result of scaled_masked_softmax"
     ),
     "wrong constant of bfloat16": Break(
         "include/ascend_grad/acl/types.h", "AG_ACL_BF16 = 27", "AG_ACL_BF16 = 1", "wrong result of softmax"
@@ -117,7 +117,7 @@ BREAKS = {
     ),
     "workspace too small": Break(
         "ascend_grad/backends/ascend/operators.py",
-        "session.borrow(size).memory() if size else None",
+        "session.allocate(size).memory() if size else None",
         "None if size else None",
         "the workspace is too small",
     ),
@@ -150,7 +150,7 @@ BREAKS = {
         "ascend_grad/backends/ascend/session.py",
         "                    if not allocation.kept:\n",
         "                    if True:\n",
-        "was given back",
+        "was freed",
     ),
     "foreign targets left in place": Break(
         "ascend_grad/backends/ascend/quirks.py",

@@ -1,4 +1,4 @@
-"""Copies to and from the device, and its memory: how much is taken, kept and given back."""
+"""Copies to and from the device, and its memory: how much is allocated, kept and freed."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_large_arrays_go_in_chunks(device):
     chunks = -(-x.nbytes // (1 << 20))
     assert counts(device, *COPIES) == {"copies_h2h": 0, "copies_h2d": chunks, "copies_d2h": chunks, "copies_d2d": 0}
     assert device.counter("bytes_h2d") == device.counter("bytes_d2h") == x.nbytes
-    # The host fills one piece while others are on their way: it waits for free staging memory, not for each piece.
+    # The host fills one chunk while others are copied: it waits for free staging memory, not for each chunk.
     assert device.counter("synchronizations") <= 2 * -(-x.nbytes // session.STAGING_BYTES) + 1
     turned = np.asarray(x[::-1].T[::-1], order="F").astype(">f4")
     out = np.empty((3001, 3000), np.float16)[::-1]

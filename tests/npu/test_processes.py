@@ -16,7 +16,7 @@ import ascend_grad as ag
 from ascend_grad import npu
 from ascend_grad.backends.ascend import session
 
-# ---- devices, threads, processes ---------------------------------------------------------------------------------------
+# ---- devices, threads, processes -------------------------------------------------------------------------------------
 
 
 def test_devices(device):
@@ -304,7 +304,7 @@ def test_an_interrupt_at_the_end_of_a_call_leaves_the_session_free(device):
 
 @pytest.mark.parametrize("times", [1, 2, 5])
 def test_whoever_interrupts_waits_for_the_device(times, device, monkeypatch):
-    """However often: memory is given back when nothing is on its way any more."""
+    """However often: memory is freed when nothing is in flight."""
     x = np.ones((64, 128), np.float32)
     ag.softmax(x)
     synchronize = session.Session.synchronize

@@ -83,8 +83,8 @@ def _from_the_device(call: Call) -> tuple[DeviceArray | None, ...]:
 def _empty(call: Call) -> tuple[NDArray | None, ...]:
     """A call with an array of no elements is no work for a device: the reference knows what comes out.
 
-    Vectors of the device are looked at. Of an array of more dimensions, which may have elements where another has none,
-    nothing can be in the results: it stays on the device.
+    Vectors of the device are copied to the host. Of an array of more dimensions, which may have elements where another
+    has none, nothing can be in the results: it stays on the device.
     """
 
     def on_the_host(value: Any) -> Any:

@@ -1,6 +1,6 @@
 """The libraries of a toolkit: which there are, and where they are looked for.
 
-What is in the process already is used, whoever opened it: a second copy of a toolkit would be a second runtime. The
+A library that the process has loaded already is used: a second copy of a toolkit would be a second runtime. The
 libraries of a family belong together, so it is opened as a whole or not at all, and no two families of one kind are
 mixed. Nothing is ever closed: others may have come to use it.
 """

@@ -39,7 +39,7 @@ def launch(session: Session, prepare: Callable[..., _aclnn.Plan], *arguments: An
                 converted.append(argument)
         plan = prepare(*converted)
         size = plan.workspace_size
-        workspace = session.borrow(size).memory() if size else None
+        workspace = session.allocate(size).memory() if size else None
         plan.launch(workspace, session.stream)
     finally:
         if plan is not None:
@@ -119,7 +119,7 @@ def _statistics(session: Session, call: Call) -> Results:
 
 
 def statistics(session: Session, input, weight, target, start: int, end: int, return_logits: bool) -> Results:
-    """Online max sum; mask and masked targets remember that they were made together."""
+    """Online max sum; mask and masked targets share an origin."""
     input, weight, target = (session.put(array) for array in (input, weight, target))
     count = input.shape[0]
     logits_max, sum_exp_logits, predicted_logits = (session.empty((count,), FLOAT32) for _ in range(3))

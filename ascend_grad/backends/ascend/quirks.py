@@ -90,7 +90,7 @@ def _repaired(session: Session, target: Any, mask: Any, elsewhere: NDArray) -> N
         known = mask, session.put(repaired())
         session.keep(known[1])
         target._repaired = known
-    return session.hold(known[1])  # another thread may put the targets of another mask in its place
+    return session.keep_alive(known[1])  # another thread may put the targets of another mask in its place
 
 
 def places(session: Session, target: Any, rows: NDArray | None, start: int) -> DeviceArray:

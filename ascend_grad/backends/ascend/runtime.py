@@ -1,7 +1,7 @@
 """Finding the device: initialisation, the number of devices, what there is. Once per process, at first need.
 
-A present toolkit proves nothing: the device is usable where the libraries load, the runtime initialises, and a device is
-counted. The reason is kept where it is not.
+A present toolkit proves nothing: the device is usable where the libraries load, the runtime initialises and counts a
+device. The reason is kept where it is not.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ... import _acl, _aclnn, config
-from ...errors import STATUS_NAMES, AscendGradError, MissingKernelError
+from ...errors import STATUS_CODES, STATUS_NAMES, AscendGradError, MissingKernelError
 from . import libraries
 from .libraries import Unusable
 
 logger = logging.getLogger("ascend_grad")
 
 #: The code of every function of the libraries that exist only to link against.
-STUB = 100039
-NO_DEVICE = 207004
+STUB = STATUS_CODES["ACL_ERROR_COMPILING_STUB_MODE"]
+NO_DEVICE = STATUS_CODES["ACL_ERROR_RT_NO_DEVICE"]
+#: Somebody else in this process has initialised the runtime.
+INITIALISED = STATUS_CODES["ACL_ERROR_REPEAT_INITIALIZE"]
 
 #: The device that the environment asks for, None where it does not.
 DEVICE = config.integer("ASCEND_GRAD_DEVICE", 0, 2**31 - 1)
@@ -36,7 +38,7 @@ class State(NamedTuple):
     device_count: int = 0
     soc: str = ""
     #: Operators that this toolkit lacks: the device's name of one -> the reason.
-    absent: dict[str, str] = {}  # noqa: RUF012  # nobody changes it
+    absent: dict[str, str] = {}  # noqa: RUF012  # never changed
 
     @property
     def usable(self) -> bool:
@@ -47,7 +49,7 @@ class State(NamedTuple):
         return self.status[1]
 
 
-#: What was found, under "state"; empty until somebody has looked. Dispatch reads it at every call.
+#: What was found, under "state"; empty until the first search. Dispatch reads it at every call.
 found: dict[str, State] = {}
 _opened = False  # aclInit was called by this process, or by its parent before the fork
 _lock = threading.RLock()  # a signal handler may ask in the middle of the search
@@ -56,7 +58,7 @@ ENDING = State((False, "the process is ending"))
 
 
 def state() -> State:
-    """What was found; looks for the device if nobody has."""
+    """What was found; searches for the device the first time."""
     return found.get("state") or _find()
 
 
@@ -99,7 +101,7 @@ def _open() -> State:
     code, message = _acl.initialise()
     if code == STUB:
         raise Unusable("the runtime library is a stub to link against, not a runtime", broken=False)
-    if code not in (0, 100002):  # 100002: somebody else in this process has initialised it
+    if code not in (0, INITIALISED):
         raise Unusable(f"aclInit failed: {_described(code, message)}", broken=code != NO_DEVICE)
     atexit.register(_close)
     count = _device_count()
@@ -164,22 +166,22 @@ def _described(code: int | None, message: str) -> str:
     return f"{code} {STATUS_NAMES.get(code or 0, '')}".strip() + (f", {message}" if message else "")
 
 
-_holders: list[Callable[[], bool]] = []
+_releases: list[Callable[[], bool]] = []
 
 
 def before_closing(release: Callable[[], bool]) -> Callable[[], bool]:
-    """Let this function give back what it knows of before the runtime is closed. It tells whether that was all."""
-    _holders.append(release)
+    """Register a function that releases what it owns before the runtime is closed, and tells whether that was all."""
+    _releases.append(release)
     return release
 
 
 def _close() -> None:
-    """The process ends: give everything back, and take back our initialisation, unless some thread still works.
+    """The process ends: release everything, and finalise the runtime, unless some thread still uses it.
 
     What calls from now on, another handler perhaps, finds no device.
     """
     found["state"] = ENDING
-    released = [release() for release in _holders]
+    released = [release() for release in _releases]
     if all(released):
         _acl.finalise()
         _acl.detach()

@@ -2,7 +2,7 @@
 
 Every call ends with its stream synchronised, so memory that is in a pool, and every array on the device, is idle: it
 may be used, or freed, from any thread. Copies pass through page-locked memory in chunks: the host fills one chunk while
-earlier ones are on their way, and empties one half while the other arrives.
+earlier ones are in flight, and empties one half while the other is filled.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import _acl, arrays
-from ...errors import AscendGradError, BackendUnavailableError
+from ...errors import STATUS_CODES, AscendGradError, BackendUnavailableError
 from . import runtime
 from .array import DeviceArray
 
@@ -29,23 +29,23 @@ STAGING_BYTES = 16 << 20
 CHUNK_BYTES = 1 << 20
 
 #: Codes of a device whose memory is full.
-OUT_OF_MEMORY = (207001, 207018)
+OUT_OF_MEMORY = (STATUS_CODES["ACL_ERROR_RT_MEMORY_ALLOCATION"], STATUS_CODES["ACL_ERROR_RT_DEVICE_OOM"])
 
 
 # ---- memory ----------------------------------------------------------------------------------------------------------
 
 
-def _rounded(nbytes: int) -> int:
+def _allocation_size(nbytes: int) -> int:
     """Bytes to ask the device for. Its kernels read and write 32 bytes at a time."""
-    granule = 512 if nbytes < 1 << 20 else 1 << 17
-    return -(-(nbytes + 64) // granule) * granule
+    granularity = 512 if nbytes < 1 << 20 else 1 << 17
+    return -(-(nbytes + 64) // granularity) * granularity
 
 
 class Pool:
     """Idle device memory, least recently used first.
 
     The only changes are single operations on a list, which are atomic: other threads may empty the pool, and a
-    forgotten array may come back in the middle of anything.
+    garbage-collected array may release its memory at any point.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Pool:
         """The smallest block of at least this size, unless most of it would be wasted."""
         while fitting := [block for block in list(self._blocks) if size <= block.size <= 2 * size]:
             best = min(fitting, key=lambda block: block.size)
-            with suppress(ValueError):  # somebody else was faster
+            with suppress(ValueError):  # another thread was faster
                 self._blocks.remove(best)
                 return best
         return None
@@ -64,7 +64,7 @@ class Pool:
         self._blocks.append(block)
 
     def trim(self) -> None:
-        """Give back to the device what is beyond the pool's bounds."""
+        """Free what is beyond the pool's bounds."""
         while len(self._blocks) > POOL_BLOCKS or sum(block.size for block in list(self._blocks)) > POOL_BYTES:
             with suppress(IndexError):
                 self._blocks.pop(0).close()
@@ -76,13 +76,13 @@ class Pool:
 
 
 class Allocation:
-    """Device memory in use. It goes back to a pool when it is given back or forgotten."""
+    """Device memory in use. Released, explicitly or by garbage collection, it goes to a pool."""
 
     __slots__ = ("__weakref__", "block", "kept")
 
     def __init__(self, block: _acl.DeviceMemory):
         self.block: _acl.DeviceMemory | None = block
-        self.kept = False  # whether it outlives the call that borrowed it
+        self.kept = False  # whether it outlives the call that allocated it
         _live.add(self)
 
     def release(self) -> None:
@@ -99,7 +99,7 @@ class Allocation:
 
     def memory(self) -> _acl.DeviceMemory:
         if self.block is None:
-            raise BackendUnavailableError("this array's memory was given back when the process began to end")
+            raise BackendUnavailableError("this array's memory was freed when the process began to end")
         return self.block
 
     __del__ = release
@@ -146,7 +146,7 @@ def runs(rows: NDArray) -> Iterator[tuple[int, int, int]]:
 
 
 class _PendingCopy(NamedTuple):
-    """A chunk of a result on its way to the host: where it lands in the staging memory, and where it belongs."""
+    """A chunk of a result in flight to the host: where it is in the staging memory, and where it goes from there."""
 
     offset: int
     source: DeviceArray
@@ -209,8 +209,8 @@ class Session:
             if array is not None and array._allocation is not None:
                 array._allocation.kept = True
 
-    def hold(self, array: DeviceArray) -> DeviceArray:
-        """An array that is kept elsewhere lasts until the end of the call, whoever forgets it meanwhile."""
+    def keep_alive(self, array: DeviceArray) -> DeviceArray:
+        """Keep an array alive until the end of the call, whatever becomes of other references."""
         if array._allocation is not None:
             self._allocations.append(array._allocation)
         return array
@@ -230,7 +230,7 @@ class Session:
         self._head = 0
 
     def _recover(self) -> None:
-        """After a failure: nothing may be on its way any more when memory is given back."""
+        """After a failure: nothing may be in flight when memory is released."""
         interrupt: BaseException | None = None
         failures = 0
         while failures < 2:
@@ -239,7 +239,7 @@ class Session:
                 break
             except AscendGradError:
                 failures += 1
-            except BaseException as another:  # whoever interrupts has to wait for the device
+            except BaseException as another:  # an interrupt has to wait for the device
                 interrupt = another
         else:
             self._abandon_stream()
@@ -259,7 +259,7 @@ class Session:
                 block.close()
 
     def close(self) -> None:
-        """Give everything back to the device, when nothing is on its way any more."""
+        """Free everything, when nothing is in flight."""
         with suppress(AscendGradError):
             self.synchronize()
         stream, self._stream = self._stream, None
@@ -273,9 +273,9 @@ class Session:
 
     # ---- memory
 
-    def borrow(self, nbytes: int) -> Allocation:
+    def allocate(self, nbytes: int) -> Allocation:
         """Device memory until the end of the call."""
-        size = _rounded(nbytes)
+        size = _allocation_size(nbytes)
         block = self.pool.take(size)
         if block is None:
             try:
@@ -283,7 +283,7 @@ class Session:
             except AscendGradError as error:
                 if error.code not in OUT_OF_MEMORY:
                     raise
-                # What other threads keep for later goes first; then once more.
+                # The pools of other threads are emptied first; then once more.
                 for session in _snapshot(_sessions):
                     if session.device == self.device:
                         session.pool.empty()
@@ -295,7 +295,7 @@ class Session:
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> DeviceArray:
         result = DeviceArray(shape, dtype, self.device, to_host)
         if result.size:
-            result._allocation = self.borrow(result.nbytes)
+            result._allocation = self.allocate(result.nbytes)
         return result
 
     def zeros(self, shape: tuple[int, ...], dtype: np.dtype) -> DeviceArray:
@@ -443,14 +443,14 @@ Member = TypeVar("Member")
 
 
 def _snapshot(members: weakref.WeakSet[Member]) -> list[Member]:
-    """What is in a set that other threads change meanwhile."""
+    """The members of a set that other threads may change at the same time."""
     while True:
         with suppress(RuntimeError):
             return list(members)
 
 
 def chosen_device() -> int:
-    """The device of this thread's calls: the one that was said, else the one that it is bound to, else the first."""
+    """The device of this thread's calls: the one that was set, else the one that it is bound to, else the first."""
     device = getattr(_thread, "device", runtime.DEVICE)
     if device is not None:
         return device
@@ -489,7 +489,7 @@ def to_host(array: DeviceArray) -> NDArray:
 
 
 def release() -> None:
-    """Give back what this thread holds, and what all threads keep for later calls."""
+    """Free what this thread holds, and the pools of all threads."""
     for session in list(_thread.__dict__.get("sessions", {}).values()):
         if not session.busy:
             session.close()
@@ -499,7 +499,7 @@ def release() -> None:
 
 @runtime.before_closing
 def release_all() -> bool:
-    """The process ends: give back everything that no running call uses; whether that was all."""
+    """The process ends: free everything that no running call uses; whether that was all."""
     sessions = _snapshot(_sessions)
     for session in sessions:
         if not session.busy:
