@@ -90,6 +90,12 @@ def seconds_beside_numpy(gradient: Gradient, arguments: tuple, rounds: int = 15)
     return median(ours), median(numpys)
 
 
+def megabytes_beside_numpy(input: NDArray, weight: NDArray, target: NDArray) -> tuple[float, float]:
+    """The most memory that `linear_cross_entropy` takes for its work, and that of NumPy's logits alone."""
+    logits = len(input) * len(weight) * np.dtype(np.float32).itemsize
+    return ag.workspace_size("linear_cross_entropy", input, weight, target) / 1e6, logits / 1e6
+
+
 def numpy_linear_cross_entropy(input: NDArray, weight: NDArray, target: NDArray) -> tuple[float, NDArray, NDArray]:
     """Mean loss and both gradients, with all logits in memory, in float32."""
     x, w = input.astype(np.float32), weight.astype(np.float32)
