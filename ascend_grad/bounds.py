@@ -17,6 +17,7 @@ row-wise operators for scalar results.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -131,7 +132,7 @@ def scaled_masked_softmax(p: Precision, x, mask, scale) -> Expected:
     return softmax(p, np.where(mask, MASKED_LOGIT, scaled))
 
 
-FORMULAS = {
+FORMULAS: dict[str, Callable[..., Expected]] = {
     formula.__name__: formula
     for formula in (
         softmax_backward,

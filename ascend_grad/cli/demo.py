@@ -166,8 +166,8 @@ def _time_gradients(model: LanguageModel, seconds: float) -> None:
         print(
             f"  {name:<32}{problem(gradient, arguments):<16}{1e3 * ours:9.3f}{1e3 * numpys:9.3f}{numpys / ours:8.1f}x"
         )
-    if arguments := model.gradient_calls.get("linear_cross_entropy"):
-        ours, numpys = megabytes_beside_numpy(*arguments)
+    if "linear_cross_entropy" in model.gradient_calls:
+        ours, numpys = megabytes_beside_numpy(*model.gradient_calls["linear_cross_entropy"])
         print(f"  the loss of all words takes {ours:.0f} MB beyond its results, NumPy's logits alone {numpys:.0f} MB")
 
 
