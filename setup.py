@@ -12,8 +12,10 @@ ASCEND_GRAD_EMULATE_BF16=1
 
 import contextlib
 import os
+import re
 import subprocess
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import Cython
@@ -84,9 +86,36 @@ def switch(name: str, default: str) -> bool:
     return value == "1"
 
 
-def newest(pattern: str) -> float:
-    """When one of these files was last changed."""
-    return max(path.stat().st_mtime for path in Path().glob(pattern))
+# What one file of the sources reads of the others: modules that it cimports, and C headers named in quotes, which are
+# also what the bodies of kernels are included by.
+CIMPORT = re.compile(r"^ *from ascend_grad(?:\.(\w+))? cimport (\([^)]*\)|.*)", re.MULTILINE)
+HEADER = re.compile(r'"([\w/.]+\.h)"')
+
+
+def direct_dependencies(path: Path) -> set[Path]:
+    text = path.read_text()
+    modules = {path.stem}  # a module reads its own declarations
+    for module, names in CIMPORT.findall(text):
+        modules |= {module} if module else set(re.findall(r"\w+", names))
+    paths = [Path("ascend_grad", f"{module}.pxd") for module in modules]
+    for folder in (path.parent, Path("include"), Path("include/ascend_grad")):
+        paths += [folder / name for name in HEADER.findall(text)]
+    return {Path(os.path.normpath(each)) for each in paths if each.exists()} - {path}
+
+
+def dependencies(path: Path) -> set[Path]:
+    """A source with the declarations and headers that it depends on; empty for one that is generated."""
+    found = {path} if path.exists() else set()
+    left = set(found)
+    while left:
+        new = direct_dependencies(left.pop()) - found
+        found |= new
+        left |= new
+    return found
+
+
+def is_outdated(result: Path, sources: Iterable[Path]) -> bool:
+    return not result.exists() or any(source.stat().st_mtime > result.stat().st_mtime for source in sources)
 
 
 class BuildExt(build_ext):
@@ -103,30 +132,32 @@ class BuildExt(build_ext):
         versions = f"Cython {Cython.__version__}, NumPy {numpy.__version__}"
         text = f"{versions} {self.compiler.compiler_so} {MACROS} {DIRECTIVES} {compile_args} {link_args}\n"
         changed = not recipe.exists() or recipe.read_text() != text
-        # Cython does not see that a module depends on its own declarations, which lie in another folder.
-        changed = changed or recipe.stat().st_mtime < newest("ascend_grad/*.pxd")
 
-        # The extensions keep their identity (setuptools has prepared them) and take over the generated C files.
-        generated = {each.name: Path("build/cython", each.sources[0]).with_suffix(".c") for each in self.extensions}
-        # Cython itself would find them all outdated in each new environment, whose NumPy has just been unpacked.
-        if changed or not all(c.exists() and c.stat().st_mtime > newest("pyx/*.pyx") for c in generated.values()):
-            cythonize(
-                [Extension(extension.name, extension.sources) for extension in self.extensions],
-                build_dir="build/cython",
-                shared_utility_qualified_name=SHARED_UTILITY,
-                compiler_directives=DIRECTIVES,
-                force=changed,
-            )
-        if changed:
-            recipe.write_text(text)
-        headers = [str(path) for path in Path("include").rglob("*.h")]
+        # Cython itself would find all modules outdated in each new environment, whose NumPy has just been unpacked.
+        outdated = []
         for extension in self.extensions:
-            extension.sources = [str(generated[extension.name])]
-            extension.depends = [*headers, str(recipe)]
+            source = Path(extension.sources[0])
+            generated = Path("build/cython", source).with_suffix(".c")
+            reads = dependencies(source)
+            if changed or is_outdated(generated, reads):
+                outdated.append(Extension(extension.name, extension.sources))
+            # The extension keeps its identity (setuptools has prepared it) and takes over the generated C file.
+            extension.sources = [str(generated)]
+            extension.depends = [*map(str, sorted(reads)), str(recipe)]
             extension.define_macros = MACROS
             extension.include_dirs = ["include", numpy.get_include()]
             extension.extra_compile_args = compile_args
             extension.extra_link_args = link_args
+        if outdated:
+            cythonize(
+                outdated,
+                build_dir="build/cython",
+                shared_utility_qualified_name=SHARED_UTILITY,
+                compiler_directives=DIRECTIVES,
+                force=True,
+            )
+        if changed:
+            recipe.write_text(text)
         self.parallel = self.parallel or len(os.sched_getaffinity(0))
         super().build_extensions()
 

@@ -54,12 +54,12 @@ cdef extern from "ascend_grad/acl/runtime.h" nogil:
 
     const ag_acl_symbol[] ag_acl_symbols
 
-ctypedef ag_acl_error (*disposer)(void *thing) noexcept nogil
+ctypedef ag_acl_error (*destroyer)(void *handle) noexcept nogil
 
 cdef ag_acl_functions table
 cdef int check(ag_acl_error code, str call) except -1
 cdef str recent_message()
-cdef void dispose(disposer function, void *thing, str call) noexcept
+cdef void destroy(destroyer function, void *handle, str call) noexcept
 
 
 cdef class DeviceMemory:

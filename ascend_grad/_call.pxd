@@ -40,7 +40,7 @@ cdef class Result:
     cdef bint is_asked_for(self, Call call) except -1
     cdef int shape_for(self, Call call, cnp.npy_intp *shape) except -1
     cdef cnp.dtype dtype_for(self, Call call)
-    cdef cnp.ndarray fresh(self, Call call)
+    cdef cnp.ndarray allocate(self, Call call)
 
 
 @cython.final
@@ -63,7 +63,7 @@ cdef class Call:
     cdef readonly Operator operator
     cdef readonly list values
     cdef cnp.ndarray first_out, second_out
-    cdef int card
+    cdef int device_id
     cdef int axis
     cdef bint ran_others  # code of an argument, which may have changed another one after it was checked
     cdef Py_ssize_t[SIZES] sizes

@@ -1,6 +1,6 @@
 from libc.stdint cimport int64_t, uint8_t
 
-from ascend_grad._kernels cimport ag_linear_kernels
+from ascend_grad._linear_kernels cimport ag_linear_kernels
 
 
 ctypedef enum Tasks:
@@ -57,7 +57,7 @@ cdef class Plan:
     cdef readonly Py_ssize_t rows, vocab, hidden      # of a chunk, a block, a slice
     cdef readonly Py_ssize_t chunks, blocks, slices
     cdef readonly bint chunks_outside
-    cdef readonly bint by_slice                       # one walk for every slice
+    cdef readonly bint by_slice                       # one sweep for every slice
     cdef readonly bint keeps_logits                   # of a chunk and all words
     cdef readonly Py_ssize_t packed_chunks            # that are kept packed
     cdef Py_ssize_t compensate_beyond                 # so many partial sums

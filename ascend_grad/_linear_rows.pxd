@@ -2,12 +2,13 @@ cimport cython
 cimport numpy as cnp
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
-from ascend_grad._kernels cimport ag_matrix, ag_variant
+from ascend_grad._kernels cimport ag_variant
+from ascend_grad._linear_kernels cimport ag_matrix
 from ascend_grad._linear_plan cimport Buffers
 
 cdef enum:
     SEGMENT = 256                     # values of a row that are converted at a time
-    ROWS_PER_CHECK = 1 << 18          # rows of the caller between two looks at signals
+    ROWS_PER_CHECK = 1 << 18          # rows of the caller between two checks of signals
 
 
 cdef inline double number(const void *values, Py_ssize_t i, bint is_double) noexcept nogil:

@@ -1,14 +1,13 @@
 cimport numpy as cnp
 from libc.stdint cimport int64_t
 
-from ascend_grad._kernels cimport (
+from ascend_grad._kernels cimport ag_team, ag_variant
+from ascend_grad._linear_kernels cimport (
     ag_linear_block,
     ag_linear_kernels,
     ag_linear_result,
     ag_linear_source,
     ag_matrix,
-    ag_team,
-    ag_variant,
 )
 from ascend_grad._linear_plan cimport Buffers, Plan
 from ascend_grad._linear_rows cimport Rows
@@ -47,8 +46,8 @@ cdef class Schedule:
     cdef bint chosen                  # by this library, not by the caller
     cdef ag_team team
     cdef Phase phase
-    cdef double last_check            # when signals were looked at
-    cdef int64_t end_of_walk          # nanoseconds; after that the team breaks up
+    cdef double last_check            # when signals were last checked
+    cdef int64_t end_of_phases        # nanoseconds; after that the team shuts down
     cdef bint is_over                 # phases do nothing any more
     cdef object error                 # and why
     cdef list keep                    # arrays whose memory is in use
@@ -59,7 +58,7 @@ cdef class Schedule:
     cdef Grid tiles, input_grid, weight_grid
     cdef Py_ssize_t weight_panel_tasks, input_tile_tasks
     cdef Py_ssize_t row_parts         # parts of the hidden dimension that rows are packed in
-    cdef Py_ssize_t column_parts      # pieces of rows that columns are packed in
+    cdef Py_ssize_t column_parts      # parts of the rows that columns are packed in
     cdef bint streams_input_grad, streams_weight_grad
     cdef ag_matrix converted_to
     cdef const char *converted_from
@@ -77,9 +76,9 @@ cdef class Schedule:
     ) except -1
     cdef int work(self) except -1
     cdef void worker_loop(self) noexcept nogil
-    cdef void take_tasks(self, bint is_master) noexcept nogil
+    cdef void run_tasks(self, bint is_primary) noexcept nogil
     cdef bint is_interrupted(self) noexcept nogil
-    cdef void look_at_signals(self) noexcept with gil
+    cdef void check_signals(self) noexcept with gil
     cdef void run_phase(self, Phase phase, Py_ssize_t tasks) noexcept nogil
     cdef void run_task(self, Phase phase, Py_ssize_t u) noexcept nogil
     cdef void pack_columns(
@@ -111,12 +110,12 @@ cdef class Schedule:
         self, cnp.ndarray softmax, cnp.ndarray input_grad, cnp.ndarray weight_grad, double filter_eps
     ) except -1
     cdef void place_sums(self, Py_ssize_t c, Py_ssize_t slice) noexcept nogil
-    cdef void add_gradients(self, Py_ssize_t b, Py_ssize_t c, Py_ssize_t walk, ag_linear_source source) noexcept nogil
-    cdef void walk(self) noexcept nogil
-    cdef void walk_statistics(self) noexcept nogil
-    cdef void walk_gradient(self) noexcept nogil
+    cdef void add_gradients(self, Py_ssize_t b, Py_ssize_t c, Py_ssize_t sweep, ag_linear_source source) noexcept nogil
+    cdef void run_all(self) noexcept nogil
+    cdef void run_statistics(self) noexcept nogil
+    cdef void run_gradient(self) noexcept nogil
     cdef void set_pair(self, Py_ssize_t b, Py_ssize_t c) noexcept nogil
-    cdef void walk_with_logits(self) noexcept nogil
+    cdef void run_with_logits(self) noexcept nogil
 
 
 cdef bint holds_sums(cnp.ndarray out, int acc_size)

@@ -1,6 +1,6 @@
 from libc.stdint cimport int64_t
 
-from ascend_grad._kernels cimport ag_matrix, ag_rows
+from ascend_grad._linear_kernels cimport ag_matrix, ag_rows
 from ascend_grad._linear_schedule cimport Schedule
 
 

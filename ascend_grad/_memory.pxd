@@ -2,7 +2,7 @@ from libc.stdint cimport uintptr_t
 
 cimport numpy as cnp
 
-cdef cnp.ndarray fresh(int ndim, const cnp.npy_intp *shape, cnp.dtype dtype)
+cdef cnp.ndarray empty(int ndim, const cnp.npy_intp *shape, cnp.dtype dtype)
 cdef cnp.ndarray zeros(cnp.npy_intp n, cnp.dtype dtype)
 cdef cnp.ndarray empty_like(cnp.ndarray prototype, cnp.dtype dtype)
 

@@ -1,14 +1,7 @@
 cimport numpy as cnp
 
-from ascend_grad._kernels cimport (
-    AG_FORWARD,
-    AG_NOT_READ,
-    ag_dtype,
-    ag_row_kernels,
-    ag_row_op,
-    ag_row_ops,
-    ag_tile,
-)
+from ascend_grad._kernels cimport ag_dtype
+from ascend_grad._rowwise_kernels cimport AG_FORWARD, AG_NOT_READ, ag_row_kernels, ag_row_op, ag_row_ops, ag_tile
 
 cdef enum:
     MAX_AXES = 8

@@ -12,4 +12,4 @@ cdef int run_tasks(
 ) except -1
 cdef int check_signals(double *last) except -1 nogil
 cdef double now() noexcept nogil
-cdef bint is_time_to_check(double *last) noexcept nogil
+cdef bint is_check_due(double *last) noexcept nogil

@@ -44,6 +44,9 @@ STATUS_NAMES = {
     507899: "ACL_ERROR_RT_DRV_INTERNAL_ERROR",
 }
 
+#: The same by name, for code that decides by them.
+STATUS_CODES = {name: code for code, name in STATUS_NAMES.items()}
+
 
 class AscendGradError(Exception):
     """Base of every exception that a call of this library raises on purpose.
@@ -99,13 +102,13 @@ def _rebuild(cls, message, operator, code, call, runtime_message):
 class ParamNullptrError(AscendGradError, ValueError):
     """A required argument is None (161001)."""
 
-    code = 161001
+    code = STATUS_CODES["ACLNN_ERR_PARAM_NULLPTR"]
 
 
 class ParamInvalidError(AscendGradError, ValueError):
     """An argument has a value, shape or dimension that the operator does not take (161002)."""
 
-    code = 161002
+    code = STATUS_CODES["ACLNN_ERR_PARAM_INVALID"]
 
 
 class ParamTypeError(ParamInvalidError, TypeError):
@@ -115,7 +118,7 @@ class ParamTypeError(ParamInvalidError, TypeError):
 class UnsupportedDeviceError(AscendGradError, RuntimeError):
     """The operator does not exist on this device (361001)."""
 
-    code = 361001
+    code = STATUS_CODES["ACLNN_ERR_RUNTIME_ERROR"]
 
 
 class BackendUnavailableError(AscendGradError, RuntimeError):
@@ -133,8 +136,11 @@ class MissingKernelError(AclError):
     """The first stage of an operator says that the toolkit has no usable kernel of it. Nothing was computed."""
 
 
-#: No kernel found, no path to kernels, no package of kernels.
-NO_KERNEL = (561003, 561107, 561112)
+NO_KERNEL = (
+    STATUS_CODES["ACLNN_ERR_INNER_FIND_KERNEL_ERROR"],
+    STATUS_CODES["ACLNN_ERR_INNER_OPP_PATH_NOT_FOUND"],
+    STATUS_CODES["ACLNN_ERR_INNER_OPP_KERNEL_PKG_NOT_FOUND"],
+)
 
 
 def device_error(code: int | None, call: str, runtime_message: str = "") -> AscendGradError:

@@ -1,8 +1,8 @@
 """Arrays and settings of Ascend NPUs.
 
 Calls on arrays of the host use the device by themselves where there is one. A chain of calls is cheaper on arrays that
-live on the card: `asarray` copies one there, calls on such arrays return such arrays and copy nothing through the host,
-and ``numpy()`` brings a result back.
+live on the device: `asarray` copies one there, calls on such arrays return such arrays and copy nothing through the
+host, and ``numpy()`` brings a result back.
 
 What needs a device raises `BackendUnavailableError` where there is no usable one; `ascend_grad.backends` tells why.
 """
@@ -32,13 +32,13 @@ def _usable_state() -> runtime.State:
 
 
 def asarray(x: ArrayLike | DeviceArray) -> DeviceArray:
-    """Copy an array to this thread's card.
+    """Copy an array to this thread's device.
 
     Parameters
     ----------
     x : array_like or DeviceArray
-        float32, float16, bfloat16, int32, int64, uint8 or bool, in any layout, rank 0 to 8. An array that is on a card
-        is returned as it is.
+        float32, float16, bfloat16, int32, int64, uint8 or bool, in any layout, rank 0 to 8. An array on a device is
+        returned as it is.
 
     Returns
     -------
@@ -65,16 +65,16 @@ def asarray(x: ArrayLike | DeviceArray) -> DeviceArray:
     _usable_state()
     with session.session_on(session.chosen_device()).call() as here:
         result = here.put(array, dtype)
-        packed = quirks.bits_beside(here, array)
+        packed = quirks.packed_copy(here, array)
         here.keep(result, packed)
     result._packed = packed
     if array.ndim == 1 and array.nbytes <= _REMEMBERED_BYTES:
-        result.remember(np.array(array, dtype))
+        result.cache_host_values(np.array(array, dtype))
     return result
 
 
 def device_count() -> int:
-    """The number of cards.
+    """The number of devices.
 
     Returns
     -------
@@ -87,34 +87,34 @@ def device_count() -> int:
     >>> (ag.npu.device_count() > 0) == ag.backends()["npu"].usable
     True
     """
-    return runtime.state().cards
+    return runtime.state().device_count
 
 
 def set_device(device: int) -> None:
-    """Choose the card of this thread's calls; other threads keep theirs.
+    """Choose the device of this thread's calls; other threads keep theirs.
 
     Parameters
     ----------
     device : int
-        From 0 on. Without a choice it is ``ASCEND_GRAD_DEVICE``, else the card that another library has bound the
+        From 0 on. Without a choice it is ``ASCEND_GRAD_DEVICE``, else the device that another library has bound the
         thread to, else 0.
 
     Raises
     ------
     ParamInvalidError
-        161002, if there is no such card.
+        161002, if there is no such device.
     BackendUnavailableError
         There is no usable device.
     """
     index = integer(device, "device")
-    count = _usable_state().cards
+    count = _usable_state().device_count
     if not 0 <= index < count:
         raise ParamInvalidError(f"device: expected an int in [0, {count - 1}], got {shown(index)}")
     session.choose_device(index)
 
 
 def get_device() -> int:
-    """The card of this thread's calls.
+    """The device of this thread's calls.
 
     Returns
     -------
@@ -127,6 +127,6 @@ def get_device() -> int:
 def release() -> None:
     """Give memory and streams back to the device: what this thread holds, and what all threads keep for later calls.
 
-    Arrays on the card stay. A thread that ends does this for itself.
+    Arrays on the device stay. A thread that ends does this for itself.
     """
     session.release()

@@ -374,7 +374,7 @@ def fused_linear_cross_entropy_loss_grad(
         P_{iv} = g_i \left(\mathrm{softmax}_{iv} - [v = t_i]\right), \qquad
         \mathrm{input\_grad} = P W, \qquad \mathrm{weight\_grad} = P^T X
 
-    The softmax is given, or recomputed piece by piece as
+    The softmax is given, or recomputed block by block as
     :math:`e^{(X W^T)_{iv} - \mathrm{logits\_max}_i} / \mathrm{sum\_exp\_logits}_i`, which takes less memory.
 
     Parameters

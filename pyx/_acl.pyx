@@ -1,8 +1,8 @@
-"""The Ascend runtime: its libraries opened at run time, one table of symbols, and owners of what it hands out.
+"""The Ascend runtime: its libraries opened at run time, one table of symbols, and classes that own its handles.
 
-Every owner gives back what it holds when it is closed or forgotten, on whichever thread that happens, and on every
-error path. After a fork the parent's handles mean nothing in the child: there, and once the process ends, nothing of
-the runtime is called any more.
+Every owner frees what it holds when it is closed or garbage-collected, on any thread, and on every error path. After a
+fork the parent's handles mean nothing in the child: there, and once the process ends, nothing of the runtime is called
+any more.
 """
 
 import logging
@@ -35,7 +35,7 @@ cdef extern from "<link.h>" nogil:
 cdef ag_acl_functions table
 memset(&table, 0, sizeof(table))
 
-cdef bint _lost = False
+cdef bint _detached = False
 
 # The context that aclrtSetDevice makes current, by device: a thread that has it needs no further call.
 MAX_DEVICES = 64
@@ -43,7 +43,7 @@ cdef ag_acl_context[64] _contexts
 memset(_contexts, 0, sizeof(_contexts))
 
 
-# What `DeviceGuard` left bound in a thread that had no context: nobody's choice of a card.
+# What `DeviceGuard` left bound in a thread that had no context: no choice of a device.
 _left = threading.local()
 
 
@@ -57,7 +57,7 @@ def open_library(path):
     cdef void *library
     cdef char *error
     with nogil:
-        # Lazily: the toolkit's libraries may lack symbols that nobody calls.
+        # Lazily: the toolkit's libraries may lack symbols that are never called.
         library = dlopen(text, RTLD_LAZY | RTLD_LOCAL)
     if library == NULL:
         error = dlerror()
@@ -65,8 +65,8 @@ def open_library(path):
     return <uintptr_t>library
 
 
-def mapped_library(name):
-    """The library of this name that is in the process already, whoever opened it; 0 where there is none."""
+def loaded_library(name):
+    """The library of this name that the process has loaded already; 0 where there is none."""
     cdef bytes text = name.encode()
     return <uintptr_t>dlopen(text, RTLD_LAZY | RTLD_LOCAL | RTLD_NOLOAD)
 
@@ -120,21 +120,21 @@ cdef int check(ag_acl_error code, str call) except -1:
     return 0
 
 
-cdef void dispose(disposer function, void *thing, str call) noexcept:
-    """Give something back. A failure is logged: there is nobody to tell, and what is left of the thing is unknown."""
+cdef void destroy(destroyer function, void *handle, str call) noexcept:
+    """Free or destroy a handle. A failure is logged: destructors cannot raise, and the handle's state is unknown."""
     cdef ag_acl_error code
-    if thing == NULL or function == NULL or _lost:
+    if handle == NULL or function == NULL or _detached:
         return
     with nogil:
-        code = function(thing)
+        code = function(handle)
     if code != AG_ACL_SUCCESS:
         logger.warning("%s", device_error(code, call, recent_message()))
 
 
-def disown():
-    """Call nothing of the runtime from now on: the process was forked, or ends."""
-    global _lost
-    _lost = True
+def detach():
+    """Abandon all handles, and call nothing of the runtime from now on: the process was forked, or ends."""
+    global _detached
+    _detached = True
 
 
 # ---- process and threads ---------------------------------------------------------------------------------------------
@@ -149,9 +149,9 @@ def initialise():
 
 
 def finalise():
-    """Take back one aclInit, where the runtime counts them. Others in this process may still use it."""
+    """Undo one aclInit, where the runtime counts them. Other code in this process may still use it."""
     cdef uint64_t count = 0
-    if table.aclFinalizeReference != NULL and not _lost:
+    if table.aclFinalizeReference != NULL and not _detached:
         with nogil:
             table.aclFinalizeReference(&count)
 
@@ -181,7 +181,7 @@ cdef ag_acl_context current_context() noexcept nogil:
 
 
 def bound_device():
-    """The card that somebody else has bound the calling thread to; None where nobody has."""
+    """The device that other code has bound the calling thread to; None where there is none."""
     cdef int32_t device = 0
     cdef ag_acl_context context = current_context()
     if context == NULL or getattr(_left, "context", None) == <uintptr_t>context or table.aclrtGetDevice == NULL:
@@ -189,8 +189,8 @@ def bound_device():
     return device if table.aclrtGetDevice(&device) == AG_ACL_SUCCESS else None
 
 
-cdef class KeptContext:
-    """Gives the calling thread back the context that it had, whatever happens to it within a block."""
+cdef class ContextGuard:
+    """Restores the calling thread's context after a block."""
 
     cdef ag_acl_context outer
 
@@ -200,11 +200,11 @@ cdef class KeptContext:
 
     def __exit__(self, *exc_info):
         if self.outer != NULL and current_context() != self.outer:
-            dispose(<disposer>table.aclrtSetCurrentContext, self.outer, "aclrtSetCurrentContext")
+            destroy(<destroyer>table.aclrtSetCurrentContext, self.outer, "aclrtSetCurrentContext")
 
 
 cdef class DeviceGuard:
-    """Binds the calling thread to a device for a block, and then gives the thread back what it had."""
+    """Binds the calling thread to a device for a block, and then restores its context."""
 
     cdef int device
     cdef ag_acl_context outer
@@ -229,20 +229,20 @@ cdef class DeviceGuard:
 
     def __exit__(self, *exc_info):
         if self.outer != NULL:
-            dispose(<disposer>table.aclrtSetCurrentContext, self.outer, "aclrtSetCurrentContext")
+            destroy(<destroyer>table.aclrtSetCurrentContext, self.outer, "aclrtSetCurrentContext")
             self.outer = NULL
 
 
-cdef void dispose_on(int device, disposer function, void *thing, str call) noexcept:
-    """Give something back that belongs to a device, from a thread that may be bound to none."""
-    if thing == NULL or _lost:
+cdef void destroy_on(int device, destroyer function, void *handle, str call) noexcept:
+    """`destroy` for a handle of a device, from a thread that may be bound to none."""
+    if handle == NULL or _detached:
         return
     try:
         with DeviceGuard(device):
-            dispose(function, thing, call)
+            destroy(function, handle, call)
     except Exception as error:
         logger.warning("%s", error)
-        dispose(function, thing, call)
+        destroy(function, handle, call)
 
 
 # ---- owners ----------------------------------------------------------------------------------------------------------
@@ -265,10 +265,10 @@ cdef class DeviceMemory:
     def close(self):
         cdef void *address = self.address
         self.address = NULL
-        dispose_on(self.device, <disposer>table.aclrtFree, address, "aclrtFree")
+        destroy_on(self.device, <destroyer>table.aclrtFree, address, "aclrtFree")
 
     def __dealloc__(self):
-        dispose_on(self.device, <disposer>table.aclrtFree, self.address, "aclrtFree")
+        destroy_on(self.device, <destroyer>table.aclrtFree, self.address, "aclrtFree")
 
 
 cdef class HostMemory:
@@ -290,7 +290,7 @@ cdef class HostMemory:
 
     def __dealloc__(self):
         # No close: arrays may look at it. It goes with the last of them.
-        dispose_on(self.device, <disposer>table.aclrtFreeHost, self.address, "aclrtFreeHost")
+        destroy_on(self.device, <destroyer>table.aclrtFreeHost, self.address, "aclrtFreeHost")
 
 
 cdef class Stream:
@@ -316,10 +316,10 @@ cdef class Stream:
     def close(self):
         cdef ag_acl_stream handle = self.handle
         self.handle = NULL
-        dispose_on(self.device, <disposer>table.aclrtDestroyStream, handle, "aclrtDestroyStream")
+        destroy_on(self.device, <destroyer>table.aclrtDestroyStream, handle, "aclrtDestroyStream")
 
     def __dealloc__(self):
-        dispose_on(self.device, <disposer>table.aclrtDestroyStream, self.handle, "aclrtDestroyStream")
+        destroy_on(self.device, <destroyer>table.aclrtDestroyStream, self.handle, "aclrtDestroyStream")
 
 
 # ---- copies: put on the stream, done when it is synchronised ---------------------------------------------------------

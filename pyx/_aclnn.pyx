@@ -1,7 +1,11 @@
 """The operators of the device: two calls each, typed, with the interpreter's lock released.
 
+Stage 1, aclnn<Name>GetWorkspaceSize, checks the arguments and makes an executor; stage 2, aclnn<Name>, puts the work on
+a stream and consumes the executor, also where it fails. Tensors have to outlive stage 2, their memory the
+synchronisation of the stream.
+
 A function here is stage 1 of one operator: it gives a `Plan`, which says how much workspace it needs, is launched once
-and is closed on every path. An executor that was launched is consumed; one that never was is destroyed.
+and is closed on every path.
 """
 
 from libc.stdint cimport int64_t, uint64_t, uintptr_t
@@ -17,10 +21,11 @@ from ascend_grad._acl cimport (
     ag_acl_stream,
     ag_acl_tensor,
     ag_aclnn_status,
-    disposer,
+    destroyer,
 )
 
-cdef extern from "ascend_grad/acl/operators.h" nogil:
+cdef extern from "ascend_grad/acl/types.h" nogil:
+    ctypedef bint c_bool "bool"
     enum:
         AG_ACL_FLOAT
         AG_ACL_FLOAT16
@@ -31,43 +36,61 @@ cdef extern from "ascend_grad/acl/operators.h" nogil:
         AG_ACL_BF16
         AG_ACL_FORMAT_ND
 
-    ctypedef ag_aclnn_status (*ag_aclnn_row_gradient)(
-        const ag_acl_tensor *grad_output, const ag_acl_tensor *output, int64_t dim, ag_acl_tensor *out,
-        uint64_t *workspace_size, ag_acl_executor **executor
-    ) noexcept nogil
-    ctypedef ag_aclnn_status (*ag_aclnn_row)(
-        const ag_acl_tensor *self, int64_t dim, ag_acl_tensor *out,
-        uint64_t *workspace_size, ag_acl_executor **executor
-    ) noexcept nogil
-    ctypedef ag_aclnn_status (*ag_aclnn_masked_gradient)(
-        const ag_acl_tensor *grad_output, const ag_acl_tensor *y, const ag_acl_tensor *mask, double scale,
-        bint fix_triu_mask, ag_acl_tensor *out, uint64_t *workspace_size, ag_acl_executor **executor
-    ) noexcept nogil
-    ctypedef ag_aclnn_status (*ag_aclnn_masked)(
-        const ag_acl_tensor *x, const ag_acl_tensor *mask, double scale, bint fix_triu_mask, ag_acl_tensor *y,
-        uint64_t *workspace_size, ag_acl_executor **executor
-    ) noexcept nogil
-    ctypedef ag_aclnn_status (*ag_aclnn_linear_gradient)(
-        const ag_acl_tensor *grad, const ag_acl_tensor *input, const ag_acl_tensor *weight,
-        const ag_acl_tensor *target_mask, const ag_acl_tensor *masked_target, float label_smoothing,
-        const ag_acl_tensor *logits_max, const ag_acl_tensor *sum_exp_logits, ag_acl_tensor *softmax,
-        ag_acl_tensor *input_grad, ag_acl_tensor *weight_grad, uint64_t *workspace_size, ag_acl_executor **executor
-    ) noexcept nogil
-    ctypedef ag_aclnn_status (*ag_aclnn_online_max_sum)(
-        const ag_acl_tensor *input, const ag_acl_tensor *weight, const ag_acl_tensor *target, int64_t vocab_start,
-        int64_t vocab_end, ag_acl_tensor *logits_max, ag_acl_tensor *sum_exp_logits, ag_acl_tensor *predicted_logits,
-        ag_acl_tensor *target_mask, ag_acl_tensor *masked_target, ag_acl_tensor *vocab_parallel_logits,
-        uint64_t *workspace_size, ag_acl_executor **executor
-    ) noexcept nogil
-    ctypedef ag_aclnn_status (*ag_aclnn_loss)(
-        const ag_acl_tensor *logits_max, const ag_acl_tensor *sum_exp_logits, const ag_acl_tensor *predicted_logits,
-        float label_smoothing, const ag_acl_tensor *input, const ag_acl_tensor *weight,
-        const ag_acl_tensor *vocab_parallel_logits, ag_acl_tensor *loss, ag_acl_tensor *softmax,
-        uint64_t *workspace_size, ag_acl_executor **executor
-    ) noexcept nogil
-    ctypedef ag_aclnn_status (*ag_aclnn_launch)(
-        void *workspace, uint64_t workspace_size, ag_acl_executor *executor, ag_acl_stream stream
-    ) noexcept nogil
+# Types of stage 1, written from the public documentation. A `float` and a `double` are passed differently: each type
+# says which one is meant.
+
+# aclnnSoftmaxBackward, aclnnLogSoftmaxBackward
+ctypedef ag_aclnn_status (*ag_aclnn_row_gradient)(
+    const ag_acl_tensor *grad_output, const ag_acl_tensor *output, int64_t dim, ag_acl_tensor *out,
+    uint64_t *workspace_size, ag_acl_executor **executor
+) noexcept nogil
+
+# aclnnSoftmax, aclnnLogSoftmax
+ctypedef ag_aclnn_status (*ag_aclnn_row)(
+    const ag_acl_tensor *self, int64_t dim, ag_acl_tensor *out,
+    uint64_t *workspace_size, ag_acl_executor **executor
+) noexcept nogil
+
+# aclnnScaledMaskedSoftmaxBackward
+ctypedef ag_aclnn_status (*ag_aclnn_masked_gradient)(
+    const ag_acl_tensor *grad_output, const ag_acl_tensor *y, const ag_acl_tensor *mask, double scale,
+    c_bool fix_triu_mask, ag_acl_tensor *out, uint64_t *workspace_size, ag_acl_executor **executor
+) noexcept nogil
+
+# aclnnScaledMaskedSoftmax
+ctypedef ag_aclnn_status (*ag_aclnn_masked)(
+    const ag_acl_tensor *x, const ag_acl_tensor *mask, double scale, c_bool fix_triu_mask, ag_acl_tensor *y,
+    uint64_t *workspace_size, ag_acl_executor **executor
+) noexcept nogil
+
+# aclnnFusedLinearCrossEntropyLossGrad; the last three inputs are optional, and softmax is OVERWRITTEN.
+ctypedef ag_aclnn_status (*ag_aclnn_linear_gradient)(
+    const ag_acl_tensor *grad, const ag_acl_tensor *input, const ag_acl_tensor *weight,
+    const ag_acl_tensor *target_mask, const ag_acl_tensor *masked_target, float label_smoothing,
+    const ag_acl_tensor *logits_max, const ag_acl_tensor *sum_exp_logits, ag_acl_tensor *softmax,
+    ag_acl_tensor *input_grad, ag_acl_tensor *weight_grad, uint64_t *workspace_size, ag_acl_executor **executor
+) noexcept nogil
+
+# aclnnFusedLinearOnlineMaxSum; the last output is optional.
+ctypedef ag_aclnn_status (*ag_aclnn_online_max_sum)(
+    const ag_acl_tensor *input, const ag_acl_tensor *weight, const ag_acl_tensor *target, int64_t vocab_start,
+    int64_t vocab_end, ag_acl_tensor *logits_max, ag_acl_tensor *sum_exp_logits, ag_acl_tensor *predicted_logits,
+    ag_acl_tensor *target_mask, ag_acl_tensor *masked_target, ag_acl_tensor *vocab_parallel_logits,
+    uint64_t *workspace_size, ag_acl_executor **executor
+) noexcept nogil
+
+# aclnnFusedCrossEntropyLossWithMaxSum; input, weight and the logits are optional, and so is the softmax.
+ctypedef ag_aclnn_status (*ag_aclnn_loss)(
+    const ag_acl_tensor *logits_max, const ag_acl_tensor *sum_exp_logits, const ag_acl_tensor *predicted_logits,
+    float label_smoothing, const ag_acl_tensor *input, const ag_acl_tensor *weight,
+    const ag_acl_tensor *vocab_parallel_logits, ag_acl_tensor *loss, ag_acl_tensor *softmax,
+    uint64_t *workspace_size, ag_acl_executor **executor
+) noexcept nogil
+
+# Stage 2 of every operator.
+ctypedef ag_aclnn_status (*ag_aclnn_launch)(
+    void *workspace, uint64_t workspace_size, ag_acl_executor *executor, ag_acl_stream stream
+) noexcept nogil
 
 #: The device's codes of the dtypes that its operators take, by NumPy's names.
 DTYPES = {
@@ -114,7 +137,7 @@ def bind(libraries):
 
 
 cdef class Tensor:
-    """The device's description of contiguous memory; the memory belongs to somebody else."""
+    """The device's description of contiguous memory, which it does not own."""
 
     cdef ag_acl_tensor *handle
     cdef DeviceMemory memory
@@ -143,10 +166,10 @@ cdef class Tensor:
     def close(self):
         cdef ag_acl_tensor *handle = self.handle
         self.handle = NULL
-        _acl.dispose(<disposer>_acl.table.aclDestroyTensor, handle, "aclDestroyTensor")
+        _acl.destroy(<destroyer>_acl.table.aclDestroyTensor, handle, "aclDestroyTensor")
 
     def __dealloc__(self):
-        _acl.dispose(<disposer>_acl.table.aclDestroyTensor, self.handle, "aclDestroyTensor")
+        _acl.destroy(<destroyer>_acl.table.aclDestroyTensor, self.handle, "aclDestroyTensor")
 
 
 cdef ag_acl_tensor *handle_of(Tensor tensor) noexcept:
@@ -191,10 +214,10 @@ cdef class Plan:
     def close(self):
         cdef ag_acl_executor *executor = self.executor
         self.executor = NULL
-        _acl.dispose(<disposer>_acl.table.aclDestroyAclOpExecutor, executor, "aclDestroyAclOpExecutor")
+        _acl.destroy(<destroyer>_acl.table.aclDestroyAclOpExecutor, executor, "aclDestroyAclOpExecutor")
 
     def __dealloc__(self):
-        _acl.dispose(<disposer>_acl.table.aclDestroyAclOpExecutor, self.executor, "aclDestroyAclOpExecutor")
+        _acl.destroy(<destroyer>_acl.table.aclDestroyAclOpExecutor, self.executor, "aclDestroyAclOpExecutor")
 
 
 # ---- stage 1 of every operator ---------------------------------------------------------------------------------------

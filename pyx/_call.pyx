@@ -34,7 +34,7 @@ ACCUMULATOR = "accumulator"
 
 
 class ResultSpec(NamedTuple):
-    """What a fresh result is: its shape, and its dtype in native byte order."""
+    """What a new result is: its shape, and its dtype in native byte order."""
 
     shape: tuple
     dtype: np.dtype
@@ -153,11 +153,11 @@ cdef class Result:
         cdef cnp.ndarray like = call.array(self.like_slot)
         return accumulator_of(like) if self.is_accumulator else native_dtype(like)
 
-    cdef cnp.ndarray fresh(self, Call call):
+    cdef cnp.ndarray allocate(self, Call call):
         """A new array for the result."""
         cdef cnp.npy_intp[8] shape
         cdef int rank = self.shape_for(call, shape)
-        return _memory.fresh(rank, shape, self.dtype_for(call))
+        return _memory.empty(rank, shape, self.dtype_for(call))
 
     def spec(self, Call call not None):
         """What the result of a validated call is; None where it does not ask for it."""
@@ -234,7 +234,7 @@ cdef class Call:
 
     @property
     def outs(self):
-        """Where the results go, one entry for each; None: into a fresh array, or the result is not asked for.
+        """Where the results go, one entry for each; None: into a new array, or the result is not asked for.
 
         Operators of more than two results take no ``out``.
         """
@@ -266,13 +266,13 @@ cdef class Call:
 
     @property
     def device(self):
-        """The card that all arrays live on, None for the host."""
-        return None if self.card < 0 else self.card
+        """The device that all arrays live on, None for the host."""
+        return None if self.device_id < 0 else self.device_id
 
     def with_arguments(self, by_name):
         """The same call on other arrays of the same shapes."""
         cdef Call other = Call.__new__(Call)
-        other.operator, other.card, other.axis, other.sizes = self.operator, self.card, self.axis, self.sizes
+        other.operator, other.device_id, other.axis, other.sizes = self.operator, self.device_id, self.axis, self.sizes
         other.first_out, other.second_out = self.first_out, self.second_out
         other.values = [by_name[name] for name in self.operator.parameters]
         return other
@@ -290,7 +290,7 @@ cdef class Call:
     cdef cnp.ndarray other_array(self, int slot):
         value = self.values[slot]
         if isinstance(value, AbstractDeviceArray):
-            self.card = value.device
+            self.device_id = value.device
             return np.broadcast_to(np.empty((), value.dtype), value.shape)  # without memory of its own
         self.ran_others = True
         value = self.values[slot] = arguments.converted(value, self.operator.parameters[slot], self.operator.name)
@@ -392,11 +392,11 @@ cdef int run_checks(Call call) except -1:
 cdef Call validate(Operator operator, list values, object out):
     """Check one call against its contract and return it in the form that backends take."""
     cdef Call call = Call.__new__(Call)
-    call.operator, call.values, call.card, call.axis = operator, values, -1, -1
+    call.operator, call.values, call.device_id, call.axis = operator, values, -1, -1
     run_checks(call)
     if call.ran_others:  # every value has its final form now, so nobody else's code runs this time
         run_checks(call)
-    if call.card >= 0:
+    if call.device_id >= 0:
         check_devices(call, out)
     set_outs(call, out)
     return call

@@ -29,7 +29,7 @@ cdef extern from "Python.h":
 cdef tuple _floating = FLOATING_DTYPES  # in the order of ag_dtype
 
 cdef enum:
-    ROWS_PER_CHECK = 1 << 18  # targets that are looked at between two looks at signals
+    ROWS_PER_CHECK = 1 << 18  # targets that are compared between two checks of signals
 
 
 cdef bint is_index(cnp.ndarray array) noexcept:
@@ -497,7 +497,7 @@ cdef class TargetsInRange(Check):
         Check.__init__(self, "masked_target", "target_mask")
 
     cdef int run(self, Call call) except -1:
-        if call.card >= 0:
+        if call.device_id >= 0:
             targets_there, mask_there = call.values[self.slots[0]], call.values[self.slots[1]]
             if isinstance(targets_there, AbstractDeviceArray) and targets_there.is_known_below(call.sizes[V], mask_there):
                 return 0

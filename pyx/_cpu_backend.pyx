@@ -46,7 +46,7 @@ cdef cnp.ndarray place_for(Call call, int i, list aside):
     if not result.is_asked_for(call):
         return None
     if out is None:
-        return result.fresh(call)
+        return result.allocate(call)
     if not overlaps_an_input(call, out):
         return out
     cdef cnp.ndarray beside = _memory.empty_like(out, <cnp.dtype>_dtypes[dtype_of(out)])
@@ -63,7 +63,7 @@ cdef tuple delivered(Call call, cnp.ndarray first, cnp.ndarray second):
     return first, second
 
 
-cdef object gradient(Call call, int threads):
+cdef object linear_gradient(Call call, int threads):
     cdef object grad, x, weight, mask, target, logits_max, sum_exp, softmax, workspace_bytes, filter_eps
     grad, x, weight, mask, target, _, logits_max, sum_exp, softmax, _, workspace_bytes, filter_eps = call.values
     cdef list aside = []
@@ -78,13 +78,13 @@ cdef object gradient(Call call, int threads):
     return delivered(call, input_grad, weight_grad)
 
 
-cdef object statistics(Call call, int threads):
+cdef object linear_statistics(Call call, int threads):
     cdef object x, weight, target, start, end, return_logits
     x, weight, target, start, end, return_logits = call.values
     return _linear.statistics(x, weight, native_vector(target), start, end, return_logits, threads)
 
 
-cdef object loss(Call call, int threads):
+cdef object linear_loss(Call call, int threads):
     cdef object logits_max, sum_exp, predicted, logits
     logits_max, sum_exp, predicted, _, logits = call.values
     cdef list aside = []
@@ -104,12 +104,12 @@ cdef cnp.ndarray doubles(object numbers):
     if not isinstance(numbers, float):
         with np.errstate(all="ignore"):
             return np.require(numbers, _float64, ["C", "A"])
-    result = _memory.fresh(1, &one, _float64)
+    result = _memory.empty(1, &one, _float64)
     (<double *>cnp.PyArray_DATA(result))[0] = numbers
     return result
 
 
-cdef object loss_and_gradients(Call call, int threads):
+cdef object linear_cross_entropy(Call call, int threads):
     cdef object x, weight, target, reduction, ignored, grad_loss, start, workspace_bytes, filter_eps
     x, weight, target, reduction, ignored, grad_loss, start, _, _, workspace_bytes, filter_eps = call.values
     cdef list aside = []
@@ -146,19 +146,19 @@ cdef object linear_workspace_size(Call call):
     if call.operator.name != "fused_linear_cross_entropy_loss_grad":
         passes.append(bound(plans(x, weight, rows, workspace, True, False, False, False), workspace))
     if first or second:
-        real = accumulator_of(x).itemsize
+        acc_size = accumulator_of(x).itemsize
         # Whether the weight's gradient is added up in the workspace first.
         *_, input_grad, weight_grad = call.outs
-        buffered = second and (itemsize != real or weight_grad is not None)
+        buffered = second and (itemsize != acc_size or weight_grad is not None)
         recomputed = a.get("softmax") is None
         passes.append(bound(plans(x, weight, rows, workspace, recomputed, first, second, buffered), workspace))
         if call.operator.name == "linear_cross_entropy":
             # Where all rows' logits cannot be kept, those of fewer rows may be, in the whole workspace.
             keeping = plans(x, weight, rows, workspace, True, first, second, buffered, True)
             passes.append(bound(keeping, workspace) if keeping else workspace)
-        holds = itemsize == real if input_grad is None else holds_sums(input_grad, real)
+        holds = itemsize == acc_size if input_grad is None else holds_sums(input_grad, acc_size)
         if first and not holds:
-            size += real * rows * call.sizes[H]
+            size += acc_size * rows * call.sizes[H]
     return size + max(passes) + 64 * rows
 
 
@@ -171,12 +171,12 @@ cpdef object run(Call call, int threads):
     if call.sizes[BT] < 0:  # only linear operators have sizes
         return _rowwise.compute(call, threads)
     if name == "fused_linear_cross_entropy_loss_grad":
-        return gradient(call, threads)
+        return linear_gradient(call, threads)
     if name == "fused_linear_online_max_sum":
-        return statistics(call, threads)
+        return linear_statistics(call, threads)
     if name == "fused_cross_entropy_loss_with_max_sum":
-        return loss(call, threads)
-    return loss_and_gradients(call, threads)
+        return linear_loss(call, threads)
+    return linear_cross_entropy(call, threads)
 
 
 def workspace_size(Call call, int threads):

@@ -109,7 +109,7 @@ cdef str selected_device(Call call, tuple request, Device device, list reasons):
     if unsupported is not None and unsupported.error is not None:
         raise unsupported.error
     if reasons is not None:
-        reasons.append(f"asked for by {request[1]}" if call.card < 0 else f"its arrays are on device {call.card}")
+        reasons.append(f"asked for by {request[1]}" if call.device_id < 0 else f"its arrays are on device {call.device_id}")
     return device.name
 
 
@@ -142,12 +142,12 @@ cdef str select(Call call, tuple request, list reasons):
     """
     cdef str name = request[0]
     cdef Device device
-    if call.card >= 0:
+    if call.device_id >= 0:
         for device in _devices:
             if device.backend.owns(call.arrays[0]):
                 break
         if name not in ("auto", device.name):
-            where = f"its arrays are on device {call.card} (numpy() brings them back)"
+            where = f"its arrays are on device {call.device_id} (numpy() brings them back)"
             cannot(call, name, request[1], where)
         return selected_device(call, request, device, reasons)
     if name == "auto":
@@ -173,7 +173,7 @@ cdef object attempt(Call call, tuple request, int threads):
     try:
         return computed(call, request, threads)
     except MissingKernelError:
-        if call.card >= 0 or request[0] != "auto":
+        if call.device_id >= 0 or request[0] != "auto":
             raise
     # Nothing was computed, and that device is known now not to take such calls: the automatic choice falls on another.
     return attempt(call, request, threads)

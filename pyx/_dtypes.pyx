@@ -18,7 +18,7 @@ cdef int _bfloat16_number = BFLOAT16.num
 
 
 cdef int dtype_of(cnp.ndarray array) noexcept:
-    """The kernels' name of an array's dtype, -1 where it has none. The byte order is not looked at."""
+    """The kernels' name of an array's dtype, -1 where it has none. Of any byte order."""
     cdef int number = cnp.PyArray_TYPE(array)
     if number == cnp.NPY_FLOAT:
         return AG_FLOAT32

@@ -19,12 +19,10 @@ from ascend_grad._kernels cimport (
     ag_fpenv_enter,
     ag_fpenv_leave,
     ag_itemsize,
-    ag_linear_kernels,
-    ag_linear_kernels_of,
-    ag_matrix,
     ag_variant,
     ag_widen,
 )
+from ascend_grad._linear_kernels cimport ag_linear_kernels, ag_linear_kernels_of, ag_matrix
 from ascend_grad._linear_plan cimport OF_BLOCKS, Plan, Problem, bytes_of, plan_with_logits, plans_of
 from ascend_grad._linear_rows cimport (
     ROWS_PER_CHECK,
@@ -357,9 +355,9 @@ def probabilities(
     p.part_size = align_up(min(max(p.n, 1), PART_ELEMENTS), SEGMENT)
     p.parts = ceil_div(p.n, p.part_size)
     _tasks.run_tasks(
-        probabilities_of_part, &p, rows * p.parts, _threads.choose(<double>rows * p.n, threads), True, &last
+        probabilities_of_part, &p, rows * p.parts, _threads.choose_num_threads(<double>rows * p.n, threads), True, &last
     )
-    _threads.finished()
+    _threads.mark_team_used()
 
 
 def losses(cnp.ndarray sum_exp not None, cnp.ndarray predicted not None, cnp.ndarray loss not None):
@@ -400,11 +398,11 @@ def statistics(
     cdef bint is_double = dtype == AG_FLOAT64
     cdef Rows rows = Rows(target, start, end - start)
     cdef cnp.dtype acc_dtype = _float64 if is_double else _float32
-    cdef cnp.ndarray logits_max = _memory.fresh(1, shape, acc_dtype), sum_exp = _memory.fresh(1, shape, acc_dtype)
+    cdef cnp.ndarray logits_max = _memory.empty(1, shape, acc_dtype), sum_exp = _memory.empty(1, shape, acc_dtype)
     cdef cnp.ndarray predicted = _memory.zeros(shape[0], acc_dtype)
     cdef cnp.ndarray mask = _memory.zeros(bytes, _uint8)
     cdef cnp.ndarray masked_target = _memory.zeros(shape[0], _int64 if cnp.PyArray_ITEMSIZE(target) == 8 else _int32)
-    cdef cnp.ndarray logits = _memory.fresh(2, shape, <cnp.dtype>_dtypes[dtype]) if with_logits else None
+    cdef cnp.ndarray logits = _memory.empty(2, shape, <cnp.dtype>_dtypes[dtype]) if with_logits else None
     cdef uint8_t *bits = <uint8_t *>cnp.PyArray_DATA(mask)
     cdef char *places = cnp.PyArray_BYTES(masked_target)
     cdef char *logit = cnp.PyArray_BYTES(predicted)

@@ -1,7 +1,7 @@
-"""Plans of the linear operators: how a problem is cut, in which order it is walked, and where its buffers lie.
+"""Plans of the linear operators: how a problem is cut, in which order it is traversed, and where its buffers lie.
 
 A problem is cut into chunks of rows, blocks of the vocabulary and, where even one panel of all features would take too much
-memory, slices of the hidden dimension. A walk has
+memory, slices of the hidden dimension. A sweep has
 
   blocks outside   all chunks of a block, then the next block: sums of input_grad stay open from block to block
   chunks outside   all blocks of a chunk, then the next chunk: input_grad is complete with the chunk, sums of weight_grad stay
@@ -10,7 +10,7 @@ memory, slices of the hidden dimension. A walk has
 and is repeated for every slice where not even the compensation of one chunk (block) and all features fits.
 
 More than `MAX_UNCOMPENSATED_SUMS` partial sums of anything have memory for their compensation. That is part of the layout:
-a cut whose layout exceeds the workspace is no plan. Where no walk has room for both gradients, each gets a plan of its own.
+a cut whose layout exceeds the workspace is no plan. Where no sweep has room for both gradients, each gets a plan of its own.
 
 Where one side is short (few rows, few words), packing would cost more than the products: a skinny plan packs nothing. Its
 tasks are ranges of the longer side, which is streamed past the shorter one, or, where that would be few tasks, of the features.
@@ -22,7 +22,7 @@ sizes of caches, threads and load have no say.
 
 from libc.string cimport memset
 
-from ascend_grad._kernels cimport AG_RESIDENT, AG_STREAMED, AG_TERMS, AG_TILE, ag_linear_kernels
+from ascend_grad._linear_kernels cimport AG_RESIDENT, AG_STREAMED, AG_TERMS, AG_TILE, ag_linear_kernels
 from ascend_grad._memory cimport ALIGNMENT, Arena, align_up, arena_alloc, ceil_div
 
 # Partial sums that are added up without compensation: where there is room for it, and at most.
@@ -50,7 +50,7 @@ cdef Py_ssize_t FEW_TASKS = 8
 cdef Py_ssize_t FEW_STREAMED = 48
 cdef Py_ssize_t MANY_RESIDENT = 128
 cdef Py_ssize_t FEATURES_PER_ROW = 8
-# Floating-point operations of a task: at least, where there are as many, and at most, so that signals are looked at in time.
+# Floating-point operations of a task: at least, where there are as many, and at most, so that signals are checked in time.
 # Bytes that are streamed at a time, which the first product leaves in L2 for the second, and rows, where so few do not fit.
 # Features that tasks have multiples of.
 cdef double SKINNY_LEAST_FLOPS = 1 << 18
@@ -68,7 +68,7 @@ cdef inline Py_ssize_t times(Py_ssize_t a, Py_ssize_t b) noexcept nogil:
 
 
 cdef class Plan:
-    """One walk, or one for every slice."""
+    """One sweep, or one for every slice."""
 
     cdef Py_ssize_t preferred_rows(self) noexcept:
         """Rows of a chunk where memory is plenty. Where one side is short, the other is long."""
@@ -105,7 +105,7 @@ cdef class Plan:
         return False
 
     cdef bint search(self) noexcept:
-        """The cheapest cut of this walk that fits; whether there is one."""
+        """The cheapest cut of this sweep that fits; whether there is one."""
         cdef Py_ssize_t mr = self.kernels.mr, nr = self.kernels.nr, total = max(self.problem.hidden, 1)
         cdef Py_ssize_t most = self.preferred_vocab(), rows = self.preferred_rows(), vocab, hidden
         cdef Py_ssize_t best_rows = 0, best_vocab = 0, best_hidden = 0
@@ -192,7 +192,7 @@ cdef class Plan:
         """In floating-point operations, about."""
         cdef const Problem *problem = &self.problem
         cdef double x = <double>problem.rows * problem.hidden, w = <double>problem.vocab * problem.hidden
-        cdef double walks = self.slices if self.recomputes() else 1
+        cdef double sweeps = self.slices if self.recomputes() else 1
         # How often X and W are packed, for the logits and for the other products.
         cdef double x_times = self.blocks, w_times = self.chunks
         if self.slices == 1:
@@ -200,8 +200,8 @@ cdef class Plan:
                 x_times = 1
             if not self.chunks_outside:
                 w_times = 1
-        cdef double packed = x * x_times * (problem.with_logits * walks + problem.with_weight_grad)
-        packed += w * w_times * (problem.with_logits * walks + problem.with_input_grad)
+        cdef double packed = x * x_times * (problem.with_logits * sweeps + problem.with_weight_grad)
+        packed += w * w_times * (problem.with_logits * sweeps + problem.with_input_grad)
         cdef double added = x * self.blocks * problem.with_input_grad + w * self.chunks * problem.with_weight_grad
         return self.flops() + (PACK_COST + ROW_COST / max(self.hidden, 1)) * packed + ADD_COST * added
 

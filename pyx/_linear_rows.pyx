@@ -7,16 +7,8 @@ from libc.string cimport memset
 
 from ascend_grad cimport _tasks
 from ascend_grad._dtypes cimport dtype_of
-from ascend_grad._kernels cimport (
-    AG_FLOAT32,
-    AG_FLOAT64,
-    ag_copy_block,
-    ag_dtype,
-    ag_itemsize,
-    ag_matrix,
-    ag_round,
-    ag_variant,
-)
+from ascend_grad._kernels cimport AG_FLOAT32, AG_FLOAT64, ag_convert, ag_copy_block, ag_dtype, ag_itemsize, ag_variant
+from ascend_grad._linear_kernels cimport ag_matrix
 from ascend_grad._linear_plan cimport Buffers
 
 cnp.import_array()
@@ -44,7 +36,7 @@ cdef void convert_segment(
     cdef bint is_dense = to.step == itemsize and not to.swapped
     cdef char *target = to.data + row * to.row_stride + begin * to.step
     if to.dtype != (AG_FLOAT64 if acc_size == 8 else AG_FLOAT32):
-        ag_round(variant, acc_size == 8, source, to.dtype, target if is_dense else buffer, n)
+        ag_convert(variant, acc_size == 8, source, to.dtype, target if is_dense else buffer, n)
         if is_dense:
             return
         source = buffer

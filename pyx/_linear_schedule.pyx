@@ -2,11 +2,11 @@
 
 1. `Plan` (in `_linear_plan`) cuts a problem to the workspace: blocks of the vocabulary, chunks of rows, and, where even one
    panel of the full width would not fit, slices of the hidden dimension.
-2. `Schedule` walks them as the plan says. For each pair of a chunk and a block, tiles of P are made and read by both products.
-3. Every step is a phase of tasks that the threads of a team take one by one. Tasks and the order of all sums depend on shapes
+2. `Schedule` runs the plan. For each pair of a chunk and a block, tiles of P are made and read by both products.
+3. Every step is a phase of tasks that the threads of a team fetch one by one. Tasks and the order of all sums depend on shapes
    alone, so results are the same bits for any number of threads.
-4. The walk needs no Python: the interpreter's lock is free from the first phase to the last. The calling thread takes it
-   now and then, between two tasks, to look at signals; after an exception the phases that are left do nothing.
+4. A run needs no Python: the interpreter's lock is free from the first phase to the last. The calling thread takes it
+   now and then, between two tasks, to check signals; after an exception the phases that are left do nothing.
 
 Rows whose gradient is zero (or whose target is ignored) are left out when a chunk is selected: chunks hold the others,
 packed together.
@@ -22,36 +22,38 @@ from libc.string cimport memset
 from ascend_grad cimport _cpu, _memory, _openmp, _tasks, _threads
 from ascend_grad._kernels cimport (
     AG_BFLOAT16,
+    ag_convert,
+    ag_fpenv,
+    ag_fpenv_enter,
+    ag_fpenv_leave,
+    ag_itemsize,
+    ag_monotonic_ns,
+    ag_sum,
+    ag_sum_total,
+    ag_take,
+    ag_team_add_busy,
+    ag_team_begin_phase,
+    ag_team_cancel_phase,
+    ag_team_complete_task,
+    ag_team_end_phase,
+    ag_team_fetch_task,
+    ag_team_init,
+    ag_team_shutdown,
+    ag_team_wait_phase,
+    ag_thread_ns,
+)
+from ascend_grad._linear_kernels cimport (
     AG_FROM_LOGITS,
     AG_FROM_PRODUCT,
     AG_FROM_SOFTMAX,
     AG_TO_GRADIENT,
     AG_TO_LOGITS,
     AG_TO_MAX_SUM,
-    ag_fpenv,
-    ag_fpenv_enter,
-    ag_fpenv_leave,
-    ag_itemsize,
     ag_linear_block,
     ag_linear_kernels,
     ag_linear_result,
     ag_linear_source,
     ag_matrix,
-    ag_now,
-    ag_round,
-    ag_sum,
-    ag_sum_total,
-    ag_take,
-    ag_team_cancel,
-    ag_team_dissolve,
-    ag_team_end,
-    ag_team_finish,
-    ag_team_form,
-    ag_team_join,
-    ag_team_next,
-    ag_team_start,
-    ag_team_used,
-    ag_thread_time,
 )
 from ascend_grad._linear_plan cimport OF_BLOCKS, Plan
 from ascend_grad._linear_rows cimport ROWS_PER_CHECK, SEGMENT, Rows, convert_segment, is_flat, matrix_of, number, set_number
@@ -70,7 +72,7 @@ cdef cnp.dtype _float64 = np.dtype(np.float64)
 # Panels that a task keeps in L2, and tasks of a phase.
 cdef Py_ssize_t PANELS_PER_TASK = 4
 cdef Py_ssize_t TASKS = 32
-# Most that a task does, so that signals are looked at in time: floating-point operations, elements that are converted.
+# Most that a task does, so that signals are checked in time: floating-point operations, elements that are converted.
 cdef Py_ssize_t MAX_TASK_FLOPS = 1 << 28
 cdef Py_ssize_t MAX_TASK_ELEMENTS = 1 << 20
 cdef Py_ssize_t PART_COLUMNS = 1 << 15
@@ -117,7 +119,7 @@ cdef class Schedule:
         self, cnp.ndarray input, cnp.ndarray weight, Plan plan, cnp.ndarray memory, Rows rows, int threads
     ) except -1:
         cdef ag_linear_block *block = &self.block
-        # What came before looks in intervals of its own, which may not have been over.
+        # What came before checks signals at intervals of its own, the last of which may not have been over.
         PyErr_CheckSignals()
         self.last_check = _tasks.now()
         self.kernels = plan.kernels
@@ -127,7 +129,7 @@ cdef class Schedule:
         memset(block, 0, sizeof(self.block))
         self.input, self.weight = matrix_of(input), matrix_of(weight)
         block.round_to_bfloat16 = self.input.dtype == AG_BFLOAT16
-        self.threads, self.chosen = _threads.choose(plan.flops() / RATE, threads), threads == 0
+        self.threads, self.chosen = _threads.choose_num_threads(plan.flops() / RATE, threads), threads == 0
         self.chunk = -1
         self.keep = [input, weight, memory]
         _memory.check_layout(
@@ -146,27 +148,27 @@ cdef class Schedule:
     # -- phases
 
     cdef int work(self) except -1:
-        """Walk the plan on this thread, while the others of a team wait for its phases."""
-        cdef int threads = 1 if self.chosen and _threads.is_disturbed() else self.threads
+        """Run the plan on this thread, while the others of a team wait for its phases."""
+        cdef int threads = 1 if self.chosen and _threads.is_oversubscribed() else self.threads
         self.at.starts[0] = 0
-        ag_team_form(&self.team, threads, 1 if threads == 1 else _threads.cores())
+        ag_team_init(&self.team, threads, 1 if threads == 1 else _threads.usable_cores())
         if threads == 1:
             _openmp.record_team()
             with nogil:
-                self.walk()
+                self.run_all()
         else:
             with nogil, parallel(num_threads=threads):
                 _openmp.record_team()
                 if threadid() == 0:
                     self.team.size = _openmp.team_size()  # there may be fewer than asked for
-                    self.walk()
-                    self.end_of_walk = ag_now()
-                    ag_team_dissolve(&self.team)
+                    self.run_all()
+                    self.end_of_phases = ag_monotonic_ns()
+                    ag_team_shutdown(&self.team)
                 else:
                     self.worker_loop()
             if self.chosen:
-                _threads.took(ag_now() - self.end_of_walk, ag_take(&self.team.busy))
-        _threads.finished()
+                _threads.record_team_times(ag_monotonic_ns() - self.end_of_phases, ag_take(&self.team.busy))
+        _threads.mark_team_used()
         error, self.error = self.error, None  # no cycle stays
         if error is not None:
             raise error
@@ -176,43 +178,43 @@ cdef class Schedule:
         return 0
 
     cdef void worker_loop(self) noexcept nogil:
-        cdef uint32_t phase = ag_team_join(&self.team, 0)
+        cdef uint32_t phase = ag_team_wait_phase(&self.team, 0)
         while phase:
-            self.take_tasks(False)
-            phase = ag_team_join(&self.team, phase)
+            self.run_tasks(False)
+            phase = ag_team_wait_phase(&self.team, phase)
 
-    cdef void take_tasks(self, bint is_master) noexcept nogil:
+    cdef void run_tasks(self, bint is_primary) noexcept nogil:
         cdef ag_fpenv mode = ag_fpenv_enter()
-        cdef int64_t begin = ag_thread_time()
-        cdef Py_ssize_t u = ag_team_next(&self.team)
+        cdef int64_t begin = ag_thread_ns()
+        cdef Py_ssize_t u = ag_team_fetch_task(&self.team)
         while u >= 0:
             self.run_task(self.phase, u)
-            ag_team_finish(&self.team)
-            if is_master and self.is_interrupted():
-                ag_team_cancel(&self.team)
-            u = ag_team_next(&self.team)
-        ag_team_used(&self.team, ag_thread_time() - begin)
+            ag_team_complete_task(&self.team)
+            if is_primary and self.is_interrupted():
+                ag_team_cancel_phase(&self.team)
+            u = ag_team_fetch_task(&self.team)
+        ag_team_add_busy(&self.team, ag_thread_ns() - begin)
         ag_fpenv_leave(mode)
 
     cdef bint is_interrupted(self) noexcept nogil:
-        """Whether a signal's handler has raised; looked at in intervals. For the calling thread."""
-        if not self.is_over and _tasks.is_time_to_check(&self.last_check):
-            self.look_at_signals()
+        """Whether a signal's handler has raised, checked at intervals. For the calling thread."""
+        if not self.is_over and _tasks.is_check_due(&self.last_check):
+            self.check_signals()
         return self.is_over
 
-    cdef void look_at_signals(self) noexcept with gil:
+    cdef void check_signals(self) noexcept with gil:
         try:
             PyErr_CheckSignals()
         except BaseException as error:
             self.error, self.is_over = error, True
 
     cdef void run_phase(self, Phase phase, Py_ssize_t tasks) noexcept nogil:
-        """Have so many tasks done by the team, or by this thread alone."""
+        """Run so many tasks, by the team or serially."""
         cdef Py_ssize_t u
         cdef ag_fpenv mode
         if self.is_over or not tasks:
             return
-        if self.team.size == 1 or tasks == 1 or (self.chosen and _threads.is_disturbed()):
+        if self.team.size == 1 or tasks == 1 or (self.chosen and _threads.is_oversubscribed()):
             mode = ag_fpenv_enter()
             for u in range(tasks):
                 self.run_task(phase, u)
@@ -221,11 +223,11 @@ cdef class Schedule:
             ag_fpenv_leave(mode)
             return
         self.phase = phase
-        ag_team_start(&self.team, tasks)
-        self.take_tasks(True)
-        ag_team_end(&self.team)
+        ag_team_begin_phase(&self.team, tasks)
+        self.run_tasks(True)
+        ag_team_end_phase(&self.team)
         if self.chosen:
-            _threads.took(ag_take(&self.team.elapsed), ag_take(&self.team.busy))
+            _threads.record_team_times(ag_take(&self.team.elapsed), ag_take(&self.team.busy))
 
     cdef void run_task(self, Phase phase, Py_ssize_t u) noexcept nogil:
         if phase == PACK_BLOCK:
@@ -313,17 +315,17 @@ cdef class Schedule:
         """Accumulators to a result of any dtype and layout."""
         cdef int acc_size = self.kernels.acc_size
         cdef Py_ssize_t first = u * self.converted_step, last = min(first + self.converted_step, self.converted_rows)
-        cdef Py_ssize_t n = self.converted_n, row, begin, piece
+        cdef Py_ssize_t n = self.converted_n, row, begin, segment
         cdef const ag_matrix *to = &self.converted_to
         cdef const char *source
-        if is_flat(to, acc_size, n) and self.converted_stride == n * acc_size:  # short rows need not be rounded one by one
+        if is_flat(to, acc_size, n) and self.converted_stride == n * acc_size:  # short rows need not be converted one by one
             source = self.converted_from + first * self.converted_stride
-            ag_round(self.variant, acc_size == 8, source, to.dtype, to.data + first * to.row_stride, (last - first) * n)
+            ag_convert(self.variant, acc_size == 8, source, to.dtype, to.data + first * to.row_stride, (last - first) * n)
             return
         for row in range(first, last):
             source = self.converted_from + row * self.converted_stride
-            for piece in range(ceil_div(n, SEGMENT)):
-                begin = piece * SEGMENT
+            for segment in range(ceil_div(n, SEGMENT)):
+                begin = segment * SEGMENT
                 convert_segment(self.variant, acc_size, source + begin * acc_size, to, row, begin, min(SEGMENT, n - begin))
 
     cdef void convert_to(
@@ -413,7 +415,7 @@ cdef class Schedule:
         """Where the statistics go: contiguous arrays (BT,) of the accumulators' dtype; None or contiguous (BT, V)."""
         cdef cnp.npy_intp total = self.rows.total
         cdef cnp.npy_intp[2] shape = [total, 2]
-        cdef cnp.ndarray running_sum = _memory.fresh(2, shape, _float64)
+        cdef cnp.ndarray running_sum = _memory.empty(2, shape, _float64)
         cdef ag_sum *sums = <ag_sum *>cnp.PyArray_DATA(running_sum)
         cdef Py_ssize_t i, begin, end
         self.keep.append((logits_max, sum_exp, running_sum, predicted, logits))
@@ -511,18 +513,18 @@ cdef class Schedule:
                 )
                 block.weight_grad.compensation_column = column
 
-    cdef void add_gradients(self, Py_ssize_t b, Py_ssize_t c, Py_ssize_t walk, ag_linear_source source) noexcept nogil:
+    cdef void add_gradients(self, Py_ssize_t b, Py_ssize_t c, Py_ssize_t sweep, ag_linear_source source) noexcept nogil:
         """Those of block b and chunk c, which are the current ones, and packed unless the hidden dimension is sliced."""
         cdef ag_linear_block *block = &self.block
-        cdef Py_ssize_t s, column = walk * self.plan.hidden
+        cdef Py_ssize_t s, column = sweep * self.plan.hidden
         block.add_input_grad, block.last_input_grad = b > 0, b == self.plan.blocks - 1
         block.add_weight_grad, block.last_weight_grad = c > 0, c == self.plan.chunks - 1
-        if walk == 0 or self.plan.recomputes():  # else P is still there
+        if sweep == 0 or self.plan.recomputes():  # else P is still there
             if source == AG_FROM_PRODUCT and self.plan.slices > 1:
                 self.make_logits()
                 source = AG_FROM_LOGITS
             self.run_tiles(source, AG_TO_GRADIENT)
-        for s in range(walk if self.plan.by_slice else 0, walk + 1 if self.plan.by_slice else self.plan.slices):
+        for s in range(sweep if self.plan.by_slice else 0, sweep + 1 if self.plan.by_slice else self.plan.slices):
             if self.plan.slices > 1:
                 self.set_slice(s)
                 self.pack_weight(False, self.with_input_grad)
@@ -536,22 +538,22 @@ cdef class Schedule:
                 block.weight_grad.row_stride
             )
 
-    # -- walks
+    # -- iteration orders
 
-    cdef void walk(self) noexcept nogil:
+    cdef void run_all(self) noexcept nogil:
         if self.plan.keeps_logits:
-            self.walk_with_logits()
+            self.run_with_logits()
         elif self.with_statistics:
-            self.walk_statistics()
+            self.run_statistics()
         else:
-            self.walk_gradient()
+            self.run_gradient()
         if self.converts_input_grad:
             self.convert_to(
                 &self.input_out, 0, self.rows.total, 0, self.plan.problem.hidden, self.block.input_grad.data,
                 self.block.input_grad.row_stride
             )
 
-    cdef void walk_statistics(self) noexcept nogil:
+    cdef void run_statistics(self) noexcept nogil:
         """Maximum, sum of exponentials relative to it, and the target's logit, of every row that counts."""
         cdef Py_ssize_t b, c
         for b in range(self.plan.blocks):
@@ -560,17 +562,17 @@ cdef class Schedule:
                 self.add_statistics()
         self.end_statistics(0, self.rows.total)
 
-    cdef void walk_gradient(self) noexcept nogil:
+    cdef void run_gradient(self) noexcept nogil:
         """Both gradients, the softmax given or computed anew."""
         cdef ag_linear_source source = AG_FROM_PRODUCT if self.plan.problem.with_logits else AG_FROM_SOFTMAX
-        cdef Py_ssize_t outer, walk, inner
+        cdef Py_ssize_t outer, sweep, inner
         cdef Py_ssize_t b, c
         for outer in range(self.plan.chunks if self.plan.chunks_outside else self.plan.blocks):
-            for walk in range(self.plan.slices if self.plan.by_slice else 1):
+            for sweep in range(self.plan.slices if self.plan.by_slice else 1):
                 for inner in range(self.plan.blocks if self.plan.chunks_outside else self.plan.chunks):
                     b, c = (inner, outer) if self.plan.chunks_outside else (outer, inner)
                     self.set_pair(b, c)
-                    self.add_gradients(b, c, walk, source)
+                    self.add_gradients(b, c, sweep, source)
 
     cdef void set_pair(self, Py_ssize_t b, Py_ssize_t c) noexcept nogil:
         """Select block b and chunk c, and pack what is not, unless the hidden dimension is sliced."""
@@ -584,7 +586,7 @@ cdef class Schedule:
         if b == 0 or (self.plan.packed_chunks < self.plan.chunks and not self.plan.chunks_outside):
             self.pack_input(with_logits, self.plan.problem.with_weight_grad)
 
-    cdef void walk_with_logits(self) noexcept nogil:
+    cdef void run_with_logits(self) noexcept nogil:
         """Both passes over a chunk before the next one, its logits kept in between. `rows` reads these statistics."""
         cdef Py_ssize_t b, c
         cdef bint is_one = self.plan.blocks == 1

@@ -9,7 +9,8 @@ from libc.math cimport INFINITY, NAN
 from libc.stdint cimport int64_t
 from libc.string cimport memcpy, memset
 
-from ascend_grad._kernels cimport (
+from ascend_grad._kernels cimport ag_sum, ag_sum_total
+from ascend_grad._linear_kernels cimport (
     AG_FROM_LOGITS,
     AG_FROM_PRODUCT,
     AG_FROM_SOFTMAX,
@@ -23,8 +24,6 @@ from ascend_grad._kernels cimport (
     ag_linear_kernels,
     ag_matrix,
     ag_rows,
-    ag_sum,
-    ag_sum_total,
 )
 from ascend_grad._linear_plan cimport OF_ROWS, OF_WORDS, Buffers
 from ascend_grad._linear_rows cimport SEGMENT, convert_segment, copy_number, number, set_number
@@ -62,7 +61,7 @@ cdef class SkinnySchedule(Schedule):
         else:
             self.multiply_features(u)
 
-    cdef void walk(self) noexcept nogil:
+    cdef void run_all(self) noexcept nogil:
         if self.plan.tasks_of == OF_ROWS:
             self.run_phase(SKINNY_TILES, self.plan.tasks)
             if self.with_statistics:

@@ -1,4 +1,4 @@
-"""Fresh results. Large ones lie in huge pages, so that touching them for the first time costs little.
+"""Memory of results and workspaces. Large arrays lie in huge pages, so that their first touch costs little.
 
 Below `HUGE_THRESHOLD` the C library recycles freed memory, which is cheaper than any new mapping. From there on every
 allocation is a new mapping anyway; ours is aligned to 2 MB with huge pages advised, and goes back to the system with
@@ -50,9 +50,9 @@ cdef cnp.dtype _uint8 = np.dtype(np.uint8)
 cdef size_t HUGE_PAGE = 2 << 20
 HUGE_THRESHOLD = 32 << 20
 cdef size_t _threshold = HUGE_THRESHOLD
-#: Bytes of a workspace that is kept for the next call, at most.
-cdef Py_ssize_t LARGEST_SPARE = 16 << 20
-cdef cnp.ndarray _spare = None
+#: Bytes of the workspace that is cached for the next call, at most.
+cdef Py_ssize_t MAX_CACHED_BYTES = 16 << 20
+cdef cnp.ndarray _cached = None
 
 
 cdef class Mapping:
@@ -83,8 +83,8 @@ cdef class Mapping:
             munmap(self.address, self.length)
 
 
-cdef cnp.ndarray fresh(int ndim, const cnp.npy_intp *shape, cnp.dtype dtype):
-    """A fresh C-contiguous array."""
+cdef cnp.ndarray empty(int ndim, const cnp.npy_intp *shape, cnp.dtype dtype):
+    """A new C-contiguous array."""
     cdef size_t nbytes = dtype.itemsize
     cdef Mapping mapping = None
     cdef cnp.ndarray result
@@ -105,14 +105,14 @@ cdef cnp.ndarray fresh(int ndim, const cnp.npy_intp *shape, cnp.dtype dtype):
 
 
 cdef cnp.ndarray empty_like(cnp.ndarray prototype, cnp.dtype dtype):
-    """A fresh C-contiguous array of the prototype's shape."""
-    return fresh(cnp.PyArray_NDIM(prototype), cnp.PyArray_DIMS(prototype), dtype)
+    """A new C-contiguous array of the prototype's shape."""
+    return empty(cnp.PyArray_NDIM(prototype), cnp.PyArray_DIMS(prototype), dtype)
 
 
 cdef cnp.ndarray zeros(cnp.npy_intp n, cnp.dtype dtype):
-    """A fresh vector of numbers whose bytes are 0."""
-    cdef cnp.ndarray result = fresh(1, &n, dtype)
-    if <size_t>cnp.PyArray_NBYTES(result) < _threshold:  # else it is a mapping of its own, zeros that nobody has touched
+    """A new vector of zeros."""
+    cdef cnp.ndarray result = empty(1, &n, dtype)
+    if <size_t>cnp.PyArray_NBYTES(result) < _threshold:  # else it is a mapping of its own, untouched zeros
         memset(cnp.PyArray_DATA(result), 0, cnp.PyArray_NBYTES(result))
     return result
 
@@ -120,18 +120,18 @@ cdef cnp.ndarray zeros(cnp.npy_intp n, cnp.dtype dtype):
 cdef cnp.ndarray workspace(Py_ssize_t nbytes):
     """Memory for a layout: of at least so many bytes.
 
-    What the call before worked in is taken again, if nobody does now, unless it is large: to get pages from the system,
-    and give them back, takes a small problem as long as to solve it.
+    That of the last call is used again, if it is free and not large: mapping and unmapping pages takes as long as a
+    small problem.
     """
-    global _spare
+    global _cached
     cdef cnp.npy_intp size = nbytes
-    if _spare is not None and Py_REFCNT(_spare) == 1 and cnp.PyArray_SIZE(_spare) >= nbytes:
-        return _spare
-    if nbytes > LARGEST_SPARE:
-        return fresh(1, &size, _uint8)
-    result = fresh(1, &size, _uint8)
-    if _spare is None or cnp.PyArray_SIZE(_spare) < nbytes:
-        _spare = result
+    if _cached is not None and Py_REFCNT(_cached) == 1 and cnp.PyArray_SIZE(_cached) >= nbytes:
+        return _cached
+    if nbytes > MAX_CACHED_BYTES:
+        return empty(1, &size, _uint8)
+    result = empty(1, &size, _uint8)
+    if _cached is None or cnp.PyArray_SIZE(_cached) < nbytes:
+        _cached = result
     return result
 
 
@@ -145,7 +145,7 @@ cdef int check_layout(Py_ssize_t used, cnp.ndarray memory) except -1:
 cpdef copy_into(cnp.ndarray to, cnp.ndarray source):
     """Copy an array of at most 32 dimensions; both have the same shape and dtype, byte orders aside.
 
-    Nothing is allocated on the way, and signals are looked at.
+    Nothing is allocated, and signals are checked.
     """
     cdef int rank = cnp.PyArray_NDIM(to), axis, i, k, itemsize = <int>cnp.PyArray_ITEMSIZE(to)
     cdef bint swapped = cnp.PyArray_ISBYTESWAPPED(to) != cnp.PyArray_ISBYTESWAPPED(source)

@@ -16,27 +16,30 @@ from ascend_grad._call cimport Call, Result
 from ascend_grad._dtypes cimport dtype_of
 from ascend_grad._kernels cimport (
     AG_FLOAT64,
-    AG_ROW_OP_COUNT,
-    AG_SCRATCH_BYTES,
-    AG_STRIP_COLUMNS,
+    ag_convert,
     ag_copy_3d,
     ag_dim,
     ag_dtype,
     ag_fpenv,
     ag_fpenv_enter,
     ag_fpenv_leave,
-    ag_round,
-    ag_row_kernels,
-    ag_row_op,
-    ag_row_ops,
-    ag_rowwise_kernels,
     ag_stream_add,
     ag_sum,
     ag_sum_add,
     ag_sum_total,
-    ag_tile,
     ag_variant,
     ag_widen,
+)
+from ascend_grad._rowwise_kernels cimport (
+    AG_MASKED_LOGIT,
+    AG_ROW_OP_COUNT,
+    AG_SCRATCH_BYTES,
+    AG_STRIP_COLUMNS,
+    ag_row_kernels,
+    ag_row_op,
+    ag_row_ops,
+    ag_rowwise_kernels,
+    ag_tile,
 )
 from ascend_grad._memory cimport ALIGNMENT, Arena, align_up, arena_alloc, ceil_div
 from ascend_grad._overlap cimport overlaps_partly
@@ -70,6 +73,9 @@ from .arrays import without_memory
 cnp.import_array()
 
 _OPERATORS = {ag_row_ops[op].name.decode(): op for op in range(AG_ROW_OP_COUNT)}
+
+#: The logit of masked positions.
+MASKED_LOGIT = float(AG_MASKED_LOGIT)
 
 cdef tuple _dtypes = FLOATING_DTYPES  # in the order of ag_dtype
 
@@ -421,7 +427,7 @@ cdef class Schedule:
             return
         if out.dtype != self.plan.tile_dtype:
             dense = tiles + self.plan.converted_tile
-            ag_round(
+            ag_convert(
                 self.variant, self.plan.tile_dtype == AG_FLOAT64, tile.out, out.dtype, dense,
                 pitch * (length if self.plan.by_columns else rows)
             )
@@ -476,14 +482,14 @@ cdef class Schedule:
         cdef int threads = self.plan.threads
         cdef _tasks.Times times
         self.phase = phase
-        if self.default_threads and _threads.is_disturbed():
+        if self.default_threads and _threads.is_oversubscribed():
             threads = 1
         if phase == COMBINE_MAX or phase == COMBINE_SUM:
             # A team would cost more than a few additions.
             threads = <int>min(<Py_ssize_t>threads, ceil_div(tasks * self.plan.segments, COMBINED_SUMS))
         _tasks.run_timed(run_task, <void *>self, tasks, threads, self.plan.nontemporal, &self.last_check, &times)
         if threads > 1 and self.default_threads:
-            _threads.took(times.elapsed, times.busy)
+            _threads.record_team_times(times.elapsed, times.busy)
         return 0
 
     cdef int run_all(self) except -1:
@@ -506,10 +512,10 @@ cdef void run_task(void *schedule, Py_ssize_t index, int thread) noexcept nogil:
 
 cdef int compute_problem(Problem *p, int asked) except -1:
     cdef double cost = <double>p.rows * p.n * (FORWARD_COST if is_forward(p.op) else BACKWARD_COST)
-    cdef int threads = _threads.choose(cost, asked)
+    cdef int threads = _threads.choose_num_threads(cost, asked)
     cdef Schedule schedule
     cdef ag_fpenv mode
-    if asked == 0 and threads > 1 and _threads.is_disturbed():
+    if asked == 0 and threads > 1 and _threads.is_oversubscribed():
         threads = 1
     cdef const ag_row_kernels *kernels = ag_rowwise_kernels(_cpu.active(), p.dtype, p.op)
     cdef Layout layout = choose_layout(p, kernels)
@@ -530,7 +536,7 @@ cdef int compute_problem(Problem *p, int asked) except -1:
     schedule.prepare(p, threads)
     schedule.allocate()
     schedule.run_all()
-    _threads.finished()
+    _threads.mark_team_used()
     return 0
 
 
@@ -558,7 +564,7 @@ cdef object compute(Call call, int threads):
     cdef Problem p
     cdef int i
     if given is None:
-        out = result.fresh(call)
+        out = result.allocate(call)
     else:
         for i in range(call.operator.array_count):
             if overlaps_partly(given, <cnp.ndarray>call.values[i]):
@@ -590,7 +596,7 @@ cdef Py_ssize_t workspace_bound(Call call, int threads) except -1:
         out = without_memory((<object>out).shape, _dtypes[dtype_of(out)])
     if not describe_call(&p, call, out):
         return aside
-    for count in [threads] if threads else [1, _threads.resolve()]:
+    for count in [threads] if threads else [1, _threads.default_threads()]:
         schedule.prepare(&p, count)
         most = max(most, schedule.bytes())
     return aside + most

@@ -21,20 +21,16 @@ from libc.string cimport memset
 
 from ascend_grad cimport _cpu
 from ascend_grad._dtypes cimport dtype_of
-from ascend_grad._kernels cimport (
-    AG_FLOAT32,
-    AG_FLOAT64,
+from ascend_grad._kernels cimport AG_FLOAT32, AG_FLOAT64, ag_dtype, ag_itemsize, ag_rounded_to_float32
+from ascend_grad._memory cimport ALIGNMENT, align_up, ceil_div, magnitude
+from ascend_grad._rowwise_kernels cimport (
     AG_MAX_COLUMNS,
     AG_PACKED_COLUMNS,
     AG_SEGMENT,
-    ag_dtype,
-    ag_itemsize,
-    ag_rounded_to_float32,
     ag_row_kernels,
     ag_row_op,
     ag_tile,
 )
-from ascend_grad._memory cimport ALIGNMENT, align_up, ceil_div, magnitude
 
 cnp.import_array()
 

@@ -5,7 +5,7 @@ from libc.stdint cimport int64_t
 from libc.stdlib cimport calloc, free
 
 from ascend_grad cimport _openmp
-from ascend_grad._kernels cimport ag_fpenv, ag_fpenv_enter, ag_fpenv_leave, ag_now, ag_thread_time
+from ascend_grad._kernels cimport ag_fpenv, ag_fpenv_enter, ag_fpenv_leave, ag_monotonic_ns, ag_thread_ns
 
 cdef extern from "Python.h":
     int PyErr_CheckSignals() except -1
@@ -24,13 +24,13 @@ cdef extern from * nogil:
     """
     int64_t AG_FETCH_ADD(int64_t *counter, int n)
 
-# What threads write stands in a cache line for each of them: a counter, and the CPU time that they used.
+# Each thread writes to a cache line of its own: a counter, and the CPU time that it used.
 cdef enum:
     COUNTER = 0
     BUSY = 1
-    LINE = 8
+    CACHE_LINE = 8  # numbers
 
-# Nanoseconds of computing after which signals are looked at.
+# Nanoseconds of computing after which signals are checked.
 cdef double CHECK_INTERVAL = 40e6
 
 
@@ -41,8 +41,8 @@ cdef double now() noexcept nogil:
     return time.tv_sec * 1e9 + time.tv_nsec
 
 
-cdef bint is_time_to_check(double *last) noexcept nogil:
-    """Whether signals should be looked at again; if so, the time of the last look becomes now."""
+cdef bint is_check_due(double *last) noexcept nogil:
+    """Whether signals should be checked again; if so, the time of the last check becomes now."""
     cdef double time = now()
     if time - last[0] < CHECK_INTERVAL:
         return False
@@ -50,10 +50,11 @@ cdef bint is_time_to_check(double *last) noexcept nogil:
     return True
 
 
-cdef void run_share(
-    task_function function, void *context, int64_t *next, int64_t begin, int64_t end, int thread, bint dynamic, double start
+cdef void run_partition(
+    task_function function, void *context, int64_t *next, int64_t begin, int64_t end, int thread, bint dynamic,
+    double start
 ) noexcept nogil:
-    """Tasks until there are none left, or signals have to be looked at. Counters begin at 0."""
+    """Tasks until there are none left, or signals have to be checked. Counters begin at 0."""
     cdef int64_t task
     cdef ag_fpenv mode = ag_fpenv_enter()
     while True:
@@ -70,30 +71,30 @@ cdef void run_share(
     ag_fpenv_leave(mode)
 
 
-cdef void run_shares(
+cdef void run_partitions(
     task_function function, void *context, int64_t *counters, int64_t tasks, int threads, bint dynamic, double start
 ) noexcept nogil:
     """What one thread of a team does."""
-    cdef int thread = threadid(), team = _openmp.team_size(), share = thread
-    cdef int64_t began = ag_thread_time()
+    cdef int thread = threadid(), team = _openmp.team_size(), partition = thread
+    cdef int64_t begin = ag_thread_ns()
     _openmp.record_team()
     if dynamic:
-        run_share(function, context, counters, 0, tasks, thread, True, start)
+        run_partition(function, context, counters, 0, tasks, thread, True, start)
     else:
-        while share < threads:  # there may be fewer threads than shares
-            run_share(
-                function, context, counters + share * LINE, tasks * share // threads, tasks * (share + 1) // threads, thread,
-                False, start
+        while partition < threads:  # there may be fewer threads than partitions
+            run_partition(
+                function, context, counters + partition * CACHE_LINE, tasks * partition // threads,
+                tasks * (partition + 1) // threads, thread, False, start
             )
-            share += team
-    counters[thread * LINE + BUSY] += ag_thread_time() - began
+            partition += team
+    counters[thread * CACHE_LINE + BUSY] += ag_thread_ns() - begin
 
 
 cdef int check_signals(double *last) except -1 nogil:
-    """Let signals' handlers run, if the last look (0: none yet) was some time ago. With or without the interpreter's lock."""
+    """Let signals' handlers run, if the last check (0: none yet) was some time ago. With or without the GIL."""
     if last[0] == 0:
         last[0] = now()
-    elif is_time_to_check(last):
+    elif is_check_due(last):
         with gil:
             PyErr_CheckSignals()
     return 0
@@ -109,48 +110,49 @@ cdef int run_tasks(
 cdef int run_timed(
     task_function function, void *context, Py_ssize_t tasks, int threads, bint dynamic, double *last, Times *times
 ) except -1:
-    """Run ``function(context, task, thread)`` for all tasks. `last`: when the caller's call last looked at signals.
+    """Run ``function(context, task, thread)`` for all tasks. `last`: when the call last checked signals.
 
     Static: neighbouring tasks belong to one thread, and to the same one in every call of the same size, which may have
-    their data in its cache. Dynamic: whoever is free takes the next one. An exception of a signal's handler is raised
+    their data in its cache. Dynamic: a free thread fetches the next one. An exception of a signal's handler is raised
     between tasks. `times` are of a team, and 0 for one thread.
     """
-    cdef int64_t[LINE] alone
-    cdef int64_t *counters = alone
-    cdef int64_t begin
-    cdef int thread, share, shares = 1 if dynamic else threads
+    cdef int64_t[CACHE_LINE] serial_counters
+    cdef int64_t *counters = serial_counters
+    cdef int64_t begin, size
+    cdef int thread, partition, partitions = 1 if dynamic else threads
     cdef bint is_done = False
     if last[0] == 0:
         last[0] = now()
-    alone[COUNTER] = 0
+    serial_counters[COUNTER] = 0
     times.elapsed = times.busy = 0
     if threads == 1:
-        shares = 1
+        partitions = 1
         dynamic = False
     else:
-        counters = <int64_t *>calloc(threads * LINE, sizeof(int64_t))
+        counters = <int64_t *>calloc(threads * CACHE_LINE, sizeof(int64_t))
         if counters == NULL:
             raise MemoryError()
     try:
         while not is_done:
             with nogil:
                 if threads == 1:
-                    run_share(function, context, counters, 0, tasks, 0, False, last[0])
+                    run_partition(function, context, counters, 0, tasks, 0, False, last[0])
                     _openmp.record_team()
                 else:
-                    begin = ag_now()
+                    begin = ag_monotonic_ns()
                     with parallel(num_threads=threads):
-                        run_shares(function, context, counters, tasks, threads, dynamic, last[0])
-                    times.elapsed += ag_now() - begin
+                        run_partitions(function, context, counters, tasks, threads, dynamic, last[0])
+                    times.elapsed += ag_monotonic_ns() - begin
             is_done = True
-            for share in range(shares):
-                if counters[share * LINE] < tasks * (share + 1) // shares - tasks * share // shares:
+            for partition in range(partitions):
+                size = tasks * (partition + 1) // partitions - tasks * partition // partitions
+                if counters[partition * CACHE_LINE] < size:
                     is_done = False
             check_signals(last)
         if threads > 1:
             for thread in range(threads):
-                times.busy += counters[thread * LINE + BUSY]
+                times.busy += counters[thread * CACHE_LINE + BUSY]
     finally:
-        if counters != alone:
+        if counters != serial_counters:
             free(counters)
     return 0

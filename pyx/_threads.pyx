@@ -9,25 +9,25 @@ cdef int _limit = 0               # what set_num_threads or the environment aske
 cdef bint _is_forked_child = False
 cdef int _quota = 0               # cores that the control group grants; 0: not read yet
 
-# Times in nanoseconds. A team pays from the gate on. One that sleeps takes long to wake where the cores are busy
-# (milliseconds were measured: the calling thread spins and keeps its worker from a core), so after a pause a call
-# shorter than that runs alone, until calls have followed one another for a while.
+# Times in nanoseconds. A team pays from `SERIAL_GATE` on. After `IDLE_TIME` its threads are asleep, and take long to
+# wake where the cores are busy (milliseconds were measured: the calling thread spins and keeps its worker from a core).
+# A call shorter than `WAKE_COST` is then serial, until calls have followed one another for `WARM_UP_TIME`.
 cdef double SERIAL_GATE = 10e3
 cdef double WAKE_COST = 6e6
-cdef double PAUSE = 8e6
-cdef double BURST = 1e6
-# Other processes keep the cores of a team busy where it has lost so much time against one thread. Then calls run alone
-# for these times, and at least for so many times what was lost: trying again costs a small part of the time.
+cdef double IDLE_TIME = 8e6
+cdef double WARM_UP_TIME = 1e6
+# A team that has lost so much time against one thread has lost its cores to other processes. Calls are then serial for a
+# time that doubles with every loss, and is at least `BACKOFF` times what was lost: another try costs little of it.
 cdef double LOSS = 1e6
-cdef double SHORTEST_ALONE = 20e6
-cdef double LONGEST_ALONE = 640e6
-cdef double PRICE = 16.0
+cdef double MIN_SERIAL_TIME = 20e6
+cdef double MAX_SERIAL_TIME = 640e6
+cdef double BACKOFF = 16.0
 cdef double _last_use = 0.0
-cdef double _burst = 0.0
-cdef double _alone_until = 0.0
-cdef double _alone_for = SHORTEST_ALONE
-cdef double _gained = 0.0
-cdef bint _notices = True
+cdef double _busy_time = 0.0      # of calls back to back
+cdef double _serial_until = 0.0
+cdef double _serial_for = MIN_SERIAL_TIME
+cdef double _gain = 0.0           # of teams, since the last loss or as large a gain
+cdef bint _detects_oversubscription = True
 
 
 def _quota_of_control_group(root="/sys/fs/cgroup", membership="/proc/self/cgroup"):
@@ -61,7 +61,7 @@ def _quota_of_control_group(root="/sys/fs/cgroup", membership="/proc/self/cgroup
     return cores
 
 
-cdef int cores() except -1:
+cdef int usable_cores() except -1:
     """Those that this process may keep busy. The affinity may change between calls."""
     global _quota
     if _quota == 0:
@@ -69,64 +69,59 @@ cdef int cores() except -1:
     return min(len(os.sched_getaffinity(0)), _quota)
 
 
-cdef int resolve() except -1:
+cpdef int default_threads() except -1:
     """Threads that a large call uses by default. OpenMP's number may change between calls."""
     if _is_forked_child:
         return 1
     if _limit > 0:
         return _limit
-    return max(1, min(_openmp.max_threads(), cores()))
+    return max(1, min(_openmp.max_threads(), usable_cores()))
 
 
-cdef int choose(double cost, int asked) except -1:
-    """Threads of a call that would take `cost` nanoseconds alone: the number it asked for, else as many as pay."""
-    global _last_use, _burst
+cdef int choose_num_threads(double cost, int asked) except -1:
+    """Threads of a call that would take `cost` nanoseconds serially: the number it asked for, else as many as pay."""
+    global _last_use, _busy_time
     if _is_forked_child:
         return 1
     if asked > 0:
         return asked
     if cost < SERIAL_GATE:
         return 1
-    if now() - _last_use > PAUSE:
-        _burst = 0.0
+    if now() - _last_use > IDLE_TIME:
+        _busy_time = 0.0
     _last_use = now()
-    _burst += cost
-    if cost < WAKE_COST and _burst - cost < BURST:
+    _busy_time += cost
+    if cost < WAKE_COST and _busy_time - cost < WARM_UP_TIME:
         return 1
-    return resolve()
+    return default_threads()
 
 
-cdef void finished() noexcept nogil:
-    """A call that `choose` was asked about has ended: what follows at once follows without a pause."""
+cdef void mark_team_used() noexcept nogil:
+    """A call that `choose_num_threads` was asked about has ended: idle time begins."""
     global _last_use
     _last_use = now()
 
 
-cdef bint is_disturbed() noexcept nogil:
-    """Whether a team would be slower than one thread now, because other processes keep its cores busy."""
-    return _notices and now() < _alone_until
+cdef bint is_oversubscribed() noexcept nogil:
+    """Whether a team would be slower than one thread now, because other processes use its cores."""
+    return _detects_oversubscription and now() < _serial_until
 
 
-cdef void took(double elapsed, double busy) noexcept nogil:
-    """A team has worked for so long, and its threads have used so much CPU time, which is what one thread would take.
+cdef void record_team_times(double elapsed, double busy) noexcept nogil:
+    """A team has worked for `elapsed`, and its threads have used the CPU time `busy`, about what one thread would take.
 
-    A thread that has no core keeps the others waiting. A team that is slower than one thread for that reason is given
-    up for a while, after which it is tried again: for twice as long as the last time, unless it gained in between.
+    A thread without a core keeps the others waiting. A team that is slower than one thread for that reason is given up
+    for a while, then tried again: after twice the time of the loss before, unless there was a gain in between.
     """
-    global _gained, _alone_until, _alone_for
-    _gained += busy - elapsed
-    if _gained < -LOSS:
-        _alone_until = now() + max(_alone_for, min(-PRICE * _gained, LONGEST_ALONE))
-        _alone_for = min(2 * _alone_for, LONGEST_ALONE)
-        _gained = 0
-    elif _gained > LOSS:
-        _alone_for = max(_alone_for / 2, SHORTEST_ALONE)
-        _gained = 0
-
-
-def default_threads():
-    """Threads that a large call uses now."""
-    return resolve()
+    global _gain, _serial_until, _serial_for
+    _gain += busy - elapsed
+    if _gain < -LOSS:
+        _serial_until = now() + max(_serial_for, min(-BACKOFF * _gain, MAX_SERIAL_TIME))
+        _serial_for = min(2 * _serial_for, MAX_SERIAL_TIME)
+        _gain = 0
+    elif _gain > LOSS:
+        _serial_for = max(_serial_for / 2, MIN_SERIAL_TIME)
+        _gain = 0
 
 
 def set_limit(int limit):
@@ -135,10 +130,10 @@ def set_limit(int limit):
     _limit = limit
 
 
-def notice_disturbance(bint notices):
+def detect_oversubscription(bint enabled):
     """Whether other processes may keep a call from using a team; for tests that count its threads."""
-    global _notices
-    _notices = notices
+    global _detects_oversubscription
+    _detects_oversubscription = enabled
 
 
 def _after_fork_in_child():

@@ -1,7 +1,7 @@
 """Right values of the linear operators with the errors allowed: float64 (longdouble for float64), NumPy alone.
 
 For a product A @ B of K terms the bound is ``constant * eps * (|A| @ |B|)``, however large K is. The constant depends
-on the data: 16 where the terms are centred, 64 where they are random of one sign, 512 for any.
+on the data (`ascend_grad.bounds`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import numpy as np
 from linear_samples import GRADIENT, LOSS, STATISTICS, WHOLE, LinearProblem
 from oracles import Expected, Precision, half_ulp, precision_of, rounded_once, widen
 from samples import BFLOAT16
+
+from ascend_grad import bounds
 
 
 class Sizes(NamedTuple):
@@ -40,7 +42,7 @@ def product(s: Sizes, a: np.ndarray, a_error: np.ndarray, b: np.ndarray) -> Expe
     magnitude = np.abs(a) @ np.abs(b)
     bound = s.eps * magnitude + a_error @ np.abs(b)
     if s.bfloat16:
-        bound += 2.0**-8 * magnitude  # a is rounded first
+        bound += bounds.BFLOAT16_P * magnitude  # a is rounded first
     if s.device_dtype is not None:
         info = ml_dtypes.finfo(s.device_dtype)
         bound += 2 * float(info.eps) * magnitude
@@ -88,7 +90,7 @@ def recomputed(s, x, w, largest, total) -> tuple[np.ndarray, np.ndarray]:
     p = np.exp(shifted) / total[:, None]
     exponent = logits_error + s.eps * np.abs(largest)[:, None]
     # An exponential below the smallest normal number may become 0.
-    error = p * (np.expm1(exponent) + 4 * s.p.eps) + float(s.p.normal) / np.abs(total)[:, None]
+    error = p * (np.expm1(exponent) + bounds.SOFTMAX * s.p.eps) + float(s.p.normal) / np.abs(total)[:, None]
     return p, np.where(np.exp(shifted + exponent) < s.p.largest / 4, error, np.inf)
 
 
@@ -114,7 +116,7 @@ def statistics(s, *, input, weight, target, vocab_start_index, vocab_end_index, 
     exponential = np.exp(shifted)
     total = exponential.sum(-1)
     spread = np.expm1(error + largest_error[:, None])
-    total_error = (exponential * spread).sum(-1) + 16 * s.p.eps * total + float(s.p.normal) * len(weight)
+    total_error = (exponential * spread).sum(-1) + bounds.SUM * s.p.eps * total + float(s.p.normal) * len(weight)
     masked = (target < vocab_start_index) | (target >= vocab_end_index)
     inside = np.where(masked, 0, target - vocab_start_index)
     rows = np.arange(len(input))
@@ -192,7 +194,7 @@ def whole(
         return loss, None, None
     p = np.exp(shifted) / total[:, None]
     exponent = error + 2 * largest_error[:, None] + s.eps * np.abs(largest)[:, None]
-    p_error = p * (np.expm1(exponent) + 24 * s.p.eps) + float(s.p.normal)
+    p_error = p * (np.expm1(exponent) + bounds.SOFTMAX_AND_STATISTICS * s.p.eps) + float(s.p.normal)
     onehot = np.zeros_like(p)
     onehot[rows, inside] = 1
     return loss, *both_gradients(s, input, weight, grad, p, p_error, onehot)

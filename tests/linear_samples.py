@@ -10,6 +10,8 @@ import ml_dtypes
 import numpy as np
 from samples import DTYPES, generator
 
+from ascend_grad.bounds import ANY, CENTRED, ONE_SIGN
+
 GRADIENT = "fused_linear_cross_entropy_loss_grad"
 STATISTICS = "fused_linear_online_max_sum"
 LOSS = "fused_cross_entropy_loss_with_max_sum"
@@ -61,7 +63,7 @@ class LinearProblem:
 
     operator: str
     arguments: dict[str, Any]
-    constant: float = 512
+    constant: float = ANY
 
     def replaced(self, **arguments: Any) -> LinearProblem:
         return replace(self, arguments=self.arguments | arguments)
@@ -103,16 +105,16 @@ def _alternating(*shape: int) -> np.ndarray:
 
 def _centred(random, shape, dtype):
     x, w = random.standard_normal((shape.BT, shape.H)), random.standard_normal((shape.V, shape.H))
-    return Data(x, 1.5 * w / np.sqrt(max(shape.H, 1)), random.standard_normal(shape.BT), 16)
+    return Data(x, 1.5 * w / np.sqrt(max(shape.H, 1)), random.standard_normal(shape.BT), CENTRED)
 
 
 def _positive(random, shape, dtype):
     x, w = random.random((shape.BT, shape.H)), random.random((shape.V, shape.H))
-    return Data(x, 4 * w / max(shape.H, 1), 0.1 + random.random(shape.BT), 64)
+    return Data(x, 4 * w / max(shape.H, 1), 0.1 + random.random(shape.BT), ONE_SIGN)
 
 
 def _constant(random, shape, dtype):
-    return Data(*(np.full(each, value) for each, value in _sizes(shape, 1 / 3, 1 / 7, 1 / 3)), 512)
+    return Data(*(np.full(each, value) for each, value in _sizes(shape, 1 / 3, 1 / 7, 1 / 3)), ANY)
 
 
 def _sizes(shape, x, w, grad):
@@ -123,31 +125,31 @@ def _cancelling(random, shape, dtype):
     """Large products of either sign whose sum is small."""
     x = 100 * _alternating(shape.BT, shape.H) * (1 + random.random((shape.BT, shape.H)) / 64)
     w = (1 + random.random((shape.V, shape.H)) / 64) / max(shape.H, 1)
-    return Data(x, w, _alternating(shape.BT), 512)
+    return Data(x, w, _alternating(shape.BT), ANY)
 
 
 def _negative(random, shape, dtype):
     """Every logit is about -200: what stands beside the last row of the vocabulary must not be 0."""
     x, w, grad, _ = _positive(random, shape, dtype)
-    return Data(10 + x, -(20 + 4 * w) / max(shape.H, 1), grad, 512)
+    return Data(10 + x, -(20 + 4 * w) / max(shape.H, 1), grad, ANY)
 
 
 def _peaked(random, shape, dtype):
     x, w, grad, _ = _centred(random, shape, dtype)
-    return Data(x, 15 * w, grad, 512)
+    return Data(x, 15 * w, grad, ANY)
 
 
 def _tiny(random, shape, dtype):
     x, w, grad, _ = _centred(random, shape, dtype)
     smallest = float(ml_dtypes.finfo(dtype).smallest_subnormal)
-    return Data(100 * smallest * x, 1000 * smallest * w, grad, 512)
+    return Data(100 * smallest * x, 1000 * smallest * w, grad, ANY)
 
 
 def _huge(random, shape, dtype):
     """Gradients of the input beyond the range of 16 bits, weight gradients far below it."""
     x, w, grad, _ = _centred(random, shape, dtype)
     large = float(ml_dtypes.finfo(dtype).max) ** 0.5
-    return Data(x / large, large * w, grad, 512)
+    return Data(x / large, large * w, grad, ANY)
 
 
 def _magnitudes(random, shape, dtype):
@@ -159,7 +161,7 @@ def _magnitudes(random, shape, dtype):
     x = values(shape.BT, shape.H)
     w = values(shape.V, shape.H)
     w /= max(np.abs(x @ w.T).max(initial=0) / 20, 1)
-    return Data(x, w, values(shape.BT), 512)
+    return Data(x, w, values(shape.BT), ANY)
 
 
 KINDS = {
@@ -217,7 +219,7 @@ def gradient_problem(
     # There is more in the sum than this shard's part.
     total = total * (1 + random.random(shape.BT)).astype(total.dtype)
     if mode == "stored":
-        constant = max(constant, 64)  # probabilities are of one sign, but for the target's
+        constant = max(constant, ONE_SIGN)  # probabilities are of one sign, but for the target's
         softmax = np.exp(logits - largest[:, None]) / total[:, None]
         arguments["softmax"] = softmax.astype(total.dtype)
     else:

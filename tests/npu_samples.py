@@ -37,7 +37,7 @@ def results_of(value) -> list[np.ndarray]:
     return [a.numpy() if isinstance(a, npu.DeviceArray) else a for a in values if a is not None]
 
 
-def on_the_card(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+def to_device(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     return (
         tuple(map(npu.asarray, args)),
         {name: npu.asarray(value) if isinstance(value, np.ndarray) else value for name, value in kwargs.items()},

@@ -1,121 +1,18 @@
 """What the results have to be, computed without the library: values in a wider format, and the error that is allowed.
 
-Oracles work in float64, and in `numpy.longdouble` where the arguments are float64. Along with the value of every
-element goes the bound on its error. A bound of infinity is no claim: an intermediate overflows the accumulator, or the
-value lies on the edge of the result's range.
+The formulas and the bounds on errors are those of `ascend_grad.bounds`; here they are applied to calls of any
+layout and result. A bound of infinity is no claim: an intermediate overflows the accumulator, or the value lies on the
+edge of the result's range.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import ml_dtypes
 import numpy as np
 
-MASKED_LOGIT = -10000.0
-
-
-class Expected(NamedTuple):
-    values: np.ndarray
-    bound: np.ndarray
-
-
-class Precision(NamedTuple):
-    """The accumulator's format: float64 for float64 arguments, float32 for all others."""
-
-    dtype: type
-    wide: type
-    eps: float
-    smallest: np.floating  # subnormal
-    normal: np.floating
-    largest: float
-    growth: float  # of the constant 32, per element of the row
-
-
-SINGLE = Precision(np.float32, np.float64, 2.0**-24, 2.0**-149, 2.0**-126, float(np.finfo(np.float32).max), 0.0)
-DOUBLE = Precision(
-    np.float64,
-    np.longdouble,
-    2.0**-53,
-    np.longdouble(2) ** -1074,
-    np.longdouble(2) ** -1022,
-    float(np.finfo(np.float64).max),
-    1 / 1024,
-)
-
-
-def precision_of(dtype) -> Precision:
-    return DOUBLE if dtype == np.float64 else SINGLE
-
-
-def widen(array: np.ndarray, wide: type) -> np.ndarray:
-    return np.asarray(array).astype(np.float64).astype(wide)
-
-
-# ---- the formulas, on rows along the last axis -----------------------------------------------------------------------
-
-
-def softmax_backward(p: Precision, g, y) -> Expected:
-    n = y.shape[-1]
-    product = g * y
-    total = product.sum(-1, keepdims=True)
-    magnitude = np.abs(product).sum(-1, keepdims=True)
-    bound = (32 + n * p.growth) * p.eps * (np.abs(product) + np.abs(y) * magnitude) + (1 + n * np.abs(y)) * p.smallest
-    intermediate = (np.abs(g) + magnitude) * np.maximum(1, np.abs(y))
-    return Expected((g - total) * y, np.where(intermediate < p.largest, bound, np.inf))
-
-
-def log_softmax_backward(p: Precision, g, y) -> Expected:
-    n = y.shape[-1]
-    exponential = np.exp(y)
-    magnitude = np.abs(g).sum(-1, keepdims=True)
-    bound = (32 + n * p.growth) * p.eps * (np.abs(g) + exponential * magnitude) + p.normal * (1 + magnitude)
-    intermediate = np.abs(g) + magnitude * np.maximum(1, exponential) + exponential
-    return Expected(g - g.sum(-1, keepdims=True) * exponential, np.where(intermediate < p.largest, bound, np.inf))
-
-
-def scaled_masked_softmax_backward(p: Precision, g, y, mask, scale) -> Expected:
-    inner, bound = softmax_backward(p, g, y)
-    scale = widen(np.asarray(p.dtype(scale)), p.wide)
-    values = inner * scale
-    bound = bound * np.abs(scale) + p.eps * np.abs(values) + p.smallest
-    bound = np.where((np.abs(inner) + bound < p.largest) & (np.abs(values) + bound < p.largest), bound, np.inf)
-    return Expected(np.where(mask, 0, values), np.where(mask, 0, bound))
-
-
-def softmax(p: Precision, x) -> Expected:
-    n = x.shape[-1]
-    shifted = x - x.max(-1, keepdims=True, initial=-np.inf)
-    exponential = np.exp(shifted)
-    values = exponential / exponential.sum(-1, keepdims=True)
-    # Beyond this distance the value has long become 0.
-    distance = np.minimum(np.abs(shifted), 20000)
-    return Expected(values, (32 + n * p.growth + distance) * p.eps * values + p.normal)
-
-
-def log_softmax(p: Precision, x) -> Expected:
-    n = x.shape[-1]
-    shifted = x - x.max(-1, keepdims=True, initial=-np.inf)
-    logarithm = np.log(np.exp(shifted).sum(-1, keepdims=True))
-    bound = (32 + n * p.growth) * p.eps * (1 + np.abs(shifted) + np.abs(logarithm))
-    return Expected(shifted - logarithm, np.where(np.abs(shifted) + logarithm < p.largest, bound, np.inf))
-
-
-def scaled_masked_softmax(p: Precision, x, mask, scale) -> Expected:
-    # The scaled logit is a value of the accumulator's format: its rounding belongs to the formula.
-    scaled = (x.astype(p.dtype) * p.dtype(scale)).astype(p.wide)
-    return softmax(p, np.where(mask, MASKED_LOGIT, scaled))
-
+from ascend_grad.bounds import FORMULAS, SINGLE, Expected, Precision, half_ulp, precision_of, widen
 
 # ---- from operators to rows, from rows to results --------------------------------------------------------------------
-
-
-def half_ulp(magnitude: np.ndarray, dtype) -> np.ndarray:
-    """Half the distance between neighbours of ``dtype`` at this magnitude."""
-    info = ml_dtypes.finfo(dtype)
-    normal = np.isfinite(magnitude) & (magnitude >= 2.0**info.minexp)
-    exponent = np.where(normal, np.frexp(np.where(normal, magnitude, 1))[1] - 1, info.minexp)
-    return np.ldexp(magnitude.dtype.type(1), exponent - info.nmant - 1)
 
 
 def rounded_once(expected: Expected, p: Precision, dtype) -> Expected:
@@ -132,19 +29,6 @@ def rounded_once(expected: Expected, p: Precision, dtype) -> Expected:
     return Expected(values, np.where(unclear, np.inf, bound))
 
 
-_FORMULAS = {
-    formula.__name__: formula
-    for formula in (
-        softmax_backward,
-        log_softmax_backward,
-        scaled_masked_softmax_backward,
-        softmax,
-        log_softmax,
-        scaled_masked_softmax,
-    )
-}
-
-
 def expected(operator: str, arrays, *, dim: int = -1, scale: float | None = None, out_dtype=None) -> Expected:
     """Values and bounds of one call, in the result's shape."""
     first = arrays[0]
@@ -155,7 +39,7 @@ def expected(operator: str, arrays, *, dim: int = -1, scale: float | None = None
         for a in arrays
     ]
     with np.errstate(all="ignore"):
-        result = _FORMULAS[operator](p, *rows, **({} if scale is None else {"scale": scale}))
+        result = FORMULAS[operator](p, *rows, **({} if scale is None else {"scale": scale}))
         result = rounded_once(result, p, first.dtype if out_dtype is None else out_dtype)
     return Expected(*(np.moveaxis(a, -1, dim).reshape(first.shape) for a in result))
 

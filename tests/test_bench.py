@@ -16,10 +16,14 @@ from processes import start
 from samples import DTYPES, OPERATORS
 
 import ascend_grad as ag
-from ascend_grad.bench import accuracy, cases, machine, measure, report, results, rivals, stream, targets
-from ascend_grad.bench.cases import Case
+from ascend_grad.bench import documents, frameworks, machine, results, stream
+from ascend_grad.bench import measure as timing
 from ascend_grad.bench.linear import accuracy as linear_accuracy
-from ascend_grad.bench.results import Results, Row, Worst
+from ascend_grad.bench.named import Results
+from ascend_grad.bench.results import Row, Worst
+from ascend_grad.bench.rowwise import accuracy, cases, measure, report, rivals, targets
+from ascend_grad.bench.rowwise.cases import Case
+from ascend_grad.bench.targets import accuracy_targets, targets_block
 from ascend_grad.cli.main import main
 
 #: The tests run against an installed package; documents and results stay with the sources.
@@ -29,9 +33,10 @@ SOURCES = Path(__file__).resolve().parents[1]
 @pytest.fixture
 def hasty(monkeypatch):
     """Turns of a few microseconds, without the packages that may or may not be installed."""
-    monkeypatch.setattr(rivals, "module", lambda name: None)
-    for name in ("WARM_UP", "LOOP", "IDLE"):
-        monkeypatch.setattr(measure, name, 1e-6)
+    monkeypatch.setattr(frameworks, "module", lambda name: None)
+    for name in ("WARM_UP", "LOOP"):
+        monkeypatch.setattr(timing, name, 1e-6)
+    monkeypatch.setattr(measure, "IDLE", 1e-6)
     for name in ("TURNS", "IDLE_TURNS"):
         monkeypatch.setattr(measure, name, 2)
     monkeypatch.setattr(measure, "seconds_of_others", lambda: 0.0)
@@ -117,7 +122,7 @@ def test_streams_read_and_write_the_arrays_of_the_case(monkeypatch):
     monkeypatch.setattr(stream, "SMALLEST", 0)
     case = small_case("softmax_backward")
     operands = cases.operands(case)
-    for call in stream.calls(case, operands, 1).values():
+    for call in rivals.streams(case, operands, 1).values():
         operands.out.fill(0)
         call()
         np.testing.assert_array_equal(operands.out, operands.inputs[0] + operands.inputs[1])
@@ -136,7 +141,7 @@ def test_a_rival_with_other_values_is_refused(step, monkeypatch, hasty):
     assert "numpy" in row.seconds
     assert "wrong" not in row.seconds
     monkeypatch.setitem(rivals.RIVALS, "numpy", wrong)
-    with pytest.raises(measure.DisagreementError, match=r"^numpy computes other values than ascend_grad$"):
+    with pytest.raises(timing.DisagreementError, match=r"^numpy computes other values than ascend_grad$"):
         measure.measure(small_case("softmax"), 1)
 
 
@@ -146,29 +151,29 @@ def test_agreement_is_up_to_rounding(dtype_of):
     one_step = (
         np.nextafter(values, values.dtype.type(2)) if dtype_of != "bfloat16" else values * values.dtype.type(1.01)
     )
-    assert rivals.agree(one_step, values, dtype_of)
-    assert not rivals.agree(values * values.dtype.type(1.25), values, dtype_of)
-    assert not rivals.agree(np.full_like(values, np.nan), values, dtype_of)
-    assert not rivals.agree(values[1:], values, dtype_of)
+    assert frameworks.agree(one_step, values, dtype_of)
+    assert not frameworks.agree(values * values.dtype.type(1.25), values, dtype_of)
+    assert not frameworks.agree(np.full_like(values, np.nan), values, dtype_of)
+    assert not frameworks.agree(values[1:], values, dtype_of)
     smallest = np.full(10, ml_dtypes.finfo(values.dtype).smallest_subnormal, values.dtype)
-    assert rivals.agree(smallest + smallest, smallest, dtype_of)
-    assert not rivals.agree(smallest * values.dtype.type(3), smallest, dtype_of)
+    assert frameworks.agree(smallest + smallest, smallest, dtype_of)
+    assert not frameworks.agree(smallest * values.dtype.type(3), smallest, dtype_of)
 
 
 def test_sides_take_turns(monkeypatch, hasty):
     order = []
     calls = {name: lambda name=name: order.append(name) for name in "ab"}
-    measure.in_turn(calls, 3)
+    timing.in_turn(calls, 3)
     assert [name for i, name in enumerate(order) if i == 0 or order[i - 1] != name] == list("ababab")
 
 
 def test_slow_sides_sit_out_turns(monkeypatch, hasty):
-    monkeypatch.setattr(measure, "SLOW", -1.0)
+    monkeypatch.setattr(timing, "SLOW", -1.0)
     calls = []
-    measure.in_turn({"slow": lambda: calls.append(1)}, 7)
+    timing.in_turn({"slow": lambda: calls.append(1)}, 7)
     few = len(calls)
-    monkeypatch.setattr(measure, "SLOW", 100.0)
-    measure.in_turn({"slow": lambda: calls.append(1)}, 7)
+    monkeypatch.setattr(timing, "SLOW", 100.0)
+    timing.in_turn({"slow": lambda: calls.append(1)}, 7)
     assert 0 < few < len(calls) - few
 
 
@@ -238,8 +243,8 @@ def test_targets_tell_what_is_met(sample):
     assert lost.measured == "0.5× (softmax_backward float32, 4096 × 4096, dim 0); 2 of 6 below"
     assert found["large float32, last dim, share of the stream"].met is True
     assert found["float64, against torch"].met is None
-    assert targets.accuracy_targets(sample.accuracy)[0].met is True
-    assert "**NOT met**" in report.targets_block(found.values())
+    assert accuracy_targets(sample.accuracy)[0].met is True
+    assert "**NOT met**" in targets_block(found.values())
 
 
 def test_losses_are_shown(sample):
@@ -249,20 +254,20 @@ def test_losses_are_shown(sample):
 
 
 def test_blocks_are_replaced_and_nothing_else(sample):
-    contents = report.blocks(sample, sample)
+    contents = documents.blocks(sample, sample)
     document = "".join(
         f"about {name}\n<!-- bench:{name}:begin -->\nold\n<!-- bench:{name}:end -->\n" for name in contents
     )
     document += "<!-- bench:unknown:begin -->\nkept\n<!-- bench:unknown:end -->\n"
-    once = report.filled(document, contents)
+    once = documents.filled(document, contents)
     assert "old" not in once
     assert "kept" in once
     assert all(f"about {name}" in once and content in once for name, content in contents.items())
-    assert report.filled(once, contents) == once
+    assert documents.filled(once, contents) == once
 
 
 def test_tables_are_rectangular(sample):
-    for name, block in report.blocks(sample, sample).items():
+    for name, block in documents.blocks(sample, sample).items():
         if name not in ("machine", "chart"):
             assert len({line.count("|") for line in block.splitlines()}) == 1
             assert len({len(line) for line in block.splitlines()}) == 1
@@ -270,13 +275,13 @@ def test_tables_are_rectangular(sample):
 
 def test_documents_show_the_results_that_are_kept_with_the_sources(monkeypatch):
     """After a new measurement: python -m ascend_grad.bench."""
-    monkeypatch.setattr(report, "FOLDER", SOURCES / "bench" / "results")
+    monkeypatch.setattr(documents, "FOLDER", SOURCES / "bench" / "results")
     for name in ("SPEED_FILE", "ACCURACY_FILE", "LINEAR_FILE"):
-        monkeypatch.setattr(report, name, report.FOLDER / getattr(report, name).name)
-    contents = report.contents_of_documents()
+        monkeypatch.setattr(documents, name, documents.FOLDER / getattr(documents, name).name)
+    contents = documents.contents_of_documents()
     assert {"rows", "accuracy", "linear_rows"} < set(contents)
-    text = "".join((SOURCES / path.relative_to(report.ROOT)).read_text() for path in report.DOCUMENTS)
-    assert report.filled(text, contents) == text
+    text = "".join((SOURCES / path.relative_to(documents.ROOT)).read_text() for path in documents.DOCUMENTS)
+    assert documents.filled(text, contents) == text
     assert {name: text.count(f"<!-- bench:{name}:begin -->") for name in contents} == dict.fromkeys(contents, 1)
 
 
@@ -393,8 +398,8 @@ def test_documents_are_not_updated_by_halves(hasty, monkeypatch, tmp_path, capsy
     pytest.importorskip("matplotlib")
     document = tmp_path / "README.md"
     document.write_text("old")
-    monkeypatch.setattr(report, "DOCUMENTS", (document,))
-    monkeypatch.setattr(report, "SPEED_FILE", tmp_path / "speed.json")
+    monkeypatch.setattr(documents, "DOCUMENTS", (document,))
+    monkeypatch.setattr(documents, "SPEED_FILE", tmp_path / "speed.json")
 
     def softmax(*args, **kwargs):
         raise RuntimeError
@@ -403,7 +408,7 @@ def test_documents_are_not_updated_by_halves(hasty, monkeypatch, tmp_path, capsy
     monkeypatch.setattr(cases, "full", lambda: [small_case("softmax"), small_case("log_softmax")])
     assert main(["bench", "--update-readme"]) == 1
     assert document.read_text() == "old"
-    assert not report.SPEED_FILE.exists()
+    assert not documents.SPEED_FILE.exists()
     assert "the documents stay as they are" in capsys.readouterr().err
 
 
@@ -422,15 +427,15 @@ def test_the_documents_can_be_updated(hasty, monkeypatch, tmp_path):
     document = tmp_path / "README.md"
     document.write_text("# Title\n<!-- bench:rows:begin -->\n<!-- bench:rows:end -->\n")
     for name, path in (("DOCUMENTS", (document,)), ("CHART", tmp_path / "chart.svg")):
-        monkeypatch.setattr(report, name, path)
+        monkeypatch.setattr(documents, name, path)
     for name in ("SPEED_FILE", "ACCURACY_FILE"):
-        monkeypatch.setattr(report, name, tmp_path / f"{name}.json")
+        monkeypatch.setattr(documents, name, tmp_path / f"{name}.json")
     monkeypatch.setattr(cases, "full", lambda: [small_case("softmax")])
     assert main(["bench", "--update-readme"]) == 0
     assert "| softmax float32 3 × 4 × 5 out" in document.read_text()
-    assert report.SPEED_FILE.exists()
-    assert report.CHART.exists()
-    assert not report.ACCURACY_FILE.exists()
+    assert documents.SPEED_FILE.exists()
+    assert documents.CHART.exists()
+    assert not documents.ACCURACY_FILE.exists()
 
 
 def test_the_command_with_all_rivals_that_are_installed(monkeypatch, tmp_path):

@@ -12,27 +12,27 @@ from samples import DTYPES
 from scipy import special
 
 import ascend_grad as ag
+from ascend_grad.bench import documents, frameworks, stream
 from ascend_grad.bench import measure as timing
-from ascend_grad.bench import report, rivals, stream
-from ascend_grad.bench.cases import MASKED
-from ascend_grad.bench.grid import chart, layouts, measure, problems, sides
+from ascend_grad.bench.grid import chart, layouts, measure, problems, rivals
 from ascend_grad.bench.grid import report as tables
 from ascend_grad.bench.grid.problems import IN_PLACE, RowwiseProblem
 from ascend_grad.bench.grid.results import GridResults
 from ascend_grad.bench.linear.cases import MAX_SUM, WHOLE, LinearCase
 from ascend_grad.bench.results import OWN, Failure, Row
+from ascend_grad.bench.rowwise.cases import MASKED
 from ascend_grad.cli.main import main
 
 
 @pytest.fixture
 def hasty(monkeypatch):
     """Turns of a few microseconds, without the packages that may or may not be installed."""
-    monkeypatch.setattr(rivals, "module", lambda name: None)
+    monkeypatch.setattr(frameworks, "module", lambda name: None)
     monkeypatch.setattr(timing, "WARM_UP", 1e-6)
     for name in ("TURN", "LOOP", "PAUSE"):
         monkeypatch.setattr(measure, name, 1e-6)
     monkeypatch.setattr(measure, "TURNS", 2)
-    monkeypatch.setattr(sides, "PRODUCT_SIZE", 8)
+    monkeypatch.setattr(rivals, "PRODUCT_SIZE", 8)
     monkeypatch.setattr(problems, "MAX_PRODUCT", 2**12)
 
 
@@ -138,7 +138,7 @@ def test_rowwise_sides_agree(operator, dtype, layout, mode, hasty):
     if (layout, mode) == (layouts.BROADCAST, IN_PLACE):
         return
     found = measure.measure(rowwise(operator, dtype, arrangement=layout, mode=mode), 1)
-    assert set(sides.NUMPY[: 2 if operator == "softmax_backward" else 1]) < set(found.seconds)
+    assert set(rivals.NUMPY[: 2 if operator == "softmax_backward" else 1]) < set(found.seconds)
     assert ("numpy widened" in found.seconds) == (dtype in ("float16", "bfloat16"))
 
 
@@ -162,19 +162,19 @@ def test_a_single_word_agrees(operator, dtype, hasty):
 @pytest.mark.parametrize("problem", problems.draw(12, 0, problems.LINEAR), ids=lambda problem: problem.name)
 def test_linear_sides_agree(problem, hasty):
     found = measure.measure(replace(problem, shape=(3, 7, 4)), 1)
-    assert {OWN, "numpy", sides.PRODUCTS} <= set(found.seconds)
+    assert {OWN, "numpy", rivals.PRODUCTS} <= set(found.seconds)
 
 
 @pytest.mark.parametrize("operator", ["softmax", "log_softmax"])
 @pytest.mark.parametrize("mode", ["fresh", "out", IN_PLACE])
 def test_scipy_takes_part(operator, mode, dtype, hasty, monkeypatch):
-    monkeypatch.setattr(rivals, "module", {"scipy.special": special}.get)
+    monkeypatch.setattr(frameworks, "module", {"scipy.special": special}.get)
     assert "scipy" in measure.measure(rowwise(operator, dtype, mode=mode), 1).seconds
 
 
 def test_torch_takes_part_where_it_can_express_a_layout(operator, dtype, hasty, monkeypatch):
     torch = pytest.importorskip("torch")
-    monkeypatch.setattr(rivals, "module", {"torch": torch}.get)
+    monkeypatch.setattr(frameworks, "module", {"torch": torch}.get)
     for layout in layouts.LAYOUTS:
         found = measure.measure(rowwise(operator, dtype, arrangement=layout), 1)
         assert ("torch" in found.seconds) == (layout not in ("negative steps", "byte-swapped"))
@@ -185,11 +185,11 @@ def test_limits_are_measured_beside_larger_problems(hasty, monkeypatch):
     for mode in ("fresh", "out", IN_PLACE):
         assert {stream.ORDINARY, stream.NON_TEMPORAL} < set(measure.measure(rowwise(mode=mode), 1).seconds)
     seconds = measure.measure(LINEAR, 1).seconds
-    assert {stream.ORDINARY, stream.NON_TEMPORAL, sides.PRODUCTS} < set(seconds)
+    assert {stream.ORDINARY, stream.NON_TEMPORAL, rivals.PRODUCTS} < set(seconds)
 
 
 def test_gradients_do_not_shrink_while_times_are_taken(hasty):
-    comparison = sides.compared(rowwise(mode=IN_PLACE), 1)
+    comparison = rivals.compared(rowwise(mode=IN_PLACE), 1)
     comparison.reset()
     comparison.before_timing()
     assert not np.any(comparison.calls[OWN]())
@@ -268,7 +268,7 @@ def sample() -> GridResults:
         row(0.5, 4.0, **{stream.ORDINARY: 0.2, stream.NON_TEMPORAL: 0.1}),
         row(0.95, 1.0, rowwise(dtype="bfloat16", arrangement="transposed"), **{"numpy widened": 0.25}),
         row(8.0, None, rowwise("softmax", mode="fresh"), **{"numpy dot": 16.0}),
-        row(2.0, 0.25, LINEAR, **{stream.ORDINARY: 0.2, sides.PRODUCTS: 0.9}),
+        row(2.0, 0.25, LINEAR, **{stream.ORDINARY: 0.2, rivals.PRODUCTS: 0.9}),
     ]
     return GridResults.of({"CPU": "an abacus"}, 2, 4, 7, rows, [Failure("x", "no")])
 
@@ -306,11 +306,11 @@ def test_limits_excuse(sample):
     assert first.case.name in tables.lost_block(sample.rows)
     at_the_limit = replace(first, seconds=first.seconds | {stream.ORDINARY: 0.9, stream.NON_TEMPORAL: 0.86})
     assert tables.lost_block([at_the_limit, *sample.rows[1:]]) == "None.\n"
-    assert " 86 % * |" in tables.worst_block([at_the_limit], sides.NUMPY)
+    assert " 86 % * |" in tables.worst_block([at_the_limit], rivals.NUMPY)
 
 
 def test_the_worst_come_first(sample):
-    worst = tables.worst_block(sample.rows, sides.TORCH, 2).splitlines()[2:]
+    worst = tables.worst_block(sample.rows, rivals.TORCH, 2).splitlines()[2:]
     assert [line.split("|")[1].strip() for line in worst] == [LINEAR.name, sample.rows[1].case.name]
 
 
@@ -334,11 +334,11 @@ def test_the_overview_has_a_line_for_each_rival(sample):
 
 def test_documents_have_a_place_for_every_block(sample):
     sources = Path(__file__).resolve().parents[1]
-    text = "".join((sources / path.relative_to(report.ROOT)).read_text() for path in report.DOCUMENTS)
-    contents = report.grid_blocks([sample])
-    assert {name: report.filled(text, contents).count(content) for name, content in contents.items()} == dict.fromkeys(
-        contents, 1
-    )
+    text = "".join((sources / path.relative_to(documents.ROOT)).read_text() for path in documents.DOCUMENTS)
+    contents = documents.grid_blocks([sample])
+    assert {
+        name: documents.filled(text, contents).count(content) for name, content in contents.items()
+    } == dict.fromkeys(contents, 1)
 
 
 def test_the_chart_is_the_same_for_the_same_results(sample, tmp_path):
@@ -392,16 +392,16 @@ def test_results_are_kept_with_the_sources(hasty, monkeypatch, tmp_path):
     pytest.importorskip("matplotlib")
     document = tmp_path / "benchmark.md"
     document.write_text("<!-- bench:grid_summary:begin -->\n<!-- bench:grid_summary:end -->\n")
-    monkeypatch.setattr(report, "FOLDER", tmp_path / "results")
-    monkeypatch.setattr(report, "DOCUMENTS", (document,))
+    monkeypatch.setattr(documents, "FOLDER", tmp_path / "results")
+    monkeypatch.setattr(documents, "DOCUMENTS", (document,))
     for name in ("CHART", "GRID_CHART"):
-        monkeypatch.setattr(report, name, tmp_path / f"{name}.svg")
+        monkeypatch.setattr(documents, name, tmp_path / f"{name}.svg")
     monkeypatch.setattr(problems, "MAX_ELEMENTS", 50)
     for seed in ("0", "1", "1"):
         assert main(["bench", "--grid", "2", "--seed", seed, "--update-readme"]) == 0
-    assert [grid.seed for grid in report.kept_grids()] == [0, 1]
+    assert [grid.seed for grid in documents.kept_grids()] == [0, 1]
     assert "| seed 1 " in document.read_text()
-    assert report.GRID_CHART.exists()
+    assert documents.GRID_CHART.exists()
 
 
 @pytest.mark.parametrize(

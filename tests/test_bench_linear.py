@@ -10,14 +10,16 @@ import pytest
 
 import ascend_grad as ag
 from ascend_grad import _cpu
+from ascend_grad.bench import documents, frameworks
 from ascend_grad.bench import measure as timing
-from ascend_grad.bench import report, rivals
-from ascend_grad.bench.linear import accuracy, cases, measure, sides, trained
+from ascend_grad.bench.linear import accuracy, cases, measure, rivals, trained
 from ascend_grad.bench.linear import report as tables
 from ascend_grad.bench.linear.cases import GRADIENT, MAX_SUM, WHOLE, LinearCase
+from ascend_grad.bench.linear.measure import Growth
 from ascend_grad.bench.linear.targets import memory_targets, of_yardstick, speed_targets
 from ascend_grad.bench.measure import DisagreementError
-from ascend_grad.bench.results import OWN, Growth, Results, Row
+from ascend_grad.bench.named import Results
+from ascend_grad.bench.results import OWN, Row
 from ascend_grad.cli.main import main
 
 SHAPE = (5, 11, 3)
@@ -31,7 +33,7 @@ def hasty(monkeypatch):
     monkeypatch.setattr(measure, "LOOP", 1e-6)
     monkeypatch.setattr(measure, "TURNS", 2)
     monkeypatch.setattr(measure, "PAUSE", 0)
-    monkeypatch.setattr(sides, "YARDSTICK_SIZE", 8)
+    monkeypatch.setattr(rivals, "YARDSTICK_SIZE", 8)
     random = np.random.default_rng(0)
 
     def layer(rows):
@@ -43,7 +45,7 @@ def hasty(monkeypatch):
 
 @pytest.fixture
 def without_torch(monkeypatch):
-    monkeypatch.setattr(rivals, "module", lambda name: None)
+    monkeypatch.setattr(frameworks, "module", lambda name: None)
 
 
 def torch_or_skip():
@@ -56,7 +58,7 @@ def sample() -> Results:
     rows = []
     for case in cases.full():
         own = case.operations / 1e12
-        seconds = {OWN: own, sides.YARDSTICK: 2 * sides.YARDSTICK_SIZE**3 / 0.5e12}
+        seconds = {OWN: own, rivals.YARDSTICK: 2 * rivals.YARDSTICK_SIZE**3 / 0.5e12}
         rows.append(Row(case, seconds | dict.fromkeys(("numpy", "torch", "torch chunked"), 10 * own)))
     memory = [
         Growth(case, side, size, 100)
@@ -96,7 +98,7 @@ def test_operations_are_those_of_the_products():
 def test_a_case_is_measured(case, dtype):
     case = replace(case, dtype=dtype)
     row = measure.measure(case, 1)
-    expected = {OWN, sides.YARDSTICK, sides.UNFILTERED if case.mode == "filtered" else "numpy"}
+    expected = {OWN, rivals.YARDSTICK, rivals.UNFILTERED if case.mode == "filtered" else "numpy"}
     assert set(row.seconds) == expected
     assert all(seconds > 0 for seconds in row.seconds.values())
     assert of_yardstick(row) > 0
@@ -110,11 +112,11 @@ def test_torch_computes_the_same(case, dtype, monkeypatch):
     case = replace(case, dtype=dtype)
     given = cases.arguments(case)
     results = cases.outs(given)
-    expected = [rivals.as_array(value).copy() for value in sides.ascend_grad(case, given, results)()]
-    with rivals.no_autograd():
-        assert sides.agree(sides.torch_formula(case, given, results)(), expected, dtype)
-        if case.operator == WHOLE and (chunked := sides.torch_chunked(case, given, results)):
-            assert sides.agree(chunked(), expected, dtype)
+    expected = [frameworks.as_array(value).copy() for value in rivals.ascend_grad(case, given, results)()]
+    with frameworks.no_autograd():
+        assert rivals.agree(rivals.torch_formula(case, given, results)(), expected, dtype)
+        if case.operator == WHOLE and (chunked := rivals.torch_chunked(case, given, results)):
+            assert rivals.agree(chunked(), expected, dtype)
 
 
 @pytest.mark.usefixtures("hasty", "without_torch")
@@ -128,7 +130,7 @@ def test_the_forced_variant_is_in_force_for_this_library_alone(monkeypatch):
         return right(**settings)
 
     monkeypatch.setattr(ag, GRADIENT, recorded)
-    assert set(measure.measure(case, 1).seconds) == {OWN, sides.YARDSTICK}
+    assert set(measure.measure(case, 1).seconds) == {OWN, rivals.YARDSTICK}
     assert seen == {variant}
     assert _cpu.variant() == before
 
@@ -141,12 +143,12 @@ def test_a_side_with_other_values_is_refused(step, monkeypatch):
     def wrong(case, given, outs):
         return lambda: tuple(out + out.dtype.type(step) for out in outs)
 
-    monkeypatch.setitem(sides.SIDES, "wrong", wrong)
+    monkeypatch.setitem(rivals.SIDES, "wrong", wrong)
     with pytest.warns(UserWarning, match=r"recomputed float32 5 × 11 × 3: wrong computes other values"):
         row = measure.measure(SMALL[0], 1)
     assert "numpy" in row.seconds
     assert "wrong" not in row.seconds
-    monkeypatch.setitem(sides.SIDES, "numpy", wrong)
+    monkeypatch.setitem(rivals.SIDES, "numpy", wrong)
     with pytest.raises(DisagreementError, match=r"^numpy computes other values than ascend_grad$"):
         measure.measure(SMALL[0], 1)
 
@@ -254,7 +256,7 @@ def test_memory_targets(sample):
 
 
 def test_tables_are_rectangular(sample):
-    blocks = report.blocks(None, None, sample)
+    blocks = documents.blocks(None, None, sample)
     tables_of = {"linear_rows", "linear_memory", "linear_targets"}
     assert set(blocks) == {"linear_machine", *tables_of}
     for name in tables_of:

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 #: From the bottom up: what it is, and its modules, names in `ascend_grad` ("backends" stands for all within it, but for
 #: what is named elsewhere).
 LAYERS = (
-    ("declarations of the C headers", "_kernels"),
+    ("declarations of the C headers", "_kernels _rowwise_kernels _linear_kernels"),
     ("errors, and the machine", "errors _version _openmp _cpu _tasks _threads _memory _dtypes _overlap"),
     ("the Ascend libraries", "_acl _aclnn"),
     ("arrays, arguments, settings", "arrays arguments config"),
@@ -33,8 +33,13 @@ LAYERS = (
     ("the choice of a backend", "_dispatch dispatch"),
     ("operators and questions", "results ops threads npu inspection"),
     ("the public interface", "ascend_grad"),
+    ("bounds on errors", "bounds"),
     ("demonstration", "demo"),
-    ("benchmark", "bench"),
+    ("benchmark: machine, tables", "bench.dtypes bench.machine bench.tables bench.figures"),
+    ("benchmark: comparisons", "bench.frameworks bench.stream bench.results bench.measure bench.targets"),
+    ("benchmark: named cases", "bench.rowwise bench.linear"),
+    ("benchmark: random problems", "bench.grid"),
+    ("benchmark: documents", "bench.named bench.documents bench"),
     ("command line", "cli __main__"),
 )
 
@@ -141,6 +146,18 @@ def test_modules_import_from_below(name: str):
     for imported in GRAPH[name]:
         layer = _layer(imported)
         assert layer <= own, f"{name} ({LAYERS[own][0]}) imports {imported} ({LAYERS[layer][0]}), which is above it"
+
+
+@pytest.mark.parametrize(("own", "other"), [("_rowwise", "_linear_kernels"), ("_linear", "_rowwise_kernels")])
+def test_families_share_no_kernels(own: str, other: str):
+    """So that a change of one family's headers leaves the modules of the other as they were built."""
+    reached, left = set[str](), {own}
+    while left:
+        name = left.pop()
+        reached.add(name)
+        left |= GRAPH[name] - reached
+    assert "_kernels" in reached
+    assert other not in reached
 
 
 def test_no_circles():

@@ -9,13 +9,12 @@ import numpy as np
 
 from .. import arrays
 from .._call import Call, ResultSpec
+from .._rowwise import MASKED_LOGIT
 from ..contract import LINEAR
 
 NAME = "reference"
 
-MASKED_LOGIT = -10000.0
-
-#: Logits of so many elements are looked at together, so that a large vocabulary needs no (BT, V) array.
+#: Logits of so many elements are computed together, so that a large vocabulary needs no (BT, V) array.
 CHUNK_ELEMENTS = 1 << 22
 
 

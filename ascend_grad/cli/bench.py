@@ -20,9 +20,10 @@ from .exit_statuses import exit_statuses
 from .new_files import check_writable, new_figure
 
 if TYPE_CHECKING:
-    from ..bench.cases import Case
     from ..bench.linear.cases import LinearCase
-    from ..bench.results import Failure, Growth, Row, Worst
+    from ..bench.linear.measure import Growth
+    from ..bench.results import Failure, Row, Worst
+    from ..bench.rowwise.cases import Case
 
 DESCRIPTION = """\
 Time the operators beside NumPy's formulas, and beside PyTorch and JAX where they are installed: medians, hot, all
@@ -91,8 +92,9 @@ def add_parser(subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..bench import machine, report
-    from ..bench.results import Results
+    from ..bench import documents, machine
+    from ..bench.named import Results
+    from ..bench.rowwise import report
 
     _check(args)
     num_threads = thread_count(args.threads) or ag.get_num_threads()
@@ -111,8 +113,8 @@ def run(args: argparse.Namespace) -> int:
         speed = _measure_speed(_chosen_cases(args), num_threads, failures)
     results = Results(machine.describe(), num_threads, speed, accuracy, linear, memory, failures)
 
-    print(report.machine_block(results))
-    shown = report.blocks(*(results if part else None for part in (speed, accuracy, linear or memory)))
+    print(documents.machine_block(results))
+    shown = documents.blocks(*(results if part else None for part in (speed, accuracy, linear or memory)))
     for name in ("rows", "accuracy", "targets", "linear_rows", "linear_memory", "linear_targets"):
         if name in shown:
             print(shown[name])
@@ -125,16 +127,18 @@ def run(args: argparse.Namespace) -> int:
     if args.update_readme and failures:
         print("ascend-grad bench: the documents stay as they are", file=sys.stderr)
     elif args.update_readme:
-        file = report.ACCURACY_FILE if args.accuracy else report.LINEAR_FILE if args.linear else report.SPEED_FILE
+        file = (
+            documents.ACCURACY_FILE if args.accuracy else documents.LINEAR_FILE if args.linear else documents.SPEED_FILE
+        )
         file.parent.mkdir(exist_ok=True)
         file.write_text(results.to_json())
-        report.update_documents()
+        documents.update_documents()
     return 0 if not failures and all(worst.error <= 1 for worst in accuracy) else 1
 
 
 def _check(args: argparse.Namespace) -> None:
     """What would fail in the end fails before the measurements."""
-    from ..bench import report
+    from ..bench import documents
 
     backend, _ = requested(None)
     if args.accuracy and backend not in ("auto", "cpu"):
@@ -152,7 +156,7 @@ def _check(args: argparse.Namespace) -> None:
         raise CommandError("the chart needs matplotlib: pip install 'ascend-grad[plot]'")
     if args.update_readme and (args.quick or args.filter):
         raise CommandError("--update-readme takes a full run, without --quick and --filter")
-    if args.update_readme and not all(path.exists() for path in report.DOCUMENTS):
+    if args.update_readme and not all(path.exists() for path in documents.DOCUMENTS):
         raise CommandError("--update-readme works in a source tree, with an editable installation")
     if args.json:
         check_writable("--json", args.json)
@@ -161,7 +165,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _chosen_cases(args: argparse.Namespace) -> list[Case]:
-    from ..bench import cases
+    from ..bench.rowwise import cases
 
     found = cases.quick() if args.quick else cases.full()
     found = [case for case in found if _is_wanted(case.name, args)]
@@ -173,7 +177,7 @@ def _chosen_cases(args: argparse.Namespace) -> list[Case]:
 def _measure_speed(cases: Sequence[Case], num_threads: int, failures: list[Failure]) -> list[Row[Case]]:
     from tqdm import tqdm
 
-    from ..bench.measure import TOLERATED, measure_all
+    from ..bench.rowwise.measure import TOLERATED, measure_all
 
     def shown(cases: Sequence[Case]) -> Iterator[Case]:
         with tqdm(cases, unit="case") as progress:
@@ -222,11 +226,11 @@ def _is_wanted(name: str, args: argparse.Namespace) -> bool:
 def _measure_accuracy(texts: Sequence[str], failures: list[Failure]) -> list[Worst]:
     from tqdm import tqdm
 
-    from ..bench import accuracy
     from ..bench.linear import accuracy as linear
     from ..bench.measure import recorded
+    from ..bench.rowwise import accuracy as rowwise
 
-    pairs = [(module, *pair) for module in (accuracy, linear) for pair in module.pairs()]
+    pairs = [(module, *pair) for module in (rowwise, linear) for pair in module.pairs()]
     pairs = [pair for pair in pairs if all(text in " ".join(pair[1:]) for text in texts)]
     if not pairs:
         raise CommandError(f"no operator and dtype contain {' and '.join(map(repr, texts))}")

@@ -49,7 +49,7 @@ def check(args: argparse.Namespace) -> None:
 
 
 def run(args: argparse.Namespace, num_threads: int) -> int:
-    from ..bench import machine, report
+    from ..bench import documents, machine
     from ..bench.grid import chart
     from ..bench.grid.results import GridResults
 
@@ -67,8 +67,8 @@ def run(args: argparse.Namespace, num_threads: int) -> int:
     if args.update_readme and failures:
         print("ascend-grad bench: the documents stay as they are", file=sys.stderr)
     elif args.update_readme:
-        report.keep_grid(results)
-        report.update_documents()
+        documents.keep_grid(results)
+        documents.update_documents()
     return 1 if failures else 0
 
 
@@ -104,11 +104,11 @@ def _measured(problems: Sequence[Problem], num_threads: int, failures: list[Fail
 
 
 def _print(results: GridResults) -> None:
-    from ..bench import report
+    from ..bench import documents
 
-    print(report.machine_block(results))
+    print(documents.machine_block(results))
     if not results.rows:
         return
-    contents = report.grid_blocks([results])
-    for name in report.GRID_TABLES:
+    contents = documents.grid_blocks([results])
+    for name in documents.GRID_TABLES:
         print(contents[name])

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 import ascend_grad as ag
 
-from ..backends import FROM_ENVIRONMENT
+from ..backends import FROM_ENVIRONMENT, REGISTRY, reference
 from ..errors import AscendGradError
 from .check_cases import Case, cases
 from .errors import CommandError
@@ -22,7 +22,7 @@ from .exit_statuses import exit_statuses
 from .new_files import check_writable
 
 #: What can be checked, and what is when nobody says.
-BACKENDS = ("cpu", "npu")
+BACKENDS = tuple(sorted(name for name in REGISTRY if name != reference.NAME))
 DEFAULT = FROM_ENVIRONMENT if FROM_ENVIRONMENT in BACKENDS else "cpu"
 
 DESCRIPTION = """\
@@ -181,7 +181,7 @@ def _check(case: Case, backend: str, row: Row) -> None:
         row.failures.append(f"{case.label}: {error}")
         return
     widened = {name: _widened(value, case.dtype) for name, value in case.arguments.items()}
-    expected = function(**widened, backend="reference")
+    expected = function(**widened, backend=reference.NAME)
     found = [
         _errors(result, right, case.dtype)
         for result, right in zip(_as_tuple(got), _as_tuple(expected), strict=True)

@@ -194,9 +194,9 @@ def _extract(source: Source, copy: IO[bytes], bar: Callable[..., tqdm]) -> None:
             member = _find_member(archive, source)
             _reserve(copy, member.file_size, f"temporary copy of {source}")
             with archive.open(member) as stream, bar(desc=f"reading {source}", total=member.file_size) as progress:
-                while piece := stream.read(_COPIED_AT_ONCE):
-                    copy.write(piece)
-                    progress.update(len(piece))
+                while chunk := stream.read(_COPIED_AT_ONCE):
+                    copy.write(chunk)
+                    progress.update(len(chunk))
         copy.seek(0)
     except (CommandError, OSError, MemoryError):
         raise

@@ -238,7 +238,7 @@ def _normalise(x: NDArray) -> tuple[NDArray, Backward]:
 
 
 def _views(vector: NDArray, shapes: dict[str, tuple[int, ...]]) -> dict[str, NDArray]:
-    """Consecutive pieces of a vector, under their names and in their shapes."""
+    """Consecutive parts of a vector, under their names and in their shapes."""
     ends = np.cumsum([math.prod(shape) for shape in shapes.values()])
-    pieces = np.split(vector, ends[:-1])
-    return {name: piece.reshape(shape) for (name, shape), piece in zip(shapes.items(), pieces)}
+    parts = np.split(vector, ends[:-1])
+    return {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts)}

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from ..figures import save
 from ..results import Row
-from . import sides
+from . import rivals
 from .results import GridResults
 
-RIVALS = (("NumPy", sides.NUMPY, "#7a9cc6"), ("torch", sides.TORCH, "#e07a3f"))
+RIVALS = (("NumPy", rivals.NUMPY, "#7a9cc6"), ("torch", rivals.TORCH, "#e07a3f"))
 
 
 def chart(grids: Sequence[GridResults], path: str | Path) -> None:

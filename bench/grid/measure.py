@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from .. import measure as timing
+from ..frameworks import Call
 from ..linear.cases import LinearCase
 from ..machine import seconds_of_others
 from ..results import Failure, Row
-from ..rivals import Call
 from .problems import Problem
-from .sides import NUMPY, SCIPY, TORCH, compared
+from .rivals import NUMPY, SCIPY, TORCH, compared
 
 TURNS = 5
 #: Seconds of a turn after the warm-up, at least one loop, and of one of its loops, at least one call.

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..cases import BACKWARD, DTYPES, FORWARD, MASKED, Case
+from ..dtypes import DTYPES
 from ..linear.cases import GRADIENT, MAX_SUM, MODES, WHOLE, LinearCase
+from ..rowwise.cases import BACKWARD, FORWARD, MASKED, Case
 from .layouts import BROADCAST, C_ORDER, LAYOUTS
 
 ROWWISE = (*BACKWARD, *MASKED, *FORWARD)

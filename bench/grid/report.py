@@ -5,15 +5,15 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 
-from ..cases import DTYPES
+from ..dtypes import DTYPES
 from ..results import OWN, Row
 from ..tables import DASH, milliseconds, percent, table, times
-from . import sides
+from . import rivals
 from .layouts import LAYOUTS
 from .problems import OPERATORS
 from .results import GridResults
 
-RIVALS = {"NumPy": sides.NUMPY, "NumPy, widened": sides.WIDENED, "SciPy": sides.SCIPY, "torch": sides.TORCH}
+RIVALS = {"NumPy": rivals.NUMPY, "NumPy, widened": rivals.WIDENED, "SciPy": rivals.SCIPY, "torch": rivals.TORCH}
 #: A rival is ahead, and clearly ahead: ours at less than so much of its speed.
 BEHIND, FAR_BEHIND = 1.0, 0.9
 #: A call that reaches so much of what the machine can do is as good as there.
@@ -27,7 +27,7 @@ the table are geometric; "widened" is NumPy on float32 copies of 16-bit arrays, 
 
 def limit_share(row: Row) -> float | None:
     """The part that a call reaches of what memory, or arithmetic, allows; None where neither is known."""
-    limits = [min((row.seconds[side] for side in group if side in row.seconds), default=0.0) for group in sides.LIMITS]
+    limits = [min((row.seconds[side] for side in group if side in row.seconds), default=0.0) for group in rivals.LIMITS]
     return max(limits) / row.own if any(limits) else None
 
 
@@ -112,7 +112,7 @@ def worst_block(rows: Sequence[Row], names: Sequence[str], count: int = WORST) -
 def lost_block(rows: Sequence[Row]) -> str:
     """Where NumPy is clearly ahead, though neither memory nor arithmetic sets the pace."""
     lost = [
-        (ratio, row) for ratio, row in _ratios(rows, sides.NUMPY) if ratio < FAR_BEHIND and not is_at_the_limit(row)
+        (ratio, row) for ratio, row in _ratios(rows, rivals.NUMPY) if ratio < FAR_BEHIND and not is_at_the_limit(row)
     ]
     if not lost:
         return "None.\n"
@@ -149,6 +149,6 @@ def blocks(results: Sequence[GridResults]) -> dict[str, str]:
     return {
         "grid_summary": summary_block(results),
         "grid_lost": lost_block(rows),
-        "grid_worst_numpy": worst_block(rows, sides.NUMPY),
-        "grid_worst_torch": worst_block(rows, sides.TORCH),
+        "grid_worst_numpy": worst_block(rows, rivals.NUMPY),
+        "grid_worst_torch": worst_block(rows, rivals.TORCH),
     }

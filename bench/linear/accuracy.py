@@ -1,14 +1,12 @@
 """The largest errors of the linear operators, in units of the bounds that the library promises.
 
-Oracles are NumPy formulas in float64 (long double for float64) and share nothing with the kernels. With eps = 2**-24
-(2**-53 for float64), the bounds are
+The formulas share nothing with the kernels. With the constants of `bounds` (c for the kind of values), the bounds are
 
-- a product ``A @ B``: c eps (|A| @ |B|), with c = 16 for centred values, 64 for random positive ones (and what comes of
-  a stored softmax), 512 for any;
-- the logits likewise; an entry of the softmax that is recomputed from them adds P (c eps (|X| @ |W.T| + |max|) + 4 eps)
-  to its part of the products, 24 eps in place of 4 where maximum and sum are computed in the same call;
-- bfloat16: 2**-8 (|P| @ |B|) more, since P is rounded first;
-- the sum of exponentials: 16 eps, and the exponential of the logits' bound.
+- a product ``A @ B``: c eps (|A| @ |B|);
+- the logits likewise; an entry of the softmax that is recomputed from them adds P (c eps (|X| @ |W.T| + |max|) + s eps)
+  to its part of the products, s depending on where maximum and sum come from;
+- bfloat16: more for P, which is rounded first;
+- the sum of exponentials: a multiple of eps, and the exponential of the logits' bound.
 
 A 16-bit result is rounded on top of that, by half a unit in its last place, which is taken off the error.
 """
@@ -21,11 +19,12 @@ from typing import NamedTuple
 import numpy as np
 
 import ascend_grad as ag
-from ascend_grad import _cpu
+from ascend_grad import _cpu, bounds
+from ascend_grad.bounds import ANY, CENTRED, ONE_SIGN, Precision, half_ulp, precision_of
 
-from ..accuracy import Expected, Format, errors, half_unit
-from ..cases import DTYPES, numpy_dtype
+from ..dtypes import DTYPES, numpy_dtype
 from ..results import Worst
+from ..rowwise.accuracy import Expected, errors
 from .cases import GRADIENT, MAX_SUM, WHOLE
 
 OPERATORS = (f"{GRADIENT}, recomputed", f"{GRADIENT}, stored", MAX_SUM, WHOLE)
@@ -38,7 +37,7 @@ HUGE_SHAPES = ((10_000_000, 2, 1), (2, 10_000_000, 1))
 class Problem(NamedTuple):
     """Values in the wide type that the dtype can hold, and the constant of the bound."""
 
-    f: Format
+    f: Precision
     dtype: np.dtype
     constant: int
     x: np.ndarray
@@ -57,12 +56,12 @@ def _data(kind: str, random: np.random.Generator, shape: tuple[int, int, int]) -
     signs = np.where(np.arange(rows)[:, None] + np.arange(width) & 1, 1.0, -1.0)
     positive = random.random((rows, width)), 4 * random.random((vocabulary, width)) / width
     return {
-        "centred": (16, x, 1.5 * weight),
-        "positive": (64, *positive),
-        "constant": (512, np.full((rows, width), 1 / 3), np.full((vocabulary, width), 1 / 7)),
-        "cancelling": (512, 100 * signs * (1 + positive[0] / 64), (1 + positive[1] / 64) / width),
-        "far from zero": (512, 10 + positive[0], -(20 + positive[1]) / width),
-        "peaked": (512, x, 15 * weight),
+        "centred": (CENTRED, x, 1.5 * weight),
+        "positive": (ONE_SIGN, *positive),
+        "constant": (ANY, np.full((rows, width), 1 / 3), np.full((vocabulary, width), 1 / 7)),
+        "cancelling": (ANY, 100 * signs * (1 + positive[0] / 64), (1 + positive[1] / 64) / width),
+        "far from zero": (ANY, 10 + positive[0], -(20 + positive[1]) / width),
+        "peaked": (ANY, x, 15 * weight),
     }[kind]
 
 
@@ -71,13 +70,14 @@ KINDS = ("centred", "positive", "constant", "cancelling", "far from zero", "peak
 
 def problem(kind: str, shape: tuple[int, int, int], dtype_name: str) -> Problem:
     """Values of a kind, rounded to the dtype."""
-    f, dtype = Format(dtype_name), numpy_dtype(dtype_name)
+    dtype = numpy_dtype(dtype_name)
+    f = precision_of(dtype)
     random = np.random.default_rng(shape)
     constant, x, weight = _data(kind, random, shape)
     target = random.integers(0, shape[1], shape[0])
-    grad = (random.random(shape[0]) + 0.1 if kind == "positive" else random.standard_normal(shape[0])).astype(f.compute)
+    grad = (random.random(shape[0]) + 0.1 if kind == "positive" else random.standard_normal(shape[0])).astype(f.dtype)
     return Problem(
-        f, dtype, constant, x.astype(dtype).astype(f.oracle), weight.astype(dtype).astype(f.oracle), target, grad
+        f, dtype, constant, x.astype(dtype).astype(f.wide), weight.astype(dtype).astype(f.wide), target, grad
     )
 
 
@@ -102,17 +102,17 @@ def _logits(p: Problem) -> _Logits:
 
 
 def _expected(p: Problem, values: np.ndarray, bound: np.ndarray, dtype: np.dtype) -> Expected:
-    return Expected(values, bound + p.f.normal, half_unit(np.abs(values) + bound, dtype))
+    return Expected(values, bound + p.f.normal, half_ulp(np.abs(values) + bound, dtype))
 
 
 def _gradients(p: Problem, softmax: np.ndarray, error: np.ndarray, grad: np.ndarray) -> tuple[Expected, Expected]:
-    grad = grad.astype(p.f.oracle)[:, None]
+    grad = grad.astype(p.f.wide)[:, None]
     tile = softmax.copy()
     tile[np.arange(len(tile)), p.target] -= 1
     tile *= grad
     error = error * np.abs(grad)
     # Of P itself: rounded to bfloat16, else the chain of the products alone.
-    relative = p.constant * p.f.eps + (2.0**-8 if p.dtype.name == "bfloat16" else 0)
+    relative = p.constant * p.f.eps + (bounds.BFLOAT16_P if p.dtype.name == "bfloat16" else 0)
     size = relative * np.abs(tile) + error
     return (
         _expected(p, tile @ p.weight, size @ np.abs(p.weight), p.dtype),
@@ -123,11 +123,11 @@ def _gradients(p: Problem, softmax: np.ndarray, error: np.ndarray, grad: np.ndar
 def _recomputed(p: Problem) -> tuple[Sequence[Expected], Callable]:
     found = _logits(p)
     # What is passed is rounded, so the formula is that of the rounded numbers.
-    maximum, total = (value.astype(p.f.compute) for value in (found.maximum, found.total))
-    wide = maximum.astype(p.f.oracle)[:, None]
-    softmax = np.exp(found.logits - wide) / total.astype(p.f.oracle)[:, None]
+    maximum, total = (value.astype(p.f.dtype) for value in (found.maximum, found.total))
+    wide = maximum.astype(p.f.wide)[:, None]
+    softmax = np.exp(found.logits - wide) / total.astype(p.f.wide)[:, None]
     exponent = found.error + p.constant * p.f.eps * np.abs(wide)
-    error = softmax * (np.expm1(exponent) + 4 * p.f.eps) + p.f.normal
+    error = softmax * (np.expm1(exponent) + bounds.SOFTMAX * p.f.eps) + p.f.normal
     x, weight = p.narrow()
     mask = np.zeros(len(x), bool)
     return _gradients(p, softmax, error, p.grad), lambda: ag.fused_linear_cross_entropy_loss_grad(
@@ -137,11 +137,11 @@ def _recomputed(p: Problem) -> tuple[Sequence[Expected], Callable]:
 
 def _stored(p: Problem) -> tuple[Sequence[Expected], Callable]:
     found = _logits(p)
-    softmax = (np.exp(found.logits - found.maximum[:, None]) / found.total[:, None]).astype(p.f.compute)
+    softmax = (np.exp(found.logits - found.maximum[:, None]) / found.total[:, None]).astype(p.f.dtype)
     x, weight = p.narrow()
     mask = np.zeros(len(x), bool)
-    wide = softmax.astype(p.f.oracle)
-    p = p._replace(constant=max(p.constant, 64))
+    wide = softmax.astype(p.f.wide)
+    p = p._replace(constant=max(p.constant, ONE_SIGN))
     return _gradients(p, wide, np.zeros_like(wide), p.grad), lambda: ag.fused_linear_cross_entropy_loss_grad(
         p.grad, x, weight, mask, p.target, softmax=softmax, backend="cpu"
     )
@@ -151,8 +151,8 @@ def _max_sum(p: Problem) -> tuple[Sequence[Expected], Callable]:
     found, rows = _logits(p), np.arange(len(p.x))
     below = found.logits - found.maximum[:, None]
     spread = np.expm1(found.error + found.maximum_error[:, None])
-    total_error = (np.exp(below) * spread).sum(1) + 16 * p.f.eps * found.total
-    predicted, real = below[rows, p.target], np.dtype(p.f.compute)
+    total_error = (np.exp(below) * spread).sum(1) + bounds.SUM * p.f.eps * found.total
+    predicted, real = below[rows, p.target], np.dtype(p.f.dtype)
     predicted_error = found.error[rows, p.target] + found.maximum_error + p.f.eps * np.abs(predicted)
     expected = (
         _expected(p, found.maximum, found.maximum_error + p.f.eps * np.abs(found.maximum), real),
@@ -173,8 +173,8 @@ def _whole(p: Problem) -> tuple[Sequence[Expected], Callable]:
     bound += 20 * p.f.eps
     exponent = found.error + 2 * found.maximum_error[:, None] + p.constant * p.f.eps * np.abs(found.maximum)[:, None]
     softmax = np.exp(below) / found.total[:, None]
-    error = softmax * (np.expm1(exponent) + 24 * p.f.eps) + p.f.normal
-    expected = (_expected(p, loss, bound, np.dtype(p.f.compute)), *_gradients(p, softmax, error, p.grad))
+    error = softmax * (np.expm1(exponent) + bounds.SOFTMAX_AND_STATISTICS * p.f.eps) + p.f.normal
+    expected = (_expected(p, loss, bound, np.dtype(p.f.dtype)), *_gradients(p, softmax, error, p.grad))
     x, weight = p.narrow()
     return expected, lambda: ag.linear_cross_entropy(
         x, weight, p.target, reduction="none", grad_loss=p.grad, backend="cpu"

@@ -11,7 +11,7 @@ import numpy as np
 
 import ascend_grad as ag
 
-from ..cases import DTYPES, NARROW_DTYPES, numpy_dtype
+from ..dtypes import DTYPES, NARROW_DTYPES, numpy_dtype
 
 GRADIENT = "fused_linear_cross_entropy_loss_grad"
 MAX_SUM = "fused_linear_online_max_sum"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import statistics
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,13 @@ import numpy as np
 
 import ascend_grad as ag
 
+from .. import frameworks
 from .. import measure as timing
-from .. import rivals
 from ..machine import seconds_of_others
-from ..results import OWN, Growth, Row
-from . import sides
+from ..results import DIRECT, OWN, Row
+from . import rivals
 from .cases import GRADIENT, WHOLE, LinearCase, arguments, outs
-from .sides import SIDES, UNFILTERED, YARDSTICK, Call, agree, direct, yardstick
+from .rivals import SIDES, UNFILTERED, YARDSTICK, Call, agree, direct, yardstick
 
 TURNS = 5
 #: Before each turn: the threads of a BLAS go on spinning for up to a tenth of a second after its last product.
@@ -34,6 +35,16 @@ FAR_BEHIND = 2.0
 MEMORY_SHAPE = (128, 151936, 1024)
 
 
+@dataclass(frozen=True)
+class Growth:
+    """By how many bytes a call made the process grow, beyond its results, and what this library promises at most."""
+
+    case: LinearCase
+    side: str
+    bytes: int
+    promise: int
+
+
 def measure(case: LinearCase, num_threads: int) -> Row[LinearCase]:
     """Time one case: this library, every rival that takes part, a large product in BLAS."""
     given = arguments(case)
@@ -41,9 +52,9 @@ def measure(case: LinearCase, num_threads: int) -> Row[LinearCase]:
     with timing.settings(num_threads):
         calls = {name: call for name, prepare in SIDES.items() if (call := prepare(case, given, results))}
         first = _first_calls(case, calls, results)
-        calls = {name: calls[name] for name in first} | {YARDSTICK: yardstick(case, sides.YARDSTICK_SIZE)}
+        calls = {name: calls[name] for name in first} | {YARDSTICK: yardstick(case, rivals.YARDSTICK_SIZE)}
         if (call := direct(case, given, results)) is not None:
-            calls[rivals.DIRECT] = call
+            calls[DIRECT] = call
         start, others = time.perf_counter(), seconds_of_others()
         seconds = _in_turn(calls, first)
         others = (seconds_of_others() - others) / (time.perf_counter() - start)
@@ -78,7 +89,7 @@ def _first_calls(case: LinearCase, calls: dict[str, Call], results: tuple[np.nda
         found = call()
         elapsed = time.perf_counter() - start
         if expected is None:
-            expected = tuple(rivals.as_array(value).copy() for value in found)
+            expected = tuple(frameworks.as_array(value).copy() for value in found)
         # What the filter leaves out is no rounding error.
         if name == UNFILTERED or agree(found, expected, case.dtype):
             seconds[name] = elapsed

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..results import OWN, Growth, Row
+from ..results import OWN, Row
 from ..tables import DASH, milliseconds, percent, table, times
 from .cases import LinearCase
-from .sides import SIDES
+from .measure import Growth
+from .rivals import SIDES
 from .targets import of_yardstick
 
 RIVALS = [side for side in SIDES if side != OWN]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..results import OWN, Growth, Row
+from ..results import OWN, Row
 from ..targets import Target, dispatch_target, ratio_text
 from .cases import FIRST, GRADIENT, LARGE_SHAPES, MAX_SUM, SMALL_SHAPES, WHOLE, LinearCase
-from .sides import YARDSTICK, YARDSTICK_SIZE
+from .measure import Growth
+from .rivals import YARDSTICK, YARDSTICK_SIZE
 
 #: The variant with dot products of bfloat16, at twice the rate of float32.
 DOT_PRODUCTS = "avx512_bf16"

@@ -10,7 +10,7 @@
 /* Two 8-byte elements that are adjacent on both sides. */
 typedef struct {
     uint64_t words[2];
-} ag_two_words;
+} ag_u64_pair;
 
 /* Interleaved halves of two vectors of 4, 8 or 16 elements: the places of their elements. */
 #define AG_LOW_4 0, 4, 1, 5
@@ -76,7 +76,7 @@ typedef struct {
     ptrdiff_t length, to, from;
 } ag_dim;
 
-AG_INLINE ptrdiff_t ag_reach(ag_dim dim)
+AG_INLINE ptrdiff_t ag_total_stride(ag_dim dim)
 {
     return (dim.to < 0 ? -dim.to : dim.to) + (dim.from < 0 ? -dim.from : dim.from);
 }
@@ -85,11 +85,13 @@ AG_INLINE ptrdiff_t ag_reach(ag_dim dim)
 AG_INLINE void ag_sort_dims(ag_dim *outer, ag_dim *inner)
 {
     const ag_dim t = *outer;
-    if (outer->length > 1 && (inner->length == 1 || ag_reach(*outer) < ag_reach(*inner))) *outer = *inner, *inner = t;
+    if (outer->length > 1 && (inner->length == 1 || ag_total_stride(*outer) < ag_total_stride(*inner))) {
+        *outer = *inner, *inner = t;
+    }
 }
 
 /* Coalesce two dimensions that have the strides of one. */
-AG_INLINE void ag_merge_dims(ag_dim *outer, ag_dim *inner)
+AG_INLINE void ag_coalesce_dims(ag_dim *outer, ag_dim *inner)
 {
     if (outer->length > 1 && outer->to == inner->to * inner->length && outer->from == inner->from * inner->length) {
         inner->length *= outer->length;
@@ -107,9 +109,9 @@ static AG_UNUSED void ag_copy_3d(ag_variant variant, char *to, const char *from,
     ag_sort_dims(&x, &y);
     ag_sort_dims(&y, &z);
     ag_sort_dims(&x, &y);
-    ag_merge_dims(&y, &z);
+    ag_coalesce_dims(&y, &z);
     ag_sort_dims(&x, &y);
-    ag_merge_dims(&y, &z);
+    ag_coalesce_dims(&y, &z);
     if (!swapped && z.to == itemsize && z.from == itemsize && z.length > 1) {
         const ptrdiff_t nbytes = z.length * itemsize;
         if (nbytes == 2 || nbytes == 4 || nbytes == 8 || nbytes == 16) {
@@ -153,7 +155,7 @@ static AG_UNUSED void ag_widen(ag_variant variant, ag_dtype dtype, const char *f
 }
 
 /* float32 or float64 (`from_double`) to any other dtype. */
-static AG_UNUSED void ag_round(ag_variant variant, int from_double, const void *from, ag_dtype dtype, char *to,
+static AG_UNUSED void ag_convert(ag_variant variant, int from_double, const void *from, ag_dtype dtype, char *to,
                                ptrdiff_t n)
 {
     if (from_double && dtype == AG_FLOAT32) {

@@ -1,12 +1,12 @@
-/* Rounds of work of a team of threads: a leader starts them, all take units one by one, and the leader waits until every unit
- * is done.
+/* Phases of a team of threads: the primary thread begins a phase, all threads fetch tasks one by one, and the primary
+ * thread waits at the end of the phase until every task is complete.
  *
- * OpenMP would do this with a parallel loop for every round. Its barriers, where libgomp spins for milliseconds, are no
- * place for that: where another process holds a core, the thread that is waited for may be without one while those that
- * wait keep theirs busy, and each round takes a time slice of the system's. Here nobody waits for a member as such, only for
- * units that somebody has taken: one that has no core just now, or that has not woken yet, keeps nobody from going on. Those
- * that have nothing to do fall asleep after a moment, and their cores are free. Of a team larger than the cores nobody
- * spins, and no more are woken than can run.
+ * OpenMP would do this with a parallel loop for every phase. Its barriers, where libgomp spins for milliseconds, do not
+ * suit: where another process holds a core, the thread that is waited for may be without one while those that wait keep
+ * theirs busy, and each phase takes a scheduler tick. Here no thread waits for another one as such, only for tasks that
+ * some thread has fetched: one that has no core just now, or that is not awake yet, delays nothing. Threads without a
+ * task sleep after a moment, and their cores are free. Where there are more threads than cores, they never spin, and no
+ * more of them are woken than can run.
  */
 #ifndef ASCEND_GRAD_TEAM_H
 #define ASCEND_GRAD_TEAM_H
@@ -20,50 +20,50 @@
 
 #include "base.h"
 
-enum { AG_TEAM_SPINS = 10000 }; /* 0.5 ms or so: sleepers take long to wake, on virtual machines above all */
+enum { AG_SPIN_LIMIT = 10000 }; /* 0.5 ms or so: threads that sleep take long to wake, on virtual machines above all */
 
-/* A number that others wait for, and how many of them sleep. */
+/* A number that threads wait for, and how many of them sleep. */
 typedef struct {
     uint32_t value;
     uint32_t sleepers;
 } ag_event;
 
 typedef struct {
-    int size, cores;     /* members, and how many of them can run at a time */
-    int spins;           /* before they sleep */
-    int over;            /* no round comes any more */
-    ptrdiff_t units;     /* of the round */
-    ptrdiff_t left;      /* units that nobody has taken */
-    ag_event round;      /* number of the round, of which the first is 1 */
-    ag_event done;       /* units of the round that are done */
-    int64_t begin;       /* of the round, nanoseconds */
-    int64_t elapsed;     /* in all rounds, */
-    int64_t busy;        /* and the CPU time that members used in them */
+    int size, cores;     /* threads, and how many of them can run at a time */
+    int spin_limit;      /* spins before a thread sleeps */
+    int is_shut_down;    /* no further phases */
+    ptrdiff_t tasks;     /* of the phase */
+    ptrdiff_t unfetched; /* tasks that no thread has fetched */
+    ag_event phase;      /* number of the phase, of which the first is 1 */
+    ag_event complete;   /* tasks of the phase that are complete */
+    int64_t begin;       /* of the phase, nanoseconds */
+    int64_t elapsed;     /* in all phases, */
+    int64_t busy;        /* and the CPU time of all threads in them */
 } ag_team;
 
-static AG_UNUSED int64_t ag_nanoseconds(clockid_t clock)
+static AG_UNUSED int64_t ag_clock_ns(clockid_t clock)
 {
     struct timespec time;
     clock_gettime(clock, &time);
     return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
 }
 
-static AG_UNUSED int64_t ag_now(void) { return ag_nanoseconds(CLOCK_MONOTONIC); }
+static AG_UNUSED int64_t ag_monotonic_ns(void) { return ag_clock_ns(CLOCK_MONOTONIC); }
 
 /* CPU time of the calling thread */
-static AG_UNUSED int64_t ag_thread_time(void) { return ag_nanoseconds(CLOCK_THREAD_CPUTIME_ID); }
+static AG_UNUSED int64_t ag_thread_ns(void) { return ag_clock_ns(CLOCK_THREAD_CPUTIME_ID); }
 
-/* Wait until the value has (is) or has not (is not) this value. */
-static AG_UNUSED void ag_event_await(ag_event *event, uint32_t value, int is, int spins)
+/* Wait until the value equals (is) or differs from (is not) this value. */
+static AG_UNUSED void ag_event_wait(ag_event *event, uint32_t value, int is, int spin_limit)
 {
     uint32_t now;
-    for (int spin = 0; spin < spins; spin++) {
+    for (int spin = 0; spin < spin_limit; spin++) {
         if ((__atomic_load_n(&event->value, __ATOMIC_ACQUIRE) == value) == is) return;
 #if defined(AG_X86_64)
         _mm_pause();
 #endif
     }
-    /* Whoever changes the value looks for sleepers after that, and a sleeper is counted before it looks at the value. */
+    /* The number of sleepers is read after the value was changed; a sleeper is counted before it reads the value. */
     __atomic_add_fetch(&event->sleepers, 1, __ATOMIC_SEQ_CST);
     while (((now = __atomic_load_n(&event->value, __ATOMIC_SEQ_CST)) == value) != is) {
         syscall(SYS_futex, &event->value, FUTEX_WAIT_PRIVATE, now, 0, 0, 0);
@@ -71,7 +71,7 @@ static AG_UNUSED void ag_event_await(ag_event *event, uint32_t value, int is, in
     __atomic_sub_fetch(&event->sleepers, 1, __ATOMIC_RELAXED);
 }
 
-/* Wake so many of those that sleep, after the value was changed. */
+/* Wake so many of the sleeping threads, after the value was changed. */
 static AG_UNUSED void ag_event_wake(ag_event *event, int count)
 {
     if (count > 0 && __atomic_load_n(&event->sleepers, __ATOMIC_SEQ_CST)) {
@@ -79,72 +79,72 @@ static AG_UNUSED void ag_event_wake(ag_event *event, int count)
     }
 }
 
-/* A team of so many members, before any of them starts. */
-static AG_UNUSED void ag_team_form(ag_team *team, int size, int cores)
+/* A team of so many threads, before any of them starts. */
+static AG_UNUSED void ag_team_init(ag_team *team, int size, int cores)
 {
     memset(team, 0, sizeof *team);
     team->size = size;
     team->cores = cores;
-    team->spins = size <= cores ? AG_TEAM_SPINS : 0;
+    team->spin_limit = size <= cores ? AG_SPIN_LIMIT : 0;
 }
 
-/* The leader starts a round; what its units are was written before. All units of the round before are done. */
-static AG_UNUSED void ag_team_start(ag_team *team, ptrdiff_t units)
+/* For the primary thread: begin a phase, whose tasks were described before. Those of the last one are complete. */
+static AG_UNUSED void ag_team_begin_phase(ag_team *team, ptrdiff_t tasks)
 {
-    const ptrdiff_t most = units < team->size ? units : team->size;
-    team->units = units;
-    team->begin = ag_now();
-    __atomic_store_n(&team->done.value, 0, __ATOMIC_RELAXED);
-    __atomic_store_n(&team->left, units, __ATOMIC_RELEASE);
-    __atomic_add_fetch(&team->round.value, 1, __ATOMIC_SEQ_CST);
-    ag_event_wake(&team->round, (int)(most < team->cores ? most : team->cores) - 1);
+    const ptrdiff_t most = tasks < team->size ? tasks : team->size;
+    team->tasks = tasks;
+    team->begin = ag_monotonic_ns();
+    __atomic_store_n(&team->complete.value, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&team->unfetched, tasks, __ATOMIC_RELEASE);
+    __atomic_add_fetch(&team->phase.value, 1, __ATOMIC_SEQ_CST);
+    ag_event_wake(&team->phase, (int)(most < team->cores ? most : team->cores) - 1);
 }
 
-/* The leader says that no round comes any more. */
-static AG_UNUSED void ag_team_dissolve(ag_team *team)
+/* For the primary thread: there will be no further phases. */
+static AG_UNUSED void ag_team_shutdown(ag_team *team)
 {
-    team->over = 1;
-    __atomic_add_fetch(&team->round.value, 1, __ATOMIC_SEQ_CST);
-    ag_event_wake(&team->round, INT_MAX);
+    team->is_shut_down = 1;
+    __atomic_add_fetch(&team->phase.value, 1, __ATOMIC_SEQ_CST);
+    ag_event_wake(&team->phase, INT_MAX);
 }
 
-/* The others wait for a round after this one (0: the first): its number; 0: none comes any more. */
-static AG_UNUSED uint32_t ag_team_join(ag_team *team, uint32_t round)
+/* For the other threads: wait for a phase after this one (0: the first). Its number; 0 after the last phase. */
+static AG_UNUSED uint32_t ag_team_wait_phase(ag_team *team, uint32_t phase)
 {
-    ag_event_await(&team->round, round, 0, team->spins);
-    const uint32_t now = __atomic_load_n(&team->round.value, __ATOMIC_ACQUIRE);
-    return team->over ? 0 : now;
+    ag_event_wait(&team->phase, phase, 0, team->spin_limit);
+    const uint32_t now = __atomic_load_n(&team->phase.value, __ATOMIC_ACQUIRE);
+    return team->is_shut_down ? 0 : now;
 }
 
-/* The number of a unit of the current round that is the caller's from now on, and that the round waits for; -1 if there are
- * none left. What the round is about may be read only after that. */
-static AG_UNUSED ptrdiff_t ag_team_next(ag_team *team)
+/* The number of a task of the current phase, which the caller has to complete; -1 if none are left. What describes the
+ * phase may be read only after that. */
+static AG_UNUSED ptrdiff_t ag_team_fetch_task(ag_team *team)
 {
-    ptrdiff_t left = __atomic_load_n(&team->left, __ATOMIC_RELAXED);
+    ptrdiff_t left = __atomic_load_n(&team->unfetched, __ATOMIC_RELAXED);
     while (left > 0) {
-        if (__atomic_compare_exchange_n(&team->left, &left, left - 1, 1, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED)) {
-            return team->units - left;
+        if (__atomic_compare_exchange_n(&team->unfetched, &left, left - 1, 1, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED)) {
+            return team->tasks - left;
         }
     }
     return -1;
 }
 
-/* A unit is done. After that the round may be over, and another one begin. */
-static AG_UNUSED void ag_team_finish(ag_team *team)
+/* A task is complete. After that the phase may end, and another one begin. */
+static AG_UNUSED void ag_team_complete_task(ag_team *team)
 {
-    const uint32_t units = (uint32_t)team->units;
-    if (__atomic_add_fetch(&team->done.value, 1, __ATOMIC_SEQ_CST) == units) ag_event_wake(&team->done, 1);
+    const uint32_t tasks = (uint32_t)team->tasks;
+    if (__atomic_add_fetch(&team->complete.value, 1, __ATOMIC_SEQ_CST) == tasks) ag_event_wake(&team->complete, 1);
 }
 
-/* Whatever units of the round are left, nobody takes them. For the leader. */
-static AG_UNUSED void ag_team_cancel(ag_team *team)
+/* For the primary thread: tasks of the phase that no thread has fetched are dropped. */
+static AG_UNUSED void ag_team_cancel_phase(ag_team *team)
 {
-    const ptrdiff_t rest = __atomic_exchange_n(&team->left, 0, __ATOMIC_RELAXED);
-    __atomic_add_fetch(&team->done.value, (uint32_t)rest, __ATOMIC_RELAXED);
+    const ptrdiff_t left = __atomic_exchange_n(&team->unfetched, 0, __ATOMIC_RELAXED);
+    __atomic_add_fetch(&team->complete.value, (uint32_t)left, __ATOMIC_RELAXED);
 }
 
-/* A member has used so much CPU time. */
-static AG_UNUSED void ag_team_used(ag_team *team, int64_t nanoseconds)
+/* A thread has used so much CPU time for the phase. */
+static AG_UNUSED void ag_team_add_busy(ag_team *team, int64_t nanoseconds)
 {
     __atomic_add_fetch(&team->busy, nanoseconds, __ATOMIC_RELAXED);
 }
@@ -152,11 +152,11 @@ static AG_UNUSED void ag_team_used(ag_team *team, int64_t nanoseconds)
 /* The value, which becomes 0. */
 static AG_UNUSED int64_t ag_take(int64_t *value) { return __atomic_exchange_n(value, 0, __ATOMIC_RELAXED); }
 
-/* The leader, who has found nothing left to do, waits until all units are done. */
-static AG_UNUSED void ag_team_end(ag_team *team)
+/* For the primary thread, when no task is left to fetch: wait until all are complete. */
+static AG_UNUSED void ag_team_end_phase(ag_team *team)
 {
-    ag_event_await(&team->done, (uint32_t)team->units, 1, team->spins);
-    team->elapsed += ag_now() - team->begin;
+    ag_event_wait(&team->complete, (uint32_t)team->tasks, 1, team->spin_limit);
+    team->elapsed += ag_monotonic_ns() - team->begin;
 }
 
 #endif

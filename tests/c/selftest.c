@@ -17,12 +17,14 @@ static void expected_row(ag_row_op op, ag_dtype dtype, const char *a, const char
                          double scale, expectation *result)
 {
     const double eps = dtype == AG_FLOAT64 ? 0x1p-53 : 0x1p-24;
+    /* The bounds of ascend_grad/bounds.py, where they are explained. */
     const double constant = dtype == AG_FLOAT64 ? 32 + (double)n / 1024 : 32;
     const int size = ag_itemsize[dtype];
     long double exact = 0;
     double magnitude = 0, max = -INFINITY;
     for (ptrdiff_t i = 0; i < n; i++) {
         const double x = get(a + i * size, dtype), y = get(b + i * size, dtype);
+        /* -10000 as the contract says, not AG_MASKED_LOGIT: this is what the kernels are compared with. */
         const double logit = !ag_masks_sum(op) ? x : mask[i] ? -10000.0 : dtype == AG_FLOAT64 ? x * scale : (float)(x * scale);
         if (ag_is_forward(op)) result[i].value = logit, max = logit > max ? logit : max;
         const double term = op == AG_LOG_SOFTMAX_BACKWARD ? x : x * y;
@@ -189,7 +191,7 @@ static void test_conversions(ag_variant variant)
         const ag_dtype dtype = bfloat ? AG_BFLOAT16 : AG_FLOAT16;
         const int exponent_bits = bfloat ? 8 : 5;
         ag_widen(variant, dtype, (const char *)bits, values, COUNT);
-        ag_round(variant, 0, values, dtype, (char *)back, COUNT);
+        ag_convert(variant, 0, values, dtype, (char *)back, COUNT);
         for (int i = 0; i < COUNT; i++) {
             const double value = half_value(bits[i], exponent_bits);
             CHECK(isnan(value) ? isnan(values[i]) : values[i] == value, "%s widen %04x", dtype_names[dtype], i);
@@ -201,13 +203,13 @@ static void test_conversions(ag_variant variant)
             doubles[3 * i + 1] = isnan(middle) ? 1 : nextafter(middle, INFINITY);
             doubles[3 * i + 2] = isnan(middle) ? 1 : nextafter(middle, -INFINITY);
         }
-        ag_round(variant, 1, doubles, dtype, (char *)rounded, 3 * COUNT);
+        ag_convert(variant, 1, doubles, dtype, (char *)rounded, 3 * COUNT);
         for (int i = 0; i < 3 * COUNT; i++) {
             if (isnan(doubles[i])) continue;
             CHECK(rounded[i] == half_bits(doubles[i], exponent_bits), "%s of %a: %04x", dtype_names[dtype], doubles[i], rounded[i]);
             points[i] = (float)doubles[i];
         }
-        ag_round(variant, 0, points, dtype, (char *)rounded, 3 * COUNT);
+        ag_convert(variant, 0, points, dtype, (char *)rounded, 3 * COUNT);
         for (int i = 0; i < 3 * COUNT; i++) {
             if (isnan(doubles[i])) continue;
             CHECK(rounded[i] == half_bits(points[i], exponent_bits), "%s of %a: %04x", dtype_names[dtype], points[i], rounded[i]);

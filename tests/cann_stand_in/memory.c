@@ -16,16 +16,16 @@
 #define SPAN ((uint64_t)8 << 30) /* addresses per device */
 enum { PAGE = 4096, ALIGNMENT = 64, POISON = 0xff /* NaN in every floating type */, POISONED = 1 << 20 };
 
-struct piece {
+struct allocation {
     char *start;
     uint64_t bytes;
     int device; /* -1: page-locked host memory */
-    struct piece *next;
+    struct allocation *next;
 };
 
 static char *handed_out, *alias;
 static int memory_file = -1;
-static struct piece *device_pieces, *host_pieces; /* device_pieces in the order of addresses */
+static struct allocation *device_allocations, *host_allocations; /* device_allocations in the order of addresses */
 static uint64_t next_page[MAX_DEVICES];           /* so that a freed address does not come back at once */
 static int64_t device_bytes[MAX_DEVICES], device_count, host_bytes, host_count;
 
@@ -57,7 +57,7 @@ static bool of_devices(const void *address)
 char *si_alias(const void *address) { return alias + ((const char *)address - handed_out); }
 char *si_reach(const void *address) { return of_devices(address) ? si_alias(address) : (char *)(uintptr_t)address; }
 
-static struct piece *piece_around(struct piece *list, const char *start, uint64_t bytes)
+static struct allocation *allocation_around(struct allocation *list, const char *start, uint64_t bytes)
 {
     for (; list; list = list->next)
         if (start >= list->start && start <= list->start + list->bytes &&
@@ -68,21 +68,21 @@ static struct piece *piece_around(struct piece *list, const char *start, uint64_
 
 enum si_place si_place(const void *address, uint64_t bytes, int *device)
 {
-    struct piece *piece;
+    struct allocation *allocation;
     *device = -1;
     if (of_devices(address)) {
-        if (!(piece = piece_around(device_pieces, address, bytes)))
+        if (!(allocation = allocation_around(device_allocations, address, bytes)))
             return PLACE_STRAY;
-        *device = piece->device;
+        *device = allocation->device;
         return PLACE_DEVICE;
     }
-    return piece_around(host_pieces, address, bytes) ? PLACE_LOCKED : PLACE_HOST;
+    return allocation_around(host_allocations, address, bytes) ? PLACE_LOCKED : PLACE_HOST;
 }
 
 /* The first page from `page` on that starts a gap of so many pages on this device, or a number beyond the device. */
 static uint64_t gap(int device, uint64_t page, uint64_t pages)
 {
-    for (struct piece *p = device_pieces; p; p = p->next) {
+    for (struct allocation *p = device_allocations; p; p = p->next) {
         if (p->device != device)
             continue;
         uint64_t offset = (uint64_t)(p->start - handed_out) - SPAN * (uint64_t)device;
@@ -113,32 +113,32 @@ int si_device_malloc(int device, void **result, uint64_t bytes)
     if (page + pages > SPAN / PAGE)
         return si_fail(MEMORY_ALLOCATION, "no addresses left on device %d", device);
     next_page[device] = page + pages;
-    struct piece *piece = si_allocate(1, sizeof *piece), **place = &device_pieces;
-    piece->start = handed_out + SPAN * (uint64_t)device + page * PAGE + ALIGNMENT;
-    piece->bytes = bytes;
-    piece->device = device;
-    while (*place && (*place)->start < piece->start)
+    struct allocation *allocation = si_allocate(1, sizeof *allocation), **place = &device_allocations;
+    allocation->start = handed_out + SPAN * (uint64_t)device + page * PAGE + ALIGNMENT;
+    allocation->bytes = bytes;
+    allocation->device = device;
+    while (*place && (*place)->start < allocation->start)
         place = &(*place)->next;
-    piece->next = *place;
-    *place = piece;
-    memset(si_alias(piece->start), POISON, bytes);
+    allocation->next = *place;
+    *place = allocation;
+    memset(si_alias(allocation->start), POISON, bytes);
     device_count++;
     device_bytes[device] += (int64_t)bytes;
     ++*si_statistic("mallocs");
     int64_t total = si_memory_counter("device_bytes"), *peak = si_statistic("peak_device_bytes");
     if (total > *peak)
         *peak = total;
-    *result = piece->start;
+    *result = allocation->start;
     return OK;
 }
 
-static struct piece *take(struct piece **list, const void *start)
+static struct allocation *take(struct allocation **list, const void *start)
 {
     for (; *list; list = &(*list)->next)
         if ((*list)->start == start) {
-            struct piece *piece = *list;
-            *list = piece->next;
-            return piece;
+            struct allocation *allocation = *list;
+            *list = allocation->next;
+            return allocation;
         }
     return NULL;
 }
@@ -147,18 +147,18 @@ int si_device_free(void *address)
 {
     if (!address)
         return si_misuse(PARAM_INVALID, "NULL");
-    struct piece *piece = take(&device_pieces, address);
-    if (!piece)
+    struct allocation *allocation = take(&device_allocations, address);
+    if (!allocation)
         return si_misuse(PARAM_INVALID, "%p is not the start of an allocation on a device", address);
-    const char *user = si_conflict((struct si_range){piece->start, piece->bytes, true}, NULL);
+    const char *user = si_conflict((struct si_range){allocation->start, allocation->bytes, true}, NULL);
     if (user)
         si_violation("memory that queued work still uses (%s)", user);
-    uint64_t first = (uint64_t)(piece->start - handed_out) - ALIGNMENT;
+    uint64_t first = (uint64_t)(allocation->start - handed_out) - ALIGNMENT;
     fallocate(memory_file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)first,
-              (off_t)up(ALIGNMENT + piece->bytes, PAGE));
+              (off_t)up(ALIGNMENT + allocation->bytes, PAGE));
     device_count--;
-    device_bytes[piece->device] -= (int64_t)piece->bytes;
-    free(piece);
+    device_bytes[allocation->device] -= (int64_t)allocation->bytes;
+    free(allocation);
     return OK;
 }
 
@@ -170,9 +170,9 @@ int si_host_malloc(void **result, uint64_t bytes)
     if (start == MAP_FAILED)
         return si_fail(MEMORY_ALLOCATION, "%llu bytes of host memory", (unsigned long long)bytes);
     memset(start, POISON, bytes < POISONED ? bytes : POISONED); /* the rest stays 0, which is quicker */
-    struct piece *piece = si_allocate(1, sizeof *piece);
-    *piece = (struct piece){start, bytes, -1, host_pieces};
-    host_pieces = piece;
+    struct allocation *allocation = si_allocate(1, sizeof *allocation);
+    *allocation = (struct allocation){start, bytes, -1, host_allocations};
+    host_allocations = allocation;
     host_count++;
     host_bytes += (int64_t)bytes;
     ++*si_statistic("host_mallocs");
@@ -182,19 +182,19 @@ int si_host_malloc(void **result, uint64_t bytes)
 
 int si_host_free(void *address)
 {
-    struct piece *piece = take(&host_pieces, address);
-    if (!piece)
+    struct allocation *allocation = take(&host_allocations, address);
+    if (!allocation)
         return si_misuse(PARAM_INVALID, "%p is not the start of page-locked memory", address);
-    struct si_range range = {piece->start, piece->bytes, true};
+    struct si_range range = {allocation->start, allocation->bytes, true};
     const char *user = si_conflict(range, NULL);
     if (user)
         si_violation("memory that queued work still uses (%s)", user);
     while (si_conflict(range, NULL))
         si_wait(); /* else the stand-in would crash, at a place that says nothing */
-    munmap(piece->start, piece->bytes);
+    munmap(allocation->start, allocation->bytes);
     host_count--;
-    host_bytes -= (int64_t)piece->bytes;
-    free(piece);
+    host_bytes -= (int64_t)allocation->bytes;
+    free(allocation);
     return OK;
 }
 

@@ -168,7 +168,7 @@ void *si_allocate(uint64_t count, uint64_t size)
 }
 
 /* Calls `visit` for every element, in the order of the indices. */
-static void walk(const struct tensor *t, void *values, void (*visit)(char *, int, void *, int64_t))
+static void for_each_element(const struct tensor *t, void *values, void (*visit)(char *, int, void *, int64_t))
 {
     int64_t index[MAX_RANK] = {0}, count = si_numel(t), size = (int64_t)si_size(t->dtype), at = t->offset;
     char *base = si_alias(t->data);
@@ -202,18 +202,18 @@ static void write_double(char *element, int dtype, void *values, int64_t i)
 double *si_gather(const struct tensor *t)
 {
     double *values = si_allocate((uint64_t)si_numel(t), sizeof *values);
-    walk(t, values, read_double);
+    for_each_element(t, values, read_double);
     return values;
 }
 
 float *si_gather_float(const struct tensor *t)
 {
     float *values = si_allocate((uint64_t)si_numel(t), sizeof *values);
-    walk(t, values, read_float);
+    for_each_element(t, values, read_float);
     return values;
 }
 
 void si_scatter(const struct tensor *t, const double *values)
 {
-    walk(t, (void *)(uintptr_t)values, write_double);
+    for_each_element(t, (void *)(uintptr_t)values, write_double);
 }

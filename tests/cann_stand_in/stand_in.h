@@ -1,7 +1,7 @@
 /* A test double of the Ascend runtime (CANN), for machines without a device. NOT a device, and never offered as one.
  *
  * It has the names and the binary interface of the real libraries, over host memory, with the arithmetic in plain scalar
- * code. It is strict where the device is strict, and in places stricter, so that misuse shows in a test and not on a card.
+ * code. It is strict where the device is strict, and in places stricter, so that misuse shows in a test and not on a device.
  * It shares no header with what it tests. `stand_in.py` beside this folder builds it and drives it.
  *
  *   stand_in.h    what the files here share
@@ -49,7 +49,7 @@
  *     page-locked host memory only (the device would quietly copy synchronously).
  *   - A copy, or work on another stream, that touches memory which queued work still writes (or the reverse) is a race.
  *   - Memory that queued work uses must not be freed. Streams with queued work must not be destroyed.
- *   - Tensors start at multiples of 64 bytes, their pieces with the padding of 32 bytes do not meet one another.
+ *   - Tensors start at multiples of 64 bytes, their ranges with the padding of 32 bytes do not meet one another.
  *   - aclFinalize and aclrtResetDevice within a process end the device for everybody in it.
  *   - After fork() nothing works in the child.
  *   - Targets of the fused gradient, on masked rows too, lie in [0, V): the device writes elsewhere, or forgets the -1.
@@ -146,7 +146,7 @@ extern const struct si_variant si_variant;
 
 enum si_place { PLACE_HOST, PLACE_LOCKED, PLACE_DEVICE, PLACE_STRAY };
 
-/* Where these bytes are: within one piece of page-locked or device memory, or ordinary; stray: in the range of the
+/* Where these bytes are: within one allocation of page-locked or device memory, or ordinary; stray: in the range of the
  * devices' addresses, but not within one allocation. */
 enum si_place si_place(const void *address, uint64_t bytes, int *device);
 char *si_alias(const void *address); /* where the stand-in itself may touch the device memory at this address */

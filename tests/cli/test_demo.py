@@ -400,6 +400,10 @@ def test_it_reports_checks_and_times(kind, loss, capsys):
         assert len(re.findall(rf"^  {name} +[\dx]+ +\d+\.\d+  ok$", out, re.MULTILINE)) == 1
         assert len(re.findall(rf"^  {name} +[\dx]+ +\d+\.\d+ +\d+\.\d+ +\d+\.\dx$", out, re.MULTILINE)) == 1
     assert "bits per" in err
+    memory = re.findall(
+        r"^  the loss of all words takes \d+ MB beyond its results, .* alone \d+ MB$", out, re.MULTILINE
+    )
+    assert len(memory) == (kind == "words")
 
 
 @pytest.mark.usefixtures("library")

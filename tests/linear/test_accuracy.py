@@ -33,6 +33,7 @@ from samples import BFLOAT16, DTYPES, assert_fresh, assert_identical, generator
 import ascend_grad as ag
 from ascend_grad import _cpu, _linear, contract
 from ascend_grad._checks import WorkspaceAndFilter
+from ascend_grad.bounds import ANY, CENTRED, ONE_SIGN
 
 
 @functools.lru_cache(maxsize=64)
@@ -101,7 +102,7 @@ def of_many(axis: str, n: int, kind: str, dtype: str) -> tuple[LinearProblem, tu
         "target_mask": np.full(-(-shape.BT // 8), 255, np.uint8),
         "masked_target": np.zeros(shape.BT, np.int32),
     }
-    constant = {"constant": 512, "positive": 64, "centred": 16}[kind]
+    constant = {"constant": ANY, "positive": ONE_SIGN, "centred": CENTRED}[kind]
     problem = LinearProblem(GRADIENT, arguments, constant)
     s = linear_oracles.sizes_of(problem)
     tile, x, w = (oracles.widen(a, s.p.wide) for a in (softmax, x, w))
@@ -137,10 +138,10 @@ def test_ten_million(kind, axis, needs_memory):
         long |= {"grad": times, "target_mask": times, "masked_target": times}
     tiled = problem.replaced(**{name: np.tile(problem.arguments[name], reps) for name, reps in long.items()})
     repeated, added = getattr(ag, GRADIENT)(**tiled.arguments, backend="cpu")[:: 1 if axis == "BT" else -1]
-    pieces = repeated.reshape(times, n, 2)
+    parts = repeated.reshape(times, n, 2)
     one, sum_ = right[:: 1 if axis == "BT" else -1]
-    assert np.all(oracles.errors(pieces.max(0), one) <= 1)
-    assert np.all(oracles.errors(pieces.min(0), one) <= 1)
+    assert np.all(oracles.errors(parts.max(0), one) <= 1)
+    assert np.all(oracles.errors(parts.min(0), one) <= 1)
     total = oracles.Expected(times * sum_.values, times * sum_.bound)
     assert np.all(oracles.errors(added, total) <= 1), oracles.errors(added, total)
 

@@ -80,7 +80,7 @@ def test_the_number_of_threads_changes_nothing_on_any_variant(shape, mode, dtype
 
 
 def test_the_number_of_threads_changes_nothing_in_little_space(dtype):
-    """Rows in pieces, words in many blocks."""
+    """Rows in chunks, words in many blocks."""
     problem = problem_of(GRADIENT, Shape(3000, 2500, 20), dtype)
     expected = compute(problem, num_threads=1, workspace_bytes=2**22)
     for count in COUNTS[1:]:
@@ -218,7 +218,7 @@ def seldom_switches() -> Iterator[float]:
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("operator", [GRADIENT, WHOLE])
 def test_rounds_do_not_wait_for_the_interpreters_lock(operator, num_threads, seldom_switches):
-    """Rows and words in pieces, some of them absent: hundreds of rounds, and the lock is needed a few times."""
+    """Rows and words in parts, some of them absent: hundreds of phases, and the lock is needed a few times."""
     problem = problem_of(operator, Shape(3000, 2500, 20), "float16")
     if operator == GRADIENT:
         problem = problem.replaced(grad=np.where(np.arange(3000) % 2, problem.arguments["grad"], 0))

@@ -1,4 +1,4 @@
-"""Arrays on the card, and calls on them."""
+"""Arrays on the device, and calls on them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 from linear_samples import GRADIENT, LOSS, STATISTICS, WHOLE, gradient_problem
-from npu_samples import BFLOAT16, COPIES, X, chain, chain_arguments, counts, on_the_card, problem_for, results_of
+from npu_samples import BFLOAT16, COPIES, X, chain, chain_arguments, counts, problem_for, results_of, to_device
 from samples import assert_identical
 
 import ascend_grad as ag
@@ -34,7 +34,7 @@ def test_there_and_back(dtype, shape, device):
         assert back.flags.writeable
 
 
-def test_what_cannot_be_an_array_on_the_card(device):
+def test_what_cannot_be_an_array_on_the_device(device):
     for value in (np.zeros(3), np.zeros(3, complex), "text", np.zeros(3, np.uint16)):
         with pytest.raises(ag.ParamTypeError, match="x: expected one of the device's dtypes float32, "):
             npu.asarray(value)
@@ -45,7 +45,7 @@ def test_what_cannot_be_an_array_on_the_card(device):
 
 
 @pytest.mark.parametrize("name", ["shape", "dtype", "device", "ndim", "size", "nbytes", "anything"])
-def test_an_array_on_the_card_cannot_be_changed(name, device):
+def test_an_array_on_the_device_cannot_be_changed(name, device):
     with pytest.raises(AttributeError):
         setattr(npu.asarray(X), name, 3)
 
@@ -59,14 +59,14 @@ def test_nothing_is_copied_unasked(device):
     assert device.calls() == 0
 
 
-def test_calls_on_the_card(any_operator, device):
+def test_calls_on_the_device(any_operator, device):
     """The same results as with arrays of the host, and, but for the whole loss, nothing goes over the bus."""
     args, kwargs = problem_for(any_operator)
     if "grad" in kwargs:
         kwargs["grad"] = np.ones_like(kwargs["grad"])  # rows without a gradient are copied apart
     function = getattr(ag, any_operator)
     expected = results_of(function(*args, **kwargs, backend="npu"))
-    card_args, card_kwargs = on_the_card(args, kwargs)
+    card_args, card_kwargs = to_device(args, kwargs)
     before = [a.numpy().tobytes() for a in (*card_args, *card_kwargs.values()) if isinstance(a, npu.DeviceArray)]
     if any_operator == GRADIENT:
         function(*card_args, **card_kwargs)  # targets on masked rows are repaired once
@@ -84,7 +84,7 @@ def test_calls_on_the_card(any_operator, device):
     assert after == before
 
 
-def test_masks_and_targets_go_to_the_card_once(device):
+def test_masks_and_targets_go_to_the_device_once(device):
     """Bools become bits, and targets on masked rows become what the device can read: for a mask once."""
     input, weight, target, grad = chain_arguments()
     first, second = np.arange(37) % 3 == 0, np.arange(37) % 4 != 0
@@ -93,12 +93,12 @@ def test_masks_and_targets_go_to_the_card_once(device):
     target[first & second] = 10**6
     everything = (grad, input, weight, first, second, target)
     there = [npu.asarray(array) for array in everything]
-    _, on_card = on_the_card((), statistics)
+    _, on_device = to_device((), statistics)
     for mask, mask_there in [(first, there[3]), (second, there[4]), (first, there[3])]:
         expected = ag.fused_linear_cross_entropy_loss_grad(*everything[:3], mask, target, **statistics)
         for again in (False, True):
             device.reset()
-            results = ag.fused_linear_cross_entropy_loss_grad(*there[:3], mask_there, there[5], **on_card)
+            results = ag.fused_linear_cross_entropy_loss_grad(*there[:3], mask_there, there[5], **on_device)
             assert counts(device, *COPIES) == dict.fromkeys(COPIES, 0) | ({} if again else {"copies_h2d": 1})
             for result, right in zip(results, expected, strict=True):
                 assert_identical(result.numpy(), right)
@@ -116,10 +116,10 @@ def test_repaired_targets_last_until_the_call_ends(device):
         ag.fused_linear_cross_entropy_loss_grad(grad, input, weight, mask, target, **statistics) for mask in masks
     ]
     there = [npu.asarray(array) for array in (grad, input, weight, target, *masks)]
-    _, on_card = on_the_card((), statistics)
+    _, on_device = to_device((), statistics)
 
     def call(i: int):
-        return ag.fused_linear_cross_entropy_loss_grad(*there[:3], there[4 + i], there[3], **on_card)
+        return ag.fused_linear_cross_entropy_loss_grad(*there[:3], there[4 + i], there[3], **on_device)
 
     results = {1: call(1), 0: call(0)}
     device.set_delay(400_000)
@@ -143,7 +143,7 @@ def test_repaired_targets_last_until_the_call_ends(device):
 
 @pytest.mark.parametrize("ignored", [False, True])
 def test_losses_of_single_rows(ignored, device):
-    """They stay on the card, unless those of ignored rows have to be put in between."""
+    """They stay on the device, unless those of ignored rows have to be put in between."""
     input, weight, target, _ = chain_arguments()
     if ignored:
         target[[3, 4, 36]] = -100
@@ -166,7 +166,7 @@ def test_losses_of_single_rows(ignored, device):
 
 
 @pytest.mark.parametrize("zeros", [False, True], ids=["every row", "rows without a gradient"])
-def test_a_chain_stays_on_the_card(zeros, device):
+def test_a_chain_stays_on_the_device(zeros, device):
     arguments = chain_arguments(zeros=zeros)
     expected = chain(*arguments)
     there = [npu.asarray(array) for array in arguments]
@@ -188,12 +188,12 @@ def test_a_chain_stays_on_the_card(zeros, device):
         assert not np.any(results[1].numpy()[rows].view(np.uint16))
 
 
-def test_a_softmax_on_the_card_survives(device):
-    """The device destroys it: it gets a copy, made on the card."""
+def test_a_softmax_on_the_device_survives(device):
+    """The device destroys it: it gets a copy, made on the device."""
     problem = gradient_problem((9, 130, 16), "bfloat16", "stored")
     target = np.clip(problem.arguments["masked_target"], 0, 129)  # on masked rows, too: those need a repair
     arguments = problem.arguments | {"grad": np.ones(9, np.float32), "masked_target": target}
-    _, there = on_the_card((), arguments)
+    _, there = to_device((), arguments)
     softmax = there["softmax"]
     bits = np.packbits(arguments["target_mask"], bitorder="little")
     there["target_mask"] = npu.asarray(bits if arguments["target_mask"].dtype == bool else arguments["target_mask"])
@@ -230,7 +230,7 @@ def test_foreign_targets_are_checked(device):
 def test_workspace_is_of_the_host(any_operator, device):
     args, kwargs = problem_for(any_operator)
     assert ag.workspace_size(any_operator, *args, **kwargs) >= 0
-    args, kwargs = on_the_card(args, kwargs)
+    args, kwargs = to_device(args, kwargs)
     with pytest.raises(ag.ParamTypeError, match=f"{any_operator}: expected arrays on the host, .* on device 0"):
         ag.workspace_size(any_operator, *args, **kwargs)
 
@@ -257,7 +257,7 @@ def test_arrays_do_not_mix(device):
             ag.ParamTypeError, match="expected an array on device 0, as grad_output is one, got one on "
         ):
             ag.softmax_backward(there, other)
-        # A call goes where its arrays are, whatever this thread's card is.
+        # A call goes where its arrays are, whatever this thread's device is.
         assert ag.softmax(there).device == 0
         assert ag.softmax(other).device == 1
     finally:
@@ -278,7 +278,7 @@ def test_arrays_of_the_linear_operators_do_not_mix(operator, name, device):
     _, arguments = problem_for(operator)
     if name == "grad_loss":
         arguments |= {"grad_loss": np.ones(9, np.float32), "reduction": "none"}
-    _, there = on_the_card((), arguments)
+    _, there = to_device((), arguments)
     device.reset()
     for kwargs in (there | {name: arguments[name]}, arguments | {name: there[name]}):
         with pytest.raises(ag.ParamTypeError, match=r"expected an array on device 0, .* got an array on the host"):
@@ -294,7 +294,7 @@ def test_arrays_without_elements(device):
     assert device.calls("aclnnSoftmax") == 0
 
 
-def test_matrices_beside_nothing_stay_on_the_card(device):
+def test_matrices_beside_nothing_stay_on_the_device(device):
     x, w, t = (
         npu.asarray(np.zeros((0, 8), np.float16)),
         npu.asarray(np.ones((300, 8), np.float16)),

@@ -35,7 +35,7 @@ class Break:
     @property
     def modules(self) -> tuple[str, ...]:
         """Compiled modules that have to be made anew."""
-        by_suffix = {".py": (), ".h": ("_aclnn",)}  # the constants and types in question are the operators'
+        by_suffix = {".py": (), ".h": ("_aclnn",)}  # the constants in question are the operators'
         return by_suffix.get(Path(self.file).suffix, (Path(self.file).stem,))
 
 
@@ -53,7 +53,7 @@ BREAKS = {
         "wrong result of fused_linear_cross_entropy_loss_grad",
     ),
     "scale as a float": Break(
-        "include/ascend_grad/acl/operators.h", "double scale", "float scale", "wrong result of scaled_masked_softmax"
+        "pyx/_aclnn.pyx", "double scale, c_bool", "float scale, c_bool", "wrong result of scaled_masked_softmax"
     ),
     "wrong constant of bfloat16": Break(
         "include/ascend_grad/acl/types.h", "AG_ACL_BF16 = 27", "AG_ACL_BF16 = 1", "wrong result of softmax"
@@ -75,8 +75,8 @@ BREAKS = {
     ),
     "tensors never destroyed": Break(
         "pyx/_aclnn.pyx",
-        "_acl.dispose(<disposer>_acl.table.aclDestroyTensor",
-        "if False: _acl.dispose(<disposer>_acl.table.aclDestroyTensor",
+        "_acl.destroy(<destroyer>_acl.table.aclDestroyTensor",
+        "if False: _acl.destroy(<destroyer>_acl.table.aclDestroyTensor",
         "left: {'tensors': ",
     ),
     "executor used again after the second phase": Break(
@@ -93,20 +93,20 @@ BREAKS = {
     ),
     "executor left behind by a failure between the phases": Break(
         "pyx/_aclnn.pyx",
-        "_acl.dispose(<disposer>_acl.table.aclDestroyAclOpExecutor",
-        "if False: _acl.dispose(<disposer>_acl.table.aclDestroyAclOpExecutor",
+        "_acl.destroy(<destroyer>_acl.table.aclDestroyAclOpExecutor",
+        "if False: _acl.destroy(<destroyer>_acl.table.aclDestroyAclOpExecutor",
         "left: {'executors': ",
     ),
     "device memory never freed": Break(
         "pyx/_acl.pyx",
-        "dispose_on(self.device, <disposer>table.aclrtFree, ",
-        "if False: dispose_on(self.device, <disposer>table.aclrtFree, ",
+        "destroy_on(self.device, <destroyer>table.aclrtFree, ",
+        "if False: destroy_on(self.device, <destroyer>table.aclrtFree, ",
         "'device_allocations'",
     ),
     "stream never destroyed": Break(
         "pyx/_acl.pyx",
-        "dispose_on(self.device, <disposer>table.aclrtDestroyStream, ",
-        "if False: dispose_on(self.device, <disposer>table.aclrtDestroyStream, ",
+        "destroy_on(self.device, <destroyer>table.aclrtDestroyStream, ",
+        "if False: destroy_on(self.device, <destroyer>table.aclrtDestroyStream, ",
         "'streams'",
     ),
     "failures not looked at": Break(
@@ -117,7 +117,7 @@ BREAKS = {
     ),
     "workspace too small": Break(
         "ascend_grad/backends/ascend/operators.py",
-        "session.borrow(size).memory() if size else None",
+        "session.allocate(size).memory() if size else None",
         "None if size else None",
         "the workspace is too small",
     ),
@@ -150,7 +150,7 @@ BREAKS = {
         "ascend_grad/backends/ascend/session.py",
         "                    if not allocation.kept:\n",
         "                    if True:\n",
-        "was given back",
+        "was freed",
     ),
     "foreign targets left in place": Break(
         "ascend_grad/backends/ascend/quirks.py",
@@ -160,7 +160,7 @@ BREAKS = {
     ),
 }
 
-#: Every operator on arrays of the host and of the card, failures, threads; prints what is wrong.
+#: Every operator on arrays of the host and of the device, failures, threads; prints what is wrong.
 CHECK = """
 import sys, threading
 from pathlib import Path

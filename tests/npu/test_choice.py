@@ -19,7 +19,7 @@ from ascend_grad.inspection import bound_call
 
 
 def test_automatic_choice(device):
-    assert ag.backends()["npu"] == (True, "2 cards, Ascend910B2")
+    assert ag.backends()["npu"] == (True, "2 devices, Ascend910B2")
     assert ag.explain("softmax", X) == ("npu", "automatic choice")
     assert ag.explain("softmax", X, backend="npu") == ("npu", "asked for by the backend argument")
     assert ag.explain("softmax", X, backend="cpu").backend == "cpu"
@@ -207,7 +207,7 @@ def test_check_command(device, capsys, tmp_path):
 
     assert main(["check", "--backend", "npu", "--json", str(tmp_path / "check.json")]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("backend npu: 2 cards, Ascend910B2\n")
+    assert text.startswith("backend npu: 2 devices, Ascend910B2\n")
     for operator in ALL:
         assert any(line.split() == [operator, "pass"] for line in text.splitlines())
     assert text.count("float64         0 not here\n    not taken: ") == len(ALL)

@@ -32,7 +32,7 @@ FAILED, OUT_OF_MEMORY = 507899, 207001
 
 
 class Case:
-    """One call with its right result; its arrays lie on the host, or on the card."""
+    """One call with its right result; its arrays lie on the host, or on the device."""
 
     def __init__(self, operator: str, where: str, how: str = ""):
         self.function: Callable = getattr(ag, operator)
@@ -79,7 +79,7 @@ class Case:
         try:
             results = self()
         except ag.AscendGradError as error:
-            return error.with_traceback(None)  # its frames hold arrays on the card
+            return error.with_traceback(None)  # its frames hold arrays on the device
         self.assert_right(results)
         return None
 
@@ -88,7 +88,7 @@ CASES = [(name, "") for name in (*OPERATORS, *LINEAR) if name != GRADIENT]
 CASES += [(GRADIENT, "stored"), (GRADIENT, "recomputed")]
 
 
-@pytest.fixture(params=["host", "card"])
+@pytest.fixture(params=["host", "device"])
 def where(request) -> str:
     return request.param
 
@@ -98,7 +98,7 @@ def case(request, where, device) -> Iterator[Case]:
     device.set_delay(20)
     case = Case(request.param[0], where, request.param[1])
     yield case
-    case.arguments = (), {}  # forget the arrays on the card
+    case.arguments = (), {}  # forget the arrays on the device
 
 
 @pytest.fixture(autouse=True)
@@ -202,7 +202,7 @@ def struck_one_after_another(device: StandIn, attempt: Callable[[], None]) -> in
             return struck
 
 
-def test_copies_to_the_card_and_back(device: StandIn) -> None:
+def test_copies_to_the_device_and_back(device: StandIn) -> None:
     x = np.arange(600_000, dtype=np.float32).reshape(2, 300_000)[:, ::-1]  # in several chunks
     assert struck_one_after_another(device, lambda: np.testing.assert_array_equal(npu.asarray(x).numpy(), x)) > 5
 
@@ -221,7 +221,7 @@ def _gradient(places: Callable, problem: dict[str, np.ndarray]):
 
 
 @pytest.mark.parametrize("function", [_whole, _gradient])
-@pytest.mark.parametrize("places", [lambda array: array, npu.asarray], ids=["host", "card"])
+@pytest.mark.parametrize("places", [lambda array: array, npu.asarray], ids=["host", "device"])
 def test_arrays_that_were_never_seen_before(function: Callable, places: Callable, device: StandIn) -> None:
     """Each attempt brings its arrays over, looks at them, and repairs them."""
     device.set_delay(0)

@@ -30,7 +30,7 @@ PROBE = """
 @pytest.mark.parametrize("name", ["split", "aggregate", "train_infer", "split_without_math"])
 def test_installations(name, run_script):
     result = run_script(PROBE, ASCEND_HOME_PATH=str(build(name)))
-    assert result.stdout == "npu\nTrue 2 cards, Ascend910B2\n"
+    assert result.stdout == "npu\nTrue 2 devices, Ascend910B2\n"
     assert result.stderr == ""
     elsewhere = run_script(PROBE, ASCEND_HOME_PATH="/nowhere", ASCEND_TOOLKIT_HOME=str(build(name)))
     assert elsewhere.stdout == result.stdout
@@ -97,7 +97,7 @@ def test_operators_that_an_older_toolkit_lacks(run_script):
     result = run_script(script, ASCEND_HOME_PATH=str(build("older")))
     lacks = "this toolkit's operator library lacks aclnnFusedLinearOnlineMaxSumGetWorkspaceSize"
     lines = result.stdout.splitlines()
-    assert lines[0].startswith("2 cards, Ascend910B2; this toolkit lacks aclnnFusedLinearCrossEntropyLossGrad, ")
+    assert lines[0].startswith("2 devices, Ascend910B2; this toolkit lacks aclnnFusedLinearCrossEntropyLossGrad, ")
     assert lines[1:] == [
         "npu [[0.5, 0.5], [0.5, 0.5]]",
         f"cpu automatic choice; not npu: {lacks}",

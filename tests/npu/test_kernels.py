@@ -48,7 +48,7 @@ def test_the_cpu_computes_this_call_and_all_that_follow(code, device: StandIn, c
     assert str(code) in choice.reason
     status = ag.backends()["npu"]
     assert status.usable
-    assert status.reason == "2 cards, Ascend910B2; this toolkit lacks aclnnSoftmax"
+    assert status.reason == "2 devices, Ascend910B2; this toolkit lacks aclnnSoftmax"
     # The others are still there.
     assert ag.explain("log_softmax", X).backend == "npu"
     ag.log_softmax(X)
@@ -56,9 +56,9 @@ def test_the_cpu_computes_this_call_and_all_that_follow(code, device: StandIn, c
 
 
 @pytest.mark.parametrize("code", CODES)
-@pytest.mark.parametrize("how", ["argument", "use_backend", "an array on the card"])
+@pytest.mark.parametrize("how", ["argument", "use_backend", "an array on the device"])
 def test_forced_calls_raise(code, how, device: StandIn, caplog) -> None:
-    x = npu.asarray(X) if how == "an array on the card" else X
+    x = npu.asarray(X) if how == "an array on the device" else X
     device.fail(FIRST_STAGE, 0, code)
 
     def call():
@@ -71,7 +71,7 @@ def test_forced_calls_raise(code, how, device: StandIn, caplog) -> None:
         try:
             call()
         except ag.AscendGradError as error:
-            return error.with_traceback(None)  # its frames hold the array on the card
+            return error.with_traceback(None)  # its frames hold the array on the device
         return None
 
     first = error()
@@ -174,7 +174,7 @@ def test_a_toolkit_without_kernels(variant, code, run_script) -> None:
     result = run_script(script, ASCEND_HOME_PATH=str(build(variant)))
     assert result.stdout.splitlines() == [
         *["[0.25, 0.25, 0.25, 0.25] True"] * 3,
-        "2 cards, Ascend910B2; this toolkit lacks aclnnSoftmax, aclnnLogSoftmax",
+        "2 devices, Ascend910B2; this toolkit lacks aclnnSoftmax, aclnnLogSoftmax",
         "BackendUnavailableError None",
         f"MissingKernelError {code}",
     ]

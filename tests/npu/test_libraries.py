@@ -26,7 +26,7 @@ USE = """
     print(ag.softmax(np.zeros(2, np.float32)), ag.backends()["npu"].reason)
     print(*mapped(), sep="\\n")
 """
-FOUND = "[0.5 0.5] 2 cards, Ascend910B2"
+FOUND = "[0.5 0.5] 2 devices, Ascend910B2"
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ def test_a_part_of_a_family_alone_is_told(tmp_path, run_script) -> None:
     assert "libopapi_nn.so does not load: libopapi_math.so is not beside it" in result.stdout
 
 
-def test_a_toolkit_without_a_card_is_no_warning(run_script) -> None:
+def test_a_toolkit_without_a_device_is_no_warning(run_script) -> None:
     use = """
     import logging
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
@@ -229,7 +229,7 @@ def test_torch_npu_initialises_the_runtime_first(run_script, tmp_path) -> None:
     assert (lines["initialisations"], "violation" in lines) == ("1", False)  # ours was taken back, theirs stays
 
 
-def test_the_card_that_torch_npu_binds_the_thread_to(run_script) -> None:
+def test_the_device_that_torch_npu_binds_the_thread_to(run_script) -> None:
     use = "print(ag.npu.asarray(x).device, ag.npu.get_device())"
     result = with_torch(run_script, "assert runtime.aclrtSetDevice(1) == 0", use)
     assert result.stdout == "1 1\n"
@@ -266,7 +266,7 @@ def test_torch_npu_that_is_not_there_as_a_whole(module, run_script) -> None:
     assert result.stdout == "[0.5 0.5] []\n"
 
 
-def test_without_a_card_a_failing_torch_npu_is_no_warning(run_script) -> None:
+def test_without_a_device_a_failing_torch_npu_is_no_warning(run_script) -> None:
     use = "print(ag.softmax(x), ag.explain('softmax', x).backend)"
     result = with_torch(run_script, "raise RuntimeError('no device')", use, variant="device_lost")
     assert result.stdout == "[0.5 0.5] cpu\n"

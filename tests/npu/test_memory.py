@@ -1,4 +1,4 @@
-"""Copies to and from the device, and its memory: how much is taken, kept and given back."""
+"""Copies to and from the device, and its memory: how much is allocated, kept and freed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_steady_state(any_operator, device):
             assert device.counter("bytes_d2h") == sum(result.nbytes for result in results)
             assert device.counter("synchronizations") == 1
 
-    in_thread(work)  # this one may have been bound to a card by another test
+    in_thread(work)  # this one may have been bound to a device by another test
 
 
 def test_large_arrays_go_in_chunks(device):
@@ -55,7 +55,7 @@ def test_large_arrays_go_in_chunks(device):
     chunks = -(-x.nbytes // (1 << 20))
     assert counts(device, *COPIES) == {"copies_h2h": 0, "copies_h2d": chunks, "copies_d2h": chunks, "copies_d2d": 0}
     assert device.counter("bytes_h2d") == device.counter("bytes_d2h") == x.nbytes
-    # The host fills one piece while others are on their way: it waits for free staging memory, not for each piece.
+    # The host fills one chunk while others are copied: it waits for free staging memory, not for each chunk.
     assert device.counter("synchronizations") <= 2 * -(-x.nbytes // session.STAGING_BYTES) + 1
     turned = np.asarray(x[::-1].T[::-1], order="F").astype(">f4")
     out = np.empty((3001, 3000), np.float16)[::-1]
@@ -63,7 +63,7 @@ def test_large_arrays_go_in_chunks(device):
     np.testing.assert_allclose(out[::-1, ::-1], expected, rtol=2e-3, atol=1e-7)
 
 
-def test_memory_of_another_thread_is_taken_when_the_card_is_full(device):
+def test_memory_of_another_thread_is_taken_when_the_device_is_full(device):
     x = np.zeros((256, 1024), np.float32)
     done, go_on = threading.Event(), threading.Event()
 

@@ -1,4 +1,4 @@
-"""Cards, threads, forks, interrupts, and the end of the process."""
+"""Devices, threads, forks, interrupts, and the end of the process."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import ascend_grad as ag
 from ascend_grad import npu
 from ascend_grad.backends.ascend import session
 
-# ---- cards, threads, processes ---------------------------------------------------------------------------------------
+# ---- devices, threads, processes -------------------------------------------------------------------------------------
 
 
-def test_cards(device):
+def test_devices(device):
     assert npu.device_count() == 2
     assert npu.get_device() == 0
     seen = []
@@ -44,7 +44,7 @@ def test_cards(device):
         npu.asarray(np.ma.array(X))
 
 
-def test_the_environments_card(run_script):
+def test_the_environments_device(run_script):
     script = """
         import ascend_grad as ag, numpy as np
         print(ag.npu.get_device(), ag.npu.asarray(np.zeros(3, np.float32)).device)
@@ -53,7 +53,7 @@ def test_the_environments_card(run_script):
     assert run_script(script, ASCEND_HOME_PATH=home, ASCEND_GRAD_DEVICE="1").stdout == "1 1\n"
 
 
-def test_a_card_beyond_those_that_there_are(run_script):
+def test_a_device_beyond_those_that_there_are(run_script):
     """Whoever forces the device, in whatever way, gets an error; the automatic choice computes on the CPU and warns."""
     script = """
         import ascend_grad as ag, numpy as np
@@ -67,7 +67,7 @@ def test_a_card_beyond_those_that_there_are(run_script):
         except ag.BackendUnavailableError as error:
             print(error)
     """
-    reason = "ASCEND_GRAD_DEVICE is 2, the devices are 0 to 1 (2 cards)"
+    reason = "ASCEND_GRAD_DEVICE is 2, the devices are 0 to 1"
     settings = {"ASCEND_HOME_PATH": str(build("split")), "ASCEND_GRAD_DEVICE": "2"}
     automatic = run_script("FORCED = None" + script.replace("\n        ", "\n"), **settings)
     assert automatic.stdout == "[0.25, 0.25, 0.25, 0.25] " * 3 + "False\n"
@@ -100,7 +100,7 @@ def test_a_runtime_that_does_not_end_is_left_to_itself(run_script):
 
 
 def test_four_threads(device):
-    """Each with its own data, half of them on the other card, host arrays and device arrays in turn."""
+    """Each with its own data, half of them on the other device, host arrays and device arrays in turn."""
     errors = []
     arguments = chain_arguments()
     expected = [result.numpy() if isinstance(result, npu.DeviceArray) else result for result in chain(*arguments)]
@@ -132,7 +132,7 @@ def test_four_threads(device):
 
 
 def test_the_threads_own_context_is_given_back(device):
-    """Another library of the process may have bound the thread to another card."""
+    """Another library of the process may have bound the thread to another device."""
     import ctypes
 
     runtime = ctypes.CDLL(str(build("split") / "lib64" / "libascendcl.so"))
@@ -304,7 +304,7 @@ def test_an_interrupt_at_the_end_of_a_call_leaves_the_session_free(device):
 
 @pytest.mark.parametrize("times", [1, 2, 5])
 def test_whoever_interrupts_waits_for_the_device(times, device, monkeypatch):
-    """However often: memory is given back when nothing is on its way any more."""
+    """However often: memory is freed when nothing is in flight."""
     x = np.ones((64, 128), np.float32)
     ag.softmax(x)
     synchronize = session.Session.synchronize

@@ -62,7 +62,7 @@ def test_tensors_lie_on_the_device_and_are_aligned(acl, double) -> None:
 
 def test_pieces_of_memory_keep_their_padding(acl, double) -> None:
     block, stream = acl.malloc(1024), acl.stream()
-    x = acl.tensor(block, (16,), np.float32)  # 64 bytes and 32 of padding: the next piece begins at 128
+    x = acl.tensor(block, (16,), np.float32)  # 64 bytes and 32 of padding: the next range begins at 128
     acl.launch("Softmax", x, 0, acl.tensor(block + 128, (16,), np.float32), stream=stream)
     assert double.violations() == []
     acl.launch("Softmax", x, 0, acl.tensor(block + 64, (16,), np.float32), stream=stream)

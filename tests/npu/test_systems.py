@@ -11,7 +11,7 @@ from samples import MASKED, OPERATORS, random_problem
 from stand_in import StandIn, build
 
 import ascend_grad as ag
-from ascend_grad.backends.ascend import runtime
+from ascend_grad.backends.ascend import limits, runtime
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 
@@ -61,6 +61,18 @@ def test_every_system_is_asked_for_what_it_has(soc, system, device) -> None:
                 assert device.violations() == [], label
     finally:
         device.set_delay(200)
+
+
+def test_an_operator_without_limits_stays_on_the_cpu(device, monkeypatch) -> None:
+    """As one that is new, and has not been brought to the device."""
+    x = np.zeros((3, 4), np.float32)
+    monkeypatch.delitem(limits.LIMITS, "softmax")
+    reason = "the operator has not been brought to the device"
+    assert ag.explain("softmax", x) == ("cpu", f"automatic choice; not npu: {reason}")
+    np.testing.assert_array_equal(ag.softmax(x), np.full((3, 4), 0.25, np.float32))
+    with pytest.raises(ag.UnsupportedDeviceError, match=f"softmax: {reason}"):
+        ag.softmax(x, backend="npu")
+    assert ag.explain("log_softmax", x).backend == "npu"
 
 
 @pytest.mark.parametrize("soc", SYSTEMS["unknown"])

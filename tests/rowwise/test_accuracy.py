@@ -178,7 +178,7 @@ def test_special_values_propagate(operator, dtype, special, n, engine):
 
 
 def test_special_values_propagate_between_threads(operator, dtype, engine):
-    """A few long rows, which threads compute in pieces."""
+    """A few long rows, which threads compute in splits."""
     n = 20_011
     problem = random_problem(operator, (1, 1, 7, n) if operator in MASKED else (7, n), DTYPES[dtype])
     floats = [array for array in problem.arrays if array.dtype != bool]

@@ -196,7 +196,7 @@ def test_in_place_in_any_layout(operator, dtype, dim, layout, engine):
 )
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_in_place_with_threads(operator, dtype, shape, dim, layout):
-    """Results overwrite what other threads, or later pieces of the same row, may have to read."""
+    """Results overwrite what other threads, or later splits of the same row, may have to read."""
     if operator in MASKED:
         shape, dim = (1, 1, *shape), -1
         layout = Layout((0, 1, *(axis + 2 for axis in layout.axes)), (1, 1, *layout.steps), swapped=layout.swapped)

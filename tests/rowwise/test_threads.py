@@ -45,9 +45,9 @@ MASKED_SHAPES = [(2, 3, 131, 701), (1, 1, 2, 280_001), (1, 2, 55_003, 5), (1, 1,
 @pytest.fixture
 def default_threads() -> Iterator[None]:
     """The default number is that of the team, whatever else keeps the cores busy."""
-    _threads.notice_disturbance(False)
+    _threads.detect_oversubscription(False)
     yield
-    _threads.notice_disturbance(True)
+    _threads.detect_oversubscription(True)
     ag.set_num_threads(None)
 
 

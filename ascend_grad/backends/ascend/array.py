@@ -1,4 +1,4 @@
-"""An array that lives on the card."""
+"""An array in device memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Origin(NamedTuple):
     """What is known of a target mask and the masked targets that one call made together.
 
-    Wherever the mask's bit is 0, the target is in [0, extent), so nobody has to look at the values again.
+    Wherever the mask's bit is 0, the target is in [0, extent), so the values need no second check.
     """
 
     token: object
@@ -36,12 +36,12 @@ class DeviceArray(AbstractDeviceArray):
     ndim, size, nbytes : int
         The numbers of its axes, its elements and their bytes.
     device : int
-        The card that it lives on.
+        The device in whose memory it is.
 
     Notes
     -----
-    Its memory goes back to the pool of the thread that forgets it. It is never copied to the host unasked: NumPy's
-    functions refuse it, and ``numpy()`` gives a copy.
+    Its memory is released to the pool of the thread that drops the last reference. It is never copied to the host
+    unasked: NumPy's functions refuse it, and ``numpy()`` gives a copy.
     """
 
     __slots__ = (
@@ -106,12 +106,12 @@ class DeviceArray(AbstractDeviceArray):
 
     def host_values(self) -> NDArray:
         if self._host is None:
-            self.remember(self.numpy())
+            self.cache_host_values(self.numpy())
         assert self._host is not None
         return self._host
 
-    def remember(self, values: NDArray) -> None:
-        """Keep these values, which are the array's, and which nobody else changes."""
+    def cache_host_values(self, values: NDArray) -> None:
+        """Cache these values, which are the array's and are never changed."""
         values.flags.writeable = False
         self._host = values
 

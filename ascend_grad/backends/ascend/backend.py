@@ -1,4 +1,4 @@
-"""The backend of the Ascend NPU: validated calls on arrays of the host or of the card."""
+"""The backend of the Ascend NPU: validated calls on arrays of the host or of the device."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ def unsupported_reason(call: Call) -> Unsupported | None:
 def run(call: Call, threads: int) -> Any:
     try:
         with np.errstate(all="ignore"):
-            results = _on_the_card(call) if call.device is not None else _from_the_host(call)
+            results = _from_the_device(call) if call.device is not None else _from_the_host(call)
     except AscendGradError as error:
         error.operator = call.operator.name
         if isinstance(error, MissingKernelError):
-            runtime.lose_operator(error)
+            runtime.mark_operator_missing(error)
         raise
     return results if len(call.operator.results) > 1 else results[0]
 
 
 def _from_the_host(call: Call) -> tuple[NDArray | None, ...]:
-    """Arrays of the host go to the card and results come back."""
+    """Arrays of the host go to the device and results come back."""
     if quirks.is_empty(call):
         return _empty(call)
     # What cannot be allocated fails before anything else happens.
@@ -66,8 +66,8 @@ def _from_the_host(call: Call) -> tuple[NDArray | None, ...]:
     return results
 
 
-def _on_the_card(call: Call) -> tuple[DeviceArray | None, ...]:
-    """Arrays of the card give arrays of the card."""
+def _from_the_device(call: Call) -> tuple[DeviceArray | None, ...]:
+    """Arrays of the device give arrays of the device."""
     assert call.device is not None
     values = _empty(call) if quirks.is_empty(call) else None
     with session.session_on(call.device).call() as here:
@@ -83,8 +83,8 @@ def _on_the_card(call: Call) -> tuple[DeviceArray | None, ...]:
 def _empty(call: Call) -> tuple[NDArray | None, ...]:
     """A call with an array of no elements is no work for a device: the reference knows what comes out.
 
-    Vectors of the card are looked at. Of an array of more dimensions, which may have elements where another has none,
-    nothing can be in the results: it stays on the card.
+    Vectors of the device are copied to the host. Of an array of more dimensions, which may have elements where another
+    has none, nothing can be in the results: it stays on the device.
     """
 
     def on_the_host(value: Any) -> Any:

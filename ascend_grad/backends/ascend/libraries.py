@@ -1,6 +1,6 @@
 """The libraries of a toolkit: which there are, and where they are looked for.
 
-What is in the process already is used, whoever opened it: a second copy of a toolkit would be a second runtime. The
+A library that the process has loaded already is used: a second copy of a toolkit would be a second runtime. The
 libraries of a family belong together, so it is opened as a whole or not at all, and no two families of one kind are
 mixed. Nothing is ever closed: others may have come to use it.
 """
@@ -56,7 +56,7 @@ class Toolkit:
     def _open(self, families: Sequence[tuple[str, ...]], what: str, *, broken: bool) -> list[int]:
         """The family that is in the process, else the first that loads, in a folder or where the loader looks."""
         for family in families:
-            mapped = [_acl.mapped_library(name) for name in family]
+            mapped = [_acl.loaded_library(name) for name in family]
             if all(mapped):
                 return mapped
         parts = []
@@ -85,7 +85,7 @@ def _open_family(folder: str, family: tuple[str, ...]) -> list[int]:
     opened: list[int] = []
     for path in reversed(paths):  # where one that it needs is missing, the last does not load, and nothing is opened
         try:
-            opened.append(_acl.mapped_library(os.path.basename(path)) or _acl.open_library(path))
+            opened.append(_acl.loaded_library(os.path.basename(path)) or _acl.open_library(path))
         except OSError as error:
             text = f"{path} does not load: {error}"
             if opened:  # and stays open: another family would not be alone

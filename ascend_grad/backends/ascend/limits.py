@@ -121,6 +121,7 @@ EVERYWHERE = only_on("910", "910B", "910_93", "310P", "950")
 FLOATS = ("float32", "float16", "bfloat16")
 FLOATS_16_BIT = ("float16", "bfloat16")
 
+#: An operator without an entry is not computed on the device.
 LIMITS: dict[str, tuple[Limit, ...]] = {
     "softmax_backward": (EVERYWHERE, dtype("grad_output", *FLOATS)),
     "log_softmax_backward": (EVERYWHERE, dtype("grad_output", *FLOATS)),
@@ -175,12 +176,15 @@ def needed(call: Call) -> tuple[str, ...]:
 
 def unsupported_reason(call: Call, state: State) -> Unsupported | None:
     """Why the device that was found does not take this valid call; None where it does."""
+    limits = LIMITS.get(call.operator.name)
+    if limits is None:
+        return _unsupported(call, UnsupportedDeviceError, "the operator has not been brought to the device")
     for name in needed(call):
         device_name = OPERATORS[name].device_name
         if device_name in state.absent:
             return _unsupported(call, BackendUnavailableError, state.absent[device_name])
     soc = family(state.soc)
-    for limit in LIMITS[call.operator.name]:
+    for limit in limits:
         reason = limit(call, soc)
         if reason is not None:
             return reason

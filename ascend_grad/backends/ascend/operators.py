@@ -39,7 +39,7 @@ def launch(session: Session, prepare: Callable[..., _aclnn.Plan], *arguments: An
                 converted.append(argument)
         plan = prepare(*converted)
         size = plan.workspace_size
-        workspace = session.borrow(size).memory() if size else None
+        workspace = session.allocate(size).memory() if size else None
         plan.launch(workspace, session.stream)
     finally:
         if plan is not None:
@@ -102,7 +102,7 @@ def gradient(
         quirks.safe_targets(session, masked_target, target_mask, extent, rows),
         None if softmax is not None else session.put(logits_max, rows=rows),
         None if softmax is not None else session.put(sum_exp_logits, rows=rows),
-        None if softmax is None else quirks.expendable(session, softmax, rows),
+        None if softmax is None else quirks.writable_copy(session, softmax, rows),
     )
     dtype = arguments[1].dtype
     input_grad = session.empty(arguments[1].shape, dtype)
@@ -119,7 +119,7 @@ def _statistics(session: Session, call: Call) -> Results:
 
 
 def statistics(session: Session, input, weight, target, start: int, end: int, return_logits: bool) -> Results:
-    """Online max sum; mask and masked targets remember that they were made together."""
+    """Online max sum; mask and masked targets share an origin."""
     input, weight, target = (session.put(array) for array in (input, weight, target))
     count = input.shape[0]
     logits_max, sum_exp_logits, predicted_logits = (session.empty((count,), FLOAT32) for _ in range(3))
@@ -150,7 +150,7 @@ def loss(
 
 
 def _linear_cross_entropy(session: Session, call: Call) -> tuple[DeviceArray | NDArray | None, ...]:
-    """The chain of the three on the rows that are not ignored; what goes from one to the next stays on the card.
+    """The chain of the three on the rows that are not ignored; what goes from one to the next stays on the device.
 
     Losses that are to be added up, or to be scattered among those of ignored rows, come back to the host.
     """

@@ -3,10 +3,10 @@
 =====================================================  =================================================================
 quirk of the device                                    repair
 =====================================================  =================================================================
-Q1 the fused gradient overwrites its ``softmax``       `expendable`: it gets a copy, if the array is the caller's
+Q1 the fused gradient overwrites its ``softmax``       `writable_copy`: it gets a copy, if the array is the caller's
 Q2 the fused gradient computes NaN from rows of NaN    `rows_with_gradient`: those rows are left out of the call, and
    or infinity even where ``grad`` is 0                their ``input_grad`` is 0
-Q3 ``target_mask`` is documented as bits alone         `mask_bits`: bools are packed first; `bits_beside`: those of an
+Q3 ``target_mask`` is documented as bits alone         `mask_bits`: bools are packed first; `packed_copy`: those of an
                                                        array on the device when it goes there, as it may become a mask
 Q4 the fused gradient reads ``masked_target`` on       `safe_targets`: it is 0 there, for the mask of the last call kept
    masked rows, too, as a place in memory              beside an array on the device
@@ -39,7 +39,7 @@ from .array import DeviceArray
 from .session import Session
 
 
-def expendable(session: Session, softmax: Any, rows: NDArray | None) -> DeviceArray:
+def writable_copy(session: Session, softmax: Any, rows: NDArray | None) -> DeviceArray:
     """Q1: the probabilities on the device, for the operator to destroy."""
     there = session.put(softmax, rows=rows)
     return session.copied(there) if there is softmax else there
@@ -62,7 +62,7 @@ def mask_bits(session: Session, mask: Any, count: int, rows: NDArray | None) -> 
     return session.put(np.packbits(chosen if rows is None else chosen[rows], bitorder="little"))
 
 
-def bits_beside(session: Session, array: NDArray) -> DeviceArray | None:
+def packed_copy(session: Session, array: NDArray) -> DeviceArray | None:
     """Q3: of a vector of bools, its bits on the device; else None."""
     return session.put(np.packbits(array, bitorder="little")) if array.dtype == np.bool_ and array.ndim == 1 else None
 
@@ -90,7 +90,7 @@ def _repaired(session: Session, target: Any, mask: Any, elsewhere: NDArray) -> N
         known = mask, session.put(repaired())
         session.keep(known[1])
         target._repaired = known
-    return session.hold(known[1])  # another thread may put the targets of another mask in its place
+    return session.keep_alive(known[1])  # another thread may put the targets of another mask in its place
 
 
 def places(session: Session, target: Any, rows: NDArray | None, start: int) -> DeviceArray:

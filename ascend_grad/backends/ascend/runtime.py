@@ -1,7 +1,7 @@
-"""Finding the device: initialisation, the number of cards, what there is. Once per process, at first need.
+"""Finding the device: initialisation, the number of devices, what there is. Once per process, at first need.
 
-A present toolkit proves nothing: the device is usable where the libraries load, the runtime initialises, and a card is
-counted. The reason is kept where it is not.
+A present toolkit proves nothing: the device is usable where the libraries load, the runtime initialises and counts a
+device. The reason is kept where it is not.
 """
 
 from __future__ import annotations
@@ -15,17 +15,19 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ... import _acl, _aclnn, config
-from ...errors import STATUS_NAMES, AscendGradError, MissingKernelError
+from ...errors import STATUS_CODES, STATUS_NAMES, AscendGradError, MissingKernelError
 from . import libraries
 from .libraries import Unusable
 
 logger = logging.getLogger("ascend_grad")
 
 #: The code of every function of the libraries that exist only to link against.
-STUB = 100039
-NO_DEVICE = 207004
+STUB = STATUS_CODES["ACL_ERROR_COMPILING_STUB_MODE"]
+NO_DEVICE = STATUS_CODES["ACL_ERROR_RT_NO_DEVICE"]
+#: Somebody else in this process has initialised the runtime.
+INITIALISED = STATUS_CODES["ACL_ERROR_REPEAT_INITIALIZE"]
 
-#: The card that the environment asks for, None where it does not.
+#: The device that the environment asks for, None where it does not.
 DEVICE = config.integer("ASCEND_GRAD_DEVICE", 0, 2**31 - 1)
 
 
@@ -33,10 +35,10 @@ class State(NamedTuple):
     """What was found: whether the device is usable and why (not), and what is on it."""
 
     status: tuple[bool, str]
-    cards: int = 0
+    device_count: int = 0
     soc: str = ""
     #: Operators that this toolkit lacks: the device's name of one -> the reason.
-    absent: dict[str, str] = {}  # noqa: RUF012  # nobody changes it
+    absent: dict[str, str] = {}  # noqa: RUF012  # never changed
 
     @property
     def usable(self) -> bool:
@@ -47,7 +49,7 @@ class State(NamedTuple):
         return self.status[1]
 
 
-#: What was found, under "state"; empty until somebody has looked. Dispatch reads it at every call.
+#: What was found, under "state"; empty until the first search. Dispatch reads it at every call.
 found: dict[str, State] = {}
 _opened = False  # aclInit was called by this process, or by its parent before the fork
 _lock = threading.RLock()  # a signal handler may ask in the middle of the search
@@ -56,7 +58,7 @@ ENDING = State((False, "the process is ending"))
 
 
 def state() -> State:
-    """What was found; looks for the device if nobody has."""
+    """What was found; searches for the device the first time."""
     return found.get("state") or _find()
 
 
@@ -99,7 +101,7 @@ def _open() -> State:
     code, message = _acl.initialise()
     if code == STUB:
         raise Unusable("the runtime library is a stub to link against, not a runtime", broken=False)
-    if code not in (0, 100002):  # 100002: somebody else in this process has initialised it
+    if code not in (0, INITIALISED):
         raise Unusable(f"aclInit failed: {_described(code, message)}", broken=code != NO_DEVICE)
     atexit.register(_close)
     count = _device_count()
@@ -109,14 +111,14 @@ def _open() -> State:
     return _usable(count, _acl.soc_name(), absent)
 
 
-def _usable(cards: int, soc: str, absent: dict[str, str]) -> State:
-    reason = f"{'1 card' if cards == 1 else f'{cards} cards'}, {soc or 'of an unknown kind'}"
+def _usable(devices: int, soc: str, absent: dict[str, str]) -> State:
+    reason = f"{'1 device' if devices == 1 else f'{devices} devices'}, {soc or 'of an unknown kind'}"
     if absent:
         reason += f"; this toolkit lacks {', '.join(absent)}"
-    return State((True, reason), cards, soc, absent)
+    return State((True, reason), devices, soc, absent)
 
 
-def lose_operator(error: MissingKernelError) -> None:
+def mark_operator_missing(error: MissingKernelError) -> None:
     """An operator turned out to have no kernel: it is absent from now on, and that is told once."""
     name = error.call.removesuffix("GetWorkspaceSize")
     reason = f"this toolkit has no usable kernel of {name} ({_described(error.code, error.runtime_message)})"
@@ -124,7 +126,7 @@ def lose_operator(error: MissingKernelError) -> None:
         known = found.get("state")
         if known is None or not known.usable or name in known.absent:
             return
-        found["state"] = _usable(known.cards, known.soc, {**known.absent, name: reason})
+        found["state"] = _usable(known.device_count, known.soc, {**known.absent, name: reason})
     logger.warning("the Ascend NPU computes no %s: %s", error.operator, reason)
 
 
@@ -137,7 +139,7 @@ def _initialise_torch() -> str:
     if initialise is None:  # not imported, or not yet as a whole
         return ""
     try:
-        with _acl.KeptContext():
+        with _acl.ContextGuard():
             initialise()
     except Exception as error:
         return repr(error)
@@ -155,7 +157,7 @@ def _device_count() -> int:
         raise Unusable("the runtime counts no device", broken=False)
     count = min(count, _acl.MAX_DEVICES)
     if DEVICE is not None and DEVICE >= count:
-        there = f"the devices are 0 to {count - 1} ({count} card{'s' * (count > 1)})"
+        there = f"the devices are 0 to {count - 1}" if count > 1 else "the only device is 0"
         raise Unusable(f"ASCEND_GRAD_DEVICE is {DEVICE}, {there}", broken=True)
     return count
 
@@ -164,32 +166,32 @@ def _described(code: int | None, message: str) -> str:
     return f"{code} {STATUS_NAMES.get(code or 0, '')}".strip() + (f", {message}" if message else "")
 
 
-_holders: list[Callable[[], bool]] = []
+_releases: list[Callable[[], bool]] = []
 
 
 def before_closing(release: Callable[[], bool]) -> Callable[[], bool]:
-    """Let this function give back what it knows of before the runtime is closed. It tells whether that was all."""
-    _holders.append(release)
+    """Register a function that releases what it owns before the runtime is closed, and tells whether that was all."""
+    _releases.append(release)
     return release
 
 
 def _close() -> None:
-    """The process ends: give everything back, and take back our initialisation, unless some thread still works.
+    """The process ends: release everything, and finalise the runtime, unless some thread still uses it.
 
     What calls from now on, another handler perhaps, finds no device.
     """
     found["state"] = ENDING
-    released = [release() for release in _holders]
+    released = [release() for release in _releases]
     if all(released):
         _acl.finalise()
-        _acl.disown()
+        _acl.detach()
 
 
 def _after_fork_in_child() -> None:
     global _lock, _searching
     _lock, _searching = threading.RLock(), False  # another thread of the parent may have held it
     if _opened:
-        _acl.disown()
+        _acl.detach()
         atexit.unregister(_close)
         reason = (
             "this process was forked from one that had opened the device, whose handles are of no use here "

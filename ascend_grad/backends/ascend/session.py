@@ -1,8 +1,8 @@
-"""One thread's work on one card: a stream, a pool of device memory, page-locked staging, copies.
+"""One thread's work on one device: a stream, a pool of device memory, page-locked staging, copies.
 
 Every call ends with its stream synchronised, so memory that is in a pool, and every array on the device, is idle: it
 may be used, or freed, from any thread. Copies pass through page-locked memory in chunks: the host fills one chunk while
-earlier ones are on their way, and empties one half while the other arrives.
+earlier ones are in flight, and empties one half while the other is filled.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import _acl, arrays
-from ...errors import AscendGradError, BackendUnavailableError
+from ...errors import STATUS_CODES, AscendGradError, BackendUnavailableError
 from . import runtime
 from .array import DeviceArray
 
@@ -28,24 +28,24 @@ POOL_BLOCKS = 64
 STAGING_BYTES = 16 << 20
 CHUNK_BYTES = 1 << 20
 
-#: Codes of a card whose memory is full.
-OUT_OF_MEMORY = (207001, 207018)
+#: Codes of a device whose memory is full.
+OUT_OF_MEMORY = (STATUS_CODES["ACL_ERROR_RT_MEMORY_ALLOCATION"], STATUS_CODES["ACL_ERROR_RT_DEVICE_OOM"])
 
 
 # ---- memory ----------------------------------------------------------------------------------------------------------
 
 
-def _rounded(nbytes: int) -> int:
+def _allocation_size(nbytes: int) -> int:
     """Bytes to ask the device for. Its kernels read and write 32 bytes at a time."""
-    granule = 512 if nbytes < 1 << 20 else 1 << 17
-    return -(-(nbytes + 64) // granule) * granule
+    granularity = 512 if nbytes < 1 << 20 else 1 << 17
+    return -(-(nbytes + 64) // granularity) * granularity
 
 
 class Pool:
     """Idle device memory, least recently used first.
 
     The only changes are single operations on a list, which are atomic: other threads may empty the pool, and a
-    forgotten array may come back in the middle of anything.
+    garbage-collected array may release its memory at any point.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Pool:
         """The smallest block of at least this size, unless most of it would be wasted."""
         while fitting := [block for block in list(self._blocks) if size <= block.size <= 2 * size]:
             best = min(fitting, key=lambda block: block.size)
-            with suppress(ValueError):  # somebody else was faster
+            with suppress(ValueError):  # another thread was faster
                 self._blocks.remove(best)
                 return best
         return None
@@ -64,7 +64,7 @@ class Pool:
         self._blocks.append(block)
 
     def trim(self) -> None:
-        """Give back to the device what is beyond the pool's bounds."""
+        """Free what is beyond the pool's bounds."""
         while len(self._blocks) > POOL_BLOCKS or sum(block.size for block in list(self._blocks)) > POOL_BYTES:
             with suppress(IndexError):
                 self._blocks.pop(0).close()
@@ -76,16 +76,16 @@ class Pool:
 
 
 class Allocation:
-    """Device memory in use. It goes back to a pool when it is given back or forgotten."""
+    """Device memory in use. Released, explicitly or by garbage collection, it goes to a pool."""
 
     __slots__ = ("__weakref__", "block", "kept")
 
     def __init__(self, block: _acl.DeviceMemory):
         self.block: _acl.DeviceMemory | None = block
-        self.kept = False  # whether it outlives the call that borrowed it
+        self.kept = False  # whether it outlives the call that allocated it
         _live.add(self)
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         block, self.block = getattr(self, "block", None), None  # an interrupt may come before the first line above
         if block is None:
             return
@@ -99,10 +99,10 @@ class Allocation:
 
     def memory(self) -> _acl.DeviceMemory:
         if self.block is None:
-            raise BackendUnavailableError("this array's memory was given back when the process began to end")
+            raise BackendUnavailableError("this array's memory was freed when the process began to end")
         return self.block
 
-    __del__ = give_back
+    __del__ = release
 
 
 # ---- layout of copies ------------------------------------------------------------------------------------------------
@@ -145,8 +145,8 @@ def runs(rows: NDArray) -> Iterator[tuple[int, int, int]]:
         yield begin, int(rows[begin]), end - begin
 
 
-class _Arrival(NamedTuple):
-    """A chunk of a result on its way to the host: where it lands in the staging memory, and where it belongs."""
+class _PendingCopy(NamedTuple):
+    """A chunk of a result in flight to the host: where it is in the staging memory, and where it goes from there."""
 
     offset: int
     source: DeviceArray
@@ -164,7 +164,7 @@ class _Frame:
 
 
 class Session:
-    """What one thread holds on one card."""
+    """What one thread holds on one device."""
 
     def __init__(self, device: int):
         self.device = device
@@ -184,7 +184,7 @@ class Session:
 
     @contextmanager
     def call(self) -> Iterator[Session]:
-        """The frame of one call: the thread is bound to the card, and nothing is left behind."""
+        """The frame of one call: the thread is bound to the device, and nothing is left behind."""
         with _acl.DeviceGuard(self.device):
             frame = _Frame()
             self._frame = weakref.ref(frame)
@@ -198,7 +198,7 @@ class Session:
                 allocations, self._allocations = self._allocations, []
                 for allocation in allocations:
                     if not allocation.kept:
-                        allocation.give_back()
+                        allocation.release()
                 del frame
                 self.pool.trim()
 
@@ -209,8 +209,8 @@ class Session:
             if array is not None and array._allocation is not None:
                 array._allocation.kept = True
 
-    def hold(self, array: DeviceArray) -> DeviceArray:
-        """An array that is kept elsewhere lasts until the end of the call, whoever forgets it meanwhile."""
+    def keep_alive(self, array: DeviceArray) -> DeviceArray:
+        """Keep an array alive until the end of the call, whatever becomes of other references."""
         if array._allocation is not None:
             self._allocations.append(array._allocation)
         return array
@@ -230,7 +230,7 @@ class Session:
         self._head = 0
 
     def _recover(self) -> None:
-        """After a failure: nothing may be on its way any more when memory is given back."""
+        """After a failure: nothing may be in flight when memory is released."""
         interrupt: BaseException | None = None
         failures = 0
         while failures < 2:
@@ -239,14 +239,14 @@ class Session:
                 break
             except AscendGradError:
                 failures += 1
-            except BaseException as another:  # whoever interrupts has to wait for the device
+            except BaseException as another:  # an interrupt has to wait for the device
                 interrupt = another
         else:
-            self._give_up()
+            self._abandon_stream()
         if interrupt is not None:
             raise interrupt
 
-    def _give_up(self) -> None:
+    def _abandon_stream(self) -> None:
         """The stream is of no use any more, and what it worked on is not to be used again."""
         self._pending = False
         self._head = 0
@@ -259,7 +259,7 @@ class Session:
                 block.close()
 
     def close(self) -> None:
-        """Give everything back to the device, when nothing is on its way any more."""
+        """Free everything, when nothing is in flight."""
         with suppress(AscendGradError):
             self.synchronize()
         stream, self._stream = self._stream, None
@@ -273,9 +273,9 @@ class Session:
 
     # ---- memory
 
-    def borrow(self, nbytes: int) -> Allocation:
+    def allocate(self, nbytes: int) -> Allocation:
         """Device memory until the end of the call."""
-        size = _rounded(nbytes)
+        size = _allocation_size(nbytes)
         block = self.pool.take(size)
         if block is None:
             try:
@@ -283,7 +283,7 @@ class Session:
             except AscendGradError as error:
                 if error.code not in OUT_OF_MEMORY:
                     raise
-                # What other threads keep for later goes first; then once more.
+                # The pools of other threads are emptied first; then once more.
                 for session in _snapshot(_sessions):
                     if session.device == self.device:
                         session.pool.empty()
@@ -295,7 +295,7 @@ class Session:
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> DeviceArray:
         result = DeviceArray(shape, dtype, self.device, to_host)
         if result.size:
-            result._allocation = self.borrow(result.nbytes)
+            result._allocation = self.allocate(result.nbytes)
         return result
 
     def zeros(self, shape: tuple[int, ...], dtype: np.dtype) -> DeviceArray:
@@ -317,7 +317,7 @@ class Session:
         if result.size:
             for chunk in chunks_of_rows(array, dtype.itemsize, rows):
                 nbytes = chunk.size * dtype.itemsize
-                begin = self._room(nbytes)
+                begin = self._reserve_staging(nbytes)
                 with np.errstate(all="ignore"):
                     np.copyto(self._view(begin, chunk.shape, dtype), chunk, casting="unsafe")
                 assert self._staging is not None
@@ -363,12 +363,12 @@ class Session:
         if array._host is None:
             result = np.empty(array.shape, array.dtype)
             self.fetch([(array, result)])
-            array.remember(result)
+            array.cache_host_values(result)
         return array.host_values()
 
     def fetch(self, pairs: Iterable[tuple[DeviceArray, NDArray]]) -> None:
         """Copy arrays of the device into arrays of the host, of any layout and dtype."""
-        ready: list[_Arrival] = []
+        ready: list[_PendingCopy] = []
         for window in self._windows(pairs):
             assert self._staging is not None
             for arrival in window:
@@ -376,14 +376,14 @@ class Session:
                 _acl.copy_out(
                     self._staging, arrival.offset, memory_of(arrival.source), arrival.source_offset, nbytes, self.stream
                 )
-            self._unload(ready)  # while the next ones arrive
+            self._copy_from_staging(ready)  # while the next ones arrive
             self.synchronize()
             ready = window
-        self._unload(ready)
+        self._copy_from_staging(ready)
 
-    def _windows(self, pairs: Iterable[tuple[DeviceArray, NDArray]]) -> Iterator[list[_Arrival]]:
+    def _windows(self, pairs: Iterable[tuple[DeviceArray, NDArray]]) -> Iterator[list[_PendingCopy]]:
         """The chunks of all copies in groups that fill one half of the staging memory, then the other."""
-        window: list[_Arrival] = []
+        window: list[_PendingCopy] = []
         self._reserve()
         half = self._bytes.size // 2
         begin = used = 0
@@ -396,13 +396,13 @@ class Session:
                 if used + nbytes > half:
                     yield window
                     window, begin, used = [], half - begin, 0
-                window.append(_Arrival(begin + used, source, offset, chunk))
+                window.append(_PendingCopy(begin + used, source, offset, chunk))
                 used += -(-nbytes // 64) * 64
                 offset += nbytes
         if window:
             yield window
 
-    def _unload(self, arrivals: list[_Arrival]) -> None:
+    def _copy_from_staging(self, arrivals: list[_PendingCopy]) -> None:
         with np.errstate(all="ignore"):
             for arrival in arrivals:
                 values = self._view(arrival.offset, arrival.target.shape, arrival.source.dtype)
@@ -413,7 +413,7 @@ class Session:
             self._staging = _acl.HostMemory(STAGING_BYTES, self.device)
             self._bytes = np.frombuffer(memoryview(self._staging), np.uint8)
 
-    def _room(self, nbytes: int) -> int:
+    def _reserve_staging(self, nbytes: int) -> int:
         """Where the next chunk goes in the staging memory; waits for the earlier ones when it is full."""
         self._reserve()
         if self._head + nbytes > self._bytes.size:
@@ -443,20 +443,20 @@ Member = TypeVar("Member")
 
 
 def _snapshot(members: weakref.WeakSet[Member]) -> list[Member]:
-    """What is in a set that other threads change meanwhile."""
+    """The members of a set that other threads may change at the same time."""
     while True:
         with suppress(RuntimeError):
             return list(members)
 
 
 def chosen_device() -> int:
-    """The card of this thread's calls: the one that was said, else the one that it is bound to, else the first."""
+    """The device of this thread's calls: the one that was set, else the one that it is bound to, else the first."""
     device = getattr(_thread, "device", runtime.DEVICE)
     if device is not None:
         return device
     state = runtime.state()
     bound = _acl.bound_device() if state.usable else None
-    return bound if bound is not None and bound < state.cards else 0
+    return bound if bound is not None and bound < state.device_count else 0
 
 
 def choose_device(device: int) -> None:
@@ -489,7 +489,7 @@ def to_host(array: DeviceArray) -> NDArray:
 
 
 def release() -> None:
-    """Give back what this thread holds, and what all threads keep for later calls."""
+    """Free what this thread holds, and the pools of all threads."""
     for session in list(_thread.__dict__.get("sessions", {}).values()):
         if not session.busy:
             session.close()
@@ -499,7 +499,7 @@ def release() -> None:
 
 @runtime.before_closing
 def release_all() -> bool:
-    """The process ends: give back everything that no running call uses; whether that was all."""
+    """The process ends: free everything that no running call uses; whether that was all."""
     sessions = _snapshot(_sessions)
     for session in sessions:
         if not session.busy:

@@ -17,13 +17,7 @@ typedef void *ag_acl_context;    /* aclrtContext */
 typedef struct ag_acl_tensor ag_acl_tensor;     /* aclTensor */
 typedef struct ag_acl_executor ag_acl_executor; /* aclOpExecutor */
 
-/* Codes that decide what is done; `errors.STATUS_NAMES` has the names of all. */
-enum {
-    AG_ACL_SUCCESS = 0,
-    AG_ACL_REPEAT_INITIALIZE = 100002, /* somebody else in this process has initialised the runtime: fine */
-    AG_ACL_MEMORY_ALLOCATION = 207001,
-    AG_ACL_DEVICE_OOM = 207018,
-};
+enum { AG_ACL_SUCCESS = 0 }; /* the other codes are in `errors.STATUS_NAMES` */
 
 /* aclDataType */
 enum {
@@ -32,7 +26,6 @@ enum {
     AG_ACL_INT32 = 3,
     AG_ACL_UINT8 = 4,
     AG_ACL_INT64 = 9,
-    AG_ACL_DOUBLE = 11,
     AG_ACL_BOOL = 12,
     AG_ACL_BF16 = 27,
 };

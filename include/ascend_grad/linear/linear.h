@@ -4,7 +4,7 @@
  *
  *   logits = X W^T        P = (exp(logits - max) / sum - one_hot) * grad        dX = P W        dW = P^T X
  *
- * No array of BT x V is ever made. A schedule (in Cython) walks blocks of the vocabulary, and inside of them chunks of
+ * No array of BT x V is ever made. A schedule (in Cython) iterates over blocks of the vocabulary, and inside of them chunks of
  * rows; for one block and one chunk it packs the operands, has tiles of logits computed and turned into tiles of P while
  * they are in L1, and has both other products read P from there. All of it is described by an ag_linear_block.
  *

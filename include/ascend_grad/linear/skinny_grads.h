@@ -240,7 +240,7 @@ static void K(write_columns)(ag_variant variant, const ag_rows *resident, const 
     for (ptrdiff_t k = 0; k < n; k++) {
         const char *source = (const char *)columns[k];
         if (dtype != own) {
-            ag_round(variant, AG_IS_F64, source, dtype, rounded, count);
+            ag_convert(variant, AG_IS_F64, source, dtype, rounded, count);
             source = rounded;
         }
         for (ptrdiff_t i = 0; i < runs; i++) {
@@ -294,7 +294,7 @@ static void K(write_rows)(ag_variant variant, const ag_rows *resident, const ag_
                     const ptrdiff_t count = length - c < AG_FETCH ? length - c : AG_FETCH;
                     const char *source = results[i] + c * (ptrdiff_t)sizeof(acc_t);
                     if (dtype != own) {
-                        ag_round(variant, AG_IS_F64, source, dtype, rounded, count);
+                        ag_convert(variant, AG_IS_F64, source, dtype, rounded, count);
                         source = rounded;
                     }
                     ag_copy_block(places[i] + c * to->matrix.step, 0, to->matrix.step, source, 0, itemsize, 1, count,

@@ -1,4 +1,4 @@
-/* Tasks of the blocked walk, made of tiles, for one kind of arithmetic and one instruction set. Included by kernels.h. */
+/* Tasks of the blocked products, made of tiles, for one kind of arithmetic and one instruction set. Included by kernels.h. */
 
 /* ---- tasks ------------------------------------------------------------------------------------------------------- */
 

@@ -46,7 +46,7 @@ AG_DEFINE_COPY(1, uint8_t, )
 AG_DEFINE_COPY(2, uint16_t, __builtin_bswap16)
 AG_DEFINE_COPY(4, uint32_t, __builtin_bswap32)
 AG_DEFINE_COPY(8, uint64_t, __builtin_bswap64)
-AG_DEFINE_COPY(16, ag_two_words, )
+AG_DEFINE_COPY(16, ag_u64_pair, )
 #undef AG_DEFINE_COPY
 
 /* ---- bits: transposed blocks ------------------------------------------------------------------------------------- */

@@ -14,7 +14,8 @@ import numpy as np
 import ascend_grad as ag
 from ascend_grad import _cpu
 
-from .. import rivals
+from .. import frameworks
+from ..dtypes import compute_dtype
 from ..results import OWN
 from .cases import FILTER_EPS, GRADIENT, MAX_SUM, SMALL_SHAPES, WHOLE, LinearCase
 
@@ -31,7 +32,7 @@ UNFILTERED = "unfiltered"
 
 
 def yardstick(case: LinearCase, size: int) -> Call:
-    a, b, out = np.random.default_rng(0).standard_normal((3, size, size)).astype(rivals.compute_dtype(case.dtype))
+    a, b, out = np.random.default_rng(0).standard_normal((3, size, size)).astype(compute_dtype(case.dtype))
     return lambda: (np.matmul(a, b, out=out),)
 
 
@@ -65,7 +66,7 @@ def direct(case: LinearCase, given: dict[str, Any], outs: Outs) -> Call | None:
     """The backend's own function in the smallest problem: what comes before it costs the same at any size."""
     if case.operator != GRADIENT or case.shape != SMALL_SHAPES[-1]:
         return None
-    return rivals.backend_alone(case.operator, **given, out=outs)
+    return frameworks.backend_alone(case.operator, **given, out=outs)
 
 
 def unfiltered(case: LinearCase, given: dict[str, Any], outs: Outs) -> Call | None:
@@ -79,7 +80,7 @@ def numpy_formula(case: LinearCase, given: dict[str, Any], outs: Outs) -> Call |
     """The formula with all logits in memory; 16-bit types by way of float32."""
     if case.variant or case.mode == "filtered":
         return None
-    wide = rivals.compute_dtype(case.dtype)
+    wide = compute_dtype(case.dtype)
     rows = np.arange(len(given["input"]))
 
     def call() -> Sequence[Any]:
@@ -129,12 +130,14 @@ def _takes_part(case: LinearCase) -> bool:
 
 def torch_formula(case: LinearCase, given: dict[str, Any], outs: Outs) -> Call | None:
     """The straightforward code, with all logits in memory; for the whole loss its own function and ``backward()``."""
-    torch = rivals.module("torch")
+    torch = frameworks.module("torch")
     if torch is None or not _takes_part(case):
         return None
     if case.operator == WHOLE:
         return _torch_whole(given, None)
-    tensors = {name: rivals.tensor(value) if isinstance(value, np.ndarray) else value for name, value in given.items()}
+    tensors = {
+        name: frameworks.tensor(value) if isinstance(value, np.ndarray) else value for name, value in given.items()
+    }
     x, weight = tensors["input"], tensors["weight"]
     wide = torch.float64 if case.dtype == "float64" else torch.float32
     rows = torch.arange(len(x))
@@ -149,7 +152,7 @@ def torch_formula(case: LinearCase, given: dict[str, Any], outs: Outs) -> Call |
 
         return statistics
     target, grad = tensors["masked_target"], tensors["grad"]
-    results = tuple(rivals.tensor(out) for out in outs)
+    results = tuple(frameworks.tensor(out) for out in outs)
 
     def gradients() -> Sequence[Any]:
         if case.mode == "stored":
@@ -167,14 +170,14 @@ def torch_formula(case: LinearCase, given: dict[str, Any], outs: Outs) -> Call |
 
 def torch_chunked(case: LinearCase, given: dict[str, Any], outs: Outs) -> Call | None:
     """PyTorch's own loss that never has all logits in memory, where this PyTorch has it."""
-    torch = rivals.module("torch")
+    torch = frameworks.module("torch")
     if torch is None or case.operator != WHOLE or not hasattr(torch.nn, "LinearCrossEntropyOptions"):
         return None
     return _torch_whole(given, torch.nn.LinearCrossEntropyOptions())
 
 
 def _torch_whole(given: dict[str, Any], options: Any) -> Call | None:
-    torch = rivals.module("torch")
+    torch = frameworks.module("torch")
     assert torch is not None
     function = getattr(torch.nn.functional, "linear_cross_entropy", None)
     if function is None:
@@ -182,7 +185,7 @@ def _torch_whole(given: dict[str, Any], options: Any) -> Call | None:
 
     def call() -> Sequence[Any]:
         with torch.inference_mode(False), torch.enable_grad():
-            x, weight, target = (rivals.tensor(given[name]) for name in ("input", "weight", "target"))
+            x, weight, target = (frameworks.tensor(given[name]) for name in ("input", "weight", "target"))
             x.requires_grad_()
             weight.requires_grad_()
             loss = function(x, weight, target, options=options)
@@ -202,11 +205,11 @@ SIDES: dict[str, Callable[[LinearCase, dict[str, Any], Outs], Call | None]] = {
 
 
 def agree(got: Sequence[Any], expected: Sequence[Any], dtype: str, terms: Sequence[float] = (0.0, 0.0, 0.0)) -> bool:
-    """Whether two sides computed the same results, up to rounding; ``terms`` as in `rivals.agree`, for each result."""
-    wide = np.dtype("float64" if dtype == "float64" else "float32")
-    pairs = [(rivals.as_array(a).astype(wide), rivals.as_array(b).astype(wide)) for a, b in zip(got, expected)]
+    """Whether two sides computed the same, up to rounding; ``terms`` as in `frameworks.agree`, for each result."""
+    wide = compute_dtype(dtype)
+    pairs = [(frameworks.as_array(a).astype(wide), frameworks.as_array(b).astype(wide)) for a, b in zip(got, expected)]
     # 16-bit logits that are rounded first move probabilities by some units.
-    tolerance = {"bfloat16": 2.0**-4, "float16": 2.0**-7}.get(dtype, rivals.TOLERANCES[dtype])
+    tolerance = {"bfloat16": 2.0**-4, "float16": 2.0**-7}.get(dtype, frameworks.TOLERANCES[dtype])
     return len(got) == len(expected) and all(
         a.shape == b.shape and bool(np.all(np.abs(a - b) <= tolerance * (np.abs(b) + np.abs(b).max(initial=term))))
         for (a, b), term in zip(pairs, terms)

@@ -10,15 +10,18 @@ import numpy as np
 
 from ascend_grad import _cpu
 
-from .. import cases, rivals, stream
-from ..cases import BACKWARD, FORWARD, MASKED, Operands, numpy_dtype
+from .. import frameworks, stream
+from ..dtypes import compute_dtype, numpy_dtype
+from ..frameworks import Call
 from ..linear import cases as linear_cases
-from ..linear import sides as linear_sides
+from ..linear import rivals as linear_rivals
 from ..linear.cases import LinearCase
 from ..linear.targets import DOT_PRODUCTS
 from ..measure import Agree
 from ..results import OWN
-from ..rivals import Call
+from ..rowwise import cases
+from ..rowwise import rivals as rowwise_rivals
+from ..rowwise.cases import BACKWARD, FORWARD, MASKED, Operands
 from .layouts import BROADCAST, C_ORDER, arranged, memory_of
 from .problems import IN_PLACE, Problem, RowwiseProblem
 
@@ -107,16 +110,16 @@ def _rowwise(problem: RowwiseProblem, num_threads: int) -> Comparison:
             first.fill(0)
 
     def agree(got: tuple[np.ndarray, ...], expected: tuple[np.ndarray, ...]) -> bool:
-        loosest = max(problem.dtype, problem.out_dtype, key=rivals.TOLERANCES.__getitem__)
+        loosest = max(problem.dtype, problem.out_dtype, key=frameworks.TOLERANCES.__getitem__)
         dtype = expected[0].dtype.newbyteorder("=")
-        return rivals.agree(got[0].astype(dtype, copy=False), expected[0].astype(dtype, copy=False), loosest, terms)
+        return frameworks.agree(got[0].astype(dtype, copy=False), expected[0].astype(dtype, copy=False), loosest, terms)
 
     sides = {
-        OWN: rivals.ascend_grad(problem, arrays),
-        "numpy": rivals.numpy_formula(problem, arrays),
-        "numpy dot": rivals.numpy_dot(problem, arrays),
+        OWN: rowwise_rivals.ascend_grad(problem, arrays),
+        "numpy": rowwise_rivals.numpy_formula(problem, arrays),
+        "numpy dot": rowwise_rivals.numpy_dot(problem, arrays),
         "scipy": _scipy(problem, arrays),
-        "torch": rivals.torch_kernels(problem, arrays) if _torch_can_express(arrays) else None,
+        "torch": rowwise_rivals.torch_kernels(problem, arrays) if _torch_can_express(arrays) else None,
     }
     if problem.dtype in ("float16", "bfloat16"):
         sides |= dict(zip(WIDENED, _numpy_widened(problem, arrays)))
@@ -133,15 +136,15 @@ def _numpy_widened(problem: RowwiseProblem, arrays: Operands) -> tuple[Call, Cal
     problem = replace(problem, dtype="float32", out_dtype="float32", mode=mode)
     inputs = tuple(a if a.dtype == bool else a.astype(np.float32) for a in arrays.inputs)
     widened = Operands(inputs, arrays.out.astype(np.float32))
-    return rivals.numpy_formula(problem, widened), rivals.numpy_dot(problem, widened)
+    return rowwise_rivals.numpy_formula(problem, widened), rowwise_rivals.numpy_dot(problem, widened)
 
 
 def _scipy(problem: RowwiseProblem, arrays: Operands) -> Call | None:
     """SciPy's function, which always makes a new array."""
-    special = rivals.module("scipy.special")
+    special = frameworks.module("scipy.special")
     if special is None or problem.operator not in FORWARD:
         return None
-    function, wide, dim = getattr(special, problem.operator), rivals.compute_dtype(problem.dtype), problem.dim
+    function, wide, dim = getattr(special, problem.operator), compute_dtype(problem.dtype), problem.dim
     (x,), out = arrays
     if problem.mode == "fresh":
         return lambda: function(x.astype(wide, copy=False), dim).astype(out.dtype, copy=False)
@@ -166,10 +169,10 @@ def _torch_can_express(arrays: Operands) -> bool:
 def _linear(case: LinearCase, num_threads: int) -> Comparison:
     given = linear_cases.arguments(case)
     outs = linear_cases.outs(given)
-    sides = {name: prepare(case, given, outs) for name, prepare in linear_sides.SIDES.items()}
+    sides = {name: prepare(case, given, outs) for name, prepare in linear_rivals.SIDES.items()}
     if case.dtype in ("float16", "bfloat16"):
         wide = given | {name: given[name].astype(np.float32) for name in ("input", "weight")}
-        sides[WIDENED[0]] = linear_sides.numpy_formula(case, wide, linear_cases.outs(wide))
+        sides[WIDENED[0]] = linear_rivals.numpy_formula(case, wide, linear_cases.outs(wide))
     calls = {name: call for name, call in sides.items() if call is not None}
 
     def reset() -> None:
@@ -177,7 +180,7 @@ def _linear(case: LinearCase, num_threads: int) -> Comparison:
             out.fill(np.nan)
 
     def agree(got: tuple[np.ndarray, ...], expected: tuple[np.ndarray, ...]) -> bool:
-        return linear_sides.agree(got, expected, case.dtype, terms)
+        return linear_rivals.agree(got, expected, case.dtype, terms)
 
     terms = _terms(case, given)
     results = () if case.operator == linear_cases.MAX_SUM else outs
@@ -218,4 +221,4 @@ def _products(case: LinearCase) -> tuple[Call, float]:
     """A square product in BLAS. Dot products of bfloat16, where the CPU has them, are twice as fast."""
     doubled = case.dtype == "bfloat16" and _cpu.variant() == DOT_PRODUCTS
     operations = 2 * PRODUCT_SIZE**3 * (2 if doubled else 1)
-    return linear_sides.yardstick(case, PRODUCT_SIZE), case.operations / operations
+    return linear_rivals.yardstick(case, PRODUCT_SIZE), case.operations / operations

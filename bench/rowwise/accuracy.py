@@ -1,119 +1,30 @@
-"""The largest error of every operator, in units of the bound that the library promises.
+"""The largest error of every row-wise operator, in units of the bound that the library promises (`bounds`).
 
-Oracles are NumPy formulas in float64 (long double for float64 arguments) and share nothing with the kernels. The rows
-are chosen to hurt: sums that cancel, sums that only grow, subnormal, huge and tiny values, up to 2**20 in a row, along
-the last dim and along the first. With eps = 2**-24 (2**-53 for float64) and n the length of the row, the bounds are
-
-- softmax backward: 32 eps (|g y| + |y| sum|g y|) + (1 + n |y|) 2**-149, with a mask times |scale|, plus one eps;
-- log-softmax backward: 32 eps (|g| + exp(y) sum|g|) + 2**-126 (1 + sum|g|);
-- softmax: (32 + |x - max|) eps of the value + 2**-126; log-softmax: 32 eps (1 + |x - max| + |log sum|);
-
-for float64 with 32 + n/1024 in place of 32 and its own smallest numbers. A 16-bit result is rounded on top of that, by
-half a unit in its last place, which is taken off the error; so that the kernels' own error shows, every call is also
-made with a float32 result. Where an intermediate overflows float32 there is no bound.
+The rows are chosen to hurt: sums that cancel, sums that only grow, subnormal, huge and tiny values, up to 2**20 in a
+row, along the last dim and along the first. The rounding of a 16-bit result is taken off its error; so that the
+kernels' own error shows, every call is also made with a float32 result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
 
 import ascend_grad as ag
 from ascend_grad import _cpu
+from ascend_grad.bounds import FORMULAS, half_ulp, precision_of, widen
 
-from .cases import BACKWARD, DTYPES, FORWARD, MASKED, MASKED_BACKWARD, numpy_dtype
-from .results import Worst
-from .rivals import MASKED_LOGIT
+from ..dtypes import DTYPES, numpy_dtype
+from ..results import Worst
+from .cases import BACKWARD, FORWARD, MASKED, MASKED_BACKWARD
 
 OPERATORS = (*BACKWARD, MASKED_BACKWARD, *FORWARD, MASKED[1])
 LENGTHS = (1, 2, 3, 10, 16, 31, 64, 100, 257, 1000, 4096, 2**16, 2**20)
 #: Not a power of two, so that multiplying by it rounds.
 SCALE = 0.3
-
-
-class Format:
-    """What bounds depend on: the type of sums and intermediate values."""
-
-    def __init__(self, dtype: str):
-        double = dtype == "float64"
-        self.compute: Any = np.float64 if double else np.float32
-        self.oracle: Any = np.longdouble if double else np.float64
-        info = np.finfo(self.compute)
-        self.eps = self.oracle(info.eps) / 2
-        self.largest = self.oracle(info.max)
-        self.normal = self.oracle(info.smallest_normal)
-        self.subnormal = self.oracle(info.smallest_subnormal)
-        self.growth = 1 / 1024 if double else 0.0
-
-    def constant(self, n: int) -> float:
-        return 32 + n * self.growth
-
-
-# ---- values and bounds, along the last axis --------------------------------------------------------------------------
-
-
-def _softmax_backward(f: Format, g, y):
-    n = g.shape[-1]
-    product = g * y
-    size = np.abs(product).sum(-1, keepdims=True)
-    bound = f.constant(n) * f.eps * (np.abs(product) + np.abs(y) * size) + (1 + n * np.abs(y)) * f.subnormal
-    overflow = (np.abs(g) + size) * np.maximum(np.abs(y), 1) >= f.largest
-    return (g - product.sum(-1, keepdims=True)) * y, np.where(overflow, np.inf, bound)
-
-
-def _log_softmax_backward(f: Format, g, y):
-    n = g.shape[-1]
-    size, power = np.abs(g).sum(-1, keepdims=True), np.exp(y)
-    bound = f.constant(n) * f.eps * (np.abs(g) + power * size) + f.normal * (1 + size)
-    overflow = np.maximum((np.abs(g) + size) * np.maximum(power, 1), power) >= f.largest
-    return g - g.sum(-1, keepdims=True) * power, np.where(overflow, np.inf, bound)
-
-
-def _scaled_masked_softmax_backward(f: Format, g, y, mask):
-    scale = f.oracle(f.compute(SCALE))
-    values, bound = _softmax_backward(f, g, y)
-    values, bound = values * scale, bound * scale + f.eps * np.abs(values * scale) + f.subnormal
-    return np.where(mask, 0, values), np.where(mask, 0, bound)
-
-
-def _softmax(f: Format, x):
-    below = x - x.max(-1, keepdims=True)
-    power = np.exp(below)
-    values = power / power.sum(-1, keepdims=True)
-    return values, (f.constant(x.shape[-1]) + np.abs(below)) * f.eps * values + f.normal
-
-
-def _log_softmax(f: Format, x):
-    below = x - x.max(-1, keepdims=True)
-    logarithm = np.log(np.exp(below).sum(-1, keepdims=True))
-    bound = f.constant(x.shape[-1]) * f.eps * (1 + np.abs(below) + np.abs(logarithm))
-    return below - logarithm, np.where(np.abs(below) + logarithm >= f.largest, np.inf, bound)
-
-
-def _scaled_masked_softmax(f: Format, x, mask):
-    # The scaled logit is rounded: that is part of the formula.
-    scaled = (x.astype(f.compute) * f.compute(SCALE)).astype(f.oracle)
-    return _softmax(f, np.where(mask, MASKED_LOGIT, scaled))
-
-
-_ORACLES: dict[str, Callable[..., tuple[np.ndarray, np.ndarray]]] = {
-    "softmax_backward": _softmax_backward,
-    "log_softmax_backward": _log_softmax_backward,
-    "scaled_masked_softmax_backward": _scaled_masked_softmax_backward,
-    "softmax": _softmax,
-    "log_softmax": _log_softmax,
-    "scaled_masked_softmax": _scaled_masked_softmax,
-}
-
-
-def half_unit(size: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Half a unit in the last place of ``dtype`` for values of this size."""
-    info = ml_dtypes.finfo(dtype)
-    exponent = np.maximum(np.frexp(size)[1] - 1, info.minexp)
-    return np.ldexp(size.dtype.type(0.5), exponent - info.nmant)
 
 
 class Expected(NamedTuple):
@@ -127,13 +38,15 @@ class Expected(NamedTuple):
 def expected(operator: str, inputs: tuple[np.ndarray, ...]) -> Expected:
     """What a call has to answer for rows along the last axis."""
     dtype = inputs[0].dtype
-    f = Format(str(dtype))
+    p = precision_of(dtype)
+    settings = {"scale": SCALE} if operator in MASKED else {}
     with np.errstate(all="ignore"):
-        values, bound = _ORACLES[operator](f, *(a if a.dtype == bool else a.astype(f.oracle) for a in inputs))
+        rows = (a if a.dtype == bool else widen(a, p.wide) for a in inputs)
+        values, bound = FORMULAS[operator](p, *rows, **settings)
         reach = np.abs(values) + bound
         # Beyond the largest number of the result's type there is nothing to compare.
         finite = reach < float(ml_dtypes.finfo(dtype).max)
-        return Expected(values, np.where(finite, bound, np.inf), half_unit(np.where(finite, reach, 0), dtype))
+        return Expected(values, np.where(finite, bound, np.inf), half_ulp(np.where(finite, reach, 0), dtype))
 
 
 def errors(result: np.ndarray, expected: Expected) -> np.ndarray:
@@ -175,7 +88,7 @@ def gradient_rows(n: int, dtype: np.dtype) -> dict[str, tuple[np.ndarray, np.nda
 def logit_rows(n: int, dtype: np.dtype) -> dict[str, np.ndarray]:
     """Logits, which also stand for the output of a log-softmax."""
     huge = float(ml_dtypes.finfo(dtype).max)
-    underflow = float(np.log(np.finfo(Format(str(dtype)).compute).smallest_normal))
+    underflow = float(np.log(np.finfo(precision_of(dtype).dtype).smallest_normal))
     random = np.random.default_rng(n)
     normal, uniform = random.standard_normal(n), random.random(n)
     return {
@@ -213,7 +126,7 @@ def _results(operator: str, inputs: tuple[np.ndarray, ...]) -> Iterator[np.ndarr
     """The rows computed along the last dim, and, where an operator has the choice, along the first."""
     function = getattr(ag, operator)
     dtype = inputs[0].dtype
-    for result_dtype in dict.fromkeys((dtype, np.dtype(Format(str(dtype)).compute))):
+    for result_dtype in dict.fromkeys((dtype, np.dtype(precision_of(dtype).dtype))):
         out = np.empty(inputs[0].shape, result_dtype)
         if operator in MASKED:
             yield function(*inputs, SCALE, out=out, backend="cpu")

@@ -1,4 +1,4 @@
-"""The same computations by others: NumPy's formula, PyTorch's CPU kernels, JAX.
+"""The row-wise operators by others: NumPy's formula, PyTorch's CPU kernels, JAX.
 
 A rival is a function of a case and its arrays that answers with a call without arguments, ready to be timed, or with
 None where it has no part in the case. Everything that can be prepared is prepared: views, compilation, scratch arrays.
@@ -6,100 +6,18 @@ None where it has no part in the case. Everything that can be prepared is prepar
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 import ascend_grad as ag
-from ascend_grad import _cpu_backend
-from ascend_grad.inspection import bound_call
+from ascend_grad._rowwise import MASKED_LOGIT
 
-from .cases import BACKWARD, FORWARD, MASKED, MASKED_BACKWARD, SCALE, SMALL_LAYOUTS, Case, Operands, numpy_dtype
-
-Call = Callable[[], Any]
-
-MASKED_LOGIT = -10000.0
-
-#: How far two results may be apart: several roundings, for sums in different orders.
-TOLERANCES = {"float64": 1e-11, "float32": 1e-4, "float16": 2**-8, "bfloat16": 2**-6}
-
-
-@functools.cache
-def module(name: str) -> Any | None:
-    """A rival's package, or None where it is not installed."""
-    try:
-        package = importlib.import_module(name)
-    except ImportError:
-        return None
-    if name == "jax":
-        package.config.update("jax_platforms", "cpu")
-        package.config.update("jax_enable_x64", True)
-    return package
-
-
-@contextlib.contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Let this library and PyTorch use so many threads. JAX takes all cores, and NumPy's formula one."""
-    torch = module("torch")
-    before = torch.get_num_threads() if torch else None
-    ag.set_num_threads(count)
-    if torch:
-        torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        ag.set_num_threads(None)
-        if torch:
-            torch.set_num_threads(before)
-
-
-@contextlib.contextmanager
-def no_autograd() -> Iterator[None]:
-    """PyTorch at its fastest: it keeps no books for a backward pass."""
-    torch = module("torch")
-    with torch.inference_mode() if torch else contextlib.nullcontext():
-        yield
-
-
-def as_array(result: Any) -> np.ndarray:
-    """A rival's result as a NumPy array."""
-    torch = module("torch")
-    if torch and isinstance(result, torch.Tensor):
-        if result.dtype == torch.bfloat16:
-            return result.view(torch.int16).numpy().view(numpy_dtype("bfloat16"))
-        return result.numpy()
-    return np.asarray(result)
-
-
-def as_arrays(results: Any) -> tuple[np.ndarray, ...]:
-    """What a call has answered with, one result or several, as arrays."""
-    return tuple(map(as_array, results if isinstance(results, tuple) else (results,)))
-
-
-def agree(got: np.ndarray, expected: np.ndarray, dtype: str, terms: float = 0.0) -> bool:
-    """Whether two results are the same up to rounding, which is at least that of the smallest numbers.
-
-    ``terms`` is the size of what a result is the difference of: where that is (almost) zero, only rounding is left.
-    """
-    if got.shape != expected.shape or got.dtype != expected.dtype:
-        return False
-    tolerance = TOLERANCES[dtype]
-    wide = np.dtype("float64" if dtype == "float64" else "float32")
-    got, expected = got.reshape(-1), expected.reshape(-1)
-    smallest = float(ml_dtypes.finfo(expected.dtype).smallest_subnormal)
-    block = 2**20
-    for start in range(0, expected.size, block):
-        a, b = got[start : start + block].astype(wide), expected[start : start + block].astype(wide)
-        size = np.abs(b)
-        if not np.all(np.abs(a - b) <= tolerance * (size + size.max() + terms) + smallest):
-            return False
-    return True
-
+from .. import frameworks, stream
+from ..dtypes import compute_dtype
+from ..frameworks import Call, tensor
+from .cases import BACKWARD, FORWARD, MASKED, MASKED_BACKWARD, SCALE, SMALL_LAYOUTS, Case, Operands
 
 # ---- this library ----------------------------------------------------------------------------------------------------
 
@@ -118,21 +36,11 @@ def ascend_grad(case: Case, operands: Operands) -> Call:
     return (lambda: function(*inputs, SCALE)) if fresh else (lambda: function(*inputs, SCALE, out=out))
 
 
-#: The function of the CPU backend, called without the public one: the difference is what finding the backend costs.
-DIRECT = "direct"
-
-
 def direct(case: Case, operands: Operands) -> Call | None:
     """The backend's own function in the smallest call: what comes before it costs the same at any size."""
     if case.operator in MASKED or case.mode != "out" or (case.shape, case.dim) != SMALL_LAYOUTS[0]:
         return None
-    return backend_alone(case.operator, *operands.inputs, case.dim, out=operands.out)
-
-
-def backend_alone(operator: str, *args: Any, **kwargs: Any) -> Call:
-    """What the public function calls in the end, on a call that was validated once."""
-    call, threads, _ = bound_call(operator, args, kwargs)
-    return lambda: _cpu_backend.run(call, threads)
+    return frameworks.backend_alone(case.operator, *operands.inputs, case.dim, out=operands.out)
 
 
 # ---- NumPy -----------------------------------------------------------------------------------------------------------
@@ -199,11 +107,6 @@ _FORMULAS: dict[str, Callable[..., np.ndarray]] = {
 }
 
 
-def compute_dtype(name: str) -> np.dtype:
-    """The type in which NumPy computes a case, and BLAS: float32 for 16 bits, which is faster there, too."""
-    return np.dtype("float64" if name == "float64" else "float32")
-
-
 def _prepared(formula: Callable, case: Case, operands: Operands) -> Call:
     """A NumPy formula on the case's arrays. What is of another type or byte order is converted."""
     inputs, out = operands
@@ -242,17 +145,8 @@ def numpy_dot(case: Case, operands: Operands) -> Call | None:
 # ---- PyTorch ---------------------------------------------------------------------------------------------------------
 
 
-def tensor(array: np.ndarray) -> Any:
-    """A tensor over the array's memory."""
-    torch = module("torch")
-    assert torch is not None
-    if array.dtype == numpy_dtype("bfloat16"):
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
-
-
 def torch_kernels(case: Case, operands: Operands) -> Call | None:
-    torch = module("torch")
+    torch = frameworks.module("torch")
     if torch is None:
         return None
     first, *others = (tensor(array) for array in operands.inputs)
@@ -293,7 +187,7 @@ def torch_kernels(case: Case, operands: Operands) -> Call | None:
 
 def jax_jitted(case: Case, operands: Operands) -> Call | None:
     """The formula, jitted. JAX cannot write into an array at hand, so it takes part where results are new."""
-    jax = module("jax")
+    jax = frameworks.module("jax")
     if jax is None or case.mode != "fresh":
         return None
     jnp, dim = jax.numpy, case.dim
@@ -322,3 +216,22 @@ RIVALS: dict[str, Callable[[Case, Operands], Call | None]] = {
     "torch": torch_kernels,
     "jax": jax_jitted,
 }
+
+
+# ---- the limit that memory sets --------------------------------------------------------------------------------------
+
+
+def streams(case: Case, operands: Operands, num_threads: int) -> dict[str, Call]:
+    """The two streams of a case. A new result has the price of its pages on top: no stream tells its limit."""
+    if case.mode != "out" or case.nbytes < stream.SMALLEST:
+        return {}
+    floats = [a for a in operands.inputs if a.dtype == operands.out.dtype]
+    a, b, out = (_as_float32(array) for array in (floats[0], floats[-1], operands.out))
+    return stream.both(a, b, lambda: out, num_threads)
+
+
+def _as_float32(array: np.ndarray) -> np.ndarray:
+    """The array itself, or for other types float32 values of the same size: their bits could be slow subnormals."""
+    if array.dtype == np.float32:
+        return array.reshape(-1)
+    return np.ones(array.nbytes // 4, np.float32)

@@ -1,4 +1,4 @@
-"""Which card a thread's calls go to, and that a thread keeps the card that somebody else bound it to."""
+"""Which device a thread's calls go to, and that a thread keeps the device that somebody else bound it to."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def other(device) -> Other:
     return Other()
 
 
-def test_a_thread_that_is_bound_keeps_to_its_card(other, device: StandIn) -> None:
+def test_a_thread_that_is_bound_keeps_to_its_device(other, device: StandIn) -> None:
     def work() -> None:
         other.set_device(1)
         before = other.context()
@@ -76,7 +76,7 @@ def test_a_context_of_their_own_counts_too(other, device: StandIn) -> None:
 
 
 @pytest.fixture
-def array_on_card_1(device) -> list[npu.DeviceArray]:
+def array_on_device_1(device) -> list[npu.DeviceArray]:
     """The only reference to one."""
     npu.set_device(1)
     array = [npu.asarray(X)]
@@ -84,7 +84,7 @@ def array_on_card_1(device) -> list[npu.DeviceArray]:
     return array
 
 
-def test_a_thread_that_nobody_has_bound_works_on_card_0(other, array_on_card_1) -> None:
+def test_a_thread_that_nobody_has_bound_works_on_device_0(other, array_on_device_1) -> None:
     def work() -> None:
         assert npu.get_device() == 0
         assert other.context() is None, "a question binds nobody"
@@ -99,16 +99,16 @@ def test_a_thread_that_nobody_has_bound_works_on_card_0(other, array_on_card_1) 
 
 
 @pytest.mark.parametrize("how", ["computing", "copying", "freeing"])
-def test_work_on_arrays_of_another_card_is_no_choice(how, other, array_on_card_1) -> None:
+def test_work_on_arrays_of_another_device_is_no_choice(how, other, array_on_device_1) -> None:
     """Though it binds the thread: that was ourselves."""
 
     def work() -> None:
         if how == "computing":
-            assert ag.softmax(array_on_card_1[0]).device == 1
+            assert ag.softmax(array_on_device_1[0]).device == 1
         elif how == "copying":
-            array_on_card_1[0].numpy()
+            array_on_device_1[0].numpy()
         else:
-            array_on_card_1.clear()
+            array_on_device_1.clear()
         assert npu.get_device() == npu.asarray(X).device == 0
         other.set_device(1)
         other.set_device(0)
@@ -118,9 +118,9 @@ def test_work_on_arrays_of_another_card_is_no_choice(how, other, array_on_card_1
 
 
 @pytest.mark.parametrize("said", [None, 0, 1])
-def test_the_context_survives_calls_errors_and_releases(said, other, array_on_card_1, device: StandIn) -> None:
+def test_the_context_survives_calls_errors_and_releases(said, other, array_on_device_1, device: StandIn) -> None:
     def work() -> None:
-        on_card_0 = npu.asarray(X)
+        on_device_0 = npu.asarray(X)
         other.set_device(1)
         if said is not None:
             npu.set_device(said)
@@ -133,7 +133,7 @@ def test_the_context_survives_calls_errors_and_releases(said, other, array_on_ca
             npu.release()
             assert other.context() == before, function
             device.fail(function, 1, 507899)
-            for x in (X, array_on_card_1[0], on_card_0):
+            for x in (X, array_on_device_1[0], on_device_0):
                 with suppress(ag.AclError):
                     ag.softmax(x, backend="npu")
                 assert other.context() == before, function
@@ -143,8 +143,8 @@ def test_the_context_survives_calls_errors_and_releases(said, other, array_on_ca
             device.reset()
         with pytest.raises(ag.ParamInvalidError):
             ag.softmax(X, 7, backend="npu")
-        del on_card_0
-        array_on_card_1.clear()
+        del on_device_0
+        array_on_device_1.clear()
         npu.release()
         assert other.context() == before
 

@@ -1,4 +1,4 @@
-"""What is measured: named cases, and the arrays that they work on."""
+"""What is measured of the row-wise operators: named cases, and the arrays that they work on."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import functools
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import ml_dtypes
 import numpy as np
+
+from ..dtypes import DTYPES, numpy_dtype
 
 BACKWARD = ("softmax_backward", "log_softmax_backward")
 FORWARD = ("softmax", "log_softmax")
 MASKED_BACKWARD = "scaled_masked_softmax_backward"
 MASKED = (MASKED_BACKWARD, "scaled_masked_softmax")
-
-NARROW_DTYPES = ("float32", "bfloat16", "float16")
-DTYPES = (*NARROW_DTYPES, "float64")
 
 #: Shapes and dims: small calls, then those along the last dim, the first, and one between.
 SMALL_LAYOUTS = (((8, 8), 1), ((64, 128), 1))
@@ -97,10 +95,6 @@ def layout_text(shape: tuple[int, ...], dim: int) -> str:
     """Shape and axis, in words."""
     lengths = " × ".join(map(str, shape))
     return lengths if dim == len(shape) - 1 else f"{lengths}, dim {dim}"
-
-
-def numpy_dtype(name: str) -> np.dtype:
-    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
 
 
 def _cases(operators, dtypes, layouts, modes) -> list[Case]:

@@ -1,0 +1,118 @@
+# The linear kernels, for Cython.
+
+from libc.stdint cimport int64_t, uint8_t
+
+from ascend_grad._kernels cimport ag_dtype, ag_sum, ag_variant
+
+cdef extern from "ascend_grad/linear/linear.h" nogil:
+    ctypedef struct ag_matrix:
+        char *data
+        Py_ssize_t row_stride
+        Py_ssize_t step
+        ag_dtype dtype
+        int swapped
+
+    enum:
+        AG_RESIDENT
+        AG_STREAMED
+        AG_TILE
+        AG_TERMS
+
+    ctypedef struct ag_rows:
+        ag_matrix matrix
+        const int64_t *numbers
+        int64_t start
+        Py_ssize_t count
+
+    ctypedef struct ag_sums:
+        char *data
+        Py_ssize_t row_stride
+        Py_ssize_t column
+        char *compensation
+        Py_ssize_t compensation_stride
+        Py_ssize_t compensation_column
+
+    ctypedef enum ag_linear_source:
+        AG_FROM_PRODUCT
+        AG_FROM_LOGITS
+        AG_FROM_SOFTMAX
+
+    ctypedef enum ag_linear_result:
+        AG_TO_GRADIENT
+        AG_TO_LOGITS
+        AG_TO_MAX_SUM
+
+    ctypedef struct ag_linear_block:
+        Py_ssize_t rows
+        Py_ssize_t vocab
+        Py_ssize_t hidden_size
+        Py_ssize_t hidden_start
+        int64_t vocab_start
+        const int64_t *row_numbers
+        void *x_rows
+        void *w_rows
+        void *x_columns
+        void *w_columns
+        void *p
+        void *p_pairs
+        void *logits
+        const void *max
+        const void *sum
+        const void *grad
+        const int64_t *target
+        ag_matrix softmax
+        int round_to_bfloat16
+        double filter_eps
+        uint8_t *skipped
+        int add_logits
+        int last_logits
+        void *logits_compensation
+        int keep_logits
+        Py_ssize_t tile_pitch
+        void *panel_max
+        void *panel_sum
+        void *predicted
+        void *running_max
+        ag_sum *running_sum
+        ag_matrix logits_out
+        ag_sums input_grad
+        ag_sums weight_grad
+        int add_input_grad
+        int add_weight_grad
+        int last_input_grad
+        int last_weight_grad
+
+    ctypedef struct ag_linear_kernels:
+        int mr
+        int nr
+        int vector
+        int pair
+        int element_size
+        int acc_size
+        void (*pack_tile)(void *to, const ag_matrix *source, const int64_t *rows, int64_t start, Py_ssize_t count,
+                          Py_ssize_t first, Py_ssize_t n) noexcept nogil
+        void (*pack_panel)(void *to, const ag_matrix *source, const int64_t *rows, int64_t start, Py_ssize_t count,
+                           Py_ssize_t first, Py_ssize_t n) noexcept nogil
+        void (*pack_columns)(void *to, const ag_matrix *source, const int64_t *rows, int64_t start, Py_ssize_t count,
+                             Py_ssize_t first, Py_ssize_t n) noexcept nogil
+        void (*tiles)(const ag_linear_block *block, ag_linear_source source, ag_linear_result result, Py_ssize_t panel,
+                      Py_ssize_t panel_end, Py_ssize_t tile, Py_ssize_t tile_end) noexcept nogil
+        void (*merge_max_sum)(const ag_linear_block *block, Py_ssize_t row, Py_ssize_t row_end) noexcept nogil
+        void (*input_grad)(const ag_linear_block *block, Py_ssize_t panel, Py_ssize_t panel_end, Py_ssize_t tile,
+                           Py_ssize_t tile_end) noexcept nogil
+        void (*weight_grad)(const ag_linear_block *block, Py_ssize_t panel, Py_ssize_t panel_end, Py_ssize_t tile,
+                            Py_ssize_t tile_end) noexcept nogil
+        void (*probabilities)(void *to, const void *logits, double max, double sum, Py_ssize_t n) noexcept nogil
+        void (*dot_products)(const ag_rows *resident, const ag_rows *streamed, Py_ssize_t first, Py_ssize_t n, void *p,
+                             Py_ssize_t pitch) noexcept nogil
+        void (*sum_rows)(Py_ssize_t resident, const ag_rows *streamed, Py_ssize_t first, Py_ssize_t n, const void *p,
+                         Py_ssize_t pitch, void *sums, Py_ssize_t sums_pitch, int add) noexcept nogil
+        void (*combine)(const void *source, Py_ssize_t count, Py_ssize_t stride, Py_ssize_t n, void *to) noexcept nogil
+        void (*write_rows)(ag_variant variant, const ag_rows *resident, const ag_rows *to, Py_ssize_t first, Py_ssize_t n,
+                           const void *p, Py_ssize_t r_stride, Py_ssize_t s_stride, int nontemporal) noexcept nogil
+        void (*tile_to_gradient)(const ag_linear_block *block, void *tile) noexcept nogil
+        void (*tile_to_max_sum)(const ag_linear_block *block, const void *tile, void *max, ag_sum *sum) noexcept nogil
+        void (*columns_to_gradient)(const ag_linear_block *block, void *tile) noexcept nogil
+        void (*columns_to_max_sum)(const ag_linear_block *block, const void *tile, void *max, double *sum) noexcept nogil
+
+    const ag_linear_kernels *ag_linear_kernels_of(ag_variant variant, ag_dtype dtype)

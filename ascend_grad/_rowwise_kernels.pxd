@@ -1,0 +1,62 @@
+# The row-wise kernels, for Cython.
+
+from libc.stdint cimport uint8_t
+
+from ascend_grad._kernels cimport ag_dtype, ag_variant
+
+cdef extern from "ascend_grad/rowwise/rowwise.h" nogil:
+    # The operators, by number: their list is in the header.
+    ctypedef enum ag_row_op:
+        AG_ROW_OP_COUNT
+
+    ctypedef enum ag_direction:
+        AG_FORWARD
+
+    ctypedef enum ag_use:
+        AG_NOT_READ
+
+    ctypedef struct ag_row_op_traits:
+        const char *name
+        ag_direction direction
+        ag_use b
+        ag_use mask
+        int has_columns
+    const ag_row_op_traits ag_row_ops[]
+
+    enum:
+        AG_MASKED_LOGIT
+        AG_MAX_COLUMNS
+        AG_PACKED_COLUMNS
+        AG_SCRATCH_BYTES
+        AG_STRIP_COLUMNS
+
+    ctypedef struct ag_tile:
+        const char *a
+        const char *b
+        const uint8_t *mask
+        char *out
+        Py_ssize_t a_stride
+        Py_ssize_t b_stride
+        Py_ssize_t mask_stride
+        Py_ssize_t out_stride
+        Py_ssize_t rows
+        Py_ssize_t n
+        double scale
+        int nontemporal
+        int fits_l2
+
+    Py_ssize_t AG_SEGMENT(Py_ssize_t lanes)
+
+    ctypedef struct ag_row_kernels:
+        Py_ssize_t segment
+        Py_ssize_t strip_rows
+        void (*rows)(const ag_tile *tile) noexcept nogil
+        double (*split_max)(const ag_tile *tile) noexcept nogil
+        double (*split_sum)(const ag_tile *tile, double max) noexcept nogil
+        void (*split_write)(const ag_tile *tile, double max, double sum) noexcept nogil
+        void (*columns)(const ag_tile *tile, void *memory) noexcept nogil
+        void (*columns_max)(const ag_tile *tile, double *max, void *memory) noexcept nogil
+        void (*columns_sum)(const ag_tile *tile, const double *max, double *sum, void *memory) noexcept nogil
+        void (*columns_write)(const ag_tile *tile, const double *max, const double *sum, void *memory) noexcept nogil
+
+    const ag_row_kernels *ag_rowwise_kernels(ag_variant variant, ag_dtype dtype, ag_row_op op)

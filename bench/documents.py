@@ -1,0 +1,160 @@
+"""The blocks of the documents that are generated from results, and the command's output, which is the same.
+
+A block is what stands between ``<!-- bench:NAME:begin -->`` and ``<!-- bench:NAME:end -->``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from .grid import report as grid_report
+from .grid.chart import chart as grid_chart
+from .grid.results import GridResults
+from .linear import report as linear_report
+from .linear.targets import memory_targets
+from .linear.targets import speed_targets as linear_targets
+from .named import Results
+from .results import FOLDER
+from .rowwise import report as rowwise_report
+from .rowwise.targets import speed_targets
+from .tables import DASH, table
+from .targets import Target, accuracy_targets, targets_block
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+DOCUMENTS = (ROOT / "README.md", DOCS / "benchmark.md", DOCS / "accuracy.md")
+CHART, GRID_CHART = DOCS / "benchmark.svg", DOCS / "grid.svg"
+SPEED_FILE, ACCURACY_FILE, LINEAR_FILE = (FOLDER / f"{name}.json" for name in ("speed", "accuracy", "linear"))
+#: Of the random grids, by seed.
+GRID_FILE = "grid_{}.json"
+#: The grids' tables, and what they show.
+GRID_TABLES = {
+    "grid_summary": (
+        "How many times longer others take (geometric means), and the share of problems in which ours is slower (< 1), "
+        "and by more than a tenth (< 0.9):"
+    ),
+    "grid_lost": "More than a tenth behind NumPy, and not at a limit of the machine (times in ms, here and below):",
+    "grid_worst_numpy": "Lowest against NumPy (*: at a limit of the machine):",
+    "grid_worst_torch": "Lowest against torch:",
+}
+
+_BLOCK = re.compile(r"(<!-- bench:(?P<name>\w+):begin -->\n).*?(<!-- bench:(?P=name):end -->)", re.DOTALL)
+
+
+def machine_block(results: Results | GridResults) -> str:
+    """Where and how it was measured, in one paragraph."""
+    facts = "; ".join(f"{name} {value}" for name, value in results.machine.items())
+    text = f"Measured with {results.num_threads} threads on this machine: {facts}."
+    if results.rows:
+        others = max(row.others for row in results.rows)
+        text += f" Other processes kept at most {others:.2f} cores busy meanwhile."
+    return f"{text}\n"
+
+
+def accuracy_block(results: Results) -> str:
+    """The largest errors, a column for every CPU variant."""
+    variants = list(dict.fromkeys(worst.variant for worst in results.accuracy))
+    pairs = dict.fromkeys((worst.operator, worst.dtype) for worst in results.accuracy)
+    lines = []
+    for operator, dtype in pairs:
+        found = {w.variant: w for w in results.accuracy if (w.operator, w.dtype) == (operator, dtype)}
+        worst = max(found.values(), key=lambda item: item.error)
+        cells = [f"{found[name].error:.2f}" if name in found else DASH for name in variants]
+        lines.append([f"{operator} {dtype}", *cells, f"{worst.values}, n = {worst.length}"])
+    return table(["largest error / bound", *variants, "where"], lines)
+
+
+def blocks(speed: Results | None, accuracy: Results | None, linear: Results | None = None) -> dict[str, str]:
+    """Every block that these results can fill, by name: row-wise operators, errors, linear operators."""
+    found: dict[str, str] = {}
+    targets: list[Target] = []
+    if speed:
+        targets += speed_targets(speed.speed)
+        found |= {
+            "machine": machine_block(speed),
+            "speed": rowwise_report.speed_block(speed.speed),
+            "chart": f"![Speed of named cases beside NumPy and PyTorch]({CHART.name})\n",
+            "torch": rowwise_report.torch_block(speed.speed),
+            "others": rowwise_report.others_block(speed.speed),
+            "losses": rowwise_report.losses_block(speed.speed),
+            "rows": rowwise_report.rows_block(speed.speed),
+        }
+    if accuracy:
+        targets += accuracy_targets(accuracy.accuracy)
+        found["accuracy"] = accuracy_block(accuracy)
+    if targets:
+        found["targets"] = targets_block(targets)
+    if linear:
+        targets = [*linear_targets(linear.linear, linear.machine.get("variant", "")), *memory_targets(linear.memory)]
+        found |= {
+            "linear_machine": machine_block(linear),
+            "linear_rows": linear_report.rows_block(linear.linear),
+            "linear_targets": targets_block(targets),
+        }
+        if linear.memory:
+            found["linear_memory"] = linear_report.memory_block(linear.memory)
+    return found
+
+
+def grid_blocks(grids: Sequence[GridResults]) -> dict[str, str]:
+    """The blocks of the random grids, all seeds together."""
+    if not grids:
+        return {}
+    contents = {name: f"{GRID_TABLES[name]}\n\n{table}" for name, table in grid_report.blocks(grids).items()}
+    contents["grid_machine"] = "\n".join(
+        f"Seed {grid.seed}, {grid.count} problems. {machine_block(grid)}" for grid in grids
+    )
+    text = "Random problems beside NumPy and PyTorch"
+    contents["grid_chart"] = f"![{text}]({GRID_CHART.name})\n"
+    contents["grid_overview"] = f"![{text}](docs/{GRID_CHART.name})\n\n{grid_report.overview_block(grids)}"
+    return contents
+
+
+def filled(text: str, contents: dict[str, str]) -> str:
+    """A document with its blocks filled; those without contents stay as they are."""
+
+    def fill(match: re.Match[str]) -> str:
+        content = contents.get(match["name"])
+        return match[0] if content is None else f"{match[1]}\n{content}\n{match[3]}"
+
+    return _BLOCK.sub(fill, text)
+
+
+def kept() -> tuple[Results | None, Results | None, Results | None]:
+    """The results that are kept with the sources: speed, accuracy, and the linear operators."""
+    speed, accuracy, linear = (
+        Results.from_json(path.read_text()) if path.exists() else None
+        for path in (SPEED_FILE, ACCURACY_FILE, LINEAR_FILE)
+    )
+    return speed, accuracy, linear
+
+
+def keep_grid(grid: GridResults) -> None:
+    """Keep a random grid with the sources, in place of an earlier one of the same seed."""
+    FOLDER.mkdir(exist_ok=True)
+    (FOLDER / GRID_FILE.format(grid.seed)).write_text(grid.to_json())
+
+
+def kept_grids() -> list[GridResults]:
+    """The random grids that are kept with the sources, by seed."""
+    found = [GridResults.from_json(path.read_text()) for path in FOLDER.glob(GRID_FILE.format("*"))]
+    return sorted(found, key=lambda grid: grid.seed)
+
+
+def contents_of_documents() -> dict[str, str]:
+    """All blocks, from the results that are kept with the sources."""
+    return blocks(*kept()) | grid_blocks(kept_grids())
+
+
+def update_documents() -> None:
+    """Write the blocks and the charts anew from the results that are kept with the sources."""
+    contents = contents_of_documents()
+    for path in DOCUMENTS:
+        path.write_text(filled(path.read_text(), contents))
+    speed, _, _ = kept()
+    if speed:
+        rowwise_report.chart(speed.speed, CHART)
+    if grids := kept_grids():
+        grid_chart(grids, GRID_CHART)

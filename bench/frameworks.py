@@ -1,0 +1,110 @@
+"""What all comparisons share: the frameworks, their settings, their arrays, and whether results are the same."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+import ascend_grad as ag
+from ascend_grad import _cpu_backend
+from ascend_grad.inspection import bound_call
+
+from .dtypes import compute_dtype, numpy_dtype
+
+Call = Callable[[], Any]
+
+#: How far two results may be apart: several roundings, for sums in different orders.
+TOLERANCES = {"float64": 1e-11, "float32": 1e-4, "float16": 2**-8, "bfloat16": 2**-6}
+
+
+@functools.cache
+def module(name: str) -> Any | None:
+    """A rival's package, or None where it is not installed."""
+    try:
+        package = importlib.import_module(name)
+    except ImportError:
+        return None
+    if name == "jax":
+        package.config.update("jax_platforms", "cpu")
+        package.config.update("jax_enable_x64", True)
+    return package
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Let this library and PyTorch use so many threads. JAX takes all cores, and NumPy's formula one."""
+    torch = module("torch")
+    before = torch.get_num_threads() if torch else None
+    ag.set_num_threads(count)
+    if torch:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        ag.set_num_threads(None)
+        if torch:
+            torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
+def no_autograd() -> Iterator[None]:
+    """PyTorch at its fastest: it keeps no books for a backward pass."""
+    torch = module("torch")
+    with torch.inference_mode() if torch else contextlib.nullcontext():
+        yield
+
+
+def as_array(result: Any) -> np.ndarray:
+    """A rival's result as a NumPy array."""
+    torch = module("torch")
+    if torch and isinstance(result, torch.Tensor):
+        if result.dtype == torch.bfloat16:
+            return result.view(torch.int16).numpy().view(numpy_dtype("bfloat16"))
+        return result.numpy()
+    return np.asarray(result)
+
+
+def as_arrays(results: Any) -> tuple[np.ndarray, ...]:
+    """What a call has answered with, one result or several, as arrays."""
+    return tuple(map(as_array, results if isinstance(results, tuple) else (results,)))
+
+
+def agree(got: np.ndarray, expected: np.ndarray, dtype: str, terms: float = 0.0) -> bool:
+    """Whether two results are the same up to rounding, which is at least that of the smallest numbers.
+
+    ``terms`` is the size of what a result is the difference of: where that is (almost) zero, only rounding is left.
+    """
+    if got.shape != expected.shape or got.dtype != expected.dtype:
+        return False
+    tolerance = TOLERANCES[dtype]
+    wide = compute_dtype(dtype)
+    got, expected = got.reshape(-1), expected.reshape(-1)
+    smallest = float(ml_dtypes.finfo(expected.dtype).smallest_subnormal)
+    block = 2**20
+    for start in range(0, expected.size, block):
+        a, b = got[start : start + block].astype(wide), expected[start : start + block].astype(wide)
+        size = np.abs(b)
+        if not np.all(np.abs(a - b) <= tolerance * (size + size.max() + terms) + smallest):
+            return False
+    return True
+
+
+def tensor(array: np.ndarray) -> Any:
+    """A tensor over the array's memory."""
+    torch = module("torch")
+    assert torch is not None
+    if array.dtype == numpy_dtype("bfloat16"):
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def backend_alone(operator: str, *args: Any, **kwargs: Any) -> Call:
+    """What the public function calls in the end, on a call that was validated once."""
+    call, threads, _ = bound_call(operator, args, kwargs)
+    return lambda: _cpu_backend.run(call, threads)

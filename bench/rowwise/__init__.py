@@ -1,0 +1,1 @@
+"""The row-wise operators: named cases, rivals, accuracy, targets, tables."""
