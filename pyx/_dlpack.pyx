@@ -6,8 +6,6 @@ those before. NumPy's own reader knows no bfloat16, and takes longer than a smal
 The structures, in the .pxd file, are those of ``dlpack.h``, version 1.3.
 """
 
-import numpy as np
-
 cimport cython
 cimport numpy as cnp
 from cpython.object cimport PyObject
