@@ -162,7 +162,7 @@ cdef object explain(object value, str name, str operator):
 
 cdef int mark_written(object value) except -1:
     """Tell the library of a tensor that its elements change, so that autograd notices."""
-    cdef ArrayType kind = known_array_type(value)
-    if kind is not None and kind.is_torch:
-        sys.modules["torch"].autograd.graph.increment_version(value)
+    torch = sys.modules.get("torch")
+    if isinstance(value, getattr(torch, "Tensor", ())):
+        torch.autograd.graph.increment_version(value)
     return 0

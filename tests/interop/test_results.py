@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import types
 from pathlib import Path
 
 import ml_dtypes
@@ -87,6 +88,62 @@ def test_namespaces_that_are_numpys():
     x = np.zeros((2, 2), ml_dtypes.bfloat16)
     result = ag.softmax_backward(Wrapper(x), x)
     assert type(result) is np.ndarray
+
+
+def of_namespace(from_dlpack) -> type:
+    """A type of arrays whose library reads DLPack with this function."""
+    namespace = types.ModuleType("strict_arrays")
+    namespace.from_dlpack = from_dlpack  # type: ignore[attr-defined]
+
+    class Strict(Plain):
+        def __array_namespace__(self, api_version=None):
+            return namespace
+
+    return Strict
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3), (2, 3, 4)], ids=str)
+def test_numpy_reads_what_is_handed_out(shape):
+    """Another reader than that of the tests, for the capsules of either protocol."""
+    x = np.linspace(0, 1, int(np.prod(shape))).reshape(shape)
+    expected = ag.softmax(x)
+    result = ag.softmax(of_namespace(np.from_dlpack)(x))
+    assert_identical(result, expected)
+
+    class Older:
+        """Asks for nothing, as readers from before DLPack 1.0 do."""
+
+        def __init__(self, value):
+            self.value = value
+
+        def __dlpack_device__(self):
+            return self.value.__dlpack_device__()
+
+        def __dlpack__(self, **_):
+            return self.value.__dlpack__()
+
+    assert_identical(ag.softmax(of_namespace(lambda value: np.from_dlpack(Older(value)))(x)), expected)
+
+
+@pytest.mark.parametrize("settings", [{}, {"max_version": (1, 0)}], ids=["older", "newer"])
+def test_capsules_that_nobody_reads(settings):
+    def reader(value):
+        capsules.extend(value.__dlpack__(**settings) for _ in range(3))
+        return value
+
+    capsules: list[object] = []
+    exported = ag.softmax(of_namespace(reader)(np.zeros(4)))
+    assert_identical(np.from_dlpack(exported), np.full(4, 0.25))
+    del capsules[1:]
+    assert_identical(np.from_dlpack(exported), np.full(4, 0.25))
+
+
+@pytest.mark.parametrize("request_", [{"copy": True}, {"dl_device": (2, 0)}])
+def test_copies_are_not_handed_out(request_):
+    exported = ag.softmax(of_namespace(lambda value: value)(np.zeros(4)))
+    assert exported.__dlpack__(copy=False, dl_device=(1, 0)) is not None
+    with pytest.raises(BufferError):
+        exported.__dlpack__(**request_)
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3), (1,), (3, 1, 2)], ids=str)

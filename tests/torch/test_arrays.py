@@ -332,6 +332,33 @@ def test_the_interpreter_ends_while_results_live(run_script):
     assert run_script(script).stdout == "done\n"
 
 
+def test_without_the_exchange_api(run_script):
+    """As in versions of torch before it."""
+    script = """
+    import torch
+    del torch.Tensor.__dlpack_c_exchange_api__
+    import ascend_grad as ag
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.zeros(2, 4, dtype=dtype)
+        out = torch.empty(2, 4, dtype=dtype)
+        assert torch.equal(ag.softmax(x), torch.full_like(x, 0.25))
+        version = out._version
+        assert ag.softmax(x, out=out) is out
+        assert torch.equal(out, torch.full_like(x, 0.25)) and out._version > version
+    for refused in (x.clone().requires_grad_(), x.to_sparse(), torch.empty(2, device="meta")):
+        try:
+            ag.softmax(refused)
+        except ag.AscendGradError as error:
+            print(str(error).split(" [")[0])
+    """
+    told = run_script(script).stdout.splitlines()
+    assert [line.split("got ")[1] for line in told] == [
+        "one that does",
+        "layout torch.sparse_coo",
+        "one on device meta",
+    ]
+
+
 def test_torch_is_never_imported(run_script):
     script = """
     import sys
