@@ -39,7 +39,7 @@ cdef class ArrayType:
             if self.refused is not None:
                 refuse(name, operator, "a tensor that computes as torch.Tensor does", self.refused)
             if value.requires_grad:
-                expected = "a tensor that does not require grad (ascend_grad.torch is for those, detach() makes another)"
+                expected = "a tensor that does not require grad (ascend_grad.torch takes those, detach() drops it)"
                 refuse(name, operator, expected, "one that does")
             if value.is_neg():
                 expected = "a tensor whose elements are as in memory (resolve_neg() makes one)"
@@ -145,7 +145,8 @@ cdef object refuse(str name, str operator, str expected, object got):
 
 cdef object on_another_device(object value, object device, str name, str operator):
     device = getattr(value, "device", device)  # torch has names of its own
-    return BackendUnavailableError(f"{name}: expected an array on the CPU, got one on device {device}", operator=operator)
+    message = f"{name}: expected an array on the CPU, got one on device {device}"
+    return BackendUnavailableError(message, operator=operator)
 
 
 cdef object explain(object value, str name, str operator):
@@ -157,7 +158,8 @@ cdef object explain(object value, str name, str operator):
     if str(value.layout) != "torch.strided":
         refuse(name, operator, "a dense tensor (to_dense() makes one)", f"layout {value.layout}")
     if value.is_quantized:
-        refuse(name, operator, "a tensor that is not quantised (dequantize() makes one)", f"dtype {value.dtype}")
+        expected = "a tensor that is not quantised (dequantize() makes one)"
+        refuse(name, operator, expected, f"dtype {value.dtype}")
 
 
 cdef int mark_written(object value) except -1:

@@ -1,7 +1,7 @@
 """DLPack: arrays of other libraries as NumPy arrays over the same memory, and NumPy arrays as theirs.
 
-Through the C exchange API where the type of an array offers one, else through capsules, those of DLPack 1.0 and later or
-those before. NumPy's own reader knows no bfloat16, and takes longer than a small call.
+Through the C exchange API where the type of an array offers one, else through capsules, those of DLPack 1.0 and later
+or those before. NumPy's own reader knows no bfloat16, and takes longer than a small call.
 
 The structures, in the .pxd file, are those of ``dlpack.h``, version 1.3.
 """
@@ -63,8 +63,8 @@ cdef int _bfloat16_number = BFLOAT16.num
 cdef char _nothing  # what arrays without elements point to: given NULL, NumPy would allocate memory
 
 _DEVICES = {
-    2: "cuda", 4: "opencl", 7: "vulkan", 8: "metal", 9: "vpi", 10: "rocm", 12: "ext_dev", 13: "cuda_managed", 14: "oneapi",
-    15: "webgpu", 16: "hexagon", 17: "maia", 18: "trainium"
+    2: "cuda", 4: "opencl", 7: "vulkan", 8: "metal", 9: "vpi", 10: "rocm", 12: "ext_dev", 13: "cuda_managed",
+    14: "oneapi", 15: "webgpu", 16: "hexagon", 17: "maia", 18: "trainium"
 }
 
 

@@ -196,8 +196,8 @@ def refused() -> dict[str, tuple[torch.Tensor, str]]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return {
-            "grad": (x.clone().requires_grad_(), "a tensor that does not require grad (ascend_grad.torch is for those"),
-            "parameter": (torch.nn.Parameter(x), "a tensor that does not require grad (ascend_grad.torch is for those"),
+            "grad": (x.clone().requires_grad_(), "a tensor that does not require grad (ascend_grad.torch takes those"),
+            "parameter": (torch.nn.Parameter(x), "a tensor that does not require grad (ascend_grad.torch takes those"),
             "negative": (torch.complex(x, x).conj().imag, "resolve_neg() makes one"),
             "sparse": (x.to_sparse(), "got layout torch.sparse_coo"),
             "compressed": (x.to_sparse_csr(), "got layout torch.sparse_csr"),
