@@ -1,8 +1,11 @@
 cimport cython
 cimport numpy as cnp
 
+from ascend_grad._array_types cimport ArrayType
+
 cdef enum:
     MAX_SLOTS = 5
+    MAX_ARRAYS = 8
     MAX_CONDITIONS = 2
 
 cdef enum:
@@ -55,6 +58,9 @@ cdef class Operator:
     cdef readonly tuple results
     cdef int array_count
     cdef int[MAX_SLOTS] array_slots
+    cdef int any_array_count  # required or optional
+    cdef int[MAX_ARRAYS] any_array_slots
+    cdef bint[MAX_ARRAYS] mixes
     cdef int row_op  # as _rowwise names it; -1: not looked up yet
 
 
@@ -65,15 +71,21 @@ cdef class Call:
     cdef cnp.ndarray first_out, second_out
     cdef int device_id
     cdef int axis
+    cdef list origins  # the types of arrays before conversion; None: all arguments are exact NumPy arrays, or no arrays
+    cdef ArrayType kind  # whose library the results belong to; None: NumPy
+    cdef tuple given  # the entries of `out` as they came, where they are arrays of another library
     cdef bint ran_others  # code of an argument, which may have changed another one after it was checked
     cdef Py_ssize_t[SIZES] sizes
     cdef object by_name
     cdef cnp.ndarray array(self, int slot)
     cdef cnp.ndarray other_array(self, int slot)
+    cdef cnp.ndarray import_array(self, object value, str name, ArrayType kind)
     cdef cnp.ndarray host_vector(self, int slot, Py_ssize_t least)
 
 
 cdef Call validate(Operator operator, list values, object out)
+cdef int mark_outs_written(Call call) except -1
+cdef object in_library(Call call, object results)
 cdef cnp.ndarray native_vector(cnp.ndarray array)
 cdef cnp.dtype accumulator_of(cnp.ndarray array)
 cdef cnp.dtype native_dtype(cnp.ndarray array)

@@ -47,6 +47,7 @@ class Operator:
         checks: Sequence[Check],
         results: Sequence[Result],
         optional: str = "",
+        mixes: str = "",
     ) -> None: ...
 
 class Call:

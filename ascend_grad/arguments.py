@@ -10,6 +10,7 @@ import sys
 import numpy as np
 
 from . import arrays
+from ._array_types import array_type
 from .errors import ParamInvalidError, ParamTypeError
 
 MAX_RANK = 8
@@ -29,8 +30,10 @@ def shown(value: object) -> str:
 
 
 def any_array(value: object, name: str, operator: str | None) -> np.ndarray:
-    """An argument as an array of the host, of whichever class."""
+    """An argument as an array of NumPy's, of whichever class."""
     try:
+        if hasattr(type(value), "__dask_graph__") and value.__dask_graph__() is not None:  # type: ignore[attr-defined]
+            raise TypeError("its elements are yet to be computed by dask (compute() does that)")
         return np.asanyarray(value)
     except MemoryError:
         raise
@@ -49,9 +52,16 @@ def check_class(kind: type, name: str, operator: str | None) -> None:
 
 
 def converted(value: object, name: str, operator: str | None = None) -> np.ndarray:
-    """An argument as a plain array of the host."""
+    """An argument as a plain array of the host, over its own memory where it offers that."""
     if type(value) is np.ndarray:
         return value
+    kind = array_type(value, name, operator)
+    view = None if kind is None else kind.view(value, name, operator)
+    return converted_by_numpy(value, name, operator) if view is None else view
+
+
+def converted_by_numpy(value: object, name: str, operator: str | None = None) -> np.ndarray:
+    """The same of what does not offer DLPack: NumPy's own arrays, buffers, objects with ``__array__``, sequences."""
     array = any_array(value, name, operator)
     check_class(type(array), name, operator)
     if array.dtype != object:  # else it may be a list within itself, and no check of dtypes takes it
@@ -79,6 +89,7 @@ def real_number(value: object, name: str, operator: str) -> float:
     if (
         isinstance(scalar, (np.ndarray, str, bytes, bool, np.bool_, np.complexfloating))
         or arrays.has_own_arithmetic(type(value))
+        or getattr(scalar, "requires_grad", False)  # of a tensor: autograd would not notice
         or not (hasattr(type(scalar), "__float__") or hasattr(type(scalar), "__index__"))
     ):
         raise ParamTypeError(f"{name}: expected a real number, got {shown(value)}", operator=operator)

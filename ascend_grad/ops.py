@@ -46,7 +46,7 @@ def softmax_backward(
         The softmax's result :math:`y`, of the shape and dtype of `grad_output`. Any values are taken.
     dim : int, default -1
         The axis of the softmax.
-    out : ndarray, optional
+    out : ndarray or tensor, optional
         Where the result goes: of its shape, any strides, any of the four floating dtypes (the accumulator is rounded
         once, to that dtype). It may be one of the inputs or overlap them.
     backend : {"auto", "cpu", "npu", "reference"}, optional
@@ -66,10 +66,16 @@ def softmax_backward(
         161001: `grad_output` or `output` is None.
     ParamInvalidError
         161002: a dtype, `dim`, a shape or `out` is not as described (a dtype or kind: its subclass `ParamTypeError`).
+    BackendUnavailableError
+        An array is on a device whose arrays are not taken, or the backend that is asked for cannot compute the call.
 
     Notes
     -----
-    All operators take as an array whatever NumPy converts to one, and subclasses of its arrays such as memory maps.
+    All operators take arrays of any library that offers DLPack on the CPU (PyTorch's tensors, JAX's arrays), and return
+    arrays of the same library, over the same memory. All arrays of a call belong to one library, except that `target`,
+    `masked_target` and `target_mask` of the linear operators may be NumPy's, or of another library beside NumPy's.
+
+    They also take whatever NumPy converts to an array, and subclasses of its arrays such as memory maps.
     Arrays that are more than their elements are refused, as inputs and as `out`, since the rest would be lost: masked
     arrays, matrices, arrays with units; in general those of a class that defines ``__array_ufunc__``,
     ``__array_function__`` or ``__mul__``. A bool is neither an integer nor a real number.

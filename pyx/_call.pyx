@@ -12,6 +12,7 @@ cimport cython
 cimport numpy as cnp
 
 from ascend_grad cimport _memory
+from ascend_grad._array_types cimport NUMPY, ArrayType, array_type, known_array_type, mark_written
 from ascend_grad._dtypes cimport dtype_of
 from ascend_grad._kernels cimport AG_FLOAT64
 from ascend_grad._overlap cimport may_overlap, overlaps_itself
@@ -184,6 +185,9 @@ cdef class Operator:
         Those that are required arrays.
     optional : str
         Those that are arrays or None.
+    mixes : str
+        The short vectors among them that may be NumPy's beside arrays of another library, or of another library beside
+        NumPy's. All others have to be of one library.
     checks : sequence of Check
         Everything that is checked, in the order in which a failure decides.
     results : sequence of Result
@@ -196,7 +200,7 @@ cdef class Operator:
     result_specs : tuple of Result
     """
 
-    def __init__(self, str name, str device_name, str parameters, *, str arrays, checks, results, str optional=""):
+    def __init__(self, str name, str device_name, str parameters, *, str arrays, checks, results, str optional="", str mixes=""):
         cdef Check check
         cdef Result result
         cdef int i
@@ -208,6 +212,13 @@ cdef class Operator:
             raise ValueError(f"{name}: at most {MAX_SLOTS} required arrays")
         for i in range(self.array_count):
             self.array_slots[i] = self.parameters.index(self.array_names[i])
+        any_array = [each for each in self.parameters if each in self.array_names + self.optional_names]
+        self.any_array_count = <int>len(any_array)
+        if self.any_array_count > MAX_ARRAYS:
+            raise ValueError(f"{name}: at most {MAX_ARRAYS} arrays")
+        for i in range(self.any_array_count):
+            self.any_array_slots[i] = self.parameters.index(any_array[i])
+            self.mixes[i] = any_array[i] in mixes.split()
         self.checks, self.result_specs = tuple(checks), tuple(results)
         for check in self.checks:
             check.bind(self.parameters)
@@ -288,13 +299,27 @@ cdef class Call:
         return self.other_array(slot)
 
     cdef cnp.ndarray other_array(self, int slot):
+        cdef str name = self.operator.parameters[slot]
         value = self.values[slot]
-        if isinstance(value, AbstractDeviceArray):
-            self.device_id = value.device
-            return np.broadcast_to(np.empty((), value.dtype), value.shape)  # without memory of its own
-        self.ran_others = True
-        value = self.values[slot] = arguments.converted(value, self.operator.parameters[slot], self.operator.name)
+        cdef ArrayType kind = known_array_type(value)
+        if kind is None:
+            if isinstance(value, AbstractDeviceArray):
+                self.device_id = value.device
+                return np.broadcast_to(np.empty((), value.dtype), value.shape)  # without memory of its own
+            kind = array_type(value, name, self.operator.name)
+        if self.origins is None:
+            self.origins = [NUMPY] * len(self.values)
+        self.origins[slot] = kind
+        value = self.values[slot] = self.import_array(value, name, kind)
         return value
+
+    cdef cnp.ndarray import_array(self, object value, str name, ArrayType kind):
+        """A plain array of the host for one that is of this type, None for no array."""
+        cdef cnp.ndarray view = None
+        self.ran_others = True
+        if kind is not None:
+            view = kind.view(value, name, self.operator.name)
+        return arguments.converted_by_numpy(value, name, self.operator.name) if view is None else view
 
     cdef cnp.ndarray host_vector(self, int slot, Py_ssize_t least):
         """The values of a vector on the host, at least so many, contiguous, aligned and in native byte order."""
@@ -320,7 +345,7 @@ cdef cnp.ndarray writable_result(Call call, str name, object out, Result result)
     if not result.is_asked_for(call):
         call.fail(name, "None, as the call does not ask for this result", arguments.shown(out))
     if not cnp.PyArray_Check(out):
-        call.fail(name, "a numpy.ndarray", type(out).__name__, ParamTypeError)
+        call.fail(name, "an array that can be written into", type(out).__name__, ParamTypeError)
     if not cnp.PyArray_CheckExact(out):
         arguments.check_class(type(out), name, call.operator.name)
     array = <cnp.ndarray>out
@@ -339,20 +364,47 @@ cdef cnp.ndarray writable_result(Call call, str name, object out, Result result)
     return array
 
 
-cdef int set_outs(Call call, object out) except -1:
-    """Note where the results go: ``out``, or one entry of it for each of two results. Checked last, for every operator."""
+cdef cnp.ndarray shared_out(Call call, str name, object out):
+    """An array over the memory of an entry of ``out`` that is another library's; None where it is not, or cannot be."""
+    cdef ArrayType kind = NUMPY if cnp.PyArray_CheckExact(out) else array_type(out, name, call.operator.name)
+    if kind is None:
+        return None
+    if call.kind is not None and kind.library is not None and kind.library != call.kind.library:
+        expected = f"an array of {call.kind.library}, as the inputs are"
+        call.fail(name, expected, f"one of {kind.library}", ParamTypeError)
+    call.ran_others = call.ran_others or kind is not NUMPY
+    return kind.view(out, name, call.operator.name)
+
+
+cdef tuple imported_outs(Call call, object out):
+    """The entries of ``out``, one for each result; arrays of other libraries as NumPy's."""
     cdef tuple results = call.operator.result_specs
-    if out is None:
-        return 0
+    cdef tuple names, entries, views
+    cdef int i
     if len(results) == 1:
-        call.first_out = writable_result(call, "out", out, <Result>results[0])
+        names, entries = ("out",), (out,)
+    else:
+        names, entries = ("out[0]", "out[1]"), tuple(out) if isinstance(out, (tuple, list)) else None
+        if entries is None or len(entries) != len(results):
+            expected = f"a tuple ({', '.join(call.operator.results)}) of arrays or None"
+            if entries is None:
+                call.fail("out", expected, type(out).__name__, ParamTypeError)
+            call.fail("out", expected, f"{len(entries)} entries")
+    views = tuple([None if entries[i] is None else shared_out(call, names[i], entries[i]) for i in range(len(entries))])
+    for i in range(<int>len(entries)):
+        if views[i] is not None:
+            call.given = entries
+    return entries if call.given is None else tuple(
+        [entry if view is None else view for entry, view in zip(entries, views)]
+    )
+
+
+cdef int set_outs(Call call, tuple entries) except -1:
+    """Note where the results go. Checked last, for every operator."""
+    cdef tuple results = call.operator.result_specs
+    if len(results) == 1:
+        call.first_out = writable_result(call, "out", entries[0], <Result>results[0])
         return 0
-    cdef tuple entries = tuple(out) if isinstance(out, (tuple, list)) else None  # a list may change meanwhile
-    if entries is None or len(entries) != len(results):
-        expected = f"a tuple ({', '.join(call.operator.results)}) of arrays or None"
-        if entries is None:
-            call.fail("out", expected, type(out).__name__, ParamTypeError)
-        call.fail("out", expected, f"{len(entries)} entries")
     call.first_out = writable_result(call, "out[0]", entries[0], <Result>results[0])
     call.second_out = writable_result(call, "out[1]", entries[1], <Result>results[1])
     if call.first_out is not None and call.second_out is not None and may_overlap(call.first_out, call.second_out):
@@ -380,6 +432,28 @@ cdef int check_devices(Call call, object out) except -1:
     return 0
 
 
+cdef ArrayType common_type(Call call):
+    """The type of the first array that belongs to a library, None where none does. The others belong to the same."""
+    cdef Operator called = call.operator
+    cdef ArrayType first = None, kind
+    cdef int i, first_i = 0
+    for i in range(called.any_array_count):
+        if not cnp.PyArray_Check(call.values[called.any_array_slots[i]]):  # None, or a number
+            continue
+        kind = call.origins[called.any_array_slots[i]]
+        if kind is None or kind.library is None:
+            continue
+        if first is None:
+            first, first_i = kind, i
+        elif kind is not first and kind.library != first.library:
+            if (called.mixes[i] or called.mixes[first_i]) and (kind is NUMPY or first is NUMPY):
+                continue
+            expected = f"an array of {first.library}, as {called.parameters[called.any_array_slots[first_i]]} is one"
+            name = called.parameters[called.any_array_slots[i]]
+            call.fail(name, expected, f"one of {kind.library}", ParamTypeError)
+    return first
+
+
 cdef int run_checks(Call call) except -1:
     cdef int i
     for i in range(SIZES):
@@ -393,10 +467,41 @@ cdef Call validate(Operator operator, list values, object out):
     """Check one call against its contract and return it in the form that backends take."""
     cdef Call call = Call.__new__(Call)
     call.operator, call.values, call.device_id, call.axis = operator, values, -1, -1
+    cdef tuple outs = None
     run_checks(call)
-    if call.ran_others:  # every value has its final form now, so nobody else's code runs this time
-        run_checks(call)
     if call.device_id >= 0:
         check_devices(call, out)
-    set_outs(call, out)
+    call.kind = NUMPY if call.origins is None else common_type(call)
+    if out is not None:
+        outs = imported_outs(call, out)
+    if call.ran_others:  # every value has its final form now, so nobody else's code runs this time
+        run_checks(call)
+    if out is not None:
+        set_outs(call, outs)
     return call
+
+
+# ---- results as arrays of the caller's library -----------------------------------------------------------------------
+
+
+cdef int mark_outs_written(Call call) except -1:
+    """Tell the libraries that arrays are theirs that the call is about to write into."""
+    if call.given is not None:
+        for out in call.given:
+            mark_written(out)
+    return 0
+
+
+cdef object in_library(Call call, object results):
+    """What the caller gets: arrays of his library, and what he gave as ``out`` as he gave it."""
+    if call.given is None and (call.kind is None or call.kind is NUMPY):
+        return results
+    if type(results) is not tuple:
+        return result_in_library(call, results, 0)
+    return tuple([result_in_library(call, results[i], i) for i in range(len(results))])
+
+
+cdef object result_in_library(Call call, object result, int i):
+    if call.given is not None and call.given[i] is not None:
+        return call.given[i]
+    return call.kind.own(result) if call.kind is not None and cnp.PyArray_Check(result) else result

@@ -10,6 +10,7 @@ cimport numpy as cnp
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
 from ascend_grad cimport _tasks
+from ascend_grad._array_types cimport NUMPY, ArrayType, array_type
 from ascend_grad._call cimport (
     BT, V, Call, Check, native_dtype, shape_of, size_names, size_numbers
 )
@@ -112,12 +113,17 @@ cdef class DimInRange(Check):
         cdef object first = call.values[self.slots[0]], dim = call.values[self.slots[1]]
         cdef long long rank = 1, axis
         cdef int overflow = 0
+        cdef ArrayType kind
         if cnp.PyArray_CheckExact(first):
             rank = cnp.PyArray_NDIM(<cnp.ndarray>first)
         elif isinstance(first, AbstractDeviceArray):
             rank = first.ndim
         else:
-            rank = arguments.any_array(first, self.names[0], call.operator.name).ndim
+            kind = array_type(first, self.names[0], call.operator.name)
+            if kind is None or kind is NUMPY:
+                rank = arguments.any_array(first, self.names[0], call.operator.name).ndim
+            else:
+                rank = cnp.PyArray_NDIM(call.array(self.slots[0]))
         if rank == 0:
             rank = 1
         if type(dim) is not int:

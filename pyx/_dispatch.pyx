@@ -10,7 +10,7 @@ from cpython.dict cimport PyDict_GetItemWithError
 from cpython.object cimport PyObject
 
 from ascend_grad cimport _cpu_backend
-from ascend_grad._call cimport Call, Operator, validate
+from ascend_grad._call cimport Call, Operator, in_library, mark_outs_written, validate
 from ascend_grad._kernels cimport ag_fpenv, ag_fpenv_enter, ag_fpenv_leave
 
 from . import arguments
@@ -182,7 +182,9 @@ cdef object attempt(Call call, tuple request, int threads):
 cdef object run_in_mode(Operator operator, list values, object out, object backend, object num_threads):
     cdef tuple request = requested(backend, operator)
     cdef int threads = thread_count(num_threads, operator)
-    return attempt(validate(operator, values, out), request, threads)
+    cdef Call call = validate(operator, values, out)
+    mark_outs_written(call)
+    return in_library(call, attempt(call, request, threads))
 
 
 def run(Operator operator not None, list values not None, out, backend, num_threads):

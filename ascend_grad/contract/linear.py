@@ -39,6 +39,7 @@ FUSED_LINEAR_CROSS_ENTROPY_LOSS_GRAD = Operator(
     "workspace_bytes filter_eps",
     arrays="grad input weight target_mask masked_target",
     optional="logits_max sum_exp_logits softmax",
+    mixes="target_mask masked_target",
     checks=[
         SoftmaxOrStatistics(),
         NotNone(),
@@ -69,6 +70,7 @@ FUSED_LINEAR_ONLINE_MAX_SUM = Operator(
     "aclnnFusedLinearOnlineMaxSum",
     "input weight target vocab_start_index vocab_end_index return_logits",
     arrays="input weight target",
+    mixes="target",
     checks=[
         NotNone(),
         Floating("input", "weight"),
@@ -117,6 +119,7 @@ LINEAR_CROSS_ENTROPY = Operator(
     "input weight target reduction ignore_index grad_loss vocab_start_index return_grad output_mask workspace_bytes "
     "filter_eps",
     arrays="input weight target",
+    mixes="target",
     optional="grad_loss",
     checks=[
         NotNone(),

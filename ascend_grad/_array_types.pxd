@@ -1,0 +1,20 @@
+cimport numpy as cnp
+
+from ascend_grad._dlpack cimport DLPackExchangeAPI
+
+
+cdef class ArrayType:
+    cdef readonly str library
+    cdef const DLPackExchangeAPI *api
+    cdef object from_dlpack
+    cdef object refused
+    cdef bint is_torch
+    cpdef cnp.ndarray view(self, object value, str name, str operator)
+    cdef object own(self, cnp.ndarray array)
+
+
+cdef ArrayType NUMPY
+
+cdef ArrayType known_array_type(object value)
+cpdef ArrayType array_type(object value, str name, str operator)
+cdef int mark_written(object value) except -1

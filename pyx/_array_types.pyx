@@ -1,0 +1,170 @@
+"""Types of arrays: the library that one belongs to, how its arrays become NumPy's, and how results become its own.
+
+A library is recognised by what its arrays offer: the C exchange API of DLPack, ``__dlpack__``, ``__array_namespace__``.
+Nothing is imported for it. Of torch alone more is known, since DLPack drops what a tensor is beyond its elements.
+"""
+
+import sys
+
+import numpy as np
+
+cimport cython
+cimport numpy as cnp
+from cpython.dict cimport PyDict_GetItemWithError
+from cpython.object cimport PyObject
+
+from ascend_grad cimport _dlpack
+
+from ._dlpack import OtherDeviceError
+from .errors import BackendUnavailableError, ParamTypeError
+
+cnp.import_array()
+
+
+@cython.final
+cdef class ArrayType:
+    """What is known of a type of arrays.
+
+    Attributes
+    ----------
+    library : str or None
+        The library by name; None where results for such arrays are NumPy's, and may be for those of any library.
+    """
+
+    cpdef cnp.ndarray view(self, object value, str name, str operator):
+        """An array over the memory of such a one; None where NumPy has to convert it."""
+        if self is NUMPY:
+            return None
+        if self.is_torch:
+            if self.refused is not None:
+                refuse(name, operator, "a tensor that computes as torch.Tensor does", self.refused)
+            if value.requires_grad:
+                expected = "a tensor that does not require grad (ascend_grad.torch takes those, detach() drops it)"
+                refuse(name, operator, expected, "one that does")
+            if value.is_neg():
+                expected = "a tensor whose elements are as in memory (resolve_neg() makes one)"
+                refuse(name, operator, expected, "one with the negative bit set")
+        try:
+            return _dlpack.array_of(value) if self.api == NULL else _dlpack.array_through(self.api, value)
+        except MemoryError:
+            raise
+        except OtherDeviceError as error:
+            raise on_another_device(value, str(error), name, operator) from None
+        except Exception as error:  # whatever the other library raises
+            if self.is_torch:
+                explain(value, name, operator)
+            elif isinstance(error, BufferError) and hasattr(type(value), "__array__"):
+                return None
+            message = f"{name}: expected an array, got {type(value).__name__}, which does not convert: {error}"
+            raise ParamTypeError(message, operator=operator) from error
+
+    cdef object own(self, cnp.ndarray array):
+        """A result as an array of the library, over the same memory."""
+        if self.api != NULL:
+            return _dlpack.object_through(self.api, array)
+        if self.from_dlpack is None:
+            return array
+        exported = _dlpack.Exported()
+        (<_dlpack.Exported>exported).array = array
+        return self.from_dlpack(exported)
+
+
+cdef ArrayType NUMPY = ArrayType()
+NUMPY.library = "numpy"
+
+cdef ArrayType UNNAMED = ArrayType()
+
+#: Those with the C exchange API, by class. Such classes are few and stay.
+cdef dict _known = {}
+
+
+cdef ArrayType known_array_type(object value):
+    """The type of an array whose like has come before and offers the C exchange API, else None."""
+    cdef PyObject *known = PyDict_GetItemWithError(_known, type(value))
+    return None if known is NULL else <ArrayType>known
+
+
+cpdef ArrayType array_type(object value, str name, str operator):
+    """The type of an array that offers DLPack, or is NumPy's; None for numbers, sequences, buffers and the like."""
+    cdef ArrayType result = known_array_type(value)
+    if result is not None:
+        return result
+    try:
+        return NUMPY if isinstance(value, np.ndarray) else look_up(value)
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever the classes of the argument raise
+        message = f"{name}: expected an array, got {type(value).__name__}, which does not say what it is: {error}"
+        raise ParamTypeError(message, operator=operator) from error
+
+
+cdef ArrayType look_up(object value):
+    cdef ArrayType result
+    kind = type(value)
+    if not hasattr(kind, "__dlpack__"):
+        return None
+    torch = sys.modules.get("torch")
+    result = ArrayType()
+    result.api = _dlpack.exchange_api(kind)
+    result.is_torch = isinstance(value, getattr(torch, "Tensor", ()))
+    if result.is_torch:
+        result.library, result.refused = "torch", own_arithmetic(kind, torch.Tensor)
+        result.from_dlpack = torch.from_dlpack
+    elif result.api != NULL:
+        owner = next(base for base in kind.__mro__ if "__dlpack_c_exchange_api__" in vars(base))
+        result.library = owner.__module__.partition(".")[0]
+    elif hasattr(kind, "__array_namespace__"):
+        namespace = value.__array_namespace__()
+        result.library, result.from_dlpack = namespace.__name__.partition(".")[0], namespace.from_dlpack
+        if result.library == NUMPY.library:
+            return UNNAMED
+    else:
+        return UNNAMED
+    if result.api != NULL:
+        _known[kind] = result
+    return result
+
+
+# ---- what DLPack does not say of tensors -----------------------------------------------------------------------------
+
+
+cdef object own_arithmetic(object kind, object tensor):
+    """The name of a class of tensors that are more than their elements, else None."""
+    functions = tensor.__torch_function__, kind.__torch_function__
+    is_plain = getattr(functions[1], "__func__", functions[1]) in (
+        getattr(functions[0], "__func__", functions[0]), sys.modules["torch"]._C._disabled_torch_function_impl
+    )
+    if is_plain and kind.__torch_dispatch__ is tensor.__torch_dispatch__:
+        return None
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+cdef object refuse(str name, str operator, str expected, object got):
+    raise ParamTypeError(f"{name}: expected {expected}, got {got}", operator=operator)
+
+
+cdef object on_another_device(object value, object device, str name, str operator):
+    device = getattr(value, "device", device)  # torch has names of its own
+    message = f"{name}: expected an array on the CPU, got one on device {device}"
+    return BackendUnavailableError(message, operator=operator)
+
+
+cdef object explain(object value, str name, str operator):
+    """Raise what says best why a tensor has no memory that NumPy could read, if it is known."""
+    if value.is_nested:
+        refuse(name, operator, "a tensor of one shape", "a nested tensor")
+    if value.device.type != "cpu":
+        raise on_another_device(value, None, name, operator)
+    if str(value.layout) != "torch.strided":
+        refuse(name, operator, "a dense tensor (to_dense() makes one)", f"layout {value.layout}")
+    if value.is_quantized:
+        expected = "a tensor that is not quantised (dequantize() makes one)"
+        refuse(name, operator, expected, f"dtype {value.dtype}")
+
+
+cdef int mark_written(object value) except -1:
+    """Tell the library of a tensor that its elements change, so that autograd notices."""
+    torch = sys.modules.get("torch")
+    if isinstance(value, getattr(torch, "Tensor", ())):
+        torch.autograd.graph.increment_version(value)
+    return 0

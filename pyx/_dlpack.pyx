@@ -1,0 +1,316 @@
+"""DLPack: arrays of other libraries as NumPy arrays over the same memory, and NumPy arrays as theirs.
+
+Through the C exchange API where the type of an array offers one, else through capsules, those of DLPack 1.0 and later
+or those before. NumPy's own reader knows no bfloat16, and takes longer than a small call.
+
+The structures, in the .pxd file, are those of ``dlpack.h``, version 1.3.
+"""
+
+cimport cython
+cimport numpy as cnp
+from cpython.object cimport PyObject
+from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New, PyCapsule_SetName
+from cpython.ref cimport Py_INCREF
+from libc.stdint cimport int64_t
+from libc.stdlib cimport free, malloc
+
+from ._dtypes import BFLOAT16
+
+cnp.import_array()
+
+cdef extern from *:
+    """
+    #if PY_VERSION_HEX >= 0x030D0000
+    #define ag_interpreter_ends Py_IsFinalizing
+    #else
+    #define ag_interpreter_ends _Py_IsFinalizing
+    #endif
+    """
+    bint ag_interpreter_ends() noexcept nogil
+
+cdef extern from "Python.h":
+    bint Py_IsInitialized() noexcept nogil
+    void Py_DECREF(PyObject *)
+
+cdef extern from "numpy/arrayobject.h":
+    int PyArray_SetBaseObject(cnp.ndarray arr, object base) except -1
+
+cdef enum:  # of dlpack.h
+    MAJOR = 1
+    MINOR = 3
+    CPU = 1
+    CUDA_HOST = 3
+    ROCM_HOST = 11
+    READ_ONLY = 1
+    IS_COPIED = 2
+
+cdef enum DataTypeCode:
+    INT = 0
+    UINT = 1
+    FLOAT = 2
+    BFLOAT = 4
+    COMPLEX = 5
+    BOOL = 6
+
+cdef enum:
+    MAX_RANK = 64  # of NumPy's arrays
+
+cdef const char *LEGACY = "dltensor"
+cdef const char *VERSIONED = "dltensor_versioned"
+cdef tuple VERSION = (MAJOR, MINOR)
+
+cdef int _bfloat16_number = BFLOAT16.num
+cdef char _nothing  # what arrays without elements point to: given NULL, NumPy would allocate memory
+
+_DEVICES = {
+    2: "cuda", 4: "opencl", 7: "vulkan", 8: "metal", 9: "vpi", 10: "rocm", 12: "ext_dev", 13: "cuda_managed",
+    14: "oneapi", 15: "webgpu", 16: "hexagon", 17: "maia", 18: "trainium"
+}
+
+
+class OtherDeviceError(BufferError):
+    """An array whose memory is not the host's; its text is the name of the device."""
+
+
+# ---- dtypes ----------------------------------------------------------------------------------------------------------
+
+
+cdef int number_of(DLDataType dtype) noexcept:
+    """NumPy's number of a dtype, -1 where it has none."""
+    if dtype.lanes != 1:
+        return -1
+    if dtype.code == FLOAT:
+        if dtype.bits == 32:
+            return cnp.NPY_FLOAT32
+        if dtype.bits == 64:
+            return cnp.NPY_FLOAT64
+        return cnp.NPY_FLOAT16 if dtype.bits == 16 else -1
+    if dtype.code == BFLOAT:
+        return _bfloat16_number if dtype.bits == 16 else -1
+    if dtype.code == BOOL:
+        return cnp.NPY_BOOL if dtype.bits == 8 else -1
+    if dtype.code == INT:
+        if dtype.bits == 64:
+            return cnp.NPY_INT64
+        if dtype.bits == 32:
+            return cnp.NPY_INT32
+        return cnp.NPY_INT16 if dtype.bits == 16 else cnp.NPY_INT8 if dtype.bits == 8 else -1
+    if dtype.code == UINT:
+        if dtype.bits == 8:
+            return cnp.NPY_UINT8
+        if dtype.bits == 16:
+            return cnp.NPY_UINT16
+        return cnp.NPY_UINT32 if dtype.bits == 32 else cnp.NPY_UINT64 if dtype.bits == 64 else -1
+    if dtype.code == COMPLEX:
+        return cnp.NPY_COMPLEX64 if dtype.bits == 64 else cnp.NPY_COMPLEX128 if dtype.bits == 128 else -1
+    return -1
+
+
+cdef int code_of(cnp.ndarray array) noexcept:
+    """DLPack's code of the kind of a result's elements."""
+    if cnp.PyArray_TYPE(array) == _bfloat16_number:
+        return BFLOAT
+    if cnp.PyArray_ISFLOAT(array):
+        return FLOAT
+    return INT if cnp.PyArray_ISSIGNED(array) else UINT
+
+
+# ---- from other libraries --------------------------------------------------------------------------------------------
+
+
+@cython.final
+@cython.freelist(8)
+cdef class Managed:
+    """What another library handed out, until no array here refers to its memory."""
+
+    cdef DLManagedTensorVersioned *versioned
+    cdef DLManagedTensor *legacy
+
+    def __dealloc__(self):
+        if self.versioned != NULL and self.versioned.deleter != NULL:
+            self.versioned.deleter(self.versioned)
+        if self.legacy != NULL and self.legacy.deleter != NULL:
+            self.legacy.deleter(self.legacy)
+
+
+cdef cnp.ndarray array_over(Managed owner, const DLTensor *tensor, bint is_writable):
+    cdef cnp.npy_intp[MAX_RANK] shape, strides
+    cdef cnp.npy_intp step = tensor.dtype.bits // 8
+    cdef int number = number_of(tensor.dtype), axis
+    cdef char *data = <char *>tensor.data
+    cdef bint is_empty = False
+    if tensor.device.device_type not in (CPU, CUDA_HOST, ROCM_HOST):
+        name = _DEVICES.get(tensor.device.device_type, f"device type {tensor.device.device_type}")
+        raise OtherDeviceError(f"{name}:{tensor.device.device_id}")
+    if number < 0:
+        dtype = tensor.dtype
+        raise BufferError(f"NumPy has no dtype for DLPack's ({dtype.code}, {dtype.bits} bits, {dtype.lanes} lanes)")
+    if not 0 <= tensor.ndim <= MAX_RANK:
+        raise BufferError(f"rank {tensor.ndim} is beyond {MAX_RANK}")
+    for axis in range(tensor.ndim - 1, -1, -1):
+        shape[axis] = tensor.shape[axis]
+        strides[axis] = step if tensor.strides == NULL else tensor.strides[axis] * (tensor.dtype.bits // 8)
+        step *= max(shape[axis], 1)
+        is_empty = is_empty or shape[axis] == 0
+    if data != NULL:
+        data += tensor.byte_offset
+    elif is_empty:
+        data = &_nothing
+    else:
+        raise BufferError("its elements have no memory")
+    cdef cnp.ndarray array = cnp.PyArray_New(
+        cnp.ndarray, tensor.ndim, shape, number, strides, data, 0, cnp.NPY_ARRAY_WRITEABLE if is_writable else 0, None
+    )
+    Py_INCREF(owner)  # stolen
+    PyArray_SetBaseObject(array, owner)
+    return array
+
+
+cdef cnp.ndarray array_of_versioned(DLManagedTensorVersioned *tensor):
+    """An array that owns what another library handed out."""
+    cdef Managed owner = Managed.__new__(Managed)
+    owner.versioned = tensor
+    if tensor.version.major != MAJOR:
+        raise BufferError(f"expected DLPack {MAJOR}, got {tensor.version.major}.{tensor.version.minor}")
+    # What is written into a copy never reaches the array.
+    return array_over(owner, &tensor.dl_tensor, not tensor.flags & (READ_ONLY | IS_COPIED))
+
+
+cdef const DLPackExchangeAPI *exchange_api(object kind) except? NULL:
+    """The C exchange API that a class of arrays offers; NULL where it does not, or of no version that is known here."""
+    cdef const DLPackExchangeAPI *api
+    capsule = getattr(kind, "__dlpack_c_exchange_api__", None)
+    if capsule is None:
+        return NULL
+    api = <const DLPackExchangeAPI *>PyCapsule_GetPointer(capsule, "dlpack_exchange_api")
+    while api != NULL and api.version.major != MAJOR:
+        api = api.prev_api
+    return api
+
+
+cdef cnp.ndarray array_through(const DLPackExchangeAPI *api, object value):
+    """An array over the memory of another library's, which stays alive as long."""
+    cdef DLManagedTensorVersioned *tensor = NULL
+    api.managed_tensor_from_py_object_no_sync(<void *>value, &tensor)
+    if tensor == NULL:
+        raise BufferError("the exchange API gave no tensor")
+    return array_of_versioned(tensor)
+
+
+cdef cnp.ndarray array_of(object value):
+    """The same, by the methods of the array."""
+    cdef Managed owner
+    cdef void *tensor
+    try:
+        capsule = value.__dlpack__(max_version=VERSION)
+    except TypeError:  # of before DLPack 1.0
+        capsule = value.__dlpack__()
+    if PyCapsule_IsValid(capsule, VERSIONED):
+        tensor = PyCapsule_GetPointer(capsule, VERSIONED)
+        PyCapsule_SetName(capsule, "used_dltensor_versioned")
+        return array_of_versioned(<DLManagedTensorVersioned *>tensor)
+    if not PyCapsule_IsValid(capsule, LEGACY):
+        raise BufferError(f"expected a DLPack capsule that nobody has used, got {type(capsule).__name__}")
+    tensor = PyCapsule_GetPointer(capsule, LEGACY)
+    PyCapsule_SetName(capsule, "used_dltensor")
+    owner = Managed.__new__(Managed)
+    owner.legacy = <DLManagedTensor *>tensor
+    # It cannot say that the memory must not be written.
+    return array_over(owner, &owner.legacy.dl_tensor, False)
+
+
+# ---- to other libraries ----------------------------------------------------------------------------------------------
+
+
+cdef void give_back(void *array) noexcept nogil:
+    """Forget an array, on any thread. When the interpreter ends, its memory goes with the process."""
+    if Py_IsInitialized() and not ag_interpreter_ends():
+        with gil:
+            Py_DECREF(<PyObject *>array)
+
+
+cdef void delete_versioned(DLManagedTensorVersioned *tensor) noexcept nogil:
+    give_back(tensor.manager_ctx)
+    free(tensor)
+
+
+cdef void delete_legacy(DLManagedTensor *tensor) noexcept nogil:
+    give_back(tensor.manager_ctx)
+    free(tensor)
+
+
+cdef void *allocated(cnp.ndarray array, size_t header) except NULL:
+    """Memory for a header, and for the shape and strides of an array behind it."""
+    cdef void *memory = malloc(header + 2 * <size_t>cnp.PyArray_NDIM(array) * sizeof(int64_t))
+    if memory == NULL:
+        raise MemoryError
+    return memory
+
+
+cdef void describe(cnp.ndarray array, DLTensor *tensor, int64_t *numbers) noexcept:
+    """Fill a tensor in; its shape and its strides go to ``numbers``."""
+    cdef int axis, rank = cnp.PyArray_NDIM(array)
+    cdef int itemsize = <int>cnp.PyArray_ITEMSIZE(array)
+    tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes = code_of(array), 8 * itemsize, 1
+    tensor.device.device_type, tensor.device.device_id = CPU, 0
+    tensor.data, tensor.byte_offset = cnp.PyArray_DATA(array), 0
+    tensor.ndim, tensor.shape, tensor.strides = rank, numbers, numbers + rank
+    for axis in range(rank):
+        numbers[axis] = cnp.PyArray_DIMS(array)[axis]
+        numbers[rank + axis] = cnp.PyArray_STRIDES(array)[axis] // itemsize
+
+
+cdef DLManagedTensorVersioned *versioned_of(cnp.ndarray array) except NULL:
+    cdef DLManagedTensorVersioned *tensor = <DLManagedTensorVersioned *>allocated(
+        array, sizeof(DLManagedTensorVersioned)
+    )
+    describe(array, &tensor.dl_tensor, <int64_t *>(tensor + 1))
+    tensor.version.major, tensor.version.minor, tensor.flags = MAJOR, MINOR, 0
+    tensor.deleter, tensor.manager_ctx = delete_versioned, <void *>array
+    Py_INCREF(array)
+    return tensor
+
+
+cdef DLManagedTensor *legacy_of(cnp.ndarray array) except NULL:
+    cdef DLManagedTensor *tensor = <DLManagedTensor *>allocated(array, sizeof(DLManagedTensor))
+    describe(array, &tensor.dl_tensor, <int64_t *>(tensor + 1))
+    tensor.deleter, tensor.manager_ctx = delete_legacy, <void *>array
+    Py_INCREF(array)
+    return tensor
+
+
+cdef void drop_versioned(object capsule) noexcept:
+    """The end of a capsule; one that was used has another name."""
+    if PyCapsule_IsValid(capsule, VERSIONED):
+        delete_versioned(<DLManagedTensorVersioned *>PyCapsule_GetPointer(capsule, VERSIONED))
+
+
+cdef void drop_legacy(object capsule) noexcept:
+    if PyCapsule_IsValid(capsule, LEGACY):
+        delete_legacy(<DLManagedTensor *>PyCapsule_GetPointer(capsule, LEGACY))
+
+
+cdef object object_through(const DLPackExchangeAPI *api, cnp.ndarray array):
+    """An array of another library over the memory of ours, which stays alive as long."""
+    cdef void *result = NULL
+    # The tensor is stolen, whether or not this succeeds.
+    api.managed_tensor_to_py_object_no_sync(versioned_of(array), &result)
+    if result == NULL:
+        raise BufferError("the exchange API gave no array")
+    given = <object>result
+    Py_DECREF(<PyObject *>result)  # the reference that was handed out
+    return given
+
+
+cdef class Exported:
+    """A result, of bfloat16 too, as an object that the ``from_dlpack`` of another library takes."""
+
+    def __dlpack_device__(self):
+        return CPU, 0
+
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        if copy or (dl_device is not None and tuple(dl_device) != (CPU, 0)):
+            raise BufferError("expected to share the host's memory, not a copy or another device")
+        if max_version is not None and max_version[0] >= MAJOR:
+            return PyCapsule_New(versioned_of(self.array), VERSIONED, drop_versioned)
+        return PyCapsule_New(legacy_of(self.array), LEGACY, drop_legacy)

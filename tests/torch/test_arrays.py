@@ -1,0 +1,371 @@
+"""PyTorch's tensors as arguments, results and `out` of the functions that take any array."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from faults import INVALID, TYPE, outcome
+from hypothesis import given
+from hypothesis import strategies as st
+from linear_samples import GRADIENT, LINEAR, LOSS, STATISTICS, WHOLE, problem_of
+from samples import BFLOAT16, DTYPES, assert_identical, random_problem
+
+import ascend_grad as ag
+
+
+def tensor_of(array: np.ndarray) -> torch.Tensor:
+    """A tensor of the same values, made by torch alone."""
+    array = np.array(array)
+    if array.dtype == BFLOAT16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def array_of(tensor: torch.Tensor) -> np.ndarray:
+    if tensor.dtype == torch.bfloat16:
+        return tensor.contiguous().view(torch.int16).numpy().view(BFLOAT16)
+    return tensor.numpy()
+
+
+def assert_same(results, expected) -> None:
+    if not isinstance(expected, tuple):
+        results, expected = (results,), (expected,)
+    for result, right in zip(results, expected, strict=True):
+        if right is None:
+            assert result is None
+        else:
+            assert type(result) is torch.Tensor
+            assert_identical(array_of(result), right)
+
+
+# ---- results ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (1, 1, 1, 1), (2, 0, 3, 3), (2, 3, 0, 0)], ids=str)
+def test_rowwise_operators(operator, dtype, shape, backend):
+    problem = random_problem(operator, shape, DTYPES[dtype])
+    function = getattr(ag, operator)
+    expected = function(*problem.arrays, **problem.settings, backend=backend)
+    assert_same(function(*map(tensor_of, problem.arrays), **problem.settings, backend=backend), expected)
+
+
+@pytest.mark.parametrize("operator", LINEAR)
+def test_linear_operators(operator, dtype):
+    problem = problem_of(operator, (19, 33, 21), dtype)
+    function = getattr(ag, operator)
+    results, expected = function(**problem.mapped(tensor_of).arguments), function(**problem.arguments)
+    assert type(results) is type(expected)
+    assert_same(results, expected)
+
+
+@given(data=st.data())
+def test_any_shape_and_layout(data):
+    shape = data.draw(st.lists(st.integers(0, 5), max_size=5))
+    x = (
+        torch.arange(np.prod([2 * n for n in shape], dtype=int), dtype=torch.float32)
+        .sin()
+        .reshape([2 * n for n in shape])
+    )
+    x = x.to(data.draw(st.sampled_from((torch.float32, torch.float64, torch.float16, torch.bfloat16))))
+    for axis in range(len(shape)):
+        x = x.narrow(axis, data.draw(st.integers(0, 1)) * shape[axis], shape[axis])
+        if data.draw(st.booleans()):
+            x = x[(slice(None),) * axis + (slice(None, None, 2),)]
+    x = x.permute(data.draw(st.permutations(range(len(shape)))))
+    if x.ndim and data.draw(st.booleans()):
+        x = x.narrow(0, 0, min(1, x.shape[0])).expand(x.shape if x.shape[0] else (0, *x.shape[1:]))
+    dim = data.draw(st.integers(-max(x.ndim, 1), max(x.ndim, 1) - 1))
+    assert_same(ag.softmax_backward(x, x, dim), ag.softmax_backward(array_of(x), array_of(x), dim))
+
+
+@pytest.mark.parametrize("value", [torch.tensor(1.5), torch.tensor(1.5, dtype=torch.bfloat16), torch.zeros(0)])
+def test_numbers_and_nothing(value):
+    result = ag.softmax(value)
+    assert type(result) is torch.Tensor
+    assert (result.shape, result.dtype) == (value.shape, value.dtype)
+
+
+def test_results_may_be_used_as_any_tensor():
+    x = torch.zeros(2, 4)
+    result = ag.softmax(x)
+    result += 1
+    assert torch.equal(result, torch.full((2, 4), 1.25))
+    result.requires_grad_()
+    (2 * result).sum().backward()
+    assert torch.equal(result.grad, torch.full((2, 4), 2.0))
+
+
+def test_parameters_without_grad_and_other_plain_classes():
+    class Noted(torch.Tensor):
+        pass
+
+    x = torch.zeros(2, 4)
+    for value in (torch.nn.Parameter(x, requires_grad=False), torch.nn.Buffer(x), x.as_subclass(Noted), x.detach()):
+        assert type(ag.softmax(value)) is torch.Tensor
+
+
+def test_modes_of_torch():
+    with torch.inference_mode():
+        x = torch.zeros(4)
+        assert torch.equal(ag.softmax(x, out=torch.empty(4)), torch.full((4,), 0.25))
+    assert torch.equal(ag.softmax(x), torch.full((4,), 0.25))
+    with torch.device("meta"):  # where new tensors would be made
+        assert ag.softmax(x).device.type == "cpu"
+
+
+# ---- several libraries -----------------------------------------------------------------------------------------------
+
+
+def test_numpy_does_not_mix():
+    x = np.zeros((2, 3))
+    error = outcome(ag.softmax_backward, torch.zeros(2, 3, dtype=torch.float64), x)
+    assert type(error) is TYPE
+    assert "output: expected an array of torch, as grad_output is one, got one of numpy" in str(error)
+    error = outcome(ag.softmax_backward, x, torch.zeros(2, 3, dtype=torch.float64))
+    assert "output: expected an array of numpy, as grad_output is one, got one of torch" in str(error)
+
+
+@pytest.mark.parametrize("operator", [GRADIENT, STATISTICS, WHOLE])
+def test_targets_and_masks_may_be_numpys(operator):
+    problem = problem_of(operator, (9, 17, 5), "float32")
+    arguments = problem.mapped(tensor_of).arguments
+    for name in ("target", "masked_target", "target_mask"):
+        if name in arguments:
+            arguments[name] = problem.arguments[name]
+    assert_same(getattr(ag, operator)(**arguments), getattr(ag, operator)(**problem.arguments))
+
+
+# ---- out -------------------------------------------------------------------------------------------------------------
+
+
+def test_out(operator, dtype, backend):
+    problem = random_problem(operator, (2, 3, 4, 5), DTYPES[dtype])
+    tensors = list(map(tensor_of, problem.arrays))
+    function = getattr(ag, operator)
+    out = torch.zeros(2, 3, 4, 10, dtype=tensors[0].dtype)[..., ::2]
+    assert function(*tensors, **problem.settings, out=out, backend=backend) is out
+    assert_same(out.contiguous(), function(*problem.arrays, **problem.settings, backend=backend))
+
+
+def test_pairs_of_outs():
+    problem = problem_of(LOSS, (9, 17, 5), "float32")
+    out = torch.zeros(9), torch.zeros(9, 17)
+    results = ag.fused_cross_entropy_loss_with_max_sum(**problem.mapped(tensor_of).arguments, out=out)
+    assert all(result is each for result, each in zip(results, out, strict=True))
+    assert_same(results, ag.fused_cross_entropy_loss_with_max_sum(**problem.arguments))
+
+
+def test_autograd_notices_what_is_written():
+    x = torch.ones(3, requires_grad=True)
+    saved = torch.zeros(3)
+    product = x * saved
+    ag.softmax(torch.zeros(3), out=saved)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
+    version = saved._version
+    assert outcome(ag.softmax, torch.zeros(4), out=saved)
+    ag.explain("softmax", torch.zeros(3), out=saved)
+    assert saved._version == version
+
+
+def test_outs_that_are_refused():
+    x = torch.zeros(2, 3)
+    for out, kind in (
+        (torch.zeros(2, 3, requires_grad=True), TYPE),
+        (torch.zeros(3, 2), INVALID),
+        (torch.zeros(3).expand(2, 3), INVALID),
+        (torch.zeros(2, 3, dtype=torch.int64), TYPE),
+        (np.zeros((2, 3), np.float32), TYPE),
+        (torch.zeros(2, 3, device="meta"), ag.BackendUnavailableError),
+    ):
+        error = outcome(ag.softmax, x, out=out)
+        assert type(error) is kind
+        assert "softmax: out: expected " in str(error)
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+def refused() -> dict[str, tuple[torch.Tensor, str]]:
+    x = torch.eye(3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return {
+            "grad": (x.clone().requires_grad_(), "a tensor that does not require grad (ascend_grad.torch takes those"),
+            "parameter": (torch.nn.Parameter(x), "a tensor that does not require grad (ascend_grad.torch takes those"),
+            "negative": (torch.complex(x, x).conj().imag, "resolve_neg() makes one"),
+            "sparse": (x.to_sparse(), "got layout torch.sparse_coo"),
+            "compressed": (x.to_sparse_csr(), "got layout torch.sparse_csr"),
+            "opaque": (x.to_mkldnn(), "got layout torch._mkldnn"),
+            "quantised": (torch.quantize_per_tensor(x, 0.1, 0, torch.qint8), "got dtype torch.qint8"),
+            "nested": (torch.nested.nested_tensor([x, x[:2]]), "got a nested tensor"),
+            "float8": (x.to(torch.float8_e4m3fn), "NumPy has no dtype for DLPack's (10, 8 bits, 1 lanes)"),
+            "complex": (x.to(torch.complex64), "got complex64"),
+            "int": (x.to(torch.int64), "got int64"),
+        }
+
+
+@pytest.mark.parametrize("name", refused())
+def test_tensors_that_are_refused(name):
+    value, message = refused()[name]
+    for arguments in ((value, torch.eye(3)), (torch.eye(3), value)):
+        error = outcome(ag.softmax_backward, *arguments)
+        assert type(error) is TYPE
+        assert error.code == 161002
+        assert message in str(error)
+
+
+def test_other_devices():
+    error = outcome(ag.softmax, torch.empty(3, device="meta"))
+    assert type(error) is ag.BackendUnavailableError
+    assert str(error).startswith("softmax: input: expected an array on the CPU, got one on device meta")
+
+
+def test_classes_with_their_own_arithmetic():
+    from torch._subclasses import FakeTensorMode
+
+    class Own(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+    fake = FakeTensorMode().from_tensor(torch.zeros(3))
+    for value in (fake, torch.zeros(3).as_subclass(Own)):
+        error = outcome(ag.softmax, value)
+        assert type(error) is TYPE
+        assert "input: expected a tensor that computes as torch.Tensor does, got " in str(error)
+
+
+def test_tensors_within_transformations():
+    """They have no memory of their own."""
+    for transform in (torch.vmap(ag.softmax), torch.func.grad(lambda x: ag.softmax(x).sum())):
+        with pytest.raises(ag.ParamTypeError):
+            transform(torch.zeros(3, 4))
+
+
+def test_numbers_that_require_grad():
+    mask = torch.zeros(1, 1, 2, 2, dtype=torch.bool)
+    x = torch.zeros(1, 1, 2, 2)
+    assert torch.equal(ag.scaled_masked_softmax(x, mask, torch.tensor(2.0)), torch.full((1, 1, 2, 2), 0.5))
+    assert type(outcome(ag.scaled_masked_softmax, x, mask, torch.tensor(2.0, requires_grad=True))) is TYPE
+    target = torch.tensor([0, 1])
+    for reduction in ("mean", "none"):
+        error = outcome(
+            ag.linear_cross_entropy,
+            torch.eye(2),
+            torch.eye(2),
+            target,
+            reduction=reduction,
+            grad_loss=torch.tensor(1.0, requires_grad=True),
+        )
+        assert type(error) is TYPE
+
+
+# ---- how long they live ----------------------------------------------------------------------------------------------
+
+
+def test_memory_is_shared_and_stays():
+    result = ag.softmax(torch.zeros(2, 4))
+    view = result.numpy()
+    del result
+    gc.collect()
+    assert np.all(view == 0.25)
+    x = torch.zeros(1000)
+    tensors = [ag.softmax(x) for _ in range(8)]
+    halves = [tensor[:500] for tensor in tensors]
+    del tensors
+    threads = [threading.Thread(target=halves.clear) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+CALLS = """
+import gc, resource, sys
+import torch
+import ascend_grad as ag
+x, y, out = torch.zeros(64, 128), torch.zeros(64, 128), torch.zeros(64, 128)
+
+def calls(count):
+    for _ in range(count):
+        ag.softmax_backward(x, y)
+        ag.softmax_backward(x, y, out=out)
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+calls(1000)
+gc.collect()
+before, references = resident(), sys.getrefcount(x)
+calls({count})
+gc.collect()
+grown = resident() - before
+assert sys.getrefcount(x) == references
+assert grown < 16 << 20, grown
+print(grown)
+"""
+
+
+def test_calls_leave_nothing_behind(run_script):
+    run_script(CALLS.format(count=50_000), timeout=600)
+
+
+def test_the_interpreter_ends_while_results_live(run_script):
+    script = """
+    import sys, threading
+    import torch
+    import ascend_grad as ag
+    kept = [ag.softmax(torch.zeros(n)) for n in (16, 9 << 20)]
+    kept.append(kept)
+    sys.kept = ag.softmax(torch.zeros(16))
+    torch.kept = torch.nn.Parameter(ag.softmax(torch.zeros(16)))
+    threading.Thread(target=lambda: kept.append(ag.softmax(torch.zeros(3))), daemon=True).start()
+    print("done")
+    """
+    assert run_script(script).stdout == "done\n"
+
+
+def test_without_the_exchange_api(run_script):
+    """As in versions of torch before it."""
+    script = """
+    import torch
+    del torch.Tensor.__dlpack_c_exchange_api__
+    import ascend_grad as ag
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.zeros(2, 4, dtype=dtype)
+        out = torch.empty(2, 4, dtype=dtype)
+        assert torch.equal(ag.softmax(x), torch.full_like(x, 0.25))
+        version = out._version
+        assert ag.softmax(x, out=out) is out
+        assert torch.equal(out, torch.full_like(x, 0.25)) and out._version > version
+    for refused in (x.clone().requires_grad_(), x.to_sparse(), torch.empty(2, device="meta")):
+        try:
+            ag.softmax(refused)
+        except ag.AscendGradError as error:
+            print(str(error).split(" [")[0])
+    """
+    told = run_script(script).stdout.splitlines()
+    assert [line.split("got ")[1] for line in told] == [
+        "one that does",
+        "layout torch.sparse_coo",
+        "one on device meta",
+    ]
+
+
+def test_torch_is_never_imported(run_script):
+    script = """
+    import sys
+    import numpy as np
+    import ascend_grad as ag
+    ag.softmax(np.zeros(3), out=np.zeros(3))
+    ag.softmax([1.0])
+    print("torch" in sys.modules)
+    """
+    assert run_script(script).stdout == "False\n"
