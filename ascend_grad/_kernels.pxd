@@ -4,6 +4,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t
 
 cdef extern from "ascend_grad/cpu.h" nogil:
     long ag_cache_size(int level, long fallback)
+    int ag_affinity_cores()
 
 cdef extern from "ascend_grad/foreach_isa.h" nogil:
     ctypedef enum ag_variant:
@@ -29,6 +30,12 @@ cdef extern from "ascend_grad/rowwise/rowwise.h" nogil:
 
     # The operators, by number: their list is in the header.
     ctypedef enum ag_row_op:
+        AG_SOFTMAX_BACKWARD
+        AG_LOG_SOFTMAX_BACKWARD
+        AG_SCALED_MASKED_SOFTMAX_BACKWARD
+        AG_SOFTMAX
+        AG_LOG_SOFTMAX
+        AG_SCALED_MASKED_SOFTMAX
         AG_ROW_OP_COUNT
 
     ctypedef enum ag_direction:

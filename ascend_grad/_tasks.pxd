@@ -6,10 +6,10 @@ ctypedef struct Times:
 
 cdef int run_timed(
     task_function function, void *context, Py_ssize_t tasks, int threads, bint dynamic, double *last, Times *times
-) except -1
+) except -1 nogil
 cdef int run_tasks(
     task_function function, void *context, Py_ssize_t tasks, int threads, bint dynamic, double *last
-) except -1
+) except -1 nogil
 cdef int check_signals(double *last) except -1 nogil
 cdef double now() noexcept nogil
 cdef bint is_time_to_check(double *last) noexcept nogil

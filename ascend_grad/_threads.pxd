@@ -1,6 +1,6 @@
-cdef int cores() except -1
-cdef int resolve() except -1
-cdef int choose(double cost, int asked) except -1
+cdef int cores() noexcept nogil
+cdef int resolve() noexcept nogil
+cdef int choose(double cost, int asked) noexcept nogil
 cdef void finished() noexcept nogil
 cdef bint is_warm() noexcept nogil
 cdef bint is_disturbed() noexcept nogil

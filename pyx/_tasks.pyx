@@ -1,11 +1,13 @@
 """Independent tasks on a team of threads, in the floating-point mode of the kernels, interruptible by signals."""
 
 from cython.parallel cimport parallel, threadid
+from libc.math cimport INFINITY
 from libc.stdint cimport int64_t
 from libc.stdlib cimport calloc, free
 
 from ascend_grad cimport _openmp
 from ascend_grad._kernels cimport ag_fpenv, ag_fpenv_enter, ag_fpenv_leave, ag_team_now
+from ascend_grad.status cimport BAD_ALLOC, SUCCESS
 
 cdef extern from "Python.h":
     int PyErr_CheckSignals() except -1
@@ -100,15 +102,17 @@ cdef int check_signals(double *last) except -1 nogil:
 
 cdef int run_tasks(
     task_function function, void *context, Py_ssize_t tasks, int threads, bint dynamic, double *last
-) except -1:
+) except -1 nogil:
     cdef Times times
     return run_timed(function, context, tasks, threads, dynamic, last, &times)
 
 
 cdef int run_timed(
     task_function function, void *context, Py_ssize_t tasks, int threads, bint dynamic, double *last, Times *times
-) except -1:
-    """Run ``function(context, task, thread)`` for all tasks. `last`: when the caller's call last looked at signals.
+) except -1 nogil:
+    """Run ``function(context, task, thread)`` for all tasks; a status, `BAD_ALLOC` before the first of them.
+
+    `last`: when the caller's call last looked at signals; NULL: it never does, and nothing is raised.
 
     Static: neighbouring tasks belong to one thread, and to the same one in every call of the same size, which may have
     their data in its cache. Dynamic: whoever is free takes the next one. An exception of a signal's handler is raised
@@ -119,7 +123,8 @@ cdef int run_timed(
     cdef int64_t begin, first, end
     cdef int thread, share, shares = 1 if dynamic else threads
     cdef bint is_done = False
-    if last[0] == 0:
+    cdef double start = INFINITY
+    if last != NULL and last[0] == 0:
         last[0] = now()
     alone[COUNTER] = 0
     times.elapsed = times.waited = 0
@@ -129,30 +134,32 @@ cdef int run_timed(
     else:
         counters = <int64_t *>calloc(threads * LINE, sizeof(int64_t))
         if counters == NULL:
-            raise MemoryError()
+            return BAD_ALLOC
     try:
         while not is_done:
-            with nogil:
-                if threads == 1:
-                    run_share(function, context, counters, 0, tasks, 0, False, last[0])
-                    _openmp.record_team()
-                else:
-                    begin = ag_team_now()
-                    with parallel(num_threads=threads):
-                        run_shares(function, context, counters, tasks, threads, dynamic, last[0])
-                    first = end = counters[END]
-                    for thread in range(1, threads):
-                        if counters[thread * LINE + END] > begin:  # there may be fewer threads than asked for
-                            first = min(first, counters[thread * LINE + END])
-                            end = max(end, counters[thread * LINE + END])
-                    times.elapsed += end - begin
-                    times.waited += end - first
+            if last != NULL:
+                start = last[0]
+            if threads == 1:
+                run_share(function, context, counters, 0, tasks, 0, False, start)
+                _openmp.record_team()
+            else:
+                begin = ag_team_now()
+                with parallel(num_threads=threads):
+                    run_shares(function, context, counters, tasks, threads, dynamic, start)
+                first = end = counters[END]
+                for thread in range(1, threads):
+                    if counters[thread * LINE + END] > begin:  # there may be fewer threads than asked for
+                        first = min(first, counters[thread * LINE + END])
+                        end = max(end, counters[thread * LINE + END])
+                times.elapsed += end - begin
+                times.waited += end - first
             is_done = True
             for share in range(shares):
                 if counters[share * LINE] < tasks * (share + 1) // shares - tasks * share // shares:
                     is_done = False
-            check_signals(last)
+            if last != NULL:
+                check_signals(last)
     finally:
         if counters != alone:
             free(counters)
-    return 0
+    return SUCCESS
