@@ -13,3 +13,5 @@ cdef int run_tasks(
 cdef int check_signals(double *last) except -1 nogil
 cdef double now() noexcept nogil
 cdef bint is_time_to_check(double *last) noexcept nogil
+cdef bint defer_signals(bint deferred) noexcept nogil
+cdef int handle_signals() except -1

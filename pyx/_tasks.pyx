@@ -23,8 +23,10 @@ cdef extern from "<time.h>" nogil:
 cdef extern from * nogil:
     """
     #define AG_FETCH_ADD(counter, n) __atomic_fetch_add(counter, n, __ATOMIC_RELAXED)
+    static _Thread_local int ag_signals_deferred;
     """
     int64_t AG_FETCH_ADD(int64_t *counter, int n)
+    int ag_signals_deferred
 
 # What threads write stands in a cache line for each of them: a counter, and when it had no tasks left.
 cdef enum:
@@ -50,6 +52,19 @@ cdef bint is_time_to_check(double *last) noexcept nogil:
         return False
     last[0] = time
     return True
+
+
+cdef bint defer_signals(bint deferred) noexcept nogil:
+    """Whether signals' handlers wait until this thread says otherwise: its caller takes no exceptions. What it was."""
+    global ag_signals_deferred
+    cdef bint before = ag_signals_deferred
+    ag_signals_deferred = deferred
+    return before
+
+
+cdef int handle_signals() except -1:
+    """Let signals' handlers run."""
+    return 0 if ag_signals_deferred else PyErr_CheckSignals()
 
 
 cdef void run_share(
@@ -96,7 +111,7 @@ cdef int check_signals(double *last) except -1 nogil:
         last[0] = now()
     elif is_time_to_check(last):
         with gil:
-            PyErr_CheckSignals()
+            handle_signals()
     return 0
 
 

@@ -28,7 +28,7 @@ LAYERS = (
         "CPU schedules",
         "_rowwise_plan _rowwise_schedule _rowwise _linear_plan _linear_rows _linear_schedule _linear_skinny _linear",
     ),
-    ("the CPU's results, and its operators for Cython", "_cpu_backend rowwise"),
+    ("the CPU's results, and its operators for Cython", "_cpu_backend rowwise linear"),
     ("the contract", "contract"),
     ("backends", "backends.base backends.cpu backends.reference"),
     ("the Ascend NPU", "backends.ascend"),

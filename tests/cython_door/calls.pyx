@@ -68,8 +68,8 @@ def float64(
 
 
 def bits16(
-    int operator, const uint16_t[:, :] a, const uint16_t[:, :] b, const uint8_t[:, :] mask, uint16_t[:, :] out, int dtype,
-    double scale, int threads
+    int operator, const uint16_t[:, :] a, const uint16_t[:, :] b, const uint8_t[:, :] mask, uint16_t[:, :] out,
+    int dtype, double scale, int threads
 ):
     cdef int result
     with nogil:

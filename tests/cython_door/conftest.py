@@ -42,6 +42,13 @@ def build(folder: Path, setup: str, **sources: str) -> Callable[[str], ModuleTyp
     return imported
 
 
+def built_like_heads(name: str, tmp_path_factory) -> ModuleType:
+    """A module of this folder."""
+    (setup,) = blocks("python")
+    source = (HERE / f"{name}.pyx").read_text()
+    return build(tmp_path_factory.mktemp(name), setup.replace("heads", name), **{name: source})(name)
+
+
 @pytest.fixture(scope="session")
 def heads(tmp_path_factory) -> ModuleType:
     """The module that the page shows."""
@@ -51,7 +58,11 @@ def heads(tmp_path_factory) -> ModuleType:
 
 @pytest.fixture(scope="session")
 def calls(tmp_path_factory) -> ModuleType:
-    """`calls.pyx`, built as the page says."""
-    (setup,) = blocks("python")
-    setup = setup.replace("heads", "calls")
-    return build(tmp_path_factory.mktemp("calls"), setup, calls=(HERE / "calls.pyx").read_text())("calls")
+    """Calls of the row-wise operators, built as the page says."""
+    return built_like_heads("calls", tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def linear_calls(tmp_path_factory) -> ModuleType:
+    """The same of the linear operators."""
+    return built_like_heads("linear_calls", tmp_path_factory)
