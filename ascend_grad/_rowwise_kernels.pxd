@@ -7,6 +7,12 @@ from ascend_grad._kernels cimport ag_dtype, ag_variant
 cdef extern from "ascend_grad/rowwise/rowwise.h" nogil:
     # The operators, by number: their list is in the header.
     ctypedef enum ag_row_op:
+        AG_SOFTMAX_BACKWARD
+        AG_LOG_SOFTMAX_BACKWARD
+        AG_SCALED_MASKED_SOFTMAX_BACKWARD
+        AG_SOFTMAX
+        AG_LOG_SOFTMAX
+        AG_SCALED_MASKED_SOFTMAX
         AG_ROW_OP_COUNT
 
     ctypedef enum ag_direction:

@@ -1,7 +1,6 @@
-cimport numpy as cnp
-
 from ascend_grad._kernels cimport ag_dtype
 from ascend_grad._rowwise_kernels cimport AG_FORWARD, AG_NOT_READ, ag_row_kernels, ag_row_op, ag_row_ops, ag_tile
+from ascend_grad._views cimport View
 
 cdef enum:
     MAX_AXES = 8
@@ -81,12 +80,12 @@ cdef inline bint is_forward(ag_row_op op) noexcept nogil:
 
 
 cdef bint describe(
-    Problem *p, ag_row_op op, cnp.ndarray a, cnp.ndarray b, cnp.ndarray mask, cnp.ndarray out, int dim, double scale
-) noexcept
+    Problem *p, ag_row_op op, const View *a, const View *b, const View *mask, const View *out, int dim, double scale
+) noexcept nogil
 cdef void tile_at(const Problem *p, Py_ssize_t row, ag_tile *tile) noexcept nogil
 cdef void columns_at(const Problem *p, Py_ssize_t row, Py_ssize_t columns, ag_tile *tile) noexcept nogil
 cdef Py_ssize_t offset_of(const Problem *p, const Operand *operand, Py_ssize_t row) noexcept nogil
 cdef Layout choose_layout(const Problem *p, const ag_row_kernels *kernels) noexcept nogil
 cdef ag_dtype choose_tile_dtype(const Problem *p) noexcept nogil
-cdef Plan make_plan(const Problem *p, ag_dtype tile_dtype, const ag_row_kernels *kernels, int threads) noexcept
+cdef Plan make_plan(const Problem *p, ag_dtype tile_dtype, const ag_row_kernels *kernels, int threads) noexcept nogil
 cdef Py_ssize_t row_pitch(const Plan *plan, Py_ssize_t rows, Py_ssize_t length) noexcept nogil

@@ -37,6 +37,7 @@ from ascend_grad._linear_rows cimport (
 from ascend_grad._linear_schedule cimport Schedule, holds_sums
 from ascend_grad._linear_skinny cimport SkinnySchedule
 from ascend_grad._memory cimport align_up, ceil_div
+from ascend_grad.status cimport SUCCESS
 
 from ._dtypes import FLOATING_DTYPES
 
@@ -347,6 +348,7 @@ def probabilities(
     """
     cdef Probabilities p
     cdef double last = 0
+    cdef int status
     cdef Py_ssize_t rows = cnp.PyArray_DIM(logits, 0)
     p.kernels, p.variant = kernels_for(logits), _cpu.active()
     p.logits, p.out, p.n = matrix_of(logits), matrix_of(out), cnp.PyArray_DIM(logits, 1)
@@ -354,9 +356,11 @@ def probabilities(
     p.is_double = dtype_of(logits_max) == AG_FLOAT64
     p.part_size = align_up(min(max(p.n, 1), PART_ELEMENTS), SEGMENT)
     p.parts = ceil_div(p.n, p.part_size)
-    _tasks.run_tasks(
-        probabilities_of_part, &p, rows * p.parts, _threads.choose_num_threads(<double>rows * p.n, threads), True, &last
-    )
+    threads = _threads.choose_num_threads(<double>rows * p.n, threads)
+    with nogil:
+        status = _tasks.run_tasks(probabilities_of_part, &p, rows * p.parts, threads, True, &last)
+    if status != SUCCESS:
+        raise MemoryError
     _threads.mark_team_used()
 
 

@@ -63,9 +63,6 @@ import numpy as np
 
 cnp.import_array()
 
-cdef extern from "Python.h":
-    int PyErr_CheckSignals() except -1
-
 cdef cnp.dtype _float32 = np.dtype(np.float32)
 cdef cnp.dtype _float64 = np.dtype(np.float64)
 
@@ -120,7 +117,7 @@ cdef class Schedule:
     ) except -1:
         cdef ag_linear_block *block = &self.block
         # What came before checks signals at intervals of its own, the last of which may not have been over.
-        PyErr_CheckSignals()
+        _tasks.handle_signals()
         self.last_check = _tasks.now()
         self.kernels = plan.kernels
         self.plan = plan
@@ -204,7 +201,7 @@ cdef class Schedule:
 
     cdef void check_signals(self) noexcept with gil:
         try:
-            PyErr_CheckSignals()
+            _tasks.handle_signals()
         except BaseException as error:
             self.error, self.is_over = error, True
 

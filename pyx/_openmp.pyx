@@ -9,11 +9,13 @@ cdef extern from *:
     #define AG_OPENMP_VERSION 0
     #define omp_get_max_threads() 1
     #define omp_get_num_threads() 1
+    #define omp_in_parallel() 0
     #endif
     """
     int AG_OPENMP_VERSION
     int omp_get_max_threads() nogil
     int omp_get_num_threads() nogil
+    int omp_in_parallel() nogil
 
 #: Version of OpenMP as its macro tells it (yyyymm); 0: built without.
 VERSION = AG_OPENMP_VERSION
@@ -27,6 +29,11 @@ cdef int _last_team = 0
 cdef int max_threads() noexcept nogil:
     """OpenMP's own number of threads for the next region: OMP_NUM_THREADS, threadpoolctl, or the cores."""
     return omp_get_max_threads()
+
+
+cdef bint in_parallel() noexcept nogil:
+    """Whether the caller runs in a team already."""
+    return omp_in_parallel()
 
 
 cdef int team_size() noexcept nogil:

@@ -1,4 +1,7 @@
-"""Whether arrays share memory: by what their strides reach where that decides, else by NumPy's search."""
+"""Whether arrays share memory: by what their strides reach where that decides, else by NumPy's search.
+
+The functions on views are for callers without Python; they answer at once, and err on the side of sharing.
+"""
 
 import numpy as np
 from numpy.exceptions import TooHardError
@@ -6,6 +9,7 @@ from numpy.exceptions import TooHardError
 cimport numpy as cnp
 
 from ascend_grad._memory cimport magnitude
+from ascend_grad._views cimport View, size_of, view_of
 
 cnp.import_array()
 
@@ -13,15 +17,15 @@ cdef enum:
     MAX_RANK = 64  # of NumPy's arrays
 
 
-cdef bint extent_of(cnp.ndarray array, char **low, char **high) noexcept:
+cdef bint extent_of(const View *view, char **low, char **high) noexcept nogil:
     """The first byte of an array, and the first one behind it; False where it has no elements."""
     cdef int axis
     cdef Py_ssize_t reach
-    low[0] = cnp.PyArray_BYTES(array)
-    high[0] = low[0] + cnp.PyArray_ITEMSIZE(array)
-    for axis in range(cnp.PyArray_NDIM(array)):
-        reach = (cnp.PyArray_DIMS(array)[axis] - 1) * cnp.PyArray_STRIDES(array)[axis]
-        if cnp.PyArray_DIMS(array)[axis] == 0:
+    low[0] = view.data
+    high[0] = low[0] + view.itemsize
+    for axis in range(view.ndim):
+        reach = (view.shape[axis] - 1) * view.strides[axis]
+        if view.shape[axis] == 0:
             return False
         if reach > 0:
             high[0] += reach
@@ -30,15 +34,71 @@ cdef bint extent_of(cnp.ndarray array, char **low, char **high) noexcept:
     return True
 
 
-cdef bint may_overlap(cnp.ndarray first, cnp.ndarray second) except -1:
-    """Whether two arrays may share memory; exact for simple layouts, True where it is too costly to tell."""
+cdef Py_ssize_t gcd(Py_ssize_t a, Py_ssize_t b) noexcept nogil:
+    while b:
+        a, b = b, a % b
+    return a
+
+
+cdef void strides_of(const View *view, Py_ssize_t *largest, Py_ssize_t *common) noexcept nogil:
+    """The largest stride, and the greatest common divisor of all; 0 where no axis has two elements."""
+    cdef int axis
+    largest[0] = common[0] = 0
+    for axis in range(view.ndim):
+        if view.shape[axis] > 1:
+            largest[0] = max(largest[0], magnitude(view.strides[axis]))
+            common[0] = gcd(magnitude(view.strides[axis]), common[0])
+
+
+cdef Py_ssize_t span_of(const View *view, Py_ssize_t modulus, char **low) noexcept nogil:
+    """The length of an interval from `low` on that holds, modulo `modulus`, the addresses of all bytes."""
+    cdef Py_ssize_t length = view.itemsize, reach
+    cdef int axis
+    low[0] = view.data
+    for axis in range(view.ndim):
+        if view.strides[axis] % modulus:
+            reach = (view.shape[axis] - 1) * view.strides[axis]
+            length += magnitude(reach)
+            low[0] += min(reach, 0)
+    return length
+
+
+cdef bint are_disjoint_modulo(const View *first, const View *second, Py_ssize_t modulus) noexcept nogil:
+    cdef char *low
+    cdef char *other_low
+    cdef Py_ssize_t length, other_length, distance
+    if modulus == 0:
+        return False
+    length, other_length = span_of(first, modulus, &low), span_of(second, modulus, &other_low)
+    distance = (other_low - low) % modulus
+    if distance < 0:
+        distance += modulus
+    return length <= distance and other_length <= modulus - distance
+
+
+cdef bint may_share_memory(const View *first, const View *second) noexcept nogil:
+    """Whether two arrays may share memory; exact where one lies behind the other, or beside it in every row."""
     cdef char *low
     cdef char *high
     cdef char *other_low
     cdef char *other_high
+    cdef Py_ssize_t largest, common, other_largest, other_common
     if not extent_of(first, &low, &high) or not extent_of(second, &other_low, &other_high):
         return False
     if high <= other_low or other_high <= low:
+        return False
+    strides_of(first, &largest, &common)
+    strides_of(second, &other_largest, &other_common)
+    return not (
+        are_disjoint_modulo(first, second, gcd(largest, other_largest))
+        or are_disjoint_modulo(first, second, gcd(common, other_common))
+    )
+
+
+cdef bint may_overlap(cnp.ndarray first, cnp.ndarray second) except -1:
+    """Whether two arrays may share memory; exact for simple layouts, True where it is too costly to tell."""
+    cdef View view = view_of(first), other = view_of(second)
+    if not may_share_memory(&view, &other):
         return False
     try:
         return np.may_share_memory(first, second, max_work=1000)
@@ -46,54 +106,53 @@ cdef bint may_overlap(cnp.ndarray first, cnp.ndarray second) except -1:
         raise MemoryError(str(error)) from error
 
 
-cdef bint is_same_memory(cnp.ndarray first, cnp.ndarray second) noexcept:
+cdef bint is_same_memory(const View *first, const View *second) noexcept nogil:
     """Whether two arrays are the same memory, element for element, seen as the same dtype."""
-    cdef int axis, rank = cnp.PyArray_NDIM(first)
+    cdef int axis
     if (
-        cnp.PyArray_BYTES(first) != cnp.PyArray_BYTES(second) or cnp.PyArray_NDIM(second) != rank
-        or cnp.PyArray_TYPE(first) != cnp.PyArray_TYPE(second)
-        or cnp.PyArray_ISBYTESWAPPED(first) != cnp.PyArray_ISBYTESWAPPED(second)
+        first.data != second.data or first.ndim != second.ndim or first.dtype != second.dtype
+        or first.itemsize != second.itemsize or first.swapped != second.swapped
     ):
         return False
-    for axis in range(rank):
-        if cnp.PyArray_DIMS(first)[axis] != cnp.PyArray_DIMS(second)[axis]:
+    for axis in range(first.ndim):
+        if first.shape[axis] != second.shape[axis]:
             return False
-        if cnp.PyArray_DIMS(first)[axis] > 1 and cnp.PyArray_STRIDES(first)[axis] != cnp.PyArray_STRIDES(second)[axis]:
+        if first.shape[axis] > 1 and first.strides[axis] != second.strides[axis]:
             return False
     return True
 
 
 cdef bint overlaps_partly(cnp.ndarray first, cnp.ndarray second) except -1:
-    """Whether two arrays may share memory otherwise than element for element."""
-    return not is_same_memory(first, second) and may_overlap(first, second)
+    """Whether two arrays, the first one of a floating dtype, may share memory otherwise than element for element."""
+    cdef View view = view_of(first), other = view_of(second)
+    return not is_same_memory(&view, &other) and may_overlap(first, second)
 
 
-cdef bint are_nested(cnp.ndarray array) noexcept:
+cdef bint are_nested(const View *view) noexcept nogil:
     """Whether each axis steps over all that lies within, so that no two elements share memory."""
     cdef int[MAX_RANK] order
     cdef int axis, k, rank = 0
-    cdef cnp.npy_intp *shape = cnp.PyArray_DIMS(array)
-    cdef cnp.npy_intp *strides = cnp.PyArray_STRIDES(array)
-    cdef Py_ssize_t extent = cnp.PyArray_ITEMSIZE(array)
-    for axis in range(cnp.PyArray_NDIM(array)):
-        if shape[axis] > 1:
+    cdef Py_ssize_t extent = view.itemsize
+    for axis in range(view.ndim):
+        if view.shape[axis] > 1:
             k = rank
-            while k > 0 and magnitude(strides[order[k - 1]]) > magnitude(strides[axis]):
+            while k > 0 and magnitude(view.strides[order[k - 1]]) > magnitude(view.strides[axis]):
                 order[k] = order[k - 1]
                 k -= 1
             order[k] = axis
             rank += 1
     for k in range(rank):
         axis = order[k]
-        if magnitude(strides[axis]) < extent:
+        if magnitude(view.strides[axis]) < extent:
             return False
-        extent += (shape[axis] - 1) * magnitude(strides[axis])
+        extent += (view.shape[axis] - 1) * magnitude(view.strides[axis])
     return True
 
 
 cdef bint overlaps_itself(cnp.ndarray array) except -1:
     """Whether two elements of the array share memory."""
-    if cnp.PyArray_IS_C_CONTIGUOUS(array) or cnp.PyArray_SIZE(array) <= 1 or are_nested(array):
+    cdef View view = view_of(array)
+    if cnp.PyArray_IS_C_CONTIGUOUS(array) or size_of(&view) <= 1 or are_nested(&view):
         return False
     # Axes that interleave need an exact answer. Two elements that collide differ along some axis; moved along it
     # together, one of them has index 0 there.

@@ -15,12 +15,10 @@ What a task computes depends on the problem alone (rowwise.h fixes the order of 
 bits for any layout, plan and number of threads.
 """
 
-cimport numpy as cnp
 from libc.stdint cimport uint8_t
 from libc.string cimport memset
 
 from ascend_grad cimport _cpu
-from ascend_grad._dtypes cimport dtype_of
 from ascend_grad._kernels cimport AG_FLOAT32, AG_FLOAT64, ag_dtype, ag_itemsize, ag_rounded_to_float32
 from ascend_grad._memory cimport ALIGNMENT, align_up, ceil_div, magnitude
 from ascend_grad._rowwise_kernels cimport (
@@ -31,8 +29,7 @@ from ascend_grad._rowwise_kernels cimport (
     ag_row_op,
     ag_tile,
 )
-
-cnp.import_array()
+from ascend_grad._views cimport View, size_of
 
 cdef enum:
     TILE_BYTES = 128 << 10            # of one operand in the compute type
@@ -50,26 +47,24 @@ cdef enum:
 
 # ---- the problem -----------------------------------------------------------------------------------------------------
 
-cdef void describe_operand(Operand *operand, cnp.ndarray array, int dim, const cnp.npy_intp *shape) noexcept:
+cdef void describe_operand(Operand *operand, const View *view, int dim, const Py_ssize_t *shape) noexcept nogil:
     """Fill in an operand; axes of length 1 count as broadcast, so that masks and ranks need no other care."""
-    cdef int axis, rank = cnp.PyArray_NDIM(array), k = 0
-    cdef cnp.npy_intp *strides = cnp.PyArray_STRIDES(array)
-    cdef cnp.npy_intp *own = cnp.PyArray_DIMS(array)
-    operand.data = cnp.PyArray_BYTES(array)
-    operand.itemsize = <int>cnp.PyArray_ITEMSIZE(array)
-    operand.dtype = <ag_dtype>dtype_of(array)
-    operand.swapped = cnp.PyArray_ISBYTESWAPPED(array)
+    cdef int axis, k = 0
+    operand.data = view.data
+    operand.itemsize = view.itemsize
+    operand.dtype = <ag_dtype>view.dtype
+    operand.swapped = view.swapped
     operand.dim_stride = operand.itemsize
-    for axis in range(rank):
+    for axis in range(view.ndim):
         if axis == dim:
             if shape[axis] > 1:
-                operand.dim_stride = strides[axis]
+                operand.dim_stride = view.strides[axis]
         elif shape[axis] > 1:
-            operand.strides[k] = strides[axis] if own[axis] > 1 else 0
+            operand.strides[k] = view.strides[axis] if view.shape[axis] > 1 else 0
             k += 1
 
 
-cdef void coalesce_dims(Problem *p, int axes) noexcept:
+cdef void coalesce_dims(Problem *p, int axes) noexcept nogil:
     """The order in which the rows are traversed, with as few axes as possible."""
     cdef int axis, k, i, used = 0
     cdef Py_ssize_t[MAX_AXES] nearest, farthest
@@ -119,18 +114,19 @@ cdef void coalesce_dims(Problem *p, int axes) noexcept:
 
 
 cdef bint describe(
-    Problem *p, ag_row_op op, cnp.ndarray a, cnp.ndarray b, cnp.ndarray mask, cnp.ndarray out, int dim, double scale
-) noexcept:
-    """Fill in a problem; False where there is nothing to compute. Unused arrays are given as `a`."""
-    cdef int rank = cnp.PyArray_NDIM(a), axis, axes = 0
-    cdef cnp.npy_intp *shape = cnp.PyArray_DIMS(a)
-    if cnp.PyArray_SIZE(a) == 0:
+    Problem *p, ag_row_op op, const View *a, const View *b, const View *mask, const View *out, int dim, double scale
+) noexcept nogil:
+    """Fill in a problem; False where there is nothing to compute. Views that the operator does not use are not read."""
+    cdef int axis, axes = 0
+    cdef const Py_ssize_t *shape = a.shape
+    cdef Py_ssize_t size = size_of(a)
+    if size == 0:
         return False
     p.op = op
-    p.dtype = <ag_dtype>dtype_of(a)
+    p.dtype = <ag_dtype>a.dtype
     p.scale = scale if p.dtype == AG_FLOAT64 else ag_rounded_to_float32(scale)
-    p.n = shape[dim] if rank else 1
-    p.rows = cnp.PyArray_SIZE(a) // p.n
+    p.n = shape[dim] if a.ndim else 1
+    p.rows = size // p.n
     describe_operand(&p.operands[A], a, dim, shape)
     p.operands[B] = p.operands[MASK] = p.operands[A]
     if has_b(op):
@@ -138,7 +134,7 @@ cdef bint describe(
     if has_mask(op):
         describe_operand(&p.operands[MASK], mask, dim, shape)
     describe_operand(&p.operands[OUT], out, dim, shape)
-    for axis in range(rank):
+    for axis in range(a.ndim):
         if axis != dim and shape[axis] > 1:
             p.shape[axes] = shape[axis]
             axes += 1
@@ -303,7 +299,7 @@ cdef ag_dtype choose_tile_dtype(const Problem *p) noexcept nogil:
     return AG_FLOAT64 if p.dtype == AG_FLOAT64 else AG_FLOAT32
 
 
-cdef Plan make_plan(const Problem *p, ag_dtype tile_dtype, const ag_row_kernels *kernels, int threads) noexcept:
+cdef Plan make_plan(const Problem *p, ag_dtype tile_dtype, const ag_row_kernels *kernels, int threads) noexcept nogil:
     """A plan for the kernels of `tile_dtype`, which are those of `choose_tile_dtype`."""
     cdef Plan plan
     cdef int operand
@@ -346,7 +342,7 @@ cdef Plan make_plan(const Problem *p, ag_dtype tile_dtype, const ag_row_kernels 
     return plan
 
 
-cdef void cut_rows(Plan *plan, const Problem *p) noexcept:
+cdef void cut_rows(Plan *plan, const Problem *p) noexcept nogil:
     # Adjacent rows belong to one task, but there are enough tasks to balance threads that other work slows down.
     plan.block_size = max(
         1, min(max(TASK_ELEMENTS // p.n, p.rows // (32 * plan.threads)), ceil_div(p.rows, 4 * plan.threads))
@@ -358,7 +354,7 @@ cdef void cut_rows(Plan *plan, const Problem *p) noexcept:
         plan.blocks = p.rows
 
 
-cdef void cut_columns(Plan *plan, const Problem *p) noexcept:
+cdef void cut_columns(Plan *plan, const Problem *p) noexcept nogil:
     # Both inputs of a block stay in L2 between sum and result, unless it would be too narrow.
     cdef Py_ssize_t inner = p.shape[p.axes - 1], inputs = 2 if has_b(p.op) else 1
     cdef Py_ssize_t budget = _cpu.cache_size(2) // 2 // (p.n * p.operands[A].itemsize * inputs) // 64 * 64
@@ -381,7 +377,7 @@ cdef void cut_columns(Plan *plan, const Problem *p) noexcept:
     )
 
 
-cdef void cut_column_tiles(Plan *plan, const Problem *p) noexcept:
+cdef void cut_column_tiles(Plan *plan, const Problem *p) noexcept nogil:
     # Where the inputs are read in place, only results are gathered, and long copies are faster.
     cdef bint inputs_in_place = plan.direct[A] and (plan.direct[B] or not has_b(p.op))
     cdef Py_ssize_t budget = LONG_TILE_BYTES // 8 if inputs_in_place else TILE_BYTES
@@ -395,7 +391,7 @@ cdef void cut_column_tiles(Plan *plan, const Problem *p) noexcept:
     plan.blocks = ceil_div(p.rows, plan.block_size)
 
 
-cdef void cut_row_tiles(Plan *plan, const Problem *p) noexcept:
+cdef void cut_row_tiles(Plan *plan, const Problem *p) noexcept nogil:
     cdef Py_ssize_t row_bytes = row_pitch(plan, 1, p.n) * plan.tile_itemsize
     plan.block_size = min(<Py_ssize_t>MAX_TILE_ROWS, TILE_BYTES // row_bytes)
     if plan.transposes and plan.block_size < TILE_ROWS and TILE_ROWS * row_bytes <= LONG_TILE_BYTES:
@@ -422,7 +418,7 @@ cdef Py_ssize_t row_pitch(const Plan *plan, Py_ssize_t rows, Py_ssize_t length) 
     return align_up(length, 16) + 16 if plan.transposes and length >= 64 else length
 
 
-cdef void place_tiles(Plan *plan, const Problem *p) noexcept:
+cdef void place_tiles(Plan *plan, const Problem *p) noexcept nogil:
     """Where the tiles of a thread or task lie, each only if it is needed."""
     cdef Py_ssize_t length = plan.split_size if plan.is_split else p.n, count, size = 0
     cdef const Operand *out = &p.operands[OUT]

@@ -1,11 +1,13 @@
 """Independent tasks on a team of threads, in the floating-point mode of the kernels, interruptible by signals."""
 
 from cython.parallel cimport parallel, threadid
+from libc.math cimport INFINITY
 from libc.stdint cimport int64_t
 from libc.stdlib cimport calloc, free
 
 from ascend_grad cimport _openmp
 from ascend_grad._kernels cimport ag_fpenv, ag_fpenv_enter, ag_fpenv_leave, ag_monotonic_ns, ag_thread_ns
+from ascend_grad.status cimport BAD_ALLOC, SUCCESS
 
 cdef extern from "Python.h":
     int PyErr_CheckSignals() except -1
@@ -21,8 +23,10 @@ cdef extern from "<time.h>" nogil:
 cdef extern from * nogil:
     """
     #define AG_FETCH_ADD(counter, n) __atomic_fetch_add(counter, n, __ATOMIC_RELAXED)
+    static _Thread_local int ag_signals_deferred;
     """
     int64_t AG_FETCH_ADD(int64_t *counter, int n)
+    int ag_signals_deferred
 
 # Each thread writes to a cache line of its own: a counter, and the CPU time that it used.
 cdef enum:
@@ -48,6 +52,19 @@ cdef bint is_check_due(double *last) noexcept nogil:
         return False
     last[0] = time
     return True
+
+
+cdef bint defer_signals(bint deferred) noexcept nogil:
+    """Whether signals' handlers wait until this thread says otherwise: its caller takes no exceptions. What it was."""
+    global ag_signals_deferred
+    cdef bint before = ag_signals_deferred
+    ag_signals_deferred = deferred
+    return before
+
+
+cdef int handle_signals() except -1:
+    """Let signals' handlers run."""
+    return 0 if ag_signals_deferred else PyErr_CheckSignals()
 
 
 cdef void run_partition(
@@ -96,21 +113,23 @@ cdef int check_signals(double *last) except -1 nogil:
         last[0] = now()
     elif is_check_due(last):
         with gil:
-            PyErr_CheckSignals()
+            handle_signals()
     return 0
 
 
 cdef int run_tasks(
     task_function function, void *context, Py_ssize_t tasks, int threads, bint dynamic, double *last
-) except -1:
+) except -1 nogil:
     cdef Times times
     return run_timed(function, context, tasks, threads, dynamic, last, &times)
 
 
 cdef int run_timed(
     task_function function, void *context, Py_ssize_t tasks, int threads, bint dynamic, double *last, Times *times
-) except -1:
-    """Run ``function(context, task, thread)`` for all tasks. `last`: when the call last checked signals.
+) except -1 nogil:
+    """Run ``function(context, task, thread)`` for all tasks; a status, `BAD_ALLOC` before the first of them.
+
+    `last`: when the call last checked signals; NULL: it never does, and nothing is raised.
 
     Static: neighbouring tasks belong to one thread, and to the same one in every call of the same size, which may have
     their data in its cache. Dynamic: a free thread fetches the next one. An exception of a signal's handler is raised
@@ -121,7 +140,8 @@ cdef int run_timed(
     cdef int64_t begin, size
     cdef int thread, partition, partitions = 1 if dynamic else threads
     cdef bint is_done = False
-    if last[0] == 0:
+    cdef double start = INFINITY
+    if last != NULL and last[0] == 0:
         last[0] = now()
     serial_counters[COUNTER] = 0
     times.elapsed = times.busy = 0
@@ -131,28 +151,30 @@ cdef int run_timed(
     else:
         counters = <int64_t *>calloc(threads * CACHE_LINE, sizeof(int64_t))
         if counters == NULL:
-            raise MemoryError()
+            return BAD_ALLOC
     try:
         while not is_done:
-            with nogil:
-                if threads == 1:
-                    run_partition(function, context, counters, 0, tasks, 0, False, last[0])
-                    _openmp.record_team()
-                else:
-                    begin = ag_monotonic_ns()
-                    with parallel(num_threads=threads):
-                        run_partitions(function, context, counters, tasks, threads, dynamic, last[0])
-                    times.elapsed += ag_monotonic_ns() - begin
+            if last != NULL:
+                start = last[0]
+            if threads == 1:
+                run_partition(function, context, counters, 0, tasks, 0, False, start)
+                _openmp.record_team()
+            else:
+                begin = ag_monotonic_ns()
+                with parallel(num_threads=threads):
+                    run_partitions(function, context, counters, tasks, threads, dynamic, start)
+                times.elapsed += ag_monotonic_ns() - begin
             is_done = True
             for partition in range(partitions):
                 size = tasks * (partition + 1) // partitions - tasks * partition // partitions
                 if counters[partition * CACHE_LINE] < size:
                     is_done = False
-            check_signals(last)
+            if last != NULL:
+                check_signals(last)
         if threads > 1:
             for thread in range(threads):
                 times.busy += counters[thread * CACHE_LINE + BUSY]
     finally:
         if counters != serial_counters:
             free(counters)
-    return 0
+    return SUCCESS

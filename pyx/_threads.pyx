@@ -3,12 +3,14 @@
 import os
 
 from ascend_grad cimport _openmp
+from ascend_grad._kernels cimport ag_affinity_cores
 from ascend_grad._tasks cimport now
 
 cdef int _limit = 0               # what set_num_threads or the environment asked for; 0: nothing
 cdef bint _is_forked_child = False
-cdef int _quota = 0               # cores that the control group grants; 0: not read yet
 
+# Calls that run side by side without the GIL may overwrite one another's times, which are only hints.
+#
 # Times in nanoseconds. A team pays from `SERIAL_GATE` on. After `IDLE_TIME` its threads are asleep, and take long to
 # wake where the cores are busy (milliseconds were measured: the calling thread spins and keeps its worker from a core).
 # A call shorter than `WAKE_COST` is then serial, until calls have followed one another for `WARM_UP_TIME`.
@@ -61,15 +63,16 @@ def _quota_of_control_group(root="/sys/fs/cgroup", membership="/proc/self/cgroup
     return cores
 
 
-cdef int usable_cores() except -1:
+# Read once: a call should not open files.
+cdef int _quota = _quota_of_control_group()
+
+
+cdef int usable_cores() noexcept nogil:
     """Those that this process may keep busy. The affinity may change between calls."""
-    global _quota
-    if _quota == 0:
-        _quota = _quota_of_control_group()
-    return min(len(os.sched_getaffinity(0)), _quota)
+    return min(ag_affinity_cores(), _quota)
 
 
-cpdef int default_threads() except -1:
+cpdef int default_threads() noexcept nogil:
     """Threads that a large call uses by default. OpenMP's number may change between calls."""
     if _is_forked_child:
         return 1
@@ -78,14 +81,17 @@ cpdef int default_threads() except -1:
     return max(1, min(_openmp.max_threads(), usable_cores()))
 
 
-cdef int choose_num_threads(double cost, int asked) except -1:
-    """Threads of a call that would take `cost` nanoseconds serially: the number it asked for, else as many as pay."""
+cdef int choose_num_threads(double cost, int asked) noexcept nogil:
+    """Threads of a call that would take `cost` nanoseconds serially: the number it asked for, else as many as pay.
+
+    A caller that is one thread of a team gets one.
+    """
     global _last_use, _busy_time
     if _is_forked_child:
         return 1
     if asked > 0:
         return asked
-    if cost < SERIAL_GATE:
+    if cost < SERIAL_GATE or _openmp.in_parallel():
         return 1
     if now() - _last_use > IDLE_TIME:
         _busy_time = 0.0

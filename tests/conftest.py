@@ -293,6 +293,15 @@ def run_script() -> Callable[..., subprocess.CompletedProcess]:
     return partial(_run)
 
 
+@pytest.fixture(scope="session")
+def failing_malloc(tmp_path_factory) -> str:
+    """A library that, preloaded into a process, fails its n-th allocation."""
+    library = tmp_path_factory.mktemp("malloc") / "failing_malloc.so"
+    source = Path(__file__).parent / "failing_malloc.c"
+    subprocess.run(["cc", "-shared", "-fPIC", "-fno-builtin", "-O1", source, "-o", library], check=True)
+    return str(library)
+
+
 @pytest.fixture
 def no_garbage_collection() -> Iterator[None]:
     """Counts then change by what is counted alone; and nothing here should need the collector."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -134,14 +133,6 @@ SCRIPT = """
                         break
     assert min(counts) > 1, counts  # something was failed in every call
 """
-
-
-@pytest.fixture(scope="module")
-def failing_malloc(tmp_path_factory) -> str:
-    library = tmp_path_factory.mktemp("malloc") / "failing_malloc.so"
-    source = TESTS / "failing_malloc.c"
-    subprocess.run(["cc", "-shared", "-fPIC", "-fno-builtin", "-O1", source, "-o", library], check=True)
-    return str(library)
 
 
 @pytest.mark.parametrize("operator", [*OPERATORS, GRADIENT, STATISTICS, LOSS, WHOLE])

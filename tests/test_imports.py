@@ -20,12 +20,18 @@ ROOT = Path(__file__).parents[1]
 #: what is named elsewhere).
 LAYERS = (
     ("declarations of the C headers", "_kernels _rowwise_kernels _linear_kernels"),
-    ("errors, and the machine", "errors _version _openmp _cpu _tasks _threads _memory _dtypes _overlap _dlpack"),
+    (
+        "errors, and the machine",
+        "errors status _version _openmp _cpu _tasks _threads _memory _dtypes _views _overlap _dlpack",
+    ),
     ("the Ascend libraries", "_acl _aclnn"),
     ("arrays, arguments, settings", "_array_types arrays arguments config"),
     ("the call and its checks", "_call _checks"),
-    ("CPU schedules", "_rowwise_plan _rowwise _linear_plan _linear_rows _linear_schedule _linear_skinny _linear"),
-    ("the CPU's results", "_cpu_backend"),
+    (
+        "CPU schedules",
+        "_rowwise_plan _rowwise_schedule _rowwise _linear_plan _linear_rows _linear_schedule _linear_skinny _linear",
+    ),
+    ("the CPU's results, and its operators for Cython", "_cpu_backend rowwise linear"),
     ("the contract", "contract"),
     ("backends", "backends.base backends.cpu backends.reference"),
     ("the Ascend NPU", "backends.ascend"),

@@ -1,7 +1,8 @@
-/* The caches of the CPU this code runs on. (Which kernels it can execute: foreach_isa.h) */
+/* The caches and the cores of the machine this code runs on. (Which kernels it can execute: foreach_isa.h) */
 #ifndef ASCEND_GRAD_CPU_H
 #define ASCEND_GRAD_CPU_H
 
+#include <sched.h>
 #include <stdio.h>
 
 #include "base.h"
@@ -33,5 +34,22 @@ static AG_UNUSED long ag_cache_size(int level, long fallback)
     }
     return fallback;
 }
+
+/* Cores that the calling thread may run on, at least one. (Needs _GNU_SOURCE, which Python's headers define.) */
+#ifdef CPU_ALLOC
+static AG_UNUSED int ag_affinity_cores(void)
+{
+    /* The kernel refuses a set that is shorter than its own. */
+    for (int size = CPU_SETSIZE; size <= 1 << 20; size *= 2) {
+        cpu_set_t *set = CPU_ALLOC(size);
+        int cores = 0;
+        if (!set) break;
+        if (sched_getaffinity(0, CPU_ALLOC_SIZE(size), set) == 0) cores = CPU_COUNT_S(CPU_ALLOC_SIZE(size), set);
+        CPU_FREE(set);
+        if (cores > 0) return cores;
+    }
+    return 1;
+}
+#endif
 
 #endif

@@ -79,11 +79,13 @@ AG_INLINE void K(dot_group)(const ag_dtype dtype, const int nr, const int ns, co
     enum { MOST = K(PRODUCTS) };
     /* Of short rows the next ones are prefetched, of long ones what follows in them. */
     const ptrdiff_t ahead = n * ag_itemsize[dtype] <= K(LONG) ? ns * streamed->matrix.row_stride : 512;
-    char buffer[MOST][4096];
+    /* one of so many short rows, or of fewer long ones */
+    enum { BYTES = 4096 * (MOST > K(STREAMS) * K(LONGER) ? MOST : K(STREAMS) * K(LONGER)) };
+    char buffer[BYTES];
     for (ptrdiff_t begin = 0; begin < streamed->count; begin += ns) {
         const ptrdiff_t streams = streamed->count - begin < ns ? streamed->count - begin : ns;
         const char *rows[MOST];
-        K(dense_rows)(streamed, begin, streams, first, n, buffer[0], sizeof buffer[0], rows);
+        K(dense_rows)(streamed, begin, streams, first, n, buffer, BYTES / ns, rows);
         for (ptrdiff_t s = streams; s < ns; s++) rows[s] = rows[0];
         for (ptrdiff_t r = 0; r < count; r += nr) {
             acc_t sums[MOST];
@@ -272,17 +274,13 @@ AG_NOINLINE void K(dot_columns)(const ag_rows *resident, const ag_rows *streamed
     }
 }
 
-/* The same of any features, for at most AG_TILE products. */
-AG_NOINLINE void K(dot_some)(const ag_rows *resident, const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, acc_t *p,
-                             ptrdiff_t pitch)
+/* The same of any features, in segments, for at most AG_TILE products. */
+AG_NOINLINE void K(dot_some)(const ag_rows *resident, const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n,
+                             ptrdiff_t segment, acc_t *p, ptrdiff_t pitch)
 {
     char buffer[K(SOME)][4096];
     const char *rows[AG_RESIDENT];
     acc_t low[AG_TILE]; /* [resident][streamed] */
-    /* CPUs fetch whole rows faster than parts of them. Of few resident rows longer segments fit into the buffer and into L1;
-     * even in lanes of two they end before AG_CHAIN terms. */
-    const int few = resident->count * K(LONGER) <= K(SOME) && K(is_dense)(&streamed->matrix);
-    const ptrdiff_t segment = K(SEGMENT) * (few ? K(LONGER) : 1);
     if (n > segment) memset(low, 0, (size_t)(resident->count * streamed->count) * sizeof(acc_t));
     for (ptrdiff_t done = 0; done < n; done += segment) {
         const ptrdiff_t length = n - done < segment ? n - done : segment;
@@ -321,12 +319,20 @@ static void K(dot_products)(const ag_rows *resident, const ag_rows *streamed, pt
 #endif
     /* Where lanes are features, adding them up takes longer for more resident rows; to transpose does not. */
     const int by_columns = n <= K(FEW_FEATURES) && n <= PAIR * (VL + 8 * resident->count);
+    /* CPUs fetch whole rows faster than parts of them. Of few resident rows longer segments fit into the buffers and into L1;
+     * even in lanes of two they end before AG_CHAIN terms. They depend on sizes alone: so do results. */
+    const ptrdiff_t segment = K(SEGMENT) * (resident->count * K(LONGER) <= K(SOME) ? K(LONGER) : 1);
     const ptrdiff_t most = K(is_in_place)(&resident->matrix) ? AG_RESIDENT : K(SOME);
     for (ptrdiff_t r = 0; r < resident->count; r += most) {
         const ag_rows left = K(subset)(resident, r, most);
         for (ptrdiff_t s = 0; s < streamed->count; s += AG_TILE / left.count) {
             const ag_rows right = K(subset)(streamed, s, AG_TILE / left.count);
-            (by_columns ? K(dot_columns) : K(dot_some))(&left, &right, first, n, (acc_t *)to + r * pitch + s, pitch);
+            acc_t *const p = (acc_t *)to + r * pitch + s;
+            if (by_columns) {
+                K(dot_columns)(&left, &right, first, n, p, pitch);
+            } else {
+                K(dot_some)(&left, &right, first, n, segment, p, pitch);
+            }
         }
     }
 }

@@ -1,0 +1,26 @@
+cimport numpy as cnp
+
+
+ctypedef struct View:
+    # A strided array that needs no Python. Shape and strides belong to the array that it is a view of.
+    char *data
+    int ndim
+    const Py_ssize_t *shape
+    const Py_ssize_t *strides         # bytes
+    int itemsize
+    int dtype                         # an ag_dtype; -1: none of them
+    bint swapped
+
+
+cdef inline View matrix_view(
+    const void *data, const Py_ssize_t *shape, const Py_ssize_t *strides, int itemsize, int dtype
+) noexcept nogil:
+    """What a typed memoryview of two dimensions shows."""
+    cdef View view
+    view.data, view.ndim, view.shape, view.strides = <char *>data, 2, shape, strides
+    view.itemsize, view.dtype, view.swapped = itemsize, dtype, False
+    return view
+
+
+cdef View view_of(cnp.ndarray array) noexcept
+cdef Py_ssize_t size_of(const View *view) noexcept nogil

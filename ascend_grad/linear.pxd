@@ -1,0 +1,99 @@
+# The gradient of the linear cross-entropy, and the statistics that it needs, on typed memoryviews.
+#
+# BT tokens, H features, V rows of weight; input is (BT, H), weight (V, H), vectors (BT,). Matrices may have any
+# strides. The functions need no interpreter's lock: they take it while they plan, and compute without it. They raise
+# nothing. Whatever they return but `SUCCESS`, no result was written. A result overlaps nothing else. `workspace` is
+# the caller's: so many bytes as the function tells whose name ends so, which takes the lock, too, and returns -1
+# where views do not fit together. docs/cython.md has more.
+
+from libc.stdint cimport int64_t, uint8_t, uint16_t
+
+from ascend_grad.rowwise cimport BFLOAT16, FLOAT16, Dtype16, real_t
+from ascend_grad.status cimport BAD_ALLOC, PARAM_INVALID, PARAM_NULLPTR, SUCCESS, Status
+
+
+cdef Py_ssize_t linear_cross_entropy_grad_workspace(
+    const real_t[:, :] input,             # IN
+    const real_t[:, :] weight,            # IN
+    const real_t[:, :] softmax,           # IN  (BT, V); None: computed from the statistics
+    real_t[:, :] input_grad,              # IN  None: not wanted
+    real_t[:, :] weight_grad              # IN  None: not wanted
+) noexcept nogil
+
+cdef Status linear_cross_entropy_grad(
+    const real_t[::1] grad,               # IN
+    const real_t[:, :] input,             # IN
+    const real_t[:, :] weight,            # IN
+    const uint8_t[::1] target_mask,       # IN  not 0: the target lies in another shard; None: no target does
+    const int64_t[::1] masked_target,     # IN  not read where masked
+    const real_t[::1] logits_max,         # IN  not read with softmax
+    const real_t[::1] sum_exp_logits,     # IN  not read with softmax
+    const real_t[:, :] softmax,           # IN  (BT, V), or None
+    real_t[:, :] input_grad,              # OUT (BT, H), or None
+    real_t[:, :] weight_grad,             # OUT (V, H), or None
+    uint8_t[::1] workspace,               # OUT
+    int num_threads=*
+) noexcept nogil
+
+cdef Py_ssize_t linear_cross_entropy_grad_16bit_workspace(
+    const uint16_t[:, :] input,           # IN
+    const uint16_t[:, :] weight,          # IN
+    const float[:, :] softmax,            # IN
+    uint16_t[:, :] input_grad,            # IN
+    uint16_t[:, :] weight_grad,           # IN
+    Dtype16 dtype
+) noexcept nogil
+
+cdef Status linear_cross_entropy_grad_16bit(
+    const float[::1] grad,                # IN
+    const uint16_t[:, :] input,           # IN
+    const uint16_t[:, :] weight,          # IN
+    const uint8_t[::1] target_mask,       # IN
+    const int64_t[::1] masked_target,     # IN
+    const float[::1] logits_max,          # IN
+    const float[::1] sum_exp_logits,      # IN
+    const float[:, :] softmax,            # IN
+    uint16_t[:, :] input_grad,            # OUT
+    uint16_t[:, :] weight_grad,           # OUT
+    uint8_t[::1] workspace,               # OUT
+    Dtype16 dtype, int num_threads=*
+) noexcept nogil
+
+cdef Py_ssize_t online_max_sum_workspace(
+    const real_t[:, :] input,             # IN
+    const real_t[:, :] weight             # IN
+) noexcept nogil
+
+cdef Status online_max_sum(
+    const real_t[:, :] input,             # IN
+    const real_t[:, :] weight,            # IN
+    const int64_t[::1] target,            # IN
+    int64_t vocab_start_index, int64_t vocab_end_index,
+    real_t[::1] logits_max,               # OUT
+    real_t[::1] sum_exp_logits,           # OUT
+    real_t[::1] predicted_logits,         # OUT
+    uint8_t[::1] target_mask,             # OUT 1: the target lies in another shard
+    int64_t[::1] masked_target,           # OUT
+    uint8_t[::1] workspace,               # OUT
+    int num_threads=*
+) noexcept nogil
+
+cdef Py_ssize_t online_max_sum_16bit_workspace(
+    const uint16_t[:, :] input,           # IN
+    const uint16_t[:, :] weight,          # IN
+    Dtype16 dtype
+) noexcept nogil
+
+cdef Status online_max_sum_16bit(
+    const uint16_t[:, :] input,           # IN
+    const uint16_t[:, :] weight,          # IN
+    const int64_t[::1] target,            # IN
+    int64_t vocab_start_index, int64_t vocab_end_index,
+    float[::1] logits_max,                # OUT
+    float[::1] sum_exp_logits,            # OUT
+    float[::1] predicted_logits,          # OUT
+    uint8_t[::1] target_mask,             # OUT
+    int64_t[::1] masked_target,           # OUT
+    uint8_t[::1] workspace,               # OUT
+    Dtype16 dtype, int num_threads=*
+) noexcept nogil

@@ -1,0 +1,7 @@
+# What the functions of `rowwise` and `linear` return. The numbers are those of the device's libraries (`errors`).
+
+cdef enum Status:
+    SUCCESS = 0
+    PARAM_NULLPTR = 161001            # a required view is None
+    PARAM_INVALID = 161002            # extents, an overlap or a number that the operator does not take
+    BAD_ALLOC = 200000                # no memory to work in; nothing was written

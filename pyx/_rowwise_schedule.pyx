@@ -1,0 +1,520 @@
+"""Row-wise problems at work, without Python: how many threads, which kernels, in which memory, in which phases.
+
+The tasks of a plan (`_rowwise_plan`) run on a team of threads (`_tasks`), in one phase where they are whole blocks. Where
+they are splits, their maxima and sums are computed first, then combined in order, and the results are written in a last
+phase. A small problem needs none of that: `compute_at_once`.
+
+Whoever calls has the workspace: `prepare`, memory of `workspace_size` bytes, `place_workspace` in it, `run`.
+"""
+
+from libc.math cimport INFINITY
+from libc.stdint cimport uint8_t
+from libc.string cimport memset
+
+from ascend_grad cimport _cpu, _openmp, _tasks, _threads
+from ascend_grad._kernels cimport (
+    AG_FLOAT64,
+    ag_convert,
+    ag_copy_3d,
+    ag_dim,
+    ag_dtype,
+    ag_fpenv,
+    ag_fpenv_enter,
+    ag_fpenv_leave,
+    ag_sum,
+    ag_sum_add,
+    ag_sum_total,
+    ag_widen,
+)
+from ascend_grad._memory cimport ALIGNMENT, Arena, align_up, arena_alloc, ceil_div
+from ascend_grad._rowwise_plan cimport (
+    COLUMNS,
+    MASK,
+    OUT,
+    ROWS,
+    A,
+    B,
+    Layout,
+    Operand,
+    Plan,
+    Problem,
+    choose_layout,
+    choose_tile_dtype,
+    columns_at,
+    has_b,
+    has_mask,
+    is_forward,
+    make_plan,
+    offset_of,
+    row_pitch,
+    tile_at,
+)
+from ascend_grad._rowwise_kernels cimport (
+    AG_SCRATCH_BYTES,
+    AG_STRIP_COLUMNS,
+    ag_row_kernels,
+    ag_rowwise_kernels,
+    ag_tile,
+)
+from ascend_grad.status cimport SUCCESS
+
+# What an element costs about on one thread, in nanoseconds.
+cdef double FORWARD_COST = 0.45
+cdef double BACKWARD_COST = 0.2
+
+cdef enum:
+    SMALL_PROBLEM = 1 << 15           # elements up to which one thread needs no schedule
+    COMBINED_SUMS = 1 << 15           # sums of segments that are worth a thread
+
+cdef Py_ssize_t SCRATCH_BYTES = align_up(AG_SCRATCH_BYTES, ALIGNMENT)
+
+# ---- kernels in place ------------------------------------------------------------------------------------------------
+
+cdef void compute_rows(const Problem *p, const ag_row_kernels *kernels, Py_ssize_t begin, Py_ssize_t end,
+                       bint nontemporal) noexcept nogil:
+    """Whole rows in place, as many at a time as have constant strides."""
+    cdef Py_ssize_t row = begin, last = p.shape[p.axes - 1]
+    cdef ag_tile tile
+    tile.nontemporal = nontemporal
+    while row < end:
+        tile_at(p, row, &tile)
+        tile.rows = min(end - row, last - row % last)
+        kernels.rows(&tile)
+        row += tile.rows
+
+
+cdef void compute_strips(const Problem *p, const ag_row_kernels *kernels) noexcept nogil:
+    """All columns in place, where their kernels need no memory."""
+    cdef Py_ssize_t inner = p.shape[p.axes - 1], block
+    cdef ag_tile tile
+    tile.nontemporal = False
+    tile.fits_l2 = True
+    for block in range(p.rows // inner):
+        columns_at(p, block * inner, inner, &tile)
+        kernels.columns(&tile, NULL)
+
+
+# ---- the schedule ----------------------------------------------------------------------------------------------------
+
+cdef int choose_threads(const Problem *p, int asked) noexcept nogil:
+    """Threads for a problem of a caller who asked for so many; 0: for none in particular."""
+    cdef double cost = <double>p.rows * p.n * (FORWARD_COST if is_forward(p.op) else BACKWARD_COST)
+    cdef int threads = _threads.choose_num_threads(cost, asked)
+    return 1 if asked == 0 and threads > 1 and _threads.is_oversubscribed() else threads
+
+
+cdef bint compute_at_once(const Problem *p, int threads) noexcept nogil:
+    """Solve a problem for which a schedule would cost as much as the work; False: nothing was done."""
+    cdef const ag_row_kernels *kernels = ag_rowwise_kernels(_cpu.active(), p.dtype, p.op)
+    cdef Layout layout
+    cdef ag_fpenv mode
+    if threads > 1 or p.rows * p.n > SMALL_PROBLEM:
+        return False
+    layout = choose_layout(p, kernels)
+    if layout != ROWS and (
+        layout != COLUMNS or p.n > kernels.strip_rows or p.shape[p.axes - 1] < AG_STRIP_COLUMNS
+    ):
+        return False
+    mode = ag_fpenv_enter()
+    if layout == ROWS:
+        compute_rows(p, kernels, 0, p.rows, False)
+    else:
+        compute_strips(p, kernels)
+    ag_fpenv_leave(mode)
+    _openmp.record_team()
+    return True
+
+
+cdef void prepare(Schedule *s, const Problem *p, int threads) noexcept nogil:
+    """A schedule that has no memory yet."""
+    cdef ag_dtype dtype = choose_tile_dtype(p)
+    memset(s, 0, sizeof(Schedule))
+    s.p = p[0]
+    s.variant = _cpu.active()
+    s.plan = make_plan(p, dtype, ag_rowwise_kernels(s.variant, dtype, p.op), threads)
+
+
+cdef Py_ssize_t place_workspace(Schedule *s, char *base) noexcept nogil:
+    """Place the workspace in memory that begins at `base`; the bytes used. With NULL they are measured alone."""
+    cdef const Plan *plan = &s.plan
+    cdef Py_ssize_t row_bytes = s.p.rows * sizeof(double)
+    cdef Py_ssize_t owners = plan.blocks * plan.splits if plan.caches_inputs else plan.threads
+    cdef Arena arena
+    arena.base, arena.used = base, 0
+    s.scratch = arena_alloc(&arena, plan.threads * SCRATCH_BYTES if plan.by_columns else 0)
+    s.tiles = arena_alloc(&arena, owners * plan.tiles_size)
+    if plan.is_split:
+        s.sums = <double *>arena_alloc(&arena, plan.segments * row_bytes)
+        s.sum = <double *>arena_alloc(&arena, row_bytes)
+        if is_forward(s.p.op):
+            s.maxima = <double *>arena_alloc(&arena, plan.splits * row_bytes)
+            s.max = <double *>arena_alloc(&arena, row_bytes)
+    return arena.used
+
+
+cdef Py_ssize_t workspace_size(Schedule *s) noexcept nogil:
+    """Bytes that the workspace takes, wherever its memory begins."""
+    cdef Py_ssize_t used = place_workspace(s, NULL)
+    return used + ALIGNMENT if used else 0
+
+
+cdef char *scratch_of(const Schedule *s, int thread) noexcept nogil:
+    return s.scratch + thread * SCRATCH_BYTES
+
+
+cdef char *tiles_of(const Schedule *s, Py_ssize_t task, int thread) noexcept nogil:
+    return s.tiles + (task if s.plan.caches_inputs else thread) * s.plan.tiles_size
+
+
+# ---- tasks -----------------------------------------------------------------------------------------------------------
+# What one thread computes at a time; `thread` chooses its buffer.
+
+cdef void whole_block(const Schedule *s, Py_ssize_t block, int thread) noexcept nogil:
+    """A block of whole rows, or a block of whole columns."""
+    cdef Py_ssize_t begin = block * s.plan.block_size
+    cdef Py_ssize_t end = min(begin + s.plan.block_size, s.p.rows)
+    cdef char *tiles = tiles_of(s, block, thread)
+    cdef ag_tile tile
+    if s.plan.by_columns:
+        column_tile(s, block, 0, s.p.n, tiles, &tile)
+        s.plan.kernels.columns(&tile, scratch_of(s, thread))
+        scatter_columns(s, block, 0, s.p.n, tiles, &tile)
+    elif s.plan.gathers:
+        gather(s, begin, end, 0, s.p.n, tiles, &tile)
+        s.plan.kernels.rows(&tile)
+        scatter(s, begin, end, 0, s.p.n, tiles, &tile)
+    else:
+        compute_rows(&s.p, s.plan.kernels, begin, end, s.plan.nontemporal)
+
+
+cdef void split_max(const Schedule *s, Py_ssize_t task, int thread) noexcept nogil:
+    cdef Py_ssize_t block = task // s.plan.splits, split = task % s.plan.splits
+    cdef Py_ssize_t k = split * s.plan.split_size, length = min(s.plan.split_size, s.p.n - k)
+    cdef Py_ssize_t begin = block * s.plan.block_size, end = min(begin + s.plan.block_size, s.p.rows), row
+    cdef ag_tile tile
+    if s.plan.by_columns:
+        row = column_tile(s, block, k, length, tiles_of(s, task, thread), &tile)
+        s.plan.kernels.columns_max(&tile, &s.maxima[split * s.p.rows + row], scratch_of(s, thread))
+        return
+    row_tile(s, begin, end, k, length, tiles_of(s, task, thread), &tile)
+    for row in range(begin, end):
+        s.maxima[split * s.p.rows + row] = s.plan.kernels.split_max(&tile)
+        tile.a += tile.a_stride
+        tile.mask += tile.mask_stride
+
+
+cdef void split_sum(const Schedule *s, Py_ssize_t task, int thread) noexcept nogil:
+    cdef Py_ssize_t block = task // s.plan.splits, split = task % s.plan.splits
+    cdef Py_ssize_t segment = split * (s.plan.split_size // s.plan.kernels.segment)
+    cdef Py_ssize_t last = min(s.plan.segments, segment + s.plan.split_size // s.plan.kernels.segment)
+    cdef Py_ssize_t begin = block * s.plan.block_size, end = min(begin + s.plan.block_size, s.p.rows)
+    cdef Py_ssize_t row, k, length
+    cdef double max = 0.0
+    cdef const double *columns_max = NULL
+    cdef ag_tile tile
+    while segment < last:
+        k = segment * s.plan.kernels.segment
+        length = min(s.plan.kernels.segment, s.p.n - k)
+        if s.plan.by_columns:
+            row = column_tile(s, block, k, length, tiles_of(s, task, thread), &tile)
+            if is_forward(s.p.op):
+                columns_max = &s.max[row]
+            s.plan.kernels.columns_sum(
+                &tile, columns_max, &s.sums[segment * s.p.rows + row], scratch_of(s, thread)
+            )
+        else:
+            row_tile(s, begin, end, k, length, tiles_of(s, task, thread), &tile)
+            for row in range(begin, end):
+                if is_forward(s.p.op):
+                    max = s.max[row]
+                s.sums[segment * s.p.rows + row] = s.plan.kernels.split_sum(&tile, max)
+                tile.a += tile.a_stride
+                tile.b += tile.b_stride
+                tile.mask += tile.mask_stride
+        segment += 1
+
+
+cdef void split_write(const Schedule *s, Py_ssize_t task, int thread) noexcept nogil:
+    cdef Py_ssize_t block = task // s.plan.splits, split = task % s.plan.splits
+    cdef Py_ssize_t k = split * s.plan.split_size, length = min(s.plan.split_size, s.p.n - k)
+    cdef Py_ssize_t begin = block * s.plan.block_size, end = min(begin + s.plan.block_size, s.p.rows), row
+    cdef double max = 0.0
+    cdef const double *columns_max = NULL
+    cdef char *tiles = tiles_of(s, task, thread)
+    cdef ag_tile tile, part
+    if s.plan.by_columns:
+        row = column_tile(s, block, k, length, tiles, &tile)
+        if is_forward(s.p.op):
+            columns_max = &s.max[row]
+        s.plan.kernels.columns_write(&tile, columns_max, &s.sum[row], scratch_of(s, thread))
+        scatter_columns(s, block, k, length, tiles, &tile)
+        return
+    row_tile(s, begin, end, k, length, tiles, &tile)
+    part = tile
+    for row in range(begin, end):
+        if is_forward(s.p.op):
+            max = s.max[row]
+        s.plan.kernels.split_write(&part, max, s.sum[row])
+        part.a += part.a_stride
+        part.b += part.b_stride
+        part.mask += part.mask_stride
+        part.out += part.out_stride
+    if s.plan.gathers:
+        scatter(s, begin, end, k, length, tiles, &tile)
+
+
+cdef void combine_sum(const Schedule *s, Py_ssize_t row) noexcept nogil:
+    """The sum of a row from those of its segments, in order."""
+    cdef ag_sum total
+    cdef Py_ssize_t segment
+    total.sum = total.compensation = 0.0
+    for segment in range(s.plan.segments):
+        ag_sum_add(&total, s.sums[segment * s.p.rows + row])
+    s.sum[row] = ag_sum_total(total)
+
+
+cdef void combine_max(const Schedule *s, Py_ssize_t row) noexcept nogil:
+    cdef double best = -INFINITY
+    cdef Py_ssize_t split
+    for split in range(s.plan.splits):
+        if s.maxima[split * s.p.rows + row] > best:
+            best = s.maxima[split * s.p.rows + row]
+    s.max[row] = best
+
+
+# ---- tiles -----------------------------------------------------------------------------------------------------------
+# In place, or gathered into this thread's buffer in the compute type, where results take a's place.
+
+cdef void columns_of(const Schedule *s, Py_ssize_t block, Py_ssize_t *begin, Py_ssize_t *end) noexcept nogil:
+    """The numbers, among all rows of the problem, of a block's columns. In place they have one outer index."""
+    cdef Py_ssize_t inner = s.p.shape[s.p.axes - 1], index
+    if s.plan.gathers:
+        begin[0] = block * s.plan.block_size
+        end[0] = min(begin[0] + s.plan.block_size, s.p.rows)
+    else:
+        index = block // s.plan.blocks_per_index
+        begin[0] = index * inner + block % s.plan.blocks_per_index * s.plan.block_size
+        end[0] = min(begin[0] + s.plan.block_size, (index + 1) * inner)
+
+
+cdef Py_ssize_t column_tile(
+    const Schedule *s, Py_ssize_t block, Py_ssize_t k, Py_ssize_t length, char *tiles, ag_tile *tile
+) noexcept nogil:
+    """A block of columns, `length` rows from k on; returns the number of its first column."""
+    cdef Py_ssize_t begin, end
+    columns_of(s, block, &begin, &end)
+    if s.plan.gathers:
+        gather(s, begin, end, k, length, tiles, tile)
+        tile.fits_l2 = True
+        return begin
+    columns_at(&s.p, begin, end - begin, tile)
+    tile.a += k * tile.a_stride
+    tile.b += k * tile.b_stride
+    tile.out += k * tile.out_stride
+    tile.n = length
+    tile.nontemporal = s.plan.nontemporal
+    tile.fits_l2 = (
+        not s.plan.is_split and 2 * length * tile.rows * s.p.operands[A].itemsize <= _cpu.cache_size(2)
+    )
+    return begin
+
+
+cdef void scatter_columns(
+    const Schedule *s, Py_ssize_t block, Py_ssize_t k, Py_ssize_t length, char *tiles, const ag_tile *tile
+) noexcept nogil:
+    cdef Py_ssize_t begin, end
+    if s.plan.gathers:
+        columns_of(s, block, &begin, &end)
+        scatter(s, begin, end, k, length, tiles, tile)
+
+
+cdef void row_tile(
+    const Schedule *s, Py_ssize_t begin, Py_ssize_t end, Py_ssize_t k, Py_ssize_t length, char *tiles, ag_tile *tile
+) noexcept nogil:
+    """Elements k .. k+length of rows begin .. end (of one row, where they are used in place)."""
+    if s.plan.gathers:
+        gather(s, begin, end, k, length, tiles, tile)
+        return
+    tile_at(&s.p, begin, tile)
+    tile.rows = 1
+    tile.n = length
+    tile.nontemporal = s.plan.nontemporal
+    tile.a += k * s.p.operands[A].dim_stride
+    tile.b += k * s.p.operands[B].dim_stride
+    tile.mask += k * s.p.operands[MASK].dim_stride
+    tile.out += k * s.p.operands[OUT].dim_stride
+
+
+cdef Py_ssize_t regular_rows(const Schedule *s, Py_ssize_t row, Py_ssize_t end, ag_dim *outer, ag_dim *inner) noexcept nogil:
+    """How many rows from `row` on, before `end`, have constant strides in two dimensions, whose lengths are set."""
+    cdef int axis = s.p.axes - 1
+    cdef Py_ssize_t last = s.p.shape[axis], at = row % last
+    outer.length = 1
+    inner.length = min(end - row, last - at)
+    if at == 0 and axis > 0 and end - row >= 2 * last:
+        outer.length = min((end - row) // last, s.p.shape[axis - 1] - row // last % s.p.shape[axis - 1])
+    return outer.length * inner.length
+
+
+cdef void gather(
+    const Schedule *s, Py_ssize_t begin, Py_ssize_t end, Py_ssize_t k, Py_ssize_t length, char *tiles, ag_tile *tile
+) noexcept nogil:
+    """Elements k .. k+length of rows begin .. end: dense copies, or in place."""
+    cdef Py_ssize_t rows = end - begin, pitch = row_pitch(&s.plan, rows, length)
+    tile.a = gather_operand(s, A, begin, end, k, length, pitch, tiles, tiles, &tile.a_stride)
+    tile.b = tile.a
+    tile.b_stride = 0
+    if has_b(s.p.op):
+        tile.b = gather_operand(
+            s, B, begin, end, k, length, pitch, tiles + s.plan.second_tile, tiles, &tile.b_stride
+        )
+    tile.mask = <const uint8_t *>tile.a
+    tile.mask_stride = 0
+    if has_mask(s.p.op):
+        tile.mask = <const uint8_t *>gather_operand(
+            s, MASK, begin, end, k, length, pitch, tiles + s.plan.mask_tile, tiles, &tile.mask_stride
+        )
+    if s.plan.direct[OUT]:
+        tile.out = address_of(s, OUT, begin, k, &tile.out_stride)
+    else:
+        tile.out = tiles
+        tile.out_stride = pitch * s.plan.tile_itemsize
+    tile.rows = rows
+    tile.n = length
+    tile.scale = s.p.scale
+    tile.nontemporal = False
+
+
+cdef char *address_of(const Schedule *s, int which, Py_ssize_t row, Py_ssize_t k, Py_ssize_t *stride) noexcept nogil:
+    """Where element k of a row of a direct operand lies."""
+    cdef const Operand *operand = &s.p.operands[which]
+    stride[0] = operand.dim_stride if s.plan.by_columns else operand.strides[0]
+    return operand.data + row * operand.strides[0] + k * operand.dim_stride
+
+
+cdef char *gather_operand(
+    const Schedule *s, int which, Py_ssize_t begin, Py_ssize_t end, Py_ssize_t k, Py_ssize_t length, Py_ssize_t pitch,
+    char *to, char *tiles, Py_ssize_t *stride
+) noexcept nogil:
+    """A dense copy in the tile's dtype (masks stay bytes), or the operand itself."""
+    cdef const Operand *operand = &s.p.operands[which]
+    cdef bint widen = which != MASK and operand.dtype != s.plan.tile_dtype
+    if s.plan.direct[which]:
+        return address_of(s, which, begin, k, stride)
+    stride[0] = pitch if which == MASK else pitch * s.plan.tile_itemsize
+    if s.plan.caches_inputs and s.phase != (SPLIT_MAX if is_forward(s.p.op) else SPLIT_SUM):
+        return to  # there since the first phase
+    copy_elements(s, operand, begin, end, k, length, pitch, tiles + s.plan.converted_tile if widen else to, False)
+    if widen:
+        ag_widen(
+            s.variant, operand.dtype, tiles + s.plan.converted_tile, <float *>to,
+            pitch * (length if s.plan.by_columns else end - begin)
+        )
+    return to
+
+
+cdef void scatter(
+    const Schedule *s, Py_ssize_t begin, Py_ssize_t end, Py_ssize_t k, Py_ssize_t length, char *tiles, const ag_tile *tile
+) noexcept nogil:
+    """Put the results of gathered rows where they belong, rounded once."""
+    cdef const Operand *out = &s.p.operands[OUT]
+    cdef Py_ssize_t rows = end - begin, pitch = row_pitch(&s.plan, rows, length)
+    cdef char *dense = tile.out
+    if s.plan.direct[OUT]:
+        return
+    if out.dtype != s.plan.tile_dtype:
+        dense = tiles + s.plan.converted_tile
+        ag_convert(
+            s.variant, s.plan.tile_dtype == AG_FLOAT64, tile.out, out.dtype, dense,
+            pitch * (length if s.plan.by_columns else rows)
+        )
+    copy_elements(s, out, begin, end, k, length, pitch, dense, True)
+
+
+cdef void copy_elements(
+    const Schedule *s, const Operand *operand, Py_ssize_t begin, Py_ssize_t end, Py_ssize_t k, Py_ssize_t length,
+    Py_ssize_t pitch, char *dense, bint to_operand
+) noexcept nogil:
+    """Elements k .. k+length of rows begin .. end to, or from, a dense tile of the operand's dtype."""
+    cdef int axis = s.p.axes - 1, itemsize = operand.itemsize
+    cdef Py_ssize_t row_step = itemsize if s.plan.by_columns else pitch * itemsize
+    cdef Py_ssize_t step = pitch * itemsize if s.plan.by_columns else itemsize
+    cdef Py_ssize_t outer_stride = operand.strides[axis - 1] if axis else 0
+    cdef Py_ssize_t row = begin, count
+    cdef ag_dim outer, inner, elements
+    cdef char *source
+    cdef char *to
+    elements.length = length
+    while row < end:
+        count = regular_rows(s, row, end, &outer, &inner)
+        source = operand.data + k * operand.dim_stride + offset_of(&s.p, operand, row)
+        to = dense + (row - begin) * row_step
+        outer.from_, inner.from_, elements.from_ = outer_stride, operand.strides[axis], operand.dim_stride
+        outer.to, inner.to, elements.to = s.p.shape[axis] * row_step, row_step, step
+        if to_operand:
+            source, to = to, source
+            outer.from_, outer.to = outer.to, outer.from_
+            inner.from_, inner.to = inner.to, inner.from_
+            elements.from_, elements.to = elements.to, elements.from_
+        ag_copy_3d(s.variant, to, source, outer, inner, elements, itemsize, operand.swapped)
+        row += count
+
+
+# ---- phases ----------------------------------------------------------------------------------------------------------
+
+cdef void run_task(void *schedule, Py_ssize_t index, int thread) noexcept nogil:
+    cdef const Schedule *s = <const Schedule *>schedule
+    if s.phase == WHOLE_BLOCKS:
+        whole_block(s, index, thread)
+    elif s.phase == SPLIT_MAX:
+        split_max(s, index, thread)
+    elif s.phase == COMBINE_MAX:
+        combine_max(s, index)
+    elif s.phase == SPLIT_SUM:
+        split_sum(s, index, thread)
+    elif s.phase == COMBINE_SUM:
+        combine_sum(s, index)
+    else:
+        split_write(s, index, thread)
+
+
+cdef int run_phase(Schedule *s, Phase phase, Py_ssize_t tasks) except -1 nogil:
+    """All tasks of a phase, or none: `BAD_ALLOC`."""
+    cdef int threads = s.plan.threads, status
+    cdef _tasks.Times times
+    s.phase = phase
+    if s.default_threads and _threads.is_oversubscribed():
+        threads = 1
+    if phase == COMBINE_MAX or phase == COMBINE_SUM:
+        # A team would cost more than a few additions.
+        threads = <int>min(<Py_ssize_t>threads, ceil_div(tasks * s.plan.segments, COMBINED_SUMS))
+    status = _tasks.run_timed(run_task, s, tasks, threads, s.plan.nontemporal, s.last_check, &times)
+    if threads > 1 and s.default_threads:
+        _threads.record_team_times(times.elapsed, times.busy)
+    return status
+
+
+cdef int run(Schedule *s, bint default_threads, double *last_check) except -1 nogil:
+    """Solve the problem in the workspace that was placed; a status, `BAD_ALLOC` before results are written.
+
+    `default_threads`: nobody asked for their number, so one will do while other processes keep cores busy.
+    `last_check`: see `_tasks.run_timed`.
+    """
+    cdef Py_ssize_t tasks = s.plan.blocks * s.plan.splits
+    cdef int status = SUCCESS
+    s.default_threads, s.last_check = default_threads, last_check
+    if not s.plan.is_split:
+        status = run_phase(s, WHOLE_BLOCKS, s.plan.blocks)
+    else:
+        if is_forward(s.p.op):
+            status = run_phase(s, SPLIT_MAX, tasks)
+            if status == SUCCESS:
+                status = run_phase(s, COMBINE_MAX, s.p.rows)
+        if status == SUCCESS:
+            status = run_phase(s, SPLIT_SUM, tasks)
+        if status == SUCCESS:
+            status = run_phase(s, COMBINE_SUM, s.p.rows)
+        if status == SUCCESS:
+            status = run_phase(s, SPLIT_WRITE, tasks)
+    _threads.mark_team_used()
+    return status

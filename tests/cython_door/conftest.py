@@ -1,0 +1,68 @@
+"""Modules of Cython users, built by setuptools against the installed package."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+HERE = Path(__file__).parent
+PAGE = HERE.parents[1] / "docs" / "cython.md"
+
+
+def blocks(language: str) -> list[str]:
+    """What the page has in this language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def build(folder: Path, setup: str, **sources: str) -> Callable[[str], ModuleType]:
+    """Build modules in a folder; a function that imports them from there."""
+    for name, source in sources.items():
+        (folder / f"{name}.pyx").write_text(source)
+    (folder / "setup.py").write_text(setup)
+    command = [sys.executable, "-P", "setup.py", "-q", "build_ext", "--inplace"]
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
+    assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"
+
+    def imported(name: str) -> ModuleType:
+        (path,) = folder.glob(f"{name}.*.so")
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return imported
+
+
+def built_like_heads(name: str, tmp_path_factory) -> ModuleType:
+    """A module of this folder."""
+    (setup,) = blocks("python")
+    source = (HERE / f"{name}.pyx").read_text()
+    return build(tmp_path_factory.mktemp(name), setup.replace("heads", name), **{name: source})(name)
+
+
+@pytest.fixture(scope="session")
+def heads(tmp_path_factory) -> ModuleType:
+    """The module that the page shows."""
+    (module,), (setup,) = blocks("cython"), blocks("python")
+    return build(tmp_path_factory.mktemp("heads"), setup, heads=module)("heads")
+
+
+@pytest.fixture(scope="session")
+def calls(tmp_path_factory) -> ModuleType:
+    """Calls of the row-wise operators, built as the page says."""
+    return built_like_heads("calls", tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def linear_calls(tmp_path_factory) -> ModuleType:
+    """The same of the linear operators."""
+    return built_like_heads("linear_calls", tmp_path_factory)

@@ -1,0 +1,127 @@
+# cython: language_level=3
+"""The operators of ascend_grad.linear, for test_linear.py; each returns a status, or the bytes of a workspace."""
+
+from libc.stdint cimport int64_t, uint8_t, uint16_t
+
+from ascend_grad cimport linear
+from ascend_grad.linear cimport Dtype16
+
+
+def grad_workspace_float32(
+    const float[:, :] input, const float[:, :] weight, const float[:, :] softmax, float[:, :] input_grad,
+    float[:, :] weight_grad
+):
+    return linear.linear_cross_entropy_grad_workspace[float](input, weight, softmax, input_grad, weight_grad)
+
+
+def grad_float32(
+    const float[::1] grad, const float[:, :] input, const float[:, :] weight, const uint8_t[::1] target_mask,
+    const int64_t[::1] masked_target, const float[::1] logits_max, const float[::1] sum_exp, const float[:, :] softmax,
+    float[:, :] input_grad, float[:, :] weight_grad, uint8_t[::1] workspace, int threads
+):
+    cdef int result
+    with nogil:
+        result = linear.linear_cross_entropy_grad[float](
+            grad, input, weight, target_mask, masked_target, logits_max, sum_exp, softmax, input_grad, weight_grad,
+            workspace, threads
+        )
+    return result
+
+
+def max_sum_workspace_float32(const float[:, :] input, const float[:, :] weight):
+    return linear.online_max_sum_workspace[float](input, weight)
+
+
+def max_sum_float32(
+    const float[:, :] input, const float[:, :] weight, const int64_t[::1] target, int64_t start, int64_t end,
+    float[::1] logits_max, float[::1] sum_exp, float[::1] predicted, uint8_t[::1] target_mask,
+    int64_t[::1] masked_target, uint8_t[::1] workspace, int threads
+):
+    cdef int result
+    with nogil:
+        result = linear.online_max_sum[float](
+            input, weight, target, start, end, logits_max, sum_exp, predicted, target_mask, masked_target, workspace,
+            threads
+        )
+    return result
+
+
+def grad_workspace_float64(
+    const double[:, :] input, const double[:, :] weight, const double[:, :] softmax, double[:, :] input_grad,
+    double[:, :] weight_grad
+):
+    return linear.linear_cross_entropy_grad_workspace[double](input, weight, softmax, input_grad, weight_grad)
+
+
+def grad_float64(
+    const double[::1] grad, const double[:, :] input, const double[:, :] weight, const uint8_t[::1] target_mask,
+    const int64_t[::1] masked_target, const double[::1] logits_max, const double[::1] sum_exp,
+    const double[:, :] softmax,
+    double[:, :] input_grad, double[:, :] weight_grad, uint8_t[::1] workspace, int threads
+):
+    cdef int result
+    with nogil:
+        result = linear.linear_cross_entropy_grad[double](
+            grad, input, weight, target_mask, masked_target, logits_max, sum_exp, softmax, input_grad, weight_grad,
+            workspace, threads
+        )
+    return result
+
+
+def max_sum_workspace_float64(const double[:, :] input, const double[:, :] weight):
+    return linear.online_max_sum_workspace[double](input, weight)
+
+
+def max_sum_float64(
+    const double[:, :] input, const double[:, :] weight, const int64_t[::1] target, int64_t start, int64_t end,
+    double[::1] logits_max, double[::1] sum_exp, double[::1] predicted, uint8_t[::1] target_mask,
+    int64_t[::1] masked_target, uint8_t[::1] workspace, int threads
+):
+    cdef int result
+    with nogil:
+        result = linear.online_max_sum[double](
+            input, weight, target, start, end, logits_max, sum_exp, predicted, target_mask, masked_target, workspace,
+            threads
+        )
+    return result
+
+
+def grad_workspace_bits16(
+    const uint16_t[:, :] input, const uint16_t[:, :] weight, const float[:, :] softmax, uint16_t[:, :] input_grad,
+    uint16_t[:, :] weight_grad, int dtype
+):
+    return linear.linear_cross_entropy_grad_16bit_workspace(
+        input, weight, softmax, input_grad, weight_grad, <Dtype16>dtype
+    )
+
+
+def grad_bits16(
+    const float[::1] grad, const uint16_t[:, :] input, const uint16_t[:, :] weight, const uint8_t[::1] target_mask,
+    const int64_t[::1] masked_target, const float[::1] logits_max, const float[::1] sum_exp, const float[:, :] softmax,
+    uint16_t[:, :] input_grad, uint16_t[:, :] weight_grad, uint8_t[::1] workspace, int dtype, int threads
+):
+    cdef int result
+    with nogil:
+        result = linear.linear_cross_entropy_grad_16bit(
+            grad, input, weight, target_mask, masked_target, logits_max, sum_exp, softmax, input_grad, weight_grad,
+            workspace, <Dtype16>dtype, threads
+        )
+    return result
+
+
+def max_sum_workspace_bits16(const uint16_t[:, :] input, const uint16_t[:, :] weight, int dtype):
+    return linear.online_max_sum_16bit_workspace(input, weight, <Dtype16>dtype)
+
+
+def max_sum_bits16(
+    const uint16_t[:, :] input, const uint16_t[:, :] weight, const int64_t[::1] target, int64_t start, int64_t end,
+    float[::1] logits_max, float[::1] sum_exp, float[::1] predicted, uint8_t[::1] target_mask,
+    int64_t[::1] masked_target, uint8_t[::1] workspace, int dtype, int threads
+):
+    cdef int result
+    with nogil:
+        result = linear.online_max_sum_16bit(
+            input, weight, target, start, end, logits_max, sum_exp, predicted, target_mask, masked_target, workspace,
+            <Dtype16>dtype, threads
+        )
+    return result

@@ -1,0 +1,179 @@
+"""`ascend_grad.linear` from a Cython module: the bits of the Python functions, and statuses instead of exceptions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from samples import DTYPES, Layout, allocated, assert_guarded, assert_identical, generator, laid_out
+
+import ascend_grad as ag
+
+SUCCESS, NULLPTR, INVALID = 0, 161001, 161002
+
+# Sizes for every kind of plan: few rows, few words, many features, and blocks of everything.
+SHAPES = [(0, 5, 3), (1, 1, 1), (5, 300, 17), (300, 7, 20), (20, 24, 900), (150, 700, 40), (3, 4, 0)]
+LAYOUTS = {"rows": Layout((0, 1), (1, 1)), "transposed": Layout((1, 0), (1, 1)), "gaps": Layout((0, 1), (2, -3))}
+
+
+def problem(shape: tuple[int, int, int], dtype: str) -> dict[str, Any]:
+    """Arguments of the gradient, with a masked row, and a row that does not count."""
+    tokens, vocab, hidden = shape
+    random = generator(shape, dtype)
+    acc = np.float64 if dtype == "float64" else np.float32
+    x, w = random.standard_normal((tokens, hidden)), random.standard_normal((vocab, hidden))
+    target = random.integers(0, vocab, tokens)
+    mask = random.random(tokens) < 0.3
+    target[mask] = -7
+    grad = random.standard_normal(tokens).astype(acc)
+    grad[1:2] = 0
+    x, w = (values.astype(DTYPES[dtype]) for values in (x, w / max(hidden, 1) ** 0.5))
+    logits = x.astype(np.float64) @ w.astype(np.float64).T
+    maximum = logits.max(-1, initial=-np.inf)
+    exps = np.exp(logits - maximum[:, None])
+    sums = exps.sum(-1)
+    return {
+        "grad": grad,
+        "input": x,
+        "weight": w,
+        "target_mask": mask,
+        "masked_target": target,
+        "logits_max": maximum.astype(acc),
+        "sum_exp_logits": sums.astype(acc),
+        "softmax": (exps / sums[:, None]).astype(acc),
+    }
+
+
+class Calls:
+    """The functions of `linear_calls.pyx` by the dtype of their arrays."""
+
+    def __init__(self, module, dtype: str):
+        self.module = module
+        self.is_16bit = dtype in ("float16", "bfloat16")
+        self.name = "bits16" if self.is_16bit else dtype
+        self.last = ({"float16": 1, "bfloat16": 2}[dtype],) if self.is_16bit else ()
+
+    def bits(self, array: np.ndarray | None) -> np.ndarray | None:
+        is_16bit = array is not None and array.dtype in (np.float16, ml_dtypes.bfloat16)
+        return array.view(np.uint16) if is_16bit else array
+
+    def call(self, name: str, *arguments: Any, threads: int | None = None) -> int:
+        arguments = tuple(self.bits(a) if isinstance(a, np.ndarray) else a for a in arguments)
+        rest = self.last if threads is None else (*self.last, threads)
+        return getattr(self.module, f"{name}_{self.name}")(*arguments, *rest)
+
+    def gradient(self, arguments, input_grad, weight_grad, workspace=None, threads: int = 1) -> int:
+        a = arguments
+        if workspace is None:
+            size = self.call("grad_workspace", a["input"], a["weight"], a["softmax"], input_grad, weight_grad)
+            assert size >= 0
+            workspace = np.empty(size, np.uint8)
+        return self.call("grad", *a.values(), input_grad, weight_grad, workspace, threads=threads)
+
+
+@pytest.fixture
+def doors(linear_calls, dtype) -> Calls:
+    return Calls(linear_calls, dtype)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_gradients(shape, stored, layout, dtype, doors):
+    arguments = problem(shape, dtype)
+    if stored:
+        arguments |= {"logits_max": None, "sum_exp_logits": None}
+    else:
+        arguments |= {"softmax": None}
+    expected = ag.fused_linear_cross_entropy_loss_grad(**arguments, backend="cpu", num_threads=2)
+    for name in ("input", "weight", "softmax"):
+        if arguments[name] is not None:
+            arguments[name] = laid_out(arguments[name], LAYOUTS[layout], readonly=True)
+    for threads in (0, 1, 2):
+        outs = [allocated(array.shape, array.dtype, LAYOUTS[layout]) for array in expected]
+        assert doors.gradient(arguments, outs[0][0], outs[1][0], threads=threads) == SUCCESS
+        for (out, buffer), right in zip(outs, expected, strict=True):
+            assert_identical(out, right)
+            assert_guarded(out, buffer)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_one_gradient(which, dtype, doors):
+    arguments = problem((150, 700, 40), dtype) | {"softmax": None}
+    expected = ag.fused_linear_cross_entropy_loss_grad(
+        **arguments, output_mask=(which == 0, which == 1), backend="cpu"
+    )[which]
+    outs: list[np.ndarray | None] = [None, None]
+    outs[which] = np.empty_like(expected)
+    assert doors.gradient(arguments, *outs) == SUCCESS
+    assert_identical(outs[which], expected)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("threads", [0, 1, 2])
+def test_statistics(shape, threads, dtype, doors):
+    arguments = problem(shape, dtype)
+    x, w = arguments["input"], arguments["weight"]
+    tokens, vocab, _ = shape
+    start, end = 10, 10 + vocab - (vocab > 1)
+    target = np.random.default_rng(3).integers(5, 15 + vocab, tokens)
+    expected = ag.fused_linear_online_max_sum(x, w, target, start, end, backend="cpu")
+    acc = arguments["grad"].dtype
+    results = [np.full(tokens, 7, acc) for _ in range(3)]
+    mask, masked_target = np.full(tokens, 7, np.uint8), np.full(tokens, 7, np.int64)
+    size = doors.call("max_sum_workspace", x, w)
+    workspace = np.empty(size, np.uint8)
+    status = doors.call("max_sum", x, w, target, start, end, *results, mask, masked_target, workspace, threads=threads)
+    assert status == SUCCESS
+    for got, right in zip(results, expected[:3], strict=True):
+        assert_identical(got, right)
+    assert_identical(np.packbits(mask, bitorder="little"), expected.target_mask)
+    assert_identical(masked_target, expected.masked_target)
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil", "status"),
+    [
+        ("grad", lambda a: a[:-1].copy(), INVALID),
+        ("input", lambda a: a[:-1], INVALID),
+        ("weight", lambda a: a[:, :-1], INVALID),
+        ("target_mask", lambda a: a[:-1].copy(), INVALID),
+        ("masked_target", lambda a: a[:-1].copy(), INVALID),
+        ("masked_target", lambda a: np.full_like(a, 700), INVALID),
+        ("masked_target", lambda a: np.full_like(a, -1), INVALID),
+        ("logits_max", lambda a: a[:-1].copy(), INVALID),
+        ("sum_exp_logits", lambda a: a[:-1].copy(), INVALID),
+        *((name, lambda a: None, NULLPTR) for name in ("grad", "input", "weight", "masked_target", "logits_max")),
+    ],
+)
+def test_what_is_not_taken(name, spoil, status, dtype, doors):
+    arguments = problem((50, 700, 40), dtype) | {"softmax": None}
+    outs = [np.full_like(arguments[each], 7) for each in ("input", "weight")]
+    size = doors.call("grad_workspace", arguments["input"], arguments["weight"], None, *outs)
+    arguments[name] = spoil(arguments[name])
+    assert doors.gradient(arguments, *outs, np.empty(size, np.uint8)) == status
+    assert all((out == 7).all() for out in outs)
+
+
+def test_too_little_to_work_in(dtype, doors):
+    arguments = problem((150, 700, 40), dtype) | {"softmax": None}
+    outs = [np.full_like(arguments[each], 7) for each in ("input", "weight")]
+    size = doors.call("grad_workspace", arguments["input"], arguments["weight"], None, *outs)
+    assert doors.gradient(arguments, *outs, np.empty(size // 2, np.uint8)) == INVALID
+    assert doors.gradient(arguments, *outs, None, -1) == INVALID
+    assert all((out == 7).all() for out in outs)
+
+
+def test_results_that_overlap(dtype, doors):
+    arguments = problem((50, 50, 40), dtype) | {"softmax": None}
+    x, w, out = arguments["input"], arguments["weight"], np.full((50, 40), 7, DTYPES[dtype])
+    size = doors.call("grad_workspace", x, w, None, out, out.copy())
+    before = x.copy()
+    twice = np.lib.stride_tricks.as_strided(np.zeros(4000, out.dtype), (50, 40), (out.itemsize, out.itemsize))
+    for outs in ((x, out), (out, x), (out, w), (out, out), (out, twice)):
+        workspace = np.empty(size, np.uint8)
+        assert doors.gradient(arguments, outs[0], outs[1], workspace) == INVALID
+    assert_identical(x, before)
+    assert (out == 7).all()
