@@ -26,6 +26,7 @@ from stand_in import StandIn, build
 
 import ascend_grad as ag
 from ascend_grad import _cpu, contract, npu
+from ascend_grad.backends import REGISTRY
 from ascend_grad.backends.ascend import backend as npu_backend
 from ascend_grad.backends.ascend import runtime
 
@@ -255,6 +256,20 @@ def backend(request: pytest.FixtureRequest, monkeypatch) -> str:
 
         monkeypatch.setattr(npu_backend, "unsupported_reason", checked)
     return request.param
+
+
+@pytest.fixture
+def computed_by(monkeypatch) -> list[str]:
+    """The names of the backends but the CPU's that were called, in order."""
+    names: list[str] = []
+    for name, backend in REGISTRY.items():
+
+        def run(call, num_threads, name=name, original=backend.run):
+            names.append(name)
+            return original(call, num_threads)
+
+        monkeypatch.setattr(backend, "run", run)
+    return names
 
 
 @pytest.fixture(params=OPERATORS)
