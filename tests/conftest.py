@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import inspect
 import os
@@ -9,10 +10,11 @@ import subprocess
 import sys
 import textwrap
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import device_limits
 import hypothesis
@@ -89,6 +91,15 @@ class Engine:
     @property
     def backend(self) -> str:
         return self.name if self.name in ("reference", "npu") else "cpu"
+
+    def over(self, sizes: Sequence, check: Callable[[Any], None]) -> None:
+        """Check all sizes on the kernels, whose vectors, tiles and blocks end there, and every fifth on other engines.
+
+        A size that the device refuses does not end the test of the others.
+        """
+        for size in sizes if self.backend == "cpu" else sizes[::5]:
+            with contextlib.suppress(RefusedAsExpectedError):
+                check(size)
 
     def __call__(self, problem: Problem, **settings) -> np.ndarray:
         return self._call(problem, *problem.arrays, **problem.settings, **settings)
