@@ -154,13 +154,13 @@ BREAKS = {
         "ascend_grad/backends/ascend/session.py",
         "if size <= block.size <= 2 * size]",
         "if block.size <= 2 * size]",
-        "beyond",
+        "bytes into 512",
     ),
     "memory given back twice": Break(
         "ascend_grad/backends/ascend/session.py",
         'block, self.block = getattr(self, "block", None), None',
         'block = getattr(self, "block", None)',
-        "",
+        "wrong result of",
     ),
     "foreign targets left in place": Break(
         "ascend_grad/backends/ascend/quirks.py",
