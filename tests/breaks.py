@@ -133,7 +133,7 @@ BREAKS = {
         "pyx/_memory.pyx",
         " and cnp.PyArray_SIZE(_spare) >= nbytes:",
         ":",
-        ("tests/rowwise/test_layouts.py", "tests/linear/test_layouts.py"),
+        ("tests/rowwise/test_layouts.py",),
     ),
 }
 
