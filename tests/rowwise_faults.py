@@ -106,8 +106,8 @@ def faults_of(operator: str) -> list[Fault]:
         faults += [
             Fault("dim", "dim", label, constant(value), kind, "dim")
             for label, value, kind in (
-                ("too large", 10, INVALID),
-                ("too small", -10, INVALID),
+                ("behind the last axis", 2, INVALID),
+                ("before the first axis", -3, INVALID),
                 ("huge", 2**70, INVALID),
                 *((label, value, TYPE) for label, value in NOT_AN_INT.items()),
                 ("tuple", (0,), TYPE),
