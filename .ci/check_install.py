@@ -1,7 +1,8 @@
-"""Check an installed wheel: check_install.py SOURCES INSTALLED.
+"""Check an installed wheel: check_install.py SOURCES SDIST INSTALLED.
 
-SOURCES is the source tree; INSTALLED is the package folder of an installation made directly from the sources, which
-must hold the same files.
+SOURCES is the source tree; SDIST is the unpacked sdist that the wheel was made from, which must hold all that is
+compiled; INSTALLED is the package folder of an installation made directly from the sources, which must hold the same
+files as the wheel's.
 """
 
 import importlib
@@ -34,12 +35,15 @@ def files(folder: Path, pattern: str = "*") -> set[str]:
     }
 
 
-def main(sources: Path, other: Path) -> None:
+def main(sources: Path, sdist: Path, other: Path) -> None:
     import ascend_grad
 
     package = Path(ascend_grad.__file__).parent
     assert "site-packages" in package.parts, package
     assert ascend_grad.__version__ == importlib.metadata.version("ascend-grad")
+
+    for folder in ("pyx", "include"):
+        assert files(sdist / folder) == files(sources / folder), folder
 
     here = files(package)
     assert here == files(other), f"sdist and source tree build different wheels: {sorted(here ^ files(other))}"
@@ -75,4 +79,4 @@ def main(sources: Path, other: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(*map(Path, sys.argv[1:]))

@@ -44,7 +44,11 @@ cdef extern from "numpy/arrayobject.h":
     )
     int PyArray_SetBaseObject(cnp.ndarray arr, object base) except -1
 
-from cpython.ref cimport Py_INCREF, Py_REFCNT
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF
+
+cdef extern from "Python.h":
+    Py_ssize_t Py_REFCNT(PyObject *)  # a pointer: as an argument, an object would have one reference more
 
 cdef cnp.dtype _uint8 = np.dtype(np.uint8)
 cdef size_t HUGE_PAGE = 2 << 20
@@ -125,7 +129,7 @@ cdef cnp.ndarray workspace(Py_ssize_t nbytes):
     """
     global _cached
     cdef cnp.npy_intp size = nbytes
-    if _cached is not None and Py_REFCNT(_cached) == 1 and cnp.PyArray_SIZE(_cached) >= nbytes:
+    if _cached is not None and Py_REFCNT(<PyObject *>_cached) == 1 and cnp.PyArray_SIZE(_cached) >= nbytes:
         return _cached
     if nbytes > MAX_CACHED_BYTES:
         return empty(1, &size, _uint8)

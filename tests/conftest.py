@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import inspect
 import os
@@ -9,10 +10,11 @@ import subprocess
 import sys
 import textwrap
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import device_limits
 import hypothesis
@@ -26,6 +28,7 @@ from stand_in import StandIn, build
 
 import ascend_grad as ag
 from ascend_grad import _cpu, contract, npu
+from ascend_grad.backends import REGISTRY
 from ascend_grad.backends.ascend import backend as npu_backend
 from ascend_grad.backends.ascend import runtime
 
@@ -88,6 +91,15 @@ class Engine:
     @property
     def backend(self) -> str:
         return self.name if self.name in ("reference", "npu") else "cpu"
+
+    def over(self, sizes: Sequence, check: Callable[[Any], None]) -> None:
+        """Check all sizes on the kernels, whose vectors, tiles and blocks end there, and every fifth on other engines.
+
+        A size that the device refuses does not end the test of the others.
+        """
+        for size in sizes if self.backend == "cpu" else sizes[::5]:
+            with contextlib.suppress(RefusedAsExpectedError):
+                check(size)
 
     def __call__(self, problem: Problem, **settings) -> np.ndarray:
         return self._call(problem, *problem.arrays, **problem.settings, **settings)
@@ -255,6 +267,20 @@ def backend(request: pytest.FixtureRequest, monkeypatch) -> str:
 
         monkeypatch.setattr(npu_backend, "unsupported_reason", checked)
     return request.param
+
+
+@pytest.fixture
+def computed_by(monkeypatch) -> list[str]:
+    """The names of the backends but the CPU's that were called, in order."""
+    names: list[str] = []
+    for name, backend in REGISTRY.items():
+
+        def run(call, num_threads, name=name, original=backend.run):
+            names.append(name)
+            return original(call, num_threads)
+
+        monkeypatch.setattr(backend, "run", run)
+    return names
 
 
 @pytest.fixture(params=OPERATORS)

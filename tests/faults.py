@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -25,6 +26,25 @@ class Fault(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.argument} {self.label}"
+
+
+class Case(NamedTuple):
+    """One way to call an operator: good arguments (without rows if `empty`), ways to spoil one, the order of checks."""
+
+    operator: str
+    good_call: Callable[..., dict[str, Any]]
+    faults: Callable[..., list[Fault]]
+    stages: tuple[str, ...]
+
+
+@contextmanager
+def about(subject: object) -> Iterator[None]:
+    """What fails is said of the subject."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"about: {subject}")
+        raise
 
 
 class Hostile:

@@ -39,8 +39,10 @@ def bits_of(mask: np.ndarray, count: int) -> np.ndarray:
 
 def product(s: Sizes, a: np.ndarray, a_error: np.ndarray, b: np.ndarray) -> Expected:
     """a @ b, where a has errors of its own."""
-    magnitude = np.abs(a) @ np.abs(b)
-    bound = s.eps * magnitude + a_error @ np.abs(b)
+    # What is only to bound something is computed in float64, for which there are fast products.
+    b_size = np.abs(b).astype(np.float64)
+    magnitude = np.abs(a).astype(np.float64) @ b_size
+    bound = s.eps * magnitude + a_error.astype(np.float64) @ b_size
     if s.bfloat16:
         bound += bounds.BFLOAT16_P * magnitude  # a is rounded first
     if s.device_dtype is not None:
@@ -59,7 +61,7 @@ def product(s: Sizes, a: np.ndarray, a_error: np.ndarray, b: np.ndarray) -> Expe
 
 def logits_of(s: Sizes, x: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The logits, and the bound on their error."""
-    magnitude = np.abs(x) @ np.abs(w).T
+    magnitude = np.abs(x).astype(np.float64) @ np.abs(w).T.astype(np.float64)
     bound = s.eps * magnitude + float(s.p.normal) * (1 + x.shape[1])
     logits = x @ w.T
     if s.device_dtype is not None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
-from samples import DTYPES, generator
+from samples import DTYPES, Layout, generator, laid_out
 
 from ascend_grad.bounds import ANY, CENTRED, ONE_SIGN
 
@@ -84,6 +84,12 @@ class LinearProblem:
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: array.shape for name, array in self.arrays.items()}
+
+
+def in_layout(problem: LinearProblem, layout: Layout) -> LinearProblem:
+    """Its arrays in this layout of matrices, vectors in that of a matrix's rows; nobody may write to them."""
+    row = Layout((0,), layout.steps[1:], layout.shift, layout.swapped)
+    return problem.mapped(lambda array: laid_out(array, layout if array.ndim == 2 else row, readonly=True))
 
 
 def accumulator(dtype) -> np.dtype:
@@ -194,7 +200,7 @@ def statistics_of(x: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarray,
     return logits, largest, total.astype(accumulator(x.dtype))
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=128)
 def gradient_problem(
     shape: Shape, dtype_name: str, mode: str = "recomputed", kind: str = "centred", mask: str = "bool"
 ) -> LinearProblem:
@@ -227,7 +233,7 @@ def gradient_problem(
     return frozen(LinearProblem(GRADIENT, arguments, constant))
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=128)
 def statistics_problem(
     shape: Shape, dtype_name: str, kind: str = "centred", return_logits: bool = True
 ) -> LinearProblem:
@@ -248,7 +254,7 @@ def statistics_problem(
     return frozen(LinearProblem(STATISTICS, arguments, constant))
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=128)
 def loss_problem(shape: Shape, dtype_name: str, logits: bool = True) -> LinearProblem:
     dtype = DTYPES[dtype_name]
     shape = Shape(*shape)
@@ -264,7 +270,7 @@ def loss_problem(shape: Shape, dtype_name: str, logits: bool = True) -> LinearPr
     return frozen(LinearProblem(LOSS, arguments))
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=128)
 def whole_problem(shape: Shape, dtype_name: str, kind: str = "centred", reduction: str = "mean") -> LinearProblem:
     """A sixth of the rows is ignored; ids start at 100."""
     dtype = DTYPES[dtype_name]

@@ -171,6 +171,20 @@ class Layout:
     swapped: bool = False
 
 
+#: Of matrices: transposed, with gaps between columns, between rows, backwards, in the other byte order, unaligned, an
+#: element off, and most of these at once.
+LAYOUTS = (
+    Layout((1, 0), (1, 1)),
+    Layout((0, 1), (1, 2)),
+    Layout((0, 1), (2, 1)),
+    Layout((0, 1), (-1, -1)),
+    Layout((0, 1), (1, 1), swapped=True),
+    Layout((0, 1), (1, 1), shift=1),
+    Layout((0, 1), (1, 1), shift=8),
+    Layout((1, 0), (-3, 2), shift=3, swapped=True),
+)
+
+
 def allocated(shape: tuple[int, ...], dtype: np.dtype, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
     """An array of this shape and layout, and the bytes around it, all of value `GUARD`."""
     lengths = [max((n - 1) * abs(step) + 1, 0) for n, step in zip(shape, layout.steps, strict=True)]

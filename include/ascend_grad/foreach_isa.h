@@ -21,6 +21,12 @@
 #include <cpuid.h>
 #endif
 
+/* Lanes of the only instruction set that kernels are compiled for, 0 for all: a build for tests that takes less time. */
+#ifndef AG_ONLY_LANES
+#define AG_ONLY_LANES 0
+#endif
+#define AG_COMPILES(lanes) (AG_ONLY_LANES == 0 || AG_ONLY_LANES == (lanes))
+
 /* Variants of the kernels, worst first on each architecture: X(member of ag_variant, name). */
 #define AG_FOREACH_VARIANT(X)                                                                                          \
     X(AG_VARIANT_BASELINE, "baseline")                                                                                 \
@@ -38,7 +44,7 @@ static const char *const ag_variant_names[AG_VARIANT_COUNT] = {AG_FOREACH_VARIAN
 #undef AG_NAME
 
 /* Whether this CPU (and operating system) can execute the variant. */
-static AG_UNUSED int ag_variant_supported(ag_variant variant)
+static AG_UNUSED int ag_cpu_executes(ag_variant variant)
 {
 #if defined(AG_X86_64)
     unsigned a, b, c, d;
@@ -52,14 +58,14 @@ static AG_UNUSED int ag_variant_supported(ag_variant variant)
         return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid(1, &a, &b, &c, &d) &&
                c & bit_F16C;
     case AG_VARIANT_AVX512:
-        return ag_variant_supported(AG_VARIANT_AVX2) && __builtin_cpu_supports("avx512f") &&
+        return ag_cpu_executes(AG_VARIANT_AVX2) && __builtin_cpu_supports("avx512f") &&
                __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                __builtin_cpu_supports("avx512vl");
     case AG_VARIANT_AVX512_BF16:
 #if defined(AG_EMULATE_BF16)
-        return ag_variant_supported(AG_VARIANT_AVX512); /* a build for tests: other instructions compute the same */
+        return ag_cpu_executes(AG_VARIANT_AVX512); /* a build for tests: other instructions compute the same */
 #else
-        return ag_variant_supported(AG_VARIANT_AVX512) && __builtin_cpu_supports("avx512bf16");
+        return ag_cpu_executes(AG_VARIANT_AVX512) && __builtin_cpu_supports("avx512bf16");
 #endif
     default:
         return 0;
@@ -69,6 +75,13 @@ static AG_UNUSED int ag_variant_supported(ag_variant variant)
 #else
     return variant == AG_VARIANT_BASELINE;
 #endif
+}
+
+/* The same, of variants that are compiled. */
+static AG_UNUSED int ag_variant_supported(ag_variant variant)
+{
+    const int is_avx512 = variant == AG_VARIANT_AVX512 || variant == AG_VARIANT_AVX512_BF16;
+    return AG_COMPILES(is_avx512 ? 16 : variant == AG_VARIANT_AVX2 ? 8 : 4) && ag_cpu_executes(variant);
 }
 
 static AG_UNUSED ag_variant ag_best_variant(void)
@@ -81,7 +94,11 @@ static AG_UNUSED ag_variant ag_best_variant(void)
 }
 
 /* name##_isa(...) of the instruction set that a variant's kernels are compiled for. On aarch64 the baseline is NEON. */
-#if defined(AG_X86_64)
+#if defined(AG_X86_64) && AG_ONLY_LANES == 8
+#define AG_BY_VARIANT(variant, name, ...) ((void)(variant), name##_avx2(__VA_ARGS__))
+#elif defined(AG_X86_64) && AG_ONLY_LANES == 16
+#define AG_BY_VARIANT(variant, name, ...) ((void)(variant), name##_avx512(__VA_ARGS__))
+#elif defined(AG_X86_64) && AG_ONLY_LANES == 0
 #define AG_BY_VARIANT(variant, name, ...)                                                                              \
     ((variant) == AG_VARIANT_AVX2      ? name##_avx2(__VA_ARGS__)                                                      \
      : (variant) == AG_VARIANT_BASELINE ? name##_baseline(__VA_ARGS__)                                                 \
@@ -118,7 +135,7 @@ static AG_UNUSED ag_variant ag_best_variant(void)
 
 #endif
 
-#if defined(AG_ISA_BODY)
+#if defined(AG_ISA_BODY) && AG_COMPILES(4)
 #define AG_ISA baseline
 #define AG_LANES 4
 /* Copies of large functions at every call would be half of all code before AVX2, and half of the time to compile it. */
@@ -133,9 +150,8 @@ static AG_UNUSED ag_variant ag_best_variant(void)
 #undef AG_INLINE_LARGE
 #endif
 
-#if defined(AG_ISA_BODY) && defined(AG_X86_64)
+#if defined(AG_ISA_BODY) && defined(AG_X86_64) && AG_COMPILES(8)
 #define AG_INLINE_LARGE AG_INLINE
-
 AG_TARGET_BEGIN(AG_TARGET_AVX2)
 #define AG_ISA avx2
 #define AG_LANES 8
@@ -143,7 +159,11 @@ AG_TARGET_BEGIN(AG_TARGET_AVX2)
 #undef AG_ISA
 #undef AG_LANES
 AG_TARGET_END
+#undef AG_INLINE_LARGE
+#endif
 
+#if defined(AG_ISA_BODY) && defined(AG_X86_64) && AG_COMPILES(16)
+#define AG_INLINE_LARGE AG_INLINE
 AG_TARGET_BEGIN(AG_TARGET_AVX512)
 #define AG_ISA avx512
 #define AG_LANES 16
@@ -151,11 +171,10 @@ AG_TARGET_BEGIN(AG_TARGET_AVX512)
 #undef AG_ISA
 #undef AG_LANES
 AG_TARGET_END
-
 #undef AG_INLINE_LARGE
 #endif
 
-#if defined(AG_BF16_DOT_BODY) && defined(AG_X86_64)
+#if defined(AG_BF16_DOT_BODY) && defined(AG_X86_64) && AG_COMPILES(16)
 #if defined(AG_EMULATE_BF16)
 AG_TARGET_BEGIN(AG_TARGET_AVX512)
 #else

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
 from linear_samples import GRADIENT, LINEAR, STATISTICS, WHOLE, Shape, problem_of
 from processes import SLACK, with_resident
-from samples import BFLOAT16, DTYPES
+from samples import BFLOAT16, DTYPES, assert_identical
 
 import ascend_grad as ag
 
@@ -101,6 +102,20 @@ def test_strange_layouts_are_not_copied(run_script, needs_memory):
                 memory.byteswap(inplace=True)
     """
     run_script(with_resident(script))
+
+
+def test_a_small_workspace_is_taken_again():
+    arguments = problem_of(WHOLE, Shape(100, 300, 20), "float32").arguments
+    expected = ag.linear_cross_entropy(**arguments)
+    tracemalloc.start()
+    try:
+        results = ag.linear_cross_entropy(**arguments)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak - sum(result.nbytes for result in results) < ag.workspace_size(WHOLE, **arguments) / 2
+    for result, right in zip(results, expected, strict=True):
+        assert_identical(result, right)
 
 
 # ---- leaks -----------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import numpy as np
 import oracles
@@ -34,9 +35,11 @@ def expected(operator: str, n: int, dtype: str, out_dtype=None, kinds=None) -> o
     return oracles.expected(operator, problem.arrays, **problem.settings, out_dtype=out_dtype)
 
 
-# Engines vary fastest, so that they share the oracle's values.
-@pytest.mark.parametrize("n", SIZES)
-def test_adversarial_rows(operator, dtype, n, engine):
+def test_adversarial_rows(operator, dtype, engine):
+    engine.over(SIZES, lambda n: check_adversarial_rows(operator, dtype, n, engine))
+
+
+def check_adversarial_rows(operator: str, dtype: str, n: int, engine) -> None:
     problem = adversarial_problem(operator, n, dtype)
     last = engine(problem)
     engine.assert_within(expected(operator, n, dtype), problem, last)
@@ -62,43 +65,36 @@ def assert_same_values(got: np.ndarray, expected: np.ndarray) -> None:
     assert_identical(np.where(nan, 0, got), np.where(nan, 0, expected))
 
 
-@pytest.mark.parametrize("dim", [0, 1])
-def test_a_million_elements_in_a_row(operator, dtype, dim, engine):
+def test_a_million_elements_in_a_row(operator, dtype, cpu_engine):
     n, kinds = 2**20, ("positive", "constant")
     problem = adversarial_problem(operator, n, dtype, kinds)
-    if dim == 1:
-        engine.assert_within(expected(operator, n, dtype, kinds=kinds), problem, engine(problem))
-    elif operator in UNMASKED:
+    last = cpu_engine(problem)
+    cpu_engine.assert_within(expected(operator, n, dtype, kinds=kinds), problem, last)
+    if operator in UNMASKED:
         columns = problem.replaced(*(np.ascontiguousarray(a.T) for a in problem.arrays), dim=0)
-        engine.assert_within(expected(operator, n, dtype, kinds=kinds), problem, engine(columns).T)
+        assert_same_values(cpu_engine(columns).T, last)
 
 
-@pytest.mark.parametrize("columns", [*SIZES[1:-1:2], 4100])
 @pytest.mark.parametrize("operator", UNMASKED)
-def test_columns(operator, dtype, columns, engine):
-    for n in (2, 17, 40):
-        problem = random_problem(operator, (n, columns), DTYPES[dtype], dim=0)
+def test_columns(operator, dtype, engine):
+    def check(shape: tuple[int, int]) -> None:
+        problem = random_problem(operator, shape, DTYPES[dtype], dim=0)
         engine.assert_right(problem, engine(problem))
 
-
-@pytest.mark.parametrize("n", [1, 2, 3, 5, 8, 10, 15, 17, 31])
-def test_many_narrow_rows(operator, dtype, n, engine):
-    shape = (2, 3, 179, n) if operator in MASKED else (1074, n)
-    problem = random_problem(operator, shape, DTYPES[dtype])
-    engine.assert_right(problem, engine(problem))
+    engine.over(list(itertools.product((2, 17, 40), [*SIZES[1:-1:2], 4100])), check)
 
 
-@pytest.mark.parametrize("scale", [1.0, 0.1, -2.5, 0.0, 1e-30, 1e30, 3])
 @pytest.mark.parametrize("operator", MASKED)
-def test_masks_and_scales(operator, dtype, scale, engine):
-    problem = random_problem(operator, (2, 3, 5, 37), DTYPES[dtype]).replaced(scale=scale)
-    *rest, mask = problem.arrays
-    for heads in ((1, 1), (1, 3), (2, 1), (2, 3)):
-        part = mask[: heads[0], : heads[1]].copy()
-        whole = problem.replaced(*rest, np.broadcast_to(part, mask.shape))
-        result = engine(problem.replaced(*rest, part))
-        engine.assert_right(whole, result)
-        assert_identical(engine(whole), result)
+def test_masks_and_scales(operator, dtype, engine):
+    for scale in (1.0, 0.1, -2.5, 0.0, 1e-30, 1e30, 3):
+        problem = random_problem(operator, (2, 3, 5, 37), DTYPES[dtype]).replaced(scale=scale)
+        *rest, mask = problem.arrays
+        for heads in ((1, 1), (1, 3), (2, 1), (2, 3)):
+            part = mask[: heads[0], : heads[1]].copy()
+            whole = problem.replaced(*rest, np.broadcast_to(part, mask.shape))
+            result = engine(problem.replaced(*rest, part))
+            engine.assert_right(whole, result)
+            assert_identical(engine(whole), result)
 
 
 @pytest.mark.parametrize("real", [np.float32, np.float64])
@@ -131,12 +127,11 @@ def test_exponentials_that_underflow(real, cpu_engine):
 
 
 @pytest.mark.parametrize("packed", [True, False])
-@pytest.mark.parametrize("n", [*range(1, 9), 10, 20, 40, 50, 64, 100, 2500])
-def test_nan_does_not_depend_on_threads(n, packed, cpu_engine):
+def test_nan_does_not_depend_on_threads(packed, cpu_engine):
     """Rows in groups and those that are left over, of several NaN."""
-    x = np.zeros((1003, n if packed else n + 3), np.float32)[:, :n]
-    for first, second in ((n // 3, n // 2), (n - 1, n // 2), (n - 1, 0)):
-        x[:] = 0
+    for n, turn in itertools.product((*range(1, 9), 10, 20, 40, 50, 64, 100, 2500), range(3)):
+        first, second = ((n // 3, n // 2), (n - 1, n // 2), (n - 1, 0))[turn]
+        x = np.zeros((1003, n if packed else n + 3), np.float32)[:, :n]
         x[:, first] = np.nan
         x[:, second] = -np.nan
         for function in (ag.softmax, ag.log_softmax):
@@ -145,36 +140,39 @@ def test_nan_does_not_depend_on_threads(n, packed, cpu_engine):
                 assert_identical(function(x, num_threads=threads), expected)
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 6, 7, 8, 9, 17])
-@pytest.mark.parametrize("rows", [7, 300, 1025])
-def test_rows_of_a_few_elements(operator, dtype, n, rows, engine):
+def test_rows_of_a_few_elements(operator, dtype, engine):
     """They are computed several at a time, and so is what is left over; the bits are those of a row by itself."""
-    shape = (1, 1, rows, n) if operator in MASKED else (rows, n)
-    problem = random_problem(operator, shape, DTYPES[dtype])
-    result = engine(problem)
-    engine.assert_right(problem, result)
-    last = problem.replaced(*(array[..., -1:, :] for array in problem.arrays))
-    assert_identical(engine(last), result[..., -1:, :])
+
+    def check(size: tuple[int, int]) -> None:
+        problem = random_problem(operator, (1, 1, *size) if operator in MASKED else size, DTYPES[dtype])
+        result = engine(problem)
+        engine.assert_right(problem, result)
+        last = problem.replaced(*(array[..., -1:, :] for array in problem.arrays))
+        assert_identical(engine(last), result[..., -1:, :])
+
+    engine.over(list(itertools.product((7, 300, 1074), (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 15, 17, 31))), check)
 
 
 # ---- NaN and infinity ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("n", [1, 2, 17, 64, 257, 1000])
-@pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf], ids=str)
-def test_special_values_propagate(operator, dtype, special, n, engine):
+def test_special_values_propagate(operator, dtype, engine):
     """One special value per row, in every array, at the start, the middle and the end."""
-    places = [(which, at) for which in range(2) for at in (0, n // 2, n - 1)]
-    shape = (1, 1, len(places), n) if operator in MASKED else (len(places), n)
-    problem = random_problem(operator, shape, DTYPES[dtype])
-    floats = [array for array in problem.arrays if array.dtype != bool]
-    for row, (which, at) in enumerate(places):
-        floats[which % len(floats)][..., row, at] = special
-    for dim in (-1, 0):
-        turned = problem if dim else problem.replaced(*(np.ascontiguousarray(a.T) for a in problem.arrays), dim=0)
-        if dim == 0 and operator in MASKED:
-            continue
-        engine.assert_right(turned, engine(turned))
+
+    def check(n: int) -> None:
+        places = list(itertools.product((np.nan, np.inf, -np.inf), range(2), (0, n // 2, n - 1)))
+        shape = (1, 1, len(places), n) if operator in MASKED else (len(places), n)
+        problem = random_problem(operator, shape, DTYPES[dtype])
+        floats = [array for array in problem.arrays if array.dtype != bool]
+        for row, (special, which, at) in enumerate(places):
+            floats[which % len(floats)][..., row, at] = special
+        result = engine(problem)
+        engine.assert_right(problem, result)
+        if operator in UNMASKED:
+            turned = problem.replaced(*(np.ascontiguousarray(a.T) for a in problem.arrays), dim=0)
+            assert_same_values(engine(turned).T, result)
+
+    engine.over([1, 2, 17, 64, 257, 1000], check)
 
 
 def test_special_values_propagate_between_threads(operator, dtype, engine):
@@ -205,24 +203,24 @@ def test_a_masked_row_is_uniform(dtype, engine):
     assert_identical(result, np.full(x.shape, 1 / 64).astype(DTYPES[dtype]))
 
 
-@pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf, -1.0], ids=str)
-def test_masked_gradients_are_positive_zeros(dtype, special, engine):
+def test_masked_gradients_are_positive_zeros(dtype, engine):
     problem = random_problem("scaled_masked_softmax_backward", (1, 2, 7, 33), DTYPES[dtype])
     g, y, mask = problem.arrays
-    g[mask] = special
-    result = engine(problem.replaced(g, y, mask, scale=-1.0))
-    assert_identical(result[mask], np.zeros(mask.sum(), DTYPES[dtype]))
+    for special in (np.nan, np.inf, -np.inf, -1.0):
+        g[mask] = special
+        result = engine(problem.replaced(g, y, mask, scale=-1.0))
+        assert_identical(result[mask], np.zeros(mask.sum(), DTYPES[dtype]))
 
 
-@pytest.mark.parametrize("scale", [np.nan, np.inf, -np.inf, 1e300], ids=str)
-def test_scales_beyond_the_finite(dtype, scale, engine):
-    problem = random_problem("scaled_masked_softmax_backward", (1, 1, 3, 20), DTYPES[dtype]).replaced(scale=scale)
-    result = engine(problem).astype(np.float64)
-    mask = problem.arrays[-1]
-    assert np.all(result[mask] == 0)
-    if not (dtype == "float64" and scale == 1e300):
-        assert not np.isfinite(result[~mask]).any()
-    assert np.isnan(result[~mask]).all() == np.isnan(scale)
+def test_scales_beyond_the_finite(dtype, engine):
+    for scale in (np.nan, np.inf, -np.inf, 1e300):
+        problem = random_problem("scaled_masked_softmax_backward", (1, 1, 3, 20), DTYPES[dtype]).replaced(scale=scale)
+        result = engine(problem).astype(np.float64)
+        mask = problem.arrays[-1]
+        assert np.all(result[mask] == 0)
+        if not (dtype == "float64" and scale == 1e300):
+            assert not np.isfinite(result[~mask]).any()
+        assert np.isnan(result[~mask]).all() == np.isnan(scale)
 
 
 # ---- known values ----------------------------------------------------------------------------------------------------

@@ -62,50 +62,39 @@ def problem_of(operator: str, shape: tuple[int, ...], dtype: str, dim: int) -> P
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("operator", UNMASKED)
-def test_the_number_of_threads_changes_nothing(operator, dtype, shape):
+def test_threads_and_caches_change_nothing(operator, dtype, shape, caches):
     shape, dim = SHAPES[shape]
-    check_counts(problem_of(operator, shape, dtype, dim))
+    check_counts(problem_of(operator, shape, dtype, dim), caches)
 
 
 @pytest.mark.parametrize("shape", MASKED_SHAPES)
 @pytest.mark.parametrize("operator", MASKED)
-def test_the_number_of_threads_changes_nothing_with_a_mask(operator, dtype, shape):
+def test_threads_and_caches_change_nothing_with_a_mask(operator, dtype, shape, caches):
     problem = problem_of(operator, shape, dtype, -1)
-    check_counts(problem)
+    check_counts(problem, caches)
     *floats, mask = problem.arrays
-    check_counts(problem.replaced(*floats, mask[:1, :1].copy()))
+    check_counts(problem.replaced(*floats, mask[:1, :1].copy()), caches)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("operator", ["log_softmax_backward", "softmax"])
-def test_the_number_of_threads_changes_nothing_on_any_variant(operator, shape, cpu_engine):
+def test_threads_and_caches_change_nothing_on_any_variant(operator, shape, cpu_engine, caches):
     shape, dim = SHAPES[shape]
-    check_counts(problem_of(operator, shape, "float32", dim))
+    check_counts(problem_of(operator, shape, "float32", dim), caches)
 
 
-def check_counts(problem: Problem) -> None:
+def check_counts(problem: Problem, caches: tuple) -> None:
+    """Every number of threads, each with caches of its own, and the default."""
     expected = compute(problem, num_threads=1)
     assert _openmp.last_team_size() == 1
     strided = problem.replaced(*(np.repeat(a, 2, -1)[..., ::2] for a in problem.arrays))
-    for count in COUNTS:
+    for count, sizes in zip(COUNTS, (*caches, None), strict=True):
+        _cpu.force_cache_sizes(sizes)
         for each in (problem, strided):
             assert_identical(compute(each, num_threads=count), expected)
             if _openmp.VERSION and expected.size > 2**19:
                 assert _openmp.last_team_size() == count
     assert_identical(compute(problem), expected)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("operator", UNMASKED)
-def test_the_sizes_of_caches_change_nothing(operator, dtype, shape, caches):
-    shape, dim = SHAPES[shape]
-    problem = problem_of(operator, shape, dtype, dim)
-    strided = problem.replaced(*(np.repeat(a, 2, -1)[..., ::2] for a in problem.arrays))
-    expected = compute(problem)
-    for sizes in caches:
-        _cpu.force_cache_sizes(sizes)
-        for each in (problem, strided):
-            assert_identical(compute(each), expected)
 
 
 # ---- settings --------------------------------------------------------------------------------------------------------

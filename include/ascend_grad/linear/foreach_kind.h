@@ -19,3 +19,8 @@
 
 #undef AG_IS_DOT
 #undef AG_MR
+
+static AG_UNUSED const ag_linear_kernels *AG_ISA_NAME(ag_linear_kernels)(ag_dtype dtype)
+{
+    return dtype == AG_FLOAT64 ? &AG_ISA_NAME(ag_linear_f64) : &AG_ISA_NAME(ag_linear_f32);
+}

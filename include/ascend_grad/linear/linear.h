@@ -182,19 +182,10 @@ typedef struct {
 /* The kernels for inputs of this dtype. */
 static AG_UNUSED const ag_linear_kernels *ag_linear_kernels_of(ag_variant variant, ag_dtype dtype)
 {
-    switch (variant) {
-#if defined(AG_X86_64)
-    case AG_VARIANT_AVX2:
-        return dtype == AG_FLOAT64 ? &ag_linear_f64_avx2 : &ag_linear_f32_avx2;
-    case AG_VARIANT_AVX512_BF16:
-        if (dtype == AG_BFLOAT16) return &ag_linear_dot_avx512;
-        /* fall through */
-    case AG_VARIANT_AVX512:
-        return dtype == AG_FLOAT64 ? &ag_linear_f64_avx512 : &ag_linear_f32_avx512;
+#if defined(AG_X86_64) && AG_COMPILES(16)
+    if (variant == AG_VARIANT_AVX512_BF16 && dtype == AG_BFLOAT16) return &ag_linear_dot_avx512;
 #endif
-    default:
-        return dtype == AG_FLOAT64 ? &ag_linear_f64_baseline : &ag_linear_f32_baseline;
-    }
+    return AG_BY_VARIANT(variant, ag_linear_kernels, dtype);
 }
 
 #endif

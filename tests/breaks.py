@@ -1,0 +1,168 @@
+"""Deliberate breaks of the library, each of which the named tests must catch: ``python tests/breaks.py [WORD ...]``.
+
+Each one is made in a temporary copy of the package: a few words are replaced in one file, what has to be compiled is
+compiled again, and the tests run on the copy. This takes minutes, so it is no test itself: run it after changes of the
+tests, with words of the breaks' names to choose some. Breaks of the NPU backend are in ``npu/test_breaks.py``.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from broken import ROOT, compile_module, copy_of_the_package, environment, replace, run
+
+from ascend_grad import _cpu
+
+#: As in setup.py, but for the kernels of one instruction set alone.
+DIRECTIVES = ("boundscheck=False", "wraparound=False", "cdivision=True", "initializedcheck=False")
+LANES = {"avx2": 8, "avx512": 16, "avx512_bf16": 16}.get(_cpu.variant(), 4)
+FLAGS = (
+    *("-O1", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fopenmp", f"-DAG_ONLY_LANES={LANES}"),
+    *("-DNPY_NO_DEPRECATED_API=NPY_1_7_API_VERSION", "-I", np.get_include()),
+)
+
+
+class Break(NamedTuple):
+    file: str
+    right: str
+    wrong: str
+    tests: tuple[str, ...]  # arguments of pytest; each of them has to catch it
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Compiled modules that have to be made anew."""
+        if self.file.endswith(".pyx"):
+            return (Path(self.file).stem,)
+        headers = {"rowwise": ("_rowwise",), "linear": ("_linear",), "ascend_grad": ("_rowwise",)}
+        return headers[Path(self.file).parent.name] if self.file.endswith(".h") else ()
+
+
+BREAKS = {
+    "elements behind the last vector of a row not summed": Break(
+        "include/ascend_grad/rowwise/rows.h",
+        "    if (i < n) AG_ADD_TERMS(K(term_at_partial), i, n - i)\n",
+        "",
+        ("tests/rowwise/test_accuracy.py", "tests/rowwise/test_layouts.py"),
+    ),
+    "masked gradients not zero": Break(
+        "include/ascend_grad/rowwise/ops.h",
+        "V_(select)(mask, (V){0}, (a - shift) * b * scale)",
+        "(a - shift) * b * scale",
+        ("tests/rowwise/test_accuracy.py", "tests/rowwise/test_layouts.py"),
+    ),
+    "scale forgotten": Break(
+        "include/ascend_grad/rowwise/ops.h", "x * scale);", "x);", ("tests/rowwise/test_accuracy.py",)
+    ),
+    "errors of additions forgotten": Break(
+        "include/ascend_grad/sums.h",
+        "total.sum + total.compensation",
+        "total.sum",
+        ("tests/rowwise/test_accuracy.py -k million",),
+    ),
+    "last element of a split left out": Break(
+        "pyx/_rowwise.pyx",
+        "length = min(self.plan.split_size, self.p.n - k)",
+        "length = min(self.plan.split_size, self.p.n - k - 1)",
+        ("tests/rowwise/test_threads.py -k threads_and_caches",),
+    ),
+    "one thread, whatever was asked for": Break(
+        "pyx/_rowwise.pyx",
+        "<void *>self, tasks, threads, self.plan.nontemporal",
+        "<void *>self, tasks, 1, self.plan.nontemporal",
+        ("tests/rowwise/test_threads.py -k threads_and_caches",),
+    ),
+    "overlap not seen": Break(
+        "pyx/_overlap.pyx",
+        "return not is_same_memory(first, second) and may_overlap(first, second)",
+        "return False",
+        ("tests/rowwise/test_out.py", "tests/linear/test_layouts.py"),
+    ),
+    "dtype looked at before dim": Break(
+        "ascend_grad/contract/rowwise.py",
+        'checks=[NotNone(), DimInRange("input"), Floating("input"), RankAtMost',
+        'checks=[NotNone(), Floating("input"), DimInRange("input"), RankAtMost',
+        ("tests/test_contract.py",),
+    ),
+    "dim one beyond the last": Break(
+        "pyx/_checks.pyx",
+        "not -rank <= axis < rank",
+        "not -rank <= axis <= rank",
+        ("tests/test_contract.py -k faults",),
+    ),
+    "use_backend not heard": Break(
+        "pyx/_dispatch.pyx",
+        "if choice is not None and choice.name is not None:",
+        "if False:",
+        ("tests/test_contract.py", "tests/test_dispatch.py"),
+    ),
+    "absent rows computed": Break(
+        "pyx/_linear_rows.pyx",
+        "return <uint32_t>((<const uint32_t *>self.grad)[i] << 1) != 0",
+        "return True",
+        ("tests/linear/test_accuracy.py -k absent",),
+    ),
+    "one-hot target not subtracted": Break(
+        "include/ascend_grad/linear/epilogue.h",
+        "target < NR) row[target] -= 1;",
+        "target < NR) row[target] -= 0;",
+        ("tests/linear/test_accuracy.py -k test_gradients", "tests/linear/test_layouts.py"),
+    ),
+    "many partial sums simply added up": Break(
+        "pyx/_linear_plan.pyx",
+        "self.problem.with_weight_grad and self.chunks > self.compensate_beyond",
+        "False",
+        ("tests/linear/test_accuracy.py -k few_partial_sums",),
+    ),
+    "all entries of P filtered": Break(
+        "include/ascend_grad/linear/epilogue.h",
+        "is_small &= size[lane] < bound[lane];",
+        "is_small |= size[lane] < bound[lane];",
+        ("tests/linear/test_accuracy.py -k filter",),
+    ),
+    "workspace lent while in use": Break(
+        "pyx/_memory.pyx",
+        "_spare is not None and Py_REFCNT(<PyObject *>_spare) == 1 and",
+        "_spare is not None and",
+        ("tests/linear/test_threads.py -k many_python_threads",),
+    ),
+    "workspace kept for later too small": Break(
+        "pyx/_memory.pyx",
+        " and cnp.PyArray_SIZE(_spare) >= nbytes:",
+        ":",
+        ("tests/rowwise/test_layouts.py",),
+    ),
+}
+
+
+def is_caught(folder: Path, arguments: str) -> bool:
+    """Whether a test fails, or the process ends; tests that cannot even be collected catch nothing."""
+    pytest = Path(sys.executable).parent / "pytest"
+    options = "-q", "-x", "-p", "no:cacheprovider", "--no-header", "--tb=line"
+    done = run(pytest, *options, *arguments.split(), cwd=ROOT, env=environment(folder))
+    print(f"{arguments}: ended with {done.returncode};", *done.stdout.splitlines()[-1:], flush=True)
+    return done.returncode == 1 or done.returncode < 0
+
+
+def main(words: list[str]) -> int:
+    missed = []
+    for name, broken in BREAKS.items():
+        if not all(word in name for word in words):
+            continue
+        print(f"=== {name}", flush=True)
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary)
+            copy_of_the_package(folder)
+            replace(folder / broken.file, broken.right, broken.wrong)
+            for module in broken.modules:
+                compile_module(folder, module, tuple(f"-X{each}" for each in DIRECTIVES), FLAGS)
+            missed += [f"{name}: {arguments}" for arguments in broken.tests if not is_caught(folder, arguments)]
+    print(*(f"not caught: {each}" for each in missed), sep="\n")
+    return len(missed)
+
+
+if __name__ == "__main__":
+    sys.exit(min(main(sys.argv[1:]), 1))

@@ -1,0 +1,60 @@
+"""Copies of the package with one deliberate break each, to see whether it is caught."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from stand_in import compiler
+
+import ascend_grad as ag
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = Path(ag.__file__).parent
+
+
+def run(*command: str | Path, **settings) -> subprocess.CompletedProcess:
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, **settings)
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """That of a process which imports the copy in this folder."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("ASCEND_GRAD_")}
+    return inherited | {"PYTHONPATH": str(folder)}
+
+
+def copy_of_the_package(folder: Path) -> None:
+    """The sources of the compiled modules, and the installed package with the modules themselves."""
+    for name in ("pyx", "include"):
+        shutil.copytree(ROOT / name, folder / name)
+    shutil.copytree(
+        PACKAGE,
+        folder / "ascend_grad",
+        ignore=shutil.ignore_patterns("__pycache__", "include", "bench"),
+        copy_function=lambda source, target: (
+            os.symlink(source, target) if source.endswith(".so") else shutil.copy(source, target)
+        ),
+    )
+
+
+def replace(path: Path, right: str, wrong: str) -> None:
+    text = path.read_text()
+    assert right in text, f"{path.name} has changed: adapt this break"
+    path.write_text(text.replace(right, wrong))
+
+
+def compile_module(folder: Path, module: str, directives: tuple[str, ...] = (), flags: tuple[str, ...] = ()) -> None:
+    """Into the place of the module in the copy, without optimisation unless the flags ask for it."""
+    generated = folder / f"{module}.c"
+    options = "-3", "--module-name", f"ascend_grad.{module}", "-I", folder, *directives
+    done = run(sys.executable, "-m", "cython", *options, folder / "pyx" / f"{module}.pyx", "-o", generated)
+    assert done.returncode == 0, done.stderr
+    result = folder / "ascend_grad" / (module + sysconfig.get_config_var("EXT_SUFFIX"))
+    result.unlink(missing_ok=True)
+    arguments = "-shared", "-fPIC", "-O0", "-w", "-I", sysconfig.get_path("include"), "-I", folder / "include", *flags
+    done = run(*compiler(), *arguments, generated, "-o", result)
+    assert done.returncode == 0, done.stderr

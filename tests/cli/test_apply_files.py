@@ -1,0 +1,117 @@
+"""``ascend-grad apply`` writes a result whole or not at all, and takes little memory for it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import time
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from files import apply, assert_same_file, peak_anonymous_bytes, refused, save, sparse, values
+from processes import start
+
+import ascend_grad as ag
+from ascend_grad.cli import npy_files
+
+pytestmark = pytest.mark.usefixtures("here")
+
+
+@pytest.fixture
+def old_result() -> bytes:
+    np.save("out.npy", np.arange(3))
+    return Path("out.npy").read_bytes()
+
+
+def test_a_result_replaces_an_older_one(old_result):
+    x = values("softmax", (4, 5), np.float32)["input"]
+    apply("softmax", *save(input=x))
+    assert_same_file(ag.softmax(x))
+
+
+def test_a_result_goes_where_a_link_points(here):
+    (here / "elsewhere").mkdir()
+    os.symlink("elsewhere/real.npy", "out.npy")
+    apply("softmax", *save(input=np.zeros(2)))
+    assert os.readlink("out.npy") == "elsewhere/real.npy"
+    assert_same_file(np.full(2, 0.5), "elsewhere/real.npy")
+    assert os.listdir("elsewhere") == ["real.npy"]
+
+
+def test_results_are_as_readable_as_other_new_files():
+    apply("softmax", *save(input=np.zeros(2)))
+    assert os.stat("out.npy").st_mode == os.stat("input.npy").st_mode
+
+
+@pytest.mark.parametrize("error", [MemoryError("no memory"), OSError(errno.EIO, "Input/output error")])
+@pytest.mark.parametrize("when", ["computing", "syncing", "renaming"])
+def test_a_failure_leaves_what_was_there(error, when, old_result, monkeypatch, capsys):
+    def fail(*arguments, **settings):
+        assert any(name.endswith(".part") for name in os.listdir())
+        raise error
+
+    target = {"computing": (ag, "softmax"), "syncing": (os, "fsync"), "renaming": (os, "replace")}[when]
+    monkeypatch.setattr(*target, fail)
+    assert str(error.args[-1]) in refused(capsys, "softmax", *save(input=np.zeros(3)), "-o", "out.npy")
+    assert Path("out.npy").read_bytes() == old_result
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_what_was_there(number, old_result):
+    sparse("x.npy", (200, 500_000))
+    # The reference is slow enough to be caught at work.
+    process = start("apply", "softmax", "--input", "x.npy", "--backend", "reference", "-o", "out.npy")
+    while not any(name.endswith(".part") for name in os.listdir()):
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 128 + number
+    assert err == f"ascend-grad apply: {'interrupted' if number == signal.SIGINT else 'terminated'}\n"
+    assert sorted(os.listdir()) == ["out.npy", "x.npy"]
+    assert Path("out.npy").read_bytes() == old_result
+
+
+def test_signals_are_as_before_afterwards():
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)]
+    apply("softmax", *save(input=np.zeros(2)))
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)] == before
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("dim", "swapped"), [("-1", False), ("0", True)])
+def test_memory_does_not_grow_with_the_files(dim, swapped):
+    size = sparse("g.npy", (320, 2**18), ">f4" if swapped else "<f4")
+    assert size > 2**28
+    with zipfile.ZipFile("y.npz", "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        archive.write("g.npy", "y.npy")
+    inputs = ("--grad-output", "g.npy", "--output", "y.npz")
+    assert peak_anonymous_bytes("softmax_backward", *inputs, "--dim", dim, "-o", "out.npy") < 2**28 / 2
+    assert os.stat("out.npy").st_size == size
+
+
+def test_memory_does_not_grow_with_one_long_row():
+    size = sparse("x.npy", (5 * 2**24,))
+    assert peak_anonymous_bytes("softmax", "--input", "x.npy", "-o", "out.npy") < 2**28 / 2
+    assert os.stat("out.npy").st_size == size
+    assert np.load("out.npy", mmap_mode="r")[-1] == np.float32(1 / (5 * 2**24))
+
+
+def test_pages_are_given_back_and_come_back():
+    np.save("x.npy", np.arange(5000.0))
+    with open("x.npy", "r+b") as file:
+        mapped = npy_files.open_array(npy_files.parse_source("x.npy"), None, ".", None)
+        mapped.release()
+        assert (mapped.array == np.arange(5000)).all()
+        assert not mapped.array.flags.writeable
+        file.seek(128)
+    with npy_files.new_npy(os.path.abspath("out.npy"), (5000,), np.dtype("f8"), False) as result:
+        result.array[...] = mapped.array
+        result.release()
+        assert (result.array == mapped.array).all()
+    assert_same_file(np.arange(5000.0))

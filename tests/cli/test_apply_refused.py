@@ -1,0 +1,224 @@
+"""What ``ascend-grad apply`` refuses: files, arguments and places that it leaves as they were."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from files import refused, save, sparse
+from samples import BFLOAT16
+
+import ascend_grad as ag
+from ascend_grad.backends.ascend import backend as npu
+
+pytestmark = pytest.mark.usefixtures("here")
+
+
+def raw_npy(header: str, data: bytes = b"", version: bytes = b"\x01\x00") -> bytes:
+    text = header.encode() + b"\n"
+    return b"\x93NUMPY" + version + len(text).to_bytes(2, "little") + text + data
+
+
+BROKEN = {
+    "empty": b"",
+    "text": b"some text, long enough for a header that it is not",
+    "other magic": b"\x93NUMPX\x01\x00",
+    "cut header": b"\x93NUMPY\x01\x00\xff\xff{'descr'",
+    "version 3": raw_npy("{'descr': '<f4', 'fortran_order': False, 'shape': (1,)}", bytes(4), b"\x03\x00"),
+    "no dict": raw_npy("(((", bytes(4)),
+    "not Python": raw_npy("{'descr': '<f4', 'fortran_order': False, 'shape': (1,) 'x", bytes(4)),
+    "missing key": raw_npy("{'descr': '<f4', 'fortran_order': False}", bytes(4)),
+    "unknown dtype": raw_npy("{'descr': '<q9', 'fortran_order': False, 'shape': (1,)}", bytes(4)),
+    "negative length": raw_npy("{'descr': '<f4', 'fortran_order': False, 'shape': (-1,)}", bytes(4)),
+    "negative lengths": raw_npy("{'descr': '<f4', 'fortran_order': False, 'shape': (-1, -1)}", bytes(4)),
+    "too long": raw_npy("{'descr': '<f4', 'fortran_order': False, 'shape': (2,)}", bytes(7)),
+    "far too long": raw_npy(f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({2**70},)}}", bytes(7)),
+    "huge and empty": raw_npy(f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({2**70}, 0)}}", bytes(7)),
+    "broken archive": b"PK\x03\x04 and nothing else",
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_broken_files(kind, capsys):
+    Path("x.npy").write_bytes(BROKEN[kind])
+    assert refused(capsys, "softmax", "--input", "x.npy", "-o", "out.npy").startswith("x.npy: ")
+
+
+def test_truncation_is_named(capsys):
+    Path("x.npy").write_bytes(BROKEN["too long"])
+    assert "truncated" in refused(capsys, "softmax", "--input", "x.npy", "-o", "out.npy")
+
+
+class Trap:
+    def __reduce__(self):
+        return exec, ("raise SystemExit('unpickled')",)
+
+
+@pytest.mark.parametrize("dtype", [object, [("a", object)]])
+def test_objects_are_never_unpickled(dtype, capsys):
+    np.save("x.npy", np.array([(Trap(),)], dtype), allow_pickle=True)
+    assert "never unpickled" in refused(capsys, "softmax", "--input", "x.npy", "-o", "out.npy")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("absent.npy", "absent.npy: No such file"),
+        ("two.npz", "holds 2 arrays, name one as FILE.npz:MEMBER: a, b"),
+        ("none.npz", "holds 0 arrays"),
+        ("two.npz:c", "no member 'c', there are: a, b"),
+        ("two.npz:", "no member ''"),
+        ("plain.npy:a", "plain.npy: not a .npz file, so it has no member 'a'"),
+        ("damaged.npz:a", "damaged"),
+        ("no_array.npz", "not a .npy file"),
+        (".", "not a regular file"),
+        ("fifo", "not a regular file"),
+        ("/dev/null", "not a regular file"),
+    ],
+)
+def test_what_cannot_be_an_input(name, message, capsys):
+    np.save("plain.npy", np.zeros(3))
+    np.savez("two.npz", a=np.zeros(100), b=np.zeros(3))
+    with zipfile.ZipFile("none.npz", "w"):
+        pass
+    with zipfile.ZipFile("no_array.npz", "w") as archive:
+        archive.writestr("a.npy", "")
+    damaged = bytearray(Path("two.npz").read_bytes())
+    damaged[300] ^= 1
+    Path("damaged.npz").write_bytes(damaged)
+    os.mkfifo("fifo")
+    assert message in refused(capsys, "softmax", "--input", name, "-o", "out.npy")
+
+
+@pytest.mark.parametrize(
+    ("g", "y", "options", "message"),
+    [
+        (np.zeros((2, 3), "i4"), np.zeros((2, 3), "i4"), (), "grad_output: expected dtype float32"),
+        (np.zeros((2, 3), "f4"), np.zeros((2, 3), "f8"), (), "output: expected dtype float32"),
+        (np.zeros((2, 3), "f4"), np.zeros((3, 2), "f4"), (), "output: expected shape (2, 3)"),
+        (np.zeros((2, 3), "f4"), np.zeros((2, 3), "f4"), ("--dim", "2"), "dim: expected a value in [-2, 1]"),
+        (np.zeros((2, 3), "f4"), np.zeros((2, 3), "f4"), ("--threads", "0"), "num_threads: expected"),
+        (np.zeros((2, 3), "f4"), np.zeros((2, 3), "f4"), ("--backend", "npu"), "backend 'npu'"),
+        (np.zeros((2, 3), "f4"), np.zeros((2, 3), "f4"), ("--dtype", "bfloat16"), "these are float32"),
+        (np.zeros((2, 3), BFLOAT16), np.zeros((2, 3), BFLOAT16), (), "add --dtype bfloat16"),
+        (np.zeros((2, 3), "V3"), np.zeros((2, 3), "V3"), (), "grad_output: expected dtype float32"),
+        (np.zeros((1,) * 9, "f4"), np.zeros((1,) * 9, "f4"), (), "rank 0 to 8"),
+    ],
+)
+def test_arguments_that_the_library_refuses(g, y, options, message, capsys, monkeypatch):
+    if "npu" in options:
+        monkeypatch.setattr(npu, "status", lambda: (False, "not here"))
+    names = save(grad_output=g, output=y)
+    assert message in refused(capsys, "softmax_backward", *names, *options, "-o", "out.npy")
+
+
+def test_masks_of_another_dtype(capsys):
+    names = save(x=np.zeros((1, 1, 2, 3)), mask=np.zeros((1, 1, 2, 3), "u1"))
+    assert "mask: expected dtype bool" in refused(capsys, "scaled_masked_softmax", *names, "-o", "out.npy")
+
+
+@pytest.mark.parametrize("link", [None, os.symlink, os.link])
+def test_an_input_is_never_the_result(link, capsys):
+    names = save(grad_output=np.zeros(3), output=np.zeros(3))
+    out = "./output.npy"
+    if link is not None:
+        link("output.npy", "link.npy")
+        out = "link.npy"
+    assert "this is the input output.npy" in refused(capsys, "softmax_backward", *names, "-o", out)
+
+
+def test_an_archive_is_never_the_result(capsys):
+    np.savez("x.npz", x=np.zeros(3))
+    os.link("x.npz", "link")
+    assert "this is the input x.npz" in refused(capsys, "softmax", "--input", "x.npz:x", "-o", "link")
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        ("absent/out.npy", "there is no directory"),
+        (".", "not a regular file"),
+        ("/dev/null", "not a regular file"),
+        ("out.npz", "the result is a .npy file"),
+        ("", "not a regular file"),
+        ("x.npy/out.npy", "there is no directory"),
+        ("x" * 256, "File name too long"),
+    ],
+)
+def test_results_that_cannot_be_written(out, message, capsys):
+    assert message in refused(capsys, "softmax", *save(input=np.zeros(3)), "-o", out)
+
+
+def test_directories_and_files_that_are_read_only(capsys):
+    os.mkdir("locked", 0o555)
+    if os.access("locked", os.W_OK):
+        pytest.skip("this user may write everywhere")
+    names = save(input=np.zeros(3))
+    np.save("old.npy", np.zeros(1))
+    os.chmod("old.npy", 0o444)
+    assert "old.npy: not writable" in refused(capsys, "softmax", *names, "-o", "old.npy")
+    assert "cannot create a file beside it" in refused(capsys, "softmax", *names, "-o", "locked/out.npy")
+    np.savez("in.npz", np.zeros(3))
+    in_locked = ("--input", "in.npz", "--tmp-dir", "locked", "-o", "out.npy")
+    assert "locked: cannot create a temporary file" in refused(capsys, "softmax", *in_locked)
+
+
+def test_a_temporary_directory_that_is_not_there(capsys):
+    np.savez("x.npz", np.zeros(3))
+    options = ("--input", "x.npz", "--tmp-dir", "absent", "-o", "out.npy")
+    assert "absent: cannot create a temporary file" in refused(capsys, "softmax", *options)
+
+
+# ---- disk space ------------------------------------------------------------------------------------------------------
+
+
+def test_a_result_beyond_the_disk_is_refused_at_once(capsys, here):
+    free = shutil.disk_usage(here).free
+    try:
+        size = sparse("x.npy", (2, free // 4))
+    except OSError:
+        pytest.skip("this file system takes no file as large as its free space")
+    message = refused(capsys, "softmax", "--input", "x.npy", "-o", "out.npy")
+    assert re.search(rf"out\.npy: cannot reserve {size} bytes \(\d+ are free\): No space left on device", message)
+
+
+def test_an_archive_beyond_the_disk_is_refused_at_once(capsys, monkeypatch):
+    np.savez("x.npz", np.zeros(100))
+    monkeypatch.setattr(os, "fstatvfs", lambda descriptor: os.statvfs_result((1,) * 10))
+    message = refused(capsys, "softmax", "--input", "x.npz", "-o", "out.npy")
+    assert "temporary copy of x.npz: cannot reserve" in message
+
+
+def test_the_space_is_taken_before_anything_is_computed(capsys, monkeypatch):
+    def full(descriptor, offset, length):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def compute(*arguments, **settings):
+        pytest.fail("computed")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(ag, "softmax", compute)
+    options = save(input=np.zeros(3))
+    assert "cannot reserve" in refused(capsys, "softmax", *options, "-o", "out.npy")
+
+
+def test_a_limit_on_file_sizes_is_an_error_like_others(run_script):
+    np.save("x.npy", np.zeros(100_000))
+    result = run_script(
+        """
+        import resource, sys
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+        from ascend_grad.cli.main import main
+        sys.exit(main(["apply", "softmax", "--input", "x.npy", "-o", "out.npy"]))
+        """,
+        check=False,
+    )
+    assert result.returncode == 2
+    assert result.stderr.endswith("File too large\n")
+    assert os.listdir() == ["x.npy"]

@@ -1,0 +1,107 @@
+"""Files that ``ascend-grad apply`` reads and writes, and commands that succeed or are refused."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import os
+import re
+import time
+from pathlib import Path
+
+import numpy as np
+from processes import start
+from samples import ARRAYS, MASKED, generator
+
+import ascend_grad as ag
+from ascend_grad.cli.main import main
+
+GRADIENT = "fused_linear_cross_entropy_loss_grad"
+STATISTICS = ("logits_max", "sum_exp_logits", "predicted_logits", "target_mask", "masked_target")
+
+
+def values(operator: str, shape: tuple[int, ...], dtype: np.dtype) -> dict[str, np.ndarray]:
+    """Arguments of an operator."""
+    rng = generator(operator, shape, str(dtype))
+    arguments = {name: rng.standard_normal(shape).astype(dtype) for name in ARRAYS[operator]}
+    if operator in MASKED:
+        arguments["mask"] = rng.random((1, *shape[1:])) < 0.3
+    return arguments
+
+
+def save(**arrays: np.ndarray) -> list[str]:
+    """Save arrays as NumPy does, and name them on the command line."""
+    options = []
+    for name, array in arrays.items():
+        np.save(f"{name}.npy", array)
+        options += [f"--{name.replace('_', '-')}", f"{name}.npy"]
+    return options
+
+
+def apply(operator: str, *options: str, raw: bool = False) -> None:
+    """Run the command with the result in out.npy; it must succeed."""
+    assert main(["apply", operator, *options, *(["--dtype", "bfloat16"] if raw else []), "-o", "out.npy"]) == 0
+
+
+def assert_same_file(expected: np.ndarray, name: str = "out.npy") -> None:
+    """The file is what NumPy would write, byte for byte."""
+    buffer = io.BytesIO()
+    np.save(buffer, expected)
+    assert Path(name).read_bytes() == buffer.getvalue()
+
+
+def linear_values(dtype: np.dtype, shape: tuple[int, int, int] = (10, 21, 5)) -> dict[str, np.ndarray]:
+    """Arguments of the gradient, memory-saving mode, for (BT, V, H); some targets live in another shard."""
+    rows, vocabulary, width = shape
+    rng = generator(shape, str(dtype))
+    x, weight = (rng.standard_normal((n, width)).astype(dtype) for n in (rows, vocabulary))
+    target = rng.integers(0, 2 * vocabulary, rows)
+    statistics = ag.fused_linear_online_max_sum(x, weight, target, 0, vocabulary)
+    grad = rng.standard_normal(rows).astype(statistics.logits_max.dtype)
+    used = {name: getattr(statistics, name) for name in STATISTICS if name != "predicted_logits"}
+    return {"grad": grad, "input": x, "weight": weight} | used
+
+
+def result_files(*names: str) -> list[str]:
+    return [word for name in names for word in (f"--{name.replace('_', '-')}-out", f"{name}_out.npy")]
+
+
+def everything_here() -> dict[str, tuple[int, int, int]]:
+    files = {name: os.stat(name) for name in os.listdir()}
+    return {name: (file.st_ino, file.st_size, file.st_mtime_ns) for name, file in files.items()}
+
+
+def refused(capsys, *argv: str) -> str:
+    """The message of a command that fails and leaves the directory as it was."""
+    before = everything_here()
+    assert main(["apply", *argv]) == 2
+    assert everything_here() == before
+    out, err = capsys.readouterr()
+    assert out == ""
+    message = re.fullmatch(r"ascend-grad apply: error: (.*)\n", err)
+    assert message, err
+    return message[1]
+
+
+def sparse(name: str, shape: tuple[int, ...], dtype: str = "<f4") -> int:
+    """A file of zeros that takes no space; returns its size."""
+    with open(name, "wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": dtype, "fortran_order": False, "shape": shape})
+        file.truncate(file.tell() + math.prod(shape) * np.dtype(dtype).itemsize)
+        return file.seek(0, os.SEEK_END)
+
+
+def peak_anonymous_bytes(*argv: str) -> int:
+    """The most anonymous memory that the command was seen to hold."""
+    process, peak = start("apply", *argv), 0
+    while process.poll() is None:
+        with contextlib.suppress(OSError, StopIteration):
+            lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+            line = next(line for line in lines if line.startswith("RssAnon:"))
+            peak = max(peak, int(line.split()[1]) * 1024)
+        time.sleep(0.002)
+    _, err = process.communicate()
+    assert process.returncode == 0, err
+    assert peak > 0
+    return peak

@@ -1,0 +1,157 @@
+"""What `workspace_size` says of the linear operators, and sizes and values at their extremes."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+from linear_faults import BT, CALLS, H, V, good_call
+from linear_samples import GRADIENT, LOSS, WHOLE, Shape, accumulator, problem_of
+from samples import DTYPES, assert_identical
+
+import ascend_grad as ag
+
+
+def test_workspace_size_knows_shapes_alone(linear):
+    """Values do not matter, nor that the memory could not be had."""
+    case = next(case for case, (operator, _) in CALLS.items() if operator == linear)
+    assert isinstance(ag.workspace_size(linear, **good_call(case)), int)
+    if linear == LOSS:
+        return
+    problem = problem_of(linear, Shape(BT, V, H), "float32")
+    size = ag.workspace_size(linear, **problem.arguments)
+    zeros = {name: np.zeros_like(problem.arguments[name]) for name in ("input", "weight")}
+    assert ag.workspace_size(linear, **problem.replaced(**zeros).arguments) == size
+    huge = problem.replaced(
+        input=np.broadcast_to(np.float32(0), (BT, 2**31)), weight=np.broadcast_to(np.float32(0), (V, 2**31))
+    )
+    assert ag.workspace_size(linear, **huge.arguments) > 0
+
+
+def test_a_workspace_is_kept_to():
+    """Beside it there are sums of input's size, what additions to them lose, and some numbers for each row."""
+    rows, hidden = 1000, 40
+    for case in ("recomputed", "stored", "whole"):
+        operator, how = CALLS[case]
+        for dtype in DTYPES:
+            problem = problem_of(operator, Shape(rows, 500, hidden), dtype, **how)
+            sums = accumulator(DTYPES[dtype]).itemsize * rows * hidden
+            for nbytes in (2**22, 2**24, 2**27):
+                size = ag.workspace_size(operator, **problem.arguments, workspace_bytes=nbytes)
+                assert size <= nbytes + sums + min(sums, nbytes // 4) + 64 * rows
+            default = ag.workspace_size(operator, **problem.arguments)
+            assert default <= 2**26 + 2 * sums + 64 * rows
+
+
+@pytest.mark.parametrize("rows", [60, 220, 280])
+def test_workspace_size_covers_calls_with_ignored_rows(rows):
+    """Where fewer rows count, plans differ: the logits of these, for one, can be kept."""
+    arguments = {
+        "input": np.ones((280, 8), np.float32),
+        "weight": np.ones((3640, 8), np.float32),
+        "target": np.where(np.arange(280) < rows, 0, -100),
+        "workspace_bytes": 7 << 20,
+    }
+    size = ag.workspace_size(WHOLE, **arguments)
+    ag.linear_cross_entropy(**arguments)
+    tracemalloc.start()
+    try:
+        results = ag.linear_cross_entropy(**arguments)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak - sum(result.nbytes for result in results) <= size + 2**14
+
+
+def test_the_default_workspace_is_a_share_of_large_problems():
+    x, w = (np.broadcast_to(np.float32(1), (rows, 4096)) for rows in (8192, 10**5))
+    target = np.zeros(8192, int)
+    share = 2 * (x.nbytes + w.nbytes) // 4
+    assert 2**26 < share <= ag.workspace_size(WHOLE, x, w, target) <= share + 64 * 8192
+    assert ag.workspace_size(WHOLE, x, w, target, workspace_bytes=2**26) <= 2**26 + 64 * 8192
+    one = ag.workspace_size(WHOLE, x, w, target, output_mask=(False, True))
+    assert one <= (x.nbytes + 2 * w.nbytes) // 4 + 64 * 8192
+    small = ag.workspace_size(WHOLE, x[:100], w[:1000], target[:100])
+    assert small <= 2**26 + 64 * 100
+
+
+def test_copies_of_overlapping_results_are_in_the_workspace():
+    arguments = dict(problem_of(GRADIENT, Shape(100, 50, 40), "float32").arguments)
+    x, w = (arguments[name].copy() for name in ("input", "weight"))
+    arguments |= {"input": x, "weight": w}
+
+    def size(*outs):
+        return ag.workspace_size(GRADIENT, **arguments, out=outs)
+
+    fresh = np.empty_like(x), np.empty_like(w)
+    assert size(x, None) - size(fresh[0], None) == x.nbytes
+    assert size(x, w) - size(*fresh) == x.nbytes + w.nbytes
+    assert size(fresh[0], w) - size(*fresh) == w.nbytes
+
+
+def test_workspace_size_of_extreme_calls():
+    x = np.zeros((2, 0))
+    size = ag.workspace_size("linear_cross_entropy", x, np.zeros((4, 0)), np.zeros(2, int), workspace_bytes=2**63 - 1)
+    assert size >= 2**63 - 1
+    vector = np.broadcast_to(np.float32(1), 2**58)
+    assert ag.workspace_size("fused_cross_entropy_loss_with_max_sum", vector, vector, vector) >= 2**58
+    # No vocabulary, and no row that counts.
+    x, target = np.zeros((4, 6), np.float32), np.zeros(4, int)
+    assert ag.workspace_size("linear_cross_entropy", x, x[:0], target, ignore_index=0) >= 0
+    assert np.isnan(ag.linear_cross_entropy(x, x[:0], target, ignore_index=0).loss)
+
+
+def test_sizes_near_the_end_of_integers():
+    """Of rows of no stride there can be 2**58 elements."""
+    x, w = (np.broadcast_to(np.float32(0), (rows, 2**58)) for rows in (3, 5))
+    for nbytes in (2**22, 2**26):
+        size = ag.workspace_size(WHOLE, x, w, np.zeros(3, int), return_grad=False, workspace_bytes=nbytes)
+        assert nbytes // 8 < size < 2**26 + 2**10
+
+
+@pytest.mark.parametrize("start", [2**63 - 10, 2**63 - 20, 2**63 - 40])
+def test_the_last_words_of_all(start):
+    x, w = np.eye(3, 4), np.random.default_rng(0).standard_normal((20, 4))
+    target = np.array([start, start + 5, start])
+    results = [
+        ag.linear_cross_entropy(x, w, target, vocab_start_index=start, reduction="sum", backend=backend)
+        for backend in ("cpu", "reference")
+    ]
+    for own, right in zip(*results, strict=True):
+        np.testing.assert_allclose(own, right, rtol=1e-12, atol=1e-14)
+
+
+def test_overflow_is_no_warning():
+    """In any layout, whatever NumPy is set to."""
+    x = np.zeros((200, 2), np.float32)
+    x[:, 0] = 1e37
+    w = np.array([[1, 0], [0, 0]], np.float32)
+    with np.errstate(all="raise"):
+        for rows in (x, x[::-1]):
+            assert ag.linear_cross_entropy(rows, w, np.ones(200, int), reduction="sum").loss == np.inf
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_loss_of_any_totals(dtype):
+    """Without a warning, whatever NumPy is set to, and the same bits in the other byte order."""
+    random = np.random.default_rng(0)
+    real = accumulator(DTYPES[dtype])
+    logits = random.standard_normal((23, 37)).astype(DTYPES[dtype])
+    largest, predicted = random.standard_normal((2, 23)).astype(real)
+    total = random.uniform(1, 9, 23).astype(real)
+    total[:4] = 0, -1, np.inf, np.nan
+    swapped = [a.astype(a.dtype.newbyteorder()) for a in (largest, total, predicted)]
+    for given in (None, logits):
+        with np.errstate(all="raise"):
+            loss, softmax = ag.fused_cross_entropy_loss_with_max_sum(
+                largest, total, predicted, vocab_parallel_logits=given
+            )
+            apart, softmax_apart = ag.fused_cross_entropy_loss_with_max_sum(*swapped, vocab_parallel_logits=given)
+        assert_identical(apart, loss)
+        assert (softmax is None) == (softmax_apart is None) == (given is None)
+        if given is not None:
+            assert_identical(softmax_apart, softmax)
+    with np.errstate(all="ignore"):
+        expected = np.log(total.astype(np.float64)) - predicted
+    np.testing.assert_allclose(loss, expected, rtol=4 * np.finfo(real).eps, atol=4 * np.finfo(real).eps)

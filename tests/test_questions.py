@@ -1,0 +1,80 @@
+"""What the library says of itself: `explain`, `workspace_size`, `backends`, `show_config`."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import ascend_grad as ag
+from ascend_grad import _cpu, _openmp
+
+X = np.linspace(0, 1, 12, dtype=np.float32).reshape(3, 4)
+
+
+def test_questions_take_arguments_as_calls_do():
+    assert ag.explain("softmax", input=X, dim=0).backend == "cpu"
+    for question in (ag.explain, ag.workspace_size):
+        with pytest.raises(TypeError, match="missing a required argument"):
+            question("softmax")
+        with pytest.raises(TypeError, match="unexpected keyword argument"):
+            question("softmax", X, axis=0)
+        for name in ("softmin", None, ["softmax"]):
+            with pytest.raises(ag.ParamInvalidError, match="op_name: expected one of softmax_backward, "):
+                question(name, X)
+
+
+def test_workspace_size():
+    x = np.zeros((256, 256), np.float32)
+    size = ag.workspace_size("softmax", x)
+    assert isinstance(size, int)
+    assert size >= 0
+    assert ag.workspace_size("softmax", x, num_threads=4) >= ag.workspace_size("softmax", x, num_threads=1)
+    # A result that overlaps an input other than element for element is computed aside.
+    aside = ag.workspace_size("softmax", x, out=x.T) - size
+    assert aside == x.nbytes
+    assert ag.workspace_size("softmax", x, out=x) == size
+    # Values do not matter, nor that the memory could not be had.
+    assert ag.workspace_size("softmax", np.broadcast_to(np.float32(0), (2**40, 2))) > 0
+    assert ag.workspace_size("softmax", x[:0]) == 0
+
+
+def test_workspace_size_raises_what_the_call_would():
+    with pytest.raises(ag.BackendUnavailableError):
+        ag.workspace_size("softmax", [1.0], backend="npu")
+
+
+def test_backends():
+    status = ag.backends()
+    assert list(status) == ["npu", "cpu", "reference"]
+    assert all(entry._fields == ("usable", "reason") for entry in status.values())
+    assert status["cpu"].usable
+    assert status["reference"].usable
+    assert _cpu.variant() in status["cpu"].reason
+
+
+def test_show_config(capsys):
+    config = ag.show_config(mode="dict")
+    assert capsys.readouterr().out == ""
+    assert config["version"]["ascend_grad"] == ag.__version__
+    assert config["cpu"] == {"variant": _cpu.variant(), "supported": list(_cpu.supported_variants())}
+    assert config["threads"] == ag.get_num_threads()
+    assert ("no OpenMP" in config["openmp"]) == (not _openmp.VERSION)
+    assert config["backends"]["npu"] == ag.backends()["npu"]._asdict()
+    assert ag.show_config() is None
+    printed = capsys.readouterr().out
+    assert all(text in printed for text in (ag.__version__, _cpu.variant(), config["openmp"], "npu"))
+    with pytest.raises(ag.ParamInvalidError, match="mode: expected 'stdout' or 'dict', got str 'yaml'"):
+        ag.show_config(mode="yaml")
+
+
+def test_forced_variants(forced):
+    for name in _cpu.supported_variants():
+        forced(name)
+        assert _cpu.variant() == name
+        assert ag.show_config(mode="dict")["cpu"]["variant"] == name
+    with pytest.raises(ValueError, match="expected one of"):
+        forced("mmx")
+    unsupported = set(_cpu.VARIANTS) - set(_cpu.supported_variants())
+    for name in unsupported:
+        with pytest.raises(ValueError, match="expected one of"):
+            forced(name)
