@@ -34,6 +34,8 @@ LAYERS = (
     ("operators and questions", "results ops threads npu inspection"),
     ("the public interface", "ascend_grad"),
     ("demonstration", "demo"),
+    ("tensors of PyTorch", "torch.tensors"),
+    ("their operators and functions", "torch"),
     ("benchmark", "bench"),
     ("command line", "cli __main__"),
 )
