@@ -47,7 +47,7 @@ def test_cut_cross_entropy(shift: bool | int, reduction: str):
         logits = (e[:, : T - shift] @ c.T).flatten(0, 1)
         return F.cross_entropy(logits, targets[:, shift:].flatten(), reduction=reduction).reshape(shape)
 
-    ours = value_and_gradients(
+    values = value_and_gradients(
         lambda e, c: linear_cross_entropy(e, c, targets, reduction=reduction, shift=shift), [e, c], above
     )
     rights = value_and_gradients(right, [e.double(), c.double()], above.double())

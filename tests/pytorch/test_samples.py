@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -17,12 +19,13 @@ def samples(name: str, variant: str, dtype: torch.dtype) -> list:
     return list(info.sample_inputs("cpu", dtype, requires_grad=True))
 
 
-def assert_same(ours, torchs, inputs: list[torch.Tensor]) -> None:
-    """The same value, and the same gradients of it from above."""
-    values = [function() for function in (ours, torchs)]
-    torch.testing.assert_close(values[0], values[1], equal_nan=True)
-    above = torch.ones_like(values[1])
-    grads = [torch.autograd.grad(value, inputs, above, allow_unused=True) for value in values]
+def assert_same(ours: Callable, torchs: Callable, sample) -> None:
+    """The same value, and the same gradients from above."""
+    arguments = (sample.input, *sample.args)
+    inputs = [each for each in arguments if isinstance(each, torch.Tensor) and each.requires_grad]
+    values = [function(*arguments, **sample.kwargs) for function in (ours, torchs)]
+    torch.testing.assert_close(*values, equal_nan=True)
+    grads = [torch.autograd.grad(value, inputs, torch.ones_like(value)) for value in values]
     torch.testing.assert_close(*grads, equal_nan=True)
 
 
@@ -31,54 +34,40 @@ def assert_same(ours, torchs, inputs: list[torch.Tensor]) -> None:
 def test_softmax(name: str, dtype: torch.dtype):
     found = samples(name, "", dtype)
     for sample in found:
-        x = sample.input
-        arguments = sample.args
-        assert_same(
-            lambda: getattr(agt, name)(x, *arguments),
-            lambda: getattr(torch, name)(x, *arguments),
-            [x],  # noqa: B023
-        )
+        assert_same(getattr(agt, name), getattr(torch, name), sample)
     assert len(found) >= 5
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_cross_entropy(dtype: torch.dtype):
-    """Logits as the input of a layer whose weight is the identity; their further dimensions are more rows."""
-    refused = set()
-    found = samples("nn.functional.cross_entropy", "", dtype)
-    for sample in found:
-        x, (target,), keywords = sample.input, sample.args, sample.kwargs
-        one = torch.eye(x.shape[1], dtype=dtype)
+def by_the_identity(logits: torch.Tensor, target: torch.Tensor, **keywords) -> torch.Tensor:
+    """`cross_entropy` as the loss of a layer whose weight is the identity; further dimensions are more rows."""
+    if target.is_floating_point():
+        classes = target.movedim(1, -1).reshape(-1, target.shape[1])
+    else:
+        classes = target.reshape(-1)
+    rows = logits.movedim(1, -1).reshape(-1, logits.shape[1])
+    loss = agt.linear_cross_entropy(rows, torch.eye(logits.shape[1], dtype=logits.dtype), classes, **keywords)
+    return loss.reshape(target.shape) if keywords.get("reduction") == "none" else loss
 
-        def ours(x=x, one=one, target=target, keywords=keywords):
-            probabilities = target.is_floating_point()
-            classes = target.movedim(1, -1).flatten(0, -2) if probabilities else target.flatten()
-            loss = agt.linear_cross_entropy(x.movedim(1, -1).flatten(0, -2), one, classes, **keywords)
-            return loss.reshape(target.shape) if keywords.get("reduction") == "none" else loss
 
-        try:
-            assert_same(ours, lambda: F.cross_entropy(x, target, **keywords), [x])  # noqa: B023
-        except NotImplementedError as error:
-            refused.add(str(error).split(": ")[1])
-            assert target.is_floating_point()
-    assert refused == {"target"}  # probabilities
-    assert len(found) >= 20
+#: By function and variant of torch's tests: what is refused. The rest has to agree.
+REFUSED = {
+    ("cross_entropy", ""): {"target"},  # probabilities
+    ("linear_cross_entropy", ""): {"target", "linear_weight", "linear_bias"},  # the second: several dimensions
+    ("linear_cross_entropy", "chunked"): {"options", "linear_bias"},
+    ("linear_cross_entropy", "chunked_none"): {"options", "linear_bias"},
+}
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("variant", ["", "chunked", "chunked_none"])
-def test_linear_cross_entropy(variant: str, dtype: torch.dtype):
-    """What is refused: everything with `options`, a bias, probabilities, and losses of several dimensions."""
+@pytest.mark.parametrize(("name", "variant"), REFUSED)
+def test_losses(name: str, variant: str, dtype: torch.dtype):
+    ours = by_the_identity if name == "cross_entropy" else agt.linear_cross_entropy
     refused = set()
-    found = samples("nn.functional.linear_cross_entropy", variant, dtype)
+    found = samples(f"nn.functional.{name}", variant, dtype)
     for sample in found:
-        x, (w, target), keywords = sample.input, sample.args, sample.kwargs
         try:
-            assert_same(
-                lambda: agt.linear_cross_entropy(x, w, target, **keywords),  # noqa: B023
-                lambda: F.linear_cross_entropy(x, w, target, **keywords),  # noqa: B023
-                [x, w],
-            )
+            assert_same(ours, getattr(F, name), sample)
         except NotImplementedError as error:
             refused.add(str(error).split(": ")[1])
-    assert refused == ({"options", "linear_bias"} if variant else {"linear_weight", "target", "linear_bias"})
+    assert refused == REFUSED[name, variant]
+    assert len(found) >= 8
