@@ -40,11 +40,8 @@ def test_softmax(name: str, dtype: torch.dtype):
 
 def by_the_identity(logits: torch.Tensor, target: torch.Tensor, **keywords) -> torch.Tensor:
     """`cross_entropy` as the loss of a layer whose weight is the identity; further dimensions are more rows."""
-    if target.is_floating_point():
-        classes = target.movedim(1, -1).reshape(-1, target.shape[1])
-    else:
-        classes = target.reshape(-1)
-    rows = logits.movedim(1, -1).reshape(-1, logits.shape[1])
+    rows = logits.movedim(1, -1).flatten(0, -2)
+    classes = target.movedim(1, -1).flatten(0, -2) if target.is_floating_point() else target.flatten()
     loss = agt.linear_cross_entropy(rows, torch.eye(logits.shape[1], dtype=logits.dtype), classes, **keywords)
     return loss.reshape(target.shape) if keywords.get("reduction") == "none" else loss
 
