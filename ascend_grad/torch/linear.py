@@ -224,9 +224,12 @@ def refuse(operator: str, **arguments: object) -> None:
 
 def _check_shapes(input: torch.Tensor, linear_weight: torch.Tensor, target: torch.Tensor) -> None:
     if linear_weight.dim() > 2:
-        refuse(_NAME, linear_weight=f"rank {linear_weight.dim()} (a loss of several dimensions)")
+        shape = tuple(linear_weight.shape)
+        raise NotImplementedError(
+            f"{_NAME}: linear_weight: losses of several dimensions are not supported, got {shape}"
+        )
     if target.is_floating_point():
-        refuse(_NAME, target=f"{target.dtype} (classes as probabilities)")
+        raise NotImplementedError(f"{_NAME}: target: probabilities are not supported, got {target.dtype}")
     if input.dim() not in (1, 2):
         message = f"input: expected shape (N, in_features) or (in_features,), got {tuple(input.shape)}"
         raise ParamInvalidError(message, operator=_NAME)

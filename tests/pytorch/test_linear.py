@@ -18,18 +18,9 @@ REDUCTIONS = ("mean", "sum", "none")
 N, H, C = 9, 5, 13
 
 
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool]]:
-    """What every call of the library was asked for: the gradient of the input, and that of the weight."""
-    asked: list[tuple[bool, bool]] = []
-    original = ag.linear_cross_entropy
-
-    def recorded(*args, **kwargs):
-        asked.append(tuple(kwargs["return_grad"] and each for each in kwargs["output_mask"]))
-        return original(*args, **kwargs)
-
-    monkeypatch.setattr(ag, "linear_cross_entropy", recorded)
-    return asked
+def asked(calls: list[dict]) -> list[tuple[bool, bool]]:
+    """What each call was asked for: the gradient of the input, and that of the weight."""
+    return [tuple(each["return_grad"] and wanted for wanted in each["output_mask"]) for each in calls]
 
 
 def problem(dtype: torch.dtype = torch.float64, rows: int = N) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -129,7 +120,7 @@ def test_one_row_without_a_batch():
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("frozen", ["input", "weight", "both"])
-def test_what_is_frozen_is_not_computed(calls: list, reduction: str, frozen: str):
+def test_what_is_frozen_is_not_computed(calls: list[dict], reduction: str, frozen: str):
     x, w, target = problem(torch.float32)
     x.requires_grad_(frozen == "weight")
     w.requires_grad_(frozen == "input")
@@ -139,32 +130,32 @@ def test_what_is_frozen_is_not_computed(calls: list, reduction: str, frozen: str
         loss.sum().backward()
     wanted = (frozen == "weight", frozen == "input")
     assert (x.grad is not None, w.grad is not None) == wanted
-    assert calls == ([(False, False), wanted] if reduction == "none" and frozen != "both" else [wanted])
+    assert asked(calls) == ([(False, False), wanted] if reduction == "none" and frozen != "both" else [wanted])
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_no_gradients_where_none_are_recorded(calls: list, mode):
+def test_no_gradients_where_none_are_recorded(calls: list[dict], mode):
     x, w, target = problem(torch.float32)
     with mode():
         loss = agt.linear_cross_entropy(x, w.requires_grad_(), target)
     assert not loss.requires_grad
-    assert calls == [(False, False)]
+    assert asked(calls) == [(False, False)]
 
 
-def test_gradients_come_with_the_loss_and_are_scaled(calls: list):
+def test_gradients_come_with_the_loss_and_are_scaled(calls: list[dict]):
     x, w, target = problem(torch.float32)
     x.requires_grad_(), w.requires_grad_()
     loss = agt.linear_cross_entropy(x, w, target)
-    assert calls == [(True, True)]
+    assert asked(calls) == [(True, True)]
     (3 * loss).backward()
-    assert calls == [(True, True)]
+    assert asked(calls) == [(True, True)]
     right = value_and_gradients(lambda x, w: 3 * F.linear_cross_entropy(x, w, target), [x.double(), w.double()])
     assert_close(x.grad, right[1], torch.float32)
     assert_close(w.grad, right[2], torch.float32)
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_a_second_backward(calls: list, reduction: str):
+def test_a_second_backward(calls: list[dict], reduction: str):
     x, w, target = problem(torch.float32)
     w.requires_grad_()
     loss = agt.linear_cross_entropy(x, w, target, reduction=reduction).sum()
@@ -193,6 +184,7 @@ def test_gradients_are_not_shared_with_what_is_accumulated():
     assert_close(w.grad, 3 * once.double(), torch.float32)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # of torch's own, in jvp
 def test_a_gradient_of_the_gradient_is_refused():
     x, w, target = problem()
     x.requires_grad_()
@@ -224,8 +216,9 @@ def test_a_loss_scale_comes_before_the_rounding_to_float16():
     target = torch.randint(0, C, (rows,))
     _, grad, _ = value_and_gradients(lambda x, w: agt.linear_cross_entropy(x, w, target).float() * scale, [x, w])
     right = value_and_gradients(lambda x, w: F.linear_cross_entropy(x, w, target) * scale, [x.double(), w.double()])[1]
-    assert torch.count_nonzero((right / scale).half()) < right.numel() / 2
     assert_close(grad, right, torch.float16, steps=4)
+    with pytest.raises(AssertionError):
+        assert_close((right / scale).half().double() * scale, right, torch.float16, steps=4)
 
 
 def test_weights_in_any_layout():
@@ -284,16 +277,12 @@ def test_autocast_leaves_float64_alone():
     assert_close(loss, right, torch.float64)
 
 
-def test_options_of_the_library():
+def test_options_of_the_library(calls: list[dict]):
     x, w, target = problem(torch.float32, 600)
     everything = agt.linear_cross_entropy(x, w, target, num_threads=1)
     assert torch.equal(agt.linear_cross_entropy(x, w, target, num_threads=2), everything)
-    grads = [
-        value_and_gradients(lambda x: agt.linear_cross_entropy(x, w, target, filter_eps=eps), [x])[1]  # noqa: B023
-        for eps in (0.0, 2.0)
-    ]
-    assert torch.count_nonzero(grads[0])
-    assert not torch.count_nonzero(grads[1])  # no entry of P is above it
+    agt.linear_cross_entropy(x.requires_grad_(), w, target, filter_eps=0.25).backward()
+    assert [(each["num_threads"], each["filter_eps"]) for each in calls] == [(1, 0.0), (2, 0.0), (None, 0.25)]
 
 
 def test_an_unused_loss():
@@ -323,9 +312,9 @@ def test_what_is_not_supported_is_named(keyword: str, value: object):
 
 def test_probabilities_and_losses_of_several_dimensions_are_refused():
     x, w, _ = problem(torch.float32)
-    with pytest.raises(NotImplementedError, match=r"linear_cross_entropy: target: .*probabilities"):
+    with pytest.raises(NotImplementedError, match="linear_cross_entropy: target: probabilities are not"):
         agt.linear_cross_entropy(x, w, torch.rand(N, C))
-    with pytest.raises(NotImplementedError, match=r"linear_cross_entropy: linear_weight: .*several dimensions"):
+    with pytest.raises(NotImplementedError, match="linear_cross_entropy: linear_weight: losses of several"):
         agt.linear_cross_entropy(x, w.reshape(C, 1, H), torch.zeros(N, 1, dtype=torch.int64))
 
 

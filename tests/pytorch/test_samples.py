@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+import torch.utils._pytree as pytree
 from torch.testing._internal.common_methods_invocations import op_db
 
 import ascend_grad.torch as agt
@@ -20,13 +21,29 @@ def samples(name: str, variant: str, dtype: torch.dtype) -> list:
 
 
 def assert_same(ours: Callable, torchs: Callable, sample) -> None:
-    """The same value, and the same gradients from above."""
-    arguments = (sample.input, *sample.args)
+    """The value, and gradients of it, agree with torch's in float64."""
+    arguments, keywords = (sample.input, *sample.args), sample.kwargs
+    value, *grads = _results(ours, arguments, keywords)
+    right, *right_grads = _results(torchs, [_wide(each) for each in arguments], pytree.tree_map(_wide, keywords))
+    assert [each.dtype for each in (value, *grads)] == [sample.input.dtype] * (1 + len(grads))
+    for each, expected in zip((value, *grads), (right, *right_grads), strict=True):
+        rtol, atol = torch.testing._comparison.default_tolerances(each)
+        # A small difference of large terms has the error of those; terms are of the order of 1.
+        torch.testing.assert_close(each.double(), expected, rtol=rtol, atol=max(atol, rtol), equal_nan=True)
+
+
+def _wide(value: object) -> object:
+    """A floating tensor as one of float64, anything else as it is."""
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        return value.detach().double().requires_grad_(value.requires_grad)
+    return value
+
+
+def _results(function: Callable, arguments: Sequence, keywords: dict) -> tuple[torch.Tensor, ...]:
     inputs = [each for each in arguments if isinstance(each, torch.Tensor) and each.requires_grad]
-    values = [function(*arguments, **sample.kwargs) for function in (ours, torchs)]
-    torch.testing.assert_close(*values, equal_nan=True)
-    grads = [torch.autograd.grad(value, inputs, torch.ones_like(value)) for value in values]
-    torch.testing.assert_close(*grads, equal_nan=True)
+    value = function(*arguments, **keywords)
+    above = torch.linspace(0.5, 1.5, value.numel(), dtype=torch.float64).reshape(value.shape).to(value.dtype)
+    return value.detach(), *torch.autograd.grad(value, inputs, above)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
