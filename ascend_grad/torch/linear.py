@@ -224,10 +224,8 @@ def refuse(operator: str, **arguments: object) -> None:
 
 def _check_shapes(input: torch.Tensor, linear_weight: torch.Tensor, target: torch.Tensor) -> None:
     if linear_weight.dim() > 2:
-        shape = tuple(linear_weight.shape)
-        raise NotImplementedError(
-            f"{_NAME}: linear_weight: losses of several dimensions are not supported, got {shape}"
-        )
+        got = f"got shape {tuple(linear_weight.shape)}"
+        raise NotImplementedError(f"{_NAME}: linear_weight: losses of several dimensions are not supported, {got}")
     if target.is_floating_point():
         raise NotImplementedError(f"{_NAME}: target: probabilities are not supported, got {target.dtype}")
     if input.dim() not in (1, 2):

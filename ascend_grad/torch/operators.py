@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Literal
 
 import torch
 
@@ -92,7 +93,7 @@ def _linear_cross_entropy(
     weight: torch.Tensor,
     target: torch.Tensor,
     grad_loss: torch.Tensor | None,
-    reduction: str,
+    reduction: Literal["mean", "sum", "none"],
     ignore_index: int,
     input_grad: bool,
     weight_grad: bool,

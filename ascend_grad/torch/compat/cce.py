@@ -91,8 +91,9 @@ def linear_cross_entropy(
         impl=impl,
         vocab_parallel_options=vocab_parallel_options,
     )
-    eps = 0.0 if filter_eps in ("auto", None) or not (filter_e_grad or filter_c_grad) else filter_eps
-    if eps and filter_e_grad != filter_c_grad:
+    if filter_eps is None or filter_eps == "auto" or not (filter_e_grad or filter_c_grad):
+        filter_eps = 0.0
+    if filter_eps and filter_e_grad != filter_c_grad:
         linear.refuse(_NAME, **({"filter_c_grad": False} if filter_e_grad else {"filter_e_grad": False}))
     check_tensors(_NAME, e=e, targets=targets)
     if e.dim() < 1 or targets.shape != e.shape[:-1]:
@@ -105,6 +106,6 @@ def linear_cross_entropy(
             raise ParamInvalidError(message, operator=_NAME)
         e, targets = e[..., : length - shift, :], targets[..., shift:]
     loss = linear.unrounded_loss(
-        e.reshape(-1, e.shape[-1]), c, targets.reshape(-1), None, reduction, ignore_index, filter_eps=eps
+        e.reshape(-1, e.shape[-1]), c, targets.reshape(-1), None, reduction, ignore_index, filter_eps=filter_eps
     )
     return loss.reshape(targets.shape) if reduction == "none" else loss
