@@ -88,7 +88,20 @@ class LinearCrossEntropyLoss(torch.nn.LinearCrossEntropyLoss):
             self.linear.weight = linear_weight
 
     def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """Compute the loss of `input`, shape (N, in_features) or (in_features,), and `target`, shape (N,) or ()."""
+        """Compute the loss.
+
+        Parameters
+        ----------
+        input : torch.Tensor, shape (N, in_features) or (in_features,)
+            The layer's input.
+        target : torch.Tensor of int64 or int32, shape (N,) or ()
+            The class of each row, in [0, num_classes), or `ignore_index`.
+
+        Returns
+        -------
+        torch.Tensor
+            The loss.
+        """
         return linear_cross_entropy(
             input,
             self.linear.weight,

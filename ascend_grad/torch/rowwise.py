@@ -37,7 +37,8 @@ class _Softmax(Function):
     @staticmethod
     def backward(ctx, grad_output):
         (output,) = ctx.saved_tensors
-        return _SoftmaxBackward.apply(grad_output, output, ctx.dim), None
+        step = _SoftmaxBackward.apply if torch.is_grad_enabled() else _ops.softmax_backward
+        return step(grad_output, output, ctx.dim), None
 
 
 class _SoftmaxBackward(Function):
@@ -77,7 +78,8 @@ class _LogSoftmax(Function):
     @staticmethod
     def backward(ctx, grad_output):
         (output,) = ctx.saved_tensors
-        return _LogSoftmaxBackward.apply(grad_output, output, ctx.dim), None
+        step = _LogSoftmaxBackward.apply if torch.is_grad_enabled() else _ops.log_softmax_backward
+        return step(grad_output, output, ctx.dim), None
 
 
 class _LogSoftmaxBackward(Function):
@@ -118,7 +120,8 @@ class _ScaledMaskedSoftmax(Function):
     @staticmethod
     def backward(ctx, grad_output):
         y, mask = ctx.saved_tensors
-        return _ScaledMaskedSoftmaxBackward.apply(grad_output, y, mask, ctx.scale), None, None
+        step = _ScaledMaskedSoftmaxBackward.apply if torch.is_grad_enabled() else _ops.scaled_masked_softmax_backward
+        return step(grad_output, y, mask, ctx.scale), None, None
 
 
 class _ScaledMaskedSoftmaxBackward(Function):

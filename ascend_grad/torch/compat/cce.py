@@ -44,10 +44,12 @@ def linear_cross_entropy(
         The layer's weight, of the dtype of `e`.
     targets : torch.Tensor of int64 or int32, shape (...)
         The class of each row of `e`, in [0, V), or `ignore_index`.
-    bias, softcap, vocab_parallel_options : None
+    bias : None
         Not supported.
     ignore_index : int, default -100
         Rows with this target have no loss and no gradient.
+    softcap : None
+        Not supported.
     reduction : {"mean", "sum", "none"}, default "mean"
         As in `ascend_grad.torch.linear_cross_entropy`.
     shift : bool or int, default 0
@@ -62,6 +64,8 @@ def linear_cross_entropy(
         Whether `filter_eps` is for the gradient of `e`, and for that of `c`. Both or none.
     impl : None
         There is one implementation.
+    vocab_parallel_options : None
+        Not supported.
 
     Returns
     -------

@@ -30,10 +30,12 @@ class LigerFusedLinearCrossEntropyLoss(torch.nn.Module):
         As in `ascend_grad.torch.linear_cross_entropy`.
     softcap : None
         Not supported.
-    return_z_loss, use_token_scaling, return_token_accuracy, return_predicted_tokens : bool, default False
+    return_z_loss : bool, default False
         Not supported but for False.
     accum_dtype : torch.dtype, optional
         None or float32: sums are in float32 at least.
+    use_token_scaling, return_token_accuracy, return_predicted_tokens : bool, default False
+        Not supported but for False.
 
     Raises
     ------
@@ -82,6 +84,23 @@ class LigerFusedLinearCrossEntropyLoss(torch.nn.Module):
     def forward(
         self, lin_weight: torch.Tensor, _input: torch.Tensor, target: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Compute the loss, in float32 (float64 where `_input` is); `bias` has to be None."""
+        """Compute the loss.
+
+        Parameters
+        ----------
+        lin_weight : torch.Tensor, shape (V, H)
+            The layer's weight, of the dtype of `_input`.
+        _input : torch.Tensor, shape (BT, H)
+            The layer's input.
+        target : torch.Tensor of int64 or int32, shape (BT,)
+            The class of each row, in [0, V), or `ignore_index`.
+        bias : None
+            Not supported.
+
+        Returns
+        -------
+        torch.Tensor
+            The loss, float32, or float64 where `_input` is.
+        """
         linear.refuse(_NAME, bias=bias)
         return linear.unrounded_loss(_input, lin_weight, target, self.ce_weight, self.reduction, self.ignore_index)
