@@ -23,8 +23,9 @@ def text(length: int = 4000) -> np.ndarray:
     return (np.cumsum(steps) % SIZES.vocabulary).astype(np.int32)
 
 
-def test_all_losses_learn_the_same():
-    runs = {name: comparison.train(name, text(), SIZES, 40, seed=1) for name in comparison.LOSSES}
+@pytest.mark.parametrize("bfloat16", [False, True])
+def test_all_losses_learn_the_same(bfloat16: bool):
+    runs = {name: comparison.train(name, text(), SIZES, 40, seed=1, bfloat16=bfloat16) for name in comparison.LOSSES}
     curves = np.array([run.bits for run in runs.values()])
     assert np.all(np.abs(curves[:, 0] - np.log2(SIZES.vocabulary)) < 1)
     assert np.all(curves[:, -1] < curves[:, 0] - 0.5)
@@ -45,7 +46,7 @@ def test_the_models_look_at_no_later_token():
 
 
 def test_a_process_of_its_own():
-    run = comparison.in_a_process("torch", text(400), SIZES, 2, 0)
+    run = comparison.in_a_process("torch", text(400), SIZES, 2, 0, False)
     assert len(run.bits) == 2
 
 

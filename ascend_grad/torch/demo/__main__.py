@@ -12,9 +12,9 @@ from ...demo.language_model import Sizes
 from .comparison import LOSSES, Run, in_a_process
 
 DESCRIPTION = """\
-Train a language model of 30000 words on the source text of this Python's standard library, as a torch module under
-autocast to bfloat16, once with each loss: this library's and torch's, the latter with all logits in memory and with its
-chunked option. The seed, and so the batches, are the same. Loss, time and peak memory are printed.
+Train a language model of 30000 words on the source text of this Python's standard library, as a torch module,
+once with each loss: this library's and torch's, the latter with all logits in memory and with its chunked option. The
+seed, and so the batches, are the same. Loss, time and peak memory are printed.
 """
 #: The largest vocabulary, and how many steps are averaged in a row of the table.
 VOCABULARY, ROWS = 30_000, 8
@@ -41,6 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--steps", type=int, default=60, metavar="N", help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="default: %(default)s")
+    parser.add_argument(
+        "--bfloat16", action="store_true", help="under autocast (torch's takes minutes on CPUs without AVX-512)"
+    )
     parser.add_argument("--save-plot", type=Path, metavar="FILE", help="draw the losses (needs matplotlib)")
     arguments = parser.parse_args(argv)
     if arguments.steps < 1:
@@ -51,7 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = words.numbered(split, numbers)
     sizes = Sizes(vocabulary=len(numbers) + 1, window=4, embedding=64)
     print(f"{len(text) / 1e6:.1f} million tokens, {sizes.vocabulary} different ones, {arguments.steps} steps")
-    runs = {name: in_a_process(name, text, sizes, arguments.steps, arguments.seed) for name in LOSSES}
+    settings = sizes, arguments.steps, arguments.seed, arguments.bfloat16
+    runs = {name: in_a_process(name, text, *settings) for name in LOSSES}
     _print(runs)
     if arguments.save_plot:
         _draw(arguments.save_plot, runs)

@@ -56,14 +56,14 @@ class Run:
     peak_bytes: int
 
 
-def in_a_process(name: str, text: NDArray[np.int32], sizes: Sizes, steps: int, seed: int) -> Run:
+def in_a_process(name: str, text: NDArray[np.int32], sizes: Sizes, steps: int, seed: int, bfloat16: bool) -> Run:
     """Train in a new process, which gives its memory back."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(train, (name, text, sizes, steps, seed))
+        return pool.apply(train, (name, text, sizes, steps, seed, bfloat16))
 
 
-def train(name: str, text: NDArray[np.int32], sizes: Sizes, steps: int, seed: int) -> Run:
-    """Train with the loss of this name, on random blocks of the text."""
+def train(name: str, text: NDArray[np.int32], sizes: Sizes, steps: int, seed: int, bfloat16: bool) -> Run:
+    """Train with the loss of this name, on random blocks of the text, under autocast to bfloat16 or in float32."""
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
     model = LanguageModel(sizes, LOSSES[name](sizes.width, sizes.vocabulary))
@@ -78,22 +78,23 @@ def train(name: str, text: NDArray[np.int32], sizes: Sizes, steps: int, seed: in
     for _ in range(steps):
         tokens, following = (torch.from_numpy(each.astype(np.int64)) for each in random_batch(text, BATCH, sizes, rng))
         optimiser.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
             loss = model(tokens, following)
         loss.backward()
         optimiser.step()
         rates.step()
         bits.append(loss.item() / math.log(2))
     seconds = perf_counter() - start
-    return Run(bits, seconds, _loss_seconds(model.loss, following.flatten(), sizes.width), _peak_bytes() - before)
+    loss_seconds = _loss_seconds(model.loss, following.flatten(), sizes.width, bfloat16)
+    return Run(bits, seconds, loss_seconds, _peak_bytes() - before)
 
 
-def _loss_seconds(loss: nn.Module, following: torch.Tensor, width: int) -> float:
+def _loss_seconds(loss: nn.Module, following: torch.Tensor, width: int, bfloat16: bool) -> float:
     features = torch.randn(len(following), width, requires_grad=True)
     times = []
     for _ in range(3):
         start = perf_counter()
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
             value = loss(features, following)
         value.backward()
         times.append(perf_counter() - start)
