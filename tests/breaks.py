@@ -125,13 +125,13 @@ BREAKS = {
     ),
     "workspace lent while in use": Break(
         "pyx/_memory.pyx",
-        "_spare is not None and Py_REFCNT(<PyObject *>_spare) == 1 and",
-        "_spare is not None and",
+        "_cached is not None and Py_REFCNT(<PyObject *>_cached) == 1 and",
+        "_cached is not None and",
         ("tests/linear/test_threads.py -k many_python_threads",),
     ),
     "workspace kept for later too small": Break(
         "pyx/_memory.pyx",
-        " and cnp.PyArray_SIZE(_spare) >= nbytes:",
+        " and cnp.PyArray_SIZE(_cached) >= nbytes:",
         ":",
         ("tests/rowwise/test_layouts.py",),
     ),

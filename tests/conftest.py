@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib.util
 import inspect
 import os
 import subprocess
@@ -47,8 +48,20 @@ ENGINES = (*VARIANTS, "reference", "npu")
 largest_errors: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
 
 
+class WithoutTorch:
+    """Where torch is not installed, what is about its tensors does not exist: nothing of it is collected or skipped."""
+
+    FILES = ("tests/pytorch", "tests/torch_oracles.py", "ascend_grad/torch", "docs/torch.md")
+
+    @classmethod
+    def pytest_ignore_collect(cls, collection_path: Path) -> bool | None:
+        return True if any(collection_path.match(name) for name in cls.FILES) else None
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "error")
+    if importlib.util.find_spec("torch") is None:
+        config.pluginmanager.register(WithoutTorch())
 
 
 class RefusedAsExpectedError(Exception):

@@ -41,6 +41,8 @@ LAYERS = (
     ("the public interface", "ascend_grad"),
     ("bounds on errors", "bounds"),
     ("demonstration", "demo"),
+    ("tensors of PyTorch", "torch.tensors"),
+    ("their operators and functions", "torch"),
     ("benchmark: machine, tables", "bench.dtypes bench.machine bench.tables bench.figures"),
     ("benchmark: comparisons", "bench.frameworks bench.stream bench.results bench.measure bench.targets"),
     ("benchmark: named cases", "bench.rowwise bench.linear"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import array
 import collections
 import enum
-import warnings
 from typing import Any
 
 import numpy as np
@@ -176,18 +175,6 @@ def test_messages_name_the_class(backend):
     }.items():
         assert f"{name}: expected " in str(error)
         assert ", got bool True [161002 " in str(error)
-
-
-def test_torch_tensors(backend):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch = pytest.importorskip("torch")
-    tensor = torch.arange(6.0).reshape(2, 3)
-    assert_identical(ag.softmax(tensor, backend=backend), ag.softmax(tensor.numpy(), backend=backend))
-    assert_identical(ag.softmax(tensor.T, backend=backend), ag.softmax(tensor.T.numpy(), backend=backend))
-    for refused in (tensor.to(torch.bfloat16), tensor.clone().requires_grad_(), tensor.to(torch.int32)):
-        assert type(outcome(ag.softmax, refused, backend=backend)) is TYPE
-    assert type(outcome(ag.softmax, tensor.numpy(), out=tensor, backend=backend)) is TYPE
 
 
 class Index:

@@ -1,0 +1,260 @@
+"""The cross-entropy loss of a linear layer, with its gradients, in bounded memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch.autograd import Function
+
+from ..arguments import shown
+from ..errors import ParamInvalidError
+from . import operators  # noqa: F401  (registers what torch.ops.ascend_grad holds)
+from .tensors import check_tensors
+
+if TYPE_CHECKING:
+    from torch.nn import LinearCrossEntropyOptions
+
+_NAME = "linear_cross_entropy"
+
+#: What a target is where torch's functions are told nothing else.
+IGNORE_INDEX = -100
+
+
+class _LinearCrossEntropy(Function):
+    """The loss, in the accumulator's dtype.
+
+    Gradients of one number are computed with the loss, which saves computing the logits twice, and scaled in backward.
+    They are given away there, and computed anew if there is a second backward. Gradients of a loss per row, and those
+    of float16, are computed in backward: what comes from above has to come before the sum over the rows, and a loss
+    scale before the rounding to float16, in which the gradient of a mean vanishes.
+    """
+
+    @staticmethod
+    def forward(input, weight, target, wanted, reduction, ignore_index, filter_eps, num_threads):
+        ahead = reduction != "none" and input.dtype != torch.float16
+        return torch.ops.ascend_grad.linear_cross_entropy(
+            input,
+            weight,
+            target,
+            None,
+            reduction,
+            ignore_index,
+            ahead and wanted[0],
+            ahead and wanted[1],
+            filter_eps,
+            num_threads,
+        )
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        input, weight, target, _, *ctx.settings = inputs
+        _, *gradients = output
+        ctx.mark_non_differentiable(*gradients)
+        ctx.set_materialize_grads(False)  # which would be zeros of the size of the weight
+        ctx.save_for_backward(input, weight, target)
+        ctx.gradients = gradients if ctx.settings[0] != "none" and input.dtype != torch.float16 else None
+
+    @staticmethod
+    def backward(ctx, grad_loss, *_):
+        nothing = (None,) * 6
+        if grad_loss is None:
+            return None, None, *nothing
+        wanted = ctx.needs_input_grad[:2]
+        input, weight, target = ctx.saved_tensors
+        gradients, ctx.gradients = ctx.gradients, None
+        if gradients is None:
+            reduction, ignore_index, filter_eps, num_threads = ctx.settings
+            _, *gradients = torch.ops.ascend_grad.linear_cross_entropy(
+                input, weight, target, grad_loss, reduction, ignore_index, *wanted, filter_eps, num_threads
+            )
+        elif torch.compiler.is_compiling():
+            gradients = [gradient * grad_loss for gradient in gradients]
+        elif grad_loss.item() != 1:
+            gradients = [gradient.mul_(grad_loss) for gradient in gradients]
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # which refuses a second order by itself
+            gradients = _Gradients.apply(*gradients, grad_loss, input, weight)
+        return *(gradient if asked else None for gradient, asked in zip(gradients, wanted)), *nothing
+
+
+class _Gradients(Function):
+    """Gradients that depend on what they were computed from, so that differentiating them is an error and not zero."""
+
+    @staticmethod
+    def forward(input_grad, weight_grad, *_):
+        return input_grad.view_as(input_grad), weight_grad.view_as(weight_grad)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        """There is nothing to keep."""
+
+    @staticmethod
+    def backward(ctx, *_):
+        raise RuntimeError(f"{_NAME}: the gradient cannot be differentiated once more (create_graph=True)")
+
+
+def linear_cross_entropy(
+    input: torch.Tensor,
+    linear_weight: torch.Tensor,
+    target: torch.Tensor,
+    *,
+    linear_bias: torch.Tensor | None = None,
+    weight: torch.Tensor | None = None,
+    reduction: Literal["mean", "sum", "none"] = "mean",
+    ignore_index: int | None = None,
+    label_smoothing: float = 0.0,
+    options: LinearCrossEntropyOptions | None = None,
+    filter_eps: float = 0.0,
+    num_threads: int | None = None,
+) -> torch.Tensor:
+    r"""Cross-entropy loss of a linear layer, as `torch.nn.functional.linear_cross_entropy`, without the logits.
+
+    Memory is bounded whatever the sizes, so that `options`, which torch takes for that purpose, are not needed.
+
+    Parameters
+    ----------
+    input : torch.Tensor, shape (N, in_features) or (in_features,)
+        float32, float16, bfloat16 or float64.
+    linear_weight : torch.Tensor, shape (C, in_features)
+        The layer's weight, of the dtype of `input`, in any layout.
+    target : torch.Tensor of int64 or int32, shape (N,) or ()
+        The class of each row, in [0, C), or `ignore_index`.
+    linear_bias : None
+        Not supported.
+    weight : torch.Tensor, shape (C,), optional
+        A weight for each class. The mean is then that of the weighted losses, over the sum of their weights.
+    reduction : {"mean", "sum", "none"}, default "mean"
+        The loss is the mean over the rows that are not ignored, their sum, or one number for each row, 0 where ignored.
+    ignore_index : int, optional
+        Rows with this target have no loss and no gradient; None is -100.
+    label_smoothing : float, default 0.0
+        Not supported but for 0.
+    options : None
+        Not supported.
+    filter_eps : float, default 0.0
+        As in `ascend_grad.fused_linear_cross_entropy_loss_grad`.
+    num_threads : int, optional
+        As in `ascend_grad.softmax_backward`.
+
+    Returns
+    -------
+    torch.Tensor
+        The loss, in the dtype that torch gives it: that of `input`, under autocast float32 (float64 where `input` is).
+
+    Raises
+    ------
+    NotImplementedError
+        A keyword, or classes given as probabilities, that is not supported.
+    ParamInvalidError
+        161002: a dtype, a shape or a value is not as described (a dtype or a kind: its subclass `ParamTypeError`).
+    BackendUnavailableError
+        A tensor is not on the CPU.
+
+    Notes
+    -----
+    Where `reduction` is "mean" or "sum" the gradients are computed with the loss, but for float16 and for a weight per
+    class, and of those two that are needed only: a frozen layer costs one product less. With ``retain_graph=True`` a
+    second backward computes them again. The gradient cannot be differentiated once more.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import ascend_grad.torch as agt
+    >>> hidden = torch.eye(2, requires_grad=True)
+    >>> weight = torch.zeros(4, 2, requires_grad=True)
+    >>> agt.linear_cross_entropy(hidden, weight, torch.tensor([0, 3])).backward()
+    >>> weight.grad.T
+    tensor([[-0.3750,  0.1250,  0.1250,  0.1250],
+            [ 0.1250,  0.1250,  0.1250, -0.3750]])
+    """
+    refuse(_NAME, linear_bias=linear_bias, options=options, label_smoothing=label_smoothing or None)
+    loss = unrounded_loss(
+        input, linear_weight, target, weight, reduction, ignore_index, filter_eps=filter_eps, num_threads=num_threads
+    )
+    return loss if torch.is_autocast_enabled("cpu") else loss.to(input.dtype)
+
+
+def unrounded_loss(
+    input: torch.Tensor,
+    linear_weight: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None,
+    reduction: Literal["mean", "sum", "none"],
+    ignore_index: int | None,
+    *,
+    filter_eps: float = 0.0,
+    num_threads: int | None = None,
+) -> torch.Tensor:
+    """The same in float32, or float64 where `input` is."""
+    check_tensors(_NAME, input=input, linear_weight=linear_weight, target=target)
+    _check_shapes(input, linear_weight, target)
+    if reduction not in ("mean", "sum", "none"):
+        raise ParamInvalidError(f"reduction: expected mean, sum or none, got {shown(reduction)}", operator=_NAME)
+    if weight is not None:
+        check_tensors(_NAME, weight=weight)
+        _check_shape("weight", weight, linear_weight.shape[:1], "one for each row of linear_weight")
+    if ignore_index is None:
+        ignore_index = IGNORE_INDEX
+
+    if torch.is_autocast_enabled("cpu"):
+        input, linear_weight = _lower_precision(input), _lower_precision(linear_weight)
+    rows, classes = (input, target) if input.dim() == 2 else (input.unsqueeze(0), target.unsqueeze(0))
+    with_gradients = torch.is_grad_enabled()
+    loss, *_ = _LinearCrossEntropy.apply(
+        rows,
+        linear_weight,
+        classes,
+        (with_gradients and rows.requires_grad, with_gradients and linear_weight.requires_grad),
+        reduction if weight is None else "none",
+        ignore_index,
+        filter_eps,
+        num_threads,
+    )
+    if weight is not None:
+        loss = _weighted(loss, classes, weight, reduction, ignore_index)
+    return loss.reshape(target.shape) if reduction == "none" else loss
+
+
+def refuse(operator: str, **arguments: object) -> None:
+    """What the library does not have is an error where it is asked for, and never left out of the result."""
+    for name, value in arguments.items():
+        if value is not None:
+            raise NotImplementedError(f"{operator}: {name}: not supported, got {shown(value)}")
+
+
+def _check_shapes(input: torch.Tensor, linear_weight: torch.Tensor, target: torch.Tensor) -> None:
+    if linear_weight.dim() > 2:
+        got = f"got shape {tuple(linear_weight.shape)}"
+        raise NotImplementedError(f"{_NAME}: linear_weight: losses of several dimensions are not supported, {got}")
+    if target.is_floating_point():
+        raise NotImplementedError(f"{_NAME}: target: probabilities are not supported, got {target.dtype}")
+    if input.dim() not in (1, 2):
+        message = f"input: expected shape (N, in_features) or (in_features,), got {tuple(input.shape)}"
+        raise ParamInvalidError(message, operator=_NAME)
+    if linear_weight.dim() != 2 or linear_weight.shape[1] != input.shape[-1]:
+        message = f"linear_weight: expected shape (C, {input.shape[-1]}), got {tuple(linear_weight.shape)}"
+        raise ParamInvalidError(message, operator=_NAME)
+    _check_shape("target", target, input.shape[:-1], "one for each row of input")
+
+
+def _check_shape(name: str, tensor: torch.Tensor, shape: torch.Size, words: str) -> None:
+    if tensor.shape != shape:
+        message = f"{name}: expected shape {tuple(shape)}, {words}, got {tuple(tensor.shape)}"
+        raise ParamInvalidError(message, operator=_NAME)
+
+
+def _lower_precision(tensor: torch.Tensor) -> torch.Tensor:
+    """What autocast makes of an argument of a linear layer."""
+    return tensor if tensor.dtype == torch.float64 else tensor.to(torch.get_autocast_dtype("cpu"))
+
+
+def _weighted(
+    losses: torch.Tensor, target: torch.Tensor, weight: torch.Tensor, reduction: str, ignored: int
+) -> torch.Tensor:
+    """Losses of rows with the weights of their classes."""
+    counted = target != ignored
+    weights = weight.to(losses.dtype)[torch.where(counted, target, 0)] * counted
+    losses = losses * weights
+    if reduction == "none":
+        return losses
+    return losses.sum() / weights.sum() if reduction == "mean" else losses.sum()

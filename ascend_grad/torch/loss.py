@@ -1,0 +1,112 @@
+"""The loss as a module."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from ..errors import ParamInvalidError
+from .linear import linear_cross_entropy, refuse
+
+if TYPE_CHECKING:
+    from torch.nn import LinearCrossEntropyOptions
+
+
+class LinearCrossEntropyLoss(torch.nn.LinearCrossEntropyLoss):
+    """A linear layer and its cross-entropy loss, as `torch.nn.LinearCrossEntropyLoss`, without the logits.
+
+    Parameters
+    ----------
+    in_features, num_classes : int
+        The shape of the layer's weight, ``linear.weight``, is (num_classes, in_features).
+    out_features : tuple of int, default ()
+        Not supported but for ().
+    bias : bool, default False
+        Not supported but for False.
+    device, dtype : optional
+        Of the weight.
+    reduction, weight, ignore_index, label_smoothing, options
+        As in `linear_cross_entropy`.
+    linear_weight : torch.nn.Parameter, shape (num_classes, in_features), optional
+        The weight of another layer, such as an embedding, that this one shares. `device` and `dtype` are then its own.
+
+    Raises
+    ------
+    NotImplementedError
+        A keyword is not supported.
+    ParamInvalidError
+        161002: the shape of `linear_weight` is not as described.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import ascend_grad.torch as agt
+    >>> embedding = torch.nn.Embedding(10, 4)
+    >>> loss = agt.LinearCrossEntropyLoss(4, 10, linear_weight=embedding.weight)
+    >>> loss(torch.zeros(2, 4), torch.tensor([3, 9])).detach()
+    tensor(2.3026)
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        *,
+        out_features: tuple[int, ...] = (),
+        bias: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        reduction: Literal["mean", "sum", "none"] = "mean",
+        weight: torch.Tensor | None = None,
+        ignore_index: int | None = None,
+        label_smoothing: float = 0.0,
+        options: LinearCrossEntropyOptions | None = None,
+        linear_weight: torch.nn.Parameter | None = None,
+    ):
+        refuse(
+            "LinearCrossEntropyLoss",
+            out_features=out_features or None,
+            bias=bias or None,
+            label_smoothing=label_smoothing or None,
+            options=options,
+        )
+        super().__init__(
+            in_features,
+            num_classes,
+            device=device if linear_weight is None else "meta",
+            dtype=dtype,
+            reduction=reduction,
+            weight=weight,
+            ignore_index=ignore_index,
+        )
+        if linear_weight is not None:
+            if linear_weight.shape != self.linear.weight.shape:
+                expected, got = tuple(self.linear.weight.shape), tuple(linear_weight.shape)
+                message = f"linear_weight: expected shape {expected}, got {got}"
+                raise ParamInvalidError(message, operator="LinearCrossEntropyLoss")
+            self.linear.weight = linear_weight
+
+    def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """Compute the loss.
+
+        Parameters
+        ----------
+        input : torch.Tensor, shape (N, in_features) or (in_features,)
+            The layer's input.
+        target : torch.Tensor of int64 or int32, shape (N,) or ()
+            The class of each row, in [0, num_classes), or `ignore_index`.
+
+        Returns
+        -------
+        torch.Tensor
+            The loss.
+        """
+        return linear_cross_entropy(
+            input,
+            self.linear.weight,
+            target,
+            weight=self.weight,
+            reduction=self.reduction,
+            ignore_index=self.ignore_index,
+        )

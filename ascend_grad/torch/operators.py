@@ -1,0 +1,139 @@
+"""The operators as torch knows them: ``torch.ops.ascend_grad``, for its tracing and batching.
+
+Each has a schema, the computation on the CPU, what it returns of tensors without memory ("fake"), and for the row-wise
+operators a rule for `torch.vmap`. They know nothing of gradients: `rowwise` and `linear` do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
+
+import torch
+
+import ascend_grad as ag
+
+from ..errors import ParamInvalidError
+from .tensors import to_array, to_tensor
+
+
+def _register(name: str, schema: str, compute: Callable, fake: Callable) -> None:
+    qualified = f"ascend_grad::{name}"
+    torch.library.define(qualified, schema, tags=(torch.Tag.pt2_compliant_tag,))
+    torch.library.impl(qualified, "cpu", compute)
+    torch.library.register_fake(qualified, fake)
+
+
+# -- row by row --
+
+
+def _rowwise(name: str, *arguments: torch.Tensor | float) -> torch.Tensor:
+    values = [to_array(each) if isinstance(each, torch.Tensor) else each for each in arguments]
+    return to_tensor(getattr(ag, name)(*values))
+
+
+def _rowwise_fake(first: torch.Tensor, *_: object) -> torch.Tensor:
+    return first.new_empty(first.shape)
+
+
+def _batch_first(tensor: torch.Tensor, batch_dim: int | None, size: int) -> torch.Tensor:
+    return tensor.expand(size, *tensor.shape) if batch_dim is None else tensor.movedim(batch_dim, 0)
+
+
+def _softmax_vmap(name: str, info, in_dims: tuple, *arguments) -> tuple[torch.Tensor, int]:
+    operator = getattr(torch.ops.ascend_grad, name)
+    *tensors, dim = arguments
+    tensors = [_batch_first(each, batch_dim, info.batch_size) for each, batch_dim in zip(tensors, in_dims)]
+    rank = tensors[0].dim() - 1
+    least = max(rank, 1)
+    if not -least <= dim < least:
+        raise ParamInvalidError(f"dim: expected an int in [{-least}, {least - 1}], got {dim}", operator=name)
+    if rank == 0:
+        return operator(*(each.unsqueeze(1) for each in tensors), 1).squeeze(1), 0
+    return operator(*tensors, dim % rank + 1), 0
+
+
+def _scaled_masked_vmap(name: str, info, in_dims: tuple, *arguments) -> tuple[torch.Tensor, int]:
+    """The batch becomes part of the first dimension, over which a mask may be broadcast."""
+    *tensors, mask, scale = arguments
+    size = info.batch_size
+    tensors = [_batch_first(each, batch_dim, size).flatten(0, 1) for each, batch_dim in zip(tensors, in_dims)]
+    mask_dim = in_dims[len(tensors)]
+    if mask_dim is not None or mask.shape[0] != 1:
+        mask = _batch_first(mask, mask_dim, size)
+        if mask.shape[1] == 1:
+            mask = mask.expand(size, len(tensors[0]) // size, *mask.shape[2:])
+        mask = mask.flatten(0, 1)
+    result = getattr(torch.ops.ascend_grad, name)(*tensors, mask, scale)
+    return result.unflatten(0, (size, -1)), 0
+
+
+for _name, _schema, _vmap in (
+    ("softmax", "(Tensor input, int dim) -> Tensor", _softmax_vmap),
+    ("log_softmax", "(Tensor input, int dim) -> Tensor", _softmax_vmap),
+    ("softmax_backward", "(Tensor grad_output, Tensor output, int dim) -> Tensor", _softmax_vmap),
+    ("log_softmax_backward", "(Tensor grad_output, Tensor output, int dim) -> Tensor", _softmax_vmap),
+    ("scaled_masked_softmax", "(Tensor x, Tensor mask, float scale) -> Tensor", _scaled_masked_vmap),
+    (
+        "scaled_masked_softmax_backward",
+        "(Tensor grad_output, Tensor y, Tensor mask, float scale) -> Tensor",
+        _scaled_masked_vmap,
+    ),
+):
+    _register(_name, _schema, partial(_rowwise, _name), _rowwise_fake)
+    torch.library.register_vmap(f"ascend_grad::{_name}", partial(_vmap, _name))
+
+
+# -- linear --
+
+
+def _linear_cross_entropy(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    target: torch.Tensor,
+    grad_loss: torch.Tensor | None,
+    reduction: Literal["mean", "sum", "none"],
+    ignore_index: int,
+    input_grad: bool,
+    weight_grad: bool,
+    filter_eps: float,
+    num_threads: int | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    result = ag.linear_cross_entropy(
+        to_array(input),
+        to_array(weight),
+        to_array(target),
+        reduction=reduction,
+        ignore_index=ignore_index,
+        grad_loss=None if grad_loss is None else to_array(grad_loss),
+        return_grad=input_grad or weight_grad,
+        output_mask=(input_grad, weight_grad),
+        filter_eps=filter_eps,
+        num_threads=num_threads,
+    )
+    gradients = (input.new_empty(0) if each is None else to_tensor(each) for each in result[1:])
+    return to_tensor(result.loss), *gradients
+
+
+def _linear_cross_entropy_fake(
+    input, weight, target, grad_loss, reduction, ignore_index, input_grad, weight_grad, filter_eps, num_threads
+):
+    loss = input.new_empty(
+        target.shape if reduction == "none" else (),
+        dtype=torch.float64 if input.dtype == torch.float64 else torch.float32,
+    )
+    return (
+        loss,
+        input.new_empty(input.shape if input_grad else (0,)),
+        weight.new_empty(weight.shape if weight_grad else (0,)),
+    )
+
+
+_register(
+    "linear_cross_entropy",
+    "(Tensor input, Tensor weight, Tensor target, Tensor? grad_loss, str reduction, int ignore_index, bool input_grad, "
+    "bool weight_grad, float filter_eps, int? num_threads) -> (Tensor loss, Tensor input_grad, Tensor weight_grad)",
+    _linear_cross_entropy,
+    _linear_cross_entropy_fake,
+)

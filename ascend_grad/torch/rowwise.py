@@ -1,0 +1,251 @@
+"""Row-wise operators with gradients of any order.
+
+The gradient of a gradient is composed of the same operators and of torch's own.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.autograd import Function
+
+from . import operators  # noqa: F401  (registers what torch.ops.ascend_grad holds)
+from .tensors import check_tensors
+
+_ops = torch.ops.ascend_grad
+
+
+def _softmax_backward_wrt_output(
+    grad: torch.Tensor, grad_output: torch.Tensor, output: torch.Tensor, dim: int
+) -> torch.Tensor:
+    """The gradient with respect to y of (g - sum(g*y)) * y."""
+    row_sum = (grad_output * output).sum(dim, keepdim=True)
+    return grad * (grad_output - row_sum) - grad_output * (grad * output).sum(dim, keepdim=True)
+
+
+class _Softmax(Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(input, dim):
+        return _ops.softmax(input, dim)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.dim = inputs[1]
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        (output,) = ctx.saved_tensors
+        step = _SoftmaxBackward.apply if torch.is_grad_enabled() else _ops.softmax_backward
+        return step(grad_output, output, ctx.dim), None
+
+
+class _SoftmaxBackward(Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(grad_output, output, dim):
+        return _ops.softmax_backward(grad_output, output, dim)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.dim = inputs[2]
+        ctx.save_for_backward(*inputs[:2])
+
+    @staticmethod
+    def backward(ctx, grad):
+        grad_output, output = ctx.saved_tensors
+        return (
+            _SoftmaxBackward.apply(grad, output, ctx.dim),
+            _softmax_backward_wrt_output(grad, grad_output, output, ctx.dim),
+            None,
+        )
+
+
+class _LogSoftmax(Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(input, dim):
+        return _ops.log_softmax(input, dim)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.dim = inputs[1]
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        (output,) = ctx.saved_tensors
+        step = _LogSoftmaxBackward.apply if torch.is_grad_enabled() else _ops.log_softmax_backward
+        return step(grad_output, output, ctx.dim), None
+
+
+class _LogSoftmaxBackward(Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(grad_output, output, dim):
+        return _ops.log_softmax_backward(grad_output, output, dim)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.dim = inputs[2]
+        ctx.save_for_backward(*inputs[:2])
+
+    @staticmethod
+    def backward(ctx, grad):
+        grad_output, output = ctx.saved_tensors
+        scaled = grad * output.exp()  # of g - sum(g) * exp(y)
+        return (
+            grad - scaled.sum(ctx.dim, keepdim=True),
+            -grad_output.sum(ctx.dim, keepdim=True) * scaled,
+            None,
+        )
+
+
+class _ScaledMaskedSoftmax(Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x, mask, scale):
+        return _ops.scaled_masked_softmax(x, mask, scale)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        _, mask, ctx.scale = inputs
+        ctx.save_for_backward(output, mask)
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        y, mask = ctx.saved_tensors
+        step = _ScaledMaskedSoftmaxBackward.apply if torch.is_grad_enabled() else _ops.scaled_masked_softmax_backward
+        return step(grad_output, y, mask, ctx.scale), None, None
+
+
+class _ScaledMaskedSoftmaxBackward(Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(grad_output, y, mask, scale):
+        return _ops.scaled_masked_softmax_backward(grad_output, y, mask, scale)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.scale = inputs[3]
+        ctx.save_for_backward(*inputs[:3])
+
+    @staticmethod
+    def backward(ctx, grad):
+        grad_output, y, mask = ctx.saved_tensors
+        grad = (grad * ctx.scale).masked_fill(mask, 0)
+        return (
+            _SoftmaxBackward.apply(grad, y, -1),
+            _softmax_backward_wrt_output(grad, grad_output, y, -1),
+            None,
+            None,
+        )
+
+
+def softmax(input: torch.Tensor, dim: int = -1) -> torch.Tensor:
+    """Softmax along one dimension, as `torch.softmax`.
+
+    Parameters
+    ----------
+    input : torch.Tensor, shape (...)
+        Rank 0 to 8; float32, float16, bfloat16 or float64.
+    dim : int, default -1
+        The dimension that sums to one.
+
+    Returns
+    -------
+    torch.Tensor
+        A contiguous tensor of the dtype of `input`.
+
+    Raises
+    ------
+    ParamInvalidError
+        161002: a dtype, `dim` or the rank is not as described (a dtype or a kind: its subclass `ParamTypeError`).
+    BackendUnavailableError
+        The tensor is not on the CPU.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import ascend_grad.torch as agt
+    >>> agt.softmax(torch.zeros(2))
+    tensor([0.5000, 0.5000])
+    """
+    check_tensors("softmax", input=input)
+    return _Softmax.apply(input, dim)
+
+
+def log_softmax(input: torch.Tensor, dim: int = -1) -> torch.Tensor:
+    """Natural logarithm of the softmax along one dimension, as `torch.log_softmax`.
+
+    Parameters
+    ----------
+    input : torch.Tensor, shape (...)
+        Rank 0 to 8; float32, float16, bfloat16 or float64.
+    dim : int, default -1
+        The dimension whose exponentials sum to one.
+
+    Returns
+    -------
+    torch.Tensor
+        A contiguous tensor of the dtype of `input`.
+
+    Raises
+    ------
+    ParamInvalidError
+        161002: a dtype, `dim` or the rank is not as described (a dtype or a kind: its subclass `ParamTypeError`).
+    BackendUnavailableError
+        The tensor is not on the CPU.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import ascend_grad.torch as agt
+    >>> agt.log_softmax(torch.zeros(2)).exp()
+    tensor([0.5000, 0.5000])
+    """
+    check_tensors("log_softmax", input=input)
+    return _LogSoftmax.apply(input, dim)
+
+
+def scaled_masked_softmax(x: torch.Tensor, mask: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+    r"""Scaled and masked softmax over the last dimension: softmax of (-10000 where mask, else :math:`x\cdot` scale).
+
+    Parameters
+    ----------
+    x : torch.Tensor, shape (B, N, S1, S2)
+        float32, float16, bfloat16 or float64.
+    mask : torch.Tensor of bool, shape (B or 1, N or 1, S1, S2)
+        True where the position is masked out. (The masks of `torch.nn.functional.scaled_dot_product_attention` are
+        True where it is not.)
+    scale : float, default 1.0
+        Rounded to float32 first, except for float64 tensors.
+
+    Returns
+    -------
+    torch.Tensor
+        A contiguous tensor of the dtype of `x`.
+
+    Raises
+    ------
+    ParamInvalidError
+        161002: a dtype or a shape is not as described (a dtype or a kind: its subclass `ParamTypeError`).
+    BackendUnavailableError
+        A tensor is not on the CPU.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import ascend_grad.torch as agt
+    >>> mask = torch.tensor([False, False, True, True]).reshape(1, 1, 1, 4)
+    >>> agt.scaled_masked_softmax(torch.zeros(1, 1, 1, 4), mask)
+    tensor([[[[0.5000, 0.5000, 0.0000, 0.0000]]]])
+    """
+    check_tensors("scaled_masked_softmax", x=x, mask=mask)
+    return _ScaledMaskedSoftmax.apply(x, mask, scale)

@@ -1,0 +1,45 @@
+"""Tensors as arrays and back, sharing memory, and which tensors are taken."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .._dtypes import BFLOAT16
+from ..arguments import shown
+from ..errors import BackendUnavailableError, ParamTypeError
+
+
+def to_array(tensor: torch.Tensor) -> NDArray:
+    """A tensor's elements as an array. NumPy has no bfloat16 of its own, so those pass as integers."""
+    tensor = tensor.detach()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(BFLOAT16)
+    return tensor.numpy()
+
+
+def to_tensor(array: NDArray) -> torch.Tensor:
+    """An array's elements as a tensor, which keeps the array's memory alive."""
+    if array.size == 0:  # whose strides in NumPy are not those that torch computes
+        return torch.empty(array.shape, dtype=_tensor_dtype(array.dtype))
+    if array.dtype == BFLOAT16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def _tensor_dtype(dtype: np.dtype) -> torch.dtype:
+    return to_tensor(np.zeros((1,), dtype)).dtype
+
+
+def check_tensors(operator: str, **tensors: object) -> None:
+    """Refuse what is not a dense tensor on the CPU; "meta" has shapes alone, which is enough for torch's tracing."""
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise ParamTypeError(f"{name}: expected a torch.Tensor, got {shown(tensor)}", operator=operator)
+        if tensor.device.type not in ("cpu", "meta"):
+            message = f"{name}: expected a tensor on the CPU, got one on {tensor.device}"
+            raise BackendUnavailableError(message, operator=operator)
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
+            kind = "a nested" if tensor.is_nested else "a quantized" if tensor.is_quantized else f"a {tensor.layout}"
+            raise ParamTypeError(f"{name}: expected a dense tensor, got {kind} tensor", operator=operator)

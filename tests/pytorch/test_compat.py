@@ -1,0 +1,155 @@
+"""Calls of other libraries' fused losses, beside what they mean in torch's words, in float64."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch_oracles import assert_close, value_and_gradients
+
+import ascend_grad as ag
+from ascend_grad.torch.compat.cce import linear_cross_entropy
+from ascend_grad.torch.compat.liger import LigerFusedLinearCrossEntropyLoss
+
+B, T, H, V = 3, 6, 5, 11
+
+
+def problem() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    target = torch.randint(0, V, (B, T))
+    target[1, 2:4] = -100
+    return torch.randn(B, T, H), torch.randn(V, H), target
+
+
+def test_signatures():
+    """As their users call them, positions included."""
+    assert list(inspect.signature(linear_cross_entropy).parameters) == [
+        "e", "c", "targets", "bias", "ignore_index", "softcap", "reduction", "shift", "return_lse", "filter_eps",
+        "accum_e_fp32", "accum_c_fp32", "filter_e_grad", "filter_c_grad", "impl", "vocab_parallel_options"
+    ]  # fmt: skip
+    assert list(inspect.signature(LigerFusedLinearCrossEntropyLoss).parameters) == [
+        "ce_weight", "ignore_index", "lse_square_scale", "label_smoothing", "reduction", "softcap", "return_z_loss",
+        "accum_dtype", "use_token_scaling", "return_token_accuracy", "return_predicted_tokens"
+    ]  # fmt: skip
+    parameters = inspect.signature(LigerFusedLinearCrossEntropyLoss.forward).parameters
+    assert list(parameters) == ["self", "lin_weight", "_input", "target", "bias"]
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("shift", [0, False, True, 2])
+def test_cut_cross_entropy(shift: bool | int, reduction: str):
+    e, c, targets = problem()
+    shape = (B, T - shift) if reduction == "none" else ()
+    above = torch.randn(shape)
+
+    def right(e, c):
+        logits = (e[:, : T - shift] @ c.T).flatten(0, 1)
+        return F.cross_entropy(logits, targets[:, shift:].flatten(), reduction=reduction).reshape(shape)
+
+    values = value_and_gradients(
+        lambda e, c: linear_cross_entropy(e, c, targets, reduction=reduction, shift=shift), [e, c], above
+    )
+    rights = value_and_gradients(right, [e.double(), c.double()], above.double())
+    assert values[0].shape == shape
+    for value, expected in zip(values, rights):
+        assert_close(value, expected, torch.float32)
+
+
+def test_the_loss_of_16_bits_is_float32():
+    e, c, targets = (each.bfloat16() if each.is_floating_point() else each for each in problem())
+    assert linear_cross_entropy(e, c, targets).dtype == torch.float32
+    module = LigerFusedLinearCrossEntropyLoss()
+    assert module(c, e.flatten(0, 1), targets.flatten()).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    "keywords", [{}, {"filter_eps": None}, {"filter_eps": 2.0, "filter_e_grad": False, "filter_c_grad": False}]
+)
+def test_nothing_is_filtered(keywords: dict):
+    e, c, targets = problem()
+    grad = value_and_gradients(lambda e: linear_cross_entropy(e, c, targets, **keywords), [e])[1]
+    right = value_and_gradients(
+        lambda e: linear_cross_entropy(e, c, targets, accum_e_fp32=True, accum_c_fp32=True), [e]
+    )[1]
+    assert torch.equal(grad, right)
+    assert torch.count_nonzero(grad)
+
+
+def test_a_filter(calls: list[dict]):
+    linear_cross_entropy(*problem(), filter_eps=0.25)
+    linear_cross_entropy(*problem(), filter_eps=0.25, filter_e_grad=False, filter_c_grad=False)
+    linear_cross_entropy(*problem())
+    assert [each["filter_eps"] for each in calls] == [0.25, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("with_weight", [False, True])
+def test_liger(with_weight: bool, reduction: str):
+    x, w, target = problem()
+    x, target = x.flatten(0, 1), target.flatten()
+    weight = torch.rand(V) if with_weight else None
+    above = torch.randn(target.shape if reduction == "none" else ())
+    module = LigerFusedLinearCrossEntropyLoss(weight, reduction=reduction)
+    ours = value_and_gradients(lambda w, x: module(w, x, target), [w, x], above)
+    rights = value_and_gradients(
+        lambda w, x: F.cross_entropy(
+            x @ w.T, target, weight=None if weight is None else weight.double(), reduction=reduction
+        ),
+        [w.double(), x.double()],
+        above.double(),
+    )
+    for value, expected in zip(ours, rights):
+        assert_close(value, expected, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("keyword", "value"),
+    [
+        ("bias", torch.zeros(V)),
+        ("softcap", 30.0),
+        ("return_lse", True),
+        ("impl", "torch_compile"),
+        ("vocab_parallel_options", object()),
+    ],
+)
+def test_what_cut_cross_entropy_has_and_this_has_not(keyword: str, value: object):
+    with pytest.raises(NotImplementedError, match=f"compat.cce.linear_cross_entropy: {keyword}: not supported"):
+        linear_cross_entropy(*problem(), **{keyword: value})
+
+
+@pytest.mark.parametrize("keyword", ["filter_e_grad", "filter_c_grad"])
+def test_one_filtered_gradient(keyword: str):
+    with pytest.raises(NotImplementedError, match=f"compat.cce.linear_cross_entropy: {keyword}: not supported"):
+        linear_cross_entropy(*problem(), filter_eps=0.1, **{keyword: False})
+
+
+@pytest.mark.parametrize(
+    ("keyword", "value"),
+    [
+        ("lse_square_scale", 1e-4),
+        ("label_smoothing", 0.1),
+        ("softcap", 30.0),
+        ("return_z_loss", True),
+        ("accum_dtype", torch.float64),
+        ("use_token_scaling", True),
+        ("return_token_accuracy", True),
+        ("return_predicted_tokens", True),
+    ],
+)
+def test_what_liger_has_and_this_has_not(keyword: str, value: object):
+    with pytest.raises(NotImplementedError, match=f"LigerFusedLinearCrossEntropyLoss: {keyword}: not supported"):
+        LigerFusedLinearCrossEntropyLoss(**{keyword: value})
+
+
+def test_errors():
+    e, c, targets = problem()
+    with pytest.raises(ag.ParamInvalidError, match=r"targets: expected .* \(3, 6\), got \(3, 5\)"):
+        linear_cross_entropy(e, c, targets[:, 1:])
+    with pytest.raises(ag.ParamInvalidError, match="shift: expected an int from 0 to below 6, got 6"):
+        linear_cross_entropy(e, c, targets, shift=6)
+    with pytest.raises(ag.ParamTypeError, match=r"compat.cce.linear_cross_entropy: targets: expected a torch.Tensor"):
+        linear_cross_entropy(e, c, targets.tolist())
+    with pytest.raises(NotImplementedError, match="LigerFusedLinearCrossEntropyLoss: bias: not supported"):
+        LigerFusedLinearCrossEntropyLoss()(c, e[0], targets[0], torch.zeros(V))
+    LigerFusedLinearCrossEntropyLoss(accum_dtype=torch.float32)

@@ -1,0 +1,66 @@
+"""``python -m ascend_grad.torch.demo``: the same training with each loss."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ascend_grad.demo.corpus import Corpus
+from ascend_grad.demo.language_model import Sizes
+from ascend_grad.torch.demo import __main__, comparison
+from ascend_grad.torch.demo.model import LanguageModel
+
+SIZES = Sizes(vocabulary=40, context=6, window=3, embedding=4, width=8, heads=2, experts=3, hidden=5)
+
+
+def text(length: int = 4000) -> np.ndarray:
+    """Each token is followed by the next one, as a rule."""
+    rng = np.random.default_rng(0)
+    steps = rng.choice([1, 2], size=length, p=[0.9, 0.1])
+    return (np.cumsum(steps) % SIZES.vocabulary).astype(np.int32)
+
+
+@pytest.mark.parametrize("bfloat16", [False, True])
+def test_all_losses_learn_the_same(bfloat16: bool):
+    runs = {name: comparison.train(name, text(), SIZES, 40, seed=1, bfloat16=bfloat16) for name in comparison.LOSSES}
+    curves = np.array([run.bits for run in runs.values()])
+    assert np.all(np.abs(curves[:, 0] - np.log2(SIZES.vocabulary)) < 1)
+    assert np.all(curves[:, -1] < curves[:, 0] - 0.5)
+    # They differ by bfloat16's roundings, which the training spreads.
+    np.testing.assert_allclose(curves[:, :5], np.broadcast_to(curves[0, :5], (len(curves), 5)), rtol=0.02)
+    assert all(run.seconds > 0 and run.loss_seconds > 0 and run.peak_bytes >= 0 for run in runs.values())
+
+
+def test_the_models_look_at_no_later_token():
+    torch.manual_seed(0)
+    model = LanguageModel(SIZES, comparison.LOSSES["ascend_grad"](SIZES.width, SIZES.vocabulary))
+    tokens = torch.randint(0, SIZES.vocabulary, (1, SIZES.window - 1 + SIZES.context))
+    following = torch.full((1, SIZES.context), -100)
+    following[0, 2] = 7
+    changed = tokens.clone()
+    changed[0, SIZES.window - 1 + 3 :] = 0
+    assert torch.equal(model(tokens, following), model(changed, following))
+
+
+def test_a_process_of_its_own():
+    run = comparison.in_a_process("torch", text(400), SIZES, 2, 0, False)
+    assert len(run.bits) == 2
+
+
+def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, tmp_path: Path):
+    source = b"for word in words:\n    print(word)\n" * 200
+    corpus = Corpus(np.frombuffer(source, np.uint8), np.frombuffer(source, np.uint8), 1)
+    monkeypatch.setattr(__main__, "read_corpus", lambda directory: corpus)
+    monkeypatch.setattr(__main__, "in_a_process", comparison.train)
+    plot = tmp_path / "losses.png"
+    assert __main__.main(["--steps", "3", "--save-plot", str(plot)]) == 0
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in comparison.LOSSES)
+    assert "3 to 3" in printed
+    assert plot.read_bytes()[:4] == b"\x89PNG"
+    with pytest.raises(SystemExit):
+        __main__.main(["--steps", "0"])
+    assert "expected 1 or more, got 0" in capsys.readouterr().err

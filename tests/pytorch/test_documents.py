@@ -1,0 +1,63 @@
+"""What the documents and the package promise of `ascend_grad.torch`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch_oracles import assert_close
+
+import ascend_grad.torch as agt
+from ascend_grad.torch.compat import cce, liger
+
+SOURCES = Path(__file__).resolve().parents[2]
+
+
+def test_the_api_reference_lists_every_public_name():
+    text = (SOURCES / "docs" / "api.md").read_text()
+    listed = set(re.findall(r"^   torch\.([\w.]+)$", text, re.MULTILINE))
+    public = {name for name in agt.__all__ if name != "compat"}
+    modules = {"cce": cce, "liger": liger}
+    assert set(agt.compat.__all__) == set(modules)
+    assert listed == public | {f"compat.{name}.{each}" for name, module in modules.items() for each in module.__all__}
+
+
+def test_the_example_of_the_front_page():
+    blocks = re.findall(r"^```python\n(.*?)^```", (SOURCES / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    (example,) = [block for block in blocks if block.startswith("import torch\n")]
+    names: dict = {}
+    exec(example, names)
+    hidden, weight = (names[name].detach().double().requires_grad_() for name in ("hidden", "weight"))
+    right = F.linear_cross_entropy(hidden, weight, torch.arange(64))
+    right.backward()
+    assert_close(names["loss"], right, torch.float32)
+    assert_close(names["weight"].grad, weight.grad, torch.float32)
+
+
+def test_torch_is_imported_by_who_asks_for_it_alone(run_script):
+    run_script(
+        """
+        import sys
+        import ascend_grad
+        assert "torch" not in sys.modules
+        import ascend_grad.torch
+        assert ascend_grad.torch.softmax.__module__ == "ascend_grad.torch.rowwise"
+        """
+    )
+
+
+def test_a_torch_that_is_too_old(run_script):
+    run_script(
+        """
+        import torch
+        del torch.nn.LinearCrossEntropyLoss
+        try:
+            import ascend_grad.torch
+        except ImportError as error:
+            assert str(error).startswith("ascend_grad.torch needs torch 2.13 or newer, found 2."), error
+        else:
+            raise AssertionError
+        """
+    )

@@ -1,0 +1,376 @@
+"""`linear_cross_entropy` and its module beside torch's own in float64: values, gradients, memory, second backwards."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from hypothesis import given
+from hypothesis import strategies as st
+from torch_oracles import assert_close, value_and_gradients
+
+import ascend_grad as ag
+import ascend_grad.torch as agt
+
+REDUCTIONS = ("mean", "sum", "none")
+N, H, C = 9, 5, 13
+
+
+def asked(calls: list[dict]) -> list[tuple[bool, bool]]:
+    """What each call was asked for: the gradient of the input, and that of the weight."""
+    return [tuple(each["return_grad"] and wanted for wanted in each["output_mask"]) for each in calls]
+
+
+def problem(dtype: torch.dtype = torch.float64, rows: int = N) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Input, weight, and targets of which one is ignored."""
+    target = torch.randint(0, C, (rows,))
+    target[rows // 2 :][:1] = -100
+    return torch.randn(rows, H).to(dtype), torch.randn(C, H).to(dtype), target
+
+
+def grad_output(reduction: str, rows: int = N) -> torch.Tensor:
+    return torch.randn((rows,) if reduction == "none" else (), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("with_weight", [False, True])
+def test_values_and_gradients(reduction: str, with_weight: bool, dtype: torch.dtype):
+    x, w, target = problem(dtype)
+    weight = torch.rand(C).to(dtype) if with_weight else None
+    above = grad_output(reduction).to(dtype)
+
+    def ours(x, w):
+        return agt.linear_cross_entropy(x, w, target, weight=weight, reduction=reduction)
+
+    def right(x, w):
+        class_weight = None if weight is None else weight.double()
+        return F.linear_cross_entropy(x, w, target, weight=class_weight, reduction=reduction)
+
+    value, *grads = value_and_gradients(ours, [x, w], above)
+    right_value, *right_grads = value_and_gradients(right, [x.double(), w.double()], above.double())
+    assert value.dtype == dtype
+    assert value.shape == right_value.shape
+    assert_close(value, right_value, dtype)
+    for grad, right_grad in zip(grads, right_grads):
+        assert grad.dtype == dtype
+        assert_close(grad, right_grad, dtype, steps=4)
+
+
+@given(data=st.data())
+def test_any_shape_and_options(data: st.DataObject):
+    rows, features, classes = data.draw(st.integers(0, 6)), data.draw(st.integers(1, 6)), data.draw(st.integers(1, 6))
+    reduction = data.draw(st.sampled_from(REDUCTIONS))
+    ignored = data.draw(st.sampled_from([None, -100, 0, classes - 1, 77]))
+    target = torch.tensor(
+        data.draw(st.lists(st.integers(0, classes - 1), min_size=rows, max_size=rows)), dtype=torch.int64
+    )
+    x = torch.randn(features, rows, dtype=torch.float64).T
+    w = torch.randn(classes, 2 * features, dtype=torch.float64)[:, ::2]
+    weight = torch.rand(classes, dtype=torch.float64) if data.draw(st.booleans()) else None
+    keywords = {"reduction": reduction, "ignore_index": ignored, "weight": weight}
+    above = grad_output(reduction, rows)
+    results = [
+        value_and_gradients(lambda x, w: f(x, w, target, **keywords), [x, w], above)  # noqa: B023
+        for f in (agt.linear_cross_entropy, F.linear_cross_entropy)
+    ]
+    value, right = results[0][0], results[1][0]
+    torch.testing.assert_close(value, right, rtol=1e-12, atol=1e-12, equal_nan=True)
+    if not right.isnan().any():
+        for grad, right_grad in zip(results[0][1:], results[1][1:]):
+            assert_close(grad, right_grad, torch.float64, steps=10)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("with_weight", [False, True])
+def test_gradcheck(reduction: str, with_weight: bool):
+    x, w, target = problem()
+    weight = torch.rand(C, dtype=torch.float64) if with_weight else None
+
+    def function(x, w):
+        return agt.linear_cross_entropy(x, w, target, weight=weight, reduction=reduction)
+
+    assert torch.autograd.gradcheck(function, (x.requires_grad_(), w.requires_grad_()))
+
+
+def test_the_signature_is_that_of_torch():
+    torchs = inspect.signature(F.linear_cross_entropy).parameters
+    ours = inspect.signature(agt.linear_cross_entropy).parameters
+    assert list(ours)[: len(torchs)] == list(torchs)
+    assert set(ours) - set(torchs) == {"filter_eps", "num_threads"}
+    assert [(each.kind, each.default) for each in list(ours.values())[: len(torchs)]] == [
+        (each.kind, each.default) for each in torchs.values()
+    ]
+    torchs = inspect.signature(torch.nn.LinearCrossEntropyLoss).parameters
+    ours = inspect.signature(agt.LinearCrossEntropyLoss).parameters
+    assert list(ours) == [*torchs, "linear_weight"]
+    assert [(ours[name].kind, ours[name].default) for name in torchs] == [
+        (each.kind, each.default) for each in torchs.values()
+    ]
+
+
+def test_one_row_without_a_batch():
+    x, w, target = torch.randn(H), torch.randn(C, H), torch.tensor(3)
+    for reduction in REDUCTIONS:
+        value = agt.linear_cross_entropy(x, w, target, reduction=reduction)
+        assert value.shape == ()
+        assert_close(value, F.linear_cross_entropy(x.double(), w.double(), target), torch.float32)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("frozen", ["input", "weight", "both"])
+def test_what_is_frozen_is_not_computed(calls: list[dict], reduction: str, frozen: str):
+    x, w, target = problem(torch.float32)
+    x.requires_grad_(frozen == "weight")
+    w.requires_grad_(frozen == "input")
+    loss = agt.linear_cross_entropy(x, w, target, reduction=reduction)
+    assert loss.requires_grad == (frozen != "both")
+    if loss.requires_grad:
+        loss.sum().backward()
+    wanted = (frozen == "weight", frozen == "input")
+    assert (x.grad is not None, w.grad is not None) == wanted
+    assert asked(calls) == ([(False, False), wanted] if reduction == "none" and frozen != "both" else [wanted])
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_no_gradients_where_none_are_recorded(calls: list[dict], mode):
+    x, w, target = problem(torch.float32)
+    with mode():
+        loss = agt.linear_cross_entropy(x, w.requires_grad_(), target)
+    assert not loss.requires_grad
+    assert asked(calls) == [(False, False)]
+
+
+def test_gradients_come_with_the_loss_and_are_scaled(calls: list[dict]):
+    x, w, target = problem(torch.float32)
+    x.requires_grad_(), w.requires_grad_()
+    loss = agt.linear_cross_entropy(x, w, target)
+    assert asked(calls) == [(True, True)]
+    (3 * loss).backward()
+    assert asked(calls) == [(True, True)]
+    right = value_and_gradients(lambda x, w: 3 * F.linear_cross_entropy(x, w, target), [x.double(), w.double()])
+    assert_close(x.grad, right[1], torch.float32)
+    assert_close(w.grad, right[2], torch.float32)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_a_second_backward(calls: list[dict], reduction: str):
+    x, w, target = problem(torch.float32)
+    w.requires_grad_()
+    loss = agt.linear_cross_entropy(x, w, target, reduction=reduction).sum()
+    (first,) = torch.autograd.grad(2 * loss, w, retain_graph=True)
+    kept = first.clone()
+    before = len(calls)
+    (second,) = torch.autograd.grad(3 * loss, w, retain_graph=True)
+    assert len(calls) == before + 1  # computed anew
+    (third,) = torch.autograd.grad(3 * loss, w)
+    assert torch.equal(first, kept)
+    assert torch.equal(second, third)
+    assert_close(second, 1.5 * first.double(), torch.float32)
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        torch.autograd.grad(loss, w)
+
+
+def test_gradients_are_not_shared_with_what_is_accumulated():
+    """Two backwards of one graph into ``.grad``, which torch adds to in place."""
+    x, w, target = problem(torch.float32)
+    w.requires_grad_()
+    loss = agt.linear_cross_entropy(x, w, target)
+    loss.backward(retain_graph=True)
+    once = w.grad.clone()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    assert_close(w.grad, 3 * once.double(), torch.float32)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # of torch's own, in jvp
+def test_a_gradient_of_the_gradient_is_refused():
+    x, w, target = problem()
+    x.requires_grad_()
+    (grad,) = torch.autograd.grad(agt.linear_cross_entropy(x, w, target), x, create_graph=True)
+    right = value_and_gradients(lambda x: F.linear_cross_entropy(x, w, target), [x])[1]
+    assert_close(grad, right, torch.float64, steps=10)
+    with pytest.raises(RuntimeError, match="linear_cross_entropy: the gradient cannot be differentiated"):
+        grad.square().sum().backward()
+    with pytest.raises(NotImplementedError, match="jvp"):
+        torch.func.jvp(lambda x: agt.linear_cross_entropy(x, w, target), (x.detach(),), (x.detach(),))
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_functional_gradients(reduction: str):
+    x, w, target = problem()
+
+    def gradients(function):
+        return torch.func.grad(lambda x, w: function(x, w, target, reduction=reduction).sum(), argnums=(0, 1))(x, w)
+
+    for ours, right in zip(gradients(agt.linear_cross_entropy), gradients(F.linear_cross_entropy)):
+        assert_close(ours, right, torch.float64, steps=10)
+
+
+def test_a_loss_scale_comes_before_the_rounding_to_float16():
+    """The gradient of a mean over many rows would be nothing in float16."""
+    rows, scale = 4096, 2.0**14
+    x, w, _ = problem(torch.float16, rows)
+    w = w * 2**-6
+    target = torch.randint(0, C, (rows,))
+    _, grad, _ = value_and_gradients(lambda x, w: agt.linear_cross_entropy(x, w, target).float() * scale, [x, w])
+    right = value_and_gradients(lambda x, w: F.linear_cross_entropy(x, w, target) * scale, [x.double(), w.double()])[1]
+    assert_close(grad, right, torch.float16, steps=4)
+    with pytest.raises(AssertionError):
+        assert_close((right / scale).half().double() * scale, right, torch.float16, steps=4)
+
+
+def test_weights_in_any_layout():
+    """A slice, a transpose, and an embedding's weight, whose gradient is the sum of both uses."""
+    x, _, target = problem()
+    whole = torch.randn(H + 2, 2 * C, dtype=torch.float64)
+    view = lambda whole: whole[1 : H + 1, ::2].T  # noqa: E731
+    results = [
+        value_and_gradients(lambda whole: f(x, view(whole), target), [whole])  # noqa: B023
+        for f in (agt.linear_cross_entropy, F.linear_cross_entropy)
+    ]
+    assert_close(results[0][1], results[1][1], torch.float64, steps=10)
+
+    ids = torch.randint(0, C, (N,))
+    table = torch.randn(C, H, dtype=torch.float64)
+    results = [
+        value_and_gradients(lambda table: f(F.embedding(ids, table), table, target), [table])  # noqa: B023
+        for f in (agt.linear_cross_entropy, F.linear_cross_entropy)
+    ]
+    assert_close(results[0][1], results[1][1], torch.float64, steps=10)
+
+
+@pytest.mark.parametrize("weight_dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_autocast(reduction: str, weight_dtype: torch.dtype):
+    """Mixed dtypes, the dtype of the loss, and gradients in the dtypes of the leaves."""
+    x, w, target = problem(torch.float32)
+    w = w.to(weight_dtype)
+
+    def loss(function):
+        def inner(x, w):
+            with torch.autocast("cpu", torch.bfloat16):
+                return function(x, w, target, reduction=reduction)
+
+        return inner
+
+    above = grad_output(reduction).float()
+    ours = value_and_gradients(loss(agt.linear_cross_entropy), [x, w], above)
+    torchs = value_and_gradients(loss(F.linear_cross_entropy), [x, w], above)
+    assert [each.dtype for each in ours] == [each.dtype for each in torchs] == [torch.float32, x.dtype, w.dtype]
+    rounded = [each.to(torch.bfloat16).double() for each in (x, w)]
+    right = value_and_gradients(
+        lambda x, w: F.linear_cross_entropy(x, w, target, reduction=reduction), rounded, above.double()
+    )
+    assert_close(ours[0], right[0], torch.float32)
+    for grad, right_grad in zip(ours[1:], right[1:]):
+        assert_close(grad, right_grad, torch.bfloat16, steps=4)
+
+
+def test_autocast_leaves_float64_alone():
+    x, w, target = problem()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = agt.linear_cross_entropy(x, w, target)
+        right = F.linear_cross_entropy(x, w, target)
+    assert loss.dtype == right.dtype == torch.float64
+    assert_close(loss, right, torch.float64)
+
+
+def test_options_of_the_library(calls: list[dict]):
+    x, w, target = problem(torch.float32, 600)
+    everything = agt.linear_cross_entropy(x, w, target, num_threads=1)
+    assert torch.equal(agt.linear_cross_entropy(x, w, target, num_threads=2), everything)
+    agt.linear_cross_entropy(x.requires_grad_(), w, target, filter_eps=0.25).backward()
+    assert [(each["num_threads"], each["filter_eps"]) for each in calls] == [(1, 0.0), (2, 0.0), (None, 0.25)]
+
+
+def test_an_unused_loss():
+    """A loss that nothing depends on asks for no gradient."""
+    x, w, target = problem(torch.float32)
+    loss = agt.linear_cross_entropy(x.requires_grad_(), w, target)
+    assert torch.autograd.grad(x.sum() + 0 * loss.detach(), x)[0].eq(1).all()
+
+
+@pytest.mark.parametrize(
+    ("keyword", "value"),
+    [
+        ("linear_bias", torch.zeros(C)),
+        ("label_smoothing", 0.1),
+        ("options", torch.nn.LinearCrossEntropyOptions()),
+    ],
+)
+def test_what_is_not_supported_is_named(keyword: str, value: object):
+    x, w, target = problem(torch.float32)
+    with pytest.raises(NotImplementedError, match=f"linear_cross_entropy: {keyword}: not supported"):
+        agt.linear_cross_entropy(x, w, target, **{keyword: value})
+    module = {"linear_bias": {"bias": True}}.get(keyword, {keyword: value})
+    for keyword, value in (*module.items(), ("out_features", (2,))):
+        with pytest.raises(NotImplementedError, match=f"LinearCrossEntropyLoss: {keyword}: not supported"):
+            agt.LinearCrossEntropyLoss(H, C, **{keyword: value})
+
+
+def test_probabilities_and_losses_of_several_dimensions_are_refused():
+    x, w, _ = problem(torch.float32)
+    with pytest.raises(NotImplementedError, match="linear_cross_entropy: target: probabilities are not"):
+        agt.linear_cross_entropy(x, w, torch.rand(N, C))
+    with pytest.raises(NotImplementedError, match="linear_cross_entropy: linear_weight: losses of several"):
+        agt.linear_cross_entropy(x, w.reshape(C, 1, H), torch.zeros(N, 1, dtype=torch.int64))
+
+
+def test_errors():
+    x, w, target = problem(torch.float32)
+    call = agt.linear_cross_entropy
+    with pytest.raises(ag.ParamInvalidError, match=r"linear_cross_entropy: input: expected shape \(N, in_features\)"):
+        call(x[None], w, target)
+    with pytest.raises(ag.ParamInvalidError, match=r"linear_weight: expected shape \(C, 5\), got \(13, 4\)"):
+        call(x, w[:, :4], target)
+    with pytest.raises(ag.ParamInvalidError, match=r"target: expected shape \(9,\), .*, got \(8,\)"):
+        call(x, w, target[1:])
+    with pytest.raises(ag.ParamInvalidError, match=r"weight: expected shape \(13,\), .*, got \(12,\)"):
+        call(x, w, target, weight=torch.zeros(12))
+    with pytest.raises(ag.ParamInvalidError, match="reduction: expected mean, sum or none, got str 'max'"):
+        call(x, w, target, reduction="max")
+    with pytest.raises(ag.ParamInvalidError, match="target: "):
+        call(x, w, target + C)
+    with pytest.raises(ag.ParamTypeError, match="linear_cross_entropy: weight: expected dtype"):
+        call(x, w.double(), target)
+    with pytest.raises(ag.ParamTypeError, match=r"target: expected .*int64"):
+        call(x, w, target.to(torch.uint8))
+    with pytest.raises(ag.ParamTypeError, match=r"linear_weight: expected a torch.Tensor, got None"):
+        call(x, None, target)
+    with pytest.raises(ag.ParamInvalidError, match="num_threads: "):
+        call(x, w, target, num_threads=0)
+    with pytest.raises(ag.ParamInvalidError, match="filter_eps: "):
+        call(x, w, target, filter_eps=-1.0)
+
+
+def test_the_module_owns_its_weight():
+    module = agt.LinearCrossEntropyLoss(
+        H, C, reduction="sum", ignore_index=3, weight=torch.rand(C), dtype=torch.float32
+    )
+    assert isinstance(module, torch.nn.LinearCrossEntropyLoss)
+    torchs = torch.nn.LinearCrossEntropyLoss(H, C, reduction="sum", ignore_index=3, weight=torch.zeros(C))
+    torchs.load_state_dict(module.state_dict())
+    torchs.double()
+    x, _, target = problem(torch.float32)
+    target[target == -100] = 3
+    loss, right = module(x, target), torchs(x.double(), target)
+    assert_close(loss, right, torch.float32)
+    loss.backward(), right.backward()
+    assert_close(module.linear.weight.grad, torchs.linear.weight.grad, torch.float32)
+
+
+def test_the_module_shares_a_weight():
+    embedding = torch.nn.Embedding(C, H)
+    module = agt.LinearCrossEntropyLoss(H, C, linear_weight=embedding.weight)
+    assert module.linear.weight is embedding.weight
+    assert len(list(torch.nn.ModuleList([embedding, module]).parameters())) == 1
+    ids, target = torch.randint(0, C, (N,)), torch.randint(0, C, (N,))
+    module(embedding(ids), target).backward()
+    right = value_and_gradients(
+        lambda w: F.linear_cross_entropy(F.embedding(ids, w), w, target), [embedding.weight.double()]
+    )
+    assert_close(embedding.weight.grad, right[1], torch.float32)
+    with pytest.raises(ag.ParamInvalidError, match=r"linear_weight: expected shape \(12, 5\), got \(13, 5\)"):
+        agt.LinearCrossEntropyLoss(H, 12, linear_weight=embedding.weight)

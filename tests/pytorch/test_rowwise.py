@@ -1,0 +1,237 @@
+"""Row-wise functions beside torch's own in float64: values, gradients, layouts, modes, batches, errors."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch_oracles import TOLERANCES, assert_close, value_and_gradients
+
+import ascend_grad as ag
+import ascend_grad.torch as agt
+
+SOFTMAXES = {"softmax": torch.softmax, "log_softmax": torch.log_softmax}
+
+
+def masked(x: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+    """What `scaled_masked_softmax` means, in torch's words."""
+    return torch.softmax((x * scale).masked_fill(mask, -10000.0), -1)
+
+
+@st.composite
+def tensors(draw: st.DrawFn, dtype: torch.dtype) -> tuple[torch.Tensor, int]:
+    """A tensor of any rank up to 5 and any layout, and one of its dimensions."""
+    shape = draw(st.lists(st.integers(0, 6), max_size=5))
+    rank = len(shape)
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    order = draw(st.permutations(range(rank)))
+    step = draw(st.integers(1, 2))
+    stored = torch.randn([shape[axis] * step for axis in order], generator=generator, dtype=torch.float64).to(dtype)
+    stored = stored[tuple(slice(None, None, step) for _ in order)]
+    x = stored.permute([order.index(axis) for axis in range(rank)])
+    assert list(x.shape) == shape
+    return x, draw(st.integers(-max(rank, 1), max(rank, 1) - 1))
+
+
+@pytest.mark.parametrize("name", SOFTMAXES)
+@given(data=st.data())
+def test_values_and_gradients(name: str, dtype: torch.dtype, data: st.DataObject):
+    x, dim = data.draw(tensors(dtype))
+    grad_output = torch.randn(x.shape, dtype=torch.float64).to(dtype)
+    value, grad = value_and_gradients(lambda x: getattr(agt, name)(x, dim), [x], grad_output)
+    assert value.dtype == grad.dtype == dtype
+    assert value.shape == grad.shape == x.shape
+    assert value.is_contiguous()
+    assert_close(value, SOFTMAXES[name](x.double(), dim), dtype)
+    # The gradient at the value that was returned, rounded as it is.
+    backward = {"softmax": torch._softmax_backward_data, "log_softmax": torch._log_softmax_backward_data}[name]
+    right = backward(grad_output.double(), value.double(), dim, torch.float64)
+    assert_close(grad, right, dtype, steps=2)
+
+
+@pytest.mark.parametrize("mask_shape", [(2, 3, 4, 5), (1, 3, 4, 5), (2, 1, 4, 5), (1, 1, 4, 5)], ids=str)
+def test_masked_values_and_gradients(mask_shape: tuple[int, ...], dtype: torch.dtype):
+    x, grad_output = torch.randn(2, 3, 4, 5).to(dtype), torch.randn(2, 3, 4, 5).to(dtype)
+    mask = torch.rand(mask_shape) < 0.5
+    mask[..., 0, :] = True
+    value, grad = value_and_gradients(lambda x: agt.scaled_masked_softmax(x, mask, 0.5), [x], grad_output)
+    right_value, right_grad = value_and_gradients(lambda x: masked(x, mask, 0.5), [x.double()], grad_output.double())
+    assert value.dtype == grad.dtype == dtype
+    assert_close(value, right_value, dtype)
+    assert_close(grad, right_grad, dtype, steps=4)  # by way of a rounded value
+    assert torch.all(grad[mask.expand_as(grad)] == 0)
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (3, 4), (2, 3, 4)], ids=str)
+@pytest.mark.parametrize("name", SOFTMAXES)
+def test_two_orders(name: str, shape: tuple[int, ...]):
+    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    for dim in range(-max(len(shape), 1), max(len(shape), 1)):
+        assert torch.autograd.gradcheck(getattr(agt, name), (x, dim))
+        assert torch.autograd.gradgradcheck(getattr(agt, name), (x, dim))
+
+
+@pytest.mark.parametrize("scale", [1.0, -0.7, 0.0])
+def test_two_orders_of_masked(scale: float):
+    x = torch.randn(2, 2, 3, 4, dtype=torch.float64, requires_grad=True)
+    mask = torch.rand(1, 2, 3, 4) < 0.4
+    mask[..., 0, :] = True
+    assert torch.autograd.gradcheck(agt.scaled_masked_softmax, (x, mask, scale))
+    assert torch.autograd.gradgradcheck(agt.scaled_masked_softmax, (x, mask, scale))
+
+
+@pytest.mark.parametrize("name", SOFTMAXES)
+def test_three_orders(name: str):
+    x = torch.randn(4, dtype=torch.float64)
+
+    def third(function) -> torch.Tensor:
+        grad = x.clone().requires_grad_()
+        derivative = function(grad, 0)[1]
+        for _ in range(3):
+            (derivative,) = torch.autograd.grad(derivative.sum(), grad, create_graph=True)
+            derivative = derivative[2]
+        return derivative
+
+    assert_close(third(getattr(agt, name)), third(SOFTMAXES[name]), torch.float64, steps=100)
+
+
+@pytest.mark.parametrize("name", SOFTMAXES)
+@pytest.mark.parametrize("in_dim", [0, 1, 2, -1])
+@pytest.mark.parametrize("dim", [0, 1, -1, -2])
+def test_batches(name: str, in_dim: int, dim: int):
+    x = torch.randn(3, 4, 5, dtype=torch.float64)
+    ours = torch.vmap(lambda row: getattr(agt, name)(row, dim), in_dims=in_dim)(x)
+    assert_close(ours, torch.vmap(lambda row: SOFTMAXES[name](row, dim), in_dims=in_dim)(x), torch.float64)
+
+
+@pytest.mark.parametrize("name", SOFTMAXES)
+def test_batches_of_scalars_and_batches_in_batches(name: str):
+    ours, torchs = getattr(agt, name), SOFTMAXES[name]
+    x = torch.randn(3, 4, 5, dtype=torch.float64)
+    of_scalars = torch.vmap(lambda each: ours(each, 0))(x[0, 0])
+    assert_close(of_scalars, torch.full((5,), name == "softmax", dtype=x.dtype), x.dtype)
+    assert_close(torch.vmap(torch.vmap(ours))(x), torchs(x, -1), x.dtype)
+
+
+@pytest.mark.parametrize("name", SOFTMAXES)
+def test_batches_of_gradients(name: str):
+    """Per-sample gradients, and Jacobians, in which one of the two inputs has no batch."""
+    ours, torchs = getattr(agt, name), SOFTMAXES[name]
+    x = torch.randn(3, 4, dtype=torch.float64)
+    each = [torch.vmap(torch.func.grad(lambda row: f(row, -1)[1]))(x) for f in (ours, torchs)]  # noqa: B023
+    assert_close(*each, x.dtype)
+    assert_close(torch.func.jacrev(ours)(x), torch.func.jacrev(lambda x: torchs(x, -1))(x), x.dtype)
+    both = [torch.func.jacrev(torch.func.jacrev(lambda row: f(row, -1)))(x[0]) for f in (ours, torchs)]  # noqa: B023
+    assert_close(*both, x.dtype, steps=10)
+
+
+@pytest.mark.parametrize("mask_dim", [None, 0, 4])
+@pytest.mark.parametrize("mask_shape", [(2, 3, 4, 5), (1, 3, 4, 5), (1, 1, 4, 5)], ids=str)
+def test_batches_of_masked(mask_dim: int | None, mask_shape: tuple[int, ...]):
+    x = torch.randn(2, 3, 6, 4, 5, dtype=torch.float64)
+    mask = torch.rand(mask_shape if mask_dim is None else (6, *mask_shape)) < 0.4
+    mask = mask if mask_dim is None else mask.movedim(0, mask_dim)
+
+    def batched(function) -> torch.Tensor:
+        grad = torch.func.grad(lambda x, mask: function(x, mask, 2.0)[..., 0].sum())
+        return torch.vmap(grad, in_dims=(2, mask_dim))(x, mask)
+
+    assert_close(batched(agt.scaled_masked_softmax), batched(masked), x.dtype, steps=10)
+
+
+def test_batches_are_checked():
+    x = torch.randn(3, 4, 5)
+    with pytest.raises(ag.ParamInvalidError, match=r"softmax: dim: expected an int in \[-2, 1\], got -3"):
+        torch.vmap(lambda row: agt.softmax(row, -3))(x)
+    with pytest.raises(ag.ParamInvalidError, match="scaled_masked_softmax: x: expected rank 4"):
+        torch.vmap(agt.scaled_masked_softmax, in_dims=(0, None))(x, torch.zeros(1, 1, 4, 5, dtype=torch.bool))
+
+
+def test_modes():
+    x = torch.randn(2, 3, requires_grad=True)
+    assert agt.softmax(x).requires_grad
+    assert not agt.softmax(x.detach()).requires_grad
+    with torch.no_grad():
+        assert not agt.softmax(x).requires_grad
+    with torch.inference_mode():
+        assert agt.softmax(x).is_inference()
+    assert torch.equal(agt.softmax(x), agt.softmax(x.detach()))
+
+
+@pytest.mark.parametrize("name", SOFTMAXES)
+def test_autocast_gives_the_dtype_that_torch_gives(name: str, dtype: torch.dtype):
+    x = torch.randn(2, 3).to(dtype)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert getattr(agt, name)(x).dtype == SOFTMAXES[name](x, -1).dtype == dtype
+
+
+def test_results_keep_their_memory_and_inputs_theirs():
+    x = torch.randn(64, 64)
+    before = x.clone()
+    results = [agt.softmax(x) for _ in range(3)]
+    del x
+    for result in results:
+        assert_close(result, torch.softmax(before.double(), -1), torch.float32)
+    results[0].zero_()
+    assert_close(results[1], torch.softmax(before.double(), -1), torch.float32)
+
+
+def test_the_input_may_change_between_forward_and_backward_but_the_value_may_not():
+    x = torch.randn(2, 3, requires_grad=True)
+    y = agt.softmax(x)
+    with torch.no_grad():
+        x.zero_()
+    (grad,) = torch.autograd.grad(y[0, 0], x, retain_graph=True)
+    assert_close(grad[0, 0], (y[0, 0] * (1 - y[0, 0])).double(), torch.float32)
+    with torch.no_grad():
+        y.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(y[0, 0], x)
+
+
+def test_values_of_a_lazy_view():
+    """A tensor that is to be negated where it is read."""
+    x = torch.complex(torch.zeros(4), torch.randn(4)).conj().imag
+    assert x.is_neg()
+    assert_close(agt.softmax(x), torch.softmax(x.double(), -1), torch.float32)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # of torch's own, in jvp
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor.*:UserWarning")
+@pytest.mark.parametrize("function", [agt.softmax, agt.log_softmax])
+def test_errors(function):
+    name = function.__name__
+    x = torch.zeros(2, 3)
+    with pytest.raises(ag.ParamTypeError, match=f"{name}: input: expected a torch.Tensor, got None"):
+        function(None)
+    with pytest.raises(ag.ParamTypeError, match=f"{name}: input: expected a torch.Tensor, got ndarray"):
+        function(np.zeros(3))
+    with pytest.raises(ag.ParamTypeError, match=f"{name}: input: expected dtype float32, .* got int64"):
+        function(torch.zeros(3, dtype=torch.int64))
+    with pytest.raises(ag.ParamTypeError, match=f"{name}: input: expected a dense .* torch.sparse_coo"):
+        function(x.to_sparse())
+    with pytest.raises(ag.ParamTypeError, match=f"{name}: input: expected a dense .* quantized"):
+        function(torch.quantize_per_tensor(x, 0.1, 0, torch.qint8))
+    with pytest.raises(ag.ParamInvalidError, match=f"{name}: dim: "):
+        function(x, 2)
+    with pytest.raises(NotImplementedError, match="jvp"):
+        torch.func.jvp(function, (x,), (x,))
+
+
+def test_errors_of_masked():
+    x, mask = torch.zeros(1, 1, 2, 3), torch.zeros(1, 1, 2, 3, dtype=torch.bool)
+    with pytest.raises(ag.ParamTypeError, match="scaled_masked_softmax: mask: "):
+        agt.scaled_masked_softmax(x, mask.float())
+    with pytest.raises(ag.ParamInvalidError, match="scaled_masked_softmax: mask: "):
+        agt.scaled_masked_softmax(x, mask[..., :2])
+    with pytest.raises(ag.ParamTypeError, match=r"scaled_masked_softmax: mask: expected a torch.Tensor, got None"):
+        agt.scaled_masked_softmax(x, None)
+
+
+def test_tensors_elsewhere():
+    """Without memory ("meta") a call tells shape and dtype, as torch's own do."""
+    result = agt.softmax(torch.empty(2, 3, device="meta", dtype=torch.bfloat16))
+    assert (result.device.type, result.shape, result.dtype) == ("meta", (2, 3), torch.bfloat16)
+    assert set(TOLERANCES) == {torch.float64, torch.float32, torch.float16, torch.bfloat16}

@@ -1,0 +1,87 @@
+"""The sample inputs of torch's own tests, through ours and torch's functions, within its tolerances."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+import torch.utils._pytree as pytree
+from torch.testing._internal.common_methods_invocations import op_db
+
+import ascend_grad.torch as agt
+
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+def samples(name: str, variant: str, dtype: torch.dtype) -> list:
+    (info,) = [each for each in op_db if each.name == name and each.variant_test_name == variant]
+    return list(info.sample_inputs("cpu", dtype, requires_grad=True))
+
+
+def assert_same(ours: Callable, torchs: Callable, sample) -> None:
+    """The value, and gradients of it, agree with torch's in float64."""
+    arguments, keywords = (sample.input, *sample.args), sample.kwargs
+    value, *grads = _results(ours, arguments, keywords)
+    right, *right_grads = _results(torchs, [_wide(each) for each in arguments], pytree.tree_map(_wide, keywords))
+    assert [each.dtype for each in (value, *grads)] == [sample.input.dtype] * (1 + len(grads))
+    for each, expected in zip((value, *grads), (right, *right_grads), strict=True):
+        rtol, atol = torch.testing._comparison.default_tolerances(each)
+        # A small difference of large terms has the error of those; terms are of the order of 1.
+        torch.testing.assert_close(each.double(), expected, rtol=rtol, atol=max(atol, rtol), equal_nan=True)
+
+
+def _wide(value: object) -> object:
+    """A floating tensor as one of float64, anything else as it is."""
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        return value.detach().double().requires_grad_(value.requires_grad)
+    return value
+
+
+def _results(function: Callable, arguments: Sequence, keywords: dict) -> tuple[torch.Tensor, ...]:
+    inputs = [each for each in arguments if isinstance(each, torch.Tensor) and each.requires_grad]
+    value = function(*arguments, **keywords)
+    above = torch.linspace(0.5, 1.5, value.numel(), dtype=torch.float64).reshape(value.shape).to(value.dtype)
+    return value.detach(), *torch.autograd.grad(value, inputs, above)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_softmax(name: str, dtype: torch.dtype):
+    found = samples(name, "", dtype)
+    for sample in found:
+        assert_same(getattr(agt, name), getattr(torch, name), sample)
+    assert len(found) >= 5
+
+
+def by_the_identity(logits: torch.Tensor, target: torch.Tensor, **keywords) -> torch.Tensor:
+    """`cross_entropy` as the loss of a layer whose weight is the identity; further dimensions are more rows."""
+    rows = logits.movedim(1, -1).flatten(0, -2)
+    classes = target.movedim(1, -1).flatten(0, -2) if target.is_floating_point() else target.flatten()
+    loss = agt.linear_cross_entropy(rows, torch.eye(logits.shape[1], dtype=logits.dtype), classes, **keywords)
+    return loss.reshape(target.shape) if keywords.get("reduction") == "none" else loss
+
+
+#: By function and variant of torch's tests: what is refused. The rest has to agree.
+REFUSED = {
+    ("cross_entropy", ""): {"target"},  # probabilities
+    ("linear_cross_entropy", ""): {"target", "linear_weight", "linear_bias"},  # the second: several dimensions
+    ("linear_cross_entropy", "chunked"): {"options", "linear_bias"},
+    ("linear_cross_entropy", "chunked_none"): {"options", "linear_bias"},
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("name", "variant"), REFUSED)
+def test_losses(name: str, variant: str, dtype: torch.dtype):
+    ours = by_the_identity if name == "cross_entropy" else agt.linear_cross_entropy
+    refused = set()
+    found = samples(f"nn.functional.{name}", variant, dtype)
+    for sample in found:
+        try:
+            assert_same(ours, getattr(F, name), sample)
+        except NotImplementedError as error:
+            refused.add(str(error).split(": ")[1])
+    assert refused == REFUSED[name, variant]
+    assert len(found) >= 8

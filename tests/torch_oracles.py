@@ -1,0 +1,26 @@
+"""Values and gradients of torch's own functions in float64, and how close ours have to be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+#: Half a unit in the last place of a result, relative, with what float32 and float64 sums add.
+TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2**-11 + 1e-5, torch.bfloat16: 2**-8 + 1e-5}
+
+
+def assert_close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype, *, steps: int = 1) -> None:
+    """Equal to a float64 value within so many roundings to `dtype`; small differences of large terms, absolutely."""
+    tolerance = steps * TOLERANCES[dtype]
+    largest = float(expected.detach().abs().max()) if expected.numel() else 1.0
+    torch.testing.assert_close(actual.detach().double(), expected.detach(), rtol=tolerance, atol=tolerance * largest)
+
+
+def value_and_gradients(
+    function: Callable[..., torch.Tensor], tensors: Sequence[torch.Tensor], grad_output: torch.Tensor | None = None
+) -> tuple[torch.Tensor, ...]:
+    """A function's value at copies of these tensors, and its gradient with respect to each."""
+    leaves = [tensor.detach().clone(memory_format=torch.preserve_format).requires_grad_() for tensor in tensors]
+    value = function(*leaves)
+    return value, *torch.autograd.grad(value, leaves, grad_output)
