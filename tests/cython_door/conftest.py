@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+import ascend_grad
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "cython.md"
@@ -27,7 +30,9 @@ def build(folder: Path, setup: str, **sources: str) -> Callable[[str], ModuleTyp
         (folder / f"{name}.pyx").write_text(source)
     (folder / "setup.py").write_text(setup)
     command = [sys.executable, "-P", "setup.py", "-q", "build_ext", "--inplace"]
-    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
+    # Cython looks for declarations on the path, where an editable installation is not.
+    environment = os.environ | {"PYTHONPATH": str(Path(ascend_grad.__file__).parents[1])}
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, env=environment)
     assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"
 
     def imported(name: str) -> ModuleType:
