@@ -382,6 +382,8 @@ cdef tuple imported_outs(Call call, object out):
     cdef tuple names, entries, views
     cdef int i
     if len(results) == 1:
+        if cnp.PyArray_CheckExact(out) and (call.kind is None or call.kind is NUMPY):
+            return (out,)  # as most are
         names, entries = ("out",), (out,)
     else:
         names, entries = ("out[0]", "out[1]"), tuple(out) if isinstance(out, (tuple, list)) else None

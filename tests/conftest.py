@@ -51,7 +51,13 @@ largest_errors: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
 class WithoutTorch:
     """Where torch is not installed, what is about its tensors does not exist: nothing of it is collected or skipped."""
 
-    FILES = ("tests/pytorch", "tests/torch_oracles.py", "ascend_grad/torch", "docs/torch.md")
+    FILES = (
+        "tests/pytorch",
+        "tests/interop/test_torch.py",
+        "tests/torch_oracles.py",
+        "ascend_grad/torch",
+        "docs/torch.md",
+    )
 
     @classmethod
     def pytest_ignore_collect(cls, collection_path: Path) -> bool | None:

@@ -326,7 +326,9 @@ def test_the_interpreter_ends_while_results_live(run_script):
     kept.append(kept)
     sys.kept = ag.softmax(torch.zeros(16))
     torch.kept = torch.nn.Parameter(ag.softmax(torch.zeros(16)))
-    threading.Thread(target=lambda: kept.append(ag.softmax(torch.zeros(3))), daemon=True).start()
+    thread = threading.Thread(target=lambda: kept.append(ag.softmax(torch.zeros(3))))
+    thread.start()
+    thread.join()  # at exit, CPython ends threads that wait for the GIL, which C++ in their frames cannot bear
     print("done")
     """
     assert run_script(script).stdout == "done\n"
