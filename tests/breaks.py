@@ -93,7 +93,7 @@ BREAKS = {
         "not -rank <= axis <= rank",
         ("tests/test_contract.py -k faults",),
     ),
-    "use_backend not heard": Break(
+    "use_backend ignored": Break(
         "pyx/_dispatch.pyx",
         "if choice is not None and choice.name is not None:",
         "if False:",
