@@ -8,7 +8,8 @@ cdef class ArrayType:
     cdef const DLPackExchangeAPI *api
     cdef object from_dlpack
     cdef object refused
-    cdef bint is_torch
+    cdef object mark_written
+    cdef bint is_torch, is_plain
     cpdef cnp.ndarray view(self, object value, str name, str operator)
     cdef object own(self, cnp.ndarray array)
 

@@ -73,7 +73,7 @@ cdef class Call:
     cdef int axis
     cdef list origins  # the types of arrays before conversion; None: all arguments are exact NumPy arrays, or no arrays
     cdef ArrayType kind  # whose library the results belong to; None: NumPy
-    cdef tuple given  # the entries of `out` as they came, where they are arrays of another library
+    cdef object first_given, second_given  # `out` as it came, where it is an array of another library
     cdef bint ran_others  # code of an argument, which may have changed another one after it was checked
     cdef Py_ssize_t[SIZES] sizes
     cdef object by_name

@@ -89,6 +89,7 @@ cdef extern from "ascend_grad/linear/linear.h" nogil:
         int pair
         int element_size
         int acc_size
+        int resident
         void (*pack_tile)(void *to, const ag_matrix *source, const int64_t *rows, int64_t start, Py_ssize_t count,
                           Py_ssize_t first, Py_ssize_t n) noexcept nogil
         void (*pack_panel)(void *to, const ag_matrix *source, const int64_t *rows, int64_t start, Py_ssize_t count,

@@ -59,6 +59,7 @@ cdef class Schedule:
     cdef Py_ssize_t weight_panel_tasks, input_tile_tasks
     cdef Py_ssize_t row_parts         # parts of the hidden dimension that rows are packed in
     cdef Py_ssize_t column_parts      # parts of the rows that columns are packed in
+    cdef Py_ssize_t panels_together   # panels of columns that a task packs
     cdef bint streams_input_grad, streams_weight_grad
     cdef ag_matrix converted_to
     cdef const char *converted_from
@@ -96,6 +97,7 @@ cdef class Schedule:
     cdef void set_slice(self, Py_ssize_t index) noexcept nogil
     cdef void set_block(self, Py_ssize_t index) noexcept nogil
     cdef void set_chunk(self, Py_ssize_t index) noexcept nogil
+    cdef Py_ssize_t column_tasks(self, Py_ssize_t count) noexcept nogil
     cdef void pack_weight(self, bint rows, bint columns) noexcept nogil
     cdef void pack_input(self, bint rows, bint columns) noexcept nogil
     cdef void run_tiles(self, ag_linear_source source, ag_linear_result result) noexcept nogil

@@ -16,6 +16,8 @@ from .linear import report as linear_report
 from .linear.targets import memory_targets
 from .linear.targets import speed_targets as linear_targets
 from .named import Results
+from .pytorch import report as tensors_report
+from .pytorch.targets import call_targets, loss_targets
 from .results import FOLDER
 from .rowwise import report as rowwise_report
 from .rowwise.targets import speed_targets
@@ -24,9 +26,11 @@ from .targets import Target, accuracy_targets, targets_block
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-DOCUMENTS = (ROOT / "README.md", DOCS / "benchmark.md", DOCS / "accuracy.md")
+DOCUMENTS = (ROOT / "README.md", DOCS / "benchmark.md", DOCS / "accuracy.md", DOCS / "torch.md")
 CHART, GRID_CHART = DOCS / "benchmark.svg", DOCS / "grid.svg"
-SPEED_FILE, ACCURACY_FILE, LINEAR_FILE = (FOLDER / f"{name}.json" for name in ("speed", "accuracy", "linear"))
+SPEED_FILE, ACCURACY_FILE, LINEAR_FILE, TENSORS_FILE = (
+    FOLDER / f"{name}.json" for name in ("speed", "accuracy", "linear", "tensors")
+)
 #: Of the random grids, by seed.
 GRID_FILE = "grid_{}.json"
 #: The grids' tables, and what they show.
@@ -66,8 +70,10 @@ def accuracy_block(results: Results) -> str:
     return table(["largest error / bound", *variants, "where"], lines)
 
 
-def blocks(speed: Results | None, accuracy: Results | None, linear: Results | None = None) -> dict[str, str]:
-    """Every block that these results can fill, by name: row-wise operators, errors, linear operators."""
+def blocks(
+    speed: Results | None, accuracy: Results | None, linear: Results | None = None, tensors: Results | None = None
+) -> dict[str, str]:
+    """Every block that these results can fill, by name: row-wise operators, errors, linear operators, tensors."""
     found: dict[str, str] = {}
     targets: list[Target] = []
     if speed:
@@ -95,6 +101,16 @@ def blocks(speed: Results | None, accuracy: Results | None, linear: Results | No
         }
         if linear.memory:
             found["linear_memory"] = linear_report.memory_block(linear.memory)
+    if tensors:
+        found |= {
+            "tensors_machine": machine_block(tensors),
+            "tensors_calls": tensors_report.calls_block(tensors.speed),
+            "tensors_autograd": tensors_report.autograd_block(tensors.speed),
+            "tensors_losses": tensors_report.losses_block(tensors.linear),
+            "tensors_targets": targets_block([*call_targets(tensors.speed), *loss_targets(tensors.linear)]),
+        }
+        if tensors.memory:
+            found["tensors_memory"] = linear_report.memory_block(tensors.memory)
     return found
 
 
@@ -122,13 +138,13 @@ def filled(text: str, contents: dict[str, str]) -> str:
     return _BLOCK.sub(fill, text)
 
 
-def kept() -> tuple[Results | None, Results | None, Results | None]:
-    """The results that are kept with the sources: speed, accuracy, and the linear operators."""
-    speed, accuracy, linear = (
+def kept() -> tuple[Results | None, Results | None, Results | None, Results | None]:
+    """The results that are kept with the sources: speed, accuracy, the linear operators, and tensors."""
+    speed, accuracy, linear, tensors = (
         Results.from_json(path.read_text()) if path.exists() else None
-        for path in (SPEED_FILE, ACCURACY_FILE, LINEAR_FILE)
+        for path in (SPEED_FILE, ACCURACY_FILE, LINEAR_FILE, TENSORS_FILE)
     )
-    return speed, accuracy, linear
+    return speed, accuracy, linear, tensors
 
 
 def keep_grid(grid: GridResults) -> None:
@@ -153,7 +169,7 @@ def update_documents() -> None:
     contents = contents_of_documents()
     for path in DOCUMENTS:
         path.write_text(filled(path.read_text(), contents))
-    speed, _, _ = kept()
+    speed, *_ = kept()
     if speed:
         rowwise_report.chart(speed.speed, CHART)
     if grids := kept_grids():

@@ -29,6 +29,8 @@ cdef class ArrayType:
     ----------
     library : str or None
         The library by name; None where results for such arrays are NumPy's, and may be for those of any library.
+    is_plain : bool
+        Whether `view` runs compiled code alone, which cannot change another argument of the call.
     """
 
     cpdef cnp.ndarray view(self, object value, str name, str operator):
@@ -109,7 +111,7 @@ cdef ArrayType look_up(object value):
     result.is_torch = isinstance(value, getattr(torch, "Tensor", ()))
     if result.is_torch:
         result.library, result.refused = "torch", own_arithmetic(kind, torch.Tensor)
-        result.from_dlpack = torch.from_dlpack
+        result.from_dlpack, result.mark_written = torch.from_dlpack, torch.autograd.graph.increment_version
     elif result.api != NULL:
         owner = next(base for base in kind.__mro__ if "__dlpack_c_exchange_api__" in vars(base))
         result.library = owner.__module__.partition(".")[0]
@@ -121,6 +123,7 @@ cdef ArrayType look_up(object value):
     else:
         return UNNAMED
     if result.api != NULL:
+        result.is_plain = not result.is_torch or kind in (torch.Tensor, torch.nn.Parameter)
         _known[kind] = result
     return result
 
@@ -163,8 +166,8 @@ cdef object explain(object value, str name, str operator):
 
 
 cdef int mark_written(object value) except -1:
-    """Tell the library of a tensor that its elements change, so that autograd notices."""
-    torch = sys.modules.get("torch")
-    if isinstance(value, getattr(torch, "Tensor", ())):
-        torch.autograd.graph.increment_version(value)
+    """Tell the library of an array that its elements change; torch's autograd wants to know."""
+    cdef ArrayType kind = array_type(value, "out", None)
+    if kind.mark_written is not None:
+        kind.mark_written(value)
     return 0

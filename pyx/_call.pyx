@@ -316,7 +316,8 @@ cdef class Call:
     cdef cnp.ndarray import_array(self, object value, str name, ArrayType kind):
         """A plain array of the host for one that is of this type, None for no array."""
         cdef cnp.ndarray view = None
-        self.ran_others = True
+        if kind is None or not kind.is_plain:
+            self.ran_others = True
         if kind is not None:
             view = kind.view(value, name, self.operator.name)
         return arguments.converted_by_numpy(value, name, self.operator.name) if view is None else view
@@ -364,54 +365,34 @@ cdef cnp.ndarray writable_result(Call call, str name, object out, Result result)
     return array
 
 
-cdef cnp.ndarray shared_out(Call call, str name, object out):
-    """An array over the memory of an entry of ``out`` that is another library's; None where it is not, or cannot be."""
-    cdef ArrayType kind = NUMPY if cnp.PyArray_CheckExact(out) else array_type(out, name, call.operator.name)
-    if kind is None:
+cdef object imported_out(Call call, str name, object out):
+    """An entry of ``out``; one of another library as an array over the same memory, if it can be had."""
+    cdef ArrayType kind
+    cdef cnp.ndarray view
+    if out is None:
         return None
+    kind = NUMPY if cnp.PyArray_CheckExact(out) else array_type(out, name, call.operator.name)
+    if kind is None:
+        return out
     if call.kind is not None and kind.library is not None and kind.library != call.kind.library:
         expected = f"an array of {call.kind.library}, as the inputs are"
         call.fail(name, expected, f"one of {kind.library}", ParamTypeError)
-    call.ran_others = call.ran_others or kind is not NUMPY
-    return kind.view(out, name, call.operator.name)
+    if kind is NUMPY:
+        return out
+    call.ran_others = call.ran_others or not kind.is_plain
+    view = kind.view(out, name, call.operator.name)
+    return out if view is None else view
 
 
-cdef tuple imported_outs(Call call, object out):
-    """The entries of ``out``, one for each result; arrays of other libraries as NumPy's."""
-    cdef tuple results = call.operator.result_specs
-    cdef tuple names, entries, views
-    cdef int i
-    if len(results) == 1:
-        if cnp.PyArray_CheckExact(out) and (call.kind is None or call.kind is NUMPY):
-            return (out,)  # as most are
-        names, entries = ("out",), (out,)
-    else:
-        names, entries = ("out[0]", "out[1]"), tuple(out) if isinstance(out, (tuple, list)) else None
-        if entries is None or len(entries) != len(results):
-            expected = f"a tuple ({', '.join(call.operator.results)}) of arrays or None"
-            if entries is None:
-                call.fail("out", expected, type(out).__name__, ParamTypeError)
-            call.fail("out", expected, f"{len(entries)} entries")
-    views = tuple([None if entries[i] is None else shared_out(call, names[i], entries[i]) for i in range(len(entries))])
-    for i in range(<int>len(entries)):
-        if views[i] is not None:
-            call.given = entries
-    return entries if call.given is None else tuple(
-        [entry if view is None else view for entry, view in zip(entries, views)]
-    )
-
-
-cdef int set_outs(Call call, tuple entries) except -1:
-    """Note where the results go. Checked last, for every operator."""
-    cdef tuple results = call.operator.result_specs
-    if len(results) == 1:
-        call.first_out = writable_result(call, "out", entries[0], <Result>results[0])
-        return 0
-    call.first_out = writable_result(call, "out[0]", entries[0], <Result>results[0])
-    call.second_out = writable_result(call, "out[1]", entries[1], <Result>results[1])
-    if call.first_out is not None and call.second_out is not None and may_overlap(call.first_out, call.second_out):
-        call.fail("out", "arrays that do not share memory", "two that do")
-    return 0
+cdef tuple entries_of(Call call, object out):
+    """``out`` of an operator with two results."""
+    cdef tuple entries = tuple(out) if isinstance(out, (tuple, list)) else None
+    if entries is None or len(entries) != 2:
+        expected = f"a tuple ({', '.join(call.operator.results)}) of arrays or None"
+        if entries is None:
+            call.fail("out", expected, type(out).__name__, ParamTypeError)
+        call.fail("out", expected, f"{len(entries)} entries")
+    return entries
 
 
 cdef int check_devices(Call call, object out) except -1:
@@ -469,17 +450,28 @@ cdef Call validate(Operator operator, list values, object out):
     """Check one call against its contract and return it in the form that backends take."""
     cdef Call call = Call.__new__(Call)
     call.operator, call.values, call.device_id, call.axis = operator, values, -1, -1
-    cdef tuple outs = None
+    cdef bint is_pair = out is not None and len(operator.result_specs) == 2
+    cdef object first = out, second = None, first_view, second_view
     run_checks(call)
     if call.device_id >= 0:
         check_devices(call, out)
     call.kind = NUMPY if call.origins is None else common_type(call)
-    if out is not None:
-        outs = imported_outs(call, out)
+    if is_pair:
+        first, second = entries_of(call, out)
+    first_view = imported_out(call, "out[0]" if is_pair else "out", first)
+    second_view = imported_out(call, "out[1]", second)
     if call.ran_others:  # every value has its final form now, so nobody else's code runs this time
         run_checks(call)
-    if out is not None:
-        set_outs(call, outs)
+    if out is None:
+        return call
+    # Where the results go is checked last, for every operator.
+    call.first_given = None if first_view is first else first
+    call.second_given = None if second_view is second else second
+    call.first_out = writable_result(call, "out[0]" if is_pair else "out", first_view, <Result>operator.result_specs[0])
+    if is_pair:
+        call.second_out = writable_result(call, "out[1]", second_view, <Result>operator.result_specs[1])
+        if call.first_out is not None and call.second_out is not None and may_overlap(call.first_out, call.second_out):
+            call.fail("out", "arrays that do not share memory", "two that do")
     return call
 
 
@@ -488,22 +480,26 @@ cdef Call validate(Operator operator, list values, object out):
 
 cdef int mark_outs_written(Call call) except -1:
     """Tell the libraries that arrays are theirs that the call is about to write into."""
-    if call.given is not None:
-        for out in call.given:
-            mark_written(out)
+    if call.first_given is not None:
+        mark_written(call.first_given)
+    if call.second_given is not None:
+        mark_written(call.second_given)
     return 0
 
 
 cdef object in_library(Call call, object results):
     """What the caller gets: arrays of his library, and what he gave as ``out`` as he gave it."""
-    if call.given is None and (call.kind is None or call.kind is NUMPY):
+    if (call.kind is None or call.kind is NUMPY) and call.first_given is None and call.second_given is None:
         return results
     if type(results) is not tuple:
-        return result_in_library(call, results, 0)
-    return tuple([result_in_library(call, results[i], i) for i in range(len(results))])
+        return result_in_library(call, results, call.first_given)
+    cdef list converted = [result_in_library(call, results[0], call.first_given)]
+    converted.append(result_in_library(call, results[1], call.second_given))
+    converted += [result_in_library(call, each, None) for each in results[2:]]
+    return tuple(converted)
 
 
-cdef object result_in_library(Call call, object result, int i):
-    if call.given is not None and call.given[i] is not None:
-        return call.given[i]
+cdef object result_in_library(Call call, object result, object given):
+    if given is not None:
+        return given
     return call.kind.own(result) if call.kind is not None and cnp.PyArray_Check(result) else result

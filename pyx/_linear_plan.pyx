@@ -262,8 +262,10 @@ cdef class Plan:
         )
 
     cdef Py_ssize_t sums_pitch(self) noexcept nogil:
-        """Accumulators from row to row of the partial sums of a skinny plan."""
-        return align_up(self.problem.hidden, self.kernels.vector)
+        """Accumulators from row to row of the partial sums of a skinny plan: an odd number of cache lines, so that rows do
+        not displace each other from L1."""
+        cdef Py_ssize_t line = ALIGNMENT // self.kernels.acc_size
+        return (ceil_div(self.problem.hidden, line) | 1) * line
 
     cdef Py_ssize_t skinny_layout(self, char *base, Buffers *at) noexcept:
         cdef const Problem *problem = &self.problem
@@ -377,13 +379,13 @@ cdef Plan skinny_plan(const ag_linear_kernels *kernels, const Problem *problem, 
     plan.keeps_logits = keeps_logits
     if streamed <= FEW_STREAMED:
         plan.cut_features()
-    elif resident <= AG_RESIDENT // kernels.pair:
+    elif resident <= kernels.resident:
         plan.cut_streamed()
         if plan.tasks < FEW_TASKS and streamed <= AG_TERMS and hidden >= FEATURES_PER_ROW * streamed:
             plan.cut_features()
     elif (
-        # Packing pays soon where products are pairs.
-        kernels.pair == 1 and resident <= MANY_RESIDENT and streamed <= AG_TERMS
+        # Packing pays soon where products are pairs, or registers few.
+        kernels.resident == AG_RESIDENT and resident <= MANY_RESIDENT and streamed <= AG_TERMS
         and hidden >= FEATURES_PER_ROW * streamed
     ):
         plan.cut_features()

@@ -73,6 +73,9 @@ cdef Py_ssize_t TASKS = 32
 cdef Py_ssize_t MAX_TASK_FLOPS = 1 << 28
 cdef Py_ssize_t MAX_TASK_ELEMENTS = 1 << 20
 cdef Py_ssize_t PART_COLUMNS = 1 << 15
+# Panels of columns that a task packs together, at most, and how many rows of one after the other.
+cdef Py_ssize_t PANELS_TOGETHER = 8
+cdef Py_ssize_t ROWS_TOGETHER = 16
 # Rows that a task of the other phases takes.
 cdef Py_ssize_t ROWS_PER_TASK = 1024
 # Flops in a nanosecond of one thread, for the choice of threads.
@@ -245,18 +248,21 @@ cdef class Schedule:
     cdef void pack_columns(
         self, void *to, const ag_matrix *source, const int64_t *rows, int64_t start, Py_ssize_t count, Py_ssize_t u
     ) noexcept nogil:
-        """A panel of columns; task u packs one part of its rows."""
-        cdef Py_ssize_t nr = self.kernels.nr, panel = u // self.column_parts, part = u % self.column_parts
-        cdef Py_ssize_t first = self.block.hidden_start + panel * nr
-        cdef Py_ssize_t n = min(nr, self.block.hidden_size - panel * nr)
+        """Adjacent panels of columns; task u packs one part of their rows."""
+        cdef Py_ssize_t nr = self.kernels.nr, pair = self.kernels.pair, panel, n, at, step, rows_here
+        cdef Py_ssize_t first = u // self.column_parts * self.panels_together, part = u % self.column_parts
+        cdef Py_ssize_t last = min(first + self.panels_together, ceil_div(self.block.hidden_size, nr))
         cdef Py_ssize_t begin = part * ROWS_PER_TASK, end = min(begin + ROWS_PER_TASK, count)
-        cdef Py_ssize_t at = panel * nr * ceil_div(count, self.kernels.pair)
-        at += begin // self.kernels.pair * align_up(n, self.kernels.vector)
-        if rows != NULL:
-            rows += begin
-        self.kernels.pack_columns(
-            <char *>to + at * self.kernels.element_size, source, rows, start + begin, end - begin, first, n
-        )
+        for step in range(ceil_div(end - begin, ROWS_TOGETHER)):  # all panels of some rows: their pages are at hand
+            rows_here = min(ROWS_TOGETHER, end - begin)
+            for panel in range(first, last):
+                n = min(nr, self.block.hidden_size - panel * nr)
+                at = panel * nr * ceil_div(count, pair) + begin // pair * align_up(n, self.kernels.vector)
+                self.kernels.pack_columns(
+                    <char *>to + at * self.kernels.element_size, source, NULL if rows == NULL else rows + begin,
+                    start + begin, rows_here, self.block.hidden_start + panel * nr, n
+                )
+            begin += rows_here
 
     cdef void pack_block(self, Py_ssize_t u) noexcept nogil:
         cdef Py_ssize_t nr = self.kernels.nr, panel = u // self.row_parts, part = u % self.row_parts, begin, elements
@@ -366,19 +372,22 @@ cdef class Schedule:
         self.block.rows = n
         self.chunk = index
 
-    cdef void pack_weight(self, bint rows, bint columns) noexcept nogil:
+    cdef Py_ssize_t column_tasks(self, Py_ssize_t count) noexcept nogil:
+        """Cut the columns of so many rows into tasks; how many."""
         cdef Py_ssize_t panels = ceil_div(self.block.hidden_size, self.kernels.nr)
+        self.column_parts = ceil_div(count, ROWS_PER_TASK)
+        self.panels_together = min(max(panels * self.column_parts // TASKS, 1), PANELS_TOGETHER)
+        return ceil_div(panels, self.panels_together) * self.column_parts
+
+    cdef void pack_weight(self, bint rows, bint columns) noexcept nogil:
         self.row_parts = max(1, ceil_div(self.block.hidden_size, PART_COLUMNS))
         self.weight_panel_tasks = ceil_div(self.block.vocab, self.kernels.nr) * self.row_parts if rows else 0
-        self.column_parts = ceil_div(self.block.vocab, ROWS_PER_TASK)
-        self.run_phase(PACK_BLOCK, self.weight_panel_tasks + (panels * self.column_parts if columns else 0))
+        self.run_phase(PACK_BLOCK, self.weight_panel_tasks + (self.column_tasks(self.block.vocab) if columns else 0))
 
     cdef void pack_input(self, bint rows, bint columns) noexcept nogil:
-        cdef Py_ssize_t panels = ceil_div(self.block.hidden_size, self.kernels.nr)
         self.row_parts = max(1, ceil_div(self.block.hidden_size, PART_COLUMNS))
         self.input_tile_tasks = ceil_div(self.block.rows, self.kernels.mr) * self.row_parts if rows else 0
-        self.column_parts = ceil_div(self.block.rows, ROWS_PER_TASK)
-        self.run_phase(PACK_CHUNK, self.input_tile_tasks + (panels * self.column_parts if columns else 0))
+        self.run_phase(PACK_CHUNK, self.input_tile_tasks + (self.column_tasks(self.block.rows) if columns else 0))
 
     cdef void run_tiles(self, ag_linear_source source, ag_linear_result result) noexcept nogil:
         self.source, self.result = source, result

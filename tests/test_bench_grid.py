@@ -172,14 +172,6 @@ def test_scipy_takes_part(operator, mode, dtype, hasty, monkeypatch):
     assert "scipy" in measure.measure(rowwise(operator, dtype, mode=mode), 1).seconds
 
 
-def test_torch_takes_part_where_it_can_express_a_layout(operator, dtype, hasty, monkeypatch):
-    torch = pytest.importorskip("torch")
-    monkeypatch.setattr(frameworks, "module", {"torch": torch}.get)
-    for layout in layouts.LAYOUTS:
-        found = measure.measure(rowwise(operator, dtype, arrangement=layout), 1)
-        assert ("torch" in found.seconds) == (layout not in ("negative steps", "byte-swapped"))
-
-
 def test_limits_are_measured_beside_larger_problems(hasty, monkeypatch):
     monkeypatch.setattr(stream, "SMALLEST", 0)
     for mode in ("fresh", "out", IN_PLACE):

@@ -48,10 +48,6 @@ def without_torch(monkeypatch):
     monkeypatch.setattr(frameworks, "module", lambda name: None)
 
 
-def torch_or_skip():
-    pytest.importorskip("torch")
-
-
 @pytest.fixture
 def sample() -> Results:
     """Invented results: in every case 1 TFLOP/s, BLAS at half of that, everybody else at a tenth."""
@@ -102,21 +98,6 @@ def test_a_case_is_measured(case, dtype):
     assert set(row.seconds) == expected
     assert all(seconds > 0 for seconds in row.seconds.values())
     assert of_yardstick(row) > 0
-
-
-@pytest.mark.usefixtures("hasty")
-@pytest.mark.parametrize("case", SMALL[:2] + SMALL[3:], ids=lambda case: f"{case.operator} {case.mode}")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
-def test_torch_computes_the_same(case, dtype, monkeypatch):
-    torch_or_skip()
-    case = replace(case, dtype=dtype)
-    given = cases.arguments(case)
-    results = cases.outs(given)
-    expected = [frameworks.as_array(value).copy() for value in rivals.ascend_grad(case, given, results)()]
-    with frameworks.no_autograd():
-        assert rivals.agree(rivals.torch_formula(case, given, results)(), expected, dtype)
-        if case.operator == WHOLE and (chunked := rivals.torch_chunked(case, given, results)):
-            assert rivals.agree(chunked(), expected, dtype)
 
 
 @pytest.mark.usefixtures("hasty", "without_torch")

@@ -46,7 +46,7 @@ LAYERS = (
     ("benchmark: machine, tables", "bench.dtypes bench.machine bench.tables bench.figures"),
     ("benchmark: comparisons", "bench.frameworks bench.stream bench.results bench.measure bench.targets"),
     ("benchmark: named cases", "bench.rowwise bench.linear"),
-    ("benchmark: random problems", "bench.grid"),
+    ("benchmark: tensors, random problems", "bench.pytorch bench.grid"),
     ("benchmark: documents", "bench.named bench.documents bench"),
     ("command line", "cli __main__"),
 )

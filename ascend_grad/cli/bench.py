@@ -7,6 +7,7 @@ import importlib.util
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import ascend_grad as ag
@@ -36,6 +37,10 @@ The full run takes about twenty minutes and up to 5 GB.
 ("of BLAS"), beside the formula in NumPy, PyTorch with all logits in memory and its loss in chunks; and it measures the
 memory that a call takes beyond its results. About fifteen minutes, up to 6 GB.
 
+--torch times calls on PyTorch's tensors: beside the same on NumPy arrays and PyTorch's kernels, then forward and
+backward together beside PyTorch's, also while PyTorch's threads are awake, and the loss with its gradients, with the
+memory that it takes. About ten minutes, up to 6 GB.
+
 --grid COUNT draws random problems: operators, ranks, shapes, dims, layouts in memory, dtypes, where the result goes.
 The least time of several turns counts. Where a rival was faster, the problem is measured again after all others, up to
 three times, and the best of all attempts counts for every side. "of the limit" is the part that is reached of the speed
@@ -53,6 +58,12 @@ examples:
   ascend-grad bench --grid 100 --operators softmax log_softmax --max-elements 10000
   ascend-grad bench --accuracy
 """
+
+#: The blocks of the documents that are printed.
+SHOWN = (
+    *("rows", "accuracy", "targets", "linear_rows", "linear_memory", "linear_targets"),
+    *("tensors_calls", "tensors_autograd", "tensors_losses", "tensors_memory", "tensors_targets"),
+)
 
 STATUSES = exit_statuses(
     "everything was measured (no matter how fast it is)",
@@ -79,6 +90,7 @@ def add_parser(subparsers) -> None:
     )
     parser.add_argument("--threads", type=int, metavar="N", help="threads of this library and of PyTorch")
     parser.add_argument("--linear", action="store_true", help="the linear operators in place of the row-wise ones")
+    parser.add_argument("--torch", action="store_true", help="calls on PyTorch's tensors, with and without gradients")
     parser.add_argument("--accuracy", action="store_true", help="measure errors in place of times, some minutes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the speed to this file (needs matplotlib)")
@@ -109,13 +121,16 @@ def run(args: argparse.Namespace) -> int:
         accuracy = _measure_accuracy(args.filter, failures)
     elif args.linear:
         linear, memory = _measure_linear(args, num_threads, failures)
+    elif args.torch:
+        speed, linear, memory = _measure_tensors(args, num_threads, failures)
     else:
         speed = _measure_speed(_chosen_cases(args), num_threads, failures)
     results = Results(machine.describe(), num_threads, speed, accuracy, linear, memory, failures)
 
     print(documents.machine_block(results))
-    shown = documents.blocks(*(results if part else None for part in (speed, accuracy, linear or memory)))
-    for name in ("rows", "accuracy", "targets", "linear_rows", "linear_memory", "linear_targets"):
+    parts = (None, None, None, results) if args.torch else (speed, accuracy, linear or memory)
+    shown = documents.blocks(*(results if part else None for part in parts))
+    for name in SHOWN:
         if name in shown:
             print(shown[name])
     if args.json:
@@ -128,7 +143,13 @@ def run(args: argparse.Namespace) -> int:
         print("ascend-grad bench: the documents stay as they are", file=sys.stderr)
     elif args.update_readme:
         file = (
-            documents.ACCURACY_FILE if args.accuracy else documents.LINEAR_FILE if args.linear else documents.SPEED_FILE
+            documents.ACCURACY_FILE
+            if args.accuracy
+            else documents.LINEAR_FILE
+            if args.linear
+            else documents.TENSORS_FILE
+            if args.torch
+            else documents.SPEED_FILE
         )
         file.parent.mkdir(exist_ok=True)
         file.write_text(results.to_json())
@@ -138,7 +159,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     """What would fail in the end fails before the measurements."""
-    from ..bench import documents
+    from ..bench import documents, frameworks
 
     backend, _ = requested(None)
     if args.accuracy and backend not in ("auto", "cpu"):
@@ -146,10 +167,14 @@ def _check(args: argparse.Namespace) -> None:
     if backend in REGISTRY and not (status := ag.backends()[backend]).usable:
         raise CommandError(f"backend {backend!r} is not usable: {status.reason}")
     bench_grid.check(args)
-    if args.linear and args.accuracy:
-        raise CommandError("--accuracy goes over all operators, without --linear")
-    if args.plot and (args.accuracy or args.linear):
-        raise CommandError("--plot draws the speed of the row-wise operators, not --accuracy or --linear")
+    if args.accuracy and (args.linear or args.torch):
+        raise CommandError("--accuracy goes over all operators, without --linear and --torch")
+    if args.linear and args.torch:
+        raise CommandError("--torch has cases of its own, without --linear")
+    if args.plot and (args.accuracy or args.linear or args.torch):
+        raise CommandError("--plot draws the speed of the row-wise operators, not --accuracy, --linear or --torch")
+    if args.torch and not frameworks.module("torch"):
+        raise CommandError("--torch needs PyTorch: pip install 'ascend-grad[torch]'")
     if args.quick and args.accuracy:
         raise CommandError("--quick chooses among the cases for speed, not for --accuracy")
     if (args.plot or args.update_readme) and not importlib.util.find_spec("matplotlib"):
@@ -196,25 +221,54 @@ def _measure_linear(
     args: argparse.Namespace, num_threads: int, failures: list[Failure]
 ) -> tuple[list[Row[LinearCase]], list[Growth]]:
     """Times of the chosen cases; the memory, too, unless only some cases are wanted."""
-    from tqdm import tqdm
-
     from ..bench.linear import cases, measure
-    from ..bench.measure import recorded
 
     chosen = [case for case in (cases.quick() if args.quick else cases.full()) if _is_wanted(case.name, args)]
     memory_cases = [] if args.quick else [case for case in measure.memory_cases() if _is_wanted(case.name, args)]
+    return _measure_named(chosen, memory_cases, measure, args, num_threads, failures)
+
+
+def _measure_tensors(
+    args: argparse.Namespace, num_threads: int, failures: list[Failure]
+) -> tuple[list[Row[Case]], list[Row[LinearCase]], list[Growth]]:
+    """The same for tensors: the row-wise cases, the linear ones, the memory."""
+    from ..bench.linear.cases import LinearCase
+    from ..bench.pytorch import cases, measure
+
+    chosen = [case for case in (cases.quick() if args.quick else cases.full()) if _is_wanted(case.name, args)]
+    memory_cases = [] if args.quick else [case for case in cases.memory() if _is_wanted(case.name, args)]
+    rows, memory = _measure_named(chosen, memory_cases, measure, args, num_threads, failures)
+    linear = [row for row in rows if isinstance(row.case, LinearCase)]
+    return [row for row in rows if row not in linear], linear, memory
+
+
+def _measure_named(
+    chosen: Sequence,
+    memory_cases: Sequence,
+    room: ModuleType,
+    args: argparse.Namespace,
+    num_threads: int,
+    failures: list[Failure],
+) -> tuple[list[Row], list[Growth]]:
+    """Times of the cases and memory of the others, by `measure` and `memory` of this room of the benchmark."""
+    from tqdm import tqdm
+
+    from ..bench.measure import recorded
+
     if not chosen and not memory_cases:
         raise CommandError(f"no case contains {' and '.join(map(repr, args.filter))}")
-    rows: list[Row[LinearCase]] = []
+    rows: list[Row] = []
     memory: list[Growth] = []
     with tqdm(total=len(chosen) + len(memory_cases), unit="case") as progress:
-        for case in (*chosen, *memory_cases):
+        for case in chosen:
             progress.set_postfix_str(case.name)
             with recorded(case.name, failures):
-                if case in chosen:
-                    rows.append(measure.measure(case, num_threads))
-                else:
-                    memory += measure.memory(case, num_threads)
+                rows.append(room.measure(case, num_threads))
+            progress.update()
+        for case in memory_cases:
+            progress.set_postfix_str(case.name)
+            with recorded(case.name, failures):
+                memory += room.memory(case, num_threads)
             progress.update()
     return rows, memory
 

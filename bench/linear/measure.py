@@ -19,7 +19,7 @@ from ..machine import seconds_of_others
 from ..results import DIRECT, OWN, Row
 from . import rivals
 from .cases import GRADIENT, WHOLE, LinearCase, arguments, outs
-from .rivals import SIDES, UNFILTERED, YARDSTICK, Call, agree, direct, yardstick
+from .rivals import SIDES, UNFILTERED, YARDSTICK, Call, Sides, agree, direct, yardstick
 
 TURNS = 5
 #: Before each turn: the threads of a BLAS go on spinning for up to a tenth of a second after its last product.
@@ -45,12 +45,12 @@ class Growth:
     promise: int
 
 
-def measure(case: LinearCase, num_threads: int) -> Row[LinearCase]:
+def measure(case: LinearCase, num_threads: int, sides: Sides = SIDES) -> Row[LinearCase]:
     """Time one case: this library, every rival that takes part, a large product in BLAS."""
     given = arguments(case)
     results = outs(given)
     with timing.settings(num_threads):
-        calls = {name: call for name, prepare in SIDES.items() if (call := prepare(case, given, results))}
+        calls = {name: call for name, prepare in sides.items() if (call := prepare(case, given, results))}
         first = _first_calls(case, calls, results)
         calls = {name: calls[name] for name in first} | {YARDSTICK: yardstick(case, rivals.YARDSTICK_SIZE)}
         if (call := direct(case, given, results)) is not None:
@@ -109,7 +109,7 @@ def memory_cases() -> list[LinearCase]:
     ]
 
 
-def memory(case: LinearCase, num_threads: int) -> list[Growth]:
+def memory(case: LinearCase, num_threads: int, sides: Sides = SIDES) -> list[Growth]:
     """How much a call makes this process grow, for every side in turn; new results are taken off."""
     given = arguments(case)
     results = outs(given)
@@ -117,7 +117,7 @@ def memory(case: LinearCase, num_threads: int) -> list[Growth]:
     new = sum(result.nbytes for result in results) if case.operator == WHOLE else 0
     found = []
     with timing.settings(num_threads):
-        for name, prepare in SIDES.items():
+        for name, prepare in sides.items():
             call = prepare(case, given, results)
             if call is not None:
                 found.append(Growth(case, name, max(0, resident_growth(call) - new), promise))

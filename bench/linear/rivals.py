@@ -7,6 +7,7 @@ with None where it has no part in the case. A call returns the results.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -180,22 +181,29 @@ def _torch_whole(given: dict[str, Any], options: Any) -> Call | None:
     torch = frameworks.module("torch")
     assert torch is not None
     function = getattr(torch.nn.functional, "linear_cross_entropy", None)
-    if function is None:
-        return None
+    return None if function is None else whole_by_autograd(partial(function, options=options), given)
+
+
+def whole_by_autograd(function: Callable[..., Any], given: dict[str, Any]) -> Call:
+    """A loss of tensors and its ``backward()``."""
+    torch = frameworks.module("torch")
+    assert torch is not None
 
     def call() -> Sequence[Any]:
         with torch.inference_mode(False), torch.enable_grad():
             x, weight, target = (frameworks.tensor(given[name]) for name in ("input", "weight", "target"))
             x.requires_grad_()
             weight.requires_grad_()
-            loss = function(x, weight, target, options=options)
+            loss = function(x, weight, target)
             loss.backward()
         return loss.detach(), x.grad, weight.grad
 
     return call
 
 
-SIDES: dict[str, Callable[[LinearCase, dict[str, Any], Outs], Call | None]] = {
+Sides = dict[str, Callable[[LinearCase, dict[str, Any], Outs], Call | None]]
+
+SIDES: Sides = {
     OWN: ascend_grad,
     UNFILTERED: unfiltered,
     "numpy": numpy_formula,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import doctest
 import itertools
 import re
-import warnings
 from pathlib import Path
 
 import linear_oracles
@@ -133,25 +132,6 @@ def test_reductions(reduction, dtype, engine):
     for shape in ((1, 1, 1), (9, 50, 18), (41, 67, 19), (70, 1100, 50)):
         problem = problem_of(WHOLE, shape, dtype, reduction=reduction)
         engine.assert_solved(problem, engine.solve(problem))
-
-
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_torch_agrees(reduction, backend):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch = pytest.importorskip("torch")
-    random = generator("torch")
-    x, w = random.standard_normal((21, 7)), random.standard_normal((13, 7))
-    target = random.integers(0, 13, 21)
-    target[[2, 3, 20]] = -100
-    upstream = random.standard_normal(21) if reduction == "none" else np.float64(-1.3)
-    leaves = [torch.tensor(a, requires_grad=True) for a in (x, w)]
-    logits = leaves[0] @ leaves[1].T
-    loss = torch.nn.functional.cross_entropy(logits, torch.tensor(target), reduction=reduction)
-    loss.backward(torch.tensor(upstream))
-    results = ag.linear_cross_entropy(x, w, target, reduction=reduction, grad_loss=upstream, backend=backend)
-    for result, right in zip(results, (loss.detach(), *(leaf.grad for leaf in leaves)), strict=True):
-        np.testing.assert_allclose(result, right.numpy(), rtol=1e-12, atol=1e-13)
 
 
 def test_nothing_but_ignored_rows(dtype, engine):

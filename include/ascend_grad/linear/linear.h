@@ -140,6 +140,7 @@ typedef struct {
     int pair;   /* terms of a elem_t */
     int element_size; /* bytes of a elem_t */
     int acc_size; /* bytes of an accumulator */
+    int resident; /* rows on one side up to which it pays not to pack */
     /* tile (MR rows) or panel (NR rows) of x_rows or w_rows, one panel (n columns) of x_columns or w_columns */
     void (*pack_tile)(void *to, const ag_matrix *from, const int64_t *rows, int64_t start, ptrdiff_t count,
                       ptrdiff_t first, ptrdiff_t n);

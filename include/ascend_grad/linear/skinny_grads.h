@@ -62,14 +62,15 @@ AG_INLINE void K(sum_rows_of)(const ag_dtype dtype, ptrdiff_t resident, const ag
                               ptrdiff_t n, const acc_t *p, ptrdiff_t pitch, acc_t *sums, ptrdiff_t sums_pitch, int add)
 {
     enum { WIDE = K(STREAMS) };
-    char buffer[K(TERMS)][4096];
+    char buffer[K(TERMS)][4096 + K(PADDING)];
     const char *rows[K(TERMS)];
+    const int copies = resident >= K(NARROW) && K(collides)(streamed);
     /* A segment of the sums stays in L2 while all streamed rows are added to it. */
     for (ptrdiff_t done = 0; done < n; done += K(SEGMENT)) {
         const ptrdiff_t length = n - done < K(SEGMENT) ? n - done : K(SEGMENT);
         for (ptrdiff_t s = 0; s < streamed->count; s += K(TERMS)) {
             const ptrdiff_t terms = streamed->count - s < K(TERMS) ? streamed->count - s : K(TERMS);
-            K(dense_rows)(streamed, s, terms, first + done, length, buffer[0], sizeof buffer[0], rows);
+            K(dense_rows)(streamed, s, terms, first + done, length, buffer[0], sizeof buffer[0], copies, rows);
             for (ptrdiff_t c = 0; c < length;) {
                 const ptrdiff_t left = length - c;
                 acc_t *to = sums + done + c;
@@ -198,9 +199,10 @@ AG_INLINE void K(write_segment)(const ag_dtype dtype, const int nontemporal, con
 {
     enum { MANY = K(RESIDENT), WIDE = K(STREAMS) };
     const ptrdiff_t wide = n / (WIDE * VL) * (WIDE * VL);
-    for (ptrdiff_t s = 0; s < ns && wide; s += s + MANY <= ns ? MANY : 1) {
-        const acc_t *of_row = p + s * s_stride;
-        for (ptrdiff_t c = 0; c < wide; c += WIDE * VL) {
+    /* The resident rows, which may lie in L2, are read once for all results: a few vectors of each stay in L1. */
+    for (ptrdiff_t c = 0; c < wide; c += WIDE * VL) {
+        for (ptrdiff_t s = 0; s < ns; s += s + MANY <= ns ? MANY : 1) {
+            const acc_t *of_row = p + s * s_stride;
             if (s + MANY <= ns) {
                 K(write_some)(dtype, nontemporal, MANY, WIDE, resident, nr, of_row, r_stride, s_stride, c, VL, to + s);
             } else {
@@ -232,7 +234,7 @@ static void K(write_columns)(ag_variant variant, const ag_rows *resident, const 
     acc_t left[K(THIN)][AG_TERMS], columns[K(THIN)][AG_STREAMED];
     char buffer[AG_TERMS * K(THIN) * sizeof(acc_t)], rounded[AG_STREAMED * 8];
     const char *rows[AG_TERMS];
-    K(load_resident)(resident, first, n, buffer, K(THIN) * sizeof(acc_t), rows);
+    K(load_resident)(resident, first, n, buffer, K(THIN) * sizeof(acc_t), 0, rows);
     for (ptrdiff_t r = 0; r < resident->count; r++) {
         for (ptrdiff_t k = 0; k < n; k++) memcpy(&left[k][r], rows[r] + k * (ptrdiff_t)sizeof(acc_t), sizeof(acc_t));
     }
@@ -261,8 +263,10 @@ static void K(write_rows)(ag_variant variant, const ag_rows *resident, const ag_
     const int itemsize = ag_itemsize[dtype], is_dense = to->matrix.step == itemsize && !to->matrix.swapped;
     const int is_direct = is_dense && (dtype == own || (!AG_IS_F64 && itemsize == 2));
     const ptrdiff_t divisor = (resident->count + AG_RESIDENT - 1) / AG_RESIDENT;
-    const ptrdiff_t most = K(is_in_place)(&resident->matrix) ? K(SEGMENT) : K(SHORT) / divisor / VL * VL;
-    char buffer[AG_RESIDENT * K(SHORT) * sizeof(acc_t)], results[K(NARROW)][4096], rounded[4096];
+    const int copies = to->count >= K(NARROW) && K(collides)(resident);
+    const int is_copied = copies || !K(is_in_place)(&resident->matrix);
+    const ptrdiff_t most = is_copied ? K(SHORT) / divisor / VL * VL : K(SEGMENT);
+    char buffer[AG_RESIDENT * K(SHORT) * sizeof(acc_t) + AG_TERMS * K(PADDING)], results[K(NARROW)][4096], rounded[4096];
     const char *rows[AG_TERMS];
     if (n <= K(THIN) && s_stride == 1 && to->count <= AG_STREAMED) {
         K(write_columns)(variant, resident, to, first, n, p, r_stride);
@@ -270,7 +274,7 @@ static void K(write_rows)(ag_variant variant, const ag_rows *resident, const ag_
     }
     for (ptrdiff_t done = 0; done < n; done += most) {
         const ptrdiff_t length = n - done < most ? n - done : most;
-        K(load_resident)(resident, first + done, length, buffer, most * (ptrdiff_t)sizeof(acc_t), rows);
+        K(load_resident)(resident, first + done, length, buffer, most * (ptrdiff_t)sizeof(acc_t) + K(PADDING), copies, rows);
         for (ptrdiff_t s = 0; s < to->count; s += K(NARROW)) {
             const ptrdiff_t ns = to->count - s < K(NARROW) ? to->count - s : K(NARROW);
             const acc_t *of_rows = (const acc_t *)p + s * s_stride;

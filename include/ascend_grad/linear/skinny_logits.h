@@ -14,7 +14,8 @@ AG_INLINE V K(load_units)(const ag_dtype dtype AG_UNUSED, const char *row, ptrdi
 
 /* `count` features of each product, from feature k on: a vector's, or fewer. */
 AG_INLINE void K(dot_step)(const ag_dtype dtype, const int nr, const int ns, const char *const *resident,
-                           const char *const *streamed, ptrdiff_t k, const ptrdiff_t count, ptrdiff_t ahead, V *sum)
+                           const char *const *streamed, ptrdiff_t k, const ptrdiff_t count, const int prefetches,
+                           ptrdiff_t ahead, V *sum)
 {
     V left[K(RESIDENT)];
     AG_UNROLL(4)
@@ -22,16 +23,16 @@ AG_INLINE void K(dot_step)(const ag_dtype dtype, const int nr, const int ns, con
     AG_UNROLL(16)
     for (int s = 0; s < ns; s++) {
         const V right = K(load_units)(dtype, streamed[s], k, count);
-        __builtin_prefetch(streamed[s] + k * ag_itemsize[dtype] + ahead);
+        if (prefetches) __builtin_prefetch(streamed[s] + k * ag_itemsize[dtype] + ahead);
         AG_UNROLL(4)
         for (int r = 0; r < nr; r++) sum[r * ns + s] = K(multiply_add)(left[r], right, sum[r * ns + s]);
     }
 }
 
 /* sums[r * ns + s] = resident[r] . streamed[s] over n features, r < nr, s < ns. Every lane has a chain of its own; lanes are
- * added in pairs of neighbours, then of neighbouring pairs, and so on. What lies `ahead` bytes further is prefetched. */
+ * added in pairs of neighbours, then of neighbouring pairs, and so on. What lies `ahead` bytes further may be prefetched. */
 AG_INLINE void K(dot_rows)(const ag_dtype dtype, const int nr, const int ns, const char *const *resident,
-                           const char *const *streamed, ptrdiff_t n, ptrdiff_t ahead, acc_t *sums)
+                           const char *const *streamed, ptrdiff_t n, const int prefetches, ptrdiff_t ahead, acc_t *sums)
 {
     const int count = nr * ns;
     V sum[K(PRODUCTS)];
@@ -39,9 +40,9 @@ AG_INLINE void K(dot_rows)(const ag_dtype dtype, const int nr, const int ns, con
     for (int j = 0; j < count; j++) sum[j] = (V){0};
     ptrdiff_t k = 0;
     for (; k + VL * PAIR <= n; k += VL * PAIR) {
-        K(dot_step)(dtype, nr, ns, resident, streamed, k, VL * PAIR, ahead, sum);
+        K(dot_step)(dtype, nr, ns, resident, streamed, k, VL * PAIR, prefetches, ahead, sum);
     }
-    if (k < n) K(dot_step)(dtype, nr, ns, resident, streamed, k, n - k, ahead, sum);
+    if (k < n) K(dot_step)(dtype, nr, ns, resident, streamed, k, n - k, prefetches, ahead, sum);
     /* Bit b of a lane's number says which one of a pair of vectors it is of, as long as there are pairs. */
     AG_UNROLL(4)
     for (int block = 1; block < VL; block *= 2) {
@@ -85,11 +86,15 @@ AG_INLINE void K(dot_group)(const ag_dtype dtype, const int nr, const int ns, co
     for (ptrdiff_t begin = 0; begin < streamed->count; begin += ns) {
         const ptrdiff_t streams = streamed->count - begin < ns ? streamed->count - begin : ns;
         const char *rows[MOST];
-        K(dense_rows)(streamed, begin, streams, first, n, buffer, BYTES / ns, rows);
+        K(dense_rows)(streamed, begin, streams, first, n, buffer, BYTES / ns, 0, rows);
         for (ptrdiff_t s = streams; s < ns; s++) rows[s] = rows[0];
         for (ptrdiff_t r = 0; r < count; r += nr) {
             acc_t sums[MOST];
-            K(dot_rows)(dtype, nr, ns, resident + r, rows, n, ahead, sums);
+            if (r == 0) {
+                K(dot_rows)(dtype, nr, ns, resident + r, rows, n, 1, ahead, sums);
+            } else { /* what is next was prefetched for the first ones */
+                K(dot_rows)(dtype, nr, ns, resident + r, rows, n, 0, 0, sums);
+            }
             for (ptrdiff_t i = 0; i < nr && r + i < count; i++) {
                 acc_t *const to = p + (r + i) * pitch + begin;
                 if (!low) {
@@ -132,7 +137,7 @@ AG_INLINE void K(transpose_rows)(const ag_dtype dtype, const ag_rows *streamed, 
     const char *rows[VL];
     for (ptrdiff_t group = 0; group < NR; group += VL) {
         const ptrdiff_t left = streamed->count - begin - group, there = left < VL ? left : VL;
-        K(dense_rows)(streamed, begin + group, there, first, n, buffer[0], sizeof buffer[0], rows);
+        K(dense_rows)(streamed, begin + group, there, first, n, buffer[0], sizeof buffer[0], 0, rows);
         for (ptrdiff_t k = 0; k < n; k += VL * PAIR) {
             const ptrdiff_t count = n - k < VL * PAIR ? n - k : VL * PAIR;
             V x[VL];
@@ -248,7 +253,7 @@ AG_NOINLINE void K(dot_columns)(const ag_rows *resident, const ag_rows *streamed
     enum { PANEL = K(FEW_FEATURES) / PAIR * NR, WHOLE = K(THIN) * AG_STREAMED };
     elem_t columns[PANEL > WHOLE ? PANEL : WHOLE] __attribute__((aligned(64)));
     ptrdiff_t step = NR;
-    K(load_resident)(resident, first, n, buffer[0], sizeof buffer[0], rows);
+    K(load_resident)(resident, first, n, buffer[0], sizeof buffer[0], 0, rows);
 #if !AG_IS_DOT
     if (n <= K(THIN)) {
         K(load_columns)(streamed, first, n, (acc_t (*)[AG_STREAMED])columns);
@@ -284,7 +289,7 @@ AG_NOINLINE void K(dot_some)(const ag_rows *resident, const ag_rows *streamed, p
     if (n > segment) memset(low, 0, (size_t)(resident->count * streamed->count) * sizeof(acc_t));
     for (ptrdiff_t done = 0; done < n; done += segment) {
         const ptrdiff_t length = n - done < segment ? n - done : segment;
-        K(load_resident)(resident, first + done, length, buffer[0], segment * (ptrdiff_t)sizeof(elem_t) / PAIR, rows);
+        K(load_resident)(resident, first + done, length, buffer[0], segment * (ptrdiff_t)sizeof(elem_t) / PAIR, 0, rows);
         AG_BY_DTYPE(streamed->matrix.dtype, K(dot_segment), rows, resident->count, streamed, first + done, length, p, pitch,
                     done ? low : 0);
     }

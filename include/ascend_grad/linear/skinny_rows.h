@@ -22,6 +22,7 @@ enum {
     K(NARROW) = 8,                                    /* rows at a time where they are one vector long, or end in one */
     K(TERMS) = 16,                                    /* streamed rows that one pass over the sums takes in */
     K(LONG) = 4096,                                   /* bytes of a row, beyond which it is long */
+    K(PADDING) = 64,                                  /* bytes between copies of rows, which so never collide */
     K(LONGER) = 4,                                    /* segments at a time where resident rows are few */
     K(FEW_FEATURES) = 128,                            /* up to which streamed rows may be transposed */
     K(THIN) = 16                                      /* features up to which lanes are rows in every product */
@@ -45,16 +46,31 @@ static const char *K(dense)(const ag_rows *rows, ptrdiff_t i, ptrdiff_t first, p
     return buffer;
 }
 
-/* The same of rows [i, i + count); copies lie `pitch` bytes apart. */
+/* Whether the same values of more than a few rows, read in turn, would displace each other from a cache: rows that are a
+ * multiple of 2 KiB apart share one or two sets of an L1. */
+static AG_UNUSED int K(collides)(const ag_rows *rows)
+{
+    return rows->count >= K(NARROW) && rows->matrix.row_stride % 2048 == 0;
+}
+
+/* Row i as `dense` has it, and in the buffer in any case. */
+static const char *K(dense_copy)(const ag_rows *rows, ptrdiff_t i, ptrdiff_t first, ptrdiff_t n, char *buffer)
+{
+    const char *source = K(dense)(rows, i, first, n, buffer);
+    if (source != buffer) memcpy(buffer, source, (size_t)(n * ag_itemsize[rows->matrix.dtype]));
+    return buffer;
+}
+
+/* The same of rows [i, i + count); copies, which may be asked for, lie `pitch` bytes apart. */
 AG_INLINE void K(dense_rows)(const ag_rows *rows, ptrdiff_t i, ptrdiff_t count, ptrdiff_t first, ptrdiff_t n,
-                             char *buffer, ptrdiff_t pitch, const char **to)
+                             char *buffer, ptrdiff_t pitch, const int copies, const char **to)
 {
     const ag_matrix *from = &rows->matrix;
-    const int in_place = K(is_dense)(from);
+    const int in_place = !copies && K(is_dense)(from);
     const char *start = from->data + first * from->step;
     for (ptrdiff_t k = 0; k < count; k++) {
         to[k] = in_place ? start + (rows->numbers ? rows->numbers[i + k] : rows->start + i + k) * from->row_stride
-                         : K(dense)(rows, i + k, first, n, buffer + k * pitch);
+                         : K(dense_copy)(rows, i + k, first, n, buffer + k * pitch);
     }
 }
 
@@ -67,17 +83,17 @@ static int K(is_in_place)(const ag_matrix *from)
 
 enum { K(SOME) = 16, K(SHORT) = K(SEGMENT) * K(SOME) / AG_RESIDENT };
 
-/* Values [first, first + n) of every resident row, widened but for dot products; copies lie `pitch` bytes apart in the
- * buffer. Pointers up to a multiple of RESIDENT are valid. */
+/* Values [first, first + n) of every resident row, widened but for dot products; copies, which may be asked for, lie `pitch`
+ * bytes apart in the buffer. Pointers up to a multiple of RESIDENT are valid. */
 static void K(load_resident)(const ag_rows *rows, ptrdiff_t first, ptrdiff_t n, char *buffer, ptrdiff_t pitch,
-                             const char **to)
+                             const int copies, const char **to)
 {
     const ag_matrix *from = &rows->matrix;
-    const int in_place = K(is_in_place)(from);
+    const int in_place = !copies && K(is_in_place)(from);
     for (ptrdiff_t r = 0; r < rows->count; r++) {
         char *copy = in_place ? 0 : buffer + r * pitch;
         if (ag_itemsize[from->dtype] == sizeof(elem_t) / PAIR) {
-            to[r] = K(dense)(rows, r, first, n, copy);
+            to[r] = in_place ? K(dense)(rows, r, first, n, copy) : K(dense_copy)(rows, r, first, n, copy);
             continue;
         }
         const int64_t row = rows->numbers ? rows->numbers[r] : rows->start + r;

@@ -1,0 +1,63 @@
+"""What calls on tensors are meant to reach, and what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ..linear.cases import LinearCase
+from ..results import Row
+from ..rowwise.cases import SMALL_LAYOUTS, Case
+from ..targets import Target, ratio_text
+from .cases import AUTOGRAD
+from .report import awake_ratio
+from .rivals import ARRAYS, TORCH
+
+#: Seconds that tensors may cost beyond arrays.
+PRICE = 1.5e-6
+
+
+def call_targets(rows: Sequence[Row[Case]]) -> list[Target]:
+    """Of the row-wise operators; the worst case decides."""
+
+    def worst(text: str, condition: Callable[[Case], bool], ratio: Callable[[Row], float | None]) -> Target:
+        found = [(value, row.case) for row in rows if condition(row.case) and (value := ratio(row)) is not None]
+        if not found:
+            return Target(text, "≥ 1×", "–", None)
+        value, case = min(found, key=lambda item: item[0])
+        below = sum(ratio < 1 for ratio, _ in found)
+        measured = f"{ratio_text(value)} ({case.name})" + (f"; {below} of {len(found)} below" if below else "")
+        return Target(text, "≥ 1×", measured, not below)
+
+    def against_torch(row: Row) -> float | None:
+        return row.speedup(TORCH)
+
+    return [
+        _price(rows),
+        worst(
+            "64 × 128 without gradients, against torch's kernel",
+            lambda case: case.mode != AUTOGRAD and (case.shape, case.dim) == SMALL_LAYOUTS[1],
+            against_torch,
+        ),
+        worst("forward and backward, against torch", lambda case: case.mode == AUTOGRAD, against_torch),
+        worst("the same with torch's threads awake", lambda case: case.mode == AUTOGRAD, awake_ratio),
+    ]
+
+
+def _price(rows: Sequence[Row[Case]]) -> Target:
+    text, required = "tensors, over NumPy arrays, 8 × 8", f"≤ {1e6 * PRICE:g} µs"
+    cases = [row for row in rows if ARRAYS in row.seconds and (row.case.shape, row.case.dim) == SMALL_LAYOUTS[0]]
+    if not cases:
+        return Target(text, required, "–", None)
+    seconds, case = max(((row.own - row.seconds[ARRAYS], row.case) for row in cases), key=lambda item: item[0])
+    return Target(text, required, f"{1e6 * seconds:.2f} µs ({case.name})", seconds <= PRICE)
+
+
+def loss_targets(rows: Sequence[Row[LinearCase]]) -> list[Target]:
+    """Of the loss, against torch's own in chunks."""
+    targets = []
+    for dtype, least in (("float32", 2.0), ("bfloat16", 3.0)):
+        ratios = [ratio for row in rows if row.case.dtype == dtype and (ratio := row.speedup("torch chunked"))]
+        text = f"loss and gradients, {dtype}, against torch's in chunks"
+        measured = ratio_text(min(ratios)) if ratios else "–"
+        targets.append(Target(text, f"≥ {ratio_text(least)}", measured, min(ratios) >= least if ratios else None))
+    return targets
