@@ -250,17 +250,20 @@ cdef class Schedule:
     ) noexcept nogil:
         """Adjacent panels of columns; task u packs one part of their rows."""
         cdef Py_ssize_t nr = self.kernels.nr, pair = self.kernels.pair, panel, n, at, step, rows_here
+        cdef const int64_t *numbers = NULL
         cdef Py_ssize_t first = u // self.column_parts * self.panels_together, part = u % self.column_parts
         cdef Py_ssize_t last = min(first + self.panels_together, ceil_div(self.block.hidden_size, nr))
         cdef Py_ssize_t begin = part * ROWS_PER_TASK, end = min(begin + ROWS_PER_TASK, count)
         for step in range(ceil_div(end - begin, ROWS_TOGETHER)):  # all panels of some rows: their pages are at hand
             rows_here = min(ROWS_TOGETHER, end - begin)
+            if rows != NULL:
+                numbers = rows + begin
             for panel in range(first, last):
                 n = min(nr, self.block.hidden_size - panel * nr)
                 at = panel * nr * ceil_div(count, pair) + begin // pair * align_up(n, self.kernels.vector)
                 self.kernels.pack_columns(
-                    <char *>to + at * self.kernels.element_size, source, NULL if rows == NULL else rows + begin,
-                    start + begin, rows_here, self.block.hidden_start + panel * nr, n
+                    <char *>to + at * self.kernels.element_size, source, numbers, start + begin, rows_here,
+                    self.block.hidden_start + panel * nr, n
                 )
             begin += rows_here
 

@@ -228,12 +228,14 @@ int main(void)
             test_block(variant, (ag_dtype)dtype, 5, 7, 1301, 0); /* sums of more than one chain */
             test_block(variant, (ag_dtype)dtype, 1301, 5, 3, 1);
             test_block(variant, (ag_dtype)dtype, 3, 1301, 2, 0);
-            for (ptrdiff_t few = 1; few <= AG_RESIDENT; few++) {
+            for (ptrdiff_t few = 1; few <= AG_RESIDENT; few += few < 18 ? 1 : few < 63 ? 5 : 1) {
                 test_skinny(variant, (ag_dtype)dtype, few, few < 48 ? 3 * few : 48, 5 * few + 1, few % 2);
                 test_skinny(variant, (ag_dtype)dtype, few, 1 + few * 7 % 48, 1000 + 7 * few, few % 2);
             }
             test_skinny(variant, (ag_dtype)dtype, 1, AG_STREAMED, 3, 0);
             test_skinny(variant, (ag_dtype)dtype, 3, 301, 130, 1);
+            test_skinny(variant, (ag_dtype)dtype, 12, 30, 1024, 0); /* rows that collide in a cache are copied */
+            test_skinny(variant, (ag_dtype)dtype, 31, 9, 2048, 0);
             test_skinny(variant, (ag_dtype)dtype, AG_TERMS, AG_TERMS, 77, 0);
             test_skinny(variant, (ag_dtype)dtype, AG_TERMS, 9, 300, 1);
             test_skinny(variant, (ag_dtype)dtype, 100, 120, 1100, 1);

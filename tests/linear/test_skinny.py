@@ -9,9 +9,9 @@ from samples import BFLOAT16, Layout, allocated, assert_identical
 
 from ascend_grad import _cpu, _linear
 
-#: Around the edges of what is few (64, with dot products 32; 128 and 256 where features are many), of tiles (384 rows,
-#: 3072 products), of segments of features (4 KiB of accumulators) and of so few features that rows are transposed
-#: (128), or become columns in all products (16).
+#: Around the edges of what is few (32 or 64; 128 and 256 where features are many), of tiles (384 rows, 3072 products), of
+#: segments of features (4 KiB of accumulators) and of so few features that rows are transposed (128), or become columns
+#: in all products (16); rows whose distance is a power of two.
 SHAPES = [
     Shape(*shape)
     for shape in (
@@ -49,6 +49,10 @@ SHAPES = [
         (256, 70, 2200),
         (129, 60, 1100),
         (127, 3, 5003),
+        (8, 40, 2048),
+        (16, 33, 4096),
+        (700, 20, 1024),
+        (32, 65, 520),
     )
 ]
 CALLS = [*((GRADIENT, {"mode": mode}) for mode in MODES), (STATISTICS, {}), (WHOLE, {})]
@@ -112,14 +116,16 @@ def test_results_beyond_the_caches(shape, cpu_engine, needs_memory):
 def test_only_few_are_not_packed(forced):
     for variant in _cpu.supported_variants():
         forced(variant)
+        many = variant.startswith("avx512")
+        few = 64 if many else 32
         for shape, is_skinny in (
-            ((64, 900, 80), True),
-            ((900, 64, 80), True),
-            ((64, 64, 5), True),
-            ((64, 900, 5), True),
-            ((65, 900, 80), False),
-            ((900, 65, 80), False),
-            ((65, 128, 2000), True),
+            ((few, 900, 80), True),
+            ((900, few, 80), True),
+            ((few, few, 5), True),
+            ((few, 900, 5), True),
+            ((few + 1, 900, 80), False),
+            ((900, few + 1, 80), False),
+            ((65, 128, 2000), many),
         ):
             x, w = np.zeros((shape[0], shape[2]), np.float32), np.zeros((shape[1], shape[2]), np.float32)
             (plan,) = _linear.plans(x, w, shape[0], 2**26, True, True, True, False)
