@@ -70,7 +70,7 @@ def _from_the_device(call: Call) -> tuple[DeviceArray | None, ...]:
     """Arrays of the device give arrays of the device."""
     assert call.device is not None
     values = _empty(call) if quirks.is_empty(call) else None
-    with session.session_on(call.device).call() as here:
+    with session.session_on(call.device).call(call.arrays[0]._lender) as here:
         computed = operators.OPERATORS[call.operator.name](here, call) if values is None else values
         results = tuple(
             None if array is None or spec is None else here.put(array, spec.dtype)
