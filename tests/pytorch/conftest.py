@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+import sys
+from collections.abc import Iterator
+
 import pytest
 import torch
+import torch_npu_stand_in
+from stand_in import StandIn, build
 from torch_oracles import TOLERANCES
 
 import ascend_grad as ag
+from ascend_grad.backends.ascend import session
 
 
 @pytest.fixture(autouse=True)
@@ -31,3 +38,15 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict]:
 @pytest.fixture(params=tuple(TOLERANCES), ids=str)
 def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     return request.param
+
+
+@pytest.fixture
+def torch_npu(device: StandIn, monkeypatch: pytest.MonkeyPatch) -> Iterator[torch_npu_stand_in.TorchNpu]:
+    """A test double of torch_npu. In the end nothing is left on the device, of this thread or of autograd's."""
+    double = torch_npu_stand_in.install(build("split"))
+    monkeypatch.setitem(sys.modules, "torch_npu", double)
+    yield double
+    gc.collect()
+    assert session.release_all()
+    double.release()
+    assert device.live() == {}

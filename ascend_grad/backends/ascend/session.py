@@ -90,6 +90,9 @@ class Allocation:
         block, self.block = getattr(self, "block", None), None  # an interrupt may come before the first line above
         if block is None:
             return
+        if self._shares is not None:  # this may be a thread of torch, which cannot wait for torch
+            _returned.append(block)
+            return
         session = getattr(_thread, "sessions", {}).get(block.device)
         if session is None:  # this thread has no pool: back to the device
             block.close()
@@ -101,6 +104,8 @@ class Allocation:
     def memory(self) -> _acl.DeviceMemory:
         if self.block is None:
             raise BackendUnavailableError("this array's memory was freed when the process began to end")
+        if self._shares is not None:
+            runtime.wait_for_torch(self.block.device)
         return self.block
 
     @property
@@ -304,6 +309,8 @@ class Session:
     def allocate(self, nbytes: int) -> Allocation:
         """Device memory until the end of the call."""
         size = _allocation_size(nbytes)
+        for returned in _take_returned(self.device):
+            self.pool.put(returned)
         block = self.pool.take(size)
         if block is None:
             try:
@@ -480,6 +487,8 @@ def memory_of(array: DeviceArray) -> _acl.DeviceRange:
 _thread = threading.local()
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 _live: weakref.WeakSet[Allocation] = weakref.WeakSet()
+#: Blocks that torch has given back. What it does with them may not be done yet.
+_returned: list[_acl.DeviceMemory] = []
 
 Member = TypeVar("Member")
 
@@ -489,6 +498,19 @@ def _snapshot(members: weakref.WeakSet[Member]) -> list[Member]:
     while True:
         with suppress(RuntimeError):
             return list(members)
+
+
+def _take_returned(device: int) -> list[_acl.DeviceMemory]:
+    """The blocks of a device that torch has given back, when it is done with them."""
+    taken = []
+    for block in list(_returned):
+        with suppress(ValueError):  # another thread was faster
+            if block.device == device:
+                _returned.remove(block)
+                taken.append(block)
+    if taken:
+        runtime.wait_for_torch(device)
+    return taken
 
 
 def chosen_device() -> int:
@@ -537,6 +559,13 @@ def release() -> None:
             session.close()
     for session in _snapshot(_sessions):
         session.pool.empty()
+    _free_returned()
+
+
+def _free_returned() -> None:
+    for device in {block.device for block in list(_returned)}:
+        for block in _take_returned(device):
+            block.close()
 
 
 @runtime.before_closing
@@ -548,6 +577,7 @@ def release_all() -> bool:
             session.close()
     if any(session.busy for session in sessions):
         return False
+    _free_returned()
     allocations = _snapshot(_live)
     for allocation in allocations:
         if not allocation.is_shared:  # else another library may use it until the process ends

@@ -58,7 +58,7 @@ class TensorMemory:
     def memory(self) -> _acl.DeviceRange:
         """The storage of the tensor, when torch is done with what it has put on its stream."""
         if self.is_shared or not self._is_ready:
-            _wait_for_torch(self._range.device)
+            runtime.wait_for_torch(self._range.device)
             self._is_ready = True
         return self._range
 
@@ -70,14 +70,6 @@ class TensorMemory:
     def contiguous(self) -> DeviceArray:
         """The elements of the tensor next to one another, in a copy that torch makes on the device."""
         return _array(self.tensor.contiguous(), self._dtype, is_shared=False)
-
-
-def _wait_for_torch(device: int) -> None:
-    torch_npu = sys.modules["torch_npu"]
-    # Read last: torch_npu keeps work back in a queue on the host, which is put on the stream before this answers.
-    stream = torch_npu.npu.current_stream(device).npu_stream
-    with _acl.DeviceGuard(device):
-        _acl.synchronize_borrowed(stream)
 
 
 def array_over(
