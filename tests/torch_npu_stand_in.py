@@ -19,7 +19,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from ctypes import c_int64, c_void_p
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +30,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 #: As formats are counted; that of a new tensor is NCHW where it has four dimensions, and so on.
 NCHW, ND, FRACTAL_NZ, NCDHW = 0, 2, 29, 30
+
 
 class Stream:
     """torch's current stream of one device."""
@@ -56,18 +56,22 @@ class Stream:
 
 
 class TorchNpu(types.ModuleType):
-    """The module ``torch_npu``."""
+    """The module ``torch_npu``. There are tensors once it is given an installation, by `bind`."""
 
-    def __init__(self, home: Path):
+    acl: Acl
+
+    def __init__(self) -> None:
         super().__init__("torch_npu")
-        names = "libascendcl.so", "libnnopbase.so", "libopapi_nn.so"
-        self.acl = Acl(*(home / "lib64" / name for name in names))
         self.npu = _DeviceModule(self)
         self.streams: dict[int, Stream] = {}
         self._formats: dict[int, int] = {}
         self._blocks: dict[int, tuple] = {}  # in use
         self._free: dict[tuple[int, int], list[int]] = defaultdict(list)
         self._delete = Deleter(self._deleted)
+
+    def bind(self, home: Path) -> None:
+        names = "libascendcl.so", "libnnopbase.so", "libopapi_nn.so"
+        self.acl = Acl(*(home / "lib64" / name for name in names))
 
     def get_npu_format(self, tensor: torch.Tensor) -> int:
         usual = {4: NCHW, 5: NCDHW}.get(tensor.dim(), ND)
@@ -202,6 +206,12 @@ class _DeviceModule(types.ModuleType):
     def manual_seed_all(self, seed: int) -> None:
         """Random numbers come from the host."""
 
+    def get_rng_state(self, device: object = None) -> torch.Tensor:
+        return torch.empty(0, dtype=torch.uint8)
+
+    def set_rng_state(self, state: torch.Tensor, device: object = None) -> None:
+        """There is none."""
+
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.float16, torch.bfloat16]
 
@@ -213,10 +223,9 @@ _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _libraries = []  # which last as long as they are referred to
 
 
-@cache
-def install(home: Path) -> TorchNpu:
-    """Make "npu" a type of devices of this process, over the installation in this folder."""
-    double = TorchNpu(home)
+def register() -> TorchNpu:
+    """Make "npu" a type of devices: once in a process, and before autograd starts its threads, one for each device."""
+    double = TorchNpu()
     _setup_privateuseone_for_python_backend("npu", double.npu)
     aten, rest = torch.library.Library("aten", "IMPL"), torch.library.Library("_", "IMPL")
     _libraries.extend((aten, rest))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -112,7 +112,7 @@ def _linear_cross_entropy(
     filter_eps: float,
     num_threads: int | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    above: object = None
+    above: Any = None
     if grad_loss is not None:
         above = array(grad_loss, "grad_loss") if reduction == "none" else grad_loss.item()
     result = ag.linear_cross_entropy(

@@ -24,6 +24,7 @@ from stand_in import build
 import ascend_grad as ag
 from ascend_grad import npu
 
+
 @pytest.mark.parametrize(
     ("dtype", "kind"),
     [("float32", (2, 32)), ("float16", (2, 16)), (BFLOAT16, (4, 16)), ("int64", (0, 64)), ("int32", (0, 32)),

@@ -15,6 +15,8 @@ from torch_oracles import TOLERANCES
 import ascend_grad as ag
 from ascend_grad.backends.ascend import session
 
+_TORCH_NPU = torch_npu_stand_in.register()
+
 
 @pytest.fixture(autouse=True)
 def _seed():
@@ -43,10 +45,10 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
 @pytest.fixture
 def torch_npu(device: StandIn, monkeypatch: pytest.MonkeyPatch) -> Iterator[torch_npu_stand_in.TorchNpu]:
     """A test double of torch_npu. In the end nothing is left on the device, of this thread or of autograd's."""
-    double = torch_npu_stand_in.install(build("split"))
-    monkeypatch.setitem(sys.modules, "torch_npu", double)
-    yield double
+    _TORCH_NPU.bind(build("split"))
+    monkeypatch.setitem(sys.modules, "torch_npu", _TORCH_NPU)
+    yield _TORCH_NPU
     gc.collect()
     assert session.release_all()
-    double.release()
+    _TORCH_NPU.release()
     assert device.live() == {}

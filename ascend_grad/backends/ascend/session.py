@@ -398,9 +398,7 @@ class Session:
         if array.size:
             source, target = memory_of(array), memory_of(result)
             for position, row, length in runs(rows):
-                _acl.copy_within(
-                    target, row * row_bytes, source, position * row_bytes, length * row_bytes, self.stream
-                )
+                _acl.copy_within(target, row * row_bytes, source, position * row_bytes, length * row_bytes, self.stream)
         return result
 
     def values(self, array: NDArray | DeviceArray) -> NDArray:

@@ -16,7 +16,6 @@ import numpy as np
 
 from ... import _acl
 from ..._dtypes import BFLOAT16
-from ...arguments import shown
 from ...errors import BackendUnavailableError, ParamInvalidError, ParamTypeError
 from . import runtime
 from .array import DeviceArray, Layout, Lender
@@ -33,7 +32,7 @@ ALIGNMENT = 32
 def is_tensor(value: object) -> bool:
     """Whether this is a tensor on an Ascend NPU."""
     kind = getattr(sys.modules.get("torch"), "Tensor", ())
-    return isinstance(value, kind) and value.device.type == "npu"  # type: ignore[attr-defined]
+    return isinstance(value, kind) and value.device.type == "npu"
 
 
 class TensorMemory:
@@ -80,13 +79,14 @@ def array_over(
     ``lender``: who allocates the results of calls on it, if not the session.
     """
     _check_device(tensor.device.index)
-    layout = int(sys.modules["torch_npu"].get_npu_format(tensor))
-    if layout not in STRIDED_FORMATS:
+    tensor_format = int(sys.modules["torch_npu"].get_npu_format(tensor))
+    if tensor_format not in STRIDED_FORMATS:
         expected = f"a tensor of format ND ({ND}; torch_npu.npu_format_cast({name}, {ND}) makes one)"
-        raise ParamTypeError(f"{name}: expected {expected}, got format {layout}", operator=operator)
-    if tensor.untyped_storage().data_ptr() % ALIGNMENT:
+        raise ParamTypeError(f"{name}: expected {expected}, got format {tensor_format}", operator=operator)
+    remainder = tensor.untyped_storage().data_ptr() % ALIGNMENT
+    if remainder:
         expected = f"memory that begins at a multiple of {ALIGNMENT} bytes ({name}.clone() has such)"
-        raise ParamInvalidError(f"{name}: expected {expected}, got {shown(tensor.untyped_storage())}", operator=operator)
+        raise ParamInvalidError(f"{name}: expected {expected}, got {remainder} bytes beyond one", operator=operator)
     array = _array(tensor, _numpy_dtype(tensor.dtype, name, operator), is_shared=is_shared)
     array._lender = lender
     return array
@@ -97,8 +97,11 @@ def shared_array(tensor: Any, name: str) -> DeviceArray:
     if tensor.requires_grad:
         expected = "a tensor that does not require grad (ascend_grad.torch takes those, detach() drops it)"
         raise ParamTypeError(f"{name}: expected {expected}, got one that does")
-    if str(tensor.layout) != "torch.strided" or tensor.is_nested or tensor.is_quantized or tensor.is_neg():
-        raise ParamTypeError(f"{name}: expected a dense tensor whose elements are as in memory, got {shown(tensor)}")
+    if str(tensor.layout) != "torch.strided" or tensor.is_nested or tensor.is_quantized:
+        raise ParamTypeError(f"{name}: expected a dense tensor, got layout {tensor.layout}, dtype {tensor.dtype}")
+    if tensor.is_neg():
+        expected = "a tensor whose elements are as in memory (resolve_neg() makes one)"
+        raise ParamTypeError(f"{name}: expected {expected}, got one with the negative bit set")
     return array_over(tensor, name, is_shared=True)
 
 
