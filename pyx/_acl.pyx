@@ -137,6 +137,10 @@ def detach():
     _detached = True
 
 
+def is_detached():
+    return _detached
+
+
 # ---- process and threads ---------------------------------------------------------------------------------------------
 
 

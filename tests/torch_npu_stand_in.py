@@ -71,7 +71,8 @@ class TorchNpu(types.ModuleType):
 
     def bind(self, home: Path) -> None:
         names = "libascendcl.so", "libnnopbase.so", "libopapi_nn.so"
-        self.acl = Acl(*(home / "lib64" / name for name in names))
+        if "acl" not in vars(self):
+            self.acl = Acl(*(home / "lib64" / name for name in names))
 
     def get_npu_format(self, tensor: torch.Tensor) -> int:
         usual = {4: NCHW, 5: NCDHW}.get(tensor.dim(), ND)

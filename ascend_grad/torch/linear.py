@@ -147,8 +147,10 @@ def linear_cross_entropy(
         A keyword, or classes given as probabilities, that is not supported.
     ParamInvalidError
         161002: a dtype, a shape or a value is not as described (a dtype or a kind: its subclass `ParamTypeError`).
+    UnsupportedDeviceError
+        361001: the Ascend NPU of the tensors lacks the operator.
     BackendUnavailableError
-        A tensor is not on the CPU.
+        A tensor is neither on the CPU nor on a usable Ascend NPU.
 
     Notes
     -----

@@ -49,18 +49,19 @@ def check_tensors(operator: str, **tensors: object) -> None:
 
     "meta" has shapes alone, which is enough for torch's tracing.
     """
-    first = None
+    place = None
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
             raise ParamTypeError(f"{name}: expected a torch.Tensor, got {shown(tensor)}", operator=operator)
-        if tensor.device.type not in ("cpu", "npu", "meta"):
-            message = f"{name}: expected a tensor on the CPU or on an Ascend NPU, got one on {tensor.device}"
+        device = tensor.device
+        if device.type not in ("cpu", "npu", "meta"):
+            message = f"{name}: expected a tensor on the CPU or on an Ascend NPU, got one on {device}"
             raise BackendUnavailableError(message, operator=operator)
-        if first is None:
-            first = name, tensor.device
-        elif tensor.device != first[1]:
-            expected = f"a tensor on {first[1]}, as {first[0]} is one"
-            raise ParamTypeError(f"{name}: expected {expected}, got one on {tensor.device}", operator=operator)
+        if place is None:
+            place = device
+        elif device != place:
+            expected = f"a tensor on {place}, as {next(iter(tensors))} is one"
+            raise ParamTypeError(f"{name}: expected {expected}, got one on {device}", operator=operator)
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
             kind = "a nested" if tensor.is_nested else "a quantized" if tensor.is_quantized else f"a {tensor.layout}"
             raise ParamTypeError(f"{name}: expected a dense tensor, got {kind} tensor", operator=operator)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -191,6 +193,15 @@ def test_batches_and_gradients_of_gradients():
         assert_close(ours.cpu(), second(function, x.double()), torch.float32, steps=10)
 
 
+def test_compiled():
+    x = torch.randn(4, 5).to("npu").requires_grad_()
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: agt.softmax(2 * x, 0), fullgraph=True, backend="aot_eager")
+    right = value_and_gradients(lambda x: torch.softmax(2 * x, 0), [x.detach().cpu().double()], torch.ones(4, 5))
+    for each, expected in zip(value_and_gradients(compiled, [x], torch.ones(4, 5).to("npu")), right, strict=True):
+        assert_close(each.cpu(), expected, torch.float32, steps=4)
+
+
 def test_two_devices():
     """A call runs where its tensors are. (torch's threads of autograd are for one device of a backend in Python.)"""
     x = torch.randn(4, 5)
@@ -276,6 +287,24 @@ def test_memory_that_torch_gives_out_again_while_it_is_in_use():
         torch.softmax(there * 0, -1)  # dropped at once
         result = agt.softmax(there)
         assert_close(result.cpu(), torch.softmax(x.double(), -1), torch.float32)
+
+
+@pytest.mark.usefixtures("slowly")
+def test_memory_that_torch_gives_back_while_it_is_in_use(torch_npu, device):
+    """It becomes that of another array when torch is done with it."""
+    npu.release()
+    x, other = torch.randn(64, 65), np.zeros((64, 65), np.float32)
+    array = npu.asarray(x)
+    tensor = torch.from_dlpack(array)
+    del array
+    result = torch.softmax(tensor, -1)
+    assert torch_npu.npu.current_stream(0).npu_stream
+    mallocs = device.counter("mallocs")
+    del tensor
+    array = npu.asarray(other)
+    assert device.counter("mallocs") == mallocs
+    assert_close(result.cpu(), torch.softmax(x.double(), -1), torch.float32)
+    assert not array.numpy().any()
 
 
 def test_failures_leave_nothing_behind(device):
@@ -364,10 +393,13 @@ def test_without_a_usable_device(monkeypatch: pytest.MonkeyPatch):
     x = torch.zeros(3).to("npu:1")
     monkeypatch.setitem(runtime.found, "state", runtime.State((False, "lost")))
     for call in (agt.softmax, npu.asarray):
-        with pytest.raises(ag.BackendUnavailableError, match="the device cannot be used: lost"):
+        with pytest.raises(ag.BackendUnavailableError, match="device 1 cannot be used: lost"):
             call(x)
     monkeypatch.setitem(runtime.found, "state", runtime.State((True, "1 device, Ascend910B2"), 1, "Ascend910B2"))
-    with pytest.raises(ag.BackendUnavailableError, match="device 1 cannot be used: 1 device, Ascend910B2"):
+    with pytest.raises(ag.BackendUnavailableError, match="softmax: device 1 cannot be used: 1 device, Ascend910B2"):
+        agt.softmax(x)
+    monkeypatch.delitem(sys.modules, "torch_npu")
+    with pytest.raises(ag.BackendUnavailableError, match="softmax: .* torch_npu is not imported"):
         agt.softmax(x)
 
 

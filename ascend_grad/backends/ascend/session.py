@@ -81,9 +81,9 @@ class Allocation:
     __slots__ = ("__weakref__", "_shares", "block", "kept")
 
     def __init__(self, block: _acl.DeviceMemory):
+        self._shares: weakref.WeakSet[Share] | None = None
         self.block: _acl.DeviceMemory | None = block
         self.kept = False  # whether it outlives the call that allocated it
-        self._shares: weakref.WeakSet[Share] | None = None
         _live.add(self)
 
     def release(self) -> None:
@@ -575,7 +575,8 @@ def release_all() -> bool:
             session.close()
     if any(session.busy for session in sessions):
         return False
-    _free_returned()
+    with suppress(Exception):  # torch may have ended before
+        _free_returned()
     allocations = _snapshot(_live)
     for allocation in allocations:
         if not allocation.is_shared:  # else another library may use it until the process ends

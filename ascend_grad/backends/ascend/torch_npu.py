@@ -78,7 +78,7 @@ def array_over(
 
     ``lender``: who allocates the results of calls on it, if not the session.
     """
-    _check_device(tensor.device.index)
+    _check_device(tensor.device.index, operator)
     tensor_format = int(sys.modules["torch_npu"].get_npu_format(tensor))
     if tensor_format not in STRIDED_FORMATS:
         expected = f"a tensor of format ND ({ND}; torch_npu.npu_format_cast({name}, {ND}) makes one)"
@@ -114,12 +114,12 @@ def _array(tensor: Any, dtype: np.dtype, *, is_shared: bool) -> DeviceArray:
     return array
 
 
-def _check_device(index: int) -> None:
+def _check_device(index: int, operator: str | None) -> None:
     state = runtime.state()
-    if not state.usable:
-        raise BackendUnavailableError(f"the device cannot be used: {state.reason}")
-    if index >= state.device_count:
-        raise BackendUnavailableError(f"device {index} cannot be used: {state.reason}")
+    if "torch_npu" not in sys.modules:
+        raise BackendUnavailableError("the device cannot be used: torch_npu is not imported", operator=operator)
+    if not state.usable or index >= state.device_count:
+        raise BackendUnavailableError(f"device {index} cannot be used: {state.reason}", operator=operator)
 
 
 def _numpy_dtype(dtype: Any, name: str, operator: str | None) -> np.dtype:
