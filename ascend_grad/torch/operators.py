@@ -99,8 +99,8 @@ for _name, _schema, _vmap in (
 
 
 def _linear_cross_entropy(
-    array: Callable,
-    tensor: Callable,
+    array_of: Callable,
+    tensor_of: Callable,
     input: torch.Tensor,
     weight: torch.Tensor,
     target: torch.Tensor,
@@ -112,13 +112,14 @@ def _linear_cross_entropy(
     filter_eps: float,
     num_threads: int | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The loss and gradients; the first two arguments convert tensors, with their names, and results."""
     above: Any = None
     if grad_loss is not None:
-        above = array(grad_loss, "grad_loss") if reduction == "none" else grad_loss.item()
+        above = array_of(grad_loss, "grad_loss") if reduction == "none" else grad_loss.item()
     result = ag.linear_cross_entropy(
-        array(input, "input"),
-        array(weight, "weight"),
-        array(target, "target"),
+        array_of(input, "input"),
+        array_of(weight, "weight"),
+        array_of(target, "target"),
         reduction=reduction,
         ignore_index=ignore_index,
         grad_loss=above,
@@ -127,8 +128,8 @@ def _linear_cross_entropy(
         filter_eps=filter_eps,
         num_threads=num_threads,
     )
-    gradients = (input.new_empty(0) if each is None else tensor(each) for each in result[1:])
-    return tensor(result.loss), *gradients
+    gradients = (input.new_empty(0) if each is None else tensor_of(each) for each in result[1:])
+    return tensor_of(result.loss), *gradients
 
 
 def _linear_cross_entropy_fake(
