@@ -62,11 +62,15 @@ cdef str recent_message()
 cdef void destroy(destroyer function, void *handle, str call) noexcept
 
 
-cdef class DeviceMemory:
+cdef class DeviceRange:
     cdef void *address
     cdef readonly size_t size
     cdef readonly int device
     cdef object __weakref__
+
+
+cdef class DeviceMemory(DeviceRange):
+    pass
 
 
 cdef class HostMemory:

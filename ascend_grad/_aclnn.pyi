@@ -1,13 +1,19 @@
 from collections.abc import Iterable, Sequence
 
-from ._acl import DeviceMemory, Stream
+from ._acl import DeviceMemory, DeviceRange, Stream
 
 DTYPES: dict[str, int]
 
 def bind(libraries: Iterable[int]) -> dict[str, str]: ...
 
 class Tensor:
-    def __init__(self, memory: DeviceMemory, shape: Sequence[int], dtype: int) -> None: ...
+    def __init__(
+        self,
+        memory: DeviceRange,
+        shape: Sequence[int],
+        dtype: int,
+        layout: tuple[Sequence[int], int, int] | None = None,
+    ) -> None: ...
     def close(self) -> None: ...
 
 class Plan:

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from . import _aclnn, arrays
 from .arguments import MAX_RANK, converted, integer, shown
-from .backends.ascend import quirks, runtime, session
+from .backends.ascend import quirks, runtime, session, torch_npu
 from .backends.ascend.array import DeviceArray
 from .errors import BackendUnavailableError, ParamInvalidError, ParamTypeError
 
@@ -38,7 +38,7 @@ def asarray(x: ArrayLike | DeviceArray) -> DeviceArray:
     ----------
     x : array_like or DeviceArray
         float32, float16, bfloat16, int32, int64, uint8 or bool, in any layout, rank 0 to 8. An array on a device is
-        returned as it is.
+        returned as it is. Of a tensor of torch_npu nothing is copied: the array shares its memory, on its device.
 
     Returns
     -------
@@ -53,15 +53,22 @@ def asarray(x: ArrayLike | DeviceArray) -> DeviceArray:
         There is no usable device.
     AclError
         The copy failed.
+
+    Notes
+    -----
+    Sharing with torch_npu is proven on a test double; it has not run on hardware yet. What torch writes into the tensor
+    is in the array, too: a call on it waits for torch's current stream.
     """
     if isinstance(x, DeviceArray):
         return x
-    array = converted(x, "x")
+    array = torch_npu.shared_array(x, "x") if torch_npu.is_tensor(x) else converted(x, "x")
     dtype = arrays.native(array.dtype)
     if dtype.name not in _aclnn.DTYPES:
         raise ParamTypeError(f"x: expected one of the device's dtypes {', '.join(_aclnn.DTYPES)}, got {array.dtype}")
     if array.ndim > MAX_RANK:
         raise ParamInvalidError(f"x: expected rank 0 to {MAX_RANK}, got rank {array.ndim}")
+    if isinstance(array, DeviceArray):
+        return array
     _usable_state()
     with session.session_on(session.chosen_device()).call() as here:
         result = here.put(array, dtype)

@@ -137,6 +137,10 @@ def detach():
     _detached = True
 
 
+def is_detached():
+    return _detached
+
+
 # ---- process and threads ---------------------------------------------------------------------------------------------
 
 
@@ -248,8 +252,23 @@ cdef void destroy_on(int device, destroyer function, void *handle, str call) noe
 # ---- owners ----------------------------------------------------------------------------------------------------------
 
 
-cdef class DeviceMemory:
-    """Memory on the device that the calling thread is bound to."""
+cdef class DeviceRange:
+    """Memory on a device that somebody else owns; what `borrowed` makes."""
+
+
+def borrowed(uintptr_t address, size_t size, int device):
+    """Memory of another library, which has to keep it for as long as this is used."""
+    cdef DeviceRange result = DeviceRange.__new__(DeviceRange)
+    result.address, result.size, result.device = <void *>address, size, device
+    return result
+
+
+def address_of(DeviceRange memory not None):
+    return <uintptr_t>memory.address
+
+
+cdef class DeviceMemory(DeviceRange):
+    """Memory of its own on the device that the calling thread is bound to."""
 
     def __cinit__(self, size_t size, int device):
         cdef ag_acl_error code
@@ -293,6 +312,18 @@ cdef class HostMemory:
         destroy_on(self.device, <destroyer>table.aclrtFreeHost, self.address, "aclrtFreeHost")
 
 
+cdef int synchronize(ag_acl_stream stream) except -1:
+    cdef ag_acl_error code
+    with nogil:
+        code = table.aclrtSynchronizeStream(stream)
+    return check(code, "aclrtSynchronizeStream")
+
+
+def synchronize_borrowed(uintptr_t stream):
+    """Wait until everything on another library's stream is done, which is one of the thread's device."""
+    synchronize(<ag_acl_stream>stream)
+
+
 cdef class Stream:
     """A queue of work on the device that the calling thread is bound to."""
 
@@ -308,10 +339,7 @@ cdef class Stream:
 
     def synchronize(self):
         """Wait until everything on the stream is done; errors of the work come out here."""
-        cdef ag_acl_error code
-        with nogil:
-            code = table.aclrtSynchronizeStream(self.handle)
-        check(code, "aclrtSynchronizeStream")
+        synchronize(self.handle)
 
     def close(self):
         cdef ag_acl_stream handle = self.handle
@@ -332,28 +360,28 @@ cdef int copy(void *to, size_t room, const void *source, size_t size, int kind, 
     return check(code, "aclrtMemcpyAsync")
 
 
-def copy_in(DeviceMemory to, size_t to_offset, HostMemory source, size_t offset, size_t size, Stream stream):
+def copy_in(DeviceRange to, size_t to_offset, HostMemory source, size_t offset, size_t size, Stream stream):
     copy(
         <char *>to.address + to_offset, to.size - to_offset, <char *>source.address + offset, size,
         AG_ACL_HOST_TO_DEVICE, stream,
     )
 
 
-def copy_out(HostMemory to, size_t to_offset, DeviceMemory source, size_t offset, size_t size, Stream stream):
+def copy_out(HostMemory to, size_t to_offset, DeviceRange source, size_t offset, size_t size, Stream stream):
     copy(
         <char *>to.address + to_offset, to.size - to_offset, <char *>source.address + offset, size,
         AG_ACL_DEVICE_TO_HOST, stream,
     )
 
 
-def copy_within(DeviceMemory to, size_t to_offset, DeviceMemory source, size_t offset, size_t size, Stream stream):
+def copy_within(DeviceRange to, size_t to_offset, DeviceRange source, size_t offset, size_t size, Stream stream):
     copy(
         <char *>to.address + to_offset, to.size - to_offset, <char *>source.address + offset, size,
         AG_ACL_DEVICE_TO_DEVICE, stream,
     )
 
 
-def clear(DeviceMemory memory, size_t size):
+def clear(DeviceRange memory, size_t size):
     """Fill the beginning with zeros, at once: nothing on a stream may use it."""
     cdef ag_acl_error code
     with nogil:

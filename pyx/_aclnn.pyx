@@ -16,6 +16,7 @@ from .errors import device_error
 from ascend_grad cimport _acl
 from ascend_grad._acl cimport (
     DeviceMemory,
+    DeviceRange,
     Stream,
     ag_acl_executor,
     ag_acl_stream,
@@ -137,16 +138,21 @@ def bind(libraries):
 
 
 cdef class Tensor:
-    """The device's description of contiguous memory, which it does not own."""
+    """The device's description of memory, which it does not own.
+
+    ``layout``: strides and place of the first element, in elements, and how many the memory has room for; None:
+    C-contiguous from its beginning.
+    """
 
     cdef ag_acl_tensor *handle
-    cdef DeviceMemory memory
+    cdef DeviceRange memory
 
-    def __cinit__(self, DeviceMemory memory, shape, int dtype):
+    def __cinit__(self, DeviceRange memory, shape, int dtype, layout=None):
         cdef int64_t[8] dims
         cdef int64_t[8] strides
-        cdef int64_t step = 1
-        cdef uint64_t rank = len(shape)
+        cdef int64_t *storage = dims
+        cdef uint64_t rank = len(shape), storage_rank = rank
+        cdef int64_t step = 1, offset = 0, room
         cdef int axis
         self.handle = NULL
         if not 1 <= rank <= 8:
@@ -155,10 +161,15 @@ cdef class Tensor:
             dims[axis] = shape[axis]
             strides[axis] = step
             step *= dims[axis]
+        if layout is not None:
+            own_strides, offset, room = layout
+            for axis in range(<int>rank):
+                strides[axis] = own_strides[axis]
+            storage, storage_rank = &room, 1
         self.memory = memory
         with nogil:
             self.handle = _acl.table.aclCreateTensor(
-                dims, rank, dtype, strides, 0, AG_ACL_FORMAT_ND, dims, rank, memory.address
+                dims, rank, dtype, strides, offset, AG_ACL_FORMAT_ND, storage, storage_rank, memory.address
             )
         if self.handle == NULL:
             raise device_error(None, "aclCreateTensor", _acl.recent_message())

@@ -149,6 +149,8 @@ cdef object refuse(str name, str operator, str expected, object got):
 cdef object on_another_device(object value, object device, str name, str operator):
     device = getattr(value, "device", device)  # torch has names of its own
     message = f"{name}: expected an array on the CPU, got one on device {device}"
+    if getattr(device, "type", None) == "npu":
+        message += " (ascend_grad.torch computes on such tensors, ascend_grad.npu.asarray makes arrays of them)"
     return BackendUnavailableError(message, operator=operator)
 
 

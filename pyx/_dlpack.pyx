@@ -11,7 +11,7 @@ cimport numpy as cnp
 from cpython.object cimport PyObject
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New, PyCapsule_SetName
 from cpython.ref cimport Py_INCREF
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uintptr_t
 from libc.stdlib cimport free, malloc
 
 from ._dtypes import BFLOAT16
@@ -41,6 +41,7 @@ cdef enum:  # of dlpack.h
     CPU = 1
     CUDA_HOST = 3
     ROCM_HOST = 11
+    EXT_DEVICE = 12  # as which torch_npu exchanges arrays
     READ_ONLY = 1
     IS_COPIED = 2
 
@@ -112,6 +113,8 @@ cdef int code_of(cnp.ndarray array) noexcept:
         return BFLOAT
     if cnp.PyArray_ISFLOAT(array):
         return FLOAT
+    if cnp.PyArray_TYPE(array) == cnp.NPY_BOOL:
+        return BOOL
     return INT if cnp.PyArray_ISSIGNED(array) else UINT
 
 
@@ -314,3 +317,22 @@ cdef class Exported:
         if max_version is not None and max_version[0] >= MAJOR:
             return PyCapsule_New(versioned_of(self.array), VERSIONED, drop_versioned)
         return PyCapsule_New(legacy_of(self.array), LEGACY, drop_legacy)
+
+
+def dlpack_device(int device):
+    """An Ascend NPU as DLPack names it."""
+    return EXT_DEVICE, device
+
+
+def capsule_on_device(object owner, cnp.ndarray like not None, uintptr_t address, int device):
+    """A capsule of before DLPack 1.0 over memory of an Ascend NPU, where an array has elements in this layout.
+
+    The owner is kept alive until the consumer is done.
+    """
+    cdef DLManagedTensor *tensor = <DLManagedTensor *>allocated(like, sizeof(DLManagedTensor))
+    describe(like, &tensor.dl_tensor, <int64_t *>(tensor + 1))
+    tensor.dl_tensor.device.device_type, tensor.dl_tensor.device.device_id = EXT_DEVICE, device
+    tensor.dl_tensor.data = <void *>address
+    tensor.deleter, tensor.manager_ctx = delete_legacy, <void *>owner
+    Py_INCREF(owner)
+    return PyCapsule_New(tensor, LEGACY, drop_legacy)

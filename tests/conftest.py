@@ -54,6 +54,7 @@ class WithoutTorch:
     FILES = (
         "tests/pytorch",
         "tests/interop/test_torch.py",
+        "tests/torch_npu_stand_in.py",
         "tests/torch_oracles.py",
         "ascend_grad/torch",
         "docs/torch.md",

@@ -1,4 +1,7 @@
-"""The operators for PyTorch tensors on the CPU, with gradients: functions and modules in the place of torch's own.
+"""The operators for PyTorch tensors, with gradients: functions and modules in the place of torch's own.
+
+Tensors are on the CPU or, with torch_npu, on an Ascend NPU, where they are computed (proven on a test double; it has
+not run on hardware yet).
 
 >>> import torch
 >>> import ascend_grad.torch as agt

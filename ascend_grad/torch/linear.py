@@ -147,8 +147,10 @@ def linear_cross_entropy(
         A keyword, or classes given as probabilities, that is not supported.
     ParamInvalidError
         161002: a dtype, a shape or a value is not as described (a dtype or a kind: its subclass `ParamTypeError`).
+    UnsupportedDeviceError
+        361001: the Ascend NPU of the tensors lacks the operator.
     BackendUnavailableError
-        A tensor is not on the CPU.
+        A tensor is neither on the CPU nor on a usable Ascend NPU.
 
     Notes
     -----
@@ -171,7 +173,7 @@ def linear_cross_entropy(
     loss = unrounded_loss(
         input, linear_weight, target, weight, reduction, ignore_index, filter_eps=filter_eps, num_threads=num_threads
     )
-    return loss if torch.is_autocast_enabled("cpu") else loss.to(input.dtype)
+    return loss if torch.is_autocast_enabled(_autocast_device(input)) else loss.to(input.dtype)
 
 
 def unrounded_loss(
@@ -191,12 +193,12 @@ def unrounded_loss(
     if reduction not in ("mean", "sum", "none"):
         raise ParamInvalidError(f"reduction: expected mean, sum or none, got {shown(reduction)}", operator=_NAME)
     if weight is not None:
-        check_tensors(_NAME, weight=weight)
+        check_tensors(_NAME, input=input, weight=weight)
         _check_shape("weight", weight, linear_weight.shape[:1], "one for each row of linear_weight")
     if ignore_index is None:
         ignore_index = IGNORE_INDEX
 
-    if torch.is_autocast_enabled("cpu"):
+    if torch.is_autocast_enabled(_autocast_device(input)):
         input, linear_weight = _lower_precision(input), _lower_precision(linear_weight)
     rows, classes = (input, target) if input.dim() == 2 else (input.unsqueeze(0), target.unsqueeze(0))
     with_gradients = torch.is_grad_enabled()
@@ -243,9 +245,14 @@ def _check_shape(name: str, tensor: torch.Tensor, shape: torch.Size, words: str)
         raise ParamInvalidError(message, operator=_NAME)
 
 
+def _autocast_device(tensor: torch.Tensor) -> str:
+    return "npu" if tensor.device.type == "npu" else "cpu"
+
+
 def _lower_precision(tensor: torch.Tensor) -> torch.Tensor:
     """What autocast makes of an argument of a linear layer."""
-    return tensor if tensor.dtype == torch.float64 else tensor.to(torch.get_autocast_dtype("cpu"))
+    is_double = tensor.dtype == torch.float64
+    return tensor if is_double else tensor.to(torch.get_autocast_dtype(_autocast_device(tensor)))
 
 
 def _weighted(

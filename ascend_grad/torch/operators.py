@@ -1,27 +1,29 @@
 """The operators as torch knows them: ``torch.ops.ascend_grad``, for its tracing and batching.
 
-Each has a schema, the computation on the CPU, what it returns of tensors without memory ("fake"), and for the row-wise
-operators a rule for `torch.vmap`. They know nothing of gradients: `rowwise` and `linear` do.
+Each has a schema, the computation on the CPU and on an Ascend NPU, what it returns of tensors without memory ("fake"),
+and for the row-wise operators a rule for `torch.vmap`. They know nothing of gradients: `rowwise` and `linear` do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 import ascend_grad as ag
 
+from ..contract import OPERATORS
 from ..errors import ParamInvalidError
-from .tensors import to_array, to_tensor
+from .tensors import array_on_npu, tensor_on_npu, to_array, to_tensor
 
 
-def _register(name: str, schema: str, compute: Callable, fake: Callable) -> None:
+def _register(name: str, schema: str, compute: Callable, compute_on_npu: Callable, fake: Callable) -> None:
     qualified = f"ascend_grad::{name}"
     torch.library.define(qualified, schema, tags=(torch.Tag.pt2_compliant_tag,))
     torch.library.impl(qualified, "cpu", compute)
+    torch.library.impl(qualified, "privateuseone", compute_on_npu)  # which torch_npu has taken, and renamed
     torch.library.register_fake(qualified, fake)
 
 
@@ -31,6 +33,14 @@ def _register(name: str, schema: str, compute: Callable, fake: Callable) -> None
 def _rowwise(name: str, *arguments: torch.Tensor | float) -> torch.Tensor:
     values = [to_array(each) if isinstance(each, torch.Tensor) else each for each in arguments]
     return to_tensor(getattr(ag, name)(*values))
+
+
+def _rowwise_on_npu(name: str, *arguments: torch.Tensor | float) -> torch.Tensor:
+    values = [
+        array_on_npu(each, parameter, name) if isinstance(each, torch.Tensor) else each
+        for each, parameter in zip(arguments, OPERATORS[name].parameters)
+    ]
+    return tensor_on_npu(getattr(ag, name)(*values))
 
 
 def _rowwise_fake(first: torch.Tensor, *_: object) -> torch.Tensor:
@@ -81,7 +91,7 @@ for _name, _schema, _vmap in (
         _scaled_masked_vmap,
     ),
 ):
-    _register(_name, _schema, partial(_rowwise, _name), _rowwise_fake)
+    _register(_name, _schema, partial(_rowwise, _name), partial(_rowwise_on_npu, _name), _rowwise_fake)
     torch.library.register_vmap(f"ascend_grad::{_name}", partial(_vmap, _name))
 
 
@@ -89,6 +99,8 @@ for _name, _schema, _vmap in (
 
 
 def _linear_cross_entropy(
+    array_of: Callable,
+    tensor_of: Callable,
     input: torch.Tensor,
     weight: torch.Tensor,
     target: torch.Tensor,
@@ -100,20 +112,24 @@ def _linear_cross_entropy(
     filter_eps: float,
     num_threads: int | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The loss and gradients; the first two arguments convert tensors, with their names, and results."""
+    above: Any = None
+    if grad_loss is not None:
+        above = array_of(grad_loss, "grad_loss") if reduction == "none" else grad_loss.item()
     result = ag.linear_cross_entropy(
-        to_array(input),
-        to_array(weight),
-        to_array(target),
+        array_of(input, "input"),
+        array_of(weight, "weight"),
+        array_of(target, "target"),
         reduction=reduction,
         ignore_index=ignore_index,
-        grad_loss=None if grad_loss is None else to_array(grad_loss),
+        grad_loss=above,
         return_grad=input_grad or weight_grad,
         output_mask=(input_grad, weight_grad),
         filter_eps=filter_eps,
         num_threads=num_threads,
     )
-    gradients = (input.new_empty(0) if each is None else to_tensor(each) for each in result[1:])
-    return to_tensor(result.loss), *gradients
+    gradients = (input.new_empty(0) if each is None else tensor_of(each) for each in result[1:])
+    return tensor_of(result.loss), *gradients
 
 
 def _linear_cross_entropy_fake(
@@ -134,6 +150,7 @@ _register(
     "linear_cross_entropy",
     "(Tensor input, Tensor weight, Tensor target, Tensor? grad_loss, str reduction, int ignore_index, bool input_grad, "
     "bool weight_grad, float filter_eps, int? num_threads) -> (Tensor loss, Tensor input_grad, Tensor weight_grad)",
-    _linear_cross_entropy,
+    partial(_linear_cross_entropy, lambda tensor, name: to_array(tensor), to_tensor),
+    partial(_linear_cross_entropy, partial(array_on_npu, operator="linear_cross_entropy"), tensor_on_npu),
     _linear_cross_entropy_fake,
 )

@@ -167,8 +167,10 @@ def softmax(input: torch.Tensor, dim: int = -1) -> torch.Tensor:
     ------
     ParamInvalidError
         161002: a dtype, `dim` or the rank is not as described (a dtype or a kind: its subclass `ParamTypeError`).
+    UnsupportedDeviceError
+        361001: the Ascend NPU of the tensor lacks the operator.
     BackendUnavailableError
-        The tensor is not on the CPU.
+        The tensor is neither on the CPU nor on a usable Ascend NPU.
 
     Examples
     --------
@@ -200,8 +202,10 @@ def log_softmax(input: torch.Tensor, dim: int = -1) -> torch.Tensor:
     ------
     ParamInvalidError
         161002: a dtype, `dim` or the rank is not as described (a dtype or a kind: its subclass `ParamTypeError`).
+    UnsupportedDeviceError
+        361001: the Ascend NPU of the tensor lacks the operator.
     BackendUnavailableError
-        The tensor is not on the CPU.
+        The tensor is neither on the CPU nor on a usable Ascend NPU.
 
     Examples
     --------
@@ -236,8 +240,10 @@ def scaled_masked_softmax(x: torch.Tensor, mask: torch.Tensor, scale: float = 1.
     ------
     ParamInvalidError
         161002: a dtype or a shape is not as described (a dtype or a kind: its subclass `ParamTypeError`).
+    UnsupportedDeviceError
+        361001: the Ascend NPU of the tensors lacks the operator.
     BackendUnavailableError
-        A tensor is not on the CPU.
+        A tensor is neither on the CPU nor on a usable Ascend NPU.
 
     Examples
     --------

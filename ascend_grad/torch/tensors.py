@@ -8,7 +8,9 @@ from numpy.typing import NDArray
 
 from .._dtypes import BFLOAT16
 from ..arguments import shown
+from ..backends.ascend import torch_npu
 from ..errors import BackendUnavailableError, ParamTypeError
+from ..npu import DeviceArray
 
 
 def to_array(tensor: torch.Tensor) -> NDArray:
@@ -32,14 +34,34 @@ def _tensor_dtype(dtype: np.dtype) -> torch.dtype:
     return to_tensor(np.zeros((1,), dtype)).dtype
 
 
+def array_on_npu(tensor: torch.Tensor, name: str, operator: str) -> DeviceArray:
+    """An array over the memory of a tensor on an Ascend NPU. Results of calls on it are in memory of torch."""
+    return torch_npu.array_over(tensor, name, operator, lender=torch_npu.lend)
+
+
+def tensor_on_npu(array: DeviceArray) -> torch.Tensor:
+    """The tensor of such a result."""
+    return torch_npu.tensor_of(array)
+
+
 def check_tensors(operator: str, **tensors: object) -> None:
-    """Refuse what is not a dense tensor on the CPU; "meta" has shapes alone, which is enough for torch's tracing."""
+    """Refuse what is not a dense tensor on the CPU or on an Ascend NPU, where the first one is.
+
+    "meta" has shapes alone, which is enough for torch's tracing.
+    """
+    place = None
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
             raise ParamTypeError(f"{name}: expected a torch.Tensor, got {shown(tensor)}", operator=operator)
-        if tensor.device.type not in ("cpu", "meta"):
-            message = f"{name}: expected a tensor on the CPU, got one on {tensor.device}"
+        device = tensor.device
+        if device.type not in ("cpu", "npu", "meta"):
+            message = f"{name}: expected a tensor on the CPU or on an Ascend NPU, got one on {device}"
             raise BackendUnavailableError(message, operator=operator)
+        if place is None:
+            place = device
+        elif device != place:
+            expected = f"a tensor on {place}, as {next(iter(tensors))} is one"
+            raise ParamTypeError(f"{name}: expected {expected}, got one on {device}", operator=operator)
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
             kind = "a nested" if tensor.is_nested else "a quantized" if tensor.is_quantized else f"a {tensor.layout}"
             raise ParamTypeError(f"{name}: expected a dense tensor, got {kind} tensor", operator=operator)

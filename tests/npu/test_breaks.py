@@ -58,7 +58,7 @@ BREAKS = {
     ),
     "no synchronisation": Break(
         "pyx/_acl.pyx",
-        "code = table.aclrtSynchronizeStream(self.handle)",
+        "code = table.aclrtSynchronizeStream(stream)",
         "code = 0",
         "wrong result of",
     ),

@@ -32,7 +32,8 @@ def launch(session: Session, prepare: Callable[..., _aclnn.Plan], *arguments: An
         for argument in arguments:
             if isinstance(argument, DeviceArray):
                 code = _aclnn.DTYPES[argument.dtype.name]
-                tensor = _aclnn.Tensor(memory_of(argument), quirks.shape_for_device(argument.shape), code)
+                shape, layout = quirks.shape_for_device(argument.shape), quirks.layout_for_device(argument)
+                tensor = _aclnn.Tensor(memory_of(argument), shape, code, layout)
                 tensors.append(tensor)
                 converted.append(tensor)
             else:

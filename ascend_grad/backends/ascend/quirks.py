@@ -54,10 +54,10 @@ def rows_with_gradient(session: Session, grad: NDArray | DeviceArray) -> NDArray
 
 def mask_bits(session: Session, mask: Any, count: int, rows: NDArray | None) -> DeviceArray:
     """Q3: the mask of ``count`` rows as bits, or of these rows alone."""
-    if rows is None and isinstance(mask, DeviceArray):
-        return mask if mask._packed is None else mask._packed
     if rows is None and mask.dtype == np.uint8:
-        return session.put(arrays.counted(mask, count))
+        return mask if isinstance(mask, DeviceArray) else session.put(arrays.counted(mask, count))
+    if rows is None and isinstance(mask, DeviceArray) and mask._packed is not None:
+        return mask._packed
     chosen = arrays.unpacked(session.values(mask), count)
     return session.put(np.packbits(chosen if rows is None else chosen[rows], bitorder="little"))
 
@@ -83,7 +83,7 @@ def _repaired(session: Session, target: Any, mask: Any, elsewhere: NDArray) -> N
     def repaired() -> NDArray:
         return np.where(elsewhere, target.dtype.type(0), session.values(target))
 
-    if not isinstance(target, DeviceArray):
+    if not isinstance(target, DeviceArray) or target.is_shared or mask.is_shared:
         return repaired()
     known = target._repaired
     if known is None or known[0] is not mask:
@@ -117,3 +117,9 @@ def is_empty(call: Call) -> bool:
 def shape_for_device(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Q8."""
     return shape or (1,)
+
+
+def layout_for_device(array: DeviceArray) -> tuple[tuple[int, ...], int, int] | None:
+    """Q8, of an array in memory of another library."""
+    layout = array._layout
+    return None if layout is None else (shape_for_device(layout.strides), layout.offset, layout.room)

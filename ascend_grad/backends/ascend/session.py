@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ... import _acl, arrays
 from ...errors import STATUS_CODES, AscendGradError, BackendUnavailableError
 from . import runtime
-from .array import DeviceArray
+from .array import DeviceArray, Lender
 
 #: Bytes that the pool of one thread keeps for later calls.
 POOL_BYTES = 1 << 30
@@ -78,9 +78,10 @@ class Pool:
 class Allocation:
     """Device memory in use. Released, explicitly or by garbage collection, it goes to a pool."""
 
-    __slots__ = ("__weakref__", "block", "kept")
+    __slots__ = ("__weakref__", "_shares", "block", "kept")
 
     def __init__(self, block: _acl.DeviceMemory):
+        self._shares: weakref.WeakSet[Share] | None = None
         self.block: _acl.DeviceMemory | None = block
         self.kept = False  # whether it outlives the call that allocated it
         _live.add(self)
@@ -88,6 +89,9 @@ class Allocation:
     def release(self) -> None:
         block, self.block = getattr(self, "block", None), None  # an interrupt may come before the first line above
         if block is None:
+            return
+        if self._shares is not None:  # this may be a thread of torch, which cannot wait for torch
+            _returned.append(block)
             return
         session = getattr(_thread, "sessions", {}).get(block.device)
         if session is None:  # this thread has no pool: back to the device
@@ -100,9 +104,32 @@ class Allocation:
     def memory(self) -> _acl.DeviceMemory:
         if self.block is None:
             raise BackendUnavailableError("this array's memory was freed when the process began to end")
+        if self._shares is not None:
+            runtime.wait_for_torch(self.block.device)
         return self.block
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether another library has it, too."""
+        return bool(self._shares)
+
+    def share(self, array: DeviceArray) -> Share:
+        """What another library keeps alive while it uses the memory of this array."""
+        share = Share(array)
+        self._shares = self._shares or weakref.WeakSet()
+        self._shares.add(share)
+        return share
+
     __del__ = release
+
+
+class Share:
+    """An array that another library has: it lives as long as this does."""
+
+    __slots__ = ("__weakref__", "_array")
+
+    def __init__(self, array: DeviceArray):
+        self._array = array
 
 
 # ---- layout of copies ------------------------------------------------------------------------------------------------
@@ -175,7 +202,9 @@ class Session:
         self._bytes: NDArray = np.empty(0, np.uint8)
         self._head = 0  # where the free part of the staging memory begins
         self._pending = False  # whether anything was put on the stream since it was synchronised
-        self._allocations: list[Allocation] = []  # of the call that is running
+        self._lender: Lender | None = None  # of the call that is running, as what follows
+        self._allocations: list[Allocation] = []
+        self._alive: list[object] = []
 
     @property
     def busy(self) -> bool:
@@ -183,11 +212,15 @@ class Session:
         return self._frame is not None and self._frame() is not None
 
     @contextmanager
-    def call(self) -> Iterator[Session]:
-        """The frame of one call: the thread is bound to the device, and nothing is left behind."""
+    def call(self, lender: Lender | None = None) -> Iterator[Session]:
+        """The frame of one call: the thread is bound to the device, and nothing is left behind.
+
+        ``lender``: who allocates the arrays that the call makes; None: the session, from its pool.
+        """
         with _acl.DeviceGuard(self.device):
             frame = _Frame()
             self._frame = weakref.ref(frame)
+            self._lender = lender
             try:
                 yield self
                 self.synchronize()
@@ -195,6 +228,7 @@ class Session:
                 self._recover()
                 raise
             finally:
+                self._alive = []
                 allocations, self._allocations = self._allocations, []
                 for allocation in allocations:
                     if not allocation.kept:
@@ -211,8 +245,7 @@ class Session:
 
     def keep_alive(self, array: DeviceArray) -> DeviceArray:
         """Keep an array alive until the end of the call, whatever becomes of other references."""
-        if array._allocation is not None:
-            self._allocations.append(array._allocation)
+        self._alive.append(array)
         return array
 
     @property
@@ -276,6 +309,8 @@ class Session:
     def allocate(self, nbytes: int) -> Allocation:
         """Device memory until the end of the call."""
         size = _allocation_size(nbytes)
+        for returned in _take_returned(self.device):
+            self.pool.put(returned)
         block = self.pool.take(size)
         if block is None:
             try:
@@ -294,7 +329,10 @@ class Session:
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> DeviceArray:
         result = DeviceArray(shape, dtype, self.device, to_host)
-        if result.size:
+        if result.size and self._lender is not None:
+            result._allocation = self._lender(shape, dtype, self.device)
+            self.keep_alive(result)  # its owner may give the memory to somebody else as soon as it is dropped
+        elif result.size:
             result._allocation = self.allocate(result.nbytes)
         return result
 
@@ -325,11 +363,19 @@ class Session:
                 offset += nbytes
         return result
 
+    def contiguous(self, array: DeviceArray) -> DeviceArray:
+        """The array, or a copy on the device whose elements lie next to one another."""
+        if array.is_contiguous:
+            return array
+        assert not isinstance(array._allocation, Allocation | None), "what a session allocates is contiguous"
+        return self.keep_alive(array._allocation.contiguous())
+
     def copied(self, array: DeviceArray) -> DeviceArray:
         """A copy of an array on the device."""
         result = self.empty(array.shape, array.dtype)
         if array.size:
-            _acl.copy_within(memory_of(result), 0, memory_of(array), 0, array.nbytes, self.stream)
+            array = self.contiguous(array)
+            _acl.copy_within(memory_of(result), 0, memory_of(array), array.first_byte, array.nbytes, self.stream)
         return result
 
     def gathered(self, array: DeviceArray, rows: NDArray) -> DeviceArray:
@@ -337,11 +383,12 @@ class Session:
         result = self.empty((rows.size, *array.shape[1:]), array.dtype)
         row_bytes = array.nbytes // max(array.shape[0], 1)
         if result.size:
+            array = self.contiguous(array)
+            source, first, target = memory_of(array), array.first_byte, memory_of(result)
             for position, row, count in runs(rows):
                 _acl.copy_within(
-                    memory_of(result), position * row_bytes, memory_of(array), row * row_bytes, count * row_bytes,
-                    self.stream,
-                )  # fmt: skip
+                    target, position * row_bytes, source, first + row * row_bytes, count * row_bytes, self.stream
+                )
         return result
 
     def scattered(self, array: DeviceArray, rows: NDArray, count: int) -> DeviceArray:
@@ -349,22 +396,21 @@ class Session:
         result = self.zeros((count, *array.shape[1:]), array.dtype)
         row_bytes = array.nbytes // max(array.shape[0], 1)
         if array.size:
+            source, target = memory_of(array), memory_of(result)
             for position, row, length in runs(rows):
-                _acl.copy_within(
-                    memory_of(result), row * row_bytes, memory_of(array), position * row_bytes, length * row_bytes,
-                    self.stream,
-                )  # fmt: skip
+                _acl.copy_within(target, row * row_bytes, source, position * row_bytes, length * row_bytes, self.stream)
         return result
 
     def values(self, array: NDArray | DeviceArray) -> NDArray:
         """The values of a small array on the host, copied back at most once."""
         if not isinstance(array, DeviceArray):
             return array
-        if array._host is None:
-            result = np.empty(array.shape, array.dtype)
-            self.fetch([(array, result)])
-            array.cache_host_values(result)
-        return array.host_values()
+        if array._host is not None:
+            return array._host
+        result = np.empty(array.shape, array.dtype)
+        self.fetch([(array, result)])
+        array.cache_host_values(result)
+        return result
 
     def fetch(self, pairs: Iterable[tuple[DeviceArray, NDArray]]) -> None:
         """Copy arrays of the device into arrays of the host, of any layout and dtype."""
@@ -388,9 +434,10 @@ class Session:
         half = self._bytes.size // 2
         begin = used = 0
         for source, target in pairs:
-            offset = 0
             if not source.size:
                 continue
+            source = self.contiguous(source)
+            offset = source.first_byte
             for chunk in chunks(target, source.dtype.itemsize):
                 nbytes = chunk.size * source.dtype.itemsize
                 if used + nbytes > half:
@@ -428,7 +475,7 @@ class Session:
         return self._bytes[offset : offset + count * dtype.itemsize].view(dtype).reshape(shape)
 
 
-def memory_of(array: DeviceArray) -> _acl.DeviceMemory:
+def memory_of(array: DeviceArray) -> _acl.DeviceRange:
     assert array._allocation is not None, "an array without elements has no memory"
     return array._allocation.memory()
 
@@ -438,6 +485,8 @@ def memory_of(array: DeviceArray) -> _acl.DeviceMemory:
 _thread = threading.local()
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 _live: weakref.WeakSet[Allocation] = weakref.WeakSet()
+#: Blocks that torch has given back. What it does with them may not be done yet.
+_returned: list[_acl.DeviceMemory] = []
 
 Member = TypeVar("Member")
 
@@ -447,6 +496,19 @@ def _snapshot(members: weakref.WeakSet[Member]) -> list[Member]:
     while True:
         with suppress(RuntimeError):
             return list(members)
+
+
+def _take_returned(device: int) -> list[_acl.DeviceMemory]:
+    """The blocks of a device that torch has given back, when it is done with them."""
+    taken = []
+    for block in list(_returned):
+        with suppress(ValueError):  # another thread was faster
+            if block.device == device:
+                _returned.remove(block)
+                taken.append(block)
+    if taken:
+        runtime.wait_for_torch(device)
+    return taken
 
 
 def chosen_device() -> int:
@@ -495,6 +557,13 @@ def release() -> None:
             session.close()
     for session in _snapshot(_sessions):
         session.pool.empty()
+    _free_returned()
+
+
+def _free_returned() -> None:
+    for device in {block.device for block in list(_returned)}:
+        for block in _take_returned(device):
+            block.close()
 
 
 @runtime.before_closing
@@ -506,8 +575,12 @@ def release_all() -> bool:
             session.close()
     if any(session.busy for session in sessions):
         return False
-    for allocation in _snapshot(_live):
-        block, allocation.block = allocation.block, None
-        if block is not None:
-            block.close()
-    return True
+    with suppress(Exception):  # torch may have ended before
+        _free_returned()
+    allocations = _snapshot(_live)
+    for allocation in allocations:
+        if not allocation.is_shared:  # else another library may use it until the process ends
+            block, allocation.block = allocation.block, None
+            if block is not None:
+                block.close()
+    return not any(allocation.is_shared for allocation in allocations)

@@ -1,0 +1,169 @@
+"""Deliberate breaks of what shares memory with torch_npu, each of which the test doubles must catch.
+
+As in `tests/npu/test_breaks.py`: a few words are replaced in a copy of the package, and a small check runs on it in a
+process of its own, which passes on an unbroken copy.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from broken import copy_of_the_package, environment, replace, run
+from stand_in import build
+
+FOLDER = Path("ascend_grad/backends/ascend")
+
+
+class Break(NamedTuple):
+    file: str
+    right: str
+    wrong: str
+    caught: str  # what the check prints then, or a part of it
+
+
+BREAKS = {
+    "an address that is not the storage's": Break(
+        "torch_npu.py", "_acl.borrowed(storage.data_ptr(),", "_acl.borrowed(tensor.data_ptr(),", "not within one alloc"
+    ),
+    "room in bytes": Break(
+        "torch_npu.py", "storage().nbytes() // tensor.element_size()", "storage().nbytes()", "not within one alloc"
+    ),
+    "no offset": Break("torch_npu.py", "tensor.storage_offset()", "0", "wrong loss"),
+    "strides of a contiguous tensor": Break(
+        "quirks.py", "return None if layout is None else", "return None if True else", "wrong softmax"
+    ),
+    "rows of a strided tensor taken for those of a contiguous one": Break(
+        "session.py", "        if array.is_contiguous:\n", "        if True:\n", "wrong loss"
+    ),
+    "rows without the offset": Break(
+        "array.py", "self._layout.offset * self.dtype.itemsize", "0 * self.dtype.itemsize", "wrong loss"
+    ),
+    "torch is not waited for": Break("torch_npu.py", "runtime.wait_for_torch(", "bool(", "wrong softmax"),
+    "results that torch does not have": Break(
+        "session.py", "if result.size and self._lender is not None:", "if False:", "wrong softmax"
+    ),
+    "tensors in other formats": Break(
+        "torch_npu.py", "if tensor_format not in STRIDED_FORMATS:", "if False:", "a private format was taken"
+    ),
+    "values remembered": Break("array.py", "if not self.is_shared:", "if True:", "values of before"),
+    "exchanged memory is used at once": Break(
+        "session.py", "runtime.wait_for_torch(self.block.device)", "pass", "wrong array"
+    ),
+    "memory that came back is used at once": Break(
+        "session.py", "runtime.wait_for_torch(device)", "pass", "work on another stream"
+    ),
+    "an array does not live for its consumer": Break(
+        "session.py", "self._array = array", "pass", "not within one alloc"
+    ),
+}
+
+CHECK = """
+import gc, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import numpy as np
+import torch
+import torch_npu_stand_in
+double = torch_npu_stand_in.register()
+sys.modules["torch_npu"] = double
+import ascend_grad as ag
+import ascend_grad.torch as agt
+from ascend_grad import npu
+from ascend_grad.backends.ascend import session
+from stand_in import StandIn
+
+home = Path(sys.argv[2])
+double.bind(home)
+device = StandIn(home)
+
+def check(what, result, expected):
+    if not torch.allclose(result.detach().cpu().double(), expected.detach().double(), rtol=0.02, atol=0.01):
+        print("wrong", what)
+
+def on_tensors():
+    x = torch.randn(40, 70)
+    for view in (lambda x: x, lambda x: x[3:, 2:], lambda x: x.T):
+        there = torch.softmax(x.to("npu"), -1)
+        check("softmax", agt.softmax(view(there)), torch.softmax(view(torch.softmax(x, -1)), -1))
+    hidden, weight, target = torch.randn(9, 6).half(), torch.randn(130, 6).half(), torch.arange(9) * 7
+    target[4] = -100
+    right = torch.nn.functional.cross_entropy(hidden.double() @ weight.double().T, target)
+    for there in (hidden.T.contiguous().to("npu").T, torch.cat([hidden[:1], hidden]).to("npu")[1:]):
+        check("loss", agt.linear_cross_entropy(there, weight.to("npu"), target.to("npu")), right)
+    try:
+        agt.softmax(double.npu_format_cast(x.to("npu"), 29))
+        print("a private format was taken")
+    except ag.ParamTypeError:
+        pass
+
+def exchanged():
+    x = np.random.default_rng(0).standard_normal((40, 70)).astype(np.float32)
+    array = npu.asarray(x)
+    tensor = torch.from_dlpack(array)
+    tensor.copy_(torch.softmax(tensor, -1))
+    twice = torch.softmax(torch.softmax(torch.from_numpy(x), -1), -1)
+    check("array", torch.from_numpy(ag.softmax(array).numpy()), twice)
+    numbers = npu.asarray(np.arange(5))
+    written = torch.from_dlpack(numbers)
+    numbers.host_values()
+    written.add_(1)
+    if numbers.host_values()[0] != 1:
+        print("values of before")
+    array = npu.asarray(x)
+    tensor = torch.from_dlpack(array)
+    del array
+    npu.release()
+    result = torch.softmax(tensor, -1)
+    double.npu.current_stream(0).npu_stream
+    del tensor
+    array = npu.asarray(np.zeros_like(x))
+    check("result", result, torch.softmax(torch.from_numpy(x), -1))
+
+def guarded(work):
+    try:
+        work()
+    except BaseException as error:
+        print("raised:", repr(error))
+
+npu.device_count()
+device.set_delay(50_000)
+guarded(on_tensors)
+guarded(exchanged)
+if device.violations():
+    print(*device.violations(), sep="\\n")
+device.set_delay(0)
+gc.collect()
+guarded(session.release_all)
+guarded(double.release)
+if device.live():
+    print("left:", device.live())
+"""
+
+
+def problems_of(folder: Path) -> str:
+    """What the check says about the copy in this folder; empty when all is well."""
+    home = build("split")
+    settings = environment(folder) | {"ASCEND_HOME_PATH": str(home), "OMP_NUM_THREADS": "1"}
+    done = run(sys.executable, "-P", "-c", CHECK, Path(__file__).parents[1], home, env=settings, timeout=280)
+    crash = f"ended with {done.returncode}\n{done.stderr}" if done.returncode else ""
+    return done.stdout + crash
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    copy_of_the_package(tmp_path)
+    return tmp_path
+
+
+def test_unbroken_copy_passes(folder: Path) -> None:
+    assert problems_of(folder) == ""
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_break_is_caught(folder: Path, name: str) -> None:
+    broken = BREAKS[name]
+    replace(folder / FOLDER / broken.file, broken.right, broken.wrong)
+    assert broken.caught in problems_of(folder)

@@ -1,0 +1,296 @@
+"""A test double of torch_npu: tensors of device type "npu" whose memory is in the test double of a device.
+
+They are torch's own tensors, with its dispatcher and autograd; what lies below, torch_npu's part, is written here in
+Python. It is no faster than it has to be, and in these points as torch_npu is:
+
+- Work is first put in a queue on the host, and on the stream when somebody reads ``npu_stream``, or needs the results.
+- Memory of tensors that are gone is given out again at once, though work that is under way may still use it: whoever
+  does not follow the order of torch's stream sees other data than his own.
+- ``__dlpack_device__`` raises. (That is torch's own doing.)
+
+Softmax, and copies on the device, are put in the queue. Everything else waits for it and is computed on the host.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import types
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from ctypes import c_int64, c_void_p
+from pathlib import Path
+
+import numpy as np
+import torch
+from acl_client import D2H, H2D, Acl
+from dlpack_capsules import EXT_DEVICE, Deleter, DLManagedTensor, DLTensor, capsule_of
+from torch.utils._pytree import tree_map
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+#: As formats are counted; that of a new tensor is NCHW where it has four dimensions, and so on.
+NCHW, ND, FRACTAL_NZ, NCDHW = 0, 2, 29, 30
+
+
+class Stream:
+    """torch's current stream of one device."""
+
+    def __init__(self, double: TorchNpu, device: int):
+        self._double, self._device = double, device
+        self.queue: list[Callable[[], None]] = []
+        self.handle: int | None = None
+
+    @property
+    def npu_stream(self) -> int:
+        if self.handle is None:
+            with self._double.on(self._device):
+                self.handle = self._double.acl.stream()
+        queue, self.queue = self.queue, []
+        for work in queue:
+            work()
+        return self.handle
+
+    def synchronize(self) -> None:
+        with self._double.on(self._device):
+            self._double.acl.check("aclrtSynchronizeStream", self.npu_stream)
+
+
+class TorchNpu(types.ModuleType):
+    """The module ``torch_npu``. There are tensors once it is given an installation, by `bind`."""
+
+    acl: Acl
+
+    def __init__(self) -> None:
+        super().__init__("torch_npu")
+        self.npu = _DeviceModule(self)
+        self.streams: dict[int, Stream] = {}
+        self._formats: dict[int, int] = {}
+        self._blocks: dict[int, tuple] = {}  # in use
+        self._free: dict[tuple[int, int], list[int]] = defaultdict(list)
+        self._delete = Deleter(self._deleted)
+
+    def bind(self, home: Path) -> None:
+        names = "libascendcl.so", "libnnopbase.so", "libopapi_nn.so"
+        if "acl" not in vars(self):
+            self.acl = Acl(*(home / "lib64" / name for name in names))
+
+    def get_npu_format(self, tensor: torch.Tensor) -> int:
+        usual = {4: NCHW, 5: NCDHW}.get(tensor.dim(), ND)
+        return self._formats.get(tensor.untyped_storage().data_ptr(), usual)
+
+    def npu_format_cast(self, tensor: torch.Tensor, format: int) -> torch.Tensor:
+        result = tensor.clone()
+        self._formats[result.untyped_storage().data_ptr()] = format
+        return result
+
+    @contextmanager
+    def on(self, device: int) -> Iterator[None]:
+        """Bind the thread to a device, and then to what it was bound to before."""
+        before = c_void_p()
+        is_bound = self.acl.aclrtGetCurrentContext(ctypes.byref(before)) == 0 and before.value
+        self.acl.check("aclrtSetDevice", device)
+        yield
+        if is_bound:
+            self.acl.check("aclrtSetCurrentContext", before)
+
+    def current_stream(self, device: int) -> Stream:
+        return self.streams.setdefault(device, Stream(self, device))
+
+    def new_bytes(self, nbytes: int, device: int) -> torch.Tensor:
+        """A tensor of so many bytes, which nobody has set."""
+        size = -(-nbytes // 512) * 512
+        free = self._free[device, size]
+        if not size:
+            address = 0
+        elif free:
+            address = free.pop()
+        else:
+            with self.on(device):
+                address = self.acl.malloc(size)
+        self._formats.pop(address, None)
+        shape = (c_int64 * 1)(nbytes)
+        tensor = DLTensor(address, EXT_DEVICE, device, 1, 1, 8, 1, shape, None, 0)
+        managed = DLManagedTensor(tensor, None, self._delete)
+        self._blocks[ctypes.addressof(managed)] = managed, shape, device, size, address
+        return torch.from_dlpack(capsule_of(managed))
+
+    def _deleted(self, managed: int) -> None:
+        *_, device, size, address = self._blocks.pop(managed)
+        if size:
+            self._free[device, size].append(address)
+
+    def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy of the whole storage, seen as the tensor sees it."""
+        storage = tensor.untyped_storage()
+        host = np.empty(storage.nbytes(), np.uint8)
+        self.current_stream(tensor.device.index).synchronize()
+        if host.size:
+            with self.on(tensor.device.index):
+                self.acl.check("aclrtMemcpy", host.ctypes.data, host.size, storage.data_ptr(), host.size, D2H)
+        whole = torch.from_numpy(host).untyped_storage()
+        return torch.empty(0, dtype=tensor.dtype).set_(whole, tensor.storage_offset(), tensor.size(), tensor.stride())
+
+    def to_device(self, host: torch.Tensor, tensor: torch.Tensor) -> None:
+        """Write back what `to_host` has given."""
+        storage = tensor.untyped_storage()
+        source, size = host.untyped_storage().data_ptr(), storage.nbytes()
+        if size:
+            with self.on(tensor.device.index):
+                self.acl.check("aclrtMemcpy", storage.data_ptr(), size, source, size, H2D)
+
+    def describe(self, tensor: torch.Tensor) -> int:
+        storage = tensor.untyped_storage()
+        dtype = np.dtype(str(tensor.dtype).removeprefix("torch."))
+        room = [storage.nbytes() // tensor.element_size()]
+        shape, strides = (tensor.size(), tensor.stride()) if tensor.dim() else ((1,), (1,))
+        handle = self.acl.tensor(storage.data_ptr(), shape, dtype, strides, tensor.storage_offset(), room)
+        assert handle is not None
+        return handle
+
+    def launch(self, name: str, *arguments: torch.Tensor | int, device: int) -> None:
+        """Put an operator of the device on the stream."""
+        acl = self.acl
+        with self.on(device):
+            converted = [self.describe(each) if isinstance(each, torch.Tensor) else each for each in arguments]
+            code, size, executor = acl.prepare(name, *converted)
+            assert code == 0
+            workspace = self.new_bytes(size, device)
+            acl.executors.remove(executor)
+            stream = self.streams[device].handle
+            acl.check(f"aclnn{name}", workspace.untyped_storage().data_ptr(), size, executor, stream)
+            for each, argument in zip(converted, arguments):
+                if isinstance(argument, torch.Tensor):
+                    acl.tensors.remove(each)
+                    acl.check("aclDestroyTensor", each)
+
+    def release(self) -> None:
+        """Give everything back; no tensor is left."""
+        for device, stream in self.streams.items():
+            stream.synchronize()
+            with self.on(device):
+                self.acl.check("aclrtDestroyStream", stream.handle)
+            self.acl.streams.remove(stream.handle)
+        self.streams.clear()
+        assert not self._blocks, [block[2:] for block in self._blocks.values()]
+        for (device, _), blocks in self._free.items():
+            with self.on(device):
+                for address in blocks:
+                    self.acl.check("aclrtFree", address)
+                    self.acl.device_memory.remove(address)
+        self._free.clear()
+
+
+class _DeviceModule(types.ModuleType):
+    """``torch_npu.npu``, which torch knows as ``torch.npu``."""
+
+    def __init__(self, double: TorchNpu):
+        super().__init__("torch_npu.npu")
+        self.current_stream = double.current_stream
+
+    def init(self) -> None:
+        """The runtime is initialised already."""
+
+    def is_initialized(self) -> bool:
+        return True
+
+    is_available = is_initialized
+
+    def device_count(self) -> int:
+        return 2
+
+    def current_device(self) -> int:
+        return 0
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def manual_seed_all(self, seed: int) -> None:
+        """Random numbers come from the host."""
+
+    def get_rng_state(self, device: object = None) -> torch.Tensor:
+        return torch.empty(0, dtype=torch.uint8)
+
+    def set_rng_state(self, state: torch.Tensor, device: object = None) -> None:
+        """There is none."""
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.float16, torch.bfloat16]
+
+
+# ---- the operators of torch ------------------------------------------------------------------------------------------
+
+_aten = torch.ops.aten
+_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+_libraries = []  # which last as long as they are referred to
+
+
+def register() -> TorchNpu:
+    """Make "npu" a type of devices: once in a process, and before autograd starts its threads, one for each device."""
+    double = TorchNpu()
+    _setup_privateuseone_for_python_backend("npu", double.npu)
+    aten, rest = torch.library.Library("aten", "IMPL"), torch.library.Library("_", "IMPL")
+    _libraries.extend((aten, rest))
+
+    def empty_strided(size, stride, dtype=None, layout=None, device=None, pin_memory=None):
+        dtype = dtype or torch.get_default_dtype()
+        count = 0 if 0 in size else 1 + sum((n - 1) * step for n, step in zip(size, stride))
+        flat = _aten.view.dtype(double.new_bytes(count * dtype.itemsize, device.index or 0), dtype)
+        return _aten.as_strided(flat, size, stride, 0)
+
+    def empty(size, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None):
+        like = torch.empty(size, device="meta", memory_format=memory_format or torch.contiguous_format)
+        return empty_strided(size, like.stride(), dtype, layout, device)
+
+    def copy_on_the_device(source, target):
+        host = double.to_host(target)
+        host.copy_(double.to_host(source))
+        double.to_device(host, target)
+
+    def copy_from(source, target, non_blocking=False):
+        if source.device == target.device:
+            source, target = source.detach(), target.detach()
+            double.current_stream(target.device.index).queue.append(lambda: copy_on_the_device(source, target))
+        elif target.device.type == "cpu":
+            target.copy_(double.to_host(source))
+        else:
+            host = double.to_host(target)
+            host.copy_(source.cpu())
+            double.to_device(host, target)
+        return target
+
+    def softmax(input, dim, half_to_float):
+        result = torch.empty(input.shape, dtype=input.dtype, device=input.device)
+        device = input.device.index
+        queue = double.current_stream(device).queue
+        queue.append(lambda: double.launch("Softmax", input, dim, result, device=device))
+        return result
+
+    def on_the_host(operator, *args, **kwargs):
+        devices = []
+
+        def down(value):
+            if isinstance(value, torch.Tensor) and value.device.type == "npu":
+                devices.append(value.device)
+                return double.to_host(value)
+            return torch.device("cpu") if isinstance(value, torch.device) else value
+
+        host_args, host_kwargs = tree_map(down, (args, kwargs))
+        result = operator(*host_args, **host_kwargs)
+        for i, argument in enumerate(operator._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                changed, host = (each[i] if i < len(args) else named[argument.name]
+                                 for each, named in ((args, kwargs), (host_args, host_kwargs)))  # fmt: skip
+                double.to_device(host, changed)
+                return changed
+        return tree_map(lambda each: each.to(devices[0]) if isinstance(each, torch.Tensor) else each, result)
+
+    aten.impl("empty_strided", empty_strided, "PrivateUse1")
+    aten.impl("empty.memory_format", empty, "PrivateUse1")
+    aten.impl("_copy_from", copy_from, "PrivateUse1")
+    aten.impl("_softmax", softmax, "PrivateUse1")
+    for name in ("as_strided", "view", "_reshape_alias", "unfold"):  # they touch no memory
+        operator = getattr(_aten, name).default
+        aten.impl(name, lambda *args, op=operator, **kwargs: op.redispatch(_CPU, *args, **kwargs), "PrivateUse1")
+    rest.fallback(on_the_host, "PrivateUse1")
+    rest.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    return double
