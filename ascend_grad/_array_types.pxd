@@ -9,6 +9,7 @@ cdef class ArrayType:
     cdef object from_dlpack
     cdef object refused
     cdef bint is_torch
+    cdef bint is_jax
     cpdef cnp.ndarray view(self, object value, str name, str operator)
     cdef object own(self, cnp.ndarray array)
 
