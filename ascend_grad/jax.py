@@ -51,12 +51,17 @@ def _softmax_backward(grad_output, output, dim):
     return _compute("softmax_backward", grad_output, output, dim=dim)
 
 
+def _softmax_backward_backward(dim, saved, grad):
+    grad_output, output = saved
+    return (
+        _softmax_backward(grad, output, dim),
+        _softmax_backward_wrt_output(grad, grad_output, output, dim),
+    )
+
+
 _softmax_backward.defvjp(
     lambda grad_output, output, dim: (_softmax_backward(grad_output, output, dim), (grad_output, output)),
-    lambda dim, saved, grad: (
-        _softmax_backward(grad, saved[1], dim),
-        _softmax_backward_wrt_output(grad, *saved, dim),
-    ),
+    _softmax_backward_backward,
 )
 
 

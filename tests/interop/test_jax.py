@@ -48,7 +48,7 @@ def _mode(request: pytest.FixtureRequest):
 
 
 @pytest.mark.usefixtures("_mode")
-@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (1, 1, 1, 1), (2, 0, 3, 3), (2, 3, 0, 0)], ids=str)
+@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (2, 0, 3, 3)], ids=str)
 def test_rowwise_operators(operator, dtype, shape, backend):
     problem = random_problem(operator, shape, DTYPES[dtype])
     function = getattr(ag, operator)
