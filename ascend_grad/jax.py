@@ -163,6 +163,10 @@ def _array(value: object, name: str, operator: str) -> jax.Array | None:
 
 def _check(operator: str, *arrays: jax.Array | None, **settings: object) -> None:
     """Refuse what the contract refuses. Its checks see shapes and dtypes alone, as tracing does."""
+    for name, value in settings.items():
+        if isinstance(value, jax.core.Tracer):
+            expected = "a value that is known when JAX traces (static_argnames of jax.jit)"
+            raise ParamTypeError(f"{name}: expected {expected}, got a tracer", operator=operator)
     stand_ins = []
     for each in arrays:
         if each is not None:

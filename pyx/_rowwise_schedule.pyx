@@ -521,9 +521,8 @@ cdef int run(Schedule *s, bint default_threads, double *last_check) except -1 no
     return status
 
 
-# ---- without NumPy ---------------------------------------------------------------------------------------------------
-
 cdef Status solve(const Problem *p, int num_threads) noexcept nogil:
+    """All of the above, in memory of its own, for callers without the interpreter's lock; signals wait."""
     cdef int threads = choose_threads(p, num_threads), status
     cdef Schedule schedule
     cdef char *memory = NULL

@@ -296,10 +296,12 @@ def test_bad_arguments():
 
 def test_traced_settings():
     x, mask = jnp.zeros((1, 1, 2, 2)), jnp.zeros((1, 1, 2, 2), bool)
-    with pytest.raises(ag.ParamTypeError, match="dim: expected an int, got "):
+    expected = r": expected a value that is known when JAX traces \(static_argnames of jax.jit\), got a tracer"
+    with pytest.raises(ag.ParamTypeError, match=f"softmax: dim{expected}"):
         jax.jit(agj.softmax)(x, 1)
-    with pytest.raises(ag.ParamTypeError, match="scale: expected a real number, got "):
+    with pytest.raises(ag.ParamTypeError, match=f"scaled_masked_softmax: scale{expected}"):
         jax.jit(agj.scaled_masked_softmax)(x, mask, 2.0)
+    assert_identical(np.asarray(jax.jit(agj.softmax, static_argnames="dim")(x, dim=1)), np.ones((1, 1, 2, 2)))
 
 
 GOOD = {"operator": "softmax_backward", "dim": np.int64(-1), "scale": np.float64(1)}
