@@ -9,7 +9,7 @@ cdef class ArrayType:
     cdef object from_dlpack
     cdef object refused
     cdef object mark_written
-    cdef bint is_torch, is_plain
+    cdef bint is_torch, is_jax, is_plain
     cpdef cnp.ndarray view(self, object value, str name, str operator)
     cdef object own(self, cnp.ndarray array)
 

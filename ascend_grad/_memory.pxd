@@ -3,6 +3,8 @@ from libc.stdint cimport uintptr_t
 cimport numpy as cnp
 
 cdef cnp.ndarray empty(int ndim, const cnp.npy_intp *shape, cnp.dtype dtype)
+cdef cnp.ndarray empty_aligned(int ndim, const cnp.npy_intp *shape, cnp.dtype dtype)
+cdef cnp.ndarray at_aligned_address(cnp.ndarray array)
 cdef cnp.ndarray zeros(cnp.npy_intp n, cnp.dtype dtype)
 cdef cnp.ndarray empty_like(cnp.ndarray prototype, cnp.dtype dtype)
 

@@ -1,5 +1,6 @@
 from ascend_grad._kernels cimport ag_variant
 from ascend_grad._rowwise_plan cimport Plan, Problem
+from ascend_grad.status cimport Status
 
 
 cdef enum Phase:
@@ -33,3 +34,4 @@ cdef void prepare(Schedule *s, const Problem *p, int threads) noexcept nogil
 cdef Py_ssize_t workspace_size(Schedule *s) noexcept nogil
 cdef Py_ssize_t place_workspace(Schedule *s, char *base) noexcept nogil
 cdef int run(Schedule *s, bint default_threads, double *last_check) except -1 nogil
+cdef Status solve(const Problem *p, int num_threads) noexcept nogil

@@ -1,7 +1,7 @@
 """Types of arrays: the library that one belongs to, how its arrays become NumPy's, and how results become its own.
 
 A library is recognised by what its arrays offer: the C exchange API of DLPack, ``__dlpack__``, ``__array_namespace__``.
-Nothing is imported for it. Of torch alone more is known, since DLPack drops what a tensor is beyond its elements.
+Nothing is imported for it. Of torch and JAX more is known: what DLPack drops, or does not say.
 """
 
 import sys
@@ -13,7 +13,7 @@ cimport numpy as cnp
 from cpython.dict cimport PyDict_GetItemWithError
 from cpython.object cimport PyObject
 
-from ascend_grad cimport _dlpack
+from ascend_grad cimport _dlpack, _memory
 
 from ._dlpack import OtherDeviceError
 from .errors import BackendUnavailableError, ParamTypeError
@@ -55,6 +55,8 @@ cdef class ArrayType:
         except Exception as error:  # whatever the other library raises
             if self.is_torch:
                 explain(value, name, operator)
+            elif self.is_jax:
+                explain_of_jax(value, name, operator)
             elif isinstance(error, BufferError) and hasattr(type(value), "__array__"):
                 return None
             message = f"{name}: expected an array, got {type(value).__name__}, which does not convert: {error}"
@@ -68,7 +70,14 @@ cdef class ArrayType:
             return array
         exported = _dlpack.Exported()
         (<_dlpack.Exported>exported).array = array
-        return self.from_dlpack(exported)
+        if not self.is_jax:
+            return self.from_dlpack(exported)
+        # What does not begin at a cache line is copied, and what has 64 bits rounded to 32 unless that is switched off.
+        (<_dlpack.Exported>exported).array = _memory.at_aligned_address(array)
+        if cnp.PyArray_ITEMSIZE(array) < 8:
+            return self.from_dlpack(exported)
+        with sys.modules["jax"].enable_x64(True):
+            return self.from_dlpack(exported)
 
 
 cdef ArrayType NUMPY = ArrayType()
@@ -120,6 +129,7 @@ cdef ArrayType look_up(object value):
         result.library, result.from_dlpack = namespace.__name__.partition(".")[0], namespace.from_dlpack
         if result.library == NUMPY.library:
             return UNNAMED
+        result.is_jax = result.library == "jax"
     else:
         return UNNAMED
     if result.api != NULL:
@@ -165,6 +175,19 @@ cdef object explain(object value, str name, str operator):
     if value.is_quantized:
         expected = "a tensor that is not quantised (dequantize() makes one)"
         refuse(name, operator, expected, f"dtype {value.dtype}")
+
+
+cdef object explain_of_jax(object value, str name, str operator):
+    """The same of an array of JAX."""
+    jax = sys.modules["jax"]
+    if isinstance(value, jax.core.Tracer):
+        expected = "an array that has values (ascend_grad.jax is for what JAX traces: jit, grad, vmap)"
+        refuse(name, operator, expected, f"a tracer of shape {value.shape}")
+    if value.is_deleted():
+        refuse(name, operator, "an array that has memory", "one that was deleted or donated")
+    if len(value.devices()) > 1:
+        expected = "an array on one device (jax.device_put copies it there)"
+        refuse(name, operator, expected, f"one on {len(value.devices())} devices")
 
 
 cdef int mark_written(object value) except -1:

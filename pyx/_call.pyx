@@ -158,7 +158,10 @@ cdef class Result:
         """A new array for the result."""
         cdef cnp.npy_intp[8] shape
         cdef int rank = self.shape_for(call, shape)
-        return _memory.empty(rank, shape, self.dtype_for(call))
+        cdef cnp.dtype dtype = self.dtype_for(call)
+        if call.kind is not None and call.kind.is_jax:  # which copies what does not begin at a cache line
+            return _memory.empty_aligned(rank, shape, dtype)
+        return _memory.empty(rank, shape, dtype)
 
     def spec(self, Call call not None):
         """What the result of a validated call is; None where it does not ask for it."""

@@ -108,6 +108,35 @@ cdef cnp.ndarray empty(int ndim, const cnp.npy_intp *shape, cnp.dtype dtype):
     return result
 
 
+cdef bint is_aligned(cnp.ndarray array) noexcept:
+    return <uintptr_t>cnp.PyArray_DATA(array) % ALIGNMENT == 0
+
+
+cdef cnp.ndarray empty_aligned(int ndim, const cnp.npy_intp *shape, cnp.dtype dtype):
+    """A new C-contiguous array at a multiple of `ALIGNMENT`."""
+    cdef cnp.ndarray result = empty(ndim, shape, dtype), memory
+    cdef cnp.npy_intp nbytes = cnp.PyArray_NBYTES(result) + ALIGNMENT
+    if is_aligned(result):
+        return result
+    memory = empty(1, &nbytes, _uint8)
+    Py_INCREF(dtype)  # stolen, as is the memory below
+    result = PyArray_NewFromDescr(
+        cnp.ndarray, dtype, ndim, shape, NULL, aligned(cnp.PyArray_BYTES(memory)), cnp.NPY_ARRAY_CARRAY, None
+    )
+    Py_INCREF(memory)
+    PyArray_SetBaseObject(result, memory)
+    return result
+
+
+cdef cnp.ndarray at_aligned_address(cnp.ndarray array):
+    """The array, if it begins at a multiple of `ALIGNMENT`; else such a copy."""
+    if is_aligned(array):
+        return array
+    result = empty_aligned(cnp.PyArray_NDIM(array), cnp.PyArray_DIMS(array), array.dtype)
+    copy_into(result, array)
+    return result
+
+
 cdef cnp.ndarray empty_like(cnp.ndarray prototype, cnp.dtype dtype):
     """A new C-contiguous array of the prototype's shape."""
     return empty(cnp.PyArray_NDIM(prototype), cnp.PyArray_DIMS(prototype), dtype)

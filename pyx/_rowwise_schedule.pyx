@@ -9,6 +9,7 @@ Whoever calls has the workspace: `prepare`, memory of `workspace_size` bytes, `p
 
 from libc.math cimport INFINITY
 from libc.stdint cimport uint8_t
+from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
 from ascend_grad cimport _cpu, _openmp, _tasks, _threads
@@ -26,7 +27,7 @@ from ascend_grad._kernels cimport (
     ag_sum_total,
     ag_widen,
 )
-from ascend_grad._memory cimport ALIGNMENT, Arena, align_up, arena_alloc, ceil_div
+from ascend_grad._memory cimport ALIGNMENT, Arena, align_up, aligned, arena_alloc, ceil_div
 from ascend_grad._rowwise_plan cimport (
     COLUMNS,
     MASK,
@@ -56,7 +57,7 @@ from ascend_grad._rowwise_kernels cimport (
     ag_rowwise_kernels,
     ag_tile,
 )
-from ascend_grad.status cimport SUCCESS
+from ascend_grad.status cimport BAD_ALLOC, SUCCESS, Status
 
 # What an element costs about on one thread, in nanoseconds.
 cdef double FORWARD_COST = 0.45
@@ -518,3 +519,23 @@ cdef int run(Schedule *s, bint default_threads, double *last_check) except -1 no
             status = run_phase(s, SPLIT_WRITE, tasks)
     _threads.mark_team_used()
     return status
+
+
+cdef Status solve(const Problem *p, int num_threads) noexcept nogil:
+    """All of the above, in memory of its own, for callers without the interpreter's lock; signals wait."""
+    cdef int threads = choose_threads(p, num_threads), status
+    cdef Schedule schedule
+    cdef char *memory = NULL
+    cdef Py_ssize_t nbytes
+    if compute_at_once(p, threads):
+        return SUCCESS
+    prepare(&schedule, p, threads)
+    nbytes = workspace_size(&schedule)
+    if nbytes:
+        memory = <char *>malloc(nbytes)
+        if memory == NULL:
+            return BAD_ALLOC
+        place_workspace(&schedule, aligned(memory))
+    status = run(&schedule, num_threads == 0, NULL)
+    free(memory)
+    return <Status>status

@@ -4,7 +4,6 @@
 """
 
 from libc.stdint cimport uint8_t, uint16_t
-from libc.stdlib cimport free, malloc
 
 from ascend_grad._kernels cimport (
     AG_BFLOAT16,
@@ -21,18 +20,9 @@ from ascend_grad._rowwise_kernels cimport (
     AG_SOFTMAX_BACKWARD,
     ag_row_op,
 )
-from ascend_grad._memory cimport aligned
 from ascend_grad._overlap cimport are_nested, is_same_memory, may_share_memory
 from ascend_grad._rowwise_plan cimport Problem, describe
-from ascend_grad._rowwise_schedule cimport (
-    Schedule,
-    choose_threads,
-    compute_at_once,
-    place_workspace,
-    prepare,
-    run,
-    workspace_size,
-)
+from ascend_grad._rowwise_schedule cimport solve
 from ascend_grad._views cimport View, matrix_view, size_of
 
 from . import arguments
@@ -46,25 +36,6 @@ cdef enum:
     OF_VIEWS = -1                     # the dtype that the type of the views tells
 
 cdef int MAX_THREADS = arguments.MAX_THREADS
-
-
-cdef Status solve(const Problem *p, int num_threads) noexcept nogil:
-    cdef int threads = choose_threads(p, num_threads), status
-    cdef Schedule schedule
-    cdef char *memory = NULL
-    cdef Py_ssize_t nbytes
-    if compute_at_once(p, threads):
-        return SUCCESS
-    prepare(&schedule, p, threads)
-    nbytes = workspace_size(&schedule)
-    if nbytes:
-        memory = <char *>malloc(nbytes)
-        if memory == NULL:
-            return BAD_ALLOC
-        place_workspace(&schedule, aligned(memory))
-    status = run(&schedule, num_threads == 0, NULL)
-    free(memory)
-    return <Status>status
 
 
 cdef bint is_like(const View *view, const View *other) noexcept nogil:

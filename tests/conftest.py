@@ -48,27 +48,35 @@ ENGINES = (*VARIANTS, "reference", "npu")
 largest_errors: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
 
 
-class WithoutTorch:
-    """Where torch is not installed, what is about its tensors does not exist: nothing of it is collected or skipped."""
-
-    FILES = (
+#: Files that are about the arrays of a library.
+ABOUT = {
+    "torch": (
         "tests/pytorch",
         "tests/interop/test_torch.py",
         "tests/torch_npu_stand_in.py",
         "tests/torch_oracles.py",
         "ascend_grad/torch",
         "docs/torch.md",
-    )
+    ),
+    "jax": ("tests/test_jax.py", "tests/interop/test_jax.py", "ascend_grad/jax.py", "docs/jax.md"),
+}
 
-    @classmethod
-    def pytest_ignore_collect(cls, collection_path: Path) -> bool | None:
-        return True if any(collection_path.match(name) for name in cls.FILES) else None
+
+class Without:
+    """Where a library is not installed, what is about its arrays does not exist: nothing is collected or skipped."""
+
+    def __init__(self, library: str):
+        self.files = ABOUT[library]
+
+    def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
+        return True if any(collection_path.match(name) for name in self.files) else None
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "error")
-    if importlib.util.find_spec("torch") is None:
-        config.pluginmanager.register(WithoutTorch())
+    for library in ABOUT:
+        if importlib.util.find_spec(library) is None:
+            config.pluginmanager.register(Without(library))
 
 
 class RefusedAsExpectedError(Exception):
