@@ -31,7 +31,6 @@ def start_cluster() -> Callable[..., Any]:
             processes=True,
             memory_limit=memory_limit,
             dashboard_address=None,
-            silence_logs=False,
         )
 
     return start

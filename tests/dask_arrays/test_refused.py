@@ -49,9 +49,9 @@ def bad_calls() -> Iterator[tuple[str, dict, dict]]:
     for operator, names in ARRAYS.items():
         for name in names:
             yield operator, {name: None}, {}
-            yield operator, {name: da.zeros((2, 2, 2, 2), "i4")}, {}
+            yield operator, {name: da.zeros((2, 2, 2, 2), dtype="i4")}, {}
             if len(names) > 1:
-                yield operator, {name: da.zeros((2, 2, 2, 3), bool if name == "mask" else "f4")}, {}
+                yield operator, {name: da.zeros((2, 2, 2, 3), dtype=bool if name == "mask" else "f4")}, {}
         settings = [{"scale": "1"}, {"fix_triu_mask": True}] if operator in MASKED else [{"dim": 4}, {"dim": 0.5}]
         yield from ((operator, {}, each) for each in (*settings, {"backend": "tpu"}, {"num_threads": 0}, {"other": 1}))
 
@@ -74,7 +74,7 @@ def test_what_is_no_array_of_dask_or_numpy(value):
     assert text.startswith("softmax: input: expected ")
 
 
-LINEAR = {"input": da.zeros((4, 2), chunks=2), "weight": np.zeros((3, 2)), "target": da.zeros(4, int, chunks=2)}
+LINEAR = {"input": da.zeros((4, 2), chunks=2), "weight": np.zeros((3, 2)), "target": da.zeros(4, dtype=int, chunks=2)}
 
 
 @pytest.mark.parametrize(
@@ -84,11 +84,11 @@ LINEAR = {"input": da.zeros((4, 2), chunks=2), "weight": np.zeros((3, 2)), "targ
         ({"weight": da.zeros((3, 2), chunks=(1, 2))}, "weight: expected one chunk along axis 0"),
         ({"weight": da.zeros((3, 2), chunks=(3, 1))}, "weight: expected one chunk along axis 1"),
         (
-            {"target": da.zeros(4, int, chunks=3)},
+            {"target": da.zeros(4, dtype=int, chunks=3)},
             "target: expected the chunks of tokens that input has, (2, 2) (rechunk({0: input.chunks[0]}) makes",
         ),
-        ({"target": da.zeros(5, int, chunks=3)}, "target: expected shape (BT = 4), got (5,)"),
-        ({"target": da.zeros((4, 1), int)}, "target: expected shape (BT = 4), got (4, 1)"),
+        ({"target": da.zeros(5, dtype=int, chunks=3)}, "target: expected shape (BT = 4), got (5,)"),
+        ({"target": da.zeros((4, 1), dtype=int)}, "target: expected shape (BT = 4), got (4, 1)"),
         ({"target": da.zeros(4, chunks=2)}, "target: expected dtype int32 or int64"),
         ({"weight": np.zeros((3, 2), "f4")}, "weight: expected dtype float64 as input has"),
         ({"weight": np.zeros((3, 5))}, "weight: expected shape (V, H = 2), got (3, 5)"),
@@ -96,7 +96,7 @@ LINEAR = {"input": da.zeros((4, 2), chunks=2), "weight": np.zeros((3, 2)), "targ
         ({"weight": None}, "weight: expected an array, got None"),
         ({"target": None}, "target: expected an array, got None"),
         ({"target": [0, 1, 2, 0]}, "target: expected an array of dask or NumPy, got list"),
-        ({"target": da.zeros(4, int)[da.zeros(4) == 0]}, "target: expected known chunk sizes"),
+        ({"target": da.zeros(4, dtype=int)[da.zeros(4) == 0]}, "target: expected known chunk sizes"),
         ({"reduction": "all"}, "reduction: expected 'mean', 'sum' or 'none'"),
         ({"grad_loss": da.zeros(())}, "grad_loss: expected a real number"),
         ({"grad_loss": da.zeros(4, chunks=2)}, "grad_loss: expected a real number"),
