@@ -22,7 +22,7 @@ default_role = "py:obj"
 
 myst_heading_anchors = 3
 
-autodoc_mock_imports = ["torch"]  # which is large, and only the base of some classes here
+autodoc_mock_imports = ["dask", "torch"]  # which are large; of torch, some classes here are derived
 autodoc_typehints = "none"  # types stand in the docstrings, in words
 autodoc_member_order = "bysource"
 autosummary_generate = True

@@ -48,26 +48,35 @@ ENGINES = (*VARIANTS, "reference", "npu")
 largest_errors: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
 
 
-class WithoutTorch:
-    """Where torch is not installed, what is about its tensors does not exist: nothing of it is collected or skipped."""
-
-    FILES = (
+#: What is about an optional package. Where that is not installed, nothing of it is collected or skipped.
+ABOUT_PACKAGES = {
+    "torch": (
         "tests/pytorch",
         "tests/interop/test_torch.py",
         "tests/torch_oracles.py",
         "ascend_grad/torch",
         "docs/torch.md",
-    )
+    ),
+    "dask": ("tests/dask_arrays", "tests/dask_chunks.py", "ascend_grad/dask", "docs/dask.md"),
+    "zarr": ("tests/cli/test_apply_zarr.py",),
+}
 
-    @classmethod
-    def pytest_ignore_collect(cls, collection_path: Path) -> bool | None:
-        return True if any(collection_path.match(name) for name in cls.FILES) else None
+
+class Without:
+    """Nothing is collected of these paths."""
+
+    def __init__(self, paths: Sequence[str]):
+        self.paths = paths
+
+    def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
+        return True if any(collection_path.match(path) for path in self.paths) else None
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "error")
-    if importlib.util.find_spec("torch") is None:
-        config.pluginmanager.register(WithoutTorch())
+    for package, paths in ABOUT_PACKAGES.items():
+        if importlib.util.find_spec(package) is None:
+            config.pluginmanager.register(Without(paths))
 
 
 class RefusedAsExpectedError(Exception):

@@ -56,13 +56,14 @@ SETTINGS = {
 DTYPES = {str(dtype): dtype for dtype in FLOATING_DTYPES}
 
 DESCRIPTION = """\
-Apply an operator to arrays in .npy or .npz files of any size.
+Apply an operator to arrays in .npy or .npz files of any size, in directories of .npy files, or in Zarr arrays.
 
 The files are memory-mapped. Row-wise operators work through them in boxes; the result is the same, bit for bit, as
 that of one call. The linear operators are one call on the mapped files, which keeps to its workspace by itself.
 
 Each result is a file of its own, and a line on stdout that names it, with its dtype, its shape and the time. Row-wise
-operators take about as long as the disk takes to read the inputs and to write the result.
+operators take about as long as the disk takes to read the inputs and to write the result. They also take directories
+and Zarr arrays; if such a run is ended, the same command goes on from there.
 """
 EPILOG = """\
 examples:
@@ -70,6 +71,8 @@ examples:
   ascend-grad apply log_softmax --input logits.npz:x --out-dtype float32 -o y.npy
   ascend-grad apply scaled_masked_softmax --x x.npy --mask mask.npy --scale 0.125 -o y.npy
   ascend-grad apply softmax --input x.npy --dtype bfloat16 -o y.npy
+  ascend-grad apply log_softmax_backward --grad-output gradients/ --output forward/ -o results/
+  ascend-grad apply softmax --input x.zarr --dim 0 -o y.zarr
   ascend-grad apply fused_linear_cross_entropy_loss_grad --grad g.npy --input x.npy --weight w.npy \\
       --target-mask mask.npy --masked-target t.npy --logits-max max.npy --sum-exp-logits sum.npy \\
       --input-grad-out dx.npy --weight-grad-out dw.npy
@@ -81,13 +84,19 @@ An input is FILE.npy, FILE.npz with one array in it, or FILE.npz:MEMBER, which i
 temporary file. A result is written in the format of .npy files under the very name that is given, without a suffix
 added to it. It appears there when all results are complete; until then the name is untouched.
 """
+DIRECTORIES = """\
+
+An input can also be a directory of .npy files, each of which is an array of its own, or a Zarr array; the result is
+another one. Until it is complete, what is finished is in .NAME.ascend-grad-part beside it; the same command goes on
+from there, and does not compute it again.
+"""
 STATUSES = exit_statuses("all results are written")
 
 
 def add_parser(subparsers) -> None:
     parser = subparsers.add_parser(
         "apply",
-        help="apply an operator to .npy and .npz files of any size",
+        help="apply an operator to .npy and .npz files, directories of them and Zarr arrays of any size",
         description=DESCRIPTION,
         epilog=f"{EPILOG}\n{STATUSES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -105,7 +114,7 @@ def _add_operator(subparsers, operator: Operator) -> None:
         operator.name,
         help=summary,
         description=f"{summary}.",
-        epilog=f"{FILES}\n{STATUSES}",
+        epilog=f"{FILES}{DIRECTORIES if operator in contract.ROWWISE else ''}\n{STATUSES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

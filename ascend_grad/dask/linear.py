@@ -100,7 +100,8 @@ def linear_cross_entropy(
     >>> import dask.array as da
     >>> import numpy as np
     >>> import ascend_grad.dask as agd
-    >>> result = agd.linear_cross_entropy(da.eye(2, chunks=(1, 2)), np.zeros((4, 2)), da.from_array([0, 3], chunks=1))
+    >>> x, target = da.from_array(np.eye(2), chunks=(1, 2)), da.from_array([0, 3], chunks=1)
+    >>> result = agd.linear_cross_entropy(x, np.zeros((4, 2)), target)
     >>> loss, input_grad, weight_grad = dask.compute(*result)
     >>> loss.round(3)
     np.float64(1.386)
