@@ -85,34 +85,48 @@ def fill_directory(
     # One level more than is needed: within a Zarr group, an array that is not complete is no member of the group.
     inner = os.path.join(outer, name)
     os.makedirs(inner, exist_ok=True)
-    computed = 0
     with _locked(path, inner) as file:
         record = _Record(file, inner)
         try:
-            if record.description is None:
-                _remove(inner, [name for name in os.listdir(inner) if name != RECORD])
-                prepare(inner)
-                record.append(description)
-            else:
+            if record.finished:
                 _check_same(path, record.description, description, f"remove {outer} to begin anew")
-                _remove(inner, _left_over(inner, record, pieces))
-            for each, piece in pieces.items():
-                state = _state(piece.sources)
-                if record.finished.get(each) == state:
-                    progress.update(piece.nbytes)
-                    continue
-                compute(inner, each)
-                _sync(inner, piece.files)
-                record.append([each, state])
-                computed += 1
+                _remove(inner, _left_over(inner))
+                for each in record.finished.keys() - pieces.keys():
+                    record.forget(each)
+                    _remove(inner, [each])
+            else:
+                _remove(inner, [each for each in os.listdir(inner) if each != RECORD])
+                prepare(inner)
+                record.begin(description)
+            computed = _compute_missing(inner, record, pieces, compute, progress)
         except BaseException:
-            if computed == 0 and not record.finished:
+            if not record.finished:
                 shutil.rmtree(outer)
             raise
         _sync(inner, sorted(os.listdir(inner)))
         os.rename(inner, target)
     sync_directory(parent)
     os.rmdir(outer)
+    return computed
+
+
+def _compute_missing(
+    directory: str,
+    record: _Record,
+    pieces: Mapping[str, Piece],
+    compute: Callable[[str, str], None],
+    progress: tqdm,
+) -> int:
+    computed = 0
+    for name, piece in pieces.items():
+        state = _state(piece.sources)  # before they are read
+        if record.finished.get(name) == state:
+            progress.update(piece.nbytes)
+            continue
+        compute(directory, name)
+        _sync(directory, piece.files)
+        record.finish(name, state)
+        computed += 1
     return computed
 
 
@@ -124,8 +138,10 @@ class _Record:
         whole = text[: text.rfind(b"\n") + 1]  # the last line may have been cut
         try:
             lines = [json.loads(line) for line in whole.splitlines()]
-            self.description: dict[str, Any] | None = lines[0] if lines else None
-            self.finished: dict[str, Any] = dict(lines[1:])
+            self.description: dict[str, Any] = lines[0] if lines else {}
+            self.finished: dict[str, Any] = {
+                name: state for name, state in dict(lines[1:]).items() if state is not None
+            }
         except (ValueError, TypeError) as error:
             path = os.path.join(directory, RECORD)
             raise CommandError(f"{path}: damaged; remove {directory} to begin anew") from error
@@ -133,8 +149,22 @@ class _Record:
         if len(whole) < len(text) and file.writable():
             file.truncate(len(whole))
 
-    def append(self, line: object) -> None:
-        """Write a line, for good."""
+    def begin(self, description: dict[str, Any]) -> None:
+        """Of a result that has no pieces yet."""
+        self._file.truncate(0)
+        self._append(description)
+
+    def finish(self, name: str, state: object) -> None:
+        """A piece that was computed from sources in this state."""
+        self._append([name, state])
+        self.finished[name] = state
+
+    def forget(self, name: str) -> None:
+        """A piece that is no longer asked for: it will not be there, should its sources come back."""
+        self._append([name, None])
+        del self.finished[name]
+
+    def _append(self, line: object) -> None:
         self._file.write(json.dumps(line, sort_keys=True).encode() + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
@@ -159,7 +189,7 @@ def _check_is_complete(path: str, description: dict[str, Any], pieces: Mapping[s
             record = _Record(file, path)
     except OSError:
         raise CommandError(f"{path}: is there already, and was not written by this command") from None
-    _check_same(path, record.description or {}, description, "name another directory, or remove this one")
+    _check_same(path, record.description, description, "name another directory, or remove this one")
     changed = [name for name, piece in pieces.items() if record.finished.get(name) != _state(piece.sources)]
     if changed:
         message = f"is there already, and {changed[0]} was computed from other files"
@@ -185,11 +215,10 @@ def _state(paths: list[str]) -> list[list[int] | None]:
     return states
 
 
-def _left_over(directory: str, record: _Record, pieces: Mapping[str, Piece]) -> Iterator[str]:
-    """What an earlier run has not finished, and what it has and is no longer asked for."""
+def _left_over(directory: str) -> Iterator[str]:
+    """The files that an earlier run has not finished."""
     for folder, _, files in os.walk(directory):
         yield from (os.path.join(folder, name) for name in files if name.endswith(_UNFINISHED))
-    yield from record.finished.keys() - pieces.keys()
 
 
 def _remove(directory: str, names: Iterable[str]) -> None:

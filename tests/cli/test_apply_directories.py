@@ -120,6 +120,10 @@ class Interrupted(Exception):
     pass
 
 
+def interrupt(*args, **kwargs):
+    raise Interrupted
+
+
 @pytest.fixture
 def interrupted(monkeypatch):
     """The command of a softmax on three files, ended when it computes the last one; and its arguments."""
@@ -192,6 +196,30 @@ def test_files_may_come_and_go_in_between(interrupted, capsys):
     assert main(command) == 0
     assert computed(capsys) == 2
     assert_right("softmax", arguments)
+
+
+def test_a_file_that_went_and_came_back(interrupted, monkeypatch, capsys):
+    command, arguments = interrupted
+    os.rename("input/a.npy", "a.npy")
+    with monkeypatch.context() as patch:
+        patch.setattr(new_directories, "_compute_missing", interrupt)
+        with pytest.raises(Interrupted):
+            main(command)
+    assert set(stamps(f"{PART}/out")) == {"b.npy"}
+    os.rename("a.npy", "input/a.npy")
+    assert main(command) == 0
+    assert computed(capsys) == 2
+    assert_right("softmax", arguments)
+
+
+def test_where_nothing_was_finished_other_options_begin_anew(interrupted, capsys):
+    command, arguments = interrupted
+    record = Path(PART, "out", new_directories.RECORD)
+    record.write_text(record.read_text().splitlines(keepends=True)[0])
+    assert main([*command, "--dim", "1"]) == 0
+    assert computed(capsys) == 3
+    assert_right("softmax", arguments, dim=1)
+    assert main([*command, "--dim", "1"]) == 0
 
 
 def test_a_record_whose_last_line_was_cut(interrupted, capsys):
