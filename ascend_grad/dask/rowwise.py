@@ -27,7 +27,9 @@ def _blockwise(operator: Operator, values: dict[str, Any], backend: str | None, 
     for name, array in arrays.items():
         if rank:
             check_one_chunk(array, call.arguments.get("dim", rank - 1), name, operator)
-        # Blocks belong together by these indices; an axis of length 1, as of a mask, goes with all blocks.
+        # Blocks belong together by these indices. An axis of length 1, as of a mask, goes with all blocks: dask takes
+        # one for that by its chunks, and not by its length, where there are empty chunks, too.
+        array = array.rechunk({axis: -1 for axis, length in enumerate(array.shape) if length < 2})
         operands += [array, tuple(range(rank))]
     settings = {name: value for name, value in call.arguments.items() if name not in arrays}
     return da.blockwise(

@@ -34,6 +34,25 @@ def test_blocks_have_the_bits_of_one_call(data, operator):
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("cut", [(0, 1), (1, 0), (0, 1, 0), (0, 0, 2), (0, 2), (2, 0), (1, 1), (0, 0)])
+def test_empty_chunks_in_one_argument_alone(operator, cut):
+    problem = random_problem(operator, (2, 3, sum(cut), 4), np.float32)
+    expected = getattr(ag, operator)(*problem.arrays, **problem.settings)
+    for i in range(len(problem.arrays)):
+        arrays = [da.from_array(array, chunks=(1, -1, -1, -1)) for array in problem.arrays]
+        arrays[i] = arrays[i].rechunk((2, 3, cut, 4))
+        result = getattr(agd, operator)(*arrays, **problem.settings)
+        assert result.shape == expected.shape
+        assert_identical(result.compute(scheduler="synchronous"), expected)
+        if operator in MASKED:
+            arrays[-1] = arrays[-1][:1, :1].rechunk(((0, 1), (1, 0), -1, -1))
+            few = problem.arrays[-1][:1, :1]
+            result = getattr(agd, operator)(*arrays, **problem.settings)
+            right = getattr(ag, operator)(*problem.arrays[:-1], few, **problem.settings)
+            assert_identical(result.compute(scheduler="synchronous"), right)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_scheduler(operator, dtype, compute):
     problem = random_problem(operator, (4, 3, 5, 7), DTYPES[dtype])
