@@ -29,11 +29,18 @@ def shown(value: object) -> str:
     return text if value is None or (type(value) is int and abs(value) < 2**64) else f"{type(value).__name__} {text}"
 
 
+def refuse_lazy(value: object) -> None:
+    """Raise for what dask would compute, all of it, as soon as anybody looks at an element."""
+    if hasattr(type(value), "__dask_graph__") and value.__dask_graph__() is not None:  # type: ignore[attr-defined]
+        raise TypeError(
+            "it is yet to be computed by dask (ascend_grad.dask takes such arrays, compute() computes them)"
+        )
+
+
 def any_array(value: object, name: str, operator: str | None) -> np.ndarray:
     """An argument as an array of NumPy's, of whichever class."""
     try:
-        if hasattr(type(value), "__dask_graph__") and value.__dask_graph__() is not None:  # type: ignore[attr-defined]
-            raise TypeError("its elements are yet to be computed by dask (compute() does that)")
+        refuse_lazy(value)
         return np.asanyarray(value)
     except MemoryError:
         raise
@@ -75,6 +82,7 @@ def integer(value: object, name: str, operator: str | None = None, expected: str
     try:
         if isinstance(value, (bool, np.bool_)) or arrays.has_own_arithmetic(type(value)):
             raise TypeError("not an integer")
+        refuse_lazy(value)
         return _operator.index(value)  # type: ignore[arg-type]
     except MemoryError:
         raise
@@ -94,6 +102,7 @@ def real_number(value: object, name: str, operator: str) -> float:
     ):
         raise ParamTypeError(f"{name}: expected a real number, got {shown(value)}", operator=operator)
     try:
+        refuse_lazy(scalar)
         return float(scalar)  # type: ignore[arg-type]
     except OverflowError:
         message = f"{name}: expected a number that float64 can hold, got a larger one"

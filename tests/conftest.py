@@ -48,8 +48,8 @@ ENGINES = (*VARIANTS, "reference", "npu")
 largest_errors: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
 
 
-#: Files that are about the arrays of a library.
-ABOUT = {
+#: What is about an optional package. Where that is not installed, nothing of it is collected or skipped.
+ABOUT_PACKAGES = {
     "torch": (
         "tests/pytorch",
         "tests/interop/test_torch.py",
@@ -59,24 +59,26 @@ ABOUT = {
         "docs/torch.md",
     ),
     "jax": ("tests/test_jax.py", "tests/interop/test_jax.py", "ascend_grad/jax.py", "docs/jax.md"),
+    "dask": ("tests/dask_arrays", "tests/dask_chunks.py", "ascend_grad/dask", "docs/dask.md"),
+    "zarr": ("tests/cli/test_apply_zarr.py",),
 }
 
 
 class Without:
-    """Where a library is not installed, what is about its arrays does not exist: nothing is collected or skipped."""
+    """Nothing is collected of these paths."""
 
-    def __init__(self, library: str):
-        self.files = ABOUT[library]
+    def __init__(self, paths: Sequence[str]):
+        self.paths = paths
 
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
-        return True if any(collection_path.match(name) for name in self.files) else None
+        return True if any(collection_path.match(path) for path in self.paths) else None
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "error")
-    for library in ABOUT:
-        if importlib.util.find_spec(library) is None:
-            config.pluginmanager.register(Without(library))
+    for package, paths in ABOUT_PACKAGES.items():
+        if importlib.util.find_spec(package) is None:
+            config.pluginmanager.register(Without(paths))
 
 
 class RefusedAsExpectedError(Exception):

@@ -44,6 +44,8 @@ LAYERS = (
     ("tensors of PyTorch", "torch.tensors"),
     ("their operators and functions", "torch"),
     ("functions for JAX", "jax"),
+    ("dask arrays: which are taken, what workers compute", "dask.arrays dask.token_chunks"),
+    ("their functions", "dask"),
     ("benchmark: machine, tables", "bench.dtypes bench.machine bench.tables bench.figures"),
     ("benchmark: comparisons", "bench.frameworks bench.stream bench.results bench.measure bench.targets"),
     ("benchmark: named cases", "bench.rowwise bench.linear"),

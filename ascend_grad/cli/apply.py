@@ -1,34 +1,22 @@
-"""``ascend-grad apply``: one operator on arrays in files, of any size, through memory maps."""
+"""``ascend-grad apply``: one operator on arrays in files of any size, in directories of them and in Zarr arrays."""
 
 from __future__ import annotations
 
 import argparse
 import inspect
-import os
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
 from functools import partial
-from time import perf_counter
-from typing import TYPE_CHECKING, Any
-
-from numpy.typing import NDArray
 
 import ascend_grad as ag
 
 from .. import contract
-from .._call import Call, Operator, ResultSpec
-from ..arrays import BFLOAT16, FLOATING_DTYPES, native
+from .._call import Operator
+from ..arrays import BFLOAT16, FLOATING_DTYPES
 from ..contract import linear
-from ..inspection import bound_call
-from .chunks import boxes
+from . import apply_directories, apply_files, apply_zarr
+from .apply_job import Job, storage_of, takes_out
 from .errors import CommandError
 from .exit_statuses import exit_statuses
 from .options import add_execution_options
-
-if TYPE_CHECKING:
-    from tqdm import tqdm
-
-    from .npy_files import MappedArray
 
 OPERATORS = (
     *contract.ROWWISE,
@@ -67,17 +55,15 @@ SETTINGS = {
 }
 DTYPES = {str(dtype): dtype for dtype in FLOATING_DTYPES}
 
-#: Mapped pages are given back each time this much of the result is done.
-RELEASED_BYTES = 2**26
-
 DESCRIPTION = """\
-Apply an operator to arrays in .npy or .npz files of any size.
+Apply an operator to arrays in .npy or .npz files of any size, in directories of .npy files, or in Zarr arrays.
 
 The files are memory-mapped. Row-wise operators work through them in boxes; the result is the same, bit for bit, as
 that of one call. The linear operators are one call on the mapped files, which keeps to its workspace by itself.
 
 Each result is a file of its own, and a line on stdout that names it, with its dtype, its shape and the time. Row-wise
-operators take about as long as the disk takes to read the inputs and to write the result.
+operators take about as long as the disk takes to read the inputs and to write the result. They also take directories
+and Zarr arrays; if such a run is ended, the same command goes on from there.
 """
 EPILOG = """\
 examples:
@@ -85,6 +71,8 @@ examples:
   ascend-grad apply log_softmax --input logits.npz:x --out-dtype float32 -o y.npy
   ascend-grad apply scaled_masked_softmax --x x.npy --mask mask.npy --scale 0.125 -o y.npy
   ascend-grad apply softmax --input x.npy --dtype bfloat16 -o y.npy
+  ascend-grad apply log_softmax_backward --grad-output gradients/ --output forward/ -o results/
+  ascend-grad apply softmax --input x.zarr --dim 0 -o y.zarr
   ascend-grad apply fused_linear_cross_entropy_loss_grad --grad g.npy --input x.npy --weight w.npy \\
       --target-mask mask.npy --masked-target t.npy --logits-max max.npy --sum-exp-logits sum.npy \\
       --input-grad-out dx.npy --weight-grad-out dw.npy
@@ -96,13 +84,19 @@ An input is FILE.npy, FILE.npz with one array in it, or FILE.npz:MEMBER, which i
 temporary file. A result is written in the format of .npy files under the very name that is given, without a suffix
 added to it. It appears there when all results are complete; until then the name is untouched.
 """
+DIRECTORIES = """\
+
+An input can also be a directory of .npy files, each of which is an array of its own, or a Zarr array; the result is
+another one. Until it is complete, what is finished is in .NAME.ascend-grad-part beside it; the same command goes on
+from there, and does not compute it again.
+"""
 STATUSES = exit_statuses("all results are written")
 
 
 def add_parser(subparsers) -> None:
     parser = subparsers.add_parser(
         "apply",
-        help="apply an operator to .npy and .npz files of any size",
+        help="apply an operator to .npy and .npz files, directories of them and Zarr arrays of any size",
         description=DESCRIPTION,
         epilog=f"{EPILOG}\n{STATUSES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -120,7 +114,7 @@ def _add_operator(subparsers, operator: Operator) -> None:
         operator.name,
         help=summary,
         description=f"{summary}.",
-        epilog=f"{FILES}\n{STATUSES}",
+        epilog=f"{FILES}{DIRECTORIES if operator in contract.ROWWISE else ''}\n{STATUSES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -143,7 +137,7 @@ def _add_operator(subparsers, operator: Operator) -> None:
         parser.add_argument(
             *flags, required=len(results) == 1, metavar="FILE.npy", help=f"the {name.replace('_', ' ')}"
         )
-    if _takes_out(operator):
+    if takes_out(operator):
         text = "dtype of the result (default: as the library's); of bfloat16, which NumPy's files have no name for, "
         text += "np.load(file).view(ml_dtypes.bfloat16) gives the numbers"
         parser.add_argument("--out-dtype", choices=DTYPES, help=text)
@@ -159,58 +153,33 @@ def _add_operator(subparsers, operator: Operator) -> None:
 def run(args: argparse.Namespace) -> int:
     from tqdm import tqdm
 
-    from .npy_files import checked_targets, new_npy, open_array, parse_source
-
     operator = contract.OPERATORS[args.operator]
     names = [name for name in (*operator.array_names, *operator.optional_names) if getattr(args, name) is not None]
-    sources = {name: parse_source(getattr(args, name)) for name in names}
-    paths = _result_paths(args, operator)
-    targets = dict(zip(paths, checked_targets(list(paths.values()), list(sources.values()))))
-    # For tqdm, None means: unless stderr is a terminal.
-    disable = None if args.progress is None else not args.progress
-    bar = partial(tqdm, unit="B", unit_scale=True, unit_divisor=1024, disable=disable)
-    raw_dtype = None if args.dtype is None else BFLOAT16
-    temporary = args.tmp_dir or os.path.dirname(next(iter(targets.values())))
-    inputs = {name: open_array(source, raw_dtype, temporary, bar) for name, source in sources.items()}
-
-    arguments: dict[str, Any] = {name: mapped.array for name, mapped in inputs.items()}
-    if raw_dtype is not None and raw_dtype not in (native(array.dtype) for array in arguments.values()):
-        first = next(iter(sources))
-        raise CommandError(
-            f"{sources[first]}: --dtype {args.dtype} is for elements of 2 raw bytes, these are {arguments[first].dtype}"
-        )
+    results = _results(args, operator)
     settings = {name: getattr(args, name) for name in SETTINGS if hasattr(args, name)}
     if operator is linear.FUSED_LINEAR_CROSS_ENTROPY_LOSS_GRAD:
-        settings["output_mask"] = [name in targets for name in operator.results]
-    # Every rule of the contract is checked here, before anything is written. One backend then takes all the boxes.
-    execution = {"backend": args.backend, "num_threads": args.threads}
-    call, _, choice = bound_call(operator.name, (), arguments | settings | execution)
-    execution["backend"] = choice.backend
-    function = partial(getattr(ag, operator.name), **settings, **execution)
-
-    start = perf_counter()
-    fortran_order = operator in contract.ROWWISE and call.arrays[0].flags.fnc
-    with ExitStack() as files:
-        results = {
-            name: files.enter_context(
-                new_npy(targets[name], spec.shape, DTYPES.get(args.out_dtype, spec.dtype), fortran_order)
-            )
-            for name, spec in _specs(call, targets).items()
-        }
-        if operator in contract.LINEAR:
-            _compute_at_once(call, function, arguments, results)
-        else:
-            (result,) = results.values()
-            shape = result.array.shape
-            parts = boxes(shape, call.arguments.get("dim", len(shape) - 1), fortran_order)
-            with bar(desc=operator.name, total=result.array.nbytes) as progress:
-                _compute_in_boxes(function, list(inputs.values()), result, parts, progress)
-    seconds = perf_counter() - start
-    for name, result in results.items():
-        print(
-            f"{paths[name]}: {result.array.dtype} {result.array.shape}, computed and written in {seconds:.2f} s "
-            f"(backend {execution['backend']})"
-        )
+        settings["output_mask"] = [name in results for name in operator.results]
+    # For tqdm, None means: unless stderr is a terminal.
+    disable = None if args.progress is None else not args.progress
+    job = Job(
+        operator,
+        sources={name: getattr(args, name) for name in names},
+        results=results,
+        settings=settings,
+        backend=args.backend,
+        num_threads=args.threads,
+        out_dtype=DTYPES.get(args.out_dtype),
+        raw_dtype=None if args.dtype is None else BFLOAT16,
+        temporary=args.tmp_dir,
+        bar=partial(tqdm, unit="B", unit_scale=True, unit_divisor=1024, disable=disable),
+    )
+    storages = [storage_of(path) for path in job.sources.values()]
+    if "Zarr array" in storages:
+        apply_zarr.run(job)
+    elif "directory" in storages:
+        apply_directories.run(job)
+    else:
+        apply_files.run(job, _result_options(operator))
     return 0
 
 
@@ -221,68 +190,14 @@ def _result_options(operator: Operator) -> dict[str, str]:
     return {name: f"{_option(name)}-out" for name in operator.results if name not in NOT_OFFERED}
 
 
-def _result_paths(args: argparse.Namespace, operator: Operator) -> dict[str, str]:
-    """The file of each result that is asked for."""
+def _results(args: argparse.Namespace, operator: Operator) -> dict[str, str]:
+    """The path of each result that is asked for."""
     options = _result_options(operator)
     paths = {name: getattr(args, option[2:].replace("-", "_")) for name, option in options.items()}
     paths = {name: path for name, path in paths.items() if path is not None}
     if not paths:
         raise CommandError(f"name a file for a result, with {' or '.join(options.values())}")
     return paths
-
-
-def _takes_out(operator: Operator) -> bool:
-    return "out" in inspect.signature(getattr(ag, operator.name)).parameters
-
-
-def _specs(call: Call, targets: Iterable[str]) -> dict[str, ResultSpec]:
-    """What goes to the files; refused where that is not what the call makes."""
-    specs = dict(zip(call.operator.results, call.specs))
-    options = _result_options(call.operator)
-    for name, option in options.items():
-        spec = specs[name]
-        if spec is None and name in targets:
-            raise CommandError(f"{option}: the call makes no {name}")
-        # Rows of numbers may be dropped, but nothing of the size of the logits is made in memory.
-        if spec is not None and len(spec.shape) > 1 and name not in targets:
-            raise CommandError(f"the call makes {name}: name a file for it, with {option}")
-    return {name: spec for name, spec in specs.items() if name in targets and spec is not None}
-
-
-def _compute_at_once(
-    call: Call, function: Callable, arguments: dict[str, NDArray], results: dict[str, MappedArray]
-) -> None:
-    """One call, which keeps to its workspace by itself."""
-    names = call.operator.results
-    if _takes_out(call.operator):
-        function(**arguments, out=tuple(results[name].array if name in results else None for name in names))
-        return
-    for name, value in zip(names, function(**arguments)):
-        if name in results:
-            results[name].array[...] = value
-
-
-def _compute_in_boxes(
-    function: Callable, inputs: list[MappedArray], result: MappedArray, parts: Iterable, progress: tqdm
-) -> None:
-    """Compute the result of a row-wise operator box by box."""
-    unreleased = 0
-    for box in parts:
-        out = _cut(result.array, box)
-        function(*(_cut(mapped.array, box) for mapped in inputs), out=out)
-        progress.update(out.nbytes)
-        unreleased += out.nbytes
-        if unreleased >= RELEASED_BYTES:
-            for mapped in (*inputs, result):
-                mapped.release()
-            unreleased = 0
-
-
-def _cut(array: NDArray, box: tuple[slice, ...]) -> NDArray:
-    """The part of an array that belongs to a box; where a mask has length 1, it serves all boxes."""
-    # With the ellipsis a rank-0 array gives a view, too, and no scalar.
-    index: tuple = (..., *(slice(None) if length == 1 else part for length, part in zip(array.shape, box)))
-    return array[index]
 
 
 def _option(name: str) -> str:

@@ -53,10 +53,11 @@ class Source(NamedTuple):
 
 
 def parse_source(text: str) -> Source:
-    """Split ``file.npz:member``, unless there is a file whose name is the whole text."""
-    path, colon, member = text.rpartition(":")
-    if colon and not os.path.exists(text) and os.path.exists(path):
-        return Source(path, member)
+    """Split ``file.npz:member`` behind the longest name of a file; it may be the whole text, and either has colons."""
+    colons = [i for i, character in enumerate(text) if character == ":"]
+    for end in (len(text), *reversed(colons)):
+        if os.path.exists(text[:end]):
+            return Source(text[:end], text[end + 1 :] if end < len(text) else None)
     return Source(text, None)
 
 
@@ -137,6 +138,7 @@ def new_npy(target: str, shape: tuple[int, ...], dtype: np.dtype, fortran_order:
     partial = os.path.join(directory, f".ascend-grad-{secrets.token_hex(8)}.part")
     try:
         with _created(partial, target) as file:
+            _take_permissions(file, target)
             _reserve(file, offset + dtype.itemsize * math.prod(shape), target)
             file.write(header.getvalue())
             file.flush()
@@ -148,12 +150,14 @@ def new_npy(target: str, shape: tuple[int, ...], dtype: np.dtype, fortran_order:
         with suppress(FileNotFoundError):
             os.unlink(partial)
         raise
-    _sync_directory(directory)
+    sync_directory(directory)
 
 
 def _checked_target(path: str, sources: list[Source]) -> str:
     if path.endswith(".npz"):
         raise CommandError(f"{path}: the result is a .npy file")
+    if path.endswith("/") and not os.path.exists(path):
+        raise CommandError(f"{path}: names a directory, and the result of a file is a file")
     target = os.path.realpath(path)
     directory = os.path.dirname(target)
     if not os.path.isdir(directory):
@@ -185,6 +189,15 @@ def _created(partial: str, target: str) -> IO[bytes]:
         return open(partial, "x+b")
     except OSError as error:
         raise CommandError(f"{target}: cannot create a file beside it: {error.strerror}") from error
+
+
+def _take_permissions(file: IO[bytes], target: str) -> None:
+    """Give a file owner and permissions of the one that it replaces, if there is one."""
+    with suppress(FileNotFoundError):
+        status = os.stat(target)
+        with suppress(PermissionError):  # only root may give it to others
+            os.fchown(file.fileno(), status.st_uid, status.st_gid)
+        os.fchmod(file.fileno(), stat.S_IMODE(status.st_mode))
 
 
 def _extract(source: Source, copy: IO[bytes], bar: Callable[..., tqdm]) -> None:
@@ -241,11 +254,17 @@ def _map(file: IO[bytes], source: Source, raw_dtype: np.dtype | None) -> MappedA
 def _meaning(dtype: np.dtype, header: bytes, raw_dtype: np.dtype | None, source: Source) -> np.dtype:
     """The dtype of the elements, where raw ones get the meaning that the user gave."""
     if dtype == RAW:
-        if raw_dtype is None:
-            raise CommandError(f"{source}: elements of 2 raw bytes; if this is bfloat16, add --dtype bfloat16")
+        raw_dtype = meaning_of_raw(raw_dtype, source)
         # NumPy keeps no byte order with raw elements, so that dtype has lost what the header says.
         return raw_dtype.newbyteorder(">") if b"'>V2'" in header else raw_dtype
     return dtype
+
+
+def meaning_of_raw(raw_dtype: np.dtype | None, source: object) -> np.dtype:
+    """The dtype that the user gave for raw elements; refused where there is none."""
+    if raw_dtype is None:
+        raise CommandError(f"{source}: elements of 2 raw bytes; if this is bfloat16, add --dtype bfloat16")
+    return raw_dtype
 
 
 def _array_over(
@@ -268,7 +287,7 @@ def _reserve(file: IO[bytes], size: int, name: str) -> None:
         raise CommandError(f"{name}: cannot reserve {size} bytes ({free} are free): {error.strerror}") from error
 
 
-def _sync_directory(directory: str) -> None:
+def sync_directory(directory: str) -> None:
     """Make a renaming last. The file is complete by now, so that a file system without this is no failure."""
     with suppress(OSError):
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)

@@ -118,6 +118,15 @@ def test_archives(name, write, here):
     assert os.listdir("spool") == []
 
 
+@pytest.mark.parametrize("archive", ["in.npz", "of:files.npz"])
+@pytest.mark.parametrize("name", ["x:y", ":", "x:", ":y"])
+def test_members_with_a_colon_in_their_name(archive, name):
+    x = values("softmax", (2, 3), np.float32)["input"]
+    np.savez(archive, **{name: x, "x": x + 1})
+    apply("softmax", "--input", f"{archive}:{name}")
+    assert_same_file(ag.softmax(x))
+
+
 def test_a_name_with_a_colon_is_first_of_all_a_name():
     np.save("x.npy", np.zeros(3))
     shutil.copy("x.npy", "a:b")

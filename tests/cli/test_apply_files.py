@@ -46,6 +46,22 @@ def test_results_are_as_readable_as_other_new_files():
     assert os.stat("out.npy").st_mode == os.stat("input.npy").st_mode
 
 
+def test_a_replaced_result_keeps_its_permissions(old_result):
+    os.chmod("out.npy", 0o640)
+    apply("softmax", *save(input=np.zeros(2)))
+    assert os.stat("out.npy").st_mode & 0o7777 == 0o640
+    assert_same_file(np.full(2, 0.5))
+
+
+def test_a_replaced_result_keeps_its_owner(old_result):
+    owner = (12345, 23456) if os.geteuid() == 0 else (os.geteuid(), os.getegid())  # only root may give it to others
+    os.chown("out.npy", *owner)
+    os.chmod("out.npy", 0o600)
+    apply("softmax", *save(input=np.zeros(2)))
+    status = os.stat("out.npy")
+    assert (status.st_uid, status.st_gid, status.st_mode & 0o7777) == (*owner, 0o600)
+
+
 @pytest.mark.parametrize("error", [MemoryError("no memory"), OSError(errno.EIO, "Input/output error")])
 @pytest.mark.parametrize("when", ["computing", "syncing", "renaming"])
 def test_a_failure_leaves_what_was_there(error, when, old_result, monkeypatch, capsys):

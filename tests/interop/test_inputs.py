@@ -268,13 +268,29 @@ class Lazy:
     def __array__(self, dtype=None, copy=None):
         return np.array([0.0, 1.0])
 
+    def __float__(self):
+        return 0.5
+
+    def __index__(self):
+        return 0
+
 
 def test_dask_is_not_computed_unasked():
     error = outcome(ag.softmax, Lazy({}))
     assert type(error) is TYPE
-    assert "its elements are yet to be computed by dask (compute() does that)" in str(error)
+    text = "it is yet to be computed by dask (ascend_grad.dask takes such arrays, compute() computes them)"
+    assert text in str(error)
     maybe_dasks = Lazy(None)
     assert_identical(ag.softmax(maybe_dasks), ag.softmax(np.array([0.0, 1.0])))
+
+
+def test_numbers_of_dask_are_not_computed_unasked():
+    assert "dim: expected an int, got Lazy" in str(outcome(ag.softmax, np.zeros(2), Lazy({})))
+    arrays = np.zeros((1, 1, 1, 2)), np.zeros((1, 1, 1, 2), bool)
+    error = outcome(ag.scaled_masked_softmax, *arrays, Lazy({}))
+    assert type(error) is TYPE
+    assert "scale: expected a real number, got Lazy" in str(error)
+    assert_identical(ag.scaled_masked_softmax(*arrays, Lazy(None)), ag.scaled_masked_softmax(*arrays, 0.5))
 
 
 @pytest.mark.parametrize("operator", UNMASKED)

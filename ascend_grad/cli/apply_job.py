@@ -1,0 +1,115 @@
+"""What a command line of ``ascend-grad apply`` asks for, whatever its arrays are stored in."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+import ascend_grad as ag
+
+from .. import contract
+from .._call import Call, Operator
+from .._version import __version__
+from ..arrays import native
+from ..inspection import bound_call
+from .errors import CommandError
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+ZARR_METADATA = ("zarr.json", ".zarray", ".zgroup")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One call, whose arrays are named by paths."""
+
+    operator: Operator
+    #: What names each array that is given, and each result that is asked for.
+    sources: dict[str, str]
+    results: dict[str, str]
+    #: The arguments that are no arrays.
+    settings: dict[str, Any]
+    backend: str | None
+    num_threads: int | None
+    out_dtype: np.dtype | None
+    #: What elements of two raw bytes mean.
+    raw_dtype: np.dtype | None
+    #: Where copies of members of archives go; None: beside the result.
+    temporary: str | None
+    #: Makes a progress bar.
+    bar: Callable[..., tqdm]
+
+    def validated(self, arrays: dict[str, NDArray]) -> tuple[Call, str]:
+        """The call on such arrays, by every rule of the contract, and the backend that all parts of it are for."""
+        execution = {"backend": self.backend, "num_threads": self.num_threads}
+        call, _, choice = bound_call(self.operator.name, (), arrays | self.settings | execution)
+        return call, choice.backend
+
+    def function(self, backend: str) -> Callable[..., Any]:
+        """The operator with all arguments but its arrays."""
+        return partial(getattr(ag, self.operator.name), **self.settings, backend=backend, num_threads=self.num_threads)
+
+    def check_raw_dtype(self, dtypes: Iterable[np.dtype]) -> None:
+        """Refuse a meaning of raw elements where there are none; the dtypes are those of the sources, in order."""
+        dtypes = list(dtypes)
+        if self.raw_dtype is not None and self.raw_dtype not in map(native, dtypes):
+            first = next(iter(self.sources.values()))
+            message = f"--dtype {self.raw_dtype} is for elements of 2 raw bytes, these are {dtypes[0]}"
+            raise CommandError(f"{first}: {message}")
+
+    def reduced_axis(self, call: Call) -> int:
+        """The axis along which a part of the result needs whole rows."""
+        return call.arguments.get("dim", len(call.arrays[0].shape) - 1)
+
+    def description(self) -> dict[str, Any]:
+        """All that decides on the result but for the contents of the sources, as JSON takes it."""
+        return {
+            "version": __version__,
+            "operator": self.operator.name,
+            "inputs": {name: os.path.realpath(source) for name, source in self.sources.items()},
+            **self.settings,
+            "backend": self.backend,
+            "out-dtype": None if self.out_dtype is None else str(self.out_dtype),
+            "dtype": None if self.raw_dtype is None else str(self.raw_dtype),
+        }
+
+    def result_path(self) -> str:
+        """The path of the one result of a row-wise operator."""
+        if self.operator not in contract.ROWWISE:
+            raise CommandError(f"{self.operator.name}: directories and Zarr arrays are for row-wise operators")
+        (path,) = self.results.values()
+        if path.endswith((".npy", ".npz")):
+            raise CommandError(f"{path}: names a file, and the result of a directory is a directory")
+        return path
+
+
+def takes_out(operator: Operator) -> bool:
+    """Whether the caller says where results go."""
+    return "out" in inspect.signature(getattr(ag, operator.name)).parameters
+
+
+def storage_of(path: str) -> Literal["file", "directory", "Zarr array"]:
+    """What a path names: a directory of .npy files, a Zarr array, or else a file, there or not."""
+    if not os.path.isdir(path):
+        return "file"
+    is_zarr = any(os.path.exists(os.path.join(path, name)) for name in ZARR_METADATA)
+    return "Zarr array" if is_zarr else "directory"
+
+
+def cut(array: NDArray, box: tuple[slice, ...]) -> NDArray:
+    """The part of an array that belongs to a box."""
+    return array[cut_index(array.shape, box)]
+
+
+def cut_index(shape: tuple[int, ...], box: tuple[slice, ...]) -> tuple:
+    """Where the part of an array that belongs to a box is; where a mask has length 1, it serves all boxes."""
+    # With the ellipsis a rank-0 array gives a view, too, and no scalar.
+    return (..., *(slice(None) if length == 1 else part for length, part in zip(shape, box)))

@@ -1,0 +1,27 @@
+"""The operators for dask arrays, lazily, block by block.
+
+>>> import dask.array as da
+>>> import ascend_grad.dask as agd
+>>> agd.softmax(da.zeros((4, 2), chunks=(2, 2))).compute()[0]
+array([0.5, 0.5])
+"""
+
+from .linear import linear_cross_entropy
+from .rowwise import (
+    log_softmax,
+    log_softmax_backward,
+    scaled_masked_softmax,
+    scaled_masked_softmax_backward,
+    softmax,
+    softmax_backward,
+)
+
+__all__ = [
+    "linear_cross_entropy",
+    "log_softmax",
+    "log_softmax_backward",
+    "scaled_masked_softmax",
+    "scaled_masked_softmax_backward",
+    "softmax",
+    "softmax_backward",
+]

@@ -1,0 +1,209 @@
+"""The cross-entropy loss of a linear layer and its gradients, over chunks of the tokens."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Sequence
+from functools import partial
+from typing import Literal
+
+import dask.array as da
+import numpy as np
+from dask.delayed import Delayed, delayed
+from numpy.typing import NDArray
+
+from ..contract.linear import LINEAR_CROSS_ENTROPY
+from ..errors import ParamInvalidError
+from ..results import LinearCrossEntropy
+from . import token_chunks
+from .arrays import as_dask, backend_of_blocks, check_one_chunk, stand_in, validated
+
+#: What has a row for each token, and its rank.
+_BY_TOKEN = {"input": 2, "target": 1, "grad_loss": 1}
+
+
+def linear_cross_entropy(
+    input: da.Array | NDArray,
+    weight: da.Array | NDArray,
+    target: da.Array | NDArray,
+    *,
+    reduction: Literal["mean", "sum", "none"] = "mean",
+    ignore_index: int = -100,
+    grad_loss: float | da.Array | NDArray | None = None,
+    vocab_start_index: int = 0,
+    return_grad: bool = True,
+    output_mask: Sequence[bool] = (True, True),
+    workspace_bytes: int | None = None,
+    filter_eps: float = 0.0,
+    backend: str | None = None,
+    num_threads: int | None = 1,
+) -> LinearCrossEntropy:
+    r"""Cross-entropy loss of a linear layer and both of its gradients, as `ascend_grad.linear_cross_entropy`.
+
+    Each chunk of tokens is a task that computes its loss and both gradients. Those of the weight are added up in pairs,
+    in the order of the chunks, in float32 (float64 where `input` is), and rounded at the end.
+
+    Parameters
+    ----------
+    input : dask.array.Array, shape (BT, H)
+        The layer's input; float32, float16, bfloat16 or float64. In chunks of tokens, and one along the features.
+    weight : numpy.ndarray or dask.array.Array, shape (V, H)
+        The layer's weight, of the dtype of `input`, in one chunk. Every worker that computes a chunk holds it.
+    target : dask.array.Array of int32 or int64, shape (BT,)
+        Ids: ``target - vocab_start_index`` is the row of `weight`; or `ignore_index`. Cut as `input` is.
+    reduction : {"mean", "sum", "none"}, default "mean"
+        The loss is the mean over all rows that are not ignored, their sum, or one number for each row, 0 where ignored.
+        For a mean the targets of all chunks are counted before the first gradient is computed.
+    ignore_index : int, default -100
+        Rows with this target have no loss and no gradient.
+    grad_loss : float, or array of shape (BT,), optional
+        The gradient with respect to the loss, default 1: one number, or with ``reduction="none"`` also one for each
+        row, of any of the four dtypes, cut as `input` is.
+    vocab_start_index : int, default 0
+        The id of the first row of `weight`.
+    return_grad : bool, default True
+        Whether to compute gradients at all.
+    output_mask : pair of bool, default (True, True)
+        Which of the two gradients to compute.
+    workspace_bytes, filter_eps
+        As in `ascend_grad.linear_cross_entropy`, for each chunk.
+    backend, num_threads
+        As in `softmax_backward`.
+
+    Returns
+    -------
+    loss : dask.array.Array, shape () or (BT,)
+        float32, or float64 where `input` is. The mean over no rows is NaN (and its gradients are 0).
+    input_grad : dask.array.Array, shape (BT, H), or None
+        The gradient with respect to `input`, in its dtype and its chunks.
+    weight_grad : dask.array.Array, shape (V, H), or None
+        The gradient with respect to `weight`, in its dtype, in one chunk.
+
+    Raises
+    ------
+    ParamNullptrError
+        161001: `input`, `weight` or `target` is None.
+    ParamInvalidError
+        161002: an argument is not as described (a dtype or kind: its subclass `ParamTypeError`). A target that is
+        neither in the vocabulary nor `ignore_index` is found when its chunk is computed, and named by its row there.
+
+    Notes
+    -----
+    ``dask.compute(*result)`` computes all three together. One of them alone costs as much, so `return_grad` and
+    `output_mask` should say what is needed.
+
+    Results depend on the chunks of tokens, not on the scheduler, its workers or their order.
+
+    Examples
+    --------
+    >>> import dask
+    >>> import dask.array as da
+    >>> import numpy as np
+    >>> import ascend_grad.dask as agd
+    >>> x, target = da.from_array(np.eye(2), chunks=(1, 2)), da.from_array([0, 3], chunks=1)
+    >>> result = agd.linear_cross_entropy(x, np.zeros((4, 2)), target)
+    >>> loss, input_grad, weight_grad = dask.compute(*result)
+    >>> loss.round(3)
+    np.float64(1.386)
+    >>> weight_grad.T
+    array([[-0.375,  0.125,  0.125,  0.125],
+           [ 0.125,  0.125,  0.125, -0.375]])
+    """
+    values = {
+        "input": input,
+        "weight": weight,
+        "target": target,
+        "reduction": reduction,
+        "ignore_index": ignore_index,
+        "grad_loss": grad_loss,
+        "vocab_start_index": vocab_start_index,
+        "return_grad": return_grad,
+        "output_mask": output_mask,
+        "workspace_bytes": workspace_bytes,
+        "filter_eps": filter_eps,
+    }
+    given = [name for name in ("input", "weight", "target") if values[name] is not None]
+    if getattr(grad_loss, "shape", isinstance(grad_loss, (list, tuple))):  # else it is None or one number
+        given.append("grad_loss")
+    arrays = {name: as_dask(values[name], name, LINEAR_CROSS_ENTROPY) for name in given}
+    call = validated(LINEAR_CROSS_ENTROPY, values | _stand_ins(arrays), num_threads)
+    for name, axis in (("input", 1), ("weight", 0), ("weight", 1)):
+        check_one_chunk(arrays[name], axis, name, LINEAR_CROSS_ENTROPY)
+    tokens = arrays["input"].chunks[0]
+    blocks = {
+        name: _blocks(arrays[name], tokens, name, isinstance(values[name], np.ndarray))
+        for name in arrays.keys() & _BY_TOKEN.keys()
+    }
+
+    arguments = call.arguments
+    count = None
+    if arguments["reduction"] == "mean":
+        count_block = delayed(token_chunks.count, pure=True)
+        count = _sum([count_block(block, arguments["ignore_index"]) for block in blocks["target"]])
+    settings = {name: value for name, value in arguments.items() if name not in (*given, "grad_loss", "reduction")}
+    settings["backend"] = backend_of_blocks(backend, LINEAR_CROSS_ENTROPY)
+    settings["num_threads"] = num_threads
+    settings["reduction"] = "none" if arguments["reduction"] == "none" else "sum"
+    compute = delayed(partial(token_chunks.loss_and_gradients, **settings), nout=3, pure=True)
+    weight_block = arrays["weight"].to_delayed(optimize_graph=False).item()
+    grad_losses = blocks.get("grad_loss", [arguments["grad_loss"]] * len(tokens))
+    losses, input_grads, weight_grads = zip(
+        *(
+            compute(x, weight_block, ids, grad, count)
+            for x, ids, grad in zip(blocks["input"], blocks["target"], grad_losses)
+        )
+    )
+
+    loss_spec, input_spec, weight_spec = call.specs
+    assert loss_spec is not None
+    if loss_spec.shape:
+        loss = _concatenated(losses, tokens, (), loss_spec.dtype)
+    else:
+        reduced = delayed(token_chunks.reduced, pure=True)(_sum(losses), count, loss_spec.dtype)
+        loss = da.from_delayed(reduced, (), loss_spec.dtype)
+    input_grad = weight_grad = None
+    if input_spec is not None:
+        input_grad = _concatenated(input_grads, tokens, input_spec.shape[1:], input_spec.dtype)
+    if weight_spec is not None:
+        rounded = delayed(token_chunks.rounded, pure=True)(_sum(weight_grads), weight_spec.dtype)
+        weight_grad = da.from_delayed(rounded, weight_spec.shape, weight_spec.dtype)
+    return LinearCrossEntropy(loss, input_grad, weight_grad)
+
+
+def _stand_ins(arrays: dict[str, da.Array]) -> dict[str, NDArray]:
+    """Without rows, if all agree in their number: the values of targets are looked at where their chunk is computed."""
+    by_token = {name: array for name, array in arrays.items() if name in _BY_TOKEN}
+    agree = all(array.ndim == _BY_TOKEN[name] for name, array in by_token.items())
+    agree = agree and len({array.shape[0] for array in by_token.values()}) == 1
+    return {
+        name: stand_in((0, *array.shape[1:]) if agree and name in by_token else array.shape, array.dtype)
+        for name, array in arrays.items()
+    }
+
+
+def _blocks(array: da.Array, tokens: tuple[int, ...], name: str, is_numpys: bool) -> list[Delayed]:
+    """The blocks of what has a row for each token. Vectors of NumPy's are cut as the input is."""
+    if is_numpys:
+        array = array.rechunk({0: tokens})
+    elif array.chunks[0] != tokens:
+        expected = (
+            f"the chunks of tokens that input has, {reprlib.repr(tokens)} (rechunk({{0: input.chunks[0]}}) makes them)"
+        )
+        message = f"{name}: expected {expected}, got {reprlib.repr(array.chunks[0])}"
+        raise ParamInvalidError(message, operator=LINEAR_CROSS_ENTROPY.name)
+    return array.to_delayed(optimize_graph=False).ravel().tolist()
+
+
+def _sum(parts: Sequence[Delayed]) -> Delayed:
+    """The sum of pairs, of pairs of pairs, and so on, in their order: the same sum whatever is computed first."""
+    add_pair = delayed(token_chunks.add, pure=True)
+    while len(parts) > 1:
+        odd = parts[len(parts) // 2 * 2 :]
+        parts = [add_pair(first, second) for first, second in zip(parts[::2], parts[1::2])] + list(odd)
+    return parts[0]
+
+
+def _concatenated(
+    parts: Sequence[Delayed], tokens: tuple[int, ...], width: tuple[int, ...], dtype: np.dtype
+) -> da.Array:
+    return da.concatenate([da.from_delayed(part, (rows, *width), dtype) for part, rows in zip(parts, tokens)])

@@ -1,0 +1,330 @@
+"""Row-wise operators: a block of the result for each block of the arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dask.array as da
+import numpy as np
+from numpy.typing import NDArray
+
+import ascend_grad as ag
+
+from .._call import Operator
+from ..contract import rowwise
+from .arrays import as_dask, backend_of_blocks, check_one_chunk, stand_in, validated
+
+
+def _blockwise(operator: Operator, values: dict[str, Any], backend: str | None, num_threads: int | None) -> da.Array:
+    given = [name for name in operator.array_names if values[name] is not None]
+    arrays = {name: as_dask(values[name], name, operator) for name in given}
+    stand_ins = {name: stand_in(array.shape, array.dtype) for name, array in arrays.items()}
+    call = validated(operator, values | stand_ins, num_threads)
+    (result,) = call.specs
+    assert result is not None
+    rank = len(result.shape)
+    operands: list[Any] = []
+    for name, array in arrays.items():
+        if rank:
+            check_one_chunk(array, call.arguments.get("dim", rank - 1), name, operator)
+        # Blocks belong together by these indices. An axis of length 1, as of a mask, goes with all blocks: dask takes
+        # one for that by its chunks, and not by its length, where there are empty chunks, too.
+        array = array.rechunk({axis: -1 for axis, length in enumerate(array.shape) if length < 2})
+        operands += [array, tuple(range(rank))]
+    settings = {name: value for name, value in call.arguments.items() if name not in arrays}
+    return da.blockwise(
+        getattr(ag, operator.name),
+        tuple(range(rank)),
+        *operands,
+        token=operator.name,
+        dtype=result.dtype,
+        meta=np.empty((0,) * rank, result.dtype),
+        backend=backend_of_blocks(backend, operator),
+        num_threads=num_threads,
+        **settings,
+    )
+
+
+def softmax_backward(
+    grad_output: da.Array | NDArray,
+    output: da.Array | NDArray,
+    dim: int = -1,
+    *,
+    backend: str | None = None,
+    num_threads: int | None = 1,
+) -> da.Array:
+    r"""Gradient with respect to the input of a softmax, as `ascend_grad.softmax_backward`.
+
+    Parameters
+    ----------
+    grad_output : dask.array.Array, shape (...)
+        The gradient with respect to the softmax's result: rank 0 to 8; float32, float16, bfloat16 or float64. In one
+        chunk along `dim`.
+    output : dask.array.Array, shape (...)
+        The softmax's result, of the shape and dtype of `grad_output`, in one chunk along `dim`. Where other axes are
+        cut otherwise than those of `grad_output`, dask cuts both at all borders.
+    dim : int, default -1
+        The axis of the softmax.
+    backend : {"auto", "cpu", "npu", "reference"}, optional
+        Who computes the blocks; default: `use_backend` at the time of this call, then what the process that computes a
+        block chooses.
+    num_threads : int or None, default 1
+        Threads for each block. 1, since the scheduler computes as many blocks at a time as there are cores; None for
+        the default of `ascend_grad.softmax_backward`. The result does not depend on it.
+
+    Returns
+    -------
+    dask.array.Array
+        The gradient, yet to be computed, of the shape and dtype of `grad_output`.
+
+    Raises
+    ------
+    ParamNullptrError
+        161001: `grad_output` or `output` is None.
+    ParamInvalidError
+        161002: a dtype, `dim` or a shape is not as described, chunk sizes are unknown, or there are several chunks
+        along `dim` (a dtype or kind: its subclass `ParamTypeError`).
+
+    Notes
+    -----
+    Arrays of NumPy's are taken beside those of dask. There is no `out`: the result has no memory before it is computed,
+    and `dask.array.store` writes it where it should go.
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> import ascend_grad.dask as agd
+    >>> y = da.full((4, 2), 0.5, chunks=(2, 2))
+    >>> agd.softmax_backward(da.eye(4, chunks=4)[:, :2].rechunk((2, 2)), y).compute()[0]
+    array([ 0.25, -0.25])
+    """
+    values = {"grad_output": grad_output, "output": output, "dim": dim}
+    return _blockwise(rowwise.SOFTMAX_BACKWARD, values, backend, num_threads)
+
+
+def log_softmax_backward(
+    grad_output: da.Array | NDArray,
+    output: da.Array | NDArray,
+    dim: int = -1,
+    *,
+    backend: str | None = None,
+    num_threads: int | None = 1,
+) -> da.Array:
+    r"""Gradient with respect to the input of a log-softmax, as `ascend_grad.log_softmax_backward`.
+
+    Parameters
+    ----------
+    grad_output : dask.array.Array, shape (...)
+        The gradient with respect to the log-softmax's result, as in `softmax_backward`.
+    output : dask.array.Array, shape (...)
+        The log-softmax's result (natural logarithms), of the shape and dtype of `grad_output`.
+    dim : int, default -1
+        The axis of the log-softmax.
+    backend, num_threads
+        As in `softmax_backward`.
+
+    Returns
+    -------
+    dask.array.Array
+        The gradient, yet to be computed, of the shape and dtype of `grad_output`.
+
+    Raises
+    ------
+    ParamNullptrError
+        161001: `grad_output` or `output` is None.
+    ParamInvalidError
+        161002: a dtype, a shape, `dim` or the chunks are not as described (a dtype or kind: its subclass
+        `ParamTypeError`).
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> import ascend_grad.dask as agd
+    >>> agd.log_softmax_backward(da.ones((4, 2), chunks=(2, 2)), da.log(da.full((4, 2), 0.5, chunks=(2, 2)))).compute()[
+    ...     0
+    ... ]
+    array([0., 0.])
+    """
+    values = {"grad_output": grad_output, "output": output, "dim": dim}
+    return _blockwise(rowwise.LOG_SOFTMAX_BACKWARD, values, backend, num_threads)
+
+
+def scaled_masked_softmax_backward(
+    grad_output: da.Array | NDArray,
+    y: da.Array | NDArray,
+    mask: da.Array | NDArray,
+    scale: float = 1.0,
+    fix_triu_mask: bool = False,
+    *,
+    backend: str | None = None,
+    num_threads: int | None = 1,
+) -> da.Array:
+    r"""Gradient with respect to the input of a scaled and masked softmax over the last axis.
+
+    As `ascend_grad.scaled_masked_softmax_backward`.
+
+    Parameters
+    ----------
+    grad_output : dask.array.Array, shape (B, N, S1, S2)
+        The gradient with respect to the forward result; float32, float16, bfloat16 or float64. In one chunk along the
+        last axis, as all arrays here.
+    y : dask.array.Array, shape (B, N, S1, S2)
+        The forward result, of the dtype of `grad_output`.
+    mask : dask.array.Array of bool, shape (B or 1, N or 1, S1, S2)
+        True where the position is masked out.
+    scale : float, default 1.0
+        The factor of the forward call. Rounded to float32 first, except for float64 arrays.
+    fix_triu_mask : bool, default False
+        Must be False.
+    backend, num_threads
+        As in `softmax_backward`.
+
+    Returns
+    -------
+    dask.array.Array
+        The gradient, yet to be computed, of the shape and dtype of `grad_output`.
+
+    Raises
+    ------
+    ParamNullptrError
+        161001: `grad_output`, `y` or `mask` is None.
+    ParamInvalidError
+        161002: a dtype, a shape, `fix_triu_mask` or the chunks are not as described (a dtype or kind: its subclass
+        `ParamTypeError`).
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> import numpy as np
+    >>> import ascend_grad.dask as agd
+    >>> y = da.full((2, 1, 1, 2), 0.5, chunks=1).rechunk({3: -1})
+    >>> mask = np.array([False, True]).reshape(1, 1, 1, 2)
+    >>> agd.scaled_masked_softmax_backward(y * np.array([2.0, 0.0]), y, mask).compute()[0]
+    array([[[0.25, 0.  ]]])
+    """
+    values = {"grad_output": grad_output, "y": y, "mask": mask, "scale": scale, "fix_triu_mask": fix_triu_mask}
+    return _blockwise(rowwise.SCALED_MASKED_SOFTMAX_BACKWARD, values, backend, num_threads)
+
+
+def softmax(
+    input: da.Array | NDArray, dim: int = -1, *, backend: str | None = None, num_threads: int | None = 1
+) -> da.Array:
+    r"""Softmax along one axis, as `ascend_grad.softmax`.
+
+    Parameters
+    ----------
+    input : dask.array.Array, shape (...)
+        Rank 0 to 8; float32, float16, bfloat16 or float64. In one chunk along `dim`.
+    dim : int, default -1
+        The axis that sums to one.
+    backend, num_threads
+        As in `softmax_backward`.
+
+    Returns
+    -------
+    dask.array.Array
+        The softmax, yet to be computed, of the shape and dtype of `input`.
+
+    Raises
+    ------
+    ParamNullptrError
+        161001: `input` is None.
+    ParamInvalidError
+        161002: a dtype, `dim`, the rank or the chunks are not as described (a dtype or kind: its subclass
+        `ParamTypeError`).
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> import ascend_grad.dask as agd
+    >>> agd.softmax(da.zeros((4, 2), chunks=(2, 2)))
+    dask.array<softmax, shape=(4, 2), dtype=float64, chunksize=(2, 2), chunktype=numpy.ndarray>
+    """
+    return _blockwise(rowwise.SOFTMAX, {"input": input, "dim": dim}, backend, num_threads)
+
+
+def log_softmax(
+    input: da.Array | NDArray, dim: int = -1, *, backend: str | None = None, num_threads: int | None = 1
+) -> da.Array:
+    r"""Natural logarithm of the softmax along one axis, as `ascend_grad.log_softmax`.
+
+    Parameters
+    ----------
+    input : dask.array.Array, shape (...)
+        As in `softmax`.
+    dim : int, default -1
+        The axis whose exponentials sum to one.
+    backend, num_threads
+        As in `softmax_backward`.
+
+    Returns
+    -------
+    dask.array.Array
+        The log-softmax, yet to be computed, of the shape and dtype of `input`.
+
+    Raises
+    ------
+    ParamNullptrError
+        161001: `input` is None.
+    ParamInvalidError
+        161002: a dtype, `dim`, the rank or the chunks are not as described (a dtype or kind: its subclass
+        `ParamTypeError`).
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> import ascend_grad.dask as agd
+    >>> agd.log_softmax(da.zeros((4, 2), chunks=(2, 2))).compute()[0].round(3)
+    array([-0.693, -0.693])
+    """
+    return _blockwise(rowwise.LOG_SOFTMAX, {"input": input, "dim": dim}, backend, num_threads)
+
+
+def scaled_masked_softmax(
+    x: da.Array | NDArray,
+    mask: da.Array | NDArray,
+    scale: float = 1.0,
+    fix_triu_mask: bool = False,
+    *,
+    backend: str | None = None,
+    num_threads: int | None = 1,
+) -> da.Array:
+    r"""Scaled and masked softmax over the last axis, as `ascend_grad.scaled_masked_softmax`.
+
+    Parameters
+    ----------
+    x : dask.array.Array, shape (B, N, S1, S2)
+        float32, float16, bfloat16 or float64. In one chunk along the last axis, as the mask.
+    mask : dask.array.Array of bool, shape (B or 1, N or 1, S1, S2)
+        True where the position is masked out.
+    scale : float, default 1.0
+        Rounded to float32 first, except for float64 arrays.
+    fix_triu_mask : bool, default False
+        Must be False.
+    backend, num_threads
+        As in `softmax_backward`.
+
+    Returns
+    -------
+    dask.array.Array
+        The softmax, yet to be computed, of the shape and dtype of `x`.
+
+    Raises
+    ------
+    ParamNullptrError
+        161001: `x` or `mask` is None.
+    ParamInvalidError
+        161002: a dtype, a shape, `fix_triu_mask` or the chunks are not as described (a dtype or kind: its subclass
+        `ParamTypeError`).
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> import numpy as np
+    >>> import ascend_grad.dask as agd
+    >>> mask = np.array([False, False, True, True]).reshape(1, 1, 1, 4)
+    >>> agd.scaled_masked_softmax(da.zeros((2, 1, 1, 4), chunks=(1, 1, 1, 4)), mask).compute()[0]
+    array([[[0.5, 0.5, 0. , 0. ]]])
+    """
+    values = {"x": x, "mask": mask, "scale": scale, "fix_triu_mask": fix_triu_mask}
+    return _blockwise(rowwise.SCALED_MASKED_SOFTMAX, values, backend, num_threads)

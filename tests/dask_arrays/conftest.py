@@ -1,0 +1,52 @@
+"""Every scheduler of dask's: on this thread, on threads, in processes, and the distributed one on a small cluster."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+import dask
+import pytest
+from dask.distributed import Client, LocalCluster
+
+SCHEDULERS = ("synchronous", "threads", "processes", "distributed")
+
+
+@pytest.fixture(scope="session")
+def _processes() -> Iterator[ProcessPoolExecutor]:
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="session")
+def start_cluster() -> Callable[..., Any]:
+    """A function that starts worker processes of one thread each, with so much memory."""
+
+    def start(workers: int, memory_limit: str) -> LocalCluster:
+        return LocalCluster(
+            n_workers=workers,
+            threads_per_worker=1,
+            processes=True,
+            memory_limit=memory_limit,
+            dashboard_address=None,
+        )
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def _client(start_cluster) -> Iterator[Client]:
+    with start_cluster(2, "1GiB") as cluster, Client(cluster, set_as_default=False) as client:
+        yield client
+
+
+@pytest.fixture(params=SCHEDULERS)
+def compute(request: pytest.FixtureRequest) -> Callable[..., tuple]:
+    """`dask.compute` with one of the schedulers."""
+    if request.param == "distributed":
+        client = request.getfixturevalue("_client")
+        return lambda *arrays: tuple(client.compute(arrays, sync=True))
+    pool = {"pool": request.getfixturevalue("_processes")} if request.param == "processes" else {}
+    return lambda *arrays: dask.compute(*arrays, scheduler=request.param, **pool)

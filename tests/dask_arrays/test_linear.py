@@ -1,0 +1,172 @@
+"""The cross-entropy of a linear layer over chunks of tokens: that of all of them."""
+
+from __future__ import annotations
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from dask_chunks import assert_identical, cuts
+from hypothesis import given
+from hypothesis import strategies as st
+from linear_samples import WHOLE, LinearProblem, Shape, values_of
+from samples import DTYPES, generator
+
+import ascend_grad as ag
+import ascend_grad.dask as agd
+
+
+def problem_of(shape: Shape, dtype: str, kind: str = "centred", **arguments) -> LinearProblem:
+    """Some tokens are ignored, more of them in the first half."""
+    x, weight, _, constant = values_of(kind, shape, DTYPES[dtype])
+    random = generator("dask", shape)
+    target = random.integers(0, shape.V, shape.BT)
+    target[: shape.BT // 2][random.random(shape.BT // 2) < 0.6] = -100
+    return LinearProblem(WHOLE, {"input": x, "weight": weight, "target": target} | arguments, constant)
+
+
+def cut(problem: LinearProblem, tokens: tuple[int, ...]) -> tuple:
+    """The call on dask arrays: loss and gradients, yet to be computed."""
+    arguments = dict(problem.arguments)
+    arguments["input"] = da.from_array(arguments["input"], chunks=(tokens, -1))
+    for name in ("target", "grad_loss"):
+        if np.ndim(arguments.get(name)):
+            arguments[name] = da.from_array(arguments[name], chunks=(tokens,))
+    return agd.linear_cross_entropy(**arguments)
+
+
+@given(
+    st.sampled_from([Shape(1, 3, 2), Shape(7, 48, 2), Shape(31, 15, 47), Shape(63, 31, 64), Shape(97, 64, 97)]),
+    st.sampled_from(tuple(DTYPES)),
+    st.sampled_from(["mean", "sum", "none"]),
+    st.sampled_from(["centred", "positive", "constant", "peaked"]),
+    st.data(),
+)
+def test_chunks_together_are_the_whole_problem(default_engine, shape, dtype, reduction, kind, data):
+    problem = problem_of(shape, dtype, kind, reduction=reduction)
+    result = cut(problem, data.draw(cuts(shape.BT)))
+    values = dask.compute(*result, scheduler="synchronous")
+    for lazy, value in zip(result, values):
+        assert (lazy.shape, lazy.dtype) == (value.shape, value.dtype)
+    default_engine.assert_solved(problem, values)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_every_scheduler_gives_the_same_bits(dtype, reduction, compute):
+    problem = problem_of(Shape(63, 31, 16), dtype, reduction=reduction)
+    result = cut(problem, (9,) * 7)
+    for value, expected in zip(compute(*result), dask.compute(*result, scheduler="synchronous")):
+        assert_identical(value, expected)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_weight_gradients_of_chunks_are_added_up_in_float32(dtype, default_engine):
+    """Rounded to 16 bits one by one, two hundred of them would err by far more than the one rounding allowed."""
+    problem = problem_of(Shape(200, 5, 8), dtype, "positive", reduction="sum")
+    default_engine.assert_solved(problem, dask.compute(*cut(problem, (1,) * 200), scheduler="synchronous"))
+
+
+def test_weight_gradients_are_added_up_in_pairs():
+    """(a + b) + (c + d), and the odd one last: not what one after the other, or another order, gives."""
+    parts = np.array([1e8, 1, -1e8, 1, 3e-3], np.float32)
+    x, weight, target = parts[:, None], np.zeros((2, 1), np.float32), np.zeros(5, np.int64)
+    result = agd.linear_cross_entropy(da.from_array(x, chunks=(1, 1)), weight, target, reduction="sum")
+    a, b, c, d, e = -x[:, 0] / 2
+    assert_identical(result.weight_grad.compute()[0, 0], ((a + b) + (c + d)) + e)
+    assert ((a + b) + (c + d)) + e != ((((a + b) + c) + d) + e)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_no_token_that_counts(reduction, dtype):
+    problem = problem_of(Shape(6, 5, 4), dtype, reduction=reduction)
+    problem.arguments["target"][:] = -100
+    problem.arguments["input"][:] = np.nan
+    loss, input_grad, weight_grad = dask.compute(*cut(problem, (4, 2)), scheduler="synchronous")
+    expected = np.nan if reduction == "mean" else np.zeros(6 if reduction == "none" else ())
+    np.testing.assert_array_equal(loss, expected)
+    assert not input_grad.any()
+    assert not weight_grad.any()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("shape", [Shape(0, 5, 4), Shape(3, 0, 4), Shape(3, 5, 0)])
+def test_without_tokens_words_or_features(shape, dtype):
+    x, weight = np.ones((shape.BT, shape.H), dtype), np.ones((shape.V, shape.H), dtype)
+    target = np.full(shape.BT, -100 if shape.V == 0 else 2)
+    tokens = (2, 1) if shape.BT else (0,)
+    for reduction in ("mean", "sum", "none"):
+        lazily = agd.linear_cross_entropy(da.from_array(x, chunks=(tokens, -1)), weight, target, reduction=reduction)
+        at_once = ag.linear_cross_entropy(x, weight, target, reduction=reduction)
+        for value, expected in zip(dask.compute(*lazily, scheduler="synchronous"), at_once):
+            np.testing.assert_allclose(value, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("grad_loss", [-2.5, "rows"])
+def test_a_gradient_from_above(grad_loss, dtype, default_engine):
+    per_row = generator("above").standard_normal(31).astype(np.float32)
+    settings = {"grad_loss": per_row, "reduction": "none"} if grad_loss == "rows" else {"grad_loss": grad_loss}
+    problem = problem_of(Shape(31, 15, 8), dtype, **settings)
+    default_engine.assert_solved(problem, dask.compute(*cut(problem, (10, 21)), scheduler="synchronous"))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("output_mask", [(True, False), (False, True), (False, False)])
+def test_gradients_that_are_not_asked_for(output_mask, dtype):
+    problem = problem_of(Shape(31, 15, 8), dtype)
+    both = cut(problem, (10, 21))
+    for settings in ({"output_mask": output_mask}, {"output_mask": output_mask, "return_grad": False}):
+        wanted = output_mask if len(settings) == 1 else (False, False)
+        result = cut(problem.replaced(**settings), (10, 21))
+        assert [each is not None for each in result[1:]] == list(wanted)
+        for value, expected in zip(result, both):
+            if value is not None:
+                np.testing.assert_allclose(
+                    *dask.compute(value, expected, scheduler="synchronous"), rtol=1e-5, atol=1e-6
+                )
+
+
+def test_ids_that_begin_elsewhere_and_another_one_that_is_ignored(default_engine):
+    problem = problem_of(Shape(31, 15, 8), "bfloat16", vocab_start_index=100, ignore_index=104)
+    target = problem.arguments["target"]
+    target[target == -100] = 4
+    target += 100
+    default_engine.assert_solved(problem, dask.compute(*cut(problem, (10, 21)), scheduler="synchronous"))
+
+
+def test_a_weight_that_is_a_dask_array():
+    problem = problem_of(Shape(31, 15, 8), "float32")
+    expected = dask.compute(*cut(problem, (10, 21)))
+    weight = da.from_array(problem.arguments["weight"], chunks=-1)
+    for value, right in zip(dask.compute(*cut(problem.replaced(weight=weight), (10, 21))), expected):
+        assert_identical(value, right)
+
+
+def test_vectors_of_numpys_are_cut_as_the_input():
+    problem = problem_of(Shape(31, 15, 8), "float32", reduction="none", grad_loss=np.arange(31.0))
+    arguments = problem.arguments | {"input": da.from_array(problem.arguments["input"], chunks=(10, -1))}
+    expected = dask.compute(*cut(problem, (10, 10, 10, 1)))
+    for value, right in zip(dask.compute(*agd.linear_cross_entropy(**arguments)), expected):
+        assert_identical(value, right)
+
+
+def test_equal_calls_are_the_same_tasks():
+    problem = problem_of(Shape(31, 15, 8), "float32")
+    first, second = (cut(problem, (10, 21)) for _ in range(2))
+    assert [each.name for each in first] == [each.name for each in second]
+
+
+def test_settings_reach_the_chunks(monkeypatch):
+    seen = []
+    original = ag.linear_cross_entropy
+    monkeypatch.setattr(ag, "linear_cross_entropy", lambda *args, **kw: seen.append(kw) or original(*args, **kw))
+    settings = {"workspace_bytes": 4 << 20, "filter_eps": 1e-9, "num_threads": 2}
+    with ag.use_backend("reference"):
+        result = cut(problem_of(Shape(31, 15, 8), "float32", **settings), (10, 21))
+    dask.compute(*result, scheduler="threads")
+    for each in seen:
+        assert {name: each[name] for name in settings} == settings
+        assert each["backend"] == "reference"
+    assert len(seen) == 2

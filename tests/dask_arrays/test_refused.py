@@ -1,0 +1,148 @@
+"""What `ascend_grad.dask` refuses before anything is computed, and what the other functions say to dask's arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import dask.array as da
+import numpy as np
+import pytest
+from samples import ARRAYS, MASKED, OPERATORS
+
+import ascend_grad as ag
+import ascend_grad.dask as agd
+
+
+def of(operator: str, shape: tuple[int, ...] = (2, 2, 2, 2), chunks: object = -1) -> dict[str, da.Array]:
+    return {name: da.zeros(shape, dtype=bool if name == "mask" else "f4", chunks=chunks) for name in ARRAYS[operator]}
+
+
+def message(kind: type, function, *args, **kwargs) -> str:
+    with pytest.raises(kind) as info:
+        function(*args, **kwargs)
+    return str(info.value)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_several_chunks_along_the_axis(operator):
+    for name in ARRAYS[operator]:
+        arrays = of(operator)
+        arrays[name] = arrays[name].rechunk({3: 1})
+        text = message(ag.ParamInvalidError, getattr(agd, operator), **arrays)
+        assert f"{operator}: {name}: expected one chunk along axis 3 (rechunk({{3: -1}}) makes one), got 2" in text
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_unknown_chunk_sizes(operator):
+    x = da.zeros((4, 2, 2, 2), chunks=(2, -1, -1, -1))
+    unknown = x[x[:, 0, 0, 0] > 0]
+    for name in ARRAYS[operator]:
+        text = message(ag.ParamInvalidError, getattr(agd, operator), **of(operator) | {name: unknown})
+        assert (
+            f"{name}: expected known chunk sizes (compute_chunk_sizes() finds them), got shape (nan, 2, 2, 2)" in text
+        )
+    assert agd.softmax(unknown.compute_chunk_sizes()).compute().shape == (0, 2, 2, 2)
+
+
+def bad_calls() -> Iterator[tuple[str, dict, dict]]:
+    """Operators, what is another array in the call, and settings."""
+    for operator, names in ARRAYS.items():
+        for name in names:
+            yield operator, {name: None}, {}
+            yield operator, {name: da.zeros((2, 2, 2, 2), dtype="i4")}, {}
+            if len(names) > 1:
+                yield operator, {name: da.zeros((2, 2, 2, 3), dtype=bool if name == "mask" else "f4")}, {}
+        settings = [{"scale": "1"}, {"fix_triu_mask": True}] if operator in MASKED else [{"dim": 4}, {"dim": 0.5}]
+        yield from ((operator, {}, each) for each in (*settings, {"backend": "tpu"}, {"num_threads": 0}, {"other": 1}))
+
+
+@pytest.mark.parametrize(("operator", "replaced", "settings"), list(bad_calls()))
+def test_bad_calls_fail_as_those_on_numpys_arrays(operator, replaced, settings):
+    """With the very exception, at once."""
+    arrays = of(operator) | replaced
+    plain = {name: None if array is None else np.zeros(array.shape, array.dtype) for name, array in arrays.items()}
+    with pytest.raises((ag.AscendGradError, TypeError)) as expected:
+        getattr(ag, operator)(**plain, **settings)
+    with pytest.raises(expected.type) as info:
+        getattr(agd, operator)(**arrays, **settings)
+    assert str(info.value) == str(expected.value)
+
+
+@pytest.mark.parametrize("value", [[1.0, 2.0], 1.0, "x", np.ma.zeros(2), da.ma.masked_array(da.zeros(2))])
+def test_what_is_no_array_of_dask_or_numpy(value):
+    text = message(ag.ParamTypeError, agd.softmax, value)
+    assert text.startswith("softmax: input: expected ")
+
+
+LINEAR = {"input": da.zeros((4, 2), chunks=2), "weight": np.zeros((3, 2)), "target": da.zeros(4, dtype=int, chunks=2)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"input": da.zeros((4, 2), chunks=1)}, "input: expected one chunk along axis 1"),
+        ({"weight": da.zeros((3, 2), chunks=(1, 2))}, "weight: expected one chunk along axis 0"),
+        ({"weight": da.zeros((3, 2), chunks=(3, 1))}, "weight: expected one chunk along axis 1"),
+        (
+            {"target": da.zeros(4, dtype=int, chunks=3)},
+            "target: expected the chunks of tokens that input has, (2, 2) (rechunk({0: input.chunks[0]}) makes",
+        ),
+        ({"target": da.zeros(5, dtype=int, chunks=3)}, "target: expected shape (BT = 4), got (5,)"),
+        ({"target": da.zeros((4, 1), dtype=int)}, "target: expected shape (BT = 4), got (4, 1)"),
+        ({"target": da.zeros(4, chunks=2)}, "target: expected dtype int32 or int64"),
+        ({"weight": np.zeros((3, 2), "f4")}, "weight: expected dtype float64 as input has"),
+        ({"weight": np.zeros((3, 5))}, "weight: expected shape (V, H = 2), got (3, 5)"),
+        ({"input": None}, "input: expected an array, got None"),
+        ({"weight": None}, "weight: expected an array, got None"),
+        ({"target": None}, "target: expected an array, got None"),
+        ({"target": [0, 1, 2, 0]}, "target: expected an array of dask or NumPy, got list"),
+        ({"target": da.zeros(4, dtype=int)[da.zeros(4) == 0]}, "target: expected known chunk sizes"),
+        ({"reduction": "all"}, "reduction: expected 'mean', 'sum' or 'none'"),
+        ({"grad_loss": da.zeros(())}, "grad_loss: expected a real number"),
+        ({"grad_loss": da.zeros(4, chunks=2)}, "grad_loss: expected a real number"),
+        ({"grad_loss": [1.0] * 4, "reduction": "none"}, "grad_loss: expected an array of dask or NumPy, got list"),
+        ({"grad_loss": da.zeros(3), "reduction": "none"}, "grad_loss: expected shape (BT = 4), got (3,)"),
+        ({"grad_loss": da.zeros(4), "reduction": "none"}, "grad_loss: expected the chunks of tokens that input has"),
+        ({"ignore_index": 0.5}, "ignore_index: expected an int"),
+        ({"output_mask": 1}, "output_mask: expected two of True or False"),
+        ({"workspace_bytes": 1}, "workspace_bytes: expected"),
+        ({"num_threads": 0}, "num_threads: expected"),
+        ({"backend": "tpu"}, "backend: expected one of"),
+    ],
+)
+def test_linear_calls_that_are_refused(arguments, text):
+    assert f"linear_cross_entropy: {text}" in message(
+        ag.AscendGradError, agd.linear_cross_entropy, **LINEAR | arguments
+    )
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f2"])
+def test_a_target_beyond_the_vocabulary_is_found_in_its_chunk(dtype, compute):
+    target = da.from_array(np.array([0, -100, 1, 3]), chunks=2)
+    result = agd.linear_cross_entropy(LINEAR["input"].astype(dtype), np.zeros((3, 2), dtype), target)
+    text = message(ag.ParamInvalidError, compute, *result)
+    assert "linear_cross_entropy: target: expected values in [0, 3) or -100, got 3 in row 1" in text
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_the_other_functions_point_here(operator):
+    text = message(ag.ParamTypeError, getattr(ag, operator), **of(operator))
+    assert "it is yet to be computed by dask (ascend_grad.dask takes such arrays, compute() computes them)" in text
+
+
+def test_the_other_functions_compute_no_number_of_dasks():
+    def fail(block):
+        raise AssertionError
+
+    number = da.map_blocks(fail, da.zeros(()), dtype=float, meta=np.empty(()))
+    x = np.zeros((1, 1, 1, 2))
+    assert "scale: expected a real number" in message(
+        ag.ParamTypeError, ag.scaled_masked_softmax, x, np.zeros(x.shape, bool), number
+    )
+    assert "dim: expected an int" in message(ag.ParamTypeError, ag.softmax, x, number.astype(int))
+    assert "out: expected" in message(ag.ParamTypeError, ag.softmax, np.zeros(2), out=da.zeros(2))
+    vector = np.zeros(4, int)
+    text = message(
+        ag.ParamTypeError, ag.linear_cross_entropy, np.zeros((4, 2)), np.zeros((3, 2)), vector, grad_loss=number
+    )
+    assert "grad_loss: expected" in text
