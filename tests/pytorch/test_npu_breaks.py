@@ -55,9 +55,7 @@ BREAKS = {
     "memory that came back is used at once": Break(
         "session.py", "runtime.wait_for_torch(device)", "pass", "work on another stream"
     ),
-    "an array does not live for its consumer": Break(
-        "session.py", "self._array = array", "pass", "not within one alloc"
-    ),
+    "arrays do not live for a consumer": Break("session.py", "self._array = array", "pass", "not within one alloc"),
 }
 
 CHECK = """
