@@ -132,7 +132,8 @@ def linear_cross_entropy(
     tokens = arrays["input"].chunks[0]
     blocks = {
         name: _blocks(arrays[name], tokens, name, isinstance(values[name], np.ndarray))
-        for name in arrays.keys() & _BY_TOKEN.keys()
+        for name in arrays
+        if name in _BY_TOKEN
     }
 
     arguments = call.arguments
