@@ -1,0 +1,111 @@
+"""What carries numbers between ranks: what a caller has to offer, and what the losses make of it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..arguments import integer, shown
+from ..errors import ParamInvalidError, ParamTypeError
+from .ranges import vocab_range
+
+Operation = Literal["max", "sum"]
+
+
+@runtime_checkable
+class Communicator(Protocol):
+    """A group of processes, as one of them sees it. All of them make the same calls in the same order.
+
+    What mpi4py and torch.distributed have need not be wrapped; this is for other engines. Arrays are C-contiguous, of
+    float32, float64, int64 or uint8, and of the same shape and dtype on every rank.
+    """
+
+    @property
+    def rank(self) -> int:
+        """The number of this process, from 0 on."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """The number of processes."""
+        ...
+
+    def allreduce(self, array: NDArray, op: Operation) -> None:
+        """Put the largest value, or the sum, of every element over all ranks in its place, on all ranks."""
+        ...
+
+    def allgather(self, array: NDArray) -> NDArray:
+        """Return the arrays of all ranks, in their order along a new first axis."""
+        ...
+
+
+class Collectives:
+    """The collective operations of the losses, by those of a `Communicator`. Engines that have more override the rest.
+
+    With one rank nothing is called.
+    """
+
+    def __init__(self, comm: Communicator):
+        self._comm = comm
+        self.rank, self.size = comm.rank, comm.size
+
+    def allreduce(self, array: NDArray, op: Operation) -> None:
+        self._comm.allreduce(array, op)
+
+    def allgather(self, array: NDArray) -> NDArray:
+        return self._comm.allgather(array)
+
+    def start_allreduce(self, array: NDArray, op: Operation) -> Callable[[], object]:
+        """Begin `allreduce`; the function that is returned waits for its end."""
+        self.allreduce(array, op)
+        return lambda: None
+
+    def exchange(self, matrix: NDArray) -> NDArray:
+        """Every rank's rows of this rank, as `vocab_range` cuts them: (ranks, rows of this rank, columns)."""
+        for rank in range(self.size):
+            rows = self.allgather(matrix[slice(*vocab_range(len(matrix), rank, self.size))])
+            if rank == self.rank:
+                own = rows
+        return own
+
+
+class OneProcess:
+    """The communicator of a process that is alone."""
+
+    rank, size = 0, 1
+
+    def allreduce(self, array: NDArray, op: Operation) -> None:
+        """Leave the array as it is."""
+
+    def allgather(self, array: NDArray) -> NDArray:
+        return array[np.newaxis]
+
+
+def collectives(comm: Any, name: str, operator: str) -> Collectives:
+    """What the argument `name` can do: None, a communicator of mpi4py or torch.distributed, or any `Communicator`."""
+    if comm is None:
+        return Collectives(OneProcess())
+    if isinstance(comm, Collectives):
+        return comm
+    # Whoever has such an object has imported its package.
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and isinstance(comm, mpi.Comm):
+        from .mpi import MpiCollectives
+
+        return MpiCollectives(comm, name, operator)
+    torch = sys.modules.get("torch.distributed")
+    if torch is not None and torch.is_available() and isinstance(comm, torch.ProcessGroup):
+        from .process_group import ProcessGroupCollectives
+
+        return ProcessGroupCollectives(comm, name, operator)
+    if not isinstance(comm, Communicator):
+        expected = "None, a communicator of mpi4py, a torch.distributed.ProcessGroup or an ascend_grad Communicator"
+        raise ParamTypeError(f"{name}: expected {expected}, got {shown(comm)}", operator=operator)
+    size, rank = integer(comm.size, f"{name}.size", operator), integer(comm.rank, f"{name}.rank", operator)
+    if not 0 <= rank < size:
+        raise ParamInvalidError(f"{name}.rank: expected an int in [0, {size - 1}], got {rank}", operator=operator)
+    return Collectives(comm)
