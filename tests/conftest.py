@@ -48,26 +48,36 @@ ENGINES = (*VARIANTS, "reference", "npu")
 largest_errors: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
 
 
-class WithoutTorch:
-    """Where torch is not installed, what is about its tensors does not exist: nothing of it is collected or skipped."""
-
-    FILES = (
+#: What is there only with an optional package: elsewhere nothing of it is collected, and nothing skipped.
+OPTIONAL = {
+    "torch": (
         "tests/pytorch",
         "tests/interop/test_torch.py",
+        "tests/parallel/test_torch.py",
         "tests/torch_oracles.py",
         "ascend_grad/torch",
+        "ascend_grad/parallel/process_group.py",
         "docs/torch.md",
-    )
+    ),
+    "mpi4py": ("tests/parallel/test_mpi.py", "ascend_grad/parallel/mpi.py"),
+}
 
-    @classmethod
-    def pytest_ignore_collect(cls, collection_path: Path) -> bool | None:
-        return True if any(collection_path.match(name) for name in cls.FILES) else None
+
+class Without:
+    """Collects none of these files."""
+
+    def __init__(self, files: Sequence[str]):
+        self.files = files
+
+    def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
+        return True if any(collection_path.match(name) for name in self.files) else None
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "error")
-    if importlib.util.find_spec("torch") is None:
-        config.pluginmanager.register(WithoutTorch())
+    for package, files in OPTIONAL.items():
+        if importlib.util.find_spec(package) is None:
+            config.pluginmanager.register(Without(files))
 
 
 class RefusedAsExpectedError(Exception):

@@ -39,6 +39,7 @@ LAYERS = (
     ("the choice of a backend", "_dispatch dispatch"),
     ("operators and questions", "results ops threads npu inspection"),
     ("the public interface", "ascend_grad"),
+    ("losses over ranks", "parallel"),
     ("bounds on errors", "bounds"),
     ("demonstration", "demo"),
     ("tensors of PyTorch", "torch.tensors"),

@@ -51,7 +51,10 @@ class Attempt:
         cards = ranks.allgather(np.frombuffer(written, np.uint8))
         told = [json.loads(row.tobytes()) for row in cards]
         if self.error is not None:
-            raise self.error
+            try:
+                raise self.error
+            finally:
+                self.error = None  # whose traceback refers to all that there is here
         for rank, each in enumerate(told):
             if "error" in each:
                 raise RankError(f"rank {rank} failed: {each['error']}", rank=rank, operator=self.operator)

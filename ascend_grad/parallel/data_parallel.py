@@ -15,7 +15,7 @@ from ..contract.parallel import DATA_PARALLEL
 from ..errors import ParamInvalidError, ParamTypeError
 from ..results import LinearCrossEntropy
 from .agreement import Attempt, check_agreement
-from .communicators import collectives
+from .engines import collectives
 from .shard import Shard, rounded
 from .sums import MatrixSum, sum_vector
 
@@ -128,8 +128,8 @@ def data_parallel_linear_cross_entropy(
         call = checked(DATA_PARALLEL, values)
         a, total = call.arguments, None
         if a["return_grad"] and a["output_mask"][1]:
-            shape, dtype = a["weight"].shape, arrays.accumulator_dtype(a["weight"].dtype)
-            total = MatrixSum(ranks, *shape, dtype, reduce_weight_grad, a["deterministic"])
+            (words, features), dtype = a["weight"].shape, arrays.accumulator_dtype(a["weight"].dtype)
+            total = MatrixSum(ranks, words, features, dtype, reduce_weight_grad, a["deterministic"])
         place = None if total is None else total.matrix
         return Shard(call, vocab_ranks, vocab_start_index, vocab_size, True, execution, place), total
 
@@ -156,9 +156,14 @@ def data_parallel_linear_cross_entropy(
     cards = attempt.tell(ranks, attempt.run(agree))
     assert prepared is not None  # else it has raised
     shard, weight_sum = prepared
-    # Other ranks of the vocabulary may see no disagreement: the next operation tells them of it.
-    inner.run(lambda: check_agreement([card["same"] for card in cards], _NAME))
-    count = sum(card["count"] for card in cards)
+
+    def agreed_count() -> int:
+        check_agreement([card["same"] for card in cards], _NAME)
+        return sum(card["count"] for card in cards)
+
+    count = inner.run(agreed_count)
+    if count is None:  # all ranks of comm see that, but others of the vocabulary may not: this tells them, and raises
+        return shard.solve(inner, 0)
 
     result = attempt.run(lambda: shard.solve(inner, count))
     loss = np.array([0 if result is None or reduction == "none" else result.loss, attempt.failed], np.float64)

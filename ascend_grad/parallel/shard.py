@@ -7,6 +7,7 @@ part; those of the input are summed over the ranks. All arithmetic is that of th
 from __future__ import annotations
 
 import zlib
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -172,10 +173,10 @@ class Shard:
         if self._a["return_grad"]:
             attempt.run(lambda: self._prepare_gradients(count))
             for block in range(self._blocks):
-                rows = slice(*vocab_range(len(self.input), block, self._blocks))
-                attempt.run(lambda: self._add_block(rows))  # noqa: B023  (called at once)
+                block_rows = slice(*vocab_range(rows, block, self._blocks))
+                attempt.run(partial(self._add_block, block_rows))
                 if self._input_sum is not None:
-                    self._input_sum.start(rows)
+                    self._input_sum.start(block_rows)
         if self._input_sum is None:
             attempt.share(ranks)
             return LinearCrossEntropy(loss, None, self._weight_grad)  # type: ignore[arg-type]  # nothing failed
@@ -293,4 +294,4 @@ def _index(value: object, name: str, operator: str) -> int | None:
 
 
 def _checksum(array: NDArray) -> str:
-    return f"{zlib.crc32(np.ascontiguousarray(array).view(np.uint8)):08x}"
+    return f"{zlib.crc32(array.tobytes()):08x}"

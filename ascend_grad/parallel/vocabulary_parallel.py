@@ -13,7 +13,7 @@ from ..contract.parallel import VOCABULARY_PARALLEL
 from ..errors import ParamInvalidError
 from ..results import LinearCrossEntropy
 from .agreement import Attempt
-from .communicators import collectives
+from .engines import collectives
 from .shard import Shard
 from .sums import Share
 
