@@ -36,7 +36,7 @@ class ProcessGroupCollectives(Collectives):
     def allgather(self, array: NDArray) -> NDArray:
         result = np.empty((self.size, *array.shape), array.dtype)
         if array.size:
-            dist.all_gather_into_tensor(_flat(result), _flat(array), self._group)
+            dist.all_gather([_flat(part) for part in result], _flat(array), self._group)
         return result
 
     def start_allreduce(self, array: NDArray, op: Operation) -> Callable[[], object]:

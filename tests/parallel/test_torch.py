@@ -46,7 +46,7 @@ def test_a_rank_that_is_killed(tmp_path):
 
 
 def test_a_group_without_tensors_of_the_cpu(tmp_path):
-    dist.init_process_group("fake", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    dist.init_process_group("cuda:gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         group = dist.group.WORLD
         x, w, t = np.zeros((2, 3)), np.zeros((4, 3)), np.zeros(2, np.int64)
