@@ -276,6 +276,12 @@ def default_engine() -> Engine:
     return Engine(_cpu.variant())
 
 
+@pytest.fixture
+def device_engine() -> Engine:
+    """By which results are judged that a device computed in another process."""
+    return Engine("npu")
+
+
 @pytest.fixture(params=("cpu", "reference", "npu"))
 def backend(request: pytest.FixtureRequest, monkeypatch) -> str:
     """The name of a backend. A test ends, and passes, where the device refuses a call that is beyond its limits."""

@@ -74,7 +74,7 @@ def in_threads(*works: Callable[[], Any]) -> list[Any]:
         except BaseException as error:
             results[i] = error
 
-    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(len(works))]
+    threads = [threading.Thread(target=run, args=(i,), name=f"rank {i}", daemon=True) for i in range(len(works))]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -1,8 +1,8 @@
 """How an error of one rank becomes an error of all of them, and how arguments of several ranks are compared.
 
 Between two collective operations each rank works by itself, and may fail by itself: a bad argument, no memory, Ctrl-C.
-A rank that left then would leave the others waiting. So it keeps its exception, takes part in the next operation,
-which carries one number more that says so, and raises afterwards, as the others do.
+A rank that left then would leave the others waiting. So it keeps its exception and takes part in the operations that
+follow, until one of them carries a number that says so; then all ranks raise.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class Shard:
         rows, features = self.input.shape
         wanted = [self._a["return_grad"] and asked for asked in self._a["output_mask"]]
         self._maxima = np.zeros(rows + 1, self.accumulator)
-        self._sums = np.zeros(2 * rows + 1, self.accumulator)
+        self._sums = np.zeros((2, rows), self.accumulator)  # of exponentials, and the targets' logits
         self._input_sum: MatrixSum | None = None
         if wanted[0]:
             self._input_sum = MatrixSum(ranks, rows, features, self.accumulator, share, self._a["deterministic"])
@@ -165,9 +165,7 @@ class Shard:
         ranks.allreduce(self._maxima, "max")
         attempt.settle(ranks, self._maxima[-1])
         attempt.run(self._relate_to_global_maxima)
-        self._sums[-1] = attempt.failed
         sum_vector(ranks, self._sums, self._a["deterministic"])
-        attempt.settle(ranks, self._sums[-1])
 
         loss = attempt.run(lambda: self._loss(count))
         if self._a["return_grad"]:
@@ -194,7 +192,7 @@ class Shard:
                 self.input, self.weight, self._target, self._start, stop, **self._execution
             )
             self._mask, self._masked_target = found.target_mask, found.masked_target
-            self._largest, self._sums[:rows], self._sums[rows:-1] = found[:3]
+            self._largest, self._sums[0], self._sums[1] = found[:3]
         else:
             self._mask, self._masked_target = np.ones(rows, np.bool_), np.zeros_like(self._target)
             self._largest = np.full(rows, -np.inf, self.accumulator)
@@ -210,8 +208,7 @@ class Shard:
 
     def _relate_to_global_maxima(self) -> None:
         """Statistics relative to this rank's largest logits become parts of those of the whole vocabulary."""
-        rows = len(self.input)
-        sums, predicted = self._sums[:rows], self._sums[rows:-1]
+        sums, predicted = self._sums
         maxima = self._maxima[:-1]
         # No finite logit here: its exponentials add nothing to those of others, where there are some.
         nothing = (self._largest == -np.inf) & (maxima != -np.inf)
@@ -220,12 +217,11 @@ class Shard:
             sums *= np.exp(shift)
             predicted += shift
         sums[nothing], predicted[nothing] = 0, -np.inf
-        predicted[arrays.unpacked(self._mask, rows)] = 0
+        predicted[arrays.unpacked(self._mask, len(maxima))] = 0
 
     def _loss(self, count: int) -> NDArray:
-        rows, reduction = len(self.input), self._a["reduction"]
-        sums, predicted = self._sums[:rows], self._sums[rows:-1]
-        losses, _ = ops.fused_cross_entropy_loss_with_max_sum(self._maxima[:-1], sums, predicted, **self._execution)
+        reduction = self._a["reduction"]
+        losses, _ = ops.fused_cross_entropy_loss_with_max_sum(self._maxima[:-1], *self._sums, **self._execution)
         losses[~self._counted] = 0
         if reduction == "none":
             return losses
@@ -258,7 +254,7 @@ class Shard:
             self._elsewhere[rows],
             self._masked_target[rows],
             logits_max=self._maxima[:-1][rows],
-            sum_exp_logits=self._sums[: len(self.input)][rows],
+            sum_exp_logits=self._sums[0, rows],
             output_mask=(input_grad is not None, weight_grad is not None),
             workspace_bytes=self._a["workspace_bytes"],
             filter_eps=self._a["filter_eps"],

@@ -9,7 +9,6 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from conftest import Engine
 from parallel_samples import of_tokens, of_vocabulary, whole
 from stand_in import build
 
@@ -76,17 +75,17 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("share", [True, False, "scatter"])
-def test_two_devices(outcomes, dtype, share):
+def test_two_devices(device_engine, outcomes, dtype, share):
     for each in of_vocabulary([rank[dtype, share] for rank in outcomes], share):
         if share is False:  # a sum of parts that the device has rounded
             each = each._replace(input_grad=each.input_grad.astype(outcomes[0][dtype, True].input_grad.dtype))
-        Engine("npu").assert_solved(whole((33, 50, 17), dtype), each)
+        device_engine.assert_solved(whole((33, 50, 17), dtype), each)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_tokens_on_two_devices(outcomes, dtype):
+def test_tokens_on_two_devices(device_engine, outcomes, dtype):
     for each in of_tokens([rank[dtype, "tokens"] for rank in outcomes], "mean"):
-        Engine("npu").assert_solved(whole((33, 50, 17), dtype), each)
+        device_engine.assert_solved(whole((33, 50, 17), dtype), each)
 
 
 def test_the_devices_computed(outcomes):

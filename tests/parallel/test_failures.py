@@ -6,6 +6,7 @@ The ranks of the double give up after half a minute, with another error than tho
 from __future__ import annotations
 
 import pickle
+import threading
 
 import numpy as np
 import pytest
@@ -22,17 +23,17 @@ ROWS = [0, 4, 7, 9]
 A = PROBLEM.arguments
 
 
-def vocabulary(rank, **options):
-    """Every rank's call, where this one's has other arguments."""
+def vocabulary(*others, **options):
+    """Every rank's call, where those of these have other arguments."""
 
     def work(comm):
-        return vocabulary_rank(PROBLEM, CUTS, comm, **(options if comm.rank == rank else {}))
+        return vocabulary_rank(PROBLEM, CUTS, comm, **(options if comm.rank in others else {}))
 
     return on_ranks(3, work)
 
 
-def tokens(rank, **options):
-    return on_ranks(3, lambda comm: tokens_rank(PROBLEM, ROWS, comm, **(options if comm.rank == rank else {})))
+def tokens(*others, **options):
+    return on_ranks(3, lambda comm: tokens_rank(PROBLEM, ROWS, comm, **(options if comm.rank in others else {})))
 
 
 # ---- one rank alone --------------------------------------------------------------------------------------------------
@@ -160,6 +161,22 @@ def test_an_error_in_a_step(failing, step, error, share, deterministic):
         assert type(results[rank]) is parallel.RankError
         assert results[rank].rank == 1
         assert f"rank 1 failed: {type(error).__name__}" in str(results[rank])
+
+
+@pytest.mark.parametrize("call", [vocabulary, tokens])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_an_error_between_steps(monkeypatch, call, deterministic):
+    """Ctrl-C in the few lines after the first operation."""
+    original = shard.np.exp
+
+    def interrupted(*args, **kwargs):
+        if threading.current_thread().name.endswith("rank 1"):
+            raise KeyboardInterrupt
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(shard.np, "exp", interrupted)
+    results = call(0, 1, 2, deterministic=deterministic)
+    assert [type(each) for each in results] == [parallel.RankError, KeyboardInterrupt, parallel.RankError]
 
 
 @pytest.mark.parametrize("block", [1, 2, 3])

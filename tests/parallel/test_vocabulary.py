@@ -189,7 +189,7 @@ def test_gradients_that_are_not_asked_for(default_engine, mask, return_grad):
 def test_operations(monkeypatch):
     """What travels, and in how many parts; the input's gradient of a block while the next ones are computed."""
     problem, cuts = whole((40, 12, 3), "float32"), [0, 5, 12]
-    cards = ("allgather", (1024,)), ("max", (41,)), ("sum", (81,))
+    cards = ("allgather", (1024,)), ("max", (41,)), ("sum", (2, 40))
 
     def operations(**options):
         group = Group(2)
@@ -200,7 +200,7 @@ def test_operations(monkeypatch):
     assert operations() == [cards[2], ("sum", (121,))]
     assert operations(return_grad=False) == [cards[2], ("sum", (1,))]
     assert operations(reduce_input_grad=False) == [cards[2], ("sum", (1,))]
-    assert operations(deterministic=True)[0] == ("allgather", (81,))
+    assert operations(deterministic=True)[0] == ("allgather", (2, 40))
     monkeypatch.setattr(shard, "BLOCK_ROWS", 10)
     assert operations() == [cards[2], *[("sum", (30,))] * 3, ("sum", (31,))]
     monkeypatch.setattr(shard, "BLOCK_ROWS", 14)
