@@ -42,6 +42,7 @@ LAYERS = (
     ("losses over ranks", "parallel"),
     ("bounds on errors", "bounds"),
     ("demonstration", "demo"),
+    ("demonstration over ranks", "parallel.demo"),
     ("tensors of PyTorch", "torch.tensors"),
     ("their operators and functions", "torch"),
     ("benchmark: machine, tables", "bench.dtypes bench.machine bench.tables bench.figures"),

@@ -53,3 +53,9 @@ def test_one_process(default_engine):
         result = parallel.linear_cross_entropy(x, w, t, comm=comm)
         for one, other in zip(result, ag.linear_cross_entropy(x, w, t)):
             np.testing.assert_allclose(one, other, rtol=1e-14)
+
+
+def test_the_demo():
+    done = mpiexec(2, "-m", "ascend_grad.parallel.demo", "--steps", "2")
+    assert done.returncode == 0, done.stderr
+    assert "2 processes" in done.stdout
