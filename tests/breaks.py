@@ -136,11 +136,11 @@ BREAKS = {
         ("tests/rowwise/test_layouts.py",),
     ),
     "sums of ranks relative to different maxima": Break(
-        "ascend_grad/parallel/shard.py", "sums *= np.exp(shift)", "sums *= 1", ("tests/parallel/test_vocabulary.py",)
+        "ascend_grad/parallel/block.py", "sums *= np.exp(shift)", "sums *= 1", ("tests/parallel/test_vocabulary.py",)
     ),
     "a target's logit added by every rank": Break(
-        "ascend_grad/parallel/shard.py",
-        "predicted[arrays.unpacked(self._mask, rows)] = 0",
+        "ascend_grad/parallel/block.py",
+        "predicted[self._elsewhere] = 0",
         "pass",
         ("tests/parallel/test_vocabulary.py",),
     ),
@@ -170,9 +170,21 @@ BREAKS = {
     ),
     "blocks of rows not started where a rank failed": Break(
         "ascend_grad/parallel/shard.py",
-        "if self._input_sum is not None:\n                    self._input_sum.start",
-        "if self._input_sum is not None and not attempt.failed:\n                    self._input_sum.start",
+        "            if self.input_sum is not None:\n                self.input_sum.start",
+        "            if self.input_sum is not None and not attempt.failed:\n                self.input_sum.start",
         ("tests/parallel/test_failures.py -k block",),
+    ),
+    "weight gradients of later blocks forgotten": Break(
+        "ascend_grad/parallel/block.py",
+        "            if adds and total is not None:",
+        "            if adds and total is input_grad:",
+        ("tests/parallel/test_vocabulary.py",),
+    ),
+    "targets of other slices subtracted": Break(
+        "ascend_grad/parallel/block.py",
+        " | (self._place < words.start) | (self._place >= words.stop)",
+        "",
+        ("tests/parallel/test_vocabulary.py",),
     ),
 }
 

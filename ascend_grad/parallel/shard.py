@@ -13,19 +13,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import arrays, ops
+from .. import arrays
 from .._call import Call
 from .._linear import default_workspace
 from ..arguments import MAX_INDEX, integer, shown
 from ..errors import ParamInvalidError, ParamTypeError
 from ..results import LinearCrossEntropy
 from .agreement import Attempt, check_agreement
+from .block import Block
 from .communicators import Collectives
+from .plan import Room, common_blocks, room_for, word_slices
 from .ranges import vocab_range
 from .sums import MatrixSum, Share, sum_vector
-
-#: Rows of a block, at least, whose input gradient is summed while the next block is computed, and blocks at most.
-BLOCK_ROWS, MOST_BLOCKS = 512, 4
 
 
 class Shard:
@@ -67,7 +66,8 @@ class Shard:
         self.input, self.weight, target = (call.arguments[name] for name in names)
         self._names = names
         self._a = call.arguments
-        self._execution = execution
+        self.products = {name: call.arguments[name] for name in ("workspace_bytes", "filter_eps")}
+        self.execution = execution
         self._ranks = ranks
         self._share = share
         self._start_index = _index(vocab_start_index, "vocab_start_index", self._operator)
@@ -75,22 +75,32 @@ class Shard:
 
         self.dtype = arrays.native(self.input.dtype)
         self.accumulator = arrays.accumulator_dtype(self.dtype)
-        self._target = np.ascontiguousarray(target, arrays.native(target.dtype))
-        self._counted = self._target != self._a["ignore_index"]
+        self.target = np.ascontiguousarray(target, arrays.native(target.dtype))
+        self._counted = self.target != self._a["ignore_index"]
         #: How many tokens count here.
         self.count = int(np.count_nonzero(self._counted))
 
         # What collective operations take is allocated before the first of them: who lacks the memory can still say so.
         rows, features = self.input.shape
         wanted = [self._a["return_grad"] and asked for asked in self._a["output_mask"]]
-        self._maxima = np.zeros(rows + 1, self.accumulator)
-        self._sums = np.zeros((2, rows), self.accumulator)  # of exponentials, and the targets' logits
-        self._input_sum: MatrixSum | None = None
+        self.maxima = np.zeros(rows, self.accumulator)
+        #: Of each row the sum of exponentials, and the target's logit.
+        self.sums = np.zeros((rows, 2), self.accumulator)
+        self.losses = np.empty(rows, self.accumulator)
+        self.input_sum: MatrixSum | None = None
         if wanted[0]:
-            self._input_sum = MatrixSum(ranks, rows, features, self.accumulator, share, self._a["deterministic"])
+            self.input_sum = MatrixSum(ranks, rows, features, self.accumulator, share, self._a["deterministic"])
         self._weight_grad: NDArray | None = None
         if wanted[1]:
             self._weight_grad = np.empty(self.weight.shape, self.dtype) if weight_grad is None else weight_grad
+        #: What the weight gradients of blocks are added up in, so many slices of the words at a time.
+        self.weight_total, self.slices = self._weight_grad, 1
+        workspace = self._a["workspace_bytes"]
+        self._workspace = default_workspace(self.input, self.weight, *wanted) if workspace is None else workspace
+        self._room = Room(0, 1)
+        if any(wanted):
+            weight_dtype = None if self._weight_grad is None else self._weight_grad.dtype
+            self._room = room_for(rows, self.weight.shape, self.dtype, self.accumulator, weight_dtype, self._workspace)
 
     # -- what the ranks have to agree on --
 
@@ -101,13 +111,13 @@ class Shard:
             "operator": self._operator,
             f"shape of {input}": list(self.input.shape),
             f"dtype of {input}": self.dtype.name,
-            f"dtype of {target}": self._target.dtype.name,
-            f"checksum of {target}": _checksum(self._target),
+            f"dtype of {target}": self.target.dtype.name,
+            f"checksum of {target}": _checksum(self.target),
             **self.options(),
         }
         if not isinstance(self._a["grad_loss"], float):
             same["checksum of grad_loss"] = _checksum(self._a["grad_loss"].astype(np.float64))
-        return {"same": same, "rows": len(self.weight), "start": self._start_index, "blocks": self._most_blocks()}
+        return {"same": same, "rows": len(self.weight), "start": self._start_index, "room": self._room}
 
     def options(self) -> dict[str, Any]:
         """The arguments that are no arrays."""
@@ -138,135 +148,73 @@ class Shard:
         if self._vocab_size not in (None, end):
             self._fail("vocab_size", f"{end}, the rows of all shards", str(self._vocab_size))
         self.vocab_size = end
-        self._start = starts[self._ranks.rank]
-        self._blocks = min(card["blocks"] for card in cards)
+        self.start = starts[self._ranks.rank]
+        overlaps = self.input_sum is not None and self.input_sum.overlaps
+        rooms = [Room(*card["room"]) for card in cards]
+        self._blocks = common_blocks(len(self.input), rooms, overlaps) if len(self.input) else 0
 
     def _fail(self, argument: str, expected: str, got: str) -> None:
         raise ParamInvalidError(f"{argument}: expected {expected}, got {got}", operator=self._operator)
-
-    def _most_blocks(self) -> int:
-        """Blocks of rows that this rank could take: their weight gradients are added up in the workspace."""
-        if self._input_sum is None or not self._input_sum.overlaps:
-            return 1
-        if self._weight_grad is not None:
-            needed = self.weight.size * self.accumulator.itemsize * (1 + (self._weight_grad.dtype != self.accumulator))
-            room = self._a["workspace_bytes"] or default_workspace(self.input, self.weight, True, True)
-            if needed > room:
-                return 1
-        return max(1, min(len(self.input) // BLOCK_ROWS, MOST_BLOCKS))
 
     # -- the loss and the gradients --
 
     def solve(self, attempt: Attempt, count: int) -> LinearCrossEntropy:
         """Loss and gradients, where `count` tokens count in the mean; of a mean this rank's part of the sum."""
-        ranks, rows = self._ranks, len(self.input)
-        attempt.run(self._compute_statistics)
-        self._maxima[-1] = attempt.failed
-        ranks.allreduce(self._maxima, "max")
-        attempt.settle(ranks, self._maxima[-1])
-        attempt.run(self._relate_to_global_maxima)
-        sum_vector(ranks, self._sums, self._a["deterministic"])
-
-        loss = attempt.run(lambda: self._loss(count))
-        if self._a["return_grad"]:
-            attempt.run(lambda: self._prepare_gradients(count))
-            for block in range(self._blocks):
-                block_rows = slice(*vocab_range(rows, block, self._blocks))
-                attempt.run(partial(self._add_block, block_rows))
-                if self._input_sum is not None:
-                    self._input_sum.start(block_rows)
-        if self._input_sum is None:
-            attempt.share(ranks)
+        attempt.run(partial(self._prepare, count))
+        for block in range(self._blocks):
+            rows = slice(*vocab_range(len(self.input), block, self._blocks))
+            self._solve_block(attempt, Block(self, rows, rows.stop - rows.start <= self._room.kept_rows))
+            if self.input_sum is not None:
+                self.input_sum.start(rows)
+        loss = attempt.run(partial(self._loss, count))
+        if self.input_sum is None:
+            attempt.share(self._ranks)
             return LinearCrossEntropy(loss, None, self._weight_grad)  # type: ignore[arg-type]  # nothing failed
-        input_grad = self._input_sum.result(attempt)
+        input_grad = self.input_sum.result(attempt)
         if self._share is not False:
             input_grad = rounded(input_grad, self.dtype)
         return LinearCrossEntropy(loss, input_grad, self._weight_grad)  # type: ignore[arg-type]
 
-    def _compute_statistics(self) -> None:
-        self._check_targets()
-        stop = self._start + len(self.weight)
-        rows = len(self.input)
-        if len(self.weight):
-            found = ops.fused_linear_online_max_sum(
-                self.input, self.weight, self._target, self._start, stop, **self._execution
-            )
-            self._mask, self._masked_target = found.target_mask, found.masked_target
-            self._largest, self._sums[0], self._sums[1] = found[:3]
-        else:
-            self._mask, self._masked_target = np.ones(rows, np.bool_), np.zeros_like(self._target)
-            self._largest = np.full(rows, -np.inf, self.accumulator)
-        # Engines disagree on the larger one of NaN and a number; the sum of exponentials is NaN in any case.
-        np.copyto(self._maxima[:-1], np.where(np.isnan(self._largest), -np.inf, self._largest))
+    def _solve_block(self, attempt: Attempt, block: Block) -> None:
+        attempt.run(block.find_statistics)
+        self._ranks.allreduce(block.maxima, "max")
+        attempt.run(block.relate_to_global_maxima)
+        sum_vector(self._ranks, block.sums, self._a["deterministic"])
+        attempt.run(block.finish)
 
-    def _check_targets(self) -> None:
-        target, ignored = self._target, self._a["ignore_index"]
+    def _prepare(self, count: int) -> None:
+        """Check the targets, find the gradient that arrives at each row, and where weight gradients are added up."""
+        target, ignored = self.target, self._a["ignore_index"]
         outside = np.flatnonzero(self._counted & ((target < 0) | (target >= self.vocab_size)))
         if outside.size:
             row = outside[0]
             self._fail(self._names[2], f"values in [0, {self.vocab_size}) or {ignored}", f"{target[row]} in row {row}")
-
-    def _relate_to_global_maxima(self) -> None:
-        """Statistics relative to this rank's largest logits become parts of those of the whole vocabulary."""
-        sums, predicted = self._sums
-        maxima = self._maxima[:-1]
-        # No finite logit here: its exponentials add nothing to those of others, where there are some.
-        nothing = (self._largest == -np.inf) & (maxima != -np.inf)
-        with np.errstate(all="ignore"):
-            shift = self._largest - maxima
-            sums *= np.exp(shift)
-            predicted += shift
-        sums[nothing], predicted[nothing] = 0, -np.inf
-        predicted[arrays.unpacked(self._mask, len(maxima))] = 0
-
-    def _loss(self, count: int) -> NDArray:
-        reduction = self._a["reduction"]
-        losses, _ = ops.fused_cross_entropy_loss_with_max_sum(self._maxima[:-1], *self._sums, **self._execution)
-        losses[~self._counted] = 0
-        if reduction == "none":
-            return losses
-        with np.errstate(all="ignore"):
-            total = np.sum(losses, dtype=np.float64)
-            return np.asarray(total / np.float64(count) if reduction == "mean" else total).astype(self.accumulator)
-
-    def _prepare_gradients(self, count: int) -> None:
         upstream = np.asarray(self._a["grad_loss"], np.float64)
         with np.errstate(all="ignore"):
             if self._a["reduction"] == "mean":
                 upstream = upstream / max(count, 1)
-            self._grad = np.where(self._counted, upstream, 0).astype(self.accumulator)
-        self._elsewhere = arrays.unpacked(self._mask, len(self.input))
-        self._weight_total = self._weight_grad
-        if self._blocks > 1 and self._weight_grad is not None:
-            self._weight_part = np.empty(self.weight.shape, self.accumulator)
-            if self._weight_grad.dtype != self.accumulator:
-                self._weight_total = np.empty_like(self._weight_part)
-
-    def _add_block(self, rows: slice) -> None:
-        """The gradients of a block of rows: the input's, and a part of the weight's."""
-        total, is_first, is_last = self._weight_total, rows.start == 0, rows.stop == len(self.input)
-        input_grad = None if self._input_sum is None else self._input_sum.matrix[rows]
-        weight_grad = total if is_first or total is None else self._weight_part
-        ops.fused_linear_cross_entropy_loss_grad(
-            self._grad[rows],
-            self.input[rows],
-            self.weight,
-            self._elsewhere[rows],
-            self._masked_target[rows],
-            logits_max=self._maxima[:-1][rows],
-            sum_exp_logits=self._sums[0, rows],
-            output_mask=(input_grad is not None, weight_grad is not None),
-            workspace_bytes=self._a["workspace_bytes"],
-            filter_eps=self._a["filter_eps"],
-            out=(input_grad, weight_grad),
-            **self._execution,
-        )
-        if total is None or self._weight_grad is None:
+            self.grad = np.where(self._counted, upstream, 0).astype(self.accumulator)
+        if self._weight_grad is None:
             return
-        if not is_first:
-            total += self._weight_part
-        if is_last and total is not self._weight_grad:
-            arrays.round_into(self._weight_grad, total)
+        if self._blocks > 1:
+            self.slices = word_slices(self.weight.shape, self.accumulator.itemsize, self._workspace)
+            if self._weight_grad.dtype != self.accumulator:
+                self.weight_total = np.empty(self.weight.shape, self.accumulator)
+        if not self._blocks:
+            self._weight_grad[...] = 0
+
+    def _loss(self, count: int) -> NDArray:
+        total, weight_grad = self.weight_total, self._weight_grad
+        if total is not None and weight_grad is not None and total is not weight_grad:
+            arrays.round_into(weight_grad, total)
+        self.losses[~self._counted] = 0
+        if self._a["reduction"] == "none":
+            return self.losses
+        with np.errstate(all="ignore"):
+            total = np.sum(self.losses, dtype=np.float64)
+            return np.asarray(total / np.float64(count) if self._a["reduction"] == "mean" else total).astype(
+                self.accumulator
+            )
 
 
 def rounded(values: NDArray, dtype: np.dtype) -> NDArray:

@@ -15,7 +15,8 @@ from thread_ranks import ThreadRank, on_grid, on_ranks
 
 import ascend_grad as ag
 from ascend_grad import parallel
-from ascend_grad.parallel import shard
+from ascend_grad.parallel import block as block_module
+from ascend_grad.parallel import plan
 
 PROBLEM = whole((9, 20, 4), "float32")
 CUTS = [0, 7, 12, 20]
@@ -129,7 +130,7 @@ def failing(monkeypatch):
     """A function: this operator raises this, the n-th time, in calls with two threads."""
 
     def patch(name, error, times=1):
-        original = getattr(shard.ops, name)
+        original = getattr(block_module.ops, name)
         calls = [0]
 
         def operator(*args, **kwargs):
@@ -139,7 +140,7 @@ def failing(monkeypatch):
                     raise error
             return original(*args, **kwargs)
 
-        monkeypatch.setattr(shard.ops, name, operator)
+        monkeypatch.setattr(block_module.ops, name, operator)
 
     return patch
 
@@ -167,14 +168,14 @@ def test_an_error_in_a_step(failing, step, error, share, deterministic):
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_an_error_between_steps(monkeypatch, call, deterministic):
     """Ctrl-C in the few lines after the first operation."""
-    original = shard.np.exp
+    original = block_module.np.exp
 
     def interrupted(*args, **kwargs):
         if threading.current_thread().name.endswith("rank 1"):
             raise KeyboardInterrupt
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(shard.np, "exp", interrupted)
+    monkeypatch.setattr(block_module.np, "exp", interrupted)
     results = call(0, 1, 2, deterministic=deterministic)
     assert [type(each) for each in results] == [parallel.RankError, KeyboardInterrupt, parallel.RankError]
 
@@ -182,7 +183,7 @@ def test_an_error_between_steps(monkeypatch, call, deterministic):
 @pytest.mark.parametrize("block", [1, 2, 3])
 def test_an_error_in_a_block(failing, monkeypatch, block):
     """The blocks that others sum meanwhile are summed here, too."""
-    monkeypatch.setattr(shard, "BLOCK_ROWS", 3)
+    monkeypatch.setattr(plan, "BLOCK_ROWS", 3)
     failing("fused_linear_cross_entropy_loss_grad", MemoryError(), block)
     results = vocabulary(1, num_threads=2)
     assert [type(each) for each in results] == [parallel.RankError, MemoryError, parallel.RankError]

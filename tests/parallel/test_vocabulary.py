@@ -15,7 +15,7 @@ from thread_ranks import Group, on_ranks, returned
 
 import ascend_grad as ag
 from ascend_grad import parallel
-from ascend_grad.parallel import shard
+from ascend_grad.parallel import block, plan, shard
 
 SHARES = (True, False, "scatter")
 
@@ -121,11 +121,11 @@ def problems(draw):
     return problem, cuts
 
 
-@given(problems(), st.sampled_from(SHARES), st.booleans(), st.integers(1, 40), st.booleans())
+@given(problems(), st.sampled_from(SHARES), st.booleans(), st.integers(1, 40), st.integers(1, 10**5), st.booleans())
 @settings(max_examples=100)
-def test_any_problem(default_engine, monkeypatch, drawn, share, deterministic, block_rows, with_indices):
+def test_any_problem(default_engine, monkeypatch, drawn, share, deterministic, block_rows, workspace, with_indices):
     problem, cuts = drawn
-    monkeypatch.setattr(shard, "BLOCK_ROWS", block_rows)
+    small_workspace(monkeypatch, workspace, block_rows)
 
     def work(comm):
         indices = {"vocab_start_index": cuts[comm.rank], "vocab_size": cuts[-1]} if with_indices else {}
@@ -186,33 +186,90 @@ def test_gradients_that_are_not_asked_for(default_engine, mask, return_grad):
         assert (each.input_grad is not None, each.weight_grad is not None) == tuple(return_grad and m for m in mask)
 
 
-def test_operations(monkeypatch):
-    """What travels, and in how many parts; the input's gradient of a block while the next ones are computed."""
+def operations(problem, cuts, **options):
+    """Those of a call, without the comparison of arguments."""
+    group = Group(len(cuts) - 1)
+    returned(on_ranks(len(cuts) - 1, lambda comm: vocabulary_rank(problem, cuts, comm, **options), group))
+    first, *others = group.operations
+    assert first == ("allgather", (1024,))
+    return others
+
+
+def test_operations():
+    """What travels."""
     problem, cuts = whole((40, 12, 3), "float32"), [0, 5, 12]
-    cards = ("allgather", (1024,)), ("max", (41,)), ("sum", (2, 40))
+    statistics = [("max", (40,)), ("sum", (40, 2))]
+    assert operations(problem, cuts) == [*statistics, ("sum", (121,))]
+    assert operations(problem, cuts, return_grad=False) == [*statistics, ("sum", (1,))]
+    assert operations(problem, cuts, reduce_input_grad=False) == [*statistics, ("sum", (1,))]
+    gathered = [statistics[0], ("allgather", (40, 2)), ("sum", (1,))]
+    parts = [("allgather", (20, 3))] * 3
+    assert operations(problem, cuts, deterministic=True) == [*gathered, *parts]
+    assert operations(problem, cuts, deterministic=True, reduce_input_grad="scatter") == [*gathered, *parts[:2]]
 
-    def operations(**options):
-        group = Group(2)
-        returned(on_ranks(2, lambda comm: vocabulary_rank(problem, cuts, comm, **options), group))
-        assert tuple(group.operations[:2]) == cards[:2]
-        return group.operations[2:]
 
-    assert operations() == [cards[2], ("sum", (121,))]
-    assert operations(return_grad=False) == [cards[2], ("sum", (1,))]
-    assert operations(reduce_input_grad=False) == [cards[2], ("sum", (1,))]
-    assert operations(deterministic=True)[0] == ("allgather", (2, 40))
-    monkeypatch.setattr(shard, "BLOCK_ROWS", 10)
-    assert operations() == [cards[2], *[("sum", (30,))] * 3, ("sum", (31,))]
-    monkeypatch.setattr(shard, "BLOCK_ROWS", 14)
-    assert operations() == [cards[2], ("sum", (60,)), ("sum", (61,))]
-    # Without room for a second weight gradient there is one block; of results of 16 bits there are two.
-    large = whole((40, 2**19, 3), "float32")
-    assert large.arguments["weight"][: 2**18].nbytes < 4 << 20
-    cuts = [0, 2**18, 2**19]
-    problem = large
-    assert len(operations(workspace_bytes=4 << 20)) == 3
-    problem = whole((40, 2**19, 3), "bfloat16")
-    assert len(operations(workspace_bytes=4 << 20)) == 2
+@pytest.mark.parametrize(("block_rows", "blocks"), [(10, [10] * 4), (14, [20, 20]), (9, [10] * 4), (21, [40])])
+def test_blocks(monkeypatch, block_rows, blocks):
+    """The input's gradient of a block travels before the statistics of the next one are computed."""
+    monkeypatch.setattr(plan, "BLOCK_ROWS", block_rows)
+    expected = []
+    for rows in blocks:
+        expected += [("max", (rows,)), ("sum", (rows, 2)), ("sum", (3 * rows,))]
+    expected[-1] = ("sum", (3 * blocks[-1] + 1,))
+    assert operations(whole((40, 12, 3), "float32"), [0, 5, 12]) == expected
+
+
+def small_workspace(monkeypatch, size, block_rows):
+    monkeypatch.setattr(shard, "default_workspace", lambda *_: size)
+    monkeypatch.setattr(plan, "BLOCK_ROWS", block_rows)
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype", "expected"),
+    [
+        (12000, "float32", {(100, 30, True), (50, 30, True)}),  # 30 rows of 100 logits
+        (11999, "float32", {(100, 15, True), (50, 15, True)}),
+        (4000, "float32", {(100, 10, True), (50, 10, True)}),
+        (1600, "float32", {(100, 30, False), (50, 30, False)}),  # 4 rows are no block
+        (12000, "float64", {(100, 15, True), (50, 15, True)}),
+        (10**6, "bfloat16", {(100, 30, False), (50, 30, False)}),  # whose logits would be rounded
+    ],
+)
+def test_logits_are_kept_where_there_is_room(default_engine, monkeypatch, size, dtype, expected):
+    """Those of a block; the rank with most words says how many rows that are."""
+    kept = set()
+    original = block.ops.fused_linear_online_max_sum
+
+    def operator(*args, **kwargs):
+        kept.add((len(args[1]), len(args[0]), kwargs["return_logits"]))
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(block.ops, "fused_linear_online_max_sum", operator)
+    small_workspace(monkeypatch, size, 10)
+    check(default_engine, whole((30, 150, 7), dtype), [0, 100, 150], "scatter")
+    assert kept == expected
+
+
+def test_weight_gradients_of_16_bits_need_room_to_be_added_up(monkeypatch, dtype):
+    """Beside the result; else there is one block."""
+    narrow = dtype in ("float16", "bfloat16")
+    for size, blocks in ((40 * 3 * 4, 4), (40 * 3 * 4 - 1, 1 if narrow else 4)):
+        small_workspace(monkeypatch, size, 10)
+        ranks = operations(whole((40, 60, 3), dtype), [0, 20, 60])
+        assert len([name for name, _ in ranks if name == "max"]) == blocks
+
+
+@pytest.mark.parametrize("size", [1, 100, 1000, 10000])
+def test_slices_of_weight_gradients(default_engine, monkeypatch, dtype, size):
+    small_workspace(monkeypatch, size, 10)
+    check(default_engine, whole((33, 150, 7), dtype), [0, 100, 150])
+
+
+def test_not_too_many_blocks(monkeypatch):
+    """Their weight gradients are simply added up."""
+    small_workspace(monkeypatch, 4 * 60, 1)  # a row's logits
+    assert len(operations(whole((64, 60, 3), "float32"), [0, 60, 60], reduce_input_grad=False)) == 2 * 64 + 1
+    assert len(operations(whole((65, 60, 3), "float32"), [0, 60, 60], reduce_input_grad=False)) == 2 + 1
 
 
 def test_inputs_stay_and_results_are_new():
