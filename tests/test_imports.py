@@ -48,8 +48,9 @@ LAYERS = (
     ("benchmark: machine, tables", "bench.dtypes bench.machine bench.tables bench.figures"),
     ("benchmark: comparisons", "bench.frameworks bench.stream bench.results bench.measure bench.targets"),
     ("benchmark: named cases", "bench.rowwise bench.linear"),
+    ("benchmark: losses over ranks", "bench.parallel"),
     ("benchmark: random problems", "bench.grid"),
-    ("benchmark: documents", "bench.named bench.documents bench"),
+    ("benchmark: documents", "bench.named bench.documents bench bench.parallel.__main__"),
     ("command line", "cli __main__"),
 )
 

@@ -166,6 +166,7 @@ class Shard:
             self._solve_block(attempt, Block(self, rows, rows.stop - rows.start <= self._room.kept_rows))
             if self.input_sum is not None:
                 self.input_sum.start(rows)
+        attempt.run(self._round_weight_grad)
         loss = attempt.run(partial(self._loss, count))
         if self.input_sum is None:
             attempt.share(self._ranks)
@@ -203,18 +204,19 @@ class Shard:
         if not self._blocks:
             self._weight_grad[...] = 0
 
-    def _loss(self, count: int) -> NDArray:
+    def _round_weight_grad(self) -> None:
         total, weight_grad = self.weight_total, self._weight_grad
         if total is not None and weight_grad is not None and total is not weight_grad:
             arrays.round_into(weight_grad, total)
+
+    def _loss(self, count: int) -> NDArray:
         self.losses[~self._counted] = 0
         if self._a["reduction"] == "none":
             return self.losses
         with np.errstate(all="ignore"):
             total = np.sum(self.losses, dtype=np.float64)
-            return np.asarray(total / np.float64(count) if self._a["reduction"] == "mean" else total).astype(
-                self.accumulator
-            )
+            over = np.float64(count) if self._a["reduction"] == "mean" else 1
+            return np.asarray(total / over, self.accumulator)
 
 
 def rounded(values: NDArray, dtype: np.dtype) -> NDArray:

@@ -16,8 +16,8 @@ from ...demo.tasks import Task, words_task
 from ...demo.training import train
 from ..communicators import Collectives
 from ..engines import collectives
+from ..timing import TimedCollectives
 from .model import ShardedWordModel
-from .timing import TimedCollectives
 
 DESCRIPTION = """\
 Train a language model of 30000 words on the source text of this Python's standard library, with the output layer and
