@@ -17,7 +17,7 @@ class Communicator(Protocol):
     """A group of processes, as one of them sees it. All of them make the same calls in the same order.
 
     What mpi4py and torch.distributed have need not be wrapped; this is for other engines. Arrays are C-contiguous, of
-    float32, float64, int64 or uint8, and of the same shape and dtype on every rank.
+    float32, float64 or uint8, and of the same dtype, and the same shape, on every rank.
     """
 
     @property
@@ -31,11 +31,30 @@ class Communicator(Protocol):
         ...
 
     def allreduce(self, array: NDArray, op: Operation) -> None:
-        """Put the largest value, or the sum, of every element over all ranks in its place, on all ranks."""
+        """Combine the arrays of all ranks, element by element, and put the result in the place of each.
+
+        Parameters
+        ----------
+        array : ndarray
+            This rank's array, which becomes the result.
+        op : {"max", "sum"}
+            How. No array that "max" is called with holds NaN.
+        """
         ...
 
     def allgather(self, array: NDArray) -> NDArray:
-        """Return the arrays of all ranks, in their order along a new first axis."""
+        """Give every rank the arrays of all.
+
+        Parameters
+        ----------
+        array : ndarray
+            This rank's array.
+
+        Returns
+        -------
+        ndarray
+            All of them, in the order of the ranks along a new first axis.
+        """
         ...
 
 

@@ -100,7 +100,7 @@ def linear_cross_entropy(
 
     Numbers travel in float32 (float64), never in 16 bits. One call makes these collective operations: a gathering of
     1024 bytes of each rank, by which arguments are compared; the largest of BT numbers and the sum of 2 BT; the sum of
-    BT H numbers, in up to four parts while the gradients of the next rows are computed.
+    BT H numbers. The latter three come in blocks of rows, and gradients of one block travel while the next is computed.
 
     Examples
     --------
