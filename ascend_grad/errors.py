@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 #: Names of the status codes, as the device library's headers spell them.
 STATUS_NAMES = {
     # of the operator library (aclnnStatus)
@@ -123,6 +125,17 @@ class UnsupportedDeviceError(AscendGradError, RuntimeError):
 
 class BackendUnavailableError(AscendGradError, RuntimeError):
     """The backend that was asked for cannot be used on this machine."""
+
+
+class RankError(AscendGradError, RuntimeError):
+    """Another rank of a parallel call failed; `rank` says which. That rank raises what happened to it."""
+
+    def __init__(self, message: str, *, rank: int, operator: str | None = None):
+        super().__init__(message, operator=operator)
+        self.rank = rank
+
+    def __reduce__(self):
+        return partial(RankError, rank=self.rank, operator=self.operator), (self._message,)
 
 
 class AclError(AscendGradError, RuntimeError):

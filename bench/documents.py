@@ -16,6 +16,8 @@ from .linear import report as linear_report
 from .linear.targets import memory_targets
 from .linear.targets import speed_targets as linear_targets
 from .named import Results
+from .parallel import report as parallel_report
+from .parallel.measure import ParallelResults
 from .pytorch import report as tensors_report
 from .pytorch.targets import call_targets, loss_targets
 from .results import FOLDER
@@ -26,11 +28,12 @@ from .targets import Target, accuracy_targets, targets_block
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-DOCUMENTS = (ROOT / "README.md", DOCS / "benchmark.md", DOCS / "accuracy.md", DOCS / "torch.md")
+DOCUMENTS = (ROOT / "README.md", *(DOCS / f"{name}.md" for name in ("benchmark", "accuracy", "torch", "scaling")))
 CHART, GRID_CHART = DOCS / "benchmark.svg", DOCS / "grid.svg"
 SPEED_FILE, ACCURACY_FILE, LINEAR_FILE, TENSORS_FILE = (
     FOLDER / f"{name}.json" for name in ("speed", "accuracy", "linear", "tensors")
 )
+PARALLEL_FILE = FOLDER / "parallel.json"
 #: Of the random grids, by seed.
 GRID_FILE = "grid_{}.json"
 #: The grids' tables, and what they show.
@@ -159,9 +162,23 @@ def kept_grids() -> list[GridResults]:
     return sorted(found, key=lambda grid: grid.seed)
 
 
+def parallel_blocks() -> dict[str, str]:
+    """The blocks of the losses over ranks, from the results that are kept with the sources."""
+    if not PARALLEL_FILE.exists():
+        return {}
+    results = ParallelResults.from_json(PARALLEL_FILE.read_text())
+    facts = "; ".join(f"{name} {value}" for name, value in results.machine.items())
+    sums = f"Sums over the processes take what {parallel_report.network_text(results)} would."
+    return {
+        "parallel_machine": f"Measured on this machine: {facts}. {sums}\n",
+        "parallel_measured": parallel_report.measured_block(results),
+        "parallel_model": parallel_report.model_block(results),
+    }
+
+
 def contents_of_documents() -> dict[str, str]:
     """All blocks, from the results that are kept with the sources."""
-    return blocks(*kept()) | grid_blocks(kept_grids())
+    return blocks(*kept()) | grid_blocks(kept_grids()) | parallel_blocks()
 
 
 def update_documents() -> None:

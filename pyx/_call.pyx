@@ -478,6 +478,11 @@ cdef Call validate(Operator operator, list values, object out):
     return call
 
 
+def checked(Operator operator not None, list values not None):
+    """The call, validated: of an operator that no backend computes, but which is made of those that backends do."""
+    return validate(operator, values, None)
+
+
 # ---- results as arrays of the caller's library -----------------------------------------------------------------------
 
 

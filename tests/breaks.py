@@ -165,6 +165,57 @@ BREAKS = {
         "",
         ("tests/cli/test_apply_files.py -k permissions", "tests/cli/test_apply_files.py -k owner"),
     ),
+    "sums of ranks relative to different maxima": Break(
+        "ascend_grad/parallel/block.py", "sums *= np.exp(shift)", "sums *= 1", ("tests/parallel/test_vocabulary.py",)
+    ),
+    "a target's logit added by every rank": Break(
+        "ascend_grad/parallel/block.py",
+        "predicted[self._elsewhere] = 0",
+        "pass",
+        ("tests/parallel/test_vocabulary.py",),
+    ),
+    "ranks sum in the engine's order": Break(
+        "ascend_grad/parallel/sums.py",
+        "    if deterministic:",
+        "    if False:",
+        ("tests/parallel/test_vocabulary.py -k bits",),
+    ),
+    "a mean of means over the ranks": Break(
+        "ascend_grad/parallel/data_parallel.py",
+        'sum(card["count"] for card in cards)',
+        "shard.count",
+        ("tests/parallel/test_tokens.py -k mean",),
+    ),
+    "shards of the vocabulary that overlap": Break(
+        "ascend_grad/parallel/shard.py",
+        "            if start != end:",
+        "            if start > end:",
+        ("tests/parallel/test_failures.py -k tile",),
+    ),
+    "a rank that failed keeps it for itself": Break(
+        "ascend_grad/parallel/sums.py",
+        "self._buffer[-1] = attempt.failed",
+        "self._buffer[-1] = 0",
+        ("tests/parallel/test_failures.py -k step",),
+    ),
+    "blocks of rows not started where a rank failed": Break(
+        "ascend_grad/parallel/shard.py",
+        "            if self.input_sum is not None:\n                self.input_sum.start",
+        "            if self.input_sum is not None and not attempt.failed:\n                self.input_sum.start",
+        ("tests/parallel/test_failures.py -k block",),
+    ),
+    "weight gradients of later blocks forgotten": Break(
+        "ascend_grad/parallel/block.py",
+        "            if adds and total is not None:",
+        "            if adds and total is input_grad:",
+        ("tests/parallel/test_vocabulary.py",),
+    ),
+    "targets of other slices subtracted": Break(
+        "ascend_grad/parallel/block.py",
+        " | (self._place < words.start) | (self._place >= words.stop)",
+        "",
+        ("tests/parallel/test_vocabulary.py",),
+    ),
 }
 
 

@@ -53,14 +53,17 @@ ABOUT_PACKAGES = {
     "torch": (
         "tests/pytorch",
         "tests/interop/test_torch.py",
+        "tests/parallel/test_torch.py",
         "tests/torch_npu_stand_in.py",
         "tests/torch_oracles.py",
         "ascend_grad/torch",
+        "ascend_grad/parallel/process_group.py",
         "docs/torch.md",
     ),
     "jax": ("tests/test_jax.py", "tests/interop/test_jax.py", "ascend_grad/jax.py", "docs/jax.md"),
     "dask": ("tests/dask_arrays", "tests/dask_chunks.py", "ascend_grad/dask", "docs/dask.md"),
     "zarr": ("tests/cli/test_apply_zarr.py",),
+    "mpi4py": ("tests/parallel/test_mpi.py", "ascend_grad/parallel/mpi.py"),
 }
 
 
@@ -275,6 +278,12 @@ def cpu_engine(request: pytest.FixtureRequest, forced) -> Engine:
 def default_engine() -> Engine:
     """The variant that users get."""
     return Engine(_cpu.variant())
+
+
+@pytest.fixture
+def device_engine() -> Engine:
+    """By which results are judged that a device computed in another process."""
+    return Engine("npu")
 
 
 @pytest.fixture(params=("cpu", "reference", "npu"))

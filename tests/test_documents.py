@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import ascend_grad as ag
+from ascend_grad import parallel
 
 SOURCES = Path(__file__).resolve().parents[1]
 
@@ -17,6 +18,7 @@ def test_the_api_reference_lists_every_public_name():
     )
     listed = {name for name in listed if not name.startswith(("dask.", "jax.", "torch."))}  # their own tests look at those
     public = {name for name in ag.__all__ if name not in ("__version__", "npu")}
+    public |= {f"parallel.{name}" for name in parallel.__all__}
     assert listed == public | {f"npu.{name}" for name in ag.npu.__all__} | {
         "results.LinearCrossEntropy",
         "results.OnlineMaxSum",

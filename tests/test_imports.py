@@ -39,8 +39,10 @@ LAYERS = (
     ("the choice of a backend", "_dispatch dispatch"),
     ("operators and questions", "results ops threads npu inspection"),
     ("the public interface", "ascend_grad"),
+    ("losses over ranks", "parallel"),
     ("bounds on errors", "bounds"),
     ("demonstration", "demo"),
+    ("demonstration over ranks", "parallel.demo"),
     ("tensors of PyTorch", "torch.tensors"),
     ("their operators and functions", "torch"),
     ("functions for JAX", "jax"),
@@ -49,8 +51,9 @@ LAYERS = (
     ("benchmark: machine, tables", "bench.dtypes bench.machine bench.tables bench.figures"),
     ("benchmark: comparisons", "bench.frameworks bench.stream bench.results bench.measure bench.targets"),
     ("benchmark: named cases", "bench.rowwise bench.linear"),
+    ("benchmark: losses over ranks", "bench.parallel"),
     ("benchmark: tensors, random problems", "bench.pytorch bench.grid"),
-    ("benchmark: documents", "bench.named bench.documents bench"),
+    ("benchmark: documents", "bench.named bench.documents bench bench.parallel.__main__"),
     ("command line", "cli __main__"),
 )
 

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
+from ..arrays import BFLOAT16
 from . import counts, words
 from .byte_model import ByteModel
 from .corpus import Corpus
@@ -53,13 +54,13 @@ def bytes_task(corpus: Corpus, rng: np.random.Generator) -> Task:
     return Task("byte", corpus.training, corpus.held_out, model, batch=32, step_size=8e-3, measured_blocks=4096)
 
 
-def words_task(corpus: Corpus, rng: np.random.Generator) -> Task:
+def words_task(corpus: Corpus, rng: np.random.Generator, output_dtype: DTypeLike = BFLOAT16) -> Task:
     """Predict the next word, number, operator or blank space."""
     split = words.split(corpus.training)
     numbers = words.numbering(split, VOCABULARY)
     training, held_out = (words.numbered(part, numbers) for part in (split, words.split(corpus.held_out)))
     sizes = Sizes(vocabulary=len(numbers) + 1, window=4, embedding=64)
-    model = WordModel(sizes, rng, counts.frequencies(training, sizes.vocabulary))
+    model = WordModel(sizes, rng, counts.frequencies(training, sizes.vocabulary), output_dtype=output_dtype)
     return Task("token", training, held_out, model, batch=16, step_size=1e-2, measured_blocks=1024)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -13,7 +15,10 @@ from . import operators  # noqa: F401  (registers what torch.ops.ascend_grad hol
 from .tensors import check_tensors
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
     from torch.nn import LinearCrossEntropyOptions
+
+    from .vocabulary_parallel import VocabularyShard
 
 _NAME = "linear_cross_entropy"
 
@@ -31,9 +36,9 @@ class _LinearCrossEntropy(Function):
     """
 
     @staticmethod
-    def forward(input, weight, target, wanted, reduction, ignore_index, filter_eps, num_threads):
+    def forward(input, weight, target, wanted, reduction, ignore_index, filter_eps, num_threads, shard):
         ahead = reduction != "none" and input.dtype != torch.float16
-        return torch.ops.ascend_grad.linear_cross_entropy(
+        return _operator(shard)(
             input,
             weight,
             target,
@@ -57,15 +62,15 @@ class _LinearCrossEntropy(Function):
 
     @staticmethod
     def backward(ctx, grad_loss, *_):
-        nothing = (None,) * 6
+        nothing = (None,) * 7
         if grad_loss is None:
             return None, None, *nothing
         wanted = ctx.needs_input_grad[:2]
         input, weight, target = ctx.saved_tensors
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
-            reduction, ignore_index, filter_eps, num_threads = ctx.settings
-            _, *gradients = torch.ops.ascend_grad.linear_cross_entropy(
+            reduction, ignore_index, filter_eps, num_threads, shard = ctx.settings
+            _, *gradients = _operator(shard)(
                 input, weight, target, grad_loss, reduction, ignore_index, *wanted, filter_eps, num_threads
             )
         elif torch.compiler.is_compiling():
@@ -75,6 +80,11 @@ class _LinearCrossEntropy(Function):
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # which refuses a second order by itself
             gradients = _Gradients.apply(*gradients, grad_loss, input, weight)
         return *(gradient if asked else None for gradient, asked in zip(gradients, wanted)), *nothing
+
+
+def _operator(shard: VocabularyShard | None):
+    """What computes loss and gradients: this process, or those of a group."""
+    return torch.ops.ascend_grad.linear_cross_entropy if shard is None else shard.linear_cross_entropy
 
 
 class _Gradients(Function):
@@ -106,6 +116,9 @@ def linear_cross_entropy(
     options: LinearCrossEntropyOptions | None = None,
     filter_eps: float = 0.0,
     num_threads: int | None = None,
+    group: ProcessGroup | None = None,
+    vocab_start_index: int | None = None,
+    vocab_size: int | None = None,
 ) -> torch.Tensor:
     r"""Cross-entropy loss of a linear layer, as `torch.nn.functional.linear_cross_entropy`, without the logits.
 
@@ -135,6 +148,12 @@ def linear_cross_entropy(
         As in `ascend_grad.fused_linear_cross_entropy_loss_grad`.
     num_threads : int, optional
         As in `ascend_grad.softmax_backward`.
+    group : torch.distributed.ProcessGroup, optional
+        The processes that the classes are split over, as in `ascend_grad.parallel.linear_cross_entropy`: each has its
+        rows of `linear_weight`, all have the same `input` and `target`, and get the same loss and gradient of `input`.
+        They call this function, and backward, together. `weight` is then not supported.
+    vocab_start_index, vocab_size : int, optional
+        With a group: the class of the first row of `linear_weight`, and the number of all classes.
 
     Returns
     -------
@@ -151,6 +170,8 @@ def linear_cross_entropy(
         361001: the Ascend NPU of the tensors lacks the operator.
     BackendUnavailableError
         A tensor is neither on the CPU nor on a usable Ascend NPU.
+    RankError
+        Another process of the group failed; it says which.
 
     Notes
     -----
@@ -169,9 +190,24 @@ def linear_cross_entropy(
     tensor([[-0.3750,  0.1250,  0.1250,  0.1250],
             [ 0.1250,  0.1250,  0.1250, -0.3750]])
     """
-    refuse(_NAME, linear_bias=linear_bias, options=options, label_smoothing=label_smoothing or None)
+    shard = _shard(group, vocab_start_index, vocab_size)
+
+    def check() -> None:
+        refuse(_NAME, linear_bias=linear_bias, options=options, label_smoothing=label_smoothing or None)
+        if group is not None:
+            refuse(f"{_NAME} with a group", weight=weight)
+
+    _run(shard, check)
     loss = unrounded_loss(
-        input, linear_weight, target, weight, reduction, ignore_index, filter_eps=filter_eps, num_threads=num_threads
+        input,
+        linear_weight,
+        target,
+        weight,
+        reduction,
+        ignore_index,
+        filter_eps=filter_eps,
+        num_threads=num_threads,
+        shard=shard,
     )
     return loss if torch.is_autocast_enabled(_autocast_device(input)) else loss.to(input.dtype)
 
@@ -186,15 +222,10 @@ def unrounded_loss(
     *,
     filter_eps: float = 0.0,
     num_threads: int | None = None,
+    shard: VocabularyShard | None = None,
 ) -> torch.Tensor:
     """The same in float32, or float64 where `input` is."""
-    check_tensors(_NAME, input=input, linear_weight=linear_weight, target=target)
-    _check_shapes(input, linear_weight, target)
-    if reduction not in ("mean", "sum", "none"):
-        raise ParamInvalidError(f"reduction: expected mean, sum or none, got {shown(reduction)}", operator=_NAME)
-    if weight is not None:
-        check_tensors(_NAME, input=input, weight=weight)
-        _check_shape("weight", weight, linear_weight.shape[:1], "one for each row of linear_weight")
+    _run(shard, partial(_check_arguments, input, linear_weight, target, weight, reduction))
     if ignore_index is None:
         ignore_index = IGNORE_INDEX
 
@@ -211,6 +242,7 @@ def unrounded_loss(
         ignore_index,
         filter_eps,
         num_threads,
+        shard,
     )
     if weight is not None:
         loss = _weighted(loss, classes, weight, reduction, ignore_index)
@@ -222,6 +254,41 @@ def refuse(operator: str, **arguments: object) -> None:
     for name, value in arguments.items():
         if value is not None:
             raise NotImplementedError(f"{operator}: {name}: not supported, got {shown(value)}")
+
+
+def _shard(group: ProcessGroup | None, vocab_start_index: int | None, vocab_size: int | None) -> VocabularyShard | None:
+    if group is None:
+        for name, value in (("vocab_start_index", vocab_start_index), ("vocab_size", vocab_size)):
+            if value is not None:
+                raise ParamInvalidError(f"{name}: expected None without a group, got {shown(value)}", operator=_NAME)
+        return None
+    from .vocabulary_parallel import VocabularyShard
+
+    return VocabularyShard(group, vocab_start_index, vocab_size)
+
+
+def _run(shard: VocabularyShard | None, check: Callable[[], None]) -> None:
+    """Run a check; what it raises is told to the other processes of a group, which wait for this one."""
+    if shard is None:
+        check()
+    else:
+        shard.run(_NAME, check)
+
+
+def _check_arguments(
+    input: torch.Tensor,
+    linear_weight: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None,
+    reduction: object,
+) -> None:
+    check_tensors(_NAME, input=input, linear_weight=linear_weight, target=target)
+    _check_shapes(input, linear_weight, target)
+    if reduction not in ("mean", "sum", "none"):
+        raise ParamInvalidError(f"reduction: expected mean, sum or none, got {shown(reduction)}", operator=_NAME)
+    if weight is not None:
+        check_tensors(_NAME, input=input, weight=weight)
+        _check_shape("weight", weight, linear_weight.shape[:1], "one for each row of linear_weight")
 
 
 def _check_shapes(input: torch.Tensor, linear_weight: torch.Tensor, target: torch.Tensor) -> None:

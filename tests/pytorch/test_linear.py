@@ -98,7 +98,8 @@ def test_the_signature_is_that_of_torch():
     torchs = inspect.signature(F.linear_cross_entropy).parameters
     ours = inspect.signature(agt.linear_cross_entropy).parameters
     assert list(ours)[: len(torchs)] == list(torchs)
-    assert set(ours) - set(torchs) == {"filter_eps", "num_threads"}
+    own = {"filter_eps", "num_threads", "group", "vocab_start_index", "vocab_size"}
+    assert set(ours) - set(torchs) == own
     assert [(each.kind, each.default) for each in list(ours.values())[: len(torchs)]] == [
         (each.kind, each.default) for each in torchs.values()
     ]

@@ -1,0 +1,22 @@
+"""Losses over several processes, whose vocabulary, or whose tokens, are split over them.
+
+Every rank calls the same function with its part. MPI (by mpi4py) or torch.distributed carries the numbers.
+
+>>> from ascend_grad import parallel
+>>> parallel.vocab_range(151936, 3, 8)
+(56976, 75968)
+"""
+
+from ..errors import RankError
+from .communicators import Communicator
+from .data_parallel import data_parallel_linear_cross_entropy
+from .ranges import vocab_range
+from .vocabulary_parallel import linear_cross_entropy
+
+__all__ = [
+    "Communicator",
+    "RankError",
+    "data_parallel_linear_cross_entropy",
+    "linear_cross_entropy",
+    "vocab_range",
+]

@@ -1,0 +1,177 @@
+"""The loss over tokens that are split over ranks, with the whole weight on each or, on a grid, a part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from .. import arrays
+from .._call import checked
+from ..arguments import shown
+from ..contract.parallel import DATA_PARALLEL
+from ..errors import ParamInvalidError, ParamTypeError
+from ..results import LinearCrossEntropy
+from .agreement import Attempt, check_agreement
+from .engines import collectives
+from .shard import Shard, rounded
+from .sums import MatrixSum, sum_vector
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Comm
+    from torch.distributed import ProcessGroup
+
+    from .communicators import Communicator
+
+_NAME = DATA_PARALLEL.name
+
+
+def data_parallel_linear_cross_entropy(
+    input_rows: ArrayLike,
+    weight: ArrayLike,
+    target_rows: ArrayLike,
+    *,
+    comm: Communicator | Comm | ProcessGroup | None,
+    vocab_comm: Communicator | Comm | ProcessGroup | None = None,
+    vocab_start_index: int | None = None,
+    vocab_size: int | None = None,
+    reduction: Literal["mean", "sum", "none"] = "mean",
+    ignore_index: int = -100,
+    grad_loss: ArrayLike | None = None,
+    reduce_weight_grad: Literal[True, "scatter"] = True,
+    deterministic: bool = False,
+    return_grad: bool = True,
+    output_mask: Sequence[bool] = (True, True),
+    workspace_bytes: int | None = None,
+    filter_eps: float = 0.0,
+    backend: str | None = None,
+    num_threads: int | None = None,
+) -> LinearCrossEntropy:
+    """Cross-entropy loss of a linear layer and its gradients, where each rank holds some of the tokens.
+
+    Loss and weight gradient are those of `ascend_grad.linear_cross_entropy` on the tokens of all ranks: a mean is over
+    all tokens that are not ignored, on whichever rank, and not a mean of means.
+
+    Parameters
+    ----------
+    input_rows : array_like, shape (BT of this rank, H)
+        The layer's input for this rank's tokens; float32, float16, bfloat16 or float64. There may be none.
+    weight : array_like, shape (V, H)
+        The layer's weight, of the dtype of `input_rows`, the same on every rank of `comm`.
+    target_rows : array_like of int32 or int64, shape (BT of this rank,)
+        Ids in the vocabulary, or `ignore_index`.
+    comm : Communicator, mpi4py.MPI.Comm, torch.distributed.ProcessGroup or None
+        The ranks that the tokens are split over.
+    vocab_comm : the same, optional
+        On a grid of ranks, those that have the same tokens as this one and other words of the vocabulary; `comm` then
+        are those that have the same words and other tokens, and `weight` is a shard as in `linear_cross_entropy`.
+    vocab_start_index, vocab_size
+        As in `linear_cross_entropy`, over the ranks of `vocab_comm`.
+    reduction, ignore_index, grad_loss, return_grad, output_mask
+        As in `ascend_grad.linear_cross_entropy`; all but a `grad_loss` for each row are the same on every rank.
+    reduce_weight_grad : True or "scatter", default True
+        The weight's gradient is a sum over `comm`. True: every rank gets it; "scatter": every rank gets the rows
+        ``slice(*vocab_range(V, comm.rank, comm.size))`` of it.
+    deterministic, workspace_bytes, filter_eps, backend, num_threads
+        As in `linear_cross_entropy`.
+
+    Returns
+    -------
+    loss : ndarray, shape () or (BT of this rank,)
+        float32, or float64 where `input_rows` is. Mean and sum are over the tokens of all ranks, on every rank.
+    input_grad : ndarray, shape (BT of this rank, H), or None
+        The gradient with respect to `input_rows`, in its dtype.
+    weight_grad : ndarray, shape (V, H) or this rank's rows of it, or None
+        The gradient with respect to `weight`, in its dtype.
+
+    Raises
+    ------
+    ParamNullptrError
+        161001: `input_rows`, `weight` or `target_rows` is None.
+    ParamInvalidError
+        161002: an argument is not as described, or not the same on every rank that it has to be the same on.
+    RankError
+        Another rank raised something; it says which.
+
+    Notes
+    -----
+    The weights of the ranks of `comm` are taken to be the same; their shapes alone are compared. One call makes these
+    collective operations on `comm`: a gathering of 1024 bytes of each rank, the sum of two numbers, and that of V H
+    numbers in float32 (float64). On a grid those of `linear_cross_entropy` on `vocab_comm` come besides.
+
+    Examples
+    --------
+    With ``mpiexec -n 2``, ``comm = MPI.COMM_WORLD`` and each half of the tokens; here a process alone:
+
+    >>> import numpy as np
+    >>> from ascend_grad import parallel
+    >>> loss, input_grad, weight_grad = parallel.data_parallel_linear_cross_entropy(
+    ...     np.eye(2), np.zeros((4, 2)), np.array([0, 3]), comm=None
+    ... )
+    >>> loss.round(3)
+    np.float64(1.386)
+    """
+    ranks, vocab_ranks = collectives(comm, "comm", _NAME), collectives(vocab_comm, "vocab_comm", _NAME)
+    values = [
+        input_rows, weight, target_rows, reduction, ignore_index, grad_loss, deterministic, return_grad, output_mask,
+        workspace_bytes, filter_eps
+    ]  # fmt: skip
+    execution = {"backend": backend, "num_threads": num_threads}
+
+    def prepare() -> tuple[Shard, MatrixSum | None]:
+        if not (reduce_weight_grad is True or reduce_weight_grad == "scatter"):
+            kind = ParamInvalidError if isinstance(reduce_weight_grad, (str, bool)) else ParamTypeError
+            message = f"reduce_weight_grad: expected True or 'scatter', got {shown(reduce_weight_grad)}"
+            raise kind(message, operator=_NAME)
+        call = checked(DATA_PARALLEL, values)
+        a, total = call.arguments, None
+        if a["return_grad"] and a["output_mask"][1]:
+            (words, features), dtype = a["weight"].shape, arrays.accumulator_dtype(a["weight"].dtype)
+            total = MatrixSum(ranks, words, features, dtype, reduce_weight_grad, a["deterministic"])
+        place = None if total is None else total.matrix
+        return Shard(call, vocab_ranks, vocab_start_index, vocab_size, True, execution, place), total
+
+    # Both gatherings come before anything is raised: who fails tells the ranks of its vocabulary first, and each of
+    # those tells the ranks that have other tokens.
+    attempt, inner = Attempt(_NAME), Attempt(_NAME)
+    prepared = inner.run(prepare)
+
+    def agree() -> dict[str, Any]:
+        cards = inner.tell(vocab_ranks, None if prepared is None else prepared[0].facts())
+        assert prepared is not None
+        shard, _ = prepared
+        shard.place(cards)
+        same = {
+            "operator": _NAME,
+            "columns of input_rows": shard.input.shape[1],
+            "dtype of input_rows": shard.dtype.name,
+            "shape of weight": list(shard.weight.shape),
+            **shard.options(),
+            "reduce_weight_grad": reduce_weight_grad,
+        }
+        return {"same": same, "count": shard.count}
+
+    cards = attempt.tell(ranks, attempt.run(agree))
+    assert prepared is not None  # else it has raised
+    shard, weight_sum = prepared
+
+    def agreed_count() -> int:
+        check_agreement([card["same"] for card in cards], _NAME)
+        return sum(card["count"] for card in cards)
+
+    count = inner.run(agreed_count)
+    if count is None:  # all ranks of comm see that, but others of the vocabulary may not: this tells them, and raises
+        return shard.solve(inner, 0)
+
+    result = attempt.run(lambda: shard.solve(inner, count))
+    loss = np.array([0 if result is None or reduction == "none" else result.loss, attempt.failed], np.float64)
+    sum_vector(ranks, loss, deterministic)
+    attempt.settle(ranks, loss[1])
+    assert result is not None
+    if reduction != "none":
+        result = result._replace(loss=np.asarray(loss[0], shard.accumulator))
+    if weight_sum is None:
+        return result
+    return result._replace(weight_grad=rounded(weight_sum.result(attempt), shard.dtype))

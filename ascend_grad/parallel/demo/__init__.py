@@ -1,0 +1,1 @@
+"""``python -m ascend_grad.parallel.demo``: a language model whose vocabulary is split over processes."""

@@ -1,0 +1,98 @@
+"""``python -m ascend_grad.parallel.demo``."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+from collections.abc import Sequence
+
+import numpy as np
+
+import ascend_grad as ag
+
+from ...demo.corpus import read_corpus, standard_library
+from ...demo.tasks import Task, words_task
+from ...demo.training import train
+from ..communicators import Collectives
+from ..engines import collectives
+from ..timing import TimedCollectives
+from .model import ShardedWordModel
+
+DESCRIPTION = """\
+Train a language model of 30000 words on the source text of this Python's standard library, with the output layer and
+the loss split over the processes of mpiexec by words; then once more on one of them, from the same parameters and with
+the same batches. The losses of both are printed side by side, then the time of each process in kernels and in
+communication (which includes waiting for others).
+
+  mpiexec -n 2 python -m ascend_grad.parallel.demo
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the demo.
+
+    Parameters
+    ----------
+    argv : sequence of str, optional
+        The arguments; default: those of the process.
+
+    Returns
+    -------
+    int
+        The exit status: 0 where the losses are equal but for rounding, else 1.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m ascend_grad.parallel.demo",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--steps", type=int, default=20, metavar="N", help="default: %(default)s")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="default: %(default)s")
+    parser.add_argument("--threads", type=int, metavar="N", help="of each process; default: an equal share of the CPUs")
+    arguments = parser.parse_args(argv)
+    if arguments.steps < 1:
+        parser.error(f"argument --steps: expected 1 or more, got {arguments.steps}")
+
+    from mpi4py import MPI
+
+    ranks = collectives(MPI.COMM_WORLD, "comm", parser.prog)
+    ag.set_num_threads(arguments.threads or max(1, len(os.sched_getaffinity(0)) // ranks.size))
+    return run(
+        ranks, words_task(read_corpus(standard_library()), np.random.default_rng(arguments.seed)), arguments.steps
+    )
+
+
+def run(ranks: Collectives, task: Task, steps: int) -> int:
+    """Train and, on the first rank, print: a task whose model computes in float32."""
+    timed = TimedCollectives(ranks)
+    model = ShardedWordModel(task.model, timed)
+    split_losses = _losses(dataclasses.replace(task, model=model), steps)
+    times = ranks.allgather(np.array([model.gradient_seconds, timed.seconds]))
+    alone = np.array([_losses(task, steps) if ranks.rank == 0 else np.zeros(steps)])
+    ranks.allreduce(alone, "sum")
+    if ranks.rank == 0:
+        _print(task, split_losses, alone[0], times)
+    return int(not np.allclose(split_losses, alone[0], rtol=1e-3))
+
+
+def _losses(task: Task, steps: int) -> np.ndarray:
+    """Of every step, in bits for each word."""
+    return np.array(list(train(task, steps, np.random.default_rng(0))))
+
+
+def _print(task: Task, split_losses: np.ndarray, alone: np.ndarray, times: np.ndarray) -> None:
+    size = len(times)
+    print(f"{len(task.training) / 1e6:.1f} million words, {task.model.sizes.vocabulary} different ones")
+    print(f"\nbits for each word\n{'step':<8}{f'{size} processes':>16}{'one process':>16}{'difference':>14}")
+    for step in sorted({*range(0, len(alone), max(1, len(alone) // 10)), len(alone) - 1}):
+        both = f"{split_losses[step]:16.6f}{alone[step]:16.6f}"
+        print(f"{step + 1:<8}{both}{split_losses[step] - alone[step]:14.1e}")
+    print(f"\nseconds of all steps\n{'process':<8}{'kernels':>16}{'communication':>16}")
+    for rank, (gradients, communication) in enumerate(times):
+        print(f"{rank:<8}{gradients - communication:16.2f}{communication:16.2f}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,243 @@
+"""The loss of one part of the tokens, whose vocabulary is split over ranks.
+
+Each rank computes the statistics of its logits, which two collective operations combine, then the gradients of its
+part; those of the input are summed over the ranks. All arithmetic is that of the three operators that the device has.
+"""
+
+from __future__ import annotations
+
+import zlib
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import arrays
+from .._call import Call
+from .._linear import default_workspace
+from ..arguments import MAX_INDEX, integer, shown
+from ..errors import ParamInvalidError, ParamTypeError
+from ..results import LinearCrossEntropy
+from .agreement import Attempt, check_agreement
+from .block import Block
+from .communicators import Collectives
+from .plan import Room, common_blocks, room_for, word_slices
+from .ranges import vocab_range
+from .sums import MatrixSum, Share, sum_vector
+
+
+class Shard:
+    """This rank's part of a problem.
+
+    Parameters
+    ----------
+    call : Call
+        The arguments, checked.
+    ranks : Collectives
+        Those that the vocabulary is split over.
+    vocab_start_index, vocab_size : int or None
+        As the caller gave them.
+    share : True, "scatter" or False
+        What this rank gets of the input's gradient.
+    execution : dict
+        `backend` and `num_threads` of each operator.
+    weight_grad : ndarray or None
+        Where the weight's gradient goes, if not into a new array of its dtype.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        ranks: Collectives,
+        vocab_start_index: object,
+        vocab_size: object,
+        share: Share,
+        execution: dict[str, Any],
+        weight_grad: NDArray | None = None,
+    ):
+        self._operator = call.operator.name
+        names = call.operator.parameters[:3]
+        for name in names:
+            if isinstance(call.arguments[name], arrays.AbstractDeviceArray):
+                expected = "an array on the host"
+                got = f"one on device {call.device} (numpy() copies it)"
+                raise ParamTypeError(f"{name}: expected {expected}, got {got}", operator=self._operator)
+        self.input, self.weight, target = (call.arguments[name] for name in names)
+        self._names = names
+        self._a = call.arguments
+        self.products = {name: call.arguments[name] for name in ("workspace_bytes", "filter_eps")}
+        self.execution = execution
+        self._ranks = ranks
+        self._share = share
+        self._start_index = _index(vocab_start_index, "vocab_start_index", self._operator)
+        self._vocab_size = _index(vocab_size, "vocab_size", self._operator)
+
+        self.dtype = arrays.native(self.input.dtype)
+        self.accumulator = arrays.accumulator_dtype(self.dtype)
+        self.target = np.ascontiguousarray(target, arrays.native(target.dtype))
+        self._counted = self.target != self._a["ignore_index"]
+        #: How many tokens count here.
+        self.count = int(np.count_nonzero(self._counted))
+
+        # What collective operations take is allocated before the first of them: who lacks the memory can still say so.
+        rows, features = self.input.shape
+        wanted = [self._a["return_grad"] and asked for asked in self._a["output_mask"]]
+        self.maxima = np.zeros(rows, self.accumulator)
+        #: Of each row the sum of exponentials, and the target's logit.
+        self.sums = np.zeros((rows, 2), self.accumulator)
+        self.losses = np.empty(rows, self.accumulator)
+        self.input_sum: MatrixSum | None = None
+        if wanted[0]:
+            self.input_sum = MatrixSum(ranks, rows, features, self.accumulator, share, self._a["deterministic"])
+        self._weight_grad: NDArray | None = None
+        if wanted[1]:
+            self._weight_grad = np.empty(self.weight.shape, self.dtype) if weight_grad is None else weight_grad
+        #: What the weight gradients of blocks are added up in, so many slices of the words at a time.
+        self.weight_total, self.slices = self._weight_grad, 1
+        workspace = self._a["workspace_bytes"]
+        self._workspace = default_workspace(self.input, self.weight, *wanted) if workspace is None else workspace
+        self._room = Room(0, 1)
+        if any(wanted):
+            weight_dtype = None if self._weight_grad is None else self._weight_grad.dtype
+            self._room = room_for(rows, self.weight.shape, self.dtype, self.accumulator, weight_dtype, self._workspace)
+
+    # -- what the ranks have to agree on --
+
+    def facts(self) -> dict[str, Any]:
+        """What this rank tells the others: what has to be the same, and what is its own."""
+        input, _, target = self._names
+        same = {
+            "operator": self._operator,
+            f"shape of {input}": list(self.input.shape),
+            f"dtype of {input}": self.dtype.name,
+            f"dtype of {target}": self.target.dtype.name,
+            f"checksum of {target}": _checksum(self.target),
+            **self.options(),
+        }
+        if not isinstance(self._a["grad_loss"], float):
+            same["checksum of grad_loss"] = _checksum(self._a["grad_loss"].astype(np.float64))
+        return {"same": same, "rows": len(self.weight), "start": self._start_index, "room": self._room}
+
+    def options(self) -> dict[str, Any]:
+        """The arguments that are no arrays."""
+        names = ("reduction", "ignore_index", "deterministic", "return_grad", "output_mask", "workspace_bytes")
+        same = {name: self._a[name] for name in names}
+        same |= {"filter_eps": repr(self._a["filter_eps"]), "vocab_size": self._vocab_size}
+        if isinstance(self._a["grad_loss"], float):
+            same["grad_loss"] = repr(self._a["grad_loss"])
+        return same
+
+    def place(self, cards: list[dict[str, Any]]) -> None:
+        """Find this rank's part of the vocabulary, or raise the same error on every rank."""
+        check_agreement([card["same"] for card in cards], self._operator)
+        rows = [card["rows"] for card in cards]
+        starts = [card["start"] for card in cards]
+        if all(start is None for start in starts):
+            starts = [sum(rows[:rank]) for rank in range(len(rows))]
+        for rank, start in enumerate(starts):
+            if start is None:
+                self._fail("vocab_start_index", "an int on every rank or None on every rank", f"None on rank {rank}")
+        end = 0
+        for start, rank in sorted((start, rank) for rank, start in enumerate(starts) if rows[rank]):
+            if start != end:
+                expected = "shards that follow each other from 0 on without gap or overlap"
+                got = f"{start} on rank {rank}, where the shard before ends at {end}"
+                self._fail("vocab_start_index", expected, got)
+            end += rows[rank]
+        if self._vocab_size not in (None, end):
+            self._fail("vocab_size", f"{end}, the rows of all shards", str(self._vocab_size))
+        self.vocab_size = end
+        self.start = starts[self._ranks.rank]
+        overlaps = self.input_sum is not None and self.input_sum.overlaps
+        rooms = [Room(*card["room"]) for card in cards]
+        self._blocks = common_blocks(len(self.input), rooms, overlaps) if len(self.input) else 0
+
+    def _fail(self, argument: str, expected: str, got: str) -> None:
+        raise ParamInvalidError(f"{argument}: expected {expected}, got {got}", operator=self._operator)
+
+    # -- the loss and the gradients --
+
+    def solve(self, attempt: Attempt, count: int) -> LinearCrossEntropy:
+        """Loss and gradients, where `count` tokens count in the mean; of a mean this rank's part of the sum."""
+        attempt.run(partial(self._prepare, count))
+        for block in range(self._blocks):
+            rows = slice(*vocab_range(len(self.input), block, self._blocks))
+            self._solve_block(attempt, Block(self, rows, rows.stop - rows.start <= self._room.kept_rows))
+            if self.input_sum is not None:
+                self.input_sum.start(rows)
+        attempt.run(self._round_weight_grad)
+        loss = attempt.run(partial(self._loss, count))
+        if self.input_sum is None:
+            attempt.share(self._ranks)
+            return LinearCrossEntropy(loss, None, self._weight_grad)  # type: ignore[arg-type]  # nothing failed
+        input_grad = self.input_sum.result(attempt)
+        if self._share is not False:
+            input_grad = rounded(input_grad, self.dtype)
+        return LinearCrossEntropy(loss, input_grad, self._weight_grad)  # type: ignore[arg-type]
+
+    def _solve_block(self, attempt: Attempt, block: Block) -> None:
+        attempt.run(block.find_statistics)
+        self._ranks.allreduce(block.maxima, "max")
+        attempt.run(block.relate_to_global_maxima)
+        sum_vector(self._ranks, block.sums, self._a["deterministic"])
+        attempt.run(block.finish)
+
+    def _prepare(self, count: int) -> None:
+        """Check the targets, find the gradient that arrives at each row, and where weight gradients are added up."""
+        target, ignored = self.target, self._a["ignore_index"]
+        outside = np.flatnonzero(self._counted & ((target < 0) | (target >= self.vocab_size)))
+        if outside.size:
+            row = outside[0]
+            self._fail(self._names[2], f"values in [0, {self.vocab_size}) or {ignored}", f"{target[row]} in row {row}")
+        upstream = np.asarray(self._a["grad_loss"], np.float64)
+        with np.errstate(all="ignore"):
+            if self._a["reduction"] == "mean":
+                upstream = upstream / max(count, 1)
+            self.grad = np.where(self._counted, upstream, 0).astype(self.accumulator)
+        if self._weight_grad is None:
+            return
+        if self._blocks > 1:
+            self.slices = word_slices(self.weight.shape, self.accumulator.itemsize, self._workspace)
+            if self._weight_grad.dtype != self.accumulator:
+                self.weight_total = np.empty(self.weight.shape, self.accumulator)
+        if not self._blocks:
+            self._weight_grad[...] = 0
+
+    def _round_weight_grad(self) -> None:
+        total, weight_grad = self.weight_total, self._weight_grad
+        if total is not None and weight_grad is not None and total is not weight_grad:
+            arrays.round_into(weight_grad, total)
+
+    def _loss(self, count: int) -> NDArray:
+        self.losses[~self._counted] = 0
+        if self._a["reduction"] == "none":
+            return self.losses
+        with np.errstate(all="ignore"):
+            total = np.sum(self.losses, dtype=np.float64)
+            over = np.float64(count) if self._a["reduction"] == "mean" else 1
+            return np.asarray(total / over, self.accumulator)
+
+
+def rounded(values: NDArray, dtype: np.dtype) -> NDArray:
+    """In this dtype, rounded to nearest even; itself where that is its own."""
+    if values.dtype == dtype:
+        return values
+    result = np.empty(values.shape, dtype)
+    arrays.round_into(result, values)
+    return result
+
+
+def _index(value: object, name: str, operator: str) -> int | None:
+    """An optional argument that is an index."""
+    if value is None:
+        return None
+    index = integer(value, name, operator, "None or an int")
+    if not 0 <= index <= MAX_INDEX:
+        message = f"{name}: expected None or an int in [0, {MAX_INDEX}], got {shown(index)}"
+        raise ParamInvalidError(message, operator=operator)
+    return index
+
+
+def _checksum(array: NDArray) -> str:
+    return f"{zlib.crc32(array.tobytes()):08x}"

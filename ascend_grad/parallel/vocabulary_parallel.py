@@ -1,0 +1,150 @@
+"""The loss over a vocabulary that is split over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from numpy.typing import ArrayLike
+
+from .._call import checked
+from ..arguments import shown, truth_value
+from ..contract.parallel import VOCABULARY_PARALLEL
+from ..errors import ParamInvalidError
+from ..results import LinearCrossEntropy
+from .agreement import Attempt
+from .engines import collectives
+from .shard import Shard
+from .sums import Share
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Comm
+    from torch.distributed import ProcessGroup
+
+    from .communicators import Communicator
+
+_NAME = VOCABULARY_PARALLEL.name
+
+
+def linear_cross_entropy(
+    input: ArrayLike,
+    weight_shard: ArrayLike,
+    target: ArrayLike,
+    *,
+    comm: Communicator | Comm | ProcessGroup | None,
+    vocab_start_index: int | None = None,
+    vocab_size: int | None = None,
+    reduction: Literal["mean", "sum", "none"] = "mean",
+    ignore_index: int = -100,
+    grad_loss: ArrayLike | None = None,
+    reduce_input_grad: Literal[True, False, "scatter"] = True,
+    deterministic: bool = False,
+    return_grad: bool = True,
+    output_mask: Sequence[bool] = (True, True),
+    workspace_bytes: int | None = None,
+    filter_eps: float = 0.0,
+    backend: str | None = None,
+    num_threads: int | None = None,
+) -> LinearCrossEntropy:
+    """Cross-entropy loss of a linear layer and its gradients, where each rank holds some words of the vocabulary.
+
+    All ranks of `comm` call it with the same tokens, each with its own rows of the weight. Loss and gradients are those
+    of `ascend_grad.linear_cross_entropy` on the whole weight.
+
+    Parameters
+    ----------
+    input : array_like, shape (BT, H)
+        The layer's input, the same on every rank; float32, float16, bfloat16 or float64.
+    weight_shard : array_like, shape (V of this rank, H)
+        This rank's rows of the layer's weight, of the dtype of `input`; there may be none.
+    target : array_like of int32 or int64, shape (BT,)
+        Ids in the whole vocabulary, or `ignore_index`; the same on every rank.
+    comm : Communicator, mpi4py.MPI.Comm, torch.distributed.ProcessGroup or None
+        The ranks. A process group has to take tensors of the CPU. None: this process is alone.
+    vocab_start_index : int, optional
+        The id of the first row of `weight_shard`. By default shards follow each other in the order of the ranks.
+    vocab_size : int, optional
+        Words in the whole vocabulary, if that is to be compared with the rows of all shards.
+    reduction, ignore_index, grad_loss, return_grad, output_mask
+        As in `ascend_grad.linear_cross_entropy`, the same on every rank.
+    reduce_input_grad : True, False or "scatter", default True
+        The input's gradient is a sum over the ranks. True: every rank gets it; "scatter": every rank gets the rows
+        ``slice(*vocab_range(BT, comm.rank, comm.size))`` of it; False: every rank gets its own part of the sum, in
+        float32 (float64 where `input` is).
+    deterministic : bool, default False
+        Add in the order of the ranks: all ranks have the same bits, in every run with as many ranks.
+    workspace_bytes, filter_eps, backend, num_threads
+        As in `ascend_grad.fused_linear_cross_entropy_loss_grad`; the first two are the same on every rank.
+
+    Returns
+    -------
+    loss : ndarray, shape () or (BT,)
+        float32, or float64 where `input` is; on every rank.
+    input_grad : ndarray, shape (BT, H), or None
+        The gradient with respect to `input`, in its dtype, or what `reduce_input_grad` makes of it.
+    weight_grad : ndarray, shape (V of this rank, H), or None
+        The gradient with respect to `weight_shard`, in its dtype.
+
+    Raises
+    ------
+    ParamNullptrError
+        161001: `input`, `weight_shard` or `target` is None.
+    ParamInvalidError
+        161002: an argument is not as described, or not the same on every rank, or the shards have gaps or overlap.
+    RankError
+        Another rank raised something; it says which.
+
+    Notes
+    -----
+    Every rank raises where one of them does. What the engine itself raises (a rank that died) is passed on.
+
+    Numbers travel in float32 (float64), never in 16 bits. One call makes these collective operations: a gathering of
+    1024 bytes of each rank, by which arguments are compared; the largest of BT numbers and the sum of 2 BT; the sum of
+    BT H numbers. The latter three come in blocks of rows, and gradients of one block travel while the next is computed.
+
+    Examples
+    --------
+    With ``mpiexec -n 2``, ``comm = MPI.COMM_WORLD`` and each half of the weight; here a process alone:
+
+    >>> import numpy as np
+    >>> from ascend_grad import parallel
+    >>> start, stop = parallel.vocab_range(4, 0, 1)
+    >>> loss, input_grad, weight_grad = parallel.linear_cross_entropy(
+    ...     np.eye(2), np.zeros((4, 2))[start:stop], np.array([0, 3]), comm=None, vocab_start_index=start
+    ... )
+    >>> loss.round(3)
+    np.float64(1.386)
+    >>> weight_grad.T
+    array([[-0.375,  0.125,  0.125,  0.125],
+           [ 0.125,  0.125,  0.125, -0.375]])
+    """
+    ranks = collectives(comm, "comm", _NAME)
+    attempt = Attempt(_NAME)
+    values = [
+        input, weight_shard, target, reduction, ignore_index, grad_loss, deterministic, return_grad, output_mask,
+        workspace_bytes, filter_eps
+    ]  # fmt: skip
+    execution = {"backend": backend, "num_threads": num_threads}
+
+    def prepare() -> tuple[Shard, dict[str, Any]]:
+        share = _checked_share(reduce_input_grad)
+        shard = Shard(checked(VOCABULARY_PARALLEL, values), ranks, vocab_start_index, vocab_size, share, execution)
+        facts = shard.facts()
+        facts["same"]["reduce_input_grad"] = share
+        return shard, facts
+
+    prepared = attempt.run(prepare)
+    cards = attempt.tell(ranks, None if prepared is None else prepared[1])
+    assert prepared is not None  # else it has raised
+    shard, _ = prepared
+    shard.place(cards)
+    return shard.solve(attempt, shard.count)
+
+
+def _checked_share(value: object) -> Share:
+    if isinstance(value, str):
+        if value != "scatter":
+            message = f"reduce_input_grad: expected True, False or 'scatter', got {shown(value)}"
+            raise ParamInvalidError(message, operator=_NAME)
+        return "scatter"
+    return truth_value(value, "reduce_input_grad", _NAME)

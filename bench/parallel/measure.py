@@ -1,0 +1,81 @@
+"""One process with several threads beside several processes with one thread each, in turns."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import machine
+from ..results import json_lines
+from .cases import MEASURED, Case
+
+#: How often each side runs; the median of its times counts.
+TURNS = 3
+
+
+@dataclass(frozen=True)
+class Row:
+    """A case, in seconds."""
+
+    case: Case
+    one: float  #: one process
+    several: float  #: all processes together
+    communication: float  #: of that, other ranks' lateness included
+
+
+@dataclass(frozen=True)
+class ParallelResults:
+    """What was measured, with how many processes, on which machine."""
+
+    size: int
+    rows: list[Row]
+    sums: list[tuple[int, float]]  #: bytes of a sum, and its seconds
+    machine: dict[str, str]
+
+    def to_json(self) -> str:
+        rows = [asdict(row) for row in self.rows]
+        return json_lines({"size": self.size, "machine": self.machine, "sums": self.sums, "rows": rows})
+
+    @classmethod
+    def from_json(cls, text: str) -> ParallelResults:
+        content = json.loads(text)
+        rows = []
+        for row in content["rows"]:
+            shape, dtype, split = row.pop("case")
+            rows.append(Row(Case(tuple(shape), dtype, split), **row))
+        sums = [(int(size), float(seconds)) for size, seconds in content["sums"]]
+        return cls(content["size"], rows, sums, content["machine"])
+
+
+def measure(size: int) -> ParallelResults:
+    """Both sides in turns, `size` threads on each."""
+    alone: list[dict[str, Any]] = []
+    together: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(TURNS):
+            alone.append(_side(Path(folder, "alone"), [], size))
+            together.append(_side(Path(folder, "together"), [_mpiexec(), "-n", str(size)], 1))
+    rows = []
+    for i, case in enumerate(MEASURED):
+        several = sorted(run["seconds"][i] for run in together)[TURNS // 2]
+        rows.append(Row(case, statistics.median(run["seconds"][i][0] for run in alone), *several))
+    least = [(few, min(run["sums"][i][1] for run in together)) for i, (few, _) in enumerate(together[0]["sums"])]
+    return ParallelResults(size, rows, least, machine.describe())
+
+
+def _mpiexec() -> str:
+    """That of this environment, else the one in PATH."""
+    return next(map(str, Path(sys.executable).parent.glob("mpiexec")), "mpiexec")
+
+
+def _side(file: Path, launcher: list[str], threads: int) -> dict[str, Any]:
+    command = [*launcher, sys.executable, "-m", "ascend_grad.bench.parallel.rank", str(file), str(threads)]
+    subprocess.run(command, check=True, env=os.environ | {"OMP_NUM_THREADS": str(threads)})
+    return json.loads(file.read_text())

@@ -1,0 +1,70 @@
+"""The tables of the losses over ranks: what was measured, what the model says of it, and what it says beyond."""
+
+from __future__ import annotations
+
+from ..tables import milliseconds, percent, table
+from . import cost
+from .cases import MODELLED, Case
+from .cost import NETWORKS, Network
+from .measure import ParallelResults
+
+#: Ranks of the model's table.
+SIZES = (2, 8, 64, 512, 4096)
+
+
+def rate(results: ParallelResults, dtype: str) -> float:
+    """Operations a second of one thread, from the time of all threads of one process: the fastest case counts."""
+    return max(row.case.flops / row.one / results.size for row in results.rows if row.case.dtype == dtype)
+
+
+def measured_block(results: ParallelResults) -> str:
+    """Efficiency of the processes, beside that of the model with the latency and bandwidth found here."""
+    network = cost.fitted("this machine", results.sums, results.size)
+    lines = []
+    for row in results.rows:
+        own_rate = row.case.flops / row.one / results.size
+        lines.append(
+            [
+                str(row.case),
+                milliseconds(row.one),
+                milliseconds(row.several),
+                percent(row.one / row.several),
+                percent(row.communication / row.several),
+                milliseconds(cost.step(row.case, results.size, own_rate, network).total),
+            ]
+        )
+    several = f"{results.size} processes, ms"
+    return table(["BT x V x H", "one, ms", several, "efficiency", "communication", "model, ms"], lines)
+
+
+def network_text(results: ParallelResults) -> str:
+    """Latency and bandwidth found here."""
+    network = cost.fitted("this machine", results.sums, results.size)
+    return f"{network.latency * 1e6:.1f} us and {network.bandwidth / 1e9:.1f} GB/s"
+
+
+def model_block(results: ParallelResults) -> str:
+    """Efficiency on many ranks, by arithmetic."""
+    own_rate = rate(results, MODELLED[0].dtype)
+    lines = [
+        [
+            f"{network.name}, {case.split}",
+            *(percent(cost.efficiency(case, size, own_rate, network)) for size in SIZES),
+        ]
+        for network in NETWORKS
+        for case in MODELLED
+    ]
+    return table(["network, what is split", *(f"{size} ranks" for size in SIZES)], lines)
+
+
+def crossover(case: Case, size: int, own_rate: float, network: Network) -> int:
+    """The tokens of a step from which on splitting them takes less time than splitting the words."""
+    low, high = 1, 1 << 40
+    while low < high:
+        rows = (low + high) // 2
+        words, tokens = (
+            cost.step(Case((rows, *case.shape[1:]), case.dtype, split), size, own_rate, network).total
+            for split in ("words", "tokens")
+        )
+        low, high = (low, rows) if tokens < words else (rows + 1, high)
+    return low

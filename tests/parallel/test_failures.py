@@ -1,0 +1,404 @@
+"""Bad arguments, disagreements and errors of one rank: every rank raises, and nobody is left waiting.
+
+The ranks of the double give up after half a minute, with another error than those expected here.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+
+import numpy as np
+import pytest
+from parallel_samples import tokens_rank, vocabulary_rank, whole
+from thread_ranks import ThreadRank, on_grid, on_ranks
+
+import ascend_grad as ag
+from ascend_grad import parallel
+from ascend_grad.parallel import block as block_module
+from ascend_grad.parallel import plan
+
+PROBLEM = whole((9, 20, 4), "float32")
+CUTS = [0, 7, 12, 20]
+ROWS = [0, 4, 7, 9]
+A = PROBLEM.arguments
+
+
+def vocabulary(*others, **options):
+    """Every rank's call, where those of these have other arguments."""
+
+    def work(comm):
+        return vocabulary_rank(PROBLEM, CUTS, comm, **(options if comm.rank in others else {}))
+
+    return on_ranks(3, work)
+
+
+def tokens(*others, **options):
+    return on_ranks(3, lambda comm: tokens_rank(PROBLEM, ROWS, comm, **(options if comm.rank in others else {})))
+
+
+# ---- one rank alone --------------------------------------------------------------------------------------------------
+
+BAD = [
+    ({"reduction": "average"}, ag.ParamInvalidError, "reduction: expected 'mean', 'sum' or 'none', got str 'average'"),
+    ({"ignore_index": 1.5}, ag.ParamTypeError, "ignore_index: expected an int, got float 1.5"),
+    ({"deterministic": 1}, ag.ParamTypeError, "deterministic: expected True or False, got 1"),
+    ({"return_grad": None}, ag.ParamTypeError, "return_grad: expected True or False, got None"),
+    ({"output_mask": (True,)}, ag.ParamTypeError, "output_mask: expected two of True or False, got tuple"),
+    ({"workspace_bytes": 5}, ag.ParamInvalidError, "workspace_bytes: expected an int in"),
+    ({"filter_eps": -1.0}, ag.ParamInvalidError, "filter_eps: expected a finite number that is not negative, got -1.0"),
+    ({"vocab_start_index": -1}, ag.ParamInvalidError, "vocab_start_index: expected None or an int in"),
+    ({"vocab_start_index": "0"}, ag.ParamTypeError, "vocab_start_index: expected None or an int, got str '0'"),
+    ({"vocab_size": 2.0}, ag.ParamTypeError, "vocab_size: expected None or an int, got float 2.0"),
+    ({"grad_loss": [1.0, 2.0]}, ag.ParamTypeError, "grad_loss: expected a real number"),
+    ({"backend": "gpu"}, ag.ParamInvalidError, "backend: expected one of"),
+    ({"num_threads": 0}, ag.ParamInvalidError, "num_threads: expected None or an int in"),
+]
+
+
+@pytest.mark.parametrize(("options", "kind", "text"), BAD, ids=lambda value: str(value)[:20])
+@pytest.mark.parametrize("call", [vocabulary, tokens])
+def test_a_bad_argument(call, options, kind, text):
+    results = call(1, **options)
+    assert type(results[1]) is kind
+    assert text in str(results[1])
+    for rank in (0, 2):
+        assert type(results[rank]) is parallel.RankError
+        assert results[rank].rank == 1
+        assert f"rank 1 failed: {kind.__name__}: " in str(results[rank])
+        assert text in str(results[rank])
+
+
+@pytest.mark.parametrize("share", ["gather", "", 1, None, 2.0])
+def test_a_bad_share(share):
+    expected = r"reduce_input_grad: expected True, False or 'scatter'|reduce_input_grad: expected True or False, got"
+    with pytest.raises(ag.ParamInvalidError, match=expected):
+        vocabulary_rank(PROBLEM, [0, 20], OneRank(), reduce_input_grad=share)
+    with pytest.raises(ag.ParamInvalidError, match=r"reduce_weight_grad: expected True or 'scatter', got"):
+        tokens_rank(PROBLEM, [0, 9], OneRank(), reduce_weight_grad=share)
+
+
+ARRAYS = [
+    (("input", "input_rows"), None, ag.ParamNullptrError, "expected an array, got None"),
+    (("input", "input_rows"), np.zeros((9, 4), np.int32), ag.ParamTypeError, "expected dtype float32"),
+    (("input", "input_rows"), np.zeros(9, np.float32), ag.ParamInvalidError, "expected shape"),
+    (("weight_shard", "weight"), np.zeros((9, 5), np.float32), ag.ParamInvalidError, "expected shape"),
+    (("weight_shard", "weight"), np.zeros((9, 4)), ag.ParamTypeError, "expected dtype float32 as input"),
+    (("target", "target_rows"), np.zeros(9), ag.ParamTypeError, "expected dtype int32 or int64"),
+    (("target", "target_rows"), np.zeros(8, np.int64), ag.ParamInvalidError, "expected shape"),
+]
+
+
+@pytest.mark.parametrize(("names", "value", "kind", "text"), ARRAYS)
+@pytest.mark.parametrize("function", [parallel.linear_cross_entropy, parallel.data_parallel_linear_cross_entropy])
+def test_a_bad_array(function, names, value, kind, text):
+    name = names[function is parallel.data_parallel_linear_cross_entropy]
+    place = [names[0] for names, *_ in (ARRAYS[0], ARRAYS[3], ARRAYS[5])].index(names[0])
+
+    def work(comm):
+        values = [A["input"], A["weight"][CUTS[comm.rank] : CUTS[comm.rank + 1]], A["target"]]
+        if comm.rank == 2:
+            values[place] = value
+        return function(*values, comm=comm)
+
+    results = on_ranks(3, work)
+    assert type(results[2]) is kind
+    assert f"parallel.{function.__name__}: {name}: {text}" in str(results[2])
+    assert all(type(each) is parallel.RankError and each.rank == 2 for each in results[:2])
+
+
+class OneRank:
+    rank, size = 0, 1
+
+    def allreduce(self, array, op):
+        pass
+
+    def allgather(self, array):
+        return array[None]
+
+
+ERRORS = (MemoryError("no room"), KeyboardInterrupt(), ValueError("ü" * 5000))
+STEPS = (
+    "fused_linear_online_max_sum",
+    "fused_cross_entropy_loss_with_max_sum",
+    "fused_linear_cross_entropy_loss_grad",
+)
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """A function: this operator raises this, the n-th time, in calls with two threads."""
+
+    def patch(name, error, times=1):
+        original = getattr(block_module.ops, name)
+        calls = [0]
+
+        def operator(*args, **kwargs):
+            if kwargs["num_threads"] == 2:
+                calls[0] += 1
+                if calls[0] == times:
+                    raise error
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(block_module.ops, name, operator)
+
+    return patch
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("share", [True, False, "scatter"])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_an_error_in_a_step(failing, step, error, share, deterministic):
+    failing(step, error)
+
+    def work(comm):
+        options = {"num_threads": 2 if comm.rank == 1 else 1}
+        return vocabulary_rank(PROBLEM, CUTS, comm, reduce_input_grad=share, deterministic=deterministic, **options)
+
+    results = on_ranks(3, work)
+    assert results[1] is error
+    for rank in (0, 2):
+        assert type(results[rank]) is parallel.RankError
+        assert results[rank].rank == 1
+        assert f"rank 1 failed: {type(error).__name__}" in str(results[rank])
+
+
+@pytest.mark.parametrize("call", [vocabulary, tokens])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_an_error_between_steps(monkeypatch, call, deterministic):
+    """Ctrl-C in the few lines after the first operation."""
+    original = block_module.np.exp
+
+    def interrupted(*args, **kwargs):
+        if threading.current_thread().name.endswith("rank 1"):
+            raise KeyboardInterrupt
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(block_module.np, "exp", interrupted)
+    results = call(0, 1, 2, deterministic=deterministic)
+    assert [type(each) for each in results] == [parallel.RankError, KeyboardInterrupt, parallel.RankError]
+
+
+@pytest.mark.parametrize("block", [1, 2, 3])
+def test_an_error_in_a_block(failing, monkeypatch, block):
+    """The blocks that others sum meanwhile are summed here, too."""
+    monkeypatch.setattr(plan, "BLOCK_ROWS", 3)
+    failing("fused_linear_cross_entropy_loss_grad", MemoryError(), block)
+    results = vocabulary(1, num_threads=2)
+    assert [type(each) for each in results] == [parallel.RankError, MemoryError, parallel.RankError]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_an_error_in_a_step_with_tokens(failing, step):
+    failing(step, MemoryError())
+    results = tokens(1, num_threads=2)
+    assert [type(each) for each in results] == [parallel.RankError, MemoryError, parallel.RankError]
+
+
+@pytest.mark.parametrize("step", [*STEPS, None])
+def test_an_error_on_a_grid(failing, step):
+    """It reaches the ranks that share neither tokens nor words with the one that failed."""
+    if step:
+        failing(step, MemoryError())
+
+    def work(vocab_comm, comm):
+        is_bad = vocab_comm.rank == 1 and comm.rank == 0
+        options = {"num_threads": 2} if is_bad and step else {"reduction": "total"} if is_bad else {}
+        words = slice(*parallel.vocab_range(20, vocab_comm.rank, 3))
+        return tokens_rank(PROBLEM, [0, 4, 9], comm, words, vocab_comm=vocab_comm, **options)
+
+    results = on_grid(3, 2, work)
+    assert type(results.pop((1, 0))) is (MemoryError if step else ag.ParamInvalidError)
+    assert {type(each) for each in results.values()} == {parallel.RankError}
+
+
+def test_disagreement_in_one_column_of_a_grid():
+    """Two ranks see it, and tell the others."""
+
+    def work(vocab_comm, comm):
+        words = slice(0, 12) if vocab_comm.rank == 0 else slice(12, 20)
+        if comm.rank == 1:
+            words = slice(0, 10) if vocab_comm.rank == 0 else slice(10, 20)
+        if comm.rank == 1 and vocab_comm.rank == 2:
+            words = slice(20, 20)
+        return tokens_rank(PROBLEM, [0, 4, 9], comm, words, vocab_comm=vocab_comm)
+
+    for error in on_grid(2, 2, work).values():
+        assert type(error) is ag.ParamInvalidError
+        assert "shape of weight: expected the same on every rank, got [" in str(error)
+
+    def other(vocab_comm, comm):
+        """The words of the second column alone differ."""
+        words = slice(0, 12) if vocab_comm.rank == 0 else slice(12, 20 - comm.rank)
+        problem = PROBLEM.replaced(target=np.arange(9))
+        return tokens_rank(problem, [0, 4, 9], comm, words, vocab_comm=vocab_comm)
+
+    results = on_grid(2, 2, other)
+    assert [type(results[1, t]) for t in (0, 1)] == [ag.ParamInvalidError] * 2
+    assert [type(results[0, t]) for t in (0, 1)] == [parallel.RankError] * 2
+
+
+# ---- disagreement ----------------------------------------------------------------------------------------------------
+
+DIFFERENT = [
+    ({"reduction": "sum"}, "reduction: expected the same on every rank, got mean on rank 0 and sum on rank 2"),
+    ({"ignore_index": 3}, "ignore_index: expected the same on every rank, got -7 on rank 0 and 3 on rank 2"),
+    ({"deterministic": True}, "deterministic: "),
+    ({"return_grad": False}, "return_grad: "),
+    ({"output_mask": (True, False)}, "output_mask: "),
+    ({"workspace_bytes": 4 << 20}, "workspace_bytes: "),
+    ({"filter_eps": 1e-3}, "filter_eps: "),
+    ({"grad_loss": 2.0}, "grad_loss: expected the same on every rank, got 0.7 on rank 0 and 2.0 on rank 2"),
+    ({"vocab_size": 20}, "vocab_size: "),
+]
+
+
+@pytest.mark.parametrize(("options", "text"), DIFFERENT, ids=lambda value: str(value)[:20])
+@pytest.mark.parametrize("call", [vocabulary, tokens])
+def test_options_differ(call, options, text):
+    results = call(2, **options)
+    assert {type(each) for each in results} == {ag.ParamInvalidError}
+    assert len({str(each) for each in results}) == 1
+    assert text in str(results[0])
+
+
+def test_shares_differ():
+    (text,) = {str(each) for each in vocabulary(1, reduce_input_grad="scatter")}
+    assert "reduce_input_grad: expected the same on every rank, got True on rank 0 and scatter on rank 1" in text
+    (text,) = {str(each) for each in tokens(1, reduce_weight_grad="scatter")}
+    assert "reduce_weight_grad: expected the same on every rank, got True on rank 0 and scatter on rank 1" in text
+
+
+def arrays_differ(**other):
+    """On rank 1 these are other arrays."""
+
+    def work(comm):
+        problem = PROBLEM.replaced(**other) if comm.rank == 1 else PROBLEM
+        return vocabulary_rank(problem, CUTS, comm)
+
+    results = on_ranks(3, work)
+    assert {type(each) for each in results} == {ag.ParamInvalidError}
+    (text,) = {str(each) for each in results}
+    return text
+
+
+def test_arrays_differ():
+    changed = A["target"].copy()
+    changed[4] ^= 1
+    assert "checksum of target: expected the same on every rank" in arrays_differ(target=changed)
+    assert "dtype of target: expected the same" in arrays_differ(target=A["target"].astype(np.int32))
+    assert "shape of input: expected the same on every rank, got [9, 4] on rank 0 and [8, 4] on rank 1" in (
+        arrays_differ(input=A["input"][:8], target=A["target"][:8])
+    )
+    wide = {"input": A["input"].astype(np.float64), "weight": A["weight"].astype(np.float64)}
+    assert "dtype of input: expected the same on every rank, got float32 on rank 0 and float64" in arrays_differ(**wide)
+
+
+def test_gradients_of_rows_differ():
+    problem = PROBLEM.replaced(reduction="none", grad_loss=np.ones(9, np.float32))
+
+    def work(comm):
+        other = problem.replaced(grad_loss=np.full(9, 1 + comm.rank, np.float32))
+        return vocabulary_rank(other, CUTS, comm)
+
+    (text,) = {str(each) for each in on_ranks(3, work)}
+    assert "checksum of grad_loss: expected the same on every rank" in text
+
+
+def wrong_shards(cuts, **options):
+    def work(comm):
+        start, stop = cuts[comm.rank]
+        return parallel.linear_cross_entropy(
+            A["input"], A["weight"][start:stop], A["target"], comm=comm, ignore_index=-7,
+            **{"vocab_start_index": start} | options,
+        )  # fmt: skip
+
+    results = on_ranks(len(cuts), work)
+    assert {type(each) for each in results} == {ag.ParamInvalidError}
+    (text,) = {str(each) for each in results}
+    return text
+
+
+def test_shards_that_do_not_tile():
+    expected = "vocab_start_index: expected shards that follow each other from 0 on without gap or overlap, got "
+    assert f"{expected}13 on rank 2, where the shard before ends at 12" in wrong_shards([(0, 7), (7, 12), (13, 20)])
+    assert f"{expected}11 on rank 2, where the shard before ends at 12" in wrong_shards([(0, 7), (7, 12), (11, 20)])
+    assert f"{expected}1 on rank 0, where the shard before ends at 0" in wrong_shards([(1, 7), (7, 12)])
+    assert "vocab_size: expected 20, the rows of all shards, got 21" in wrong_shards([(0, 7), (7, 20)], vocab_size=21)
+    assert "checksum" not in wrong_shards([(0, 20), (0, 20)])
+
+
+def test_some_shards_say_where_they_begin():
+    for rank in range(3):
+        results = vocabulary(rank, vocab_start_index=CUTS[rank])
+        (text,) = {str(each) for each in results}
+        other = 1 if rank == 0 else 0
+        assert f"expected an int on every rank or None on every rank, got None on rank {other}" in text
+
+
+def test_targets_beyond_the_vocabulary():
+    for wrong in (-1, 20, 2**40):
+        target = A["target"].copy()
+        target[3:5] = wrong
+        results = on_ranks(3, lambda comm, target=target: vocabulary_rank(PROBLEM.replaced(target=target), CUTS, comm))
+        assert {type(each) for each in results} == {ag.ParamInvalidError}
+        (text,) = {str(each) for each in results}
+        assert f"target: expected values in [0, 20) or -7, got {wrong} in row 3" in text
+
+
+def test_the_functions_differ():
+    def work(comm):
+        function = (parallel.linear_cross_entropy, parallel.data_parallel_linear_cross_entropy)[comm.rank]
+        return function(A["input"], A["weight"], A["target"], comm=comm, ignore_index=-7)
+
+    for error in on_ranks(2, work):
+        assert type(error) is ag.ParamInvalidError
+        assert "operator: expected the same on every rank, got parallel.linear_cross_entropy on rank 0" in str(error)
+
+
+# ---- communicators ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("comm", [0, "world", object(), ThreadRank, [None]])
+def test_no_communicator(comm):
+    with pytest.raises(ag.ParamTypeError, match=r"comm: expected None, a communicator of mpi4py, a torch"):
+        parallel.linear_cross_entropy(A["input"], A["weight"], A["target"], comm=comm)
+    with pytest.raises(ag.ParamTypeError, match=r"vocab_comm: expected None, a communicator of mpi4py, a torch"):
+        parallel.data_parallel_linear_cross_entropy(A["input"], A["weight"], A["target"], comm=None, vocab_comm=comm)
+
+
+@pytest.mark.parametrize(("rank", "size", "text"), [(2, 2, r"in \[0, 1\], got 2"), (-1, 2, "got -1"), (0, 0, "got 0")])
+def test_impossible_ranks(rank, size, text):
+    comm = OneRank()
+    comm.rank, comm.size = rank, size
+    with pytest.raises(ag.ParamInvalidError, match=f"comm.rank: expected an int {text if '[' in text else ''}"):
+        parallel.linear_cross_entropy(A["input"], A["weight"], A["target"], comm=comm)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ((-1, 0, 1), "vocab_size: expected 0 or more, got -1"),
+        ((5, 0, 0), "size: expected 1 or more, got 0"),
+        ((5, 2, 2), r"rank: expected an int in \[0, 1\], got 2"),
+        ((5, -1, 2), r"rank: expected an int in \[0, 1\], got -1"),
+        ((5.0, 0, 2), "vocab_size: expected an int, got float 5.0"),
+        ((5, True, 2), "rank: expected an int, got bool True"),
+    ],
+)
+def test_impossible_ranges(arguments, text):
+    with pytest.raises(ag.ParamInvalidError, match=f"parallel.vocab_range: {text}"):
+        parallel.vocab_range(*arguments)
+
+
+def test_rank_errors_can_be_pickled():
+    error = parallel.RankError("rank 3 failed: MemoryError: ", rank=3, operator="parallel.linear_cross_entropy")
+    copy = pickle.loads(pickle.dumps(error))
+    assert (str(copy), copy.rank, copy.operator, copy.code) == (str(error), 3, error.operator, None)
+
+
+def test_arrays_on_a_device(device):
+    x = ag.npu.asarray(A["input"])
+    with pytest.raises(ag.ParamTypeError, match=r"input: expected an array on the host, got one on device 0"):
+        parallel.linear_cross_entropy(x, ag.npu.asarray(A["weight"]), ag.npu.asarray(A["target"]), comm=None)

@@ -1,0 +1,57 @@
+"""Ranks of torch.distributed, by gloo."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+from engine_checks import PROGRAM, check_all, outcomes
+
+import ascend_grad as ag
+from ascend_grad import parallel
+
+
+def in_processes(size: int, folder: Path, *more: str, timeout: float = 300) -> list[int]:
+    """Exit statuses."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-W", "error", PROGRAM, "gloo", folder, str(rank), str(size), *more],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+    errors = [process.communicate(timeout=timeout)[1] for process in processes]
+    statuses = [process.returncode for process in processes]
+    assert more or statuses == [0] * size, "\n".join(errors)
+    return statuses
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_ranks(default_engine, tmp_path, size):
+    in_processes(size, tmp_path)
+    check_all(default_engine, tmp_path, size)
+
+
+def test_a_rank_that_is_killed(tmp_path):
+    assert in_processes(2, tmp_path, "killed", timeout=60) == [0, -9]
+    (tmp_path / "1.pickle").write_bytes((tmp_path / "0.pickle").read_bytes())
+    error = outcomes(tmp_path, 2)[0]["killed"]
+    assert isinstance(error, RuntimeError)
+    assert not isinstance(error, ag.AscendGradError)
+
+
+def test_a_group_without_tensors_of_the_cpu(tmp_path):
+    dist.init_process_group("cuda:gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        group = dist.group.WORLD
+        x, w, t = np.zeros((2, 3)), np.zeros((4, 3)), np.zeros(2, np.int64)
+        assert group is not None
+        with pytest.raises(ag.ParamTypeError, match="comm: expected a process group that takes tensors of the CPU"):
+            parallel.linear_cross_entropy(x, w, t, comm=group)
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,83 @@
+"""Problems that are split over ranks, and what the ranks' results are together: of the undivided problem."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from linear_samples import WHOLE, LinearProblem, problem_of
+
+from ascend_grad import parallel
+from ascend_grad.results import LinearCrossEntropy
+
+
+def whole(shape: tuple[int, int, int], dtype: str, **how: Any) -> LinearProblem:
+    """A problem whose ids start at 0."""
+    problem = problem_of(WHOLE, shape, dtype, **how)
+    a = problem.arguments
+    target = np.where(a["target"] == a["ignore_index"], a["ignore_index"], a["target"] - a["vocab_start_index"])
+    return problem.replaced(target=target, vocab_start_index=0)
+
+
+def even_cuts(count: int, size: int) -> list[int]:
+    return [0, *(parallel.vocab_range(count, rank, size)[1] for rank in range(size))]
+
+
+def options_of(problem: LinearProblem) -> dict[str, Any]:
+    return {name: problem.arguments[name] for name in ("reduction", "ignore_index", "grad_loss")}
+
+
+def rank_of(comm: Any) -> int:
+    return comm.rank() if callable(comm.rank) else comm.rank
+
+
+def vocabulary_rank(problem: LinearProblem, cuts: Sequence[int], comm: Any, **options: Any) -> LinearCrossEntropy:
+    """This rank's call, where its words are those between two of the cuts."""
+    a, rank = problem.arguments, rank_of(comm)
+    return parallel.linear_cross_entropy(
+        a["input"], a["weight"][cuts[rank] : cuts[rank + 1]], a["target"],
+        **{"comm": comm, "num_threads": 1} | options_of(problem) | options,
+    )  # fmt: skip
+
+
+def tokens_rank(
+    problem: LinearProblem, cuts: Sequence[int], comm: Any, words: slice = slice(None), **options: Any
+) -> LinearCrossEntropy:
+    """This rank's call, where its tokens are those between two of the cuts."""
+    rank = rank_of(comm)
+    rows = slice(cuts[rank], cuts[rank + 1])
+    a, given = problem.arguments, options_of(problem)
+    if isinstance(given.get("grad_loss"), np.ndarray):
+        given["grad_loss"] = given["grad_loss"][rows]
+    return parallel.data_parallel_linear_cross_entropy(
+        a["input"][rows], a["weight"][words], a["target"][rows],
+        **{"comm": comm, "num_threads": 1} | given | options,
+    )  # fmt: skip
+
+
+def joined(parts: Sequence[np.ndarray | None]) -> np.ndarray | None:
+    return None if parts[0] is None else np.concatenate(parts)
+
+
+def of_vocabulary(results: Sequence[LinearCrossEntropy], share: Any = True) -> list[LinearCrossEntropy]:
+    """What each rank knows of the whole problem, from its results and the others' shards of the weight's gradient."""
+    weight_grad = joined([each.weight_grad for each in results])
+    inputs = [each.input_grad for each in results]
+    if inputs[0] is not None and share == "scatter":
+        inputs = [np.concatenate(inputs)] * len(results)
+    elif inputs[0] is not None and share is False:
+        inputs = [sum(each.astype(np.float64) for each in inputs)] * len(results)
+    return [LinearCrossEntropy(each.loss, own, weight_grad) for each, own in zip(results, inputs)]
+
+
+def of_tokens(results: Sequence[LinearCrossEntropy], reduction: str, share: Any = True) -> list[LinearCrossEntropy]:
+    """The same where the tokens are split."""
+    losses = [each.loss for each in results]
+    if reduction == "none":
+        losses = [np.concatenate(losses)] * len(results)
+    weights = [each.weight_grad for each in results]
+    if weights[0] is not None and share == "scatter":
+        weights = [np.concatenate(weights)] * len(results)
+    input_grad = joined([each.input_grad for each in results])
+    return [LinearCrossEntropy(loss, input_grad, weight) for loss, weight in zip(losses, weights)]

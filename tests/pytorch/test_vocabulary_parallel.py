@@ -1,0 +1,119 @@
+"""`linear_cross_entropy` of tensors over the processes of a group, beside torch's own on the whole weight."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tensor_ranks
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch_oracles import assert_close, value_and_gradients
+
+import ascend_grad as ag
+import ascend_grad.torch as agt
+from ascend_grad import parallel
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
+    """What each process of a group left."""
+    folder, size = tmp_path_factory.mktemp("ranks"), request.param
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-W", "error", tensor_ranks.__file__, folder, str(rank), str(size)],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+    errors = [process.communicate(timeout=300)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0] * size, "\n".join(errors)
+    return [torch.load(Path(folder, f"{rank}.pt"), weights_only=False) for rank in range(size)]
+
+
+def right_values(dtype: torch.dtype, reduction: str) -> list[torch.Tensor]:
+    x, w, target, above = tensor_ranks.problem(dtype, reduction)
+
+    def right(x, w):
+        return F.linear_cross_entropy(x, w, target, reduction=reduction)
+
+    return value_and_gradients(right, [x.double(), w.double()], above.double())
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_values_and_gradients(outcomes, dtype, reduction):
+    loss, input_grad, weight_grad = right_values(dtype, reduction)
+    results = [rank[dtype, reduction] for rank in outcomes]
+    for each in results:
+        if isinstance(each, Exception):
+            raise each
+    for value, first, _, second, _ in results:
+        assert value.dtype == dtype
+        assert_close(value, loss, dtype)
+        for grad in (first, second):
+            assert_close(grad, input_grad, dtype, steps=4)
+    for backward in (2, 4):
+        assert_close(torch.cat([each[backward] for each in results]), weight_grad, dtype, steps=4)
+
+
+def test_frozen_layers(outcomes):
+    _, input_grad, weight_grad = right_values(torch.float32, "mean")
+    above = tensor_ranks.problem(torch.float32, "mean")[3]
+    for rank in outcomes:
+        (none, _), (grad, missing) = rank["frozen"]
+        assert none is None
+        assert missing is None
+        assert_close(grad, input_grad / above.double(), torch.float32, steps=4)
+    weights = torch.cat([rank["frozen"][0][1] for rank in outcomes])
+    assert_close(weights, weight_grad / above.double(), torch.float32, steps=4)
+
+
+def test_one_row_and_autocast(outcomes):
+    x, w, target, _ = tensor_ranks.problem(torch.float32, "mean")
+    row = F.linear_cross_entropy(x[0].double(), w.double(), target[0])
+    lower = F.linear_cross_entropy(x.bfloat16().double(), w.bfloat16().double(), target)
+    for rank in outcomes:
+        assert_close(rank["one row"], row, torch.float32)
+        assert rank["autocast"].dtype == torch.float32
+        assert_close(rank["autocast"], lower, torch.float32, steps=4)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "text"),
+    [
+        ("shape", ag.ParamInvalidError, "linear_weight: expected shape (C, 2), got"),
+        ("dtype", NotImplementedError, "target: probabilities are not supported"),
+        ("reduction", ag.ParamInvalidError, "reduction: expected mean, sum or none, got str 'average'"),
+        ("bias", NotImplementedError, "linear_bias: not supported"),
+        ("class weights", NotImplementedError, "linear_cross_entropy with a group: weight: not supported"),
+    ],
+)
+def test_an_error_of_one_process(outcomes, name, kind, text):
+    *others, last = (rank[name] for rank in outcomes)
+    assert type(last) is kind
+    assert text in str(last)
+    for error in others:
+        assert type(error) is parallel.RankError
+        assert error.rank == len(others)
+        assert text in str(error)
+
+
+def test_processes_disagree(outcomes):
+    (text,) = {str(rank["needs gradients"]) for rank in outcomes}
+    assert "return_grad: expected the same on every rank, got False on rank 0 and True on rank" in text
+
+
+def test_the_gradient_cannot_be_differentiated(outcomes):
+    for rank in outcomes:
+        assert isinstance(rank["second order"], RuntimeError)
+        assert "the gradient cannot be differentiated once more" in str(rank["second order"])
+
+
+@pytest.mark.parametrize("keyword", ["vocab_start_index", "vocab_size"])
+def test_without_a_group(keyword):
+    x, w, target, _ = tensor_ranks.problem(torch.float32, "mean")
+    with pytest.raises(ag.ParamInvalidError, match=f"{keyword}: expected None without a group, got 0"):
+        agt.linear_cross_entropy(x, w, target, **{keyword: 0})

@@ -1,0 +1,119 @@
+"""What each process of a group runs on tensors: ``python tensor_ranks.py FOLDER RANK SIZE``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import ascend_grad.torch as agt
+from ascend_grad import parallel
+
+N, H, C = 9, 5, 13
+
+Problem = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def problem(dtype: torch.dtype, reduction: str) -> Problem:
+    """Input, weight, targets of which one is ignored, and the gradient from above; the same in every process."""
+    generator = torch.Generator().manual_seed(0)
+    x, w = (torch.randn(shape, H, generator=generator).to(dtype) for shape in (N, C))
+    target = torch.randint(0, C, (N,), generator=generator)
+    target[4] = -100
+    above = torch.randn((N,) if reduction == "none" else (), generator=generator)
+    return x, w, target, above.to(dtype)
+
+
+def names(size: int) -> list[tuple[torch.dtype, str]]:
+    dtypes = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+    return [(dtype, reduction) for dtype in dtypes for reduction in ("mean", "sum", "none")]
+
+
+def values(rank: int, size: int, dtype: torch.dtype, reduction: str) -> tuple[torch.Tensor, ...]:
+    """The loss, and the gradients of two backwards."""
+    x, w, target, above = problem(dtype, reduction)
+    start, stop = parallel.vocab_range(C, rank, size)
+    x, w = x.requires_grad_(), w[start:stop].clone().requires_grad_()
+    loss = agt.linear_cross_entropy(
+        x, w, target, reduction=reduction, group=dist.group.WORLD, vocab_start_index=start, vocab_size=C
+    )
+    first = torch.autograd.grad(loss, (x, w), above, retain_graph=True)
+    second = torch.autograd.grad(loss, (x, w), above)
+    return loss.detach(), *first, *second
+
+
+def frozen(rank: int, size: int, which: int) -> list[torch.Tensor | None]:
+    """Gradients where the input (0) or the weight (1) needs none."""
+    x, w, target, _ = problem(torch.float32, "mean")
+    leaves = [x, w[slice(*parallel.vocab_range(C, rank, size))].clone()]
+    leaves[1 - which].requires_grad_()
+    agt.linear_cross_entropy(*leaves, target, group=dist.group.WORLD).backward()
+    return [leaf.grad for leaf in leaves]
+
+
+def one_row(rank: int, size: int) -> torch.Tensor:
+    x, w, target, _ = problem(torch.float32, "mean")
+    shard = w[slice(*parallel.vocab_range(C, rank, size))]
+    return agt.linear_cross_entropy(x[0], shard, target[0], group=dist.group.WORLD)
+
+
+def under_autocast(rank: int, size: int) -> torch.Tensor:
+    x, w, target, _ = problem(torch.float32, "mean")
+    shard = w[slice(*parallel.vocab_range(C, rank, size))]
+    with torch.autocast("cpu", torch.bfloat16):
+        return agt.linear_cross_entropy(x, shard, target, group=dist.group.WORLD)
+
+
+def failures(rank: int, size: int) -> dict[str, Callable[[], Any]]:
+    """One process alone has these arguments."""
+    x, w, target, _ = problem(torch.float32, "mean")
+    shard = w[slice(*parallel.vocab_range(C, rank, size))]
+    is_last = rank == size - 1
+
+    def call(**other: Any) -> Any:
+        arguments = {"input": x, "linear_weight": shard, "target": target} | (other if is_last else {})
+        return agt.linear_cross_entropy(**arguments, group=dist.group.WORLD)
+
+    return {
+        "shape": partial(call, input=x[:, :2]),
+        "dtype": partial(call, target=target.double()),
+        "reduction": partial(call, reduction="average"),
+        "bias": partial(call, linear_bias=torch.zeros(C)),
+        "class weights": partial(call, weight=torch.ones(len(shard))),
+        "needs gradients": partial(call, input=x.clone().requires_grad_()),
+        "second order": lambda: second_order(x, shard, target),
+    }
+
+
+def second_order(x: torch.Tensor, shard: torch.Tensor, target: torch.Tensor) -> Any:
+    x = x.clone().requires_grad_()
+    loss = agt.linear_cross_entropy(x, shard, target, group=dist.group.WORLD)
+    (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
+    return torch.autograd.grad(gradient.sum(), x)
+
+
+def outcome(work: Callable[[], Any]) -> Any:
+    try:
+        return work()
+    except Exception as error:
+        return error
+
+
+def main(folder: str, rank: int, size: int) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
+    outcomes: dict[Any, Any] = {key: outcome(partial(values, rank, size, *key)) for key in names(size)}
+    outcomes["frozen"] = [frozen(rank, size, which) for which in (0, 1)]
+    outcomes["one row"] = one_row(rank, size)
+    outcomes["autocast"] = under_autocast(rank, size)
+    for name, work in failures(rank, size).items():
+        outcomes[name] = outcome(work)
+    torch.save(outcomes, Path(folder, f"{rank}.pt"))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
