@@ -250,12 +250,12 @@ cdef class Schedule:
         self, void *to, const ag_matrix *source, const int64_t *rows, int64_t start, Py_ssize_t count, Py_ssize_t u
     ) noexcept nogil:
         """Adjacent panels of columns; task u packs one part of their rows."""
-        cdef Py_ssize_t nr = self.kernels.nr, pair = self.kernels.pair, panel, n, at, step, rows_here
+        cdef Py_ssize_t nr = self.kernels.nr, pair = self.kernels.pair, panel, n, at, _step, rows_here
         cdef const int64_t *numbers = NULL
         cdef Py_ssize_t first = u // self.column_parts * self.panels_together, part = u % self.column_parts
         cdef Py_ssize_t last = min(first + self.panels_together, ceil_div(self.block.hidden_size, nr))
         cdef Py_ssize_t begin = part * ROWS_PER_TASK, end = min(begin + ROWS_PER_TASK, count)
-        for step in range(ceil_div(end - begin, ROWS_TOGETHER)):  # all panels of some rows: their pages are at hand
+        for _step in range(ceil_div(end - begin, ROWS_TOGETHER)):  # all panels of some rows: their pages are at hand
             rows_here = min(ROWS_TOGETHER, end - begin)
             if rows != NULL:
                 numbers = rows + begin

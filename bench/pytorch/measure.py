@@ -14,13 +14,15 @@ from ..linear import measure as linear
 from ..linear.cases import LinearCase
 from ..linear.measure import Growth
 from ..machine import seconds_of_others
-from ..results import Row
+from ..results import OWN, Row
 from ..rowwise.cases import Case, operands
 from . import rivals
 from .cases import AUTOGRAD
 
 TURNS = 5
 AWAKE_TURNS = 41
+#: Seconds after which there are no more of these turns.
+AWAKE_SECONDS = 2.0
 #: What is added to the name of a side whose calls come right after an operation by PyTorch's threads.
 AWAKE = " awake"
 
@@ -44,7 +46,10 @@ def measure(case: Case | LinearCase, num_threads: int) -> Row:
 def after_parallel_loop(calls: dict[str, Call], loop: Call) -> dict[str, float]:
     """Median seconds of a single call that comes right after a parallel loop of PyTorch's."""
     times: dict[str, list[float]] = {name: [] for name in calls}
+    end = time.perf_counter() + AWAKE_SECONDS
     for _ in range(AWAKE_TURNS):
+        if times[OWN] and time.perf_counter() > end:
+            break
         for name, call in calls.items():
             loop()
             times[name].append(timing.timed(call, 1))

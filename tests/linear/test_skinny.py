@@ -9,9 +9,9 @@ from samples import BFLOAT16, Layout, allocated, assert_identical
 
 from ascend_grad import _cpu, _linear
 
-#: Around the edges of what is few (32 or 64; 128 and 256 where features are many), of tiles (384 rows, 3072 products), of
-#: segments of features (4 KiB of accumulators) and of so few features that rows are transposed (128), or become columns
-#: in all products (16); rows whose distance is a power of two.
+#: Around the edges of what is few (32 or 64; 128 and 256 where features are many), of tiles (384 rows, 3072 products),
+#: of segments of features (4 KiB of accumulators) and of so few features that rows are transposed (128), or become
+#: columns in all products (16); rows whose distance is a power of two.
 SHAPES = [
     Shape(*shape)
     for shape in (
