@@ -78,11 +78,11 @@ double.bind(home)
 device = StandIn(home)
 
 def check(what, result, expected):
-    if not torch.allclose(result.detach().cpu().double(), expected.detach().double(), rtol=0.02, atol=0.01):
+    if not torch.allclose(result.detach().cpu().double(), expected.detach().double(), rtol=0.02, atol=1e-3):
         print("wrong", what)
 
 def on_tensors():
-    x = torch.randn(40, 70)
+    x = 5 * torch.randn(40, 70)
     for view in (lambda x: x, lambda x: x[3:, 2:], lambda x: x.T):
         there = torch.softmax(x.to("npu"), -1)
         check("softmax", agt.softmax(view(there)), torch.softmax(view(torch.softmax(x, -1)), -1))
