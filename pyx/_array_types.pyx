@@ -69,15 +69,12 @@ cdef class ArrayType:
         if self.from_dlpack is None:
             return array
         exported = _dlpack.Exported()
-        (<_dlpack.Exported>exported).array = array
-        if not self.is_jax:
-            return self.from_dlpack(exported)
-        # What does not begin at a cache line is copied, and what has 64 bits rounded to 32 unless that is switched off.
-        (<_dlpack.Exported>exported).array = _memory.at_aligned_address(array)
-        if cnp.PyArray_ITEMSIZE(array) < 8:
-            return self.from_dlpack(exported)
-        with sys.modules["jax"].enable_x64(True):
-            return self.from_dlpack(exported)
+        # JAX copies what does not begin at a cache line, and rounds what has 64 bits unless they are switched on.
+        (<_dlpack.Exported>exported).array = _memory.at_aligned_address(array) if self.is_jax else array
+        if self.is_jax and cnp.PyArray_ITEMSIZE(array) == 8:
+            with sys.modules["jax"].enable_x64(True):
+                return self.from_dlpack(exported)
+        return self.from_dlpack(exported)
 
 
 cdef ArrayType NUMPY = ArrayType()

@@ -358,6 +358,17 @@ def test_buffers_that_xla_hands_over():
         call(x, x, **GOOD | {"operator": "scaled_masked_softmax"})
 
 
+def test_any_dimension_of_masked():
+    """The functions ask for the last one alone; another is no way to a crash."""
+    x, mask = normal((2, 3, 40, 50), np.float32), generator("mask").random((2, 3, 40, 50)) < 0.4
+    result = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    for dim in (-2, -3, -4):
+        settings = {"operator": "scaled_masked_softmax", "dim": np.int64(dim), "scale": np.float64(0.5)}
+        got = call(jnp.asarray(x), jnp.asarray(mask), result=result, **settings)
+        turned = (np.ascontiguousarray(np.moveaxis(each, dim, -1)) for each in (x, mask))
+        assert_close(got, np.moveaxis(ag.scaled_masked_softmax(*turned, 0.5), -1, dim), "float32")
+
+
 # ---- documents -------------------------------------------------------------------------------------------------------
 
 

@@ -120,6 +120,14 @@ def test_results_may_be_used_as_any_array():
     assert np.all(result.at[0].set(1)[1] == 0.25)
 
 
+def test_calls_on_arrays_with_values_while_others_are_traced(dtype):
+    constant = np.linspace(0, 1, 12).reshape(3, 4).astype(DTYPES[dtype])
+    given = jax_array(constant)
+    with jax.enable_x64(True):
+        result = jax.jit(lambda x: x + ag.softmax(given))(jax_array(np.zeros_like(constant)))
+    assert_same(result, ag.softmax(constant))
+
+
 # ---- memory ----------------------------------------------------------------------------------------------------------
 
 
