@@ -249,6 +249,22 @@ def test_a_killed_run_leaves_nothing_half_written():
     assert_identical("out", ag.softmax(x, backend="reference"))
 
 
+def test_chunks_are_synced_before_they_are_recorded(monkeypatch):
+    save_zarr("x", np.zeros((4, 6)), (2, 6))
+    synced, fsync = [], os.fsync
+
+    def note(descriptor):
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}").rpartition("/out/")[2])
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    assert main(["apply", "softmax", "--input", "x", "-o", "out"]) == 0
+    records = [i for i, name in enumerate(synced) if name == new_directories.RECORD]
+    for chunk, end in zip(("c/0/0", "c/1/0"), records[1:]):
+        assert chunk in synced[:end]
+    assert synced.index("c/1/0") > records[1]
+
+
 # ---- refused ---------------------------------------------------------------------------------------------------------
 
 

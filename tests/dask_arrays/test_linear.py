@@ -68,13 +68,15 @@ def test_weight_gradients_of_chunks_are_added_up_in_float32(dtype, default_engin
 
 
 def test_weight_gradients_are_added_up_in_pairs():
-    """(a + b) + (c + d), and the odd one last: not what one after the other, or another order, gives."""
-    parts = np.array([1e8, 1, -1e8, 1, 3e-3], np.float32)
-    x, weight, target = parts[:, None], np.zeros((2, 1), np.float32), np.zeros(5, np.int64)
+    """Pairs of pairs in the order of the chunks, the odd one last: not what any other order gives."""
+    parts = np.array([1e8, 1, -1e8, 1, 3, -7, 1e7], np.float32)
+    x, weight, target = parts[:, None], np.zeros((2, 1), np.float32), np.zeros(7, np.int64)
     result = agd.linear_cross_entropy(da.from_array(x, chunks=(1, 1)), weight, target, reduction="sum")
-    a, b, c, d, e = -x[:, 0] / 2
-    assert_identical(result.weight_grad.compute()[0, 0], ((a + b) + (c + d)) + e)
-    assert ((a + b) + (c + d)) + e != ((((a + b) + c) + d) + e)
+    a, b, c, d, e, f, g = -parts / 2
+    expected = ((a + b) + (c + d)) + ((e + f) + g)
+    assert_identical(result.weight_grad.compute()[0, 0], expected)
+    assert expected != ((e + f) + (c + d)) + ((a + b) + g)
+    assert expected != ((((((a + b) + c) + d) + e) + f) + g)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
