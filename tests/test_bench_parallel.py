@@ -33,6 +33,12 @@ def test_one_rank_does_not_communicate():
         assert cost.efficiency(case, 1, RATE, NETWORK) == 1
 
 
+def test_the_ranks_compute_logits_of_16_bits_twice():
+    for dtype, factor in (("float32", 1), ("float64", 1), ("bfloat16", 4 / 3), ("float16", 4 / 3)):
+        case = Case((10, 20, 30), dtype, "words")
+        assert 4 * cost.step(case, 4, RATE, NETWORK).kernels == pytest.approx(36000 * factor / RATE)
+
+
 def test_what_two_ranks_send():
     """Each sends one message of half of what is summed, and one of the other half's sum."""
     words, tokens = Case((10, 20, 30), "float32", "words"), Case((10, 20, 30), "float32", "tokens")
