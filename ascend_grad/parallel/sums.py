@@ -55,8 +55,8 @@ class MatrixSum:
 
     def start(self, rows: slice) -> None:
         """Begin to sum rows that are complete. All ranks start the same ones; nobody looks at them before `result`."""
-        if self.overlaps and rows.stop < len(self.matrix):  # the last ones travel with the last number
-            end = rows.stop * self.matrix.shape[1]
+        end = rows.stop * self.matrix.shape[1]
+        if self.overlaps and self._begun < end < self.matrix.size:  # the last rows travel with the last number
             self._waits.append(self._ranks.start_allreduce(self._buffer[self._begun : end], "sum"))
             self._begun = end
 

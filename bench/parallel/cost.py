@@ -64,16 +64,15 @@ def all_reduce(network: Network, size: int, bytes_each: float) -> float:
 
 def step(case: Case, size: int, rate: float, network: Network) -> Step:
     """One step of `size` ranks whose kernels each do the undivided problem at `rate` operations a second."""
-    kernels = case.flops / size / rate
     if size == 1:
-        return Step(kernels, 0.0)
+        return Step(case.flops / rate, 0.0)
     communication = all_gather(network, size, CARD_BYTES) + all_reduce(network, size, NUMBER_BYTES * case.summed)
     if case.split == "words":
         rows = case.shape[0] * NUMBER_BYTES
         communication += all_reduce(network, size, rows) + all_reduce(network, size, 2 * rows)
     else:
         communication += all_reduce(network, size, 16)
-    return Step(kernels, communication)
+    return Step(case.split_flops / size / rate, communication)
 
 
 def efficiency(case: Case, size: int, rate: float, network: Network) -> float:

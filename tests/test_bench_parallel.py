@@ -1,0 +1,91 @@
+"""The benchmark of losses over ranks: its model, its tables, and how results are kept."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from thread_ranks import on_ranks, returned
+
+from ascend_grad.bench.parallel import cost, rank, report
+from ascend_grad.bench.parallel.cases import MEASURED, MODELLED, Case
+from ascend_grad.bench.parallel.cost import Network
+from ascend_grad.bench.parallel.measure import ParallelResults, Row
+from ascend_grad.parallel.communicators import Collectives
+from ascend_grad.parallel.timing import TimedCollectives
+
+NETWORK = Network("slow", 1e-3, 1e6)
+RATE = 1e9
+
+
+@pytest.fixture
+def results() -> ParallelResults:
+    rows = [Row(case, 1.0, 1.2, 0.05) for case in MEASURED]
+    return ParallelResults(2, rows, [(1024, 1e-5), (1 << 24, 1e-2)], {"CPU": "one"})
+
+
+def test_one_rank_does_not_communicate():
+    for case in MODELLED:
+        step = cost.step(case, 1, RATE, NETWORK)
+        assert step.communication == 0
+        assert step.kernels == 6 * math.prod(case.shape) / RATE
+        assert cost.efficiency(case, 1, RATE, NETWORK) == 1
+
+
+def test_the_ranks_compute_logits_of_16_bits_twice():
+    for dtype, factor in (("float32", 1), ("float64", 1), ("bfloat16", 4 / 3), ("float16", 4 / 3)):
+        case = Case((10, 20, 30), dtype, "words")
+        assert 4 * cost.step(case, 4, RATE, NETWORK).kernels == pytest.approx(36000 * factor / RATE)
+
+
+def test_what_two_ranks_send():
+    """Each sends one message of half of what is summed, and one of the other half's sum."""
+    words, tokens = Case((10, 20, 30), "float32", "words"), Case((10, 20, 30), "float32", "tokens")
+    card = 1e-3 + 1024 / 1e6
+    statistics = 2 * 2e-3 + (4 * 10 + 8 * 10) / 1e6
+    assert cost.step(words, 2, RATE, NETWORK).communication == pytest.approx(card + statistics + 2e-3 + 1200 / 1e6)
+    assert cost.step(tokens, 2, RATE, NETWORK).communication == pytest.approx(
+        card + 2e-3 + 16 / 1e6 + 2e-3 + 2400 / 1e6
+    )
+
+
+def test_a_network_is_found_again():
+    for size in (2, 8):
+        sums = [(count, cost.all_reduce(NETWORK, size, count)) for count in (1000, 10**7)]
+        found = cost.fitted("found", sums, size)
+        assert found.latency == pytest.approx(NETWORK.latency)
+        assert found.bandwidth == pytest.approx(NETWORK.bandwidth)
+
+
+def test_tokens_are_split_where_there_are_more_of_them_than_words():
+    """The gradient that is summed has a row for each token, or for each word."""
+    for size in (2, 64, 4096):
+        rows = report.crossover(MODELLED[0], size, 1e11, Network("fast", 0, 1e10))
+        assert rows == pytest.approx(MODELLED[0].shape[1], rel=0.01)
+
+
+def test_tables(results):
+    for block in (report.measured_block(results), report.model_block(results)):
+        assert len({line.count("|") for line in block.splitlines()}) == 1
+    assert " 83 %" in report.measured_block(results)
+
+
+def test_results_are_kept(results):
+    assert ParallelResults.from_json(results.to_json()) == results
+
+
+@pytest.mark.parametrize("split", ["words", "tokens"])
+def test_a_rank(split):
+    case = Case((12, 20, 4), "bfloat16", split)
+
+    def work(comm):
+        ranks = TimedCollectives(Collectives(comm))
+        call = rank.call_of(case, ranks)
+        return rank.timed(call, ranks), call().loss
+
+    both = returned(on_ranks(2, work))
+    ((_, right),) = returned(on_ranks(1, work))
+    for (seconds, communication), loss in both:
+        assert 0 < communication < seconds
+        np.testing.assert_allclose(loss, right, rtol=1e-5)
