@@ -30,7 +30,7 @@ def start_cluster() -> Callable[..., Any]:
             threads_per_worker=1,
             processes=True,
             memory_limit=memory_limit,
-            dashboard_address=None,
+            dashboard_address=":0",  # any port: several processes of the tests may have a cluster
         )
 
     return start
