@@ -8,7 +8,7 @@ cdef class ArrayType:
     cdef const DLPackExchangeAPI *api
     cdef object from_dlpack
     cdef object refused
-    cdef object mark_written
+    cdef object mark_written, is_neg
     cdef bint is_torch, is_jax, is_plain
     cpdef cnp.ndarray view(self, object value, str name, str operator)
     cdef object own(self, cnp.ndarray array)

@@ -32,9 +32,10 @@ def shown(value: object) -> str:
 def refuse_lazy(value: object) -> None:
     """Raise for what dask would compute, all of it, as soon as anybody looks at an element."""
     if hasattr(type(value), "__dask_graph__") and value.__dask_graph__() is not None:  # type: ignore[attr-defined]
-        raise TypeError(
-            "it is yet to be computed by dask (ascend_grad.dask takes such arrays, compute() computes them)"
-        )
+        ways = "ascend_grad.dask takes such arrays, compute() computes them"
+        if type(value).__module__.startswith("xarray."):
+            ways = "xarray.apply_ufunc applies functions to its blocks, compute() computes it"
+        raise TypeError(f"it is yet to be computed by dask ({ways})")
 
 
 def any_array(value: object, name: str, operator: str | None) -> np.ndarray:

@@ -19,7 +19,8 @@ if not hasattr(jax, "enable_x64"):  # without which results of float64 would be 
     raise ImportError(f"ascend_grad.jax needs JAX 0.8 or newer, found {jax.__version__}")
 
 from . import _xla
-from .arguments import real_number, shown
+from .arguments import check_class, real_number, shown
+from .arrays import native
 from .errors import ParamTypeError
 from .inspection import explain
 
@@ -120,7 +121,8 @@ def _scaled_masked_softmax_backward(grad_output, y, mask, scale):
 
 def _scaled_masked_softmax_backward_backward(scale, saved, grad):
     grad_output, y, mask = saved
-    grad = jnp.where(mask, 0, grad * scale)
+    wide = jnp.promote_types(grad.dtype, jnp.float32)  # as the kernels scale
+    grad = jnp.where(mask, 0, (grad.astype(wide) * scale).astype(grad.dtype))
     return _softmax_backward(grad, y, -1), _softmax_backward_wrt_output(grad, grad_output, y, -1), None
 
 
@@ -158,7 +160,14 @@ def _array(value: object, name: str, operator: str) -> jax.Array | None:
         return None
     if not isinstance(value, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)):
         raise ParamTypeError(f"{name}: expected an array of jax or a number, got {shown(value)}", operator=operator)
-    return jnp.asarray(value)
+    if isinstance(value, np.ndarray):
+        check_class(type(value), name, operator)
+        value = value.astype(native(value.dtype), copy=False)
+    try:
+        return jnp.asarray(value)
+    except (TypeError, ValueError) as error:  # a dtype that JAX does not have
+        message = f"{name}: expected an array that JAX takes, got {shown(value)}: {error}"
+        raise ParamTypeError(message, operator=operator) from error
 
 
 def _check(operator: str, *arrays: jax.Array | None, **settings: object) -> None:

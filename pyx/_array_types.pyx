@@ -43,7 +43,7 @@ cdef class ArrayType:
             if value.requires_grad:
                 expected = "a tensor that does not require grad (ascend_grad.torch takes those, detach() drops it)"
                 refuse(name, operator, expected, "one that does")
-            if value.is_neg():
+            if self.is_neg(value):
                 expected = "a tensor whose elements are as in memory (resolve_neg() makes one)"
                 refuse(name, operator, expected, "one with the negative bit set")
         try:
@@ -72,7 +72,8 @@ cdef class ArrayType:
         # JAX copies what does not begin at a cache line, and rounds what has 64 bits unless they are switched on.
         (<_dlpack.Exported>exported).array = _memory.at_aligned_address(array) if self.is_jax else array
         if self.is_jax and cnp.PyArray_ITEMSIZE(array) == 8:
-            with sys.modules["jax"].enable_x64(True):
+            jax = sys.modules["jax"]
+            with (jax if hasattr(jax, "enable_x64") else jax.experimental).enable_x64(True):  # moved in JAX 0.8
                 return self.from_dlpack(exported)
         return self.from_dlpack(exported)
 
@@ -116,7 +117,7 @@ cdef ArrayType look_up(object value):
     result.api = _dlpack.exchange_api(kind)
     result.is_torch = isinstance(value, getattr(torch, "Tensor", ()))
     if result.is_torch:
-        result.library, result.refused = "torch", own_arithmetic(kind, torch.Tensor)
+        result.library, result.refused, result.is_neg = "torch", own_arithmetic(kind, torch.Tensor), torch.Tensor.is_neg
         result.from_dlpack, result.mark_written = torch.from_dlpack, torch.autograd.graph.increment_version
     elif result.api != NULL:
         owner = next(base for base in kind.__mro__ if "__dlpack_c_exchange_api__" in vars(base))
@@ -130,7 +131,7 @@ cdef ArrayType look_up(object value):
     else:
         return UNNAMED
     if result.api != NULL:
-        result.is_plain = not result.is_torch or kind in (torch.Tensor, torch.nn.Parameter)
+        result.is_plain = result.is_torch and kind in (torch.Tensor, torch.nn.Parameter)
         _known[kind] = result
     return result
 

@@ -74,7 +74,7 @@ cdef Py_ssize_t MAX_TASK_FLOPS = 1 << 28
 cdef Py_ssize_t MAX_TASK_ELEMENTS = 1 << 20
 cdef Py_ssize_t PART_COLUMNS = 1 << 15
 # Panels of columns that a task packs together, at most, unless that leaves fewer tasks; how many rows of each in turn.
-cdef Py_ssize_t FEW_TASKS = 8
+cdef Py_ssize_t MIN_PACK_TASKS = 8
 cdef Py_ssize_t PANELS_TOGETHER = 8
 cdef Py_ssize_t ROWS_TOGETHER = 16
 # Rows that a task of the other phases takes.
@@ -380,7 +380,7 @@ cdef class Schedule:
         """Cut the columns of so many rows into tasks; how many."""
         cdef Py_ssize_t panels = ceil_div(self.block.hidden_size, self.kernels.nr)
         self.column_parts = ceil_div(count, ROWS_PER_TASK)
-        self.panels_together = min(max(panels * self.column_parts // FEW_TASKS, 1), PANELS_TOGETHER)
+        self.panels_together = min(max(panels * self.column_parts // MIN_PACK_TASKS, 1), PANELS_TOGETHER)
         return ceil_div(panels, self.panels_together) * self.column_parts
 
     cdef void pack_weight(self, bint rows, bint columns) noexcept nogil:

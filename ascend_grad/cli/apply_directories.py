@@ -42,7 +42,10 @@ def run(job: Job) -> None:
             raise CommandError(f"{file}: {error}") from error
         backends.add(backend)
         dtypes += [array.dtype for array in arrays.values()]
-        sources = [os.path.join(source, file) if name in folders else source for name, source in job.sources.items()]
+        sources = [
+            os.path.join(source, file) if name in folders else parse_source(source).path
+            for name, source in job.sources.items()
+        ]
         itemsize = (job.out_dtype or arrays[next(iter(arrays))].dtype).itemsize
         pieces[file] = Piece(sources, [file], itemsize * call.arrays[0].size)
     job.check_raw_dtype(dtypes)

@@ -191,6 +191,7 @@ def _check_is_complete(path: str, description: dict[str, Any], pieces: Mapping[s
         raise CommandError(f"{path}: is there already, and was not written by this command") from None
     _check_same(path, record.description, description, "name another directory, or remove this one")
     changed = [name for name, piece in pieces.items() if record.finished.get(name) != _state(piece.sources)]
+    changed += sorted(record.finished.keys() - pieces.keys())
     if changed:
         message = f"is there already, and {changed[0]} was computed from other files"
         raise CommandError(f"{path}: {message}; name another directory, or remove this one")

@@ -120,7 +120,7 @@ def data_parallel_linear_cross_entropy(
     ]  # fmt: skip
     execution = {"backend": backend, "num_threads": num_threads}
 
-    def prepare() -> tuple[Shard, MatrixSum | None]:
+    def prepare() -> tuple[Shard, MatrixSum | None, dict[str, Any]]:
         if not (reduce_weight_grad is True or reduce_weight_grad == "scatter"):
             kind = ParamInvalidError if isinstance(reduce_weight_grad, (str, bool)) else ParamTypeError
             message = f"reduce_weight_grad: expected True or 'scatter', got {shown(reduce_weight_grad)}"
@@ -131,7 +131,8 @@ def data_parallel_linear_cross_entropy(
             (words, features), dtype = a["weight"].shape, arrays.accumulator_dtype(a["weight"].dtype)
             total = MatrixSum(ranks, words, features, dtype, reduce_weight_grad, a["deterministic"])
         place = None if total is None else total.matrix
-        return Shard(call, vocab_ranks, vocab_start_index, vocab_size, True, execution, place), total
+        shard = Shard(call, vocab_ranks, vocab_start_index, vocab_size, True, execution, place)
+        return shard, total, shard.facts()
 
     # Both gatherings come before anything is raised: who fails tells the ranks of its vocabulary first, and each of
     # those tells the ranks that have other tokens.
@@ -139,15 +140,16 @@ def data_parallel_linear_cross_entropy(
     prepared = inner.run(prepare)
 
     def agree() -> dict[str, Any]:
-        cards = inner.tell(vocab_ranks, None if prepared is None else prepared[0].facts())
+        cards = inner.tell(vocab_ranks, None if prepared is None else prepared[2])
         assert prepared is not None
-        shard, _ = prepared
+        shard, *_ = prepared
         shard.place(cards)
         same = {
             "operator": _NAME,
             "columns of input_rows": shard.input.shape[1],
             "dtype of input_rows": shard.dtype.name,
             "shape of weight": list(shard.weight.shape),
+            "vocab_start_index": shard.start,
             **shard.options(),
             "reduce_weight_grad": reduce_weight_grad,
         }
@@ -155,7 +157,7 @@ def data_parallel_linear_cross_entropy(
 
     cards = attempt.tell(ranks, attempt.run(agree))
     assert prepared is not None  # else it has raised
-    shard, weight_sum = prepared
+    shard, weight_sum, _ = prepared
 
     def agreed_count() -> int:
         check_agreement([card["same"] for card in cards], _NAME)

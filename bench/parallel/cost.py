@@ -12,10 +12,10 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ascend_grad.parallel.agreement import CARD_BYTES
+
 from .cases import Case
 
-#: Of the comparison of arguments, from every rank.
-CARD_BYTES = 1024
 #: Of a number on its way: float32.
 NUMBER_BYTES = 4
 

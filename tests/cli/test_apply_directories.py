@@ -189,6 +189,29 @@ def test_a_file_that_has_changed_is_computed_again(interrupted, capsys):
     assert_right("softmax", arguments)
 
 
+def test_a_mask_for_all_files_that_has_changed(capsys):
+    """It is a member of a file, whose name has to be told from the member's."""
+    Path("x").mkdir()
+    x, mask = np.zeros((1, 1, 2, 2), np.float32), np.zeros((1, 1, 2, 2), bool)
+    np.save("x/a.npy", x)
+    np.savez("m.npz", mask=mask)
+    command = ["apply", "scaled_masked_softmax", "--x", "x", "--mask", "m.npz:mask", "-o", "out"]
+    assert main(command) == 0
+    capsys.readouterr()
+    mask[..., 0] = True
+    np.savez("m.npz", mask=mask)
+    assert "was computed from other files" in refused(capsys, *command[1:])
+
+
+def test_a_file_that_is_gone_when_the_result_is_complete(capsys):
+    options, _ = save_directories("softmax")
+    command = ["apply", "softmax", *options, "-o", "out"]
+    assert main(command) == 0
+    capsys.readouterr()
+    os.unlink("input/a.npy")
+    assert "a.npy was computed from other files" in refused(capsys, *command[1:])
+
+
 def test_files_may_come_and_go_in_between(interrupted, capsys):
     command, arguments = interrupted
     os.rename("input/a.npy", "input/e.npy")
