@@ -23,7 +23,8 @@ cdef extern from "<time.h>" nogil:
 cdef extern from * nogil:
     """
     #define AG_FETCH_ADD(counter, n) __atomic_fetch_add(counter, n, __ATOMIC_RELAXED)
-    static _Thread_local int ag_signals_deferred;
+    /* Of the threads' own memory from the start: to allocate it at first use may fail, which ends the process. */
+    static _Thread_local int ag_signals_deferred __attribute__((tls_model("initial-exec")));
     """
     int64_t AG_FETCH_ADD(int64_t *counter, int n)
     int ag_signals_deferred

@@ -54,6 +54,7 @@ ABOUT_PACKAGES = {
         "tests/pytorch",
         "tests/interop/test_torch.py",
         "tests/parallel/test_torch.py",
+        "tests/tensor_ranks.py",
         "tests/torch_npu_stand_in.py",
         "tests/torch_oracles.py",
         "ascend_grad/torch",
