@@ -29,7 +29,8 @@ autosummary_generate = True
 numpydoc_show_class_members = False  # the template of classes lists them
 # Arguments that are missing, unknown or out of order, functions without a result, unknown or misplaced sections.
 numpydoc_validation_checks = {"GL06", "GL07", "PR01", "PR02", "PR03", "RT01"}
-numpydoc_validation_exclude = {r"Error$", r"\.results\.", r"\.DeviceArray"}  # nobody else makes these
+# Nobody else makes these; a protocol is not called.
+numpydoc_validation_exclude = {r"Error$", r"\.results\.", r"\.DeviceArray", r"\.Communicator$"}
 # In the types of arguments and in lists of exceptions, names of this package are links; those of others are not.
 numpydoc_xref_param_type = True
 numpydoc_xref_ignore = "all"

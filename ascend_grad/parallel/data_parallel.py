@@ -69,12 +69,12 @@ def data_parallel_linear_cross_entropy(
         are those that have the same words and other tokens, and `weight` is a shard as in `linear_cross_entropy`.
     vocab_start_index, vocab_size
         As in `linear_cross_entropy`, over the ranks of `vocab_comm`.
-    reduction, ignore_index, grad_loss, return_grad, output_mask
+    reduction, ignore_index, grad_loss
         As in `ascend_grad.linear_cross_entropy`; all but a `grad_loss` for each row are the same on every rank.
     reduce_weight_grad : True or "scatter", default True
         The weight's gradient is a sum over `comm`. True: every rank gets it; "scatter": every rank gets the rows
         ``slice(*vocab_range(V, comm.rank, comm.size))`` of it.
-    deterministic, workspace_bytes, filter_eps, backend, num_threads
+    deterministic, return_grad, output_mask, workspace_bytes, filter_eps, backend, num_threads
         As in `linear_cross_entropy`.
 
     Returns

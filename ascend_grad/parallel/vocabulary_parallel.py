@@ -65,7 +65,7 @@ def linear_cross_entropy(
         The id of the first row of `weight_shard`. By default shards follow each other in the order of the ranks.
     vocab_size : int, optional
         Words in the whole vocabulary, if that is to be compared with the rows of all shards.
-    reduction, ignore_index, grad_loss, return_grad, output_mask
+    reduction, ignore_index, grad_loss
         As in `ascend_grad.linear_cross_entropy`, the same on every rank.
     reduce_input_grad : True, False or "scatter", default True
         The input's gradient is a sum over the ranks. True: every rank gets it; "scatter": every rank gets the rows
@@ -73,6 +73,8 @@ def linear_cross_entropy(
         float32 (float64 where `input` is).
     deterministic : bool, default False
         Add in the order of the ranks: all ranks have the same bits, in every run with as many ranks.
+    return_grad, output_mask
+        As in `ascend_grad.linear_cross_entropy`, the same on every rank.
     workspace_bytes, filter_eps, backend, num_threads
         As in `ascend_grad.fused_linear_cross_entropy_loss_grad`; the first two are the same on every rank.
 
