@@ -56,6 +56,6 @@ def test_one_process(default_engine):
 
 
 def test_the_demo():
-    done = mpiexec(2, "-m", "ascend_grad.parallel.demo", "--steps", "2")
+    done = mpiexec(2, "-P", "-m", "ascend_grad.parallel.demo", "--steps", "2")
     assert done.returncode == 0, done.stderr
     assert "2 processes" in done.stdout
