@@ -118,12 +118,16 @@ def run(args: argparse.Namespace) -> int:
     linear: Sequence[Row[LinearCase]] = ()
     memory: Sequence[Growth] = ()
     if args.accuracy:
+        file = documents.ACCURACY_FILE
         accuracy = _measure_accuracy(args.filter, failures)
     elif args.linear:
+        file = documents.LINEAR_FILE
         linear, memory = _measure_linear(args, num_threads, failures)
     elif args.torch:
+        file = documents.TENSORS_FILE
         speed, linear, memory = _measure_tensors(args, num_threads, failures)
     else:
+        file = documents.SPEED_FILE
         speed = _measure_speed(_chosen_cases(args), num_threads, failures)
     results = Results(machine.describe(), num_threads, speed, accuracy, linear, memory, failures)
 
@@ -142,15 +146,6 @@ def run(args: argparse.Namespace) -> int:
     if args.update_readme and failures:
         print("ascend-grad bench: the documents stay as they are", file=sys.stderr)
     elif args.update_readme:
-        file = (
-            documents.ACCURACY_FILE
-            if args.accuracy
-            else documents.LINEAR_FILE
-            if args.linear
-            else documents.TENSORS_FILE
-            if args.torch
-            else documents.SPEED_FILE
-        )
         file.parent.mkdir(exist_ok=True)
         file.write_text(results.to_json())
         documents.update_documents()
