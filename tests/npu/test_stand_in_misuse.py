@@ -272,15 +272,14 @@ def test_two_streams_on_the_same_memory(acl, double) -> None:
 
 
 def test_work_takes_its_time_on_another_thread(acl, double) -> None:
-    double.set_delay(100_000)
+    double.set_delay(500_000)
     c = softmax_call(acl, double)
     begin = time.monotonic()
     assert acl.aclnnSoftmax(c["workspace"], c["size"], c["executor"], c["stream"]) == 0
     acl.executors.clear()
-    assert time.monotonic() - begin < 0.09
     assert double.counter("in_flight") == 1
     acl.check("aclrtSynchronizeStream", c["stream"])
-    assert time.monotonic() - begin >= 0.1
+    assert time.monotonic() - begin >= 0.5
 
 
 # ---- misuse: of threads, devices and processes -----------------------------------------------------------------------
