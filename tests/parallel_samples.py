@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,17 +32,36 @@ def rank_of(comm: Any) -> int:
     return comm.rank() if callable(comm.rank) else comm.rank
 
 
-def vocabulary_rank(problem: LinearProblem, cuts: Sequence[int], comm: Any, **options: Any) -> LinearCrossEntropy:
+def called(function: Callable, arrays: Sequence[Any], options: dict[str, Any], put: Callable | None) -> Any:
+    """The call, where `put` makes arrays of another kind of all given ones; results are arrays of the host again."""
+    if put is None:
+        return function(*arrays, **options)
+    if isinstance(options.get("grad_loss"), np.ndarray):
+        options = options | {"grad_loss": put(options["grad_loss"])}
+    results = function(*map(put, arrays), **options)
+    return LinearCrossEntropy(*(None if each is None else each.numpy() for each in results))
+
+
+def vocabulary_rank(
+    problem: LinearProblem, cuts: Sequence[int], comm: Any, put: Callable | None = None, **options: Any
+) -> LinearCrossEntropy:
     """This rank's call, where its words are those between two of the cuts."""
     a, rank = problem.arguments, rank_of(comm)
-    return parallel.linear_cross_entropy(
-        a["input"], a["weight"][cuts[rank] : cuts[rank + 1]], a["target"],
-        **{"comm": comm, "num_threads": 1} | options_of(problem) | options,
-    )  # fmt: skip
+    return called(
+        parallel.linear_cross_entropy,
+        (a["input"], a["weight"][cuts[rank] : cuts[rank + 1]], a["target"]),
+        {"comm": comm, "num_threads": 1} | options_of(problem) | options,
+        put,
+    )
 
 
 def tokens_rank(
-    problem: LinearProblem, cuts: Sequence[int], comm: Any, words: slice = slice(None), **options: Any
+    problem: LinearProblem,
+    cuts: Sequence[int],
+    comm: Any,
+    words: slice = slice(None),
+    put: Callable | None = None,
+    **options: Any,
 ) -> LinearCrossEntropy:
     """This rank's call, where its tokens are those between two of the cuts."""
     rank = rank_of(comm)
@@ -50,10 +69,12 @@ def tokens_rank(
     a, given = problem.arguments, options_of(problem)
     if isinstance(given.get("grad_loss"), np.ndarray):
         given["grad_loss"] = given["grad_loss"][rows]
-    return parallel.data_parallel_linear_cross_entropy(
-        a["input"][rows], a["weight"][words], a["target"][rows],
-        **{"comm": comm, "num_threads": 1} | given | options,
-    )  # fmt: skip
+    return called(
+        parallel.data_parallel_linear_cross_entropy,
+        (a["input"][rows], a["weight"][words], a["target"][rows]),
+        {"comm": comm, "num_threads": 1} | given | options,
+        put,
+    )
 
 
 def joined(parts: Sequence[np.ndarray | None]) -> np.ndarray | None:

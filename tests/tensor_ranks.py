@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import pickle
 import sys
+import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # before there is a group, which its functions else keep alive as a default argument
 
 import ascend_grad.torch as agt
 from ascend_grad import parallel
@@ -75,15 +79,19 @@ def failures(rank: int, size: int) -> dict[str, Callable[[], Any]]:
     shard = w[slice(*parallel.vocab_range(C, rank, size))]
     is_last = rank == size - 1
 
+    arguments, float8 = {"input": x, "linear_weight": shard, "target": target}, torch.float8_e4m3fn
+
     def call(**other: Any) -> Any:
-        arguments = {"input": x, "linear_weight": shard, "target": target} | (other if is_last else {})
-        return agt.linear_cross_entropy(**arguments, group=dist.group.WORLD)
+        return agt.linear_cross_entropy(**arguments | (other if is_last else {}), group=dist.group.WORLD)
 
     return {
         "shape": partial(call, input=x[:, :2]),
         "dtype": partial(call, target=target.double()),
         "reduction": partial(call, reduction="average"),
         "bias": partial(call, linear_bias=torch.zeros(C)),
+        "other dtype": partial(call, linear_weight=shard.half()),
+        "no dtype of NumPy": partial(call, input=x.to(float8), linear_weight=shard.to(float8)),
+        "other device": partial(call, **{name: tensor.to("meta") for name, tensor in arguments.items()}),
         "class weights": partial(call, weight=torch.ones(len(shard))),
         "needs gradients": partial(call, input=x.clone().requires_grad_()),
         "second order": lambda: second_order(x, shard, target),
@@ -98,14 +106,17 @@ def second_order(x: torch.Tensor, shard: torch.Tensor, target: torch.Tensor) -> 
 
 
 def outcome(work: Callable[[], Any]) -> Any:
+    """What `work` returns, or its exception without the traceback, whose frames would keep the process group alive."""
     try:
         return work()
     except Exception as error:
-        return error
+        return pickle.loads(pickle.dumps(error))
 
 
-def main(folder: str, rank: int, size: int) -> None:
+def main(folder: str, rank: int, size: int) -> weakref.ref:
+    """Returns the group, which nothing may keep alive."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
+    group = weakref.ref(dist.group.WORLD)
     outcomes: dict[Any, Any] = {key: outcome(partial(values, rank, size, *key)) for key in names(size)}
     outcomes["frozen"] = [frozen(rank, size, which) for which in (0, 1)]
     outcomes["one row"] = one_row(rank, size)
@@ -113,7 +124,11 @@ def main(folder: str, rank: int, size: int) -> None:
     for name, work in failures(rank, size).items():
         outcomes[name] = outcome(work)
     torch.save(outcomes, Path(folder, f"{rank}.pt"))
+    dist.destroy_process_group()
+    return group
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    group = main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    gc.collect()
+    assert group() is None  # else gloo's threads abort the process now and then

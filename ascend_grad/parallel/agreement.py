@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..errors import ParamInvalidError, RankError
+from ..errors import AscendGradError, ParamInvalidError, RankError
 from .communicators import Collectives
 
 _T = TypeVar("_T")
@@ -41,8 +41,18 @@ class Attempt:
             try:
                 return work()
             except BaseException as error:  # Ctrl-C, too: nobody may be left waiting
+                if isinstance(error, AscendGradError) and error.operator is None:
+                    error.operator = self.operator
                 self.error = error
         return None
+
+    def raise_kept(self) -> None:
+        """Raise what was kept, where no collective operation follows that would tell the others."""
+        if self.error is not None:
+            try:
+                raise self.error
+            finally:
+                self.error = None  # whose traceback refers to all that there is here
 
     def tell(self, ranks: Collectives, facts: dict[str, Any] | None) -> list[dict[str, Any]]:
         """What every rank tells (not looked at where this one failed), or an exception if a rank failed."""
@@ -50,11 +60,7 @@ class Attempt:
         written = bytearray(json.dumps(card).encode().ljust(CARD_BYTES))
         cards = ranks.allgather(np.frombuffer(written, np.uint8))
         told = [json.loads(row.tobytes()) for row in cards]
-        if self.error is not None:
-            try:
-                raise self.error
-            finally:
-                self.error = None  # whose traceback refers to all that there is here
+        self.raise_kept()
         for rank, each in enumerate(told):
             if "error" in each:
                 raise RankError(f"rank {rank} failed: {each['error']}", rank=rank, operator=self.operator)

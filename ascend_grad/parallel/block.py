@@ -42,25 +42,28 @@ class Block:
     def find_statistics(self) -> None:
         """Those of this rank's logits."""
         shard, count = self._shard, len(self.maxima)
-        target, words = shard.target[self._rows], len(shard.weight)
-        if words:
-            found = ops.fused_linear_online_max_sum(
-                shard.input[self._rows],
-                shard.weight,
-                target,
-                shard.start,
-                shard.start + words,
-                return_logits=self._keeps_logits,
-                **shard.execution,
-            )
-            self._largest, self.sums[:, 0], self.sums[:, 1] = found[:3]
-            self._elsewhere, self._place = arrays.unpacked(found.target_mask, count), found.masked_target
-            self._logits = found.vocab_parallel_logits
+        if shard.weight.shape[0]:
+            self._compute_statistics()
         else:
             self._largest = np.full(count, -np.inf, self.maxima.dtype)
-            self._elsewhere, self._place = np.ones(count, np.bool_), np.zeros_like(target)
+            self._elsewhere, self._place = np.ones(count, np.bool_), np.zeros_like(shard.target[self._rows])
         # Engines disagree on the larger one of NaN and a number; the sum of exponentials is NaN in any case.
         self.maxima[...] = np.where(np.isnan(self._largest), -np.inf, self._largest)
+
+    def _compute_statistics(self) -> None:
+        shard = self._shard
+        found = ops.fused_linear_online_max_sum(
+            shard.input[self._rows],
+            shard.weight,
+            shard.target[self._rows],
+            shard.start,
+            shard.start + len(shard.weight),
+            return_logits=self._keeps_logits,
+            **shard.execution,
+        )
+        self._largest, self.sums[:, 0], self.sums[:, 1] = found[:3]
+        self._elsewhere, self._place = arrays.unpacked(found.target_mask, len(self.maxima)), found.masked_target
+        self._logits = found.vocab_parallel_logits
 
     def relate_to_global_maxima(self) -> None:
         """Statistics relative to this rank's largest logits become parts of those of the whole vocabulary."""

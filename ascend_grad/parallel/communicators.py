@@ -59,7 +59,18 @@ class Communicator(Protocol):
 
 
 class Collectives:
-    """The collective operations of the losses, by those of a `Communicator`. Engines that have more override some."""
+    """The collective operations of the losses, by those of a `Communicator`. Engines that have more override some.
+
+    Attributes
+    ----------
+    takes_npu_tensors : bool
+        Whether tensors of torch_npu may take the place of arrays, in memory of the device.
+    required_device : int or None
+        The only device on which matrices can be summed; None: the host can, too.
+    """
+
+    takes_npu_tensors = False
+    required_device: int | None = None
 
     def __init__(self, comm: Communicator):
         self._comm = comm
@@ -68,18 +79,21 @@ class Collectives:
     def allreduce(self, array: NDArray, op: Operation) -> None:
         self._comm.allreduce(array, op)
 
-    def allgather(self, array: NDArray) -> NDArray:
-        return self._comm.allgather(array)
+    def allgather(self, array: NDArray, out: NDArray | None = None) -> NDArray:
+        """The arrays of all ranks along a new first axis: in `out` where that is given."""
+        found = self._comm.allgather(array)
+        if out is None:
+            return found
+        out[...] = found
+        return out
 
     def start_allreduce(self, array: NDArray, op: Operation) -> Callable[[], object]:
         """Begin `allreduce`; the function that is returned waits for its end."""
         self.allreduce(array, op)
         return lambda: None
 
-    def exchange(self, matrix: NDArray) -> NDArray:
+    def exchange(self, matrix: NDArray, out: NDArray) -> None:
         """Every rank's rows of this rank, as `vocab_range` cuts them: (ranks, rows of this rank, columns)."""
         for rank in range(self.size):
-            rows = self.allgather(matrix[slice(*vocab_range(len(matrix), rank, self.size))])
-            if rank == self.rank:
-                own = rows
-        return own
+            rows = matrix[slice(*vocab_range(len(matrix), rank, self.size))]
+            self.allgather(rows, out if rank == self.rank else None)

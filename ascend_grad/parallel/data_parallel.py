@@ -15,9 +15,11 @@ from ..contract.parallel import DATA_PARALLEL
 from ..errors import ParamInvalidError, ParamTypeError
 from ..results import LinearCrossEntropy
 from .agreement import Attempt, check_agreement
+from .device_shard import make_shard
+from .device_sums import DeviceMatrixSum, device_matrix_sum
 from .engines import collectives
-from .shard import Shard, rounded
-from .sums import MatrixSum, sum_vector
+from .shard import Shard, check_memory
+from .sums import MatrixSum, VectorSums
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
@@ -97,6 +99,10 @@ def data_parallel_linear_cross_entropy(
 
     Notes
     -----
+    Results are arrays of the library that the arguments belong to. If all ranks pass arrays on a device
+    (`ascend_grad.npu.asarray`; float16 or bfloat16, with a `grad_loss` for each row there, too), results are on that
+    device, and each rank's part of a gradient is rounded to 16 bits before the parts are added in float32.
+
     The weights of the ranks of `comm` are taken to be the same; their shapes alone are compared. One call makes these
     collective operations on `comm`: a gathering of 1024 bytes of each rank, the sum of two numbers, and that of V H
     numbers in float32 (float64). On a grid those of `linear_cross_entropy` on `vocab_comm` come besides.
@@ -120,18 +126,24 @@ def data_parallel_linear_cross_entropy(
     ]  # fmt: skip
     execution = {"backend": backend, "num_threads": num_threads}
 
-    def prepare() -> tuple[Shard, MatrixSum | None, dict[str, Any]]:
+    def prepare() -> tuple[Shard, MatrixSum | DeviceMatrixSum | None, dict[str, Any]]:
         if not (reduce_weight_grad is True or reduce_weight_grad == "scatter"):
             kind = ParamInvalidError if isinstance(reduce_weight_grad, (str, bool)) else ParamTypeError
             message = f"reduce_weight_grad: expected True or 'scatter', got {shown(reduce_weight_grad)}"
             raise kind(message, operator=_NAME)
         call = checked(DATA_PARALLEL, values)
-        a, total = call.arguments, None
+        check_memory(call, ranks)
+        a = call.arguments
+        total: MatrixSum | DeviceMatrixSum | None = None
         if a["return_grad"] and a["output_mask"][1]:
-            (words, features), dtype = a["weight"].shape, arrays.accumulator_dtype(a["weight"].dtype)
-            total = MatrixSum(ranks, words, features, dtype, reduce_weight_grad, a["deterministic"])
-        place = None if total is None else total.matrix
-        shard = Shard(call, vocab_ranks, vocab_start_index, vocab_size, True, execution, place)
+            (words, features), dtype = a["weight"].shape, arrays.native(a["weight"].dtype)
+            share, in_order = reduce_weight_grad, a["deterministic"]
+            if call.device is None:
+                total = MatrixSum(ranks, words, features, arrays.accumulator_dtype(dtype), dtype, share, in_order)
+            else:
+                total = device_matrix_sum(ranks, words, features, dtype, share, in_order, a["weight"])
+        place = total.matrix if isinstance(total, MatrixSum) else total
+        shard = make_shard(call, vocab_ranks, vocab_start_index, vocab_size, True, execution, place)
         return shard, total, shard.facts()
 
     # Both gatherings come before anything is raised: who fails tells the ranks of its vocabulary first, and each of
@@ -146,6 +158,7 @@ def data_parallel_linear_cross_entropy(
         shard.place(cards)
         same = {
             "operator": _NAME,
+            "memory of input_rows": shard.memory,
             "columns of input_rows": shard.input.shape[1],
             "dtype of input_rows": shard.dtype.name,
             "shape of weight": list(shard.weight.shape),
@@ -167,13 +180,19 @@ def data_parallel_linear_cross_entropy(
     if count is None:  # all ranks of comm see that, but others of the vocabulary may not: this tells them, and raises
         return shard.solve(inner, 0)
 
-    result = attempt.run(lambda: shard.solve(inner, count))
+    def solve() -> LinearCrossEntropy:
+        solved = shard.solve(inner, count)
+        inner.raise_kept()
+        return solved
+
+    result = attempt.run(solve)
     loss = np.array([0 if result is None or reduction == "none" else result.loss, attempt.failed], np.float64)
-    sum_vector(ranks, loss, deterministic)
+    VectorSums(ranks, loss.size, loss.dtype, deterministic).add(loss)
     attempt.settle(ranks, loss[1])
     assert result is not None
     if reduction != "none":
         result = result._replace(loss=np.asarray(loss[0], shard.accumulator))
-    if weight_sum is None:
-        return result
-    return result._replace(weight_grad=rounded(weight_sum.result(attempt), shard.dtype))
+    if weight_sum is not None:
+        weight_grad: Any = weight_sum.result(attempt)
+        result = result._replace(weight_grad=weight_grad)
+    return shard.convert_results(result, attempt, ranks)

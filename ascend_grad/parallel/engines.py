@@ -38,6 +38,9 @@ def collectives(comm: Any, name: str, operator: str) -> Collectives:
 
         return MpiCollectives(comm, name, operator)
     torch = sys.modules.get("torch.distributed")
+    if torch is not None and torch.is_available() and comm is torch.GroupMember.NON_GROUP_MEMBER:
+        message = f"{name}: expected a process group that this process is in, got GroupMember.NON_GROUP_MEMBER"
+        raise ParamTypeError(message, operator=operator)
     if torch is not None and torch.is_available() and isinstance(comm, torch.ProcessGroup):
         from .process_group import ProcessGroupCollectives
 

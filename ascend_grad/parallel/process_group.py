@@ -1,8 +1,9 @@
-"""Process groups of torch.distributed, over tensors that share the arrays' memory."""
+"""Process groups of torch.distributed, over tensors that share the arrays' memory, or through memory of a device."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,48 +15,93 @@ from .communicators import Collectives, Operation
 from .ranges import vocab_range
 
 _OPERATIONS = {"max": dist.ReduceOp.MAX, "sum": dist.ReduceOp.SUM}
+_UFUNCS = {"max": np.maximum, "sum": np.add}
 
 
 class ProcessGroupCollectives(Collectives):
-    """The collective operations of a group that takes tensors of the CPU."""
+    """The collective operations of a group that takes tensors of the CPU, or of Ascend NPUs, or both.
+
+    Instead of arrays they take tensors on an NPU, too, which stay there. Of a group that takes no tensors of the CPU
+    (hccl alone) arrays, which are then a few numbers of each token, pass through memory of torch's current device.
+    """
 
     _group: dist.ProcessGroup
 
     def __init__(self, group: dist.ProcessGroup, name: str, operator: str):
         kinds = [device.type for device in group._device_types]
-        if "cpu" not in kinds:
-            expected = "a process group that takes tensors of the CPU (gloo)"
+        if not {"cpu", "npu"}.intersection(kinds):
+            expected = "a process group that takes tensors of the CPU (gloo) or of Ascend NPUs (hccl)"
             message = f"{name}: expected {expected}, got one for {', '.join(kinds)}"
             raise ParamTypeError(message, operator=operator)
         self._group = group
         self.rank, self.size = group.rank(), group.size()
+        self.takes_npu_tensors = "npu" in kinds
+        self._device = torch.device("cpu")
+        if "cpu" not in kinds:
+            npu: Any = torch.npu  # which torch_npu has set
+            self.required_device = npu.current_device()
+            self._device = torch.device("npu", self.required_device)
 
-    def allreduce(self, array: NDArray, op: Operation) -> None:
+    def allreduce(self, array: NDArray | torch.Tensor, op: Operation) -> None:
         self.start_allreduce(array, op)()
 
-    def allgather(self, array: NDArray) -> NDArray:
-        result = np.empty((self.size, *array.shape), array.dtype)
-        if array.size:
-            dist.all_gather([_flat(part) for part in result], _flat(array), self._group)
-        return result
+    def allgather(self, array: Any, out: Any = None) -> Any:
+        if out is None:
+            out = np.empty((self.size, *array.shape), array.dtype)
+        here = _flat(out)
+        if here.numel():
+            there = torch.empty_like(here, device=self._device) if here.is_cpu and self._passes_device else here
+            dist.all_gather(list(there.view(self.size, -1)), self._moved(_flat(array)), self._group)
+            _copy_back(there, here)
+        return out
 
-    def start_allreduce(self, array: NDArray, op: Operation) -> Callable[[], object]:
-        return dist.all_reduce(_flat(array), _OPERATIONS[op], self._group, async_op=True).wait
+    def start_allreduce(self, array: NDArray | torch.Tensor, op: Operation) -> Callable[[], object]:
+        here = _flat(array)
+        if here.dtype == torch.float64 and self._passes_device:  # which hccl does not reduce
+            with np.errstate(all="ignore"):
+                _UFUNCS[op].reduce(self.allgather(array), axis=0, out=array)
+            return lambda: None
+        there = self._moved(here)
+        work = dist.all_reduce(there, _OPERATIONS[op], self._group, async_op=True)
 
-    def exchange(self, matrix: NDArray) -> NDArray:
+        def wait() -> None:
+            work.wait()
+            _copy_back(there, here)
+
+        return wait
+
+    def exchange(self, matrix: Any, out: Any) -> None:
         columns = matrix.shape[1]
         ranges = [vocab_range(len(matrix), rank, self.size) for rank in range(self.size)]
-        own = ranges[self.rank][1] - ranges[self.rank][0]
-        result = np.empty((self.size, own, columns), matrix.dtype)
+        start, stop = ranges[self.rank]
+        if (len(matrix) < self.size or not columns) and self.takes_npu_tensors:  # else there are tensors without memory
+            everything = out.new_empty((self.size, *matrix.shape)) if isinstance(out, torch.Tensor) else None
+            out[...] = self.allgather(matrix, everything)[:, start:stop]
+            return
         dist.all_to_all_single(
-            _flat(result),
+            _flat(out),
             _flat(matrix),
-            [own * columns] * self.size,
+            [(stop - start) * columns] * self.size,
             [(stop - start) * columns for start, stop in ranges],
             self._group,
         )
-        return result
+
+    @property
+    def _passes_device(self) -> bool:
+        """Whether arrays pass through memory of a device."""
+        return self.required_device is not None
+
+    def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of the host where the group takes it; others stay where they are."""
+        return tensor.to(self._device) if tensor.is_cpu else tensor
 
 
-def _flat(array: NDArray) -> torch.Tensor:
-    return torch.from_numpy(array.reshape(-1))
+def _flat(array: NDArray | torch.Tensor) -> torch.Tensor:
+    """The elements in a row, in the same memory."""
+    flat = array.reshape(-1)
+    return flat if isinstance(flat, torch.Tensor) else torch.from_numpy(flat)
+
+
+def _copy_back(there: torch.Tensor, here: torch.Tensor) -> None:
+    if there is not here:
+        here.copy_(there)

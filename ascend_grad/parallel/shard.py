@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from .. import arrays
 from .._call import Call
+from .._dispatch import requested
 from .._linear import default_workspace
-from ..arguments import MAX_INDEX, integer, shown
+from ..arguments import MAX_INDEX, integer, shown, thread_count
 from ..errors import ParamInvalidError, ParamTypeError
 from ..results import LinearCrossEntropy
 from .agreement import Attempt, check_agreement
@@ -24,7 +25,7 @@ from .block import Block
 from .communicators import Collectives
 from .plan import Room, common_blocks, room_for, word_slices
 from .ranges import vocab_range
-from .sums import MatrixSum, Share, sum_vector
+from .sums import MatrixSum, Share, VectorSums
 
 
 class Shard:
@@ -43,8 +44,15 @@ class Shard:
     execution : dict
         `backend` and `num_threads` of each operator.
     weight_grad : ndarray or None
-        Where the weight's gradient goes, if not into a new array of its dtype.
+        Where the weight's gradient goes, if not into a new array of its dtype. (`DeviceShard`: a sum.)
+
+    Attributes
+    ----------
+    memory : str
+        Where the arrays are. It has to be the same on every rank: it decides by which operations matrices are summed.
     """
+
+    memory = "on the host"
 
     def __init__(
         self,
@@ -54,50 +62,61 @@ class Shard:
         vocab_size: object,
         share: Share,
         execution: dict[str, Any],
-        weight_grad: NDArray | None = None,
+        weight_grad: Any = None,
     ):
         self._operator = call.operator.name
-        names = call.operator.parameters[:3]
-        for name in names:
-            if isinstance(call.arguments[name], arrays.AbstractDeviceArray):
-                expected = "an array on the host"
-                got = f"one on device {call.device} (numpy() copies it)"
-                raise ParamTypeError(f"{name}: expected {expected}, got {got}", operator=self._operator)
-        self.input, self.weight, target = (call.arguments[name] for name in names)
-        self._names = names
+        check_memory(call, ranks)
+        self._call = call
+        self._names = call.operator.parameters[:3]
+        self.input, self.weight, target = (call.arguments[name] for name in self._names)
         self._a = call.arguments
         self.products = {name: call.arguments[name] for name in ("workspace_bytes", "filter_eps")}
+        requested(execution["backend"], call.operator)  # of a rank without words no operator looks at these
+        thread_count(execution["num_threads"], self._operator)
         self.execution = execution
         self._ranks = ranks
-        self._share = share
         self._start_index = _index(vocab_start_index, "vocab_start_index", self._operator)
         self._vocab_size = _index(vocab_size, "vocab_size", self._operator)
 
         self.dtype = arrays.native(self.input.dtype)
         self.accumulator = arrays.accumulator_dtype(self.dtype)
-        self.target = np.ascontiguousarray(target, arrays.native(target.dtype))
+        self.target = np.ascontiguousarray(arrays.host_values(target), arrays.native(target.dtype))
         self._counted = self.target != self._a["ignore_index"]
         #: How many tokens count here.
         self.count = int(np.count_nonzero(self._counted))
 
         # What collective operations take is allocated before the first of them: who lacks the memory can still say so.
-        rows, features = self.input.shape
-        wanted = [self._a["return_grad"] and asked for asked in self._a["output_mask"]]
+        rows = len(self.target)
         self.maxima = np.zeros(rows, self.accumulator)
         #: Of each row the sum of exponentials, and the target's logit.
         self.sums = np.zeros((rows, 2), self.accumulator)
         self.losses = np.empty(rows, self.accumulator)
-        self.input_sum: MatrixSum | None = None
+        self._sums_of_ranks = VectorSums(ranks, self.sums.size, self.accumulator, self._a["deterministic"])
+        #: A `MatrixSum`; a `DeviceMatrixSum` for arrays on a device.
+        self.input_sum: Any = None
+        self._weight_grad: Any = None
+        self._room = Room(0, 1)
+        self._allocate(share, weight_grad)
+
+    @property
+    def wanted(self) -> list[bool]:
+        """Whether the gradients of the input and of the weight are asked for."""
+        return [self._a["return_grad"] and asked for asked in self._a["output_mask"]]
+
+    def _allocate(self, share: Share, weight_grad: Any) -> None:
+        """Gradients, and what they are summed in."""
+        (rows, features), wanted = self.input.shape, self.wanted
         if wanted[0]:
-            self.input_sum = MatrixSum(ranks, rows, features, self.accumulator, share, self._a["deterministic"])
-        self._weight_grad: NDArray | None = None
+            result_dtype = self.accumulator if share is False else self.dtype
+            self.input_sum = MatrixSum(
+                self._ranks, rows, features, self.accumulator, result_dtype, share, self._a["deterministic"]
+            )
         if wanted[1]:
             self._weight_grad = np.empty(self.weight.shape, self.dtype) if weight_grad is None else weight_grad
         #: What the weight gradients of blocks are added up in, so many slices of the words at a time.
         self.weight_total, self.slices = self._weight_grad, 1
         workspace = self._a["workspace_bytes"]
         self._workspace = default_workspace(self.input, self.weight, *wanted) if workspace is None else workspace
-        self._room = Room(0, 1)
         if any(wanted):
             weight_dtype = None if self._weight_grad is None else self._weight_grad.dtype
             self._room = room_for(rows, self.weight.shape, self.dtype, self.accumulator, weight_dtype, self._workspace)
@@ -109,6 +128,7 @@ class Shard:
         input, _, target = self._names
         same = {
             "operator": self._operator,
+            f"memory of {input}": self.memory,
             f"shape of {input}": list(self.input.shape),
             f"dtype of {input}": self.dtype.name,
             f"dtype of {target}": self.target.dtype.name,
@@ -116,8 +136,8 @@ class Shard:
             **self.options(),
         }
         if not isinstance(self._a["grad_loss"], float):
-            same["checksum of grad_loss"] = _checksum(self._a["grad_loss"].astype(np.float64))
-        return {"same": same, "rows": len(self.weight), "start": self._start_index, "room": self._room}
+            same["checksum of grad_loss"] = _checksum(arrays.host_values(self._a["grad_loss"]).astype(np.float64))
+        return {"same": same, "rows": self.weight.shape[0], "start": self._start_index, "room": self._room}
 
     def options(self) -> dict[str, Any]:
         """The arguments that are no arrays."""
@@ -151,7 +171,7 @@ class Shard:
         self.start = starts[self._ranks.rank]
         overlaps = self.input_sum is not None and self.input_sum.overlaps
         rooms = [Room(*card["room"]) for card in cards]
-        self._blocks = common_blocks(len(self.input), rooms, overlaps) if len(self.input) else 0
+        self._blocks = common_blocks(len(self.target), rooms, overlaps) if len(self.target) else 0
 
     def _fail(self, argument: str, expected: str, got: str) -> None:
         raise ParamInvalidError(f"{argument}: expected {expected}, got {got}", operator=self._operator)
@@ -162,39 +182,48 @@ class Shard:
         """Loss and gradients, where `count` tokens count in the mean; of a mean this rank's part of the sum."""
         attempt.run(partial(self._prepare, count))
         for block in range(self._blocks):
-            rows = slice(*vocab_range(len(self.input), block, self._blocks))
-            self._solve_block(attempt, Block(self, rows, rows.stop - rows.start <= self._room.kept_rows))
-            if self.input_sum is not None:
+            rows = slice(*vocab_range(len(self.target), block, self._blocks))
+            self._solve_block(attempt, self._block(rows))
+            if self.input_sum is not None and self.input_sum.overlaps:
                 self.input_sum.start(rows)
-        attempt.run(self._round_weight_grad)
+        attempt.run(self._complete_weight_grad)
         loss = attempt.run(partial(self._loss, count))
         if self.input_sum is None:
             attempt.share(self._ranks)
             return LinearCrossEntropy(loss, None, self._weight_grad)  # type: ignore[arg-type]  # nothing failed
-        input_grad = self.input_sum.result(attempt)
-        if self._share is not False:
-            input_grad = rounded(input_grad, self.dtype)
-        return LinearCrossEntropy(loss, input_grad, self._weight_grad)  # type: ignore[arg-type]
+        return LinearCrossEntropy(loss, self.input_sum.result(attempt), self._weight_grad)  # type: ignore[arg-type]
+
+    def convert_results(self, result: LinearCrossEntropy, attempt: Attempt, ranks: Collectives) -> LinearCrossEntropy:
+        """As arrays of the caller's library, unless something was kept to be raised."""
+        attempt.raise_kept()
+        return LinearCrossEntropy(*self._call.in_library(result))
+
+    def _block(self, rows: slice) -> Block:
+        return Block(self, rows, rows.stop - rows.start <= self._room.kept_rows)
 
     def _solve_block(self, attempt: Attempt, block: Block) -> None:
         attempt.run(block.find_statistics)
         self._ranks.allreduce(block.maxima, "max")
         attempt.run(block.relate_to_global_maxima)
-        sum_vector(self._ranks, block.sums, self._a["deterministic"])
+        self._sums_of_ranks.add(block.sums)
         attempt.run(block.finish)
 
     def _prepare(self, count: int) -> None:
-        """Check the targets, find the gradient that arrives at each row, and where weight gradients are added up."""
+        """Check the targets, and find the gradient that arrives at each row."""
         target, ignored = self.target, self._a["ignore_index"]
         outside = np.flatnonzero(self._counted & ((target < 0) | (target >= self.vocab_size)))
         if outside.size:
             row = outside[0]
             self._fail(self._names[2], f"values in [0, {self.vocab_size}) or {ignored}", f"{target[row]} in row {row}")
-        upstream = np.asarray(self._a["grad_loss"], np.float64)
+        upstream = np.asarray(arrays.host_values(self._a["grad_loss"]), np.float64)
         with np.errstate(all="ignore"):
             if self._a["reduction"] == "mean":
                 upstream = upstream / max(count, 1)
             self.grad = np.where(self._counted, upstream, 0).astype(self.accumulator)
+        self._prepare_weight_grad()
+
+    def _prepare_weight_grad(self) -> None:
+        """Find where weight gradients are added up."""
         if self._weight_grad is None:
             return
         if self._blocks > 1:
@@ -204,7 +233,7 @@ class Shard:
         if not self._blocks:
             self._weight_grad[...] = 0
 
-    def _round_weight_grad(self) -> None:
+    def _complete_weight_grad(self) -> None:
         total, weight_grad = self.weight_total, self._weight_grad
         if total is not None and weight_grad is not None and total is not weight_grad:
             arrays.round_into(weight_grad, total)
@@ -219,13 +248,18 @@ class Shard:
             return np.asarray(total / over, self.accumulator)
 
 
-def rounded(values: NDArray, dtype: np.dtype) -> NDArray:
-    """In this dtype, rounded to nearest even; itself where that is its own."""
-    if values.dtype == dtype:
-        return values
-    result = np.empty(values.shape, dtype)
-    arrays.round_into(result, values)
-    return result
+def check_memory(call: Call, ranks: Collectives) -> None:
+    """Refuse arrays where the ranks cannot carry their sums, and on a device what it does not compute."""
+    name, dtype = call.operator.parameters[0], call.arrays[0].dtype
+    if call.device is not None and dtype.itemsize != 2:
+        message = f"{name}: expected dtype float16 or bfloat16 on a device, got {dtype}"
+        raise ParamTypeError(message, operator=call.operator.name)
+    needed = ranks.required_device
+    if needed is None or call.device == needed:
+        return
+    expected = f"an array on device {needed}, torch's current one, since the process group takes no tensors of the CPU"
+    got = "one on the host" if call.device is None else f"one on device {call.device}"
+    raise ParamTypeError(f"{name}: expected {expected}, got {got}", operator=call.operator.name)
 
 
 def _index(value: object, name: str, operator: str) -> int | None:

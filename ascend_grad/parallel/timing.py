@@ -23,6 +23,7 @@ class TimedCollectives(Collectives):
     def __init__(self, engine: Collectives):
         self._engine = engine
         self.rank, self.size = engine.rank, engine.size
+        self.takes_npu_tensors, self.required_device = engine.takes_npu_tensors, engine.required_device
         self.seconds = 0.0
 
     @contextmanager
@@ -35,9 +36,9 @@ class TimedCollectives(Collectives):
         with self._timed():
             self._engine.allreduce(array, op)
 
-    def allgather(self, array: NDArray) -> NDArray:
+    def allgather(self, array: NDArray, out: NDArray | None = None) -> NDArray:
         with self._timed():
-            return self._engine.allgather(array)
+            return self._engine.allgather(array, out)
 
     def start_allreduce(self, array: NDArray, op: Operation) -> Callable[[], object]:
         with self._timed():
@@ -49,6 +50,6 @@ class TimedCollectives(Collectives):
 
         return timed_wait
 
-    def exchange(self, matrix: NDArray) -> NDArray:
+    def exchange(self, matrix: NDArray, out: NDArray) -> None:
         with self._timed():
-            return self._engine.exchange(matrix)
+            self._engine.exchange(matrix, out)

@@ -13,6 +13,7 @@ from ..contract.parallel import VOCABULARY_PARALLEL
 from ..errors import ParamInvalidError
 from ..results import LinearCrossEntropy
 from .agreement import Attempt
+from .device_shard import make_shard
 from .engines import collectives
 from .shard import Shard
 from .sums import Share
@@ -60,7 +61,7 @@ def linear_cross_entropy(
     target : array_like of int32 or int64, shape (BT,)
         Ids in the whole vocabulary, or `ignore_index`; the same on every rank.
     comm : Communicator, mpi4py.MPI.Comm, torch.distributed.ProcessGroup or None
-        The ranks. A process group has to take tensors of the CPU. None: this process is alone.
+        The ranks. A process group has to take tensors of the CPU or of Ascend NPUs. None: this process is alone.
     vocab_start_index : int, optional
         The id of the first row of `weight_shard`. By default shards follow each other in the order of the ranks.
     vocab_size : int, optional
@@ -98,11 +99,16 @@ def linear_cross_entropy(
 
     Notes
     -----
+    Results are arrays of the library that the arguments belong to. If all ranks pass arrays on a device
+    (`ascend_grad.npu.asarray`; float16 or bfloat16, with a `grad_loss` for each row there, too), results are on that
+    device, and each rank's part of a gradient is rounded to 16 bits before the parts are added in float32.
+
     Every rank raises where one of them does. What the engine itself raises (a rank that died) is passed on.
 
     Numbers travel in float32 (float64), never in 16 bits. One call makes these collective operations: a gathering of
     1024 bytes of each rank, by which arguments are compared; the largest of BT numbers and the sum of 2 BT; the sum of
-    BT H numbers. The latter three come in blocks of rows, and gradients of one block travel while the next is computed.
+    BT H numbers. The latter three come in blocks of rows, and gradients of one block travel while the next is computed
+    (on devices all rows are one block).
 
     Examples
     --------
@@ -130,7 +136,7 @@ def linear_cross_entropy(
 
     def prepare() -> tuple[Shard, dict[str, Any]]:
         share = _checked_share(reduce_input_grad)
-        shard = Shard(checked(VOCABULARY_PARALLEL, values), ranks, vocab_start_index, vocab_size, share, execution)
+        shard = make_shard(checked(VOCABULARY_PARALLEL, values), ranks, vocab_start_index, vocab_size, share, execution)
         facts = shard.facts()
         facts["same"]["reduce_input_grad"] = share
         return shard, facts
@@ -140,7 +146,7 @@ def linear_cross_entropy(
     assert prepared is not None  # else it has raised
     shard, _ = prepared
     shard.place(cards)
-    return shard.solve(attempt, shard.count)
+    return shard.convert_results(shard.solve(attempt, shard.count), attempt, ranks)
 
 
 def _checked_share(value: object) -> Share:

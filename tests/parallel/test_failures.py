@@ -16,7 +16,8 @@ from thread_ranks import ThreadRank, on_grid, on_ranks
 import ascend_grad as ag
 from ascend_grad import parallel
 from ascend_grad.parallel import block as block_module
-from ascend_grad.parallel import plan
+from ascend_grad.parallel import plan, sums
+from ascend_grad.parallel import shard as shard_module
 
 PROBLEM = whole((9, 20, 4), "float32")
 CUTS = [0, 7, 12, 20]
@@ -67,6 +68,33 @@ def test_a_bad_argument(call, options, kind, text):
         assert results[rank].rank == 1
         assert f"rank 1 failed: {kind.__name__}: " in str(results[rank])
         assert text in str(results[rank])
+
+
+@pytest.mark.parametrize("options", [{"backend": "gpu"}, {"num_threads": 0}])
+def test_a_rank_without_words_checks_its_arguments(options):
+    def work(comm):
+        return vocabulary_rank(PROBLEM, [0, 20, 20], comm, **(options if comm.rank == 1 else {}))
+
+    results = on_ranks(2, work)
+    assert [type(each) for each in results] == [parallel.RankError, ag.ParamInvalidError]
+    assert next(iter(options)) in str(results[0])
+
+
+@pytest.mark.parametrize("share", [True, "scatter"])
+@pytest.mark.parametrize("kind", [sums.VectorSums, sums.MatrixSum])
+def test_no_memory_for_what_arrives(monkeypatch, kind, share):
+    """It is allocated before the others wait for this rank."""
+
+    class Failing(kind):
+        def __init__(self, ranks, *args):
+            super().__init__(ranks, *args)
+            if ranks.rank == 1:
+                raise MemoryError("no room")
+
+    monkeypatch.setattr(shard_module, kind.__name__, Failing)
+    results = vocabulary(0, 1, 2, deterministic=True, reduce_input_grad=share)
+    assert type(results[1]) is MemoryError
+    assert [type(results[rank]) for rank in (0, 2)] == [parallel.RankError] * 2
 
 
 @pytest.mark.parametrize("share", ["gather", "", 1, None, 2.0])
@@ -405,9 +433,3 @@ def test_rank_errors_can_be_pickled():
     error = parallel.RankError("rank 3 failed: MemoryError: ", rank=3, operator="parallel.linear_cross_entropy")
     copy = pickle.loads(pickle.dumps(error))
     assert (str(copy), copy.rank, copy.operator, copy.code) == (str(error), 3, error.operator, None)
-
-
-def test_arrays_on_a_device(device):
-    x = ag.npu.asarray(A["input"])
-    with pytest.raises(ag.ParamTypeError, match=r"input: expected an array on the host, got one on device 0"):
-        parallel.linear_cross_entropy(x, ag.npu.asarray(A["weight"]), ag.npu.asarray(A["target"]), comm=None)

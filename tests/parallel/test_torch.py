@@ -45,6 +45,12 @@ def test_a_rank_that_is_killed(tmp_path):
     assert not isinstance(error, ag.AscendGradError)
 
 
+def test_a_group_of_others():
+    x, w, t = np.zeros((2, 3)), np.zeros((4, 3)), np.zeros(2, np.int64)
+    with pytest.raises(ag.ParamTypeError, match="comm: expected a process group that this process is in"):
+        parallel.linear_cross_entropy(x, w, t, comm=dist.GroupMember.NON_GROUP_MEMBER)
+
+
 def test_a_group_without_tensors_of_the_cpu(tmp_path):
     dist.init_process_group("cuda:gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:

@@ -204,7 +204,7 @@ def test_operations():
     assert operations(problem, cuts, reduce_input_grad=False) == [*statistics, ("sum", (1,))]
     gathered = [statistics[0], ("allgather", (40, 2)), ("sum", (1,))]
     parts = [("allgather", (20, 3))] * 3
-    assert operations(problem, cuts, deterministic=True) == [*gathered, *parts]
+    assert operations(problem, cuts, deterministic=True) == [*gathered, *parts, ("sum", (1,))]
     assert operations(problem, cuts, deterministic=True, reduce_input_grad="scatter") == [*gathered, *parts[:2]]
 
 

@@ -63,7 +63,9 @@ class DeviceArray(AbstractDeviceArray):
     unasked: NumPy's functions refuse it, and ``numpy()`` gives a copy.
 
     ``torch.from_dlpack`` makes a tensor of torch_npu of it, which shares its memory. What is written into the tensor
-    is in the array, too. (Proven on a test double; it has not run on hardware yet.)
+    is in the array, too. Of a packed mask the tensor has the last byte as the device left it: bits beyond the last
+    target are undefined there, and 0 in what ``numpy()`` gives. (Proven on a test double; it has not run on hardware
+    yet.)
     """
 
     __slots__ = (

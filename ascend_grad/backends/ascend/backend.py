@@ -81,6 +81,16 @@ def _from_the_device(call: Call) -> tuple[DeviceArray | None, ...]:
     return results
 
 
+def copy_to_device_of(array: NDArray, other: DeviceArray) -> DeviceArray:
+    """A copy of an array of the host on the device of another one, in memory of the same owner."""
+    with session.session_on(other.device).call(other._lender) as here:
+        result = here.put(array)
+        here.keep(result)
+    if array.ndim < 2:
+        result.cache_host_values(np.array(array))
+    return result
+
+
 def _empty(call: Call) -> tuple[NDArray | None, ...]:
     """A call with an array of no elements is no work for a device: the reference knows what comes out.
 

@@ -329,6 +329,7 @@ class Session:
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> DeviceArray:
         result = DeviceArray(shape, dtype, self.device, to_host)
+        result._lender = self._lender
         if result.size and self._lender is not None:
             result._allocation = self._lender(shape, dtype, self.device)
             self.keep_alive(result)  # its owner may give the memory to somebody else as soon as it is dropped

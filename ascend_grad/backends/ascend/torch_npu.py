@@ -136,9 +136,14 @@ def lend(shape: tuple[int, ...], dtype: np.dtype, device: int) -> TensorMemory:
 
 
 def tensor_of(array: DeviceArray) -> Any:
-    """The tensor of a result whose memory torch has lent."""
+    """A tensor over the memory of an array: that which torch has lent, if it has."""
     memory = array._allocation
-    return memory.tensor if isinstance(memory, TensorMemory) else _empty(array.shape, array.dtype, array.device)
+    if memory is None:  # no elements
+        return _empty(array.shape, array.dtype, array.device)
+    if isinstance(memory, TensorMemory):
+        return memory.tensor
+    torch: Any = sys.modules["torch"]
+    return torch.from_dlpack(array)
 
 
 def _empty(shape: tuple[int, ...], dtype: np.dtype, device: int) -> Any:

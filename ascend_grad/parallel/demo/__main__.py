@@ -59,9 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     ranks = collectives(MPI.COMM_WORLD, "comm", parser.prog)
     ag.set_num_threads(arguments.threads or max(1, len(os.sched_getaffinity(0)) // ranks.size))
-    return run(
-        ranks, words_task(read_corpus(standard_library()), np.random.default_rng(arguments.seed)), arguments.steps
-    )
+    task = words_task(read_corpus(standard_library()), np.random.default_rng(arguments.seed), np.float32)
+    return run(ranks, task, arguments.steps)
 
 
 def run(ranks: Collectives, task: Task, steps: int) -> int:
@@ -74,7 +73,7 @@ def run(ranks: Collectives, task: Task, steps: int) -> int:
     ranks.allreduce(alone, "sum")
     if ranks.rank == 0:
         _print(task, split_losses, alone[0], times)
-    return int(not np.allclose(split_losses, alone[0], rtol=1e-3))
+    return int(not np.allclose(split_losses, alone[0], rtol=1e-4))
 
 
 def _losses(task: Task, steps: int) -> np.ndarray:

@@ -1,0 +1,264 @@
+"""What each process of a group on Ascend NPUs runs: ``python hccl_ranks.py FOLDER HOME BACKEND WHAT RANK``.
+
+``HOME`` is an installation of the test double of a device; ``BACKEND`` is "hccl", "both" or "gloo". ``WHAT`` is
+"arrays", on a device of its own for each process, or "tensors" with autograd, which here has device 0 alone.
+"""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import sys
+import weakref
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import hccl_stand_in
+import tensor_ranks
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # before there is a group, which its functions else keep alive as a default argument
+import torch_npu_stand_in
+from linear_samples import LinearProblem
+from parallel_samples import tokens_rank, vocabulary_rank, whole
+from stand_in import StandIn
+
+import ascend_grad.torch as agt
+from ascend_grad import npu, parallel
+from ascend_grad.backends.ascend import runtime, session
+from ascend_grad.errors import device_error
+
+SHAPE, WORDS, ROWS = (33, 50, 17), [0, 20, 50], [0, 20, 33]
+#: Whose matrices are larger than all else that a call copies.
+LARGE, LARGE_WORDS, LARGE_ROWS = (64, 96, 1024), [0, 40, 96], [0, 30, 64]
+
+REDUCTIONS = ("mean", "sum", "none")
+#: Functions of the device's libraries, of which so many calls fail in turn; and the wait for torch's stream.
+FAULTS = {"aclrtMemcpyAsync": 19, "aclnnFusedLinearCrossEntropyLossGrad": 1, "wait_for_torch": 19}
+BACKENDS = ("hccl", "both", "gloo")
+
+Outcomes = dict[Any, Any]
+
+
+# ---- arrays ----------------------------------------------------------------------------------------------------------
+
+
+def array_cases(backend: str) -> dict[str, tuple]:
+    """Name: problem, call, cuts, options. "there": arrays on the device, "here": on the host."""
+    cases: dict[str, tuple] = {}
+    dtypes = {"there": ("float16", "bfloat16"), "here": ("float16", "bfloat16", "float32", "float64")}
+    for place in ("there",) if backend == "hccl" else ("there", "here"):
+        for dtype in dtypes[place]:
+            for deterministic in (False, True):
+                here = {"backend": "cpu"} if place == "here" else {"put": npu.asarray}
+                options = {"deterministic": deterministic, **here}
+                for share in (True, False, "scatter"):
+                    key = f"vocabulary {place} {dtype} {share} {deterministic}"
+                    problem = whole(SHAPE, dtype, reduction="none" if deterministic else "mean")
+                    cases[key] = problem, vocabulary_rank, WORDS, options | {"reduce_input_grad": share}
+                for share in (True, "scatter"):
+                    key = f"tokens {place} {dtype} {share} {deterministic}"
+                    problem = whole(SHAPE, dtype, reduction="none" if deterministic else "mean")
+                    cases[key] = problem, tokens_rank, ROWS, options | {"reduce_weight_grad": share}
+    there = {"put": npu.asarray}
+    for place in ("there",) if backend == "hccl" else ("there", "here"):
+        for name, shape in (("one token", (1, 12, 5)), ("no features", (6, 12, 0))):
+            for share in (True, "scatter"):
+                options = {"reduce_input_grad": share, "deterministic": True}
+                options |= there if place == "there" else {"backend": "cpu"}
+                key = f"vocabulary {place}, {name} {share}"
+                cases[key] = whole(shape, "float16"), vocabulary_rank, [0, 5, 12], options
+    cases["vocabulary there, a rank without words"] = whole(SHAPE, "float16"), vocabulary_rank, [0, 0, 50], there
+    cases["tokens there, a rank without tokens"] = whole(SHAPE, "float16"), tokens_rank, [0, 33, 33], there
+    return cases
+
+
+def parts_there(problem: LinearProblem, work: Callable, own: slice) -> list[npu.DeviceArray]:
+    """The arrays of a rank that has these words, or these tokens."""
+    x, w, target = (problem.arguments[name] for name in ("input", "weight", "target"))
+    parts = (x, w[own], target) if work is parallel.linear_cross_entropy else (x[own], w, target[own])
+    return [npu.asarray(each) for each in parts]
+
+
+def copied(rank: int, work: Callable, cuts: list[int]) -> int:
+    """Of a call on matrices of the device: elements of the largest array copied from or to the host by the library."""
+    sizes: list[int] = []
+    put, fetch = session.Session.put, session.Session.fetch
+
+    def counted_put(self: session.Session, array: Any, *arguments: Any, **more: Any) -> npu.DeviceArray:
+        if not isinstance(array, npu.DeviceArray):
+            sizes.append(array.size)
+        return put(self, array, *arguments, **more)
+
+    def counted_fetch(self: session.Session, pairs: Any) -> None:
+        pairs = list(pairs)
+        sizes.extend(array.size for array, _ in pairs)
+        fetch(self, pairs)
+
+    there = parts_there(whole(LARGE, "float16"), work, slice(cuts[rank], cuts[rank + 1]))
+    session.Session.put, session.Session.fetch = counted_put, counted_fetch
+    try:
+        results = work(*there, comm=dist.group.WORLD, ignore_index=-7)
+    finally:
+        session.Session.put, session.Session.fetch = put, fetch
+    assert all(isinstance(each, npu.DeviceArray) for each in results)
+    assert not sys.modules["torch_npu"].npu.current_stream(rank).queue  # complete
+    return max(sizes)
+
+
+def another_device(rank: int) -> None:
+    """On one that is not torch's current one."""
+    there = parts_there(whole((9, 20, 4), "float16"), parallel.linear_cross_entropy, slice(10 * rank, 10 * rank + 10))
+    npu.set_device(1 - rank)
+    try:
+        others = [npu.asarray(each.numpy()) for each in there]
+        parallel.linear_cross_entropy(*others, comm=dist.group.WORLD, ignore_index=-7)
+    finally:
+        npu.set_device(rank)
+
+
+def failures(device: StandIn, backend: str, rank: int) -> dict[Any, Callable[[], Any]]:
+    """Rank 1 alone fails; then all go on."""
+    problem = whole((9, 20, 4), "float16")
+    words = partial(vocabulary_rank, problem, [0, 11, 20], dist.group.WORLD)
+    tokens = partial(tokens_rank, problem, [0, 5, 9], dist.group.WORLD)
+
+    def fault(work: Callable, own: slice, function: str, nth: int) -> None:
+        there = parts_there(problem, work, own)
+        original, calls = runtime.wait_for_torch, count(1)
+
+        def wait(device: int) -> None:
+            if next(calls) == nth:
+                raise device_error(507015, "aclrtSynchronizeStream")
+            original(device)
+
+        if rank and function == "wait_for_torch":
+            runtime.wait_for_torch = wait
+        elif rank:
+            device.fail(function, nth)
+        try:
+            work(*there, comm=dist.group.WORLD, ignore_index=-7)
+        finally:
+            device.reset()
+            runtime.wait_for_torch = original
+
+    cases: dict[Any, Callable[[], Any]] = {
+        "bad argument": partial(words, put=npu.asarray, **({"filter_eps": -1.0} if rank else {})),
+        "memory": partial(words, put=npu.asarray if rank else None),
+        "host": words,
+        "host, tokens": tokens,
+        "dtype": partial(vocabulary_rank, whole((9, 20, 4), "float32"), [0, 11, 20], dist.group.WORLD, put=npu.asarray),
+    }
+    if backend != "both":  # of which this double, too, uses one device alone
+        cases["another device"] = partial(another_device, rank)
+    own_words, own_tokens = slice(11 * rank, 11 + 9 * rank), slice(5 * rank, 5 + 4 * rank)
+    for work, own in (
+        (parallel.linear_cross_entropy, own_words),
+        (parallel.data_parallel_linear_cross_entropy, own_tokens),
+    ):
+        for function, most in FAULTS.items():
+            for nth in range(1, most + 1):
+                cases[work.__name__, function, nth] = partial(fault, work, own, function, nth)
+    return cases | {"afterwards": partial(words, put=npu.asarray)}
+
+
+def arrays(device: StandIn, backend: str, rank: int) -> Outcomes:
+    outcomes: Outcomes = {}
+    for name, (problem, work, cuts, options) in array_cases(backend).items():
+        outcomes[name] = tensor_ranks.outcome(partial(work, problem, cuts, dist.group.WORLD, **options))
+    outcomes["copied"] = [
+        copied(rank, parallel.linear_cross_entropy, LARGE_WORDS),
+        copied(rank, parallel.data_parallel_linear_cross_entropy, LARGE_ROWS),
+    ]
+    for name, case in failures(device, backend, rank).items():
+        outcomes[name] = tensor_ranks.outcome(case)
+    return outcomes
+
+
+# ---- tensors ---------------------------------------------------------------------------------------------------------
+
+
+def parts(rank: int, dtype: torch.dtype, reduction: str) -> tuple[torch.Tensor, ...]:
+    """Input, weight, targets and the gradient from above, of this rank and on its device."""
+    x, w, target, above = tensor_ranks.problem(dtype, reduction)
+    return tuple(each.to("npu:0") for each in (x, w[slice(*parallel.vocab_range(len(w), rank, 2))], target, above))
+
+
+def values(rank: int, dtype: torch.dtype, reduction: str) -> list[torch.Tensor]:
+    """The loss, and the gradients of two backwards."""
+    x, w, target, above = parts(rank, dtype, reduction)
+    x, w = x.requires_grad_(), w.requires_grad_()
+    loss = agt.linear_cross_entropy(x, w, target, reduction=reduction, group=dist.group.WORLD)
+    assert loss.device == x.device
+    first = torch.autograd.grad(loss, (x, w), above, retain_graph=True)
+    second = torch.autograd.grad(loss, (x, w), above)
+    return [each.detach().cpu() for each in (loss, *first, *second)]
+
+
+def frozen(rank: int, which: int) -> list[torch.Tensor | None]:
+    """Gradients where the input (0) or the weight (1) needs none."""
+    *leaves, target, _ = parts(rank, torch.bfloat16, "mean")
+    leaves[1 - which].requires_grad_()
+    agt.linear_cross_entropy(*leaves, target, group=dist.group.WORLD).backward()
+    return [None if leaf.grad is None else leaf.grad.cpu() for leaf in leaves]
+
+
+def losses(rank: int) -> list[torch.Tensor]:
+    """Without gradients, of one row, and of float32 under autocast."""
+    x, w, target, _ = parts(rank, torch.bfloat16, "mean")
+    call = partial(agt.linear_cross_entropy, group=dist.group.WORLD)
+    with torch.no_grad():
+        found = [call(x.requires_grad_(), w, target), call(x[0], w, target[0])]
+    x, w, target, _ = parts(rank, torch.float32, "mean")
+    with torch.autocast("npu", torch.bfloat16):
+        found.append(call(x, w, target))
+    return [each.cpu() for each in found]
+
+
+def refused(rank: int) -> None:
+    x, w, target, _ = parts(rank, torch.float32, "mean")
+    agt.linear_cross_entropy(x, w, target, group=dist.group.WORLD)
+
+
+def tensors(rank: int) -> Outcomes:
+    cases: dict[Any, Callable[[], Any]] = {
+        (dtype, reduction): partial(values, rank, dtype, reduction)
+        for dtype in (torch.float16, torch.bfloat16)
+        for reduction in REDUCTIONS
+    }
+    cases |= {("frozen", which): partial(frozen, rank, which) for which in (0, 1)}
+    cases |= {"losses": partial(losses, rank), "refused": partial(refused, rank)}
+    return {name: tensor_ranks.outcome(case) for name, case in cases.items()}
+
+
+def main(folder: str, home: str, backend: str, what: str, rank: int) -> weakref.ref:
+    """Returns the group, which nothing may keep alive."""
+    device = StandIn(Path(home))
+    assert (npu.device_count(), npu.get_device()) == (2, rank)
+    torch_npu = torch_npu_stand_in.register()
+    torch_npu.bind(Path(home))
+    sys.modules["torch_npu"] = torch_npu
+    torch_npu.npu.current_device = lambda: rank if what == "arrays" else 0
+    hccl_stand_in.register()
+    dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    group = weakref.ref(dist.group.WORLD)
+
+    outcomes = arrays(device, backend, rank) if what == "arrays" else tensors(rank)
+    Path(folder, f"{rank}.pickle").write_bytes(pickle.dumps(outcomes))
+
+    dist.destroy_process_group()
+    gc.collect()
+    assert session.release_all()  # autograd's threads have theirs
+    torch_npu.release()
+    assert device.violations() == [], device.violations()
+    assert device.live() == {}, device.live()
+    return group
+
+
+if __name__ == "__main__":
+    group = main(*sys.argv[1:5], int(sys.argv[5]))
+    gc.collect()
+    assert group() is None  # else gloo's threads abort the process now and then

@@ -1,0 +1,184 @@
+"""Arrays on a device over ranks: matrices stay there, and sums pass through the host."""
+
+from __future__ import annotations
+
+import gc
+
+import linear_oracles
+import numpy as np
+import pytest
+from parallel_samples import even_cuts, of_tokens, of_vocabulary, tokens_rank, vocabulary_rank, whole
+from samples import assert_identical
+from thread_ranks import on_grid, on_ranks, returned
+
+import ascend_grad as ag
+from ascend_grad import parallel
+from ascend_grad.npu import asarray
+
+pytestmark = pytest.mark.usefixtures("device")
+
+DTYPES = ("float16", "bfloat16")
+
+
+@pytest.fixture(autouse=True)
+def _no_exceptions_are_left():
+    """Their tracebacks keep arrays of the device alive."""
+    yield
+    gc.collect()
+
+
+REDUCTIONS = ("mean", "sum", "none")
+
+
+def solve(problem, cuts, work=vocabulary_rank, **options):
+    return returned(on_ranks(len(cuts) - 1, lambda comm: work(problem, cuts, comm, put=asarray, **options)))
+
+
+def check_vocabulary(engine, problem, cuts, share=True, **options):
+    results = solve(problem, cuts, reduce_input_grad=share, **options)
+    for each in of_vocabulary(results, share):
+        if share is False and each.input_grad is not None:  # a sum of parts that the device has rounded
+            each = each._replace(input_grad=each.input_grad.astype(problem.dtype))
+        engine.assert_solved(problem, each)
+    return results
+
+
+def check_tokens(engine, problem, cuts, share=True, **options):
+    results = solve(problem, cuts, tokens_rank, reduce_weight_grad=share, **options)
+    for each in of_tokens(results, problem.arguments["reduction"], share):
+        engine.assert_solved(problem, each)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("share", [True, False, "scatter"])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_vocabulary(device_engine, dtype, size, share, deterministic):
+    problem = whole((33, 50, 17), dtype)
+    check_vocabulary(device_engine, problem, even_cuts(50, size), share, deterministic=deterministic)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("share", [True, "scatter"])
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_tokens(device_engine, dtype, size, share, reduction):
+    check_tokens(device_engine, whole((50, 33, 17), dtype, reduction=reduction), even_cuts(50, size), share)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize(
+    ("shape", "cuts", "token_cuts"),
+    [
+        ((19, 40, 8), [0, 1, 39, 40], [0, 1, 18, 19]),
+        ((1, 12, 5), [0, 7, 12], [0, 0, 1]),
+        ((6, 2, 3), [0, 1, 2, 2, 2], [0, 2, 2, 6]),  # fewer words than ranks
+        ((0, 4, 3), [0, 2, 4], [0, 0, 0]),
+        ((5, 0, 3), [0, 0, 0], [0, 2, 5]),
+        ((5, 4, 0), [0, 2, 4], [0, 2, 5]),
+    ],
+)
+def test_edges(device_engine, shape, cuts, token_cuts, reduction):
+    problem = whole(shape, "float16", reduction=reduction)
+    check_vocabulary(device_engine, problem, cuts)
+    check_tokens(device_engine, problem, token_cuts)
+
+
+@pytest.mark.parametrize("mask", [(True, False), (False, True), (False, False)])
+def test_gradients_that_are_not_asked_for(device_engine, mask):
+    problem = whole((9, 20, 4), "float16")
+    expected = linear_oracles.expected(problem)
+    kept = (expected[0], *(each if asked else None for each, asked in zip(expected[1:], mask)))
+    for each in of_vocabulary(solve(problem, [0, 11, 20], output_mask=mask)):
+        device_engine.assert_solved(problem, each, kept)
+    for each in of_tokens(solve(problem, [0, 4, 9], tokens_rank, output_mask=mask), "mean"):
+        device_engine.assert_solved(problem, each, kept)
+
+
+def test_nothing_counts(device_engine):
+    problem = whole((9, 20, 4), "bfloat16").replaced(target=np.full(9, -7))
+    check_vocabulary(device_engine, problem, [0, 7, 20])
+    check_tokens(device_engine, problem, [0, 7, 9])
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_a_grid(device_engine, reduction):
+    problem, words, rows = whole((25, 33, 9), "bfloat16", reduction=reduction), [0, 20, 33], [0, 10, 25]
+
+    def work(vocab_comm, comm):
+        own = slice(words[vocab_comm.rank], words[vocab_comm.rank + 1])
+        return tokens_rank(problem, rows, comm, own, vocab_comm=vocab_comm, put=asarray)
+
+    ranks = on_grid(2, 2, work)
+    returned(list(ranks.values()))
+    columns = [of_tokens([ranks[v, t] for t in (0, 1)], reduction) for v in (0, 1)]
+    for row in zip(*columns):
+        for each in of_vocabulary(row):
+            device_engine.assert_solved(problem, each)
+
+
+def test_the_same_bits():
+    problem = whole((33, 50, 17), "float16")
+    runs = [solve(problem, [0, 20, 30, 50], deterministic=True) for _ in range(3)]
+    for run in runs:
+        for rank, each in enumerate(run):
+            for one, other in zip(each, runs[0][rank]):
+                assert_identical(one, other)
+            assert_identical(each.input_grad, runs[0][0].input_grad)
+
+
+def test_matrices_stay_on_the_device(device):
+    """Of one process: nothing as large as a matrix is copied from or to the host."""
+    problem = whole((64, 300, 256), "float16")
+    a = problem.arguments
+    x, w, t = (asarray(a[name]) for name in ("input", "weight", "target"))
+    device.reset()
+    for function in (parallel.linear_cross_entropy, parallel.data_parallel_linear_cross_entropy):
+        result = function(x, w, t, comm=None, ignore_index=-7)
+        assert all(isinstance(each, ag.npu.DeviceArray) for each in result)
+    assert device.counter("bytes_h2d") + device.counter("bytes_d2h") < 64 * 256
+
+
+@pytest.mark.parametrize("work", [vocabulary_rank, tokens_rank])
+def test_another_dtype_than_the_device_has(work):
+    problem = whole((9, 20, 4), "float32")
+    cuts = [0, 11, 20] if work is vocabulary_rank else [0, 4, 9]
+    for error in on_ranks(2, lambda comm: work(problem, cuts, comm, put=asarray)):
+        assert type(error) is ag.ParamTypeError
+        assert "expected dtype float16 or bfloat16 on a device, got float32" in str(error)
+
+
+@pytest.mark.parametrize("function", [parallel.linear_cross_entropy, parallel.data_parallel_linear_cross_entropy])
+def test_a_device_that_fails(device, function):
+    """Whichever call of the runtime fails, on whichever rank: no rank is left waiting, and none returns a result."""
+    x, w, target = (whole((9, 20, 4), "float16").arguments[name] for name in ("input", "weight", "target"))
+    if function is parallel.linear_cross_entropy:
+        parts = [(x, w[:11], target), (x, w[11:], target)]
+    else:
+        parts = [(x[:5], w, target[:5]), (x[5:], w, target[5:])]
+    there = [[asarray(each) for each in part] for part in parts]
+    kinds, nth, is_reached = set(), 0, True
+    while is_reached:
+        nth += 1
+        device.reset()
+        device.fail("*", nth)
+        outcomes = on_ranks(2, lambda comm: function(*there[comm.rank], comm=comm, ignore_index=-7))
+        is_reached = device.faults_left() == 0
+        device.reset()
+        raised = [type(each) for each in outcomes if isinstance(each, BaseException)]
+        assert len(raised) in (0, 2), (nth, outcomes)
+        kinds.update(raised)
+    assert kinds == {ag.AclError, parallel.RankError}
+    assert nth > 50
+
+
+def test_arrays_in_different_memory():
+    problem = whole((9, 20, 4), "float16")
+
+    def work(comm):
+        return vocabulary_rank(problem, [0, 11, 20], comm, put=asarray if comm.rank else None)
+
+    (text,) = {str(error) for error in on_ranks(2, work)}
+    assert (
+        "memory of input: expected the same on every rank, got on the host on rank 0 and on a device on rank 1" in text
+    )
