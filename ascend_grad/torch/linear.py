@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch.autograd import Function
 
 from ..arguments import shown
-from ..errors import ParamInvalidError
-from . import operators  # noqa: F401  (registers what torch.ops.ascend_grad holds)
+from ..errors import AscendGradError, ParamInvalidError, ParamTypeError
+from . import operators
 from .tensors import check_tensors
 
 if TYPE_CHECKING:
@@ -20,10 +20,23 @@ if TYPE_CHECKING:
 
     from .vocabulary_parallel import VocabularyShard
 
-_NAME = "linear_cross_entropy"
+_NAME = operators.LINEAR
 
 #: What a target is where torch's functions are told nothing else.
 IGNORE_INDEX = -100
+
+
+class Names(NamedTuple):
+    """What a caller knows the function and its tensors as."""
+
+    operator: str = _NAME
+    input: str = "input"
+    weight: str = "linear_weight"
+    target: str = "target"
+    class_weight: str = "weight"
+
+
+_NAMES = Names()
 
 
 class _LinearCrossEntropy(Function):
@@ -151,7 +164,8 @@ def linear_cross_entropy(
     group : torch.distributed.ProcessGroup, optional
         The processes that the classes are split over, as in `ascend_grad.parallel.linear_cross_entropy`: each has its
         rows of `linear_weight`, all have the same `input` and `target`, and get the same loss and gradient of `input`.
-        They call this function, and backward, together. `weight` is then not supported.
+        They call this function, and backward, together. `weight` is then not supported. Tensors are on the CPU in all
+        processes, or on Ascend NPUs in all of them; a group of hccl alone takes those on torch's current device.
     vocab_start_index, vocab_size : int, optional
         With a group: the class of the first row of `linear_weight`, and the number of all classes.
 
@@ -223,27 +237,35 @@ def unrounded_loss(
     filter_eps: float = 0.0,
     num_threads: int | None = None,
     shard: VocabularyShard | None = None,
+    names: Names = _NAMES,
 ) -> torch.Tensor:
     """The same in float32, or float64 where `input` is."""
-    _run(shard, partial(_check_arguments, input, linear_weight, target, weight, reduction))
+    _run(shard, partial(_check_arguments, names, input, linear_weight, target, weight, reduction))
     if ignore_index is None:
         ignore_index = IGNORE_INDEX
 
+    given = input.dtype, linear_weight.dtype
     if torch.is_autocast_enabled(_autocast_device(input)):
         input, linear_weight = _lower_precision(input), _lower_precision(linear_weight)
+    _run(shard, partial(_check_dtypes, names, input, linear_weight, given))
     rows, classes = (input, target) if input.dim() == 2 else (input.unsqueeze(0), target.unsqueeze(0))
     with_gradients = torch.is_grad_enabled()
-    loss, *_ = _LinearCrossEntropy.apply(
-        rows,
-        linear_weight,
-        classes,
-        (with_gradients and rows.requires_grad, with_gradients and linear_weight.requires_grad),
-        reduction if weight is None else "none",
-        ignore_index,
-        filter_eps,
-        num_threads,
-        shard,
-    )
+    try:
+        loss, *_ = _LinearCrossEntropy.apply(
+            rows,
+            linear_weight,
+            classes,
+            (with_gradients and rows.requires_grad, with_gradients and linear_weight.requires_grad),
+            reduction if weight is None else "none",
+            ignore_index,
+            filter_eps,
+            num_threads,
+            shard,
+        )
+    except AscendGradError as error:
+        if shard is None:
+            error.operator = names.operator
+        raise
     if weight is not None:
         loss = _weighted(loss, classes, weight, reduction, ignore_index)
     return loss.reshape(target.shape) if reduction == "none" else loss
@@ -276,40 +298,53 @@ def _run(shard: VocabularyShard | None, check: Callable[[], None]) -> None:
 
 
 def _check_arguments(
+    names: Names,
     input: torch.Tensor,
     linear_weight: torch.Tensor,
     target: torch.Tensor,
     weight: torch.Tensor | None,
     reduction: object,
 ) -> None:
-    check_tensors(_NAME, input=input, linear_weight=linear_weight, target=target)
-    _check_shapes(input, linear_weight, target)
+    operator = names.operator
+    check_tensors(operator, **{names.input: input, names.weight: linear_weight, names.target: target})
+    _check_shapes(names, input, linear_weight, target)
     if reduction not in ("mean", "sum", "none"):
-        raise ParamInvalidError(f"reduction: expected mean, sum or none, got {shown(reduction)}", operator=_NAME)
+        raise ParamInvalidError(f"reduction: expected mean, sum or none, got {shown(reduction)}", operator=operator)
     if weight is not None:
-        check_tensors(_NAME, input=input, weight=weight)
-        _check_shape("weight", weight, linear_weight.shape[:1], "one for each row of linear_weight")
+        check_tensors(operator, **{names.input: input, names.class_weight: weight})
+        words = f"one for each row of {names.weight}"
+        _check_shape(operator, names.class_weight, weight, linear_weight.shape[:1], words)
 
 
-def _check_shapes(input: torch.Tensor, linear_weight: torch.Tensor, target: torch.Tensor) -> None:
+def _check_dtypes(
+    names: Names, input: torch.Tensor, linear_weight: torch.Tensor, given: tuple[torch.dtype, torch.dtype]
+) -> None:
+    """`given`: the dtypes before those of autocast."""
+    if linear_weight.dtype != input.dtype:
+        message = f"{names.weight}: expected {given[0]}, as {names.input} is, got {given[1]}"
+        raise ParamTypeError(message, operator=names.operator)
+
+
+def _check_shapes(names: Names, input: torch.Tensor, linear_weight: torch.Tensor, target: torch.Tensor) -> None:
+    operator = names.operator
     if linear_weight.dim() > 2:
         got = f"got shape {tuple(linear_weight.shape)}"
-        raise NotImplementedError(f"{_NAME}: linear_weight: losses of several dimensions are not supported, {got}")
+        raise NotImplementedError(f"{operator}: {names.weight}: losses of several dimensions are not supported, {got}")
     if target.is_floating_point():
-        raise NotImplementedError(f"{_NAME}: target: probabilities are not supported, got {target.dtype}")
+        raise NotImplementedError(f"{operator}: {names.target}: probabilities are not supported, got {target.dtype}")
     if input.dim() not in (1, 2):
-        message = f"input: expected shape (N, in_features) or (in_features,), got {tuple(input.shape)}"
-        raise ParamInvalidError(message, operator=_NAME)
+        message = f"{names.input}: expected shape (N, in_features) or (in_features,), got {tuple(input.shape)}"
+        raise ParamInvalidError(message, operator=operator)
     if linear_weight.dim() != 2 or linear_weight.shape[1] != input.shape[-1]:
-        message = f"linear_weight: expected shape (C, {input.shape[-1]}), got {tuple(linear_weight.shape)}"
-        raise ParamInvalidError(message, operator=_NAME)
-    _check_shape("target", target, input.shape[:-1], "one for each row of input")
+        message = f"{names.weight}: expected shape (C, {input.shape[-1]}), got {tuple(linear_weight.shape)}"
+        raise ParamInvalidError(message, operator=operator)
+    _check_shape(operator, names.target, target, input.shape[:-1], f"one for each row of {names.input}")
 
 
-def _check_shape(name: str, tensor: torch.Tensor, shape: torch.Size, words: str) -> None:
+def _check_shape(operator: str, name: str, tensor: torch.Tensor, shape: torch.Size, words: str) -> None:
     if tensor.shape != shape:
         message = f"{name}: expected shape {tuple(shape)}, {words}, got {tuple(tensor.shape)}"
-        raise ParamInvalidError(message, operator=_NAME)
+        raise ParamInvalidError(message, operator=operator)
 
 
 def _autocast_device(tensor: torch.Tensor) -> str:

@@ -16,7 +16,8 @@ import ascend_grad as ag
 
 from ..contract import OPERATORS
 from ..errors import ParamInvalidError
-from .tensors import array_on_npu, tensor_on_npu, to_array, to_tensor
+from ..results import LinearCrossEntropy
+from .tensors import are_plain, array_on_npu, tensor_on_npu, to_array, to_tensor
 
 
 def _register(name: str, schema: str, compute: Callable, compute_on_npu: Callable, fake: Callable) -> None:
@@ -30,17 +31,13 @@ def _register(name: str, schema: str, compute: Callable, compute_on_npu: Callabl
 # -- row by row --
 
 
-def _rowwise(name: str, *arguments: torch.Tensor | float) -> torch.Tensor:
-    values = [to_array(each) if isinstance(each, torch.Tensor) else each for each in arguments]
-    return to_tensor(getattr(ag, name)(*values))
-
-
-def _rowwise_on_npu(name: str, *arguments: torch.Tensor | float) -> torch.Tensor:
+def _rowwise(array_of: Callable, tensor_of: Callable, name: str, *arguments: torch.Tensor | float) -> torch.Tensor:
+    """The first two arguments convert tensors and results."""
     values = [
-        array_on_npu(each, parameter, name) if isinstance(each, torch.Tensor) else each
+        array_of(each, parameter, name) if isinstance(each, torch.Tensor) else each
         for each, parameter in zip(arguments, OPERATORS[name].parameters)
     ]
-    return tensor_on_npu(getattr(ag, name)(*values))
+    return tensor_of(getattr(ag, name)(*values))
 
 
 def _rowwise_fake(first: torch.Tensor, *_: object) -> torch.Tensor:
@@ -91,20 +88,37 @@ for _name, _schema, _vmap in (
         _scaled_masked_vmap,
     ),
 ):
-    _register(_name, _schema, partial(_rowwise, _name), partial(_rowwise_on_npu, _name), _rowwise_fake)
+    _register(
+        _name,
+        _schema,
+        partial(_rowwise, to_array, to_tensor, _name),
+        partial(_rowwise, array_on_npu, tensor_on_npu, _name),
+        _rowwise_fake,
+    )
     torch.library.register_vmap(f"ascend_grad::{_name}", partial(_vmap, _name))
+
+
+def rowwise(name: str, *arguments: torch.Tensor | float) -> torch.Tensor:
+    """An operator, by torch's dispatcher only where a transform, a mode or tracing looks at it: that takes longer."""
+    if not are_plain(arguments):
+        return getattr(torch.ops.ascend_grad, name)(*arguments)
+    values = (each.detach() if isinstance(each, torch.Tensor) and each.requires_grad else each for each in arguments)
+    return getattr(ag, name)(*values)
 
 
 # -- linear --
 
+LINEAR = "linear_cross_entropy"
 
-def _linear_cross_entropy(
+
+def linear_cross_entropy(
+    function: Callable,
     array_of: Callable,
     tensor_of: Callable,
     input: torch.Tensor,
     weight: torch.Tensor,
     target: torch.Tensor,
-    grad_loss: torch.Tensor | None,
+    grad_loss: torch.Tensor | float | None,
     reduction: Literal["mean", "sum", "none"],
     ignore_index: int,
     input_grad: bool,
@@ -112,14 +126,14 @@ def _linear_cross_entropy(
     filter_eps: float,
     num_threads: int | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The loss and gradients; the first two arguments convert tensors, with their names, and results."""
+    """The loss and gradients that a function computes; two others convert tensors and results."""
     above: Any = None
     if grad_loss is not None:
-        above = array_of(grad_loss, "grad_loss") if reduction == "none" else grad_loss.item()
-    result = ag.linear_cross_entropy(
-        array_of(input, "input"),
-        array_of(weight, "weight"),
-        array_of(target, "target"),
+        above = array_of(grad_loss, "grad_loss", LINEAR) if reduction == "none" else float(grad_loss)
+    result = function(
+        array_of(input, "input", LINEAR),
+        array_of(weight, "linear_weight", LINEAR),
+        array_of(target, "target", LINEAR),
         reduction=reduction,
         ignore_index=ignore_index,
         grad_loss=above,
@@ -130,6 +144,10 @@ def _linear_cross_entropy(
     )
     gradients = (input.new_empty(0) if each is None else tensor_of(each) for each in result[1:])
     return tensor_of(result.loss), *gradients
+
+
+def _in_this_process(*arguments: Any, **options: Any) -> LinearCrossEntropy:
+    return ag.linear_cross_entropy(*arguments, **options)
 
 
 def _linear_cross_entropy_fake(
@@ -147,10 +165,10 @@ def _linear_cross_entropy_fake(
 
 
 _register(
-    "linear_cross_entropy",
+    LINEAR,
     "(Tensor input, Tensor weight, Tensor target, Tensor? grad_loss, str reduction, int ignore_index, bool input_grad, "
     "bool weight_grad, float filter_eps, int? num_threads) -> (Tensor loss, Tensor input_grad, Tensor weight_grad)",
-    partial(_linear_cross_entropy, lambda tensor, name: to_array(tensor), to_tensor),
-    partial(_linear_cross_entropy, partial(array_on_npu, operator="linear_cross_entropy"), tensor_on_npu),
+    partial(linear_cross_entropy, _in_this_process, to_array, to_tensor),
+    partial(linear_cross_entropy, _in_this_process, array_on_npu, tensor_on_npu),
     _linear_cross_entropy_fake,
 )

@@ -8,10 +8,16 @@ from __future__ import annotations
 import torch
 from torch.autograd import Function
 
-from . import operators  # noqa: F401  (registers what torch.ops.ascend_grad holds)
-from .tensors import check_tensors
+from ..errors import ParamTypeError
+from .operators import rowwise
+from .tensors import are_plain, check_tensors
 
-_ops = torch.ops.ascend_grad
+
+def apply(function: type[Function], *arguments: torch.Tensor | float) -> torch.Tensor:
+    """`function.apply`, without what that does for arguments by name and for functions that are or were transformed."""
+    if are_plain(arguments):
+        return super(Function, function).apply(*arguments)
+    return function.apply(*arguments)
 
 
 def _softmax_backward_wrt_output(
@@ -27,7 +33,7 @@ class _Softmax(Function):
 
     @staticmethod
     def forward(input, dim):
-        return _ops.softmax(input, dim)
+        return rowwise("softmax", input, dim)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -37,8 +43,9 @@ class _Softmax(Function):
     @staticmethod
     def backward(ctx, grad_output):
         (output,) = ctx.saved_tensors
-        step = _SoftmaxBackward.apply if torch.is_grad_enabled() else _ops.softmax_backward
-        return step(grad_output, output, ctx.dim), None
+        if not torch.is_grad_enabled():
+            return rowwise("softmax_backward", grad_output, output, ctx.dim), None
+        return apply(_SoftmaxBackward, grad_output, output, ctx.dim), None
 
 
 class _SoftmaxBackward(Function):
@@ -46,7 +53,7 @@ class _SoftmaxBackward(Function):
 
     @staticmethod
     def forward(grad_output, output, dim):
-        return _ops.softmax_backward(grad_output, output, dim)
+        return rowwise("softmax_backward", grad_output, output, dim)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -57,7 +64,7 @@ class _SoftmaxBackward(Function):
     def backward(ctx, grad):
         grad_output, output = ctx.saved_tensors
         return (
-            _SoftmaxBackward.apply(grad, output, ctx.dim),
+            apply(_SoftmaxBackward, grad, output, ctx.dim),
             _softmax_backward_wrt_output(grad, grad_output, output, ctx.dim),
             None,
         )
@@ -68,7 +75,7 @@ class _LogSoftmax(Function):
 
     @staticmethod
     def forward(input, dim):
-        return _ops.log_softmax(input, dim)
+        return rowwise("log_softmax", input, dim)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -78,8 +85,9 @@ class _LogSoftmax(Function):
     @staticmethod
     def backward(ctx, grad_output):
         (output,) = ctx.saved_tensors
-        step = _LogSoftmaxBackward.apply if torch.is_grad_enabled() else _ops.log_softmax_backward
-        return step(grad_output, output, ctx.dim), None
+        if not torch.is_grad_enabled():
+            return rowwise("log_softmax_backward", grad_output, output, ctx.dim), None
+        return apply(_LogSoftmaxBackward, grad_output, output, ctx.dim), None
 
 
 class _LogSoftmaxBackward(Function):
@@ -87,7 +95,7 @@ class _LogSoftmaxBackward(Function):
 
     @staticmethod
     def forward(grad_output, output, dim):
-        return _ops.log_softmax_backward(grad_output, output, dim)
+        return rowwise("log_softmax_backward", grad_output, output, dim)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -110,7 +118,7 @@ class _ScaledMaskedSoftmax(Function):
 
     @staticmethod
     def forward(x, mask, scale):
-        return _ops.scaled_masked_softmax(x, mask, scale)
+        return rowwise("scaled_masked_softmax", x, mask, scale)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -120,8 +128,9 @@ class _ScaledMaskedSoftmax(Function):
     @staticmethod
     def backward(ctx, grad_output):
         y, mask = ctx.saved_tensors
-        step = _ScaledMaskedSoftmaxBackward.apply if torch.is_grad_enabled() else _ops.scaled_masked_softmax_backward
-        return step(grad_output, y, mask, ctx.scale), None, None
+        if not torch.is_grad_enabled():
+            return rowwise("scaled_masked_softmax_backward", grad_output, y, mask, ctx.scale), None, None
+        return apply(_ScaledMaskedSoftmaxBackward, grad_output, y, mask, ctx.scale), None, None
 
 
 class _ScaledMaskedSoftmaxBackward(Function):
@@ -129,7 +138,7 @@ class _ScaledMaskedSoftmaxBackward(Function):
 
     @staticmethod
     def forward(grad_output, y, mask, scale):
-        return _ops.scaled_masked_softmax_backward(grad_output, y, mask, scale)
+        return rowwise("scaled_masked_softmax_backward", grad_output, y, mask, scale)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -141,7 +150,7 @@ class _ScaledMaskedSoftmaxBackward(Function):
         grad_output, y, mask = ctx.saved_tensors
         grad = (grad * ctx.scale).masked_fill(mask, 0)
         return (
-            _SoftmaxBackward.apply(grad, y, -1),
+            apply(_SoftmaxBackward, grad, y, -1),
             _softmax_backward_wrt_output(grad, grad_output, y, -1),
             None,
             None,
@@ -180,7 +189,7 @@ def softmax(input: torch.Tensor, dim: int = -1) -> torch.Tensor:
     tensor([0.5000, 0.5000])
     """
     check_tensors("softmax", input=input)
-    return _Softmax.apply(input, dim)
+    return apply(_Softmax, input, dim)
 
 
 def log_softmax(input: torch.Tensor, dim: int = -1) -> torch.Tensor:
@@ -215,7 +224,7 @@ def log_softmax(input: torch.Tensor, dim: int = -1) -> torch.Tensor:
     tensor([0.5000, 0.5000])
     """
     check_tensors("log_softmax", input=input)
-    return _LogSoftmax.apply(input, dim)
+    return apply(_LogSoftmax, input, dim)
 
 
 def scaled_masked_softmax(x: torch.Tensor, mask: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
@@ -254,4 +263,9 @@ def scaled_masked_softmax(x: torch.Tensor, mask: torch.Tensor, scale: float = 1.
     tensor([[[[0.5000, 0.5000, 0.0000, 0.0000]]]])
     """
     check_tensors("scaled_masked_softmax", x=x, mask=mask)
-    return _ScaledMaskedSoftmax.apply(x, mask, scale)
+    if isinstance(scale, torch.Tensor) and scale.requires_grad:
+        message = (
+            "scale: expected a number, got a tensor that requires a gradient, which this function does not compute"
+        )
+        raise ParamTypeError(message, operator="scaled_masked_softmax")
+    return apply(_ScaledMaskedSoftmax, x, mask, scale)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -12,13 +14,25 @@ from ..backends.ascend import torch_npu
 from ..errors import BackendUnavailableError, ParamTypeError
 from ..npu import DeviceArray
 
+# What torch does not tell in public: whether functions are transformed (`torch.func`), or were when a tensor was made,
+# and how many modes look at operators or functions. If a later torch names that otherwise, the answer is yes: slower,
+# but right.
+_are_transforms_active = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
+_is_wrapped = getattr(torch._C._functorch, "is_functorch_wrapped_tensor", lambda tensor: True)
+_operator_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
+_function_modes = getattr(torch._C, "_len_torch_function_stack", lambda: 1)
 
-def to_array(tensor: torch.Tensor) -> NDArray:
-    """A tensor's elements as an array. NumPy has no bfloat16 of its own, so those pass as integers."""
+
+def to_array(tensor: torch.Tensor, name: str, operator: str) -> NDArray:
+    """The elements of this argument as an array. NumPy has no bfloat16 of its own, so those pass as integers."""
     tensor = tensor.detach()
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.int16).numpy().view(BFLOAT16)
-    return tensor.numpy()
+    try:
+        return tensor.numpy()
+    except TypeError as error:
+        message = f"{name}: expected a tensor of a dtype that NumPy has, got {tensor.dtype} on {tensor.device}"
+        raise ParamTypeError(message, operator=operator) from error
 
 
 def to_tensor(array: NDArray) -> torch.Tensor:
@@ -42,6 +56,33 @@ def array_on_npu(tensor: torch.Tensor, name: str, operator: str) -> DeviceArray:
 def tensor_on_npu(array: DeviceArray) -> torch.Tensor:
     """The tensor of such a result."""
     return torch_npu.tensor_of(array)
+
+
+def is_observed() -> bool:
+    """Whether something traces or transforms what is done with tensors."""
+    return (
+        torch.compiler.is_compiling()
+        or _are_transforms_active()
+        or _operator_modes() > 0
+        or _function_modes() > 0
+        or torch.jit.is_tracing()
+    )
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is nothing but memory of the CPU."""
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.is_cpu
+        and not _is_wrapped(tensor)
+        and not tensor.is_neg()
+        and not tensor._is_zerotensor()
+    )
+
+
+def are_plain(arguments: Iterable[object]) -> bool:
+    """Whether all tensors among these are, and nothing looks at what is done with them."""
+    return not is_observed() and all(is_plain(each) for each in arguments if isinstance(each, torch.Tensor))
 
 
 def check_tensors(operator: str, **tensors: object) -> None:

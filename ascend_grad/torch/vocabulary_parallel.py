@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch.distributed import ProcessGroup
 
 from .. import parallel
+from ..errors import BackendUnavailableError
 from ..parallel.agreement import Attempt
 from ..parallel.engines import collectives
-from .tensors import to_array, to_tensor
+from . import operators
+from .tensors import array_on_npu, tensor_on_npu, to_array, to_tensor
+
+_T = TypeVar("_T")
+
+_NAME = operators.LINEAR
 
 
 class VocabularyShard(NamedTuple):
@@ -21,12 +28,13 @@ class VocabularyShard(NamedTuple):
     vocab_start_index: int | None
     vocab_size: int | None
 
-    def run(self, operator: str, check: Callable[[], None]) -> None:
-        """What a check raises is told to the other processes, which wait for this one."""
+    def run(self, operator: str, check: Callable[[], _T]) -> _T | None:
+        """What a check returns; what it raises is told to the other processes, which wait for this one."""
         attempt = Attempt(operator)
-        attempt.run(check)
+        found = attempt.run(check)
         if attempt.failed:
             attempt.tell(collectives(self.group, "group", operator), None)
+        return found
 
     @torch.compiler.disable
     def linear_cross_entropy(
@@ -36,27 +44,33 @@ class VocabularyShard(NamedTuple):
         target: torch.Tensor,
         grad_loss: torch.Tensor | None,
         reduction: Literal["mean", "sum", "none"],
-        ignore_index: int,
-        input_grad: bool,
-        weight_grad: bool,
-        filter_eps: float,
-        num_threads: int | None,
+        *arguments: Any,
     ) -> tuple[torch.Tensor, ...]:
         """As the operator of this name in `operators`, over all shards."""
-        result = parallel.linear_cross_entropy(
-            to_array(input),
-            to_array(weight),
-            to_array(target),
-            comm=self.group,
+        array_of, tensor_of = (array_on_npu, tensor_on_npu) if input.device.type == "npu" else (to_array, to_tensor)
+
+        def check() -> torch.Tensor | float | None:
+            """The gradient that arrives, as a number where it is one."""
+            for name, tensor in (("input", input), ("linear_weight", weight), ("target", target)):
+                if tensor.device.type not in ("cpu", "npu"):
+                    expected = "a tensor on the CPU or on an Ascend NPU"
+                    message = f"{name}: with a group expected {expected}, got one on {tensor.device}"
+                    raise BackendUnavailableError(message, operator=_NAME)
+                array_of(tensor, name, _NAME)
+            if grad_loss is None:
+                return None
+            if reduction != "none":
+                return float(grad_loss)  # which waits for what torch has put on a device's stream
+            array_of(grad_loss, "grad_loss", _NAME)
+            return grad_loss
+
+        above = self.run(_NAME, check)
+        function = partial(
+            parallel.linear_cross_entropy,
+            comm=collectives(self.group, "group", _NAME),
             vocab_start_index=self.vocab_start_index,
             vocab_size=self.vocab_size,
-            reduction=reduction,
-            ignore_index=ignore_index,
-            grad_loss=None if grad_loss is None else to_array(grad_loss),
-            return_grad=input_grad or weight_grad,
-            output_mask=(input_grad, weight_grad),
-            filter_eps=filter_eps,
-            num_threads=num_threads,
         )
-        gradients = (input.new_empty(0) if each is None else to_tensor(each) for each in result[1:])
-        return to_tensor(result.loss), *gradients
+        return operators.linear_cross_entropy(
+            function, array_of, tensor_of, input, weight, target, above, reduction, *arguments
+        )

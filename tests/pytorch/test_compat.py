@@ -153,3 +153,32 @@ def test_errors():
     with pytest.raises(NotImplementedError, match="LigerFusedLinearCrossEntropyLoss: bias: not supported"):
         LigerFusedLinearCrossEntropyLoss()(c, e[0], targets[0], torch.zeros(V))
     LigerFusedLinearCrossEntropyLoss(accum_dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda e, c, targets: (e, c.half(), targets), "{c}: expected torch.float32, as {e} is, got torch.float16"),
+        (lambda e, c, targets: (e, c[:, 1:], targets), r"{c}: expected shape \(C, {H}\), got"),
+        (lambda e, c, targets: (e, c.tolist(), targets), "{c}: expected a torch.Tensor, got list"),
+        (lambda e, c, targets: (e, c, targets.double()), "{targets}: probabilities are not supported"),
+        (lambda e, c, targets: (e, c, targets + len(c)), "target: expected values in"),
+    ],
+)
+def test_errors_name_the_arguments_as_the_other_library_does(change, text):
+    e, c, targets = problem()
+    e, c, targets = change(e[0], c, targets[0])
+    kinds = ag.ParamInvalidError, NotImplementedError
+    with pytest.raises(
+        kinds, match="compat.cce.linear_cross_entropy: " + text.format(e="e", c="c", targets="targets", H=H)
+    ):
+        linear_cross_entropy(e, c, targets)
+    names = {"e": "_input", "c": "lin_weight", "targets": "target", "H": H}
+    with pytest.raises(kinds, match="LigerFusedLinearCrossEntropyLoss: " + text.format(**names)):
+        LigerFusedLinearCrossEntropyLoss()(c, e, targets)
+
+
+def test_class_weights_of_liger():
+    e, c, targets = problem()
+    with pytest.raises(ag.ParamInvalidError, match=r"ce_weight: expected shape .* one for each row of lin_weight"):
+        LigerFusedLinearCrossEntropyLoss(ce_weight=torch.ones(3))(c, e[0], targets[0])

@@ -355,7 +355,7 @@ def test_private_formats(torch_npu):
     with pytest.raises(ag.ParamTypeError, match=f"softmax: input: {expected}"):
         agt.softmax(there)
     half, target = x.half().to("npu"), torch.tensor([0, 1, 2]).to("npu")
-    with pytest.raises(ag.ParamTypeError, match="linear_cross_entropy: weight: expected a tensor of format ND"):
+    with pytest.raises(ag.ParamTypeError, match="linear_cross_entropy: linear_weight: expected a tensor of format ND"):
         agt.linear_cross_entropy(half, torch_npu.npu_format_cast(half, FRACTAL_NZ), target)
     with pytest.raises(ag.ParamTypeError, match="x: expected a tensor of format ND"):
         npu.asarray(there)

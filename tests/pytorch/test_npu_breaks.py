@@ -43,7 +43,7 @@ BREAKS = {
     ),
     "torch is not waited for": Break("torch_npu.py", "runtime.wait_for_torch(", "bool(", "wrong softmax"),
     "results that torch does not have": Break(
-        "session.py", "if result.size and self._lender is not None:", "if False:", "wrong softmax"
+        "torch_npu.py", "if memory is None:  # no elements", "if True:", "wrong softmax"
     ),
     "tensors in other formats": Break(
         "torch_npu.py", "if tensor_format not in STRIDED_FORMATS:", "if False:", "a private format was taken"
@@ -67,6 +67,7 @@ import torch
 import torch_npu_stand_in
 double = torch_npu_stand_in.register()
 sys.modules["torch_npu"] = double
+torch.manual_seed(0)
 import ascend_grad as ag
 import ascend_grad.torch as agt
 from ascend_grad import npu

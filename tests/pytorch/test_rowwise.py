@@ -7,6 +7,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch_oracles import TOLERANCES, assert_close, value_and_gradients
 
 import ascend_grad as ag
@@ -235,3 +239,91 @@ def test_tensors_elsewhere():
     result = agt.softmax(torch.empty(2, 3, device="meta", dtype=torch.bfloat16))
     assert (result.device.type, result.shape, result.dtype) == ("meta", (2, 3), torch.bfloat16)
     assert set(TOLERANCES) == {torch.float64, torch.float32, torch.float16, torch.bfloat16}
+
+
+# ---- past torch's dispatcher, and not --------------------------------------------------------------------------------
+
+
+def test_plain_calls_go_past_the_dispatcher(monkeypatch):
+    """The names by which torch tells that nothing looks on are still there."""
+
+    def seen(*_):
+        raise AssertionError("a plain call came to the dispatcher")
+
+    for name in ("softmax", "softmax_backward"):
+        monkeypatch.setattr(torch.ops.ascend_grad, name, seen)
+    x = torch.nn.Parameter(torch.randn(3, 4))
+    agt.softmax(x).sum().backward()
+    assert x.grad is not None
+
+
+class Operators(TorchDispatchMode):
+    """The names of the operators that ran."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+class Functions(TorchFunctionMode):
+    """The same of functions."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning")
+def test_what_looks_on_sees_the_operators():
+    x = torch.randn(3, 4, requires_grad=True)
+    with Operators() as operators:
+        agt.softmax(x).sum().backward()
+    assert {"ascend_grad::softmax", "ascend_grad::softmax_backward"} <= set(operators.names)
+    with Functions() as functions:
+        agt.softmax(x)
+    assert "ascend_grad.softmax" in functions.names
+    traced = make_fx(lambda x: agt.softmax(2 * x))(x.detach())
+    assert "torch.ops.ascend_grad.softmax" in traced.code
+    other = torch.randn(3, 4)
+    assert torch.equal(traced(other), agt.softmax(2 * other))
+    assert torch.equal(torch.jit.trace(lambda x: agt.softmax(2 * x), x.detach())(other), agt.softmax(2 * other))
+    fake = FakeTensorMode().from_tensor(x.detach())
+    assert type(agt.softmax(fake)) is type(fake)
+
+
+def test_gradients_after_a_transform_has_ended():
+    """What `torch.func.vjp` returns runs when its tensors are wrapped for a transform that is over."""
+    x, above = torch.randn(3), torch.randn(3)
+    _, backward = torch.func.vjp(agt.softmax, x)
+    (grad,) = backward(above)
+    assert not grad.requires_grad
+    torch.testing.assert_close(grad, torch.func.vjp(lambda x: torch.softmax(x, -1), x)[1](above)[0])
+    found = []
+    for function in (agt.softmax, lambda x: torch.softmax(x, -1)):
+        outer = x.clone().requires_grad_()
+        _, backward = torch.func.vjp(function, outer)
+        (backward(above)[0] ** 2).sum().backward()
+        found.append(outer.grad)
+    torch.testing.assert_close(*found)
+    _, backward = torch.func.vjp(lambda x: agt.scaled_masked_softmax(x, x > 0), torch.randn(1, 1, 2, 3))
+    assert backward(torch.ones(1, 1, 2, 3))[0].shape == (1, 1, 2, 3)
+
+
+def test_tensors_without_memory_of_their_own():
+    assert torch.equal(agt.softmax(torch._efficientzerotensor((3, 4))), torch.full((3, 4), 0.25))
+    negative = torch.imag(torch.conj(torch.randn(3, dtype=torch.cfloat)))
+    assert torch.equal(agt.softmax(negative), agt.softmax(negative.clone()))
+
+
+def test_a_scale_has_no_gradient():
+    x, mask = torch.randn(1, 1, 2, 3), torch.zeros(1, 1, 2, 3, dtype=torch.bool)
+    with pytest.raises(ag.ParamTypeError, match="scale: expected a number, got a tensor that requires a gradient"):
+        agt.scaled_masked_softmax(x, mask, torch.tensor(2.0, requires_grad=True))

@@ -88,6 +88,17 @@ def test_one_row_and_autocast(outcomes):
         ("dtype", NotImplementedError, "target: probabilities are not supported"),
         ("reduction", ag.ParamInvalidError, "reduction: expected mean, sum or none, got str 'average'"),
         ("bias", NotImplementedError, "linear_bias: not supported"),
+        ("other dtype", ag.ParamTypeError, "linear_weight: expected torch.float32, as input is, got torch.float16"),
+        (
+            "no dtype of NumPy",
+            ag.ParamTypeError,
+            "input: expected a tensor of a dtype that NumPy has, got",
+        ),
+        (
+            "other device",
+            ag.BackendUnavailableError,
+            "input: with a group expected a tensor on the CPU or on an Ascend NPU, got one on meta",
+        ),
         ("class weights", NotImplementedError, "linear_cross_entropy with a group: weight: not supported"),
     ],
 )

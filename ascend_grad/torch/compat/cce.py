@@ -14,6 +14,7 @@ from ..tensors import check_tensors
 __all__ = ["linear_cross_entropy"]
 
 _NAME = "compat.cce.linear_cross_entropy"
+_NAMES = linear.Names(_NAME, "e", "c", "targets")
 
 
 def linear_cross_entropy(
@@ -110,6 +111,7 @@ def linear_cross_entropy(
             raise ParamInvalidError(message, operator=_NAME)
         e, targets = e[..., : length - shift, :], targets[..., shift:]
     loss = linear.unrounded_loss(
-        e.reshape(-1, e.shape[-1]), c, targets.reshape(-1), None, reduction, ignore_index, filter_eps=filter_eps
-    )
+        e.reshape(-1, e.shape[-1]), c, targets.reshape(-1), None, reduction, ignore_index,
+        filter_eps=filter_eps, names=_NAMES,
+    )  # fmt: skip
     return loss.reshape(targets.shape) if reduction == "none" else loss

@@ -11,6 +11,7 @@ from .. import linear
 __all__ = ["LigerFusedLinearCrossEntropyLoss"]
 
 _NAME = "compat.liger.LigerFusedLinearCrossEntropyLoss"
+_NAMES = linear.Names(_NAME, "_input", "lin_weight", class_weight="ce_weight")
 
 
 class LigerFusedLinearCrossEntropyLoss(torch.nn.Module):
@@ -103,4 +104,6 @@ class LigerFusedLinearCrossEntropyLoss(torch.nn.Module):
             The loss, float32, or float64 where `_input` is.
         """
         linear.refuse(_NAME, bias=bias)
-        return linear.unrounded_loss(_input, lin_weight, target, self.ce_weight, self.reduction, self.ignore_index)
+        return linear.unrounded_loss(
+            _input, lin_weight, target, self.ce_weight, self.reduction, self.ignore_index, names=_NAMES
+        )
