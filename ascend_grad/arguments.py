@@ -72,9 +72,13 @@ def converted_by_numpy(value: object, name: str, operator: str | None = None) ->
     """The same of what does not offer DLPack: NumPy's own arrays, buffers, objects with ``__array__``, sequences."""
     array = any_array(value, name, operator)
     check_class(type(array), name, operator)
-    if array.dtype != object:  # else it may be a list within itself, and no check of dtypes takes it
+    if array.dtype != object:  # else it may be a list within itself
         for kind in arrays.classes_within(value):
             check_class(kind, name, operator)
+    elif not (
+        hasattr(value, "dtype") or hasattr(type(value), "__float__")
+    ):  # which checks of dtypes and numbers refuse
+        raise ParamTypeError(f"{name}: expected an array of numbers, got {shown(value)}", operator=operator)
     return np.asarray(array)
 
 

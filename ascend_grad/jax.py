@@ -9,6 +9,7 @@ Array([ 0.1875, -0.0625, -0.0625, -0.0625], dtype=float32)
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -47,71 +48,41 @@ def _softmax_backward_wrt_output(grad: jax.Array, grad_output: jax.Array, output
     return grad * (grad_output - row_sum) - grad_output * jnp.sum(grad * output, dim, keepdims=True)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _softmax_backward(grad_output, output, dim):
-    return _compute("softmax_backward", grad_output, output, dim=dim)
+def _with_gradients(operator: str, backward_of_backward: Callable) -> tuple[Callable, Callable]:
+    """An operator along a dimension and its backward, both of which JAX can differentiate."""
 
+    @partial(jax.custom_vjp, nondiff_argnums=(2,))
+    def backward(grad_output, output, dim):
+        return _compute(f"{operator}_backward", grad_output, output, dim=dim)
 
-def _softmax_backward_backward(dim, saved, grad):
-    grad_output, output = saved
-    return (
-        _softmax_backward(grad, output, dim),
-        _softmax_backward_wrt_output(grad, grad_output, output, dim),
+    backward.defvjp(
+        lambda grad_output, output, dim: (backward(grad_output, output, dim), (grad_output, output)),
+        lambda dim, saved, grad: backward_of_backward(grad, *saved, dim),
     )
 
+    @partial(jax.custom_vjp, nondiff_argnums=(1,))
+    def forward(input, dim):
+        return _compute(operator, input, dim=dim)
 
-_softmax_backward.defvjp(
-    lambda grad_output, output, dim: (_softmax_backward(grad_output, output, dim), (grad_output, output)),
-    _softmax_backward_backward,
-)
+    def forward_with_output(input, dim):
+        output = forward(input, dim)
+        return output, output
 
-
-@partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _softmax(input, dim):
-    return _compute("softmax", input, dim=dim)
-
-
-def _softmax_forward(input, dim):
-    output = _softmax(input, dim)
-    return output, output
+    forward.defvjp(forward_with_output, lambda dim, output, grad_output: (backward(grad_output, output, dim),))
+    return forward, backward
 
 
-_softmax.defvjp(_softmax_forward, lambda dim, output, grad_output: (_softmax_backward(grad_output, output, dim),))
+def _softmax_backward_backward(grad, grad_output, output, dim):
+    return _softmax_backward(grad, output, dim), _softmax_backward_wrt_output(grad, grad_output, output, dim)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _log_softmax_backward(grad_output, output, dim):
-    return _compute("log_softmax_backward", grad_output, output, dim=dim)
-
-
-def _log_softmax_backward_backward(dim, saved, grad):
-    grad_output, output = saved
+def _log_softmax_backward_backward(grad, grad_output, output, dim):
     scaled = grad * jnp.exp(output)  # of g - sum(g) * exp(y)
-    return (
-        grad - jnp.sum(scaled, dim, keepdims=True),
-        -jnp.sum(grad_output, dim, keepdims=True) * scaled,
-    )
+    return grad - jnp.sum(scaled, dim, keepdims=True), -jnp.sum(grad_output, dim, keepdims=True) * scaled
 
 
-_log_softmax_backward.defvjp(
-    lambda grad_output, output, dim: (_log_softmax_backward(grad_output, output, dim), (grad_output, output)),
-    _log_softmax_backward_backward,
-)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _log_softmax(input, dim):
-    return _compute("log_softmax", input, dim=dim)
-
-
-def _log_softmax_forward(input, dim):
-    output = _log_softmax(input, dim)
-    return output, output
-
-
-_log_softmax.defvjp(
-    _log_softmax_forward, lambda dim, output, grad_output: (_log_softmax_backward(grad_output, output, dim),)
-)
+_softmax, _softmax_backward = _with_gradients("softmax", _softmax_backward_backward)
+_log_softmax, _ = _with_gradients("log_softmax", _log_softmax_backward_backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))

@@ -59,7 +59,8 @@ cdef class ArrayType:
                 explain_of_jax(value, name, operator)
             elif isinstance(error, BufferError) and hasattr(type(value), "__array__"):
                 return None
-            message = f"{name}: expected an array, got {type(value).__name__}, which does not convert: {error}"
+            reason = str(error).partition("\n")[0]  # what follows is a trace of C++
+            message = f"{name}: expected an array, got {type(value).__name__}, which does not convert: {reason}"
             raise ParamTypeError(message, operator=operator) from error
 
     cdef object own(self, cnp.ndarray array):
@@ -162,6 +163,12 @@ cdef object on_another_device(object value, object device, str name, str operato
     return BackendUnavailableError(message, operator=operator)
 
 
+cdef bint is_wrapped(object tensor) except -1:
+    """Whether a transform of functions, such as torch.vmap, holds a tensor within this one. torch has no public name for it."""
+    functorch = getattr(sys.modules["torch"]._C, "_functorch", None)
+    return hasattr(functorch, "is_functorch_wrapped_tensor") and functorch.is_functorch_wrapped_tensor(tensor)
+
+
 cdef object explain(object value, str name, str operator):
     """Raise what says best why a tensor has no memory that NumPy could read, if it is known."""
     if value.is_nested:
@@ -173,6 +180,11 @@ cdef object explain(object value, str name, str operator):
     if value.is_quantized:
         expected = "a tensor that is not quantised (dequantize() makes one)"
         refuse(name, operator, expected, f"dtype {value.dtype}")
+    if str(value.dtype).startswith("torch.float8"):
+        refuse(name, operator, "a dtype that NumPy has, or bfloat16", f"{value.dtype}")
+    if is_wrapped(value):
+        expected = "a tensor with memory (ascend_grad.torch is for what torch.vmap and torch.func transform)"
+        refuse(name, operator, expected, f"one that a transform wraps, of shape {tuple(value.shape)}")
 
 
 cdef object explain_of_jax(object value, str name, str operator):

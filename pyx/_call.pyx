@@ -291,6 +291,10 @@ cdef class Call:
         other.values = [by_name[name] for name in self.operator.parameters]
         return other
 
+    def in_library(self, results):
+        """What was computed from a validated call, as arrays of the library that its arrays belong to."""
+        return [result_in_library(self, each, None) for each in results]
+
     def fail(self, argument, expected, got, kind=ParamInvalidError):
         raise kind(f"{argument}: expected {expected}, got {got}", operator=self.operator.name)
 

@@ -110,6 +110,20 @@ def test_gradients_of_gradients_of_masked(scale):
     assert_right_gradients(lambda x: agj.scaled_masked_softmax(x, mask, scale), x)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_gradients_of_gradients_with_a_scale_that_16_bits_do_not_hold(dtype):
+    """The gradient with respect to what came from above, of the first gradient."""
+    shape, scale = (1, 1, 2, 5), 1e5
+    mask = jnp.zeros(shape, bool)
+    g, v = (1e-4 * normal(shape, np.float64, name) for name in ("g", "v"))
+
+    def again(dtype):
+        gradient = jax.vjp(lambda x: agj.scaled_masked_softmax(x, mask, scale), jnp.zeros(shape, dtype))[1]
+        return jax.vjp(lambda g: gradient(g)[0], jnp.asarray(g, dtype))[1](jnp.asarray(v, dtype))[0]
+
+    assert_close(again(DTYPES[dtype]), again(np.float64), dtype)
+
+
 def test_forward_mode_is_an_error():
     with pytest.raises(TypeError, match="forward-mode"):
         jax.jvp(agj.softmax, (jnp.zeros(3),), (jnp.ones(3),))
@@ -139,6 +153,7 @@ def test_arguments_that_are_no_arrays_of_jax():
     assert_identical(np.asarray(agj.softmax(x)), ag.softmax(x))
     assert agj.softmax(1.5) == 1
     assert agj.softmax(np.float32(1.5)).dtype == np.float32
+    assert_identical(np.asarray(agj.softmax(x.astype(">f4"))), ag.softmax(x))
 
 
 # ---- transformations -------------------------------------------------------------------------------------------------
@@ -268,6 +283,7 @@ def test_the_interpreter_ends_while_results_live(run_script):
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
 def test_bad_arguments():
     x, mask = jnp.zeros((1, 1, 2, 2)), jnp.zeros((1, 1, 2, 2), bool)
     cases = (
@@ -279,6 +295,8 @@ def test_bad_arguments():
             TYPE,
             "input: expected dtype float32, float16, bfloat16 or float64, got int",
         ),
+        (agj.softmax, (np.ma.zeros(3),), TYPE, "input: expected"),
+        (agj.softmax, (np.matrix([[1.0]]),), TYPE, "input: expected"),
         (agj.softmax, (jax.random.key(0),), TYPE, "input: expected dtype float32, float16, bfloat16 or float64, got"),
         (agj.log_softmax, (x, 4), INVALID, "dim: expected a value in [-4, 3], got 4"),
         (agj.log_softmax, (x, 1.5), TYPE, "dim: expected an int, got float 1.5"),

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import re
 from dataclasses import replace
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -201,6 +204,21 @@ def failing(error: Exception) -> object:
             raise error
 
     return Failing()
+
+
+def test_objects_that_are_no_arrays():
+    for value, text in (({1: 2}, "dict {1: 2}"), ({3}, "set {3}"), ([1, None], "list [1, None]"), (iter("a"), "str_")):
+        with pytest.raises(ag.ParamTypeError, match=re.escape(f"input: expected an array of numbers, got {text}")):
+            ag.softmax(value)
+
+
+@pytest.mark.parametrize("half", [Fraction(1, 2), Decimal("0.5")])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_numbers_of_any_class(half, reduction):
+    arguments = np.eye(2), np.ones((3, 2)), np.array([0, 2])
+    expected = ag.linear_cross_entropy(*arguments, reduction=reduction, grad_loss=0.5)
+    found = ag.linear_cross_entropy(*arguments, reduction=reduction, grad_loss=half)
+    assert_identical(found.input_grad, expected.input_grad)
 
 
 def test_errors_of_the_other_library_are_the_cause():

@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 from faults import INVALID, TYPE, outcome
 from linear_samples import GRADIENT, LINEAR, LOSS, STATISTICS, WHOLE, problem_of
+from parallel_samples import options_of, whole
 from producers import LIBRARIES, READ_ONLY, Exchanged, Newer, Old, Plain, live
 from samples import DTYPES, assert_identical, random_problem
 
 import ascend_grad as ag
+from ascend_grad import parallel
 
 TESTS = Path(__file__).parents[1]
 
@@ -59,6 +61,21 @@ def test_results_that_are_not_asked_for_are_none(own):
     assert type(results.loss) is type(results.weight_grad) is own
     assert results.loss.array.shape == ()
     assert ag.fused_linear_online_max_sum(x, w, target, 0, 3).vocab_parallel_logits is None
+
+
+@pytest.mark.parametrize("function", [parallel.linear_cross_entropy, parallel.data_parallel_linear_cross_entropy])
+def test_results_over_ranks(function, dtype, own):
+    problem = whole((9, 17, 5), dtype)
+    arrays = [problem.arguments[name] for name in ("input", "weight", "target")]
+    options = options_of(problem) | {"comm": None}
+    for mask in ((True, True), (False, True)):
+        results = function(*map(own, arrays), **options, output_mask=mask)
+        for result, right in zip(results, function(*arrays, **options, output_mask=mask), strict=True):
+            if right is None:
+                assert result is None
+            else:
+                assert type(result) is own
+                assert_identical(result.array, right)
 
 
 def test_results_of_no_library_are_numpys():
