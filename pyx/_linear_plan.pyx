@@ -50,6 +50,8 @@ cdef Py_ssize_t FEW_TASKS = 8
 cdef Py_ssize_t FEW_STREAMED = 48
 cdef Py_ssize_t MANY_RESIDENT = 128
 cdef Py_ssize_t FEATURES_PER_ROW = 8
+# Features from which on logits of pairs pay without packing for all of AG_RESIDENT rows: adding up lanes is little of them.
+cdef Py_ssize_t LONG_ROWS = 512
 # Floating-point operations of a task: at least, where there are as many, and at most, so that signals are checked in time.
 # Bytes that are streamed at a time, which the first product leaves in L2 for the second, and rows, where so few do not fit.
 # Features that tasks have multiples of.
@@ -370,6 +372,8 @@ cdef Plan skinny_plan(const ag_linear_kernels *kernels, const Problem *problem, 
     """
     cdef Py_ssize_t rows = problem.total_rows, vocab = problem.vocab, hidden = problem.hidden
     cdef Py_ssize_t streamed = max(rows, vocab), resident = min(rows, vocab)
+    cdef bint gradients = problem.with_input_grad or problem.with_weight_grad
+    cdef bint is_long = kernels.pair > 1 and hidden >= LONG_ROWS
     cdef Plan plan
     if not hidden or not vocab:
         return None
@@ -379,7 +383,7 @@ cdef Plan skinny_plan(const ag_linear_kernels *kernels, const Problem *problem, 
     plan.keeps_logits = keeps_logits
     if streamed <= FEW_STREAMED:
         plan.cut_features()
-    elif resident <= kernels.resident:
+    elif resident <= (AG_RESIDENT if is_long and not gradients else kernels.resident):
         plan.cut_streamed()
         if plan.tasks < FEW_TASKS and streamed <= AG_TERMS and hidden >= FEATURES_PER_ROW * streamed:
             plan.cut_features()

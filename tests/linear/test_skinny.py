@@ -53,6 +53,8 @@ SHAPES = [
         (16, 33, 4096),
         (700, 20, 1024),
         (32, 65, 520),
+        (64, 700, 520),
+        (700, 40, 1030),
     )
 ]
 CALLS = [*((GRADIENT, {"mode": mode}) for mode in MODES), (STATISTICS, {}), (WHOLE, {})]
@@ -134,6 +136,19 @@ def test_only_few_are_not_packed(forced):
             x, w = x.astype(BFLOAT16), w.astype(BFLOAT16)
             (plan,) = _linear.plans(x, w, shape[0], 2**26, True, True, True, True)
             assert (plan.tasks > 0) == (is_skinny and variant != "avx512_bf16")
+
+
+def test_statistics_of_pairs_with_long_rows_are_not_packed_either(forced):
+    """Adding up lanes is little of them; 48 rows and 16-bit values."""
+    for variant in _cpu.supported_variants():
+        forced(variant)
+        for features, is_skinny in ((511, variant != "avx512_bf16"), (512, True), (2000, True)):
+            is_skinny &= variant.startswith("avx512")
+            for few in (48, 64, 65):
+                for shape in ((few, 900), (900, few)):
+                    x, w = (np.zeros((rows, features), BFLOAT16) for rows in shape)
+                    (plan,) = _linear.plans(x, w, shape[0], 2**26, True, False, False, False)
+                    assert (plan.tasks > 0) == (is_skinny and few <= 64)
 
 
 def test_absent_rows_take_no_more_space(forced):

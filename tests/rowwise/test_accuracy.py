@@ -75,6 +75,17 @@ def test_a_million_elements_in_a_row(operator, dtype, cpu_engine):
         assert_same_values(cpu_engine(columns).T, last)
 
 
+def test_a_million_small_terms_beside_a_large_one(cpu_engine):
+    """The sum of a segment (at most 1024 terms of 2**-66) is less than what a float64 sees beside 1."""
+    n = 2**20
+    g, y = np.full((1, n), 2.0**-66), np.zeros((1, n))
+    g[0, 0] = 1
+    problem = random_problem("log_softmax_backward", (1, n), np.dtype(np.float64), 1).replaced(g, y)
+    columns = problem.replaced(g.T.copy(), y.T.copy(), dim=0)
+    for result in (cpu_engine(problem)[0], cpu_engine(columns)[:, 0]):
+        assert np.abs(result[1:] + (1 + 2.0**-46)).max() <= 2.0**-51
+
+
 @pytest.mark.parametrize("operator", UNMASKED)
 def test_columns(operator, dtype, engine):
     def check(shape: tuple[int, int]) -> None:

@@ -27,11 +27,12 @@
  *   x_columns  [H / NR][u of BT][<= NR]   right of dW
  *   logits     [V / NR][rows][NR]         only where they are needed twice, or where H is summed in slices
  *
- * Few rows on one side (of X or of W; at most `resident` of the table of kernels): nothing is packed. The rows of the other side are streamed: tiles
- * of at most AG_TILE values are made from rows in place, become P and are multiplied with the same rows, which are still in
- * L2; the gradient of what is streamed is written once, that of the other side has a partial sum for each task. Where words
- * are few, a tile is words x rows, so that lanes are full with any number of words. Where neither side has many rows, tasks
- * are ranges of the features, and both gradients are written once. Logits of bfloat16 take dot products where there are some;
+ * Few rows on one side (of X or of W; at most `resident` of the table of kernels, for logits alone of long rows AG_RESIDENT):
+ * nothing is packed. The rows of the other side are streamed: tiles of at most AG_TILE values are made from rows in place,
+ * become P and are multiplied with the same rows, which are still in L2; the gradient of what is streamed is written once,
+ * that of the other side has a partial sum for each task. Where words are few, a tile is words x rows, so that lanes are full
+ * with any number of words. Where neither side has many rows, tasks are ranges of the features, and both gradients are
+ * written once. Logits of bfloat16 take dot products where there are some;
  * the other products are f32: bfloat16 is widened while it is read.
  *
  * Files: pack.h and gemm.h have packing and products, epilogue.h what tiles of logits become, tasks.h the tasks made of tiles;

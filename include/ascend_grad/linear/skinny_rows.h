@@ -24,7 +24,7 @@ enum {
     K(LONG) = 4096,                                   /* bytes of a row, beyond which it is long */
     K(PADDING) = 64,                                  /* bytes between copies of rows, which so never collide */
     K(LONGER) = 4,                                    /* segments at a time where resident rows are few */
-    K(FEW_FEATURES) = 128,                            /* up to which streamed rows may be transposed */
+    K(FEW_FEATURES) = 128 * PAIR,                     /* up to which streamed rows may be transposed */
     K(THIN) = 16                                      /* features up to which lanes are rows in every product */
 };
 
