@@ -44,6 +44,7 @@ GRID_TABLES = {
     ),
     "grid_lost": "More than a tenth behind NumPy, and not at a limit of the machine (times in ms, here and below):",
     "grid_worst_numpy": "Lowest against NumPy (*: at a limit of the machine):",
+    "grid_worst_widened": "Lowest against NumPy on float32 copies of 16-bit arrays, made beforehand:",
     "grid_worst_torch": "Lowest against torch:",
 }
 

@@ -14,6 +14,8 @@ from . import stream
 OWN = "ascend_grad"
 #: The function of the CPU backend, called without the public one: the difference is what finding the backend costs.
 DIRECT = "direct"
+#: The sides that a NumPy user would write.
+NUMPY = ("numpy", "numpy dot")
 
 #: Results that are kept with the sources, and that the documents show. The wheel does without them.
 FOLDER = Path(__file__).resolve().parent / "results"

@@ -57,9 +57,7 @@ def sample() -> Results:
         seconds = {OWN: own, rivals.YARDSTICK: 2 * rivals.YARDSTICK_SIZE**3 / 0.5e12}
         rows.append(Row(case, seconds | dict.fromkeys(("numpy", "torch", "torch chunked"), 10 * own)))
     memory = [
-        Growth(case, side, size, 100)
-        for case in measure.memory_cases()
-        for side, size in ((OWN, 90), ("torch chunked", 200))
+        Growth(case, side, size, 100) for case in cases.memory() for side, size in ((OWN, 90), ("torch chunked", 200))
     ]
     return Results({"CPU": "an abacus", "variant": "avx512_bf16"}, 2, linear=rows, memory=memory)
 
@@ -163,8 +161,8 @@ def test_growth_is_that_of_the_call(run_script):
 
 @pytest.mark.usefixtures("without_torch")
 def test_memory_is_measured_beyond_the_results(monkeypatch):
-    monkeypatch.setattr(measure, "MEMORY_SHAPE", (16, 3000, 32))
-    found = [growth for case in measure.memory_cases() for growth in measure.memory(case, 1)]
+    monkeypatch.setattr(cases, "MEMORY_SHAPE", (16, 3000, 32))
+    found = [growth for case in cases.memory() for growth in measure.memory(case, 1)]
     assert {growth.side for growth in found} == {OWN, "numpy"}
     assert all(growth.promise > 0 and growth.bytes >= 0 for growth in found)
 
@@ -252,7 +250,7 @@ def test_tables_are_rectangular(sample):
 @pytest.mark.usefixtures("hasty", "without_torch")
 def test_the_command(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(cases, "full", lambda: SMALL)
-    monkeypatch.setattr(measure, "MEMORY_SHAPE", (16, 3000, 32))
+    monkeypatch.setattr(cases, "MEMORY_SHAPE", (16, 3000, 32))
     file = tmp_path / "results.json"
     assert main(["bench", "--linear", "--filter", "recomputed", "--threads", "2", "--json", str(file)]) == 0
     out = capsys.readouterr().out

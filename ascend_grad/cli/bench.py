@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import ascend_grad as ag
@@ -21,7 +21,6 @@ from .exit_statuses import exit_statuses
 from .new_files import check_writable, new_figure
 
 if TYPE_CHECKING:
-    from ..bench.linear.cases import LinearCase
     from ..bench.linear.measure import Growth
     from ..bench.results import Failure, Row, Worst
     from ..bench.rowwise.cases import Case
@@ -42,9 +41,9 @@ backward together beside PyTorch's, also while PyTorch's threads are awake, and 
 memory that it takes. About ten minutes, up to 6 GB.
 
 --grid COUNT draws random problems: operators, ranks, shapes, dims, layouts in memory, dtypes, where the result goes.
-The least time of several turns counts. Where a rival was faster, the problem is measured again after all others, up to
-three times, and the best of all attempts counts for every side. "of the limit" is the part that is reached of the speed
-of memory, or of a product in BLAS. 600 problems take about half an hour and up to 6 GB.
+The least time of several turns counts. Every problem is measured twice, long apart, and up to four times where a rival
+was faster; the best of all attempts counts for every side. "of the limit" is the part that is reached of the speed of
+memory, or of a product in BLAS. 300 problems take about a quarter of an hour and up to 6 GB.
 
 Tables go to stdout, progress and what failed to stderr. No file is written but those of --json, --plot and
 --update-readme. A case that fails does not end the run: the rows of all others are printed and written.
@@ -54,7 +53,7 @@ examples:
   ascend-grad bench --quick
   ascend-grad bench --filter softmax_backward --filter bfloat16 --json results.json
   ascend-grad bench --linear --quick
-  ascend-grad bench --grid 600 --seed 1 --json grid.json --plot grid.svg
+  ascend-grad bench --grid 300 --seed 1 --json grid.json --plot grid.svg
   ascend-grad bench --grid 100 --operators softmax log_softmax --max-elements 10000
   ascend-grad bench --accuracy
 """
@@ -105,6 +104,7 @@ def add_parser(subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ..bench import documents, machine
+    from ..bench.linear.cases import LinearCase
     from ..bench.named import Results
     from ..bench.rowwise import report
 
@@ -122,10 +122,12 @@ def run(args: argparse.Namespace) -> int:
         accuracy = _measure_accuracy(args.filter, failures)
     elif args.linear:
         file = documents.LINEAR_FILE
-        linear, memory = _measure_linear(args, num_threads, failures)
+        linear, memory = _measure_room("linear", args, num_threads, failures)
     elif args.torch:
         file = documents.TENSORS_FILE
-        speed, linear, memory = _measure_tensors(args, num_threads, failures)
+        rows, memory = _measure_room("pytorch", args, num_threads, failures)
+        linear = [row for row in rows if isinstance(row.case, LinearCase)]
+        speed = [row for row in rows if row not in linear]
     else:
         file = documents.SPEED_FILE
         speed = _measure_speed(_chosen_cases(args), num_threads, failures)
@@ -212,44 +214,17 @@ def _measure_speed(cases: Sequence[Case], num_threads: int, failures: list[Failu
     return rows
 
 
-def _measure_linear(
-    args: argparse.Namespace, num_threads: int, failures: list[Failure]
-) -> tuple[list[Row[LinearCase]], list[Growth]]:
-    """Times of the chosen cases; the memory, too, unless only some cases are wanted."""
-    from ..bench.linear import cases, measure
-
-    chosen = [case for case in (cases.quick() if args.quick else cases.full()) if _is_wanted(case.name, args)]
-    memory_cases = [] if args.quick else [case for case in measure.memory_cases() if _is_wanted(case.name, args)]
-    return _measure_named(chosen, memory_cases, measure, args, num_threads, failures)
-
-
-def _measure_tensors(
-    args: argparse.Namespace, num_threads: int, failures: list[Failure]
-) -> tuple[list[Row[Case]], list[Row[LinearCase]], list[Growth]]:
-    """The same for tensors: the row-wise cases, the linear ones, the memory."""
-    from ..bench.linear.cases import LinearCase
-    from ..bench.pytorch import cases, measure
-
-    chosen = [case for case in (cases.quick() if args.quick else cases.full()) if _is_wanted(case.name, args)]
-    memory_cases = [] if args.quick else [case for case in cases.memory() if _is_wanted(case.name, args)]
-    rows, memory = _measure_named(chosen, memory_cases, measure, args, num_threads, failures)
-    linear = [row for row in rows if isinstance(row.case, LinearCase)]
-    return [row for row in rows if row not in linear], linear, memory
-
-
-def _measure_named(
-    chosen: Sequence,
-    memory_cases: Sequence,
-    room: ModuleType,
-    args: argparse.Namespace,
-    num_threads: int,
-    failures: list[Failure],
+def _measure_room(
+    room: str, args: argparse.Namespace, num_threads: int, failures: list[Failure]
 ) -> tuple[list[Row], list[Growth]]:
-    """Times of the cases and memory of the others, by `measure` and `memory` of this room of the benchmark."""
+    """Times of the chosen cases of a room of the benchmark; the memory of its others, too, but for a quick run."""
     from tqdm import tqdm
 
     from ..bench.measure import recorded
 
+    cases, measure = (importlib.import_module(f"ascend_grad.bench.{room}.{name}") for name in ("cases", "measure"))
+    chosen = [case for case in (cases.quick() if args.quick else cases.full()) if _is_wanted(case.name, args)]
+    memory_cases = [] if args.quick else [case for case in cases.memory() if _is_wanted(case.name, args)]
     if not chosen and not memory_cases:
         raise CommandError(f"no case contains {' and '.join(map(repr, args.filter))}")
     rows: list[Row] = []
@@ -258,12 +233,12 @@ def _measure_named(
         for case in chosen:
             progress.set_postfix_str(case.name)
             with recorded(case.name, failures):
-                rows.append(room.measure(case, num_threads))
+                rows.append(measure.measure(case, num_threads))
             progress.update()
         for case in memory_cases:
             progress.set_postfix_str(case.name)
             with recorded(case.name, failures):
-                memory += room.memory(case, num_threads)
+                memory += measure.memory(case, num_threads)
             progress.update()
     return rows, memory
 

@@ -1,4 +1,4 @@
-"""Timing of random problems: all sides in turns, the least of the turns, low ones again after all others."""
+"""Timing of random problems: all sides in turns, the least of the turns, every problem more than once."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ..results import Failure, Row
 from .problems import Problem
 from .rivals import NUMPY, SCIPY, TORCH, compared
 
-TURNS = 5
+TURNS = 3
 #: Seconds of a turn after the warm-up, at least one loop, and of one of its loops, at least one call.
 TURN = 0.002
 LOOP = 0.0002
 #: Before a turn where products take part: the threads of a BLAS go on spinning for so long after its last product.
 PAUSE = 0.1
-#: How often problems that came out low are measured again.
-REPEATS = 3
+#: How often every problem is measured, each time after all others; and how often those in which a rival was faster.
+ATTEMPTS, MOST_ATTEMPTS = 2, 4
 #: Sides that take so much longer than the fastest, and so many seconds, have two turns: their ratio is beyond doubt.
 FAR_BEHIND = 3.0
 SLOW = 0.02
@@ -41,12 +41,12 @@ def measure_all(
 ) -> list[Row[Problem]]:
     """Time all problems, in the order in which ``shown`` gives them back.
 
-    Other processes disturb some times. Problems in which a rival was faster are measured again after all others; of
-    all attempts the best time counts, for every side.
+    Other processes disturb some times, of all sides alike: hence every problem is measured twice, long apart. Those in
+    which a rival was faster are measured again after all others; of all attempts the best time counts, for every side.
     """
     rows: dict[str, Row[Problem]] = {}
     failed: set[str] = set()
-    for _ in range(1 + REPEATS):
+    for attempt in range(1, MOST_ATTEMPTS + 1):
         for problem in shown(problems) if problems else ():
             count = len(failures)
             with timing.recorded(problem.name, failures):
@@ -54,7 +54,7 @@ def measure_all(
                 rows[problem.name] = best_of_both(rows[problem.name], row) if problem.name in rows else row
             if len(failures) > count:
                 failed.add(problem.name)
-        problems = [p for p in problems if p.name not in failed and is_low(rows[p.name])]
+        problems = [p for p in problems if p.name not in failed and (attempt < ATTEMPTS or is_low(rows[p.name]))]
     return list(rows.values())
 
 

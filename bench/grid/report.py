@@ -150,5 +150,6 @@ def blocks(results: Sequence[GridResults]) -> dict[str, str]:
         "grid_summary": summary_block(results),
         "grid_lost": lost_block(rows),
         "grid_worst_numpy": worst_block(rows, rivals.NUMPY),
+        "grid_worst_widened": worst_block(rows, rivals.WIDENED),
         "grid_worst_torch": worst_block(rows, rivals.TORCH),
     }

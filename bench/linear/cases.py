@@ -21,6 +21,8 @@ WHOLE = "linear_cross_entropy"
 FIRST = (1024, 32768, 1024)
 LARGE_SHAPES = (FIRST, (512, 151936, 1024), (4096, 32000, 512))
 SMALL_SHAPES = ((128, 1024, 256), (3, 256, 17))
+#: Of the calls whose memory is measured.
+MEMORY_SHAPE = (128, 151936, 1024)
 #: The demo's last layer.
 TRAINED_SHAPE = (1024, 30000, 128)
 #: Entries of the softmax up to this are skipped with their tiles: half a unit in the last place of bfloat16 beside 1.
@@ -88,6 +90,14 @@ def full() -> list[LinearCase]:
         *(LinearCase(WHOLE, "loss and gradients", dtype, FIRST) for dtype in NARROW_DTYPES[:2]),
         *(LinearCase(GRADIENT, mode, dtype, shape) for shape in SMALL_SHAPES for dtype in DTYPES for mode in MODES),
         LinearCase(GRADIENT, "filtered", "bfloat16", TRAINED_SHAPE),
+    ]
+
+
+def memory() -> list[LinearCase]:
+    """Those whose memory is measured: the gradient, with results at hand, and the whole loss, with new ones."""
+    return [
+        *(LinearCase(GRADIENT, "recomputed", dtype, MEMORY_SHAPE) for dtype in ("float32", "bfloat16")),
+        LinearCase(WHOLE, "loss and gradients", "float32", MEMORY_SHAPE),
     ]
 
 

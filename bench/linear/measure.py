@@ -31,9 +31,6 @@ LONG = 0.3
 #: A rival that takes so much longer than this library has one turn.
 FAR_BEHIND = 2.0
 
-#: Tokens, words and features of the calls whose memory is measured.
-MEMORY_SHAPE = (128, 151936, 1024)
-
 
 @dataclass(frozen=True)
 class Growth:
@@ -99,14 +96,6 @@ def _first_calls(case: LinearCase, calls: dict[str, Call], results: tuple[np.nda
 
 
 # ---- memory ----------------------------------------------------------------------------------------------------------
-
-
-def memory_cases() -> list[LinearCase]:
-    """The gradient, whose results go into arrays at hand, and the whole loss, whose results are new."""
-    return [
-        *(LinearCase(GRADIENT, "recomputed", dtype, MEMORY_SHAPE) for dtype in ("float32", "bfloat16")),
-        LinearCase(WHOLE, "loss and gradients", "float32", MEMORY_SHAPE),
-    ]
 
 
 def memory(case: LinearCase, num_threads: int, sides: Sides = SIDES) -> list[Growth]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ..dtypes import NARROW_DTYPES
-from ..linear.cases import FIRST, WHOLE, LinearCase
-from ..linear.measure import MEMORY_SHAPE
+from ..linear.cases import FIRST, MEMORY_SHAPE, WHOLE, LinearCase
 from ..rowwise.cases import BACKWARD, FORWARD, LAYOUTS, SMALL_LAYOUTS, Case
 
 #: The mode of a row-wise case whose result is differentiated.

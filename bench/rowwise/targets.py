@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 
 from ..dtypes import NARROW_DTYPES
-from ..results import Row
+from ..results import NUMPY, Row
 from ..targets import Target, dispatch_target, ratio_text
 from .cases import (
     BACKWARD,
@@ -72,7 +72,7 @@ def speed_targets(rows: Sequence[Row[Case]]) -> list[Target]:
             torch,
             lambda c: c.operator in BACKWARD and c.mode != "idle" and _layout(c) in SMALL_LAYOUTS,
         ),
-        worst("every call, against NumPy's best form", 1, ("numpy", "numpy dot"), lambda c: c.mode != "idle"),
+        worst("every call, against NumPy's best form", 1, NUMPY, lambda c: c.mode != "idle"),
         worst("one call after 20 ms of idling, against NumPy's formula", 1, formula, lambda c: c.mode == "idle"),
         worst("forward twins, against torch", 0.95, torch, lambda c: c.operator in (*FORWARD, MASKED[1])),
         worst("float64, against torch", 0.95, torch, lambda c: c.dtype == "float64" and c.mode == "out"),
