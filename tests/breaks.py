@@ -37,7 +37,7 @@ class Break(NamedTuple):
         """Compiled modules that have to be made anew."""
         if self.file.endswith(".pyx"):
             return (Path(self.file).stem,)
-        headers = {"rowwise": ("_rowwise",), "linear": ("_linear",), "ascend_grad": ("_rowwise",)}
+        headers = {"rowwise": ("_rowwise_schedule",), "linear": ("_linear",), "ascend_grad": ("_rowwise_schedule",)}
         return headers[Path(self.file).parent.name] if self.file.endswith(".h") else ()
 
 
@@ -64,22 +64,40 @@ BREAKS = {
         ("tests/rowwise/test_accuracy.py -k million",),
     ),
     "last element of a split left out": Break(
-        "pyx/_rowwise.pyx",
-        "length = min(self.plan.split_size, self.p.n - k)",
-        "length = min(self.plan.split_size, self.p.n - k - 1)",
+        "pyx/_rowwise_schedule.pyx",
+        "length = min(s.plan.split_size, s.p.n - k)",
+        "length = min(s.plan.split_size, s.p.n - k - 1)",
         ("tests/rowwise/test_threads.py -k threads_and_caches",),
     ),
     "one thread, whatever was asked for": Break(
-        "pyx/_rowwise.pyx",
-        "<void *>self, tasks, threads, self.plan.nontemporal",
-        "<void *>self, tasks, 1, self.plan.nontemporal",
+        "pyx/_rowwise_schedule.pyx",
+        "run_task, s, tasks, threads, s.plan.nontemporal",
+        "run_task, s, tasks, 1, s.plan.nontemporal",
         ("tests/rowwise/test_threads.py -k threads_and_caches",),
+    ),
+    "signals not looked at between tasks": Break(
+        "pyx/_tasks.pyx",
+        "        if now() - start >= CHECK_INTERVAL:\n            break\n",
+        "",
+        ("tests/test_signals.py -k columns",),
+    ),
+    "handlers of signals not run": Break(
+        "pyx/_tasks.pyx",
+        "return 0 if ag_signals_deferred else PyErr_CheckSignals()",
+        "return 0",
+        ("tests/test_signals.py -k columns", "tests/test_signals.py -k statistics"),
     ),
     "overlap not seen": Break(
         "pyx/_overlap.pyx",
-        "return not is_same_memory(first, second) and may_overlap(first, second)",
+        "return not is_same_memory(&view, &other) and may_overlap(first, second)",
         "return False",
-        ("tests/rowwise/test_out.py", "tests/linear/test_layouts.py"),
+        ("tests/rowwise/test_out.py",),
+    ),
+    "overlap with inputs of linear operators not seen": Break(
+        "pyx/_cpu_backend.pyx",
+        "if cnp.PyArray_CheckExact(value) and may_overlap(out, <cnp.ndarray>value):",
+        "if False:",
+        ("tests/linear/test_layouts.py",),
     ),
     "dtype looked at before dim": Break(
         "ascend_grad/contract/rowwise.py",
@@ -176,8 +194,8 @@ BREAKS = {
     ),
     "ranks sum in the engine's order": Break(
         "ascend_grad/parallel/sums.py",
-        "    if deterministic:",
-        "    if False:",
+        "if deterministic else None",
+        "if False else None",
         ("tests/parallel/test_vocabulary.py -k bits",),
     ),
     "a mean of means over the ranks": Break(
@@ -194,15 +212,27 @@ BREAKS = {
     ),
     "a rank that failed keeps it for itself": Break(
         "ascend_grad/parallel/sums.py",
-        "self._buffer[-1] = attempt.failed",
+        "self._buffer[-1] = float(attempt.failed)",
         "self._buffer[-1] = 0",
         ("tests/parallel/test_failures.py -k step",),
     ),
     "blocks of rows not started where a rank failed": Break(
         "ascend_grad/parallel/shard.py",
-        "            if self.input_sum is not None:\n                self.input_sum.start",
-        "            if self.input_sum is not None and not attempt.failed:\n                self.input_sum.start",
+        "self.input_sum is not None and self.input_sum.overlaps:",
+        "self.input_sum is not None and self.input_sum.overlaps and not attempt.failed:",
         ("tests/parallel/test_failures.py -k block",),
+    ),
+    "a device's gradient not taken": Break(
+        "ascend_grad/parallel/device_shard.py",
+        "self.input_sum.put(input_grad)",
+        "pass",
+        ("tests/parallel/test_devices.py -k vocabulary",),
+    ),
+    "ranks on devices and on the host not told apart": Break(
+        "ascend_grad/parallel/device_shard.py",
+        'memory = "on a device"',
+        'memory = "on the host"',
+        ("tests/parallel/test_devices.py -k memory",),
     ),
     "weight gradients of later blocks forgotten": Break(
         "ascend_grad/parallel/block.py",

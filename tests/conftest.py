@@ -53,7 +53,10 @@ ABOUT_PACKAGES = {
     "torch": (
         "tests/pytorch",
         "tests/interop/test_torch.py",
+        "tests/parallel/test_hccl.py",
         "tests/parallel/test_torch.py",
+        "tests/hccl_ranks.py",
+        "tests/hccl_stand_in.py",
         "tests/tensor_ranks.py",
         "tests/torch_npu_stand_in.py",
         "tests/torch_oracles.py",

@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from .errors import CommandError
@@ -76,16 +76,24 @@ def fill_directory(
     if not os.path.isdir(parent):
         raise CommandError(f"{path}: there is no directory {parent}")
     outer = os.path.join(parent, f".{name}.ascend-grad-part")
-    if os.path.lexists(target):
-        with suppress(OSError):
-            os.rmdir(outer)
+
+    def found() -> int:
+        """What is there is the result: nothing is computed."""
         _check_is_complete(path, description, pieces)
         progress.update(sum(piece.nbytes for piece in pieces.values()))
         return 0
+
+    if os.path.lexists(target):
+        with suppress(OSError):
+            os.rmdir(outer)
+        return found()
     # One level more than is needed: within a Zarr group, an array that is not complete is no member of the group.
     inner = os.path.join(outer, name)
     os.makedirs(inner, exist_ok=True)
     with _locked(path, inner) as file:
+        if os.path.lexists(target):  # finished by another run after this one has looked
+            shutil.rmtree(outer)
+            return found()
         record = _Record(file, inner)
         try:
             if record.finished:
@@ -106,7 +114,8 @@ def fill_directory(
         _sync(inner, sorted(os.listdir(inner)))
         os.rename(inner, target)
     sync_directory(parent)
-    os.rmdir(outer)
+    with suppress(OSError):  # another run has begun to look there
+        os.rmdir(outer)
     return computed
 
 
@@ -173,11 +182,15 @@ class _Record:
 @contextmanager
 def _locked(path: str, directory: str) -> Iterator[IO[bytes]]:
     """The record of a directory, which no other process has at the same time."""
-    with open(os.path.join(directory, RECORD), "a+b") as file:
+    with ExitStack() as stack:
         try:
+            file = stack.enter_context(open(os.path.join(directory, RECORD), "a+b"))
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise CommandError(f"{path}: another run is at work on it") from None
+            is_there = os.path.samestat(os.fstat(file.fileno()), os.stat(file.name))
+        except (FileNotFoundError, BlockingIOError):
+            is_there = False
+        if not is_there:  # another run has the lock, or has renamed or removed what was opened here
+            raise CommandError(f"{path}: another run is at work on it")
         file.seek(0)
         yield file
 
@@ -190,11 +203,16 @@ def _check_is_complete(path: str, description: dict[str, Any], pieces: Mapping[s
     except OSError:
         raise CommandError(f"{path}: is there already, and was not written by this command") from None
     _check_same(path, record.description, description, "name another directory, or remove this one")
-    changed = [name for name, piece in pieces.items() if record.finished.get(name) != _state(piece.sources)]
-    changed += sorted(record.finished.keys() - pieces.keys())
-    if changed:
-        message = f"is there already, and {changed[0]} was computed from other files"
-        raise CommandError(f"{path}: {message}; name another directory, or remove this one")
+    missing = [f"{name} is not in it" for name in pieces if name not in record.finished]
+    changed = [
+        f"{name} was computed from other files"
+        for name, piece in pieces.items()
+        if name in record.finished and record.finished[name] != _state(piece.sources)
+    ]
+    changed += [f"{name} has no input any more" for name in sorted(record.finished.keys() - pieces.keys())]
+    if missing or changed:
+        advice = "name another directory, or remove this one"
+        raise CommandError(f"{path}: is there already, and {(missing + changed)[0]}; {advice}")
 
 
 def _check_same(path: str, old: dict[str, Any], new: dict[str, Any], advice: str) -> None:

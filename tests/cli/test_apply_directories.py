@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import os
 import shutil
@@ -209,7 +210,7 @@ def test_a_file_that_is_gone_when_the_result_is_complete(capsys):
     assert main(command) == 0
     capsys.readouterr()
     os.unlink("input/a.npy")
-    assert "a.npy was computed from other files" in refused(capsys, *command[1:])
+    assert "a.npy has no input any more" in refused(capsys, *command[1:])
 
 
 def test_files_may_come_and_go_in_between(interrupted, capsys):
@@ -273,8 +274,13 @@ def test_a_result_that_is_there_is_never_replaced(capsys):
     assert main(["apply", *command]) == 0
     capsys.readouterr()
     assert "was begun with dim -1, not 0; name another directory" in refused(capsys, *command, "--dim", "0")
+    os.rename("input/b.npy", "b.npy")
+    assert "is there already, and b.npy has no input any more" in refused(capsys, *command)
+    os.rename("b.npy", "input/b.npy")
     np.save("input/a.npy", np.zeros(3))
     assert "is there already, and a.npy was computed from other files" in refused(capsys, *command)
+    np.save("input/new.npy", np.zeros(3))
+    assert "is there already, and new.npy is not in it" in refused(capsys, *command)
 
 
 def test_two_runs_at_once(interrupted, capsys):
@@ -283,6 +289,43 @@ def test_two_runs_at_once(interrupted, capsys):
         assert "out: another run is at work on it" in refused(capsys, *command[1:])
     assert main(command) == 0
     assert_right("softmax", arguments)
+
+
+@pytest.mark.parametrize("moment", ["makedirs", "open", "lock"])
+def test_another_run_ends_meanwhile(moment, monkeypatch, capsys):
+    """After this one has seen that there is no result, and before it has the lock, or the file that is locked."""
+    options, arguments = save_directories("softmax")
+    command = ["apply", "softmax", *options, "-o", "out"]
+    original, flock = os.makedirs, fcntl.flock
+
+    def lock(*args):
+        """Another run that failed, before it had finished anything, has removed what this one has opened."""
+        shutil.rmtree(PART)
+        flock(*args)
+
+    if moment == "lock":
+        monkeypatch.setattr(fcntl, "flock", lock)
+        assert main(command) == 2
+        assert "out: another run is at work on it" in capsys.readouterr().err
+        return
+
+    def makedirs(path, **kwargs):
+        monkeypatch.setattr(os, "makedirs", original)
+        if moment == "makedirs":
+            assert main(command) == 0
+        original(path, **kwargs)
+        if moment == "open":
+            assert main(command) == 0
+
+    monkeypatch.setattr(os, "makedirs", makedirs)
+    if moment == "makedirs":
+        assert main(command) == 0
+        assert " 0 of them computed" in capsys.readouterr().out
+    else:
+        assert main(command) == 2
+        assert "out: another run is at work on it" in capsys.readouterr().err
+    assert_right("softmax", arguments)
+    assert not os.path.exists(PART)
 
 
 def wait_for(name: str, process) -> None:
