@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
 #: Names of the status codes, as the device library's headers spell them.
@@ -92,6 +93,12 @@ class AscendGradError(Exception):
     def __str__(self) -> str:
         text = f"{self.operator}: {self._message}" if self.operator else self._message
         return text if self.code is None else f"{text} [{self.code} {self.name or 'device status'}]"
+
+    def rename(self, operator: str, arguments: Mapping[str, str]) -> None:
+        """Say it in the words of another function: its name, and that of the argument that a message begins with."""
+        self.operator = operator
+        argument, separator, rest = self._message.partition(": ")
+        self._message = arguments.get(argument, argument) + separator + rest
 
     def __reduce__(self):
         return _rebuild, (type(self), self._message, self.operator, self.code, self.call, self.runtime_message)

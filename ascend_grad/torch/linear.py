@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 import torch
 from torch.autograd import Function
 
-from ..arguments import shown
+from ..arguments import MAX_INDEX, integer, real_number, shown, thread_count
 from ..errors import AscendGradError, ParamInvalidError, ParamTypeError
 from . import operators
 from .tensors import check_tensors
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from torch.nn import LinearCrossEntropyOptions
 
     from .vocabulary_parallel import VocabularyShard
+
+_T = TypeVar("_T")
 
 _NAME = operators.LINEAR
 
@@ -241,8 +243,8 @@ def unrounded_loss(
 ) -> torch.Tensor:
     """The same in float32, or float64 where `input` is."""
     _run(shard, partial(_check_arguments, names, input, linear_weight, target, weight, reduction))
-    if ignore_index is None:
-        ignore_index = IGNORE_INDEX
+    numbers = _run(shard, partial(_as_numbers, names.operator, ignore_index, filter_eps, num_threads))
+    ignore_index, filter_eps, num_threads = numbers
 
     given = input.dtype, linear_weight.dtype
     if torch.is_autocast_enabled(_autocast_device(input)):
@@ -264,7 +266,7 @@ def unrounded_loss(
         )
     except AscendGradError as error:
         if shard is None:
-            error.operator = names.operator
+            error.rename(names.operator, {"input": names.input, "weight": names.weight, "target": names.target})
         raise
     if weight is not None:
         loss = _weighted(loss, classes, weight, reduction, ignore_index)
@@ -289,12 +291,9 @@ def _shard(group: ProcessGroup | None, vocab_start_index: int | None, vocab_size
     return VocabularyShard(group, vocab_start_index, vocab_size)
 
 
-def _run(shard: VocabularyShard | None, check: Callable[[], None]) -> None:
-    """Run a check; what it raises is told to the other processes of a group, which wait for this one."""
-    if shard is None:
-        check()
-    else:
-        shard.run(_NAME, check)
+def _run(shard: VocabularyShard | None, check: Callable[[], _T]) -> _T:
+    """What a check returns; what it raises is told to the other processes of a group, which wait for this one."""
+    return check() if shard is None else shard.run(_NAME, check)
 
 
 def _check_arguments(
@@ -314,6 +313,24 @@ def _check_arguments(
         check_tensors(operator, **{names.input: input, names.class_weight: weight})
         words = f"one for each row of {names.weight}"
         _check_shape(operator, names.class_weight, weight, linear_weight.shape[:1], words)
+
+
+def _as_numbers(
+    operator: str, ignore_index: object, filter_eps: object, num_threads: object
+) -> tuple[int, float, int | None]:
+    """As the operator's schema has them, whose own refusal of others names neither function nor argument."""
+    if ignore_index is None:
+        ignore_index = IGNORE_INDEX
+    elif type(ignore_index) is not int:
+        ignore_index = integer(ignore_index, "ignore_index", operator)
+    if not -MAX_INDEX - 1 <= ignore_index <= MAX_INDEX:
+        expected = f"an int in [{-MAX_INDEX - 1}, {MAX_INDEX}]"
+        raise ParamInvalidError(f"ignore_index: expected {expected}, got {shown(ignore_index)}", operator=operator)
+    if type(filter_eps) is not float:
+        filter_eps = real_number(filter_eps, "filter_eps", operator)
+    if num_threads is not None and type(num_threads) is not int:
+        num_threads = thread_count(num_threads, operator)
+    return ignore_index, filter_eps, num_threads
 
 
 def _check_dtypes(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import torch
 from torch.distributed import ProcessGroup
@@ -28,13 +28,13 @@ class VocabularyShard(NamedTuple):
     vocab_start_index: int | None
     vocab_size: int | None
 
-    def run(self, operator: str, check: Callable[[], _T]) -> _T | None:
+    def run(self, operator: str, check: Callable[[], _T]) -> _T:
         """What a check returns; what it raises is told to the other processes, which wait for this one."""
         attempt = Attempt(operator)
         found = attempt.run(check)
         if attempt.failed:
             attempt.tell(collectives(self.group, "group", operator), None)
-        return found
+        return cast(_T, found)
 
     @torch.compiler.disable
     def linear_cross_entropy(

@@ -162,7 +162,7 @@ def test_errors():
         (lambda e, c, targets: (e, c[:, 1:], targets), r"{c}: expected shape \(C, {H}\), got"),
         (lambda e, c, targets: (e, c.tolist(), targets), "{c}: expected a torch.Tensor, got list"),
         (lambda e, c, targets: (e, c, targets.double()), "{targets}: probabilities are not supported"),
-        (lambda e, c, targets: (e, c, targets + len(c)), "target: expected values in"),
+        (lambda e, c, targets: (e, c, targets + len(c)), "{targets}: expected values in"),
     ],
 )
 def test_errors_name_the_arguments_as_the_other_library_does(change, text):

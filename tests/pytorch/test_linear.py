@@ -346,6 +346,31 @@ def test_errors():
         call(x, w, target, filter_eps=-1.0)
 
 
+@pytest.mark.parametrize(
+    ("keyword", "value", "kind"),
+    [
+        ("ignore_index", 1.5, ag.ParamTypeError),
+        ("ignore_index", 2**63, ag.ParamInvalidError),
+        ("filter_eps", "auto", ag.ParamTypeError),
+        ("filter_eps", None, ag.ParamTypeError),
+        ("num_threads", 1.5, ag.ParamTypeError),
+        ("num_threads", True, ag.ParamTypeError),
+        ("num_threads", -1, ag.ParamInvalidError),
+    ],
+)
+def test_numbers_are_refused_as_by_the_function_for_arrays(keyword: str, value: object, kind: type[Exception]):
+    x, w, target = problem(torch.float32)
+    texts = []
+    for call, arguments in (
+        (agt.linear_cross_entropy, (x, w, target)),
+        (ag.linear_cross_entropy, (x.numpy(), w.numpy(), target.numpy())),
+    ):
+        with pytest.raises(kind, match=f"^linear_cross_entropy: {keyword}: expected ") as error:
+            call(*arguments, **{keyword: value})
+        texts.append(str(error.value))
+    assert texts[0] == texts[1]
+
+
 def test_the_module_owns_its_weight():
     module = agt.LinearCrossEntropyLoss(
         H, C, reduction="sum", ignore_index=3, weight=torch.rand(C), dtype=torch.float32
