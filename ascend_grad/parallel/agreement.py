@@ -41,7 +41,7 @@ class Attempt:
             try:
                 return work()
             except BaseException as error:  # Ctrl-C, too: nobody may be left waiting
-                if isinstance(error, AscendGradError) and error.operator is None:
+                if isinstance(error, AscendGradError):  # of an operator that this one calls, maybe
                     error.operator = self.operator
                 self.error = error
         return None

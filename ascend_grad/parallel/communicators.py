@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, Protocol, runtime_checkable
 
+import numpy as np
 from numpy.typing import NDArray
 
+from ..arguments import shown
+from ..errors import ParamTypeError
 from .ranges import vocab_range
 
 Operation = Literal["max", "sum"]
@@ -82,6 +85,10 @@ class Collectives:
     def allgather(self, array: NDArray, out: NDArray | None = None) -> NDArray:
         """The arrays of all ranks along a new first axis: in `out` where that is given."""
         found = self._comm.allgather(array)
+        expected = (self.size, *array.shape)
+        if not isinstance(found, np.ndarray) or found.shape != expected or found.dtype != array.dtype:
+            got = f"{found.dtype} of shape {found.shape}" if isinstance(found, np.ndarray) else shown(found)
+            raise ParamTypeError(f"Communicator.allgather: expected {array.dtype} of shape {expected}, got {got}")
         if out is None:
             return found
         out[...] = found

@@ -131,6 +131,9 @@ def data_parallel_linear_cross_entropy(
             kind = ParamInvalidError if isinstance(reduce_weight_grad, (str, bool)) else ParamTypeError
             message = f"reduce_weight_grad: expected True or 'scatter', got {shown(reduce_weight_grad)}"
             raise kind(message, operator=_NAME)
+        if vocab_comm is comm and ranks.size > 1:
+            expected = "ranks that have the same tokens as this one and other words"
+            raise ParamInvalidError(f"vocab_comm: expected {expected}, got those of comm", operator=_NAME)
         call = checked(DATA_PARALLEL, values)
         check_memory(call, ranks)
         a = call.arguments

@@ -10,7 +10,7 @@ import torch
 from torch.distributed import ProcessGroup
 
 from .. import parallel
-from ..errors import BackendUnavailableError
+from ..errors import AscendGradError, BackendUnavailableError
 from ..parallel.agreement import Attempt
 from ..parallel.engines import collectives
 from . import operators
@@ -19,6 +19,13 @@ from .tensors import array_on_npu, tensor_on_npu, to_array, to_tensor
 _T = TypeVar("_T")
 
 _NAME = operators.LINEAR
+
+#: What this function's caller knows arguments of `parallel.linear_cross_entropy` as.
+_ARGUMENTS = {
+    "weight_shard": "linear_weight",
+    "return_grad": "requires_grad of input or linear_weight",
+    "output_mask": "requires_grad of input and linear_weight",
+}
 
 
 class VocabularyShard(NamedTuple):
@@ -71,6 +78,10 @@ class VocabularyShard(NamedTuple):
             vocab_start_index=self.vocab_start_index,
             vocab_size=self.vocab_size,
         )
-        return operators.linear_cross_entropy(
-            function, array_of, tensor_of, input, weight, target, above, reduction, *arguments
-        )
+        try:
+            return operators.linear_cross_entropy(
+                function, array_of, tensor_of, input, weight, target, above, reduction, *arguments
+            )
+        except AscendGradError as error:
+            error.rename(_NAME, _ARGUMENTS)
+            raise

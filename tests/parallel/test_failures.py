@@ -70,6 +70,14 @@ def test_a_bad_argument(call, options, kind, text):
         assert text in str(results[rank])
 
 
+@pytest.mark.parametrize("call", [vocabulary, tokens])
+def test_a_backend_that_cannot_be_used(call):
+    results = call(1, backend="npu")
+    assert type(results[1]) is ag.BackendUnavailableError
+    assert str(results[1]).startswith("parallel.")
+    assert [type(results[rank]) for rank in (0, 2)] == [parallel.RankError] * 2
+
+
 @pytest.mark.parametrize("options", [{"backend": "gpu"}, {"num_threads": 0}])
 def test_a_rank_without_words_checks_its_arguments(options):
     def work(comm):
@@ -411,6 +419,37 @@ def test_impossible_ranks(rank, size, text):
     comm.rank, comm.size = rank, size
     with pytest.raises(ag.ParamInvalidError, match=f"comm.rank: expected an int {text if '[' in text else ''}"):
         parallel.linear_cross_entropy(A["input"], A["weight"], A["target"], comm=comm)
+
+
+@pytest.mark.parametrize(
+    ("gathered", "got"),
+    [
+        (lambda array: array, r"uint8 of shape \(1024,\)"),
+        (lambda array: array[None].astype(np.float64), r"float64 of shape \(1, 1024\)"),
+        (lambda array: [array], "list "),
+        (lambda array: None, "None"),
+    ],
+)
+def test_a_communicator_that_gathers_something_else(gathered, got):
+    comm = OneRank()
+    comm.allgather = gathered
+    expected = rf"Communicator.allgather: expected uint8 of shape \(1, 1024\), got {got}"
+    with pytest.raises(ag.ParamTypeError, match=expected):
+        parallel.linear_cross_entropy(A["input"], A["weight"], A["target"], comm=comm)
+
+
+def test_a_grid_of_one_communicator():
+    def work(comm):
+        return tokens_rank(PROBLEM, [0, 4, 9], comm, vocab_comm=comm)
+
+    for error in on_ranks(2, work):
+        assert type(error) is ag.ParamInvalidError
+        assert "vocab_comm: expected ranks that have the same tokens as this one and other words" in str(error)
+    comm = OneRank()  # alone in both
+    result = parallel.data_parallel_linear_cross_entropy(
+        A["input"], A["weight"], A["target"], comm=comm, vocab_comm=comm, ignore_index=A["ignore_index"]
+    )
+    assert np.isfinite(result.loss)
 
 
 @pytest.mark.parametrize(
