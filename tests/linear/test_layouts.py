@@ -113,6 +113,18 @@ def check_outs(strange: LinearProblem, plain: LinearProblem, engine, data) -> No
     engine.assert_solved(plain, tuple(outs))
 
 
+def at_odd_offset(array: np.ndarray) -> np.ndarray:
+    return np.frombuffer(bytes(1) + array.tobytes(), np.uint8)[1:].view(array.dtype).reshape(array.shape)
+
+
+@pytest.mark.parametrize("operator", LINEAR)
+def test_bytes_at_odd_offsets(operator, dtype, engine):
+    for rows in (1, 5):  # of one row a product has another order of sums
+        for width in range(2, 20):
+            problem = problem_of(operator, Shape(rows, 3, width), dtype)
+            identical(engine.solve(problem.mapped(at_odd_offset)), engine.solve(problem))
+
+
 @pytest.mark.parametrize("operator", LINEAR)
 def test_large_arrays_in_any_layout(operator, dtype, engine):
     """Several blocks of rows, words and features."""
