@@ -22,6 +22,7 @@ ctypedef struct Problem:
     bint with_weight_grad
     bint with_statistics              # maxima and sums of exponentials
     bint buffers_weight_grad          # it is added up in the workspace, as the result cannot hold accumulators
+    Py_ssize_t lent                   # bytes of weight_grad, contiguous, that may hold logits until its rows are written
     int itemsize                      # of input and weight
 
 
@@ -59,6 +60,8 @@ cdef class Plan:
     cdef readonly bint chunks_outside
     cdef readonly bint by_slice                       # one sweep for every slice
     cdef readonly bint keeps_logits                   # of a chunk and all words
+    cdef readonly Py_ssize_t kept_blocks              # of how many blocks, from the first on, all chunks' logits are kept
+    cdef readonly Py_ssize_t lent_blocks              # of how many of these in the memory of weight_grad
     cdef readonly Py_ssize_t packed_chunks            # that are kept packed
     cdef Py_ssize_t compensate_beyond                 # so many partial sums
     cdef Tasks tasks_of
@@ -70,11 +73,14 @@ cdef class Plan:
     cdef Py_ssize_t preferred_vocab(self) noexcept
     cdef bint cut(self, Py_ssize_t rows, Py_ssize_t vocab, Py_ssize_t hidden) noexcept
     cdef bint search(self) noexcept
+    cdef void keep_blocks(self) noexcept
     cdef void cut_streamed(self) noexcept
     cdef void cut_features(self) noexcept
     cdef bint recomputes(self) noexcept nogil
+    cdef double passes_of_logits(self) noexcept
     cdef double flops(self) noexcept
     cdef double cost(self) noexcept
+    cdef Py_ssize_t logits_of_block(self) noexcept nogil
     cdef Py_ssize_t packed_rows(self, Py_ssize_t n) noexcept nogil
     cdef Py_ssize_t packed_columns(self, Py_ssize_t n) noexcept nogil
     cdef Py_ssize_t sums_hidden(self) noexcept nogil

@@ -98,13 +98,14 @@ cdef list plans_of_statistics(cnp.ndarray input, cnp.ndarray weight, Py_ssize_t 
 
 cdef list plans_of_gradient(
     cnp.ndarray input, cnp.ndarray weight, Py_ssize_t rows, bint with_logits, bint with_input_grad, bint with_weight_grad,
-    bint buffers_weight_grad, Py_ssize_t workspace, bint keeps_logits=False
+    bint buffers_weight_grad, Py_ssize_t workspace, bint keeps_logits=False, Py_ssize_t lent=0
 ):
     """None where there is nothing to do, or, with logits to be kept, no plan that does so."""
     cdef const ag_linear_kernels *kernels = kernels_for(input)
     cdef Problem problem = problem_of(input, weight, rows, with_logits)
     problem.with_input_grad, problem.with_weight_grad = with_input_grad, with_weight_grad
     problem.buffers_weight_grad, problem.with_statistics = with_weight_grad and buffers_weight_grad, keeps_logits
+    problem.lent = lent
     if not rows or not problem.vocab or not problem.hidden or not (with_input_grad or with_weight_grad):
         return []
     if not keeps_logits:
@@ -115,13 +116,14 @@ cdef list plans_of_gradient(
 
 def plans(
     cnp.ndarray input, cnp.ndarray weight, Py_ssize_t rows, Py_ssize_t workspace, bint with_logits, bint with_input_grad,
-    bint with_weight_grad, bint buffers_weight_grad, bint keeps_logits=False
+    bint with_weight_grad, bint buffers_weight_grad, bint keeps_logits=False, Py_ssize_t lent=0
 ):
     """The plans of the statistics (neither gradient) or of the gradients, where so many rows count."""
     if not (with_input_grad or with_weight_grad):
         return plans_of_statistics(input, weight, rows, workspace)
     return plans_of_gradient(
-        input, weight, rows, with_logits, with_input_grad, with_weight_grad, buffers_weight_grad, workspace, keeps_logits
+        input, weight, rows, with_logits, with_input_grad, with_weight_grad, buffers_weight_grad, workspace, keeps_logits,
+        lent
     )
 
 
@@ -213,10 +215,10 @@ def loss_and_gradients(
     const double[::1] grad_loss, cnp.ndarray loss, cnp.ndarray input_grad, cnp.ndarray weight_grad,
     Py_ssize_t workspace, double filter_eps, int threads
 ):
-    """The loss into `loss` (accumulators' dtype; shape () or (BT,)), and both gradients (None: not wanted).
+    """The loss into `loss` (accumulators' dtype; shape () or (BT,)), and both gradients (None: not wanted): new arrays.
 
-    `grad_loss` holds one number, or one for each row. Where that is cheaper, chunk after chunk of the rows keeps its
-    logits in the workspace between the passes (6 BT V H flops), else they are computed twice (8 BT V H).
+    `grad_loss` holds one number, or one for each row. Where that is cheaper, logits are kept between the passes, in the
+    workspace and in the memory of `weight_grad` (6 BT V H flops), else they are computed twice (8 BT V H).
     """
     cdef Py_ssize_t vocab = cnp.PyArray_DIM(weight, 0), total = cnp.PyArray_DIM(target, 0), i
     cdef int acc_size = kernels_for(input).acc_size
@@ -250,7 +252,8 @@ def loss_and_gradients(
 
     if rows_of_gradient.count == rows.count:
         plans = plans_of_gradient(
-            input, weight, rows.count, True, with_input, with_weight, is_buffered, workspace, True
+            input, weight, rows.count, True, with_input, with_weight, is_buffered, workspace, True,
+            cnp.PyArray_NBYTES(weight_grad) if with_weight else 0
         )
     if plans:
         schedule = new_schedule(

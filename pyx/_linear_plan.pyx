@@ -16,6 +16,10 @@ Where one side is short (few rows, few words), packing would cost more than the 
 tasks are ranges of the longer side, which is streamed past the shorter one, or, where that would be few tasks, of the features.
 Sums over the longer side (logits, where tasks are features) have a partial sum for each task, and these are always compensated.
 
+Where statistics and gradients are computed in one call, logits are kept from one to the other: those of a chunk and all blocks
+(chunks outside), or of all chunks and as many blocks as there is room for (blocks outside), in the workspace and in the memory
+of weight_grad, whose rows are written later.
+
 All of this follows from the problem, the kernels and the number of bytes allowed, and the order of every sum follows from it:
 sizes of caches, threads and load have no say.
 """
@@ -36,6 +40,8 @@ cdef Py_ssize_t BLOCK_VOCAB = 960
 cdef Py_ssize_t P_ELEMENTS = 1 << 20
 # Rows of a chunk from which on it pays to keep its logits.
 cdef Py_ssize_t MIN_ROWS_TO_KEEP_LOGITS = 288
+# Features from which on it pays to keep logits of blocks: with fewer, products take no longer than memory does.
+cdef Py_ssize_t MIN_HIDDEN_TO_KEEP_LOGITS = 48
 # What packing an element, going to the next row of a matrix, and adding to an element of a result cost, in floating-point
 # operations of the products.
 cdef double PACK_COST = 75.0
@@ -138,6 +144,28 @@ cdef class Plan:
         """Whether P is computed anew for every slice: another chunk (or block) comes before the next slice."""
         return self.by_slice and (self.blocks if self.chunks_outside else self.chunks) > 1
 
+    cdef void keep_blocks(self) noexcept:
+        """Keep the logits of as many blocks as there is room for, of the first ones in the memory of weight_grad.
+
+        There they lie at its end, in the order of the blocks: what is still to be read has to begin behind the rows of
+        weight_grad that are written by then. As the one grows with every block as the other does, that holds for all blocks
+        where it holds for the first and the last.
+        """
+        cdef Py_ssize_t logits = self.logits_of_block(), lent = max(self.problem.lent - ALIGNMENT, 0)
+        cdef Py_ssize_t rows = max(times(self.vocab, self.problem.lent // self.problem.vocab), 1), most, left
+        most = min(max(lent - rows, 0) // logits, max(lent - logits, 0) // rows)
+        if self.chunks == 1 or self.problem.buffers_weight_grad:  # else the first chunk writes where others' logits are
+            most += 1
+        self.lent_blocks = min(min(most, lent // logits), self.blocks)
+        left = max(self.workspace - self.bytes() - ALIGNMENT, 0) // logits
+        self.kept_blocks = self.lent_blocks + min(self.blocks - self.lent_blocks, left)
+
+    cdef double passes_of_logits(self) noexcept:
+        """How often they are computed."""
+        if self.kept_blocks:
+            return 2 - <double>self.kept_blocks / self.blocks
+        return self.slices if self.recomputes() else 1
+
     cdef void cut_streamed(self) noexcept:
         """Tasks of what is many, which is streamed in steps."""
         cdef const Problem *problem = &self.problem
@@ -179,7 +207,7 @@ cdef class Plan:
 
     cdef double flops(self) noexcept:
         """Those that take as long, where memory is the limit: at least 8 terms for every element."""
-        cdef double logits = self.problem.with_logits * (self.slices if self.recomputes() else 1)
+        cdef double logits = self.problem.with_logits * self.passes_of_logits()
         cdef double products = logits + self.problem.with_input_grad + self.problem.with_weight_grad
         cdef Py_ssize_t rows = self.chunks * self.rows, vocab = self.blocks * self.vocab
         if self.tasks_of == OF_WORDS:
@@ -194,7 +222,7 @@ cdef class Plan:
         """In floating-point operations, about."""
         cdef const Problem *problem = &self.problem
         cdef double x = <double>problem.rows * problem.hidden, w = <double>problem.vocab * problem.hidden
-        cdef double sweeps = self.slices if self.recomputes() else 1
+        cdef double sweeps = self.passes_of_logits()
         # How often X and W are packed, for the logits and for the other products.
         cdef double x_times = self.blocks, w_times = self.chunks
         if self.slices == 1:
@@ -237,6 +265,10 @@ cdef class Plan:
         return {name for name, is_chosen in zip(("logits", "input_grad", "weight_grad"), chosen) if is_chosen}
 
     # -- memory
+
+    cdef Py_ssize_t logits_of_block(self) noexcept nogil:
+        """Bytes of the logits of a block and all chunks."""
+        return times(self.rows * self.vocab * self.kernels.acc_size, self.chunks)
 
     cdef Py_ssize_t packed_rows(self, Py_ssize_t n) noexcept nogil:
         """Bytes of n packed rows of X or W, for the logits."""
@@ -336,6 +368,8 @@ cdef class Plan:
             at.skipped = <uint8_t *>arena_alloc(&arena, panels * (self.rows // self.kernels.mr))
         if self.keeps_logits:
             at.logits = arena_alloc(&arena, times(tile * acc, self.blocks))
+        elif self.kept_blocks:
+            at.logits = arena_alloc(&arena, times(self.logits_of_block(), self.kept_blocks - self.lent_blocks))
         elif self.slices > 1 and problem.with_logits:
             at.logits = arena_alloc(&arena, tile * acc)
             if self.compensates_logits():
@@ -448,12 +482,21 @@ cdef list plans_of(const ag_linear_kernels *kernels, const Problem *problem, Py_
 
 
 cdef Plan plan_with_logits(const ag_linear_kernels *kernels, const Problem *problem, Py_ssize_t workspace):
-    """Both passes over a chunk, its logits kept in between. None where that is impossible, or no cheaper: each chunk packs
-    the weight. For few rows or words they are not packed."""
-    cdef Plan plan = skinny_plan(kernels, problem, workspace, True)
+    """Both passes, with logits kept in between. None where that is impossible, or no cheaper. For few rows or words they are
+    not packed."""
+    cdef Plan plan = skinny_plan(kernels, problem, workspace, True), other
     if plan is not None:
         return plan
-    plan = new_plan(kernels, problem, workspace, True)
+    plan = plan_with_logits_of_chunks(kernels, problem, workspace)
+    if plan is not None and plan.chunks == 1:
+        return plan
+    other = plan_with_logits_of_blocks(kernels, problem, workspace)
+    return plan if other is None or (plan is not None and plan.cost() <= other.cost()) else other
+
+
+cdef Plan plan_with_logits_of_chunks(const ag_linear_kernels *kernels, const Problem *problem, Py_ssize_t workspace):
+    """Both passes over a chunk before the next one: each chunk packs the weight, and a chunk of few rows is no gain."""
+    cdef Plan plan = new_plan(kernels, problem, workspace, True)
     cdef Py_ssize_t rows = plan.preferred_rows(), vocab = plan.preferred_vocab()
     plan.keeps_logits = True
     while not plan.cut(rows, vocab, problem.hidden):
@@ -461,6 +504,15 @@ cdef Plan plan_with_logits(const ag_linear_kernels *kernels, const Problem *prob
         if rows < MIN_ROWS_TO_KEEP_LOGITS:
             return None
     return plan if plan.chunks == 1 or plan.rows >= MIN_ROWS_TO_KEEP_LOGITS else None
+
+
+cdef Plan plan_with_logits_of_blocks(const ag_linear_kernels *kernels, const Problem *problem, Py_ssize_t workspace):
+    """Each pass over all blocks and chunks; logits of blocks for which there is no room are computed twice."""
+    cdef Plan plan = new_plan(kernels, problem, workspace, False)
+    if problem.hidden < MIN_HIDDEN_TO_KEEP_LOGITS or not plan.search() or plan.slices > 1:
+        return None
+    plan.keep_blocks()
+    return plan if plan.kept_blocks else None
 
 
 cdef Py_ssize_t bytes_of(list plans) except -1:

@@ -487,6 +487,7 @@ cdef class Schedule:
             self.keep.append(weight_grad)
             self.with_weight_grad, self.weight_out = True, matrix_of(weight_grad)
             self.streams_weight_grad = is_streamed(weight_grad)
+            self.lent_end = _memory.aligned(cnp.PyArray_BYTES(weight_grad) + plan.problem.lent - _memory.ALIGNMENT + 1)
             block.weight_grad.row_stride = (
                 plan.sums_hidden() * acc_size if plan.problem.buffers_weight_grad else cnp.PyArray_STRIDE(weight_grad, 0)
             )
@@ -552,7 +553,9 @@ cdef class Schedule:
 
     cdef void run_all(self) noexcept nogil:
         if self.plan.keeps_logits:
-            self.run_with_logits()
+            self.run_with_logits_of_chunks()
+        elif self.plan.kept_blocks:
+            self.run_with_logits_of_blocks()
         elif self.with_statistics:
             self.run_statistics()
         else:
@@ -568,35 +571,61 @@ cdef class Schedule:
         cdef Py_ssize_t b, c
         for b in range(self.plan.blocks):
             for c in range(self.plan.chunks):
-                self.set_pair(b, c)
+                self.set_pair(b, c, True, False)
                 self.add_statistics()
         self.end_statistics(0, self.rows.total)
 
     cdef void run_gradient(self) noexcept nogil:
         """Both gradients, the softmax given or computed anew."""
-        cdef ag_linear_source source = AG_FROM_PRODUCT if self.plan.problem.with_logits else AG_FROM_SOFTMAX
+        cdef bint with_logits = self.plan.problem.with_logits
+        cdef ag_linear_source source = AG_FROM_PRODUCT if with_logits else AG_FROM_SOFTMAX
         cdef Py_ssize_t outer, sweep, inner
         cdef Py_ssize_t b, c
         for outer in range(self.plan.chunks if self.plan.chunks_outside else self.plan.blocks):
             for sweep in range(self.plan.slices if self.plan.by_slice else 1):
                 for inner in range(self.plan.blocks if self.plan.chunks_outside else self.plan.chunks):
                     b, c = (inner, outer) if self.plan.chunks_outside else (outer, inner)
-                    self.set_pair(b, c)
+                    self.set_pair(b, c, with_logits, True)
                     self.add_gradients(b, c, sweep, source)
 
-    cdef void set_pair(self, Py_ssize_t b, Py_ssize_t c) noexcept nogil:
-        """Select block b and chunk c, and pack what is not, unless the hidden dimension is sliced."""
-        cdef bint with_logits = self.plan.problem.with_logits
+    cdef void set_pair(self, Py_ssize_t b, Py_ssize_t c, bint logits, bint gradients) noexcept nogil:
+        """Select block b and chunk c, and pack what is not for these products, unless the hidden dimension is sliced."""
         self.set_block(b)
         self.set_chunk(c)
+        if b < self.plan.kept_blocks:
+            self.block.logits = self.kept_logits(b, c)
         if self.plan.slices > 1:
             return
         if c == 0 or (self.plan.chunks_outside and self.plan.blocks > 1):
-            self.pack_weight(with_logits, self.plan.problem.with_input_grad)
+            self.pack_weight(logits, gradients and self.with_input_grad)
         if b == 0 or (self.plan.packed_chunks < self.plan.chunks and not self.plan.chunks_outside):
-            self.pack_input(with_logits, self.plan.problem.with_weight_grad)
+            self.pack_input(logits, gradients and self.with_weight_grad)
 
-    cdef void run_with_logits(self) noexcept nogil:
+    cdef char *kept_logits(self, Py_ssize_t b, Py_ssize_t c) noexcept nogil:
+        cdef Py_ssize_t of_block = self.plan.logits_of_block()
+        cdef char *first = self.at.logits + (b - self.plan.lent_blocks) * of_block
+        if b < self.plan.lent_blocks:
+            first = self.lent_end - (self.plan.lent_blocks - b) * of_block
+        return first + of_block // self.plan.chunks * c
+
+    cdef void run_with_logits_of_blocks(self) noexcept nogil:
+        """All blocks twice: their logits are there the second time, or are computed anew. `rows` reads these statistics."""
+        cdef Py_ssize_t b, c
+        cdef bint is_kept
+        for b in range(self.plan.blocks):
+            self.block.keep_logits = b < self.plan.kept_blocks
+            for c in range(self.plan.chunks):
+                self.set_pair(b, c, True, False)
+                self.add_statistics()
+        self.end_statistics(0, self.rows.total)
+        self.chunk = -1  # select it again, to read them
+        for b in range(self.plan.blocks):
+            is_kept = b < self.plan.kept_blocks
+            for c in range(self.plan.chunks):
+                self.set_pair(b, c, not is_kept, True)
+                self.add_gradients(b, c, 0, AG_FROM_LOGITS if is_kept else AG_FROM_PRODUCT)
+
+    cdef void run_with_logits_of_chunks(self) noexcept nogil:
         """Both passes over a chunk before the next one, its logits kept in between. `rows` reads these statistics."""
         cdef Py_ssize_t b, c
         cdef bint is_one = self.plan.blocks == 1

@@ -75,6 +75,18 @@ BREAKS = {
         "run_task, s, tasks, 1, s.plan.nontemporal",
         ("tests/rowwise/test_threads.py -k threads_and_caches",),
     ),
+    "gradients written over logits that are still to be read": Break(
+        "pyx/_linear_plan.pyx",
+        "if self.chunks == 1 or self.problem.buffers_weight_grad:",
+        "if True:",
+        ("tests/linear/test_kept_logits.py -k nothing", "tests/linear/test_kept_logits.py -k larger"),
+    ),
+    "kept logits of one chunk for all": Break(
+        "pyx/_linear_schedule.pyx",
+        "return first + of_block // self.plan.chunks * c",
+        "return first",
+        ("tests/linear/test_kept_logits.py -k larger",),
+    ),
     "signals not looked at between tasks": Break(
         "pyx/_tasks.pyx",
         "        if now() - start >= CHECK_INTERVAL:\n            break\n",
