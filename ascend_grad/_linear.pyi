@@ -16,7 +16,9 @@ class Plan:
     slices: int
     chunks_outside: bool
     by_slice: bool
-    keeps_logits: bool
+    caches_logits: bool
+    cached_blocks: int
+    blocks_in_weight_grad: int
     packed_chunks: int
 
 def plans(
@@ -28,7 +30,8 @@ def plans(
     with_input_grad: bool,
     with_weight_grad: bool,
     buffers_weight_grad: bool,
-    keeps_logits: bool = False,
+    caches_logits: bool = False,
+    weight_grad_bytes: int = 0,
 ) -> list[Plan]: ...
 def default_workspace(
     input: np.ndarray, weight: np.ndarray, with_input_grad: bool, with_weight_grad: bool, beside: int = 0

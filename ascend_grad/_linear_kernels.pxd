@@ -67,7 +67,7 @@ cdef extern from "ascend_grad/linear/linear.h" nogil:
         int add_logits
         int last_logits
         void *logits_compensation
-        int keep_logits
+        int cache_logits
         Py_ssize_t tile_pitch
         void *panel_max
         void *panel_sum

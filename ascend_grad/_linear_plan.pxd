@@ -22,7 +22,7 @@ ctypedef struct Problem:
     bint with_weight_grad
     bint with_statistics              # maxima and sums of exponentials
     bint buffers_weight_grad          # it is added up in the workspace, as the result cannot hold accumulators
-    Py_ssize_t lent                   # bytes of weight_grad, contiguous, that may hold logits until its rows are written
+    Py_ssize_t weight_grad_bytes      # of memory that may hold logits until its rows are written; 0: none
     int itemsize                      # of input and weight
 
 
@@ -59,9 +59,9 @@ cdef class Plan:
     cdef readonly Py_ssize_t chunks, blocks, slices
     cdef readonly bint chunks_outside
     cdef readonly bint by_slice                       # one sweep for every slice
-    cdef readonly bint keeps_logits                   # of a chunk and all words
-    cdef readonly Py_ssize_t kept_blocks              # of how many blocks, from the first on, all chunks' logits are kept
-    cdef readonly Py_ssize_t lent_blocks              # of how many of these in the memory of weight_grad
+    cdef readonly bint caches_logits                   # of a chunk and all words
+    cdef readonly Py_ssize_t cached_blocks            # whose logits are cached, of all chunks: the first ones
+    cdef readonly Py_ssize_t blocks_in_weight_grad    # how many of these in its memory
     cdef readonly Py_ssize_t packed_chunks            # that are kept packed
     cdef Py_ssize_t compensate_beyond                 # so many partial sums
     cdef Tasks tasks_of
@@ -73,7 +73,7 @@ cdef class Plan:
     cdef Py_ssize_t preferred_vocab(self) noexcept
     cdef bint cut(self, Py_ssize_t rows, Py_ssize_t vocab, Py_ssize_t hidden) noexcept
     cdef bint search(self) noexcept
-    cdef void keep_blocks(self) noexcept
+    cdef void cache_blocks(self) noexcept
     cdef void cut_streamed(self) noexcept
     cdef void cut_features(self) noexcept
     cdef bint recomputes(self) noexcept nogil
@@ -95,7 +95,7 @@ cdef class Plan:
     cdef Py_ssize_t bytes(self) noexcept
 
 
-cdef Plan skinny_plan(const ag_linear_kernels *kernels, const Problem *problem, Py_ssize_t workspace, bint keeps_logits)
+cdef Plan skinny_plan(const ag_linear_kernels *kernels, const Problem *problem, Py_ssize_t workspace, bint caches_logits)
 cdef list plans_of(const ag_linear_kernels *kernels, const Problem *problem, Py_ssize_t workspace)
 cdef Plan plan_with_logits(const ag_linear_kernels *kernels, const Problem *problem, Py_ssize_t workspace)
 cdef Py_ssize_t bytes_of(list plans) except -1

@@ -71,7 +71,7 @@ cdef class Schedule:
     cdef void *sum_exp
     cdef ag_matrix input_out, weight_out
     cdef bint converts_input_grad       # its sums lie elsewhere
-    cdef char *lent_end               # of the memory of weight_grad that logits are kept in
+    cdef char *logits_end             # of logits that are cached in the memory of weight_grad
 
     cdef int prepare(
         self, cnp.ndarray input, cnp.ndarray weight, Plan plan, cnp.ndarray memory, Rows rows, int threads
@@ -118,7 +118,7 @@ cdef class Schedule:
     cdef void run_statistics(self) noexcept nogil
     cdef void run_gradient(self) noexcept nogil
     cdef void set_pair(self, Py_ssize_t b, Py_ssize_t c, bint logits, bint gradients) noexcept nogil
-    cdef char *kept_logits(self, Py_ssize_t b, Py_ssize_t c) noexcept nogil
+    cdef char *cached_logits(self, Py_ssize_t b, Py_ssize_t c) noexcept nogil
     cdef void run_with_logits_of_chunks(self) noexcept nogil
     cdef void run_with_logits_of_blocks(self) noexcept nogil
 

@@ -98,17 +98,17 @@ cdef list plans_of_statistics(cnp.ndarray input, cnp.ndarray weight, Py_ssize_t 
 
 cdef list plans_of_gradient(
     cnp.ndarray input, cnp.ndarray weight, Py_ssize_t rows, bint with_logits, bint with_input_grad, bint with_weight_grad,
-    bint buffers_weight_grad, Py_ssize_t workspace, bint keeps_logits=False, Py_ssize_t lent=0
+    bint buffers_weight_grad, Py_ssize_t workspace, bint caches_logits=False, Py_ssize_t weight_grad_bytes=0
 ):
-    """None where there is nothing to do, or, with logits to be kept, no plan that does so."""
+    """None where there is nothing to do, or, with logits to be cached, no plan that does so."""
     cdef const ag_linear_kernels *kernels = kernels_for(input)
     cdef Problem problem = problem_of(input, weight, rows, with_logits)
     problem.with_input_grad, problem.with_weight_grad = with_input_grad, with_weight_grad
-    problem.buffers_weight_grad, problem.with_statistics = with_weight_grad and buffers_weight_grad, keeps_logits
-    problem.lent = lent
+    problem.buffers_weight_grad, problem.with_statistics = with_weight_grad and buffers_weight_grad, caches_logits
+    problem.weight_grad_bytes = weight_grad_bytes
     if not rows or not problem.vocab or not problem.hidden or not (with_input_grad or with_weight_grad):
         return []
-    if not keeps_logits:
+    if not caches_logits:
         return plans_of(kernels, &problem, workspace)
     plan = plan_with_logits(kernels, &problem, workspace)
     return [] if plan is None else [plan]
@@ -116,14 +116,14 @@ cdef list plans_of_gradient(
 
 def plans(
     cnp.ndarray input, cnp.ndarray weight, Py_ssize_t rows, Py_ssize_t workspace, bint with_logits, bint with_input_grad,
-    bint with_weight_grad, bint buffers_weight_grad, bint keeps_logits=False, Py_ssize_t lent=0
+    bint with_weight_grad, bint buffers_weight_grad, bint caches_logits=False, Py_ssize_t weight_grad_bytes=0
 ):
     """The plans of the statistics (neither gradient) or of the gradients, where so many rows count."""
     if not (with_input_grad or with_weight_grad):
         return plans_of_statistics(input, weight, rows, workspace)
     return plans_of_gradient(
-        input, weight, rows, with_logits, with_input_grad, with_weight_grad, buffers_weight_grad, workspace, keeps_logits,
-        lent
+        input, weight, rows, with_logits, with_input_grad, with_weight_grad, buffers_weight_grad, workspace, caches_logits,
+        weight_grad_bytes
     )
 
 
@@ -217,8 +217,8 @@ def loss_and_gradients(
 ):
     """The loss into `loss` (accumulators' dtype; shape () or (BT,)), and both gradients (None: not wanted): new arrays.
 
-    `grad_loss` holds one number, or one for each row. Where that is cheaper, logits are kept between the passes, in the
-    workspace and in the memory of `weight_grad` (6 BT V H flops), else they are computed twice (8 BT V H).
+    `grad_loss` holds one number, or one for each row. Logits for which there is room in the workspace and in the memory of
+    `weight_grad` are cached between the passes (6 BT V H flops), others are computed twice (8 BT V H).
     """
     cdef Py_ssize_t vocab = cnp.PyArray_DIM(weight, 0), total = cnp.PyArray_DIM(target, 0), i
     cdef int acc_size = kernels_for(input).acc_size
@@ -253,7 +253,7 @@ def loss_and_gradients(
     if rows_of_gradient.count == rows.count:
         plans = plans_of_gradient(
             input, weight, rows.count, True, with_input, with_weight, is_buffered, workspace, True,
-            cnp.PyArray_NBYTES(weight_grad) if with_weight else 0
+            cnp.PyArray_NBYTES(weight_grad) if with_weight and cnp.PyArray_IS_C_CONTIGUOUS(weight_grad) else 0
         )
     if plans:
         schedule = new_schedule(

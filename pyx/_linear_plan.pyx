@@ -16,9 +16,9 @@ Where one side is short (few rows, few words), packing would cost more than the 
 tasks are ranges of the longer side, which is streamed past the shorter one, or, where that would be few tasks, of the features.
 Sums over the longer side (logits, where tasks are features) have a partial sum for each task, and these are always compensated.
 
-Where statistics and gradients are computed in one call, logits are kept from one to the other: those of a chunk and all blocks
-(chunks outside), or of all chunks and as many blocks as there is room for (blocks outside), in the workspace and in the memory
-of weight_grad, whose rows are written later.
+Where statistics and gradients are computed in one call, logits are cached in between: those of a chunk and all blocks (chunks
+outside), or of all chunks and as many blocks as there is room for (blocks outside), in the workspace and in the memory of
+weight_grad, whose rows are written later.
 
 All of this follows from the problem, the kernels and the number of bytes allowed, and the order of every sum follows from it:
 sizes of caches, threads and load have no say.
@@ -38,10 +38,10 @@ cdef enum:
 cdef Py_ssize_t CHUNK_ROWS = 1008
 cdef Py_ssize_t BLOCK_VOCAB = 960
 cdef Py_ssize_t P_ELEMENTS = 1 << 20
-# Rows of a chunk from which on it pays to keep its logits.
-cdef Py_ssize_t MIN_ROWS_TO_KEEP_LOGITS = 288
-# Features from which on it pays to keep logits of blocks: with fewer, products take no longer than memory does.
-cdef Py_ssize_t MIN_HIDDEN_TO_KEEP_LOGITS = 48
+# Rows of a chunk from which on it pays to cache its logits.
+cdef Py_ssize_t MIN_ROWS_TO_CACHE_LOGITS = 288
+# Features from which on it pays to cache logits of blocks: with fewer, computing them again is no slower than reading them.
+cdef Py_ssize_t MIN_HIDDEN_TO_CACHE_LOGITS = 48
 # What packing an element, going to the next row of a matrix, and adding to an element of a result cost, in floating-point
 # operations of the products.
 cdef double PACK_COST = 75.0
@@ -144,26 +144,26 @@ cdef class Plan:
         """Whether P is computed anew for every slice: another chunk (or block) comes before the next slice."""
         return self.by_slice and (self.blocks if self.chunks_outside else self.chunks) > 1
 
-    cdef void keep_blocks(self) noexcept:
-        """Keep the logits of as many blocks as there is room for, of the first ones in the memory of weight_grad.
+    cdef void cache_blocks(self) noexcept:
+        """Cache the logits of as many blocks as there is room for, of the first ones in the memory of weight_grad.
 
-        There they lie at its end, in the order of the blocks: what is still to be read has to begin behind the rows of
-        weight_grad that are written by then. As the one grows with every block as the other does, that holds for all blocks
-        where it holds for the first and the last.
+        There they lie at its end, in the order of the blocks. Logits that are still to be read have to begin behind the rows
+        of weight_grad that are written by then: both bounds are linear in the number of the block, so that the first and the
+        last block decide.
         """
-        cdef Py_ssize_t logits = self.logits_of_block(), lent = max(self.problem.lent - ALIGNMENT, 0)
-        cdef Py_ssize_t rows = max(times(self.vocab, self.problem.lent // self.problem.vocab), 1), most, left
-        most = min(max(lent - rows, 0) // logits, max(lent - logits, 0) // rows)
+        cdef Py_ssize_t logits_bytes = self.logits_of_block(), room = max(self.problem.weight_grad_bytes - ALIGNMENT, 0)
+        cdef Py_ssize_t written = max(times(self.vocab, self.problem.weight_grad_bytes // self.problem.vocab), 1), most, left
+        most = min(max(room - written, 0) // logits_bytes, max(room - logits_bytes, 0) // written)
         if self.chunks == 1 or self.problem.buffers_weight_grad:  # else the first chunk writes where others' logits are
             most += 1
-        self.lent_blocks = min(min(most, lent // logits), self.blocks)
-        left = max(self.workspace - self.bytes() - ALIGNMENT, 0) // logits
-        self.kept_blocks = self.lent_blocks + min(self.blocks - self.lent_blocks, left)
+        self.blocks_in_weight_grad = min(min(most, room // logits_bytes), self.blocks)
+        left = max(self.workspace - self.bytes() - ALIGNMENT, 0) // logits_bytes
+        self.cached_blocks = self.blocks_in_weight_grad + min(self.blocks - self.blocks_in_weight_grad, left)
 
     cdef double passes_of_logits(self) noexcept:
         """How often they are computed."""
-        if self.kept_blocks:
-            return 2 - <double>self.kept_blocks / self.blocks
+        if self.cached_blocks:
+            return 2 - <double>self.cached_blocks / self.blocks
         return self.slices if self.recomputes() else 1
 
     cdef void cut_streamed(self) noexcept:
@@ -318,7 +318,7 @@ cdef class Plan:
         if self.tasks_of == OF_WORDS and problem.with_statistics:
             at.panel_max = arena_alloc(&arena, times(self.tasks, align_up(rows, self.kernels.mr) * acc))
             at.panel_sum = arena_alloc(&arena, times(self.tasks, align_up(rows, self.kernels.mr) * acc))
-        if self.tasks_of == OF_WORDS and self.keeps_logits:
+        if self.tasks_of == OF_WORDS and self.caches_logits:
             at.logits = arena_alloc(&arena, times(ceil_div(self.vocab, self.step), rows * self.pitch * acc))
         if self.tasks_of == OF_FEATURES and problem.with_logits:
             at.logits = arena_alloc(&arena, times(self.tasks, rows * self.pitch * acc))
@@ -366,10 +366,10 @@ cdef class Plan:
             if self.kernels.pair > 1:
                 at.p_pairs = arena_alloc(&arena, tile * self.kernels.element_size // self.kernels.pair)
             at.skipped = <uint8_t *>arena_alloc(&arena, panels * (self.rows // self.kernels.mr))
-        if self.keeps_logits:
+        if self.caches_logits:
             at.logits = arena_alloc(&arena, times(tile * acc, self.blocks))
-        elif self.kept_blocks:
-            at.logits = arena_alloc(&arena, times(self.logits_of_block(), self.kept_blocks - self.lent_blocks))
+        elif self.cached_blocks:
+            at.logits = arena_alloc(&arena, times(self.logits_of_block(), self.cached_blocks - self.blocks_in_weight_grad))
         elif self.slices > 1 and problem.with_logits:
             at.logits = arena_alloc(&arena, tile * acc)
             if self.compensates_logits():
@@ -399,7 +399,7 @@ cdef Plan new_plan(const ag_linear_kernels *kernels, const Problem *problem, Py_
     return plan
 
 
-cdef Plan skinny_plan(const ag_linear_kernels *kernels, const Problem *problem, Py_ssize_t workspace, bint keeps_logits):
+cdef Plan skinny_plan(const ag_linear_kernels *kernels, const Problem *problem, Py_ssize_t workspace, bint caches_logits):
     """The plan that packs nothing; None where that does not pay, or without the space for it.
 
     It follows from all rows, whether they count or not: fewer that count do not need more space.
@@ -414,7 +414,7 @@ cdef Plan skinny_plan(const ag_linear_kernels *kernels, const Problem *problem, 
     plan = new_plan(kernels, problem, workspace, False)
     plan.rows, plan.vocab, plan.hidden = rows, vocab, hidden
     plan.chunks = plan.blocks = plan.slices = plan.packed_chunks = 1
-    plan.keeps_logits = keeps_logits
+    plan.caches_logits = caches_logits
     if streamed <= FEW_STREAMED:
         plan.cut_features()
     elif resident <= (AG_RESIDENT if is_long and not gradients else kernels.resident):
@@ -482,8 +482,8 @@ cdef list plans_of(const ag_linear_kernels *kernels, const Problem *problem, Py_
 
 
 cdef Plan plan_with_logits(const ag_linear_kernels *kernels, const Problem *problem, Py_ssize_t workspace):
-    """Both passes, with logits kept in between. None where that is impossible, or no cheaper. For few rows or words they are
-    not packed."""
+    """The cheapest plan of both passes that caches logits in between; None where there is no room, or they are computed as
+    fast as read. For few rows or words nothing is packed."""
     cdef Plan plan = skinny_plan(kernels, problem, workspace, True), other
     if plan is not None:
         return plan
@@ -498,21 +498,21 @@ cdef Plan plan_with_logits_of_chunks(const ag_linear_kernels *kernels, const Pro
     """Both passes over a chunk before the next one: each chunk packs the weight, and a chunk of few rows is no gain."""
     cdef Plan plan = new_plan(kernels, problem, workspace, True)
     cdef Py_ssize_t rows = plan.preferred_rows(), vocab = plan.preferred_vocab()
-    plan.keeps_logits = True
+    plan.caches_logits = True
     while not plan.cut(rows, vocab, problem.hidden):
         rows -= kernels.mr
-        if rows < MIN_ROWS_TO_KEEP_LOGITS:
+        if rows < MIN_ROWS_TO_CACHE_LOGITS:
             return None
-    return plan if plan.chunks == 1 or plan.rows >= MIN_ROWS_TO_KEEP_LOGITS else None
+    return plan if plan.chunks == 1 or plan.rows >= MIN_ROWS_TO_CACHE_LOGITS else None
 
 
 cdef Plan plan_with_logits_of_blocks(const ag_linear_kernels *kernels, const Problem *problem, Py_ssize_t workspace):
     """Each pass over all blocks and chunks; logits of blocks for which there is no room are computed twice."""
     cdef Plan plan = new_plan(kernels, problem, workspace, False)
-    if problem.hidden < MIN_HIDDEN_TO_KEEP_LOGITS or not plan.search() or plan.slices > 1:
+    if problem.hidden < MIN_HIDDEN_TO_CACHE_LOGITS or not plan.search() or plan.slices > 1:
         return None
-    plan.keep_blocks()
-    return plan if plan.kept_blocks else None
+    plan.cache_blocks()
+    return plan if plan.cached_blocks else None
 
 
 cdef Py_ssize_t bytes_of(list plans) except -1:

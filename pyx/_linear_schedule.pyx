@@ -142,7 +142,7 @@ cdef class Schedule:
         block.panel_max, block.panel_sum = self.at.panel_max, self.at.panel_sum
         block.p, block.p_pairs, block.skipped = self.at.p, self.at.p_pairs, self.at.skipped
         block.logits, block.logits_compensation = self.at.logits, self.at.logits_compensation
-        block.keep_logits, block.tile_pitch = plan.keeps_logits, plan.pitch
+        block.cache_logits, block.tile_pitch = plan.caches_logits, plan.pitch
         self.set_slice(0)
         return 0
 
@@ -359,7 +359,7 @@ cdef class Schedule:
         cdef Py_ssize_t begin = index * self.plan.vocab
         self.block.vocab_start = begin
         self.block.vocab = min(self.plan.vocab, self.plan.problem.vocab - begin)
-        if self.plan.keeps_logits:
+        if self.plan.caches_logits:
             self.block.logits = self.at.logits + self.plan.rows * begin * self.kernels.acc_size
 
     cdef void set_chunk(self, Py_ssize_t index) noexcept nogil:
@@ -475,7 +475,10 @@ cdef class Schedule:
     cdef int set_gradient(
         self, cnp.ndarray softmax, cnp.ndarray input_grad, cnp.ndarray weight_grad, double filter_eps
     ) except -1:
-        """Where the gradients go (None, or not part of the plan: not wanted): arrays that overlap no input."""
+        """Where the gradients go (None, or not part of the plan: not wanted): arrays that overlap no input.
+
+        `weight_grad` is new and contiguous where the plan caches logits in its memory.
+        """
         cdef Plan plan = self.plan
         cdef int acc_size = self.kernels.acc_size
         cdef ag_linear_block *block = &self.block
@@ -487,7 +490,10 @@ cdef class Schedule:
             self.keep.append(weight_grad)
             self.with_weight_grad, self.weight_out = True, matrix_of(weight_grad)
             self.streams_weight_grad = is_streamed(weight_grad)
-            self.lent_end = _memory.aligned(cnp.PyArray_BYTES(weight_grad) + plan.problem.lent - _memory.ALIGNMENT + 1)
+            if plan.blocks_in_weight_grad:
+                self.logits_end = _memory.aligned(
+                    cnp.PyArray_BYTES(weight_grad) + plan.problem.weight_grad_bytes - _memory.ALIGNMENT + 1
+                )
             block.weight_grad.row_stride = (
                 plan.sums_hidden() * acc_size if plan.problem.buffers_weight_grad else cnp.PyArray_STRIDE(weight_grad, 0)
             )
@@ -552,9 +558,9 @@ cdef class Schedule:
     # -- iteration orders
 
     cdef void run_all(self) noexcept nogil:
-        if self.plan.keeps_logits:
+        if self.plan.caches_logits:
             self.run_with_logits_of_chunks()
-        elif self.plan.kept_blocks:
+        elif self.plan.cached_blocks:
             self.run_with_logits_of_blocks()
         elif self.with_statistics:
             self.run_statistics()
@@ -592,8 +598,8 @@ cdef class Schedule:
         """Select block b and chunk c, and pack what is not for these products, unless the hidden dimension is sliced."""
         self.set_block(b)
         self.set_chunk(c)
-        if b < self.plan.kept_blocks:
-            self.block.logits = self.kept_logits(b, c)
+        if b < self.plan.cached_blocks:
+            self.block.logits = self.cached_logits(b, c)
         if self.plan.slices > 1:
             return
         if c == 0 or (self.plan.chunks_outside and self.plan.blocks > 1):
@@ -601,32 +607,35 @@ cdef class Schedule:
         if b == 0 or (self.plan.packed_chunks < self.plan.chunks and not self.plan.chunks_outside):
             self.pack_input(logits, gradients and self.with_weight_grad)
 
-    cdef char *kept_logits(self, Py_ssize_t b, Py_ssize_t c) noexcept nogil:
-        cdef Py_ssize_t of_block = self.plan.logits_of_block()
-        cdef char *first = self.at.logits + (b - self.plan.lent_blocks) * of_block
-        if b < self.plan.lent_blocks:
-            first = self.lent_end - (self.plan.lent_blocks - b) * of_block
+    cdef char *cached_logits(self, Py_ssize_t b, Py_ssize_t c) noexcept nogil:
+        """Of block b and chunk c: the first blocks' at the end of weight_grad, the others' in the workspace."""
+        cdef Py_ssize_t of_block = self.plan.logits_of_block(), behind = b - self.plan.blocks_in_weight_grad
+        cdef char *first
+        if behind < 0:
+            first = self.logits_end + behind * of_block
+        else:
+            first = self.at.logits + behind * of_block
         return first + of_block // self.plan.chunks * c
 
     cdef void run_with_logits_of_blocks(self) noexcept nogil:
         """All blocks twice: their logits are there the second time, or are computed anew. `rows` reads these statistics."""
         cdef Py_ssize_t b, c
-        cdef bint is_kept
+        cdef bint is_cached
         for b in range(self.plan.blocks):
-            self.block.keep_logits = b < self.plan.kept_blocks
+            self.block.cache_logits = b < self.plan.cached_blocks
             for c in range(self.plan.chunks):
                 self.set_pair(b, c, True, False)
                 self.add_statistics()
         self.end_statistics(0, self.rows.total)
         self.chunk = -1  # select it again, to read them
         for b in range(self.plan.blocks):
-            is_kept = b < self.plan.kept_blocks
+            is_cached = b < self.plan.cached_blocks
             for c in range(self.plan.chunks):
-                self.set_pair(b, c, not is_kept, True)
-                self.add_gradients(b, c, 0, AG_FROM_LOGITS if is_kept else AG_FROM_PRODUCT)
+                self.set_pair(b, c, not is_cached, True)
+                self.add_gradients(b, c, 0, AG_FROM_LOGITS if is_cached else AG_FROM_PRODUCT)
 
     cdef void run_with_logits_of_chunks(self) noexcept nogil:
-        """Both passes over a chunk before the next one, its logits kept in between. `rows` reads these statistics."""
+        """Both passes over a chunk before the next one, its logits cached in between. `rows` reads these statistics."""
         cdef Py_ssize_t b, c
         cdef bint is_one = self.plan.blocks == 1
         for c in range(self.plan.chunks):

@@ -135,7 +135,7 @@ cdef class SkinnySchedule(Schedule):
             logits = self.at.logits + word // self.plan.step * tile_bytes
             if self.source == AG_FROM_PRODUCT:
                 kernels.dot_products(&rows, &words, 0, hidden, tile, pitch)
-                if self.plan.keeps_logits:
+                if self.plan.caches_logits:
                     memcpy(logits, tile, tile_bytes)
             elif self.source == AG_FROM_LOGITS:
                 memcpy(tile, logits, tile_bytes)

@@ -79,15 +79,15 @@ BREAKS = {
         "pyx/_linear_plan.pyx",
         "if self.chunks == 1 or self.problem.buffers_weight_grad:",
         "if True:",
-        ("tests/linear/test_kept_logits.py -k nothing", "tests/linear/test_kept_logits.py -k larger"),
+        ("tests/linear/test_cached_logits.py -k nothing", "tests/linear/test_cached_logits.py -k values"),
     ),
-    "kept logits of one chunk for all": Break(
+    "cached logits of one chunk for all": Break(
         "pyx/_linear_schedule.pyx",
         "return first + of_block // self.plan.chunks * c",
         "return first",
-        ("tests/linear/test_kept_logits.py -k larger",),
+        ("tests/linear/test_cached_logits.py -k values",),
     ),
-    "signals not looked at between tasks": Break(
+    "signals not checked between tasks": Break(
         "pyx/_tasks.pyx",
         "        if now() - start >= CHECK_INTERVAL:\n            break\n",
         "",
@@ -153,7 +153,7 @@ BREAKS = {
         "is_small |= size[lane] < bound[lane];",
         ("tests/linear/test_accuracy.py -k filter",),
     ),
-    "workspace lent while in use": Break(
+    "workspace weight_grad_bytes while in use": Break(
         "pyx/_memory.pyx",
         "_cached is not None and Py_REFCNT(<PyObject *>_cached) == 1 and",
         "_cached is not None and",

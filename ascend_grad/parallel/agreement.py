@@ -58,7 +58,11 @@ class Attempt:
         """What every rank tells (not looked at where this one failed), or an exception if a rank failed."""
         card = facts if self.error is None else {"error": _text(self.error)}
         written = bytearray(json.dumps(card).encode().ljust(CARD_BYTES))
-        cards = ranks.allgather(np.frombuffer(written, np.uint8))
+        try:
+            cards = ranks.allgather(np.frombuffer(written, np.uint8))
+        except AscendGradError as error:  # a communicator that is none
+            error.operator = self.operator
+            raise
         told = [json.loads(row.tobytes()) for row in cards]
         self.raise_kept()
         for rank, each in enumerate(told):

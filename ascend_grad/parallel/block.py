@@ -23,7 +23,7 @@ class Block:
         The problem, and where results go.
     rows : slice
         The rows.
-    keeps_logits : bool
+    caches_logits : bool
         Whether this rank's logits of these rows stay in memory until their gradients are computed.
 
     Attributes
@@ -34,8 +34,8 @@ class Block:
         This rank's part of the sum of exponentials and of the target's logit; likewise.
     """
 
-    def __init__(self, shard: Shard, rows: slice, keeps_logits: bool):
-        self._shard, self._rows, self._keeps_logits = shard, rows, keeps_logits
+    def __init__(self, shard: Shard, rows: slice, caches_logits: bool):
+        self._shard, self._rows, self._caches_logits = shard, rows, caches_logits
         self.maxima, self.sums = shard.maxima[rows], shard.sums[rows]
         self._logits: NDArray | None = None
 
@@ -58,7 +58,7 @@ class Block:
             shard.target[self._rows],
             shard.start,
             shard.start + len(shard.weight),
-            return_logits=self._keeps_logits,
+            return_logits=self._caches_logits,
             **shard.execution,
         )
         self._largest, self.sums[:, 0], self.sums[:, 1] = found[:3]

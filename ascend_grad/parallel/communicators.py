@@ -88,7 +88,7 @@ class Collectives:
         expected = (self.size, *array.shape)
         if not isinstance(found, np.ndarray) or found.shape != expected or found.dtype != array.dtype:
             got = f"{found.dtype} of shape {found.shape}" if isinstance(found, np.ndarray) else shown(found)
-            raise ParamTypeError(f"Communicator.allgather: expected {array.dtype} of shape {expected}, got {got}")
+            raise ParamTypeError(f"comm.allgather: expected {array.dtype} of shape {expected}, got {got}")
         if out is None:
             return found
         out[...] = found

@@ -46,7 +46,7 @@ class DeviceShard(Shard):
         """The device allocates it."""
 
     def _block(self, rows: slice) -> DeviceBlock:
-        return DeviceBlock(self, rows, keeps_logits=False)
+        return DeviceBlock(self, rows, caches_logits=False)
 
     def add_gradients(self, input_grad: DeviceArray | None, weight_grad: DeviceArray | None) -> None:
         """Take those of the only block."""

@@ -22,7 +22,7 @@ SLICE_SHARE = 4
 class Room(NamedTuple):
     """What one rank's workspace has room for."""
 
-    kept_rows: int  #: rows whose logits it holds; 0: they are computed twice
+    cached_rows: int  #: rows whose logits it holds; 0: they are computed twice
     blocks: int  #: blocks at most
 
 
@@ -50,7 +50,7 @@ def room_for(
 def common_blocks(rows: int, rooms: Sequence[Room], overlaps: bool) -> int:
     """How many blocks all ranks cut the rows into."""
     most = min(room.blocks for room in rooms)
-    needed = [-(-rows // room.kept_rows) for room in rooms if room.kept_rows]
+    needed = [-(-rows // room.cached_rows) for room in rooms if room.cached_rows]
     return max([min(most, OVERLAPPING_BLOCKS) if overlaps else 1, *(each for each in needed if each <= most)])
 
 

@@ -199,7 +199,7 @@ class Shard:
         return LinearCrossEntropy(*self._call.in_library(result))
 
     def _block(self, rows: slice) -> Block:
-        return Block(self, rows, rows.stop - rows.start <= self._room.kept_rows)
+        return Block(self, rows, rows.stop - rows.start <= self._room.cached_rows)
 
     def _solve_block(self, attempt: Attempt, block: Block) -> None:
         attempt.run(block.find_statistics)

@@ -328,7 +328,7 @@ def _as_numbers(
         raise ParamInvalidError(f"ignore_index: expected {expected}, got {shown(ignore_index)}", operator=operator)
     if type(filter_eps) is not float:
         filter_eps = real_number(filter_eps, "filter_eps", operator)
-    if num_threads is not None and type(num_threads) is not int:
+    if num_threads is not None:
         num_threads = thread_count(num_threads, operator)
     return ignore_index, filter_eps, num_threads
 

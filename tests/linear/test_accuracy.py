@@ -364,15 +364,15 @@ SIZES = st.tuples(*(st.integers(0, 300).map(lambda k, n=n: int(n ** (k / 300))) 
 def test_a_plan_has_few_partial_sums_or_compensates_them(forced, sizes, nbytes, name, chosen, choices):
     """No more than 64 are simply added up, whatever is computed in whatever space. Nothing is computed here."""
     rows, words, features = sizes
-    with_logits, buffers_weight_grad, keeps_logits = choices
+    with_logits, buffers_weight_grad, caches_logits = choices
     x = np.lib.stride_tricks.as_strided(np.empty(1, DTYPES[name]), (rows, features), (0, 0))
     w = np.lib.stride_tricks.as_strided(np.empty(1, DTYPES[name]), (words, features), (0, 0))
     for variant in _cpu.supported_variants():
         forced(variant)
         plans = _linear.plans(
-            x, w, rows, nbytes, with_logits, *chosen, buffers_weight_grad, keeps_logits and any(chosen)
+            x, w, rows, nbytes, with_logits, *chosen, buffers_weight_grad, caches_logits and any(chosen)
         )
-        assert plans or (keeps_logits and any(chosen))
+        assert plans or (caches_logits and any(chosen))
         assert _linear.workspace_bound(plans, nbytes) <= nbytes
         for plan in plans:
             assert plan.nbytes <= nbytes

@@ -155,9 +155,9 @@ def test_absent_rows_take_no_more_space(forced):
     """What is needed for all rows is enough for those that count."""
     for shape in (20, 9000, 300), (16, 9000, 300), (9000, 16, 90), (9, 9, 50_000):
         x, w = np.empty((shape[0], shape[2]), np.float32), np.empty((shape[1], shape[2]), np.float32)
-        for keeps_logits in (False, True):
+        for caches_logits in (False, True):
             sizes = [
-                _linear.plans(x, w, rows, 2**26, True, True, True, False, keeps_logits)[0].nbytes
+                _linear.plans(x, w, rows, 2**26, True, True, True, False, caches_logits)[0].nbytes
                 for rows in (shape[0], shape[0] - 1, 7, 1)
             ]
             assert max(sizes) == sizes[0]

@@ -356,6 +356,7 @@ def test_errors():
         ("num_threads", 1.5, ag.ParamTypeError),
         ("num_threads", True, ag.ParamTypeError),
         ("num_threads", -1, ag.ParamInvalidError),
+        ("num_threads", 2**70, ag.ParamInvalidError),
     ],
 )
 def test_numbers_are_refused_as_by_the_function_for_arrays(keyword: str, value: object, kind: type[Exception]):

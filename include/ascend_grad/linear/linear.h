@@ -4,8 +4,8 @@
  *
  *   logits = X W^T        P = (exp(logits - max) / sum - one_hot) * grad        dX = P W        dW = P^T X
  *
- * No array of BT x V is ever made. A schedule (in Cython) iterates over blocks of the vocabulary, and inside of them chunks of
- * rows; for one block and one chunk it packs the operands, has tiles of logits computed and turned into tiles of P while
+ * A schedule (in Cython) iterates over blocks of the vocabulary, and inside of them chunks of rows (or the reverse), so that
+ * no more of P than one block and one chunk is ever there; for these it packs the operands, has tiles of logits computed and turned into tiles of P while
  * they are in L1, and has both other products read P from there. All of it is described by an ag_linear_block.
  *
  * Kinds of arithmetic
@@ -25,7 +25,9 @@
  *                                         columns of p, which lie side by side
  *   w_columns  [H / NR][u of V][<= NR]    right of dX; the last panel is one, two or three vectors wide
  *   x_columns  [H / NR][u of BT][<= NR]   right of dW
- *   logits     [V / NR][rows][NR]         only where they are needed twice, or where H is summed in slices
+ *   logits     [V / NR][rows][NR]         only where they are needed twice, or where H is summed in slices. Of several
+ *                                         chunks: one after the other, and so are the blocks, in the workspace or at the end
+ *                                         of the memory of dW
  *
  * Few rows on one side (of X or of W; at most `resident` of the table of kernels, for logits alone of long rows AG_RESIDENT):
  * nothing is packed. The rows of the other side are streamed: tiles of at most AG_TILE values are made from rows in place,
@@ -120,7 +122,7 @@ typedef struct {
     int add_logits;               /* whether AG_TO_LOGITS adds to what is there */
     int last_logits;              /* whether nothing is added after it */
     void *logits_compensation;    /* rounding errors of these additions, laid out like logits; or NULL */
-    int keep_logits;              /* whether AG_TO_MAX_SUM stores them, too */
+    int cache_logits;             /* whether AG_TO_MAX_SUM stores them, too */
     ptrdiff_t tile_pitch;         /* from row to row of a tile of the products that pack nothing: a multiple of any vector */
 
     void *panel_max, *panel_sum; /* acc_t [V / NR][rows], from AG_TO_MAX_SUM for merge_max_sum */

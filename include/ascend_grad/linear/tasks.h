@@ -26,7 +26,7 @@ static void K(tiles)(const ag_linear_block *b, ag_linear_source source, ag_linea
                 K(store_logits)(b, p, t, tile);
                 break;
             case AG_TO_MAX_SUM:
-                if (b->keep_logits) K(store_logits)(b, p, t, tile);
+                if (b->cache_logits) K(store_logits)(b, p, t, tile);
                 K(store_max_sum)(b, p, t, tile);
                 break;
             case AG_TO_GRADIENT:
