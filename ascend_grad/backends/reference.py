@@ -98,7 +98,7 @@ def _run_rowwise(call: Call) -> np.ndarray:
 
 
 def _wide(array: np.ndarray) -> np.ndarray:
-    return np.require(array, np.float64, "CA")  # others are multiplied without BLAS, in another order of sums
+    return np.require(array, np.float64, ["C", "A"])  # others are multiplied without BLAS, in another order of sums
 
 
 def _chunks(rows: np.ndarray, width: int) -> Iterator[np.ndarray]:
