@@ -30,6 +30,8 @@ cdef inline void copy_number(char *to, Py_ssize_t n, const char *source, Py_ssiz
 
 
 cdef ag_matrix matrix_of(cnp.ndarray array)
+cdef bint holds_sums(cnp.ndarray out, int acc_size)
+cdef bint is_streamed(cnp.ndarray out)
 cdef void convert_segment(
     ag_variant variant, int acc_size, const char *source, const ag_matrix *to, Py_ssize_t row, Py_ssize_t begin, Py_ssize_t n
 ) noexcept nogil

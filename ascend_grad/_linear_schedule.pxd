@@ -11,16 +11,7 @@ from ascend_grad._linear_kernels cimport (
 )
 from ascend_grad._linear_plan cimport Buffers, Plan
 from ascend_grad._linear_rows cimport Rows
-
-
-ctypedef struct Grid:
-    # tiles x panels, cut into tasks
-    Py_ssize_t panels
-    Py_ssize_t tiles
-    Py_ssize_t panel_step
-    Py_ssize_t tile_step
-    Py_ssize_t groups                 # of panels
-    Py_ssize_t tasks
+from ascend_grad._linear_tasks cimport Grid
 
 
 cdef enum Phase:
@@ -121,6 +112,3 @@ cdef class Schedule:
     cdef char *cached_logits(self, Py_ssize_t b, Py_ssize_t c) noexcept nogil
     cdef void run_with_logits_of_chunks(self) noexcept nogil
     cdef void run_with_logits_of_blocks(self) noexcept nogil
-
-
-cdef bint holds_sums(cnp.ndarray out, int acc_size)

@@ -11,7 +11,7 @@ from ascend_grad cimport _memory, _rowwise
 from ascend_grad._call cimport BT, H, V, Call, Result, accumulator_of, native_vector
 from ascend_grad._dtypes cimport dtype_of
 from ascend_grad._linear_rows cimport Rows
-from ascend_grad._linear_schedule cimport holds_sums
+from ascend_grad._linear_rows cimport holds_sums
 from ascend_grad._overlap cimport may_overlap
 
 from . import _linear

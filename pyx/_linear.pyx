@@ -30,11 +30,12 @@ from ascend_grad._linear_rows cimport (
     Rows,
     clear_rows,
     convert_segment,
+    holds_sums,
     matrix_of,
     number,
     set_number,
 )
-from ascend_grad._linear_schedule cimport Schedule, holds_sums
+from ascend_grad._linear_schedule cimport Schedule
 from ascend_grad._linear_skinny cimport SkinnySchedule
 from ascend_grad._memory cimport align_up, ceil_div
 from ascend_grad.status cimport SUCCESS

@@ -2,10 +2,10 @@
 
 cimport cython
 cimport numpy as cnp
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memset
 
-from ascend_grad cimport _tasks
+from ascend_grad cimport _cpu, _tasks
 from ascend_grad._dtypes cimport dtype_of
 from ascend_grad._kernels cimport AG_FLOAT32, AG_FLOAT64, ag_convert, ag_copy_block, ag_dtype, ag_itemsize, ag_variant
 from ascend_grad._linear_kernels cimport ag_matrix
@@ -25,6 +25,20 @@ cdef ag_matrix matrix_of(cnp.ndarray array):
     result.step = cnp.PyArray_STRIDE(array, last) if cnp.PyArray_DIM(array, last) > 1 else ag_itemsize[<int>result.dtype]
     result.swapped = cnp.PyArray_ISBYTESWAPPED(array)
     return result
+
+
+cdef bint holds_sums(cnp.ndarray out, int acc_size):
+    """Whether the kernels can add up in the result itself."""
+    cdef ag_matrix matrix = matrix_of(out)
+    return (
+        ag_itemsize[<int>matrix.dtype] == acc_size and not matrix.swapped and matrix.step == acc_size
+        and <uintptr_t>matrix.data % acc_size == 0 and matrix.row_stride % acc_size == 0
+    )
+
+
+cdef bint is_streamed(cnp.ndarray out):
+    """Whether a result is so large that it is written past the caches."""
+    return cnp.PyArray_NBYTES(out) >= max(_cpu.cache_size(3) // 2, 1 << 20)
 
 
 cdef void convert_segment(

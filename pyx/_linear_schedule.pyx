@@ -16,7 +16,7 @@ from cython.parallel cimport parallel, threadid
 
 cimport numpy as cnp
 from libc.math cimport INFINITY, NAN
-from libc.stdint cimport int64_t, uint32_t, uintptr_t
+from libc.stdint cimport int64_t, uint32_t
 from libc.string cimport memset
 
 from ascend_grad cimport _cpu, _memory, _openmp, _tasks, _threads
@@ -26,7 +26,6 @@ from ascend_grad._kernels cimport (
     ag_fpenv,
     ag_fpenv_enter,
     ag_fpenv_leave,
-    ag_itemsize,
     ag_monotonic_ns,
     ag_sum,
     ag_sum_total,
@@ -50,13 +49,24 @@ from ascend_grad._linear_kernels cimport (
     AG_TO_LOGITS,
     AG_TO_MAX_SUM,
     ag_linear_block,
-    ag_linear_kernels,
     ag_linear_result,
     ag_linear_source,
     ag_matrix,
 )
 from ascend_grad._linear_plan cimport OF_BLOCKS, Plan
-from ascend_grad._linear_rows cimport ROWS_PER_CHECK, SEGMENT, Rows, convert_segment, is_flat, matrix_of, number, set_number
+from ascend_grad._linear_rows cimport (
+    ROWS_PER_CHECK,
+    SEGMENT,
+    Rows,
+    convert_segment,
+    holds_sums,
+    is_flat,
+    is_streamed,
+    matrix_of,
+    number,
+    set_number,
+)
+from ascend_grad._linear_tasks cimport Grid, grid_of
 from ascend_grad._memory cimport ALIGNMENT, align_up, ceil_div
 
 import numpy as np
@@ -66,11 +76,7 @@ cnp.import_array()
 cdef cnp.dtype _float32 = np.dtype(np.float32)
 cdef cnp.dtype _float64 = np.dtype(np.float64)
 
-# Panels that a task keeps in L2, and tasks of a phase.
-cdef Py_ssize_t PANELS_PER_TASK = 4
-cdef Py_ssize_t TASKS = 32
-# Most that a task does, so that signals are checked in time: floating-point operations, elements that are converted.
-cdef Py_ssize_t MAX_TASK_FLOPS = 1 << 28
+# Most elements that a task converts, so that signals are checked in time.
 cdef Py_ssize_t MAX_TASK_ELEMENTS = 1 << 20
 cdef Py_ssize_t PART_COLUMNS = 1 << 15
 # Panels of columns that a task packs together, at most, unless that leaves fewer tasks; how many rows of each in turn.
@@ -81,36 +87,6 @@ cdef Py_ssize_t ROWS_TOGETHER = 16
 cdef Py_ssize_t ROWS_PER_TASK = 1024
 # Flops in a nanosecond of one thread, for the choice of threads.
 cdef double RATE = 40.0
-
-
-cdef Grid grid_of(const ag_linear_kernels *kernels, Py_ssize_t columns, Py_ssize_t rows, Py_ssize_t terms) noexcept nogil:
-    """A product of so many rows and columns, whose sums have so many terms."""
-    cdef Grid grid
-    cdef Py_ssize_t panels = ceil_div(columns, kernels.nr), tiles = ceil_div(rows, kernels.mr)
-    cdef Py_ssize_t panel_bytes = terms * kernels.nr * kernels.element_size // kernels.pair
-    cdef Py_ssize_t together = max(1, min(PANELS_PER_TASK, _cpu.cache_size(2) // 2 // max(panel_bytes, 1)))
-    cdef Py_ssize_t most = MAX_TASK_FLOPS // (2 * kernels.mr * kernels.nr * max(terms, 1))
-    grid.panels, grid.tiles = panels, tiles
-    grid.groups = ceil_div(panels, together)
-    grid.panel_step = ceil_div(panels, max(grid.groups, 1)) if panels else 1
-    grid.groups = ceil_div(panels, grid.panel_step)
-    grid.tile_step = max(min(ceil_div(tiles, max(TASKS // max(grid.groups, 1), 1)), most // grid.panel_step), 1)
-    grid.tasks = grid.groups * ceil_div(tiles, grid.tile_step)
-    return grid
-
-
-cdef bint is_streamed(cnp.ndarray out):
-    """Whether a result is so large that it is written past the caches."""
-    return cnp.PyArray_NBYTES(out) >= max(_cpu.cache_size(3) // 2, 1 << 20)
-
-
-cdef bint holds_sums(cnp.ndarray out, int acc_size):
-    """Whether the kernels can add up in the result itself."""
-    cdef ag_matrix matrix = matrix_of(out)
-    return (
-        ag_itemsize[<int>matrix.dtype] == acc_size and not matrix.swapped and matrix.step == acc_size
-        and <uintptr_t>matrix.data % acc_size == 0 and matrix.row_stride % acc_size == 0
-    )
 
 
 cdef class Schedule:

@@ -19,8 +19,8 @@ from ascend_grad._kernels cimport (
 )
 from ascend_grad._linear_kernels cimport ag_matrix
 from ascend_grad._linear_plan cimport OF_BLOCKS, Plan, bytes_of
-from ascend_grad._linear_rows cimport Rows, clear_rows, matrix_of, number, set_number
-from ascend_grad._linear_schedule cimport Schedule, holds_sums
+from ascend_grad._linear_rows cimport Rows, clear_rows, holds_sums, matrix_of, number, set_number
+from ascend_grad._linear_schedule cimport Schedule
 from ascend_grad._linear_skinny cimport SkinnySchedule
 from ascend_grad._overlap cimport are_nested, may_share_memory
 from ascend_grad._views cimport View, matrix_view, size_of

@@ -1,0 +1,36 @@
+from ascend_grad cimport _cpu
+from ascend_grad._linear_kernels cimport ag_linear_kernels
+from ascend_grad._memory cimport ceil_div
+
+cdef enum:
+    PANELS_PER_TASK = 4               # that stay in L2
+    TASKS = 32                        # of a phase, where a product has as many
+    MAX_TASK_FLOPS = 1 << 28          # so that signals are checked in time
+
+
+ctypedef struct Grid:
+    # tiles x panels, cut into tasks
+    Py_ssize_t panels
+    Py_ssize_t tiles
+    Py_ssize_t panel_step
+    Py_ssize_t tile_step
+    Py_ssize_t groups                 # of panels
+    Py_ssize_t tasks
+
+
+cdef inline Grid grid_of(
+    const ag_linear_kernels *kernels, Py_ssize_t columns, Py_ssize_t rows, Py_ssize_t terms
+) noexcept nogil:
+    """A product of so many rows and columns, whose sums have so many terms."""
+    cdef Grid grid
+    cdef Py_ssize_t panels = ceil_div(columns, kernels.nr), tiles = ceil_div(rows, kernels.mr)
+    cdef Py_ssize_t panel_bytes = terms * kernels.nr * kernels.element_size // kernels.pair
+    cdef Py_ssize_t together = max(1, min(PANELS_PER_TASK, _cpu.cache_size(2) // 2 // max(panel_bytes, 1)))
+    cdef Py_ssize_t most = MAX_TASK_FLOPS // (2 * kernels.mr * kernels.nr * max(terms, 1))
+    grid.panels, grid.tiles = panels, tiles
+    grid.groups = ceil_div(panels, together)
+    grid.panel_step = ceil_div(panels, max(grid.groups, 1)) if panels else 1
+    grid.groups = ceil_div(panels, grid.panel_step)
+    grid.tile_step = max(min(ceil_div(tiles, max(TASKS // max(grid.groups, 1), 1)), most // grid.panel_step), 1)
+    grid.tasks = grid.groups * ceil_div(tiles, grid.tile_step)
+    return grid
