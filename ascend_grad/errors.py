@@ -94,14 +94,15 @@ class AscendGradError(Exception):
         text = f"{self.operator}: {self._message}" if self.operator else self._message
         return text if self.code is None else f"{text} [{self.code} {self.name or 'device status'}]"
 
-    def rename(self, operator: str, arguments: Mapping[str, str]) -> None:
-        """Say it in the words of another function: its name, and that of the argument that a message begins with."""
-        self.operator = operator
-        argument, separator, rest = self._message.partition(": ")
-        self._message = arguments.get(argument, argument) + separator + rest
-
     def __reduce__(self):
         return _rebuild, (type(self), self._message, self.operator, self.code, self.call, self.runtime_message)
+
+
+def rename(error: AscendGradError, operator: str, arguments: Mapping[str, str]) -> None:
+    """Say it in the words of another function: its name, and that of the argument that the message begins with."""
+    error.operator = operator
+    argument, separator, rest = error._message.partition(": ")
+    error._message = arguments.get(argument, argument) + separator + rest
 
 
 def _rebuild(cls, message, operator, code, call, runtime_message):

@@ -10,7 +10,7 @@ import torch
 from torch.autograd import Function
 
 from ..arguments import MAX_INDEX, integer, real_number, shown, thread_count
-from ..errors import AscendGradError, ParamInvalidError, ParamTypeError
+from ..errors import AscendGradError, ParamInvalidError, ParamTypeError, rename
 from . import operators
 from .tensors import check_tensors
 
@@ -266,7 +266,7 @@ def unrounded_loss(
         )
     except AscendGradError as error:
         if shard is None:
-            error.rename(names.operator, {"input": names.input, "weight": names.weight, "target": names.target})
+            rename(error, names.operator, {"input": names.input, "weight": names.weight, "target": names.target})
         raise
     if weight is not None:
         loss = _weighted(loss, classes, weight, reduction, ignore_index)

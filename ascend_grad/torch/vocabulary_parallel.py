@@ -10,7 +10,7 @@ import torch
 from torch.distributed import ProcessGroup
 
 from .. import parallel
-from ..errors import AscendGradError, BackendUnavailableError
+from ..errors import AscendGradError, BackendUnavailableError, rename
 from ..parallel.agreement import Attempt
 from ..parallel.engines import collectives
 from . import operators
@@ -83,5 +83,5 @@ class VocabularyShard(NamedTuple):
                 function, array_of, tensor_of, input, weight, target, above, reduction, *arguments
             )
         except AscendGradError as error:
-            error.rename(_NAME, _ARGUMENTS)
+            rename(error, _NAME, _ARGUMENTS)
             raise
