@@ -29,8 +29,10 @@ LAYERS = (
     ("the call and its checks", "_call _checks"),
     (
         "CPU schedules",
-        "_rowwise_plan _rowwise_schedule _rowwise "
-        "_linear_plan _linear_rows _linear_tasks _linear_schedule _linear_skinny _linear",
+        (
+            "_rowwise_plan _rowwise_schedule _rowwise "
+            "_linear_plan _linear_rows _linear_tasks _linear_schedule _linear_skinny _linear"
+        ),
     ),
     ("the CPU's results, and its operators for Cython and XLA", "_cpu_backend rowwise linear _xla"),
     ("the contract", "contract"),
