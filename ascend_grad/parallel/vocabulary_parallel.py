@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from .._call import checked
-from ..arguments import shown, truth_value
+from ..arguments import shown
 from ..contract.parallel import VOCABULARY_PARALLEL
-from ..errors import ParamInvalidError
+from ..errors import ParamInvalidError, ParamTypeError
 from ..results import LinearCrossEntropy
 from .agreement import Attempt
 from .device_shard import make_shard
@@ -155,4 +156,7 @@ def _checked_share(value: object) -> Share:
             message = f"reduce_input_grad: expected True, False or 'scatter', got {shown(value)}"
             raise ParamInvalidError(message, operator=_NAME)
         return "scatter"
-    return truth_value(value, "reduce_input_grad", _NAME)
+    if not isinstance(value, (bool, np.bool_)):
+        message = f"reduce_input_grad: expected True, False or 'scatter', got {shown(value)}"
+        raise ParamTypeError(message, operator=_NAME)
+    return bool(value)
