@@ -148,6 +148,8 @@ def test_errors():
         linear_cross_entropy(e, c, targets[:, 1:])
     with pytest.raises(ag.ParamInvalidError, match="shift: expected an int from 0 to below 6, got 6"):
         linear_cross_entropy(e, c, targets, shift=6)
+    with pytest.raises(ag.ParamTypeError, match=r"shift: expected an int, got float 1\.5"):
+        linear_cross_entropy(e, c, targets, shift=1.5)
     with pytest.raises(ag.ParamTypeError, match=r"compat.cce.linear_cross_entropy: targets: expected a torch.Tensor"):
         linear_cross_entropy(e, c, targets.tolist())
     with pytest.raises(NotImplementedError, match="LigerFusedLinearCrossEntropyLoss: bias: not supported"):

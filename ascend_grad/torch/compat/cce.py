@@ -6,7 +6,7 @@ from typing import Literal
 
 import torch
 
-from ...arguments import shown
+from ...arguments import integer, shown
 from ...errors import ParamInvalidError
 from .. import linear
 from ..tensors import check_tensors
@@ -98,12 +98,14 @@ def linear_cross_entropy(
     )
     if filter_eps is None or filter_eps == "auto" or not (filter_e_grad or filter_c_grad):
         filter_eps = 0.0
-    if filter_eps and filter_e_grad != filter_c_grad:
+    if filter_eps and bool(filter_e_grad) != bool(filter_c_grad):
         linear.refuse(_NAME, **({"filter_c_grad": False} if filter_e_grad else {"filter_e_grad": False}))
     check_tensors(_NAME, e=e, targets=targets)
     if e.dim() < 1 or targets.shape != e.shape[:-1]:
         message = f"targets: expected the shape of e but for its last dimension, {tuple(e.shape[:-1])}, got "
         raise ParamInvalidError(f"{message}{tuple(targets.shape)}", operator=_NAME)
+    if type(shift) not in (bool, int):
+        shift = integer(shift, "shift", _NAME)
     if shift:
         length = targets.shape[-1] if targets.dim() else 0
         if not 0 <= shift < length:
