@@ -59,7 +59,7 @@ cdef class Plan:
     cdef readonly Py_ssize_t chunks, blocks, slices
     cdef readonly bint chunks_outside
     cdef readonly bint by_slice                       # one sweep for every slice
-    cdef readonly bint caches_logits                   # of a chunk and all words
+    cdef readonly bint caches_logits                 # of a chunk and all words
     cdef readonly Py_ssize_t cached_blocks            # whose logits are cached, of all chunks: the first ones
     cdef readonly Py_ssize_t blocks_in_weight_grad    # how many of these in its memory
     cdef readonly Py_ssize_t packed_chunks            # that are kept packed

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 from numpy.typing import ArrayLike
 
 from .._call import checked
-from ..arguments import shown
+from ..arguments import shown, truth_value
 from ..contract.parallel import VOCABULARY_PARALLEL
-from ..errors import ParamInvalidError, ParamTypeError
+from ..errors import ParamInvalidError
 from ..results import LinearCrossEntropy
 from .agreement import Attempt
 from .device_shard import make_shard
@@ -151,12 +150,9 @@ def linear_cross_entropy(
 
 
 def _checked_share(value: object) -> Share:
+    expected = "True, False or 'scatter'"
     if isinstance(value, str):
         if value != "scatter":
-            message = f"reduce_input_grad: expected True, False or 'scatter', got {shown(value)}"
-            raise ParamInvalidError(message, operator=_NAME)
+            raise ParamInvalidError(f"reduce_input_grad: expected {expected}, got {shown(value)}", operator=_NAME)
         return "scatter"
-    if not isinstance(value, (bool, np.bool_)):
-        message = f"reduce_input_grad: expected True, False or 'scatter', got {shown(value)}"
-        raise ParamTypeError(message, operator=_NAME)
-    return bool(value)
+    return truth_value(value, "reduce_input_grad", _NAME, expected)

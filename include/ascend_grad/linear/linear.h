@@ -5,8 +5,9 @@
  *   logits = X W^T        P = (exp(logits - max) / sum - one_hot) * grad        dX = P W        dW = P^T X
  *
  * A schedule (in Cython) iterates over blocks of the vocabulary, and inside of them chunks of rows (or the reverse), so that
- * no more of P than one block and one chunk is ever there; for these it packs the operands, has tiles of logits computed and turned into tiles of P while
- * they are in L1, and has both other products read P from there. All of it is described by an ag_linear_block.
+ * no more of P than one block and one chunk is ever there; for these it packs the operands, has tiles of logits computed and
+ * turned into tiles of P while they are in L1, and has both other products read P from there. All of it is described by an
+ * ag_linear_block.
  *
  * Kinds of arithmetic
  *   kind  values in memory             products            accumulators   element (an element of packed data)
