@@ -7,6 +7,7 @@ import io
 import math
 import os
 import re
+import stat
 import time
 from pathlib import Path
 
@@ -68,12 +69,19 @@ def result_files(*names: str) -> list[str]:
 
 
 def everything_here() -> dict[str, tuple[int, int, int]]:
-    files = {name: os.stat(name) for name in os.listdir()}
-    return {name: (file.st_ino, file.st_size, file.st_mtime_ns) for name, file in files.items()}
+    """Inode, size and time of modification of all files, and inodes of directories, links and the like."""
+    found = {}
+    for folder, folders, files in os.walk("."):
+        for name in (*folders, *files):
+            status = os.lstat(os.path.join(folder, name))
+            is_file = stat.S_ISREG(status.st_mode)
+            kept = (status.st_size, status.st_mtime_ns) if is_file else (0, 0)
+            found[os.path.join(folder, name)] = (status.st_ino, *kept)
+    return found
 
 
 def refused(capsys, *argv: str) -> str:
-    """The message of a command that fails and leaves the directory as it was."""
+    """The message of a command that fails and leaves everything as it was."""
     before = everything_here()
     assert main(["apply", *argv]) == 2
     assert everything_here() == before

@@ -1,4 +1,4 @@
-"""``ascend-grad apply``: one operator on arrays in files of any size, in directories of them and in Zarr arrays."""
+"""``ascend-grad apply``: one operator on arrays of any size, in ``.npy`` files or in Zarr arrays."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from .. import contract
 from .._call import Operator
 from ..arrays import BFLOAT16, FLOATING_DTYPES
 from ..contract import linear
-from . import apply_directories, apply_files, apply_zarr
-from .apply_job import Job, storage_of, takes_out
+from . import apply_npy, apply_zarr
+from .apply_job import Job, takes_out
 from .errors import CommandError
 from .exit_statuses import exit_statuses
 from .options import add_execution_options
+from .zarr_inputs import is_zarr
 
 OPERATORS = (
     *contract.ROWWISE,
@@ -56,22 +57,21 @@ SETTINGS = {
 DTYPES = {str(dtype): dtype for dtype in FLOATING_DTYPES}
 
 DESCRIPTION = """\
-Apply an operator to arrays in .npy or .npz files of any size, in directories of .npy files, or in Zarr arrays.
+Apply an operator to arrays of any size, in .npy files or in Zarr arrays.
 
 The files are memory-mapped. Row-wise operators work through them in boxes; the result is the same, bit for bit, as
 that of one call. The linear operators are one call on the mapped files, which keeps to its workspace by itself.
 
 Each result is a file of its own, and a line on stdout that names it, with its dtype, its shape and the time. Row-wise
-operators take about as long as the disk takes to read the inputs and to write the result. They also take directories
-and Zarr arrays; if such a run is ended, the same command goes on from there.
+operators take about as long as the disk takes to read the inputs and to write the result. They also take Zarr arrays;
+if such a run is ended, the same command goes on from there.
 """
 EPILOG = """\
 examples:
   ascend-grad apply softmax_backward --grad-output g.npy --output y.npy --dim -1 -o dx.npy
-  ascend-grad apply log_softmax --input logits.npz:x --out-dtype float32 -o y.npy
+  ascend-grad apply log_softmax --input logits.npy --out-dtype float32 -o y.npy
   ascend-grad apply scaled_masked_softmax --x x.npy --mask mask.npy --scale 0.125 -o y.npy
   ascend-grad apply softmax --input x.npy --dtype bfloat16 -o y.npy
-  ascend-grad apply log_softmax_backward --grad-output gradients/ --output forward/ -o results/
   ascend-grad apply softmax --input x.zarr --dim 0 -o y.zarr
   ascend-grad apply fused_linear_cross_entropy_loss_grad --grad g.npy --input x.npy --weight w.npy \\
       --target-mask mask.npy --masked-target t.npy --logits-max max.npy --sum-exp-logits sum.npy \\
@@ -80,15 +80,13 @@ examples:
 'ascend-grad apply OP --help' lists the options of an operator.
 """
 FILES = """\
-An input is FILE.npy, FILE.npz with one array in it, or FILE.npz:MEMBER, which is first copied, decompressed, to a
-temporary file. A result is written in the format of .npy files under the very name that is given, without a suffix
-added to it. It appears there when all results are complete; until then the name is untouched.
+An input is a .npy file. A result is written in the format of .npy files under the very name that is given, without a
+suffix added to it. It appears there when all results are complete; until then the name is untouched.
 """
-DIRECTORIES = """\
+ZARR = """\
 
-An input can also be a directory of .npy files, each of which is an array of its own, or a Zarr array; the result is
-another one. Until it is complete, what is finished is in .NAME.ascend-grad-part beside it; the same command goes on
-from there, and does not compute it again.
+The inputs can also be Zarr arrays; the result is another one. Until it is complete, what is finished is in the
+directory .NAME.ascend-grad-part beside it; the same command goes on from there, and does not compute it again.
 """
 STATUSES = exit_statuses("all results are written")
 
@@ -96,7 +94,7 @@ STATUSES = exit_statuses("all results are written")
 def add_parser(subparsers) -> None:
     parser = subparsers.add_parser(
         "apply",
-        help="apply an operator to .npy and .npz files, directories of them and Zarr arrays of any size",
+        help="apply an operator to .npy files and Zarr arrays of any size",
         description=DESCRIPTION,
         epilog=f"{EPILOG}\n{STATUSES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -114,7 +112,7 @@ def _add_operator(subparsers, operator: Operator) -> None:
         operator.name,
         help=summary,
         description=f"{summary}.",
-        epilog=f"{FILES}{DIRECTORIES if operator in contract.ROWWISE else ''}\n{STATUSES}",
+        epilog=f"{FILES}{ZARR if operator in contract.ROWWISE else ''}\n{STATUSES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -143,7 +141,6 @@ def _add_operator(subparsers, operator: Operator) -> None:
         parser.add_argument("--out-dtype", choices=DTYPES, help=text)
     parser.add_argument("--dtype", choices=["bfloat16"], help="what elements of 2 raw bytes are (NumPy cannot tell)")
     add_execution_options(parser)
-    parser.add_argument("--tmp-dir", metavar="DIR", help="for copies of .npz members (default: the result's directory)")
     parser.add_argument(
         "--progress", action=argparse.BooleanOptionalAction, help="progress bar (default: if stderr is a terminal)"
     )
@@ -170,16 +167,12 @@ def run(args: argparse.Namespace) -> int:
         num_threads=args.threads,
         out_dtype=DTYPES.get(args.out_dtype),
         raw_dtype=None if args.dtype is None else BFLOAT16,
-        temporary=args.tmp_dir,
         bar=partial(tqdm, unit="B", unit_scale=True, unit_divisor=1024, disable=disable),
     )
-    storages = [storage_of(path) for path in job.sources.values()]
-    if "Zarr array" in storages:
+    if any(map(is_zarr, job.sources.values())):
         apply_zarr.run(job)
-    elif "directory" in storages:
-        apply_directories.run(job)
     else:
-        apply_files.run(job, _result_options(operator))
+        apply_npy.run(job, _result_options(operator))
     return 0
 
 

@@ -7,14 +7,13 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 import ascend_grad as ag
 
-from .. import contract
 from .._call import Call, Operator
 from .._version import __version__
 from ..arrays import native
@@ -23,8 +22,6 @@ from .errors import CommandError
 
 if TYPE_CHECKING:
     from tqdm import tqdm
-
-ZARR_METADATA = ("zarr.json", ".zarray", ".zgroup")
 
 
 @dataclass(frozen=True)
@@ -42,8 +39,6 @@ class Job:
     out_dtype: np.dtype | None
     #: What elements of two raw bytes mean.
     raw_dtype: np.dtype | None
-    #: Where copies of members of archives go; None: beside the result.
-    temporary: str | None
     #: Makes a progress bar.
     bar: Callable[..., tqdm]
 
@@ -81,35 +76,19 @@ class Job:
             "dtype": None if self.raw_dtype is None else str(self.raw_dtype),
         }
 
-    def result_path(self) -> str:
-        """The path of the one result of a row-wise operator."""
-        if self.operator not in contract.ROWWISE:
-            raise CommandError(f"{self.operator.name}: directories and Zarr arrays are for row-wise operators")
-        (path,) = self.results.values()
-        if path.endswith((".npy", ".npz")):
-            raise CommandError(f"{path}: names a file, and the result of a directory is a directory")
-        return path
-
 
 def takes_out(operator: Operator) -> bool:
     """Whether the caller says where results go."""
     return "out" in inspect.signature(getattr(ag, operator.name)).parameters
 
 
-def storage_of(path: str) -> Literal["file", "directory", "Zarr array"]:
-    """What a path names: a directory of .npy files, a Zarr array, or else a file, there or not."""
-    if not os.path.isdir(path):
-        return "file"
-    is_zarr = any(os.path.exists(os.path.join(path, name)) for name in ZARR_METADATA)
-    return "Zarr array" if is_zarr else "directory"
+def fit(shape: tuple[int, ...], box: tuple[slice, ...]) -> tuple[slice, ...]:
+    """Return the part of an array that belongs to a box; where a mask has length 1, it serves all boxes."""
+    return tuple(slice(0, 1) if length == 1 else part for length, part in zip(shape, box))
 
 
 def cut(array: NDArray, box: tuple[slice, ...]) -> NDArray:
-    """The part of an array that belongs to a box."""
-    return array[cut_index(array.shape, box)]
-
-
-def cut_index(shape: tuple[int, ...], box: tuple[slice, ...]) -> tuple:
-    """Where the part of an array that belongs to a box is; where a mask has length 1, it serves all boxes."""
+    """Return the elements that belong to a box."""
     # With the ellipsis a rank-0 array gives a view, too, and no scalar.
-    return (..., *(slice(None) if length == 1 else part for length, part in zip(shape, box)))
+    index: tuple[Any, ...] = (..., *fit(array.shape, box))
+    return array[index]

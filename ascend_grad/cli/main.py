@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 
 from .._version import __version__
 from ..errors import AscendGradError
@@ -65,12 +66,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status: 0, 1 if the command found something wrong, 2 if it could not do what it was asked for,
         128 and the signal's number if it was ended by one.
     """
-    args = build_parser().parse_args(argv)
+    with _standard_streams():
+        return _run(build_parser().parse_args(argv))
+
+
+def _run(args: argparse.Namespace) -> int:
     try:
         with _signals_as_exceptions():
             status = args.func(args)
-            if sys.stdout is not None:  # nobody may listen
-                sys.stdout.flush()
+            sys.stdout.flush()
             return status
     except KeyboardInterrupt:
         return _end(args, "interrupted", 128 + signal.SIGINT)
@@ -90,8 +94,26 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _end(args: argparse.Namespace, message: str, status: int) -> int:
-    print(f"ascend-grad {args.command}: {' '.join(message.split())}", file=sys.stderr)
+    with suppress(OSError):  # stderr, too, can be a full disk, or have lost its reader
+        print(f"ascend-grad {args.command}: {' '.join(message.split())}", file=sys.stderr)
     return status
+
+
+@contextmanager
+def _standard_streams() -> Iterator[None]:
+    """Open those of stdin, stdout and stderr that are closed, and let stdout escape what its encoding does not have."""
+    # A file that is opened later, such as a result, would get the number of a closed one.
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    with ExitStack() as streams:
+        nowhere = streams.enter_context(open(descriptor, "w"))
+        if sys.stdout is None:
+            streams.enter_context(redirect_stdout(nowhere))
+        if sys.stderr is None:
+            streams.enter_context(redirect_stderr(nowhere))
+        if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+            sys.stdout.reconfigure(errors="backslashreplace")
+        yield
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Arrays in ``.npy`` and ``.npz`` files as memory maps: reading any of them, writing new ones whole or not at all."""
+"""Arrays in ``.npy`` files as memory maps: reading any of them, writing new ones whole or not at all."""
 
 from __future__ import annotations
 
@@ -9,26 +9,24 @@ import mmap
 import os
 import secrets
 import stat
-import tempfile
-import zipfile
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import IO, TYPE_CHECKING, NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from .errors import CommandError
-
-if TYPE_CHECKING:
-    from tqdm import tqdm
+from .errors import CommandError, reason
 
 #: What NumPy makes of bfloat16 files, which it wrote itself: it knows the size of an element, not its meaning.
 RAW = np.dtype("V2")
 
-_HEADER_READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
-_COPIED_AT_ONCE = 2**20
+#: By the format's version, NumPy's function that reads a header, and the bytes of the header's length.
+_HEADERS = {(1, 0): (npy.read_array_header_1_0, 2), (2, 0): (npy.read_array_header_2_0, 4)}
+#: Bytes of a header, NumPy's own limit: the parser of longer ones can end the process.
+_HEADER_LIMIT = 10_000
 
 
 class MappedArray(NamedTuple):
@@ -42,60 +40,40 @@ class MappedArray(NamedTuple):
         self.memory.madvise(mmap.MADV_DONTNEED)
 
 
-class Source(NamedTuple):
-    """What the name of an input means: a file and, of an archive, the member."""
-
-    path: str
-    member: str | None
-
-    def __str__(self) -> str:
-        return self.path if self.member is None else f"{self.path}:{self.member}"
-
-
-def parse_source(text: str) -> Source:
-    """Split ``file.npz:member`` behind the longest name of a file; it may be the whole text, and either has colons."""
-    colons = [i for i, character in enumerate(text) if character == ":"]
-    for end in (len(text), *reversed(colons)):
-        if os.path.exists(text[:end]):
-            return Source(text[:end], text[end + 1 :] if end < len(text) else None)
-    return Source(text, None)
-
-
-def open_array(source: Source, raw_dtype: np.dtype | None, temporary: str, bar: Callable[..., tqdm]) -> MappedArray:
-    """Map the array of a ``.npy`` file, or of a member of a ``.npz`` file by way of a temporary file.
+def open_array(path: str, raw_dtype: np.dtype | None) -> MappedArray:
+    """Map the array of a ``.npy`` file.
 
     Parameters
     ----------
-    source : Source
+    path : str
         The file.
     raw_dtype : dtype or None
         What elements of two raw bytes mean; None: they are refused.
-    temporary : str
-        The directory for temporary files. They have no name there: nothing is left of them, however this ends.
-    bar : callable
-        Makes the progress bar of a copy.
 
     Raises
     ------
     CommandError
         If the file is not what it should be.
     OSError
-        If it cannot be read.
+        If it cannot be opened.
     """
-    _require_regular_file(source.path)
-    with open(source.path, "rb") as file:
-        is_archive = file.read(2) == b"PK"
+    require_regular_file(path)
+    with open(path, "rb") as file:
+        try:
+            shape, fortran_order, dtype = _read_header(file)
+            offset = file.tell()
+            needed, there = offset + dtype.itemsize * math.prod(shape), os.fstat(file.fileno()).st_size
+            if needed > there:
+                raise ValueError(f"it is truncated, {there} bytes of {needed}")
+            memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            array = _array_over(memory, offset, shape, dtype, fortran_order)
+        except Exception as error:  # for a broken header NumPy's parser lets through whatever Python's raises
+            raise CommandError(f"{path}: not a .npy file that can be used: {reason(error)}") from error
         file.seek(0)
-        if not is_archive:
-            if source.member is not None:
-                raise CommandError(f"{source.path}: not a .npz file, so it has no member {source.member!r}")
-            return _map(file, source, raw_dtype)
-    with _temporary_file(temporary) as copy:
-        _extract(source, copy, bar)
-        return _map(copy, source, raw_dtype)
+        return MappedArray(array.view(_meaning(dtype, file.read(offset), raw_dtype, path)), memory)
 
 
-def checked_targets(paths: list[str], sources: list[Source]) -> list[str]:
+def checked_targets(paths: list[str], sources: list[str]) -> list[str]:
     """Where results go, links followed; refused if that is one of the inputs or nothing that can be replaced.
 
     Raises
@@ -153,7 +131,7 @@ def new_npy(target: str, shape: tuple[int, ...], dtype: np.dtype, fortran_order:
     sync_directory(directory)
 
 
-def _checked_target(path: str, sources: list[Source]) -> str:
+def _checked_target(path: str, sources: list[str]) -> str:
     if path.endswith(".npz"):
         raise CommandError(f"{path}: the result is a .npy file")
     if path.endswith("/") and not os.path.exists(path):
@@ -163,25 +141,21 @@ def _checked_target(path: str, sources: list[Source]) -> str:
     if not os.path.isdir(directory):
         raise CommandError(f"{path}: there is no directory {directory}")
     with suppress(FileNotFoundError):
-        _require_regular_file(target)
+        require_regular_file(target)
         for source in sources:
-            if os.path.exists(source.path) and os.path.samefile(target, source.path):
-                raise CommandError(f"{path}: this is the input {source.path}; inputs are not overwritten")
+            if os.path.exists(source) and os.path.samefile(target, source):
+                raise CommandError(f"{path}: this is the input {source}; inputs are not overwritten")
         if not os.access(target, os.W_OK):
             raise CommandError(f"{path}: not writable")
     return target
 
 
-def _require_regular_file(path: str) -> None:
-    if not stat.S_ISREG(os.stat(path).st_mode):
+def require_regular_file(path: str) -> os.stat_result:
+    """Return the status of a file that exists; raise `CommandError` if it is a directory, a device or a pipe."""
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
         raise CommandError(f"{path}: not a regular file")
-
-
-def _temporary_file(directory: str) -> IO[bytes]:
-    try:
-        return tempfile.TemporaryFile(dir=directory)
-    except OSError as error:
-        raise CommandError(f"{directory}: cannot create a temporary file there: {error.strerror}") from error
+    return status
 
 
 def _created(partial: str, target: str) -> IO[bytes]:
@@ -200,70 +174,40 @@ def _take_permissions(file: IO[bytes], target: str) -> None:
         os.fchmod(file.fileno(), stat.S_IMODE(status.st_mode))
 
 
-def _extract(source: Source, copy: IO[bytes], bar: Callable[..., tqdm]) -> None:
-    """Copy a member of an archive, decompressed."""
-    try:
-        with zipfile.ZipFile(source.path) as archive:
-            member = _find_member(archive, source)
-            _reserve(copy, member.file_size, f"temporary copy of {source}")
-            with archive.open(member) as stream, bar(desc=f"reading {source}", total=member.file_size) as progress:
-                while chunk := stream.read(_COPIED_AT_ONCE):
-                    copy.write(chunk)
-                    progress.update(len(chunk))
-        copy.seek(0)
-    except (CommandError, OSError, MemoryError):
-        raise
-    except Exception as error:  # its own, and whatever the decompressors raise
-        raise CommandError(f"{source}: damaged, or not written by NumPy: {error}") from error
+def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
+    version = npy.read_magic(file)
+    if version not in _HEADERS:
+        raise ValueError(f"version {version[0]}.{version[1]} of the format is for records")
+    read_header, size_of_length = _HEADERS[version]
+    length = int.from_bytes(file.read(size_of_length), "little")
+    if length > _HEADER_LIMIT:  # NumPy would look at it when it has read all of it
+        raise ValueError(f"its header has {length} bytes, expected at most {_HEADER_LIMIT}")
+    file.seek(npy.MAGIC_LEN)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of headers by Python 2, and of Python's parser
+        shape, fortran_order, dtype = read_header(file)
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects, which are never unpickled")
+    if dtype.subdtype is not None:
+        raise ValueError(f"its elements are arrays, {dtype}")
+    if min(shape, default=0) < 0:
+        raise ValueError(f"its shape is {shape}")
+    return shape, fortran_order, dtype
 
 
-def _find_member(archive: zipfile.ZipFile, source: Source) -> zipfile.ZipInfo:
-    members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-    names = ", ".join(members)
-    if source.member is not None:
-        if source.member.removesuffix(".npy") not in members:
-            raise CommandError(f"{source.path}: no member {source.member!r}, there are: {names}")
-        return members[source.member.removesuffix(".npy")]
-    if len(members) != 1:
-        raise CommandError(f"{source.path}: holds {len(members)} arrays, name one as FILE.npz:MEMBER: {names}")
-    return next(iter(members.values()))
-
-
-def _map(file: IO[bytes], source: Source, raw_dtype: np.dtype | None) -> MappedArray:
-    try:
-        version = npy.read_magic(file)
-        if version not in _HEADER_READERS:
-            raise ValueError(f"version {version[0]}.{version[1]} of the format is for records")
-        shape, fortran_order, dtype = _HEADER_READERS[version](file)
-        if dtype.hasobject:
-            raise ValueError("it holds Python objects, which are never unpickled")
-        if min(shape, default=0) < 0:
-            raise ValueError(f"its shape is {shape}")
-        offset = file.tell()
-        needed, there = offset + dtype.itemsize * math.prod(shape), os.fstat(file.fileno()).st_size
-        if needed > there:
-            raise ValueError(f"it is truncated, {there} bytes of {needed}")
-        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        array = _array_over(memory, offset, shape, dtype, fortran_order)
-    except Exception as error:  # for a broken header NumPy's parser lets through whatever Python's raises
-        raise CommandError(f"{source}: not a .npy file that can be used: {error}") from error
-    file.seek(0)
-    return MappedArray(array.view(_meaning(dtype, file.read(offset), raw_dtype, source)), memory)
-
-
-def _meaning(dtype: np.dtype, header: bytes, raw_dtype: np.dtype | None, source: Source) -> np.dtype:
+def _meaning(dtype: np.dtype, header: bytes, raw_dtype: np.dtype | None, path: str) -> np.dtype:
     """The dtype of the elements, where raw ones get the meaning that the user gave."""
     if dtype == RAW:
-        raw_dtype = meaning_of_raw(raw_dtype, source)
+        raw_dtype = meaning_of_raw(raw_dtype, path)
         # NumPy keeps no byte order with raw elements, so that dtype has lost what the header says.
         return raw_dtype.newbyteorder(">") if b"'>V2'" in header else raw_dtype
     return dtype
 
 
-def meaning_of_raw(raw_dtype: np.dtype | None, source: object) -> np.dtype:
+def meaning_of_raw(raw_dtype: np.dtype | None, path: str) -> np.dtype:
     """The dtype that the user gave for raw elements; refused where there is none."""
     if raw_dtype is None:
-        raise CommandError(f"{source}: elements of 2 raw bytes; if this is bfloat16, add --dtype bfloat16")
+        raise CommandError(f"{path}: elements of 2 raw bytes; if this is bfloat16, add --dtype bfloat16")
     return raw_dtype
 
 

@@ -6,7 +6,8 @@ import errno
 import os
 import re
 import shutil
-import zipfile
+import stat
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +41,16 @@ BROKEN = {
     "too long": raw_npy("{'descr': '<f4', 'fortran_order': False, 'shape': (2,)}", bytes(7)),
     "far too long": raw_npy(f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({2**70},)}}", bytes(7)),
     "huge and empty": raw_npy(f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({2**70}, 0)}}", bytes(7)),
-    "broken archive": b"PK\x03\x04 and nothing else",
+    "archive": b"PK\x03\x04 and more",
+    "nested": raw_npy("(" * 9000),
+    "nested dtype": raw_npy(
+        "{'descr': " + "[('', " * 900 + "'<f4'" + ")]" * 900 + ", 'fortran_order': False, 'shape': ()}"
+    ),
+    "an escape": raw_npy("{'descr': '\\d', 'fortran_order': False, 'shape': (1,)}", bytes(4)),
+    "not UTF-8": b"\x93NUMPY\x02\x00\x04\x00\x00\x00\xff\xfe\xfd\n",
+    "subarrays": raw_npy("{'descr': ('<f4', (2,)), 'fortran_order': False, 'shape': (1,)}", bytes(8)),
+    "many axes": raw_npy(f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({'1, ' * 100})}}", bytes(4)),
+    "a header of 4 GiB": b"\x93NUMPY\x02\x00\xff\xff\xff\xff{'descr'",
 }
 
 
@@ -53,6 +63,24 @@ def test_broken_files(kind, capsys):
 def test_truncation_is_named(capsys):
     Path("x.npy").write_bytes(BROKEN["too long"])
     assert "truncated" in refused(capsys, "softmax", "--input", "x.npy", "-o", "out.npy")
+
+
+def test_a_header_is_not_read_before_its_size_is_looked_at(capsys):
+    Path("x.npy").write_bytes(BROKEN["a header of 4 GiB"])
+    os.truncate("x.npy", 2**29)
+    tracemalloc.start()
+    try:
+        message = refused(capsys, "softmax", "--input", "x.npy", "-o", "out.npy")
+        assert tracemalloc.get_traced_memory()[1] < 2**22
+    finally:
+        tracemalloc.stop()
+    assert "its header has 4294967295 bytes, expected at most 10000" in message
+
+
+def test_elements_that_are_arrays_are_named(capsys):
+    Path("x.npy").write_bytes(BROKEN["subarrays"])
+    message = refused(capsys, "softmax", "--input", "x.npy", "-o", "out.npy")
+    assert message == "x.npy: not a .npy file that can be used: its elements are arrays, ('<f4', (2,))"
 
 
 class Trap:
@@ -70,28 +98,23 @@ def test_objects_are_never_unpickled(dtype, capsys):
     ("name", "message"),
     [
         ("absent.npy", "absent.npy: No such file"),
-        ("two.npz", "holds 2 arrays, name one as FILE.npz:MEMBER: a, b"),
-        ("none.npz", "holds 0 arrays"),
-        ("two.npz:c", "no member 'c', there are: a, b"),
-        ("two.npz:", "no member ''"),
-        ("plain.npy:a", "plain.npy: not a .npz file, so it has no member 'a'"),
-        ("damaged.npz:a", "damaged"),
-        ("no_array.npz", "not a .npy file"),
-        ("fifo", "not a regular file"),
-        ("/dev/null", "not a regular file"),
+        ("archive.npz", "archive.npz: not a .npy file that can be used"),
+        ("fifo", "fifo: not a regular file"),
+        ("directory", "directory: not a regular file"),
+        ("socket", "socket: not a regular file"),
+        ("loop", "loop: Too many levels of symbolic links"),
+        ("/dev/null", "/dev/null: not a regular file"),
+        ("/dev/zero", "/dev/zero: not a regular file"),
+        ("/proc/self/mem", "/proc/self/mem: not a .npy file that can be used: [Errno 5]"),
+        ("/proc/self/status", "/proc/self/status: not a .npy file that can be used"),
     ],
 )
 def test_what_cannot_be_an_input(name, message, capsys):
-    np.save("plain.npy", np.zeros(3))
-    np.savez("two.npz", a=np.zeros(100), b=np.zeros(3))
-    with zipfile.ZipFile("none.npz", "w"):
-        pass
-    with zipfile.ZipFile("no_array.npz", "w") as archive:
-        archive.writestr("a.npy", "")
-    damaged = bytearray(Path("two.npz").read_bytes())
-    damaged[300] ^= 1
-    Path("damaged.npz").write_bytes(damaged)
+    np.savez("archive.npz", a=np.zeros(100))
     os.mkfifo("fifo")
+    os.mkdir("directory")
+    os.mknod("socket", stat.S_IFSOCK | 0o600)
+    os.symlink("loop", "loop")
     assert message in refused(capsys, "softmax", "--input", name, "-o", "out.npy")
 
 
@@ -132,12 +155,6 @@ def test_an_input_is_never_the_result(link, capsys):
     assert "this is the input output.npy" in refused(capsys, "softmax_backward", *names, "-o", out)
 
 
-def test_an_archive_is_never_the_result(capsys):
-    np.savez("x.npz", x=np.zeros(3))
-    os.link("x.npz", "link")
-    assert "this is the input x.npz" in refused(capsys, "softmax", "--input", "x.npz:x", "-o", "link")
-
-
 @pytest.mark.parametrize(
     ("out", "message"),
     [
@@ -145,6 +162,7 @@ def test_an_archive_is_never_the_result(capsys):
         ("absent/", "absent/: names a directory, and the result of a file is a file"),
         (".", "not a regular file"),
         ("/dev/null", "not a regular file"),
+        ("/dev/full", "not a regular file"),
         ("out.npz", "the result is a .npy file"),
         ("", "not a regular file"),
         ("x.npy/out.npy", "there is no directory"),
@@ -164,15 +182,6 @@ def test_directories_and_files_that_are_read_only(capsys):
     os.chmod("old.npy", 0o444)
     assert "old.npy: not writable" in refused(capsys, "softmax", *names, "-o", "old.npy")
     assert "cannot create a file beside it" in refused(capsys, "softmax", *names, "-o", "locked/out.npy")
-    np.savez("in.npz", np.zeros(3))
-    in_locked = ("--input", "in.npz", "--tmp-dir", "locked", "-o", "out.npy")
-    assert "locked: cannot create a temporary file" in refused(capsys, "softmax", *in_locked)
-
-
-def test_a_temporary_directory_that_is_not_there(capsys):
-    np.savez("x.npz", np.zeros(3))
-    options = ("--input", "x.npz", "--tmp-dir", "absent", "-o", "out.npy")
-    assert "absent: cannot create a temporary file" in refused(capsys, "softmax", *options)
 
 
 # ---- disk space ------------------------------------------------------------------------------------------------------
@@ -186,13 +195,6 @@ def test_a_result_beyond_the_disk_is_refused_at_once(capsys, here):
         pytest.skip("this file system takes no file as large as its free space")
     message = refused(capsys, "softmax", "--input", "x.npy", "-o", "out.npy")
     assert re.search(rf"out\.npy: cannot reserve {size} bytes \(\d+ are free\): No space left on device", message)
-
-
-def test_an_archive_beyond_the_disk_is_refused_at_once(capsys, monkeypatch):
-    np.savez("x.npz", np.zeros(100))
-    monkeypatch.setattr(os, "fstatvfs", lambda descriptor: os.statvfs_result((1,) * 10))
-    message = refused(capsys, "softmax", "--input", "x.npz", "-o", "out.npy")
-    assert "temporary copy of x.npz: cannot reserve" in message
 
 
 def test_the_space_is_taken_before_anything_is_computed(capsys, monkeypatch):

@@ -13,7 +13,7 @@ RUN_ELEMENTS = 2**13
 
 
 def boxes(shape: tuple[int, ...], dim: int, fortran_order: bool) -> Iterator[tuple[slice, ...]]:
-    """Boxes that cover an array, each of them whole along ``dim``, in the order of the array's memory.
+    """Yield boxes that cover an array, each of them whole along ``dim``, in the order of the array's memory.
 
     Parameters
     ----------
@@ -46,29 +46,3 @@ def boxes(shape: tuple[int, ...], dim: int, fortran_order: bool) -> Iterator[tup
     for starts in itertools.product(*steps.values()):
         corner = dict(zip(steps, starts))
         yield tuple(slice(corner[axis], corner[axis] + lengths[axis]) for axis in range(len(shape)))
-
-
-def grid_boxes(shape: tuple[int, ...], dim: int, grid: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
-    """Boxes that cover an array, each of them whole along ``dim`` and along all others one cell of a grid.
-
-    Parameters
-    ----------
-    shape : tuple of int
-        The array's shape.
-    dim : int
-        The axis that is not cut, not negative.
-    grid : tuple of int
-        The lengths of a cell.
-
-    Yields
-    ------
-    tuple of slice
-        One slice per axis.
-    """
-    cells = [
-        [slice(start, min(start + step, length)) for start in range(0, length, step)]
-        for length, step in zip(
-            shape, (max(n, 1) if axis == dim else m for axis, (n, m) in enumerate(zip(shape, grid)))
-        )
-    ]
-    yield from itertools.product(*cells)

@@ -1,8 +1,7 @@
-"""Arrays in single files, through memory maps: row-wise operators box by box, the linear ones in one call."""
+"""Arrays in ``.npy`` files, through memory maps: row-wise operators box by box, the linear ones in one call."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from contextlib import ExitStack
 from time import perf_counter
@@ -13,9 +12,9 @@ from numpy.typing import NDArray
 from .. import contract
 from .._call import Call, ResultSpec
 from .apply_job import Job, cut, takes_out
-from .chunks import boxes
+from .boxes import boxes
 from .errors import CommandError
-from .npy_files import MappedArray, checked_targets, new_npy, open_array, parse_source
+from .npy_files import MappedArray, checked_targets, new_npy, open_array
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -26,10 +25,8 @@ RELEASED_BYTES = 2**26
 
 def run(job: Job, result_options: dict[str, str]) -> None:
     """Write each result to its file, and a line about it to stdout."""
-    sources = {name: parse_source(text) for name, text in job.sources.items()}
-    targets = dict(zip(job.results, checked_targets(list(job.results.values()), list(sources.values()))))
-    temporary = job.temporary or os.path.dirname(next(iter(targets.values())))
-    inputs = {name: open_array(source, job.raw_dtype, temporary, job.bar) for name, source in sources.items()}
+    targets = dict(zip(job.results, checked_targets(list(job.results.values()), list(job.sources.values()))))
+    inputs = {name: open_array(source, job.raw_dtype) for name, source in job.sources.items()}
     arguments = {name: mapped.array for name, mapped in inputs.items()}
     job.check_raw_dtype(array.dtype for array in arguments.values())
     call, backend = job.validated(arguments)
@@ -40,7 +37,7 @@ def run(job: Job, result_options: dict[str, str]) -> None:
         (target,), (spec,) = targets.values(), specs.values()
         size = (job.out_dtype or spec.dtype).itemsize * call.arrays[0].size
         with job.bar(desc=job.operator.name, total=size) as progress:
-            results = {"result": write_rowwise(job, call, backend, list(inputs.values()), target, progress)}
+            results = {"result": _write_rowwise(job, call, backend, list(inputs.values()), target, progress)}
     else:
         results = _write_linear(job, call, backend, arguments, specs, targets)
     seconds = perf_counter() - start
@@ -51,7 +48,20 @@ def run(job: Job, result_options: dict[str, str]) -> None:
         )
 
 
-def write_rowwise(
+def _specs(call: Call, targets: Iterable[str], options: dict[str, str]) -> dict[str, ResultSpec]:
+    """What goes to the files; refused where that is not what the call makes."""
+    specs = dict(zip(call.operator.results, call.specs))
+    for name, option in options.items():
+        spec = specs[name]
+        if spec is None and name in targets:
+            raise CommandError(f"{option}: the call makes no {name}")
+        # Rows of numbers may be dropped, but nothing of the size of the logits is made in memory.
+        if spec is not None and len(spec.shape) > 1 and name not in targets:
+            raise CommandError(f"the call makes {name}: name a file for it, with {option}")
+    return {name: spec for name, spec in specs.items() if name in targets and spec is not None}
+
+
+def _write_rowwise(
     job: Job, call: Call, backend: str, inputs: list[MappedArray], target: str, progress: tqdm
 ) -> MappedArray:
     """Compute the result of a row-wise operator box by box into a new file."""
@@ -70,19 +80,6 @@ def write_rowwise(
                     mapped.release()
                 unreleased = 0
     return result
-
-
-def _specs(call: Call, targets: Iterable[str], options: dict[str, str]) -> dict[str, ResultSpec]:
-    """What goes to the files; refused where that is not what the call makes."""
-    specs = dict(zip(call.operator.results, call.specs))
-    for name, option in options.items():
-        spec = specs[name]
-        if spec is None and name in targets:
-            raise CommandError(f"{option}: the call makes no {name}")
-        # Rows of numbers may be dropped, but nothing of the size of the logits is made in memory.
-        if spec is not None and len(spec.shape) > 1 and name not in targets:
-            raise CommandError(f"the call makes {name}: name a file for it, with {option}")
-    return {name: spec for name, spec in specs.items() if name in targets and spec is not None}
 
 
 def _write_linear(
