@@ -165,29 +165,47 @@ BREAKS = {
         ":",
         ("tests/rowwise/test_layouts.py",),
     ),
-    "directories: finished pieces computed again": Break(
-        "ascend_grad/cli/new_directories.py",
-        "if record.finished.get(name) == state:",
-        "if False:",
-        ("tests/cli/test_apply_directories.py",),
+    "Zarr: finished parts computed again": Break(
+        "ascend_grad/cli/new_zarr.py",
+        "if part not in self.finished:",
+        "if True:",
+        ("tests/cli/test_apply_zarr.py",),
     ),
-    "directories: changed files not noticed": Break(
-        "ascend_grad/cli/new_directories.py",
-        "[status.st_size, status.st_mtime_ns]",
-        "[]",
-        ("tests/cli/test_apply_directories.py -k changed",),
+    "Zarr: lost chunks not noticed": Break(
+        "ascend_grad/cli/new_zarr.py",
+        "return None if chunks == self._digest_of_files(keys) else",
+        "return None if True else",
+        ("tests/cli/test_apply_zarr.py -k changed", "tests/cli/test_apply_zarr.py -k lost"),
     ),
-    "directories: other options not noticed": Break(
-        "ascend_grad/cli/new_directories.py",
-        "if before != now:",
-        "if False:",
-        ("tests/cli/test_apply_directories.py -k options",),
+    "Zarr: changed inputs not noticed": Break(
+        "ascend_grad/cli/zarr_inputs.py",
+        "yield name, status.st_size, status.st_mtime_ns",
+        "yield name, 0, 0",
+        ("tests/cli/test_apply_zarr.py -k changed",),
     ),
-    "directories: two runs at once": Break(
-        "ascend_grad/cli/new_directories.py",
+    "Zarr: other options not noticed": Break(
+        "ascend_grad/cli/new_zarr.py",
+        "if old == new:",
+        "if True:",
+        ("tests/cli/test_apply_zarr.py -k options",),
+    ),
+    "Zarr: links followed": Break(
+        "ascend_grad/cli/new_zarr.py",
+        "flags | os.O_NOFOLLOW |",
+        "flags |",
+        ("tests/cli/test_apply_zarr.py -k planted",),
+    ),
+    "Zarr: what was planted is used": Break(
+        "ascend_grad/cli/new_zarr.py",
+        "        _check_belongings(outer, inner, layout)\n",
+        "",
+        ("tests/cli/test_apply_zarr.py -k planted",),
+    ),
+    "Zarr: two runs at once": Break(
+        "ascend_grad/cli/new_zarr.py",
         "fcntl.LOCK_EX | fcntl.LOCK_NB",
         "fcntl.LOCK_SH | fcntl.LOCK_NB",
-        ("tests/cli/test_apply_directories.py -k at_once",),
+        ("tests/cli/test_apply_zarr.py -k at_once",),
     ),
     "permissions of a replaced file lost": Break(
         "ascend_grad/cli/npy_files.py",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -94,6 +96,23 @@ def test_signals_are_as_before_afterwards():
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)]
     apply("softmax", *save(input=np.zeros(2)))
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)] == before
+
+
+def test_the_loop_of_the_document(here):
+    text = (Path(__file__).parents[2] / "docs" / "command_line.md").read_text()
+    loop = text.partition("## Many files")[2].partition("```sh\n")[2].partition("```")[0]
+    arguments = {name: values("softmax_backward", (3, n), np.float32) for n, name in enumerate(("a.npy", "b c.npy"), 4)}
+    for folder, argument in (("gradients", "grad_output"), ("forward", "output")):
+        Path(folder).mkdir()
+        for name, arrays in arguments.items():
+            np.save(f"{folder}/{name}", arrays[argument])
+    script = f'ascend-grad() {{ "{sys.executable}" -P -m ascend_grad "$@"; }}\n{loop}'
+    for reported in (2, 0):
+        result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+        assert (result.stdout.count("\n"), result.stderr) == (reported, "")
+    assert sorted(os.listdir("results")) == ["a.npy", "b c.npy"]
+    for name, arrays in arguments.items():
+        assert_same_file(ag.softmax_backward(**arrays), f"results/{name}")
 
 
 # ---- memory ----------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import ascend_grad as ag
@@ -214,6 +215,41 @@ def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch):
 def test_there_may_be_no_output_at_all(monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)
     assert main(["info"]) == 0
+
+
+def in_a_shell(command: str, folder: Path) -> tuple[int, str, str]:
+    """Exit status, stdout and stderr of the command line in a shell, with redirections of its own."""
+    line = f"{sys.executable} -P -m ascend_grad {command}"
+    result = subprocess.run(["bash", "-c", line], cwd=folder, capture_output=True, text=True)
+    return result.returncode, result.stdout, result.stderr
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&-", "<&- >&- 2>&-"])
+def test_streams_may_be_closed(closed, tmp_path):
+    """A result could otherwise get the number of one of them, and what is printed there."""
+    np.save(tmp_path / "x.npy", np.zeros(4))
+    status, out, err = in_a_shell(f"apply softmax --input x.npy -o y.npy {closed}", tmp_path)
+    assert (status, err) == (0, "")
+    assert out.startswith("y.npy: ") == (">&-" not in closed.split())
+    assert np.array_equal(np.load(tmp_path / "y.npy"), np.full(4, 0.25))
+
+
+@pytest.mark.parametrize("stderr", ["2>&-", "2>/dev/full"])
+def test_an_error_that_nobody_can_read(stderr, tmp_path):
+    assert in_a_shell(f"apply softmax --input absent.npy -o y.npy {stderr}", tmp_path) == (2, "", "")
+
+
+def test_a_report_that_cannot_be_written(tmp_path):
+    error = "ascend-grad info: error: No space left on device\n"
+    assert in_a_shell("info > /dev/full", tmp_path) == (2, "", error)
+
+
+def test_a_name_that_the_encoding_of_stdout_does_not_have(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    np.save(tmp_path / "x.npy", np.zeros(4))
+    status, out, err = in_a_shell("apply softmax --input x.npy -o é.npy", tmp_path)
+    assert (status, err) == (0, "")
+    assert out.startswith(r"\xe9.npy: float64 (4,)")
 
 
 def test_a_backend_that_cannot_be_used_is_told_before_anything_is_measured(capsys):
