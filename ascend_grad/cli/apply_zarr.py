@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,14 +16,27 @@ from numpy.typing import NDArray
 from .. import contract
 from ..arrays import BFLOAT16
 from .apply_job import Job
-from .errors import CommandError
-from .new_zarr import Layout, new_zarr, written_array
+from .errors import CommandError, reason
+from .new_zarr import REPLACE_ADVICE, Layout, new_zarr, written_array
 from .npy_files import RAW
 from .zarr_grid import Box, Grid
 from .zarr_inputs import ZarrInput, is_zarr, unstable_dtypes
 
 if TYPE_CHECKING:
     import zarr
+
+
+class _Part(NamedTuple):
+    """What is computed at a time."""
+
+    number: int
+    box: Box
+    #: The digest of the state of the files that it is computed from.
+    inputs: str
+
+    @property
+    def lengths(self) -> list[int]:
+        return [side.stop - side.start for side in self.box]
 
 
 def run(job: Job) -> None:
@@ -38,57 +52,68 @@ def run(job: Job) -> None:
     (path,) = job.results.values()
     target = _target(path, list(job.sources.values()))
 
-    encoder = _Encoder(inputs[0].array, dtype)
-    grid, axis = encoder.grid, job.reduced_axis(call)
+    encoder = _Encoder(path, inputs[0].array, dtype)
+    grid, axis, start = encoder.grid, job.reduced_axis(call), perf_counter()
     description = job.description() | {"shape": shape, "chunks": grid.lengths}
     layout = Layout(encoder.metadata, grid, description, grid.number_of_boxes(axis))
-    function, computed, start = job.function(backend), 0, perf_counter()
-
-    def parts() -> Iterator[tuple[int, Box, str, int]]:
-        """Yield each part with its number, the state of its inputs and the bytes of its result."""
-        for part, box in enumerate(grid.boxes(axis)):
-            digest = hashlib.blake2b(digest_size=32)
-            for number, each in enumerate(inputs):
-                for state in each.states(box):
-                    digest.update(f"{number} {state}\n".encode())
-            yield part, box, digest.hexdigest(), math.prod(_lengths(box)) * dtype.itemsize
-
-    for _ in parts():  # what is wrong with files of the inputs is said before anything is written
+    for _ in _parts(inputs, grid, axis):  # what is wrong with files of the inputs is said before anything is written
         pass
     with job.bar(desc=job.operator.name, total=math.prod(shape) * dtype.itemsize) as progress:
+
+        def done(parts: Iterable[_Part]) -> Iterator[_Part]:
+            """Yield parts, and tell the progress bar of each that is done."""
+            for part in parts:
+                yield part
+                progress.update(math.prod(part.lengths) * dtype.itemsize)
+
+        parts, computed = done(_parts(inputs, grid, axis)), 0
         if os.path.lexists(target):
-            complete = written_array(path, target, layout)
-            for part, box, state, nbytes in parts():
-                reason = complete.why_unfinished(part, state, grid.keys(box))
-                if reason is not None:
-                    where = ", ".join(f"{side.start}:{side.stop}" for side in box)
-                    advice = "name another result, or remove this one"
-                    raise CommandError(f"{path}: is there already, and [{where}] {reason}; {advice}")
-                progress.update(nbytes)
+            _check_complete(path, target, layout, parts)
         else:
+            function = job.function(backend)
             with new_zarr(path, target, layout) as result:
-                for part, box, state, nbytes in parts():
-                    if result.why_unfinished(part, state, grid.keys(box)) is not None:
-                        out = np.empty(_lengths(box), dtype)
-                        function(*(each.read(box) for each in inputs), out=out)
-                        result.write(part, state, encoder.encode(box, out))
+                for part in parts:
+                    if result.why_unfinished(part.number, part.inputs, grid.keys(part.box)) is not None:
+                        out = np.empty(part.lengths, dtype)
+                        function(*(each.read(part.box) for each in inputs), out=out)
+                        result.write(part.number, part.inputs, encoder.encode(part.box, out))
                         computed += 1
-                    progress.update(nbytes)
     print(
         f"{path}: {dtype} {shape}, {computed} of {layout.parts} parts computed and written in "
         f"{perf_counter() - start:.2f} s (backend {backend})"
     )
 
 
+def _parts(inputs: list[ZarrInput], grid: Grid, axis: int) -> Iterator[_Part]:
+    """Yield the parts of a result, each with the state that its inputs have now."""
+    for number, box in enumerate(grid.boxes(axis)):
+        digest = hashlib.blake2b(digest_size=32)
+        for position, each in enumerate(inputs):
+            for state in each.states(box):
+                digest.update(f"{position} {state}\n".encode())
+        yield _Part(number, box, digest.hexdigest())
+
+
+def _check_complete(path: str, target: str, layout: Layout, parts: Iterable[_Part]) -> None:
+    """Raise `CommandError` unless the result is there, and is what was written from these inputs."""
+    array = written_array(path, target, layout)
+    for part in parts:
+        why = array.why_unfinished(part.number, part.inputs, layout.grid.keys(part.box))
+        if why is not None:
+            where = ", ".join(f"{side.start}:{side.stop}" for side in part.box)
+            raise CommandError(f"{path}: is there already, and [{where}] {why}; {REPLACE_ADVICE}")
+
+
 class _Encoder:
     """Encodes the parts of a new Zarr array with shape, chunks and format of another one; keeps none of them."""
 
-    def __init__(self, model: zarr.Array, dtype: np.dtype):
+    def __init__(self, path: str, model: zarr.Array, dtype: np.dtype):
         import zarr
 
+        self._path = path
         self._files: dict = {}
         self._stored = RAW if dtype == BFLOAT16 else dtype
-        with unstable_dtypes():
+        with unstable_dtypes(), self._encoding():
             self._array = zarr.create_array(
                 zarr.storage.MemoryStore(self._files),
                 shape=model.shape,
@@ -105,8 +130,18 @@ class _Encoder:
 
     def encode(self, box: Box, values: NDArray) -> dict[str, bytes]:
         """Return the chunks of a part, by their keys."""
-        self._array[(..., *box)] = values.view(self._stored)
+        with self._encoding():
+            self._array[(..., *box)] = values.view(self._stored)
         return {key: self._files.pop(key).to_bytes() for key in self.grid.keys(box)}
+
+    @contextmanager
+    def _encoding(self) -> Iterator[None]:
+        try:
+            yield
+        except MemoryError:
+            raise
+        except Exception as error:  # such as a chunk that is larger than a compressor takes
+            raise CommandError(f"{self._path}: cannot be encoded as the first input is: {reason(error)}") from error
 
 
 def _check_sources(job: Job) -> None:
@@ -133,7 +168,3 @@ def _target(path: str, sources: list[str]) -> str:
         if os.path.commonpath([parent, folder]) == folder:
             raise CommandError(f"{path}: lies in the input {source}; inputs are not changed")
     return target
-
-
-def _lengths(box: Box) -> list[int]:
-    return [side.stop - side.start for side in box]

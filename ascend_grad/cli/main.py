@@ -101,7 +101,7 @@ def _end(args: argparse.Namespace, message: str, status: int) -> int:
 
 @contextmanager
 def _standard_streams() -> Iterator[None]:
-    """Open those of stdin, stdout and stderr that are closed, and let stdout escape what its encoding does not have."""
+    """Open those of stdin, stdout and stderr that are closed, and let stdout escape what its encoding lacks."""
     # A file that is opened later, such as a result, would get the number of a closed one.
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass

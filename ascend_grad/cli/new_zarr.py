@@ -27,6 +27,8 @@ from .zarr_grid import Grid
 
 #: The name of the record. Each line is JSON: one for each item of the description, then one for each finished part.
 RECORD = ".ascend-grad.jsonl"
+#: What to do about a complete result that is not what is asked for.
+REPLACE_ADVICE = "name another result, or remove this one"
 #: Bytes of a line of the record: more than three paths of the longest kind need.
 _LINE_LIMIT = 2**17
 _READ_AT_ONCE = 2**20
@@ -202,7 +204,7 @@ class NewArray(WrittenArray):
 
 @contextmanager
 def new_zarr(path: str, target: str, layout: Layout) -> Iterator[NewArray]:
-    """A new array, filled in the block and there under its name from the end of it on.
+    """Open a new array, which is filled in the block and has its name from the end of the block on.
 
     If the block fails, what was finished remains in the hidden directory, and nothing if nothing was.
 
@@ -241,22 +243,21 @@ def new_zarr(path: str, target: str, layout: Layout) -> Iterator[NewArray]:
 
 
 def written_array(path: str, target: str, layout: Layout) -> WrittenArray:
-    """Return the complete array of this name; its record is the same command's.
+    """Return the complete array of this name, whose record has the same description.
 
     Raises
     ------
     CommandError
         If there is something else of that name.
     """
-    advice = "name another result, or remove this one"
     try:
         record = _open_regular(os.path.join(target, RECORD), os.O_RDONLY)
     except (OSError, CommandError):
         raise CommandError(f"{path}: is there already, and was not written by this command") from None
     with record:
-        array = WrittenArray(path, record, layout, advice)
+        array = WrittenArray(path, record, layout, REPLACE_ADVICE)
     if not array.is_begun:
-        raise CommandError(f"{path}: is there already, and its record is empty; {advice}")
+        raise CommandError(f"{path}: is there already, and its record is empty; {REPLACE_ADVICE}")
     array.check_metadata()
     return array
 
@@ -294,11 +295,10 @@ def _open_regular(path: str, flags: int) -> IO[bytes]:
 
 @contextmanager
 def _locked(path: str, outer: str, inner: str) -> Iterator[IO[bytes]]:
-    """The record of the array in the hidden directory, which no other process has at the same time."""
+    """Open the record of the array in the hidden directory, which no other process has at the same time."""
     busy = CommandError(f"{path}: another run is at work on it")
     try:
-        # Nobody else can put something there.
-        _make_folder(outer, 0o700)
+        _make_folder(outer, 0o700)  # where nobody else can plant anything
         _make_folder(inner, 0o777)
         name = os.path.join(inner, RECORD)
         record = _open_regular(name, os.O_RDWR | os.O_CREAT)

@@ -51,7 +51,7 @@ class ZarrInput:
             #: Shape and dtype, for the checks of an operator.
             self.stand_in: NDArray = np.broadcast_to(np.zeros((), self.dtype), self.array.shape)
             _ = self.grid.counts
-        except Exception as error:  # of metadata that zarr takes, and whose numbers nothing can have
+        except Exception as error:  # of metadata that zarr takes, with numbers that no array can have
             raise _unusable(path, error) from error
         if self.dtype == RAW:
             self.dtype = meaning_of_raw(raw_dtype, path)
@@ -107,7 +107,7 @@ def is_zarr(path: str) -> bool:
 
 @contextmanager
 def unstable_dtypes() -> Iterator[None]:
-    """Without the warning that zarr's third format has no final name for raw elements: the user has chosen them."""
+    """Ignore the warning that zarr's third format has no final name for raw elements: the user has chosen them."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*does not have a Zarr V3 specification")
         yield

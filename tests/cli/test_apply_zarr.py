@@ -464,7 +464,7 @@ def test_chunks_are_synced_before_they_are_recorded(monkeypatch):
 def test_two_runs_at_once(interrupted, capsys):
     command, x = interrupted
     with open(f"{PART}/out/{RECORD}", "r+b") as record:
-        fcntl.flock(record, fcntl.LOCK_EX)
+        fcntl.flock(record, fcntl.LOCK_SH)  # which a lock that is not exclusive would share
         assert refused(capsys, *command[1:]) == "out: another run is at work on it"
     assert main(command) == 0
     assert_identical("out", ag.softmax(x))
@@ -808,6 +808,19 @@ def test_a_directory_that_is_read_only(capsys):
         pytest.skip("this user may write everywhere")
     save_zarr("x", np.zeros(3), (2,))
     assert "Permission denied" in refused(capsys, "softmax", "--input", "x", "-o", "locked/out")
+
+
+@pytest.mark.parametrize("target", [(zarr, "create_array"), (zarr.codecs.ZstdCodec, "_encode_single")])
+def test_what_zarr_cannot_write(target, monkeypatch, capsys):
+    """Such as chunks of 2 GiB."""
+    save_zarr("x", np.zeros(3), (2,))
+
+    def fail(*args, **kwargs):
+        raise ValueError("too large")
+
+    monkeypatch.setattr(*target, fail)
+    message = refused(capsys, "softmax", "--input", "x", "-o", "out")
+    assert message == "out: cannot be encoded as the first input is: too large"
 
 
 def test_linear_operators_take_files_alone(capsys):
