@@ -12,7 +12,7 @@ from torch.autograd import Function
 from ..arguments import MAX_INDEX, integer, real_number, shown, thread_count
 from ..errors import AscendGradError, ParamInvalidError, ParamTypeError, rename
 from . import operators
-from .tensors import check_tensors
+from .tensors import are_readable, check_tensors
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -88,13 +88,21 @@ class _LinearCrossEntropy(Function):
             _, *gradients = _operator(shard)(
                 input, weight, target, grad_loss, reduction, ignore_index, *wanted, filter_eps, num_threads
             )
-        elif torch.compiler.is_compiling():
-            gradients = [gradient * grad_loss for gradient in gradients]
-        elif grad_loss.item() != 1:
-            gradients = [gradient.mul_(grad_loss) for gradient in gradients]
+        else:
+            gradients = _scaled(gradients, grad_loss)
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # which refuses a second order by itself
             gradients = _Gradients.apply(*gradients, grad_loss, input, weight)
         return *(gradient if asked else None for gradient, asked in zip(gradients, wanted)), *nothing
+
+
+def _scaled(gradients: list[torch.Tensor], factor: torch.Tensor) -> list[torch.Tensor]:
+    """Multiply gradients by one number: in place, and not at all by 1, where the number can be read."""
+    if not are_readable((*gradients, factor)):
+        return [gradient * factor for gradient in gradients]
+    if factor.item() != 1:
+        for gradient in gradients:
+            gradient.mul_(factor)
+    return gradients
 
 
 def _operator(shard: VocabularyShard | None):
@@ -104,6 +112,8 @@ def _operator(shard: VocabularyShard | None):
 
 class _Gradients(Function):
     """Gradients that depend on what they were computed from, so that differentiating them is an error and not zero."""
+
+    generate_vmap_rule = True
 
     @staticmethod
     def forward(input_grad, weight_grad, *_):

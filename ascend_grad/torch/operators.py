@@ -11,6 +11,8 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
+from torch._functorch.autograd_function import enable_single_level_autograd_function
+from torch.autograd import Function
 
 import ascend_grad as ag
 
@@ -26,6 +28,29 @@ def _register(name: str, schema: str, compute: Callable, compute_on_npu: Callabl
     torch.library.impl(qualified, "cpu", compute)
     torch.library.impl(qualified, "privateuseone", compute_on_npu)  # which torch_npu has taken, and renamed
     torch.library.register_fake(qualified, fake)
+
+
+def register_gradient(name: str, function: type[Function]) -> None:
+    """Give an operator the gradient of a function that has the operator's arguments and results."""
+    operator = getattr(torch.ops.ascend_grad, name).default
+
+    def compute(*arguments):
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator(*arguments)
+
+    class Differentiable(function):
+        @staticmethod
+        def forward(*arguments):
+            with torch.enable_grad():  # for outer transforms, which see this call, too
+                return compute(*arguments)
+
+    def compute_with_gradient(*arguments):
+        if not torch.is_grad_enabled():
+            return compute(*arguments)
+        with enable_single_level_autograd_function():  # one call for each transform
+            return super(Function, Differentiable).apply(*arguments)
+
+    torch.library.impl(f"ascend_grad::{name}", "Autograd", compute_with_gradient)
 
 
 # -- row by row --
@@ -164,6 +189,17 @@ def _linear_cross_entropy_fake(
     )
 
 
+def _linear_cross_entropy_vmap(info, in_dims: tuple, *arguments) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...]]:
+    """Compute the problems of a batch one after another: a gradient of a weight is a sum over the rows of one problem."""
+    results = [
+        torch.ops.ascend_grad.linear_cross_entropy(
+            *(each if batch_dim is None else each.select(batch_dim, i) for each, batch_dim in zip(arguments, in_dims))
+        )
+        for i in range(info.batch_size)
+    ]
+    return tuple(torch.stack(each) for each in zip(*results)), (0, 0, 0)
+
+
 _register(
     LINEAR,
     "(Tensor input, Tensor weight, Tensor target, Tensor? grad_loss, str reduction, int ignore_index, bool input_grad, "
@@ -172,3 +208,4 @@ _register(
     partial(linear_cross_entropy, _in_this_process, array_on_npu, tensor_on_npu),
     _linear_cross_entropy_fake,
 )
+torch.library.register_vmap(f"ascend_grad::{LINEAR}", _linear_cross_entropy_vmap)
