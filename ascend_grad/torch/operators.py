@@ -1,14 +1,15 @@
 """The operators as torch knows them: ``torch.ops.ascend_grad``, for its tracing and batching.
 
 Each has a schema, the computation on the CPU and on an Ascend NPU, what it returns of tensors without memory ("fake"),
-and for the row-wise operators a rule for `torch.vmap`. They know nothing of gradients: `rowwise` and `linear` do.
+and for the row-wise operators a rule for `torch.vmap`. Their gradients are those of the functions of `rowwise` and `linear`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakValueDictionary
 
 import torch
 from torch._functorch.autograd_function import enable_single_level_autograd_function
@@ -19,7 +20,10 @@ import ascend_grad as ag
 from ..contract import OPERATORS
 from ..errors import ParamInvalidError
 from ..results import LinearCrossEntropy
-from .tensors import are_plain, array_on_npu, tensor_on_npu, to_array, to_tensor
+from .tensors import are_plain, are_readable, array_on_npu, tensor_on_npu, to_array, to_tensor
+
+if TYPE_CHECKING:
+    from .vocabulary_parallel import VocabularyShard
 
 
 def _register(name: str, schema: str, compute: Callable, compute_on_npu: Callable, fake: Callable) -> None:
@@ -51,6 +55,14 @@ def register_gradient(name: str, function: type[Function]) -> None:
             return super(Function, Differentiable).apply(*arguments)
 
     torch.library.impl(f"ascend_grad::{name}", "Autograd", compute_with_gradient)
+
+
+def apply(function: type[Function], *arguments: Any) -> Any:
+    """Compute with a gradient: by the function where nothing looks on, else by the operator, which takes longer."""
+    if are_readable(each for each in arguments if isinstance(each, torch.Tensor)):
+        # `Function.apply` without what it does for arguments by name and for functions that are or were transformed.
+        return super(Function, function).apply(*arguments)
+    return function.forward(*arguments)
 
 
 # -- row by row --
@@ -135,6 +147,9 @@ def rowwise(name: str, *arguments: torch.Tensor | float) -> torch.Tensor:
 
 LINEAR = "linear_cross_entropy"
 
+#: Parts of vocabularies that are split over processes, by the number that the operator is given.
+SHARDS: WeakValueDictionary[int, VocabularyShard] = WeakValueDictionary()
+
 
 def linear_cross_entropy(
     function: Callable,
@@ -175,8 +190,15 @@ def _in_this_process(*arguments: Any, **options: Any) -> LinearCrossEntropy:
     return ag.linear_cross_entropy(*arguments, **options)
 
 
+def _linear_cross_entropy(array_of: Callable, tensor_of: Callable, *arguments: Any) -> tuple[torch.Tensor, ...]:
+    *arguments, shard = arguments
+    if shard is not None:
+        return SHARDS[shard].linear_cross_entropy(*arguments)
+    return linear_cross_entropy(_in_this_process, array_of, tensor_of, *arguments)
+
+
 def _linear_cross_entropy_fake(
-    input, weight, target, grad_loss, reduction, ignore_index, input_grad, weight_grad, filter_eps, num_threads
+    input, weight, target, grad_loss, reduction, ignore_index, input_grad, weight_grad, filter_eps, num_threads, shard
 ):
     loss = input.new_empty(
         target.shape if reduction == "none" else (),
@@ -203,9 +225,17 @@ def _linear_cross_entropy_vmap(info, in_dims: tuple, *arguments) -> tuple[tuple[
 _register(
     LINEAR,
     "(Tensor input, Tensor weight, Tensor target, Tensor? grad_loss, str reduction, int ignore_index, bool input_grad, "
-    "bool weight_grad, float filter_eps, int? num_threads) -> (Tensor loss, Tensor input_grad, Tensor weight_grad)",
-    partial(linear_cross_entropy, _in_this_process, to_array, to_tensor),
-    partial(linear_cross_entropy, _in_this_process, array_on_npu, tensor_on_npu),
+    "bool weight_grad, float filter_eps, int? num_threads, int? shard) "
+    "-> (Tensor loss, Tensor input_grad, Tensor weight_grad)",
+    partial(_linear_cross_entropy, to_array, to_tensor),
+    partial(_linear_cross_entropy, array_on_npu, tensor_on_npu),
     _linear_cross_entropy_fake,
 )
 torch.library.register_vmap(f"ascend_grad::{LINEAR}", _linear_cross_entropy_vmap)
+
+
+def loss(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Compute the loss and its gradients, by torch's dispatcher only where something looks on, as `rowwise`."""
+    if not are_plain(arguments):
+        return torch.ops.ascend_grad.linear_cross_entropy(*arguments)
+    return _linear_cross_entropy(to_array, to_tensor, *arguments)

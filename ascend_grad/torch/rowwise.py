@@ -9,16 +9,8 @@ import torch
 from torch.autograd import Function
 
 from ..errors import ParamTypeError
-from .operators import register_gradient, rowwise
-from .tensors import are_plain, check_tensors
-
-
-def apply(function: type[Function], *arguments: torch.Tensor | float) -> torch.Tensor:
-    """Compute with a gradient: of the function where all tensors are plain, which is faster, or of torch's operator."""
-    if are_plain(arguments):
-        # `Function.apply` without what it does for arguments by name and for functions that are or were transformed.
-        return super(Function, function).apply(*arguments)
-    return function.forward(*arguments)
+from .operators import apply, register_gradient, rowwise
+from .tensors import check_tensors
 
 
 def _softmax_backward_wrt_output(

@@ -35,10 +35,10 @@ def linear_cases():
         x, w = torch.randn(4, 3).to(dtype), torch.randn(7, 3).to(dtype)
         for reduction in ("mean", "sum", "none"):
             for wanted in [(True, True), (False, True), (True, False), (False, False)]:
-                arguments = (x, w, target, None, reduction, -100, *wanted, 0.0, None)
+                arguments = (x, w, target, None, reduction, -100, *wanted, 0.0, None, None)
                 yield pytest.param(OPS.linear_cross_entropy, arguments, id=f"{dtype} {reduction} {wanted}")
     above = torch.randn(4, dtype=torch.float64)
-    arguments = (x.double(), w.double(), target, above, "none", -100, True, True, 0.0, 1)
+    arguments = (x.double(), w.double(), target, above, "none", -100, True, True, 0.0, 1, None)
     yield pytest.param(OPS.linear_cross_entropy, arguments, id="with a gradient from above")
 
 
