@@ -240,8 +240,9 @@ def unrounded_loss(
     num_threads: int | None = None,
     shard: VocabularyShard | None = None,
     names: Names = _NAMES,
+    zero_if_empty: bool = False,
 ) -> torch.Tensor:
-    """The same in float32, or float64 where `input` is."""
+    """Compute the same in float32, or float64 where `input` is. The mean over no rows is NaN, or 0 on demand."""
     _run(shard, partial(_check_arguments, names, input, linear_weight, target, weight, reduction))
     numbers = _run(shard, partial(_as_numbers, names.operator, ignore_index, filter_eps, num_threads))
     ignore_index, filter_eps, num_threads = numbers
@@ -275,7 +276,9 @@ def unrounded_loss(
             rename(error, names.operator, {"input": names.input, "weight": names.weight, "target": names.target})
         raise
     if weight is not None:
-        loss = _weighted(loss, classes, weight, reduction, ignore_index)
+        loss = _weighted(loss, classes, weight, reduction, ignore_index, zero_if_empty)
+    elif zero_if_empty and reduction == "mean":
+        loss = torch.where((classes != ignore_index).any(), loss, 0)
     return loss.reshape(target.shape) if reduction == "none" else loss
 
 
@@ -381,12 +384,15 @@ def _lower_precision(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _weighted(
-    losses: torch.Tensor, target: torch.Tensor, weight: torch.Tensor, reduction: str, ignored: int
+    losses: torch.Tensor, target: torch.Tensor, weight: torch.Tensor, reduction: str, ignored: int, zero_if_empty: bool
 ) -> torch.Tensor:
-    """Losses of rows with the weights of their classes."""
+    """Apply the weights of classes to losses of rows, and reduce those."""
     counted = target != ignored
     weights = weight.to(losses.dtype)[torch.where(counted, target, 0)] * counted
     losses = losses * weights
     if reduction == "none":
         return losses
-    return losses.sum() / weights.sum() if reduction == "mean" else losses.sum()
+    if reduction == "sum":
+        return losses.sum()
+    total = weights.sum()
+    return losses.sum() / (torch.where(counted.any(), total, 1) if zero_if_empty else total)
