@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.nn  # before there is a group, which its functions else keep alive as a default argument
+from torch._dynamo.testing import CompileCounterWithBackend
 
 import ascend_grad.torch as agt
 from ascend_grad import parallel
@@ -73,6 +74,31 @@ def under_autocast(rank: int, size: int) -> torch.Tensor:
         return agt.linear_cross_entropy(x, shard, target, group=dist.group.WORLD)
 
 
+def batched(rank: int, size: int, dtype: torch.dtype, reduction: str) -> tuple[torch.Tensor, ...]:
+    """Gradients for three upstream gradients at once."""
+    x, w, target, above = problem(dtype, reduction)
+    x, w = x.requires_grad_(), w[slice(*parallel.vocab_range(C, rank, size))].clone().requires_grad_()
+    loss = agt.linear_cross_entropy(x, w, target, reduction=reduction, group=dist.group.WORLD)
+    several = torch.stack([factor * above for factor in (1.0, -2.0, 0.5)])
+    return torch.autograd.grad(loss, (x, w), several, is_grads_batched=True)
+
+
+def compiled(rank: int, size: int, reduction: str) -> tuple[tuple[torch.Tensor, ...], int]:
+    """Gradients of a compiled function, for values that change, and how many graphs there were."""
+    x, w, target, above = problem(torch.float32, reduction)
+    shard = w[slice(*parallel.vocab_range(C, rank, size))]
+    backend = CompileCounterWithBackend("aot_eager")
+
+    @torch.compile(backend=backend)
+    def loss(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return agt.linear_cross_entropy(2 * x, w, target, reduction=reduction, group=dist.group.WORLD)
+
+    for factor in (3.0, 1.0, 0.5):
+        leaves = [(factor * x).requires_grad_(), shard.clone().requires_grad_()]
+        grads = torch.autograd.grad(loss(*leaves), leaves, above)
+    return grads, backend.frame_count
+
+
 def failures(rank: int, size: int) -> dict[str, Callable[[], Any]]:
     """One process alone has these arguments."""
     x, w, target, _ = problem(torch.float32, "mean")
@@ -120,6 +146,10 @@ def main(folder: str, rank: int, size: int) -> weakref.ref:
     outcomes: dict[Any, Any] = {key: outcome(partial(values, rank, size, *key)) for key in names(size)}
     outcomes["frozen"] = [frozen(rank, size, which) for which in (0, 1)]
     outcomes["one row"] = one_row(rank, size)
+    for key in names(size):
+        outcomes["batched", *key] = batched(rank, size, *key)
+    for reduction in ("mean", "none"):
+        outcomes["compiled", reduction] = compiled(rank, size, reduction)
     outcomes["autocast"] = under_autocast(rank, size)
     for name, work in failures(rank, size).items():
         outcomes[name] = outcome(work)

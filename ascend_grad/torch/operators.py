@@ -1,7 +1,7 @@
 """The operators as torch knows them: ``torch.ops.ascend_grad``, for its tracing and batching.
 
 Each has a schema, the computation on the CPU and on an Ascend NPU, what it returns of tensors without memory ("fake"),
-and for the row-wise operators a rule for `torch.vmap`. Their gradients are those of the functions of `rowwise` and `linear`.
+and a rule for `torch.vmap`. Their gradients are those of the functions of `rowwise` and `linear`.
 """
 
 from __future__ import annotations
@@ -191,10 +191,10 @@ def _in_this_process(*arguments: Any, **options: Any) -> LinearCrossEntropy:
 
 
 def _linear_cross_entropy(array_of: Callable, tensor_of: Callable, *arguments: Any) -> tuple[torch.Tensor, ...]:
-    *arguments, shard = arguments
+    *problem, shard = arguments
     if shard is not None:
-        return SHARDS[shard].linear_cross_entropy(*arguments)
-    return linear_cross_entropy(_in_this_process, array_of, tensor_of, *arguments)
+        return SHARDS[shard].linear_cross_entropy(*problem)
+    return linear_cross_entropy(_in_this_process, array_of, tensor_of, *problem)
 
 
 def _linear_cross_entropy_fake(
@@ -212,13 +212,12 @@ def _linear_cross_entropy_fake(
 
 
 def _linear_cross_entropy_vmap(info, in_dims: tuple, *arguments) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...]]:
-    """Compute the problems of a batch one after another: a gradient of a weight is a sum over the rows of one problem."""
-    results = [
-        torch.ops.ascend_grad.linear_cross_entropy(
-            *(each if batch_dim is None else each.select(batch_dim, i) for each, batch_dim in zip(arguments, in_dims))
-        )
-        for i in range(info.batch_size)
-    ]
+    """Compute the problems of a batch one after another, as each has a sum over its rows."""
+
+    def problem(i: int) -> list:
+        return [each if dim is None else each.select(dim, i) for each, dim in zip(arguments, in_dims)]
+
+    results = [torch.ops.ascend_grad.linear_cross_entropy(*problem(i)) for i in range(info.batch_size)]
     return tuple(torch.stack(each) for each in zip(*results)), (0, 0, 0)
 
 

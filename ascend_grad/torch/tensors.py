@@ -14,12 +14,11 @@ from ..backends.ascend import torch_npu
 from ..errors import BackendUnavailableError, ParamTypeError
 from ..npu import DeviceArray
 
-# What torch does not tell in public: whether functions are transformed (`torch.func`), or were when a tensor was made,
-# how many modes look at operators or functions, and whether a tensor has memory of its own. (Tensors of transforms have
-# none, nor have those of the older batching of `is_grads_batched` and `vectorize`, which is no transform.) If a later
-# torch names that otherwise, the answers are those that are slower, but right.
+# What torch does not tell in public: whether functions are transformed (`torch.func`), how many modes look at operators
+# or functions, and whether a tensor has memory of its own. Tensors of transforms have none, nor have those of the older
+# batching of `is_grads_batched` and `vectorize`, which is no transform. If a later torch names that otherwise, the
+# answers are those that are slower, but right.
 _are_transforms_active = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
-_is_transformed = getattr(torch._C._functorch, "is_functorch_wrapped_tensor", lambda tensor: True)
 _has_storage = getattr(torch._C, "_has_storage", lambda tensor: False)
 _operator_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
 _function_modes = getattr(torch._C, "_len_torch_function_stack", lambda: 1)
@@ -85,12 +84,6 @@ def are_plain(arguments: Iterable[object]) -> bool:
     """Return whether nothing looks on, and all tensors among the arguments are nothing but memory of the CPU."""
     tensors = (each for each in arguments if isinstance(each, torch.Tensor))
     return not is_observed() and all(each.is_cpu and _is_memory(each) for each in tensors)
-
-
-def are_transformed(arguments: Iterable[object]) -> bool:
-    """Return whether `torch.func` transforms functions, or did when one of the tensors was made."""
-    tensors = (each for each in arguments if isinstance(each, torch.Tensor))
-    return _are_transforms_active() or any(_is_transformed(each) for each in tensors)
 
 
 def are_readable(tensors: Iterable[torch.Tensor]) -> bool:
