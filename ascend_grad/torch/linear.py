@@ -206,11 +206,40 @@ def linear_cross_entropy(
     tensor([[-0.3750,  0.1250,  0.1250,  0.1250],
             [ 0.1250,  0.1250,  0.1250, -0.3750]])
     """
-    shard = _shard(group, vocab_start_index, vocab_size)
+    arguments = (
+        input,
+        linear_weight,
+        target,
+        linear_bias,
+        weight,
+        reduction,
+        ignore_index,
+        label_smoothing,
+        options,
+        filter_eps,
+        num_threads,
+        _shard(group, vocab_start_index, vocab_size),
+    )
+    return _rounded_loss(*arguments) if group is None else _rounded_loss_over_group(*arguments)
 
+
+def _rounded_loss(
+    input: torch.Tensor,
+    linear_weight: torch.Tensor,
+    target: torch.Tensor,
+    linear_bias: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    reduction: Literal["mean", "sum", "none"],
+    ignore_index: int | None,
+    label_smoothing: float,
+    options: LinearCrossEntropyOptions | None,
+    filter_eps: float,
+    num_threads: int | None,
+    shard: VocabularyShard | None,
+) -> torch.Tensor:
     def check() -> None:
         refuse(_NAME, linear_bias=linear_bias, options=options, label_smoothing=label_smoothing or None)
-        if group is not None:
+        if shard is not None:
             refuse(f"{_NAME} with a group", weight=weight)
 
     _run(shard, check)
@@ -226,6 +255,9 @@ def linear_cross_entropy(
         shard=shard,
     )
     return loss if torch.is_autocast_enabled(_autocast_device(input)) else loss.to(input.dtype)
+
+
+_rounded_loss_over_group = torch.compiler.disable(_rounded_loss)
 
 
 def unrounded_loss(

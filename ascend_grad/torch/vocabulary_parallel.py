@@ -49,7 +49,6 @@ class VocabularyShard:
             attempt.tell(collectives(self.group, "group", operator), None)
         return cast(_T, found)
 
-    @torch.compiler.disable
     def apply(self, function: type[Function], *arguments: Any) -> tuple[torch.Tensor, ...]:
         """Compute with a gradient, as `operators.apply`, over all shards."""
 
