@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import pickle
 import sys
-import warnings
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -15,7 +14,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.nn  # before there is a group, which its functions else keep alive as a default argument
-from torch._dynamo.testing import CompileCounterWithBackend
 
 import ascend_grad.torch as agt
 from ascend_grad import parallel
@@ -84,26 +82,6 @@ def batched(rank: int, size: int, dtype: torch.dtype, reduction: str) -> tuple[t
     return torch.autograd.grad(loss, (x, w), several, is_grads_batched=True)
 
 
-def compiled(rank: int, size: int, reduction: str) -> tuple[tuple[torch.Tensor, ...], int]:
-    """Gradients of a compiled function, for values that change, and how many graphs there were."""
-    x, w, target, above = problem(torch.float32, reduction)
-    shard = w[slice(*parallel.vocab_range(C, rank, size))]
-    backend = CompileCounterWithBackend("aot_eager")
-
-    @torch.compile(backend=backend)
-    def loss(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return agt.linear_cross_entropy(2 * x, w, target, reduction=reduction, group=dist.group.WORLD)
-
-    for factor in (3.0, 1.0, 0.5):
-        leaves = [(factor * x).requires_grad_(), shard.clone().requires_grad_()]
-        with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", message="The .grad attribute of a Tensor that is not a leaf"
-            )  # of tracing
-            grads = torch.autograd.grad(loss(*leaves), leaves, above)
-    return grads, backend.frame_count
-
-
 def failures(rank: int, size: int) -> dict[str, Callable[[], Any]]:
     """One process alone has these arguments."""
     x, w, target, _ = problem(torch.float32, "mean")
@@ -153,8 +131,6 @@ def main(folder: str, rank: int, size: int) -> weakref.ref:
     outcomes["one row"] = one_row(rank, size)
     for key in names(size):
         outcomes["batched", *key] = batched(rank, size, *key)
-    for reduction in ("mean", "none"):
-        outcomes["compiled", reduction] = compiled(rank, size, reduction)
     outcomes["autocast"] = under_autocast(rank, size)
     for name, work in failures(rank, size).items():
         outcomes[name] = outcome(work)

@@ -70,21 +70,6 @@ def test_batches_of_upstream_gradients(outcomes, dtype, reduction):
         assert_close(torch.cat([grad[i] for _, grad in results]), factor * weight_grad, dtype, steps=6)
 
 
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_compiled(outcomes, reduction):
-    x, w, target, above = tensor_ranks.problem(torch.float32, reduction)
-    _, input_grad, weight_grad = value_and_gradients(
-        lambda x, w: F.linear_cross_entropy(2 * x, w, target, reduction=reduction),
-        [0.5 * x.double(), w.double()],
-        above.double(),
-    )
-    results = [rank["compiled", reduction] for rank in outcomes]
-    for (grad, _), count in results:
-        assert_close(grad, input_grad, torch.float32, steps=4)
-        assert count == 1  # what is before the loss, which is not compiled
-    assert_close(torch.cat([grad for (_, grad), _ in results]), weight_grad, torch.float32, steps=4)
-
-
 def test_frozen_layers(outcomes):
     _, input_grad, weight_grad = right_values(torch.float32, "mean")
     above = tensor_ranks.problem(torch.float32, "mean")[3]
