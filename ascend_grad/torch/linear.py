@@ -62,7 +62,8 @@ class _LinearCrossEntropy(Function):
         ctx.shard = operators.SHARDS.get(ctx.settings[-1])  # which lives as long as there may be a backward
         ctx.set_materialize_grads(False)  # which would be zeros of the size of the weight
         ctx.save_for_backward(input, weight, target)
-        ctx.gradients = [each.detach() for each in output[1:]] if grad_loss is None else None
+        is_scalable = grad_loss is None and ctx.settings[0] != "none"
+        ctx.gradients = [each.detach() for each in output[1:]] if is_scalable else None
 
     @staticmethod
     def backward(ctx, grad_loss, *second_order):

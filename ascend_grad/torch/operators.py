@@ -218,6 +218,9 @@ def _linear_cross_entropy_vmap(info, in_dims: tuple, *arguments) -> tuple[tuple[
         return [each if dim is None else each.select(dim, i) for each, dim in zip(arguments, in_dims)]
 
     results = [torch.ops.ascend_grad.linear_cross_entropy(*problem(i)) for i in range(info.batch_size)]
+    if not results:
+        message = "expected a batch of at least one problem, got none"
+        raise ParamInvalidError(f"torch.vmap: {message}", operator=LINEAR)
     return tuple(torch.stack(each) for each in zip(*results)), (0, 0, 0)
 
 

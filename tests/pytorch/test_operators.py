@@ -39,3 +39,37 @@ def linear_cases():
 @pytest.mark.parametrize(("operator", "arguments"), [*softmax_cases(), *linear_cases()])
 def test_operators_keep_the_rules(operator, arguments: tuple):
     torch.library.opcheck(operator.default, arguments)
+
+
+@pytest.mark.parametrize(
+    ("operator", "shapes", "settings"),
+    [
+        (OPS.softmax, [(4, 3)], (0,)),
+        (OPS.log_softmax, [(4, 3)], (-1,)),
+        (OPS.softmax_backward, [(4, 3), (4, 3)], (0,)),
+        (OPS.log_softmax_backward, [(4, 3), (4, 3)], (-1,)),
+        (OPS.scaled_masked_softmax, [(2, 3, 4, 5)], (torch.arange(20).reshape(1, 1, 4, 5) % 3 == 0, 0.5)),
+        (
+            OPS.scaled_masked_softmax_backward,
+            [(2, 3, 4, 5), (2, 3, 4, 5)],
+            (torch.arange(20).reshape(1, 1, 4, 5) % 3 == 0, 0.5),
+        ),
+    ],
+)
+def test_operators_have_gradients(operator, shapes: list[tuple[int, ...]], settings: tuple):
+    tensors = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    torch.library.opcheck(operator.default, (*tensors, *settings))
+    assert torch.autograd.gradcheck(operator, (*tensors, *settings))
+    assert torch.autograd.gradgradcheck(operator, (*tensors, *settings))
+
+
+@pytest.mark.parametrize("flags", [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_the_loss_as_an_operator_has_gradients(reduction: str, flags: tuple[bool, bool]):
+    """Whatever was computed with the loss."""
+    x, w = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in [(4, 3), (7, 3)])
+    settings = torch.tensor([1, 2, -100, 6]), None, reduction, -100, *flags, 0.0, None, None
+    assert torch.autograd.gradcheck(lambda x, w: OPS.linear_cross_entropy(x, w, *settings)[0], (x, w))
+    *_, gradient = OPS.linear_cross_entropy(x, w, *settings[:4], True, True, *settings[6:])
+    with pytest.raises(RuntimeError, match="the gradient cannot be differentiated once more"):
+        gradient.sum().backward()
