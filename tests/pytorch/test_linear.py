@@ -423,6 +423,6 @@ def test_batches(in_dims: tuple[int | None, ...], reduction: str):
         assert_close(ours, right, torch.float64, steps=10)
     nothing = [each if dim is None else each.narrow(dim, 0, 0) for each, dim in zip(arguments, in_dims)]
     with pytest.raises(
-        ag.ParamInvalidError, match="linear_cross_entropy: torch.vmap: expected a batch of at least one"
+        ag.ParamInvalidError, match=r"linear_cross_entropy: torch\.vmap: expected a batch of at least one"
     ):
         torch.vmap(lambda *each: agt.linear_cross_entropy(*each, reduction=reduction), in_dims)(*nothing)
