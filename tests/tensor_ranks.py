@@ -73,6 +73,15 @@ def under_autocast(rank: int, size: int) -> torch.Tensor:
         return agt.linear_cross_entropy(x, shard, target, group=dist.group.WORLD)
 
 
+def batched(rank: int, size: int, dtype: torch.dtype, reduction: str) -> tuple[torch.Tensor, ...]:
+    """Gradients for three upstream gradients at once."""
+    x, w, target, above = problem(dtype, reduction)
+    x, w = x.requires_grad_(), w[slice(*parallel.vocab_range(C, rank, size))].clone().requires_grad_()
+    loss = agt.linear_cross_entropy(x, w, target, reduction=reduction, group=dist.group.WORLD)
+    several = torch.stack([factor * above for factor in (1.0, -2.0, 0.5)])
+    return torch.autograd.grad(loss, (x, w), several, is_grads_batched=True)
+
+
 def failures(rank: int, size: int) -> dict[str, Callable[[], Any]]:
     """One process alone has these arguments."""
     x, w, target, _ = problem(torch.float32, "mean")
@@ -120,6 +129,8 @@ def main(folder: str, rank: int, size: int) -> weakref.ref:
     outcomes: dict[Any, Any] = {key: outcome(partial(values, rank, size, *key)) for key in names(size)}
     outcomes["frozen"] = [frozen(rank, size, which) for which in (0, 1)]
     outcomes["one row"] = one_row(rank, size)
+    for key in names(size):
+        outcomes["batched", *key] = batched(rank, size, *key)
     outcomes["autocast"] = under_autocast(rank, size)
     for name, work in failures(rank, size).items():
         outcomes[name] = outcome(work)

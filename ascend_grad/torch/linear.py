@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
@@ -12,7 +12,7 @@ from torch.autograd import Function
 from ..arguments import MAX_INDEX, integer, real_number, shown, thread_count
 from ..errors import AscendGradError, ParamInvalidError, ParamTypeError, rename
 from . import operators
-from .tensors import check_tensors
+from .tensors import are_readable, check_tensors
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -40,70 +40,68 @@ class Names(NamedTuple):
 
 _NAMES = Names()
 
+_SECOND_ORDER = f"{_NAME}: the gradient cannot be differentiated once more (create_graph=True)"
+
 
 class _LinearCrossEntropy(Function):
-    """The loss, in the accumulator's dtype.
+    """The loss, in the accumulator's dtype, and the gradients that are asked for.
 
     Gradients of one number are computed with the loss, which saves computing the logits twice, and scaled in backward.
     They are given away there, and computed anew if there is a second backward. Gradients of a loss per row, and those
-    of float16, are computed in backward: what comes from above has to come before the sum over the rows, and a loss
+    of float16, are computed in backward: the upstream gradient has to come before the sum over the rows, and a loss
     scale before the rounding to float16, in which the gradient of a mean vanishes.
     """
 
     @staticmethod
-    def forward(input, weight, target, wanted, reduction, ignore_index, filter_eps, num_threads, shard):
-        ahead = reduction != "none" and input.dtype != torch.float16
-        return _operator(shard)(
-            input,
-            weight,
-            target,
-            None,
-            reduction,
-            ignore_index,
-            ahead and wanted[0],
-            ahead and wanted[1],
-            filter_eps,
-            num_threads,
-        )
+    def forward(*arguments):
+        return operators.loss(*arguments)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        input, weight, target, _, *ctx.settings = inputs
-        _, *gradients = output
-        ctx.mark_non_differentiable(*gradients)
+        input, weight, target, grad_loss, *ctx.settings = inputs
+        ctx.shard = operators.SHARDS.get(ctx.settings[-1])  # which lives as long as there may be a backward
         ctx.set_materialize_grads(False)  # which would be zeros of the size of the weight
         ctx.save_for_backward(input, weight, target)
-        ctx.gradients = gradients if ctx.settings[0] != "none" and input.dtype != torch.float16 else None
+        is_scalable = grad_loss is None and ctx.settings[0] != "none"
+        ctx.gradients = [each.detach() for each in output[1:]] if is_scalable else None
 
     @staticmethod
-    def backward(ctx, grad_loss, *_):
-        nothing = (None,) * 7
+    def backward(ctx, grad_loss, *second_order):
+        if any(each is not None for each in second_order):
+            raise RuntimeError(_SECOND_ORDER)
+        nothing = (None,) * (2 + len(ctx.settings))
         if grad_loss is None:
             return None, None, *nothing
+        reduction, ignore_index, *computed, filter_eps, num_threads, shard = ctx.settings
         wanted = ctx.needs_input_grad[:2]
         input, weight, target = ctx.saved_tensors
         gradients, ctx.gradients = ctx.gradients, None
-        if gradients is None:
-            reduction, ignore_index, filter_eps, num_threads, shard = ctx.settings
-            _, *gradients = _operator(shard)(
-                input, weight, target, grad_loss, reduction, ignore_index, *wanted, filter_eps, num_threads
+        is_computed = gradients is not None and all(known or not asked for known, asked in zip(computed, wanted))
+        if not is_computed:
+            _, *gradients = operators.loss(
+                input, weight, target, grad_loss, reduction, ignore_index, *wanted, filter_eps, num_threads, shard
             )
-        elif torch.compiler.is_compiling():
-            gradients = [gradient * grad_loss for gradient in gradients]
-        elif grad_loss.item() != 1:
-            gradients = [gradient.mul_(grad_loss) for gradient in gradients]
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # which refuses a second order by itself
-            gradients = _Gradients.apply(*gradients, grad_loss, input, weight)
+            gradients = _Gradients.apply(*gradients, input, weight)
+        if is_computed:
+            gradients = _scaled(gradients, grad_loss)
         return *(gradient if asked else None for gradient, asked in zip(gradients, wanted)), *nothing
 
 
-def _operator(shard: VocabularyShard | None):
-    """What computes loss and gradients: this process, or those of a group."""
-    return torch.ops.ascend_grad.linear_cross_entropy if shard is None else shard.linear_cross_entropy
+def _scaled(gradients: Sequence[torch.Tensor], factor: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Multiply gradients by one number: in place, and not at all by 1, where the number can be read."""
+    if torch.is_grad_enabled() or not are_readable((*gradients, factor)):
+        return [gradient * factor for gradient in gradients]
+    if factor.item() != 1:
+        for gradient in gradients:
+            gradient.mul_(factor)
+    return gradients
 
 
 class _Gradients(Function):
     """Gradients that depend on what they were computed from, so that differentiating them is an error and not zero."""
+
+    generate_vmap_rule = True
 
     @staticmethod
     def forward(input_grad, weight_grad, *_):
@@ -115,7 +113,10 @@ class _Gradients(Function):
 
     @staticmethod
     def backward(ctx, *_):
-        raise RuntimeError(f"{_NAME}: the gradient cannot be differentiated once more (create_graph=True)")
+        raise RuntimeError(_SECOND_ORDER)
+
+
+operators.register_gradient(_NAME, _LinearCrossEntropy)
 
 
 def linear_cross_entropy(
@@ -206,11 +207,40 @@ def linear_cross_entropy(
     tensor([[-0.3750,  0.1250,  0.1250,  0.1250],
             [ 0.1250,  0.1250,  0.1250, -0.3750]])
     """
-    shard = _shard(group, vocab_start_index, vocab_size)
+    arguments = (
+        input,
+        linear_weight,
+        target,
+        linear_bias,
+        weight,
+        reduction,
+        ignore_index,
+        label_smoothing,
+        options,
+        filter_eps,
+        num_threads,
+        _shard(group, vocab_start_index, vocab_size),
+    )
+    return _rounded_loss(*arguments) if group is None else _rounded_loss_over_group(*arguments)
 
+
+def _rounded_loss(
+    input: torch.Tensor,
+    linear_weight: torch.Tensor,
+    target: torch.Tensor,
+    linear_bias: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    reduction: Literal["mean", "sum", "none"],
+    ignore_index: int | None,
+    label_smoothing: float,
+    options: LinearCrossEntropyOptions | None,
+    filter_eps: float,
+    num_threads: int | None,
+    shard: VocabularyShard | None,
+) -> torch.Tensor:
     def check() -> None:
         refuse(_NAME, linear_bias=linear_bias, options=options, label_smoothing=label_smoothing or None)
-        if group is not None:
+        if shard is not None:
             refuse(f"{_NAME} with a group", weight=weight)
 
     _run(shard, check)
@@ -228,6 +258,9 @@ def linear_cross_entropy(
     return loss if torch.is_autocast_enabled(_autocast_device(input)) else loss.to(input.dtype)
 
 
+_rounded_loss_over_group = torch.compiler.disable(_rounded_loss)
+
+
 def unrounded_loss(
     input: torch.Tensor,
     linear_weight: torch.Tensor,
@@ -240,8 +273,9 @@ def unrounded_loss(
     num_threads: int | None = None,
     shard: VocabularyShard | None = None,
     names: Names = _NAMES,
+    zero_if_empty: bool = False,
 ) -> torch.Tensor:
-    """The same in float32, or float64 where `input` is."""
+    """Compute the same in float32, or float64 where `input` is. The mean over no rows is NaN, or 0 on demand."""
     _run(shard, partial(_check_arguments, names, input, linear_weight, target, weight, reduction))
     numbers = _run(shard, partial(_as_numbers, names.operator, ignore_index, filter_eps, num_threads))
     ignore_index, filter_eps, num_threads = numbers
@@ -251,25 +285,33 @@ def unrounded_loss(
         input, linear_weight = _lower_precision(input), _lower_precision(linear_weight)
     _run(shard, partial(_check_dtypes, names, input, linear_weight, given))
     rows, classes = (input, target) if input.dim() == 2 else (input.unsqueeze(0), target.unsqueeze(0))
-    with_gradients = torch.is_grad_enabled()
+    computed = reduction if weight is None else "none"
+    with_gradients = torch.is_grad_enabled() and computed != "none" and rows.dtype != torch.float16
+    arguments = (
+        rows,
+        linear_weight,
+        classes,
+        None,
+        computed,
+        ignore_index,
+        with_gradients and rows.requires_grad,
+        with_gradients and linear_weight.requires_grad,
+        filter_eps,
+        num_threads,
+    )
     try:
-        loss, *_ = _LinearCrossEntropy.apply(
-            rows,
-            linear_weight,
-            classes,
-            (with_gradients and rows.requires_grad, with_gradients and linear_weight.requires_grad),
-            reduction if weight is None else "none",
-            ignore_index,
-            filter_eps,
-            num_threads,
-            shard,
-        )
+        if shard is None:
+            loss, *_ = operators.apply(_LinearCrossEntropy, *arguments, None)
+        else:
+            loss, *_ = shard.apply(_LinearCrossEntropy, *arguments)
     except AscendGradError as error:
         if shard is None:
             rename(error, names.operator, {"input": names.input, "weight": names.weight, "target": names.target})
         raise
     if weight is not None:
-        loss = _weighted(loss, classes, weight, reduction, ignore_index)
+        loss = _weighted(loss, classes, weight, reduction, ignore_index, zero_if_empty)
+    elif zero_if_empty and reduction == "mean":
+        loss = torch.where((classes != ignore_index).any(), loss, 0)
     return loss.reshape(target.shape) if reduction == "none" else loss
 
 
@@ -375,12 +417,15 @@ def _lower_precision(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _weighted(
-    losses: torch.Tensor, target: torch.Tensor, weight: torch.Tensor, reduction: str, ignored: int
+    losses: torch.Tensor, target: torch.Tensor, weight: torch.Tensor, reduction: str, ignored: int, zero_if_empty: bool
 ) -> torch.Tensor:
-    """Losses of rows with the weights of their classes."""
+    """Apply the weights of classes to losses of rows, and reduce those."""
     counted = target != ignored
     weights = weight.to(losses.dtype)[torch.where(counted, target, 0)] * counted
     losses = losses * weights
     if reduction == "none":
         return losses
-    return losses.sum() / weights.sum() if reduction == "mean" else losses.sum()
+    if reduction == "sum":
+        return losses.sum()
+    total = weights.sum()
+    return losses.sum() / (torch.where(counted.any(), total, 1) if zero_if_empty else total)

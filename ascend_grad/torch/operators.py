@@ -1,23 +1,29 @@
 """The operators as torch knows them: ``torch.ops.ascend_grad``, for its tracing and batching.
 
 Each has a schema, the computation on the CPU and on an Ascend NPU, what it returns of tensors without memory ("fake"),
-and for the row-wise operators a rule for `torch.vmap`. They know nothing of gradients: `rowwise` and `linear` do.
+and a rule for `torch.vmap`. Their gradients are those of the functions of `rowwise` and `linear`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakValueDictionary
 
 import torch
+from torch._functorch.autograd_function import enable_single_level_autograd_function
+from torch.autograd import Function
 
 import ascend_grad as ag
 
 from ..contract import OPERATORS
 from ..errors import ParamInvalidError
 from ..results import LinearCrossEntropy
-from .tensors import are_plain, array_on_npu, tensor_on_npu, to_array, to_tensor
+from .tensors import are_plain, are_readable, array_on_npu, tensor_on_npu, to_array, to_tensor
+
+if TYPE_CHECKING:
+    from .vocabulary_parallel import VocabularyShard
 
 
 def _register(name: str, schema: str, compute: Callable, compute_on_npu: Callable, fake: Callable) -> None:
@@ -26,6 +32,37 @@ def _register(name: str, schema: str, compute: Callable, compute_on_npu: Callabl
     torch.library.impl(qualified, "cpu", compute)
     torch.library.impl(qualified, "privateuseone", compute_on_npu)  # which torch_npu has taken, and renamed
     torch.library.register_fake(qualified, fake)
+
+
+def register_gradient(name: str, function: type[Function]) -> None:
+    """Give an operator the gradient of a function that has the operator's arguments and results."""
+    operator = getattr(torch.ops.ascend_grad, name).default
+
+    def compute(*arguments):
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator(*arguments)
+
+    class Differentiable(function):
+        @staticmethod
+        def forward(*arguments):
+            with torch.enable_grad():  # for outer transforms, which see this call, too
+                return compute(*arguments)
+
+    def compute_with_gradient(*arguments):
+        if not torch.is_grad_enabled():
+            return compute(*arguments)
+        with enable_single_level_autograd_function():  # one call for each transform
+            return super(Function, Differentiable).apply(*arguments)
+
+    torch.library.impl(f"ascend_grad::{name}", "Autograd", compute_with_gradient)
+
+
+def apply(function: type[Function], *arguments: Any) -> Any:
+    """Compute with a gradient: by the function where nothing looks on, else by the operator, which takes longer."""
+    if are_readable(each for each in arguments if isinstance(each, torch.Tensor)):
+        # `Function.apply` without what it does for arguments by name and for functions that are or were transformed.
+        return super(Function, function).apply(*arguments)
+    return function.forward(*arguments)
 
 
 # -- row by row --
@@ -110,6 +147,9 @@ def rowwise(name: str, *arguments: torch.Tensor | float) -> torch.Tensor:
 
 LINEAR = "linear_cross_entropy"
 
+#: Parts of vocabularies that are split over processes, by the number that the operator is given.
+SHARDS: WeakValueDictionary[int, VocabularyShard] = WeakValueDictionary()
+
 
 def linear_cross_entropy(
     function: Callable,
@@ -150,8 +190,15 @@ def _in_this_process(*arguments: Any, **options: Any) -> LinearCrossEntropy:
     return ag.linear_cross_entropy(*arguments, **options)
 
 
+def _linear_cross_entropy(array_of: Callable, tensor_of: Callable, *arguments: Any) -> tuple[torch.Tensor, ...]:
+    *problem, shard = arguments
+    if shard is not None:
+        return SHARDS[shard].linear_cross_entropy(*problem)
+    return linear_cross_entropy(_in_this_process, array_of, tensor_of, *problem)
+
+
 def _linear_cross_entropy_fake(
-    input, weight, target, grad_loss, reduction, ignore_index, input_grad, weight_grad, filter_eps, num_threads
+    input, weight, target, grad_loss, reduction, ignore_index, input_grad, weight_grad, filter_eps, num_threads, shard
 ):
     loss = input.new_empty(
         target.shape if reduction == "none" else (),
@@ -164,11 +211,33 @@ def _linear_cross_entropy_fake(
     )
 
 
+def _linear_cross_entropy_vmap(info, in_dims: tuple, *arguments) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...]]:
+    """Compute the problems of a batch one after another, as each has a sum over its rows."""
+
+    def problem(i: int) -> list:
+        return [each if dim is None else each.select(dim, i) for each, dim in zip(arguments, in_dims)]
+
+    results = [torch.ops.ascend_grad.linear_cross_entropy(*problem(i)) for i in range(info.batch_size)]
+    if not results:
+        message = "expected a batch of at least one problem, got none"
+        raise ParamInvalidError(f"torch.vmap: {message}", operator=LINEAR)
+    return tuple(torch.stack(each) for each in zip(*results)), (0, 0, 0)
+
+
 _register(
     LINEAR,
     "(Tensor input, Tensor weight, Tensor target, Tensor? grad_loss, str reduction, int ignore_index, bool input_grad, "
-    "bool weight_grad, float filter_eps, int? num_threads) -> (Tensor loss, Tensor input_grad, Tensor weight_grad)",
-    partial(linear_cross_entropy, _in_this_process, to_array, to_tensor),
-    partial(linear_cross_entropy, _in_this_process, array_on_npu, tensor_on_npu),
+    "bool weight_grad, float filter_eps, int? num_threads, int? shard) "
+    "-> (Tensor loss, Tensor input_grad, Tensor weight_grad)",
+    partial(_linear_cross_entropy, to_array, to_tensor),
+    partial(_linear_cross_entropy, array_on_npu, tensor_on_npu),
     _linear_cross_entropy_fake,
 )
+torch.library.register_vmap(f"ascend_grad::{LINEAR}", _linear_cross_entropy_vmap)
+
+
+def loss(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Compute the loss and its gradients, by torch's dispatcher only where something looks on, as `rowwise`."""
+    if not are_plain(arguments):
+        return torch.ops.ascend_grad.linear_cross_entropy(*arguments)
+    return _linear_cross_entropy(to_array, to_tensor, *arguments)

@@ -9,15 +9,8 @@ import torch
 from torch.autograd import Function
 
 from ..errors import ParamTypeError
-from .operators import rowwise
-from .tensors import are_plain, check_tensors
-
-
-def apply(function: type[Function], *arguments: torch.Tensor | float) -> torch.Tensor:
-    """`function.apply`, without what that does for arguments by name and for functions that are or were transformed."""
-    if are_plain(arguments):
-        return super(Function, function).apply(*arguments)
-    return function.apply(*arguments)
+from .operators import apply, register_gradient, rowwise
+from .tensors import check_tensors
 
 
 def _softmax_backward_wrt_output(
@@ -29,8 +22,6 @@ def _softmax_backward_wrt_output(
 
 
 class _Softmax(Function):
-    generate_vmap_rule = True
-
     @staticmethod
     def forward(input, dim):
         return rowwise("softmax", input, dim)
@@ -49,8 +40,6 @@ class _Softmax(Function):
 
 
 class _SoftmaxBackward(Function):
-    generate_vmap_rule = True
-
     @staticmethod
     def forward(grad_output, output, dim):
         return rowwise("softmax_backward", grad_output, output, dim)
@@ -71,8 +60,6 @@ class _SoftmaxBackward(Function):
 
 
 class _LogSoftmax(Function):
-    generate_vmap_rule = True
-
     @staticmethod
     def forward(input, dim):
         return rowwise("log_softmax", input, dim)
@@ -91,8 +78,6 @@ class _LogSoftmax(Function):
 
 
 class _LogSoftmaxBackward(Function):
-    generate_vmap_rule = True
-
     @staticmethod
     def forward(grad_output, output, dim):
         return rowwise("log_softmax_backward", grad_output, output, dim)
@@ -114,8 +99,6 @@ class _LogSoftmaxBackward(Function):
 
 
 class _ScaledMaskedSoftmax(Function):
-    generate_vmap_rule = True
-
     @staticmethod
     def forward(x, mask, scale):
         return rowwise("scaled_masked_softmax", x, mask, scale)
@@ -134,8 +117,6 @@ class _ScaledMaskedSoftmax(Function):
 
 
 class _ScaledMaskedSoftmaxBackward(Function):
-    generate_vmap_rule = True
-
     @staticmethod
     def forward(grad_output, y, mask, scale):
         return rowwise("scaled_masked_softmax_backward", grad_output, y, mask, scale)
@@ -155,6 +136,17 @@ class _ScaledMaskedSoftmaxBackward(Function):
             None,
             None,
         )
+
+
+for _name, _function in (
+    ("softmax", _Softmax),
+    ("softmax_backward", _SoftmaxBackward),
+    ("log_softmax", _LogSoftmax),
+    ("log_softmax_backward", _LogSoftmaxBackward),
+    ("scaled_masked_softmax", _ScaledMaskedSoftmax),
+    ("scaled_masked_softmax_backward", _ScaledMaskedSoftmaxBackward),
+):
+    register_gradient(_name, _function)
 
 
 def softmax(input: torch.Tensor, dim: int = -1) -> torch.Tensor:

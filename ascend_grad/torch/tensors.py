@@ -14,11 +14,12 @@ from ..backends.ascend import torch_npu
 from ..errors import BackendUnavailableError, ParamTypeError
 from ..npu import DeviceArray
 
-# What torch does not tell in public: whether functions are transformed (`torch.func`), or were when a tensor was made,
-# and how many modes look at operators or functions. If a later torch names that otherwise, the answer is yes: slower,
-# but right.
+# What torch does not tell in public: whether functions are transformed (`torch.func`), how many modes look at operators
+# or functions, and whether a tensor has memory of its own. Tensors of transforms have none, nor have those of the older
+# batching of `is_grads_batched` and `vectorize`, which is no transform. If a later torch names that otherwise, the
+# answers are those that are slower, but right.
 _are_transforms_active = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
-_is_wrapped = getattr(torch._C._functorch, "is_functorch_wrapped_tensor", lambda tensor: True)
+_has_storage = getattr(torch._C, "_has_storage", lambda tensor: False)
 _operator_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
 _function_modes = getattr(torch._C, "_len_torch_function_stack", lambda: 1)
 
@@ -69,20 +70,25 @@ def is_observed() -> bool:
     )
 
 
-def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is nothing but memory of the CPU."""
+def _is_memory(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is nothing but memory of its device."""
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter)
-        and tensor.is_cpu
-        and not _is_wrapped(tensor)
+        and _has_storage(tensor)
         and not tensor.is_neg()
         and not tensor._is_zerotensor()
     )
 
 
 def are_plain(arguments: Iterable[object]) -> bool:
-    """Whether all tensors among these are, and nothing looks at what is done with them."""
-    return not is_observed() and all(is_plain(each) for each in arguments if isinstance(each, torch.Tensor))
+    """Return whether nothing looks on, and all tensors among the arguments are nothing but memory of the CPU."""
+    tensors = (each for each in arguments if isinstance(each, torch.Tensor))
+    return not is_observed() and all(each.is_cpu and _is_memory(each) for each in tensors)
+
+
+def are_readable(tensors: Iterable[torch.Tensor]) -> bool:
+    """Return whether nothing looks on, and all tensors have values, so that those can be read and changed at once."""
+    return not is_observed() and all(not each.is_meta and _is_memory(each) for each in tensors)
 
 
 def check_tensors(operator: str, **tensors: object) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch
+from torch.autograd import Function
 from torch.distributed import ProcessGroup
 
 from .. import parallel
@@ -20,6 +23,8 @@ _T = TypeVar("_T")
 
 _NAME = operators.LINEAR
 
+_numbers = itertools.count()
+
 #: What this function's caller knows arguments of `parallel.linear_cross_entropy` as.
 _ARGUMENTS = {
     "weight_shard": "linear_weight",
@@ -28,7 +33,8 @@ _ARGUMENTS = {
 }
 
 
-class VocabularyShard(NamedTuple):
+@dataclass(eq=False)
+class VocabularyShard:
     """Which part of the vocabulary this process has."""
 
     group: ProcessGroup
@@ -36,14 +42,28 @@ class VocabularyShard(NamedTuple):
     vocab_size: int | None
 
     def run(self, operator: str, check: Callable[[], _T]) -> _T:
-        """What a check returns; what it raises is told to the other processes, which wait for this one."""
+        """Return what a check returns. What it raises is told to the other processes, which wait for this one."""
         attempt = Attempt(operator)
         found = attempt.run(check)
         if attempt.failed:
             attempt.tell(collectives(self.group, "group", operator), None)
         return cast(_T, found)
 
-    @torch.compiler.disable
+    def apply(self, function: type[Function], *arguments: Any) -> tuple[torch.Tensor, ...]:
+        """Compute with a gradient, as `operators.apply`, over all shards."""
+
+        def check() -> None:
+            for name, tensor in zip(("input", "linear_weight", "target"), arguments):
+                if tensor.is_meta:
+                    expected = "a tensor on the CPU or on an Ascend NPU"
+                    message = f"{name}: with a group expected {expected}, got one on {tensor.device}"
+                    raise BackendUnavailableError(message, operator=_NAME)
+
+        self.run(_NAME, check)
+        number = next(_numbers)
+        operators.SHARDS[number] = self
+        return operators.apply(function, *arguments, number)
+
     def linear_cross_entropy(
         self,
         input: torch.Tensor,
@@ -53,16 +73,12 @@ class VocabularyShard(NamedTuple):
         reduction: Literal["mean", "sum", "none"],
         *arguments: Any,
     ) -> tuple[torch.Tensor, ...]:
-        """As the operator of this name in `operators`, over all shards."""
+        """Compute what the operator of this name in `operators` returns, over all shards."""
         array_of, tensor_of = (array_on_npu, tensor_on_npu) if input.device.type == "npu" else (to_array, to_tensor)
 
         def check() -> torch.Tensor | float | None:
-            """The gradient that arrives, as a number where it is one."""
+            """Return the upstream gradient, as a number where it is one."""
             for name, tensor in (("input", input), ("linear_weight", weight), ("target", target)):
-                if tensor.device.type not in ("cpu", "npu"):
-                    expected = "a tensor on the CPU or on an Ascend NPU"
-                    message = f"{name}: with a group expected {expected}, got one on {tensor.device}"
-                    raise BackendUnavailableError(message, operator=_NAME)
                 array_of(tensor, name, _NAME)
             if grad_loss is None:
                 return None

@@ -103,6 +103,34 @@ def test_liger(with_weight: bool, reduction: str):
         assert_close(value, expected, torch.float32)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("tokens", [B * T, 0])
+def test_every_token_is_ignored(tokens: int, reduction: str, dtype: torch.dtype):
+    """Liger's mean of nothing is 0, cut cross-entropy's NaN. Neither has a gradient."""
+    x, w = torch.randn(tokens, H).to(dtype), torch.randn(V, H).to(dtype)
+    target = torch.full((tokens,), 3)
+    zero = torch.zeros((tokens,) if reduction == "none" else ())
+    nothing = torch.full_like(zero, torch.nan) if reduction == "mean" else zero
+    modules = [LigerFusedLinearCrossEntropyLoss(weight, 3, reduction=reduction) for weight in (None, torch.rand(V))]
+    functions = [
+        (lambda x, w: linear_cross_entropy(x, w, target, ignore_index=3, reduction=reduction), nothing),
+        *((lambda x, w, module=module: module(w, x, target), zero) for module in modules),
+    ]
+    for function, right in functions:
+        for above in (torch.ones_like(zero), torch.full_like(zero, 2.5)):
+            value, *grads = value_and_gradients(function, [x, w], above.to(torch.promote_types(dtype, torch.float32)))
+            torch.testing.assert_close(value.detach(), right.to(value.dtype), equal_nan=True, rtol=0, atol=0)
+            assert [grad.dtype for grad in grads] == [dtype, dtype]
+            assert not any(torch.count_nonzero(grad) for grad in grads)
+
+
+def test_class_weights_of_zero_are_no_ignored_tokens():
+    """The mean over weights that add up to nothing is NaN, as Liger's is."""
+    x, w = torch.randn(T, H), torch.randn(V, H)
+    assert LigerFusedLinearCrossEntropyLoss(torch.zeros(V))(w, x, torch.zeros(T, dtype=torch.int64)).isnan()
+
+
 @pytest.mark.parametrize(
     ("keyword", "value"),
     [

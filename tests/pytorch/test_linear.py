@@ -401,3 +401,28 @@ def test_the_module_shares_a_weight():
     assert_close(embedding.weight.grad, right[1], torch.float32)
     with pytest.raises(ag.ParamInvalidError, match=r"linear_weight: expected shape \(12, 5\), got \(13, 5\)"):
         agt.LinearCrossEntropyLoss(H, 12, linear_weight=embedding.weight)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("in_dims", [(0, None, 0), (1, 0, 0), (None, 1, None)], ids=str)
+def test_batches(in_dims: tuple[int | None, ...], reduction: str):
+    """Values and gradients of several problems by `torch.vmap`."""
+    x, w, target = torch.randn(N, H, dtype=torch.float64), torch.randn(C, H, dtype=torch.float64), torch.arange(N)
+    arguments = [
+        each if dim is None else torch.stack([each, each.roll(1, 0), each.flip(0)], dim)
+        for each, dim in zip((x, w, target), in_dims)
+    ]
+
+    def values(function, *arguments: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        loss = lambda x, w, target: function(x, w, target, reduction=reduction)  # noqa: E731
+        gradients = torch.func.grad(lambda *arguments: loss(*arguments).sum(), (0, 1))
+        return torch.vmap(loss, in_dims)(*arguments), *torch.vmap(gradients, in_dims)(*arguments)
+
+    rights = values(F.linear_cross_entropy, *arguments)
+    for ours, right in zip(values(agt.linear_cross_entropy, *arguments), rights, strict=True):
+        assert_close(ours, right, torch.float64, steps=10)
+    nothing = [each if dim is None else each.narrow(dim, 0, 0) for each, dim in zip(arguments, in_dims)]
+    with pytest.raises(
+        ag.ParamInvalidError, match=r"linear_cross_entropy: torch\.vmap: expected a batch of at least one"
+    ):
+        torch.vmap(lambda *each: agt.linear_cross_entropy(*each, reduction=reduction), in_dims)(*nothing)

@@ -193,6 +193,54 @@ def test_batches_and_gradients_of_gradients():
         assert_close(ours.cpu(), second(function, x.double()), torch.float32, steps=10)
 
 
+@pytest.mark.parametrize("name", SOFTMAXES)
+def test_batches_of_upstream_gradients(name: str):
+    """By torch's older batching, whose tensors have no memory."""
+    x, above = torch.randn(4, 5), torch.randn(3, 4, 5)
+
+    def gradients(function, x: torch.Tensor, above: torch.Tensor) -> torch.Tensor:
+        x = x.clone().requires_grad_()
+        return torch.autograd.grad(function(x, -1), x, above, is_grads_batched=True)[0]
+
+    ours = gradients(getattr(agt, name), x.to("npu"), above.to("npu"))
+    assert ours.device.type == "npu"
+    right = gradients(SOFTMAXES[name], x.double(), above.double())
+    assert_close(ours.cpu(), right, torch.float32, steps=4)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_batches_of_upstream_gradients_of_the_loss(reduction: str):
+    x, w, target = problem(torch.bfloat16)
+    above = torch.randn(3, *((BT,) if reduction == "none" else ())).bfloat16()
+
+    def gradients(function, x, w, target, above) -> tuple[torch.Tensor, ...]:
+        leaves = [x.clone().requires_grad_(), w.clone().requires_grad_()]
+        return torch.autograd.grad(function(*leaves, target, reduction=reduction), leaves, above, is_grads_batched=True)
+
+    ours = gradients(agt.linear_cross_entropy, *(each.to("npu") for each in (x, w, target, above)))
+    rights = gradients(F.linear_cross_entropy, x.double(), w.double(), target, above.double())
+    for grad, right in zip(ours, rights, strict=True):
+        assert grad.device.type == "npu"
+        assert_close(grad.cpu(), right, torch.bfloat16, steps=8)
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.5])
+def test_gradients_are_scaled_where_they_are(factor: float, device):
+    """By 1 they are not touched: nothing is computed in backward."""
+    x, w, target = (each.to("npu") for each in problem(torch.bfloat16))
+    leaves = [x.requires_grad_(), w.requires_grad_()]
+    loss = agt.linear_cross_entropy(*leaves, target)
+    device.reset()
+    grads = torch.autograd.grad(loss, leaves, torch.full_like(loss, factor))
+    assert device.counter("launches") == 0  # the double of torch_npu multiplies on the host
+    rights = value_and_gradients(
+        lambda x, w: factor * F.linear_cross_entropy(x, w, target.cpu()),
+        [each.detach().cpu().double() for each in leaves],
+    )[1:]
+    for grad, right in zip(grads, rights, strict=True):
+        assert_close(grad.cpu(), right, torch.bfloat16, steps=8)
+
+
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated.*:DeprecationWarning")  # by torch's own tracing
 def test_compiled():
     x = torch.randn(4, 5).to("npu").requires_grad_()

@@ -59,6 +59,17 @@ def test_values_and_gradients(outcomes, dtype, reduction):
         assert_close(torch.cat([each[backward] for each in results]), weight_grad, dtype, steps=4)
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_batches_of_upstream_gradients(outcomes, dtype, reduction):
+    """By torch's older batching: the processes communicate for one after another."""
+    _, input_grad, weight_grad = right_values(dtype, reduction)
+    results = [rank["batched", dtype, reduction] for rank in outcomes]
+    for i, factor in enumerate((1.0, -2.0, 0.5)):
+        for grad, _ in results:
+            assert_close(grad[i], factor * input_grad, dtype, steps=6)
+        assert_close(torch.cat([grad[i] for _, grad in results]), factor * weight_grad, dtype, steps=6)
+
+
 def test_frozen_layers(outcomes):
     _, input_grad, weight_grad = right_values(torch.float32, "mean")
     above = tensor_ranks.problem(torch.float32, "mean")[3]

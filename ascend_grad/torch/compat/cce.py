@@ -52,7 +52,7 @@ def linear_cross_entropy(
     softcap : None
         Not supported.
     reduction : {"mean", "sum", "none"}, default "mean"
-        As in `ascend_grad.torch.linear_cross_entropy`.
+        As in `ascend_grad.torch.linear_cross_entropy`: the mean is NaN if every row is ignored.
     shift : bool or int, default 0
         Each row predicts the target that stands so much later in the last dimension of `targets`.
     return_lse : bool, default False

@@ -28,7 +28,7 @@ class LigerFusedLinearCrossEntropyLoss(torch.nn.Module):
     lse_square_scale, label_smoothing : float, default 0.0
         Not supported but for 0.
     reduction : {"mean", "sum", "none"}, default "mean"
-        As in `ascend_grad.torch.linear_cross_entropy`.
+        As in `ascend_grad.torch.linear_cross_entropy`, but the mean is 0 if every row is ignored.
     softcap : None
         Not supported.
     return_z_loss : bool, default False
@@ -105,5 +105,6 @@ class LigerFusedLinearCrossEntropyLoss(torch.nn.Module):
         """
         linear.refuse(_NAME, bias=bias)
         return linear.unrounded_loss(
-            _input, lin_weight, target, self.ce_weight, self.reduction, self.ignore_index, names=_NAMES
-        )
+            _input, lin_weight, target, self.ce_weight, self.reduction, self.ignore_index,
+            names=_NAMES, zero_if_empty=True,
+        )  # fmt: skip

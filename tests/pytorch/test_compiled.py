@@ -1,0 +1,147 @@
+"""`torch.compile` and compiled autograd: values, gradients, and how often something is compiled.
+
+Limits are on what is compiled, so that they hold on a busy machine, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch._dynamo import compiled_autograd
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._dynamo.utils import counters
+from torch_cases import CASES, case, step
+
+import ascend_grad.torch as agt
+
+#: By torch's own tracing of a `torch.autograd.Function`.
+pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated.*:DeprecationWarning")
+
+TARGET = torch.tensor([1, 2, -100, 6])
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_compiled_yet():
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def sized(name: str, rows: int) -> tuple[Callable, list[torch.Tensor], list[torch.Tensor]]:
+    """The case with this number of rows."""
+    function, (first, *leaves), others = case(name)
+    size = [*first.shape[:-2], rows, first.shape[-1]]
+    others = [
+        torch.rand(1, 1, rows, 5) < 0.5 if each.dtype == torch.bool else torch.arange(rows) % 7 for each in others
+    ]
+    return function, [torch.randn(size), *leaves], others
+
+
+def graphs() -> int:
+    """The number of graphs that were compiled. (A first attempt that torch itself gives up is none.)"""
+    assert not counters["graph_break"]
+    return counters["aot_autograd"]["ok"]
+
+
+def check(compiled: Callable, function: Callable, leaves: list[torch.Tensor], others: list[torch.Tensor]) -> None:
+    """Compare value and gradients with those of eager mode."""
+    value, *grads = step(function, leaves, others)
+    leaves = [each.clone().requires_grad_() for each in leaves]
+    ours = compiled(*leaves, *others)
+    ours.backward(torch.ones_like(value))
+    for each, right in zip((ours, *(leaf.grad for leaf in leaves)), (value, *grads), strict=True):
+        torch.testing.assert_close(each, right)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_graph_for_one_shape(name: str):
+    function, leaves, others = case(name)
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    for _ in range(4):
+        check(compiled, function, [torch.randn_like(each) for each in leaves], others)
+    assert graphs() == 1
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(compiled(*leaves, *others), function(*leaves, *others))
+    assert graphs() == 2
+
+
+@pytest.mark.parametrize(("dynamic", "limit"), [(None, 2), (True, 1)])
+@pytest.mark.parametrize("name", CASES)
+def test_no_graph_for_each_size(name: str, dynamic: bool | None, limit: int):
+    """One graph serves any number of rows, or one the first number and one all others."""
+    compiled = torch.compile(CASES[name][0], fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for rows in (4, 5, 6, 9):
+        check(compiled, *sized(name, rows))
+    assert graphs() <= limit
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # in tracing
+@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_compiled_autograd(name: str, is_compiled: bool):
+    """The backward of eager mode, and of a compiled function, is one graph for all calls."""
+    function, leaves, others = case(name)
+    backend = CompileCounterWithBackend("aot_eager")
+    forward = torch.compile(function, fullgraph=True, backend="aot_eager") if is_compiled else function
+    right = step(function, leaves, others)
+    tolerance = 2**-7 if name == "autocast" else 1e-5
+    for factor in (1.0, 1.0, 2.5):
+        inputs = [each.clone().requires_grad_() for each in leaves]
+        with compiled_autograd._enable(torch.compile(fullgraph=True, backend=backend)):
+            value = forward(*inputs, *others)
+            value.backward(torch.full_like(value, factor))
+        for each, grad in zip(inputs, right[1:], strict=True):
+            torch.testing.assert_close(each.grad, factor * grad, rtol=tolerance, atol=tolerance)
+    assert counters["compiled_autograd"]["captures"] == backend.frame_count == 1
+    assert not counters["graph_break"]
+
+
+TRANSFORMED = {
+    "grad": lambda f, x: torch.func.grad(lambda x: f(x)[..., 1].sum())(x),
+    "vmap": lambda f, x: torch.vmap(f)(x),
+    "vmap of grad": lambda f, x: torch.vmap(torch.func.grad(lambda row: f(row)[1]))(x),
+    "jacrev": lambda f, x: torch.func.jacrev(f)(x),
+    "jacrev of jacrev": lambda f, x: torch.func.jacrev(torch.func.jacrev(f))(x),
+}
+
+
+@pytest.mark.parametrize("transformed", TRANSFORMED)
+@pytest.mark.parametrize("function", [agt.softmax, agt.log_softmax])
+def test_compiled_transforms(function: Callable, transformed: str):
+    x = torch.randn(3, 4, dtype=torch.float64)
+    compiled = torch.compile(lambda x: TRANSFORMED[transformed](function, x), fullgraph=True, backend="aot_eager")
+    right = getattr(torch, function.__name__)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), TRANSFORMED[transformed](lambda x: right(x, -1), x))
+    assert graphs() == 1
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_compiled_transforms_of_the_loss(reduction: str):
+    x, w = torch.randn(4, 3, dtype=torch.float64), torch.randn(7, 3, dtype=torch.float64)
+
+    def gradients(function) -> tuple[torch.Tensor, ...]:
+        loss = lambda x, w: function(x, w, TARGET, reduction=reduction).sum()  # noqa: E731
+        return torch.func.grad(loss, (0, 1))(x, w)
+
+    compiled = torch.compile(lambda: gradients(agt.linear_cross_entropy), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(), gradients(torch.nn.functional.linear_cross_entropy))
+    assert graphs() == 1
+
+
+def test_a_compiled_module_and_two_backwards():
+    module = agt.LinearCrossEntropyLoss(3, 7)
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    x = torch.randn(4, 3)
+    module(x, TARGET).backward()
+    right, module.linear.weight.grad = module.linear.weight.grad, None
+    loss = compiled(x, TARGET)
+    loss.backward(retain_graph=True)
+    torch.testing.assert_close(module.linear.weight.grad, right)
+    loss.backward()
+    torch.testing.assert_close(module.linear.weight.grad, 2 * right)
+    assert graphs() == 1

@@ -1,0 +1,71 @@
+"""The functions of `ascend_grad.torch`, each with small arguments, for tests of what torch makes of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch_oracles import value_and_gradients
+
+import ascend_grad.torch as agt
+
+MASK = torch.arange(20).reshape(1, 1, 4, 5) % 3 == 0
+TARGET = torch.tensor([1, 2, -100, 6])
+CLASS_WEIGHT = torch.arange(7.0)
+
+
+def loss(**keywords) -> Callable[..., torch.Tensor]:
+    return lambda x, w, target: 3 * agt.linear_cross_entropy(x, w, target, **keywords)
+
+
+def a_weight_for_each_class(x: torch.Tensor, w: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return agt.linear_cross_entropy(x, w, target, weight=CLASS_WEIGHT.to(x.device))
+
+
+def one_row(x: torch.Tensor, w: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return agt.linear_cross_entropy(x[0], w, target[0])
+
+
+def shifted(x: torch.Tensor, w: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return agt.compat.cce.linear_cross_entropy(x[None], w, target[None], shift=1)
+
+
+def under_autocast(x: torch.Tensor, w: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return agt.linear_cross_entropy(x, w, target, num_threads=1)
+
+
+def liger(weight: torch.Tensor | None) -> Callable[..., torch.Tensor]:
+    def call(x: torch.Tensor, w: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        here = None if weight is None else weight.to(x.device)
+        return agt.compat.liger.LigerFusedLinearCrossEntropyLoss(here)(w, x, target)
+
+    return call
+
+
+#: A function, the shapes of what it differentiates, and its other tensors.
+CASES = {
+    "softmax": (lambda x: agt.softmax(2 * x, 0), [(4, 3)], []),
+    "log_softmax": (lambda x: agt.log_softmax(2 * x), [(4, 3)], []),
+    "scaled_masked_softmax": (lambda x, mask: agt.scaled_masked_softmax(x, mask, 0.5), [(2, 3, 4, 5)], [MASK]),
+    **{name: (loss(reduction=name), [(4, 3), (7, 3)], [TARGET]) for name in ("mean", "sum", "none")},
+    "a weight for each class": (a_weight_for_each_class, [(4, 3), (7, 3)], [TARGET]),
+    "one row": (one_row, [(4, 3), (7, 3)], [TARGET]),
+    "autocast": (under_autocast, [(4, 3), (7, 3)], [TARGET]),
+    "cut cross-entropy": (shifted, [(4, 3), (7, 3)], [TARGET]),
+    "Liger": (liger(None), [(4, 3), (7, 3)], [TARGET]),
+    "Liger, a weight for each class": (liger(CLASS_WEIGHT), [(4, 3), (7, 3)], [TARGET]),
+}
+
+
+def case(name: str, dtype: torch.dtype = torch.float32) -> tuple[Callable, list[torch.Tensor], list[torch.Tensor]]:
+    """A function, values for what it differentiates, and its other tensors."""
+    function, shapes, others = CASES[name]
+    return function, [torch.randn(shape).to(dtype) for shape in shapes], others
+
+
+def step(function: Callable, leaves: list[torch.Tensor], others: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """The value, and gradients for an upstream gradient of ones."""
+    return value_and_gradients(
+        lambda *leaves: function(*leaves, *others), leaves, torch.ones_like(function(*leaves, *others))
+    )
