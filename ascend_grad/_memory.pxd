@@ -16,6 +16,14 @@ ctypedef struct Arena:
     Py_ssize_t used
 
 
+cdef extern from *:
+    """
+    /* Bytes, more than any memory has. A sum of all buffers of a problem whose arrays are not larger does not overflow. */
+    #define AG_SIZE_LIMIT ((Py_ssize_t)1 << 57)
+    """
+    const Py_ssize_t SIZE_LIMIT "AG_SIZE_LIMIT"
+
+
 cdef enum:
     ALIGNMENT = 64
 

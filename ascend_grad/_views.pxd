@@ -24,3 +24,4 @@ cdef inline View matrix_view(
 
 cdef View view_of(cnp.ndarray array) noexcept
 cdef Py_ssize_t size_of(const View *view) noexcept nogil
+cdef bint is_addressable(const View *view) noexcept nogil

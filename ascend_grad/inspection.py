@@ -85,6 +85,8 @@ def workspace_size(op_name: str, *args: Any, **kwargs: Any) -> int:
         Whatever the call itself would raise.
     ParamTypeError
         161002: an array lives on a device.
+    MemoryError
+        An argument or result has more than 2**57 bytes.
 
     Examples
     --------

@@ -3,6 +3,8 @@
 Whatever is allocated is allocated before kernels begin to write: after that, nothing can fail for memory.
 """
 
+import math
+
 import numpy as np
 
 cimport numpy as cnp
@@ -12,6 +14,7 @@ from ascend_grad._call cimport BT, H, V, Call, Result, accumulator_of, native_ve
 from ascend_grad._dtypes cimport dtype_of
 from ascend_grad._linear_rows cimport Rows
 from ascend_grad._linear_rows cimport holds_sums
+from ascend_grad._memory cimport SIZE_LIMIT
 from ascend_grad._overlap cimport may_overlap
 
 from . import _linear
@@ -181,4 +184,8 @@ cpdef object run(Call call, int threads):
 
 def workspace_size(Call call, int threads):
     """Bytes that `run` takes beyond arguments and results, at most: by shapes, dtypes and layouts alone."""
+    sizes = [value.nbytes for value in call.values if isinstance(value, np.ndarray)]
+    sizes += [math.prod(spec.shape) * spec.dtype.itemsize for spec in call.specs if spec is not None]
+    if max(sizes) > SIZE_LIMIT:
+        raise MemoryError(f"{call.operator.name}: an argument or result of {max(sizes)} bytes fits no memory")
     return _rowwise.workspace_bound(call, threads) if call.sizes[BT] < 0 else linear_workspace_size(call)

@@ -11,8 +11,10 @@ cimport numpy as cnp
 from cpython.object cimport PyObject
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New, PyCapsule_SetName
 from cpython.ref cimport Py_INCREF
-from libc.stdint cimport int64_t, uintptr_t
+from libc.stdint cimport UINTPTR_MAX, int64_t, uintptr_t
 from libc.stdlib cimport free, malloc
+
+from ascend_grad._views cimport View, is_addressable
 
 from ._dtypes import BFLOAT16
 
@@ -29,6 +31,7 @@ cdef extern from *:
     bint ag_interpreter_ends() noexcept nogil
 
 cdef extern from "Python.h":
+    const int64_t PY_SSIZE_T_MAX
     bint Py_IsInitialized() noexcept nogil
     void Py_DECREF(PyObject *)
 
@@ -136,12 +139,23 @@ cdef class Managed:
             self.legacy.deleter(self.legacy)
 
 
+cdef object numbers(const int64_t *values, int count):
+    """Shape or strides, as messages show them."""
+    return None if values == NULL else tuple([values[i] for i in range(count)])
+
+
+cdef object beyond_the_address_space(const DLTensor *tensor):
+    got = f"shape {numbers(tensor.shape, tensor.ndim)}, strides {numbers(tensor.strides, tensor.ndim)}"
+    return BufferError(f"expected elements within the address space, got {got}, byte offset {tensor.byte_offset}")
+
+
 cdef cnp.ndarray array_over(Managed owner, const DLTensor *tensor, bint is_writable):
     cdef cnp.npy_intp[MAX_RANK] shape, strides
     cdef cnp.npy_intp step = tensor.dtype.bits // 8
+    cdef int64_t most = PY_SSIZE_T_MAX // max(step, 1)
     cdef int number = number_of(tensor.dtype), axis
-    cdef char *data = <char *>tensor.data
     cdef bint is_empty = False
+    cdef View view
     if tensor.device.device_type not in (CPU, CUDA_HOST, ROCM_HOST):
         name = _DEVICES.get(tensor.device.device_type, f"device type {tensor.device.device_type}")
         raise OtherDeviceError(f"{name}:{tensor.device.device_id}")
@@ -150,19 +164,34 @@ cdef cnp.ndarray array_over(Managed owner, const DLTensor *tensor, bint is_writa
         raise BufferError(f"NumPy has no dtype for DLPack's ({dtype.code}, {dtype.bits} bits, {dtype.lanes} lanes)")
     if not 0 <= tensor.ndim <= MAX_RANK:
         raise BufferError(f"rank {tensor.ndim} is beyond {MAX_RANK}")
+    if tensor.ndim and tensor.shape == NULL:
+        raise BufferError("its shape is missing")
+    for axis in range(tensor.ndim):
+        is_empty = is_empty or tensor.shape[axis] == 0
+    view.data, view.ndim, view.itemsize = <char *>tensor.data, tensor.ndim, <int>step
+    view.shape, view.strides = <const Py_ssize_t *>shape, <const Py_ssize_t *>strides
     for axis in range(tensor.ndim - 1, -1, -1):
         shape[axis] = tensor.shape[axis]
-        strides[axis] = step if tensor.strides == NULL else tensor.strides[axis] * (tensor.dtype.bits // 8)
-        step *= max(shape[axis], 1)
-        is_empty = is_empty or shape[axis] == 0
-    if data != NULL:
-        data += tensor.byte_offset
-    elif is_empty:
-        data = &_nothing
-    else:
+        strides[axis] = step
+        # A stride that leads to no element may be anything, and is not needed.
+        if tensor.strides != NULL and shape[axis] > 1 and not is_empty:
+            if not -most <= tensor.strides[axis] <= most:
+                raise beyond_the_address_space(tensor)
+            strides[axis] = tensor.strides[axis] * view.itemsize
+        step *= max(shape[axis], 1)  # it may wrap around where the whole size does, which is refused below
+    if is_empty:
+        view.data = &_nothing
+    elif view.data == NULL:
         raise BufferError("its elements have no memory")
+    elif tensor.byte_offset > UINTPTR_MAX - <uintptr_t>view.data:
+        raise beyond_the_address_space(tensor)
+    else:
+        view.data += tensor.byte_offset
+    if not is_addressable(&view):
+        raise beyond_the_address_space(tensor)
     cdef cnp.ndarray array = cnp.PyArray_New(
-        cnp.ndarray, tensor.ndim, shape, number, strides, data, 0, cnp.NPY_ARRAY_WRITEABLE if is_writable else 0, None
+        cnp.ndarray, tensor.ndim, shape, number, strides, view.data, 0,
+        cnp.NPY_ARRAY_WRITEABLE if is_writable else 0, None
     )
     Py_INCREF(owner)  # stolen
     PyArray_SetBaseObject(array, owner)

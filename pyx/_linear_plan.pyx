@@ -27,7 +27,7 @@ sizes of caches, threads and load have no say.
 from libc.string cimport memset
 
 from ascend_grad._linear_kernels cimport AG_RESIDENT, AG_STREAMED, AG_TERMS, AG_TILE, ag_linear_kernels
-from ascend_grad._memory cimport ALIGNMENT, Arena, align_up, arena_alloc, ceil_div
+from ascend_grad._memory cimport ALIGNMENT, SIZE_LIMIT, Arena, align_up, arena_alloc, ceil_div
 
 # Partial sums that are added up without compensation: where there is room for it, and at most.
 cdef enum:
@@ -66,8 +66,6 @@ cdef double SKINNY_FLOPS = 1 << 30
 cdef Py_ssize_t SKINNY_BYTES = 512 << 10
 cdef Py_ssize_t SKINNY_STEP = 48
 cdef Py_ssize_t SKINNY_FEATURES = 256
-# More than any memory has; a sum of all buffers does not overflow.
-cdef Py_ssize_t SIZE_LIMIT = 1 << 57
 
 
 cdef inline Py_ssize_t times(Py_ssize_t a, Py_ssize_t b) noexcept nogil:

@@ -89,13 +89,15 @@ cdef class Mapping:
 
 cdef cnp.ndarray empty(int ndim, const cnp.npy_intp *shape, cnp.dtype dtype):
     """A new C-contiguous array."""
-    cdef size_t nbytes = dtype.itemsize
+    cdef Py_ssize_t nbytes = dtype.itemsize
     cdef Mapping mapping = None
     cdef cnp.ndarray result
     cdef int axis
     for axis in range(ndim):
-        nbytes *= <size_t>shape[axis]
-    if nbytes >= _threshold:
+        if shape[axis] and nbytes > SIZE_LIMIT // shape[axis]:
+            raise MemoryError(f"cannot allocate a result of shape {tuple([shape[axis] for axis in range(ndim)])}")
+        nbytes *= shape[axis]
+    if <size_t>nbytes >= _threshold:
         mapping = Mapping(nbytes)
     Py_INCREF(dtype)  # stolen, as is the mapping below
     if mapping is None:

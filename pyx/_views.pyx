@@ -1,10 +1,15 @@
 """Arrays as C sees them: what NumPy's arrays and typed memoryviews have in common."""
 
+from libc.stdint cimport UINTPTR_MAX, uintptr_t
+
 cimport numpy as cnp
 
 from ascend_grad._dtypes cimport dtype_of
 
 cnp.import_array()
+
+cdef extern from "Python.h":
+    size_t PY_SSIZE_T_MAX
 
 
 cdef View view_of(cnp.ndarray array) noexcept:
@@ -26,3 +31,36 @@ cdef Py_ssize_t size_of(const View *view) noexcept nogil:
     for axis in range(view.ndim):
         size *= view.shape[axis]
     return size
+
+
+cdef bint is_addressable(const View *view) noexcept nogil:
+    """Return whether all elements lie within the address space, and their bytes, gaps included, are less than 2**63.
+
+    Only then no product of sizes and strides wraps around. Strides that lead to no element may be anything.
+    """
+    cdef size_t most = PY_SSIZE_T_MAX, size = view.itemsize, reach = view.itemsize, below = 0, step, length
+    cdef uintptr_t address = <uintptr_t>view.data
+    cdef bint is_empty = False
+    cdef int axis
+    for axis in range(view.ndim):
+        if view.shape[axis] < 0:
+            return False
+        length = max(view.shape[axis], 1)
+        if length > most // size:
+            return False
+        size *= length
+        is_empty = is_empty or view.shape[axis] == 0
+    if is_empty:
+        return True
+    for axis in range(view.ndim):
+        if view.shape[axis] == 1:
+            continue
+        length = view.shape[axis] - 1
+        # Negated as unsigned: the least Py_ssize_t has no negative.
+        step = -<size_t>view.strides[axis] if view.strides[axis] < 0 else <size_t>view.strides[axis]
+        if step > (most - reach) // length:
+            return False
+        reach += length * step
+        if view.strides[axis] < 0:
+            below += length * step
+    return below <= address and reach - below <= UINTPTR_MAX - address

@@ -12,7 +12,7 @@ from ascend_grad._kernels cimport AG_BFLOAT16, AG_FLOAT16, AG_FLOAT32, AG_FLOAT6
 from ascend_grad._rowwise_kernels cimport AG_ROW_OP_COUNT, ag_row_op, ag_row_ops
 from ascend_grad._rowwise_plan cimport MAX_AXES, Problem, describe, has_b, has_mask
 from ascend_grad._rowwise_schedule cimport solve
-from ascend_grad._views cimport View
+from ascend_grad._views cimport View, is_addressable
 from ascend_grad.status cimport SUCCESS
 
 cdef extern from "ascend_grad/xla/ffi.h" nogil:
@@ -172,8 +172,8 @@ cdef bint broadcast(
         if buffer.dims[axis] != out.shape[axis] and buffer.dims[axis] != 1:
             return False
         strides[axis] = step if buffer.dims[axis] == out.shape[axis] else 0
-        step *= buffer.dims[axis]
-    return True
+        step *= buffer.dims[axis]  # it wraps around for such sizes alone as have no addresses
+    return is_addressable(view)
 
 
 # ---- the function ----------------------------------------------------------------------------------------------------

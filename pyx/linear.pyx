@@ -22,8 +22,9 @@ from ascend_grad._linear_plan cimport OF_BLOCKS, Plan, bytes_of
 from ascend_grad._linear_rows cimport Rows, clear_rows, holds_sums, matrix_of, number, set_number
 from ascend_grad._linear_schedule cimport Schedule
 from ascend_grad._linear_skinny cimport SkinnySchedule
+from ascend_grad._memory cimport SIZE_LIMIT
 from ascend_grad._overlap cimport are_nested, may_share_memory
-from ascend_grad._views cimport View, matrix_view, size_of
+from ascend_grad._views cimport View, is_addressable, matrix_view, size_of
 
 from . import _linear, arguments
 from ._dtypes import FLOATING_DTYPES
@@ -85,11 +86,18 @@ cdef cnp.ndarray floating(const View *view):
 
 
 cdef bint has_shape(const View *view, Py_ssize_t rows, Py_ssize_t columns) noexcept nogil:
-    """Whether a view that is there has these extents; those of vectors are rows."""
-    return view.data == NULL or (view.shape[0] == rows and (view.ndim == 1 or view.shape[1] == columns))
+    """Return whether a view that is there has this shape, for vectors (rows,), and all of its elements have addresses."""
+    return view.data == NULL or (
+        view.shape[0] == rows and (view.ndim == 1 or view.shape[1] == columns) and is_addressable(view)
+    )
 
 
 # ---- checks ----------------------------------------------------------------------------------------------------------
+
+cdef bint fits_memory(const View *view) noexcept nogil:
+    """Return whether plans can count the bytes of a matrix, whose elements have addresses."""
+    return is_addressable(view) and size_of(view) <= SIZE_LIMIT // view.itemsize
+
 
 cdef Status check_matrices(const Arguments *a) noexcept nogil:
     cdef const View *input = &a.inputs[INPUT]
@@ -97,6 +105,8 @@ cdef Status check_matrices(const Arguments *a) noexcept nogil:
     if input.data == NULL or weight.data == NULL:
         return PARAM_NULLPTR
     if weight.shape[1] != input.shape[1] or input.dtype < 0:
+        return PARAM_INVALID
+    if not fits_memory(input) or not fits_memory(weight):
         return PARAM_INVALID
     return SUCCESS
 

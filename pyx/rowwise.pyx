@@ -23,7 +23,7 @@ from ascend_grad._rowwise_kernels cimport (
 from ascend_grad._overlap cimport are_nested, is_same_memory, may_share_memory
 from ascend_grad._rowwise_plan cimport Problem, describe
 from ascend_grad._rowwise_schedule cimport solve
-from ascend_grad._views cimport View, matrix_view, size_of
+from ascend_grad._views cimport View, is_addressable, matrix_view, size_of
 
 from . import arguments
 
@@ -69,6 +69,10 @@ cdef Status compute(
     if mask == NULL:
         mask = &a_view
     if not is_like(&b_view, &a_view) or not is_like(mask, &a_view) or not is_like(&out_view, &a_view):
+        return PARAM_INVALID
+    if not (
+        is_addressable(&a_view) and is_addressable(&b_view) and is_addressable(mask) and is_addressable(&out_view)
+    ):
         return PARAM_INVALID
     if num_threads < 0 or num_threads > MAX_THREADS:
         return PARAM_INVALID

@@ -15,6 +15,7 @@ from faults import INVALID, NULL, TYPE, outcome
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from samples import DTYPES, assert_identical, generator, random_problem
+from xla_frames import called_by_xla
 
 import ascend_grad as ag
 import ascend_grad.jax as agj
@@ -374,6 +375,18 @@ def test_buffers_that_xla_hands_over():
         call(x, x, result=two, **GOOD)
     with pytest.raises(jax.errors.JaxRuntimeError, match="ascend_grad: "):
         call(x, x, **GOOD | {"operator": "scaled_masked_softmax"})
+
+
+def test_sizes_that_wrap_around():
+    """XLA has no such buffers; whoever calls the function otherwise gets an error, and nothing is written."""
+    x = np.zeros((2, 2), np.float32)
+    for dims in ((2**31, 2**31 + 1), (2**33, 2**33), (2**62, 4), (2**61,), (-2, -2), (2**32, 2**31)):
+        assert "ascend_grad: shapes and dtypes do not fit" in called_by_xla(x, dims)
+    assert "ascend_grad: shapes and dtypes do not fit" in called_by_xla(x, (2, 2), 2**64 - 8)
+    assert not x.any()
+    assert called_by_xla(x, (2**60, 0)) == ""
+    assert called_by_xla(x, (2, 2)) == ""
+    assert (x == 0.5).all()
 
 
 def test_any_dimension_of_masked():

@@ -38,6 +38,46 @@ def test_workspace_size():
     assert ag.workspace_size("softmax", x[:0]) == 0
 
 
+def broadcast(*shape: int, dtype: str = "f2"):
+    return np.broadcast_to(np.zeros((), dtype), shape)
+
+
+VAST = {
+    "a row": ("softmax", (broadcast(2**62 - 1),), {}),
+    "rows": ("softmax_backward", (broadcast(2**31, 2**30),) * 2, {}),
+    "a mask": ("scaled_masked_softmax", (broadcast(1, 1, 1, 2**62 - 1), broadcast(1, 1, 1, 2**62 - 1, dtype="?")), {}),
+    "tokens": (
+        "fused_linear_online_max_sum",
+        (broadcast(2**60, 1), broadcast(1, 1), broadcast(2**60, dtype="i4"), 0, 1),
+        {},
+    ),
+    "features": (
+        "linear_cross_entropy",
+        (broadcast(1, 2**61), broadcast(1, 2**61), broadcast(1, dtype="i4")),
+        {},
+    ),
+    "logits": (
+        "fused_linear_online_max_sum",
+        (broadcast(2**40, 1), broadcast(2**40, 1), broadcast(2**40, dtype="i4"), 0, 1),
+        {"return_logits": True},
+    ),
+}
+
+
+@pytest.mark.parametrize(("operator", "arrays", "settings"), VAST.values(), ids=VAST)
+def test_workspace_size_of_what_fits_no_memory(operator, arrays, settings):
+    """Sizes would wrap around, to 0 among others."""
+    with pytest.raises(MemoryError, match=f"{operator}: an argument or result of [0-9]+ bytes fits no memory"):
+        ag.workspace_size(operator, *arrays, **settings)
+
+
+@pytest.mark.parametrize("name", ["a row", "rows", "a mask"])
+def test_calls_whose_results_fit_no_memory(name):
+    operator, arrays, _ = VAST[name]
+    with pytest.raises(MemoryError):
+        getattr(ag, operator)(*arrays, backend="cpu")
+
+
 def test_workspace_size_raises_what_the_call_would():
     with pytest.raises(ag.BackendUnavailableError):
         ag.workspace_size("softmax", [1.0], backend="npu")

@@ -1,19 +1,53 @@
 """A test double of a communicator: the ranks are threads of this process. It is stricter than engines are.
 
 Sums are added in an order that changes from call to call, arrays are compared over the ranks, and a rank that is left
-waiting gets an error soon.
+waiting by one that has ended gets an error at once.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-#: Seconds after which ranks that wait for another one give up.
-PATIENCE = 30
+#: Seconds after which ranks give up that wait for each other in a circle; much more than calls take on a busy machine.
+PATIENCE = 600
+
+
+class LeftWaitingError(RuntimeError):
+    """A rank ended while others waited for it."""
+
+
+class Barrier:
+    """Holds ranks until all have come; an error for all that wait when one of them has ended instead."""
+
+    def __init__(self, size: int):
+        self._size = size
+        self._arrived = self._round = 0
+        self._is_left = False
+        self._changed = threading.Condition()
+
+    def wait(self) -> bool:
+        """Return whether this rank was the last one."""
+        with self._changed:
+            current = self._round
+            self._arrived += 1
+            if self._arrived == self._size:
+                self._arrived, self._round = 0, current + 1
+                self._changed.notify_all()
+                return True
+            self._changed.wait_for(lambda: self._round > current or self._is_left, PATIENCE)
+            if self._round == current:
+                raise LeftWaitingError
+            return False
+
+    def leave(self) -> None:
+        """No rank comes that has not come by now."""
+        with self._changed:
+            self._is_left = True
+            self._changed.notify_all()
 
 
 class Group:
@@ -21,25 +55,33 @@ class Group:
 
     def __init__(self, size: int):
         self.size = size
-        self._barrier = threading.Barrier(size, timeout=PATIENCE)
+        self.start()
         self._calls: list[Any] = [None] * size
         self._random = np.random.default_rng(0)
         self.order = np.arange(size)
         #: The operations so far, as every rank called them: name and shape.
         self.operations: list[tuple[str, tuple[int, ...]]] = []
 
+    def start(self) -> None:
+        """Begin a run of all ranks, those of the run before having ended."""
+        self._barrier = Barrier(self.size)
+
     def meet(self, rank: int, name: str, array: np.ndarray) -> list[np.ndarray]:
         """What every rank gave to its call of this name."""
         assert array.flags.c_contiguous
         assert array.dtype in (np.float32, np.float64, np.uint8)
         self._calls[rank] = name, array.shape, array.dtype, array.copy()
-        if self._barrier.wait() == 0:
+        if self._barrier.wait():
             self.order = self._random.permutation(self.size)
             self.operations.append((name, array.shape))
         calls = list(self._calls)
         self._barrier.wait()
         assert all(call[:3] == calls[0][:3] for call in calls), [call[:3] for call in calls]
         return [call[3] for call in calls]
+
+    def leave(self) -> None:
+        """A rank has ended: whoever waits for it, now or later, gets an error."""
+        self._barrier.leave()
 
 
 class ThreadRank:
@@ -64,8 +106,8 @@ class ThreadRank:
         return np.stack(self.group.meet(self.rank, "allgather", array))
 
 
-def in_threads(*works: Callable[[], Any]) -> list[Any]:
-    """Each in a thread of its own: what it returned or raised."""
+def in_threads(*works: Callable[[], Any], groups: Sequence[Sequence[Group]] = ()) -> list[Any]:
+    """Each in a thread of its own, which leaves its groups when it ends: what it returned or raised."""
     results: list[Any] = [None] * len(works)
 
     def run(i: int) -> None:
@@ -73,20 +115,23 @@ def in_threads(*works: Callable[[], Any]) -> list[Any]:
             results[i] = works[i]()
         except BaseException as error:
             results[i] = error
+        for group in groups[i] if groups else ():
+            group.leave()
 
     threads = [threading.Thread(target=run, args=(i,), name=f"rank {i}", daemon=True) for i in range(len(works))]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(2 * PATIENCE)
-        assert not thread.is_alive()
+        thread.join()
     return results
 
 
 def on_ranks(size: int, work: Callable[[ThreadRank], Any], group: Group | None = None) -> list[Any]:
     """What `work` returns on every rank, or raises."""
     group = group or Group(size)
-    return in_threads(*(lambda rank=rank: work(ThreadRank(group, rank)) for rank in range(size)))
+    group.start()
+    works = (lambda rank=rank: work(ThreadRank(group, rank)) for rank in range(size))
+    return in_threads(*works, groups=[[group]] * size)
 
 
 def on_grid(
@@ -96,7 +141,8 @@ def on_grid(
     rows = [Group(vocabulary_ranks) for _ in range(token_ranks)]
     columns = [Group(token_ranks) for _ in range(vocabulary_ranks)]
     places = [(v, t) for v in range(vocabulary_ranks) for t in range(token_ranks)]
-    results = in_threads(*(lambda v=v, t=t: work(ThreadRank(rows[t], v), ThreadRank(columns[v], t)) for v, t in places))
+    works = (lambda v=v, t=t: work(ThreadRank(rows[t], v), ThreadRank(columns[v], t)) for v, t in places)
+    results = in_threads(*works, groups=[(rows[t], columns[v]) for v, t in places])
     return dict(zip(places, results))
 
 

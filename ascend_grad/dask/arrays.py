@@ -1,4 +1,7 @@
-"""Which dask arrays are taken, and how a call on them is validated before any of their blocks exists."""
+"""Which dask arrays are taken, and how a call on them is validated.
+
+That is done before any of their blocks exists; each block is compared with what its array declares as soon as it does.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,22 @@ from typing import Any
 
 import dask.array as da
 import numpy as np
+from dask.base import tokenize
+from dask.layers import ArrayBlockIdDep, ArrayChunkShapeDep
 from numpy.typing import NDArray
 
 from .._call import Call, Operator
 from .._dispatch import checked_backend, chosen, prepared
-from ..arguments import check_class, shown
+from ..arguments import MAX_INDEX, check_class, shown
+from ..arrays import has_own_arithmetic, native
 from ..errors import ParamInvalidError, ParamTypeError
 
 
 def as_dask(value: object, name: str, operator: Operator) -> da.Array:
-    """A dask array whose blocks are NumPy's; an array of NumPy's becomes one of one chunk."""
+    """Return a dask array whose blocks are NumPy's, and are checked as soon as they exist.
+
+    An array of NumPy's becomes one of one chunk.
+    """
     if isinstance(value, np.ndarray):
         check_class(type(value), name, operator.name)
         return da.from_array(np.asarray(value), chunks=-1)
@@ -30,7 +39,43 @@ def as_dask(value: object, name: str, operator: Operator) -> da.Array:
     if any(math.isnan(length) for length in value.shape):
         message = f"{name}: expected known chunk sizes (compute_chunk_sizes() finds them), got shape {value.shape}"
         raise ParamInvalidError(message, operator=operator.name)
-    return value
+    if value.nbytes > MAX_INDEX:
+        message = f"{name}: expected at most {MAX_INDEX} bytes, got shape {value.shape} of dtype {value.dtype}"
+        raise ParamInvalidError(message, operator=operator.name)
+    return _with_checked_blocks(value, name, operator)
+
+
+def _with_checked_blocks(array: da.Array, name: str, operator: Operator) -> da.Array:
+    """Return the array with a check of each block, whose dtype and shape dask takes on trust."""
+    axes = tuple(range(array.ndim))
+    return da.blockwise(
+        _checked_block,
+        axes,
+        *(array, axes, ArrayBlockIdDep(array.chunks), axes, ArrayChunkShapeDep(array.chunks), axes),
+        name=f"{operator.name}-{name}-{tokenize(array.name)}",
+        dtype=array.dtype,
+        meta=array._meta,
+        align_arrays=False,
+        expected=array.dtype,
+        argument=name,
+        operator=operator.name,
+    )
+
+
+def _checked_block(
+    block: Any, index: tuple[int, ...], shape: tuple[int, ...], *, expected: np.dtype, argument: str, operator: str
+) -> Any:
+    """Return a block as it is, if it is what its array declares."""
+    kind = type(block)
+    if not isinstance(block, (np.ndarray, np.generic)) or has_own_arithmetic(kind):
+        got = f"{kind.__module__}.{kind.__qualname__}"
+        raise ParamTypeError(f"{argument}: expected numpy.ndarray as block {index}, got {got}", operator=operator)
+    if block.shape != shape or native(block.dtype) != native(expected):
+        error = ParamInvalidError if block.shape != shape else ParamTypeError
+        declared = f"shape {shape} and dtype {expected} of block {index}, as the array declares"
+        got = f"shape {block.shape} and dtype {block.dtype}"
+        raise error(f"{argument}: expected {declared}, got {got}", operator=operator)
+    return block
 
 
 def check_one_chunk(array: da.Array, axis: int, name: str, operator: Operator) -> None:

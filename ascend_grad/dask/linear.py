@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Sequence
 from functools import partial
 from typing import Literal
@@ -13,7 +12,6 @@ from dask.delayed import Delayed, delayed
 from numpy.typing import NDArray
 
 from ..contract.linear import LINEAR_CROSS_ENTROPY
-from ..errors import ParamInvalidError
 from ..results import LinearCrossEntropy
 from . import token_chunks
 from .arrays import as_dask, backend_of_blocks, check_one_chunk, stand_in, validated
@@ -50,7 +48,8 @@ def linear_cross_entropy(
     weight : numpy.ndarray or dask.array.Array, shape (V, H)
         The layer's weight, of the dtype of `input`, in one chunk. Every worker that computes a chunk holds it.
     target : dask.array.Array of int32 or int64, shape (BT,)
-        Ids: ``target - vocab_start_index`` is the row of `weight`; or `ignore_index`. Cut as `input` is.
+        Ids: ``target - vocab_start_index`` is the row of `weight`; or `ignore_index`. Other chunks than those of
+        `input` are cut anew, as `input` is.
     reduction : {"mean", "sum", "none"}, default "mean"
         The loss is the mean over all rows that are not ignored, their sum, or one number for each row, 0 where ignored.
         For a mean the targets of all chunks are counted before the first gradient is computed.
@@ -58,7 +57,7 @@ def linear_cross_entropy(
         Rows with this target have no loss and no gradient.
     grad_loss : float, or array of shape (BT,), optional
         The gradient with respect to the loss, default 1: one number, or with ``reduction="none"`` also one for each
-        row, of any of the four dtypes, cut as `input` is.
+        row, of any of the four dtypes; chunks as for `target`.
     vocab_start_index : int, default 0
         The id of the first row of `weight`.
     return_grad : bool, default True
@@ -86,6 +85,7 @@ def linear_cross_entropy(
     ParamInvalidError
         161002: an argument is not as described (a dtype or kind: its subclass `ParamTypeError`). A target that is
         neither in the vocabulary nor `ignore_index` is found when its chunk is computed, and named by its row there.
+        So is a block that is not of the dtype and shape that its array declares, and named by its index.
 
     Notes
     -----
@@ -131,8 +131,9 @@ def linear_cross_entropy(
         check_one_chunk(arrays[name], axis, name, LINEAR_CROSS_ENTROPY)
     tokens = arrays["input"].chunks[0]
     blocks = {
-        name: _blocks(arrays[name], tokens, name, isinstance(values[name], np.ndarray))
-        for name in arrays
+        # As tasks of any scheduler: with a client, dask may else choose tasks that only its workers compute.
+        name: array.rechunk({0: tokens}, method="tasks").to_delayed(optimize_graph=False).ravel().tolist()
+        for name, array in arrays.items()
         if name in _BY_TOKEN
     }
 
@@ -180,19 +181,6 @@ def _stand_ins(arrays: dict[str, da.Array]) -> dict[str, NDArray]:
         name: stand_in((0, *array.shape[1:]) if agree and name in by_token else array.shape, array.dtype)
         for name, array in arrays.items()
     }
-
-
-def _blocks(array: da.Array, tokens: tuple[int, ...], name: str, is_numpys: bool) -> list[Delayed]:
-    """The blocks of what has a row for each token. Vectors of NumPy's are cut as the input is."""
-    if is_numpys:
-        array = array.rechunk({0: tokens})
-    elif array.chunks[0] != tokens:
-        expected = (
-            f"the chunks of tokens that input has, {reprlib.repr(tokens)} (rechunk({{0: input.chunks[0]}}) makes them)"
-        )
-        message = f"{name}: expected {expected}, got {reprlib.repr(array.chunks[0])}"
-        raise ParamInvalidError(message, operator=LINEAR_CROSS_ENTROPY.name)
-    return array.to_delayed(optimize_graph=False).ravel().tolist()
 
 
 def _sum(parts: Sequence[Delayed]) -> Delayed:

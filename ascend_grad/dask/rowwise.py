@@ -83,7 +83,8 @@ def softmax_backward(
         161001: `grad_output` or `output` is None.
     ParamInvalidError
         161002: a dtype, `dim` or a shape is not as described, chunk sizes are unknown, or there are several chunks
-        along `dim` (a dtype or kind: its subclass `ParamTypeError`).
+        along `dim` (a dtype or kind: its subclass `ParamTypeError`). A block that is not of the dtype and shape that
+        its array declares is found when it is computed, and named by its index.
 
     Notes
     -----

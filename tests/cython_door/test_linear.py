@@ -157,6 +157,27 @@ def test_what_is_not_taken(name, spoil, status, dtype, doors):
     assert all((out == 7).all() for out in outs)
 
 
+@pytest.mark.parametrize("name", ["input", "weight", "softmax", "input_grad", "weight_grad"])
+def test_strides_beyond_the_address_space(name, dtype, doors):
+    """Their products with the lengths of the axes wrap around."""
+    arguments = problem((50, 70, 40), dtype)
+    outs = {f"{each}_grad": np.full_like(arguments[each], 7) for each in ("input", "weight")}
+    size = doors.call("grad_workspace", arguments["input"], arguments["weight"], None, *outs.values())
+    given = dict(outs)
+    spoilt = arguments if name in arguments else given
+    spoilt[name] = np.lib.stride_tricks.as_strided(spoilt[name], strides=(2**62, spoilt[name].itemsize))
+    assert doors.gradient(arguments, *given.values(), np.empty(size, np.uint8)) == INVALID
+    assert all((out == 7).all() for out in outs.values())
+
+
+def test_a_workspace_for_matrices_that_no_memory_holds(dtype, doors):
+    """Its size would wrap around."""
+    vast = np.broadcast_to(np.zeros((), DTYPES[dtype]), (2**63 // DTYPES[dtype].itemsize - 1, 1))
+    one = np.zeros((1, 1), DTYPES[dtype])
+    for x, w in ((vast, one), (one, vast), (vast.T, vast.T)):
+        assert doors.call("max_sum_workspace", x, w) == -1
+
+
 def test_too_little_to_work_in(dtype, doors):
     arguments = problem((150, 700, 40), dtype) | {"softmax": None}
     outs = [np.full_like(arguments[each], 7) for each in ("input", "weight")]

@@ -235,6 +235,26 @@ def test_shapes_that_differ(operator, dtype, calls):
             assert not out.astype(float).any()
 
 
+@pytest.mark.parametrize("strides", [(2**62, 4), (-(2**62), 4), (4, 2**61), (-(2**63), 4)])
+def test_strides_beyond_the_address_space(operator, strides, calls):
+    """Their products with the lengths of the axes wrap around."""
+    problem = matrices(operator, (3, 5), "float32")
+    for i in range(len(problem.arrays) + 1):
+        inputs, out = list(problem.arrays), np.zeros((3, 5), np.float32)
+        spoilt = [*inputs, out]
+        spoilt[i] = np.lib.stride_tricks.as_strided(spoilt[i], strides=strides)
+        assert call(calls, problem.replaced(*spoilt[:-1]), spoilt[-1]) == INVALID
+        assert not out.any()
+
+
+def test_strides_that_lead_to_no_element_may_be_anything(operator, calls):
+    problem = matrices(operator, (1, 5), "float32")
+    inputs = [np.lib.stride_tricks.as_strided(each, strides=(2**62, each.itemsize)) for each in problem.arrays]
+    out = np.zeros((1, 5), np.float32)
+    assert call(calls, problem.replaced(*inputs), out) == SUCCESS
+    assert_identical(out, right(problem))
+
+
 @pytest.mark.parametrize("shape", [(0, 0), (0, 3), (3, 0)])
 @pytest.mark.parametrize("num_threads", [0, 1, 2])
 def test_empty(operator, dtype, shape, num_threads, calls):

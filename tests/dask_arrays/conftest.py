@@ -21,8 +21,8 @@ def _processes() -> Iterator[ProcessPoolExecutor]:
 
 
 @pytest.fixture(scope="session")
-def start_cluster() -> Callable[..., Any]:
-    """A function that starts worker processes of one thread each, with so much memory."""
+def start_cluster() -> Iterator[Callable[..., Any]]:
+    """A function that starts worker processes of one thread each with so much memory, however busy the machine is."""
 
     def start(workers: int, memory_limit: str) -> LocalCluster:
         return LocalCluster(
@@ -33,7 +33,9 @@ def start_cluster() -> Callable[..., Any]:
             dashboard_address=":0",  # any port: several processes of the tests may have a cluster
         )
 
-    return start
+    patience = dict.fromkeys(("distributed.comm.timeouts.connect", "distributed.comm.timeouts.tcp"), "10m")
+    with dask.config.set(patience):
+        yield start
 
 
 @pytest.fixture(scope="session")

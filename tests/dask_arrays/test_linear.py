@@ -146,6 +146,40 @@ def test_a_weight_that_is_a_dask_array():
         assert_identical(value, right)
 
 
+@given(st.data())
+def test_vectors_in_other_chunks_are_cut_as_the_input(data):
+    problem = problem_of(Shape(31, 15, 8), "float32", reduction="none", grad_loss=np.arange(31.0))
+    tokens = data.draw(cuts(31))
+    expected = cut(problem, tokens)
+    arguments = problem.arguments | {"input": da.from_array(problem.arguments["input"], chunks=(tokens, -1))}
+    for name in ("target", "grad_loss"):
+        arguments[name] = da.from_array(arguments[name], chunks=(data.draw(cuts(31)),))
+    result = agd.linear_cross_entropy(**arguments)
+    assert [each.chunks for each in result] == [each.chunks for each in expected]
+    values, right = (dask.compute(*each, scheduler="synchronous") for each in (result, expected))
+    for value, each in zip(values, right):
+        assert_identical(value, each)
+
+
+@pytest.mark.parametrize("tokens", [(0,), (0, 0)])
+@pytest.mark.parametrize("of_target", [(0,), (0, 0), (0, 0, 0)])
+def test_no_tokens_in_other_chunks(tokens, of_target):
+    x, target = da.zeros((0, 3), chunks=(tokens, 3)), da.zeros(0, dtype=int, chunks=(of_target,))
+    result = agd.linear_cross_entropy(x, np.ones((2, 3)), target, reduction="sum")
+    loss, input_grad, weight_grad = dask.compute(*result, scheduler="synchronous")
+    assert loss == 0
+    assert input_grad.shape == (0, 3)
+    assert not weight_grad.any()
+
+
+def test_other_chunks_beside_a_client_are_cut_for_any_scheduler(request):
+    """With one, dask cuts arrays by tasks that its workers alone compute."""
+    with request.getfixturevalue("_client").as_current():
+        x, target = da.zeros((6, 3), chunks=(2, 3)), da.zeros(6, dtype=int, chunks=3)
+        result = agd.linear_cross_entropy(x, np.ones((2, 3)), target)
+        assert result.loss.compute(scheduler="synchronous") == pytest.approx(np.log(2))
+
+
 def test_vectors_of_numpys_are_cut_as_the_input():
     problem = problem_of(Shape(31, 15, 8), "float32", reduction="none", grad_loss=np.arange(31.0))
     arguments = problem.arguments | {"input": da.from_array(problem.arguments["input"], chunks=(10, -1))}

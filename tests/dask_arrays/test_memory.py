@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import dask
@@ -69,7 +70,11 @@ def test_linear_cross_entropy(client):
 
 
 def test_the_worker_is_ended_beyond_its_limit(client):
-    """Else the tests above would prove nothing."""
-    x = rows().rechunk((ROWS // 2, COLUMNS))
+    """Else the tests above would prove nothing. It waits for its end with what it has computed."""
+
+    def hold(block):
+        threading.Event().wait()
+
+    y = agd.softmax(rows().rechunk((ROWS // 2, COLUMNS)))
     with pytest.raises(KilledWorker):
-        client.compute(agd.softmax(x).sum(), sync=True)
+        client.compute(y.map_blocks(hold, dtype=y.dtype, meta=y._meta), sync=True)

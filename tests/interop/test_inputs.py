@@ -177,6 +177,58 @@ def test_tensors_that_are_no_arrays(spoiled, maker):
     assert f"softmax: input: expected an array, got {maker.__name__}, which does not convert: " in str(error)
 
 
+#: Shapes, strides and offsets whose elements would lie beyond the address space: products of them would wrap around.
+UNADDRESSABLE: dict[str, dict[str, Any]] = {
+    "a stride that is 0 bytes modulo 2**64": {"strides": (2**62, 1)},
+    "a negative one": {"strides": (-(2**62), 1)},
+    "the most negative one": {"strides": (-(2**63), 1)},
+    "a stride that is a few bytes modulo 2**64": {"strides": (2**61 + 1, 1)},
+    "an axis that is 0 bytes long modulo 2**64": {"shape": (2**31 + 1, 3), "strides": (2**31, 1)},
+    "axes that are too long together": {"shape": (2, 2, 2), "strides": (2**59, 2**59, 2**59), "ndim": 3},
+    "beyond the end": {"strides": (2**60 - 3, 1), "byte_offset": 2**63 - 2**40},
+    "before the beginning": {"strides": (-(2**59), 1)},
+    "an offset that wraps around": {"byte_offset": 2**64 - 8},
+    "a size of 0 modulo 2**64": {"shape": (2**62, 4), "strides": (0, 0)},
+    "a size of 0 without strides": {"shape": (2**62, 4), "strides": None},
+}
+
+
+@pytest.mark.parametrize("spoiled", UNADDRESSABLE.values(), ids=UNADDRESSABLE)
+def test_elements_beyond_the_address_space(spoiled, maker):
+    error = outcome(ag.softmax, maker(np.zeros((2, 3)), **spoiled))
+    assert type(error) is TYPE
+    text = f"softmax: input: expected an array, got {maker.__name__}, which does not convert: expected elements within"
+    assert text in str(error)
+    for name, value in spoiled.items():
+        assert name == "ndim" or f"{name.replace('_', ' ')} {value}" in str(error)
+    assert not live
+
+
+@pytest.mark.parametrize("spoiled", UNADDRESSABLE.values(), ids=UNADDRESSABLE)
+def test_nothing_is_written_beyond_the_address_space(spoiled, maker):
+    """Neither into an `out`, which is read as inputs are."""
+    error = outcome(ag.softmax, np.zeros((2, 3)), out=maker(np.zeros((2, 3)), **spoiled))
+    assert isinstance(error, INVALID)
+    assert "softmax: out: " in str(error)
+
+
+@pytest.mark.parametrize("stride", [2**62, 2**63 - 1, -(2**63)])
+def test_strides_that_reach_no_element_may_be_anything(stride, maker):
+    """Those of an axis of length 1, and all of an array without elements."""
+    x = np.arange(3.0)
+    row = maker(x[None], strides=(stride, 1))
+    assert_identical(plain(ag.softmax(row, backend="cpu")), ag.softmax(x[None], backend="cpu"))
+    empty = np.empty((0, 3))
+    assert_identical(plain(ag.softmax(maker(empty, strides=(1, stride)))), empty)
+    assert_identical(plain(ag.softmax(maker(empty, strides=(stride, stride), byte_offset=2**64 - 8))), empty)
+
+
+def test_shapes_that_are_missing(maker):
+    error = outcome(ag.softmax, maker(np.zeros((2, 3)), shape=None))
+    assert type(error) is TYPE
+    assert "which does not convert: its shape is missing" in str(error)
+
+
 @pytest.mark.parametrize("maker", [Plain, Own, Exchanged])
 def test_versions_to_come(maker):
     error = outcome(ag.softmax, maker(np.zeros((2, 3)), major=2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import socket
 import subprocess
 import sys
 import textwrap
@@ -23,7 +24,7 @@ PROGRAM = """
     from stand_in import StandIn
 
     folder, home, rank = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
-    comm = SocketRank(folder, rank)
+    comm = SocketRank(int(sys.argv[4]), rank)
     assert npu.get_device() == rank
     stand_in = StandIn(home)
     outcomes = {}
@@ -54,9 +55,11 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     folder, home = tmp_path_factory.mktemp("ranks"), build("split")
     script = folder / "program.py"
     script.write_text(textwrap.dedent(PROGRAM))
+    ends = socket.socketpair()
     processes = [
         subprocess.Popen(
-            [sys.executable, "-W", "error", script, folder, home, str(rank)],
+            [sys.executable, "-W", "error", script, folder, home, str(rank), str(end.fileno())],
+            pass_fds=[end.fileno()],
             env={
                 "PATH": "/usr/bin:/bin",
                 "PYTHONPATH": str(Path(__file__).parents[1]),
@@ -66,9 +69,11 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
             stderr=subprocess.PIPE,
             text=True,
         )
-        for rank in (0, 1)
+        for rank, end in enumerate(ends)
     ]
-    errors = [process.communicate(timeout=300)[1] for process in processes]
+    for end in ends:  # so that either process notices the end of the other one
+        end.close()
+    errors = [process.communicate()[1] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], "\n".join(errors)
     return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in (0, 1)]
 

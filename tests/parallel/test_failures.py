@@ -1,6 +1,6 @@
 """Bad arguments, disagreements and errors of one rank: every rank raises, and nobody is left waiting.
 
-The ranks of the double give up after half a minute, with another error than those expected here.
+A rank of the double that is left waiting by one that has ended gets another error than those expected here.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import threading
 import numpy as np
 import pytest
 from parallel_samples import tokens_rank, vocabulary_rank, whole
-from thread_ranks import ThreadRank, on_grid, on_ranks
+from thread_ranks import LeftWaitingError, ThreadRank, on_grid, on_ranks
 
 import ascend_grad as ag
 from ascend_grad import parallel
@@ -36,6 +36,19 @@ def vocabulary(*others, **options):
 
 def tokens(*others, **options):
     return on_ranks(3, lambda comm: tokens_rank(PROBLEM, ROWS, comm, **(options if comm.rank in others else {})))
+
+
+def test_a_rank_that_ends_before_the_others():
+    """The double lets nobody wait for it: the tests below would else show how long it waits."""
+
+    def work(comm):
+        for _ in range(comm.rank):
+            comm.allgather(np.zeros(1))
+        return comm.rank
+
+    results = on_ranks(3, work)
+    assert results[0] == 0
+    assert [type(each) for each in results[1:]] == [LeftWaitingError] * 2
 
 
 # ---- one rank alone --------------------------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ import ascend_grad as ag
 from ascend_grad import parallel
 
 
-def in_processes(size: int, folder: Path, *more: str, timeout: float = 300) -> list[int]:
-    """Exit statuses."""
+def in_processes(size: int, folder: Path, *more: str) -> list[int]:
+    """Exit statuses. How long the processes take is up to the machine, and the limit of pytest."""
     processes = [
         subprocess.Popen(
             [sys.executable, "-W", "error", PROGRAM, "gloo", folder, str(rank), str(size), *more],
@@ -25,7 +25,7 @@ def in_processes(size: int, folder: Path, *more: str, timeout: float = 300) -> l
         )
         for rank in range(size)
     ]
-    errors = [process.communicate(timeout=timeout)[1] for process in processes]
+    errors = [process.communicate()[1] for process in processes]
     statuses = [process.returncode for process in processes]
     assert more or statuses == [0] * size, "\n".join(errors)
     return statuses
@@ -38,7 +38,7 @@ def test_ranks(default_engine, tmp_path, size):
 
 
 def test_a_rank_that_is_killed(tmp_path):
-    assert in_processes(2, tmp_path, "killed", timeout=60) == [0, -9]
+    assert in_processes(2, tmp_path, "killed") == [0, -9]
     (tmp_path / "1.pickle").write_bytes((tmp_path / "0.pickle").read_bytes())
     error = outcomes(tmp_path, 2)[0]["killed"]
     assert isinstance(error, RuntimeError)

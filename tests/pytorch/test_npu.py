@@ -518,6 +518,17 @@ def test_tensors_over_arrays(device):
     assert_close(result.cpu(), torch.softmax(x.double(), -1), torch.float32)
 
 
+@pytest.mark.parametrize("stride", [2**62, 2**63 - 1])
+def test_strides_that_lead_to_no_element_may_be_anything(stride):
+    """Those of an axis of length 1, in bytes, and as the device gets them."""
+    x = torch.arange(3.0)
+    there = x.to("npu").as_strided((1, 3), (stride, 1))
+    array = npu.asarray(there)
+    assert np.array_equal(array.numpy(), x[None])
+    assert torch.equal(torch.from_dlpack(array).cpu(), x[None])
+    assert_close(agt.softmax(there).cpu(), torch.softmax(x[None].double(), -1), torch.float32)
+
+
 def test_what_torch_writes_into_an_array_is_looked_at_again():
     """Nothing is known any more of what the values were: targets outside the weight do not get to the device."""
     x, w, target = problem(torch.bfloat16)

@@ -109,7 +109,9 @@ def _array(tensor: Any, dtype: np.dtype, *, is_shared: bool) -> DeviceArray:
     array = DeviceArray(tuple(tensor.shape), dtype, tensor.device.index, to_host)
     if array.size:
         room = tensor.untyped_storage().nbytes() // tensor.element_size()
-        array._layout = Layout(tuple(tensor.stride()), tensor.storage_offset(), room, tensor.is_contiguous())
+        # A stride that leads to no element may be anything, and its bytes more than an int64 holds.
+        strides = tuple(step if length > 1 else 1 for length, step in zip(tensor.shape, tensor.stride()))
+        array._layout = Layout(strides, tensor.storage_offset(), room, tensor.is_contiguous())
         array._allocation = TensorMemory(tensor, dtype, is_shared=is_shared)
     return array
 
