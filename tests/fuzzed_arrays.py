@@ -36,7 +36,7 @@ class WithArray:
 
 
 class Form(NamedTuple):
-    """What a library's arrays can be."""
+    """What a library's arrays can be; PyTorch warns of those that nobody may write to."""
 
     swapped: bool = False
     negative: bool = True
@@ -60,9 +60,8 @@ def random_view(draw: Draw, array: np.ndarray, form: Form, *, repeats: bool) -> 
     view = laid_out(core, layout, readonly=form.read_only and draw.chance(0.3))
     if not repeated:
         return view
-    view = np.broadcast_to(view, array.shape)
-    # PyTorch warns of arrays that nobody may write to.
-    return view if form.read_only else np.lib.stride_tricks.as_strided(view, view.shape, view.strides, writeable=True)
+    strides = np.broadcast_to(view, array.shape).strides
+    return np.lib.stride_tricks.as_strided(view, array.shape, strides, writeable=not form.read_only)
 
 
 def sharing_memory(

@@ -324,11 +324,12 @@ def broken(draw: Draw, sample: Sample) -> list[Fault]:
         fresh = [fault for fault in faults_at(draw, sample, stage) if fault.argument not in taken]
         if fresh:
             found.append(draw.choice(fresh))
-    if any(fault.stage == "dim" for fault in found):
+    spoils_dim = any(fault.stage == "dim" for fault in found)
+    if spoils_dim:
         found = [fault for fault in found if fault.label != "rank 9"]  # for which the dim might be right
     for i, fault in enumerate(found):
         spoilt = fault.spoil(sample.arguments.get(fault.argument))
-        if sample.operator == "log_softmax" and (fault.stage, fault.argument) == ("dtype", "input"):
+        if sample.operator == "log_softmax" and (fault.stage, fault.argument) == ("dtype", "input") and not spoils_dim:
             found[i] = as_decided(fault, spoilt, dim)
         sample.arguments[fault.argument] = spoilt
     return sorted(found, key=lambda fault: stages.index(fault.stage))
