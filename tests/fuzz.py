@@ -21,10 +21,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-# Threads that spin while they wait would keep the other processes' threads from the cores.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
 import numpy as np
 import producers
 from faults import CODES, Fault
@@ -82,6 +78,14 @@ def all_contents(sample: Sample) -> dict[str, list[bytes]]:
     return {name: contents(value) for name, value in sample.arguments.items()}
 
 
+def refusal(function: Callable, *args: Any, **arguments: Any) -> ag.AscendGradError:
+    try:
+        function(*args, **arguments)
+    except ag.AscendGradError as error:
+        return error
+    raise AssertionError(f"{function.__name__} took what is wrong")
+
+
 def check_refused(made: Made) -> None:
     """Every backend refuses in the same words, and so do the questions about the call. Nothing is written."""
     sample, faults, arguments = made
@@ -92,14 +96,10 @@ def check_refused(made: Made) -> None:
     calls += [(ag.explain, (operator,), {}), (ag.workspace_size, (operator,), {})]
     messages = set()
     for function, names, how in calls:
-        try:
-            function(*names, **arguments, **how)
-        except ag.AscendGradError as error:
-            assert type(error) is fault.raises, f"expected {fault.raises.__name__}, got {type(error).__name__}: {error}"
-            assert error.code == CODES[fault.raises]
-            messages.add(str(error))
-        else:
-            raise AssertionError(f"{function.__name__} {how} took what is wrong")
+        error = refusal(function, *names, **arguments, **how)
+        assert type(error) is fault.raises, f"expected {fault.raises.__name__}, got {type(error).__name__}: {error}"
+        assert error.code == CODES[fault.raises]
+        messages.add(str(error))
     (message,) = messages
     assert message.startswith(f"{operator}: {fault.blamed}: expected "), f"expected {fault.blamed}, got {message}"
     assert all_contents(sample) == before, "a refused call has written something"
@@ -253,6 +253,8 @@ def interleaved(calls: int, parts: int) -> Iterator[range]:
 
 def run(options: Options, calls: int, processes: int, threads: int) -> int:
     """Make the calls 0 to `calls` - 1. A process that ends by a signal is told of with the calls that it was at."""
+    # Threads that spin while they wait would keep the other processes' threads from the cores.
+    os.environ |= {"OMP_WAIT_POLICY": "passive", "OPENBLAS_NUM_THREADS": "1"}
     context = multiprocessing.get_context("spawn")
     totals = context.SimpleQueue()
     parts = list(interleaved(calls, processes * threads))

@@ -49,7 +49,9 @@ def random_layout(draw: Draw, rank: int, itemsize: int, form: Form) -> Layout:
     shifts = (0, 0, 1, 2, 3, 4, 8, 13) if form.unaligned else (0, 0, itemsize, 3 * itemsize)
     axes = list(range(rank))
     draw.shuffle(axes)
-    return Layout(tuple(axes), tuple(draw.choices(steps, k=rank)), draw.choice(shifts), form.swapped and draw.chance(0.2))
+    return Layout(
+        tuple(axes), tuple(draw.choices(steps, k=rank)), draw.choice(shifts), form.swapped and draw.chance(0.2)
+    )
 
 
 def random_view(draw: Draw, array: np.ndarray, form: Form, *, repeats: bool) -> np.ndarray:
@@ -103,7 +105,7 @@ def content(value: Any) -> np.ndarray:
 
 
 class Library(NamedTuple):
-    """Whose arrays a call is made with. `owns`: the class of results; `takes_out`: whether its arrays may be written to."""
+    """Whose arrays a call is made with. `owns`: the class of results; `takes_out`: whether it has arrays for results."""
 
     name: str
     give: Callable[[np.ndarray], Any]

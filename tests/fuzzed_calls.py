@@ -58,8 +58,8 @@ class Place(NamedTuple):
 class Sample:
     """One call.
 
-    `arguments` are those of the public function; `values` what their arrays hold; `outs` where the results go. Values may be
-    ordinary ones (`is_ordinary`). Where a finite sum may overflow, nothing is known of results that are not small.
+    `arguments` are those of the public function; `values` what their arrays hold, ordinary numbers or not; `outs` where
+    the results go. Where a finite sum may overflow, nothing is known of results that are not small.
     """
 
     operator: str
@@ -80,7 +80,11 @@ class Sample:
         if self.case == "stored":
             names = [name for name in names if name not in ("logits_max", "sum_exp_logits")]
         arrays = {name: self.arguments.get(name) for name in names}
-        return {name: array for name, array in arrays.items() if isinstance(array, np.ndarray) and array.ndim + (name != "grad_loss")}
+        return {
+            name: array
+            for name, array in arrays.items()
+            if isinstance(array, np.ndarray) and array.ndim + (name != "grad_loss")
+        }
 
     @property
     def is_linear(self) -> bool:
@@ -410,4 +414,3 @@ def result_dtypes(sample: Sample) -> list[np.dtype]:
     if sample.operator == WHOLE:
         return [accumulator, sample.dtype, sample.dtype]
     return [*[accumulator] * 3, np.dtype(np.uint8), sample.values["target"].dtype, sample.dtype]
-

@@ -333,4 +333,3 @@ def broken(draw: Draw, sample: Sample) -> list[Fault]:
             found[i] = as_decided(fault, spoilt, dim)
         sample.arguments[fault.argument] = spoilt
     return sorted(found, key=lambda fault: stages.index(fault.stage))
-

@@ -38,7 +38,7 @@ def test_some_calls():
 
 
 def test_everything_occurs():
-    """All operators, dtypes, libraries and stages of all checks, in place and beside an argument, and several faults."""
+    """All operators, dtypes, libraries and stages of the checks, results that share memory, and several faults."""
     seen = collections.Counter()
     for number in range(3000):
         made = fuzz.make(OPTIONS, number)
