@@ -105,7 +105,7 @@ def content(value: Any) -> np.ndarray:
 
 
 class Library(NamedTuple):
-    """Whose arrays a call is made with. `owns`: the class of results; `takes_out`: whether it has arrays for results."""
+    """Whose arrays a call is made with. `owns`: the class of results; `takes_out`: whether `out` may be its arrays."""
 
     name: str
     give: Callable[[np.ndarray], Any]
