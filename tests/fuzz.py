@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import gc
 import multiprocessing
 import os
 import sys
@@ -240,6 +241,7 @@ def run_process(options: Options, parts: list[range], currents: list[Any], total
     work(0)
     for thread in threads:
         thread.join()
+    gc.collect()  # what failures left in tracebacks
     if producers.live or producers.wrongly_deleted:
         print(f"handed out and not deleted: {len(producers.live)}; wrongly deleted: {producers.wrongly_deleted}")
         failures[0] += 1
