@@ -33,7 +33,7 @@ from samples import GUARD, assert_fresh, assert_identical, bytes_inside, native_
 import ascend_grad as ag
 from ascend_grad import _cpu, contract
 
-#: Of all calls, those that are to be refused.
+#: The share of calls that are to be refused.
 FAULTY = 0.4
 #: Failures after which a process ends.
 MAX_FAILURES = 5
@@ -45,7 +45,7 @@ class Options(NamedTuple):
 
 
 class Made(NamedTuple):
-    """A call as it is made: the sample that it comes from, its faults, and the arguments."""
+    """Hold a call as it is made: the sample that it comes from, its faults, and the arguments."""
 
     sample: Sample
     faults: list[Fault]
@@ -53,6 +53,7 @@ class Made(NamedTuple):
 
 
 def make(options: Options, number: int) -> Made:
+    """Draw the call of this number."""
     draw = Draw(f"{options.seed} {number}")
     sample = random_sample(draw, options.libraries)
     faults = broken(draw, sample) if draw.chance(FAULTY) else []
@@ -60,7 +61,7 @@ def make(options: Options, number: int) -> Made:
 
 
 def variant_of(options: Options, number: int) -> str:
-    """The variant of the kernels for this call, of those that this machine has."""
+    """Choose a variant of the kernels that this machine has."""
     return Draw(f"variant {options.seed} {number}").choice(_cpu.supported_variants())
 
 
@@ -68,7 +69,7 @@ def variant_of(options: Options, number: int) -> str:
 
 
 def contents(value: Any) -> list[bytes]:
-    """The elements of all arrays in an argument."""
+    """Return the elements of all arrays in an argument."""
     if isinstance(value, (tuple, list)):
         return [each for entry in value for each in contents(entry)]
     is_plain = isinstance(value, np.ndarray) and value.dtype != object
@@ -76,10 +77,12 @@ def contents(value: Any) -> list[bytes]:
 
 
 def all_contents(sample: Sample) -> dict[str, list[bytes]]:
+    """Return the elements of the arrays of a call, results included."""
     return {name: contents(value) for name, value in sample.arguments.items()}
 
 
 def refusal(function: Callable, *args: Any, **arguments: Any) -> ag.AscendGradError:
+    """Return the exception that the call has to raise."""
     try:
         function(*args, **arguments)
     except ag.AscendGradError as error:
@@ -88,7 +91,7 @@ def refusal(function: Callable, *args: Any, **arguments: Any) -> ag.AscendGradEr
 
 
 def check_refused(made: Made) -> None:
-    """Every backend refuses in the same words, and so do the questions about the call. Nothing is written."""
+    """Check that all backends and questions refuse the call in the same words, and that nothing is written."""
     sample, faults, arguments = made
     operator, fault = sample.operator, faults[0]
     before = all_contents(sample)
@@ -107,14 +110,14 @@ def check_refused(made: Made) -> None:
 
 
 def results_of(sample: Sample, given: Any) -> tuple[Any, ...]:
-    """What a call returned, as a tuple; what was to be written is what came back."""
+    """Return the results of a call as a tuple of the operator's length."""
     results = given if isinstance(given, tuple) else (given,)
     assert len(results) == len(contract.OPERATORS[sample.operator].results)
     return results
 
 
 def plain_results(made: Made, results: tuple[Any, ...], *, fresh_checks: bool) -> tuple[np.ndarray | None, ...]:
-    """As NumPy's arrays; those of the caller are his, new ones are ordinary arrays of the library."""
+    """Return results as NumPy's arrays. Check that `out` came back, and that new arrays are the library's own."""
     sample = made.sample
     outs = made.arguments.get("out")
     outs = (outs if sample.is_linear else (outs,)) or ()
@@ -140,7 +143,7 @@ def plain_results(made: Made, results: tuple[Any, ...], *, fresh_checks: bool) -
 
 
 def check_untouched(sample: Sample) -> None:
-    """No argument was modified, nor anything around the results."""
+    """Check that no argument was modified, nor anything around the results."""
     places = [place for place in sample.outs if place is not None]
     for name, array in sample.arrays.items():
         if not any(np.may_share_memory(array, place.array) for place in places):
@@ -153,6 +156,7 @@ def check_untouched(sample: Sample) -> None:
 
 
 def check_computed(options: Options, number: int, made: Made) -> None:
+    """Check what both backends compute, and that neither layout nor threads change a bit."""
     function = getattr(ag, made.sample.operator)
     within_bounds = expectation(made.sample)
     results = plain_results(made, results_of(made.sample, function(**made.arguments, backend="cpu")), fresh_checks=True)
@@ -175,6 +179,7 @@ def check_computed(options: Options, number: int, made: Made) -> None:
 
 
 def check(options: Options, number: int) -> Made:
+    """Make the call of this number and check what comes of it."""
     made = make(options, number)
     if made.faults:
         check_refused(made)
@@ -187,11 +192,12 @@ def check(options: Options, number: int) -> Made:
 
 
 def repeating(options: Options, number: int) -> str:
+    """Return the command that makes this call alone."""
     return f"python tests/fuzz.py --arrays {','.join(options.libraries)} --seed {options.seed} --call {number}"
 
 
 def described(options: Options, number: int) -> str:
-    """The call in words: its operator, what is wrong with it, its arguments."""
+    """Describe the call: its operator, what is wrong with it, its arguments."""
     made = make(options, number)
     lines = [f"{made.sample.operator} on {variant_of(options, number)}, arrays of {made.sample.library.name}"]
     lines += [f"  to be refused for {fault.stage}: {fault}" for fault in made.faults]
@@ -200,7 +206,7 @@ def described(options: Options, number: int) -> str:
 
 
 def report(options: Options, number: int) -> str:
-    """What is printed of a call that has just failed."""
+    """Return what is printed of a call that has just failed."""
     failure = traceback.format_exc()
     try:
         words = described(options, number)
@@ -210,7 +216,7 @@ def report(options: Options, number: int) -> str:
 
 
 def run_calls(options: Options, numbers: range, current: Any, counts: collections.Counter, *, variants: bool) -> int:
-    """Make these calls; the number of failures. `current` is the number of the call under way."""
+    """Make these calls and return the number of failures. `current` tells the call under way."""
     failures = 0
     for number in numbers:
         current.value = number
@@ -228,7 +234,7 @@ def run_calls(options: Options, numbers: range, current: Any, counts: collection
 
 
 def run_process(options: Options, parts: list[range], currents: list[Any], totals: Any) -> None:
-    """The work of one process, in as many threads as there are parts."""
+    """Make the calls of one process, in as many threads as there are parts."""
     counts = [collections.Counter[tuple[str, bool]]() for _ in parts]
     failures = [0] * len(parts)
 

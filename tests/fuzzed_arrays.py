@@ -55,7 +55,7 @@ def random_layout(draw: Draw, rank: int, itemsize: int, form: Form) -> Layout:
 
 
 def random_view(draw: Draw, array: np.ndarray, form: Form, *, repeats: bool) -> np.ndarray:
-    """The values in some layout; with `repeats` some axes may repeat their first element without memory of its own."""
+    """Lay the values out; with `repeats` some axes may repeat their first element without memory of its own."""
     repeated = [axis for axis in range(array.ndim) if draw.chance(0.15)] if repeats and array.size else []
     core = array[tuple(slice(0, 1) if axis in repeated else slice(None) for axis in range(array.ndim))]
     layout = random_layout(draw, array.ndim, array.itemsize, form)
@@ -69,7 +69,7 @@ def random_view(draw: Draw, array: np.ndarray, form: Form, *, repeats: bool) -> 
 def sharing_memory(
     draw: Draw, array: np.ndarray, shape: tuple[int, ...], dtype: np.dtype, form: Form
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The values again, a result of this shape and dtype within reach of their memory, and the bytes around both.
+    """Return the values again, a result of this shape and dtype that may share their memory, and the bytes around both.
 
     Often both begin at the same address.
     """
@@ -92,7 +92,7 @@ def itself(array: Any) -> Any:
 
 
 def in_library(make: Callable[..., Any]) -> Callable[[np.ndarray], Any]:
-    """The producer's array over the same memory, which says whether that may be written to."""
+    """Return a function that makes a producer's array, which says whether its memory may be written to."""
 
     def give(array: np.ndarray) -> Any:
         return make(array) if array.flags.writeable else make(array, flags=READ_ONLY)
@@ -163,13 +163,13 @@ LIBRARIES: dict[str, Callable[[Draw], Library]] = {
 
 
 def given(library: Library, value: Any) -> Any:
-    """An argument as an array of the library, if it is an ordinary array of a dtype that DLPack has."""
+    """Return an argument as an array of the library, if it is an ordinary array of a dtype that DLPack has."""
     convertible = type(value) is np.ndarray and value.dtype in TYPES and value.dtype.isnative
     return library.give(value) if library is not NUMPY and convertible and value.dtype != np.uint16 else value
 
 
 def disguised(draw: Draw, array: np.ndarray) -> Any:
-    """The same values as something else that NumPy converts to an array of the same dtype and shape."""
+    """Return the same values as something else that NumPy converts to an array of the same dtype and shape."""
     forms: list[Callable[[np.ndarray], Any]] = [WithArray, lambda x: x.view(Noted)]
     if array.dtype.kind in "biuf":  # of bfloat16 there are no buffers
         forms.append(memoryview)
@@ -182,7 +182,7 @@ def disguised(draw: Draw, array: np.ndarray) -> Any:
 
 
 def shown(value: Any) -> str:
-    """What a report says of an argument."""
+    """Return what a report says of an argument."""
     if isinstance(value, (tuple, list)) and any(hasattr(each, "dtype") or hasattr(each, "array") for each in value):
         return f"{type(value).__name__} of {', '.join(map(shown, value))}"
     array = getattr(value, "array", value)

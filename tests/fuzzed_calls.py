@@ -47,7 +47,7 @@ MIXES = ("target", "masked_target", "target_mask")
 
 
 class Place(NamedTuple):
-    """An array for a result, the bytes of the memory that it lies in, and the argument that lies there, too."""
+    """Hold an array for a result, the bytes of the memory that it lies in, and the argument that lies there, too."""
 
     array: np.ndarray
     memory: np.ndarray
@@ -74,7 +74,7 @@ class Sample:
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:
-        """The arguments that are arrays and matter, in the order of the function's parameters."""
+        """Return the arrays among the arguments that are looked at, in the order of the function's parameters."""
         described = contract.OPERATORS[self.operator]
         names = [name for name in described.parameters if name in described.array_names + described.optional_names]
         if self.case == "stored":
@@ -92,12 +92,12 @@ class Sample:
 
     @property
     def dtype(self) -> np.dtype:
-        """The dtype of its problem."""
+        """Return the dtype of the problem."""
         return self.values[first_array(self.operator)].dtype
 
 
 def first_array(operator: str) -> str:
-    """The argument whose dtype decides."""
+    """Name the argument whose dtype decides."""
     if operator in OPERATORS:
         return ARRAYS[operator][0]
     return "logits_max" if operator == LOSS else "input"
@@ -219,7 +219,7 @@ def linear_sample(draw: Draw, dtype: str) -> Sample:
 
 
 def result_shapes(sample: Sample) -> list[tuple[int, ...] | None]:
-    """Of the results that the call may be given; None: it does not ask for one."""
+    """Return the shapes of the results that `out` may hold; None for one that is not asked for."""
     arguments = sample.arguments
     if not sample.is_linear:
         return [arguments[first_array(sample.operator)].shape]
@@ -276,7 +276,7 @@ def how_to_compute(draw: Draw, sample: Sample) -> None:
 
 
 def random_sample(draw: Draw, libraries: tuple[str, ...]) -> Sample:
-    """A call that is right, made with NumPy's arrays in any layout."""
+    """Draw a call that is right, with NumPy's arrays in any layout."""
     dtype = draw.choice(tuple(DTYPES))
     sample = draw.choice((rowwise_sample, rowwise_sample, linear_sample))(draw, dtype)
     sample.library = LIBRARIES[draw.choice(libraries)](draw)
@@ -291,7 +291,7 @@ def random_sample(draw: Draw, libraries: tuple[str, ...]) -> Sample:
 
 
 def in_its_library(draw: Draw, sample: Sample) -> dict[str, Any]:
-    """The arguments of the call, its arrays being the library's, or at times something else that counts as an array."""
+    """Return the arguments with arrays of the library, or at times with something else that converts to an array."""
     library, arrays = sample.library, sample.arrays
     arguments = dict(sample.arguments)
     for name, value in sample.arguments.items():
@@ -306,7 +306,7 @@ def in_its_library(draw: Draw, sample: Sample) -> dict[str, Any]:
 
 
 def as_plain(sample: Sample) -> dict[str, Any]:
-    """The same call on contiguous arrays, on one thread, with results of the same dtypes."""
+    """Return the arguments of the same call on contiguous arrays and one thread, with results of the same dtypes."""
     arguments = sample.arguments | sample.values | {"num_threads": 1}
     if sample.outs:
         outs = tuple(place and np.empty(place.array.shape, native(place.array.dtype)) for place in sample.outs)
@@ -351,7 +351,7 @@ def admit_filter(sample: Sample, expected: list[oracles.Expected | None]) -> Non
 
 
 def expectation(sample: Sample) -> Callable[[tuple[np.ndarray | None, ...], str], None]:
-    """A function that checks results of the call, by backend."""
+    """Return a function that checks results of the call, by backend."""
     names = contract.OPERATORS[sample.operator].results
     expected = linear_expectation(sample) if sample.is_linear else []
     rowwise = functools.cache(functools.partial(rowwise_expectation, sample))
@@ -381,7 +381,7 @@ def expectation(sample: Sample) -> Callable[[tuple[np.ndarray | None, ...], str]
 
 
 def rowwise_expectation(sample: Sample, dtype: np.dtype) -> oracles.Expected:
-    """Values and bounds of a result of this dtype."""
+    """Return values and bounds of a result of this dtype."""
     arrays = [sample.values[name] for name in ARRAYS[sample.operator]]
     settings: dict[str, Any] = {}
     if sample.operator in MASKED:
@@ -403,7 +403,7 @@ def assert_within(name: str, result: np.ndarray, right: oracles.Expected) -> Non
 
 
 def result_dtypes(sample: Sample) -> list[np.dtype]:
-    """The dtypes of fresh results, by the contract."""
+    """Return the dtypes of fresh results, by the contract."""
     if not sample.is_linear:
         return [sample.dtype]
     accumulator = linear_samples.accumulator(sample.dtype)

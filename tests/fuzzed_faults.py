@@ -41,7 +41,7 @@ OF_THE_CALL = ("dim", "shape", "bounds", "target", "out")
 
 
 def listed(case: str) -> dict[str, list[Fault]]:
-    """By stage, the faults that are such in every call."""
+    """Return by stage the faults that are faults in every call."""
     found: dict[str, list[Fault]] = {}
     for fault in CASES[case].faults():
         depends = fault.stage in OF_THE_CALL and fault.raises is not TYPE
@@ -54,7 +54,7 @@ LISTED = {case: listed(case) for case in CASES}
 
 
 def stages_of(sample: Sample) -> tuple[str, ...]:
-    """In order. Whose arrays they are is looked at after all arguments and before the results."""
+    """Return the stages in order. Libraries are compared after all arguments and before the results."""
     stages = [stage for stage in CASES[sample.case].stages if stage != "out"]
     if sample.library.owns is not np.ndarray and len(sample.arrays) > 1:
         stages.append("library")
@@ -65,7 +65,7 @@ def stages_of(sample: Sample) -> tuple[str, ...]:
 
 
 def other_length(draw: Draw, array: np.ndarray) -> np.ndarray:
-    """One axis longer or shorter."""
+    """Return an array with one axis longer or shorter."""
     shape = list(array.shape)
     axis = draw.randrange(len(shape))
     shape[axis] = max(shape[axis] + draw.choice((-1, 1, 1, 7)), 0)
@@ -80,7 +80,7 @@ def other_shape(draw: Draw, array: np.ndarray) -> np.ndarray:
 
 
 def misfit(sample: Sample, arrays: dict[str, np.ndarray]) -> str | None:
-    """The array of a linear operator whose shape is wrong, beside those before it; None where all fit."""
+    """Return the first array of a linear operator whose shape disagrees with earlier ones; None where all fit."""
     sizes: dict[str, int] = {}
     order = [name for name in linear_faults.arrays_of(sample.case) if name in arrays]
     for name in order:
@@ -144,7 +144,7 @@ def faults_of_bounds(draw: Draw, sample: Sample) -> Iterator[Fault]:
 
 
 def faults_of_targets(draw: Draw, sample: Sample) -> Iterator[Fault]:
-    """A target of a row that counts, outside of the vocabulary."""
+    """Move the target of a row that counts out of the vocabulary."""
     arguments, words = sample.arguments, len(sample.arrays["weight"])
     name = "masked_target" if sample.operator == GRADIENT else "target"
     targets = sample.values[name]
@@ -164,7 +164,7 @@ def faults_of_targets(draw: Draw, sample: Sample) -> Iterator[Fault]:
 
 
 def faults_of_one_result(draw: Draw, name: str, shape: tuple[int, ...], library) -> Iterator[Fault]:
-    """Of an array for a result. Where another library's arrays are given, NumPy's are wrong whatever they hold."""
+    """Spoil an array for a result. In a call on another library's arrays NumPy's own are wrong whatever they hold."""
     own = library is NUMPY
 
     def fault(label: str, spoil: Callable, kind=INVALID) -> Fault:
@@ -185,7 +185,7 @@ def faults_of_one_result(draw: Draw, name: str, shape: tuple[int, ...], library)
 
 
 def faults_of_results(draw: Draw, sample: Sample) -> Iterator[Fault]:
-    """`out` of the call is replaced by good results, one of which is spoilt."""
+    """Replace `out` of the call by good results, one of which is spoilt."""
     shapes = result_shapes(sample)
     dtype = DTYPES[draw.choice(tuple(DTYPES))]
     good = [None if shape is None else np.full(shape, 7, dtype) for shape in shapes]
@@ -219,7 +219,7 @@ def faults_of_results(draw: Draw, sample: Sample) -> Iterator[Fault]:
 
 
 def faults_of_libraries(draw: Draw, sample: Sample) -> Iterator[Fault]:
-    """One array of another library than the first."""
+    """Take one array from another library than the first."""
     names = list(sample.arrays)
     name = draw.choice(names[1:])
     if name not in MIXES:
@@ -229,7 +229,7 @@ def faults_of_libraries(draw: Draw, sample: Sample) -> Iterator[Fault]:
 
 
 def unequal_dtypes(draw: Draw, sample: Sample) -> Iterator[Fault]:
-    """An array of a floating dtype, but not of the one that the first asks for."""
+    """Give an array a floating dtype that does not go with the first array's."""
     names = [name for name, array in sample.arrays.items() if array.dtype in DTYPES.values() and name != "grad_loss"]
     order = [name for name in ALL_ARRAYS[sample.case] if name in names]
     for name in order[1:]:
@@ -259,7 +259,7 @@ def faults_of_nothing(draw: Draw, sample: Sample) -> Iterator[Fault]:
 
 
 def faults_of_grad_loss(draw: Draw, sample: Sample) -> Iterator[Fault]:
-    """Without a reduction it may be an array."""
+    """Spoil the upstream gradient of a call without a reduction, where it may be an array."""
     rows = len(sample.arrays["input"])
     if sample.arguments["reduction"] == "none":
         values: dict[str, tuple[Any, Any]] = {
@@ -289,7 +289,7 @@ MADE: dict[str, Callable[[Draw, Sample], Iterator[Fault]]] = {
 
 
 def applies(fault: Fault, sample: Sample) -> bool:
-    """Whether a listed fault is one in this call."""
+    """Tell whether a listed fault is a fault in this call."""
     value = sample.arguments.get(fault.argument)
     if fault.stage == "dtype" and fault.argument in ALL_ARRAYS[sample.case] and value is None:
         return False  # an optional array that the call does without
@@ -303,20 +303,20 @@ def applies(fault: Fault, sample: Sample) -> bool:
 
 
 def faults_at(draw: Draw, sample: Sample, stage: str) -> list[Fault]:
-    """Some faults of the stage: those made for the call as likely as the listed ones."""
+    """Return faults of the stage: made for the call or from the lists, each as likely."""
     made = list(MADE[stage](draw, sample)) if stage in MADE else []
     fixed = [fault for fault in LISTED[sample.case].get(stage, ()) if applies(fault, sample)]
     return made if made and (not fixed or draw.chance(0.5)) else fixed
 
 
 def as_decided(fault: Fault, spoilt: Any, dim: int) -> Fault:
-    """The fault of an input of log_softmax as that finds it, which asks for the rank before the dtype."""
+    """Return a fault of the input as log_softmax finds it, which looks at dim before it looks at dtypes."""
     rank = max(getattr(spoilt, "ndim", 0), 1)
     return fault if -rank <= dim < rank else fault._replace(stage="dim", raises=INVALID, blamed="dim")
 
 
 def broken(draw: Draw, sample: Sample) -> list[Fault]:
-    """Spoil arguments of the call; the faults, the one that decides first. Empty where none was found."""
+    """Spoil arguments of the call and return the faults, the deciding one first; none where no fault was found."""
     stages, dim = stages_of(sample), int(sample.arguments.get("dim", -1))
     found: list[Fault] = []
     for stage in draw.sample(stages, draw.choice((1, 1, 1, 2, 3))):
