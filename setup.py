@@ -4,8 +4,8 @@ Every ``pyx/<name>.pyx`` becomes ``ascend_grad.<name>``. Environment variables c
 
 ASCEND_GRAD_OPENMP=0
     Build without OpenMP: one thread, same results.
-ASCEND_GRAD_SANITIZE=address or undefined
-    Build with that sanitizer of the compiler, for tests (both: "address,undefined").
+ASCEND_GRAD_SANITIZE=address, undefined or thread
+    Build with that sanitizer of the compiler, for tests (two of them: "address,undefined").
 ASCEND_GRAD_EMULATE_BF16=1
     Let the variant avx512_bf16 run, slowly, on any CPU with AVX-512, for tests.
 """
@@ -74,8 +74,8 @@ NO_OPENMP = """
 def sanitizers() -> list[str]:
     names = [name.strip() for name in os.environ.get("ASCEND_GRAD_SANITIZE", "").split(",") if name.strip()]
     for name in names:
-        if name not in ("address", "undefined"):
-            raise SystemExit(f"ASCEND_GRAD_SANITIZE: expected address or undefined, got {name!r}")
+        if name not in ("address", "undefined", "thread"):
+            raise SystemExit(f"ASCEND_GRAD_SANITIZE: expected address, undefined or thread, got {name!r}")
     return names
 
 

@@ -11,7 +11,9 @@ cdef extern from *:
     #define omp_get_num_threads() 1
     #define omp_in_parallel() 0
     #endif
+    typedef _Atomic int ag_team_record;
     """
+    ctypedef int ag_team_record
     int AG_OPENMP_VERSION
     int omp_get_max_threads() nogil
     int omp_get_num_threads() nogil
@@ -23,7 +25,7 @@ VERSION = AG_OPENMP_VERSION
 #: The same, for people.
 DESCRIPTION = f"OpenMP {VERSION}" if VERSION else "no OpenMP: one thread"
 
-cdef int _last_team = 0
+cdef ag_team_record _last_team = 0  # which teams of calls side by side write
 
 
 cdef int max_threads() noexcept nogil:

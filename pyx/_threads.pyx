@@ -6,11 +6,19 @@ from ascend_grad cimport _openmp
 from ascend_grad._kernels cimport ag_affinity_cores
 from ascend_grad._tasks cimport now
 
-cdef int _limit = 0               # what set_num_threads or the environment asked for; 0: nothing
+cdef extern from *:
+    """
+    typedef _Atomic double ag_atomic_double;
+    typedef _Atomic int ag_atomic_int;
+    """
+    ctypedef double ag_atomic_double
+    ctypedef int ag_atomic_int
+
+# Calls run side by side without the GIL, so what one of them writes and others read is atomic. They may still overwrite
+# one another's times, which are only hints.
+cdef ag_atomic_int _limit = 0     # what set_num_threads or the environment asked for; 0: nothing
 cdef bint _is_forked_child = False
 
-# Calls that run side by side without the GIL may overwrite one another's times, which are only hints.
-#
 # Times in nanoseconds. A team pays from `SERIAL_GATE` on. After `IDLE_TIME` its threads are asleep, and take long to
 # wake where the cores are busy (milliseconds were measured: the calling thread spins and keeps its worker from a core).
 # A call shorter than `WAKE_COST` is then serial, until calls have followed one another for `WARM_UP_TIME`.
@@ -24,12 +32,12 @@ cdef double LOSS = 1e6
 cdef double MIN_SERIAL_TIME = 20e6
 cdef double MAX_SERIAL_TIME = 640e6
 cdef double BACKOFF = 16.0
-cdef double _last_use = 0.0
-cdef double _busy_time = 0.0      # of calls back to back
-cdef double _serial_until = 0.0
-cdef double _serial_for = MIN_SERIAL_TIME
-cdef double _gain = 0.0           # of teams, since the last loss or as large a gain
-cdef bint _detects_oversubscription = True
+cdef ag_atomic_double _last_use = 0.0
+cdef ag_atomic_double _busy_time = 0.0      # of calls back to back
+cdef ag_atomic_double _serial_until = 0.0
+cdef ag_atomic_double _serial_for = MIN_SERIAL_TIME
+cdef ag_atomic_double _gain = 0.0           # of teams, since the last loss or as large a gain
+cdef ag_atomic_int _detects_oversubscription = True
 
 
 def _quota_of_control_group(root="/sys/fs/cgroup", membership="/proc/self/cgroup"):

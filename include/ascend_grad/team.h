@@ -103,7 +103,7 @@ static AG_UNUSED void ag_team_begin_phase(ag_team *team, ptrdiff_t tasks)
 /* For the primary thread: there will be no further phases. */
 static AG_UNUSED void ag_team_shutdown(ag_team *team)
 {
-    team->is_shut_down = 1;
+    __atomic_store_n(&team->is_shut_down, 1, __ATOMIC_RELAXED); /* a late thread may still be reading it */
     __atomic_add_fetch(&team->phase.value, 1, __ATOMIC_SEQ_CST);
     ag_event_wake(&team->phase, INT_MAX);
 }
@@ -113,7 +113,7 @@ static AG_UNUSED uint32_t ag_team_wait_phase(ag_team *team, uint32_t phase)
 {
     ag_event_wait(&team->phase, phase, 0, team->spin_limit);
     const uint32_t now = __atomic_load_n(&team->phase.value, __ATOMIC_ACQUIRE);
-    return team->is_shut_down ? 0 : now;
+    return __atomic_load_n(&team->is_shut_down, __ATOMIC_RELAXED) ? 0 : now;
 }
 
 /* The number of a task of the current phase, which the caller has to complete; -1 if none are left. What describes the

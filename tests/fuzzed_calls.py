@@ -1,0 +1,416 @@
+"""Random calls of the operators that are right, and what has to come out of them.
+
+A call is drawn from its seed and its number alone, so that it can be made again: by itself, and for every backend, as
+a call may write over its own arguments.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import linear_oracles
+import linear_samples
+import ml_dtypes
+import numpy as np
+import oracles
+from fuzzed_arrays import LIBRARIES, NUMPY, Draw, Library, disguised, given, random_layout, random_view, sharing_memory
+from linear_faults import CALLS
+from linear_samples import GRADIENT, LOSS, STATISTICS, WHOLE, LinearProblem, problem_of
+from samples import (
+    ARRAYS,
+    DTYPES,
+    MASKED,
+    OPERATORS,
+    adversarial_problem,
+    allocated,
+    native_copy,
+    random_problem,
+)
+
+from ascend_grad import contract
+from ascend_grad.arrays import native
+
+SIZES = (0, 1, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 48, 65, 70, 130, 300)
+#: Of a call in a hundred: beyond what one thread computes by default, with rows of several splits.
+LARGE_SHAPES = ((40, 5000), (5000, 40), (2, 70001), (100003,), (300, 17, 30), (3, 4, 5, 6, 7, 8, 9, 2))
+LARGE_MASKED_SHAPES = ((2, 3, 40, 700), (1, 1, 2, 70001), (4, 4, 2000, 5))
+LARGE_LINEAR_SHAPES = ((130, 1500, 70), (700, 300, 40), (5, 20000, 33), (2000, 17, 129))
+LINEAR_SIZES = (0, 1, 1, 2, 3, 5, 8, 9, 16, 17, 33, 50)
+
+#: Short vectors that may be NumPy's beside another library's matrices.
+MIXES = ("target", "masked_target", "target_mask")
+
+
+class Place(NamedTuple):
+    """Hold an array for a result, the bytes of the memory that it lies in, and the argument that lies there, too."""
+
+    array: np.ndarray
+    memory: np.ndarray
+    shared: str | None = None
+
+
+@dataclass
+class Sample:
+    """One call.
+
+    `arguments` are those of the public function; `values` what their arrays hold, ordinary numbers or not; `outs` where
+    the results go. Where a finite sum may overflow, nothing is known of results that are not small.
+    """
+
+    operator: str
+    case: str
+    arguments: dict[str, Any]
+    library: Library = NUMPY
+    constant: float | None = None
+    outs: list[Place | None] = field(default_factory=list)
+    values: dict[str, np.ndarray] = field(default_factory=dict)
+    is_ordinary: bool = True
+    may_overflow: bool = False
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return the arrays among the arguments that are looked at, in the order of the function's parameters."""
+        described = contract.OPERATORS[self.operator]
+        names = [name for name in described.parameters if name in described.array_names + described.optional_names]
+        if self.case == "stored":
+            names = [name for name in names if name not in ("logits_max", "sum_exp_logits")]
+        arrays = {name: self.arguments.get(name) for name in names}
+        return {
+            name: array
+            for name, array in arrays.items()
+            if isinstance(array, np.ndarray) and array.ndim + (name != "grad_loss")
+        }
+
+    @property
+    def is_linear(self) -> bool:
+        return self.operator not in OPERATORS
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Return the dtype of the problem."""
+        return self.values[first_array(self.operator)].dtype
+
+
+def first_array(operator: str) -> str:
+    """Name the argument whose dtype decides."""
+    if operator in OPERATORS:
+        return ARRAYS[operator][0]
+    return "logits_max" if operator == LOSS else "input"
+
+
+# ---- values ----------------------------------------------------------------------------------------------------------
+
+
+def put_special_values(draw: Draw, sample: Sample) -> None:
+    """Replace some elements of an array by NaN and infinity, or by the largest and smallest numbers."""
+    floats = [name for name, array in sample.arrays.items() if array.size and array.dtype in DTYPES.values()]
+    if not floats:
+        return
+    name = draw.choice(floats)
+    array = np.array(sample.arguments[name])
+    info = ml_dtypes.finfo(array.dtype)
+    finite = (0.0, -0.0, float(info.max), -float(info.max), float(info.smallest_subnormal))
+    choices = draw.choice((finite, (np.nan, np.inf, -np.inf)))
+    for _ in range(draw.choice((1, 1, 2, 5))):
+        array.reshape(-1)[draw.randrange(array.size)] = draw.choice(choices)
+    sample.arguments[name] = array
+    sample.constant = linear_samples.ANY
+    sample.may_overflow = choices is finite
+
+
+def rowwise_shape(draw: Draw, operator: str) -> tuple[int, ...]:
+    if draw.chance(0.01):
+        return draw.choice(LARGE_MASKED_SHAPES if operator in MASKED else LARGE_SHAPES)
+    rank = 4 if operator in MASKED else draw.choice((0, 1, 2, 2, 2, 3, 3, 4, 5, 8))
+    shape = draw.choices((1, 2, 3, 4), k=rank)
+    if rank:
+        shape[draw.randrange(rank)] = draw.choice(SIZES)
+    return tuple(shape)
+
+
+def rowwise_sample(draw: Draw, dtype: str) -> Sample:
+    operator = draw.choice(OPERATORS)
+    shape = rowwise_shape(draw, operator)
+    rank = max(len(shape), 1)
+    is_ordinary = draw.chance(0.85)
+    if not is_ordinary:
+        problem = adversarial_problem(operator, draw.choice(SIZES[1:]), dtype)
+    else:
+        dim = -1 if operator in MASKED else draw.randrange(-rank, rank)
+        problem = random_problem(operator, shape, DTYPES[dtype], dim)
+    arguments: dict[str, Any] = dict(zip(ARRAYS[operator], problem.arrays, strict=True))
+    if operator in MASKED:
+        scale = draw.choice((1.0, 0.37, -2.5, 0.0, 3, 1e30, 1e-30, float("nan"), Fraction(1, 3)))
+        arguments["scale"] = draw.choice((scale, np.float32(scale), np.array(float(scale))))
+        arguments["mask"] = arguments["mask"][: draw.choice((1, None)), : draw.choice((1, None))]
+        if draw.chance(0.3):
+            arguments["fix_triu_mask"] = draw.choice((False, np.False_))
+    elif problem.settings["dim"] != -1 or draw.chance(0.5):
+        arguments["dim"] = draw.choice((int, np.int64, np.int8))(problem.settings["dim"])
+    if operator.endswith("backward") and draw.chance(0.05):  # one array twice
+        first, second = ARRAYS[operator][:2]
+        arguments[second] = arguments[first]
+    return Sample(operator, operator, arguments, is_ordinary=is_ordinary)
+
+
+def gradient_options(draw: Draw, sample: Sample) -> None:
+    arguments = sample.arguments
+    if draw.chance(0.3):
+        pair = draw.choice((True, False)), draw.choice((True, False))
+        arguments["output_mask"] = draw.choice((tuple, list, np.array))(pair)
+    if draw.chance(0.3):
+        arguments["workspace_bytes"] = draw.choice((None, 4 << 20, np.int64(5 << 20), 2**40))
+    if draw.chance(0.2):
+        arguments["filter_eps"] = draw.choice((0, 0.0, 1e-30, 1e-6, 1e-3, np.float32(0.1), 1e30))
+
+
+def linear_sample(draw: Draw, dtype: str) -> Sample:
+    case = draw.choice(tuple(CALLS))
+    operator, how = CALLS[case]
+    shape = draw.choices(LINEAR_SIZES, k=3)
+    if draw.chance(0.01):
+        shape = list(draw.choice(LARGE_LINEAR_SHAPES))
+    if operator == STATISTICS:
+        shape[1] = max(shape[1], 1)
+    how = dict(how)
+    if operator == LOSS:
+        how["logits"] = draw.chance(0.7)
+    else:
+        how["kind"] = draw.choice(("centred", "centred", *linear_samples.KINDS))
+    if operator == GRADIENT:
+        how["mask"] = draw.choice(("bool", "bits"))
+    if operator == STATISTICS:
+        how["return_logits"] = draw.chance(0.5)
+    if operator == WHOLE:
+        how["reduction"] = draw.choice(("mean", "sum", "none"))
+    problem = problem_of(operator, tuple(shape), dtype, **how)
+    arguments = dict(problem.arguments)
+    is_ordinary = how.get("kind") in (None, "centred", "positive")
+    sample = Sample(operator, case, arguments, constant=problem.constant, is_ordinary=is_ordinary)
+    for name in ("target", "masked_target"):
+        if name in arguments and draw.chance(0.4):
+            arguments[name] = arguments[name].astype(np.int32)
+    if operator in (GRADIENT, WHOLE):
+        gradient_options(draw, sample)
+    if operator in (GRADIENT, LOSS) and draw.chance(0.2):
+        arguments["label_smoothing"] = draw.choice((0, 0.0, -0.0, np.float32(0), Fraction(0)))
+    if operator == GRADIENT and arguments["target_mask"].dtype == np.uint8 and draw.chance(0.3):
+        more = np.array(draw.choices(range(256), k=3), np.uint8)  # behind the last row, not to be looked at
+        arguments["target_mask"] = np.concatenate([arguments["target_mask"], more])
+    if case == "stored" and draw.chance(0.2):
+        arguments |= {"logits_max": draw.choice(("not looked at", np.zeros(7))), "sum_exp_logits": None}
+    if operator == WHOLE:
+        if how["reduction"] == "none" and draw.chance(0.3):
+            with np.errstate(all="ignore"):
+                arguments["grad_loss"] = arguments["grad_loss"].astype(DTYPES[draw.choice(tuple(DTYPES))])
+        elif draw.chance(0.3):
+            arguments["grad_loss"] = draw.choice((None, 1, -0.5, 0.0, np.float16(3), np.array(2.0), float("nan")))
+        if draw.chance(0.2):
+            arguments["return_grad"] = draw.choice((True, False, np.True_))
+    return sample
+
+
+# ---- from values to arguments ----------------------------------------------------------------------------------------
+
+
+def result_shapes(sample: Sample) -> list[tuple[int, ...] | None]:
+    """Return the shapes of the results that `out` may hold; None for one that is not asked for."""
+    arguments = sample.arguments
+    if not sample.is_linear:
+        return [arguments[first_array(sample.operator)].shape]
+    if sample.operator == LOSS:
+        logits = arguments.get("vocab_parallel_logits")
+        return [arguments["logits_max"].shape, None if logits is None else logits.shape]
+    if sample.operator == GRADIENT:
+        asked = arguments.get("output_mask", (True, True))
+        return [arguments[name].shape if asked[i] else None for i, name in enumerate(("input", "weight"))]
+    return []
+
+
+def lay_out(draw: Draw, sample: Sample) -> None:
+    """Give the arrays any layout."""
+    paired = ("target_mask", "masked_target")  # which rows are masked decides what their targets may be
+    for name, array in sample.arrays.items():
+        view = random_view(draw, array, sample.library.form, repeats=name not in paired and draw.chance(0.1))
+        if 0 in view.strides:
+            sample.constant = linear_samples.ANY
+        sample.arguments[name] = view
+
+
+def place_results(draw: Draw, sample: Sample) -> None:
+    """Make arrays for the results: fresh ones, or such that share memory with an argument."""
+    form = sample.library.form
+    floats = [name for name, array in sample.arrays.items() if array.dtype in DTYPES.values()]
+    draw.shuffle(floats)
+    for shape in result_shapes(sample):
+        if shape is None or draw.chance(0.2):
+            sample.outs.append(None)
+            continue
+        dtype = DTYPES[draw.choice(tuple(DTYPES))]
+        shared = draw.choice((None, *floats))
+        if shared is None or not sample.arguments[shared].dtype.isnative:
+            layout = random_layout(draw, len(shape), dtype.itemsize, form)
+            sample.outs.append(Place(*allocated(shape, dtype, layout)))
+        else:
+            floats.remove(shared)
+            array = sample.arguments[shared]
+            if draw.chance(0.6):
+                dtype = array.dtype
+            sample.arguments[shared], out, memory = sharing_memory(draw, array, shape, dtype, form)
+            sample.outs.append(Place(out, memory, shared))
+    entries = tuple(None if place is None else place.array for place in sample.outs)
+    if sample.is_linear:
+        sample.arguments["out"] = draw.choice((tuple, list))(entries)
+    else:
+        (sample.arguments["out"],) = entries
+
+
+def how_to_compute(draw: Draw, sample: Sample) -> None:
+    if draw.chance(0.25):
+        sample.arguments["num_threads"] = draw.choice((None, 1, 2, 2, 3, 4, np.int64(2)))
+
+
+def random_sample(draw: Draw, libraries: tuple[str, ...]) -> Sample:
+    """Draw a call that is right, with NumPy's arrays in any layout."""
+    dtype = draw.choice(tuple(DTYPES))
+    sample = draw.choice((rowwise_sample, rowwise_sample, linear_sample))(draw, dtype)
+    sample.library = LIBRARIES[draw.choice(libraries)](draw)
+    if sample.is_ordinary and draw.chance(0.12):
+        put_special_values(draw, sample)
+    lay_out(draw, sample)
+    if sample.library.takes_out and result_shapes(sample) and draw.chance(0.4):
+        place_results(draw, sample)
+    how_to_compute(draw, sample)
+    sample.values = {name: native_copy(array) for name, array in sample.arrays.items()}
+    return sample
+
+
+def in_its_library(draw: Draw, sample: Sample) -> dict[str, Any]:
+    """Return the arguments with arrays of the library, or at times with something else that converts to an array."""
+    library, arrays = sample.library, sample.arrays
+    arguments = dict(sample.arguments)
+    for name, value in sample.arguments.items():
+        if name == "out":
+            is_pair = isinstance(value, (tuple, list))
+            arguments[name] = type(value)(given(library, each) for each in value) if is_pair else given(library, value)
+        elif name in arrays and library is not NUMPY and not (name in MIXES and draw.chance(0.2)):
+            arguments[name] = given(library, value)
+        elif type(value) is np.ndarray and name in arrays and value.ndim and draw.chance(0.04):
+            arguments[name] = disguised(draw, value)
+    return arguments
+
+
+def as_plain(sample: Sample) -> dict[str, Any]:
+    """Return the arguments of the same call on contiguous arrays and one thread, with results of the same dtypes."""
+    arguments = sample.arguments | sample.values | {"num_threads": 1}
+    if sample.outs:
+        outs = tuple(place and np.empty(place.array.shape, native(place.array.dtype)) for place in sample.outs)
+        arguments["out"] = outs if sample.is_linear else outs[0]
+    return arguments
+
+
+# ---- what has to come out --------------------------------------------------------------------------------------------
+
+
+def linear_expectation(sample: Sample) -> list[oracles.Expected | None]:
+    arguments = {name: value for name, value in (sample.arguments | sample.values).items() if name != "out"}
+    oracle = linear_oracles._ORACLES[sample.operator]
+    known = inspect.signature(oracle).parameters
+    arguments = {name: value for name, value in arguments.items() if name in known}
+    if sample.case == "stored":
+        arguments |= {"logits_max": None, "sum_exp_logits": None}
+    if sample.operator == WHOLE and arguments.get("grad_loss") is None:
+        arguments["grad_loss"] = 1.0
+    assert sample.constant is not None
+    problem = LinearProblem(sample.operator, arguments, sample.constant)
+    expected = list(linear_oracles.expected(problem))
+    if sample.operator in (GRADIENT, WHOLE):
+        admit_filter(sample, expected)
+        asked = sample.arguments.get("output_mask", (True, True))
+        expected[-2:] = [each if is_asked else None for each, is_asked in zip(expected[-2:], asked, strict=True)]
+    return expected
+
+
+def admit_filter(sample: Sample, expected: list[oracles.Expected | None]) -> None:
+    """Add what a filter may leave out to the bounds of both gradients."""
+    eps = float(sample.arguments.get("filter_eps", 0))
+    if not eps:
+        return
+    with np.errstate(all="ignore"):
+        sums = [np.abs(sample.values[name].astype(np.float64)).sum(0) for name in ("weight", "input")]
+        for i, total in zip((-2, -1), sums, strict=True):
+            gradient = expected[i]
+            if gradient is not None:
+                bound = gradient.bound + eps * total
+                expected[i] = oracles.Expected(gradient.values, np.where(np.isnan(bound), np.inf, bound))
+
+
+def expectation(sample: Sample) -> Callable[[tuple[np.ndarray | None, ...], str], None]:
+    """Return a function that checks results of the call, by backend."""
+    names = contract.OPERATORS[sample.operator].results
+    expected = linear_expectation(sample) if sample.is_linear else []
+    rowwise = functools.cache(functools.partial(rowwise_expectation, sample))
+
+    def check(results: tuple[np.ndarray | None, ...], backend: str) -> None:
+        for i, (name, result) in enumerate(zip(names, results, strict=True)):
+            if not sample.is_linear:
+                assert result is not None
+                right = rowwise(native(result.dtype))
+            else:
+                linear = expected[i]
+                assert (result is None) == (linear is None), f"{name}: is it asked for?"
+                if result is None or linear is None:
+                    continue
+                if backend == "reference" and sample.dtype == np.float64:
+                    # It leaves sums of float64 to NumPy, which promises less.
+                    linear = oracles.Expected(linear.values, 32 * linear.bound)
+                problem = LinearProblem(sample.operator, dict(sample.values))
+                right = linear_oracles.for_result(linear, problem, result)
+            is_large = ~(np.abs(right.values) < oracles.precision_of(sample.dtype).largest / 4)
+            unknown = np.isnan(right.bound) | (sample.may_overflow & is_large)
+            right = right._replace(bound=np.where(unknown, np.inf, right.bound))
+            assert result.shape == right.values.shape, f"{name} has shape {result.shape}, expected {right.values.shape}"
+            assert_within(f"{name} of {backend}", result, right)
+
+    return check
+
+
+def rowwise_expectation(sample: Sample, dtype: np.dtype) -> oracles.Expected:
+    """Return values and bounds of a result of this dtype."""
+    arrays = [sample.values[name] for name in ARRAYS[sample.operator]]
+    settings: dict[str, Any] = {}
+    if sample.operator in MASKED:
+        settings["scale"] = float(sample.arguments["scale"])
+    else:
+        settings["dim"] = int(sample.arguments.get("dim", -1))
+    return oracles.expected(sample.operator, arrays, **settings, out_dtype=dtype)
+
+
+def assert_within(name: str, result: np.ndarray, right: oracles.Expected) -> None:
+    errors = oracles.errors(result, right)
+    worst = float(np.max(errors, initial=0))
+    if worst > 1:
+        where = np.unravel_index(np.argmax(errors), errors.shape)
+        raise AssertionError(
+            f"{name}{list(map(int, where))}: expected {right.values[where]} up to {right.bound[where]}, got "
+            f"{result[where]}, an error of {worst:.3g} times the bound; {np.sum(errors > 1)} of {errors.size} are wrong"
+        )
+
+
+def result_dtypes(sample: Sample) -> list[np.dtype]:
+    """Return the dtypes of fresh results, by the contract."""
+    if not sample.is_linear:
+        return [sample.dtype]
+    accumulator = linear_samples.accumulator(sample.dtype)
+    if sample.operator == LOSS:
+        return [accumulator] * 2
+    if sample.operator == GRADIENT:
+        return [sample.dtype] * 2
+    if sample.operator == WHOLE:
+        return [accumulator, sample.dtype, sample.dtype]
+    return [*[accumulator] * 3, np.dtype(np.uint8), sample.values["target"].dtype, sample.dtype]
