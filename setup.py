@@ -16,6 +16,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import Cython
@@ -32,9 +33,25 @@ SHARED_UTILITY = "ascend_grad._cyutility"
 # They rely on NaN, Inf and the order of additions (no -ffast-math), but nobody reads errno or the floating-point
 # status, and a contraction happens only where a kernel asks for it: the same sums in every build. Debugging
 # information, which Python's own flags ask for, would be most of the size.
-COMPILE_ARGS = ["-O3", "-g0", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fvisibility=hidden"]
+COMPILE_ARGS = ["-g0", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fvisibility=hidden"]
 
+# Optimisation is bought where it gives speed: Cython's code runs once per call or task, and kernels spell out their vectors,
+# so that of what -O3 adds to -O2 only these flags matter. A compiler that lacks them gets KERNEL_ARGS_ANYWHERE.
+CYTHON_ARGS = ["-O2"]
+KERNEL_ARGS = ["-O2", "-fvect-cost-model=dynamic", "-fpeel-loops", "-funswitch-loops"]
+KERNEL_ARGS_ANYWHERE = ["-O3"]
+
+# Modules declare the kernels (AG_KERNEL_LANES, see foreach_isa.h), which are compiled apart.
 MACROS = [("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")]
+
+
+# The families of kernels, and the modules that they are linked into. Each is compiled once for each number of float32
+# lanes, so that several cores share the work; a unit is empty where the architecture has no such vectors.
+KERNELS = {
+    "ascend_grad._rowwise_schedule": "pyx/rowwise_kernels.c",
+    "ascend_grad._linear": "pyx/linear_kernels.c",
+}
+LANES = (16, 8, 4)
 
 DIRECTIVES = {
     "language_level": 3,
@@ -126,11 +143,12 @@ class BuildExt(build_ext):
             raise SystemExit(f"ascend_grad needs GCC or Clang, not the compiler {self.compiler.compiler_type!r}")
         if failure := self.probe(PLAIN_PROBE, []):
             raise SystemExit(NO_COMPILER.format(failure))
-        compile_args, link_args = self.arguments()
+        cython_args, kernel_args, link_args = self.arguments()
         # How modules are built, in a file that they depend on: another recipe rebuilds them all.
         recipe = Path("build", "recipe.txt")
         versions = f"Cython {Cython.__version__}, NumPy {numpy.__version__}"
-        text = f"{versions} {self.compiler.compiler_so} {MACROS} {DIRECTIVES} {compile_args} {link_args}\n"
+        arguments = f"{cython_args} {kernel_args} {link_args}"
+        text = f"{versions} {self.compiler.compiler_so} {MACROS} {DIRECTIVES} {arguments}\n"
         changed = not recipe.exists() or recipe.read_text() != text
 
         # Cython itself would find all modules outdated in each new environment, whose NumPy has just been unpacked.
@@ -143,10 +161,12 @@ class BuildExt(build_ext):
                 outdated.append(Extension(extension.name, extension.sources))
             # The extension keeps its identity (setuptools has prepared it) and takes over the generated C file.
             extension.sources = [str(generated)]
+            if extension.name in KERNELS:
+                reads |= dependencies(Path(KERNELS[extension.name]))
             extension.depends = [*map(str, sorted(reads)), str(recipe)]
-            extension.define_macros = MACROS
+            extension.define_macros = [*MACROS, ("AG_KERNEL_LANES", "0")]
             extension.include_dirs = ["include", numpy.get_include()]
-            extension.extra_compile_args = compile_args
+            extension.extra_compile_args = cython_args
             extension.extra_link_args = link_args
         if outdated:
             cythonize(
@@ -159,10 +179,36 @@ class BuildExt(build_ext):
         if changed:
             recipe.write_text(text)
         self.parallel = self.parallel or len(os.sched_getaffinity(0))
+        self.compile_kernels(kernel_args)
         super().build_extensions()
 
-    def arguments(self) -> tuple[list[str], list[str]]:
-        """Arguments for the compiler and for the linker."""
+    def compile_kernels(self, arguments: list[str]) -> None:
+        """Compile the kernels side by side, and hand their objects to the modules that are linked with them."""
+
+        def compile_unit(extension: Extension, lanes: int) -> list[str]:
+            return self.compiler.compile(
+                [KERNELS[extension.name]],
+                output_dir=os.path.join(self.build_temp, f"lanes_{lanes}"),
+                macros=[*MACROS, ("AG_KERNEL_LANES", str(lanes))],
+                include_dirs=["include"],
+                extra_postargs=arguments,
+            )
+
+        def needs_kernels(extension: Extension) -> bool:
+            result = Path(self.get_ext_fullpath(extension.name))
+            return extension.name in KERNELS and (self.force or is_outdated(result, map(Path, extension.depends)))
+
+        with ThreadPoolExecutor(self.parallel) as pool:
+            units = [
+                (extension, pool.submit(compile_unit, extension, lanes))
+                for extension in filter(needs_kernels, self.extensions)
+                for lanes in LANES
+            ]
+            for extension, objects in units:
+                extension.extra_objects = [*extension.extra_objects, *objects.result()]
+
+    def arguments(self) -> tuple[list[str], list[str], list[str]]:
+        """Return the arguments of the compiler for Cython's code and for kernels, and those of the linker."""
         compile_args, link_args = list(COMPILE_ARGS), []
         if switch("ASCEND_GRAD_EMULATE_BF16", "0"):
             compile_args.append("-DAG_EMULATE_BF16")
@@ -177,7 +223,8 @@ class BuildExt(build_ext):
             flag = f"-fsanitize={','.join(names)}"
             compile_args += [flag, "-fno-omit-frame-pointer", "-g1", "-O1"]
             link_args.append(flag)
-        return compile_args, link_args
+        kernel_args = KERNEL_ARGS_ANYWHERE if self.probe(PLAIN_PROBE, KERNEL_ARGS) else KERNEL_ARGS
+        return [*CYTHON_ARGS, *compile_args], [*kernel_args, *compile_args], link_args
 
     def probe(self, source: str, arguments: list[str]) -> str:
         """Why this program cannot be compiled, linked and run; empty when it can."""

@@ -27,6 +27,18 @@
 #endif
 #define AG_COMPILES(lanes) (AG_ONLY_LANES == 0 || AG_ONLY_LANES == (lanes))
 
+/* The kernels that a translation unit defines. By default it defines all of them for itself. With AG_KERNEL_LANES=n it
+ * defines those with n lanes (none, if n is 0) for other units to link, and declares the others: setup.py compiles
+ * instruction sets apart, so that cores share the work. A body header defines its kernels if AG_DEFINES_KERNELS.
+ */
+#if defined(AG_KERNEL_LANES)
+#define AG_DEFINES_KERNELS (AG_KERNEL_LANES == AG_LANES)
+#define AG_KERNEL_LINKAGE
+#else
+#define AG_DEFINES_KERNELS 1
+#define AG_KERNEL_LINKAGE static AG_UNUSED
+#endif
+
 /* Variants of the kernels, worst first on each architecture: X(member of ag_variant, name). */
 #define AG_FOREACH_VARIANT(X)                                                                                          \
     X(AG_VARIANT_BASELINE, "baseline")                                                                                 \

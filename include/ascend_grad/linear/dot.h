@@ -1,5 +1,7 @@
 /* kernels.h with dot products of pairs of bfloat16: a body for AG_BF16_DOT_BODY of ../foreach_isa.h. */
 
+#if AG_DEFINES_KERNELS
+
 #define AG_MR 8
 #define AG_DTYPE dot
 #define AG_IS_F64 0
@@ -9,3 +11,12 @@
 #undef AG_DTYPE
 #undef AG_IS_F64
 #undef AG_IS_DOT
+
+AG_KERNEL_LINKAGE const ag_linear_kernels *AG_ISA_NAME(ag_linear_dot_kernels)(void)
+{
+    return &AG_ISA_NAME(ag_linear_dot);
+}
+
+#else
+const ag_linear_kernels *AG_ISA_NAME(ag_linear_dot_kernels)(void);
+#endif

@@ -1,5 +1,7 @@
 /* kernels.h with multiply-adds in float32 and in float64, for one instruction set: a body for ../foreach_isa.h. */
 
+#if AG_DEFINES_KERNELS
+
 /* Rows of a tile. Tiles of three vectors' width: 24 of AVX-512's 32 registers are accumulators, 18 of NEON's 32, 12 of 16 (9 in
  * float64 before AVX2, where a tile is 6 wide). */
 #define AG_MR (AG_IS_AVX512 ? 8 : AG_IS_NEON ? 6 : AG_IS_F64 && !AG_IS_AVX2 ? 3 : 4)
@@ -20,7 +22,11 @@
 #undef AG_IS_DOT
 #undef AG_MR
 
-static AG_UNUSED const ag_linear_kernels *AG_ISA_NAME(ag_linear_kernels)(ag_dtype dtype)
+AG_KERNEL_LINKAGE const ag_linear_kernels *AG_ISA_NAME(ag_linear_kernels)(ag_dtype dtype)
 {
     return dtype == AG_FLOAT64 ? &AG_ISA_NAME(ag_linear_f64) : &AG_ISA_NAME(ag_linear_f32);
 }
+
+#else
+const ag_linear_kernels *AG_ISA_NAME(ag_linear_kernels)(ag_dtype dtype);
+#endif

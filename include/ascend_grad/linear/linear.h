@@ -188,7 +188,7 @@ typedef struct {
 static AG_UNUSED const ag_linear_kernels *ag_linear_kernels_of(ag_variant variant, ag_dtype dtype)
 {
 #if defined(AG_X86_64) && AG_COMPILES(16)
-    if (variant == AG_VARIANT_AVX512_BF16 && dtype == AG_BFLOAT16) return &ag_linear_dot_avx512;
+    if (variant == AG_VARIANT_AVX512_BF16 && dtype == AG_BFLOAT16) return ag_linear_dot_kernels_avx512();
 #endif
     return AG_BY_VARIANT(variant, ag_linear_kernels, dtype);
 }

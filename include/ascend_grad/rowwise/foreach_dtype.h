@@ -1,5 +1,7 @@
 /* kernels.h for each dtype of the instruction set AG_ISA, and the choice among them. Body header, see base.h. */
 
+#if AG_DEFINES_KERNELS
+
 #define AG_IS_F64 0
 #define AG_IS_F32 1
 #define AG_DTYPE f32
@@ -21,7 +23,7 @@
 #undef AG_IS_F64
 #undef AG_IS_F32
 
-static AG_UNUSED const ag_row_kernels *AG_ISA_NAME(ag_rowwise_kernels)(ag_dtype dtype, ag_row_op op)
+AG_KERNEL_LINKAGE const ag_row_kernels *AG_ISA_NAME(ag_rowwise_kernels)(ag_dtype dtype, ag_row_op op)
 {
     static const ag_row_kernels *const kernels[AG_DTYPE_COUNT] = {
         [AG_FLOAT32] = AG_ISA_NAME(ag_row_table_f32),
@@ -31,3 +33,7 @@ static AG_UNUSED const ag_row_kernels *AG_ISA_NAME(ag_rowwise_kernels)(ag_dtype 
     };
     return &kernels[dtype][op];
 }
+
+#else
+const ag_row_kernels *AG_ISA_NAME(ag_rowwise_kernels)(ag_dtype dtype, ag_row_op op);
+#endif

@@ -35,6 +35,11 @@
 #endif
 
 #define K(name) AG_KERNEL_NAME(ag_row_##name)
+#if AG_IS_F64
+#define K_COMPUTE(name) K(name)
+#else
+#define K_COMPUTE(name) AG_CONCAT3(ag_row_##name, f32, AG_ISA) /* what depends on the compute type alone */
+#endif
 #define AG_SUM_BLOCK (16 * VL)
 /* Elements of whole cache lines, and of whole pairs of vectors. */
 #define AG_LINES (2 * VL * AG_SIZE < 64 ? 64 / AG_SIZE : 2 * VL)
@@ -48,21 +53,41 @@
 /* ---- entry points: each of the above with a constant operator ---------------------------------------------------- */
 
 #define AG_ROW_FUNCTIONS(op, name)                                                                                     \
-    static void K(name##_rows)(const ag_tile *tile) { K(rows)(op, tile); }                                             \
+    AG_NOINLINE void K(name##_maxima)(const ag_tile *block, compute_t *max) { K(block_maxima)(op, block, max); }       \
+    AG_NOINLINE void K(name##_sums)(const ag_tile *block, const compute_t *max, compute_t *cached, ptrdiff_t pitch,    \
+                                    double *sums)                                                                      \
+    {                                                                                                                  \
+        K(block_sums)(op, block, max, cached, pitch, sums);                                                            \
+    }                                                                                                                  \
+    AG_NOINLINE void K(name##_results)(const ag_tile *block, const compute_t *max, const double *sums,                 \
+                                       const compute_t *cached, ptrdiff_t pitch, ptrdiff_t distance,                   \
+                                       ptrdiff_t prefetched)                                                           \
+    {                                                                                                                  \
+        K(block_results)(op, block, max, sums, cached, pitch, distance, prefetched);                                   \
+    }                                                                                                                  \
+    static const K(block_functions) K(name##_block) = {K(name##_maxima), K(name##_sums), K(name##_results)};           \
+    static void K(name##_rows)(const ag_tile *tile) { K(rows)(op, &K(name##_block), tile); }                           \
     static double K(name##_split_max)(const ag_tile *tile)                                                             \
     {                                                                                                                  \
-        return K(max_logit)(op, tile->a, tile->mask, tile->n, V_(set1)((compute_t)tile->scale));                       \
+        const ag_tile row = K(row_range)(tile, 0, 1);                                                                  \
+        compute_t max;                                                                                                 \
+        K(name##_maxima)(&row, &max);                                                                                  \
+        return max;                                                                                                    \
     }                                                                                                                  \
     static double K(name##_split_sum)(const ag_tile *tile, double max)                                                 \
     {                                                                                                                  \
-        return K(segment_sum)(op, tile->a, tile->b, tile->mask, tile->n, V_(set1)((compute_t)tile->scale),             \
-                              V_(set1)((compute_t)max), NULL);                                                         \
+        const ag_tile row = K(row_range)(tile, 0, 1);                                                                  \
+        const compute_t rounded = (compute_t)max;                                                                      \
+        double sum;                                                                                                    \
+        K(name##_sums)(&row, &rounded, NULL, 0, &sum);                                                                 \
+        return sum;                                                                                                    \
     }                                                                                                                  \
     static void K(name##_split_write)(const ag_tile *tile, double max, double sum)                                     \
     {                                                                                                                  \
-        const compute_t shift = K(shift_of)(op, max, sum), factor = K(factor_of)(op, sum);                             \
-        K(write_results)(op, 0, tile->a, tile->b, tile->mask, tile->out, tile->n, V_(set1)((compute_t)tile->scale),    \
-                         &shift, &factor, NULL, tile->nontemporal, NULL);                                              \
+        const ag_tile row = K(row_range)(tile, 0, 1);                                                                  \
+        const compute_t rounded = (compute_t)max;                                                                      \
+        const double factor = ag_is_forward(op) ? K(factors)(op, v_f64_set1(sum))[0] : sum;                            \
+        K(name##_results)(&row, &rounded, &factor, NULL, 0, 0, 0);                                                     \
         if (tile->nontemporal) v_fence();                                                                              \
     }
 
@@ -140,5 +165,6 @@ static const ag_row_kernels K(table)[AG_ROW_OP_COUNT] AG_UNUSED = {AG_FOREACH_RO
 #undef MASKV
 #undef V_
 #undef K
+#undef K_COMPUTE
 #undef AG_SUM_BLOCK
 #undef AG_LINES

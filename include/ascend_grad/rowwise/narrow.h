@@ -8,6 +8,9 @@
 #define AG_MAX_NARROW_ROW (16 * VL < 64 ? 16 * VL : 64)
 #define AG_MAX_TRANSPOSED_ROW (VL < 8 ? VL : 8)
 
+/* Sums, maxima and broadcasts of values of the compute type: 16-bit dtypes use those of float32. */
+#if AG_SIZE >= 4
+
 /* Of a packed row of n values: its sum in the order of segment_sum, its maximum with NaN passed over. */
 AG_INLINE double K(narrow_row_sum)(const compute_t *terms, ptrdiff_t n)
 {
@@ -126,6 +129,8 @@ AG_NOINLINE void K(broadcast)(const compute_t *values, ptrdiff_t rows, ptrdiff_t
     }
 }
 
+#endif
+
 AG_INLINE void K(narrow_rows)(const int op, const ag_tile *tile)
 {
     /* On the stack, which may be small in a thread of a team. */
@@ -149,8 +154,8 @@ AG_INLINE void K(narrow_rows)(const int op, const ag_tile *tile)
                 V_(store)(terms + i, K(logit)(op, AG_LOAD_PARTIAL(a + i * AG_SIZE, count - i),
                                               K(get_mask_partial)(ag_masks_sum(op), mask, i, count - i), scale));
             }
-            K(narrow_row_maxima)(terms, rows, n, each);
-            K(broadcast)(each, rows, n, shift);
+            K_COMPUTE(narrow_row_maxima)(terms, rows, n, each);
+            K_COMPUTE(broadcast)(each, rows, n, shift);
             for (i = 0; i < count; i += VL) {
                 const V shifted = V_(load)(terms + i) - V_(load)(shift + i);
                 if (!K(caches_exp)(op)) V_(store)(shift + i, shifted);
@@ -160,14 +165,14 @@ AG_INLINE void K(narrow_rows)(const int op, const ag_tile *tile)
             for (; i + VL <= count; i += VL) V_(store)(terms + i, K(term_at)(op, a, b, mask, i, scale, lowest));
             if (i < count) V_(store)(terms + i, K(term_at_partial)(op, a, b, mask, i, count - i, scale, lowest));
         }
-        K(narrow_row_sums)(terms, rows, n, sums);
+        K_COMPUTE(narrow_row_sums)(terms, rows, n, sums);
         if (ag_is_forward(op)) {
             for (ptrdiff_t r = 0; r < rows; r += AG_LANES / 2) {
                 v_f64_store(sums + r, K(factors)(op, v_f64_load(sums + r)));
             }
         }
         for (ptrdiff_t r = 0; r < rows; r++) each[r] = (compute_t)sums[r];
-        K(broadcast)(each, rows, n, ag_is_forward(op) ? factor : shift);
+        K_COMPUTE(broadcast)(each, rows, n, ag_is_forward(op) ? factor : shift);
         char *out = tile->out + row * n * AG_SIZE;
         if (!ag_is_forward(op)) {
             K(write_results)(op, 1, a, b, mask, out, count, scale, shift, factor, NULL, tile->nontemporal, NULL);
