@@ -282,17 +282,14 @@ AG_INLINE void K(strips)(const int op, const ag_tile *tile)
 {
     const ptrdiff_t columns = tile->rows, before = (ptrdiff_t)(-(uintptr_t)tile->out % 64) / AG_SIZE;
     const int nontemporal = tile->nontemporal && tile->out_stride % 64 == 0 && (uintptr_t)tile->out % AG_SIZE == 0;
-    const ptrdiff_t head = !nontemporal ? 0 : before < columns ? before : columns;
-    for (ptrdiff_t c = 0; c < columns;) {
-        if (c >= head && c + 4 * VL <= columns) {
-            K(strip)(op, 4, tile, c, VL, nontemporal);
-            c += 4 * VL;
-        } else {
-            const ptrdiff_t left = (c < head ? head : columns) - c, width = left < VL ? left : VL;
-            K(strip)(op, 1, tile, c, width, 0);
-            c += width;
-        }
+    ptrdiff_t c = 0;
+    for (ptrdiff_t width; nontemporal && c < before && c < columns; c += width) {
+        width = before - c < columns - c ? before - c : columns - c;
+        width = width < VL ? width : VL;
+        K(strip)(op, 1, tile, c, width, 0);
     }
+    for (; c + 4 * VL <= columns; c += 4 * VL) K(strip)(op, 4, tile, c, VL, nontemporal);
+    for (; c < columns; c += VL) K(strip)(op, 1, tile, c, columns - c < VL ? columns - c : VL, 0);
     if (tile->nontemporal) v_fence();
 }
 

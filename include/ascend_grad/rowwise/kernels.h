@@ -53,41 +53,21 @@
 /* ---- entry points: each of the above with a constant operator ---------------------------------------------------- */
 
 #define AG_ROW_FUNCTIONS(op, name)                                                                                     \
-    AG_NOINLINE void K(name##_maxima)(const ag_tile *block, compute_t *max) { K(block_maxima)(op, block, max); }       \
-    AG_NOINLINE void K(name##_sums)(const ag_tile *block, const compute_t *max, compute_t *cached, ptrdiff_t pitch,    \
-                                    double *sums)                                                                      \
-    {                                                                                                                  \
-        K(block_sums)(op, block, max, cached, pitch, sums);                                                            \
-    }                                                                                                                  \
-    AG_NOINLINE void K(name##_results)(const ag_tile *block, const compute_t *max, const double *sums,                 \
-                                       const compute_t *cached, ptrdiff_t pitch, ptrdiff_t distance,                   \
-                                       ptrdiff_t prefetched)                                                           \
-    {                                                                                                                  \
-        K(block_results)(op, block, max, sums, cached, pitch, distance, prefetched);                                   \
-    }                                                                                                                  \
-    static const K(block_functions) K(name##_block) = {K(name##_maxima), K(name##_sums), K(name##_results)};           \
-    static void K(name##_rows)(const ag_tile *tile) { K(rows)(op, &K(name##_block), tile); }                           \
+    static void K(name##_rows)(const ag_tile *tile) { K(rows)(op, tile); }                                             \
     static double K(name##_split_max)(const ag_tile *tile)                                                             \
     {                                                                                                                  \
-        const ag_tile row = K(row_range)(tile, 0, 1);                                                                  \
-        compute_t max;                                                                                                 \
-        K(name##_maxima)(&row, &max);                                                                                  \
-        return max;                                                                                                    \
+        return K(max_logit)(op, tile->a, tile->mask, tile->n, V_(set1)((compute_t)tile->scale));                       \
     }                                                                                                                  \
     static double K(name##_split_sum)(const ag_tile *tile, double max)                                                 \
     {                                                                                                                  \
-        const ag_tile row = K(row_range)(tile, 0, 1);                                                                  \
-        const compute_t rounded = (compute_t)max;                                                                      \
-        double sum;                                                                                                    \
-        K(name##_sums)(&row, &rounded, NULL, 0, &sum);                                                                 \
-        return sum;                                                                                                    \
+        return K(segment_sum)(op, tile->a, tile->b, tile->mask, tile->n, V_(set1)((compute_t)tile->scale),             \
+                              V_(set1)((compute_t)max), NULL);                                                         \
     }                                                                                                                  \
     static void K(name##_split_write)(const ag_tile *tile, double max, double sum)                                     \
     {                                                                                                                  \
-        const ag_tile row = K(row_range)(tile, 0, 1);                                                                  \
-        const compute_t rounded = (compute_t)max;                                                                      \
-        const double factor = ag_is_forward(op) ? K(factors)(op, v_f64_set1(sum))[0] : sum;                            \
-        K(name##_results)(&row, &rounded, &factor, NULL, 0, 0, 0);                                                     \
+        const compute_t shift = K(shift_of)(op, max, sum), factor = K(factor_of)(op, sum);                             \
+        K(write_results)(op, 0, tile->a, tile->b, tile->mask, tile->out, tile->n, V_(set1)((compute_t)tile->scale),    \
+                         &shift, &factor, NULL, tile->nontemporal, NULL);                                              \
         if (tile->nontemporal) v_fence();                                                                              \
     }
 

@@ -51,10 +51,14 @@ AG_INLINE V K(value)(const int op, V a, V b, MASKV mask, V scale, V shift, V fac
     }
 }
 
-/* The shift of one row. */
+/* The same for the sum and maximum of one row. */
 AG_INLINE compute_t K(shift_of)(const int op, double max, double sum)
 {
     return (compute_t)(ag_is_forward(op) ? max : sum);
+}
+AG_INLINE compute_t K(factor_of)(const int op, double sum)
+{
+    return ag_is_forward(op) ? (compute_t)K(factors)(op, v_f64_set1(sum))[0] : 0;
 }
 
 /* Inputs of lanes i .. i+VL-1, or of the first n of them (the others zero). */

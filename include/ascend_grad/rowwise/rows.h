@@ -4,13 +4,12 @@ AG_INLINE double K(row_sum)(const int op, const char *a, const char *b, const ui
                             compute_t max, compute_t *cached)
 {
     const V max_v = V_(set1)(max);
+    if (n <= AG_SEGMENT(VL)) return K(segment_sum)(op, a, b, mask, n, scale, max_v, cached) + 0.0;
     ag_sum total = {0.0, 0.0};
     for (ptrdiff_t i = 0; i < n; i += AG_SEGMENT(VL)) {
         const ptrdiff_t length = n - i < AG_SEGMENT(VL) ? n - i : AG_SEGMENT(VL);
-        const double sum = K(segment_sum)(op, a + i * AG_SIZE, b + i * AG_SIZE, mask + i, length, scale, max_v,
-                                          cached ? cached + i : NULL);
-        if (length == n) return sum + 0.0;
-        ag_sum_add(&total, sum);
+        ag_sum_add(&total, K(segment_sum)(op, a + i * AG_SIZE, b + i * AG_SIZE, mask + i, length, scale, max_v,
+                                      cached ? cached + i : NULL));
     }
     return ag_sum_total(total);
 }
@@ -79,101 +78,60 @@ AG_INLINE void K(four_sums)(const int op, const ag_tile *rows, V scale, const co
     }
 }
 
-/* ---- row blocks: at most AG_ROW_BLOCK rows ------------------------------------------------------------------------
- *
- * The parts of a row block are functions of their own, which splits use, too: copies of them in every caller would take
- * most of the time to compile. */
-
-/* Rows of a block whose maxima, and sums, are computed in fours. */
-AG_INLINE ptrdiff_t K(rows_in_fours)(const ag_tile *block)
-{
-    return block->n <= AG_SUM_BLOCK / 2 ? block->rows / 4 * 4 : 0;
-}
-
-AG_INLINE void K(block_maxima)(const int op, const ag_tile *block, compute_t *max)
-{
-    const V scale = V_(set1)((compute_t)block->scale);
-    const ptrdiff_t in_fours = K(rows_in_fours)(block);
-    for (ptrdiff_t r = 0; r < in_fours; r += 4) {
-        const ag_tile four = K(row_range)(block, r, 4);
-        K(four_maxima)(op, &four, scale, max + r);
-    }
-    for (ptrdiff_t r = in_fours; r < block->rows; r++) {
-        max[r] = K(max_logit)(op, block->a + r * block->a_stride, block->mask + r * block->mask_stride, block->n,
-                              scale);
-    }
-}
-
-/* The terms of row r go to cached + r * pitch, unless `cached` is NULL. */
-AG_INLINE void K(block_sums)(const int op, const ag_tile *block, const compute_t *max, compute_t *cached,
-                             ptrdiff_t pitch, double *sums)
-{
-    const V scale = V_(set1)((compute_t)block->scale);
-    const ptrdiff_t in_fours = K(rows_in_fours)(block);
-    for (ptrdiff_t r = 0; r < in_fours; r += 4) {
-        const ag_tile four = K(row_range)(block, r, 4);
-        K(four_sums)(op, &four, scale, max + r, cached ? cached + r * pitch : NULL, pitch, sums + r);
-    }
-    for (ptrdiff_t r = in_fours; r < block->rows; r++) {
-        const ag_tile one = K(row_range)(block, r, 1);
-        sums[r] = K(row_sum)(op, one.a, one.b, one.mask, one.n, scale, max[r], cached ? cached + r * pitch : NULL);
-    }
-}
-
-/* `sums` holds the factors of a forward operator. Rows that lie `distance` rows behind the first `prefetched` ones are
- * prefetched. */
-AG_INLINE void K(block_results)(const int op, const ag_tile *block, const compute_t *max, const double *sums,
-                                const compute_t *cached, ptrdiff_t pitch, ptrdiff_t distance, ptrdiff_t prefetched)
-{
-    const V scale = V_(set1)((compute_t)block->scale);
-    for (ptrdiff_t r = 0; r < block->rows; r++) {
-        const ag_tile one = K(row_range)(block, r, 1);
-        const ag_prefetch next = {one.a + distance * one.a_stride, one.b + distance * one.b_stride, NULL};
-        const compute_t shift = K(shift_of)(op, max[r], sums[r]), factor = (compute_t)sums[r];
-        const ag_prefetch *prefetch = r < prefetched ? &next : NULL;
-        if (K(caches_exp)(op) && cached) {
-            K(write_results)(op, 0, one.a, one.b, one.mask, one.out, one.n, scale, &shift, &factor,
-                             &cached[r * pitch], one.nontemporal, prefetch);
-        } else {
-            K(write_results)(op, 0, one.a, one.b, one.mask, one.out, one.n, scale, &shift, &factor, NULL,
-                             one.nontemporal, prefetch);
-        }
-    }
-}
-
-/* The three with a constant operator. */
-typedef struct {
-    void (*maxima)(const ag_tile *block, compute_t *max);
-    void (*sums)(const ag_tile *block, const compute_t *max, compute_t *cached, ptrdiff_t pitch, double *sums);
-    void (*results)(const ag_tile *block, const compute_t *max, const double *sums, const compute_t *cached,
-                    ptrdiff_t pitch, ptrdiff_t distance, ptrdiff_t prefetched);
-} K(block_functions);
-
 /* Row blocks, sums first: the additions of one row overlap with the arithmetic of another, and the exponentials of rows
  * that are not too long are cached for the results. */
-AG_INLINE void K(wide_rows)(const int op, const K(block_functions) *functions, const ag_tile *tile)
+AG_INLINE void K(wide_rows)(const int op, const ag_tile *tile)
 {
     /* On the stack, which may be small in a thread of a team. */
     enum { ROW_BLOCK = 8, ROW_BLOCK_BYTES = 8 << 10, CAPACITY = (16 << 10) / sizeof(compute_t) };
-    compute_t buffer[CAPACITY] __attribute__((aligned(64))), max[ROW_BLOCK] = {0};
+    compute_t cached[CAPACITY] __attribute__((aligned(64))), max[ROW_BLOCK] = {0};
     double sums[ROW_BLOCK] = {0};
     const ptrdiff_t n = tile->n, width = n * AG_SIZE, pitch = (n + VL - 1) / VL * VL;
     const int prefetches = tile->nontemporal && width <= AG_MAX_PREFETCH_BYTES;
-    compute_t *cached = K(caches_exp)(op) && pitch <= CAPACITY ? buffer : NULL;
-    const ptrdiff_t fitting = cached ? CAPACITY / pitch : ROW_BLOCK_BYTES / width;
-    const ptrdiff_t height = fitting >= ROW_BLOCK ? ROW_BLOCK : fitting > 1 ? fitting : 1;
-    for (ptrdiff_t row = 0; row < tile->rows; row += height) {
-        const ptrdiff_t rows = tile->rows - row < height ? tile->rows - row : height;
-        const ag_tile block = K(row_range)(tile, row, rows);
-        if (ag_is_forward(op)) functions->maxima(&block, max);
-        functions->sums(&block, max, cached, pitch, sums);
+    const int caches = K(caches_exp)(op) && pitch <= CAPACITY;
+    const ptrdiff_t fitting = caches ? CAPACITY / pitch : ROW_BLOCK_BYTES / width;
+    const ptrdiff_t block = fitting >= ROW_BLOCK ? ROW_BLOCK : fitting > 1 ? fitting : 1;
+    const V scale = V_(set1)((compute_t)tile->scale);
+    for (ptrdiff_t row = 0; row < tile->rows; row += block) {
+        const ptrdiff_t rows = tile->rows - row < block ? tile->rows - row : block;
+        const ptrdiff_t in_fours = n <= AG_SUM_BLOCK / 2 ? rows / 4 * 4 : 0;
+        const ag_tile here = K(row_range)(tile, row, rows);
+        if (ag_is_forward(op)) {
+            for (ptrdiff_t r = 0; r < in_fours; r += 4) {
+                const ag_tile four = K(row_range)(&here, r, 4);
+                K(four_maxima)(op, &four, scale, max + r);
+            }
+            for (ptrdiff_t r = in_fours; r < rows; r++) {
+                max[r] = K(max_logit)(op, here.a + r * here.a_stride, here.mask + r * here.mask_stride, n, scale);
+            }
+        }
+        for (ptrdiff_t r = 0; r < in_fours; r += 4) {
+            const ag_tile four = K(row_range)(&here, r, 4);
+            K(four_sums)(op, &four, scale, max + r, caches ? cached + r * pitch : NULL, pitch, sums + r);
+        }
+        for (ptrdiff_t r = in_fours; r < rows; r++) {
+            const ag_tile one = K(row_range)(&here, r, 1);
+            sums[r] = K(row_sum)(op, one.a, one.b, one.mask, n, scale, max[r], caches ? cached + r * pitch : NULL);
+        }
         for (ptrdiff_t r = 0; r < rows; r++) sums[r] = ag_canonical_nan(sums[r]);
         if (ag_is_forward(op)) {
             for (ptrdiff_t r = 0; r < rows; r += AG_LANES / 2) {
                 v_f64_store(sums + r, K(factors)(op, v_f64_load(sums + r)));
             }
         }
-        functions->results(&block, max, sums, cached, pitch, height, prefetches ? tile->rows - row - height : 0);
+        for (ptrdiff_t r = 0; r < rows; r++) {
+            const ag_tile one = K(row_range)(&here, r, 1);
+            const ag_prefetch next = {one.a + block * one.a_stride, one.b + block * one.b_stride, NULL};
+            const compute_t shift = K(shift_of)(op, max[r], sums[r]), factor = (compute_t)sums[r];
+            const ag_prefetch *prefetch = prefetches && row + r + block < tile->rows ? &next : NULL;
+            if (caches) {
+                K(write_results)(op, 0, one.a, one.b, one.mask, one.out, n, scale, &shift, &factor, &cached[r * pitch],
+                                 tile->nontemporal, prefetch);
+            } else {
+                K(write_results)(op, 0, one.a, one.b, one.mask, one.out, n, scale, &shift, &factor, NULL,
+                                 tile->nontemporal, prefetch);
+            }
+        }
     }
 }
 
@@ -281,7 +239,7 @@ AG_INLINE void K(vector_rows)(const int op, const int vectors, const ag_tile *ti
     }
 }
 
-AG_INLINE void K(rows)(const int op, const K(block_functions) *functions, const ag_tile *tile)
+AG_INLINE void K(rows)(const int op, const ag_tile *tile)
 {
     const ptrdiff_t n = tile->n, width = n * AG_SIZE;
     const int packed = ag_tile_is_packed(tile, width, ag_reads_b(op)) && tile->out_stride == width &&
@@ -297,7 +255,7 @@ AG_INLINE void K(rows)(const int op, const K(block_functions) *functions, const 
     } else if (n <= AG_MAX_NARROW_ROW && n % VL && tile->rows > 1 && packed) {
         K(narrow_rows)(op, tile); /* vectors would be partly empty */
     } else {
-        K(wide_rows)(op, functions, tile);
+        K(wide_rows)(op, tile);
     }
     if (tile->nontemporal) v_fence();
 }

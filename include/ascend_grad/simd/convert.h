@@ -223,29 +223,21 @@ AG_INLINE i32v v_f32_mask(const uint8_t *p)
 
 AG_INLINE i64v v_f64_mask(const uint8_t *p)
 {
-#if AG_IS_AVX512
-    return (i64v)_mm512_cvtepu8_epi64(_mm_loadl_epi64((const __m128i *)p)) != 0;
-#elif AG_IS_AVX2
-    int32_t bytes;
-    memcpy(&bytes, p, sizeof bytes);
-    return (i64v)_mm256_cvtepu8_epi64(_mm_cvtsi32_si128(bytes)) != 0;
-#else
     i64v v = {0};
     for (int i = 0; i < AG_LANES / 2; i++) v[i] = p[i];
     return v != 0;
-#endif
 }
 
 AG_INLINE i32v v_f32_mask_partial(const uint8_t *p, ptrdiff_t n)
 {
     uint8_t bytes[AG_LANES] = {0};
-    memcpy(bytes, p, (size_t)n);
+    for (ptrdiff_t i = 0; i < n; i++) bytes[i] = p[i];
     return v_f32_mask(bytes);
 }
 
 AG_INLINE i64v v_f64_mask_partial(const uint8_t *p, ptrdiff_t n)
 {
     uint8_t bytes[AG_LANES] = {0};
-    memcpy(bytes, p, (size_t)n);
+    for (ptrdiff_t i = 0; i < n; i++) bytes[i] = p[i];
     return v_f64_mask(bytes);
 }
