@@ -1,4 +1,4 @@
-"""OpenMP's library beside torch's own: a wheel brings one along, so that a process has two teams, each with its threads.
+"""OpenMP's library beside torch's own: a wheel brings one along, so that a process has two teams of threads.
 
 Whichever is loaded first, both compute, before and after the other one has, and in forked children.
 """
@@ -14,7 +14,7 @@ needs_openmp = pytest.mark.skipif(not _openmp.VERSION, reason="built without Ope
 IMPORTS = {
     "torch first": "import torch, ascend_grad as ag",
     "torch last": "import ascend_grad as ag, torch",
-    "torch after the first call": "import ascend_grad as ag; ag.softmax([[1.0] * 4096] * 512, num_threads=2); import torch",
+    "torch after a call": "import ascend_grad as ag; ag.softmax([[1.0] * 4096] * 512, num_threads=2); import torch",
 }
 
 SETUP = """
@@ -101,12 +101,12 @@ def test_one_environment_for_both(setup, run_script):
 def test_threadpoolctl_finds_and_limits_both(setup, run_script):
     pytest.importorskip("threadpoolctl")
     script = f"""{setup}
-    import pathlib
+    from pathlib import Path
     from threadpoolctl import threadpool_info, threadpool_limits
     by_torch(), ag.softmax(x, num_threads=2)
-    loaded = {{line.split()[-1] for line in open("/proc/self/maps") if "gomp" in line.rpartition("/")[2]}}
-    found = {{pathlib.Path(each["filepath"]) for each in threadpool_info() if each["user_api"] == "openmp"}}
-    assert {{path.resolve() for path in map(pathlib.Path, loaded)}} <= {{path.resolve() for path in found}}, (loaded, found)
+    loaded = {{Path(line.split()[-1]) for line in open("/proc/self/maps") if "gomp" in line.rpartition("/")[2]}}
+    found = {{Path(each["filepath"]).resolve() for each in threadpool_info() if each["user_api"] == "openmp"}}
+    assert loaded and loaded <= found, (loaded, found)
     before = ag.get_num_threads(), torch.get_num_threads()
     with threadpool_limits(1, user_api="openmp"):
         assert ag.get_num_threads() == torch.get_num_threads() == 1
