@@ -68,6 +68,7 @@ DIRECTIVES = {
     "wraparound": False,
     "cdivision": True,
     "initializedcheck": False,
+    "freethreading_compatible": True,
 }
 
 PLAIN_PROBE = "#include <pyconfig.h>\nint main(void) { return 0; }\n"

@@ -17,7 +17,7 @@ from .errors import device_error
 
 logger = logging.getLogger("ascend_grad")
 
-cdef extern from "<dlfcn.h>" nogil:
+cdef extern from "ascend_grad/acl/loader.h" nogil:
     void *dlopen(const char *path, int mode)
     void *dlsym(void *library, const char *name)
     int dlinfo(void *library, int request, void *answer)
@@ -27,8 +27,6 @@ cdef extern from "<dlfcn.h>" nogil:
         RTLD_LOCAL
         RTLD_NOLOAD
         RTLD_DI_LINKMAP
-
-cdef extern from "<link.h>" nogil:
     struct link_map:
         char *l_name
 

@@ -133,7 +133,7 @@ cdef ArrayType look_up(object value):
         return UNNAMED
     if result.api != NULL:
         result.is_plain = result.is_torch and kind in (torch.Tensor, torch.nn.Parameter)
-        _known[kind] = result
+        result = _known.setdefault(kind, result)  # never replaced: other threads read entries without a reference
     return result
 
 

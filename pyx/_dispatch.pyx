@@ -49,8 +49,8 @@ cdef class Device:
 
     cdef tuple status(self):
         """Whether the device is usable, and the reason; it is looked for once, at first need."""
-        cdef PyObject *state = PyDict_GetItemWithError(self.found, "state")
-        return self.backend.status() if state is NULL else <tuple>(<tuple><object>state)[0]
+        state = self.found.get("state")  # with a reference: it is replaced when the process ends
+        return self.backend.status() if state is None else <tuple>(<tuple>state)[0]
 
 
 cdef tuple _devices = tuple([Device(backend) for backend in DEVICES])

@@ -10,6 +10,7 @@ import numpy as np
 from libc.stdint cimport uintptr_t
 from libc.string cimport memset
 
+cimport cython
 cimport numpy as cnp
 
 from ascend_grad cimport _tasks
@@ -51,12 +52,15 @@ cdef extern from "Python.h":
     Py_ssize_t Py_REFCNT(PyObject *)  # a pointer: as an argument, an object would have one reference more
 
 cdef cnp.dtype _uint8 = np.dtype(np.uint8)
+# Of x86-64, and of aarch64 with pages of 4 KiB. It is also a multiple of pages of 16 and 64 KiB, whose huge pages are
+# larger: there, the mapping has ordinary pages.
 cdef size_t HUGE_PAGE = 2 << 20
 HUGE_THRESHOLD = 32 << 20
 cdef size_t _threshold = HUGE_THRESHOLD
 #: Bytes of the workspace that is cached for the next call, at most.
 cdef Py_ssize_t MAX_CACHED_BYTES = 16 << 20
 cdef cnp.ndarray _cached = None
+cdef object _cache_lock = object()
 
 
 cdef class Mapping:
@@ -160,13 +164,18 @@ cdef cnp.ndarray workspace(Py_ssize_t nbytes):
     """
     global _cached
     cdef cnp.npy_intp size = nbytes
-    if _cached is not None and Py_REFCNT(<PyObject *>_cached) == 1 and cnp.PyArray_SIZE(_cached) >= nbytes:
-        return _cached
-    if nbytes > MAX_CACHED_BYTES:
-        return empty(1, &size, _uint8)
+    cdef cnp.ndarray result = None, replaced = None  # the latter is freed without the lock
+    # Without the interpreter's lock two threads could find the same memory free; with it this costs nothing.
+    with cython.critical_section(_cache_lock):
+        if _cached is not None and Py_REFCNT(<PyObject *>_cached) == 1 and cnp.PyArray_SIZE(_cached) >= nbytes:
+            result = _cached
+    if result is not None:
+        return result
     result = empty(1, &size, _uint8)
-    if _cached is None or cnp.PyArray_SIZE(_cached) < nbytes:
-        _cached = result
+    if nbytes <= MAX_CACHED_BYTES:
+        with cython.critical_section(_cache_lock):
+            if _cached is None or cnp.PyArray_SIZE(_cached) < nbytes:
+                replaced, _cached = _cached, result
     return result
 
 

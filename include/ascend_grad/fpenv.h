@@ -14,8 +14,9 @@ typedef unsigned int ag_fpenv;
 #define AG_FP_UNWANTED 0xe040u
 #elif defined(AG_AARCH64)
 typedef uint64_t ag_fpenv;
-/* flush to zero (bits 24, 19), rounding mode (22, 23) */
-#define AG_FP_UNWANTED 0x1c80000ull
+/* flush to zero (bits 24, 19), rounding mode (22, 23); of CPUs with FEAT_AFP also flush inputs to zero (0), other rules
+ * for NaN and subnormal numbers (1), and results of scalars that keep the other lanes (2): elsewhere these read as 0 */
+#define AG_FP_UNWANTED 0x1c80007ull
 #else
 typedef int ag_fpenv;
 #endif

@@ -3,6 +3,7 @@
  *
  *   cc -O2 -ffp-contract=off -Iinclude tests/c/selftest.c -o selftest -lm && ./selftest
  */
+#include "ascend_grad/fpenv.h"
 #include "ascend_grad/rowwise/rowwise.h"
 #include "ascend_grad/strided.h"
 #include "selftest.h"
@@ -258,9 +259,49 @@ static void test_copies(ag_variant variant)
     }
 }
 
+#if defined(AG_X86_64)
+static ag_fpenv get_mode(void) { return _mm_getcsr(); }
+static void set_mode(ag_fpenv mode) { _mm_setcsr(mode); }
+/* Denormals are zero, both bits of the rounding mode, flush to zero. */
+static const ag_fpenv mode_bits[] = {0x40, 0x2000, 0x4000, 0x8000};
+#elif defined(AG_AARCH64)
+static ag_fpenv get_mode(void)
+{
+    ag_fpenv mode;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(mode));
+    return mode;
+}
+static void set_mode(ag_fpenv mode) { __asm__ volatile("msr fpcr, %0" : : "r"(mode)); }
+/* FIZ, AH and NEP (on CPUs with FEAT_AFP; the others ignore them), FZ16, both bits of the rounding mode, FZ. */
+static const ag_fpenv mode_bits[] = {1 << 0, 1 << 1, 1 << 2, 1 << 19, 1 << 22, 1 << 23, 1 << 24};
+#endif
+
+/* Whatever mode the caller has, kernels compute in one of their own, and the caller gets the mode back. */
+static void test_modes(void)
+{
+    const ag_fpenv original = get_mode();
+    int settable = 0;
+    for (size_t i = 0; i < sizeof mode_bits / sizeof *mode_bits; i++) {
+        const ag_fpenv bit = mode_bits[i];
+        set_mode(original | bit);
+        if (get_mode() & bit) { /* this CPU has it */
+            settable++;
+            const ag_fpenv before = ag_fpenv_enter();
+            volatile float smallest = 0x1p-149f, sum = smallest + smallest;
+            CHECK(sum == 0x1p-148f, "bit %#llx", (unsigned long long)bit);
+            CHECK(!(get_mode() & bit), "bit %#llx", (unsigned long long)bit);
+            ag_fpenv_leave(before);
+            CHECK(get_mode() & bit, "bit %#llx", (unsigned long long)bit);
+        }
+        set_mode(original);
+    }
+    printf("floating-point mode: %d bits, %ld checks, %ld failed\n", settable, checks, failures);
+}
+
 int main(void)
 {
     static const ptrdiff_t lengths[] = {1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 97, 127, 129, 255, 257, 513, 1023, 1025, 2049, 4095, 4100};
+    test_modes();
     for (int v = 0; v < AG_VARIANT_COUNT; v++) {
         const ag_variant variant = (ag_variant)v;
         if (!ag_variant_supported(variant)) continue;

@@ -1,0 +1,29 @@
+/* The functions of the dynamic loader, bound to the versions of their symbols that every C library of GNU has.
+ *
+ * GLIBC 2.34 moved them from libdl to libc and gave them new versions, although nothing else changed. A module that was
+ * linked there would not load with an older C library, whichever tag its wheel has. The old versions are still in libc;
+ * with an older C library they come from libdl, which the interpreter has loaded for its own extension modules. */
+#ifndef ASCEND_GRAD_ACL_LOADER_H
+#define ASCEND_GRAD_ACL_LOADER_H
+
+#include <dlfcn.h>
+#include <link.h>
+
+#if defined(__GLIBC__) && __GLIBC_PREREQ(2, 34)
+#if defined(__x86_64__)
+#define AG_LOADER_VERSION "GLIBC_2.2.5"
+#define AG_DLINFO_VERSION "GLIBC_2.3.3"
+#elif defined(__aarch64__)
+#define AG_LOADER_VERSION "GLIBC_2.17"
+#define AG_DLINFO_VERSION "GLIBC_2.17"
+#endif
+#endif
+
+#ifdef AG_LOADER_VERSION
+__asm__(".symver dlopen, dlopen@" AG_LOADER_VERSION);
+__asm__(".symver dlsym, dlsym@" AG_LOADER_VERSION);
+__asm__(".symver dlerror, dlerror@" AG_LOADER_VERSION);
+__asm__(".symver dlinfo, dlinfo@" AG_DLINFO_VERSION);
+#endif
+
+#endif

@@ -1,0 +1,49 @@
+"""Every operator, dtype and layout at small sizes, on one thread and on two: right, and the same bits.
+
+Other tests go further in each of these; this file is small enough for an emulated CPU.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from linear_samples import in_layout, problem_of
+from samples import DTYPES, LAYOUTS, MASKED, Layout, assert_identical, laid_out, random_problem
+
+#: BT, V and H of the linear problems: within a tile, and several tiles with remainders.
+LINEAR_SHAPES = [(3, 17, 5), (33, 70, 50)]
+
+
+def on_leading_axes(layout: Layout, rank: int) -> Layout:
+    """Extend a layout of matrices by leading axes that are contiguous."""
+    more = rank - 2
+    axes = (*range(more), *(more + axis for axis in layout.axes))
+    return dataclasses.replace(layout, axes=axes, steps=(*(1 for _ in range(more)), *layout.steps))
+
+
+def test_rowwise(operator, dtype, cpu_engine):
+    shapes = [(2, 3, 5, 37)] if operator in MASKED else [(5, 37), (70, 9), (2, 9, 150)]
+    for shape in shapes:
+        for dim in range(len(shape)) if operator not in MASKED else (-1,):
+            problem = random_problem(operator, shape, DTYPES[dtype], dim)
+            expected = cpu_engine(problem, num_threads=1)
+            cpu_engine.assert_right(problem, expected)
+            for layout in LAYOUTS:
+                layout = on_leading_axes(layout, len(shape))
+                strange = problem.replaced(*(laid_out(array, layout) for array in problem.arrays))
+                for threads in (1, 2):
+                    assert_identical(cpu_engine(strange, num_threads=threads), expected)
+
+
+@pytest.mark.parametrize("shape", LINEAR_SHAPES)
+def test_linear(linear, dtype, shape, cpu_engine):
+    problem = problem_of(linear, shape, dtype)
+    expected = cpu_engine.solve(problem, num_threads=1)
+    cpu_engine.assert_solved(problem, expected)
+    for layout in LAYOUTS:
+        strange = in_layout(problem, layout)
+        for threads in (1, 2):
+            for result, right in zip(cpu_engine.solve(strange, num_threads=threads), expected, strict=True):
+                assert_identical(np.asarray(result), np.asarray(right))
