@@ -201,9 +201,12 @@ class BuildExt(build_ext):
             return self.force or is_outdated(Path(self.get_ext_fullpath(module.name)), map(Path, module.depends))
 
         def compile_unit(kernels: Kernels, lanes: int) -> list[str]:
+            folder = Path(self.build_temp, f"lanes_{lanes}")
+            # Setuptools makes it, too, but believes in a folder that another thread is about to make.
+            Path(folder, kernels.source).parent.mkdir(parents=True, exist_ok=True)
             return self.compiler.compile(
                 [kernels.source],
-                output_dir=os.path.join(self.build_temp, f"lanes_{lanes}"),
+                output_dir=str(folder),
                 macros=[*MACROS, ("AG_KERNEL_LANES", str(lanes))],
                 include_dirs=["include"],
                 extra_postargs=[*kernels.arguments, *arguments],
