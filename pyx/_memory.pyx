@@ -164,7 +164,7 @@ cdef cnp.ndarray workspace(Py_ssize_t nbytes):
     """
     global _cached
     cdef cnp.npy_intp size = nbytes
-    cdef cnp.ndarray result = None, replaced = None  # the latter is freed without the lock
+    cdef cnp.ndarray result = None
     # Without the interpreter's lock two threads could find the same memory free; with it this costs nothing.
     with cython.critical_section(_cache_lock):
         if _cached is not None and Py_REFCNT(<PyObject *>_cached) == 1 and cnp.PyArray_SIZE(_cached) >= nbytes:
@@ -175,7 +175,7 @@ cdef cnp.ndarray workspace(Py_ssize_t nbytes):
     if nbytes <= MAX_CACHED_BYTES:
         with cython.critical_section(_cache_lock):
             if _cached is None or cnp.PyArray_SIZE(_cached) < nbytes:
-                replaced, _cached = _cached, result
+                _cached = result
     return result
 
 
