@@ -44,7 +44,7 @@ MACROS = [("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")]
 
 
 class Kernels(NamedTuple):
-    """A family of kernels: what it is compiled from, how, and the module that is linked with it."""
+    """Describe a family of kernels: its source, the flags to compile it, and the module that is linked with it."""
 
     module: str
     source: str
@@ -198,7 +198,8 @@ class BuildExt(build_ext):
         modules = {extension.name: extension for extension in self.extensions}
 
         def is_needed(module: Extension) -> bool:
-            return self.force or is_outdated(Path(self.get_ext_fullpath(module.name)), map(Path, module.depends))
+            result = Path(self.get_ext_fullpath(module.name))
+            return self.force or is_outdated(result, map(Path, [*module.sources, *module.depends]))
 
         def compile_unit(kernels: Kernels, lanes: int) -> list[str]:
             folder = Path(self.build_temp, f"lanes_{lanes}")

@@ -1,7 +1,7 @@
 """Print the CPU seconds that a build takes, by compiled file: python .ci/build_times.py
 
 The build is made in a temporary copy of the files that git knows, with the compiler that CC names. The environment has
-what pyproject.toml requires for a build. CONTRIBUTING.md keeps the table.
+what pyproject.toml requires for a build.
 """
 
 import os

@@ -92,11 +92,14 @@ cdef class Mapping:
 
 
 cdef cnp.ndarray empty(int ndim, const cnp.npy_intp *shape, cnp.dtype dtype):
-    """A new C-contiguous array."""
+    """Return a new C-contiguous array."""
     cdef Py_ssize_t nbytes = dtype.itemsize
     cdef Mapping mapping = None
     cdef cnp.ndarray result
     cdef int axis
+    for axis in range(ndim):
+        if shape[axis] == 0:  # no memory is needed, however long the other axes are
+            nbytes = 0
     for axis in range(ndim):
         if shape[axis] and nbytes > SIZE_LIMIT // shape[axis]:
             raise MemoryError(f"cannot allocate a result of shape {tuple([shape[axis] for axis in range(ndim)])}")

@@ -1,11 +1,12 @@
-"""Which dask arrays are taken, and how a call on them is validated.
+"""Accept dask arrays, and validate calls on them before any block is computed.
 
-That is done before any of their blocks exists; each block is compared with what its array declares as soon as it does.
+Each block is compared with the dtype and shape that its array declares, once the block is computed.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import dask.array as da
@@ -19,6 +20,14 @@ from .._dispatch import checked_backend, chosen, prepared
 from ..arguments import MAX_INDEX, check_class, shown
 from ..arrays import has_own_arithmetic, native
 from ..errors import ParamInvalidError, ParamTypeError
+
+
+def as_dask_arrays(values: dict[str, Any], names: Iterable[str], operator: Operator) -> dict[str, da.Array]:
+    """Return the named arguments as dask arrays; the first one that is None raises the operator's error for it."""
+    given = {name: values[name] for name in names if values[name] is not None}
+    if any(values[name] is None for name in operator.array_names):
+        validated(operator, values | dict.fromkeys(given, stand_in((), np.dtype(np.float32))), None)
+    return {name: as_dask(value, name, operator) for name, value in given.items()}
 
 
 def as_dask(value: object, name: str, operator: Operator) -> da.Array:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ..contract.linear import LINEAR_CROSS_ENTROPY
 from ..results import LinearCrossEntropy
 from . import token_chunks
-from .arrays import as_dask, backend_of_blocks, check_one_chunk, stand_in, validated
+from .arrays import as_dask_arrays, backend_of_blocks, check_one_chunk, stand_in, validated
 
 #: What has a row for each token, and its rank.
 _BY_TOKEN = {"input": 2, "target": 1, "grad_loss": 1}
@@ -122,10 +122,10 @@ def linear_cross_entropy(
         "workspace_bytes": workspace_bytes,
         "filter_eps": filter_eps,
     }
-    given = [name for name in ("input", "weight", "target") if values[name] is not None]
+    given = list(LINEAR_CROSS_ENTROPY.array_names)
     if getattr(grad_loss, "shape", isinstance(grad_loss, (list, tuple))):  # else it is None or one number
         given.append("grad_loss")
-    arrays = {name: as_dask(values[name], name, LINEAR_CROSS_ENTROPY) for name in given}
+    arrays = as_dask_arrays(values, given, LINEAR_CROSS_ENTROPY)
     call = validated(LINEAR_CROSS_ENTROPY, values | _stand_ins(arrays), num_threads)
     for name, axis in (("input", 1), ("weight", 0), ("weight", 1)):
         check_one_chunk(arrays[name], axis, name, LINEAR_CROSS_ENTROPY)

@@ -12,12 +12,11 @@ import ascend_grad as ag
 
 from .._call import Operator
 from ..contract import rowwise
-from .arrays import as_dask, backend_of_blocks, check_one_chunk, stand_in, validated
+from .arrays import as_dask_arrays, backend_of_blocks, check_one_chunk, stand_in, validated
 
 
 def _blockwise(operator: Operator, values: dict[str, Any], backend: str | None, num_threads: int | None) -> da.Array:
-    given = [name for name in operator.array_names if values[name] is not None]
-    arrays = {name: as_dask(values[name], name, operator) for name in given}
+    arrays = as_dask_arrays(values, operator.array_names, operator)
     stand_ins = {name: stand_in(array.shape, array.dtype) for name, array in arrays.items()}
     call = validated(operator, values | stand_ins, num_threads)
     (result,) = call.specs

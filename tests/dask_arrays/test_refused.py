@@ -48,6 +48,8 @@ def test_more_bytes_than_an_index_counts():
     x = da.zeros((2**40, 2**40), chunks=(2**20, -1), dtype="f4")
     text = message(ag.ParamInvalidError, agd.softmax, x)
     assert f"softmax: input: expected at most {2**63 - 1} bytes, got shape {x.shape} of dtype float32" in text
+    with pytest.raises(ag.ParamNullptrError, match="output"):  # which is checked first
+        agd.softmax_backward(x, None)
 
 
 def bad_calls() -> Iterator[tuple[str, dict, dict]]:

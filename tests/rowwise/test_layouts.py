@@ -159,7 +159,7 @@ def test_rank_zero_is_a_row_of_one(operator, dtype, engine):
 
 @pytest.mark.parametrize("operator", UNMASKED)
 def test_empty_arrays_give_empty_results(operator, dtype, engine):
-    for shape in ((0,), (0, 3), (3, 0), (2, 0, 4), (0,) * 8):
+    for shape in ((0,), (0, 3), (3, 0), (2, 0, 4), (2**59, 0), (0,) * 8):
         for dim in range(-len(shape), len(shape)):
             problem = random_problem(operator, shape, DTYPES[dtype], dim)
             assert_fresh(engine(problem), shape, DTYPES[dtype])
