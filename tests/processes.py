@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 #: What started the tests may have had signals ignored, and children inherit that.
 _SCRIPT = """
@@ -18,16 +21,53 @@ sys.exit(main())
 """
 
 
-def start(*argv: str) -> subprocess.Popen[str]:
-    """Start ``ascend-grad`` with these arguments in the current directory."""
+#: The process stops itself at the given call of a function, which is an attribute of the owner.
+_STOPPING = """
+import functools, os, pkgutil, signal
+owner, name, call = pkgutil.resolve_name({owner!r}), {name!r}, {call}
+function, calls = getattr(owner, name), 0
+
+@functools.wraps(function)
+def stopping(*args, **kwargs):
+    global calls
+    calls += 1
+    if calls == call:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return function(*args, **kwargs)
+
+setattr(owner, name, stopping)
+"""
+
+
+def start(*argv: str, before: str = "") -> subprocess.Popen[str]:
+    """Start ``ascend-grad`` with these arguments in the current directory; other code may run before it."""
     return subprocess.Popen(
         # "-P": the current directory may be the source tree, whose package has no compiled modules.
-        [sys.executable, "-P", "-c", _SCRIPT, *argv],
+        [sys.executable, "-P", "-c", before + _SCRIPT, *argv],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"PYTHONUNBUFFERED": "1"},
     )
+
+
+@contextmanager
+def stopped(owner: str, name: str, call: int, *argv: str) -> Iterator[subprocess.Popen[str]]:
+    """Start ``ascend-grad``, wait until it is about to call a function for the n-th time, and kill it in the end."""
+    with start(*argv, before=_STOPPING.format(owner=owner, name=name, call=call)) as process:
+        try:
+            _, status = os.waitpid(process.pid, os.WUNTRACED)
+            assert os.WIFSTOPPED(status), process.communicate()
+            yield process
+        finally:
+            process.kill()
+
+
+def end_stopped(process: subprocess.Popen[str], number: int) -> tuple[str, str]:
+    """Send a signal to a stopped process, let it go on, and return its stdout and stderr."""
+    process.send_signal(number)
+    process.send_signal(signal.SIGCONT)
+    return process.communicate()
 
 
 #: Bytes that a process may grow by without a call being to blame.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class _Part(NamedTuple):
-    """What is computed at a time."""
+    """Name a box of the result, which is computed at a time."""
 
     number: int
     box: Box
@@ -105,7 +105,7 @@ def _check_complete(path: str, target: str, layout: Layout, parts: Iterable[_Par
 
 
 class _Encoder:
-    """Encodes the parts of a new Zarr array with shape, chunks and format of another one; keeps none of them."""
+    """Encode the parts of a new Zarr array with shape, chunks and format of another one, and keep none of them."""
 
     def __init__(self, path: str, model: zarr.Array, dtype: np.dtype):
         import zarr

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
+from typing import IO, Any, cast
 
 from .._version import __version__
 from ..errors import AscendGradError
@@ -36,8 +37,37 @@ class _Terminated(BaseException):
         self.number = number
 
 
+class _Stdout:
+    """Pass on what is printed to a stream, and name standard output in the errors of the stream."""
+
+    def __init__(self, stream: IO[str]):
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with self._naming():
+            return self._stream.write(text)
+
+    def flush(self) -> None:
+        with self._naming():
+            self._stream.flush()
+
+    @contextmanager
+    def _naming(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            # Python writes at exit what is left, and would complain, and change the exit status.
+            with open(os.devnull, "w") as nowhere:
+                os.dup2(nowhere.fileno(), self._stream.fileno())
+            error.filename = "standard output"
+            raise
+
+
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line."""
+    """Return the parser of the whole command line."""
     parser = argparse.ArgumentParser(
         prog="ascend-grad",
         description="Softmax and cross-entropy gradients for NumPy arrays and files.",
@@ -80,9 +110,7 @@ def _run(args: argparse.Namespace) -> int:
         return _end(args, "interrupted", 128 + signal.SIGINT)
     except _Terminated as ended:
         return _end(args, "terminated", 128 + ended.number)
-    except BrokenPipeError:
-        # Whoever read our output has gone. Point stdout elsewhere, or Python complains when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # whoever read the output has gone
         return 128 + signal.SIGPIPE
     except (CommandError, AscendGradError) as error:
         return _end(args, f"error: {error}", FAILED)
@@ -101,7 +129,10 @@ def _end(args: argparse.Namespace, message: str, status: int) -> int:
 
 @contextmanager
 def _standard_streams() -> Iterator[None]:
-    """Open those of stdin, stdout and stderr that are closed, and let stdout escape what its encoding lacks."""
+    """Open those of stdin, stdout and stderr that are closed.
+
+    Stdout escapes what its encoding lacks, and is named in its errors.
+    """
     # A file that is opened later, such as a result, would get the number of a closed one.
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
@@ -113,6 +144,7 @@ def _standard_streams() -> Iterator[None]:
             streams.enter_context(redirect_stderr(nowhere))
         if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
             sys.stdout.reconfigure(errors="backslashreplace")
+        streams.enter_context(redirect_stdout(cast(IO[str], _Stdout(sys.stdout))))
         yield
 
 

@@ -18,10 +18,10 @@ import re
 import shutil
 import stat
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import IO, Any, NamedTuple
 
-from .errors import CommandError
+from .errors import CommandError, writing
 from .npy_files import sync_directory
 from .zarr_grid import Grid
 
@@ -36,13 +36,13 @@ _FINISHED = re.compile(r'\[([0-9]{1,18}), "([0-9a-f]{64})", "([0-9a-f]{64})"\]')
 
 
 class Layout(NamedTuple):
-    """What a new array consists of, and what decides on its contents."""
+    """Describe a new array: the files that it consists of, and what decides on their contents."""
 
     #: The files that describe the array, and what is in them.
     metadata: Mapping[str, bytes]
     #: The chunks, or shards.
     grid: Grid
-    #: All that decides on the contents but for those of the inputs, as JSON takes it.
+    #: All that decides on the contents but for the contents of the inputs, as JSON takes it.
     description: Mapping[str, Any]
     #: The number of parts. Each has a number, and whole cells of the grid.
     parts: int
@@ -53,7 +53,7 @@ class Layout(NamedTuple):
 
 
 class WrittenArray:
-    """An array, of which its record says which parts are finished.
+    """Hold an array and its record, which says which parts are finished.
 
     Parameters
     ----------
@@ -133,7 +133,7 @@ class WrittenArray:
         digest = hashlib.blake2b(digest_size=32)
         for key in keys:
             try:
-                with _open_regular(os.path.join(self._folder, key), os.O_RDONLY) as file:
+                with _opened_without_links(self._folder, key) as file:
                     digest.update(_heading(key, os.fstat(file.fileno()).st_size))
                     while data := file.read(_READ_AT_ONCE):
                         digest.update(data)
@@ -143,7 +143,7 @@ class WrittenArray:
 
 
 class NewArray(WrittenArray):
-    """An array that is written, in a directory of its own."""
+    """Write an array, in a directory of its own."""
 
     def __init__(self, path: str, outer: str, inner: str, record: IO[bytes], layout: Layout):
         super().__init__(inner, record, layout, f"remove {outer} to begin anew")
@@ -154,7 +154,7 @@ class NewArray(WrittenArray):
         """Write what describes the array, unless an earlier run has."""
         if self.is_begun:
             self.check_metadata()
-        with _writing(self._path):
+        with writing(self._path):
             self._file.seek(self._whole_bytes if self.is_begun else 0)
             self._file.truncate()
             if not self.is_begun:
@@ -174,7 +174,7 @@ class NewArray(WrittenArray):
             The encoded chunks, by their keys.
         """
         digest = _digest_of_chunks(chunks)
-        with _writing(self._path):
+        with writing(self._path):
             self._write_files(chunks)
             self._append([json.dumps([part, inputs, digest])])
         self.finished[part] = inputs, digest
@@ -232,7 +232,9 @@ def new_zarr(path: str, target: str, layout: Layout) -> Iterator[NewArray]:
                 raise CommandError(f"{path}: another run has finished it")
             array.begin()
             yield array
-            with _writing(path):
+            with writing(path):
+                if os.path.lexists(target):  # renaming would replace an empty directory
+                    raise CommandError(f"{path}: appeared meanwhile, and is not replaced")
                 os.rename(inner, target)
         finally:
             if not array.finished and os.path.lexists(inner):
@@ -271,22 +273,26 @@ def _digest_of_chunks(contents: Mapping[str, bytes]) -> str:
     return digest.hexdigest()
 
 
-@contextmanager
-def _writing(path: str) -> Iterator[None]:
-    """Name the result in an error of the file system, which names a file that the user has not asked for, or none."""
-    try:
-        yield
-    except OSError as error:
-        raise CommandError(f"{path}: cannot be written: {error.strerror or error}") from error
-
-
 def _heading(key: str, size: int) -> bytes:
     return f"{key} {size}\n".encode()
 
 
-def _open_regular(path: str, flags: int) -> IO[bytes]:
-    """Open a regular file; links are not followed, and nothing waits for the other end of a pipe."""
-    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+@contextmanager
+def _opened_without_links(folder: str, key: str) -> Iterator[IO[bytes]]:
+    """Open a file of an array for reading, unless it or a folder between it and the array is a link."""
+    *names, last = key.split("/")
+    with ExitStack() as opened:
+        parent = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+        opened.callback(os.close, parent)
+        for name in names:
+            parent = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+            opened.callback(os.close, parent)
+        yield opened.enter_context(_open_regular(last, os.O_RDONLY, parent))
+
+
+def _open_regular(path: str, flags: int, parent: int | None = None) -> IO[bytes]:
+    """Open a regular file, which is no link, relative to a directory; nothing waits for the other end of a pipe."""
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666, dir_fd=parent)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise CommandError(f"{path}: not a regular file")
@@ -298,7 +304,7 @@ def _locked(path: str, outer: str, inner: str) -> Iterator[IO[bytes]]:
     """Open the record of the array in the hidden directory, which no other process has at the same time."""
     busy = CommandError(f"{path}: another run is at work on it")
     try:
-        _make_folder(outer, 0o700)  # where nobody else can plant anything
+        is_new = _make_folder(outer, 0o700)  # where nobody else can plant anything
         _make_folder(inner, 0o777)
         name = os.path.join(inner, RECORD)
         record = _open_regular(name, os.O_RDWR | os.O_CREAT)
@@ -308,23 +314,34 @@ def _locked(path: str, outer: str, inner: str) -> Iterator[IO[bytes]]:
         status = os.fstat(record.fileno())
         if status.st_nlink > 1:
             raise _not_ours(name, outer)
-        try:
-            fcntl.flock(record, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_there = os.path.samestat(status, os.lstat(name))
-        except (FileNotFoundError, BlockingIOError):
-            is_there = False
+        with writing(path):
+            try:
+                fcntl.flock(record, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                is_there = os.path.samestat(status, os.lstat(name))
+            except (FileNotFoundError, BlockingIOError):
+                is_there = False
+            except OSError:  # such as on a file system without locks, where no other run can be at work
+                if is_new:
+                    shutil.rmtree(outer)
+                raise
         if not is_there:  # another run has the lock, or has renamed or removed what was opened here
             raise busy
         yield record
 
 
-def _make_folder(path: str, mode: int) -> None:
+def _make_folder(path: str, mode: int) -> bool:
+    """Make a directory, or check the one that is there; return whether it is new."""
     try:
         os.mkdir(path, mode)
+        return True
     except FileExistsError:
         status = os.lstat(path)
-        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-            raise CommandError(f"{path}: expected a directory of this user; remove it to begin anew") from None
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+        raise CommandError(f"{path}: expected a directory of this user; remove it to begin anew")
+    permissions = status.st_mode & 0o777
+    if permissions & ~mode:
+        raise CommandError(f"{path}: expected mode {mode:o}, got {permissions:o}; remove it to begin anew")
+    return False
 
 
 def _check_belongings(outer: str, inner: str, layout: Layout) -> None:

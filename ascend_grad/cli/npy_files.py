@@ -18,7 +18,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from .errors import CommandError, reason
+from .errors import CommandError, reason, writing
 
 #: What NumPy makes of bfloat16 files, which it wrote itself: it knows the size of an element, not its meaning.
 RAW = np.dtype("V2")
@@ -118,12 +118,15 @@ def new_npy(target: str, shape: tuple[int, ...], dtype: np.dtype, fortran_order:
         with _created(partial, target) as file:
             _take_permissions(file, target)
             _reserve(file, offset + dtype.itemsize * math.prod(shape), target)
-            file.write(header.getvalue())
-            file.flush()
+            with writing(target):
+                file.write(header.getvalue())
+                file.flush()
             memory = mmap.mmap(file.fileno(), 0)
             yield MappedArray(_array_over(memory, offset, shape, dtype, fortran_order), memory)
-            os.fsync(file.fileno())
-        os.replace(partial, target)
+            with writing(target):
+                os.fsync(file.fileno())
+        with writing(target):
+            os.replace(partial, target)
     except BaseException:
         with suppress(FileNotFoundError):
             os.unlink(partial)

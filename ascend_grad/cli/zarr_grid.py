@@ -18,7 +18,7 @@ Box = tuple[slice, ...]
 
 
 class Grid(NamedTuple):
-    """The cells that are files of their own."""
+    """Divide an array into cells, each of which is a file."""
 
     shape: tuple[int, ...]
     #: The lengths of a cell.
@@ -33,7 +33,7 @@ class Grid(NamedTuple):
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """The number of cells along each axis."""
+        """Return the number of cells along each axis."""
         return tuple(-(-length // n) for length, n in zip(self.shape, self.lengths))
 
     def boxes(self, dim: int) -> Iterator[Box]:

@@ -13,7 +13,6 @@ import shutil
 import signal
 import stat
 import sys
-import time
 import tracemalloc
 from pathlib import Path
 
@@ -23,7 +22,7 @@ import zarr
 from files import everything_here, peak_anonymous_bytes, refused, values
 from hypothesis import given
 from hypothesis import strategies as st
-from processes import start
+from processes import end_stopped, stopped
 from samples import ARRAYS, BFLOAT16, DTYPES, MASKED
 
 import ascend_grad as ag
@@ -376,6 +375,23 @@ def test_a_complete_result_that_has_changed(change, complete, capsys):
     assert refused(capsys, *command[1:]).startswith(text)
 
 
+@pytest.mark.parametrize("folder", ["c", "c/1"])
+def test_a_folder_of_a_complete_result_that_is_a_link(folder, complete, capsys):
+    """Chunks that another user can reach, and a copy of the result would lack."""
+    command, _ = complete
+    Path("out", folder).rename("elsewhere")
+    Path("out", folder).symlink_to(Path("elsewhere").absolute())
+    assert "has lost a chunk, or one that was changed; " in refused(capsys, *command[1:])
+
+
+def test_a_link_to_a_complete_result(complete, capsys):
+    command, _ = complete
+    Path("out").rename("real")
+    Path("out").symlink_to("real")
+    assert main(command) == 0
+    assert computed(capsys) == "0 of 3"
+
+
 @pytest.mark.parametrize("change", [name for name in LOSSES if name not in ("a link", "a pipe", "a directory")])
 def test_a_finished_part_that_has_changed_is_computed_again(change, interrupted, capsys):
     command, x = interrupted
@@ -400,43 +416,49 @@ def test_metadata_that_have_changed(complete, capsys):
     assert "out/zarr.json: not what was written there; name another" in refused(capsys, *command[1:])
 
 
-def test_a_killed_run_leaves_nothing_half_written():
-    x = np.tile(np.linspace(0, 1, 2**11, dtype=np.float32), (2**12, 1))
-    save_zarr("x", x, (2**7, 2**11))
-    command = ("apply", "softmax", "--input", "x", "--backend", "reference", "-o", "out")
-    process = start(*command)
-    while not os.path.exists(f"{PART}/out/c/1/0"):
-        assert process.poll() is None
-        time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=30)
+@pytest.mark.parametrize(
+    ("owner", "name", "call", "finished"),
+    [
+        ("ascend_grad", "softmax", 2, 1),
+        ("ascend_grad", "softmax", 3, 2),
+        ("os", "replace", 5, 1),  # the second chunk of the second part
+        ("os", "fsync", 10, 1),  # the first chunk of the second part
+        ("os", "fsync", 15, 2),  # the record, with a line about the second part
+        ("os", "rename", 1, 3),
+    ],
+)
+def test_a_killed_run_leaves_nothing_half_written(owner, name, call, finished, capsys):
+    x = values("softmax", (5, 6), np.float32)["input"]
+    save_zarr("x", x, (2, 4))
+    command = ("apply", "softmax", "--input", "x", "-o", "out")
+    with stopped(owner, name, call, *command) as process:
+        process.kill()
+        process.communicate()
     assert sorted(os.listdir()) == [PART, "x"]
-    finished = Path(PART, "out", RECORD).read_text().count("\n[") - 8
     before = chunk_files(f"{PART}/out")
-    assert 1 <= finished < 32
-    Path(PART, "out.part").write_bytes(b"half")
+    if finished < 3:
+        Path(PART, "out.part").write_bytes(b"half")
     assert main(list(command)) == 0
-    assert {name: before[name] for name in (f"c/{i}/0" for i in range(finished))}.items() <= chunk_files("out").items()
-    assert set(chunk_files("out")) == {f"c/{i}/0" for i in range(32)}
+    assert computed(capsys) == f"{3 - finished} of 3"
+    kept = {f"c/{i}/{j}" for i in range(finished) for j in range(2)}
+    assert {key: before[key] for key in kept}.items() <= chunk_files("out").items()
+    assert set(chunk_files("out")) == {f"c/{i}/{j}" for i in range(3) for j in range(2)}
     assert sorted(os.listdir()) == ["out", "x"]
-    assert_identical("out", ag.softmax(x, backend="reference"))
+    assert_identical("out", ag.softmax(x))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_leaves_what_is_finished(number):
-    x = np.tile(np.linspace(0, 1, 2**11, dtype=np.float32), (2**12, 1))
-    save_zarr("x", x, (2**7, 2**11))
-    command = ("apply", "softmax", "--input", "x", "--backend", "reference", "-o", "out")
-    process = start(*command)
-    while not os.path.exists(f"{PART}/out/c/1/0"):
-        assert process.poll() is None
-        time.sleep(0.002)
-    process.send_signal(number)
-    _, err = process.communicate(timeout=30)
+def test_a_signal_leaves_what_is_finished(number, capsys):
+    x = values("softmax", (5, 6), np.float32)["input"]
+    save_zarr("x", x, (2, 4))
+    command = ("apply", "softmax", "--input", "x", "-o", "out")
+    with stopped("ascend_grad", "softmax", 2, *command) as process:
+        _, err = end_stopped(process, number)
     assert (process.returncode, err.count("\n")) == (128 + number, 1)
     before = chunk_files(f"{PART}/out")
     assert main(list(command)) == 0
-    assert_identical("out", ag.softmax(x, backend="reference"))
+    assert computed(capsys) == "2 of 3"
+    assert_identical("out", ag.softmax(x))
     assert before["c/0/0"] == chunk_files("out")["c/0/0"]
 
 
@@ -499,6 +521,46 @@ def test_another_run_ends_meanwhile(moment, monkeypatch, capsys):
     assert not os.path.exists(PART)
     if moment != "locked":
         assert_identical("out", ag.softmax(x))
+
+
+def test_a_directory_that_appears_meanwhile_is_not_replaced(monkeypatch, capsys):
+    x = values("softmax", (5, 6), np.float32)["input"]
+    save_zarr("x", x, (2, 4))
+    command = ["apply", "softmax", "--input", "x", "-o", "out"]
+    right = ag.softmax
+
+    @functools.wraps(right)
+    def softmax(part, *args, **kwargs):
+        if len(part) == 1:
+            Path("out").mkdir()
+        return right(part, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ag, "softmax", softmax)
+        assert main(command) == 2
+    assert capsys.readouterr() == ("", "ascend-grad apply: error: out: appeared meanwhile, and is not replaced\n")
+    assert os.listdir("out") == []
+    Path("out").rmdir()
+    assert main(command) == 0
+    assert computed(capsys) == "0 of 3"
+    assert_identical("out", ag.softmax(x))
+
+
+def no_locks(*args):
+    raise OSError(errno.ENOLCK, "No locks available")
+
+
+def test_a_file_system_without_locks(monkeypatch, capsys):
+    save_zarr("x", np.zeros((2, 6)), (2, 6))
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    message = refused(capsys, "softmax", "--input", "x", "-o", "out")
+    assert message == "out: cannot be written: No locks available"
+
+
+def test_without_locks_what_is_finished_remains(interrupted, monkeypatch, capsys):
+    command, _ = interrupted
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    assert refused(capsys, *command[1:]) == "out: cannot be written: No locks available"
 
 
 @pytest.mark.parametrize("when", ["computing", "syncing", "renaming"])
@@ -594,6 +656,14 @@ def test_a_directory_of_another_user_is_not_used(capsys):
     Path(PART).mkdir()
     os.chown(PART, 12345, 12345)
     assert "expected a directory of this user" in refused(capsys, "softmax", "--input", "x", "-o", "out")
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o701, 0o710, 0o740])
+def test_a_hidden_directory_that_others_can_use_is_refused(mode, interrupted, capsys):
+    command, _ = interrupted
+    os.chmod(PART, mode)
+    text = f"{os.path.realpath(PART)}: expected mode 700, got {mode:o}; remove it to begin anew"
+    assert refused(capsys, *command[1:]) == text
 
 
 def test_nobody_else_can_write_to_what_is_not_finished(interrupted):

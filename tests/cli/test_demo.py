@@ -8,12 +8,11 @@ import math
 import re
 import signal
 import sys
-import time
 
 import numpy as np
 import pytest
 from ml_dtypes import bfloat16
-from processes import start
+from processes import end_stopped, stopped
 
 import ascend_grad as ag
 from ascend_grad.cli.main import main
@@ -448,12 +447,10 @@ def test_settings_that_the_library_refuses(capsys):
 
 
 def test_interrupted():
-    process = start("demo")
-    assert any(line.startswith("training") for line in process.stdout)
-    time.sleep(0.5)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    with stopped("ascend_grad.demo.training:Adam", "step", 2, "demo") as process:
+        out, err = end_stopped(process, signal.SIGINT)
     assert process.returncode == 130
     assert err.endswith("\nascend-grad demo: interrupted\n")
     assert "Traceback" not in err
+    assert "\ntraining " in out
     assert "held-out" not in out

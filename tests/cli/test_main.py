@@ -239,9 +239,24 @@ def test_an_error_that_nobody_can_read(stderr, tmp_path):
     assert in_a_shell(f"apply softmax --input absent.npy -o y.npy {stderr}", tmp_path) == (2, "", "")
 
 
+@pytest.fixture(params=["", "1"])
+def buffering(request, monkeypatch) -> None:
+    """What is printed is written at the end, or at once."""
+    monkeypatch.setenv("PYTHONUNBUFFERED", request.param)
+
+
+@pytest.mark.usefixtures("buffering")
 def test_a_report_that_cannot_be_written(tmp_path):
-    error = "ascend-grad info: error: No space left on device\n"
+    error = "ascend-grad info: error: standard output: No space left on device\n"
     assert in_a_shell("info > /dev/full", tmp_path) == (2, "", error)
+
+
+@pytest.mark.usefixtures("buffering")
+def test_a_result_whose_report_cannot_be_written(tmp_path):
+    np.save(tmp_path / "x.npy", np.zeros(4))
+    status, _, err = in_a_shell("apply softmax --input x.npy -o y.npy > /dev/full", tmp_path)
+    assert (status, err) == (2, "ascend-grad apply: error: standard output: No space left on device\n")
+    assert np.array_equal(np.load(tmp_path / "y.npy"), np.full(4, 0.25))
 
 
 def test_a_name_that_the_encoding_of_stdout_does_not_have(tmp_path, monkeypatch):
@@ -259,6 +274,7 @@ def test_a_backend_that_cannot_be_used_is_told_before_anything_is_measured(capsy
         assert len(capsys.readouterr().err.splitlines()) == 1
 
 
+@pytest.mark.usefixtures("buffering")
 def test_a_reader_that_goes_away_is_no_error(tmp_path):
     reader = f"{sys.executable} -m ascend_grad info --json | head -c 1 > /dev/null; echo ${{PIPESTATUS[0]}}"
     # The output is shorter than a pipe's buffer, so whether the writer notices is a matter of time.
