@@ -86,7 +86,7 @@ def workspace_size(op_name: str, *args: Any, **kwargs: Any) -> int:
     ParamTypeError
         161002: an array lives on a device.
     MemoryError
-        An argument or result has more than 2**57 bytes.
+        A result has more than 2**57 bytes.
 
     Examples
     --------

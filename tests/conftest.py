@@ -58,6 +58,7 @@ ABOUT_PACKAGES = {
         "tests/hccl_ranks.py",
         "tests/hccl_stand_in.py",
         "tests/tensor_ranks.py",
+        "tests/torch_cases.py",
         "tests/torch_npu_stand_in.py",
         "tests/torch_oracles.py",
         "ascend_grad/torch",

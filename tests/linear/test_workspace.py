@@ -94,8 +94,11 @@ def test_workspace_size_of_extreme_calls():
     x = np.zeros((2, 0))
     size = ag.workspace_size("linear_cross_entropy", x, np.zeros((4, 0)), np.zeros(2, int), workspace_bytes=2**63 - 1)
     assert size >= 2**63 - 1
+    vector = np.broadcast_to(np.float32(1), 2**50)
+    assert ag.workspace_size("fused_cross_entropy_loss_with_max_sum", vector, vector, vector) >= 2**50
     vector = np.broadcast_to(np.float32(1), 2**58)
-    assert ag.workspace_size("fused_cross_entropy_loss_with_max_sum", vector, vector, vector) >= 2**58
+    with pytest.raises(MemoryError, match="fits no memory"):
+        ag.workspace_size("fused_cross_entropy_loss_with_max_sum", vector, vector, vector)
     # No vocabulary, and no row that counts.
     x, target = np.zeros((4, 6), np.float32), np.zeros(4, int)
     assert ag.workspace_size("linear_cross_entropy", x, x[:0], target, ignore_index=0) >= 0
