@@ -185,7 +185,7 @@ cpdef object run(Call call, int threads):
 def workspace_size(Call call, int threads):
     """Return the bytes that `run` takes beyond arguments and results, at most: by shapes, dtypes and layouts alone."""
     # Arguments may be of any size: rows without a stride take no memory.
-    largest = max(math.prod(spec.shape) * spec.dtype.itemsize for spec in call.specs if spec is not None)
-    if largest > SIZE_LIMIT:
-        raise MemoryError(f"{call.operator.name}: a result of {largest} bytes fits no memory")
+    sizes = [math.prod(spec.shape) * spec.dtype.itemsize for spec in call.specs if spec is not None]
+    if max(sizes, default=0) > SIZE_LIMIT:
+        raise MemoryError(f"{call.operator.name}: a result of {max(sizes)} bytes fits no memory")
     return _rowwise.workspace_bound(call, threads) if call.sizes[BT] < 0 else linear_workspace_size(call)
