@@ -58,7 +58,7 @@ def register_gradient(name: str, function: type[Function]) -> None:
 
 
 def apply(function: type[Function], *arguments: Any) -> Any:
-    """Compute with a gradient: by the function if nothing traces or transforms the call, else by the operator, slower."""
+    """Compute with a gradient: by the operator, which is slower, only if something traces or transforms the call."""
     if are_readable(each for each in arguments if isinstance(each, torch.Tensor)):
         # `Function.apply` without what it does for arguments by name and for functions that are or were transformed.
         return super(Function, function).apply(*arguments)
