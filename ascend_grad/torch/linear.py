@@ -64,7 +64,6 @@ class _LinearCrossEntropy(Function):
         ctx.save_for_backward(input, weight, target)
         is_scalable = grad_loss is None and ctx.settings[0] != "none"
         ctx.gradients = [each.detach() for each in output[1:]] if is_scalable else None
-        ctx.are_gradients_private = True
 
     @staticmethod
     def backward(ctx, grad_loss, *second_order):
@@ -75,8 +74,8 @@ class _LinearCrossEntropy(Function):
             return None, None, *nothing
         reduction, ignore_index, *computed, filter_eps, num_threads, shard = ctx.settings
         wanted = ctx.needs_input_grad[:2]
-        input, weight, target = ctx.saved_tensors
-        gradients, ctx.gradients = ctx.gradients, None
+        input, weight, target, *shared = ctx.saved_tensors
+        gradients, ctx.gradients = [each.detach() for each in shared] or ctx.gradients, None
         is_computed = gradients is not None and all(known or not asked for known, asked in zip(computed, wanted))
         if not is_computed:
             _, *gradients = operators.loss(
@@ -86,7 +85,7 @@ class _LinearCrossEntropy(Function):
             above = () if is_computed else (grad_loss,)  # else the product below depends on it
             gradients = _Gradients.apply(*gradients, *above, input, weight)
         if is_computed:
-            gradients = _scaled(gradients, grad_loss, in_place=ctx.are_gradients_private)
+            gradients = _scaled(gradients, grad_loss, in_place=not shared)
         return *(gradient if asked else None for gradient, asked in zip(gradients, wanted)), *nothing
 
 
@@ -96,7 +95,9 @@ class _LinearCrossEntropyOfOperator(_LinearCrossEntropy):
     @staticmethod
     def setup_context(ctx, inputs, output):
         _LinearCrossEntropy.setup_context(ctx, inputs, output)
-        ctx.are_gradients_private = False
+        if ctx.gradients is not None:
+            ctx.save_for_backward(*inputs[:3], *output[1:])  # for torch to refuse backward where they were changed
+            ctx.gradients = None
 
 
 def _scaled(gradients: Sequence[torch.Tensor], factor: torch.Tensor, in_place: bool) -> Sequence[torch.Tensor]:

@@ -89,6 +89,16 @@ def test_backward_leaves_the_gradients_that_the_operator_returned(factor: float)
         assert torch.equal(gradient, expected)
 
 
+def test_backward_is_refused_where_a_gradient_that_the_operator_returned_was_changed():
+    x, w = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in [(4, 3), (7, 3)])
+    settings = torch.tensor([1, 2, -100, 6]), None, "mean", -100, True, True, 0.0, None, None
+    loss, gradient, _ = OPS.linear_cross_entropy(x, w, *settings)
+    with torch.no_grad():
+        gradient.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
 def test_an_unknown_shard():
     """As in a graph that outlives the call that it was traced from."""
     x, w, target = torch.randn(4, 3), torch.randn(7, 3), torch.tensor([1, 2, -100, 6])
