@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.nn  # before there is a group, which its functions else keep alive as a default argument
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import ascend_grad.torch as agt
 from ascend_grad import parallel
@@ -103,15 +104,20 @@ def failures(rank: int, size: int) -> dict[str, Callable[[], Any]]:
         "other device": partial(call, **{name: tensor.to("meta") for name, tensor in arguments.items()}),
         "class weights": partial(call, weight=torch.ones(len(shard))),
         "needs gradients": partial(call, input=x.clone().requires_grad_()),
-        "second order": lambda: second_order(x, shard, target),
+        "second order": lambda: second_order(x, shard, target, "mean"),
+        "second order, computed in backward": lambda: second_order(x, shard, target, "none"),
+        "make_fx": lambda: make_fx(lambda x: call(input=x))(x),
+        "make_fx in one process": lambda: (make_fx(lambda x: call(input=x)) if is_last else lambda _: call())(x),
     }
 
 
-def second_order(x: torch.Tensor, shard: torch.Tensor, target: torch.Tensor) -> Any:
+def second_order(x: torch.Tensor, shard: torch.Tensor, target: torch.Tensor, reduction: str) -> Any:
+    """The derivative of a gradient by the upstream gradient, on which it depends."""
     x = x.clone().requires_grad_()
-    loss = agt.linear_cross_entropy(x, shard, target, group=dist.group.WORLD)
-    (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
-    return torch.autograd.grad(gradient.sum(), x)
+    loss = agt.linear_cross_entropy(x, shard, target, reduction=reduction, group=dist.group.WORLD)
+    above = torch.ones_like(loss, requires_grad=True)
+    (gradient,) = torch.autograd.grad(loss, x, above, create_graph=True)
+    return torch.autograd.grad(gradient.sum(), above if reduction == "none" else x)
 
 
 def outcome(work: Callable[[], Any]) -> Any:

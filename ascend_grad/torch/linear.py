@@ -74,23 +74,35 @@ class _LinearCrossEntropy(Function):
             return None, None, *nothing
         reduction, ignore_index, *computed, filter_eps, num_threads, shard = ctx.settings
         wanted = ctx.needs_input_grad[:2]
-        input, weight, target = ctx.saved_tensors
-        gradients, ctx.gradients = ctx.gradients, None
+        input, weight, target, *shared = ctx.saved_tensors
+        gradients, ctx.gradients = [each.detach() for each in shared] or ctx.gradients, None
         is_computed = gradients is not None and all(known or not asked for known, asked in zip(computed, wanted))
         if not is_computed:
             _, *gradients = operators.loss(
                 input, weight, target, grad_loss, reduction, ignore_index, *wanted, filter_eps, num_threads, shard
             )
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # which refuses a second order by itself
-            gradients = _Gradients.apply(*gradients, input, weight)
+            above = () if is_computed else (grad_loss,)  # else the product below depends on it
+            gradients = _Gradients.apply(*gradients, *above, input, weight)
         if is_computed:
-            gradients = _scaled(gradients, grad_loss)
+            gradients = _scaled(gradients, grad_loss, in_place=not shared)
         return *(gradient if asked else None for gradient, asked in zip(gradients, wanted)), *nothing
 
 
-def _scaled(gradients: Sequence[torch.Tensor], factor: torch.Tensor) -> Sequence[torch.Tensor]:
-    """Multiply gradients by one number: in place, and not at all by 1, where the number can be read."""
-    if torch.is_grad_enabled() or not are_readable((*gradients, factor)):
+class _LinearCrossEntropyOfOperator(_LinearCrossEntropy):
+    """The gradient of the registered operator, whose caller has the gradients as well: they stay as they are."""
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        _LinearCrossEntropy.setup_context(ctx, inputs, output)
+        if ctx.gradients is not None:
+            ctx.save_for_backward(*inputs[:3], *output[1:])  # for torch to refuse backward where they were changed
+            ctx.gradients = None
+
+
+def _scaled(gradients: Sequence[torch.Tensor], factor: torch.Tensor, in_place: bool) -> Sequence[torch.Tensor]:
+    """Multiply gradients by one number. In place they are not multiplied by 1, where the number can be read."""
+    if not in_place or torch.is_grad_enabled() or not are_readable((*gradients, factor)):
         return [gradient * factor for gradient in gradients]
     if factor.item() != 1:
         for gradient in gradients:
@@ -116,7 +128,7 @@ class _Gradients(Function):
         raise RuntimeError(_SECOND_ORDER)
 
 
-operators.register_gradient(_NAME, _LinearCrossEntropy)
+operators.register_gradient(_NAME, _LinearCrossEntropyOfOperator)
 
 
 def linear_cross_entropy(
@@ -275,7 +287,7 @@ def unrounded_loss(
     names: Names = _NAMES,
     zero_if_empty: bool = False,
 ) -> torch.Tensor:
-    """Compute the same in float32, or float64 where `input` is. The mean over no rows is NaN, or 0 on demand."""
+    """Return the loss in float32, or float64 where `input` is. The mean over no rows is NaN, or 0 on demand."""
     _run(shard, partial(_check_arguments, names, input, linear_weight, target, weight, reduction))
     numbers = _run(shard, partial(_as_numbers, names.operator, ignore_index, filter_eps, num_threads))
     ignore_index, filter_eps, num_threads = numbers

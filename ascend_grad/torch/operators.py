@@ -58,7 +58,7 @@ def register_gradient(name: str, function: type[Function]) -> None:
 
 
 def apply(function: type[Function], *arguments: Any) -> Any:
-    """Compute with a gradient: by the function where nothing looks on, else by the operator, which takes longer."""
+    """Compute with a gradient: by the operator, which is slower, only if something traces or transforms the call."""
     if are_readable(each for each in arguments if isinstance(each, torch.Tensor)):
         # `Function.apply` without what it does for arguments by name and for functions that are or were transformed.
         return super(Function, function).apply(*arguments)
@@ -151,6 +151,15 @@ LINEAR = "linear_cross_entropy"
 SHARDS: WeakValueDictionary[int, VocabularyShard] = WeakValueDictionary()
 
 
+def upstream(array_of: Callable, grad_loss: torch.Tensor | None, reduction: str) -> Any:
+    """Return the upstream gradient as the functions take it: an array for a loss per row, else a number."""
+    if grad_loss is None:
+        return None
+    if reduction == "none":
+        return array_of(grad_loss, "grad_loss", LINEAR)
+    return float(grad_loss.detach())  # which waits for what torch has put on a device's stream
+
+
 def linear_cross_entropy(
     function: Callable,
     array_of: Callable,
@@ -158,7 +167,7 @@ def linear_cross_entropy(
     input: torch.Tensor,
     weight: torch.Tensor,
     target: torch.Tensor,
-    grad_loss: torch.Tensor | float | None,
+    grad_loss: Any,
     reduction: Literal["mean", "sum", "none"],
     ignore_index: int,
     input_grad: bool,
@@ -166,17 +175,17 @@ def linear_cross_entropy(
     filter_eps: float,
     num_threads: int | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The loss and gradients that a function computes; two others convert tensors and results."""
-    above: Any = None
-    if grad_loss is not None:
-        above = array_of(grad_loss, "grad_loss", LINEAR) if reduction == "none" else float(grad_loss)
+    """The loss and gradients that a function computes; two others convert tensors and results.
+
+    `grad_loss` is what `upstream` returns.
+    """
     result = function(
         array_of(input, "input", LINEAR),
         array_of(weight, "linear_weight", LINEAR),
         array_of(target, "target", LINEAR),
         reduction=reduction,
         ignore_index=ignore_index,
-        grad_loss=above,
+        grad_loss=grad_loss,
         return_grad=input_grad or weight_grad,
         output_mask=(input_grad, weight_grad),
         filter_eps=filter_eps,
@@ -191,10 +200,17 @@ def _in_this_process(*arguments: Any, **options: Any) -> LinearCrossEntropy:
 
 
 def _linear_cross_entropy(array_of: Callable, tensor_of: Callable, *arguments: Any) -> tuple[torch.Tensor, ...]:
-    *problem, shard = arguments
-    if shard is not None:
-        return SHARDS[shard].linear_cross_entropy(*problem)
-    return linear_cross_entropy(_in_this_process, array_of, tensor_of, *problem)
+    *problem, number = arguments
+    if number is not None:
+        shard = SHARDS.get(number)
+        if shard is None:
+            expected = "the number of a part of a vocabulary whose loss is in use"
+            message = f"shard: expected {expected}, which a graph cannot keep, got {number}"
+            raise ParamInvalidError(message, operator=LINEAR)
+        return shard.linear_cross_entropy(*problem)
+    input, weight, target, grad_loss, reduction, *others = problem
+    above = upstream(array_of, grad_loss, reduction)
+    return linear_cross_entropy(_in_this_process, array_of, tensor_of, input, weight, target, above, reduction, *others)
 
 
 def _linear_cross_entropy_fake(
@@ -237,7 +253,7 @@ torch.library.register_vmap(f"ascend_grad::{LINEAR}", _linear_cross_entropy_vmap
 
 
 def loss(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Compute the loss and its gradients, by torch's dispatcher only where something looks on, as `rowwise`."""
+    """Compute the loss and its gradients, by torch's dispatcher only where something traces or transforms the call."""
     if not are_plain(arguments):
         return torch.ops.ascend_grad.linear_cross_entropy(*arguments)
     return _linear_cross_entropy(to_array, to_tensor, *arguments)

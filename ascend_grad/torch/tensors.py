@@ -81,13 +81,13 @@ def _is_memory(tensor: torch.Tensor) -> bool:
 
 
 def are_plain(arguments: Iterable[object]) -> bool:
-    """Return whether nothing looks on, and all tensors among the arguments are nothing but memory of the CPU."""
+    """Return whether nothing traces or transforms the call, and all tensors in it are nothing but memory of the CPU."""
     tensors = (each for each in arguments if isinstance(each, torch.Tensor))
     return not is_observed() and all(each.is_cpu and _is_memory(each) for each in tensors)
 
 
 def are_readable(tensors: Iterable[torch.Tensor]) -> bool:
-    """Return whether nothing looks on, and all tensors have values, so that those can be read and changed at once."""
+    """Return whether nothing traces or transforms the call, and all tensors have values to read and change at once."""
     return not is_observed() and all(not each.is_meta and _is_memory(each) for each in tensors)
 
 

@@ -11,6 +11,8 @@ from typing import Any, Literal, TypeVar, cast
 import torch
 from torch.autograd import Function
 from torch.distributed import ProcessGroup
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from .. import parallel
 from ..errors import AscendGradError, BackendUnavailableError, rename
@@ -46,13 +48,16 @@ class VocabularyShard:
         attempt = Attempt(operator)
         found = attempt.run(check)
         if attempt.failed:
-            attempt.tell(collectives(self.group, "group", operator), None)
+            with _disable_current_modes():  # which would trace what is sent, or have it without values
+                attempt.tell(collectives(self.group, "group", operator), None)
         return cast(_T, found)
 
     def apply(self, function: type[Function], *arguments: Any) -> tuple[torch.Tensor, ...]:
         """Compute with a gradient, as `operators.apply`, over all shards."""
 
         def check() -> None:
+            if get_proxy_mode() is not None:  # for a graph, which would outlive the shard
+                raise NotImplementedError(f"{_NAME} with a group: graphs by make_fx or torch.export are not supported")
             for name, tensor in zip(("input", "linear_weight", "target"), arguments):
                 if tensor.is_meta:
                     expected = "a tensor on the CPU or on an Ascend NPU"
@@ -76,16 +81,11 @@ class VocabularyShard:
         """Compute what the operator of this name in `operators` returns, over all shards."""
         array_of, tensor_of = (array_on_npu, tensor_on_npu) if input.device.type == "npu" else (to_array, to_tensor)
 
-        def check() -> torch.Tensor | float | None:
-            """Return the upstream gradient, as a number where it is one."""
+        def check() -> Any:
+            """Return the upstream gradient, as functions take it."""
             for name, tensor in (("input", input), ("linear_weight", weight), ("target", target)):
                 array_of(tensor, name, _NAME)
-            if grad_loss is None:
-                return None
-            if reduction != "none":
-                return float(grad_loss)  # which waits for what torch has put on a device's stream
-            array_of(grad_loss, "grad_loss", _NAME)
-            return grad_loss
+            return operators.upstream(array_of, grad_loss, reduction)
 
         above = self.run(_NAME, check)
         function = partial(

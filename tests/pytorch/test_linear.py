@@ -198,6 +198,52 @@ def test_a_gradient_of_the_gradient_is_refused():
         torch.func.jvp(lambda x: agt.linear_cross_entropy(x, w, target), (x.detach(),), (x.detach(),))
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("dtype", "keywords"),
+    [
+        (torch.float64, {"reduction": "none"}),
+        (torch.float64, {"weight": torch.ones(C, dtype=torch.float64)}),
+        (torch.float16, {}),
+        (torch.float16, {"reduction": "sum"}),
+    ],
+    ids=str,
+)
+def test_a_gradient_computed_in_backward_depends_on_the_upstream_gradient(dtype: torch.dtype, keywords: dict):
+    x, w, target = problem(dtype)
+    x.requires_grad_()
+    loss = agt.linear_cross_entropy(x, w, target, **keywords)
+    above = torch.ones_like(loss, requires_grad=True)
+    (grad,) = torch.autograd.grad(loss, x, above, create_graph=True)
+    right = value_and_gradients(lambda x: F.linear_cross_entropy(x, w.double(), target, **keywords).sum(), [x.double()])
+    assert_close(grad, right[1], dtype, steps=10)
+    for inputs in ([above], [above, x]):
+        with pytest.raises(RuntimeError, match="linear_cross_entropy: the gradient cannot be differentiated"):
+            (grad.sum() + above.sum()).backward(inputs=inputs, retain_graph=True)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_gradient_scaled_in_backward_has_its_derivative_by_the_upstream_gradient(reduction: str):
+    x, w, target = problem()
+    x.requires_grad_()
+    above = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
+
+    def derivative(function) -> torch.Tensor:
+        loss = above * function(x, w, target, reduction=reduction)
+        (grad,) = torch.autograd.grad(loss, x, create_graph=True)
+        return torch.autograd.grad(loss + grad.square().sum(), above)[0]
+
+    assert_close(
+        derivative(agt.linear_cross_entropy), derivative(F.linear_cross_entropy).detach(), torch.float64, steps=10
+    )
+
+
+def test_a_forward_derivative_by_two_backwards_is_refused():
+    x, w, target = problem()
+    with pytest.raises(RuntimeError, match="linear_cross_entropy: the gradient cannot be differentiated"):
+        torch.autograd.functional.jvp(lambda x: agt.linear_cross_entropy(x, w, target, reduction="none"), x, x)
+
+
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_functional_gradients(reduction: str):
     x, w, target = problem()

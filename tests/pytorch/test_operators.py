@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-import ascend_grad.torch  # noqa: F401 - registers the operators
+import ascend_grad as ag
+import ascend_grad.torch  # registers the operators
 
 OPS = torch.ops.ascend_grad
 
@@ -73,3 +74,33 @@ def test_the_loss_as_an_operator_has_gradients(reduction: str, flags: tuple[bool
     *_, gradient = OPS.linear_cross_entropy(x, w, *settings[:4], True, True, *settings[6:])
     with pytest.raises(RuntimeError, match="the gradient cannot be differentiated once more"):
         gradient.sum().backward()
+
+
+@pytest.mark.parametrize("factor", [1.0, 7.0])
+def test_backward_leaves_the_gradients_that_the_operator_returned(factor: float):
+    x, w = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in [(4, 3), (7, 3)])
+    settings = torch.tensor([1, 2, -100, 6]), None, "mean", -100, True, True, 0.0, None, None
+    loss, *gradients = OPS.linear_cross_entropy(x, w, *settings)
+    before = [each.detach().clone() for each in gradients]
+    (factor * loss).backward()
+    for leaf, gradient, expected in zip((x, w), gradients, before, strict=True):
+        assert torch.equal(leaf.grad, factor * expected)
+        leaf.grad.zero_()
+        assert torch.equal(gradient, expected)
+
+
+def test_backward_is_refused_where_a_gradient_that_the_operator_returned_was_changed():
+    x, w = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in [(4, 3), (7, 3)])
+    settings = torch.tensor([1, 2, -100, 6]), None, "mean", -100, True, True, 0.0, None, None
+    loss, gradient, _ = OPS.linear_cross_entropy(x, w, *settings)
+    with torch.no_grad():
+        gradient.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_an_unknown_shard():
+    """As in a graph that outlives the call that it was traced from."""
+    x, w, target = torch.randn(4, 3), torch.randn(7, 3), torch.tensor([1, 2, -100, 6])
+    with pytest.raises(ag.ParamInvalidError, match=r"shard: expected the number of a part of a vocabulary .* got -5"):
+        OPS.linear_cross_entropy(x, w, target, None, "mean", -100, True, True, 0.0, None, -5)

@@ -245,7 +245,7 @@ def test_tensors_elsewhere():
 
 
 def test_plain_calls_go_past_the_dispatcher(monkeypatch):
-    """The names by which torch tells that nothing looks on are still there."""
+    """The names by which torch tells that nothing traces or transforms a call are still there."""
 
     def seen(*_):
         raise AssertionError("a plain call came to the dispatcher")

@@ -111,6 +111,11 @@ def test_one_row_and_autocast(outcomes):
             "input: with a group expected a tensor on the CPU or on an Ascend NPU, got one on meta",
         ),
         ("class weights", NotImplementedError, "linear_cross_entropy with a group: weight: not supported"),
+        (
+            "make_fx in one process",
+            NotImplementedError,
+            "with a group: graphs by make_fx or torch.export are not supported",
+        ),
     ],
 )
 def test_an_error_of_one_process(outcomes, name, kind, text):
@@ -129,10 +134,18 @@ def test_processes_disagree(outcomes):
     assert "got False on rank 0 and True on rank" in text
 
 
-def test_the_gradient_cannot_be_differentiated(outcomes):
+@pytest.mark.parametrize("name", ["second order", "second order, computed in backward"])
+def test_the_gradient_cannot_be_differentiated(outcomes, name):
     for rank in outcomes:
-        assert isinstance(rank["second order"], RuntimeError)
-        assert "the gradient cannot be differentiated once more" in str(rank["second order"])
+        assert isinstance(rank[name], RuntimeError)
+        assert "the gradient cannot be differentiated once more" in str(rank[name])
+
+
+def test_graphs_are_refused(outcomes):
+    """A graph cannot keep the group, of which it would have a number alone."""
+    for rank in outcomes:
+        assert type(rank["make_fx"]) is NotImplementedError
+        assert "with a group: graphs by make_fx or torch.export are not supported" in str(rank["make_fx"])
 
 
 @pytest.mark.parametrize("keyword", ["vocab_start_index", "vocab_size"])
