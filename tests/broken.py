@@ -39,6 +39,10 @@ def copy_of_the_package(folder: Path) -> None:
             os.symlink(source, target) if source.endswith(".so") else shutil.copy(source, target)
         ),
     )
+    # Modules of a wheel look for OpenMP's library there.
+    libraries = PACKAGE.with_name("ascend_grad.libs")
+    if libraries.is_dir():
+        os.symlink(libraries, folder / libraries.name)
 
 
 def replace(path: Path, right: str, wrong: str) -> None:
