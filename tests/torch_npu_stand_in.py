@@ -14,6 +14,7 @@ Softmax, and copies on the device, are put in the queue. Everything else waits f
 from __future__ import annotations
 
 import ctypes
+import threading
 import types
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -39,16 +40,18 @@ class Stream:
         self._double, self._device = double, device
         self.queue: list[Callable[[], None]] = []
         self.handle: int | None = None
+        self._lock = threading.RLock()  # threads share the stream of a device
 
     @property
     def npu_stream(self) -> int:
-        if self.handle is None:
-            with self._double.on(self._device):
-                self.handle = self._double.acl.stream()
-        queue, self.queue = self.queue, []
-        for work in queue:
-            work()
-        return self.handle
+        with self._lock:
+            if self.handle is None:
+                with self._double.on(self._device):
+                    self.handle = self._double.acl.stream()
+            queue, self.queue = self.queue, []
+            for work in queue:
+                work()
+            return self.handle
 
     def synchronize(self) -> None:
         with self._double.on(self._device):
