@@ -49,7 +49,7 @@ def run(job: Job, result_options: dict[str, str]) -> None:
 
 
 def _specs(call: Call, targets: Iterable[str], options: dict[str, str]) -> dict[str, ResultSpec]:
-    """What goes to the files; refused where that is not what the call makes."""
+    """Return the results that go to files, and refuse targets that do not fit the results of the call."""
     specs = dict(zip(call.operator.results, call.specs))
     for name, option in options.items():
         spec = specs[name]

@@ -129,7 +129,7 @@ def _end(args: argparse.Namespace, message: str, status: int) -> int:
 
 @contextmanager
 def _standard_streams() -> Iterator[None]:
-    """Open those of stdin, stdout and stderr that are closed.
+    """Open stdin, stdout and stderr if they are closed.
 
     Stdout escapes what its encoding lacks, and is named in its errors.
     """

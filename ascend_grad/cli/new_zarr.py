@@ -143,7 +143,7 @@ class WrittenArray:
 
 
 class NewArray(WrittenArray):
-    """Write an array, in a directory of its own."""
+    """Write a Zarr array into a new directory."""
 
     def __init__(self, path: str, outer: str, inner: str, record: IO[bytes], layout: Layout):
         super().__init__(inner, record, layout, f"remove {outer} to begin anew")

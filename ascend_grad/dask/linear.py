@@ -48,8 +48,8 @@ def linear_cross_entropy(
     weight : numpy.ndarray or dask.array.Array, shape (V, H)
         The layer's weight, of the dtype of `input`, in one chunk. Every worker that computes a chunk holds it.
     target : dask.array.Array of int32 or int64, shape (BT,)
-        Ids: ``target - vocab_start_index`` is the row of `weight`; or `ignore_index`. Other chunks than those of
-        `input` are cut anew, as `input` is.
+        Ids: ``target - vocab_start_index`` is the row of `weight`; or `ignore_index`. It is cut into the
+        chunks that `input` has along its rows.
     reduction : {"mean", "sum", "none"}, default "mean"
         The loss is the mean over all rows that are not ignored, their sum, or one number for each row, 0 where ignored.
         For a mean the targets of all chunks are counted before the first gradient is computed.

@@ -1,7 +1,7 @@
 """The operators as torch knows them: ``torch.ops.ascend_grad``, for its tracing and batching.
 
 Each has a schema, the computation on the CPU and on an Ascend NPU, what it returns of tensors without memory ("fake"),
-and a rule for `torch.vmap`. Their gradients are those of the functions of `rowwise` and `linear`.
+and a rule for `torch.vmap`. They have the gradients of the functions in `rowwise` and `linear`.
 """
 
 from __future__ import annotations

@@ -14,10 +14,10 @@ from ..backends.ascend import torch_npu
 from ..errors import BackendUnavailableError, ParamTypeError
 from ..npu import DeviceArray
 
-# What torch does not tell in public: whether functions are transformed (`torch.func`), how many modes look at operators
-# or functions, and whether a tensor has memory of its own. Tensors of transforms have none, nor have those of the older
-# batching of `is_grads_batched` and `vectorize`, which is no transform. If a later torch names that otherwise, the
-# answers are those that are slower, but right.
+# torch has no public functions for these questions: whether `torch.func` transforms functions, how many modes handle
+# operators or functions, and whether a tensor has storage. Tensors of transforms have no storage. Neither have tensors of
+# the older batching (`is_grads_batched`, `vectorize`), which is no transform. If a later torch renames the functions, the
+# defaults select the slower path, which is right for every tensor.
 _are_transforms_active = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
 _has_storage = getattr(torch._C, "_has_storage", lambda tensor: False)
 _operator_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)

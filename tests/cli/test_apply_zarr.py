@@ -237,22 +237,31 @@ class Interrupted(Exception):
     pass
 
 
+def softmax_after(action):
+    """Return a softmax that calls `action` before it computes a part of one row."""
+    right = ag.softmax
+
+    @functools.wraps(right)
+    def softmax(part, *args, **kwargs):
+        if len(part) == 1:
+            action()
+        return right(part, *args, **kwargs)
+
+    return softmax
+
+
 @pytest.fixture
 def interrupted(monkeypatch):
     """The command of a softmax of an array in three parts, ended when it computes the last one; and the array."""
     x = values("softmax", (5, 6), np.float32)["input"]
     save_zarr("x", x, (2, 4))
     command = ["apply", "softmax", "--input", "x", "-o", "out"]
-    right = ag.softmax
 
-    @functools.wraps(right)
-    def softmax(part, *args, **kwargs):
-        if len(part) == 1:
-            raise Interrupted
-        return right(part, *args, **kwargs)
+    def interrupt():
+        raise Interrupted
 
     with monkeypatch.context() as patch:
-        patch.setattr(ag, "softmax", softmax)
+        patch.setattr(ag, "softmax", softmax_after(interrupt))
         with pytest.raises(Interrupted):
             main(command)
     assert sorted(os.listdir()) == [PART, "x"]
@@ -527,16 +536,8 @@ def test_a_directory_that_appears_meanwhile_is_not_replaced(monkeypatch, capsys)
     x = values("softmax", (5, 6), np.float32)["input"]
     save_zarr("x", x, (2, 4))
     command = ["apply", "softmax", "--input", "x", "-o", "out"]
-    right = ag.softmax
-
-    @functools.wraps(right)
-    def softmax(part, *args, **kwargs):
-        if len(part) == 1:
-            Path("out").mkdir()
-        return right(part, *args, **kwargs)
-
     with monkeypatch.context() as patch:
-        patch.setattr(ag, "softmax", softmax)
+        patch.setattr(ag, "softmax", softmax_after(Path("out").mkdir))
         assert main(command) == 2
     assert capsys.readouterr() == ("", "ascend-grad apply: error: out: appeared meanwhile, and is not replaced\n")
     assert os.listdir("out") == []

@@ -8,7 +8,7 @@
 #define AG_MAX_NARROW_ROW (16 * VL < 64 ? 16 * VL : 64)
 #define AG_MAX_TRANSPOSED_ROW (VL < 8 ? VL : 8)
 
-/* Sums, maxima and broadcasts of values of the compute type: 16-bit dtypes use those of float32. */
+/* Sums, maxima and broadcasts of values of the compute type: 16-bit dtypes use the functions of float32. */
 #if AG_SIZE >= 4
 
 /* Of a packed row of n values: its sum in the order of segment_sum, its maximum with NaN passed over. */
