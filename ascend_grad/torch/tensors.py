@@ -15,9 +15,9 @@ from ..errors import BackendUnavailableError, ParamTypeError
 from ..npu import DeviceArray
 
 # torch has no public functions for these questions: whether `torch.func` transforms functions, how many modes handle
-# operators or functions, and whether a tensor has storage. Tensors of transforms have no storage. Neither have tensors of
-# the older batching (`is_grads_batched`, `vectorize`), which is no transform. If a later torch renames the functions, the
-# defaults select the slower path, which is right for every tensor.
+# operators or functions, and whether a tensor has storage. Tensors of transforms have no storage. Neither have tensors
+# of the older batching (`is_grads_batched`, `vectorize`), which is no transform. If a later torch renames the
+# functions, the defaults select the slower path, which is right for every tensor.
 _are_transforms_active = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
 _has_storage = getattr(torch._C, "_has_storage", lambda tensor: False)
 _operator_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
