@@ -257,6 +257,7 @@ def _installation() -> Iterator[tuple[StandIn, runtime.State]]:
     assert state.usable, state.reason
     stand_in = StandIn(home)
     yield stand_in, state
+    gc.collect()  # arrays in the frames of errors that a test has caught
     npu.release()
     assert stand_in.live() == {}
 

@@ -37,11 +37,12 @@ class _Terminated(BaseException):
         self.number = number
 
 
-class _Stdout:
-    """Pass on what is printed to a stream, and name standard output in the errors of the stream."""
+class _NamedStream:
+    """Pass on what is printed to a stream, and name the stream in its errors."""
 
-    def __init__(self, stream: IO[str]):
+    def __init__(self, stream: IO[str], name: str):
         self._stream = stream
+        self._name = name
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -62,7 +63,7 @@ class _Stdout:
             # Python writes at exit what is left, and would complain, and change the exit status.
             with open(os.devnull, "w") as nowhere:
                 os.dup2(nowhere.fileno(), self._stream.fileno())
-            error.filename = "standard output"
+            error.filename = self._name
             raise
 
 
@@ -129,9 +130,9 @@ def _end(args: argparse.Namespace, message: str, status: int) -> int:
 
 @contextmanager
 def _standard_streams() -> Iterator[None]:
-    """Open stdin, stdout and stderr if they are closed.
+    """Open stdin, stdout and stderr if they are closed, and name the last two in their errors.
 
-    Stdout escapes what its encoding lacks, and is named in its errors.
+    Stdout escapes what its encoding lacks; Python lets stderr do so.
     """
     # A file that is opened later, such as a result, would get the number of a closed one.
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
@@ -144,7 +145,8 @@ def _standard_streams() -> Iterator[None]:
             streams.enter_context(redirect_stderr(nowhere))
         if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
             sys.stdout.reconfigure(errors="backslashreplace")
-        streams.enter_context(redirect_stdout(cast(IO[str], _Stdout(sys.stdout))))
+        streams.enter_context(redirect_stdout(cast(IO[str], _NamedStream(sys.stdout, "standard output"))))
+        streams.enter_context(redirect_stderr(cast(IO[str], _NamedStream(sys.stderr, "standard error"))))
         yield
 
 

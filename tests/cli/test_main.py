@@ -234,15 +234,17 @@ def test_streams_may_be_closed(closed, tmp_path):
     assert np.array_equal(np.load(tmp_path / "y.npy"), np.full(4, 0.25))
 
 
-@pytest.mark.parametrize("stderr", ["2>&-", "2>/dev/full"])
-def test_an_error_that_nobody_can_read(stderr, tmp_path):
-    assert in_a_shell(f"apply softmax --input absent.npy -o y.npy {stderr}", tmp_path) == (2, "", "")
-
-
 @pytest.fixture(params=["", "1"])
 def buffering(request, monkeypatch) -> None:
     """What is printed is written at the end, or at once."""
     monkeypatch.setenv("PYTHONUNBUFFERED", request.param)
+
+
+@pytest.mark.usefixtures("buffering")
+@pytest.mark.parametrize("stderr", ["2>&-", "2>/dev/full"])
+@pytest.mark.parametrize("command", ["apply softmax --input absent.npy -o y.npy", "apply softmax --inputs", "nothing"])
+def test_an_error_that_nobody_can_read(command, stderr, tmp_path):
+    assert in_a_shell(f"{command} {stderr}", tmp_path) == (2, "", "")
 
 
 @pytest.mark.usefixtures("buffering")
