@@ -109,7 +109,8 @@ cdef str selected_device(Call call, tuple request, Device device, list reasons):
     if unsupported is not None and unsupported.error is not None:
         raise unsupported.error
     if reasons is not None:
-        reasons.append(f"asked for by {request[1]}" if call.device_id < 0 else f"its arrays are on device {call.device_id}")
+        reason = f"asked for by {request[1]}" if call.device_id < 0 else f"its arrays are on device {call.device_id}"
+        reasons.append(reason if unsupported is None else f"{reason}, though {unsupported.reason}")
     return device.name
 
 
@@ -126,7 +127,8 @@ cdef str automatic(Call call, tuple request, list reasons):
                 if reasons is not None:
                     reasons.append(request[1] + others)
                 return device.name
-            status = False, unsupported.reason
+            hint = " (a forced call asks it all the same)" if unsupported.error is None else ""
+            status = False, unsupported.reason + hint
         if reasons is not None:
             others += f"; not {device.name}: {status[1]}"
     if reasons is not None:
