@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from stand_in import StandIn, build
 
 import ascend_grad as ag
 from ascend_grad.backends.ascend import limits, runtime
+from ascend_grad.inspection import bound_call
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 
@@ -74,6 +77,23 @@ def test_every_system_is_asked_for_what_is_documented(soc, system, device) -> No
                 assert device.violations() == [], label
     finally:
         device.set_delay(200)
+
+
+def test_the_document_lists_what_the_limits_say(system) -> None:
+    """The table of operators and systems in docs/npu.md."""
+    text = (Path(__file__).parents[2] / "docs" / "npu.md").read_text()
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.count(" | ") == 6]
+    (head,) = (row for row in rows if row[0] == "operator")
+    table = {row[0].strip("`"): row[1:] for row in rows if row[0].strip("`") in KERNELS}
+    assert table.keys() == KERNELS.keys() - {WHOLE}
+    for operator, cells in table.items():
+        positional, named = arguments_of(operator, "float16")
+        for family, cell in zip(head[1:], cells, strict=True):
+            system(SYSTEMS[family][-1])
+            expected = {"D": None, "d": None, "(w)": "the vendor documents", "–": "the operator exists on"}[cell]
+            reason = limits.unsupported_reason(bound_call(operator, positional, named)[0], runtime.state())
+            assert (reason and reason.reason[: len(expected or "")]) == expected, (operator, family)
+            assert (reason is not None and reason.error is not None) == (cell == "–")
 
 
 def test_an_operator_without_limits_stays_on_the_cpu(device, monkeypatch) -> None:

@@ -211,6 +211,8 @@ def unsupported_reason(call: Call, state: State) -> Unsupported | None:
     soc = family(state.soc)
     reasons = [reason for limit in limits if (reason := limit(call, soc)) is not None]
     if soc == UNKNOWN:
-        reasons.append(Unsupported(f"what this device has is not known, it is {state.soc or 'of an unknown kind'}", None))
+        reasons.append(
+            Unsupported(f"what this device has is not known, it is {state.soc or 'of an unknown kind'}", None)
+        )
     impossible = (reason for reason in reasons if reason.error is not None)
     return next(impossible, reasons[0] if reasons else None)
