@@ -47,8 +47,6 @@ int si_tensor_new(const int64_t *dims, uint64_t rank, int dtype, const int64_t *
     if (data && si_place(data, t.storage_bytes, &device) != PLACE_DEVICE)
         return si_misuse(NN_INVALID, "%llu bytes at %p are not within one allocation on a device",
                          (unsigned long long)t.storage_bytes, data);
-    if (!data && elements)
-        return si_misuse(NN_INVALID, "no data");
     if ((uintptr_t)data % 64)
         return si_misuse(NN_INVALID, "%p is not a multiple of 64", data);
     struct tensor *object = si_allocate(1, sizeof *object);

@@ -166,6 +166,16 @@ def test_what_a_failed_first_phase_leaves_is_garbage(acl, double) -> None:
     broken(double, "never given out")
 
 
+def test_tensors_without_memory_are_for_the_first_phase(acl, double) -> None:
+    tensors = [acl.tensor(None, (3, 4), np.float32) for _ in range(2)]
+    code, size, executor = acl.prepare("Softmax", tensors[0], 0, tensors[1])
+    assert code == 0
+    assert double.violations() == []
+    assert acl.aclnnSoftmax(acl.malloc(size), size, executor, acl.stream()) == 561103
+    broken(double, "the memory of tensor 0 is not on device 0")
+    acl.executors.clear()
+
+
 def test_tensor_destroyed_before_the_second_phase(acl, double) -> None:
     c = softmax_call(acl, double)
     assert acl.aclDestroyTensor(c["self"]) == 0
