@@ -17,8 +17,8 @@ from . import arguments
 from .backends import CHOICES, DEVICES, FROM_ENVIRONMENT, REGISTRY
 from .errors import BackendUnavailableError, MissingKernelError, ParamInvalidError
 
-#: What `use_backend` chose in this context: None, or an object whose ``name`` is that of a backend, or None. Where it is
-#: None, the choice is the environment's, or automatic.
+#: What `use_backend` chose in this context: None, or an object whose ``value`` is the name of a backend, or None. Where
+#: it is None, the choice is the environment's, or automatic.
 chosen = ContextVar("ascend_grad_backend", default=None)
 
 logger = logging.getLogger("ascend_grad")
@@ -83,8 +83,8 @@ cpdef tuple requested(object backend, Operator operator=None):
     if backend is not None:
         return checked_backend(backend, None if operator is None else operator.name), "the backend argument"
     choice = get_value(_chosen)
-    if choice is not None and choice.name is not None:
-        return choice.name, "use_backend"
+    if choice is not None and choice.value is not None:
+        return choice.value, "use_backend"
     return _otherwise
 
 

@@ -155,6 +155,7 @@ int si_prepare(struct operation *op, const char *function, const void *const *te
         return si_misuse(NN_NULLPTR, "no place for the results");
     if (si_need_context(&context))
         return NN_RUNTIME;
+    op->deterministic = context->options[0] == 1;
     for (int i = 0; i < op->count; i++) {
         const struct tensor *t = si_handle_get(tensors[i], KIND_TENSOR);
         if (tensors[i] && !t)
@@ -274,6 +275,7 @@ static int launch(const struct operation *op, void *workspace, uint64_t size, vo
     if (op->workspace)
         work->ranges[work->range_count++] = (struct si_range){workspace, op->workspace, true};
     ++*si_statistic("launches");
+    *si_statistic("deterministic_launches") += op->deterministic;
     si_queue(stream, work);
     return OK;
 }

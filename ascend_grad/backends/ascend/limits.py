@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from ... import arrays
+from ... import _acl, arrays
 from ..._call import Call
 from ...contract import OPERATORS
 from ...errors import (
@@ -20,6 +20,7 @@ from ...errors import (
     UnsupportedDeviceError,
 )
 from ..base import Unsupported
+from . import determinism
 from .quirks import is_empty
 from .runtime import State
 
@@ -208,6 +209,8 @@ def unsupported_reason(call: Call, state: State) -> Unsupported | None:
         device_name = OPERATORS[name].device_name
         if device_name in state.absent:
             return _unsupported(call, BackendUnavailableError, state.absent[device_name])
+    if determinism.is_chosen() and (lack := _acl.lacks_determinism()):
+        return _unsupported(call, BackendUnavailableError, f"deterministic results were asked for, and {lack}")
     soc = family(state.soc)
     reasons = [reason for limit in limits if (reason := limit(call, soc)) is not None]
     if soc == UNKNOWN:

@@ -13,7 +13,7 @@ import numpy as np
 
 from ... import _aclnn, arrays
 from ..._call import Call
-from . import quirks, session
+from . import determinism, quirks, session
 from .array import DeviceArray
 
 FLOAT32 = np.dtype(np.float32)
@@ -58,7 +58,8 @@ def _first_stage(prepare: Callable[..., _aclnn.Plan], arguments: tuple[Any, ...]
                 converted.append(tensors[-1])
             else:
                 converted.append(argument)
-        plan = prepare(*converted)
+        with determinism.guard(arguments):
+            plan = prepare(*converted)
         return plan.workspace_size
     finally:
         if plan is not None:
