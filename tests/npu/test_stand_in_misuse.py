@@ -426,3 +426,48 @@ def test_initialisations_are_counted(acl, double) -> None:
     assert acl.aclFinalizeReference(ctypes.byref(left)) == 0
     assert left.value == 1
     assert double.violations() == []
+
+
+def test_an_option_belongs_to_its_context(acl, double) -> None:
+    """It has no value before somebody sets it, and none in another context."""
+    value, context = ctypes.c_int64(-1), ctypes.c_void_p()
+    assert acl.aclrtCreateContext(ctypes.byref(context), 0) == 0
+    try:
+        assert acl.aclrtCtxGetSysParamOpt(0, ctypes.byref(value)) == 107021
+        assert value.value == -1
+        assert acl.aclrtCtxSetSysParamOpt(0, 1) == 0
+        assert acl.aclrtCtxGetSysParamOpt(0, ctypes.byref(value)) == 0
+        assert value.value == 1
+        assert acl.aclrtSetDevice(1) == 0
+        assert acl.aclrtCtxGetSysParamOpt(0, ctypes.byref(value)) in (0, 107021)
+        assert acl.aclrtCtxSetSysParamOpt(0, 0) == 0
+        assert acl.aclrtSetCurrentContext(context) == 0
+        assert acl.aclrtCtxGetSysParamOpt(0, ctypes.byref(value)) == 0
+        assert value.value == 1
+        assert double.violations() == []
+        assert acl.aclrtCtxSetSysParamOpt(3, 1) == 100000
+        broken(double, "option 3")
+        double.reset()
+        assert acl.aclrtCtxSetSysParamOpt(0, 4) == 107000
+        broken(double, "option 0 set to 4")
+    finally:
+        assert acl.aclrtDestroyContext(context) == 0
+
+
+def test_an_option_needs_a_context(acl, double) -> None:
+    def without_context() -> None:
+        assert acl.aclrtCtxSetSysParamOpt(0, 1) == 107002
+
+    in_thread(without_context)
+    broken(double, "no aclrtSetDevice on this thread")
+
+
+def test_the_option_holds_for_what_is_prepared_under_it(acl, double) -> None:
+    c = softmax_call(acl, double)
+    assert acl.aclrtCtxSetSysParamOpt(0, 1) == 0
+    later = softmax_call(acl, double)
+    assert acl.aclrtCtxSetSysParamOpt(0, 0) == 0
+    for each, launches in ((c, 0), (later, 1)):
+        assert acl.aclnnSoftmax(each["workspace"], each["size"], each["executor"], each["stream"]) == 0
+        assert double.counter("deterministic_launches") == launches
+    acl.executors.clear()
