@@ -16,6 +16,7 @@ cdef extern from "ascend_grad/acl/runtime.h" nogil:
         AG_ACL_DEVICE_TO_HOST
         AG_ACL_DEVICE_TO_DEVICE
         AG_ACL_HUGE_FIRST
+        AG_ACL_DETERMINISTIC
         AG_ACL_FORMAT_ND
         AG_ACL_SYMBOL_COUNT
 
@@ -29,6 +30,8 @@ cdef extern from "ascend_grad/acl/runtime.h" nogil:
         ag_acl_error (*aclrtGetDevice)(int32_t *device) noexcept nogil
         ag_acl_error (*aclrtGetCurrentContext)(ag_acl_context *context) noexcept nogil
         ag_acl_error (*aclrtSetCurrentContext)(ag_acl_context context) noexcept nogil
+        ag_acl_error (*aclrtCtxGetSysParamOpt)(int option, int64_t *value) noexcept nogil
+        ag_acl_error (*aclrtCtxSetSysParamOpt)(int option, int64_t value) noexcept nogil
         ag_acl_error (*aclrtCreateStream)(ag_acl_stream *stream) noexcept nogil
         ag_acl_error (*aclrtDestroyStream)(ag_acl_stream stream) noexcept nogil
         ag_acl_error (*aclrtSynchronizeStream)(ag_acl_stream stream) noexcept nogil

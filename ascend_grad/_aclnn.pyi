@@ -9,7 +9,7 @@ def bind(libraries: Iterable[int]) -> dict[str, str]: ...
 class Tensor:
     def __init__(
         self,
-        memory: DeviceRange,
+        memory: DeviceRange | None,
         shape: Sequence[int],
         dtype: int,
         layout: tuple[Sequence[int], int, int] | None = None,

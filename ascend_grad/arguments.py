@@ -118,7 +118,7 @@ def real_number(value: object, name: str, operator: str) -> float:
         ) from error
 
 
-def truth_value(value: object, name: str, operator: str, expected: str = "True or False") -> bool:
+def truth_value(value: object, name: str, operator: str | None = None, expected: str = "True or False") -> bool:
     """An argument as a bool, which nothing else is taken for."""
     if not isinstance(value, (bool, np.bool_)):
         raise ParamTypeError(f"{name}: expected {expected}, got {shown(value)}", operator=operator)

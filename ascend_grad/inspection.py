@@ -12,11 +12,11 @@ import numpy as np
 
 from . import _cpu, _openmp, config, contract, ops, threads
 from ._call import Call
-from ._dispatch import Explanation, prepared
+from ._dispatch import Explanation, prepared, requested
 from ._version import __version__
 from .arguments import shown
-from .backends import backends, cpu
-from .errors import ParamInvalidError, ParamTypeError
+from .backends import DEVICES, backends, cpu
+from .errors import MissingKernelError, ParamInvalidError
 
 
 def bound_call(op_name: str, args: tuple, kwargs: dict) -> tuple[Call, int, Explanation]:
@@ -61,9 +61,10 @@ def explain(op_name: str, *args: Any, **kwargs: Any) -> Explanation:
 
 
 def workspace_size(op_name: str, *args: Any, **kwargs: Any) -> int:
-    """Upper bound of the memory that a CPU call takes beyond its arguments and its result, in bytes.
+    """Upper bound of the memory that a call takes beyond its arguments and its result, in bytes.
 
-    Only shapes, dtypes and layouts matter, not values.
+    Only shapes, dtypes and layouts matter, not values. The bound is that of the backend that would compute the call;
+    `explain` tells which one.
 
     Parameters
     ----------
@@ -77,14 +78,13 @@ def workspace_size(op_name: str, *args: Any, **kwargs: Any) -> int:
     int
         Bytes. Row-wise operators: buffers per thread, partial sums, and a copy of the result where `out` overlaps an
         input. Linear operators: at most `workspace_bytes`, an accumulator of the size of `input` where the results
-        are of 16 bits, and a copy of every result whose `out` overlaps an input.
+        are of 16 bits, and a copy of every result whose `out` overlaps an input. On an Ascend NPU: what the first
+        stages of the device's operators ask for, on whose device memory arrays of the host need a copy besides.
 
     Raises
     ------
     AscendGradError
         Whatever the call itself would raise.
-    ParamTypeError
-        161002: an array lives on a device.
     MemoryError
         A result has more than 2**57 bytes.
 
@@ -96,10 +96,15 @@ def workspace_size(op_name: str, *args: Any, **kwargs: Any) -> int:
     >>> ag.workspace_size("softmax_backward", x, x, num_threads=1) < 2**20
     True
     """
-    call, num_threads, _ = bound_call(op_name, args, kwargs)
-    if call.device is not None:
-        message = f"expected arrays on the host, as this is about calls on the CPU, got arrays on device {call.device}"
-        raise ParamTypeError(message, operator=op_name)
+    call, num_threads, choice = bound_call(op_name, args, kwargs)
+    for device in DEVICES:
+        if device.NAME == choice.backend:
+            try:
+                return device.workspace_size(call)
+            except MissingKernelError:
+                if call.device is not None or requested(kwargs.get("backend"))[0] != "auto":
+                    raise
+                return workspace_size(op_name, *args, **kwargs)  # that device is known now not to take such calls
     return cpu.workspace_size(call, num_threads)
 
 

@@ -13,12 +13,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from . import _aclnn, arrays
-from .arguments import MAX_RANK, converted, integer, shown
-from .backends.ascend import quirks, runtime, session, torch_npu
+from .arguments import MAX_RANK, converted, integer, shown, truth_value
+from .backends.ascend import determinism, quirks, runtime, session, torch_npu
 from .backends.ascend.array import DeviceArray
+from .dispatch import ContextChoice
 from .errors import BackendUnavailableError, ParamInvalidError, ParamTypeError
 
-__all__ = ["DeviceArray", "asarray", "device_count", "get_device", "release", "set_device"]
+__all__ = ["DeviceArray", "asarray", "device_count", "get_device", "release", "set_device", "use_deterministic"]
 
 #: Bytes up to which the values of a one-dimensional array are kept on the host, too (targets, masks, row gradients).
 _REMEMBERED_BYTES = 16 << 20
@@ -129,6 +130,43 @@ def get_device() -> int:
         Its number, which `set_device` takes.
     """
     return session.chosen_device()
+
+
+class use_deterministic(ContextChoice):
+    """Make the device's operators deterministic in the calls that follow, in this context (thread or task), or not.
+
+    As a function it acts at once and lasts; as a context manager it is undone at the end of the block.
+
+    Parameters
+    ----------
+    mode : bool, default True
+        Whether equal calls give equal bits. With False the device's default holds, which is deterministic for all
+        operators but `scaled_masked_softmax_backward`, says the vendor.
+
+    Raises
+    ------
+    ParamTypeError
+        161002, if it is no bool.
+    RuntimeError
+        On leaving a block that was not entered in this context.
+
+    Notes
+    -----
+    The option of the device's context is set while an operator is submitted, and then restored. Calls on tensors of
+    torch_npu are also deterministic where ``torch.are_deterministic_algorithms_enabled()``. Where the runtime library
+    lacks the option, the automatic choice computes on the CPU, and forced calls raise `BackendUnavailableError`.
+
+    Examples
+    --------
+    >>> import ascend_grad as ag
+    >>> with ag.npu.use_deterministic():
+    ...     y = ag.softmax([[1.0, 2.0]])
+    """
+
+    _variable = determinism.chosen
+
+    def __init__(self, mode: bool = True):
+        super().__init__(truth_value(mode, "mode"))
 
 
 def release() -> None:

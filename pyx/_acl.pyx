@@ -10,10 +10,10 @@ import os
 import threading
 
 from cpython.buffer cimport PyBuffer_FillInfo
-from libc.stdint cimport uint64_t, uintptr_t
+from libc.stdint cimport int64_t, uint64_t, uintptr_t
 from libc.string cimport memset
 
-from .errors import device_error
+from .errors import STATUS_CODES, BackendUnavailableError, device_error
 
 logger = logging.getLogger("ascend_grad")
 
@@ -233,6 +233,53 @@ cdef class DeviceGuard:
         if self.outer != NULL:
             destroy(<destroyer>table.aclrtSetCurrentContext, self.outer, "aclrtSetCurrentContext")
             self.outer = NULL
+
+
+cdef ag_acl_error _NOT_SET = STATUS_CODES["ACL_ERROR_RT_SYSPARAMOPT_NOT_SET"]
+
+
+def lacks_determinism():
+    """Why operators cannot be made deterministic; "" where they can."""
+    missing = []
+    if table.aclrtCtxGetSysParamOpt == NULL:
+        missing.append("aclrtCtxGetSysParamOpt")
+    if table.aclrtCtxSetSysParamOpt == NULL:
+        missing.append("aclrtCtxSetSysParamOpt")
+    return f"the runtime library lacks {' and '.join(missing)}" if missing else ""
+
+
+cdef class DeterministicGuard:
+    """Makes the operators of the calling thread's context deterministic for a block, and then restores the option."""
+
+    cdef int64_t outer
+
+    def __enter__(self):
+        cdef int64_t value = 0
+        cdef ag_acl_error code
+        cdef str reason = lacks_determinism()
+        if reason:
+            raise BackendUnavailableError(f"deterministic results were asked for, and {reason}")
+        with nogil:
+            code = table.aclrtCtxGetSysParamOpt(AG_ACL_DETERMINISTIC, &value)
+        if code == _NOT_SET:  # there is no default
+            recent_message()
+            value = 0
+        else:
+            check(code, "aclrtCtxGetSysParamOpt")
+        self.outer = value
+        if value == 0:  # else somebody has set it, perhaps to a stricter level
+            with nogil:
+                code = table.aclrtCtxSetSysParamOpt(AG_ACL_DETERMINISTIC, 1)
+            check(code, "aclrtCtxSetSysParamOpt")
+        return self
+
+    def __exit__(self, *exc_info):
+        cdef ag_acl_error code
+        if self.outer == 0 and not _detached:
+            with nogil:
+                code = table.aclrtCtxSetSysParamOpt(AG_ACL_DETERMINISTIC, 0)
+            if code != AG_ACL_SUCCESS:
+                logger.warning("%s", device_error(code, "aclrtCtxSetSysParamOpt", recent_message()))
 
 
 cdef void destroy_on(int device, destroyer function, void *handle, str call) noexcept:

@@ -138,7 +138,7 @@ def bind(libraries):
 
 
 cdef class Tensor:
-    """The device's description of memory, which it does not own.
+    """The device's description of memory, which it does not own; None: of no memory, for the first stage alone.
 
     ``layout``: strides and place of the first element, in elements, and how many the memory has room for; None:
     C-contiguous from its beginning.
@@ -166,10 +166,11 @@ cdef class Tensor:
             for axis in range(<int>rank):
                 strides[axis] = own_strides[axis]
             storage, storage_rank = &room, 1
+        cdef void *address = NULL if memory is None else memory.address
         self.memory = memory
         with nogil:
             self.handle = _acl.table.aclCreateTensor(
-                dims, rank, dtype, strides, offset, AG_ACL_FORMAT_ND, storage, storage_rank, memory.address
+                dims, rank, dtype, strides, offset, AG_ACL_FORMAT_ND, storage, storage_rank, address
             )
         if self.handle == NULL:
             raise device_error(None, "aclCreateTensor", _acl.recent_message())

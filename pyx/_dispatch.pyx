@@ -17,8 +17,8 @@ from . import arguments
 from .backends import CHOICES, DEVICES, FROM_ENVIRONMENT, REGISTRY
 from .errors import BackendUnavailableError, MissingKernelError, ParamInvalidError
 
-#: What `use_backend` chose in this context: None, or an object whose ``name`` is that of a backend, or None. Where it is
-#: None, the choice is the environment's, or automatic.
+#: What `use_backend` chose in this context: None, or an object whose ``value`` is the name of a backend, or None. Where
+#: it is None, the choice is the environment's, or automatic.
 chosen = ContextVar("ascend_grad_backend", default=None)
 
 logger = logging.getLogger("ascend_grad")
@@ -83,8 +83,8 @@ cpdef tuple requested(object backend, Operator operator=None):
     if backend is not None:
         return checked_backend(backend, None if operator is None else operator.name), "the backend argument"
     choice = get_value(_chosen)
-    if choice is not None and choice.name is not None:
-        return choice.name, "use_backend"
+    if choice is not None and choice.value is not None:
+        return choice.value, "use_backend"
     return _otherwise
 
 
@@ -109,7 +109,8 @@ cdef str selected_device(Call call, tuple request, Device device, list reasons):
     if unsupported is not None and unsupported.error is not None:
         raise unsupported.error
     if reasons is not None:
-        reasons.append(f"asked for by {request[1]}" if call.device_id < 0 else f"its arrays are on device {call.device_id}")
+        reason = f"asked for by {request[1]}" if call.device_id < 0 else f"its arrays are on device {call.device_id}"
+        reasons.append(reason if unsupported is None else f"{reason}, though {unsupported.reason}")
     return device.name
 
 
@@ -126,7 +127,8 @@ cdef str automatic(Call call, tuple request, list reasons):
                 if reasons is not None:
                     reasons.append(request[1] + others)
                 return device.name
-            status = False, unsupported.reason
+            hint = " (a forced call asks it all the same)" if unsupported.error is None else ""
+            status = False, unsupported.reason + hint
         if reasons is not None:
             others += f"; not {device.name}: {status[1]}"
     if reasons is not None:

@@ -38,6 +38,8 @@ _SIGNATURES = {
     "aclrtDestroyContext": (c_void_p,),
     "aclrtSetCurrentContext": (c_void_p,),
     "aclrtGetCurrentContext": (POINTER(c_void_p),),
+    "aclrtCtxSetSysParamOpt": (c_int, c_int64),
+    "aclrtCtxGetSysParamOpt": (c_int, POINTER(c_int64)),
     "aclrtCreateStream": (POINTER(c_void_p),),
     "aclrtDestroyStream": (c_void_p,),
     "aclrtSynchronizeStream": (c_void_p,),

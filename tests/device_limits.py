@@ -1,6 +1,7 @@
 """What the devices take, as the operators' documents say it, written down apart from the library.
 
-`code` is about a device of the family 910B; `takes` about the operators and dtypes of all families.
+`code` is about a device of the family 910B; `takes` about the operators and dtypes of all families, and `documents`
+about those that the vendor documents.
 """
 
 from __future__ import annotations
@@ -40,6 +41,15 @@ KERNELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("910B", "910_93"),
     ),
 }
+
+
+#: The operators that the vendor documents on fewer systems than have them.
+_MASKED_OR_FUSED = (*MASKED, GRADIENT, STATISTICS, LOSS, WHOLE)
+
+
+def documents(family: str, operator: str, dtype: str) -> bool:
+    """Whether the vendor documents what `takes` says that a device takes."""
+    return takes(family, operator, dtype) and (operator not in _MASKED_OR_FUSED or family in ("910B", "910_93"))
 
 
 def takes(family: str, operator: str, dtype: str) -> bool:

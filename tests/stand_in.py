@@ -62,6 +62,7 @@ VARIANTS = {
         {"libopapi.so": tuple(name for name in (*BACKWARD, *FORWARD) if name not in FUSED)},
         hidden=("aclFinalizeReference", "aclrtCreateContext", "aclrtDestroyContext"),
     ),
+    "without_determinism": Variant(hidden=("aclrtCtxSetSysParamOpt",)),
     "without_copies": Variant(hidden=("aclrtMemcpyAsync",)),
     "without_operators": Variant({}),
     "link_time_stub": Variant(stub=True),
@@ -128,6 +129,7 @@ def _link(result: Path, *inputs: str | Path, exports: tuple[str, ...], state: bo
 _RUNTIME = (
     *("aclInit", "aclFinalize", "aclFinalizeReference", "aclGetRecentErrMsg"),
     *("aclrtSetDevice", "aclrtResetDevice", "aclrtGetDevice", "aclrtGetDeviceCount", "aclrtGetSocName"),
+    *("aclrtCtxSetSysParamOpt", "aclrtCtxGetSysParamOpt"),
     *("aclrtCreateContext", "aclrtDestroyContext", "aclrtSetCurrentContext", "aclrtGetCurrentContext"),
     *("aclrtCreateStream", "aclrtDestroyStream", "aclrtSynchronizeStream"),
     *("aclrtMalloc", "aclrtFree", "aclrtMallocHost", "aclrtFreeHost"),
@@ -202,6 +204,7 @@ class StandIn:
             ("set_soc", None, (ctypes.c_char_p,)),
             ("set_memory", None, (ctypes.c_int64,)),
             ("set_delay", None, (ctypes.c_int,)),
+            ("set_varying", None, (ctypes.c_int,)),
         ):
             symbol = getattr(self._state, f"stand_in_{function}")
             symbol.restype, symbol.argtypes = result, arguments
@@ -246,3 +249,7 @@ class StandIn:
     def set_delay(self, microseconds: int) -> None:
         """How long an idle stream waits before it starts on new work."""
         self._state.stand_in_set_delay(microseconds)
+
+    def set_varying(self, whether: bool) -> None:
+        """Whether operators that are not deterministic by default give other bits in every other launch."""
+        self._state.stand_in_set_varying(whether)

@@ -51,3 +51,6 @@ class DeviceBackend(Backend, Protocol):
 
     def unsupported_reason(self, call: Call) -> Unsupported | None:
         """Why the device, which is usable, does not take this valid call; None where it does."""
+
+    def workspace_size(self, call: Call) -> int:
+        """The bytes of device memory that the call takes beyond arguments and results; errors as those of `run`."""

@@ -22,6 +22,11 @@ class Case:
     label: str
     arguments: dict[str, Any] = field(repr=False)
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all arrays."""
+        return sum(value.nbytes for value in self.arguments.values() if isinstance(value, np.ndarray))
+
 
 def cases() -> Iterator[Case]:
     """All cases, operator by operator and dtype by dtype."""
@@ -54,6 +59,9 @@ SCALES = (1.0, -0.37)
 
 #: BT, V, H of the linear cases.
 LINEAR = ((1, 128, 16), (9, 130, 17), (64, 1000, 32), (130, 512, 64))
+
+#: The same of more cases with logits: sizes about those at which tiles of a device end.
+LOGITS = ((7, 129, 16), (33, 257, 40), (64, 4097, 24), (257, 1031, 72))
 
 
 def _logits(random: np.random.Generator, shape: tuple[int, ...]) -> NDArray:
@@ -128,17 +136,30 @@ class _Problem:
         return np.sum(np.exp(self.logits - self.logits_max[:, None]), axis=-1).astype(self.number)
 
 
-def _problem(random: np.random.Generator, bt: int, v: int, h: int, dtype: np.dtype) -> _Problem:
+def _problem(
+    random: np.random.Generator, bt: int, v: int, h: int, dtype: np.dtype, elsewhere: NDArray | None = None
+) -> _Problem:
     input = random.standard_normal((bt, h)).astype(dtype)
     weight = (2 * random.standard_normal((v, h)) / np.sqrt(h)).astype(dtype)
     logits = input.astype(np.float64) @ weight.astype(np.float64).T
-    elsewhere = random.random(bt) < 0.2
+    if elsewhere is None:
+        elsewhere = random.random(bt) < 0.2
     return _Problem(input, weight, random.integers(0, v, bt), logits, elsewhere)
 
 
+#: Masked rows that show in which order a device takes the bits of a mask: the first of each eight, and the third.
+ASYMMETRIC = np.arange(61) % 8 == 0
+ASYMMETRIC[2] = True
+
+
+def _asymmetric_problem(random: np.random.Generator, dtype: np.dtype) -> _Problem:
+    return _problem(random, ASYMMETRIC.size, 200, 24, dtype, ASYMMETRIC)
+
+
 def _gradient_cases(operator: str, dtype: np.dtype, random: np.random.Generator) -> Labelled:
-    for bt, v, h in LINEAR:
-        p = _problem(random, bt, v, h, dtype)
+    problems = [(f"BT {bt} V {v} H {h}", _problem(random, bt, v, h, dtype)) for bt, v, h in LINEAR]
+    for name, p in (*problems, ("asymmetric mask,", _asymmetric_problem(random, dtype))):
+        bt = p.elsewhere.size
         grad = random.standard_normal(bt).astype(p.number)
         grad[1::5] = 0
         bits = np.packbits(p.elsewhere, bitorder="little")
@@ -150,18 +171,18 @@ def _gradient_cases(operator: str, dtype: np.dtype, random: np.random.Generator)
         ):
             target = np.where(p.elsewhere, 0, p.target).astype(index)
             inputs = {"grad": grad, "input": p.input, "weight": p.weight, "target_mask": mask, "masked_target": target}
-            yield f"BT {bt} V {v} H {h} {label}", {**inputs, **mode}
+            yield f"{name} {label}", {**inputs, **mode}
 
 
 def _statistics_cases(operator: str, dtype: np.dtype, random: np.random.Generator) -> Labelled:
-    for bt, v, h in LINEAR:
-        p = _problem(random, bt, v, h, dtype)
-        start = 100
-        target = np.where(p.elsewhere, start + v + p.target, start + p.target)
+    problems = [(f"BT {bt} V {v} H {h}", _problem(random, bt, v, h, dtype)) for bt, v, h in (*LINEAR, *LOGITS)]
+    for name, p in (*problems, ("asymmetric mask", _asymmetric_problem(random, dtype))):
+        start, end = 100, 100 + len(p.weight)
+        target = np.where(p.elsewhere, end + p.target, start + p.target)
         for index, logits in ((np.int64, True), (np.int32, False)):
             arguments: dict[str, Any] = {"input": p.input, "weight": p.weight, "target": target.astype(index)}
-            arguments |= {"vocab_start_index": start, "vocab_end_index": start + v, "return_logits": logits}
-            yield f"BT {bt} V {v} H {h} {np.dtype(index)}", arguments
+            arguments |= {"vocab_start_index": start, "vocab_end_index": end, "return_logits": logits}
+            yield f"{name} {np.dtype(index)}{', logits' if logits else ''}", arguments
 
 
 def _loss_cases(operator: str, dtype: np.dtype, random: np.random.Generator) -> Labelled:

@@ -113,4 +113,4 @@ def backend_of_blocks(backend: str | None, operator: Operator) -> str | None:
     if backend is not None:
         return checked_backend(backend, operator.name)
     choice = chosen.get()
-    return None if choice is None else choice.name
+    return None if choice is None else choice.value

@@ -7,6 +7,8 @@ int aclrtCreateContext(void **context, int32_t device);
 int aclrtDestroyContext(void *context);
 int aclrtSetCurrentContext(void *context);
 int aclrtGetCurrentContext(void **context);
+int aclrtCtxSetSysParamOpt(int option, int64_t value);
+int aclrtCtxGetSysParamOpt(int option, int64_t *value);
 
 int aclrtCreateContext(void **handle, int32_t device)
 {
@@ -53,5 +55,41 @@ int aclrtGetCurrentContext(void **handle)
         code = si_misuse(INVALID_PARAM, "NULL");
     if (code == OK && !(*handle = si_current_context()))
         code = si_fail(CONTEXT_NULL, "no aclrtSetDevice on this thread");
+    return si_leave(code);
+}
+
+/* --- options of the current context ------------------------------------------------------------------------------- */
+
+static int option_context(const char *function, int option, struct si_context **context)
+{
+    int code = si_enter(function);
+    if (code == OK && (option < 0 || option >= OPTIONS))
+        code = si_misuse(INVALID_PARAM, "option %d", option);
+    return code ? code : si_need_context(context);
+}
+
+int aclrtCtxSetSysParamOpt(int option, int64_t value)
+{
+    struct si_context *context;
+    int code = option_context("aclrtCtxSetSysParamOpt", option, &context);
+    if (code == OK && (value < 0 || value > 3))
+        code = si_misuse(PARAM_INVALID, "option %d set to %lld", option, (long long)value);
+    if (code == OK) {
+        context->options[option] = value;
+        context->is_set[option] = true;
+    }
+    return si_leave(code);
+}
+
+int aclrtCtxGetSysParamOpt(int option, int64_t *value)
+{
+    struct si_context *context;
+    int code = option_context("aclrtCtxGetSysParamOpt", option, &context);
+    if (code == OK && !value)
+        code = si_misuse(INVALID_PARAM, "NULL");
+    if (code == OK && !context->is_set[option])
+        code = si_fail(OPTION_NOT_SET, "option %d was never set in this context", option); /* asking is no misuse */
+    if (code == OK)
+        *value = context->options[option];
     return si_leave(code);
 }

@@ -42,18 +42,25 @@ static void forward(struct operation *op, char *workspace)
     free(mask);
 }
 
-/* The result has the type of grad_output: an `out` of another type is relabelled, and filled with bytes of that type. */
+/* The result has the type of grad_output: an `out` of another type is relabelled, and filled with bytes of that type.
+ * Not deterministic by default: where the double is told to vary, the order of the sum changes from launch to launch. */
 static void backward(struct operation *op, char *workspace)
 {
     (void)workspace;
+    static bool turned;
+    turned = si_varying() && !op->deterministic && !turned;
     const struct tensor *t = &op->t[0];
     double *g = si_gather(t), *y = si_gather(&op->t[1]), *mask = si_gather(&op->t[2]);
     int64_t n = t->dims[3];
     for (int64_t line = 0; line < lines(t); line++) {
         const double *masked = mask + mask_line(t, &op->t[2], line);
         double sum = 0;
+        float turned_sum = 0;
         for (int64_t j = line * n; j < (line + 1) * n; j++)
             sum += (float)(g[j] * y[j]);
+        for (int64_t j = (line + 1) * n; turned && j-- > line * n;)
+            turned_sum += (float)(g[j] * y[j]);
+        sum = turned ? turned_sum : sum;
         for (int64_t j = line * n; j < (line + 1) * n; j++) {
             float difference = (float)(g[j] * y[j]) - (float)((float)sum * y[j]);
             g[j] = masked[j - line * n] != 0 ? 0 : difference * op->scale;

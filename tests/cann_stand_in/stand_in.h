@@ -29,16 +29,20 @@
  *   int64_t stand_in_calls(const char *function)  calls since the last reset; "*" for all that stand_in_fail counts
  *   int64_t stand_in_counter(const char *name)    -1 for an unknown name. Live objects, which must be 0 in the end:
  *       tensors executors streams contexts device_allocations device_bytes host_allocations host_bytes in_flight
- *       initialisations; since the last reset: violations launches synchronizations mallocs host_mallocs
+ *       initialisations; since the last reset: violations launches deterministic_launches synchronizations mallocs
+ *       host_mallocs
  *       copies_h2h copies_h2d copies_d2h copies_d2d bytes_h2h bytes_h2d bytes_d2h bytes_d2d peak_device_bytes
  *   int64_t stand_in_violations(char *text, size_t size)   number of broken rules, and what they were, one a line
  *   void stand_in_reset(void)                     forgets faults, violations, counts; live objects stay
  *   void stand_in_set_soc(const char *), stand_in_set_memory(int64_t bytes_per_device), stand_in_set_delay(int us)
+ *   void stand_in_set_varying(int)                operators that are not deterministic by default add up in another order
+ *                                                 in every other launch, unless the context's option is set
  *
  *   CANN_STAND_IN_SOC      what aclrtGetSocName answers, default Ascend910B2
  *   CANN_STAND_IN_DEVICES  number of devices, default 2
  *   CANN_STAND_IN_MEMORY   bytes per device, default 4 GiB
  *   CANN_STAND_IN_DELAY    microseconds an idle stream waits before it starts on new work, default 200
+ *   CANN_STAND_IN_VARYING  1: as stand_in_set_varying
  *   CANN_STAND_IN_FAIL     function:nth:code,function:nth:code
  *   CANN_STAND_IN_REPORT   file that receives one line "name value" per counter, and "violation text" per broken rule,
  *                          when the process ends
@@ -72,6 +76,7 @@ enum {
     CONTEXT_NULL = 107002,
     STREAM_CONTEXT = 107003,
     INVALID_HANDLE = 107017,
+    OPTION_NOT_SET = 107021,
     MEMORY_ALLOCATION = 207001,
     DRV_INTERNAL = 507899,
     NN_NULLPTR = 161001,
@@ -84,7 +89,7 @@ enum {
 };
 
 enum { FLOAT = 0, FLOAT16 = 1, INT32 = 3, UINT8 = 4, INT64 = 9, DOUBLE = 11, BOOL = 12, BF16 = 27 };
-enum { FORMAT_ND = 2, MAX_RANK = 8, MAX_TENSORS = 11, MAX_DEVICES = 8 };
+enum { FORMAT_ND = 2, MAX_RANK = 8, MAX_TENSORS = 11, MAX_DEVICES = 8, OPTIONS = 3 };
 
 /* --- control interface, see above ---------------------------------------------------------------------------------- */
 
@@ -97,6 +102,7 @@ void stand_in_reset(void);
 void stand_in_set_soc(const char *name);
 void stand_in_set_memory(int64_t bytes_per_device);
 void stand_in_set_delay(int microseconds);
+void stand_in_set_varying(int whether);
 
 /* --- state.c ------------------------------------------------------------------------------------------------------ */
 
@@ -128,6 +134,7 @@ void *si_handle_garbage(void); /* not NULL, and not a handle of anything */
 
 const char *si_soc(void);
 int si_delay(void);
+bool si_varying(void);
 int64_t si_memory_limit(void);
 int si_device_count(void);
 int64_t *si_statistic(const char *name);
@@ -163,6 +170,8 @@ int64_t si_memory_counter(const char *name);
 struct si_context {
     int device;
     bool primary;
+    int64_t options[OPTIONS]; /* by aclSysParamOpt: 0 is ACL_OPT_DETERMINISTIC */
+    bool is_set[OPTIONS];     /* an option that nobody has set has no value */
 };
 
 struct si_range {
@@ -216,6 +225,7 @@ struct operation {
     unsigned written;              /* bit i: tensor i is an output, or overwritten */
     bool keeps_executor_without_workspace;
     bool nothing_to_do;
+    bool deterministic; /* the option of the context in the first phase */
     uint64_t workspace;
     int64_t dim, vocab_start, vocab_end;
     float scale;

@@ -18,6 +18,7 @@ static bool forked;
 
 static char soc[64] = "Ascend910B2";
 static int delay_us = 200, device_count = 2;
+static bool varying;
 static int64_t memory_limit = (int64_t)4 << 30, initialisations;
 static bool finalised;
 static const char *report_path;
@@ -28,6 +29,7 @@ void si_wait(void) { pthread_cond_wait(&changed, &mutex); }
 void si_notify(void) { pthread_cond_broadcast(&changed); }
 const char *si_soc(void) { return soc; }
 int si_delay(void) { return delay_us; }
+bool si_varying(void) { return varying; }
 int64_t si_memory_limit(void) { return memory_limit; }
 int si_device_count(void) { return si_variant.has_devices ? device_count : 0; }
 
@@ -187,7 +189,7 @@ static struct {
     const char *name;
     int64_t value;
 } statistics[] = {
-    {"launches", 0},   {"synchronizations", 0}, {"mallocs", 0},    {"host_mallocs", 0},      {"copies_h2h", 0},
+    {"launches", 0},   {"deterministic_launches", 0}, {"synchronizations", 0}, {"mallocs", 0},    {"host_mallocs", 0},      {"copies_h2h", 0},
     {"copies_h2d", 0}, {"copies_d2h", 0},       {"copies_d2d", 0}, {"bytes_h2h", 0},         {"bytes_h2d", 0},
     {"bytes_d2h", 0},  {"bytes_d2d", 0},        {"memsets", 0},    {"peak_device_bytes", 0},
 };
@@ -361,6 +363,8 @@ void stand_in_set_memory(int64_t bytes)
     si_unlock();
 }
 
+void stand_in_set_varying(int whether) { varying = whether; }
+
 void stand_in_set_delay(int microseconds)
 {
     si_lock();
@@ -409,6 +413,8 @@ __attribute__((constructor)) static void start(void)
         memory_limit = atoll(text);
     if ((text = getenv("CANN_STAND_IN_DELAY")))
         delay_us = atoi(text);
+    if ((text = getenv("CANN_STAND_IN_VARYING")))
+        varying = atoi(text);
     report_path = getenv("CANN_STAND_IN_REPORT");
     faults_from(getenv("CANN_STAND_IN_FAIL"));
     pthread_atfork(NULL, NULL, after_fork);

@@ -26,7 +26,8 @@ void *si_current_context(void) { return current; }
 
 void *si_primary_context(int device)
 {
-    primary_contexts[device] = (struct si_context){device, true};
+    primary_contexts[device].device = device;
+    primary_contexts[device].primary = true;
     /* not a counted handle: nobody creates or destroys it */
     return primary[device] = &primary_contexts[device];
 }

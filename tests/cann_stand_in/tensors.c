@@ -47,8 +47,6 @@ int si_tensor_new(const int64_t *dims, uint64_t rank, int dtype, const int64_t *
     if (data && si_place(data, t.storage_bytes, &device) != PLACE_DEVICE)
         return si_misuse(NN_INVALID, "%llu bytes at %p are not within one allocation on a device",
                          (unsigned long long)t.storage_bytes, data);
-    if (!data && elements)
-        return si_misuse(NN_INVALID, "no data");
     if ((uintptr_t)data % 64)
         return si_misuse(NN_INVALID, "%p is not a multiple of 64", data);
     struct tensor *object = si_allocate(1, sizeof *object);
@@ -157,6 +155,7 @@ int si_prepare(struct operation *op, const char *function, const void *const *te
         return si_misuse(NN_NULLPTR, "no place for the results");
     if (si_need_context(&context))
         return NN_RUNTIME;
+    op->deterministic = context->options[0] == 1;
     for (int i = 0; i < op->count; i++) {
         const struct tensor *t = si_handle_get(tensors[i], KIND_TENSOR);
         if (tensors[i] && !t)
@@ -276,6 +275,7 @@ static int launch(const struct operation *op, void *workspace, uint64_t size, vo
     if (op->workspace)
         work->ranges[work->range_count++] = (struct si_range){workspace, op->workspace, true};
     ++*si_statistic("launches");
+    *si_statistic("deterministic_launches") += op->deterministic;
     si_queue(stream, work);
     return OK;
 }

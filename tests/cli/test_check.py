@@ -83,6 +83,81 @@ def test_wrong_results_fail(wrong, monkeypatch, capsys):
     assert ("is inf tolerances" in text) == np.isnan(wrong)
 
 
+def verdict_of(operator: str, text: str) -> str:
+    return next(line.split()[1] for line in text.splitlines() if line.startswith(operator) and len(line.split()) == 2)
+
+
+@pytest.mark.parametrize(
+    ("operator", "name"),
+    [("fused_linear_cross_entropy_loss_grad", "target_mask"), ("fused_linear_online_max_sum", None)],
+)
+def test_bits_in_another_order_fail(operator, name, monkeypatch, capsys):
+    """As on a device that takes the highest bit of the mask for the first row."""
+    right = getattr(ag, operator)
+
+    def turned(mask):
+        bits = np.unpackbits(mask, bitorder="little")
+        return np.packbits(bits, bitorder="big")
+
+    def wrong(*args, backend, **kwargs):
+        if backend == "reference":
+            return right(*args, backend=backend, **kwargs)
+        if name and kwargs[name].dtype == np.uint8:
+            kwargs[name] = turned(kwargs[name])
+            kwargs["masked_target"] = np.minimum(kwargs["masked_target"], len(kwargs["weight"]) - 1)
+        result = right(*args, backend=backend, **kwargs)
+        return result if name else result._replace(target_mask=turned(result.target_mask))
+
+    monkeypatch.setattr(ag, operator, wrong)
+    assert main(["check", "--filter", f"{operator} float32"]) == 1
+    assert verdict_of(operator, capsys.readouterr().out) == "FAIL"
+    for case in check_cases.cases():
+        if case.operator == operator and case.label.startswith("asymmetric mask"):
+            break
+    else:
+        pytest.fail("there is no case with an asymmetric mask")
+
+
+def test_wrong_tokens_fail_where_logits_are_asked_for(monkeypatch, capsys):
+    """One token of one size is enough."""
+    operator = "fused_linear_online_max_sum"
+    right = ag.fused_linear_online_max_sum
+
+    def wrong(*args, backend, **kwargs):
+        result = right(*args, backend=backend, **kwargs)
+        if backend == "cpu" and kwargs["return_logits"] and len(kwargs["weight"]) == 4097:
+            result.predicted_logits[-1] -= 0.5
+        return result
+
+    monkeypatch.setattr(ag, operator, wrong)
+    assert main(["check", "--filter", f"{operator} float32"]) == 1
+    text = capsys.readouterr().out
+    assert verdict_of(operator, text) == "FAIL"
+    assert "at BT 64 V 4097 H 24 int64, logits" in text
+
+
+def test_bits_that_vary_fail(monkeypatch, capsys):
+    right = ag.softmax
+    count = 0
+
+    def softmax(*args, backend, **kwargs):
+        nonlocal count
+        result = right(*args, backend=backend, **kwargs)
+        if backend == "cpu" and result.shape == (4, 30000):
+            count += 1
+            if count % 10 == 5:
+                result[3, 7] = np.nextafter(result[3, 7], np.float32(2))
+        return result
+
+    monkeypatch.setattr(ag, "softmax", softmax)
+    assert main(["check", "--filter", "softmax float32"]) == 1
+    text = capsys.readouterr().out
+    assert verdict_of("softmax", text) == "FAIL"
+    assert "failed: (4, 30000) dim -1" in text
+    assert "bits vary among 10 equal calls" in text
+    assert "tolerances, at" not in text
+
+
 @pytest.mark.parametrize("name", ["absent/check.json", "."])
 def test_a_file_that_cannot_be_written_is_refused_first(name, capsys):
     assert main(["check", "--json", name]) == 2

@@ -227,14 +227,6 @@ def test_foreign_targets_are_checked(device):
         ag.fused_linear_cross_entropy_loss_grad(*rest[:2], smaller, s.target_mask, s.masked_target, **arguments)
 
 
-def test_workspace_is_of_the_host(any_operator, device):
-    args, kwargs = problem_for(any_operator)
-    assert ag.workspace_size(any_operator, *args, **kwargs) >= 0
-    args, kwargs = to_device(args, kwargs)
-    with pytest.raises(ag.ParamTypeError, match=f"{any_operator}: expected arrays on the host, .* on device 0"):
-        ag.workspace_size(any_operator, *args, **kwargs)
-
-
 def test_arrays_do_not_mix(device):
     there = npu.asarray(X)
     with pytest.raises(

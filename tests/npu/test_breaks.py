@@ -168,6 +168,24 @@ BREAKS = {
         "if False:",
         "of row",
     ),
+    "option of the context not restored": Break(
+        "pyx/_acl.pyx",
+        "code = table.aclrtCtxSetSysParamOpt(AG_ACL_DETERMINISTIC, 0)",
+        "code = 0",
+        "0 operators should be deterministic, not 1",
+    ),
+    "option of the context set too late": Break(
+        "ascend_grad/backends/ascend/operators.py",
+        "        with determinism.guard(arguments):\n            plan = prepare(*converted)\n",
+        "        plan = prepare(*converted)\n        with determinism.guard(arguments):\n",
+        "1 operators should be deterministic, not 0",
+    ),
+    "another value of the option": Break(
+        "pyx/_acl.pyx",
+        "code = table.aclrtCtxSetSysParamOpt(AG_ACL_DETERMINISTIC, 1)",
+        "code = table.aclrtCtxSetSysParamOpt(1, 1)",
+        "1 operators should be deterministic, not 0",
+    ),
 }
 
 #: Every operator on arrays of the host and of the device, failures, threads; prints what is wrong.
@@ -235,9 +253,19 @@ def must_fail(function, nth):
     else:
         print(f"a failure of {function} went unnoticed")
 
+def launch_deterministically(mode):
+    before = device.counter("deterministic_launches")
+    with npu.use_deterministic(mode):
+        ag.softmax(np.ones(5, np.float32), backend="npu")
+    launched = device.counter("deterministic_launches") - before
+    if launched != mode:
+        print(f"{int(mode)} operators should be deterministic, not {launched}")
+
 def work():
     for call in calls():
         check(*call)
+    launch_deterministically(True)
+    launch_deterministically(False)
     npu.release()
     must_fail("aclrtMalloc", 3)  # the workspace, between the two phases
     must_fail("aclnnSoftmaxGetWorkspaceSize", 1)

@@ -262,7 +262,8 @@ def other_library(device, monkeypatch):
         return Stream()
 
     formats = SimpleNamespace(get_npu_format=lambda tensor: 2, npu=SimpleNamespace(current_stream=current_stream))
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(Tensor=Tensor))
+    torch = SimpleNamespace(Tensor=Tensor, are_deterministic_algorithms_enabled=lambda: False)
+    monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setitem(sys.modules, "torch_npu", formats)
     yield asked
     gc.collect()

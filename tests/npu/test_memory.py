@@ -8,11 +8,12 @@ import threading
 import weakref
 
 import numpy as np
+import pytest
 from faults import Noted
-from linear_samples import WHOLE
+from linear_samples import GRADIENT, LOSS, STATISTICS, WHOLE, problem_of
 from npu_samples import COPIES, X, counts, problem_for, results_of
 from processes import in_thread
-from samples import assert_identical
+from samples import MASKED, OPERATORS, assert_identical, random_problem
 
 import ascend_grad as ag
 from ascend_grad import npu
@@ -168,3 +169,26 @@ def test_sets_that_other_threads_change():
         sys.setswitchinterval(interval)
         for thread in threads:
             thread.join()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("operator", [*OPERATORS, GRADIENT, STATISTICS, LOSS])
+def test_inputs_are_sent_as_they_are(operator, dtype, device):
+    """In their own dtype, whatever dtypes the others have; a mask of the vocabulary as bits."""
+    if operator in OPERATORS:
+        problem = random_problem(operator, (1, 2, 3, 5) if operator in MASKED else (3, 7), np.dtype(dtype))
+        args, kwargs = problem.arrays, dict(problem.settings)
+        sent = sum(array.nbytes for array in args)
+        outs = [np.empty(args[0].shape, np.float16)] if dtype == "float32" else []
+    else:
+        settings = {"mode": "recomputed"} if operator == GRADIENT else {}
+        args, kwargs = (), dict(problem_of(operator, (16, 130, 4), "float16", **settings).arguments)
+        if "grad" in kwargs:
+            kwargs["grad"] = np.ones_like(kwargs["grad"])
+        arrays = {name: value for name, value in kwargs.items() if isinstance(value, np.ndarray)}
+        sent = sum(2 if name == "target_mask" else array.nbytes for name, array in arrays.items())
+        outs = []
+    for out in (None, *outs):
+        device.reset()
+        getattr(ag, operator)(*args, **kwargs, **({} if out is None else {"out": out}), backend="npu")
+        assert device.counter("bytes_h2d") == sent

@@ -166,6 +166,16 @@ def test_what_a_failed_first_phase_leaves_is_garbage(acl, double) -> None:
     broken(double, "never given out")
 
 
+def test_tensors_without_memory_are_for_the_first_phase(acl, double) -> None:
+    tensors = [acl.tensor(None, (3, 4), np.float32) for _ in range(2)]
+    code, size, executor = acl.prepare("Softmax", tensors[0], 0, tensors[1])
+    assert code == 0
+    assert double.violations() == []
+    assert acl.aclnnSoftmax(acl.malloc(size), size, executor, acl.stream()) == 561103
+    broken(double, "the memory of tensor 0 is not on device 0")
+    acl.executors.clear()
+
+
 def test_tensor_destroyed_before_the_second_phase(acl, double) -> None:
     c = softmax_call(acl, double)
     assert acl.aclDestroyTensor(c["self"]) == 0
@@ -416,3 +426,48 @@ def test_initialisations_are_counted(acl, double) -> None:
     assert acl.aclFinalizeReference(ctypes.byref(left)) == 0
     assert left.value == 1
     assert double.violations() == []
+
+
+def test_an_option_belongs_to_its_context(acl, double) -> None:
+    """It has no value before somebody sets it, and none in another context."""
+    value, context = ctypes.c_int64(-1), ctypes.c_void_p()
+    assert acl.aclrtCreateContext(ctypes.byref(context), 0) == 0
+    try:
+        assert acl.aclrtCtxGetSysParamOpt(0, ctypes.byref(value)) == 107021
+        assert value.value == -1
+        assert acl.aclrtCtxSetSysParamOpt(0, 1) == 0
+        assert acl.aclrtCtxGetSysParamOpt(0, ctypes.byref(value)) == 0
+        assert value.value == 1
+        assert acl.aclrtSetDevice(1) == 0
+        assert acl.aclrtCtxGetSysParamOpt(0, ctypes.byref(value)) in (0, 107021)
+        assert acl.aclrtCtxSetSysParamOpt(0, 0) == 0
+        assert acl.aclrtSetCurrentContext(context) == 0
+        assert acl.aclrtCtxGetSysParamOpt(0, ctypes.byref(value)) == 0
+        assert value.value == 1
+        assert double.violations() == []
+        assert acl.aclrtCtxSetSysParamOpt(3, 1) == 100000
+        broken(double, "option 3")
+        double.reset()
+        assert acl.aclrtCtxSetSysParamOpt(0, 4) == 107000
+        broken(double, "option 0 set to 4")
+    finally:
+        assert acl.aclrtDestroyContext(context) == 0
+
+
+def test_an_option_needs_a_context(acl, double) -> None:
+    def without_context() -> None:
+        assert acl.aclrtCtxSetSysParamOpt(0, 1) == 107002
+
+    in_thread(without_context)
+    broken(double, "no aclrtSetDevice on this thread")
+
+
+def test_the_option_holds_for_what_is_prepared_under_it(acl, double) -> None:
+    c = softmax_call(acl, double)
+    assert acl.aclrtCtxSetSysParamOpt(0, 1) == 0
+    later = softmax_call(acl, double)
+    assert acl.aclrtCtxSetSysParamOpt(0, 0) == 0
+    for each, launches in ((c, 0), (later, 1)):
+        assert acl.aclnnSoftmax(each["workspace"], each["size"], each["executor"], each["stream"]) == 0
+        assert double.counter("deterministic_launches") == launches
+    acl.executors.clear()

@@ -1,17 +1,20 @@
-"""Systems on chip: the automatic choice asks each for what it has, and for nothing else."""
+"""Systems on chip: the automatic choice asks each for what the vendor documents there, and for nothing else."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
-from device_limits import KERNELS, SYSTEMS, takes
-from linear_samples import GRADIENT, LINEAR, problem_of
+from device_limits import KERNELS, SYSTEMS, documents, takes
+from linear_samples import GRADIENT, LINEAR, WHOLE, problem_of
 from samples import MASKED, OPERATORS, random_problem
 from stand_in import StandIn, build
 
 import ascend_grad as ag
 from ascend_grad.backends.ascend import limits, runtime
+from ascend_grad.inspection import bound_call
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 
@@ -38,8 +41,11 @@ def system(device: StandIn, monkeypatch):
 
 
 @pytest.mark.parametrize("soc", [soc for names in SYSTEMS.values() for soc in names])
-def test_every_system_is_asked_for_what_it_has(soc, system, device) -> None:
-    """Nothing raises under the automatic choice; what the tables say is asked is really asked."""
+def test_every_system_is_asked_for_what_is_documented(soc, system, device) -> None:
+    """Nothing raises under the automatic choice; what the tables say is asked is really asked.
+
+    Forced calls are also asked of systems that have the operator although no document says so.
+    """
     family = next(family for family, names in SYSTEMS.items() if soc in names)
     device.set_delay(0)
     system(soc)
@@ -47,11 +53,21 @@ def test_every_system_is_asked_for_what_it_has(soc, system, device) -> None:
         for operator in (*OPERATORS, *LINEAR):
             for dtype in DTYPES:
                 positional, named = arguments_of(operator, dtype)
-                taken = takes(family, operator, dtype)
+                documented = documents(family, operator, dtype)
                 label = f"{operator} {dtype}"
-                assert ag.explain(operator, *positional, **named).backend == ("npu" if taken else "cpu"), label
+                choice = ag.explain(operator, *positional, **named)
+                assert choice.backend == ("npu" if documented else "cpu"), label
+                taken = takes(family, operator, dtype)
+                undocumented = "the vendor documents the operator on 910B, 910_93 alone, this device is " + family
+                assert (undocumented in choice.reason) == (taken and not documented), label
                 device.reset()
                 getattr(ag, operator)(*positional, **named)
+                if not documented:
+                    assert device.calls() == 0, label
+                if taken and not documented:
+                    forced = ag.explain(operator, *positional, **named, backend="npu")
+                    assert forced == ("npu", f"asked for by the backend argument, though {undocumented}"), label
+                    getattr(ag, operator)(*positional, **named, backend="npu")
                 asked = [
                     device.calls(f"aclnn{name}{part}")
                     for name in KERNELS[operator][0]
@@ -61,6 +77,23 @@ def test_every_system_is_asked_for_what_it_has(soc, system, device) -> None:
                 assert device.violations() == [], label
     finally:
         device.set_delay(200)
+
+
+def test_the_document_lists_what_the_limits_say(system) -> None:
+    """The table of operators and systems in docs/npu.md."""
+    text = (Path(__file__).parents[2] / "docs" / "npu.md").read_text()
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.count(" | ") == 6]
+    (head,) = (row for row in rows if row[0] == "operator")
+    table = {row[0].strip("`"): row[1:] for row in rows if row[0].strip("`") in KERNELS}
+    assert table.keys() == KERNELS.keys() - {WHOLE}
+    for operator, cells in table.items():
+        positional, named = arguments_of(operator, "float16")
+        for family, cell in zip(head[1:], cells, strict=True):
+            system(SYSTEMS[family][-1])
+            expected = {"D": None, "d": None, "(w)": "the vendor documents", "–": "the operator exists on"}[cell]
+            reason = limits.unsupported_reason(bound_call(operator, positional, named)[0], runtime.state())
+            assert (reason and reason.reason[: len(expected or "")]) == expected, (operator, family)
+            assert (reason is not None and reason.error is not None) == (cell == "–")
 
 
 def test_an_operator_without_limits_stays_on_the_cpu(device, monkeypatch) -> None:
@@ -82,7 +115,8 @@ def test_an_unknown_system(soc, system, device, caplog) -> None:
     system(soc)
     choice = ag.explain("softmax", x)
     name = soc or "of an unknown kind"
-    assert choice == ("cpu", f"automatic choice; not npu: what this device has is not known, it is {name}")
+    reason = f"what this device has is not known, it is {name}"
+    assert choice == ("cpu", f"automatic choice; not npu: {reason} (a forced call asks it all the same)")
     assert ag.explain("softmax", x, backend="npu").backend == "npu"
     device.reset()
     with pytest.raises(ag.AclError) as info:
@@ -93,22 +127,52 @@ def test_an_unknown_system(soc, system, device, caplog) -> None:
         ag.log_softmax(x.astype(np.float64), backend="npu")
 
 
-def test_the_loss_on_a_950_of_an_older_toolkit(run_script) -> None:
-    """The operator's symbol is there, its kernel is not: found out at the first call, which the CPU computes."""
+def test_the_loss_on_a_950(run_script) -> None:
+    """It has a kernel from CANN 9.2 on, and no document: only forced calls are asked of the device."""
     script = """
         import numpy as np
         import ascend_grad as ag
         vectors = [np.ones(3, np.float32)] * 3
         loss = "fused_cross_entropy_loss_with_max_sum"
-        print(ag.explain(loss, *vectors).backend)
+        print(ag.explain(loss, *vectors).backend, getattr(ag, loss)(*vectors)[0].tolist())
         for _ in range(2):
-            print(getattr(ag, loss)(*vectors)[0].tolist())
-        print(ag.explain(loss, *vectors).backend, ag.explain("softmax", vectors[0]).backend)
+            try:
+                print(getattr(ag, loss)(*vectors, backend="npu")[0].tolist())
+            except ag.AscendGradError as error:
+                print(type(error).__name__, error.code)
+        print(ag.explain("softmax", vectors[0]).backend)
     """
     environment = {"CANN_STAND_IN_SOC": "Ascend950PR_9589"}
     older = run_script(script, ASCEND_HOME_PATH=str(build("before_9_2")), **environment)
-    assert older.stdout.splitlines() == ["npu", "[-1.0, -1.0, -1.0]", "[-1.0, -1.0, -1.0]", "cpu npu"]
+    missing = ["MissingKernelError 561112", "BackendUnavailableError None"]
+    assert older.stdout.splitlines() == ["cpu [-1.0, -1.0, -1.0]", *missing, "npu"]
     assert older.stderr.count("\n") == 1
     newer = run_script(script, ASCEND_HOME_PATH=str(build("split")), **environment)
-    assert newer.stdout.splitlines()[-1] == "npu npu"
+    assert newer.stdout.splitlines() == ["cpu [-1.0, -1.0, -1.0]", *["[-1.0, -1.0, -1.0]"] * 2, "npu"]
     assert newer.stderr == ""
+
+
+@pytest.mark.parametrize("operator", [GRADIENT, WHOLE])
+def test_a_small_vocabulary_is_for_forced_calls(operator, device) -> None:
+    """Fewer than 128 rows of the weight: the memory-saving mode takes them, and no document says so."""
+    settings = {"mode": "recomputed"} if operator == GRADIENT else {}
+    for v, documented in ((127, False), (128, True)):
+        arguments = dict(problem_of(operator, (9, v, 4), "float16", **settings).arguments)
+        choice = ag.explain(operator, **arguments)
+        if documented:
+            assert choice == ("npu", "automatic choice")
+            continue
+        reason = "weight: the vendor documents V from 128 on, got 127"
+        assert choice == ("cpu", f"automatic choice; not npu: {reason} (a forced call asks it all the same)")
+        device.reset()
+        expected = getattr(ag, operator)(**arguments)
+        assert device.calls() == 0
+        assert ag.explain(operator, **arguments, backend="npu").reason == (
+            f"asked for by the backend argument, though {reason}"
+        )
+        for got, right in zip(getattr(ag, operator)(**arguments, backend="npu"), expected, strict=True):
+            np.testing.assert_allclose(got.astype(np.float32), right.astype(np.float32), rtol=2**-8, atol=2**-8)
+        assert device.calls("aclnnFusedLinearCrossEntropyLossGrad") == 1
+    if operator == WHOLE:
+        small = dict(problem_of(operator, (9, 5, 4), "float16").arguments)
+        assert ag.explain(operator, **small, return_grad=False).backend == "npu"

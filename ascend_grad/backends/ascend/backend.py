@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,11 +14,11 @@ from ..._call import Call
 from ...errors import AscendGradError, MissingKernelError
 from .. import reference
 from ..base import Unsupported
-from . import limits, operators, quirks, runtime, session
+from . import limits, operators, quirks, runtime, session, workspace
 from .array import DeviceArray
 from .runtime import found
 
-__all__ = ["NAME", "found", "owns", "run", "status", "unsupported_reason"]
+__all__ = ["NAME", "found", "owns", "run", "status", "unsupported_reason", "workspace_size"]
 
 NAME = "npu"
 
@@ -33,15 +35,26 @@ def unsupported_reason(call: Call) -> Unsupported | None:
     return limits.unsupported_reason(call, runtime.state())
 
 
-def run(call: Call, threads: int) -> Any:
+@contextmanager
+def _failures_of(call: Call) -> Iterator[None]:
+    """Name the operator in errors, and remember what has no kernel."""
     try:
-        with np.errstate(all="ignore"):
-            results = _from_the_device(call) if call.device is not None else _from_the_host(call)
+        yield
     except AscendGradError as error:
         error.operator = call.operator.name
         if isinstance(error, MissingKernelError):
             runtime.mark_operator_missing(error)
         raise
+
+
+def workspace_size(call: Call) -> int:
+    with _failures_of(call):
+        return workspace.workspace_size(call)
+
+
+def run(call: Call, threads: int) -> Any:
+    with _failures_of(call), np.errstate(all="ignore"):
+        results = _from_the_device(call) if call.device is not None else _from_the_host(call)
     return results if len(call.operator.results) > 1 else results[0]
 
 

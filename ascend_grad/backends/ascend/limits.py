@@ -1,6 +1,7 @@
 """What the device takes, in one table: valid calls beyond it are computed on the CPU under ``backend="auto"``.
 
-Each limit has the status code that the device gives there, and that forcing the device raises.
+There are two kinds of limits. What is *impossible* has a status code, which forcing the device raises. What the vendor
+does not *document* may work: a forced call is passed on to the device, and what it answers is the result.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from ... import arrays
+from ... import _acl, arrays
 from ..._call import Call
 from ...contract import OPERATORS
 from ...errors import (
@@ -19,6 +20,7 @@ from ...errors import (
     UnsupportedDeviceError,
 )
 from ..base import Unsupported
+from . import determinism
 from .quirks import is_empty
 from .runtime import State
 
@@ -58,6 +60,18 @@ def only_on(*families: str) -> Limit:
             return None
         reason = f"the operator exists on {', '.join(families)} alone, this device is {soc}"
         return _unsupported(call, UnsupportedDeviceError, reason)
+
+    return limit
+
+
+def documented_on(*families: str) -> Limit:
+    """Undocumented: the operator on other systems than these, which have it nevertheless."""
+
+    def limit(call: Call, soc: str) -> Unsupported | None:
+        if soc in (*families, UNKNOWN):
+            return None
+        documented = f"the vendor documents the operator on {', '.join(families)} alone"
+        return Unsupported(f"{documented}, this device is {soc}", None)
 
     return limit
 
@@ -105,10 +119,18 @@ def stored_dim(name: str, largest: int) -> Callable[[Call, str], tuple[int, int]
     return lambda call, soc: (0 if call.arguments["softmax"] is None else call.dims[name], largest)
 
 
-def vocabulary_of_stored_probabilities(call: Call, soc: str) -> Unsupported | None:
-    if call.arguments["softmax"] is None or call.dims["V"] >= 128 or is_empty(call):
+#: Rows of the weight from which on the vendor documents the fused gradient.
+SMALLEST_VOCABULARY = 128
+
+
+def vocabulary(call: Call, soc: str) -> Unsupported | None:
+    """161002: a small vocabulary with stored probabilities; undocumented: a small one without."""
+    size = call.dims["V"]
+    if size >= SMALLEST_VOCABULARY or is_empty(call) or not call.arguments.get("return_grad", True):
         return None
-    reason = f"weight: with softmax given, the device takes V from 128 on, got {call.dims['V']}"
+    if call.arguments.get("softmax") is None:
+        return Unsupported(f"weight: the vendor documents V from {SMALLEST_VOCABULARY} on, got {size}", None)
+    reason = f"weight: with softmax given, the device takes V from {SMALLEST_VOCABULARY} on, got {size}"
     return _unsupported(call, ParamInvalidError, reason)
 
 
@@ -129,18 +151,20 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
     "log_softmax": (EVERYWHERE, dtype("input", *FLOATS)),
     "scaled_masked_softmax_backward": (
         only_on("910B", "910_93", "310P", "950"),
+        documented_on("910B", "910_93"),
         dtype("grad_output", *FLOATS),
         at_most("a last dimension", last_dim),
     ),
     "scaled_masked_softmax": (
         only_on("910B", "910_93", "950"),
+        documented_on("910B", "910_93"),
         dtype("x", *FLOATS),
         at_most("a last dimension", last_dim),
     ),
     "fused_linear_cross_entropy_loss_grad": (
         only_on("910B", "910_93"),
         dtype("input", *FLOATS_16_BIT),
-        vocabulary_of_stored_probabilities,
+        vocabulary,
         at_most("V, with softmax given,", stored_dim("V", 24560), asks_device=True),
         at_most("BT, with softmax given,", stored_dim("BT", 65536), asks_device=True),
         at_most("H", dim("H", 65535), asks_device=True),
@@ -153,6 +177,7 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
     ),
     "fused_cross_entropy_loss_with_max_sum": (
         only_on("910B", "910_93", "950"),
+        documented_on("910B", "910_93"),
         dtype("logits_max", "float32"),
         dtype("vocab_parallel_logits", *FLOATS),
     ),
@@ -162,6 +187,7 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
         dtype("input", *FLOATS_16_BIT),
         at_most("H", dim("H", 65534)),
         at_most("V", dim("V", LARGEST_ID)),
+        vocabulary,
     ),
 }
 
@@ -183,11 +209,13 @@ def unsupported_reason(call: Call, state: State) -> Unsupported | None:
         device_name = OPERATORS[name].device_name
         if device_name in state.absent:
             return _unsupported(call, BackendUnavailableError, state.absent[device_name])
+    if determinism.is_chosen() and (lack := _acl.lacks_determinism()):
+        return _unsupported(call, BackendUnavailableError, f"deterministic results were asked for, and {lack}")
     soc = family(state.soc)
-    for limit in limits:
-        reason = limit(call, soc)
-        if reason is not None:
-            return reason
+    reasons = [reason for limit in limits if (reason := limit(call, soc)) is not None]
     if soc == UNKNOWN:
-        return Unsupported(f"what this device has is not known, it is {state.soc or 'of an unknown kind'}", None)
-    return None
+        reasons.append(
+            Unsupported(f"what this device has is not known, it is {state.soc or 'of an unknown kind'}", None)
+        )
+    impossible = (reason for reason in reasons if reason.error is not None)
+    return next(impossible, reasons[0] if reasons else None)

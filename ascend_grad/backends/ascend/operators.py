@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ... import _aclnn
 from ..._call import Call
-from . import quirks
+from . import determinism, quirks
 from .array import DeviceArray, Origin
 from .session import Session, memory_of
 
@@ -38,10 +38,11 @@ def launch(session: Session, prepare: Callable[..., _aclnn.Plan], *arguments: An
                 converted.append(tensor)
             else:
                 converted.append(argument)
-        plan = prepare(*converted)
-        size = plan.workspace_size
-        workspace = session.allocate(size).memory() if size else None
-        plan.launch(workspace, session.stream)
+        with determinism.guard(arguments):
+            plan = prepare(*converted)
+            size = plan.workspace_size
+            workspace = session.allocate(size).memory() if size else None
+            plan.launch(workspace, session.stream)
     finally:
         if plan is not None:
             plan.close()

@@ -526,6 +526,18 @@ def choose_device(device: int) -> None:
     _thread.device = device
 
 
+@contextmanager
+def device_chosen(device: int | None) -> Iterator[None]:
+    """A block with this device as that of the thread's calls; None: with the one that it has."""
+    outer = getattr(_thread, "device", runtime.DEVICE)
+    if device is not None:
+        _thread.device = device
+    try:
+        yield
+    finally:
+        _thread.device = outer
+
+
 def session_on(device: int) -> Session:
     """This thread's session. It ends with the thread, which drops it."""
     state = runtime.state()

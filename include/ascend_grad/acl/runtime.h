@@ -18,6 +18,8 @@
     X(0, aclrtGetDevice,                ag_acl_error,     (int32_t *device)) \
     X(0, aclrtGetCurrentContext,        ag_acl_error,     (ag_acl_context *context)) \
     X(0, aclrtSetCurrentContext,        ag_acl_error,     (ag_acl_context context)) \
+    X(0, aclrtCtxGetSysParamOpt,        ag_acl_error,     (int option, int64_t *value)) \
+    X(0, aclrtCtxSetSysParamOpt,        ag_acl_error,     (int option, int64_t value)) \
     X(1, aclrtCreateStream,             ag_acl_error,     (ag_acl_stream *stream)) \
     X(1, aclrtDestroyStream,            ag_acl_error,     (ag_acl_stream stream)) \
     X(1, aclrtSynchronizeStream,        ag_acl_error,     (ag_acl_stream stream)) \

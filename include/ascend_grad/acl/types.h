@@ -33,5 +33,6 @@ enum {
 enum { AG_ACL_FORMAT_ND = 2 };                                                     /* aclFormat */
 enum { AG_ACL_HOST_TO_DEVICE = 1, AG_ACL_DEVICE_TO_HOST = 2, AG_ACL_DEVICE_TO_DEVICE = 3 }; /* aclrtMemcpyKind */
 enum { AG_ACL_HUGE_FIRST = 0 };                                                    /* aclrtMemMallocPolicy */
+enum { AG_ACL_DETERMINISTIC = 0 };                                                 /* aclSysParamOpt */
 
 #endif
