@@ -250,7 +250,8 @@ struct operation {
 int si_tensor_new(const int64_t *dims, uint64_t rank, int dtype, const int64_t *strides, int64_t offset, int format,
                   const int64_t *storage_dims, uint64_t storage_rank, void *data, void **handle);
 int si_tensor_destroy(const void *handle);
-void si_tensor_shorten(const struct tensor *t, int64_t length); /* the first dimension, of whoever has the handle */
+/* What whoever has the handle sees, and aclGetViewShape tells: how long the result turned out to be. */
+void si_tensor_shorten(const struct tensor *t, int dim, int64_t length);
 int si_executor_repeat(void *handle);
 int si_executor_destroy(void *handle);
 

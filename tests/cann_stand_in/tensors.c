@@ -72,11 +72,11 @@ int si_tensor_destroy(const void *handle)
     return OK;
 }
 
-void si_tensor_shorten(const struct tensor *t, int64_t length)
+void si_tensor_shorten(const struct tensor *t, int dim, int64_t length)
 {
     struct tensor *object = si_handle_get(t->handle, KIND_TENSOR);
     if (object)
-        object->dims[0] = length;
+        object->dims[dim] = length;
 }
 
 int64_t si_numel(const struct tensor *t)

@@ -270,27 +270,31 @@ static void masked_select(struct operation *op, char *workspace)
         if (si_number(si_element(mask, larger, i), mask->dtype))
             copy_element(out, si_element(out, out, found++), self, si_element(self, larger, i));
     si_lock();
-    si_tensor_shorten(out, found);
+    si_tensor_shorten(out, 0, found);
     si_unlock();
 }
 
+/* One column for each element that is not 0: its index. op->axes: the other way round, columns become rows. */
 static void nonzero(struct operation *op, char *workspace)
 {
     (void)workspace;
     const struct tensor *self = &op->t[0], *out = &op->t[1];
-    int64_t count = si_numel(self), found = 0;
+    int64_t count = si_numel(self), found = 0, column = 0;
+    for (int64_t i = 0; i < count; i++)
+        found += si_number(si_element(self, self, i), self->dtype) != 0;
     for (int64_t i = 0; i < count; i++) {
         if (!si_number(si_element(self, self, i), self->dtype))
             continue;
         int64_t rest = i;
         for (int k = self->rank - 1; k >= 0; k--) {
-            si_put(si_element(out, out, found * self->rank + k), out->dtype, rest % self->dims[k]);
+            int64_t place = op->axes ? column * self->rank + k : k * found + column;
+            si_put(si_element(out, out, place), out->dtype, rest % self->dims[k]);
             rest /= self->dims[k];
         }
-        found++;
+        column++;
     }
     si_lock();
-    si_tensor_shorten(out, found);
+    si_tensor_shorten(out, !op->axes, found);
     si_unlock();
 }
 
@@ -302,13 +306,17 @@ PHASE_1(MaskedSelect, (const void *self, const void *mask, void *out))
     return si_finish_plain(&op, code, workspace_size, executor);
 }
 
-PHASE_1(Nonzero, (const void *self, void *out))
-{
-    struct operation op = {.name = "aclnnNonzero", .kernel = nonzero};
-    const void *const tensors[] = {self, out};
-    int code = si_prepare_plain(&op, "aclnnNonzeroGetWorkspaceSize", tensors, 2, 1, NULL, 0);
-    return si_finish_plain(&op, code, workspace_size, executor);
-}
+#define NONZERO(name_, rows)                                                                                           \
+    PHASE_1(name_, (const void *self, void *out))                                                                      \
+    {                                                                                                                  \
+        struct operation op = {.name = "aclnn" #name_, .kernel = nonzero, .axes = rows};                               \
+        const void *const tensors[] = {self, out};                                                                     \
+        int code = si_prepare_plain(&op, "aclnn" #name_ "GetWorkspaceSize", tensors, 2, 1, NULL, 0);                   \
+        return si_finish_plain(&op, code, workspace_size, executor);                                                   \
+    }
+
+NONZERO(Nonzero, 1)
+NONZERO(NonzeroV2, 0)
 
 /* --- Equal: whether all elements are ------------------------------------------------------------------------------- */
 
