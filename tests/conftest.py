@@ -79,6 +79,7 @@ ABOUT_PACKAGES = {
     ),
     "dask": ("tests/dask_arrays", "tests/dask_chunks.py", "ascend_grad/dask", "docs/dask.md"),
     "zarr": ("tests/cli/test_apply_zarr.py",),
+    "torch_npu": ("tests/pytorch/test_npu_real.py",),
     "mpi4py": ("tests/parallel/test_mpi.py", "ascend_grad/parallel/mpi.py"),
 }
 
