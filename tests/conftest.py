@@ -260,7 +260,7 @@ def caches() -> Iterator[tuple[tuple[int, int, int], ...]]:
 
 @pytest.fixture(scope="session")
 def _installation() -> Iterator[tuple[StandIn, runtime.State]]:
-    home = build(torch_npu_real.VARIANT if torch_npu_real.IS_INSTALLED else "split")
+    home = build(torch_npu_real.VARIANT)
     # What is there without it, found out first: later its libraries are loaded, and a search by name would find them.
     runtime.state()
     with pytest.MonkeyPatch.context() as patch:
