@@ -7,6 +7,8 @@ int aclrtCreateContext(void **context, int32_t device);
 int aclrtDestroyContext(void *context);
 int aclrtSetCurrentContext(void *context);
 int aclrtGetCurrentContext(void **context);
+int aclrtSetSysParamOpt(int option, int64_t value);
+int aclrtGetSysParamOpt(int option, int64_t *value);
 int aclrtCtxSetSysParamOpt(int option, int64_t value);
 int aclrtCtxGetSysParamOpt(int option, int64_t *value);
 
@@ -58,13 +60,37 @@ int aclrtGetCurrentContext(void **handle)
     return si_leave(code);
 }
 
-/* --- options of the current context ------------------------------------------------------------------------------- */
+/* --- options, of the process and of each context ------------------------------------------------------------------ */
 
-static int option_context(const char *function, int option, struct si_context **context)
+static int64_t process_options[OPTIONS];
+
+static int valid_option(const char *function, int option)
 {
     int code = si_enter(function);
     if (code == OK && (option < 0 || option >= OPTIONS))
         code = si_misuse(INVALID_PARAM, "option %d", option);
+    return code;
+}
+
+int aclrtSetSysParamOpt(int option, int64_t value)
+{
+    int code = valid_option("aclrtSetSysParamOpt", option);
+    if (code == OK)
+        process_options[option] = value;
+    return si_leave(code);
+}
+
+int aclrtGetSysParamOpt(int option, int64_t *value)
+{
+    int code = valid_option("aclrtGetSysParamOpt", option);
+    if (code == OK)
+        *value = process_options[option];
+    return si_leave(code);
+}
+
+static int option_context(const char *function, int option, struct si_context **context)
+{
+    int code = valid_option(function, option);
     return code ? code : si_need_context(context);
 }
 

@@ -5,6 +5,9 @@ used: the storage of a tensor, its format, and torch's current stream.
 
 torch works on streams of its own, and its memory may be in use there for longer than the tensors live that it belongs
 to. So the current stream is waited for before such memory is used on ours; ours is idle when a call returns.
+
+At the end of its operators torch_npu binds the thread to torch's current device, whatever it was bound to before. So the
+thread's context is restored after each of them: the rest of a call runs where its tensors are.
 """
 
 from __future__ import annotations
@@ -68,7 +71,8 @@ class TensorMemory:
 
     def contiguous(self) -> DeviceArray:
         """The elements of the tensor next to one another, in a copy that torch makes on the device."""
-        return _array(self.tensor.contiguous(), self._dtype, is_shared=False)
+        with _acl.ContextGuard():
+            return _array(self.tensor.contiguous(), self._dtype, is_shared=False)
 
 
 def array_over(
@@ -79,7 +83,8 @@ def array_over(
     ``lender``: who allocates the results of calls on it, if not the session.
     """
     _check_device(tensor.device.index, operator)
-    tensor_format = int(sys.modules["torch_npu"].get_npu_format(tensor))
+    with _acl.ContextGuard():
+        tensor_format = int(sys.modules["torch_npu"].get_npu_format(tensor))
     if tensor_format not in STRIDED_FORMATS:
         expected = f"a tensor of format ND ({ND}; torch_npu.npu_format_cast({name}, {ND}) makes one)"
         raise ParamTypeError(f"{name}: expected {expected}, got format {tensor_format}", operator=operator)
@@ -150,4 +155,5 @@ def tensor_of(array: DeviceArray) -> Any:
 
 def _empty(shape: tuple[int, ...], dtype: np.dtype, device: int) -> Any:
     torch: Any = sys.modules["torch"]
-    return torch.empty(shape, dtype=getattr(torch, dtype.name), device=torch.device("npu", device))
+    with _acl.ContextGuard():
+        return torch.empty(shape, dtype=getattr(torch, dtype.name), device=torch.device("npu", device))

@@ -1,0 +1,45 @@
+"""The real torch_npu over the test double of a device.
+
+Its wheel, as it is published, finds the double's libraries by their names; the device that it then knows is the double.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+from pathlib import Path
+
+from stand_in import TORCH_LIBRARIES, StandIn, build
+
+IS_INSTALLED = importlib.util.find_spec("torch_npu") is not None
+#: The variant of the test double that the tests of tensors need.
+VARIANT = "torch_npu" if IS_INSTALLED else "split"
+
+
+def load(home: Path | None = None) -> None:
+    """Import torch and torch_npu over an installation of the test double; the runtime is not initialised yet."""
+    home = home or build(VARIANT)
+    for folder in ("runtime", "compiler"):
+        (home / folder).mkdir(exist_ok=True)
+    os.environ["ASCEND_HOME_PATH"] = os.environ["ASCEND_OPP_PATH"] = str(home)
+    os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+    for name in ("libascendcl.so", "libopapi.so", *TORCH_LIBRARIES):
+        ctypes.CDLL(str(home / "lib64" / name), ctypes.RTLD_GLOBAL)  # whoever needs one of this name gets this one
+    import torch  # noqa: F401, PLC0415
+    import torch_npu  # noqa: PLC0415
+
+    os.environ.setdefault("TORCH_ACL_INIT_CONFIG_PATH", str(Path(torch_npu.__file__).parent / "acl_default.json"))
+
+def kept(device: StandIn) -> dict[str, int]:
+    """What lives on the device when torch has given back the memory that nobody uses.
+
+    Streams, events and workspaces (of any size) are made at first need, and kept.
+    """
+    import torch  # noqa: PLC0415
+
+    for index in range(2):
+        torch.softmax(torch.zeros(1, device=f"npu:{index}"), -1).cpu()
+        torch.npu.synchronize(index)
+    torch.npu.empty_cache()
+    return {name: count for name, count in device.live().items() if name not in ("device_bytes", "events")}
