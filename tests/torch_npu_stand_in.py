@@ -189,6 +189,7 @@ class _DeviceModule(types.ModuleType):
     def __init__(self, double: TorchNpu):
         super().__init__("torch_npu.npu")
         self.current_stream = double.current_stream
+        self._of_thread = threading.local()
 
     def init(self) -> None:
         """The runtime is initialised already."""
@@ -202,7 +203,16 @@ class _DeviceModule(types.ModuleType):
         return 2
 
     def current_device(self) -> int:
-        return 0
+        return getattr(self._of_thread, "device", 0)
+
+    @contextmanager
+    def device(self, index: int) -> Iterator[None]:
+        outer = self.current_device()
+        self._of_thread.device = index
+        try:
+            yield
+        finally:
+            self._of_thread.device = outer
 
     def _is_in_bad_fork(self) -> bool:
         return False

@@ -153,7 +153,7 @@ def wait_for_torch(device: int) -> None:
         # torch_npu keeps work back in a queue on the host, which goes to the stream before this answers: read last.
         stream = npu.current_stream(device).npu_stream
         with _acl.DeviceGuard(device):
-            _acl.synchronize_borrowed(stream)
+            _acl.borrowed_stream(stream, device).synchronize()
 
 
 def _device_count() -> int:
