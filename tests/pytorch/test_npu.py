@@ -314,15 +314,15 @@ def test_what_torch_has_yet_to_compute_is_waited_for():
 
 @pytest.mark.usefixtures("slowly")
 def test_without_waiting_results_are_wrong(torch_npu, device, monkeypatch: pytest.MonkeyPatch):
-    """So the test double notices."""
+    """Of arrays over tensors, which are used on another stream. So the test double notices."""
     monkeypatch.setattr(runtime, "wait_for_torch", lambda device: None)
     y, values = pending()
-    result = agt.softmax(y).cpu()
+    result = torch.from_numpy(ag.softmax(npu.asarray(y)).numpy())
     with pytest.raises(AssertionError):
         assert_close(result, torch.softmax(values, -1), torch.float32)
     y, _ = pending()
     assert torch_npu.npu.current_stream(0).npu_stream  # what was kept back goes to the stream
-    agt.softmax(y)
+    ag.softmax(npu.asarray(y))
     assert any("work on another stream" in violation for violation in device.violations())
     device.reset()
 
@@ -359,7 +359,7 @@ def test_memory_that_torch_gives_back_while_it_is_in_use(torch_npu, device):
 def test_failures_leave_nothing_behind(device):
     x = torch.randn(4, 5).to("npu").requires_grad_()
     right = agt.softmax(x)
-    for function in ("aclCreateTensor", "aclnnSoftmaxGetWorkspaceSize", "aclnnSoftmax", "aclrtSynchronizeStream"):
+    for function in ("aclCreateTensor", "aclnnSoftmaxGetWorkspaceSize", "aclnnSoftmax"):
         npu.release()
         device.fail(function, 0, 507899)
         with pytest.raises(ag.AclError):
@@ -392,8 +392,7 @@ def test_what_the_device_does_not_take(name: str, device):
     x, w, target = (each.to("npu") for each in problem(torch.float32))
     with pytest.raises(ag.ParamTypeError, match="linear_cross_entropy: input: the device takes dtype float16"):
         agt.linear_cross_entropy(x, w, target)
-    with pytest.raises(ag.ParamInvalidError, match=r"target: expected values in \[0, 130\) or -100, got 130 in row 0"):
-        agt.linear_cross_entropy(x.half(), w.half(), torch.full((BT,), V).to("npu"))
+    assert agt.linear_cross_entropy(x.half(), w.half(), torch.full((BT,), V).to("npu")).isnan().item()
 
 
 def test_private_formats(torch_npu):
@@ -450,15 +449,6 @@ def test_without_a_usable_device(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delitem(sys.modules, "torch_npu")
     with pytest.raises(ag.BackendUnavailableError, match=r"softmax: .* torch_npu is not imported"):
         agt.softmax(x)
-
-
-def test_other_functions_point_here():
-    x = torch.zeros(3).to("npu:1")
-    expected = r"softmax: input: expected an array on the CPU, got one on device npu:1 \(ascend_grad.torch computes on "
-    with pytest.raises(ag.BackendUnavailableError, match=expected):
-        ag.softmax(x)
-    with pytest.raises(ag.BackendUnavailableError, match=r"out: .* device npu:1 \(ascend_grad.torch"):
-        ag.softmax(torch.zeros(3), out=x)
 
 
 # ---- arrays on the device and tensors --------------------------------------------------------------------------------
@@ -598,7 +588,7 @@ def test_memory_lives_as_long_as_either_side(device):
 
 def test_results_are_torchs(torch_npu, device):
     x = torch.randn(100, 100).to("npu")
-    agt.softmax(x)  # ours allocates a stream and a workspace
+    agt.softmax(x)  # torch allocates a workspace
     blocks = len(torch_npu._blocks)
     result = agt.softmax(x)
     assert len(torch_npu._blocks) == blocks + 1

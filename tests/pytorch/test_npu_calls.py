@@ -31,9 +31,10 @@ def tensor(value: Any, device: str = "npu") -> Any:
     """An array as a tensor on the device; other values as they are."""
     if not isinstance(value, np.ndarray):
         return value
-    value = np.ascontiguousarray(value)
-    host = torch.from_numpy(value.view(np.int16)).view(torch.bfloat16) if value.dtype == BFLOAT16 else None
-    return (torch.from_numpy(value.copy()) if host is None else host.clone()).to(device)
+    value = np.array(value)
+    if value.dtype == BFLOAT16:
+        return torch.from_numpy(value.view(np.int16)).view(torch.bfloat16).to(device)
+    return torch.from_numpy(value).to(device)
 
 
 def values(result: Any) -> np.ndarray:
@@ -376,6 +377,7 @@ def test_device_and_context_are_as_before(device_of_torch: int, torch_npu, devic
                 chain(*arguments)
             device.reset()
             assert (torch_npu.npu.current_device(), bound_context(torch_npu)) == (device_of_torch, before)
+    torch_npu.acl.check("aclrtSetDevice", 0)
 
 
 #: What a call does on the runtime, beside what torch does.
@@ -391,9 +393,12 @@ def test_failures_leave_nothing_behind(operator: str, how: dict, device, torch_n
     def call() -> list:
         return on_tensors(operator, positional, named, lambda each: given[id(each)])
 
+    def left() -> dict[str, int]:
+        torch_npu.npu.current_stream(0).synchronize()
+        return {name: device.counter(name) for name in ("tensors", "executors", "streams", "contexts", "in_flight")}
+
     rights = [values(each) for each in call()]
-    torch_npu.npu.current_stream(0).synchronize()
-    before = device.live()
+    before = left()
     stages = [name for each in _device_names(operator) for name in (f"{each}GetWorkspaceSize", each)]
     struck = 0
     for function in (*OURS, *stages):
@@ -412,8 +417,7 @@ def test_failures_leave_nothing_behind(operator: str, how: dict, device, torch_n
             if device.faults_left():
                 break
             device.reset()
-            torch_npu.npu.current_stream(0).synchronize()
-            assert device.live() == before
+            assert left() == before
             assert torch_npu.npu.current_device() == 0
             for result, right in zip(call(), rights, strict=True):
                 np.testing.assert_array_equal(values(result), right)
@@ -442,9 +446,13 @@ def test_what_does_not_mix():
         expected = f"grad_output: expected an array on device 0, as output is one, got {on_host}"
         with pytest.raises(ag.ParamTypeError, match=expected):
             ag.softmax_backward(other, there)
-        with pytest.raises(ag.ParamTypeError, match=f"output: expected an array on device 0, as grad_output .* {on_host}"):
+        with pytest.raises(
+            ag.ParamTypeError, match=f"output: expected an array on device 0, as grad_output .* {on_host}"
+        ):
             ag.softmax_backward(there, other)
-    with pytest.raises(ag.ParamTypeError, match="output: expected an array on device 1, as grad_output is one, got one"):
+    with pytest.raises(
+        ag.ParamTypeError, match="output: expected an array on device 1, as grad_output is one, got one"
+    ):
         ag.softmax_backward(g.to("npu:1"), there)
     array = npu.asarray(g)
     expected = "output: expected a tensor on device 0, as grad_output is one, got one on it that is an array of asc"
@@ -469,25 +477,36 @@ def test_tensors_that_are_refused(torch_npu):
         ag.softmax(torch_npu.npu_format_cast(x, 29))
     with pytest.raises(ag.ParamTypeError, match="softmax: input: expected a tensor that computes as torch.Tensor does"):
         ag.softmax(x.as_subclass(type("Mine", (torch.Tensor,), {"__torch_function__": classmethod(print)})))
-    with pytest.raises(ag.ParamTypeError, match=r"expected a tensor with memory \(ascend_grad.torch is for what torch.v"):
+    with pytest.raises(
+        ag.ParamTypeError, match=r"expected a tensor with memory \(ascend_grad.torch is for what torch.v"
+    ):
         torch.vmap(ag.softmax)(x)
     with pytest.raises(ag.ParamInvalidError, match="dim: expected a value in"):
         ag.softmax(x, 2)
-    with pytest.raises(ag.BackendUnavailableError, match="softmax: input: expected an array on the CPU, got one on device"):
+    with pytest.raises(
+        ag.BackendUnavailableError, match="softmax: input: expected an array on the CPU, got one on device"
+    ):
         ag.softmax(torch.zeros(3, device="meta"))
 
 
 def test_limits_of_the_device(device):
     """As of other arrays of the device: an error that names the limit, and never the CPU instead."""
     x, w, target, grad = (each.to("npu") for each in chain_arguments())
-    with pytest.raises(ag.ParamTypeError, match="linear_cross_entropy: input: the device takes dtype float16 or bfloat16"):
+    with pytest.raises(
+        ag.ParamTypeError, match="linear_cross_entropy: input: the device takes dtype float16 or bfloat16"
+    ):
         ag.linear_cross_entropy(x.float(), w.float(), target)
     long = torch.zeros(1, 1, 1, 5000).to("npu")
     with pytest.raises(ag.ParamInvalidError, match="the device takes a last dimension up to 4096, got 5000"):
         ag.scaled_masked_softmax(long, long.bool())
     with pytest.raises(ag.ParamInvalidError, match="with softmax given, the device takes V from 128 on, got 100"):
         ag.fused_linear_cross_entropy_loss_grad(
-            grad, x, w[:100], torch.zeros(2, dtype=torch.uint8).to("npu"), target, softmax=torch.zeros(BT, 100).to("npu")
+            grad,
+            x,
+            w[:100],
+            torch.zeros(2, dtype=torch.uint8).to("npu"),
+            target,
+            softmax=torch.zeros(BT, 100).to("npu"),
         )
 
 
@@ -509,13 +528,17 @@ def test_outs_that_are_refused():
     ):
         with pytest.raises(ag.ParamInvalidError, match=expected):
             ag.softmax(x, out=out)
-    with pytest.raises(ag.ParamTypeError, match="out: expected an array on the host, as the inputs are, got one on device 1"):
+    with pytest.raises(
+        ag.ParamTypeError, match="out: expected an array on the host, as the inputs are, got one on device 1"
+    ):
         ag.softmax(torch.zeros(3), out=torch.zeros(3).to("npu:1"))
     _, named = arguments_of(GRADIENT)
     both = torch.zeros(V, 2 * H, dtype=torch.float16).to("npu")
     with pytest.raises(ag.ParamInvalidError, match="out: expected arrays that do not share memory, got two that do"):
         on_tensors(GRADIENT, [], named, out=(both[:BT, :H], both[:, H - 1 : -1]))
     on_tensors(GRADIENT, [], named, out=(both[:BT, :H], both[:, H:]))
-    with pytest.raises(ag.ParamInvalidError, match=r"out\[0\]: expected None, as the call does not ask for this result"):
+    with pytest.raises(
+        ag.ParamInvalidError, match=r"out\[0\]: expected None, as the call does not ask for this result"
+    ):
         on_tensors(GRADIENT, [], named, out=(both[:BT, :H], None), output_mask=(False, True))
     assert not both[:BT, :H].cpu().isnan().any()

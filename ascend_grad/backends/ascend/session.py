@@ -394,6 +394,8 @@ class Session:
         for returned in _take_returned(self.device):
             self.pool.put(returned)
         block = self.pool.take(size)
+        if block is None and not self.waits:
+            block = session_on(self.device).pool.take(size)  # which is idle
         if block is None:
             try:
                 block = _acl.DeviceMemory(size, self.device)
