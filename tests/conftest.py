@@ -23,6 +23,7 @@ import linear_oracles
 import numpy as np
 import oracles
 import pytest
+import torch_npu_real
 from linear_samples import LINEAR, LinearProblem
 from samples import DTYPES, OPERATORS, Problem
 from stand_in import StandIn, build
@@ -41,6 +42,9 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture, hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("suite")
+
+if torch_npu_real.IS_INSTALLED:
+    torch_npu_real.load()  # once in a process, and before anything else imports torch
 
 VARIANTS = tuple(_cpu.supported_variants())
 ENGINES = (*VARIANTS, "reference", "npu")
@@ -79,6 +83,10 @@ ABOUT_PACKAGES = {
 }
 
 
+#: What is about the test double of torch_npu, which is there where torch_npu is not.
+ABOUT_THE_DOUBLE = ("tests/pytorch/test_npu_double.py", "tests/pytorch/test_npu_breaks.py")
+
+
 class Without:
     """Nothing is collected of these paths."""
 
@@ -94,6 +102,10 @@ def pytest_configure(config: pytest.Config) -> None:
     for package, paths in ABOUT_PACKAGES.items():
         if importlib.util.find_spec(package) is None:
             config.pluginmanager.register(Without(paths))
+    if torch_npu_real.IS_INSTALLED:
+        config.pluginmanager.register(Without(ABOUT_THE_DOUBLE))
+        # torch_npu's own words about a copy of a tensor that is not contiguous, once in a process
+        config.addinivalue_line("filterwarnings", "ignore:Cannot create tensor with internal format")
 
 
 class RefusedAsExpectedError(Exception):
@@ -247,7 +259,7 @@ def caches() -> Iterator[tuple[tuple[int, int, int], ...]]:
 
 @pytest.fixture(scope="session")
 def _installation() -> Iterator[tuple[StandIn, runtime.State]]:
-    home = build("split")
+    home = build(torch_npu_real.VARIANT if torch_npu_real.IS_INSTALLED else "split")
     # What is there without it, found out first: later its libraries are loaded, and a search by name would find them.
     runtime.state()
     with pytest.MonkeyPatch.context() as patch:
@@ -259,7 +271,8 @@ def _installation() -> Iterator[tuple[StandIn, runtime.State]]:
     yield stand_in, state
     gc.collect()  # arrays in the frames of errors that a test has caught
     npu.release()
-    assert stand_in.live() == {}
+    if not torch_npu_real.IS_INSTALLED:  # which keeps its streams
+        assert stand_in.live() == {}
 
 
 @pytest.fixture

@@ -37,6 +37,9 @@ FUSED = tuple(name for name in (*BACKWARD, *FORWARD) if name.startswith("Fused")
 
 _STATE = ("state", "memory", "streams", "tensors", "systems", "numbers")
 _OPERATORS = ("softmax", "scaled_masked_softmax", "linear_cross_entropy")
+_TORCH_OPERATORS = ("torch_elementwise", "torch_reductions", "torch_indexing")
+#: What torch_npu is linked with beside the runtime. Empty: it uses nothing of them here.
+_TORCH_LIBRARIES = ("libhccl.so", "libacl_op_compiler.so", "libge_runner.so", "libgraph.so", "libacl_tdt_channel.so")
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class Variant:
     defines: tuple[str, ...] = ()  # for variant.c
     hidden: tuple[str, ...] = ()  # functions of the runtime that it lacks
     stub: bool = False
+    torch: bool = False  # with what torch_npu needs beyond the library, and its own operators in libopapi.so
 
 
 _AGGREGATE = {"libopapi.so": (*BACKWARD, *FORWARD)}
@@ -73,6 +77,7 @@ VARIANTS = {
     "no_kernel_package": Variant(defines=("KERNEL_CODE=561112",)),
     "no_kernels": Variant(defines=("KERNEL_CODE=561003",)),
     "before_9_2": Variant(defines=("BEFORE_9_2=true",)),
+    "torch_npu": Variant(_AGGREGATE, torch=True),
 }
 
 _FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-pthread", "-Wall", "-Wextra", "-Wmissing-prototypes")
@@ -129,6 +134,7 @@ _RUNTIME = (
     *("aclInit", "aclFinalize", "aclFinalizeReference", "aclGetRecentErrMsg"),
     *("aclrtSetDevice", "aclrtResetDevice", "aclrtGetDevice", "aclrtGetDeviceCount", "aclrtGetSocName"),
     *("aclrtCreateContext", "aclrtDestroyContext", "aclrtSetCurrentContext", "aclrtGetCurrentContext"),
+    *("aclrtSetSysParamOpt", "aclrtGetSysParamOpt", "aclrtCtxSetSysParamOpt", "aclrtCtxGetSysParamOpt"),
     *("aclrtCreateStream", "aclrtDestroyStream", "aclrtSynchronizeStream"),
     *("aclrtMalloc", "aclrtFree", "aclrtMallocHost", "aclrtFreeHost"),
     *("aclrtMemcpy", "aclrtMemcpyAsync", "aclrtMemset"),
@@ -152,19 +158,29 @@ def build(name: str) -> Path:
         return home
     state = [_object(source) for source in _STATE] + [_object("variant", *variant.defines)]
     _link(folder / "libcann_stand_in.so", *state, exports=("si_*", "stand_in_*"), state=False)
+    if variant.torch:
+        libraries |= {
+            "libascendcl.so": ("acl*", "rt*", "Msprof*"),
+            "libnnopbase.so": ("acl*",),
+            "libopapi.so": ("aclnn*",),
+        }
     for library, exports in libraries.items():
         if library == "libascendcl.so":
-            sources = ("runtime", "context")
+            sources = ("runtime", "context", "events", *(("torch_runtime",) if variant.torch else ()))
         elif library == "libnnopbase.so":
-            sources = ("nnopbase",)
+            sources = ("nnopbase", "arguments")
         else:
-            sources = _OPERATORS if exports else ()
+            sources = (*_OPERATORS, *(_TORCH_OPERATORS if variant.torch else ())) if exports else ()
         inputs: list[str | Path] = [_object(source) for source in sources]
         if library == "libopapi_nn.so":
             inputs.append("-lopapi_math")  # needed, whether or not it is there
             if not (folder / "libopapi_math.so").exists():
                 _link(folder / "libopapi_math.so", exports=())
+        if variant.torch and library == "libopapi.so":
+            inputs.append("-lnnopbase")  # torch_npu looks for its functions there, too
         _link(folder / library, *inputs, exports=tuple(name for name in exports if name not in variant.hidden))
+    for library in _TORCH_LIBRARIES if variant.torch else ():
+        _link(folder / library, "-lascendcl", exports=())
     if "libopapi_math.so" not in variant.operators:
         (folder / "libopapi_math.so").unlink(missing_ok=True)
     return home
@@ -174,7 +190,7 @@ def build(name: str) -> Path:
 def build_alone() -> Path:
     """Everything in one library, which shares nothing with the installations: for tests of the test double itself."""
     result = _root() / "libcann_stand_in_alone.so"
-    sources = (*_STATE, "variant", "runtime", "context", "nnopbase", *_OPERATORS)
+    sources = (*_STATE, "variant", "runtime", "context", "events", "nnopbase", "arguments", *_OPERATORS)
     _link(result, *(_object(source) for source in sources), exports=("acl*", "stand_in_*"), state=False)
     return result
 
@@ -186,7 +202,7 @@ class StandIn:
     """
 
     LIVE = (
-        *("tensors", "executors", "streams", "contexts", "device_allocations", "device_bytes"),
+        *("tensors", "arguments", "executors", "streams", "events", "contexts", "device_allocations", "device_bytes"),
         *("host_allocations", "host_bytes", "in_flight"),
     )
 

@@ -175,6 +175,12 @@ class TorchNpu(types.ModuleType):
             self.acl.streams.remove(stream.handle)
         self.streams.clear()
         assert not self._blocks, [block[2:] for block in self._blocks.values()]
+        self.free_blocks()
+
+    def free_blocks(self) -> None:
+        """Give the memory back that nobody uses, when the work that may use it is done."""
+        for stream in self.streams.values():
+            stream.synchronize()
         for (device, _), blocks in self._free.items():
             with self.on(device):
                 for address in blocks:
@@ -188,6 +194,7 @@ class _DeviceModule(types.ModuleType):
 
     def __init__(self, double: TorchNpu):
         super().__init__("torch_npu.npu")
+        self._double = double
         self.current_stream = double.current_stream
         self._of_thread = threading.local()
 
@@ -213,6 +220,18 @@ class _DeviceModule(types.ModuleType):
             yield
         finally:
             self._of_thread.device = outer
+
+    def set_device(self, index: int) -> None:
+        self._of_thread.device = index
+
+    def memory_allocated(self, index: int) -> int:
+        return sum(size for _, _, device, size, _ in self._double._blocks.values() if device == index)
+
+    def empty_cache(self) -> None:
+        self._double.free_blocks()
+
+    def synchronize(self, index: int = 0) -> None:
+        self._double.current_stream(index).synchronize()
 
     def _is_in_bad_fork(self) -> bool:
         return False

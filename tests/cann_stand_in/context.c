@@ -7,6 +7,10 @@ int aclrtCreateContext(void **context, int32_t device);
 int aclrtDestroyContext(void *context);
 int aclrtSetCurrentContext(void *context);
 int aclrtGetCurrentContext(void **context);
+int aclrtSetSysParamOpt(int option, int64_t value);
+int aclrtGetSysParamOpt(int option, int64_t *value);
+int aclrtCtxSetSysParamOpt(int option, int64_t value);
+int aclrtCtxGetSysParamOpt(int option, int64_t *value);
 
 int aclrtCreateContext(void **handle, int32_t device)
 {
@@ -55,3 +59,34 @@ int aclrtGetCurrentContext(void **handle)
         code = si_fail(CONTEXT_NULL, "no aclrtSetDevice on this thread");
     return si_leave(code);
 }
+
+/* --- options, of the process and of each context ------------------------------------------------------------------ */
+
+static int64_t options[OPTIONS];
+
+static int option(const char *function, bool of_context, int which, int64_t **place)
+{
+    struct si_context *context;
+    int code = si_enter(function);
+    if (code == OK && (which < 0 || which >= OPTIONS))
+        code = si_misuse(INVALID_PARAM, "option %d", which);
+    if (code == OK && of_context)
+        code = si_need_context(&context);
+    *place = code ? NULL : of_context ? &context->options[which] : &options[which];
+    return code;
+}
+
+#define OPTION(name, of_context, type, action)                                                                         \
+    int name(int which, int64_t type value)                                                                 \
+    {                                                                                                                  \
+        int64_t *place;                                                                                                \
+        int code = option(#name, of_context, which, &place);                                                \
+        if (code == OK)                                                                                                \
+            action;                                                                                                    \
+        return si_leave(code);                                                                                         \
+    }
+
+OPTION(aclrtSetSysParamOpt, false, , *place = value)
+OPTION(aclrtGetSysParamOpt, false, *, *value = *place)
+OPTION(aclrtCtxSetSysParamOpt, true, , *place = value)
+OPTION(aclrtCtxGetSysParamOpt, true, *, *value = *place)

@@ -213,7 +213,16 @@ int64_t si_memory_counter(const char *name)
     return strcmp(name, "host_bytes") == 0 ? host_bytes : -1;
 }
 
-static int check_end(const char *which, const void *address, uint64_t bytes, bool on_device, int device, bool later)
+static bool peers[MAX_DEVICES][MAX_DEVICES];
+
+void si_allow_peer(int device, int peer)
+{
+    if (device >= 0 && device < MAX_DEVICES && peer >= 0 && peer < MAX_DEVICES)
+        peers[device][peer] = peers[peer][device] = true;
+}
+
+static int check_end(const char *which, const void *address, uint64_t bytes, bool on_device, int device, bool later,
+                     bool between_devices)
 {
     static const char *const places[] = {"host memory", "page-locked memory", "device memory",
                                          "no allocation of any device, or beyond the end of one"};
@@ -222,7 +231,7 @@ static int check_end(const char *which, const void *address, uint64_t bytes, boo
     if (on_device != (place == PLACE_DEVICE))
         return si_misuse(PARAM_INVALID, "%s is said to be on the %s, but is %s", which, on_device ? "device" : "host",
                          places[place]);
-    if (on_device && owner != device)
+    if (on_device && owner != device && !(between_devices && peers[device][owner]))
         return si_misuse(PARAM_INVALID, "%s is on device %d, but device %d is current", which, owner, device);
     if (later && place == PLACE_HOST)
         return si_misuse(PARAM_INVALID, "%s is not page-locked, the copy would not be asynchronous", which);
@@ -239,9 +248,9 @@ int si_check_copy(void *dst, uint64_t dst_max, const void *src, uint64_t bytes, 
         return si_misuse(PARAM_INVALID, "%llu bytes into %llu", (unsigned long long)bytes, (unsigned long long)dst_max);
     if (kind < 0 || kind > 3)
         return si_misuse(PARAM_INVALID, "kind %d", kind);
-    int code = check_end("dst", dst, bytes, kind == 1 || kind == 3, device, later);
+    int code = check_end("dst", dst, bytes, kind == 1 || kind == 3, device, later, kind == 3);
     if (code == OK)
-        code = check_end("src", src, bytes, kind == 2 || kind == 3, device, later);
+        code = check_end("src", src, bytes, kind == 2 || kind == 3, device, later, kind == 3);
     if (code == OK) {
         ++*si_statistic(counts[kind]);
         *si_statistic(totals[kind]) += (int64_t)bytes;

@@ -8,9 +8,11 @@
 uint64_t si_size(int dtype)
 {
     switch (dtype) {
+    case INT8:
     case UINT8:
     case BOOL:
         return 1;
+    case INT16:
     case FLOAT16:
     case BF16:
         return 2;
@@ -28,6 +30,10 @@ uint64_t si_size(int dtype)
 const char *si_dtype_name(int dtype)
 {
     switch (dtype) {
+    case INT8:
+        return "INT8";
+    case INT16:
+        return "INT16";
     case UINT8:
         return "UINT8";
     case BOOL:
@@ -152,6 +158,44 @@ void si_store(char *element, int dtype, double value)
         u.c = (unsigned char)value;
     }
     memcpy(element, &u, si_size(dtype));
+}
+
+number si_number(const void *element, int dtype)
+{
+    int64_t wide;
+    int16_t narrow;
+    switch (dtype) {
+    case INT64:
+        memcpy(&wide, element, sizeof wide);
+        return wide;
+    case INT16:
+        memcpy(&narrow, element, sizeof narrow);
+        return narrow;
+    case INT8:
+        return *(const signed char *)element;
+    default:
+        return si_load(element, dtype);
+    }
+}
+
+void si_put(char *element, int dtype, number value)
+{
+    bool fits = value >= -0x1p63L && value < 0x1p63L; /* and is no NaN */
+    int64_t whole = fits ? (int64_t)value : value > 0 ? INT64_MAX : value < 0 ? INT64_MIN : 0;
+    switch (dtype) {
+    case BOOL:
+        *element = value != 0;
+        break;
+    case INT64:
+    case INT32:
+    case INT16:
+    case INT8:
+    case UINT8:
+        memcpy(element, &whole, si_size(dtype)); /* the low bytes */
+        break;
+    default:
+        si_store(element, dtype, (double)value);
+    }
 }
 
 float si_round_to(int dtype, float value)

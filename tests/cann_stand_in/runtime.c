@@ -14,8 +14,12 @@ int aclrtGetDeviceCount(uint32_t *count);
 const char *aclrtGetSocName(void);
 const char *aclGetRecentErrMsg(void);
 int aclrtCreateStream(void **stream);
+int aclrtCreateStreamWithConfig(void **stream, uint32_t priority, uint32_t flag);
 int aclrtDestroyStream(void *stream);
 int aclrtSynchronizeStream(void *stream);
+int aclrtSynchronizeDevice(void);
+int aclrtStreamQuery(void *stream, int *status);
+int aclrtStreamGetId(void *stream, int32_t *id);
 int aclrtMalloc(void **address, size_t bytes, int policy);
 int aclrtFree(void *address);
 int aclrtMallocHost(void **address, size_t bytes);
@@ -29,11 +33,12 @@ int aclrtMemset(void *address, size_t max, int32_t value, size_t bytes);
 int aclInit(const char *config)
 {
     int code = si_enter("aclInit");
-    (void)config;
     if (code == OK && si_variant.init_code)
         code = si_fail(si_variant.init_code, "this variant cannot start");
     if (code == OK && si_initialisations(+1) > 1)
         code = REPEAT_INITIALIZE; /* counted all the same: aclFinalizeReference takes it back */
+    else if (code == OK)
+        si_configure(config);
     return si_leave(code);
 }
 
@@ -72,11 +77,7 @@ const char *aclGetRecentErrMsg(void)
 const char *aclrtGetSocName(void)
 {
     int fault = si_enter("aclrtGetSocName");
-    const char *name = fault ? NULL : si_soc();
-    if (name && !si_initialised()) {
-        si_misuse(UNINITIALIZE, "aclInit comes first");
-        name = NULL;
-    }
+    const char *name = fault ? NULL : si_soc(); /* answers before aclInit, too, as aclrtGetDeviceCount does */
     si_leave(OK);
     return name;
 }
@@ -88,8 +89,6 @@ int aclrtGetDeviceCount(uint32_t *count)
     int code = si_enter("aclrtGetDeviceCount");
     if (code == OK && !count)
         code = si_misuse(INVALID_PARAM, "NULL");
-    if (code == OK && !si_initialised())
-        code = si_misuse(UNINITIALIZE, "aclInit comes first");
     if (code == OK && si_variant.device_count_code)
         code = si_fail(si_variant.device_count_code, "no driver");
     if (code == OK)
@@ -125,9 +124,11 @@ int aclrtGetDevice(int32_t *device)
         code = si_misuse(INVALID_PARAM, "NULL");
     if (code == OK && !si_initialised())
         code = si_misuse(UNINITIALIZE, "aclInit comes first");
-    if (code == OK && !si_current_context())
+    if (code == OK && !si_current_context() && si_default_device() >= 0)
+        *device = si_default_device(); /* of a thread that is bound to none: it has no context all the same */
+    else if (code == OK && !si_current_context())
         code = si_fail(CONTEXT_NULL, "no aclrtSetDevice on this thread"); /* asking is no misuse */
-    if (code == OK && (code = si_need_context(&context)) == OK)
+    else if (code == OK && (code = si_need_context(&context)) == OK)
         *device = context->device;
     return si_leave(code);
 }
@@ -147,6 +148,13 @@ int aclrtCreateStream(void **stream)
     return si_leave(code);
 }
 
+/* Priorities and flags change nothing here. */
+int aclrtCreateStreamWithConfig(void **stream, uint32_t priority, uint32_t flag)
+{
+    (void)priority, (void)flag;
+    return aclrtCreateStream(stream);
+}
+
 int aclrtDestroyStream(void *stream)
 {
     int fault = si_enter("aclrtDestroyStream"), code = si_stream_destroy(stream);
@@ -158,6 +166,41 @@ int aclrtSynchronizeStream(void *stream)
     int fault = si_enter("aclrtSynchronizeStream"), code = si_stream_wait(stream);
     ++*si_statistic("synchronizations");
     return si_leave(fault ? fault : code);
+}
+
+int aclrtSynchronizeDevice(void)
+{
+    struct si_context *context;
+    int fault = si_enter("aclrtSynchronizeDevice"), code = si_need_context(&context);
+    if (code == OK)
+        code = si_device_wait(context->device);
+    ++*si_statistic("synchronizations");
+    return si_leave(fault ? fault : code);
+}
+
+int aclrtStreamQuery(void *handle, int *status)
+{
+    struct si_context *context;
+    struct si_stream *stream;
+    int code = si_enter("aclrtStreamQuery");
+    if (code == OK)
+        code = si_need_context(&context);
+    if (code == OK)
+        code = si_stream_of(handle, context, &stream);
+    if (code == OK)
+        *status = si_stream_is_idle(stream) ? 0 : 1; /* complete, not ready */
+    return si_leave(code);
+}
+
+int aclrtStreamGetId(void *handle, int32_t *id)
+{
+    int code = si_enter("aclrtStreamGetId");
+    struct si_stream *stream = si_handle_get(handle, KIND_STREAM);
+    if (code == OK && !stream)
+        code = si_misuse(INVALID_HANDLE, "not a stream: %s", si_handle_state(handle, KIND_STREAM));
+    if (code == OK)
+        *id = si_stream_slot(stream);
+    return si_leave(code);
 }
 
 /* --- memory ------------------------------------------------------------------------------------------------------- */
@@ -258,7 +301,8 @@ int aclrtMemcpyAsync(void *dst, size_t dst_max, const void *src, size_t bytes, i
         struct si_work *work = si_allocate(1, sizeof *work);
         struct copy *data = si_allocate(1, sizeof *data);
         *data = (struct copy){si_reach(dst), si_reach(src), bytes};
-        *work = (struct si_work){copy, data, {{dst, bytes, true}, {src, bytes, false}}, 2, "aclrtMemcpyAsync", NULL};
+        *work = (struct si_work){
+            .run = copy, .data = data, .ranges = {{dst, bytes, true}, {src, bytes, false}}, .range_count = 2, .name = "aclrtMemcpyAsync"};
         si_queue(stream, work);
     }
     return si_leave(code);

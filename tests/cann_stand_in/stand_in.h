@@ -83,8 +83,8 @@ enum {
     NN_NO_KERNEL_PACKAGE = 561112,
 };
 
-enum { FLOAT = 0, FLOAT16 = 1, INT32 = 3, UINT8 = 4, INT64 = 9, DOUBLE = 11, BOOL = 12, BF16 = 27 };
-enum { FORMAT_ND = 2, MAX_RANK = 8, MAX_TENSORS = 11, MAX_DEVICES = 8 };
+enum { FLOAT = 0, FLOAT16 = 1, INT8 = 2, INT32 = 3, UINT8 = 4, INT16 = 6, INT64 = 9, DOUBLE = 11, BOOL = 12, BF16 = 27 };
+enum { FORMAT_NCHW = 0, FORMAT_NHWC = 1, FORMAT_ND = 2, FORMAT_NCDHW = 30, FORMAT_NCL = 47, MAX_RANK = 8, MAX_TENSORS = 32, MAX_DEVICES = 8, SLOTS = 256, MAX_SCALARS = 3, OPTIONS = 4 };
 
 /* --- control interface, see above ---------------------------------------------------------------------------------- */
 
@@ -118,7 +118,7 @@ void si_lock(void);
 void si_unlock(void);
 
 /* Handles given to the caller are addresses that cannot be read, and are never given out twice. */
-enum si_kind { KIND_NONE, KIND_TENSOR, KIND_EXECUTOR, KIND_STREAM, KIND_CONTEXT };
+enum si_kind { KIND_NONE, KIND_TENSOR, KIND_EXECUTOR, KIND_STREAM, KIND_CONTEXT, KIND_EVENT, KIND_ARGUMENT };
 void *si_handle_new(enum si_kind kind, void *object);
 void *si_handle_get(const void *handle, enum si_kind kind); /* NULL if it is not, or no longer, one of these */
 void si_handle_drop(const void *handle);
@@ -131,6 +131,8 @@ int si_delay(void);
 int64_t si_memory_limit(void);
 int si_device_count(void);
 int64_t *si_statistic(const char *name);
+int si_default_device(void); /* of threads that are bound to none; -1 where there is none */
+void si_configure(const char *path);
 bool si_initialised(void);
 int64_t si_initialisations(int change);
 
@@ -156,6 +158,7 @@ int si_device_free(void *address);
 int si_host_malloc(void **result, uint64_t bytes);
 int si_host_free(void *address);
 int si_check_copy(void *dst, uint64_t dst_max, const void *src, uint64_t bytes, int kind, int device, bool later);
+void si_allow_peer(int device, int peer); /* copies between these two devices, from now on */
 int64_t si_memory_counter(const char *name);
 
 /* --- streams.c ---------------------------------------------------------------------------------------------------- */
@@ -163,6 +166,7 @@ int64_t si_memory_counter(const char *name);
 struct si_context {
     int device;
     bool primary;
+    int64_t options[OPTIONS]; /* by aclSysParamOpt: 0 is ACL_OPT_DETERMINISTIC */
 };
 
 struct si_range {
@@ -177,7 +181,14 @@ struct si_work {
     struct si_range ranges[MAX_TENSORS + 1];
     int range_count;
     const char *name;
+    uint64_t number; /* among the work of its stream's slot */
     struct si_work *next;
+};
+
+/* A point in the work of one stream, and what that is in order behind. */
+struct si_mark {
+    int slot;
+    uint64_t number, after[SLOTS];
 };
 
 struct si_stream;
@@ -187,13 +198,21 @@ bool si_is_context(void *handle);
 void si_set_context(void *handle);
 void *si_current_context(void);
 void *si_primary_context(int device);
+bool si_primary_is_active(int device);
 int si_stream_new(struct si_context *context, void **handle);
 int si_stream_destroy(void *handle);
 int si_stream_wait(void *handle);
 int si_stream_of(void *handle, struct si_context *context, struct si_stream **stream);
 void si_queue(struct si_stream *stream, struct si_work *work);
-/* The name of queued work (on another stream than `except`) that conflicts with using this range; NULL if none. */
-const char *si_conflict(struct si_range range, const struct si_stream *except);
+/* The name of queued work that conflicts with using this range; NULL if none. With `user`: with using it on this stream,
+ * where what is in order before it does not conflict. */
+const char *si_conflict(struct si_range range, const struct si_stream *user);
+void si_mark(const struct si_stream *stream, struct si_mark *mark); /* everything that is on the stream now */
+bool si_is_reached(const struct si_mark *mark);
+void si_queue_wait(struct si_stream *stream, const struct si_mark *mark); /* what comes next waits for it */
+bool si_stream_is_idle(const struct si_stream *stream);
+int si_stream_slot(const struct si_stream *stream);
+int si_device_wait(int device);
 int64_t si_in_flight(void);
 void si_streams_after_fork(void);
 
@@ -208,6 +227,8 @@ struct tensor {
     uint64_t storage_bytes;
 };
 
+typedef long double number; /* holds every int64 */
+
 struct operation {
     const char *name;
     void (*kernel)(struct operation *, char *workspace);
@@ -219,11 +240,18 @@ struct operation {
     uint64_t workspace;
     int64_t dim, vocab_start, vocab_end;
     float scale;
+    bool on_every_system; /* the operators of torch_npu's own: nothing depends on the system's kernels */
+    number (*value)(const struct operation *, const number *x);
+    number scalars[MAX_SCALARS]; /* NaN: absent */
+    int64_t index;               /* of the element that `value` is asked for */
+    unsigned axes;               /* bit k: axis k is reduced */
 };
 
 int si_tensor_new(const int64_t *dims, uint64_t rank, int dtype, const int64_t *strides, int64_t offset, int format,
                   const int64_t *storage_dims, uint64_t storage_rank, void *data, void **handle);
 int si_tensor_destroy(const void *handle);
+/* What whoever has the handle sees, and aclGetViewShape tells: how long the result turned out to be. */
+void si_tensor_shorten(const struct tensor *t, int dim, int64_t length);
 int si_executor_repeat(void *handle);
 int si_executor_destroy(void *handle);
 
@@ -247,6 +275,33 @@ bool si_has_shape(const struct tensor *t, int rank, const int64_t *dims);
 int si_need(const struct operation *op, int index, const char *name);
 int si_need_dtype(const struct operation *op, int index, const char *name, const char *allowed);
 
+/* --- arguments.c -------------------------------------------------------------------------------------------------- */
+
+enum si_argument_kind { SI_SCALAR, SI_INTEGERS, SI_BOOLEANS, SI_TENSORS };
+
+struct si_argument {
+    enum si_argument_kind kind;
+    number value;
+    int64_t count, items[]; /* integers, booleans, handles of tensors */
+};
+
+/* --- torch_elementwise.c ------------------------------------------------------------------------------------------ */
+
+/* The first phase of an operator of torch_npu's own. Tensors: the inputs and then `results` results; the second handles are of scalars. The
+ * check, NULL for none, may complete the operation. */
+int si_prepare_plain(struct operation *op, const char *function, const void *const *tensors, int count, int results,
+                     const void *const *scalars, int scalar_count);
+int si_finish_plain(struct operation *op, int code, uint64_t *workspace_size, void **executor);
+/* The element of a tensor at this index of a result, to whose shape the tensor is broadcast. */
+char *si_element(const struct tensor *t, const struct tensor *result, int64_t index);
+bool si_broadcasts(const struct tensor *t, const struct tensor *result);
+
+#define BARE(...) __VA_ARGS__
+#define PHASE_1(name, parameters)                                                                                      \
+    int aclnn##name##GetWorkspaceSize(BARE parameters, uint64_t *workspace_size, void **executor);                     \
+    PHASE_2(aclnn##name)                                                                                               \
+    int aclnn##name##GetWorkspaceSize(BARE parameters, uint64_t *workspace_size, void **executor)
+
 /* --- systems.c ---------------------------------------------------------------------------------------------------- */
 
 bool si_soc_in(const char *families); /* of 910 910B 910_93 310P 310B 950, between spaces */
@@ -256,6 +311,8 @@ int si_find_kernel(const char *operator); /* what the first phase answers after 
 
 uint64_t si_size(int dtype); /* bytes of an element; 0 for an unknown type */
 const char *si_dtype_name(int dtype);
+number si_number(const void *element, int dtype); /* exactly */
+void si_put(char *element, int dtype, number value); /* rounded, integers modulo their range */
 double si_load(const char *element, int dtype);
 void si_store(char *element, int dtype, double value); /* rounded to float first, then to the type */
 float si_round_to(int dtype, float value);

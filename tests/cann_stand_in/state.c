@@ -9,15 +9,15 @@
 #include <string.h>
 #include <sys/mman.h>
 
-enum { TEXT = 512, FUNCTIONS = 128, FAULTS = 64 };
+enum { TEXT = 512, FUNCTIONS = 1024, FAULTS = 64 };
 enum { HANDLE_STEP = 16, HANDLES = 1 << 24 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-static bool forked;
+static bool forked, was_initialised;
 
 static char soc[64] = "Ascend910B2";
-static int delay_us = 200, device_count = 2;
+static int delay_us = 200, device_count = 2, default_device = -1;
 static int64_t memory_limit = (int64_t)4 << 30, initialisations;
 static bool finalised;
 static const char *report_path;
@@ -31,11 +31,27 @@ int si_delay(void) { return delay_us; }
 int64_t si_memory_limit(void) { return memory_limit; }
 int si_device_count(void) { return si_variant.has_devices ? device_count : 0; }
 
+int si_default_device(void) { return default_device; }
+
+/* What the first aclInit's file says: '"default_device":"0"'. Nothing else of it matters here. */
+void si_configure(const char *path)
+{
+    char text[4096] = "";
+    FILE *file = path && *path ? fopen(path, "r") : NULL;
+    if (file) {
+        text[fread(text, 1, sizeof text - 1, file)] = 0;
+        fclose(file);
+    }
+    const char *found = strstr(text, "\"default_device\"");
+    default_device = found ? atoi(found + strcspn(found, "0123456789")) : -1;
+}
+
 bool si_initialised(void) { return initialisations > 0 && !finalised; }
 
 int64_t si_initialisations(int change)
 {
     initialisations += change;
+    was_initialised |= initialisations > 0;
     finalised = initialisations == 0;
     return initialisations;
 }
@@ -189,7 +205,7 @@ static struct {
 } statistics[] = {
     {"launches", 0},   {"synchronizations", 0}, {"mallocs", 0},    {"host_mallocs", 0},      {"copies_h2h", 0},
     {"copies_h2d", 0}, {"copies_d2h", 0},       {"copies_d2d", 0}, {"bytes_h2h", 0},         {"bytes_h2d", 0},
-    {"bytes_d2h", 0},  {"bytes_d2d", 0},        {"memsets", 0},    {"peak_device_bytes", 0},
+    {"bytes_d2h", 0},  {"bytes_d2d", 0},        {"memsets", 0},    {"peak_device_bytes", 0}, {"event_waits", 0},
 };
 enum { STATISTICS = sizeof statistics / sizeof *statistics };
 
@@ -211,6 +227,10 @@ static int64_t counter(const char *name)
         return si_handle_live(KIND_STREAM);
     if (strcmp(name, "contexts") == 0)
         return si_handle_live(KIND_CONTEXT); /* the explicit ones: si_primary_context does not count */
+    if (strcmp(name, "events") == 0)
+        return si_handle_live(KIND_EVENT);
+    if (strcmp(name, "arguments") == 0)
+        return si_handle_live(KIND_ARGUMENT);
     if (strcmp(name, "in_flight") == 0)
         return si_in_flight();
     if (strcmp(name, "initialisations") == 0)
@@ -228,9 +248,9 @@ static struct {
     void *object;
     enum si_kind kind, was;
 } * handle_table;
-static int64_t handle_count = 1, handles_live[KIND_CONTEXT + 1];
+static int64_t handle_count = 1, handles_live[KIND_ARGUMENT + 1];
 
-static const char *const kind_names[] = {"nothing", "tensor", "executor", "stream", "context"};
+static const char *const kind_names[] = {"nothing", "tensor", "executor", "stream", "context", "event", "argument"};
 
 void *si_handle_new(enum si_kind kind, void *object)
 {
@@ -372,7 +392,7 @@ void stand_in_set_delay(int microseconds)
 
 static void after_fork(void)
 {
-    forked = true;
+    forked |= was_initialised; /* who forks before has no device yet, and may get one in the child */
     mutex = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     changed = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
     si_streams_after_fork();

@@ -4,10 +4,13 @@
 
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 struct si_stream {
     struct si_context *context;
+    int slot;
+    uint64_t after[SLOTS]; /* by slot: what comes next on this stream is in order behind the work up to this number */
     struct si_work *first, *last; /* the first one is being done */
     bool stop;
     pthread_t thread;
@@ -15,6 +18,9 @@ struct si_stream {
 };
 
 static struct si_stream *streams;
+/* Work is numbered from 1 on, by the slot of its stream. A slot is used again, its numbers go on. */
+static uint64_t queued[SLOTS], done[SLOTS];
+static bool taken[SLOTS];
 static void *primary[MAX_DEVICES];
 static struct si_context primary_contexts[MAX_DEVICES];
 static _Thread_local void *current;
@@ -26,10 +32,13 @@ void *si_current_context(void) { return current; }
 
 void *si_primary_context(int device)
 {
-    primary_contexts[device] = (struct si_context){device, true};
+    primary_contexts[device].device = device;
+    primary_contexts[device].primary = true;
     /* not a counted handle: nobody creates or destroys it */
     return primary[device] = &primary_contexts[device];
 }
+
+bool si_primary_is_active(int device) { return primary[device] != NULL; }
 
 static struct si_context *context_of(void *handle)
 {
@@ -73,6 +82,7 @@ static void *work_through(void *argument)
             usleep((useconds_t)delay);
         work->run(work);
         si_lock();
+        done[stream->slot]++;
         stream->first = work->next;
         if (!stream->first)
             stream->last = NULL;
@@ -86,12 +96,19 @@ static void *work_through(void *argument)
 
 int si_stream_new(struct si_context *context, void **handle)
 {
+    int slot = 0;
+    while (slot < SLOTS && taken[slot])
+        slot++;
+    if (slot == SLOTS)
+        return si_fail(MEMORY_ALLOCATION, "more than %d streams", SLOTS);
     struct si_stream *stream = si_allocate(1, sizeof *stream);
     stream->context = context;
+    stream->slot = slot;
     if (pthread_create(&stream->thread, NULL, work_through, stream)) {
         free(stream);
         return si_fail(MEMORY_ALLOCATION, "no thread");
     }
+    taken[slot] = true;
     stream->next = streams;
     streams = stream;
     *handle = si_handle_new(KIND_STREAM, stream);
@@ -153,6 +170,7 @@ int si_stream_destroy(void *handle)
     while (*place != stream)
         place = &(*place)->next;
     *place = stream->next;
+    taken[stream->slot] = false;
     free(stream);
     return OK;
 }
@@ -163,11 +181,11 @@ static bool meet(struct si_range a, struct si_range b)
            (const char *)b.start < (const char *)a.start + a.bytes;
 }
 
-const char *si_conflict(struct si_range range, const struct si_stream *except)
+const char *si_conflict(struct si_range range, const struct si_stream *user)
 {
     for (struct si_stream *stream = streams; stream; stream = stream->next)
-        for (struct si_work *work = stream == except ? NULL : stream->first; work; work = work->next)
-            for (int i = 0; i < work->range_count; i++)
+        for (struct si_work *work = stream == user ? NULL : stream->first; work; work = work->next)
+            for (int i = 0; i < work->range_count && !(user && work->number <= user->after[stream->slot]); i++)
                 if (meet(range, work->ranges[i]))
                     return work->name;
     return NULL;
@@ -181,12 +199,56 @@ void si_queue(struct si_stream *stream, struct si_work *work)
             si_violation("uses memory that work on another stream uses (%s)", other);
     }
     work->next = NULL;
+    work->number = ++queued[stream->slot];
     if (stream->last)
         stream->last->next = work;
     else
         stream->first = work;
     stream->last = work;
     si_notify();
+}
+
+/* --- the order between streams ------------------------------------------------------------------------------------ */
+
+void si_mark(const struct si_stream *stream, struct si_mark *mark)
+{
+    mark->slot = stream->slot;
+    mark->number = queued[stream->slot];
+    memcpy(mark->after, stream->after, sizeof mark->after);
+    mark->after[mark->slot] = mark->number;
+}
+
+bool si_is_reached(const struct si_mark *mark) { return done[mark->slot] >= mark->number; }
+
+static void wait_for_mark(struct si_work *work)
+{
+    si_lock();
+    while (!si_is_reached(work->data))
+        si_wait();
+    si_unlock();
+}
+
+void si_queue_wait(struct si_stream *stream, const struct si_mark *mark)
+{
+    struct si_work *work = si_allocate(1, sizeof *work);
+    struct si_mark *data = si_allocate(1, sizeof *data);
+    *data = *mark;
+    *work = (struct si_work){.run = wait_for_mark, .data = data, .name = "aclrtStreamWaitEvent"};
+    si_queue(stream, work);
+    for (int slot = 0; slot < SLOTS; slot++)
+        if (stream->after[slot] < mark->after[slot])
+            stream->after[slot] = mark->after[slot];
+}
+
+bool si_stream_is_idle(const struct si_stream *stream) { return !stream->first; }
+int si_stream_slot(const struct si_stream *stream) { return stream->slot; }
+
+int si_device_wait(int device)
+{
+    for (struct si_stream *stream = streams; stream; stream = stream->next)
+        while (stream->context->device == device && stream->first)
+            si_wait();
+    return OK;
 }
 
 int64_t si_in_flight(void)

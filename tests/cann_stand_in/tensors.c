@@ -20,7 +20,9 @@ int si_tensor_new(const int64_t *dims, uint64_t rank, int dtype, const int64_t *
                          (unsigned long long)storage_rank);
     if (!si_size(dtype))
         return si_misuse(NN_INVALID, "data type %d", dtype);
-    if (format != FORMAT_ND)
+    /* All of these are strided; torch_npu names its tensors of three to five dimensions so. */
+    if (format != FORMAT_ND && format != FORMAT_NCHW && format != FORMAT_NHWC && format != FORMAT_NCDHW &&
+        format != FORMAT_NCL)
         return si_misuse(NN_INVALID, "format %d", format);
     struct tensor t = {.present = true, .dtype = dtype, .rank = (int)rank, .offset = offset, .data = data};
     int64_t stored = 1, elements = 1, last = offset;
@@ -68,6 +70,13 @@ int si_tensor_destroy(const void *handle)
     si_handle_drop(handle);
     free(t);
     return OK;
+}
+
+void si_tensor_shorten(const struct tensor *t, int dim, int64_t length)
+{
+    struct tensor *object = si_handle_get(t->handle, KIND_TENSOR);
+    if (object)
+        object->dims[dim] = length;
 }
 
 int64_t si_numel(const struct tensor *t)
@@ -169,7 +178,7 @@ int si_prepare(struct operation *op, const char *function, const void *const *te
 
 int si_finish(struct operation *op, int code, uint64_t *workspace_size, void **executor)
 {
-    if (code == OK && !op->nothing_to_do)
+    if (code == OK && !op->nothing_to_do && !op->on_every_system)
         code = si_find_kernel(op->name);
     if (code) {
         if (executor)

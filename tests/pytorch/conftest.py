@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Iterator
+from types import ModuleType
 
 import pytest
 import torch
+import torch_npu_real
 import torch_npu_stand_in
 from stand_in import StandIn, build
 from torch_oracles import TOLERANCES
@@ -15,7 +17,7 @@ from torch_oracles import TOLERANCES
 import ascend_grad as ag
 from ascend_grad.backends.ascend import session
 
-_TORCH_NPU = torch_npu_stand_in.register()
+_DOUBLE = None if torch_npu_real.IS_INSTALLED else torch_npu_stand_in.register()
 
 
 @pytest.fixture(autouse=True)
@@ -43,12 +45,29 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
 
 
 @pytest.fixture
-def torch_npu(device: StandIn, monkeypatch: pytest.MonkeyPatch) -> Iterator[torch_npu_stand_in.TorchNpu]:
-    """A test double of torch_npu. In the end nothing is left on the device, of this thread or of autograd's."""
-    _TORCH_NPU.bind(build("split"))
-    monkeypatch.setitem(sys.modules, "torch_npu", _TORCH_NPU)
-    yield _TORCH_NPU
+def torch_npu(device: StandIn, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """torch_npu where it is installed, else its test double.
+
+    In the end nothing is left on the device, of this thread or of autograd's, but what torch_npu keeps.
+    """
+    if _DOUBLE is None:
+        before = torch_npu_real.kept(device)
+        yield sys.modules["torch_npu"]
+    else:
+        before = {}
+        _DOUBLE.bind(build("split"))
+        monkeypatch.setitem(sys.modules, "torch_npu", _DOUBLE)
+        yield _DOUBLE
     gc.collect()
     assert session.release_all()
-    _TORCH_NPU.release()
-    assert device.live() == {}
+    if _DOUBLE is not None:
+        _DOUBLE.release()
+    assert (device.live() if _DOUBLE is not None else torch_npu_real.kept(device)) == before
+
+
+@pytest.fixture
+def slowly(device: StandIn) -> Iterator[None]:
+    """The device takes its time to begin."""
+    device.set_delay(100_000)
+    yield
+    device.set_delay(200)

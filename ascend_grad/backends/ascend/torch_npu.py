@@ -10,6 +10,9 @@ There are two kinds of arrays over tensors:
 - `DeviceArray` over `TensorMemory`: what `ascend_grad.npu.asarray` makes. Calls on it are done when they return. They
   run on a stream of ours, and torch's memory may be in use on its stream for longer than tensors live. So torch's
   current stream is waited for before such memory is used.
+
+At the end of its operators torch_npu binds the thread to torch's current device, whatever it was bound to before. So the
+thread's context is restored after them, and calls on tensors are made with the tensors' device as torch's current one.
 """
 
 from __future__ import annotations
@@ -66,7 +69,8 @@ class TensorMemory:
 
     def contiguous(self) -> DeviceArray:
         """The elements of the tensor next to one another, in a copy that torch makes on the device."""
-        return _array(DeviceArray, self.tensor.contiguous(), self._dtype)
+        with _acl.ContextGuard():
+            return _array(DeviceArray, self.tensor.contiguous(), self._dtype)
 
 
 class TensorArray(DeviceArray):
@@ -131,7 +135,7 @@ def _checked_dtype(tensor: Any, name: str, operator: str | None) -> np.dtype:
         message = f"{name}: expected a dense tensor, got layout {tensor.layout}, dtype {tensor.dtype}"
         raise ParamTypeError(message, operator=operator)
     _check_device(tensor.device.index, operator)
-    with _acl.ContextGuard():  # torch binds the thread to its current device
+    with _acl.ContextGuard():
         tensor_format = int(sys.modules["torch_npu"].get_npu_format(tensor))
     if tensor_format not in STRIDED_FORMATS:
         expected = f"a tensor of format ND ({ND}; torch_npu.npu_format_cast({name}, {ND}) makes one)"

@@ -1,0 +1,184 @@
+"""Two devices: calls run where their tensors are, whatever torch's current device is, which stays what it was."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+import torch_npu_real
+from torch_oracles import assert_close, value_and_gradients
+
+import ascend_grad as ag
+import ascend_grad.torch as agt
+from ascend_grad import npu
+
+pytestmark = pytest.mark.usefixtures("torch_npu")
+
+BT, H, V = 9, 6, 130
+
+
+def softmax(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return agt.softmax(x), torch.softmax(x.cpu().double(), -1)
+
+
+def strided(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The loss needs rows next to one another: torch copies them on the device."""
+    w = torch.linspace(-1, 1, V * x.shape[1], device="cpu").reshape(V, -1).half()
+    target = torch.arange(x.shape[0])
+    there = x.half().T.contiguous().T
+    loss = agt.linear_cross_entropy(there, w.to(x.device), target.to(x.device))
+    return loss, F.cross_entropy(there.cpu().double() @ w.double().T, target)
+
+
+def borrowed(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """An array over a view of a tensor."""
+    array = npu.asarray(x[1:, ::2])
+    assert array.device == x.device.index
+    return torch.from_numpy(ag.softmax(array).numpy()).to(x.device), torch.softmax(x[1:, ::2].cpu().double(), -1)
+
+
+def lent(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A tensor over the memory of an array."""
+    return torch.from_dlpack(ag.softmax(npu.asarray(x))), torch.softmax(x.cpu().double(), -1)
+
+
+def masked(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    mask = (x > 0)[None, None]
+    right = torch.softmax((x.cpu().double() * 0.5).masked_fill(x.cpu() > 0, -10000.0), -1)
+    return agt.scaled_masked_softmax(x[None, None], mask, 0.5)[0, 0], right
+
+
+CALLS = {function.__name__: function for function in (softmax, strided, borrowed, lent, masked)}
+
+
+def on_both(call: Callable[[torch.Tensor], Any]) -> None:
+    """Tensors of both devices in turn, with each of them as torch's current device."""
+    for current in (0, 1):
+        for index in (1, 0, 1):
+            x = torch.randn(4, 6).to(f"npu:{index}")
+            with torch.npu.device(current):
+                result, right = call(x)
+                assert torch.npu.current_device() == current
+                new = torch.ones(3, device="npu")
+                assert new.device.index == current
+                assert new.cpu().sum() == 3
+            assert result.device == x.device
+            assert_close(result.cpu(), right, result.dtype, steps=4)
+
+
+def in_a_thread(work: Callable[[], None]) -> None:
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_in_turn(name: str) -> None:
+    on_both(CALLS[name])
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_in_a_thread_of_its_own(name: str) -> None:
+    """Which is bound to no device before."""
+    in_a_thread(lambda: on_both(CALLS[name]))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_first_call_of_a_thread_does_not_choose_its_device(name: str) -> None:
+    x = torch.randn(4, 6).to("npu:1")
+
+    def work() -> None:
+        result, right = CALLS[name](x)
+        assert torch.npu.current_device() == 0
+        new = torch.ones(3, device="npu")
+        assert new.device.index == 0
+        assert new.cpu().sum() == 3
+        assert_close(result.cpu(), right, result.dtype, steps=4)
+
+    in_a_thread(work)
+
+
+def test_many_threads() -> None:
+    x = torch.randn(40, 30)
+    right = torch.softmax(x.double(), -1)
+    errors = []
+
+    def work(name: str) -> None:
+        try:
+            for _ in range(10):
+                assert_close(agt.softmax(x.to(name)).cpu(), right, torch.float32)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(f"npu:{i % 2}",)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+
+
+def test_backward() -> None:
+    """On autograd's threads, of which there is one for each device. (The double of torch_npu has none.)"""
+    x, above = torch.randn(4, 5), torch.randn(4, 5)
+    right = value_and_gradients(lambda x: torch.softmax(x, -1), [x.double()], above.double())
+    threads = nullcontext() if torch_npu_real.IS_INSTALLED else torch.autograd.set_multithreading_enabled(False)
+    for current in (0, 1):
+        for name in ("npu:1", "npu:0", "npu:1"):
+            with threads, torch.npu.device(current):
+                ours = value_and_gradients(agt.softmax, [x.to(name)], above.to(name))
+                assert torch.npu.current_device() == current
+            for each, expected in zip(ours, right, strict=True):
+                assert each.device == torch.device(name)
+                assert_close(each.cpu(), expected, torch.float32, steps=4)
+
+
+def test_backward_over_both_devices() -> None:
+    x = torch.randn(4, 5)
+    threads = nullcontext() if torch_npu_real.IS_INSTALLED else torch.autograd.set_multithreading_enabled(False)
+
+    def ours(x: torch.Tensor) -> torch.Tensor:
+        return agt.log_softmax(agt.softmax(x.to("npu:1")).to("npu:0")).cpu()
+
+    def plain(x: torch.Tensor) -> torch.Tensor:
+        return torch.log_softmax(torch.softmax(x, -1), -1)
+
+    with threads:
+        results = value_and_gradients(ours, [x], torch.ones(4, 5))
+    rights = value_and_gradients(plain, [x.double()], torch.ones(4, 5, dtype=torch.float64))
+    for each, expected in zip(results, rights, strict=True):
+        assert_close(each, expected, torch.float32, steps=8)
+
+
+@pytest.mark.parametrize("current", [0, 1])
+def test_after_errors_the_device_is_as_before(current: int, device) -> None:
+    x, right = softmax(torch.randn(4, 6).to("npu:1"))
+    for function in ("aclnnSoftmaxGetWorkspaceSize", "aclnnSoftmax"):
+        for code in (507899, 107003):
+            device.fail(function, 0, code)
+            with torch.npu.device(current):
+                with pytest.raises(ag.AclError):
+                    agt.softmax(x)
+                assert torch.npu.current_device() == current
+            device.reset()
+    with torch.npu.device(current):
+        assert_close(agt.softmax(x).cpu(), torch.softmax(right, -1), torch.float32, steps=4)
+        with pytest.raises(ag.ParamTypeError, match="expected a tensor on npu:1, as x is one, got one on npu:0"):
+            agt.scaled_masked_softmax(x[None, None], torch.zeros(1, 1, 4, 6, dtype=torch.bool, device="npu:0"))
+        assert torch.npu.current_device() == current
+        assert torch.ones(3, device="npu").device.index == current
