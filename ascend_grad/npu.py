@@ -163,16 +163,16 @@ def stream(handle: int) -> Iterator[None]:
     Notes
     -----
     The block concerns calls on device arrays alone, on the device that is this thread's when the block begins. Calls on
-    host arrays, `asarray` and ``numpy()`` are done when they return, as everywhere. Calls on tensors of torch_npu are in
-    the order of torch's current stream.
+    host arrays, `asarray` and ``numpy()`` are done when they return, as everywhere. Calls on tensors of torch_npu are
+    in the order of torch's current stream.
 
-    Whatever else uses an array that the stream may still work on waits for the stream first. This holds for calls outside
-    of the block, for other threads, for ``numpy()`` and for an exchange by DLPack. Work that the caller has put on other
-    streams is not waited for.
+    Whatever else uses an array that the stream may still work on waits for the stream first. This holds for calls
+    outside of the block, for other threads, for ``numpy()`` and for an exchange by DLPack. Work that the caller has put
+    on other streams is not waited for.
 
-    A call waits for its stream in three cases: it looks at values that are not known on the host (the page on Ascend NPUs
-    lists them), some rows have no gradient, or an array shares its memory with torch. Errors of the device appear where
-    something waits.
+    A call waits for its stream in three cases: it looks at values that are not known on the host (the page on Ascend
+    NPUs lists them), some rows have no gradient, or an array shares its memory with torch. Errors of the device appear
+    where something waits.
 
     Examples
     --------

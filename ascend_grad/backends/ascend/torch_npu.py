@@ -11,8 +11,8 @@ There are two kinds of arrays over tensors:
   run on a stream of ours, and torch's memory may be in use on its stream for longer than tensors live. So torch's
   current stream is waited for before such memory is used.
 
-At the end of its operators torch_npu binds the thread to torch's current device, whatever it was bound to before. So the
-thread's context is restored after them, and calls on tensors are made with the tensors' device as torch's current one.
+At the end of its operators torch_npu binds the thread to torch's current device, whatever it was bound to before. So
+the thread's context is restored after them, and within a call on tensors torch's current device is theirs.
 """
 
 from __future__ import annotations
