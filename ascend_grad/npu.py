@@ -2,7 +2,7 @@
 
 Calls on arrays of the host use the device by themselves where there is one. A chain of calls is cheaper on arrays that
 live on the device: `asarray` copies one there, calls on such arrays return such arrays and copy nothing through the
-host, and ``numpy()`` brings a result back.
+host, and ``numpy()`` brings a result back. Within `stream` such calls are not waited for.
 
 What needs a device raises `BackendUnavailableError` where there is no usable one; `ascend_grad.backends` tells why.
 """

@@ -17,7 +17,7 @@ from samples import MASKED, OPERATORS, random_problem
 
 import ascend_grad as ag
 import ascend_grad.torch as agt
-from ascend_grad import npu
+from ascend_grad import npu, parallel
 from ascend_grad.contract import OPERATORS as ALL
 
 pytestmark = pytest.mark.usefixtures("torch_npu")
@@ -167,6 +167,20 @@ def test_arguments_that_are_no_tensors_stay_as_they_are():
     assert ag.softmax(x.to("npu:1"), dim=0, backend="npu", num_threads=1).device == torch.device("npu:1")
     with pytest.raises(ag.BackendUnavailableError, match=r"'cpu' .* arrays are on device 0 \(Tensor.cpu\(\) brings"):
         ag.softmax(x.to("npu"), backend="cpu")
+
+
+@pytest.mark.parametrize("function", ["linear_cross_entropy", "data_parallel_linear_cross_entropy"])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_losses_over_ranks(function: str, reduction: str):
+    """These wait: numbers of each token pass through the host."""
+    _, named = arguments_of(WHOLE, reduction=reduction)
+    named.pop("vocab_start_index")
+    named["target"] = np.where(named["target"] < 0, named["target"], named["target"] - 100)
+    rights = results_of(ag.linear_cross_entropy(**named, backend="npu"))
+    input, weight, target = (named.pop(name) for name in ("input", "weight", "target"))
+    options = {name: tensor(each) for name, each in named.items()}
+    results = getattr(parallel, function)(*map(tensor, (input, weight, target)), **options, comm=None)
+    assert_results(results_of(results), rights)
 
 
 # ---- what would need a look at values --------------------------------------------------------------------------------
