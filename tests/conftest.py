@@ -61,6 +61,7 @@ ABOUT_PACKAGES = {
         "tests/parallel/test_torch.py",
         "tests/hccl_ranks.py",
         "tests/hccl_stand_in.py",
+        "tests/npu_tensors.py",
         "tests/tensor_ranks.py",
         "tests/torch_cases.py",
         "tests/torch_npu_stand_in.py",
@@ -79,6 +80,7 @@ ABOUT_PACKAGES = {
     ),
     "dask": ("tests/dask_arrays", "tests/dask_chunks.py", "ascend_grad/dask", "docs/dask.md"),
     "zarr": ("tests/cli/test_apply_zarr.py",),
+    "torch_npu": ("tests/pytorch/test_npu_real.py",),
     "mpi4py": ("tests/parallel/test_mpi.py", "ascend_grad/parallel/mpi.py"),
 }
 
@@ -259,7 +261,7 @@ def caches() -> Iterator[tuple[tuple[int, int, int], ...]]:
 
 @pytest.fixture(scope="session")
 def _installation() -> Iterator[tuple[StandIn, runtime.State]]:
-    home = build(torch_npu_real.VARIANT if torch_npu_real.IS_INSTALLED else "split")
+    home = build(torch_npu_real.VARIANT)
     # What is there without it, found out first: later its libraries are loaded, and a search by name would find them.
     runtime.state()
     with pytest.MonkeyPatch.context() as patch:

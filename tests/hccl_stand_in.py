@@ -83,7 +83,7 @@ class HcclStandIn(ProcessGroup):
 
 
 def register() -> None:
-    """Make them backends of torch.distributed."""
+    """Make them backends of torch.distributed. The name "hccl" belongs to torch_npu, where that is."""
     for name, kinds in {"hccl": ["npu"], "both": ["cpu", "npu"]}.items():
         create: Callable = partial(HcclStandIn, kinds=kinds)
-        dist.Backend.register_backend(name, create, devices=kinds)
+        dist.Backend.register_backend(f"{name}_stand_in", create, devices=kinds)

@@ -39,7 +39,7 @@ _STATE = ("state", "memory", "streams", "tensors", "systems", "numbers")
 _OPERATORS = ("softmax", "scaled_masked_softmax", "linear_cross_entropy")
 _TORCH_OPERATORS = ("torch_elementwise", "torch_reductions", "torch_indexing")
 #: What torch_npu is linked with beside the runtime. Empty: it uses nothing of them here.
-_TORCH_LIBRARIES = ("libhccl.so", "libacl_op_compiler.so", "libge_runner.so", "libgraph.so", "libacl_tdt_channel.so")
+TORCH_LIBRARIES = ("libhccl.so", "libacl_op_compiler.so", "libge_runner.so", "libgraph.so", "libacl_tdt_channel.so")
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ def build(name: str) -> Path:
         if variant.torch and library == "libopapi.so":
             inputs.append("-lnnopbase")  # torch_npu looks for its functions there, too
         _link(folder / library, *inputs, exports=tuple(name for name in exports if name not in variant.hidden))
-    for library in _TORCH_LIBRARIES if variant.torch else ():
+    for library in TORCH_LIBRARIES if variant.torch else ():
         _link(folder / library, "-lascendcl", exports=())
     if "libopapi_math.so" not in variant.operators:
         (folder / "libopapi_math.so").unlink(missing_ok=True)

@@ -3,7 +3,9 @@
 They are torch's own tensors, with its dispatcher and autograd; what lies below, torch_npu's part, is written here in
 Python. It is no faster than it has to be, and in these points as torch_npu is:
 
-- Work is first put in a queue on the host, and on the stream when somebody reads ``npu_stream``, or needs the results.
+- Work is first put in a queue on the host, and on the stream when somebody needs the results, or reads ``npu_stream``
+  while the device is torch's current one.
+- Operators bind the thread to torch's current device when they end, whatever it was bound to before.
 - Memory of tensors that are gone is given out again at once, though work that is under way may still use it: whoever
   does not follow the order of torch's stream sees other data than his own.
 - ``__dlpack_device__`` raises. (That is torch's own doing.)
@@ -44,18 +46,28 @@ class Stream:
 
     @property
     def npu_stream(self) -> int:
+        self._double.current_stream(self._double.npu.current_device()).submit()
+        return self._handle()
+
+    def submit(self) -> int:
+        """Put on the stream what the queue holds."""
+        with self._lock:
+            handle = self._handle()
+            queue, self.queue = self.queue, []
+            for work in queue:
+                work()
+            return handle
+
+    def _handle(self) -> int:
         with self._lock:
             if self.handle is None:
                 with self._double.on(self._device):
                     self.handle = self._double.acl.stream()
-            queue, self.queue = self.queue, []
-            for work in queue:
-                work()
             return self.handle
 
     def synchronize(self) -> None:
         with self._double.on(self._device):
-            self._double.acl.check("aclrtSynchronizeStream", self.npu_stream)
+            self._double.acl.check("aclrtSynchronizeStream", self.submit())
 
 
 class TorchNpu(types.ModuleType):
@@ -77,7 +89,12 @@ class TorchNpu(types.ModuleType):
         if "acl" not in vars(self):
             self.acl = Acl(*(home / "lib64" / name for name in names))
 
+    def rebind(self) -> None:
+        """Bind the thread to torch's current device, as the end of an operator does."""
+        self.acl.check("aclrtSetDevice", self.npu.current_device())
+
     def get_npu_format(self, tensor: torch.Tensor) -> int:
+        self.rebind()
         usual = {4: NCHW, 5: NCDHW}.get(tensor.dim(), ND)
         return self._formats.get(tensor.untyped_storage().data_ptr(), usual)
 
@@ -266,7 +283,9 @@ def register() -> TorchNpu:
     def empty_strided(size, stride, dtype=None, layout=None, device=None, pin_memory=None):
         dtype = dtype or torch.get_default_dtype()
         count = 0 if 0 in size else 1 + sum((n - 1) * step for n, step in zip(size, stride))
-        flat = _aten.view.dtype(double.new_bytes(count * dtype.itemsize, device.index or 0), dtype)
+        index = double.npu.current_device() if device.index is None else device.index
+        flat = _aten.view.dtype(double.new_bytes(count * dtype.itemsize, index), dtype)
+        double.rebind()
         return _aten.as_strided(flat, size, stride, 0)
 
     def empty(size, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None):
@@ -288,6 +307,7 @@ def register() -> TorchNpu:
             host = double.to_host(target)
             host.copy_(source.cpu())
             double.to_device(host, target)
+        double.rebind()
         return target
 
     def softmax(input, dim, half_to_float):
@@ -317,7 +337,9 @@ def register() -> TorchNpu:
                 changed, host = (each[i] if i < len(args) else named[argument.name]
                                  for each, named in ((args, kwargs), (host_args, host_kwargs)))  # fmt: skip
                 double.to_device(host, changed)
+                double.rebind()
                 return changed
+        double.rebind()
         return tree_map(lambda each: each.to(devices[0]) if isinstance(each, torch.Tensor) else each, result)
 
     aten.impl("empty_strided", empty_strided, "PrivateUse1")

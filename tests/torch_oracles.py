@@ -24,3 +24,10 @@ def value_and_gradients(
     leaves = [tensor.detach().clone(memory_format=torch.preserve_format).requires_grad_() for tensor in tensors]
     value = function(*leaves)
     return value, *torch.autograd.grad(value, leaves, grad_output)
+
+
+def pending() -> tuple[torch.Tensor, torch.Tensor]:
+    """A tensor on a device that torch has yet to compute, and its values."""
+    x = torch.randn(64, 65)
+    there = x.to("npu")
+    return torch.softmax(there, -1), torch.softmax(x.double(), -1)

@@ -6,6 +6,7 @@ asked for, and nothing else. `tests/pytorch/test_npu.py` has torch's own tensors
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import sys
@@ -261,7 +262,8 @@ def other_library(device, monkeypatch):
         asked.append(device)
         return Stream()
 
-    formats = SimpleNamespace(get_npu_format=lambda tensor: 2, npu=SimpleNamespace(current_stream=current_stream))
+    module = SimpleNamespace(current_stream=current_stream, device=contextlib.nullcontext)
+    formats = SimpleNamespace(get_npu_format=lambda tensor: 2, npu=module)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(Tensor=Tensor))
     monkeypatch.setitem(sys.modules, "torch_npu", formats)
     yield asked

@@ -13,6 +13,7 @@ import pytest
 import tensor_ranks
 import torch
 import torch.nn.functional as F  # noqa: N812
+import torch_npu_real
 from hccl_ranks import BACKENDS, LARGE, REDUCTIONS, array_cases
 from parallel_samples import of_tokens, of_vocabulary, tokens_rank
 from samples import assert_identical
@@ -26,7 +27,7 @@ from ascend_grad.parallel import device_sums
 
 def in_processes(folder: Path, backend: str, what: str) -> list[dict[Any, Any]]:
     """What each process left."""
-    home = build("split")
+    home = build(torch_npu_real.VARIANT)
     processes = [
         subprocess.Popen(
             [sys.executable, "-W", "error", hccl_ranks.__file__, folder, home, backend, what, str(rank)],

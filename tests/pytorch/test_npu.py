@@ -14,7 +14,7 @@ import torch.nn.functional as F  # noqa: N812
 from hypothesis import given
 from hypothesis import strategies as st
 from torch_npu_stand_in import NCDHW, NCHW, ND
-from torch_oracles import assert_close, value_and_gradients
+from torch_oracles import assert_close, pending, value_and_gradients
 
 import ascend_grad as ag
 import ascend_grad.torch as agt
@@ -252,13 +252,6 @@ def test_compiled():
 
 
 # ---- the order of torch's stream -------------------------------------------------------------------------------------
-
-
-def pending() -> tuple[torch.Tensor, torch.Tensor]:
-    """A tensor that torch has yet to compute, and its values."""
-    x = torch.randn(64, 65)
-    there = x.to("npu")
-    return torch.softmax(there, -1), torch.softmax(x.double(), -1)
 
 
 @pytest.mark.usefixtures("slowly")

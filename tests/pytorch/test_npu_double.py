@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_npu import pending
-from test_npu_calls import CASES, fails_and_recovers
+from npu_tensors import CASES, fails_and_recovers
 from torch_npu_stand_in import FRACTAL_NZ, ND
-from torch_oracles import assert_close
+from torch_oracles import assert_close, pending
 
 import ascend_grad as ag
 import ascend_grad.torch as agt

@@ -1,0 +1,37 @@
+"""What only the wheel of torch_npu shows, on the test double of a device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch_oracles import assert_close, value_and_gradients
+
+import ascend_grad.torch as agt
+
+pytestmark = pytest.mark.usefixtures("torch_npu")
+
+
+def test_backward_over_both_devices() -> None:
+    """On a thread of autograd for each device."""
+    x = torch.randn(4, 5)
+
+    def ours(x: torch.Tensor) -> torch.Tensor:
+        return agt.log_softmax(agt.softmax(x.to("npu:1")).to("npu:0")).cpu()
+
+    def plain(x: torch.Tensor) -> torch.Tensor:
+        return torch.log_softmax(torch.softmax(x, -1), -1)
+
+    results = value_and_gradients(ours, [x], torch.ones(4, 5))
+    rights = value_and_gradients(plain, [x.double()], torch.ones(4, 5, dtype=torch.float64))
+    for each, expected in zip(results, rights, strict=True):
+        assert_close(each, expected, torch.float32, steps=8)
+
+
+def test_the_queue_of_another_device_is_not_handed_over() -> None:
+    """Reading ``npu_stream`` hands over what torch holds back for its current device, which a wait has to respect."""
+    x = torch.randn(64, 65)
+    for _ in range(20):
+        there = x.to("npu:1")
+        assert_close(
+            agt.softmax(there.clone() * 2 - there).cpu(), torch.softmax(x.double(), -1), torch.float32, steps=4
+        )
