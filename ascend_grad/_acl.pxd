@@ -82,6 +82,10 @@ cdef class HostMemory:
     cdef readonly int device
 
 
-cdef class Stream:
+cdef class AnyStream:
     cdef ag_acl_stream handle
     cdef readonly int device
+
+
+cdef class Stream(AnyStream):
+    pass

@@ -1,6 +1,6 @@
 from collections.abc import Iterable, Sequence
 
-from ._acl import DeviceMemory, DeviceRange, Stream
+from ._acl import AnyStream, DeviceRange
 
 DTYPES: dict[str, int]
 
@@ -18,7 +18,7 @@ class Tensor:
 
 class Plan:
     workspace_size: int
-    def launch(self, workspace: DeviceMemory | None, stream: Stream) -> None: ...
+    def launch(self, workspace: DeviceRange | None, stream: AnyStream) -> None: ...
     def close(self) -> None: ...
 
 def softmax_backward(grad_output: Tensor, output: Tensor, dim: int, out: Tensor) -> Plan: ...

@@ -11,6 +11,7 @@ cdef class ArrayType:
     cdef object mark_written, is_neg
     cdef bint is_torch, is_jax, is_plain
     cpdef cnp.ndarray view(self, object value, str name, str operator)
+    cdef object view_anywhere(self, object value, str name, str operator)
     cdef object own(self, cnp.ndarray array)
 
 
@@ -18,4 +19,5 @@ cdef ArrayType NUMPY
 
 cdef ArrayType known_array_type(object value)
 cpdef ArrayType array_type(object value, str name, str operator)
+cpdef bint is_on_device(object value) except -1
 cdef int mark_written(object value) except -1

@@ -1,4 +1,10 @@
+from collections.abc import Callable
+
 import numpy as np
+
+from .arrays import AbstractDeviceArray
+
+DEVICE_TENSORS: dict[str, Callable[..., AbstractDeviceArray]]
 
 class ArrayType:
     library: str | None

@@ -68,7 +68,8 @@ cdef class Operator:
 cdef class Call:
     cdef readonly Operator operator
     cdef readonly list values
-    cdef cnp.ndarray first_out, second_out
+    cdef cnp.ndarray first_out, second_out  # of a call on a device: of the same layout, and their elements are not to be read
+    cdef object first_there, second_there  # of a call on a device: where the results go
     cdef int device_id
     cdef int axis
     cdef list origins  # the types of arrays before conversion; None: all arguments are exact NumPy arrays, or no arrays
@@ -79,7 +80,8 @@ cdef class Call:
     cdef object by_name
     cdef cnp.ndarray array(self, int slot)
     cdef cnp.ndarray other_array(self, int slot)
-    cdef cnp.ndarray import_array(self, object value, str name, ArrayType kind)
+    cdef object import_array(self, object value, str name, ArrayType kind)
+    cdef cnp.ndarray shape_of_device_array(self, object array)
     cdef cnp.ndarray host_vector(self, int slot, Py_ssize_t least)
 
 

@@ -66,8 +66,14 @@ class AbstractDeviceArray(ABC):
 
     __slots__ = ()
 
-    #: The function that copies an array to the device, as messages name it.
-    MAKER: str
+    #: What messages call such an array, what copies one to the device, and what copies it to the host.
+    KIND: str
+    TO_DEVICE: str
+    TO_HOST: str
+    #: Whether checks look at values. Else the backend takes care of those that are not valid.
+    IS_READ = True
+    #: Whether results can be written into it.
+    CAN_BE_OUT = False
 
     @property
     @abstractmethod
@@ -89,6 +95,14 @@ class AbstractDeviceArray(ABC):
     @abstractmethod
     def host_values(self) -> np.ndarray:
         """The values on the host, read-only, copied back at most once. For what has one element a row."""
+
+    def in_library(self) -> object:
+        """Itself as an array of the library that it belongs to."""
+        return self
+
+    def unreadable_array(self) -> np.ndarray:
+        """An array of the same address, layout and dtype, whose elements are not to be read."""
+        raise TypeError(f"results cannot be written into {self.KIND}")
 
     def is_known_below(self, extent: int, mask: object) -> bool:
         """Whether the values are known to be in [0, extent) wherever the mask is 0, so that nobody has to look."""

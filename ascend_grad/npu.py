@@ -2,12 +2,15 @@
 
 Calls on arrays of the host use the device by themselves where there is one. A chain of calls is cheaper on arrays that
 live on the device: `asarray` copies one there, calls on such arrays return such arrays and copy nothing through the
-host, and ``numpy()`` brings a result back.
+host, and ``numpy()`` brings a result back. Within `stream` such calls are not waited for.
 
 What needs a device raises `BackendUnavailableError` where there is no usable one; `ascend_grad.backends` tells why.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -19,7 +22,17 @@ from .backends.ascend.array import DeviceArray
 from .dispatch import ContextChoice
 from .errors import BackendUnavailableError, ParamInvalidError, ParamTypeError
 
-__all__ = ["DeviceArray", "asarray", "device_count", "get_device", "release", "set_device", "use_deterministic"]
+__all__ = [
+    "DeviceArray",
+    "asarray",
+    "device_count",
+    "get_device",
+    "release",
+    "set_device",
+    "stream",
+    "synchronize",
+    "use_deterministic",
+]
 
 #: Bytes up to which the values of a one-dimensional array are kept on the host, too (targets, masks, row gradients).
 _REMEMBERED_BYTES = 16 << 20
@@ -130,6 +143,76 @@ def get_device() -> int:
         Its number, which `set_device` takes.
     """
     return session.chosen_device()
+
+
+@contextmanager
+def stream(handle: int) -> Iterator[None]:
+    """Put this thread's calls on device arrays on a stream of the caller's, without waiting for their work.
+
+    Parameters
+    ----------
+    handle : int
+        The address of the stream (``aclrtStream``) on this thread's device, as ``torch.npu.Stream.npu_stream`` is one.
+        It has to exist until `synchronize` has waited for it.
+
+    Raises
+    ------
+    ParamInvalidError
+        161002: the handle is not positive, or (its subclass `ParamTypeError`) no int.
+    BackendUnavailableError
+        There is no usable device.
+
+    Notes
+    -----
+    The block concerns calls on device arrays alone, on the device that is this thread's when the block begins. Calls on
+    host arrays, `asarray` and ``numpy()`` are done when they return, as everywhere. Calls on tensors of torch_npu are
+    in the order of torch's current stream.
+
+    Whatever else uses an array that the stream may still work on waits for the stream first. This holds for calls
+    outside of the block, for other threads, for ``numpy()`` and for an exchange by DLPack. Work that the caller has put
+    on other streams is not waited for.
+
+    A call waits for its stream in three cases: it looks at values that are not known on the host (the page on Ascend
+    NPUs lists them), some rows have no gradient, or an array shares its memory with torch. Errors of the device appear
+    where something waits.
+
+    Examples
+    --------
+    >>> import ascend_grad as ag
+    >>> def softmax_twice(array, handle):
+    ...     with ag.npu.stream(handle):
+    ...         return ag.softmax(ag.softmax(array))
+    >>> def three_times(array, handle):
+    ...     twice = softmax_twice(array, handle)  # may still be under way
+    ...     ag.npu.synchronize()
+    ...     return ag.softmax(twice).numpy()
+    """
+    address = integer(handle, "handle")
+    if address <= 0:
+        raise ParamInvalidError(f"handle: expected the address of a stream, a positive int, got {shown(address)}")
+    _usable_state()
+    with session.on_stream(address):
+        yield
+
+
+def synchronize() -> None:
+    """Wait for the work that calls of this thread have put on streams of the caller's.
+
+    Memory that such calls have released can be used by all calls of the thread from then on.
+
+    Raises
+    ------
+    AclError
+        Some of the work failed.
+
+    Examples
+    --------
+    Without a block of `stream` before, there is nothing to wait for:
+
+    >>> import ascend_grad as ag
+    >>> ag.npu.synchronize()
+    """
+    session.finish_streams()
 
 
 class use_deterministic(ContextChoice):

@@ -75,6 +75,11 @@ def softmax_backward(
     arrays of the same library, over the same memory. All arrays of a call belong to one library, except that `target`,
     `masked_target` and `target_mask` of the linear operators may be NumPy's, or of another library beside NumPy's.
 
+    Arrays on an Ascend NPU are taken, too. Calls on arrays of `npu.asarray` return such arrays and are done when they
+    return. Calls on tensors of torch_npu return such tensors and are in the order of torch's current stream, as torch's
+    own operators are: nobody waits, nothing is copied to the host, and no value is looked at. All arrays of such a call
+    are of one kind, on one device.
+
     They also take whatever NumPy converts to an array, and subclasses of its arrays such as memory maps.
     Arrays that are more than their elements are refused, as inputs and as `out`, since the rest would be lost: masked
     arrays, matrices, arrays with units; in general those of a class that defines ``__array_ufunc__``,
@@ -397,7 +402,8 @@ def fused_linear_cross_entropy_loss_grad(
         softmax counts. An array of uint8 holds row i as bit ``i % 8`` of byte ``i // 8`` (zeros and ones, one for each
         row, have to be bool); bits beyond BT are not looked at.
     masked_target : array_like of int32 or int64, shape (BT,)
-        The target's row in `weight`; any value where the mask is set.
+        The target's row in `weight`; any value where the mask is set. Of tensors of torch_npu a value outside is no
+        error: the row's gradient is NaN.
     label_smoothing : float, default 0.0
         Must be 0.
     logits_max, sum_exp_logits : array_like, shape (BT,), optional
@@ -634,7 +640,8 @@ def linear_cross_entropy(
     weight : array_like, shape (V, H)
         The layer's weight :math:`W`, of the dtype of `input`.
     target : array_like of int32 or int64, shape (BT,)
-        Ids: ``target - vocab_start_index`` is the row of `weight`; or `ignore_index`.
+        Ids: ``target - vocab_start_index`` is the row of `weight`; or `ignore_index`. Of tensors of torch_npu any other
+        value is no error: the row's loss is NaN.
     reduction : {"mean", "sum", "none"}, default "mean"
         The loss is the mean over the rows that are not ignored, their sum, or one number for each row, 0 where ignored.
     ignore_index : int, default -100

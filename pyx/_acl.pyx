@@ -357,20 +357,34 @@ cdef class HostMemory:
         destroy_on(self.device, <destroyer>table.aclrtFreeHost, self.address, "aclrtFreeHost")
 
 
-cdef int synchronize(ag_acl_stream stream) except -1:
-    cdef ag_acl_error code
-    with nogil:
-        code = table.aclrtSynchronizeStream(stream)
-    return check(code, "aclrtSynchronizeStream")
+cdef class AnyStream:
+    """A queue of work on a device; what `borrowed_stream` makes belongs to somebody else."""
+
+    def synchronize(self):
+        """Wait until everything on the stream is done; errors of the work come out here.
+
+        The calling thread is bound to the device of the stream.
+        """
+        cdef ag_acl_stream handle = self.handle
+        cdef ag_acl_error code
+        with nogil:
+            code = table.aclrtSynchronizeStream(handle)
+        check(code, "aclrtSynchronizeStream")
+
+    def close(self):
+        """Use it no more; its owner destroys it."""
+        self.handle = NULL
 
 
-def synchronize_borrowed(uintptr_t stream):
-    """Wait until everything on another library's stream is done, which is one of the thread's device."""
-    synchronize(<ag_acl_stream>stream)
+def borrowed_stream(uintptr_t handle, int device):
+    """A stream of another library, which has to keep it for as long as this is used."""
+    cdef AnyStream result = AnyStream.__new__(AnyStream)
+    result.handle, result.device = <ag_acl_stream>handle, device
+    return result
 
 
-cdef class Stream:
-    """A queue of work on the device that the calling thread is bound to."""
+cdef class Stream(AnyStream):
+    """A stream of its own on the device that the calling thread is bound to."""
 
     def __cinit__(self, int device):
         cdef ag_acl_error code
@@ -381,10 +395,6 @@ cdef class Stream:
         check(code, "aclrtCreateStream")
         self.handle = handle
         self.device = device
-
-    def synchronize(self):
-        """Wait until everything on the stream is done; errors of the work come out here."""
-        synchronize(self.handle)
 
     def close(self):
         cdef ag_acl_stream handle = self.handle
@@ -398,28 +408,28 @@ cdef class Stream:
 # ---- copies: put on the stream, done when it is synchronised ---------------------------------------------------------
 
 
-cdef int copy(void *to, size_t room, const void *source, size_t size, int kind, Stream stream) except -1:
+cdef int copy(void *to, size_t room, const void *source, size_t size, int kind, AnyStream stream) except -1:
     cdef ag_acl_error code
     with nogil:
         code = table.aclrtMemcpyAsync(to, room, source, size, kind, stream.handle)
     return check(code, "aclrtMemcpyAsync")
 
 
-def copy_in(DeviceRange to, size_t to_offset, HostMemory source, size_t offset, size_t size, Stream stream):
+def copy_in(DeviceRange to, size_t to_offset, HostMemory source, size_t offset, size_t size, AnyStream stream):
     copy(
         <char *>to.address + to_offset, to.size - to_offset, <char *>source.address + offset, size,
         AG_ACL_HOST_TO_DEVICE, stream,
     )
 
 
-def copy_out(HostMemory to, size_t to_offset, DeviceRange source, size_t offset, size_t size, Stream stream):
+def copy_out(HostMemory to, size_t to_offset, DeviceRange source, size_t offset, size_t size, AnyStream stream):
     copy(
         <char *>to.address + to_offset, to.size - to_offset, <char *>source.address + offset, size,
         AG_ACL_DEVICE_TO_HOST, stream,
     )
 
 
-def copy_within(DeviceRange to, size_t to_offset, DeviceRange source, size_t offset, size_t size, Stream stream):
+def copy_within(DeviceRange to, size_t to_offset, DeviceRange source, size_t offset, size_t size, AnyStream stream):
     copy(
         <char *>to.address + to_offset, to.size - to_offset, <char *>source.address + offset, size,
         AG_ACL_DEVICE_TO_DEVICE, stream,

@@ -15,9 +15,8 @@ from .errors import device_error
 
 from ascend_grad cimport _acl
 from ascend_grad._acl cimport (
-    DeviceMemory,
+    AnyStream,
     DeviceRange,
-    Stream,
     ag_acl_executor,
     ag_acl_stream,
     ag_acl_tensor,
@@ -209,7 +208,7 @@ cdef class Plan:
             _acl.check(self.status, NAMES[self.operator] + "GetWorkspaceSize")
         return self
 
-    def launch(self, DeviceMemory workspace, Stream stream):
+    def launch(self, DeviceRange workspace, AnyStream stream not None):
         """Stage 2: put the work on the stream."""
         cdef ag_acl_executor *executor = self.executor
         cdef void *address = NULL if workspace is None else workspace.address

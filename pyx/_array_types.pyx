@@ -16,6 +16,7 @@ from cpython.object cimport PyObject
 from ascend_grad cimport _dlpack, _memory
 
 from ._dlpack import OtherDeviceError
+from .arrays import AbstractDeviceArray
 from .errors import BackendUnavailableError, ParamTypeError
 
 cnp.import_array()
@@ -35,6 +36,13 @@ cdef class ArrayType:
 
     cpdef cnp.ndarray view(self, object value, str name, str operator):
         """An array over the memory of such a one; None where NumPy has to convert it."""
+        view = self.view_anywhere(value, name, operator)
+        if isinstance(view, AbstractDeviceArray):
+            raise on_another_device(value, None, name, operator)
+        return view
+
+    cdef object view_anywhere(self, object value, str name, str operator):
+        """The same; of a tensor on a device that a backend knows, an array of that backend."""
         if self is NUMPY:
             return None
         if self.is_torch:
@@ -51,9 +59,13 @@ cdef class ArrayType:
         except MemoryError:
             raise
         except OtherDeviceError as error:
+            if self.is_torch:
+                return device_tensor(value, name, operator)
             raise on_another_device(value, str(error), name, operator) from None
         except Exception as error:  # whatever the other library raises
             if self.is_torch:
+                if value.device.type != "cpu":
+                    return device_tensor(value, name, operator)
                 explain(value, name, operator)
             elif self.is_jax:
                 explain_of_jax(value, name, operator)
@@ -108,6 +120,13 @@ cpdef ArrayType array_type(object value, str name, str operator):
         raise ParamTypeError(message, operator=operator) from error
 
 
+cpdef bint is_on_device(object value) except -1:
+    """Whether this is an array of a backend, or a tensor that becomes one."""
+    if isinstance(value, AbstractDeviceArray):
+        return True
+    return isinstance(value, getattr(sys.modules.get("torch"), "Tensor", ())) and value.device.type in DEVICE_TENSORS
+
+
 cdef ArrayType look_up(object value):
     cdef ArrayType result
     kind = type(value)
@@ -158,8 +177,6 @@ cdef object refuse(str name, str operator, str expected, object got):
 cdef object on_another_device(object value, object device, str name, str operator):
     device = getattr(value, "device", device)  # torch has names of its own
     message = f"{name}: expected an array on the CPU, got one on device {device}"
-    if getattr(device, "type", None) == "npu":
-        message += " (ascend_grad.torch computes on such tensors, ascend_grad.npu.asarray makes arrays of them)"
     return BackendUnavailableError(message, operator=operator)
 
 
@@ -169,11 +186,25 @@ cdef bint is_wrapped(object tensor) except -1:
     return hasattr(functorch, "is_functorch_wrapped_tensor") and functorch.is_functorch_wrapped_tensor(tensor)
 
 
+#: By the type of a torch device: the function that makes a backend's array of a tensor there, of its name, and of the
+#: operator. Backends add theirs when they are imported.
+DEVICE_TENSORS = {}
+
+
+cdef object device_tensor(object tensor, str name, str operator):
+    """The array of a backend over the memory of a tensor on its device."""
+    function = DEVICE_TENSORS.get(tensor.device.type)
+    explain(tensor, name, operator)
+    if function is None:
+        raise on_another_device(tensor, None, name, operator)
+    return function(tensor, name, operator)
+
+
 cdef object explain(object value, str name, str operator):
-    """Raise what says best why a tensor has no memory that NumPy could read, if it is known."""
+    """Raise what says best why a tensor has no memory that NumPy or a device could read, if it is known."""
     if value.is_nested:
         refuse(name, operator, "a tensor of one shape", "a nested tensor")
-    if value.device.type != "cpu":
+    if value.device.type not in ("cpu", *DEVICE_TENSORS):
         raise on_another_device(value, None, name, operator)
     if str(value.layout) != "torch.strided":
         refuse(name, operator, "a dense tensor (to_dense() makes one)", f"layout {value.layout}")

@@ -253,7 +253,10 @@ cdef class Call:
         Operators of more than two results take no ``out``.
         """
         count = len(self.operator.results)
-        return (self.first_out, self.second_out, *(None,) * (count - 2)) if count > 1 else (self.first_out,)
+        first, second = self.first_out, self.second_out
+        if self.device_id >= 0:
+            first, second = self.first_there, self.second_there
+        return (first, second, *(None,) * (count - 2)) if count > 1 else (first,)
 
     @property
     def arguments(self):
@@ -288,6 +291,8 @@ cdef class Call:
         cdef Call other = Call.__new__(Call)
         other.operator, other.device_id, other.axis, other.sizes = self.operator, self.device_id, self.axis, self.sizes
         other.first_out, other.second_out = self.first_out, self.second_out
+        if self.device_id >= 0:
+            other.first_out = other.second_out = None
         other.values = [by_name[name] for name in self.operator.parameters]
         return other
 
@@ -311,22 +316,26 @@ cdef class Call:
         cdef ArrayType kind = known_array_type(value)
         if kind is None:
             if isinstance(value, AbstractDeviceArray):
-                self.device_id = value.device
-                return np.broadcast_to(np.empty((), value.dtype), value.shape)  # without memory of its own
+                return self.shape_of_device_array(value)
             kind = array_type(value, name, self.operator.name)
         if self.origins is None:
             self.origins = [NUMPY] * len(self.values)
         self.origins[slot] = kind
         value = self.values[slot] = self.import_array(value, name, kind)
-        return value
+        return <cnp.ndarray>value if cnp.PyArray_CheckExact(value) else self.shape_of_device_array(value)
 
-    cdef cnp.ndarray import_array(self, object value, str name, ArrayType kind):
-        """A plain array of the host for one that is of this type, None for no array."""
-        cdef cnp.ndarray view = None
+    cdef cnp.ndarray shape_of_device_array(self, object array):
+        """An array of the host that has the shape and the dtype of one on a device, without memory of its own."""
+        self.device_id = array.device
+        return np.broadcast_to(np.empty((), array.dtype), array.shape)
+
+    cdef object import_array(self, object value, str name, ArrayType kind):
+        """A plain array of the host, or an array of a backend, for one that is of this type, None for no array."""
+        view = None
         if kind is None or not kind.is_plain:
             self.ran_others = True
         if kind is not None:
-            view = kind.view(value, name, self.operator.name)
+            view = kind.view_anywhere(value, name, self.operator.name)
         return arguments.converted_by_numpy(value, name, self.operator.name) if view is None else view
 
     cdef cnp.ndarray host_vector(self, int slot, Py_ssize_t least):
@@ -351,7 +360,8 @@ cdef cnp.ndarray writable_result(Call call, str name, object out, Result result)
     if out is None:
         return None
     if not result.is_asked_for(call):
-        call.fail(name, "None, as the call does not ask for this result", arguments.shown(out))
+        got = "an array" if call.device_id >= 0 else arguments.shown(out)  # which reads its elements
+        call.fail(name, "None, as the call does not ask for this result", got)
     if not cnp.PyArray_Check(out):
         call.fail(name, "an array that can be written into", type(out).__name__, ParamTypeError)
     if not cnp.PyArray_CheckExact(out):
@@ -375,7 +385,6 @@ cdef cnp.ndarray writable_result(Call call, str name, object out, Result result)
 cdef object imported_out(Call call, str name, object out):
     """An entry of ``out``; one of another library as an array over the same memory, if it can be had."""
     cdef ArrayType kind
-    cdef cnp.ndarray view
     if out is None:
         return None
     kind = NUMPY if cnp.PyArray_CheckExact(out) else array_type(out, name, call.operator.name)
@@ -387,8 +396,14 @@ cdef object imported_out(Call call, str name, object out):
     if kind is NUMPY:
         return out
     call.ran_others = call.ran_others or not kind.is_plain
-    view = kind.view(out, name, call.operator.name)
-    return out if view is None else view
+    view = kind.view_anywhere(out, name, call.operator.name)
+    if view is None:
+        return out
+    device = view.device if isinstance(view, AbstractDeviceArray) else -1
+    if device != call.device_id:
+        places = ["the host" if each < 0 else f"device {each}" for each in (call.device_id, device)]
+        call.fail(name, f"an array on {places[0]}, as the inputs are", f"one on {places[1]}", ParamTypeError)
+    return view
 
 
 cdef tuple entries_of(Call call, object out):
@@ -411,14 +426,18 @@ cdef int check_devices(Call call, object out) except -1:
     first = next(name for name in inputs if isinstance(inputs[name], AbstractDeviceArray))
     there = inputs[first]
     for name, array in inputs.items():
-        if isinstance(array, AbstractDeviceArray):
+        if not isinstance(array, AbstractDeviceArray):
+            got = f"an array on the host ({there.TO_DEVICE} copies it, {there.TO_HOST} brings the others back)"
+        elif array.device != there.device:
             got = f"one on device {array.device}"
         else:
-            got = f"an array on the host ({there.MAKER} copies it, numpy() brings the others back)"
+            got = f"one on it that is {array.KIND}"
         if type(array) is not type(there) or array.device != there.device:
-            call.fail(name, f"an array on device {there.device}, as {first} is one", got, ParamTypeError)
-    if out is not None:
+            kind = "an array" if not isinstance(array, AbstractDeviceArray) or array.KIND == there.KIND else there.KIND
+            call.fail(name, f"{kind} on device {there.device}, as {first} is one", got, ParamTypeError)
+    if out is not None and not there.CAN_BE_OUT:
         call.fail("out", "None, as calls on arrays of the device give new ones", type(out).__name__, ParamTypeError)
+    call.kind = NUMPY if call.origins is None else call.origins[call.operator.parameters.index(first)]
     return 0
 
 
@@ -462,7 +481,8 @@ cdef Call validate(Operator operator, list values, object out):
     run_checks(call)
     if call.device_id >= 0:
         check_devices(call, out)
-    call.kind = NUMPY if call.origins is None else common_type(call)
+    else:
+        call.kind = NUMPY if call.origins is None else common_type(call)
     if is_pair:
         first, second = entries_of(call, out)
     first_view = imported_out(call, "out[0]" if is_pair else "out", first)
@@ -474,6 +494,11 @@ cdef Call validate(Operator operator, list values, object out):
     # Where the results go is checked last, for every operator.
     call.first_given = None if first_view is first else first
     call.second_given = None if second_view is second else second
+    if call.device_id >= 0:
+        call.first_there, call.second_there = first_view, second_view
+        first_view, second_view = [
+            each.unreadable_array() if isinstance(each, AbstractDeviceArray) else each for each in (first_view, second_view)
+        ]
     call.first_out = writable_result(call, "out[0]" if is_pair else "out", first_view, <Result>operator.result_specs[0])
     if is_pair:
         call.second_out = writable_result(call, "out[1]", second_view, <Result>operator.result_specs[1])
@@ -514,4 +539,8 @@ cdef object in_library(Call call, object results):
 cdef object result_in_library(Call call, object result, object given):
     if given is not None:
         return given
-    return call.kind.own(result) if call.kind is not None and cnp.PyArray_Check(result) else result
+    if call.kind is None:
+        return result
+    if isinstance(result, AbstractDeviceArray):
+        return result.in_library()
+    return call.kind.own(result) if cnp.PyArray_Check(result) else result

@@ -10,7 +10,7 @@ cimport numpy as cnp
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
 from ascend_grad cimport _tasks
-from ascend_grad._array_types cimport NUMPY, ArrayType, array_type
+from ascend_grad._array_types cimport NUMPY, ArrayType, array_type, is_on_device
 from ascend_grad._call cimport (
     BT, V, Call, Check, native_dtype, shape_of, size_names, size_numbers
 )
@@ -486,6 +486,8 @@ cdef class ReductionAndItsGradient(Check):
             return 0
         if type(grad_loss) is float:
             return 0
+        if is_on_device(grad_loss) and cnp.PyArray_NDIM(call.array(self.slots[1])) == 0:
+            return self.floating.run(call)  # one number, which nobody waits for
         if (
             reduction == "none" and not isinstance(grad_loss, (str, bytes))
             and cnp.PyArray_NDIM(call.array(self.slots[1]))
@@ -505,7 +507,9 @@ cdef class TargetsInRange(Check):
     cdef int run(self, Call call) except -1:
         if call.device_id >= 0:
             targets_there, mask_there = call.values[self.slots[0]], call.values[self.slots[1]]
-            if isinstance(targets_there, AbstractDeviceArray) and targets_there.is_known_below(call.sizes[V], mask_there):
+            if isinstance(targets_there, AbstractDeviceArray) and (
+                not targets_there.IS_READ or targets_there.is_known_below(call.sizes[V], mask_there)
+            ):
                 return 0
         cdef cnp.ndarray target = call.host_vector(self.slots[0], call.sizes[BT]), mask = None
         cdef const uint8_t *masked = NULL
@@ -536,6 +540,9 @@ cdef class TargetsInTheVocabulary(Check):
         Check.__init__(self, "target", "vocab_start_index", "ignore_index")
 
     cdef int run(self, Call call) except -1:
+        target_there = call.values[self.slots[0]]
+        if isinstance(target_there, AbstractDeviceArray) and not target_there.IS_READ:
+            return 0
         cdef cnp.ndarray target = call.host_vector(self.slots[0], call.sizes[BT])
         cdef bint is_wide = cnp.PyArray_ITEMSIZE(target) == 8
         cdef const void *targets = cnp.PyArray_DATA(target)

@@ -149,7 +149,7 @@ cdef str select(Call call, tuple request, list reasons):
             if device.backend.owns(call.arrays[0]):
                 break
         if name not in ("auto", device.name):
-            where = f"its arrays are on device {call.device_id} (numpy() brings them back)"
+            where = f"its arrays are on device {call.device_id} ({call.arrays[0].TO_HOST} brings them back)"
             cannot(call, name, request[1], where)
         return selected_device(call, request, device, reasons)
     if name == "auto":

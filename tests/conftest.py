@@ -61,6 +61,7 @@ ABOUT_PACKAGES = {
         "tests/parallel/test_torch.py",
         "tests/hccl_ranks.py",
         "tests/hccl_stand_in.py",
+        "tests/npu_tensors.py",
         "tests/tensor_ranks.py",
         "tests/torch_cases.py",
         "tests/torch_npu_stand_in.py",

@@ -161,7 +161,11 @@ def build(name: str) -> Path:
     state = [_object(source) for source in _STATE] + [_object("variant", *variant.defines)]
     _link(folder / "libcann_stand_in.so", *state, exports=("si_*", "stand_in_*"), state=False)
     if variant.torch:
-        libraries |= {"libascendcl.so": ("acl*", "rt*", "Msprof*"), "libnnopbase.so": ("acl*",), "libopapi.so": ("aclnn*",)}
+        libraries |= {
+            "libascendcl.so": ("acl*", "rt*", "Msprof*"),
+            "libnnopbase.so": ("acl*",),
+            "libopapi.so": ("aclnn*",),
+        }
     for library, exports in libraries.items():
         if library == "libascendcl.so":
             sources = ("runtime", "context", "events", *(("torch_runtime",) if variant.torch else ()))

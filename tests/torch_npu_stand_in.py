@@ -327,6 +327,10 @@ def register() -> TorchNpu:
             return torch.device("cpu") if isinstance(value, torch.device) else value
 
         host_args, host_kwargs = tree_map(down, (args, kwargs))
+        host_args = [  # a number that torch has made a tensor of arrives as a number again
+            torch.tensor(each) if type(each) is int and str(argument.type) == "Tensor" else each
+            for each, argument in zip(host_args, operator._schema.arguments)
+        ]
         result = operator(*host_args, **host_kwargs)
         for i, argument in enumerate(operator._schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:

@@ -99,9 +99,10 @@ def data_parallel_linear_cross_entropy(
 
     Notes
     -----
-    Results are arrays of the library that the arguments belong to. If all ranks pass arrays on a device
-    (`ascend_grad.npu.asarray`; float16 or bfloat16, with a `grad_loss` for each row there, too), results are on that
-    device, and each rank's part of a gradient is rounded to 16 bits before the parts are added in float32.
+    Results are arrays of the library that the arguments belong to. If all ranks pass arrays on a device, results
+    are on that device, and each rank's part of a gradient is rounded to 16 bits before the parts are added in float32.
+    Such arrays are those of `ascend_grad.npu.asarray`, or tensors of torch_npu, in float16 or bfloat16. A `grad_loss`
+    for each row is there, too. Calls on them wait for the device.
 
     The weights of the ranks of `comm` are taken to be the same; their shapes alone are compared. One call makes these
     collective operations on `comm`: a gathering of 1024 bytes of each rank, the sum of two numbers, and that of V H

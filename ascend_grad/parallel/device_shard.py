@@ -69,7 +69,7 @@ class DeviceShard(Shard):
         there = attempt.run(put)
         attempt.share(ranks)
         assert there is not None  # else it has raised
-        return LinearCrossEntropy(*there)
+        return LinearCrossEntropy(*self._call.in_library(there))
 
     def to_device(self, array: NDArray) -> Any:
         """A copy on the device of the input."""

@@ -103,7 +103,7 @@ class _NpuSum(DeviceMatrixSum):
 
         def complete() -> DeviceArray:
             runtime.wait_for_torch(self._like.device)  # arrays are complete when a call returns, on whichever stream
-            return torch_npu.array_over(found, "sum", lender=self._like._lender)
+            return torch_npu.array_like(found, self._like)
 
         return attempt.run(complete)
 

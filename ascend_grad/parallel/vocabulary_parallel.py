@@ -99,9 +99,10 @@ def linear_cross_entropy(
 
     Notes
     -----
-    Results are arrays of the library that the arguments belong to. If all ranks pass arrays on a device
-    (`ascend_grad.npu.asarray`; float16 or bfloat16, with a `grad_loss` for each row there, too), results are on that
-    device, and each rank's part of a gradient is rounded to 16 bits before the parts are added in float32.
+    Results are arrays of the library that the arguments belong to. If all ranks pass arrays on a device, results
+    are on that device, and each rank's part of a gradient is rounded to 16 bits before the parts are added in float32.
+    Such arrays are those of `ascend_grad.npu.asarray`, or tensors of torch_npu, in float16 or bfloat16. A `grad_loss`
+    for each row is there, too. Calls on them wait for the device.
 
     Every rank raises where one of them does. What the engine itself raises (a rank that died) is passed on.
 

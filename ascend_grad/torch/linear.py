@@ -101,10 +101,10 @@ class _LinearCrossEntropyOfOperator(_LinearCrossEntropy):
 
 
 def _scaled(gradients: Sequence[torch.Tensor], factor: torch.Tensor, in_place: bool) -> Sequence[torch.Tensor]:
-    """Multiply gradients by one number. In place they are not multiplied by 1, where the number can be read."""
+    """Multiply gradients by one number. In place they are not multiplied by 1, where the number is on the CPU."""
     if not in_place or torch.is_grad_enabled() or not are_readable((*gradients, factor)):
         return [gradient * factor for gradient in gradients]
-    if factor.item() != 1:
+    if not factor.is_cpu or factor.item() != 1:  # to read it on a device would wait
         for gradient in gradients:
             gradient.mul_(factor)
     return gradients

@@ -20,7 +20,7 @@ import ascend_grad as ag
 from ..contract import OPERATORS
 from ..errors import ParamInvalidError
 from ..results import LinearCrossEntropy
-from .tensors import are_plain, are_readable, array_on_npu, tensor_on_npu, to_array, to_tensor
+from .tensors import are_plain, are_readable, itself, to_array, to_tensor, without_gradient
 
 if TYPE_CHECKING:
     from .vocabulary_parallel import VocabularyShard
@@ -129,7 +129,7 @@ for _name, _schema, _vmap in (
         _name,
         _schema,
         partial(_rowwise, to_array, to_tensor, _name),
-        partial(_rowwise, array_on_npu, tensor_on_npu, _name),
+        partial(_rowwise, without_gradient, itself, _name),
         _rowwise_fake,
     )
     torch.library.register_vmap(f"ascend_grad::{_name}", partial(_vmap, _name))
@@ -152,12 +152,12 @@ SHARDS: WeakValueDictionary[int, VocabularyShard] = WeakValueDictionary()
 
 
 def upstream(array_of: Callable, grad_loss: torch.Tensor | None, reduction: str) -> Any:
-    """Return the upstream gradient as the functions take it: an array for a loss per row, else a number."""
+    """Return the upstream gradient as the functions take it: an array or a number."""
     if grad_loss is None:
         return None
-    if reduction == "none":
+    if reduction == "none" or grad_loss.device.type == "npu":  # to read the number would wait for the device
         return array_of(grad_loss, "grad_loss", LINEAR)
-    return float(grad_loss.detach())  # which waits for what torch has put on a device's stream
+    return float(grad_loss.detach())
 
 
 def linear_cross_entropy(
@@ -246,7 +246,7 @@ _register(
     "bool weight_grad, float filter_eps, int? num_threads, int? shard) "
     "-> (Tensor loss, Tensor input_grad, Tensor weight_grad)",
     partial(_linear_cross_entropy, to_array, to_tensor),
-    partial(_linear_cross_entropy, array_on_npu, tensor_on_npu),
+    partial(_linear_cross_entropy, without_gradient, itself),
     _linear_cross_entropy_fake,
 )
 torch.library.register_vmap(f"ascend_grad::{LINEAR}", _linear_cross_entropy_vmap)

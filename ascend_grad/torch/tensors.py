@@ -10,9 +10,7 @@ from numpy.typing import NDArray
 
 from .._dtypes import BFLOAT16
 from ..arguments import shown
-from ..backends.ascend import torch_npu
 from ..errors import BackendUnavailableError, ParamTypeError
-from ..npu import DeviceArray
 
 # torch has no public functions for these questions: whether `torch.func` transforms functions, how many modes handle
 # operators or functions, and whether a tensor has storage. Tensors of transforms have no storage. Neither have tensors
@@ -49,14 +47,14 @@ def _tensor_dtype(dtype: np.dtype) -> torch.dtype:
     return to_tensor(np.zeros((1,), dtype)).dtype
 
 
-def array_on_npu(tensor: torch.Tensor, name: str, operator: str) -> DeviceArray:
-    """An array over the memory of a tensor on an Ascend NPU. Results of calls on it are in memory of torch."""
-    return torch_npu.array_over(tensor, name, operator, lender=torch_npu.lend)
+def without_gradient(tensor: torch.Tensor, name: str, operator: str) -> torch.Tensor:
+    """A tensor on an Ascend NPU as the functions of `ascend_grad` take it."""
+    return tensor.detach()
 
 
-def tensor_on_npu(array: DeviceArray) -> torch.Tensor:
-    """The tensor of such a result."""
-    return torch_npu.tensor_of(array)
+def itself(tensor: torch.Tensor) -> torch.Tensor:
+    """What these functions return for such tensors."""
+    return tensor
 
 
 def is_observed() -> bool:

@@ -19,7 +19,7 @@ from ..errors import AscendGradError, BackendUnavailableError, rename
 from ..parallel.agreement import Attempt
 from ..parallel.engines import collectives
 from . import operators
-from .tensors import array_on_npu, tensor_on_npu, to_array, to_tensor
+from .tensors import itself, to_array, to_tensor, without_gradient
 
 _T = TypeVar("_T")
 
@@ -79,7 +79,7 @@ class VocabularyShard:
         *arguments: Any,
     ) -> tuple[torch.Tensor, ...]:
         """Compute what the operator of this name in `operators` returns, over all shards."""
-        array_of, tensor_of = (array_on_npu, tensor_on_npu) if input.device.type == "npu" else (to_array, to_tensor)
+        array_of, tensor_of = (without_gradient, itself) if input.device.type == "npu" else (to_array, to_tensor)
 
         def check() -> Any:
             """Return the upstream gradient, as functions take it."""

@@ -296,7 +296,7 @@ def test_memory_that_torch_gives_back_while_it_is_in_use(torch_npu, device):
 def test_failures_leave_nothing_behind(device):
     x = torch.randn(4, 5).to("npu").requires_grad_()
     right = agt.softmax(x)
-    for function in ("aclCreateTensor", "aclnnSoftmaxGetWorkspaceSize", "aclnnSoftmax", "aclrtSynchronizeStream"):
+    for function in ("aclCreateTensor", "aclnnSoftmaxGetWorkspaceSize", "aclnnSoftmax"):
         npu.release()
         device.fail(function, 0, 507899)
         with pytest.raises(ag.AclError):
@@ -329,8 +329,7 @@ def test_what_the_device_does_not_take(name: str, device):
     x, w, target = (each.to("npu") for each in problem(torch.float32))
     with pytest.raises(ag.ParamTypeError, match="linear_cross_entropy: input: the device takes dtype float16"):
         agt.linear_cross_entropy(x, w, target)
-    with pytest.raises(ag.ParamInvalidError, match=r"target: expected values in \[0, 130\) or -100, got 130 in row 0"):
-        agt.linear_cross_entropy(x.half(), w.half(), torch.full((BT,), V).to("npu"))
+    assert agt.linear_cross_entropy(x.half(), w.half(), torch.full((BT,), V).to("npu")).isnan().item()
 
 
 @pytest.mark.parametrize("shape", [(2, 3), (2, 3, 4), (2, 3, 4, 5), (1, 2, 3, 4, 5)], ids=str)
@@ -376,15 +375,6 @@ def test_without_a_usable_device(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delitem(sys.modules, "torch_npu")
     with pytest.raises(ag.BackendUnavailableError, match=r"softmax: .* torch_npu is not imported"):
         agt.softmax(x)
-
-
-def test_other_functions_point_here():
-    x = torch.zeros(3).to("npu:1")
-    expected = r"softmax: input: expected an array on the CPU, got one on device npu:1 \(ascend_grad.torch computes on "
-    with pytest.raises(ag.BackendUnavailableError, match=expected):
-        ag.softmax(x)
-    with pytest.raises(ag.BackendUnavailableError, match=r"out: .* device npu:1 \(ascend_grad.torch"):
-        ag.softmax(torch.zeros(3), out=x)
 
 
 # ---- arrays on the device and tensors --------------------------------------------------------------------------------
@@ -528,7 +518,7 @@ def test_memory_lives_as_long_as_either_side(device):
 
 def test_results_are_torchs(torch_npu, device):
     x = torch.randn(100, 100).to("npu")
-    agt.softmax(x)  # ours allocates a stream and a workspace
+    agt.softmax(x)  # torch allocates a workspace, too
     before = torch_npu.npu.memory_allocated(0)
     result = agt.softmax(x)
     assert torch_npu.npu.memory_allocated(0) >= before + 40_000

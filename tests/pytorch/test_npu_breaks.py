@@ -42,9 +42,29 @@ BREAKS = {
         "array.py", "self._layout.offset * self.dtype.itemsize", "0 * self.dtype.itemsize", "wrong loss"
     ),
     "torch is not waited for": Break("torch_npu.py", "runtime.wait_for_torch(", "bool(", "wrong softmax"),
-    "results that torch does not have": Break(
-        "torch_npu.py", "if memory is None:  # no elements", "if True:", "wrong softmax"
+    "a stream of another device": Break(
+        "torch_npu.py", "current_stream(self.device)", "current_stream(1 - self.device)", "raised:"
     ),
+    "rows without gradient": Break("tensor_operators.py", "torch.where(rows, input, 0)", "input", "wrong gradient"),
+    "gradients of rows that have none": Break(
+        "tensor_operators.py", "torch.where(rows, input_grad, 0)", "input_grad", "wrong gradient of a row"
+    ),
+    "targets outside of the weight": Break(
+        "tensor_operators.py", "torch.where(inside & ~elsewhere, target, 0)", "target", "is not in [0, 130)"
+    ),
+    "targets outside of the weight that nobody sees": Break(
+        "tensor_operators.py", 'torch.where(inside | elsewhere, a["grad"], NAN)', 'a["grad"]', "a loss without NaN"
+    ),
+    "probabilities of the caller's": Break(
+        "tensor_operators.py", "torch.where(rows, softmax, 0)", "softmax", "an argument was changed"
+    ),
+    "bits in the other order": Break(
+        "tensor_operators.py", "columns[:, bit] * (1 << bit)", "columns[:, bit] * (128 >> bit)", "wrong gradient"
+    ),
+    "bits beyond the last row": Break(
+        "tensor_operators.py", "bitwise_and_((1 << count % 8) - 1)", "bitwise_or_(128)", "wrong mask"
+    ),
+    "results that go nowhere": Break("backend.py", "out.tensor.copy_(array.tensor)", "pass", "wrong softmax"),
     "tensors in other formats": Break(
         "torch_npu.py", "if tensor_format not in STRIDED_FORMATS:", "if False:", "a private format was taken"
     ),
@@ -86,17 +106,50 @@ def on_tensors():
     x = 5 * torch.randn(40, 70)
     for view in (lambda x: x, lambda x: x[3:, 2:], lambda x: x.T):
         there = torch.softmax(x.to("npu"), -1)
-        check("softmax", agt.softmax(view(there)), torch.softmax(view(torch.softmax(x, -1)), -1))
+        right = torch.softmax(view(torch.softmax(x, -1)), -1)
+        check("softmax", agt.softmax(view(there)), right)
+        check("softmax", ag.softmax(view(there), out=torch.zeros_like(right).to("npu")), right)
+        pending = torch.softmax(x.to("npu"), -1)
+        check("softmax", torch.from_numpy(ag.softmax(npu.asarray(view(pending))).numpy()), right)
     hidden, weight, target = torch.randn(9, 6).half(), torch.randn(130, 6).half(), torch.arange(9) * 7
     target[4] = -100
     right = torch.nn.functional.cross_entropy(hidden.double() @ weight.double().T, target)
     for there in (hidden.T.contiguous().to("npu").T, torch.cat([hidden[:1], hidden]).to("npu")[1:]):
         check("loss", agt.linear_cross_entropy(there, weight.to("npu"), target.to("npu")), right)
+        arrays = [npu.asarray(each) for each in (there, weight.to("npu"), target.to("npu"))]
+        check("loss", torch.from_numpy(ag.linear_cross_entropy(*arrays).loss.numpy()), right)
     try:
         agt.softmax(double.npu_format_cast(x.to("npu"), 29))
         print("a private format was taken")
     except ag.ParamTypeError:
         pass
+
+def fused():
+    hidden, weight = torch.randn(9, 6).half(), torch.randn(130, 6).half()
+    target, grad, softmax = torch.arange(9) * 7, torch.randn(9), torch.softmax(torch.randn(9, 130), -1)
+    mask = torch.tensor([True, True, False, False, False, True, False, False, False])
+    target[0], grad[3], hidden[3] = -5, 0, float("nan")
+    there = [each.to("npu") for each in (grad, hidden, weight, mask, target)]
+    for probabilities in (softmax, softmax * 0.5):
+        on_device = probabilities.to("npu")
+        results = ag.fused_linear_cross_entropy_loss_grad(*there, softmax=on_device)
+        rights = ag.fused_linear_cross_entropy_loss_grad(*(each.float() if each.dtype == torch.float16 else each
+            for each in (grad, hidden, weight, mask, target)), softmax=probabilities)
+        for result, right in zip(results, rights):
+            check("gradient", result, right)
+        if not torch.equal(on_device.cpu(), probabilities):
+            print("an argument was changed")
+    weight[0] = float("nan")
+    there[2] = weight.to("npu")
+    if ag.fused_linear_cross_entropy_loss_grad(*there, softmax=on_device)[0][3].cpu().any():
+        print("wrong gradient of a row that has none")
+    target[1], target[4] = 2**40, 130
+    for result in ag.fused_linear_cross_entropy_loss_grad(*there[:4], target.to("npu"), softmax=on_device):
+        if not result.cpu().isnan().any():
+            print("a loss without NaN")
+    found = ag.fused_linear_online_max_sum(*there[1:3], torch.full((9,), -1).to("npu"), 0, 130)
+    if found.target_mask.cpu().tolist() != [255, 1]:
+        print("wrong mask")
 
 def exchanged():
     x = np.random.default_rng(0).standard_normal((40, 70)).astype(np.float32)
@@ -130,6 +183,7 @@ def guarded(work):
 npu.device_count()
 device.set_delay(50_000)
 guarded(on_tensors)
+guarded(fused)
 guarded(exchanged)
 if device.violations():
     print(*device.violations(), sep="\\n")

@@ -39,10 +39,6 @@ class Layout(NamedTuple):
     is_contiguous: bool
 
 
-#: Allocates for the results of calls on an array: for this shape and dtype, on this device.
-Lender = Callable[[tuple[int, ...], np.dtype, int], "TensorMemory"]
-
-
 class DeviceArray(AbstractDeviceArray):
     """An array on an Ascend NPU, made by `asarray` or by a call on such arrays. It cannot be changed.
 
@@ -69,11 +65,13 @@ class DeviceArray(AbstractDeviceArray):
     """
 
     __slots__ = (
-        "__weakref__", "_allocation", "_bits", "_copy_to_host", "_device", "_dtype", "_host", "_layout", "_lender",
-        "_origin", "_packed", "_repaired", "_shape",
+        "__weakref__", "_allocation", "_bits", "_copy_to_host", "_device", "_dtype", "_host", "_layout", "_origin",
+        "_packed", "_repaired", "_shape",
     )  # fmt: skip
 
-    MAKER = "ascend_grad.npu.asarray"
+    KIND = "an array of ascend_grad.npu.asarray"
+    TO_DEVICE = "ascend_grad.npu.asarray"
+    TO_HOST = "numpy()"
 
     #: NumPy's operators leave these arrays alone.
     __array_ufunc__ = None
@@ -83,7 +81,6 @@ class DeviceArray(AbstractDeviceArray):
     ):
         self._allocation: Allocation | TensorMemory | None = None  # None: no elements, no memory
         self._layout: Layout | None = None  # None: C-contiguous from the beginning of the memory
-        self._lender: Lender | None = None  # who allocates for results; None: the session
         self._copy_to_host = copy_to_host
         self._origin: Origin | None = None
         self._host: NDArray | None = None  # the same values on the host, where they are known there

@@ -14,7 +14,7 @@ from ..._call import Call
 from ...errors import AscendGradError, MissingKernelError
 from .. import reference
 from ..base import Unsupported
-from . import limits, operators, quirks, runtime, session, workspace
+from . import limits, operators, quirks, runtime, session, tensor_operators, torch_npu, workspace
 from .array import DeviceArray
 from .runtime import found
 
@@ -54,7 +54,13 @@ def workspace_size(call: Call) -> int:
 
 def run(call: Call, threads: int) -> Any:
     with _failures_of(call), np.errstate(all="ignore"):
-        results = _from_the_device(call) if call.device is not None else _from_the_host(call)
+        results: tuple[Any, ...]
+        if call.device is None:
+            results = _from_the_host(call)
+        elif isinstance(call.arrays[0], torch_npu.TensorArray):
+            results = _from_tensors(call)
+        else:
+            results = _from_the_device(call)
     return results if len(call.operator.results) > 1 else results[0]
 
 
@@ -84,7 +90,7 @@ def _from_the_device(call: Call) -> tuple[DeviceArray | None, ...]:
     first = call.arrays[0]
     assert isinstance(first, DeviceArray)
     values = _empty(call) if quirks.is_empty(call) else None
-    with session.session_on(first.device).call(first._lender) as here:
+    with session.session_for_arrays(first.device).call() as here:
         computed = operators.OPERATORS[call.operator.name](here, call) if values is None else values
         results = tuple(
             None if array is None or spec is None else here.put(array, spec.dtype)
@@ -94,9 +100,31 @@ def _from_the_device(call: Call) -> tuple[DeviceArray | None, ...]:
     return results
 
 
+def _from_tensors(call: Call) -> tuple[DeviceArray | None, ...]:
+    """Tensors give tensors; the work is on torch's current stream when this returns."""
+    first = call.arrays[0]
+    assert isinstance(first, torch_npu.TensorArray)
+    values = _empty(call) if quirks.is_empty(call) else None
+    with torch_npu.on_current_stream(first.device) as here:
+        computed: Any
+        if values is None:
+            computed = tensor_operators.OPERATORS[call.operator.name](here, call)
+        else:
+            computed = [None if each is None else here.copied(each) for each in values]
+        results: list[DeviceArray | None] = []
+        for array, spec, out in zip(computed, call.specs, call.outs):
+            if out is not None:
+                out.tensor.copy_(array.tensor)
+            results.append(None if spec is None else array if out is None else out)
+    return tuple(results)
+
+
 def copy_to_device_of(array: NDArray, other: DeviceArray) -> DeviceArray:
-    """A copy of an array of the host on the device of another one, in memory of the same owner."""
-    with session.session_on(other.device).call(other._lender) as here:
+    """A copy of an array of the host on the device of another one, and of its kind."""
+    if isinstance(other, torch_npu.TensorArray):
+        with torch_npu.on_current_stream(other.device) as queue:
+            return queue.copied(array)
+    with session.session_on(other.device).call() as here:
         result = here.put(array)
         here.keep(result)
     if array.ndim < 2:

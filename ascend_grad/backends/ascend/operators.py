@@ -15,7 +15,8 @@ from ... import _aclnn
 from ..._call import Call
 from . import determinism, quirks
 from .array import DeviceArray, Origin
-from .session import Session, memory_of
+from .queue import Queue
+from .session import Session
 
 FLOAT32 = np.dtype(np.float32)
 UINT8 = np.dtype(np.uint8)
@@ -23,7 +24,7 @@ UINT8 = np.dtype(np.uint8)
 Results = tuple[DeviceArray | None, ...]
 
 
-def launch(session: Session, prepare: Callable[..., _aclnn.Plan], *arguments: Any) -> None:
+def launch(queue: Queue, prepare: Callable[..., _aclnn.Plan], *arguments: Any) -> None:
     """Both stages of one operator; arrays among the arguments become tensors for as long as that takes."""
     tensors: list[_aclnn.Tensor] = []
     plan = None
@@ -33,7 +34,7 @@ def launch(session: Session, prepare: Callable[..., _aclnn.Plan], *arguments: An
             if isinstance(argument, DeviceArray):
                 code = _aclnn.DTYPES[argument.dtype.name]
                 shape, layout = quirks.shape_for_device(argument.shape), quirks.layout_for_device(argument)
-                tensor = _aclnn.Tensor(memory_of(argument), shape, code, layout)
+                tensor = _aclnn.Tensor(queue.memory_of(argument), shape, code, layout)
                 tensors.append(tensor)
                 converted.append(tensor)
             else:
@@ -41,8 +42,8 @@ def launch(session: Session, prepare: Callable[..., _aclnn.Plan], *arguments: An
         with determinism.guard(arguments):
             plan = prepare(*converted)
             size = plan.workspace_size
-            workspace = session.allocate(size).memory() if size else None
-            plan.launch(workspace, session.stream)
+            workspace = queue.workspace(size) if size else None
+            plan.launch(workspace, queue.stream)
     finally:
         if plan is not None:
             plan.close()
@@ -53,28 +54,28 @@ def launch(session: Session, prepare: Callable[..., _aclnn.Plan], *arguments: An
 # ---- row-wise --------------------------------------------------------------------------------------------------------
 
 
-def _row_gradient(session: Session, call: Call) -> Results:
+def row_gradient(queue: Queue, call: Call) -> Results:
     dtype = quirks.computing_dtype(call)
-    grad_output, output = (session.put(array, dtype) for array in call.arrays)
-    out = session.empty(grad_output.shape, grad_output.dtype)
-    launch(session, getattr(_aclnn, call.operator.name), grad_output, output, call.arguments["dim"], out)
+    grad_output, output = (queue.put(array, dtype) for array in call.arrays)
+    out = queue.empty(grad_output.shape, grad_output.dtype)
+    launch(queue, getattr(_aclnn, call.operator.name), grad_output, output, call.arguments["dim"], out)
     return (out,)
 
 
-def _row(session: Session, call: Call) -> Results:
-    input = session.put(call.arrays[0], quirks.computing_dtype(call))
-    out = session.empty(input.shape, input.dtype)
-    launch(session, getattr(_aclnn, call.operator.name), input, call.arguments["dim"], out)
+def row(queue: Queue, call: Call) -> Results:
+    input = queue.put(call.arrays[0], quirks.computing_dtype(call))
+    out = queue.empty(input.shape, input.dtype)
+    launch(queue, getattr(_aclnn, call.operator.name), input, call.arguments["dim"], out)
     return (out,)
 
 
-def _masked(session: Session, call: Call) -> Results:
+def masked(queue: Queue, call: Call) -> Results:
     dtype = quirks.computing_dtype(call)
     *floats, mask = call.arrays
-    inputs = [session.put(array, dtype) for array in floats]
-    out = session.empty(inputs[0].shape, inputs[0].dtype)
+    inputs = [queue.put(array, dtype) for array in floats]
+    out = queue.empty(inputs[0].shape, inputs[0].dtype)
     scale = call.arguments["scale"]
-    launch(session, getattr(_aclnn, call.operator.name), *inputs, session.put(mask), scale, out)
+    launch(queue, getattr(_aclnn, call.operator.name), *inputs, queue.put(mask), scale, out)
     return (out,)
 
 
@@ -106,48 +107,54 @@ def gradient(
         None if softmax is not None else session.put(sum_exp_logits, rows=rows),
         None if softmax is None else quirks.writable_copy(session, softmax, rows),
     )
-    dtype = arguments[1].dtype
-    input_grad = session.empty(arguments[1].shape, dtype)
-    weight_grad = session.empty(weight.shape, dtype)
-    launch(session, _aclnn.fused_linear_cross_entropy_loss_grad, *arguments, input_grad, weight_grad)
+    input_grad, weight_grad = launch_gradient(session, *arguments)
     return (input_grad if rows is None else session.scattered(input_grad, rows, count)), weight_grad
 
 
-def _statistics(session: Session, call: Call) -> Results:
+def launch_gradient(queue: Queue, *inputs: DeviceArray | None) -> tuple[DeviceArray, DeviceArray]:
+    _, input, weight, *_ = inputs
+    assert input is not None
+    assert weight is not None
+    input_grad, weight_grad = (queue.empty(each.shape, each.dtype) for each in (input, weight))
+    launch(queue, _aclnn.fused_linear_cross_entropy_loss_grad, *inputs, input_grad, weight_grad)
+    return input_grad, weight_grad
+
+
+def call_statistics(queue: Queue, call: Call) -> Results:
     a = call.arguments
     return statistics(
-        session, a["input"], a["weight"], a["target"], a["vocab_start_index"], a["vocab_end_index"], a["return_logits"]
+        queue, a["input"], a["weight"], a["target"], a["vocab_start_index"], a["vocab_end_index"], a["return_logits"]
     )
 
 
-def statistics(session: Session, input, weight, target, start: int, end: int, return_logits: bool) -> Results:
+def statistics(queue: Queue, input, weight, target, start: int, end: int, return_logits: bool) -> Results:
     """Online max sum; mask and masked targets share an origin."""
-    input, weight, target = (session.put(array) for array in (input, weight, target))
+    input, weight, target = (queue.put(array) for array in (input, weight, target))
     count = input.shape[0]
-    logits_max, sum_exp_logits, predicted_logits = (session.empty((count,), FLOAT32) for _ in range(3))
-    target_mask = session.empty((-(-count // 8),), UINT8)
-    masked_target = session.empty((count,), target.dtype)
-    logits = session.empty((count, weight.shape[0]), input.dtype) if return_logits else None
+    logits_max, sum_exp_logits, predicted_logits = (queue.empty((count,), FLOAT32) for _ in range(3))
+    target_mask = queue.empty((-(-count // 8),), UINT8)
+    masked_target = queue.empty((count,), target.dtype)
+    logits = queue.empty((count, weight.shape[0]), input.dtype) if return_logits else None
     results = logits_max, sum_exp_logits, predicted_logits, target_mask, masked_target, logits
-    launch(session, _aclnn.fused_linear_online_max_sum, input, weight, target, start, end, *results)
+    launch(queue, _aclnn.fused_linear_online_max_sum, input, weight, target, start, end, *results)
     target_mask._origin = masked_target._origin = Origin(object(), end - start)
     target_mask._bits = count
     return results
 
 
-def _loss(session: Session, call: Call) -> Results:
+def call_loss(queue: Queue, call: Call) -> Results:
     names = "logits_max", "sum_exp_logits", "predicted_logits", "vocab_parallel_logits"
-    return loss(session, *(call.arguments[name] for name in names))
+    return loss(queue, *(call.arguments[name] for name in names))
 
 
 def loss(
-    session: Session, logits_max, sum_exp_logits, predicted_logits, vocab_parallel_logits
+    queue: Queue, logits_max, sum_exp_logits, predicted_logits, vocab_parallel_logits
 ) -> tuple[DeviceArray, DeviceArray | None]:
-    inputs = [session.put(array) for array in (logits_max, sum_exp_logits, predicted_logits)]
-    logits = None if vocab_parallel_logits is None else session.put(vocab_parallel_logits)
-    result = session.empty(inputs[0].shape, FLOAT32)
-    softmax = None if logits is None else session.empty(logits.shape, FLOAT32)
-    launch(session, _aclnn.fused_cross_entropy_loss_with_max_sum, *inputs, logits, result, softmax)
+    inputs = [queue.put(array) for array in (logits_max, sum_exp_logits, predicted_logits)]
+    logits = None if vocab_parallel_logits is None else queue.put(vocab_parallel_logits)
+    result = queue.empty(inputs[0].shape, FLOAT32)
+    softmax = None if logits is None else queue.empty(logits.shape, FLOAT32)
+    launch(queue, _aclnn.fused_cross_entropy_loss_with_max_sum, *inputs, logits, result, softmax)
     return result, softmax
 
 
@@ -201,19 +208,26 @@ def _upstream(session: Session, arguments: dict[str, Any], counted: NDArray, num
     """The gradient that arrives at each counted row."""
     grad = arguments["grad_loss"]
     if not isinstance(grad, float):
-        return session.values(grad)[counted].astype(np.float32)
+        values = session.values(grad)
+        if values.ndim:
+            return values[counted].astype(np.float32)
+        grad = float(values)
     return np.full(number, grad / number if arguments["reduction"] == "mean" else grad, np.float32)
 
 
+#: Those that no quirk makes look at values: alike for every queue.
+ROWWISE = {
+    "softmax_backward": row_gradient,
+    "log_softmax_backward": row_gradient,
+    "scaled_masked_softmax_backward": masked,
+    "softmax": row,
+    "log_softmax": row,
+    "scaled_masked_softmax": masked,
+}
 OPERATORS: dict[str, Callable[[Session, Call], tuple[DeviceArray | NDArray | None, ...]]] = {
-    "softmax_backward": _row_gradient,
-    "log_softmax_backward": _row_gradient,
-    "scaled_masked_softmax_backward": _masked,
-    "softmax": _row,
-    "log_softmax": _row,
-    "scaled_masked_softmax": _masked,
+    **ROWWISE,
     "fused_linear_cross_entropy_loss_grad": _gradient,
-    "fused_linear_online_max_sum": _statistics,
-    "fused_cross_entropy_loss_with_max_sum": _loss,
+    "fused_linear_online_max_sum": call_statistics,
+    "fused_cross_entropy_loss_with_max_sum": call_loss,
     "linear_cross_entropy": _linear_cross_entropy,
 }

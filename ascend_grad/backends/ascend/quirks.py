@@ -21,6 +21,8 @@ Q9 the online max sum compares ids as float32, which   `places`: where only one 
    is exact up to 2**24
 =====================================================  =================================================================
 
+(For tensors of torch_npu `tensor_operators` repairs Q1 to Q5 and Q9 without a look at values.)
+
 (Everything else about layouts - negative strides, byte order, alignment - ends with the copy to the device, which is
 contiguous.)
 """

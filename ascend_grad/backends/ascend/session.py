@@ -1,8 +1,12 @@
 """One thread's work on one device: a stream, a pool of device memory, page-locked staging, copies.
 
-Every call ends with its stream synchronised, so memory that is in a pool, and every array on the device, is idle: it
-may be used, or freed, from any thread. Copies pass through page-locked memory in chunks: the host fills one chunk while
-earlier ones are in flight, and empties one half while the other is filled.
+Calls end with their stream synchronised, so memory that is in a pool, and every array on the device, is idle: it may be
+used, or freed, from any thread. Calls on a stream of the caller's (`on_stream`) are the exception: they do not wait.
+Their session has a pool of its own, of memory that may be used in the order of that stream. Whatever else uses an
+array of theirs waits for the stream first (`Allocation.wait_unless_on`).
+
+Copies pass through page-locked memory in chunks: the host fills one chunk while earlier ones are in flight, and empties
+one half while the other is filled.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from numpy.typing import NDArray
 from ... import _acl, arrays
 from ...errors import STATUS_CODES, AscendGradError, BackendUnavailableError
 from . import runtime
-from .array import DeviceArray, Lender
+from .array import DeviceArray
 
 #: Bytes that the pool of one thread keeps for later calls.
 POOL_BYTES = 1 << 30
@@ -63,25 +67,38 @@ class Pool:
     def put(self, block: _acl.DeviceMemory) -> None:
         self._blocks.append(block)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether there is more than the pool's bounds allow."""
+        return len(self._blocks) > POOL_BLOCKS or sum(block.size for block in list(self._blocks)) > POOL_BYTES
+
+    def take_all(self) -> list[_acl.DeviceMemory]:
+        """All blocks, which are no longer in the pool."""
+        taken = []
+        with suppress(IndexError):
+            while True:
+                taken.append(self._blocks.pop(0))
+        return taken
+
     def trim(self) -> None:
         """Free what is beyond the pool's bounds."""
-        while len(self._blocks) > POOL_BLOCKS or sum(block.size for block in list(self._blocks)) > POOL_BYTES:
+        while self.is_full:
             with suppress(IndexError):
                 self._blocks.pop(0).close()
 
     def empty(self) -> None:
-        with suppress(IndexError):
-            while True:
-                self._blocks.pop().close()
+        for block in self.take_all():
+            block.close()
 
 
 class Allocation:
     """Device memory in use. Released, explicitly or by garbage collection, it goes to a pool."""
 
-    __slots__ = ("__weakref__", "_shares", "block", "kept")
+    __slots__ = ("__weakref__", "_queued_on", "_shares", "block", "kept")
 
-    def __init__(self, block: _acl.DeviceMemory):
+    def __init__(self, block: _acl.DeviceMemory, queued_on: Session | None = None):
         self._shares: weakref.WeakSet[Share] | None = None
+        self._queued_on = queued_on  # a session that does not wait, whose work may use the memory
         self.block: _acl.DeviceMemory | None = block
         self.kept = False  # whether it outlives the call that allocated it
         _live.add(self)
@@ -92,6 +109,9 @@ class Allocation:
             return
         if self._shares is not None:  # this may be a thread of torch, which cannot wait for torch
             _returned.append(block)
+            return
+        if self._queued_on is not None:  # what comes next on that stream may use it
+            self._queued_on.pool.put(block)
             return
         session = getattr(_thread, "sessions", {}).get(block.device)
         if session is None:  # this thread has no pool: back to the device
@@ -108,13 +128,29 @@ class Allocation:
             runtime.wait_for_torch(self.block.device)
         return self.block
 
+    def wait_unless_on(self, session: Session | None) -> None:
+        """Wait for the work of a session that uses the memory, unless it is this one."""
+        other = self._queued_on
+        if other is not session:
+            self._queued_on = None
+            if other is not None:
+                other.wait()
+        if session is not None and not session.waits:
+            self._queued_on = session
+
     @property
     def is_shared(self) -> bool:
         """Whether another library has it, too."""
         return bool(self._shares)
 
+    @property
+    def was_shared(self) -> bool:
+        """Whether another library has it, or had it."""
+        return self._shares is not None
+
     def share(self, array: DeviceArray) -> Share:
         """What another library keeps alive while it uses the memory of this array."""
+        self.wait_unless_on(None)
         share = Share(array)
         self._shares = self._shares or weakref.WeakSet()
         self._shares.add(share)
@@ -191,19 +227,28 @@ class _Frame:
 
 
 class Session:
-    """What one thread holds on one device."""
+    """What one thread holds on one device, or on a stream of the caller's there, whose address is given.
 
-    def __init__(self, device: int):
+    Attributes
+    ----------
+    waits : bool
+        Whether calls wait for their work. Those on a stream of the caller's do not: memory that is released goes to the
+        session's pool, for work that comes later on the same stream.
+    """
+
+    def __init__(self, device: int, handle: int | None = None):
         self.device = device
+        self.waits = handle is None
+        self._handle = handle
         self.pool = Pool()
         self._frame: Any = None  # reference to the frame of the call that is running
-        self._stream: _acl.Stream | None = None
+        self._stream: _acl.AnyStream | None = None
         self._staging: _acl.HostMemory | None = None
         self._bytes: NDArray = np.empty(0, np.uint8)
         self._head = 0  # where the free part of the staging memory begins
         self._pending = False  # whether anything was put on the stream since it was synchronised
-        self._lender: Lender | None = None  # of the call that is running, as what follows
-        self._allocations: list[Allocation] = []
+        self._has_to_wait = False  # for the end of the call that is running, since torch may use the memory, too
+        self._allocations: list[Allocation] = []  # of the call that is running, as what follows
         self._alive: list[object] = []
 
     @property
@@ -212,18 +257,16 @@ class Session:
         return self._frame is not None and self._frame() is not None
 
     @contextmanager
-    def call(self, lender: Lender | None = None) -> Iterator[Session]:
-        """The frame of one call: the thread is bound to the device, and nothing is left behind.
-
-        ``lender``: who allocates the arrays that the call makes; None: the session, from its pool.
-        """
+    def call(self) -> Iterator[Session]:
+        """The frame of one call: the thread is bound to the device, and nothing is left behind."""
         with _acl.DeviceGuard(self.device):
             frame = _Frame()
             self._frame = weakref.ref(frame)
-            self._lender = lender
+            self._has_to_wait = self.waits
             try:
                 yield self
-                self.synchronize()
+                if self._has_to_wait:
+                    self.synchronize()
             except BaseException:
                 self._recover()
                 raise
@@ -234,11 +277,12 @@ class Session:
                     if not allocation.kept:
                         allocation.release()
                 del frame
-                self.pool.trim()
+                self._trim()
 
     def keep(self, *results: DeviceArray | None) -> None:
-        """These arrays are complete, and outlive the call."""
-        self.synchronize()
+        """These arrays outlive the call. They are complete, where calls wait."""
+        if self.waits:
+            self.synchronize()
         for array in results:
             if array is not None and array._allocation is not None:
                 array._allocation.kept = True
@@ -249,9 +293,12 @@ class Session:
         return array
 
     @property
-    def stream(self) -> _acl.Stream:
+    def stream(self) -> _acl.AnyStream:
         if self._stream is None:
-            self._stream = _acl.Stream(self.device)
+            if self._handle is None:
+                self._stream = _acl.Stream(self.device)
+            else:
+                self._stream = _acl.borrowed_stream(self._handle, self.device)
         self._pending = True
         return self._stream
 
@@ -261,6 +308,23 @@ class Session:
             self._stream.synchronize()
         self._pending = False
         self._head = 0
+
+    def wait(self) -> None:
+        """Wait for everything on the stream, on any thread."""
+        stream = self._stream
+        if self._pending and stream is not None and not _acl.is_detached():
+            with _acl.DeviceGuard(self.device):
+                stream.synchronize()
+
+    def finish(self) -> list[_acl.DeviceMemory]:
+        """Wait for everything on the stream, outside of a call; the blocks of the pool, which are idle then."""
+        with _acl.DeviceGuard(self.device):
+            try:
+                self.synchronize()
+            except BaseException:
+                self._recover()
+                raise
+        return self.pool.take_all()
 
     def _recover(self) -> None:
         """After a failure: nothing may be in flight when memory is released."""
@@ -294,7 +358,9 @@ class Session:
     def close(self) -> None:
         """Free everything, when nothing is in flight."""
         with suppress(AscendGradError):
-            self.synchronize()
+            self.wait()
+        self._pending = False
+        self._head = 0
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.close()
@@ -306,12 +372,30 @@ class Session:
 
     # ---- memory
 
+    def _trim(self) -> None:
+        """Free what is beyond the bounds of the pool, when it is idle."""
+        if self.pool.is_full:
+            if not self.waits:
+                self.synchronize()
+            self.pool.trim()
+
+    def memory_of(self, array: DeviceArray) -> _acl.DeviceRange:
+        """The memory of an array, for work on the stream."""
+        allocation = array._allocation
+        assert allocation is not None, "an array without elements has no memory"
+        if isinstance(allocation, Allocation):
+            allocation.wait_unless_on(self)
+        self._has_to_wait = self._has_to_wait or allocation.was_shared
+        return allocation.memory()
+
     def allocate(self, nbytes: int) -> Allocation:
         """Device memory until the end of the call."""
         size = _allocation_size(nbytes)
         for returned in _take_returned(self.device):
             self.pool.put(returned)
         block = self.pool.take(size)
+        if block is None and not self.waits:
+            block = session_on(self.device).pool.take(size)  # which is idle
         if block is None:
             try:
                 block = _acl.DeviceMemory(size, self.device)
@@ -319,28 +403,28 @@ class Session:
                 if error.code not in OUT_OF_MEMORY:
                     raise
                 # The pools of other threads are emptied first; then once more.
-                for session in _snapshot(_sessions):
-                    if session.device == self.device:
-                        session.pool.empty()
+                _empty_pools(self.device)
                 block = _acl.DeviceMemory(size, self.device)
-        allocation = Allocation(block)
+        allocation = Allocation(block, None if self.waits else self)
         self._allocations.append(allocation)
         return allocation
 
+    def workspace(self, nbytes: int) -> _acl.DeviceRange:
+        """Memory for an operator's work."""
+        return self.allocate(nbytes).memory()
+
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> DeviceArray:
         result = DeviceArray(shape, dtype, self.device, to_host)
-        result._lender = self._lender
-        if result.size and self._lender is not None:
-            result._allocation = self._lender(shape, dtype, self.device)
-            self.keep_alive(result)  # its owner may give the memory to somebody else as soon as it is dropped
-        elif result.size:
+        if result.size:
             result._allocation = self.allocate(result.nbytes)
         return result
 
     def zeros(self, shape: tuple[int, ...], dtype: np.dtype) -> DeviceArray:
         result = self.empty(shape, dtype)
         if result.size:
-            _acl.clear(memory_of(result), result.nbytes)
+            if not self.waits:  # the memory may be in use
+                self.synchronize()
+            _acl.clear(self.memory_of(result), result.nbytes)
         return result
 
     # ---- copies
@@ -360,7 +444,7 @@ class Session:
                 with np.errstate(all="ignore"):
                     np.copyto(self._view(begin, chunk.shape, dtype), chunk, casting="unsafe")
                 assert self._staging is not None
-                _acl.copy_in(memory_of(result), offset, self._staging, begin, nbytes, self.stream)
+                _acl.copy_in(self.memory_of(result), offset, self._staging, begin, nbytes, self.stream)
                 offset += nbytes
         return result
 
@@ -376,7 +460,9 @@ class Session:
         result = self.empty(array.shape, array.dtype)
         if array.size:
             array = self.contiguous(array)
-            _acl.copy_within(memory_of(result), 0, memory_of(array), array.first_byte, array.nbytes, self.stream)
+            _acl.copy_within(
+                self.memory_of(result), 0, self.memory_of(array), array.first_byte, array.nbytes, self.stream
+            )
         return result
 
     def gathered(self, array: DeviceArray, rows: NDArray) -> DeviceArray:
@@ -385,7 +471,7 @@ class Session:
         row_bytes = array.nbytes // max(array.shape[0], 1)
         if result.size:
             array = self.contiguous(array)
-            source, first, target = memory_of(array), array.first_byte, memory_of(result)
+            source, first, target = self.memory_of(array), array.first_byte, self.memory_of(result)
             for position, row, count in runs(rows):
                 _acl.copy_within(
                     target, position * row_bytes, source, first + row * row_bytes, count * row_bytes, self.stream
@@ -397,7 +483,7 @@ class Session:
         result = self.zeros((count, *array.shape[1:]), array.dtype)
         row_bytes = array.nbytes // max(array.shape[0], 1)
         if array.size:
-            source, target = memory_of(array), memory_of(result)
+            source, target = self.memory_of(array), self.memory_of(result)
             for position, row, length in runs(rows):
                 _acl.copy_within(target, row * row_bytes, source, position * row_bytes, length * row_bytes, self.stream)
         return result
@@ -421,7 +507,12 @@ class Session:
             for arrival in window:
                 nbytes = arrival.target.size * arrival.source.dtype.itemsize
                 _acl.copy_out(
-                    self._staging, arrival.offset, memory_of(arrival.source), arrival.source_offset, nbytes, self.stream
+                    self._staging,
+                    arrival.offset,
+                    self.memory_of(arrival.source),
+                    arrival.source_offset,
+                    nbytes,
+                    self.stream,
                 )
             self._copy_from_staging(ready)  # while the next ones arrive
             self.synchronize()
@@ -474,11 +565,6 @@ class Session:
         """Staging memory as an array."""
         count = int(np.prod(shape, dtype=np.int64))
         return self._bytes[offset : offset + count * dtype.itemsize].view(dtype).reshape(shape)
-
-
-def memory_of(array: DeviceArray) -> _acl.DeviceRange:
-    assert array._allocation is not None, "an array without elements has no memory"
-    return array._allocation.memory()
 
 
 # ---- threads ---------------------------------------------------------------------------------------------------------
@@ -552,6 +638,69 @@ def session_on(device: int) -> Session:
     return Session(device) if session.busy else session
 
 
+def session_for_arrays(device: int) -> Session:
+    """The session for calls of this thread on arrays of a device: that of the caller's stream, if there is one."""
+    session: Session | None = getattr(_thread, "on_stream", None)
+    return session if session is not None and session.device == device and not session.busy else session_on(device)
+
+
+def _streams() -> dict[tuple[int, int], Session]:
+    """The sessions of this thread on streams of the caller's, by device and address."""
+    return _thread.__dict__.setdefault("streams", {})
+
+
+@contextmanager
+def on_stream(handle: int) -> Iterator[None]:
+    """Have calls on arrays of this thread's device put their work on this stream."""
+    device = chosen_device()
+    session_on(device)  # or what it raises
+    session = _streams().get((device, handle))
+    if session is None:
+        session = _streams()[device, handle] = Session(device, handle)
+        _sessions.add(session)
+    outer = getattr(_thread, "on_stream", None)
+    _thread.on_stream = session
+    try:
+        yield
+    finally:
+        _thread.on_stream = outer
+
+
+def finish_streams() -> None:
+    """Wait for what calls of this thread have put on streams of the caller's."""
+    error: BaseException | None = None
+    for place, session in list(_streams().items()):
+        if session.busy:  # the call that a signal has interrupted
+            continue
+        try:
+            blocks = session.finish()
+        except BaseException as another:
+            error = another
+            blocks = []
+        if session is not getattr(_thread, "on_stream", None):
+            _streams().pop(place, None)
+        pool = session_on(session.device).pool
+        for block in blocks:
+            pool.put(block)
+        pool.trim()
+    if error is not None:
+        raise error
+
+
+def _empty_pools(device: int | None = None) -> None:
+    """Free what the pools of all threads hold; of those for streams of the caller's, this thread's."""
+    mine = list(_streams().values())
+    for session in _snapshot(_sessions):
+        if device is not None and session.device != device:
+            continue
+        if session.waits:
+            session.pool.empty()
+        elif session in mine:
+            with suppress(AscendGradError):
+                session.wait()
+                session.pool.empty()
+
+
 def to_host(array: DeviceArray) -> NDArray:
     """A copy of the array on the host."""
     result = np.empty(array.shape, array.dtype)
@@ -565,11 +714,10 @@ def to_host(array: DeviceArray) -> NDArray:
 
 def release() -> None:
     """Free what this thread holds, and the pools of all threads."""
-    for session in list(_thread.__dict__.get("sessions", {}).values()):
+    for session in [*_thread.__dict__.get("sessions", {}).values(), *_streams().values()]:
         if not session.busy:
             session.close()
-    for session in _snapshot(_sessions):
-        session.pool.empty()
+    _empty_pools()
     _free_returned()
 
 

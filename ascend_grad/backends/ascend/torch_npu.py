@@ -1,27 +1,35 @@
-"""Tensors of torch_npu: arrays over their memory, and memory that torch allocates for results.
+"""Tensors of torch_npu: arrays over their memory, and calls in the order of torch's current stream.
 
 Nothing is imported here: who has such a tensor has imported torch and torch_npu. Of torch_npu only a few things are
-used: the storage of a tensor, its format, and torch's current stream.
+used: the storage of a tensor, its format, torch's current device and its current stream.
 
-torch works on streams of its own, and its memory may be in use there for longer than the tensors live that it belongs
-to. So the current stream is waited for before such memory is used on ours; ours is idle when a call returns.
+There are two kinds of arrays over tensors:
 
-At the end of its operators torch_npu binds the thread to torch's current device, whatever it was bound to before. So the
-thread's context is restored after each of them: the rest of a call runs where its tensors are.
+- `TensorArray`: an argument of a call, or its result. The call is put on torch's current stream (`TorchQueue`), as
+  torch's own operators are, and nobody waits. All memory that it needs is torch's.
+- `DeviceArray` over `TensorMemory`: what `ascend_grad.npu.asarray` makes. Calls on it are done when they return. They
+  run on a stream of ours, and torch's memory may be in use on its stream for longer than tensors live. So torch's
+  current stream is waited for before such memory is used.
+
+At the end of its operators torch_npu binds the thread to torch's current device, whatever it was bound to before. So
+the thread's context is restored after them, and within a call on tensors torch's current device is theirs.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ... import _acl
+from ... import _acl, _array_types
 from ..._dtypes import BFLOAT16
 from ...errors import BackendUnavailableError, ParamInvalidError, ParamTypeError
 from . import runtime
-from .array import DeviceArray, Layout, Lender
+from .array import DeviceArray, Layout
 from .session import to_host
 
 #: Formats whose elements lie in memory as the strides say: NCHW, NHWC, ND, NCDHW. All others are torch_npu's own.
@@ -39,49 +47,93 @@ def is_tensor(value: object) -> bool:
 
 
 class TensorMemory:
-    """The memory of a tensor, which it keeps alive.
-
-    Attributes
-    ----------
-    is_shared : bool
-        Whether others have the tensor, too, and may write into it between two calls.
-    """
+    """The memory of a tensor, which it keeps alive. torch may write into it between two calls."""
 
     kept = True  # torch gets it back from whoever drops it, not from the session
+    is_shared = was_shared = True
 
-    def __init__(self, tensor: Any, dtype: np.dtype, *, is_shared: bool):
+    def __init__(self, tensor: Any, dtype: np.dtype):
         storage = tensor.untyped_storage()
         self.tensor = tensor
         self._dtype = dtype
-        self.is_shared = is_shared
-        self._is_ready = False
-        self._range = _acl.borrowed(storage.data_ptr(), storage.nbytes(), tensor.device.index)
+        self.range = _acl.borrowed(storage.data_ptr(), storage.nbytes(), tensor.device.index)
 
     def memory(self) -> _acl.DeviceRange:
         """The storage of the tensor, when torch is done with what it has put on its stream."""
-        if self.is_shared or not self._is_ready:
-            runtime.wait_for_torch(self._range.device)
-            self._is_ready = True
-        return self._range
+        runtime.wait_for_torch(self.range.device)
+        return self.range
 
     def share(self, array: DeviceArray) -> DeviceArray:
         """What another library keeps alive while it uses the memory of this array."""
-        self.is_shared = True
         return array
 
     def contiguous(self) -> DeviceArray:
         """The elements of the tensor next to one another, in a copy that torch makes on the device."""
         with _acl.ContextGuard():
-            return _array(self.tensor.contiguous(), self._dtype, is_shared=False)
+            return _array(DeviceArray, self.tensor.contiguous(), self._dtype)
 
 
-def array_over(
-    tensor: Any, name: str, operator: str | None = None, *, is_shared: bool = False, lender: Lender | None = None
-) -> DeviceArray:
-    """An array over the memory of a dense tensor on a device, in the tensor's layout.
+class TensorArray(DeviceArray):
+    """A tensor as a call takes it: the work is in the order of torch's current stream, and nobody waits for it.
 
-    ``lender``: who allocates the results of calls on it, if not the session.
+    Attributes
+    ----------
+    tensor : torch.Tensor
     """
+
+    __slots__ = ("tensor",)
+
+    KIND = "a tensor"
+    TO_DEVICE, TO_HOST = "Tensor.npu()", "Tensor.cpu()"
+    IS_READ = False
+    CAN_BE_OUT = True
+
+    tensor: Any
+
+    def in_library(self) -> object:
+        return self.tensor
+
+    def unreadable_array(self) -> NDArray:
+        strides = tuple(step * self.dtype.itemsize for step in self.tensor.stride())
+        return np.asarray(_Unreadable(self.tensor.data_ptr(), self.shape, strides, self.dtype)).view(self.dtype)
+
+
+class _Unreadable:
+    """What NumPy is told of memory that it cannot read."""
+
+    def __init__(self, address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype):
+        typestr = f"|V{dtype.itemsize}"
+        self.__array_interface__ = {
+            "version": 3, "shape": shape, "strides": strides, "typestr": typestr, "data": (address, False)
+        }  # fmt: skip
+
+
+def tensor_array(tensor: Any, name: str, operator: str | None) -> TensorArray:
+    """An argument of a call."""
+    array = _array(TensorArray, tensor, _checked_dtype(tensor, name, operator))
+    assert isinstance(array, TensorArray)
+    return array
+
+
+_array_types.DEVICE_TENSORS["npu"] = tensor_array
+
+
+def shared_array(tensor: Any, name: str) -> DeviceArray:
+    """An array over the memory of a tensor that others go on using, in the tensor's layout."""
+    if tensor.requires_grad:
+        expected = "a tensor that does not require grad (ascend_grad.torch takes those, detach() drops it)"
+        raise ParamTypeError(f"{name}: expected {expected}, got one that does")
+    if tensor.is_neg():
+        expected = "a tensor whose elements are as in memory (resolve_neg() makes one)"
+        raise ParamTypeError(f"{name}: expected {expected}, got one with the negative bit set")
+    return _array(DeviceArray, tensor, _checked_dtype(tensor, name, None))
+
+
+def _checked_dtype(tensor: Any, name: str, operator: str | None) -> np.dtype:
+    """The dtype of a dense tensor that the device can read in place."""
+    if str(tensor.layout) != "torch.strided" or tensor.is_nested or tensor.is_quantized:
+        message = f"{name}: expected a dense tensor, got layout {tensor.layout}, dtype {tensor.dtype}"
+        raise ParamTypeError(message, operator=operator)
     _check_device(tensor.device.index, operator)
     with _acl.ContextGuard():
         tensor_format = int(sys.modules["torch_npu"].get_npu_format(tensor))
@@ -92,32 +144,19 @@ def array_over(
     if remainder:
         expected = f"memory that begins at a multiple of {ALIGNMENT} bytes ({name}.clone() has such)"
         raise ParamInvalidError(f"{name}: expected {expected}, got {remainder} bytes beyond one", operator=operator)
-    array = _array(tensor, _numpy_dtype(tensor.dtype, name, operator), is_shared=is_shared)
-    array._lender = lender
-    return array
+    return _numpy_dtype(tensor.dtype, name, operator)
 
 
-def shared_array(tensor: Any, name: str) -> DeviceArray:
-    """The same of a tensor that others go on using."""
-    if tensor.requires_grad:
-        expected = "a tensor that does not require grad (ascend_grad.torch takes those, detach() drops it)"
-        raise ParamTypeError(f"{name}: expected {expected}, got one that does")
-    if str(tensor.layout) != "torch.strided" or tensor.is_nested or tensor.is_quantized:
-        raise ParamTypeError(f"{name}: expected a dense tensor, got layout {tensor.layout}, dtype {tensor.dtype}")
-    if tensor.is_neg():
-        expected = "a tensor whose elements are as in memory (resolve_neg() makes one)"
-        raise ParamTypeError(f"{name}: expected {expected}, got one with the negative bit set")
-    return array_over(tensor, name, is_shared=True)
-
-
-def _array(tensor: Any, dtype: np.dtype, *, is_shared: bool) -> DeviceArray:
-    array = DeviceArray(tuple(tensor.shape), dtype, tensor.device.index, to_host)
+def _array(kind: type[DeviceArray], tensor: Any, dtype: np.dtype) -> DeviceArray:
+    array = kind(tuple(tensor.shape), dtype, tensor.device.index, to_host)
+    if isinstance(array, TensorArray):
+        array.tensor = tensor
     if array.size:
         room = tensor.untyped_storage().nbytes() // tensor.element_size()
         # A stride that leads to no element may be anything, and its bytes more than an int64 holds.
         strides = tuple(step if length > 1 else 1 for length, step in zip(tensor.shape, tensor.stride()))
         array._layout = Layout(strides, tensor.storage_offset(), room, tensor.is_contiguous())
-        array._allocation = TensorMemory(tensor, dtype, is_shared=is_shared)
+        array._allocation = TensorMemory(tensor, dtype)
     return array
 
 
@@ -137,23 +176,80 @@ def _numpy_dtype(dtype: Any, name: str, operator: str | None) -> np.dtype:
         raise ParamTypeError(f"{name}: expected a dtype that NumPy has, got {dtype}", operator=operator) from None
 
 
-def lend(shape: tuple[int, ...], dtype: np.dtype, device: int) -> TensorMemory:
-    """Memory for a result: that of a new tensor."""
-    return TensorMemory(_empty(shape, dtype, device), dtype, is_shared=False)
-
-
 def tensor_of(array: DeviceArray) -> Any:
-    """A tensor over the memory of an array: that which torch has lent, if it has."""
-    memory = array._allocation
-    if memory is None:  # no elements
-        return _empty(array.shape, array.dtype, array.device)
-    if isinstance(memory, TensorMemory):
-        return memory.tensor
+    """A tensor over the memory of an array."""
     torch: Any = sys.modules["torch"]
-    return torch.from_dlpack(array)
+    return array.tensor if isinstance(array, TensorArray) else torch.from_dlpack(array)
 
 
-def _empty(shape: tuple[int, ...], dtype: np.dtype, device: int) -> Any:
-    torch: Any = sys.modules["torch"]
-    with _acl.ContextGuard():
-        return torch.empty(shape, dtype=getattr(torch, dtype.name), device=torch.device("npu", device))
+def array_like(tensor: Any, like: DeviceArray) -> DeviceArray:
+    """An array over the memory of a tensor, of the kind of another one."""
+    return _array(type(like), tensor, _numpy_dtype(tensor.dtype, "tensor", None))
+
+
+# ---- calls -----------------------------------------------------------------------------------------------------------
+
+
+class TorchQueue:
+    """One call on tensors of a device: its memory is torch's, and its work goes to torch's current stream.
+
+    torch gives memory out again in the order of the stream, so what is dropped may still be in use there.
+    """
+
+    def __init__(self, device: int):
+        self._torch: Any = sys.modules["torch"]
+        self._npu: Any = sys.modules["torch_npu"].npu
+        self.device = device
+        self._place = self._torch.device("npu", device)
+        self._workspace: Any = None
+
+    @property
+    def stream(self) -> _acl.AnyStream:
+        # torch_npu keeps work back in a queue on the host. The queue of torch's current device, which is this one, goes
+        # to the stream before this answers: read last.
+        return _acl.borrowed_stream(self._npu.current_stream(self.device).npu_stream, self.device)
+
+    def memory_of(self, array: DeviceArray) -> _acl.DeviceRange:
+        assert isinstance(array._allocation, TensorMemory), "an array without elements has no memory"
+        return array._allocation.range
+
+    def workspace(self, nbytes: int) -> _acl.DeviceRange:
+        workspace = self._torch.empty(nbytes, dtype=self._torch.uint8, device=self._place)
+        self._workspace = workspace  # until that of the next operator, or the end of the call
+        return _acl.borrowed(workspace.data_ptr(), nbytes, self.device)
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> TensorArray:
+        return self.array(self._torch.empty(shape, dtype=getattr(self._torch, dtype.name), device=self._place))
+
+    def put(self, array: TensorArray, dtype: np.dtype | None = None) -> TensorArray:
+        """The tensor, or a copy of it in another dtype."""
+        if dtype is None or array.dtype == dtype:
+            return array
+        return self.array(array.tensor.to(getattr(self._torch, dtype.name)))
+
+    def array(self, tensor: Any) -> TensorArray:
+        """A tensor that torch has computed."""
+        array = _array(TensorArray, tensor, _numpy_dtype(tensor.dtype, "tensor", None))
+        assert isinstance(array, TensorArray)
+        return array
+
+    def copied(self, array: NDArray) -> TensorArray:
+        """A copy of an array of the host. Of one value nothing is copied, and nobody waits."""
+        torch, dtype = self._torch, getattr(self._torch, array.dtype.name)
+        first = array.reshape(-1)[:1]
+        if first.tobytes() * array.size == array.tobytes():
+            value = 0 if not array.size else int(first[0]) if array.dtype.kind in "iub" else float(first[0])
+            return self.array(torch.full(array.shape, value, dtype=dtype, device=self._place))
+        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        return self.array(torch.from_numpy(flat).to(self._place).view(dtype).view(array.shape))
+
+
+@contextmanager
+def on_current_stream(device: int) -> Iterator[TorchQueue]:
+    """One call on tensors of a device. torch's current device and the thread's context are then as before.
+
+    torch binds the thread to its current device at the end of its own operators, so this one has to be that.
+    """
+    npu: Any = sys.modules["torch_npu"].npu
+    with _acl.ContextGuard(), npu.device(device), _acl.DeviceGuard(device):
+        yield TorchQueue(device)

@@ -1,0 +1,101 @@
+"""Calls on tensors of torch_npu: arguments as tensors, results as arrays, and failures on the way."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+from linear_samples import GRADIENT, LOSS, STATISTICS, WHOLE, problem_of
+from samples import MASKED, OPERATORS, random_problem
+
+import ascend_grad as ag
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+BT, V, H = 13, 130, 6
+
+CASES = [(name, {}) for name in (*OPERATORS, STATISTICS, LOSS)]
+CASES += [(GRADIENT, {"mode": mode, "mask": mask}) for mode in ("stored", "recomputed") for mask in ("bool", "bits")]
+CASES += [(WHOLE, {"reduction": reduction}) for reduction in ("mean", "sum", "none")]
+
+
+def tensor(value: Any, device: str = "npu") -> Any:
+    """An array as a tensor on the device; other values as they are."""
+    if not isinstance(value, np.ndarray):
+        return value
+    value = np.array(value)
+    if value.dtype == BFLOAT16:
+        return torch.from_numpy(value.view(np.int16)).view(torch.bfloat16).to(device)
+    return torch.from_numpy(value).to(device)
+
+
+def values(result: Any) -> np.ndarray:
+    host = result.cpu()
+    return host.float().numpy() if host.dtype == torch.bfloat16 else host.numpy()
+
+
+def results_of(value: Any) -> list[Any]:
+    return [each for each in (value if isinstance(value, tuple) else (value,)) if each is not None]
+
+
+def arguments_of(operator: str, dtype: str = "float16", **how: Any) -> tuple[list[np.ndarray], dict[str, Any]]:
+    if operator in OPERATORS:
+        problem = random_problem(operator, (2, 3, 5, 16) if operator in MASKED else (7, 5, 9), dtype)
+        return list(problem.arrays), dict(problem.settings)
+    return [], dict(problem_of(operator, (BT, V, H), dtype, **how).arguments)
+
+
+def on_tensors(operator: str, positional: list, named: dict, place: Callable = tensor, **more: Any) -> list:
+    moved = {name: place(each) for name, each in named.items()}
+    return results_of(getattr(ag, operator)(*map(place, positional), **moved, **more))
+
+
+def bound_context() -> int | None:
+    context = ctypes.c_void_p()
+    ctypes.CDLL("libascendcl.so").aclrtGetCurrentContext(ctypes.byref(context))
+    return context.value
+
+
+def fails_and_recovers(operator: str, how: dict, functions: Sequence[str], device, torch_npu) -> int:
+    """Let each call of these functions fail once, in a call of its own; how many of those raise."""
+    positional, named = arguments_of(operator, **how)
+    given = {id(each): tensor(each) for each in (*positional, *named.values())}
+
+    def call() -> list:
+        return on_tensors(operator, positional, named, lambda each: given[id(each)])
+
+    def left() -> dict[str, int]:
+        torch_npu.npu.synchronize(0)
+        return {name: device.counter(name) for name in ("tensors", "executors", "streams", "contexts", "in_flight")}
+
+    rights = [values(each) for each in call()]
+    before, context, struck = left(), bound_context(), 0
+    for function in functions:
+        for nth in itertools.count(1):
+            device.reset()
+            device.fail(function, nth, 507899)
+            try:
+                call()
+            except ag.AclError as error:
+                assert_clear(error, function)
+                struck += 1
+            is_over = device.faults_left()
+            device.reset()
+            assert left() == before
+            assert (torch_npu.npu.current_device(), bound_context()) == (0, context)
+            if is_over:
+                break
+            for result, right in zip(call(), rights, strict=True):
+                np.testing.assert_array_equal(values(result), right)
+            assert device.violations() == []
+    return struck
+
+
+def assert_clear(error: ag.AclError, function: str) -> None:
+    assert error.call == function
+    assert "a fault was injected here" in error.runtime_message
+    assert (error.code == 507899) or function == "aclCreateTensor"

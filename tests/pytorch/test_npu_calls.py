@@ -1,0 +1,488 @@
+"""Calls of `ascend_grad` itself on tensors of torch_npu: results, the order of torch's stream, and what is refused."""
+
+from __future__ import annotations
+
+import ctypes
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from linear_samples import GRADIENT, LINEAR, LOSS, STATISTICS, WHOLE, problem_of
+from npu_tensors import (
+    BFLOAT16,
+    BT,
+    CASES,
+    H,
+    V,
+    arguments_of,
+    bound_context,
+    fails_and_recovers,
+    on_tensors,
+    results_of,
+    tensor,
+    values,
+)  # fmt: skip
+from samples import OPERATORS
+
+import ascend_grad as ag
+import ascend_grad.torch as agt
+from ascend_grad import npu, parallel
+from ascend_grad.contract import OPERATORS as ALL
+
+pytestmark = pytest.mark.usefixtures("torch_npu")
+
+NAN = float("nan")
+#: What waits, or copies by the runtime.
+WAITING = (
+    *("aclrtSynchronizeStream", "aclrtSynchronizeStreamWithTimeout", "aclrtSynchronizeDevice", "aclrtMemset"),
+    *("aclrtSynchronizeDeviceWithTimeout", "aclrtSynchronizeEvent", "aclrtMemcpy", "aclrtMemcpyAsync"),
+)
+
+
+def assert_results(results: list, rights: list[np.ndarray]) -> None:
+    assert len(results) == len(rights)
+    for result, right in zip(results, rights, strict=True):
+        assert result.device.type == "npu"
+        assert (tuple(result.shape), str(result.dtype)) == (right.shape, f"torch.{right.dtype}")
+        step = {"float32": 1e-5, "float16": 2**-9, "bfloat16": 2**-6}.get(str(right.dtype), 0)
+        right = right.astype(np.float32) if right.dtype == BFLOAT16 else right
+        np.testing.assert_allclose(values(result), right, rtol=step, atol=step * max(np.abs(right).max(initial=0), 1))
+
+
+# ---- results ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("operator", "how"), CASES, ids=str)
+def test_every_operator(operator: str, how: dict, dtype: str):
+    positional, named = arguments_of(operator, dtype, **how)
+    rights = results_of(getattr(ag, operator)(*positional, **named, backend="npu"))
+    before = [tensor(each) for each in (*positional, *named.values())]
+    given = {id(each): tensor(each) for each in (*positional, *named.values())}
+    results = on_tensors(operator, positional, named, lambda each: given[id(each)])
+    assert all(type(each) is torch.Tensor for each in results)
+    assert_results(results, rights)
+    for each, copy in zip(given.values(), before):
+        if isinstance(each, torch.Tensor):
+            assert torch.equal(each.cpu().nan_to_num(), copy.cpu().nan_to_num()), "an input was changed"
+
+
+def strided(value: Any) -> Any:
+    """The same values at every second place of a larger tensor whose axes are in reverse order."""
+    there = tensor(value)
+    if not isinstance(there, torch.Tensor) or not there.dim():
+        return there
+    large = torch.zeros([2 * n + 3 for n in reversed(there.shape)], dtype=there.dtype).to("npu")
+    view = large.permute(*reversed(range(there.dim())))[tuple(slice(3, 2 * n + 3, 2) for n in there.shape)]
+    view.copy_(there)
+    return view
+
+
+@pytest.mark.parametrize(("operator", "how"), CASES, ids=str)
+def test_any_layout(operator: str, how: dict):
+    positional, named = arguments_of(operator, **how)
+    rights = results_of(getattr(ag, operator)(*positional, **named, backend="npu"))
+    assert_results(on_tensors(operator, positional, named, strided), rights)
+
+
+@pytest.mark.parametrize("operator", [name for name in (*OPERATORS, *LINEAR) if name not in (STATISTICS, WHOLE)])
+@pytest.mark.parametrize("dtype", [None, torch.float32])
+@pytest.mark.parametrize("place", [tensor, strided])
+def test_out(operator: str, dtype: torch.dtype | None, place: Callable):
+    positional, named = arguments_of(operator)
+    rights = results_of(getattr(ag, operator)(*positional, **named, backend="npu"))
+    outs = [place(right) if dtype is None else place(right.astype(np.float32)) for right in rights]
+    for out in outs:
+        out.zero_()
+    versions = [out._version for out in outs]
+    results = on_tensors(operator, positional, named, out=outs[0] if len(outs) == 1 else tuple(outs))
+    assert all(result is out for result, out in zip(results, outs, strict=True))
+    assert all(out._version > version for out, version in zip(outs, versions))
+    if dtype is None or operator == LOSS:
+        assert_results(outs, rights)
+    else:  # rounded to float32 only, but for linear operators, which round to the input's dtype on the device
+        for out, right in zip(outs, rights, strict=True):
+            np.testing.assert_allclose(values(out), right.astype(np.float32), rtol=2**-10, atol=1e-3)
+
+
+def test_out_may_be_an_input_or_none():
+    g, y = torch.randn(4, 5), torch.softmax(torch.randn(4, 5), -1)
+    right = ag.softmax_backward(g, y).clone()
+    there = g.to("npu")
+    assert ag.softmax_backward(there, y.to("npu"), out=there) is there
+    torch.testing.assert_close(there.cpu(), right)
+    positional, named = arguments_of(GRADIENT)
+    rights = results_of(ag.fused_linear_cross_entropy_loss_grad(**named, backend="npu"))
+    weight_grad = tensor(rights[1])
+    assert_results(on_tensors(GRADIENT, positional, named, out=(None, weight_grad)), rights)
+    assert_results([weight_grad], rights[1:])
+    only = on_tensors(GRADIENT, positional, named, output_mask=(False, True))
+    assert_results(only, rights[1:])
+
+
+def test_no_elements_and_no_rank():
+    for shape in ((), (0,), (3, 0, 2)):
+        x = torch.randn(shape)
+        for result in (ag.softmax(x.to("npu")), ag.softmax(x.to("npu"), out=torch.zeros(shape).to("npu"))):
+            assert result.device.type == "npu"
+            torch.testing.assert_close(result.cpu(), torch.softmax(x, -1))
+    for sizes in ((0, V, H), (BT, V, 0), (0, V, 0)):
+        for operator in LINEAR:
+            problem = problem_of(operator, sizes, "float16").arguments
+            rights = results_of(getattr(ag, operator)(**problem, backend="cpu"))
+            assert_results(on_tensors(operator, [], problem), rights)
+
+
+def test_arguments_that_are_no_tensors_stay_as_they_are():
+    x = torch.randn(2, 3)
+    assert ag.explain("softmax", x.to("npu")) == ("npu", "its arrays are on device 0")
+    assert ag.softmax(x.to("npu:1"), dim=0, backend="npu", num_threads=1).device == torch.device("npu:1")
+    with pytest.raises(ag.BackendUnavailableError, match=r"'cpu' .* arrays are on device 0 \(Tensor.cpu\(\) brings"):
+        ag.softmax(x.to("npu"), backend="cpu")
+
+
+@pytest.mark.parametrize("function", ["linear_cross_entropy", "data_parallel_linear_cross_entropy"])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_losses_over_ranks(function: str, reduction: str):
+    """These wait: numbers of each token pass through the host."""
+    _, named = arguments_of(WHOLE, reduction=reduction)
+    named.pop("vocab_start_index")
+    named["target"] = np.where(named["target"] < 0, named["target"], named["target"] - 100)
+    rights = results_of(ag.linear_cross_entropy(**named, backend="npu"))
+    input, weight, target = (named.pop(name) for name in ("input", "weight", "target"))
+    options = {name: tensor(each) for name, each in named.items()}
+    results = getattr(parallel, function)(*map(tensor, (input, weight, target)), **options, comm=None)
+    assert_results(results_of(results), rights)
+
+
+# ---- what would need a look at values --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["stored", "recomputed"])
+def test_rows_without_gradient_hold_anything(mode: str):
+    _, named = arguments_of(GRADIENT, "bfloat16", mode=mode)
+    absent = named["grad"] == 0
+    absent[:3] = True
+    named["grad"] = np.where(absent, np.float32(-0.0), named["grad"])
+    rights = results_of(ag.fused_linear_cross_entropy_loss_grad(**named, backend="npu"))
+    for name in ("input", "softmax", "logits_max", "sum_exp_logits"):
+        if name in named:
+            named[name] = named[name].copy()
+            named[name][absent] = NAN
+    results = on_tensors(GRADIENT, [], named)
+    assert_results(results, rights)
+    assert not values(results[0])[absent].any()
+    assert not np.signbit(values(results[0])[absent]).any()
+    named["grad"] = np.zeros_like(named["grad"])
+    named["weight"] = np.full_like(named["weight"], NAN)
+    for result in on_tensors(GRADIENT, [], named):
+        assert not values(result).any()
+
+
+@pytest.mark.parametrize("mask", ["bool", "bits"])
+@pytest.mark.parametrize("wrong", [-1, V, 2**40, -(2**63)])
+def test_targets_outside_of_the_weight_make_nan(wrong: int, mask: str):
+    """An error of arrays. To raise it would wait, so the row is NaN, and nothing outside is read or written."""
+    _, named = arguments_of(GRADIENT, mask=mask)
+    bits = named["target_mask"] if mask == "bool" else np.unpackbits(named["target_mask"], bitorder="little")[:BT] != 0
+    row = int(np.flatnonzero(~bits)[1])
+    named["masked_target"] = named["masked_target"].copy()
+    named["masked_target"][row] = wrong
+    with pytest.raises(ag.ParamInvalidError, match=f"masked_target: expected .*, got {wrong} in row {row}"):
+        ag.fused_linear_cross_entropy_loss_grad(**named)
+    input_grad, weight_grad = on_tensors(GRADIENT, [], named)
+    assert np.isnan(values(input_grad)).all(1).tolist() == (np.arange(BT) == row).tolist()
+    assert np.isnan(values(weight_grad)).all()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("wrong", [99, 100 + V, 2**40, -(2**63)])
+def test_targets_outside_of_the_vocabulary_make_nan(wrong: int, reduction: str):
+    _, named = arguments_of(WHOLE, reduction=reduction)
+    row = int(np.flatnonzero(named["target"] != -7)[2])
+    named["target"] = named["target"].copy()
+    named["target"][row] = wrong
+    loss, input_grad, weight_grad = on_tensors(WHOLE, [], named)
+    assert np.isnan(values(loss)).tolist() == ((np.arange(BT) == row).tolist() if reduction == "none" else True)
+    assert np.isnan(values(input_grad)).all(1).tolist() == (np.arange(BT) == row).tolist()
+    assert np.isnan(values(weight_grad)).all()
+
+
+def test_bits_beyond_the_last_row_are_cleared():
+    _, named = arguments_of(STATISTICS)
+    named["target"] = np.full_like(named["target"], -5)
+    mask = ag.fused_linear_online_max_sum(**{name: tensor(each) for name, each in named.items()}).target_mask
+    assert mask.cpu().tolist() == [255, 2 ** (BT - 8) - 1]
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_the_upstream_gradient_may_be_on_the_device(reduction: str, dtype: torch.dtype):
+    _, named = arguments_of(WHOLE, reduction=reduction)
+    named["grad_loss"] = 0.5
+    rights = results_of(ag.linear_cross_entropy(**named, backend="npu"))
+    named["grad_loss"] = torch.tensor(0.5, dtype=dtype).to("npu")
+    assert_results(on_tensors(WHOLE, [], named), rights)
+    there = {name: npu.asarray(each) if isinstance(each, np.ndarray) else each for name, each in named.items()}
+    there["grad_loss"] = npu.asarray(np.float32(0.5))
+    for result, right in zip(ag.linear_cross_entropy(**there), rights, strict=True):
+        np.testing.assert_array_equal(result.numpy(), right)
+    with pytest.raises(ag.ParamTypeError, match="grad_loss: expected dtype float32"):
+        on_tensors(WHOLE, [], named | {"grad_loss": torch.tensor(1).to("npu")})
+    with pytest.raises(ag.ParamTypeError, match=r"grad_loss: expected an array on device 0, as input is one, got one"):
+        on_tensors(WHOLE, [], named | {"grad_loss": torch.tensor(1.0).to("npu:1")})
+
+
+def test_all_rows_ignored():
+    x, w, target = torch.randn(3, 4).half().to("npu"), torch.randn(9, 4).half().to("npu"), torch.full((3,), -100)
+    for reduction, right in (("mean", NAN), ("sum", 0.0), ("none", [0.0] * 3)):
+        loss, *grads = ag.linear_cross_entropy(x, w, target.to("npu"), reduction=reduction)
+        np.testing.assert_array_equal(values(loss), right)
+        assert not any(values(grad).any() for grad in grads)
+
+
+# ---- the order of torch's stream -------------------------------------------------------------------------------------
+
+
+class Waits:
+    """What has waited or copied since it was made, less what a test double of torch_npu in Python does for itself."""
+
+    def __init__(self, torch_npu, device, monkeypatch: pytest.MonkeyPatch):
+        self._device, self._of_the_double = device, Counter[str]()
+        device.reset()
+        acl = getattr(torch_npu, "acl", None)
+        if acl is not None:
+            original = acl.check
+
+            def check(name: str, *arguments) -> None:
+                self._of_the_double[name] += 1
+                original(name, *arguments)
+
+            monkeypatch.setattr(acl, "check", check)
+
+    def counted(self) -> dict[str, int]:
+        counts = {name: self._device.calls(name) - self._of_the_double[name] for name in WAITING}
+        return {name: count for name, count in counts.items() if count}
+
+
+def chain(x, w, target, grad) -> tuple:
+    s = ag.fused_linear_online_max_sum(x, w, target, 0, w.shape[0])
+    loss, _ = ag.fused_cross_entropy_loss_with_max_sum(s.logits_max, s.sum_exp_logits, s.predicted_logits)
+    grads = ag.fused_linear_cross_entropy_loss_grad(
+        grad, x, w, s.target_mask, s.masked_target, logits_max=s.logits_max, sum_exp_logits=s.sum_exp_logits
+    )
+    return loss, *grads
+
+
+def chain_arguments() -> list[torch.Tensor]:
+    x, w = torch.randn(BT, H).bfloat16(), torch.randn(V, H).bfloat16()
+    return [x, w, torch.randint(0, V, (BT,)), torch.randn(BT)]
+
+
+def test_nothing_waits(torch_npu, device, monkeypatch: pytest.MonkeyPatch):
+    arguments = chain_arguments()
+    rights = chain(*(each.float() if each.is_floating_point() else each for each in arguments))
+    there = [each.to("npu") for each in arguments]
+    mask = torch.tensor([True, False] * 6 + [False]).to("npu")
+    statistics = torch.zeros(BT).to("npu"), torch.ones(BT).to("npu")
+    softmax = torch.zeros(BT, V).to("npu")
+    waits = Waits(torch_npu, device, monkeypatch)
+    results = chain(*there)
+    assert waits.counted() == {}
+    for call in (
+        lambda: ag.linear_cross_entropy(*there[:3]),
+        lambda: ag.linear_cross_entropy(*there[:3], reduction="none", grad_loss=there[3]),
+        lambda: ag.fused_linear_cross_entropy_loss_grad(there[3], *there[:2], mask, there[2], softmax=softmax),
+        lambda: ag.fused_linear_cross_entropy_loss_grad(
+            there[3], *there[:2], mask, there[2], logits_max=statistics[0], sum_exp_logits=statistics[1]
+        ),
+        lambda: ag.softmax(there[0], out=there[0]),
+        lambda: ag.softmax(there[0][:0]),
+        lambda: ag.linear_cross_entropy(there[0][:0], there[1], there[2][:0]),
+        lambda: agt.softmax(there[0]),
+        lambda: agt.linear_cross_entropy(*(each.requires_grad_() for each in there[:2]), there[2]).backward(),
+        lambda: agt.linear_cross_entropy(there[0], there[1].half().bfloat16(), there[2], reduction="sum").backward(),
+    ):
+        call()
+        assert waits.counted() == {}
+    for result, right in zip(results, rights, strict=True):
+        torch.testing.assert_close(result.cpu().float(), right, rtol=0.05, atol=0.05)
+    assert device.violations() == []
+
+
+def test_a_call_returns_before_its_work_is_done(device):
+    x = torch.randn(64, 65)
+    there = x.to("npu")
+    device.set_delay(100_000)
+    for function in (ag.log_softmax, agt.log_softmax):
+        result = function(there)
+        assert device.counter("in_flight") > 0
+        torch.testing.assert_close(result.cpu(), torch.log_softmax(x, -1))
+    y = torch.softmax(there, -1)  # yet to be computed
+    for _ in range(4):
+        y = ag.softmax(y)  # memory of the last one is given out again while it is in use
+    right = torch.softmax(x, -1)
+    for _ in range(4):
+        right = torch.softmax(right, -1)
+    torch.testing.assert_close(torch.softmax(y, -1).cpu(), torch.softmax(right, -1))
+    loss, *grads = chain(*(each.to("npu") for each in chain_arguments()))
+    assert all(np.isfinite(values(each)).all() for each in (loss, *grads))
+    device.set_delay(200)
+    assert device.violations() == []
+
+
+def test_memory_is_torchs(device):
+    """Once torch has its blocks, nothing is allocated by anybody, and no stream is made."""
+    x = torch.randn(100, 100).to("npu")
+    npu.release()
+    for _ in range(3):
+        device.reset()
+        result = ag.softmax(ag.softmax(x))
+        counts = [device.counter(name) for name in ("mallocs", "host_mallocs")] + [device.calls("aclrtCreateStream")]
+    assert counts == [0, 0, 0]
+    del result
+
+
+# ---- torch's device, and the thread's context ------------------------------------------------------------------------
+
+
+def bind(device: int) -> None:
+    assert ctypes.CDLL("libascendcl.so").aclrtSetDevice(device) == 0
+
+
+@pytest.mark.parametrize("device_of_torch", [0, 1])
+def test_device_and_context_are_as_before(device_of_torch: int, torch_npu, device):
+    arguments = [each.to("npu:1") for each in chain_arguments()]
+    for bound in (0, 1):
+        with torch_npu.npu.device(device_of_torch):
+            bind(bound)
+            before = bound_context()
+            results = chain(*arguments)
+            assert (torch_npu.npu.current_device(), bound_context()) == (device_of_torch, before)
+            assert all(each.device == torch.device("npu:1") for each in results)
+            device.fail("aclnnFusedLinearOnlineMaxSum", 1, 507899)
+            with pytest.raises(ag.AclError):
+                chain(*arguments)
+            device.reset()
+            assert (torch_npu.npu.current_device(), bound_context()) == (device_of_torch, before)
+    bind(0)
+
+
+@pytest.mark.parametrize(("operator", "how"), CASES, ids=str)
+def test_either_stage_fails(operator: str, how: dict, device, torch_npu):
+    names = [ALL[name].device_name for name in ((STATISTICS, LOSS, GRADIENT) if operator == WHOLE else (operator,))]
+    functions = [function for name in names for function in (f"{name}GetWorkspaceSize", name)]
+    assert fails_and_recovers(operator, how, functions, device, torch_npu) == len(functions)
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+def test_what_does_not_mix():
+    g, y = torch.randn(2, 3), torch.randn(2, 3)
+    there = y.to("npu")
+    on_host = r"an array on the host \(Tensor.npu\(\) copies it, Tensor.cpu\(\) brings the others back\)"
+    for other in (g, g.numpy(), g.tolist()):
+        with pytest.raises(ag.ParamTypeError, match="softmax_backward: "):
+            ag.softmax_backward(other, there)
+    for other in (g, g.numpy()):
+        expected = f"grad_output: expected an array on device 0, as output is one, got {on_host}"
+        with pytest.raises(ag.ParamTypeError, match=expected):
+            ag.softmax_backward(other, there)
+        with pytest.raises(
+            ag.ParamTypeError, match=f"output: expected an array on device 0, as grad_output .* {on_host}"
+        ):
+            ag.softmax_backward(there, other)
+    with pytest.raises(
+        ag.ParamTypeError, match="output: expected an array on device 1, as grad_output is one, got one"
+    ):
+        ag.softmax_backward(g.to("npu:1"), there)
+    array = npu.asarray(g)
+    expected = "output: expected a tensor on device 0, as grad_output is one, got one on it that is an array of asc"
+    with pytest.raises(ag.ParamTypeError, match=expected):
+        ag.softmax_backward(there, array)
+    expected = "output: expected an array of ascend_grad.npu.asarray on device 0, as .*, got one on it that is a tensor"
+    with pytest.raises(ag.ParamTypeError, match=expected):
+        ag.softmax_backward(array, there)
+    _, named = arguments_of(GRADIENT)
+    with pytest.raises(ag.ParamTypeError, match=f"target_mask: expected an array on device 0, .* got {on_host}"):
+        on_tensors(GRADIENT, [], {**named, "target_mask": torch.from_numpy(named["target_mask"].copy())})
+
+
+def test_tensors_that_are_refused():
+    x = torch.randn(2, 3).to("npu")
+    hint = r"input: expected a tensor that does not require grad \(ascend_grad.torch takes those, detach\(\) drops it\)"
+    with pytest.raises(ag.ParamTypeError, match=f"softmax: {hint}"):
+        ag.softmax(x.clone().requires_grad_())
+    with pytest.raises(ag.ParamTypeError, match="out: expected a tensor that does not require grad"):
+        ag.softmax(x, out=x.clone().requires_grad_())
+    with pytest.raises(ag.ParamTypeError, match=r"softmax: input: expected a tensor that computes as torch.Tensor"):
+        ag.softmax(x.as_subclass(type("Mine", (torch.Tensor,), {"__torch_function__": classmethod(print)})))
+    with pytest.raises(
+        ag.ParamTypeError, match=r"expected a tensor with memory \(ascend_grad.torch is for what torch.v"
+    ):
+        torch.vmap(ag.softmax)(x)
+    with pytest.raises(ag.ParamInvalidError, match="dim: expected a value in"):
+        ag.softmax(x, 2)
+    with pytest.raises(
+        ag.BackendUnavailableError, match="softmax: input: expected an array on the CPU, got one on device"
+    ):
+        ag.softmax(torch.zeros(3, device="meta"))
+
+
+def test_limits_of_the_device(device):
+    """As of other arrays of the device: an error that names the limit, and never the CPU instead."""
+    x, w, target, grad = (each.to("npu") for each in chain_arguments())
+    with pytest.raises(
+        ag.ParamTypeError, match="linear_cross_entropy: input: the device takes dtype float16 or bfloat16"
+    ):
+        ag.linear_cross_entropy(x.float(), w.float(), target)
+    long = torch.zeros(1, 1, 1, 5000).to("npu")
+    with pytest.raises(ag.ParamInvalidError, match="the device takes a last dimension up to 4096, got 5000"):
+        ag.scaled_masked_softmax(long, long.bool())
+    with pytest.raises(ag.ParamInvalidError, match="with softmax given, the device takes V from 128 on, got 100"):
+        ag.fused_linear_cross_entropy_loss_grad(
+            grad,
+            x,
+            w[:100],
+            torch.zeros(2, dtype=torch.uint8).to("npu"),
+            target,
+            softmax=torch.zeros(BT, 100).to("npu"),
+        )
+
+
+def test_outs_that_are_refused():
+    x = torch.randn(2, 3).to("npu")
+    for out, expected in (
+        (torch.zeros(2, 3), "out: expected an array on device 0, as the inputs are, got one on the host"),
+        (torch.zeros(2, 3).to("npu:1"), "out: expected an array on device 0, as the inputs are, got one on device 1"),
+        (np.zeros((2, 3), np.float32), "out: expected an array of torch, as the inputs are, got one of numpy"),
+        (npu.asarray(np.zeros((2, 3), np.float32)), "out: expected .*"),
+        (3.5, "out: expected an array that can be written into, got float"),
+        (torch.zeros(2, 3, dtype=torch.int32).to("npu"), "out: expected dtype float32, .* got int32"),
+    ):
+        with pytest.raises((ag.ParamTypeError, ag.BackendUnavailableError), match=expected):
+            ag.softmax(x, out=out)
+    for out, expected in (
+        (torch.zeros(2, 4).to("npu"), r"out: expected shape \(2, 3\), got \(2, 4\)"),
+        (torch.zeros(1, 3).to("npu").expand(2, 3), "out: expected an array whose elements do not share memory"),
+    ):
+        with pytest.raises(ag.ParamInvalidError, match=expected):
+            ag.softmax(x, out=out)
+    with pytest.raises(
+        ag.ParamTypeError, match="out: expected an array on the host, as the inputs are, got one on device 1"
+    ):
+        ag.softmax(torch.zeros(3), out=torch.zeros(3).to("npu:1"))
+    _, named = arguments_of(GRADIENT)
+    both = torch.zeros(V, 2 * H, dtype=torch.float16).to("npu")
+    with pytest.raises(ag.ParamInvalidError, match="out: expected arrays that do not share memory, got two that do"):
+        on_tensors(GRADIENT, [], named, out=(both[:BT, :H], both[:, H - 1 : -1]))
+    on_tensors(GRADIENT, [], named, out=(both[:BT, :H], both[:, H:]))
+    with pytest.raises(
+        ag.ParamInvalidError, match=r"out\[0\]: expected None, as the call does not ask for this result"
+    ):
+        on_tensors(GRADIENT, [], named, out=(both[:BT, :H], None), output_mask=(False, True))
+    assert not both[:BT, :H].cpu().isnan().any()
