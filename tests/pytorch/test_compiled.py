@@ -37,7 +37,11 @@ def sized(name: str, rows: int) -> tuple[Callable, list[torch.Tensor], list[torc
     others = [
         torch.rand(1, 1, rows, 5) < 0.5 if each.dtype == torch.bool else torch.arange(rows) % 7 for each in others
     ]
-    return function, [torch.randn(size), *leaves], others
+    return (
+        function,
+        [torch.randn(size), *(torch.randn(size) if each.shape == first.shape else each for each in leaves)],
+        others,
+    )
 
 
 def graphs() -> int:
