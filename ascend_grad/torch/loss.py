@@ -31,10 +31,9 @@ else:
             self.options = None
 
         def extra_repr(self):
-            names = "num_classes", "out_features", "reduction", "ignore_index", "label_smoothing", "options"
-            shown = {"in_features": self.linear.in_features, "bias": False}
-            shown |= {name: getattr(self, name) for name in names}
-            return ", ".join(f"{name}={value}" for name, value in shown.items())
+            names = "num_classes", "out_features", "bias", "reduction", "ignore_index", "label_smoothing", "options"
+            shown = vars(self) | {"bias": False}
+            return ", ".join([f"in_features={self.linear.in_features}", *(f"{name}={shown[name]}" for name in names)])
 
 
 class LinearCrossEntropyLoss(_Module):
