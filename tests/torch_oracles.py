@@ -11,8 +11,16 @@ import torch.nn.functional as F  # noqa: N812
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2**-11 + 1e-5, torch.bfloat16: 2**-8 + 1e-5}
 
 
-def _composed(input: torch.Tensor, linear_weight: torch.Tensor, target: torch.Tensor, **keywords) -> torch.Tensor:
-    return F.cross_entropy(F.linear(input, linear_weight), target, **keywords)
+def _composed(
+    input: torch.Tensor,
+    linear_weight: torch.Tensor,
+    target: torch.Tensor,
+    *,
+    ignore_index: int | None = None,
+    **keywords,
+) -> torch.Tensor:
+    ignored = -100 if ignore_index is None else ignore_index
+    return F.cross_entropy(F.linear(input, linear_weight), target, ignore_index=ignored, **keywords)
 
 
 #: torch's own function, which torch has from 2.13 on.

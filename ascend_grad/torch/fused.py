@@ -201,10 +201,12 @@ def fused_linear_online_max_sum(
         for name, value in (("vocab_start_index", vocab_start_index), ("vocab_end_index", vocab_end_index))
     ]
     return_logits = truth_value(return_logits, "return_logits", _STATISTICS)
-    *others, logits = apply(
+    logits_max, sum_exp_logits, predicted_logits, target_mask, masked_target, logits = apply(
         _FUNCTIONS[_STATISTICS], input, weight, target, *bounds, return_logits, _threads(num_threads, _STATISTICS)
     )
-    return OnlineMaxSum._make((*others, logits if return_logits else None))
+    return OnlineMaxSum(
+        logits_max, sum_exp_logits, predicted_logits, target_mask, masked_target, logits if return_logits else None
+    )
 
 
 def fused_cross_entropy_loss_with_max_sum(

@@ -11,6 +11,9 @@ from torch_oracles import assert_close, linear_cross_entropy
 
 import ascend_grad.torch as agt
 
+#: By an older torch, of its own use of that function.
+pytestmark = pytest.mark.filterwarnings("ignore:Please use `torch.vmap`:FutureWarning")
+
 MASK = torch.arange(20).reshape(1, 1, 4, 5) % 3 == 0
 TARGET = torch.tensor([1, 2, -100, 6])
 CLASS_WEIGHT = torch.arange(7, dtype=torch.float64)

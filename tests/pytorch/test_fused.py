@@ -29,14 +29,12 @@ def problem(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
 
 def chain(x: torch.Tensor, w: torch.Tensor, target: torch.Tensor, *, stored: bool) -> tuple[torch.Tensor, ...]:
     """The loss of each row, and the gradients for an upstream gradient of 1, 2, ..."""
-    statistics = agt.fused_linear_online_max_sum(x, w, target, 0, len(w), return_logits=stored)
-    loss, softmax = agt.fused_cross_entropy_loss_with_max_sum(
-        *statistics[:3], vocab_parallel_logits=statistics.vocab_parallel_logits
-    )
+    found = agt.fused_linear_online_max_sum(x, w, target, 0, len(w), return_logits=stored)
+    maximum, total, predicted, mask, masked_target, logits = found
+    loss, softmax = agt.fused_cross_entropy_loss_with_max_sum(maximum, total, predicted, vocab_parallel_logits=logits)
     above = (torch.arange(BT) + 1).to(loss)
-    mode = (None, None, softmax) if stored else (*statistics[:2], None)
-    gradients = agt.fused_linear_cross_entropy_loss_grad(above, x, w, *statistics[3:5], 0.0, *mode)
-    return loss, *gradients
+    mode = (None, None, softmax) if stored else (maximum, total, None)
+    return loss, *agt.fused_linear_cross_entropy_loss_grad(above, x, w, mask, masked_target, 0.0, *mode)
 
 
 def right_chain(x: torch.Tensor, w: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -6,8 +6,8 @@ torch_npu 2.13.0; each function's notes list what differs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -26,12 +26,10 @@ __all__ = [
 ]
 
 
-@contextmanager
-def _named(function: str) -> Iterator[str]:
-    """Let errors name the function that was called."""
-    name = f"compat.torch_npu.{function}"
+def _call(name: str, function: Callable, *arguments: Any, **keywords: Any) -> Any:
+    """Call a function, whose errors then bear another name."""
     try:
-        yield name
+        return function(*arguments, **keywords)
     except AscendGradError as error:
         error.operator = name
         raise
@@ -91,11 +89,11 @@ def npu_fused_linear_online_max_sum(
     >>> masked_target, logits
     (tensor([0, 3]), None)
     """
-    with _named("npu_fused_linear_online_max_sum"):
-        logits_max, sum_exp_logits, predicted_logits, target_mask, masked_target, logits = fused_linear_online_max_sum(
-            input, weight, target, vocab_start_index, vocab_end_index, return_logits=return_logits
-        )
-        return logits_max, sum_exp_logits, predicted_logits, target_mask, masked_target, logits
+    name = "compat.torch_npu.npu_fused_linear_online_max_sum"
+    bounds = vocab_start_index, vocab_end_index
+    statistics = _call(name, fused_linear_online_max_sum, input, weight, target, *bounds, return_logits=return_logits)
+    logits_max, sum_exp_logits, predicted_logits, target_mask, masked_target, logits = statistics
+    return logits_max, sum_exp_logits, predicted_logits, target_mask, masked_target, logits
 
 
 def npu_fused_cross_entropy_loss_with_max_sum(
@@ -147,15 +145,17 @@ def npu_fused_cross_entropy_loss_with_max_sum(
     >>> torch_npu.npu_fused_cross_entropy_loss_with_max_sum(torch.zeros(1), torch.full((1,), 4.0), torch.zeros(1))
     (tensor([1.3863]), None)
     """
-    with _named("npu_fused_cross_entropy_loss_with_max_sum") as name:
-        refuse(name, input=input, weight=weight)
-        return fused_cross_entropy_loss_with_max_sum(
-            logits_max,
-            sum_exp_logits,
-            predicted_logits,
-            0.0 if label_smoothing is None else label_smoothing,
-            vocab_parallel_logits=vocab_parallel_logits,
-        )
+    name = "compat.torch_npu.npu_fused_cross_entropy_loss_with_max_sum"
+    refuse(name, input=input, weight=weight)
+    return _call(
+        name,
+        fused_cross_entropy_loss_with_max_sum,
+        logits_max,
+        sum_exp_logits,
+        predicted_logits,
+        0.0 if label_smoothing is None else label_smoothing,
+        vocab_parallel_logits=vocab_parallel_logits,
+    )
 
 
 def npu_fused_linear_cross_entropy_loss_with_max_sum_backward(
@@ -223,7 +223,16 @@ def npu_fused_linear_cross_entropy_loss_with_max_sum_backward(
     tensor([[-0.7500,  0.2500,  0.2500,  0.2500],
             [ 0.2500,  0.2500,  0.2500, -0.7500]])
     """
-    with _named("npu_fused_linear_cross_entropy_loss_with_max_sum_backward"):
-        return fused_linear_cross_entropy_loss_grad(
-            grad, input, weight, target_mask, masked_target, label_smoothing, logits_max, sum_exp_logits, softmax
-        )
+    return _call(
+        "compat.torch_npu.npu_fused_linear_cross_entropy_loss_with_max_sum_backward",
+        fused_linear_cross_entropy_loss_grad,
+        grad,
+        input,
+        weight,
+        target_mask,
+        masked_target,
+        label_smoothing,
+        logits_max,
+        sum_exp_logits,
+        softmax,
+    )
