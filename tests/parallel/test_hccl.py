@@ -16,11 +16,14 @@ from hccl_ranks import BACKENDS, LARGE, REDUCTIONS, array_cases
 from parallel_samples import of_tokens, of_vocabulary, tokens_rank
 from samples import assert_identical
 from stand_in import build
+from torch_npu_stand_in import IS_POSSIBLE
 from torch_oracles import assert_close, linear_cross_entropy, value_and_gradients
 
 import ascend_grad as ag
 from ascend_grad import parallel
 from ascend_grad.parallel import device_sums
+
+pytestmark = pytest.mark.skipif(not IS_POSSIBLE, reason="this torch knows no backends that are written in Python")
 
 
 def in_processes(folder: Path, backend: str, what: str) -> list[dict[Any, Any]]:
