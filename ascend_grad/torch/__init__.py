@@ -13,7 +13,7 @@ tensor([ 0.1875, -0.0625, -0.0625, -0.0625])
 
 import torch
 
-if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 6):
+if not hasattr(torch, "accelerator"):  # which came with 2.6
     raise ImportError(f"ascend_grad.torch needs torch 2.6 or newer, found {torch.__version__}")
 
 from . import compat

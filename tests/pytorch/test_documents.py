@@ -51,11 +51,11 @@ def test_a_torch_that_is_too_old(run_script):
     run_script(
         """
         import torch
-        torch.__version__ = torch.torch_version.TorchVersion("2.5.1+cpu")
+        del torch.accelerator
         try:
             import ascend_grad.torch
         except ImportError as error:
-            assert str(error) == "ascend_grad.torch needs torch 2.6 or newer, found 2.5.1+cpu", error
+            assert str(error).startswith("ascend_grad.torch needs torch 2.6 or newer, found 2."), error
         else:
             raise AssertionError
         """
