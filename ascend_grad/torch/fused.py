@@ -46,8 +46,8 @@ def _gradient_fake(grad, input, weight, *others):
 
 
 _SCHEMAS = {
-    _STATISTICS: "(Tensor input, Tensor weight, Tensor target, int vocab_start_index, int vocab_end_index, "
-    "bool return_logits, int? num_threads) "
+    _STATISTICS: "(Tensor input, Tensor weight, Tensor target, SymInt vocab_start_index, "
+    "SymInt vocab_end_index, bool return_logits, int? num_threads) "
     "-> (Tensor logits_max, Tensor sum_exp_logits, Tensor predicted_logits, Tensor target_mask, Tensor masked_target, "
     "Tensor vocab_parallel_logits)",
     _LOSS: "(Tensor logits_max, Tensor sum_exp_logits, Tensor predicted_logits, float label_smoothing, "
@@ -125,6 +125,10 @@ def _threads(num_threads: object, operator: str) -> int | None:
     return None if num_threads is None else thread_count(num_threads, operator)
 
 
+def _number(value: float, name: str, operator: str) -> float:
+    return value if type(value) is float else real_number(value, name, operator)
+
+
 def _given(**tensors: torch.Tensor | None) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
@@ -197,7 +201,7 @@ def fused_linear_online_max_sum(
     """
     check_tensors(_STATISTICS, input=input, weight=weight, target=target)
     bounds = [
-        value if type(value) is int else integer(value, name, _STATISTICS)
+        value if type(value) in (int, torch.SymInt) else integer(value, name, _STATISTICS)
         for name, value in (("vocab_start_index", vocab_start_index), ("vocab_end_index", vocab_end_index))
     ]
     return_logits = truth_value(return_logits, "return_logits", _STATISTICS)
@@ -268,7 +272,7 @@ def fused_cross_entropy_loss_with_max_sum(
         predicted_logits=predicted_logits,
         **_given(vocab_parallel_logits=vocab_parallel_logits),
     )
-    label_smoothing = real_number(label_smoothing, "label_smoothing", _LOSS)
+    label_smoothing = _number(label_smoothing, "label_smoothing", _LOSS)
     statistics = logits_max, sum_exp_logits, predicted_logits
     loss, softmax = apply(
         _FUNCTIONS[_LOSS], *statistics, label_smoothing, vocab_parallel_logits, _threads(num_threads, _LOSS)
@@ -377,13 +381,13 @@ def fused_linear_cross_entropy_loss_grad(
         weight,
         target_mask,
         masked_target,
-        real_number(label_smoothing, "label_smoothing", _GRADIENT),
+        _number(label_smoothing, "label_smoothing", _GRADIENT),
         logits_max,
         sum_exp_logits,
         softmax,
         wanted,
         workspace_bytes,
-        real_number(filter_eps, "filter_eps", _GRADIENT),
+        _number(filter_eps, "filter_eps", _GRADIENT),
         _threads(num_threads, _GRADIENT),
     )
     input_grad, weight_grad = (each if is_wanted else None for each, is_wanted in zip(gradients, wanted))

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch_oracles import assert_close, value_and_gradients
@@ -32,7 +33,7 @@ def chain(x: torch.Tensor, w: torch.Tensor, target: torch.Tensor, *, stored: boo
     found = agt.fused_linear_online_max_sum(x, w, target, 0, len(w), return_logits=stored)
     maximum, total, predicted, mask, masked_target, logits = found
     loss, softmax = agt.fused_cross_entropy_loss_with_max_sum(maximum, total, predicted, vocab_parallel_logits=logits)
-    above = (torch.arange(BT) + 1).to(loss)
+    above = (torch.arange(len(x)) + 1).to(loss)
     mode = (None, None, softmax) if stored else (maximum, total, None)
     return loss, *agt.fused_linear_cross_entropy_loss_grad(above, x, w, mask, masked_target, 0.0, *mode)
 
@@ -221,6 +222,19 @@ def test_graphs(function: Callable):
             assert torch.equal(result, right)
     with pytest.raises(Exception, match=NO_GRADIENT):  # torch traces backward together with forward
         compiled(others[0].requires_grad_(), *others[1:])
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("function", CHAINS)
+def test_one_graph_for_all_sizes(function: Callable):
+    torch._dynamo.reset()
+    counters.clear()
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=True)
+    for rows, words in ((BT, V), (BT + 1, V - 3), (BT + 2, V + 7)):
+        tensors = torch.randn(rows, H), torch.randn(words, H), torch.randint(0, words, (rows,))
+        for result, right in zip(compiled(*tensors), function(*tensors), strict=True):
+            assert torch.equal(result, right)
+    assert counters["aot_autograd"]["ok"] == 1
     torch._dynamo.reset()
 
 
