@@ -54,8 +54,6 @@ _SIGNATURES = {
     "aclrtEventElapsedTime": (POINTER(c_float), c_void_p, c_void_p),
     "aclrtSetSysParamOpt": (c_int, c_int64),
     "aclrtGetSysParamOpt": (c_int, POINTER(c_int64)),
-    "aclrtCtxSetSysParamOpt": (c_int, c_int64),
-    "aclrtCtxGetSysParamOpt": (c_int, POINTER(c_int64)),
     "aclrtMalloc": (POINTER(c_void_p), c_size_t, c_int),
     "aclrtFree": (c_void_p,),
     "aclrtMallocHost": (POINTER(c_void_p), c_size_t),

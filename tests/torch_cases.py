@@ -48,6 +48,13 @@ CASES = {
     "softmax": (lambda x: agt.softmax(2 * x, 0), [(4, 3)], []),
     "log_softmax": (lambda x: agt.log_softmax(2 * x), [(4, 3)], []),
     "scaled_masked_softmax": (lambda x, mask: agt.scaled_masked_softmax(x, mask, 0.5), [(2, 3, 4, 5)], [MASK]),
+    "softmax_backward": (lambda g, y: agt.softmax_backward(g, y, 0), [(4, 3), (4, 3)], []),
+    "log_softmax_backward": (lambda g, y: agt.log_softmax_backward(g, y), [(4, 3), (4, 3)], []),
+    "scaled_masked_softmax_backward": (
+        lambda g, y, mask: agt.scaled_masked_softmax_backward(g, y, mask, 0.5),
+        [(2, 3, 4, 5), (2, 3, 4, 5)],
+        [MASK],
+    ),
     **{name: (loss(reduction=name), [(4, 3), (7, 3)], [TARGET]) for name in ("mean", "sum", "none")},
     "a weight for each class": (a_weight_for_each_class, [(4, 3), (7, 3)], [TARGET]),
     "one row": (one_row, [(4, 3), (7, 3)], [TARGET]),

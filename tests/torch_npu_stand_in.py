@@ -28,8 +28,11 @@ import numpy as np
 import torch
 from acl_client import D2H, H2D, Acl
 from dlpack_capsules import EXT_DEVICE, Deleter, DLManagedTensor, DLTensor, capsule_of
+from torch.utils import backend_registration
 from torch.utils._pytree import tree_map
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+#: Older versions of torch know no backends that are written in Python.
+IS_POSSIBLE = hasattr(backend_registration, "_setup_privateuseone_for_python_backend")
 
 #: As formats are counted; that of a new tensor is NCHW where it has four dimensions, and so on.
 NCHW, ND, FRACTAL_NZ, NCDHW = 0, 2, 29, 30
@@ -276,7 +279,7 @@ _libraries = []  # which last as long as they are referred to
 def register() -> TorchNpu:
     """Make "npu" a type of devices: once in a process, and before autograd starts its threads, one for each device."""
     double = TorchNpu()
-    _setup_privateuseone_for_python_backend("npu", double.npu)
+    backend_registration._setup_privateuseone_for_python_backend("npu", double.npu)
     aten, rest = torch.library.Library("aten", "IMPL"), torch.library.Library("_", "IMPL")
     _libraries.extend((aten, rest))
 

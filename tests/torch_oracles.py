@@ -5,9 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 
 #: Half a unit in the last place of a result, relative, with what float32 and float64 sums add.
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2**-11 + 1e-5, torch.bfloat16: 2**-8 + 1e-5}
+
+
+def _composed(
+    input: torch.Tensor,
+    linear_weight: torch.Tensor,
+    target: torch.Tensor,
+    *,
+    ignore_index: int | None = None,
+    **keywords,
+) -> torch.Tensor:
+    ignored = -100 if ignore_index is None else ignore_index
+    return F.cross_entropy(F.linear(input, linear_weight), target, ignore_index=ignored, **keywords)
+
+
+#: torch's own function, which torch has from 2.13 on.
+linear_cross_entropy = getattr(F, "linear_cross_entropy", _composed)
 
 
 def assert_close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype, *, steps: int = 1) -> None:

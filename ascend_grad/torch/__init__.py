@@ -1,4 +1,4 @@
-"""The operators for PyTorch tensors, with gradients: functions and modules in the place of torch's own.
+"""The operators for PyTorch tensors, with gradients: functions and modules that replace torch's own.
 
 Tensors are on the CPU or, with torch_npu, on an Ascend NPU, where they are computed (proven on a test double; it has
 not run on hardware yet).
@@ -13,19 +13,37 @@ tensor([ 0.1875, -0.0625, -0.0625, -0.0625])
 
 import torch
 
-if not hasattr(torch.nn, "LinearCrossEntropyLoss"):
-    raise ImportError(f"ascend_grad.torch needs torch 2.13 or newer, found {torch.__version__}")
+if not hasattr(torch, "accelerator"):  # which came with 2.6
+    raise ImportError(f"ascend_grad.torch needs torch 2.6 or newer, found {torch.__version__}")
 
 from . import compat
+from .fused import (
+    fused_cross_entropy_loss_with_max_sum,
+    fused_linear_cross_entropy_loss_grad,
+    fused_linear_online_max_sum,
+)
 from .linear import linear_cross_entropy
 from .loss import LinearCrossEntropyLoss
-from .rowwise import log_softmax, scaled_masked_softmax, softmax
+from .rowwise import (
+    log_softmax,
+    log_softmax_backward,
+    scaled_masked_softmax,
+    scaled_masked_softmax_backward,
+    softmax,
+    softmax_backward,
+)
 
 __all__ = [
     "LinearCrossEntropyLoss",
     "compat",
+    "fused_cross_entropy_loss_with_max_sum",
+    "fused_linear_cross_entropy_loss_grad",
+    "fused_linear_online_max_sum",
     "linear_cross_entropy",
     "log_softmax",
+    "log_softmax_backward",
     "scaled_masked_softmax",
+    "scaled_masked_softmax_backward",
     "softmax",
+    "softmax_backward",
 ]

@@ -10,10 +10,33 @@ from ..errors import ParamInvalidError
 from .linear import linear_cross_entropy, refuse
 
 if TYPE_CHECKING:
+    from torch.nn import LinearCrossEntropyLoss as _Module
     from torch.nn import LinearCrossEntropyOptions
+elif hasattr(torch.nn, "LinearCrossEntropyLoss"):
+    _Module = torch.nn.LinearCrossEntropyLoss
+else:
+
+    class _Module(torch.nn.Module):
+        """What `torch.nn.LinearCrossEntropyLoss` has from torch 2.13 on: the attributes, and the keys of its state."""
+
+        def __init__(self, in_features, num_classes, *, device, dtype, reduction, weight, ignore_index):
+            super().__init__()
+            self.register_buffer("weight", weight)
+            self.reduction = reduction
+            self.num_classes = num_classes
+            self.out_features = ()
+            self.ignore_index = ignore_index
+            self.label_smoothing = 0.0
+            self.linear = torch.nn.Linear(in_features, num_classes, bias=False, device=device, dtype=dtype)
+            self.options = None
+
+        def extra_repr(self):
+            names = "num_classes", "out_features", "bias", "reduction", "ignore_index", "label_smoothing", "options"
+            shown = vars(self) | {"bias": False}
+            return ", ".join([f"in_features={self.linear.in_features}", *(f"{name}={shown[name]}" for name in names)])
 
 
-class LinearCrossEntropyLoss(torch.nn.LinearCrossEntropyLoss):
+class LinearCrossEntropyLoss(_Module):
     """A linear layer and its cross-entropy loss, as `torch.nn.LinearCrossEntropyLoss`, without the logits.
 
     Parameters
@@ -36,7 +59,7 @@ class LinearCrossEntropyLoss(torch.nn.LinearCrossEntropyLoss):
     NotImplementedError
         A keyword is not supported.
     ParamInvalidError
-        161002: the shape of `linear_weight` is not as described.
+        161002: the shape of `linear_weight` or of `weight` is not as described.
 
     Examples
     --------
@@ -71,6 +94,9 @@ class LinearCrossEntropyLoss(torch.nn.LinearCrossEntropyLoss):
             label_smoothing=label_smoothing or None,
             options=options,
         )
+        if weight is not None and weight.shape != (num_classes,):
+            message = f"weight: expected shape {(num_classes,)}, one for each class, got {tuple(weight.shape)}"
+            raise ParamInvalidError(message, operator="LinearCrossEntropyLoss")
         super().__init__(
             in_features,
             num_classes,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .vocabulary_parallel import VocabularyShard
 
 
-def _register(name: str, schema: str, compute: Callable, compute_on_npu: Callable, fake: Callable) -> None:
+def register(name: str, schema: str, compute: Callable, compute_on_npu: Callable, fake: Callable) -> None:
     qualified = f"ascend_grad::{name}"
     torch.library.define(qualified, schema, tags=(torch.Tag.pt2_compliant_tag,))
     torch.library.impl(qualified, "cpu", compute)
@@ -125,7 +125,7 @@ for _name, _schema, _vmap in (
         _scaled_masked_vmap,
     ),
 ):
-    _register(
+    register(
         _name,
         _schema,
         partial(_rowwise, to_array, to_tensor, _name),
@@ -227,20 +227,25 @@ def _linear_cross_entropy_fake(
     )
 
 
-def _linear_cross_entropy_vmap(info, in_dims: tuple, *arguments) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...]]:
+def one_after_another(
+    name: str, info: Any, in_dims: tuple, *arguments: Any
+) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...]]:
     """Compute the problems of a batch one after another, as each has a sum over its rows."""
 
     def problem(i: int) -> list:
-        return [each if dim is None else each.select(dim, i) for each, dim in zip(arguments, in_dims)]
+        return [
+            each if dim is None or not isinstance(each, torch.Tensor) else each.select(dim, i)
+            for each, dim in zip(arguments, in_dims)
+        ]
 
-    results = [torch.ops.ascend_grad.linear_cross_entropy(*problem(i)) for i in range(info.batch_size)]
+    results = [getattr(torch.ops.ascend_grad, name)(*problem(i)) for i in range(info.batch_size)]
     if not results:
         message = "expected a batch of at least one problem, got none"
-        raise ParamInvalidError(f"torch.vmap: {message}", operator=LINEAR)
-    return tuple(torch.stack(each) for each in zip(*results)), (0, 0, 0)
+        raise ParamInvalidError(f"torch.vmap: {message}", operator=name)
+    return tuple(torch.stack(each) for each in zip(*results)), (0,) * len(results[0])
 
 
-_register(
+register(
     LINEAR,
     "(Tensor input, Tensor weight, Tensor target, Tensor? grad_loss, str reduction, int ignore_index, bool input_grad, "
     "bool weight_grad, float filter_eps, int? num_threads, int? shard) "
@@ -249,7 +254,7 @@ _register(
     partial(_linear_cross_entropy, without_gradient, itself),
     _linear_cross_entropy_fake,
 )
-torch.library.register_vmap(f"ascend_grad::{LINEAR}", _linear_cross_entropy_vmap)
+torch.library.register_vmap(f"ascend_grad::{LINEAR}", partial(one_after_another, LINEAR))
 
 
 def loss(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import torch
 from torch.autograd import Function
 
-from ..errors import ParamTypeError
+from ..arguments import truth_value
+from ..errors import ParamInvalidError, ParamTypeError
 from .operators import apply, register_gradient, rowwise
 from .tensors import check_tensors
 
@@ -219,7 +220,9 @@ def log_softmax(input: torch.Tensor, dim: int = -1) -> torch.Tensor:
     return apply(_LogSoftmax, input, dim)
 
 
-def scaled_masked_softmax(x: torch.Tensor, mask: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+def scaled_masked_softmax(
+    x: torch.Tensor, mask: torch.Tensor, scale: float = 1.0, fix_triu_mask: bool = False
+) -> torch.Tensor:
     r"""Scaled and masked softmax over the last dimension: softmax of (-10000 where mask, else :math:`x\cdot` scale).
 
     Parameters
@@ -231,6 +234,8 @@ def scaled_masked_softmax(x: torch.Tensor, mask: torch.Tensor, scale: float = 1.
         True where it is not.)
     scale : float, default 1.0
         Rounded to float32 first, except for float64 tensors.
+    fix_triu_mask : bool, default False
+        Must be False.
 
     Returns
     -------
@@ -240,7 +245,8 @@ def scaled_masked_softmax(x: torch.Tensor, mask: torch.Tensor, scale: float = 1.
     Raises
     ------
     ParamInvalidError
-        161002: a dtype or a shape is not as described (a dtype or a kind: its subclass `ParamTypeError`).
+        161002: a dtype, a shape or `fix_triu_mask` is not as described (a dtype or a kind: its subclass
+        `ParamTypeError`).
     UnsupportedDeviceError
         361001: the Ascend NPU of the tensors lacks the operator.
     BackendUnavailableError
@@ -255,9 +261,144 @@ def scaled_masked_softmax(x: torch.Tensor, mask: torch.Tensor, scale: float = 1.
     tensor([[[[0.5000, 0.5000, 0.0000, 0.0000]]]])
     """
     check_tensors("scaled_masked_softmax", x=x, mask=mask)
+    _check_settings("scaled_masked_softmax", scale, fix_triu_mask)
+    return apply(_ScaledMaskedSoftmax, x, mask, scale)
+
+
+def _check_settings(operator: str, scale: object, fix_triu_mask: object) -> None:
     if isinstance(scale, torch.Tensor) and scale.requires_grad:
         message = (
             "scale: expected a number, got a tensor that requires a gradient, which this function does not compute"
         )
-        raise ParamTypeError(message, operator="scaled_masked_softmax")
-    return apply(_ScaledMaskedSoftmax, x, mask, scale)
+        raise ParamTypeError(message, operator=operator)
+    if truth_value(fix_triu_mask, "fix_triu_mask", operator, "False"):
+        expected = "False (a generated triangular mask is not supported)"
+        raise ParamInvalidError(f"fix_triu_mask: expected {expected}, got True", operator=operator)
+
+
+def softmax_backward(grad_output: torch.Tensor, output: torch.Tensor, dim: int = -1) -> torch.Tensor:
+    r"""Gradient with respect to the input of a softmax, as `ascend_grad.softmax_backward`.
+
+    Parameters
+    ----------
+    grad_output : torch.Tensor, shape (...)
+        The gradient with respect to the softmax's result. Rank 0 to 8; float32, float16, bfloat16 or float64.
+    output : torch.Tensor, shape (...)
+        The softmax's result, of the shape and dtype of `grad_output`. Any values are taken.
+    dim : int, default -1
+        The dimension of the softmax.
+
+    Returns
+    -------
+    torch.Tensor
+        A contiguous tensor of the dtype of `grad_output`. It has gradients of any order with respect to both tensors.
+
+    Raises
+    ------
+    ParamInvalidError
+        161002: a dtype, `dim` or a shape is not as described (a dtype or a kind: its subclass `ParamTypeError`).
+    UnsupportedDeviceError
+        361001: the Ascend NPU of the tensors lacks the operator.
+    BackendUnavailableError
+        A tensor is neither on the CPU nor on a usable Ascend NPU.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import ascend_grad.torch as agt
+    >>> agt.softmax_backward(torch.tensor([1.0, 0.0]), torch.tensor([0.25, 0.75]))
+    tensor([ 0.1875, -0.1875])
+    """
+    check_tensors("softmax_backward", grad_output=grad_output, output=output)
+    return apply(_SoftmaxBackward, grad_output, output, dim)
+
+
+def log_softmax_backward(grad_output: torch.Tensor, output: torch.Tensor, dim: int = -1) -> torch.Tensor:
+    r"""Gradient with respect to the input of a log-softmax, as `ascend_grad.log_softmax_backward`.
+
+    Parameters
+    ----------
+    grad_output : torch.Tensor, shape (...)
+        The gradient with respect to the log-softmax's result. Rank 0 to 8; float32, float16, bfloat16 or float64.
+    output : torch.Tensor, shape (...)
+        The log-softmax's result (natural logarithms), of the shape and dtype of `grad_output`.
+    dim : int, default -1
+        The dimension of the log-softmax.
+
+    Returns
+    -------
+    torch.Tensor
+        A contiguous tensor of the dtype of `grad_output`. It has gradients of any order with respect to both tensors.
+
+    Raises
+    ------
+    ParamInvalidError
+        161002: a dtype, a shape or `dim` is not as described (a dtype or a kind: its subclass `ParamTypeError`).
+    UnsupportedDeviceError
+        361001: the Ascend NPU of the tensors lacks the operator.
+    BackendUnavailableError
+        A tensor is neither on the CPU nor on a usable Ascend NPU.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import ascend_grad.torch as agt
+    >>> agt.log_softmax_backward(torch.tensor([1.0, 0.0]), torch.tensor([0.25, 0.75]).log())
+    tensor([ 0.7500, -0.7500])
+    """
+    check_tensors("log_softmax_backward", grad_output=grad_output, output=output)
+    return apply(_LogSoftmaxBackward, grad_output, output, dim)
+
+
+def scaled_masked_softmax_backward(
+    grad_output: torch.Tensor,
+    y: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float = 1.0,
+    fix_triu_mask: bool = False,
+) -> torch.Tensor:
+    r"""Gradient with respect to the input of a scaled and masked softmax.
+
+    It is `ascend_grad.scaled_masked_softmax_backward` for tensors: exactly 0 where the mask is set.
+
+    Parameters
+    ----------
+    grad_output : torch.Tensor, shape (B, N, S1, S2)
+        The gradient with respect to the forward result; float32, float16, bfloat16 or float64.
+    y : torch.Tensor, shape (B, N, S1, S2)
+        The forward result, of the dtype of `grad_output`.
+    mask : torch.Tensor of bool, shape (B or 1, N or 1, S1, S2)
+        True where the position is masked out.
+    scale : float, default 1.0
+        The factor of the forward call. Rounded to float32 first, except for float64 tensors.
+    fix_triu_mask : bool, default False
+        Must be False.
+
+    Returns
+    -------
+    torch.Tensor
+        A contiguous tensor of the dtype of `grad_output`. It has gradients of any order with respect to `grad_output`
+        and `y`.
+
+    Raises
+    ------
+    ParamInvalidError
+        161002: a dtype, a shape or `fix_triu_mask` is not as described (a dtype or a kind: its subclass
+        `ParamTypeError`).
+    UnsupportedDeviceError
+        361001: the Ascend NPU of the tensors lacks the operator.
+    BackendUnavailableError
+        A tensor is neither on the CPU nor on a usable Ascend NPU.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import ascend_grad.torch as agt
+    >>> g = torch.tensor([1.0, 0.0]).reshape(1, 1, 1, 2)
+    >>> y = torch.tensor([0.25, 0.75]).reshape(1, 1, 1, 2)
+    >>> agt.scaled_masked_softmax_backward(g, y, torch.tensor([False, True]).reshape(1, 1, 1, 2), 2.0)
+    tensor([[[[0.3750, 0.0000]]]])
+    """
+    check_tensors("scaled_masked_softmax_backward", grad_output=grad_output, y=y, mask=mask)
+    _check_settings("scaled_masked_softmax_backward", scale, fix_triu_mask)
+    return apply(_ScaledMaskedSoftmaxBackward, grad_output, y, mask, scale)

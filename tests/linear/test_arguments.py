@@ -14,6 +14,28 @@ from samples import DTYPES, assert_identical
 import ascend_grad as ag
 from ascend_grad import contract
 
+#: What the softmax is taken or recomputed from.
+STATISTICS_OF_THE_GRADIENT = ("logits_max", "sum_exp_logits", "softmax")
+
+# ---- forms -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", ["recomputed", "stored"])
+def test_statistics_by_position(case, backend):
+    """Functions that describe a call take them by position, too."""
+    arguments = good_call(case, **taken(backend)) | {"out": None, "backend": backend}
+    names = "grad", "input", "weight", "target_mask", "masked_target", "label_smoothing", *STATISTICS_OF_THE_GRADIENT
+    positional = [arguments.get(name, 0.0 if name == "label_smoothing" else None) for name in names]
+    options = {name: value for name, value in arguments.items() if name not in names}
+    results = ag.fused_linear_cross_entropy_loss_grad(*positional, **options)
+    for result, right in zip(results, ag.fused_linear_cross_entropy_loss_grad(**arguments), strict=True):
+        assert_identical(result, right)
+    assert ag.explain(GRADIENT, *positional, **options) == ag.explain(GRADIENT, **arguments)
+    assert ag.workspace_size(GRADIENT, *positional, **options) == ag.workspace_size(GRADIENT, **arguments)
+    with pytest.raises(TypeError, match="positional argument"):
+        ag.fused_linear_cross_entropy_loss_grad(*positional, (True, True))
+
+
 # ---- what messages say -----------------------------------------------------------------------------------------------
 
 

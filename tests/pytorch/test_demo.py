@@ -16,6 +16,11 @@ from ascend_grad.torch.demo.model import LanguageModel
 SIZES = Sizes(vocabulary=40, context=6, window=3, embedding=4, width=8, heads=2, experts=3, hidden=5)
 
 
+needs_torchs_loss = pytest.mark.skipif(
+    not hasattr(torch.nn, "LinearCrossEntropyLoss"), reason="torch has no loss to compare with"
+)
+
+
 def text(length: int = 4000) -> np.ndarray:
     """Each token is followed by the next one, as a rule."""
     rng = np.random.default_rng(0)
@@ -23,6 +28,7 @@ def text(length: int = 4000) -> np.ndarray:
     return (np.cumsum(steps) % SIZES.vocabulary).astype(np.int32)
 
 
+@needs_torchs_loss
 @pytest.mark.parametrize("bfloat16", [False, True])
 def test_all_losses_learn_the_same(bfloat16: bool):
     runs = {name: comparison.train(name, text(), SIZES, 40, seed=1, bfloat16=bfloat16) for name in comparison.LOSSES}
@@ -46,10 +52,11 @@ def test_the_models_look_at_no_later_token():
 
 
 def test_a_process_of_its_own():
-    run = comparison.in_a_process("torch", text(400), SIZES, 2, 0, False)
+    run = comparison.in_a_process("ascend_grad", text(400), SIZES, 2, 0, False)
     assert len(run.bits) == 2
 
 
+@needs_torchs_loss
 def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, tmp_path: Path):
     source = b"for word in words:\n    print(word)\n" * 200
     corpus = Corpus(np.frombuffer(source, np.uint8), np.frombuffer(source, np.uint8), 1)
@@ -64,3 +71,10 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     with pytest.raises(SystemExit):
         __main__.main(["--steps", "0"])
     assert "expected 1 or more, got 0" in capsys.readouterr().err
+
+
+def test_a_torch_without_a_loss_to_compare_with(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
+    monkeypatch.delattr(torch.nn, "LinearCrossEntropyLoss", raising=False)
+    with pytest.raises(SystemExit):
+        __main__.main([])
+    assert "the demo needs torch 2.13 or newer, whose torch.nn.LinearCrossEntropyLoss" in capsys.readouterr().err

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from hypothesis import given
 from hypothesis import strategies as st
-from torch_oracles import assert_close, value_and_gradients
+from torch_oracles import assert_close, linear_cross_entropy, value_and_gradients
 
 import ascend_grad as ag
 import ascend_grad.torch as agt
@@ -46,7 +46,7 @@ def test_values_and_gradients(reduction: str, with_weight: bool, dtype: torch.dt
 
     def right(x, w):
         class_weight = None if weight is None else weight.double()
-        return F.linear_cross_entropy(x, w, target, weight=class_weight, reduction=reduction)
+        return linear_cross_entropy(x, w, target, weight=class_weight, reduction=reduction)
 
     value, *grads = value_and_gradients(ours, [x, w], above)
     right_value, *right_grads = value_and_gradients(right, [x.double(), w.double()], above.double())
@@ -73,7 +73,7 @@ def test_any_shape_and_options(data: st.DataObject):
     above = grad_output(reduction, rows)
     results = [
         value_and_gradients(lambda x, w: f(x, w, target, **keywords), [x, w], above)  # noqa: B023
-        for f in (agt.linear_cross_entropy, F.linear_cross_entropy)
+        for f in (agt.linear_cross_entropy, linear_cross_entropy)
     ]
     value, right = results[0][0], results[1][0]
     torch.testing.assert_close(value, right, rtol=1e-12, atol=1e-12, equal_nan=True)
@@ -94,8 +94,9 @@ def test_gradcheck(reduction: str, with_weight: bool):
     assert torch.autograd.gradcheck(function, (x.requires_grad_(), w.requires_grad_()))
 
 
+@pytest.mark.skipif(not hasattr(torch.nn, "LinearCrossEntropyLoss"), reason="torch has no such functions")
 def test_the_signature_is_that_of_torch():
-    torchs = inspect.signature(F.linear_cross_entropy).parameters
+    torchs = inspect.signature(linear_cross_entropy).parameters
     ours = inspect.signature(agt.linear_cross_entropy).parameters
     assert list(ours)[: len(torchs)] == list(torchs)
     own = {"filter_eps", "num_threads", "group", "vocab_start_index", "vocab_size"}
@@ -116,7 +117,7 @@ def test_one_row_without_a_batch():
     for reduction in REDUCTIONS:
         value = agt.linear_cross_entropy(x, w, target, reduction=reduction)
         assert value.shape == ()
-        assert_close(value, F.linear_cross_entropy(x.double(), w.double(), target), torch.float32)
+        assert_close(value, linear_cross_entropy(x.double(), w.double(), target), torch.float32)
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
@@ -150,7 +151,7 @@ def test_gradients_come_with_the_loss_and_are_scaled(calls: list[dict]):
     assert asked(calls) == [(True, True)]
     (3 * loss).backward()
     assert asked(calls) == [(True, True)]
-    right = value_and_gradients(lambda x, w: 3 * F.linear_cross_entropy(x, w, target), [x.double(), w.double()])
+    right = value_and_gradients(lambda x, w: 3 * linear_cross_entropy(x, w, target), [x.double(), w.double()])
     assert_close(x.grad, right[1], torch.float32)
     assert_close(w.grad, right[2], torch.float32)
 
@@ -190,7 +191,7 @@ def test_a_gradient_of_the_gradient_is_refused():
     x, w, target = problem()
     x.requires_grad_()
     (grad,) = torch.autograd.grad(agt.linear_cross_entropy(x, w, target), x, create_graph=True)
-    right = value_and_gradients(lambda x: F.linear_cross_entropy(x, w, target), [x])[1]
+    right = value_and_gradients(lambda x: linear_cross_entropy(x, w, target), [x])[1]
     assert_close(grad, right, torch.float64, steps=10)
     with pytest.raises(RuntimeError, match="linear_cross_entropy: the gradient cannot be differentiated"):
         grad.square().sum().backward()
@@ -215,7 +216,7 @@ def test_a_gradient_computed_in_backward_depends_on_the_upstream_gradient(dtype:
     loss = agt.linear_cross_entropy(x, w, target, **keywords)
     above = torch.ones_like(loss, requires_grad=True)
     (grad,) = torch.autograd.grad(loss, x, above, create_graph=True)
-    right = value_and_gradients(lambda x: F.linear_cross_entropy(x, w.double(), target, **keywords).sum(), [x.double()])
+    right = value_and_gradients(lambda x: linear_cross_entropy(x, w.double(), target, **keywords).sum(), [x.double()])
     assert_close(grad, right[1], dtype, steps=10)
     for inputs in ([above], [above, x]):
         with pytest.raises(RuntimeError, match="linear_cross_entropy: the gradient cannot be differentiated"):
@@ -234,7 +235,7 @@ def test_a_gradient_scaled_in_backward_has_its_derivative_by_the_upstream_gradie
         return torch.autograd.grad(loss + grad.square().sum(), above)[0]
 
     assert_close(
-        derivative(agt.linear_cross_entropy), derivative(F.linear_cross_entropy).detach(), torch.float64, steps=10
+        derivative(agt.linear_cross_entropy), derivative(linear_cross_entropy).detach(), torch.float64, steps=10
     )
 
 
@@ -251,7 +252,7 @@ def test_functional_gradients(reduction: str):
     def gradients(function):
         return torch.func.grad(lambda x, w: function(x, w, target, reduction=reduction).sum(), argnums=(0, 1))(x, w)
 
-    for ours, right in zip(gradients(agt.linear_cross_entropy), gradients(F.linear_cross_entropy)):
+    for ours, right in zip(gradients(agt.linear_cross_entropy), gradients(linear_cross_entropy)):
         assert_close(ours, right, torch.float64, steps=10)
 
 
@@ -262,7 +263,7 @@ def test_a_loss_scale_comes_before_the_rounding_to_float16():
     w = w * 2**-6
     target = torch.randint(0, C, (rows,))
     _, grad, _ = value_and_gradients(lambda x, w: agt.linear_cross_entropy(x, w, target).float() * scale, [x, w])
-    right = value_and_gradients(lambda x, w: F.linear_cross_entropy(x, w, target) * scale, [x.double(), w.double()])[1]
+    right = value_and_gradients(lambda x, w: linear_cross_entropy(x, w, target) * scale, [x.double(), w.double()])[1]
     assert_close(grad, right, torch.float16, steps=4)
     with pytest.raises(AssertionError):
         assert_close((right / scale).half().double() * scale, right, torch.float16, steps=4)
@@ -275,7 +276,7 @@ def test_weights_in_any_layout():
     view = lambda whole: whole[1 : H + 1, ::2].T  # noqa: E731
     results = [
         value_and_gradients(lambda whole: f(x, view(whole), target), [whole])  # noqa: B023
-        for f in (agt.linear_cross_entropy, F.linear_cross_entropy)
+        for f in (agt.linear_cross_entropy, linear_cross_entropy)
     ]
     assert_close(results[0][1], results[1][1], torch.float64, steps=10)
 
@@ -283,7 +284,7 @@ def test_weights_in_any_layout():
     table = torch.randn(C, H, dtype=torch.float64)
     results = [
         value_and_gradients(lambda table: f(F.embedding(ids, table), table, target), [table])  # noqa: B023
-        for f in (agt.linear_cross_entropy, F.linear_cross_entropy)
+        for f in (agt.linear_cross_entropy, linear_cross_entropy)
     ]
     assert_close(results[0][1], results[1][1], torch.float64, steps=10)
 
@@ -304,11 +305,11 @@ def test_autocast(reduction: str, weight_dtype: torch.dtype):
 
     above = grad_output(reduction).float()
     ours = value_and_gradients(loss(agt.linear_cross_entropy), [x, w], above)
-    torchs = value_and_gradients(loss(F.linear_cross_entropy), [x, w], above)
+    torchs = value_and_gradients(loss(linear_cross_entropy), [x, w], above)
     assert [each.dtype for each in ours] == [each.dtype for each in torchs] == [torch.float32, x.dtype, w.dtype]
     rounded = [each.to(torch.bfloat16).double() for each in (x, w)]
     right = value_and_gradients(
-        lambda x, w: F.linear_cross_entropy(x, w, target, reduction=reduction), rounded, above.double()
+        lambda x, w: linear_cross_entropy(x, w, target, reduction=reduction), rounded, above.double()
     )
     assert_close(ours[0], right[0], torch.float32)
     for grad, right_grad in zip(ours[1:], right[1:]):
@@ -319,7 +320,7 @@ def test_autocast_leaves_float64_alone():
     x, w, target = problem()
     with torch.autocast("cpu", torch.bfloat16):
         loss = agt.linear_cross_entropy(x, w, target)
-        right = F.linear_cross_entropy(x, w, target)
+        right = linear_cross_entropy(x, w, target)
     assert loss.dtype == right.dtype == torch.float64
     assert_close(loss, right, torch.float64)
 
@@ -344,7 +345,7 @@ def test_an_unused_loss():
     [
         ("linear_bias", torch.zeros(C)),
         ("label_smoothing", 0.1),
-        ("options", torch.nn.LinearCrossEntropyOptions()),
+        ("options", object()),
     ],
 )
 def test_what_is_not_supported_is_named(keyword: str, value: object):
@@ -422,16 +423,51 @@ def test_the_module_owns_its_weight():
     module = agt.LinearCrossEntropyLoss(
         H, C, reduction="sum", ignore_index=3, weight=torch.rand(C), dtype=torch.float32
     )
-    assert isinstance(module, torch.nn.LinearCrossEntropyLoss)
-    torchs = torch.nn.LinearCrossEntropyLoss(H, C, reduction="sum", ignore_index=3, weight=torch.zeros(C))
-    torchs.load_state_dict(module.state_dict())
-    torchs.double()
+    assert set(module.state_dict()) == {"weight", "linear.weight"}
     x, _, target = problem(torch.float32)
     target[target == -100] = 3
-    loss, right = module(x, target), torchs(x.double(), target)
-    assert_close(loss, right, torch.float32)
-    loss.backward(), right.backward()
-    assert_close(module.linear.weight.grad, torchs.linear.weight.grad, torch.float32)
+    loss = module(x, target)
+    loss.backward()
+    right = value_and_gradients(
+        lambda w: linear_cross_entropy(
+            x.double(), w, target, reduction="sum", ignore_index=3, weight=module.weight.double()
+        ),
+        [module.linear.weight.double()],
+    )
+    assert_close(loss, right[0], torch.float32)
+    assert_close(module.linear.weight.grad, right[1], torch.float32)
+    with pytest.raises(ag.ParamInvalidError, match=r"weight: expected shape \(13,\), one for each class, got \(12,\)"):
+        agt.LinearCrossEntropyLoss(H, C, weight=torch.ones(12))
+
+
+@pytest.mark.skipif(not hasattr(torch.nn, "LinearCrossEntropyLoss"), reason="torch has no such module")
+def test_the_module_is_one_of_torchs(run_script):
+    """An older torch has none, where it is one of its own, with the same attributes and the same state."""
+    module = agt.LinearCrossEntropyLoss(H, C, weight=torch.rand(C))
+    assert isinstance(module, torch.nn.LinearCrossEntropyLoss)
+    run_script(
+        """
+        import torch
+
+        torchs = torch.nn.LinearCrossEntropyLoss
+        del torch.nn.LinearCrossEntropyLoss
+        import ascend_grad.torch as agt
+
+        settings = {"reduction": "sum", "ignore_index": 3, "weight": torch.rand(7)}
+        module, right = agt.LinearCrossEntropyLoss(5, 7, **settings), torchs(5, 7, **settings)
+        assert not isinstance(module, torchs)
+        names = "reduction", "num_classes", "out_features", "ignore_index", "label_smoothing", "options"
+        assert set(vars(module)) == set(vars(right))
+        assert [getattr(module, name) for name in names] == [getattr(right, name) for name in names]
+        right.load_state_dict(module.state_dict())
+        module.load_state_dict(right.state_dict())
+        x, target = torch.randn(4, 5), torch.tensor([1, 3, 6, 0])
+        for each in (module, right):
+            each(x, target).backward()
+        torch.testing.assert_close(module.linear.weight.grad, right.linear.weight.grad)
+        assert repr(module).replace(", ", ",") == repr(right).replace(", ", ",")
+        """
+    )
 
 
 def test_the_module_shares_a_weight():
@@ -442,7 +478,7 @@ def test_the_module_shares_a_weight():
     ids, target = torch.randint(0, C, (N,)), torch.randint(0, C, (N,))
     module(embedding(ids), target).backward()
     right = value_and_gradients(
-        lambda w: F.linear_cross_entropy(F.embedding(ids, w), w, target), [embedding.weight.double()]
+        lambda w: linear_cross_entropy(F.embedding(ids, w), w, target), [embedding.weight.double()]
     )
     assert_close(embedding.weight.grad, right[1], torch.float32)
     with pytest.raises(ag.ParamInvalidError, match=r"linear_weight: expected shape \(12, 5\), got \(13, 5\)"):
@@ -464,7 +500,7 @@ def test_batches(in_dims: tuple[int | None, ...], reduction: str):
         gradients = torch.func.grad(lambda *arguments: loss(*arguments).sum(), (0, 1))
         return torch.vmap(loss, in_dims)(*arguments), *torch.vmap(gradients, in_dims)(*arguments)
 
-    rights = values(F.linear_cross_entropy, *arguments)
+    rights = values(linear_cross_entropy, *arguments)
     for ours, right in zip(values(agt.linear_cross_entropy, *arguments), rights, strict=True):
         assert_close(ours, right, torch.float64, steps=10)
     nothing = [each if dim is None else each.narrow(dim, 0, 0) for each, dim in zip(arguments, in_dims)]

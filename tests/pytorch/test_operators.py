@@ -37,7 +37,31 @@ def linear_cases():
     yield pytest.param(OPS.linear_cross_entropy, arguments, id="with a gradient from above")
 
 
-@pytest.mark.parametrize(("operator", "arguments"), [*softmax_cases(), *linear_cases()])
+def fused_cases():
+    target = torch.tensor([1, 2, -100, 6], dtype=torch.int32)
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        x, w = torch.randn(4, 3).to(dtype), torch.randn(7, 3).to(dtype)
+        for return_logits in (False, True):
+            arguments = (x, w, target, 2, 7, return_logits, 1)
+            yield pytest.param(OPS.fused_linear_online_max_sum, arguments, id=f"statistics {dtype} {return_logits}")
+        found = OPS.fused_linear_online_max_sum(x, w, target, 0, 7, True, None)
+        maximum, total, predicted, mask, masked_target, logits = found
+        for given in (None, logits):
+            arguments = (maximum, total, predicted, 0.0, given, None)
+            loss = OPS.fused_cross_entropy_loss_with_max_sum
+            yield pytest.param(loss, arguments, id=f"loss {dtype} {given is not None}")
+        softmax = loss(*arguments)[1]
+        for mode, wanted in (
+            ((maximum, total, None), [True, True]),
+            ((None, None, softmax), [False, True]),
+            ((None, None, softmax), [False, False]),
+        ):
+            arguments = (maximum, x, w, mask, masked_target, 0.0, *mode, wanted, None, 0.0, 1)
+            label = f"gradients {dtype} {wanted}"
+            yield pytest.param(OPS.fused_linear_cross_entropy_loss_grad, arguments, id=label)
+
+
+@pytest.mark.parametrize(("operator", "arguments"), [*softmax_cases(), *linear_cases(), *fused_cases()])
 def test_operators_keep_the_rules(operator, arguments: tuple):
     torch.library.opcheck(operator.default, arguments)
 

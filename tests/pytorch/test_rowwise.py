@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -327,3 +330,66 @@ def test_a_scale_has_no_gradient():
     x, mask = torch.randn(1, 1, 2, 3), torch.zeros(1, 1, 2, 3, dtype=torch.bool)
     with pytest.raises(ag.ParamTypeError, match="scale: expected a number, got a tensor that requires a gradient"):
         agt.scaled_masked_softmax(x, mask, torch.tensor(2.0, requires_grad=True))
+
+
+# ---- the backward functions ------------------------------------------------------------------------------------------
+
+BACKWARD_FUNCTIONS = {
+    "softmax_backward": [(4, 3), (4, 3)],
+    "log_softmax_backward": [(4, 3), (4, 3)],
+    "scaled_masked_softmax_backward": [(2, 3, 4, 5), (2, 3, 4, 5)],
+}
+
+
+def backward_call(name: str) -> tuple[Callable, tuple]:
+    """A backward function, and its arguments beside the two tensors."""
+    mask = torch.arange(20).reshape(1, 1, 4, 5) % 3 == 0
+    return getattr(agt, name), (mask, 0.7) if name.startswith("scaled") else (0,)
+
+
+@pytest.mark.parametrize("name", BACKWARD_FUNCTIONS)
+def test_backward_functions_are_those_of_arrays(name: str, dtype: torch.dtype):
+    function, others = backward_call(name)
+    g, y = (torch.randn(shape).to(dtype) for shape in BACKWARD_FUNCTIONS[name])
+    result = function(g, y, *others)
+    assert torch.equal(result, getattr(ag, name)(g, y, *others))
+    assert torch.equal(getattr(torch.ops.ascend_grad, name)(g, y, *others), result)
+    first, second = inspect.signature(getattr(ag, name)).parameters, inspect.signature(function).parameters
+    kept = [each for each in first if each not in ("out", "backend", "num_threads")]
+    assert list(second) == kept
+    assert [second[each].default for each in kept] == [first[each].default for each in kept]
+
+
+@pytest.mark.parametrize("name", BACKWARD_FUNCTIONS)
+def test_two_orders_of_backward_functions(name: str):
+    function, others = backward_call(name)
+    tensors = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in BACKWARD_FUNCTIONS[name]]
+    assert torch.autograd.gradcheck(lambda g, y: function(g, y, *others), tensors)
+    assert torch.autograd.gradgradcheck(lambda g, y: function(g, y, *others), tensors)
+
+
+@pytest.mark.parametrize("name", BACKWARD_FUNCTIONS)
+def test_errors_of_backward_functions(name: str):
+    function, others = backward_call(name)
+    g, y = (torch.randn(shape) for shape in BACKWARD_FUNCTIONS[name])
+    with pytest.raises(ag.ParamTypeError, match=rf"^{name}: grad_output: expected a torch.Tensor, got None"):
+        function(None, y, *others)
+    with pytest.raises(ag.ParamTypeError, match=rf"^{name}: (output|y): expected dtype float32"):
+        function(g, y.double(), *others)
+    with pytest.raises(ag.ParamInvalidError, match=rf"^{name}: (output|y): expected shape"):
+        function(g, y[:1], *others)
+
+
+@pytest.mark.parametrize("name", ["scaled_masked_softmax", "scaled_masked_softmax_backward"])
+def test_a_generated_mask_is_refused(name: str):
+    x, mask = torch.randn(1, 1, 2, 3), torch.zeros(1, 1, 2, 3, dtype=torch.bool)
+    tensors = (x, mask) if name == "scaled_masked_softmax" else (x, x, mask)
+    function = getattr(agt, name)
+    assert torch.equal(function(*tensors, 0.5, False), function(*tensors, 0.5))
+    for value, kind in ((True, ag.ParamInvalidError), (1, ag.ParamTypeError), (None, ag.ParamTypeError)):
+        texts = []
+        for module in (agt, ag):
+            with pytest.raises(kind, match=rf"^{name}: fix_triu_mask: expected False") as error:
+                getattr(module, name)(*tensors, 0.5, value)
+            texts.append(str(error.value))
+        assert texts[0] == texts[1]

@@ -58,10 +58,15 @@ class Module(torch.nn.Module):
         return self.function(*tensors)
 
 
+#: Functions that refer to a tensor, or make a module: torch 2.6 exports none, whatever they compute.
+NOT_EXPORTED = {"a weight for each class", "Liger", "Liger, a weight for each class"}
+EXPORTED = [name for name in CASES if torch.__version__ >= (2, 7) or name not in NOT_EXPORTED]
+
+
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated.*:DeprecationWarning")
 @pytest.mark.parametrize("with_gradients", [False, True])
 @pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", EXPORTED)
 def test_an_exported_program_has_gradients(name: str, strict: bool, with_gradients: bool):
     function, leaves, others = case(name)
     example = [each.clone().requires_grad_(with_gradients) for each in leaves]

@@ -1,5 +1,5 @@
-"""Calls of other libraries' fused losses, for the options that exist here; any other one is a NotImplementedError."""
+"""Calls of other libraries, for the options that exist here; any other one is a NotImplementedError."""
 
-from . import cce, liger
+from . import cce, liger, torch_npu
 
-__all__ = ["cce", "liger"]
+__all__ = ["cce", "liger", "torch_npu"]

@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from ...demo import words
 from ...demo.corpus import read_corpus, standard_library
 from ...demo.language_model import Sizes
@@ -48,6 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if arguments.steps < 1:
         parser.error(f"argument --steps: expected 1 or more, got {arguments.steps}")
+    if not hasattr(torch.nn, "LinearCrossEntropyLoss"):
+        needed = "torch 2.13 or newer, whose torch.nn.LinearCrossEntropyLoss it compares with"
+        parser.error(f"the demo needs {needed}, found {torch.__version__}")
 
     split = words.split(read_corpus(standard_library()).training)
     numbers = words.numbering(split, VOCABULARY)

@@ -27,7 +27,7 @@ BATCH, STEP_SIZE = 16, 1e-2
 #: The losses by name: for so many features and classes.
 LOSSES: dict[str, Callable[[int, int], nn.Module]] = {
     "ascend_grad": agt.LinearCrossEntropyLoss,
-    "torch": torch.nn.LinearCrossEntropyLoss,
+    "torch": lambda features, classes: torch.nn.LinearCrossEntropyLoss(features, classes),
     "torch, chunked": lambda features, classes: torch.nn.LinearCrossEntropyLoss(
         features, classes, options=torch.nn.LinearCrossEntropyOptions()
     ),

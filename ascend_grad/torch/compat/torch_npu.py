@@ -1,0 +1,238 @@
+"""The three fused operators as `torch_npu` has them, for tensors of the CPU and of an Ascend NPU.
+
+Code that was written for the device runs with these on any machine. Signatures, results and their meaning are those of
+torch_npu 2.13.0; each function's notes list what differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ...errors import AscendGradError
+from ..fused import (
+    fused_cross_entropy_loss_with_max_sum,
+    fused_linear_cross_entropy_loss_grad,
+    fused_linear_online_max_sum,
+)
+from ..linear import refuse
+
+__all__ = [
+    "npu_fused_cross_entropy_loss_with_max_sum",
+    "npu_fused_linear_cross_entropy_loss_with_max_sum_backward",
+    "npu_fused_linear_online_max_sum",
+]
+
+
+def _call(name: str, function: Callable, *arguments: Any, **keywords: Any) -> Any:
+    """Call a function, whose errors then bear another name."""
+    try:
+        return function(*arguments, **keywords)
+    except AscendGradError as error:
+        error.operator = name
+        raise
+
+
+def npu_fused_linear_online_max_sum(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    target: torch.Tensor,
+    vocab_start_index: int,
+    vocab_end_index: int,
+    return_logits: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Statistics of the logits of one shard of the vocabulary, as ``torch_npu.npu_fused_linear_online_max_sum``.
+
+    Parameters
+    ----------
+    input : torch.Tensor, shape (BT, H)
+        The layer's input.
+    weight : torch.Tensor, shape (V, H)
+        The shard of the layer's weight, of the dtype of `input`.
+    target : torch.Tensor of int32 or int64, shape (BT,)
+        Ids in the whole vocabulary.
+    vocab_start_index, vocab_end_index : int
+        The ids that live in this shard, the end exclusive.
+    return_logits : bool, default False
+        Whether to return the logits, too.
+
+    Returns
+    -------
+    logits_max, sum_exp_logits, predicted_logits : torch.Tensor of float32, shape (BT,)
+        The statistics of each row; float64 where `input` is.
+    target_mask : torch.Tensor of uint8, shape ((BT + 7) // 8,)
+        A bit for every row, 1 where the target lives in another shard.
+    masked_target : torch.Tensor, shape (BT,)
+        The target's row in `weight`, of the dtype of `target`.
+    vocab_parallel_logits : torch.Tensor, shape (BT, V), or None
+        The logits in the dtype of `input`, where asked for.
+
+    Raises
+    ------
+    ParamInvalidError
+        161002: as in `ascend_grad.torch.fused_linear_online_max_sum`.
+
+    Notes
+    -----
+    Differences from torch_npu: the CPU takes float32 and float64 as well, and any H. The end of the shard is exclusive,
+    as the device computes, where torch_npu's document has it inclusive. Bits of `target_mask` beyond BT may differ.
+    Backward through the results is an error, where torch_npu warns and leaves gradients out.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from ascend_grad.torch.compat import torch_npu
+    >>> x, w, target = torch.eye(2).half(), torch.zeros(4, 2).half(), torch.tensor([0, 3])
+    >>> *_, masked_target, logits = torch_npu.npu_fused_linear_online_max_sum(x, w, target, 0, 4)
+    >>> masked_target, logits
+    (tensor([0, 3]), None)
+    """
+    name = "compat.torch_npu.npu_fused_linear_online_max_sum"
+    bounds = vocab_start_index, vocab_end_index
+    statistics = _call(name, fused_linear_online_max_sum, input, weight, target, *bounds, return_logits=return_logits)
+    logits_max, sum_exp_logits, predicted_logits, target_mask, masked_target, logits = statistics
+    return logits_max, sum_exp_logits, predicted_logits, target_mask, masked_target, logits
+
+
+def npu_fused_cross_entropy_loss_with_max_sum(
+    logits_max: torch.Tensor,
+    sum_exp_logits: torch.Tensor,
+    predicted_logits: torch.Tensor,
+    *,
+    label_smoothing: float | None = 0.0,
+    input: torch.Tensor | None = None,
+    weight: torch.Tensor | None = None,
+    vocab_parallel_logits: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Cross-entropy loss of each row, as ``torch_npu.npu_fused_cross_entropy_loss_with_max_sum``.
+
+    Parameters
+    ----------
+    logits_max, sum_exp_logits, predicted_logits : torch.Tensor of float32, shape (BT,)
+        The results of `npu_fused_linear_online_max_sum`, over the whole vocabulary.
+    label_smoothing : float, default 0.0
+        Must be 0, or None.
+    input, weight : None
+        Not supported: torch_npu documents None alone.
+    vocab_parallel_logits : torch.Tensor, shape (BT, V), optional
+        The logits of one shard; float32, float16 or bfloat16.
+
+    Returns
+    -------
+    loss : torch.Tensor of float32, shape (BT,)
+        The loss of each row.
+    softmax : torch.Tensor of float32, shape (BT, V), or None
+        The softmax of the shard; None without `vocab_parallel_logits`.
+
+    Raises
+    ------
+    NotImplementedError
+        `input` or `weight` is given.
+    ParamInvalidError
+        161002: as in `ascend_grad.torch.fused_cross_entropy_loss_with_max_sum`.
+
+    Notes
+    -----
+    Differences from torch_npu: the CPU takes float64 as well. Backward through the results is an error, where torch_npu
+    warns and leaves gradients out.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from ascend_grad.torch.compat import torch_npu
+    >>> torch_npu.npu_fused_cross_entropy_loss_with_max_sum(torch.zeros(1), torch.full((1,), 4.0), torch.zeros(1))
+    (tensor([1.3863]), None)
+    """
+    name = "compat.torch_npu.npu_fused_cross_entropy_loss_with_max_sum"
+    refuse(name, input=input, weight=weight)
+    return _call(
+        name,
+        fused_cross_entropy_loss_with_max_sum,
+        logits_max,
+        sum_exp_logits,
+        predicted_logits,
+        0.0 if label_smoothing is None else label_smoothing,
+        vocab_parallel_logits=vocab_parallel_logits,
+    )
+
+
+def npu_fused_linear_cross_entropy_loss_with_max_sum_backward(
+    grad: torch.Tensor,
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    target_mask: torch.Tensor,
+    masked_target: torch.Tensor,
+    label_smoothing: float = 0.0,
+    logits_max: torch.Tensor | None = None,
+    sum_exp_logits: torch.Tensor | None = None,
+    softmax: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradients of the loss, as ``torch_npu.npu_fused_linear_cross_entropy_loss_with_max_sum_backward``.
+
+    Parameters
+    ----------
+    grad : torch.Tensor of float32, shape (BT,)
+        The gradient with respect to the loss of each row.
+    input : torch.Tensor, shape (BT, H)
+        The layer's input.
+    weight : torch.Tensor, shape (V, H)
+        The shard of the layer's weight, of the dtype of `input`.
+    target_mask : torch.Tensor of uint8, shape ((BT + 7) // 8,)
+        A bit for every row, 1 where the target lives in another shard.
+    masked_target : torch.Tensor of int32 or int64, shape (BT,)
+        The target's row in `weight`.
+    label_smoothing : float, default 0.0
+        Must be 0.
+    logits_max, sum_exp_logits : torch.Tensor of float32, shape (BT,), optional
+        The statistics over the whole vocabulary; needed unless `softmax` is given.
+    softmax : torch.Tensor of float32, shape (BT, V), optional
+        The probabilities of the shard.
+
+    Returns
+    -------
+    input_grad : torch.Tensor, shape (BT, H)
+        Of the dtype of `input`.
+    weight_grad : torch.Tensor, shape (V, H)
+        Of the dtype of `weight`.
+
+    Raises
+    ------
+    ParamNullptrError
+        161001: `softmax` and one of the two that can replace it are None.
+    ParamInvalidError
+        161002: as in `ascend_grad.torch.fused_linear_cross_entropy_loss_grad`.
+
+    Notes
+    -----
+    Differences from torch_npu: `softmax` keeps its values, where the device overwrites them. A `masked_target` beyond
+    the weight is an error. A row whose `grad` is 0 adds nothing to either result, even if it holds NaN. The CPU takes
+    float32 and float64 as well, and any number of words.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from ascend_grad.torch.compat import torch_npu
+    >>> x, w, target = torch.eye(2), torch.zeros(4, 2), torch.tensor([0, 3])
+    >>> maximum, total, _, mask, local, _ = torch_npu.npu_fused_linear_online_max_sum(x, w, target, 0, 4)
+    >>> _, weight_grad = torch_npu.npu_fused_linear_cross_entropy_loss_with_max_sum_backward(
+    ...     torch.ones(2), x, w, mask, local, 0.0, maximum, total
+    ... )
+    >>> weight_grad.T
+    tensor([[-0.7500,  0.2500,  0.2500,  0.2500],
+            [ 0.2500,  0.2500,  0.2500, -0.7500]])
+    """
+    return _call(
+        "compat.torch_npu.npu_fused_linear_cross_entropy_loss_with_max_sum_backward",
+        fused_linear_cross_entropy_loss_grad,
+        grad,
+        input,
+        weight,
+        target_mask,
+        masked_target,
+        label_smoothing,
+        logits_max,
+        sum_exp_logits,
+        softmax,
+    )

@@ -1,0 +1,394 @@
+"""The three fused linear operators, of which a loss over shards of a vocabulary is made. They have no gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch.autograd import Function
+
+import ascend_grad as ag
+
+from ..arguments import integer, pair_of_truth_values, real_number, thread_count, truth_value
+from ..results import OnlineMaxSum
+from .operators import apply, one_after_another, register, register_gradient
+from .tensors import are_plain, check_tensors, itself, to_array, to_tensor, without_gradient
+
+_STATISTICS = "fused_linear_online_max_sum"
+_LOSS = "fused_cross_entropy_loss_with_max_sum"
+_GRADIENT = "fused_linear_cross_entropy_loss_grad"
+
+
+def _accumulator(tensor: torch.Tensor) -> torch.dtype:
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
+def _statistics_fake(input, weight, target, vocab_start_index, vocab_end_index, return_logits, num_threads):
+    rows, words = input.shape[0], weight.shape[0]
+    statistics = (input.new_empty((rows,), dtype=_accumulator(input)) for _ in range(3))
+    mask = input.new_empty(((rows + 7) // 8,), dtype=torch.uint8)
+    logits = input.new_empty((rows, words) if return_logits else (0,))
+    return *statistics, mask, target.new_empty(target.shape), logits
+
+
+def _loss_fake(logits_max, sum_exp_logits, predicted_logits, label_smoothing, vocab_parallel_logits, num_threads):
+    shape = (0,) if vocab_parallel_logits is None else vocab_parallel_logits.shape
+    return logits_max.new_empty(logits_max.shape), logits_max.new_empty(shape)
+
+
+def _gradient_fake(grad, input, weight, *others):
+    *_, output_mask, _, _, _ = others
+    return tuple(
+        each.new_empty(each.shape if is_wanted else (0,)) for each, is_wanted in zip((input, weight), output_mask)
+    )
+
+
+_SCHEMAS = {
+    _STATISTICS: "(Tensor input, Tensor weight, Tensor target, SymInt vocab_start_index, "
+    "SymInt vocab_end_index, bool return_logits, int? num_threads) "
+    "-> (Tensor logits_max, Tensor sum_exp_logits, Tensor predicted_logits, Tensor target_mask, Tensor masked_target, "
+    "Tensor vocab_parallel_logits)",
+    _LOSS: "(Tensor logits_max, Tensor sum_exp_logits, Tensor predicted_logits, float label_smoothing, "
+    "Tensor? vocab_parallel_logits, int? num_threads) -> (Tensor loss, Tensor softmax)",
+    _GRADIENT: "(Tensor grad, Tensor input, Tensor weight, Tensor target_mask, Tensor masked_target, "
+    "float label_smoothing, Tensor? logits_max, Tensor? sum_exp_logits, Tensor? softmax, bool[2] output_mask, "
+    "int? workspace_bytes, float filter_eps, int? num_threads) -> (Tensor input_grad, Tensor weight_grad)",
+}
+
+#: The argument whose dtype a result has that is not asked for, and is then empty.
+_LIKE = {_STATISTICS: "input", _LOSS: "logits_max", _GRADIENT: "input"}
+
+_FAKES: dict[str, Callable] = {_STATISTICS: _statistics_fake, _LOSS: _loss_fake, _GRADIENT: _gradient_fake}
+
+
+#: The names of the arguments in the order of the schema, which are those of the functions of arrays.
+_PARAMETERS: dict[str, list[str]] = {}
+
+
+def _compute(array_of: Callable, tensor_of: Callable, name: str, *values: Any) -> tuple[torch.Tensor, ...]:
+    """Compute an operator. Two functions convert tensors and results."""
+    given = dict(zip(_PARAMETERS[name], values))
+    converted = {
+        parameter: array_of(value, parameter, name) if isinstance(value, torch.Tensor) else value
+        for parameter, value in given.items()
+    }
+    results = getattr(ag, name)(**converted)
+    return tuple(given[_LIKE[name]].new_empty(0) if each is None else tensor_of(each) for each in results)
+
+
+def _without_gradient(name: str) -> type[Function]:
+    """Return the function that `apply` calls: its results depend on what requires grad, so that backward is an error.
+
+    Results that do not require grad would be left out of gradients without a word.
+    """
+    operator = getattr(torch.ops.ascend_grad, name).default
+
+    class WithoutGradient(Function):
+        @staticmethod
+        def forward(*arguments):
+            if are_plain(arguments):
+                return _compute(to_array, to_tensor, name, *arguments)
+            return operator(*arguments)
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            """There is nothing to keep."""
+
+        @staticmethod
+        def backward(ctx, *_):
+            hint = "ascend_grad.torch.linear_cross_entropy has gradients, and torch.autograd.Function gives it one"
+            raise NotImplementedError(f"{name}: the operator has no gradient of its own ({hint})")
+
+    return WithoutGradient
+
+
+#: The functions that `apply` computes, by operator.
+_FUNCTIONS: dict[str, type[Function]] = {}
+
+for _name, _schema in _SCHEMAS.items():
+    register(
+        _name,
+        _schema,
+        partial(_compute, to_array, to_tensor, _name),
+        partial(_compute, without_gradient, itself, _name),
+        _FAKES[_name],
+    )
+    torch.library.register_vmap(f"ascend_grad::{_name}", partial(one_after_another, _name))
+    _PARAMETERS[_name] = [each.name for each in getattr(torch.ops.ascend_grad, _name).default._schema.arguments]
+    _FUNCTIONS[_name] = _without_gradient(_name)
+    register_gradient(_name, _FUNCTIONS[_name])
+
+
+def _threads(num_threads: object, operator: str) -> int | None:
+    return None if num_threads is None else thread_count(num_threads, operator)
+
+
+def _number(value: float, name: str, operator: str) -> float:
+    return value if type(value) is float else real_number(value, name, operator)
+
+
+def _given(**tensors: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    return {name: tensor for name, tensor in tensors.items() if tensor is not None}
+
+
+def fused_linear_online_max_sum(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    target: torch.Tensor,
+    vocab_start_index: int,
+    vocab_end_index: int,
+    *,
+    return_logits: bool = False,
+    num_threads: int | None = None,
+) -> OnlineMaxSum:
+    r"""Statistics of the logits of a linear layer over one shard of the vocabulary, without the logits as a whole.
+
+    It is `ascend_grad.fused_linear_online_max_sum` for tensors, and has no gradient: see Notes.
+
+    Parameters
+    ----------
+    input : torch.Tensor, shape (BT, H)
+        The layer's input; float32, float16, bfloat16 or float64.
+    weight : torch.Tensor, shape (V, H)
+        The shard of the layer's weight, of the dtype of `input`, with at least one row.
+    target : torch.Tensor of int32 or int64, shape (BT,)
+        Ids in the whole vocabulary; any value.
+    vocab_start_index, vocab_end_index : int
+        The ids that live in this shard, the end exclusive: ``0 <= start <= end`` and ``end - start <= V``.
+    return_logits : bool, default False
+        Whether to return the logits, too.
+    num_threads : int, optional
+        As in `ascend_grad.softmax_backward`.
+
+    Returns
+    -------
+    logits_max, sum_exp_logits, predicted_logits : torch.Tensor, shape (BT,)
+        The largest logit, the sum of exp(logit - largest), and the target's logit - largest, 0 where the target lives
+        in another shard; float32, or float64 where `input` is.
+    target_mask : torch.Tensor of uint8, shape ((BT + 7) // 8,)
+        A bit for every row, 1 where the target lives in another shard: row i is bit ``i % 8`` of byte ``i // 8``.
+    masked_target : torch.Tensor, shape (BT,)
+        ``target - vocab_start_index``, or 0 where the target lives in another shard, of the dtype of `target`.
+    vocab_parallel_logits : torch.Tensor, shape (BT, V), or None
+        The logits in the dtype of `input`, where asked for.
+
+    Raises
+    ------
+    ParamInvalidError
+        161002: a dtype, a shape, the bounds or `return_logits` are not as described (a dtype or a kind: its subclass
+        `ParamTypeError`).
+    UnsupportedDeviceError
+        361001: the Ascend NPU of the tensors lacks the operator.
+    BackendUnavailableError
+        A tensor is neither on the CPU nor on a usable Ascend NPU.
+
+    Notes
+    -----
+    Backward through the results is a NotImplementedError. The gradients are those of
+    `fused_linear_cross_entropy_loss_grad`, to be called by the backward of a `torch.autograd.Function`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import ascend_grad.torch as agt
+    >>> statistics = agt.fused_linear_online_max_sum(torch.eye(2), torch.zeros(4, 2), torch.tensor([5, 9]), 4, 8)
+    >>> statistics.sum_exp_logits
+    tensor([4., 4.])
+    >>> statistics.masked_target, statistics.target_mask
+    (tensor([1, 0]), tensor([2], dtype=torch.uint8))
+    """
+    check_tensors(_STATISTICS, input=input, weight=weight, target=target)
+    bounds = [
+        value if type(value) in (int, torch.SymInt) else integer(value, name, _STATISTICS)
+        for name, value in (("vocab_start_index", vocab_start_index), ("vocab_end_index", vocab_end_index))
+    ]
+    return_logits = truth_value(return_logits, "return_logits", _STATISTICS)
+    logits_max, sum_exp_logits, predicted_logits, target_mask, masked_target, logits = apply(
+        _FUNCTIONS[_STATISTICS], input, weight, target, *bounds, return_logits, _threads(num_threads, _STATISTICS)
+    )
+    return OnlineMaxSum(
+        logits_max, sum_exp_logits, predicted_logits, target_mask, masked_target, logits if return_logits else None
+    )
+
+
+def fused_cross_entropy_loss_with_max_sum(
+    logits_max: torch.Tensor,
+    sum_exp_logits: torch.Tensor,
+    predicted_logits: torch.Tensor,
+    label_smoothing: float = 0.0,
+    *,
+    vocab_parallel_logits: torch.Tensor | None = None,
+    num_threads: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    r"""Cross-entropy loss of each row from the statistics of its logits, and the softmax where logits are given.
+
+    It is `ascend_grad.fused_cross_entropy_loss_with_max_sum` for tensors, and has no gradient, as
+    `fused_linear_online_max_sum` has none.
+
+    Parameters
+    ----------
+    logits_max, sum_exp_logits, predicted_logits : torch.Tensor, shape (BT,)
+        The results of `fused_linear_online_max_sum`, over the whole vocabulary; float32 or float64, all three the same.
+    label_smoothing : float, default 0.0
+        Must be 0.
+    vocab_parallel_logits : torch.Tensor, shape (BT, V), optional
+        The logits of one shard; float32, float16 or bfloat16 (float64 where `logits_max` is).
+    num_threads : int, optional
+        As in `ascend_grad.softmax_backward`.
+
+    Returns
+    -------
+    loss : torch.Tensor, shape (BT,)
+        Of the dtype of `logits_max`.
+    softmax : torch.Tensor, shape (BT, V), or None
+        Of the dtype of `logits_max`; None without `vocab_parallel_logits`.
+
+    Raises
+    ------
+    ParamInvalidError
+        161002: a dtype, a shape or `label_smoothing` is not as described (a dtype or a kind: its subclass
+        `ParamTypeError`).
+    UnsupportedDeviceError
+        361001: the Ascend NPU of the tensors lacks the operator.
+    BackendUnavailableError
+        A tensor is neither on the CPU nor on a usable Ascend NPU.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import ascend_grad.torch as agt
+    >>> loss, softmax = agt.fused_cross_entropy_loss_with_max_sum(
+    ...     torch.zeros(1), torch.full((1,), 4.0), torch.zeros(1), vocab_parallel_logits=torch.zeros(1, 4)
+    ... )
+    >>> loss, softmax
+    (tensor([1.3863]), tensor([[0.2500, 0.2500, 0.2500, 0.2500]]))
+    """
+    check_tensors(
+        _LOSS,
+        logits_max=logits_max,
+        sum_exp_logits=sum_exp_logits,
+        predicted_logits=predicted_logits,
+        **_given(vocab_parallel_logits=vocab_parallel_logits),
+    )
+    label_smoothing = _number(label_smoothing, "label_smoothing", _LOSS)
+    statistics = logits_max, sum_exp_logits, predicted_logits
+    loss, softmax = apply(
+        _FUNCTIONS[_LOSS], *statistics, label_smoothing, vocab_parallel_logits, _threads(num_threads, _LOSS)
+    )
+    return loss, None if vocab_parallel_logits is None else softmax
+
+
+def fused_linear_cross_entropy_loss_grad(
+    grad: torch.Tensor,
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    target_mask: torch.Tensor,
+    masked_target: torch.Tensor,
+    label_smoothing: float = 0.0,
+    logits_max: torch.Tensor | None = None,
+    sum_exp_logits: torch.Tensor | None = None,
+    softmax: torch.Tensor | None = None,
+    *,
+    output_mask: Sequence[bool] = (True, True),
+    workspace_bytes: int | None = None,
+    filter_eps: float = 0.0,
+    num_threads: int | None = None,
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    r"""Gradients of a linear layer followed by a cross-entropy loss, without the logits as a whole.
+
+    It is `ascend_grad.fused_linear_cross_entropy_loss_grad` for tensors, and cannot be differentiated once more.
+
+    Parameters
+    ----------
+    grad : torch.Tensor, shape (BT,)
+        The gradient with respect to the loss of each row; float32, or float64 where `input` is. A row whose gradient is
+        0 is absent from both results.
+    input : torch.Tensor, shape (BT, H)
+        The layer's input; float32, float16, bfloat16 or float64.
+    weight : torch.Tensor, shape (V, H)
+        The shard of the layer's weight, of the dtype of `input`.
+    target_mask : torch.Tensor of bool, shape (BT,), or of uint8, one-dimensional
+        True where the row's target lives in another shard of the vocabulary. A tensor of uint8 holds row i as bit
+        ``i % 8`` of byte ``i // 8``.
+    masked_target : torch.Tensor of int32 or int64, shape (BT,)
+        The target's row in `weight`; any value where the mask is set.
+    label_smoothing : float, default 0.0
+        Must be 0.
+    logits_max, sum_exp_logits : torch.Tensor, shape (BT,), optional
+        The results of `fused_linear_online_max_sum`, over the whole vocabulary; dtype as `grad`. Both are needed unless
+        `softmax` is given.
+    softmax : torch.Tensor, shape (BT, V), optional
+        The probabilities; dtype as `grad`. Where they are given, the two above are not looked at. Never modified.
+    output_mask : pair of bool, default (True, True)
+        Which of the two gradients to compute; the other one is None.
+    workspace_bytes, filter_eps
+        As in `ascend_grad.fused_linear_cross_entropy_loss_grad`.
+    num_threads : int, optional
+        As in `ascend_grad.softmax_backward`.
+
+    Returns
+    -------
+    input_grad : torch.Tensor, shape (BT, H), or None
+        Of the dtype of `input`.
+    weight_grad : torch.Tensor, shape (V, H), or None
+        Of the dtype of `weight`.
+
+    Raises
+    ------
+    ParamNullptrError
+        161001: `softmax` and one of the two that can replace it are None.
+    ParamInvalidError
+        161002: a dtype, a shape or a number is not as described, or a target is out of range where the mask is not set
+        (a dtype or a kind: its subclass `ParamTypeError`).
+    UnsupportedDeviceError
+        361001: the Ascend NPU of the tensors lacks the operator.
+    BackendUnavailableError
+        A tensor is neither on the CPU nor on a usable Ascend NPU.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import ascend_grad.torch as agt
+    >>> x, w, target = torch.eye(2), torch.zeros(4, 2), torch.tensor([0, 3])
+    >>> maximum, total, _, mask, masked_target, _ = agt.fused_linear_online_max_sum(x, w, target, 0, 4)
+    >>> _, weight_grad = agt.fused_linear_cross_entropy_loss_grad(
+    ...     torch.ones(2), x, w, mask, masked_target, logits_max=maximum, sum_exp_logits=total
+    ... )
+    >>> weight_grad.T
+    tensor([[-0.7500,  0.2500,  0.2500,  0.2500],
+            [ 0.2500,  0.2500,  0.2500, -0.7500]])
+    """
+    if softmax is not None:
+        logits_max = sum_exp_logits = None
+    check_tensors(
+        _GRADIENT,
+        grad=grad,
+        input=input,
+        weight=weight,
+        target_mask=target_mask,
+        masked_target=masked_target,
+        **_given(logits_max=logits_max, sum_exp_logits=sum_exp_logits, softmax=softmax),
+    )
+    wanted = pair_of_truth_values(output_mask, "output_mask", _GRADIENT)
+    if workspace_bytes is not None:
+        workspace_bytes = integer(workspace_bytes, "workspace_bytes", _GRADIENT)
+    gradients = apply(
+        _FUNCTIONS[_GRADIENT],
+        grad,
+        input,
+        weight,
+        target_mask,
+        masked_target,
+        _number(label_smoothing, "label_smoothing", _GRADIENT),
+        logits_max,
+        sum_exp_logits,
+        softmax,
+        wanted,
+        workspace_bytes,
+        _number(filter_eps, "filter_eps", _GRADIENT),
+        _threads(num_threads, _GRADIENT),
+    )
+    input_grad, weight_grad = (each if is_wanted else None for each, is_wanted in zip(gradients, wanted))
+    return input_grad, weight_grad
