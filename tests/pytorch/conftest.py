@@ -17,9 +17,7 @@ from torch_oracles import TOLERANCES
 import ascend_grad as ag
 from ascend_grad.backends.ascend import session
 
-_DOUBLE = (
-    torch_npu_stand_in.register() if torch_npu_stand_in.IS_POSSIBLE and not torch_npu_real.IS_INSTALLED else None
-)
+_DOUBLE = torch_npu_stand_in.register() if torch_npu_stand_in.IS_POSSIBLE and not torch_npu_real.IS_INSTALLED else None
 
 
 @pytest.fixture(autouse=True)
