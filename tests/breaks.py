@@ -125,7 +125,7 @@ BREAKS = {
     ),
     "use_backend ignored": Break(
         "pyx/_dispatch.pyx",
-        "if choice is not None and choice.name is not None:",
+        "if choice is not None and choice.value is not None:",
         "if False:",
         ("tests/test_contract.py", "tests/test_dispatch.py"),
     ),
