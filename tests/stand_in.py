@@ -159,7 +159,11 @@ def build(name: str) -> Path:
     state = [_object(source) for source in _STATE] + [_object("variant", *variant.defines)]
     _link(folder / "libcann_stand_in.so", *state, exports=("si_*", "stand_in_*"), state=False)
     if variant.torch:
-        libraries |= {"libascendcl.so": ("acl*", "rt*", "Msprof*"), "libnnopbase.so": ("acl*",), "libopapi.so": ("aclnn*",)}
+        libraries |= {
+            "libascendcl.so": ("acl*", "rt*", "Msprof*"),
+            "libnnopbase.so": ("acl*",),
+            "libopapi.so": ("aclnn*",),
+        }
     for library, exports in libraries.items():
         if library == "libascendcl.so":
             sources = ("runtime", "context", "events", *(("torch_runtime",) if variant.torch else ()))
@@ -186,7 +190,17 @@ def build(name: str) -> Path:
 def build_alone() -> Path:
     """Everything in one library, which shares nothing with the installations: for tests of the test double itself."""
     result = _root() / "libcann_stand_in_alone.so"
-    sources = (*_STATE, "variant", "runtime", "context", "events", "nnopbase", "arguments", *_OPERATORS, *_TORCH_OPERATORS)
+    sources = (
+        *_STATE,
+        "variant",
+        "runtime",
+        "context",
+        "events",
+        "nnopbase",
+        "arguments",
+        *_OPERATORS,
+        *_TORCH_OPERATORS,
+    )
     _link(result, *(_object(source) for source in sources), exports=("acl*", "stand_in_*"), state=False)
     return result
 

@@ -26,17 +26,18 @@ def load(home: Path | None = None) -> None:
     os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
     for name in ("libascendcl.so", "libopapi.so", *TORCH_LIBRARIES):
         ctypes.CDLL(str(home / "lib64" / name), ctypes.RTLD_GLOBAL)  # whoever needs one of this name gets this one
-    import torch  # noqa: F401, PLC0415
-    import torch_npu  # noqa: PLC0415
+    import torch  # noqa: F401
+    import torch_npu
 
     os.environ.setdefault("TORCH_ACL_INIT_CONFIG_PATH", str(Path(torch_npu.__file__).parent / "acl_default.json"))
+
 
 def kept(device: StandIn) -> dict[str, int]:
     """What lives on the device when torch has given back the memory that nobody uses.
 
     Streams, events and workspaces (of any size) are made at first need, and kept.
     """
-    import torch  # noqa: PLC0415
+    import torch
 
     for index in range(2):
         torch.softmax(torch.zeros(1, device=f"npu:{index}"), -1).cpu()

@@ -32,4 +32,6 @@ def test_the_queue_of_another_device_is_not_handed_over() -> None:
     x = torch.randn(64, 65)
     for _ in range(20):
         there = x.to("npu:1")
-        assert_close(agt.softmax(there.clone() * 2 - there).cpu(), torch.softmax(x.double(), -1), torch.float32, steps=4)
+        assert_close(
+            agt.softmax(there.clone() * 2 - there).cpu(), torch.softmax(x.double(), -1), torch.float32, steps=4
+        )

@@ -6,8 +6,8 @@ used: the storage of a tensor, its format, and torch's current stream.
 torch works on streams of its own, and its memory may be in use there for longer than the tensors live that it belongs
 to. So the current stream is waited for before such memory is used on ours; ours is idle when a call returns.
 
-At the end of its operators torch_npu binds the thread to torch's current device, whatever it was bound to before. So the
-thread's context is restored after each of them: the rest of a call runs where its tensors are.
+At the end of its operators torch_npu binds the thread to torch's current device, whatever it was bound to before. So
+the thread's context is restored after each of them: the rest of a call runs where its tensors are.
 """
 
 from __future__ import annotations
