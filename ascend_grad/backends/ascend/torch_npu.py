@@ -205,8 +205,8 @@ class TorchQueue:
 
     @property
     def stream(self) -> _acl.AnyStream:
-        # torch_npu keeps work back in a queue on the host. That of torch's current device, which is this one, goes to the
-        # stream before this answers: read last.
+        # torch_npu keeps work back in a queue on the host. That of torch's current device, which is this one here, goes
+        # to the stream before this answers: read last.
         return _acl.borrowed_stream(self._npu.current_stream(self.device).npu_stream, self.device)
 
     def memory_of(self, array: DeviceArray) -> _acl.DeviceRange:
