@@ -387,6 +387,8 @@ cdef object imported_out(Call call, str name, object out):
     cdef ArrayType kind
     if out is None:
         return None
+    if call.device_id >= 0 and isinstance(out, AbstractDeviceArray):
+        call.fail(name, "a tensor, as the inputs are", out.KIND, ParamTypeError)
     kind = NUMPY if cnp.PyArray_CheckExact(out) else array_type(out, name, call.operator.name)
     if kind is None:
         return out
