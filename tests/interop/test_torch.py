@@ -337,13 +337,18 @@ def test_the_interpreter_ends_while_results_live(run_script):
     assert run_script(script).stdout == "done\n"
 
 
+WITHOUT_API = """
+    if "__dlpack_c_exchange_api__" in vars(torch.Tensor):
+        del torch.Tensor.__dlpack_c_exchange_api__
+"""
+
 #: What takes from torch the ways of exchange that older versions do not have.
 OLDER_EXCHANGES = {
-    "methods": "vars(torch.Tensor).get('__dlpack_c_exchange_api__') and delattr(torch.Tensor, '__dlpack_c_exchange_api__')",
-    "methods of before DLPack 1.0": """
+    "methods": WITHOUT_API,
+    "methods of before DLPack 1.0": f"""
     original = torch.Tensor.__dlpack__
-    vars(torch.Tensor).get('__dlpack_c_exchange_api__') and delattr(torch.Tensor, '__dlpack_c_exchange_api__')
     torch.Tensor.__dlpack__ = lambda self, stream=None: original(self, stream=stream)
+    {WITHOUT_API}
     """,
 }
 
