@@ -55,7 +55,7 @@ cdef struct DLPackExchangeAPI:
 
 cdef const DLPackExchangeAPI *exchange_api(object kind) except? NULL
 cdef cnp.ndarray array_through(const DLPackExchangeAPI *api, object value)
-cdef cnp.ndarray array_of(object value)
+cdef cnp.ndarray array_of(object value, bint is_writable)
 cdef object object_through(const DLPackExchangeAPI *api, cnp.ndarray array)
 
 

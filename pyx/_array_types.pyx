@@ -55,7 +55,7 @@ cdef class ArrayType:
                 expected = "a tensor whose elements are as in memory (resolve_neg() makes one)"
                 refuse(name, operator, expected, "one with the negative bit set")
         try:
-            return _dlpack.array_of(value) if self.api == NULL else _dlpack.array_through(self.api, value)
+            return _dlpack.array_of(value, self.is_torch) if self.api == NULL else _dlpack.array_through(self.api, value)
         except MemoryError:
             raise
         except OtherDeviceError as error:

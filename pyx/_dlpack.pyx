@@ -229,8 +229,8 @@ cdef cnp.ndarray array_through(const DLPackExchangeAPI *api, object value):
     return array_of_versioned(tensor)
 
 
-cdef cnp.ndarray array_of(object value):
-    """The same, by the methods of the array."""
+cdef cnp.ndarray array_of(object value, bint is_writable):
+    """The same, by the methods of the array. A capsule of before DLPack 1.0 cannot say whether memory may be written."""
     cdef Managed owner
     cdef void *tensor
     try:
@@ -247,8 +247,7 @@ cdef cnp.ndarray array_of(object value):
     PyCapsule_SetName(capsule, "used_dltensor")
     owner = Managed.__new__(Managed)
     owner.legacy = <DLManagedTensor *>tensor
-    # It cannot say that the memory must not be written.
-    return array_over(owner, &owner.legacy.dl_tensor, False)
+    return array_over(owner, &owner.legacy.dl_tensor, is_writable)
 
 
 # ---- to other libraries ----------------------------------------------------------------------------------------------

@@ -337,11 +337,28 @@ def test_the_interpreter_ends_while_results_live(run_script):
     assert run_script(script).stdout == "done\n"
 
 
-def test_without_the_exchange_api(run_script):
-    """As in versions of torch before it."""
-    script = """
+WITHOUT_API = """
+    if "__dlpack_c_exchange_api__" in vars(torch.Tensor):
+        del torch.Tensor.__dlpack_c_exchange_api__
+"""
+
+#: What takes from torch the ways of exchange that older versions do not have.
+OLDER_EXCHANGES = {
+    "methods": WITHOUT_API,
+    "methods of before DLPack 1.0": f"""
+    original = torch.Tensor.__dlpack__
+    torch.Tensor.__dlpack__ = lambda self, stream=None: original(self, stream=stream)
+    {WITHOUT_API}
+    """,
+}
+
+
+@pytest.mark.parametrize("exchange", OLDER_EXCHANGES)
+def test_without_the_exchange_api(exchange: str, run_script):
+    """As in versions of torch before it, whose capsules may not say that tensors may be written, as all may."""
+    script = f"""
     import torch
-    del torch.Tensor.__dlpack_c_exchange_api__
+    {OLDER_EXCHANGES[exchange]}
     import ascend_grad as ag
     for dtype in (torch.float32, torch.bfloat16):
         x = torch.zeros(2, 4, dtype=dtype)
