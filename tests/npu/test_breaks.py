@@ -58,7 +58,7 @@ BREAKS = {
     ),
     "no synchronisation": Break(
         "pyx/_acl.pyx",
-        "code = table.aclrtSynchronizeStream(stream)",
+        "code = table.aclrtSynchronizeStream(handle)",
         "code = 0",
         "wrong result of",
     ),
@@ -109,7 +109,7 @@ BREAKS = {
     ),
     "workspace too small": Break(
         "ascend_grad/backends/ascend/operators.py",
-        "session.allocate(size).memory() if size else None",
+        "queue.workspace(size) if size else None",
         "None if size else None",
         "the workspace is too small",
     ),

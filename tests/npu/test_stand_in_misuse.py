@@ -445,8 +445,8 @@ def test_an_option_belongs_to_its_context(acl, double) -> None:
         assert acl.aclrtCtxGetSysParamOpt(0, ctypes.byref(value)) == 0
         assert value.value == 1
         assert double.violations() == []
-        assert acl.aclrtCtxSetSysParamOpt(3, 1) == 100000
-        broken(double, "option 3")
+        assert acl.aclrtCtxSetSysParamOpt(4, 1) == 100000
+        broken(double, "option 4")
         double.reset()
         assert acl.aclrtCtxSetSysParamOpt(0, 4) == 107000
         broken(double, "option 0 set to 4")
