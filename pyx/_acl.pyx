@@ -266,15 +266,16 @@ def address_of(DeviceRange memory not None):
 
 
 cdef class DeviceMemory(DeviceRange):
-    """Memory of its own on the device that the calling thread is bound to."""
+    """Memory of its own on a device."""
 
     def __cinit__(self, size_t size, int device):
         cdef ag_acl_error code
         cdef void *address = NULL
         self.address = NULL
-        with nogil:
-            code = table.aclrtMalloc(&address, size, AG_ACL_HUGE_FIRST)
-        check(code, "aclrtMalloc")
+        with DeviceGuard(device):  # whatever else has bound the thread
+            with nogil:
+                code = table.aclrtMalloc(&address, size, AG_ACL_HUGE_FIRST)
+            check(code, "aclrtMalloc")
         self.address = address
         self.size = size
         self.device = device
@@ -295,9 +296,10 @@ cdef class HostMemory:
         cdef ag_acl_error code
         cdef void *address = NULL
         self.address = NULL
-        with nogil:
-            code = table.aclrtMallocHost(&address, size)
-        check(code, "aclrtMallocHost")
+        with DeviceGuard(device):
+            with nogil:
+                code = table.aclrtMallocHost(&address, size)
+            check(code, "aclrtMallocHost")
         self.address = address
         self.size = size
         self.device = device
@@ -337,15 +339,16 @@ def borrowed_stream(uintptr_t handle, int device):
 
 
 cdef class Stream(AnyStream):
-    """A stream of its own on the device that the calling thread is bound to."""
+    """A stream of its own on a device."""
 
     def __cinit__(self, int device):
         cdef ag_acl_error code
         cdef ag_acl_stream handle = NULL
         self.handle = NULL
-        with nogil:
-            code = table.aclrtCreateStream(&handle)
-        check(code, "aclrtCreateStream")
+        with DeviceGuard(device):
+            with nogil:
+                code = table.aclrtCreateStream(&handle)
+            check(code, "aclrtCreateStream")
         self.handle = handle
         self.device = device
 

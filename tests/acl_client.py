@@ -41,6 +41,19 @@ _SIGNATURES = {
     "aclrtCreateStream": (POINTER(c_void_p),),
     "aclrtDestroyStream": (c_void_p,),
     "aclrtSynchronizeStream": (c_void_p,),
+    "aclrtSynchronizeDevice": (),
+    "aclrtStreamQuery": (c_void_p, POINTER(c_int)),
+    "aclrtCreateEventExWithFlag": (POINTER(c_void_p), ctypes.c_uint32),
+    "aclrtDestroyEvent": (c_void_p,),
+    "aclrtRecordEvent": (c_void_p, c_void_p),
+    "aclrtStreamWaitEvent": (c_void_p, c_void_p),
+    "aclrtQueryEventStatus": (c_void_p, POINTER(c_int)),
+    "aclrtSynchronizeEvent": (c_void_p,),
+    "aclrtEventElapsedTime": (POINTER(c_float), c_void_p, c_void_p),
+    "aclrtSetSysParamOpt": (c_int, c_int64),
+    "aclrtGetSysParamOpt": (c_int, POINTER(c_int64)),
+    "aclrtCtxSetSysParamOpt": (c_int, c_int64),
+    "aclrtCtxGetSysParamOpt": (c_int, POINTER(c_int64)),
     "aclrtMalloc": (POINTER(c_void_p), c_size_t, c_int),
     "aclrtFree": (c_void_p,),
     "aclrtMallocHost": (POINTER(c_void_p), c_size_t),
@@ -53,6 +66,13 @@ _SIGNATURES = {
         *(POINTER(c_int64), c_uint64, c_void_p),
     ),
     "aclDestroyTensor": (c_void_p,),
+    "aclCreateScalar": (c_void_p, c_int),
+    "aclDestroyScalar": (c_void_p,),
+    "aclCreateIntArray": (POINTER(c_int64), c_uint64),
+    "aclDestroyIntArray": (c_void_p,),
+    "aclCreateTensorList": (POINTER(c_void_p), c_uint64),
+    "aclDestroyTensorList": (c_void_p,),
+    "aclGetViewShape": (c_void_p, POINTER(POINTER(c_int64)), POINTER(c_uint64)),
     "aclSetAclOpExecutorRepeatable": (c_void_p,),
     "aclDestroyAclOpExecutor": (c_void_p,),
 }
@@ -66,6 +86,18 @@ _OPERATORS: dict[str, tuple] = {
     "ScaledMaskedSoftmax": (c_void_p, c_void_p, c_double, c_bool, c_void_p),
     "FusedLinearOnlineMaxSum": (*[c_void_p] * 3, c_int64, c_int64, *[c_void_p] * 6),
     "FusedCrossEntropyLossWithMaxSum": (*[c_void_p] * 3, c_float, *[c_void_p] * 5),
+    # some of torch_npu's own
+    "InplaceCopy": (c_void_p, c_void_p),
+    "Add": (*[c_void_p] * 4,),
+    "Muls": (*[c_void_p] * 3,),
+    "GtTensor": (*[c_void_p] * 3,),
+    "SWhere": (*[c_void_p] * 4,),
+    "ReduceSum": (c_void_p, c_void_p, c_bool, c_int, c_void_p),
+    "MaxDim": (c_void_p, c_int64, c_bool, c_void_p, c_void_p),
+    "Mm": (*[c_void_p] * 3, ctypes.c_int8),
+    "Cat": (c_void_p, c_int64, c_void_p),
+    "Index": (*[c_void_p] * 3,),
+    "MaskedSelect": (*[c_void_p] * 3,),
 }
 
 
@@ -86,6 +118,9 @@ class Acl:
             self._declare(f"aclnn{name}GetWorkspaceSize", *arguments, *_PHASE_1)
             self._declare(f"aclnn{name}", c_void_p, c_uint64, c_void_p, c_void_p)
         self.aclCreateTensor.restype = c_void_p
+        for name in ("aclCreateScalar", "aclCreateIntArray", "aclCreateTensorList"):
+            if hasattr(self, name):
+                getattr(self, name).restype = c_void_p
         self.aclrtGetSocName.restype = self.aclGetRecentErrMsg.restype = c_char_p
         self.tensors: list[int] = []
         self.executors: list[int] = []

@@ -190,7 +190,17 @@ def build(name: str) -> Path:
 def build_alone() -> Path:
     """Everything in one library, which shares nothing with the installations: for tests of the test double itself."""
     result = _root() / "libcann_stand_in_alone.so"
-    sources = (*_STATE, "variant", "runtime", "context", "events", "nnopbase", "arguments", *_OPERATORS)
+    sources = (
+        *_STATE,
+        "variant",
+        "runtime",
+        "context",
+        "events",
+        "nnopbase",
+        "arguments",
+        *_OPERATORS,
+        *_TORCH_OPERATORS,
+    )
     _link(result, *(_object(source) for source in sources), exports=("acl*", "stand_in_*"), state=False)
     return result
 

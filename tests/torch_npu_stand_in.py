@@ -1,5 +1,9 @@
 """A test double of torch_npu: tensors of device type "npu" whose memory is in the test double of a device.
 
+Tests run on torch_npu itself where it is installed (`torch_npu_real`). This is for all other environments, and for what
+torch_npu cannot show over the test double of a device: formats of its own, which need an older interface of operators,
+and work that is held back until a moment of the test's choice (`pytorch/test_npu_double.py`, `test_npu_breaks.py`).
+
 They are torch's own tensors, with its dispatcher and autograd; what lies below, torch_npu's part, is written here in
 Python. It is no faster than it has to be, and in these points as torch_npu is:
 

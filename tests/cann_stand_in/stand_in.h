@@ -12,9 +12,11 @@
  *   numbers.c     elements of each data type
  *   systems.c     what each system on chip has
  *   variant.c     what a variant of the installation answers at start
- *   runtime.c, context.c                               -> libascendcl.so
- *   nnopbase.c                                         -> libnnopbase.so
+ *   runtime.c, context.c, events.c                     -> libascendcl.so
+ *   nnopbase.c, arguments.c                            -> libnnopbase.so
  *   softmax.c, scaled_masked_softmax.c, linear_cross_entropy.c   -> the operator libraries
+ *   torch_runtime.c                                    -> libascendcl.so, for torch_npu: what it asks, and what it is linked with
+ *   torch_elementwise.c, torch_reductions.c, torch_indexing.c    -> libopapi.so, for torch_npu: operators of its own
  *   link_time_stub.c                                   -> libraries to link with, where every call answers 100039
  *
  * Control interface (libcann_stand_in.so, by ctypes; the same in a child process by environment variables)
@@ -28,8 +30,9 @@
  *   int stand_in_faults_left(void)               faults that will strike
  *   int64_t stand_in_calls(const char *function)  calls since the last reset; "*" for all that stand_in_fail counts
  *   int64_t stand_in_counter(const char *name)    -1 for an unknown name. Live objects, which must be 0 in the end:
- *       tensors executors streams contexts device_allocations device_bytes host_allocations host_bytes in_flight
- *       initialisations; since the last reset: violations launches synchronizations mallocs host_mallocs
+ *       tensors arguments executors streams events contexts device_allocations device_bytes host_allocations host_bytes
+ *       in_flight initialisations; since the last reset: violations launches event_waits mallocs host_mallocs
+ *       synchronizations (the host's waits for streams, events and devices)
  *       copies_h2h copies_h2d copies_d2h copies_d2d bytes_h2h bytes_h2d bytes_d2h bytes_d2d peak_device_bytes
  *   int64_t stand_in_violations(char *text, size_t size)   number of broken rules, and what they were, one a line
  *   void stand_in_reset(void)                     forgets faults, violations, counts; live objects stay
@@ -47,11 +50,12 @@
  *
  *   - The kind of a copy must say where the pointers live, on the device that is current; an asynchronous copy takes
  *     page-locked host memory only (the device would quietly copy synchronously).
- *   - A copy, or work on another stream, that touches memory which queued work still writes (or the reverse) is a race.
+ *   - A copy, or work on another stream, that touches memory which queued work still writes (or the reverse) is a race,
+ *     unless an event orders the two.
  *   - Memory that queued work uses must not be freed. Streams with queued work must not be destroyed.
  *   - Tensors start at multiples of 64 bytes, their ranges with the padding of 32 bytes do not meet one another.
  *   - aclFinalize and aclrtResetDevice within a process end the device for everybody in it.
- *   - After fork() nothing works in the child.
+ *   - After fork() nothing works in the child, unless nothing was initialised before.
  *   - Targets of the fused gradient, on masked rows too, lie in [0, V): the device writes elsewhere, or forgets the -1.
  */
 #ifndef CANN_STAND_IN_H
@@ -287,8 +291,7 @@ struct si_argument {
 
 /* --- torch_elementwise.c ------------------------------------------------------------------------------------------ */
 
-/* The first phase of an operator of torch_npu's own. Tensors: the inputs and then `results` results; the second handles are of scalars. The
- * check, NULL for none, may complete the operation. */
+/* The first phase of an operator of torch_npu's own. Tensors: the inputs and then so many results. */
 int si_prepare_plain(struct operation *op, const char *function, const void *const *tensors, int count, int results,
                      const void *const *scalars, int scalar_count);
 int si_finish_plain(struct operation *op, int code, uint64_t *workspace_size, void **executor);

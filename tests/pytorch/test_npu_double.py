@@ -1,4 +1,4 @@
-"""What torch_npu itself cannot show on the test double of a device, or only by chance: on a double of torch_npu."""
+"""What torch_npu itself cannot show over the test double of a device, or only by chance, shown on a double of it."""
 
 from __future__ import annotations
 

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch_oracles import assert_close, value_and_gradients
 
+import ascend_grad as ag
 import ascend_grad.torch as agt
+from ascend_grad import npu
 
 pytestmark = pytest.mark.usefixtures("torch_npu")
 
@@ -35,3 +37,22 @@ def test_the_queue_of_another_device_is_not_handed_over() -> None:
         assert_close(
             agt.softmax(there.clone() * 2 - there).cpu(), torch.softmax(x.double(), -1), torch.float32, steps=4
         )
+
+
+def test_a_thread_that_is_bound_to_another_device_fails_once(device) -> None:
+    """Its context could not be restored: no stream or memory of the other device is kept."""
+    x = torch.randn(4, 6)
+    there = x.to("npu:1")
+    calls = (lambda: agt.softmax(there).cpu(), lambda: torch.from_numpy(ag.softmax(npu.asarray(there.T)).numpy().T))
+    failed = 0
+    for call, dim in zip(calls, (-1, 0), strict=True):
+        for nth in range(1, 6):
+            npu.release()
+            device.fail("aclrtSetCurrentContext", nth)
+            try:
+                call()
+            except ag.AscendGradError:
+                failed += 1
+            device.reset()  # the test double has noticed, too
+            assert_close(call(), torch.softmax(x.double(), dim), torch.float32, steps=4)
+    assert failed > 1

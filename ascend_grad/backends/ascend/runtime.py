@@ -150,8 +150,8 @@ def wait_for_torch(device: int) -> None:
     """Wait for what torch has put on its current stream of a device, if this process uses torch_npu."""
     npu = getattr(sys.modules.get("torch_npu"), "npu", None)
     if npu is not None and not _acl.is_detached():
-        # torch_npu keeps work back in a queue on the host. That of torch's current device goes to the stream before
-        # this answers: read last.
+        # torch_npu keeps work back in a queue on the host for each device. That of torch's current device goes to the
+        # stream before this answers: read last, and within the device.
         with _acl.ContextGuard(), npu.device(device):
             stream = npu.current_stream(device).npu_stream
         with _acl.DeviceGuard(device):
