@@ -386,7 +386,7 @@ def borrowed_stream(uintptr_t handle, int device):
 
 
 cdef class Stream(AnyStream):
-    """A stream of its own on the device that the calling thread is bound to."""
+    """A stream of its own on a device."""
 
     def __cinit__(self, int device):
         cdef ag_acl_error code

@@ -55,4 +55,4 @@ def test_a_thread_that_is_bound_to_another_device_fails_once(device) -> None:
                 failed += 1
             device.reset()  # the test double has noticed, too
             assert_close(call(), torch.softmax(x.double(), dim), torch.float32, steps=4)
-    assert failed > 1
+    assert failed  # of the calls on the array, which are on a stream of ours
