@@ -51,6 +51,8 @@ def torch_npu(device: StandIn, monkeypatch: pytest.MonkeyPatch) -> Iterator[Modu
     In the end nothing is left on the device, of this thread or of autograd's, but what torch_npu keeps.
     """
     if torch_npu_real.IS_INSTALLED:
+        gc.collect()
+        assert session.release_all()  # what tests of arrays have left
         before = torch_npu_real.kept(device)
         yield sys.modules["torch_npu"]
     elif _DOUBLE is None:
