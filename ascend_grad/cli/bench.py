@@ -170,8 +170,12 @@ def _check(args: argparse.Namespace) -> None:
         raise CommandError("--torch has cases of its own, without --linear")
     if args.plot and (args.accuracy or args.linear or args.torch):
         raise CommandError("--plot draws the speed of the row-wise operators, not --accuracy, --linear or --torch")
-    if args.torch and not frameworks.module("torch"):
-        raise CommandError("--torch needs PyTorch: pip install 'ascend-grad[torch]'")
+    if args.torch:
+        torch = frameworks.module("torch")
+        if torch is None:
+            raise CommandError("--torch needs PyTorch: pip install 'ascend-grad[torch]'")
+        if not hasattr(torch.nn.functional, "linear_cross_entropy"):
+            raise CommandError(f"--torch compares with a loss of PyTorch 2.13 or newer, this is {torch.__version__}")
     if args.quick and args.accuracy:
         raise CommandError("--quick chooses among the cases for speed, not for --accuracy")
     if (args.plot or args.update_readme) and not importlib.util.find_spec("matplotlib"):

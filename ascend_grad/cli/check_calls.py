@@ -61,11 +61,11 @@ class Caller:
 
     def _compute_with_tensors(self, case: Case, device: int) -> tuple[NDArray | None, ...]:
         arguments = {
-            name: ag.npu.asarray(_tensor(value, device)) if isinstance(value, np.ndarray) else value
+            name: _tensor(value, device) if isinstance(value, np.ndarray) else value
             for name, value in case.arguments.items()
         }
         results = as_tuple(getattr(ag, case.operator)(**arguments, backend=self._backend))
-        return tuple(None if result is None else result.numpy() for result in results)
+        return tuple(None if result is None else _array(result) for result in results)
 
     def repeat(self, case: Case) -> tuple[str, str]:
         """Whether equal calls give equal bits: what fails, and what is no failure but worth telling."""
@@ -99,3 +99,10 @@ def _tensor(array: NDArray, device: int) -> Any:
     is_bfloat16 = copy.dtype == BFLOAT16
     tensor = torch.from_numpy(copy.view(np.int16) if is_bfloat16 else copy)
     return (tensor.view(torch.bfloat16) if is_bfloat16 else tensor).to(f"npu:{device}")
+
+
+def _array(tensor: Any) -> NDArray:
+    """The elements of a tensor of torch, on the host."""
+    torch: Any = sys.modules["torch"]
+    copy = tensor.cpu()
+    return copy.view(torch.int16).numpy().view(BFLOAT16) if copy.dtype == torch.bfloat16 else copy.numpy()

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from ascend_grad.bench import documents, frameworks
 from ascend_grad.bench import measure as timing
@@ -196,3 +197,9 @@ def test_without_torch_the_command_says_so(monkeypatch, capsys):
     monkeypatch.setattr(frameworks, "module", lambda name: None)
     assert main(["bench", "--torch"]) == 2
     assert "--torch needs PyTorch" in capsys.readouterr().err
+
+
+def test_an_older_torch_is_told(monkeypatch, capsys):
+    monkeypatch.delattr(torch.nn.functional, "linear_cross_entropy")
+    assert main(["bench", "--torch"]) == 2
+    assert "a loss of PyTorch 2.13 or newer" in capsys.readouterr().err
