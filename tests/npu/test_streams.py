@@ -321,3 +321,31 @@ def test_errors_of_the_work_appear_where_somebody_waits(streams: Streams, device
         with pytest.raises(ag.AclError, match="aclrtSynchronizeStream"):
             y.numpy()
         device.reset()
+
+
+def test_threads_that_read_one_result(streams: Streams, device: StandIn) -> None:
+    """Each of them waits, also while another one does."""
+    x = npu.asarray(WORK)
+    device.set_delay(SLOW)
+    with npu.stream(streams.new()):
+        y = ag.softmax(x)
+    readers = [threading.Thread(target=y.numpy) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join()
+    assert device.violations() == []
+
+
+def test_memory_that_is_released_after_the_stream_is_done(streams: Streams, device: StandIn) -> None:
+    """It goes back, although another result of the stream is still there."""
+    x = npu.asarray(np.zeros(1 << 20, np.float32))
+    with npu.stream(streams.new()):
+        results = [ag.softmax(x) for _ in range(4)]
+    npu.synchronize()
+    npu.release()
+    before = device.counter("device_allocations")
+    del results[1:]
+    npu.release()
+    assert device.counter("device_allocations") == before - 3
+    assert device.violations() == []

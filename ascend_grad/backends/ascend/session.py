@@ -91,6 +91,10 @@ class Pool:
             block.close()
 
 
+#: Held while a thread reads or changes which session an allocation is queued on.
+_queues = threading.RLock()  # a signal handler, or the garbage collector, may release memory in the middle
+
+
 class Allocation:
     """Device memory in use. Released, explicitly or by garbage collection, it goes to a pool."""
 
@@ -110,7 +114,7 @@ class Allocation:
         if self._shares is not None:  # this may be a thread of torch, which cannot wait for torch
             _returned.append(block)
             return
-        if self._queued_on is not None:  # what comes next on that stream may use it
+        if self._queued_on is not None and self._queued_on.is_pending:  # what comes next on that stream may use it
             self._queued_on.pool.put(block)
             return
         session = getattr(_thread, "sessions", {}).get(block.device)
@@ -130,13 +134,17 @@ class Allocation:
 
     def wait_unless_on(self, session: Session | None) -> None:
         """Wait for the work of a session that uses the memory, unless it is this one."""
-        other = self._queued_on
-        if other is not session:
-            self._queued_on = None
-            if other is not None:
-                other.wait()
-        if session is not None and not session.waits:
-            self._queued_on = session
+        queued = None if session is None or session.waits else session
+        while True:
+            with _queues:
+                other = self._queued_on
+                if other is None or other is session:
+                    self._queued_on = queued or other
+                    return
+            other.wait()  # until then, other threads find the session and wait, too
+            with _queues:
+                if self._queued_on is other:
+                    self._queued_on = None
 
     @property
     def is_shared(self) -> bool:
@@ -255,6 +263,11 @@ class Session:
     def busy(self) -> bool:
         """Whether a call is running. An interrupt may end one at any point, so nothing has to be reset for that."""
         return self._frame is not None and self._frame() is not None
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether work may be on the stream that nobody has waited for."""
+        return self._pending
 
     @contextmanager
     def call(self) -> Iterator[Session]:
@@ -693,7 +706,7 @@ def _empty_pools(device: int | None = None) -> None:
     for session in _snapshot(_sessions):
         if device is not None and session.device != device:
             continue
-        if session.waits:
+        if session.waits or not session.is_pending:
             session.pool.empty()
         elif session in mine:
             with suppress(AscendGradError):
