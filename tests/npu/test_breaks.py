@@ -164,14 +164,14 @@ BREAKS = {
     ),
     "memory that a stream of the caller's uses goes to other work": Break(
         "ascend_grad/backends/ascend/session.py",
-        "        if self._queued_on is not None:",
+        "        if self._queued_on is not None and self._queued_on.is_pending:",
         "        if False:",
         "stream",
     ),
     "arrays that a stream of the caller's works on are used at once": Break(
         "ascend_grad/backends/ascend/session.py",
-        "            if other is not None:\n",
-        "            if False:\n",
+        "                if other is None or other is session:\n",
+        "                if True:\n",
         "stream",
     ),
     "foreign targets left in place": Break(
