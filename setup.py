@@ -1,6 +1,6 @@
 """Build the compiled modules; everything that can be said in words is in pyproject.toml.
 
-Every ``pyx/<name>.pyx`` becomes ``ascend_grad.<name>``. Environment variables change the build:
+Every ``pyx/<folder>/<name>.pyx`` becomes ``ascend_grad.<name>``. Environment variables change the build:
 
 ASCEND_GRAD_OPENMP=0
     Build without OpenMP: one thread, same results.
@@ -13,6 +13,7 @@ ASCEND_GRAD_EMULATE_BF16=1
 import contextlib
 import os
 import re
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable
@@ -54,8 +55,8 @@ class Kernels(NamedTuple):
 # The products of the linear kernels spell out their vectors: with -O2 they take half of the time to compile, and are
 # faster. The row-wise kernels gain a few per cent from -O3.
 KERNELS = [
-    Kernels("ascend_grad._rowwise_schedule", "pyx/rowwise_kernels.c", ["-O3"]),
-    Kernels("ascend_grad._linear", "pyx/linear_kernels.c", ["-O2"]),
+    Kernels("ascend_grad._rowwise_schedule", "pyx/rowwise/rowwise_kernels.c", ["-O3"]),
+    Kernels("ascend_grad._linear_python", "pyx/linear/linear_kernels.c", ["-O2"]),
 ]
 
 # Float32 lanes of a vector. Each family is compiled once for each number, so that cores share the work; a unit is empty
@@ -119,12 +120,32 @@ CIMPORT = re.compile(r"^ *from ascend_grad(?:\.(\w+))? cimport (\([^)]*\)|.*)", 
 HEADER = re.compile(r'"([\w/.]+\.h)"')
 
 
+# Cython finds declarations by the name of their package, so it is given copies of the private ones in a folder of that
+# name. Public declarations are part of the package itself.
+DECLARATIONS = Path("build/declarations/ascend_grad")
+
+
+def copy_if_changed(source: Path, target: Path) -> None:
+    if not target.exists() or target.read_bytes() != source.read_bytes():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(source, target)
+
+
+def copy_declarations() -> None:
+    private = {path.name: path for path in Path("pyx").rglob("*.pxd")}
+    for path in DECLARATIONS.glob("*.pxd"):
+        if path.name not in private:
+            path.unlink()
+    for name, path in private.items():
+        copy_if_changed(path, DECLARATIONS / name)
+
+
 def direct_dependencies(path: Path) -> set[Path]:
     text = path.read_text()
     modules = {path.stem}  # a module reads its own declarations
     for module, names in CIMPORT.findall(text):
         modules |= {module} if module else set(re.findall(r"\w+", names))
-    paths = [Path("ascend_grad", f"{module}.pxd") for module in modules]
+    paths = [folder / f"{module}.pxd" for folder in (DECLARATIONS, Path("ascend_grad")) for module in modules]
     for folder in (path.parent, Path("include"), Path("include/ascend_grad")):
         paths += [folder / name for name in HEADER.findall(text)]
     return {Path(os.path.normpath(each)) for each in paths if each.exists()} - {path}
@@ -161,6 +182,7 @@ class BuildExt(build_ext):
         text = f"{versions} {self.compiler.compiler_so} {MACROS} {DIRECTIVES} {arguments}\n"
         changed = not recipe.exists() or recipe.read_text() != text
 
+        copy_declarations()
         # Cython itself would find all modules outdated in each new environment, whose NumPy has just been unpacked.
         outdated = []
         for extension in self.extensions:
@@ -183,6 +205,7 @@ class BuildExt(build_ext):
             cythonize(
                 outdated,
                 build_dir="build/cython",
+                include_path=[str(DECLARATIONS.parent), "."],
                 shared_utility_qualified_name=SHARED_UTILITY,
                 compiler_directives=DIRECTIVES,
                 force=True,
@@ -192,6 +215,17 @@ class BuildExt(build_ext):
         self.parallel = self.parallel or len(os.sched_getaffinity(0))
         self.compile_kernels(compile_args)
         super().build_extensions()
+        self.copy_stubs()
+
+    def copy_extensions_to_source(self) -> None:
+        super().copy_extensions_to_source()
+        self.copy_stubs()
+
+    def copy_stubs(self) -> None:
+        """Copy what type checkers read of a compiled module to the place beside it."""
+        for path in Path("pyx").rglob("*.pyi"):
+            module = Path(self.get_ext_fullpath(f"ascend_grad.{path.stem}"))
+            copy_if_changed(path, module.with_name(path.name))
 
     def compile_kernels(self, arguments: list[str]) -> None:
         """Compile the kernels side by side, and hand their objects to the modules that are linked with them."""
@@ -268,14 +302,14 @@ packages = [
     *(f"ascend_grad.bench.{name}" for name in find_packages("bench")),
 ]
 
-extensions = [Extension(f"ascend_grad.{path.stem}", [str(path)]) for path in sorted(Path("pyx").glob("*.pyx"))]
+extensions = [Extension(f"ascend_grad.{path.stem}", [str(path)]) for path in sorted(Path("pyx").rglob("*.pyx"))]
 extensions.append(Extension(SHARED_UTILITY, [SHARED_UTILITY.replace(".", "/") + ".c"]))  # generated under build/
 
 setup(
     packages=packages,
     package_dir={"ascend_grad.include": "include", "ascend_grad.bench": "bench"},
     package_data={
-        "ascend_grad": ["py.typed", "*.pxd", "*.pyi"],
+        "ascend_grad": ["py.typed", "*.pxd"],
         "ascend_grad.include": ["**/*.h"],
     },
     ext_modules=extensions,

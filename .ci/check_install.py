@@ -59,8 +59,10 @@ def main(sources: Path, sdist: Path, other: Path) -> None:
 
     compiled = sorted(name for name in here if name.endswith(".so"))
     stems = {name.partition(".")[0] for name in compiled}
-    expected = {path.stem for path in (sources / "pyx").glob("*.pyx")}
+    expected = {path.stem for path in (sources / "pyx").rglob("*.pyx")}
     assert expected <= stems, expected - stems
+    stubs = {path.name for path in (sources / "pyx").rglob("*.pyi")}
+    assert stubs <= here, stubs - here
     for stem in sorted(stems):
         importlib.import_module(f"ascend_grad.{stem}")
         assert f"{stem}.py" not in here, f"{stem} is both Python and compiled"

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ascend_grad import _rowwise
+from ascend_grad import _rowwise_python
 
 from .frameworks import Call
 
@@ -22,6 +22,6 @@ ORDINARY, NON_TEMPORAL = "stream", "stream non-temporal"
 def both(a: np.ndarray, b: np.ndarray, out: Callable[[], np.ndarray], num_threads: int) -> dict[str, Call]:
     """The stream with ordinary and with non-temporal stores."""
     return {
-        ORDINARY: lambda: _rowwise.stream_add(a, b, out(), False, num_threads),
-        NON_TEMPORAL: lambda: _rowwise.stream_add(a, b, out(), True, num_threads),
+        ORDINARY: lambda: _rowwise_python.stream_add(a, b, out(), False, num_threads),
+        NON_TEMPORAL: lambda: _rowwise_python.stream_add(a, b, out(), True, num_threads),
     }

@@ -37,7 +37,11 @@ class Break(NamedTuple):
         """Compiled modules that have to be made anew."""
         if self.file.endswith(".pyx"):
             return (Path(self.file).stem,)
-        headers = {"rowwise": ("_rowwise_schedule",), "linear": ("_linear",), "ascend_grad": ("_rowwise_schedule",)}
+        headers = {
+            "rowwise": ("_rowwise_schedule",),
+            "linear": ("_linear_python",),
+            "ascend_grad": ("_rowwise_schedule",),
+        }
         return headers[Path(self.file).parent.name] if self.file.endswith(".h") else ()
 
 
@@ -64,49 +68,49 @@ BREAKS = {
         ("tests/rowwise/test_accuracy.py -k million",),
     ),
     "last element of a split left out": Break(
-        "pyx/_rowwise_schedule.pyx",
+        "pyx/rowwise/_rowwise_schedule.pyx",
         "length = min(s.plan.split_size, s.p.n - k)",
         "length = min(s.plan.split_size, s.p.n - k - 1)",
         ("tests/rowwise/test_threads.py -k threads_and_caches",),
     ),
     "one thread, whatever was asked for": Break(
-        "pyx/_rowwise_schedule.pyx",
+        "pyx/rowwise/_rowwise_schedule.pyx",
         "run_task, s, tasks, threads, s.plan.nontemporal",
         "run_task, s, tasks, 1, s.plan.nontemporal",
         ("tests/rowwise/test_threads.py -k threads_and_caches",),
     ),
     "gradients written over logits that are still to be read": Break(
-        "pyx/_linear_plan.pyx",
+        "pyx/linear/_linear_plan.pyx",
         "if self.chunks == 1 or self.problem.buffers_weight_grad:",
         "if True:",
         ("tests/linear/test_cached_logits.py -k nothing", "tests/linear/test_cached_logits.py -k values"),
     ),
     "cached logits of one chunk for all": Break(
-        "pyx/_linear_schedule.pyx",
+        "pyx/linear/_linear_schedule.pyx",
         "return first + of_block // self.plan.chunks * c",
         "return first",
         ("tests/linear/test_cached_logits.py -k values",),
     ),
     "signals not checked between tasks": Break(
-        "pyx/_tasks.pyx",
+        "pyx/runtime/_tasks.pyx",
         "        if now() - start >= CHECK_INTERVAL:\n            break\n",
         "",
         ("tests/test_signals.py -k columns",),
     ),
     "handlers of signals not run": Break(
-        "pyx/_tasks.pyx",
+        "pyx/runtime/_tasks.pyx",
         "return 0 if ag_signals_deferred else PyErr_CheckSignals()",
         "return 0",
         ("tests/test_signals.py -k columns", "tests/test_signals.py -k statistics"),
     ),
     "overlap not seen": Break(
-        "pyx/_overlap.pyx",
+        "pyx/arrays/_overlap.pyx",
         "return not is_same_memory(&view, &other) and may_overlap(first, second)",
         "return False",
         ("tests/rowwise/test_out.py",),
     ),
     "overlap with inputs of linear operators not seen": Break(
-        "pyx/_cpu_backend.pyx",
+        "pyx/call/_cpu_backend.pyx",
         "if cnp.PyArray_CheckExact(value) and may_overlap(out, <cnp.ndarray>value):",
         "if False:",
         ("tests/linear/test_layouts.py",),
@@ -118,19 +122,19 @@ BREAKS = {
         ("tests/test_contract.py",),
     ),
     "dim one beyond the last": Break(
-        "pyx/_checks.pyx",
+        "pyx/call/_checks.pyx",
         "not -rank <= axis < rank",
         "not -rank <= axis <= rank",
         ("tests/test_contract.py -k faults", "tests/test_fuzz.py -k some_calls"),
     ),
     "use_backend ignored": Break(
-        "pyx/_dispatch.pyx",
+        "pyx/call/_dispatch.pyx",
         "if choice is not None and choice.value is not None:",
         "if False:",
         ("tests/test_contract.py", "tests/test_dispatch.py"),
     ),
     "absent rows computed": Break(
-        "pyx/_linear_rows.pyx",
+        "pyx/linear/_linear_rows.pyx",
         "return <uint32_t>((<const uint32_t *>self.grad)[i] << 1) != 0",
         "return True",
         ("tests/linear/test_accuracy.py -k absent",),
@@ -142,7 +146,7 @@ BREAKS = {
         ("tests/linear/test_accuracy.py -k test_gradients", "tests/linear/test_layouts.py"),
     ),
     "many partial sums simply added up": Break(
-        "pyx/_linear_plan.pyx",
+        "pyx/linear/_linear_plan.pyx",
         "self.problem.with_weight_grad and self.chunks > self.compensate_beyond",
         "False",
         ("tests/linear/test_accuracy.py -k few_partial_sums",),
@@ -154,13 +158,13 @@ BREAKS = {
         ("tests/linear/test_accuracy.py -k filter",),
     ),
     "workspace weight_grad_bytes while in use": Break(
-        "pyx/_memory.pyx",
+        "pyx/runtime/_memory.pyx",
         "_cached is not None and Py_REFCNT(<PyObject *>_cached) == 1 and",
         "_cached is not None and",
         ("tests/linear/test_threads.py -k many_python_threads",),
     ),
     "workspace kept for later too small": Break(
-        "pyx/_memory.pyx",
+        "pyx/runtime/_memory.pyx",
         " and cnp.PyArray_SIZE(_cached) >= nbytes:",
         ":",
         ("tests/rowwise/test_layouts.py",),

@@ -39,6 +39,8 @@ def copy_of_the_package(folder: Path) -> None:
             os.symlink(source, target) if source.endswith(".so") else shutil.copy(source, target)
         ),
     )
+    for declarations in (ROOT / "pyx").rglob("*.pxd"):  # where Cython finds them by the name of the package
+        shutil.copy(declarations, folder / "ascend_grad")
     # Modules of a wheel look for OpenMP's library there.
     libraries = PACKAGE.with_name("ascend_grad.libs")
     if libraries.is_dir():
@@ -55,7 +57,8 @@ def compile_module(folder: Path, module: str, directives: tuple[str, ...] = (), 
     """Into the place of the module in the copy, without optimisation unless the flags ask for it."""
     generated = folder / f"{module}.c"
     options = "-3", "--module-name", f"ascend_grad.{module}", "-I", folder, *directives
-    done = run(sys.executable, "-m", "cython", *options, folder / "pyx" / f"{module}.pyx", "-o", generated)
+    (source,) = (folder / "pyx").rglob(f"{module}.pyx")
+    done = run(sys.executable, "-m", "cython", *options, source, "-o", generated)
     assert done.returncode == 0, done.stderr
     result = folder / "ascend_grad" / (module + sysconfig.get_config_var("EXT_SUFFIX"))
     result.unlink(missing_ok=True)

@@ -30,8 +30,8 @@ LAYERS = (
     (
         "CPU schedules",
         (
-            "_rowwise_plan _rowwise_schedule _rowwise "
-            "_linear_plan _linear_rows _linear_tasks _linear_schedule _linear_skinny _linear"
+            "_rowwise_plan _rowwise_schedule _rowwise_python "
+            "_linear_plan _linear_rows _linear_tasks _linear_schedule _linear_skinny _linear_python"
         ),
     ),
     ("the CPU's results, and its operators for Cython and XLA", "_cpu_backend rowwise linear _xla"),
@@ -71,7 +71,7 @@ def _sources() -> Iterator[tuple[str, Path]]:
             parts = path.relative_to(ROOT / folder).with_suffix("").parts
             name = prefix + ".".join(part for part in parts if part != "__init__")
             yield name.rstrip(".") or "ascend_grad", path
-    for pattern in ("pyx/*.pyx", "ascend_grad/*.pxd"):
+    for pattern in ("pyx/*/*.pyx", "pyx/*/*.pxd", "ascend_grad/*.pxd"):
         yield from ((path.stem, path) for path in ROOT.glob(pattern))
 
 
@@ -149,7 +149,7 @@ def _layer(name: str) -> int:
 
 def test_imports_are_found():
     """Those of each kind, so that the tests below have something to look at."""
-    assert {"_call", "_rowwise", "_linear", "_dtypes"} <= GRAPH["_cpu_backend"]
+    assert {"_call", "_rowwise_python", "_linear_python", "_dtypes"} <= GRAPH["_cpu_backend"]
     assert {"backends.ascend.backend", "backends.cpu", "config"} <= GRAPH["backends"]
     assert {"arrays", "backends.reference", "backends.ascend.limits", "_call"} <= GRAPH["backends.ascend.backend"]
     assert {"demo.corpus", "cli.errors", "ascend_grad"} <= GRAPH["cli.demo"]
@@ -165,7 +165,9 @@ def test_modules_import_from_below(name: str):
         assert layer <= own, f"{name} ({LAYERS[own][0]}) imports {imported} ({LAYERS[layer][0]}), which is above it"
 
 
-@pytest.mark.parametrize(("own", "other"), [("_rowwise", "_linear_kernels"), ("_linear", "_rowwise_kernels")])
+@pytest.mark.parametrize(
+    ("own", "other"), [("_rowwise_python", "_linear_kernels"), ("_linear_python", "_rowwise_kernels")]
+)
 def test_families_share_no_kernels(own: str, other: str):
     """So that a change of one family's headers leaves the modules of the other as they were built."""
     reached, left = set[str](), {own}

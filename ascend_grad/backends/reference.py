@@ -9,7 +9,7 @@ import numpy as np
 
 from .. import arrays
 from .._call import Call, ResultSpec
-from .._rowwise import MASKED_LOGIT
+from .._rowwise_python import MASKED_LOGIT
 from ..contract import LINEAR
 
 NAME = "reference"

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from .. import arrays
 from .._call import Call
 from .._dispatch import requested
-from .._linear import default_workspace
+from .._linear_python import default_workspace
 from ..arguments import MAX_INDEX, integer, shown, thread_count
 from ..errors import ParamInvalidError, ParamTypeError
 from ..results import LinearCrossEntropy

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 import ascend_grad as ag
-from ascend_grad._rowwise import MASKED_LOGIT
+from ascend_grad._rowwise_python import MASKED_LOGIT
 
 from .. import frameworks, stream
 from ..dtypes import compute_dtype

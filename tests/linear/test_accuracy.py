@@ -32,7 +32,7 @@ from linear_samples import (
 from samples import BFLOAT16, DTYPES, assert_fresh, assert_identical, generator
 
 import ascend_grad as ag
-from ascend_grad import _cpu, _linear, contract
+from ascend_grad import _cpu, _linear_python, contract
 from ascend_grad._checks import WorkspaceAndFilter
 from ascend_grad.bounds import ANY, CENTRED, ONE_SIGN
 
@@ -339,7 +339,7 @@ def test_the_whole_loss_in_little_space(shape, nbytes, least, dtype, cpu_engine,
     shape = Shape(shape[0], shape[1] * 4 // real, shape[2])
     problem = problem_of(WHOLE, shape, dtype, **how)
     x, w = (problem.arguments[name] for name in ("input", "weight"))
-    plans = _linear.plans(x, w, shape[0], nbytes, True, True, True, problem.dtype.itemsize < real, True)
+    plans = _linear_python.plans(x, w, shape[0], nbytes, True, True, True, problem.dtype.itemsize < real, True)
     assert len(plans) == (least > 0)
     assert all(plan.chunks >= least for plan in plans)
     right = expected(WHOLE, shape, dtype, tuple(how.items()))
@@ -369,11 +369,11 @@ def test_a_plan_has_few_partial_sums_or_compensates_them(forced, sizes, nbytes, 
     w = np.lib.stride_tricks.as_strided(np.empty(1, DTYPES[name]), (words, features), (0, 0))
     for variant in _cpu.supported_variants():
         forced(variant)
-        plans = _linear.plans(
+        plans = _linear_python.plans(
             x, w, rows, nbytes, with_logits, *chosen, buffers_weight_grad, caches_logits and any(chosen)
         )
         assert plans or (caches_logits and any(chosen))
-        assert _linear.workspace_bound(plans, nbytes) <= nbytes
+        assert _linear_python.workspace_bound(plans, nbytes) <= nbytes
         for plan in plans:
             assert plan.nbytes <= nbytes
             assert plan.rows * plan.chunks >= rows
@@ -423,7 +423,7 @@ def test_every_walk_is_walked(forced):
         forced(variant)
         for (shape, nbytes), dtype in itertools.product(CRAMPED, DTYPES):
             x, w = np.empty((shape.BT, shape.H), DTYPES[dtype]), np.empty((shape.V, shape.H), DTYPES[dtype])
-            plans = _linear.plans(x, w, shape.BT, space_of(nbytes, dtype), True, True, True, x.itemsize == 2)
+            plans = _linear_python.plans(x, w, shape.BT, space_of(nbytes, dtype), True, True, True, x.itemsize == 2)
             seen |= {
                 f"{len(plans)} plans",
                 *(f"{product} compensated" for plan in plans for product in plan.compensated),

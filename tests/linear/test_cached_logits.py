@@ -10,7 +10,7 @@ import pytest
 from linear_samples import WHOLE, LinearProblem, Shape, accumulator, problem_of
 from samples import DTYPES, assert_identical
 
-from ascend_grad import _linear
+from ascend_grad import _linear_python
 
 #: Bytes of a boundary that buffers begin at.
 ALIGNMENT = 64
@@ -21,7 +21,7 @@ def plan_of(shape: Shape, dtype: str, nbytes: int):
     real = DTYPES[dtype]
     x, w = np.broadcast_to(real.type(0), (shape.BT, shape.H)), np.broadcast_to(real.type(0), (shape.V, shape.H))
     buffered = real != accumulator(real)
-    found = _linear.plans(x, w, shape.BT, nbytes, True, True, True, buffered, True, w.size * real.itemsize)
+    found = _linear_python.plans(x, w, shape.BT, nbytes, True, True, True, buffered, True, w.size * real.itemsize)
     return found[0] if found else None
 
 

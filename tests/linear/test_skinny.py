@@ -7,7 +7,7 @@ import pytest
 from linear_samples import GRADIENT, MODES, STATISTICS, WHOLE, Shape, in_layout, problem_of
 from samples import BFLOAT16, Layout, allocated, assert_identical
 
-from ascend_grad import _cpu, _linear
+from ascend_grad import _cpu, _linear_python
 
 #: Around the edges of what is few (32 or 64; 128 and 256 where features are many), of tiles (384 rows, 3072 products),
 #: of segments of features (4 KiB of accumulators) and of so few features that rows are transposed (128), or become
@@ -130,11 +130,11 @@ def test_only_few_are_not_packed(forced):
             ((65, 128, 2000), many),
         ):
             x, w = np.zeros((shape[0], shape[2]), np.float32), np.zeros((shape[1], shape[2]), np.float32)
-            (plan,) = _linear.plans(x, w, shape[0], 2**26, True, True, True, False)
+            (plan,) = _linear_python.plans(x, w, shape[0], 2**26, True, True, True, False)
             assert (plan.tasks > 0) == is_skinny
             # Dot products are so fast that it takes fewer rows to make packing dear.
             x, w = x.astype(BFLOAT16), w.astype(BFLOAT16)
-            (plan,) = _linear.plans(x, w, shape[0], 2**26, True, True, True, True)
+            (plan,) = _linear_python.plans(x, w, shape[0], 2**26, True, True, True, True)
             assert (plan.tasks > 0) == (is_skinny and variant != "avx512_bf16")
 
 
@@ -147,7 +147,7 @@ def test_statistics_of_pairs_with_long_rows_are_not_packed_either(forced):
             for few in (48, 64, 65):
                 for shape in ((few, 900), (900, few)):
                     x, w = (np.zeros((rows, features), BFLOAT16) for rows in shape)
-                    (plan,) = _linear.plans(x, w, shape[0], 2**26, True, False, False, False)
+                    (plan,) = _linear_python.plans(x, w, shape[0], 2**26, True, False, False, False)
                     assert (plan.tasks > 0) == (is_skinny and few <= 64)
 
 
@@ -157,7 +157,7 @@ def test_absent_rows_take_no_more_space(forced):
         x, w = np.empty((shape[0], shape[2]), np.float32), np.empty((shape[1], shape[2]), np.float32)
         for caches_logits in (False, True):
             sizes = [
-                _linear.plans(x, w, rows, 2**26, True, True, True, False, caches_logits)[0].nbytes
+                _linear_python.plans(x, w, rows, 2**26, True, True, True, False, caches_logits)[0].nbytes
                 for rows in (shape[0], shape[0] - 1, 7, 1)
             ]
             assert max(sizes) == sizes[0]

@@ -33,19 +33,19 @@ class Break:
 
 BREAKS = {
     "arguments of a gradient swapped": Break(
-        "pyx/_aclnn.pyx",
+        "pyx/ascend/_aclnn.pyx",
         "grad_output.handle, output.handle, dim, out.handle",
         "output.handle, grad_output.handle, dim, out.handle",
         "wrong result of log_softmax_backward",
     ),
     "largest logit and sum swapped": Break(
-        "pyx/_aclnn.pyx",
+        "pyx/ascend/_aclnn.pyx",
         "0.0, maximum, total,\n",
         "0.0, total, maximum,\n",
         "wrong result of fused_linear_cross_entropy_loss_grad",
     ),
     "scale as a float": Break(
-        "pyx/_aclnn.pyx", "double scale, c_bool", "float scale, c_bool", "wrong result of scaled_masked_softmax"
+        "pyx/ascend/_aclnn.pyx", "double scale, c_bool", "float scale, c_bool", "wrong result of scaled_masked_softmax"
     ),
     "wrong constant of bfloat16": Break(
         "include/ascend_grad/acl/types.h", "AG_ACL_BF16 = 27", "AG_ACL_BF16 = 1", "wrong result of softmax"
@@ -54,55 +54,61 @@ BREAKS = {
         "include/ascend_grad/acl/types.h", "AG_ACL_INT64 = 9", "AG_ACL_INT64 = 3", "wrong result of"
     ),
     "wrong kind of copy": Break(
-        "pyx/_acl.pyx", "AG_ACL_DEVICE_TO_HOST, stream", "AG_ACL_HOST_TO_DEVICE, stream", "is said to be on the device"
+        "pyx/ascend/_acl.pyx",
+        "AG_ACL_DEVICE_TO_HOST, stream",
+        "AG_ACL_HOST_TO_DEVICE, stream",
+        "is said to be on the device",
     ),
     "no synchronisation": Break(
-        "pyx/_acl.pyx",
+        "pyx/ascend/_acl.pyx",
         "code = table.aclrtSynchronizeStream(handle)",
         "code = 0",
         "wrong result of",
     ),
     "thread not bound to the device": Break(
-        "pyx/_acl.pyx", "code = table.aclrtSetDevice(self.device)", "code = 0", "no aclrtSetDevice on this thread"
+        "pyx/ascend/_acl.pyx",
+        "code = table.aclrtSetDevice(self.device)",
+        "code = 0",
+        "no aclrtSetDevice on this thread",
     ),
     "tensors never destroyed": Break(
-        "pyx/_aclnn.pyx",
+        "pyx/ascend/_aclnn.pyx",
         "_acl.destroy(<destroyer>_acl.table.aclDestroyTensor",
         "if False: _acl.destroy(<destroyer>_acl.table.aclDestroyTensor",
         "left: {'tensors': ",
     ),
     "executor used again after the second phase": Break(
-        "pyx/_aclnn.pyx",
+        "pyx/ascend/_aclnn.pyx",
         "self.executor = NULL  # consumed by the call, also where it fails",
         "pass",
         "an executor: a executor that was used up",
     ),
     "executor of a failed first phase used": Break(
-        "pyx/_aclnn.pyx",
+        "pyx/ascend/_aclnn.pyx",
         "self.executor = NULL  # whatever stage 1 left there is not to be used",
         "pass",
         "not an executor: an address that was never given out",
     ),
     "executor left behind by a failure between the phases": Break(
-        "pyx/_aclnn.pyx",
+        "pyx/ascend/_aclnn.pyx",
         "_acl.destroy(<destroyer>_acl.table.aclDestroyAclOpExecutor",
         "if False: _acl.destroy(<destroyer>_acl.table.aclDestroyAclOpExecutor",
         "left: {'executors': ",
     ),
     "device memory never freed": Break(
-        "pyx/_acl.pyx",
+        "pyx/ascend/_acl.pyx",
         "destroy_on(self.device, <destroyer>table.aclrtFree, ",
         "if False: destroy_on(self.device, <destroyer>table.aclrtFree, ",
         "'device_allocations'",
     ),
     "stream never destroyed": Break(
-        "pyx/_acl.pyx",
+        "pyx/ascend/_acl.pyx",
         "destroy_on(self.device, <destroyer>table.aclrtDestroyStream, ",
         "if False: destroy_on(self.device, <destroyer>table.aclrtDestroyStream, ",
         "'streams'",
     ),
     "failures not looked at": Break(
-        "pyx/_aclnn.pyx",
+        "pyx/ascend/_aclnn.pyx",
         "_acl.check(status, NAMES[self.operator])",
         "pass",
         "a failure of aclnnSoftmax went unnoticed",
@@ -181,7 +187,7 @@ BREAKS = {
         "of row",
     ),
     "option of the context not restored": Break(
-        "pyx/_acl.pyx",
+        "pyx/ascend/_acl.pyx",
         "code = table.aclrtCtxSetSysParamOpt(AG_ACL_DETERMINISTIC, 0)",
         "code = 0",
         "0 operators should be deterministic, not 1",
@@ -193,7 +199,7 @@ BREAKS = {
         "1 operators should be deterministic, not 0",
     ),
     "another value of the option": Break(
-        "pyx/_acl.pyx",
+        "pyx/ascend/_acl.pyx",
         "code = table.aclrtCtxSetSysParamOpt(AG_ACL_DETERMINISTIC, 1)",
         "code = table.aclrtCtxSetSysParamOpt(1, 1)",
         "1 operators should be deterministic, not 0",

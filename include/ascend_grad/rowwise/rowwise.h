@@ -1,4 +1,4 @@
-/* Row-wise softmax gradients and their forward twins: the kernels behind pyx/_rowwise.pyx.
+/* Row-wise softmax gradients and their forward twins: the kernels behind pyx/rowwise/_rowwise_python.pyx.
  *
  * What they compute (g grad_output, y output, x input; sums and maxima along the reduced dimension)
  *

@@ -1,4 +1,4 @@
-"""Validated calls on the CPU: results allocated around the schedules of `_rowwise` and `_linear`.
+"""Validated calls on the CPU: results allocated around the schedules of `_rowwise_python` and `_linear_python`.
 
 Whatever is allocated is allocated before kernels begin to write: after that, nothing can fail for memory.
 """
@@ -9,7 +9,7 @@ import numpy as np
 
 cimport numpy as cnp
 
-from ascend_grad cimport _memory, _rowwise
+from ascend_grad cimport _memory, _rowwise_python
 from ascend_grad._call cimport BT, H, V, Call, Result, accumulator_of, native_vector
 from ascend_grad._dtypes cimport dtype_of
 from ascend_grad._linear_rows cimport Rows
@@ -17,7 +17,7 @@ from ascend_grad._linear_rows cimport holds_sums
 from ascend_grad._memory cimport SIZE_LIMIT
 from ascend_grad._overlap cimport may_overlap
 
-from . import _linear
+from . import _linear_python
 from ._dtypes import FLOATING_DTYPES
 from .arrays import counted
 
@@ -75,7 +75,7 @@ cdef object linear_gradient(Call call, int threads):
         native_vector(target), 0, call.sizes[V], native_vector(counted(mask, call.sizes[BT])), native_vector(grad),
         None if logits_max is None else native_vector(logits_max), None if sum_exp is None else native_vector(sum_exp)
     )
-    _linear.gradient(
+    _linear_python.gradient(
         x, weight, rows, softmax, input_grad, weight_grad, workspace_bytes or 0, filter_eps, threads, aside
     )
     return delivered(call, input_grad, weight_grad)
@@ -84,7 +84,7 @@ cdef object linear_gradient(Call call, int threads):
 cdef object linear_statistics(Call call, int threads):
     cdef object x, weight, target, start, end, return_logits
     x, weight, target, start, end, return_logits = call.values
-    return _linear.statistics(x, weight, native_vector(target), start, end, return_logits, threads)
+    return _linear_python.statistics(x, weight, native_vector(target), start, end, return_logits, threads)
 
 
 cdef object linear_loss(Call call, int threads):
@@ -94,9 +94,9 @@ cdef object linear_loss(Call call, int threads):
     cdef cnp.ndarray result = place_for(call, 0, aside), softmax = place_for(call, 1, aside)
     sum_exp, predicted = native_vector(sum_exp), native_vector(predicted)
     if softmax is not None:
-        _linear.probabilities(logits, native_vector(logits_max), sum_exp, softmax, threads)
-    _linear.losses(sum_exp, predicted, result)
-    _linear.copy_all(aside)
+        _linear_python.probabilities(logits, native_vector(logits_max), sum_exp, softmax, threads)
+    _linear_python.losses(sum_exp, predicted, result)
+    _linear_python.copy_all(aside)
     return delivered(call, result, softmax)
 
 
@@ -118,7 +118,7 @@ cdef object linear_cross_entropy(Call call, int threads):
     cdef list aside = []
     cdef cnp.ndarray result = place_for(call, 0, aside)
     cdef cnp.ndarray input_grad = place_for(call, 1, aside), weight_grad = place_for(call, 2, aside)
-    _linear.loss_and_gradients(
+    _linear_python.loss_and_gradients(
         x, weight, native_vector(target), start, ignored, reduction, doubles(grad_loss), result, input_grad, weight_grad,
         workspace_bytes or 0, filter_eps, threads
     )
@@ -142,9 +142,9 @@ cdef object linear_workspace_size(Call call):
         beside = a["softmax"].nbytes if a.get("softmax") is not None else 0
         if a.get("return_logits"):
             beside = rows * call.sizes[V] * itemsize
-        workspace = _linear.default_workspace(x, weight, first, second, beside)
+        workspace = _linear_python.default_workspace(x, weight, first, second, beside)
 
-    plans, bound = _linear.plans, _linear.workspace_bound
+    plans, bound = _linear_python.plans, _linear_python.workspace_bound
     passes = [0]
     if call.operator.name != "fused_linear_cross_entropy_loss_grad":
         passes.append(bound(plans(x, weight, rows, workspace, True, False, False, False), workspace))
@@ -172,7 +172,7 @@ cpdef object run(Call call, int threads):
     """The result of a validated call, or a tuple of its results. `threads`: 0 for the default."""
     cdef str name = call.operator.name
     if call.sizes[BT] < 0:  # only linear operators have sizes
-        return _rowwise.compute(call, threads)
+        return _rowwise_python.compute(call, threads)
     if name == "fused_linear_cross_entropy_loss_grad":
         return linear_gradient(call, threads)
     if name == "fused_linear_online_max_sum":
@@ -188,4 +188,4 @@ def workspace_size(Call call, int threads):
     sizes = [math.prod(spec.shape) * spec.dtype.itemsize for spec in call.specs if spec is not None]
     if max(sizes, default=0) > SIZE_LIMIT:
         raise MemoryError(f"{call.operator.name}: a result of {max(sizes)} bytes fits no memory")
-    return _rowwise.workspace_bound(call, threads) if call.sizes[BT] < 0 else linear_workspace_size(call)
+    return _rowwise_python.workspace_bound(call, threads) if call.sizes[BT] < 0 else linear_workspace_size(call)

@@ -26,7 +26,7 @@ from ascend_grad._memory cimport SIZE_LIMIT
 from ascend_grad._overlap cimport are_nested, may_share_memory
 from ascend_grad._views cimport View, is_addressable, matrix_view, size_of
 
-from . import _linear, arguments
+from . import _linear_python, arguments
 from ._dtypes import FLOATING_DTYPES
 
 cnp.import_array()
@@ -161,18 +161,18 @@ cdef bint are_targets(const Arguments *a) noexcept nogil:
 cdef list plans_of_gradient(cnp.ndarray x, cnp.ndarray weight, Py_ssize_t count, softmax, input_grad, weight_grad):
     """Those of the Python function, where so many rows count."""
     cdef Py_ssize_t acc_size = max(cnp.PyArray_ITEMSIZE(x), 4)
-    limit = _linear.default_workspace(
+    limit = _linear_python.default_workspace(
         x, weight, input_grad is not None, weight_grad is not None, 0 if softmax is None else softmax.nbytes
     )
-    return _linear.plans(
+    return _linear_python.plans(
         x, weight, count, limit, softmax is None, input_grad is not None, weight_grad is not None,
         weight_grad is not None and not holds_sums(weight_grad, <int>acc_size)
     )
 
 
 cdef list plans_of_statistics(cnp.ndarray x, cnp.ndarray weight, Py_ssize_t count):
-    return _linear.plans(
-        x, weight, count, _linear.default_workspace(x, weight, False, False), True, False, False, False
+    return _linear_python.plans(
+        x, weight, count, _linear_python.default_workspace(x, weight, False, False), True, False, False, False
     )
 
 
@@ -204,7 +204,7 @@ cdef Py_ssize_t statistics_workspace(const Arguments *a) noexcept with gil:
 
 cdef Py_ssize_t most_bytes(list plans) except -1:
     """What plans for as many rows or fewer take, which may be cut in another way."""
-    return max([_linear.workspace_bound([plan], (<Plan>plan).workspace) for plan in plans], default=0)
+    return max([_linear_python.workspace_bound([plan], (<Plan>plan).workspace) for plan in plans], default=0)
 
 
 cdef Schedule schedule_of(

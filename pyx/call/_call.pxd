@@ -61,7 +61,7 @@ cdef class Operator:
     cdef int any_array_count  # required or optional
     cdef int[MAX_ARRAYS] any_array_slots
     cdef bint[MAX_ARRAYS] mixes
-    cdef int row_op  # as _rowwise names it; -1: not looked up yet
+    cdef int row_op  # as _rowwise_python names it; -1: not looked up yet
 
 
 @cython.final
