@@ -1,7 +1,7 @@
 /* The floating-point mode of a thread while kernels run: round to nearest, subnormals kept.
  *
- * A library linked with -ffast-math switches subnormals off in the thread that loads it, and in no other thread. Results
- * must not depend on that, nor on which thread of a team computes them.
+ * A library linked with -ffast-math switches subnormals off in the thread that loads it, and in no other thread.
+ * Results must not depend on that, nor on which thread of a team computes them.
  */
 #ifndef ASCEND_GRAD_FPENV_H
 #define ASCEND_GRAD_FPENV_H

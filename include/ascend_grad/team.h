@@ -3,9 +3,9 @@
  *
  * An OpenMP parallel loop per phase would do the same, but libgomp spins at its barriers for milliseconds. If another
  * process holds a core, the last thread of a phase may have none while the waiting threads keep theirs busy. Each phase
- * then takes a scheduler tick. Here threads wait only for tasks that a thread has fetched. So a thread that has no core,
- * or is not awake yet, delays nothing. Threads without a task spin briefly, then sleep and free their cores. If there
- * are more threads than cores, threads never spin, and no more of them are woken than can run.
+ * then takes a scheduler tick. Here threads wait only for tasks that a thread has fetched. So a thread that has no
+ * core, or is not awake yet, delays nothing. Threads without a task spin briefly, then sleep and free their cores. If
+ * there are more threads than cores, threads never spin, and no more of them are woken than can run.
  */
 #ifndef ASCEND_GRAD_TEAM_H
 #define ASCEND_GRAD_TEAM_H

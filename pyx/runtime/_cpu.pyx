@@ -26,8 +26,8 @@ VARIANTS = tuple([ag_variant_names[v].decode() for v in range(AG_VARIANT_COUNT)]
 
 cdef ag_variant _active = ag_best_variant()
 
-# Read once: a call should not open files. The fallbacks are small CPUs' sizes. They choose what is worked on at a time, never
-# the order of a sum.
+# Read once: a call should not open files. The fallbacks are small CPUs' sizes. They choose what is worked on at a time,
+# never the order of a sum.
 cdef long[4] _cache_sizes
 
 

@@ -9,8 +9,8 @@ cdef cnp.ndarray zeros(cnp.npy_intp n, cnp.dtype dtype)
 cdef cnp.ndarray empty_like(cnp.ndarray prototype, cnp.dtype dtype)
 
 
-# A workspace is laid out by a function that allocates from an arena. It runs twice: without memory, to measure, and with it.
-# The memory is `ALIGNMENT` bytes longer than the layout, which begins at the first aligned address.
+# A workspace is laid out by a function that allocates from an arena. It runs twice: without memory, to measure, and
+# with it. The memory is `ALIGNMENT` bytes longer than the layout, which begins at the first aligned address.
 ctypedef struct Arena:
     char *base                        # NULL: sizes are measured only
     Py_ssize_t used

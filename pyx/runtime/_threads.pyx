@@ -26,8 +26,8 @@ cdef double SERIAL_GATE = 10e3
 cdef double WAKE_COST = 6e6
 cdef double IDLE_TIME = 8e6
 cdef double WARM_UP_TIME = 1e6
-# A team that has lost so much time against one thread has lost its cores to other processes. Calls are then serial for a
-# time that doubles with every loss, and is at least `BACKOFF` times what was lost: another try costs little of it.
+# A team that has lost so much time against one thread has lost its cores to other processes. Calls are then serial for
+# a time that doubles with every loss, and is at least `BACKOFF` times what was lost: another try costs little of it.
 cdef double LOSS = 1e6
 cdef double MIN_SERIAL_TIME = 20e6
 cdef double MAX_SERIAL_TIME = 640e6

@@ -1,9 +1,9 @@
 /* The functions of the dynamic loader, bound to symbol versions that every GNU C library has.
  *
  * GLIBC 2.34 moved these functions from libdl to libc and gave their symbols new versions, although nothing else
- * changed. A module linked against the new versions would not load with an older C library, whichever tag its wheel has.
- * The old versions are still in libc. An older C library has them in libdl, which the interpreter has loaded for its own
- * extension modules. */
+ * changed. A module linked against the new versions would not load with an older C library, whichever tag its wheel
+ * has. The old versions are still in libc. An older C library has them in libdl, which the interpreter has loaded for
+ * its own extension modules. */
 #ifndef ASCEND_GRAD_ACL_LOADER_H
 #define ASCEND_GRAD_ACL_LOADER_H
 

@@ -173,8 +173,8 @@ AG_INLINE void K(columns_write)(const int op, const ag_tile *tile, const compute
     if (tile->nontemporal) v_fence();
 }
 
-/* Load a row of a strip, which is a few vectors of columns of at most a sum block of rows. `vectors` is a constant, 4 or
- * 1. A strip of one vector has `width` columns, which may be part of a vector. */
+/* Load a row of a strip, which is a few vectors of columns of at most a sum block of rows. `vectors` is a constant, 4
+ * or 1. A strip of one vector has `width` columns, which may be part of a vector. */
 AG_INLINE void K(load_strip)(const int vectors, const char *p, ptrdiff_t width, V *v)
 {
     if (vectors > 1) {

@@ -1,8 +1,8 @@
 /* The row-wise kernels of one dtype and one instruction set, as a table. Body header, see base.h; the manual is
  * rowwise.h.
  *
- * This header expects AG_ISA, AG_LANES, and the dtype in memory: AG_DTYPE (f32, f16, bf16 or f64), AG_IS_F32, AG_IS_F64.
- * It defines, until its end:
+ * This header expects AG_ISA, AG_LANES, and the dtype in memory: AG_DTYPE (f32, f16, bf16 or f64), AG_IS_F32,
+ * AG_IS_F64. It defines, until its end:
  *
  *   VL           lanes of a vector of the compute type
  *   V, MASKV     vectors of the compute type, and of masks

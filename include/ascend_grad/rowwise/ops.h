@@ -64,7 +64,8 @@ AG_INLINE compute_t K(factor_of)(const int op, double sum)
     return ag_is_forward(op) ? (compute_t)K(factors)(op, v_f64_set1(sum))[0] : 0;
 }
 
-/* Load elements i .. i+VL-1 of an input, or the first n of them (and zeros). Return zeros if the input is not wanted. */
+/* Load elements i .. i+VL-1 of an input, or the first n of them (and zeros). Return zeros if the input is not
+ * wanted. */
 AG_INLINE V K(get)(int wanted, const char *p, ptrdiff_t i) { return wanted ? AG_LOAD(p + i * AG_SIZE) : (V){0}; }
 AG_INLINE V K(get_partial)(int wanted, const char *p, ptrdiff_t i, ptrdiff_t n)
 {

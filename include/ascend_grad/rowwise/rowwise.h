@@ -37,8 +37,8 @@
  * bits.
  *
  * Alternatives. One long sum per lane has an error a hundred times larger at n = 2**20. Folding every term into float64
- * doubles the arithmetic, by its conversions. A softmax caches the exponentials of a row for its results if they take up
- * to 16 KiB, which mostly stay in L1. Exponentials of longer rows are computed twice, which costs less than a memory
+ * doubles the arithmetic, by its conversions. A softmax caches the exponentials of a row for its results if they take
+ * up to 16 KiB, which mostly stay in L1. Exponentials of longer rows are computed twice, which costs less than a memory
  * pass.
  *
  * Files: ops.h has the formulas of the operators; sums.h, rows.h, narrow.h and columns.h the loops; kernels.h the entry
@@ -104,8 +104,8 @@ enum { AG_MASKED_LOGIT = -10000 };
 
 /* Elements of a segment, for VL lanes of the compute type. */
 #define AG_SEGMENT(VL) (128 * (VL))
-/* Most rows of a strip, for which column kernels keep the sums in registers. In memory, the sums of the lanes would take
- * more bytes than the elements themselves. It is at most the rows of a sum block. */
+/* Most rows of a strip, for which column kernels keep the sums in registers. In memory, the sums of the lanes would
+ * take more bytes than the elements themselves. It is at most the rows of a sum block. */
 #define AG_STRIP_ROWS(VL) (16 * (VL) < 64 ? 16 * (VL) : 64)
 
 enum {
@@ -118,8 +118,8 @@ enum {
     AG_SCRATCH_BYTES = 12 * AG_MAX_LANES * AG_MAX_COLUMNS + 8 * (2 * AG_MAX_COLUMNS + 3 * AG_SCRATCH_VALUES)
 };
 
-/* Part of a problem: for row kernels `rows` rows of n elements, for column kernels n rows of `rows` columns. A stride is
- * the distance of adjacent rows in memory. No pointer is NULL: if an operator has no second input or no mask, any
+/* Part of a problem: for row kernels `rows` rows of n elements, for column kernels n rows of `rows` columns. A stride
+ * is the distance of adjacent rows in memory. No pointer is NULL: if an operator has no second input or no mask, any
  * address with stride 0 serves. */
 typedef struct {
     const char *a, *b;   /* the inputs: grad_output and output (backward), or only input (forward) */
@@ -147,8 +147,8 @@ typedef struct {
     double (*split_max)(const ag_tile *tile);
     double (*split_sum)(const ag_tile *tile, double max);
     void (*split_write)(const ag_tile *tile, double max, double sum);
-    /* Kernels of whole columns, and of splits of them. `memory` is AG_SCRATCH_BYTES bytes of the calling thread, aligned
-     * to 8. */
+    /* Kernels of whole columns, and of splits of them. `memory` is AG_SCRATCH_BYTES bytes of the calling thread,
+     * aligned to 8. */
     void (*columns)(const ag_tile *tile, void *memory);
     void (*columns_max)(const ag_tile *tile, double *max, void *memory);
     void (*columns_sum)(const ag_tile *tile, const double *max, double *sum, void *memory);

@@ -1,5 +1,5 @@
-/* Conversions of values whose type in memory differs from the lane's type: float16, bfloat16 and masks. Body header, see
- * foreach_isa.h; vec.h describes the conventions.
+/* Conversions of values whose type in memory differs from the lane's type: float16, bfloat16 and masks. Body header,
+ * see foreach_isa.h; vec.h describes the conventions.
  */
 
 /* ---- 16-bit values in memory ------------------------------------------------------------------------------------- */
@@ -112,7 +112,8 @@ AG_INLINE_LARGE u16v v_f16_narrow(f32v v)
     const u32v bits = (u32v)v;
     const u32v sign = (bits >> 16) & 0x8000;
     const u32v magnitude = bits & 0x7fffffff;
-    /* Normal results: rebias the exponent and round away 13 bits. A carry into the exponent (up to infinity) is right. */
+    /* Normal results: rebias the exponent and round away 13 bits. A carry into the exponent (up to infinity) is
+     * right. */
     const u32v normal = (magnitude - 0x38000000 + 0xfff + ((magnitude >> 13) & 1)) >> 13;
     /* Results below 2**-14: adding 0.5 aligns the last bit of float16 subnormals with the float32's last bit, and
      * rounds. */

@@ -9,8 +9,8 @@
  *   u16v  AG_LANES 16-bit values, as in memory
  *
  * Loads and stores take any address. `partial` loads and stores access only the first n elements (0 <= n < lanes); a
- * load sets the other lanes to zero. `stream` stores are non-temporal: they bypass the cache and need an address aligned
- * to their size.
+ * load sets the other lanes to zero. `stream` stores are non-temporal: they bypass the cache and need an address
+ * aligned to their size.
  */
 
 typedef float f32v __attribute__((vector_size(4 * AG_LANES)));

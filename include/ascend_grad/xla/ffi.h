@@ -1,5 +1,5 @@
-/* The C interface by which XLA calls functions of other libraries (its FFI, version 0.1 and later minor ones): the types
- * and constants that this library uses.
+/* The C interface by which XLA calls functions of other libraries (its FFI, version 0.1 and later minor ones): the
+ * types and constants that this library uses.
  *
  * They are written from the public documentation of the interface, so that a build needs nothing of JAX or XLA.
  * Structures of XLA that this library does not read are opaque. Every structure begins with its size, by which either
