@@ -76,9 +76,10 @@ def as_arrays(results: Any) -> tuple[np.ndarray, ...]:
 
 
 def agree(got: np.ndarray, expected: np.ndarray, dtype: str, terms: float = 0.0) -> bool:
-    """Return whether two results are equal up to rounding, which is at least the smallest subnormal number.
+    """Return whether two results are equal up to rounding, or up to the smallest subnormal number.
 
-    ``terms`` is the magnitude of the terms whose difference a result is: near zero, rounding of the terms is left.
+    ``terms`` is the magnitude of the terms whose difference a result is. Their rounding is all that a result near zero
+    consists of.
     """
     if got.shape != expected.shape or got.dtype != expected.dtype:
         return False

@@ -80,7 +80,10 @@ def timed(call: Call, count: int) -> float:
 
 
 def agreeing(name: str, calls: dict[str, Call], reset: Callable[[], object], agree: Agree) -> dict[str, Call]:
-    """Return the sides that compute the same values. `reset` clears the shared arrays before each, to prove that."""
+    """Return the sides whose results equal ours.
+
+    `reset` clears the shared arrays before each call, so that no side finds another side's results there.
+    """
     reset()
     expected = tuple(array.copy() for array in frameworks.as_arrays(calls[OWN]()))
     found = {OWN: calls[OWN]}

@@ -22,7 +22,7 @@ TURNS = 3
 TURN = 0.002
 #: Seconds of one of its loops; a loop has at least one call.
 LOOP = 0.0002
-#: Seconds of a pause before each turn of a linear problem. The threads of a BLAS spin as long after a product.
+#: Seconds of a pause before each turn of a linear problem. The threads of a BLAS spin that long after a product.
 PAUSE = 0.1
 #: Attempts at every problem, each after all other problems, and attempts at problems in which a rival was faster.
 ATTEMPTS, MOST_ATTEMPTS = 2, 4

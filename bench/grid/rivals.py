@@ -96,7 +96,7 @@ def _rowwise(problem: RowwiseProblem, num_threads: int) -> Comparison:
     arrays = operands(problem)
     first, original = arrays.inputs[0], arrays.inputs[0].copy()
     in_place = problem.mode == IN_PLACE
-    # The first input's magnitude is the size of terms: along a dim of length one, results are differences of equal
+    # The terms have the magnitude of the first input. Along a dim of length one, results are differences of equal
     # numbers.
     terms = float(np.abs(first.astype(np.float64)).max())
 

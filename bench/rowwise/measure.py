@@ -64,7 +64,7 @@ def _disturbance(row: Row[Case]) -> tuple[float, float]:
 
 
 def measure(case: Case, num_threads: int) -> Row[Case]:
-    """Time one case: this library, every rival that takes part, the stream."""
+    """Time one case: this library, every rival that takes part, the memory limit."""
     arrays = operands(case)
     calls: dict[str, Call] = {OWN: rivals.ascend_grad(case, arrays)}
     for name, prepare in rivals.RIVALS.items():
@@ -78,7 +78,7 @@ def measure(case: Case, num_threads: int) -> Row[Case]:
             lambda: arrays.out.fill(np.nan),
             lambda got, expected: frameworks.agree(got[0], expected[0], case.dtype),
         )
-        # The streams overwrite the result, so they come after the check.
+        # The additions that measure the memory limit overwrite the result, so they are added after the check.
         calls |= rivals.streams(case, arrays, num_threads)
         if (direct := rivals.direct(case, arrays)) is not None:
             calls[DIRECT] = direct

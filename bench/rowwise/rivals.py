@@ -231,7 +231,7 @@ def streams(case: Case, operands: Operands, num_threads: int) -> dict[str, Call]
 
 
 def _as_float32(array: np.ndarray) -> np.ndarray:
-    """Return the array itself, or ones of the same bytes for other types, whose bits could be slow subnormals."""
+    """Return the array itself, or ones of the same size for other types, as their bits could be slow subnormals."""
     if array.dtype == np.float32:
         return array.reshape(-1)
     return np.ones(array.nbytes // 4, np.float32)

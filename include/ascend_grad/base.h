@@ -1,7 +1,7 @@
-/* Names that every header shares: dtypes, and the means to compile one body several times.
+/* Names that every header shares: dtypes, and macros to compile one body several times.
  *
- * A kernel body is a header without include guard. It is included once per instruction set (foreach_isa.h), and maybe
- * per dtype, each time with AG_ISA (and AG_DTYPE) defined, and names everything it defines AG_ISA_NAME(x) or
+ * A kernel body is a header without include guard. It is included once per instruction set (foreach_isa.h), and
+ * possibly per dtype, each time with AG_ISA (and AG_DTYPE) defined. All names that it defines are AG_ISA_NAME(x) or
  * AG_KERNEL_NAME(x).
  */
 #ifndef ASCEND_GRAD_BASE_H

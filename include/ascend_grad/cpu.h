@@ -1,4 +1,4 @@
-/* The caches and the cores of the machine this code runs on. (Which kernels it can execute: foreach_isa.h) */
+/* The caches and the cores of the machine. (foreach_isa.h tells which kernels it can execute.) */
 #ifndef ASCEND_GRAD_CPU_H
 #define ASCEND_GRAD_CPU_H
 

@@ -7,7 +7,7 @@
 #include "base.h"
 #include "simd.h"
 
-/* Two 8-byte elements that are adjacent on both sides. */
+/* Two 8-byte elements that are adjacent in source and destination. */
 typedef struct {
     uint64_t words[2];
 } ag_u64_pair;

@@ -63,7 +63,7 @@ cdef class ArrayType:
             if self.is_torch:
                 return device_tensor(value, name, operator)
             raise on_another_device(value, str(error), name, operator) from None
-        except Exception as error:  # whatever the other library raises
+        except Exception as error:  # the other library may raise anything
             if self.is_torch:
                 if value.device.type != "cpu":
                     return device_tensor(value, name, operator)
@@ -72,7 +72,7 @@ cdef class ArrayType:
                 explain_of_jax(value, name, operator)
             elif isinstance(error, BufferError) and hasattr(type(value), "__array__"):
                 return None
-            reason = str(error).partition("\n")[0]  # what follows is a trace of C++
+            reason = str(error).partition("\n")[0]  # the other lines are a C++ stack trace
             message = f"{name}: expected an array, got {type(value).__name__}, which does not convert: {reason}"
             raise ParamTypeError(message, operator=operator) from error
 
@@ -87,7 +87,7 @@ cdef class ArrayType:
         (<_dlpack.Exported>exported).array = _memory.at_aligned_address(array) if self.is_jax else array
         if self.is_jax and cnp.PyArray_ITEMSIZE(array) == 8:
             jax = sys.modules["jax"]
-            with (jax if hasattr(jax, "enable_x64") else jax.experimental).enable_x64(True):  # moved in JAX 0.8
+            with (jax if hasattr(jax, "enable_x64") else jax.experimental).enable_x64(True):  # it moved in JAX 0.8
                 return self.from_dlpack(exported)
         return self.from_dlpack(exported)
 
@@ -116,7 +116,7 @@ cpdef ArrayType array_type(object value, str name, str operator):
         return NUMPY if isinstance(value, np.ndarray) else look_up(value)
     except MemoryError:
         raise
-    except Exception as error:  # whatever the classes of the argument raise
+    except Exception as error:  # methods of the argument may raise anything
         message = f"{name}: expected an array, got {type(value).__name__}, which does not say what it is: {error}"
         raise ParamTypeError(message, operator=operator) from error
 
@@ -177,7 +177,7 @@ cdef object refuse(str name, str operator, str expected, object got):
 
 
 cdef object on_another_device(object value, object device, str name, str operator):
-    device = getattr(value, "device", device)  # torch has names of its own
+    device = getattr(value, "device", device)  # torch's own name, if it has one
     message = f"{name}: expected an array on the CPU, got one on device {device}"
     return BackendUnavailableError(message, operator=operator)
 

@@ -193,7 +193,7 @@ cdef cnp.ndarray array_over(Managed owner, const DLTensor *tensor, bint is_writa
         cnp.ndarray, tensor.ndim, shape, number, strides, view.data, 0,
         cnp.NPY_ARRAY_WRITEABLE if is_writable else 0, None
     )
-    Py_INCREF(owner)  # stolen
+    Py_INCREF(owner)  # the next call steals this reference
     PyArray_SetBaseObject(array, owner)
     return array
 
@@ -332,7 +332,7 @@ cdef object object_through(const DLPackExchangeAPI *api, cnp.ndarray array):
     if result == NULL:
         raise BufferError("the exchange API gave no array")
     given = <object>result
-    Py_DECREF(<PyObject *>result)  # the reference that was handed out
+    Py_DECREF(<PyObject *>result)  # the API's new reference, as `given` has its own
     return given
 
 

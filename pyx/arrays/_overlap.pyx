@@ -126,7 +126,7 @@ cdef bint is_same_memory(const View *first, const View *second) noexcept nogil:
 
 
 cdef bint overlaps_partly(cnp.ndarray first, cnp.ndarray second) except -1:
-    """Return whether two arrays may share memory, other than each element with its equal in the other array.
+    """Return whether two arrays may share memory, unless they have the same elements in the same memory.
 
     The first array has a floating dtype.
     """
@@ -160,8 +160,8 @@ cdef bint overlaps_itself(cnp.ndarray array) except -1:
     cdef View view = view_of(array)
     if cnp.PyArray_IS_C_CONTIGUOUS(array) or size_of(&view) <= 1 or are_nested(&view):
         return False
-    # Axes that interleave need an exact answer. Two elements that collide differ along some axis; moved along it
-    # together, one of them has index 0 there.
+    # Interleaved axes need NumPy's exact search. Two elements that share memory differ in their index along some axis.
+    # If both are moved along that axis, they still share memory, and one of them can have index 0 there.
     for axis in range(array.ndim):
         if array.shape[axis] > 1:
             before = (slice(None),) * axis

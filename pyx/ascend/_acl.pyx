@@ -191,7 +191,7 @@ def bound_device():
 
 
 cdef class ContextGuard:
-    """Restores the calling thread's context after a block."""
+    """A context manager that restores the calling thread's context."""
 
     cdef ag_acl_context outer
 
@@ -205,7 +205,7 @@ cdef class ContextGuard:
 
 
 cdef class DeviceGuard:
-    """Binds the calling thread to a device for a block, and then restores its context."""
+    """A context manager that binds the calling thread to a device, and then restores its context."""
 
     cdef int device
     cdef ag_acl_context outer
@@ -248,7 +248,7 @@ def lacks_determinism():
 
 
 cdef class DeterministicGuard:
-    """Makes the operators of the calling thread's context deterministic for a block, and then restores the option."""
+    """A context manager that makes operators of the thread's context deterministic, and then restores the option."""
 
     cdef int64_t outer
 
@@ -282,7 +282,7 @@ cdef class DeterministicGuard:
 
 
 cdef void destroy_on(int device, destroyer function, void *handle, str call) noexcept:
-    """`destroy` for a handle of a device, from a thread that may be bound to none."""
+    """Destroy a handle of a device, from a thread that may not be bound to the device."""
     if handle == NULL or _detached:
         return
     try:

@@ -87,7 +87,7 @@ ctypedef ag_aclnn_status (*ag_aclnn_loss)(
     uint64_t *workspace_size, ag_acl_executor **executor
 ) noexcept nogil
 
-# Stage 2 of every operator.
+# The function type of stage 2, the same for every operator.
 ctypedef ag_aclnn_status (*ag_aclnn_launch)(
     void *workspace, uint64_t workspace_size, ag_acl_executor *executor, ag_acl_stream stream
 ) noexcept nogil
@@ -125,7 +125,7 @@ cdef ag_aclnn_launch _launch[OPERATOR_COUNT]
 
 
 def bind(libraries):
-    """Look up both calls of every operator, and return the missing symbol by name of each operator that lacks one."""
+    """Look up both calls of every operator, and return a dict from operators that lack one to the missing symbol."""
     absent = {}
     for index, name in enumerate(NAMES):
         prepare, launch = _acl.find(libraries, name + "GetWorkspaceSize"), _acl.find(libraries, name)
@@ -204,7 +204,7 @@ cdef class Plan:
 
     cdef Plan checked(self):
         if self.status != 0:
-            self.executor = NULL  # a failed stage 1 leaves no valid executor
+            self.executor = NULL  # whatever stage 1 left there is not to be used
             _acl.check(self.status, NAMES[self.operator] + "GetWorkspaceSize")
         return self
 
@@ -217,7 +217,7 @@ cdef class Plan:
             raise RuntimeError("a plan is launched once")
         if self.workspace_size and (workspace is None or workspace.size < self.workspace_size):
             raise ValueError("the workspace is too small")
-        self.executor = NULL  # consumed by the call, even if it fails
+        self.executor = NULL  # consumed by the call, also where it fails
         with nogil:
             status = _launch[self.operator](address, self.workspace_size, executor, stream.handle)
         _acl.check(status, NAMES[self.operator])

@@ -1,4 +1,4 @@
-/* Row kernels: unit stride along the reduced dimension. Body header, included by kernels.h. */
+/* Row kernels, for unit stride along the reduced dimension. Body header, included by kernels.h. */
 
 AG_INLINE double K(row_sum)(const int op, const char *a, const char *b, const uint8_t *mask, ptrdiff_t n, V scale,
                             compute_t max, compute_t *cached)
