@@ -1,11 +1,11 @@
-"""Build the compiled modules; everything that can be said in words is in pyproject.toml.
+"""Build the compiled modules. Metadata and the settings of tools are in pyproject.toml.
 
 Every ``pyx/<folder>/<name>.pyx`` becomes ``ascend_grad.<name>``. Environment variables change the build:
 
 ASCEND_GRAD_OPENMP=0
     Build without OpenMP: one thread, same results.
 ASCEND_GRAD_SANITIZE=address, undefined or thread
-    Build with that sanitizer of the compiler, for tests (two of them: "address,undefined").
+    Build with that sanitizer of the compiler, for tests. Two can be combined: "address,undefined".
 ASCEND_GRAD_EMULATE_BF16=1
     Let the variant avx512_bf16 run, slowly, on any CPU with AVX-512, for tests.
 """
@@ -28,39 +28,39 @@ from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CCompilerError, PlatformError
 
-# One module holds the helper code that Cython would otherwise repeat in every other one.
+# This module has the helper code that Cython would otherwise repeat in every module.
 SHARED_UTILITY = "ascend_grad._cyutility"
 
-# The kernels choose their instruction set at run time, so nothing here depends on this machine (no -march=native).
-# They rely on NaN, Inf and the order of additions (no -ffast-math), but nobody reads errno or the floating-point
-# status, and a contraction happens only where a kernel asks for it: the same sums in every build. Debugging
-# information, which Python's own flags ask for, would be most of the size.
+# The flags do not depend on this machine (no -march=native), as the kernels choose their instruction set at run time.
+# The kernels rely on NaN, Inf and the order of additions (no -ffast-math), but do not read errno or the floating-point
+# status. Multiplications and additions are fused only by explicit calls, so that every build computes the same sums.
+# -g0 overrides the flags of Python itself, whose debugging information would be most of the size.
 COMPILE_ARGS = ["-g0", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fvisibility=hidden"]
 
-# Cython's code runs once per call or task: -O3 would take a fifth longer to compile and gain nothing.
+# Cython's code runs once per call or task. With -O3 it would take a fifth longer to compile, and not be faster.
 CYTHON_ARGS = ["-O2"]
 
-# Modules declare the kernels (AG_KERNEL_LANES, see foreach_isa.h), which are compiled apart.
+# Macros of all files. Modules only declare the kernels, which are compiled separately (AG_KERNEL_LANES, foreach_isa.h).
 MACROS = [("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")]
 
 
 class Kernels(NamedTuple):
-    """Describe a family of kernels: its source, the flags to compile it, and the module that is linked with it."""
+    """A family of kernels: the module that is linked with it, its source, and the flags to compile it."""
 
     module: str
     source: str
     arguments: list[str]
 
 
-# The products of the linear kernels spell out their vectors: with -O2 they take half of the time to compile, and are
-# faster. The row-wise kernels gain a few per cent from -O3.
+# The linear kernels are explicitly vectorised: with -O2 they take half of the time to compile, and are faster. The
+# row-wise kernels gain a few per cent from -O3.
 KERNELS = [
     Kernels("ascend_grad._rowwise_schedule", "pyx/rowwise/rowwise_kernels.c", ["-O3"]),
     Kernels("ascend_grad._linear_python", "pyx/linear/linear_kernels.c", ["-O2"]),
 ]
 
-# Float32 lanes of a vector. Each family is compiled once for each number, so that cores share the work; a unit is empty
-# where the architecture has no such vectors.
+# Float32 lanes of a vector. Each family is compiled once for each number, so that cores share the work. The object file
+# is empty if the architecture has no such vectors.
 LANES = (16, 8, 4)
 
 DIRECTIVES = {
@@ -74,7 +74,7 @@ DIRECTIVES = {
 
 PLAIN_PROBE = "#include <pyconfig.h>\nint main(void) { return 0; }\n"
 
-# A region that really starts a team: some tool chains compile and link OpenMP but miss its library at run time.
+# The probe starts a team, as some tool chains compile and link OpenMP but lack its library at run time.
 OPENMP_PROBE = """\
 #include <omp.h>
 int main(void)
@@ -114,14 +114,14 @@ def switch(name: str, default: str) -> bool:
     return value == "1"
 
 
-# What one file of the sources reads of the others: modules that it cimports, and C headers named in quotes, which are
-# also what the bodies of kernels are included by.
+# Patterns of the names by which a source file reads others: cimported modules, and C headers in quotes. Macros that
+# name the bodies of kernels have quotes, too.
 CIMPORT = re.compile(r"^ *from ascend_grad(?:\.(\w+))? cimport (\([^)]*\)|.*)", re.MULTILINE)
 HEADER = re.compile(r'"([\w/.]+\.h)"')
 
 
-# Cython finds declarations by the name of their package, so it is given copies of the private ones in a folder of that
-# name. Public declarations are part of the package itself.
+# Cython finds declarations by the name of their package, so the private ones are copied to a folder of that name.
+# Public declarations are part of the package itself.
 DECLARATIONS = Path("build/declarations/ascend_grad")
 
 
@@ -152,7 +152,7 @@ def direct_dependencies(path: Path) -> set[Path]:
 
 
 def dependencies(path: Path) -> set[Path]:
-    """A source with the declarations and headers that it depends on; empty for one that is generated."""
+    """Return a source with all declarations and headers that it depends on, or nothing if the source does not exist."""
     found = {path} if path.exists() else set()
     left = set(found)
     while left:
@@ -167,7 +167,7 @@ def is_outdated(result: Path, sources: Iterable[Path]) -> bool:
 
 
 class BuildExt(build_ext):
-    """build_ext that asks the compiler what it can do, and rebuilds what another answer would change."""
+    """A build_ext that tests the compiler's features, and rebuilds all modules if they or the flags have changed."""
 
     def build_extensions(self) -> None:
         if self.compiler.compiler_type != "unix":
@@ -175,7 +175,7 @@ class BuildExt(build_ext):
         if failure := self.probe(PLAIN_PROBE, []):
             raise SystemExit(NO_COMPILER.format(failure))
         compile_args, link_args = self.arguments()
-        # How modules are built, in a file that they depend on: another recipe rebuilds them all.
+        # The recipe is a file with all settings of the build. All modules depend on it, and are rebuilt if it changes.
         recipe = Path("build", "recipe.txt")
         versions = f"Cython {Cython.__version__}, NumPy {numpy.__version__}"
         arguments = f"{CYTHON_ARGS} {KERNELS} {compile_args} {link_args}"
@@ -183,7 +183,8 @@ class BuildExt(build_ext):
         changed = not recipe.exists() or recipe.read_text() != text
 
         copy_declarations()
-        # Cython itself would find all modules outdated in each new environment, whose NumPy has just been unpacked.
+        # Outdated modules are found here, as Cython would translate all modules in each new environment, whose NumPy
+        # files are new.
         outdated = []
         for extension in self.extensions:
             source = Path(extension.sources[0])
@@ -191,7 +192,7 @@ class BuildExt(build_ext):
             reads = dependencies(source)
             if changed or is_outdated(generated, reads):
                 outdated.append(Extension(extension.name, extension.sources))
-            # The extension keeps its identity (setuptools has prepared it) and takes over the generated C file.
+            # The extension, which setuptools has prepared, is kept. Only its source becomes the generated C file.
             extension.sources = [str(generated)]
             for kernels in KERNELS:
                 if kernels.module == extension.name:
@@ -222,13 +223,13 @@ class BuildExt(build_ext):
         self.copy_stubs()
 
     def copy_stubs(self) -> None:
-        """Copy what type checkers read of a compiled module to the place beside it."""
+        """Copy the stubs (.pyi) for type checkers to the folders of the compiled modules."""
         for path in Path("pyx").rglob("*.pyi"):
             module = Path(self.get_ext_fullpath(f"ascend_grad.{path.stem}"))
             copy_if_changed(path, module.with_name(path.name))
 
     def compile_kernels(self, arguments: list[str]) -> None:
-        """Compile the kernels side by side, and hand their objects to the modules that are linked with them."""
+        """Compile the kernels in parallel, and add their objects to the modules that are linked with them."""
         modules = {extension.name: extension for extension in self.extensions}
 
         def is_needed(module: Extension) -> bool:
@@ -237,7 +238,7 @@ class BuildExt(build_ext):
 
         def compile_unit(kernels: Kernels, lanes: int) -> list[str]:
             folder = Path(self.build_temp, f"lanes_{lanes}")
-            # Setuptools makes it, too, but believes in a folder that another thread is about to make.
+            # Setuptools would make the folder, but caches that it exists while another thread is still making it.
             Path(folder, kernels.source).parent.mkdir(parents=True, exist_ok=True)
             return self.compiler.compile(
                 [kernels.source],
@@ -258,7 +259,7 @@ class BuildExt(build_ext):
                 module.extra_objects = [*module.extra_objects, *objects.result()]
 
     def arguments(self) -> tuple[list[str], list[str]]:
-        """Arguments for the compiler and for the linker."""
+        """Return the arguments for the compiler and for the linker."""
         compile_args, link_args = list(COMPILE_ARGS), []
         if switch("ASCEND_GRAD_EMULATE_BF16", "0"):
             compile_args.append("-DAG_EMULATE_BF16")
@@ -276,7 +277,7 @@ class BuildExt(build_ext):
         return compile_args, link_args
 
     def probe(self, source: str, arguments: list[str]) -> str:
-        """Why this program cannot be compiled, linked and run; empty when it can."""
+        """Return the reason why a program cannot be compiled, linked and run, or "" if it can."""
         compiler = " ".join([self.compiler.compiler_so[0], *arguments])
         with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
             Path("probe.c").write_text(source)

@@ -1,1 +1,1 @@
-"""Speed and accuracy of ascend_grad, measured: cases, rivals, results, and the tables and the chart made from them."""
+"""Measurements of the speed and accuracy of ascend_grad: cases, rivals, results, their tables and charts."""

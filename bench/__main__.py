@@ -1,4 +1,4 @@
-"""``python -m ascend_grad.bench`` writes the tables of the documents anew, from the results kept with the sources."""
+"""Update the tables of the documents from the results in the source tree: ``python -m ascend_grad.bench``."""
 
 from .documents import update_documents
 

@@ -1,6 +1,6 @@
-"""The blocks of the documents that are generated from results, and the command's output, which is the same.
+"""The blocks of the documents that are generated from results, which the command prints, too.
 
-A block is what stands between ``<!-- bench:NAME:begin -->`` and ``<!-- bench:NAME:end -->``.
+A block is the text between ``<!-- bench:NAME:begin -->`` and ``<!-- bench:NAME:end -->``.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ SPEED_FILE, ACCURACY_FILE, LINEAR_FILE, TENSORS_FILE = (
     FOLDER / f"{name}.json" for name in ("speed", "accuracy", "linear", "tensors")
 )
 PARALLEL_FILE = FOLDER / "parallel.json"
-#: Of the random grids, by seed.
+#: File names of the random grids, by seed.
 GRID_FILE = "grid_{}.json"
-#: The grids' tables, and what they show.
+#: The grids' tables by name of the block, with their captions.
 GRID_TABLES = {
     "grid_summary": (
         "How many times longer others take (geometric means), and the share of problems in which ours is slower (< 1), "
@@ -52,7 +52,7 @@ _BLOCK = re.compile(r"(<!-- bench:(?P<name>\w+):begin -->\n).*?(<!-- bench:(?P=n
 
 
 def machine_block(results: Results | GridResults) -> str:
-    """Where and how it was measured, in one paragraph."""
+    """Describe the machine and the conditions of the measurements in one paragraph."""
     facts = "; ".join(f"{name} {value}" for name, value in results.machine.items())
     text = f"Measured with {results.num_threads} threads on this machine: {facts}."
     if results.rows:
@@ -62,7 +62,7 @@ def machine_block(results: Results | GridResults) -> str:
 
 
 def accuracy_block(results: Results) -> str:
-    """The largest errors, a column for every CPU variant."""
+    """Make a table of the largest errors, with a column for every CPU variant."""
     variants = list(dict.fromkeys(worst.variant for worst in results.accuracy))
     pairs = dict.fromkeys((worst.operator, worst.dtype) for worst in results.accuracy)
     lines = []
@@ -77,7 +77,7 @@ def accuracy_block(results: Results) -> str:
 def blocks(
     speed: Results | None, accuracy: Results | None, linear: Results | None = None, tensors: Results | None = None
 ) -> dict[str, str]:
-    """Every block that these results can fill, by name: row-wise operators, errors, linear operators, tensors."""
+    """Make every block that these results can fill, by name: row-wise operators, errors, linear operators, tensors."""
     found: dict[str, str] = {}
     targets: list[Target] = []
     if speed:
@@ -119,7 +119,7 @@ def blocks(
 
 
 def grid_blocks(grids: Sequence[GridResults]) -> dict[str, str]:
-    """The blocks of the random grids, all seeds together."""
+    """Make the blocks of the random grids, from all seeds together."""
     if not grids:
         return {}
     contents = {name: f"{GRID_TABLES[name]}\n\n{table}" for name, table in grid_report.blocks(grids).items()}
@@ -133,7 +133,7 @@ def grid_blocks(grids: Sequence[GridResults]) -> dict[str, str]:
 
 
 def filled(text: str, contents: dict[str, str]) -> str:
-    """A document with its blocks filled; those without contents stay as they are."""
+    """Return a document with its blocks filled; blocks without contents stay as they are."""
 
     def fill(match: re.Match[str]) -> str:
         content = contents.get(match["name"])
@@ -143,7 +143,7 @@ def filled(text: str, contents: dict[str, str]) -> str:
 
 
 def kept() -> tuple[Results | None, Results | None, Results | None, Results | None]:
-    """The results that are kept with the sources: speed, accuracy, the linear operators, and tensors."""
+    """Read the results in the source tree: speed, accuracy, the linear operators, and tensors."""
     speed, accuracy, linear, tensors = (
         Results.from_json(path.read_text()) if path.exists() else None
         for path in (SPEED_FILE, ACCURACY_FILE, LINEAR_FILE, TENSORS_FILE)
@@ -152,19 +152,19 @@ def kept() -> tuple[Results | None, Results | None, Results | None, Results | No
 
 
 def keep_grid(grid: GridResults) -> None:
-    """Keep a random grid with the sources, in place of an earlier one of the same seed."""
+    """Write a random grid to the source tree, replacing an earlier one of the same seed."""
     FOLDER.mkdir(exist_ok=True)
     (FOLDER / GRID_FILE.format(grid.seed)).write_text(grid.to_json())
 
 
 def kept_grids() -> list[GridResults]:
-    """The random grids that are kept with the sources, by seed."""
+    """Read the random grids in the source tree, sorted by seed."""
     found = [GridResults.from_json(path.read_text()) for path in FOLDER.glob(GRID_FILE.format("*"))]
     return sorted(found, key=lambda grid: grid.seed)
 
 
 def parallel_blocks() -> dict[str, str]:
-    """The blocks of the losses over ranks, from the results that are kept with the sources."""
+    """Make the blocks of the losses over ranks, from the results in the source tree."""
     if not PARALLEL_FILE.exists():
         return {}
     results = ParallelResults.from_json(PARALLEL_FILE.read_text())
@@ -178,12 +178,12 @@ def parallel_blocks() -> dict[str, str]:
 
 
 def contents_of_documents() -> dict[str, str]:
-    """All blocks, from the results that are kept with the sources."""
+    """Make all blocks, from the results in the source tree."""
     return blocks(*kept()) | grid_blocks(kept_grids()) | parallel_blocks()
 
 
 def update_documents() -> None:
-    """Write the blocks and the charts anew from the results that are kept with the sources."""
+    """Update the blocks and the charts of the documents from the results in the source tree."""
     contents = contents_of_documents()
     for path in DOCUMENTS:
         path.write_text(filled(path.read_text(), contents))

@@ -1,4 +1,4 @@
-"""Dtypes by name."""
+"""NumPy's dtypes by name."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ def numpy_dtype(name: str) -> np.dtype:
 
 
 def compute_dtype(name: str) -> np.dtype:
-    """The type in which NumPy computes a case, and BLAS: float32 for 16 bits, which is faster there, too."""
+    """Return the type in which NumPy and BLAS compute a case; for 16-bit types that is float32, which is faster."""
     return np.dtype("float64" if name == "float64" else "float32")

@@ -1,4 +1,4 @@
-"""How pictures are written."""
+"""Writing of figures to files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def save(figure: Figure, path: str | Path) -> None:
-    """Without a date and random identifiers: the same results give the same file."""
+    """Write a figure without a date and random identifiers, so that equal results give equal files."""
     import matplotlib
 
     with matplotlib.rc_context({"svg.hashsalt": "ascend_grad", "svg.fonttype": "none"}):

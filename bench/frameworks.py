@@ -1,4 +1,4 @@
-"""What all comparisons share: the frameworks, their settings, their arrays, and whether results are the same."""
+"""Functions for all comparisons: the frameworks, their settings, their arrays, and the comparison of results."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from .dtypes import compute_dtype, numpy_dtype
 
 Call = Callable[[], Any]
 
-#: How far two results may be apart: several roundings, for sums in different orders.
+#: The largest relative difference of two results: several roundings, as their sums have different orders.
 TOLERANCES = {"float64": 1e-11, "float32": 1e-4, "float16": 2**-8, "bfloat16": 2**-6}
 
 
 @functools.cache
 def module(name: str) -> Any | None:
-    """A rival's package, or None where it is not installed."""
+    """Return a rival's package, or None if it is not installed."""
     try:
         package = importlib.import_module(name)
     except ImportError:
@@ -38,7 +38,7 @@ def module(name: str) -> Any | None:
 
 @contextlib.contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Let this library and PyTorch use so many threads. JAX takes all cores, and NumPy's formula one."""
+    """Let this library and PyTorch use `count` threads. JAX uses all cores, and NumPy's formula one."""
     torch = module("torch")
     before = torch.get_num_threads() if torch else None
     ag.set_num_threads(count)
@@ -54,14 +54,14 @@ def threads(count: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_autograd() -> Iterator[None]:
-    """PyTorch at its fastest: it keeps no books for a backward pass."""
+    """Run PyTorch in inference mode, in which it is fastest as it records nothing for a backward pass."""
     torch = module("torch")
     with torch.inference_mode() if torch else contextlib.nullcontext():
         yield
 
 
 def as_array(result: Any) -> np.ndarray:
-    """A rival's result as a NumPy array."""
+    """Return a rival's result as a NumPy array."""
     torch = module("torch")
     if torch and isinstance(result, torch.Tensor):
         if result.dtype == torch.bfloat16:
@@ -71,14 +71,15 @@ def as_array(result: Any) -> np.ndarray:
 
 
 def as_arrays(results: Any) -> tuple[np.ndarray, ...]:
-    """What a call has answered with, one result or several, as arrays."""
+    """Return the results of a call, one or several, as arrays."""
     return tuple(map(as_array, results if isinstance(results, tuple) else (results,)))
 
 
 def agree(got: np.ndarray, expected: np.ndarray, dtype: str, terms: float = 0.0) -> bool:
-    """Whether two results are the same up to rounding, which is at least that of the smallest numbers.
+    """Return whether two results are equal up to rounding, or up to the smallest subnormal number.
 
-    ``terms`` is the size of what a result is the difference of: where that is (almost) zero, only rounding is left.
+    ``terms`` is the magnitude of the terms whose difference a result is. Their rounding is all that a result near zero
+    consists of.
     """
     if got.shape != expected.shape or got.dtype != expected.dtype:
         return False
@@ -96,7 +97,7 @@ def agree(got: np.ndarray, expected: np.ndarray, dtype: str, terms: float = 0.0)
 
 
 def tensor(array: np.ndarray) -> Any:
-    """A tensor over the array's memory."""
+    """Return a tensor over the array's memory."""
     torch = module("torch")
     assert torch is not None
     if array.dtype == numpy_dtype("bfloat16"):
@@ -105,6 +106,6 @@ def tensor(array: np.ndarray) -> Any:
 
 
 def backend_alone(operator: str, *args: Any, **kwargs: Any) -> Call:
-    """What the public function calls in the end, on a call that was validated once."""
+    """Return a call of the CPU backend on arguments that are validated once, beforehand."""
     call, threads, _ = bound_call(operator, args, kwargs)
     return lambda: _cpu_backend.run(call, threads)

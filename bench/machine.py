@@ -1,4 +1,4 @@
-"""What the measurements ran on: hardware and versions, and nothing that tells one host from its twins."""
+"""The hardware and the versions that the measurements ran on, without anything that identifies the host."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LIBRARIES = ("numpy", "ml_dtypes", "scipy", "torch", "jax")
 
 
 def describe() -> dict[str, str]:
-    """The machine and the software, as names and values."""
+    """Return the properties of the machine and the software, as names and values."""
     config = ag.show_config(mode="dict")
     assert config is not None
     return {
@@ -31,7 +31,7 @@ def describe() -> dict[str, str]:
 
 
 def seconds_of_others() -> float:
-    """CPU seconds that all but this process have taken so far: other processes, the kernel, the hypervisor's guests."""
+    """Return the CPU seconds used so far by all except this process: other processes, kernel, other guests."""
     fields = _read("/proc/stat").split("\n", 1)[0].split()
     if len(fields) < 9:
         return 0.0
@@ -41,7 +41,7 @@ def seconds_of_others() -> float:
 
 
 def _cpu_model() -> str:
-    """The model's name, with family and model numbers, since virtual machines shorten the name."""
+    """Return the name of the CPU, with family and model numbers, as virtual machines shorten the name."""
     fields: dict[str, str] = {}
     for line in _read("/proc/cpuinfo").splitlines():
         name, _, value = line.partition(":")
@@ -62,7 +62,7 @@ def _caches() -> str:
 
 
 def _huge_pages() -> str:
-    """The chosen one of the kernel's settings for transparent huge pages, which stands in brackets."""
+    """Return the kernel's setting for transparent huge pages, which its file shows in brackets."""
     text = _read("/sys/kernel/mm/transparent_hugepage/enabled")
     return text.partition("[")[2].partition("]")[0] or "unknown"
 

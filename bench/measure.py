@@ -1,4 +1,4 @@
-"""Timing: all sides in turn, in one run, warm, medians."""
+"""Timing: all sides (implementations) take turns in one run, after a warm-up; medians count."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from . import frameworks
 from .frameworks import Call
 from .results import OWN, Failure
 
-#: A side is called for at least so long before it is timed: caches, clocks and its threads are awake then, and the
-#: threads of the side before have gone to sleep.
+#: Least seconds for which a side is called before it is timed. Its caches, clocks and threads are then warm, and the
+#: threads of the previous side are asleep.
 WARM_UP = 0.015
-#: What is timed is a loop of about this length, or one call: the timer's own cost vanishes.
+#: Seconds of a timed loop, approximately (or one call, if that is longer), so that the timer's own cost is negligible.
 LOOP = 0.002
-#: A side whose turn takes longer sits out all turns but every third: its ratio is far from any doubt.
+#: Seconds of a turn above which a side takes part in every third turn only, as precision does not matter for its ratio.
 SLOW = 0.1
 
 
@@ -31,22 +31,22 @@ Agree = Callable[[tuple[np.ndarray, ...], tuple[np.ndarray, ...]], bool]
 
 
 class DisagreementError(Exception):
-    """NumPy computes other values, so that no time says anything."""
+    """Raised if NumPy computes other values, so that times are meaningless."""
 
 
 @contextlib.contextmanager
 def recorded(case: str, failures: list[Failure]) -> Iterator[None]:
-    """Add the failure of this case to the others, so that what else is measured is not lost with it."""
+    """Append an exception of this case to `failures` instead of raising it, so that other cases are still measured."""
     try:
         yield
     except (DisagreementError, AscendGradError) as error:
         failures.append(Failure(case, str(error)))
-    except Exception as error:  # whatever a side raises
+    except Exception as error:  # a rival may raise anything
         failures.append(Failure(case, f"{type(error).__name__}: {error}"))
 
 
 def in_turn(calls: dict[str, Call], turns: int) -> dict[str, float]:
-    """Median seconds per call of every side."""
+    """Return the median seconds per call of every side."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     slow = set()
     for turn in range(turns):
@@ -62,7 +62,7 @@ def in_turn(calls: dict[str, Call], turns: int) -> dict[str, float]:
 
 
 def warm_up(call: Call) -> float:
-    """Call for a while; the answer is about the seconds of one call."""
+    """Call repeatedly for WARM_UP seconds, and return the approximate seconds of one call."""
     start = time.perf_counter()
     count, elapsed = 0, 0.0
     while elapsed < WARM_UP:
@@ -80,7 +80,10 @@ def timed(call: Call, count: int) -> float:
 
 
 def agreeing(name: str, calls: dict[str, Call], reset: Callable[[], object], agree: Agree) -> dict[str, Call]:
-    """The sides that compute the same values, and do not merely find them in the arrays that all share."""
+    """Return the sides whose results equal ours.
+
+    `reset` clears the shared arrays before each call, so that no side finds another side's results there.
+    """
     reset()
     expected = tuple(array.copy() for array in frameworks.as_arrays(calls[OWN]()))
     found = {OWN: calls[OWN]}
@@ -94,9 +97,9 @@ def agreeing(name: str, calls: dict[str, Call], reset: Callable[[], object], agr
 
 
 def disagrees(case: str, side: str) -> None:
-    """What becomes of a side that computes other values.
+    """Raise an error if NumPy computes other values than this library, or warn that another side does.
 
-    NumPy is the judge. A framework that disagrees with it and with us takes no part: its sums in float16 may overflow.
+    A framework that disagrees with both is not timed. For example, its sums in float16 may overflow.
     """
     if side == OWN or side.startswith("numpy"):
         raise DisagreementError(f"{side} computes other values than {OWN}")
@@ -105,7 +108,7 @@ def disagrees(case: str, side: str) -> None:
 
 @contextlib.contextmanager
 def settings(num_threads: int) -> Iterator[None]:
-    """What holds while sides are compared: the same number of threads, no autograd, no warnings, no collections."""
+    """Set the conditions of a comparison: equal numbers of threads, no autograd, no warnings, no garbage collection."""
     with frameworks.threads(num_threads), frameworks.no_autograd(), np.errstate(all="ignore"), no_collection():
         yield
 

@@ -1,4 +1,4 @@
-"""What one run over the named cases found."""
+"""Results of one run over the named cases."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .rowwise.cases import Case
 
 @dataclass(frozen=True)
 class Results:
-    """What one run found on one machine: speed of the row-wise or of the linear operators, accuracy, memory."""
+    """Results of one run on one machine: speed of the row-wise or the linear operators, accuracy, memory."""
 
     machine: dict[str, str]
     num_threads: int
@@ -27,7 +27,7 @@ class Results:
 
     @property
     def rows(self) -> list[Row]:
-        """All that were timed."""
+        """Return the rows of all timed cases."""
         return [*self.speed, *self.linear]
 
     def to_json(self) -> str:

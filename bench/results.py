@@ -1,4 +1,4 @@
-"""Results of a case, and how they are kept in JSON files."""
+"""Results of a case, and their storage in JSON files."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, Generic, TypeVar
 
 from . import stream
 
-#: This library among the sides.
+#: Name of the side that is this library.
 OWN = "ascend_grad"
-#: The function of the CPU backend, called without the public one: the difference is what finding the backend costs.
+#: Name of the side that calls the CPU backend directly. The difference to the public function is the cost of dispatch.
 DIRECT = "direct"
-#: The sides that a NumPy user would write.
+#: Names of the sides that a NumPy user would write.
 NUMPY = ("numpy", "numpy dot")
 
-#: Results that are kept with the sources, and that the documents show. The wheel does without them.
+#: Folder of the results in the source tree, which the documents show. The wheel does not have it.
 FOLDER = Path(__file__).resolve().parent / "results"
 
 
@@ -26,7 +26,7 @@ Case = TypeVar("Case")
 
 @dataclass(frozen=True)
 class Row(Generic[Case]):
-    """Median seconds per call of one case, by side, and how many cores others kept busy meanwhile."""
+    """Median seconds per call of one case, by side, and the number of cores kept busy by others meanwhile."""
 
     case: Case
     seconds: dict[str, float]
@@ -37,13 +37,13 @@ class Row(Generic[Case]):
         return self.seconds[OWN]
 
     def speedup(self, *sides: str) -> float | None:
-        """How many times longer the (fastest) other side takes; None where it took no part."""
+        """Return the time of the fastest of some sides, as a multiple of ours, or None if none was measured."""
         others = [self.seconds[side] for side in sides if side in self.seconds]
         return min(others) / self.own if others else None
 
     @property
     def share(self) -> float | None:
-        """The part of the memory limit that this library reaches."""
+        """Return the speed of this library as a fraction of the limit that memory sets, or None if that is unknown."""
         return self.speedup(stream.ORDINARY, stream.NON_TEMPORAL)
 
 
@@ -61,7 +61,7 @@ class Worst:
 
 @dataclass(frozen=True)
 class Failure:
-    """A case that could not be measured, and why."""
+    """A case that could not be measured, and the reason."""
 
     case: str
     error: str
@@ -88,7 +88,7 @@ def _rounded(seconds: dict[str, float]) -> dict[str, float]:
 
 
 def json_lines(content: dict[str, Any]) -> str:
-    """JSON with one line for a row: files that can be read, and compared."""
+    """Return JSON with one line for each row, so that files can be read and compared."""
     lines = [f"{json.dumps(name)}: {_lines(value)}" for name, value in content.items()]
     return "{\n" + ",\n".join(lines) + "\n}\n"
 

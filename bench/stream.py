@@ -1,8 +1,9 @@
-"""The limit that memory sets: a stream of the same traffic, on the same arrays.
+"""The limit that memory sets: an addition with the same memory traffic (as in STREAM), on the same arrays.
 
-A backward call reads two arrays and writes one, a forward call reads one; so does ``out = a + b``, with ``b`` the same
-memory as ``a`` for forward calls (the second read hits the cache). The faster of ordinary and non-temporal stores
-counts. What a mask adds to the traffic is not counted. Arrays that fit into a core's own cache have no such limit.
+A backward call reads two arrays and writes one, a forward call reads one and writes one. So does ``out = a + b``, with
+``b`` the same memory as ``a`` for forward calls (the second read hits the cache). The faster of ordinary and
+non-temporal stores counts. The traffic of a mask is not counted. Arrays that fit into a core's own cache have no such
+limit.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ ORDINARY, NON_TEMPORAL = "stream", "stream non-temporal"
 
 
 def both(a: np.ndarray, b: np.ndarray, out: Callable[[], np.ndarray], num_threads: int) -> dict[str, Call]:
-    """The stream with ordinary and with non-temporal stores."""
+    """Return the calls of the addition with ordinary and with non-temporal stores."""
     return {
         ORDINARY: lambda: _rowwise_python.stream_add(a, b, out(), False, num_threads),
         NON_TEMPORAL: lambda: _rowwise_python.stream_add(a, b, out(), True, num_threads),

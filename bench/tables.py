@@ -1,4 +1,4 @@
-"""Markdown tables that also read well as text, and what stands in their cells."""
+"""Markdown tables that are readable as text, too, and the format of their cells."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ DASH = "–"
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table that also reads well as text; numbers to the right."""
+    """Make a Markdown table that is readable as text, too. All columns but the first are aligned to the right."""
     lines = [list(header), *map(list, rows)]
     widths = [max(3, *(len(line[i]) for line in lines)) for i in range(len(header))]
     rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]

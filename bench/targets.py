@@ -1,4 +1,4 @@
-"""What the library is meant to reach, and what was measured: a line for every target, met or not."""
+"""Targets of the library: a table with a line for every target, its measured value, and whether it is met."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .tables import table
 
 @dataclass(frozen=True)
 class Target:
-    """One line of the summary; without a value where nothing of it was measured."""
+    """One line of the summary. `met` is None if nothing was measured for it."""
 
     text: str
     required: str
@@ -38,7 +38,7 @@ def accuracy_targets(accuracy: Sequence[Worst]) -> list[Target]:
 
 
 def dispatch_target(rows: Sequence[Row[Any]]) -> Target:
-    """What a public function takes beyond that of the backend."""
+    """Compare the largest time that a public call adds to the backend's time with its target."""
     text, required = "dispatch, over calling the CPU backend directly", "< 1 µs"
     found = [(row.own - row.seconds[DIRECT], row.case) for row in rows if DIRECT in row.seconds]
     if not found:
@@ -49,6 +49,6 @@ def dispatch_target(rows: Sequence[Row[Any]]) -> Target:
 
 
 def ratio_text(ratio: float, unit: str = "×") -> str:
-    """A ratio, for a line of the summary."""
-    # Enough digits to tell a target that is just missed from one that is met.
+    """Format a ratio for a line of the summary."""
+    # Four digits distinguish a target that is just missed from one that is met.
     return f"{100 * ratio:.4g} %" if unit == "%" else f"{ratio:.4g}{unit}"

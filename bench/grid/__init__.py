@@ -1,1 +1,1 @@
-"""Problems that nobody chose: random operators, shapes, layouts and dtypes, beside NumPy, SciPy and PyTorch."""
+"""Random problems (operators, shapes, layouts, dtypes), computed by this library, NumPy, SciPy and PyTorch."""

@@ -1,4 +1,4 @@
-"""The grid as a picture: a point for every problem and rival."""
+"""A chart of the grid, with a point for every problem and rival."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RIVALS = (("NumPy", rivals.NUMPY, "#7a9cc6"), ("torch", rivals.TORCH, "#e07a3f")
 
 
 def chart(grids: Sequence[GridResults], path: str | Path) -> None:
-    """Draw how many times longer NumPy and torch take, over the size of the problem."""
+    """Draw the times of NumPy and torch, as multiples of ours, over the size of the problem."""
     from matplotlib.figure import Figure
 
     kinds: tuple[tuple[str, str, list[Row]], ...] = (

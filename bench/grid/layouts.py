@@ -1,4 +1,4 @@
-"""The same values in other layouts: views of new memory, which they fill but for the gaps that a layout has."""
+"""Arrays of the same values in other layouts: views of new memory, which they fill except for a layout's gaps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _fortran(values: np.ndarray, axis: int) -> np.ndarray:
 
 
 def _transposed(values: np.ndarray, axis: int) -> np.ndarray:
-    """The axis and the one before it have changed places."""
+    """Swap the axis with the previous one in memory."""
     other = axis - 1 if axis else values.ndim - 1
     order = list(range(values.ndim))
     order[axis], order[other] = order[other], order[axis]
@@ -24,7 +24,7 @@ def _transposed(values: np.ndarray, axis: int) -> np.ndarray:
 
 
 def _permuted(values: np.ndarray, order) -> np.ndarray:
-    """Memory in which the axes stand in this order."""
+    """Return an array whose axes have this order in memory, slowest first."""
     memory = np.empty([values.shape[axis] for axis in order], values.dtype)
     return memory.transpose(np.argsort(order))
 
@@ -43,13 +43,13 @@ def _column(values: np.ndarray, axis: int) -> np.ndarray:
 
 
 def _broadcast(values: np.ndarray, axis: int) -> np.ndarray:
-    """The values are the same along an axis, the one before that of the operator where there is one."""
+    """Repeat the values along one axis with stride 0: the one before the operator's axis, or the last if that is 0."""
     repeated = axis - 1 if axis else values.ndim - 1
     shape = list(values.shape)
     shape[repeated] = min(1, shape[repeated])
     memory = np.empty(shape, values.dtype)
     strides = [0 if i == repeated else stride for i, stride in enumerate(memory.strides)]
-    # Not np.broadcast_to: what it gives is read-only, of which PyTorch warns.
+    # np.broadcast_to would return a read-only array, of which PyTorch warns.
     return np.ndarray(values.shape, values.dtype, memory.view(np.uint8), strides=strides)
 
 
@@ -72,16 +72,16 @@ LAYOUTS = tuple(_EMPTY)
 
 
 def arranged(values: np.ndarray, layout: str, axis: int) -> np.ndarray:
-    """The values in another layout; those of the last index wherever an axis is broadcast."""
+    """Return the values in another layout. Along a broadcast axis, only the values of its last index remain."""
     result = _EMPTY[layout](values, axis)
-    # All of the memory, gaps included, so that its pages are there.
+    # All of the memory is written first, gaps included, so that the system has allocated its pages.
     memory_of(result).fill(0)
     np.copyto(result, values)
     return result
 
 
 def memory_of(array: np.ndarray) -> np.ndarray:
-    """The array that owns the memory: what a call has to fetch, since the gaps are shorter than a cache line."""
+    """Return the array that owns the memory. A call reads all of it, as gaps are shorter than a cache line."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array

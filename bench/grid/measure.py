@@ -1,4 +1,4 @@
-"""Timing of random problems: all sides in turns, the least of the turns, every problem more than once."""
+"""Timing of random problems: all sides take turns, their least time counts, every problem is measured repeatedly."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ from ..results import Failure, Row
 from .problems import Problem
 from .rivals import NUMPY, SCIPY, TORCH, compared
 
+#: Turns of each side in one attempt.
 TURNS = 3
-#: Seconds of a turn after the warm-up, at least one loop, and of one of its loops, at least one call.
+#: Seconds of a turn after the warm-up; a turn has at least one loop.
 TURN = 0.002
+#: Seconds of one of its loops; a loop has at least one call.
 LOOP = 0.0002
-#: Before a turn where products take part: the threads of a BLAS go on spinning for so long after its last product.
+#: Seconds of a pause before each turn of a linear problem. The threads of a BLAS spin that long after a product.
 PAUSE = 0.1
-#: How often every problem is measured, each time after all others; and how often those in which a rival was faster.
+#: Attempts at every problem, each after all other problems, and attempts at problems in which a rival was faster.
 ATTEMPTS, MOST_ATTEMPTS = 2, 4
-#: Sides that take so much longer than the fastest, and so many seconds, have two turns: their ratio is beyond doubt.
+#: A side has two turns, not three, if it takes more than FAR_BEHIND times as long as the fastest, and SLOW seconds.
 FAR_BEHIND = 3.0
 SLOW = 0.02
-#: Calls of so many seconds need no warming up.
+#: Seconds of a call above which it needs no warm-up.
 LONG = 0.1
 
 RIVALS = (*NUMPY, *SCIPY, *TORCH)
@@ -39,10 +41,10 @@ def measure_all(
     shown: Callable[[Sequence[Problem]], Iterable[Problem]],
     failures: list[Failure],
 ) -> list[Row[Problem]]:
-    """Time all problems, in the order in which ``shown`` gives them back.
+    """Time all problems, in the order in which ``shown`` returns them.
 
-    Other processes disturb some times, of all sides alike: hence every problem is measured twice, long apart. Those in
-    which a rival was faster are measured again after all others; of all attempts the best time counts, for every side.
+    Other processes disturb the times of all sides. Hence every problem is measured twice, with other problems between.
+    Problems in which a rival was faster are measured again after all others. The best time of each side counts.
     """
     rows: dict[str, Row[Problem]] = {}
     failed: set[str] = set()
@@ -59,12 +61,12 @@ def measure_all(
 
 
 def is_low(row: Row[Problem]) -> bool:
-    """Whether a rival was faster."""
+    """Return whether a rival was faster."""
     return (row.speedup(*RIVALS) or 1) < 1
 
 
 def best_of_both(first: Row[Problem], second: Row[Problem]) -> Row[Problem]:
-    """The least time of every side in two attempts."""
+    """Return the least time of every side in two attempts."""
     seconds = dict(first.seconds)
     for side, value in second.seconds.items():
         seconds[side] = min(value, seconds.get(side, value))
@@ -87,7 +89,7 @@ def measure(problem: Problem, num_threads: int) -> Row[Problem]:
 
 
 def least_in_turns(sides: dict[str, Call], limits: dict[str, Call], pause: float = 0.0) -> dict[str, float]:
-    """Least seconds per call of every side. The order changes, since a side can leave its traces in the next one."""
+    """Return the least seconds per call of every side. Their order is random, as a side can disturb the next one."""
     random = np.random.default_rng(0)
     calls = sides | limits
     least = dict.fromkeys(calls, math.inf)
@@ -96,7 +98,7 @@ def least_in_turns(sides: dict[str, Call], limits: dict[str, Call], pause: float
         for name in random.permutation(list(calls)).tolist():
             if turn in (0, TURNS - 1) or least[name] <= max(SLOW, FAR_BEHIND * fastest):
                 time.sleep(pause)
-                # What a warm-up is for is a small part of a long call.
+                # A long call needs no warm-up, whose effect would be a small part of its time.
                 is_long = LONG < least[name] < math.inf
                 count = 1 if is_long else max(1, round(LOOP / timing.warm_up(calls[name])))
                 least[name] = min(least[name], _least_loop(calls[name], count))
@@ -104,7 +106,7 @@ def least_in_turns(sides: dict[str, Call], limits: dict[str, Call], pause: float
 
 
 def _least_loop(call: Call, count: int) -> float:
-    """Seconds per call in the fastest of some loops in a row: most disturbances end before they do."""
+    """Return the seconds per call in the fastest of consecutive loops. Most disturbances end before the last loop."""
     least, start = math.inf, time.perf_counter()
     while time.perf_counter() - start < TURN:
         least = min(least, timing.timed(call, count))

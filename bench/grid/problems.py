@@ -1,4 +1,4 @@
-"""Random problems. The same seed gives the same ones, and a longer grid begins with those of a shorter one."""
+"""Random problems. A seed always gives the same problems, and a longer grid begins with all of a shorter one."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from .layouts import BROADCAST, C_ORDER, LAYOUTS
 ROWWISE = (*BACKWARD, *MASKED, *FORWARD)
 LINEAR_MODES = {GRADIENT: MODES, MAX_SUM: ("forward",), WHOLE: ("loss and gradients",)}
 LINEAR = tuple(LINEAR_MODES)
-#: In the order in which they take turns.
+#: The operators, in the order in which the problems of a grid take them.
 OPERATORS = (*BACKWARD, GRADIENT, *MASKED, MAX_SUM, *FORWARD, WHOLE)
 
-#: Elements of the largest row-wise problem, unless told otherwise.
+#: Most elements of a row-wise problem, by default.
 MAX_ELEMENTS = 2**22
-#: Of BT, V and H, each.
+#: Largest value of each of BT, V and H.
 MAX_LENGTH = 2**18
-#: Of BT*V*H: some tens of milliseconds on two cores.
+#: Largest product BT*V*H, which takes some tens of milliseconds on two cores.
 MAX_PRODUCT = 2**29
-#: Of any matrix of a linear problem, the logits included.
+#: Most elements of any matrix of a linear problem, the logits included.
 MAX_MATRIX = 2**27
 
 IN_PLACE = "in place"
@@ -33,18 +33,18 @@ IN_PLACE = "in place"
 
 @dataclass(frozen=True)
 class RowwiseProblem(Case):
-    """A row-wise call whose arrays lie in memory in some way.
+    """A row-wise call, with the layouts of its arrays.
 
     Attributes
     ----------
     mode : {"out", "fresh", "in place"}
-        Whether the result goes into another array, a new one, or the first input.
+        The array of the result: an existing one, a new one, or the first input.
     arrangement : str
         The inputs' layout in memory: one of `layouts.LAYOUTS`.
     out_arrangement : str
         The layout of the array for the result.
     out_dtype : str
-        Its dtype.
+        The dtype of the result.
     """
 
     arrangement: str
@@ -66,7 +66,7 @@ Problem = RowwiseProblem | LinearCase
 def draw(
     count: int, seed: int, operators: Sequence[str] = OPERATORS, max_elements: int = MAX_ELEMENTS
 ) -> list[Problem]:
-    """So many problems, the operators in turn: every third one is linear where all operators take part."""
+    """Draw `count` problems, whose operators alternate. With all operators, every third problem is linear."""
     problems: list[Problem] = []
     for index in range(count):
         random = np.random.default_rng((seed, index))
@@ -80,12 +80,12 @@ def _rowwise(operator: str, random: np.random.Generator, max_elements: int) -> R
     size = math.exp(random.uniform(math.log(4), math.log(max_elements)))
     shape: tuple[int, ...]
     if operator in MASKED:
-        # Two dims of the same length behind two others, as in attention.
+        # The last two dims have equal lengths, as in attention.
         length = round(size ** random.uniform(0.1, 0.5))
         first, second = _lengths(size / length**2, 2, random)
         shape, dim = (first, second, length, length), 3
     else:
-        # Ranks that are seldom in use are seldom here.
+        # Ranks 6 to 8 are rare in practice, and drawn for one problem in ten.
         rank = int(random.integers(1, 6) if random.random() < 0.9 else random.integers(6, 9))
         shape = _lengths(size, rank, random)
         dim = int(random.integers(rank))
@@ -101,7 +101,7 @@ def _rowwise(operator: str, random: np.random.Generator, max_elements: int) -> R
 
 
 def _lengths(size: float, rank: int, random: np.random.Generator) -> tuple[int, ...]:
-    """Lengths whose product is about the size."""
+    """Draw lengths whose product is approximately the size."""
     parts = random.dirichlet(np.ones(rank))
     return tuple(max(1, round(size**part)) for part in parts)
 

@@ -1,4 +1,4 @@
-"""The grid's results as text: means, shares of lost problems, the worst ones."""
+"""Tables of the grid's results: means, shares of problems in which a rival is faster, the worst problems."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .problems import OPERATORS
 from .results import GridResults
 
 RIVALS = {"NumPy": rivals.NUMPY, "NumPy, widened": rivals.WIDENED, "SciPy": rivals.SCIPY, "torch": rivals.TORCH}
-#: A rival is ahead, and clearly ahead: ours at less than so much of its speed.
+#: Ratios (a rival's time over ours) below which ours is slower, and clearly slower.
 BEHIND, FAR_BEHIND = 1.0, 0.9
-#: A call that reaches so much of what the machine can do is as good as there.
+#: Share of a limit of the machine from which on a call counts as limited by the machine.
 AT_THE_LIMIT = 0.85
 WORST = 25
 CAPTION = """\
@@ -26,7 +26,7 @@ the table are geometric; "widened" is NumPy on float32 copies of 16-bit arrays, 
 
 
 def limit_share(row: Row) -> float | None:
-    """The part that a call reaches of what memory, or arithmetic, allows; None where neither is known."""
+    """Return a call's speed as a fraction of the limit set by memory or arithmetic, or None if neither is known."""
     limits = [min((row.seconds[side] for side in group if side in row.seconds), default=0.0) for group in rivals.LIMITS]
     return max(limits) / row.own if any(limits) else None
 
@@ -39,7 +39,7 @@ def is_at_the_limit(row: Row) -> bool:
 
 
 def groups(results: Sequence[GridResults]) -> dict[str, list[Row]]:
-    """What is summed up in one line each."""
+    """Return the rows of results by group, of which each has a line in the summary."""
     rows = [row for found in results for row in found.rows]
     rowwise = [row for found in results for row in found.rowwise]
     linear = [row for found in results for row in found.linear]
@@ -59,7 +59,7 @@ def groups(results: Sequence[GridResults]) -> dict[str, list[Row]]:
 
 
 def summary_block(results: Sequence[GridResults]) -> str:
-    """For every group and rival the geometric mean, and how many problems are lost by how much."""
+    """Make a table of the geometric means and the shares of slower problems, for every group and rival."""
     header = ["rival's time / ours", "problems"]
     for rival in RIVALS:
         header += [rival, f"< {BEHIND:g}", f"< {FAR_BEHIND:g}"]
@@ -73,7 +73,7 @@ def summary_block(results: Sequence[GridResults]) -> str:
 
 
 def overview_block(results: Sequence[GridResults]) -> str:
-    """The same for both families of operators, a line for each rival, and what the chart shows."""
+    """Make a short summary: the caption of the chart, and a line for each family of operators and rival."""
     families: dict[str, list[Row]] = {
         "row-wise": [row for found in results for row in found.rowwise],
         "linear": [row for found in results for row in found.linear],
@@ -89,7 +89,7 @@ def overview_block(results: Sequence[GridResults]) -> str:
 
 
 def _summary(ratios: Sequence[float]) -> list[str]:
-    """The geometric mean, and how many problems are lost, and lost by far."""
+    """Format the geometric mean of ratios, and the shares below BEHIND and below FAR_BEHIND."""
     mean = statistics.geometric_mean(ratios) if ratios else None
     return [times(mean), *(percent(share_below(ratios, bound)) for bound in (BEHIND, FAR_BEHIND))]
 
@@ -102,7 +102,7 @@ def share_below(ratios: Sequence[float], bound: float) -> float | None:
 
 
 def worst_block(rows: Sequence[Row], names: Sequence[str], count: int = WORST) -> str:
-    """The problems with the lowest ratio, with the times of all sides."""
+    """Make a table of the problems with the lowest ratios, with the times of all sides."""
     found = sorted(_ratios(rows, names), key=lambda item: item[0])[:count]
     if not found:
         return "Nothing was measured.\n"
@@ -110,7 +110,7 @@ def worst_block(rows: Sequence[Row], names: Sequence[str], count: int = WORST) -
 
 
 def lost_block(rows: Sequence[Row]) -> str:
-    """Where NumPy is clearly ahead, though neither memory nor arithmetic sets the pace."""
+    """Make a table of problems in which NumPy is clearly faster, and ours is not limited by memory or arithmetic."""
     lost = [
         (ratio, row) for ratio, row in _ratios(rows, rivals.NUMPY) if ratio < FAR_BEHIND and not is_at_the_limit(row)
     ]
@@ -144,7 +144,7 @@ def _limit_text(row: Row) -> str:
 
 
 def blocks(results: Sequence[GridResults]) -> dict[str, str]:
-    """The tables, by name."""
+    """Make all tables of the grids, by name of the block."""
     rows = [row for found in results for row in found.rows]
     return {
         "grid_summary": summary_block(results),

@@ -1,4 +1,4 @@
-"""What one run of the grid found, and how it is kept in JSON files."""
+"""Results of one run of the grid, and their storage in JSON files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class GridResults:
         rows: Sequence[Row],
         failures: Sequence[Failure],
     ) -> GridResults:
-        """Results of rows of both kinds."""
+        """Make the results from rows of both kinds of problems."""
         linear = [row for row in rows if isinstance(row.case, LinearCase)]
         rowwise = [row for row in rows if not isinstance(row.case, LinearCase)]
         return cls(machine, num_threads, count, seed, rowwise, linear, failures)

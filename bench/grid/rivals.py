@@ -1,4 +1,4 @@
-"""Who takes part in a problem of the grid, on which arrays, and what limits the machine sets to it."""
+"""The sides of a problem of the grid, their arrays, and the limits that the machine sets."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ from ..rowwise.cases import BACKWARD, FORWARD, MASKED, Operands
 from .layouts import BROADCAST, C_ORDER, arranged, memory_of
 from .problems import IN_PLACE, Problem, RowwiseProblem
 
-#: NumPy in 16 bits: with the conversions to float32 and back, and on arrays that were converted beforehand.
+#: NumPy's sides: with the conversions of 16-bit arrays to float32 and back, and on arrays converted beforehand.
 NUMPY = ("numpy", "numpy dot")
 WIDENED = ("numpy widened", "numpy dot widened")
 SCIPY = ("scipy",)
 TORCH = ("torch", "torch chunked")
 
-#: The least time for the products of a linear problem, at the rate of a square product in BLAS.
+#: Name of the limit that is the time of a linear problem's products at the rate of a square product in BLAS.
 PRODUCTS = "products"
+#: Rows and columns of that square product.
 PRODUCT_SIZE = 1024
-#: Limits that hold together; of those in a group, the fastest tells.
+#: Groups of limits. The fastest limit of each group counts, and a call is subject to all groups.
 LIMITS = ((stream.ORDINARY, stream.NON_TEMPORAL), (PRODUCTS,))
 
 
@@ -45,16 +46,16 @@ class Comparison:
     Attributes
     ----------
     calls : dict
-        The sides.
+        The call of each side.
     limits : dict
-        Calls that go as fast as the machine can, and by what their seconds are multiplied for the traffic, or the
+        Calls that run at a limit of the machine, and the factors from their seconds to the traffic, or the
         operations, of the problem.
     reset : callable
-        Sets the shared arrays to what they were, or to NaN, so that no side finds the results of another.
+        Restores the shared arrays, or fills them with NaN, so that no side finds the results of another.
     before_timing : callable
         Called before times are taken, after all checks.
     agree : callable
-        Whether two results are the same up to rounding.
+        Returns whether two results are equal up to rounding.
     """
 
     calls: dict[str, Call]
@@ -65,7 +66,7 @@ class Comparison:
 
 
 def compared(problem: Problem, num_threads: int) -> Comparison:
-    """The sides of a problem, on the same arrays."""
+    """Prepare the sides of a problem, all on the same arrays."""
     return _linear(problem, num_threads) if isinstance(problem, LinearCase) else _rowwise(problem, num_threads)
 
 
@@ -73,7 +74,7 @@ def compared(problem: Problem, num_threads: int) -> Comparison:
 
 
 def operands(problem: RowwiseProblem) -> Operands:
-    """The arrays, in their layouts. Of several inputs only the first one is broadcast: such gradients come of sums."""
+    """Make the arrays in their layouts. Only the first of two inputs is broadcast, as gradients of sums are."""
     dtype, dim = numpy_dtype(problem.dtype), problem.dim
     first, *others = (
         array.astype(dtype, copy=False) for array in cases.values(problem.operator, problem.shape, problem.dim)
@@ -95,7 +96,8 @@ def _rowwise(problem: RowwiseProblem, num_threads: int) -> Comparison:
     arrays = operands(problem)
     first, original = arrays.inputs[0], arrays.inputs[0].copy()
     in_place = problem.mode == IN_PLACE
-    # Along a dim of length one the gradients, and logarithms, are differences of equal numbers.
+    # The terms have the magnitude of the first input. Along a dim of length one, results are differences of equal
+    # numbers.
     terms = float(np.abs(first.astype(np.float64)).max())
 
     def reset() -> None:
@@ -105,7 +107,7 @@ def _rowwise(problem: RowwiseProblem, num_threads: int) -> Comparison:
             arrays.out.fill(np.nan)
 
     def before_timing() -> None:
-        # Over and over in place, a gradient shrinks through subnormal numbers, which some processors are slow with.
+        # Repeated calls in place would shrink a gradient to subnormal numbers, with which some CPUs are slow.
         if in_place and problem.operator.endswith("_backward"):
             first.fill(0)
 
@@ -130,8 +132,8 @@ def _rowwise(problem: RowwiseProblem, num_threads: int) -> Comparison:
 
 
 def _numpy_widened(problem: RowwiseProblem, arrays: Operands) -> tuple[Call, Call | None]:
-    """NumPy on arrays that were converted beforehand, the result not rounded."""
-    # Not in place: the values of these copies are to stay.
+    """Prepare NumPy's calls on arrays that are converted beforehand, without rounding the result."""
+    # The mode "in place" becomes "out", as calls should not change the converted copies.
     mode = "fresh" if problem.mode == "fresh" else "out"
     problem = replace(problem, dtype="float32", out_dtype="float32", mode=mode)
     inputs = tuple(a if a.dtype == bool else a.astype(np.float32) for a in arrays.inputs)
@@ -140,7 +142,7 @@ def _numpy_widened(problem: RowwiseProblem, arrays: Operands) -> tuple[Call, Cal
 
 
 def _scipy(problem: RowwiseProblem, arrays: Operands) -> Call | None:
-    """SciPy's function, which always makes a new array."""
+    """Prepare SciPy's function, which always makes a new array."""
     special = frameworks.module("scipy.special")
     if special is None or problem.operator not in FORWARD:
         return None
@@ -157,7 +159,7 @@ def _scipy(problem: RowwiseProblem, arrays: Operands) -> Call | None:
 
 
 def _torch_can_express(arrays: Operands) -> bool:
-    """Whether tensors can be views of these arrays, and one of its calls does everything."""
+    """Return whether tensors can be views of the arrays, and one call of torch computes the problem."""
     return arrays.out.dtype == arrays.inputs[0].dtype and all(
         a.dtype.isnative and all(stride >= 0 for stride in a.strides) for a in (*arrays.inputs, arrays.out)
     )
@@ -190,11 +192,14 @@ def _linear(case: LinearCase, num_threads: int) -> Comparison:
 
 
 def _terms(case: LinearCase, given: dict[str, Any]) -> tuple[float, ...]:
-    """The size of what is subtracted: with a single word, and few others, hardly more than rounding is left."""
+    """Return the magnitudes of the terms whose differences the results are.
+
+    With few vocabulary entries the differences are hardly more than rounding.
+    """
     if case.operator == linear_cases.MAX_SUM:
         return 1.0, 1.0, 1.0
     x, weight = (float(np.abs(given[name].astype(np.float32)).max()) for name in ("input", "weight"))
-    # The gradients of all rows are 1 / BT.
+    # The upstream gradient of every row is 1 / BT.
     gradients = weight / case.shape[0], x
     return (1.0, *gradients) if case.operator == linear_cases.WHOLE else gradients
 
@@ -203,7 +208,7 @@ def _terms(case: LinearCase, given: dict[str, Any]) -> tuple[float, ...]:
 
 
 def _streams(traffic: int, problem: Problem, num_threads: int) -> dict[str, tuple[Call, float]]:
-    """Streams of as many bytes as the problem has to fetch and to write; none where a core's own cache holds them."""
+    """Return additions with the same memory traffic as the problem, or none if its arrays fit a core's own cache."""
     if traffic < stream.SMALLEST:
         return {}
     two_inputs = problem.operator in (*BACKWARD, cases.MASKED_BACKWARD)
@@ -218,7 +223,7 @@ def _streams(traffic: int, problem: Problem, num_threads: int) -> dict[str, tupl
 
 
 def _products(case: LinearCase) -> tuple[Call, float]:
-    """A square product in BLAS. Dot products of bfloat16, where the CPU has them, are twice as fast."""
+    """Return a square product in BLAS, and its factor. Dot products of bfloat16, if the CPU has them, count double."""
     doubled = case.dtype == "bfloat16" and _cpu.variant() == DOT_PRODUCTS
     operations = 2 * PRODUCT_SIZE**3 * (2 if doubled else 1)
     return linear_rivals.yardstick(case, PRODUCT_SIZE), case.operations / operations

@@ -1,14 +1,14 @@
 """The largest errors of the linear operators, in units of the bounds that the library promises.
 
-The formulas share nothing with the kernels. With the constants of `bounds` (c for the kind of values), the bounds are
+The formulas share no code with the kernels. The bounds use the constants of `bounds`; c depends on the kind of values:
 
-- a product ``A @ B``: c eps (|A| @ |B|);
-- the logits likewise; an entry of the softmax that is recomputed from them adds P (c eps (|X| @ |W.T| + |max|) + s eps)
-  to its part of the products, s depending on where maximum and sum come from;
-- bfloat16: more for P, which is rounded first;
+- a product ``A @ B``, such as the logits: c eps (|A| @ |B|);
+- a softmax entry P that is recomputed: its error P (c eps (|X| @ |W.T| + |max|) + s eps) is added in the products,
+  where s depends on the source of maximum and sum;
+- bfloat16: an addition for P, which is rounded before the products;
 - the sum of exponentials: a multiple of eps, and the exponential of the logits' bound.
 
-A 16-bit result is rounded on top of that, by half a unit in its last place, which is taken off the error.
+A 16-bit result is also rounded, by half a unit in its last place, which is subtracted from the error.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from ..rowwise.accuracy import Expected, errors
 from .cases import GRADIENT, MAX_SUM, WHOLE
 
 OPERATORS = (f"{GRADIENT}, recomputed", f"{GRADIENT}, stored", MAX_SUM, WHOLE)
-#: BT, V, H: around the edges of tiles, and one long dimension each.
+#: Shapes (BT, V, H): two near the edges of tiles, and three with one long dimension.
 SHAPES = ((33, 257, 65), (129, 1000, 48), (3, 5000, 5), (5000, 5, 3), (7, 49, 5000))
-#: For float32 alone: the oracle takes its time.
+#: Shapes for float32 alone, as their oracle takes long.
 HUGE_SHAPES = ((10_000_000, 2, 1), (2, 10_000_000, 1))
 
 
 class Problem(NamedTuple):
-    """Values in the wide type that the dtype can hold, and the constant of the bound."""
+    """Values that the dtype can represent, in the wide type of the oracle, and the constant of the bound."""
 
     f: Precision
     dtype: np.dtype
@@ -46,7 +46,7 @@ class Problem(NamedTuple):
     grad: np.ndarray
 
     def narrow(self) -> tuple[np.ndarray, np.ndarray]:
-        """Input and weight as they are passed."""
+        """Return input and weight in the dtype of the call."""
         return self.x.astype(self.dtype), self.weight.astype(self.dtype)
 
 
@@ -69,7 +69,7 @@ KINDS = ("centred", "positive", "constant", "cancelling", "far from zero", "peak
 
 
 def problem(kind: str, shape: tuple[int, int, int], dtype_name: str) -> Problem:
-    """Values of a kind, rounded to the dtype."""
+    """Make a problem with values of a kind, rounded to the dtype."""
     dtype = numpy_dtype(dtype_name)
     f = precision_of(dtype)
     random = np.random.default_rng(shape)
@@ -85,7 +85,7 @@ def problem(kind: str, shape: tuple[int, int, int], dtype_name: str) -> Problem:
 
 
 class _Logits(NamedTuple):
-    """What follows from the logits, with their errors: (BT, V) and rows."""
+    """Logits with the bounds of their errors (BT, V), and the maxima, their bounds, and sums of exponentials (BT)."""
 
     logits: np.ndarray
     error: np.ndarray
@@ -111,7 +111,7 @@ def _gradients(p: Problem, softmax: np.ndarray, error: np.ndarray, grad: np.ndar
     tile[np.arange(len(tile)), p.target] -= 1
     tile *= grad
     error = error * np.abs(grad)
-    # Of P itself: rounded to bfloat16, else the chain of the products alone.
+    # The relative error of P is the one of the products' sums, and for bfloat16 also the rounding of P.
     relative = p.constant * p.f.eps + (bounds.BFLOAT16_P if p.dtype.name == "bfloat16" else 0)
     size = relative * np.abs(tile) + error
     return (
@@ -122,7 +122,7 @@ def _gradients(p: Problem, softmax: np.ndarray, error: np.ndarray, grad: np.ndar
 
 def _recomputed(p: Problem) -> tuple[Sequence[Expected], Callable]:
     found = _logits(p)
-    # What is passed is rounded, so the formula is that of the rounded numbers.
+    # The formula uses maximum and sum as the call gets them, rounded.
     maximum, total = (value.astype(p.f.dtype) for value in (found.maximum, found.total))
     wide = maximum.astype(p.f.wide)[:, None]
     softmax = np.exp(found.logits - wide) / total.astype(p.f.wide)[:, None]
@@ -187,7 +187,7 @@ _FORMULAS: dict[str, Callable[[Problem], tuple[Sequence[Expected], Callable]]] =
 
 
 def measure(operator: str, dtype: str) -> list[Worst]:
-    """The largest error of an operator for one dtype, with each CPU variant of this machine."""
+    """Find the largest error of an operator for one dtype, with each CPU variant of this machine."""
     worst: dict[str, Worst] = {}
     before = _cpu.variant()
     problems = [(shape, kind) for shape in SHAPES for kind in KINDS]
@@ -209,5 +209,5 @@ def measure(operator: str, dtype: str) -> list[Worst]:
 
 
 def pairs() -> list[tuple[str, str]]:
-    """What `measure` is to be called with."""
+    """Return the arguments for all calls of `measure`."""
     return [(operator, dtype) for operator in OPERATORS for dtype in DTYPES]

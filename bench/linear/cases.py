@@ -1,4 +1,4 @@
-"""What is measured of the linear operators: named cases, and the arrays that they work on."""
+"""Named cases of the linear operators, and their arrays."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ GRADIENT = "fused_linear_cross_entropy_loss_grad"
 MAX_SUM = "fused_linear_online_max_sum"
 WHOLE = "linear_cross_entropy"
 
-#: BT tokens, V rows of the vocabulary, H features.
+#: Shapes (BT, V, H): tokens, vocabulary entries, features.
 FIRST = (1024, 32768, 1024)
 LARGE_SHAPES = (FIRST, (512, 151936, 1024), (4096, 32000, 512))
 SMALL_SHAPES = ((128, 1024, 256), (3, 256, 17))
-#: Of the calls whose memory is measured.
+#: Shape of the calls whose memory is measured.
 MEMORY_SHAPE = (128, 151936, 1024)
-#: The demo's last layer.
+#: Shape of the last layer of the demo's model.
 TRAINED_SHAPE = (1024, 30000, 128)
-#: Entries of the softmax up to this are skipped with their tiles: half a unit in the last place of bfloat16 beside 1.
+#: Filter for the trained model: tiles whose softmax entries are all at most this are skipped. It is less than the
+#: rounding of bfloat16 near 1.
 FILTER_EPS = 2.0**-12
 
-#: How the gradient gets its softmax.
+#: Sources of the gradient's softmax.
 MODES = ("recomputed", "stored")
 #: Floating-point operations for each BT*V*H, by operator and mode.
 OPERATIONS = {
@@ -49,13 +50,13 @@ class LinearCase:
     operator : str
         The public function.
     mode : str
-        For the gradient: whether the softmax is recomputed or stored, or recomputed and filtered for a trained model.
+        For the gradient: the softmax is "recomputed" or "stored", or recomputed and "filtered" for a trained model.
     dtype : str
-        Of input and weight.
+        The dtype of input and weight.
     shape : tuple of int
         (BT, V, H).
     variant : str
-        The CPU variant that is forced; empty: the best one.
+        The CPU variant that is forced, or "" for the best one.
     """
 
     operator: str
@@ -75,12 +76,12 @@ class LinearCase:
 
     @property
     def operations(self) -> int:
-        """Floating-point operations that the formula needs."""
+        """Return the number of floating-point operations of the formula."""
         return OPERATIONS[self.operator, self.mode] * math.prod(self.shape)
 
 
 def full() -> list[LinearCase]:
-    """Every case."""
+    """Return all cases."""
     return [
         *(LinearCase(GRADIENT, "recomputed", dtype, shape) for shape in LARGE_SHAPES for dtype in NARROW_DTYPES),
         LinearCase(GRADIENT, "recomputed", "float32", FIRST, "avx2"),
@@ -94,7 +95,7 @@ def full() -> list[LinearCase]:
 
 
 def memory() -> list[LinearCase]:
-    """Those whose memory is measured: the gradient, with results at hand, and the whole loss, with new ones."""
+    """Return the cases whose memory is measured: the gradient with `out`, and the whole loss with new results."""
     return [
         *(LinearCase(GRADIENT, "recomputed", dtype, MEMORY_SHAPE) for dtype in ("float32", "bfloat16")),
         LinearCase(WHOLE, "loss and gradients", "float32", MEMORY_SHAPE),
@@ -102,7 +103,7 @@ def memory() -> list[LinearCase]:
 
 
 def quick() -> list[LinearCase]:
-    """A choice that takes about half a minute."""
+    """Return a choice of cases that takes about half a minute."""
     return [
         *(LinearCase(GRADIENT, "recomputed", dtype, FIRST) for dtype in NARROW_DTYPES[:2]),
         *(LinearCase(GRADIENT, "recomputed", dtype, shape) for shape in SMALL_SHAPES for dtype in DTYPES),
@@ -114,7 +115,7 @@ def quick() -> list[LinearCase]:
 
 @functools.lru_cache(maxsize=1)
 def _values(shape: tuple[int, int, int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Input, weight and targets in float32: logits of size one or two."""
+    """Make input, weight and targets in float32, for logits of magnitude one or two."""
     random = np.random.default_rng(0)
     rows, vocabulary, width = shape
     x = random.standard_normal((rows, width), np.float32)
@@ -124,7 +125,7 @@ def _values(shape: tuple[int, int, int]) -> tuple[np.ndarray, np.ndarray, np.nda
 
 
 def arguments(case: LinearCase) -> dict[str, Any]:
-    """The arguments of the call, without its settings."""
+    """Make the array arguments (and vocabulary bounds) of the call."""
     dtype = numpy_dtype(case.dtype)
     if case.mode == "filtered":
         from .trained import last_layer
@@ -162,7 +163,7 @@ def arguments(case: LinearCase) -> dict[str, Any]:
 
 
 def outs(given: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Where both gradients go, with the pages there already."""
+    """Allocate arrays for both gradients, and write them, so that the system has allocated their pages."""
     results = np.empty_like(given["input"]), np.empty_like(given["weight"])
     for result in results:
         result.fill(0)

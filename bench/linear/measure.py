@@ -1,4 +1,4 @@
-"""Timing of the linear operators: all sides in turn, in one run, medians; and the memory that a call takes."""
+"""Timing of the linear operators (all sides take turns in one run; medians count), and the memory of a call."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ from . import rivals
 from .cases import GRADIENT, WHOLE, LinearCase, arguments, outs
 from .rivals import SIDES, UNFILTERED, YARDSTICK, Call, Sides, agree, direct, yardstick
 
+#: Turns of each side.
 TURNS = 5
-#: Before each turn: the threads of a BLAS go on spinning for up to a tenth of a second after its last product.
+#: Seconds of a pause before each turn, as the threads of a BLAS spin for up to 0.1 s after its last product.
 PAUSE = 0.15
-#: Short calls are timed in a loop of about this length: waking threads costs some of them many times their own time.
+#: Seconds of a timed loop of short calls, approximately. Waking threads can take many times as long as one such call.
 LOOP = 0.05
-#: Calls that take longer need no warming up.
+#: Seconds of a call above which it needs no warm-up.
 LONG = 0.3
-#: A rival that takes so much longer than this library has one turn.
+#: A rival has only one turn if its first call takes more than this multiple of ours, and more than LONG seconds.
 FAR_BEHIND = 2.0
 
 
 @dataclass(frozen=True)
 class Growth:
-    """By how many bytes a call made the process grow, beyond its results, and what this library promises at most."""
+    """The bytes by which a call made the process grow in addition to its results, and this library's upper bound."""
 
     case: LinearCase
     side: str
@@ -59,7 +60,7 @@ def measure(case: LinearCase, num_threads: int, sides: Sides = SIDES) -> Row[Lin
 
 
 def _in_turn(calls: dict[str, Call], first: dict[str, float]) -> dict[str, float]:
-    """Median seconds per call of every side; ``first`` are those of the sides' first calls."""
+    """Return the median seconds per call of every side. ``first`` has the seconds of the sides' first calls."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(TURNS):
         for name, call in calls.items():
@@ -74,9 +75,9 @@ def _in_turn(calls: dict[str, Call], first: dict[str, float]) -> dict[str, float
 
 
 def _first_calls(case: LinearCase, calls: dict[str, Call], results: tuple[np.ndarray, ...]) -> dict[str, float]:
-    """Seconds of the first call of every side that computes the same values.
+    """Return the seconds of the first call of every side that computes the same values.
 
-    And does not merely find them in the arrays that all share.
+    The shared arrays are filled with NaN before each call, so that no side finds another side's values there.
     """
     seconds, expected = {}, None
     for name, call in calls.items():
@@ -87,7 +88,7 @@ def _first_calls(case: LinearCase, calls: dict[str, Call], results: tuple[np.nda
         elapsed = time.perf_counter() - start
         if expected is None:
             expected = tuple(frameworks.as_array(value).copy() for value in found)
-        # What the filter leaves out is no rounding error.
+        # The unfiltered side is not compared, as its difference is more than rounding.
         if name == UNFILTERED or agree(found, expected, case.dtype):
             seconds[name] = elapsed
         else:
@@ -99,7 +100,7 @@ def _first_calls(case: LinearCase, calls: dict[str, Call], results: tuple[np.nda
 
 
 def memory(case: LinearCase, num_threads: int, sides: Sides = SIDES) -> list[Growth]:
-    """How much a call makes this process grow, for every side in turn; new results are taken off."""
+    """Measure the bytes by which a call of each side makes this process grow, new results not counted."""
     given = arguments(case)
     results = outs(given)
     promise = ag.workspace_size(case.operator, **given, num_threads=num_threads)
@@ -114,9 +115,9 @@ def memory(case: LinearCase, num_threads: int, sides: Sides = SIDES) -> list[Gro
 
 
 def resident_growth(call: Any) -> int:
-    """Bytes by which the resident set grows at most during a call."""
+    """Return the bytes by which the resident set grows at most during a call."""
     call_small_first()
-    # What was freed before shall not be found again by this call; the peak is that of now.
+    # Freed memory is returned to the system, so that this call cannot reuse it, and the recorded peak is reset.
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
     before = _status("VmRSS")
@@ -127,7 +128,7 @@ def resident_growth(call: Any) -> int:
 
 
 def call_small_first() -> None:
-    """Start the threads of all sides, whose stacks are not of the call."""
+    """Call all sides with a small problem to start their threads, whose stacks are not memory of the measured call."""
     case = LinearCase(GRADIENT, "recomputed", "float32", (64, 256, 64))
     given = arguments(case)
     for prepare in SIDES.values():

@@ -1,4 +1,4 @@
-"""Tables of the linear operators."""
+"""Tables of the results of the linear operators."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RIVALS = [side for side in SIDES if side != OWN]
 
 
 def rows_block(rows: Sequence[Row[LinearCase]]) -> str:
-    """Every case in a line: own time and rate, then how many times longer the others take."""
+    """Make a table with a line for every case: our time and rate, then the others' times as multiples of ours."""
     return table(
         ["case", "ms", "GFLOP/s", "of BLAS", *RIVALS],
         (
@@ -32,7 +32,7 @@ def rows_block(rows: Sequence[Row[LinearCase]]) -> str:
 
 
 def memory_block(memory: Sequence[Growth]) -> str:
-    """Megabytes beyond the results, a line for every call."""
+    """Make a table of the memory of calls in addition to their results, with a line for every call."""
     found = {(growth.case, growth.side): growth for growth in memory}
     sides = [side for side in SIDES if any(growth.side == side for growth in memory)]
 

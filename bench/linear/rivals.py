@@ -1,7 +1,7 @@
-"""The same computations by others: NumPy's formula, PyTorch with all logits in memory, PyTorch in chunks.
+"""The linear operators as others compute them: NumPy's formula, PyTorch with all logits in memory, PyTorch in chunks.
 
-A side is a function of a case, its arguments and its results' arrays that answers with a call without arguments, or
-with None where it has no part in the case. A call returns the results.
+A side is a function of a case, its arguments and its results' arrays. It returns a call without arguments, or None if
+it does not take part in the case. The call returns the results.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from .cases import FILTER_EPS, GRADIENT, MAX_SUM, SMALL_SHAPES, WHOLE, LinearCas
 Call = Callable[[], Sequence[Any]]
 Outs = tuple[np.ndarray, np.ndarray]
 
-#: A large square product in BLAS: what the machine can do, in the type of the accumulators.
+#: Name of a large square product in BLAS, in the type of the accumulators, which shows the rate of the machine.
 YARDSTICK = "gemm"
+#: Rows and columns of that product.
 YARDSTICK_SIZE = 2048
-#: So many take PyTorch's slowest products a fraction of a second.
+#: Floating-point operations that take PyTorch's slowest products a fraction of a second.
 FEW_OPERATIONS = 2**28
-#: This library without the filter.
+#: Name of the side that is this library without the filter.
 UNFILTERED = "unfiltered"
 
 
@@ -64,7 +65,7 @@ def ascend_grad(case: LinearCase, given: dict[str, Any], outs: Outs, filter_eps:
 
 
 def direct(case: LinearCase, given: dict[str, Any], outs: Outs) -> Call | None:
-    """The backend's own function in the smallest problem: what comes before it costs the same at any size."""
+    """Prepare a direct call of the backend in the smallest problem, as the time of dispatch is the same at any size."""
     if case.operator != GRADIENT or case.shape != SMALL_SHAPES[-1]:
         return None
     return frameworks.backend_alone(case.operator, **given, out=outs)
@@ -78,7 +79,7 @@ def unfiltered(case: LinearCase, given: dict[str, Any], outs: Outs) -> Call | No
 
 
 def numpy_formula(case: LinearCase, given: dict[str, Any], outs: Outs) -> Call | None:
-    """The formula with all logits in memory; 16-bit types by way of float32."""
+    """Prepare NumPy's formula with all logits in memory. 16-bit arrays are converted to float32."""
     if case.variant or case.mode == "filtered":
         return None
     wide = compute_dtype(case.dtype)
@@ -124,13 +125,13 @@ def numpy_formula(case: LinearCase, given: dict[str, Any], outs: Outs) -> Call |
 
 
 def _takes_part(case: LinearCase) -> bool:
-    # Its float16 products reach a few GFLOP/s: minutes for one call.
+    # PyTorch's float16 products reach a few GFLOP/s, so that one call of a large case takes minutes.
     slow = case.dtype == "float16" and case.operations > FEW_OPERATIONS
     return not (slow or case.variant or case.mode == "filtered")
 
 
 def torch_formula(case: LinearCase, given: dict[str, Any], outs: Outs) -> Call | None:
-    """The straightforward code, with all logits in memory; for the whole loss its own function and ``backward()``."""
+    """Prepare PyTorch's formula with all logits in memory; for the whole loss, its own function and ``backward()``."""
     torch = frameworks.module("torch")
     if torch is None or not _takes_part(case):
         return None
@@ -170,7 +171,7 @@ def torch_formula(case: LinearCase, given: dict[str, Any], outs: Outs) -> Call |
 
 
 def torch_chunked(case: LinearCase, given: dict[str, Any], outs: Outs) -> Call | None:
-    """PyTorch's own loss that never has all logits in memory, where this PyTorch has it."""
+    """Prepare PyTorch's own loss in chunks, without all logits in memory, if this version of PyTorch has it."""
     torch = frameworks.module("torch")
     if torch is None or case.operator != WHOLE or not hasattr(torch.nn, "LinearCrossEntropyOptions"):
         return None
@@ -185,7 +186,7 @@ def _torch_whole(given: dict[str, Any], options: Any) -> Call | None:
 
 
 def whole_by_autograd(function: Callable[..., Any], given: dict[str, Any]) -> Call:
-    """A loss of tensors and its ``backward()``."""
+    """Prepare a call of a loss on tensors, and of its ``backward()``."""
     torch = frameworks.module("torch")
     assert torch is not None
 
@@ -213,10 +214,10 @@ SIDES: Sides = {
 
 
 def agree(got: Sequence[Any], expected: Sequence[Any], dtype: str, terms: Sequence[float] = (0.0, 0.0, 0.0)) -> bool:
-    """Whether two sides computed the same, up to rounding; ``terms`` as in `frameworks.agree`, for each result."""
+    """Return whether two sides' results are equal up to rounding; ``terms`` is as in `frameworks.agree`, per result."""
     wide = compute_dtype(dtype)
     pairs = [(frameworks.as_array(a).astype(wide), frameworks.as_array(b).astype(wide)) for a, b in zip(got, expected)]
-    # 16-bit logits that are rounded first move probabilities by some units.
+    # A side that rounds logits to 16 bits changes probabilities by a few units in the last place.
     tolerance = {"bfloat16": 2.0**-4, "float16": 2.0**-7}.get(dtype, frameworks.TOLERANCES[dtype])
     return len(got) == len(expected) and all(
         a.shape == b.shape and bool(np.all(np.abs(a - b) <= tolerance * (np.abs(b) + np.abs(b).max(initial=term))))

@@ -1,4 +1,4 @@
-"""What the linear operators are meant to reach, and what was measured."""
+"""Targets of the linear operators, and the comparison of measured values with them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .cases import FIRST, GRADIENT, LARGE_SHAPES, MAX_SUM, SMALL_SHAPES, WHOLE, 
 from .measure import Growth
 from .rivals import YARDSTICK, YARDSTICK_SIZE
 
-#: The variant with dot products of bfloat16, at twice the rate of float32.
+#: The variant with dot products of bfloat16, which have twice the rate of float32.
 DOT_PRODUCTS = "avx512_bf16"
 
 Condition = Callable[[LinearCase], bool]
@@ -18,14 +18,14 @@ Ratio = Callable[[Row[LinearCase]], float | None]
 
 
 def of_yardstick(row: Row[LinearCase]) -> float | None:
-    """The rate of a call, as a share of that of a large square product in BLAS."""
+    """Return the rate of a call relative to the rate of a large square product in BLAS."""
     if YARDSTICK not in row.seconds:
         return None
     return row.case.operations / row.own / (2 * YARDSTICK_SIZE**3 / row.seconds[YARDSTICK])
 
 
 def speed_targets(rows: Sequence[Row[LinearCase]], variant: str) -> list[Target]:
-    """Every target for the speed; the worst case decides."""
+    """Compare the worst case of each group with its target for the speed."""
 
     def worst(text: str, least: float, ratio: Ratio, condition: Condition, needs: str = "") -> Target:
         required = f"≥ {ratio_text(least)}"
@@ -52,7 +52,7 @@ def speed_targets(rows: Sequence[Row[LinearCase]], variant: str) -> list[Target]
     def against(*sides: str) -> Ratio:
         return lambda row: row.speedup(*sides)
 
-    # Without those, bfloat16 is float32 with other loads, as float16 is.
+    # Variants without dot products of bfloat16 convert it to float32 on loading, as they do with float16.
     by_widening = "gradient, bfloat16 by widening, rate of sgemm"
     widened = [worst(by_widening, 0.93, of_yardstick, large("bfloat16"))] if variant != DOT_PRODUCTS else []
     return [
@@ -91,7 +91,7 @@ def speed_targets(rows: Sequence[Row[LinearCase]], variant: str) -> list[Target]
 
 
 def memory_targets(memory: Sequence[Growth]) -> list[Target]:
-    """The promise, and the memory of the chunked rival."""
+    """Compare the memory of calls with the promised bound, and with the memory of PyTorch's chunked loss."""
     own = [growth for growth in memory if growth.side == OWN]
     if not own:
         return [Target("memory beyond the results, of what is promised", "≤ 1×", "–", None)]

@@ -1,4 +1,4 @@
-"""The last layer of a trained language model: most of its probabilities are tiny, as random weights never make them."""
+"""The last layer of a trained language model. Most of its probabilities are tiny, which random weights never give."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import functools
 
 import numpy as np
 
-#: Steps of training: the model is below the count of single words by then.
+#: Steps of training, after which the model's loss is lower than the loss of a model of word frequencies.
 STEPS = 100
 
 
 @functools.cache
 def last_layer(rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Input, weight and targets of the loss of the demo's model of words, trained for a while, on held-out text."""
+    """Train the demo's word model for STEPS steps; return input, weight and targets of its loss on held-out text."""
     from ascend_grad.demo import corpus, tasks, training
 
     random = np.random.default_rng(0)

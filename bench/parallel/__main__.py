@@ -1,6 +1,6 @@
-"""``python -m ascend_grad.bench.parallel``: measure, and print the tables; with ``--keep`` also keep the results.
+"""Measure the losses over ranks and print the tables: ``python -m ascend_grad.bench.parallel``.
 
-It needs mpi4py and an MPI library (extra ``mpi``), and a machine that does nothing else.
+This needs mpi4py and an MPI library (extra ``mpi``), and an otherwise idle machine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is measured, and what the model is asked about."""
+"""Cases that are measured, and cases that the cost model computes."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from typing import NamedTuple
 
 
 class Case(NamedTuple):
-    """A linear cross-entropy whose words, or whose tokens, are split."""
+    """A linear cross-entropy whose vocabulary entries, or whose tokens, are split over ranks."""
 
-    shape: tuple[int, int, int]  #: BT, V, H
+    shape: tuple[int, int, int]  #: (BT, V, H)
     dtype: str
-    split: str  #: "words" or "tokens"
+    split: str  #: "words" (vocabulary entries) or "tokens"
 
     @property
     def flops(self) -> float:
-        """Of the three products, undivided."""
+        """Return the number of floating-point operations of the three products on one rank."""
         bt, v, h = self.shape
         return 6.0 * bt * v * h
 
     @property
     def split_flops(self) -> float:
-        """Of all ranks: in 16 bits they compute the logits twice."""
+        """Return the number of operations of all ranks together, which compute 16-bit logits twice."""
         return self.flops if self.dtype in ("float32", "float64") else self.flops * 4 / 3
 
     @property
     def summed(self) -> int:
-        """Numbers of the gradient that is summed over the ranks."""
+        """Return the number of elements of the gradient that is summed over the ranks."""
         bt, v, h = self.shape
         return (bt if self.split == "words" else v) * h
 
@@ -39,5 +39,5 @@ MEASURED = tuple(
     for dtype in ("float32", "bfloat16")
     for split in ("words", "tokens")
 )
-#: One step of a large model: 16,384 tokens at once, a vocabulary of 151,936 words, 4096 features.
+#: One step of a large model: 16,384 tokens, 151,936 vocabulary entries, 4096 features.
 MODELLED = tuple(Case((16384, 151936, 4096), "bfloat16", split) for split in ("words", "tokens"))

@@ -1,9 +1,9 @@
-"""The time of a step on many ranks, by arithmetic: kernels at a known rate, sums by latency and bandwidth.
+"""A cost model of a step on many ranks: kernels at a known rate, sums by latency and bandwidth.
 
 A message of n bytes takes ``latency + n / bandwidth`` (the alpha-beta model). A sum over p ranks is a reduce-scatter
 and an all-gather by halving and doubling: ``2 log2 p`` messages, ``2 (p - 1) / p`` times its bytes (Thakur,
-Rabenseifner and Gropp, 2005). Nothing is hidden behind computing, no rank is late, and the network is as fast for all
-ranks at once.
+Rabenseifner and Gropp, 2005). The model assumes that communication and computation do not overlap, no rank is late,
+and the network is equally fast if all ranks use it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from ascend_grad.parallel.agreement import CARD_BYTES
 
 from .cases import Case
 
-#: Of a number on its way: float32.
+#: Bytes of a number in a message (float32).
 NUMBER_BYTES = 4
 
 
 class Network(NamedTuple):
-    """What a message takes."""
+    """The latency and bandwidth of a message."""
 
     name: str
     latency: float  #: seconds
@@ -36,7 +36,7 @@ NETWORKS = (
 
 
 class Step(NamedTuple):
-    """Seconds of one step."""
+    """The seconds of one step."""
 
     kernels: float
     communication: float
@@ -47,23 +47,23 @@ class Step(NamedTuple):
 
     @property
     def share(self) -> float:
-        """The part that communication takes."""
+        """Return the share of communication in the time."""
         return self.communication / self.total
 
 
 def all_gather(network: Network, size: int, bytes_each: float) -> float:
-    """Every rank gets what every rank has."""
+    """Return the seconds in which every rank gets `bytes_each` bytes from every rank."""
     return math.ceil(math.log2(size)) * network.latency + (size - 1) * bytes_each / network.bandwidth
 
 
 def all_reduce(network: Network, size: int, bytes_each: float) -> float:
-    """Every rank gets the sum."""
+    """Return the seconds in which every rank gets the sum of arrays of `bytes_each` bytes."""
     messages = 2 * math.ceil(math.log2(size))
     return messages * network.latency + 2 * (size - 1) / size * bytes_each / network.bandwidth
 
 
 def step(case: Case, size: int, rate: float, network: Network) -> Step:
-    """One step of `size` ranks whose kernels each do the undivided problem at `rate` operations a second."""
+    """Return the time of one step of `size` ranks, whose kernels each compute `rate` operations per second."""
     if size == 1:
         return Step(case.flops / rate, 0.0)
     communication = all_gather(network, size, CARD_BYTES) + all_reduce(network, size, NUMBER_BYTES * case.summed)
@@ -76,12 +76,12 @@ def step(case: Case, size: int, rate: float, network: Network) -> Step:
 
 
 def efficiency(case: Case, size: int, rate: float, network: Network) -> float:
-    """The time of one rank over that of all of them together."""
+    """Return the time of one rank, divided by the sum of the times of all `size` ranks."""
     return step(case, 1, rate, network).total / (size * step(case, size, rate, network).total)
 
 
 def fitted(name: str, sums: Sequence[tuple[int, float]], size: int) -> Network:
-    """The network in which two sums of so many bytes, few and many, take these seconds."""
+    """Return the network in which two sums over `size` ranks, given as (bytes, seconds), take their seconds."""
     (few, soon), (many, late) = sums
     moved = 2 * (size - 1) / size
     bandwidth = moved * (many - few) / (late - soon)

@@ -1,4 +1,4 @@
-"""One process with several threads beside several processes with one thread each, in turns."""
+"""Timing of one process with several threads and of several processes with one thread each, in turns."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from .. import machine
 from ..results import json_lines
 from .cases import MEASURED, Case
 
-#: How often each side runs; the median of its times counts.
+#: Runs of each side, of which the median time counts.
 TURNS = 3
 
 
 @dataclass(frozen=True)
 class Row:
-    """A case, in seconds."""
+    """The times of a case, in seconds."""
 
     case: Case
-    one: float  #: one process
-    several: float  #: all processes together
-    communication: float  #: of that, other ranks' lateness included
+    one: float  #: time of one process
+    several: float  #: time of several processes
+    communication: float  #: part of `several` that is communication, including waits for other ranks
 
 
 @dataclass(frozen=True)
 class ParallelResults:
-    """What was measured, with how many processes, on which machine."""
+    """The results of one run on one machine."""
 
-    size: int
+    size: int  #: number of processes
     rows: list[Row]
-    sums: list[tuple[int, float]]  #: bytes of a sum, and its seconds
+    sums: list[tuple[int, float]]  #: bytes and seconds of sums over the processes
     machine: dict[str, str]
 
     def to_json(self) -> str:
@@ -55,7 +55,7 @@ class ParallelResults:
 
 
 def measure(size: int) -> ParallelResults:
-    """Both sides in turns, `size` threads on each."""
+    """Measure both sides in turns, each with `size` threads in total."""
     alone: list[dict[str, Any]] = []
     together: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -71,7 +71,7 @@ def measure(size: int) -> ParallelResults:
 
 
 def _mpiexec() -> str:
-    """That of this environment, else the one in PATH."""
+    """Return the path of this environment's mpiexec, or else the name for a search in PATH."""
     return next(map(str, Path(sys.executable).parent.glob("mpiexec")), "mpiexec")
 
 

@@ -1,6 +1,7 @@
-"""One side of the measurement: ``python -m ascend_grad.bench.parallel.rank FILE THREADS``.
+"""Run one side of the measurement: ``python -m ascend_grad.bench.parallel.rank FILE THREADS``.
 
-Under mpiexec the processes share the cases; alone, one process computes them undivided. The first rank writes to FILE.
+Under mpiexec the cases are split over the processes. A single process computes them whole. The first rank writes the
+results to FILE.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from ascend_grad.parallel.timing import TimedCollectives
 from ..dtypes import numpy_dtype
 from .cases import MEASURED, Case
 
-#: Calls that are timed of each case, of which the median counts.
+#: Timed calls of each case, of which the median counts.
 CALLS = 5
-#: Bytes of the sums that tell latency and bandwidth.
+#: Bytes of two sums, from whose times latency and bandwidth are computed.
 SMALL, LARGE = 1 << 10, 16 << 20
 
 
 def call_of(case: Case, ranks: Collectives) -> Callable[[], Any]:
-    """This rank's part of a case."""
+    """Prepare the call that computes this rank's part of a case."""
     bt, v, h = case.shape
     random = np.random.default_rng(0)
     x = random.standard_normal((bt, h), np.float32).astype(numpy_dtype(case.dtype))
@@ -47,11 +48,11 @@ def call_of(case: Case, ranks: Collectives) -> Callable[[], Any]:
 
 
 def timed(call: Callable[[], Any], ranks: TimedCollectives) -> tuple[float, float]:
-    """Median seconds of a call, and of the communication in it, other ranks' lateness included."""
+    """Return the median seconds of a call, and of its communication, including waits for other ranks."""
     call()
     times = []
     for _ in range(CALLS):
-        ranks.allgather(np.zeros(1))  # all begin together
+        ranks.allgather(np.zeros(1))  # a barrier, so that all ranks begin together
         ranks.seconds, start = 0.0, time.perf_counter()
         call()
         times.append((time.perf_counter() - start, ranks.seconds))
@@ -59,7 +60,7 @@ def timed(call: Callable[[], Any], ranks: TimedCollectives) -> tuple[float, floa
 
 
 def sum_seconds(ranks: Collectives, count: int) -> float:
-    """Of a sum of so many bytes, the least of several."""
+    """Return the least seconds of several sums of `count` bytes over the ranks."""
     array, times = np.zeros(count // 4, np.float32), []
     for _ in range(20):
         start = time.perf_counter()
@@ -69,7 +70,7 @@ def sum_seconds(ranks: Collectives, count: int) -> float:
 
 
 def main(file: str, threads: str) -> None:
-    """Measure all cases."""
+    """Measure all cases, and write their times to a file."""
     comm = None
     if threads == "1":
         from mpi4py import MPI

@@ -1,4 +1,4 @@
-"""The tables of the losses over ranks: what was measured, what the model says of it, and what it says beyond."""
+"""Tables of the losses over ranks: measured times, the model's times of the same cases, and its times on more ranks."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from .cases import MODELLED, Case
 from .cost import NETWORKS, Network
 from .measure import ParallelResults
 
-#: Ranks of the model's table.
+#: Numbers of ranks in the model's table.
 SIZES = (2, 8, 64, 512, 4096)
 
 
 def rate(results: ParallelResults, dtype: str) -> float:
-    """Operations a second of one thread, from the time of all threads of one process: the fastest case counts."""
+    """Return the operations per second and thread of one process with all threads, in its fastest case."""
     return max(row.case.flops / row.one / results.size for row in results.rows if row.case.dtype == dtype)
 
 
 def measured_block(results: ParallelResults) -> str:
-    """Efficiency of the processes, beside that of the model with the latency and bandwidth found here."""
+    """Make a table of the processes' efficiency, and of the model's times with the measured latency and bandwidth."""
     network = cost.fitted("this machine", results.sums, results.size)
     lines = []
     for row in results.rows:
@@ -38,13 +38,13 @@ def measured_block(results: ParallelResults) -> str:
 
 
 def network_text(results: ParallelResults) -> str:
-    """Latency and bandwidth found here."""
+    """Format the latency and bandwidth measured on this machine."""
     network = cost.fitted("this machine", results.sums, results.size)
     return f"{network.latency * 1e6:.1f} us and {network.bandwidth / 1e9:.1f} GB/s"
 
 
 def model_block(results: ParallelResults) -> str:
-    """Efficiency on many ranks, by arithmetic."""
+    """Make a table of the efficiency on many ranks, computed by the model."""
     own_rate = rate(results, MODELLED[0].dtype)
     lines = [
         [
@@ -58,7 +58,7 @@ def model_block(results: ParallelResults) -> str:
 
 
 def crossover(case: Case, size: int, own_rate: float, network: Network) -> int:
-    """The tokens of a step from which on splitting them takes less time than splitting the words."""
+    """Return the least number of tokens for which splitting the tokens is faster than splitting the vocabulary."""
     low, high = 1, 1 << 40
     while low < high:
         rows = (low + high) // 2

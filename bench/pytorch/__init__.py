@@ -1,1 +1,1 @@
-"""PyTorch tensors: what is measured of calls on them, with gradients and without, and what is to be reached."""
+"""Measurements of calls on PyTorch tensors, with and without gradients: cases, rivals, targets, tables."""

@@ -1,4 +1,4 @@
-"""What is measured of tensors: calls without gradients, then forward and backward together."""
+"""Cases of calls on tensors: calls without gradients, then forward and backward together."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DTYPES = NARROW_DTYPES[:2]
 
 
 def full() -> list[Case | LinearCase]:
-    """Every case."""
+    """Return all cases."""
     return [
         *(
             Case(operator, dtype, shape, dim, mode)
@@ -27,7 +27,7 @@ def full() -> list[Case | LinearCase]:
 
 
 def quick() -> list[Case | LinearCase]:
-    """A choice that takes about half a minute."""
+    """Return a choice of cases that takes about half a minute."""
     return [
         *(Case(BACKWARD[0], "float32", shape, dim, mode) for shape, dim in SMALL_LAYOUTS for mode in ("out", "fresh")),
         *_differentiated(LAYOUTS[:3]),
@@ -35,7 +35,7 @@ def quick() -> list[Case | LinearCase]:
 
 
 def memory() -> list[LinearCase]:
-    """Those whose memory is measured."""
+    """Return the cases whose memory is measured."""
     return _losses(MEMORY_SHAPE)
 
 

@@ -1,4 +1,4 @@
-"""Timing of calls on tensors, as of the others; and of those that come while PyTorch's threads are awake."""
+"""Timing of calls on tensors, and of calls that follow an operation by PyTorch's threads, which are then awake."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ from ..rowwise.cases import Case, operands
 from . import rivals
 from .cases import AUTOGRAD
 
+#: Turns of each side.
 TURNS = 5
+#: Turns of each side right after an operation by PyTorch's threads.
 AWAKE_TURNS = 41
-#: Seconds after which there are no more of these turns.
+#: Seconds after which no such turn begins.
 AWAKE_SECONDS = 2.0
-#: What is added to the name of a side whose calls come right after an operation by PyTorch's threads.
+#: Suffix of the name of a side whose calls come right after an operation by PyTorch's threads.
 AWAKE = " awake"
 
 
@@ -44,7 +46,7 @@ def measure(case: Case | LinearCase, num_threads: int) -> Row:
 
 
 def after_parallel_loop(calls: dict[str, Call], loop: Call) -> dict[str, float]:
-    """Median seconds of a single call that comes right after a parallel loop of PyTorch's."""
+    """Return the median seconds of a single call right after a parallel loop of PyTorch."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     end = time.perf_counter() + AWAKE_SECONDS
     for _ in range(AWAKE_TURNS):
@@ -57,5 +59,5 @@ def after_parallel_loop(calls: dict[str, Call], loop: Call) -> dict[str, float]:
 
 
 def memory(case: LinearCase, num_threads: int) -> list[Growth]:
-    """How much a loss with its gradients makes this process grow, for every side in turn."""
+    """Measure the bytes by which a loss with its gradients makes this process grow, for every side."""
     return linear.memory(case, num_threads, rivals.LINEAR_SIDES)

@@ -1,4 +1,4 @@
-"""Tables of calls on tensors."""
+"""Tables of the results of calls on tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .rivals import ARRAYS, TORCH
 
 
 def calls_block(rows: Sequence[Row[Case]]) -> str:
-    """Calls without gradients: microseconds on tensors and on arrays, and by torch's own kernel."""
+    """Make a table of calls without gradients: microseconds on tensors, on arrays, and of torch's own kernel."""
     return table(
         ["case, µs", "tensors", "NumPy arrays", "torch", "torch / ours"],
         (
@@ -26,7 +26,7 @@ def calls_block(rows: Sequence[Row[Case]]) -> str:
 
 
 def autograd_block(rows: Sequence[Row[Case]]) -> str:
-    """Forward and backward together: milliseconds, and torch's relative to them; then with torch's threads awake."""
+    """Make a table of forward and backward together: our time and torch's ratio, also with torch's threads awake."""
     return table(
         ["forward and backward", "ms", "torch / ours", "threads awake: ms", "torch / ours"],
         (
@@ -44,7 +44,7 @@ def autograd_block(rows: Sequence[Row[Case]]) -> str:
 
 
 def losses_block(rows: Sequence[Row[LinearCase]]) -> str:
-    """The loss with its gradients, beside both of torch's."""
+    """Make a table of the loss with its gradients, compared with both losses of torch."""
     sides = ("torch", "torch chunked")
     return table(
         ["loss and gradients", "ms", *(f"{side} / ours" for side in sides)],
@@ -60,7 +60,7 @@ def losses_block(rows: Sequence[Row[LinearCase]]) -> str:
 
 
 def awake_ratio(row: Row[Case]) -> float | None:
-    """Torch's time over ours, with torch's threads awake."""
+    """Return torch's time over ours, with torch's threads awake."""
     own, other = row.seconds.get(OWN + AWAKE), row.seconds.get(TORCH + AWAKE)
     return other / own if own and other else None
 

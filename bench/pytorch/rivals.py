@@ -1,4 +1,4 @@
-"""The same calls on tensors and on NumPy's arrays, and by PyTorch: its kernels, its autograd, its losses."""
+"""Sides of calls on tensors: this library on tensors and on NumPy arrays; PyTorch's kernels, autograd and losses."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from ..rowwise.rivals import ascend_grad as on_arrays
 from ..rowwise.rivals import torch_kernels
 from .cases import AUTOGRAD
 
-#: This library, on arrays over the same memory.
+#: Name of the side that is this library on arrays over the same memory.
 ARRAYS = "arrays"
 TORCH = "torch"
 
 
 def calls(case: Case, operands: Operands) -> dict[str, Call]:
-    """The sides of a row-wise case."""
+    """Prepare the sides of a row-wise case."""
     return _with_gradient(case, operands) if case.mode == AUTOGRAD else _without_gradient(case, operands)
 
 
@@ -46,7 +46,7 @@ def _with_gradient(case: Case, operands: Operands) -> dict[str, Call]:
 
     (x,) = map(tensor, operands.inputs)
     x.requires_grad_()
-    # Any values do for what comes from above: other logits are at hand.
+    # The upstream gradient may have any values; these are the ones of the backward case.
     grad = tensor(values(f"{case.operator}_backward", case.shape, case.dim)[0].astype(operands.out.dtype))
     dim = case.dim
 
@@ -62,7 +62,7 @@ def linear_cross_entropy(case: LinearCase, given: dict[str, Any], outs: Outs) ->
     return whole_by_autograd(agt.linear_cross_entropy, given)
 
 
-#: Those of the loss, as those of `linear.rivals`.
+#: Sides of the loss, of the same form as the sides in `linear.rivals`.
 LINEAR_SIDES: Sides = {
     OWN: linear_cross_entropy,
     "torch": torch_formula,
@@ -71,7 +71,7 @@ LINEAR_SIDES: Sides = {
 
 
 def parallel_loop(num_threads: int) -> Call:
-    """What leaves PyTorch's threads awake: an elementwise operation that all of them take part in."""
+    """Prepare an elementwise operation by all of PyTorch's threads, which leaves them awake."""
     import torch
 
     x = torch.ones(num_threads << 18)
@@ -80,7 +80,7 @@ def parallel_loop(num_threads: int) -> Call:
 
 
 def agree(case: Case) -> Callable[[tuple[np.ndarray, ...], tuple[np.ndarray, ...]], bool]:
-    """Whether two sides computed the same, up to rounding."""
-    # The gradient of a 16-bit softmax is the difference of rounded numbers.
+    """Return a function that tells whether two sides' results are equal up to rounding."""
+    # The gradient of a 16-bit softmax is a difference of rounded numbers of magnitude one.
     terms = 1.0 if case.mode == AUTOGRAD else 0.0
     return lambda got, expected: frameworks.agree(got[0], expected[0], case.dtype, terms)

@@ -1,4 +1,4 @@
-"""What calls on tensors are meant to reach, and what was measured."""
+"""Targets of calls on tensors, and the comparison of measured values with them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .cases import AUTOGRAD
 from .report import awake_ratio
 from .rivals import ARRAYS, TORCH
 
-#: Seconds that tensors may cost beyond arrays.
+#: Seconds by which a call on tensors may take longer than on arrays.
 PRICE = 1.5e-6
 
 
 def call_targets(rows: Sequence[Row[Case]]) -> list[Target]:
-    """Of the row-wise operators; the worst case decides."""
+    """Compare the worst cases of the row-wise operators with their targets."""
 
     def worst(text: str, condition: Callable[[Case], bool], ratio: Callable[[Row], float | None]) -> Target:
         found = [(value, row.case) for row in rows if condition(row.case) and (value := ratio(row)) is not None]
@@ -53,7 +53,7 @@ def _price(rows: Sequence[Row[Case]]) -> Target:
 
 
 def loss_targets(rows: Sequence[Row[LinearCase]]) -> list[Target]:
-    """Of the loss, against torch's own in chunks."""
+    """Compare the loss with its targets relative to torch's chunked loss."""
     targets = []
     for dtype, least in (("float32", 2.0), ("bfloat16", 3.0)):
         ratios = [ratio for row in rows if row.case.dtype == dtype and (ratio := row.speedup("torch chunked"))]

@@ -1,1 +1,1 @@
-"""The row-wise operators: named cases, rivals, accuracy, targets, tables."""
+"""Measurements of the row-wise operators: cases, rivals, accuracy, targets, tables."""

@@ -1,8 +1,8 @@
 """The largest error of every row-wise operator, in units of the bound that the library promises (`bounds`).
 
-The rows are chosen to hurt: sums that cancel, sums that only grow, subnormal, huge and tiny values, up to 2**20 in a
-row, along the last dim and along the first. The rounding of a 16-bit result is taken off its error; so that the
-kernels' own error shows, every call is also made with a float32 result.
+The rows are difficult ones: sums that cancel, sums that only grow, subnormal, huge and tiny values. They have up to
+2**20 elements, along the last dim and along the first. The rounding of a 16-bit result is subtracted from its error.
+Every call is also made with a float32 result, which shows the kernels' own error.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from ..results import Worst
 from .cases import BACKWARD, FORWARD, MASKED, MASKED_BACKWARD
 
 OPERATORS = (*BACKWARD, MASKED_BACKWARD, *FORWARD, MASKED[1])
+#: Elements of the rows.
 LENGTHS = (1, 2, 3, 10, 16, 31, 64, 100, 257, 1000, 4096, 2**16, 2**20)
-#: Not a power of two, so that multiplying by it rounds.
+#: The factor of the masked operators. It is not a power of two, so that multiplying by it rounds.
 SCALE = 0.3
 
 
 class Expected(NamedTuple):
-    """Values, the bounds of their errors (infinite: nothing is promised), and what a 16-bit result may add to those."""
+    """Values, the bounds of their errors (infinite if nothing is promised), and the rounding of a 16-bit result."""
 
     values: np.ndarray
     bound: np.ndarray
@@ -36,7 +37,7 @@ class Expected(NamedTuple):
 
 
 def expected(operator: str, inputs: tuple[np.ndarray, ...]) -> Expected:
-    """What a call has to answer for rows along the last axis."""
+    """Compute the expected results of a call with rows along the last axis."""
     dtype = inputs[0].dtype
     p = precision_of(dtype)
     settings = {"scale": SCALE} if operator in MASKED else {}
@@ -44,13 +45,13 @@ def expected(operator: str, inputs: tuple[np.ndarray, ...]) -> Expected:
         rows = (a if a.dtype == bool else widen(a, p.wide) for a in inputs)
         values, bound = FORMULAS[operator](p, *rows, **settings)
         reach = np.abs(values) + bound
-        # Beyond the largest number of the result's type there is nothing to compare.
+        # Results that may exceed the largest number of their type are not compared.
         finite = reach < float(ml_dtypes.finfo(dtype).max)
         return Expected(values, np.where(finite, bound, np.inf), half_ulp(np.where(finite, reach, 0), dtype))
 
 
 def errors(result: np.ndarray, expected: Expected) -> np.ndarray:
-    """Errors in units of the bound; NaN and infinity are infinite errors where a bound is."""
+    """Return errors in units of the bound. NaN and infinity are infinite errors if the bound is finite."""
     values, bound, rounding = expected
     with np.errstate(all="ignore"):
         error = np.abs(result.astype(values.dtype) - values)
@@ -60,11 +61,11 @@ def errors(result: np.ndarray, expected: Expected) -> np.ndarray:
     return np.where(np.isinf(bound), 0, np.where(np.isnan(ratio), np.inf, ratio))
 
 
-# ---- rows that hurt --------------------------------------------------------------------------------------------------
+# ---- difficult rows --------------------------------------------------------------------------------------------------
 
 
 def gradient_rows(n: int, dtype: np.dtype) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Gradients, and factors that stand for the output of a softmax."""
+    """Make gradients, and factors used as the output of a softmax, by kind of values."""
     info = ml_dtypes.finfo(dtype)
     tiny, huge = float(info.smallest_subnormal), float(info.max)
     random = np.random.default_rng(n)
@@ -86,7 +87,7 @@ def gradient_rows(n: int, dtype: np.dtype) -> dict[str, tuple[np.ndarray, np.nda
 
 
 def logit_rows(n: int, dtype: np.dtype) -> dict[str, np.ndarray]:
-    """Logits, which also stand for the output of a log-softmax."""
+    """Make logits, also used as the output of a log-softmax, by kind of values."""
     huge = float(ml_dtypes.finfo(dtype).max)
     underflow = float(np.log(np.finfo(precision_of(dtype).dtype).smallest_normal))
     random = np.random.default_rng(n)
@@ -105,7 +106,7 @@ def logit_rows(n: int, dtype: np.dtype) -> dict[str, np.ndarray]:
 
 
 def samples(operator: str, n: int, dtype_name: str) -> tuple[list[str], tuple[np.ndarray, ...]]:
-    """Kinds of values, and one row of length n of each; with a mask, in four dimensions."""
+    """Return the kinds of values, and inputs with one row of length n of each kind. Masked inputs have rank 4."""
     dtype = numpy_dtype(dtype_name)
     gradients, logits = gradient_rows(n, dtype), logit_rows(n, dtype)
     rows: dict[str, tuple[np.ndarray, ...]]
@@ -123,7 +124,7 @@ def samples(operator: str, n: int, dtype_name: str) -> tuple[list[str], tuple[np
 
 
 def _results(operator: str, inputs: tuple[np.ndarray, ...]) -> Iterator[np.ndarray]:
-    """The rows computed along the last dim, and, where an operator has the choice, along the first."""
+    """Compute the rows along the last dim and, unless the operator has no dim, along the first, as rows again."""
     function = getattr(ag, operator)
     dtype = inputs[0].dtype
     for result_dtype in dict.fromkeys((dtype, np.dtype(precision_of(dtype).dtype))):
@@ -137,7 +138,7 @@ def _results(operator: str, inputs: tuple[np.ndarray, ...]) -> Iterator[np.ndarr
 
 
 def measure(operator: str, dtype: str) -> list[Worst]:
-    """The largest error of an operator for one dtype, with each CPU variant of this machine."""
+    """Find the largest error of an operator for one dtype, with each CPU variant of this machine."""
     worst: dict[str, Worst] = {}
     before = _cpu.variant()
     try:
@@ -158,5 +159,5 @@ def measure(operator: str, dtype: str) -> list[Worst]:
 
 
 def pairs() -> list[tuple[str, str]]:
-    """What `measure` is to be called with."""
+    """Return the arguments for all calls of `measure`."""
     return [(operator, dtype) for operator in OPERATORS for dtype in DTYPES]

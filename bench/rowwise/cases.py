@@ -1,4 +1,4 @@
-"""What is measured of the row-wise operators: named cases, and the arrays that they work on."""
+"""Named cases of the row-wise operators, and their arrays."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FORWARD = ("softmax", "log_softmax")
 MASKED_BACKWARD = "scaled_masked_softmax_backward"
 MASKED = (MASKED_BACKWARD, "scaled_masked_softmax")
 
-#: Shapes and dims: small calls, then those along the last dim, the first, and one between.
+#: Shapes and dims: small calls, then calls along the last dim, the first dim, and a dim between.
 SMALL_LAYOUTS = (((8, 8), 1), ((64, 128), 1))
 LAST_LAYOUTS = tuple(
     (shape, 1)
@@ -50,13 +50,14 @@ class Case:
     operator : str
         The public function.
     dtype : str
-        Of all arrays (masks are bool).
+        The dtype of all arrays (masks are bool).
     shape : tuple of int
-        Of all arrays; a mask has 1 in place of the second length.
+        The shape of all arrays; the second length of a mask is 1.
     dim : int
         The axis, not negative.
     mode : {"out", "fresh", "idle"}
-        Whether the result goes into an array at hand, into a new one, or, once, into an array at hand after idling.
+        The result is written to an existing array or to a new one, or to an existing one in a single call after a
+        pause.
     """
 
     operator: str
@@ -75,30 +76,30 @@ class Case:
 
     @property
     def size(self) -> int:
-        """Elements of the result."""
+        """Return the number of elements of the result."""
         return int(np.prod(self.shape))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the result."""
+        """Return the number of bytes of the result."""
         return self.size * numpy_dtype(self.dtype).itemsize
 
 
 class Operands(NamedTuple):
-    """The arrays of one call: what it reads, and where its result goes when that is not a new array."""
+    """The arrays of one call: its inputs, and the array of its result unless that is new."""
 
     inputs: tuple[np.ndarray, ...]
     out: np.ndarray
 
 
 def layout_text(shape: tuple[int, ...], dim: int) -> str:
-    """Shape and axis, in words."""
+    """Format shape and axis."""
     lengths = " × ".join(map(str, shape))
     return lengths if dim == len(shape) - 1 else f"{lengths}, dim {dim}"
 
 
 def _cases(operators, dtypes, layouts, modes) -> list[Case]:
-    # Cases that share their values stand side by side.
+    # Cases with the same values are adjacent, as `values` caches the last ones.
     return [
         Case(operator, dtype, shape, dim, mode)
         for shape, dim in layouts
@@ -109,7 +110,7 @@ def _cases(operators, dtypes, layouts, modes) -> list[Case]:
 
 
 def full() -> list[Case]:
-    """Every case."""
+    """Return all cases."""
     return [
         *_cases(BACKWARD, DTYPES, LAYOUTS, ("out", "fresh")),
         *_cases(FORWARD, DTYPES, LAYOUTS, ("out",)),
@@ -119,7 +120,7 @@ def full() -> list[Case]:
 
 
 def quick() -> list[Case]:
-    """A choice that takes about half a minute."""
+    """Return a choice of cases that takes about half a minute."""
     return [
         *_cases(BACKWARD, ("float32",), QUICK_LAYOUTS, ("out", "fresh")),
         *_cases(BACKWARD, ("bfloat16",), QUICK_LAYOUTS, ("out",)),
@@ -131,7 +132,7 @@ def quick() -> list[Case]:
 
 @functools.lru_cache(maxsize=1)
 def values(operator: str, shape: tuple[int, ...], dim: int) -> tuple[np.ndarray, ...]:
-    """Ordinary values in float32: logits, their (logarithms of) probabilities, gradients of size one."""
+    """Make ordinary values in float32: logits, or gradients of magnitude one and (logarithms of) probabilities."""
     random = np.random.default_rng(0)
     logits = random.standard_normal(shape, np.float32)
     if not operator.endswith("_backward"):
@@ -142,17 +143,17 @@ def values(operator: str, shape: tuple[int, ...], dim: int) -> tuple[np.ndarray,
 
 
 def mask(shape: tuple[int, ...]) -> np.ndarray:
-    """Of a masked operator: the same for all heads, three of ten positions are masked."""
+    """Make the mask of a masked operator, the same for all heads, with three of ten positions masked."""
     batch, _, *rest = shape
     return np.random.default_rng(1).random((batch, 1, *rest)) < 0.3
 
 
 def operands(case: Case) -> Operands:
-    """Arrays for the case. All sides work on the same memory, which NumPy has allocated."""
+    """Make the arrays of a case. All sides use the same memory, which NumPy has allocated."""
     dtype = numpy_dtype(case.dtype)
     inputs = tuple(array.astype(dtype, copy=False) for array in values(case.operator, case.shape, case.dim))
     if case.operator in MASKED:
         inputs += (mask(case.shape),)
     out = np.empty(case.shape, dtype)
-    out.fill(0)  # not np.zeros: its memory has no huge pages advised
+    out.fill(0)  # np.zeros would allocate memory without huge pages
     return Operands(inputs, out)

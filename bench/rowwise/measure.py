@@ -1,4 +1,4 @@
-"""Timing of the row-wise operators; cases that something disturbed are measured again."""
+"""Timing of the row-wise operators; disturbed cases are measured again."""
 
 from __future__ import annotations
 
@@ -16,11 +16,15 @@ from ..results import DIRECT, NUMPY, OWN, Failure, Row
 from . import rivals
 from .cases import Case, operands
 
+#: Turns of each side.
 TURNS = 5
+#: Seconds of a pause before each call of an "idle" case.
 IDLE = 0.02
+#: Turns of each side in an "idle" case.
 IDLE_TURNS = 21
-#: So much of a core may be taken by others; above that, a case is measured again after all others, up to so many times.
+#: Cores that others may keep busy during a case. If they use more, the case is measured again after all others.
 TOLERATED = 0.1
+#: Most attempts at a case.
 ATTEMPTS = 3
 
 
@@ -30,12 +34,12 @@ def measure_all(
     shown: Callable[[Sequence[Case]], Iterable[Case]],
     failures: list[Failure],
 ) -> list[Row[Case]]:
-    """Time all cases, in the order in which ``shown`` gives them back.
+    """Time all cases, in the order in which ``shown`` returns them.
 
-    While another process, or another guest of the machine, keeps a core busy, two threads wait for each other most of
-    the time. Such times come and go, so cases that were disturbed have their next attempt after all others; so have
-    those in which NumPy was faster, since not everything that disturbs is seen (memory that the host has to find
-    first). The least disturbed attempt counts. A case that fails has no further attempt, and is added to ``failures``.
+    While another process, or another virtual machine, keeps a core busy, two threads wait for each other most of the
+    time. Such disturbances end, so disturbed cases have their next attempt after all others. The same holds for cases
+    in which NumPy was faster, as some disturbances are not visible (such as the host's search for free memory). The
+    least disturbed attempt counts. A case that fails has no further attempt, and is added to ``failures``.
     """
     rows: dict[Case, Row[Case]] = {}
     for _ in range(ATTEMPTS):
@@ -55,12 +59,12 @@ def _is_doubtful(row: Row[Case]) -> bool:
 
 
 def _disturbance(row: Row[Case]) -> tuple[float, float]:
-    """By what others took, and where that can be tolerated by the time of all sides together."""
+    """Return a key that orders attempts: the cores used by others, if above TOLERATED, then the time of all sides."""
     return (row.others if row.others > TOLERATED else 0.0, sum(row.seconds.values()))
 
 
 def measure(case: Case, num_threads: int) -> Row[Case]:
-    """Time one case: this library, every rival that takes part, the stream."""
+    """Time one case: this library, every rival that takes part, the memory limit."""
     arrays = operands(case)
     calls: dict[str, Call] = {OWN: rivals.ascend_grad(case, arrays)}
     for name, prepare in rivals.RIVALS.items():
@@ -74,7 +78,7 @@ def measure(case: Case, num_threads: int) -> Row[Case]:
             lambda: arrays.out.fill(np.nan),
             lambda got, expected: frameworks.agree(got[0], expected[0], case.dtype),
         )
-        # The streams overwrite the result, so they come after the check.
+        # The additions that measure the memory limit overwrite the result, so they are added after the check.
         calls |= rivals.streams(case, arrays, num_threads)
         if (direct := rivals.direct(case, arrays)) is not None:
             calls[DIRECT] = direct
@@ -85,7 +89,7 @@ def measure(case: Case, num_threads: int) -> Row[Case]:
 
 
 def after_idling(calls: dict[str, Call], turns: int) -> dict[str, float]:
-    """Median seconds of a single call after a pause."""
+    """Return the median seconds of a single call after a pause, for every side."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(turns):
         for name, call in calls.items():

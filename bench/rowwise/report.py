@@ -1,4 +1,4 @@
-"""Tables and the chart of the row-wise operators."""
+"""Tables and the chart of the results of the row-wise operators."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .rivals import RIVALS
 
 
 def rows_block(rows: Sequence[Row[Case]]) -> str:
-    """Every case in a line: own time, then how many times longer the others take."""
+    """Make a table with a line for every case: our time, then the others' times as multiples of ours."""
     return table(
         ["case", "ms", *RIVALS, "of stream"],
         (
@@ -27,13 +27,13 @@ def rows_block(rows: Sequence[Row[Case]]) -> str:
 
 
 def losses_block(rows: Sequence[Row[Case]]) -> str:
-    """The cases in which another side is faster."""
+    """Make a table of the cases in which another side is faster."""
     lost = [row for row in rows if any((row.speedup(side) or 1) < 1 for side in RIVALS)]
     return rows_block(lost) if lost else "None.\n"
 
 
 class _Index:
-    """Rows by case; a cell of a case that was not measured is a dash."""
+    """An index of rows by case, in which the cell of a case that was not measured is a dash."""
 
     def __init__(self, rows: Iterable[Row[Case]]):
         self._rows = {row.case: row for row in rows}
@@ -42,13 +42,13 @@ class _Index:
         return text(self._rows[case]) if case in self._rows else DASH
 
     def layouts(self, *operators: str) -> list[Case]:
-        """One case for every layout that was measured with one of the operators, in order."""
+        """Return one case for every layout that was measured with one of the operators, in order."""
         found = {(c.shape, c.dim): c for c in reversed(self._rows) if c.operator in operators and c.mode == "out"}
         return list(reversed(found.values()))
 
 
 def speed_block(rows: Sequence[Row[Case]]) -> str:
-    """float32 into an array at hand: milliseconds, and the others relative to them."""
+    """Make a table of float32 cases with `out`: our milliseconds, and the others' times as multiples of ours."""
     index = _Index(rows)
     columns: dict[str, Callable[[Row[Case]], str]] = {
         "ms": lambda row: milliseconds(row.own),
@@ -66,7 +66,7 @@ def speed_block(rows: Sequence[Row[Case]]) -> str:
 
 
 def torch_block(rows: Sequence[Row[Case]]) -> str:
-    """Both backward operators against torch, for every dtype, with and without an array at hand."""
+    """Make a table of torch's times as multiples of ours: backward operators, every dtype, with and without `out`."""
     index = _Index(rows)
 
     def cell(shape: tuple[int, ...], dim: int, dtype: str, mode: str) -> str:
@@ -83,7 +83,7 @@ def torch_block(rows: Sequence[Row[Case]]) -> str:
 
 
 def others_block(rows: Sequence[Row[Case]]) -> str:
-    """The forward and the masked operators against torch."""
+    """Make a table of torch's times as multiples of ours for the forward and the masked operators."""
     index = _Index(rows)
     lines = [
         [f"{operator}, {like.layout}"]
@@ -102,7 +102,7 @@ def others_block(rows: Sequence[Row[Case]]) -> str:
 
 
 def chart(rows: Sequence[Row[Case]], path: str | Path) -> None:
-    """Draw how many times longer NumPy and torch take, for float32."""
+    """Draw the times of NumPy and torch as multiples of ours, for float32."""
     from matplotlib.figure import Figure
 
     found = {row.case: row for row in rows}

@@ -1,7 +1,7 @@
-"""The row-wise operators by others: NumPy's formula, PyTorch's CPU kernels, JAX.
+"""The row-wise operators as others compute them: NumPy's formula, PyTorch's CPU kernels, JAX.
 
-A rival is a function of a case and its arrays that answers with a call without arguments, ready to be timed, or with
-None where it has no part in the case. Everything that can be prepared is prepared: views, compilation, scratch arrays.
+A rival is a function of a case and its arrays. It returns a call without arguments, to be timed, or None if it does not
+take part in the case. Views, compilation and scratch arrays are prepared before the call.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def ascend_grad(case: Case, operands: Operands) -> Call:
     function = getattr(ag, case.operator)
     inputs, out = operands
     fresh, dim = case.mode == "fresh", case.dim
-    # Arguments are spelled out, as a user does: unpacking them would cost a tenth of the smallest calls.
+    # Arguments are written out, as users do: unpacking them would take a tenth of the time of the smallest calls.
     if case.operator in FORWARD:
         (x,) = inputs
         return (lambda: function(x, dim)) if fresh else (lambda: function(x, dim, out=out))
@@ -37,7 +37,7 @@ def ascend_grad(case: Case, operands: Operands) -> Call:
 
 
 def direct(case: Case, operands: Operands) -> Call | None:
-    """The backend's own function in the smallest call: what comes before it costs the same at any size."""
+    """Prepare a direct call of the backend in the smallest case, as the time of dispatch is the same at any size."""
     if case.operator in MASKED or case.mode != "out" or (case.shape, case.dim) != SMALL_LAYOUTS[0]:
         return None
     return frameworks.backend_alone(case.operator, *operands.inputs, case.dim, out=operands.out)
@@ -45,8 +45,8 @@ def direct(case: Case, operands: Operands) -> Call | None:
 
 # ---- NumPy -----------------------------------------------------------------------------------------------------------
 
-# The formulas, without needless temporaries. With `out` None the first operation allocates the result. `out` may be the
-# first input, which then has to last until the result is written.
+# The formulas avoid needless temporary arrays. If `out` is None, the first operation allocates the result. `out` may be
+# the first input, which is then kept until the result is written.
 
 
 def _softmax_backward(g, y, dim, out):
@@ -86,8 +86,8 @@ def _scaled_masked_softmax(x, mask, dim, out):
 
 
 def _softmax_backward_by_dot(g, y, dim, out):
-    """The sum of products as dot products: one pass and one temporary less than the formula as it is written."""
-    # Longer rows would go to BLAS's threads, which lose more at every row than they gain.
+    """Compute the row sums as dot products, which saves a memory pass and a temporary array."""
+    # BLAS would use threads for longer rows, and be slower.
     if dim == g.ndim - 1 and g.shape[dim] <= 8192 and hasattr(np, "vecdot"):
         total = np.vecdot(g, y)[..., None]
     else:
@@ -108,7 +108,7 @@ _FORMULAS: dict[str, Callable[..., np.ndarray]] = {
 
 
 def _prepared(formula: Callable, case: Case, operands: Operands) -> Call:
-    """A NumPy formula on the case's arrays. What is of another type or byte order is converted."""
+    """Prepare a NumPy formula on the case's arrays. Arrays of another type or byte order are converted in the call."""
     inputs, out = operands
     wide, dim = compute_dtype(case.dtype), case.dim
     if case.mode == "fresh":
@@ -152,7 +152,7 @@ def torch_kernels(case: Case, operands: Operands) -> Call | None:
     first, *others = (tensor(array) for array in operands.inputs)
     dtype, dim = first.dtype, case.dim
     out = None if case.mode == "fresh" else tensor(operands.out)
-    # The private names are what `backward()` of the public ones calls; called directly they cost the least.
+    # The private functions are what `backward()` of the public ones calls. Calling them directly is fastest.
     if case.operator in BACKWARD:
         y = others[0]
         backward = getattr(torch, f"_{case.operator}_data")
@@ -186,7 +186,7 @@ def torch_kernels(case: Case, operands: Operands) -> Call | None:
 
 
 def jax_jitted(case: Case, operands: Operands) -> Call | None:
-    """The formula, jitted. JAX cannot write into an array at hand, so it takes part where results are new."""
+    """Prepare the jitted formula for cases with new results, as JAX cannot write into an existing array."""
     jax = frameworks.module("jax")
     if jax is None or case.mode != "fresh":
         return None
@@ -209,7 +209,7 @@ def jax_jitted(case: Case, operands: Operands) -> Call | None:
     return lambda: formula(g, y).block_until_ready()
 
 
-#: Names in the results. "numpy dot" is NumPy's best where the formula as it is written is not.
+#: Rivals by their names in the results. "numpy dot" is faster than "numpy" for softmax_backward.
 RIVALS: dict[str, Callable[[Case, Operands], Call | None]] = {
     "numpy": numpy_formula,
     "numpy dot": numpy_dot,
@@ -222,7 +222,7 @@ RIVALS: dict[str, Callable[[Case, Operands], Call | None]] = {
 
 
 def streams(case: Case, operands: Operands, num_threads: int) -> dict[str, Call]:
-    """The two streams of a case. A new result has the price of its pages on top: no stream tells its limit."""
+    """Return the additions that set a case's memory limit. A new result has none, as its pages are allocated, too."""
     if case.mode != "out" or case.nbytes < stream.SMALLEST:
         return {}
     floats = [a for a in operands.inputs if a.dtype == operands.out.dtype]
@@ -231,7 +231,7 @@ def streams(case: Case, operands: Operands, num_threads: int) -> dict[str, Call]
 
 
 def _as_float32(array: np.ndarray) -> np.ndarray:
-    """The array itself, or for other types float32 values of the same size: their bits could be slow subnormals."""
+    """Return the array itself, or ones of the same size for other types, as their bits could be slow subnormals."""
     if array.dtype == np.float32:
         return array.reshape(-1)
     return np.ones(array.nbytes // 4, np.float32)

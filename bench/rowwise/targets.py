@@ -1,4 +1,4 @@
-"""What the row-wise operators are meant to reach, and what was measured."""
+"""Targets of the row-wise operators, and the comparison of measured values with them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from .cases import (
     Case,
 )
 
-#: float32 arrays of more elements do not stay in any cache between two calls.
+#: Least elements of float32 arrays that do not stay in any cache between two calls.
 LARGE = 8_000_000
 
 Condition = Callable[[Case], bool]
 
 
 def speed_targets(rows: Sequence[Row[Case]]) -> list[Target]:
-    """Every target for the speed; the worst case decides."""
+    """Compare the worst case of each group with its target for the speed."""
     torch, formula = ("torch",), ("numpy",)
     stream = ("stream", "stream non-temporal")
 

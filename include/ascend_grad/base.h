@@ -1,7 +1,7 @@
-/* Names that every header shares: dtypes, and the means to compile one body several times.
+/* Names that every header shares: dtypes, and macros to compile one body several times.
  *
- * A kernel body is a header without include guard. It is included once per instruction set (foreach_isa.h), and maybe
- * per dtype, each time with AG_ISA (and AG_DTYPE) defined, and names everything it defines AG_ISA_NAME(x) or
+ * A kernel body is a header without include guard. It is included once per instruction set (foreach_isa.h), and
+ * possibly per dtype, each time with AG_ISA (and AG_DTYPE) defined. All names that it defines are AG_ISA_NAME(x) or
  * AG_KERNEL_NAME(x).
  */
 #ifndef ASCEND_GRAD_BASE_H
@@ -47,14 +47,14 @@
 #define AG_UNROLL(n) AG_PRAGMA(GCC unroll n)
 #endif
 
-/* A vector of elements of a and b, named by their places, as numbers: those of b follow those of a. */
+/* A vector made of elements of a and b, selected by index: with n elements in a, index n is the first element of b. */
 #if defined(__clang__) || __GNUC__ >= 12
 #define AG_SHUFFLE(vector, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
 #define AG_SHUFFLE(vector, a, b, ...) __builtin_shuffle(a, b, (vector){__VA_ARGS__})
 #endif
 
-/* Floating dtypes of the library. 16-bit values travel as uint16_t. */
+/* Floating dtypes of the library. 16-bit values are passed as uint16_t. */
 typedef enum { AG_FLOAT32, AG_FLOAT16, AG_BFLOAT16, AG_FLOAT64, AG_DTYPE_COUNT } ag_dtype;
 
 static const int ag_itemsize[AG_DTYPE_COUNT] = {4, 2, 2, 8};

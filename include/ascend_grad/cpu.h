@@ -1,4 +1,4 @@
-/* The caches and the cores of the machine this code runs on. (Which kernels it can execute: foreach_isa.h) */
+/* The caches and the cores of the machine. (foreach_isa.h tells which kernels it can execute.) */
 #ifndef ASCEND_GRAD_CPU_H
 #define ASCEND_GRAD_CPU_H
 
@@ -7,8 +7,8 @@
 
 #include "base.h"
 
-/* Size in bytes of the data (or unified) cache of a level, as the kernel describes CPU 0; `fallback` where it does not.
- * (In virtual machines cpuid, which sysconf asks, may tell the host's cache.) */
+/* Return the bytes of the data (or unified) cache of a level, as Linux describes CPU 0, or `fallback` if it does not.
+ * (sysconf reads cpuid, which may describe the host's cache in a virtual machine.) */
 static AG_UNUSED long ag_cache_size(int level, long fallback)
 {
     for (int index = 0; index < 8; index++) {
@@ -35,11 +35,11 @@ static AG_UNUSED long ag_cache_size(int level, long fallback)
     return fallback;
 }
 
-/* Cores that the calling thread may run on, at least one. (Needs _GNU_SOURCE, which Python's headers define.) */
+/* Return how many cores the calling thread may run on, at least 1. (Needs _GNU_SOURCE, which Python.h defines.) */
 #ifdef CPU_ALLOC
 static AG_UNUSED int ag_affinity_cores(void)
 {
-    /* The kernel refuses a set that is shorter than its own. */
+    /* Linux refuses a set that is shorter than its own, so longer ones are tried. */
     for (int size = CPU_SETSIZE; size <= 1 << 20; size *= 2) {
         cpu_set_t *set = CPU_ALLOC(size);
         int cores = 0;

@@ -1,17 +1,18 @@
 /* The instruction sets that kernels are compiled for. This is their only list; intrinsics are in simd/.
  *
- * Included without AG_ISA_BODY, this header names the variants and says which of them the CPU can execute. Included
- * with it, it includes that body header (a path from here, in quotes) once per instruction set of the architecture,
- * with
+ * Included without AG_ISA_BODY, this header names the variants and says which of them the CPU can execute. If
+ * AG_ISA_BODY is defined, as a path from here in quotes, that body header is included once per instruction set of the
+ * architecture. Each time these macros are defined:
  *
  *   AG_ISA               ending of all names that the body defines, see AG_ISA_NAME
  *   AG_LANES             float32 lanes of a vector
- *   AG_INLINE_LARGE      how functions of many instructions are defined
+ *   AG_INLINE_LARGE      attributes of functions that compile to many instructions
  *   AG_IS_AVX512, AG_IS_AVX2, AG_IS_SSE2, AG_IS_NEON    at most one of them is 1
  *
- * AG_BF16_DOT_BODY names a body that is included for sets with a dot product of bfloat16 only, with AG_ISA and AG_LANES
- * of the set that they extend. Both are undefined in the end. Only the functions of a body may use its instruction set:
- * everything else is compiled for the baseline, so that one object file serves every CPU of an architecture.
+ * AG_BF16_DOT_BODY names a body that is included only for instruction sets with a dot product of bfloat16, with the
+ * AG_ISA and AG_LANES of the set that they extend. AG_ISA_BODY and AG_BF16_DOT_BODY are undefined at the end. Only the
+ * functions of a body may use its instruction set. Everything else is compiled for the baseline, so that one object
+ * file serves every CPU of an architecture.
  */
 #ifndef ASCEND_GRAD_FOREACH_ISA_H
 #define ASCEND_GRAD_FOREACH_ISA_H
@@ -21,15 +22,17 @@
 #include <cpuid.h>
 #endif
 
-/* Lanes of the only instruction set that kernels are compiled for, 0 for all: a build for tests that takes less time. */
+/* Lanes of the only instruction set that kernels are compiled for, or 0 for all sets. Tests build one set, to save
+ * time. */
 #ifndef AG_ONLY_LANES
 #define AG_ONLY_LANES 0
 #endif
 #define AG_COMPILES(lanes) (AG_ONLY_LANES == 0 || AG_ONLY_LANES == (lanes))
 
 /* The kernels that a translation unit defines. By default it defines all of them for itself. With AG_KERNEL_LANES=n it
- * defines those with n lanes (none, if n is 0) for other units to link, and declares the others: setup.py compiles
- * instruction sets apart, so that cores share the work. A body header defines its kernels if AG_DEFINES_KERNELS.
+ * defines the kernels with n lanes (none, if n is 0) for other units to link, and declares the others. setup.py
+ * compiles each instruction set in a process of its own, so that cores share the work. A body header defines its
+ * kernels if AG_DEFINES_KERNELS.
  */
 #if defined(AG_KERNEL_LANES)
 #define AG_DEFINES_KERNELS (AG_KERNEL_LANES == AG_LANES)
@@ -55,7 +58,7 @@ typedef enum { AG_FOREACH_VARIANT(AG_MEMBER) AG_VARIANT_COUNT } ag_variant;
 static const char *const ag_variant_names[AG_VARIANT_COUNT] = {AG_FOREACH_VARIANT(AG_NAME)};
 #undef AG_NAME
 
-/* Whether this CPU (and operating system) can execute the variant. */
+/* Return whether this CPU (and its operating system) can execute the variant. */
 static AG_UNUSED int ag_cpu_executes(ag_variant variant)
 {
 #if defined(AG_X86_64)
@@ -65,8 +68,8 @@ static AG_UNUSED int ag_cpu_executes(ag_variant variant)
     case AG_VARIANT_BASELINE:
         return 1;
     case AG_VARIANT_AVX2:
-        /* Older Clang has no name for F16C. Its registers are those of AVX2, which the operating system is asked
-         * for. */
+        /* F16C is read from cpuid, as older versions of Clang have no name for it. It needs the same registers as AVX2,
+         * and the test for AVX2 includes the operating system's support of them. */
         return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid(1, &a, &b, &c, &d) &&
                c & bit_F16C;
     case AG_VARIANT_AVX512:
@@ -75,7 +78,7 @@ static AG_UNUSED int ag_cpu_executes(ag_variant variant)
                __builtin_cpu_supports("avx512vl");
     case AG_VARIANT_AVX512_BF16:
 #if defined(AG_EMULATE_BF16)
-        return ag_cpu_executes(AG_VARIANT_AVX512); /* a build for tests: other instructions compute the same */
+        return ag_cpu_executes(AG_VARIANT_AVX512); /* a test build, which emulates the dot product of bfloat16 */
 #else
         return ag_cpu_executes(AG_VARIANT_AVX512) && __builtin_cpu_supports("avx512bf16");
 #endif
@@ -89,7 +92,7 @@ static AG_UNUSED int ag_cpu_executes(ag_variant variant)
 #endif
 }
 
-/* The same, of variants that are compiled. */
+/* Return whether the variant is compiled and this CPU can execute it. */
 static AG_UNUSED int ag_variant_supported(ag_variant variant)
 {
     const int is_avx512 = variant == AG_VARIANT_AVX512 || variant == AG_VARIANT_AVX512_BF16;
@@ -105,7 +108,7 @@ static AG_UNUSED ag_variant ag_best_variant(void)
     return best;
 }
 
-/* name##_isa(...) of the instruction set that a variant's kernels are compiled for. On aarch64 the baseline is NEON. */
+/* Call name##_isa(...) for the instruction set of a variant's kernels. On aarch64 the baseline is NEON. */
 #if defined(AG_X86_64) && AG_ONLY_LANES == 8
 #define AG_BY_VARIANT(variant, name, ...) ((void)(variant), name##_avx2(__VA_ARGS__))
 #elif defined(AG_X86_64) && AG_ONLY_LANES == 16
@@ -119,7 +122,7 @@ static AG_UNUSED ag_variant ag_best_variant(void)
 #define AG_BY_VARIANT(variant, name, ...) ((void)(variant), name##_baseline(__VA_ARGS__))
 #endif
 
-/* What the compiler is told to switch on. */
+/* The compiler's target features for each instruction set. */
 #define AG_TARGET_AVX2 "avx2,fma,f16c"
 #if defined(__clang__)
 #define AG_TARGET_AVX512 "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl"
@@ -150,7 +153,7 @@ static AG_UNUSED ag_variant ag_best_variant(void)
 #if defined(AG_ISA_BODY) && AG_COMPILES(4)
 #define AG_ISA baseline
 #define AG_LANES 4
-/* Copies of large functions at every call would be half of all code before AVX2, and half of the time to compile it. */
+/* Large functions are not inlined for SSE2: their copies would be half of all code, and half of the compile time. */
 #if defined(AG_X86_64)
 #define AG_INLINE_LARGE AG_NOINLINE
 #else

@@ -1,7 +1,7 @@
 /* The floating-point mode of a thread while kernels run: round to nearest, subnormals kept.
  *
- * A library linked with -ffast-math switches subnormals off in the thread that loads it, and only there. Results must not
- * depend on that, nor on which thread of a team computes them.
+ * A library linked with -ffast-math switches subnormals off in the thread that loads it, and in no other thread.
+ * Results must not depend on that, nor on which thread of a team computes them.
  */
 #ifndef ASCEND_GRAD_FPENV_H
 #define ASCEND_GRAD_FPENV_H
@@ -10,18 +10,19 @@
 
 #if defined(AG_X86_64)
 typedef unsigned int ag_fpenv;
-/* flush to zero, rounding mode, denormals are zero */
+/* Bits of MXCSR to clear: flush to zero (15), rounding mode (13, 14), denormals are zero (6). */
 #define AG_FP_UNWANTED 0xe040u
 #elif defined(AG_AARCH64)
 typedef uint64_t ag_fpenv;
-/* flush to zero (bits 24, 19), rounding mode (22, 23); of CPUs with FEAT_AFP also flush inputs to zero (0), other rules
- * for NaN and subnormal numbers (1), and results of scalars that keep the other lanes (2): elsewhere these read as 0 */
+/* Bits of FPCR to clear: flush to zero (24, 19) and rounding mode (22, 23). On CPUs with FEAT_AFP also: flush inputs to
+ * zero (0), alternate rules for NaN and subnormal numbers (1), scalar results that keep the other lanes (2). Other CPUs
+ * read these three as 0. */
 #define AG_FP_UNWANTED 0x1c80007ull
 #else
 typedef int ag_fpenv;
 #endif
 
-/* Switch to the mode that the kernels assume; returns the mode to go back to. */
+/* Switch to the mode that the kernels assume, and return the previous mode for ag_fpenv_leave. */
 static AG_UNUSED ag_fpenv ag_fpenv_enter(void)
 {
 #if defined(AG_X86_64)
@@ -49,8 +50,8 @@ static AG_UNUSED void ag_fpenv_leave(ag_fpenv mode)
 #endif
 }
 
-/* A setting as float32, rounded in the mode of the kernels. The compiler knows nothing of modes and would move the
- * conversion to before the switch; the empty statements keep it in its place. */
+/* Round a parameter (such as `scale`) to float32 in the mode of the kernels. The compiler does not know of modes and
+ * would move the conversion before the switch. The empty statements keep it between the switches. */
 static AG_UNUSED double ag_rounded_to_float32(double x)
 {
     const ag_fpenv mode = ag_fpenv_enter();

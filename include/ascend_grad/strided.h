@@ -1,5 +1,5 @@
-/* Blocks of strided, byte-swapped or converted elements, to and from dense tiles: how layouts that the kernels do not
- * read directly reach them. Copies move bits; conversions widen exactly, or round once to nearest even.
+/* Copies of blocks of strided, byte-swapped or converted elements, to and from dense tiles, for layouts that kernels do
+ * not read directly. Copies move bits. Conversions widen exactly, or round once to nearest even.
  */
 #ifndef ASCEND_GRAD_STRIDED_H
 #define ASCEND_GRAD_STRIDED_H
@@ -7,12 +7,12 @@
 #include "base.h"
 #include "simd.h"
 
-/* Two 8-byte elements that are adjacent on both sides. */
+/* Two 8-byte elements that are adjacent in source and destination. */
 typedef struct {
     uint64_t words[2];
 } ag_u64_pair;
 
-/* Interleaved halves of two vectors of 4, 8 or 16 elements: the places of their elements. */
+/* Indices for AG_SHUFFLE that interleave the lower or the upper halves of two vectors of 4, 8 or 16 elements. */
 #define AG_LOW_4 0, 4, 1, 5
 #define AG_HIGH_4 2, 6, 3, 7
 #define AG_LOW_8 0, 8, 1, 9, 2, 10, 3, 11
@@ -25,8 +25,8 @@ typedef struct {
 
 /* ---- bits -------------------------------------------------------------------------------------------------------- */
 
-/* Copy a block of rows x n elements, row by row. Items of 16 bytes are several elements that are adjacent on both
- * sides. */
+/* Copy a block of rows x n items, row by row. An item of 16 bytes is several elements that are adjacent in source and
+ * destination. */
 static AG_UNUSED void ag_copy_rows(ag_variant variant, char *to, ptrdiff_t to_row, ptrdiff_t to_step, const char *from,
                                    ptrdiff_t from_row, ptrdiff_t from_step, ptrdiff_t rows, ptrdiff_t n, int itemsize,
                                    int swapped)
@@ -57,11 +57,11 @@ static AG_UNUSED void ag_copy_rows(ag_variant variant, char *to, ptrdiff_t to_ro
 #undef AG_COPY_SIZED
 }
 
-/* The same; on one side, n consecutive elements make a row. */
+/* Copy a block of rows x n elements, of which each row is contiguous in the source or in the destination. */
 static AG_UNUSED void ag_copy_block(char *to, ptrdiff_t to_row, ptrdiff_t to_step, const char *from, ptrdiff_t from_row,
                                     ptrdiff_t from_step, ptrdiff_t rows, ptrdiff_t n, int itemsize, int swapped)
 {
-    /* Of the two strides of the strided side, the smaller one is that of the inner loop. */
+    /* The inner loop runs along the smaller stride of the side that is not contiguous. */
     const int from_rows = from_step == itemsize;
     const ptrdiff_t row = from_rows ? to_row : from_row, step = from_rows ? to_step : from_step;
     if ((row < 0 ? -row : row) < (step < 0 ? -step : step)) {
@@ -71,7 +71,7 @@ static AG_UNUSED void ag_copy_block(char *to, ptrdiff_t to_row, ptrdiff_t to_ste
     }
 }
 
-/* One dimension of a block: its length, and how many bytes lead on from element to element on either side. */
+/* One dimension of a block: its length, and its strides in bytes in the destination (`to`) and the source (`from`). */
 typedef struct {
     ptrdiff_t length, to, from;
 } ag_dim;
@@ -90,7 +90,7 @@ AG_INLINE void ag_sort_dims(ag_dim *outer, ag_dim *inner)
     }
 }
 
-/* Coalesce two dimensions that have the strides of one. */
+/* Coalesce two dimensions if the outer one continues the inner one in source and destination. */
 AG_INLINE void ag_coalesce_dims(ag_dim *outer, ag_dim *inner)
 {
     if (outer->length > 1 && outer->to == inner->to * inner->length && outer->from == inner->from * inner->length) {
@@ -99,13 +99,13 @@ AG_INLINE void ag_coalesce_dims(ag_dim *outer, ag_dim *inner)
     }
 }
 
-/* Copy a block of three dimensions, in any order of them. */
+/* Copy a block of three dimensions, given in any order. */
 static AG_UNUSED void ag_copy_3d(ag_variant variant, char *to, const char *from, ag_dim x, ag_dim y, ag_dim z,
                                  int itemsize, int swapped)
 {
     enum { SHORT = 8 };
     ag_dim t;
-    /* Closest elements innermost (z). */
+    /* Sort the dimensions so that the innermost one (z) has the smallest strides. */
     ag_sort_dims(&x, &y);
     ag_sort_dims(&y, &z);
     ag_sort_dims(&x, &y);
@@ -115,12 +115,12 @@ static AG_UNUSED void ag_copy_3d(ag_variant variant, char *to, const char *from,
     if (!swapped && z.to == itemsize && z.from == itemsize && z.length > 1) {
         const ptrdiff_t nbytes = z.length * itemsize;
         if (nbytes == 2 || nbytes == 4 || nbytes == 8 || nbytes == 16) {
-            itemsize = (int)nbytes; /* adjacent on both sides: one item */
+            itemsize = (int)nbytes; /* z is contiguous in source and destination: copy it as one item */
             z = y, y = x, x = (ag_dim){1, 0, 0};
         }
     }
     if (!swapped) {
-        /* Rows of one side are columns of the other: the third dimension outside, what is adjacent in `from` inside. */
+        /* A transpose: z becomes the contiguous dimension of the source, y the one of the destination. */
         if (x.from == itemsize || x.to == itemsize) {
             if (z.from != itemsize && z.to != itemsize) t = x, x = z, z = t;
             else if (y.from != itemsize && y.to != itemsize) t = x, x = y, y = t;
@@ -133,7 +133,7 @@ static AG_UNUSED void ag_copy_3d(ag_variant variant, char *to, const char *from,
             if (i == x.length) return;
         }
     }
-    /* A loop of a few elements costs as much as a long one: it should not be the inner one. */
+    /* A short inner loop has much overhead per element, so a longer dimension becomes the inner one. */
     if (z.length < SHORT && y.length > z.length) t = y, y = z, z = t;
     if (z.length < SHORT && x.length > z.length) t = x, x = z, z = t;
     for (ptrdiff_t i = 0; i < x.length; i++) {
@@ -144,7 +144,7 @@ static AG_UNUSED void ag_copy_3d(ag_variant variant, char *to, const char *from,
 
 /* ---- values ------------------------------------------------------------------------------------------------------ */
 
-/* 16-bit values to float32. */
+/* Widen n 16-bit values to float32. */
 static AG_UNUSED void ag_widen(ag_variant variant, ag_dtype dtype, const char *from, float *to, ptrdiff_t n)
 {
     if (dtype == AG_FLOAT16) {
@@ -154,7 +154,7 @@ static AG_UNUSED void ag_widen(ag_variant variant, ag_dtype dtype, const char *f
     }
 }
 
-/* float32 or float64 (`from_double`) to any other dtype. */
+/* Convert n values of float32, or of float64 if `from_double`, to another dtype. */
 static AG_UNUSED void ag_convert(ag_variant variant, int from_double, const void *from, ag_dtype dtype, char *to,
                                ptrdiff_t n)
 {
@@ -173,7 +173,7 @@ static AG_UNUSED void ag_convert(ag_variant variant, int from_double, const void
     }
 }
 
-/* out = a + b over n floats, the Add kernel of the STREAM benchmark: two reads and one write. */
+/* Compute out = a + b over n floats, the Add kernel of the STREAM benchmark: two reads and one write. */
 static AG_UNUSED void ag_stream_add(ag_variant variant, const float *a, const float *b, float *out, ptrdiff_t n,
                                     int nontemporal)
 {

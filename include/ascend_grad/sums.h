@@ -1,4 +1,5 @@
-/* Sums of doubles with the rounding errors of their additions (Neumaier): accurate over any number of terms. */
+/* Compensated sums of doubles (Neumaier): the rounding errors of the additions are summed up separately, so that a sum
+ * is accurate over any number of terms. */
 #ifndef ASCEND_GRAD_SUMS_H
 #define ASCEND_GRAD_SUMS_H
 
@@ -17,10 +18,11 @@ AG_INLINE void ag_sum_add(ag_sum *total, double x)
     total->sum = sum;
 }
 
-/* Which of several NaN a sum propagates depends on the instructions, but must not depend on how rows are grouped. */
+/* Return the sum, with every NaN replaced by one NaN. Instructions differ in which of several NaN they propagate, and
+ * the result must not depend on how rows are grouped. */
 AG_INLINE double ag_canonical_nan(double sum) { return sum == sum ? sum : (double)NAN; }
 
-/* The compensation is applied unless the sum overflowed. Adding +0 makes -0 positive, whichever way it arose. */
+/* Return the compensated sum; the compensation is omitted if the sum overflowed. Adding +0 turns -0 into +0. */
 AG_INLINE double ag_sum_total(ag_sum total)
 {
     return ag_canonical_nan((isfinite(total.sum) ? total.sum + total.compensation : total.sum) + 0.0);

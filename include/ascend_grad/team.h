@@ -1,12 +1,11 @@
 /* Phases of a team of threads: the primary thread begins a phase, all threads fetch tasks one by one, and the primary
  * thread waits at the end of the phase until every task is complete.
  *
- * OpenMP would do this with a parallel loop for every phase. Its barriers, where libgomp spins for milliseconds, do not
- * suit: where another process holds a core, the thread that is waited for may be without one while those that wait keep
- * theirs busy, and each phase takes a scheduler tick. Here no thread waits for another one as such, only for tasks that
- * some thread has fetched: one that has no core just now, or that is not awake yet, delays nothing. Threads without a
- * task sleep after a moment, and their cores are free. Where there are more threads than cores, they never spin, and no
- * more of them are woken than can run.
+ * An OpenMP parallel loop per phase would do the same, but libgomp spins at its barriers for milliseconds. If another
+ * process holds a core, the last thread of a phase may have none while the waiting threads keep theirs busy. Each phase
+ * then takes a scheduler tick. Here threads wait only for tasks that a thread has fetched. So a thread that has no
+ * core, or is not awake yet, delays nothing. Threads without a task spin briefly, then sleep and free their cores. If
+ * there are more threads than cores, threads never spin, and no more of them are woken than can run.
  */
 #ifndef ASCEND_GRAD_TEAM_H
 #define ASCEND_GRAD_TEAM_H
@@ -20,25 +19,26 @@
 
 #include "base.h"
 
-enum { AG_SPIN_LIMIT = 10000 }; /* 0.5 ms or so: threads that sleep take long to wake, on virtual machines above all */
+/* Spins before a thread sleeps, about 0.5 ms. Sleeping threads take long to wake, on virtual machines above all. */
+enum { AG_SPIN_LIMIT = 10000 };
 
-/* A number that threads wait for, and how many of them sleep. */
+/* A number that threads wait for, and the count of threads that sleep until it changes. */
 typedef struct {
     uint32_t value;
     uint32_t sleepers;
 } ag_event;
 
 typedef struct {
-    int size, cores;     /* threads, and how many of them can run at a time */
+    int size, cores;     /* number of threads, and how many of them can run at a time */
     int spin_limit;      /* spins before a thread sleeps */
-    int is_shut_down;    /* no further phases */
-    ptrdiff_t tasks;     /* of the phase */
-    ptrdiff_t unfetched; /* tasks that no thread has fetched */
-    ag_event phase;      /* number of the phase, of which the first is 1 */
-    ag_event complete;   /* tasks of the phase that are complete */
-    int64_t begin;       /* of the phase, nanoseconds */
-    int64_t elapsed;     /* in all phases, */
-    int64_t busy;        /* and the CPU time of all threads in them */
+    int is_shut_down;    /* whether no further phase will begin */
+    ptrdiff_t tasks;     /* number of tasks of the current phase */
+    ptrdiff_t unfetched; /* number of tasks that no thread has fetched */
+    ag_event phase;      /* number of the current phase, starting at 1 */
+    ag_event complete;   /* number of tasks of the current phase that are complete */
+    int64_t begin;       /* start of the current phase, in nanoseconds of the monotonic clock */
+    int64_t elapsed;     /* wall time of the phases, in nanoseconds */
+    int64_t busy;        /* CPU time of all threads in the phases, in nanoseconds */
 } ag_team;
 
 static AG_UNUSED int64_t ag_clock_ns(clockid_t clock)
@@ -50,10 +50,10 @@ static AG_UNUSED int64_t ag_clock_ns(clockid_t clock)
 
 static AG_UNUSED int64_t ag_monotonic_ns(void) { return ag_clock_ns(CLOCK_MONOTONIC); }
 
-/* CPU time of the calling thread */
+/* Return the CPU time of the calling thread in nanoseconds. */
 static AG_UNUSED int64_t ag_thread_ns(void) { return ag_clock_ns(CLOCK_THREAD_CPUTIME_ID); }
 
-/* Wait until the value equals (is) or differs from (is not) this value. */
+/* Wait until event->value equals `value` (if `is`) or differs from it (if not). */
 static AG_UNUSED void ag_event_wait(ag_event *event, uint32_t value, int is, int spin_limit)
 {
     uint32_t now;
@@ -71,7 +71,7 @@ static AG_UNUSED void ag_event_wait(ag_event *event, uint32_t value, int is, int
     __atomic_sub_fetch(&event->sleepers, 1, __ATOMIC_RELAXED);
 }
 
-/* Wake so many of the sleeping threads, after the value was changed. */
+/* Wake at most `count` of the threads that sleep on an event whose value was changed. */
 static AG_UNUSED void ag_event_wake(ag_event *event, int count)
 {
     if (count > 0 && __atomic_load_n(&event->sleepers, __ATOMIC_SEQ_CST)) {
@@ -79,7 +79,7 @@ static AG_UNUSED void ag_event_wake(ag_event *event, int count)
     }
 }
 
-/* A team of so many threads, before any of them starts. */
+/* Initialize a team of `size` threads before any of them starts. */
 static AG_UNUSED void ag_team_init(ag_team *team, int size, int cores)
 {
     memset(team, 0, sizeof *team);
@@ -88,7 +88,8 @@ static AG_UNUSED void ag_team_init(ag_team *team, int size, int cores)
     team->spin_limit = size <= cores ? AG_SPIN_LIMIT : 0;
 }
 
-/* For the primary thread: begin a phase, whose tasks were described before. Those of the last one are complete. */
+/* Begin a phase of `tasks` tasks; called by the primary thread. The caller has described the tasks, and all tasks of
+ * the previous phase are complete. */
 static AG_UNUSED void ag_team_begin_phase(ag_team *team, ptrdiff_t tasks)
 {
     const ptrdiff_t most = tasks < team->size ? tasks : team->size;
@@ -100,7 +101,7 @@ static AG_UNUSED void ag_team_begin_phase(ag_team *team, ptrdiff_t tasks)
     ag_event_wake(&team->phase, (int)(most < team->cores ? most : team->cores) - 1);
 }
 
-/* For the primary thread: there will be no further phases. */
+/* End the last phase and let all other threads return; called by the primary thread. */
 static AG_UNUSED void ag_team_shutdown(ag_team *team)
 {
     __atomic_store_n(&team->is_shut_down, 1, __ATOMIC_RELAXED); /* a late thread may still be reading it */
@@ -108,7 +109,8 @@ static AG_UNUSED void ag_team_shutdown(ag_team *team)
     ag_event_wake(&team->phase, INT_MAX);
 }
 
-/* For the other threads: wait for a phase after this one (0: the first). Its number; 0 after the last phase. */
+/* Wait for a phase later than `phase` (0: the first one); called by the other threads. Return the number of the current
+ * phase, or 0 after the shutdown. */
 static AG_UNUSED uint32_t ag_team_wait_phase(ag_team *team, uint32_t phase)
 {
     ag_event_wait(&team->phase, phase, 0, team->spin_limit);
@@ -116,8 +118,8 @@ static AG_UNUSED uint32_t ag_team_wait_phase(ag_team *team, uint32_t phase)
     return __atomic_load_n(&team->is_shut_down, __ATOMIC_RELAXED) ? 0 : now;
 }
 
-/* The number of a task of the current phase, which the caller has to complete; -1 if none are left. What describes the
- * phase may be read only after that. */
+/* Return the number of a task of the current phase, which the caller has to complete, or -1 if none is left. The
+ * description of the phase may be read only after a task was fetched. */
 static AG_UNUSED ptrdiff_t ag_team_fetch_task(ag_team *team)
 {
     ptrdiff_t left = __atomic_load_n(&team->unfetched, __ATOMIC_RELAXED);
@@ -129,30 +131,30 @@ static AG_UNUSED ptrdiff_t ag_team_fetch_task(ag_team *team)
     return -1;
 }
 
-/* A task is complete. After that the phase may end, and another one begin. */
+/* Count a fetched task as complete. From then on the phase may end, and another one may begin. */
 static AG_UNUSED void ag_team_complete_task(ag_team *team)
 {
     const uint32_t tasks = (uint32_t)team->tasks;
     if (__atomic_add_fetch(&team->complete.value, 1, __ATOMIC_SEQ_CST) == tasks) ag_event_wake(&team->complete, 1);
 }
 
-/* For the primary thread: tasks of the phase that no thread has fetched are dropped. */
+/* Drop the tasks of the phase that no thread has fetched; called by the primary thread. */
 static AG_UNUSED void ag_team_cancel_phase(ag_team *team)
 {
     const ptrdiff_t left = __atomic_exchange_n(&team->unfetched, 0, __ATOMIC_RELAXED);
     __atomic_add_fetch(&team->complete.value, (uint32_t)left, __ATOMIC_RELAXED);
 }
 
-/* A thread has used so much CPU time for the phase. */
+/* Add the CPU time that a thread used for the phase, in nanoseconds, to the team's `busy`. */
 static AG_UNUSED void ag_team_add_busy(ag_team *team, int64_t nanoseconds)
 {
     __atomic_add_fetch(&team->busy, nanoseconds, __ATOMIC_RELAXED);
 }
 
-/* The value, which becomes 0. */
+/* Return the value, and set it to 0. */
 static AG_UNUSED int64_t ag_take(int64_t *value) { return __atomic_exchange_n(value, 0, __ATOMIC_RELAXED); }
 
-/* For the primary thread, when no task is left to fetch: wait until all are complete. */
+/* Wait until all tasks are complete; called by the primary thread once no task is left to fetch. */
 static AG_UNUSED void ag_team_end_phase(ag_team *team)
 {
     ag_event_wait(&team->complete, (uint32_t)team->tasks, 1, team->spin_limit);

@@ -1,7 +1,8 @@
-"""Types of arrays: the library that one belongs to, how its arrays become NumPy's, and how results become its own.
+"""Types of arrays: their library, the conversion of its arrays to NumPy's, and of results to arrays of the library.
 
-A library is recognised by what its arrays offer: the C exchange API of DLPack, ``__dlpack__``, ``__array_namespace__``.
-Nothing is imported for it. Of torch and JAX more is known: what DLPack drops, or does not say.
+A library is recognised by the protocols of its arrays: the C exchange API of DLPack, ``__dlpack__``,
+``__array_namespace__``. No library is imported for that. Arrays of torch and JAX have properties that DLPack drops or
+does not describe, so they are treated specially.
 """
 
 import sys
@@ -24,25 +25,25 @@ cnp.import_array()
 
 @cython.final
 cdef class ArrayType:
-    """What is known of a type of arrays.
+    """The library of a type of arrays, and the functions that convert them.
 
     Attributes
     ----------
     library : str or None
-        The library by name; None where results for such arrays are NumPy's, and may be for those of any library.
+        The name of the library. If it is None, results are arrays of NumPy, unless other arguments have a library.
     is_plain : bool
-        Whether `view` runs compiled code alone, which cannot change another argument of the call.
+        True if `view` runs only compiled code, which cannot change another argument of the call.
     """
 
     cpdef cnp.ndarray view(self, object value, str name, str operator):
-        """An array over the memory of such a one; None where NumPy has to convert it."""
+        """Return a NumPy array over the memory of an array of this type, or None if NumPy has to convert it."""
         view = self.view_anywhere(value, name, operator)
         if isinstance(view, AbstractDeviceArray):
             raise on_another_device(value, None, name, operator)
         return view
 
     cdef object view_anywhere(self, object value, str name, str operator):
-        """The same; of a tensor on a device that a backend knows, an array of that backend."""
+        """Return `view`, or an array of a backend if a tensor is on the backend's device."""
         if self is NUMPY:
             return None
         if self.is_torch:
@@ -62,7 +63,7 @@ cdef class ArrayType:
             if self.is_torch:
                 return device_tensor(value, name, operator)
             raise on_another_device(value, str(error), name, operator) from None
-        except Exception as error:  # whatever the other library raises
+        except Exception as error:  # the other library may raise anything
             if self.is_torch:
                 if value.device.type != "cpu":
                     return device_tensor(value, name, operator)
@@ -71,22 +72,22 @@ cdef class ArrayType:
                 explain_of_jax(value, name, operator)
             elif isinstance(error, BufferError) and hasattr(type(value), "__array__"):
                 return None
-            reason = str(error).partition("\n")[0]  # what follows is a trace of C++
+            reason = str(error).partition("\n")[0]  # the other lines are a C++ stack trace
             message = f"{name}: expected an array, got {type(value).__name__}, which does not convert: {reason}"
             raise ParamTypeError(message, operator=operator) from error
 
     cdef object own(self, cnp.ndarray array):
-        """A result as an array of the library, over the same memory."""
+        """Return a result as an array of the library, over the same memory."""
         if self.api != NULL:
             return _dlpack.object_through(self.api, array)
         if self.from_dlpack is None:
             return array
         exported = _dlpack.Exported()
-        # JAX copies what does not begin at a cache line, and rounds what has 64 bits unless they are switched on.
+        # JAX copies arrays that do not begin at a cache line, and rounds 64-bit values unless these are enabled.
         (<_dlpack.Exported>exported).array = _memory.at_aligned_address(array) if self.is_jax else array
         if self.is_jax and cnp.PyArray_ITEMSIZE(array) == 8:
             jax = sys.modules["jax"]
-            with (jax if hasattr(jax, "enable_x64") else jax.experimental).enable_x64(True):  # moved in JAX 0.8
+            with (jax if hasattr(jax, "enable_x64") else jax.experimental).enable_x64(True):  # it moved in JAX 0.8
                 return self.from_dlpack(exported)
         return self.from_dlpack(exported)
 
@@ -96,18 +97,18 @@ NUMPY.library = "numpy"
 
 cdef ArrayType UNNAMED = ArrayType()
 
-#: Those with the C exchange API, by class. Such classes are few and stay.
+#: Types of arrays with the C exchange API, by class. Such classes are few and are never deleted.
 cdef dict _known = {}
 
 
 cdef ArrayType known_array_type(object value):
-    """The type of an array whose like has come before and offers the C exchange API, else None."""
+    """Return the type of an array from the cache, which has classes with the C exchange API, else None."""
     cdef PyObject *known = PyDict_GetItemWithError(_known, type(value))
     return None if known is NULL else <ArrayType>known
 
 
 cpdef ArrayType array_type(object value, str name, str operator):
-    """The type of an array that offers DLPack, or is NumPy's; None for numbers, sequences, buffers and the like."""
+    """Return the type of an array of NumPy or one with DLPack, or None for numbers, sequences, buffers and so on."""
     cdef ArrayType result = known_array_type(value)
     if result is not None:
         return result
@@ -115,13 +116,13 @@ cpdef ArrayType array_type(object value, str name, str operator):
         return NUMPY if isinstance(value, np.ndarray) else look_up(value)
     except MemoryError:
         raise
-    except Exception as error:  # whatever the classes of the argument raise
+    except Exception as error:  # methods of the argument may raise anything
         message = f"{name}: expected an array, got {type(value).__name__}, which does not say what it is: {error}"
         raise ParamTypeError(message, operator=operator) from error
 
 
 cpdef bint is_on_device(object value) except -1:
-    """Whether this is an array of a backend, or a tensor that becomes one."""
+    """Return whether a value is an array of a backend, or a tensor that converts to one."""
     if isinstance(value, AbstractDeviceArray):
         return True
     return isinstance(value, getattr(sys.modules.get("torch"), "Tensor", ())) and value.device.type in DEVICE_TENSORS
@@ -152,15 +153,16 @@ cdef ArrayType look_up(object value):
         return UNNAMED
     if result.api != NULL:
         result.is_plain = result.is_torch and kind in (torch.Tensor, torch.nn.Parameter)
-        result = _known.setdefault(kind, result)  # never replaced: other threads read entries without a reference
+        # Entries are never replaced, as other threads read them without holding a reference.
+        result = _known.setdefault(kind, result)
     return result
 
 
-# ---- what DLPack does not say of tensors -----------------------------------------------------------------------------
+# ---- properties of tensors that DLPack does not describe -------------------------------------------------------------
 
 
 cdef object own_arithmetic(object kind, object tensor):
-    """The name of a class of tensors that are more than their elements, else None."""
+    """Return the name of a class of tensors that overrides torch's functions, else None."""
     functions = tensor.__torch_function__, kind.__torch_function__
     is_plain = getattr(functions[1], "__func__", functions[1]) in (
         getattr(functions[0], "__func__", functions[0]), sys.modules["torch"]._C._disabled_torch_function_impl
@@ -175,24 +177,27 @@ cdef object refuse(str name, str operator, str expected, object got):
 
 
 cdef object on_another_device(object value, object device, str name, str operator):
-    device = getattr(value, "device", device)  # torch has names of its own
+    device = getattr(value, "device", device)  # torch's own name, if it has one
     message = f"{name}: expected an array on the CPU, got one on device {device}"
     return BackendUnavailableError(message, operator=operator)
 
 
 cdef bint is_wrapped(object tensor) except -1:
-    """Whether a transform of functions, such as torch.vmap, holds a tensor within this one. torch has no public name for it."""
+    """Return whether a tensor wraps another one for a function transform such as torch.vmap.
+
+    torch has no public function for that.
+    """
     functorch = getattr(sys.modules["torch"]._C, "_functorch", None)
     return hasattr(functorch, "is_functorch_wrapped_tensor") and functorch.is_functorch_wrapped_tensor(tensor)
 
 
-#: By the type of a torch device: the function that makes a backend's array of a tensor there, of its name, and of the
-#: operator. Backends add theirs when they are imported.
+#: Functions by type of a torch device: each takes a tensor, its argument's name and the operator, and returns an array
+#: of a backend. Backends add their functions when they are imported.
 DEVICE_TENSORS = {}
 
 
 cdef object device_tensor(object tensor, str name, str operator):
-    """The array of a backend over the memory of a tensor on its device."""
+    """Return an array of a backend over the memory of a tensor on the backend's device."""
     function = DEVICE_TENSORS.get(tensor.device.type)
     explain(tensor, name, operator)
     if function is None:
@@ -201,7 +206,7 @@ cdef object device_tensor(object tensor, str name, str operator):
 
 
 cdef object explain(object value, str name, str operator):
-    """Raise what says best why a tensor has no memory that NumPy or a device could read, if it is known."""
+    """Raise an error with the reason why neither NumPy nor a device can read a tensor, if the reason is known."""
     if value.is_nested:
         refuse(name, operator, "a tensor of one shape", "a nested tensor")
     if value.device.type not in ("cpu", *DEVICE_TENSORS):
@@ -219,7 +224,7 @@ cdef object explain(object value, str name, str operator):
 
 
 cdef object explain_of_jax(object value, str name, str operator):
-    """The same of an array of JAX."""
+    """Raise an error with the reason why NumPy cannot read an array of JAX, if the reason is known."""
     jax = sys.modules["jax"]
     if isinstance(value, jax.core.Tracer):
         expected = "an array that has values (ascend_grad.jax is for what JAX traces: jit, grad, vmap)"
@@ -232,7 +237,7 @@ cdef object explain_of_jax(object value, str name, str operator):
 
 
 cdef int mark_written(object value) except -1:
-    """Tell the library of an array that its elements change; torch's autograd wants to know."""
+    """Tell the library of an array that its elements change, which torch's autograd has to know."""
     cdef ArrayType kind = array_type(value, "out", None)
     if kind.mark_written is not None:
         kind.mark_written(value)

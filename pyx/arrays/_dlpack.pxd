@@ -20,11 +20,11 @@ cdef struct DLTensor:
     int32_t ndim
     DLDataType dtype
     int64_t *shape
-    int64_t *strides  # in elements; NULL, before DLPack 1.2: those of a C-contiguous array
+    int64_t *strides  # in elements; before DLPack 1.2 it may be NULL, for a C-contiguous array
     uint64_t byte_offset
 
 
-cdef struct DLManagedTensor:  # before DLPack 1.0
+cdef struct DLManagedTensor:  # the structure before DLPack 1.0
     DLTensor dl_tensor
     void *manager_ctx
     void (*deleter)(DLManagedTensor *) noexcept nogil
@@ -45,7 +45,7 @@ cdef struct DLManagedTensorVersioned:
 
 cdef struct DLPackExchangeAPI:
     DLPackVersion version
-    DLPackExchangeAPI *prev_api  # of a version before this one, or NULL
+    DLPackExchangeAPI *prev_api  # the table of an earlier version, or NULL
     void *managed_tensor_allocator
     int (*managed_tensor_from_py_object_no_sync)(void *, DLManagedTensorVersioned **) except -1
     int (*managed_tensor_to_py_object_no_sync)(DLManagedTensorVersioned *, void **) except -1

@@ -1,9 +1,9 @@
-"""DLPack: arrays of other libraries as NumPy arrays over the same memory, and NumPy arrays as theirs.
+"""DLPack: conversion of other libraries' arrays to NumPy arrays over the same memory, and of NumPy arrays to theirs.
 
-Through the C exchange API where the type of an array offers one, else through capsules, those of DLPack 1.0 and later
-or those before. NumPy's own reader knows no bfloat16, and takes longer than a small call.
+Arrays are exchanged through the C exchange API if their type offers one, else through capsules, of DLPack 1.0 and later
+or of earlier versions. NumPy's own reader does not know bfloat16, and takes longer than a small call.
 
-The structures, in the .pxd file, are those of ``dlpack.h``, version 1.3.
+The .pxd file declares the structures of ``dlpack.h``, version 1.3.
 """
 
 cimport cython
@@ -38,13 +38,13 @@ cdef extern from "Python.h":
 cdef extern from "numpy/arrayobject.h":
     int PyArray_SetBaseObject(cnp.ndarray arr, object base) except -1
 
-cdef enum:  # of dlpack.h
+cdef enum:  # constants of dlpack.h
     MAJOR = 1
     MINOR = 3
     CPU = 1
     CUDA_HOST = 3
     ROCM_HOST = 11
-    EXT_DEVICE = 12  # as which torch_npu exchanges arrays
+    EXT_DEVICE = 12  # the device type under which torch_npu exchanges arrays
     READ_ONLY = 1
     IS_COPIED = 2
 
@@ -57,14 +57,14 @@ cdef enum DataTypeCode:
     BOOL = 6
 
 cdef enum:
-    MAX_RANK = 64  # of NumPy's arrays
+    MAX_RANK = 64  # most dimensions of a NumPy array
 
 cdef const char *LEGACY = "dltensor"
 cdef const char *VERSIONED = "dltensor_versioned"
 cdef tuple VERSION = (MAJOR, MINOR)
 
 cdef int _bfloat16_number = BFLOAT16.num
-cdef char _nothing  # what arrays without elements point to: given NULL, NumPy would allocate memory
+cdef char _nothing  # the address of arrays without elements; for NULL, NumPy would allocate memory
 
 _DEVICES = {
     2: "cuda", 4: "opencl", 7: "vulkan", 8: "metal", 9: "vpi", 10: "rocm", 12: "ext_dev", 13: "cuda_managed",
@@ -73,14 +73,14 @@ _DEVICES = {
 
 
 class OtherDeviceError(BufferError):
-    """An array whose memory is not the host's; its text is the name of the device."""
+    """Raised for an array whose memory is not the host's; its text is the name of the device."""
 
 
 # ---- dtypes ----------------------------------------------------------------------------------------------------------
 
 
 cdef int number_of(DLDataType dtype) noexcept:
-    """NumPy's number of a dtype, -1 where it has none."""
+    """Return NumPy's number of a dtype, or -1 if NumPy does not have the dtype."""
     if dtype.lanes != 1:
         return -1
     if dtype.code == FLOAT:
@@ -111,7 +111,7 @@ cdef int number_of(DLDataType dtype) noexcept:
 
 
 cdef int code_of(cnp.ndarray array) noexcept:
-    """DLPack's code of the kind of a result's elements."""
+    """Return DLPack's type code of a result's dtype."""
     if cnp.PyArray_TYPE(array) == _bfloat16_number:
         return BFLOAT
     if cnp.PyArray_ISFLOAT(array):
@@ -127,7 +127,7 @@ cdef int code_of(cnp.ndarray array) noexcept:
 @cython.final
 @cython.freelist(8)
 cdef class Managed:
-    """What another library handed out, until no array here refers to its memory."""
+    """The owner of a tensor that another library handed out; it deletes the tensor with the last array over it."""
 
     cdef DLManagedTensorVersioned *versioned
     cdef DLManagedTensor *legacy
@@ -140,7 +140,7 @@ cdef class Managed:
 
 
 cdef object numbers(const int64_t *values, int count):
-    """Shape or strides, as messages show them."""
+    """Return a shape or strides as a tuple for messages, or None."""
     return None if values == NULL else tuple([values[i] for i in range(count)])
 
 
@@ -173,12 +173,12 @@ cdef cnp.ndarray array_over(Managed owner, const DLTensor *tensor, bint is_writa
     for axis in range(tensor.ndim - 1, -1, -1):
         shape[axis] = tensor.shape[axis]
         strides[axis] = step
-        # A stride that leads to no element may be anything, and is not needed.
+        # Strides of dimensions of length 1, and of arrays without elements, may have any value and are ignored.
         if tensor.strides != NULL and shape[axis] > 1 and not is_empty:
             if not -most <= tensor.strides[axis] <= most:
                 raise beyond_the_address_space(tensor)
             strides[axis] = tensor.strides[axis] * view.itemsize
-        step *= max(shape[axis], 1)  # it may wrap around where the whole size does, which is refused below
+        step *= max(shape[axis], 1)  # overflows only if the whole size does, which is_addressable refuses
     if is_empty:
         view.data = &_nothing
     elif view.data == NULL:
@@ -193,23 +193,23 @@ cdef cnp.ndarray array_over(Managed owner, const DLTensor *tensor, bint is_writa
         cnp.ndarray, tensor.ndim, shape, number, strides, view.data, 0,
         cnp.NPY_ARRAY_WRITEABLE if is_writable else 0, None
     )
-    Py_INCREF(owner)  # stolen
+    Py_INCREF(owner)  # the next call steals this reference
     PyArray_SetBaseObject(array, owner)
     return array
 
 
 cdef cnp.ndarray array_of_versioned(DLManagedTensorVersioned *tensor):
-    """An array that owns what another library handed out."""
+    """Return an array that owns a tensor of another library."""
     cdef Managed owner = Managed.__new__(Managed)
     owner.versioned = tensor
     if tensor.version.major != MAJOR:
         raise BufferError(f"expected DLPack {MAJOR}, got {tensor.version.major}.{tensor.version.minor}")
-    # What is written into a copy never reaches the array.
+    # A copy is read-only, as values written into it would not reach the array.
     return array_over(owner, &tensor.dl_tensor, not tensor.flags & (READ_ONLY | IS_COPIED))
 
 
 cdef const DLPackExchangeAPI *exchange_api(object kind) except? NULL:
-    """The C exchange API that a class of arrays offers; NULL where it does not, or of no version that is known here."""
+    """Return the C exchange API of a class of arrays, or NULL if it has none of a known major version."""
     cdef const DLPackExchangeAPI *api
     capsule = getattr(kind, "__dlpack_c_exchange_api__", None)
     if capsule is None:
@@ -221,7 +221,7 @@ cdef const DLPackExchangeAPI *exchange_api(object kind) except? NULL:
 
 
 cdef cnp.ndarray array_through(const DLPackExchangeAPI *api, object value):
-    """An array over the memory of another library's, which stays alive as long."""
+    """Return an array over the memory of another library's array, which it keeps alive."""
     cdef DLManagedTensorVersioned *tensor = NULL
     api.managed_tensor_from_py_object_no_sync(<void *>value, &tensor)
     if tensor == NULL:
@@ -230,12 +230,15 @@ cdef cnp.ndarray array_through(const DLPackExchangeAPI *api, object value):
 
 
 cdef cnp.ndarray array_of(object value, bint is_writable):
-    """The same, by the methods of the array. A capsule of before DLPack 1.0 cannot say whether memory may be written."""
+    """Return an array over the memory of another library's array, by the array's ``__dlpack__``.
+
+    `is_writable` applies to capsules before DLPack 1.0, which do not tell whether memory may be written.
+    """
     cdef Managed owner
     cdef void *tensor
     try:
         capsule = value.__dlpack__(max_version=VERSION)
-    except TypeError:  # of before DLPack 1.0
+    except TypeError:  # __dlpack__ has no max_version before DLPack 1.0
         capsule = value.__dlpack__()
     if PyCapsule_IsValid(capsule, VERSIONED):
         tensor = PyCapsule_GetPointer(capsule, VERSIONED)
@@ -254,7 +257,7 @@ cdef cnp.ndarray array_of(object value, bint is_writable):
 
 
 cdef void give_back(void *array) noexcept nogil:
-    """Forget an array, on any thread. When the interpreter ends, its memory goes with the process."""
+    """Release a reference to an array, on any thread. It is kept if the interpreter has ended or is about to."""
     if Py_IsInitialized() and not ag_interpreter_ends():
         with gil:
             Py_DECREF(<PyObject *>array)
@@ -271,7 +274,7 @@ cdef void delete_legacy(DLManagedTensor *tensor) noexcept nogil:
 
 
 cdef void *allocated(cnp.ndarray array, size_t header) except NULL:
-    """Memory for a header, and for the shape and strides of an array behind it."""
+    """Allocate memory for a header, followed by the shape and the strides of an array."""
     cdef void *memory = malloc(header + 2 * <size_t>cnp.PyArray_NDIM(array) * sizeof(int64_t))
     if memory == NULL:
         raise MemoryError
@@ -279,7 +282,7 @@ cdef void *allocated(cnp.ndarray array, size_t header) except NULL:
 
 
 cdef void describe(cnp.ndarray array, DLTensor *tensor, int64_t *numbers) noexcept:
-    """Fill a tensor in; its shape and its strides go to ``numbers``."""
+    """Fill in a tensor; its shape and its strides are written to ``numbers``."""
     cdef int axis, rank = cnp.PyArray_NDIM(array)
     cdef int itemsize = <int>cnp.PyArray_ITEMSIZE(array)
     tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes = code_of(array), 8 * itemsize, 1
@@ -311,7 +314,7 @@ cdef DLManagedTensor *legacy_of(cnp.ndarray array) except NULL:
 
 
 cdef void drop_versioned(object capsule) noexcept:
-    """The end of a capsule; one that was used has another name."""
+    """Delete the tensor of a capsule that nobody used; a used capsule has another name."""
     if PyCapsule_IsValid(capsule, VERSIONED):
         delete_versioned(<DLManagedTensorVersioned *>PyCapsule_GetPointer(capsule, VERSIONED))
 
@@ -322,19 +325,19 @@ cdef void drop_legacy(object capsule) noexcept:
 
 
 cdef object object_through(const DLPackExchangeAPI *api, cnp.ndarray array):
-    """An array of another library over the memory of ours, which stays alive as long."""
+    """Return an array of another library over the memory of a NumPy array, which it keeps alive."""
     cdef void *result = NULL
-    # The tensor is stolen, whether or not this succeeds.
+    # The API takes ownership of the tensor, even if it fails.
     api.managed_tensor_to_py_object_no_sync(versioned_of(array), &result)
     if result == NULL:
         raise BufferError("the exchange API gave no array")
     given = <object>result
-    Py_DECREF(<PyObject *>result)  # the reference that was handed out
+    Py_DECREF(<PyObject *>result)  # the API's new reference, as `given` has its own
     return given
 
 
 cdef class Exported:
-    """A result, of bfloat16 too, as an object that the ``from_dlpack`` of another library takes."""
+    """A result, of any dtype including bfloat16, as an object for the ``from_dlpack`` of another library."""
 
     def __dlpack_device__(self):
         return CPU, 0
@@ -348,14 +351,14 @@ cdef class Exported:
 
 
 def dlpack_device(int device):
-    """An Ascend NPU as DLPack names it."""
+    """Return DLPack's device type and number of an Ascend NPU."""
     return EXT_DEVICE, device
 
 
 def capsule_on_device(object owner, cnp.ndarray like not None, uintptr_t address, int device):
-    """A capsule of before DLPack 1.0 over memory of an Ascend NPU, where an array has elements in this layout.
+    """Return a capsule, as before DLPack 1.0, of an array in the memory of an Ascend NPU with the layout of `like`.
 
-    The owner is kept alive until the consumer is done.
+    The owner is kept alive until the consumer deletes the tensor.
     """
     cdef DLManagedTensor *tensor = <DLManagedTensor *>allocated(like, sizeof(DLManagedTensor))
     describe(like, &tensor.dl_tensor, <int64_t *>(tensor + 1))

@@ -1,4 +1,4 @@
-"""The floating dtypes of the library, and what the kernels call them."""
+"""The floating dtypes of the library, and their numbers in the kernels."""
 
 import ml_dtypes
 import numpy as np
@@ -11,14 +11,14 @@ cnp.import_array()
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
-#: In native byte order, in the order of ag_dtype.
+#: The floating dtypes in native byte order, in the order of ag_dtype.
 FLOATING_DTYPES = (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16, np.dtype(np.float64))
 
 cdef int _bfloat16_number = BFLOAT16.num
 
 
 cdef int dtype_of(cnp.ndarray array) noexcept:
-    """The kernels' name of an array's dtype, -1 where it has none. Of any byte order."""
+    """Return the ag_dtype of an array in any byte order, or -1 if the kernels do not have its dtype."""
     cdef int number = cnp.PyArray_TYPE(array)
     if number == cnp.NPY_FLOAT:
         return AG_FLOAT32

@@ -1,6 +1,6 @@
-"""Whether arrays share memory: by what their strides reach where that decides, else by NumPy's search.
+"""Tests whether arrays share memory: by their strides if these decide, else by NumPy's search.
 
-The functions on views are for callers without Python; they answer at once, and err on the side of sharing.
+The functions on views are for callers without Python. They do not search: in doubt they say that memory is shared.
 """
 
 import numpy as np
@@ -14,11 +14,11 @@ from ascend_grad._views cimport View, size_of, view_of
 cnp.import_array()
 
 cdef enum:
-    MAX_RANK = 64  # of NumPy's arrays
+    MAX_RANK = 64  # most dimensions of a NumPy array
 
 
 cdef bint extent_of(const View *view, char **low, char **high) noexcept nogil:
-    """The first byte of an array, and the first one behind it; False where it has no elements."""
+    """Set the address of an array's first byte and the end of its last byte; return False if it has no elements."""
     cdef int axis
     cdef Py_ssize_t reach
     low[0] = view.data
@@ -41,7 +41,7 @@ cdef Py_ssize_t gcd(Py_ssize_t a, Py_ssize_t b) noexcept nogil:
 
 
 cdef void strides_of(const View *view, Py_ssize_t *largest, Py_ssize_t *common) noexcept nogil:
-    """The largest stride, and the greatest common divisor of all; 0 where no axis has two elements."""
+    """Set the largest stride, and the greatest common divisor of all; both are 0 if no axis has two elements."""
     cdef int axis
     largest[0] = common[0] = 0
     for axis in range(view.ndim):
@@ -51,7 +51,7 @@ cdef void strides_of(const View *view, Py_ssize_t *largest, Py_ssize_t *common) 
 
 
 cdef Py_ssize_t span_of(const View *view, Py_ssize_t modulus, char **low) noexcept nogil:
-    """The length of an interval from `low` on that holds, modulo `modulus`, the addresses of all bytes."""
+    """Return the length of an interval from `low` on that has all bytes' addresses modulo `modulus`, and set `low`."""
     cdef Py_ssize_t length = view.itemsize, reach
     cdef int axis
     low[0] = view.data
@@ -77,7 +77,10 @@ cdef bint are_disjoint_modulo(const View *first, const View *second, Py_ssize_t 
 
 
 cdef bint may_share_memory(const View *first, const View *second) noexcept nogil:
-    """Whether two arrays may share memory; exact where one lies behind the other, or beside it in every row."""
+    """Return whether two arrays may share memory.
+
+    The answer is exact if one array follows the other in memory, or uses other columns of the same rows.
+    """
     cdef char *low
     cdef char *high
     cdef char *other_low
@@ -96,18 +99,18 @@ cdef bint may_share_memory(const View *first, const View *second) noexcept nogil
 
 
 cdef bint may_overlap(cnp.ndarray first, cnp.ndarray second) except -1:
-    """Whether two arrays may share memory; exact for simple layouts, True where it is too costly to tell."""
+    """Return whether two arrays may share memory: exactly for simple layouts, or True if a search takes too long."""
     cdef View view = view_of(first), other = view_of(second)
     if not may_share_memory(&view, &other):
         return False
     try:
         return np.may_share_memory(first, second, max_work=1000)
-    except RuntimeError as error:  # what NumPy makes of memory that it does not get here
+    except RuntimeError as error:  # raised by NumPy if it fails to allocate memory
         raise MemoryError(str(error)) from error
 
 
 cdef bint is_same_memory(const View *first, const View *second) noexcept nogil:
-    """Whether two arrays are the same memory, element for element, seen as the same dtype."""
+    """Return whether two arrays have the same elements in the same memory, with the same dtype."""
     cdef int axis
     if (
         first.data != second.data or first.ndim != second.ndim or first.dtype != second.dtype
@@ -123,13 +126,16 @@ cdef bint is_same_memory(const View *first, const View *second) noexcept nogil:
 
 
 cdef bint overlaps_partly(cnp.ndarray first, cnp.ndarray second) except -1:
-    """Whether two arrays, the first one of a floating dtype, may share memory otherwise than element for element."""
+    """Return whether two arrays may share memory, unless they have the same elements in the same memory.
+
+    The first array has a floating dtype.
+    """
     cdef View view = view_of(first), other = view_of(second)
     return not is_same_memory(&view, &other) and may_overlap(first, second)
 
 
 cdef bint are_nested(const View *view) noexcept nogil:
-    """Whether each axis steps over all that lies within, so that no two elements share memory."""
+    """Return whether each stride is at least the extent of the smaller ones, so that no two elements share memory."""
     cdef int[MAX_RANK] order
     cdef int axis, k, rank = 0
     cdef Py_ssize_t extent = view.itemsize
@@ -150,12 +156,12 @@ cdef bint are_nested(const View *view) noexcept nogil:
 
 
 cdef bint overlaps_itself(cnp.ndarray array) except -1:
-    """Whether two elements of the array share memory."""
+    """Return whether two elements of the array share memory."""
     cdef View view = view_of(array)
     if cnp.PyArray_IS_C_CONTIGUOUS(array) or size_of(&view) <= 1 or are_nested(&view):
         return False
-    # Axes that interleave need an exact answer. Two elements that collide differ along some axis; moved along it
-    # together, one of them has index 0 there.
+    # Interleaved axes need NumPy's exact search. Two elements that share memory differ in their index along some axis.
+    # If both are moved along that axis, they still share memory, and one of them can have index 0 there.
     for axis in range(array.ndim):
         if array.shape[axis] > 1:
             before = (slice(None),) * axis
@@ -163,5 +169,5 @@ cdef bint overlaps_itself(cnp.ndarray array) except -1:
                 if np.shares_memory(array[(*before, slice(0, 1))], array[(*before, slice(1, None))], max_work=10**6):
                     return True
             except TooHardError:
-                return True  # no ordinary array is: refusing it is better than searching for minutes
+                return True  # ordinary arrays are decided at once; others are refused, as a search would take minutes
     return False

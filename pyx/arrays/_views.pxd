@@ -2,20 +2,20 @@ cimport numpy as cnp
 
 
 ctypedef struct View:
-    # A strided array that needs no Python. Shape and strides belong to the array that it is a view of.
+    # A strided array without a Python object. Shape and strides are stored by the array that was viewed.
     char *data
     int ndim
     const Py_ssize_t *shape
     const Py_ssize_t *strides         # bytes
     int itemsize
-    int dtype                         # an ag_dtype; -1: none of them
+    int dtype                         # an ag_dtype, or -1 for any other dtype
     bint swapped
 
 
 cdef inline View matrix_view(
     const void *data, const Py_ssize_t *shape, const Py_ssize_t *strides, int itemsize, int dtype
 ) noexcept nogil:
-    """What a typed memoryview of two dimensions shows."""
+    """Return the view of a typed memoryview of two dimensions."""
     cdef View view
     view.data, view.ndim, view.shape, view.strides = <char *>data, 2, shape, strides
     view.itemsize, view.dtype, view.swapped = itemsize, dtype, False

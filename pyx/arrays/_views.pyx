@@ -1,4 +1,4 @@
-"""Arrays as C sees them: what NumPy's arrays and typed memoryviews have in common."""
+"""Views: address, shape and strides of NumPy arrays and typed memoryviews, for code without Python."""
 
 from libc.stdint cimport UINTPTR_MAX, uintptr_t
 
@@ -25,7 +25,7 @@ cdef View view_of(cnp.ndarray array) noexcept:
 
 
 cdef Py_ssize_t size_of(const View *view) noexcept nogil:
-    """Elements."""
+    """Return the number of elements."""
     cdef Py_ssize_t size = 1
     cdef int axis
     for axis in range(view.ndim):
@@ -36,7 +36,7 @@ cdef Py_ssize_t size_of(const View *view) noexcept nogil:
 cdef bint is_addressable(const View *view) noexcept nogil:
     """Return whether all elements lie within the address space, and their bytes, gaps included, are less than 2**63.
 
-    Only then no product of sizes and strides wraps around. Strides that lead to no element may be anything.
+    Then no product of sizes and strides overflows. Strides of dimensions of length 1, and of empty arrays, are ignored.
     """
     cdef size_t most = PY_SSIZE_T_MAX, size = view.itemsize, reach = view.itemsize, below = 0, step, length
     cdef uintptr_t address = <uintptr_t>view.data
@@ -56,7 +56,7 @@ cdef bint is_addressable(const View *view) noexcept nogil:
         if view.shape[axis] == 1:
             continue
         length = view.shape[axis] - 1
-        # Negated as unsigned: the least Py_ssize_t has no negative.
+        # The stride is negated as unsigned, as the least Py_ssize_t has no negative.
         step = -<size_t>view.strides[axis] if view.strides[axis] < 0 else <size_t>view.strides[axis]
         if step > (most - reach) // length:
             return False

@@ -1,8 +1,7 @@
 """The Ascend runtime: its libraries opened at run time, one table of symbols, and classes that own its handles.
 
-Every owner frees what it holds when it is closed or garbage-collected, on any thread, and on every error path. After a
-fork the parent's handles mean nothing in the child: there, and once the process ends, nothing of the runtime is called
-any more.
+Every owner frees its handle when it is closed or garbage-collected, on any thread, and on every error path. In a forked
+child the parent's handles are invalid. There, and once the process ends, no function of the runtime is called.
 """
 
 import logging
@@ -35,27 +34,27 @@ memset(&table, 0, sizeof(table))
 
 cdef bint _detached = False
 
-# The context that aclrtSetDevice makes current, by device: a thread that has it needs no further call.
+# Contexts that aclrtSetDevice makes current, by device. A thread with the device's context needs no further call.
 MAX_DEVICES = 64
 cdef ag_acl_context[64] _contexts
 memset(_contexts, 0, sizeof(_contexts))
 
 
-# What `DeviceGuard` left bound in a thread that had no context: no choice of a device.
+# The context that `DeviceGuard` left bound in a thread that had none, which is not the caller's choice of a device.
 _left = threading.local()
 
 
-# ---- libraries and symbols: what is opened stays open ----------------------------------------------------------------
+# ---- libraries and symbols; opened libraries are never closed --------------------------------------------------------
 
 
 def open_library(path):
-    """Open a shared library: its handle. OSError with the loader's words where that fails."""
+    """Open a shared library and return its handle. Raise OSError with the loader's message on failure."""
     cdef bytes name = os.fsencode(path)
     cdef const char *text = name
     cdef void *library
     cdef char *error
     with nogil:
-        # Lazily: the toolkit's libraries may lack symbols that are never called.
+        # Symbols are bound lazily, as the toolkit's libraries may lack some that are never called.
         library = dlopen(text, RTLD_LAZY | RTLD_LOCAL)
     if library == NULL:
         error = dlerror()
@@ -64,13 +63,13 @@ def open_library(path):
 
 
 def loaded_library(name):
-    """The library of this name that the process has loaded already; 0 where there is none."""
+    """Return the handle of a library that the process has loaded already, or 0 if it has not."""
     cdef bytes text = name.encode()
     return <uintptr_t>dlopen(text, RTLD_LAZY | RTLD_LOCAL | RTLD_NOLOAD)
 
 
 def path_of(library):
-    """The file that a library was opened from."""
+    """Return the path of a library's file, or "" if the loader does not know it."""
     cdef link_map *entry = NULL
     if dlinfo(<void *><uintptr_t>library, RTLD_DI_LINKMAP, &entry) != 0 or entry == NULL:
         return ""
@@ -78,7 +77,7 @@ def path_of(library):
 
 
 def find(libraries, name):
-    """The address of a symbol in the first of these libraries that has it, or 0."""
+    """Return the address of a symbol in the first library that has it, or 0."""
     cdef bytes text = name.encode()
     cdef void *found
     for library in libraries:
@@ -89,7 +88,7 @@ def find(libraries, name):
 
 
 def fill_table(libraries):
-    """Look up every function of the table. The names of required ones that are missing."""
+    """Look up every function of the table, and return the names of required functions that are missing."""
     cdef uintptr_t address
     missing = []
     for index in range(AG_ACL_SYMBOL_COUNT):
@@ -105,7 +104,7 @@ def fill_table(libraries):
 
 
 cdef str recent_message():
-    """The runtime's own words about the last failure on this thread; they are gone after this."""
+    """Return the runtime's message about the last failure on this thread, and clear it."""
     cdef const char *text = NULL
     if table.aclGetRecentErrMsg != NULL:
         text = table.aclGetRecentErrMsg()
@@ -119,7 +118,7 @@ cdef int check(ag_acl_error code, str call) except -1:
 
 
 cdef void destroy(destroyer function, void *handle, str call) noexcept:
-    """Free or destroy a handle. A failure is logged: destructors cannot raise, and the handle's state is unknown."""
+    """Free or destroy a handle. A failure is logged, as destructors cannot raise and the handle's state is unknown."""
     cdef ag_acl_error code
     if handle == NULL or function == NULL or _detached:
         return
@@ -130,7 +129,7 @@ cdef void destroy(destroyer function, void *handle, str call) noexcept:
 
 
 def detach():
-    """Abandon all handles, and call nothing of the runtime from now on: the process was forked, or ends."""
+    """Abandon all handles and call no function of the runtime from now on, as the process was forked or ends."""
     global _detached
     _detached = True
 
@@ -143,7 +142,7 @@ def is_detached():
 
 
 def initialise():
-    """aclInit: its status code and message."""
+    """Call aclInit, and return its status code and message."""
     cdef ag_acl_error code
     with nogil:
         code = table.aclInit(NULL)
@@ -151,7 +150,7 @@ def initialise():
 
 
 def finalise():
-    """Undo one aclInit, where the runtime counts them. Other code in this process may still use it."""
+    """Undo one aclInit if the runtime counts its calls. Other code in this process may still use the runtime."""
     cdef uint64_t count = 0
     if table.aclFinalizeReference != NULL and not _detached:
         with nogil:
@@ -168,7 +167,7 @@ def device_count():
 
 
 def soc_name():
-    """Name of the system on chip, "" where the runtime does not tell."""
+    """Return the name of the system on chip, or "" if the runtime does not tell it."""
     cdef const char *name = NULL
     if table.aclrtGetSocName != NULL:
         name = table.aclrtGetSocName()
@@ -183,7 +182,7 @@ cdef ag_acl_context current_context() noexcept nogil:
 
 
 def bound_device():
-    """The device that other code has bound the calling thread to; None where there is none."""
+    """Return the device that other code has bound the calling thread to, or None."""
     cdef int32_t device = 0
     cdef ag_acl_context context = current_context()
     if context == NULL or getattr(_left, "context", None) == <uintptr_t>context or table.aclrtGetDevice == NULL:
@@ -192,7 +191,7 @@ def bound_device():
 
 
 cdef class ContextGuard:
-    """Restores the calling thread's context after a block."""
+    """A context manager that restores the calling thread's context."""
 
     cdef ag_acl_context outer
 
@@ -206,7 +205,7 @@ cdef class ContextGuard:
 
 
 cdef class DeviceGuard:
-    """Binds the calling thread to a device for a block, and then restores its context."""
+    """A context manager that binds the calling thread to a device, and then restores its context."""
 
     cdef int device
     cdef ag_acl_context outer
@@ -239,7 +238,7 @@ cdef ag_acl_error _NOT_SET = STATUS_CODES["ACL_ERROR_RT_SYSPARAMOPT_NOT_SET"]
 
 
 def lacks_determinism():
-    """Why operators cannot be made deterministic; "" where they can."""
+    """Return the reason why operators cannot be made deterministic, or "" if they can."""
     missing = []
     if table.aclrtCtxGetSysParamOpt == NULL:
         missing.append("aclrtCtxGetSysParamOpt")
@@ -249,7 +248,7 @@ def lacks_determinism():
 
 
 cdef class DeterministicGuard:
-    """Makes the operators of the calling thread's context deterministic for a block, and then restores the option."""
+    """A context manager that makes operators of the thread's context deterministic, and then restores the option."""
 
     cdef int64_t outer
 
@@ -261,13 +260,13 @@ cdef class DeterministicGuard:
             raise BackendUnavailableError(f"deterministic results were asked for, and {reason}")
         with nogil:
             code = table.aclrtCtxGetSysParamOpt(AG_ACL_DETERMINISTIC, &value)
-        if code == _NOT_SET:  # there is no default
+        if code == _NOT_SET:  # the option has no default
             recent_message()
             value = 0
         else:
             check(code, "aclrtCtxGetSysParamOpt")
         self.outer = value
-        if value == 0:  # else somebody has set it, perhaps to a stricter level
+        if value == 0:  # any other value was set by other code, perhaps to a stricter level
             with nogil:
                 code = table.aclrtCtxSetSysParamOpt(AG_ACL_DETERMINISTIC, 1)
             check(code, "aclrtCtxSetSysParamOpt")
@@ -283,7 +282,7 @@ cdef class DeterministicGuard:
 
 
 cdef void destroy_on(int device, destroyer function, void *handle, str call) noexcept:
-    """`destroy` for a handle of a device, from a thread that may be bound to none."""
+    """Destroy a handle of a device, from a thread that may not be bound to the device."""
     if handle == NULL or _detached:
         return
     try:
@@ -298,11 +297,11 @@ cdef void destroy_on(int device, destroyer function, void *handle, str call) noe
 
 
 cdef class DeviceRange:
-    """Memory on a device that somebody else owns; what `borrowed` makes."""
+    """Memory on a device. Instances of this class itself, made by `borrowed`, do not own the memory."""
 
 
 def borrowed(uintptr_t address, size_t size, int device):
-    """Memory of another library, which has to keep it for as long as this is used."""
+    """Return a range of memory that another library owns, and must keep while the range is used."""
     cdef DeviceRange result = DeviceRange.__new__(DeviceRange)
     result.address, result.size, result.device = <void *>address, size, device
     return result
@@ -313,13 +312,13 @@ def address_of(DeviceRange memory not None):
 
 
 cdef class DeviceMemory(DeviceRange):
-    """Memory of its own on a device."""
+    """Memory on a device that the object owns."""
 
     def __cinit__(self, size_t size, int device):
         cdef ag_acl_error code
         cdef void *address = NULL
         self.address = NULL
-        with DeviceGuard(device):  # whatever else has bound the thread
+        with DeviceGuard(device):  # other code may have bound the thread to another device
             with nogil:
                 code = table.aclrtMalloc(&address, size, AG_ACL_HUGE_FIRST)
             check(code, "aclrtMalloc")
@@ -355,17 +354,17 @@ cdef class HostMemory:
         PyBuffer_FillInfo(buffer, self, self.address, self.size, 0, flags)
 
     def __dealloc__(self):
-        # No close: arrays may look at it. It goes with the last of them.
+        # There is no `close`, as arrays may share the memory. It is freed with the last of them.
         destroy_on(self.device, <destroyer>table.aclrtFreeHost, self.address, "aclrtFreeHost")
 
 
 cdef class AnyStream:
-    """A queue of work on a device; what `borrowed_stream` makes belongs to somebody else."""
+    """A queue of work on a device. Instances of this class itself, made by `borrowed_stream`, do not own the stream."""
 
     def synchronize(self):
-        """Wait until everything on the stream is done; errors of the work come out here.
+        """Wait until all work on the stream is done, and raise errors of that work.
 
-        The calling thread is bound to the device of the stream.
+        The caller has bound its thread to the device of the stream.
         """
         cdef ag_acl_stream handle = self.handle
         cdef ag_acl_error code
@@ -374,19 +373,19 @@ cdef class AnyStream:
         check(code, "aclrtSynchronizeStream")
 
     def close(self):
-        """Use it no more; its owner destroys it."""
+        """Forget the stream, which its owner destroys."""
         self.handle = NULL
 
 
 def borrowed_stream(uintptr_t handle, int device):
-    """A stream of another library, which has to keep it for as long as this is used."""
+    """Return a stream that another library owns, and must keep while the result is used."""
     cdef AnyStream result = AnyStream.__new__(AnyStream)
     result.handle, result.device = <ag_acl_stream>handle, device
     return result
 
 
 cdef class Stream(AnyStream):
-    """A stream of its own on a device."""
+    """A stream on a device that the object owns."""
 
     def __cinit__(self, int device):
         cdef ag_acl_error code
@@ -408,7 +407,7 @@ cdef class Stream(AnyStream):
         destroy_on(self.device, <destroyer>table.aclrtDestroyStream, self.handle, "aclrtDestroyStream")
 
 
-# ---- copies: put on the stream, done when it is synchronised ---------------------------------------------------------
+# ---- copies, put on a stream and complete when the stream is synchronised --------------------------------------------
 
 
 cdef int copy(void *to, size_t room, const void *source, size_t size, int kind, AnyStream stream) except -1:
@@ -440,7 +439,7 @@ def copy_within(DeviceRange to, size_t to_offset, DeviceRange source, size_t off
 
 
 def clear(DeviceRange memory, size_t size):
-    """Fill the beginning with zeros, at once: nothing on a stream may use it."""
+    """Fill the first `size` bytes with zeros, synchronously. No work on a stream may use the memory."""
     cdef ag_acl_error code
     with nogil:
         code = table.aclrtMemset(memory.address, memory.size, 0, size)

@@ -1,10 +1,10 @@
-"""The operators of the device: two calls each, typed, with the interpreter's lock released.
+"""The operators of the device: two typed calls each, without the interpreter's lock.
 
-Stage 1, aclnn<Name>GetWorkspaceSize, checks the arguments and makes an executor; stage 2, aclnn<Name>, puts the work on
-a stream and consumes the executor, also where it fails. Tensors have to outlive stage 2, their memory the
-synchronisation of the stream.
+Stage 1, aclnn<Name>GetWorkspaceSize, checks the arguments and makes an executor. Stage 2, aclnn<Name>, puts the work on
+a stream and consumes the executor, even if it fails. Tensors have to exist until stage 2 has returned, and their memory
+until the stream is synchronised.
 
-A function here is stage 1 of one operator: it gives a `Plan`, which says how much workspace it needs, is launched once
+A function here is stage 1 of one operator. It returns a `Plan`, which tells the size of its workspace, is launched once
 and is closed on every path.
 """
 
@@ -36,8 +36,8 @@ cdef extern from "ascend_grad/acl/types.h" nogil:
         AG_ACL_BF16
         AG_ACL_FORMAT_ND
 
-# Types of stage 1, written from the public documentation. A `float` and a `double` are passed differently: each type
-# says which one is meant.
+# Function types of stage 1, written from the public documentation. They have to tell `float` from `double`, which are
+# passed differently.
 
 # aclnnSoftmaxBackward, aclnnLogSoftmaxBackward
 ctypedef ag_aclnn_status (*ag_aclnn_row_gradient)(
@@ -87,7 +87,7 @@ ctypedef ag_aclnn_status (*ag_aclnn_loss)(
     uint64_t *workspace_size, ag_acl_executor **executor
 ) noexcept nogil
 
-# Stage 2 of every operator.
+# The function type of stage 2, the same for every operator.
 ctypedef ag_aclnn_status (*ag_aclnn_launch)(
     void *workspace, uint64_t workspace_size, ag_acl_executor *executor, ag_acl_stream stream
 ) noexcept nogil
@@ -125,7 +125,7 @@ cdef ag_aclnn_launch _launch[OPERATOR_COUNT]
 
 
 def bind(libraries):
-    """Look up both calls of every operator: maps the name of one that is not there to the symbol that is missing."""
+    """Look up both calls of every operator, and return a dict from operators that lack one to the missing symbol."""
     absent = {}
     for index, name in enumerate(NAMES):
         prepare, launch = _acl.find(libraries, name + "GetWorkspaceSize"), _acl.find(libraries, name)
@@ -137,10 +137,10 @@ def bind(libraries):
 
 
 cdef class Tensor:
-    """The device's description of memory, which it does not own; None: of no memory, for the first stage alone.
+    """The device's description of an array in memory that it does not own.
 
-    ``layout``: strides and place of the first element, in elements, and how many the memory has room for; None:
-    C-contiguous from its beginning.
+    ``memory`` may be None if the tensor is used only in stage 1. ``layout`` is None for a C-contiguous array, or a
+    tuple of three, all counted in elements: strides, offset of the first element, size of the memory.
     """
 
     cdef ag_acl_tensor *handle
@@ -184,12 +184,12 @@ cdef class Tensor:
 
 
 cdef ag_acl_tensor *handle_of(Tensor tensor) noexcept:
-    """NULL for None: an optional argument that is not given."""
+    """Return the handle of a tensor, or NULL for None, an optional argument that is not given."""
     return NULL if tensor is None else tensor.handle
 
 
 cdef class Plan:
-    """What stage 1 of an operator prepared: to be launched once."""
+    """The executor that stage 1 of an operator made, to be launched once."""
 
     cdef int operator
     cdef readonly uint64_t workspace_size
@@ -209,7 +209,7 @@ cdef class Plan:
         return self
 
     def launch(self, DeviceRange workspace, AnyStream stream not None):
-        """Stage 2: put the work on the stream."""
+        """Put the work on the stream (stage 2)."""
         cdef ag_acl_executor *executor = self.executor
         cdef void *address = NULL if workspace is None else workspace.address
         cdef ag_aclnn_status status

@@ -15,8 +15,8 @@ cdef enum:
     SIZES
 
 
-cdef dict size_numbers  # by name
-cdef tuple size_names  # by number
+cdef dict size_numbers  # BT, H, V by name
+cdef tuple size_names  # names in the order of BT, H, V
 
 
 cdef class Check:
@@ -58,25 +58,26 @@ cdef class Operator:
     cdef readonly tuple results
     cdef int array_count
     cdef int[MAX_SLOTS] array_slots
-    cdef int any_array_count  # required or optional
+    cdef int any_array_count  # number of arrays, required or optional
     cdef int[MAX_ARRAYS] any_array_slots
     cdef bint[MAX_ARRAYS] mixes
-    cdef int row_op  # as _rowwise_python names it; -1: not looked up yet
+    cdef int row_op  # an ag_row_op; -1 until _rowwise_python looks it up
 
 
 @cython.final
 cdef class Call:
     cdef readonly Operator operator
     cdef readonly list values
-    cdef cnp.ndarray first_out, second_out  # of a call on a device: of the same layout, and their elements are not to be read
-    cdef object first_there, second_there  # of a call on a device: where the results go
-    cdef int device_id
-    cdef int axis
-    cdef list origins  # the types of arrays before conversion; None: all arguments are exact NumPy arrays, or no arrays
-    cdef ArrayType kind  # whose library the results belong to; None: NumPy
-    cdef object first_given, second_given  # `out` as it came, where it is an array of another library
-    cdef bint ran_others  # code of an argument, which may have changed another one after it was checked
-    cdef Py_ssize_t[SIZES] sizes
+    # The arrays of `out`; for a call on a device, arrays of the same layouts, whose elements must not be read.
+    cdef cnp.ndarray first_out, second_out
+    cdef object first_there, second_there  # for a call on a device: the arrays of `out` on the device
+    cdef int device_id  # number of the device that has the arrays; -1: the host
+    cdef int axis  # `dim`, not negative; -1: the operator has none
+    cdef list origins  # types of arrays before conversion; None: all arguments are exact NumPy arrays, or no arrays
+    cdef ArrayType kind  # type of the results; None: NumPy
+    cdef object first_given, second_given  # the caller's entries of `out` that were converted from another library
+    cdef bint ran_others  # whether code of an argument ran, which may have changed an argument that was checked before
+    cdef Py_ssize_t[SIZES] sizes  # BT, H, V of a linear operator; -1: not known yet
     cdef object by_name
     cdef cnp.ndarray array(self, int slot)
     cdef cnp.ndarray other_array(self, int slot)

@@ -1,7 +1,7 @@
-"""What a call is, and how it is validated. Compiled, since every call passes here; the operators stand in `contract`.
+"""Calls of operators and their validation, compiled as it is part of every call. `contract` lists the operators.
 
-An `Operator` is a description: its parameters, its checks in the order in which a failure decides, its results. A `Call`
-holds one value for every parameter. The checks themselves are in `_checks`.
+An `Operator` describes its parameters, its checks and its results. The first check that fails decides the error. A
+`Call` holds one value for every parameter. The checks themselves are in `_checks`.
 """
 
 from typing import NamedTuple
@@ -30,12 +30,12 @@ cdef cnp.dtype _float64 = np.dtype(np.float64)
 size_numbers = {"BT": BT, "H": H, "V": V}
 size_names = ("BT", "H", "V")
 
-#: The dtype of a result: float64 where the array that it is like is float64, else float32.
+#: The dtype of a result that is float64 if the array named by `like` is float64, else float32.
 ACCUMULATOR = "accumulator"
 
 
 class ResultSpec(NamedTuple):
-    """What a new result is: its shape, and its dtype in native byte order."""
+    """The shape of a new result, and its dtype in native byte order."""
 
     shape: tuple
     dtype: np.dtype
@@ -45,7 +45,7 @@ class ResultSpec(NamedTuple):
 
 
 cdef cnp.dtype native_dtype(cnp.ndarray array):
-    """The array's dtype in native byte order, without metadata."""
+    """Return the array's dtype in native byte order, without metadata."""
     cdef int number = dtype_of(array)
     return <cnp.dtype>_floating[number] if number >= 0 else array.dtype.newbyteorder("=")
 
@@ -55,7 +55,7 @@ cdef cnp.dtype accumulator_of(cnp.ndarray array):
 
 
 cdef cnp.ndarray native_vector(cnp.ndarray array):
-    """The array itself, if it is contiguous, aligned and in native byte order; else such a copy."""
+    """Return the array itself if it is contiguous, aligned and in native byte order, else a copy that is."""
     if cnp.PyArray_IS_C_CONTIGUOUS(array) and cnp.PyArray_ISALIGNED(array) and not cnp.PyArray_ISBYTESWAPPED(array):
         return array
     return np.require(array, array.dtype.newbyteorder("="), ["C", "A"])
@@ -69,14 +69,14 @@ cdef tuple shape_of(cnp.ndarray array):
 
 
 cdef class Check:
-    """One condition on a call, of one operator. Its arguments are names of parameters."""
+    """A condition on the calls of one operator. Its arguments are names of parameters."""
 
     def __init__(self, *names):
         self.names = names
         self.count = len(names)
 
     cdef object bind(self, tuple parameters):
-        """Find the parameters of the operator that the check belongs to."""
+        """Look up the numbers of the named parameters in the operator that the check belongs to."""
         cdef int i
         if self.is_bound or self.count > MAX_SLOTS:
             raise ValueError(f"{type(self).__name__}{self.names} belongs to an operator already, or names too much")
@@ -95,15 +95,15 @@ cdef class Result:
     ----------
     name : str
     like : str
-        The parameter whose dtype it has, and whose shape unless another is given.
+        The parameter whose dtype and shape the result has, unless `dtype` or `dims` is given.
     dims : tuple of str, optional
-        Its shape, in sizes of the call; ``"bits of BT"`` for as many bytes as BT bits take.
+        The result's shape, as names of sizes of the call; ``"bits of BT"`` is the bytes that hold BT bits.
     dtype : ACCUMULATOR or numpy.dtype, optional
-        Its dtype, where that is not the one of `like`.
+        The result's dtype, if it is not the dtype of `like`.
     asked_by : tuple of str or (str, int)
-        Parameters, or entries of parameters; where one is False or None, the call does not ask for the result.
+        Parameters, or entries of parameters. If one of them is False or None, the call does not ask for the result.
     reduced_by : str, optional
-        The parameter that makes it one number, unless it is "none".
+        The parameter that reduces the result to one number, unless its value is "none".
     """
 
     def __init__(self, str name, str like, *, tuple dims=None, dtype=None, tuple asked_by=(), str reduced_by=None):
@@ -133,7 +133,7 @@ cdef class Result:
         return True
 
     cdef int shape_for(self, Call call, cnp.npy_intp *shape) except -1:
-        """Write its shape, for a rank of at most 8; the rank."""
+        """Set the result's shape, of at most 8 dimensions, and return its rank."""
         cdef cnp.ndarray like
         cdef int axis
         if self.dims is None:
@@ -155,16 +155,16 @@ cdef class Result:
         return accumulator_of(like) if self.is_accumulator else native_dtype(like)
 
     cdef cnp.ndarray allocate(self, Call call):
-        """A new array for the result."""
+        """Allocate a new array for the result."""
         cdef cnp.npy_intp[8] shape
         cdef int rank = self.shape_for(call, shape)
         cdef cnp.dtype dtype = self.dtype_for(call)
-        if call.kind is not None and call.kind.is_jax:  # which copies what does not begin at a cache line
+        if call.kind is not None and call.kind.is_jax:  # JAX copies arrays that do not begin at a cache line
             return _memory.empty_aligned(rank, shape, dtype)
         return _memory.empty(rank, shape, dtype)
 
     def spec(self, Call call not None):
-        """What the result of a validated call is; None where it does not ask for it."""
+        """Return shape and dtype of the result of a validated call, or None if the call does not ask for it."""
         cdef cnp.npy_intp[8] shape
         cdef int axis
         if not self.is_asked_for(call):
@@ -181,18 +181,18 @@ cdef class Operator:
     name : str
         The public function.
     device_name : str or None
-        The operator of the device library that computes the same; None for a chain of several.
+        The operator of the device library that computes the same, or None if that takes several operators.
     parameters : str
-        The names of the public function's arguments that say what is computed, in order.
+        The names of the public function's arguments that determine its results, in order.
     arrays : str
-        Those that are required arrays.
+        The parameters that are required arrays.
     optional : str
-        Those that are arrays or None.
+        The parameters that are arrays or None.
     mixes : str
-        The short vectors among them that may be NumPy's beside arrays of another library, or of another library beside
-        NumPy's. All others have to be of one library.
+        The parameters that are short vectors, and may be NumPy's while other arrays are of another library, or the
+        reverse. All other arrays have to be of one library.
     checks : sequence of Check
-        Everything that is checked, in the order in which a failure decides.
+        All checks, in the order in which they run. The first failure decides the error.
     results : sequence of Result
 
     Attributes
@@ -241,14 +241,14 @@ cdef class Call:
     Attributes
     ----------
     operator : Operator
-        What is called.
+        The operator that is called.
     values : list
-        One for each of ``operator.parameters``: arrays as they lie in memory, scalars converted.
+        One value for each of ``operator.parameters``: arrays without a copy, and scalars converted.
     """
 
     @property
     def outs(self):
-        """Where the results go, one entry for each; None: into a new array, or the result is not asked for.
+        """Return the caller's array for each result; None stands for a new array, or a result that is not asked for.
 
         Operators of more than two results take no ``out``.
         """
@@ -260,34 +260,34 @@ cdef class Call:
 
     @property
     def arguments(self):
-        """Every argument by name."""
+        """Return all arguments by name."""
         if self.by_name is None:
             self.by_name = dict(zip(self.operator.parameters, self.values))
         return self.by_name
 
     @property
     def arrays(self):
-        """The required arrays, in the order of ``operator.array_names``."""
+        """Return the required arrays, in the order of ``operator.array_names``."""
         return [self.arguments[name] for name in self.operator.array_names]
 
     @property
     def specs(self):
-        """What the results are, one entry for each; None: not asked for."""
+        """Return shape and dtype of each result, or None for a result that is not asked for."""
         return tuple([(<Result>result).spec(self) for result in self.operator.result_specs])
 
     @property
     def dims(self):
-        """The sizes that the shapes of a linear operator's arrays agree on: ``BT``, ``H``, ``V``."""
+        """Return the sizes ``BT``, ``H`` and ``V`` of a linear operator's arrays, as far as they are known."""
         cdef int i
         return {size_names[i]: self.sizes[i] for i in range(SIZES) if self.sizes[i] >= 0}
 
     @property
     def device(self):
-        """The device that all arrays live on, None for the host."""
+        """Return the number of the device that has the arrays, or None for the host."""
         return None if self.device_id < 0 else self.device_id
 
     def with_arguments(self, by_name):
-        """The same call on other arrays of the same shapes."""
+        """Return the same call on other arrays of the same shapes."""
         cdef Call other = Call.__new__(Call)
         other.operator, other.device_id, other.axis, other.sizes = self.operator, self.device_id, self.axis, self.sizes
         other.first_out, other.second_out = self.first_out, self.second_out
@@ -297,14 +297,14 @@ cdef class Call:
         return other
 
     def in_library(self, results):
-        """What was computed from a validated call, as arrays of the library that its arrays belong to."""
+        """Return results that were computed from a validated call as arrays of the library of its arrays."""
         return [result_in_library(self, each, None) for each in results]
 
     def fail(self, argument, expected, got, kind=ParamInvalidError):
         raise kind(f"{argument}: expected {expected}, got {got}", operator=self.operator.name)
 
     cdef cnp.ndarray array(self, int slot):
-        """An argument as an array that has its shape and its dtype; itself, on the host."""
+        """Return an argument on the host, or an array of the host with the shape and dtype of one on a device."""
         cdef object value = self.values[slot]
         if cnp.PyArray_CheckExact(value):
             return <cnp.ndarray>value
@@ -325,12 +325,12 @@ cdef class Call:
         return <cnp.ndarray>value if cnp.PyArray_CheckExact(value) else self.shape_of_device_array(value)
 
     cdef cnp.ndarray shape_of_device_array(self, object array):
-        """An array of the host that has the shape and the dtype of one on a device, without memory of its own."""
+        """Return an array of the host with the shape and dtype of one on a device, but without memory for elements."""
         self.device_id = array.device
         return np.broadcast_to(np.empty((), array.dtype), array.shape)
 
     cdef object import_array(self, object value, str name, ArrayType kind):
-        """A plain array of the host, or an array of a backend, for one that is of this type, None for no array."""
+        """Convert an array of a type, or anything else if the type is None, to a NumPy array or to a backend's."""
         view = None
         if kind is None or not kind.is_plain:
             self.ran_others = True
@@ -339,10 +339,10 @@ cdef class Call:
         return arguments.converted_by_numpy(value, name, self.operator.name) if view is None else view
 
     cdef cnp.ndarray host_vector(self, int slot, Py_ssize_t least):
-        """The values of a vector on the host, at least so many, contiguous, aligned and in native byte order."""
+        """Return a vector on the host, of at least `least` values, contiguous, aligned and in native byte order."""
         value = self.values[slot]
         cdef cnp.ndarray vector = native_vector(value if cnp.PyArray_CheckExact(value) else host_values(value))
-        # It was checked, but the conversion of another argument may have changed it since.
+        # The shape was checked, but the conversion of another argument may have changed it since.
         if cnp.PyArray_NDIM(vector) != 1 or cnp.PyArray_DIM(vector, 0) < least:
             self.fail(self.operator.parameters[slot], f"at least {least} entries in one dimension", shape_of(vector))
         return vector
@@ -352,7 +352,7 @@ cdef class Call:
 
 
 cdef cnp.ndarray writable_result(Call call, str name, object out, Result result):
-    """``out`` is None or an array that can take the result."""
+    """Check that an entry of ``out`` is None or an array that can hold the result, and return it."""
     cdef cnp.npy_intp[8] shape
     cdef int rank, axis
     cdef bint fits
@@ -360,7 +360,7 @@ cdef cnp.ndarray writable_result(Call call, str name, object out, Result result)
     if out is None:
         return None
     if not result.is_asked_for(call):
-        got = "an array" if call.device_id >= 0 else arguments.shown(out)  # which reads its elements
+        got = "an array" if call.device_id >= 0 else arguments.shown(out)  # `shown` reads elements
         call.fail(name, "None, as the call does not ask for this result", got)
     if not cnp.PyArray_Check(out):
         call.fail(name, "an array that can be written into", type(out).__name__, ParamTypeError)
@@ -383,7 +383,7 @@ cdef cnp.ndarray writable_result(Call call, str name, object out, Result result)
 
 
 cdef object imported_out(Call call, str name, object out):
-    """An entry of ``out``; one of another library as an array over the same memory, if it can be had."""
+    """Return an entry of ``out``; an array of another library becomes an array over the same memory, if possible."""
     cdef ArrayType kind
     if out is None:
         return None
@@ -409,7 +409,7 @@ cdef object imported_out(Call call, str name, object out):
 
 
 cdef tuple entries_of(Call call, object out):
-    """``out`` of an operator with two results."""
+    """Return the two entries of ``out`` for an operator with two results."""
     cdef tuple entries = tuple(out) if isinstance(out, (tuple, list)) else None
     if entries is None or len(entries) != 2:
         expected = f"a tuple ({', '.join(call.operator.results)}) of arrays or None"
@@ -420,7 +420,7 @@ cdef tuple entries_of(Call call, object out):
 
 
 cdef int check_devices(Call call, object out) except -1:
-    """Of a call with an array on a device, all arrays are on the same one."""
+    """Check that all arrays of a call on a device are on that device, and set the call's type of results."""
     cdef dict inputs = dict(zip(call.operator.array_names, call.arrays))
     for name in call.operator.optional_names:
         if isinstance(call.arguments[name], (np.ndarray, AbstractDeviceArray)):
@@ -444,7 +444,7 @@ cdef int check_devices(Call call, object out) except -1:
 
 
 cdef ArrayType common_type(Call call):
-    """The type of the first array that belongs to a library, None where none does. The others belong to the same."""
+    """Return the type of the first array that has a library, or None. Check that the other arrays have the same."""
     cdef Operator called = call.operator
     cdef ArrayType first = None, kind
     cdef int i, first_i = 0
@@ -489,11 +489,11 @@ cdef Call validate(Operator operator, list values, object out):
         first, second = entries_of(call, out)
     first_view = imported_out(call, "out[0]" if is_pair else "out", first)
     second_view = imported_out(call, "out[1]", second)
-    if call.ran_others:  # every value has its final form now, so nobody else's code runs this time
+    if call.ran_others:  # every value has its final form now, so no code of an argument runs this time
         run_checks(call)
     if out is None:
         return call
-    # Where the results go is checked last, for every operator.
+    # `out` is checked last, for every operator.
     call.first_given = None if first_view is first else first
     call.second_given = None if second_view is second else second
     if call.device_id >= 0:
@@ -510,7 +510,7 @@ cdef Call validate(Operator operator, list values, object out):
 
 
 def checked(Operator operator not None, list values not None):
-    """The call, validated: of an operator that no backend computes, but which is made of those that backends do."""
+    """Validate a call of an operator that no backend computes, as it is composed of operators that backends compute."""
     return validate(operator, values, None)
 
 
@@ -518,7 +518,7 @@ def checked(Operator operator not None, list values not None):
 
 
 cdef int mark_outs_written(Call call) except -1:
-    """Tell the libraries that arrays are theirs that the call is about to write into."""
+    """Tell other libraries that the call is about to write into their arrays."""
     if call.first_given is not None:
         mark_written(call.first_given)
     if call.second_given is not None:
@@ -527,7 +527,7 @@ cdef int mark_outs_written(Call call) except -1:
 
 
 cdef object in_library(Call call, object results):
-    """What the caller gets: arrays of his library, and what he gave as ``out`` as he gave it."""
+    """Return the results as arrays of the caller's library, and entries of ``out`` as the objects that were passed."""
     if (call.kind is None or call.kind is NUMPY) and call.first_given is None and call.second_given is None:
         return results
     if type(results) is not tuple:

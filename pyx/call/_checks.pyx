@@ -1,7 +1,7 @@
-"""What an operator's calls are checked by. Compiled, since every call passes here; `contract` says which checks, and when.
+"""Checks of calls, compiled as they are part of every call. `contract` lists the checks of each operator, in order.
 
-A check reads the values of the parameters that it names, and replaces them where backends take another form: arrays for
-whatever converts to one, Python's own numbers for others. Messages are made on failure alone.
+A check reads the values of the parameters that it names. It replaces them by the form that backends take: array-likes
+by arrays, other numbers by Python's own. Messages are formatted only on failure.
 """
 
 import numpy as np
@@ -30,11 +30,11 @@ cdef extern from "Python.h":
 cdef tuple _floating = FLOATING_DTYPES  # in the order of ag_dtype
 
 cdef enum:
-    ROWS_PER_CHECK = 1 << 18  # targets that are compared between two checks of signals
+    ROWS_PER_CHECK = 1 << 18  # targets compared between two checks for signals
 
 
 cdef bint is_index(cnp.ndarray array) noexcept:
-    """Whether the dtype is int32 or int64."""
+    """Return whether the dtype is int32 or int64."""
     return cnp.PyArray_ISSIGNED(array) and cnp.PyArray_ITEMSIZE(array) in (4, 8)
 
 
@@ -52,7 +52,7 @@ cdef inline bint have_same_shape(cnp.ndarray a, cnp.ndarray b) noexcept:
 
 
 cdef class NotNone(Check):
-    """The required arrays are there."""
+    """Check that no required array is None."""
 
     cdef int run(self, Call call) except -1:
         cdef int i
@@ -63,7 +63,7 @@ cdef class NotNone(Check):
 
 
 cdef class Floating(Check):
-    """The named arrays have one of the floating dtypes, the same one (byte orders aside)."""
+    """Check that the named arrays have the same floating dtype, in any byte order."""
 
     cdef int run(self, Call call) except -1:
         cdef int i, number, first = -1
@@ -82,7 +82,7 @@ cdef class Floating(Check):
 
 
 cdef class Boolean(Check):
-    """The named array has dtype bool."""
+    """Check that the named array has dtype bool."""
 
     cdef int run(self, Call call) except -1:
         cdef cnp.ndarray array = call.array(self.slots[0])
@@ -92,7 +92,7 @@ cdef class Boolean(Check):
 
 
 cdef class RealNumber(Check):
-    """The argument is one real number (NaN and infinities are; truth values are not)."""
+    """Check that the argument is one real number. NaN and infinities are allowed, truth values are not."""
 
     cdef int run(self, Call call) except -1:
         value = call.values[self.slots[0]]
@@ -103,13 +103,13 @@ cdef class RealNumber(Check):
 
 
 cdef class DimInRange(Check):
-    """``dim`` is an axis of the named array; it becomes non-negative. Rank 0 counts as rank 1."""
+    """Check that ``dim`` is an axis of the named array, and make it non-negative. Rank 0 counts as rank 1."""
 
     def __init__(self, name):
         Check.__init__(self, name, "dim")
 
     cdef int run(self, Call call) except -1:
-        # The one check that may come before the dtypes are looked at, so the rank is asked of whatever came.
+        # This check may run before the checks of dtypes, so the first argument may be of any type.
         cdef object first = call.values[self.slots[0]], dim = call.values[self.slots[1]]
         cdef long long rank = 1, axis
         cdef int overflow = 0
@@ -140,7 +140,7 @@ cdef class DimInRange(Check):
 
 
 cdef class SameShape(Check):
-    """The second array has the shape of the first."""
+    """Check that the second array has the shape of the first."""
 
     cdef int run(self, Call call) except -1:
         cdef cnp.ndarray first = call.array(self.slots[0]), second = call.array(self.slots[1])
@@ -150,7 +150,7 @@ cdef class SameShape(Check):
 
 
 cdef class RankAtMost(Check):
-    """The named array has so many dimensions at most."""
+    """Check that the named array has at most `limit` dimensions."""
 
     cdef int limit
 
@@ -166,7 +166,7 @@ cdef class RankAtMost(Check):
 
 
 cdef class RankExactly(Check):
-    """The named array has so many dimensions."""
+    """Check that the named array has exactly `rank` dimensions."""
 
     cdef int rank
 
@@ -182,7 +182,7 @@ cdef class RankExactly(Check):
 
 
 cdef class MaskCovers(Check):
-    """A (B, N, S1, S2) array takes masks (B or 1, N or 1, S1, S2), nothing else."""
+    """Check that the mask of an array (B, N, S1, S2) has the shape (B or 1, N or 1, S1, S2)."""
 
     cdef int run(self, Call call) except -1:
         cdef cnp.ndarray array = call.array(self.slots[0]), mask = call.array(self.slots[1])
@@ -197,7 +197,7 @@ cdef class MaskCovers(Check):
 
 
 cdef class NoTriuMask(Check):
-    """``fix_triu_mask`` is False."""
+    """Check that ``fix_triu_mask`` is False."""
 
     def __init__(self):
         Check.__init__(self, "fix_triu_mask")
@@ -217,7 +217,10 @@ cdef class NoTriuMask(Check):
 
 
 cdef class SoftmaxOrStatistics(Check):
-    """The probabilities are given, or what they are recomputed from; if they are, the rest is not looked at."""
+    """Check that ``softmax`` is given, or both ``logits_max`` and ``sum_exp_logits``.
+
+    If ``softmax`` is given, the other two are ignored.
+    """
 
     def __init__(self):
         Check.__init__(self, "softmax", "logits_max", "sum_exp_logits")
@@ -237,7 +240,7 @@ cdef class SoftmaxOrStatistics(Check):
 
 
 cdef class AccumulatorOf(Check):
-    """The other arrays, where given, are float64 where the first one is, else float32."""
+    """Check that all other arrays that are given are float64 if the first one is, and float32 otherwise."""
 
     cdef int run(self, Call call) except -1:
         cdef cnp.ndarray first = call.array(self.slots[0]), array
@@ -253,7 +256,7 @@ cdef class AccumulatorOf(Check):
 
 
 cdef class Float32OrFloat64(Check):
-    """The named array has one of the two dtypes of sums."""
+    """Check that the named array has dtype float32 or float64, the dtypes of sums."""
 
     cdef int run(self, Call call) except -1:
         cdef cnp.ndarray array = call.array(self.slots[0])
@@ -263,7 +266,7 @@ cdef class Float32OrFloat64(Check):
 
 
 cdef class LogitsDtypeMatches(Check):
-    """The optional second array has a floating dtype whose sums have the dtype of the first."""
+    """Check that the second array, if given, has a floating dtype whose sums have the dtype of the first array."""
 
     cdef int run(self, Call call) except -1:
         if call.values[self.slots[1]] is None:
@@ -278,7 +281,7 @@ cdef class LogitsDtypeMatches(Check):
 
 
 cdef class BitsOrBooleans(Check):
-    """The named array has dtype bool or uint8."""
+    """Check that the named array has dtype bool or uint8."""
 
     cdef int run(self, Call call) except -1:
         cdef cnp.ndarray array = call.array(self.slots[0])
@@ -288,7 +291,7 @@ cdef class BitsOrBooleans(Check):
 
 
 cdef class Int32OrInt64(Check):
-    """The named array has one of the two dtypes of targets."""
+    """Check that the named array has dtype int32 or int64, the dtypes of targets."""
 
     cdef int run(self, Call call) except -1:
         cdef cnp.ndarray array = call.array(self.slots[0])
@@ -298,7 +301,10 @@ cdef class Int32OrInt64(Check):
 
 
 cdef class Shape(Check):
-    """The array, where given, has these dimensions; each has the size that earlier arrays gave it, if they did."""
+    """Check that an array, if given, has the named dimensions, with the sizes that earlier arrays have.
+
+    The call records sizes that no earlier array has.
+    """
 
     cdef tuple dims
 
@@ -326,7 +332,7 @@ cdef class Shape(Check):
 
 
 cdef class MaskHasRows(Check):
-    """The named mask has an element for every row, or, as bits, at least one."""
+    """Check that a boolean mask has one element for every row, and that a packed mask has at least one bit for each."""
 
     cdef int run(self, Call call) except -1:
         cdef cnp.ndarray array = call.array(self.slots[0])
@@ -342,7 +348,7 @@ cdef class MaskHasRows(Check):
 
 
 cdef class NonemptyVocabulary(Check):
-    """The named weight has rows."""
+    """Check that the named weight has at least one row."""
 
     cdef int run(self, Call call) except -1:
         if call.sizes[V] == 0:
@@ -351,7 +357,7 @@ cdef class NonemptyVocabulary(Check):
 
 
 cdef class NoLabelSmoothing(RealNumber):
-    """``label_smoothing`` is 0."""
+    """Check that ``label_smoothing`` is 0."""
 
     def __init__(self):
         Check.__init__(self, "label_smoothing")
@@ -365,7 +371,7 @@ cdef class NoLabelSmoothing(RealNumber):
 
 
 cdef class TrueOrFalse(Check):
-    """The argument is a bool."""
+    """Check that the argument is a bool."""
 
     cdef int run(self, Call call) except -1:
         value = call.values[self.slots[0]]
@@ -375,7 +381,7 @@ cdef class TrueOrFalse(Check):
 
 
 cdef object integer_between(Call call, int slot, object low, object high):
-    """The argument as an int from low to high."""
+    """Check that the argument is an integer from low to high, and return it as an int."""
     name = call.operator.parameters[slot]
     index = call.values[slot]
     if type(index) is not int:
@@ -387,7 +393,7 @@ cdef object integer_between(Call call, int slot, object low, object high):
 
 
 cdef class IntegerFrom(Check):
-    """The argument is an int that is not below a bound."""
+    """Check that the argument is an integer that is at least `low`."""
 
     cdef object low
 
@@ -401,7 +407,7 @@ cdef class IntegerFrom(Check):
 
 
 cdef class VocabularyBounds(Check):
-    """``0 <= start <= end``, and no more ids than weight has rows; the end is exclusive."""
+    """Check that ``0 <= start <= end`` and ``end - start <= V``; the end is exclusive."""
 
     def __init__(self):
         Check.__init__(self, "vocab_start_index", "vocab_end_index")
@@ -416,7 +422,7 @@ cdef class VocabularyBounds(Check):
 
 
 cdef class ValidOutputMask(Check):
-    """``output_mask`` says of two results whether they are asked for."""
+    """Check that ``output_mask`` is a pair of truth values."""
 
     def __init__(self):
         Check.__init__(self, "output_mask")
@@ -433,7 +439,7 @@ cdef class ValidOutputMask(Check):
 
 
 cdef class WorkspaceAndFilter(Check):
-    """``workspace_bytes`` is None or a size from a bound on; ``filter_eps`` is a finite number that is not negative."""
+    """Check that ``workspace_bytes`` is None or at least `least`, and ``filter_eps`` is finite and not negative."""
 
     cdef public object least
 
@@ -454,7 +460,10 @@ cdef class WorkspaceAndFilter(Check):
 
 
 cdef class ReductionAndItsGradient(Check):
-    """``grad_loss`` is one number, 1 by default; without a reduction it may be an array of one for every row."""
+    """Check that ``reduction`` is known, and that ``grad_loss`` fits: a number, or a vector of BT without a reduction.
+
+    ``grad_loss`` is 1 by default.
+    """
 
     cdef Floating floating
     cdef Shape one_for_each_row
@@ -477,7 +486,7 @@ cdef class ReductionAndItsGradient(Check):
             call.fail("reduction", "'mean', 'sum' or 'none'", arguments.shown(reduction), ParamTypeError)
         for known in ("mean", "sum", "none"):
             if reduction == known:
-                reduction = call.values[self.slots[0]] = known  # a plain str, where it may be of a subclass
+                reduction = call.values[self.slots[0]] = known  # a plain str, as the argument may be of a subclass
                 break
         else:
             call.fail("reduction", "'mean', 'sum' or 'none'", arguments.shown(reduction))
@@ -487,19 +496,19 @@ cdef class ReductionAndItsGradient(Check):
         if type(grad_loss) is float:
             return 0
         if is_on_device(grad_loss) and cnp.PyArray_NDIM(call.array(self.slots[1])) == 0:
-            return self.floating.run(call)  # one number, which nobody waits for
+            return self.floating.run(call)  # one number on a device, which is not read, as that would wait
         if (
             reduction == "none" and not isinstance(grad_loss, (str, bytes))
             and cnp.PyArray_NDIM(call.array(self.slots[1]))
         ):
             self.floating.run(call)
             return self.one_for_each_row.run(call)
-        call.values[self.slots[1]] = grad_loss  # messages show what came
+        call.values[self.slots[1]] = grad_loss  # restored, as messages show the argument that was passed
         return self.number.run(call)
 
 
 cdef class TargetsInRange(Check):
-    """``masked_target`` is a row of weight wherever ``target_mask`` is 0. Checked last, for it reads values."""
+    """Check that ``masked_target`` is a row of weight wherever ``target_mask`` is 0. Runs last, as it reads values."""
 
     def __init__(self):
         Check.__init__(self, "masked_target", "target_mask")
@@ -534,7 +543,7 @@ cdef class TargetsInRange(Check):
 
 
 cdef class TargetsInTheVocabulary(Check):
-    """``target`` less ``vocab_start_index`` is a row of weight, or target is ``ignore_index``."""
+    """Check that ``target - vocab_start_index`` is a row of weight, or ``target`` is ``ignore_index``."""
 
     def __init__(self):
         Check.__init__(self, "target", "vocab_start_index", "ignore_index")
@@ -551,7 +560,7 @@ cdef class TargetsInTheVocabulary(Check):
         cdef double last = 0
         for i in range(call.sizes[BT]):
             each = (<const int64_t *>targets)[i] if is_wide else (<const int32_t *>targets)[i]
-            # No id is below start, which is not negative, so the difference fits.
+            # The difference does not overflow, as it is computed only if 0 <= start <= each.
             if (each < start or each - start >= call.sizes[V]) and each != ignored:
                 expected = f"values in [{start}, {start + <object>call.sizes[V]}) or {ignored}"
                 call.fail("target", expected, f"{each} in row {i}")

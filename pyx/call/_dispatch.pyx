@@ -1,4 +1,4 @@
-"""From a public call to the backend that computes it. Compiled, since every call passes here."""
+"""Choose the backend that computes a public call. Compiled, as it is part of every call."""
 
 import logging
 from contextvars import ContextVar
@@ -17,28 +17,28 @@ from . import arguments
 from .backends import CHOICES, DEVICES, FROM_ENVIRONMENT, REGISTRY
 from .errors import BackendUnavailableError, MissingKernelError, ParamInvalidError
 
-#: What `use_backend` chose in this context: None, or an object whose ``value`` is the name of a backend, or None. Where
-#: it is None, the choice is the environment's, or automatic.
+#: The choice of `use_backend` in this context: None, or an object whose ``value`` is the name of a backend or None. If
+#: either is None, the environment decides, or else the automatic choice.
 chosen = ContextVar("ascend_grad_backend", default=None)
 
 logger = logging.getLogger("ascend_grad")
 
 cdef object _chosen = chosen
-#: What is asked for, and by what, where neither the call nor the context says.
+#: The backend, and the source of that choice, if neither the call nor the context names one.
 cdef tuple _otherwise = (
     ("auto", "automatic choice") if FROM_ENVIRONMENT is None else (FROM_ENVIRONMENT, "ASCEND_GRAD_BACKEND")
 )
 cdef tuple _choices = CHOICES
 cdef object MAX_THREADS = arguments.MAX_THREADS
 cdef object _DEBUG = logging.DEBUG
-#: The logger's own memory of its answers by level, which `logging` empties in place whenever one may change. To ask the
-#: logger itself would cost a small call a tenth of its time.
+#: The logger's own cache of `isEnabledFor` by level, which `logging` clears in place whenever a level changes. Calling
+#: the logger itself would take a tenth of the time of a small call.
 cdef dict _answers = getattr(logger, "_cache", {})
 
 
 @cython.final
 cdef class Device:
-    """The backend of a device, with what every call asks of it at hand."""
+    """The backend of a device, with the attributes that every call reads."""
 
     cdef object backend
     cdef str name
@@ -48,8 +48,8 @@ cdef class Device:
         self.backend, self.name, self.found = backend, backend.NAME, backend.found
 
     cdef tuple status(self):
-        """Whether the device is usable, and the reason; it is looked for once, at first need."""
-        state = self.found.get("state")  # with a reference: it is replaced when the process ends
+        """Return whether the device is usable, and the reason. The device is looked for once, at the first call."""
+        state = self.found.get("state")  # holds a reference, as the entry is replaced when the process ends
         return self.backend.status() if state is None else <tuple>(<tuple>state)[0]
 
 
@@ -57,7 +57,7 @@ cdef tuple _devices = tuple([Device(backend) for backend in DEVICES])
 
 
 class Explanation(NamedTuple):
-    """Who computes a call, and why."""
+    """The backend that computes a call, and the reason."""
 
     backend: str
     reason: str
@@ -69,17 +69,17 @@ cdef inline bint calls_are_logged() except -1:
 
 
 cpdef object checked_backend(object name, str operator=None):
-    """The name of a backend, or ``"auto"``."""
+    """Check the name of a backend, or ``"auto"``, and return it."""
     if isinstance(name, str):
         for known in _choices:
             if name == known:
-                return known  # a plain str, where the name may be of a subclass
+                return known  # a plain str, as the name may be of a subclass
     expected = f"one of {', '.join(CHOICES)}"
     raise ParamInvalidError(f"backend: expected {expected}, got {arguments.shown(name)}", operator=operator)
 
 
 cpdef tuple requested(object backend, Operator operator=None):
-    """The backend that is asked for, and by what: the argument, `use_backend`, the environment, or nobody."""
+    """Return the requested backend and the source of the request: the argument, `use_backend`, environment, default."""
     if backend is not None:
         return checked_backend(backend, None if operator is None else operator.name), "the backend argument"
     choice = get_value(_chosen)
@@ -89,7 +89,7 @@ cpdef tuple requested(object backend, Operator operator=None):
 
 
 cdef int thread_count(object num_threads, Operator operator) except -1:
-    """The number of threads that a call asks for, 0 for the default."""
+    """Check the number of threads that a call asks for, and return it, or 0 for the default."""
     if type(num_threads) is int and 1 <= num_threads <= MAX_THREADS:
         return num_threads
     return 0 if num_threads is None else arguments.thread_count(num_threads, operator.name)
@@ -101,7 +101,7 @@ cdef object cannot(Call call, object name, object asked_by, object reason):
 
 
 cdef str selected_device(Call call, tuple request, Device device, list reasons):
-    """The name of the device, which has no alternative: it is asked for, or has the arrays."""
+    """Return the name of a device that was requested or has the arrays; raise if it cannot compute the call."""
     usable, status = device.status()
     if not usable:
         cannot(call, device.name, request[1], status)
@@ -115,7 +115,7 @@ cdef str selected_device(Call call, tuple request, Device device, list reasons):
 
 
 cdef str automatic(Call call, tuple request, list reasons):
-    """The first device that takes the call, else the CPU."""
+    """Return the first device that supports the call, else the CPU."""
     cdef Device device
     cdef tuple status
     cdef str others = ""
@@ -137,10 +137,10 @@ cdef str automatic(Call call, tuple request, list reasons):
 
 
 cdef str select(Call call, tuple request, list reasons):
-    """The backend of a validated call; why is added to the list, if there is one.
+    """Return the backend of a validated call, and append the reason to the list, if there is one.
 
-    Raises where the backend that was asked for cannot take the call. Those of the host take every call, devices have
-    their limits; arrays on a device are computed there or not at all.
+    Raises an error if the requested backend cannot compute the call. Backends of the host compute every call; devices
+    have limits. Arrays on a device are computed there or not at all.
     """
     cdef str name = request[0]
     cdef Device device
@@ -177,7 +177,7 @@ cdef object attempt(Call call, tuple request, int threads):
     except MissingKernelError:
         if call.device_id >= 0 or request[0] != "auto":
             raise
-    # Nothing was computed, and that device is known now not to take such calls: the automatic choice falls on another.
+    # Nothing was computed, and the device has recorded that it lacks the kernel. So the automatic choice takes another.
     return attempt(call, request, threads)
 
 
@@ -190,8 +190,11 @@ cdef object run_in_mode(Operator operator, list values, object out, object backe
 
 
 def run(Operator operator not None, list values not None, out, backend, num_threads):
-    """Validate, choose, compute. `values`: one for each of the operator's parameters; the list becomes the call's."""
-    # Conversions and rounding on the way do not depend on the caller's floating-point mode either.
+    """Validate a call, choose its backend, and compute it.
+
+    `values` has one value for each of the operator's parameters. The call keeps and changes the list.
+    """
+    # Conversions and rounding during validation do not depend on the caller's floating-point mode either.
     cdef ag_fpenv mode = ag_fpenv_enter()
     try:
         return run_in_mode(operator, values, out, backend, num_threads)
@@ -200,7 +203,7 @@ def run(Operator operator not None, list values not None, out, backend, num_thre
 
 
 def prepared(Operator operator not None, list values not None, out, backend, num_threads):
-    """What `run` would do: the validated call, the threads asked for (0: none in particular), an `Explanation`."""
+    """Return the validated call, the requested number of threads (0: the default), and why `run` chooses a backend."""
     cdef tuple request = requested(backend, operator)
     cdef int threads = thread_count(num_threads, operator)
     cdef Call call = validate(operator, values, out)

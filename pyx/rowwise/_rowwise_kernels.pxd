@@ -1,11 +1,11 @@
-# The row-wise kernels, for Cython.
+# Cython's declarations of the row-wise kernels in ascend_grad/rowwise/rowwise.h.
 
 from libc.stdint cimport uint8_t
 
 from ascend_grad._kernels cimport ag_dtype, ag_variant
 
 cdef extern from "ascend_grad/rowwise/rowwise.h" nogil:
-    # The operators, by number: their list is in the header.
+    # The numbers of the operators, in the order of AG_FOREACH_ROW_OP.
     ctypedef enum ag_row_op:
         AG_SOFTMAX_BACKWARD
         AG_LOG_SOFTMAX_BACKWARD

@@ -4,7 +4,7 @@ from ascend_grad._views cimport View
 
 cdef enum:
     MAX_AXES = 8
-    # Operands of a problem.
+    # Indices of the operands of a problem: inputs, mask, result.
     A = 0
     B = 1
     MASK = 2
@@ -21,11 +21,11 @@ ctypedef struct Operand:
 
 ctypedef struct Problem:
     ag_row_op op
-    ag_dtype dtype                    # of the inputs
+    ag_dtype dtype                    # dtype of the inputs
     Py_ssize_t n                      # length of a row
     Py_ssize_t rows
-    int axes                          # of the rows, at least one; slowest first
-    Py_ssize_t[MAX_AXES] shape
+    int axes                          # number of axes that index the rows, at least one
+    Py_ssize_t[MAX_AXES] shape        # lengths of these axes, slowest first
     Operand[OPERANDS] operands
     double scale
 
@@ -36,31 +36,31 @@ cdef enum Layout:
     COLUMN_TILES
 
 ctypedef struct Plan:
-    # How a problem is cut into tasks. A block is a number of rows, or of columns; a split is a part of it along n.
+    # The tasks of a problem. A block is a range of rows, or of columns; a split is a part of a block along n.
     const ag_row_kernels *kernels
     Layout layout
-    bint by_columns                   # COLUMNS or COLUMN_TILES
-    bint gathers                      # ROW_TILES or COLUMN_TILES
-    bint transposes                   # ... and adjacent elements of some operand belong to different rows
-    bint nontemporal                  # results bypass the cache
+    bint by_columns                   # layout is COLUMNS or COLUMN_TILES
+    bint gathers                      # layout is ROW_TILES or COLUMN_TILES
+    bint transposes                   # gathers, and adjacent elements of some operand belong to different rows
+    bint nontemporal                  # stores of results bypass the cache
     int threads
-    Py_ssize_t blocks
-    Py_ssize_t block_size             # rows, or columns
-    Py_ssize_t blocks_per_index       # COLUMNS: of one outer index
-    bint is_split                     # tasks are splits, in several phases, not whole blocks
-    Py_ssize_t splits                 # of a block
-    Py_ssize_t split_size             # elements; a multiple of the segment
-    Py_ssize_t segments               # of a row
+    Py_ssize_t blocks                 # number of blocks
+    Py_ssize_t block_size             # rows, or columns, of a block
+    Py_ssize_t blocks_per_index       # blocks of one index of the outer axes (COLUMNS only)
+    bint is_split                     # tasks are splits, in several phases, instead of whole blocks
+    Py_ssize_t splits                 # number of splits of a block
+    Py_ssize_t split_size             # elements of a split along n, a multiple of the segment
+    Py_ssize_t segments               # number of segments of a row
     bint[OPERANDS] direct             # operands that kernels read or write in place although others are gathered
-    ag_dtype tile_dtype               # of the gathered ones: the problem's, or the compute type where out has another
+    ag_dtype tile_dtype               # dtype of gathered tiles, see choose_tile_dtype
     int tile_itemsize
-    # Where the second input, the mask, and values on their way to or from the tile's dtype lie in a thread's tiles. The
-    # first input lies at their beginning, and the results in its place.
+    # Offsets, in a thread's tiles, of the second input, the mask, and values of another dtype than the tile's. The
+    # first input is at offset 0, and the results overwrite it.
     Py_ssize_t second_tile
     Py_ssize_t mask_tile
     Py_ssize_t converted_tile
-    Py_ssize_t tiles_size             # of one thread, or of one task
-    bint caches_inputs                # tasks have tiles of their own, which hold their inputs from phase to phase
+    Py_ssize_t tiles_size             # bytes of the tiles of one thread, or of one task
+    bint caches_inputs                # every task has tiles of its own, which hold its inputs from phase to phase
 
 
 cdef inline bint has_b(ag_row_op op) noexcept nogil:

@@ -1,18 +1,18 @@
-"""Plans of the row-wise operators: how a problem is described, the order in which it is traversed, how it is cut.
+"""Plans of the row-wise operators: the description of a problem, the order of its rows, and its division into tasks.
 
-`describe` reduces the arrays of a call to a `Problem`: one reduced dimension, the others merged as far as all strides
-allow, largest stride first. `make_plan` chooses the layout that kernels see:
+`describe` reduces the arrays of a call to a `Problem`: one reduced dimension, and the others sorted by stride, largest
+first, and coalesced if the strides of all operands allow it. `make_plan` chooses the layout that kernels see:
 
-  ROWS     every operand has unit stride along the reduced dimension: kernels read and write in place
-  COLUMNS  ... along another dimension: kernels process blocks of columns in place
+  ROWS     every operand has unit stride along the reduced dimension: kernels read and write rows in place
+  COLUMNS  every operand has unit stride along another dimension: kernels process blocks of columns in place
   ROW_TILES, COLUMN_TILES
-           anything else (strides, byte order, a result of another dtype): blocks of rows or columns, as they lie
-           closer together, are gathered into a small buffer per thread, computed there, and scattered
+           all other cases (strides, byte order, a result of another dtype): blocks of rows or columns, whichever are
+           closer together in memory, are gathered into a small buffer per thread, computed there, and scattered
 
-and whether tasks are whole blocks or, where there are too few of them for the threads, splits of them.
+It also chooses whether tasks are whole blocks or, if there are too few blocks for the threads, splits of blocks.
 
-What a task computes depends on the problem alone (rowwise.h fixes the order of every sum), so that results are the same
-bits for any layout, plan and number of threads.
+The plan does not change results: rowwise.h fixes the order of every sum, so that results are the same bits for any
+layout, plan and number of threads.
 """
 
 from libc.stdint cimport uint8_t
@@ -32,23 +32,23 @@ from ascend_grad._rowwise_kernels cimport (
 from ascend_grad._views cimport View, size_of
 
 cdef enum:
-    TILE_BYTES = 128 << 10            # of one operand in the compute type
-    LONG_TILE_BYTES = 4 << 20         # the same, where a cache line holds elements of several rows
-    CACHED_TILE_BYTES = 16 << 20      # of all tiles, up to which inputs are gathered once for all phases
-    TILE_ROWS = 16                    # rows of a gathered split where rows are long
-    MAX_TILE_ROWS = 1 << 14
-    FEW_ROWS = 8                      # rows up to which lanes of the column kernels would be empty
-    SHORT_ROW = 8                     # elements of a row from which on it is computed in place, with gaps between rows
-    NARROW_ROW = 64                   # elements up to which rows without gaps share vectors
-    MANY_ROWS = 64                    # that are worth a copy
-    SMALL_BLOCK = 256                 # elements of an outer index up to which several are gathered together
-    TASK_ELEMENTS = 1 << 15           # of a task, about
-    LONG_ROW = 1 << 22                # elements from which a row (or block of columns) is too long to be one task
+    TILE_BYTES = 128 << 10            # most bytes of one operand's tile
+    LONG_TILE_BYTES = 4 << 20         # most bytes of a tile of TILE_ROWS rows, if cache lines hold several rows
+    CACHED_TILE_BYTES = 16 << 20      # most bytes of all tiles for which inputs are gathered once for all phases
+    TILE_ROWS = 16                    # least rows of a tile of whole rows, if cache lines hold several rows
+    MAX_TILE_ROWS = 1 << 14           # most rows of a tile
+    FEW_ROWS = 8                      # least rows that are gathered as columns: fewer leave lanes empty
+    SHORT_ROW = 8                     # least elements of a row that is computed in place despite gaps between rows
+    NARROW_ROW = 64                   # most elements of a row that shares vectors with the next, without a gap
+    MANY_ROWS = 64                    # least rows for which a copy without gaps pays
+    SMALL_BLOCK = 256                 # least elements per outer index of columns in place; fewer are gathered together
+    TASK_ELEMENTS = 1 << 15           # elements of a task, approximately
+    LONG_ROW = 1 << 22                # least elements of a row (or block of columns) that is always split
 
 # ---- the problem -----------------------------------------------------------------------------------------------------
 
 cdef void describe_operand(Operand *operand, const View *view, int dim, const Py_ssize_t *shape) noexcept nogil:
-    """Fill in an operand; axes of length 1 count as broadcast, so that masks and ranks need no other care."""
+    """Fill in an operand. Axes on which it has length 1 get stride 0, by which masks are broadcast."""
     cdef int axis, k = 0
     operand.data = view.data
     operand.itemsize = view.itemsize
@@ -65,13 +65,13 @@ cdef void describe_operand(Operand *operand, const View *view, int dim, const Py
 
 
 cdef void coalesce_dims(Problem *p, int axes) noexcept nogil:
-    """The order in which the rows are traversed, with as few axes as possible."""
+    """Sort the axes of the rows by stride, and coalesce them to as few axes as possible."""
     cdef int axis, k, i, used = 0
     cdef Py_ssize_t[MAX_AXES] nearest, farthest
     cdef Py_ssize_t length, stride
     cdef Operand *operand
-    # Sort by stride, largest first, so that neighbours in memory become neighbours here. Where operands do not agree, what is
-    # close in one of them stands inside: a tile then has whole cache lines of all.
+    # Sort by stride, largest first, so that adjacent rows are close in memory. If operands disagree, the axis with the
+    # smallest stride in any of them is innermost, so that a tile has whole cache lines of every operand.
     for axis in range(axes):
         nearest[axis] = farthest[axis] = 0
         for i in range(OPERANDS):
@@ -91,7 +91,8 @@ cdef void coalesce_dims(Problem *p, int axes) noexcept nogil:
                 operand = &p.operands[i]
                 operand.strides[k - 1], operand.strides[k] = operand.strides[k], operand.strides[k - 1]
             k -= 1
-    # Merge an axis into the one before it where every operand steps through both as through one.
+    # Coalesce an axis with the previous one if in every operand the previous stride is the axis' stride times its
+    # length.
     for axis in range(1, axes):
         length = p.shape[axis]
         for i in range(OPERANDS):
@@ -116,7 +117,7 @@ cdef void coalesce_dims(Problem *p, int axes) noexcept nogil:
 cdef bint describe(
     Problem *p, ag_row_op op, const View *a, const View *b, const View *mask, const View *out, int dim, double scale
 ) noexcept nogil:
-    """Fill in a problem; False where there is nothing to compute. Views that the operator does not use are not read."""
+    """Fill in a problem; return False if its arrays are empty. Views that the operator does not use are not read."""
     cdef int axis, axes = 0
     cdef const Py_ssize_t *shape = a.shape
     cdef Py_ssize_t size = size_of(a)
@@ -143,7 +144,7 @@ cdef bint describe(
 
 
 cdef void tile_at(const Problem *p, Py_ssize_t row, ag_tile *tile) noexcept nogil:
-    """A tile that starts at a row; its strides lead along the last axis."""
+    """Fill in a tile that starts at a row, with the strides of the last axis, but without a number of rows."""
     cdef Py_ssize_t rest = row, index
     cdef Py_ssize_t[OPERANDS] offset
     cdef int axis = p.axes - 1, i
@@ -170,7 +171,7 @@ cdef void tile_at(const Problem *p, Py_ssize_t row, ag_tile *tile) noexcept nogi
 
 
 cdef Py_ssize_t offset_of(const Problem *p, const Operand *operand, Py_ssize_t row) noexcept nogil:
-    """Bytes from an operand's first row to this one."""
+    """Return the bytes from an operand's first row to this row."""
     cdef Py_ssize_t offset = 0
     cdef int axis = p.axes - 1
     while axis > 0:
@@ -181,7 +182,7 @@ cdef Py_ssize_t offset_of(const Problem *p, const Operand *operand, Py_ssize_t r
 
 
 cdef void columns_at(const Problem *p, Py_ssize_t row, Py_ssize_t columns, ag_tile *tile) noexcept nogil:
-    """A tile of columns in place; `row` is the number of the first one."""
+    """Fill in a tile of columns in place; `row` is the number of its first column."""
     tile_at(p, row, tile)
     tile.a_stride = p.operands[A].dim_stride
     tile.b_stride = p.operands[B].dim_stride
@@ -192,7 +193,7 @@ cdef void columns_at(const Problem *p, Py_ssize_t row, Py_ssize_t columns, ag_ti
 # ---- the layout ------------------------------------------------------------------------------------------------------
 
 cdef bint all_native(const Problem *p) noexcept nogil:
-    """Whether kernels can read and write the operands' elements as they are."""
+    """Return whether kernels can read and write the elements without swapping bytes or converting dtypes."""
     return not (
         p.operands[A].swapped
         or (has_b(p.op) and p.operands[B].swapped)
@@ -206,7 +207,7 @@ cdef inline bint is_used(const Problem *p, int operand) noexcept nogil:
 
 
 cdef bint is_direct(const Problem *p, int which, ag_dtype dtype, bint by_columns) noexcept nogil:
-    """Whether kernels for this dtype can read or write an operand in place, any rows of it together."""
+    """Return whether kernels for this dtype can read or write any range of an operand's rows in place."""
     cdef const Operand *operand = &p.operands[which]
     if p.axes > 1 or operand.swapped or (which != MASK and operand.dtype != dtype) or (which == MASK and by_columns):
         return False
@@ -214,7 +215,7 @@ cdef bint is_direct(const Problem *p, int which, ag_dtype dtype, bint by_columns
 
 
 cdef bint are_dense_rows(const Problem *p) noexcept nogil:
-    """Whether rows follow one another without gaps, in every operand."""
+    """Return whether the rows of every operand follow each other without gaps."""
     cdef int i
     for i in range(OPERANDS):
         if is_used(p, i) and (p.axes > 1 or p.operands[i].strides[0] != p.n * p.operands[i].itemsize):
@@ -223,8 +224,10 @@ cdef bint are_dense_rows(const Problem *p) noexcept nogil:
 
 
 cdef bint pays_to_pack(const Problem *p, const ag_row_kernels *kernels) noexcept nogil:
-    """Whether rows that have gaps between them are computed faster as a tile without: vectors of the tile are full, while
-    of rows in place the last one is not."""
+    """Return whether short rows with gaps between them are computed faster after a copy into a tile without gaps.
+
+    The tile's vectors are full, while the last vector of each row in place is not.
+    """
     return (
         p.n <= NARROW_ROW and p.n % (kernels.segment // AG_SEGMENT(1)) and p.rows >= MANY_ROWS and not are_dense_rows(p)
     )
@@ -247,12 +250,12 @@ cdef Layout choose_layout(const Problem *p, const ag_row_kernels *kernels) noexc
     if rows and (p.n >= SHORT_ROW or p.rows == 1 or not has_columns(p.op)):
         return ROW_TILES if pays_to_pack(p, kernels) else ROWS
     if rows and are_dense_rows(p) and (p.n > 1 or p.rows < SMALL_BLOCK):
-        return ROWS  # many rows of one element are columns as well
+        return ROWS  # many rows of one element are processed as columns below
     if columns and (inner >= 32 or packed) and (p.n * inner >= SMALL_BLOCK or p.rows == inner):
         return COLUMNS
     if not has_columns(p.op) or p.rows < FEW_ROWS:
         return ROW_TILES
-    # What inputs can be read in place decides, then how most operands lie.
+    # Gather in the direction in which the inputs can be read in place, else in the direction of most operands' strides.
     if rows:
         return COLUMN_TILES
     for i in range(2):
@@ -264,19 +267,19 @@ cdef Layout choose_layout(const Problem *p, const ag_row_kernels *kernels) noexc
 
 
 cdef bint use_nontemporal_stores(const Problem *p, Layout layout) noexcept nogil:
-    """Whether results should bypass the cache: the arrays fill most of it, and no input is overwritten."""
+    """Return whether stores should bypass the cache: the arrays fill most of it, and no input is overwritten."""
     cdef const Operand *out = &p.operands[OUT]
     cdef Py_ssize_t nbytes = p.rows * p.n * out.itemsize * (3 if has_b(p.op) else 2)
     if nbytes < _cpu.cache_size(3) // 8 * 5 or out.data == p.operands[A].data or out.data == p.operands[B].data:
         return False
     if layout == COLUMNS:
-        # A block of columns has to start on a cache line in every row: parts of lines are slow to write like that.
+        # A block of columns has to start on a cache line in every row: non-temporal stores of partial lines are slow.
         return p.shape[p.axes - 1] <= AG_PACKED_COLUMNS or out.dim_stride % 64 == 0
     return layout == ROWS
 
 
 cdef bint is_transposed(const Problem *p) noexcept nogil:
-    """Whether some operand's adjacent elements in memory belong to different rows."""
+    """Return whether adjacent elements of some operand in memory belong to different rows."""
     cdef int i, last = p.axes - 1
     cdef const Operand *operand
     if p.shape[last] == 1:
@@ -293,14 +296,14 @@ cdef bint is_transposed(const Problem *p) noexcept nogil:
 # ---- the plan --------------------------------------------------------------------------------------------------------
 
 cdef ag_dtype choose_tile_dtype(const Problem *p) noexcept nogil:
-    """The dtype that kernels read and write: the compute type where the result has another dtype than the inputs."""
+    """Return the dtype of the kernels: the inputs' dtype, or its compute type if the result has another dtype."""
     if p.operands[OUT].dtype == p.dtype:
         return p.dtype
     return AG_FLOAT64 if p.dtype == AG_FLOAT64 else AG_FLOAT32
 
 
 cdef Plan make_plan(const Problem *p, ag_dtype tile_dtype, const ag_row_kernels *kernels, int threads) noexcept nogil:
-    """A plan for the kernels of `tile_dtype`, which are those of `choose_tile_dtype`."""
+    """Make a plan for `kernels`, the kernels of `tile_dtype`, which `choose_tile_dtype` returned."""
     cdef Plan plan
     cdef int operand
     cdef bint packs
@@ -331,7 +334,7 @@ cdef Plan make_plan(const Problem *p, ag_dtype tile_dtype, const ag_row_kernels 
     else:
         cut_row_tiles(&plan, p)
     if plan.is_split:
-        # Gathered splits are one segment long, the others longer, but enough for every thread.
+        # Gathered splits have one segment. Splits in place have more segments, as long as there are enough per thread.
         plan.split_size = plan.kernels.segment
         if not plan.gathers:
             plan.split_size *= max(1, min(32, plan.segments * plan.blocks // (8 * threads)))
@@ -343,7 +346,7 @@ cdef Plan make_plan(const Problem *p, ag_dtype tile_dtype, const ag_row_kernels 
 
 
 cdef void cut_rows(Plan *plan, const Problem *p) noexcept nogil:
-    # Adjacent rows belong to one task, but there are enough tasks to balance threads that other work slows down.
+    # A task has adjacent rows. There are several tasks per thread, to balance threads that other processes slow down.
     plan.block_size = max(
         1, min(max(TASK_ELEMENTS // p.n, p.rows // (32 * plan.threads)), ceil_div(p.rows, 4 * plan.threads))
     )
@@ -355,19 +358,19 @@ cdef void cut_rows(Plan *plan, const Problem *p) noexcept nogil:
 
 
 cdef void cut_columns(Plan *plan, const Problem *p) noexcept nogil:
-    # Both inputs of a block stay in L2 between sum and result, unless it would be too narrow.
+    # The inputs of a block stay in L2 between sum and result, unless the block would be too narrow.
     cdef Py_ssize_t inner = p.shape[p.axes - 1], inputs = 2 if has_b(p.op) else 1
     cdef Py_ssize_t budget = _cpu.cache_size(2) // 2 // (p.n * p.operands[A].itemsize * inputs) // 64 * 64
     plan.block_size = min(inner, <Py_ssize_t>AG_MAX_COLUMNS)
     if p.n <= plan.kernels.strip_rows:
-        # Strips need no scratch, and fit L1 whatever the block.
+        # Strips need no scratch memory, and fit L1 for any block size.
         plan.block_size = min(inner, max(<Py_ssize_t>AG_MAX_COLUMNS, TASK_ELEMENTS // p.n // 64 * 64))
     if inner > AG_PACKED_COLUMNS:
         if budget >= 256 and p.n > plan.kernels.strip_rows:
-            if not plan.nontemporal:  # results pass through the cache, too; but narrow blocks are slow
+            if not plan.nontemporal:  # results share the cache with the inputs, but narrow blocks are slow
                 budget = max(min(budget, <Py_ssize_t>512), budget * inputs // (inputs + 1) // 64 * 64)
             plan.block_size = min(plan.block_size, budget)
-        # Enough blocks for every thread, of whole cache lines.
+        # Halve the blocks until every thread has enough of them; they keep whole cache lines.
         while plan.block_size > 64 and p.rows // plan.block_size < 2 * plan.threads:
             plan.block_size = ceil_div(plan.block_size // 2, 32) * 32
     plan.blocks_per_index = ceil_div(inner, plan.block_size)
@@ -378,7 +381,7 @@ cdef void cut_columns(Plan *plan, const Problem *p) noexcept nogil:
 
 
 cdef void cut_column_tiles(Plan *plan, const Problem *p) noexcept nogil:
-    # Where the inputs are read in place, only results are gathered, and long copies are faster.
+    # Tiles are larger if the inputs are read in place: the tile then holds results alone, and long copies are faster.
     cdef bint inputs_in_place = plan.direct[A] and (plan.direct[B] or not has_b(p.op))
     cdef Py_ssize_t budget = LONG_TILE_BYTES // 8 if inputs_in_place else TILE_BYTES
     plan.is_split = plan.segments > 1
@@ -408,9 +411,9 @@ cdef void cut_row_tiles(Plan *plan, const Problem *p) noexcept nogil:
 
 
 cdef Py_ssize_t row_pitch(const Plan *plan, Py_ssize_t rows, Py_ssize_t length) noexcept nogil:
-    """Elements from one row in memory to the next in a gathered tile.
+    """Return the elements between the starts of adjacent rows in memory of a gathered tile.
 
-    The tile holds element k of its row r at r * row_pitch + k, or, for column kernels, at k * row_pitch + r.
+    The tile holds element k of its row r at index r * row_pitch + k, or k * row_pitch + r for column kernels.
     """
     if plan.by_columns:
         return rows
@@ -419,7 +422,7 @@ cdef Py_ssize_t row_pitch(const Plan *plan, Py_ssize_t rows, Py_ssize_t length) 
 
 
 cdef void place_tiles(Plan *plan, const Problem *p) noexcept nogil:
-    """Where the tiles of a thread or task lie, each only if it is needed."""
+    """Set the offsets and the size of the tiles of a thread or task. Tiles that are not needed have no size."""
     cdef Py_ssize_t length = plan.split_size if plan.is_split else p.n, count, size = 0
     cdef const Operand *out = &p.operands[OUT]
     count = row_pitch(plan, plan.block_size, length) * (length if plan.by_columns else plan.block_size)

@@ -1,4 +1,4 @@
-"""Row-wise operators on the CPU: from validated calls to problems, and memory for their schedules (`_rowwise_schedule`)."""
+"""Row-wise operators on the CPU: the problems of validated calls, and workspaces for their schedules."""
 
 from cython.parallel cimport prange
 
@@ -43,7 +43,7 @@ cdef int compute_problem(const Problem *p, int asked) except -1:
     cdef cnp.ndarray memory
     cdef Py_ssize_t nbytes
     cdef double last_check = 0
-    # To release the interpreter's lock would cost as much as a small problem.
+    # A small problem keeps the interpreter's lock, as releasing it would take as long as the problem.
     if compute_at_once(p, threads):
         return 0
     prepare(&schedule, p, threads)
@@ -61,7 +61,7 @@ cdef int compute_problem(const Problem *p, int asked) except -1:
 
 
 cdef bint describe_call(Problem *p, Call call, cnp.ndarray out) except -1:
-    """`describe` a validated call whose result goes to `out`."""
+    """Describe the problem of a validated call whose result is written to `out`; return False if it is empty."""
     cdef cnp.ndarray a = call.values[0], b = a, mask = a
     cdef double scale = 1.0
     cdef ag_row_op op
@@ -79,7 +79,7 @@ cdef bint describe_call(Problem *p, Call call, cnp.ndarray out) except -1:
 
 
 cdef object compute(Call call, int threads):
-    """The result of a validated call."""
+    """Compute a validated call, and return its result."""
     cdef Result result = call.operator.result_specs[0]
     cdef cnp.ndarray given = call.first_out, out = given
     cdef Problem p
@@ -100,12 +100,12 @@ cdef object compute(Call call, int threads):
 
 
 cdef cnp.ndarray new_like(cnp.ndarray given):
-    """Where a result is computed that overlaps an input, before it is copied to its place."""
+    """Allocate a temporary array for a result that overlaps an input."""
     return _memory.empty_like(given, <cnp.dtype>_dtypes[dtype_of(given)])
 
 
 cdef Py_ssize_t workspace_bound(Call call, int threads) except -1:
-    """Bytes that `compute` allocates at most beyond the result, by shapes, dtypes and layouts alone."""
+    """Return the most bytes that `compute` allocates in addition to the result, from shapes, dtypes and layouts."""
     cdef Problem p
     cdef Py_ssize_t most = 0, aside = 0
     cdef cnp.ndarray out = call.first_out
@@ -124,7 +124,7 @@ cdef Py_ssize_t workspace_bound(Call call, int threads) except -1:
 
 
 def stream_add(float[::1] a, float[::1] b, float[::1] out, bint nontemporal, int num_threads):
-    """out = a + b: the memory traffic of a backward operator without its arithmetic, for benchmarks."""
+    """Compute out = a + b: the memory traffic of a backward operator without its arithmetic, for benchmarks."""
     cdef Py_ssize_t block = 1 << 14, blocks = ceil_div(a.shape[0], 1 << 14), index
     cdef ag_variant variant = _cpu.active()
     for index in prange(blocks, nogil=True, num_threads=num_threads, schedule="dynamic"):

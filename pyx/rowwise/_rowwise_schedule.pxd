@@ -13,19 +13,19 @@ cdef enum Phase:
 
 
 ctypedef struct Schedule:
-    # The tasks of one problem, and the memory that they need.
+    # The plan of one problem, and its workspace.
     Problem p
     Plan plan
     ag_variant variant
     Phase phase
-    bint default_threads
-    double *last_check                # when signals were last looked at; NULL: they never are
-    char *scratch                     # (threads, SCRATCH_BYTES), for column kernels
-    char *tiles                       # (tasks or threads, tiles_size)
-    double *maxima                    # (splits, rows)
-    double *sums                      # (segments, rows)
-    double *max                       # (rows,)
-    double *sum                       # (rows,)
+    bint default_threads              # the caller gave no number of threads
+    double *last_check                # time of the last check for signals; NULL: no checks
+    char *scratch                     # (threads, SCRATCH_BYTES): scratch memory of column kernels
+    char *tiles                       # (tasks or threads, tiles_size): gathered operands
+    double *maxima                    # (splits, rows): maxima of splits
+    double *sums                      # (segments, rows): sums of segments
+    double *max                       # (rows,): maxima of rows
+    double *sum                       # (rows,): sums of rows
 
 
 cdef int choose_threads(const Problem *p, int asked) noexcept nogil

@@ -1,10 +1,10 @@
-"""Row-wise problems at work, without Python: how many threads, which kernels, in which memory, in which phases.
+"""Schedules of row-wise problems, without Python: number of threads, kernels, workspace, phases.
 
-The tasks of a plan (`_rowwise_plan`) run on a team of threads (`_tasks`), in one phase where they are whole blocks. Where
-they are splits, their maxima and sums are computed first, then combined in order, and the results are written in a last
-phase. A small problem needs none of that: `compute_at_once`.
+The tasks of a plan (`_rowwise_plan`) run on a team of threads (`_tasks`). Tasks that are whole blocks run in one phase.
+Splits need several: first the maxima and sums of splits are computed, each combined in order, then the results are
+written. A small problem runs without a schedule, by `compute_at_once`.
 
-Whoever calls has the workspace: `prepare`, memory of `workspace_size` bytes, `place_workspace` in it, `run`.
+The caller owns the workspace. It calls `prepare`, allocates `workspace_size` bytes, calls `place_workspace` and `run`.
 """
 
 from libc.math cimport INFINITY
@@ -59,13 +59,13 @@ from ascend_grad._rowwise_kernels cimport (
 )
 from ascend_grad.status cimport BAD_ALLOC, SUCCESS, Status
 
-# What an element costs about on one thread, in nanoseconds.
+# Approximate nanoseconds per element on one thread, by direction of the operator.
 cdef double FORWARD_COST = 0.45
 cdef double BACKWARD_COST = 0.2
 
 cdef enum:
-    SMALL_PROBLEM = 1 << 15           # elements up to which one thread needs no schedule
-    COMBINED_SUMS = 1 << 15           # sums of segments that are worth a thread
+    SMALL_PROBLEM = 1 << 15           # most elements that one thread computes without a schedule
+    COMBINED_SUMS = 1 << 15           # sums of segments per thread, when they are combined
 
 cdef Py_ssize_t SCRATCH_BYTES = align_up(AG_SCRATCH_BYTES, ALIGNMENT)
 
@@ -73,7 +73,7 @@ cdef Py_ssize_t SCRATCH_BYTES = align_up(AG_SCRATCH_BYTES, ALIGNMENT)
 
 cdef void compute_rows(const Problem *p, const ag_row_kernels *kernels, Py_ssize_t begin, Py_ssize_t end,
                        bint nontemporal) noexcept nogil:
-    """Whole rows in place, as many at a time as have constant strides."""
+    """Compute whole rows in place. Each call of the kernel gets consecutive rows with constant strides."""
     cdef Py_ssize_t row = begin, last = p.shape[p.axes - 1]
     cdef ag_tile tile
     tile.nontemporal = nontemporal
@@ -85,7 +85,7 @@ cdef void compute_rows(const Problem *p, const ag_row_kernels *kernels, Py_ssize
 
 
 cdef void compute_strips(const Problem *p, const ag_row_kernels *kernels) noexcept nogil:
-    """All columns in place, where their kernels need no memory."""
+    """Compute all columns in place, if they are so short that the kernels need no scratch memory."""
     cdef Py_ssize_t inner = p.shape[p.axes - 1], block
     cdef ag_tile tile
     tile.nontemporal = False
@@ -98,14 +98,14 @@ cdef void compute_strips(const Problem *p, const ag_row_kernels *kernels) noexce
 # ---- the schedule ----------------------------------------------------------------------------------------------------
 
 cdef int choose_threads(const Problem *p, int asked) noexcept nogil:
-    """Threads for a problem of a caller who asked for so many; 0: for none in particular."""
+    """Choose the number of threads for a problem. `asked` is the caller's number, or 0 for the default."""
     cdef double cost = <double>p.rows * p.n * (FORWARD_COST if is_forward(p.op) else BACKWARD_COST)
     cdef int threads = _threads.choose_num_threads(cost, asked)
     return 1 if asked == 0 and threads > 1 and _threads.is_oversubscribed() else threads
 
 
 cdef bint compute_at_once(const Problem *p, int threads) noexcept nogil:
-    """Solve a problem for which a schedule would cost as much as the work; False: nothing was done."""
+    """Solve a problem that is too small for a schedule and return True; return False if it needs a schedule."""
     cdef const ag_row_kernels *kernels = ag_rowwise_kernels(_cpu.active(), p.dtype, p.op)
     cdef Layout layout
     cdef ag_fpenv mode
@@ -127,7 +127,7 @@ cdef bint compute_at_once(const Problem *p, int threads) noexcept nogil:
 
 
 cdef void prepare(Schedule *s, const Problem *p, int threads) noexcept nogil:
-    """A schedule that has no memory yet."""
+    """Fill in a schedule without a workspace."""
     cdef ag_dtype dtype = choose_tile_dtype(p)
     memset(s, 0, sizeof(Schedule))
     s.p = p[0]
@@ -136,7 +136,7 @@ cdef void prepare(Schedule *s, const Problem *p, int threads) noexcept nogil:
 
 
 cdef Py_ssize_t place_workspace(Schedule *s, char *base) noexcept nogil:
-    """Place the workspace in memory that begins at `base`; the bytes used. With NULL they are measured alone."""
+    """Place the workspace in memory that begins at `base`, and return its bytes. NULL only measures the bytes."""
     cdef const Plan *plan = &s.plan
     cdef Py_ssize_t row_bytes = s.p.rows * sizeof(double)
     cdef Py_ssize_t owners = plan.blocks * plan.splits if plan.caches_inputs else plan.threads
@@ -154,7 +154,7 @@ cdef Py_ssize_t place_workspace(Schedule *s, char *base) noexcept nogil:
 
 
 cdef Py_ssize_t workspace_size(Schedule *s) noexcept nogil:
-    """Bytes that the workspace takes, wherever its memory begins."""
+    """Return the bytes to allocate for the workspace, at any alignment."""
     cdef Py_ssize_t used = place_workspace(s, NULL)
     return used + ALIGNMENT if used else 0
 
@@ -168,10 +168,10 @@ cdef char *tiles_of(const Schedule *s, Py_ssize_t task, int thread) noexcept nog
 
 
 # ---- tasks -----------------------------------------------------------------------------------------------------------
-# What one thread computes at a time; `thread` chooses its buffer.
+# A task is computed by one thread, whose number `thread` chooses its buffers.
 
 cdef void whole_block(const Schedule *s, Py_ssize_t block, int thread) noexcept nogil:
-    """A block of whole rows, or a block of whole columns."""
+    """Compute a block of whole rows, or a block of whole columns."""
     cdef Py_ssize_t begin = block * s.plan.block_size
     cdef Py_ssize_t end = min(begin + s.plan.block_size, s.p.rows)
     cdef char *tiles = tiles_of(s, block, thread)
@@ -265,7 +265,7 @@ cdef void split_write(const Schedule *s, Py_ssize_t task, int thread) noexcept n
 
 
 cdef void combine_sum(const Schedule *s, Py_ssize_t row) noexcept nogil:
-    """The sum of a row from those of its segments, in order."""
+    """Add up the sums of a row's segments, in order."""
     cdef ag_sum total
     cdef Py_ssize_t segment
     total.sum = total.compensation = 0.0
@@ -284,10 +284,13 @@ cdef void combine_max(const Schedule *s, Py_ssize_t row) noexcept nogil:
 
 
 # ---- tiles -----------------------------------------------------------------------------------------------------------
-# In place, or gathered into this thread's buffer in the compute type, where results take a's place.
+# A tile is in place, or gathered into the thread's or task's buffer, where the results overwrite the first input.
 
 cdef void columns_of(const Schedule *s, Py_ssize_t block, Py_ssize_t *begin, Py_ssize_t *end) noexcept nogil:
-    """The numbers, among all rows of the problem, of a block's columns. In place they have one outer index."""
+    """Set the range of a block's columns, which are numbered as rows of the problem.
+
+    A block in place has one index of the outer axes.
+    """
     cdef Py_ssize_t inner = s.p.shape[s.p.axes - 1], index
     if s.plan.gathers:
         begin[0] = block * s.plan.block_size
@@ -301,7 +304,7 @@ cdef void columns_of(const Schedule *s, Py_ssize_t block, Py_ssize_t *begin, Py_
 cdef Py_ssize_t column_tile(
     const Schedule *s, Py_ssize_t block, Py_ssize_t k, Py_ssize_t length, char *tiles, ag_tile *tile
 ) noexcept nogil:
-    """A block of columns, `length` rows from k on; returns the number of its first column."""
+    """Fill in a tile of a block of columns, `length` rows from k on, and return the number of its first column."""
     cdef Py_ssize_t begin, end
     columns_of(s, block, &begin, &end)
     if s.plan.gathers:
@@ -332,7 +335,7 @@ cdef void scatter_columns(
 cdef void row_tile(
     const Schedule *s, Py_ssize_t begin, Py_ssize_t end, Py_ssize_t k, Py_ssize_t length, char *tiles, ag_tile *tile
 ) noexcept nogil:
-    """Elements k .. k+length of rows begin .. end (of one row, where they are used in place)."""
+    """Fill in a tile of elements k .. k+length of rows begin .. end (of row `begin` alone, if it is in place)."""
     if s.plan.gathers:
         gather(s, begin, end, k, length, tiles, tile)
         return
@@ -347,7 +350,7 @@ cdef void row_tile(
 
 
 cdef Py_ssize_t regular_rows(const Schedule *s, Py_ssize_t row, Py_ssize_t end, ag_dim *outer, ag_dim *inner) noexcept nogil:
-    """How many rows from `row` on, before `end`, have constant strides in two dimensions, whose lengths are set."""
+    """Return how many rows from `row` on, before `end`, make a block of two dimensions, and set their lengths."""
     cdef int axis = s.p.axes - 1
     cdef Py_ssize_t last = s.p.shape[axis], at = row % last
     outer.length = 1
@@ -360,7 +363,7 @@ cdef Py_ssize_t regular_rows(const Schedule *s, Py_ssize_t row, Py_ssize_t end, 
 cdef void gather(
     const Schedule *s, Py_ssize_t begin, Py_ssize_t end, Py_ssize_t k, Py_ssize_t length, char *tiles, ag_tile *tile
 ) noexcept nogil:
-    """Elements k .. k+length of rows begin .. end: dense copies, or in place."""
+    """Fill in a tile of elements k .. k+length of rows begin .. end: dense copies, or operands in place."""
     cdef Py_ssize_t rows = end - begin, pitch = row_pitch(&s.plan, rows, length)
     tile.a = gather_operand(s, A, begin, end, k, length, pitch, tiles, tiles, &tile.a_stride)
     tile.b = tile.a
@@ -387,7 +390,7 @@ cdef void gather(
 
 
 cdef char *address_of(const Schedule *s, int which, Py_ssize_t row, Py_ssize_t k, Py_ssize_t *stride) noexcept nogil:
-    """Where element k of a row of a direct operand lies."""
+    """Return the address of element k of a row of a direct operand, and set the stride of its tile."""
     cdef const Operand *operand = &s.p.operands[which]
     stride[0] = operand.dim_stride if s.plan.by_columns else operand.strides[0]
     return operand.data + row * operand.strides[0] + k * operand.dim_stride
@@ -397,14 +400,14 @@ cdef char *gather_operand(
     const Schedule *s, int which, Py_ssize_t begin, Py_ssize_t end, Py_ssize_t k, Py_ssize_t length, Py_ssize_t pitch,
     char *to, char *tiles, Py_ssize_t *stride
 ) noexcept nogil:
-    """A dense copy in the tile's dtype (masks stay bytes), or the operand itself."""
+    """Return the address of a dense copy in the tile's dtype (masks stay bytes), or of the operand if it is direct."""
     cdef const Operand *operand = &s.p.operands[which]
     cdef bint widen = which != MASK and operand.dtype != s.plan.tile_dtype
     if s.plan.direct[which]:
         return address_of(s, which, begin, k, stride)
     stride[0] = pitch if which == MASK else pitch * s.plan.tile_itemsize
     if s.plan.caches_inputs and s.phase != (SPLIT_MAX if is_forward(s.p.op) else SPLIT_SUM):
-        return to  # there since the first phase
+        return to  # gathered in the first phase
     copy_elements(s, operand, begin, end, k, length, pitch, tiles + s.plan.converted_tile if widen else to, False)
     if widen:
         ag_widen(
@@ -417,7 +420,7 @@ cdef char *gather_operand(
 cdef void scatter(
     const Schedule *s, Py_ssize_t begin, Py_ssize_t end, Py_ssize_t k, Py_ssize_t length, char *tiles, const ag_tile *tile
 ) noexcept nogil:
-    """Put the results of gathered rows where they belong, rounded once."""
+    """Copy the results of gathered rows to the result array, rounded once to its dtype."""
     cdef const Operand *out = &s.p.operands[OUT]
     cdef Py_ssize_t rows = end - begin, pitch = row_pitch(&s.plan, rows, length)
     cdef char *dense = tile.out
@@ -436,7 +439,7 @@ cdef void copy_elements(
     const Schedule *s, const Operand *operand, Py_ssize_t begin, Py_ssize_t end, Py_ssize_t k, Py_ssize_t length,
     Py_ssize_t pitch, char *dense, bint to_operand
 ) noexcept nogil:
-    """Elements k .. k+length of rows begin .. end to, or from, a dense tile of the operand's dtype."""
+    """Copy elements k .. k+length of rows begin .. end from, or to, a dense tile of the operand's dtype."""
     cdef int axis = s.p.axes - 1, itemsize = operand.itemsize
     cdef Py_ssize_t row_step = itemsize if s.plan.by_columns else pitch * itemsize
     cdef Py_ssize_t step = pitch * itemsize if s.plan.by_columns else itemsize
@@ -480,14 +483,14 @@ cdef void run_task(void *schedule, Py_ssize_t index, int thread) noexcept nogil:
 
 
 cdef int run_phase(Schedule *s, Phase phase, Py_ssize_t tasks) except -1 nogil:
-    """All tasks of a phase, or none: `BAD_ALLOC`."""
+    """Run all tasks of a phase and return SUCCESS, or run none and return BAD_ALLOC."""
     cdef int threads = s.plan.threads, status
     cdef _tasks.Times times
     s.phase = phase
     if s.default_threads and _threads.is_oversubscribed():
         threads = 1
     if phase == COMBINE_MAX or phase == COMBINE_SUM:
-        # A team would cost more than a few additions.
+        # Waking a team would take longer than a few additions.
         threads = <int>min(<Py_ssize_t>threads, ceil_div(tasks * s.plan.segments, COMBINED_SUMS))
     status = _tasks.run_timed(run_task, s, tasks, threads, s.plan.nontemporal, s.last_check, &times)
     if threads > 1 and s.default_threads:
@@ -496,9 +499,9 @@ cdef int run_phase(Schedule *s, Phase phase, Py_ssize_t tasks) except -1 nogil:
 
 
 cdef int run(Schedule *s, bint default_threads, double *last_check) except -1 nogil:
-    """Solve the problem in the workspace that was placed; a status, `BAD_ALLOC` before results are written.
+    """Solve the problem in its workspace, and return a status; after BAD_ALLOC no results are written.
 
-    `default_threads`: nobody asked for their number, so one will do while other processes keep cores busy.
+    `default_threads`: the caller gave no number of threads, so one thread runs while other processes keep cores busy.
     `last_check`: see `_tasks.run_timed`.
     """
     cdef Py_ssize_t tasks = s.plan.blocks * s.plan.splits
@@ -522,7 +525,10 @@ cdef int run(Schedule *s, bint default_threads, double *last_check) except -1 no
 
 
 cdef Status solve(const Problem *p, int num_threads) noexcept nogil:
-    """All of the above, in memory of its own, for callers without the interpreter's lock; signals wait."""
+    """Solve a problem in a workspace that is allocated here, for callers without the interpreter's lock.
+
+    Signals are not checked.
+    """
     cdef int threads = choose_threads(p, num_threads), status
     cdef Schedule schedule
     cdef char *memory = NULL

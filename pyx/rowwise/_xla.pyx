@@ -1,7 +1,7 @@
-"""The row-wise operators as a function that XLA calls, for `ascend_grad.jax`. It needs no interpreter's lock.
+"""The row-wise operators as a function that XLA calls without the interpreter's lock, for `ascend_grad.jax`.
 
-The attributes of a call are ``operator`` (its name), ``dim`` (counted from the end) and ``scale``; its arguments are the
-arrays of the public function, in order. Along all other dimensions, whatever their number, they are broadcast.
+The attributes of a call are ``operator`` (its name), ``dim`` (counted from the end) and ``scale``. Its arguments are
+the arrays of the public function, in order. They have the result's rank and are broadcast to its shape.
 """
 
 from cpython.pycapsule cimport PyCapsule_New
@@ -102,7 +102,8 @@ cdef extern from "ascend_grad/xla/ffi.h" nogil:
         ag_xla_attrs attrs
 
 cdef enum:
-    BOOL = -1                         # beside the numbers of ag_dtype
+    # Numbers of dtypes that ag_dtype lacks: bool, and all dtypes that no operator takes.
+    BOOL = -1
     OTHER = -2
 
 cdef const char *SIGNATURE = b"ascend_grad: the arguments, results or attributes are not those of an operator"
@@ -110,7 +111,7 @@ cdef const char *SHAPES = b"ascend_grad: shapes and dtypes do not fit, or have m
 cdef const char *MEMORY = b"ascend_grad: no memory to work in"
 
 
-# ---- what a call says ------------------------------------------------------------------------------------------------
+# ---- the arguments and attributes of a call --------------------------------------------------------------------------
 
 
 cdef int dtype_of(const ag_xla_buffer *buffer) noexcept nogil:
@@ -134,7 +135,7 @@ cdef bint is_text(const ag_xla_span *span, const char *text) noexcept nogil:
 
 
 cdef const void *attribute(const ag_xla_attrs *attrs, const char *name, ag_xla_attr kind) noexcept nogil:
-    """An attribute of this kind; NULL where there is none."""
+    """Return the value of an attribute of this kind, or NULL if there is none."""
     cdef int64_t i
     for i in range(attrs.size):
         if is_text(attrs.names[i], name):
@@ -148,7 +149,7 @@ cdef const void *number(const ag_xla_attrs *attrs, const char *name, ag_xla_dtyp
 
 
 cdef int operator_of(const ag_xla_attrs *attrs) noexcept nogil:
-    """The number of the operator, `AG_ROW_OP_COUNT` where there is no such."""
+    """Return the number of the operator, or `AG_ROW_OP_COUNT` if there is none of that name."""
     cdef const ag_xla_span *name = <const ag_xla_span *>attribute(attrs, "operator", AG_XLA_STRING)
     cdef int op
     for op in range(<int>AG_ROW_OP_COUNT):
@@ -160,7 +161,7 @@ cdef int operator_of(const ag_xla_attrs *attrs) noexcept nogil:
 cdef bint broadcast(
     View *view, Py_ssize_t *strides, const ag_xla_buffer *buffer, const View *out, int dtype
 ) noexcept nogil:
-    """A buffer with the shape of the result, whose dimensions it has, or has with length 1; False where it has not."""
+    """Fill in a view of a buffer, broadcast to the result's shape; return False if dtype or shape do not fit."""
     cdef Py_ssize_t step
     cdef int axis
     if buffer == NULL or dtype_of(buffer) != dtype or buffer.rank != out.ndim:
@@ -172,7 +173,7 @@ cdef bint broadcast(
         if buffer.dims[axis] != out.shape[axis] and buffer.dims[axis] != 1:
             return False
         strides[axis] = step if buffer.dims[axis] == out.shape[axis] else 0
-        step *= buffer.dims[axis]  # it wraps around for such sizes alone as have no addresses
+        step *= buffer.dims[axis]  # overflows only for sizes that is_addressable refuses
     return is_addressable(view)
 
 
@@ -226,7 +227,7 @@ cdef ag_xla_error *compute(ag_xla_call_frame *frame) noexcept nogil:
 
 
 cdef ag_xla_error *call(ag_xla_call_frame *frame) noexcept nogil:
-    """What XLA calls: to compute, or to ask for the version of its interface that this is made for, which it checks."""
+    """Compute an operator for XLA, or tell XLA the version of its interface that this function uses, for its check."""
     cdef ag_xla_extension *extension = frame.extensions
     cdef ag_xla_metadata *metadata
     while extension != NULL:
@@ -239,5 +240,5 @@ cdef ag_xla_error *call(ag_xla_call_frame *frame) noexcept nogil:
 
 
 def handler():
-    """The function as a capsule, for ``jax.ffi.register_ffi_target``."""
+    """Return the function as a capsule, for ``jax.ffi.register_ffi_target``."""
     return PyCapsule_New(<void *>call, NULL, NULL)

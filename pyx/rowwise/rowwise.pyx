@@ -1,6 +1,6 @@
-"""The row-wise operators on typed memoryviews, for Cython users: the schedules of the Python functions, without Python.
+"""The row-wise operators on typed memoryviews, for Cython users. They run the same schedules as the Python functions.
 
-`rowwise.pxd` tells what holds for all of them.
+`rowwise.pxd` documents them.
 """
 
 from libc.stdint cimport uint8_t, uint16_t
@@ -33,13 +33,13 @@ ctypedef fused element_t:
     uint16_t
 
 cdef enum:
-    OF_VIEWS = -1                     # the dtype that the type of the views tells
+    OF_VIEWS = -1                     # the dtype follows from the type of the views
 
 cdef int MAX_THREADS = arguments.MAX_THREADS
 
 
 cdef bint is_like(const View *view, const View *other) noexcept nogil:
-    """Whether two matrices have the same extents."""
+    """Return whether two matrices have equal shapes."""
     return view.shape[0] == other.shape[0] and view.shape[1] == other.shape[1]
 
 
@@ -51,7 +51,7 @@ cdef Status compute(
     ag_row_op op, int dtype, const element_t[:, :] a, const element_t[:, :] b, const View *mask, element_t[:, :] out,
     double scale, int num_threads
 ) noexcept nogil:
-    """Without a second input, `b` is `a`; without a mask, `mask` is NULL."""
+    """Check the arguments and compute. If the operator has no second input, `b` is `a`; if no mask, `mask` is NULL."""
     cdef View a_view, b_view, out_view
     cdef Problem p
     if a is None or b is None or out is None:

@@ -1,4 +1,4 @@
-"""The CPU: which variants of the kernels it runs, and which one is in force."""
+"""The CPU: the variants of the kernels that it can run, the active variant, and the sizes of its caches."""
 
 from ascend_grad._kernels cimport (
     AG_VARIANT_COUNT,
@@ -21,18 +21,18 @@ cdef extern from *:
 
 COMPILER = AG_COMPILER.decode()
 
-#: Every variant there is, whether or not this machine supports it.
+#: All variants, including those that this machine does not support.
 VARIANTS = tuple([ag_variant_names[v].decode() for v in range(AG_VARIANT_COUNT)])
 
 cdef ag_variant _active = ag_best_variant()
 
-# Read once: a call should not open files. The fallbacks are small CPUs' sizes. They choose what is worked on at a time, never
-# the order of a sum.
+# Bytes of the L1, L2 and L3 caches, read once, as calls should not open files. If Linux does not tell them, sizes of
+# small CPUs are assumed. They determine the sizes of blocks, never the order of a sum.
 cdef long[4] _cache_sizes
 
 
 def force_cache_sizes(sizes=None):
-    """Pretend that L1, L2 and L3 have these sizes; for None, those that the system tells."""
+    """Assume these sizes of L1, L2 and L3 in bytes, or for None the sizes that the system tells."""
     cdef int level
     for level in range(1, 4):
         _cache_sizes[level] = sizes[level - 1] if sizes else ag_cache_size(level, [0, 32 << 10, 512 << 10, 8 << 20][level])
@@ -50,17 +50,17 @@ cdef long cache_size(int level) noexcept nogil:
 
 
 def supported_variants():
-    """Names of the variants that this machine can run, worst first."""
+    """Return the names of the variants that this machine can run, worst first."""
     return tuple([VARIANTS[v] for v in range(AG_VARIANT_COUNT) if ag_variant_supported(<ag_variant>v)])
 
 
 def variant():
-    """Name of the variant in force."""
+    """Return the name of the active variant."""
     return VARIANTS[<int>_active]
 
 
 def force_variant(name):
-    """Put a variant in force, the best one for None. Not meant to be called while other threads compute."""
+    """Activate a variant, or for None the best one. Do not call this while other threads compute."""
     global _active
     if name is None:
         _active = ag_best_variant()

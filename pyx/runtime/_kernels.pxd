@@ -1,4 +1,4 @@
-# What the C headers that all kernels share offer, for Cython.
+# Cython's declarations of the C headers that all kernels share.
 
 from libc.stdint cimport int64_t, uint32_t
 

@@ -9,16 +9,17 @@ cdef cnp.ndarray zeros(cnp.npy_intp n, cnp.dtype dtype)
 cdef cnp.ndarray empty_like(cnp.ndarray prototype, cnp.dtype dtype)
 
 
-# A workspace is laid out by a function that allocates from an arena. It runs twice: without memory, to measure, and with it.
-# The memory is `ALIGNMENT` bytes longer than the layout, which begins at the first aligned address.
+# A workspace is laid out by a function that allocates from an arena. It runs twice: first without memory, to measure
+# the size, then with memory. That is `ALIGNMENT` bytes longer than the layout, which begins at its first aligned
+# address.
 ctypedef struct Arena:
-    char *base                        # NULL: sizes are measured only
-    Py_ssize_t used
+    char *base                        # start of the memory; NULL: only measure the size
+    Py_ssize_t used                   # bytes allocated so far
 
 
 cdef extern from *:
     """
-    /* Bytes, more than any memory has. A sum of all buffers of a problem whose arrays are not larger does not overflow. */
+    /* Bytes that no array exceeds, more than any machine has: the buffers of a problem then add up without overflow. */
     #define AG_SIZE_LIMIT ((Py_ssize_t)1 << 57)
     """
     const Py_ssize_t SIZE_LIMIT "AG_SIZE_LIMIT"
@@ -29,7 +30,7 @@ cdef enum:
 
 
 cdef inline Py_ssize_t magnitude(Py_ssize_t x) noexcept nogil:
-    return -x if x < 0 else x  # abs() of this type would be Python's
+    return -x if x < 0 else x  # Cython compiles abs() of a Py_ssize_t to a call of Python
 
 
 cdef inline Py_ssize_t ceil_div(Py_ssize_t n, Py_ssize_t by) noexcept nogil:
@@ -47,7 +48,7 @@ cdef inline char *arena_alloc(Arena *arena, Py_ssize_t size) noexcept nogil:
 
 
 cdef inline char *aligned(char *memory) noexcept nogil:
-    """The first aligned address."""
+    """Return the first address from `memory` on that is a multiple of `ALIGNMENT`."""
     return memory + (ALIGNMENT - <uintptr_t>memory % ALIGNMENT) % ALIGNMENT
 
 

@@ -1,8 +1,8 @@
-"""Memory of results and workspaces. Large arrays lie in huge pages, so that their first touch costs little.
+"""Memory of results and workspaces. Large arrays use huge pages, so that their first touch takes less time.
 
-Below `HUGE_THRESHOLD` the C library recycles freed memory, which is cheaper than any new mapping. From there on every
-allocation is a new mapping anyway; ours is aligned to 2 MB with huge pages advised, and goes back to the system with
-the array.
+Below `HUGE_THRESHOLD` bytes the C library recycles freed memory, which is cheaper than any new mapping. Every larger
+allocation would be a new mapping anyway. Here it is aligned to 2 MB with huge pages advised, and unmapped when the
+array is freed.
 """
 
 import numpy as np
@@ -32,7 +32,7 @@ cdef extern from "<sys/mman.h>" nogil:
 cdef extern from *:
     """
     #ifndef MADV_HUGEPAGE
-    #define MADV_HUGEPAGE (-1) /* madvise then fails, and the mapping has ordinary pages */
+    #define MADV_HUGEPAGE (-1) /* madvise fails with this value, and the mapping has ordinary pages */
     #endif
     """
     enum:
@@ -49,22 +49,22 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 
 cdef extern from "Python.h":
-    Py_ssize_t Py_REFCNT(PyObject *)  # a pointer: as an argument, an object would have one reference more
+    Py_ssize_t Py_REFCNT(PyObject *)  # takes a pointer, as passing an object would add a reference
 
 cdef cnp.dtype _uint8 = np.dtype(np.uint8)
-# Of x86-64, and of aarch64 with pages of 4 KiB. It is also a multiple of pages of 16 and 64 KiB, whose huge pages are
-# larger: there, the mapping has ordinary pages.
+# Bytes of a huge page on x86-64, and on aarch64 with pages of 4 KiB. With pages of 16 or 64 KiB, whose huge pages are
+# larger, the mapping has ordinary pages.
 cdef size_t HUGE_PAGE = 2 << 20
 HUGE_THRESHOLD = 32 << 20
 cdef size_t _threshold = HUGE_THRESHOLD
-#: Bytes of the workspace that is cached for the next call, at most.
+#: Most bytes of a workspace that is cached for the next call.
 cdef Py_ssize_t MAX_CACHED_BYTES = 16 << 20
 cdef cnp.ndarray _cached = None
 cdef object _cache_lock = object()
 
 
 cdef class Mapping:
-    """Anonymous memory of its own, aligned to a huge page; unmapped with the last array that refers to it."""
+    """An anonymous mapping, aligned to a huge page, and unmapped with the last array that refers to it."""
 
     cdef void *address
     cdef size_t length
@@ -76,7 +76,7 @@ cdef class Mapping:
         cdef void *start = mmap(NULL, length + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
         if start == MAP_FAILED:
             raise MemoryError(f"cannot allocate {nbytes} bytes for a result")
-        # Cut the aligned part out.
+        # Unmap the parts before and after the aligned range.
         cdef size_t before = (HUGE_PAGE - <uintptr_t>start % HUGE_PAGE) % HUGE_PAGE
         if before:
             munmap(start, before)
@@ -106,7 +106,7 @@ cdef cnp.ndarray empty(int ndim, const cnp.npy_intp *shape, cnp.dtype dtype):
         nbytes *= shape[axis]
     if <size_t>nbytes >= _threshold:
         mapping = Mapping(nbytes)
-    Py_INCREF(dtype)  # stolen, as is the mapping below
+    Py_INCREF(dtype)  # the next calls steal this reference, and the mapping's below
     if mapping is None:
         return PyArray_NewFromDescr(cnp.ndarray, dtype, ndim, shape, NULL, NULL, 0, None)
     result = PyArray_NewFromDescr(
@@ -122,13 +122,13 @@ cdef bint is_aligned(cnp.ndarray array) noexcept:
 
 
 cdef cnp.ndarray empty_aligned(int ndim, const cnp.npy_intp *shape, cnp.dtype dtype):
-    """A new C-contiguous array at a multiple of `ALIGNMENT`."""
+    """Return a new C-contiguous array that begins at a multiple of `ALIGNMENT`."""
     cdef cnp.ndarray result = empty(ndim, shape, dtype), memory
     cdef cnp.npy_intp nbytes = cnp.PyArray_NBYTES(result) + ALIGNMENT
     if is_aligned(result):
         return result
     memory = empty(1, &nbytes, _uint8)
-    Py_INCREF(dtype)  # stolen, as is the memory below
+    Py_INCREF(dtype)  # the next calls steal this reference, and the memory's below
     result = PyArray_NewFromDescr(
         cnp.ndarray, dtype, ndim, shape, NULL, aligned(cnp.PyArray_BYTES(memory)), cnp.NPY_ARRAY_CARRAY, None
     )
@@ -138,7 +138,7 @@ cdef cnp.ndarray empty_aligned(int ndim, const cnp.npy_intp *shape, cnp.dtype dt
 
 
 cdef cnp.ndarray at_aligned_address(cnp.ndarray array):
-    """The array, if it begins at a multiple of `ALIGNMENT`; else such a copy."""
+    """Return the array if it begins at a multiple of `ALIGNMENT`, else a copy that does."""
     if is_aligned(array):
         return array
     result = empty_aligned(cnp.PyArray_NDIM(array), cnp.PyArray_DIMS(array), array.dtype)
@@ -147,28 +147,28 @@ cdef cnp.ndarray at_aligned_address(cnp.ndarray array):
 
 
 cdef cnp.ndarray empty_like(cnp.ndarray prototype, cnp.dtype dtype):
-    """A new C-contiguous array of the prototype's shape."""
+    """Return a new C-contiguous array of the prototype's shape."""
     return empty(cnp.PyArray_NDIM(prototype), cnp.PyArray_DIMS(prototype), dtype)
 
 
 cdef cnp.ndarray zeros(cnp.npy_intp n, cnp.dtype dtype):
-    """A new vector of zeros."""
+    """Return a new vector of zeros."""
     cdef cnp.ndarray result = empty(1, &n, dtype)
-    if <size_t>cnp.PyArray_NBYTES(result) < _threshold:  # else it is a mapping of its own, untouched zeros
+    if <size_t>cnp.PyArray_NBYTES(result) < _threshold:  # a larger array is a new mapping, which has zeros
         memset(cnp.PyArray_DATA(result), 0, cnp.PyArray_NBYTES(result))
     return result
 
 
 cdef cnp.ndarray workspace(Py_ssize_t nbytes):
-    """Memory for a layout: of at least so many bytes.
+    """Return memory of at least `nbytes` bytes for a workspace.
 
-    That of the last call is used again, if it is free and not large: mapping and unmapping pages takes as long as a
-    small problem.
+    A workspace of up to MAX_CACHED_BYTES is kept for later calls, as mapping and unmapping pages takes as long as a
+    small problem. It is reused if no other call is using it.
     """
     global _cached
     cdef cnp.npy_intp size = nbytes
     cdef cnp.ndarray result = None
-    # Without the interpreter's lock two threads could find the same memory free; with it this costs nothing.
+    # The section keeps two threads of free-threaded Python from taking the same memory. With a GIL it costs nothing.
     with cython.critical_section(_cache_lock):
         if _cached is not None and Py_REFCNT(<PyObject *>_cached) == 1 and cnp.PyArray_SIZE(_cached) >= nbytes:
             result = _cached
@@ -183,14 +183,14 @@ cdef cnp.ndarray workspace(Py_ssize_t nbytes):
 
 
 cdef int check_layout(Py_ssize_t used, cnp.ndarray memory) except -1:
-    """A layout takes the same bytes whenever it runs; else buffers would lie beyond the end of the workspace."""
+    """Check that a layout used no more bytes than were measured, as its buffers would exceed the workspace."""
     if used > cnp.PyArray_SIZE(memory):
         raise RuntimeError(f"a workspace of {cnp.PyArray_SIZE(memory)} bytes was laid out in {used}")
     return 0
 
 
 cpdef copy_into(cnp.ndarray to, cnp.ndarray source):
-    """Copy an array of at most 32 dimensions; both have the same shape and dtype, byte orders aside.
+    """Copy an array of at most 32 dimensions to one of the same shape and dtype, but maybe another byte order.
 
     Nothing is allocated, and signals are checked.
     """
@@ -204,7 +204,7 @@ cpdef copy_into(cnp.ndarray to, cnp.ndarray source):
     cdef double last = 0
     if not cnp.PyArray_SIZE(to):
         return
-    # Axes by the distance of elements, the closest last: two of them make a block.
+    # Sort the axes by stride, the smallest last. The last two axes make a block.
     for axis in range(rank):
         k = axis
         while k > 0 and magnitude(cnp.PyArray_STRIDE(to, order[k - 1])) < magnitude(cnp.PyArray_STRIDE(to, axis)):
@@ -221,7 +221,7 @@ cpdef copy_into(cnp.ndarray to, cnp.ndarray source):
     rows = max(1, (1 << 18) // length[rank - 1])
     while True:
         begin = 0
-        while begin < length[rank - 2]:  # a range with a step would be allocated
+        while begin < length[rank - 2]:  # not a loop over range(), as a range with a step would be allocated
             with nogil:
                 ag_copy_block(
                     target + begin * to_stride[rank - 2], to_stride[rank - 2], to_stride[rank - 1],

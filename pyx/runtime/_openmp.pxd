@@ -1,4 +1,4 @@
-# The one place that knows OpenMP; without it every answer is that of a single thread.
+# The only module that uses OpenMP's functions. In a build without OpenMP they answer for a single thread.
 
 cdef int max_threads() noexcept nogil
 cdef bint in_parallel() noexcept nogil

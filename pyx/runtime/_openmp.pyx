@@ -1,4 +1,4 @@
-"""OpenMP, for the modules that do not include omp.h themselves."""
+"""The functions of OpenMP, for modules that do not include omp.h themselves."""
 
 cdef extern from *:
     """
@@ -19,37 +19,37 @@ cdef extern from *:
     int omp_get_num_threads() nogil
     int omp_in_parallel() nogil
 
-#: Version of OpenMP as its macro tells it (yyyymm); 0: built without.
+#: Version of OpenMP, as in its macro (yyyymm), or 0 in a build without OpenMP.
 VERSION = AG_OPENMP_VERSION
 
-#: The same, for people.
+#: Version of OpenMP as text.
 DESCRIPTION = f"OpenMP {VERSION}" if VERSION else "no OpenMP: one thread"
 
-cdef ag_team_record _last_team = 0  # which teams of calls side by side write
+cdef ag_team_record _last_team = 0  # atomic, as teams of concurrent calls write it
 
 
 cdef int max_threads() noexcept nogil:
-    """OpenMP's own number of threads for the next region: OMP_NUM_THREADS, threadpoolctl, or the cores."""
+    """Return OpenMP's number of threads for the next region, set by OMP_NUM_THREADS, threadpoolctl, or the cores."""
     return omp_get_max_threads()
 
 
 cdef bint in_parallel() noexcept nogil:
-    """Whether the caller runs in a team already."""
+    """Return whether the caller runs in a team already."""
     return omp_in_parallel()
 
 
 cdef int team_size() noexcept nogil:
-    """Threads of the running team."""
+    """Return the number of threads of the current team."""
     return omp_get_num_threads()
 
 
 cdef void record_team() noexcept nogil:
-    """Remember the size of the running team. Every thread of a team writes the same number."""
+    """Record the size of the current team. Every thread of a team writes the same number."""
     global _last_team
     if _last_team != omp_get_num_threads():
         _last_team = omp_get_num_threads()
 
 
 def last_team_size():
-    """Threads of the last region that any call ran, for tests."""
+    """Return the number of threads of the last region that any call ran, for tests."""
     return _last_team

@@ -1,4 +1,4 @@
-"""How many threads a call gets."""
+"""The number of threads of a call."""
 
 import os
 
@@ -14,34 +14,34 @@ cdef extern from *:
     ctypedef double ag_atomic_double
     ctypedef int ag_atomic_int
 
-# Calls run side by side without the GIL, so what one of them writes and others read is atomic. They may still overwrite
-# one another's times, which are only hints.
-cdef ag_atomic_int _limit = 0     # what set_num_threads or the environment asked for; 0: nothing
+# Calls run concurrently without the GIL, so variables that they share are atomic. They may still overwrite each other's
+# times, which are only hints.
+cdef ag_atomic_int _limit = 0     # the number from set_num_threads or the environment; 0: none
 cdef bint _is_forked_child = False
 
-# Times in nanoseconds. A team pays from `SERIAL_GATE` on. After `IDLE_TIME` its threads are asleep, and take long to
-# wake where the cores are busy (milliseconds were measured: the calling thread spins and keeps its worker from a core).
-# A call shorter than `WAKE_COST` is then serial, until calls have followed one another for `WARM_UP_TIME`.
-cdef double SERIAL_GATE = 10e3
-cdef double WAKE_COST = 6e6
-cdef double IDLE_TIME = 8e6
-cdef double WARM_UP_TIME = 1e6
-# A team that has lost so much time against one thread has lost its cores to other processes. Calls are then serial for a
-# time that doubles with every loss, and is at least `BACKOFF` times what was lost: another try costs little of it.
+# All times are in nanoseconds. The threads of a team fall asleep after a while without calls, and take long to wake if
+# the cores are busy (milliseconds were measured, as the calling thread spins and keeps its worker from a core). So a
+# short call after a pause is serial, until calls have followed each other for some time.
+cdef double SERIAL_GATE = 10e3              # least serial time of a call for which a team pays
+cdef double WAKE_COST = 6e6                 # least serial time of a call that wakes a sleeping team
+cdef double IDLE_TIME = 8e6                 # time without calls after which a team sleeps
+cdef double WARM_UP_TIME = 1e6              # serial time of calls back to back after which a team is awake
+# A team that is slower than one thread by `LOSS` has lost its cores to other processes. Calls are then serial for a
+# while that doubles with every loss. It is at least `BACKOFF` times the loss, so that the next try costs little of it.
 cdef double LOSS = 1e6
-cdef double MIN_SERIAL_TIME = 20e6
-cdef double MAX_SERIAL_TIME = 640e6
-cdef double BACKOFF = 16.0
-cdef ag_atomic_double _last_use = 0.0
-cdef ag_atomic_double _busy_time = 0.0      # of calls back to back
-cdef ag_atomic_double _serial_until = 0.0
-cdef ag_atomic_double _serial_for = MIN_SERIAL_TIME
-cdef ag_atomic_double _gain = 0.0           # of teams, since the last loss or as large a gain
+cdef double MIN_SERIAL_TIME = 20e6          # least time for which calls are serial
+cdef double MAX_SERIAL_TIME = 640e6         # most time for which calls are serial
+cdef double BACKOFF = 16.0                  # factor without unit
+cdef ag_atomic_double _last_use = 0.0       # time of the last call that may have used a team
+cdef ag_atomic_double _busy_time = 0.0      # serial time of calls back to back
+cdef ag_atomic_double _serial_until = 0.0   # time until which calls are serial
+cdef ag_atomic_double _serial_for = MIN_SERIAL_TIME  # time for which calls are serial after the next loss
+cdef ag_atomic_double _gain = 0.0           # time that teams saved against one thread since it last exceeded LOSS
 cdef ag_atomic_int _detects_oversubscription = True
 
 
 def _quota_of_control_group(root="/sys/fs/cgroup", membership="/proc/self/cgroup"):
-    """Whole cores that the control groups of this process grant it, or a large number."""
+    """Return the number of whole cores that the control groups of this process allow, or a large number."""
     cores = 1 << 20
     try:
         with open(membership) as file:
@@ -51,8 +51,8 @@ def _quota_of_control_group(root="/sys/fs/cgroup", membership="/proc/self/cgroup
     for _, controllers, path in groups:
         if controllers and "cpu" not in controllers.split(","):
             continue
-        # Version 2 has one tree and one file, version 1 a tree per controller and two files. Groups further up limit,
-        # too; inside a container the path may lead nowhere, and the root is the container's own group.
+        # Version 2 has one tree and one file, version 1 a tree per controller and two files. Parent groups limit the
+        # process too. Inside a container the path may not exist, and the root is the container's own group.
         tree = os.path.join(root, controllers) if controllers else root
         parts = path.strip("/").split("/")
         for depth in range(len(parts) + 1):
@@ -71,17 +71,17 @@ def _quota_of_control_group(root="/sys/fs/cgroup", membership="/proc/self/cgroup
     return cores
 
 
-# Read once: a call should not open files.
+# Cores that control groups allow, read once, as calls should not open files.
 cdef int _quota = _quota_of_control_group()
 
 
 cdef int usable_cores() noexcept nogil:
-    """Those that this process may keep busy. The affinity may change between calls."""
+    """Return the number of cores that this process may use. Its affinity may change between calls."""
     return min(ag_affinity_cores(), _quota)
 
 
 cpdef int default_threads() noexcept nogil:
-    """Threads that a large call uses by default. OpenMP's number may change between calls."""
+    """Return the number of threads of a large call by default. OpenMP's number may change between calls."""
     if _is_forked_child:
         return 1
     if _limit > 0:
@@ -90,9 +90,9 @@ cpdef int default_threads() noexcept nogil:
 
 
 cdef int choose_num_threads(double cost, int asked) noexcept nogil:
-    """Threads of a call that would take `cost` nanoseconds serially: the number it asked for, else as many as pay.
+    """Return the number of threads of a call that would take `cost` nanoseconds serially.
 
-    A caller that is one thread of a team gets one.
+    It is `asked` unless that is 0, else 1 or the default, whichever is faster. A caller inside a team gets 1.
     """
     global _last_use, _busy_time
     if _is_forked_child:
@@ -111,21 +111,21 @@ cdef int choose_num_threads(double cost, int asked) noexcept nogil:
 
 
 cdef void mark_team_used() noexcept nogil:
-    """A call that `choose_num_threads` was asked about has ended: idle time begins."""
+    """Record the end of a call that got its threads from `choose_num_threads`, from which idle time counts."""
     global _last_use
     _last_use = now()
 
 
 cdef bint is_oversubscribed() noexcept nogil:
-    """Whether a team would be slower than one thread now, because other processes use its cores."""
+    """Return whether a team would be slower than one thread now, because other processes use its cores."""
     return _detects_oversubscription and now() < _serial_until
 
 
 cdef void record_team_times(double elapsed, double busy) noexcept nogil:
-    """A team has worked for `elapsed`, and its threads have used the CPU time `busy`, about what one thread would take.
+    """Record the wall time of a team's work, and the CPU time of its threads, which is about the time of one thread.
 
-    A thread without a core keeps the others waiting. A team that is slower than one thread for that reason is given up
-    for a while, then tried again: after twice the time of the loss before, unless there was a gain in between.
+    A thread without a core keeps the others waiting. If that makes teams slower than one thread, calls are serial for a
+    while. That time doubles with every loss and is halved by every gain of `LOSS`.
     """
     global _gain, _serial_until, _serial_for
     _gain += busy - elapsed
@@ -139,13 +139,13 @@ cdef void record_team_times(double elapsed, double busy) noexcept nogil:
 
 
 def set_limit(int limit):
-    """Use so many threads by default; 0: as OpenMP, affinity and control group allow."""
+    """Set the default number of threads, or with 0 as many as OpenMP, affinity and control groups allow."""
     global _limit
     _limit = limit
 
 
 def detect_oversubscription(bint enabled):
-    """Whether other processes may keep a call from using a team; for tests that count its threads."""
+    """Set whether calls are serial while other processes use the cores. Tests that count threads disable it."""
     global _detects_oversubscription
     _detects_oversubscription = enabled
 

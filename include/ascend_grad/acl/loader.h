@@ -1,8 +1,9 @@
-/* The functions of the dynamic loader, bound to the versions of their symbols that every C library of GNU has.
+/* The functions of the dynamic loader, bound to symbol versions that every GNU C library has.
  *
- * GLIBC 2.34 moved them from libdl to libc and gave them new versions, although nothing else changed. A module that was
- * linked there would not load with an older C library, whichever tag its wheel has. The old versions are still in libc;
- * with an older C library they come from libdl, which the interpreter has loaded for its own extension modules. */
+ * GLIBC 2.34 moved these functions from libdl to libc and gave their symbols new versions, although nothing else
+ * changed. A module linked against the new versions would not load with an older C library, whichever tag its wheel
+ * has. The old versions are still in libc. An older C library has them in libdl, which the interpreter has loaded for
+ * its own extension modules. */
 #ifndef ASCEND_GRAD_ACL_LOADER_H
 #define ASCEND_GRAD_ACL_LOADER_H
 

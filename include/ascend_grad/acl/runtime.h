@@ -1,7 +1,8 @@
 /* The functions of the runtime (libascendcl) and of the operator framework (libnnopbase), as one table of pointers.
  *
- * AG_ACL_FUNCTIONS lists them once: whether the library can do without, the name, the result, the arguments. The
- * table's members and the list of names to look up are made from it. Nothing here is linked: `_acl` fills the table. */
+ * AG_ACL_FUNCTIONS lists the functions once: whether this library requires the function, its name, its result, its
+ * arguments. The table's members and the list of names to look up are made from it. Nothing here is linked: `_acl`
+ * fills the table. */
 #ifndef ASCEND_GRAD_ACL_RUNTIME_H
 #define ASCEND_GRAD_ACL_RUNTIME_H
 
@@ -46,7 +47,7 @@ typedef struct {
 
 typedef struct {
     const char *name;
-    size_t offset; /* of its member in ag_acl_functions */
+    size_t offset; /* of the function's member in ag_acl_functions, in bytes */
     int required;
 } ag_acl_symbol;
 

@@ -1,7 +1,7 @@
 /* The C interface of the Ascend runtime and operator libraries: the types and constants that this library uses.
  *
- * Written from the public documentation of the interface, so that nothing of the device's toolkit is needed to build.
- * Handles are opaque on purpose: what they point to differs between releases. */
+ * They are written from the public documentation of the interface, so that a build needs nothing of the device's
+ * toolkit. Handles are opaque, because the objects behind them differ between releases. */
 #ifndef ASCEND_GRAD_ACL_TYPES_H
 #define ASCEND_GRAD_ACL_TYPES_H
 

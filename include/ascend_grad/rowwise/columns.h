@@ -1,10 +1,10 @@
-/* Column kernels: unit stride across the reduced dimension. Body header, included by kernels.h.
+/* Column kernels, for unit stride across the reduced dimension. Body header, included by kernels.h.
  *
- * Few rows are processed in strips of a few vectors of columns, which stay in registers and L1. Otherwise the sums of a
- * segment are computed for all columns of a tile, and then the results.
+ * Few rows are processed in strips of a few vectors of columns, which stay in registers and L1. More rows are processed
+ * by tile: first the sums of each segment for all columns, then the results.
  */
 
-/* best[c] = max(best[c], elements of column c); `best` is padded to whole vectors */
+/* Update the maxima of the columns by one row: best[c] = max(best[c], a[c]). `best` is padded to whole vectors. */
 AG_INLINE void K(update_max)(const char *a, ptrdiff_t width, compute_t *best)
 {
     ptrdiff_t c = 0;
@@ -15,7 +15,7 @@ AG_INLINE void K(update_max)(const char *a, ptrdiff_t width, compute_t *best)
     }
 }
 
-/* Maxima of the columns, NaN passed over. Packed narrow columns are processed VL rows at a time. */
+/* Compute the maxima of the columns, ignoring NaN. Packed rows of few columns are processed VL at a time. */
 AG_NOINLINE void K(columns_max)(const ag_tile *tile, compute_t *best, double *max)
 {
     const ptrdiff_t columns = tile->rows, width = columns * AG_SIZE;
@@ -33,7 +33,7 @@ AG_NOINLINE void K(columns_max)(const ag_tile *tile, compute_t *best, double *ma
     for (ptrdiff_t c = 0; c < columns; c++) max[c] = best[c];
 }
 
-/* sums[c] (+)= partial, in float64 */
+/* Add `partial` to the sums of VL columns, in float64; if `first`, the sums start at 0. */
 AG_INLINE void K(add_partial)(int first, V partial, double *sums)
 {
     K(lane_sums) lanes = {0};
@@ -50,9 +50,9 @@ AG_INLINE void K(add_partial)(int first, V partial, double *sums)
 #endif
 }
 
-/* sums[c] (+)= the terms of `count` rows at column c, added in the compute type, for `width` consecutive columns. Eight
- * vectors of a row at a time: with row lengths of a power of two all rows map to the same few cache sets, so
- * what is read has to be used before it is evicted. */
+/* Add up the terms of `count` rows for each of `width` consecutive columns, in the compute type, and add the result to
+ * sums[c]. Eight vectors of a row are read at a time: rows whose length is a power of two map to the same few cache
+ * sets, so a line that is read has to be used before it is evicted. */
 AG_INLINE void K(add_rows)(const int op, int first, const char *a, const char *b, ptrdiff_t a_step, ptrdiff_t b_step,
                            ptrdiff_t count, ptrdiff_t width, const compute_t *max, double *sums, int prefetches)
 {
@@ -69,7 +69,7 @@ AG_INLINE void K(add_rows)(const int op, int first, const char *a, const char *b
             for (int j = 0; j < TOGETHER; j++) {
                 const ptrdiff_t i = c + j * VL;
                 partial[j] += K(term_at)(op, a_t, b_t, NULL, i, none, ag_is_forward(op) ? V_(load)(max + i) : none);
-                /* A second input that only results read. */
+                /* The sums do not read this second input, but the results will. */
                 if (ag_reads_b(op) && !ag_sums_b(op) && prefetches) __builtin_prefetch(b_t + i * AG_SIZE, 0, 2);
             }
         }
@@ -88,8 +88,9 @@ AG_INLINE void K(add_rows)(const int op, int first, const char *a, const char *b
     }
 }
 
-/* The same for all lanes of a block of `count` rows, in the order of memory: a lane's terms are added up at
- * partial + lane * pitch first. So memory is read in order, and the next row is prefetched meanwhile. */
+/* Add up the terms of one sum block of `count` rows for all lanes. The terms of a lane are first added up at
+ * partial + lane * pitch, then that partial sum is added to the lane's sums. So memory is read in order, and the next
+ * row is prefetched meanwhile. */
 AG_INLINE void K(add_block)(const int op, int first, const char *a, const char *b, ptrdiff_t a_step, ptrdiff_t b_step,
                             ptrdiff_t count, ptrdiff_t width, ptrdiff_t pitch, const compute_t *max, compute_t *partial,
                             double *sums)
@@ -113,9 +114,9 @@ AG_INLINE void K(add_block)(const int op, int first, const char *a, const char *
     }
 }
 
-/* Sums of one segment, tile->n <= AG_SEGMENT(VL), for each of tile->rows columns, left in sums[0 .. rows).
- * Lane j of the fixed order is the array of sums that starts at j * pitch. VL packed narrow rows are processed at a
- * time, as one row of VL * columns elements: then lanes lie side by side and pitch is the number of columns. */
+/* Compute the sums of one segment, tile->n <= AG_SEGMENT(VL), for each of tile->rows columns, into sums[0 .. rows).
+ * The sums of lane j of the fixed order start at sums + j * pitch. Packed rows of few columns are processed VL at a
+ * time, as one row of VL * columns elements: the lanes are then adjacent, and pitch is the number of columns. */
 AG_INLINE void K(columns_sum)(const int op, const ag_tile *tile, const compute_t *max, compute_t *partial, double *sums)
 {
     const ptrdiff_t n = tile->n, columns = tile->rows, width = columns * AG_SIZE;
@@ -128,8 +129,8 @@ AG_INLINE void K(columns_sum)(const int op, const ag_tile *tile, const compute_t
                          tile->a_stride, tile->b_stride, length, columns, pitch, max, partial, sums);
             continue;
         }
-        /* Packed rows: the lanes with a term in the last, shorter group of VL rows together, and the others
-         * together. */
+        /* Lanes of packed rows are processed together if they have equally many terms: first the lanes with a term in
+         * the last, incomplete group of VL rows, then the others. */
         for (ptrdiff_t lane = 0; lane < VL && lane < length;) {
             const ptrdiff_t count = (length - lane + VL - 1) / VL, rest = length % VL;
             const ptrdiff_t together = !packed ? 1 : lane < rest ? rest : (length < VL ? length : VL) - lane;
@@ -150,19 +151,20 @@ AG_INLINE void K(columns_sum)(const int op, const ag_tile *tile, const compute_t
     }
 }
 
-/* Results of tile->n rows, `repeats` of them at a time; shift and factor have one value for each of their elements. */
+/* Write the results of tile->n rows, `repeats` rows at a time. `shift` and `factor` have one value for each element of
+ * `repeats` rows. */
 AG_INLINE void K(columns_write)(const int op, const ag_tile *tile, const compute_t *shift, const compute_t *factor,
                                 ptrdiff_t repeats)
 {
     const V none = {0};
     const ptrdiff_t a_step = repeats * tile->a_stride, b_step = repeats * tile->b_stride;
     const ptrdiff_t out_step = repeats * tile->out_stride;
-    /* Backwards: the rows that the sums read last are the ones still in the cache. */
+    /* The loop runs backwards, as the rows that the sums read last are still in the cache. */
     for (ptrdiff_t k = (tile->n - 1) / repeats * repeats; k >= 0; k -= repeats) {
         const ptrdiff_t rows = tile->n - k < repeats ? tile->n - k : repeats;
         const char *a = tile->a + k * tile->a_stride, *b = tile->b + k * tile->b_stride;
         char *out = tile->out + k * tile->out_stride;
-        /* Ordinary stores have to read the old values of the line first. */
+        /* `out` is prefetched for ordinary stores alone, which have to read the old values of a line first. */
         const ag_prefetch next = {tile->fits_l2 ? NULL : a - a_step, b - b_step,
                                   tile->nontemporal ? NULL : out - out_step};
         K(write_results)(op, 1, a, b, NULL, out, rows * tile->rows, none, shift, factor, NULL, tile->nontemporal,
@@ -171,8 +173,8 @@ AG_INLINE void K(columns_write)(const int op, const ag_tile *tile, const compute
     if (tile->nontemporal) v_fence();
 }
 
-/* A strip: a few vectors of columns of at most a sum block of rows. `vectors` is a constant, 4 or 1; one may be a part
- * of a vector, `width` columns. */
+/* Load a row of a strip, which is a few vectors of columns of at most a sum block of rows. `vectors` is a constant, 4
+ * or 1. A strip of one vector has `width` columns, which may be part of a vector. */
 AG_INLINE void K(load_strip)(const int vectors, const char *p, ptrdiff_t width, V *v)
 {
     if (vectors > 1) {
@@ -216,7 +218,8 @@ AG_INLINE void K(strip)(const int op, const int vectors, const ag_tile *tile, pt
             for (int j = 0; j < vectors; j++) shift[j] = V_(max)(x[j], shift[j]);
         }
     }
-    /* Lanes are added by halves: each as soon as its other half is computed, the last one of those pending first. */
+    /* Lanes are added by halves, in the fixed order: the sum of a lane is pending until its other half is computed. The
+     * lane whose sum was computed last is added first. */
     K(lane_sums) sum[4], pending[LEVELS][4];
     ptrdiff_t half = 1, lane = 0;
     int count = 0;
@@ -241,7 +244,7 @@ AG_INLINE void K(strip)(const int op, const int vectors, const ag_tile *tile, pt
         }
         ptrdiff_t bit = half;
         for (; bit && ((lane & bit) || (lane | bit) >= lanes); bit /= 2) {
-            if (!(lane & bit)) continue; /* the row is too short for the other half */
+            if (!(lane & bit)) continue; /* the column is too short for the other half */
             count--;
             AG_UNROLL(4)
             for (int j = 0; j < vectors; j++) K(add_lanes)(&sum[j], &pending[count][j]);
@@ -293,13 +296,13 @@ AG_INLINE void K(strips)(const int op, const ag_tile *tile)
     if (tile->nontemporal) v_fence();
 }
 
-/* The buffers in a thread's scratch memory. */
+/* Buffers in a thread's scratch memory. */
 typedef struct {
-    double *sums;                  /* one segment: VL lanes of columns */
-    compute_t *partial;            /* one sum block: VL lanes of columns */
-    double *total, *compensation;  /* sum over segments, one per column */
-    compute_t *shift, *factor;     /* one per column, then repeated */
-    compute_t *max;
+    double *sums;                  /* sums of one segment, for VL lanes of each column */
+    compute_t *partial;            /* sums of one sum block, for VL lanes of each column */
+    double *total, *compensation;  /* compensated sum over segments, for each column */
+    compute_t *shift, *factor;     /* one value per column, then repeated for packed rows */
+    compute_t *max;                /* maximum of each column, then repeated for packed rows */
 } K(scratch);
 
 AG_INLINE K(scratch) K(scratch_layout)(void *memory)
@@ -315,7 +318,7 @@ AG_INLINE K(scratch) K(scratch_layout)(void *memory)
     return s;
 }
 
-/* Repeat the first `columns` values until `count` are there. */
+/* Repeat the first `columns` values until the array holds `count` values. */
 AG_INLINE void K(repeat)(compute_t *values, ptrdiff_t columns, ptrdiff_t count)
 {
     for (ptrdiff_t done = columns; done < count; done *= 2) {
@@ -323,7 +326,7 @@ AG_INLINE void K(repeat)(compute_t *values, ptrdiff_t columns, ptrdiff_t count)
     }
 }
 
-/* The maxima of the columns as the sums need them: repeated for packed rows. */
+/* Convert the maxima of the columns to the compute type, and repeat them for packed rows. */
 AG_INLINE void K(prepare_max)(const int op, const ag_tile *tile, const double *max, compute_t *prepared)
 {
     if (!ag_is_forward(op)) return;
@@ -331,7 +334,7 @@ AG_INLINE void K(prepare_max)(const int op, const ag_tile *tile, const double *m
     if (tile->rows <= AG_PACKED_COLUMNS) K(repeat)(prepared, tile->rows, (tile->n < VL ? tile->n : VL) * tile->rows);
 }
 
-/* `columns_sum` and `columns_write` with a constant operator. */
+/* Types of columns_sum, columns_write and strips with a constant operator. */
 typedef void K(sum_function)(const ag_tile *tile, K(scratch) s);
 typedef void K(write_function)(const ag_tile *tile, const compute_t *shift, const compute_t *factor, ptrdiff_t repeats);
 typedef void K(strip_function)(const ag_tile *tile);
@@ -375,7 +378,7 @@ AG_INLINE void K(columns)(const int op, K(sum_function) *add, K(write_function) 
         K(prepare_max)(op, tile, max, s.max);
     }
     if (tile->n <= AG_SEGMENT(VL)) {
-        /* A single segment: its sum plus +0, as everywhere. */
+        /* The sum of a single segment needs no compensation. Adding +0 turns -0 into +0, as in every other sum. */
         add(tile, s);
         for (ptrdiff_t c = 0; c < columns; c++) s.total[c] = ag_canonical_nan(s.sums[c] + 0.0);
         if (ag_is_forward(op)) {

@@ -1,4 +1,5 @@
-/* kernels.h for each dtype of the instruction set AG_ISA, and the choice among them. Body header, see base.h. */
+/* The kernels of kernels.h for each dtype, compiled for the instruction set AG_ISA, and the choice by dtype and
+ * operator. Body header, see base.h. */
 
 #if AG_DEFINES_KERNELS
 

@@ -1,7 +1,13 @@
 /* The row-wise kernels of one dtype and one instruction set, as a table. Body header, see base.h; the manual is
  * rowwise.h.
  *
- * Expects AG_ISA, AG_LANES, and AG_DTYPE (f32, f16, bf16 or f64: the values in memory) with AG_IS_F32 and AG_IS_F64.
+ * This header expects AG_ISA, AG_LANES, and the dtype in memory: AG_DTYPE (f32, f16, bf16 or f64), AG_IS_F32,
+ * AG_IS_F64. It defines, until its end:
+ *
+ *   VL           lanes of a vector of the compute type
+ *   V, MASKV     vectors of the compute type, and of masks
+ *   V_(name)     functions of V
+ *   K(name)      names of the kernels and their helpers
  */
 
 #define AG_LOAD AG_CONCAT3(ag_v, AG_DTYPE, AG_CONCAT2(load, AG_ISA))
@@ -13,7 +19,7 @@
 #define AG_LOAD_PARTIAL AG_CONCAT3(ag_v, AG_DTYPE, AG_CONCAT2(load_partial, AG_ISA))
 #define AG_STORE_PARTIAL AG_CONCAT3(ag_v, AG_DTYPE, AG_CONCAT2(store_partial, AG_ISA))
 
-/* The compute type, vectors of it (V) and of masks, and functions of these vectors. */
+/* The size of an element in memory, the compute type, and its vectors. */
 #if AG_IS_F64
 #define AG_SIZE 8
 #define VL (AG_LANES / 2)
@@ -38,10 +44,10 @@
 #if AG_IS_F64
 #define K_COMPUTE(name) K(name)
 #else
-#define K_COMPUTE(name) AG_CONCAT3(ag_row_##name, f32, AG_ISA) /* what depends on the compute type alone */
+#define K_COMPUTE(name) AG_CONCAT3(ag_row_##name, f32, AG_ISA) /* helpers that depend on the compute type alone */
 #endif
 #define AG_SUM_BLOCK (16 * VL)
-/* Elements of whole cache lines, and of whole pairs of vectors. */
+/* Elements of a step of non-temporal stores: whole cache lines, and at least a pair of vectors. */
 #define AG_LINES (2 * VL * AG_SIZE < 64 ? 64 / AG_SIZE : 2 * VL)
 
 #include "ops.h"
@@ -50,7 +56,7 @@
 #include "rows.h"
 #include "columns.h"
 
-/* ---- entry points: each of the above with a constant operator ---------------------------------------------------- */
+/* ---- entry points: the loops with a constant operator ------------------------------------------------------------ */
 
 #define AG_ROW_FUNCTIONS(op, name)                                                                                     \
     static void K(name##_rows)(const ag_tile *tile) { K(rows)(op, tile); }                                             \

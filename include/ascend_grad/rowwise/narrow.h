@@ -1,17 +1,17 @@
-/* Packed rows narrower than a few vectors. Body header, included by kernels.h.
+/* Kernels of packed rows that are shorter than a few vectors. Body header, included by kernels.h.
  *
- * All arithmetic runs over the flat elements of a row block, however the rows lie in the vectors; only sums and maxima
- * are computed row by row, from a copy of the terms in L1, and written back as one value per element.
+ * All arithmetic runs over the flat elements of a row block, so that a vector may hold parts of several rows. Only sums
+ * and maxima are computed row by row, from a copy of the terms in L1, and broadcast to one value per element.
  */
 
-/* Elements of the longest narrow row, and of the longest one that is transposed with others. */
+/* Elements of the longest narrow row, and of the longest row that is transposed (row r in lane r). */
 #define AG_MAX_NARROW_ROW (16 * VL < 64 ? 16 * VL : 64)
 #define AG_MAX_TRANSPOSED_ROW (VL < 8 ? VL : 8)
 
 /* Sums, maxima and broadcasts of values of the compute type: 16-bit dtypes use the functions of float32. */
 #if AG_SIZE >= 4
 
-/* Of a packed row of n values: its sum in the order of segment_sum, its maximum with NaN passed over. */
+/* Sum a packed row of n values in the order of segment_sum, or compute its maximum, ignoring NaN. */
 AG_INLINE double K(narrow_row_sum)(const compute_t *terms, ptrdiff_t n)
 {
     K(lane_sums) sums = {0};
@@ -29,8 +29,8 @@ AG_INLINE compute_t K(narrow_row_max)(const compute_t *logits, ptrdiff_t n)
     return V_(reduce_max)(best);
 }
 
-/* The same of `count` rows, a multiple of VL, of n <= AG_MAX_TRANSPOSED_ROW values: VL rows at a time, row r in lane r.
- * With a constant n; see AG_WITH_CONSTANT. */
+/* Load one value of VL consecutive rows of n <= AG_MAX_TRANSPOSED_ROW values, row r into lane r. In this and the next
+ * functions n is a constant (AG_WITH_CONSTANT), and `count`, the number of rows, is a multiple of VL. */
 AG_INLINE V K(load_transposed)(const compute_t *values, const ptrdiff_t n)
 {
     V v;
@@ -81,7 +81,7 @@ AG_INLINE void K(broadcast_constant)(const compute_t *values, ptrdiff_t count, c
     }
 }
 
-/* Call with n as a constant, for n <= AG_MAX_TRANSPOSED_ROW <= 8. */
+/* Call a function with n as a constant, for n <= AG_MAX_TRANSPOSED_ROW <= 8. */
 #define AG_WITH_CONSTANT(function, from, count, n, to)                                                                 \
     switch (n) {                                                                                                       \
     case 1: function(from, count, 1, to); break;                                                                       \
@@ -94,13 +94,13 @@ AG_INLINE void K(broadcast_constant)(const compute_t *values, ptrdiff_t count, c
     default: function(from, count, 8, to); break;                                                                      \
     }
 
-/* How many of `rows` packed rows of n values are transposed, VL at a time. */
+/* Return how many of `rows` packed rows of n values are transposed, VL at a time. */
 AG_INLINE ptrdiff_t K(rows_together)(ptrdiff_t rows, ptrdiff_t n)
 {
     return n <= AG_MAX_TRANSPOSED_ROW ? rows / VL * VL : 0;
 }
 
-/* Sums, and maxima, of `rows` packed rows. */
+/* Compute the sums, or the maxima, of `rows` packed rows. */
 AG_NOINLINE void K(narrow_row_sums)(const compute_t *terms, ptrdiff_t rows, ptrdiff_t n, double *sums)
 {
     const ptrdiff_t together = K(rows_together)(rows, n);
@@ -116,7 +116,8 @@ AG_NOINLINE void K(narrow_row_maxima)(const compute_t *logits, ptrdiff_t rows, p
     for (ptrdiff_t r = together; r < rows; r++) max[r] = K(narrow_row_max)(logits + r * n, n);
 }
 
-/* to[r * n + k] = values[r] for each k < n; beyond the last element is room for a vector. */
+/* Broadcast each row's value to its elements: to[r * n + k] = values[r] for each k < n. Stores of whole vectors may
+ * reach up to a vector beyond the last element. */
 AG_NOINLINE void K(broadcast)(const compute_t *values, ptrdiff_t rows, ptrdiff_t n, compute_t *to)
 {
     if (n <= AG_MAX_TRANSPOSED_ROW) {
@@ -133,7 +134,7 @@ AG_NOINLINE void K(broadcast)(const compute_t *values, ptrdiff_t rows, ptrdiff_t
 
 AG_INLINE void K(narrow_rows)(const int op, const ag_tile *tile)
 {
-    /* On the stack, which may be small in a thread of a team. */
+    /* CAPACITY is small, as the buffers are on the stack, which may be small in a thread of a team. */
     enum { CAPACITY = AG_IS_F64 ? 512 : 1024, PADDED = CAPACITY + AG_LANES };
     compute_t terms[PADDED] __attribute__((aligned(64))), shift[PADDED] __attribute__((aligned(64)));
     compute_t factor[PADDED] __attribute__((aligned(64))), each[CAPACITY] __attribute__((aligned(64)));

@@ -1,17 +1,18 @@
-/* The operators, element by element: terms of the row sum and results. Body header, included by kernels.h.
+/* The formulas of the operators for a vector of elements: terms of the row sum, and results. Body header, included by
+ * kernels.h.
  *
- * `op` is a constant wherever it appears: every function is inlined into the entry points of kernels.h, so that an
- * operator costs nothing to the others.
+ * `op` is a constant wherever it appears: every function is inlined into the entry points of kernels.h. So an operator
+ * does not slow down the others.
  */
 
-/* The logit of a forward operator: masked positions get AG_MASKED_LOGIT, the others are scaled. */
+/* Return the logits of a forward operator: AG_MASKED_LOGIT at masked positions, and scaled values at the others. */
 AG_INLINE V K(logit)(const int op, V x, MASKV mask, V scale)
 {
     if (!ag_masks_sum(op)) return x;
     return V_(select)(mask, V_(set1)((compute_t)AG_MASKED_LOGIT), x * scale);
 }
 
-/* What the row sum adds up. `max` is used by the forward operators only. */
+/* Return the terms of the row sum. Only the forward operators use `max`. */
 AG_INLINE V K(term)(const int op, V a, V b, MASKV mask, V scale, V max)
 {
     switch (op) {
@@ -25,17 +26,19 @@ AG_INLINE V K(term)(const int op, V a, V b, MASKV mask, V scale, V max)
     }
 }
 
-/* What the results of a forward operator are multiplied with, or what is subtracted from them. */
+/* Return the factor of a forward operator for each row sum: its logarithm, which log-softmax subtracts, or its
+ * reciprocal, by which the others multiply. */
 AG_INLINE f64v K(factors)(const int op, f64v sums) { return op == AG_LOG_SOFTMAX ? v_f64_log(sums) : 1.0 / sums; }
 
-/* Whether the exponentials that the sum of a forward operator adds up are needed again for its results. */
+/* Return whether the results of an operator use the same exponentials as its sum. */
 AG_INLINE int K(caches_exp)(const int op) { return ag_is_forward(op) && op != AG_LOG_SOFTMAX; }
 
-/* The result of a forward operator from the exponential of the shifted logit or, without caches_exp, from that
- * logit. */
+/* Return the result of a forward operator. If caches_exp, x is the exponential of the shifted logit, otherwise the
+ * shifted logit itself. */
 AG_INLINE V K(forward_value)(const int op, V x, V factor) { return op == AG_LOG_SOFTMAX ? x - factor : x * factor; }
 
-/* The result. `shift` is the sum (backward) or the maximum (forward), `factor` is one of `factors` (forward). */
+/* Return the result of an operator. `shift` is the row sum (backward) or the maximum (forward); `factor` is a result of
+ * `factors` (forward only). */
 AG_INLINE V K(value)(const int op, V a, V b, MASKV mask, V scale, V shift, V factor)
 {
     switch (op) {
@@ -51,7 +54,7 @@ AG_INLINE V K(value)(const int op, V a, V b, MASKV mask, V scale, V shift, V fac
     }
 }
 
-/* The same for the sum and maximum of one row. */
+/* Return `shift` and `factor` of one row, from its maximum and sum. */
 AG_INLINE compute_t K(shift_of)(const int op, double max, double sum)
 {
     return (compute_t)(ag_is_forward(op) ? max : sum);
@@ -61,7 +64,8 @@ AG_INLINE compute_t K(factor_of)(const int op, double sum)
     return ag_is_forward(op) ? (compute_t)K(factors)(op, v_f64_set1(sum))[0] : 0;
 }
 
-/* Inputs of lanes i .. i+VL-1, or of the first n of them (the others zero). */
+/* Load elements i .. i+VL-1 of an input, or the first n of them (and zeros). Return zeros if the input is not
+ * wanted. */
 AG_INLINE V K(get)(int wanted, const char *p, ptrdiff_t i) { return wanted ? AG_LOAD(p + i * AG_SIZE) : (V){0}; }
 AG_INLINE V K(get_partial)(int wanted, const char *p, ptrdiff_t i, ptrdiff_t n)
 {
@@ -87,5 +91,5 @@ AG_INLINE V K(term_at_partial)(const int op, const char *a, const char *b, const
 {
     const V term = K(term)(op, AG_LOAD_PARTIAL(a + i * AG_SIZE, n), K(get_partial)(ag_sums_b(op), b, i, n),
                            K(get_mask_partial)(ag_masks_sum(op), mask, i, n), scale, max);
-    return ag_is_forward(op) ? V_(first)(n, term, (V){0}) : term; /* exp(0) is no padding */
+    return ag_is_forward(op) ? V_(first)(n, term, (V){0}) : term; /* as exp(0) would add 1 */
 }

@@ -1,4 +1,4 @@
-/* Row kernels: unit stride along the reduced dimension. Body header, included by kernels.h. */
+/* Row kernels, for unit stride along the reduced dimension. Body header, included by kernels.h. */
 
 AG_INLINE double K(row_sum)(const int op, const char *a, const char *b, const uint8_t *mask, ptrdiff_t n, V scale,
                             compute_t max, compute_t *cached)
@@ -25,8 +25,8 @@ AG_INLINE ag_tile K(row_range)(const ag_tile *tile, ptrdiff_t begin, ptrdiff_t c
     return part;
 }
 
-/* Maxima, and sums, of four rows of n <= AG_SUM_BLOCK / 2 elements: four independent chains of
- * operations hide the latency of each other. */
+/* Compute the maxima, or the sums, of four rows of n <= AG_SUM_BLOCK / 2 elements. The four independent chains of
+ * operations hide each other's latency. */
 AG_INLINE void K(four_maxima)(const int op, const ag_tile *rows, V scale, compute_t *max)
 {
     const ptrdiff_t n = rows->n;
@@ -78,11 +78,11 @@ AG_INLINE void K(four_sums)(const int op, const ag_tile *rows, V scale, const co
     }
 }
 
-/* Row blocks, sums first: the additions of one row overlap with the arithmetic of another, and the exponentials of rows
- * that are not too long are cached for the results. */
+/* Process rows in blocks: first all sums of a block, then its results. So the additions of one row overlap with the
+ * arithmetic of another. The exponentials of rows of up to CAPACITY elements are cached for the results. */
 AG_INLINE void K(wide_rows)(const int op, const ag_tile *tile)
 {
-    /* On the stack, which may be small in a thread of a team. */
+    /* CAPACITY is small, as the buffers are on the stack, which may be small in a thread of a team. */
     enum { ROW_BLOCK = 8, ROW_BLOCK_BYTES = 8 << 10, CAPACITY = (16 << 10) / sizeof(compute_t) };
     compute_t cached[CAPACITY] __attribute__((aligned(64))), max[ROW_BLOCK] = {0};
     double sums[ROW_BLOCK] = {0};
@@ -135,8 +135,8 @@ AG_INLINE void K(wide_rows)(const int op, const ag_tile *tile)
     }
 }
 
-/* Rows of one to four whole vectors (`vectors` is a constant), which stay in registers. Rows do
- * not depend on each other, so they are computed one by one: reads and writes then alternate evenly. */
+/* Compute the sum of a row of one to four whole vectors (`vectors` is a constant), which stay in registers. The callers
+ * process such rows one by one, so that reads and writes alternate evenly. */
 AG_INLINE double K(vector_sum)(const int op, const int vectors, const V *x, const V *y, const MASKV *mask, V scale,
                                V max, compute_t *cached)
 {
@@ -153,8 +153,8 @@ AG_INLINE double K(vector_sum)(const int op, const int vectors, const V *x, cons
 AG_INLINE void K(vector_rows_backward)(const int op, const int vectors, const ag_tile *tile)
 {
     const V none = {0}, scale = V_(set1)((compute_t)tile->scale);
-    /* Non-temporal stores of whole vectors only (not of 16-bit values, which are half of one), and rows do not end
-     * where lines do: what is left of a row begins the next line. */
+    /* Non-temporal stores write only whole aligned vectors, so 16-bit values, which fill half a vector, have none. If
+     * rows do not begin at a multiple of a vector's size, the last `left` elements of a row begin the next store. */
     const ptrdiff_t skew = (ptrdiff_t)((uintptr_t)tile->out % (VL * AG_SIZE)), left = skew / AG_SIZE;
     const int packed = tile->out_stride == tile->n * AG_SIZE && skew % AG_SIZE == 0;
     const int nontemporal = AG_SIZE >= 4 && tile->nontemporal && packed;
@@ -191,7 +191,8 @@ AG_INLINE void K(vector_rows_backward)(const int op, const int vectors, const ag
     if (nontemporal && left) AG_STORE_PARTIAL(line, V_(join)(last, last, VL - left), left);
 }
 
-/* The same in row blocks: logarithms and quotients of all sums together. */
+/* Process rows of `vectors` whole vectors in row blocks, as logarithms and reciprocals are computed for several sums at
+ * a time. */
 AG_INLINE void K(vector_rows_forward)(const int op, const int vectors, const ag_tile *tile)
 {
     enum { ROW_BLOCK = 8 };
@@ -253,7 +254,7 @@ AG_INLINE void K(rows)(const int op, const ag_tile *tile)
     } else if (n == 4 * VL) {
         K(vector_rows)(op, 4, tile);
     } else if (n <= AG_MAX_NARROW_ROW && n % VL && tile->rows > 1 && packed) {
-        K(narrow_rows)(op, tile); /* vectors would be partly empty */
+        K(narrow_rows)(op, tile); /* wide_rows would leave lanes of its vectors empty */
     } else {
         K(wide_rows)(op, tile);
     }

@@ -1,4 +1,4 @@
-/* Row-wise softmax gradients and their forward twins: the kernels behind pyx/rowwise/_rowwise_python.pyx.
+/* Kernels of the row-wise softmax gradients and their forward operators, called by pyx/rowwise/_rowwise_python.pyx.
  *
  * What they compute (g grad_output, y output, x input; sums and maxima along the reduced dimension)
  *
@@ -16,15 +16,16 @@
  *   float16, bfloat16            float32      float64   once, at the end, to nearest even
  *   float64                      float64      float64 (compensated over segments)
  *
- * Layouts. Rows: unit stride along the reduced dimension. Columns: unit stride across it; a tile is `n` rows by up to
- * AG_MAX_COLUMNS columns. Addresses need no alignment. Everything else is gathered into tiles first (strided.h).
+ * Layouts. Row kernels need unit stride along the reduced dimension. Column kernels need unit stride across it; their
+ * tile is `n` rows by up to AG_MAX_COLUMNS columns. Addresses need no alignment. Other layouts are gathered into tiles
+ * first (strided.h).
  *
  * Splits. A row (or block of columns) that is too long for one task is split along n; a split is one or more segments.
  * The maxima and sums of splits are computed first, then combined in order, then the results are written.
  *
  * The order of a row sum. It is part of the result's definition: the same for rows and columns, for any strides,
- * neighbours, chunking and number of threads. With VL lanes of the compute type, term k of a row of n belongs to
- * segment k / (128 VL); within it, to sum block k / (16 VL), and in that block to lane k % VL, at place (k / VL) % 16.
+ * neighbours, chunking and number of threads. VL is the number of lanes of the compute type. Term k of a row belongs to
+ * segment k / (128 VL) and to sum block k / (16 VL). In its block it is term (k / VL) % 16 of lane k % VL.
  *
  *   - the at most 16 terms of a lane in a sum block are added in order, in the compute type;
  *   - the lane adds its sum blocks in order, in float64;
@@ -35,10 +36,10 @@
  * before they are added (no fused multiply-add in sums): narrow rows keep them in a buffer, and must give the same
  * bits.
  *
- * Why not one long sum per lane: at n = 2**20 its error is a hundred times larger. Why not fold every term into
- * float64: the conversions would double the arithmetic. Why a softmax caches the exponentials of a row until its
- * results are written where they take up to 16 KiB, and computes those of longer rows again: they mostly stay in L1,
- * and beyond it a second computation costs less than a memory pass.
+ * Alternatives. One long sum per lane has an error a hundred times larger at n = 2**20. Folding every term into float64
+ * doubles the arithmetic, by its conversions. A softmax caches the exponentials of a row for its results if they take
+ * up to 16 KiB, which mostly stay in L1. Exponentials of longer rows are computed twice, which costs less than a memory
+ * pass.
  *
  * Files: ops.h has the formulas of the operators; sums.h, rows.h, narrow.h and columns.h the loops; kernels.h the entry
  * points and the table for one dtype and instruction set; foreach_dtype.h all dtypes.
@@ -56,7 +57,7 @@
 
 typedef enum { AG_BACKWARD, AG_FORWARD } ag_direction;
 
-/* What reads an operand: nothing, the results alone, or the row sum (and maximum) too. */
+/* The use of an operand: it is not read, or read by the results alone, or also by the row sum (and maximum). */
 typedef enum { AG_NOT_READ, AG_IN_RESULT, AG_IN_SUM } ag_use;
 
 /* X(member of ag_row_op, name, direction, use of the second input, use of the mask, column kernels: 1 or 0)
@@ -99,53 +100,55 @@ AG_INLINE int ag_masks_sum(int op) { return ag_row_ops[op].mask == AG_IN_SUM; }
 
 enum { AG_MASKED_LOGIT = -10000 };
 
-/* ---- what kernels are called with -------------------------------------------------------------------------------- */
+/* ---- arguments of the kernels ------------------------------------------------------------------------------------ */
 
 /* Elements of a segment, for VL lanes of the compute type. */
 #define AG_SEGMENT(VL) (128 * (VL))
-/* Rows up to which the sums of columns stay in registers. In memory, the sums of the lanes would take more than the
- * elements themselves. Never more than a sum block. */
+/* Most rows of a strip, for which column kernels keep the sums in registers. In memory, the sums of the lanes would
+ * take more bytes than the elements themselves. It is at most the rows of a sum block. */
 #define AG_STRIP_ROWS(VL) (16 * (VL) < 64 ? 16 * (VL) : 64)
 
 enum {
-    AG_MAX_COLUMNS = 1024,   /* columns of a tile at most */
-    AG_PACKED_COLUMNS = 128, /* columns up to which several packed rows are processed as one */
-    AG_STRIP_COLUMNS = 64,   /* packed columns from which on strips are better where rows are few */
-    AG_MAX_LANES = 16,
-    AG_MAX_PREFETCH_BYTES = 128 << 10, /* of rows that are prefetched: two longer ones do not fit L2 */
+    AG_MAX_COLUMNS = 1024,   /* most columns of a tile */
+    AG_PACKED_COLUMNS = 128, /* most columns of packed rows for which several rows are processed as one */
+    AG_STRIP_COLUMNS = 64,   /* least columns of packed rows for which up to AG_STRIP_ROWS rows are a strip */
+    AG_MAX_LANES = 16,       /* most float32 lanes of a vector */
+    AG_MAX_PREFETCH_BYTES = 128 << 10, /* most bytes of a row that is prefetched: two longer rows do not fit L2 */
     AG_SCRATCH_VALUES = AG_MAX_LANES * AG_PACKED_COLUMNS + AG_MAX_COLUMNS + AG_MAX_LANES,
     AG_SCRATCH_BYTES = 12 * AG_MAX_LANES * AG_MAX_COLUMNS + 8 * (2 * AG_MAX_COLUMNS + 3 * AG_SCRATCH_VALUES)
 };
 
-/* Part of a problem: for row kernels `rows` rows of n elements, for column kernels n rows of `rows` columns. Strides
- * lead from one row in memory to the next. No pointer is NULL: where an operator has no second input or no mask, any
- * address and stride 0 do. */
+/* Part of a problem: for row kernels `rows` rows of n elements, for column kernels n rows of `rows` columns. A stride
+ * is the distance of adjacent rows in memory. No pointer is NULL: if an operator has no second input or no mask, any
+ * address with stride 0 serves. */
 typedef struct {
-    const char *a, *b;   /* grad_output and output, or input */
-    const uint8_t *mask; /* masked where not zero */
+    const char *a, *b;   /* the inputs: grad_output and output (backward), or only input (forward) */
+    const uint8_t *mask; /* bytes, of which those that are not zero mask an element */
     char *out;
     ptrdiff_t a_stride, b_stride, mask_stride, out_stride; /* bytes */
     ptrdiff_t rows, n;
     double scale;
-    int nontemporal; /* whether results bypass the cache */
-    int fits_l2;     /* columns: inputs stay in L2 from the sum to the result */
+    int nontemporal; /* whether stores of results bypass the cache */
+    int fits_l2;     /* for column kernels: whether inputs stay in L2 from the sum to the result */
 } ag_tile;
 
-/* The inputs and the result of a row to prefetch; NULL for what is not. */
+/* The inputs and the result of a row to prefetch. A NULL pointer is not prefetched. */
 typedef struct {
     const char *a, *b, *out;
 } ag_prefetch;
 
-/* The kernels of one operator, dtype and variant. Those of columns are NULL unless the operator has them. */
+/* The kernels of one operator, dtype and variant. The column kernels are NULL if the operator has none. */
 typedef struct {
-    ptrdiff_t segment;
-    ptrdiff_t strip_rows; /* up to so many rows, at least AG_STRIP_COLUMNS columns, of any number, need no `memory` */
-    void (*rows)(const ag_tile *tile); /* whole rows */
-    /* Splits of one row (tile->rows is not read): the maximum, the sum of one segment, results. */
+    ptrdiff_t segment;    /* elements of a segment */
+    ptrdiff_t strip_rows; /* AG_STRIP_ROWS: `columns` needs no `memory` for at most strip_rows rows of at least
+                             AG_STRIP_COLUMNS columns, and may then get more than AG_MAX_COLUMNS columns */
+    void (*rows)(const ag_tile *tile); /* computes whole rows */
+    /* Kernels of a split of one row (tile->rows is not read): the maximum, the sum of one segment, results. */
     double (*split_max)(const ag_tile *tile);
     double (*split_sum)(const ag_tile *tile, double max);
     void (*split_write)(const ag_tile *tile, double max, double sum);
-    /* Whole columns, and splits of them; `memory` is AG_SCRATCH_BYTES of the calling thread, aligned to 8. */
+    /* Kernels of whole columns, and of splits of them. `memory` is AG_SCRATCH_BYTES bytes of the calling thread,
+     * aligned to 8. */
     void (*columns)(const ag_tile *tile, void *memory);
     void (*columns_max)(const ag_tile *tile, double *max, void *memory);
     void (*columns_sum)(const ag_tile *tile, const double *max, double *sum, void *memory);

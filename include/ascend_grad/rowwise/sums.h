@@ -1,4 +1,4 @@
-/* Consecutive elements of a row: the largest logit, the sum of a segment, results. Body header, included by
+/* Loops over consecutive elements of a row: the largest logit, the sum of a segment, results. Body header, included by
  * kernels.h. */
 
 /* The accumulators of a segment: one float64 per lane. */
@@ -29,7 +29,7 @@ AG_INLINE void K(add_lanes)(K(lane_sums) *sums, const K(lane_sums) *others)
 #endif
 }
 
-/* Each lane as the sum of a row: +0 for -0, and one NaN for all. */
+/* Return the lanes as sums of rows, with -0 replaced by +0 and every NaN by one NaN. */
 AG_INLINE K(lane_sums) K(canonical)(const K(lane_sums) *sums)
 {
     const f64v nan = v_f64_set1(NAN);
@@ -59,8 +59,8 @@ AG_INLINE double K(reduce)(const K(lane_sums) *sums)
 #endif
 }
 
-/* Prefetch `count` elements from i on into L2, so that memory is read while results are computed from what is in the
- * cache. */
+/* Prefetch `count` elements of the next rows from index i on into L2, so that memory is read while results are computed
+ * from cached rows. */
 AG_INLINE void K(prefetch_next_rows)(const int op, const ag_prefetch *prefetch, ptrdiff_t i, ptrdiff_t count)
 {
     for (ptrdiff_t byte = i * AG_SIZE; byte < (i + count) * AG_SIZE; byte += 64) {
@@ -70,7 +70,7 @@ AG_INLINE void K(prefetch_next_rows)(const int op, const ag_prefetch *prefetch, 
     }
 }
 
-/* Maximum of the logits of n elements, NaN passed over. */
+/* Return the maximum of the logits of n elements, ignoring NaN. */
 AG_INLINE compute_t K(max_logit)(const int op, const char *a, const uint8_t *mask, ptrdiff_t n, V scale)
 {
     const V lowest = V_(set1)((compute_t)-INFINITY);
@@ -95,14 +95,14 @@ AG_INLINE compute_t K(max_logit)(const int op, const char *a, const uint8_t *mas
     return V_(reduce_max)(V_(max)(V_(max)(best[0], best[1]), V_(max)(best[2], best[3])));
 }
 
-/* The term, which is also stored at place i of `cached`, unless that is NULL. */
+/* Return the term, and store it at index i of `cached` unless that is NULL. */
 AG_INLINE V K(cache_term)(V term, compute_t *cached, ptrdiff_t i)
 {
     if (cached) V_(store)(cached + i, term);
     return term;
 }
 
-/* Sum of the terms of one segment, n <= AG_SEGMENT(VL), in the order that rowwise.h fixes. */
+/* Sum the terms of one segment, n <= AG_SEGMENT(VL), in the order that rowwise.h defines. */
 AG_INLINE double K(segment_sum)(const int op, const char *a, const char *b, const uint8_t *mask, ptrdiff_t n, V scale,
                                 V max, compute_t *cached)
 {
@@ -129,8 +129,8 @@ AG_INLINE double K(segment_sum)(const int op, const char *a, const char *b, cons
 #undef AG_TERM
 }
 
-/* Results of n elements. shift and factor: one value each, or (varying) one for each element. `cached`, if not NULL,
- * holds the exponentials of a softmax. */
+/* Write the results of n elements. `shift` and `factor` have one value each, or (if `varying`) one for each element.
+ * `cached`, if not NULL, holds the exponentials of a softmax. */
 AG_INLINE void K(write_results)(const int op, const int varying, const char *a, const char *b, const uint8_t *mask,
                                 char *out, ptrdiff_t n, V scale, const compute_t *shift, const compute_t *factor,
                                 const compute_t *cached, int nontemporal, const ag_prefetch *prefetch)
@@ -144,7 +144,8 @@ AG_INLINE void K(write_results)(const int op, const int varying, const char *a, 
     (cached ? K(forward_value)(op, V_(load)(cached + (i)), AG_FACTOR(i))                                               \
           : K(value)(op, AG_LOAD(a + (i) * AG_SIZE), K(get)(has_b, b, i), K(get_mask)(masked, mask, i), scale,         \
                      AG_SHIFT(i), AG_FACTOR(i)))
-/* Where all values of the two vectors are treated alike, their order does not matter. */
+/* Write two vectors of results. The order of their elements does not matter (AG_LOAD_TWO) unless shift, factor, mask or
+ * `cached` differ between elements. */
 #define AG_WRITE_TWO(i, put, put_two)                                                                                  \
     do {                                                                                                               \
         if (varying || masked || cached) {                                                                             \
@@ -170,8 +171,8 @@ AG_INLINE void K(write_results)(const int op, const int varying, const char *a, 
                          count);                                                                                       \
     } while (0)
     ptrdiff_t i = 0;
-    /* Non-temporal stores of whole cache lines only: a line that is written in both ways is slow. Where every row
-     * begins and ends with part of a line, short rows are better left to the cache. */
+    /* Non-temporal stores write only whole cache lines, as a line that is also written by ordinary stores is slow.
+     * Short rows that begin and end with part of a line are better written by ordinary stores alone. */
     const ptrdiff_t before = (ptrdiff_t)(-(uintptr_t)out % 64);
     if (nontemporal && before % AG_SIZE == 0 && n * AG_SIZE >= (before ? 2048 : 256)) {
         for (; i + VL <= before / AG_SIZE; i += VL) AG_STORE(out + i * AG_SIZE, AG_VALUE(i));

@@ -1,5 +1,5 @@
-/* Values in memory that are no lanes: float16, bfloat16 and masks. Body header, see foreach_isa.h; conventions are
- * those of vec.h.
+/* Conversions of values whose type in memory differs from the lane's type: float16, bfloat16 and masks. Body header,
+ * see foreach_isa.h; vec.h describes the conventions.
  */
 
 /* ---- 16-bit values in memory ------------------------------------------------------------------------------------- */
@@ -41,7 +41,7 @@ AG_INLINE void v_u16_stream(void *p, u16v v)
 #endif
 }
 
-/* bfloat16 is the upper half of a float32 */
+/* Widen bfloat16, which is the upper half of a float32. */
 AG_INLINE f32v v_bf16_widen(u16v h)
 {
 #if AG_IS_AVX512
@@ -53,8 +53,8 @@ AG_INLINE f32v v_bf16_widen(u16v h)
 #endif
 }
 
-/* Rounded to nearest even in the upper half of each lane, the lower half being of no meaning. NaN stays NaN (the quiet
- * bit set), subnormals are kept. */
+/* Round to bfloat16, to nearest even, in the upper half of each lane; the lower half of the result is meaningless. NaN
+ * stays NaN (with the quiet bit set), and subnormals are kept. */
 AG_INLINE u32v v_bf16_round(f32v v)
 {
     const u32v bits = (u32v)v;
@@ -90,7 +90,8 @@ AG_INLINE_LARGE f32v v_f16_widen(u16v h)
 #elif AG_IS_NEON
     return vcvt_f32_f16(vreinterpret_f16_u16(h));
 #else
-    /* Exponent and fraction moved into place are the value times 2**-112: one product restores it, subnormals too. */
+    /* The shifted exponent and fraction, read as float32, are the value times 2**-112. One product restores the value,
+     * also of subnormals. */
     const u32v bits = __builtin_convertvector(h, u32v);
     const u32v magnitude = (bits & 0x7fff) << 13;
     const u32v finite = (u32v)((f32v)magnitude * 0x1p112f);
@@ -111,9 +112,11 @@ AG_INLINE_LARGE u16v v_f16_narrow(f32v v)
     const u32v bits = (u32v)v;
     const u32v sign = (bits >> 16) & 0x8000;
     const u32v magnitude = bits & 0x7fffffff;
-    /* normal: rebias the exponent and round the 13 bits away; a carry into the exponent (up to infinity) is right */
+    /* Normal results: rebias the exponent and round away 13 bits. A carry into the exponent (up to infinity) is
+     * right. */
     const u32v normal = (magnitude - 0x38000000 + 0xfff + ((magnitude >> 13) & 1)) >> 13;
-    /* below 2**-14: adding 0.5 aligns the unit of float16 subnormals with the last bit, and rounds */
+    /* Results below 2**-14: adding 0.5 aligns the last bit of float16 subnormals with the float32's last bit, and
+     * rounds. */
     const u32v subnormal = (u32v)((f32v)magnitude + 0.5f) - 0x3f000000;
     const u32v is_small = (u32v)(magnitude < 0x38800000);
     const u32v is_large = (u32v)(magnitude >= 0x47800000);
@@ -148,8 +151,8 @@ AG_INLINE void v_f16_stream(void *p, f32v v) { v_u16_stream(p, v_f16_narrow(v));
 AG_INLINE void v_bf16_store_partial(void *p, f32v v, ptrdiff_t n) { v_u16_store_partial(p, v_bf16_narrow(v), n); }
 AG_INLINE void v_f16_store_partial(void *p, f32v v, ptrdiff_t n) { v_u16_store_partial(p, v_f16_narrow(v), n); }
 
-/* Two vectors of consecutive values whose order within the two does not matter: of bfloat16 those at even and at odd
- * places, which takes half the instructions. */
+/* Load or store two vectors of consecutive values, in an order that does not matter to the
+ * caller. For bfloat16 one vector has the elements with even indices, the other the odd ones: half the instructions. */
 #define AG_TWO(dtype, vector, size)                                                                                    \
     AG_INLINE void v_##dtype##_load_two(const char *p, vector *x, vector *y)                                           \
     {                                                                                                                  \
@@ -179,7 +182,8 @@ AG_INLINE void v_f64_stream_two(char *p, f64v x, f64v y)
     v_f64_stream(p + sizeof x, y);
 }
 
-/* Of 16-bit values, as one vector: halves of cache lines are slow to stream. The address is aligned to both. */
+/* Store two vectors as 16-bit values in one non-temporal store, as non-temporal stores of half cache lines are slow.
+ * The address is aligned to the size of a whole vector. */
 AG_INLINE void v_f16_stream_two(char *p, f32v x, f32v y)
 {
     const u16v halves[2] = {v_f16_narrow(x), v_f16_narrow(y)};

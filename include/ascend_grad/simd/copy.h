@@ -1,13 +1,13 @@
 /* Copies and conversions of one instruction set. Body header, see foreach_isa.h; the manual is ../strided.h.
  *
- * Sizes are those of elements; steps and rows are counted in bytes.
+ * A `size` is the bytes of an element; steps and row strides are in bytes.
  */
 
 #define K(name) AG_ISA_NAME(ag_##name)
 
 /* ---- bits: rows of elements -------------------------------------------------------------------------------------- */
 
-/* n elements. With constant steps the compiler vectorises the loop. */
+/* Copy n elements. Callers pass constant steps where they can, as the compiler then vectorises the loop. */
 #define AG_DEFINE_COPY(size, type, bswap)                                                                              \
     AG_INLINE void K(run_##size)(char *restrict to, ptrdiff_t to_step, const char *restrict from, ptrdiff_t from_step, \
                                  ptrdiff_t n, int swapped)                                                             \
@@ -51,7 +51,8 @@ AG_DEFINE_COPY(16, ag_u64_pair, )
 
 /* ---- bits: transposed blocks ------------------------------------------------------------------------------------- */
 
-/* T x T elements, in registers: interleaving the first half of the rows with the second, log2(T) times. */
+/* Interleave the first half of the rows of T x T elements in registers with the second half. Done log2(T) times, this
+ * transposes the block. */
 #define AG_INTERLEAVE(T, v)                                                                                            \
     do {                                                                                                               \
         AG_UNROLL(8)                                                                                                   \
@@ -63,7 +64,8 @@ AG_DEFINE_COPY(16, ag_u64_pair, )
         for (int i = 0; i < T; i++) x[i] = y[i];                                                                       \
     } while (0)
 
-/* to[j][i] = from[i][j] for `lines` rows of n elements, both at least T. Blocks at the ends overlap those before. */
+/* Transpose `lines` rows of n elements, both at least T: to[j][i] = from[i][j]. The last block of a row or column
+ * overlaps the block before it. */
 #define AG_DEFINE_TRANSPOSE(size, type, T)                                                                             \
     static AG_UNUSED void K(transpose_##size##_##T)(char *restrict to, ptrdiff_t to_row, const char *restrict from,    \
                                                     ptrdiff_t from_row, ptrdiff_t lines, ptrdiff_t n)                  \
@@ -103,7 +105,8 @@ AG_DEFINE_TRANSPOSE(8, uint64_t, 8)
 #undef AG_DEFINE_TRANSPOSE
 #undef AG_INTERLEAVE
 
-/* Whether it was done: there are blocks for this size, and the larger they are, the better. */
+/* Transpose `lines` rows of n elements with the largest blocks that fit, and return 1. Return 0 if no block has this
+ * element size and fits. */
 static AG_UNUSED int K(transpose)(char *to, ptrdiff_t to_row, const char *from, ptrdiff_t from_row, ptrdiff_t lines,
                                   ptrdiff_t n, int size)
 {
@@ -137,7 +140,7 @@ static AG_UNUSED int K(transpose)(char *to, ptrdiff_t to_row, const char *from, 
         if (i < n) v_f32_store_partial(to + i, v_##dtype##_load_partial(from + 2 * i, n - i), n - i);                  \
     }
 
-/* float32, or float64, to a 16-bit type. */
+/* Define the conversions of float32 and float64 to a 16-bit type. */
 #define AG_DEFINE_NARROW(dtype, digits, smallest)                                                                      \
     static AG_UNUSED void K(narrow_##dtype)(const float *from, char *to, ptrdiff_t n)                                  \
     {                                                                                                                  \
@@ -163,13 +166,13 @@ static AG_UNUSED int K(transpose)(char *to, ptrdiff_t to_row, const char *from, 
         }                                                                                                              \
     }
 
-/* Rounded once to the significant binary digits of a 16-bit type, overflow apart, so that further conversions are
- * exact: the last digit to keep is made that of a sum's last place. `smallest` is the smallest normal number of the
- * type. */
+/* Round once to the significant binary digits of a 16-bit type, so that further conversions are exact, except for
+ * overflow. Adding a number whose last place is the last digit to keep rounds the sum there. `smallest` is the smallest
+ * normal number of the type. */
 AG_INLINE f64v K(round_to_digits)(f64v x, int digits, double smallest)
 {
     const u64v sign = (u64v)x & (u64v)v_f64_set1(-0.0);
-    f64v power = (f64v)((u64v)x & (u64v)v_f64_set1(INFINITY)); /* the largest power of two within |x| */
+    f64v power = (f64v)((u64v)x & (u64v)v_f64_set1(INFINITY)); /* the largest power of two up to |x| */
     power = v_f64_min(v_f64_set1(0x1p200), v_f64_max(v_f64_set1(smallest), power));
     const f64v large = power * (1.5 * (double)((uint64_t)1 << (53 - digits)));
     const f64v rounded = (x + large) - large;
@@ -201,7 +204,7 @@ static AG_UNUSED void K(widen_f32_f64)(const float *restrict from, char *restric
 
 /* ---- the memory traffic of a backward operator ------------------------------------------------------------------- */
 
-/* out = a + b over n floats */
+/* Compute out = a + b over n floats, with non-temporal stores if `nontemporal`. */
 static AG_UNUSED void K(stream_add)(const float *a, const float *b, float *out, ptrdiff_t n, int nontemporal)
 {
     ptrdiff_t i = 0;

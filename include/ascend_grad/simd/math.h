@@ -1,25 +1,26 @@
 /* exp and log of one instruction set. Body header, see foreach_isa.h.
  *
- * exp: k = round(x / ln 2), r = x - k ln 2 in two steps, a polynomial on |r| <= ln(2)/2 (our minimax; float32: degree
- * 6, float64: degree 11, with errors of 0.06 * 2**-24 and 2**-53), then 2**k, as a product of two powers where there is
- * no instruction for it, so that overflow comes out by itself. The polynomials are evaluated in pairs of terms
- * (Estrin's scheme): what limits them is the latency of dependent steps. NaN passes through, exp(-inf) = 0.
- * Arithmetic that underflows takes some CPUs a hundred cycles: in float32 everything below the smallest normal number
- * is 0, in float64, whose range is rarely left, underflow is gradual; what is 0 in the end costs nothing in either.
- * (The square of an argument of some 1e-20, in float64 1e-78 or 1e-160, underflows, too: such logits are slow, and
- * right.)
+ * exp(x) is a polynomial of r times 2**k, with k = round(x / ln 2) and r = x - k ln 2, computed in two steps. The
+ * polynomial is our minimax on |r| <= ln(2)/2. In float32 it has degree 6 and an error of 0.06 * 2**-24, in float64
+ * degree 11 and 2**-53. It is evaluated in pairs of terms (Estrin's scheme), as its time is the latency of dependent
+ * steps. Without an instruction for it, 2**k is a product of two powers, so that results overflow to infinity. NaN
+ * passes through, exp(-inf) = 0.
+ *
+ * Arithmetic that underflows takes some CPUs a hundred cycles. So float32 results below the smallest normal number are
+ * 0. In float64, whose range is rarely left, underflow is gradual. Results of 0 cost nothing extra in either type. (The
+ * square of an argument near 1e-20, in float64 near 1e-78 or 1e-160, underflows too: such logits are slow, but right.)
  */
 
 AG_INLINE_LARGE f32v v_f32_exp(f32v x)
 {
-    /* Adding it leaves the rounded integer in the low bits of the sum, biased like an exponent. */
+    /* Adding to_int leaves the rounded integer in the low bits of the sum, biased like an exponent. */
     const f32v to_int = v_f32_set1(0x1.8p23f + 127);
-    const f32v least = v_f32_set1(-0x1.5d589ep6f); /* the exponentials of smaller numbers are not normal */
+    const f32v least = v_f32_set1(-0x1.5d589ep6f); /* the logarithm of the smallest normal number */
     const f32v given = x;
 #if !AG_IS_AVX512
     x = v_f32_select(given < least, (f32v){0}, x);
 #endif
-    x = v_f32_min(v_f32_set1(89.0f), x); /* lets NaN through */
+    x = v_f32_min(v_f32_set1(89.0f), x); /* NaN passes through */
     const f32v k = v_f32_fma(x, v_f32_set1(0x1.715476p0f), to_int) - to_int;
     f32v r = v_f32_fma(k, v_f32_set1(-0x1.63p-1f), x);
     r = v_f32_fma(k, v_f32_set1(0x1.bd0106p-13f), r);
@@ -40,7 +41,7 @@ AG_INLINE_LARGE f32v v_f32_exp(f32v x)
 AG_INLINE_LARGE f64v v_f64_exp(f64v x)
 {
     const f64v to_int = v_f64_set1(0x1.8p52 + 1023);
-    const f64v least = v_f64_set1(-0x1.74910d52d3052p9); /* the logarithm of half the smallest number */
+    const f64v least = v_f64_set1(-0x1.74910d52d3052p9); /* the logarithm of half the smallest subnormal number */
     const f64v given = x;
 #if !AG_IS_AVX512
     x = v_f64_select(given < least, (f64v){0}, x);
@@ -65,12 +66,12 @@ AG_INLINE_LARGE f64v v_f64_exp(f64v x)
 #endif
 }
 
-/* Natural logarithm of numbers from 1 on, or NaN. x = m * 2**k with m next to 1, s = (m - 1) / (m + 1), and log(m) = 2
- * atanh(s) by its series; 2 s is taken as f - s f, with f = m - 1, which is exact. The error is about one unit of the
- * last place. */
+/* Compute the natural logarithm of numbers from 1 on, or NaN, with an error of about one unit in the last place. Let
+ * x = m * 2**k with m near 1, f = m - 1 (exact) and s = f / (m + 1). Then log(m) = 2 atanh(s) by its series, where 2 s
+ * is computed as f - s f. */
 AG_INLINE_LARGE f64v v_f64_log(f64v x)
 {
-    const u64v above = (u64v)x - 0x3fe6a09e667f3bcd; /* over the square root of 1/2 */
+    const u64v above = (u64v)x - 0x3fe6a09e667f3bcd; /* bits of x minus the bits of the square root of 1/2 */
     const u64v k_bits = above >> 52;
     const f64v k = (f64v)(k_bits | 0x4330000000000000) - 0x1p52;
     const f64v f = (f64v)((u64v)x - (k_bits << 52)) - 1.0;

@@ -1,5 +1,5 @@
-/* Short names for what the headers of this folder define per instruction set: f32v means ag_f32v_avx512 where AG_ISA is
- * avx512. */
+/* Short names of the types and functions that this folder defines per instruction set: f32v means ag_f32v_avx512 if
+ * AG_ISA is avx512. */
 #ifndef ASCEND_GRAD_SIMD_NAMES_H
 #define ASCEND_GRAD_SIMD_NAMES_H
 

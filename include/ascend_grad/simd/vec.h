@@ -1,15 +1,16 @@
 /* Vectors of one instruction set: types, arithmetic, float32 and float64 in memory. Body header, see foreach_isa.h.
  *
- * Plain GCC/Clang vector arithmetic wherever it compiles to the right instruction; intrinsics only for what it cannot
- * say: fused multiply-add, float16, non-temporal and masked access, halves of a vector. Everything else (bfloat16,
- * selection, exp) is written once for all.
+ * The code is plain GCC/Clang vector arithmetic wherever that compiles to the right instruction. Intrinsics serve only
+ * what vector arithmetic cannot express: fused multiply-add, float16, non-temporal and masked access, halves of a
+ * vector. Everything else (bfloat16, selection, exp) is written once for all instruction sets.
  *
  *   f32v  AG_LANES floats        compute type of float32, float16, bfloat16
- *   f64v  AG_LANES/2 doubles     compute type of float64, and the accumulators of the narrower ones
- *   u16v  AG_LANES 16-bit values as they lie in memory
+ *   f64v  AG_LANES/2 doubles     compute type of float64, and accumulators of the narrower types
+ *   u16v  AG_LANES 16-bit values, as in memory
  *
- * Loads and stores take any address. `partial` ones touch the first n elements only (0 <= n < lanes); the lanes beyond
- * are zero. `stream` stores are non-temporal: they bypass the cache and need an address aligned to their size.
+ * Loads and stores take any address. `partial` loads and stores access only the first n elements (0 <= n < lanes); a
+ * load sets the other lanes to zero. `stream` stores are non-temporal: they bypass the cache and need an address
+ * aligned to their size.
  */
 
 typedef float f32v __attribute__((vector_size(4 * AG_LANES)));
@@ -25,7 +26,7 @@ typedef uint16_t u16v __attribute__((vector_size(2 * AG_LANES)));
 AG_INLINE f32v v_f32_set1(float x) { return x - (f32v){0}; }
 AG_INLINE f64v v_f64_set1(double x) { return x - (f64v){0}; }
 
-/* yes where the mask is -1, no where it is 0 */
+/* Select `yes` in lanes where the mask is -1, and `no` where it is 0. */
 AG_INLINE f32v v_f32_select(i32v mask, f32v yes, f32v no)
 {
     return (f32v)((mask & (i32v)yes) | (~mask & (i32v)no));
@@ -36,7 +37,7 @@ AG_INLINE f64v v_f64_select(i64v mask, f64v yes, f64v no)
     return (f64v)((mask & (i64v)yes) | (~mask & (i64v)no));
 }
 
-/* a > b ? a : b in each lane: b where either is NaN */
+/* Compute a > b ? a : b in each lane, which is b if either is NaN. */
 AG_INLINE f32v v_f32_max(f32v a, f32v b)
 {
 #if AG_IS_AVX512
@@ -63,7 +64,7 @@ AG_INLINE f64v v_f64_max(f64v a, f64v b)
 #endif
 }
 
-/* a < b ? a : b in each lane: b where either is NaN */
+/* Compute a < b ? a : b in each lane, which is b if either is NaN. */
 AG_INLINE f32v v_f32_min(f32v a, f32v b)
 {
 #if AG_IS_AVX512
@@ -90,7 +91,7 @@ AG_INLINE f64v v_f64_min(f64v a, f64v b)
 #endif
 }
 
-/* a * b + c, fused where the instruction set can */
+/* Compute a * b + c, fused if the instruction set has that. */
 AG_INLINE f32v v_f32_fma(f32v a, f32v b, f32v c)
 {
 #if AG_IS_AVX512
@@ -117,7 +118,7 @@ AG_INLINE f64v v_f64_fma(f64v a, f64v b, f64v c)
 #endif
 }
 
-/* lanes 0 .. n-1 of v, the others replaced */
+/* Keep lanes 0 .. n-1 of v, and take the remaining lanes from `others`. */
 AG_INLINE f32v v_f32_first(ptrdiff_t n, f32v v, f32v others)
 {
     i32v lane;
@@ -132,7 +133,7 @@ AG_INLINE f64v v_f64_first(ptrdiff_t n, f64v v, f64v others)
     return v_f64_select(lane < (int64_t)n, v, others);
 }
 
-/* lanes n .. of one vector, and the first n of the next; n may be all */
+/* Join lanes n .. of v and the first n lanes of `next`; n may be the number of lanes. */
 AG_INLINE f32v v_f32_join(f32v v, f32v next, ptrdiff_t n)
 {
 #if AG_IS_AVX512
@@ -163,7 +164,7 @@ AG_INLINE f64v v_f64_join(f64v v, f64v next, ptrdiff_t n)
 
 /* ---- reductions, in the order of halves: lane j with lane j + lanes/2, and so on --------------------------------- */
 
-/* low += the first half of v, high += the second, in float64 */
+/* Widen the first half of v into `low` and the second half into `high`. */
 AG_INLINE void v_f32_widen(f32v v, f64v *low, f64v *high)
 {
 #if AG_IS_AVX512
@@ -183,7 +184,7 @@ AG_INLINE void v_f32_widen(f32v v, f64v *low, f64v *high)
 #endif
 }
 
-/* The reverse, rounded. */
+/* Round `low` and `high` to float32, as the first and second half of a vector. */
 AG_INLINE f32v v_f32_narrow(f64v low, f64v high)
 {
 #if AG_IS_AVX512
@@ -326,7 +327,7 @@ AG_INLINE void v_f64_store_partial(void *p, f64v v, ptrdiff_t n)
 #endif
 }
 
-/* After non-temporal stores, before another thread may read what they wrote. */
+/* Order non-temporal stores before later stores, so that other threads may read the results. */
 AG_INLINE void v_fence(void)
 {
 #if defined(AG_X86_64)

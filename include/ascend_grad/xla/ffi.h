@@ -1,16 +1,16 @@
-/* The C interface by which XLA calls functions of others (its FFI, version 0.1 and later minor ones): the types and
- * constants that this library uses.
+/* The C interface by which XLA calls functions of other libraries (its FFI, version 0.1 and later minor ones): the
+ * types and constants that this library uses.
  *
- * Written from the public documentation of the interface, so that nothing of JAX or XLA is needed to build. What XLA
- * hands out is opaque where it is not read here. Every structure begins with its size, by which either side knows how
- * much of it the other one has. */
+ * They are written from the public documentation of the interface, so that a build needs nothing of JAX or XLA.
+ * Structures of XLA that this library does not read are opaque. Every structure begins with its size, by which either
+ * side knows which members the other side has. */
 #ifndef ASCEND_GRAD_XLA_FFI_H
 #define ASCEND_GRAD_XLA_FFI_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-enum { AG_XLA_MAJOR = 0, AG_XLA_MINOR = 1 }; /* the interface that is described here */
+enum { AG_XLA_MAJOR = 0, AG_XLA_MINOR = 1 }; /* version of the interface that this header declares */
 
 typedef struct ag_xla_error ag_xla_error;     /* XLA_FFI_Error; NULL is success */
 typedef struct ag_xla_context ag_xla_context; /* XLA_FFI_ExecutionContext */
@@ -47,13 +47,13 @@ typedef struct { /* XLA_FFI_Api_Version */
     int minor;
 } ag_xla_version;
 
-typedef struct { /* XLA_FFI_Metadata, up to what is written */
+typedef struct { /* XLA_FFI_Metadata, up to the last member that is written */
     size_t struct_size;
     ag_xla_version version;
     uint32_t traits;
 } ag_xla_metadata;
 
-typedef struct { /* XLA_FFI_Metadata_Extension: XLA asks for which version a function was made */
+typedef struct { /* XLA_FFI_Metadata_Extension: by it XLA asks which version of the interface a function was made for */
     ag_xla_extension base;
     ag_xla_metadata *metadata;
 } ag_xla_metadata_extension;
@@ -65,7 +65,7 @@ typedef struct { /* XLA_FFI_Error_Create_Args */
     ag_xla_code code;
 } ag_xla_error_args;
 
-typedef struct { /* XLA_FFI_Api, up to what is called */
+typedef struct { /* XLA_FFI_Api, up to the last member that is called */
     size_t struct_size;
     ag_xla_extension *extensions;
     ag_xla_version version;
@@ -73,7 +73,7 @@ typedef struct { /* XLA_FFI_Api, up to what is called */
     ag_xla_error *(*create_error)(ag_xla_error_args *args);
 } ag_xla_api;
 
-typedef struct { /* XLA_FFI_Buffer: contiguous, the last dimension fastest */
+typedef struct { /* XLA_FFI_Buffer: C-contiguous elements */
     size_t struct_size;
     ag_xla_extension *extensions;
     ag_xla_dtype dtype;
