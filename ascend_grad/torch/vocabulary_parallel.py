@@ -44,7 +44,7 @@ class VocabularyShard:
     vocab_size: int | None
 
     def run(self, operator: str, check: Callable[[], _T]) -> _T:
-        """Return the result of `check()`. If it raises, tell the other processes, which wait for this one, and raise."""
+        """Return the result of `check()`. If it raises, tell the other processes first, as they wait for this one."""
         attempt = Attempt(operator)
         found = attempt.run(check)
         if attempt.failed:
