@@ -57,13 +57,13 @@ _SCHEMAS = {
     "int? workspace_bytes, float filter_eps, int? num_threads) -> (Tensor input_grad, Tensor weight_grad)",
 }
 
-#: By operator, the argument whose dtype an empty tensor has that replaces a result that is not requested.
+#: The argument, by operator, whose dtype an empty tensor has that replaces a result that is not requested.
 _LIKE = {_STATISTICS: "input", _LOSS: "logits_max", _GRADIENT: "input"}
 
 _FAKES: dict[str, Callable] = {_STATISTICS: _statistics_fake, _LOSS: _loss_fake, _GRADIENT: _gradient_fake}
 
 
-#: By operator, the names of its arguments in the schema's order. The functions of arrays have the same names.
+#: Names of the arguments, by operator, in the schema's order. The functions of arrays use the same names.
 _PARAMETERS: dict[str, list[str]] = {}
 
 
