@@ -126,8 +126,8 @@ _scaled_masked_softmax.defvjp(
 
 
 def _array(value: object, name: str, operator: str) -> jax.Array | None:
-    """An argument as JAX's array, traced or not."""
-    if value is None:  # which the checks refuse
+    """Return an argument as a JAX array, traced or not."""
+    if value is None:  # the checks refuse None
         return None
     if not isinstance(value, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)):
         raise ParamTypeError(f"{name}: expected an array of jax or a number, got {shown(value)}", operator=operator)

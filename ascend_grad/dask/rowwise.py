@@ -26,8 +26,8 @@ def _blockwise(operator: Operator, values: dict[str, Any], backend: str | None, 
     for name, array in arrays.items():
         if rank:
             check_one_chunk(array, call.arguments.get("dim", rank - 1), name, operator)
-        # These indices tell dask which blocks belong together. An axis of length 1, as a mask may have, is broadcast to
-        # all blocks. dask recognizes it by its number of chunks, and empty chunks count, too: hence one chunk.
+        # dask matches blocks by these indices. An axis of length 1, as a mask may have, is broadcast to all blocks.
+        # dask recognizes such an axis by its number of chunks, and empty chunks count, too: hence one chunk.
         array = array.rechunk({axis: -1 for axis, length in enumerate(array.shape) if length < 2})
         operands += [array, tuple(range(rank))]
     settings = {name: value for name, value in call.arguments.items() if name not in arrays}
