@@ -145,7 +145,7 @@ def _train(task: Task, steps: int, rng: np.random.Generator) -> tuple[list[float
     task.model.gradient_seconds = 0.0
     losses: list[float] = []
     start = perf_counter()
-    # In a log, each update of the bar is a new line: update it rarely.
+    # Each update of the bar is a new line in a log: update it rarely there.
     seldom = 0.1 if sys.stderr.isatty() else 10
     with tqdm(train(task, steps, rng), total=steps, unit="step", mininterval=seldom) as progress:
         for loss in progress:

@@ -38,7 +38,7 @@ class _Terminated(BaseException):
 
 
 class _NamedStream:
-    """Pass on what is printed to a stream, and name the stream in its errors."""
+    """A wrapper of a stream that names the stream in its errors."""
 
     def __init__(self, stream: IO[str], name: str):
         self._stream = stream
@@ -60,7 +60,7 @@ class _NamedStream:
         try:
             yield
         except OSError as error:
-            # At exit Python flushes its buffers, would report the error again, and would change the exit status.
+            # Python flushes buffers at exit. It would report the error again and change the exit status.
             with open(os.devnull, "w") as nowhere:
                 os.dup2(nowhere.fileno(), self._stream.fileno())
             error.filename = self._name
@@ -158,7 +158,7 @@ def _signals_as_exceptions() -> Iterator[None]:
         raise _Terminated(number)
 
     changed = []
-    # Only the main thread may set handlers.
+    # Signal handlers can be set by the main thread only.
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is signal.SIG_DFL:
