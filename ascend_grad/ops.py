@@ -34,7 +34,7 @@ def softmax_backward(
     backend: str | None = None,
     num_threads: int | None = None,
 ) -> NDArray:
-    r"""Gradient with respect to the input of a softmax.
+    r"""Compute the gradient with respect to the input of a softmax.
 
     .. math:: \mathrm{out} = (g - \sum_{\mathrm{dim}} g\,y)\; y
 
@@ -108,7 +108,7 @@ def log_softmax_backward(
     backend: str | None = None,
     num_threads: int | None = None,
 ) -> NDArray:
-    r"""Gradient with respect to the input of a log-softmax.
+    r"""Compute the gradient with respect to the input of a log-softmax.
 
     .. math:: \mathrm{out} = g - e^{y} \sum_{\mathrm{dim}} g
 
@@ -161,7 +161,7 @@ def scaled_masked_softmax_backward(
     backend: str | None = None,
     num_threads: int | None = None,
 ) -> NDArray:
-    r"""Gradient with respect to the input of a scaled and masked softmax over the last axis.
+    r"""Compute the gradient with respect to the input of a scaled and masked softmax over the last axis.
 
     .. math:: d = (g - \sum_{-1} g\,y)\; y, \qquad \mathrm{out} = 0 \text{ where mask, else } d \cdot \mathrm{scale}
 
@@ -221,7 +221,7 @@ def softmax(
     backend: str | None = None,
     num_threads: int | None = None,
 ) -> NDArray:
-    r"""Softmax along one axis: :math:`e^{x - \max x} / \sum e^{x - \max x}`.
+    r"""Compute the softmax along one axis: :math:`e^{x - \max x} / \sum e^{x - \max x}`.
 
     Parameters
     ----------
@@ -266,7 +266,7 @@ def log_softmax(
     backend: str | None = None,
     num_threads: int | None = None,
 ) -> NDArray:
-    r"""Natural logarithm of the softmax along one axis: :math:`x - \max x - \log \sum e^{x - \max x}`.
+    r"""Compute the logarithm of the softmax along one axis: :math:`x - \max x - \log \sum e^{x - \max x}`.
 
     Parameters
     ----------
@@ -313,7 +313,9 @@ def scaled_masked_softmax(
     backend: str | None = None,
     num_threads: int | None = None,
 ) -> NDArray:
-    r"""Scaled and masked softmax over the last axis: softmax of (-10000 where mask, else :math:`x\cdot` scale).
+    r"""Compute the scaled and masked softmax over the last axis.
+
+    It is the softmax of (-10000 where `mask` is True, else :math:`x\cdot` scale).
 
     A completely masked row gives the uniform value 1/S2, not NaN.
 
@@ -376,7 +378,7 @@ def fused_linear_cross_entropy_loss_grad(
     backend: str | None = None,
     num_threads: int | None = None,
 ) -> tuple[NDArray | None, NDArray | None]:
-    r"""Gradients of a linear layer followed by a cross-entropy loss, without the logits as a whole.
+    r"""Compute the gradients of a linear layer followed by a cross-entropy loss, without storing all logits.
 
     The layer's logits are :math:`X W^T`, of shape (BT, V) for BT tokens and the V rows of a vocabulary or of a shard of
     it. With the target :math:`t_i` of row i, if it lives in this shard,
@@ -487,7 +489,7 @@ def fused_linear_online_max_sum(
     backend: str | None = None,
     num_threads: int | None = None,
 ) -> OnlineMaxSum:
-    r"""Statistics of the logits of a linear layer over one shard of the vocabulary, without the logits as a whole.
+    r"""Compute statistics of a linear layer's logits over one shard of the vocabulary, without storing all logits.
 
     With the logits :math:`L = X W^T` and the target's row :math:`t_i`,
 
@@ -559,7 +561,7 @@ def fused_cross_entropy_loss_with_max_sum(
     backend: str | None = None,
     num_threads: int | None = None,
 ) -> tuple[NDArray, NDArray | None]:
-    r"""Cross-entropy loss of each row from the statistics of its logits, and the softmax where logits are given.
+    r"""Compute the cross-entropy loss of each row from statistics of its logits, and the softmax if logits are given.
 
     .. math::
         \mathrm{loss}_i = \log s_i - p_i, \qquad \mathrm{softmax}_{iv} = e^{L_{iv} - m_i} / s_i
@@ -630,7 +632,7 @@ def linear_cross_entropy(
     backend: str | None = None,
     num_threads: int | None = None,
 ) -> LinearCrossEntropy:
-    r"""Cross-entropy loss of a linear layer and both of its gradients in one call, without the logits as a whole.
+    r"""Compute the cross-entropy loss of a linear layer and its gradients in one call, without storing all logits.
 
     .. math:: \mathrm{loss}_i = \log \sum_v e^{(X W^T)_{iv}} - (X W^T)_{i t_i}
 
