@@ -266,7 +266,7 @@ def log_softmax(
     backend: str | None = None,
     num_threads: int | None = None,
 ) -> NDArray:
-    r"""Compute the logarithm of the softmax along one axis: :math:`x - \max x - \log \sum e^{x - \max x}`.
+    r"""Compute the natural logarithm of the softmax along one axis: :math:`x - \max x - \log \sum e^{x - \max x}`.
 
     Parameters
     ----------
