@@ -211,7 +211,7 @@ def _check_repeats(case: Case, caller: Caller, row: Row) -> None:
 
 
 def _widened(value: Any, dtype: str) -> Any:
-    """Convert floating arrays to float64, so that the reference rounds only its result. Round a scale as calls do."""
+    """Convert floating arrays to float64, so that the reference does not round. Round a scale as calls do."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "fV":
         return value.astype(np.float64)
     return float(np.float32(value)) if isinstance(value, float) and dtype != "float64" else value

@@ -128,7 +128,7 @@ def _gradients_are_right(model: LanguageModel) -> bool:
     for name, arguments in model.gradient_calls.items():
         gradient = getattr(ag, name)
         share = error_share(gradient, arguments)
-        # Written so that NaN fails.
+        # This comparison is False for NaN, which then counts as wrong.
         good = share <= 1
         right = right and good
         print(f"  {name:<32}{problem(gradient, arguments):<16}{share:8.3f}  {'ok' if good else 'WRONG'}")

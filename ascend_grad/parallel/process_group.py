@@ -74,7 +74,7 @@ class ProcessGroupCollectives(Collectives):
         columns = matrix.shape[1]
         ranges = [vocab_range(len(matrix), rank, self.size) for rank in range(self.size)]
         start, stop = ranges[self.rank]
-        if (len(matrix) < self.size or not columns) and self.takes_npu_tensors:  # empty tensors have no memory
+        if (len(matrix) < self.size or not columns) and self.takes_npu_tensors:  # avoids tensors without memory
             everything = out.new_empty((self.size, *matrix.shape)) if isinstance(out, torch.Tensor) else None
             out[...] = self.allgather(matrix, everything)[:, start:stop]
             return

@@ -58,7 +58,7 @@ def register_gradient(name: str, function: type[Function]) -> None:
 
 
 def apply(function: type[Function], *arguments: Any) -> Any:
-    """Compute a function with its gradient. The slower registered operator is used only if the call is observed."""
+    """Compute a function with its gradient. The slower registered operator is used only if `are_readable` is False."""
     if are_readable(each for each in arguments if isinstance(each, torch.Tensor)):
         # This skips the handling of keyword arguments and of transforms in `Function.apply`.
         return super(Function, function).apply(*arguments)
@@ -136,7 +136,7 @@ for _name, _schema, _vmap in (
 
 
 def rowwise(name: str, *arguments: torch.Tensor | float) -> torch.Tensor:
-    """Compute an operator. torch's dispatcher takes longer, so it is used only if the call is observed."""
+    """Compute an operator. torch's dispatcher takes longer, so it is used only if `are_plain` is False."""
     if not are_plain(arguments):
         return getattr(torch.ops.ascend_grad, name)(*arguments)
     values = (each.detach() if isinstance(each, torch.Tensor) and each.requires_grad else each for each in arguments)
@@ -258,7 +258,7 @@ torch.library.register_vmap(f"ascend_grad::{LINEAR}", partial(one_after_another,
 
 
 def loss(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Compute the loss and its gradients. torch's dispatcher is used only if the call is observed."""
+    """Compute the loss and its gradients. torch's dispatcher is used only if `are_plain` is False."""
     if not are_plain(arguments):
         return torch.ops.ascend_grad.linear_cross_entropy(*arguments)
     return _linear_cross_entropy(to_array, to_tensor, *arguments)

@@ -69,7 +69,7 @@ def is_observed() -> bool:
 
 
 def _is_memory(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor has no subclass, no lazy negation, and memory that holds its values."""
+    """Return whether a tensor is of torch's own class, and its memory holds its values without lazy negation."""
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter)
         and _has_storage(tensor)
