@@ -1,4 +1,4 @@
-"""Softmax and cross-entropy gradients for NumPy arrays: compiled CPU kernels, and one way of calling them.
+"""Softmax and cross-entropy gradients for NumPy arrays, by compiled CPU kernels.
 
 >>> import numpy as np
 >>> import ascend_grad as ag

@@ -1,4 +1,4 @@
-"""Arguments of any type as what calls work with, or an error that names them."""
+"""Conversion of arguments to the types that calls need, with errors that name the argument."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from ._array_types import array_type
 from .errors import ParamInvalidError, ParamTypeError
 
 MAX_RANK = 8
-#: More threads than this are refused: a runtime that cannot create them ends the process.
+#: Maximum number of threads: a runtime that cannot create a thread ends the process.
 MAX_THREADS = max(256, os.cpu_count() or 1)
-#: Integers beyond this fit no index of the compiled code.
+#: Largest integer that fits an index of the compiled code.
 MAX_INDEX = sys.maxsize
 
 
 def shown(value: object) -> str:
-    """What a message says of a value: its type, and the beginning of its text."""
+    """Return a value's text for a message: its type and a shortened representation."""
     try:
         text = reprlib.repr(value)
-    except ValueError:  # an int of more digits than Python converts
+    except ValueError:  # an int with more digits than Python converts
         text = "of many digits"
     return text if value is None or (type(value) is int and abs(value) < 2**64) else f"{type(value).__name__} {text}"
 
 
 def refuse_lazy(value: object) -> None:
-    """Raise for what dask would compute, all of it, as soon as anybody looks at an element."""
+    """Raise for arrays that dask would compute completely as soon as an element is read."""
     if hasattr(type(value), "__dask_graph__") and value.__dask_graph__() is not None:  # type: ignore[attr-defined]
         ways = "ascend_grad.dask takes such arrays, compute() computes them"
         if type(value).__module__.startswith("xarray."):
@@ -39,7 +39,7 @@ def refuse_lazy(value: object) -> None:
 
 
 def any_array(value: object, name: str, operator: str | None) -> np.ndarray:
-    """An argument as an array of NumPy's, of whichever class."""
+    """Return an argument as a NumPy array of any class."""
     try:
         refuse_lazy(value)
         return np.asanyarray(value)
@@ -52,7 +52,7 @@ def any_array(value: object, name: str, operator: str | None) -> np.ndarray:
 
 
 def check_class(kind: type, name: str, operator: str | None) -> None:
-    """Arrays that are more than their elements are refused: the rest of them would be lost."""
+    """Refuse classes of arrays that have more than elements, as conversion would drop the rest."""
     if arrays.has_own_arithmetic(kind):
         expected = "an array that computes as numpy.ndarray does (numpy.asarray makes one of its elements)"
         got = f"{kind.__module__}.{kind.__qualname__}"
@@ -60,7 +60,7 @@ def check_class(kind: type, name: str, operator: str | None) -> None:
 
 
 def converted(value: object, name: str, operator: str | None = None) -> np.ndarray:
-    """An argument as a plain array of the host, over its own memory where it offers that."""
+    """Return an argument as a plain array, which shares the argument's memory if possible."""
     if type(value) is np.ndarray:
         return value
     kind = array_type(value, name, operator)
@@ -69,21 +69,19 @@ def converted(value: object, name: str, operator: str | None = None) -> np.ndarr
 
 
 def converted_by_numpy(value: object, name: str, operator: str | None = None) -> np.ndarray:
-    """The same of what does not offer DLPack: NumPy's own arrays, buffers, objects with ``__array__``, sequences."""
+    """Return an argument without DLPack as a plain array: NumPy's own, a buffer, a sequence, or ``__array__``."""
     array = any_array(value, name, operator)
     check_class(type(array), name, operator)
-    if array.dtype != object:  # else it may be a list within itself
+    if array.dtype != object:  # a recursive list gives an object array
         for kind in arrays.classes_within(value):
             check_class(kind, name, operator)
-    elif not (
-        hasattr(value, "dtype") or hasattr(type(value), "__float__")
-    ):  # which checks of dtypes and numbers refuse
+    elif not (hasattr(value, "dtype") or hasattr(type(value), "__float__")):  # later checks refuse these
         raise ParamTypeError(f"{name}: expected an array of numbers, got {shown(value)}", operator=operator)
     return np.asarray(array)
 
 
 def integer(value: object, name: str, operator: str | None = None, expected: str = "an int") -> int:
-    """An argument as an int. Truth values are none, though Python counts with them."""
+    """Return an argument as an int. Bools are refused, although Python's bool is an int."""
     try:
         if isinstance(value, (bool, np.bool_)) or arrays.has_own_arithmetic(type(value)):
             raise TypeError("not an integer")
@@ -96,13 +94,13 @@ def integer(value: object, name: str, operator: str | None = None, expected: str
 
 
 def real_number(value: object, name: str, operator: str) -> float:
-    """An argument as one real number (NaN and infinities are; truth values are not)."""
+    """Return an argument as one real number. NaN and infinities are accepted, bools are refused."""
     scalar = value[()] if isinstance(value, np.ndarray) else value
-    # NumPy's scalars and arrays would convert more than numbers: text, and half of a complex number.
+    # NumPy's scalars and arrays would also convert text, and complex numbers without their imaginary part.
     if (
         isinstance(scalar, (np.ndarray, str, bytes, bool, np.bool_, np.complexfloating))
         or arrays.has_own_arithmetic(type(value))
-        or getattr(scalar, "requires_grad", False)  # of a tensor: autograd would not notice
+        or getattr(scalar, "requires_grad", False)  # autograd would not record the conversion
         or not (hasattr(type(scalar), "__float__") or hasattr(type(scalar), "__index__"))
     ):
         raise ParamTypeError(f"{name}: expected a real number, got {shown(value)}", operator=operator)
@@ -119,14 +117,14 @@ def real_number(value: object, name: str, operator: str) -> float:
 
 
 def truth_value(value: object, name: str, operator: str | None = None, expected: str = "True or False") -> bool:
-    """An argument as a bool, which nothing else is taken for."""
+    """Return an argument as a bool. Other types are refused."""
     if not isinstance(value, (bool, np.bool_)):
         raise ParamTypeError(f"{name}: expected {expected}, got {shown(value)}", operator=operator)
     return bool(value)
 
 
 def pair_of_truth_values(value: object, name: str, operator: str) -> tuple[bool, bool]:
-    """An argument as two bools: a tuple, a list or a vector of them."""
+    """Return an argument as two bools. It is a tuple, list or vector of bools."""
     is_vector = isinstance(value, np.ndarray) and value.ndim and not arrays.has_own_arithmetic(type(value))
     entries: tuple = tuple(value) if isinstance(value, (tuple, list)) or is_vector else ()  # type: ignore[arg-type]
     if len(entries) != 2 or not all(type(entry) in (bool, np.bool_) for entry in entries):
@@ -135,7 +133,7 @@ def pair_of_truth_values(value: object, name: str, operator: str) -> tuple[bool,
 
 
 def thread_count(num_threads: object, operator: str | None = None) -> int:
-    """The number of threads that a caller asked for, 0 for the default."""
+    """Return the number of threads that a caller requested, 0 for the default."""
     if num_threads is None:
         return 0
     expected = f"None or an int in [1, {MAX_THREADS}]"

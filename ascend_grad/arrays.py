@@ -1,4 +1,4 @@
-"""Arrays as the whole library understands them: dtypes, classes, what an array on a device offers, masks, rounding."""
+"""Definitions about arrays for the whole library: dtypes, classes, the interface of device arrays, masks, rounding."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ FLOATING_NAMES = "float32, float16, bfloat16 or float64"
 
 
 def native(dtype: np.dtype) -> np.dtype:
-    """The dtype in the byte order of this machine, without metadata."""
-    for known in _ORDINARY:  # an ordinary array's dtype is the very object
+    """Return the dtype in this machine's byte order, without metadata."""
+    for known in _ORDINARY:  # most arrays' dtypes are these very objects
         if dtype is known:
             return dtype
     try:
         plain = dtype.newbyteorder("=")
-    except TypeError:  # text of variable width, for one, has no byte order
+    except TypeError:  # text of variable width has no byte order
         return dtype
     for known in FLOATING_DTYPES:
         if known == plain:
@@ -32,18 +32,18 @@ def native(dtype: np.dtype) -> np.dtype:
 
 
 def accumulator_dtype(dtype: np.dtype) -> np.dtype:
-    """The dtype that carries sums and unrounded results: float64 for float64, else float32."""
+    """Return the dtype of sums and unrounded results: float64 for float64, otherwise float32."""
     return DOUBLE if native(dtype) is DOUBLE else SINGLE
 
 
-#: A class of arrays that computes otherwise than ndarray does defines one of these: NumPy's two protocols for that, and
-#: the product, which classes older than the protocols define (masked arrays, matrices). What a class does where it is
-#: viewed or sliced (``__array_finalize__``, ``__array_wrap__``) only carries attributes along.
+#: Classes of arrays with other arithmetic than ndarray define one of these: NumPy's two protocols, or the product, if a
+#: class is older than the protocols (masked arrays, matrices). ``__array_finalize__`` and ``__array_wrap__`` do not
+#: count: they only copy attributes to views and slices.
 _ARITHMETIC = ("__array_ufunc__", "__array_function__", "__mul__")
 
 
 def has_own_arithmetic(kind: type) -> bool:
-    """Whether arrays of this class are more than their elements: they have a mask, a unit, a product of their own."""
+    """Return whether arrays of this class have more than elements: a mask, a unit, or a product of their own."""
     return (
         kind is not np.ndarray
         and issubclass(kind, np.ndarray)
@@ -52,7 +52,7 @@ def has_own_arithmetic(kind: type) -> bool:
 
 
 def classes_within(value: object) -> Iterator[type]:
-    """The classes of the arrays in nested sequences: converting those takes arrays apart whatever they are."""
+    """Yield the classes of the arrays in nested sequences, which NumPy converts to elements whatever their class."""
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray, range, memoryview)):
         kinds = set(map(type, value))
         yield from (kind for kind in kinds if issubclass(kind, np.ndarray))
@@ -62,17 +62,17 @@ def classes_within(value: object) -> Iterator[type]:
 
 
 class AbstractDeviceArray(ABC):
-    """What the contract asks of an array that is not in the host's memory, whichever backend it belongs to."""
+    """The interface of arrays that are not in host memory, for any backend."""
 
     __slots__ = ()
 
-    #: What messages call such an array, what copies one to the device, and what copies it to the host.
+    #: Names for messages: of such arrays, and of the functions that copy to the device and to the host.
     KIND: str
     TO_DEVICE: str
     TO_HOST: str
-    #: Whether checks look at values. Else the backend takes care of those that are not valid.
+    #: True if checks read values. Otherwise the backend handles invalid values.
     IS_READ = True
-    #: Whether results can be written into it.
+    #: True if results can be written into such an array.
     CAN_BE_OUT = False
 
     @property
@@ -86,7 +86,7 @@ class AbstractDeviceArray(ABC):
     @property
     @abstractmethod
     def device(self) -> int:
-        """The number of the device."""
+        """Number of the device."""
 
     @property
     def ndim(self) -> int:
@@ -94,33 +94,33 @@ class AbstractDeviceArray(ABC):
 
     @abstractmethod
     def host_values(self) -> np.ndarray:
-        """The values on the host, read-only, copied back at most once. For what has one element a row."""
+        """Return the values on the host, read-only and copied at most once. For arrays with one element per row."""
 
     def in_library(self) -> object:
-        """Itself as an array of the library that it belongs to."""
+        """Return this array as an array of the library that it belongs to."""
         return self
 
     def unreadable_array(self) -> np.ndarray:
-        """An array of the same address, layout and dtype, whose elements are not to be read."""
+        """Return an array of the same address, layout and dtype, whose elements must not be read."""
         raise TypeError(f"results cannot be written into {self.KIND}")
 
     def is_known_below(self, extent: int, mask: object) -> bool:
-        """Whether the values are known to be in [0, extent) wherever the mask is 0, so that nobody has to look."""
+        """Return whether values at mask 0 are known to be in [0, extent), so that checks need not read them."""
         return False
 
 
 def host_values(array: np.ndarray | AbstractDeviceArray) -> np.ndarray:
-    """The values of an array, wherever it is."""
+    """Return the values of an array on the host or on a device."""
     return array.host_values() if isinstance(array, AbstractDeviceArray) else array
 
 
 def counted(mask: np.ndarray, count: int) -> np.ndarray:
-    """The part of a mask that says something of ``count`` rows: the bytes behind it may be many."""
+    """Return the part of a mask for ``count`` rows. A packed mask may have any number of further bytes."""
     return mask if mask.dtype == np.bool_ else mask[: -(-count // 8)]
 
 
 def unpacked(mask: np.ndarray, count: int) -> np.ndarray:
-    """A mask of ``count`` rows as bools: one bool per row, or one bit of a byte, the lowest first."""
+    """Return a mask of ``count`` rows as bools. It has a bool per row, or a bit per row, the lowest bit first."""
     if mask.dtype == np.bool_:
         return mask
     packed = np.ascontiguousarray(counted(mask, count))
@@ -147,14 +147,14 @@ def round_into(out: np.ndarray, values: np.ndarray) -> None:
         bits = np.array(nearest, ndmin=1).view(np.uint32).reshape(nearest.shape)
         wide = nearest.astype(np.float64)
         inexact = np.isfinite(values) & (wide != values)
-        # One step towards zero where rounding went away from it; then set the last bit.
+        # Rounding to odd: if the magnitude increased, step back towards zero; then set the last bit.
         away = inexact & (np.abs(wide) > np.abs(values))
         odd = np.where(inexact, (bits - away.astype(np.uint32)) | np.uint32(1), bits).astype(np.uint32)
         out[...] = np.array(odd, ndmin=1).view(np.float32).reshape(nearest.shape)
 
 
 def without_memory(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """What a fresh C-contiguous array looks like: its strides, over the memory of one element."""
+    """Return an array with the strides of a new C-contiguous array, over the memory of one element."""
     strides = [dtype.itemsize] * len(shape)
     for axis in range(len(shape) - 1, 0, -1):
         strides[axis - 1] = strides[axis] * max(shape[axis], 1)

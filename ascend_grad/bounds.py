@@ -1,18 +1,18 @@
-"""What the results of the row-wise operators have to be, computed without the library, and the errors that are allowed.
+"""Expected results of the row-wise operators, computed without the library, and the allowed errors.
 
-The formulas are computed in float64, and in `numpy.longdouble` where the arguments are float64. With eps = 2**-24
+The formulas are computed in float64, or in `numpy.longdouble` if the arguments are float64. With eps = 2**-24
 (2**-53 for float64) and n the length of the row, the bounds are
 
 - softmax backward: 32 eps (|g y| + |y| sum|g y|) + (1 + n |y|) 2**-149, with a mask times |scale|, plus one eps;
 - log-softmax backward: 32 eps (|g| + exp(y) sum|g|) + 2**-126 (1 + sum|g|);
 - softmax: (32 + |x - max|) eps of the value + 2**-126; log-softmax: 32 eps (1 + |x - max| + |log sum|);
 
-for float64 with 32 + n/1024 in place of 32 and its own smallest numbers. Those of the linear operators follow from the
-constants below: a product ``A @ B`` has errors of at most c eps (|A| @ |B|), where c depends on the data.
+for float64 with 32 + n/1024 instead of 32 and with float64's smallest numbers. The bounds of the linear operators
+follow from the constants below: a product ``A @ B`` has errors of at most c eps (|A| @ |B|), where c depends on the
+data.
 
-Where an intermediate overflows the accumulator there is no bound: it is infinite. The rounding of a 16-bit result comes
-on top. The demo, the benchmark and the tests measure by these bounds; the C self-test (`tests/c/`) repeats those of the
-row-wise operators for scalar results.
+If an intermediate overflows the accumulator, the bound is infinite. The rounding of a 16-bit result is added. The demo,
+the benchmark and the tests use these bounds; the C self-test (`tests/c/`) repeats the row-wise ones for scalar results.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ import numpy as np
 #: The contract's value of a masked logit; not taken from the library, whose results are compared with these formulas.
 MASKED_LOGIT = -10000.0
 
-#: c of products: of centred values; of random values of one sign (and of what follows from a stored softmax); of any.
+#: The constant c of products of centred values, of random values of one sign (or a stored softmax), and of any values.
 CENTRED, ONE_SIGN, ANY = 16, 64, 512
-#: In units of eps: of the softmax, from given statistics and from those of the same call; of the sum of exponentials.
+#: Errors in eps: of a softmax from given statistics, of one from the call's own statistics, of a sum of exponentials.
 SOFTMAX, SOFTMAX_AND_STATISTICS, SUM = 4, 24, 16
-#: Of P, which is rounded before the products of bfloat16.
+#: Relative error of P for bfloat16, as P is rounded before the products.
 BFLOAT16_P = 2.0**-8
 
 
@@ -47,10 +47,10 @@ class Precision(NamedTuple):
     dtype: Any
     wide: Any
     eps: float
-    smallest: Any  # subnormal, in the wide format where float has no such number
+    smallest: Any  # the smallest subnormal number; in the wide format for float64
     normal: Any
     largest: float
-    growth: float  # of the constant of the bounds, per element of the row
+    growth: float  # increase of the bounds' constant per element of the row
 
     def constant(self, n: int) -> float:
         return 32 + n * self.growth
@@ -73,7 +73,7 @@ def precision_of(dtype: object) -> Precision:
 
 
 def widen(array: np.ndarray, wide: Any) -> np.ndarray:
-    """The same values in a wider format; twice, since some formats have no direct conversion."""
+    """Return the values in a wider format. The conversion takes two steps, as some formats have no direct one."""
     return np.asarray(array).astype(np.float64).astype(wide)
 
 
@@ -113,7 +113,7 @@ def softmax(p: Precision, x) -> Expected:
     shifted = x - x.max(-1, keepdims=True, initial=-np.inf)
     exponential = np.exp(shifted)
     values = exponential / exponential.sum(-1, keepdims=True)
-    # Beyond this distance the value has long become 0.
+    # The value is 0 far below this distance from the maximum, so larger distances need no larger bound.
     distance = np.minimum(np.abs(shifted), 20000)
     return Expected(values, (p.constant(n) + distance) * p.eps * values + p.normal)
 
@@ -127,7 +127,7 @@ def log_softmax(p: Precision, x) -> Expected:
 
 
 def scaled_masked_softmax(p: Precision, x, mask, scale) -> Expected:
-    # The scaled logit is a value of the accumulator's format: its rounding belongs to the formula.
+    # The scaled logit is rounded to the accumulator's format, as this rounding is part of the formula.
     scaled = (x.astype(p.dtype) * p.dtype(scale)).astype(p.wide)
     return softmax(p, np.where(mask, MASKED_LOGIT, scaled))
 
@@ -146,7 +146,7 @@ FORMULAS: dict[str, Callable[..., Expected]] = {
 
 
 def half_ulp(magnitude: np.ndarray, dtype) -> np.ndarray:
-    """Half the distance between neighbours of ``dtype`` at this magnitude."""
+    """Return half the distance between neighbouring values of ``dtype`` at this magnitude."""
     info = ml_dtypes.finfo(dtype)
     normal = np.isfinite(magnitude) & (magnitude >= 2.0**info.minexp)
     exponent = np.where(normal, np.frexp(np.where(normal, magnitude, 1))[1] - 1, info.minexp)

@@ -1,4 +1,4 @@
-"""Settings from the environment. Each is read and checked once, at import, by the module that it is for."""
+"""Settings from the environment. The module that uses a setting reads and checks it once, at import."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-#: The settings that the environment makes, by variable.
+#: Values of the settings that the environment sets, by variable.
 SETTINGS: dict[str, str | int] = {}
 
 
 def choice(name: str, choices: Sequence[str], supported: Sequence[str] | None = None) -> str | None:
-    """One of some words, None where the variable is not set. Not all choices may be supported by this machine."""
+    """Return one of `choices`, or None if the variable is not set. `supported` are this machine's choices."""
     value = os.environ.get(name)
     if not value:
         return None
@@ -25,7 +25,7 @@ def choice(name: str, choices: Sequence[str], supported: Sequence[str] | None = 
 
 
 def integer(name: str, low: int, high: int) -> int | None:
-    """An integer in a range, None where the variable is not set."""
+    """Return an integer in [low, high], or None if the variable is not set."""
     value = os.environ.get(name)
     if not value:
         return None
@@ -40,7 +40,7 @@ def integer(name: str, low: int, high: int) -> int | None:
 
 
 def _fail(message: str) -> NoReturn:
-    # The command line cannot catch what happens while its own package is imported.
+    # The command line cannot catch exceptions from the import of its own package.
     if not _is_command_line():
         raise ValueError(message)
     print(f"ascend-grad: error: {message}", file=sys.stderr)
@@ -48,7 +48,7 @@ def _fail(message: str) -> NoReturn:
 
 
 def _is_command_line() -> bool:
-    """Whether this process was started as ``ascend-grad`` or ``python -m ascend_grad``."""
-    # sys.argv does not name the module while `python -m` is looking for it, and importing its package for that.
+    """Return whether this process was started as ``ascend-grad`` or ``python -m ascend_grad``."""
+    # sys.argv does not name the module yet while `python -m` imports the package to find it; sys.orig_argv does.
     started = "".join(sys.orig_argv[-len(sys.argv) :][:1])
     return os.path.basename(started).removeprefix("-m") in ("ascend-grad", "ascend_grad")

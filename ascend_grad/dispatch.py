@@ -1,4 +1,4 @@
-"""Choices that outlast a call: of a backend here, others in terms of `ContextChoice`."""
+"""The choice of a backend for several calls, and `ContextChoice`, the base class of such choices."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from ._dispatch import checked_backend, chosen
 
 
 class _Block(NamedTuple):
-    """A ``with`` block of a `ContextChoice` that was entered and not left."""
+    """An open ``with`` block of a `ContextChoice`."""
 
     owner: ContextChoice
-    outer: Any  # what to go back to
+    outer: Any  # the value to restore at its end
 
 
 class _Choice(NamedTuple):
-    """What was chosen in a context (thread or task). It is replaced, never changed: copies of the context share it."""
+    """The choice of a context (thread or task). It is replaced, never changed, as copies of the context share it."""
 
     value: Any = None
-    #: The object whose making was the last choice, and the value before: entered now, its block goes back to that.
+    #: The object whose creation made this choice, and the value before, which its block restores if entered now.
     made_by: ContextChoice | None = None
     before: Any = None
-    blocks: tuple[_Block, ...] = ()  # the innermost last
+    blocks: tuple[_Block, ...] = ()  # innermost last
 
 
 class ContextChoice:
-    """A choice that acts at once and lasts, or is undone at the end of a ``with`` block."""
+    """A choice that takes effect immediately and lasts, or is undone at the end of a ``with`` block."""
 
-    #: Holds a `_Choice`, or None.
+    #: Context variable with a `_Choice` or None.
     _variable: ClassVar[ContextVar[Any]]
 
     def __init__(self, value: object):
@@ -56,15 +56,15 @@ class ContextChoice:
         if place == len(blocks):
             self._variable.set(_Choice(outer, blocks=tuple(blocks)))
             return
-        # A block that was entered later is still open, as one of a generator may be: it goes back to what this one had.
+        # A block that was entered later is still open, for example a generator's. It will restore this block's value.
         blocks[place] = blocks[place]._replace(outer=outer)
         self._variable.set(choice._replace(blocks=tuple(blocks)))
 
 
 class use_backend(ContextChoice):
-    """Choose the backend of the calls that follow, in this context (thread or task).
+    """Choose the backend of the following calls in this context (thread or task).
 
-    As a function it acts at once and lasts; as a context manager it is undone at the end of the block.
+    As a function it takes effect immediately and lasts; as a context manager it is undone at the end of the block.
 
     Parameters
     ----------
@@ -76,13 +76,13 @@ class use_backend(ContextChoice):
     ParamInvalidError
         161002, if there is no backend of that name.
     RuntimeError
-        On leaving a block that was not entered in this context.
+        A block ends that was not entered in this context.
 
     Notes
     -----
-    One object may be entered any number of times, within itself and in several threads or tasks at once. A task or
-    thread that starts with a copy of the context starts with its choice. A generator has no context of its own: a block
-    that is open while it yields also holds for whoever asks it for values.
+    One object may be entered any number of times, nested and in several threads or tasks at once. A task or thread that
+    starts with a copy of the context starts with its choice. A generator has no context of its own: a block that is
+    open while it yields also holds for the code that iterates over it.
 
     Examples
     --------

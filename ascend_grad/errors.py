@@ -7,7 +7,7 @@ from functools import partial
 
 #: Names of the status codes, as the device library's headers spell them.
 STATUS_NAMES = {
-    # of the operator library (aclnnStatus)
+    # Status codes of the operator library (aclnnStatus).
     161001: "ACLNN_ERR_PARAM_NULLPTR",
     161002: "ACLNN_ERR_PARAM_INVALID",
     361001: "ACLNN_ERR_RUNTIME_ERROR",
@@ -19,7 +19,7 @@ STATUS_NAMES = {
     561103: "ACLNN_ERR_INNER_NULLPTR",
     561107: "ACLNN_ERR_INNER_OPP_PATH_NOT_FOUND",
     561112: "ACLNN_ERR_INNER_OPP_KERNEL_PKG_NOT_FOUND",
-    # of the runtime (aclError)
+    # Status codes of the runtime (aclError).
     100000: "ACL_ERROR_INVALID_PARAM",
     100001: "ACL_ERROR_UNINITIALIZE",
     100002: "ACL_ERROR_REPEAT_INITIALIZE",
@@ -48,7 +48,7 @@ STATUS_NAMES = {
     507899: "ACL_ERROR_RT_DRV_INTERNAL_ERROR",
 }
 
-#: The same by name, for code that decides by them.
+#: Status codes by name.
 STATUS_CODES = {name: code for code, name in STATUS_NAMES.items()}
 
 
@@ -58,13 +58,13 @@ class AscendGradError(Exception):
     Attributes
     ----------
     code : int or None
-        Status code of the Ascend operator library for this failure, None where it has none.
+        Status code of the Ascend operator library for this failure, or None.
     operator : str or None
         Public name of the operator that was called.
     call : str
-        The function of the device's libraries that failed, "" where the failure is not the device's.
+        The function of the device's libraries that failed, "" if no such function failed.
     runtime_message : str
-        What the device's runtime itself said about it, "" where it said nothing.
+        The message of the device's runtime, "" if there is none.
     """
 
     code: int | None = None
@@ -88,7 +88,7 @@ class AscendGradError(Exception):
 
     @property
     def name(self) -> str:
-        """The code's name in the device library's headers, "" if it has none."""
+        """Name of the code in the device library's headers, "" if it has none."""
         return STATUS_NAMES.get(self.code, "") if self.code is not None else ""
 
     def __str__(self) -> str:
@@ -100,7 +100,7 @@ class AscendGradError(Exception):
 
 
 def rename(error: AscendGradError, operator: str, arguments: Mapping[str, str]) -> None:
-    """Say it in the words of another function: its name, and that of the argument that the message begins with."""
+    """Replace the operator of an error, and rename the argument that the message begins with by `arguments`."""
     error.operator = operator
     argument, separator, rest = error._message.partition(": ")
     error._message = arguments.get(argument, argument) + separator + rest
@@ -133,11 +133,11 @@ class UnsupportedDeviceError(AscendGradError, RuntimeError):
 
 
 class BackendUnavailableError(AscendGradError, RuntimeError):
-    """The backend that was asked for cannot be used on this machine."""
+    """The requested backend cannot be used on this machine."""
 
 
 class RankError(AscendGradError, RuntimeError):
-    """Another rank of a parallel call failed; `rank` says which. That rank raises what happened to it."""
+    """Another rank of a parallel call failed; `rank` is its number. That rank raises its own exception."""
 
     def __init__(self, message: str, *, rank: int, operator: str | None = None):
         super().__init__(message, operator=operator)
@@ -148,14 +148,14 @@ class RankError(AscendGradError, RuntimeError):
 
 
 class AclError(AscendGradError, RuntimeError):
-    """The device's runtime or operator library failed, with any code that has no class of its own.
+    """The device's runtime or operator library failed with a code that has no class of its own.
 
-    `call` says which function; `code` is None where that function returns none.
+    `call` names the function; `code` is None if that function returns none.
     """
 
 
 class MissingKernelError(AclError):
-    """The first stage of an operator says that the toolkit has no usable kernel of it. Nothing was computed."""
+    """The first stage of an operator reported that the toolkit has no usable kernel for it. Nothing was computed."""
 
 
 NO_KERNEL = (
@@ -166,7 +166,7 @@ NO_KERNEL = (
 
 
 def device_error(code: int | None, call: str, runtime_message: str = "") -> AscendGradError:
-    """The exception for a status code that a function of the device returned."""
+    """Return the exception for a status code that a function of the device returned."""
     kinds = (ParamNullptrError, ParamInvalidError, UnsupportedDeviceError)
     kind = next((kind for kind in kinds if kind.code == code), AclError)
     if code in NO_KERNEL and call.endswith("GetWorkspaceSize"):

@@ -1,4 +1,4 @@
-"""Questions about the library itself: who would compute a call, what this build is, what a call needs."""
+"""Functions that report a call's backend and memory, and the configuration of this installation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .errors import MissingKernelError, ParamInvalidError
 
 
 def bound_call(op_name: str, args: tuple, kwargs: dict) -> tuple[Call, int, Explanation]:
-    """The validated call of a public operator, the threads it asks for (0: none in particular), and who computes it."""
+    """Return the checked call of a public operator, its number of threads (0: the default), and its backend."""
     if not isinstance(op_name, str) or op_name not in contract.OPERATORS:
         raise ParamInvalidError(f"op_name: expected one of {', '.join(contract.OPERATORS)}, got {shown(op_name)}")
     bound = inspect.signature(getattr(ops, op_name)).bind(*args, **kwargs)
@@ -32,7 +32,7 @@ def bound_call(op_name: str, args: tuple, kwargs: dict) -> tuple[Call, int, Expl
 
 
 def explain(op_name: str, *args: Any, **kwargs: Any) -> Explanation:
-    """Tell which backend would compute a call, and why. Nothing is computed.
+    """Return which backend would compute a call, and why. Nothing is computed.
 
     Parameters
     ----------
@@ -61,10 +61,10 @@ def explain(op_name: str, *args: Any, **kwargs: Any) -> Explanation:
 
 
 def workspace_size(op_name: str, *args: Any, **kwargs: Any) -> int:
-    """Upper bound of the memory that a call takes beyond its arguments and its result, in bytes.
+    """Return an upper bound of the memory that a call takes beyond its arguments and results, in bytes.
 
-    Only shapes, dtypes and layouts matter, not values. The bound is that of the backend that would compute the call;
-    `explain` tells which one.
+    Only shapes, dtypes and layouts matter, not values. The bound holds for the backend that would compute the call, as
+    `explain` returns it.
 
     Parameters
     ----------
@@ -76,10 +76,10 @@ def workspace_size(op_name: str, *args: Any, **kwargs: Any) -> int:
     Returns
     -------
     int
-        Bytes. Row-wise operators: buffers per thread, partial sums, and a copy of the result where `out` overlaps an
-        input. Linear operators: at most `workspace_bytes`, an accumulator of the size of `input` where the results
-        are of 16 bits, and a copy of every result whose `out` overlaps an input. On an Ascend NPU: what the first
-        stages of the device's operators ask for, on whose device memory arrays of the host need a copy besides.
+        Number of bytes. Row-wise operators take buffers per thread, partial sums, and a copy of the result if `out`
+        overlaps an input. Linear operators take at most `workspace_bytes`, an accumulator of the size of `input` if the
+        results have 16 bits, and a copy of every result whose `out` overlaps an input. On an Ascend NPU it is the
+        workspace that the operators' first stages request; arrays of the host need a copy in device memory besides.
 
     Raises
     ------
@@ -104,17 +104,17 @@ def workspace_size(op_name: str, *args: Any, **kwargs: Any) -> int:
             except MissingKernelError:
                 if call.device is not None or requested(kwargs.get("backend"))[0] != "auto":
                     raise
-                return workspace_size(op_name, *args, **kwargs)  # that device is known now not to take such calls
+                return workspace_size(op_name, *args, **kwargs)  # the device is now known not to take such calls
     return cpu.workspace_size(call, num_threads)
 
 
 def get_include() -> str:
-    """The directory of the library's C headers, for ``-I``.
+    """Return the directory of the library's C headers, for ``-I``.
 
     Returns
     -------
     str
-        Its path, below which the headers are in ``ascend_grad/``.
+        The path, below which the headers are in ``ascend_grad/``.
 
     Examples
     --------
@@ -125,12 +125,12 @@ def get_include() -> str:
     """
     package = Path(__file__).resolve().parent
     installed = package / "include"
-    # An editable install runs from the source tree, where the headers stand beside the package.
+    # An editable install runs from the source tree, where include/ is next to the package.
     return os.fspath(installed if installed.is_dir() else package.parent / "include")
 
 
 def show_config(mode: str = "stdout") -> dict[str, Any] | None:
-    """Print, or return, what this installation is and what it found on this machine.
+    """Print or return the configuration of this installation and the hardware that it found.
 
     Parameters
     ----------

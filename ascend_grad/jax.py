@@ -1,4 +1,4 @@
-"""Row-wise operators for what JAX traces: within ``jax.jit``, ``jax.grad`` and ``jax.vmap``, on the CPU.
+"""Row-wise operators that JAX can trace, in ``jax.jit``, ``jax.grad`` and ``jax.vmap``, on the CPU.
 
 >>> import jax, jax.numpy as jnp
 >>> import ascend_grad.jax as agj
@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-if not hasattr(jax, "enable_x64"):  # without which results of float64 would be rounded
+if not hasattr(jax, "enable_x64"):  # older JAX would round results of float64
     raise ImportError(f"ascend_grad.jax needs JAX 0.8 or newer, found {jax.__version__}")
 
 from . import _xla
@@ -32,7 +32,7 @@ jax.ffi.register_ffi_target(_TARGET, _xla.handler(), platform="cpu")
 
 
 def _compute(operator: str, *arrays: jax.Array, dim: int = -1, scale: float = 1.0) -> jax.Array:
-    """One call of the compiled kernels; `dim` is counted from the end, so that batches may come before."""
+    """Call the compiled kernels. `dim` is negative, so that vmap can add batch dimensions in front."""
     result = jax.ShapeDtypeStruct(arrays[0].shape, arrays[0].dtype)
     call = jax.ffi.ffi_call(_TARGET, result, vmap_method="expand_dims")
     return call(*arrays, operator=operator, dim=np.int64(dim), scale=np.float64(scale))
@@ -43,13 +43,13 @@ def _compute(operator: str, *arrays: jax.Array, dim: int = -1, scale: float = 1.
 
 
 def _softmax_backward_wrt_output(grad: jax.Array, grad_output: jax.Array, output: jax.Array, dim: int) -> jax.Array:
-    """The gradient with respect to y of (g - sum(g*y)) * y."""
+    """Compute the gradient of (g - sum(g*y)) * y with respect to y."""
     row_sum = jnp.sum(grad_output * output, dim, keepdims=True)
     return grad * (grad_output - row_sum) - grad_output * jnp.sum(grad * output, dim, keepdims=True)
 
 
 def _with_gradients(operator: str, backward_of_backward: Callable) -> tuple[Callable, Callable]:
-    """An operator along a dimension and its backward, both of which JAX can differentiate."""
+    """Return an operator along a dimension and its backward function; JAX can differentiate both."""
 
     @partial(jax.custom_vjp, nondiff_argnums=(2,))
     def backward(grad_output, output, dim):
@@ -77,7 +77,7 @@ def _softmax_backward_backward(grad, grad_output, output, dim):
 
 
 def _log_softmax_backward_backward(grad, grad_output, output, dim):
-    scaled = grad * jnp.exp(output)  # of g - sum(g) * exp(y)
+    scaled = grad * jnp.exp(output)  # factor in both gradients of g - sum(g) * exp(y)
     return grad - jnp.sum(scaled, dim, keepdims=True), -jnp.sum(grad_output, dim, keepdims=True) * scaled
 
 
@@ -92,7 +92,7 @@ def _scaled_masked_softmax_backward(grad_output, y, mask, scale):
 
 def _scaled_masked_softmax_backward_backward(scale, saved, grad):
     grad_output, y, mask = saved
-    wide = jnp.promote_types(grad.dtype, jnp.float32)  # as the kernels scale
+    wide = jnp.promote_types(grad.dtype, jnp.float32)  # the dtype in which the kernels scale
     grad = jnp.where(mask, 0, (grad.astype(wide) * scale).astype(grad.dtype))
     return _softmax_backward(grad, y, -1), _softmax_backward_wrt_output(grad, grad_output, y, -1), None
 
@@ -126,8 +126,8 @@ _scaled_masked_softmax.defvjp(
 
 
 def _array(value: object, name: str, operator: str) -> jax.Array | None:
-    """An argument as JAX's array, traced or not."""
-    if value is None:  # which the checks refuse
+    """Return an argument as a JAX array, traced or not."""
+    if value is None:  # the checks refuse None
         return None
     if not isinstance(value, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)):
         raise ParamTypeError(f"{name}: expected an array of jax or a number, got {shown(value)}", operator=operator)
@@ -142,7 +142,7 @@ def _array(value: object, name: str, operator: str) -> jax.Array | None:
 
 
 def _check(operator: str, *arrays: jax.Array | None, **settings: object) -> None:
-    """Refuse what the contract refuses. Its checks see shapes and dtypes alone, as tracing does."""
+    """Refuse arguments that the contract refuses. Its checks see only shapes and dtypes, as tracing does."""
     for name, value in settings.items():
         if isinstance(value, jax.core.Tracer):
             expected = "a value that is known when JAX traces (static_argnames of jax.jit)"
@@ -150,7 +150,7 @@ def _check(operator: str, *arrays: jax.Array | None, **settings: object) -> None
     stand_ins = []
     for each in arrays:
         if each is not None:
-            # Keys of random numbers have a dtype of JAX's own.
+            # Random keys have a dtype that NumPy lacks.
             dtype = each.dtype if isinstance(each.dtype, np.dtype) else np.dtype(object)
             each = np.broadcast_to(np.empty((), dtype), each.shape)
         stand_ins.append(each)
@@ -158,14 +158,14 @@ def _check(operator: str, *arrays: jax.Array | None, **settings: object) -> None
 
 
 def _along(function, input: jax.Array, dim: int) -> jax.Array:
-    """A softmax along one dimension, which is counted from the end from here on."""
+    """Call a softmax function with the dimension counted from the end, as a negative number."""
     if input.ndim == 0:
         return function(input.reshape(1), -1).reshape(())
     return function(input, int(dim) % input.ndim - input.ndim)
 
 
 def softmax(input: jax.Array, dim: int = -1) -> jax.Array:
-    """Softmax along one dimension, as `jax.nn.softmax`.
+    """Compute the softmax along one dimension, like `jax.nn.softmax`.
 
     Parameters
     ----------
@@ -197,7 +197,7 @@ def softmax(input: jax.Array, dim: int = -1) -> jax.Array:
 
 
 def log_softmax(input: jax.Array, dim: int = -1) -> jax.Array:
-    """Natural logarithm of the softmax along one dimension, as `jax.nn.log_softmax`.
+    """Compute the natural logarithm of the softmax along one dimension, like `jax.nn.log_softmax`.
 
     Parameters
     ----------
@@ -229,12 +229,12 @@ def log_softmax(input: jax.Array, dim: int = -1) -> jax.Array:
 
 
 def scaled_masked_softmax(x: jax.Array, mask: jax.Array, scale: float = 1.0) -> jax.Array:
-    r"""Scaled and masked softmax over the last dimension: softmax of (-10000 where mask, else :math:`x\cdot` scale).
+    r"""Compute the softmax over the last dimension of (-10000 where `mask` is True, else :math:`x\cdot` scale).
 
     Parameters
     ----------
     x : jax.Array, shape (B, N, S1, S2)
-        float32, float16, bfloat16 or float64.
+        The input; float32, float16, bfloat16 or float64.
     mask : jax.Array of bool, shape (B or 1, N or 1, S1, S2)
         True where the position is masked out.
     scale : float, default 1.0

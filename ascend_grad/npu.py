@@ -1,10 +1,11 @@
 """Arrays and settings of Ascend NPUs.
 
-Calls on arrays of the host use the device by themselves where there is one. A chain of calls is cheaper on arrays that
-live on the device: `asarray` copies one there, calls on such arrays return such arrays and copy nothing through the
-host, and ``numpy()`` brings a result back. Within `stream` such calls are not waited for.
+Calls on arrays of the host use a device if there is one. A chain of calls is cheaper on arrays that are on the device:
+`asarray` copies an array to the device, calls on such arrays return such arrays and copy nothing through the host, and
+``numpy()`` copies a result to the host. Within `stream` calls on such arrays do not wait for the device.
 
-What needs a device raises `BackendUnavailableError` where there is no usable one; `ascend_grad.backends` tells why.
+Functions that need a device raise `BackendUnavailableError` if none is usable; `ascend_grad.backends` returns the
+reason.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ __all__ = [
     "use_deterministic",
 ]
 
-#: Bytes up to which the values of a one-dimensional array are kept on the host, too (targets, masks, row gradients).
+#: Maximum bytes of a one-dimensional array (targets, masks, row gradients) whose values are cached on the host, too.
 _REMEMBERED_BYTES = 16 << 20
 
 
@@ -51,13 +52,13 @@ def asarray(x: ArrayLike | DeviceArray) -> DeviceArray:
     Parameters
     ----------
     x : array_like or DeviceArray
-        float32, float16, bfloat16, int32, int64, uint8 or bool, in any layout, rank 0 to 8. An array on a device is
-        returned as it is. Of a tensor of torch_npu nothing is copied: the array shares its memory, on its device.
+        The array, of rank 0 to 8 and any layout; float32, float16, bfloat16, int32, int64, uint8 or bool. An array on a
+        device is returned unchanged. A tensor of torch_npu is not copied: the result shares its memory, on its device.
 
     Returns
     -------
     DeviceArray
-        With ``shape, dtype, ndim, size, nbytes, device`` and ``numpy()``. It cannot be changed.
+        An immutable array with ``shape, dtype, ndim, size, nbytes, device`` and ``numpy()``.
 
     Raises
     ------
@@ -70,8 +71,8 @@ def asarray(x: ArrayLike | DeviceArray) -> DeviceArray:
 
     Notes
     -----
-    Sharing with torch_npu is proven on a test double; it has not run on hardware yet. What torch writes into the tensor
-    is in the array, too: a call on it waits for torch's current stream.
+    Sharing with torch_npu is proven on a test double; it has not run on hardware yet. The array shows what torch writes
+    into the tensor, as calls on the array wait for torch's current stream.
     """
     if isinstance(x, DeviceArray):
         return x
@@ -95,12 +96,12 @@ def asarray(x: ArrayLike | DeviceArray) -> DeviceArray:
 
 
 def device_count() -> int:
-    """The number of devices.
+    """Return the number of devices.
 
     Returns
     -------
     int
-        0 where there is no usable device.
+        The number, 0 if there is no usable device.
 
     Examples
     --------
@@ -117,8 +118,8 @@ def set_device(device: int) -> None:
     Parameters
     ----------
     device : int
-        From 0 on. Without a choice it is ``ASCEND_GRAD_DEVICE``, else the device that another library has bound the
-        thread to, else 0.
+        The number of the device, counted from 0. The default is ``ASCEND_GRAD_DEVICE``, otherwise the device that
+        another library has bound the thread to, otherwise 0.
 
     Raises
     ------
@@ -135,46 +136,46 @@ def set_device(device: int) -> None:
 
 
 def get_device() -> int:
-    """The device of this thread's calls.
+    """Return the device of this thread's calls.
 
     Returns
     -------
     int
-        Its number, which `set_device` takes.
+        The device's number, as `set_device` takes it.
     """
     return session.chosen_device()
 
 
 @contextmanager
 def stream(handle: int) -> Iterator[None]:
-    """Put this thread's calls on device arrays on a stream of the caller's, without waiting for their work.
+    """Submit this thread's calls on device arrays to a stream of the caller, without waiting for their work.
 
     Parameters
     ----------
     handle : int
-        The address of the stream (``aclrtStream``) on this thread's device, as ``torch.npu.Stream.npu_stream`` is one.
+        The address of the stream (``aclrtStream``) on this thread's device, such as ``torch.npu.Stream.npu_stream``.
         It has to exist until `synchronize` has waited for it.
 
     Raises
     ------
     ParamInvalidError
-        161002: the handle is not positive, or (its subclass `ParamTypeError`) no int.
+        161002: the handle is not positive, or (its subclass `ParamTypeError`) not an int.
     BackendUnavailableError
         There is no usable device.
 
     Notes
     -----
-    The block concerns calls on device arrays alone, on the device that is this thread's when the block begins. Calls on
-    host arrays, `asarray` and ``numpy()`` are done when they return, as everywhere. Calls on tensors of torch_npu are
-    in the order of torch's current stream.
+    The block affects only calls on device arrays, on this thread's device at the beginning of the block. Calls on host
+    arrays, `asarray` and ``numpy()`` are complete when they return, as without the block. Calls on tensors of torch_npu
+    are in the order of torch's current stream.
 
-    Whatever else uses an array that the stream may still work on waits for the stream first. This holds for calls
-    outside of the block, for other threads, for ``numpy()`` and for an exchange by DLPack. Work that the caller has put
-    on other streams is not waited for.
+    Any other use of an array that the stream may still work on waits for the stream first. This holds for calls outside
+    of the block, for other threads, for ``numpy()`` and for an exchange by DLPack. Work that the caller has submitted
+    to other streams is not waited for.
 
-    A call waits for its stream in three cases: it looks at values that are not known on the host (the page on Ascend
-    NPUs lists them), some rows have no gradient, or an array shares its memory with torch. Errors of the device appear
-    where something waits.
+    A call waits for its stream in three cases: it reads values that are not known on the host (the page on Ascend NPUs
+    lists them), some rows have no gradient, or an array shares its memory with torch. Errors of the device are raised
+    by the call that waits.
 
     Examples
     --------
@@ -196,9 +197,9 @@ def stream(handle: int) -> Iterator[None]:
 
 
 def synchronize() -> None:
-    """Wait for the work that calls of this thread have put on streams of the caller's.
+    """Wait for the work that calls of this thread have submitted to streams of the caller.
 
-    Memory that such calls have released can be used by all calls of the thread from then on.
+    All calls of the thread can then reuse memory that such calls have released.
 
     Raises
     ------
@@ -207,7 +208,7 @@ def synchronize() -> None:
 
     Examples
     --------
-    Without a block of `stream` before, there is nothing to wait for:
+    There is nothing to wait for if no block of `stream` came before:
 
     >>> import ascend_grad as ag
     >>> ag.npu.synchronize()
@@ -216,28 +217,28 @@ def synchronize() -> None:
 
 
 class use_deterministic(ContextChoice):
-    """Make the device's operators deterministic in the calls that follow, in this context (thread or task), or not.
+    """Choose whether the device's operators are deterministic in the following calls of this context (thread or task).
 
-    As a function it acts at once and lasts; as a context manager it is undone at the end of the block.
+    As a function it takes effect immediately and lasts; as a context manager it is undone at the end of the block.
 
     Parameters
     ----------
     mode : bool, default True
-        Whether equal calls give equal bits. With False the device's default holds, which is deterministic for all
-        operators but `scaled_masked_softmax_backward`, says the vendor.
+        Whether equal calls give equal bits. False selects the device's default. According to the vendor, the default is
+        deterministic for all operators except `scaled_masked_softmax_backward`.
 
     Raises
     ------
     ParamTypeError
-        161002, if it is no bool.
+        161002, if it is not a bool.
     RuntimeError
-        On leaving a block that was not entered in this context.
+        A block ends that was not entered in this context.
 
     Notes
     -----
     The option of the device's context is set while an operator is submitted, and then restored. Calls on tensors of
-    torch_npu are also deterministic where ``torch.are_deterministic_algorithms_enabled()``. Where the runtime library
-    lacks the option, the automatic choice computes on the CPU, and forced calls raise `BackendUnavailableError`.
+    torch_npu are also deterministic if ``torch.are_deterministic_algorithms_enabled()``. If the runtime library lacks
+    the option, the automatic choice computes on the CPU, and forced calls raise `BackendUnavailableError`.
 
     Examples
     --------
@@ -253,8 +254,8 @@ class use_deterministic(ContextChoice):
 
 
 def release() -> None:
-    """Give memory and streams back to the device: what this thread holds, and what all threads keep for later calls.
+    """Free this thread's memory and streams on the device, and the memory that all threads cache for later calls.
 
-    Arrays on the device stay. A thread that ends does this for itself.
+    Arrays on the device stay. A thread that ends frees its own memory and streams automatically.
     """
     session.release()

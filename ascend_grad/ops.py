@@ -1,4 +1,4 @@
-"""The public operators: signatures and documentation. What is behind them is `contract`, then `_dispatch`."""
+"""The public operators: signatures and documentation. `contract` describes them, `_dispatch` computes them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def softmax_backward(
     backend: str | None = None,
     num_threads: int | None = None,
 ) -> NDArray:
-    r"""Gradient with respect to the input of a softmax.
+    r"""Compute the gradient with respect to the input of a softmax.
 
     .. math:: \mathrm{out} = (g - \sum_{\mathrm{dim}} g\,y)\; y
 
@@ -43,16 +43,16 @@ def softmax_backward(
     grad_output : array_like, shape (...)
         The gradient :math:`g` with respect to the softmax's result. Rank 0 to 8; float32, float16, bfloat16 or float64.
     output : array_like, shape (...)
-        The softmax's result :math:`y`, of the shape and dtype of `grad_output`. Any values are taken.
+        The softmax's result :math:`y`, of the shape and dtype of `grad_output`. Any values are accepted.
     dim : int, default -1
         The axis of the softmax.
     out : ndarray or tensor, optional
-        Where the result goes: of its shape, any strides, any of the four floating dtypes (the accumulator is rounded
-        once, to that dtype). It may be one of the inputs or overlap them.
+        The array for the result, of the result's shape, any strides, and any of the four floating dtypes (the
+        accumulator is rounded once, to that dtype). It may be one of the inputs or overlap them.
     backend : {"auto", "cpu", "npu", "reference"}, optional
-        Who computes; default: `use_backend`, then ``ASCEND_GRAD_BACKEND``, then the device if it takes the call.
+        The backend; default: `use_backend`, then ``ASCEND_GRAD_BACKEND``, then the device if it takes the call.
     num_threads : int, optional
-        Threads on the CPU; default: `set_num_threads`, then ``ASCEND_GRAD_NUM_THREADS``, then OpenMP's own
+        Number of threads on the CPU; default: `set_num_threads`, then ``ASCEND_GRAD_NUM_THREADS``, then OpenMP's own
         setting. The result does not depend on it.
 
     Returns
@@ -67,7 +67,7 @@ def softmax_backward(
     ParamInvalidError
         161002: a dtype, `dim`, a shape or `out` is not as described (a dtype or kind: its subclass `ParamTypeError`).
     BackendUnavailableError
-        An array is on a device whose arrays are not taken, or the backend that is asked for cannot compute the call.
+        An array is on an unsupported device, or the requested backend cannot compute the call.
 
     Notes
     -----
@@ -80,13 +80,13 @@ def softmax_backward(
     own operators are: nobody waits, nothing is copied to the host, and no value is looked at. All arrays of such a call
     are of one kind, on one device.
 
-    They also take whatever NumPy converts to an array, and subclasses of its arrays such as memory maps.
-    Arrays that are more than their elements are refused, as inputs and as `out`, since the rest would be lost: masked
-    arrays, matrices, arrays with units; in general those of a class that defines ``__array_ufunc__``,
-    ``__array_function__`` or ``__mul__``. A bool is neither an integer nor a real number.
+    The operators also take anything that NumPy converts to an array, and subclasses of its arrays such as memory maps.
+    Arrays with more than elements (masked arrays, matrices, arrays with units) are refused, as inputs and as `out`,
+    since the rest would be lost. In general these are classes that define ``__array_ufunc__``, ``__array_function__``
+    or ``__mul__``. A bool is neither an integer nor a real number.
 
-    Sums of float32 and narrower inputs are carried in float64. The formula is that of ``aclnnSoftmaxBackward``;
-    the subtraction comes first, then the multiplication.
+    Sums of float32 and narrower inputs are carried in float64. The formula follows ``aclnnSoftmaxBackward``: first the
+    subtraction, then the multiplication.
 
     Examples
     --------
@@ -108,7 +108,7 @@ def log_softmax_backward(
     backend: str | None = None,
     num_threads: int | None = None,
 ) -> NDArray:
-    r"""Gradient with respect to the input of a log-softmax.
+    r"""Compute the gradient with respect to the input of a log-softmax.
 
     .. math:: \mathrm{out} = g - e^{y} \sum_{\mathrm{dim}} g
 
@@ -138,7 +138,7 @@ def log_softmax_backward(
 
     Notes
     -----
-    The formula is that of ``aclnnLogSoftmaxBackward``.
+    The formula follows ``aclnnLogSoftmaxBackward``.
 
     Examples
     --------
@@ -161,7 +161,7 @@ def scaled_masked_softmax_backward(
     backend: str | None = None,
     num_threads: int | None = None,
 ) -> NDArray:
-    r"""Gradient with respect to the input of a scaled and masked softmax over the last axis.
+    r"""Compute the gradient with respect to the input of a scaled and masked softmax over the last axis.
 
     .. math:: d = (g - \sum_{-1} g\,y)\; y, \qquad \mathrm{out} = 0 \text{ where mask, else } d \cdot \mathrm{scale}
 
@@ -197,7 +197,7 @@ def scaled_masked_softmax_backward(
 
     Notes
     -----
-    The formula is that of ``aclnnScaledMaskedSoftmaxBackward``.
+    The formula follows ``aclnnScaledMaskedSoftmaxBackward``.
 
     Examples
     --------
@@ -221,7 +221,7 @@ def softmax(
     backend: str | None = None,
     num_threads: int | None = None,
 ) -> NDArray:
-    r"""Softmax along one axis: :math:`e^{x - \max x} / \sum e^{x - \max x}`.
+    r"""Compute the softmax along one axis: :math:`e^{x - \max x} / \sum e^{x - \max x}`.
 
     Parameters
     ----------
@@ -246,7 +246,7 @@ def softmax(
 
     Notes
     -----
-    The formula is that of ``aclnnSoftmax``. On the CPU an exponential below the smallest normal number of float32 is 0,
+    The formula follows ``aclnnSoftmax``. On the CPU an exponential below the smallest normal number of float32 is 0,
     here and in all operators, unless the arrays are float64.
 
     Examples
@@ -266,7 +266,7 @@ def log_softmax(
     backend: str | None = None,
     num_threads: int | None = None,
 ) -> NDArray:
-    r"""Natural logarithm of the softmax along one axis: :math:`x - \max x - \log \sum e^{x - \max x}`.
+    r"""Compute the natural logarithm of the softmax along one axis: :math:`x - \max x - \log \sum e^{x - \max x}`.
 
     Parameters
     ----------
@@ -291,7 +291,7 @@ def log_softmax(
 
     Notes
     -----
-    The formula is that of ``aclnnLogSoftmax``.
+    The formula follows ``aclnnLogSoftmax``.
 
     Examples
     --------
@@ -313,9 +313,11 @@ def scaled_masked_softmax(
     backend: str | None = None,
     num_threads: int | None = None,
 ) -> NDArray:
-    r"""Scaled and masked softmax over the last axis: softmax of (-10000 where mask, else :math:`x\cdot` scale).
+    r"""Compute the scaled and masked softmax over the last axis.
 
-    A row that is masked as a whole gives the uniform 1/S2, not NaN.
+    It is the softmax of (-10000 where `mask` is True, else :math:`x\cdot` scale).
+
+    A completely masked row gives the uniform value 1/S2, not NaN.
 
     Parameters
     ----------
@@ -345,7 +347,7 @@ def scaled_masked_softmax(
 
     Notes
     -----
-    The formula is that of ``aclnnScaledMaskedSoftmax``.
+    The formula follows ``aclnnScaledMaskedSoftmax``.
 
     Examples
     --------
@@ -376,10 +378,10 @@ def fused_linear_cross_entropy_loss_grad(
     backend: str | None = None,
     num_threads: int | None = None,
 ) -> tuple[NDArray | None, NDArray | None]:
-    r"""Gradients of a linear layer followed by a cross-entropy loss, without the logits as a whole.
+    r"""Compute the gradients of a linear layer followed by a cross-entropy loss, without storing all logits.
 
-    The layer's logits are :math:`X W^T`, of shape (BT, V) for BT tokens and V rows of the vocabulary, or of the shard
-    of it that lives here. With the one-hot :math:`t_i` of row i's target, where the target lives in this shard,
+    The layer's logits are :math:`X W^T`, of shape (BT, V) for BT tokens and the V rows of a vocabulary or of a shard of
+    it. With the target :math:`t_i` of row i, if it lives in this shard,
 
     .. math::
         P_{iv} = g_i \left(\mathrm{softmax}_{iv} - [v = t_i]\right), \qquad
@@ -391,8 +393,9 @@ def fused_linear_cross_entropy_loss_grad(
     Parameters
     ----------
     grad : array_like, shape (BT,)
-        The gradient :math:`g` with respect to the loss of each row; float32, or float64 where `input` is. A row whose
-        gradient is 0 is absent: its input gradient is 0 and it adds nothing to the weight's, whatever else it holds.
+        The gradient :math:`g` with respect to the loss of each row; float32, or float64 if `input` is float64. A row
+        whose gradient is 0 is absent: its input gradient is 0, and it adds nothing to the weight's gradient, whatever
+        values it holds.
     input : array_like, shape (BT, H)
         The layer's input :math:`X`; float32, float16, bfloat16 or float64.
     weight : array_like, shape (V, H)
@@ -410,41 +413,40 @@ def fused_linear_cross_entropy_loss_grad(
         Largest logit of each row, and sum of exp(logit - largest), over the whole vocabulary; dtype as `grad`. Both
         are needed unless `softmax` is given.
     softmax : array_like, shape (BT, V), optional
-        The probabilities; dtype as `grad`. Where they are given, the two above are not looked at. Never modified.
+        The probabilities; dtype as `grad`. If given, `logits_max` and `sum_exp_logits` are ignored. Never modified.
     output_mask : pair of bool, default (True, True)
         Which of the two gradients to compute; the other one is None.
     workspace_bytes : int, optional
-        Memory to work in at most, at least 4 MiB (4194304); default 64 MiB, or a quarter of the bytes of the matrices
-        that the call takes and returns, where that is more.
-        Beyond it a call takes an accumulator of the size of `input` in float32 where results are of 16 bits, and a copy
-        of each result whose `out` overlaps an input; never anything of the size of the logits. `workspace_size` tells
-        the sum.
+        Maximum bytes of the workspace, at least 4 MiB (4194304). The default is 64 MiB, or a quarter of the bytes of
+        the matrices that the call takes and returns, if that is more. In addition, a call takes an accumulator of the
+        size of `input` in float32 if results have 16 bits, and a copy of each result whose `out` overlaps an input. It
+        never takes memory of the size of the logits. `workspace_size` returns the total.
     filter_eps : float, default 0.0
-        Where positive, tiles of :math:`P` without an entry above it in magnitude may be skipped. See Notes.
+        If positive, tiles of :math:`P` without an entry above it in magnitude may be skipped. See Notes.
     out : pair of (ndarray or None), optional
-        Where the results go, each as in `softmax_backward`; None for a new array. They must not overlap each other.
-        The entry of a result that `output_mask` skips must be None.
+        The arrays for the results, each as in `softmax_backward`; None for a new array. They must not overlap each
+        other. The entry of a result that `output_mask` skips must be None.
     backend, num_threads
         As in `softmax_backward`.
 
     Returns
     -------
     input_grad : ndarray, shape (BT, H), or None
-        `out`'s, or a new C-contiguous array of the dtype of `input`.
+        The entry of `out`, or a new C-contiguous array of the dtype of `input`.
     weight_grad : ndarray, shape (V, H), or None
-        `out`'s, or a new C-contiguous array of the dtype of `weight`.
+        The entry of `out`, or a new C-contiguous array of the dtype of `weight`.
 
     Raises
     ------
     ParamNullptrError
-        161001: a required array is None, or `softmax` and one of the two that can replace it are.
+        161001: a required array is None, or `softmax` is None and so is `logits_max` or `sum_exp_logits`.
     ParamInvalidError
         161002: a dtype, a shape, `label_smoothing`, `workspace_bytes`, `filter_eps` or `out` is not as described, or a
         target is out of range where the mask is not set (a dtype: its subclass `ParamTypeError`).
 
     Notes
     -----
-    The formula is that of ``aclnnFusedLinearCrossEntropyLossGrad``. Products are accumulated in float32 (float64 for
+    The formula follows ``aclnnFusedLinearCrossEntropyLossGrad``. Products are accumulated in float32 (float64 for
     float64) and rounded once. With bfloat16 inputs each entry of :math:`P` is rounded to bfloat16 before the two
     products, as the device does; with float16 it stays float32.
 
@@ -487,7 +489,7 @@ def fused_linear_online_max_sum(
     backend: str | None = None,
     num_threads: int | None = None,
 ) -> OnlineMaxSum:
-    r"""Statistics of the logits of a linear layer over one shard of the vocabulary, without the logits as a whole.
+    r"""Compute statistics of a linear layer's logits over one shard of the vocabulary, without storing all logits.
 
     With the logits :math:`L = X W^T` and the target's row :math:`t_i`,
 
@@ -512,14 +514,14 @@ def fused_linear_online_max_sum(
     Returns
     -------
     logits_max, sum_exp_logits, predicted_logits : ndarray, shape (BT,)
-        :math:`m`, :math:`s` and :math:`p`, the last one 0 where the target lives in another shard; float32, or
-        float64 where `input` is.
+        :math:`m`, :math:`s` and :math:`p`, the last one 0 if the target lives in another shard; float32, or float64 if
+        `input` is float64.
     target_mask : ndarray of uint8, shape ((BT + 7) // 8,)
         A bit for every row, 1 where the target lives in another shard: row i is bit ``i % 8`` of byte ``i // 8``.
     masked_target : ndarray, shape (BT,)
         ``target - vocab_start_index``, or 0 where the target lives in another shard, of the dtype of `target`.
     vocab_parallel_logits : ndarray, shape (BT, V), or None
-        The logits in the dtype of `input`, where asked for.
+        The logits in the dtype of `input`, if requested.
 
     Raises
     ------
@@ -531,8 +533,8 @@ def fused_linear_online_max_sum(
 
     Notes
     -----
-    The formula is that of ``aclnnFusedLinearOnlineMaxSum``, for the vocabulary-parallel cross-entropy of Megatron-LM.
-    The statistics are those of the unrounded logits; only the returned logits are rounded.
+    The formula follows ``aclnnFusedLinearOnlineMaxSum``, for the vocabulary-parallel cross-entropy of Megatron-LM. The
+    statistics are computed from unrounded logits; only the returned logits are rounded.
 
     Examples
     --------
@@ -559,7 +561,7 @@ def fused_cross_entropy_loss_with_max_sum(
     backend: str | None = None,
     num_threads: int | None = None,
 ) -> tuple[NDArray, NDArray | None]:
-    r"""Cross-entropy loss of each row from the statistics of its logits, and the softmax where logits are given.
+    r"""Compute the cross-entropy loss of each row from statistics of its logits, and the softmax if logits are given.
 
     .. math::
         \mathrm{loss}_i = \log s_i - p_i, \qquad \mathrm{softmax}_{iv} = e^{L_{iv} - m_i} / s_i
@@ -572,9 +574,9 @@ def fused_cross_entropy_loss_with_max_sum(
     label_smoothing : float, default 0.0
         Must be 0.
     vocab_parallel_logits : array_like, shape (BT, V), optional
-        The logits :math:`L` of one shard; float32, float16 or bfloat16 (float64 where `logits_max` is).
+        The logits :math:`L` of one shard; float32, float16 or bfloat16 (float64 if `logits_max` is float64).
     out : pair of (ndarray or None), optional
-        Where loss and softmax go, each as in `softmax_backward`; None for a new array. They must not overlap each
+        The arrays for loss and softmax, each as in `softmax_backward`; None for a new array. They must not overlap each
         other. Without `vocab_parallel_logits` the second entry must be None.
     backend, num_threads
         As in `softmax_backward`.
@@ -582,9 +584,10 @@ def fused_cross_entropy_loss_with_max_sum(
     Returns
     -------
     loss : ndarray, shape (BT,)
-        `out`'s, or a new array of the dtype of `logits_max`.
+        The entry of `out`, or a new array of the dtype of `logits_max`.
     softmax : ndarray, shape (BT, V), or None
-        `out`'s, or a new C-contiguous array of the dtype of `logits_max`; None without `vocab_parallel_logits`.
+        The entry of `out`, or a new C-contiguous array of the dtype of `logits_max`; None without
+        `vocab_parallel_logits`.
 
     Raises
     ------
@@ -596,7 +599,7 @@ def fused_cross_entropy_loss_with_max_sum(
 
     Notes
     -----
-    The formula is that of ``aclnnFusedCrossEntropyLossWithMaxSum``, for the vocabulary-parallel cross-entropy of
+    The formula follows ``aclnnFusedCrossEntropyLossWithMaxSum``, for the vocabulary-parallel cross-entropy of
     Megatron-LM.
 
     Examples
@@ -629,7 +632,7 @@ def linear_cross_entropy(
     backend: str | None = None,
     num_threads: int | None = None,
 ) -> LinearCrossEntropy:
-    r"""Cross-entropy loss of a linear layer and both of its gradients in one call, without the logits as a whole.
+    r"""Compute the cross-entropy loss of a linear layer and its gradients in one call, without storing all logits.
 
     .. math:: \mathrm{loss}_i = \log \sum_v e^{(X W^T)_{iv}} - (X W^T)_{i t_i}
 
@@ -643,12 +646,12 @@ def linear_cross_entropy(
         Ids: ``target - vocab_start_index`` is the row of `weight`; or `ignore_index`. Of tensors of torch_npu any other
         value is no error: the row's loss is NaN.
     reduction : {"mean", "sum", "none"}, default "mean"
-        The loss is the mean over the rows that are not ignored, their sum, or one number for each row, 0 where ignored.
+        The loss is the mean or the sum over the rows that are not ignored, or one number per row, 0 for ignored rows.
     ignore_index : int, default -100
         Rows with this target have no loss and no gradient.
     grad_loss : float or array_like, shape (BT,), optional
-        The gradient with respect to the loss, default 1: one number, or with ``reduction="none"`` also one for each
-        row. As an array, of any of the four dtypes.
+        The gradient with respect to the loss, default 1: one number or, with ``reduction="none"``, also an array of any
+        of the four dtypes with one number per row.
     vocab_start_index : int, default 0
         The id of the first row of `weight`.
     return_grad : bool, default True
@@ -663,7 +666,7 @@ def linear_cross_entropy(
     Returns
     -------
     loss : ndarray, shape () or (BT,)
-        float32, or float64 where `input` is. The mean over no rows is NaN (and its gradients are 0).
+        The loss; float32, or float64 if `input` is float64. The mean over no rows is NaN (and its gradients are 0).
     input_grad : ndarray, shape (BT, H), or None
         The gradient with respect to `input`, in its dtype.
     weight_grad : ndarray, shape (V, H), or None
@@ -679,7 +682,7 @@ def linear_cross_entropy(
 
     Notes
     -----
-    Words and meanings are those of ``torch.nn.functional.linear_cross_entropy``; the formulas are those of
+    Names and meanings of the arguments follow ``torch.nn.functional.linear_cross_entropy``. The formulas follow
     `fused_linear_online_max_sum`, `fused_cross_entropy_loss_with_max_sum` and `fused_linear_cross_entropy_loss_grad`.
 
     Examples

@@ -1,10 +1,10 @@
-"""How many threads a CPU call may use."""
+"""The number of threads that a CPU call may use."""
 
 from __future__ import annotations
 
 from . import _threads, arguments, config
 
-#: The number that the environment asks for, None where it does not.
+#: The number that the environment sets, or None.
 FROM_ENVIRONMENT = config.integer("ASCEND_GRAD_NUM_THREADS", 1, arguments.MAX_THREADS)
 
 
@@ -14,12 +14,12 @@ def set_num_threads(num_threads: int | None) -> None:
     Parameters
     ----------
     num_threads : int or None
-        The number, which is obeyed even beyond the number of cores; None returns to the default.
+        The number, which may exceed the number of cores; None restores the default.
 
     Raises
     ------
     ParamInvalidError
-        161002, if it is not None or an int from 1 to 256 (or the number of cores, if they are more).
+        161002, if it is neither None nor an int from 1 to 256 (or to the number of cores, if that is larger).
 
     Examples
     --------
@@ -33,10 +33,10 @@ def set_num_threads(num_threads: int | None) -> None:
 
 
 def get_num_threads() -> int:
-    """The number of threads that a large CPU call uses now.
+    """Return the number of threads that a large CPU call uses now.
 
-    That of `set_num_threads`, else of ``ASCEND_GRAD_NUM_THREADS``, else OpenMP's own number
-    (``OMP_NUM_THREADS``, threadpoolctl) capped by the cores that this process may use.
+    It is set by `set_num_threads`, otherwise by ``ASCEND_GRAD_NUM_THREADS``. Otherwise it is OpenMP's own number
+    (``OMP_NUM_THREADS``, threadpoolctl), but at most the number of cores that this process may use.
 
     Returns
     -------

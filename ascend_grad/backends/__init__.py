@@ -9,7 +9,7 @@ from .base import Backend, DeviceBackend, Status
 
 __all__ = ["CHOICES", "DEVICES", "FROM_ENVIRONMENT", "REGISTRY", "Status", "backends"]
 
-#: In the order in which the automatic choice asks them; what none of them takes goes to the CPU.
+#: Backends of devices, in the order in which the automatic choice asks them. The CPU computes calls that none takes.
 DEVICES: tuple[DeviceBackend, ...] = (ascend,)
 
 _HOST: tuple[Backend, ...] = (cpu, reference)
@@ -17,15 +17,15 @@ _HOST: tuple[Backend, ...] = (cpu, reference)
 #: All backends by name.
 REGISTRY: dict[str, Backend] = {backend.NAME: backend for backend in (*DEVICES, *_HOST)}
 
-#: What can be asked for.
+#: Names that a choice of a backend accepts.
 CHOICES = ("auto", *sorted(REGISTRY))
 
-#: What the environment asks for, None where it does not.
+#: The environment's choice, or None.
 FROM_ENVIRONMENT = config.choice("ASCEND_GRAD_BACKEND", CHOICES)
 
 
 def backends() -> dict[str, Status]:
-    """Tell which backends can be used here.
+    """Return which backends can be used on this machine.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""What a backend offers, and what it says of itself."""
+"""The interface of backends."""
 
 from __future__ import annotations
 
@@ -9,48 +9,48 @@ from ..errors import AscendGradError
 
 
 class Status(NamedTuple):
-    """Whether a backend can be used on this machine, and the reason."""
+    """A backend's status on this machine: whether it can be used, and the reason."""
 
     usable: bool
     reason: str
 
 
 class Unsupported(NamedTuple):
-    """Why a device does not take a valid call."""
+    """The reason why a device does not take a valid call."""
 
     reason: str
-    #: What forcing the device raises; None where the device is asked all the same, and answers with its own code.
+    #: The exception if the device is forced. None: the forced device is called anyway, and returns its own code.
     error: AscendGradError | None
 
 
 class Backend(Protocol):
-    """What the module of a backend offers. Backends of the host take every call."""
+    """The interface of a backend's module. Backends of the host take every call."""
 
     NAME: str
 
     def status(self) -> tuple[bool, str]:
-        """Whether it is usable, and the reason; must neither raise nor import anything expensive."""
+        """Return whether it is usable, and the reason. This must neither raise nor import anything expensive."""
 
     def run(self, call: Call, threads: int) -> Any:
-        """The results, on so many threads; 0: the default.
+        """Compute and return the results, on `threads` threads; 0: the default.
 
-        `MissingKernelError`, before anything is written: there are none, and from now on `unsupported_reason` says so
-        of such calls.
+        `MissingKernelError`, raised before anything is written, means that the device has no kernel for the call. From
+        then on, `unsupported_reason` reports this for such calls.
         """
 
 
 class DeviceBackend(Backend, Protocol):
-    """What the backend of a device offers beyond that: it may be absent, has limits, and arrays of its own."""
+    """The interface of a device's backend, which may be absent, has limits, and has arrays of its own."""
 
-    #: What was found of the device, under "state": a tuple whose first entry is the status. Empty until somebody has
-    #: looked. Dispatch reads it at every call, where calling `status` would be too slow.
+    #: The device's state, under "state": a tuple whose first entry is the status. Empty until the first search for a
+    #: device. Dispatch reads it at every call, as calling `status` would be too slow.
     found: dict[str, Any]
 
     def owns(self, array: object) -> bool:
-        """Whether an array lives on one of its devices."""
+        """Return whether an array is on one of its devices."""
 
     def unsupported_reason(self, call: Call) -> Unsupported | None:
-        """Why the device, which is usable, does not take this valid call; None where it does."""
+        """Return why the usable device does not take this valid call, or None if it takes it."""
 
     def workspace_size(self, call: Call) -> int:
-        """The bytes of device memory that the call takes beyond arguments and results; errors as those of `run`."""
+        """Return the bytes of device memory that the call takes beyond arguments and results. It raises like `run`."""

@@ -1,4 +1,4 @@
-"""The CPU backend: compiled kernels."""
+"""The CPU backend, with compiled kernels."""
 
 from __future__ import annotations
 

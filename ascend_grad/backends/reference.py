@@ -1,4 +1,4 @@
-"""The reference backend: every formula in plain NumPy, float64 inside. Specification, fallback and oracle at once."""
+"""The reference backend: every formula in plain NumPy and float64. It is specification, fallback and oracle."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..contract import LINEAR
 
 NAME = "reference"
 
-#: Logits of so many elements are computed together, so that a large vocabulary needs no (BT, V) array.
+#: Maximum number of logits that are computed together, so that a large vocabulary needs no (BT, V) array.
 CHUNK_ELEMENTS = 1 << 22
 
 
@@ -22,7 +22,7 @@ def status() -> tuple[bool, str]:
     return True, "plain NumPy in float64; slow, meant for comparison"
 
 
-# Rows lie along the last axis, contiguous: NumPy then sums every row in the same order, whatever the layout was.
+# Rows are contiguous along the last axis, so that NumPy sums every row in the same order for any original layout.
 
 
 def softmax_backward(grad_output, output):
@@ -48,7 +48,7 @@ def log_softmax(input):
 
 
 def scaled_masked_softmax(x, mask, scale):
-    # The product is rounded to scale's dtype: it is part of the formula, not of its evaluation.
+    # The product is rounded to scale's dtype, as this rounding is part of the formula.
     scaled = np.asarray(x * scale, scale.dtype).astype(np.float64)
     return softmax(np.where(mask, MASKED_LOGIT, scaled))
 
@@ -69,7 +69,7 @@ _FORMULAS = {
 
 
 def _rows(array: np.ndarray, dim: int) -> np.ndarray:
-    """The values in float64 (a mask stays one), rows along the last axis. Rank 0 counts as rank 1."""
+    """Return the values in float64 (a mask stays bool) with rows along the last axis. Rank 0 counts as rank 1."""
     wide = array if array.dtype == np.bool_ else array.astype(np.float64)
     return np.ascontiguousarray(np.moveaxis(np.atleast_1d(wide), dim, -1))
 
@@ -98,11 +98,11 @@ def _run_rowwise(call: Call) -> np.ndarray:
 
 
 def _wide(array: np.ndarray) -> np.ndarray:
-    return np.require(array, np.float64, ["C", "A"])  # others are multiplied without BLAS, in another order of sums
+    return np.require(array, np.float64, ["C", "A"])  # other layouts are multiplied without BLAS, in another order
 
 
 def _chunks(rows: np.ndarray, width: int) -> Iterator[np.ndarray]:
-    """The numbers of the rows in chunks, so that a chunk times `width` stays small."""
+    """Yield the row numbers in chunks, so that a chunk's length times `width` stays small."""
     step = max(CHUNK_ELEMENTS // max(width, 1), 1)
     for begin in range(0, rows.size, step):
         yield rows[begin : begin + step]
@@ -111,7 +111,7 @@ def _chunks(rows: np.ndarray, width: int) -> Iterator[np.ndarray]:
 def fused_linear_cross_entropy_loss_grad(
     grad, input, weight, target_mask, masked_target, logits_max, sum_exp_logits, softmax, **_
 ):
-    """``P @ weight`` and ``P.T @ input``, where ``P = grad * (softmax - one_hot)``."""
+    """Compute ``P @ weight`` and ``P.T @ input`` for ``P = grad * (softmax - one_hot)``."""
     weight = _wide(weight)
     elsewhere = arrays.unpacked(target_mask, grad.size)
     input_grad, weight_grad = np.zeros(input.shape), np.zeros(weight.shape)
@@ -162,7 +162,7 @@ def fused_cross_entropy_loss_with_max_sum(
 def linear_cross_entropy(
     input, weight, target, reduction, ignore_index, grad_loss, vocab_start_index, return_grad, output_mask, **_
 ):
-    """The chain of the three, on the rows that are not ignored."""
+    """Compute the chain of the three operators on the rows that are not ignored."""
     target = target.astype(np.int64)
     counted = target != ignore_index
     rows = np.flatnonzero(counted)

@@ -1,4 +1,4 @@
-"""``ascend-grad bench``: speed beside NumPy, PyTorch and JAX, and accuracy beside the promised bounds."""
+"""The command ``ascend-grad bench``: compares speed with NumPy, PyTorch and JAX, and errors with their bounds."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ examples:
   ascend-grad bench --accuracy
 """
 
-#: The blocks of the documents that are printed.
+#: The tables of the documents that are printed.
 SHOWN = (
     *("rows", "accuracy", "targets", "linear_rows", "linear_memory", "linear_targets"),
     *("tensors_calls", "tensors_autograd", "tensors_losses", "tensors_memory", "tensors_targets"),
@@ -155,7 +155,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """What would fail in the end fails before the measurements."""
+    """Check the options and what they need, so that an error comes before the measurements."""
     from ..bench import documents, frameworks
 
     backend, _ = requested(None)
@@ -221,7 +221,7 @@ def _measure_speed(cases: Sequence[Case], num_threads: int, failures: list[Failu
 def _measure_room(
     room: str, args: argparse.Namespace, num_threads: int, failures: list[Failure]
 ) -> tuple[list[Row], list[Growth]]:
-    """Times of the chosen cases of a room of the benchmark; the memory of its others, too, but for a quick run."""
+    """Measure times of the chosen cases of a benchmark package, and memory of its others unless the run is quick."""
     from tqdm import tqdm
 
     from ..bench.measure import recorded

@@ -1,4 +1,4 @@
-"""``ascend-grad bench --grid``: random problems in place of named cases."""
+"""The option ``ascend-grad bench --grid``: random problems instead of named cases."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def check(args: argparse.Namespace) -> None:
-    """Whether the options fit together."""
+    """Check that the options fit together."""
     if args.grid is None:
         for option in ("seed", "operators", "max_elements"):
             if getattr(args, option) is not None:

@@ -1,4 +1,4 @@
-"""``ascend-grad check``: every operator against the reference on this machine, with a verdict."""
+"""The command ``ascend-grad check``: compares every operator with the reference on this machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .errors import CommandError
 from .exit_statuses import exit_statuses
 from .new_files import check_writable
 
-#: What can be checked, and what is when nobody says.
+#: Backends that can be checked, and the default.
 BACKENDS = tuple(sorted(name for name in REGISTRY if name != reference.NAME))
 DEFAULT = FROM_ENVIRONMENT if FROM_ENVIRONMENT in BACKENDS else "cpu"
 
@@ -63,7 +63,7 @@ DOUBLE_THOUSANDTH = 1e-3
 
 
 class Errors(NamedTuple):
-    """Of every element: the relative error, and the error in units of the tolerance."""
+    """The relative error of every element, and its error in units of the tolerance."""
 
     relative: NDArray
     in_tolerances: NDArray
@@ -71,7 +71,7 @@ class Errors(NamedTuple):
 
 @dataclass
 class Row:
-    """What was found for one operator and dtype."""
+    """The findings for one operator and dtype."""
 
     operator: str
     dtype: str
@@ -173,7 +173,7 @@ def _measure(backend: str, text: str) -> Iterator[Row]:
 
 
 def _check(case: Case, caller: Caller, backend: str, row: Row) -> bool:
-    """Compute one case with the backend and add what was found; whether all calls succeeded."""
+    """Compute one case with the backend and add the findings to `row`. Return whether all calls succeeded."""
     try:
         ag.explain(case.operator, **case.arguments, backend=backend)
     except AscendGradError as error:
@@ -211,7 +211,7 @@ def _check_repeats(case: Case, caller: Caller, row: Row) -> None:
 
 
 def _widened(value: Any, dtype: str) -> Any:
-    """Floating arrays in float64, so that the reference rounds nothing but a scale, which it rounds where calls do."""
+    """Convert floating arrays to float64, so that the reference does not round. Round a scale as calls do."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "fV":
         return value.astype(np.float64)
     return float(np.float32(value)) if isinstance(value, float) and dtype != "float64" else value

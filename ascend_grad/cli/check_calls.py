@@ -1,4 +1,4 @@
-"""How ``ascend-grad check`` computes a case: on each device in turn, with tensors of torch_npu, and again and again."""
+"""Calls of ``ascend-grad check``: on each device in turn, on tensors of torch_npu, and repeated to compare bits."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from ..backends.ascend.backend import NAME as NPU
 from ..errors import AscendGradError
 from .check_cases import Case
 
-#: How many equal calls have to give equal bits.
+#: Number of equal calls that have to give equal bits.
 REPEATS = 10
 
-#: Operators that the vendor does not promise to be deterministic unless that is asked for.
+#: Operators that the vendor promises to be deterministic only if the option is set.
 VARYING = ("scaled_masked_softmax_backward",)
 
 Call = Callable[[], tuple[NDArray | None, ...]]
 
 
 def import_torch_npu() -> str:
-    """Import torch_npu where it is installed, before the device is looked for: why that failed, "" if it did not."""
+    """Import torch_npu if it is installed, before the device is opened. Return why that failed, "" if it did not."""
     if "torch_npu" not in sys.modules and importlib.util.find_spec("torch_npu") is not None:
         try:
             importlib.import_module("torch_npu")
@@ -40,7 +40,7 @@ def import_torch_npu() -> str:
 
 
 class Caller:
-    """Computes cases with a backend; on several devices, each next call goes to the next one."""
+    """Computes cases with a backend. If there are several devices, each case is computed on the next one."""
 
     def __init__(self, backend: str):
         self._backend = backend
@@ -48,7 +48,7 @@ class Caller:
         self._devices = cycle(range(self._count or 1))
 
     def ways(self, case: Case) -> Iterator[tuple[str, Call]]:
-        """The calls that compute a case, and what tells each from a plain one."""
+        """Yield the calls that compute a case, each with a suffix for its label ("" for a plain call)."""
         device = next(self._devices)
         where = f", device {device}" if self._count > 1 else ""
         yield where, lambda: self.compute(case, device)
@@ -68,7 +68,7 @@ class Caller:
         return tuple(None if result is None else _array(result) for result in results)
 
     def repeat(self, case: Case) -> tuple[str, str]:
-        """Whether equal calls give equal bits: what fails, and what is no failure but worth telling."""
+        """Compare the bits of equal calls. Return a failure and a note, each "" if there is none."""
         if self._count and case.operator in VARYING:
             note = "" if self._is_repeatable(case) else "bits vary from call to call without npu.use_deterministic()"
             try:
@@ -93,7 +93,7 @@ def _bits(array: NDArray | None) -> bytes:
 
 
 def _tensor(array: NDArray, device: int) -> Any:
-    """A tensor of torch on a device."""
+    """Return a copy of an array as a torch tensor on a device."""
     torch: Any = sys.modules["torch"]
     copy = np.array(array, order="C")
     is_bfloat16 = copy.dtype == BFLOAT16
@@ -102,7 +102,7 @@ def _tensor(array: NDArray, device: int) -> Any:
 
 
 def _array(tensor: Any) -> NDArray:
-    """The elements of a tensor of torch, on the host."""
+    """Return a copy of a torch tensor as an array on the host."""
     torch: Any = sys.modules["torch"]
     copy = tensor.cpu()
     return copy.view(torch.int16).numpy().view(BFLOAT16) if copy.dtype == torch.bfloat16 else copy.numpy()

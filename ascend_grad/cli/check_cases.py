@@ -15,7 +15,7 @@ from ..arrays import FLOATING_DTYPES, accumulator_dtype
 
 @dataclass(frozen=True)
 class Case:
-    """One call: the operator, the dtype of its data, its arguments by name."""
+    """One call: the operator, the dtype of its data, a label, and the arguments by name."""
 
     operator: str
     dtype: str
@@ -24,12 +24,12 @@ class Case:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all arrays."""
+        """Number of bytes of all arrays."""
         return sum(value.nbytes for value in self.arguments.values() if isinstance(value, np.ndarray))
 
 
 def cases() -> Iterator[Case]:
-    """All cases, operator by operator and dtype by dtype."""
+    """Yield all cases, ordered by operator and dtype."""
     makers = (
         (("softmax_backward", "log_softmax_backward", "softmax", "log_softmax"), _row_cases),
         (("scaled_masked_softmax_backward", "scaled_masked_softmax"), _masked_cases),
@@ -60,7 +60,7 @@ SCALES = (1.0, -0.37)
 #: BT, V, H of the linear cases.
 LINEAR = ((1, 128, 16), (9, 130, 17), (64, 1000, 32), (130, 512, 64))
 
-#: The same of more cases with logits: sizes about those at which tiles of a device end.
+#: BT, V, H of more cases with logits: sizes near multiples of a device's tile sizes.
 LOGITS = ((7, 129, 16), (33, 257, 40), (64, 4097, 24), (257, 1031, 72))
 
 
@@ -76,7 +76,7 @@ def _softmax(logits: NDArray, dim: int, *, log: bool = False) -> NDArray:
 
 
 def _turned(array: NDArray) -> NDArray:
-    """The same values with the last axis backwards in memory, and a gap between its elements."""
+    """Return a copy whose last axis runs backwards in memory, with a gap between its elements."""
     memory = np.zeros((*array.shape[:-1], 2 * array.shape[-1]), array.dtype)
     view = memory[..., ::-2]
     view[...] = array
@@ -106,7 +106,7 @@ def _masked_cases(operator: str, dtype: np.dtype, random: np.random.Generator) -
             inputs = {"grad_output": random.standard_normal(shape), "y": _softmax(logits, -1)}
         else:
             inputs = {"x": logits}
-            mask[0, 0, 0] = True  # a row that is masked as a whole
+            mask[0, 0, 0] = True  # a completely masked row
         inputs = {name: array.astype(dtype) for name, array in inputs.items()}
         for scale in SCALES:
             yield f"{shape} scale {scale}", {**inputs, "mask": mask, "scale": scale}
@@ -114,7 +114,7 @@ def _masked_cases(operator: str, dtype: np.dtype, random: np.random.Generator) -
 
 @dataclass(frozen=True)
 class _Problem:
-    """Hidden states, a vocabulary shard, and targets of which some live in another shard."""
+    """Hidden states, a vocabulary shard, and targets, some of them in another shard."""
 
     input: NDArray
     weight: NDArray
@@ -124,7 +124,7 @@ class _Problem:
 
     @property
     def number(self) -> np.dtype:
-        """The dtype of what there is one of for each row."""
+        """Dtype of arrays with one number for each row."""
         return accumulator_dtype(self.input.dtype)
 
     @property
@@ -147,7 +147,7 @@ def _problem(
     return _Problem(input, weight, random.integers(0, v, bt), logits, elsewhere)
 
 
-#: Masked rows that show in which order a device takes the bits of a mask: the first of each eight, and the third.
+#: A mask that reveals in which order a device reads its bits: row 0 of each eight, and row 2.
 ASYMMETRIC = np.arange(61) % 8 == 0
 ASYMMETRIC[2] = True
 
@@ -200,7 +200,7 @@ def _linear_cross_entropy_cases(operator: str, dtype: np.dtype, random: np.rando
         p = _problem(random, bt, v, h, dtype)
         target = np.where(p.elsewhere, -100, p.target)
         for reduction in ("mean", "sum", "none"):
-            # A mean's gradient is of the size of 1 / BT: the upstream gradient makes up for it.
+            # The gradient of a mean has a factor of 1 / BT. An upstream gradient of BT cancels it.
             arguments = {"input": p.input, "weight": p.weight, "target": target, "reduction": reduction}
             yield (
                 f"BT {bt} V {v} H {h} {reduction}",

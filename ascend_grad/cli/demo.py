@@ -1,4 +1,4 @@
-"""``ascend-grad demo``: train a language model whose softmax and cross-entropy gradients this library computes."""
+"""The command ``ascend-grad demo``: trains a language model with the gradients of this library."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..demo.language_model import LanguageModel
     from ..demo.tasks import Task
 
-#: Steps by default: about a minute on two cores.
+#: Default number of steps: about a minute on two cores.
 STEPS = {"words": 110, "bytes": 600}
 
 DESCRIPTION = """\
@@ -128,7 +128,7 @@ def _gradients_are_right(model: LanguageModel) -> bool:
     for name, arguments in model.gradient_calls.items():
         gradient = getattr(ag, name)
         share = error_share(gradient, arguments)
-        # Written so that NaN fails.
+        # This comparison is False for NaN, which then counts as wrong.
         good = share <= 1
         right = right and good
         print(f"  {name:<32}{problem(gradient, arguments):<16}{share:8.3f}  {'ok' if good else 'WRONG'}")
@@ -136,7 +136,7 @@ def _gradients_are_right(model: LanguageModel) -> bool:
 
 
 def _train(task: Task, steps: int, rng: np.random.Generator) -> tuple[list[float], float]:
-    """The loss of every step in bits per token, and the time of all of them."""
+    """Train. Return the loss of every step in bits per token, and the time of all steps."""
     from tqdm import tqdm
 
     from ..demo.training import train
@@ -145,7 +145,7 @@ def _train(task: Task, steps: int, rng: np.random.Generator) -> tuple[list[float
     task.model.gradient_seconds = 0.0
     losses: list[float] = []
     start = perf_counter()
-    # In a log the bar is a new line each time, so there it shall be rare.
+    # Each update of the bar is a new line in a log: update it rarely there.
     seldom = 0.1 if sys.stderr.isatty() else 10
     with tqdm(train(task, steps, rng), total=steps, unit="step", mininterval=seldom) as progress:
         for loss in progress:

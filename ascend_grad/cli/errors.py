@@ -1,21 +1,21 @@
-"""How a command fails."""
+"""Errors of the commands."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 
 class CommandError(Exception):
-    """A command cannot do what it was asked for; the message is for the user, in one line."""
+    """A command cannot complete its task. The message is one line for the user."""
 
 
 def reason(error: Exception) -> str:
-    """Return what a library's exception says, or its name where it says nothing."""
+    """Return the message of a library's exception, or the exception's name if there is no message."""
     return str(error) or type(error).__name__
 
 
 @contextmanager
 def writing(path: str) -> Iterator[None]:
-    """Name the result in an error of the file system, which names a file that the user has not asked for, or none."""
+    """Name the result in errors of the file system, which would name a temporary file or none."""
     try:
         yield
     except OSError as error:

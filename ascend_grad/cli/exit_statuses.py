@@ -1,4 +1,4 @@
-"""The exit statuses of all commands, and what their help says of them."""
+"""The exit statuses of all commands, and their description in the help."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ DONE, WRONG, FAILED = 0, 1, 2
 
 
 def exit_statuses(done: str, wrong: str | None = None) -> str:
-    """The end of a command's help: what its statuses mean; without ``wrong`` it never ends with that one."""
+    """Return the end of a command's help: the meaning of its statuses. Without ``wrong``, it has no status 1."""
     lines = ["exit status:", f"  {DONE}        {done}"]
     if wrong is not None:
         lines.append(f"  {WRONG}        {wrong}")

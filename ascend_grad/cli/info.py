@@ -1,4 +1,4 @@
-"""``ascend-grad info``: what this installation is and what it found on this machine."""
+"""The command ``ascend-grad info``: shows this installation and the hardware that it found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line ``ascend-grad``. Each command is a module here: `add_parser` describes it, `run` does it."""
+"""The command line ``ascend-grad``. Each command is a module here: `add_parser` adds its options, `run` runs it."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ STATUSES = exit_statuses("the command did what it was asked for", "it did, and f
 
 
 class _Terminated(BaseException):
-    """A signal asked this process to end; raised so that what was begun is undone."""
+    """A signal to end this process. It is raised so that cleanup code runs."""
 
     def __init__(self, number: int):
         self.number = number
 
 
 class _NamedStream:
-    """Pass on what is printed to a stream, and name the stream in its errors."""
+    """A wrapper of a stream that names the stream in its errors."""
 
     def __init__(self, stream: IO[str], name: str):
         self._stream = stream
@@ -60,7 +60,7 @@ class _NamedStream:
         try:
             yield
         except OSError as error:
-            # Python writes at exit what is left, and would complain, and change the exit status.
+            # Python flushes buffers at exit. It would report the error again and change the exit status.
             with open(os.devnull, "w") as nowhere:
                 os.dup2(nowhere.fileno(), self._stream.fileno())
             error.filename = self._name
@@ -89,13 +89,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     Parameters
     ----------
     argv : sequence of str, optional
-        The arguments; default: those of the process.
+        The arguments; default: the arguments of the process.
 
     Returns
     -------
     int
-        The exit status: 0, 1 if the command found something wrong, 2 if it could not do what it was asked for,
-        128 and the signal's number if it was ended by one.
+        The exit status: 0; 1 if the command found something wrong; 2 if it could not complete its task; 128 plus the
+        signal's number if a signal ended it.
     """
     with _standard_streams():
         return _run(build_parser().parse_args(argv))
@@ -111,7 +111,7 @@ def _run(args: argparse.Namespace) -> int:
         return _end(args, "interrupted", 128 + signal.SIGINT)
     except _Terminated as ended:
         return _end(args, "terminated", 128 + ended.number)
-    except BrokenPipeError:  # whoever read the output has gone
+    except BrokenPipeError:  # the reader of the output has closed it
         return 128 + signal.SIGPIPE
     except (CommandError, AscendGradError) as error:
         return _end(args, f"error: {error}", FAILED)
@@ -123,7 +123,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _end(args: argparse.Namespace, message: str, status: int) -> int:
-    with suppress(OSError):  # stderr, too, can be a full disk, or have lost its reader
+    with suppress(OSError):  # stderr, too, may be on a full disk or closed
         print(f"ascend-grad {args.command}: {' '.join(message.split())}", file=sys.stderr)
     return status
 
@@ -132,9 +132,9 @@ def _end(args: argparse.Namespace, message: str, status: int) -> int:
 def _standard_streams() -> Iterator[None]:
     """Open stdin, stdout and stderr if they are closed, and name the last two in their errors.
 
-    Stdout escapes what its encoding lacks; Python lets stderr do so.
+    Stdout escapes characters that its encoding lacks, as stderr does by default.
     """
-    # A file that is opened later, such as a result, would get the number of a closed one.
+    # A file that is opened later, such as a result, would get the descriptor of a closed standard stream.
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     with ExitStack() as streams:
@@ -152,13 +152,13 @@ def _standard_streams() -> Iterator[None]:
 
 @contextmanager
 def _signals_as_exceptions() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP unwind the stack, as SIGINT does, where they would end the process at once."""
+    """Let SIGTERM and SIGHUP raise an exception, as SIGINT does, instead of ending the process immediately."""
 
     def handle(number: int, frame: object) -> None:
         raise _Terminated(number)
 
     changed = []
-    # Only the main thread may set handlers.
+    # Signal handlers can be set by the main thread only.
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is signal.SIG_DFL:

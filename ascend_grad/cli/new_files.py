@@ -1,4 +1,4 @@
-"""Files that a command writes at its end: what would fail then is refused at its beginning."""
+"""Checks, at the beginning of a command, of the files that it writes at its end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def check_writable(option: str, path: Path) -> None:
-    """Raise `CommandError` where no file of this name can be written."""
+    """Raise `CommandError` if no file of this name can be written."""
     if path.is_dir():
         raise CommandError(f"{option} {path}: is a directory")
     if path.exists():
@@ -24,9 +24,9 @@ def check_writable(option: str, path: Path) -> None:
 
 
 def new_figure(option: str, path: Path) -> Figure:
-    """An empty figure for a file of this name, or a `CommandError`.
+    """Return an empty figure for a file of this name, or raise `CommandError`.
 
-    The name has to end in a format that Matplotlib knows: without one it would write a file of another name.
+    The name has to end in a format that Matplotlib knows; otherwise Matplotlib would write a file of another name.
     """
     try:
         from matplotlib.figure import Figure

@@ -8,6 +8,6 @@ from ..backends import CHOICES
 
 
 def add_execution_options(parser: argparse.ArgumentParser) -> None:
-    """``--threads`` and ``--backend``."""
+    """Add ``--threads`` and ``--backend``."""
     parser.add_argument("--threads", type=int, metavar="N", help="threads of the library's CPU calls")
     parser.add_argument("--backend", choices=CHOICES, help="who computes (default: as in the library)")

@@ -1,8 +1,8 @@
-"""The contract of every operator, in one place: what it takes, in which order that is checked, what it returns.
+"""The contract of every operator: its arguments, the order of their checks, and its results.
 
 Every backend receives calls that passed these checks, so that a bad call fails the same way everywhere. The checks
-themselves are compiled, in `_checks`; `rowwise` and `linear` describe the operators of the two families, `parallel`
-what each rank checks by itself of a call that several ranks make together.
+themselves are compiled, in `_checks`. `rowwise` and `linear` describe the operators of the two families; `parallel`
+describes the checks that each rank makes of its own arguments.
 """
 
 from __future__ import annotations
@@ -12,5 +12,5 @@ from .rowwise import ROWWISE
 
 __all__ = ["LINEAR", "MIN_WORKSPACE_BYTES", "OPERATORS", "ROWWISE"]
 
-#: By name.
+#: All operators by name.
 OPERATORS = {operator.name: operator for operator in (*ROWWISE, *LINEAR)}

@@ -1,4 +1,4 @@
-"""The linear operators: products with the weights of a vocabulary, and what follows from them."""
+"""Contracts of the linear operators: products with a vocabulary's weight, losses and gradients."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .._checks import (
 )
 from ..arguments import MAX_INDEX
 
-#: The least workspace that a call can be given.
+#: Minimum of the argument `workspace_bytes`.
 MIN_WORKSPACE_BYTES = 4 << 20
 
 FUSED_LINEAR_CROSS_ENTROPY_LOSS_GRAD = Operator(

@@ -1,4 +1,4 @@
-"""What ranks check of their own arguments, before they compare them with those of the others."""
+"""Checks that each rank makes of its own arguments, before the ranks compare their arguments."""
 
 from __future__ import annotations
 

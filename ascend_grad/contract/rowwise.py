@@ -1,4 +1,4 @@
-"""The row-wise operators."""
+"""Contracts of the row-wise operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operators for dask arrays, lazily, block by block.
+"""The operators for dask arrays, computed lazily and block by block.
 
 >>> import dask.array as da
 >>> import ascend_grad.dask as agd

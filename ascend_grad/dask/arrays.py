@@ -31,9 +31,9 @@ def as_dask_arrays(values: dict[str, Any], names: Iterable[str], operator: Opera
 
 
 def as_dask(value: object, name: str, operator: Operator) -> da.Array:
-    """Return a dask array whose blocks are NumPy's, and are checked as soon as they exist.
+    """Return a dask array whose blocks are NumPy arrays, each checked as soon as it is computed.
 
-    An array of NumPy's becomes one of one chunk.
+    A NumPy array becomes a dask array of one chunk.
     """
     if isinstance(value, np.ndarray):
         check_class(type(value), name, operator.name)
@@ -55,7 +55,7 @@ def as_dask(value: object, name: str, operator: Operator) -> da.Array:
 
 
 def _with_checked_blocks(array: da.Array, name: str, operator: Operator) -> da.Array:
-    """Return the array with a check of each block, whose dtype and shape dask takes on trust."""
+    """Return the array with a check of each block's dtype and shape, which dask does not check."""
     axes = tuple(range(array.ndim))
     return da.blockwise(
         _checked_block,
@@ -74,7 +74,7 @@ def _with_checked_blocks(array: da.Array, name: str, operator: Operator) -> da.A
 def _checked_block(
     block: Any, index: tuple[int, ...], shape: tuple[int, ...], *, expected: np.dtype, argument: str, operator: str
 ) -> Any:
-    """Return a block as it is, if it is what its array declares."""
+    """Check that a block has the class, shape and dtype that its array declares, and return it."""
     kind = type(block)
     if not isinstance(block, (np.ndarray, np.generic)) or has_own_arithmetic(kind):
         got = f"{kind.__module__}.{kind.__qualname__}"
@@ -88,7 +88,7 @@ def _checked_block(
 
 
 def check_one_chunk(array: da.Array, axis: int, name: str, operator: Operator) -> None:
-    """Refuse an array that is cut along an axis which a block has to hold as a whole."""
+    """Refuse an array with several chunks along an axis that each block has to contain completely."""
     if array.numblocks[axis] > 1:
         message = (
             f"{name}: expected one chunk along axis {axis} (rechunk({{{axis}: -1}}) makes one), "
@@ -98,18 +98,18 @@ def check_one_chunk(array: da.Array, axis: int, name: str, operator: Operator) -
 
 
 def stand_in(shape: tuple[int, ...], dtype: np.dtype) -> NDArray:
-    """What the checks of an operator look at in the place of an array that is yet to be computed."""
+    """Return an array that an operator's checks can read instead of an array that is not computed yet."""
     return np.broadcast_to(np.zeros((), dtype), shape)
 
 
 def validated(operator: Operator, values: dict[str, Any], num_threads: int | None) -> Call:
-    """The call that all blocks together are, with stand-ins for its arrays."""
+    """Check the call that all blocks together make, with stand-ins for its arrays, and return it."""
     call, _, _ = prepared(operator, [values[name] for name in operator.parameters], None, "cpu", num_threads)
     return call
 
 
 def backend_of_blocks(backend: str | None, operator: Operator) -> str | None:
-    """The backend that blocks ask for: threads of a scheduler know nothing of `use_backend` in the caller's context."""
+    """Return the backend for the blocks. A scheduler's threads do not see `use_backend` of the caller's context."""
     if backend is not None:
         return checked_backend(backend, operator.name)
     choice = chosen.get()

@@ -1,4 +1,4 @@
-"""The cross-entropy loss of a linear layer and its gradients, over chunks of the tokens."""
+"""Linear cross-entropy and its gradients, computed per chunk of tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..results import LinearCrossEntropy
 from . import token_chunks
 from .arrays import as_dask_arrays, backend_of_blocks, check_one_chunk, stand_in, validated
 
-#: What has a row for each token, and its rank.
+#: Arguments with a row for each token, and their ranks.
 _BY_TOKEN = {"input": 2, "target": 1, "grad_loss": 1}
 
 
@@ -36,28 +36,29 @@ def linear_cross_entropy(
     backend: str | None = None,
     num_threads: int | None = 1,
 ) -> LinearCrossEntropy:
-    r"""Cross-entropy loss of a linear layer and both of its gradients, as `ascend_grad.linear_cross_entropy`.
+    r"""Compute the cross-entropy loss of a linear layer and its gradients, like `ascend_grad.linear_cross_entropy`.
 
-    Each chunk of tokens is a task that computes its loss and both gradients. Those of the weight are added up in pairs,
-    in the order of the chunks, in float32 (float64 where `input` is), and rounded at the end.
+    Each chunk of tokens is a task that computes its loss and both gradients. The weight gradients are added in pairs,
+    in the order of the chunks, in float32 (float64 if `input` is float64). Their sum is rounded at the end.
 
     Parameters
     ----------
     input : dask.array.Array, shape (BT, H)
-        The layer's input; float32, float16, bfloat16 or float64. In chunks of tokens, and one along the features.
+        The layer's input; float32, float16, bfloat16 or float64. It may have several chunks along the tokens, but only
+        one along the features.
     weight : numpy.ndarray or dask.array.Array, shape (V, H)
         The layer's weight, of the dtype of `input`, in one chunk. Every worker that computes a chunk holds it.
     target : dask.array.Array of int32 or int64, shape (BT,)
-        Ids: ``target - vocab_start_index`` is the row of `weight`; or `ignore_index`. It is cut into the
-        chunks that `input` has along its rows.
+        Ids: ``target - vocab_start_index`` is the row of `weight`; or `ignore_index`. It is rechunked to the chunks of
+        `input` along the tokens.
     reduction : {"mean", "sum", "none"}, default "mean"
-        The loss is the mean over all rows that are not ignored, their sum, or one number for each row, 0 where ignored.
+        The loss is the mean or the sum over the rows that are not ignored, or one number per row, 0 for ignored rows.
         For a mean the targets of all chunks are counted before the first gradient is computed.
     ignore_index : int, default -100
         Rows with this target have no loss and no gradient.
     grad_loss : float, or array of shape (BT,), optional
-        The gradient with respect to the loss, default 1: one number, or with ``reduction="none"`` also one for each
-        row, of any of the four dtypes; chunks as for `target`.
+        The gradient with respect to the loss, default 1: one number or, with ``reduction="none"``, also an array with
+        one number per row. The array has any of the four dtypes, and is rechunked like `target`.
     vocab_start_index : int, default 0
         The id of the first row of `weight`.
     return_grad : bool, default True
@@ -72,7 +73,7 @@ def linear_cross_entropy(
     Returns
     -------
     loss : dask.array.Array, shape () or (BT,)
-        float32, or float64 where `input` is. The mean over no rows is NaN (and its gradients are 0).
+        The loss; float32, or float64 if `input` is float64. The mean over no rows is NaN (and its gradients are 0).
     input_grad : dask.array.Array, shape (BT, H), or None
         The gradient with respect to `input`, in its dtype and its chunks.
     weight_grad : dask.array.Array, shape (V, H), or None
@@ -83,14 +84,14 @@ def linear_cross_entropy(
     ParamNullptrError
         161001: `input`, `weight` or `target` is None.
     ParamInvalidError
-        161002: an argument is not as described (a dtype or kind: its subclass `ParamTypeError`). A target that is
-        neither in the vocabulary nor `ignore_index` is found when its chunk is computed, and named by its row there.
-        So is a block that is not of the dtype and shape that its array declares, and named by its index.
+        161002: an argument is not as described (a dtype or kind: its subclass `ParamTypeError`). Values and blocks are
+        checked when their chunk is computed. The message names a target that is neither in the vocabulary nor
+        `ignore_index` by its row in the chunk, and a block of another dtype or shape than its array's by its index.
 
     Notes
     -----
-    ``dask.compute(*result)`` computes all three together. One of them alone costs as much, so `return_grad` and
-    `output_mask` should say what is needed.
+    ``dask.compute(*result)`` computes all three results together. Computing one of them alone costs as much, so
+    `return_grad` and `output_mask` should select only the results that are needed.
 
     Results depend on the chunks of tokens, not on the scheduler, its workers or their order.
 
@@ -123,7 +124,7 @@ def linear_cross_entropy(
         "filter_eps": filter_eps,
     }
     given = list(LINEAR_CROSS_ENTROPY.array_names)
-    if getattr(grad_loss, "shape", isinstance(grad_loss, (list, tuple))):  # else it is None or one number
+    if getattr(grad_loss, "shape", isinstance(grad_loss, (list, tuple))):  # otherwise it is None or one number
         given.append("grad_loss")
     arrays = as_dask_arrays(values, given, LINEAR_CROSS_ENTROPY)
     call = validated(LINEAR_CROSS_ENTROPY, values | _stand_ins(arrays), num_threads)
@@ -131,7 +132,7 @@ def linear_cross_entropy(
         check_one_chunk(arrays[name], axis, name, LINEAR_CROSS_ENTROPY)
     tokens = arrays["input"].chunks[0]
     blocks = {
-        # As tasks of any scheduler: with a client, dask may else choose tasks that only its workers compute.
+        # method="tasks" suits any scheduler: with a client, dask may choose tasks that only its workers compute.
         name: array.rechunk({0: tokens}, method="tasks").to_delayed(optimize_graph=False).ravel().tolist()
         for name, array in arrays.items()
         if name in _BY_TOKEN
@@ -173,7 +174,7 @@ def linear_cross_entropy(
 
 
 def _stand_ins(arrays: dict[str, da.Array]) -> dict[str, NDArray]:
-    """Without rows, if all agree in their number: the values of targets are looked at where their chunk is computed."""
+    """Return stand-ins for arrays. If the numbers of tokens agree, they have no rows, as values are checked later."""
     by_token = {name: array for name, array in arrays.items() if name in _BY_TOKEN}
     agree = all(array.ndim == _BY_TOKEN[name] for name, array in by_token.items())
     agree = agree and len({array.shape[0] for array in by_token.values()}) == 1
@@ -184,7 +185,7 @@ def _stand_ins(arrays: dict[str, da.Array]) -> dict[str, NDArray]:
 
 
 def _sum(parts: Sequence[Delayed]) -> Delayed:
-    """The sum of pairs, of pairs of pairs, and so on, in their order: the same sum whatever is computed first."""
+    """Add the parts pairwise in a fixed order, so that the sum does not depend on which part is computed first."""
     add_pair = delayed(token_chunks.add, pure=True)
     while len(parts) > 1:
         odd = parts[len(parts) // 2 * 2 :]

@@ -1,4 +1,4 @@
-"""Row-wise operators: a block of the result for each block of the arguments."""
+"""Row-wise operators, which compute each block of the result from one block of every argument."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def _blockwise(operator: Operator, values: dict[str, Any], backend: str | None, 
     for name, array in arrays.items():
         if rank:
             check_one_chunk(array, call.arguments.get("dim", rank - 1), name, operator)
-        # Blocks belong together by these indices. An axis of length 1, as of a mask, goes with all blocks: dask takes
-        # one for that by its chunks, and not by its length, where there are empty chunks, too.
+        # dask matches blocks by these indices. An axis of length 1, as a mask may have, is broadcast to all blocks.
+        # dask recognizes such an axis by its number of chunks, and empty chunks count, too: hence one chunk.
         array = array.rechunk({axis: -1 for axis, length in enumerate(array.shape) if length < 2})
         operands += [array, tuple(range(rank))]
     settings = {name: value for name, value in call.arguments.items() if name not in arrays}
@@ -52,7 +52,7 @@ def softmax_backward(
     backend: str | None = None,
     num_threads: int | None = 1,
 ) -> da.Array:
-    r"""Gradient with respect to the input of a softmax, as `ascend_grad.softmax_backward`.
+    r"""Compute the gradient with respect to the input of a softmax, like `ascend_grad.softmax_backward`.
 
     Parameters
     ----------
@@ -60,16 +60,16 @@ def softmax_backward(
         The gradient with respect to the softmax's result: rank 0 to 8; float32, float16, bfloat16 or float64. In one
         chunk along `dim`.
     output : dask.array.Array, shape (...)
-        The softmax's result, of the shape and dtype of `grad_output`, in one chunk along `dim`. Where other axes are
-        cut otherwise than those of `grad_output`, dask cuts both at all borders.
+        The softmax's result, of the shape and dtype of `grad_output`, in one chunk along `dim`. If chunks along other
+        axes differ between the two arrays, dask splits both arrays at all chunk borders.
     dim : int, default -1
         The axis of the softmax.
     backend : {"auto", "cpu", "npu", "reference"}, optional
-        Who computes the blocks; default: `use_backend` at the time of this call, then what the process that computes a
-        block chooses.
+        The backend that computes the blocks. Default: the one set by `use_backend` at the time of this call; if there
+        is none, the process that computes a block chooses.
     num_threads : int or None, default 1
-        Threads for each block. 1, since the scheduler computes as many blocks at a time as there are cores; None for
-        the default of `ascend_grad.softmax_backward`. The result does not depend on it.
+        Number of threads for each block. The default is 1 since the scheduler computes one block per core at a time.
+        None is the default of `ascend_grad.softmax_backward`. The result does not depend on it.
 
     Returns
     -------
@@ -82,13 +82,13 @@ def softmax_backward(
         161001: `grad_output` or `output` is None.
     ParamInvalidError
         161002: a dtype, `dim` or a shape is not as described, chunk sizes are unknown, or there are several chunks
-        along `dim` (a dtype or kind: its subclass `ParamTypeError`). A block that is not of the dtype and shape that
-        its array declares is found when it is computed, and named by its index.
+        along `dim` (a dtype or kind: its subclass `ParamTypeError`). A block whose dtype or shape differs from its
+        array's is found when it is computed; the message names its index.
 
     Notes
     -----
-    Arrays of NumPy's are taken beside those of dask. There is no `out`: the result has no memory before it is computed,
-    and `dask.array.store` writes it where it should go.
+    NumPy arrays are accepted as well as dask arrays. There is no `out`, as the result has no memory before it is
+    computed; `dask.array.store` writes it to an existing array.
 
     Examples
     --------
@@ -110,7 +110,7 @@ def log_softmax_backward(
     backend: str | None = None,
     num_threads: int | None = 1,
 ) -> da.Array:
-    r"""Gradient with respect to the input of a log-softmax, as `ascend_grad.log_softmax_backward`.
+    r"""Compute the gradient with respect to the input of a log-softmax, like `ascend_grad.log_softmax_backward`.
 
     Parameters
     ----------
@@ -159,15 +159,15 @@ def scaled_masked_softmax_backward(
     backend: str | None = None,
     num_threads: int | None = 1,
 ) -> da.Array:
-    r"""Gradient with respect to the input of a scaled and masked softmax over the last axis.
+    r"""Compute the gradient with respect to the input of a scaled and masked softmax over the last axis.
 
-    As `ascend_grad.scaled_masked_softmax_backward`.
+    It is `ascend_grad.scaled_masked_softmax_backward` for dask arrays.
 
     Parameters
     ----------
     grad_output : dask.array.Array, shape (B, N, S1, S2)
-        The gradient with respect to the forward result; float32, float16, bfloat16 or float64. In one chunk along the
-        last axis, as all arrays here.
+        The gradient with respect to the forward result; float32, float16, bfloat16 or float64. All arrays have one
+        chunk along the last axis.
     y : dask.array.Array, shape (B, N, S1, S2)
         The forward result, of the dtype of `grad_output`.
     mask : dask.array.Array of bool, shape (B or 1, N or 1, S1, S2)
@@ -209,7 +209,7 @@ def scaled_masked_softmax_backward(
 def softmax(
     input: da.Array | NDArray, dim: int = -1, *, backend: str | None = None, num_threads: int | None = 1
 ) -> da.Array:
-    r"""Softmax along one axis, as `ascend_grad.softmax`.
+    r"""Compute the softmax along one axis, like `ascend_grad.softmax`.
 
     Parameters
     ----------
@@ -246,7 +246,7 @@ def softmax(
 def log_softmax(
     input: da.Array | NDArray, dim: int = -1, *, backend: str | None = None, num_threads: int | None = 1
 ) -> da.Array:
-    r"""Natural logarithm of the softmax along one axis, as `ascend_grad.log_softmax`.
+    r"""Compute the natural logarithm of the softmax along one axis, like `ascend_grad.log_softmax`.
 
     Parameters
     ----------
@@ -289,12 +289,12 @@ def scaled_masked_softmax(
     backend: str | None = None,
     num_threads: int | None = 1,
 ) -> da.Array:
-    r"""Scaled and masked softmax over the last axis, as `ascend_grad.scaled_masked_softmax`.
+    r"""Compute the scaled and masked softmax over the last axis, like `ascend_grad.scaled_masked_softmax`.
 
     Parameters
     ----------
     x : dask.array.Array, shape (B, N, S1, S2)
-        float32, float16, bfloat16 or float64. In one chunk along the last axis, as the mask.
+        The input; float32, float16, bfloat16 or float64. It has one chunk along the last axis, as has the mask.
     mask : dask.array.Array of bool, shape (B or 1, N or 1, S1, S2)
         True where the position is masked out.
     scale : float, default 1.0

@@ -1,4 +1,4 @@
-"""What workers compute for `linear_cross_entropy`: on the NumPy arrays of a chunk of tokens, and on their sums."""
+"""Tasks of `linear_cross_entropy`, which workers compute on the NumPy arrays of a chunk of tokens or on sums."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..results import LinearCrossEntropy
 
 
 def count(target: NDArray, ignore_index: int) -> int:
-    """The number of tokens that count in a mean."""
+    """Return the number of tokens that are not ignored."""
     return int(np.count_nonzero(target != ignore_index))
 
 
@@ -29,9 +29,9 @@ def loss_and_gradients(
     reduction: Literal["sum", "none"],
     **settings: Any,
 ) -> tuple[NDArray, NDArray | None, NDArray | None]:
-    """Loss and gradients of a chunk; the loss in float64 where it is a sum, the weight's gradient unrounded.
+    """Compute the loss and gradients of a chunk. A summed loss is in float64, the weight's gradient is unrounded.
 
-    ``count`` is that of all chunks where their mean is asked for.
+    For a mean, ``count`` is the number of tokens of all chunks that are not ignored; otherwise it is None.
     """
     if count is not None:
         grad_loss = grad_loss / count if count else 0.0
@@ -60,9 +60,9 @@ def _with_unrounded_weight_grad(
     reduction: str,
     settings: dict[str, Any],
 ) -> LinearCrossEntropy:
-    """The same of 16-bit arrays by the single operators, of which the last one takes an `out` of float32."""
+    """Compute loss and gradients of 16-bit arrays by three operators, as the last one takes an `out` of float32."""
     arguments = settings | {"reduction": reduction, "grad_loss": grad_loss}
-    bound_call("linear_cross_entropy", (input, weight, target), arguments)  # the targets, above all
+    bound_call("linear_cross_entropy", (input, weight, target), arguments)  # checks the targets, above all
     execution = {name: settings[name] for name in ("backend", "num_threads")}
     start = settings["vocab_start_index"]
     statistics = ag.fused_linear_online_max_sum(input, weight, target, start, start + len(weight), **execution)
@@ -89,18 +89,18 @@ def _with_unrounded_weight_grad(
 
 
 def add(first: Any, second: Any) -> Any:
-    """The sum of what two chunks, or two sums of chunks, have."""
+    """Add the results of two chunks, or two sums of results."""
     with np.errstate(all="ignore"):
         return first + second
 
 
 def reduced(total: NDArray, count: int | None, dtype: np.dtype) -> NDArray:
-    """The loss from the sum over all chunks; the mean over no tokens is NaN."""
+    """Return the loss from the sum over all chunks; the mean over no tokens is NaN."""
     with np.errstate(all="ignore"):
         return np.asarray(total if count is None else np.divide(total, count), dtype)
 
 
 def rounded(weight_grad: NDArray, dtype: np.dtype) -> NDArray:
-    """The weight's gradient in its dtype."""
+    """Round the weight's gradient to the weight's dtype."""
     with np.errstate(all="ignore"):
         return weight_grad.astype(dtype, copy=False)

@@ -1,6 +1,6 @@
-"""Losses over several processes, whose vocabulary, or whose tokens, are split over them.
+"""Losses of problems whose vocabulary or tokens are split over several processes.
 
-Every rank calls the same function with its part. MPI (by mpi4py) or torch.distributed carries the numbers.
+Every rank calls the same function with its part. MPI (through mpi4py) or torch.distributed transfers the numbers.
 
 >>> from ascend_grad import parallel
 >>> parallel.vocab_range(151936, 3, 8)

@@ -1,8 +1,8 @@
-"""How an error of one rank becomes an error of all of them, and how arguments of several ranks are compared.
+"""Errors of one rank, which all ranks raise, and comparison of the arguments of all ranks.
 
 Between two collective operations each rank works by itself, and may fail by itself: a bad argument, no memory, Ctrl-C.
-A rank that left then would leave the others waiting. So it keeps its exception and takes part in the operations that
-follow, until one of them carries a number that says so; then all ranks raise.
+If the rank raised at once, the others would wait for it permanently. So it keeps its exception and takes part in the
+following operations, until one of them transfers the number of failed ranks; then all ranks raise.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from .communicators import Collectives
 
 _T = TypeVar("_T")
 
-#: What every rank tells the others, as JSON: of one size, so that one collective operation does.
+#: Bytes of a card, the JSON text that a rank sends to the others. One size for all ranks needs one operation only.
 CARD_BYTES = 1024
-#: Characters of an exception that the others are told, at most.
+#: Maximum length of the text of an exception on a card, in characters of JSON.
 _TEXT_LENGTH = 700
 
 
 class Attempt:
-    """One rank's part of a call: what it does between collective operations, and the exception that it kept."""
+    """One rank's part of a call: runs the work between collective operations and keeps the first exception."""
 
     def __init__(self, operator: str):
         self.operator = operator
@@ -36,31 +36,34 @@ class Attempt:
         return self.error is not None
 
     def run(self, work: Callable[[], _T]) -> _T | None:
-        """Do it unless something failed before; None where it fails."""
+        """Return the result of `work()`, or None if it raises or if something failed before."""
         if self.error is None:
             try:
                 return work()
-            except BaseException as error:  # Ctrl-C, too: nobody may be left waiting
-                if isinstance(error, AscendGradError):  # of an operator that this one calls, maybe
+            except BaseException as error:  # Ctrl-C, too: no rank may be left waiting
+                if isinstance(error, AscendGradError):  # it may name an operator that this one calls
                     error.operator = self.operator
                 self.error = error
         return None
 
     def raise_kept(self) -> None:
-        """Raise what was kept, where no collective operation follows that would tell the others."""
+        """Raise the kept exception, if any. To be called if no collective operation follows that would report it."""
         if self.error is not None:
             try:
                 raise self.error
             finally:
-                self.error = None  # whose traceback refers to all that there is here
+                self.error = None  # its traceback keeps this call's arrays alive
 
     def tell(self, ranks: Collectives, facts: dict[str, Any] | None) -> list[dict[str, Any]]:
-        """What every rank tells (not looked at where this one failed), or an exception if a rank failed."""
+        """Return the cards of all ranks, or raise an exception on all of them if one failed.
+
+        `facts` is this rank's card, replaced by the exception if this rank failed.
+        """
         card = facts if self.error is None else {"error": _text(self.error)}
         written = bytearray(json.dumps(card).encode().ljust(CARD_BYTES))
         try:
             cards = ranks.allgather(np.frombuffer(written, np.uint8))
-        except AscendGradError as error:  # a communicator that is none
+        except AscendGradError as error:  # the caller's communicator returned something else
             error.operator = self.operator
             raise
         told = [json.loads(row.tobytes()) for row in cards]
@@ -71,12 +74,12 @@ class Attempt:
         return told
 
     def settle(self, ranks: Collectives, failures: float) -> None:
-        """Raise on every rank, if this sum of `failed` over the ranks is not 0."""
+        """Raise on every rank if `failures`, the sum of `failed` over the ranks, is not 0."""
         if failures:
             self.tell(ranks, {})
 
     def share(self, ranks: Collectives) -> None:
-        """Raise on every rank, if one of them failed."""
+        """Raise on every rank if one of them failed."""
         failures = np.array([self.failed], np.float32)
         ranks.allreduce(failures, "sum")
         self.settle(ranks, failures[0])
@@ -90,7 +93,7 @@ def _text(error: BaseException) -> str:
 
 
 def check_agreement(facts: Sequence[dict[str, Any]], operator: str) -> None:
-    """Every fact is the same on all ranks: else the same error on all of them."""
+    """Check that every fact is the same on all ranks; otherwise raise the same error on all of them."""
     for rank, each in enumerate(facts):
         for name, value in facts[0].items():
             if each.get(name) != value:

@@ -1,4 +1,4 @@
-"""Some rows of a shard's problem: what is computed before, between and after two collective operations."""
+"""One row block of a shard's problem: its computations before, between and after the two collective operations."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
 
 
 class Block:
-    """One block of rows.
+    """One block of a shard's rows.
 
     Parameters
     ----------
     shard : Shard
-        The problem, and where results go.
+        The problem, which also receives the results.
     rows : slice
-        The rows.
+        The rows of the block.
     caches_logits : bool
         Whether this rank's logits of these rows stay in memory until their gradients are computed.
 
     Attributes
     ----------
     maxima : ndarray, shape (rows,)
-        The largest logit of each row: on this rank, and of all ranks once the largest of all was put here.
+        The largest logit of each row: first of this rank, then, once the caller has reduced them, of all ranks.
     sums : ndarray, shape (rows, 2)
-        This rank's part of the sum of exponentials and of the target's logit; likewise.
+        The sum of exponentials and the target's logit of each row: first this rank's part, then the sum over ranks.
     """
 
     def __init__(self, shard: Shard, rows: slice, caches_logits: bool):
@@ -40,14 +40,14 @@ class Block:
         self._logits: NDArray | None = None
 
     def find_statistics(self) -> None:
-        """Those of this rank's logits."""
+        """Compute the row maxima and sums of this rank's logits."""
         shard, count = self._shard, len(self.maxima)
         if shard.weight.shape[0]:
             self._compute_statistics()
         else:
             self._largest = np.full(count, -np.inf, self.maxima.dtype)
             self._elsewhere, self._place = np.ones(count, np.bool_), np.zeros_like(shard.target[self._rows])
-        # Engines disagree on the larger one of NaN and a number; the sum of exponentials is NaN in any case.
+        # NaN becomes -inf: engines disagree on max(NaN, number). The sum of exponentials is NaN in any case.
         self.maxima[...] = np.where(np.isnan(self._largest), -np.inf, self._largest)
 
     def _compute_statistics(self) -> None:
@@ -66,9 +66,9 @@ class Block:
         self._logits = found.vocab_parallel_logits
 
     def relate_to_global_maxima(self) -> None:
-        """Statistics relative to this rank's largest logits become parts of those of the whole vocabulary."""
+        """Rescale the sums from this rank's row maxima to the row maxima of the whole vocabulary."""
         sums, predicted = self.sums.T
-        # No finite logit here: its exponentials add nothing to those of others, where there are some.
+        # Rows whose logits are all -inf on this rank but not on every rank: this rank adds nothing to their sums.
         nothing = (self._largest == -np.inf) & (self.maxima != -np.inf)
         with np.errstate(all="ignore"):
             shift = self._largest - self.maxima
@@ -78,7 +78,7 @@ class Block:
         predicted[self._elsewhere] = 0
 
     def finish(self) -> None:
-        """The losses and the gradients, from the statistics of the whole vocabulary."""
+        """Compute the losses and the gradients from the statistics of the whole vocabulary."""
         shard, logits = self._shard, self._logits
         shard.losses[self._rows], softmax = ops.fused_cross_entropy_loss_with_max_sum(
             self.maxima,
@@ -94,7 +94,10 @@ class Block:
             self._add_gradients(words, None if softmax is None else softmax[:, words])
 
     def _add_gradients(self, words: slice, softmax: NDArray | None) -> None:
-        """The gradients through some of this rank's words. The first ones are written, those that follow added."""
+        """Compute the gradients through one slice of this rank's vocabulary, and add them to the totals.
+
+        The first slice overwrites the input gradient; the first row block overwrites the weight gradient.
+        """
         shard, rows = self._shard, self._rows
         input_grad = None if shard.input_sum is None else shard.input_sum.matrix[rows]
         weight_grad = None if shard.weight_total is None else shard.weight_total[words]
@@ -120,5 +123,5 @@ class Block:
 
 
 def _place(total: NDArray | None, adds: bool) -> NDArray | None:
-    """Where a part of a total goes: next to it where it is to be added."""
+    """Return the array for a part of a total: a new one if the part will be added, otherwise the total itself."""
     return None if total is None else np.empty_like(total) if adds else total

@@ -1,4 +1,4 @@
-"""What carries numbers between ranks: what a caller has to offer, and what the losses make of it."""
+"""Communication between ranks: the protocol for a caller's engine, and the collective operations of the losses."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ Operation = Literal["max", "sum"]
 
 @runtime_checkable
 class Communicator(Protocol):
-    """A group of processes, as one of them sees it. All of them make the same calls in the same order.
+    """A group of processes, as one of them sees it. All processes make the same calls in the same order.
 
-    What mpi4py and torch.distributed have need not be wrapped; this is for other engines. Arrays are C-contiguous, of
-    float32, float64 or uint8, and of the same dtype, and the same shape, on every rank.
+    Communicators of mpi4py and torch.distributed need not be wrapped; this protocol is for other engines. Arrays are
+    C-contiguous, of float32, float64 or uint8. Their dtype and shape are the same on every rank.
     """
 
     @property
     def rank(self) -> int:
-        """The number of this process, from 0 on."""
+        """Number of this process, counted from 0."""
         ...
 
     @property
     def size(self) -> int:
-        """The number of processes."""
+        """Number of processes."""
         ...
 
     def allreduce(self, array: NDArray, op: Operation) -> None:
-        """Combine the arrays of all ranks, element by element, and put the result in the place of each.
+        """Combine the arrays of all ranks, element by element, and overwrite each array with the result.
 
         Parameters
         ----------
         array : ndarray
-            This rank's array, which becomes the result.
+            This rank's array, which is overwritten.
         op : {"max", "sum"}
-            How. No array that "max" is called with holds NaN.
+            The operation. Arrays for "max" hold no NaN.
         """
         ...
 
     def allgather(self, array: NDArray) -> NDArray:
-        """Give every rank the arrays of all.
+        """Return the arrays of all ranks, on every rank.
 
         Parameters
         ----------
@@ -56,20 +56,20 @@ class Communicator(Protocol):
         Returns
         -------
         ndarray
-            All of them, in the order of the ranks along a new first axis.
+            The arrays in rank order, along a new first axis.
         """
         ...
 
 
 class Collectives:
-    """The collective operations of the losses, by those of a `Communicator`. Engines that have more override some.
+    """The collective operations of the losses, by the methods of a `Communicator`. Subclasses use an engine's own.
 
     Attributes
     ----------
     takes_npu_tensors : bool
-        Whether tensors of torch_npu may take the place of arrays, in memory of the device.
+        Whether arguments may be tensors of torch_npu in device memory instead of arrays.
     required_device : int or None
-        The only device on which matrices can be summed; None: the host can, too.
+        The only device on which matrices can be summed; None if they can be summed on the host, too.
     """
 
     takes_npu_tensors = False
@@ -83,7 +83,7 @@ class Collectives:
         self._comm.allreduce(array, op)
 
     def allgather(self, array: NDArray, out: NDArray | None = None) -> NDArray:
-        """The arrays of all ranks along a new first axis: in `out` where that is given."""
+        """Return the arrays of all ranks along a new first axis, in `out` if it is given."""
         found = self._comm.allgather(array)
         expected = (self.size, *array.shape)
         if not isinstance(found, np.ndarray) or found.shape != expected or found.dtype != array.dtype:
@@ -95,12 +95,15 @@ class Collectives:
         return out
 
     def start_allreduce(self, array: NDArray, op: Operation) -> Callable[[], object]:
-        """Begin `allreduce`; the function that is returned waits for its end."""
+        """Begin `allreduce`; return a function that waits for its end."""
         self.allreduce(array, op)
         return lambda: None
 
     def exchange(self, matrix: NDArray, out: NDArray) -> None:
-        """Every rank's rows of this rank, as `vocab_range` cuts them: (ranks, rows of this rank, columns)."""
+        """Gather from every rank's matrix the rows that `vocab_range` assigns to this rank.
+
+        `out` has the shape (ranks, rows of this rank, columns).
+        """
         for rank in range(self.size):
             rows = matrix[slice(*vocab_range(len(matrix), rank, self.size))]
             self.allgather(rows, out if rank == self.rank else None)

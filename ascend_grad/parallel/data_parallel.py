@@ -1,4 +1,4 @@
-"""The loss over tokens that are split over ranks, with the whole weight on each or, on a grid, a part of it."""
+"""Linear cross-entropy over tokens that are split over ranks. On a grid of ranks the weight is split, too."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def data_parallel_linear_cross_entropy(
     backend: str | None = None,
     num_threads: int | None = None,
 ) -> LinearCrossEntropy:
-    """Cross-entropy loss of a linear layer and its gradients, where each rank holds some of the tokens.
+    """Compute the cross-entropy loss of a linear layer and its gradients, with the tokens split over ranks.
 
-    Loss and weight gradient are those of `ascend_grad.linear_cross_entropy` on the tokens of all ranks: a mean is over
-    all tokens that are not ignored, on whichever rank, and not a mean of means.
+    Loss and weight gradient are what `ascend_grad.linear_cross_entropy` computes from the tokens of all ranks. A mean
+    is over the tokens of all ranks that are not ignored; it is not a mean of the ranks' means.
 
     Parameters
     ----------
@@ -66,26 +66,27 @@ def data_parallel_linear_cross_entropy(
         Ids in the vocabulary, or `ignore_index`.
     comm : Communicator, mpi4py.MPI.Comm, torch.distributed.ProcessGroup or None
         The ranks that the tokens are split over.
-    vocab_comm : the same, optional
-        On a grid of ranks, those that have the same tokens as this one and other words of the vocabulary; `comm` then
-        are those that have the same words and other tokens, and `weight` is a shard as in `linear_cross_entropy`.
+    vocab_comm : like `comm`, optional
+        On a grid of ranks, the ranks with the same tokens as this one and other vocabulary entries. `comm` then holds
+        the ranks with the same entries and other tokens, and `weight` is a shard as in `linear_cross_entropy`.
     vocab_start_index, vocab_size
         As in `linear_cross_entropy`, over the ranks of `vocab_comm`.
     reduction, ignore_index, grad_loss
-        As in `ascend_grad.linear_cross_entropy`; all but a `grad_loss` for each row are the same on every rank.
+        As in `ascend_grad.linear_cross_entropy`, the same on every rank, except for a `grad_loss` for each row.
     reduce_weight_grad : True or "scatter", default True
-        The weight's gradient is a sum over `comm`. True: every rank gets it; "scatter": every rank gets the rows
-        ``slice(*vocab_range(V, comm.rank, comm.size))`` of it.
+        The weight's gradient is a sum over `comm`. True: every rank gets the whole sum; "scatter": every rank gets the
+        sum's rows ``slice(*vocab_range(V, comm.rank, comm.size))``.
     deterministic, return_grad, output_mask, workspace_bytes, filter_eps, backend, num_threads
         As in `linear_cross_entropy`.
 
     Returns
     -------
     loss : ndarray, shape () or (BT of this rank,)
-        float32, or float64 where `input_rows` is. Mean and sum are over the tokens of all ranks, on every rank.
+        The loss; float32, or float64 if `input_rows` is float64. Mean and sum are over the tokens of all ranks, and are
+        returned on every rank.
     input_grad : ndarray, shape (BT of this rank, H), or None
         The gradient with respect to `input_rows`, in its dtype.
-    weight_grad : ndarray, shape (V, H) or this rank's rows of it, or None
+    weight_grad : ndarray, shape (V, H) or (rows of this rank, H), or None
         The gradient with respect to `weight`, in its dtype.
 
     Raises
@@ -93,24 +94,27 @@ def data_parallel_linear_cross_entropy(
     ParamNullptrError
         161001: `input_rows`, `weight` or `target_rows` is None.
     ParamInvalidError
-        161002: an argument is not as described, or not the same on every rank that it has to be the same on.
+        161002: an argument is not as described, or differs between ranks where it must not.
     RankError
-        Another rank raised something; it says which.
+        Another rank raised an exception; the message names the rank.
 
     Notes
     -----
-    Results are arrays of the library that the arguments belong to. If all ranks pass arrays on a device, results
-    are on that device, and each rank's part of a gradient is rounded to 16 bits before the parts are added in float32.
-    Such arrays are those of `ascend_grad.npu.asarray`, or tensors of torch_npu, in float16 or bfloat16. A `grad_loss`
-    for each row is there, too. Calls on them wait for the device.
+    Results are arrays of the library that the arguments belong to.
 
-    The weights of the ranks of `comm` are taken to be the same; their shapes alone are compared. One call makes these
-    collective operations on `comm`: a gathering of 1024 bytes of each rank, the sum of two numbers, and that of V H
-    numbers in float32 (float64). On a grid those of `linear_cross_entropy` on `vocab_comm` come besides.
+    Arrays on a device are results of `ascend_grad.npu.asarray`, or tensors of torch_npu, in float16 or bfloat16. If all
+    ranks pass such arrays, the results are on the same device. Each rank's part of a gradient is then rounded to 16
+    bits before the parts are added in float32. A `grad_loss` with a number for each row has to be on the device, too.
+    Calls with such arrays wait for the device.
+
+    The weights have to be the same on all ranks of `comm`; only their shapes are compared. One call makes these
+    collective operations on `comm`: a gathering of 1024 bytes from each rank, the sum of two numbers, and the sum of
+    V H numbers in float32 (float64). On a grid it also makes the collective operations of `linear_cross_entropy` on
+    `vocab_comm`.
 
     Examples
     --------
-    With ``mpiexec -n 2``, ``comm = MPI.COMM_WORLD`` and each half of the tokens; here a process alone:
+    Under ``mpiexec -n 2``, pass ``comm=MPI.COMM_WORLD`` and half of the tokens on each rank. Here a single process:
 
     >>> import numpy as np
     >>> from ascend_grad import parallel
@@ -150,8 +154,8 @@ def data_parallel_linear_cross_entropy(
         shard = make_shard(call, vocab_ranks, vocab_start_index, vocab_size, True, execution, place)
         return shard, total, shard.facts()
 
-    # Both gatherings come before anything is raised: who fails tells the ranks of its vocabulary first, and each of
-    # those tells the ranks that have other tokens.
+    # Both gatherings run before any rank raises. A rank that failed tells the ranks of its vocab_comm first (in
+    # agree()); each of these ranks then tells the ranks of its comm.
     attempt, inner = Attempt(_NAME), Attempt(_NAME)
     prepared = inner.run(prepare)
 
@@ -173,7 +177,7 @@ def data_parallel_linear_cross_entropy(
         return {"same": same, "count": shard.count}
 
     cards = attempt.tell(ranks, attempt.run(agree))
-    assert prepared is not None  # else it has raised
+    assert prepared is not None  # otherwise tell() has raised
     shard, weight_sum, _ = prepared
 
     def agreed_count() -> int:
@@ -181,7 +185,7 @@ def data_parallel_linear_cross_entropy(
         return sum(card["count"] for card in cards)
 
     count = inner.run(agreed_count)
-    if count is None:  # all ranks of comm see that, but others of the vocabulary may not: this tells them, and raises
+    if count is None:  # every rank of comm knows, ranks of vocab_comm may not: solve() tells them and raises
         return shard.solve(inner, 0)
 
     def solve() -> LinearCrossEntropy:

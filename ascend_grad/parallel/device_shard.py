@@ -1,7 +1,7 @@
-"""A part of the vocabulary on a device.
+"""One rank's part of a problem on a device.
 
-Matrices stay there. Some numbers of each token come to the host, where those of all ranks are combined, as they are for
-arrays of the host.
+Matrices stay on the device. A few numbers for each token are copied to the host and combined over the ranks there, as
+for arrays of the host.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from .sums import Share
 
 
 class DeviceShard(Shard):
-    """This rank's part of a problem, as `Shard`, in memory of a device.
+    """This rank's part of a problem, like `Shard`, in memory of a device.
 
-    `weight_grad` is the sum that takes the weight's gradient, if there is one.
+    The argument `weight_grad` is the `DeviceMatrixSum` for the weight's gradient, or None.
     """
 
     memory = "on a device"
@@ -43,13 +43,13 @@ class DeviceShard(Shard):
             )
 
     def _prepare_weight_grad(self) -> None:
-        """The device allocates it."""
+        """Do nothing: the operator allocates the weight's gradient."""
 
     def _block(self, rows: slice) -> DeviceBlock:
         return DeviceBlock(self, rows, caches_logits=False)
 
     def add_gradients(self, input_grad: DeviceArray | None, weight_grad: DeviceArray | None) -> None:
-        """Take those of the only block."""
+        """Store the gradients of the only row block."""
         if input_grad is not None:
             self.input_sum.put(input_grad)
         if weight_grad is not None and self._weight_sum is not None:
@@ -57,27 +57,27 @@ class DeviceShard(Shard):
         self._weight_grad = weight_grad
 
     def _complete_weight_grad(self) -> None:
-        if self.wanted[1] and self._weight_grad is None and self._weight_sum is None:  # no token, or no word
+        if self.wanted[1] and self._weight_grad is None and self._weight_sum is None:  # no tokens or no vocabulary
             self._weight_grad = np.zeros(self.weight.shape, self.dtype)
 
     def convert_results(self, result: LinearCrossEntropy, attempt: Attempt, ranks: Collectives) -> LinearCrossEntropy:
-        """As arrays on the device, or an exception on every rank if one of them failed."""
+        """Return the results as arrays on the device, or raise on every rank if one of them failed."""
 
         def put() -> list[Any]:
             return [self.to_device(each) if isinstance(each, np.ndarray) else each for each in result]
 
         there = attempt.run(put)
         attempt.share(ranks)
-        assert there is not None  # else it has raised
+        assert there is not None  # otherwise share() has raised
         return LinearCrossEntropy(*self._call.in_library(there))
 
     def to_device(self, array: NDArray) -> Any:
-        """A copy on the device of the input."""
+        """Return a copy on the input's device."""
         return copy_to_device_of(array, self.input)
 
 
 class DeviceBlock(Block):
-    """All rows of a shard on a device."""
+    """The only row block of a shard on a device."""
 
     _shard: DeviceShard
 
@@ -120,5 +120,5 @@ class DeviceBlock(Block):
 
 
 def make_shard(call: Call, *arguments: Any) -> Shard:
-    """This rank's part, wherever its arrays are; the arguments are those of `Shard`."""
+    """Return a `Shard`, or a `DeviceShard` for arrays on a device, made with these arguments."""
     return (Shard if call.device is None else DeviceShard)(call, *arguments)

@@ -1,4 +1,4 @@
-"""Sums over all ranks of matrices on a device: where they are, or through the host."""
+"""Sums over all ranks of matrices on devices, computed on the devices or on the host."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from .sums import MatrixSum, Share
 
 
 class DeviceMatrixSum(ABC):
-    """The sum of a matrix of each rank that is on a device, where `put` is given this rank's."""
+    """The sum of one matrix per rank, each on a device. The caller passes this rank's matrix to `put`."""
 
-    #: `put` is given all rows at once: nothing to `start` before.
+    #: False: `put` takes all rows at once, so no rows can be started before.
     overlaps = False
 
     @abstractmethod
     def put(self, matrix: DeviceArray) -> None:
-        """This rank's matrix. Without one it is 0."""
+        """Set this rank's matrix, which is 0 by default."""
 
     @abstractmethod
     def result(self, attempt: Attempt) -> Any:
-        """As `MatrixSum.result`; maybe on the host."""
+        """Return the same as `MatrixSum.result`, on the device or on the host."""
 
 
 class _OnlyMatrix(DeviceMatrixSum):
-    """The sum of one rank's."""
+    """The sum if there is only one rank: its matrix."""
 
     def __init__(self, ranks: Collectives, rows: int, columns: int, dtype: np.dtype):
         self._ranks, self._shape, self._dtype = ranks, (rows, columns), dtype
@@ -53,7 +53,7 @@ class _OnlyMatrix(DeviceMatrixSum):
 
 
 class _StagedSum(DeviceMatrixSum):
-    """Sums pass through the host."""
+    """A sum that is computed on the host, from copies of the matrices."""
 
     def __init__(self, *arguments: Any):
         self._sum = MatrixSum(*arguments)
@@ -66,7 +66,7 @@ class _StagedSum(DeviceMatrixSum):
 
 
 class _TensorSum(MatrixSum):
-    """`MatrixSum` in tensors of torch_npu."""
+    """A `MatrixSum` whose memory is tensors of torch_npu."""
 
     def __init__(self, device: int, *arguments: Any):
         self._torch: Any = sys.modules["torch"]
@@ -89,7 +89,7 @@ class _TensorSum(MatrixSum):
 
 
 class _NpuSum(DeviceMatrixSum):
-    """Sums travel from device to device."""
+    """A sum that is transferred directly between devices."""
 
     def __init__(self, like: DeviceArray, *arguments: Any):
         self._like = like
@@ -102,7 +102,7 @@ class _NpuSum(DeviceMatrixSum):
         found = self._sum.result(attempt)
 
         def complete() -> DeviceArray:
-            runtime.wait_for_torch(self._like.device)  # arrays are complete when a call returns, on whichever stream
+            runtime.wait_for_torch(self._like.device)  # results must be complete when a call returns, for any stream
             return torch_npu.array_like(found, self._like)
 
         return attempt.run(complete)
@@ -117,14 +117,14 @@ def device_matrix_sum(
     deterministic: bool,
     like: DeviceArray,
 ) -> DeviceMatrixSum:
-    """The sum of matrices of this shape.
+    """Return a sum for matrices of this shape.
 
     Parameters
     ----------
     ranks, rows, columns, result_dtype, share, deterministic
-        As in `MatrixSum`; numbers travel, and are added, in the accumulator's dtype.
+        As in `MatrixSum`. Numbers are transferred and added in the accumulator's dtype.
     like : DeviceArray
-        An array on the device of the matrices.
+        An array on the device that holds the matrices.
     """
     if ranks.size == 1:
         return _OnlyMatrix(ranks, rows, columns, result_dtype)

@@ -1,4 +1,4 @@
-"""Which engine carries the numbers: chosen by the type of what the caller passes, and imported only then."""
+"""Choice of the engine for communication, by the type of the caller's communicator. It is imported only then."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .communicators import Collectives, Communicator, Operation
 
 
 class OneProcess:
-    """The communicator of a process that is alone."""
+    """The communicator of a single process."""
 
     rank, size = 0, 1
 
@@ -26,12 +26,15 @@ class OneProcess:
 
 
 def collectives(comm: Any, name: str, operator: str) -> Collectives:
-    """What the argument `name` can do: None, a communicator of mpi4py or torch.distributed, or any `Communicator`."""
+    """Return the collective operations of the communicator `comm`, which the caller passed as the argument `name`.
+
+    It is None, a communicator of mpi4py, a process group of torch.distributed, or any `Communicator`.
+    """
     if comm is None:
         return Collectives(OneProcess())
     if isinstance(comm, Collectives):
         return comm
-    # Whoever has such an object has imported its package.
+    # A caller who has a communicator of mpi4py or torch.distributed has imported that package.
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is not None and isinstance(comm, mpi.Comm):
         from .mpi import MpiCollectives

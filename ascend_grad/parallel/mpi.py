@@ -1,4 +1,4 @@
-"""Communicators of mpi4py: calls on buffers, in place."""
+"""Collective operations by mpi4py, on buffers and in place."""
 
 from __future__ import annotations
 

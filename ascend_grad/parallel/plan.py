@@ -1,7 +1,7 @@
-"""How the rows are cut into blocks, one after another.
+"""Division of a problem's rows into blocks, which are computed in order.
 
-Where a block's logits are kept, they are computed once and not twice. Of several blocks, the input gradient of one
-travels while the next one is computed, and the weight gradients are added up, slice by slice of the words.
+If a block's logits are cached, they are computed once instead of twice. With several blocks, the input gradient of one
+is transferred while the next one is computed. Their weight gradients are summed by slices of the vocabulary.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-#: Rows of a block, at least: fewer would make the additions to the weight's gradient count.
+#: Minimum number of rows of a block. With fewer, the additions to the weight's gradient would take notable time.
 BLOCK_ROWS = 512
-#: Blocks that suffice to hide communication, and blocks at most: their sums are simply added up.
+#: Number of blocks that is enough to hide communication, and the maximum: blocks are added without compensation.
 OVERLAPPING_BLOCKS, MOST_BLOCKS = 4, 64
-#: A slice of the weight's gradient takes such a part of the workspace.
+#: A slice of the weight's gradient takes at most 1/SLICE_SHARE of the workspace (more if MOST_BLOCKS limits slices).
 SLICE_SHARE = 4
 
 
 class Room(NamedTuple):
-    """What one rank's workspace has room for."""
+    """Capacity of one rank's workspace."""
 
-    cached_rows: int  #: rows whose logits it holds; 0: they are computed twice
-    blocks: int  #: blocks at most
+    cached_rows: int  #: number of rows whose logits fit; 0: logits are computed twice
+    blocks: int  #: maximum number of row blocks
 
 
 def room_for(
@@ -34,10 +34,10 @@ def room_for(
     weight_grad_dtype: np.dtype | None,
     workspace: int,
 ) -> Room:
-    """What this rank can do; a weight gradient of None is not asked for.
+    """Return the capacity of this rank's workspace. `weight_grad_dtype` None: that gradient is not requested.
 
-    Logits come in the dtype of the inputs, so only those of accumulators lose nothing. Weight gradients of 16 bits are
-    added up beside the result.
+    Logits are cached in the dtype of the inputs, so only if it is the accumulator's: rounded logits lose accuracy.
+    Weight gradients of 16 bits are summed in a temporary array.
     """
     words, features = weight_shape
     kept = min(rows, workspace // max(1, words * accumulator.itemsize)) if dtype == accumulator else 0
@@ -48,14 +48,14 @@ def room_for(
 
 
 def common_blocks(rows: int, rooms: Sequence[Room], overlaps: bool) -> int:
-    """How many blocks all ranks cut the rows into."""
+    """Return the number of row blocks, the same on all ranks."""
     most = min(room.blocks for room in rooms)
     needed = [-(-rows // room.cached_rows) for room in rooms if room.cached_rows]
     return max([min(most, OVERLAPPING_BLOCKS) if overlaps else 1, *(each for each in needed if each <= most)])
 
 
 def word_slices(weight_shape: tuple[int, int], itemsize: int, workspace: int) -> int:
-    """How many slices of the words keep a part of the weight's gradient small."""
+    """Return the number of vocabulary slices that keeps a slice of the weight's gradient small."""
     words, features = weight_shape
     slices = -(-words * features * itemsize * SLICE_SHARE // workspace)
     return max(1, min(slices, words, MOST_BLOCKS))

@@ -1,4 +1,4 @@
-"""Process groups of torch.distributed, over tensors that share the arrays' memory, or through memory of a device."""
+"""Collective operations by torch.distributed, on tensors that share the arrays' memory or on copies on a device."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _UFUNCS = {"max": np.maximum, "sum": np.add}
 
 
 class ProcessGroupCollectives(Collectives):
-    """The collective operations of a group that takes tensors of the CPU, or of Ascend NPUs, or both.
+    """The collective operations of a process group that takes tensors of the CPU, or of Ascend NPUs, or both.
 
-    Instead of arrays they take tensors on an NPU, too, which stay there. Of a group that takes no tensors of the CPU
-    (hccl alone) arrays, which are then a few numbers of each token, pass through memory of torch's current device.
+    Arguments are arrays, or tensors on an NPU, which stay there. If the group takes no tensors of the CPU (hccl alone),
+    arrays are copied through memory of torch's current device; they are then a few numbers for each token.
     """
 
     _group: dist.ProcessGroup
@@ -38,7 +38,7 @@ class ProcessGroupCollectives(Collectives):
         self.takes_npu_tensors = "npu" in kinds
         self._device = torch.device("cpu")
         if "cpu" not in kinds:
-            npu: Any = torch.npu  # which torch_npu has set
+            npu: Any = torch.npu  # set by torch_npu
             self.required_device = npu.current_device()
             self._device = torch.device("npu", self.required_device)
 
@@ -57,7 +57,7 @@ class ProcessGroupCollectives(Collectives):
 
     def start_allreduce(self, array: NDArray | torch.Tensor, op: Operation) -> Callable[[], object]:
         here = _flat(array)
-        if here.dtype == torch.float64 and self._passes_device:  # which hccl does not reduce
+        if here.dtype == torch.float64 and self._passes_device:  # hccl does not reduce float64
             with np.errstate(all="ignore"):
                 _UFUNCS[op].reduce(self.allgather(array), axis=0, out=array)
             return lambda: None
@@ -74,7 +74,7 @@ class ProcessGroupCollectives(Collectives):
         columns = matrix.shape[1]
         ranges = [vocab_range(len(matrix), rank, self.size) for rank in range(self.size)]
         start, stop = ranges[self.rank]
-        if (len(matrix) < self.size or not columns) and self.takes_npu_tensors:  # else there are tensors without memory
+        if (len(matrix) < self.size or not columns) and self.takes_npu_tensors:  # avoids tensors without memory
             everything = out.new_empty((self.size, *matrix.shape)) if isinstance(out, torch.Tensor) else None
             out[...] = self.allgather(matrix, everything)[:, start:stop]
             return
@@ -88,16 +88,16 @@ class ProcessGroupCollectives(Collectives):
 
     @property
     def _passes_device(self) -> bool:
-        """Whether arrays pass through memory of a device."""
+        """Return whether arrays are copied through memory of a device."""
         return self.required_device is not None
 
     def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor of the host where the group takes it; others stay where they are."""
+        """Return a tensor of the CPU on the device that the group takes, and other tensors unchanged."""
         return tensor.to(self._device) if tensor.is_cpu else tensor
 
 
 def _flat(array: NDArray | torch.Tensor) -> torch.Tensor:
-    """The elements in a row, in the same memory."""
+    """Return the elements as a one-dimensional tensor in the same memory."""
     flat = array.reshape(-1)
     return flat if isinstance(flat, torch.Tensor) else torch.from_numpy(flat)
 

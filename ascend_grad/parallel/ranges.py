@@ -1,4 +1,4 @@
-"""How rows are cut into one part for each rank."""
+"""Division of rows into one range per rank."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ _NAME = "parallel.vocab_range"
 
 
 def vocab_range(vocab_size: int, rank: int, size: int) -> tuple[int, int]:
-    """The part of a vocabulary that a rank holds where the parts are as equal as can be.
+    """Return the range of the vocabulary that a rank holds if ranges are as equal as possible.
 
     Parameters
     ----------
     vocab_size : int
-        Words in the vocabulary, 0 or more.
+        Number of vocabulary entries, 0 or more.
     rank : int
         The rank, in ``[0, size)``.
     size : int
@@ -23,8 +23,8 @@ def vocab_range(vocab_size: int, rank: int, size: int) -> tuple[int, int]:
     Returns
     -------
     start, stop : int
-        The ids of the rank's words, the end exclusive. The first ``vocab_size % size`` ranks have one more than the
-        others; with fewer words than ranks the last ranks have none.
+        The ids of the rank's entries, the end exclusive. The first ``vocab_size % size`` ranks have one more than the
+        others; with fewer entries than ranks the last ranks have none.
 
     Raises
     ------

@@ -1,7 +1,8 @@
-"""The loss of one part of the tokens, whose vocabulary is split over ranks.
+"""The loss of some tokens over a vocabulary that is split over ranks.
 
-Each rank computes the statistics of its logits, which two collective operations combine, then the gradients of its
-part; those of the input are summed over the ranks. All arithmetic is that of the three operators that the device has.
+Each rank computes the row statistics of its logits, and two collective operations combine them. Each rank then computes
+the gradients of its part, and the input gradients are summed over the ranks. The three operators that devices have do
+the arithmetic.
 """
 
 from __future__ import annotations
@@ -34,22 +35,22 @@ class Shard:
     Parameters
     ----------
     call : Call
-        The arguments, checked.
+        The checked arguments.
     ranks : Collectives
-        Those that the vocabulary is split over.
+        The ranks that the vocabulary is split over.
     vocab_start_index, vocab_size : int or None
-        As the caller gave them.
+        The caller's arguments, unchecked.
     share : True, "scatter" or False
-        What this rank gets of the input's gradient.
+        This rank's share of the input's gradient.
     execution : dict
-        `backend` and `num_threads` of each operator.
+        `backend` and `num_threads` for each operator.
     weight_grad : ndarray or None
-        Where the weight's gradient goes, if not into a new array of its dtype. (`DeviceShard`: a sum.)
+        The array that receives the weight's gradient; None for a new array. (A `DeviceShard` takes a sum instead.)
 
     Attributes
     ----------
     memory : str
-        Where the arrays are. It has to be the same on every rank: it decides by which operations matrices are summed.
+        The memory that holds the arrays. It has to be the same on every rank, as it decides how matrices are summed.
     """
 
     memory = "on the host"
@@ -71,7 +72,7 @@ class Shard:
         self.input, self.weight, target = (call.arguments[name] for name in self._names)
         self._a = call.arguments
         self.products = {name: call.arguments[name] for name in ("workspace_bytes", "filter_eps")}
-        requested(execution["backend"], call.operator)  # of a rank without words no operator looks at these
+        requested(execution["backend"], call.operator)  # a rank without weight rows calls no operator
         thread_count(execution["num_threads"], self._operator)
         self.execution = execution
         self._ranks = ranks
@@ -82,17 +83,17 @@ class Shard:
         self.accumulator = arrays.accumulator_dtype(self.dtype)
         self.target = np.ascontiguousarray(arrays.host_values(target), arrays.native(target.dtype))
         self._counted = self.target != self._a["ignore_index"]
-        #: How many tokens count here.
+        #: Number of tokens on this rank that are not ignored.
         self.count = int(np.count_nonzero(self._counted))
 
-        # What collective operations take is allocated before the first of them: who lacks the memory can still say so.
+        # The arrays of collective operations are allocated before the first one: a rank that lacks memory can say so.
         rows = len(self.target)
         self.maxima = np.zeros(rows, self.accumulator)
-        #: Of each row the sum of exponentials, and the target's logit.
+        #: Columns: each row's sum of exponentials, and the logit of its target.
         self.sums = np.zeros((rows, 2), self.accumulator)
         self.losses = np.empty(rows, self.accumulator)
         self._sums_of_ranks = VectorSums(ranks, self.sums.size, self.accumulator, self._a["deterministic"])
-        #: A `MatrixSum`; a `DeviceMatrixSum` for arrays on a device.
+        #: The sum for the input's gradient: a `MatrixSum`, or a `DeviceMatrixSum` for arrays on a device.
         self.input_sum: Any = None
         self._weight_grad: Any = None
         self._room = Room(0, 1)
@@ -100,11 +101,11 @@ class Shard:
 
     @property
     def wanted(self) -> list[bool]:
-        """Whether the gradients of the input and of the weight are asked for."""
+        """Return whether the gradients of the input and of the weight are requested."""
         return [self._a["return_grad"] and asked for asked in self._a["output_mask"]]
 
     def _allocate(self, share: Share, weight_grad: Any) -> None:
-        """Gradients, and what they are summed in."""
+        """Allocate the gradients and the arrays in which they are summed."""
         (rows, features), wanted = self.input.shape, self.wanted
         if wanted[0]:
             result_dtype = self.accumulator if share is False else self.dtype
@@ -113,7 +114,7 @@ class Shard:
             )
         if wanted[1]:
             self._weight_grad = np.empty(self.weight.shape, self.dtype) if weight_grad is None else weight_grad
-        #: What the weight gradients of blocks are added up in, so many slices of the words at a time.
+        #: The sum of the weight gradients of all row blocks, and the number of vocabulary slices to compute it in.
         self.weight_total, self.slices = self._weight_grad, 1
         workspace = self._a["workspace_bytes"]
         self._workspace = default_workspace(self.input, self.weight, *wanted) if workspace is None else workspace
@@ -121,10 +122,10 @@ class Shard:
             weight_dtype = None if self._weight_grad is None else self._weight_grad.dtype
             self._room = room_for(rows, self.weight.shape, self.dtype, self.accumulator, weight_dtype, self._workspace)
 
-    # -- what the ranks have to agree on --
+    # -- agreement between the ranks --
 
     def facts(self) -> dict[str, Any]:
-        """What this rank tells the others: what has to be the same, and what is its own."""
+        """Return this rank's card for the others: facts that must be the same on all ranks, and its own facts."""
         input, _, target = self._names
         same = {
             "operator": self._operator,
@@ -140,7 +141,7 @@ class Shard:
         return {"same": same, "rows": self.weight.shape[0], "start": self._start_index, "room": self._room}
 
     def options(self) -> dict[str, Any]:
-        """The arguments that are no arrays."""
+        """Return the arguments that are not arrays."""
         names = ("reduction", "ignore_index", "deterministic", "return_grad", "output_mask", "workspace_bytes")
         same = {name: self._a[name] for name in names}
         same |= {"filter_eps": repr(self._a["filter_eps"]), "vocab_size": self._vocab_size}
@@ -179,7 +180,10 @@ class Shard:
     # -- the loss and the gradients --
 
     def solve(self, attempt: Attempt, count: int) -> LinearCrossEntropy:
-        """Loss and gradients, where `count` tokens count in the mean; of a mean this rank's part of the sum."""
+        """Compute the loss and the gradients. For a mean, this shard's loss is the sum of its rows divided by `count`.
+
+        `count` is the number of tokens in the mean, which may include other shards' tokens.
+        """
         attempt.run(partial(self._prepare, count))
         for block in range(self._blocks):
             rows = slice(*vocab_range(len(self.target), block, self._blocks))
@@ -194,7 +198,7 @@ class Shard:
         return LinearCrossEntropy(loss, self.input_sum.result(attempt), self._weight_grad)  # type: ignore[arg-type]
 
     def convert_results(self, result: LinearCrossEntropy, attempt: Attempt, ranks: Collectives) -> LinearCrossEntropy:
-        """As arrays of the caller's library, unless something was kept to be raised."""
+        """Return the results as arrays of the caller's library, or raise the kept exception."""
         attempt.raise_kept()
         return LinearCrossEntropy(*self._call.in_library(result))
 
@@ -209,7 +213,7 @@ class Shard:
         attempt.run(block.finish)
 
     def _prepare(self, count: int) -> None:
-        """Check the targets, and find the gradient that arrives at each row."""
+        """Check the targets, and compute the upstream gradient of each row."""
         target, ignored = self.target, self._a["ignore_index"]
         outside = np.flatnonzero(self._counted & ((target < 0) | (target >= self.vocab_size)))
         if outside.size:
@@ -223,7 +227,7 @@ class Shard:
         self._prepare_weight_grad()
 
     def _prepare_weight_grad(self) -> None:
-        """Find where weight gradients are added up."""
+        """Choose the array for the sum of the weight gradients, and the number of vocabulary slices."""
         if self._weight_grad is None:
             return
         if self._blocks > 1:
@@ -249,7 +253,7 @@ class Shard:
 
 
 def check_memory(call: Call, ranks: Collectives) -> None:
-    """Refuse arrays where the ranks cannot carry their sums, and on a device what it does not compute."""
+    """Refuse arrays in memory that the ranks cannot sum, and dtypes that a device does not compute."""
     name, dtype = call.operator.parameters[0], call.arrays[0].dtype
     if call.device is not None and dtype.itemsize != 2:
         message = f"{name}: expected dtype float16 or bfloat16 on a device, got {dtype}"
@@ -263,7 +267,7 @@ def check_memory(call: Call, ranks: Collectives) -> None:
 
 
 def _index(value: object, name: str, operator: str) -> int | None:
-    """An optional argument that is an index."""
+    """Check and return an optional argument that is an index."""
     if value is None:
         return None
     index = integer(value, name, operator, "None or an int")

@@ -13,23 +13,23 @@ from .agreement import Attempt
 from .communicators import Collectives
 from .ranges import vocab_range
 
-#: What a rank gets of a sum of matrices: all of it, the rows that `vocab_range` cuts for it, or only what it had.
+#: A rank's share of a sum of matrices: the whole sum, the rows that `vocab_range` assigns to it, or its own summand.
 Share = Literal[True, "scatter", False]
 
 
 class VectorSums:
-    """Sums of vectors (or of a few of them, side by side) of each rank, in place.
+    """Sums over the ranks of one vector (or a matrix of few columns) per rank, in place.
 
     Parameters
     ----------
     ranks : Collectives
-        Whose vectors are summed.
+        The ranks whose vectors are summed.
     size : int
-        How many numbers there are at most at a time.
+        Maximum number of elements of a vector.
     dtype : dtype
-        Of the numbers.
+        The vectors' dtype.
     deterministic : bool
-        Add in the order of the ranks, whatever the engine does.
+        Add in rank order, whatever the engine's order.
     """
 
     def __init__(self, ranks: Collectives, size: int, dtype: DTypeLike, deterministic: bool):
@@ -45,30 +45,30 @@ class VectorSums:
 
 
 def _add(parts: NDArray, out: NDArray) -> None:
-    """The sum along the first axis, in order. What the caller wants of infinities and overflow has no say."""
+    """Add along the first axis, in order. The caller's `np.errstate` for infinities and overflow has no influence."""
     with np.errstate(all="ignore"):
         np.add.reduce(parts, axis=0, out=out)
 
 
 class MatrixSum:
-    """The sum of a matrix of each rank. The caller writes its own into `matrix`, then asks for `result`.
+    """The sum of one matrix per rank. The caller writes this rank's matrix into `matrix`, then calls `result`.
 
-    All that it takes is allocated at once: whoever lacks the memory can say so before others wait for it.
+    All memory is allocated at once: a rank that lacks it can tell the others before they wait for it.
 
     Parameters
     ----------
     ranks : Collectives
-        Whose matrices are summed.
+        The ranks whose matrices are summed.
     rows, columns : int
-        Their shape.
+        The matrices' shape.
     dtype : dtype
-        In which numbers travel and are added: float32 or float64.
+        The dtype in which numbers are transferred and added: float32 or float64.
     result_dtype : dtype
-        Of the result, which is rounded once.
+        The result's dtype; the result is rounded once.
     share : True, "scatter" or False
-        What this rank gets.
+        This rank's share of the sum.
     deterministic : bool
-        Add in the order of the ranks.
+        Add in rank order.
     """
 
     def __init__(
@@ -83,27 +83,27 @@ class MatrixSum:
     ):
         self._ranks, self._share, self._deterministic = ranks, share, deterministic
         self._size = rows * columns
-        # One number more, which says whether a rank failed.
+        # The additional last element says whether a rank failed.
         self._buffer = self._zeros(self._size + 1, dtype)
         self.matrix = self._buffer[:-1].reshape(rows, columns)
         self._begun = 0
         self._waits: list[Callable[[], object]] = []
-        #: Whether rows can be summed while others are still computed.
+        #: True if rows can be summed while other rows are still computed.
         self.overlaps = share is True and not deterministic and ranks.size > 1
         start, stop = vocab_range(rows, ranks.rank, ranks.size)
         own, most = stop - start, -(-rows // ranks.size)
         if self._is_cut:
-            #: The sums of this rank's rows, with as many rows as each rank has where all of them are gathered.
+            #: The sums of this rank's rows, padded to the same number of rows on all ranks if they are gathered.
             self._own = self._zeros((most if share is True else own, columns), dtype)
             self._own_rows = own
-            #: What arrives from all ranks: their parts of these rows, then the sums of theirs.
+            #: Data received from all ranks: first their summands of this rank's rows, then the sums of their rows.
             self._received = self._empty(ranks.size * most * columns, dtype)
-        #: The result, if it is not of the dtype of the sum.
+        #: The result, if its dtype is not the dtype of the sum.
         self._rounded: Any = None
         if result_dtype != dtype:
             self._rounded = self._empty((own if share == "scatter" else rows, columns), result_dtype)
 
-    # -- what is done otherwise elsewhere than in memory of the host --
+    # -- operations on host memory, which a subclass for another memory overrides --
 
     def _zeros(self, shape: int | tuple[int, int], dtype: np.dtype) -> Any:
         return np.zeros(shape, dtype)
@@ -117,24 +117,24 @@ class MatrixSum:
     def _round(self, out: Any, values: Any) -> None:
         arrays.round_into(out, values)
 
-    # -- the same everywhere --
+    # -- operations for every kind of memory --
 
     @property
     def _is_cut(self) -> bool:
-        """Whether each rank adds the rows that `vocab_range` cuts for it."""
+        """Return whether each rank adds only the rows that `vocab_range` assigns to it."""
         return self._ranks.size > 1 and (self._share == "scatter" or (self._share is True and self._deterministic))
 
     def start(self, rows: slice) -> None:
-        """Where sums overlap: begin with rows that are complete. All ranks start the same ones; `result` has them."""
+        """Begin the sum of complete rows; only if `overlaps`. All ranks start the same rows; `result` waits for it."""
         end = rows.stop * self.matrix.shape[1]
-        if self._begun < end < self._size:  # the last rows travel with the last number
+        if self._begun < end < self._size:  # result() sums the last rows with the last element
             self._waits.append(self._ranks.start_allreduce(self._buffer[self._begun : end], "sum"))
             self._begun = end
 
     def result(self, attempt: Attempt) -> Any:
-        """This rank's share of the sum, or an exception on every rank if one of them failed so far.
+        """Return this rank's share of the sum, or raise on every rank if one of them failed so far.
 
-        What fails after the last collective operation is kept in `attempt`.
+        An exception after the last collective operation is kept in `attempt`.
         """
         complete = self._sum(attempt)
 
@@ -148,7 +148,7 @@ class MatrixSum:
         return attempt.run(round_sum)
 
     def _sum(self, attempt: Attempt) -> Callable[[], Any]:
-        """All collective operations; what is returned makes the sum of what they left."""
+        """Run all collective operations; return a function that computes the share from their results."""
         if self._share is True and not self._deterministic:
             self._buffer[-1] = float(attempt.failed)
             self._waits.append(self._ranks.start_allreduce(self._buffer[self._begun :], "sum"))

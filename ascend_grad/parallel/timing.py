@@ -1,4 +1,4 @@
-"""How long communication takes."""
+"""Measurement of the time that communication takes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .communicators import Collectives, Operation
 
 
 class TimedCollectives(Collectives):
-    """The operations of an engine, with the time that this rank spends in them, other ranks' lateness included.
+    """The operations of an engine, with the time that this rank spends in them, including waits for late ranks.
 
     Attributes
     ----------
     seconds : float
-        So far.
+        The time so far.
     """
 
     def __init__(self, engine: Collectives):

@@ -1,4 +1,4 @@
-"""The loss over a vocabulary that is split over ranks."""
+"""Linear cross-entropy over a vocabulary that is split over ranks."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def linear_cross_entropy(
     backend: str | None = None,
     num_threads: int | None = None,
 ) -> LinearCrossEntropy:
-    """Cross-entropy loss of a linear layer and its gradients, where each rank holds some words of the vocabulary.
+    """Compute the cross-entropy loss of a linear layer and its gradients, with the vocabulary split over ranks.
 
-    All ranks of `comm` call it with the same tokens, each with its own rows of the weight. Loss and gradients are those
-    of `ascend_grad.linear_cross_entropy` on the whole weight.
+    All ranks of `comm` call it with the same tokens, each with its own rows of the weight. Loss and gradients are what
+    `ascend_grad.linear_cross_entropy` computes from the whole weight.
 
     Parameters
     ----------
@@ -65,15 +65,15 @@ def linear_cross_entropy(
     vocab_start_index : int, optional
         The id of the first row of `weight_shard`. By default shards follow each other in the order of the ranks.
     vocab_size : int, optional
-        Words in the whole vocabulary, if that is to be compared with the rows of all shards.
+        Number of entries of the whole vocabulary. If given, it is compared with the number of rows of all shards.
     reduction, ignore_index, grad_loss
         As in `ascend_grad.linear_cross_entropy`, the same on every rank.
     reduce_input_grad : True, False or "scatter", default True
-        The input's gradient is a sum over the ranks. True: every rank gets it; "scatter": every rank gets the rows
-        ``slice(*vocab_range(BT, comm.rank, comm.size))`` of it; False: every rank gets its own part of the sum, in
-        float32 (float64 where `input` is).
+        The input's gradient is a sum over the ranks. True: every rank gets the whole sum; "scatter": every rank gets
+        the sum's rows ``slice(*vocab_range(BT, comm.rank, comm.size))``; False: every rank gets its own summand, in
+        float32 (float64 if `input` is float64).
     deterministic : bool, default False
-        Add in the order of the ranks: all ranks have the same bits, in every run with as many ranks.
+        Add in rank order. All ranks then get the same bits, in every run with the same number of ranks.
     return_grad, output_mask
         As in `ascend_grad.linear_cross_entropy`, the same on every rank.
     workspace_bytes, filter_eps, backend, num_threads
@@ -82,9 +82,9 @@ def linear_cross_entropy(
     Returns
     -------
     loss : ndarray, shape () or (BT,)
-        float32, or float64 where `input` is; on every rank.
+        The loss, on every rank; float32, or float64 if `input` is float64.
     input_grad : ndarray, shape (BT, H), or None
-        The gradient with respect to `input`, in its dtype, or what `reduce_input_grad` makes of it.
+        The gradient with respect to `input`, in its dtype. `reduce_input_grad` changes rows and dtype as said there.
     weight_grad : ndarray, shape (V of this rank, H), or None
         The gradient with respect to `weight_shard`, in its dtype.
 
@@ -93,27 +93,33 @@ def linear_cross_entropy(
     ParamNullptrError
         161001: `input`, `weight_shard` or `target` is None.
     ParamInvalidError
-        161002: an argument is not as described, or not the same on every rank, or the shards have gaps or overlap.
+        161002: an argument is not as described or differs between ranks, or the shards have gaps or overlap.
     RankError
-        Another rank raised something; it says which.
+        Another rank raised an exception; the message names the rank.
 
     Notes
     -----
-    Results are arrays of the library that the arguments belong to. If all ranks pass arrays on a device, results
-    are on that device, and each rank's part of a gradient is rounded to 16 bits before the parts are added in float32.
-    Such arrays are those of `ascend_grad.npu.asarray`, or tensors of torch_npu, in float16 or bfloat16. A `grad_loss`
-    for each row is there, too. Calls on them wait for the device.
+    Results are arrays of the library that the arguments belong to.
 
-    Every rank raises where one of them does. What the engine itself raises (a rank that died) is passed on.
+    Arrays on a device are results of `ascend_grad.npu.asarray`, or tensors of torch_npu, in float16 or bfloat16. If all
+    ranks pass such arrays, the results are on the same device. Each rank's part of a gradient is then rounded to 16
+    bits before the parts are added in float32. A `grad_loss` with a number for each row has to be on the device, too.
+    Calls with such arrays wait for the device.
 
-    Numbers travel in float32 (float64), never in 16 bits. One call makes these collective operations: a gathering of
-    1024 bytes of each rank, by which arguments are compared; the largest of BT numbers and the sum of 2 BT; the sum of
-    BT H numbers. The latter three come in blocks of rows, and gradients of one block travel while the next is computed
-    (on devices all rows are one block).
+    If one rank raises an exception, every rank raises one. Exceptions of the engine itself (a rank died) are passed on.
+
+    Numbers are transferred in float32 (float64), never in 16 bits. One call makes these collective operations:
+
+    - a gathering of 1024 bytes from each rank, to compare the arguments;
+    - the maximum of BT numbers, and the sum of 2 BT numbers, per block of rows;
+    - the sum of BT H numbers. If every rank gets the whole sum and `deterministic` is False, it is made per block of
+      rows, too: the gradients of one block are transferred while the next block is computed.
+
+    On devices all rows are one block.
 
     Examples
     --------
-    With ``mpiexec -n 2``, ``comm = MPI.COMM_WORLD`` and each half of the weight; here a process alone:
+    Under ``mpiexec -n 2``, pass ``comm=MPI.COMM_WORLD`` and half of the weight on each rank. Here a single process:
 
     >>> import numpy as np
     >>> from ascend_grad import parallel
@@ -144,7 +150,7 @@ def linear_cross_entropy(
 
     prepared = attempt.run(prepare)
     cards = attempt.tell(ranks, None if prepared is None else prepared[1])
-    assert prepared is not None  # else it has raised
+    assert prepared is not None  # otherwise tell() has raised
     shard, _ = prepared
     shard.place(cards)
     return shard.convert_results(shard.solve(attempt, shard.count), attempt, ranks)

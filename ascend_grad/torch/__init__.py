@@ -1,7 +1,7 @@
 """The operators for PyTorch tensors, with gradients: functions and modules that replace torch's own.
 
-Tensors are on the CPU or, with torch_npu, on an Ascend NPU, where they are computed (proven on a test double; it has
-not run on hardware yet).
+Tensors are on the CPU or, with torch_npu, on an Ascend NPU, which then computes. (The latter is tested on a test
+double; it has not run on hardware yet.)
 
 >>> import torch
 >>> import ascend_grad.torch as agt
@@ -13,7 +13,7 @@ tensor([ 0.1875, -0.0625, -0.0625, -0.0625])
 
 import torch
 
-if not hasattr(torch, "accelerator"):  # which came with 2.6
+if not hasattr(torch, "accelerator"):  # added in torch 2.6
     raise ImportError(f"ascend_grad.torch needs torch 2.6 or newer, found {torch.__version__}")
 
 from . import compat

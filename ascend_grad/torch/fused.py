@@ -1,4 +1,4 @@
-"""The three fused linear operators, of which a loss over shards of a vocabulary is made. They have no gradients."""
+"""The three fused linear operators for a loss over shards of a vocabulary. They have no gradients."""
 
 from __future__ import annotations
 
@@ -57,18 +57,18 @@ _SCHEMAS = {
     "int? workspace_bytes, float filter_eps, int? num_threads) -> (Tensor input_grad, Tensor weight_grad)",
 }
 
-#: The argument whose dtype a result has that is not asked for, and is then empty.
+#: The argument, by operator, whose dtype an empty tensor has that replaces a result that is not requested.
 _LIKE = {_STATISTICS: "input", _LOSS: "logits_max", _GRADIENT: "input"}
 
 _FAKES: dict[str, Callable] = {_STATISTICS: _statistics_fake, _LOSS: _loss_fake, _GRADIENT: _gradient_fake}
 
 
-#: The names of the arguments in the order of the schema, which are those of the functions of arrays.
+#: Names of the arguments, by operator, in the schema's order. The functions of arrays use the same names.
 _PARAMETERS: dict[str, list[str]] = {}
 
 
 def _compute(array_of: Callable, tensor_of: Callable, name: str, *values: Any) -> tuple[torch.Tensor, ...]:
-    """Compute an operator. Two functions convert tensors and results."""
+    """Compute an operator. `array_of` converts its tensors, `tensor_of` its results."""
     given = dict(zip(_PARAMETERS[name], values))
     converted = {
         parameter: array_of(value, parameter, name) if isinstance(value, torch.Tensor) else value
@@ -79,9 +79,9 @@ def _compute(array_of: Callable, tensor_of: Callable, name: str, *values: Any) -
 
 
 def _without_gradient(name: str) -> type[Function]:
-    """Return the function that `apply` calls: its results depend on what requires grad, so that backward is an error.
+    """Return the function that `apply` calls. Its results require grad if an argument does, and backward raises.
 
-    Results that do not require grad would be left out of gradients without a word.
+    Results that do not require grad would silently be left out of gradients.
     """
     operator = getattr(torch.ops.ascend_grad, name).default
 
@@ -94,7 +94,7 @@ def _without_gradient(name: str) -> type[Function]:
 
         @staticmethod
         def setup_context(ctx, inputs, output):
-            """There is nothing to keep."""
+            """Save nothing: backward raises."""
 
         @staticmethod
         def backward(ctx, *_):
@@ -143,7 +143,7 @@ def fused_linear_online_max_sum(
     return_logits: bool = False,
     num_threads: int | None = None,
 ) -> OnlineMaxSum:
-    r"""Statistics of the logits of a linear layer over one shard of the vocabulary, without the logits as a whole.
+    r"""Compute statistics of a linear layer's logits over one shard of the vocabulary, without storing all logits.
 
     It is `ascend_grad.fused_linear_online_max_sum` for tensors, and has no gradient: see Notes.
 
@@ -165,14 +165,14 @@ def fused_linear_online_max_sum(
     Returns
     -------
     logits_max, sum_exp_logits, predicted_logits : torch.Tensor, shape (BT,)
-        The largest logit, the sum of exp(logit - largest), and the target's logit - largest, 0 where the target lives
-        in another shard; float32, or float64 where `input` is.
+        The largest logit, the sum of exp(logit - largest), and the target's logit - largest (0 if the target lives in
+        another shard); float32, or float64 if `input` is float64.
     target_mask : torch.Tensor of uint8, shape ((BT + 7) // 8,)
         A bit for every row, 1 where the target lives in another shard: row i is bit ``i % 8`` of byte ``i // 8``.
     masked_target : torch.Tensor, shape (BT,)
         ``target - vocab_start_index``, or 0 where the target lives in another shard, of the dtype of `target`.
     vocab_parallel_logits : torch.Tensor, shape (BT, V), or None
-        The logits in the dtype of `input`, where asked for.
+        The logits in the dtype of `input`, if requested.
 
     Raises
     ------
@@ -186,8 +186,8 @@ def fused_linear_online_max_sum(
 
     Notes
     -----
-    Backward through the results is a NotImplementedError. The gradients are those of
-    `fused_linear_cross_entropy_loss_grad`, to be called by the backward of a `torch.autograd.Function`.
+    Backward through the results raises NotImplementedError. To compute gradients, call
+    `fused_linear_cross_entropy_loss_grad` in the backward of a `torch.autograd.Function`.
 
     Examples
     --------
@@ -222,10 +222,10 @@ def fused_cross_entropy_loss_with_max_sum(
     vocab_parallel_logits: torch.Tensor | None = None,
     num_threads: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    r"""Cross-entropy loss of each row from the statistics of its logits, and the softmax where logits are given.
+    r"""Compute the cross-entropy loss of each row from statistics of its logits, and the softmax if logits are given.
 
-    It is `ascend_grad.fused_cross_entropy_loss_with_max_sum` for tensors, and has no gradient, as
-    `fused_linear_online_max_sum` has none.
+    It is `ascend_grad.fused_cross_entropy_loss_with_max_sum` for tensors. Like `fused_linear_online_max_sum`, it has no
+    gradient.
 
     Parameters
     ----------
@@ -234,16 +234,16 @@ def fused_cross_entropy_loss_with_max_sum(
     label_smoothing : float, default 0.0
         Must be 0.
     vocab_parallel_logits : torch.Tensor, shape (BT, V), optional
-        The logits of one shard; float32, float16 or bfloat16 (float64 where `logits_max` is).
+        The logits of one shard; float32, float16 or bfloat16 (float64 if `logits_max` is float64).
     num_threads : int, optional
         As in `ascend_grad.softmax_backward`.
 
     Returns
     -------
     loss : torch.Tensor, shape (BT,)
-        Of the dtype of `logits_max`.
+        The loss of each row, in the dtype of `logits_max`.
     softmax : torch.Tensor, shape (BT, V), or None
-        Of the dtype of `logits_max`; None without `vocab_parallel_logits`.
+        The shard's probabilities, in the dtype of `logits_max`; None without `vocab_parallel_logits`.
 
     Raises
     ------
@@ -296,15 +296,15 @@ def fused_linear_cross_entropy_loss_grad(
     filter_eps: float = 0.0,
     num_threads: int | None = None,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    r"""Gradients of a linear layer followed by a cross-entropy loss, without the logits as a whole.
+    r"""Compute the gradients of a linear layer followed by a cross-entropy loss, without storing all logits.
 
     It is `ascend_grad.fused_linear_cross_entropy_loss_grad` for tensors, and cannot be differentiated once more.
 
     Parameters
     ----------
     grad : torch.Tensor, shape (BT,)
-        The gradient with respect to the loss of each row; float32, or float64 where `input` is. A row whose gradient is
-        0 is absent from both results.
+        The gradient with respect to the loss of each row; float32, or float64 if `input` is float64. A row whose
+        gradient is 0 is absent from both results.
     input : torch.Tensor, shape (BT, H)
         The layer's input; float32, float16, bfloat16 or float64.
     weight : torch.Tensor, shape (V, H)
@@ -320,7 +320,7 @@ def fused_linear_cross_entropy_loss_grad(
         The results of `fused_linear_online_max_sum`, over the whole vocabulary; dtype as `grad`. Both are needed unless
         `softmax` is given.
     softmax : torch.Tensor, shape (BT, V), optional
-        The probabilities; dtype as `grad`. Where they are given, the two above are not looked at. Never modified.
+        The probabilities; dtype as `grad`. If given, `logits_max` and `sum_exp_logits` are ignored. Never modified.
     output_mask : pair of bool, default (True, True)
         Which of the two gradients to compute; the other one is None.
     workspace_bytes, filter_eps
@@ -331,14 +331,14 @@ def fused_linear_cross_entropy_loss_grad(
     Returns
     -------
     input_grad : torch.Tensor, shape (BT, H), or None
-        Of the dtype of `input`.
+        The gradient with respect to `input`, in its dtype.
     weight_grad : torch.Tensor, shape (V, H), or None
-        Of the dtype of `weight`.
+        The gradient with respect to `weight`, in its dtype.
 
     Raises
     ------
     ParamNullptrError
-        161001: `softmax` and one of the two that can replace it are None.
+        161001: `softmax` is None, and so is `logits_max` or `sum_exp_logits`.
     ParamInvalidError
         161002: a dtype, a shape or a number is not as described, or a target is out of range where the mask is not set
         (a dtype or a kind: its subclass `ParamTypeError`).

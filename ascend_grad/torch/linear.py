@@ -24,12 +24,12 @@ _T = TypeVar("_T")
 
 _NAME = operators.LINEAR
 
-#: What a target is where torch's functions are told nothing else.
+#: Default `ignore_index` of torch's functions.
 IGNORE_INDEX = -100
 
 
 class Names(NamedTuple):
-    """What a caller knows the function and its tensors as."""
+    """Names of the function and its tensors, for errors."""
 
     operator: str = _NAME
     input: str = "input"
@@ -44,12 +44,12 @@ _SECOND_ORDER = f"{_NAME}: the gradient cannot be differentiated once more (crea
 
 
 class _LinearCrossEntropy(Function):
-    """The loss, in the accumulator's dtype, and the gradients that are asked for.
+    """The loss, in the accumulator's dtype, and the requested gradients.
 
-    Gradients of one number are computed with the loss, which saves computing the logits twice, and scaled in backward.
-    They are given away there, and computed anew if there is a second backward. Gradients of a loss per row, and those
-    of float16, are computed in backward: the upstream gradient has to come before the sum over the rows, and a loss
-    scale before the rounding to float16, in which the gradient of a mean vanishes.
+    Gradients of a mean or a sum are computed with the loss, so that logits are computed once. Backward scales them and
+    returns them without a copy, so that a second backward computes them again. Gradients of one loss per row are
+    computed in backward, as upstream gradients must be applied before the sum over the rows. So are gradients in
+    float16: a loss scale must be applied before the rounding, in which the gradient of a mean would vanish.
     """
 
     @staticmethod
@@ -59,8 +59,8 @@ class _LinearCrossEntropy(Function):
     @staticmethod
     def setup_context(ctx, inputs, output):
         input, weight, target, grad_loss, *ctx.settings = inputs
-        ctx.shard = operators.SHARDS.get(ctx.settings[-1])  # which lives as long as there may be a backward
-        ctx.set_materialize_grads(False)  # which would be zeros of the size of the weight
+        ctx.shard = operators.SHARDS.get(ctx.settings[-1])  # kept alive for backward
+        ctx.set_materialize_grads(False)  # would allocate zeros of the weight's size
         ctx.save_for_backward(input, weight, target)
         is_scalable = grad_loss is None and ctx.settings[0] != "none"
         ctx.gradients = [each.detach() for each in output[1:]] if is_scalable else None
@@ -81,8 +81,8 @@ class _LinearCrossEntropy(Function):
             _, *gradients = operators.loss(
                 input, weight, target, grad_loss, reduction, ignore_index, *wanted, filter_eps, num_threads, shard
             )
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # which refuses a second order by itself
-            above = () if is_computed else (grad_loss,)  # else the product below depends on it
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # it refuses a second order itself
+            above = () if is_computed else (grad_loss,)  # if computed before, the product below depends on it
             gradients = _Gradients.apply(*gradients, *above, input, weight)
         if is_computed:
             gradients = _scaled(gradients, grad_loss, in_place=not shared)
@@ -90,28 +90,28 @@ class _LinearCrossEntropy(Function):
 
 
 class _LinearCrossEntropyOfOperator(_LinearCrossEntropy):
-    """The gradient of the registered operator, whose caller has the gradients as well: they stay as they are."""
+    """The gradient of the registered operator. Its caller has the gradients, too, so backward leaves them unchanged."""
 
     @staticmethod
     def setup_context(ctx, inputs, output):
         _LinearCrossEntropy.setup_context(ctx, inputs, output)
         if ctx.gradients is not None:
-            ctx.save_for_backward(*inputs[:3], *output[1:])  # for torch to refuse backward where they were changed
+            ctx.save_for_backward(*inputs[:3], *output[1:])  # torch refuses backward if they were changed
             ctx.gradients = None
 
 
 def _scaled(gradients: Sequence[torch.Tensor], factor: torch.Tensor, in_place: bool) -> Sequence[torch.Tensor]:
-    """Multiply gradients by one number. In place they are not multiplied by 1, where the number is on the CPU."""
+    """Multiply gradients by one number. In place, a multiplication by 1 is skipped if the number is on the CPU."""
     if not in_place or torch.is_grad_enabled() or not are_readable((*gradients, factor)):
         return [gradient * factor for gradient in gradients]
-    if not factor.is_cpu or factor.item() != 1:  # to read it on a device would wait
+    if not factor.is_cpu or factor.item() != 1:  # reading it from a device would wait
         for gradient in gradients:
             gradient.mul_(factor)
     return gradients
 
 
 class _Gradients(Function):
-    """Gradients that depend on what they were computed from, so that differentiating them is an error and not zero."""
+    """Gradients that depend on the arguments of the loss, so that differentiating them raises instead of giving 0."""
 
     generate_vmap_rule = True
 
@@ -121,7 +121,7 @@ class _Gradients(Function):
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        """There is nothing to keep."""
+        """Save nothing: backward raises."""
 
     @staticmethod
     def backward(ctx, *_):
@@ -148,14 +148,14 @@ def linear_cross_entropy(
     vocab_start_index: int | None = None,
     vocab_size: int | None = None,
 ) -> torch.Tensor:
-    r"""Cross-entropy loss of a linear layer, as `torch.nn.functional.linear_cross_entropy`, without the logits.
+    r"""Compute the loss of `torch.nn.functional.linear_cross_entropy` without storing all logits.
 
-    Memory is bounded whatever the sizes, so that `options`, which torch takes for that purpose, are not needed.
+    Memory is bounded for all sizes. `options`, which torch has for that purpose, are therefore not needed.
 
     Parameters
     ----------
     input : torch.Tensor, shape (N, in_features) or (in_features,)
-        float32, float16, bfloat16 or float64.
+        The layer's input; float32, float16, bfloat16 or float64.
     linear_weight : torch.Tensor, shape (C, in_features)
         The layer's weight, of the dtype of `input`, in any layout.
     target : torch.Tensor of int64 or int32, shape (N,) or ()
@@ -163,13 +163,13 @@ def linear_cross_entropy(
     linear_bias : None
         Not supported.
     weight : torch.Tensor, shape (C,), optional
-        A weight for each class. The mean is then that of the weighted losses, over the sum of their weights.
+        A weight for each class. The mean is then the sum of the weighted losses divided by the sum of their weights.
     reduction : {"mean", "sum", "none"}, default "mean"
-        The loss is the mean over the rows that are not ignored, their sum, or one number for each row, 0 where ignored.
+        The loss is the mean or the sum over the rows that are not ignored, or one number per row, 0 for ignored rows.
     ignore_index : int, optional
         Rows with this target have no loss and no gradient; None is -100.
     label_smoothing : float, default 0.0
-        Not supported but for 0.
+        Only 0 is supported.
     options : None
         Not supported.
     filter_eps : float, default 0.0
@@ -177,22 +177,24 @@ def linear_cross_entropy(
     num_threads : int, optional
         As in `ascend_grad.softmax_backward`.
     group : torch.distributed.ProcessGroup, optional
-        The processes that the classes are split over, as in `ascend_grad.parallel.linear_cross_entropy`: each has its
-        rows of `linear_weight`, all have the same `input` and `target`, and get the same loss and gradient of `input`.
-        They call this function, and backward, together. `weight` is then not supported. Tensors are on the CPU in all
-        processes, or on Ascend NPUs in all of them; a group of hccl alone takes those on torch's current device.
+        The processes that the classes are split over, as in `ascend_grad.parallel.linear_cross_entropy`. Each process
+        has its rows of `linear_weight`; all have the same `input` and `target`, and get the same loss and gradient of
+        `input`. All processes call this function, and backward, together. `weight` is then not supported. Tensors are
+        on the CPU in all processes, or on Ascend NPUs in all of them. A group of hccl alone accepts only tensors on
+        torch's current device.
     vocab_start_index, vocab_size : int, optional
-        With a group: the class of the first row of `linear_weight`, and the number of all classes.
+        Only with a group: the class of the first row of `linear_weight`, and the number of all classes.
 
     Returns
     -------
     torch.Tensor
-        The loss, in the dtype that torch gives it: that of `input`, under autocast float32 (float64 where `input` is).
+        The loss in the dtype that torch gives it: the dtype of `input`. Under autocast it is float32, or float64 if
+        `input` is float64.
 
     Raises
     ------
     NotImplementedError
-        A keyword, or classes given as probabilities, that is not supported.
+        A keyword is not supported, or classes are given as probabilities.
     ParamInvalidError
         161002: a dtype, a shape or a value is not as described (a dtype or a kind: its subclass `ParamTypeError`).
     UnsupportedDeviceError
@@ -200,13 +202,13 @@ def linear_cross_entropy(
     BackendUnavailableError
         A tensor is neither on the CPU nor on a usable Ascend NPU.
     RankError
-        Another process of the group failed; it says which.
+        Another process of the group failed; the message names it.
 
     Notes
     -----
-    Where `reduction` is "mean" or "sum" the gradients are computed with the loss, but for float16 and for a weight per
-    class, and of those two that are needed only: a frozen layer costs one product less. With ``retain_graph=True`` a
-    second backward computes them again. The gradient cannot be differentiated once more.
+    If `reduction` is "mean" or "sum", the gradients are computed with the loss, except in float16 or with class
+    weights. Only the gradients that are needed are computed: a frozen layer costs one product less. With
+    ``retain_graph=True`` a second backward computes them again. The gradient cannot be differentiated once more.
 
     Examples
     --------
@@ -287,7 +289,7 @@ def unrounded_loss(
     names: Names = _NAMES,
     zero_if_empty: bool = False,
 ) -> torch.Tensor:
-    """Return the loss in float32, or float64 where `input` is. The mean over no rows is NaN, or 0 on demand."""
+    """Return the loss in float32, or in float64 if `input` is. A mean over no rows is NaN, or 0 if `zero_if_empty`."""
     _run(shard, partial(_check_arguments, names, input, linear_weight, target, weight, reduction))
     numbers = _run(shard, partial(_as_numbers, names.operator, ignore_index, filter_eps, num_threads))
     ignore_index, filter_eps, num_threads = numbers
@@ -328,7 +330,7 @@ def unrounded_loss(
 
 
 def refuse(operator: str, **arguments: object) -> None:
-    """What the library does not have is an error where it is asked for, and never left out of the result."""
+    """Raise NotImplementedError for arguments that are not None: unsupported options are never silently ignored."""
     for name, value in arguments.items():
         if value is not None:
             raise NotImplementedError(f"{operator}: {name}: not supported, got {shown(value)}")
@@ -346,7 +348,7 @@ def _shard(group: ProcessGroup | None, vocab_start_index: int | None, vocab_size
 
 
 def _run(shard: VocabularyShard | None, check: Callable[[], _T]) -> _T:
-    """What a check returns; what it raises is told to the other processes of a group, which wait for this one."""
+    """Return the result of `check()`. If it raises, tell the other processes of a group, which wait for this one."""
     return check() if shard is None else shard.run(_NAME, check)
 
 
@@ -372,7 +374,7 @@ def _check_arguments(
 def _as_numbers(
     operator: str, ignore_index: object, filter_eps: object, num_threads: object
 ) -> tuple[int, float, int | None]:
-    """As the operator's schema has them, whose own refusal of others names neither function nor argument."""
+    """Convert arguments to the schema's types. torch's own errors would name neither function nor argument."""
     if ignore_index is None:
         ignore_index = IGNORE_INDEX
     elif type(ignore_index) is not int:
@@ -390,7 +392,7 @@ def _as_numbers(
 def _check_dtypes(
     names: Names, input: torch.Tensor, linear_weight: torch.Tensor, given: tuple[torch.dtype, torch.dtype]
 ) -> None:
-    """`given`: the dtypes before those of autocast."""
+    """Check that both dtypes are equal. `given` has the dtypes before autocast, for the message."""
     if linear_weight.dtype != input.dtype:
         message = f"{names.weight}: expected {given[0]}, as {names.input} is, got {given[1]}"
         raise ParamTypeError(message, operator=names.operator)
@@ -423,7 +425,7 @@ def _autocast_device(tensor: torch.Tensor) -> str:
 
 
 def _lower_precision(tensor: torch.Tensor) -> torch.Tensor:
-    """What autocast makes of an argument of a linear layer."""
+    """Convert an argument of a linear layer as autocast does."""
     is_double = tensor.dtype == torch.float64
     return tensor if is_double else tensor.to(torch.get_autocast_dtype(_autocast_device(tensor)))
 
@@ -431,7 +433,7 @@ def _lower_precision(tensor: torch.Tensor) -> torch.Tensor:
 def _weighted(
     losses: torch.Tensor, target: torch.Tensor, weight: torch.Tensor, reduction: str, ignored: int, zero_if_empty: bool
 ) -> torch.Tensor:
-    """Apply the weights of classes to losses of rows, and reduce those."""
+    """Multiply each row's loss by the weight of its class, and reduce the losses."""
     counted = target != ignored
     weights = weight.to(losses.dtype)[torch.where(counted, target, 0)] * counted
     losses = losses * weights

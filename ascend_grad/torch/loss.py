@@ -1,4 +1,4 @@
-"""The loss as a module."""
+"""The linear cross-entropy loss as a module."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ elif hasattr(torch.nn, "LinearCrossEntropyLoss"):
 else:
 
     class _Module(torch.nn.Module):
-        """What `torch.nn.LinearCrossEntropyLoss` has from torch 2.13 on: the attributes, and the keys of its state."""
+        """A substitute for `torch.nn.LinearCrossEntropyLoss` before torch 2.13: its attributes and its state's keys."""
 
         def __init__(self, in_features, num_classes, *, device, dtype, reduction, weight, ignore_index):
             super().__init__()
@@ -37,22 +37,22 @@ else:
 
 
 class LinearCrossEntropyLoss(_Module):
-    """A linear layer and its cross-entropy loss, as `torch.nn.LinearCrossEntropyLoss`, without the logits.
+    """A linear layer with its cross-entropy loss, like `torch.nn.LinearCrossEntropyLoss`, but without logits in memory.
 
     Parameters
     ----------
     in_features, num_classes : int
         The shape of the layer's weight, ``linear.weight``, is (num_classes, in_features).
     out_features : tuple of int, default ()
-        Not supported but for ().
+        Only () is supported.
     bias : bool, default False
-        Not supported but for False.
+        Only False is supported.
     device, dtype : optional
-        Of the weight.
+        The weight's device and dtype.
     reduction, weight, ignore_index, label_smoothing, options
         As in `linear_cross_entropy`.
     linear_weight : torch.nn.Parameter, shape (num_classes, in_features), optional
-        The weight of another layer, such as an embedding, that this one shares. `device` and `dtype` are then its own.
+        The weight of another layer, such as an embedding, that this layer shares. `device` and `dtype` are ignored.
 
     Raises
     ------

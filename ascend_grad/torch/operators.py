@@ -1,7 +1,7 @@
-"""The operators as torch knows them: ``torch.ops.ascend_grad``, for its tracing and batching.
+"""Registration of the operators with torch, as ``torch.ops.ascend_grad``, for tracing and batching.
 
-Each has a schema, the computation on the CPU and on an Ascend NPU, what it returns of tensors without memory ("fake"),
-and a rule for `torch.vmap`. They have the gradients of the functions in `rowwise` and `linear`.
+Each operator has a schema, a computation on the CPU and on an Ascend NPU, a "fake" that returns tensors without memory,
+and a rule for `torch.vmap`. The modules `rowwise`, `linear` and `fused` register the gradients.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def register(name: str, schema: str, compute: Callable, compute_on_npu: Callable
     qualified = f"ascend_grad::{name}"
     torch.library.define(qualified, schema, tags=(torch.Tag.pt2_compliant_tag,))
     torch.library.impl(qualified, "cpu", compute)
-    torch.library.impl(qualified, "privateuseone", compute_on_npu)  # which torch_npu has taken, and renamed
+    torch.library.impl(qualified, "privateuseone", compute_on_npu)  # torch_npu's key, which it renames
     torch.library.register_fake(qualified, fake)
 
 
 def register_gradient(name: str, function: type[Function]) -> None:
-    """Give an operator the gradient of a function that has the operator's arguments and results."""
+    """Register the gradient of `function`, which has the operator's arguments and results, for an operator."""
     operator = getattr(torch.ops.ascend_grad, name).default
 
     def compute(*arguments):
@@ -45,7 +45,7 @@ def register_gradient(name: str, function: type[Function]) -> None:
     class Differentiable(function):
         @staticmethod
         def forward(*arguments):
-            with torch.enable_grad():  # for outer transforms, which see this call, too
+            with torch.enable_grad():  # outer transforms see this call, too
                 return compute(*arguments)
 
     def compute_with_gradient(*arguments):
@@ -58,18 +58,18 @@ def register_gradient(name: str, function: type[Function]) -> None:
 
 
 def apply(function: type[Function], *arguments: Any) -> Any:
-    """Compute with a gradient: by the operator, which is slower, only if something traces or transforms the call."""
+    """Compute a function with its gradient. The slower registered operator is used only if `are_readable` is False."""
     if are_readable(each for each in arguments if isinstance(each, torch.Tensor)):
-        # `Function.apply` without what it does for arguments by name and for functions that are or were transformed.
+        # This skips the handling of keyword arguments and of transforms in `Function.apply`.
         return super(Function, function).apply(*arguments)
     return function.forward(*arguments)
 
 
-# -- row by row --
+# -- row-wise operators --
 
 
 def _rowwise(array_of: Callable, tensor_of: Callable, name: str, *arguments: torch.Tensor | float) -> torch.Tensor:
-    """The first two arguments convert tensors and results."""
+    """Compute an operator. `array_of` converts its tensors, `tensor_of` its result."""
     values = [
         array_of(each, parameter, name) if isinstance(each, torch.Tensor) else each
         for each, parameter in zip(arguments, OPERATORS[name].parameters)
@@ -99,7 +99,7 @@ def _softmax_vmap(name: str, info, in_dims: tuple, *arguments) -> tuple[torch.Te
 
 
 def _scaled_masked_vmap(name: str, info, in_dims: tuple, *arguments) -> tuple[torch.Tensor, int]:
-    """The batch becomes part of the first dimension, over which a mask may be broadcast."""
+    """Compute a batch as one problem. It becomes part of the first dimension, over which a mask may be broadcast."""
     *tensors, mask, scale = arguments
     size = info.batch_size
     tensors = [_batch_first(each, batch_dim, size).flatten(0, 1) for each, batch_dim in zip(tensors, in_dims)]
@@ -136,26 +136,26 @@ for _name, _schema, _vmap in (
 
 
 def rowwise(name: str, *arguments: torch.Tensor | float) -> torch.Tensor:
-    """An operator, by torch's dispatcher only where a transform, a mode or tracing looks at it: that takes longer."""
+    """Compute an operator. torch's dispatcher takes longer, so it is used only if `are_plain` is False."""
     if not are_plain(arguments):
         return getattr(torch.ops.ascend_grad, name)(*arguments)
     values = (each.detach() if isinstance(each, torch.Tensor) and each.requires_grad else each for each in arguments)
     return getattr(ag, name)(*values)
 
 
-# -- linear --
+# -- linear cross-entropy --
 
 LINEAR = "linear_cross_entropy"
 
-#: Parts of vocabularies that are split over processes, by the number that the operator is given.
+#: Shards of vocabularies that are split over processes, by the number that is the operator's last argument.
 SHARDS: WeakValueDictionary[int, VocabularyShard] = WeakValueDictionary()
 
 
 def upstream(array_of: Callable, grad_loss: torch.Tensor | None, reduction: str) -> Any:
-    """Return the upstream gradient as the functions take it: an array or a number."""
+    """Return the upstream gradient as the functions accept it: None, an array or a number."""
     if grad_loss is None:
         return None
-    if reduction == "none" or grad_loss.device.type == "npu":  # to read the number would wait for the device
+    if reduction == "none" or grad_loss.device.type == "npu":  # reading a number waits for the device
         return array_of(grad_loss, "grad_loss", LINEAR)
     return float(grad_loss.detach())
 
@@ -175,9 +175,9 @@ def linear_cross_entropy(
     filter_eps: float,
     num_threads: int | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The loss and gradients that a function computes; two others convert tensors and results.
+    """Compute loss and gradients by `function`. `array_of` converts its tensors, `tensor_of` its results.
 
-    `grad_loss` is what `upstream` returns.
+    `grad_loss` is a result of `upstream`.
     """
     result = function(
         array_of(input, "input", LINEAR),
@@ -230,7 +230,7 @@ def _linear_cross_entropy_fake(
 def one_after_another(
     name: str, info: Any, in_dims: tuple, *arguments: Any
 ) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...]]:
-    """Compute the problems of a batch one after another, as each has a sum over its rows."""
+    """Compute the problems of a batch in order: as each has a sum over its rows, they are not one problem."""
 
     def problem(i: int) -> list:
         return [
@@ -258,7 +258,7 @@ torch.library.register_vmap(f"ascend_grad::{LINEAR}", partial(one_after_another,
 
 
 def loss(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Compute the loss and its gradients, by torch's dispatcher only where something traces or transforms the call."""
+    """Compute the loss and its gradients. torch's dispatcher is used only if `are_plain` is False."""
     if not are_plain(arguments):
         return torch.ops.ascend_grad.linear_cross_entropy(*arguments)
     return _linear_cross_entropy(to_array, to_tensor, *arguments)

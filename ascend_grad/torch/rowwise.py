@@ -17,7 +17,7 @@ from .tensors import check_tensors
 def _softmax_backward_wrt_output(
     grad: torch.Tensor, grad_output: torch.Tensor, output: torch.Tensor, dim: int
 ) -> torch.Tensor:
-    """The gradient with respect to y of (g - sum(g*y)) * y."""
+    """Compute the gradient of (g - sum(g*y)) * y with respect to y."""
     row_sum = (grad_output * output).sum(dim, keepdim=True)
     return grad * (grad_output - row_sum) - grad_output * (grad * output).sum(dim, keepdim=True)
 
@@ -91,7 +91,7 @@ class _LogSoftmaxBackward(Function):
     @staticmethod
     def backward(ctx, grad):
         grad_output, output = ctx.saved_tensors
-        scaled = grad * output.exp()  # of g - sum(g) * exp(y)
+        scaled = grad * output.exp()  # factor in both gradients of g - sum(g) * exp(y)
         return (
             grad - scaled.sum(ctx.dim, keepdim=True),
             -grad_output.sum(ctx.dim, keepdim=True) * scaled,
@@ -151,7 +151,7 @@ for _name, _function in (
 
 
 def softmax(input: torch.Tensor, dim: int = -1) -> torch.Tensor:
-    """Softmax along one dimension, as `torch.softmax`.
+    """Compute the softmax along one dimension, like `torch.softmax`.
 
     Parameters
     ----------
@@ -186,7 +186,7 @@ def softmax(input: torch.Tensor, dim: int = -1) -> torch.Tensor:
 
 
 def log_softmax(input: torch.Tensor, dim: int = -1) -> torch.Tensor:
-    """Natural logarithm of the softmax along one dimension, as `torch.log_softmax`.
+    """Compute the natural logarithm of the softmax along one dimension, like `torch.log_softmax`.
 
     Parameters
     ----------
@@ -223,15 +223,15 @@ def log_softmax(input: torch.Tensor, dim: int = -1) -> torch.Tensor:
 def scaled_masked_softmax(
     x: torch.Tensor, mask: torch.Tensor, scale: float = 1.0, fix_triu_mask: bool = False
 ) -> torch.Tensor:
-    r"""Scaled and masked softmax over the last dimension: softmax of (-10000 where mask, else :math:`x\cdot` scale).
+    r"""Compute the softmax over the last dimension of (-10000 where `mask` is True, else :math:`x\cdot` scale).
 
     Parameters
     ----------
     x : torch.Tensor, shape (B, N, S1, S2)
-        float32, float16, bfloat16 or float64.
+        The input; float32, float16, bfloat16 or float64.
     mask : torch.Tensor of bool, shape (B or 1, N or 1, S1, S2)
-        True where the position is masked out. (The masks of `torch.nn.functional.scaled_dot_product_attention` are
-        True where it is not.)
+        True where the position is masked out. (Masks of `torch.nn.functional.scaled_dot_product_attention` are False
+        there.)
     scale : float, default 1.0
         Rounded to float32 first, except for float64 tensors.
     fix_triu_mask : bool, default False
@@ -277,14 +277,14 @@ def _check_settings(operator: str, scale: object, fix_triu_mask: object) -> None
 
 
 def softmax_backward(grad_output: torch.Tensor, output: torch.Tensor, dim: int = -1) -> torch.Tensor:
-    r"""Gradient with respect to the input of a softmax, as `ascend_grad.softmax_backward`.
+    r"""Compute the gradient with respect to the input of a softmax, like `ascend_grad.softmax_backward`.
 
     Parameters
     ----------
     grad_output : torch.Tensor, shape (...)
         The gradient with respect to the softmax's result. Rank 0 to 8; float32, float16, bfloat16 or float64.
     output : torch.Tensor, shape (...)
-        The softmax's result, of the shape and dtype of `grad_output`. Any values are taken.
+        The softmax's result, of the shape and dtype of `grad_output`. Any values are accepted.
     dim : int, default -1
         The dimension of the softmax.
 
@@ -314,7 +314,7 @@ def softmax_backward(grad_output: torch.Tensor, output: torch.Tensor, dim: int =
 
 
 def log_softmax_backward(grad_output: torch.Tensor, output: torch.Tensor, dim: int = -1) -> torch.Tensor:
-    r"""Gradient with respect to the input of a log-softmax, as `ascend_grad.log_softmax_backward`.
+    r"""Compute the gradient with respect to the input of a log-softmax, like `ascend_grad.log_softmax_backward`.
 
     Parameters
     ----------
@@ -357,9 +357,9 @@ def scaled_masked_softmax_backward(
     scale: float = 1.0,
     fix_triu_mask: bool = False,
 ) -> torch.Tensor:
-    r"""Gradient with respect to the input of a scaled and masked softmax.
+    r"""Compute the gradient with respect to the input of a scaled and masked softmax.
 
-    It is `ascend_grad.scaled_masked_softmax_backward` for tensors: exactly 0 where the mask is set.
+    It is `ascend_grad.scaled_masked_softmax_backward` for tensors. The result is exactly 0 where the mask is set.
 
     Parameters
     ----------

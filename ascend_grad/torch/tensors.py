@@ -1,4 +1,4 @@
-"""Tensors as arrays and back, sharing memory, and which tensors are taken."""
+"""Conversion between tensors and arrays that share memory, and checks of tensors."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .._dtypes import BFLOAT16
 from ..arguments import shown
 from ..errors import BackendUnavailableError, ParamTypeError
 
-# torch has no public functions for these questions: whether `torch.func` transforms functions, how many modes handle
-# operators or functions, and whether a tensor has storage. Tensors of transforms have no storage. Neither have tensors
-# of the older batching (`is_grads_batched`, `vectorize`), which is no transform. If a later torch renames the
-# functions, the defaults select the slower path, which is right for every tensor.
+# torch has only private functions to ask whether `torch.func` transforms functions, how many modes handle operators or
+# functions, and whether a tensor has storage. Tensors of transforms have no storage. Neither have tensors of the older
+# batching (`is_grads_batched`, `vectorize`), which is not a transform. If a later torch renames the functions, the
+# defaults here select the slower path, which is right for every tensor.
 _are_transforms_active = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
 _has_storage = getattr(torch._C, "_has_storage", lambda tensor: False)
 _operator_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
@@ -23,7 +23,7 @@ _function_modes = getattr(torch._C, "_len_torch_function_stack", lambda: 1)
 
 
 def to_array(tensor: torch.Tensor, name: str, operator: str) -> NDArray:
-    """The elements of this argument as an array. NumPy has no bfloat16 of its own, so those pass as integers."""
+    """Return a tensor's elements as an array. `Tensor.numpy` refuses bfloat16, so such elements pass as integers."""
     tensor = tensor.detach()
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.int16).numpy().view(BFLOAT16)
@@ -35,8 +35,8 @@ def to_array(tensor: torch.Tensor, name: str, operator: str) -> NDArray:
 
 
 def to_tensor(array: NDArray) -> torch.Tensor:
-    """An array's elements as a tensor, which keeps the array's memory alive."""
-    if array.size == 0:  # whose strides in NumPy are not those that torch computes
+    """Return an array's elements as a tensor, which keeps the array's memory alive."""
+    if array.size == 0:  # NumPy's and torch's strides of empty arrays differ
         return torch.empty(array.shape, dtype=_tensor_dtype(array.dtype))
     if array.dtype == BFLOAT16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
@@ -48,17 +48,17 @@ def _tensor_dtype(dtype: np.dtype) -> torch.dtype:
 
 
 def without_gradient(tensor: torch.Tensor, name: str, operator: str) -> torch.Tensor:
-    """A tensor on an Ascend NPU as the functions of `ascend_grad` take it."""
+    """Return a tensor on an Ascend NPU detached from autograd, as the functions of `ascend_grad` accept it."""
     return tensor.detach()
 
 
 def itself(tensor: torch.Tensor) -> torch.Tensor:
-    """What these functions return for such tensors."""
+    """Return a result on an Ascend NPU unchanged: the functions of `ascend_grad` return a tensor already."""
     return tensor
 
 
 def is_observed() -> bool:
-    """Whether something traces or transforms what is done with tensors."""
+    """Return whether a compiler, transform, mode or tracer observes operations on tensors."""
     return (
         torch.compiler.is_compiling()
         or _are_transforms_active()
@@ -69,7 +69,7 @@ def is_observed() -> bool:
 
 
 def _is_memory(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is nothing but memory of its device."""
+    """Return whether a tensor is of torch's own class, and its memory holds its values without lazy negation."""
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter)
         and _has_storage(tensor)
@@ -79,20 +79,20 @@ def _is_memory(tensor: torch.Tensor) -> bool:
 
 
 def are_plain(arguments: Iterable[object]) -> bool:
-    """Return whether nothing traces or transforms the call, and all tensors in it are nothing but memory of the CPU."""
+    """Return whether the call is not observed and its tensors are plain CPU memory (see `_is_memory`)."""
     tensors = (each for each in arguments if isinstance(each, torch.Tensor))
     return not is_observed() and all(each.is_cpu and _is_memory(each) for each in tensors)
 
 
 def are_readable(tensors: Iterable[torch.Tensor]) -> bool:
-    """Return whether nothing traces or transforms the call, and all tensors have values to read and change at once."""
+    """Return whether the call is not observed and all tensors have values that can be read and written now."""
     return not is_observed() and all(not each.is_meta and _is_memory(each) for each in tensors)
 
 
 def check_tensors(operator: str, **tensors: object) -> None:
-    """Refuse what is not a dense tensor on the CPU or on an Ascend NPU, where the first one is.
+    """Refuse arguments that are not dense tensors on one device: the CPU or an Ascend NPU.
 
-    "meta" has shapes alone, which is enough for torch's tracing.
+    Tensors on "meta" are accepted, too: they have shapes but no values, which is enough for torch's tracing.
     """
     place = None
     for name, tensor in tensors.items():

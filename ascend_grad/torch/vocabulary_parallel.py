@@ -1,4 +1,4 @@
-"""The loss of tensors whose vocabulary is split over the processes of a group."""
+"""Linear cross-entropy of tensors over a vocabulary that is split over the processes of a group."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NAME = operators.LINEAR
 
 _numbers = itertools.count()
 
-#: What this function's caller knows arguments of `parallel.linear_cross_entropy` as.
+#: Names for the arguments of `parallel.linear_cross_entropy` in errors of the functions for tensors.
 _ARGUMENTS = {
     "weight_shard": "linear_weight",
     "return_grad": "requires_grad of input or linear_weight",
@@ -37,26 +37,26 @@ _ARGUMENTS = {
 
 @dataclass(eq=False)
 class VocabularyShard:
-    """Which part of the vocabulary this process has."""
+    """The part of the vocabulary that this process holds."""
 
     group: ProcessGroup
     vocab_start_index: int | None
     vocab_size: int | None
 
     def run(self, operator: str, check: Callable[[], _T]) -> _T:
-        """Return what a check returns. What it raises is told to the other processes, which wait for this one."""
+        """Return the result of `check()`. If it raises, tell the other processes first, as they wait for this one."""
         attempt = Attempt(operator)
         found = attempt.run(check)
         if attempt.failed:
-            with _disable_current_modes():  # which would trace what is sent, or have it without values
+            with _disable_current_modes():  # they would trace the card that is sent, or drop its values
                 attempt.tell(collectives(self.group, "group", operator), None)
         return cast(_T, found)
 
     def apply(self, function: type[Function], *arguments: Any) -> tuple[torch.Tensor, ...]:
-        """Compute with a gradient, as `operators.apply`, over all shards."""
+        """Compute a function with its gradient over all shards, like `operators.apply`."""
 
         def check() -> None:
-            if get_proxy_mode() is not None:  # for a graph, which would outlive the shard
+            if get_proxy_mode() is not None:  # the graph would outlive the shard
                 raise NotImplementedError(f"{_NAME} with a group: graphs by make_fx or torch.export are not supported")
             for name, tensor in zip(("input", "linear_weight", "target"), arguments):
                 if tensor.is_meta:
@@ -78,11 +78,11 @@ class VocabularyShard:
         reduction: Literal["mean", "sum", "none"],
         *arguments: Any,
     ) -> tuple[torch.Tensor, ...]:
-        """Compute what the operator of this name in `operators` returns, over all shards."""
+        """Compute `operators.linear_cross_entropy` over all shards."""
         array_of, tensor_of = (without_gradient, itself) if input.device.type == "npu" else (to_array, to_tensor)
 
         def check() -> Any:
-            """Return the upstream gradient, as functions take it."""
+            """Check the tensors, and return the upstream gradient as `parallel.linear_cross_entropy` accepts it."""
             for name, tensor in (("input", input), ("linear_weight", weight), ("target", target)):
                 array_of(tensor, name, _NAME)
             return operators.upstream(array_of, grad_loss, reduction)

@@ -1,4 +1,4 @@
-"""Calls of other libraries, for the options that exist here; any other one is a NotImplementedError."""
+"""Functions with the signatures of other libraries. Options that are not supported raise NotImplementedError."""
 
 from . import cce, liger, torch_npu
 

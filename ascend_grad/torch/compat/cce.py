@@ -1,4 +1,4 @@
-"""The call of cut-cross-entropy."""
+"""The function of cut-cross-entropy, with its signature."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def linear_cross_entropy(
     impl: str | None = None,
     vocab_parallel_options: object = None,
 ) -> torch.Tensor:
-    """Cross-entropy loss of a linear layer, as ``cut_cross_entropy.linear_cross_entropy``.
+    """Compute the cross-entropy loss of a linear layer, like ``cut_cross_entropy.linear_cross_entropy``.
 
     Parameters
     ----------
@@ -54,25 +54,25 @@ def linear_cross_entropy(
     reduction : {"mean", "sum", "none"}, default "mean"
         As in `ascend_grad.torch.linear_cross_entropy`: the mean is NaN if every row is ignored.
     shift : bool or int, default 0
-        Each row predicts the target that stands so much later in the last dimension of `targets`.
+        Row i predicts the target at i + shift in the last dimension of `targets`.
     return_lse : bool, default False
-        Not supported but for False.
+        Only False is supported.
     filter_eps : float, "auto" or None, default "auto"
         As in `ascend_grad.fused_linear_cross_entropy_loss_grad`. "auto" and None skip nothing: results are exact.
     accum_e_fp32, accum_c_fp32 : bool, default False
-        Sums are in float32 at least, either way.
+        Ignored: sums are always in float32 or better.
     filter_e_grad, filter_c_grad : bool, default True
-        Whether `filter_eps` is for the gradient of `e`, and for that of `c`. Both or none.
+        Whether `filter_eps` applies to the gradients of `e` and of `c`: to both or to none.
     impl : None
-        There is one implementation.
+        Not supported: there is one implementation.
     vocab_parallel_options : None
         Not supported.
 
     Returns
     -------
     torch.Tensor
-        The loss, float32, or float64 where `e` is. Where `reduction` is "none" it has the shape of `targets`, without
-        the first `shift` of its last dimension.
+        The loss, float32, or float64 if `e` is float64. If `reduction` is "none" it has the shape of `targets`, whose
+        last dimension is shorter by `shift`.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The call of Liger Kernel."""
+"""The module of Liger Kernel, with its signature."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _NAMES = linear.Names(_NAME, "_input", "lin_weight", class_weight="ce_weight")
 
 
 class LigerFusedLinearCrossEntropyLoss(torch.nn.Module):
-    """Cross-entropy loss of a linear layer, as ``liger_kernel.transformers.LigerFusedLinearCrossEntropyLoss``.
+    """The cross-entropy loss of a linear layer, like ``liger_kernel.transformers.LigerFusedLinearCrossEntropyLoss``.
 
-    It is called with the weight first: ``loss(lin_weight, _input, target, bias=None)``.
+    Call it with the weight first: ``loss(lin_weight, _input, target, bias=None)``.
 
     Parameters
     ----------
@@ -26,17 +26,17 @@ class LigerFusedLinearCrossEntropyLoss(torch.nn.Module):
     ignore_index : int, default -100
         Rows with this target have no loss and no gradient.
     lse_square_scale, label_smoothing : float, default 0.0
-        Not supported but for 0.
+        Only 0 is supported.
     reduction : {"mean", "sum", "none"}, default "mean"
         As in `ascend_grad.torch.linear_cross_entropy`, but the mean is 0 if every row is ignored.
     softcap : None
         Not supported.
     return_z_loss : bool, default False
-        Not supported but for False.
+        Only False is supported.
     accum_dtype : torch.dtype, optional
-        None or float32: sums are in float32 at least.
+        None or float32: sums are in float32 or better.
     use_token_scaling, return_token_accuracy, return_predicted_tokens : bool, default False
-        Not supported but for False.
+        Only False is supported.
 
     Raises
     ------
@@ -101,7 +101,7 @@ class LigerFusedLinearCrossEntropyLoss(torch.nn.Module):
         Returns
         -------
         torch.Tensor
-            The loss, float32, or float64 where `_input` is.
+            The loss, float32, or float64 if `_input` is float64.
         """
         linear.refuse(_NAME, bias=bias)
         return linear.unrounded_loss(

@@ -1,7 +1,7 @@
-"""The three fused operators as `torch_npu` has them, for tensors of the CPU and of an Ascend NPU.
+"""The three fused operators with torch_npu's signatures, for tensors on the CPU and on an Ascend NPU.
 
-Code that was written for the device runs with these on any machine. Signatures, results and their meaning are those of
-torch_npu 2.13.0; each function's notes list what differs.
+Code that was written for the device runs with these functions on any machine. Signatures, results and their meaning
+agree with torch_npu 2.13.0; each function's notes list the differences.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
 
 
 def _call(name: str, function: Callable, *arguments: Any, **keywords: Any) -> Any:
-    """Call a function, whose errors then bear another name."""
+    """Call a function. Its errors name the operator `name`."""
     try:
         return function(*arguments, **keywords)
     except AscendGradError as error:
@@ -43,7 +43,7 @@ def npu_fused_linear_online_max_sum(
     vocab_end_index: int,
     return_logits: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Statistics of the logits of one shard of the vocabulary, as ``torch_npu.npu_fused_linear_online_max_sum``.
+    """Compute statistics of the logits of one vocabulary shard, like ``torch_npu.npu_fused_linear_online_max_sum``.
 
     Parameters
     ----------
@@ -61,13 +61,13 @@ def npu_fused_linear_online_max_sum(
     Returns
     -------
     logits_max, sum_exp_logits, predicted_logits : torch.Tensor of float32, shape (BT,)
-        The statistics of each row; float64 where `input` is.
+        The statistics of each row; float64 if `input` is float64.
     target_mask : torch.Tensor of uint8, shape ((BT + 7) // 8,)
         A bit for every row, 1 where the target lives in another shard.
     masked_target : torch.Tensor, shape (BT,)
         The target's row in `weight`, of the dtype of `target`.
     vocab_parallel_logits : torch.Tensor, shape (BT, V), or None
-        The logits in the dtype of `input`, where asked for.
+        The logits in the dtype of `input`, if requested.
 
     Raises
     ------
@@ -77,8 +77,8 @@ def npu_fused_linear_online_max_sum(
     Notes
     -----
     Differences from torch_npu: the CPU takes float32 and float64 as well, and any H. The end of the shard is exclusive,
-    as the device computes, where torch_npu's document has it inclusive. Bits of `target_mask` beyond BT may differ.
-    Backward through the results is an error, where torch_npu warns and leaves gradients out.
+    as on the device, although torch_npu's document says inclusive. Bits of `target_mask` beyond BT may differ. Backward
+    through the results is an error; torch_npu warns and leaves gradients out.
 
     Examples
     --------
@@ -106,7 +106,7 @@ def npu_fused_cross_entropy_loss_with_max_sum(
     weight: torch.Tensor | None = None,
     vocab_parallel_logits: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Cross-entropy loss of each row, as ``torch_npu.npu_fused_cross_entropy_loss_with_max_sum``.
+    """Compute the cross-entropy loss of each row, like ``torch_npu.npu_fused_cross_entropy_loss_with_max_sum``.
 
     Parameters
     ----------
@@ -115,7 +115,7 @@ def npu_fused_cross_entropy_loss_with_max_sum(
     label_smoothing : float, default 0.0
         Must be 0, or None.
     input, weight : None
-        Not supported: torch_npu documents None alone.
+        Not supported: torch_npu documents only None.
     vocab_parallel_logits : torch.Tensor, shape (BT, V), optional
         The logits of one shard; float32, float16 or bfloat16.
 
@@ -135,8 +135,8 @@ def npu_fused_cross_entropy_loss_with_max_sum(
 
     Notes
     -----
-    Differences from torch_npu: the CPU takes float64 as well. Backward through the results is an error, where torch_npu
-    warns and leaves gradients out.
+    Differences from torch_npu: the CPU takes float64 as well. Backward through the results is an error; torch_npu warns
+    and leaves gradients out.
 
     Examples
     --------
@@ -169,7 +169,7 @@ def npu_fused_linear_cross_entropy_loss_with_max_sum_backward(
     sum_exp_logits: torch.Tensor | None = None,
     softmax: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients of the loss, as ``torch_npu.npu_fused_linear_cross_entropy_loss_with_max_sum_backward``.
+    """Compute gradients like ``torch_npu.npu_fused_linear_cross_entropy_loss_with_max_sum_backward``.
 
     Parameters
     ----------
@@ -193,22 +193,22 @@ def npu_fused_linear_cross_entropy_loss_with_max_sum_backward(
     Returns
     -------
     input_grad : torch.Tensor, shape (BT, H)
-        Of the dtype of `input`.
+        The gradient with respect to `input`, in its dtype.
     weight_grad : torch.Tensor, shape (V, H)
-        Of the dtype of `weight`.
+        The gradient with respect to `weight`, in its dtype.
 
     Raises
     ------
     ParamNullptrError
-        161001: `softmax` and one of the two that can replace it are None.
+        161001: `softmax` is None, and so is `logits_max` or `sum_exp_logits`.
     ParamInvalidError
         161002: as in `ascend_grad.torch.fused_linear_cross_entropy_loss_grad`.
 
     Notes
     -----
-    Differences from torch_npu: `softmax` keeps its values, where the device overwrites them. A `masked_target` beyond
-    the weight is an error. A row whose `grad` is 0 adds nothing to either result, even if it holds NaN. The CPU takes
-    float32 and float64 as well, and any number of words.
+    Differences from torch_npu: `softmax` keeps its values; the device overwrites them. A `masked_target` outside of the
+    weight's rows is an error. A row whose `grad` is 0 adds nothing to either result, even if it holds NaN. The CPU
+    takes float32 and float64 as well, and any size of the vocabulary.
 
     Examples
     --------

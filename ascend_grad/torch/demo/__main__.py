@@ -1,4 +1,4 @@
-"""``python -m ascend_grad.torch.demo``."""
+"""The command ``python -m ascend_grad.torch.demo``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Train a language model of 30000 words on the source text of this Python's standa
 once with each loss: this library's and torch's, the latter with all logits in memory and with its chunked option. The
 seed, and so the batches, are the same. Loss, time and peak memory are printed.
 """
-#: The largest vocabulary, and how many steps are averaged in a row of the table.
+#: Maximum number of vocabulary entries, and the number of rows of the table, each a mean over steps.
 VOCABULARY, ROWS = 30_000, 8
 
 
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Parameters
     ----------
     argv : sequence of str, optional
-        The arguments; default: those of the process.
+        The arguments; default: the arguments of the process.
 
     Returns
     -------

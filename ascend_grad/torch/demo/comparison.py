@@ -1,4 +1,4 @@
-"""The same training with each loss, each in a process of its own, so that its peak memory can be told."""
+"""Training of the same model with each loss, each in a process of its own to measure its peak memory."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from ...demo.language_model import Sizes
 from ...demo.training import random_batch, schedule
 from .model import LanguageModel
 
-#: Sequences in a step, and the largest step size.
+#: Number of sequences in a step, and the largest step size.
 BATCH, STEP_SIZE = 16, 1e-2
 
-#: The losses by name: for so many features and classes.
+#: Constructors of the losses by name, called with the numbers of features and of classes.
 LOSSES: dict[str, Callable[[int, int], nn.Module]] = {
     "ascend_grad": agt.LinearCrossEntropyLoss,
     "torch": lambda features, classes: torch.nn.LinearCrossEntropyLoss(features, classes),
@@ -47,7 +47,7 @@ class Run:
     loss_seconds : float
         The time of the last layer and the loss alone, forward and backward, on the features of one more batch.
     peak_bytes : int
-        The largest memory of the process, beyond what it took before the first step.
+        The peak memory of the process, less its peak before the first step.
     """
 
     bits: list[float]
@@ -57,7 +57,7 @@ class Run:
 
 
 def in_a_process(name: str, text: NDArray[np.int32], sizes: Sizes, steps: int, seed: int, bfloat16: bool) -> Run:
-    """Train in a new process, which gives its memory back."""
+    """Train in a new process, whose memory is freed at its end."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(train, (name, text, sizes, steps, seed, bfloat16))
 

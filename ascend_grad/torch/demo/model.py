@@ -19,7 +19,7 @@ from ...demo.language_model import Sizes
 
 
 class LanguageModel(nn.Module):
-    """Tokens in, the mean of -log p(following token) out.
+    """A model that computes the mean of -log p(following token) from tokens.
 
     A window of the last W tokens is embedded and mixed; then come causal attention over the last T positions and a
     layer of experts mixed by a softmax gate. The last of the D numbers that the loss gets is 1 in every row, so that
@@ -49,7 +49,7 @@ class LanguageModel(nn.Module):
         self.register_buffer("future", torch.ones(1, 1, sizes.context, sizes.context, dtype=torch.bool).triu(1))
 
     def forward(self, tokens: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
-        """The loss of tokens [B, W-1+T], the first W-1 of them for the windows alone, and what follows them [B, T]."""
+        """Compute the loss from tokens [B, W-1+T], the first W-1 only for the windows, and following tokens [B, T]."""
         windows = self.embedding(tokens).unfold(1, self.sizes.window, 1)  # [B, T, E, W]
         x = self.window(windows.flatten(2))  # [B, T, D]
         for layer in (self._attend, self._mix_experts):
