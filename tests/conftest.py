@@ -110,6 +110,12 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("filterwarnings", "ignore:Cannot create tensor with internal format")
 
 
+def pytest_collection_finish() -> None:
+    """Leave the collected tests out of later garbage collections, which would walk through all of them every time."""
+    gc.collect()
+    gc.freeze()
+
+
 class RefusedAsExpectedError(Exception):
     """The device has limits: it refused a call with the code that they say, and nothing remains to be tested."""
 
