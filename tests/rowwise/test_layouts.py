@@ -107,7 +107,9 @@ def test_large_arrays(operator, dtype, size, cpu_engine):
         for layout in LAYOUTS:
             if len(problem.shape) == 3:
                 layout = dataclasses.replace(layout, axes=(2, *layout.axes), steps=(*layout.steps, 1))
-            assert_identical(cpu_engine(problem.replaced(*(laid_out(array, layout) for array in problem.arrays))), result)
+            assert_identical(
+                cpu_engine(problem.replaced(*(laid_out(array, layout) for array in problem.arrays))), result
+            )
 
 
 @pytest.mark.parametrize("operator", UNMASKED)
