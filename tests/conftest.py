@@ -309,6 +309,18 @@ def cpu_engine(request: pytest.FixtureRequest, forced) -> Engine:
 
 
 @pytest.fixture
+def cpu_engines(forced) -> Callable[[], Iterator[Engine]]:
+    """A function that yields every variant in turn, where right values take longer than what is tested by them."""
+
+    def engines() -> Iterator[Engine]:
+        for name in VARIANTS:
+            forced(name)
+            yield Engine(name)
+
+    return engines
+
+
+@pytest.fixture
 def default_engine() -> Engine:
     """The variant that users get."""
     return Engine(_cpu.variant())
