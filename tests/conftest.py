@@ -110,12 +110,6 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("filterwarnings", "ignore:Cannot create tensor with internal format")
 
 
-def pytest_collection_finish() -> None:
-    """Leave the collected tests out of later garbage collections, which would walk through all of them every time."""
-    gc.collect()
-    gc.freeze()
-
-
 class RefusedAsExpectedError(Exception):
     """The device has limits: it refused a call with the code that they say, and nothing remains to be tested."""
 
@@ -137,6 +131,16 @@ def pytest_terminal_summary(terminalreporter) -> None:
     for (operator, dtype), row in sorted(largest_errors.items()):
         cells = "".join(f"{row[name]:13.3f}" if name in row else " " * 13 for name in names)
         terminalreporter.write_line(f"{operator:52}{dtype:10}{cells}")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _what_is_there_is_not_collected() -> None:
+    """Leave what is there before the tests of a file out of garbage collections, as all collected tests are.
+
+    A collection would walk through it each time.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -277,6 +281,7 @@ def _installation() -> Iterator[tuple[StandIn, runtime.State]]:
     assert state.usable, state.reason
     stand_in = StandIn(home)
     yield stand_in, state
+    gc.unfreeze()
     gc.collect()  # arrays in the frames of errors that a test has caught
     npu.release()
     if not torch_npu_real.IS_INSTALLED:  # which keeps its streams
