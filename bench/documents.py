@@ -29,13 +29,18 @@ from .targets import Target, accuracy_targets, targets_block
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 DOCUMENTS = (ROOT / "README.md", *(DOCS / f"{name}.md" for name in ("benchmark", "accuracy", "torch", "scaling")))
-CHART, GRID_CHART = DOCS / "benchmark.svg", DOCS / "grid.svg"
+#: The pictures, which are drawn beside the pages when these are built.
+CHART, GRID_CHART = "benchmark.svg", "grid.svg"
 SPEED_FILE, ACCURACY_FILE, LINEAR_FILE, TENSORS_FILE = (
     FOLDER / f"{name}.json" for name in ("speed", "accuracy", "linear", "tensors")
 )
 PARALLEL_FILE = FOLDER / "parallel.json"
 #: File names of the random grids, by seed.
 GRID_FILE = "grid_{}.json"
+#: What the picture of the grids shows.
+GRID_CAPTION = (
+    "Each point is a random problem beside one rival: above the line this library is faster, below it the rival."
+)
 #: The grids' tables by name of the block, with their captions.
 GRID_TABLES = {
     "grid_summary": (
@@ -85,7 +90,7 @@ def blocks(
         found |= {
             "machine": machine_block(speed),
             "speed": rowwise_report.speed_block(speed.speed),
-            "chart": f"![Speed of named cases beside NumPy and PyTorch]({CHART.name})\n",
+            "chart": f"![Speed of named cases beside NumPy and PyTorch]({CHART})\n",
             "torch": rowwise_report.torch_block(speed.speed),
             "others": rowwise_report.others_block(speed.speed),
             "losses": rowwise_report.losses_block(speed.speed),
@@ -126,9 +131,8 @@ def grid_blocks(grids: Sequence[GridResults]) -> dict[str, str]:
     contents["grid_machine"] = "\n".join(
         f"Seed {grid.seed}, {grid.count} problems. {machine_block(grid)}" for grid in grids
     )
-    text = "Random problems beside NumPy and PyTorch"
-    contents["grid_chart"] = f"![{text}]({GRID_CHART.name})\n"
-    contents["grid_overview"] = f"![{text}](docs/{GRID_CHART.name})\n\n{grid_report.overview_block(grids)}"
+    contents["grid_chart"] = f"![Random problems beside NumPy and PyTorch]({GRID_CHART})\n\n{GRID_CAPTION}\n"
+    contents["grid_overview"] = grid_report.overview_block(grids)
     return contents
 
 
@@ -159,8 +163,7 @@ def keep_grid(grid: GridResults) -> None:
 
 def kept_grids() -> list[GridResults]:
     """Read the random grids in the source tree, sorted by seed."""
-    found = [GridResults.from_json(path.read_text()) for path in FOLDER.glob(GRID_FILE.format("*"))]
-    return sorted(found, key=lambda grid: grid.seed)
+    return _grids(FOLDER)
 
 
 def parallel_blocks() -> dict[str, str]:
@@ -183,12 +186,27 @@ def contents_of_documents() -> dict[str, str]:
 
 
 def update_documents() -> None:
-    """Update the blocks and the charts of the documents from the results in the source tree."""
+    """Update the blocks of the documents from the results in the source tree."""
     contents = contents_of_documents()
     for path in DOCUMENTS:
         path.write_text(filled(path.read_text(), contents))
-    speed, *_ = kept()
-    if speed:
-        rowwise_report.chart(speed.speed, CHART)
-    if grids := kept_grids():
-        grid_chart(grids, GRID_CHART)
+
+
+def draw_charts(results: Path, folder: Path) -> None:
+    """Draw the pictures of the documents.
+
+    Parameters
+    ----------
+    results : Path
+        The folder with the results: the wheel, whose code draws, does without them.
+    folder : Path
+        The folder of the pages.
+    """
+    speed = Results.from_json((results / SPEED_FILE.name).read_text())
+    rowwise_report.chart(speed.speed, folder / CHART)
+    grid_chart(_grids(results), folder / GRID_CHART)
+
+
+def _grids(folder: Path) -> list[GridResults]:
+    found = [GridResults.from_json(path.read_text()) for path in folder.glob(GRID_FILE.format("*"))]
+    return sorted(found, key=lambda grid: grid.seed)

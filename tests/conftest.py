@@ -133,6 +133,16 @@ def pytest_terminal_summary(terminalreporter) -> None:
         terminalreporter.write_line(f"{operator:52}{dtype:10}{cells}")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _what_is_there_is_not_collected() -> None:
+    """Leave what is there before the tests of a file out of garbage collections, as all collected tests are.
+
+    A collection would walk through it each time.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def nothing_of_the_callers_is_changed() -> Iterator[None]:
     """The library leaves NumPy's error handling, its own thread setting and backend choice as it found them."""
@@ -271,6 +281,7 @@ def _installation() -> Iterator[tuple[StandIn, runtime.State]]:
     assert state.usable, state.reason
     stand_in = StandIn(home)
     yield stand_in, state
+    gc.unfreeze()
     gc.collect()  # arrays in the frames of errors that a test has caught
     npu.release()
     if not torch_npu_real.IS_INSTALLED:  # which keeps its streams
@@ -300,6 +311,18 @@ def engine(request: pytest.FixtureRequest, forced) -> Engine:
 def cpu_engine(request: pytest.FixtureRequest, forced) -> Engine:
     forced(request.param)
     return Engine(request.param)
+
+
+@pytest.fixture
+def cpu_engines(forced) -> Callable[[], Iterator[Engine]]:
+    """A function that yields every variant in turn, where right values take longer than what is tested by them."""
+
+    def engines() -> Iterator[Engine]:
+        for name in VARIANTS:
+            forced(name)
+            yield Engine(name)
+
+    return engines
 
 
 @pytest.fixture

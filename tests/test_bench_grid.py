@@ -382,19 +382,15 @@ def test_wrong_values_are_a_failure(hasty, monkeypatch, tmp_path, capsys):
 
 
 def test_results_are_kept_with_the_sources(hasty, monkeypatch, tmp_path):
-    pytest.importorskip("matplotlib")
     document = tmp_path / "benchmark.md"
     document.write_text("<!-- bench:grid_summary:begin -->\n<!-- bench:grid_summary:end -->\n")
     monkeypatch.setattr(documents, "FOLDER", tmp_path / "results")
     monkeypatch.setattr(documents, "DOCUMENTS", (document,))
-    for name in ("CHART", "GRID_CHART"):
-        monkeypatch.setattr(documents, name, tmp_path / f"{name}.svg")
     monkeypatch.setattr(problems, "MAX_ELEMENTS", 50)
     for seed in ("0", "1", "1"):
         assert main(["bench", "--grid", "2", "--seed", seed, "--update-readme"]) == 0
     assert [grid.seed for grid in documents.kept_grids()] == [0, 1]
     assert "| seed 1 " in document.read_text()
-    assert documents.GRID_CHART.exists()
 
 
 @pytest.mark.parametrize(

@@ -178,7 +178,7 @@ def _check(args: argparse.Namespace) -> None:
             raise CommandError(f"--torch compares with a loss of PyTorch 2.13 or newer, this is {torch.__version__}")
     if args.quick and args.accuracy:
         raise CommandError("--quick chooses among the cases for speed, not for --accuracy")
-    if (args.plot or args.update_readme) and not importlib.util.find_spec("matplotlib"):
+    if args.plot and not importlib.util.find_spec("matplotlib"):
         raise CommandError("the chart needs matplotlib: pip install 'ascend-grad[plot]'")
     if args.update_readme and (args.quick or args.filter):
         raise CommandError("--update-readme takes a full run, without --quick and --filter")

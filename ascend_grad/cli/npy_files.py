@@ -57,6 +57,8 @@ def open_array(path: str, raw_dtype: np.dtype | None) -> MappedArray:
     OSError
         If it cannot be opened.
     """
+    if os.path.isdir(path):
+        raise CommandError(f"{path}: expected a .npy file, got a directory that is no Zarr array")
     require_regular_file(path)
     with open(path, "rb") as file:
         try:
@@ -178,6 +180,9 @@ def _take_permissions(file: IO[bytes], target: str) -> None:
 
 
 def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
+    if file.read(2) == b"PK":
+        raise ValueError("it is a zip archive; unpack it first")
+    file.seek(0)
     version = npy.read_magic(file)
     if version not in _HEADERS:
         raise ValueError(f"version {version[0]}.{version[1]} of the format is for records")

@@ -19,10 +19,7 @@ BEHIND, FAR_BEHIND = 1.0, 0.9
 #: Share of a limit of the machine from which on a call counts as limited by the machine.
 AT_THE_LIMIT = 0.85
 WORST = 25
-CAPTION = """\
-Each point is a random problem beside one rival: above the line this library is faster, below it the rival. The means of
-the table are geometric; "widened" is NumPy on float32 copies of 16-bit arrays, made beforehand.
-"""
+CAPTION = 'Means are geometric; "widened" is NumPy on float32 copies of 16-bit arrays, made beforehand.\n'
 
 
 def limit_share(row: Row) -> float | None:
@@ -73,7 +70,7 @@ def summary_block(results: Sequence[GridResults]) -> str:
 
 
 def overview_block(results: Sequence[GridResults]) -> str:
-    """Make a short summary: the caption of the chart, and a line for each family of operators and rival."""
+    """Make a short summary: a line for each family of operators and rival."""
     families: dict[str, list[Row]] = {
         "row-wise": [row for found in results for row in found.rowwise],
         "linear": [row for found in results for row in found.linear],

@@ -1,10 +1,12 @@
 /* Self-test of the kernels of linear cross-entropy, like selftest.c: every variant and kind against scalar double
  * arithmetic, one block and one chunk, whole and in parts, for sizes around the edges of vectors, tiles and panels.
+ * And when a team of threads spins.
  *
  * The scalar results are of double precision throughout, bounds those of float32 (float64) sums with room for the
  * rounding of P to bfloat16.
  */
 #include "ascend_grad/linear/linear.h"
+#include "ascend_grad/team.h"
 #include "selftest.h"
 
 static double *numbers(ptrdiff_t n, double scale)
@@ -214,10 +216,21 @@ static void test_skinny(ag_variant variant, ag_dtype dtype, ptrdiff_t few, ptrdi
     free(left.matrix.data), free(right.matrix.data), free(out.matrix.data), free(a), free(b), free(none), free(p), free(sums);
 }
 
+/* Threads spin where each of them has a core, and only there. */
+static void test_team(void)
+{
+    ag_team team;
+    ag_team_init(&team, 2, 2);
+    CHECK(team.spin_limit > 0, "two threads on two cores never spin");
+    ag_team_init(&team, 3, 2);
+    CHECK(team.spin_limit == 0, "three threads on two cores spin %d times", team.spin_limit);
+}
+
 int main(void)
 {
     static const ptrdiff_t sizes[][3] = {{1, 1, 1},   {2, 3, 2},    {3, 50, 17},  {7, 12, 5},   {8, 48, 16}, {9, 49, 33},
                                          {17, 97, 31}, {24, 24, 47}, {50, 13, 64}, {33, 145, 65}};
+    test_team();
     for (int v = 0; v < AG_VARIANT_COUNT; v++) {
         const ag_variant variant = (ag_variant)v;
         if (!ag_variant_supported(variant)) continue;

@@ -98,9 +98,10 @@ def test_objects_are_never_unpickled(dtype, capsys):
     ("name", "message"),
     [
         ("absent.npy", "absent.npy: No such file"),
-        ("archive.npz", "archive.npz: not a .npy file that can be used"),
+        ("archive.npz", "archive.npz: not a .npy file that can be used: it is a zip archive; unpack it first"),
+        ("empty.npz", "empty.npz: not a .npy file that can be used: it is a zip archive; unpack it first"),
         ("fifo", "fifo: not a regular file"),
-        ("directory", "directory: not a regular file"),
+        ("directory", "directory: expected a .npy file, got a directory that is no Zarr array"),
         ("socket", "socket: not a regular file"),
         ("loop", "loop: Too many levels of symbolic links"),
         ("/dev/null", "/dev/null: not a regular file"),
@@ -111,6 +112,7 @@ def test_objects_are_never_unpickled(dtype, capsys):
 )
 def test_what_cannot_be_an_input(name, message, capsys):
     np.savez("archive.npz", a=np.zeros(100))
+    np.savez("empty.npz")
     os.mkfifo("fifo")
     os.mkdir("directory")
     os.mknod("socket", stat.S_IFSOCK | 0o600)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linear_oracles
 import numpy as np
 import pytest
 from linear_samples import GRADIENT, MODES, STATISTICS, WHOLE, Shape, in_layout, problem_of
@@ -67,15 +68,17 @@ LAYOUTS = [
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_values(shape, dtype, cpu_engine):
+def test_values(shape, dtype, cpu_engines):
     for operator, how in CALLS:
         problem = problem_of(operator, shape, dtype, **how)
-        results = cpu_engine.solve(problem, num_threads=1)
-        cpu_engine.assert_solved(problem, results)
-        settings = ((problem, 2), *((in_layout(problem, layout), n) for n, layout in enumerate(LAYOUTS, start=1)))
-        for each, num_threads in settings:
-            for result, right in zip(cpu_engine.solve(each, num_threads=num_threads), results, strict=True):
-                assert_identical(result, right)
+        expected = linear_oracles.expected(problem)
+        settings = [(problem, 2), *((in_layout(problem, layout), n) for n, layout in enumerate(LAYOUTS, start=1))]
+        for engine in cpu_engines():
+            results = engine.solve(problem, num_threads=1)
+            engine.assert_solved(problem, results, expected)
+            for each, num_threads in settings:
+                for result, right in zip(engine.solve(each, num_threads=num_threads), results, strict=True):
+                    assert_identical(result, right)
 
 
 @pytest.mark.parametrize("shape", [Shape(3, 70, 300), Shape(300, 7, 70), Shape(5, 9, 300)], ids=str)

@@ -204,57 +204,36 @@ def test_other_python_threads_run_during_a_call(how, num_threads, no_forced_swit
         other.join()
 
 
-@pytest.fixture
-def seldom_switches() -> Iterator[float]:
-    """A thread that wants the interpreter's lock waits for so many seconds where another one computes in Python."""
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(0.05)
-    yield 0.05
-    sys.setswitchinterval(interval)
-
-
 @pytest.mark.parametrize("num_threads", [1, 2])
-@pytest.mark.parametrize("operator", [GRADIENT, WHOLE])
-def test_rounds_do_not_wait_for_the_interpreters_lock(operator, num_threads, seldom_switches):
-    """Rows and words in parts, some of them absent: hundreds of phases, and the lock is needed a few times."""
-    problem = problem_of(operator, Shape(3000, 2500, 20), "float16")
-    if operator == GRADIENT:
-        problem = problem.replaced(grad=np.where(np.arange(3000) % 2, problem.arguments["grad"], 0))
-    stop = threading.Event()
+@pytest.mark.parametrize("mode", MODES)
+def test_phases_do_not_need_the_interpreters_lock(mode, num_threads, no_forced_switches):
+    """Another thread keeps the lock from before the first words stand until after the last ones do.
 
-    def count() -> None:
-        while not stop.is_set():
-            sum(range(1000))
+    Signals are checked from time to time, for which the lock is needed: where that comes first, the call is repeated.
+    """
+    problem = problem_of(GRADIENT, Shape(1500, 2500, 20), "float32", mode=mode)
+    results = np.empty((1500, 20), np.float32), np.empty((2500, 20), np.float32)
+    untouched = np.float32(7)
+    has_ended = False
 
-    other = threading.Thread(target=count)
-    other.start()
-    try:
-        seconds = []
-        for _ in range(3):
-            before = time.perf_counter()
-            compute(problem, num_threads=num_threads, workspace_bytes=2**22)
-            seconds.append(time.perf_counter() - before)
-    finally:
-        stop.set()
-        other.join()
-    assert min(seconds) < 20 * seldom_switches
+    def watch() -> None:
+        nonlocal has_ended
+        called.wait()
+        if results[1][0, 0] == untouched:
+            has_ended = any(results[1][-1, -1] != untouched for _ in range(10**6))
 
-
-@needs_openmp
-def test_a_team_larger_than_the_cores_does_not_spin():
-    problem = problem_of(GRADIENT, Shape(200, 5000, 64), "float32")
-
-    def seconds(num_threads: int) -> float:
-        """Of computing, in all threads."""
-        times = []
-        for _ in range(5):
-            before = time.process_time()
-            compute(problem, num_threads=num_threads)
-            times.append(time.process_time() - before)
-        return min(times)
-
-    # Each thread has to be woken and to end, which takes some microseconds.
-    assert seconds(64) < 2 * seconds(1) + 0.02
+    for _ in range(50):
+        results[1][...] = untouched
+        called = threading.Event()
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        called.set()
+        compute(problem, num_threads=num_threads, workspace_bytes=2**22, out=results)
+        watcher.join()
+        if has_ended:
+            break
+    else:
+        pytest.fail("no call was computed while another thread kept the interpreter's lock")
 
 
 def test_the_callers_settings_stay(run_script):
@@ -339,37 +318,40 @@ def test_ctrl_c_interrupts_a_long_call(mode, num_threads, run_script, needs_memo
 
 @pytest.mark.parametrize("operator", [STATISTICS, WHOLE])
 def test_ctrl_c_interrupts_the_other_operators(operator, run_script):
-    """There is nothing to watch, so it is the time that tells: a call that takes seconds ends soon after the signal."""
+    """There is nothing to watch. But a second signal is sent when the first one has been handled, within the call."""
     script = f"""
-        import os, signal, threading, time
+        import os, signal, threading
         import numpy as np
         import ascend_grad as ag
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        target, more = np.zeros(2048, np.int64), ((0, 10) if "{operator}" == "{STATISTICS}" else ())
+        handled, first_is_handled = 0, threading.Event()
 
-        def call(words):
-            x = np.broadcast_to(np.float32(0.01), (2048, 512))
-            w = np.broadcast_to(np.float32(0.01), (words, 512))
-            if more:
-                return ag.{STATISTICS}(x, w, target, *more, num_threads=1)
-            return ag.{WHOLE}(x, w, target, output_mask=(True, False), num_threads=1)
+        def handle(number, frame):
+            global handled
+            handled += 1
+            first_is_handled.set()
+            if handled == 2:
+                raise KeyboardInterrupt
 
-        call(1000)
-        before = time.process_time()
-        call(4000)
-        seconds = time.process_time() - before
-        words = 4000 * max(int(10 / seconds), 1)  # ten seconds' worth
-        main = threading.main_thread()
-        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
-        before = time.process_time()
+        def interrupt():
+            os.kill(os.getpid(), signal.SIGINT)
+            first_is_handled.wait()
+            os.kill(os.getpid(), signal.SIGINT)
+
+        signal.signal(signal.SIGINT, handle)
+        target = np.zeros(2048, np.int64)
+        x = np.broadcast_to(np.float32(0.01), (2048, 512))
+        w = np.broadcast_to(np.float32(0.01), (4_000_000, 512))  # a minute's work
         try:
-            call(words)
+            threading.Timer(0.1, interrupt).start()
+            if "{operator}" == "{STATISTICS}":
+                ag.{STATISTICS}(x, w, target, 0, 10, num_threads=1)
+            else:
+                ag.{WHOLE}(x, w, target, output_mask=(True, False), num_threads=1)
+            handled = 2  # by now, the call is over
         except KeyboardInterrupt:
             pass
         else:
             raise SystemExit("the call ran to its end")
-        spent = time.process_time() - before
-        assert spent < 5, spent
     """
     run_script(script)
 

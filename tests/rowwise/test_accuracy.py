@@ -186,7 +186,7 @@ def test_special_values_propagate(operator, dtype, engine):
     engine.over([1, 2, 17, 64, 257, 1000], check)
 
 
-def test_special_values_propagate_between_threads(operator, dtype, engine):
+def test_special_values_propagate_between_threads(operator, dtype, cpu_engine):
     """A few long rows, which threads compute in splits."""
     n = 20_011
     problem = random_problem(operator, (1, 1, 7, n) if operator in MASKED else (7, n), DTYPES[dtype])
@@ -197,9 +197,9 @@ def test_special_values_propagate_between_threads(operator, dtype, engine):
     if operator in UNMASKED:
         turned.append(problem.replaced(*(np.ascontiguousarray(a.T) for a in problem.arrays), dim=0))
     for problem in turned:
-        result = engine(problem, num_threads=2)
-        engine.assert_right(problem, result)
-        assert_same_values(result, engine(problem, num_threads=1))
+        result = cpu_engine(problem, num_threads=2)
+        cpu_engine.assert_right(problem, result)
+        assert_same_values(result, cpu_engine(problem, num_threads=1))
 
 
 def test_rows_without_a_finite_logit_are_nan(dtype, engine):

@@ -99,15 +99,17 @@ def large_problem(operator: str, dtype: str, size: str) -> Problem:
 
 @pytest.mark.parametrize("size", LARGE)
 @pytest.mark.parametrize("operator", UNMASKED)
-def test_large_arrays(operator, dtype, size, engine):
+def test_large_arrays(operator, dtype, size, cpu_engine):
     problem = large_problem(operator, dtype, size)
-    result = engine(problem)
-    engine.assert_right(problem, result)
+    result = cpu_engine(problem)
+    cpu_engine.assert_right(problem, result)
     if operator in ("softmax_backward", "log_softmax"):
         for layout in LAYOUTS:
             if len(problem.shape) == 3:
                 layout = dataclasses.replace(layout, axes=(2, *layout.axes), steps=(*layout.steps, 1))
-            assert_identical(engine(problem.replaced(*(laid_out(array, layout) for array in problem.arrays))), result)
+            assert_identical(
+                cpu_engine(problem.replaced(*(laid_out(array, layout) for array in problem.arrays))), result
+            )
 
 
 @pytest.mark.parametrize("operator", UNMASKED)
@@ -119,21 +121,21 @@ def test_blocks_of_columns_beyond_the_cache(operator, dtype, cpu_engine):
 
 @pytest.mark.parametrize("heads", [(5, 3), (1, 3), (5, 1), (1, 1)])
 @pytest.mark.parametrize("operator", MASKED)
-def test_large_masked_arrays(operator, dtype, heads, engine):
+def test_large_masked_arrays(operator, dtype, heads, cpu_engine):
     problem = random_problem(operator, (5, 3, 67, 131), DTYPES[dtype])
     *floats, mask = problem.arrays
     mask = mask[: heads[0], : heads[1]]
     problem = problem.replaced(*floats, native_copy(mask))
-    plain = engine(problem)
-    engine.assert_right(problem.replaced(*floats, np.broadcast_to(mask, problem.shape)), plain)
+    plain = cpu_engine(problem)
+    cpu_engine.assert_right(problem.replaced(*floats, np.broadcast_to(mask, problem.shape)), plain)
     for layout in (
         Layout((3, 1, 0, 2), (1, 1, 1, 1)),
         Layout((0, 1, 2, 3), (1, -1, 2, -2), shift=1, swapped=True),
         Layout((0, 1, 2, 3), (1, 1, 1, 1), shift=5),
     ):
         arrays = [laid_out(array, layout) for array in problem.arrays]
-        assert_identical(engine(problem.replaced(*arrays)), plain)
-        assert_identical(engine(problem.replaced(*floats, arrays[-1])), plain)
+        assert_identical(cpu_engine(problem.replaced(*arrays)), plain)
+        assert_identical(cpu_engine(problem.replaced(*floats, arrays[-1])), plain)
 
 
 # ---- single facts ----------------------------------------------------------------------------------------------------
