@@ -133,6 +133,11 @@ class DeviceArray(AbstractDeviceArray):
         return self._allocation is not None and self._allocation.is_shared
 
     @property
+    def is_memory_of_torch(self) -> bool:
+        """Whether its memory is that of a tensor."""
+        return self._allocation is not None and self._allocation.is_of_torch
+
+    @property
     def is_contiguous(self) -> bool:
         return self._layout is None or self._layout.is_contiguous
 

@@ -14,7 +14,7 @@ from ..._call import Call
 from ...errors import AscendGradError, MissingKernelError
 from .. import reference
 from ..base import Unsupported
-from . import limits, operators, quirks, runtime, session, tensor_operators, torch_npu, workspace
+from . import determinism, limits, operators, quirks, runtime, session, tensor_operators, torch_npu, workspace
 from .array import DeviceArray
 from .runtime import found
 
@@ -73,7 +73,8 @@ def _from_the_host(call: Call) -> tuple[NDArray | None, ...]:
         None if spec is None else np.empty(spec.shape, spec.dtype) if out is None else out
         for spec, out in zip(call.specs, call.outs)
     )
-    with session.session_on(session.chosen_device()).call() as here:
+    is_deterministic = determinism.is_asked_for(call)
+    with session.session_on(session.chosen_device()).call(is_deterministic=is_deterministic) as here:
         computed = list(zip(operators.OPERATORS[call.operator.name](here, call), results))
         here.fetch((a, result) for a, result in computed if isinstance(a, DeviceArray) and result is not None)
     for array, result in computed:
@@ -90,7 +91,8 @@ def _from_the_device(call: Call) -> tuple[DeviceArray | None, ...]:
     first = call.arrays[0]
     assert isinstance(first, DeviceArray)
     values = _empty(call) if quirks.is_empty(call) else None
-    with session.session_for_arrays(first.device).call() as here:
+    is_deterministic = determinism.is_asked_for(call)
+    with session.session_for_arrays(first.device).call(is_deterministic=is_deterministic) as here:
         computed = operators.OPERATORS[call.operator.name](here, call) if values is None else values
         results = tuple(
             None if array is None or spec is None else here.put(array, spec.dtype)
@@ -105,7 +107,7 @@ def _from_tensors(call: Call) -> tuple[DeviceArray | None, ...]:
     first = call.arrays[0]
     assert isinstance(first, torch_npu.TensorArray)
     values = _empty(call) if quirks.is_empty(call) else None
-    with torch_npu.on_current_stream(first.device) as here:
+    with torch_npu.on_current_stream(first.device, is_deterministic=determinism.is_asked_for(call)) as here:
         computed: Any
         if values is None:
             computed = tensor_operators.OPERATORS[call.operator.name](here, call)

@@ -209,7 +209,7 @@ def unsupported_reason(call: Call, state: State) -> Unsupported | None:
         device_name = OPERATORS[name].device_name
         if device_name in state.absent:
             return _unsupported(call, BackendUnavailableError, state.absent[device_name])
-    if determinism.is_chosen() and (lack := _acl.lacks_determinism()):
+    if determinism.is_asked_for(call) and (lack := _acl.lacks_determinism()):
         return _unsupported(call, BackendUnavailableError, f"deterministic results were asked for, and {lack}")
     soc = family(state.soc)
     reasons = [reason for limit in limits if (reason := limit(call, soc)) is not None]

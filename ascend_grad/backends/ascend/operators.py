@@ -39,7 +39,7 @@ def launch(queue: Queue, prepare: Callable[..., _aclnn.Plan], *arguments: Any) -
                 converted.append(tensor)
             else:
                 converted.append(argument)
-        with determinism.guard(arguments):
+        with determinism.guard(queue):
             plan = prepare(*converted)
             size = plan.workspace_size
             workspace = queue.workspace(size) if size else None

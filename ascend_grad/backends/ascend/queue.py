@@ -18,6 +18,14 @@ class Queue(Protocol):
     """One call's place in the order of a stream."""
 
     @property
+    def device(self) -> int:
+        """The device that the work is done on."""
+
+    @property
+    def is_deterministic(self) -> bool:
+        """Whether equal calls have to give equal bits."""
+
+    @property
     def stream(self) -> _acl.AnyStream:
         """The stream. It is read right before work is put on it."""
 

@@ -146,14 +146,28 @@ def _initialise_torch() -> str:
     return ""
 
 
+def _current_stream_of_torch(device: int) -> int | None:
+    """Return the address of torch's current stream of a device; None if this process does not use torch_npu.
+
+    torch_npu keeps work back in a queue on the host for each device. The queue of torch's current device goes to the
+    stream before this answers, so the address is read last, and within the device.
+    """
+    npu = getattr(sys.modules.get("torch_npu"), "npu", None)
+    if npu is None or not npu.is_initialized() or _acl.is_detached():
+        return None
+    with _acl.ContextGuard(), npu.device(device):
+        return npu.current_stream(device).npu_stream
+
+
+def empty_queue_of_torch(device: int) -> None:
+    """Let torch submit to its current stream of a device what it holds back, if this process uses torch_npu."""
+    _current_stream_of_torch(device)
+
+
 def wait_for_torch(device: int) -> None:
     """Wait for what torch has put on its current stream of a device, if this process uses torch_npu."""
-    npu = getattr(sys.modules.get("torch_npu"), "npu", None)
-    if npu is not None and not _acl.is_detached():
-        # torch_npu keeps work back in a queue on the host for each device. The queue of torch's current device goes to
-        # the stream before this answers: read last, and within the device.
-        with _acl.ContextGuard(), npu.device(device):
-            stream = npu.current_stream(device).npu_stream
+    stream = _current_stream_of_torch(device)
+    if stream is not None:
         with _acl.DeviceGuard(device):
             _acl.borrowed_stream(stream, device).synchronize()
 

@@ -100,6 +100,8 @@ class Allocation:
 
     __slots__ = ("__weakref__", "_queued_on", "_shares", "block", "kept")
 
+    is_of_torch = False
+
     def __init__(self, block: _acl.DeviceMemory, queued_on: Session | None = None):
         self._shares: weakref.WeakSet[Share] | None = None
         self._queued_on = queued_on  # a session that does not wait, whose work may use the memory
@@ -255,6 +257,7 @@ class Session:
         self._bytes: NDArray = np.empty(0, np.uint8)
         self._head = 0  # where the free part of the staging memory begins
         self._pending = False  # whether anything was put on the stream since it was synchronised
+        self.is_deterministic = False  # of the call that is running
         self._has_to_wait = False  # for the end of the call that is running, since torch may use the memory, too
         self._allocations: list[Allocation] = []  # of the call that is running, as what follows
         self._alive: list[object] = []
@@ -270,12 +273,13 @@ class Session:
         return self._pending
 
     @contextmanager
-    def call(self) -> Iterator[Session]:
+    def call(self, *, is_deterministic: bool = False) -> Iterator[Session]:
         """The frame of one call: the thread is bound to the device, and nothing is left behind."""
         with _acl.DeviceGuard(self.device):
             frame = _Frame()
             self._frame = weakref.ref(frame)
             self._has_to_wait = self.waits
+            self.is_deterministic = is_deterministic
             try:
                 yield self
                 if self._has_to_wait:

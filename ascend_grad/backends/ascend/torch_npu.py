@@ -50,7 +50,7 @@ class TensorMemory:
     """The memory of a tensor, which it keeps alive. torch may write into it between two calls."""
 
     kept = True  # torch gets it back from whoever drops it, not from the session
-    is_shared = was_shared = True
+    is_shared = was_shared = is_of_torch = True
 
     def __init__(self, tensor: Any, dtype: np.dtype):
         storage = tensor.untyped_storage()
@@ -196,10 +196,10 @@ class TorchQueue:
     torch gives memory out again in the order of the stream, so what is dropped may still be in use there.
     """
 
-    def __init__(self, device: int):
+    def __init__(self, device: int, *, is_deterministic: bool):
         self._torch: Any = sys.modules["torch"]
         self._npu: Any = sys.modules["torch_npu"].npu
-        self.device = device
+        self.device, self.is_deterministic = device, is_deterministic
         self._place = self._torch.device("npu", device)
         self._workspace: Any = None
 
@@ -245,11 +245,11 @@ class TorchQueue:
 
 
 @contextmanager
-def on_current_stream(device: int) -> Iterator[TorchQueue]:
+def on_current_stream(device: int, *, is_deterministic: bool = False) -> Iterator[TorchQueue]:
     """One call on tensors of a device. torch's current device and the thread's context are then as before.
 
     torch binds the thread to its current device at the end of its own operators, so this one has to be that.
     """
     npu: Any = sys.modules["torch_npu"].npu
     with _acl.ContextGuard(), npu.device(device), _acl.DeviceGuard(device):
-        yield TorchQueue(device)
+        yield TorchQueue(device, is_deterministic=is_deterministic)

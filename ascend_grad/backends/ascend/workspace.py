@@ -15,6 +15,7 @@ from ... import _aclnn, arrays
 from ..._call import Call
 from . import determinism, quirks, session
 from .array import DeviceArray
+from .queue import Queue
 
 FLOAT32 = np.dtype(np.float32)
 UINT8 = np.dtype(np.uint8)
@@ -42,11 +43,11 @@ def workspace_size(call: Call) -> int:
     if quirks.is_empty(call):
         return 0
     device = session.chosen_device() if call.device is None else call.device
-    with session.session_on(device).call():
-        return sum(_first_stage(*stage) for stage in STAGES[call.operator.name](call))
+    with session.session_on(device).call(is_deterministic=determinism.is_asked_for(call)) as here:
+        return sum(_first_stage(here, *stage) for stage in STAGES[call.operator.name](call))
 
 
-def _first_stage(prepare: Callable[..., _aclnn.Plan], arguments: tuple[Any, ...]) -> int:
+def _first_stage(queue: Queue, prepare: Callable[..., _aclnn.Plan], arguments: tuple[Any, ...]) -> int:
     tensors: list[_aclnn.Tensor] = []
     plan = None
     try:
@@ -58,7 +59,7 @@ def _first_stage(prepare: Callable[..., _aclnn.Plan], arguments: tuple[Any, ...]
                 converted.append(tensors[-1])
             else:
                 converted.append(argument)
-        with determinism.guard(arguments):
+        with determinism.guard(queue):
             plan = prepare(*converted)
         return plan.workspace_size
     finally:
