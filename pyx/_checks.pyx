@@ -488,6 +488,8 @@ cdef class ReductionAndItsGradient(Check):
             return 0
         if is_on_device(grad_loss) and cnp.PyArray_NDIM(call.array(self.slots[1])) == 0:
             return self.floating.run(call)  # one number, which nobody waits for
+        if is_on_device(grad_loss) and reduction != "none":  # whose conversion to a number would wait
+            call.fail("grad_loss", "one number", f"shape {shape_of(call.array(self.slots[1]))}")
         if (
             reduction == "none" and not isinstance(grad_loss, (str, bytes))
             and cnp.PyArray_NDIM(call.array(self.slots[1]))
@@ -499,7 +501,7 @@ cdef class ReductionAndItsGradient(Check):
 
 
 cdef class TargetsInRange(Check):
-    """``masked_target`` is a row of weight wherever ``target_mask`` is 0. Checked last, for it reads values."""
+    """``masked_target`` is a row of weight wherever ``target_mask`` is 0."""
 
     def __init__(self):
         Check.__init__(self, "masked_target", "target_mask")

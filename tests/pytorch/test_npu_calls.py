@@ -412,6 +412,35 @@ def test_what_does_not_mix():
         on_tensors(GRADIENT, [], {**named, "target_mask": torch.from_numpy(named["target_mask"].copy())})
 
 
+def test_what_does_not_mix_is_refused_before_values_are_read(torch_npu, device, monkeypatch: pytest.MonkeyPatch):
+    """To read those of a tensor would wait."""
+    x, w, target, grad = chain_arguments()
+    there = [each.to("npu") for each in (x, w, target, grad)]
+    mask, bits = torch.zeros(BT, dtype=torch.bool), torch.zeros(2, dtype=torch.uint8)
+    bad, softmax = torch.full((BT,), V), torch.zeros(BT, V)
+    moved = [each.to("npu") for each in (mask, bits, bad, softmax)]
+    one, number = torch.ones(1).to("npu"), torch.tensor(1.0).to("npu")
+    waits = Waits(torch_npu, device, monkeypatch)
+    for call in (
+        lambda: ag.linear_cross_entropy(x, w, moved[2]),
+        lambda: ag.linear_cross_entropy(*there[:2], bad),
+        lambda: ag.linear_cross_entropy(x, w, bad, grad_loss=number),
+        *(
+            lambda each=each: ag.fused_linear_cross_entropy_loss_grad(grad, x, w, each, bad, softmax=softmax)
+            for each in moved[:2]
+        ),
+        lambda: ag.fused_linear_cross_entropy_loss_grad(grad, x, w, mask, moved[2], softmax=softmax),
+        lambda: ag.fused_linear_cross_entropy_loss_grad(there[3], *there[:2], moved[0], bad, softmax=moved[3]),
+    ):
+        with pytest.raises(ag.ParamTypeError, match=r"expected an array on device 0, .* got an array on the host"):
+            call()
+        assert waits.counted() == {}
+    for reduction in ("mean", "sum"):
+        with pytest.raises(ag.ParamInvalidError, match=r"grad_loss: expected one number, got shape \(1,\)"):
+            ag.linear_cross_entropy(*there[:3], grad_loss=one, reduction=reduction)
+        assert waits.counted() == {}
+
+
 def test_tensors_that_are_refused():
     x = torch.randn(2, 3).to("npu")
     hint = r"input: expected a tensor that does not require grad \(ascend_grad.torch takes those, detach\(\) drops it\)"
