@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from . import _aclnn, arrays
-from .arguments import MAX_RANK, converted, integer, shown, truth_value
+from ._array_types import array_type
+from .arguments import MAX_RANK, converted_by_numpy, integer, shown, truth_value
 from .backends.ascend import determinism, quirks, runtime, session, torch_npu
 from .backends.ascend.array import DeviceArray
 from .dispatch import ContextChoice
@@ -75,14 +76,17 @@ def asarray(x: ArrayLike | DeviceArray) -> DeviceArray:
     """
     if isinstance(x, DeviceArray):
         return x
-    array = torch_npu.shared_array(x, "x") if torch_npu.is_tensor(x) else converted(x, "x")
+    kind = array_type(x, "x", None)
+    array = None if kind is None else kind.view_anywhere(x, "x", None)
+    if array is None:
+        array = converted_by_numpy(x, "x")
     dtype = arrays.native(array.dtype)
     if dtype.name not in _aclnn.DTYPES:
         raise ParamTypeError(f"x: expected one of the device's dtypes {', '.join(_aclnn.DTYPES)}, got {array.dtype}")
     if array.ndim > MAX_RANK:
         raise ParamInvalidError(f"x: expected rank 0 to {MAX_RANK}, got rank {array.ndim}")
-    if isinstance(array, DeviceArray):
-        return array
+    if isinstance(array, torch_npu.TensorArray):
+        return torch_npu.shared_array(array)
     _usable_state()
     with session.session_on(session.chosen_device()).call() as here:
         result = here.put(array, dtype)

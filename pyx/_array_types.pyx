@@ -41,7 +41,7 @@ cdef class ArrayType:
             raise on_another_device(value, None, name, operator)
         return view
 
-    cdef object view_anywhere(self, object value, str name, str operator):
+    cpdef object view_anywhere(self, object value, str name, str operator):
         """The same; of a tensor on a device that a backend knows, an array of that backend."""
         if self is NUMPY:
             return None

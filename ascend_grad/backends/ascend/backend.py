@@ -108,12 +108,11 @@ def _from_tensors(call: Call) -> tuple[DeviceArray | None, ...]:
     assert isinstance(first, torch_npu.TensorArray)
     values = _empty(call) if quirks.is_empty(call) else None
     with torch_npu.on_current_stream(first.device, is_deterministic=determinism.is_asked_for(call)) as here:
-        computed: Any
-        if values is None:
-            computed = tensor_operators.OPERATORS[call.operator.name](here, call)
-        else:
-            computed = [None if each is None else here.copied(each) for each in values]
+        if values is not None:
+            places: Any = call.outs
+            return tuple(None if each is None else here.copied(each, out) for each, out in zip(values, places))
         results: list[DeviceArray | None] = []
+        computed: Any = tensor_operators.OPERATORS[call.operator.name](here, call)
         for array, spec, out in zip(computed, call.specs, call.outs):
             if out is not None:
                 out.tensor.copy_(array.tensor)

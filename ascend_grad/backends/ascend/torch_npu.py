@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ... import _acl, _array_types
+from ... import _acl, _array_types, arrays
 from ..._dtypes import BFLOAT16
 from ...errors import BackendUnavailableError, ParamInvalidError, ParamTypeError
 from . import runtime
@@ -38,12 +38,6 @@ ND = 2
 
 #: The device reads this many bytes at a time.
 ALIGNMENT = 32
-
-
-def is_tensor(value: object) -> bool:
-    """Whether this is a tensor on an Ascend NPU."""
-    kind = getattr(sys.modules.get("torch"), "Tensor", ())
-    return isinstance(value, kind) and value.device.type == "npu"
 
 
 class TensorMemory:
@@ -118,15 +112,9 @@ def tensor_array(tensor: Any, name: str, operator: str | None) -> TensorArray:
 _array_types.DEVICE_TENSORS["npu"] = tensor_array
 
 
-def shared_array(tensor: Any, name: str) -> DeviceArray:
-    """An array over the memory of a tensor that others go on using, in the tensor's layout."""
-    if tensor.requires_grad:
-        expected = "a tensor that does not require grad (ascend_grad.torch takes those, detach() drops it)"
-        raise ParamTypeError(f"{name}: expected {expected}, got one that does")
-    if tensor.is_neg():
-        expected = "a tensor whose elements are as in memory (resolve_neg() makes one)"
-        raise ParamTypeError(f"{name}: expected {expected}, got one with the negative bit set")
-    return _array(DeviceArray, tensor, _checked_dtype(tensor, name, None))
+def shared_array(argument: TensorArray) -> DeviceArray:
+    """Return an array over the memory of a tensor that others go on using, in the tensor's layout."""
+    return _array(DeviceArray, argument.tensor, argument.dtype)
 
 
 def _checked_dtype(tensor: Any, name: str, operator: str | None) -> np.dtype:
@@ -166,6 +154,11 @@ def _check_device(index: int, operator: str | None) -> None:
         raise BackendUnavailableError("the device cannot be used: torch_npu is not imported", operator=operator)
     if not state.usable or index >= state.device_count:
         raise BackendUnavailableError(f"device {index} cannot be used: {state.reason}", operator=operator)
+
+
+def torch_dtype(dtype: np.dtype) -> Any:
+    """Return torch's dtype of the same name."""
+    return getattr(sys.modules["torch"], dtype.name)
 
 
 def _numpy_dtype(dtype: Any, name: str, operator: str | None) -> np.dtype:
@@ -219,13 +212,13 @@ class TorchQueue:
         return _acl.borrowed(workspace.data_ptr(), nbytes, self.device)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> TensorArray:
-        return self.array(self._torch.empty(shape, dtype=getattr(self._torch, dtype.name), device=self._place))
+        return self.array(self._torch.empty(shape, dtype=torch_dtype(dtype), device=self._place))
 
     def put(self, array: TensorArray, dtype: np.dtype | None = None) -> TensorArray:
         """The tensor, or a copy of it in another dtype."""
         if dtype is None or array.dtype == dtype:
             return array
-        return self.array(array.tensor.to(getattr(self._torch, dtype.name)))
+        return self.array(array.tensor.to(torch_dtype(dtype)))
 
     def array(self, tensor: Any) -> TensorArray:
         """A tensor that torch has computed."""
@@ -233,15 +226,22 @@ class TorchQueue:
         assert isinstance(array, TensorArray)
         return array
 
-    def copied(self, array: NDArray) -> TensorArray:
-        """A copy of an array of the host. Of one value nothing is copied, and nobody waits."""
-        torch, dtype = self._torch, getattr(self._torch, array.dtype.name)
-        first = array.reshape(-1)[:1]
-        if first.tobytes() * array.size == array.tobytes():
-            value = 0 if not array.size else int(first[0]) if array.dtype.kind in "iub" else float(first[0])
-            return self.array(torch.full(array.shape, value, dtype=dtype, device=self._place))
-        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        return self.array(torch.from_numpy(flat).to(self._place).view(dtype).view(array.shape))
+    def copied(self, array: NDArray, out: TensorArray | None = None) -> TensorArray:
+        """Copy an array of the host to the device, or into ``out``.
+
+        Nothing is copied, and nobody waits, if all elements are equal bit by bit.
+        """
+        flat = np.ascontiguousarray(array, arrays.native(array.dtype)).reshape(-1)
+        bits = flat.view(f"u{flat.itemsize}")
+        dtype = torch_dtype(flat.dtype)
+        if out is None:
+            out = self.array(self._torch.empty(array.shape, dtype=dtype, device=self._place))
+        if (bits == bits[:1]).all():
+            first = flat[:1].tolist()
+            out.tensor.fill_(first[0] if first else 0)
+        else:
+            out.tensor.copy_(self._torch.from_numpy(flat.view(np.uint8)).view(dtype).view(array.shape))
+        return out
 
 
 @contextmanager
