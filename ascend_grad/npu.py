@@ -239,8 +239,9 @@ class use_deterministic(ContextChoice):
 
     Notes
     -----
-    The option of the device's context is set while an operator is submitted, and then restored. Calls on tensors of
-    torch_npu are also deterministic where ``torch.are_deterministic_algorithms_enabled()``. Where the runtime library
+    The option of the device's context is set while an operator is submitted, and then restored. Either of two switches
+    makes calls on tensors of torch_npu deterministic: this one, or ``torch.use_deterministic_algorithms(True)``. With
+    False torch's switch stays in force. It holds for arrays over tensors, too, and not for other arrays. Where the runtime library
     lacks the option, the automatic choice computes on the CPU, and forced calls raise `BackendUnavailableError`.
 
     Examples

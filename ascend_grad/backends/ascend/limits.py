@@ -1,7 +1,7 @@
 """What the device takes, in one table: valid calls beyond it are computed on the CPU under ``backend="auto"``.
 
-There are two kinds of limits. What is *impossible* has a status code, which forcing the device raises. What the vendor
-does not *document* may work: a forced call is passed on to the device, and what it answers is the result.
+There are two kinds of limits. A forced call beyond what is *possible* raises an exception with a status code. A forced
+call beyond what the vendor *documents* is passed on to the device, which computes it or answers with an error.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The operators on arrays of the device: each function puts one call on the stream and returns its results.
+"""The operators on arrays: each function puts one call on the stream of a queue and returns its results.
 
-Arguments may still lie on the host: `Session.put` brings them over. The results are arrays of the device.
+Functions of a `Queue` serve calls on arrays of the host, of the device and on tensors: `Queue.put` makes each argument one
+that the device can read. Functions of a `Session` also read values on the host. The results are arrays of the device.
 """
 
 from __future__ import annotations
