@@ -14,7 +14,7 @@ from ..._call import Call
 from ...errors import AscendGradError, MissingKernelError
 from .. import reference
 from ..base import Unsupported
-from . import determinism, limits, operators, quirks, runtime, session, tensor_operators, torch_npu, workspace
+from . import determinism, limits, operators, quirks, runtime, session, tensor_operators, threads, torch_npu, workspace
 from .array import DeviceArray
 from .runtime import found
 
@@ -74,14 +74,15 @@ def _from_the_host(call: Call) -> tuple[NDArray | None, ...]:
         for spec, out in zip(call.specs, call.outs)
     )
     is_deterministic = determinism.is_asked_for(call)
-    with session.session_on(session.chosen_device()).call(is_deterministic=is_deterministic) as here:
+    with session.session_on(threads.chosen_device()).call(is_deterministic=is_deterministic) as here:
         computed = list(zip(operators.OPERATORS[call.operator.name](here, call), results))
         here.fetch((a, result) for a, result in computed if isinstance(a, DeviceArray) and result is not None)
     for array, result in computed:
-        if isinstance(array, DeviceArray) and array._bits is not None:
-            assert result is not None
-            arrays.clear_padding(result, array._bits)
-        elif isinstance(array, np.ndarray) and result is not None:
+        if result is None:
+            continue
+        if isinstance(array, DeviceArray):
+            array.known.clear_padding(result)
+        elif isinstance(array, np.ndarray):
             arrays.round_into(result, array)
     return results
 
@@ -129,7 +130,7 @@ def copy_to_device_of(array: NDArray, other: DeviceArray) -> DeviceArray:
         result = here.put(array)
         here.keep(result)
     if array.ndim < 2:
-        result.cache_host_values(np.array(array))
+        result.known.remember(np.array(array))
     return result
 
 

@@ -37,7 +37,7 @@ def is_asked_for(call: Call) -> bool:
     return (
         torch is not None
         and torch.are_deterministic_algorithms_enabled()
-        and any(isinstance(each, DeviceArray) and each.is_memory_of_torch for each in call.arguments.values())
+        and any(isinstance(each, DeviceArray) and each.known.is_memory_of_torch for each in call.arguments.values())
     )
 
 

@@ -1,7 +1,8 @@
 """The operators on arrays: each function puts one call on the stream of a queue and returns its results.
 
-Functions of a `Queue` serve calls on arrays of the host, of the device and on tensors: `Queue.put` makes each argument one
-that the device can read. Functions of a `Session` also read values on the host. The results are arrays of the device.
+Functions of a `Queue` serve calls on arrays of the host, of the device and on tensors: `Queue.put` makes each argument
+one that the device can read. Functions of a `Session` also read values on the host. The results are arrays of the
+device.
 """
 
 from __future__ import annotations
@@ -138,8 +139,8 @@ def statistics(queue: Queue, input, weight, target, start: int, end: int, return
     logits = queue.empty((count, weight.shape[0]), input.dtype) if return_logits else None
     results = logits_max, sum_exp_logits, predicted_logits, target_mask, masked_target, logits
     launch(queue, _aclnn.fused_linear_online_max_sum, input, weight, target, start, end, *results)
-    target_mask._origin = masked_target._origin = Origin(object(), end - start)
-    target_mask._bits = count
+    target_mask.known.origin = masked_target.known.origin = Origin(object(), end - start)
+    target_mask.known.set_bits(count)
     return results
 
 

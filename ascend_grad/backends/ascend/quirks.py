@@ -58,8 +58,8 @@ def mask_bits(session: Session, mask: Any, count: int, rows: NDArray | None) -> 
     """Q3: the mask of ``count`` rows as bits, or of these rows alone."""
     if rows is None and mask.dtype == np.uint8:
         return mask if isinstance(mask, DeviceArray) else session.put(arrays.counted(mask, count))
-    if rows is None and isinstance(mask, DeviceArray) and mask._packed is not None:
-        return mask._packed
+    if rows is None and isinstance(mask, DeviceArray) and mask.known.packed is not None:
+        return mask.known.packed
     chosen = arrays.unpacked(session.values(mask), count)
     return session.put(np.packbits(chosen if rows is None else chosen[rows], bitorder="little"))
 
@@ -85,14 +85,14 @@ def _repaired(session: Session, target: Any, mask: Any, elsewhere: NDArray) -> N
     def repaired() -> NDArray:
         return np.where(elsewhere, target.dtype.type(0), session.values(target))
 
-    if not isinstance(target, DeviceArray) or target.is_shared or mask.is_shared:
+    if not isinstance(target, DeviceArray) or target.known.is_shared or mask.known.is_shared:
         return repaired()
-    known = target._repaired
-    if known is None or known[0] is not mask:
-        known = mask, session.put(repaired())
-        session.keep(known[1])
-        target._repaired = known
-    return session.keep_alive(known[1])  # another thread may put the targets of another mask in its place
+    there = target.known.repaired_for(mask)
+    if there is None:
+        there = session.put(repaired())
+        session.keep(there)
+        target.known.remember_repaired(mask, there)
+    return session.keep_alive(there)  # another thread may put the targets of another mask in its place
 
 
 def places(session: Session, target: Any, rows: NDArray | None, start: int) -> DeviceArray:
@@ -123,5 +123,5 @@ def shape_for_device(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def layout_for_device(array: DeviceArray) -> tuple[tuple[int, ...], int, int] | None:
     """Q8, of an array in memory of another library."""
-    layout = array._layout
+    layout = array.known.layout
     return None if layout is None else (shape_for_device(layout.strides), layout.offset, layout.room)

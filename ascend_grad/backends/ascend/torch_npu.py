@@ -143,8 +143,8 @@ def _array(kind: type[DeviceArray], tensor: Any, dtype: np.dtype) -> DeviceArray
         room = tensor.untyped_storage().nbytes() // tensor.element_size()
         # A stride that leads to no element may be anything, and its bytes more than an int64 holds.
         strides = tuple(step if length > 1 else 1 for length, step in zip(tensor.shape, tensor.stride()))
-        array._layout = Layout(strides, tensor.storage_offset(), room, tensor.is_contiguous())
-        array._allocation = TensorMemory(tensor, dtype)
+        array.known.layout = Layout(strides, tensor.storage_offset(), room, tensor.is_contiguous())
+        array.known.allocation = TensorMemory(tensor, dtype)
     return array
 
 
@@ -203,8 +203,9 @@ class TorchQueue:
         return _acl.borrowed_stream(self._npu.current_stream(self.device).npu_stream, self.device)
 
     def memory_of(self, array: DeviceArray) -> _acl.DeviceRange:
-        assert isinstance(array._allocation, TensorMemory), "an array without elements has no memory"
-        return array._allocation.range
+        memory = array.known.allocation
+        assert isinstance(memory, TensorMemory), "an array without elements has no memory"
+        return memory.range
 
     def workspace(self, nbytes: int) -> _acl.DeviceRange:
         workspace = self._torch.empty(nbytes, dtype=self._torch.uint8, device=self._place)

@@ -13,7 +13,7 @@ import numpy as np
 
 from ... import _aclnn, arrays
 from ..._call import Call
-from . import determinism, quirks, session
+from . import determinism, quirks, session, threads
 from .array import DeviceArray
 from .queue import Queue
 
@@ -42,7 +42,7 @@ def workspace_size(call: Call) -> int:
     """
     if quirks.is_empty(call):
         return 0
-    device = session.chosen_device() if call.device is None else call.device
+    device = threads.chosen_device() if call.device is None else call.device
     with session.session_on(device).call(is_deterministic=determinism.is_asked_for(call)) as here:
         return sum(_first_stage(here, *stage) for stage in STAGES[call.operator.name](call))
 

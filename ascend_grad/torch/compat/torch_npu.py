@@ -208,8 +208,9 @@ def npu_fused_linear_cross_entropy_loss_with_max_sum_backward(
     Notes
     -----
     Differences from torch_npu: `softmax` keeps its values, where the device overwrites them. A `masked_target` beyond
-    the weight is an error of tensors on the CPU, and makes NaN of tensors on an Ascend NPU. A row whose `grad` is 0 adds
-    nothing to either result, even if it holds NaN. The CPU takes float32 and float64 as well, and any number of words.
+    the weight is an error of tensors on the CPU, and makes NaN of tensors on an Ascend NPU. A row whose `grad` is 0
+    adds nothing to either result, even if it holds NaN. The CPU takes float32 and float64 as well, and any number of
+    words.
 
     Examples
     --------
