@@ -62,17 +62,19 @@ def classes_within(value: object) -> Iterator[type]:
 
 
 class AbstractDeviceArray(ABC):
-    """What the contract asks of an array that is not in the host's memory, whichever backend it belongs to."""
+    """An array that is not in the host's memory, as the contract needs it, of any backend."""
 
     __slots__ = ()
 
-    #: What messages call such an array, what copies one to the device, and what copies it to the host.
+    #: The name of such an array in messages, with its article.
     KIND: str
+    #: The call that copies an array to the device, in messages.
     TO_DEVICE: str
+    #: The call that copies such an array to the host, in messages.
     TO_HOST: str
-    #: Whether checks look at values. Else the backend takes care of those that are not valid.
+    #: Whether checks read values. If not, the backend takes care of values that are not valid.
     IS_READ = True
-    #: Whether results can be written into it.
+    #: Whether results can be written into such an array.
     CAN_BE_OUT = False
 
     @property
@@ -86,7 +88,7 @@ class AbstractDeviceArray(ABC):
     @property
     @abstractmethod
     def device(self) -> int:
-        """The number of the device."""
+        """Return the number of the device."""
 
     @property
     def ndim(self) -> int:
@@ -94,18 +96,18 @@ class AbstractDeviceArray(ABC):
 
     @abstractmethod
     def host_values(self) -> np.ndarray:
-        """The values on the host, read-only, copied back at most once. For what has one element a row."""
+        """Return the values on the host, read-only, copied back at most once. Meant for one element a row."""
 
     def in_library(self) -> object:
-        """Itself as an array of the library that it belongs to."""
+        """Return the array as one of the library that it belongs to."""
         return self
 
     def unreadable_array(self) -> np.ndarray:
-        """An array of the same address, layout and dtype, whose elements are not to be read."""
+        """Return an array of the same address, layout and dtype, whose elements must not be read."""
         raise TypeError(f"results cannot be written into {self.KIND}")
 
     def is_known_below(self, extent: int, mask: object) -> bool:
-        """Whether the values are known to be in [0, extent) wherever the mask is 0, so that nobody has to look."""
+        """Return whether the values are known to be in [0, extent) wherever the mask is 0, without reading them."""
         return False
 
 

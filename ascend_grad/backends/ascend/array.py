@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Origin(NamedTuple):
-    """What is known of a target mask and the masked targets that one call made together.
+    """The call that made a target mask and masked targets together.
 
     Wherever the mask's bit is 0, the target is in [0, extent), so the values need no second check.
     """
@@ -29,18 +29,18 @@ class Origin(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Where the elements of an array are in memory that another library allocated; all numbers count elements."""
+    """The places of an array's elements in memory that another library allocated; all numbers count elements."""
 
     strides: tuple[int, ...]
     offset: int
-    #: How many there is room for.
+    #: The number of elements that the memory has space for.
     room: int
     #: Whether the strides are those of a C-contiguous array.
     is_contiguous: bool
 
 
 class Known:
-    """What the host knows of an array on the device.
+    """The host's knowledge of an array on the device.
 
     Attributes
     ----------
@@ -69,17 +69,17 @@ class Known:
 
     @property
     def is_shared(self) -> bool:
-        """Whether another library may write into the memory, so that nothing is remembered of the values."""
+        """Return whether another library may write into the memory, so that nothing is remembered of the values."""
         return self.allocation is not None and self.allocation.is_shared
 
     @property
     def is_memory_of_torch(self) -> bool:
-        """Whether the memory is that of a tensor."""
+        """Return whether the memory is that of a tensor."""
         return self.allocation is not None and self.allocation.is_of_torch
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether the elements lie next to one another, in C order."""
+        """Return whether the elements lie next to one another, in C order."""
         return self.layout is None or self.layout.is_contiguous
 
     def contiguous_copy(self) -> DeviceArray:
@@ -179,7 +179,7 @@ class DeviceArray(AbstractDeviceArray):
 
     @property
     def size(self) -> int:
-        """The number of elements."""
+        """Return the number of elements."""
         size = 1
         for n in self.shape:
             size *= n
@@ -190,7 +190,7 @@ class DeviceArray(AbstractDeviceArray):
         return self.size * self.dtype.itemsize
 
     def numpy(self) -> NDArray:
-        """A copy on the host: a new C-contiguous array.
+        """Return a copy on the host: a new C-contiguous array.
 
         Raises
         ------
@@ -203,7 +203,7 @@ class DeviceArray(AbstractDeviceArray):
 
     @property
     def first_byte(self) -> int:
-        """Where its first element is in its memory."""
+        """Return the offset of its first element in its memory."""
         return 0 if self.known.layout is None else self.known.layout.offset * self.dtype.itemsize
 
     def host_values(self) -> NDArray:
@@ -215,7 +215,7 @@ class DeviceArray(AbstractDeviceArray):
         return values
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """The device in the words of DLPack.
+        """Return the device in the words of DLPack.
 
         Returns
         -------

@@ -65,10 +65,10 @@ def run(call: Call, threads: int) -> Any:
 
 
 def _from_the_host(call: Call) -> tuple[NDArray | None, ...]:
-    """Arrays of the host go to the device and results come back."""
+    """Compute a call on arrays of the host, which are copied to the device, and its results back."""
     if quirks.is_empty(call):
         return _empty(call)
-    # What cannot be allocated fails before anything else happens.
+    # New results are allocated first: nothing has happened yet if that fails.
     results = tuple(
         None if spec is None else np.empty(spec.shape, spec.dtype) if out is None else out
         for spec, out in zip(call.specs, call.outs)
@@ -88,7 +88,7 @@ def _from_the_host(call: Call) -> tuple[NDArray | None, ...]:
 
 
 def _from_the_device(call: Call) -> tuple[DeviceArray | None, ...]:
-    """Arrays of the device give arrays of the device."""
+    """Compute a call on arrays of the device, whose results are such arrays."""
     first = call.arrays[0]
     assert isinstance(first, DeviceArray)
     values = _empty(call) if quirks.is_empty(call) else None
@@ -104,7 +104,7 @@ def _from_the_device(call: Call) -> tuple[DeviceArray | None, ...]:
 
 
 def _from_tensors(call: Call) -> tuple[DeviceArray | None, ...]:
-    """Tensors give tensors; the work is on torch's current stream when this returns."""
+    """Compute a call on tensors, whose results are tensors; the work is on torch's current stream on return."""
     first = call.arrays[0]
     assert isinstance(first, torch_npu.TensorArray)
     values = _empty(call) if quirks.is_empty(call) else None
@@ -122,7 +122,7 @@ def _from_tensors(call: Call) -> tuple[DeviceArray | None, ...]:
 
 
 def copy_to_device_of(array: NDArray, other: DeviceArray) -> DeviceArray:
-    """A copy of an array of the host on the device of another one, and of its kind."""
+    """Copy an array of the host to the device of another array, as an array of the same kind."""
     if isinstance(other, torch_npu.TensorArray):
         with torch_npu.on_current_stream(other.device) as queue:
             return queue.copied(array)
@@ -135,10 +135,10 @@ def copy_to_device_of(array: NDArray, other: DeviceArray) -> DeviceArray:
 
 
 def _empty(call: Call) -> tuple[NDArray | None, ...]:
-    """A call with an array of no elements is no work for a device: the reference knows what comes out.
+    """Compute a call with an array of no elements by the reference: the device leaves such results unwritten.
 
-    Vectors of the device are copied to the host. Of an array of more dimensions, which may have elements where another
-    has none, nothing can be in the results: it stays on the device.
+    Vectors of the device are copied to the host. Arrays of more dimensions stay on the device: no result depends on
+    their elements, if another array has none.
     """
 
     def on_the_host(value: Any) -> Any:

@@ -25,7 +25,7 @@ from .queue import Queue
 #: What `ascend_grad.npu.use_deterministic` chose in this context: None, or an object whose ``value`` is a bool or None.
 chosen: ContextVar[Any] = ContextVar("ascend_grad_deterministic", default=None)
 
-_lock = threading.RLock()  # a signal handler may call in the middle of a call
+_lock = threading.RLock()  # a signal handler may call an operator while the lock is held
 
 
 def is_asked_for(call: Call) -> bool:

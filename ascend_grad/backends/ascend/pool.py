@@ -46,7 +46,7 @@ class Pool:
         """Take the smallest block of at least this size out of the pool, unless most of it would be wasted."""
         while fitting := [block for block in list(self._blocks) if size <= block.size <= 2 * size]:
             best = min(fitting, key=lambda block: block.size)
-            with suppress(ValueError):  # another thread was faster
+            with suppress(ValueError):  # another thread has taken the block
                 self._blocks.remove(best)
                 return best
         return None
@@ -57,7 +57,7 @@ class Pool:
 
     @property
     def is_full(self) -> bool:
-        """Whether there is more than the pool's bounds allow."""
+        """Return whether the blocks exceed the pool's bounds."""
         return len(self._blocks) > POOL_BLOCKS or sum(block.size for block in list(self._blocks)) > POOL_BYTES
 
     def take_all(self) -> list[_acl.DeviceMemory]:
@@ -69,7 +69,7 @@ class Pool:
         return taken
 
     def trim(self) -> None:
-        """Free what is beyond the pool's bounds."""
+        """Free the least recently used blocks until the rest is within the pool's bounds."""
         while self.is_full:
             with suppress(IndexError):
                 self._blocks.pop(0).close()
@@ -90,7 +90,7 @@ _returned: list[_acl.DeviceMemory] = []
 
 
 class Allocation:
-    """Device memory in use. Released, explicitly or by garbage collection, it goes to a pool."""
+    """Device memory in use, which goes to a pool when it is released, explicitly or by garbage collection."""
 
     __slots__ = ("__weakref__", "_queued_on", "_shares", "block", "kept")
 
@@ -98,24 +98,24 @@ class Allocation:
 
     def __init__(self, block: _acl.DeviceMemory, queued_on: Session | None = None):
         self._shares: weakref.WeakSet[Share] | None = None
-        self._queued_on = queued_on  # a session that does not wait, whose work may use the memory
+        self._queued_on = queued_on  # the session that does not wait and whose work may use the memory, if any
         self.block: _acl.DeviceMemory | None = block
-        self.kept = False  # whether it outlives the call that allocated it
+        self.kept = False  # whether the memory outlives the call that allocated it
         live.add(self)
 
     def release(self) -> None:
         """Give the memory to the pool of the stream that may still use it, of this thread, or back to the device."""
-        block, self.block = getattr(self, "block", None), None  # an interrupt may come before the first line above
+        block, self.block = getattr(self, "block", None), None  # an interrupt may come before __init__ sets it
         if block is None:
             return
-        if self._shares is not None:  # this may be a thread of torch, which cannot wait for torch
+        if self._shares is not None:  # a thread of torch that drops the array cannot wait for torch
             _returned.append(block)
             return
-        if self._queued_on is not None and self._queued_on.is_pending:  # what comes next on that stream may use it
+        if self._queued_on is not None and self._queued_on.is_pending:  # later work on that stream may use the block
             self._queued_on.pool.put(block)
             return
         session = threads.thread.sessions.get(block.device)
-        if session is None:  # this thread has no pool: back to the device
+        if session is None:  # a thread without a pool frees the block
             block.close()
             return
         session.pool.put(block)
@@ -139,19 +139,19 @@ class Allocation:
                 if other is None or other is session:
                     self._queued_on = queued or other
                     return
-            other.wait()  # until then, other threads find the session and wait, too
+            other.wait()  # other threads still find the session meanwhile, and wait, too
             with _queues:
                 if self._queued_on is other:
                     self._queued_on = None
 
     @property
     def is_shared(self) -> bool:
-        """Whether another library has it, too."""
+        """Return whether another library has the memory, too."""
         return bool(self._shares)
 
     @property
     def was_shared(self) -> bool:
-        """Whether another library has it, or had it."""
+        """Return whether another library has the memory, or had it."""
         return self._shares is not None
 
     def share(self, array: DeviceArray) -> Share:
@@ -184,7 +184,7 @@ def take_returned(device: int) -> list[_acl.DeviceMemory]:
     """Take the blocks of a device that torch has given back, when torch is done with them."""
     taken = []
     for block in list(_returned):
-        with suppress(ValueError):  # another thread was faster
+        with suppress(ValueError):  # another thread has taken the block
             if block.device == device:
                 _returned.remove(block)
                 taken.append(block)

@@ -24,13 +24,13 @@ OUT_OF_MEMORY = (STATUS_CODES["ACL_ERROR_RT_MEMORY_ALLOCATION"], STATUS_CODES["A
 
 
 class _Frame:
-    """Lives as long as the call that made it, however that ends."""
+    """An object that lives as long as the call that made it, however the call ends."""
 
     __slots__ = ("__weakref__",)
 
 
 class Session(Transfers):
-    """What one thread holds on one device, or on a stream of the caller's there, whose address is given.
+    """The resources of one thread on one device, or on a stream of the caller's there, whose address is given.
 
     Attributes
     ----------
@@ -44,27 +44,28 @@ class Session(Transfers):
         self.waits = handle is None
         self._handle = handle
         self.pool = Pool()
-        self._frame: Any = None  # reference to the frame of the call that is running
+        self._frame: Any = None  # a weak reference to the frame of the running call
         self._stream: _acl.AnyStream | None = None
         self._pending = False  # whether anything was put on the stream since it was synchronised
-        self.is_deterministic = False  # of the call that is running
-        self._has_to_wait = False  # for the end of the call that is running, since torch may use the memory, too
-        self._allocations: list[Allocation] = []  # of the call that is running, as what follows
-        self._alive: list[object] = []
+        # The fields below are those of the running call.
+        self.is_deterministic = False  # whether equal calls have to give equal bits
+        self._has_to_wait = False  # whether the call waits for its end; torch may use the same memory
+        self._allocations: list[Allocation] = []  # the memory to release when the call ends
+        self._alive: list[object] = []  # arrays to keep alive until the call ends
 
     @property
     def busy(self) -> bool:
-        """Whether a call is running. An interrupt may end one at any point, so nothing has to be reset for that."""
+        """Return whether a call is running. An interrupt may end one at any point, so no flag has to be reset."""
         return self._frame is not None and self._frame() is not None
 
     @property
     def is_pending(self) -> bool:
-        """Whether work may be on the stream that nobody has waited for."""
+        """Return whether work may be on the stream that nobody has waited for."""
         return self._pending
 
     @contextmanager
     def call(self, *, is_deterministic: bool = False) -> Iterator[Session]:
-        """The frame of one call: the thread is bound to the device, and nothing is left behind."""
+        """Run one call: bind the thread to the device, and release everything that the call does not keep."""
         with _acl.DeviceGuard(self.device):
             frame = _Frame()
             self._frame = weakref.ref(frame)
@@ -87,7 +88,7 @@ class Session(Transfers):
                 self._trim()
 
     def keep(self, *results: DeviceArray | None) -> None:
-        """These arrays outlive the call. They are complete, where calls wait."""
+        """Let these arrays outlive the call. If calls wait, the arrays are complete on return."""
         if self.waits:
             self.synchronize()
         for array in results:
@@ -101,6 +102,7 @@ class Session(Transfers):
 
     @property
     def stream(self) -> _acl.AnyStream:
+        """Return the stream, for work that is put on it right away."""
         if self._stream is None:
             if self._handle is None:
                 self._stream = _acl.Stream(self.device)
@@ -110,7 +112,7 @@ class Session(Transfers):
         return self._stream
 
     def synchronize(self) -> None:
-        """Wait for everything that was put on the stream; the staging memory is free then."""
+        """Wait for everything that was put on the stream. The staging memory is free afterwards."""
         if self._pending and self._stream is not None:
             self._stream.synchronize()
         self._pending = False
@@ -124,7 +126,7 @@ class Session(Transfers):
                 stream.synchronize()
 
     def finish(self) -> list[_acl.DeviceMemory]:
-        """Wait for everything on the stream, outside of a call; the blocks of the pool, which are idle then."""
+        """Wait for everything on the stream, outside of a call, and take the blocks, idle by then, out of the pool."""
         with _acl.DeviceGuard(self.device):
             try:
                 self.synchronize()
@@ -134,7 +136,7 @@ class Session(Transfers):
         return self.pool.take_all()
 
     def _recover(self) -> None:
-        """After a failure: nothing may be in flight when memory is released."""
+        """Wait for the stream after a failure, since nothing may be in flight when memory is released."""
         interrupt: BaseException | None = None
         failures = 0
         while failures < 2:
@@ -143,7 +145,7 @@ class Session(Transfers):
                 break
             except AscendGradError:
                 failures += 1
-            except BaseException as another:  # an interrupt has to wait for the device
+            except BaseException as another:  # an interrupt is raised again when the device is done
                 interrupt = another
         else:
             self._abandon_stream()
@@ -151,7 +153,7 @@ class Session(Transfers):
             raise interrupt
 
     def _abandon_stream(self) -> None:
-        """The stream is of no use any more, and what it worked on is not to be used again."""
+        """Destroy a stream that cannot be waited for, and free the memory that its work may use."""
         self._pending = False
         self._head = 0
         self.close()
@@ -171,20 +173,20 @@ class Session(Transfers):
         self.pool.empty()
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not is_finalizing():  # then names of modules are gone, and what is held frees itself
+        if not is_finalizing():  # else names of modules are gone, and the fields free their handles
             self.close()
 
     # ---- memory
 
     def _trim(self) -> None:
-        """Free what is beyond the bounds of the pool, when it is idle."""
+        """Free the blocks beyond the bounds of the pool, when they are idle."""
         if self.pool.is_full:
             if not self.waits:
                 self.synchronize()
             self.pool.trim()
 
     def memory_of(self, array: DeviceArray) -> _acl.DeviceRange:
-        """The memory of an array, for work on the stream."""
+        """Return the memory of an array, for work on the stream."""
         allocation = array.known.allocation
         assert allocation is not None, "an array without elements has no memory"
         if isinstance(allocation, Allocation):
@@ -193,20 +195,20 @@ class Session(Transfers):
         return allocation.memory()
 
     def allocate(self, nbytes: int) -> Allocation:
-        """Device memory until the end of the call."""
+        """Allocate device memory until the end of the call."""
         size = pool.allocation_size(nbytes)
         for returned in pool.take_returned(self.device):
             self.pool.put(returned)
         block = self.pool.take(size)
         if block is None and not self.waits:
-            block = session_on(self.device).pool.take(size)  # which is idle
+            block = session_on(self.device).pool.take(size)  # blocks there are idle
         if block is None:
             try:
                 block = _acl.DeviceMemory(size, self.device)
             except AscendGradError as error:
                 if error.code not in OUT_OF_MEMORY:
                     raise
-                # The pools of other threads are emptied first; then once more.
+                # The device is asked once more when the pools of all threads are empty.
                 _empty_pools(self.device)
                 block = _acl.DeviceMemory(size, self.device)
         allocation = Allocation(block, None if self.waits else self)
@@ -214,19 +216,21 @@ class Session(Transfers):
         return allocation
 
     def workspace(self, nbytes: int) -> _acl.DeviceRange:
-        """Memory for an operator's work."""
+        """Allocate memory for an operator's work."""
         return self.allocate(nbytes).memory()
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> DeviceArray:
+        """Make an array on the device."""
         result = DeviceArray(shape, dtype, self.device, to_host)
         if result.size:
             result.known.allocation = self.allocate(result.nbytes)
         return result
 
     def zeros(self, shape: tuple[int, ...], dtype: np.dtype) -> DeviceArray:
+        """Make an array of zeros on the device."""
         result = self.empty(shape, dtype)
         if result.size:
-            if not self.waits:  # the memory may be in use
+            if not self.waits:  # the stream may still use the memory
                 self.synchronize()
             _acl.clear(self.memory_of(result), result.nbytes)
         return result
@@ -236,7 +240,7 @@ class Session(Transfers):
 
 
 def session_on(device: int) -> Session:
-    """This thread's session. It ends with the thread, which drops it."""
+    """Return this thread's session on a device. It ends with the thread, which drops it."""
     state = runtime.state()
     if not state.usable:
         raise BackendUnavailableError(f"the device cannot be used: {state.reason}")
@@ -244,21 +248,21 @@ def session_on(device: int) -> Session:
     if session is None:
         session = thread.sessions[device] = Session(device)
         sessions.add(session)
-    # A signal handler may call in the middle of a call: it gets a session of its own, for that call.
+    # A signal handler that calls in the middle of a call gets a session of its own for that.
     return Session(device) if session.busy else session
 
 
 def session_for_arrays(device: int) -> Session:
-    """The session for calls of this thread on arrays of a device: that of the caller's stream, if there is one."""
+    """Return the session for calls on arrays of a device: on the caller's stream if there is one, else the thread's."""
     session = thread.on_stream
     return session if session is not None and session.device == device and not session.busy else session_on(device)
 
 
 @contextmanager
 def on_stream(handle: int) -> Iterator[None]:
-    """Have calls on arrays of this thread's device put their work on this stream."""
+    """Put the work of calls on arrays of this thread's device on this stream, for a block."""
     device = chosen_device()
-    session_on(device)  # or what it raises
+    session_on(device)  # raises if the device cannot be used
     session = thread.streams.get((device, handle))
     if session is None:
         session = thread.streams[device, handle] = Session(device, handle)
@@ -272,10 +276,10 @@ def on_stream(handle: int) -> Iterator[None]:
 
 
 def finish_streams() -> None:
-    """Wait for what calls of this thread have put on streams of the caller's."""
+    """Wait for the work that calls of this thread have put on streams of the caller's."""
     error: BaseException | None = None
     for place, session in list(thread.streams.items()):
-        if session.busy:  # the call that a signal has interrupted
+        if session.busy:  # a signal handler has interrupted a call
             continue
         try:
             blocks = session.finish()
@@ -293,7 +297,7 @@ def finish_streams() -> None:
 
 
 def _empty_pools(device: int | None = None) -> None:
-    """Free what the pools of all threads hold; of those for streams of the caller's, this thread's."""
+    """Free the blocks in the pools of all threads. Pools for pending streams of the caller's: this thread's only."""
     mine = list(thread.streams.values())
     for session in members_of(sessions):
         if device is not None and session.device != device:
@@ -307,7 +311,7 @@ def _empty_pools(device: int | None = None) -> None:
 
 
 def to_host(array: DeviceArray) -> NDArray:
-    """A copy of the array on the host."""
+    """Copy an array to the host."""
     result = np.empty(array.shape, array.dtype)
     if array.size:
         with session_on(array.device).call() as session:
@@ -317,7 +321,7 @@ def to_host(array: DeviceArray) -> NDArray:
 
 
 def release() -> None:
-    """Free what this thread holds, and the pools of all threads."""
+    """Free the resources of this thread, and the pools of all threads."""
     for session in [*thread.sessions.values(), *thread.streams.values()]:
         if not session.busy:
             session.close()
@@ -327,17 +331,17 @@ def release() -> None:
 
 @runtime.before_closing
 def release_all() -> bool:
-    """The process ends: free everything that no running call uses; whether that was all."""
+    """Free everything that no running call uses, at the end of the process, and return whether that was all."""
     everyones = members_of(sessions)
     for session in everyones:
         if not session.busy:
             session.close()
     if any(session.busy for session in everyones):
         return False
-    with suppress(Exception):  # torch may have ended before
+    with suppress(Exception):  # torch may have ended before the library
         pool.free_returned()
     allocations = members_of(pool.live)
     for allocation in allocations:
-        if not allocation.is_shared:  # else another library may use it until the process ends
+        if not allocation.is_shared:  # another library may use shared memory until the process ends
             allocation.free()
     return not any(allocation.is_shared for allocation in allocations)

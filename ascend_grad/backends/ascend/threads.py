@@ -1,4 +1,4 @@
-"""What each thread has chosen and holds: its device, and its sessions."""
+"""The state of each thread: the device that it has chosen, and its sessions."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def runs(rows: NDArray) -> Iterator[tuple[int, int, int]]:
 
 
 class _PendingCopy(NamedTuple):
-    """A chunk of a result in flight to the host: where it is in the staging memory, and where it goes from there."""
+    """A chunk of a result in flight to the host: its place in the staging memory, and its target."""
 
     offset: int
     source: DeviceArray
@@ -79,7 +79,7 @@ class Transfers(ABC):
     @property
     @abstractmethod
     def stream(self) -> _acl.AnyStream:
-        """The stream that copies are put on."""
+        """Return the stream that copies are put on."""
 
     @abstractmethod
     def synchronize(self) -> None:
@@ -108,7 +108,7 @@ class Transfers(ABC):
         self._staging = None
 
     def put(self, array: Any, dtype: np.dtype | None = None, rows: NDArray | None = None) -> DeviceArray:
-        """An array of the host, or rows of it, on the device, in this dtype; arrays that are there stay there."""
+        """Copy an array of the host, or rows of it, to the device, in this dtype; arrays of the device stay there."""
         if isinstance(array, DeviceArray):
             return array if rows is None else self.gathered(array, rows)
         dtype = arrays.native(array.dtype) if dtype is None else dtype
@@ -127,13 +127,13 @@ class Transfers(ABC):
         return result
 
     def contiguous(self, array: DeviceArray) -> DeviceArray:
-        """The array, or a copy on the device whose elements lie next to one another."""
+        """Return the array, or a copy on the device whose elements lie next to one another."""
         if array.known.is_contiguous:
             return array
         return self.keep_alive(array.known.contiguous_copy())
 
     def copied(self, array: DeviceArray) -> DeviceArray:
-        """A copy of an array on the device."""
+        """Copy an array within the device."""
         result = self.empty(array.shape, array.dtype)
         if array.size:
             array = self.contiguous(array)
@@ -143,7 +143,7 @@ class Transfers(ABC):
         return result
 
     def gathered(self, array: DeviceArray, rows: NDArray) -> DeviceArray:
-        """These rows (ascending) of an array on the device, next to one another."""
+        """Copy these rows (ascending) of an array on the device next to one another."""
         result = self.empty((rows.size, *array.shape[1:]), array.dtype)
         row_bytes = array.nbytes // max(array.shape[0], 1)
         if result.size:
@@ -156,7 +156,7 @@ class Transfers(ABC):
         return result
 
     def scattered(self, array: DeviceArray, rows: NDArray, count: int) -> DeviceArray:
-        """An array of ``count`` rows, zeros, with the given ones in these places."""
+        """Make an array of ``count`` rows that has the rows of an array in these places, and zeros elsewhere."""
         result = self.zeros((count, *array.shape[1:]), array.dtype)
         row_bytes = array.nbytes // max(array.shape[0], 1)
         if array.size:
@@ -166,7 +166,7 @@ class Transfers(ABC):
         return result
 
     def values(self, array: NDArray | DeviceArray) -> NDArray:
-        """The values of a small array on the host, copied back at most once."""
+        """Return the values of a small array on the host, copied back at most once."""
         if not isinstance(array, DeviceArray):
             return array
         if array.known.values is not None:
@@ -191,13 +191,13 @@ class Transfers(ABC):
                     nbytes,
                     self.stream,
                 )
-            self._copy_from_staging(ready)  # while the next ones arrive
+            self._copy_from_staging(ready)  # the chunks of this window arrive meanwhile
             self.synchronize()
             ready = window
         self._copy_from_staging(ready)
 
     def _windows(self, pairs: Iterable[tuple[DeviceArray, NDArray]]) -> Iterator[list[_PendingCopy]]:
-        """The chunks of all copies in groups that fill one half of the staging memory, then the other."""
+        """Iterate over groups of chunks that fill one half of the staging memory, then the other."""
         window: list[_PendingCopy] = []
         self._reserve()
         half = self._bytes.size // 2
@@ -219,18 +219,20 @@ class Transfers(ABC):
             yield window
 
     def _copy_from_staging(self, arrivals: list[_PendingCopy]) -> None:
+        """Copy chunks that have arrived in the staging memory to their targets."""
         with np.errstate(all="ignore"):
             for arrival in arrivals:
                 values = self._view(arrival.offset, arrival.target.shape, arrival.source.dtype)
                 np.copyto(arrival.target, values, casting="unsafe")
 
     def _reserve(self) -> None:
+        """Allocate the staging memory, unless there is some."""
         if self._staging is None:
             self._staging = _acl.HostMemory(STAGING_BYTES, self.device)
             self._bytes = np.frombuffer(memoryview(self._staging), np.uint8)
 
     def _reserve_staging(self, nbytes: int) -> int:
-        """Where the next chunk goes in the staging memory; waits for the earlier ones when it is full."""
+        """Return the staging memory's next free offset, waiting for earlier copies if it is full."""
         self._reserve()
         if self._head + nbytes > self._bytes.size:
             self.synchronize()
@@ -239,6 +241,6 @@ class Transfers(ABC):
         return begin
 
     def _view(self, offset: int, shape: tuple[int, ...], dtype: np.dtype) -> NDArray:
-        """Staging memory as an array."""
+        """Return a part of the staging memory as an array."""
         count = int(np.prod(shape, dtype=np.int64))
         return self._bytes[offset : offset + count * dtype.itemsize].view(dtype).reshape(shape)

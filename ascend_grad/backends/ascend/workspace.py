@@ -1,4 +1,4 @@
-"""The memory that the device's operators ask for, as their first stage tells it.
+"""The bytes of memory that the first stages of the device's operators ask for.
 
 The first stage looks at shapes, dtypes and layouts alone. So the tensors here have no memory, and nothing is copied or
 allocated on the device. No second stage follows: the executors are destroyed.
@@ -23,15 +23,15 @@ INT64 = np.dtype(np.int64)
 
 
 class Described(NamedTuple):
-    """An array as the device knows it, without memory."""
+    """The description of an array for the device, without memory."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
-    #: As `_aclnn.Tensor` takes it; None: C-contiguous.
+    #: Strides, offset and space as `_aclnn.Tensor` takes them; None if C-contiguous.
     layout: tuple[tuple[int, ...], int, int] | None = None
 
 
-#: The first stage of an operator, and its arguments; arrays among them are described.
+#: The first stage of an operator, and its arguments, with descriptions of arrays.
 Stage = tuple[Callable[..., _aclnn.Plan], tuple[Any, ...]]
 
 
@@ -70,7 +70,7 @@ def _first_stage(queue: Queue, prepare: Callable[..., _aclnn.Plan], arguments: t
 
 
 def _described(array: Any, dtype: np.dtype | None = None) -> Described | None:
-    """Describe an argument as a call sends it: arrays of the host become contiguous, and get this dtype."""
+    """Describe an argument as a call sends it: arrays of the host become contiguous, in this dtype."""
     if array is None:
         return None
     if isinstance(array, DeviceArray):
