@@ -188,8 +188,8 @@ BREAKS = {
     ),
     "option of the context set too late": Break(
         "ascend_grad/backends/ascend/operators.py",
-        "        with determinism.guard(arguments):\n            plan = prepare(*converted)\n",
-        "        plan = prepare(*converted)\n        with determinism.guard(arguments):\n",
+        "        with determinism.guard(queue):\n            plan = prepare(*converted)\n",
+        "        plan = prepare(*converted)\n        with determinism.guard(queue):\n",
         "1 operators should be deterministic, not 0",
     ),
     "another value of the option": Break(
