@@ -66,9 +66,11 @@ class AbstractDeviceArray(ABC):
 
     __slots__ = ()
 
-    #: Names for messages: of such arrays, and of the functions that copy to the device and to the host.
+    #: The name of such an array in messages, with its article.
     KIND: str
+    #: The call that copies an array to the device, in messages.
     TO_DEVICE: str
+    #: The call that copies such an array to the host, in messages.
     TO_HOST: str
     #: True if checks read values. Otherwise the backend handles invalid values.
     IS_READ = True

@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from . import _aclnn, arrays
-from .arguments import MAX_RANK, converted, integer, shown, truth_value
-from .backends.ascend import determinism, quirks, runtime, session, torch_npu
+from ._array_types import array_type
+from .arguments import MAX_RANK, converted_by_numpy, integer, shown, truth_value
+from .backends.ascend import determinism, quirks, runtime, session, threads, torch_npu
 from .backends.ascend.array import DeviceArray
 from .dispatch import ContextChoice
 from .errors import BackendUnavailableError, ParamInvalidError, ParamTypeError
@@ -76,22 +77,25 @@ def asarray(x: ArrayLike | DeviceArray) -> DeviceArray:
     """
     if isinstance(x, DeviceArray):
         return x
-    array = torch_npu.shared_array(x, "x") if torch_npu.is_tensor(x) else converted(x, "x")
+    kind = array_type(x, "x", None)
+    array = None if kind is None else kind.view_anywhere(x, "x", None)
+    if array is None:
+        array = converted_by_numpy(x, "x")
     dtype = arrays.native(array.dtype)
     if dtype.name not in _aclnn.DTYPES:
         raise ParamTypeError(f"x: expected one of the device's dtypes {', '.join(_aclnn.DTYPES)}, got {array.dtype}")
     if array.ndim > MAX_RANK:
         raise ParamInvalidError(f"x: expected rank 0 to {MAX_RANK}, got rank {array.ndim}")
-    if isinstance(array, DeviceArray):
-        return array
+    if isinstance(array, torch_npu.TensorArray):
+        return torch_npu.shared_array(array)
     _usable_state()
-    with session.session_on(session.chosen_device()).call() as here:
+    with session.session_on(threads.chosen_device()).call() as here:
         result = here.put(array, dtype)
         packed = quirks.packed_copy(here, array)
         here.keep(result, packed)
-    result._packed = packed
+    result.known.packed = packed
     if array.ndim == 1 and array.nbytes <= _REMEMBERED_BYTES:
-        result.cache_host_values(np.array(array, dtype))
+        result.known.remember(np.array(array, dtype))
     return result
 
 
@@ -132,7 +136,7 @@ def set_device(device: int) -> None:
     count = _usable_state().device_count
     if not 0 <= index < count:
         raise ParamInvalidError(f"device: expected an int in [0, {count - 1}], got {shown(index)}")
-    session.choose_device(index)
+    threads.choose_device(index)
 
 
 def get_device() -> int:
@@ -143,7 +147,7 @@ def get_device() -> int:
     int
         The device's number, as `set_device` takes it.
     """
-    return session.chosen_device()
+    return threads.chosen_device()
 
 
 @contextmanager
@@ -236,9 +240,11 @@ class use_deterministic(ContextChoice):
 
     Notes
     -----
-    The option of the device's context is set while an operator is submitted, and then restored. Calls on tensors of
-    torch_npu are also deterministic if ``torch.are_deterministic_algorithms_enabled()``. If the runtime library lacks
-    the option, the automatic choice computes on the CPU, and forced calls raise `BackendUnavailableError`.
+    The option of the device's context is set while an operator is submitted, and then restored. Either of two switches
+    makes calls on tensors of torch_npu deterministic: this one, or ``torch.use_deterministic_algorithms(True)``. With
+    False torch's switch stays in force. It holds for arrays over tensors, too, and not for other arrays. Where the
+    runtime library lacks the option, the automatic choice computes on the CPU, and forced calls raise
+    `BackendUnavailableError`.
 
     Examples
     --------

@@ -77,8 +77,9 @@ def softmax_backward(
 
     Arrays on an Ascend NPU are taken, too. Calls on arrays of `npu.asarray` return such arrays and are done when they
     return. Calls on tensors of torch_npu return such tensors and are in the order of torch's current stream, as torch's
-    own operators are: nobody waits, nothing is copied to the host, and no value is looked at. All arrays of such a call
-    are of one kind, on one device.
+    own operators are. They do not wait, copy nothing to the host, and look at no value. The exceptions are calls of the
+    linear operators with H = 0 or V = 0, which are computed on the host and wait. All arrays of a call are of one kind,
+    on one device.
 
     The operators also take anything that NumPy converts to an array, and subclasses of its arrays such as memory maps.
     Arrays with more than elements (masked arrays, matrices, arrays with units) are refused, as inputs and as `out`,
@@ -405,8 +406,8 @@ def fused_linear_cross_entropy_loss_grad(
         softmax counts. An array of uint8 holds row i as bit ``i % 8`` of byte ``i // 8`` (zeros and ones, one for each
         row, have to be bool); bits beyond BT are not looked at.
     masked_target : array_like of int32 or int64, shape (BT,)
-        The target's row in `weight`; any value where the mask is set. Of tensors of torch_npu a value outside is no
-        error: the row's gradient is NaN.
+        The target's row in `weight`; any value where the mask is set. A tensor of torch_npu may hold a row outside of
+        `weight` without an error. Then the row of ``input_grad`` and all of ``weight_grad`` are NaN.
     label_smoothing : float, default 0.0
         Must be 0.
     logits_max, sum_exp_logits : array_like, shape (BT,), optional
@@ -644,7 +645,7 @@ def linear_cross_entropy(
         The layer's weight :math:`W`, of the dtype of `input`.
     target : array_like of int32 or int64, shape (BT,)
         Ids: ``target - vocab_start_index`` is the row of `weight`; or `ignore_index`. Of tensors of torch_npu any other
-        value is no error: the row's loss is NaN.
+        value is no error: the row's loss, its row of ``input_grad`` and all of ``weight_grad`` are NaN.
     reduction : {"mean", "sum", "none"}, default "mean"
         The loss is the mean or the sum over the rows that are not ignored, or one number per row, 0 for ignored rows.
     ignore_index : int, default -100

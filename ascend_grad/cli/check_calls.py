@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 import ascend_grad as ag
 
 from .._dtypes import BFLOAT16
-from ..backends.ascend import session
+from ..backends.ascend import threads
 from ..backends.ascend.backend import NAME as NPU
 from ..errors import AscendGradError
 from .check_cases import Case
@@ -56,7 +56,7 @@ class Caller:
             yield f"{where}, tensors of torch_npu", lambda: self._compute_with_tensors(case, device)
 
     def compute(self, case: Case, device: int = 0) -> tuple[NDArray | None, ...]:
-        with session.device_chosen(device if self._count else None):
+        with threads.device_chosen(device if self._count else None):
             return as_tuple(getattr(ag, case.operator)(**case.arguments, backend=self._backend))
 
     def _compute_with_tensors(self, case: Case, device: int) -> tuple[NDArray | None, ...]:

@@ -58,8 +58,8 @@ FUSED_LINEAR_CROSS_ENTROPY_LOSS_GRAD = Operator(
         Shape("softmax", "BT", "V"),
         ValidOutputMask(),
         WorkspaceAndFilter(MIN_WORKSPACE_BYTES),
-        TargetsInRange(),
     ],
+    value_checks=[TargetsInRange()],
     results=[
         Result("input_grad", like="input", asked_by=(("output_mask", 0),)),
         Result("weight_grad", like="weight", asked_by=(("output_mask", 1),)),
@@ -134,8 +134,8 @@ LINEAR_CROSS_ENTROPY = Operator(
         TrueOrFalse("return_grad"),
         ValidOutputMask(),
         WorkspaceAndFilter(MIN_WORKSPACE_BYTES),
-        TargetsInTheVocabulary(),
     ],
+    value_checks=[TargetsInTheVocabulary()],
     results=[
         Result("loss", like="input", dims=("BT",), dtype=ACCUMULATOR, reduced_by="reduction"),
         Result("input_grad", like="input", asked_by=("return_grad", ("output_mask", 0))),

@@ -74,10 +74,10 @@ class _TensorSum(MatrixSum):
         super().__init__(*arguments)
 
     def _zeros(self, shape: int | tuple[int, int], dtype: np.dtype) -> Any:
-        return self._torch.zeros(shape, dtype=getattr(self._torch, dtype.name), device=self._device)
+        return self._torch.zeros(shape, dtype=torch_npu.torch_dtype(dtype), device=self._device)
 
     def _empty(self, shape: int | tuple[int, int], dtype: np.dtype) -> Any:
-        return self._torch.empty(shape, dtype=getattr(self._torch, dtype.name), device=self._device)
+        return self._torch.empty(shape, dtype=torch_npu.torch_dtype(dtype), device=self._device)
 
     def _add(self, parts: Any, out: Any) -> None:
         out.copy_(parts[0])

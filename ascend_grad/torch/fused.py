@@ -313,7 +313,8 @@ def fused_linear_cross_entropy_loss_grad(
         True where the row's target lives in another shard of the vocabulary. A tensor of uint8 holds row i as bit
         ``i % 8`` of byte ``i // 8``.
     masked_target : torch.Tensor of int32 or int64, shape (BT,)
-        The target's row in `weight`; any value where the mask is set.
+        The target's row in `weight`; any value where the mask is set. Of tensors on an Ascend NPU a row outside of
+        `weight` is no error, since to look would wait. The row of ``input_grad`` and all of ``weight_grad`` are NaN.
     label_smoothing : float, default 0.0
         Must be 0.
     logits_max, sum_exp_logits : torch.Tensor, shape (BT,), optional
@@ -340,8 +341,8 @@ def fused_linear_cross_entropy_loss_grad(
     ParamNullptrError
         161001: `softmax` is None, and so is `logits_max` or `sum_exp_logits`.
     ParamInvalidError
-        161002: a dtype, a shape or a number is not as described, or a target is out of range where the mask is not set
-        (a dtype or a kind: its subclass `ParamTypeError`).
+        161002: a dtype, a shape or a number is not as described (a dtype or a kind: its subclass `ParamTypeError`). Of
+        tensors on the CPU also a target that is out of range where the mask is not set.
     UnsupportedDeviceError
         361001: the Ascend NPU of the tensors lacks the operator.
     BackendUnavailableError

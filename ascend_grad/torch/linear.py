@@ -159,7 +159,8 @@ def linear_cross_entropy(
     linear_weight : torch.Tensor, shape (C, in_features)
         The layer's weight, of the dtype of `input`, in any layout.
     target : torch.Tensor of int64 or int32, shape (N,) or ()
-        The class of each row, in [0, C), or `ignore_index`.
+        The class of each row, in [0, C), or `ignore_index`. Of tensors on an Ascend NPU another value is no error: the
+        row's loss, its row of the gradient of `input` and all of that of `linear_weight` are NaN.
     linear_bias : None
         Not supported.
     weight : torch.Tensor, shape (C,), optional

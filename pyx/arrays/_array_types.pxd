@@ -11,7 +11,7 @@ cdef class ArrayType:
     cdef object mark_written, is_neg
     cdef bint is_torch, is_jax, is_plain
     cpdef cnp.ndarray view(self, object value, str name, str operator)
-    cdef object view_anywhere(self, object value, str name, str operator)
+    cpdef object view_anywhere(self, object value, str name, str operator)
     cdef object own(self, cnp.ndarray array)
 
 

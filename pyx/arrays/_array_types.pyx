@@ -42,7 +42,7 @@ cdef class ArrayType:
             raise on_another_device(value, None, name, operator)
         return view
 
-    cdef object view_anywhere(self, object value, str name, str operator):
+    cpdef object view_anywhere(self, object value, str name, str operator):
         """Return `view`, or an array of a backend if a tensor is on the backend's device."""
         if self is NUMPY:
             return None

@@ -181,6 +181,24 @@ cdef ag_acl_context current_context() noexcept nogil:
     return context
 
 
+cdef ag_acl_error _NO_CONTEXT = STATUS_CODES["ACL_ERROR_RT_CONTEXT_NULL"]
+
+
+cdef int read_context(ag_acl_context *context) except -1:
+    """Read the calling thread's context, NULL where it has none; raise where the runtime cannot tell."""
+    cdef ag_acl_error code
+    context[0] = NULL
+    if table.aclrtGetCurrentContext == NULL:
+        return 0
+    with nogil:
+        code = table.aclrtGetCurrentContext(context)
+    if code == _NO_CONTEXT:
+        recent_message()
+        context[0] = NULL
+        return 0
+    return check(code, "aclrtGetCurrentContext")
+
+
 def bound_device():
     """Return the device that other code has bound the calling thread to, or None."""
     cdef int32_t device = 0
@@ -216,7 +234,8 @@ cdef class DeviceGuard:
 
     def __enter__(self):
         cdef ag_acl_error code
-        cdef ag_acl_context before = current_context()
+        cdef ag_acl_context before = NULL
+        read_context(&before)  # or raise: a context that is not known could not be restored
         if before != NULL and before == _contexts[self.device]:
             return self
         with nogil:
@@ -290,6 +309,8 @@ cdef void destroy_on(int device, destroyer function, void *handle, str call) noe
             destroy(function, handle, call)
     except Exception as error:
         logger.warning("%s", error)
+        with nogil:  # to leave the thread on this device is better than to leave the handle behind
+            table.aclrtSetDevice(device)
         destroy(function, handle, call)
 
 

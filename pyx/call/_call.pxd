@@ -54,6 +54,7 @@ cdef class Operator:
     cdef readonly tuple array_names
     cdef readonly tuple optional_names
     cdef readonly tuple checks
+    cdef readonly tuple value_checks
     cdef readonly tuple result_specs
     cdef readonly tuple results
     cdef int array_count

@@ -35,6 +35,7 @@ class Operator:
     array_names: tuple[str, ...]
     optional_names: tuple[str, ...]
     checks: tuple[Check, ...]
+    value_checks: tuple[Check, ...]
     result_specs: tuple[Result, ...]
     results: tuple[str, ...]
     def __init__(
@@ -45,6 +46,7 @@ class Operator:
         *,
         arrays: str,
         checks: Sequence[Check],
+        value_checks: Sequence[Check] = (),
         results: Sequence[Result],
         optional: str = "",
         mixes: str = "",

@@ -192,7 +192,9 @@ cdef class Operator:
         The parameters that are short vectors, and may be NumPy's while other arrays are of another library, or the
         reverse. All other arrays have to be of one library.
     checks : sequence of Check
-        All checks, in the order in which they run. The first failure decides the error.
+        Checks of shapes, dtypes and single numbers, in the order in which they run. The first failure decides the error.
+    value_checks : sequence of Check
+        Checks that read elements of arrays. They run after all others, since they may wait for a device.
     results : sequence of Result
 
     Attributes
@@ -203,7 +205,10 @@ cdef class Operator:
     result_specs : tuple of Result
     """
 
-    def __init__(self, str name, str device_name, str parameters, *, str arrays, checks, results, str optional="", str mixes=""):
+    def __init__(
+        self, str name, str device_name, str parameters, *, str arrays, checks, results, value_checks=(), str optional="",
+        str mixes="",
+    ):
         cdef Check check
         cdef Result result
         cdef int i
@@ -222,8 +227,8 @@ cdef class Operator:
         for i in range(self.any_array_count):
             self.any_array_slots[i] = self.parameters.index(any_array[i])
             self.mixes[i] = any_array[i] in mixes.split()
-        self.checks, self.result_specs = tuple(checks), tuple(results)
-        for check in self.checks:
+        self.checks, self.value_checks, self.result_specs = tuple(checks), tuple(value_checks), tuple(results)
+        for check in (*self.checks, *self.value_checks):
             check.bind(self.parameters)
         for result in self.result_specs:
             result.bind(self.parameters)
@@ -474,6 +479,13 @@ cdef int run_checks(Call call) except -1:
     return 0
 
 
+cdef int run_value_checks(Call call) except -1:
+    cdef int i
+    for i in range(<int>len(call.operator.value_checks)):
+        (<Check>call.operator.value_checks[i]).run(call)
+    return 0
+
+
 cdef Call validate(Operator operator, list values, object out):
     """Check one call against its contract and return it in the form that backends take."""
     cdef Call call = Call.__new__(Call)
@@ -481,9 +493,10 @@ cdef Call validate(Operator operator, list values, object out):
     cdef bint is_pair = out is not None and len(operator.result_specs) == 2
     cdef object first = out, second = None, first_view, second_view
     run_checks(call)
-    if call.device_id >= 0:
+    if call.device_id >= 0:  # values come later: to read those of a device would wait
         check_devices(call, out)
-    else:
+    run_value_checks(call)
+    if call.device_id < 0:
         call.kind = NUMPY if call.origins is None else common_type(call)
     if is_pair:
         first, second = entries_of(call, out)
@@ -491,6 +504,7 @@ cdef Call validate(Operator operator, list values, object out):
     second_view = imported_out(call, "out[1]", second)
     if call.ran_others:  # every value has its final form now, so no code of an argument runs this time
         run_checks(call)
+        run_value_checks(call)
     if out is None:
         return call
     # `out` is checked last, for every operator.

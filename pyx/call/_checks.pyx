@@ -497,6 +497,8 @@ cdef class ReductionAndItsGradient(Check):
             return 0
         if is_on_device(grad_loss) and cnp.PyArray_NDIM(call.array(self.slots[1])) == 0:
             return self.floating.run(call)  # one number on a device, which is not read, as that would wait
+        if is_on_device(grad_loss) and reduction != "none":  # converting it to a number would wait
+            call.fail("grad_loss", "one number", f"shape {shape_of(call.array(self.slots[1]))}")
         if (
             reduction == "none" and not isinstance(grad_loss, (str, bytes))
             and cnp.PyArray_NDIM(call.array(self.slots[1]))
@@ -508,7 +510,7 @@ cdef class ReductionAndItsGradient(Check):
 
 
 cdef class TargetsInRange(Check):
-    """Check that ``masked_target`` is a row of weight wherever ``target_mask`` is 0. Runs last, as it reads values."""
+    """Check that ``masked_target`` is a row of weight wherever ``target_mask`` is 0."""
 
     def __init__(self):
         Check.__init__(self, "masked_target", "target_mask")

@@ -165,6 +165,7 @@ int si_prepare(struct operation *op, const char *function, const void *const *te
     if (si_need_context(&context))
         return NN_RUNTIME;
     op->deterministic = context->options[0] == 1;
+    *si_statistic("deterministic_plans") += op->deterministic;
     for (int i = 0; i < op->count; i++) {
         const struct tensor *t = si_handle_get(tensors[i], KIND_TENSOR);
         if (tensors[i] && !t)

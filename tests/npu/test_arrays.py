@@ -278,6 +278,33 @@ def test_arrays_of_the_linear_operators_do_not_mix(operator, name, device):
     assert device.calls() == 0
 
 
+def test_what_does_not_mix_is_refused_before_values_are_read(device):
+    """Vectors that the host does not know would be copied back, which waits."""
+    x, w, t = (np.zeros(shape, dtype) for shape, dtype in (((9, 16), BFLOAT16), ((130, 16), BFLOAT16), (9, np.int64)))
+    there = [npu.asarray(each) for each in (x, w, t)]
+    *_, mask, target, _ = ag.fused_linear_online_max_sum(*there, 0, 130)
+    grad, vectors, bad = np.ones(9, np.float32), {"softmax": np.ones((9, 130), np.float32)}, np.full(9, 130)
+    vectors_there = {name: npu.asarray(each) for name, each in vectors.items()}
+    bits, out = np.zeros(2, np.uint8), np.zeros((9, 16), BFLOAT16)
+    one = npu.asarray(np.float32(1))
+    arguments = npu.asarray(grad), *there[:2], npu.asarray(bits), target
+    for call in (
+        lambda: ag.linear_cross_entropy(x, w, target),
+        lambda: ag.linear_cross_entropy(*there[:2], bad),
+        lambda: ag.linear_cross_entropy(x, w, bad, grad_loss=one),
+        lambda: ag.fused_linear_cross_entropy_loss_grad(grad, x, w, mask, bad, **vectors),
+        lambda: ag.fused_linear_cross_entropy_loss_grad(grad, x, w, bits, target, **vectors),
+        lambda: ag.fused_linear_cross_entropy_loss_grad(grad, *there[:2], mask, bad, **vectors_there),
+    ):
+        device.reset()
+        with pytest.raises(ag.ParamTypeError, match=r"expected an array on device 0, .* got an array on the host"):
+            call()
+        assert (device.counter("copies_d2h"), device.counter("synchronizations")) == (0, 0)
+    with pytest.raises(ag.ParamTypeError, match="out: expected None, as calls on arrays of the device give new ones"):
+        ag.fused_linear_cross_entropy_loss_grad(*arguments, **vectors_there, out=(out, None))
+    assert (device.counter("copies_d2h"), device.counter("synchronizations")) == (0, 0)
+
+
 def test_arrays_without_elements(device):
     for shape in ((0,), (3, 0), (0, 4)):
         result = ag.softmax(npu.asarray(np.zeros(shape, np.float16)))

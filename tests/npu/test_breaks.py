@@ -120,7 +120,7 @@ BREAKS = {
         "the workspace is too small",
     ),
     "staging memory written while a copy reads it": Break(
-        "ascend_grad/backends/ascend/session.py",
+        "ascend_grad/backends/ascend/transfers.py",
         "        if self._head + nbytes > self._bytes.size:\n            self.synchronize()\n",
         "        if self._head + nbytes > self._bytes.size:\n            self._head = 0\n",
         "wrong result of large softmax",
@@ -151,31 +151,31 @@ BREAKS = {
         "was freed",
     ),
     "block of the pool lent twice": Break(
-        "ascend_grad/backends/ascend/session.py",
+        "ascend_grad/backends/ascend/pool.py",
         "                self._blocks.remove(best)\n",
         "                pass\n",
         "wrong result of",
     ),
     "block of the pool smaller than what is asked for": Break(
-        "ascend_grad/backends/ascend/session.py",
+        "ascend_grad/backends/ascend/pool.py",
         "if size <= block.size <= 2 * size]",
         "if block.size <= 2 * size]",
         "bytes into 512",
     ),
     "memory given back twice": Break(
-        "ascend_grad/backends/ascend/session.py",
+        "ascend_grad/backends/ascend/pool.py",
         'block, self.block = getattr(self, "block", None), None',
         'block = getattr(self, "block", None)',
         "wrong result of",
     ),
     "memory that a stream of the caller's uses goes to other work": Break(
-        "ascend_grad/backends/ascend/session.py",
+        "ascend_grad/backends/ascend/pool.py",
         "        if self._queued_on is not None and self._queued_on.is_pending:",
         "        if False:",
         "stream",
     ),
     "arrays that a stream of the caller's works on are used at once": Break(
-        "ascend_grad/backends/ascend/session.py",
+        "ascend_grad/backends/ascend/pool.py",
         "                if other is None or other is session:\n",
         "                if True:\n",
         "stream",
@@ -194,8 +194,8 @@ BREAKS = {
     ),
     "option of the context set too late": Break(
         "ascend_grad/backends/ascend/operators.py",
-        "        with determinism.guard(arguments):\n            plan = prepare(*converted)\n",
-        "        plan = prepare(*converted)\n        with determinism.guard(arguments):\n",
+        "        with determinism.guard(queue):\n            plan = prepare(*converted)\n",
+        "        plan = prepare(*converted)\n        with determinism.guard(queue):\n",
         "1 operators should be deterministic, not 0",
     ),
     "another value of the option": Break(

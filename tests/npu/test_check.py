@@ -11,7 +11,7 @@ from stand_in import StandIn, build
 
 import ascend_grad as ag
 from ascend_grad import npu
-from ascend_grad.backends.ascend import determinism, session
+from ascend_grad.backends.ascend import determinism, threads
 from ascend_grad.cli.main import main
 
 MASKED = "scaled_masked_softmax_backward"
@@ -42,7 +42,7 @@ def test_all_devices_are_checked(device: StandIn, monkeypatch, capsys) -> None:
                 result[...] += 1
         return result
 
-    before = session.chosen_device()
+    before = threads.chosen_device()
     monkeypatch.setattr(ag, "log_softmax", log_softmax)
     assert main(["check", "--backend", "npu", "--filter", "log_softmax float32"]) == 1
     text = capsys.readouterr().out
@@ -50,7 +50,7 @@ def test_all_devices_are_checked(device: StandIn, monkeypatch, capsys) -> None:
     assert used == {0, 1}
     assert "tolerances, at" in text
     assert ", device 1\n" in text
-    assert session.chosen_device() == before
+    assert threads.chosen_device() == before
 
 
 def test_operators_that_vary(varying, capsys) -> None:
@@ -63,7 +63,7 @@ def test_operators_that_vary(varying, capsys) -> None:
 
 
 def test_the_option_without_effect_fails(varying, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(determinism, "is_chosen", lambda: False)
+    monkeypatch.setattr(determinism, "is_asked_for", lambda call: False)
     assert main(["check", "--backend", "npu", "--filter", f"{MASKED} float32"]) == 1
     assert "bits vary with npu.use_deterministic()" in capsys.readouterr().out
 

@@ -12,7 +12,7 @@ from stand_in import StandIn, build
 
 import ascend_grad as ag
 from ascend_grad import npu
-from ascend_grad.backends.ascend import session
+from ascend_grad.backends.ascend import threads
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4)
 
@@ -51,7 +51,7 @@ def test_a_thread_that_is_bound_keeps_to_its_device(other, device: StandIn) -> N
         assert npu.get_device() == 1
         assert npu.asarray(X).device == 1
         np.testing.assert_allclose(ag.softmax(X, backend="npu").sum(1), 1, rtol=1e-6)
-        assert list(session._thread.sessions) == [1]
+        assert list(threads.thread.sessions) == [1]
         assert other.context() == before
         other.set_device(0)
         assert npu.get_device() == npu.asarray(X).device == 0
@@ -89,7 +89,7 @@ def test_a_thread_that_nobody_has_bound_works_on_device_0(other, array_on_device
         assert npu.get_device() == 0
         assert other.context() is None, "a question binds nobody"
         ag.softmax(X, backend="npu")
-        assert list(session._thread.sessions) == [0]
+        assert list(threads.thread.sessions) == [0]
         other.set_device(1)
         assert npu.get_device() == npu.asarray(X).device == 1
         other.set_device(0)

@@ -17,7 +17,8 @@ from samples import MASKED, OPERATORS, assert_identical, random_problem
 
 import ascend_grad as ag
 from ascend_grad import npu
-from ascend_grad.backends.ascend import session
+from ascend_grad.backends.ascend import pool, transfers
+from ascend_grad.backends.ascend.threads import members_of
 
 
 def test_steady_state(any_operator, device):
@@ -57,7 +58,7 @@ def test_large_arrays_go_in_chunks(device):
     assert counts(device, *COPIES) == {"copies_h2h": 0, "copies_h2d": chunks, "copies_d2h": chunks, "copies_d2d": 0}
     assert device.counter("bytes_h2d") == device.counter("bytes_d2h") == x.nbytes
     # The host fills one chunk while others are copied: it waits for free staging memory, not for each chunk.
-    assert device.counter("synchronizations") <= 2 * -(-x.nbytes // session.STAGING_BYTES) + 1
+    assert device.counter("synchronizations") <= 2 * -(-x.nbytes // transfers.STAGING_BYTES) + 1
     turned = np.asarray(x[::-1].T[::-1], order="F").astype(">f4")
     out = np.empty((3001, 3000), np.float16)[::-1]
     assert ag.softmax(turned, 0, out=out.T, backend="npu") is not None
@@ -90,12 +91,12 @@ def test_memory_of_another_thread_is_taken_when_the_device_is_full(device):
 def test_the_pool_is_bounded(device, monkeypatch):
     npu.release()
     before = device.live().get("device_bytes", 0)
-    monkeypatch.setattr(session, "POOL_BLOCKS", 3)
+    monkeypatch.setattr(pool, "POOL_BLOCKS", 3)
     for size in 2 ** np.arange(10, 20):
         ag.softmax(np.zeros(size, np.float32), backend="npu")
         assert device.live()["device_allocations"] <= 3
-    monkeypatch.setattr(session, "POOL_BLOCKS", 100)
-    monkeypatch.setattr(session, "POOL_BYTES", 1 << 20)
+    monkeypatch.setattr(pool, "POOL_BLOCKS", 100)
+    monkeypatch.setattr(pool, "POOL_BYTES", 1 << 20)
     for size in 2 ** np.arange(10, 20):
         ag.softmax(np.zeros(size, np.float32), backend="npu")
         assert device.live().get("device_bytes", 0) - before <= 1 << 20
@@ -163,7 +164,7 @@ def test_sets_that_other_threads_change():
         for thread in threads:
             thread.start()
         for _ in range(300):
-            assert len(session._snapshot(members)) >= len(kept)
+            assert len(members_of(members)) >= len(kept)
     finally:
         over.set()
         sys.setswitchinterval(interval)

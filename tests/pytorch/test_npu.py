@@ -411,6 +411,12 @@ def test_tensors_that_are_no_arrays():
     x = torch.zeros(3).to("npu")
     with pytest.raises(ag.ParamTypeError, match=r"x: expected a tensor that does not require grad \(ascend_grad.torch"):
         npu.asarray(x.clone().requires_grad_())
+    with pytest.raises(ag.ParamTypeError, match=r"x: expected a tensor that computes as torch.Tensor does, got .*Mine"):
+        npu.asarray(x.as_subclass(type("Mine", (torch.Tensor,), {"__torch_function__": classmethod(print)})))
+    with pytest.raises(
+        ag.ParamTypeError, match=r"x: expected a tensor with memory \(ascend_grad.torch is for what torch"
+    ):
+        torch.vmap(npu.asarray)(x)
     with pytest.raises(ag.ParamTypeError, match=r"x: expected one of the device's dtypes float32, .*, got float64"):
         npu.asarray(torch.zeros(3, dtype=torch.float64).to("npu"))  # x.double() is of float32 on a device
     with pytest.raises(ag.ParamInvalidError, match="x: expected rank 0 to 8, got rank 9"):
@@ -485,7 +491,7 @@ def test_memory_lives_as_long_as_either_side(device):
     before = allocations(device)
     array = npu.asarray(torch.arange(5000.0))
     tensor = torch.from_dlpack(array)
-    assert array.is_shared
+    assert array.known.is_shared
     del array
     gc.collect()
     npu.release()
@@ -501,7 +507,7 @@ def test_memory_lives_as_long_as_either_side(device):
     array = npu.asarray(torch.arange(5000.0))
     tensor = torch.from_dlpack(array)
     del tensor
-    assert not array.is_shared
+    assert not array.known.is_shared
     array.__dlpack__()  # a capsule that nobody uses
     assert array.numpy()[7] == 7
     del array

@@ -39,10 +39,10 @@ BREAKS = {
         "quirks.py", "return None if layout is None else", "return None if True else", "wrong softmax"
     ),
     "rows of a strided tensor taken for those of a contiguous one": Break(
-        "session.py", "        if array.is_contiguous:\n", "        if True:\n", "wrong loss"
+        "transfers.py", "        if array.known.is_contiguous:\n", "        if True:\n", "wrong loss"
     ),
     "rows without the offset": Break(
-        "array.py", "self._layout.offset * self.dtype.itemsize", "0 * self.dtype.itemsize", "wrong loss"
+        "array.py", "self.known.layout.offset * self.dtype.itemsize", "0 * self.dtype.itemsize", "wrong loss"
     ),
     "torch is not waited for": Break("torch_npu.py", "runtime.wait_for_torch(", "bool(", "wrong softmax"),
     "a stream of another device": Break(
@@ -73,12 +73,12 @@ BREAKS = {
     ),
     "values remembered": Break("array.py", "if not self.is_shared:", "if True:", "values of before"),
     "exchanged memory is used at once": Break(
-        "session.py", "runtime.wait_for_torch(self.block.device)", "pass", "wrong array"
+        "pool.py", "runtime.wait_for_torch(self.block.device)", "pass", "wrong array"
     ),
     "memory that came back is used at once": Break(
-        "session.py", "runtime.wait_for_torch(device)", "pass", "work on another stream"
+        "pool.py", "runtime.wait_for_torch(device)", "pass", "work on another stream"
     ),
-    "arrays do not live for a consumer": Break("session.py", "self._array = array", "pass", "not within one alloc"),
+    "arrays do not live for a consumer": Break("pool.py", "self._array = array", "pass", "not within one alloc"),
 }
 
 CHECK = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch_npu_real
 from linear_samples import GRADIENT, LINEAR, LOSS, STATISTICS, WHOLE, problem_of
 from npu_tensors import (
     BFLOAT16,
@@ -30,6 +32,7 @@ from samples import OPERATORS
 import ascend_grad as ag
 import ascend_grad.torch as agt
 from ascend_grad import npu, parallel
+from ascend_grad.backends.ascend.torch_npu import on_current_stream
 from ascend_grad.contract import OPERATORS as ALL
 
 pytestmark = pytest.mark.usefixtures("torch_npu")
@@ -134,6 +137,26 @@ def test_no_elements_and_no_rank():
             problem = problem_of(operator, sizes, "float16").arguments
             rights = results_of(getattr(ag, operator)(**problem, backend="cpu"))
             assert_results(on_tensors(operator, [], problem), rights)
+
+
+@pytest.mark.parametrize("constant", [True, False])
+@pytest.mark.parametrize("dtype", ["float32", BFLOAT16, "int64", ">f4", "bool"], ids=str)
+def test_arrays_of_the_host_are_copied_once(dtype: str | np.dtype, constant: bool):
+    """From any layout, and without further copies on the host."""
+    array = (np.full(10**6, 1) if constant else np.arange(10**6) % 200).reshape(1000, 1000).astype(dtype)
+    strided = array.T, array[::-1, 3:], np.broadcast_to(array[0, 1], (3, 4)), array[0, 1], array[:0]
+    with on_current_stream(0) as queue:
+        for each in (array, *strided):
+            there = queue.copied(each)
+            assert there.dtype == each.dtype.newbyteorder("=")
+            found = values(there.tensor)
+            np.testing.assert_array_equal(found, each.astype(found.dtype))
+        tracemalloc.start()
+        queue.copied(array)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    if torch_npu_real.IS_INSTALLED:  # its test double copies on the host
+        assert peak < 1.5 * array.nbytes
 
 
 def test_arguments_that_are_no_tensors_stay_as_they_are():
@@ -410,6 +433,35 @@ def test_what_does_not_mix():
     _, named = arguments_of(GRADIENT)
     with pytest.raises(ag.ParamTypeError, match=f"target_mask: expected an array on device 0, .* got {on_host}"):
         on_tensors(GRADIENT, [], {**named, "target_mask": torch.from_numpy(named["target_mask"].copy())})
+
+
+def test_what_does_not_mix_is_refused_before_values_are_read(torch_npu, device, monkeypatch: pytest.MonkeyPatch):
+    """To read those of a tensor would wait."""
+    x, w, target, grad = chain_arguments()
+    there = [each.to("npu") for each in (x, w, target, grad)]
+    mask, bits = torch.zeros(BT, dtype=torch.bool), torch.zeros(2, dtype=torch.uint8)
+    bad, softmax = torch.full((BT,), V), torch.zeros(BT, V)
+    moved = [each.to("npu") for each in (mask, bits, bad, softmax)]
+    one, number = torch.ones(1).to("npu"), torch.tensor(1.0).to("npu")
+    waits = Waits(torch_npu, device, monkeypatch)
+    for call in (
+        lambda: ag.linear_cross_entropy(x, w, moved[2]),
+        lambda: ag.linear_cross_entropy(*there[:2], bad),
+        lambda: ag.linear_cross_entropy(x, w, bad, grad_loss=number),
+        *(
+            lambda each=each: ag.fused_linear_cross_entropy_loss_grad(grad, x, w, each, bad, softmax=softmax)
+            for each in moved[:2]
+        ),
+        lambda: ag.fused_linear_cross_entropy_loss_grad(grad, x, w, mask, moved[2], softmax=softmax),
+        lambda: ag.fused_linear_cross_entropy_loss_grad(there[3], *there[:2], moved[0], bad, softmax=moved[3]),
+    ):
+        with pytest.raises(ag.ParamTypeError, match=r"expected an array on device 0, .* got an array on the host"):
+            call()
+        assert waits.counted() == {}
+    for reduction in ("mean", "sum"):
+        with pytest.raises(ag.ParamInvalidError, match=r"grad_loss: expected one number, got shape \(1,\)"):
+            ag.linear_cross_entropy(*there[:3], grad_loss=one, reduction=reduction)
+        assert waits.counted() == {}
 
 
 def test_tensors_that_are_refused():

@@ -1,6 +1,7 @@
 """Offloading to an Ascend NPU.
 
-`libraries` opens a toolkit; `runtime` finds the device, once per process; `array` is an array in device memory;
-`session` moves data for one thread; `torch_npu` shares memory with tensors; `quirks` repairs what the device does
-differently; `operators` calls it; `limits` is the table of what it takes; `backend` is what dispatch sees.
+`libraries` opens a toolkit; `runtime` finds the device, once per process; `array` is an array in device memory; `pool`
+holds device memory; `transfers` copies arrays; `session` runs the calls of one thread; `threads` has the sessions of
+each thread; `torch_npu` shares memory with tensors; `quirks` repairs differences from the contract; `operators` calls
+the device; `limits` is the table of what the device takes; `backend` is what dispatch sees.
 """

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ... import _acl, _dlpack
+from ... import _acl, _dlpack, arrays
 from ...arrays import AbstractDeviceArray
 from ...errors import BackendUnavailableError
 from . import runtime
 
 if TYPE_CHECKING:
-    from .session import Allocation
+    from .pool import Allocation
     from .torch_npu import TensorMemory
 
 
 class Origin(NamedTuple):
-    """What is known of a target mask and the masked targets that one call made together.
+    """The call that made a target mask and masked targets together.
 
     Wherever the mask's bit is 0, the target is in [0, extent), so the values need no second check.
     """
@@ -29,14 +29,97 @@ class Origin(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Where the elements of an array are in memory that another library allocated; all numbers count elements."""
+    """The places of an array's elements in memory that another library allocated; all numbers count elements."""
 
     strides: tuple[int, ...]
     offset: int
-    #: How many there is room for.
+    #: The number of elements that the memory has space for.
     room: int
     #: Whether the strides are those of a C-contiguous array.
     is_contiguous: bool
+
+
+class Known:
+    """The host's knowledge of an array on the device.
+
+    Attributes
+    ----------
+    allocation : Allocation or TensorMemory, optional
+        Its memory; None if it has no elements.
+    layout : Layout, optional
+        The places of its elements there; None if they are C-contiguous from the beginning of the memory.
+    values : ndarray, optional
+        The same values on the host.
+    origin : Origin, optional
+        The call that made a mask and masked targets together.
+    packed : DeviceArray, optional
+        A vector of bools as bits.
+    """
+
+    __slots__ = ("_bits", "_repaired", "allocation", "layout", "origin", "packed", "values")
+
+    def __init__(self) -> None:
+        self.allocation: Allocation | TensorMemory | None = None
+        self.layout: Layout | None = None
+        self.values: NDArray | None = None
+        self.origin: Origin | None = None
+        self.packed: DeviceArray | None = None
+        self._bits: int | None = None
+        self._repaired: tuple[DeviceArray, DeviceArray] | None = None
+
+    @property
+    def is_shared(self) -> bool:
+        """Return whether another library may write into the memory, so that nothing is remembered of the values."""
+        return self.allocation is not None and self.allocation.is_shared
+
+    @property
+    def is_memory_of_torch(self) -> bool:
+        """Return whether the memory is that of a tensor."""
+        return self.allocation is not None and self.allocation.is_of_torch
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Return whether the elements lie next to one another, in C order."""
+        return self.layout is None or self.layout.is_contiguous
+
+    def contiguous_copy(self) -> DeviceArray:
+        """Return a copy on the device whose elements lie next to one another."""
+        assert self.layout is not None, "memory that a session allocates is contiguous"
+        memory: Any = self.allocation
+        return memory.contiguous()
+
+    def keep_memory(self) -> None:
+        """Let the memory outlive the call that allocated it."""
+        if self.allocation is not None:
+            self.allocation.kept = True
+
+    def remember(self, values: NDArray) -> None:
+        """Keep these values, which are the array's and are never changed from now on."""
+        values.flags.writeable = False
+        if not self.is_shared:
+            self.values = values
+
+    def forget_values(self) -> None:
+        """Forget everything about values, which another library may change from now on."""
+        self.values = self.origin = self.packed = self._repaired = None
+
+    def set_bits(self, count: int) -> None:
+        """Set the number of bits of a packed mask that count; the device leaves the rest undefined."""
+        self._bits = count
+
+    def clear_padding(self, values: NDArray) -> None:
+        """Clear the bits that the device leaves undefined in a copy of the values."""
+        if self._bits is not None:
+            arrays.clear_padding(values, self._bits)
+
+    def repaired_for(self, mask: object) -> DeviceArray | None:
+        """Return the targets as this mask needs them, if they are on the device already."""
+        repaired = self._repaired
+        return None if repaired is None or repaired[0] is not mask else repaired[1]
+
+    def remember_repaired(self, mask: DeviceArray, targets: DeviceArray) -> None:
+        """Keep the targets as this mask needs them, instead of those for the mask before."""
+        self._repaired = mask, targets
 
 
 class DeviceArray(AbstractDeviceArray):
@@ -64,10 +147,7 @@ class DeviceArray(AbstractDeviceArray):
     yet.)
     """
 
-    __slots__ = (
-        "__weakref__", "_allocation", "_bits", "_copy_to_host", "_device", "_dtype", "_host", "_layout", "_origin",
-        "_packed", "_repaired", "_shape",
-    )  # fmt: skip
+    __slots__ = ("__weakref__", "_copy_to_host", "_device", "_dtype", "_shape", "known")
 
     KIND = "an array of ascend_grad.npu.asarray"
     TO_DEVICE = "ascend_grad.npu.asarray"
@@ -79,17 +159,11 @@ class DeviceArray(AbstractDeviceArray):
     def __init__(
         self, shape: tuple[int, ...], dtype: np.dtype, device: int, copy_to_host: Callable[[DeviceArray], NDArray]
     ):
-        self._allocation: Allocation | TensorMemory | None = None  # None: no elements, no memory
-        self._layout: Layout | None = None  # None: C-contiguous from the beginning of the memory
         self._copy_to_host = copy_to_host
-        self._origin: Origin | None = None
-        self._host: NDArray | None = None  # the same values on the host, where they are known there
-        self._bits: int | None = None  # of a packed mask: how many bits count, the device leaves the rest undefined
-        self._packed: DeviceArray | None = None  # of a vector of bools: the same as bits
-        self._repaired: tuple[DeviceArray, DeviceArray] | None = None  # of targets: a mask, and they as it wants them
         self._shape = shape
         self._dtype = dtype
         self._device = device
+        self.known = Known()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -105,7 +179,7 @@ class DeviceArray(AbstractDeviceArray):
 
     @property
     def size(self) -> int:
-        """The number of elements."""
+        """Return the number of elements."""
         size = 1
         for n in self.shape:
             size *= n
@@ -116,7 +190,7 @@ class DeviceArray(AbstractDeviceArray):
         return self.size * self.dtype.itemsize
 
     def numpy(self) -> NDArray:
-        """A copy on the host: a new C-contiguous array.
+        """Return a copy on the host: a new C-contiguous array.
 
         Raises
         ------
@@ -128,34 +202,20 @@ class DeviceArray(AbstractDeviceArray):
         return self._copy_to_host(self)
 
     @property
-    def is_shared(self) -> bool:
-        """Whether another library may write into its memory, so that nothing is remembered of its values."""
-        return self._allocation is not None and self._allocation.is_shared
-
-    @property
-    def is_contiguous(self) -> bool:
-        return self._layout is None or self._layout.is_contiguous
-
-    @property
     def first_byte(self) -> int:
-        """Where its first element is in its memory."""
-        return 0 if self._layout is None else self._layout.offset * self.dtype.itemsize
+        """Return the offset of its first element in its memory."""
+        return 0 if self.known.layout is None else self.known.layout.offset * self.dtype.itemsize
 
     def host_values(self) -> NDArray:
-        values = self._host
+        """Return the values on the host, read-only, copied back at most once."""
+        values = self.known.values
         if values is None:
             values = self.numpy()
-            self.cache_host_values(values)
+            self.known.remember(values)
         return values
 
-    def cache_host_values(self, values: NDArray) -> None:
-        """Cache these values, which are the array's and are never changed."""
-        values.flags.writeable = False
-        if not self.is_shared:
-            self._host = values
-
     def __dlpack_device__(self) -> tuple[int, int]:
-        """The device in the words of DLPack.
+        """Return the device in the words of DLPack.
 
         Returns
         -------
@@ -204,19 +264,20 @@ class DeviceArray(AbstractDeviceArray):
             raise BackendUnavailableError(f"the device cannot be used: {state.reason}")
         owner: object = self
         address = 0
-        strides = None if self._layout is None else [step * self.dtype.itemsize for step in self._layout.strides]
-        if self._allocation is not None:
-            owner = self._allocation.share(self)
-            address = _acl.address_of(self._allocation.memory()) + self.first_byte
-            self._host = self._origin = self._packed = self._repaired = None
+        known = self.known
+        strides = None if known.layout is None else [step * self.dtype.itemsize for step in known.layout.strides]
+        if known.allocation is not None:
+            owner = known.allocation.share(self)
+            address = _acl.address_of(known.allocation.memory()) + self.first_byte
+            known.forget_values()
         like = np.lib.stride_tricks.as_strided(np.empty(1, self.dtype), self.shape, strides)
         return _dlpack.capsule_on_device(owner, like, address, self.device)
 
     def is_known_below(self, extent: int, mask: object) -> bool:
-        origin = self._origin
-        return (
-            origin is not None and isinstance(mask, DeviceArray) and mask._origin is origin and origin.extent <= extent
-        )
+        origin = self.known.origin
+        if origin is None or not isinstance(mask, DeviceArray):
+            return False
+        return mask.known.origin is origin and origin.extent <= extent
 
     def __array__(self, dtype=None, copy=None) -> NoReturn:
         raise TypeError("an array on the device is not copied to the host unasked: call its numpy()")

@@ -14,7 +14,7 @@ from ..._call import Call
 from ...errors import AscendGradError, MissingKernelError
 from .. import reference
 from ..base import Unsupported
-from . import limits, operators, quirks, runtime, session, tensor_operators, torch_npu, workspace
+from . import determinism, limits, operators, quirks, runtime, session, tensor_operators, threads, torch_npu, workspace
 from .array import DeviceArray
 from .runtime import found
 
@@ -65,32 +65,35 @@ def run(call: Call, threads: int) -> Any:
 
 
 def _from_the_host(call: Call) -> tuple[NDArray | None, ...]:
-    """Arrays of the host go to the device and results come back."""
+    """Compute a call on arrays of the host, which are copied to the device, and its results back."""
     if quirks.is_empty(call):
         return _empty(call)
-    # What cannot be allocated fails before anything else happens.
+    # New results are allocated first: nothing has happened yet if that fails.
     results = tuple(
         None if spec is None else np.empty(spec.shape, spec.dtype) if out is None else out
         for spec, out in zip(call.specs, call.outs)
     )
-    with session.session_on(session.chosen_device()).call() as here:
+    is_deterministic = determinism.is_asked_for(call)
+    with session.session_on(threads.chosen_device()).call(is_deterministic=is_deterministic) as here:
         computed = list(zip(operators.OPERATORS[call.operator.name](here, call), results))
         here.fetch((a, result) for a, result in computed if isinstance(a, DeviceArray) and result is not None)
     for array, result in computed:
-        if isinstance(array, DeviceArray) and array._bits is not None:
-            assert result is not None
-            arrays.clear_padding(result, array._bits)
-        elif isinstance(array, np.ndarray) and result is not None:
+        if result is None:
+            continue
+        if isinstance(array, DeviceArray):
+            array.known.clear_padding(result)
+        elif isinstance(array, np.ndarray):
             arrays.round_into(result, array)
     return results
 
 
 def _from_the_device(call: Call) -> tuple[DeviceArray | None, ...]:
-    """Arrays of the device give arrays of the device."""
+    """Compute a call on arrays of the device, whose results are such arrays."""
     first = call.arrays[0]
     assert isinstance(first, DeviceArray)
     values = _empty(call) if quirks.is_empty(call) else None
-    with session.session_for_arrays(first.device).call() as here:
+    is_deterministic = determinism.is_asked_for(call)
+    with session.session_for_arrays(first.device).call(is_deterministic=is_deterministic) as here:
         computed = operators.OPERATORS[call.operator.name](here, call) if values is None else values
         results = tuple(
             None if array is None or spec is None else here.put(array, spec.dtype)
@@ -101,17 +104,16 @@ def _from_the_device(call: Call) -> tuple[DeviceArray | None, ...]:
 
 
 def _from_tensors(call: Call) -> tuple[DeviceArray | None, ...]:
-    """Tensors give tensors; the work is on torch's current stream when this returns."""
+    """Compute a call on tensors, whose results are tensors; the work is on torch's current stream on return."""
     first = call.arrays[0]
     assert isinstance(first, torch_npu.TensorArray)
     values = _empty(call) if quirks.is_empty(call) else None
-    with torch_npu.on_current_stream(first.device) as here:
-        computed: Any
-        if values is None:
-            computed = tensor_operators.OPERATORS[call.operator.name](here, call)
-        else:
-            computed = [None if each is None else here.copied(each) for each in values]
+    with torch_npu.on_current_stream(first.device, is_deterministic=determinism.is_asked_for(call)) as here:
+        if values is not None:
+            places: Any = call.outs
+            return tuple(None if each is None else here.copied(each, out) for each, out in zip(values, places))
         results: list[DeviceArray | None] = []
+        computed: Any = tensor_operators.OPERATORS[call.operator.name](here, call)
         for array, spec, out in zip(computed, call.specs, call.outs):
             if out is not None:
                 out.tensor.copy_(array.tensor)
@@ -120,7 +122,7 @@ def _from_tensors(call: Call) -> tuple[DeviceArray | None, ...]:
 
 
 def copy_to_device_of(array: NDArray, other: DeviceArray) -> DeviceArray:
-    """A copy of an array of the host on the device of another one, and of its kind."""
+    """Copy an array of the host to the device of another array, as an array of the same kind."""
     if isinstance(other, torch_npu.TensorArray):
         with torch_npu.on_current_stream(other.device) as queue:
             return queue.copied(array)
@@ -128,15 +130,15 @@ def copy_to_device_of(array: NDArray, other: DeviceArray) -> DeviceArray:
         result = here.put(array)
         here.keep(result)
     if array.ndim < 2:
-        result.cache_host_values(np.array(array))
+        result.known.remember(np.array(array))
     return result
 
 
 def _empty(call: Call) -> tuple[NDArray | None, ...]:
-    """A call with an array of no elements is no work for a device: the reference knows what comes out.
+    """Compute a call with an array of no elements by the reference: the device leaves such results unwritten.
 
-    Vectors of the device are copied to the host. Of an array of more dimensions, which may have elements where another
-    has none, nothing can be in the results: it stays on the device.
+    Vectors of the device are copied to the host. Arrays of more dimensions stay on the device: no result depends on
+    their elements, if another array has none.
     """
 
     def on_the_host(value: Any) -> Any:

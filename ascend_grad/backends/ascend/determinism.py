@@ -2,47 +2,52 @@
 
 The option belongs to a context, which all threads of a device share. So it is set for one operator at a time, and then
 restored. An operator reads it in its first stage. Others that are prepared at the same time lose speed alone.
+
+torch_npu sets the same option, from a thread that submits what its queue on the host holds. It remembers what it has
+set. So the queue is emptied first: what torch sets in between would be restored to the value before.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
 from ... import _acl
+from ..._call import Call
+from . import runtime
 from .array import DeviceArray
-from .torch_npu import TensorMemory
+from .queue import Queue
 
 #: What `ascend_grad.npu.use_deterministic` chose in this context: None, or an object whose ``value`` is a bool or None.
 chosen: ContextVar[Any] = ContextVar("ascend_grad_deterministic", default=None)
 
-_lock = threading.RLock()  # a signal handler may call in the middle of a call
+_lock = threading.RLock()  # a signal handler may call an operator while the lock is held
 
 
-def is_chosen() -> bool:
+def is_asked_for(call: Call) -> bool:
+    """Return whether a call has to be deterministic: by the choice of this context, or by torch's for its tensors."""
     choice = chosen.get()
-    return choice is not None and bool(choice.value)
-
-
-def _is_chosen_by_torch(arguments: Iterable[object]) -> bool:
-    """Whether tensors of torch are among the arguments, and torch asks for deterministic algorithms."""
-    for argument in arguments:
-        if isinstance(argument, DeviceArray) and isinstance(argument._allocation, TensorMemory):
-            torch: Any = sys.modules["torch"]
-            return torch.are_deterministic_algorithms_enabled()
-    return False
+    if choice is not None and choice.value:
+        return True
+    torch: Any = sys.modules.get("torch")
+    return (
+        torch is not None
+        and torch.are_deterministic_algorithms_enabled()
+        and any(isinstance(each, DeviceArray) and each.known.is_memory_of_torch for each in call.arguments.values())
+    )
 
 
 @contextmanager
-def _in_force() -> Iterator[None]:
+def _in_force(device: int) -> Iterator[None]:
+    runtime.empty_queue_of_torch(device)
     with _lock, _acl.DeterministicGuard():
         yield
 
 
-def guard(arguments: Iterable[object]) -> AbstractContextManager[None]:
-    """Return the block in which an operator on these arguments is prepared and launched."""
-    return _in_force() if is_chosen() or _is_chosen_by_torch(arguments) else nullcontext()
+def guard(queue: Queue) -> AbstractContextManager[None]:
+    """Return the block in which an operator of a call is prepared and launched."""
+    return _in_force(queue.device) if queue.is_deterministic else nullcontext()

@@ -1,4 +1,4 @@
-"""The libraries of a toolkit: which there are, and where they are looked for.
+"""The libraries of a toolkit: their names, and the folders in which they are looked for.
 
 A library that the process has loaded already is used: a second copy of a toolkit would be a second runtime. The
 libraries of a family belong together, so it is opened as a whole or not at all, and no two families of one kind are
@@ -14,7 +14,7 @@ from ... import _acl
 
 RUNTIME = (("libascendcl.so",), ("libacl_rt.so",))
 FRAMEWORK = (("libnnopbase.so",),)
-#: By release, newest first; the libraries of one family are searched together. Each may need those before it.
+#: Families of operator libraries by release, newest first. Each library may need the libraries before it.
 OPERATORS = (
     ("libopapi_math.so", "libopapi_nn.so"),
     ("libopapi.so",),
@@ -24,7 +24,7 @@ FOLDER_VARIABLES = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
 
 
 class Unusable(Exception):
-    """There is no usable device. `broken`: something is there that does not work."""
+    """Error: there is no usable device. `broken` tells whether something is there that does not work."""
 
     def __init__(self, reason: str, *, broken: bool):
         super().__init__(reason)
@@ -32,29 +32,32 @@ class Unusable(Exception):
 
 
 class _Missing(Exception):
-    """A place does not have a family of libraries, and nothing was opened. Its text is "" if nothing of it is there."""
+    """Error: a folder lacks a library of a family, and nothing was opened. Its text is "" if all are lacking."""
 
 
 class Toolkit:
-    """Opens one kind of libraries after the other, from where the runtime is."""
+    """The libraries of a toolkit, opened one kind after the other, from the folder of the runtime first."""
 
     def __init__(self) -> None:
         self._folders = [os.path.join(path, "lib64") for name in FOLDER_VARIABLES if (path := os.environ.get(name))]
 
     def runtime(self) -> list[int]:
+        """Open the runtime."""
         opened = self._open(RUNTIME, "no runtime library", broken=False)
-        # It may have been in the process before, from anywhere: the others are beside it.
+        # The runtime may have been in the process before, from any folder: the other libraries are beside it.
         self._folders.insert(0, os.path.dirname(_acl.path_of(opened[0])))
         return opened
 
     def framework(self) -> list[int]:
+        """Open the framework of operators."""
         return self._open(FRAMEWORK, "no operator framework", broken=True)
 
     def operators(self) -> list[int]:
+        """Open the operators."""
         return self._open(OPERATORS, "no operator library", broken=True)
 
     def _open(self, families: Sequence[tuple[str, ...]], what: str, *, broken: bool) -> list[int]:
-        """The family that is in the process, else the first that loads, in a folder or where the loader looks."""
+        """Return the family that is in the process, else the first that loads, in a folder or on the loader's path."""
         for family in families:
             mapped = [_acl.loaded_library(name) for name in family]
             if all(mapped):
@@ -66,7 +69,9 @@ class Toolkit:
                     return _open_family(folder, family)
                 except _Missing as missing:
                     parts.append(str(missing))
-        if part := next(filter(None, parts), ""):  # worth more words than what is not there at all
+        if part := next(
+            filter(None, parts), ""
+        ):  # a library that does not load is told of before libraries that are absent
             raise Unusable(part, broken=True)
         places = [f"${name}/lib64 ({os.environ.get(name) or 'not set'})" for name in FOLDER_VARIABLES]
         names = ", ".join(dict.fromkeys(name for family in families for name in family))
@@ -74,7 +79,7 @@ class Toolkit:
 
 
 def _open_family(folder: str, family: tuple[str, ...]) -> list[int]:
-    """All libraries of a family in this folder; "": where the loader finds them."""
+    """Open all libraries of a family in this folder; "" stands for the loader's path."""
     paths = [os.path.join(folder, name) for name in family]
     lacking = [path for path in paths if folder and not os.path.exists(path)]
     if len(lacking) == len(paths):
@@ -83,19 +88,19 @@ def _open_family(folder: str, family: tuple[str, ...]) -> list[int]:
         present = next(path for path in paths if path not in lacking)
         raise _Missing(f"{present} does not load: {os.path.basename(lacking[0])} is not beside it")
     opened: list[int] = []
-    for path in reversed(paths):  # where one that it needs is missing, the last does not load, and nothing is opened
+    for path in reversed(paths):  # if a library that the last one needs is missing, it does not load: nothing is opened
         try:
             opened.append(_acl.loaded_library(os.path.basename(path)) or _acl.open_library(path))
         except OSError as error:
             text = f"{path} does not load: {error}"
-            if opened:  # and stays open: another family would not be alone
+            if opened:  # an open library stays open: no other family may be beside it
                 raise Unusable(text, broken=True) from error
             raise _Missing(text if _is_there(path, str(error)) else "") from error
     return opened
 
 
 def _is_there(path: str, error: str) -> bool:
-    """Whether a library that did not load exists, in that folder or, given a plain name, where the loader looks.
+    """Return whether a library that did not load exists, in its folder or, given a plain name, on the loader's path.
 
     The loader names a file that it has found by its path, and the neighbour that a library lacks.
     """

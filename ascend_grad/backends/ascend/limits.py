@@ -1,7 +1,7 @@
-"""What the device takes, in one table: valid calls beyond it are computed on the CPU under ``backend="auto"``.
+"""The table of the device's limits: valid calls beyond them are computed on the CPU under ``backend="auto"``.
 
-There are two kinds of limits. What is *impossible* has a status code, which forcing the device raises. What the vendor
-does not *document* may work: a forced call is passed on to the device, and what it answers is the result.
+There are two kinds of limits. A forced call beyond what is *possible* raises an exception with a status code. A forced
+call beyond what the vendor *documents* is passed on to the device, which computes it or answers with an error.
 """
 
 from __future__ import annotations
@@ -34,17 +34,18 @@ FAMILIES = {
     "310B": r"Ascend310B.*",
     "950": r"Ascend950.*",
 }
-#: No family: what such a system has is not known. The automatic choice does not ask it; a forced call does.
+#: The family of all other systems, whose operators are not known. Only forced calls go to such a system.
 UNKNOWN = ""
+#: Families that compute bfloat16.
 WITH_BFLOAT16 = ("910B", "910_93", "950", UNKNOWN)
 
 
 def family(soc: str) -> str:
-    """The family of a system on chip."""
+    """Return the family of a system on chip."""
     return next((name for name, members in FAMILIES.items() if re.fullmatch(members, soc)), UNKNOWN)
 
 
-#: Of a call, for a device of a family.
+#: A function of a call and a family: why devices of the family do not take the call, None if they do.
 Limit = Callable[[Call, str], Unsupported | None]
 
 
@@ -53,7 +54,7 @@ def _unsupported(call: Call, kind: type[AscendGradError], reason: str) -> Unsupp
 
 
 def only_on(*families: str) -> Limit:
-    """361001: the operator exists on these systems alone."""
+    """Make the limit to systems that have the operator (361001)."""
 
     def limit(call: Call, soc: str) -> Unsupported | None:
         if soc in (*families, UNKNOWN):
@@ -65,7 +66,7 @@ def only_on(*families: str) -> Limit:
 
 
 def documented_on(*families: str) -> Limit:
-    """Undocumented: the operator on other systems than these, which have it nevertheless."""
+    """Make the limit to systems that the vendor documents; others that have the operator take forced calls."""
 
     def limit(call: Call, soc: str) -> Unsupported | None:
         if soc in (*families, UNKNOWN):
@@ -77,7 +78,7 @@ def documented_on(*families: str) -> Limit:
 
 
 def dtype(name: str, *allowed: str) -> Limit:
-    """161002: dtypes; bfloat16 needs a system that has it."""
+    """Make the limit to these dtypes (161002); bfloat16 needs a system that computes it."""
 
     def limit(call: Call, soc: str) -> Unsupported | None:
         array = call.arguments[name]
@@ -94,7 +95,7 @@ def dtype(name: str, *allowed: str) -> Limit:
 
 
 def at_most(what: str, size: Callable[[Call, str], tuple[int, int]], *, asks_device: bool = False) -> Limit:
-    """161002, or whatever the device answers: a size that the call has, and the largest that the device takes."""
+    """Make the limit to a largest size (161002); with `asks_device` a forced call gets the device's own answer."""
 
     def limit(call: Call, soc: str) -> Unsupported | None:
         got, largest = size(call, soc)
@@ -107,15 +108,17 @@ def at_most(what: str, size: Callable[[Call, str], tuple[int, int]], *, asks_dev
 
 
 def last_dim(call: Call, soc: str) -> tuple[int, int]:
+    """Return the last dimension of the first array, and the largest that the device takes."""
     return call.arrays[0].shape[-1], 8192 if soc in ("950", UNKNOWN) else 4096
 
 
 def dim(name: str, largest: int) -> Callable[[Call, str], tuple[int, int]]:
+    """Make the function that returns a size of the call, and the largest that the device takes."""
     return lambda call, soc: (call.dims[name], largest)
 
 
 def stored_dim(name: str, largest: int) -> Callable[[Call, str], tuple[int, int]]:
-    """A size that matters only where the probabilities are given."""
+    """Make the same function for a size that is limited only if the probabilities are given."""
     return lambda call, soc: (0 if call.arguments["softmax"] is None else call.dims[name], largest)
 
 
@@ -124,7 +127,7 @@ SMALLEST_VOCABULARY = 128
 
 
 def vocabulary(call: Call, soc: str) -> Unsupported | None:
-    """161002: a small vocabulary with stored probabilities; undocumented: a small one without."""
+    """Return the reason against a small vocabulary: 161002 with stored probabilities, undocumented without."""
     size = call.dims["V"]
     if size >= SMALLEST_VOCABULARY or is_empty(call) or not call.arguments.get("return_grad", True):
         return None
@@ -134,16 +137,16 @@ def vocabulary(call: Call, soc: str) -> Unsupported | None:
     return _unsupported(call, ParamInvalidError, reason)
 
 
-#: Ids beyond this are not exact in float32, in which the device compares them.
+#: The largest id up to which all are exact in float32, in which the device compares them.
 LARGEST_ID = 2**24
 
-#: The first operators that there were: all systems but 310B have them, which has the forward softmax.
+#: The limit of the oldest operators. 310B lacks them, but for the forward softmax.
 EVERYWHERE = only_on("910", "910B", "910_93", "310P", "950")
 
 FLOATS = ("float32", "float16", "bfloat16")
 FLOATS_16_BIT = ("float16", "bfloat16")
 
-#: An operator without an entry is not computed on the device.
+#: The limits of each operator. An operator without an entry is not computed on the device.
 LIMITS: dict[str, tuple[Limit, ...]] = {
     "softmax_backward": (EVERYWHERE, dtype("grad_output", *FLOATS)),
     "log_softmax_backward": (EVERYWHERE, dtype("grad_output", *FLOATS)),
@@ -181,7 +184,7 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
         dtype("logits_max", "float32"),
         dtype("vocab_parallel_logits", *FLOATS),
     ),
-    # The chain of the three. Its ids start at 0 on the device, wherever the vocabulary starts.
+    # The chain of the three operators. Ids start at 0 on the device, wherever the vocabulary starts.
     "linear_cross_entropy": (
         only_on("910B", "910_93"),
         dtype("input", *FLOATS_16_BIT),
@@ -193,7 +196,7 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
 
 
 def needed(call: Call) -> tuple[str, ...]:
-    """The operators of the device that a call is made of."""
+    """Return the operators of the device that a call is made of."""
     if call.operator.name != "linear_cross_entropy":
         return (call.operator.name,)
     loss = "fused_linear_online_max_sum", "fused_cross_entropy_loss_with_max_sum"
@@ -201,7 +204,7 @@ def needed(call: Call) -> tuple[str, ...]:
 
 
 def unsupported_reason(call: Call, state: State) -> Unsupported | None:
-    """Why the device that was found does not take this valid call; None where it does."""
+    """Return why the device that was found does not take this valid call, None if it does."""
     limits = LIMITS.get(call.operator.name)
     if limits is None:
         return _unsupported(call, UnsupportedDeviceError, "the operator has not been brought to the device")
@@ -209,7 +212,7 @@ def unsupported_reason(call: Call, state: State) -> Unsupported | None:
         device_name = OPERATORS[name].device_name
         if device_name in state.absent:
             return _unsupported(call, BackendUnavailableError, state.absent[device_name])
-    if determinism.is_chosen() and (lack := _acl.lacks_determinism()):
+    if determinism.is_asked_for(call) and (lack := _acl.lacks_determinism()):
         return _unsupported(call, BackendUnavailableError, f"deterministic results were asked for, and {lack}")
     soc = family(state.soc)
     reasons = [reason for limit in limits if (reason := limit(call, soc)) is not None]

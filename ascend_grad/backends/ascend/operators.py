@@ -1,6 +1,8 @@
-"""The operators on arrays of the device: each function puts one call on the stream and returns its results.
+"""The operators on arrays: each function puts one call on the stream of a queue and returns its results.
 
-Arguments may still lie on the host: `Session.put` brings them over. The results are arrays of the device.
+Functions of a `Queue` serve calls on arrays of the host, of the device and on tensors: `Queue.put` makes each argument
+one that the device can read. Functions of a `Session` also read values on the host. The results are arrays of the
+device.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ Results = tuple[DeviceArray | None, ...]
 
 
 def launch(queue: Queue, prepare: Callable[..., _aclnn.Plan], *arguments: Any) -> None:
-    """Both stages of one operator; arrays among the arguments become tensors for as long as that takes."""
+    """Prepare and launch one operator; arrays among the arguments become the device's tensors meanwhile."""
     tensors: list[_aclnn.Tensor] = []
     plan = None
     try:
@@ -39,7 +41,7 @@ def launch(queue: Queue, prepare: Callable[..., _aclnn.Plan], *arguments: Any) -
                 converted.append(tensor)
             else:
                 converted.append(argument)
-        with determinism.guard(arguments):
+        with determinism.guard(queue):
             plan = prepare(*converted)
             size = plan.workspace_size
             workspace = queue.workspace(size) if size else None
@@ -55,6 +57,7 @@ def launch(queue: Queue, prepare: Callable[..., _aclnn.Plan], *arguments: Any) -
 
 
 def row_gradient(queue: Queue, call: Call) -> Results:
+    """Compute the gradient of a softmax or log-softmax."""
     dtype = quirks.computing_dtype(call)
     grad_output, output = (queue.put(array, dtype) for array in call.arrays)
     out = queue.empty(grad_output.shape, grad_output.dtype)
@@ -63,6 +66,7 @@ def row_gradient(queue: Queue, call: Call) -> Results:
 
 
 def row(queue: Queue, call: Call) -> Results:
+    """Compute a softmax or log-softmax."""
     input = queue.put(call.arrays[0], quirks.computing_dtype(call))
     out = queue.empty(input.shape, input.dtype)
     launch(queue, getattr(_aclnn, call.operator.name), input, call.arguments["dim"], out)
@@ -70,6 +74,7 @@ def row(queue: Queue, call: Call) -> Results:
 
 
 def masked(queue: Queue, call: Call) -> Results:
+    """Compute a scaled masked softmax, or its gradient."""
     dtype = quirks.computing_dtype(call)
     *floats, mask = call.arrays
     inputs = [queue.put(array, dtype) for array in floats]
@@ -92,7 +97,7 @@ def _gradient(session: Session, call: Call) -> Results:
 def gradient(
     session: Session, grad, input, weight, target_mask, masked_target, logits_max, sum_exp_logits, softmax
 ) -> tuple[DeviceArray, DeviceArray]:
-    """The fused gradient of the rows that have one; the others are absent (`quirks`)."""
+    """Compute the fused gradient of the rows whose ``grad`` is not 0; the other rows are left out (`quirks`)."""
     count, extent = input.shape[0], weight.shape[0]
     rows = quirks.rows_with_gradient(session, grad)
     if rows is not None and not rows.size:
@@ -112,6 +117,7 @@ def gradient(
 
 
 def launch_gradient(queue: Queue, *inputs: DeviceArray | None) -> tuple[DeviceArray, DeviceArray]:
+    """Launch the fused gradient on arrays that the device can read."""
     _, input, weight, *_ = inputs
     assert input is not None
     assert weight is not None
@@ -121,6 +127,7 @@ def launch_gradient(queue: Queue, *inputs: DeviceArray | None) -> tuple[DeviceAr
 
 
 def call_statistics(queue: Queue, call: Call) -> Results:
+    """Compute a call of the online max sum."""
     a = call.arguments
     return statistics(
         queue, a["input"], a["weight"], a["target"], a["vocab_start_index"], a["vocab_end_index"], a["return_logits"]
@@ -128,7 +135,7 @@ def call_statistics(queue: Queue, call: Call) -> Results:
 
 
 def statistics(queue: Queue, input, weight, target, start: int, end: int, return_logits: bool) -> Results:
-    """Online max sum; mask and masked targets share an origin."""
+    """Compute the online max sum; mask and masked targets share an origin."""
     input, weight, target = (queue.put(array) for array in (input, weight, target))
     count = input.shape[0]
     logits_max, sum_exp_logits, predicted_logits = (queue.empty((count,), FLOAT32) for _ in range(3))
@@ -137,12 +144,13 @@ def statistics(queue: Queue, input, weight, target, start: int, end: int, return
     logits = queue.empty((count, weight.shape[0]), input.dtype) if return_logits else None
     results = logits_max, sum_exp_logits, predicted_logits, target_mask, masked_target, logits
     launch(queue, _aclnn.fused_linear_online_max_sum, input, weight, target, start, end, *results)
-    target_mask._origin = masked_target._origin = Origin(object(), end - start)
-    target_mask._bits = count
+    target_mask.known.origin = masked_target.known.origin = Origin(object(), end - start)
+    target_mask.known.set_bits(count)
     return results
 
 
 def call_loss(queue: Queue, call: Call) -> Results:
+    """Compute a call of the loss from statistics."""
     names = "logits_max", "sum_exp_logits", "predicted_logits", "vocab_parallel_logits"
     return loss(queue, *(call.arguments[name] for name in names))
 
@@ -150,6 +158,7 @@ def call_loss(queue: Queue, call: Call) -> Results:
 def loss(
     queue: Queue, logits_max, sum_exp_logits, predicted_logits, vocab_parallel_logits
 ) -> tuple[DeviceArray, DeviceArray | None]:
+    """Compute the loss from statistics, and the probabilities from logits if there are any."""
     inputs = [queue.put(array) for array in (logits_max, sum_exp_logits, predicted_logits)]
     logits = None if vocab_parallel_logits is None else queue.put(vocab_parallel_logits)
     result = queue.empty(inputs[0].shape, FLOAT32)
@@ -159,9 +168,9 @@ def loss(
 
 
 def _linear_cross_entropy(session: Session, call: Call) -> tuple[DeviceArray | NDArray | None, ...]:
-    """The chain of the three on the rows that are not ignored; what goes from one to the next stays on the device.
+    """Compute the chain of the three operators on the rows that are not ignored; intermediate results stay there.
 
-    Losses that are to be added up, or to be scattered among those of ignored rows, come back to the host.
+    The losses come back to the host if they are added up, or if some rows are ignored.
     """
     a = call.arguments
     target = session.values(a["target"])
@@ -189,7 +198,7 @@ def _linear_cross_entropy(session: Session, call: Call) -> tuple[DeviceArray | N
 
 
 def _reduced(session: Session, losses: DeviceArray | None, counted: NDArray, reduction: str) -> DeviceArray | NDArray:
-    """The loss, from the losses of the counted rows (None: there is no such row)."""
+    """Return the loss, from the losses of the rows that are not ignored; None stands for no such row."""
     if losses is not None and reduction == "none" and losses.size == counted.size:
         return losses
     all_losses = np.zeros(counted.size, np.float32)
@@ -205,7 +214,7 @@ def _reduced(session: Session, losses: DeviceArray | None, counted: NDArray, red
 
 
 def _upstream(session: Session, arguments: dict[str, Any], counted: NDArray, number: int) -> NDArray:
-    """The gradient that arrives at each counted row."""
+    """Return the upstream gradient of each row that is not ignored."""
     grad = arguments["grad_loss"]
     if not isinstance(grad, float):
         values = session.values(grad)
@@ -215,7 +224,7 @@ def _upstream(session: Session, arguments: dict[str, Any], counted: NDArray, num
     return np.full(number, grad / number if arguments["reduction"] == "mean" else grad, np.float32)
 
 
-#: Those that no quirk makes look at values: alike for every queue.
+#: The row-wise operators. No repair of theirs reads values, so that these functions serve every queue.
 ROWWISE = {
     "softmax_backward": row_gradient,
     "log_softmax_backward": row_gradient,

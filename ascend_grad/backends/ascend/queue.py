@@ -1,4 +1,4 @@
-"""What an operator of the device asks of the stream that it is put on.
+"""The interface of an operator to the stream that it is put on.
 
 There are two kinds. A `session.Session` has memory and a stream of the library's own (or a stream of the caller's); a
 `torch_npu.TorchQueue` has those of torch.
@@ -18,17 +18,25 @@ class Queue(Protocol):
     """One call's place in the order of a stream."""
 
     @property
+    def device(self) -> int:
+        """Return the device that the work is done on."""
+
+    @property
+    def is_deterministic(self) -> bool:
+        """Return whether equal calls have to give equal bits."""
+
+    @property
     def stream(self) -> _acl.AnyStream:
-        """The stream. It is read right before work is put on it."""
+        """Return the stream. It is read right before work is put on it."""
 
     def memory_of(self, array: DeviceArray) -> _acl.DeviceRange:
-        """The memory of an array, for work on the stream."""
+        """Return the memory of an array, for work on the stream."""
 
     def workspace(self, nbytes: int) -> _acl.DeviceRange:
-        """Memory for the work of one operator."""
+        """Return memory for the work of one operator."""
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> DeviceArray:
-        """A new array for a result."""
+        """Make an array for a result."""
 
     def put(self, array: Any, dtype: np.dtype | None = None) -> DeviceArray:
-        """An array for the operator to read, in this dtype."""
+        """Return an array that the operator can read, in this dtype."""

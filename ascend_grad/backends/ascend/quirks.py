@@ -1,4 +1,4 @@
-"""What the device does differently from the contract, and the repair of each.
+"""Differences of the device from the contract, and the repair of each.
 
 =====================================================  =================================================================
 quirk of the device                                    repair
@@ -21,10 +21,9 @@ Q9 the online max sum compares ids as float32, which   `places`: where only one 
    is exact up to 2**24
 =====================================================  =================================================================
 
-(For tensors of torch_npu `tensor_operators` repairs Q1 to Q5 and Q9 without a look at values.)
+(For tensors of torch_npu `tensor_operators` repairs Q1 to Q5 and Q9 without reading values on the host.)
 
-(Everything else about layouts - negative strides, byte order, alignment - ends with the copy to the device, which is
-contiguous.)
+(Other layouts - negative strides, byte order, alignment - need no repair: the copy on the device is contiguous.)
 """
 
 from __future__ import annotations
@@ -42,35 +41,35 @@ from .session import Session
 
 
 def writable_copy(session: Session, softmax: Any, rows: NDArray | None) -> DeviceArray:
-    """Q1: the probabilities on the device, for the operator to destroy."""
+    """Return the probabilities on the device, in memory that the operator may overwrite (Q1)."""
     there = session.put(softmax, rows=rows)
     return session.copied(there) if there is softmax else there
 
 
 def rows_with_gradient(session: Session, grad: NDArray | DeviceArray) -> NDArray | None:
-    """Q2: the rows whose ``grad`` is not 0; None if that is all of them."""
+    """Return the rows whose ``grad`` is not 0; None if all rows are such (Q2)."""
     values = session.values(grad)
-    absent = values == 0  # of either sign; a NaN is a gradient
+    absent = values == 0  # zeros of either sign; a NaN is a gradient
     return np.flatnonzero(~absent) if np.any(absent) else None
 
 
 def mask_bits(session: Session, mask: Any, count: int, rows: NDArray | None) -> DeviceArray:
-    """Q3: the mask of ``count`` rows as bits, or of these rows alone."""
+    """Return the mask of ``count`` rows, or of some of them, as bits on the device (Q3)."""
     if rows is None and mask.dtype == np.uint8:
         return mask if isinstance(mask, DeviceArray) else session.put(arrays.counted(mask, count))
-    if rows is None and isinstance(mask, DeviceArray) and mask._packed is not None:
-        return mask._packed
+    if rows is None and isinstance(mask, DeviceArray) and mask.known.packed is not None:
+        return mask.known.packed
     chosen = arrays.unpacked(session.values(mask), count)
     return session.put(np.packbits(chosen if rows is None else chosen[rows], bitorder="little"))
 
 
 def packed_copy(session: Session, array: NDArray) -> DeviceArray | None:
-    """Q3: of a vector of bools, its bits on the device; else None."""
+    """Return the bits of a vector of bools on the device; None for other arrays (Q3)."""
     return session.put(np.packbits(array, bitorder="little")) if array.dtype == np.bool_ and array.ndim == 1 else None
 
 
 def safe_targets(session: Session, target: Any, mask: Any, extent: int, rows: NDArray | None) -> DeviceArray:
-    """Q4: the targets, 0 on masked rows. Those that came with their mask from the device are 0 there already."""
+    """Return the targets with 0 on masked rows (Q4). Targets that the device made with their mask have that already."""
     if not (isinstance(target, DeviceArray) and target.is_known_below(extent, mask)):
         values = session.values(target)
         elsewhere = arrays.unpacked(session.values(mask), values.size)
@@ -80,23 +79,23 @@ def safe_targets(session: Session, target: Any, mask: Any, extent: int, rows: ND
 
 
 def _repaired(session: Session, target: Any, mask: Any, elsewhere: NDArray) -> NDArray | DeviceArray:
-    """The repaired targets: those of an array on the device go there once, and stay beside it for the same mask."""
+    """Return the repaired targets. If they are of an array on the device, they go there once for the same mask."""
 
     def repaired() -> NDArray:
         return np.where(elsewhere, target.dtype.type(0), session.values(target))
 
-    if not isinstance(target, DeviceArray) or target.is_shared or mask.is_shared:
+    if not isinstance(target, DeviceArray) or target.known.is_shared or mask.known.is_shared:
         return repaired()
-    known = target._repaired
-    if known is None or known[0] is not mask:
-        known = mask, session.put(repaired())
-        session.keep(known[1])
-        target._repaired = known
-    return session.keep_alive(known[1])  # another thread may put the targets of another mask in its place
+    there = target.known.repaired_for(mask)
+    if there is None:
+        there = session.put(repaired())
+        session.keep(there)
+        target.known.remember_repaired(mask, there)
+    return session.keep_alive(there)  # another thread may replace them by the targets for another mask
 
 
 def places(session: Session, target: Any, rows: NDArray | None, start: int) -> DeviceArray:
-    """Q9: the targets of these rows of the only shard, less the id that it starts with."""
+    """Return the targets of these rows of the only shard, less the id that the shard starts with (Q9)."""
     if rows is None and not start:
         return session.put(target)
     values = session.values(target).astype(np.int64)
@@ -104,7 +103,7 @@ def places(session: Session, target: Any, rows: NDArray | None, start: int) -> D
 
 
 def computing_dtype(call: Call) -> np.dtype | None:
-    """Q6: the dtype in which a row-wise operator's arrays go to the device, None for their own."""
+    """Return the dtype in which a row-wise operator's arrays go to the device, None for their own (Q6)."""
     (out,) = call.outs
     if out is None or arrays.native(out.dtype) == arrays.native(call.arrays[0].dtype):
         return None
@@ -112,16 +111,16 @@ def computing_dtype(call: Call) -> np.dtype | None:
 
 
 def is_empty(call: Call) -> bool:
-    """Q7: whether an array of the call has no elements."""
+    """Return whether an array of the call has no elements (Q7)."""
     return 0 in call.arrays[0].shape if call.operator in ROWWISE else 0 in call.dims.values()
 
 
 def shape_for_device(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Q8."""
+    """Return the shape with at least one dimension (Q8)."""
     return shape or (1,)
 
 
 def layout_for_device(array: DeviceArray) -> tuple[tuple[int, ...], int, int] | None:
-    """Q8, of an array in memory of another library."""
-    layout = array._layout
+    """Return strides, offset and space of an array in memory of another library, None for other arrays (Q8)."""
+    layout = array.known.layout
     return None if layout is None else (shape_for_device(layout.strides), layout.offset, layout.room)

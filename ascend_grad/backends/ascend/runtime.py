@@ -21,18 +21,18 @@ from .libraries import Unusable
 
 logger = logging.getLogger("ascend_grad")
 
-#: The code of every function of the libraries that exist only to link against.
+#: The status code that all functions of a link-time stub return.
 STUB = STATUS_CODES["ACL_ERROR_COMPILING_STUB_MODE"]
 NO_DEVICE = STATUS_CODES["ACL_ERROR_RT_NO_DEVICE"]
-#: Somebody else in this process has initialised the runtime.
+#: The status code of aclInit if other code in this process has initialised the runtime.
 INITIALISED = STATUS_CODES["ACL_ERROR_REPEAT_INITIALIZE"]
 
-#: The device that the environment asks for, None where it does not.
+#: The device that the environment asks for, None if it asks for none.
 DEVICE = config.integer("ASCEND_GRAD_DEVICE", 0, 2**31 - 1)
 
 
 class State(NamedTuple):
-    """What was found: whether the device is usable and why (not), and what is on it."""
+    """The result of the search: whether the device is usable and why (not), and what is on it."""
 
     status: tuple[bool, str]
     device_count: int = 0
@@ -49,16 +49,17 @@ class State(NamedTuple):
         return self.status[1]
 
 
-#: What was found, under "state"; empty until the first search. Dispatch reads it at every call.
+#: The result of the search, under "state"; empty until the first search. Dispatch reads it at every call.
 found: dict[str, State] = {}
-_opened = False  # aclInit was called by this process, or by its parent before the fork
-_lock = threading.RLock()  # a signal handler may ask in the middle of the search
+_opened = False  # whether aclInit was called by this process, or by its parent before the fork
+_lock = threading.RLock()  # a signal handler may call `state` in the middle of the search
 _searching = False
+#: The state that is found while the process ends.
 ENDING = State((False, "the process is ending"))
 
 
 def state() -> State:
-    """What was found; searches for the device the first time."""
+    """Return what was found; the first call searches for the device."""
     return found.get("state") or _find()
 
 
@@ -119,7 +120,7 @@ def _usable(devices: int, soc: str, absent: dict[str, str]) -> State:
 
 
 def mark_operator_missing(error: MissingKernelError) -> None:
-    """An operator turned out to have no kernel: it is absent from now on, and that is told once."""
+    """Record that the toolkit has no kernel of an operator, which is absent from now on, and warn once."""
     name = error.call.removesuffix("GetWorkspaceSize")
     reason = f"this toolkit has no usable kernel of {name} ({_described(error.code, error.runtime_message)})"
     with _lock:
@@ -131,12 +132,14 @@ def mark_operator_missing(error: MissingKernelError) -> None:
 
 
 def _initialise_torch() -> str:
-    """Let torch_npu initialise the runtime, if this process uses it: the first aclInit decides the configuration, and
-    torch_npu relies on its own. What went wrong, "" for nothing: then we go on by ourselves.
+    """Let torch_npu initialise the runtime, if this process uses it, and return its error, "" for none.
+
+    The first aclInit decides the configuration, and torch_npu relies on its own. After an error the device is used
+    without torch_npu.
     """
     torch = sys.modules.get("torch_npu")
     initialise = getattr(getattr(torch, "npu", None), "init", None)
-    if initialise is None:  # not imported, or not yet as a whole
+    if initialise is None:  # torch_npu is not imported, or not yet as a whole
         return ""
     try:
         with _acl.ContextGuard():
@@ -146,14 +149,28 @@ def _initialise_torch() -> str:
     return ""
 
 
+def _current_stream_of_torch(device: int) -> int | None:
+    """Return the address of torch's current stream of a device; None if this process does not use torch_npu.
+
+    torch_npu keeps work back in a queue on the host for each device. The queue of torch's current device goes to the
+    stream before this answers, so the address is read last, and within the device.
+    """
+    npu = getattr(sys.modules.get("torch_npu"), "npu", None)
+    if npu is None or not npu.is_initialized() or _acl.is_detached():
+        return None
+    with _acl.ContextGuard(), npu.device(device):
+        return npu.current_stream(device).npu_stream
+
+
+def empty_queue_of_torch(device: int) -> None:
+    """Let torch submit to its current stream of a device what it holds back, if this process uses torch_npu."""
+    _current_stream_of_torch(device)
+
+
 def wait_for_torch(device: int) -> None:
     """Wait for what torch has put on its current stream of a device, if this process uses torch_npu."""
-    npu = getattr(sys.modules.get("torch_npu"), "npu", None)
-    if npu is not None and not _acl.is_detached():
-        # torch_npu keeps work back in a queue on the host for each device. The queue of torch's current device goes to
-        # the stream before this answers: read last, and within the device.
-        with _acl.ContextGuard(), npu.device(device):
-            stream = npu.current_stream(device).npu_stream
+    stream = _current_stream_of_torch(device)
+    if stream is not None:
         with _acl.DeviceGuard(device):
             _acl.borrowed_stream(stream, device).synchronize()
 
@@ -182,15 +199,15 @@ _releases: list[Callable[[], bool]] = []
 
 
 def before_closing(release: Callable[[], bool]) -> Callable[[], bool]:
-    """Register a function that releases what it owns before the runtime is closed, and tells whether that was all."""
+    """Register a function that releases resources before the runtime is closed, and returns whether all were."""
     _releases.append(release)
     return release
 
 
 def _close() -> None:
-    """The process ends: release everything, and finalise the runtime, unless some thread still uses it.
+    """Release everything at the end of the process, and finalise the runtime unless some thread still uses it.
 
-    What calls from now on, another handler perhaps, finds no device.
+    Later calls, of other handlers for one, find no device.
     """
     found["state"] = ENDING
     released = [release() for release in _releases]
@@ -201,7 +218,7 @@ def _close() -> None:
 
 def _after_fork_in_child() -> None:
     global _lock, _searching
-    _lock, _searching = threading.RLock(), False  # another thread of the parent may have held it
+    _lock, _searching = threading.RLock(), False  # another thread of the parent may have held the lock
     if _opened:
         _acl.detach()
         atexit.unregister(_close)

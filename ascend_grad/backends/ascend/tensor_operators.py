@@ -1,14 +1,13 @@
-"""The operators on tensors of torch_npu: as `operators`, but nobody looks at values, since that would wait.
+"""The operators on tensors of torch_npu: as `operators`, but no value is read on the host, since that would wait.
 
-What the device does differently from the contract (`quirks`) is repaired by operators of torch, in the order of the
-same stream:
+Operators of torch repair the device's differences from the contract (`quirks`), in the order of the same stream:
 
-- Q2: a row whose ``grad`` is 0 gets zeros for its numbers (and a sum of 1), its ``input_grad`` is set to 0, and so is
-  ``weight_grad`` where no row is left. One difference remains: where the weight has an infinity, its row of
-  ``weight_grad`` may be NaN.
+- Q2: a row whose ``grad`` is 0 gets zeros for its numbers (and a sum of 1), and its ``input_grad`` is set to 0. So is
+  ``weight_grad`` if no row is left. One difference remains: a row of ``weight_grad`` may be NaN if the weight has an
+  infinity there.
 - Q3: bools are packed. Q5: the bits of ``target_mask`` beyond the last row are cleared.
-- Q4 and Q9: targets become rows of the weight. One that is outside of it, where the contract has an error, becomes 0,
-  and the row's loss and ``grad`` NaN.
+- Q4 and Q9: targets become rows of the weight. A target outside of the weight, which the contract makes an error,
+  becomes 0, and the row's loss and ``grad`` become NaN.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ NAN = float("nan")
 
 
 def _bits(mask: Any, count: int) -> Any:
-    """The bits of a packed mask of ``count`` rows, as bools."""
+    """Unpack a mask of ``count`` rows from bits to bools."""
     torch: Any = sys.modules["torch"]
     packed = mask[: -(-count // 8)]
     return torch.stack([(packed & (1 << bit)) != 0 for bit in range(8)], dim=1).reshape(-1)[:count]
 
 
 def _packed(mask: Any) -> Any:
-    """Q3: a mask of bools as bits, the first row in the lowest one."""
+    """Pack a mask of bools into bits, the first row in the lowest one (Q3)."""
     count = mask.shape[0]
     padded = mask.new_zeros(-(-count // 8) * 8)
     padded[:count].copy_(mask)
@@ -73,13 +72,13 @@ def gradient(
     sum_exp_logits: Any,
     softmax: Any,
 ) -> tuple[DeviceArray, DeviceArray]:
-    """The fused gradient of tensors whose targets are rows of the weight."""
+    """Compute the fused gradient of tensors whose targets are rows of the weight."""
     torch: Any = sys.modules["torch"]
     present = grad != 0
     rows = present[:, None]
     if softmax is None:
         logits_max, sum_exp_logits = torch.where(present, logits_max, 0), torch.where(present, sum_exp_logits, 1)
-    else:  # Q1: this is a copy, which the operator destroys
+    else:  # Q1: the operator overwrites the softmax, and torch.where makes a copy
         logits_max, sum_exp_logits, softmax = None, None, torch.where(rows, softmax, 0)
     tensors = (
         grad, torch.where(rows, input, 0), weight, target_mask, masked_target, logits_max, sum_exp_logits, softmax
@@ -93,13 +92,13 @@ def gradient(
 def _statistics(queue: TorchQueue, call: Call) -> Results:
     results = call_statistics(queue, call)
     count, mask = call.dims["BT"], results[3]
-    if mask is not None and count % 8:  # Q5
+    if mask is not None and count % 8:  # Q5: the device leaves the other bits undefined
         tensor_of(mask)[-1:].bitwise_and_((1 << count % 8) - 1)
     return results
 
 
 def _linear_cross_entropy(queue: TorchQueue, call: Call) -> Results:
-    """The chain of the three on all rows; the upstream gradient of those that are ignored is 0."""
+    """Compute the chain of the three operators on all rows; the upstream gradient of ignored rows is 0."""
     torch: Any = sys.modules["torch"]
     a, extent = call.arguments, call.dims["V"]
     input, weight, start = a["input"], a["weight"], a["vocab_start_index"]

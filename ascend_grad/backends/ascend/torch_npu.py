@@ -1,15 +1,15 @@
 """Tensors of torch_npu: arrays over their memory, and calls in the order of torch's current stream.
 
-Nothing is imported here: who has such a tensor has imported torch and torch_npu. Of torch_npu only a few things are
-used: the storage of a tensor, its format, torch's current device and its current stream.
+Nothing is imported here: a caller with such a tensor has imported torch and torch_npu. Of torch_npu only the storage of
+a tensor, its format, torch's current device and its current stream are used.
 
 There are two kinds of arrays over tensors:
 
 - `TensorArray`: an argument of a call, or its result. The call is put on torch's current stream (`TorchQueue`), as
-  torch's own operators are, and nobody waits. All memory that it needs is torch's.
-- `DeviceArray` over `TensorMemory`: what `ascend_grad.npu.asarray` makes. Calls on it are done when they return. They
-  run on a stream of ours, and torch's memory may be in use on its stream for longer than tensors live. So torch's
-  current stream is waited for before such memory is used.
+  torch's own operators are, and does not wait. All memory that it needs is torch's.
+- `DeviceArray` over `TensorMemory`: the result of `ascend_grad.npu.asarray`. Calls on it are done when they return.
+  They run on a stream of the library. Torch's memory may be in use on torch's stream for longer than tensors live. So
+  such calls wait for that stream first.
 
 At the end of its operators torch_npu binds the thread to torch's current device, whatever it was bound to before. So
 the thread's context is restored after them, and within a call on tensors torch's current device is theirs.
@@ -25,32 +25,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ... import _acl, _array_types
+from ... import _acl, _array_types, arrays
 from ..._dtypes import BFLOAT16
 from ...errors import BackendUnavailableError, ParamInvalidError, ParamTypeError
 from . import runtime
 from .array import DeviceArray, Layout
 from .session import to_host
 
-#: Formats whose elements lie in memory as the strides say: NCHW, NHWC, ND, NCDHW. All others are torch_npu's own.
+#: Formats whose elements lie in memory as the strides say: NCHW, NHWC, ND, NCDHW. Other formats are torch_npu's own.
 STRIDED_FORMATS = (0, 1, 2, 30)
 ND = 2
 
-#: The device reads this many bytes at a time.
+#: The number of bytes that the device reads at a time.
 ALIGNMENT = 32
 
 
-def is_tensor(value: object) -> bool:
-    """Whether this is a tensor on an Ascend NPU."""
-    kind = getattr(sys.modules.get("torch"), "Tensor", ())
-    return isinstance(value, kind) and value.device.type == "npu"
-
-
 class TensorMemory:
-    """The memory of a tensor, which it keeps alive. torch may write into it between two calls."""
+    """The memory of a tensor, which this object keeps alive. torch may write into it between two calls."""
 
-    kept = True  # torch gets it back from whoever drops it, not from the session
-    is_shared = was_shared = True
+    kept = True  # a session never releases the memory: torch gets it back with the last reference to the tensor
+    is_shared = was_shared = is_of_torch = True
 
     def __init__(self, tensor: Any, dtype: np.dtype):
         storage = tensor.untyped_storage()
@@ -59,22 +53,22 @@ class TensorMemory:
         self.range = _acl.borrowed(storage.data_ptr(), storage.nbytes(), tensor.device.index)
 
     def memory(self) -> _acl.DeviceRange:
-        """The storage of the tensor, when torch is done with what it has put on its stream."""
+        """Return the storage of the tensor, when the work on torch's current stream is done."""
         runtime.wait_for_torch(self.range.device)
         return self.range
 
     def share(self, array: DeviceArray) -> DeviceArray:
-        """What another library keeps alive while it uses the memory of this array."""
+        """Return what another library keeps alive while it uses the memory of this array."""
         return array
 
     def contiguous(self) -> DeviceArray:
-        """The elements of the tensor next to one another, in a copy that torch makes on the device."""
+        """Return a copy that torch makes on the device, whose elements lie next to one another."""
         with _acl.ContextGuard():
             return _array(DeviceArray, self.tensor.contiguous(), self._dtype)
 
 
 class TensorArray(DeviceArray):
-    """A tensor as a call takes it: the work is in the order of torch's current stream, and nobody waits for it.
+    """A tensor as a call takes it: the work is in the order of torch's current stream, and is not waited for.
 
     Attributes
     ----------
@@ -99,7 +93,7 @@ class TensorArray(DeviceArray):
 
 
 class _Unreadable:
-    """What NumPy is told of memory that it cannot read."""
+    """The description of memory for NumPy, which cannot read it."""
 
     def __init__(self, address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype):
         typestr = f"|V{dtype.itemsize}"
@@ -109,7 +103,7 @@ class _Unreadable:
 
 
 def tensor_array(tensor: Any, name: str, operator: str | None) -> TensorArray:
-    """An argument of a call."""
+    """Return the array over a tensor that is an argument of a call."""
     array = _array(TensorArray, tensor, _checked_dtype(tensor, name, operator))
     assert isinstance(array, TensorArray)
     return array
@@ -118,19 +112,13 @@ def tensor_array(tensor: Any, name: str, operator: str | None) -> TensorArray:
 _array_types.DEVICE_TENSORS["npu"] = tensor_array
 
 
-def shared_array(tensor: Any, name: str) -> DeviceArray:
-    """An array over the memory of a tensor that others go on using, in the tensor's layout."""
-    if tensor.requires_grad:
-        expected = "a tensor that does not require grad (ascend_grad.torch takes those, detach() drops it)"
-        raise ParamTypeError(f"{name}: expected {expected}, got one that does")
-    if tensor.is_neg():
-        expected = "a tensor whose elements are as in memory (resolve_neg() makes one)"
-        raise ParamTypeError(f"{name}: expected {expected}, got one with the negative bit set")
-    return _array(DeviceArray, tensor, _checked_dtype(tensor, name, None))
+def shared_array(argument: TensorArray) -> DeviceArray:
+    """Return an array over the memory of a tensor that others go on using, in the tensor's layout."""
+    return _array(DeviceArray, argument.tensor, argument.dtype)
 
 
 def _checked_dtype(tensor: Any, name: str, operator: str | None) -> np.dtype:
-    """The dtype of a dense tensor that the device can read in place."""
+    """Return the dtype of a dense tensor that the device can read in place, or raise if it cannot."""
     if str(tensor.layout) != "torch.strided" or tensor.is_nested or tensor.is_quantized:
         message = f"{name}: expected a dense tensor, got layout {tensor.layout}, dtype {tensor.dtype}"
         raise ParamTypeError(message, operator=operator)
@@ -153,10 +141,10 @@ def _array(kind: type[DeviceArray], tensor: Any, dtype: np.dtype) -> DeviceArray
         array.tensor = tensor
     if array.size:
         room = tensor.untyped_storage().nbytes() // tensor.element_size()
-        # A stride that leads to no element may be anything, and its bytes more than an int64 holds.
+        # A stride of an axis of length 1 leads to no element. It may be so large that its bytes exceed an int64.
         strides = tuple(step if length > 1 else 1 for length, step in zip(tensor.shape, tensor.stride()))
-        array._layout = Layout(strides, tensor.storage_offset(), room, tensor.is_contiguous())
-        array._allocation = TensorMemory(tensor, dtype)
+        array.known.layout = Layout(strides, tensor.storage_offset(), room, tensor.is_contiguous())
+        array.known.allocation = TensorMemory(tensor, dtype)
     return array
 
 
@@ -168,6 +156,11 @@ def _check_device(index: int, operator: str | None) -> None:
         raise BackendUnavailableError(f"device {index} cannot be used: {state.reason}", operator=operator)
 
 
+def torch_dtype(dtype: np.dtype) -> Any:
+    """Return torch's dtype of the same name."""
+    return getattr(sys.modules["torch"], dtype.name)
+
+
 def _numpy_dtype(dtype: Any, name: str, operator: str | None) -> np.dtype:
     text = str(dtype).removeprefix("torch.")
     try:
@@ -177,13 +170,13 @@ def _numpy_dtype(dtype: Any, name: str, operator: str | None) -> np.dtype:
 
 
 def tensor_of(array: DeviceArray) -> Any:
-    """A tensor over the memory of an array."""
+    """Return a tensor over the memory of an array."""
     torch: Any = sys.modules["torch"]
     return array.tensor if isinstance(array, TensorArray) else torch.from_dlpack(array)
 
 
 def array_like(tensor: Any, like: DeviceArray) -> DeviceArray:
-    """An array over the memory of a tensor, of the kind of another one."""
+    """Return an array over the memory of a tensor, of the kind of another array."""
     return _array(type(like), tensor, _numpy_dtype(tensor.dtype, "tensor", None))
 
 
@@ -191,65 +184,73 @@ def array_like(tensor: Any, like: DeviceArray) -> DeviceArray:
 
 
 class TorchQueue:
-    """One call on tensors of a device: its memory is torch's, and its work goes to torch's current stream.
+    """The queue of one call on tensors: its memory is torch's, and its work goes to torch's current stream.
 
-    torch gives memory out again in the order of the stream, so what is dropped may still be in use there.
+    torch gives memory out again in the order of the stream, so memory that is dropped may still be in use there.
     """
 
-    def __init__(self, device: int):
+    def __init__(self, device: int, *, is_deterministic: bool):
         self._torch: Any = sys.modules["torch"]
         self._npu: Any = sys.modules["torch_npu"].npu
-        self.device = device
+        self.device, self.is_deterministic = device, is_deterministic
         self._place = self._torch.device("npu", device)
         self._workspace: Any = None
 
     @property
     def stream(self) -> _acl.AnyStream:
-        # torch_npu keeps work back in a queue on the host. The queue of torch's current device, which is this one, goes
-        # to the stream before this answers: read last.
+        # torch_npu keeps work back in a queue on the host. Reading the address submits the queue of torch's current
+        # device, which is this one. So the address is read right before the work is put on the stream.
         return _acl.borrowed_stream(self._npu.current_stream(self.device).npu_stream, self.device)
 
     def memory_of(self, array: DeviceArray) -> _acl.DeviceRange:
-        assert isinstance(array._allocation, TensorMemory), "an array without elements has no memory"
-        return array._allocation.range
+        memory = array.known.allocation
+        assert isinstance(memory, TensorMemory), "an array without elements has no memory"
+        return memory.range
 
     def workspace(self, nbytes: int) -> _acl.DeviceRange:
         workspace = self._torch.empty(nbytes, dtype=self._torch.uint8, device=self._place)
-        self._workspace = workspace  # until that of the next operator, or the end of the call
+        self._workspace = workspace  # kept until the next operator has its workspace, or the call ends
         return _acl.borrowed(workspace.data_ptr(), nbytes, self.device)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> TensorArray:
-        return self.array(self._torch.empty(shape, dtype=getattr(self._torch, dtype.name), device=self._place))
+        return self.array(self._torch.empty(shape, dtype=torch_dtype(dtype), device=self._place))
 
     def put(self, array: TensorArray, dtype: np.dtype | None = None) -> TensorArray:
-        """The tensor, or a copy of it in another dtype."""
+        """Return the tensor, or a copy of it in another dtype."""
         if dtype is None or array.dtype == dtype:
             return array
-        return self.array(array.tensor.to(getattr(self._torch, dtype.name)))
+        return self.array(array.tensor.to(torch_dtype(dtype)))
 
     def array(self, tensor: Any) -> TensorArray:
-        """A tensor that torch has computed."""
+        """Return the array over a tensor that torch has computed."""
         array = _array(TensorArray, tensor, _numpy_dtype(tensor.dtype, "tensor", None))
         assert isinstance(array, TensorArray)
         return array
 
-    def copied(self, array: NDArray) -> TensorArray:
-        """A copy of an array of the host. Of one value nothing is copied, and nobody waits."""
-        torch, dtype = self._torch, getattr(self._torch, array.dtype.name)
-        first = array.reshape(-1)[:1]
-        if first.tobytes() * array.size == array.tobytes():
-            value = 0 if not array.size else int(first[0]) if array.dtype.kind in "iub" else float(first[0])
-            return self.array(torch.full(array.shape, value, dtype=dtype, device=self._place))
-        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        return self.array(torch.from_numpy(flat).to(self._place).view(dtype).view(array.shape))
+    def copied(self, array: NDArray, out: TensorArray | None = None) -> TensorArray:
+        """Copy an array of the host to the device, or into ``out``.
+
+        If all elements are equal bit by bit, the device fills the memory, and the call does not wait.
+        """
+        flat = np.ascontiguousarray(array, arrays.native(array.dtype)).reshape(-1)
+        bits = flat.view(f"u{flat.itemsize}")
+        dtype = torch_dtype(flat.dtype)
+        if out is None:
+            out = self.array(self._torch.empty(array.shape, dtype=dtype, device=self._place))
+        if (bits == bits[:1]).all():
+            first = flat[:1].tolist()
+            out.tensor.fill_(first[0] if first else 0)
+        else:
+            out.tensor.copy_(self._torch.from_numpy(flat.view(np.uint8)).view(dtype).view(array.shape))
+        return out
 
 
 @contextmanager
-def on_current_stream(device: int) -> Iterator[TorchQueue]:
-    """One call on tensors of a device. torch's current device and the thread's context are then as before.
+def on_current_stream(device: int, *, is_deterministic: bool = False) -> Iterator[TorchQueue]:
+    """Run one call on tensors of a device. Afterwards torch's current device and the thread's context are as before.
 
-    torch binds the thread to its current device at the end of its own operators, so this one has to be that.
+    torch binds the thread to its current device at the end of its own operators, so the device has to be torch's.
     """
     npu: Any = sys.modules["torch_npu"].npu
     with _acl.ContextGuard(), npu.device(device), _acl.DeviceGuard(device):
-        yield TorchQueue(device)
+        yield TorchQueue(device, is_deterministic=is_deterministic)

@@ -1,4 +1,4 @@
-"""The memory that the device's operators ask for, as their first stage tells it.
+"""The bytes of memory that the first stages of the device's operators ask for.
 
 The first stage looks at shapes, dtypes and layouts alone. So the tensors here have no memory, and nothing is copied or
 allocated on the device. No second stage follows: the executors are destroyed.
@@ -13,8 +13,9 @@ import numpy as np
 
 from ... import _aclnn, arrays
 from ..._call import Call
-from . import determinism, quirks, session
+from . import determinism, quirks, session, threads
 from .array import DeviceArray
+from .queue import Queue
 
 FLOAT32 = np.dtype(np.float32)
 UINT8 = np.dtype(np.uint8)
@@ -22,15 +23,15 @@ INT64 = np.dtype(np.int64)
 
 
 class Described(NamedTuple):
-    """An array as the device knows it, without memory."""
+    """The description of an array for the device, without memory."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
-    #: As `_aclnn.Tensor` takes it; None: C-contiguous.
+    #: Strides, offset and space as `_aclnn.Tensor` takes them; None if C-contiguous.
     layout: tuple[tuple[int, ...], int, int] | None = None
 
 
-#: The first stage of an operator, and its arguments; arrays among them are described.
+#: The first stage of an operator, and its arguments, with descriptions of arrays.
 Stage = tuple[Callable[..., _aclnn.Plan], tuple[Any, ...]]
 
 
@@ -41,12 +42,12 @@ def workspace_size(call: Call) -> int:
     """
     if quirks.is_empty(call):
         return 0
-    device = session.chosen_device() if call.device is None else call.device
-    with session.session_on(device).call():
-        return sum(_first_stage(*stage) for stage in STAGES[call.operator.name](call))
+    device = threads.chosen_device() if call.device is None else call.device
+    with session.session_on(device).call(is_deterministic=determinism.is_asked_for(call)) as here:
+        return sum(_first_stage(here, *stage) for stage in STAGES[call.operator.name](call))
 
 
-def _first_stage(prepare: Callable[..., _aclnn.Plan], arguments: tuple[Any, ...]) -> int:
+def _first_stage(queue: Queue, prepare: Callable[..., _aclnn.Plan], arguments: tuple[Any, ...]) -> int:
     tensors: list[_aclnn.Tensor] = []
     plan = None
     try:
@@ -58,7 +59,7 @@ def _first_stage(prepare: Callable[..., _aclnn.Plan], arguments: tuple[Any, ...]
                 converted.append(tensors[-1])
             else:
                 converted.append(argument)
-        with determinism.guard(arguments):
+        with determinism.guard(queue):
             plan = prepare(*converted)
         return plan.workspace_size
     finally:
@@ -69,7 +70,7 @@ def _first_stage(prepare: Callable[..., _aclnn.Plan], arguments: tuple[Any, ...]
 
 
 def _described(array: Any, dtype: np.dtype | None = None) -> Described | None:
-    """Describe an argument as a call sends it: arrays of the host become contiguous, and get this dtype."""
+    """Describe an argument as a call sends it: arrays of the host become contiguous, in this dtype."""
     if array is None:
         return None
     if isinstance(array, DeviceArray):

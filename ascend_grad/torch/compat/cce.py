@@ -44,7 +44,8 @@ def linear_cross_entropy(
     c : torch.Tensor, shape (V, H)
         The layer's weight, of the dtype of `e`.
     targets : torch.Tensor of int64 or int32, shape (...)
-        The class of each row of `e`, in [0, V), or `ignore_index`.
+        The class of each row of `e`, in [0, V), or `ignore_index`. On an Ascend NPU another value
+        is no error: the row's loss and gradient of `e` and all of that of `c` are NaN.
     bias : None
         Not supported.
     ignore_index : int, default -100

@@ -94,7 +94,8 @@ class LigerFusedLinearCrossEntropyLoss(torch.nn.Module):
         _input : torch.Tensor, shape (BT, H)
             The layer's input.
         target : torch.Tensor of int64 or int32, shape (BT,)
-            The class of each row, in [0, V), or `ignore_index`.
+            The class of each row, in [0, V), or `ignore_index`. On an Ascend NPU another value
+            is no error: the row's loss and gradient of `_input` and all of that of `lin_weight` are NaN.
         bias : None
             Not supported.
 

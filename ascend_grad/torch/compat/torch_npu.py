@@ -182,7 +182,8 @@ def npu_fused_linear_cross_entropy_loss_with_max_sum_backward(
     target_mask : torch.Tensor of uint8, shape ((BT + 7) // 8,)
         A bit for every row, 1 where the target lives in another shard.
     masked_target : torch.Tensor of int32 or int64, shape (BT,)
-        The target's row in `weight`.
+        The target's row in `weight`. Of tensors on an Ascend NPU a row outside of it is no error, since to look would
+        wait: the row of ``input_grad`` and all of ``weight_grad`` are NaN.
     label_smoothing : float, default 0.0
         Must be 0.
     logits_max, sum_exp_logits : torch.Tensor of float32, shape (BT,), optional
@@ -207,8 +208,9 @@ def npu_fused_linear_cross_entropy_loss_with_max_sum_backward(
     Notes
     -----
     Differences from torch_npu: `softmax` keeps its values; the device overwrites them. A `masked_target` outside of the
-    weight's rows is an error. A row whose `grad` is 0 adds nothing to either result, even if it holds NaN. The CPU
-    takes float32 and float64 as well, and any size of the vocabulary.
+    weight's rows is an error for tensors on the CPU; for tensors on an Ascend NPU it makes NaN. A row whose `grad` is 0
+    adds nothing to either result, even if it holds NaN. The CPU takes float32 and float64 as well, and any size of the
+    vocabulary.
 
     Examples
     --------
