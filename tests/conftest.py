@@ -56,16 +56,16 @@ largest_errors: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
 ABOUT_PACKAGES = {
     "torch": (
         "tests/pytorch",
-        "tests/interop/test_torch.py",
+        "tests/arrays/test_torch.py",
         "tests/parallel/test_hccl.py",
         "tests/parallel/test_torch.py",
-        "tests/hccl_ranks.py",
-        "tests/hccl_stand_in.py",
-        "tests/npu_tensors.py",
-        "tests/tensor_ranks.py",
-        "tests/torch_cases.py",
-        "tests/torch_npu_stand_in.py",
-        "tests/torch_oracles.py",
+        "tests/support/hccl_ranks.py",
+        "tests/support/hccl_stand_in.py",
+        "tests/support/npu_tensors.py",
+        "tests/support/tensor_ranks.py",
+        "tests/support/torch_cases.py",
+        "tests/support/torch_npu_stand_in.py",
+        "tests/support/torch_oracles.py",
         "ascend_grad/torch",
         "ascend_grad/parallel/process_group.py",
         "docs/torch.md",
@@ -73,12 +73,12 @@ ABOUT_PACKAGES = {
     "sklearn": ("tests/pytorch/test_import_last.py",),
     "jax": (
         "tests/pytorch/test_import_last.py",
-        "tests/test_jax.py",
-        "tests/interop/test_jax.py",
+        "tests/jax_arrays/test_jax.py",
+        "tests/arrays/test_jax.py",
         "ascend_grad/jax.py",
         "docs/jax.md",
     ),
-    "dask": ("tests/dask_arrays", "tests/dask_chunks.py", "ascend_grad/dask", "docs/dask.md"),
+    "dask": ("tests/dask_arrays", "tests/support/dask_chunks.py", "ascend_grad/dask", "docs/dask.md"),
     "zarr": ("tests/cli/test_apply_zarr.py",),
     "torch_npu": ("tests/pytorch/test_npu_real.py",),
     "mpi4py": ("tests/parallel/test_mpi.py", "ascend_grad/parallel/mpi.py"),
@@ -414,7 +414,7 @@ def run_script() -> Callable[..., subprocess.CompletedProcess]:
 def failing_malloc(tmp_path_factory) -> str:
     """A library that, preloaded into a process, fails its n-th allocation."""
     library = tmp_path_factory.mktemp("malloc") / "failing_malloc.so"
-    source = Path(__file__).parent / "failing_malloc.c"
+    source = Path(__file__).parent / "support" / "failing_malloc.c"
     subprocess.run(["cc", "-shared", "-fPIC", "-fno-builtin", "-O1", source, "-o", library], check=True)
     return str(library)
 

@@ -26,7 +26,7 @@ import ascend_grad as ag
 from ascend_grad.errors import STATUS_NAMES
 
 SUCCESS, NULLPTR, INVALID, BAD_ALLOC = 0, 161001, 161002, 200000
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[1] / "support"
 
 
 def matrices(operator: str, shape: tuple[int, int], dtype) -> Problem:

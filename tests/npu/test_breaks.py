@@ -342,7 +342,7 @@ def problems_of(folder: Path, large: bool) -> str:
     """What the check says about the copy in this folder; empty when all is well."""
     home = build("split")
     settings = environment(folder) | {"ASCEND_HOME_PATH": str(home), "OMP_NUM_THREADS": "1"}
-    arguments = Path(__file__).parents[1], home, "large" if large else "small"
+    arguments = Path(__file__).parents[1] / "support", home, "large" if large else "small"
     done = run(sys.executable, "-P", "-c", CHECK, *arguments, env=settings, timeout=280)
     crash = f"ended with {done.returncode}\n{done.stderr}" if done.returncode else ""
     return done.stdout + crash

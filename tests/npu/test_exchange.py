@@ -144,7 +144,7 @@ def test_the_end_of_the_process(who, run_script, tmp_path):
     """What another library has is left to it; everything else goes back to the device."""
     script = f"""
         import sys
-        sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+        sys.path.insert(0, {str(Path(__file__).parents[1] / "support")!r})
         import numpy as np
         from ascend_grad import npu
         from dlpack_capsules import Consumer
@@ -168,7 +168,7 @@ def test_fork(run_script, tmp_path):
     script = f"""
         import os, sys, warnings
         warnings.simplefilter("ignore", DeprecationWarning)
-        sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+        sys.path.insert(0, {str(Path(__file__).parents[1] / "support")!r})
         import numpy as np
         import ascend_grad as ag
         from ascend_grad import npu

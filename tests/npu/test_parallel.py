@@ -62,7 +62,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
             pass_fds=[end.fileno()],
             env={
                 "PATH": "/usr/bin:/bin",
-                "PYTHONPATH": str(Path(__file__).parents[1]),
+                "PYTHONPATH": str(Path(__file__).parents[1] / "support"),
                 "ASCEND_HOME_PATH": str(home),
                 "ASCEND_GRAD_DEVICE": str(rank),
             },

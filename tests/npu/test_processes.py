@@ -94,7 +94,7 @@ def test_a_runtime_that_does_not_end_is_left_to_itself(run_script):
         device.fail("aclFinalizeReference")
     """
     home = str(build("split"))
-    tests = str(Path(__file__).parents[1])
+    tests = str(Path(__file__).parents[1] / "support")
     result = run_script(script.format(home=home, tests=tests), ASCEND_HOME_PATH=home)
     assert result.stderr == ""
 
@@ -248,7 +248,7 @@ def test_a_signal_handler_may_ask_while_the_device_is_looked_for(run_script):
 def test_calls_at_the_end_of_the_process_find_no_device(run_script):
     script = f"""
         import os, sys
-        sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+        sys.path.insert(0, {str(Path(__file__).parents[1] / "support")!r})
         os.environ["ASCEND_HOME_PATH"] = {str(build("split"))!r}
         import atexit
         import numpy as np

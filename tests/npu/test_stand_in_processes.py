@@ -18,7 +18,7 @@ def run(code: str, home: Path | None = None, check: bool = True, **environment: 
     script = f"""
 import ctypes, os, sys
 from pathlib import Path
-sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+sys.path.insert(0, {str(Path(__file__).parents[1] / "support")!r})
 from acl_client import *
 acl = Acl(*map(Path, {list(map(str, libraries))!r}))
 if {home is None}:

@@ -203,7 +203,9 @@ def problems_of(folder: Path) -> str:
     """What the check says about the copy in this folder; empty when all is well."""
     home = build("split")
     settings = environment(folder) | {"ASCEND_HOME_PATH": str(home), "OMP_NUM_THREADS": "1"}
-    done = run(sys.executable, "-P", "-c", CHECK, Path(__file__).parents[1], home, env=settings, timeout=280)
+    done = run(
+        sys.executable, "-P", "-c", CHECK, Path(__file__).parents[1] / "support", home, env=settings, timeout=280
+    )
     crash = f"ended with {done.returncode}\n{done.stderr}" if done.returncode else ""
     return done.stdout + crash
 

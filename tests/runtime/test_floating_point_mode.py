@@ -9,7 +9,7 @@ import pytest
 
 from ascend_grad import _cpu
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1] / "support"
 
 
 @pytest.mark.parametrize("variant", _cpu.supported_variants())

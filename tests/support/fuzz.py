@@ -1,4 +1,4 @@
-"""Random calls of the public operators, right and wrong ones: ``python tests/fuzz.py [--calls COUNT] [--seed SEED]``.
+"""Random calls of the public operators, right and wrong ones: ``python tests/support/fuzz.py [--calls COUNT] [--seed SEED]``.
 
 What is right is computed by the CPU's backend and by the reference. Both have to be within the bounds of
 `ascend_grad.bounds`, and the CPU's result has the bits of the same call on contiguous arrays and one thread. What is
@@ -6,7 +6,7 @@ wrong has to be refused by both, in the same words, with the exception and for t
 Nothing but results is ever written.
 
 A call depends on the seed and on its number alone. One that fails is printed with both, and with the command that
-repeats it: ``python tests/fuzz.py --seed SEED --call NUMBER``.
+repeats it: ``python tests/support/fuzz.py --seed SEED --call NUMBER``.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def check(options: Options, number: int) -> Made:
 
 def repeating(options: Options, number: int) -> str:
     """Return the command that makes this call alone."""
-    return f"python tests/fuzz.py --arrays {','.join(options.libraries)} --seed {options.seed} --call {number}"
+    return f"python tests/support/fuzz.py --arrays {','.join(options.libraries)} --seed {options.seed} --call {number}"
 
 
 def described(options: Options, number: int) -> str:

@@ -13,7 +13,7 @@ from stand_in import compiler
 
 import ascend_grad as ag
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PACKAGE = Path(ag.__file__).parent
 
 

@@ -20,7 +20,7 @@ from xla_frames import called_by_xla
 import ascend_grad as ag
 import ascend_grad.jax as agj
 
-SOURCES = Path(__file__).resolve().parents[1]
+SOURCES = Path(__file__).resolve().parents[2]
 SOFTMAXES = ("softmax", "log_softmax")
 #: Relative to the largest value: 16-bit results were rounded once or twice.
 TOLERANCES = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2, "float64": 1e-13}

@@ -1,4 +1,4 @@
-"""Deliberate breaks of the library, each of which the named tests must catch: ``python tests/breaks.py [WORD ...]``.
+"""Deliberate breaks of the library, each of which the named tests must catch: ``python tests/support/breaks.py [WORD ...]``.
 
 Each one is made in a temporary copy of the package: a few words are replaced in one file, what has to be compiled is
 compiled again, and the tests run on the copy. This takes minutes, so it is no test itself: run it after changes of the
@@ -56,7 +56,7 @@ BREAKS = {
         "include/ascend_grad/rowwise/ops.h",
         "V_(select)(mask, (V){0}, (a - shift) * b * scale)",
         "(a - shift) * b * scale",
-        ("tests/rowwise/test_accuracy.py", "tests/rowwise/test_layouts.py", "tests/test_fuzz.py -k some_calls"),
+        ("tests/rowwise/test_accuracy.py", "tests/rowwise/test_layouts.py", "tests/project/test_fuzz.py -k some_calls"),
     ),
     "scale forgotten": Break(
         "include/ascend_grad/rowwise/ops.h", "x * scale);", "x);", ("tests/rowwise/test_accuracy.py",)
@@ -95,13 +95,13 @@ BREAKS = {
         "pyx/runtime/_tasks.pyx",
         "        if now() - start >= CHECK_INTERVAL:\n            break\n",
         "",
-        ("tests/test_signals.py -k columns",),
+        ("tests/runtime/test_signals.py -k columns",),
     ),
     "handlers of signals not run": Break(
         "pyx/runtime/_tasks.pyx",
         "return 0 if ag_signals_deferred else PyErr_CheckSignals()",
         "return 0",
-        ("tests/test_signals.py -k columns", "tests/test_signals.py -k statistics"),
+        ("tests/runtime/test_signals.py -k columns", "tests/runtime/test_signals.py -k statistics"),
     ),
     "the interpreter's lock needed for every task": Break(
         "pyx/_linear_schedule.pyx",
@@ -125,19 +125,19 @@ BREAKS = {
         "ascend_grad/contract/rowwise.py",
         'checks=[NotNone(), DimInRange("input"), Floating("input"), RankAtMost',
         'checks=[NotNone(), Floating("input"), DimInRange("input"), RankAtMost',
-        ("tests/test_contract.py",),
+        ("tests/call/test_contract.py",),
     ),
     "dim one beyond the last": Break(
         "pyx/call/_checks.pyx",
         "not -rank <= axis < rank",
         "not -rank <= axis <= rank",
-        ("tests/test_contract.py -k faults", "tests/test_fuzz.py -k some_calls"),
+        ("tests/call/test_contract.py -k faults", "tests/project/test_fuzz.py -k some_calls"),
     ),
     "use_backend ignored": Break(
         "pyx/call/_dispatch.pyx",
         "if choice is not None and choice.value is not None:",
         "if False:",
-        ("tests/test_contract.py", "tests/test_dispatch.py"),
+        ("tests/call/test_contract.py", "tests/call/test_dispatch.py"),
     ),
     "absent rows computed": Break(
         "pyx/linear/_linear_rows.pyx",

@@ -28,7 +28,7 @@ from ascend_grad.bench.targets import accuracy_targets, targets_block
 from ascend_grad.cli.main import main
 
 #: The tests run against an installed package; documents and results stay with the sources.
-SOURCES = Path(__file__).resolve().parents[1]
+SOURCES = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture

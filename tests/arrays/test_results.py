@@ -19,7 +19,7 @@ from samples import DTYPES, assert_identical, random_problem
 import ascend_grad as ag
 from ascend_grad import parallel
 
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[1] / "support"
 
 
 @pytest.fixture(params=LIBRARIES)

@@ -8,7 +8,7 @@ import pytest
 from linear_samples import GRADIENT, LOSS, STATISTICS, WHOLE
 from samples import OPERATORS
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1] / "support"
 
 SCRIPT = """
     import ctypes, sys

@@ -189,7 +189,7 @@ def script_of(name: str) -> str:
 def recorded_clock(tmp_path_factory) -> str:
     """A library that, preloaded into a process, records when a thread reads the clock."""
     library = tmp_path_factory.mktemp("clock") / "recorded_clock.so"
-    source = Path(__file__).parent / "recorded_clock.c"
+    source = Path(__file__).parents[1] / "support" / "recorded_clock.c"
     subprocess.run(["cc", "-shared", "-fPIC", "-O1", source, "-o", library], check=True)
     return str(library)
 

@@ -326,7 +326,7 @@ def test_the_overview_has_a_line_for_each_rival(sample):
 
 
 def test_documents_have_a_place_for_every_block(sample):
-    sources = Path(__file__).resolve().parents[1]
+    sources = Path(__file__).resolve().parents[2]
     text = "".join((sources / path.relative_to(documents.ROOT)).read_text() for path in documents.DOCUMENTS)
     contents = documents.grid_blocks([sample])
     assert {

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 #: From the bottom up: what it is, and its modules, names in `ascend_grad` ("backends" stands for all within it, but for
 #: what is named elsewhere).

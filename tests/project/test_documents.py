@@ -8,7 +8,7 @@ from pathlib import Path
 import ascend_grad as ag
 from ascend_grad import parallel
 
-SOURCES = Path(__file__).resolve().parents[1]
+SOURCES = Path(__file__).resolve().parents[2]
 
 
 def test_the_api_reference_lists_every_public_name():

@@ -113,7 +113,7 @@ def test_what_is_wrong_is_found(spoil, found, monkeypatch, capsys):
     report = capsys.readouterr().out
     assert found in report
     number = int(report.partition("--call ")[2].split()[0])
-    assert f"=== seed 1, call {number} failed: python tests/fuzz.py --arrays numpy,dlpack --seed 1" in report
+    assert f"=== seed 1, call {number} failed: python tests/support/fuzz.py --arrays numpy,dlpack --seed 1" in report
     assert "softmax on " in report
     assert "input = " in report
     monkeypatch.undo()
@@ -121,7 +121,7 @@ def test_what_is_wrong_is_found(spoil, found, monkeypatch, capsys):
 
 
 def command(*options: str, **environment: str) -> subprocess.CompletedProcess:
-    program = Path(__file__).with_name("fuzz.py")
+    program = Path(__file__).parents[1] / "support" / "fuzz.py"
     return subprocess.run(
         [sys.executable, program, *options], capture_output=True, text=True, env=os.environ | environment, timeout=300
     )
@@ -142,4 +142,4 @@ def test_a_process_that_crashes_is_told_of(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(crash)
     done = command("--calls", "200", "--processes", "1", PYTHONPATH=str(tmp_path))
     assert done.returncode == 1
-    assert f"a process ended with {-signal.SIGSEGV}; it was at\n  python tests/fuzz.py --arrays" in done.stdout
+    assert f"a process ended with {-signal.SIGSEGV}; it was at\n  python tests/support/fuzz.py --arrays" in done.stdout
