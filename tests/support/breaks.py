@@ -1,4 +1,6 @@
-"""Deliberate breaks of the library, each of which the named tests must catch: ``python tests/support/breaks.py [WORD ...]``.
+"""Deliberate breaks of the library, each of which the named tests must catch.
+
+``python tests/support/breaks.py [WORD ...]`` makes all of them, or those whose names have these words.
 
 Each one is made in a temporary copy of the package: a few words are replaced in one file, what has to be compiled is
 compiled again, and the tests run on the copy. This takes minutes, so it is no test itself: run it after changes of the

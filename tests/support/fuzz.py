@@ -1,4 +1,6 @@
-"""Random calls of the public operators, right and wrong ones: ``python tests/support/fuzz.py [--calls COUNT] [--seed SEED]``.
+"""Random calls of the public operators, right and wrong ones.
+
+``python tests/support/fuzz.py [--calls COUNT] [--seed SEED]`` makes them.
 
 What is right is computed by the CPU's backend and by the reference. Both have to be within the bounds of
 `ascend_grad.bounds`, and the CPU's result has the bits of the same call on contiguous arrays and one thread. What is
