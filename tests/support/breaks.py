@@ -106,7 +106,7 @@ BREAKS = {
         ("tests/runtime/test_signals.py -k columns", "tests/runtime/test_signals.py -k statistics"),
     ),
     "the interpreter's lock needed for every task": Break(
-        "pyx/_linear_schedule.pyx",
+        "pyx/linear/_linear_schedule.pyx",
         "if not self.is_over and _tasks.is_check_due(&self.last_check):",
         "if not self.is_over:",
         ("tests/linear/test_threads.py -k interpreters_lock",),
