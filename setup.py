@@ -56,7 +56,7 @@ class Kernels(NamedTuple):
 # row-wise kernels gain a few per cent from -O3.
 KERNELS = [
     Kernels("ascend_grad._rowwise_schedule", "pyx/rowwise/rowwise_kernels.c", ["-O3"]),
-    Kernels("ascend_grad._linear_python", "pyx/linear/linear_kernels.c", ["-O2"]),
+    Kernels("ascend_grad._linear_plan", "pyx/linear/linear_kernels.c", ["-O2"]),
 ]
 
 # Float32 lanes of a vector. Each family is compiled once for each number, so that cores share the work. The object file

@@ -1,10 +1,9 @@
 # The gradient of the linear cross-entropy, and the statistics that it needs, on typed memoryviews.
 #
-# BT tokens, H features, V rows of weight; input is (BT, H), weight (V, H), vectors (BT,). Matrices may have any
-# strides. The functions need no interpreter's lock: they take it while they plan, and compute without it. They raise
-# nothing. Whatever they return but `SUCCESS`, no result was written. A result overlaps nothing else. `workspace` is
-# the caller's: so many bytes as the function tells whose name ends so, which takes the lock, too, and returns -1
-# where views do not fit together. docs/cython.md has more.
+# BT tokens, H features, V rows of weight; input is (BT, H), weight (V, H), vectors (BT,). Matrices may have any strides. The
+# functions never take the interpreter's lock, and raise nothing. If they return anything but `SUCCESS`, no result was
+# written. A result overlaps nothing else. `workspace` is the caller's memory. The functions whose names end in `_workspace`
+# return the bytes that it must have, or -1 if the views do not fit together. docs/cython.md has more.
 
 from libc.stdint cimport int64_t, uint8_t, uint16_t
 

@@ -37,6 +37,8 @@ FUSED_LINEAR_CROSS_ENTROPY_LOSS_GRAD = Operator(
     "aclnnFusedLinearCrossEntropyLossGrad",
     "grad input weight target_mask masked_target label_smoothing logits_max sum_exp_logits softmax output_mask "
     "workspace_bytes filter_eps",
+    family="linear",
+    kernels="gradient",
     arrays="grad input weight target_mask masked_target",
     optional="logits_max sum_exp_logits softmax",
     mixes="target_mask masked_target",
@@ -69,6 +71,8 @@ FUSED_LINEAR_ONLINE_MAX_SUM = Operator(
     "fused_linear_online_max_sum",
     "aclnnFusedLinearOnlineMaxSum",
     "input weight target vocab_start_index vocab_end_index return_logits",
+    family="linear",
+    kernels="statistics",
     arrays="input weight target",
     mixes="target",
     checks=[
@@ -95,6 +99,8 @@ FUSED_CROSS_ENTROPY_LOSS_WITH_MAX_SUM = Operator(
     "fused_cross_entropy_loss_with_max_sum",
     "aclnnFusedCrossEntropyLossWithMaxSum",
     "logits_max sum_exp_logits predicted_logits label_smoothing vocab_parallel_logits",
+    family="linear",
+    kernels="loss_of_statistics",
     arrays="logits_max sum_exp_logits predicted_logits",
     optional="vocab_parallel_logits",
     checks=[
@@ -118,6 +124,8 @@ LINEAR_CROSS_ENTROPY = Operator(
     None,
     "input weight target reduction ignore_index grad_loss vocab_start_index return_grad output_mask workspace_bytes "
     "filter_eps",
+    family="linear",
+    kernels="loss",
     arrays="input weight target",
     mixes="target",
     optional="grad_loss",

@@ -21,6 +21,8 @@ SOFTMAX_BACKWARD = Operator(
     "softmax_backward",
     "aclnnSoftmaxBackward",
     "grad_output output dim",
+    family="rowwise",
+    kernels="softmax_backward",
     arrays="grad_output output",
     checks=[
         NotNone(),
@@ -35,6 +37,8 @@ LOG_SOFTMAX_BACKWARD = Operator(
     "log_softmax_backward",
     "aclnnLogSoftmaxBackward",
     "grad_output output dim",
+    family="rowwise",
+    kernels="log_softmax_backward",
     arrays="grad_output output",
     checks=[
         NotNone(),
@@ -49,6 +53,8 @@ SCALED_MASKED_SOFTMAX_BACKWARD = Operator(
     "scaled_masked_softmax_backward",
     "aclnnScaledMaskedSoftmaxBackward",
     "grad_output y mask scale fix_triu_mask",
+    family="rowwise",
+    kernels="scaled_masked_softmax_backward",
     arrays="grad_output y mask",
     checks=[
         NotNone(),
@@ -67,6 +73,8 @@ SOFTMAX = Operator(
     "softmax",
     "aclnnSoftmax",
     "input dim",
+    family="rowwise",
+    kernels="softmax",
     arrays="input",
     checks=[NotNone(), Floating("input"), DimInRange("input"), RankAtMost("input", MAX_RANK)],
     results=[Result("result", like="input")],
@@ -75,6 +83,8 @@ LOG_SOFTMAX = Operator(
     "log_softmax",
     "aclnnLogSoftmax",
     "input dim",
+    family="rowwise",
+    kernels="log_softmax",
     arrays="input",
     checks=[NotNone(), DimInRange("input"), Floating("input"), RankAtMost("input", MAX_RANK)],
     results=[Result("result", like="input")],
@@ -83,6 +93,8 @@ SCALED_MASKED_SOFTMAX = Operator(
     "scaled_masked_softmax",
     "aclnnScaledMaskedSoftmax",
     "x mask scale fix_triu_mask",
+    family="rowwise",
+    kernels="scaled_masked_softmax",
     arrays="x mask",
     checks=[
         NotNone(),

@@ -19,8 +19,11 @@
 
 #include "base.h"
 
-/* Spins before a thread sleeps, about 0.5 ms. Sleeping threads take long to wake, on virtual machines above all. */
-enum { AG_SPIN_LIMIT = 10000 };
+enum {
+    AG_SPIN_LIMIT = 10000, /* spins before a thread sleeps, about 0.5 ms: sleeping threads take long to wake, on virtual
+                              machines above all */
+    AG_MAX_PARTITIONS = 16 /* parts of a phase's tasks at most; threads share parts if there are more of them */
+};
 
 /* A number that threads wait for, and the count of threads that sleep until it changes. */
 typedef struct {
@@ -28,17 +31,23 @@ typedef struct {
     uint32_t sleepers;
 } ag_event;
 
+/* A range of adjacent tasks, on a cache line of its own. */
+typedef struct {
+    ptrdiff_t unfetched; /* number of tasks that no thread has fetched */
+} __attribute__((aligned(64))) ag_partition;
+
 typedef struct {
     int size, cores;     /* number of threads, and how many of them can run at a time */
     int spin_limit;      /* spins before a thread sleeps */
     int is_shut_down;    /* whether no further phase will begin */
     ptrdiff_t tasks;     /* number of tasks of the current phase */
-    ptrdiff_t unfetched; /* number of tasks that no thread has fetched */
+    int partition_count; /* number of its partitions */
     ag_event phase;      /* number of the current phase, starting at 1 */
     ag_event complete;   /* number of tasks of the current phase that are complete */
     int64_t begin;       /* start of the current phase, in nanoseconds of the monotonic clock */
     int64_t elapsed;     /* wall time of the phases, in nanoseconds */
     int64_t busy;        /* CPU time of all threads in the phases, in nanoseconds */
+    ag_partition partitions[AG_MAX_PARTITIONS];
 } ag_team;
 
 static AG_UNUSED int64_t ag_clock_ns(clockid_t clock)
@@ -49,6 +58,9 @@ static AG_UNUSED int64_t ag_clock_ns(clockid_t clock)
 }
 
 static AG_UNUSED int64_t ag_monotonic_ns(void) { return ag_clock_ns(CLOCK_MONOTONIC); }
+
+/* Return nanoseconds of a monotonic clock that is cheap to read and ticks every few milliseconds. */
+static AG_UNUSED int64_t ag_coarse_ns(void) { return ag_clock_ns(CLOCK_MONOTONIC_COARSE); }
 
 /* Return the CPU time of the calling thread in nanoseconds. */
 static AG_UNUSED int64_t ag_thread_ns(void) { return ag_clock_ns(CLOCK_THREAD_CPUTIME_ID); }
@@ -88,15 +100,28 @@ static AG_UNUSED void ag_team_init(ag_team *team, int size, int cores)
     team->spin_limit = size <= cores ? AG_SPIN_LIMIT : 0;
 }
 
+/* Return the first task of a partition. */
+static AG_UNUSED ptrdiff_t ag_team_partition_begin(ptrdiff_t tasks, int partition, int partition_count)
+{
+    return tasks / partition_count * partition + tasks % partition_count * partition / partition_count;
+}
+
 /* Begin a phase of `tasks` tasks; called by the primary thread. The caller has described the tasks, and all tasks of
- * the previous phase are complete. */
-static AG_UNUSED void ag_team_begin_phase(ag_team *team, ptrdiff_t tasks)
+ * the previous phase are complete. With `by_thread`, each thread begins with a range of tasks that is the same in every
+ * call of the same size, so that their data may be in its cache; it then helps the others. Otherwise, all threads fetch
+ * from the same range. */
+static AG_UNUSED void ag_team_begin_phase(ag_team *team, ptrdiff_t tasks, int by_thread)
 {
     const ptrdiff_t most = tasks < team->size ? tasks : team->size;
+    const int count = !by_thread ? 1 : team->size < AG_MAX_PARTITIONS ? team->size : AG_MAX_PARTITIONS;
+    __atomic_store_n(&team->partition_count, count, __ATOMIC_RELAXED); /* a late thread may still be reading it */
     team->tasks = tasks;
     team->begin = ag_monotonic_ns();
     __atomic_store_n(&team->complete.value, 0, __ATOMIC_RELAXED);
-    __atomic_store_n(&team->unfetched, tasks, __ATOMIC_RELEASE);
+    for (int p = 0; p < count; p++) {
+        const ptrdiff_t size = ag_team_partition_begin(tasks, p + 1, count) - ag_team_partition_begin(tasks, p, count);
+        __atomic_store_n(&team->partitions[p].unfetched, size, __ATOMIC_RELEASE);
+    }
     __atomic_add_fetch(&team->phase.value, 1, __ATOMIC_SEQ_CST);
     ag_event_wake(&team->phase, (int)(most < team->cores ? most : team->cores) - 1);
 }
@@ -119,13 +144,18 @@ static AG_UNUSED uint32_t ag_team_wait_phase(ag_team *team, uint32_t phase)
 }
 
 /* Return the number of a task of the current phase, which the caller has to complete, or -1 if none is left. The
- * description of the phase may be read only after a task was fetched. */
-static AG_UNUSED ptrdiff_t ag_team_fetch_task(ag_team *team)
+ * description of the phase may be read only after a task was fetched. `thread` is the number of the calling thread. */
+static AG_UNUSED ptrdiff_t ag_team_fetch_task(ag_team *team, int thread)
 {
-    ptrdiff_t left = __atomic_load_n(&team->unfetched, __ATOMIC_RELAXED);
-    while (left > 0) {
-        if (__atomic_compare_exchange_n(&team->unfetched, &left, left - 1, 1, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED)) {
-            return team->tasks - left;
+    const int count = __atomic_load_n(&team->partition_count, __ATOMIC_RELAXED); /* perhaps of the phase before */
+    for (int k = 0; k < count; k++) {
+        const int p = (thread + k) % count;
+        ptrdiff_t *unfetched = &team->partitions[p].unfetched, left = __atomic_load_n(unfetched, __ATOMIC_RELAXED);
+        while (left > 0) {
+            if (__atomic_compare_exchange_n(unfetched, &left, left - 1, 1, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED)) {
+                /* From here on the phase cannot end, and its description is the current one. */
+                return ag_team_partition_begin(team->tasks, p + 1, team->partition_count) - left;
+            }
         }
     }
     return -1;
@@ -141,7 +171,10 @@ static AG_UNUSED void ag_team_complete_task(ag_team *team)
 /* Drop the tasks of the phase that no thread has fetched; called by the primary thread. */
 static AG_UNUSED void ag_team_cancel_phase(ag_team *team)
 {
-    const ptrdiff_t left = __atomic_exchange_n(&team->unfetched, 0, __ATOMIC_RELAXED);
+    ptrdiff_t left = 0;
+    for (int p = 0; p < team->partition_count; p++) {
+        left += __atomic_exchange_n(&team->partitions[p].unfetched, 0, __ATOMIC_RELAXED);
+    }
     __atomic_add_fetch(&team->complete.value, (uint32_t)left, __ATOMIC_RELAXED);
 }
 

@@ -15,6 +15,24 @@ cdef enum:
     SIZES
 
 
+cdef enum Family:
+    ROWWISE
+    LINEAR
+
+cdef enum LinearKernels:
+    GRADIENT
+    STATISTICS
+    LOSS_OF_STATISTICS
+    LOSS
+
+cdef enum:  # values of a row-wise call
+    FIRST_OPERAND
+    SECOND_OPERAND
+    MASK_OPERAND
+    SCALE_OPERAND
+    OPERAND_SLOTS
+
+
 cdef dict size_numbers  # BT, H, V by name
 cdef tuple size_names  # names in the order of BT, H, V
 
@@ -62,7 +80,10 @@ cdef class Operator:
     cdef int any_array_count  # number of arrays, required or optional
     cdef int[MAX_ARRAYS] any_array_slots
     cdef bint[MAX_ARRAYS] mixes
-    cdef int row_op  # an ag_row_op; -1 until _rowwise_python looks it up
+    cdef readonly dict slots
+    cdef Family family
+    cdef int kernels  # an ag_row_op, or a LinearKernels
+    cdef int[OPERAND_SLOTS] operand_slots  # row-wise operators: positions of their values, -1 for none
 
 
 @cython.final

@@ -38,6 +38,7 @@ class Operator:
     value_checks: tuple[Check, ...]
     result_specs: tuple[Result, ...]
     results: tuple[str, ...]
+    slots: dict[str, int]
     def __init__(
         self,
         name: str,
@@ -48,6 +49,8 @@ class Operator:
         checks: Sequence[Check],
         value_checks: Sequence[Check] = (),
         results: Sequence[Result],
+        family: str,
+        kernels: str,
         optional: str = "",
         mixes: str = "",
     ) -> None: ...

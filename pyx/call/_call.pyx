@@ -16,6 +16,7 @@ from ascend_grad._array_types cimport NUMPY, ArrayType, array_type, known_array_
 from ascend_grad._dtypes cimport dtype_of
 from ascend_grad._kernels cimport AG_FLOAT64
 from ascend_grad._overlap cimport may_overlap, overlaps_itself
+from ascend_grad._rowwise_kernels cimport AG_ROW_OP_COUNT, ag_row_ops
 
 from . import arguments
 from ._dtypes import FLOATING_DTYPES
@@ -173,6 +174,12 @@ cdef class Result:
         return ResultSpec(tuple([shape[axis] for axis in range(rank)]), self.dtype_for(call))
 
 
+#: Names of the kernels of the linear operators, in the order of `LinearKernels`.
+LINEAR_KERNELS = ("gradient", "statistics", "loss_of_statistics", "loss")
+
+cdef list _rowwise_kernels = [ag_row_ops[op].name.decode() for op in range(AG_ROW_OP_COUNT)]
+
+
 cdef class Operator:
     """One public operator.
 
@@ -196,9 +203,15 @@ cdef class Operator:
     value_checks : sequence of Check
         Checks that read elements of arrays. They run after all others, since they may wait for a device.
     results : sequence of Result
+    family : {"rowwise", "linear"}
+        The family of kernels that computes the operator on the CPU.
+    kernels : str
+        The name of its kernels within the family: an operator of `rowwise.h`, or one of `LINEAR_KERNELS`.
 
     Attributes
     ----------
+    slots : dict
+        The position of each parameter's value in a call.
     array_names, optional_names : tuple of str
     results : tuple of str
         The names of the results.
@@ -206,8 +219,8 @@ cdef class Operator:
     """
 
     def __init__(
-        self, str name, str device_name, str parameters, *, str arrays, checks, results, value_checks=(), str optional="",
-        str mixes="",
+        self, str name, str device_name, str parameters, *, str arrays, checks, results, str family, str kernels,
+        value_checks=(), str optional="", str mixes="",
     ):
         cdef Check check
         cdef Result result
@@ -233,7 +246,12 @@ cdef class Operator:
         for result in self.result_specs:
             result.bind(self.parameters)
         self.results = tuple([(<Result>each).name for each in self.result_specs])
-        self.row_op = -1
+        self.slots = {each: i for i, each in enumerate(self.parameters)}
+        self.family = ROWWISE if family == "rowwise" else LINEAR
+        self.kernels = (_rowwise_kernels if self.family == ROWWISE else LINEAR_KERNELS).index(kernels)
+        operands = [each for each in self.array_names if each != "mask"]
+        for i, each in enumerate((operands[0], (operands + [None])[1], "mask", "scale")):
+            self.operand_slots[i] = self.slots.get(each, -1)
 
     def __repr__(self):
         return f"Operator({self.name!r})"

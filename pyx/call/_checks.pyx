@@ -12,10 +12,11 @@ from libc.stdint cimport int32_t, int64_t, uint8_t
 from ascend_grad cimport _tasks
 from ascend_grad._array_types cimport NUMPY, ArrayType, array_type, is_on_device
 from ascend_grad._call cimport (
-    BT, V, Call, Check, native_dtype, shape_of, size_names, size_numbers
+    BT, H, LOSS, V, Call, Check, native_dtype, shape_of, size_names, size_numbers
 )
 from ascend_grad._dtypes cimport dtype_of
-from ascend_grad._kernels cimport AG_FLOAT32, AG_FLOAT64
+from ascend_grad._kernels cimport AG_FLOAT32, AG_FLOAT64, ag_dtype
+from ascend_grad._linear_schedule cimport least_workspace_of_sizes
 
 from . import arguments
 from ._dtypes import FLOATING_DTYPES
@@ -438,8 +439,24 @@ cdef class ValidOutputMask(Check):
         return 0
 
 
+cpdef object least_workspace(Call call):
+    """Return the least ``workspace_bytes`` of a linear call whose shapes were checked."""
+    cdef dict slots = call.operator.slots
+    cdef bint with_statistics = call.operator.kernels == LOSS
+    first, second = call.values[slots["output_mask"]]
+    if with_statistics and not call.values[slots["return_grad"]]:
+        first = second = False
+    return least_workspace_of_sizes(
+        <ag_dtype>dtype_of(call.array(slots["input"])), call.sizes[BT], call.sizes[V], call.sizes[H], with_statistics, first,
+        second
+    )
+
+
 cdef class WorkspaceAndFilter(Check):
-    """Check that ``workspace_bytes`` is None or at least `least`, and ``filter_eps`` is finite and not negative."""
+    """Check that ``workspace_bytes`` is None or enough, and that ``filter_eps`` is finite and not negative.
+
+    Enough is at least `least`, and a panel of all features for each product.
+    """
 
     cdef public object least
 
@@ -448,8 +465,12 @@ cdef class WorkspaceAndFilter(Check):
         self.least = least
 
     cdef int run(self, Call call) except -1:
-        if call.values[self.slots[0]] is not None:
-            integer_between(call, self.slots[0], self.least, arguments.MAX_INDEX)
+        given = call.values[self.slots[0]]
+        if given is not None:
+            given = integer_between(call, self.slots[0], self.least, arguments.MAX_INDEX)
+            least = least_workspace(call)
+            if given < least:
+                call.fail("workspace_bytes", f"at least {least} bytes, for a panel of all {call.sizes[H]} features", given)
         value = call.values[self.slots[1]]
         if type(value) is not float:
             call.ran_others = True

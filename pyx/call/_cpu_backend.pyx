@@ -10,16 +10,25 @@ import numpy as np
 cimport numpy as cnp
 
 from ascend_grad cimport _memory, _rowwise_python
-from ascend_grad._call cimport BT, H, V, Call, Result, accumulator_of, native_vector
+from ascend_grad._call cimport (
+    BT,
+    GRADIENT,
+    LOSS,
+    LOSS_OF_STATISTICS,
+    ROWWISE,
+    STATISTICS,
+    V,
+    Call,
+    Result,
+    native_vector,
+)
 from ascend_grad._dtypes cimport dtype_of
-from ascend_grad._linear_rows cimport Rows
-from ascend_grad._linear_rows cimport holds_sums
 from ascend_grad._memory cimport SIZE_LIMIT
 from ascend_grad._overlap cimport may_overlap
 
-from . import _linear_python
+from . import _cpu, _linear_python
 from ._dtypes import FLOATING_DTYPES
-from .arrays import counted
+from .arrays import counted, without_memory
 
 cnp.import_array()
 
@@ -27,81 +36,100 @@ cdef tuple _dtypes = FLOATING_DTYPES  # in the order of ag_dtype
 cdef cnp.dtype _float64 = np.dtype(np.float64)
 
 
-# ---- linear operators ------------------------------------------------------------------------------------------------
+# ---- results of linear operators -------------------------------------------------------------------------------------
+
+cdef inline object value(Call call, str name):
+    return call.values[<Py_ssize_t>call.operator.slots[name]]
 
 
 cdef bint overlaps_an_input(Call call, cnp.ndarray out) except -1:
-    for value in call.values:
-        if cnp.PyArray_CheckExact(value) and may_overlap(out, <cnp.ndarray>value):
+    for each in call.values:
+        if cnp.PyArray_CheckExact(each) and may_overlap(out, <cnp.ndarray>each):
             return True
     return False
 
 
-cdef cnp.ndarray place_for(Call call, int i, list aside):
-    """Where to compute a result: a new array, the caller's, or a new one aside of it, if that shares memory with an input.
+cdef cnp.ndarray given_out(Call call, int i):
+    """Return the caller's array for result i, or None."""
+    if i == 0:
+        return call.first_out
+    return call.second_out if i == 1 else None
 
-    None where the result is not asked for. Of an array aside, a pair is added to the list: the caller's, and the new one.
+
+cdef class Results:
+    """The arrays that a call computes its results into.
+
+    A result is None if it is not requested, a new array, or the caller's. If the caller's array shares memory with an
+    input, the result is computed into a temporary array, and copied by `deliver`.
     """
-    cdef Result result = call.operator.result_specs[i]
-    cdef cnp.ndarray out = None
-    if i < 2:
-        out = call.second_out if i else call.first_out
-    if not result.is_asked_for(call):
-        return None
-    if out is None:
-        return result.allocate(call)
-    if not overlaps_an_input(call, out):
-        return out
-    cdef cnp.ndarray beside = _memory.empty_like(out, <cnp.dtype>_dtypes[dtype_of(out)])
-    aside.append((out, beside))
-    return beside
+
+    cdef list arrays
+    cdef list copies  # pairs: the caller's array, and the temporary one
+
+    def __init__(self, Call call not None):
+        cdef Result result
+        cdef cnp.ndarray out, temporary
+        cdef int i
+        self.arrays, self.copies = [], []
+        for i, result in enumerate(call.operator.result_specs):
+            out = given_out(call, i)
+            if not result.is_asked_for(call):
+                out = None
+            elif out is None:
+                out = result.allocate(call)
+            elif overlaps_an_input(call, out):
+                temporary = _memory.empty_like(out, <cnp.dtype>_dtypes[dtype_of(out)])
+                self.copies.append((out, temporary))
+                out = temporary
+            self.arrays.append(out)
+
+    cdef tuple deliver(self, Call call):
+        """Return what the call returns."""
+        cdef int i
+        for out, temporary in self.copies:
+            _memory.copy_into(<cnp.ndarray>out, <cnp.ndarray>temporary)
+        return tuple([
+            array if given_out(call, i) is None else given_out(call, i) for i, array in enumerate(self.arrays)
+        ])
 
 
-cdef tuple delivered(Call call, cnp.ndarray first, cnp.ndarray second):
-    """What a call with two results returns."""
-    if call.first_out is not None:
-        first = call.first_out
-    if call.second_out is not None:
-        second = call.second_out
-    return first, second
+# ---- linear operators ------------------------------------------------------------------------------------------------
 
-
-cdef object linear_gradient(Call call, int threads):
-    cdef object grad, x, weight, mask, target, logits_max, sum_exp, softmax, workspace_bytes, filter_eps
-    grad, x, weight, mask, target, _, logits_max, sum_exp, softmax, _, workspace_bytes, filter_eps = call.values
-    cdef list aside = []
-    cdef cnp.ndarray input_grad = place_for(call, 0, aside), weight_grad = place_for(call, 1, aside)
-    rows = Rows(
-        native_vector(target), 0, call.sizes[V], native_vector(counted(mask, call.sizes[BT])), native_vector(grad),
-        None if logits_max is None else native_vector(logits_max), None if sum_exp is None else native_vector(sum_exp)
-    )
+cdef object gradient(Call call, int threads):
+    cdef Results results = Results(call)
+    logits_max, sum_exp = value(call, "logits_max"), value(call, "sum_exp_logits")
     _linear_python.gradient(
-        x, weight, rows, softmax, input_grad, weight_grad, workspace_bytes or 0, filter_eps, threads, aside
+        native_vector(value(call, "grad")), value(call, "input"), value(call, "weight"),
+        native_vector(counted(value(call, "target_mask"), call.sizes[BT])), native_vector(value(call, "masked_target")),
+        None if logits_max is None else native_vector(logits_max), None if sum_exp is None else native_vector(sum_exp),
+        value(call, "softmax"), results.arrays[0], results.arrays[1], value(call, "workspace_bytes") or 0,
+        value(call, "filter_eps"), threads
     )
-    return delivered(call, input_grad, weight_grad)
+    return results.deliver(call)
 
 
-cdef object linear_statistics(Call call, int threads):
-    cdef object x, weight, target, start, end, return_logits
-    x, weight, target, start, end, return_logits = call.values
-    return _linear_python.statistics(x, weight, native_vector(target), start, end, return_logits, threads)
+cdef object statistics(Call call, int threads):
+    return _linear_python.statistics(
+        value(call, "input"), value(call, "weight"), native_vector(value(call, "target")),
+        value(call, "vocab_start_index"), value(call, "vocab_end_index"), value(call, "return_logits"), threads
+    )
 
 
-cdef object linear_loss(Call call, int threads):
-    cdef object logits_max, sum_exp, predicted, logits
-    logits_max, sum_exp, predicted, _, logits = call.values
-    cdef list aside = []
-    cdef cnp.ndarray result = place_for(call, 0, aside), softmax = place_for(call, 1, aside)
-    sum_exp, predicted = native_vector(sum_exp), native_vector(predicted)
+cdef object loss_of_statistics(Call call, int threads):
+    cdef Results results = Results(call)
+    cdef cnp.ndarray loss = results.arrays[0], softmax = results.arrays[1]
+    cdef cnp.ndarray sum_exp = native_vector(value(call, "sum_exp_logits"))
+    cdef cnp.ndarray predicted = native_vector(value(call, "predicted_logits"))
     if softmax is not None:
-        _linear_python.probabilities(logits, native_vector(logits_max), sum_exp, softmax, threads)
-    _linear_python.losses(sum_exp, predicted, result)
-    _linear_python.copy_all(aside)
-    return delivered(call, result, softmax)
+        _linear_python.probabilities(
+            value(call, "vocab_parallel_logits"), native_vector(value(call, "logits_max")), sum_exp, softmax, threads
+        )
+    _linear_python.losses(sum_exp, predicted, loss)
+    return results.deliver(call)
 
 
 cdef cnp.ndarray doubles(object numbers):
-    """One number, or a vector of any floating dtype and layout, as a contiguous vector of float64."""
+    """Return one number, or a vector of any floating dtype and layout, as a contiguous vector of float64."""
     cdef cnp.npy_intp one = 1
     cdef cnp.ndarray result
     if not isinstance(numbers, float):
@@ -112,74 +140,94 @@ cdef cnp.ndarray doubles(object numbers):
     return result
 
 
-cdef object linear_cross_entropy(Call call, int threads):
-    cdef object x, weight, target, reduction, ignored, grad_loss, start, workspace_bytes, filter_eps
-    x, weight, target, reduction, ignored, grad_loss, start, _, _, workspace_bytes, filter_eps = call.values
-    cdef list aside = []
-    cdef cnp.ndarray result = place_for(call, 0, aside)
-    cdef cnp.ndarray input_grad = place_for(call, 1, aside), weight_grad = place_for(call, 2, aside)
+cdef object loss(Call call, int threads):
+    cdef Results results = Results(call)
     _linear_python.loss_and_gradients(
-        x, weight, native_vector(target), start, ignored, reduction, doubles(grad_loss), result, input_grad, weight_grad,
-        workspace_bytes or 0, filter_eps, threads
+        value(call, "input"), value(call, "weight"), native_vector(value(call, "target")), value(call, "vocab_start_index"),
+        value(call, "ignore_index"), value(call, "reduction"), doubles(value(call, "grad_loss")), *results.arrays,
+        value(call, "workspace_bytes") or 0, value(call, "filter_eps"), threads
     )
-    return result, input_grad, weight_grad
+    return results.deliver(call)
+
+
+# ---- memory, and what is chosen --------------------------------------------------------------------------------------
+
+cdef list shapes_of_results(Call call):
+    """Return an array for each result, whose elements must not be read: the caller's, or one without memory."""
+    cdef list arrays = []
+    for i, spec in enumerate(call.specs):
+        out = given_out(call, i)
+        if spec is not None and (out is None or overlaps_an_input(call, out)):
+            out = without_memory(spec.shape, spec.dtype if out is None else _dtypes[dtype_of(out)])
+        arrays.append(None if spec is None else out)
+    return arrays
+
+
+cdef object copied_vectors(Call call):
+    """Return the bytes of copies of vectors that are not contiguous or not of native byte order."""
+    return sum([
+        each.nbytes for each in call.values
+        if cnp.PyArray_CheckExact(each) and each.ndim == 1 and not (each.flags.c_contiguous and each.dtype.isnative)
+    ])
 
 
 cdef object linear_workspace_size(Call call):
-    """Bytes beyond arguments and results, at most, from shapes, dtypes and layouts alone.
+    """Return the bytes beyond arguments and results, at most, from shapes, dtypes and layouts alone."""
+    size = copied_vectors(call)
+    for out in (call.first_out, call.second_out):
+        if out is not None and overlaps_an_input(call, <cnp.ndarray>out):
+            size += out.nbytes
+    results = shapes_of_results(call)
+    if call.operator.kernels == LOSS_OF_STATISTICS:
+        return size
+    if call.operator.kernels == STATISTICS:
+        return size + _linear_python.statistics_bound(value(call, "input"), value(call, "weight"), results[5])
+    workspace_bytes = value(call, "workspace_bytes") or 0
+    if call.operator.kernels == GRADIENT:
+        return size + _linear_python.gradient_bound(
+            value(call, "input"), value(call, "weight"), value(call, "softmax"), results[0], results[1], workspace_bytes
+        )
+    grad_loss = value(call, "grad_loss")
+    size += 8 if isinstance(grad_loss, float) else 8 * grad_loss.size
+    return size + _linear_python.loss_bound(
+        value(call, "input"), value(call, "weight"), results[1], results[2], workspace_bytes
+    )
 
-    The workspace; an accumulator of input's size where the result cannot be one (16 bits, another dtype, no unit
-    stride); a copy of each result whose `out` overlaps an input; some numbers for each row.
-    """
-    cdef object a = call.arguments, rows = call.sizes[BT]  # Python's numbers: sums of them may be beyond 2**63
-    size = sum([out.nbytes for out in call.outs if out is not None and overlaps_an_input(call, out)])
-    if call.operator.name == "fused_cross_entropy_loss_with_max_sum":
-        return size + 64 * rows
-    x, weight, itemsize = a["input"], a["weight"], a["input"].itemsize
-    first, second = a.get("output_mask", (False, False)) if a.get("return_grad", True) else (False, False)
-    workspace = a.get("workspace_bytes")
-    if workspace is None:
-        beside = a["softmax"].nbytes if a.get("softmax") is not None else 0
-        if a.get("return_logits"):
-            beside = rows * call.sizes[V] * itemsize
-        workspace = _linear_python.default_workspace(x, weight, first, second, beside)
 
-    plans, bound = _linear_python.plans, _linear_python.workspace_bound
-    passes = [0]
-    if call.operator.name != "fused_linear_cross_entropy_loss_grad":
-        passes.append(bound(plans(x, weight, rows, workspace, True, False, False, False), workspace))
-    if first or second:
-        acc_size = accumulator_of(x).itemsize
-        # Whether the weight's gradient is added up in the workspace first.
-        *_, input_grad, weight_grad = call.outs
-        buffered = second and (itemsize != acc_size or weight_grad is not None)
-        recomputed = a.get("softmax") is None
-        passes.append(bound(plans(x, weight, rows, workspace, recomputed, first, second, buffered), workspace))
-        if call.operator.name == "linear_cross_entropy":
-            # Where all rows' logits cannot be kept, those of fewer rows may be, in the whole workspace.
-            keeping = plans(x, weight, rows, workspace, True, first, second, buffered, True)
-            passes.append(bound(keeping, workspace) if keeping else workspace)
-        holds = itemsize == acc_size if input_grad is None else holds_sums(input_grad, acc_size)
-        if first and not holds:
-            size += acc_size * rows * call.sizes[H]
-    return size + max(passes) + 64 * rows
+cdef tuple chosen(Call call, int threads):
+    """Return the name of the plan of a call, and its number of threads."""
+    if call.operator.family == ROWWISE:
+        return _rowwise_python.chosen(call, threads)
+    if call.operator.kernels == STATISTICS:
+        return _linear_python.chosen_for_statistics(value(call, "input"), value(call, "weight"), threads)
+    if call.operator.kernels == LOSS_OF_STATISTICS:
+        return _linear_python.chosen_for_probabilities(value(call, "vocab_parallel_logits"), threads)
+    results = shapes_of_results(call)
+    workspace_bytes = value(call, "workspace_bytes") or 0
+    if call.operator.kernels == GRADIENT:
+        return _linear_python.chosen_for_gradient(
+            value(call, "input"), value(call, "weight"), value(call, "softmax"), results[0], results[1], workspace_bytes,
+            threads
+        )
+    return _linear_python.chosen_for_loss(
+        value(call, "input"), value(call, "weight"), results[1], results[2], workspace_bytes, threads
+    )
 
 
 # ---- any operator ----------------------------------------------------------------------------------------------------
 
+ctypedef object (*linear_function)(Call call, int threads)
+
+cdef linear_function[4] _linear  # in the order of LinearKernels
+_linear[<int>GRADIENT], _linear[<int>STATISTICS] = gradient, statistics
+_linear[<int>LOSS_OF_STATISTICS], _linear[<int>LOSS] = loss_of_statistics, loss
+
 
 cpdef object run(Call call, int threads):
-    """The result of a validated call, or a tuple of its results. `threads`: 0 for the default."""
-    cdef str name = call.operator.name
-    if call.sizes[BT] < 0:  # only linear operators have sizes
+    """Compute a validated call, and return its result, or a tuple of its results. `threads`: 0 for the default."""
+    if call.operator.family == ROWWISE:
         return _rowwise_python.compute(call, threads)
-    if name == "fused_linear_cross_entropy_loss_grad":
-        return linear_gradient(call, threads)
-    if name == "fused_linear_online_max_sum":
-        return linear_statistics(call, threads)
-    if name == "fused_cross_entropy_loss_with_max_sum":
-        return linear_loss(call, threads)
-    return linear_cross_entropy(call, threads)
+    return _linear[call.operator.kernels](call, threads)
 
 
 def workspace_size(Call call, int threads):
@@ -188,4 +236,11 @@ def workspace_size(Call call, int threads):
     sizes = [math.prod(spec.shape) * spec.dtype.itemsize for spec in call.specs if spec is not None]
     if max(sizes, default=0) > SIZE_LIMIT:
         raise MemoryError(f"{call.operator.name}: a result of {max(sizes)} bytes fits no memory")
-    return _rowwise_python.workspace_bound(call, threads) if call.sizes[BT] < 0 else linear_workspace_size(call)
+    if call.operator.family == ROWWISE:
+        return _rowwise_python.workspace_bound(call, threads)
+    return linear_workspace_size(call)
+
+
+cpdef tuple description(Call call, int threads):
+    """Return how `run` would compute a validated call: variant, plan, and number of threads."""
+    return _cpu.variant(), *chosen(call, threads)

@@ -56,11 +56,26 @@ cdef class Device:
 cdef tuple _devices = tuple([Device(backend) for backend in DEVICES])
 
 
-class Explanation(NamedTuple):
-    """The backend that computes a call, and the reason."""
-
+class _Choice(NamedTuple):
     backend: str
     reason: str
+
+
+class Explanation(_Choice):
+    """The backend that computes a call, and the reason.
+
+    On the CPU, the attributes `variant`, `plan` and `threads` tell how: the instruction set, the name of the plan, and the
+    number of threads of calls that follow one another. On other backends they are None.
+    """
+
+    def __new__(cls, backend, reason, variant=None, plan=None, threads=None):
+        self = _Choice.__new__(cls, backend, reason)
+        self.variant, self.plan, self.threads = variant, plan, threads
+        return self
+
+    def __repr__(self):
+        fields = {**self._asdict(), **self.__dict__}
+        return f"Explanation({', '.join([f'{name}={each!r}' for name, each in fields.items() if each is not None])})"
 
 
 cdef inline bint calls_are_logged() except -1:
@@ -203,10 +218,11 @@ def run(Operator operator not None, list values not None, out, backend, num_thre
 
 
 def prepared(Operator operator not None, list values not None, out, backend, num_threads):
-    """Return the validated call, the requested number of threads (0: the default), and why `run` chooses a backend."""
+    """Return the validated call, the requested number of threads (0: the default), and how `run` would compute it."""
     cdef tuple request = requested(backend, operator)
     cdef int threads = thread_count(num_threads, operator)
     cdef Call call = validate(operator, values, out)
     cdef list reasons = []
     cdef str name = select(call, request, reasons)
-    return call, threads, Explanation(name, reasons[0])
+    how = _cpu_backend.description(call, threads) if name == "cpu" else ()
+    return call, threads, Explanation(name, reasons[0], *how)

@@ -1,4 +1,4 @@
-# The linear kernels, for Cython.
+# Cython's declarations of the linear kernels; the manual is linear/linear.h.
 
 from libc.stdint cimport int64_t, uint8_t
 
@@ -27,10 +27,10 @@ cdef extern from "ascend_grad/linear/linear.h" nogil:
     ctypedef struct ag_sums:
         char *data
         Py_ssize_t row_stride
-        Py_ssize_t column
         char *compensation
         Py_ssize_t compensation_stride
-        Py_ssize_t compensation_column
+        int add
+        int last
 
     ctypedef enum ag_linear_source:
         AG_FROM_PRODUCT
@@ -39,16 +39,32 @@ cdef extern from "ascend_grad/linear/linear.h" nogil:
 
     ctypedef enum ag_linear_result:
         AG_TO_GRADIENT
-        AG_TO_LOGITS
         AG_TO_MAX_SUM
 
-    ctypedef struct ag_linear_block:
+    ctypedef struct ag_chunk:
         Py_ssize_t rows
-        Py_ssize_t vocab
-        Py_ssize_t hidden_size
-        Py_ssize_t hidden_start
-        int64_t vocab_start
         const int64_t *row_numbers
+        const int64_t *target
+        const void *max
+        const void *sum
+        const void *grad
+
+    ctypedef struct ag_vocab_block:
+        Py_ssize_t size
+        int64_t start
+
+    ctypedef struct ag_gradient_rule:
+        ag_matrix softmax
+        int round_to_bfloat16
+        double filter_eps
+
+    ctypedef struct ag_statistics:
+        void *max
+        ag_sum *sum
+        void *predicted
+        ag_matrix logits
+
+    ctypedef struct ag_packed:
         void *x_rows
         void *w_rows
         void *x_columns
@@ -56,31 +72,21 @@ cdef extern from "ascend_grad/linear/linear.h" nogil:
         void *p
         void *p_pairs
         void *logits
-        const void *max
-        const void *sum
-        const void *grad
-        const int64_t *target
-        ag_matrix softmax
-        int round_to_bfloat16
-        double filter_eps
         uint8_t *skipped
-        int add_logits
-        int last_logits
-        void *logits_compensation
-        int cache_logits
-        Py_ssize_t tile_pitch
+        int caches_logits
         void *panel_max
         void *panel_sum
-        void *predicted
-        void *running_max
-        ag_sum *running_sum
-        ag_matrix logits_out
+
+    ctypedef struct ag_linear_block:
+        ag_chunk chunk
+        ag_vocab_block vocab
+        Py_ssize_t hidden
+        ag_gradient_rule gradient
+        ag_statistics statistics
+        ag_packed packed
+        Py_ssize_t tile_pitch
         ag_sums input_grad
         ag_sums weight_grad
-        int add_input_grad
-        int add_weight_grad
-        int last_input_grad
-        int last_weight_grad
 
     ctypedef struct ag_linear_kernels:
         int mr

@@ -1,39 +1,70 @@
-from libc.stdint cimport int64_t, uint8_t
+from libc.stdint cimport uint8_t
 
+from ascend_grad._kernels cimport ag_dtype
 from ascend_grad._linear_kernels cimport ag_linear_kernels
+from ascend_grad._linear_problem cimport ChunkBuffers, Problem
 
 
-ctypedef enum Tasks:
-    # What the tasks of a plan are parts of.
-    OF_BLOCKS                         # the general plan: packed blocks and chunks
-    OF_WORDS                          # few rows: the words are streamed
-    OF_ROWS                           # few words: the rows are streamed
-    OF_FEATURES                       # neither many rows nor many words
+ctypedef enum Sweep:
+    # The ways to compute a problem; each has a file of its own.
+    PACKED                            # chunks of rows and blocks of the vocabulary are packed
+    VOCAB_STREAMED                    # few rows: tasks are ranges of the vocabulary
+    ROWS_STREAMED                     # few vocabulary entries: tasks are ranges of the rows
+    FEATURES                          # few of both: tasks are ranges of the features
 
 
-ctypedef struct Problem:
-    # What is to be computed of the rows that count, the words and the features.
-    Py_ssize_t rows
-    Py_ssize_t total_rows             # those that do not count, too
+ctypedef struct Work:
+    # What plans follow from: sizes, and what is computed.
+    Py_ssize_t rows                   # active rows
+    Py_ssize_t total_rows             # all rows
     Py_ssize_t vocab
     Py_ssize_t hidden
-    bint with_logits                  # they are computed; else the probabilities are given
+    int itemsize                      # bytes of an element of input and weight
+    bint with_logits                  # logits are computed; otherwise the probabilities are given
+    bint with_statistics              # maxima and sums of exponentials
     bint with_input_grad
     bint with_weight_grad
-    bint with_statistics              # maxima and sums of exponentials
-    bint buffers_weight_grad          # it is added up in the workspace, as the result cannot hold accumulators
-    Py_ssize_t weight_grad_bytes      # of memory that may hold logits until its rows are written; 0: none
-    int itemsize                      # of input and weight
+    bint buffers_weight_grad          # weight_grad is summed in the workspace, as the result cannot hold accumulators
+    Py_ssize_t weight_grad_bytes      # bytes of weight_grad that may hold logits until its rows are written; 0: none
+
+
+ctypedef struct Plan:
+    # One sweep over a problem.
+    const ag_linear_kernels *kernels
+    Work work
+    Py_ssize_t workspace              # bytes that the buffers may take
+    Sweep sweep
+    Py_ssize_t rows, vocab            # sizes of a chunk (of rows) and of a block (of the vocabulary)
+    Py_ssize_t chunks, blocks         # numbers of chunks and blocks
+    bint caches_logits                # the logits of one chunk and all blocks are cached between statistics and gradients
+    # PACKED
+    bint chunks_outside               # all blocks of a chunk, then the next chunk; otherwise the reverse
+    Py_ssize_t packed_chunks          # number of chunks that stay packed
+    Py_ssize_t cached_blocks          # number of blocks, the first ones, whose logits of all chunks are cached
+    Py_ssize_t blocks_in_weight_grad  # number of these whose logits lie in the memory of weight_grad
+    Py_ssize_t max_uncompensated      # number of partial sums that are added without compensation
+    # The other sweeps
+    Py_ssize_t tasks                  # number of tasks
+    Py_ssize_t task_size              # vocabulary entries, rows or features of a task
+    Py_ssize_t step                   # vocabulary entries or rows that a task streams at a time
+    Py_ssize_t pitch                  # accumulators from row to row of a tile
+
+
+cdef enum:
+    MAX_PLANS = 2
+
+
+ctypedef struct Plans:
+    # The sweeps that compute a problem, one after another in the same workspace.
+    int count                         # 0: there is nothing to compute, or no such plan
+    Plan[MAX_PLANS] each
+    const char *name                  # of the candidate that was chosen
 
 
 ctypedef struct Buffers:
-    # Where everything lies in the workspace; what is not needed is NULL.
-    int64_t *starts                   # where each chunk begins among all rows
-    int64_t *row_numbers
-    int64_t *target
-    char *grad
-    char *max
-    char *sum
+    # Addresses of what a sweep has in the workspace; NULL for what it does not need.
+    Py_ssize_t *chunk_starts          # (chunks + 1,): first row of each chunk, among all rows
+    ChunkBuffers chunk                # (rows,): what the active rows of a chunk hold
     char *x_rows
     char *w_rows
     char *x_columns
@@ -44,58 +75,25 @@ ctypedef struct Buffers:
     char *panel_max
     char *panel_sum
     char *logits
-    char *logits_compensation
     char *input_compensation
     char *weight_sums
     char *weight_compensation
-    char *partial_sums
+    char *partial_sums                # (tasks, rows of the sum, sums_pitch)
 
 
-cdef class Plan:
-    cdef const ag_linear_kernels *kernels
-    cdef Problem problem
-    cdef readonly Py_ssize_t workspace                # bytes that it may take
-    cdef readonly Py_ssize_t rows, vocab, hidden      # of a chunk, a block, a slice
-    cdef readonly Py_ssize_t chunks, blocks, slices
-    cdef readonly bint chunks_outside
-    cdef readonly bint by_slice                       # one sweep for every slice
-    cdef readonly bint caches_logits                 # of a chunk and all words
-    cdef readonly Py_ssize_t cached_blocks            # whose logits are cached, of all chunks: the first ones
-    cdef readonly Py_ssize_t blocks_in_weight_grad    # how many of these in its memory
-    cdef readonly Py_ssize_t packed_chunks            # that are kept packed
-    cdef Py_ssize_t compensate_beyond                 # so many partial sums
-    cdef Tasks tasks_of
-    cdef readonly Py_ssize_t tasks, task_size         # how many tasks, and rows, words or features of each
-    cdef readonly Py_ssize_t step                     # streamed rows at a time
-    cdef readonly Py_ssize_t pitch                    # from row to row of a tile
-
-    cdef Py_ssize_t preferred_rows(self) noexcept
-    cdef Py_ssize_t preferred_vocab(self) noexcept
-    cdef bint cut(self, Py_ssize_t rows, Py_ssize_t vocab, Py_ssize_t hidden) noexcept
-    cdef bint search(self) noexcept
-    cdef void cache_blocks(self) noexcept
-    cdef void cut_streamed(self) noexcept
-    cdef void cut_features(self) noexcept
-    cdef bint recomputes(self) noexcept nogil
-    cdef double passes_of_logits(self) noexcept
-    cdef double flops(self) noexcept
-    cdef double cost(self) noexcept
-    cdef Py_ssize_t logits_of_block(self) noexcept nogil
-    cdef Py_ssize_t packed_rows(self, Py_ssize_t n) noexcept nogil
-    cdef Py_ssize_t packed_columns(self, Py_ssize_t n) noexcept nogil
-    cdef Py_ssize_t sums_hidden(self) noexcept nogil
-    cdef bint sums_whole_weight_grad(self) noexcept nogil
-    cdef bint compensates_logits(self) noexcept
-    cdef bint compensates_input_grad(self) noexcept
-    cdef bint compensates_weight_grad(self) noexcept
-    cdef bint adds_tasks(self) noexcept nogil
-    cdef Py_ssize_t sums_pitch(self) noexcept nogil
-    cdef Py_ssize_t skinny_layout(self, char *base, Buffers *at) noexcept
-    cdef Py_ssize_t layout(self, char *base, Buffers *at) noexcept
-    cdef Py_ssize_t bytes(self) noexcept
-
-
-cdef Plan skinny_plan(const ag_linear_kernels *kernels, const Problem *problem, Py_ssize_t workspace, bint caches_logits)
-cdef list plans_of(const ag_linear_kernels *kernels, const Problem *problem, Py_ssize_t workspace)
-cdef Plan plan_with_logits(const ag_linear_kernels *kernels, const Problem *problem, Py_ssize_t workspace)
-cdef Py_ssize_t bytes_of(list plans) except -1
+cdef const ag_linear_kernels *kernels_for(ag_dtype dtype) noexcept nogil
+cdef Work work_of(const Problem *p) noexcept nogil
+cdef Plans choose_plans(const ag_linear_kernels *kernels, const Work *work, Py_ssize_t workspace) noexcept nogil
+cdef Py_ssize_t least_workspace(const ag_linear_kernels *kernels, const Work *work) noexcept nogil
+cdef bint follows_rows(const Plans *plans) noexcept nogil
+cdef Py_ssize_t layout(const Plan *plan, char *base, Buffers *at) noexcept nogil
+cdef double flops(const Plan *plan) noexcept nogil
+cdef Py_ssize_t packed_rows(const Plan *plan, Py_ssize_t n) noexcept nogil
+cdef Py_ssize_t packed_columns(const Plan *plan, Py_ssize_t n) noexcept nogil
+cdef Py_ssize_t logits_of_block(const Plan *plan) noexcept nogil
+cdef Py_ssize_t sums_pitch(const Plan *plan) noexcept nogil
+cdef bint adds_tasks(const Plan *plan) noexcept nogil
+cdef bint sums_all_of_weight_grad(const Plan *plan) noexcept nogil
+cdef Py_ssize_t nbytes(const Plan *plan) noexcept nogil
+cdef bint compensates_input_grad(const Plan *plan) noexcept nogil
+cdef bint compensates_weight_grad(const Plan *plan) noexcept nogil

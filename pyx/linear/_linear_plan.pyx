@@ -1,522 +1,652 @@
 """Plans of the linear operators: how a problem is cut, in which order it is traversed, and where its buffers lie.
 
-A problem is cut into chunks of rows, blocks of the vocabulary and, where even one panel of all features would take too much
-memory, slices of the hidden dimension. A sweep has
+The packed sweep cuts a problem into chunks of rows and blocks of the vocabulary:
 
-  blocks outside   all chunks of a block, then the next block: sums of input_grad stay open from block to block
-  chunks outside   all blocks of a chunk, then the next chunk: input_grad is complete with the chunk, sums of weight_grad stay
-                   open
+  blocks outside   all chunks of a block, then the next block. The sums of input_grad stay open from block to block.
+  chunks outside   all blocks of a chunk, then the next chunk. input_grad is complete with the chunk, and the sums of
+                   weight_grad stay open.
 
-and is repeated for every slice where not even the compensation of one chunk (block) and all features fits.
+If a gradient has more than `MAX_UNCOMPENSATED_SUMS` partial sums, the workspace also holds their compensation. A cut whose
+buffers exceed the workspace is no plan. If no sweep has space for both gradients, each gets a sweep of its own.
 
-More than `MAX_UNCOMPENSATED_SUMS` partial sums of anything have memory for their compensation. That is part of the layout:
-a cut whose layout exceeds the workspace is no plan. Where no sweep has room for both gradients, each gets a plan of its own.
+If one side is short (few rows, few vocabulary entries), packing costs more than the products. The other sweeps pack nothing:
+a task takes a range of the long side, which is streamed past the short one, or a range of the features if there would be few
+such tasks. Sums over the long side (or over the features) have one partial sum for each task, always compensated.
 
-Where one side is short (few rows, few words), packing would cost more than the products: a skinny plan packs nothing. Its
-tasks are ranges of the longer side, which is streamed past the shorter one, or, where that would be few tasks, of the features.
-Sums over the longer side (logits, where tasks are features) have a partial sum for each task, and these are always compensated.
+If statistics and gradients are computed in one call, logits are cached in between: those of a chunk and all blocks (chunks
+outside), or those of all chunks and as many blocks as fit (blocks outside), in the workspace and in the memory of weight_grad,
+whose rows are written later.
 
-Where statistics and gradients are computed in one call, logits are cached in between: those of a chunk and all blocks (chunks
-outside), or of all chunks and as many blocks as there is room for (blocks outside), in the workspace and in the memory of
-weight_grad, whose rows are written later.
-
-All of this follows from the problem, the kernels and the number of bytes allowed, and the order of every sum follows from it:
-sizes of caches, threads and load have no say.
+A plan follows from the problem, the kernels and the number of bytes allowed, and the order of every sum follows from the plan.
+Sizes of caches, threads and load do not change it.
 """
 
+from libc.stdint cimport int64_t, uint8_t
 from libc.string cimport memset
 
-from ascend_grad._linear_kernels cimport AG_RESIDENT, AG_STREAMED, AG_TERMS, AG_TILE, ag_linear_kernels
+from ascend_grad cimport _cpu
+from ascend_grad._linear_kernels cimport (
+    AG_RESIDENT,
+    AG_STREAMED,
+    AG_TERMS,
+    AG_TILE,
+    ag_linear_kernels,
+    ag_linear_kernels_of,
+)
+from ascend_grad._linear_problem cimport Problem, acc_size_of, holds_sums
+from ascend_grad._kernels cimport ag_dtype, ag_itemsize
 from ascend_grad._memory cimport ALIGNMENT, SIZE_LIMIT, Arena, align_up, arena_alloc, ceil_div
 
-# Partial sums that are added up without compensation: where there is room for it, and at most.
+# Partial sums that are added without compensation: if there is space for the compensation, and in any case. The second number
+# is part of the promised accuracy.
 cdef enum:
     FEW_SUMS = 16
     MAX_UNCOMPENSATED_SUMS = 64
 
-# Sizes that were measured; the curves are flat. A panel of so many rows or words fits into any L2, a block of P into most L3.
+# Rows of a chunk and vocabulary entries of a block, at most. Measured; the curves are flat. A panel of as many rows fits into
+# any L2.
 cdef Py_ssize_t CHUNK_ROWS = 1008
 cdef Py_ssize_t BLOCK_VOCAB = 960
+# Elements of P of a chunk and a block if one side is short. Such a P fits into most last-level caches.
 cdef Py_ssize_t P_ELEMENTS = 1 << 20
-# Rows of a chunk from which on it pays to cache its logits.
+# Least rows of a chunk whose logits are cached. Measured.
 cdef Py_ssize_t MIN_ROWS_TO_CACHE_LOGITS = 288
-# Features from which on it pays to cache logits of blocks: with fewer, computing them again is no slower than reading them.
+# Least features for which logits of blocks are cached. With fewer, computing logits again is as fast as reading them. Measured.
 cdef Py_ssize_t MIN_HIDDEN_TO_CACHE_LOGITS = 48
-# What packing an element, going to the next row of a matrix, and adding to an element of a result cost, in floating-point
-# operations of the products.
+# Cost of packing one element, in floating-point operations of the products. Measured.
 cdef double PACK_COST = 75.0
+# Cost of going on to the next row of a matrix while packing, in the same unit. Measured.
 cdef double ROW_COST = 5000.0
+# Cost of adding to one element of a result, in the same unit. Measured.
 cdef double ADD_COST = 40.0
-# Skinny plans: tasks where there are many, and most streamed rows of a task, which a sum takes in one chain (AG_CHAIN).
-cdef Py_ssize_t SKINNY_TASKS = 32
-cdef Py_ssize_t SKINNY_CHAIN = 1248
-# Ranges of the features are tasks where ranges of rows or words would be fewer than this; of so few rows always; of rows and
-# words up to MANY_RESIDENT and AG_TERMS, where there are so many features for each.
+
+# The sweeps that pack nothing:
+# Number of tasks, if the problem is large enough.
+cdef Py_ssize_t UNPACKED_TASKS = 32
+# Most streamed rows of a task, so that a sum over them is one chain (AG_CHAIN).
+cdef Py_ssize_t MAX_STREAMED_ROWS = 1248
+# Number of tasks below which ranges of the features become the tasks instead.
 cdef Py_ssize_t FEW_TASKS = 8
+# Rows of the longer side up to which ranges of the features are the tasks.
 cdef Py_ssize_t FEW_STREAMED = 48
+# Rows of the shorter side up to which ranges of the features may be the tasks; the longer side has at most AG_TERMS rows.
 cdef Py_ssize_t MANY_RESIDENT = 128
+# Features for each row of the longer side from which on ranges of the features are the tasks.
 cdef Py_ssize_t FEATURES_PER_ROW = 8
-# Features from which on logits of pairs pay without packing for all of AG_RESIDENT rows: adding up lanes is little of them.
+# Features from which on dot products of pairs pay without packing for all of AG_RESIDENT rows, as adding up the lanes is then
+# a small part of the work.
 cdef Py_ssize_t LONG_ROWS = 512
-# Floating-point operations of a task: at least, where there are as many, and at most, so that signals are checked in time.
-# Bytes that are streamed at a time, which the first product leaves in L2 for the second, and rows, where so few do not fit.
-# Features that tasks have multiples of.
-cdef double SKINNY_LEAST_FLOPS = 1 << 18
-cdef double SKINNY_FLOPS = 1 << 30
-cdef Py_ssize_t SKINNY_BYTES = 512 << 10
-cdef Py_ssize_t SKINNY_STEP = 48
-cdef Py_ssize_t SKINNY_FEATURES = 256
+# Least floating-point operations of a task, if the problem has as many.
+cdef double MIN_TASK_FLOPS = 1 << 18
+# Most floating-point operations of a task, so that signals are checked in time.
+cdef double MAX_TASK_FLOPS = 1 << 30
+# Bytes that are streamed at a time, so that the first product leaves them in L2 for the second.
+cdef Py_ssize_t STREAMED_BYTES = 512 << 10
+# Rows that are streamed at a time if fewer than these fit into STREAMED_BYTES.
+cdef Py_ssize_t STREAMED_STEP = 48
+# Features of a task are a multiple of this number.
+cdef Py_ssize_t FEATURE_GRANULE = 256
 
 
 cdef inline Py_ssize_t times(Py_ssize_t a, Py_ssize_t b) noexcept nogil:
-    """The product of sizes, at most `SIZE_LIMIT`."""
+    """Return the product of two sizes, at most `SIZE_LIMIT`."""
     return SIZE_LIMIT if a and b > SIZE_LIMIT // a else a * b
 
 
-cdef class Plan:
-    """One sweep, or one for every slice."""
-
-    cdef Py_ssize_t preferred_rows(self) noexcept:
-        """Rows of a chunk where memory is plenty. Where one side is short, the other is long."""
-        cdef Py_ssize_t rows = self.problem.rows, vocab = self.problem.vocab, most = CHUNK_ROWS
-        if rows > CHUNK_ROWS and vocab <= BLOCK_VOCAB:
-            most = max(most, P_ELEMENTS // align_up(vocab, self.kernels.nr))
-        return align_up(min(rows, most), self.kernels.mr)
-
-    cdef Py_ssize_t preferred_vocab(self) noexcept:
-        cdef Py_ssize_t rows = self.problem.rows, vocab = self.problem.vocab, most = BLOCK_VOCAB
-        if rows <= CHUNK_ROWS:
-            most = max(most, P_ELEMENTS // align_up(rows, self.kernels.nr))
-        return align_up(min(vocab, most), self.kernels.nr)
-
-    cdef bint cut(self, Py_ssize_t rows, Py_ssize_t vocab, Py_ssize_t hidden) noexcept:
-        """Cut into equal parts that are no larger than these; whether that fits into the workspace."""
-        cdef const Problem *problem = &self.problem
-        cdef Py_ssize_t mr = self.kernels.mr, nr = self.kernels.nr
-        self.rows = align_up(ceil_div(problem.rows, ceil_div(problem.rows, rows)), mr)
-        self.chunks = ceil_div(problem.rows, self.rows)
-        self.vocab = align_up(ceil_div(problem.vocab, ceil_div(problem.vocab, vocab)), nr)
-        self.blocks = ceil_div(problem.vocab, self.vocab)
-        self.hidden, self.slices = problem.hidden, 1
-        if hidden < problem.hidden:
-            self.hidden = align_up(ceil_div(problem.hidden, ceil_div(problem.hidden, hidden)), nr)
-            self.slices = ceil_div(problem.hidden, self.hidden)
-        for self.compensate_beyond in (FEW_SUMS, MAX_UNCOMPENSATED_SUMS):
-            self.packed_chunks = self.chunks
-            if self.slices == 1 and not self.chunks_outside and self.bytes() <= self.workspace:
-                return True
-            self.packed_chunks = 1
-            if self.bytes() <= self.workspace:
-                return True
-        return False
-
-    cdef bint search(self) noexcept:
-        """The cheapest cut of this sweep that fits; whether there is one."""
-        cdef Py_ssize_t mr = self.kernels.mr, nr = self.kernels.nr, total = max(self.problem.hidden, 1)
-        cdef Py_ssize_t most = self.preferred_vocab(), rows = self.preferred_rows(), vocab, hidden
-        cdef Py_ssize_t best_rows = 0, best_vocab = 0, best_hidden = 0
-        # So large are blocks that leave input_grad few partial sums.
-        cdef Py_ssize_t large = align_up(ceil_div(self.problem.vocab, MAX_UNCOMPENSATED_SUMS), nr)
-        cdef double cost, least = -1
-        if self.cut(rows, most, total):
-            return True
-        while True:
-            vocab = max(most, large) if self.problem.with_input_grad else most
-            while True:
-                hidden = total
-                while not self.cut(rows, vocab, hidden) and hidden > nr:
-                    hidden = align_up(hidden // 2, nr)
-                if self.bytes() <= self.workspace:
-                    cost = self.cost()
-                    if least < 0 or cost < least:
-                        least, best_rows, best_vocab, best_hidden = cost, rows, vocab, hidden
-                if vocab <= nr:
-                    break
-                vocab = most if vocab > most else align_up(vocab // 2, nr)
-            if rows <= mr:
-                break
-            rows = align_up(rows // 2, mr)
-        return least >= 0 and self.cut(best_rows, best_vocab, best_hidden)
-
-    cdef bint recomputes(self) noexcept nogil:
-        """Whether P is computed anew for every slice: another chunk (or block) comes before the next slice."""
-        return self.by_slice and (self.blocks if self.chunks_outside else self.chunks) > 1
-
-    cdef void cache_blocks(self) noexcept:
-        """Cache the logits of as many blocks as there is room for, of the first ones in the memory of weight_grad.
-
-        There they lie at its end, in the order of the blocks. Logits that are still to be read have to begin behind the rows
-        of weight_grad that are written by then: both bounds are linear in the number of the block, so that the first and the
-        last block decide.
-        """
-        cdef Py_ssize_t logits_bytes = self.logits_of_block(), room = max(self.problem.weight_grad_bytes - ALIGNMENT, 0)
-        cdef Py_ssize_t written = max(times(self.vocab, self.problem.weight_grad_bytes // self.problem.vocab), 1), most, left
-        most = min(max(room - written, 0) // logits_bytes, max(room - logits_bytes, 0) // written)
-        if self.chunks == 1 or self.problem.buffers_weight_grad:  # else the first chunk writes where others' logits are
-            most += 1
-        self.blocks_in_weight_grad = min(min(most, room // logits_bytes), self.blocks)
-        left = max(self.workspace - self.bytes() - ALIGNMENT, 0) // logits_bytes
-        self.cached_blocks = self.blocks_in_weight_grad + min(self.blocks - self.blocks_in_weight_grad, left)
-
-    cdef double passes_of_logits(self) noexcept:
-        """How often they are computed."""
-        if self.cached_blocks:
-            return 2 - <double>self.cached_blocks / self.blocks
-        return self.slices if self.recomputes() else 1
-
-    cdef void cut_streamed(self) noexcept:
-        """Tasks of what is many, which is streamed in steps."""
-        cdef const Problem *problem = &self.problem
-        cdef Py_ssize_t streamed = max(self.rows, self.vocab), resident = min(self.rows, self.vocab), steps, most
-        cdef bint with_gradient = problem.with_input_grad or problem.with_weight_grad
-        cdef double flops
-        self.tasks_of = OF_WORDS if self.rows <= self.vocab else OF_ROWS
-        flops = self.flops() / streamed  # of a row
-        most = min(AG_TILE // resident, AG_STREAMED) // 16 * 16
-        self.step = SKINNY_BYTES // times(self.hidden, problem.itemsize) // 8 * 8
-        if not with_gradient or not 8 <= self.step < SKINNY_STEP:  # nothing, or too much, would be left in L2
-            self.step = min(max(self.step, SKINNY_STEP), most)
-        if not self.adds_tasks() and flops * streamed > SKINNY_LEAST_FLOPS * SKINNY_TASKS:
-            self.step = min(self.step, max(streamed // SKINNY_TASKS, 1))
-        self.step = min(self.step, max(<Py_ssize_t>(SKINNY_FLOPS / flops) // 8 * 8, 8))
-        self.step = align_up(ceil_div(streamed, ceil_div(streamed, self.step)), 8)
-        self.pitch = align_up(self.step, 16)
-        flops *= self.step
-        steps = max(ceil_div(streamed, SKINNY_TASKS * self.step), <Py_ssize_t>(SKINNY_LEAST_FLOPS / flops))
-        if self.adds_tasks():  # partial sums shall be few beside the rows that they are made from
-            steps = max(steps, ceil_div(4 * resident, self.step))
-        most = min(SKINNY_CHAIN // self.step, <Py_ssize_t>(SKINNY_FLOPS / flops))
-        self.tasks = ceil_div(streamed, max(min(steps, most), 1) * self.step)
-        self.task_size = align_up(ceil_div(streamed, self.tasks), self.step)
-        self.tasks = ceil_div(streamed, self.task_size)
-
-    cdef void cut_features(self) noexcept:
-        """Tasks of the features of all rows and words."""
-        cdef double flops
-        cdef Py_ssize_t least
-        self.tasks_of = OF_FEATURES
-        flops = self.flops() / self.hidden
-        least = max(ceil_div(self.hidden, SKINNY_TASKS), <Py_ssize_t>(SKINNY_LEAST_FLOPS / flops))
-        self.pitch = align_up(self.vocab, 16)
-        self.task_size = align_up(min(least, max(<Py_ssize_t>(SKINNY_FLOPS / flops), 1)), SKINNY_FEATURES)
-        self.tasks = ceil_div(self.hidden, self.task_size)
-
-    # -- costs
-
-    cdef double flops(self) noexcept:
-        """Those that take as long, where memory is the limit: at least 8 terms for every element."""
-        cdef double logits = self.problem.with_logits * self.passes_of_logits()
-        cdef double products = logits + self.problem.with_input_grad + self.problem.with_weight_grad
-        cdef Py_ssize_t rows = self.chunks * self.rows, vocab = self.blocks * self.vocab
-        if self.tasks_of == OF_WORDS:
-            rows = max(rows, 8)
-        elif self.tasks_of == OF_ROWS:
-            vocab = max(vocab, 8)
-        elif self.tasks_of == OF_FEATURES:
-            return 2 * products * max(rows * vocab, 4 * (rows + vocab)) * self.hidden
-        return 2 * products * rows * vocab * max(self.problem.hidden, 8)
-
-    cdef double cost(self) noexcept:
-        """In floating-point operations, about."""
-        cdef const Problem *problem = &self.problem
-        cdef double x = <double>problem.rows * problem.hidden, w = <double>problem.vocab * problem.hidden
-        cdef double sweeps = self.passes_of_logits()
-        # How often X and W are packed, for the logits and for the other products.
-        cdef double x_times = self.blocks, w_times = self.chunks
-        if self.slices == 1:
-            if self.chunks_outside or self.packed_chunks == self.chunks:
-                x_times = 1
-            if not self.chunks_outside:
-                w_times = 1
-        cdef double packed = x * x_times * (problem.with_logits * sweeps + problem.with_weight_grad)
-        packed += w * w_times * (problem.with_logits * sweeps + problem.with_input_grad)
-        cdef double added = x * self.blocks * problem.with_input_grad + w * self.chunks * problem.with_weight_grad
-        return self.flops() + (PACK_COST + ROW_COST / max(self.hidden, 1)) * packed + ADD_COST * added
-
-    # -- partial sums
-
-    cdef bint compensates_logits(self) noexcept:
-        return self.problem.with_logits and self.slices > self.compensate_beyond
-
-    cdef bint compensates_input_grad(self) noexcept:
-        return self.problem.with_input_grad and self.blocks > self.compensate_beyond
-
-    cdef bint compensates_weight_grad(self) noexcept:
-        return self.problem.with_weight_grad and self.chunks > self.compensate_beyond
-
-    # -- for tests
-
-    @property
-    def nbytes(self):
-        return self.bytes()
-
-    @property
-    def products(self):
-        """Names of what is computed by matrix products."""
-        chosen = self.problem.with_logits, self.problem.with_input_grad, self.problem.with_weight_grad
-        return {name for name, is_chosen in zip(("logits", "input_grad", "weight_grad"), chosen) if is_chosen}
-
-    @property
-    def compensated(self):
-        """Names of the products whose partial sums have compensation."""
-        chosen = self.compensates_logits(), self.compensates_input_grad(), self.compensates_weight_grad()
-        return {name for name, is_chosen in zip(("logits", "input_grad", "weight_grad"), chosen) if is_chosen}
-
-    # -- memory
-
-    cdef Py_ssize_t logits_of_block(self) noexcept nogil:
-        """Bytes of the logits of a block and all chunks."""
-        return times(self.rows * self.vocab * self.kernels.acc_size, self.chunks)
-
-    cdef Py_ssize_t packed_rows(self, Py_ssize_t n) noexcept nogil:
-        """Bytes of n packed rows of X or W, for the logits."""
-        return times(n * self.kernels.element_size, ceil_div(self.hidden, self.kernels.pair))
-
-    cdef Py_ssize_t packed_columns(self, Py_ssize_t n) noexcept nogil:
-        """Bytes of the packed columns of n rows, for the other products."""
-        return times(
-            ceil_div(n, self.kernels.pair) * self.kernels.element_size, align_up(self.hidden, self.kernels.vector)
-        )
-
-    cdef Py_ssize_t sums_hidden(self) noexcept nogil:
-        """Features that a row of sums in the workspace has."""
-        return self.hidden if self.by_slice else self.problem.hidden
-
-    cdef bint sums_whole_weight_grad(self) noexcept nogil:
-        """Whether the sums of all words stay open, not only those of a block."""
-        return self.chunks_outside and self.chunks > 1
-
-    cdef bint adds_tasks(self) noexcept nogil:
-        """Whether one of the products is added up over the tasks of a skinny plan."""
-        return (
-            (self.tasks_of == OF_WORDS and self.problem.with_input_grad)
-            or (self.tasks_of == OF_ROWS and self.problem.with_weight_grad)
-        )
-
-    cdef Py_ssize_t sums_pitch(self) noexcept nogil:
-        """Accumulators from row to row of the partial sums of a skinny plan: an odd number of cache lines, so that rows do
-        not displace each other from L1."""
-        cdef Py_ssize_t line = ALIGNMENT // self.kernels.acc_size
-        return (ceil_div(self.problem.hidden, line) | 1) * line
-
-    cdef Py_ssize_t skinny_layout(self, char *base, Buffers *at) noexcept:
-        cdef const Problem *problem = &self.problem
-        cdef Py_ssize_t acc = self.kernels.acc_size, rows = self.rows
-        cdef Py_ssize_t resident = self.vocab if self.tasks_of == OF_ROWS else self.rows
-        cdef Arena arena
-        arena.base, arena.used = base, 0
-        memset(at, 0, sizeof(Buffers))
-        at.starts = <int64_t *>arena_alloc(&arena, (self.chunks + 1) * sizeof(int64_t))
-        if self.tasks_of != OF_ROWS:  # there every task selects its own
-            at.row_numbers = <int64_t *>arena_alloc(&arena, rows * sizeof(int64_t))
-            at.target = <int64_t *>arena_alloc(&arena, rows * sizeof(int64_t))
-            at.grad = arena_alloc(&arena, rows * acc)
-            at.max = arena_alloc(&arena, rows * acc)
-            at.sum = arena_alloc(&arena, rows * acc)
-        if self.tasks_of == OF_WORDS and problem.with_statistics:
-            at.panel_max = arena_alloc(&arena, times(self.tasks, align_up(rows, self.kernels.mr) * acc))
-            at.panel_sum = arena_alloc(&arena, times(self.tasks, align_up(rows, self.kernels.mr) * acc))
-        if self.tasks_of == OF_WORDS and self.caches_logits:
-            at.logits = arena_alloc(&arena, times(ceil_div(self.vocab, self.step), rows * self.pitch * acc))
-        if self.tasks_of == OF_FEATURES and problem.with_logits:
-            at.logits = arena_alloc(&arena, times(self.tasks, rows * self.pitch * acc))
-        if self.tasks_of == OF_FEATURES:
-            at.p = arena_alloc(&arena, rows * self.pitch * acc)
-        if self.adds_tasks():
-            at.partial_sums = arena_alloc(&arena, times(times(self.tasks, resident), self.sums_pitch() * acc))
-        return arena.used
-
-    cdef Py_ssize_t layout(self, char *base, Buffers *at) noexcept:
-        """Place every buffer in memory that begins at `base`; the bytes used. With NULL they are measured alone."""
-        if self.tasks_of != OF_BLOCKS:
-            return self.skinny_layout(base, at)
-        cdef const Problem *problem = &self.problem
-        cdef Py_ssize_t acc = self.kernels.acc_size, panels = self.vocab // self.kernels.nr
-        cdef Py_ssize_t tile = self.rows * self.vocab  # far below the limit: both were measured
-        cdef Py_ssize_t x_rows = problem.with_logits * self.packed_rows(self.rows)
-        cdef Py_ssize_t w_rows = problem.with_logits * self.packed_rows(self.vocab)
-        cdef Py_ssize_t x_columns = problem.with_weight_grad * self.packed_columns(self.rows)
-        cdef Py_ssize_t w_columns = problem.with_input_grad * self.packed_columns(self.vocab)
-        cdef Py_ssize_t sums = times(self.sums_hidden(), acc), words = self.vocab
-        cdef Arena arena
-        arena.base, arena.used = base, 0
-        memset(at, 0, sizeof(Buffers))
-        at.starts = <int64_t *>arena_alloc(&arena, (self.chunks + 1) * sizeof(int64_t))
-        at.row_numbers = <int64_t *>arena_alloc(&arena, self.rows * sizeof(int64_t))
-        at.target = <int64_t *>arena_alloc(&arena, self.rows * sizeof(int64_t))
-        at.grad = arena_alloc(&arena, self.rows * acc)
-        at.max = arena_alloc(&arena, self.rows * acc)
-        at.sum = arena_alloc(&arena, self.rows * acc)
-        if self.slices > 1:
-            # Rows are packed for the logits, columns after them.
-            at.x_rows = at.x_columns = arena_alloc(&arena, max(x_rows, x_columns))
-            at.w_rows = at.w_columns = arena_alloc(&arena, max(w_rows, w_columns))
-        else:
-            at.x_rows = arena_alloc(&arena, times(self.packed_chunks, x_rows))
-            at.x_columns = arena_alloc(&arena, times(self.packed_chunks, x_columns))
-            at.w_rows = arena_alloc(&arena, w_rows)
-            at.w_columns = arena_alloc(&arena, w_columns)
-        if problem.with_statistics:
-            at.panel_max = arena_alloc(&arena, panels * self.rows * acc)
-            at.panel_sum = arena_alloc(&arena, panels * self.rows * acc)
-        if problem.with_input_grad or problem.with_weight_grad:
-            at.p = arena_alloc(&arena, tile * self.kernels.element_size // self.kernels.pair)
-            if self.kernels.pair > 1:
-                at.p_pairs = arena_alloc(&arena, tile * self.kernels.element_size // self.kernels.pair)
-            at.skipped = <uint8_t *>arena_alloc(&arena, panels * (self.rows // self.kernels.mr))
-        if self.caches_logits:
-            at.logits = arena_alloc(&arena, times(tile * acc, self.blocks))
-        elif self.cached_blocks:
-            at.logits = arena_alloc(&arena, times(self.logits_of_block(), self.cached_blocks - self.blocks_in_weight_grad))
-        elif self.slices > 1 and problem.with_logits:
-            at.logits = arena_alloc(&arena, tile * acc)
-            if self.compensates_logits():
-                at.logits_compensation = arena_alloc(&arena, tile * acc)
-        if self.compensates_input_grad():
-            at.input_compensation = arena_alloc(
-                &arena, times(self.rows * (1 if self.chunks_outside else self.chunks), sums)
-            )
-        if self.sums_whole_weight_grad():
-            words *= self.blocks
-        if problem.buffers_weight_grad:
-            at.weight_sums = arena_alloc(&arena, times(words, sums))
-        if self.compensates_weight_grad():
-            at.weight_compensation = arena_alloc(&arena, times(words, sums))
-        return arena.used
-
-    cdef Py_ssize_t bytes(self) noexcept:
-        """What the workspace takes, but for its alignment."""
-        cdef Buffers ignored
-        return self.layout(NULL, &ignored) + ALIGNMENT
+cdef const ag_linear_kernels *kernels_for(ag_dtype dtype) noexcept nogil:
+    """Return the kernels for inputs of this dtype, in the active variant."""
+    return ag_linear_kernels_of(_cpu.active(), dtype)
 
 
-cdef Plan new_plan(const ag_linear_kernels *kernels, const Problem *problem, Py_ssize_t workspace, bint chunks_outside):
-    plan = <Plan>Plan.__new__(Plan)
-    plan.kernels, plan.problem, plan.workspace = kernels, problem[0], workspace
-    plan.chunks_outside = chunks_outside
+cdef Work work_of(const Problem *p) noexcept nogil:
+    """Return what plans follow from, of a problem whose active rows were counted."""
+    cdef Work work
+    work.rows, work.total_rows, work.vocab, work.hidden = p.rows.active, p.rows.total, p.vocab, p.hidden
+    work.itemsize = ag_itemsize[<int>p.dtype]
+    work.with_statistics, work.with_logits = p.with_statistics, p.with_statistics or p.softmax.data == NULL
+    work.with_input_grad, work.with_weight_grad = p.with_input_grad, p.with_weight_grad
+    work.buffers_weight_grad = p.with_weight_grad and not holds_sums(&p.weight_grad, acc_size_of(p.dtype))
+    work.weight_grad_bytes = p.weight_grad_bytes
+    return work
+
+
+cdef Plan new_plan(
+    const ag_linear_kernels *kernels, const Work *work, Py_ssize_t workspace, bint chunks_outside
+) noexcept nogil:
+    cdef Plan plan
+    memset(&plan, 0, sizeof(plan))
+    plan.kernels, plan.work, plan.workspace = kernels, work[0], workspace
+    plan.sweep, plan.chunks_outside = PACKED, chunks_outside
     return plan
 
 
-cdef Plan skinny_plan(const ag_linear_kernels *kernels, const Problem *problem, Py_ssize_t workspace, bint caches_logits):
-    """The plan that packs nothing; None where that does not pay, or without the space for it.
+# ---- cuts of the packed sweep ----------------------------------------------------------------------------------------
 
-    It follows from all rows, whether they count or not: fewer that count do not need more space.
+cdef Py_ssize_t preferred_rows(const Plan *plan) noexcept nogil:
+    """Return the rows of a chunk if memory is plenty. If the vocabulary is small, chunks are long."""
+    cdef Py_ssize_t rows = plan.work.rows, vocab = plan.work.vocab, most = CHUNK_ROWS
+    if rows > CHUNK_ROWS and vocab <= BLOCK_VOCAB:
+        most = max(most, P_ELEMENTS // align_up(vocab, plan.kernels.nr))
+    return align_up(min(rows, most), plan.kernels.mr)
+
+
+cdef Py_ssize_t preferred_vocab(const Plan *plan) noexcept nogil:
+    """Return the vocabulary entries of a block if memory is plenty. If rows are few, blocks are long."""
+    cdef Py_ssize_t rows = plan.work.rows, vocab = plan.work.vocab, most = BLOCK_VOCAB
+    if rows <= CHUNK_ROWS:
+        most = max(most, P_ELEMENTS // align_up(rows, plan.kernels.nr))
+    return align_up(min(vocab, most), plan.kernels.nr)
+
+
+cdef bint cut(Plan *plan, Py_ssize_t rows, Py_ssize_t vocab) noexcept nogil:
+    """Cut into equal chunks and blocks of at most these sizes, and return whether the buffers fit into the workspace."""
+    cdef const Work *work = &plan.work
+    cdef int i
+    plan.rows = align_up(ceil_div(work.rows, ceil_div(work.rows, rows)), plan.kernels.mr)
+    plan.chunks = ceil_div(work.rows, plan.rows)
+    plan.vocab = align_up(ceil_div(work.vocab, ceil_div(work.vocab, vocab)), plan.kernels.nr)
+    plan.blocks = ceil_div(work.vocab, plan.vocab)
+    for i in range(2):
+        plan.max_uncompensated = MAX_UNCOMPENSATED_SUMS if i else FEW_SUMS
+        plan.packed_chunks = plan.chunks
+        if not plan.chunks_outside and nbytes(plan) <= plan.workspace:
+            return True
+        plan.packed_chunks = 1
+        if nbytes(plan) <= plan.workspace:
+            return True
+    return False
+
+
+cdef bint search(Plan *plan) noexcept nogil:
+    """Find the cheapest cut that fits into the workspace, and return whether there is one."""
+    cdef Py_ssize_t mr = plan.kernels.mr, nr = plan.kernels.nr, vocab, best_rows = 0, best_vocab = 0
+    cdef Py_ssize_t most = preferred_vocab(plan), rows = preferred_rows(plan)
+    # Blocks of this size leave input_grad few partial sums.
+    cdef Py_ssize_t large = align_up(ceil_div(plan.work.vocab, MAX_UNCOMPENSATED_SUMS), nr)
+    cdef double least = -1
+    if cut(plan, rows, most):
+        return True
+    while True:
+        vocab = max(most, large) if plan.work.with_input_grad else most
+        while True:
+            if cut(plan, rows, vocab) and (least < 0 or cost(plan) < least):
+                least, best_rows, best_vocab = cost(plan), rows, vocab
+            if vocab <= nr:
+                break
+            vocab = most if vocab > most else align_up(vocab // 2, nr)
+        if rows <= mr:
+            break
+        rows = align_up(rows // 2, mr)
+    return least >= 0 and cut(plan, best_rows, best_vocab)
+
+
+cdef void cache_blocks(Plan *plan) noexcept nogil:
+    """Choose the number of blocks whose logits are cached, the first ones in the memory of weight_grad.
+
+    There they lie at its end, in the order of the blocks. Logits that are still to be read must begin behind the rows of
+    weight_grad that are written by then. Both bounds are linear in the number of the block, so the first and the last block
+    decide.
     """
-    cdef Py_ssize_t rows = problem.total_rows, vocab = problem.vocab, hidden = problem.hidden
+    cdef Py_ssize_t logits_bytes = logits_of_block(plan), free = max(plan.work.weight_grad_bytes - ALIGNMENT, 0)
+    cdef Py_ssize_t written = max(times(plan.vocab, plan.work.weight_grad_bytes // plan.work.vocab), 1), most, left
+    most = min(max(free - written, 0) // logits_bytes, max(free - logits_bytes, 0) // written)
+    if plan.chunks == 1 or plan.work.buffers_weight_grad:  # otherwise the first chunk writes where others' logits lie
+        most += 1
+    plan.blocks_in_weight_grad = min(min(most, free // logits_bytes), plan.blocks)
+    left = max(plan.workspace - nbytes(plan) - ALIGNMENT, 0) // logits_bytes
+    plan.cached_blocks = plan.blocks_in_weight_grad + min(plan.blocks - plan.blocks_in_weight_grad, left)
+
+
+# ---- cuts of the sweeps that pack nothing ----------------------------------------------------------------------------
+
+cdef void cut_streamed(Plan *plan) noexcept nogil:
+    """Make ranges of the longer side the tasks."""
+    cdef const Work *work = &plan.work
+    cdef Py_ssize_t streamed = max(plan.rows, plan.vocab), resident = min(plan.rows, plan.vocab), steps, most
+    cdef bint with_gradient = work.with_input_grad or work.with_weight_grad
+    cdef double flops_of_row
+    plan.sweep = VOCAB_STREAMED if plan.rows <= plan.vocab else ROWS_STREAMED
+    flops_of_row = flops(plan) / streamed
+    most = min(AG_TILE // resident, AG_STREAMED) // 16 * 16
+    plan.step = STREAMED_BYTES // times(work.hidden, work.itemsize) // 8 * 8
+    if not with_gradient or not 8 <= plan.step < STREAMED_STEP:  # L2 is read once only, or holds too few rows
+        plan.step = min(max(plan.step, STREAMED_STEP), most)
+    if not adds_tasks(plan) and flops_of_row * streamed > MIN_TASK_FLOPS * UNPACKED_TASKS:
+        plan.step = min(plan.step, max(streamed // UNPACKED_TASKS, 1))
+    plan.step = min(plan.step, max(<Py_ssize_t>(MAX_TASK_FLOPS / flops_of_row) // 8 * 8, 8))
+    plan.step = align_up(ceil_div(streamed, ceil_div(streamed, plan.step)), 8)
+    plan.pitch = align_up(plan.step, 16)
+    flops_of_row *= plan.step
+    steps = max(ceil_div(streamed, UNPACKED_TASKS * plan.step), <Py_ssize_t>(MIN_TASK_FLOPS / flops_of_row))
+    if adds_tasks(plan):  # partial sums should be few compared with the rows that they are made of
+        steps = max(steps, ceil_div(4 * resident, plan.step))
+    most = min(MAX_STREAMED_ROWS // plan.step, <Py_ssize_t>(MAX_TASK_FLOPS / flops_of_row))
+    plan.tasks = ceil_div(streamed, max(min(steps, most), 1) * plan.step)
+    plan.task_size = align_up(ceil_div(streamed, plan.tasks), plan.step)
+    plan.tasks = ceil_div(streamed, plan.task_size)
+
+
+cdef void cut_features(Plan *plan) noexcept nogil:
+    """Make ranges of the features, of all rows and vocabulary entries, the tasks."""
+    cdef double flops_of_feature
+    cdef Py_ssize_t least
+    plan.sweep = FEATURES
+    flops_of_feature = flops(plan) / plan.work.hidden
+    least = max(ceil_div(plan.work.hidden, UNPACKED_TASKS), <Py_ssize_t>(MIN_TASK_FLOPS / flops_of_feature))
+    plan.pitch = align_up(plan.vocab, 16)
+    plan.task_size = align_up(min(least, max(<Py_ssize_t>(MAX_TASK_FLOPS / flops_of_feature), 1)), FEATURE_GRANULE)
+    plan.tasks = ceil_div(plan.work.hidden, plan.task_size)
+
+
+# ---- costs -----------------------------------------------------------------------------------------------------------
+
+cdef double passes_of_logits(const Plan *plan) noexcept nogil:
+    """Return how often the logits are computed, on average over the blocks."""
+    return 2 - <double>plan.cached_blocks / plan.blocks if plan.cached_blocks else 1
+
+
+cdef double flops(const Plan *plan) noexcept nogil:
+    """Return the floating-point operations of the products, or as many as take the same time if memory is the limit.
+
+    That is the case if an element is used in fewer than 8 terms.
+    """
+    cdef double logits = plan.work.with_logits * passes_of_logits(plan)
+    cdef double products = logits + plan.work.with_input_grad + plan.work.with_weight_grad
+    cdef Py_ssize_t rows = plan.chunks * plan.rows, vocab = plan.blocks * plan.vocab
+    if plan.sweep == VOCAB_STREAMED:
+        rows = max(rows, 8)
+    elif plan.sweep == ROWS_STREAMED:
+        vocab = max(vocab, 8)
+    elif plan.sweep == FEATURES:
+        return 2 * products * max(rows * vocab, 4 * (rows + vocab)) * plan.work.hidden
+    return 2 * products * rows * vocab * max(plan.work.hidden, 8)
+
+
+cdef double cost(const Plan *plan) noexcept nogil:
+    """Return the approximate cost of a packed sweep, in floating-point operations of the products."""
+    cdef const Work *work = &plan.work
+    cdef double x = <double>work.rows * work.hidden, w = <double>work.vocab * work.hidden
+    cdef double sweeps = passes_of_logits(plan)
+    # How often X and W are packed.
+    cdef double x_times = 1 if plan.chunks_outside or plan.packed_chunks == plan.chunks else plan.blocks
+    cdef double w_times = plan.chunks if plan.chunks_outside else 1
+    cdef double packed = x * x_times * (work.with_logits * sweeps + work.with_weight_grad)
+    packed += w * w_times * (work.with_logits * sweeps + work.with_input_grad)
+    cdef double added = x * plan.blocks * work.with_input_grad + w * plan.chunks * work.with_weight_grad
+    return flops(plan) + (PACK_COST + ROW_COST / max(work.hidden, 1)) * packed + ADD_COST * added
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+
+cdef bint compensates_input_grad(const Plan *plan) noexcept nogil:
+    return plan.work.with_input_grad and plan.blocks > plan.max_uncompensated
+
+
+cdef bint compensates_weight_grad(const Plan *plan) noexcept nogil:
+    return plan.work.with_weight_grad and plan.chunks > plan.max_uncompensated
+
+
+cdef Py_ssize_t logits_of_block(const Plan *plan) noexcept nogil:
+    """Return the bytes of the logits of one block and all chunks."""
+    return times(plan.rows * plan.vocab * plan.kernels.acc_size, plan.chunks)
+
+
+cdef Py_ssize_t packed_rows(const Plan *plan, Py_ssize_t n) noexcept nogil:
+    """Return the bytes of n packed rows of X or W, for the logits."""
+    return times(n * plan.kernels.element_size, ceil_div(plan.work.hidden, plan.kernels.pair))
+
+
+cdef Py_ssize_t packed_columns(const Plan *plan, Py_ssize_t n) noexcept nogil:
+    """Return the bytes of the packed columns of n rows, for the other products."""
+    return times(
+        ceil_div(n, plan.kernels.pair) * plan.kernels.element_size, align_up(plan.work.hidden, plan.kernels.vector)
+    )
+
+
+cdef bint sums_all_of_weight_grad(const Plan *plan) noexcept nogil:
+    """Return whether the sums of all vocabulary entries stay open, not only those of a block."""
+    return plan.chunks_outside and plan.chunks > 1
+
+
+cdef bint adds_tasks(const Plan *plan) noexcept nogil:
+    """Return whether a gradient is the sum over the tasks of a sweep that packs nothing."""
+    return (
+        (plan.sweep == VOCAB_STREAMED and plan.work.with_input_grad)
+        or (plan.sweep == ROWS_STREAMED and plan.work.with_weight_grad)
+    )
+
+
+cdef Py_ssize_t sums_pitch(const Plan *plan) noexcept nogil:
+    """Return the accumulators from row to row of the tasks' partial sums.
+
+    It is an odd number of cache lines, so that rows do not displace each other from L1.
+    """
+    cdef Py_ssize_t line = ALIGNMENT // plan.kernels.acc_size
+    return (ceil_div(plan.work.hidden, line) | 1) * line
+
+
+cdef void place_chunk(Arena *arena, const Plan *plan, ChunkBuffers *chunk) noexcept nogil:
+    cdef Py_ssize_t acc = plan.kernels.acc_size
+    chunk.row_numbers = <int64_t *>arena_alloc(arena, plan.rows * sizeof(int64_t))
+    chunk.target = <int64_t *>arena_alloc(arena, plan.rows * sizeof(int64_t))
+    chunk.grad = arena_alloc(arena, plan.rows * acc)
+    chunk.max = arena_alloc(arena, plan.rows * acc)
+    chunk.sum = arena_alloc(arena, plan.rows * acc)
+
+
+cdef void place_unpacked(Arena *arena, const Plan *plan, Buffers *at) noexcept nogil:
+    """Place the buffers of a sweep that packs nothing."""
+    cdef Py_ssize_t acc = plan.kernels.acc_size, rows = plan.rows
+    cdef Py_ssize_t panel = align_up(rows, plan.kernels.mr) * acc, tile = rows * plan.pitch * acc
+    if plan.sweep != ROWS_STREAMED:  # there, every task selects its own rows
+        place_chunk(arena, plan, &at.chunk)
+    if plan.sweep == VOCAB_STREAMED and plan.work.with_statistics:
+        at.panel_max = arena_alloc(arena, times(plan.tasks, panel))
+        at.panel_sum = arena_alloc(arena, times(plan.tasks, panel))
+    if plan.sweep == VOCAB_STREAMED and plan.caches_logits:
+        at.logits = arena_alloc(arena, times(ceil_div(plan.vocab, plan.step), tile))
+    if plan.sweep == FEATURES and plan.work.with_logits:
+        at.logits = arena_alloc(arena, times(plan.tasks, tile))
+    if plan.sweep == FEATURES:
+        at.p = arena_alloc(arena, tile)
+    if adds_tasks(plan):
+        rows = plan.vocab if plan.sweep == ROWS_STREAMED else plan.rows
+        at.partial_sums = arena_alloc(arena, times(times(plan.tasks, rows), sums_pitch(plan) * acc))
+
+
+cdef void place_packed(Arena *arena, const Plan *plan, Buffers *at) noexcept nogil:
+    """Place the buffers of the packed sweep."""
+    cdef const Work *work = &plan.work
+    cdef Py_ssize_t acc = plan.kernels.acc_size, panels = plan.vocab // plan.kernels.nr
+    cdef Py_ssize_t tile = plan.rows * plan.vocab  # far below the limit, as both have preferred sizes
+    cdef Py_ssize_t p_bytes = tile * plan.kernels.element_size // plan.kernels.pair
+    cdef Py_ssize_t sums = times(work.hidden, acc), entries = plan.vocab
+    place_chunk(arena, plan, &at.chunk)
+    if work.with_logits:
+        at.x_rows = arena_alloc(arena, times(plan.packed_chunks, packed_rows(plan, plan.rows)))
+        at.w_rows = arena_alloc(arena, packed_rows(plan, plan.vocab))
+    if work.with_weight_grad:
+        at.x_columns = arena_alloc(arena, times(plan.packed_chunks, packed_columns(plan, plan.rows)))
+    if work.with_input_grad:
+        at.w_columns = arena_alloc(arena, packed_columns(plan, plan.vocab))
+    if work.with_statistics:
+        at.panel_max = arena_alloc(arena, panels * plan.rows * acc)
+        at.panel_sum = arena_alloc(arena, panels * plan.rows * acc)
+    if work.with_input_grad or work.with_weight_grad:
+        at.p = arena_alloc(arena, p_bytes)
+        if plan.kernels.pair > 1:
+            at.p_pairs = arena_alloc(arena, p_bytes)
+        at.skipped = <uint8_t *>arena_alloc(arena, panels * (plan.rows // plan.kernels.mr))
+    if plan.caches_logits:
+        at.logits = arena_alloc(arena, times(tile * acc, plan.blocks))
+    elif plan.cached_blocks:
+        at.logits = arena_alloc(arena, times(logits_of_block(plan), plan.cached_blocks - plan.blocks_in_weight_grad))
+    if compensates_input_grad(plan):
+        at.input_compensation = arena_alloc(arena, times(plan.rows * (1 if plan.chunks_outside else plan.chunks), sums))
+    if sums_all_of_weight_grad(plan):
+        entries *= plan.blocks
+    if work.buffers_weight_grad:
+        at.weight_sums = arena_alloc(arena, times(entries, sums))
+    if compensates_weight_grad(plan):
+        at.weight_compensation = arena_alloc(arena, times(entries, sums))
+
+
+cdef Py_ssize_t layout(const Plan *plan, char *base, Buffers *at) noexcept nogil:
+    """Place all buffers in memory that begins at `base`, and return their bytes. NULL only measures the bytes."""
+    cdef Arena arena
+    arena.base, arena.used = base, 0
+    memset(at, 0, sizeof(Buffers))
+    at.chunk_starts = <Py_ssize_t *>arena_alloc(&arena, (plan.chunks + 1) * sizeof(Py_ssize_t))
+    if plan.sweep == PACKED:
+        place_packed(&arena, plan, at)
+    else:
+        place_unpacked(&arena, plan, at)
+    return arena.used
+
+
+cdef Py_ssize_t nbytes(const Plan *plan) noexcept nogil:
+    """Return the bytes of a workspace for a plan, at any alignment."""
+    cdef Buffers ignored
+    return layout(plan, NULL, &ignored) + ALIGNMENT
+
+
+# ---- candidates ------------------------------------------------------------------------------------------------------
+# Every candidate makes plans for some problems. The first one that is FINAL is chosen, or else the cheapest one; of equal ones,
+# the first.
+
+cdef enum Verdict:
+    UNFIT                             # the candidate is not for this problem, or exceeds the workspace
+    POSSIBLE
+    FINAL                             # the candidate is chosen whatever the later ones cost
+
+
+ctypedef Verdict (*maker)(
+    const ag_linear_kernels *kernels, const Work *work, Py_ssize_t workspace, Plans *plans
+) noexcept nogil
+
+ctypedef struct Candidate:
+    const char *name
+    maker make
+
+
+cdef inline bint with_gradients(const Work *work) noexcept nogil:
+    return work.with_input_grad or work.with_weight_grad
+
+
+cdef inline bint with_loss(const Work *work) noexcept nogil:
+    """Return whether statistics and gradients are computed together."""
+    return work.with_statistics and with_gradients(work)
+
+
+cdef Verdict unpacked(
+    const ag_linear_kernels *kernels, const Work *work, Py_ssize_t workspace, Plans *plans
+) noexcept nogil:
+    """Pack nothing, if one side is short. This depends on all rows, so fewer active ones do not need more space."""
+    cdef Py_ssize_t rows = work.total_rows, vocab = work.vocab, hidden = work.hidden
     cdef Py_ssize_t streamed = max(rows, vocab), resident = min(rows, vocab)
-    cdef bint gradients = problem.with_input_grad or problem.with_weight_grad
-    cdef bint is_long = kernels.pair > 1 and hidden >= LONG_ROWS
-    cdef Plan plan
-    if not hidden or not vocab:
-        return None
-    plan = new_plan(kernels, problem, workspace, False)
-    plan.rows, plan.vocab, plan.hidden = rows, vocab, hidden
-    plan.chunks = plan.blocks = plan.slices = plan.packed_chunks = 1
-    plan.caches_logits = caches_logits
+    cdef bint has_long_rows = kernels.pair > 1 and hidden >= LONG_ROWS
+    cdef bint has_many_features = streamed <= AG_TERMS and hidden >= FEATURES_PER_ROW * streamed
+    cdef Plan *plan = &plans.each[0]
+    if not hidden:
+        return UNFIT
+    plan[0] = new_plan(kernels, work, workspace, False)
+    plan.rows, plan.vocab, plan.caches_logits = rows, vocab, with_loss(work)
+    plan.chunks = plan.blocks = plan.packed_chunks = 1
     if streamed <= FEW_STREAMED:
-        plan.cut_features()
-    elif resident <= (AG_RESIDENT if is_long and not gradients else kernels.resident):
-        plan.cut_streamed()
-        if plan.tasks < FEW_TASKS and streamed <= AG_TERMS and hidden >= FEATURES_PER_ROW * streamed:
-            plan.cut_features()
-    elif (
-        # Packing pays soon where products are pairs, or registers few.
-        kernels.resident == AG_RESIDENT and resident <= MANY_RESIDENT and streamed <= AG_TERMS
-        and hidden >= FEATURES_PER_ROW * streamed
-    ):
-        plan.cut_features()
+        cut_features(plan)
+    elif resident <= (AG_RESIDENT if has_long_rows and not with_gradients(work) else kernels.resident):
+        cut_streamed(plan)
+        if plan.tasks < FEW_TASKS and has_many_features:
+            cut_features(plan)
+    elif kernels.resident == AG_RESIDENT and resident <= MANY_RESIDENT and has_many_features:
+        # If products are pairs, or registers few, packing pays for fewer rows.
+        cut_features(plan)
     else:
-        return None
-    return plan if plan.bytes() <= workspace else None
+        return UNFIT
+    plans.count = 1
+    return FINAL if nbytes(plan) <= workspace else UNFIT
 
 
-cdef Plan plan_of_one(const ag_linear_kernels *kernels, const Problem *problem, Py_ssize_t workspace):
-    """The cheapest plan for statistics, or for one gradient."""
-    cdef Plan plan = new_plan(kernels, problem, workspace, False), other
-    cdef bint fits = plan.search()
-    if not (problem.with_input_grad or problem.with_weight_grad):
-        return plan if fits else None
-    if fits and plan.rows >= plan.problem.rows:
-        return plan
-    other = new_plan(kernels, problem, workspace, True)
-    if other.search() and (not fits or other.cost() < plan.cost()):
-        return other
-    if not fits:
-        plan = new_plan(kernels, problem, workspace, problem.with_input_grad)
-        plan.by_slice = True
-        fits = plan.search()
-    return plan if fits else None
-
-
-cdef list plans_of(const ag_linear_kernels *kernels, const Problem *problem, Py_ssize_t workspace):
-    """The plans that compute a problem, one after another in the same workspace."""
-    cdef Plan plan, other, first, second
-    cdef Problem part
-    cdef list plans
-    plan = skinny_plan(kernels, problem, workspace, False)
-    if plan is not None:
-        return [plan]
-    if not (problem.with_input_grad and problem.with_weight_grad):
-        plans = [plan_of_one(kernels, problem, workspace)]
-    else:
-        plan = new_plan(kernels, problem, workspace, False)
-        if plan.cut(plan.preferred_rows(), plan.preferred_vocab(), problem.hidden):
-            return [plan]
-        plans = [plan] if plan.search() else []
-        other = new_plan(kernels, problem, workspace, True)
-        if other.search() and (not plans or other.cost() < plan.cost()):
-            plan, plans = other, [other]
-        part = problem[0]
-        part.with_weight_grad = part.buffers_weight_grad = False
-        first = plan_of_one(kernels, &part, workspace)
-        part.with_weight_grad, part.buffers_weight_grad = True, problem.buffers_weight_grad
-        part.with_input_grad = False
-        second = plan_of_one(kernels, &part, workspace)
-        if first is not None and second is not None and (not plans or first.cost() + second.cost() < plan.cost()):
-            plans = [first, second]
-    if not plans or None in plans:
-        raise MemoryError(f"a workspace of {workspace} bytes is too small for any plan")
-    return plans
-
-
-cdef Plan plan_with_logits(const ag_linear_kernels *kernels, const Problem *problem, Py_ssize_t workspace):
-    """The cheapest plan of both passes that caches logits in between; None where there is no room, or they are computed as
-    fast as read. For few rows or words nothing is packed."""
-    cdef Plan plan = skinny_plan(kernels, problem, workspace, True), other
-    if plan is not None:
-        return plan
-    plan = plan_with_logits_of_chunks(kernels, problem, workspace)
-    if plan is not None and plan.chunks == 1:
-        return plan
-    other = plan_with_logits_of_blocks(kernels, problem, workspace)
-    return plan if other is None or (plan is not None and plan.cost() <= other.cost()) else other
-
-
-cdef Plan plan_with_logits_of_chunks(const ag_linear_kernels *kernels, const Problem *problem, Py_ssize_t workspace):
-    """Both passes over a chunk before the next one: each chunk packs the weight, and a chunk of few rows is no gain."""
-    cdef Plan plan = new_plan(kernels, problem, workspace, True)
-    cdef Py_ssize_t rows = plan.preferred_rows(), vocab = plan.preferred_vocab()
-    plan.caches_logits = True
-    while not plan.cut(rows, vocab, problem.hidden):
+cdef Verdict logits_of_chunks_cached(
+    const ag_linear_kernels *kernels, const Work *work, Py_ssize_t workspace, Plans *plans
+) noexcept nogil:
+    """Compute statistics and gradients of a chunk before the next one. Each chunk packs the weight, so chunks are long."""
+    cdef Plan *plan = &plans.each[0]
+    cdef Py_ssize_t rows, vocab
+    if not with_loss(work):
+        return UNFIT
+    plan[0] = new_plan(kernels, work, workspace, True)
+    rows, vocab = preferred_rows(plan), preferred_vocab(plan)
+    plan.caches_logits, plans.count = True, 1
+    while not cut(plan, rows, vocab):
         rows -= kernels.mr
         if rows < MIN_ROWS_TO_CACHE_LOGITS:
-            return None
-    return plan if plan.chunks == 1 or plan.rows >= MIN_ROWS_TO_CACHE_LOGITS else None
+            return UNFIT
+    if plan.chunks == 1:
+        return FINAL
+    return POSSIBLE if plan.rows >= MIN_ROWS_TO_CACHE_LOGITS else UNFIT
 
 
-cdef Plan plan_with_logits_of_blocks(const ag_linear_kernels *kernels, const Problem *problem, Py_ssize_t workspace):
-    """Each pass over all blocks and chunks; logits of blocks for which there is no room are computed twice."""
-    cdef Plan plan = new_plan(kernels, problem, workspace, False)
-    if problem.hidden < MIN_HIDDEN_TO_CACHE_LOGITS or not plan.search() or plan.slices > 1:
-        return None
-    plan.cache_blocks()
-    return plan if plan.cached_blocks else None
+cdef Verdict logits_of_blocks_cached(
+    const ag_linear_kernels *kernels, const Work *work, Py_ssize_t workspace, Plans *plans
+) noexcept nogil:
+    """Compute the statistics of all chunks and blocks before the gradients. Logits that do not fit are computed twice."""
+    cdef Plan *plan = &plans.each[0]
+    if not with_loss(work) or work.hidden < MIN_HIDDEN_TO_CACHE_LOGITS:
+        return UNFIT
+    plan[0] = new_plan(kernels, work, workspace, False)
+    if not search(plan):
+        return UNFIT
+    cache_blocks(plan)
+    plans.count = 1
+    return POSSIBLE if plan.cached_blocks else UNFIT
 
 
-cdef Py_ssize_t bytes_of(list plans) except -1:
-    """What a workspace takes that serves these plans in turn."""
-    cdef Py_ssize_t most = 0
-    cdef Plan plan
-    for plan in plans:
-        most = max(most, plan.bytes())
-    return most
+cdef Verdict blocks_of_preferred_size(
+    const ag_linear_kernels *kernels, const Work *work, Py_ssize_t workspace, Plans *plans
+) noexcept nogil:
+    """Compute both gradients, if the sizes that are best without a limit fit."""
+    cdef Plan *plan = &plans.each[0]
+    if not (work.with_input_grad and work.with_weight_grad) or with_loss(work):
+        return UNFIT
+    plan[0] = new_plan(kernels, work, workspace, False)
+    plans.count = 1
+    return FINAL if cut(plan, preferred_rows(plan), preferred_vocab(plan)) else UNFIT
+
+
+cdef Verdict blocks_outside(
+    const ag_linear_kernels *kernels, const Work *work, Py_ssize_t workspace, Plans *plans
+) noexcept nogil:
+    """Compute statistics, or gradients, block by block. A single product over one chunk has no cheaper order."""
+    cdef Plan *plan = &plans.each[0]
+    if with_loss(work):
+        return UNFIT
+    plan[0] = new_plan(kernels, work, workspace, False)
+    plans.count = 1
+    if not search(plan):
+        return UNFIT
+    if work.with_input_grad and work.with_weight_grad:
+        return POSSIBLE
+    return FINAL if plan.chunks == 1 or not with_gradients(work) else POSSIBLE
+
+
+cdef Verdict chunks_outside(
+    const ag_linear_kernels *kernels, const Work *work, Py_ssize_t workspace, Plans *plans
+) noexcept nogil:
+    """Compute gradients chunk by chunk."""
+    cdef Plan *plan = &plans.each[0]
+    if work.with_statistics:
+        return UNFIT
+    plan[0] = new_plan(kernels, work, workspace, True)
+    plans.count = 1
+    return POSSIBLE if search(plan) else UNFIT
+
+
+cdef Verdict one_sweep_for_each_gradient(
+    const ag_linear_kernels *kernels, const Work *work, Py_ssize_t workspace, Plans *plans
+) noexcept nogil:
+    """Compute one gradient, then the other: each sweep has the whole workspace, but P is made twice."""
+    cdef Work part = work[0]
+    cdef Plans first, second
+    if work.with_statistics or not (work.with_input_grad and work.with_weight_grad):
+        return UNFIT
+    part.with_weight_grad = part.buffers_weight_grad = False
+    first = best_of(kernels, &part, workspace, &CANDIDATES[FIRST_OF_ONE_GRADIENT], 2)
+    part.with_weight_grad, part.buffers_weight_grad, part.with_input_grad = True, work.buffers_weight_grad, False
+    second = best_of(kernels, &part, workspace, &CANDIDATES[FIRST_OF_ONE_GRADIENT], 2)
+    if not first.count or not second.count:
+        return UNFIT
+    plans.count, plans.each[0], plans.each[1] = 2, first.each[0], second.each[0]
+    return POSSIBLE
+
+
+cdef enum:
+    FIRST_OF_ONE_GRADIENT = 4         # index of the candidates for one gradient
+    CANDIDATE_COUNT = 7
+
+cdef Candidate[CANDIDATE_COUNT] CANDIDATES
+
+CANDIDATES[0].name, CANDIDATES[0].make = b"nothing packed", unpacked
+CANDIDATES[1].name, CANDIDATES[1].make = b"packed, logits of chunks cached", logits_of_chunks_cached
+CANDIDATES[2].name, CANDIDATES[2].make = b"packed, logits of blocks cached", logits_of_blocks_cached
+CANDIDATES[3].name, CANDIDATES[3].make = b"packed, blocks of the preferred size", blocks_of_preferred_size
+CANDIDATES[4].name, CANDIDATES[4].make = b"packed, blocks outside", blocks_outside
+CANDIDATES[5].name, CANDIDATES[5].make = b"packed, chunks outside", chunks_outside
+CANDIDATES[6].name, CANDIDATES[6].make = b"packed, one sweep for each gradient", one_sweep_for_each_gradient
+
+
+cdef double cost_of(const Plans *plans) noexcept nogil:
+    cdef double total = 0
+    cdef int i
+    for i in range(plans.count):
+        total += cost(&plans.each[i])
+    return total
+
+
+cdef Plans best_of(
+    const ag_linear_kernels *kernels, const Work *work, Py_ssize_t workspace, const Candidate *candidates, int count
+) noexcept nogil:
+    """Return the plans of the first candidate that is FINAL, or else of the cheapest one; a count of 0 if none fits."""
+    cdef Plans best, plans
+    cdef Verdict verdict
+    cdef int i
+    best.count = 0
+    for i in range(count):
+        plans.count, plans.name = 0, candidates[i].name
+        verdict = candidates[i].make(kernels, work, workspace, &plans)
+        if verdict == FINAL:
+            return plans
+        if verdict == POSSIBLE and (not best.count or cost_of(&plans) < cost_of(&best)):
+            best = plans
+    return best
+
+
+cdef Plans choose_plans(const ag_linear_kernels *kernels, const Work *work, Py_ssize_t workspace) noexcept nogil:
+    """Choose the plans that compute a problem.
+
+    Their count is 0 if there is nothing to compute, if statistics and gradients of one call do not gain from cached logits,
+    or if the workspace is smaller than `least_workspace`.
+    """
+    cdef Plans nothing
+    nothing.count = 0
+    if not work.rows or not work.vocab or (with_gradients(work) and not work.hidden):
+        return nothing
+    if not with_gradients(work) and not work.with_statistics:
+        return nothing
+    return best_of(kernels, work, workspace, &CANDIDATES[0], CANDIDATE_COUNT)
+
+
+cdef Py_ssize_t least_of_sweep(const ag_linear_kernels *kernels, const Work *work, bint chunks_outside) noexcept nogil:
+    """Return the bytes of the packed sweep whose chunks are tiles and whose blocks are panels."""
+    cdef Plan plan = new_plan(kernels, work, -1, chunks_outside)
+    cut(&plan, kernels.mr, kernels.nr)
+    return nbytes(&plan)
+
+
+cdef Py_ssize_t least_workspace(const ag_linear_kernels *kernels, const Work *work) noexcept nogil:
+    """Return the bytes from which on there is a plan: a panel of all features for each product, and its sums."""
+    cdef Work part = work[0]
+    cdef Py_ssize_t least = 0
+    if not work.rows or not work.vocab:
+        return 0
+    part.with_input_grad = part.with_weight_grad = part.buffers_weight_grad = False
+    if work.with_statistics:
+        least = least_of_sweep(kernels, &part, False)
+    part.with_statistics = False
+    if work.with_input_grad:
+        part.with_input_grad = True
+        least = max(least, min(least_of_sweep(kernels, &part, False), least_of_sweep(kernels, &part, True)))
+        part.with_input_grad = False
+    if work.with_weight_grad:
+        part.with_weight_grad, part.buffers_weight_grad = True, work.buffers_weight_grad
+        least = max(least, min(least_of_sweep(kernels, &part, False), least_of_sweep(kernels, &part, True)))
+    return least
+
+
+cdef bint follows_rows(const Plans *plans) noexcept nogil:
+    """Return whether plans for fewer active rows may take more space, as they are cut differently."""
+    cdef int i
+    for i in range(plans.count):
+        if plans.each[i].blocks > 1 or plans.each[i].chunks > 1:
+            return True
+    return False

@@ -1,35 +1,21 @@
-"""The linear operators on typed memoryviews, for Cython users: the plans and schedules of the Python functions.
+"""The linear operators on typed memoryviews, for Cython users: the schedules of the Python functions.
 
-`linear.pxd` tells what holds for all of them. Views are checked here without the interpreter's lock; plans are Python
-objects, so whoever makes them takes it, and the schedules release it while they compute.
+`linear.pxd` says what holds for all of them. Nothing here takes the interpreter's lock.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint16_t
 from libc.string cimport memset
 
-cimport numpy as cnp
-
-from ascend_grad cimport _tasks
-from ascend_grad._kernels cimport (
-    AG_FLOAT32,
-    AG_FLOAT64,
-    ag_fpenv,
-    ag_fpenv_enter,
-    ag_fpenv_leave,
-)
+from ascend_grad._kernels cimport AG_FLOAT32, AG_FLOAT64, ag_dtype
 from ascend_grad._linear_kernels cimport ag_matrix
-from ascend_grad._linear_plan cimport OF_BLOCKS, Plan, bytes_of
-from ascend_grad._linear_rows cimport Rows, clear_rows, holds_sums, matrix_of, number, set_number
-from ascend_grad._linear_schedule cimport Schedule
-from ascend_grad._linear_skinny cimport SkinnySchedule
+from ascend_grad._linear_problem cimport Problem, acc_size_of, count_active_rows, matrix_of
+from ascend_grad._linear_results cimport describe_targets
+from ascend_grad._linear_schedule cimport Schedule, prepare, solve, workspace_bound
 from ascend_grad._memory cimport SIZE_LIMIT
 from ascend_grad._overlap cimport are_nested, may_share_memory
 from ascend_grad._views cimport View, is_addressable, matrix_view, size_of
 
-from . import _linear_python, arguments
-from ._dtypes import FLOATING_DTYPES
-
-cnp.import_array()
+from . import arguments
 
 cdef int MAX_THREADS = arguments.MAX_THREADS
 
@@ -67,22 +53,6 @@ cdef View vector_view(
     cdef View view = matrix_view(data, shape, strides, itemsize, dtype)
     view.ndim = 1
     return view
-
-
-# ---- views as arrays -------------------------------------------------------------------------------------------------
-
-cdef cnp.ndarray array_of(const View *view, int type_number):
-    """The memory of a view as an array of the dtype with this number; None where there is no view."""
-    if view.data == NULL:
-        return None
-    return cnp.PyArray_New(
-        cnp.ndarray, view.ndim, <cnp.npy_intp *>view.shape, type_number, <cnp.npy_intp *>view.strides, view.data, 0,
-        cnp.NPY_ARRAY_WRITEABLE, None
-    )
-
-
-cdef cnp.ndarray floating(const View *view):
-    return None if view.data == NULL else array_of(view, FLOATING_DTYPES[view.dtype].num)
 
 
 cdef bint has_shape(const View *view, Py_ssize_t rows, Py_ssize_t columns) noexcept nogil:
@@ -156,139 +126,74 @@ cdef bint are_targets(const Arguments *a) noexcept nogil:
     return True
 
 
-# ---- plans and calls, with the interpreter's lock --------------------------------------------------------------------
+# ---- problems --------------------------------------------------------------------------------------------------------
 
-cdef list plans_of_gradient(cnp.ndarray x, cnp.ndarray weight, Py_ssize_t count, softmax, input_grad, weight_grad):
-    """Those of the Python function, where so many rows count."""
-    cdef Py_ssize_t acc_size = max(cnp.PyArray_ITEMSIZE(x), 4)
-    limit = _linear_python.default_workspace(
-        x, weight, input_grad is not None, weight_grad is not None, 0 if softmax is None else softmax.nbytes
-    )
-    return _linear_python.plans(
-        x, weight, count, limit, softmax is None, input_grad is not None, weight_grad is not None,
-        weight_grad is not None and not holds_sums(weight_grad, <int>acc_size)
-    )
+cdef ag_matrix matrix(const View *view) noexcept nogil:
+    """Return a view as a matrix for the kernels; None has no data."""
+    cdef ag_matrix nothing
+    if view.data == NULL:
+        memset(&nothing, 0, sizeof(nothing))
+        return nothing
+    return matrix_of(view)
 
 
-cdef list plans_of_statistics(cnp.ndarray x, cnp.ndarray weight, Py_ssize_t count):
-    return _linear_python.plans(
-        x, weight, count, _linear_python.default_workspace(x, weight, False, False), True, False, False, False
-    )
+cdef Problem problem_of(const Arguments *a) noexcept nogil:
+    """Return a problem that has matrices, of which all rows are active."""
+    cdef Problem p
+    memset(&p, 0, sizeof(p))
+    p.dtype = <ag_dtype>a.inputs[INPUT].dtype
+    p.vocab, p.hidden = a.inputs[WEIGHT].shape[0], a.inputs[WEIGHT].shape[1]
+    p.input, p.weight = matrix(&a.inputs[INPUT]), matrix(&a.inputs[WEIGHT])
+    p.rows.total = p.rows.active = a.inputs[INPUT].shape[0]
+    p.rows.target, p.rows.is_wide = a.inputs[TARGET].data, True
+    return p
 
 
-cdef Py_ssize_t gradient_workspace(const Arguments *a) noexcept with gil:
-    cdef cnp.ndarray x, weight
+cdef Problem gradient_problem(const Arguments *a) noexcept nogil:
+    cdef Problem p = problem_of(a)
+    p.rows.size = p.vocab
+    p.rows.mask = <const uint8_t *>a.inputs[TARGET_MASK].data
+    p.rows.grad, p.rows.max = a.inputs[GRAD].data, a.inputs[LOGITS_MAX].data
+    p.rows.sum = a.inputs[SUM_EXP_LOGITS].data
+    p.softmax = matrix(&a.inputs[SOFTMAX])
+    p.input_grad, p.weight_grad = matrix(&a.results[INPUT_GRAD]), matrix(&a.results[WEIGHT_GRAD])
+    p.with_input_grad, p.with_weight_grad = p.input_grad.data != NULL, p.weight_grad.data != NULL
+    return p
+
+
+cdef Problem statistics_problem(const Arguments *a) noexcept nogil:
+    cdef Problem p = problem_of(a)
+    p.with_statistics = True
+    p.logits_max, p.sum_exp = a.results[NEW_LOGITS_MAX].data, a.results[NEW_SUM_EXP_LOGITS].data
+    p.predicted = a.results[PREDICTED_LOGITS].data
+    return p
+
+
+cdef Py_ssize_t gradient_workspace(const Arguments *a) noexcept nogil:
+    cdef Schedule schedule
+    cdef Problem p
     if check_matrices(a) != SUCCESS:
         return -1
-    try:
-        x, weight = floating(&a.inputs[INPUT]), floating(&a.inputs[WEIGHT])
-        plans = plans_of_gradient(
-            x, weight, a.inputs[INPUT].shape[0], floating(&a.inputs[SOFTMAX]), floating(&a.results[INPUT_GRAD]),
-            floating(&a.results[WEIGHT_GRAD])
-        )
-        return most_bytes(plans)
-    except BaseException:  # for memory
-        return -1
+    p = gradient_problem(a)
+    prepare(&schedule, &p, 0)
+    return workspace_bound(&schedule)
 
 
-cdef Py_ssize_t statistics_workspace(const Arguments *a) noexcept with gil:
+cdef Py_ssize_t statistics_workspace(const Arguments *a) noexcept nogil:
+    cdef Schedule schedule
+    cdef Problem p
     if check_matrices(a) != SUCCESS:
         return -1
-    try:
-        return most_bytes(
-            plans_of_statistics(floating(&a.inputs[INPUT]), floating(&a.inputs[WEIGHT]), a.inputs[INPUT].shape[0])
-        )
-    except BaseException:  # for memory
-        return -1
-
-
-cdef Py_ssize_t most_bytes(list plans) except -1:
-    """What plans for as many rows or fewer take, which may be cut in another way."""
-    return max([_linear_python.workspace_bound([plan], (<Plan>plan).workspace) for plan in plans], default=0)
-
-
-cdef Schedule schedule_of(
-    Plan plan, cnp.ndarray x, cnp.ndarray weight, cnp.ndarray memory, Rows rows, int num_threads
-):
-    cdef Schedule schedule = (
-        Schedule.__new__(Schedule) if plan.tasks_of == OF_BLOCKS else SkinnySchedule.__new__(SkinnySchedule)
-    )
-    schedule.prepare(x, weight, plan, memory, rows, num_threads)
-    return schedule
-
-
-cdef Status compute_gradient(const Arguments *a, int num_threads) noexcept with gil:
-    cdef cnp.ndarray x, weight, softmax, memory, input_grad, weight_grad
-    cdef Rows rows
-    cdef Plan plan
-    cdef Schedule schedule
-    cdef ag_matrix matrix
-    cdef double last = 0
-    cdef list plans, schedules = []
-    cdef bint deferred = _tasks.defer_signals(True)
-    try:
-        x, weight, softmax = floating(&a.inputs[INPUT]), floating(&a.inputs[WEIGHT]), floating(&a.inputs[SOFTMAX])
-        input_grad, weight_grad = floating(&a.results[INPUT_GRAD]), floating(&a.results[WEIGHT_GRAD])
-        memory = array_of(&a.results[WORKSPACE], cnp.NPY_UINT8)
-        rows = Rows(
-            array_of(&a.inputs[TARGET], cnp.NPY_INT64), 0, cnp.PyArray_DIM(weight, 0),
-            array_of(&a.inputs[TARGET_MASK], cnp.NPY_BOOL), floating(&a.inputs[GRAD]),
-            floating(&a.inputs[LOGITS_MAX]), floating(&a.inputs[SUM_EXP_LOGITS])
-        )
-        plans = plans_of_gradient(x, weight, rows.count, softmax, input_grad, weight_grad)
-        if bytes_of(plans) > cnp.PyArray_SIZE(memory):
-            return PARAM_INVALID
-        # Whatever is allocated is allocated here.
-        for plan in plans:
-            schedule = schedule_of(plan, x, weight, memory, rows, num_threads)
-            schedule.set_gradient(softmax, input_grad, weight_grad, 0.0)
-            schedules.append(schedule)
-        for schedule in schedules:
-            schedule.work()
-        if not plans:
-            for result in (input_grad, weight_grad):
-                if result is not None:
-                    matrix = matrix_of(result)
-                    clear_rows(&matrix, 0, cnp.PyArray_DIM(result, 0), cnp.PyArray_DIM(result, 1), &last)
-        return SUCCESS
-    except BaseException:  # for memory: arguments were checked, and signals' handlers wait
-        return BAD_ALLOC
-    finally:
-        _tasks.defer_signals(deferred)
-
-
-cdef Status compute_statistics(const Arguments *a, int64_t start, int64_t end, int num_threads) noexcept with gil:
-    cdef cnp.ndarray x, weight, memory, logits_max, sum_exp, predicted
-    cdef Rows rows
-    cdef Schedule schedule
-    cdef list plans
-    cdef bint deferred = _tasks.defer_signals(True)
-    try:
-        x, weight = floating(&a.inputs[INPUT]), floating(&a.inputs[WEIGHT])
-        memory = array_of(&a.results[WORKSPACE], cnp.NPY_UINT8)
-        logits_max, sum_exp = floating(&a.results[NEW_LOGITS_MAX]), floating(&a.results[NEW_SUM_EXP_LOGITS])
-        predicted = floating(&a.results[PREDICTED_LOGITS])
-        rows = Rows(array_of(&a.inputs[TARGET], cnp.NPY_INT64), start, end - start)
-        plans = plans_of_statistics(x, weight, rows.count)
-        if bytes_of(plans) > cnp.PyArray_SIZE(memory):
-            return PARAM_INVALID
-        if not plans:
-            return SUCCESS
-        schedule = schedule_of(plans[0], x, weight, memory, rows, num_threads)
-        schedule.set_statistics(logits_max, sum_exp, predicted, None)
-        memset(cnp.PyArray_DATA(predicted), 0, cnp.PyArray_NBYTES(predicted))
-        schedule.work()
-        return SUCCESS
-    except BaseException:  # for memory: arguments were checked, and signals' handlers wait
-        return BAD_ALLOC
-    finally:
-        _tasks.defer_signals(deferred)
+    p = statistics_problem(a)
+    prepare(&schedule, &p, 0)
+    return workspace_bound(&schedule)
 
 
 # ---- the operators ---------------------------------------------------------------------------------------------------
 
 cdef Status gradient(const Arguments *a, int num_threads) noexcept nogil:
     cdef Status status = check_call(a, num_threads)
+    cdef Problem p
     if a.inputs[GRAD].data == NULL or (
         a.inputs[SOFTMAX].data == NULL and (a.inputs[LOGITS_MAX].data == NULL or a.inputs[SUM_EXP_LOGITS].data == NULL)
     ):
@@ -297,19 +202,15 @@ cdef Status gradient(const Arguments *a, int num_threads) noexcept nogil:
         return status
     if not are_targets(a):
         return PARAM_INVALID
-    return compute_gradient(a, num_threads)
+    p = gradient_problem(a)
+    count_active_rows(&p.rows, acc_size_of(p.dtype), NULL)
+    return solve(&p, a.results[WORKSPACE].data, a.results[WORKSPACE].shape[0], num_threads)
 
 
 cdef Status statistics(const Arguments *a, int64_t start, int64_t end, int num_threads) noexcept nogil:
     cdef Status status = check_call(a, num_threads)
-    cdef const int64_t *targets = <const int64_t *>a.inputs[TARGET].data
-    cdef uint8_t *mask = <uint8_t *>a.results[NEW_TARGET_MASK].data
-    cdef int64_t *places = <int64_t *>a.results[MASKED_TARGET].data
-    cdef void *predicted = a.results[PREDICTED_LOGITS].data
-    cdef const void *largest = a.results[NEW_LOGITS_MAX].data
-    cdef bint is_double = a.inputs[INPUT].dtype == AG_FLOAT64
-    cdef ag_fpenv mode
-    cdef Py_ssize_t i
+    cdef Problem p
+    cdef int i
     for i in range(NEW_LOGITS_MAX, RESULTS):
         if a.results[i].data == NULL:
             return PARAM_NULLPTR
@@ -317,17 +218,16 @@ cdef Status statistics(const Arguments *a, int64_t start, int64_t end, int num_t
         return status
     if not 0 <= start <= end or end - start > a.inputs[WEIGHT].shape[0] or a.inputs[WEIGHT].shape[0] == 0:
         return PARAM_INVALID
-    status = compute_statistics(a, start, end, num_threads)
-    if status != SUCCESS:
-        return status
-    mode = ag_fpenv_enter()
-    for i in range(a.inputs[TARGET].shape[0]):
-        mask[i] = targets[i] < start or targets[i] >= end
-        places[i] = 0 if mask[i] else targets[i] - start
-        if not mask[i]:
-            set_number(predicted, i, is_double, number(predicted, i, is_double) - number(largest, i, is_double))
-    ag_fpenv_leave(mode)
-    return SUCCESS
+    p = statistics_problem(a)
+    p.rows.start, p.rows.size = start, end - start
+    status = solve(&p, a.results[WORKSPACE].data, a.results[WORKSPACE].shape[0], num_threads)
+    if status == SUCCESS:
+        describe_targets(
+            &p.rows, acc_size_of(p.dtype) == 8, p.logits_max, p.predicted, a.results[NEW_TARGET_MASK].data, False,
+            a.results[MASKED_TARGET].data, NULL
+        )
+    return status
+
 
 cdef Py_ssize_t linear_cross_entropy_grad_workspace(
     const real_t[:, :] input, const real_t[:, :] weight, const real_t[:, :] softmax, real_t[:, :] input_grad,

@@ -5,12 +5,12 @@ from cython.parallel cimport prange
 cimport numpy as cnp
 
 from ascend_grad cimport _cpu, _memory, _threads
-from ascend_grad._call cimport Call, Result
+from ascend_grad._call cimport FIRST_OPERAND, MASK_OPERAND, SCALE_OPERAND, SECOND_OPERAND, Call, Result
 from ascend_grad._dtypes cimport dtype_of
 from ascend_grad._kernels cimport ag_stream_add, ag_variant
 from ascend_grad._memory cimport ALIGNMENT, ceil_div
 from ascend_grad._overlap cimport overlaps_partly
-from ascend_grad._rowwise_kernels cimport AG_MASKED_LOGIT, AG_ROW_OP_COUNT, ag_row_op, ag_row_ops
+from ascend_grad._rowwise_kernels cimport AG_MASKED_LOGIT, ag_row_op
 from ascend_grad._rowwise_plan cimport Problem, describe, has_b, has_mask
 from ascend_grad._rowwise_schedule cimport (
     Schedule,
@@ -19,26 +19,27 @@ from ascend_grad._rowwise_schedule cimport (
     place_workspace,
     prepare,
     run,
+    threads_of,
     workspace_size,
 )
 from ascend_grad._views cimport View, view_of
-from ascend_grad.status cimport SUCCESS
 
 from ._dtypes import FLOATING_DTYPES
 from .arrays import without_memory
 
 cnp.import_array()
 
-_OPERATORS = {ag_row_ops[op].name.decode(): op for op in range(AG_ROW_OP_COUNT)}
-
 #: The logit of masked positions.
 MASKED_LOGIT = float(AG_MASKED_LOGIT)
 
 cdef tuple _dtypes = FLOATING_DTYPES  # in the order of ag_dtype
 
+#: Names of plans, in the order of `Layout`.
+cdef tuple _LAYOUTS = ("rows in place", "columns in place", "rows, gathered", "columns, gathered")
+
 
 cdef int compute_problem(const Problem *p, int asked) except -1:
-    cdef int threads = choose_threads(p, asked), status
+    cdef int threads = choose_threads(p, asked)
     cdef Schedule schedule
     cdef cnp.ndarray memory
     cdef Py_ssize_t nbytes
@@ -54,26 +55,21 @@ cdef int compute_problem(const Problem *p, int asked) except -1:
             place_workspace(&schedule, _memory.aligned(cnp.PyArray_BYTES(memory))) + ALIGNMENT, memory
         )
     with nogil:
-        status = run(&schedule, asked == 0, &last_check)
-    if status != SUCCESS:
-        raise MemoryError
+        run(&schedule, asked == 0, &last_check)
     return 0
 
 
 cdef bint describe_call(Problem *p, Call call, cnp.ndarray out) except -1:
     """Describe the problem of a validated call whose result is written to `out`; return False if it is empty."""
-    cdef cnp.ndarray a = call.values[0], b = a, mask = a
+    cdef const int *slots = call.operator.operand_slots
+    cdef cnp.ndarray a = call.values[slots[FIRST_OPERAND]], b = a, mask = a
     cdef double scale = 1.0
-    cdef ag_row_op op
-    if call.operator.row_op < 0:
-        call.operator.row_op = _OPERATORS[call.operator.name]
-    op = <ag_row_op>call.operator.row_op
+    cdef ag_row_op op = <ag_row_op>call.operator.kernels
     cdef int dim = cnp.PyArray_NDIM(a) - 1 if has_mask(op) else call.axis
     if has_b(op):
-        b = call.values[1]
+        b = call.values[slots[SECOND_OPERAND]]
     if has_mask(op):
-        mask = call.values[1 + has_b(op)]
-        scale = call.values[2 + has_b(op)]
+        mask, scale = call.values[slots[MASK_OPERAND]], call.values[slots[SCALE_OPERAND]]
     cdef View a_view = view_of(a), b_view = view_of(b), mask_view = view_of(mask), out_view = view_of(out)
     return describe(p, op, &a_view, &b_view, &mask_view, &out_view, dim, scale)
 
@@ -104,23 +100,41 @@ cdef cnp.ndarray new_like(cnp.ndarray given):
     return _memory.empty_like(given, <cnp.dtype>_dtypes[dtype_of(given)])
 
 
+cdef cnp.ndarray shape_of_result(Call call):
+    """Return the caller's array for the result, or an array without memory if it is new or would be temporary."""
+    cdef cnp.ndarray out = call.first_out
+    if out is None:
+        return without_memory(call.specs[0].shape, call.specs[0].dtype)
+    if any([overlaps_partly(out, each) for each in call.arrays]):
+        return without_memory((<object>out).shape, _dtypes[dtype_of(out)])
+    return out
+
+
 cdef Py_ssize_t workspace_bound(Call call, int threads) except -1:
     """Return the most bytes that `compute` allocates in addition to the result, from shapes, dtypes and layouts."""
     cdef Problem p
-    cdef Py_ssize_t most = 0, aside = 0
-    cdef cnp.ndarray out = call.first_out
+    cdef Py_ssize_t most = 0, copy = 0
+    cdef cnp.ndarray out = shape_of_result(call)
     cdef Schedule schedule
-    if out is None:
-        out = without_memory(call.specs[0].shape, call.specs[0].dtype)
-    elif any([overlaps_partly(out, each) for each in call.arrays]):
-        aside = cnp.PyArray_NBYTES(out)
-        out = without_memory((<object>out).shape, _dtypes[dtype_of(out)])
+    if call.first_out is not None and out is not call.first_out:
+        copy = cnp.PyArray_NBYTES(out)
     if not describe_call(&p, call, out):
-        return aside
+        return copy
     for count in [threads] if threads else [1, _threads.default_threads()]:
         prepare(&schedule, &p, count)
         most = max(most, workspace_size(&schedule))
-    return aside + most
+    return copy + most
+
+
+cdef tuple chosen(Call call, int threads):
+    """Return the name of the plan of a call, and the number of threads of calls that follow one another."""
+    cdef Problem p
+    cdef Schedule schedule
+    if not describe_call(&p, call, shape_of_result(call)):
+        return "nothing to compute", 1
+    threads = threads_of(&p, threads)
+    prepare(&schedule, &p, threads)
+    return _LAYOUTS[<int>schedule.plan.layout] + (", split" if schedule.plan.is_split else ""), threads
 
 
 def stream_add(float[::1] a, float[::1] b, float[::1] out, bint nontemporal, int num_threads):

@@ -18,8 +18,6 @@ ctypedef struct Schedule:
     Plan plan
     ag_variant variant
     Phase phase
-    bint default_threads              # the caller gave no number of threads
-    double *last_check                # time of the last check for signals; NULL: no checks
     char *scratch                     # (threads, SCRATCH_BYTES): scratch memory of column kernels
     char *tiles                       # (tasks or threads, tiles_size): gathered operands
     double *maxima                    # (splits, rows): maxima of splits
@@ -29,6 +27,7 @@ ctypedef struct Schedule:
 
 
 cdef int choose_threads(const Problem *p, int asked) noexcept nogil
+cdef int threads_of(const Problem *p, int asked) noexcept nogil
 cdef bint compute_at_once(const Problem *p, int threads) noexcept nogil
 cdef void prepare(Schedule *s, const Problem *p, int threads) noexcept nogil
 cdef Py_ssize_t workspace_size(Schedule *s) noexcept nogil

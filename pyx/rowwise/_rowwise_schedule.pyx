@@ -57,6 +57,7 @@ from ascend_grad._rowwise_kernels cimport (
     ag_rowwise_kernels,
     ag_tile,
 )
+from ascend_grad._tasks cimport Team
 from ascend_grad.status cimport BAD_ALLOC, SUCCESS, Status
 
 # Approximate nanoseconds per element on one thread, by direction of the operator.
@@ -65,7 +66,7 @@ cdef double BACKWARD_COST = 0.2
 
 cdef enum:
     SMALL_PROBLEM = 1 << 15           # most elements that one thread computes without a schedule
-    COMBINED_SUMS = 1 << 15           # sums of segments per thread, when they are combined
+    COMBINED_SUMS = 1 << 15           # most sums of segments that one thread combines alone
 
 cdef Py_ssize_t SCRATCH_BYTES = align_up(AG_SCRATCH_BYTES, ALIGNMENT)
 
@@ -97,10 +98,19 @@ cdef void compute_strips(const Problem *p, const ag_row_kernels *kernels) noexce
 
 # ---- the schedule ----------------------------------------------------------------------------------------------------
 
+cdef double serial_time(const Problem *p) noexcept nogil:
+    """Return the approximate nanoseconds that one thread takes."""
+    return <double>p.rows * p.n * (FORWARD_COST if is_forward(p.op) else BACKWARD_COST)
+
+
+cdef int threads_of(const Problem *p, int asked) noexcept nogil:
+    """Return the number of threads of calls that follow one another. `asked` is the caller's number, or 0."""
+    return _threads.expected_threads(serial_time(p), asked)
+
+
 cdef int choose_threads(const Problem *p, int asked) noexcept nogil:
     """Choose the number of threads for a problem. `asked` is the caller's number, or 0 for the default."""
-    cdef double cost = <double>p.rows * p.n * (FORWARD_COST if is_forward(p.op) else BACKWARD_COST)
-    cdef int threads = _threads.choose_num_threads(cost, asked)
+    cdef int threads = _threads.choose_num_threads(serial_time(p), asked)
     return 1 if asked == 0 and threads > 1 and _threads.is_oversubscribed() else threads
 
 
@@ -466,7 +476,7 @@ cdef void copy_elements(
 
 # ---- phases ----------------------------------------------------------------------------------------------------------
 
-cdef void run_task(void *schedule, Py_ssize_t index, int thread) noexcept nogil:
+cdef void run_task(const void *schedule, Py_ssize_t index, int thread) noexcept nogil:
     cdef const Schedule *s = <const Schedule *>schedule
     if s.phase == WHOLE_BLOCKS:
         whole_block(s, index, thread)
@@ -482,46 +492,33 @@ cdef void run_task(void *schedule, Py_ssize_t index, int thread) noexcept nogil:
         split_write(s, index, thread)
 
 
-cdef int run_phase(Schedule *s, Phase phase, Py_ssize_t tasks) except -1 nogil:
-    """Run all tasks of a phase and return SUCCESS, or run none and return BAD_ALLOC."""
-    cdef int threads = s.plan.threads, status
-    cdef _tasks.Times times
+cdef void run_phase(Schedule *s, Team *team, Phase phase, Py_ssize_t tasks) noexcept nogil:
     s.phase = phase
-    if s.default_threads and _threads.is_oversubscribed():
-        threads = 1
-    if phase == COMBINE_MAX or phase == COMBINE_SUM:
+    if (phase == COMBINE_MAX or phase == COMBINE_SUM) and tasks * s.plan.segments <= COMBINED_SUMS:
         # Waking a team would take longer than a few additions.
-        threads = <int>min(<Py_ssize_t>threads, ceil_div(tasks * s.plan.segments, COMBINED_SUMS))
-    status = _tasks.run_timed(run_task, s, tasks, threads, s.plan.nontemporal, s.last_check, &times)
-    if threads > 1 and s.default_threads:
-        _threads.record_team_times(times.elapsed, times.busy)
-    return status
+        _tasks.run_serially(team, run_task, s, tasks)
+    else:
+        _tasks.run_phase(team, run_task, s, tasks, not s.plan.nontemporal)
+
+
+cdef void run_phases(void *schedule, Team *team) noexcept nogil:
+    """Run the phases of a schedule; the program of a team."""
+    cdef Schedule *s = <Schedule *>schedule
+    cdef Py_ssize_t tasks = s.plan.blocks * s.plan.splits
+    if not s.plan.is_split:
+        run_phase(s, team, WHOLE_BLOCKS, s.plan.blocks)
+        return
+    if is_forward(s.p.op):
+        run_phase(s, team, SPLIT_MAX, tasks)
+        run_phase(s, team, COMBINE_MAX, s.p.rows)
+    run_phase(s, team, SPLIT_SUM, tasks)
+    run_phase(s, team, COMBINE_SUM, s.p.rows)
+    run_phase(s, team, SPLIT_WRITE, tasks)
 
 
 cdef int run(Schedule *s, bint default_threads, double *last_check) except -1 nogil:
-    """Solve the problem in its workspace, and return a status; after BAD_ALLOC no results are written.
-
-    `default_threads`: the caller gave no number of threads, so one thread runs while other processes keep cores busy.
-    `last_check`: see `_tasks.run_timed`.
-    """
-    cdef Py_ssize_t tasks = s.plan.blocks * s.plan.splits
-    cdef int status = SUCCESS
-    s.default_threads, s.last_check = default_threads, last_check
-    if not s.plan.is_split:
-        status = run_phase(s, WHOLE_BLOCKS, s.plan.blocks)
-    else:
-        if is_forward(s.p.op):
-            status = run_phase(s, SPLIT_MAX, tasks)
-            if status == SUCCESS:
-                status = run_phase(s, COMBINE_MAX, s.p.rows)
-        if status == SUCCESS:
-            status = run_phase(s, SPLIT_SUM, tasks)
-        if status == SUCCESS:
-            status = run_phase(s, COMBINE_SUM, s.p.rows)
-        if status == SUCCESS:
-            status = run_phase(s, SPLIT_WRITE, tasks)
-    _threads.mark_team_used()
-    return status
+    """Solve the problem in its workspace; see `_tasks.run_team` for the arguments."""
+    return _tasks.run_team(run_phases, s, s.plan.threads, default_threads, last_check)
 
 
 cdef Status solve(const Problem *p, int num_threads) noexcept nogil:
@@ -529,7 +526,7 @@ cdef Status solve(const Problem *p, int num_threads) noexcept nogil:
 
     Signals are not checked.
     """
-    cdef int threads = choose_threads(p, num_threads), status
+    cdef int threads = choose_threads(p, num_threads)
     cdef Schedule schedule
     cdef char *memory = NULL
     cdef Py_ssize_t nbytes
@@ -542,6 +539,6 @@ cdef Status solve(const Problem *p, int num_threads) noexcept nogil:
         if memory == NULL:
             return BAD_ALLOC
         place_workspace(&schedule, aligned(memory))
-    status = run(&schedule, num_threads == 0, NULL)
+    run(&schedule, num_threads == 0, NULL)  # raises nothing, as signals are not checked
     free(memory)
-    return <Status>status
+    return SUCCESS

@@ -58,12 +58,13 @@ cdef extern from "ascend_grad/team.h" nogil:
         int64_t elapsed
         int64_t busy
     int64_t ag_monotonic_ns()
+    int64_t ag_coarse_ns()
     int64_t ag_thread_ns()
     void ag_team_init(ag_team *team, int size, int cores)
-    void ag_team_begin_phase(ag_team *team, Py_ssize_t tasks)
+    void ag_team_begin_phase(ag_team *team, Py_ssize_t tasks, int by_thread)
     void ag_team_shutdown(ag_team *team)
     uint32_t ag_team_wait_phase(ag_team *team, uint32_t phase)
-    Py_ssize_t ag_team_fetch_task(ag_team *team)
+    Py_ssize_t ag_team_fetch_task(ag_team *team, int thread)
     void ag_team_complete_task(ag_team *team)
     void ag_team_cancel_phase(ag_team *team)
     void ag_team_end_phase(ag_team *team)

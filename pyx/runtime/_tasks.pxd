@@ -1,17 +1,33 @@
-ctypedef void (*task_function)(void *context, Py_ssize_t task, int thread) noexcept nogil
+from libc.stdint cimport int64_t
 
-ctypedef struct Times:
-    double elapsed                    # nanoseconds
-    double busy                       # CPU time of all threads
+from ascend_grad._kernels cimport ag_team
 
-cdef int run_timed(
-    task_function function, void *context, Py_ssize_t tasks, int threads, bint dynamic, double *last, Times *times
+# Compute one task of a phase that `context` describes. `thread` is the number of the thread in its team.
+ctypedef void (*task_function)(const void *context, Py_ssize_t task, int thread) noexcept nogil
+
+ctypedef struct Team:
+    # The threads of one call.
+    ag_team team
+    int64_t end_of_phases             # nanoseconds of the monotonic clock
+    # Description of the current phase.
+    task_function function
+    const void *context
+    bint default_threads              # the caller gave no number of threads
+    double *last_check                # time of the last check for signals; NULL: signals are not checked
+    bint is_cancelled                 # a handler of a signal has raised an exception: no further task runs
+
+# Run the phases of a call, by `run_phase`, on the calling thread.
+ctypedef void (*program_function)(void *context, Team *team) noexcept nogil
+
+cdef int run_team(
+    program_function program, void *context, int threads, bint default_threads, double *last_check
 ) except -1 nogil
+cdef void run_phase(
+    Team *team, task_function function, const void *context, Py_ssize_t tasks, bint by_thread
+) noexcept nogil
+cdef void run_serially(Team *team, task_function function, const void *context, Py_ssize_t tasks) noexcept nogil
+cdef bint is_cancelled(Team *team, int thread) noexcept nogil
 cdef int run_tasks(
-    task_function function, void *context, Py_ssize_t tasks, int threads, bint dynamic, double *last
+    task_function function, const void *context, Py_ssize_t tasks, int threads, bint default_threads, double *last_check
 ) except -1 nogil
-cdef int check_signals(double *last) except -1 nogil
-cdef double now() noexcept nogil
-cdef bint is_check_due(double *last) noexcept nogil
-cdef bint defer_signals(bint deferred) noexcept nogil
-cdef int handle_signals() except -1
+cdef int check_signals(double *last_check) except -1 nogil

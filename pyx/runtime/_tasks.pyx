@@ -1,181 +1,182 @@
-"""Independent tasks on a team of threads, in the floating-point mode of the kernels, interruptible by signals."""
+"""Phases of tasks on a team of threads, in the floating-point mode of the kernels, interruptible by signals.
+
+A call starts its team once, by `run_team`. The calling thread then runs the call's program, which begins one phase after
+another, while the other threads wait for phases (`team.h`). A team of one thread is the calling thread alone.
+
+If a signal's handler raises an exception, the tasks that no thread has begun are dropped, and `run_team` raises it.
+"""
 
 from cython.parallel cimport parallel, threadid
-from libc.math cimport INFINITY
-from libc.stdint cimport int64_t
-from libc.stdlib cimport calloc, free
+from libc.stdint cimport int64_t, uint32_t
 
-from ascend_grad cimport _openmp
-from ascend_grad._kernels cimport ag_fpenv, ag_fpenv_enter, ag_fpenv_leave, ag_monotonic_ns, ag_thread_ns
-from ascend_grad.status cimport BAD_ALLOC, SUCCESS
+from ascend_grad cimport _openmp, _threads
+from ascend_grad._kernels cimport (
+    ag_coarse_ns,
+    ag_fpenv,
+    ag_fpenv_enter,
+    ag_fpenv_leave,
+    ag_monotonic_ns,
+    ag_take,
+    ag_team_add_busy,
+    ag_team_begin_phase,
+    ag_team_cancel_phase,
+    ag_team_complete_task,
+    ag_team_end_phase,
+    ag_team_fetch_task,
+    ag_team_init,
+    ag_team_shutdown,
+    ag_team_wait_phase,
+    ag_thread_ns,
+)
 
 cdef extern from "Python.h":
-    int PyErr_CheckSignals() except -1
-
-cdef extern from "<time.h>" nogil:
-    struct timespec:
-        long tv_sec
-        long tv_nsec
-    int clock_gettime(int clock, timespec *time)
-    enum:
-        CLOCK_MONOTONIC_COARSE
-
-cdef extern from * nogil:
-    """
-    #define AG_FETCH_ADD(counter, n) __atomic_fetch_add(counter, n, __ATOMIC_RELAXED)
-    /* Of the threads' own memory from the start: to allocate it at first use may fail, which ends the process. */
-    static _Thread_local int ag_signals_deferred __attribute__((tls_model("initial-exec")));
-    """
-    int64_t AG_FETCH_ADD(int64_t *counter, int n)
-    int ag_signals_deferred
-
-# Each thread writes to a cache line of its own: a counter, and the CPU time that it used.
-cdef enum:
-    COUNTER = 0
-    BUSY = 1
-    CACHE_LINE = 8  # numbers
+    # -1: a handler has raised an exception, which stays set in this thread until a function returns it.
+    int PyErr_CheckSignals() noexcept
 
 # Nanoseconds of computing after which signals are checked.
 cdef double CHECK_INTERVAL = 40e6
 
 
-cdef double now() noexcept nogil:
-    """Nanoseconds, of a clock that is cheap to read and ticks every few milliseconds."""
-    cdef timespec time
-    clock_gettime(CLOCK_MONOTONIC_COARSE, &time)
-    return time.tv_sec * 1e9 + time.tv_nsec
-
-
-cdef bint is_check_due(double *last) noexcept nogil:
-    """Whether signals should be checked again; if so, the time of the last check becomes now."""
-    cdef double time = now()
-    if time - last[0] < CHECK_INTERVAL:
+cdef bint is_check_due(double *last_check) noexcept nogil:
+    """Return whether signals should be checked again; if so, the time of the last check becomes now."""
+    cdef double time = ag_coarse_ns()
+    if time - last_check[0] < CHECK_INTERVAL:
         return False
-    last[0] = time
+    last_check[0] = time
     return True
 
 
-cdef bint defer_signals(bint deferred) noexcept nogil:
-    """Whether signals' handlers wait until this thread says otherwise: its caller takes no exceptions. What it was."""
-    global ag_signals_deferred
-    cdef bint before = ag_signals_deferred
-    ag_signals_deferred = deferred
-    return before
+cdef bint raises_exception() noexcept with gil:
+    """Let handlers of signals run, and return whether one has raised an exception."""
+    return PyErr_CheckSignals() != 0
 
 
-cdef int handle_signals() except -1:
-    """Let signals' handlers run."""
-    return 0 if ag_signals_deferred else PyErr_CheckSignals()
+cdef int check_signals(double *last_check) except -1 nogil:
+    """Let handlers of signals run, if the last check (0: none yet) was some time ago."""
+    if last_check[0] == 0:
+        last_check[0] = ag_coarse_ns()
+    elif is_check_due(last_check) and raises_exception():
+        return -1
+    return 0
 
 
-cdef void run_partition(
-    task_function function, void *context, int64_t *next, int64_t begin, int64_t end, int thread, bint dynamic,
-    double start
-) noexcept nogil:
-    """Tasks until there are none left, or signals have to be checked. Counters begin at 0."""
-    cdef int64_t task
+cdef bint is_cancelled(Team *team, int thread) noexcept nogil:
+    """Return whether a task should end early. The calling thread of the team, number 0, checks signals at intervals."""
+    if thread == 0 and not team.is_cancelled and team.last_check != NULL and is_check_due(team.last_check):
+        team.is_cancelled = raises_exception()
+    return team.is_cancelled
+
+
+cdef void work(Team *team, int thread) noexcept nogil:
+    """Compute tasks of the current phase until none is left."""
     cdef ag_fpenv mode = ag_fpenv_enter()
-    while True:
-        if dynamic:
-            task = begin + AG_FETCH_ADD(next, 1)
-        else:
-            task = begin + next[0]
-            next[0] += 1
-        if task >= end:
-            break
-        function(context, task, thread)
-        if now() - start >= CHECK_INTERVAL:
+    cdef int64_t begin = ag_thread_ns()
+    cdef Py_ssize_t task = ag_team_fetch_task(&team.team, thread)
+    while task >= 0:
+        team.function(team.context, task, thread)
+        ag_team_complete_task(&team.team)
+        if thread == 0 and is_cancelled(team, 0):
+            ag_team_cancel_phase(&team.team)
+        task = ag_team_fetch_task(&team.team, thread)
+    ag_team_add_busy(&team.team, ag_thread_ns() - begin)
+    ag_fpenv_leave(mode)
+
+
+cdef void run_serially(Team *team, task_function function, const void *context, Py_ssize_t tasks) noexcept nogil:
+    """Compute all tasks of a phase on the calling thread. For the program of a call."""
+    cdef ag_fpenv mode
+    cdef Py_ssize_t task
+    if team.is_cancelled:
+        return
+    mode = ag_fpenv_enter()
+    for task in range(tasks):
+        function(context, task, 0)
+        if is_cancelled(team, 0):
             break
     ag_fpenv_leave(mode)
 
 
-cdef void run_partitions(
-    task_function function, void *context, int64_t *counters, int64_t tasks, int threads, bint dynamic, double start
+cdef void run_phase(
+    Team *team, task_function function, const void *context, Py_ssize_t tasks, bint by_thread
 ) noexcept nogil:
-    """What one thread of a team does."""
-    cdef int thread = threadid(), team = _openmp.team_size(), partition = thread
-    cdef int64_t begin = ag_thread_ns()
-    _openmp.record_team()
-    if dynamic:
-        run_partition(function, context, counters, 0, tasks, thread, True, start)
+    """Compute all tasks of a phase. For the program of a call.
+
+    `by_thread`: each thread begins with the same tasks in every call of the same size. Otherwise, a free thread fetches
+    the next task.
+    """
+    if team.is_cancelled or not tasks:
+        return
+    if team.team.size == 1 or tasks == 1 or (team.default_threads and _threads.is_oversubscribed()):
+        run_serially(team, function, context, tasks)
+        return
+    team.function, team.context = function, context
+    ag_team_begin_phase(&team.team, tasks, by_thread)
+    work(team, 0)
+    ag_team_end_phase(&team.team)
+    if team.default_threads:
+        _threads.record_team_times(<double>ag_take(&team.team.elapsed), <double>ag_take(&team.team.busy))
+
+
+cdef void wait_for_phases(Team *team, int thread) noexcept nogil:
+    cdef uint32_t phase = ag_team_wait_phase(&team.team, 0)
+    while phase:
+        work(team, thread)
+        phase = ag_team_wait_phase(&team.team, phase)
+
+
+cdef int run_team(
+    program_function program, void *context, int threads, bint default_threads, double *last_check
+) except -1 nogil:
+    """Run the program of a call on this thread, and its phases on a team of threads.
+
+    `default_threads`: the caller gave no number of threads, so phases are serial while other processes keep the cores
+    busy. `last_check`: time of the call's last check for signals, 0: none yet. NULL: signals are not checked, and nothing
+    is raised.
+    """
+    cdef Team team
+    if last_check != NULL and last_check[0] == 0:
+        last_check[0] = ag_coarse_ns()
+    if default_threads and threads > 1 and _threads.is_oversubscribed():
+        threads = 1
+    team.is_cancelled, team.default_threads, team.last_check = False, default_threads, last_check
+    ag_team_init(&team.team, threads, 1 if threads == 1 else _threads.usable_cores())
+    if threads == 1:
+        _openmp.record_team()
+        program(context, &team)
     else:
-        while partition < threads:  # there may be fewer threads than partitions
-            run_partition(
-                function, context, counters + partition * CACHE_LINE, tasks * partition // threads,
-                tasks * (partition + 1) // threads, thread, False, start
+        with parallel(num_threads=threads):
+            _openmp.record_team()
+            if threadid() == 0:
+                team.team.size = _openmp.team_size()  # there may be fewer than asked for
+                program(context, &team)
+                team.end_of_phases = ag_monotonic_ns()
+                ag_team_shutdown(&team.team)
+            else:
+                wait_for_phases(&team, threadid())
+        if default_threads:
+            # Threads that lack a core also delay the end of the team.
+            _threads.record_team_times(
+                <double>(ag_monotonic_ns() - team.end_of_phases), <double>ag_take(&team.team.busy)
             )
-            partition += team
-    counters[thread * CACHE_LINE + BUSY] += ag_thread_ns() - begin
+    _threads.mark_team_used()
+    return -1 if team.is_cancelled else 0
 
 
-cdef int check_signals(double *last) except -1 nogil:
-    """Let signals' handlers run, if the last check (0: none yet) was some time ago. With or without the GIL."""
-    if last[0] == 0:
-        last[0] = now()
-    elif is_check_due(last):
-        with gil:
-            handle_signals()
-    return 0
+ctypedef struct OnePhase:
+    task_function function
+    const void *context
+    Py_ssize_t tasks
+
+
+cdef void run_one_phase(void *context, Team *team) noexcept nogil:
+    cdef const OnePhase *phase = <const OnePhase *>context
+    run_phase(team, phase.function, phase.context, phase.tasks, False)
 
 
 cdef int run_tasks(
-    task_function function, void *context, Py_ssize_t tasks, int threads, bint dynamic, double *last
+    task_function function, const void *context, Py_ssize_t tasks, int threads, bint default_threads, double *last_check
 ) except -1 nogil:
-    cdef Times times
-    return run_timed(function, context, tasks, threads, dynamic, last, &times)
-
-
-cdef int run_timed(
-    task_function function, void *context, Py_ssize_t tasks, int threads, bint dynamic, double *last, Times *times
-) except -1 nogil:
-    """Run ``function(context, task, thread)`` for all tasks; a status, `BAD_ALLOC` before the first of them.
-
-    `last`: when the call last checked signals; NULL: it never does, and nothing is raised.
-
-    Static: neighbouring tasks belong to one thread, and to the same one in every call of the same size, which may have
-    their data in its cache. Dynamic: a free thread fetches the next one. An exception of a signal's handler is raised
-    between tasks. `times` are of a team, and 0 for one thread.
-    """
-    cdef int64_t[CACHE_LINE] serial_counters
-    cdef int64_t *counters = serial_counters
-    cdef int64_t begin, size
-    cdef int thread, partition, partitions = 1 if dynamic else threads
-    cdef bint is_done = False
-    cdef double start = INFINITY
-    if last != NULL and last[0] == 0:
-        last[0] = now()
-    serial_counters[COUNTER] = 0
-    times.elapsed = times.busy = 0
-    if threads == 1:
-        partitions = 1
-        dynamic = False
-    else:
-        counters = <int64_t *>calloc(threads * CACHE_LINE, sizeof(int64_t))
-        if counters == NULL:
-            return BAD_ALLOC
-    try:
-        while not is_done:
-            if last != NULL:
-                start = last[0]
-            if threads == 1:
-                run_partition(function, context, counters, 0, tasks, 0, False, start)
-                _openmp.record_team()
-            else:
-                begin = ag_monotonic_ns()
-                with parallel(num_threads=threads):
-                    run_partitions(function, context, counters, tasks, threads, dynamic, start)
-                times.elapsed += ag_monotonic_ns() - begin
-            is_done = True
-            for partition in range(partitions):
-                size = tasks * (partition + 1) // partitions - tasks * partition // partitions
-                if counters[partition * CACHE_LINE] < size:
-                    is_done = False
-            if last != NULL:
-                check_signals(last)
-        if threads > 1:
-            for thread in range(threads):
-                times.busy += counters[thread * CACHE_LINE + BUSY]
-    finally:
-        if counters != serial_counters:
-            free(counters)
-    return SUCCESS
+    """Compute all tasks of a call of one phase; see `run_team`."""
+    cdef OnePhase phase
+    phase.function, phase.context, phase.tasks = function, context, tasks
+    return run_team(run_one_phase, &phase, threads, default_threads, last_check)

@@ -3,8 +3,7 @@
 import os
 
 from ascend_grad cimport _openmp
-from ascend_grad._kernels cimport ag_affinity_cores
-from ascend_grad._tasks cimport now
+from ascend_grad._kernels cimport ag_affinity_cores, ag_coarse_ns
 
 cdef extern from *:
     """
@@ -101,24 +100,33 @@ cdef int choose_num_threads(double cost, int asked) noexcept nogil:
         return asked
     if cost < SERIAL_GATE or _openmp.in_parallel():
         return 1
-    if now() - _last_use > IDLE_TIME:
+    if ag_coarse_ns() - _last_use > IDLE_TIME:
         _busy_time = 0.0
-    _last_use = now()
+    _last_use = ag_coarse_ns()
     _busy_time += cost
     if cost < WAKE_COST and _busy_time - cost < WARM_UP_TIME:
         return 1
     return default_threads()
 
 
+cdef int expected_threads(double cost, int asked) noexcept nogil:
+    """Return the number of threads of calls that follow one another, each of `cost` nanoseconds serially."""
+    if _is_forked_child:
+        return 1
+    if asked > 0:
+        return asked
+    return 1 if cost < SERIAL_GATE or _openmp.in_parallel() else default_threads()
+
+
 cdef void mark_team_used() noexcept nogil:
     """Record the end of a call that got its threads from `choose_num_threads`, from which idle time counts."""
     global _last_use
-    _last_use = now()
+    _last_use = ag_coarse_ns()
 
 
 cdef bint is_oversubscribed() noexcept nogil:
     """Return whether a team would be slower than one thread now, because other processes use its cores."""
-    return _detects_oversubscription and now() < _serial_until
+    return _detects_oversubscription and ag_coarse_ns() < _serial_until
 
 
 cdef void record_team_times(double elapsed, double busy) noexcept nogil:
@@ -130,7 +138,7 @@ cdef void record_team_times(double elapsed, double busy) noexcept nogil:
     global _gain, _serial_until, _serial_for
     _gain += busy - elapsed
     if _gain < -LOSS:
-        _serial_until = now() + max(_serial_for, min(-BACKOFF * _gain, MAX_SERIAL_TIME))
+        _serial_until = ag_coarse_ns() + max(_serial_for, min(-BACKOFF * _gain, MAX_SERIAL_TIME))
         _serial_for = min(2 * _serial_for, MAX_SERIAL_TIME)
         _gain = 0
     elif _gain > LOSS:

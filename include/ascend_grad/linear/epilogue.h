@@ -1,15 +1,15 @@
 /* Tiles of logits: where they come from, and their epilogues, for one kind of arithmetic and one instruction set. Included by kernels.h. */
 
 /* Rows of P, padded to whole tiles. */
-AG_INLINE ptrdiff_t K(padded_rows)(const ag_linear_block *b) { return (b->rows + MR - 1) / MR * MR; }
+AG_INLINE ptrdiff_t K(padded_rows)(const ag_linear_block *b) { return (b->chunk.rows + MR - 1) / MR * MR; }
 
 AG_INLINE ptrdiff_t K(elements)(ptrdiff_t n) { return (n + PAIR - 1) / PAIR; }
 
-/* ---- where a tile comes from --------------------------------------------------------------------------------------------- */
+/* ---- sources of a tile --------------------------------------------------------------------------------------------------- */
 
 static void K(load_logits)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t tile_index, acc_t *tile)
 {
-    memcpy(tile, (const acc_t *)b->logits + (panel * K(padded_rows)(b) + tile_index * MR) * NR, MR * NR * sizeof(acc_t));
+    memcpy(tile, (const acc_t *)b->packed.logits + (panel * K(padded_rows)(b) + tile_index * MR) * NR, MR * NR * sizeof(acc_t));
 }
 
 /* Whole vectors where they fit: partial access is slow without masks. */
@@ -27,13 +27,13 @@ AG_INLINE void K(store_some)(acc_t *p, V v, ptrdiff_t n)
 /* The caller's probabilities; zero beyond the last row and column. */
 static void K(load_softmax)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t tile_index, acc_t *tile)
 {
-    const ag_matrix *from = &b->softmax;
-    const ptrdiff_t left = b->vocab - panel * NR, n = left < NR ? left : NR;
+    const ag_matrix *from = &b->gradient.softmax;
+    const ptrdiff_t left = b->vocab.size - panel * NR, n = left < NR ? left : NR;
     acc_t buffer[NR];
     memset(tile, 0, MR * NR * sizeof(acc_t));
-    for (ptrdiff_t r = 0; r < MR && tile_index * MR + r < b->rows; r++) {
-        const char *source = from->data + b->row_numbers[tile_index * MR + r] * from->row_stride +
-                             (b->vocab_start + panel * NR) * from->step;
+    for (ptrdiff_t r = 0; r < MR && tile_index * MR + r < b->chunk.rows; r++) {
+        const char *source = from->data + b->chunk.row_numbers[tile_index * MR + r] * from->row_stride +
+                             (b->vocab.start + panel * NR) * from->step;
         if (from->step != sizeof(acc_t) || from->swapped) {
             ag_copy_block((char *)buffer, 0, sizeof(acc_t), source, 0, from->step, 1, n, sizeof(acc_t), from->swapped);
             source = (const char *)buffer;
@@ -66,61 +66,54 @@ AG_INLINE void K(store_sum)(V total, V lost, acc_t *sum, acc_t *compensation, in
     K(store_some)(sum, compensation && last ? K(compensated)(total, lost) : total, n);
 }
 
-/* ---- what becomes of it -------------------------------------------------------------------------------------------------- */
+/* ---- epilogues: what a tile of logits becomes ---------------------------------------------------------------------------- */
 
 static void K(store_logits)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t tile_index, const acc_t *tile)
 {
-    const ptrdiff_t first = (panel * K(padded_rows)(b) + tile_index * MR) * NR;
-    acc_t *to = (acc_t *)b->logits + first, *compensation = b->logits_compensation;
-    if (compensation) compensation += first;
-    for (ptrdiff_t i = 0; i < MR * NR; i += VL) {
-        V total = V_(load)(tile + i), lost = {0};
-        if (b->add_logits) K(add_to_sum)(&total, &lost, to + i, compensation ? compensation + i : 0, VL);
-        K(store_sum)(total, lost, to + i, compensation ? compensation + i : 0, b->last_logits, VL);
-    }
+    memcpy((acc_t *)b->packed.logits + (panel * K(padded_rows)(b) + tile_index * MR) * NR, tile, MR * NR * sizeof(acc_t));
 }
 
 /* P: probabilities (made from logits here, if that is what they are), minus the one-hot target, times grad, rounded. */
 AG_INLINE void K(store_gradient)(const ag_linear_block *b, const int from_logits, ptrdiff_t panel, ptrdiff_t tile_index,
                                  acc_t *tile)
 {
-    const ptrdiff_t rows = K(padded_rows)(b), left = b->vocab - panel * NR, columns = left < NR ? left : NR;
+    const ptrdiff_t rows = K(padded_rows)(b), left = b->vocab.size - panel * NR, columns = left < NR ? left : NR;
     const ptrdiff_t first = tile_index * MR;
-    int is_small = b->filter_eps > 0;
+    int is_small = b->gradient.filter_eps > 0;
     for (ptrdiff_t r = 0; r < MR; r++) {
         const ptrdiff_t i = first + r;
         acc_t *row = tile + r * NR;
 #if AG_IS_DOT
-        uint16_t *to = (uint16_t *)b->p + (panel * rows + i) * NR;
+        uint16_t *to = (uint16_t *)b->packed.p + (panel * rows + i) * NR;
 #else
-        acc_t *to = (acc_t *)b->p + (panel * rows + i) * NR;
+        acc_t *to = (acc_t *)b->packed.p + (panel * rows + i) * NR;
 #endif
-        if (i >= b->rows) {
+        if (i >= b->chunk.rows) {
             memset(to, 0, NR * sizeof *to);
             continue;
         }
         if (from_logits) {
-            const V max = V_(set1)(((const acc_t *)b->max)[i]), sum = V_(set1)(((const acc_t *)b->sum)[i]);
+            const V max = V_(set1)(((const acc_t *)b->chunk.max)[i]), sum = V_(set1)(((const acc_t *)b->chunk.sum)[i]);
             for (int j = 0; j < NV; j++) {
                 V_(store)(row + j * VL, V_(exp)(V_(load)(row + j * VL) - max) / sum);
             }
         }
-        const int64_t target = b->target[i] - b->vocab_start - panel * NR;
-        if (b->target[i] >= 0 && target >= 0 && target < NR) row[target] -= 1;
-        const V grad = V_(set1)(((const acc_t *)b->grad)[i]);
+        const int64_t target = b->chunk.target[i] - b->vocab.start - panel * NR;
+        if (b->chunk.target[i] >= 0 && target >= 0 && target < NR) row[target] -= 1;
+        const V grad = V_(set1)(((const acc_t *)b->chunk.grad)[i]);
         for (int j = 0; j < NV; j++) {
             V p = V_(load)(row + j * VL) * grad;
             if (columns - j * VL < VL) p = V_(first)(columns > j * VL ? columns - j * VL : 0, p, (V){0});
             if (is_small) {
                 /* NaN is not small */
-                const V size = V_(max)(p, -p), bound = V_(set1)((acc_t)b->filter_eps);
+                const V size = V_(max)(p, -p), bound = V_(set1)((acc_t)b->gradient.filter_eps);
                 for (int lane = 0; lane < VL; lane++) is_small &= size[lane] < bound[lane];
             }
 #if AG_IS_DOT
             v_bf16_store(to + j * VL, p);
 #else
 #if !AG_IS_F64
-            if (b->round_to_bfloat16) p = v_bf16_widen(v_bf16_narrow(p));
+            if (b->gradient.round_to_bfloat16) p = v_bf16_widen(v_bf16_narrow(p));
 #endif
             V_(store)(to + j * VL, p);
 #endif
@@ -128,8 +121,8 @@ AG_INLINE void K(store_gradient)(const ag_linear_block *b, const int from_logits
     }
 #if AG_IS_DOT
     for (ptrdiff_t r = 0; r < MR; r += 2) {
-        const uint16_t *from = (const uint16_t *)b->p + (panel * rows + first + r) * NR;
-        uint32_t *pairs = (uint32_t *)b->p_pairs + (panel * rows + first + r) / 2 * NR;
+        const uint16_t *from = (const uint16_t *)b->packed.p + (panel * rows + first + r) * NR;
+        uint32_t *pairs = (uint32_t *)b->packed.p_pairs + (panel * rows + first + r) / 2 * NR;
         for (int j = 0; j < NV; j++) {
             u16v low, high;
             memcpy(&low, from + j * VL, sizeof low);
@@ -139,7 +132,7 @@ AG_INLINE void K(store_gradient)(const ag_linear_block *b, const int from_logits
         }
     }
 #endif
-    if (b->filter_eps > 0) b->skipped[panel * (rows / MR) + tile_index] = (uint8_t)is_small;
+    if (b->gradient.filter_eps > 0) b->packed.skipped[panel * (rows / MR) + tile_index] = (uint8_t)is_small;
 }
 
 static void K(store_gradient_of_logits)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t tile_index, acc_t *tile)
@@ -166,17 +159,17 @@ AG_INLINE acc_t K(reduce_sum)(V v)
 /* Logits of row i and of n words from `first` on, for the caller. */
 static void K(put_logits)(const ag_linear_block *b, ptrdiff_t i, ptrdiff_t first, const acc_t *row, ptrdiff_t n)
 {
-    char *to = b->logits_out.data + b->row_numbers[i] * b->logits_out.row_stride +
-               (b->vocab_start + first) * b->logits_out.step;
+    char *to = b->statistics.logits.data + b->chunk.row_numbers[i] * b->statistics.logits.row_stride +
+               (b->vocab.start + first) * b->statistics.logits.step;
 #if AG_IS_F64
     memcpy(to, row, (size_t)n * sizeof(acc_t));
 #else
     for (ptrdiff_t c = 0; c < n; c += VL) {
         const ptrdiff_t left = n - c < VL ? n - c : VL;
         const V v = v_f32_load(row + c);
-        if (b->logits_out.dtype == AG_FLOAT32) {
+        if (b->statistics.logits.dtype == AG_FLOAT32) {
             v_f32_store_partial(to + 4 * c, v, left);
-        } else if (b->logits_out.dtype == AG_FLOAT16) {
+        } else if (b->statistics.logits.dtype == AG_FLOAT16) {
             v_f16_store_partial(to + 2 * c, v, left);
         } else {
             v_bf16_store_partial(to + 2 * c, v, left);
@@ -188,9 +181,9 @@ static void K(put_logits)(const ag_linear_block *b, ptrdiff_t i, ptrdiff_t first
 /* Largest logit of each row of the tile and the sum of the exponentials relative to it; the target's logit. */
 static void K(store_max_sum)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t tile_index, const acc_t *tile)
 {
-    const ptrdiff_t rows = K(padded_rows)(b), left = b->vocab - panel * NR, columns = left < NR ? left : NR;
+    const ptrdiff_t rows = K(padded_rows)(b), left = b->vocab.size - panel * NR, columns = left < NR ? left : NR;
     const V none = V_(set1)((acc_t)-INFINITY);
-    for (ptrdiff_t r = 0; r < MR && tile_index * MR + r < b->rows; r++) {
+    for (ptrdiff_t r = 0; r < MR && tile_index * MR + r < b->chunk.rows; r++) {
         const ptrdiff_t i = tile_index * MR + r;
         const acc_t *row = tile + r * NR;
         V x[NV], total = {0};
@@ -207,10 +200,10 @@ static void K(store_max_sum)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_
             /* NaN among the logits makes the maximum NaN; infinity makes the sum NaN alone */
             for (ptrdiff_t c = 0; c < columns; c++) max = row[c] != row[c] ? row[c] : max;
         }
-        ((acc_t *)b->panel_max)[panel * rows + i] = max;
-        ((acc_t *)b->panel_sum)[panel * rows + i] = sum;
-        const int64_t target = b->target[i] - b->vocab_start - panel * NR;
-        if (b->target[i] >= 0 && target >= 0 && target < NR) ((acc_t *)b->predicted)[b->row_numbers[i]] = row[target];
-        if (b->logits_out.data) K(put_logits)(b, i, panel * NR, row, columns);
+        ((acc_t *)b->packed.panel_max)[panel * rows + i] = max;
+        ((acc_t *)b->packed.panel_sum)[panel * rows + i] = sum;
+        const int64_t target = b->chunk.target[i] - b->vocab.start - panel * NR;
+        if (b->chunk.target[i] >= 0 && target >= 0 && target < NR) ((acc_t *)b->statistics.predicted)[b->chunk.row_numbers[i]] = row[target];
+        if (b->statistics.logits.data) K(put_logits)(b, i, panel * NR, row, columns);
     }
 }

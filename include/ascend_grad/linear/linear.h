@@ -26,9 +26,8 @@
  *                                         columns of p, which lie side by side
  *   w_columns  [H / NR][u of V][<= NR]    right of dX; the last panel is one, two or three vectors wide
  *   x_columns  [H / NR][u of BT][<= NR]   right of dW
- *   logits     [V / NR][rows][NR]         only where they are needed twice, or where H is summed in slices. Of several
- *                                         chunks: one after the other, and so are the blocks, in the workspace or at the end
- *                                         of the memory of dW
+ *   logits     [V / NR][rows][NR]         only if they are read twice. Those of several chunks follow one another, and so do
+ *                                         those of blocks, in the workspace or at the end of the memory of dW
  *
  * Few rows on one side (of X or of W; at most `resident` of the table of kernels, for logits alone of long rows AG_RESIDENT):
  * nothing is packed. The rows of the other side are streamed: tiles of at most AG_TILE values are made from rows in place,
@@ -43,7 +42,7 @@
  * of arithmetic and instruction set, foreach_kind.h and dot.h all kinds.
  *
  * Order of sums. A sum runs in one accumulator for at most AG_CHAIN terms; chains are combined with compensation (Knuth's
- * two-sum), and so are the partial sums that slices, blocks and chunks add to a result, where memory for the compensation is
+ * two-sum), and so are the partial sums that blocks and chunks add to a result, where memory for the compensation is
  * given: a plan gives it wherever there are more than 64 of them. All of that depends on shapes alone, so that results do not
  * depend on the number of threads.
  *
@@ -90,52 +89,68 @@ typedef struct {
     ptrdiff_t count;
 } ag_rows;
 
-/* Where a product adds up its result, in accumulators: rows of unit stride. Strides are in bytes. */
+/* A gradient while it is summed over chunks or blocks: rows of accumulators, of unit stride. Strides are in bytes. */
 typedef struct {
     char *data;
     ptrdiff_t row_stride;
-    ptrdiff_t column;           /* of H, that data begins with */
-    char *compensation;         /* rounding errors of the additions (Neumaier), or NULL; row 0 is the chunk's, or the block's */
+    char *compensation; /* rounding errors of the additions (Neumaier), or NULL; row 0 is the chunk's, or the block's */
     ptrdiff_t compensation_stride;
-    ptrdiff_t compensation_column;
+    int add;            /* whether there is a sum to add to */
+    int last;           /* whether nothing is added afterwards: the compensation is applied */
 } ag_sums;
 
-/* What tiles are made from, and what they become. */
+/* The source and the result of tiles of logits. */
 typedef enum { AG_FROM_PRODUCT, AG_FROM_LOGITS, AG_FROM_SOFTMAX } ag_linear_source;
-typedef enum { AG_TO_GRADIENT, AG_TO_LOGITS, AG_TO_MAX_SUM } ag_linear_result;
+typedef enum { AG_TO_GRADIENT, AG_TO_MAX_SUM } ag_linear_result;
 
-/* One block of the vocabulary and one chunk of rows. acc_t is the kind's accumulator. */
+/* Rows of X that are computed together. acc_t is the kind's accumulator. */
 typedef struct {
-    ptrdiff_t rows, vocab;          /* sizes of the chunk and of the block */
-    ptrdiff_t hidden_size;          /* of H, or of the slice of it that is packed */
-    ptrdiff_t hidden_start;         /* where the slice begins */
-    int64_t vocab_start;            /* the block's first row of W */
-    const int64_t *row_numbers;     /* (rows,) which rows of the caller's arrays these are */
-
-    void *x_rows, *w_rows, *x_columns, *w_columns, *p, *p_pairs, *logits;
-
-    const void *max, *sum, *grad; /* acc_t (rows,), for AG_TO_GRADIENT */
+    ptrdiff_t rows;
+    const int64_t *row_numbers;   /* (rows,) their numbers in the caller's arrays */
     const int64_t *target;        /* (rows,) rows of W, -1 for none */
-    ag_matrix softmax;            /* for AG_FROM_SOFTMAX: (BT, V) */
-    int round_to_bfloat16;        /* whether P is */
-    double filter_eps;            /* 0: no tile is skipped */
-    uint8_t *skipped;             /* [V / NR][rows / MR] tiles of P that are */
-    int add_logits;               /* whether AG_TO_LOGITS adds to what is there */
-    int last_logits;              /* whether nothing is added after it */
-    void *logits_compensation;    /* rounding errors of these additions, laid out like logits; or NULL */
-    int cache_logits;             /* whether AG_TO_MAX_SUM stores them, too */
-    ptrdiff_t tile_pitch;         /* from row to row of a tile of the products that pack nothing: a multiple of any vector */
+    const void *max, *sum, *grad; /* acc_t (rows,), for AG_TO_GRADIENT */
+} ag_chunk;
 
+/* Rows of W that are computed together. */
+typedef struct {
+    ptrdiff_t size;
+    int64_t start; /* the first of them */
+} ag_vocab_block;
+
+/* How P is made of logits. */
+typedef struct {
+    ag_matrix softmax;     /* for AG_FROM_SOFTMAX: (BT, V) */
+    int round_to_bfloat16; /* whether P is rounded */
+    double filter_eps;     /* tiles of P whose elements are all smaller are skipped; 0: none */
+} ag_gradient_rule;
+
+/* The results of AG_TO_MAX_SUM. */
+typedef struct {
+    void *max;        /* acc_t (BT,) */
+    ag_sum *sum;      /* (BT,) */
+    void *predicted;  /* acc_t (BT,): the target's logit */
+    ag_matrix logits; /* (BT, V); data is NULL if they are not requested */
+} ag_statistics;
+
+/* Packed operands and tiles of one chunk and one block. */
+typedef struct {
+    void *x_rows, *w_rows, *x_columns, *w_columns, *p, *p_pairs, *logits;
+    uint8_t *skipped;            /* [V / NR][rows / MR] tiles of P that are skipped */
+    int caches_logits;           /* whether AG_TO_MAX_SUM stores them in `logits` */
     void *panel_max, *panel_sum; /* acc_t [V / NR][rows], from AG_TO_MAX_SUM for merge_max_sum */
-    void *predicted;             /* acc_t (BT,): the target's logit */
-    void *running_max;           /* acc_t (BT,) */
-    ag_sum *running_sum;         /* (BT,) */
-    ag_matrix logits_out;        /* (BT, V); data NULL where nobody asked */
+} ag_packed;
 
-    ag_sums input_grad;           /* (BT, H): row i is row_numbers[i] */
-    ag_sums weight_grad;          /* (V of the block, H) */
-    int add_input_grad, add_weight_grad; /* whether there is something to add to */
-    int last_input_grad, last_weight_grad; /* whether nothing comes after: the compensation is applied */
+/* One chunk of rows, one block of the vocabulary, and all that tasks read and write for them. */
+typedef struct {
+    ag_chunk chunk;
+    ag_vocab_block vocab;
+    ptrdiff_t hidden;
+    ag_gradient_rule gradient;
+    ag_statistics statistics;
+    ag_packed packed;
+    ptrdiff_t tile_pitch; /* distance of rows of a tile of the products that pack nothing: a multiple of any vector */
+    ag_sums input_grad;   /* (BT, H): row i is row_numbers[i] */
+    ag_sums weight_grad;  /* (rows of the block, H) */
 } ag_linear_block;
 
 typedef struct {
@@ -155,7 +170,7 @@ typedef struct {
     /* tiles [tile, tile_end) x [panel, panel_end) of the logits or of P */
     void (*tiles)(const ag_linear_block *block, ag_linear_source source, ag_linear_result result, ptrdiff_t panel,
                   ptrdiff_t panel_end, ptrdiff_t tile, ptrdiff_t tile_end);
-    /* running_max, running_sum of rows [row, row_end) take in the panels of the block */
+    /* merge the panels of the block into the statistics of rows [row, row_end) */
     void (*merge_max_sum)(const ag_linear_block *block, ptrdiff_t row, ptrdiff_t row_end);
     /* tiles [tile, tile_end) of rows (of rows of W) x panels [panel, panel_end) of H */
     void (*input_grad)(const ag_linear_block *block, ptrdiff_t panel, ptrdiff_t panel_end, ptrdiff_t tile,

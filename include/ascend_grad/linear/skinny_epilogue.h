@@ -1,29 +1,29 @@
 /* Epilogues of tiles of logits, nothing packed, for one kind of arithmetic and one instruction set. Included by kernels.h. */
 
-/* ---- what logits become: a tile of b->rows x b->vocab values ------------------------------------------ */
+/* ---- what logits become: a tile of b->chunk.rows x b->vocab.size values ------------------------------------------ */
 
 /* Logits, or the caller's probabilities where there are none, become P. */
 static void K(tile_to_gradient)(const ag_linear_block *b, void *tile)
 {
-    const ag_rows softmax = {b->softmax, b->row_numbers, 0, b->rows};
+    const ag_rows softmax = {b->gradient.softmax, b->chunk.row_numbers, 0, b->chunk.rows};
     char buffer[4096];
-    for (ptrdiff_t i = 0; i < b->rows; i++) {
+    for (ptrdiff_t i = 0; i < b->chunk.rows; i++) {
         acc_t *row = (acc_t *)tile + i * b->tile_pitch;
-        const int64_t target = b->target[i] - b->vocab_start;
-        const V grad = V_(set1)(((const acc_t *)b->grad)[i]);
-        if (b->softmax.data) {
-            memcpy(row, K(dense)(&softmax, i, b->vocab_start, b->vocab, buffer), (size_t)b->vocab * sizeof(acc_t));
+        const int64_t target = b->chunk.target[i] - b->vocab.start;
+        const V grad = V_(set1)(((const acc_t *)b->chunk.grad)[i]);
+        if (b->gradient.softmax.data) {
+            memcpy(row, K(dense)(&softmax, i, b->vocab.start, b->vocab.size, buffer), (size_t)b->vocab.size * sizeof(acc_t));
         } else {
-            const V max = V_(set1)(((const acc_t *)b->max)[i]), sum = V_(set1)(((const acc_t *)b->sum)[i]);
-            for (ptrdiff_t c = 0; c < b->vocab; c += VL) {
+            const V max = V_(set1)(((const acc_t *)b->chunk.max)[i]), sum = V_(set1)(((const acc_t *)b->chunk.sum)[i]);
+            for (ptrdiff_t c = 0; c < b->vocab.size; c += VL) {
                 V_(store)(row + c, V_(exp)(V_(load)(row + c) - max) / sum);
             }
         }
-        if (b->target[i] >= 0 && target >= 0 && target < b->vocab) row[target] -= 1;
-        for (ptrdiff_t c = 0; c < b->vocab; c += VL) {
+        if (b->chunk.target[i] >= 0 && target >= 0 && target < b->vocab.size) row[target] -= 1;
+        for (ptrdiff_t c = 0; c < b->vocab.size; c += VL) {
             V p = V_(load)(row + c) * grad;
 #if !AG_IS_F64
-            if (b->round_to_bfloat16) p = v_bf16_widen(v_bf16_narrow(p));
+            if (b->gradient.round_to_bfloat16) p = v_bf16_widen(v_bf16_narrow(p));
 #endif
             V_(store)(row + c, p);
         }
@@ -34,68 +34,68 @@ static void K(tile_to_gradient)(const ag_linear_block *b, void *tile)
  * logits for the caller. */
 static void K(tile_to_max_sum)(const ag_linear_block *b, const void *tile, void *max, ag_sum *sum)
 {
-    for (ptrdiff_t i = 0; i < b->rows; i++) {
+    for (ptrdiff_t i = 0; i < b->chunk.rows; i++) {
         const acc_t *row = (const acc_t *)tile + i * b->tile_pitch;
         const acc_t before = ((const acc_t *)max)[i];
         V largest = V_(set1)((acc_t)-INFINITY), total = {0};
-        for (ptrdiff_t c = 0; c < b->vocab; c += VL) {
-            largest = V_(max)(V_(first)(b->vocab - c < VL ? b->vocab - c : VL, V_(load)(row + c), largest), largest);
+        for (ptrdiff_t c = 0; c < b->vocab.size; c += VL) {
+            largest = V_(max)(V_(first)(b->vocab.size - c < VL ? b->vocab.size - c : VL, V_(load)(row + c), largest), largest);
         }
         acc_t now = V_(reduce_max)(largest);
         now = before != before || now <= before ? before : now; /* once NaN, always NaN */
         const V shift = V_(set1)(now == (acc_t)-INFINITY ? 0 : now);
-        for (ptrdiff_t c = 0; c < b->vocab;) {
+        for (ptrdiff_t c = 0; c < b->vocab.size;) {
             V part = {0}; /* short chains */
-            for (int k = 0; k < 8 && c < b->vocab; k++, c += VL) {
+            for (int k = 0; k < 8 && c < b->vocab.size; k++, c += VL) {
                 const V e = V_(exp)(V_(load)(row + c) - shift);
-                part += V_(first)(b->vocab - c < VL ? b->vocab - c : VL, e, (V){0});
+                part += V_(first)(b->vocab.size - c < VL ? b->vocab.size - c : VL, e, (V){0});
             }
             total += part;
         }
         const acc_t added = K(reduce_sum)(total);
         if (added != added) {
             /* NaN among the logits makes the maximum NaN; infinity makes the sum NaN alone */
-            for (ptrdiff_t c = 0; c < b->vocab; c++) now = row[c] != row[c] ? row[c] : now;
+            for (ptrdiff_t c = 0; c < b->vocab.size; c++) now = row[c] != row[c] ? row[c] : now;
         }
         const V factor = V_(exp)(V_(set1)(before) - shift);
         sum[i].sum *= (double)factor[0], sum[i].compensation *= (double)factor[0];
         ag_sum_add(&sum[i], (double)added);
         ((acc_t *)max)[i] = now;
-        const int64_t target = b->target[i] - b->vocab_start;
-        if (b->target[i] >= 0 && target >= 0 && target < b->vocab) ((acc_t *)b->predicted)[b->row_numbers[i]] = row[target];
-        if (b->logits_out.data) K(put_logits)(b, i, 0, row, b->vocab);
+        const int64_t target = b->chunk.target[i] - b->vocab.start;
+        if (b->chunk.target[i] >= 0 && target >= 0 && target < b->vocab.size) ((acc_t *)b->statistics.predicted)[b->chunk.row_numbers[i]] = row[target];
+        if (b->statistics.logits.data) K(put_logits)(b, i, 0, row, b->vocab.size);
     }
 }
 
-/* ---- the same of a tile of b->vocab x b->rows values, which holds all words: lanes are rows -------------------------------- */
+/* ---- the same of a tile of b->vocab.size x b->chunk.rows values, which holds all words: lanes are rows -------------------------------- */
 
 static void K(columns_to_gradient)(const ag_linear_block *b, void *to)
 {
-    const ag_rows softmax = {b->softmax, b->row_numbers, 0, b->rows};
+    const ag_rows softmax = {b->gradient.softmax, b->chunk.row_numbers, 0, b->chunk.rows};
     char buffer[4096];
     acc_t *tile = to;
-    if (b->softmax.data) {
-        for (ptrdiff_t i = 0; i < b->rows; i++) {
-            const acc_t *row = (const acc_t *)K(dense)(&softmax, i, 0, b->vocab, buffer);
-            for (ptrdiff_t c = 0; c < b->vocab; c++) memcpy(tile + c * b->tile_pitch + i, row + c, sizeof(acc_t));
+    if (b->gradient.softmax.data) {
+        for (ptrdiff_t i = 0; i < b->chunk.rows; i++) {
+            const acc_t *row = (const acc_t *)K(dense)(&softmax, i, 0, b->vocab.size, buffer);
+            for (ptrdiff_t c = 0; c < b->vocab.size; c++) memcpy(tile + c * b->tile_pitch + i, row + c, sizeof(acc_t));
         }
     }
-    for (ptrdiff_t i = 0; i < b->rows && !b->softmax.data; i += VL) {
-        const V max = K(load_some)((const acc_t *)b->max + i, b->rows - i);
-        const V sum = K(load_some)((const acc_t *)b->sum + i, b->rows - i);
-        for (acc_t *x = tile + i; x < tile + b->vocab * b->tile_pitch; x += b->tile_pitch) {
+    for (ptrdiff_t i = 0; i < b->chunk.rows && !b->gradient.softmax.data; i += VL) {
+        const V max = K(load_some)((const acc_t *)b->chunk.max + i, b->chunk.rows - i);
+        const V sum = K(load_some)((const acc_t *)b->chunk.sum + i, b->chunk.rows - i);
+        for (acc_t *x = tile + i; x < tile + b->vocab.size * b->tile_pitch; x += b->tile_pitch) {
             V_(store)(x, V_(exp)(V_(load)(x) - max) / sum);
         }
     }
-    for (ptrdiff_t i = 0; i < b->rows; i++) {
-        if (b->target[i] >= 0 && b->target[i] < b->vocab) tile[b->target[i] * b->tile_pitch + i] -= 1;
+    for (ptrdiff_t i = 0; i < b->chunk.rows; i++) {
+        if (b->chunk.target[i] >= 0 && b->chunk.target[i] < b->vocab.size) tile[b->chunk.target[i] * b->tile_pitch + i] -= 1;
     }
-    for (ptrdiff_t i = 0; i < b->rows; i += VL) {
-        const V grad = K(load_some)((const acc_t *)b->grad + i, b->rows - i);
-        for (acc_t *x = tile + i; x < tile + b->vocab * b->tile_pitch; x += b->tile_pitch) {
+    for (ptrdiff_t i = 0; i < b->chunk.rows; i += VL) {
+        const V grad = K(load_some)((const acc_t *)b->chunk.grad + i, b->chunk.rows - i);
+        for (acc_t *x = tile + i; x < tile + b->vocab.size * b->tile_pitch; x += b->tile_pitch) {
             V p = V_(load)(x) * grad;
 #if !AG_IS_F64
-            if (b->round_to_bfloat16) p = v_bf16_widen(v_bf16_narrow(p));
+            if (b->gradient.round_to_bfloat16) p = v_bf16_widen(v_bf16_narrow(p));
 #endif
             V_(store)(x, p);
         }
@@ -105,9 +105,9 @@ static void K(columns_to_gradient)(const ag_linear_block *b, void *to)
 /* Maximum and sum of every row: there are no others to be merged with. */
 static void K(columns_to_max_sum)(const ag_linear_block *b, const void *from, void *max, double *sum)
 {
-    const acc_t *tile = from, *end = tile + b->vocab * b->tile_pitch;
-    for (ptrdiff_t i = 0; i < b->rows; i += VL) {
-        const ptrdiff_t left = b->rows - i < VL ? b->rows - i : VL;
+    const acc_t *tile = from, *end = tile + b->vocab.size * b->tile_pitch;
+    for (ptrdiff_t i = 0; i < b->chunk.rows; i += VL) {
+        const ptrdiff_t left = b->chunk.rows - i < VL ? b->chunk.rows - i : VL;
         acc_t sums[VL];
         V largest = V_(set1)((acc_t)-INFINITY), total = {0};
         for (const acc_t *x = tile + i; x < end; x += b->tile_pitch) largest = V_(max)(V_(load)(x), largest);
@@ -128,14 +128,14 @@ static void K(columns_to_max_sum)(const ag_linear_block *b, const void *from, vo
             }
         }
     }
-    for (ptrdiff_t i = 0; i < b->rows; i++) {
-        if (b->target[i] >= 0 && b->target[i] < b->vocab) {
-            ((acc_t *)b->predicted)[b->row_numbers[i]] = tile[b->target[i] * b->tile_pitch + i];
+    for (ptrdiff_t i = 0; i < b->chunk.rows; i++) {
+        if (b->chunk.target[i] >= 0 && b->chunk.target[i] < b->vocab.size) {
+            ((acc_t *)b->statistics.predicted)[b->chunk.row_numbers[i]] = tile[b->chunk.target[i] * b->tile_pitch + i];
         }
-        if (b->logits_out.data) {
+        if (b->statistics.logits.data) {
             acc_t row[AG_RESIDENT];
-            for (ptrdiff_t c = 0; c < b->vocab; c++) row[c] = tile[c * b->tile_pitch + i];
-            K(put_logits)(b, i, 0, row, b->vocab);
+            for (ptrdiff_t c = 0; c < b->vocab.size; c++) row[c] = tile[c * b->tile_pitch + i];
+            K(put_logits)(b, i, 0, row, b->vocab.size);
         }
     }
 }

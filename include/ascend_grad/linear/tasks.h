@@ -5,13 +5,13 @@
 static void K(tiles)(const ag_linear_block *b, ag_linear_source source, ag_linear_result result, ptrdiff_t panel,
                      ptrdiff_t panel_end, ptrdiff_t tile_index, ptrdiff_t tile_end)
 {
-    const ptrdiff_t hidden = K(elements)(b->hidden_size);
+    const ptrdiff_t hidden = K(elements)(b->hidden);
     acc_t tile[MR * NR] __attribute__((aligned(64)));
     for (ptrdiff_t t = tile_index; t < tile_end; t++) {
         for (ptrdiff_t p = panel; p < panel_end; p++) {
             switch (source) {
             case AG_FROM_PRODUCT:
-                K(product_logits)((const elem_t *)b->x_rows + t * hidden * MR, (const elem_t *)b->w_rows + p * hidden * NR,
+                K(product_logits)((const elem_t *)b->packed.x_rows + t * hidden * MR, (const elem_t *)b->packed.w_rows + p * hidden * NR,
                                   hidden, tile);
                 break;
             case AG_FROM_LOGITS:
@@ -22,11 +22,8 @@ static void K(tiles)(const ag_linear_block *b, ag_linear_source source, ag_linea
                 break;
             }
             switch (result) {
-            case AG_TO_LOGITS:
-                K(store_logits)(b, p, t, tile);
-                break;
             case AG_TO_MAX_SUM:
-                if (b->cache_logits) K(store_logits)(b, p, t, tile);
+                if (b->packed.caches_logits) K(store_logits)(b, p, t, tile);
                 K(store_max_sum)(b, p, t, tile);
                 break;
             case AG_TO_GRADIENT:
@@ -43,11 +40,11 @@ static void K(tiles)(const ag_linear_block *b, ag_linear_source source, ag_linea
 
 static void K(merge_max_sum)(const ag_linear_block *b, ptrdiff_t row, ptrdiff_t row_end)
 {
-    const ptrdiff_t rows = K(padded_rows)(b), panels = (b->vocab + NR - 1) / NR;
+    const ptrdiff_t rows = K(padded_rows)(b), panels = (b->vocab.size + NR - 1) / NR;
     for (ptrdiff_t i = row; i < row_end; i++) {
-        const acc_t *max = (const acc_t *)b->panel_max + i, *sum = (const acc_t *)b->panel_sum + i;
-        acc_t *running_max = (acc_t *)b->running_max + b->row_numbers[i];
-        ag_sum *running_sum = b->running_sum + b->row_numbers[i], total = {0, 0};
+        const acc_t *max = (const acc_t *)b->packed.panel_max + i, *sum = (const acc_t *)b->packed.panel_sum + i;
+        acc_t *running_max = (acc_t *)b->statistics.max + b->chunk.row_numbers[i];
+        ag_sum *running_sum = b->statistics.sum + b->chunk.row_numbers[i], total = {0, 0};
         acc_t largest = *running_max;
         for (ptrdiff_t p = 0; p < panels; p++) {
             /* once NaN, always NaN */
@@ -76,23 +73,23 @@ static void K(merge_max_sum)(const ag_linear_block *b, ptrdiff_t row, ptrdiff_t 
 
 /* rows [first, first + count) of sums, columns [column, column + n) of H, += the tile */
 static void K(add_tile)(const ag_sums *sums, const int64_t *row_numbers, ptrdiff_t first, ptrdiff_t count,
-                        ptrdiff_t column, ptrdiff_t n, int add, int last, const acc_t *tile)
+                        ptrdiff_t column, ptrdiff_t n, const acc_t *tile)
 {
     for (ptrdiff_t r = 0; r < count; r++) {
         const ptrdiff_t row = row_numbers ? row_numbers[first + r] : first + r;
-        acc_t *sum = (acc_t *)(sums->data + row * sums->row_stride) + column - sums->column, *compensation = 0;
+        acc_t *sum = (acc_t *)(sums->data + row * sums->row_stride) + column, *compensation = 0;
         if (sums->compensation) {
             compensation = (acc_t *)(sums->compensation + (first + r) * sums->compensation_stride);
-            compensation += column - sums->compensation_column;
+            compensation += column;
         }
-        if (!add && !compensation) {
+        if (!sums->add && !compensation) {
             for (ptrdiff_t c = 0; c < n; c += VL) K(store_some)(sum + c, V_(load)(tile + r * NR + c), n - c);
             continue;
         }
         for (ptrdiff_t c = 0; c < n; c += VL) {
             V total = V_(load)(tile + r * NR + c), lost = {0};
-            if (add) K(add_to_sum)(&total, &lost, sum + c, compensation ? compensation + c : 0, n - c);
-            K(store_sum)(total, lost, sum + c, compensation ? compensation + c : 0, last, n - c);
+            if (sums->add) K(add_to_sum)(&total, &lost, sum + c, compensation ? compensation + c : 0, n - c);
+            K(store_sum)(total, lost, sum + c, compensation ? compensation + c : 0, sums->last, n - c);
         }
     }
 }
@@ -119,24 +116,24 @@ static void K(input_grad)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t p
                           ptrdiff_t tile_end)
 {
     enum { WIDTH = NR / PAIR };
-    const ptrdiff_t rows = K(padded_rows)(b), n = K(elements)(b->vocab), panels = (b->vocab + NR - 1) / NR;
+    const ptrdiff_t rows = K(padded_rows)(b), n = K(elements)(b->vocab.size), panels = (b->vocab.size + NR - 1) / NR;
     acc_t tile[MR * NR] __attribute__((aligned(64))), part[MR * NR] __attribute__((aligned(64)));
     acc_t lost[MR * NR] __attribute__((aligned(64)));
     for (ptrdiff_t t = tile_index; t < tile_end; t++) {
-        const ptrdiff_t count = b->rows - t * MR < MR ? b->rows - t * MR : MR;
-        const elem_t *a = (const elem_t *)b->p + t * MR * WIDTH;
+        const ptrdiff_t count = b->chunk.rows - t * MR < MR ? b->chunk.rows - t * MR : MR;
+        const elem_t *a = (const elem_t *)b->packed.p + t * MR * WIDTH;
         for (ptrdiff_t h = panel; h < panel_end; h++) {
-            const ptrdiff_t columns = b->hidden_size - h * NR < NR ? b->hidden_size - h * NR : NR;
+            const ptrdiff_t columns = b->hidden - h * NR < NR ? b->hidden - h * NR : NR;
             const int nv = (int)((columns + VL - 1) / VL);
-            const elem_t *right = (const elem_t *)b->w_columns + h * n * NR;
-            if (!(b->filter_eps > 0)) {
+            const elem_t *right = (const elem_t *)b->packed.w_columns + h * n * NR;
+            if (!(b->gradient.filter_eps > 0)) {
                 K(product_rows)(nv, a, rows * WIDTH, right, n, tile);
             } else {
                 /* runs of panels that are not skipped */
                 memset(tile, 0, sizeof tile), memset(lost, 0, sizeof lost);
                 for (ptrdiff_t p = 0; p < panels; p++) {
                     const ptrdiff_t begin = p;
-                    while (p < panels && !b->skipped[p * (rows / MR) + t]) p++;
+                    while (p < panels && !b->packed.skipped[p * (rows / MR) + t]) p++;
                     if (p == begin) continue;
                     const ptrdiff_t end = p * WIDTH < n ? p * WIDTH : n;
                     K(product_rows)(nv, a + begin * rows * WIDTH, rows * WIDTH, right + begin * WIDTH * nv * VL,
@@ -145,8 +142,7 @@ static void K(input_grad)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t p
                 }
                 K(end_runs)(tile, lost);
             }
-            K(add_tile)(&b->input_grad, b->row_numbers, t * MR, count, b->hidden_start + h * NR, columns,
-                        b->add_input_grad, b->last_input_grad, tile);
+            K(add_tile)(&b->input_grad, b->chunk.row_numbers, t * MR, count, h * NR, columns, tile);
         }
     }
 }
@@ -155,30 +151,30 @@ static void K(input_grad)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t p
 static void K(weight_grad)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t panel_end, ptrdiff_t tile_index,
                            ptrdiff_t tile_end)
 {
-    const ptrdiff_t rows = K(padded_rows)(b), n = K(elements)(b->rows), tiles = rows / MR;
+    const ptrdiff_t rows = K(padded_rows)(b), n = K(elements)(b->chunk.rows), tiles = rows / MR;
 #if AG_IS_DOT
-    const elem_t *p = b->p_pairs;
+    const elem_t *p = b->packed.p_pairs;
 #else
-    const elem_t *p = b->p;
+    const elem_t *p = b->packed.p;
 #endif
     acc_t tile[MR * NR] __attribute__((aligned(64))), part[MR * NR] __attribute__((aligned(64)));
     acc_t lost[MR * NR] __attribute__((aligned(64)));
     for (ptrdiff_t t = tile_index; t < tile_end; t++) {
-        const ptrdiff_t count = b->vocab - t * MR < MR ? b->vocab - t * MR : MR;
+        const ptrdiff_t count = b->vocab.size - t * MR < MR ? b->vocab.size - t * MR : MR;
         const ptrdiff_t of_panel = t * MR / NR;
         const elem_t *a = p + of_panel * (rows / PAIR) * NR + t * MR % NR;
         for (ptrdiff_t h = panel; h < panel_end; h++) {
-            const ptrdiff_t columns = b->hidden_size - h * NR < NR ? b->hidden_size - h * NR : NR;
+            const ptrdiff_t columns = b->hidden - h * NR < NR ? b->hidden - h * NR : NR;
             const int nv = (int)((columns + VL - 1) / VL);
-            const elem_t *right = (const elem_t *)b->x_columns + h * n * NR;
-            if (!(b->filter_eps > 0)) {
+            const elem_t *right = (const elem_t *)b->packed.x_columns + h * n * NR;
+            if (!(b->gradient.filter_eps > 0)) {
                 K(product_columns)(nv, a, right, n, tile);
             } else {
                 /* runs of tiles of rows that are not skipped */
                 memset(tile, 0, sizeof tile), memset(lost, 0, sizeof lost);
                 for (ptrdiff_t i = 0; i < tiles; i++) {
                     const ptrdiff_t begin = i * (MR / PAIR);
-                    while (i < tiles && !b->skipped[of_panel * tiles + i]) i++;
+                    while (i < tiles && !b->packed.skipped[of_panel * tiles + i]) i++;
                     const ptrdiff_t end = i * (MR / PAIR) < n ? i * (MR / PAIR) : n;
                     if (end <= begin) continue;
                     K(product_columns)(nv, a + begin * NR, right + begin * nv * VL, end - begin, part);
@@ -186,8 +182,7 @@ static void K(weight_grad)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t 
                 }
                 K(end_runs)(tile, lost);
             }
-            K(add_tile)(&b->weight_grad, 0, t * MR, count, b->hidden_start + h * NR, columns, b->add_weight_grad,
-                        b->last_weight_grad, tile);
+            K(add_tile)(&b->weight_grad, 0, t * MR, count, h * NR, columns, tile);
         }
     }
 }

@@ -3,25 +3,30 @@ from ascend_grad._linear_kernels cimport ag_linear_kernels
 from ascend_grad._memory cimport ceil_div
 
 cdef enum:
-    PANELS_PER_TASK = 4               # that stay in L2
-    TASKS = 32                        # of a phase, where a product has as many
-    MAX_TASK_FLOPS = 1 << 28          # so that signals are checked in time
+    PANELS_PER_TASK = 4               # panels of a task, at most; they stay in L2
+    TASKS = 32                        # number of tasks of a product, if it is large enough
+    MAX_TASK_FLOPS = 1 << 28          # floating-point operations of a task, at most, so that signals are checked in time
 
 
 ctypedef struct Grid:
-    # tiles x panels, cut into tasks
+    # The tiles and panels of a product, cut into tasks.
     Py_ssize_t panels
     Py_ssize_t tiles
-    Py_ssize_t panel_step
-    Py_ssize_t tile_step
-    Py_ssize_t groups                 # of panels
+    Py_ssize_t panel_step             # panels of a task
+    Py_ssize_t tile_step              # tiles of a task
+    Py_ssize_t groups                 # number of tasks that the panels of a tile are cut into
     Py_ssize_t tasks
+
+
+ctypedef struct Part:
+    # The tiles and panels of one task.
+    Py_ssize_t panel, panel_end, tile, tile_end
 
 
 cdef inline Grid grid_of(
     const ag_linear_kernels *kernels, Py_ssize_t columns, Py_ssize_t rows, Py_ssize_t terms
 ) noexcept nogil:
-    """A product of so many rows and columns, whose sums have so many terms."""
+    """Cut a product (rows, columns) into tasks; `terms` is the length of its sums."""
     cdef Grid grid
     cdef Py_ssize_t panels = ceil_div(columns, kernels.nr), tiles = ceil_div(rows, kernels.mr)
     cdef Py_ssize_t panel_bytes = terms * kernels.nr * kernels.element_size // kernels.pair
@@ -34,3 +39,11 @@ cdef inline Grid grid_of(
     grid.tile_step = max(min(ceil_div(tiles, max(TASKS // max(grid.groups, 1), 1)), most // grid.panel_step), 1)
     grid.tasks = grid.groups * ceil_div(tiles, grid.tile_step)
     return grid
+
+
+cdef inline Part part_of(const Grid *grid, Py_ssize_t task) noexcept nogil:
+    cdef Part part
+    part.panel, part.tile = task % grid.groups * grid.panel_step, task // grid.groups * grid.tile_step
+    part.panel_end = min(part.panel + grid.panel_step, grid.panels)
+    part.tile_end = min(part.tile + grid.tile_step, grid.tiles)
+    return part

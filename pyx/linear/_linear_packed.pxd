@@ -1,0 +1,3 @@
+from ascend_grad._linear_run cimport Run
+
+cdef void run_packed(const Run *run) noexcept nogil

@@ -1,0 +1,371 @@
+"""The packed sweep: chunks of rows and blocks of the vocabulary are packed, multiplied, and become statistics or gradients.
+
+For each pair of a chunk and a block, tiles of logits are computed and turned into statistics, or into tiles of P that both
+other products read. The state of the sweep is the selected pair. Every phase has a description of its own, on the stack of
+the calling thread.
+"""
+
+from libc.string cimport memset
+
+from ascend_grad cimport _tasks
+from ascend_grad._kernels cimport ag_convert, ag_itemsize, ag_variant
+from ascend_grad._linear_grid cimport Grid, Part, grid_of, part_of
+from ascend_grad._linear_kernels cimport (
+    AG_FROM_LOGITS,
+    AG_FROM_PRODUCT,
+    AG_FROM_SOFTMAX,
+    AG_TO_GRADIENT,
+    AG_TO_MAX_SUM,
+    ag_linear_block,
+    ag_linear_kernels,
+    ag_linear_result,
+    ag_linear_source,
+    ag_matrix,
+)
+from ascend_grad._linear_packing cimport Operand, pack
+from ascend_grad._linear_plan cimport (
+    Plan,
+    logits_of_block,
+    packed_columns,
+    packed_rows,
+    sums_all_of_weight_grad,
+)
+from ascend_grad._linear_problem cimport SEGMENT, convert_segment, has_dense_rows
+from ascend_grad._linear_results cimport finish_statistics
+from ascend_grad._linear_run cimport new_block, select_chunk
+from ascend_grad._memory cimport ALIGNMENT, aligned, ceil_div
+
+# Rows of a task that merges statistics.
+cdef Py_ssize_t MERGED_ROWS = 1024
+# Rows of a task that converts sums, at most.
+cdef Py_ssize_t CONVERTED_ROWS = 64
+# Elements of a task that converts sums, at most, so that signals are checked in time.
+cdef Py_ssize_t CONVERTED_ELEMENTS = 1 << 20
+
+
+ctypedef struct Packed:
+    # The selected chunk and block.
+    const Run *run
+    ag_linear_block block
+    Py_ssize_t chunk                  # number of the selected chunk; -1: none
+
+
+cdef void run_packed(const Run *run) noexcept nogil:
+    """Run a plan of packed chunks and blocks."""
+    cdef Packed s
+    s.run, s.block, s.chunk = run, new_block(run), -1
+    s.block.packed.p, s.block.packed.p_pairs, s.block.packed.skipped = run.at.p, run.at.p_pairs, run.at.skipped
+    s.block.packed.panel_max, s.block.packed.panel_sum = run.at.panel_max, run.at.panel_sum
+    s.block.packed.w_rows, s.block.packed.w_columns = run.at.w_rows, run.at.w_columns
+    place_sums(&s)
+    if run.plan.caches_logits:
+        run_with_logits_of_chunks(&s)
+    elif run.plan.cached_blocks:
+        run_with_logits_of_blocks(&s)
+    elif run.plan.work.with_statistics:
+        run_statistics(&s)
+    else:
+        run_gradients(&s)
+    if run.plan.work.with_input_grad and run.input_sums != NULL:
+        convert_sums(run, &run.p.input_grad, 0, run.p.rows.total, run.input_sums, run.p.hidden * run.plan.kernels.acc_size)
+
+
+# ---- orders ----------------------------------------------------------------------------------------------------------
+
+cdef void run_statistics(Packed *s) noexcept nogil:
+    """Compute the maximum, the sum of exponentials and the target's logit of every active row."""
+    cdef Py_ssize_t b, c
+    for b in range(s.run.plan.blocks):
+        for c in range(s.run.plan.chunks):
+            select_pair(s, b, c)
+            pack_pair(s, b, c, True, False)
+            add_statistics(s)
+    finish_statistics(s.run, 0, s.run.p.rows.total)
+
+
+cdef void run_gradients(Packed *s) noexcept nogil:
+    """Compute gradients from the caller's softmax, or from logits that are computed again."""
+    cdef const Plan *plan = s.run.plan
+    cdef ag_linear_source source = AG_FROM_PRODUCT if plan.work.with_logits else AG_FROM_SOFTMAX
+    cdef Py_ssize_t outer, inner, b, c
+    for outer in range(plan.chunks if plan.chunks_outside else plan.blocks):
+        for inner in range(plan.blocks if plan.chunks_outside else plan.chunks):
+            b, c = (inner, outer) if plan.chunks_outside else (outer, inner)
+            select_pair(s, b, c)
+            pack_pair(s, b, c, plan.work.with_logits, True)
+            add_gradients(s, b, c, source)
+
+
+cdef void run_with_logits_of_blocks(Packed *s) noexcept nogil:
+    """Compute statistics, then gradients, of all blocks and chunks. Logits of the first blocks stay in between."""
+    cdef Py_ssize_t b, c
+    cdef bint is_cached
+    for b in range(s.run.plan.blocks):
+        s.block.packed.caches_logits = b < s.run.plan.cached_blocks
+        for c in range(s.run.plan.chunks):
+            select_pair(s, b, c)
+            pack_pair(s, b, c, True, False)
+            add_statistics(s)
+    finish_statistics(s.run, 0, s.run.p.rows.total)
+    s.chunk = -1  # the chunk is selected again, to read its statistics
+    for b in range(s.run.plan.blocks):
+        is_cached = b < s.run.plan.cached_blocks
+        for c in range(s.run.plan.chunks):
+            select_pair(s, b, c)
+            pack_pair(s, b, c, not is_cached, True)
+            add_gradients(s, b, c, AG_FROM_LOGITS if is_cached else AG_FROM_PRODUCT)
+
+
+cdef void run_with_logits_of_chunks(Packed *s) noexcept nogil:
+    """Compute statistics and gradients of a chunk before the next one. All logits of the chunk stay in between."""
+    cdef const Plan *plan = s.run.plan
+    cdef Py_ssize_t b, c
+    cdef bint is_one_block = plan.blocks == 1
+    s.block.packed.caches_logits = True
+    for c in range(plan.chunks):
+        for b in range(plan.blocks):
+            select_pair(s, b, c)
+            pack_input(s, b == 0, plan.work.with_weight_grad and b == 0)
+            pack_weight(s, True, plan.work.with_input_grad and is_one_block)
+            add_statistics(s)
+        finish_statistics(s.run, s.run.at.chunk_starts[c], s.run.at.chunk_starts[c + 1])
+        s.chunk = -1  # the chunk is selected again, to read its statistics
+        for b in range(plan.blocks):
+            select_pair(s, b, c)
+            pack_weight(s, False, plan.work.with_input_grad and not is_one_block)
+            add_gradients(s, b, c, AG_FROM_LOGITS)
+
+
+# ---- the selected pair -----------------------------------------------------------------------------------------------
+
+cdef void select_pair(Packed *s, Py_ssize_t b, Py_ssize_t c) noexcept nogil:
+    """Select block b and chunk c."""
+    cdef const Run *run = s.run
+    cdef const Plan *plan = run.plan
+    cdef Py_ssize_t place = c if plan.packed_chunks > 1 else 0
+    s.block.vocab.start = b * plan.vocab
+    s.block.vocab.size = min(plan.vocab, plan.work.vocab - b * plan.vocab)
+    s.block.packed.logits = cached_logits(run, b, c)
+    if run.at.x_rows != NULL:
+        s.block.packed.x_rows = run.at.x_rows + place * packed_rows(plan, plan.rows)
+    if run.at.x_columns != NULL:
+        s.block.packed.x_columns = run.at.x_columns + place * packed_columns(plan, plan.rows)
+    if c != s.chunk and not run.team.is_cancelled:
+        select_chunk(run, c, &s.block.chunk)
+        s.chunk = c
+
+
+cdef char *cached_logits(const Run *run, Py_ssize_t b, Py_ssize_t c) noexcept nogil:
+    """Return the address of the cached logits of a pair, or NULL if they are not cached."""
+    cdef const Plan *plan = run.plan
+    cdef Py_ssize_t of_block, behind = b - plan.blocks_in_weight_grad
+    cdef char *first
+    if plan.caches_logits:
+        return run.at.logits + plan.rows * b * plan.vocab * plan.kernels.acc_size
+    if b >= plan.cached_blocks:
+        return NULL
+    of_block = logits_of_block(plan)
+    if behind < 0:  # at the end of weight_grad
+        first = aligned(run.p.weight_grad.data + plan.work.weight_grad_bytes - ALIGNMENT + 1)
+    else:
+        first = run.at.logits
+    return first + behind * of_block + of_block // plan.chunks * c
+
+
+cdef void pack_pair(Packed *s, Py_ssize_t b, Py_ssize_t c, bint logits, bint gradients) noexcept nogil:
+    """Pack what the products of block b and chunk c read and is not packed already."""
+    cdef const Plan *plan = s.run.plan
+    if c == 0 or (plan.chunks_outside and plan.blocks > 1):
+        pack_weight(s, logits, gradients and plan.work.with_input_grad)
+    if b == 0 or (plan.packed_chunks < plan.chunks and not plan.chunks_outside):
+        pack_input(s, logits, gradients and plan.work.with_weight_grad)
+
+
+cdef void pack_weight(Packed *s, bint rows, bint columns) noexcept nogil:
+    cdef Operand operand
+    operand.matrix, operand.row_numbers, operand.is_input = s.run.p.weight, NULL, False
+    operand.start, operand.count, operand.hidden = s.block.vocab.start, s.block.vocab.size, s.block.hidden
+    operand.rows = s.block.packed.w_rows if rows else NULL
+    operand.columns = s.block.packed.w_columns if columns else NULL
+    pack(s.run.plan.kernels, &operand, s.run.team)
+
+
+cdef void pack_input(Packed *s, bint rows, bint columns) noexcept nogil:
+    cdef Operand operand
+    operand.matrix, operand.row_numbers, operand.is_input = s.run.p.input, s.block.chunk.row_numbers, True
+    operand.start, operand.count, operand.hidden = 0, s.block.chunk.rows, s.block.hidden
+    operand.rows = s.block.packed.x_rows if rows else NULL
+    operand.columns = s.block.packed.x_columns if columns else NULL
+    pack(s.run.plan.kernels, &operand, s.run.team)
+
+
+# ---- tiles of logits -------------------------------------------------------------------------------------------------
+
+ctypedef struct Tiles:
+    # The phase that computes tiles of logits, or loads them, and runs their epilogue.
+    const ag_linear_kernels *kernels
+    const ag_linear_block *block
+    ag_linear_source source
+    ag_linear_result result
+    Grid grid
+
+
+cdef void compute_tiles(const void *context, Py_ssize_t task, int thread) noexcept nogil:
+    cdef const Tiles *tiles = <const Tiles *>context
+    cdef Part part = part_of(&tiles.grid, task)
+    tiles.kernels.tiles(
+        tiles.block, tiles.source, tiles.result, part.panel, part.panel_end, part.tile, part.tile_end
+    )
+
+
+cdef void run_tiles(Packed *s, ag_linear_source source, ag_linear_result result) noexcept nogil:
+    cdef Tiles tiles
+    tiles.kernels, tiles.block, tiles.source, tiles.result = s.run.plan.kernels, &s.block, source, result
+    tiles.grid = grid_of(tiles.kernels, s.block.vocab.size, s.block.chunk.rows, s.block.hidden)
+    _tasks.run_phase(s.run.team, compute_tiles, &tiles, tiles.grid.tasks, False)
+
+
+ctypedef struct Merge:
+    # The phase that merges the statistics of panels into those of rows.
+    const ag_linear_kernels *kernels
+    const ag_linear_block *block
+
+
+cdef void merge_rows(const void *context, Py_ssize_t task, int thread) noexcept nogil:
+    cdef const Merge *merge = <const Merge *>context
+    cdef Py_ssize_t row = task * MERGED_ROWS
+    merge.kernels.merge_max_sum(merge.block, row, min(row + MERGED_ROWS, merge.block.chunk.rows))
+
+
+cdef void add_statistics(Packed *s) noexcept nogil:
+    """Merge the selected pair, which is packed, into the statistics of its rows."""
+    cdef Merge merge
+    run_tiles(s, AG_FROM_PRODUCT, AG_TO_MAX_SUM)
+    merge.kernels, merge.block = s.run.plan.kernels, &s.block
+    _tasks.run_phase(s.run.team, merge_rows, &merge, ceil_div(s.block.chunk.rows, MERGED_ROWS), False)
+
+
+# ---- gradients -------------------------------------------------------------------------------------------------------
+
+ctypedef struct Products:
+    # The phase of both other products: first the tasks of input_grad, then those of weight_grad.
+    const ag_linear_kernels *kernels
+    const ag_linear_block *block
+    Grid input_grad, weight_grad
+
+
+cdef void multiply(const void *context, Py_ssize_t task, int thread) noexcept nogil:
+    cdef const Products *products = <const Products *>context
+    cdef Part part
+    if task < products.input_grad.tasks:
+        part = part_of(&products.input_grad, task)
+        products.kernels.input_grad(products.block, part.panel, part.panel_end, part.tile, part.tile_end)
+    else:
+        part = part_of(&products.weight_grad, task - products.input_grad.tasks)
+        products.kernels.weight_grad(products.block, part.panel, part.panel_end, part.tile, part.tile_end)
+
+
+cdef void run_products(Packed *s) noexcept nogil:
+    cdef Products products
+    cdef const ag_linear_block *block = &s.block
+    products.kernels, products.block = s.run.plan.kernels, block
+    products.input_grad.tasks = products.weight_grad.tasks = 0
+    if s.run.plan.work.with_input_grad:
+        products.input_grad = grid_of(products.kernels, block.hidden, block.chunk.rows, block.vocab.size)
+    if s.run.plan.work.with_weight_grad:
+        products.weight_grad = grid_of(products.kernels, block.hidden, block.vocab.size, block.chunk.rows)
+    _tasks.run_phase(
+        s.run.team, multiply, &products, products.input_grad.tasks + products.weight_grad.tasks, False
+    )
+
+
+cdef void place_sums(Packed *s) noexcept nogil:
+    """Set the distances of rows in the sums of both gradients, and the address of the input's."""
+    cdef const Run *run = s.run
+    cdef Py_ssize_t row_bytes = run.p.hidden * run.plan.kernels.acc_size
+    s.block.input_grad.compensation_stride = s.block.weight_grad.compensation_stride = row_bytes
+    if run.input_sums != NULL:
+        s.block.input_grad.data, s.block.input_grad.row_stride = run.input_sums, row_bytes
+    else:
+        s.block.input_grad.data, s.block.input_grad.row_stride = run.p.input_grad.data, run.p.input_grad.row_stride
+    s.block.weight_grad.row_stride = (
+        row_bytes if run.plan.work.buffers_weight_grad else run.p.weight_grad.row_stride
+    )
+
+
+cdef void select_sums(Packed *s, Py_ssize_t b, Py_ssize_t c) noexcept nogil:
+    """Set where the products of block b and chunk c are added up."""
+    cdef const Run *run = s.run
+    cdef const Plan *plan = run.plan
+    cdef ag_linear_block *block = &s.block
+    cdef Py_ssize_t row = 0 if plan.chunks_outside else c * plan.rows
+    cdef Py_ssize_t entry = block.vocab.start if sums_all_of_weight_grad(plan) else 0
+    block.input_grad.add, block.input_grad.last = b > 0, b == plan.blocks - 1
+    block.weight_grad.add, block.weight_grad.last = c > 0, c == plan.chunks - 1
+    if run.at.input_compensation != NULL:
+        block.input_grad.compensation = run.at.input_compensation + row * block.input_grad.compensation_stride
+    if run.at.weight_compensation != NULL:
+        block.weight_grad.compensation = run.at.weight_compensation + entry * block.weight_grad.compensation_stride
+    if plan.work.buffers_weight_grad:
+        block.weight_grad.data = run.at.weight_sums + entry * block.weight_grad.row_stride
+    else:
+        block.weight_grad.data = run.p.weight_grad.data + block.vocab.start * block.weight_grad.row_stride
+
+
+cdef void add_gradients(Packed *s, Py_ssize_t b, Py_ssize_t c, ag_linear_source source) noexcept nogil:
+    """Add the products of block b and chunk c, which are selected and packed, to the gradients."""
+    cdef const Plan *plan = s.run.plan
+    run_tiles(s, source, AG_TO_GRADIENT)
+    select_sums(s, b, c)
+    run_products(s)
+    if plan.work.with_weight_grad and plan.work.buffers_weight_grad and s.block.weight_grad.last:
+        convert_sums(
+            s.run, &s.run.p.weight_grad, s.block.vocab.start, s.block.vocab.size, s.block.weight_grad.data,
+            s.block.weight_grad.row_stride
+        )
+
+
+# ---- conversion ------------------------------------------------------------------------------------------------------
+
+ctypedef struct Conversion:
+    # The phase that converts sums to rows of a result of any dtype and layout.
+    ag_variant variant
+    int acc_size
+    ag_matrix to
+    const char *source
+    Py_ssize_t source_stride
+    Py_ssize_t rows, n
+    Py_ssize_t step                   # rows of a task
+
+
+cdef void convert_rows(const void *context, Py_ssize_t task, int thread) noexcept nogil:
+    cdef const Conversion *x = <const Conversion *>context
+    cdef Py_ssize_t first = task * x.step, last = min(first + x.step, x.rows), row, begin
+    cdef const char *source = x.source + first * x.source_stride
+    cdef bint is_converted = ag_itemsize[<int>x.to.dtype] != x.acc_size
+    if is_converted and has_dense_rows(&x.to, x.n) and x.source_stride == x.n * x.acc_size:
+        # All rows are converted at once, as they may be short.
+        ag_convert(
+            x.variant, x.acc_size == 8, source, x.to.dtype, x.to.data + first * x.to.row_stride, (last - first) * x.n
+        )
+        return
+    for row in range(first, last):
+        begin = 0
+        while begin < x.n:
+            convert_segment(
+                x.variant, x.acc_size, x.source + row * x.source_stride + begin * x.acc_size, &x.to, row, begin,
+                min(<Py_ssize_t>SEGMENT, x.n - begin)
+            )
+            begin += SEGMENT
+
+
+cdef void convert_sums(
+    const Run *run, const ag_matrix *out, Py_ssize_t first, Py_ssize_t rows, const char *sums, Py_ssize_t stride
+) noexcept nogil:
+    """Convert rows of accumulators to rows [first, first + rows) of a result."""
+    cdef Conversion x
+    x.variant, x.acc_size, x.to = run.variant, run.plan.kernels.acc_size, out[0]
+    x.to.data += first * out.row_stride
+    x.source, x.source_stride, x.rows, x.n = sums, stride, rows, run.p.hidden
+    x.step = max(1, min(CONVERTED_ROWS, CONVERTED_ELEMENTS // max(x.n, 1)))
+    _tasks.run_phase(run.team, convert_rows, &x, ceil_div(rows, x.step), False)

@@ -1,0 +1,90 @@
+"""Packing of a chunk of X, or of a block of W, in one phase of tasks."""
+
+from libc.stdint cimport int64_t
+
+from ascend_grad cimport _tasks
+from ascend_grad._linear_kernels cimport ag_linear_kernels
+from ascend_grad._memory cimport align_up, ceil_div
+
+# Columns that a task packs of its rows, at most, so that signals are checked in time.
+cdef Py_ssize_t COLUMNS_PER_TASK = 1 << 15
+# Rows that a task packs of its columns, at most.
+cdef Py_ssize_t ROWS_PER_TASK = 1024
+# Least tasks of packed columns, if there are as many panels.
+cdef Py_ssize_t MIN_TASKS = 8
+# Panels of columns that a task packs together, at most.
+cdef Py_ssize_t PANELS_TOGETHER = 8
+# Rows of each panel that a task packs in turn, while their pages are at hand.
+cdef Py_ssize_t ROWS_TOGETHER = 16
+
+
+ctypedef struct Packing:
+    # The phase that packs an operand: first the tasks of its rows, then those of its columns.
+    const ag_linear_kernels *kernels
+    const Operand *operand
+    Py_ssize_t row_parts              # number of parts of each tile or panel of rows
+    Py_ssize_t row_tasks
+    Py_ssize_t column_parts           # number of parts of each panel of columns
+    Py_ssize_t panels_together        # number of panels of columns of a task
+
+
+cdef void pack(const ag_linear_kernels *kernels, const Operand *operand, Team *team) noexcept nogil:
+    """Pack the rows and the columns of an operand that have an address."""
+    cdef Packing packing
+    cdef Py_ssize_t panels = ceil_div(operand.hidden, kernels.nr), column_tasks = 0
+    packing.kernels, packing.operand, packing.row_tasks = kernels, operand, 0
+    packing.row_parts = max(1, ceil_div(operand.hidden, COLUMNS_PER_TASK))
+    if operand.rows != NULL:
+        packing.row_tasks = ceil_div(operand.count, kernels.mr if operand.is_input else kernels.nr) * packing.row_parts
+    if operand.columns != NULL:
+        packing.column_parts = ceil_div(operand.count, ROWS_PER_TASK)
+        packing.panels_together = min(max(panels * packing.column_parts // MIN_TASKS, 1), PANELS_TOGETHER)
+        column_tasks = ceil_div(panels, packing.panels_together) * packing.column_parts
+    _tasks.run_phase(team, pack_part, &packing, packing.row_tasks + column_tasks, False)
+
+
+cdef void pack_part(const void *context, Py_ssize_t task, int thread) noexcept nogil:
+    cdef const Packing *packing = <const Packing *>context
+    if task < packing.row_tasks:
+        pack_rows(packing, task)
+    else:
+        pack_columns(packing, task - packing.row_tasks)
+
+
+cdef void pack_rows(const Packing *packing, Py_ssize_t task) noexcept nogil:
+    """Pack one part of a tile of X, or of a panel of W."""
+    cdef const ag_linear_kernels *kernels = packing.kernels
+    cdef const Operand *operand = packing.operand
+    cdef Py_ssize_t width = kernels.mr if operand.is_input else kernels.nr
+    cdef Py_ssize_t first = task // packing.row_parts * width, begin = task % packing.row_parts * COLUMNS_PER_TASK
+    cdef Py_ssize_t at = first * ceil_div(operand.hidden, kernels.pair) + begin // kernels.pair * width
+    cdef const int64_t *numbers = NULL
+    if operand.row_numbers != NULL:
+        numbers = operand.row_numbers + first
+    (kernels.pack_tile if operand.is_input else kernels.pack_panel)(
+        <char *>operand.rows + at * kernels.element_size, &operand.matrix,
+        numbers, operand.start + first, min(width, operand.count - first), begin, min(COLUMNS_PER_TASK, operand.hidden - begin)
+    )
+
+
+cdef void pack_columns(const Packing *packing, Py_ssize_t task) noexcept nogil:
+    """Pack one part of the rows of adjacent panels of columns."""
+    cdef const ag_linear_kernels *kernels = packing.kernels
+    cdef const Operand *operand = packing.operand
+    cdef Py_ssize_t nr = kernels.nr, panel, n, at, rows_here
+    cdef Py_ssize_t first = task // packing.column_parts * packing.panels_together
+    cdef Py_ssize_t last = min(first + packing.panels_together, ceil_div(operand.hidden, nr))
+    cdef Py_ssize_t begin = task % packing.column_parts * ROWS_PER_TASK, end = min(begin + ROWS_PER_TASK, operand.count)
+    cdef const int64_t *numbers = NULL
+    while begin < end:
+        if operand.row_numbers != NULL:
+            numbers = operand.row_numbers + begin
+        rows_here = min(ROWS_TOGETHER, end - begin)
+        for panel in range(first, last):
+            n = min(nr, operand.hidden - panel * nr)
+            at = panel * nr * ceil_div(operand.count, kernels.pair) + begin // kernels.pair * align_up(n, kernels.vector)
+            kernels.pack_columns(
+                <char *>operand.columns + at * kernels.element_size, &operand.matrix,
+                numbers, operand.start + begin, rows_here, panel * nr, n
+            )
+        begin += rows_here

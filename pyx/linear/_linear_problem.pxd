@@ -1,0 +1,105 @@
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+
+from ascend_grad._kernels cimport ag_dtype, ag_variant
+from ascend_grad._linear_kernels cimport ag_matrix
+from ascend_grad._views cimport View
+
+cdef enum:
+    SEGMENT = 256                     # values of a row that are converted at a time
+    ROWS_PER_CHECK = 1 << 18          # rows between two checks for signals, in loops over all rows of a call
+
+
+ctypedef struct Rows:
+    # The caller's vectors (BT,), contiguous, and which rows take part.
+    #
+    # A row is active if its `grad` is not zero; without `grad`, if its target is not ignored. An active row's vocabulary
+    # entry is target - start, or none if the row is masked or that is not in [0, size).
+    Py_ssize_t total                  # number of rows
+    Py_ssize_t active                 # number of active rows, see count_active_rows
+    const void *target                # int32 or int64
+    bint is_wide                      # target is int64
+    int64_t start, size
+    const uint8_t *mask               # NULL: no row is masked
+    bint is_packed                    # mask has eight rows to a byte, as bits
+    bint can_ignore
+    int64_t ignored                   # the target of rows that are not active, if can_ignore
+    const void *grad                  # accumulators; NULL: no gradient is requested
+    const void *max                   # accumulators (or NULL): maxima of the logits, and
+    const void *sum                   # sums of exponentials relative to them
+
+
+ctypedef struct Problem:
+    # A linear problem: X (BT, H) is input, W (V, H) is weight, and the logits are X W^T.
+    ag_dtype dtype                    # dtype of X and W
+    Py_ssize_t vocab, hidden          # V, H
+    ag_matrix input, weight
+    Rows rows
+    # Gradients. P is made of `softmax`, if its data is not NULL, or else of the logits and the statistics in `rows`.
+    bint with_input_grad, with_weight_grad
+    ag_matrix softmax                 # (BT, V)
+    ag_matrix input_grad, weight_grad
+    double filter_eps
+    # Statistics of the logits. If gradients are requested as well, these statistics are those in `rows`.
+    bint with_statistics
+    void *logits_max                  # accumulators (BT,), contiguous
+    void *sum_exp
+    void *predicted                   # zeros where a row has no vocabulary entry
+    ag_matrix logits                  # (BT, V); data is NULL if they are not requested
+    # Bytes of weight_grad whose memory may hold logits until its rows are written; 0: none.
+    Py_ssize_t weight_grad_bytes
+
+
+cdef inline double number(const void *values, Py_ssize_t i, bint is_double) noexcept nogil:
+    return (<const double *>values)[i] if is_double else (<const float *>values)[i]
+
+
+cdef inline void set_number(void *values, Py_ssize_t i, bint is_double, double value) noexcept nogil:
+    if is_double:
+        (<double *>values)[i] = value
+    else:
+        (<float *>values)[i] = <float>value
+
+
+cdef inline void copy_number(void *to, Py_ssize_t n, const void *source, Py_ssize_t i, int itemsize) noexcept nogil:
+    if itemsize == 8:
+        (<uint64_t *>to)[n] = (<const uint64_t *>source)[i]
+    else:
+        (<uint32_t *>to)[n] = (<const uint32_t *>source)[i]
+
+
+cdef inline int acc_size_of(ag_dtype dtype) noexcept nogil:
+    """Return the bytes of an accumulator of a problem."""
+    return 8 if dtype == ag_dtype.AG_FLOAT64 else 4
+
+
+ctypedef struct ChunkBuffers:
+    # Where select_rows copies what rows hold: one element for each selected row.
+    int64_t *row_numbers
+    int64_t *target
+    void *grad
+    void *max
+    void *sum
+
+
+cdef ag_matrix matrix_of(const View *view) noexcept nogil
+cdef bint holds_sums(const ag_matrix *matrix, int acc_size) noexcept nogil
+cdef bint has_dense_rows(const ag_matrix *matrix, Py_ssize_t columns) noexcept nogil
+cdef bint use_nontemporal_stores(const ag_matrix *matrix, Py_ssize_t rows, Py_ssize_t columns) noexcept nogil
+cdef void convert_segment(
+    ag_variant variant, int acc_size, const char *source, const ag_matrix *to, Py_ssize_t row, Py_ssize_t begin,
+    Py_ssize_t n
+) noexcept nogil
+cdef int clear_rows(
+    const ag_matrix *out, Py_ssize_t first, Py_ssize_t rows, Py_ssize_t n, double *last_check
+) except -1 nogil
+
+cdef bint is_active(const Rows *rows, Py_ssize_t i, int acc_size) noexcept nogil
+cdef int64_t entry_of_row(const Rows *rows, Py_ssize_t i) noexcept nogil
+cdef int count_active_rows(Rows *rows, int acc_size, double *last_check) except -1 nogil
+cdef Py_ssize_t select_rows(
+    const Rows *rows, Py_ssize_t *next, Py_ssize_t end, Py_ssize_t n, Py_ssize_t most, int acc_size,
+    const ChunkBuffers *to
+) noexcept nogil
+cdef int clear_inactive_rows(
+    const Rows *rows, int acc_size, const ag_matrix *out, Py_ssize_t n, double *last_check
+) except -1 nogil

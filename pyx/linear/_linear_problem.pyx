@@ -1,0 +1,157 @@
+"""Linear problems as the kernels see them: matrices, and the rows of a call that take part."""
+
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uintptr_t
+from libc.string cimport memset
+
+from ascend_grad cimport _cpu, _tasks
+from ascend_grad._kernels cimport AG_FLOAT32, AG_FLOAT64, ag_convert, ag_copy_block, ag_dtype, ag_itemsize, ag_variant
+from ascend_grad._linear_kernels cimport ag_matrix
+from ascend_grad._views cimport View
+
+# ---- matrices --------------------------------------------------------------------------------------------------------
+
+
+cdef ag_matrix matrix_of(const View *view) noexcept nogil:
+    """Return a view as a matrix for the kernels. A vector is a matrix of one row."""
+    cdef ag_matrix result
+    cdef int last = view.ndim - 1
+    result.data, result.dtype, result.swapped = view.data, <ag_dtype>view.dtype, view.swapped
+    result.row_stride = view.strides[0] if last else 0
+    # A dimension of length 1 may have any stride.
+    result.step = view.strides[last] if view.shape[last] > 1 else view.itemsize
+    return result
+
+
+cdef bint holds_sums(const ag_matrix *matrix, int acc_size) noexcept nogil:
+    """Return whether the kernels can add up in a result itself."""
+    return (
+        ag_itemsize[<int>matrix.dtype] == acc_size and not matrix.swapped and matrix.step == acc_size
+        and <uintptr_t>matrix.data % acc_size == 0 and matrix.row_stride % acc_size == 0
+    )
+
+
+cdef bint has_dense_rows(const ag_matrix *matrix, Py_ssize_t columns) noexcept nogil:
+    """Return whether the rows follow one another without gaps, in native byte order."""
+    cdef int itemsize = ag_itemsize[<int>matrix.dtype]
+    return matrix.step == itemsize and matrix.row_stride == columns * itemsize and not matrix.swapped
+
+
+cdef bint use_nontemporal_stores(const ag_matrix *matrix, Py_ssize_t rows, Py_ssize_t columns) noexcept nogil:
+    """Return whether a result is so large that its stores should bypass the caches."""
+    return rows * columns * ag_itemsize[<int>matrix.dtype] >= max(_cpu.cache_size(3) // 2, 1 << 20)
+
+
+cdef void convert_segment(
+    ag_variant variant, int acc_size, const char *source, const ag_matrix *to, Py_ssize_t row, Py_ssize_t begin,
+    Py_ssize_t n
+) noexcept nogil:
+    """Write accumulators to columns [begin, begin + n) of a row of any dtype and layout; n is at most SEGMENT."""
+    cdef char[SEGMENT * 8] buffer
+    cdef int itemsize = ag_itemsize[<int>to.dtype]
+    cdef bint is_dense = to.step == itemsize and not to.swapped
+    cdef char *target = to.data + row * to.row_stride + begin * to.step
+    if to.dtype != (AG_FLOAT64 if acc_size == 8 else AG_FLOAT32):
+        ag_convert(variant, acc_size == 8, source, to.dtype, target if is_dense else buffer, n)
+        if is_dense:
+            return
+        source = buffer
+    ag_copy_block(target, 0, to.step, source, 0, itemsize, 1, n, itemsize, to.swapped)
+
+
+cdef int clear_rows(
+    const ag_matrix *out, Py_ssize_t first, Py_ssize_t rows, Py_ssize_t n, double *last_check
+) except -1 nogil:
+    """Write zeros, whose bytes are 0 in every dtype, to rows of n elements. `last_check` NULL: signals are not checked."""
+    cdef int itemsize = ag_itemsize[<int>out.dtype]
+    cdef Py_ssize_t row, column
+    cdef char *to
+    for row in range(first, first + rows):
+        to = out.data + row * out.row_stride
+        if out.step == itemsize:
+            memset(to, 0, n * itemsize)
+        else:
+            for column in range(n):
+                memset(to + column * out.step, 0, itemsize)
+        if last_check != NULL:
+            _tasks.check_signals(last_check)
+    return 0
+
+
+# ---- rows ------------------------------------------------------------------------------------------------------------
+
+cdef inline int64_t target_of(const Rows *rows, Py_ssize_t i) noexcept nogil:
+    return (<const int64_t *>rows.target)[i] if rows.is_wide else (<const int32_t *>rows.target)[i]
+
+
+cdef bint is_active(const Rows *rows, Py_ssize_t i, int acc_size) noexcept nogil:
+    """Return whether row i takes part."""
+    # By the bits of grad: a thread may take subnormal numbers for zero.
+    if rows.grad != NULL and acc_size == 8:
+        return (<const uint64_t *>rows.grad)[i] << 1 != 0
+    if rows.grad != NULL:
+        return <uint32_t>((<const uint32_t *>rows.grad)[i] << 1) != 0
+    return not (rows.can_ignore and target_of(rows, i) == rows.ignored)
+
+
+cdef inline bint is_masked(const Rows *rows, Py_ssize_t i) noexcept nogil:
+    if rows.mask == NULL:
+        return False
+    return (rows.mask[i // 8] >> (i % 8)) & 1 if rows.is_packed else rows.mask[i]
+
+
+cdef int64_t entry_of_row(const Rows *rows, Py_ssize_t i) noexcept nogil:
+    """Return the vocabulary entry of row i, its row of weight, or -1 for none."""
+    cdef int64_t target = target_of(rows, i)
+    # The difference of any two such numbers fits in an unsigned one.
+    if is_masked(rows, i) or target < rows.start or <uint64_t>target - <uint64_t>rows.start >= <uint64_t>rows.size:
+        return -1
+    return target - rows.start
+
+
+cdef int count_active_rows(Rows *rows, int acc_size, double *last_check) except -1 nogil:
+    """Set the number of active rows. `last_check` NULL: signals are not checked."""
+    cdef Py_ssize_t i
+    rows.active = 0
+    if rows.grad == NULL and not rows.can_ignore:
+        rows.active = rows.total
+        return 0
+    for i in range(rows.total):
+        rows.active += is_active(rows, i, acc_size)
+        if i % ROWS_PER_CHECK == 0 and last_check != NULL:
+            _tasks.check_signals(last_check)
+    return 0
+
+
+cdef Py_ssize_t select_rows(
+    const Rows *rows, Py_ssize_t *next, Py_ssize_t end, Py_ssize_t n, Py_ssize_t most, int acc_size,
+    const ChunkBuffers *to
+) noexcept nogil:
+    """Copy what active rows hold behind the `n` selected rows, and return the number of selected rows, at most `most`.
+
+    Rows are looked at from `next` on, before `end`; `next` moves behind the last one.
+    """
+    cdef Py_ssize_t i = next[0]
+    while i < end and n < most:
+        if is_active(rows, i, acc_size):
+            to.row_numbers[n] = i
+            to.target[n] = entry_of_row(rows, i)
+            if rows.grad != NULL:
+                copy_number(to.grad, n, rows.grad, i, acc_size)
+            if rows.max != NULL:
+                copy_number(to.max, n, rows.max, i, acc_size)
+                copy_number(to.sum, n, rows.sum, i, acc_size)
+            n += 1
+        i += 1
+    next[0] = i
+    return n
+
+
+cdef int clear_inactive_rows(
+    const Rows *rows, int acc_size, const ag_matrix *out, Py_ssize_t n, double *last_check
+) except -1 nogil:
+    """Write zeros to the rows of n elements that are not active."""
+    cdef Py_ssize_t i
+    for i in range(rows.total):
+        if not is_active(rows, i, acc_size):
+            clear_rows(out, i, 1, n, last_check)
+    return 0

@@ -1,0 +1,34 @@
+from libc.stdint cimport int64_t
+
+from ascend_grad._kernels cimport ag_dtype, ag_variant
+from ascend_grad._linear_kernels cimport ag_linear_kernels, ag_matrix
+from ascend_grad._linear_problem cimport Rows
+from ascend_grad._linear_run cimport Run
+
+
+ctypedef struct Probabilities:
+    # exp(logits - max) / sum of rows (rows, n).
+    const ag_linear_kernels *kernels
+    ag_variant variant
+    ag_matrix logits
+    ag_matrix out
+    const void *max                   # (rows,): float64 if is_double, otherwise float32; likewise sum
+    const void *sum
+    bint is_double
+    Py_ssize_t rows, n
+
+
+cdef void finish_statistics(const Run *run, Py_ssize_t begin, Py_ssize_t end) noexcept nogil
+cdef int describe_targets(
+    const Rows *rows, bint is_double, const void *logits_max, void *predicted, void *mask, bint is_packed, void *entries,
+    double *last_check
+) except -1 nogil
+cdef int sum_losses(
+    const Rows *rows, bint is_double, const void *logits_max, const void *sum_exp, const void *predicted, void *losses,
+    double *total, double *last_check
+) except -1 nogil
+cdef int write_losses(
+    ag_variant variant, bint is_double, const void *sum_exp, const void *predicted, Py_ssize_t rows, const ag_matrix *out,
+    double *last_check
+) except -1 nogil
+cdef int write_probabilities(const Probabilities *p, int num_threads, double *last_check) except -1 nogil

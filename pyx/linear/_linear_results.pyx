@@ -1,0 +1,193 @@
+"""From statistics to results: sums of exponentials, targets, losses and probabilities.
+
+Loops over all rows of a call run in the floating-point mode of the kernels, and check signals now and then.
+"""
+
+from libc.math cimport INFINITY, NAN, log
+from libc.stdint cimport int32_t, int64_t, uint8_t
+
+from ascend_grad cimport _tasks, _threads
+from ascend_grad._kernels cimport (
+    ag_copy_block,
+    ag_fpenv,
+    ag_fpenv_enter,
+    ag_fpenv_leave,
+    ag_itemsize,
+    ag_sum_total,
+    ag_widen,
+)
+from ascend_grad._linear_problem cimport (
+    ROWS_PER_CHECK,
+    SEGMENT,
+    convert_segment,
+    entry_of_row,
+    is_active,
+    number,
+    set_number,
+)
+from ascend_grad._memory cimport align_up, ceil_div
+
+# Elements of a task of probabilities.
+cdef Py_ssize_t PROBABILITIES_PER_TASK = 1 << 16
+
+
+cdef void finish_statistics(const Run *run, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
+    """Write the sums of exponentials of rows [begin, end).
+
+    If all logits of a row are -inf, its sum is NaN. The sum of a row that is not active is 0.
+    """
+    cdef int acc_size = run.plan.kernels.acc_size
+    cdef bint is_double = acc_size == 8
+    cdef Py_ssize_t i
+    cdef double sum_exp
+    cdef ag_fpenv mode
+    while begin < end and not _tasks.is_cancelled(run.team, 0):
+        mode = ag_fpenv_enter()
+        for i in range(begin, min(begin + ROWS_PER_CHECK, end)):
+            sum_exp = ag_sum_total(run.sums[i])
+            if number(run.p.logits_max, i, is_double) == -INFINITY and is_active(&run.p.rows, i, acc_size):
+                sum_exp = NAN
+            set_number(run.p.sum_exp, i, is_double, sum_exp)
+        ag_fpenv_leave(mode)
+        begin += ROWS_PER_CHECK
+
+
+cdef int describe_targets(
+    const Rows *rows, bint is_double, const void *logits_max, void *predicted, void *mask, bint is_packed, void *entries,
+    double *last_check
+) except -1 nogil:
+    """Write which targets are rows of the weight, and relate the targets' logits to the maxima.
+
+    `mask` has zeros if it is packed, and receives 1 for targets that are no rows of the weight. `entries` receives the row
+    of the weight, or 0, in the dtype of the targets.
+    """
+    cdef uint8_t *bits = <uint8_t *>mask
+    cdef Py_ssize_t part, begin, i
+    cdef int64_t entry
+    cdef bint is_absent
+    cdef ag_fpenv mode
+    for part in range(ceil_div(rows.total, ROWS_PER_CHECK)):
+        begin = part * ROWS_PER_CHECK
+        mode = ag_fpenv_enter()
+        for i in range(begin, min(begin + ROWS_PER_CHECK, rows.total)):
+            entry = entry_of_row(rows, i)
+            is_absent = entry < 0
+            if not is_packed:
+                bits[i] = is_absent
+            elif is_absent:
+                bits[i // 8] |= 1 << (i % 8)
+            if is_absent:
+                entry = 0
+            else:
+                set_number(
+                    predicted, i, is_double, number(predicted, i, is_double) - number(logits_max, i, is_double)
+                )
+            if rows.is_wide:
+                (<int64_t *>entries)[i] = entry
+            else:
+                (<int32_t *>entries)[i] = <int32_t>entry
+        ag_fpenv_leave(mode)
+        if last_check != NULL:
+            _tasks.check_signals(last_check)
+    return 0
+
+
+cdef int sum_losses(
+    const Rows *rows, bint is_double, const void *logits_max, const void *sum_exp, const void *predicted, void *losses,
+    double *total, double *last_check
+) except -1 nogil:
+    """Write log(sum_exp) - (predicted - logits_max) of every row, 0 for rows that are not active, and the sum (Kahan).
+
+    `losses` NULL: only the sum is computed.
+    """
+    cdef Py_ssize_t part, begin, i
+    cdef double loss, sum = 0, compensation = 0, y, t
+    cdef int acc_size = 8 if is_double else 4
+    cdef ag_fpenv mode
+    for part in range(ceil_div(rows.total, ROWS_PER_CHECK)):
+        begin = part * ROWS_PER_CHECK
+        mode = ag_fpenv_enter()
+        for i in range(begin, min(begin + ROWS_PER_CHECK, rows.total)):
+            loss = 0
+            if is_active(rows, i, acc_size):
+                loss = log(number(sum_exp, i, is_double)) - (
+                    number(predicted, i, is_double) - number(logits_max, i, is_double)
+                )
+            if losses != NULL:
+                set_number(losses, i, is_double, loss)
+            y = loss - compensation
+            t = sum + y
+            compensation = (t - sum) - y if t - t == 0 else 0
+            sum = t
+        ag_fpenv_leave(mode)
+        if last_check != NULL:
+            _tasks.check_signals(last_check)
+    total[0] = sum
+    return 0
+
+
+cdef int write_losses(
+    ag_variant variant, bint is_double, const void *sum_exp, const void *predicted, Py_ssize_t rows, const ag_matrix *out,
+    double *last_check
+) except -1 nogil:
+    """Write log(sum_exp) - predicted, computed in float64 and rounded once, to a vector of any dtype and layout."""
+    cdef Py_ssize_t begin = 0, end, count, i
+    cdef double[SEGMENT] values
+    cdef ag_fpenv mode
+    while begin < rows:
+        mode = ag_fpenv_enter()
+        end = min(begin + ROWS_PER_CHECK, rows)
+        while begin < end:
+            count = min(<Py_ssize_t>SEGMENT, end - begin)
+            for i in range(count):
+                values[i] = log(number(sum_exp, begin + i, is_double)) - number(predicted, begin + i, is_double)
+            convert_segment(variant, 8, <char *>values, out, 0, begin, count)
+            begin += count
+        ag_fpenv_leave(mode)
+        _tasks.check_signals(last_check)
+    return 0
+
+
+# ---- probabilities ---------------------------------------------------------------------------------------------------
+
+ctypedef struct ProbabilityTasks:
+    const Probabilities *p
+    Py_ssize_t parts                  # number of parts of a row
+    Py_ssize_t part_size
+
+
+cdef void compute_probabilities(const void *context, Py_ssize_t task, int thread) noexcept nogil:
+    cdef const ProbabilityTasks *tasks = <const ProbabilityTasks *>context
+    cdef const Probabilities *p = tasks.p
+    cdef char[SEGMENT * 8] raw
+    cdef char[SEGMENT * 8] values
+    cdef const ag_matrix *logits = &p.logits
+    cdef int itemsize = ag_itemsize[<int>logits.dtype]
+    cdef Py_ssize_t row = task // tasks.parts, begin = task % tasks.parts * tasks.part_size
+    cdef Py_ssize_t end = min(begin + tasks.part_size, p.n), count
+    cdef double max = number(p.max, row, p.is_double), sum = number(p.sum, row, p.is_double)
+    cdef const char *source
+    while begin < end:
+        count = min(<Py_ssize_t>SEGMENT, end - begin)
+        source = logits.data + row * logits.row_stride + begin * logits.step
+        if logits.step != itemsize or logits.swapped:
+            ag_copy_block(raw, 0, itemsize, source, 0, logits.step, 1, count, itemsize, logits.swapped)
+            source = raw
+        if itemsize == 2:
+            ag_widen(p.variant, logits.dtype, source, <float *>values, count)
+            source = values
+        p.kernels.probabilities(values, source, max, sum, count)
+        convert_segment(p.variant, p.kernels.acc_size, values, &p.out, row, begin, count)
+        begin += count
+
+
+cdef int write_probabilities(const Probabilities *p, int num_threads, double *last_check) except -1 nogil:
+    """Write the probabilities, on a team of threads. `num_threads` 0: the default."""
+    cdef ProbabilityTasks tasks
+    tasks.p = p
+    tasks.part_size = align_up(min(max(p.n, 1), PROBABILITIES_PER_TASK), SEGMENT)
+    tasks.parts = ceil_div(p.n, tasks.part_size)
+    return _tasks.run_tasks(
+        compute_probabilities, &tasks, p.rows * tasks.parts,
+        _threads.choose_num_threads(<double>p.rows * p.n, num_threads), num_threads == 0, last_check
+    )

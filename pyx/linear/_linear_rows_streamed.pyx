@@ -1,0 +1,103 @@
+"""The sweep of few vocabulary entries: each task streams a range of the rows past the whole weight, and packs nothing.
+
+A tile of logits is (vocabulary entries, pitch), so that vectors are full for any number of entries. Statistics and gradients
+of a row are complete in one pass. The gradient of the weight has a partial sum for each task.
+"""
+
+from libc.math cimport INFINITY, NAN
+from libc.stdint cimport int64_t
+from libc.string cimport memset
+
+from ascend_grad cimport _tasks
+from ascend_grad._linear_kernels cimport AG_STREAMED, AG_TILE, ag_linear_block, ag_rows
+from ascend_grad._linear_partial_sums cimport combine_partial_sums
+from ascend_grad._linear_plan cimport Plan, sums_pitch
+from ascend_grad._linear_problem cimport (
+    ChunkBuffers,
+    copy_number,
+    number,
+    select_rows,
+    set_number,
+    use_nontemporal_stores,
+)
+from ascend_grad._linear_results cimport finish_statistics
+from ascend_grad._linear_run cimport new_block, rows_of
+
+
+ctypedef struct Pass:
+    # The phase that computes everything, of all ranges of the rows.
+    const Run *run
+    ag_linear_block block             # all vocabulary entries
+    bint nontemporal                  # stores of input_grad bypass the caches
+
+
+cdef void run_rows_streamed(const Run *run) noexcept nogil:
+    """Run a plan whose tasks are ranges of the rows."""
+    cdef Pass each
+    each.run, each.block = run, new_block(run)
+    each.block.vocab.start, each.block.vocab.size = 0, run.p.vocab
+    each.nontemporal = use_nontemporal_stores(&run.p.input_grad, run.p.rows.total, run.p.hidden)
+    _tasks.run_phase(run.team, stream_rows, &each, run.plan.tasks, False)
+    if run.plan.work.with_statistics:
+        finish_statistics(run, 0, run.p.rows.total)
+    if run.plan.work.with_weight_grad:
+        combine_partial_sums(run, &run.p.weight_grad, NULL, run.p.vocab, run.p.vocab)
+
+
+cdef void stream_rows(const void *context, Py_ssize_t task, int thread) noexcept nogil:
+    """Compute the active rows of one range times all vocabulary entries."""
+    cdef const Pass *each = <const Pass *>context
+    cdef const Run *run = each.run
+    cdef const Plan *plan = run.plan
+    cdef ag_linear_block block = each.block
+    cdef double[AG_TILE] memory
+    cdef void *tile = memory
+    cdef int64_t[2 * AG_STREAMED] numbers
+    cdef double[4 * AG_STREAMED] values
+    cdef double *sums = values + 3 * AG_STREAMED
+    cdef ChunkBuffers chunk
+    cdef int acc = plan.kernels.acc_size
+    cdef Py_ssize_t hidden = run.p.hidden, vocab = run.p.vocab, pitch = plan.pitch
+    cdef Py_ssize_t row = task * plan.task_size, end = min(row + plan.task_size, run.p.rows.total)
+    cdef ag_rows resident = rows_of(&run.p.weight, NULL, 0, vocab), streamed, results
+    cdef bint with_gradient = plan.work.with_input_grad or plan.work.with_weight_grad, add = False
+    cdef char *partial = NULL
+    if run.at.partial_sums != NULL:
+        partial = run.at.partial_sums + task * vocab * sums_pitch(plan) * acc
+    chunk.row_numbers, chunk.target = numbers, &numbers[AG_STREAMED]
+    chunk.grad, chunk.max, chunk.sum = values, values + AG_STREAMED, values + 2 * AG_STREAMED
+    block.chunk.row_numbers, block.chunk.target = chunk.row_numbers, chunk.target
+    block.chunk.grad, block.chunk.max, block.chunk.sum = chunk.grad, chunk.max, chunk.sum
+    memset(tile, 0, vocab * pitch * acc)
+    while row < end and not _tasks.is_cancelled(run.team, thread):
+        block.chunk.rows = select_rows(&run.p.rows, &row, end, 0, plan.step, acc, &chunk)
+        if not block.chunk.rows:
+            break
+        streamed = rows_of(&run.p.input, chunk.row_numbers, 0, block.chunk.rows)
+        if plan.work.with_logits:
+            plan.kernels.dot_products(&resident, &streamed, 0, hidden, tile, pitch)
+        if plan.work.with_statistics:
+            plan.kernels.columns_to_max_sum(&block, tile, chunk.max, sums)
+            keep_statistics(run, &block, &chunk, sums)
+        if with_gradient:
+            plan.kernels.columns_to_gradient(&block, tile)
+        if plan.work.with_weight_grad:
+            plan.kernels.sum_rows(vocab, &streamed, 0, hidden, tile, pitch, partial, sums_pitch(plan), add)
+            add = True
+        if plan.work.with_input_grad:
+            results = rows_of(&run.p.input_grad, chunk.row_numbers, 0, block.chunk.rows)
+            plan.kernels.write_rows(run.variant, &resident, &results, 0, hidden, tile, pitch, 1, each.nontemporal)
+    if plan.work.with_weight_grad and not add:
+        memset(partial, 0, vocab * sums_pitch(plan) * acc)
+
+
+cdef void keep_statistics(
+    const Run *run, const ag_linear_block *block, const ChunkBuffers *chunk, const double *sums
+) noexcept nogil:
+    """Write the statistics of the selected rows, and make them those that the gradients read."""
+    cdef int acc = run.plan.kernels.acc_size
+    cdef Py_ssize_t i
+    for i in range(block.chunk.rows):
+        copy_number(run.p.logits_max, chunk.row_numbers[i], chunk.max, i, acc)
+        run.sums[chunk.row_numbers[i]].sum = sums[i]
+        set_number(chunk.sum, i, acc == 8, NAN if number(chunk.max, i, acc == 8) == -INFINITY else sums[i])
