@@ -12,6 +12,7 @@ import numpy as np
 
 from . import _cpu, _openmp, config, contract, ops, threads
 from ._call import Call
+from ._checks import least_workspace
 from ._dispatch import Explanation, prepared, requested
 from ._version import __version__
 from .arguments import shown
@@ -19,20 +20,29 @@ from .backends import DEVICES, backends, cpu
 from .errors import MissingKernelError, ParamInvalidError
 
 
-def bound_call(op_name: str, args: tuple, kwargs: dict) -> tuple[Call, int, Explanation]:
-    """Return the checked call of a public operator, its number of threads (0: the default), and its backend."""
+def _arguments(op_name: str, args: tuple, kwargs: dict) -> dict[str, Any]:
+    """Return all arguments of a call of a public operator by name."""
     if not isinstance(op_name, str) or op_name not in contract.OPERATORS:
         raise ParamInvalidError(f"op_name: expected one of {', '.join(contract.OPERATORS)}, got {shown(op_name)}")
     bound = inspect.signature(getattr(ops, op_name)).bind(*args, **kwargs)
     bound.apply_defaults()
-    arguments = bound.arguments
+    return bound.arguments
+
+
+def _checked_call(op_name: str, arguments: dict[str, Any]) -> tuple[Call, int, Explanation]:
+    """Return a checked call, its number of threads (0: the default), and how it would be computed."""
     operator = contract.OPERATORS[op_name]
     values = [arguments[name] for name in operator.parameters]
     return prepared(operator, values, arguments.get("out"), arguments["backend"], arguments["num_threads"])
 
 
+def bound_call(op_name: str, args: tuple, kwargs: dict) -> tuple[Call, int, Explanation]:
+    """Return the checked call of a public operator, its number of threads (0: the default), and how it would be computed."""
+    return _checked_call(op_name, _arguments(op_name, args, kwargs))
+
+
 def explain(op_name: str, *args: Any, **kwargs: Any) -> Explanation:
-    """Return which backend would compute a call, and why. Nothing is computed.
+    """Return which backend would compute a call, why, and how. Nothing is computed.
 
     Parameters
     ----------
@@ -44,7 +54,9 @@ def explain(op_name: str, *args: Any, **kwargs: Any) -> Explanation:
     Returns
     -------
     Explanation
-        Named tuple ``backend, reason``.
+        Named tuple ``backend, reason``. On the CPU, its attributes `variant`, `plan` and `threads` name the instruction
+        set, the plan, and the number of threads of calls that follow one another; all rows are assumed to take part. On
+        other backends they are None.
 
     Raises
     ------
@@ -54,8 +66,11 @@ def explain(op_name: str, *args: Any, **kwargs: Any) -> Explanation:
     Examples
     --------
     >>> import ascend_grad as ag
-    >>> ag.explain("softmax", [1.0, 2.0], backend="cpu")
-    Explanation(backend='cpu', reason='asked for by the backend argument')
+    >>> backend, reason = ag.explain("softmax", [1.0, 2.0], backend="cpu")
+    >>> backend, reason
+    ('cpu', 'asked for by the backend argument')
+    >>> ag.explain("softmax", [1.0, 2.0], backend="cpu").plan
+    'rows in place'
     """
     return bound_call(op_name, args, kwargs)[-1]
 
@@ -71,7 +86,7 @@ def workspace_size(op_name: str, *args: Any, **kwargs: Any) -> int:
     op_name : str
         Name of a public operator.
     *args, **kwargs
-        The arguments of the call.
+        The arguments of the call. ``workspace_bytes=0`` asks for the least `workspace_bytes` of such calls.
 
     Returns
     -------
@@ -96,7 +111,12 @@ def workspace_size(op_name: str, *args: Any, **kwargs: Any) -> int:
     >>> ag.workspace_size("softmax_backward", x, x, num_threads=1) < 2**20
     True
     """
-    call, num_threads, choice = bound_call(op_name, args, kwargs)
+    arguments = _arguments(op_name, args, kwargs)
+    least = arguments.get("workspace_bytes")
+    if type(least) is int and least == 0:
+        call, _, _ = _checked_call(op_name, {**arguments, "workspace_bytes": None})
+        return max(contract.MIN_WORKSPACE_BYTES, least_workspace(call))
+    call, num_threads, choice = _checked_call(op_name, arguments)
     for device in DEVICES:
         if device.NAME == choice.backend:
             try:

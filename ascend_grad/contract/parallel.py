@@ -24,6 +24,8 @@ def _operator(name: str, input: str, weight: str, target: str) -> Operator:
         None,
         f"{input} {weight} {target} reduction ignore_index grad_loss deterministic return_grad output_mask "
         "workspace_bytes filter_eps",
+        family="linear",
+        kernels="loss",
         arrays=f"{input} {weight} {target}",
         mixes=target,
         optional="grad_loss",

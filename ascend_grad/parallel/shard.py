@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from .. import arrays
 from .._call import Call
 from .._dispatch import requested
-from .._linear_python import default_workspace
+from .._linear_python import default_workspace_bytes
 from ..arguments import MAX_INDEX, integer, shown, thread_count
 from ..errors import ParamInvalidError, ParamTypeError
 from ..results import LinearCrossEntropy
@@ -117,7 +117,7 @@ class Shard:
         #: The sum of the weight gradients of all row blocks, and the number of vocabulary slices to compute it in.
         self.weight_total, self.slices = self._weight_grad, 1
         workspace = self._a["workspace_bytes"]
-        self._workspace = default_workspace(self.input, self.weight, *wanted) if workspace is None else workspace
+        self._workspace = default_workspace_bytes(self.input, self.weight, *wanted) if workspace is None else workspace
         if any(wanted):
             weight_dtype = None if self._weight_grad is None else self._weight_grad.dtype
             self._room = room_for(rows, self.weight.shape, self.dtype, self.accumulator, weight_dtype, self._workspace)

@@ -447,7 +447,7 @@ cpdef object least_workspace(Call call):
     if with_statistics and not call.values[slots["return_grad"]]:
         first = second = False
     return least_workspace_of_sizes(
-        <ag_dtype>dtype_of(call.array(slots["input"])), call.sizes[BT], call.sizes[V], call.sizes[H], with_statistics, first,
+        <ag_dtype>dtype_of(call.array(call.operator.array_slots[0])), call.sizes[BT], call.sizes[V], call.sizes[H], with_statistics, first,
         second
     )
 
@@ -455,7 +455,7 @@ cpdef object least_workspace(Call call):
 cdef class WorkspaceAndFilter(Check):
     """Check that ``workspace_bytes`` is None or enough, and that ``filter_eps`` is finite and not negative.
 
-    Enough is at least `least`, and a panel of all features for each product.
+    Enough is at least `least`, and for a panel of all features of each product.
     """
 
     cdef public object least
@@ -470,7 +470,7 @@ cdef class WorkspaceAndFilter(Check):
             given = integer_between(call, self.slots[0], self.least, arguments.MAX_INDEX)
             least = least_workspace(call)
             if given < least:
-                call.fail("workspace_bytes", f"at least {least} bytes, for a panel of all {call.sizes[H]} features", given)
+                call.fail("workspace_bytes", f"at least {least} bytes, for {call.sizes[H]} features", given)
         value = call.values[self.slots[1]]
         if type(value) is not float:
             call.ran_others = True

@@ -7,9 +7,17 @@ from ._call import Call, Operator
 chosen: ContextVar[Any]
 logger: Logger
 
-class Explanation(NamedTuple):
+class _Choice(NamedTuple):
     backend: str
     reason: str
+
+class Explanation(_Choice):
+    variant: str | None
+    plan: str | None
+    threads: int | None
+    def __new__(
+        cls, backend: str, reason: str, variant: str | None = None, plan: str | None = None, threads: int | None = None
+    ) -> Explanation: ...
 
 def checked_backend(name: object, operator: str | None = None) -> str: ...
 def requested(backend: str | None, operator: Operator | None = None) -> tuple[str, str]: ...

@@ -124,7 +124,7 @@ cdef Py_ssize_t loss_workspace_bound(const Problem *p, Py_ssize_t workspace_byte
     part = statistics_of(&x)
     prepare(&schedule, &part, workspace_bytes)
     most = workspace_bound(&schedule)
-    if with_gradients(p):
+    if with_gradients(p) and p.hidden:
         part = gradients_of(&x, False)
         prepare(&schedule, &part, workspace_bytes)
         most = max(most, workspace_bound(&schedule))

@@ -623,24 +623,38 @@ cdef Py_ssize_t least_of_sweep(const ag_linear_kernels *kernels, const Work *wor
     return nbytes(&plan)
 
 
+cdef Py_ssize_t least_if_unpacked(const ag_linear_kernels *kernels, const Work *work) noexcept nogil:
+    """Return the bytes of the sweep that packs nothing, or SIZE_LIMIT if it is not for this problem."""
+    cdef Plans plans
+    return nbytes(&plans.each[0]) if unpacked(kernels, work, SIZE_LIMIT, &plans) == FINAL else SIZE_LIMIT
+
+
 cdef Py_ssize_t least_workspace(const ag_linear_kernels *kernels, const Work *work) noexcept nogil:
-    """Return the bytes from which on there is a plan: a panel of all features for each product, and its sums."""
+    """Return the bytes from which on there are plans, one sweep for each product if need be.
+
+    A packed sweep takes a panel of all features, and its sums.
+    """
     cdef Work part = work[0]
-    cdef Py_ssize_t least = 0
-    if not work.rows or not work.vocab:
+    cdef Py_ssize_t of_statistics = 0, of_gradients = 0
+    if not work.rows or not work.vocab or (with_gradients(work) and not work.hidden):
         return 0
-    part.with_input_grad = part.with_weight_grad = part.buffers_weight_grad = False
     if work.with_statistics:
-        least = least_of_sweep(kernels, &part, False)
+        part.with_input_grad = part.with_weight_grad = part.buffers_weight_grad = False
+        of_statistics = min(least_of_sweep(kernels, &part, False), least_if_unpacked(kernels, &part))
     part.with_statistics = False
     if work.with_input_grad:
-        part.with_input_grad = True
-        least = max(least, min(least_of_sweep(kernels, &part, False), least_of_sweep(kernels, &part, True)))
-        part.with_input_grad = False
+        part.with_input_grad, part.with_weight_grad, part.buffers_weight_grad = True, False, False
+        of_gradients = min(least_of_sweep(kernels, &part, False), least_of_sweep(kernels, &part, True))
     if work.with_weight_grad:
-        part.with_weight_grad, part.buffers_weight_grad = True, work.buffers_weight_grad
-        least = max(least, min(least_of_sweep(kernels, &part, False), least_of_sweep(kernels, &part, True)))
-    return least
+        part.with_input_grad, part.with_weight_grad = False, True
+        part.buffers_weight_grad = work.buffers_weight_grad
+        of_gradients = max(
+            of_gradients, min(least_of_sweep(kernels, &part, False), least_of_sweep(kernels, &part, True))
+        )
+    if with_gradients(work):
+        part.with_input_grad = work.with_input_grad
+        of_gradients = min(of_gradients, least_if_unpacked(kernels, &part))
+    return max(of_statistics, of_gradients)
 
 
 cdef bint follows_rows(const Plans *plans) noexcept nogil:

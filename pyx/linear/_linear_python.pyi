@@ -1,55 +1,47 @@
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
-from ._linear_rows import Rows
-
-class Plan:
+class PlanDescription(NamedTuple):
+    name: str
     nbytes: int
-    workspace: int
-    products: set[str]
-    compensated: set[str]
     rows: int
     vocab: int
-    hidden: int
     chunks: int
     blocks: int
-    slices: int
     chunks_outside: bool
-    by_slice: bool
     caches_logits: bool
     cached_blocks: int
     blocks_in_weight_grad: int
     packed_chunks: int
+    tasks: int
+    products: frozenset[str]
+    compensated: frozenset[str]
 
-def plans(
-    input: np.ndarray,
-    weight: np.ndarray,
-    rows: int,
-    workspace: int,
-    with_logits: bool,
-    with_input_grad: bool,
-    with_weight_grad: bool,
-    buffers_weight_grad: bool,
-    caches_logits: bool = False,
-    weight_grad_bytes: int = 0,
-) -> list[Plan]: ...
-def default_workspace(
-    input: np.ndarray, weight: np.ndarray, with_input_grad: bool, with_weight_grad: bool, beside: int = 0
-) -> int: ...
-def workspace_bound(plans: list[Plan], workspace: int) -> int: ...
 def gradient(
+    grad: np.ndarray,
     input: np.ndarray,
     weight: np.ndarray,
-    rows: Rows,
+    mask: np.ndarray,
+    target: np.ndarray,
+    logits_max: np.ndarray | None,
+    sum_exp: np.ndarray | None,
     softmax: np.ndarray | None,
     input_grad: np.ndarray | None,
     weight_grad: np.ndarray | None,
-    workspace: int,
+    workspace_bytes: int,
     filter_eps: float,
-    threads: int,
-    aside: list[tuple[np.ndarray, np.ndarray]],
+    num_threads: int,
 ) -> None: ...
-def copy_all(pairs: list[tuple[np.ndarray, np.ndarray]]) -> None: ...
+def gradient_bound(
+    input: np.ndarray,
+    weight: np.ndarray,
+    softmax: np.ndarray | None,
+    input_grad: np.ndarray | None,
+    weight_grad: np.ndarray | None,
+    workspace_bytes: int,
+) -> int: ...
 def statistics(
     input: np.ndarray,
     weight: np.ndarray,
@@ -57,8 +49,9 @@ def statistics(
     start: int,
     end: int,
     with_logits: bool,
-    threads: int,
+    num_threads: int,
 ) -> tuple: ...
+def statistics_bound(input: np.ndarray, weight: np.ndarray, logits: np.ndarray | None) -> int: ...
 def loss_and_gradients(
     input: np.ndarray,
     weight: np.ndarray,
@@ -70,11 +63,55 @@ def loss_and_gradients(
     loss: np.ndarray,
     input_grad: np.ndarray | None,
     weight_grad: np.ndarray | None,
-    workspace: int,
+    workspace_bytes: int,
     filter_eps: float,
-    threads: int,
+    num_threads: int,
 ) -> None: ...
+def loss_bound(
+    input: np.ndarray,
+    weight: np.ndarray,
+    input_grad: np.ndarray | None,
+    weight_grad: np.ndarray | None,
+    workspace_bytes: int,
+) -> int: ...
 def probabilities(
-    logits: np.ndarray, logits_max: np.ndarray, sum_exp: np.ndarray, out: np.ndarray, threads: int
+    logits: np.ndarray, logits_max: np.ndarray, sum_exp: np.ndarray, out: np.ndarray, num_threads: int
 ) -> None: ...
 def losses(sum_exp: np.ndarray, predicted: np.ndarray, loss: np.ndarray) -> None: ...
+def plans(
+    input: np.ndarray,
+    weight: np.ndarray,
+    rows: int,
+    workspace_bytes: int,
+    with_logits: bool,
+    with_input_grad: bool,
+    with_weight_grad: bool,
+    buffers_weight_grad: bool,
+    with_statistics: bool = False,
+    weight_grad_bytes: int = 0,
+) -> list[PlanDescription]: ...
+def default_workspace_bytes(
+    input: np.ndarray, weight: np.ndarray, with_input_grad: bool, with_weight_grad: bool
+) -> int: ...
+def least_workspace_bytes(
+    input: np.ndarray, weight: np.ndarray, with_statistics: bool, with_input_grad: bool, with_weight_grad: bool
+) -> int: ...
+def chosen_for_gradient(
+    input: np.ndarray,
+    weight: np.ndarray,
+    softmax: np.ndarray | None,
+    input_grad: np.ndarray | None,
+    weight_grad: np.ndarray | None,
+    workspace_bytes: int,
+    num_threads: int,
+) -> tuple[str, int]: ...
+def chosen_for_statistics(input: np.ndarray, weight: np.ndarray, num_threads: int) -> tuple[str, int]: ...
+def chosen_for_loss(
+    input: np.ndarray,
+    weight: np.ndarray,
+    input_grad: np.ndarray | None,
+    weight_grad: np.ndarray | None,
+    workspace_bytes: int,
+    num_threads: int,
+) -> tuple[str, int]: ...
+def chosen_for_probabilities(logits: np.ndarray | None, num_threads: int) -> tuple[str, int]: ...

@@ -43,6 +43,7 @@ from ascend_grad._linear_results cimport Probabilities, describe_targets, write_
 from ascend_grad._linear_schedule cimport (
     Schedule,
     default_workspace,
+    least_workspace_of_sizes,
     place_workspace,
     prepare,
     run,
@@ -295,6 +296,7 @@ class PlanDescription(NamedTuple):
     cached_blocks: int
     blocks_in_weight_grad: int
     packed_chunks: int
+    tasks: int  #: 0 if the sweep packs
     products: frozenset
     compensated: frozenset
 
@@ -306,7 +308,7 @@ cdef object described(const Plan *plan, bytes name):
     compensated = {"input_grad": compensates_input_grad(plan), "weight_grad": compensates_weight_grad(plan)}
     return PlanDescription(
         name.decode(), nbytes(plan), plan.rows, plan.vocab, plan.chunks, plan.blocks, plan.chunks_outside,
-        plan.caches_logits, plan.cached_blocks, plan.blocks_in_weight_grad, plan.packed_chunks,
+        plan.caches_logits, plan.cached_blocks, plan.blocks_in_weight_grad, plan.packed_chunks, plan.tasks,
         frozenset([each for each, is_chosen in products.items() if is_chosen]),
         frozenset([each for each, is_chosen in compensated.items() if is_chosen]),
     )
@@ -329,6 +331,16 @@ def plans(
     work.buffers_weight_grad, work.weight_grad_bytes = with_weight_grad and buffers_weight_grad, weight_grad_bytes
     chosen = choose_plans(kernels_for(<ag_dtype>dtype_of(input)), &work, workspace_bytes)
     return [described(&chosen.each[i], chosen.name) for i in range(chosen.count)]
+
+
+def least_workspace_bytes(
+    cnp.ndarray input, cnp.ndarray weight, bint with_statistics, bint with_input_grad, bint with_weight_grad
+):
+    """Return the least `workspace_bytes` of a problem with these results."""
+    return least_workspace_of_sizes(
+        <ag_dtype>dtype_of(input), cnp.PyArray_DIM(input, 0), cnp.PyArray_DIM(weight, 0), cnp.PyArray_DIM(weight, 1),
+        with_statistics, with_input_grad, with_weight_grad
+    )
 
 
 cdef tuple chosen_by(const Schedule *s, int num_threads):

@@ -41,7 +41,7 @@ from ascend_grad._linear_problem cimport (
 from ascend_grad._linear_rows_streamed cimport run_rows_streamed
 from ascend_grad._linear_run cimport Run
 from ascend_grad._linear_vocab_streamed cimport run_vocab_streamed
-from ascend_grad._memory cimport ALIGNMENT, Arena, aligned, arena_alloc, ceil_div
+from ascend_grad._memory cimport ALIGNMENT, SIZE_LIMIT, Arena, aligned, arena_alloc, ceil_div
 from ascend_grad._tasks cimport Team
 from ascend_grad.status cimport PARAM_INVALID, SUCCESS, Status
 
@@ -92,7 +92,7 @@ cdef void prepare(Schedule *s, const Problem *p, Py_ssize_t workspace_bytes) noe
     cdef Work work = work_of(p)
     memset(s, 0, sizeof(Schedule))
     s.p, s.variant = p[0], _cpu.active()
-    s.workspace_bytes = workspace_bytes if workspace_bytes else default_workspace(p)
+    s.workspace_bytes = min(workspace_bytes, SIZE_LIMIT) if workspace_bytes else default_workspace(p)
     s.plans = choose_plans(kernels_for(p.dtype), &work, s.workspace_bytes)
 
 

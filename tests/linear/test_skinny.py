@@ -142,7 +142,7 @@ def test_only_few_are_not_packed(forced):
 
 
 def test_statistics_of_pairs_with_long_rows_are_not_packed_either(forced):
-    """Adding up lanes is little of them; 48 rows and 16-bit values."""
+    """Adding up the lanes is then a small part of the work."""
     for variant in _cpu.supported_variants():
         forced(variant)
         for features, is_skinny in ((511, variant != "avx512_bf16"), (512, True), (2000, True)):
@@ -150,7 +150,7 @@ def test_statistics_of_pairs_with_long_rows_are_not_packed_either(forced):
             for few in (48, 64, 65):
                 for shape in ((few, 900), (900, few)):
                     x, w = (np.zeros((rows, features), BFLOAT16) for rows in shape)
-                    (plan,) = _linear_python.plans(x, w, shape[0], 2**26, True, False, False, False)
+                    (plan,) = _linear_python.plans(x, w, shape[0], 2**26, True, False, False, False, True)
                     assert (plan.tasks > 0) == (is_skinny and few <= 64)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import tracemalloc
 
 import numpy as np
@@ -91,9 +92,10 @@ def test_copies_of_overlapping_results_are_in_the_workspace():
 
 
 def test_workspace_size_of_extreme_calls():
-    x = np.zeros((2, 0))
-    size = ag.workspace_size("linear_cross_entropy", x, np.zeros((4, 0)), np.zeros(2, int), workspace_bytes=2**63 - 1)
-    assert size >= 2**63 - 1
+    for features in (0, 3, 3000):
+        x, w = np.zeros((2, features)), np.zeros((4, features))
+        size = ag.workspace_size("linear_cross_entropy", x, w, np.zeros(2, int), workspace_bytes=2**63 - 1)
+        assert 0 < size < 2**20
     vector = np.broadcast_to(np.float32(1), 2**50)
     assert ag.workspace_size("fused_cross_entropy_loss_with_max_sum", vector, vector, vector) >= 2**50
     vector = np.broadcast_to(np.float32(1), 2**58)
@@ -106,11 +108,35 @@ def test_workspace_size_of_extreme_calls():
 
 
 def test_sizes_near_the_end_of_integers():
-    """Of rows of no stride there can be 2**58 elements."""
+    """Rows without a stride may have 2**58 elements, of which no panel fits into any memory."""
     x, w = (np.broadcast_to(np.float32(0), (rows, 2**58)) for rows in (3, 5))
-    for nbytes in (2**22, 2**26):
-        size = ag.workspace_size(WHOLE, x, w, np.zeros(3, int), return_grad=False, workspace_bytes=nbytes)
-        assert nbytes // 8 < size < 2**26 + 2**10
+    arguments = {"input": x, "weight": w, "target": np.zeros(3, int), "return_grad": False}
+    for nbytes in (2**22, 2**40):
+        with pytest.raises(ag.ParamInvalidError, match="workspace_bytes: expected at least"):
+            ag.workspace_size(WHOLE, **arguments, workspace_bytes=nbytes)
+    assert ag.workspace_size(WHOLE, **arguments) > 2**40
+
+
+@pytest.mark.parametrize("case", ["recomputed", "stored", "whole"])
+def test_the_least_workspace_is_told_and_enough(case, dtype, default_engine):
+    """Below it, the message names it, on every backend."""
+    operator, how = CALLS[case]
+    problem = problem_of(operator, Shape(140, 150, 30_000), dtype, **how)
+    least = ag.workspace_size(operator, **problem.arguments, workspace_bytes=0)
+    assert 2**22 < least < 2**25
+    default_engine.assert_solved(problem, default_engine.solve(problem, workspace_bytes=least))
+    for backend in ("cpu", "reference"):
+        with pytest.raises(ag.ParamInvalidError, match=f"at least {least} bytes, for 30000 features") as caught:
+            getattr(ag, operator)(**problem.arguments, workspace_bytes=least - 1, backend=backend)
+        assert caught.value.code == 161002
+
+
+def test_the_least_workspace_of_small_problems_is_that_of_the_contract():
+    problem = problem_of(WHOLE, Shape(BT, V, H), "float32")
+    assert ag.workspace_size(WHOLE, **problem.arguments, workspace_bytes=0) == 2**22
+    for function in (ag.linear_cross_entropy, functools.partial(ag.explain, WHOLE)):  # only workspace_size takes 0
+        with pytest.raises(ag.ParamInvalidError, match="workspace_bytes: expected an int in"):
+            function(**problem.arguments, workspace_bytes=0)
 
 
 @pytest.mark.parametrize("start", [2**63 - 10, 2**63 - 20, 2**63 - 40])

@@ -26,14 +26,16 @@ LAYERS = (
     ),
     ("the Ascend libraries", "_acl _aclnn"),
     ("arrays, arguments, settings", "_array_types arrays arguments config"),
-    ("the call and its checks", "_call _checks"),
     (
         "CPU schedules",
         (
-            "_rowwise_plan _rowwise_schedule _rowwise_python "
-            "_linear_plan _linear_rows _linear_tasks _linear_schedule _linear_skinny _linear_python"
+            "_rowwise_plan _rowwise_schedule _linear_grid _linear_problem _linear_plan _linear_run _linear_packing "
+            "_linear_partial_sums _linear_results _linear_packed _linear_vocab_streamed _linear_rows_streamed "
+            "_linear_features _linear_schedule _linear_loss"
         ),
     ),
+    ("the call and its checks", "_call _checks"),
+    ("CPU schedules of arrays", "_rowwise_python _linear_python"),
     ("the CPU's results, and its operators for Cython and XLA", "_cpu_backend rowwise linear _xla"),
     ("the contract", "contract"),
     ("backends", "backends.base backends.cpu backends.reference"),
@@ -166,7 +168,7 @@ def test_modules_import_from_below(name: str):
 
 
 @pytest.mark.parametrize(
-    ("own", "other"), [("_rowwise_python", "_linear_kernels"), ("_linear_python", "_rowwise_kernels")]
+    ("own", "other"), [("_rowwise_schedule", "_linear_kernels"), ("_linear_python", "_rowwise_kernels")]
 )
 def test_families_share_no_kernels(own: str, other: str):
     """So that a change of one family's headers leaves the modules of the other as they were built."""

@@ -41,7 +41,7 @@ class Break(NamedTuple):
             return (Path(self.file).stem,)
         headers = {
             "rowwise": ("_rowwise_schedule",),
-            "linear": ("_linear_python",),
+            "linear": ("_linear_plan",),
             "ascend_grad": ("_rowwise_schedule",),
         }
         return headers[Path(self.file).parent.name] if self.file.endswith(".h") else ()
@@ -77,38 +77,38 @@ BREAKS = {
     ),
     "one thread, whatever was asked for": Break(
         "pyx/rowwise/_rowwise_schedule.pyx",
-        "run_task, s, tasks, threads, s.plan.nontemporal",
-        "run_task, s, tasks, 1, s.plan.nontemporal",
+        "run_team(run_phases, s, s.plan.threads, default_threads",
+        "run_team(run_phases, s, 1, default_threads",
         ("tests/rowwise/test_threads.py -k threads_and_caches",),
     ),
     "gradients written over logits that are still to be read": Break(
         "pyx/linear/_linear_plan.pyx",
-        "if self.chunks == 1 or self.problem.buffers_weight_grad:",
+        "if plan.chunks == 1 or plan.work.buffers_weight_grad:",
         "if True:",
         ("tests/linear/test_cached_logits.py -k nothing", "tests/linear/test_cached_logits.py -k values"),
     ),
     "cached logits of one chunk for all": Break(
-        "pyx/linear/_linear_schedule.pyx",
-        "return first + of_block // self.plan.chunks * c",
-        "return first",
+        "pyx/linear/_linear_packed.pyx",
+        "return first + behind * of_block + of_block // plan.chunks * c",
+        "return first + behind * of_block",
         ("tests/linear/test_cached_logits.py -k values",),
     ),
     "signals not checked between tasks": Break(
         "pyx/runtime/_tasks.pyx",
-        "        if now() - start >= CHECK_INTERVAL:\n            break\n",
-        "",
-        ("tests/runtime/test_signals.py -k columns",),
+        "        if thread == 0 and is_cancelled(team, 0):",
+        "        if False:",
+        ("tests/runtime/test_signals.py",),
     ),
     "handlers of signals not run": Break(
         "pyx/runtime/_tasks.pyx",
-        "return 0 if ag_signals_deferred else PyErr_CheckSignals()",
-        "return 0",
+        "return PyErr_CheckSignals() != 0",
+        "return False",
         ("tests/runtime/test_signals.py -k columns", "tests/runtime/test_signals.py -k statistics"),
     ),
     "the interpreter's lock needed for every task": Break(
-        "pyx/linear/_linear_schedule.pyx",
-        "if not self.is_over and _tasks.is_check_due(&self.last_check):",
-        "if not self.is_over:",
+        "pyx/runtime/_tasks.pyx",
+        "team.last_check != NULL and is_check_due(team.last_check):",
+        "team.last_check != NULL:",
         ("tests/linear/test_threads.py -k interpreters_lock",),
     ),
     "overlap not seen": Break(
@@ -119,7 +119,7 @@ BREAKS = {
     ),
     "overlap with inputs of linear operators not seen": Break(
         "pyx/call/_cpu_backend.pyx",
-        "if cnp.PyArray_CheckExact(value) and may_overlap(out, <cnp.ndarray>value):",
+        "if cnp.PyArray_CheckExact(each) and may_overlap(out, <cnp.ndarray>each):",
         "if False:",
         ("tests/linear/test_layouts.py",),
     ),
@@ -142,8 +142,8 @@ BREAKS = {
         ("tests/call/test_contract.py", "tests/call/test_dispatch.py"),
     ),
     "absent rows computed": Break(
-        "pyx/linear/_linear_rows.pyx",
-        "return <uint32_t>((<const uint32_t *>self.grad)[i] << 1) != 0",
+        "pyx/linear/_linear_problem.pyx",
+        "return <uint32_t>((<const uint32_t *>rows.grad)[i] << 1) != 0",
         "return True",
         ("tests/linear/test_accuracy.py -k absent",),
     ),
@@ -155,7 +155,7 @@ BREAKS = {
     ),
     "many partial sums simply added up": Break(
         "pyx/linear/_linear_plan.pyx",
-        "self.problem.with_weight_grad and self.chunks > self.compensate_beyond",
+        "plan.work.with_weight_grad and plan.chunks > plan.max_uncompensated",
         "False",
         ("tests/linear/test_accuracy.py -k few_partial_sums",),
     ),

@@ -258,7 +258,7 @@ def faults_of(case: str) -> list[Fault]:
         faults += faults_of_results(case)
     if operator in (GRADIENT, WHOLE):
         faults += each("output_mask", "output_mask", NOT_TWO_BOOLS, TYPE)
-        values = {"zero": 0, "negative": -1, "too small": contract.MIN_WORKSPACE_BYTES - 1, "beyond 64 bits": 2**70}
+        values = {"one": 1, "negative": -1, "too small": contract.MIN_WORKSPACE_BYTES - 1, "beyond 64 bits": 2**70}
         faults += each("workspace_bytes", "workspace_bytes", values, INVALID)
         faults += each("workspace_bytes", "workspace_bytes", {k: v for k, v in NOT_AN_INT.items() if k != "None"}, TYPE)
         values = {"negative": -1e-300, "NaN": np.nan, "infinite": np.inf, "beyond float64": 10**400}
