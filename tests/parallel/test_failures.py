@@ -15,8 +15,7 @@ from thread_ranks import LeftWaitingError, ThreadRank, on_grid, on_ranks
 
 import ascend_grad as ag
 from ascend_grad import parallel
-from ascend_grad.parallel import block as block_module
-from ascend_grad.parallel import plan, sums
+from ascend_grad.parallel import plan, row_chunk, sums
 from ascend_grad.parallel import shard as shard_module
 
 PROBLEM = whole((9, 20, 4), "float32")
@@ -179,7 +178,7 @@ def failing(monkeypatch):
     """A function: this operator raises this, the n-th time, in calls with two threads."""
 
     def patch(name, error, times=1):
-        original = getattr(block_module.ops, name)
+        original = getattr(row_chunk.ops, name)
         calls = [0]
 
         def operator(*args, **kwargs):
@@ -189,7 +188,7 @@ def failing(monkeypatch):
                     raise error
             return original(*args, **kwargs)
 
-        monkeypatch.setattr(block_module.ops, name, operator)
+        monkeypatch.setattr(row_chunk.ops, name, operator)
 
     return patch
 
@@ -217,23 +216,23 @@ def test_an_error_in_a_step(failing, step, error, share, deterministic):
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_an_error_between_steps(monkeypatch, call, deterministic):
     """Ctrl-C in the few lines after the first operation."""
-    original = block_module.np.exp
+    original = row_chunk.np.exp
 
     def interrupted(*args, **kwargs):
         if threading.current_thread().name.endswith("rank 1"):
             raise KeyboardInterrupt
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(block_module.np, "exp", interrupted)
+    monkeypatch.setattr(row_chunk.np, "exp", interrupted)
     results = call(0, 1, 2, deterministic=deterministic)
     assert [type(each) for each in results] == [parallel.RankError, KeyboardInterrupt, parallel.RankError]
 
 
-@pytest.mark.parametrize("block", [1, 2, 3])
-def test_an_error_in_a_block(failing, monkeypatch, block):
-    """The blocks that others sum meanwhile are summed here, too."""
-    monkeypatch.setattr(plan, "BLOCK_ROWS", 3)
-    failing("fused_linear_cross_entropy_loss_grad", MemoryError(), block)
+@pytest.mark.parametrize("chunk", [1, 2, 3])
+def test_an_error_in_a_row_chunk(failing, monkeypatch, chunk):
+    """The failed rank, too, takes part in the sums of the later chunks."""
+    monkeypatch.setattr(plan, "CHUNK_ROWS", 3)
+    failing("fused_linear_cross_entropy_loss_grad", MemoryError(), chunk)
     results = vocabulary(1, num_threads=2)
     assert [type(each) for each in results] == [parallel.RankError, MemoryError, parallel.RankError]
 

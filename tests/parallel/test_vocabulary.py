@@ -15,7 +15,7 @@ from thread_ranks import Group, on_ranks, returned
 
 import ascend_grad as ag
 from ascend_grad import parallel
-from ascend_grad.parallel import block, plan, shard
+from ascend_grad.parallel import plan, row_chunk, shard
 
 SHARES = (True, False, "scatter")
 
@@ -123,9 +123,9 @@ def problems(draw):
 
 @given(problems(), st.sampled_from(SHARES), st.booleans(), st.integers(1, 40), st.integers(1, 10**5), st.booleans())
 @settings(max_examples=100)
-def test_any_problem(default_engine, monkeypatch, drawn, share, deterministic, block_rows, workspace, with_indices):
+def test_any_problem(default_engine, monkeypatch, drawn, share, deterministic, chunk_rows, workspace, with_indices):
     problem, cuts = drawn
-    small_workspace(monkeypatch, workspace, block_rows)
+    small_workspace(monkeypatch, workspace, chunk_rows)
 
     def work(comm):
         indices = {"vocab_start_index": cuts[comm.rank], "vocab_size": cuts[-1]} if with_indices else {}
@@ -208,20 +208,20 @@ def test_operations():
     assert operations(problem, cuts, deterministic=True, reduce_input_grad="scatter") == [*gathered, *parts[:2]]
 
 
-@pytest.mark.parametrize(("block_rows", "blocks"), [(10, [10] * 4), (14, [20, 20]), (9, [10] * 4), (21, [40])])
-def test_blocks(monkeypatch, block_rows, blocks):
-    """The input's gradient of a block travels before the statistics of the next one are computed."""
-    monkeypatch.setattr(plan, "BLOCK_ROWS", block_rows)
+@pytest.mark.parametrize(("chunk_rows", "chunks"), [(10, [10] * 4), (14, [20, 20]), (9, [10] * 4), (21, [40])])
+def test_row_chunks(monkeypatch, chunk_rows, chunks):
+    """The input's gradient of a chunk travels before the statistics of the next one are computed."""
+    monkeypatch.setattr(plan, "CHUNK_ROWS", chunk_rows)
     expected = []
-    for rows in blocks:
+    for rows in chunks:
         expected += [("max", (rows,)), ("sum", (rows, 2)), ("sum", (3 * rows,))]
-    expected[-1] = ("sum", (3 * blocks[-1] + 1,))
+    expected[-1] = ("sum", (3 * chunks[-1] + 1,))
     assert operations(whole((40, 12, 3), "float32"), [0, 5, 12]) == expected
 
 
-def small_workspace(monkeypatch, size, block_rows):
+def small_workspace(monkeypatch, size, chunk_rows):
     monkeypatch.setattr(shard, "default_workspace", lambda *_: size)
-    monkeypatch.setattr(plan, "BLOCK_ROWS", block_rows)
+    monkeypatch.setattr(plan, "CHUNK_ROWS", chunk_rows)
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def small_workspace(monkeypatch, size, block_rows):
         (12000, "float32", {(100, 30, True), (50, 30, True)}),  # 30 rows of 100 logits
         (11999, "float32", {(100, 15, True), (50, 15, True)}),
         (4000, "float32", {(100, 10, True), (50, 10, True)}),
-        (1600, "float32", {(100, 30, False), (50, 30, False)}),  # 4 rows are no block
+        (1600, "float32", {(100, 30, False), (50, 30, False)}),  # 4 rows are no chunk
         (12000, "float64", {(100, 15, True), (50, 15, True)}),
         (10**6, "bfloat16", {(100, 30, False), (50, 30, False)}),  # whose logits would be rounded
     ],
@@ -238,13 +238,13 @@ def small_workspace(monkeypatch, size, block_rows):
 def test_logits_are_kept_where_there_is_room(default_engine, monkeypatch, size, dtype, expected):
     """Those of a block; the rank with most words says how many rows that are."""
     kept = set()
-    original = block.ops.fused_linear_online_max_sum
+    original = row_chunk.ops.fused_linear_online_max_sum
 
     def operator(*args, **kwargs):
         kept.add((len(args[1]), len(args[0]), kwargs["return_logits"]))
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(block.ops, "fused_linear_online_max_sum", operator)
+    monkeypatch.setattr(row_chunk.ops, "fused_linear_online_max_sum", operator)
     small_workspace(monkeypatch, size, 10)
     check(default_engine, whole((30, 150, 7), dtype), [0, 100, 150], "scatter")
     assert kept == expected
@@ -253,19 +253,19 @@ def test_logits_are_kept_where_there_is_room(default_engine, monkeypatch, size, 
 def test_weight_gradients_of_16_bits_need_room_to_be_added_up(monkeypatch, dtype):
     """Beside the result; else there is one block."""
     narrow = dtype in ("float16", "bfloat16")
-    for size, blocks in ((40 * 3 * 4, 4), (40 * 3 * 4 - 1, 1 if narrow else 4)):
+    for size, chunks in ((40 * 3 * 4, 4), (40 * 3 * 4 - 1, 1 if narrow else 4)):
         small_workspace(monkeypatch, size, 10)
         ranks = operations(whole((40, 60, 3), dtype), [0, 20, 60])
-        assert len([name for name, _ in ranks if name == "max"]) == blocks
+        assert len([name for name, _ in ranks if name == "max"]) == chunks
 
 
 @pytest.mark.parametrize("size", [1, 100, 1000, 10000])
-def test_slices_of_weight_gradients(default_engine, monkeypatch, dtype, size):
+def test_vocabulary_blocks_of_weight_gradients(default_engine, monkeypatch, dtype, size):
     small_workspace(monkeypatch, size, 10)
     check(default_engine, whole((33, 150, 7), dtype), [0, 100, 150])
 
 
-def test_not_too_many_blocks(monkeypatch):
+def test_not_too_many_chunks(monkeypatch):
     """Their weight gradients are simply added up."""
     small_workspace(monkeypatch, 4 * 60, 1)  # a row's logits
     assert len(operations(whole((64, 60, 3), "float32"), [0, 60, 60], reduce_input_grad=False)) == 2 * 64 + 1

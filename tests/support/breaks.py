@@ -226,10 +226,13 @@ BREAKS = {
         ("tests/cli/test_apply_files.py -k permissions", "tests/cli/test_apply_files.py -k owner"),
     ),
     "sums of ranks relative to different maxima": Break(
-        "ascend_grad/parallel/block.py", "sums *= np.exp(shift)", "sums *= 1", ("tests/parallel/test_vocabulary.py",)
+        "ascend_grad/parallel/row_chunk.py",
+        "sums *= np.exp(shift)",
+        "sums *= 1",
+        ("tests/parallel/test_vocabulary.py",),
     ),
     "a target's logit added by every rank": Break(
-        "ascend_grad/parallel/block.py",
+        "ascend_grad/parallel/row_chunk.py",
         "predicted[self._elsewhere] = 0",
         "pass",
         ("tests/parallel/test_vocabulary.py",),
@@ -258,11 +261,11 @@ BREAKS = {
         "self._buffer[-1] = 0",
         ("tests/parallel/test_failures.py -k step",),
     ),
-    "blocks of rows not started where a rank failed": Break(
+    "row chunks not started where a rank failed": Break(
         "ascend_grad/parallel/shard.py",
         "self.input_sum is not None and self.input_sum.overlaps:",
         "self.input_sum is not None and self.input_sum.overlaps and not attempt.failed:",
-        ("tests/parallel/test_failures.py -k block",),
+        ("tests/parallel/test_failures.py -k chunk",),
     ),
     "a device's gradient not taken": Break(
         "ascend_grad/parallel/device_shard.py",
@@ -276,15 +279,15 @@ BREAKS = {
         'memory = "on the host"',
         ("tests/parallel/test_devices.py -k memory",),
     ),
-    "weight gradients of later blocks forgotten": Break(
-        "ascend_grad/parallel/block.py",
+    "weight gradients of later row chunks forgotten": Break(
+        "ascend_grad/parallel/row_chunk.py",
         "            if adds and total is not None:",
         "            if adds and total is input_grad:",
         ("tests/parallel/test_vocabulary.py",),
     ),
-    "targets of other slices subtracted": Break(
-        "ascend_grad/parallel/block.py",
-        " | (self._place < words.start) | (self._place >= words.stop)",
+    "targets of other vocabulary blocks subtracted": Break(
+        "ascend_grad/parallel/row_chunk.py",
+        " | (self._place < entries.start) | (self._place >= entries.stop)",
         "",
         ("tests/parallel/test_vocabulary.py",),
     ),

@@ -22,7 +22,7 @@ from parallel_samples import even_cuts, tokens_rank, vocabulary_rank, whole
 from samples import DTYPES
 
 from ascend_grad import parallel
-from ascend_grad.parallel import block, plan
+from ascend_grad.parallel import plan, row_chunk
 
 SHARES = (True, False, "scatter")
 
@@ -103,7 +103,7 @@ def vocabulary_cases(size: int) -> dict[str, tuple]:
     cases["all ignored"] = everywhere.replaced(target=np.full(9, -7)), even_cuts(12, size), {}
     cases["no target in some shards"] = everywhere.replaced(target=np.zeros(9, np.int64)), even_cuts(12, size), {}
     cases["no token"] = float32((0, 12, 5)), even_cuts(12, size), {"reduce_input_grad": "scatter"}
-    cases["blocks"] = float32((4 * plan.BLOCK_ROWS, 40, 8)), even_cuts(40, size), {}
+    cases["row chunks"] = float32((4 * plan.CHUNK_ROWS, 40, 8)), even_cuts(40, size), {}
     return cases
 
 
@@ -145,17 +145,17 @@ def failures(engine: Engine) -> dict[str, Callable[[], Any]]:
         return vocabulary_rank(problem, cuts, engine.comm, **(options if is_last else {}))
 
     def in_a_step(error: BaseException) -> Any:
-        original = block.ops.fused_linear_cross_entropy_loss_grad
+        original = row_chunk.ops.fused_linear_cross_entropy_loss_grad
 
         def operator(*_: Any, **__: Any) -> Any:
             raise error
 
         if is_last:
-            block.ops.fused_linear_cross_entropy_loss_grad = operator
+            row_chunk.ops.fused_linear_cross_entropy_loss_grad = operator
         try:
             return rank_of_vocabulary()
         finally:
-            block.ops.fused_linear_cross_entropy_loss_grad = original
+            row_chunk.ops.fused_linear_cross_entropy_loss_grad = original
 
     return {
         "bad argument": partial(rank_of_vocabulary, filter_eps=-1.0),
@@ -181,7 +181,7 @@ def killed(engine: Engine) -> Any:
     """The last rank dies in the middle of a call."""
     problem = whole((9, 20, 4), "float32")
     if engine.rank == engine.size - 1:
-        block.ops.fused_linear_online_max_sum = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+        row_chunk.ops.fused_linear_online_max_sum = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
     return vocabulary_rank(problem, even_cuts(20, engine.size), engine.comm)
 
 
