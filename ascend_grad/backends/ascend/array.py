@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +13,35 @@ from ...arrays import AbstractDeviceArray
 from ...errors import BackendUnavailableError
 from . import runtime
 
-if TYPE_CHECKING:
-    from .pool import Allocation
-    from .torch_npu import TensorMemory
+
+class Memory(Protocol):
+    """The memory of an array on the device: a `pool.Allocation`, or a `torch_npu.TensorMemory`.
+
+    Attributes
+    ----------
+    kept : bool
+        Whether the memory outlives the call that allocated it.
+    """
+
+    kept: bool
+
+    @property
+    def is_of_torch(self) -> bool:
+        """Return whether the memory belongs to a tensor."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Return whether another library has the memory, too."""
+
+    @property
+    def was_shared(self) -> bool:
+        """Return whether another library has the memory, or had it."""
+
+    def memory(self) -> _acl.DeviceRange:
+        """Return the memory, when torch is done with it if torch has it, too."""
+
+    def share(self, array: DeviceArray) -> object:
+        """Return the object that another library keeps alive while it uses the memory of this array."""
 
 
 class Origin(NamedTuple):
@@ -44,7 +70,7 @@ class Known:
 
     Attributes
     ----------
-    allocation : Allocation or TensorMemory, optional
+    allocation : Memory, optional
         Its memory; None if it has no elements.
     layout : Layout, optional
         The places of its elements there; None if they are C-contiguous from the beginning of the memory.
@@ -59,7 +85,7 @@ class Known:
     __slots__ = ("_bits", "_repaired", "allocation", "layout", "origin", "packed", "values")
 
     def __init__(self) -> None:
-        self.allocation: Allocation | TensorMemory | None = None
+        self.allocation: Memory | None = None
         self.layout: Layout | None = None
         self.values: NDArray | None = None
         self.origin: Origin | None = None
