@@ -141,7 +141,7 @@ def test_inputs_are_read_where_they_are(dtype):
 
 @pytest.fixture
 def addresses(monkeypatch) -> list[tuple[int, int]]:
-    """Where results were computed, and where JAX's arrays of them lie."""
+    """Record the addresses at which results were computed, and the addresses of JAX's arrays over them."""
     pairs: list[tuple[int, int]] = []
     original = jnp.from_dlpack
 

@@ -128,7 +128,7 @@ def test_numpy_reads_what_is_handed_out(shape):
     assert_identical(result, expected)
 
     class Older:
-        """Asks for nothing, as readers from before DLPack 1.0 do."""
+        """An array whose consumer asks for no DLPack version, as consumers from before DLPack 1.0 do."""
 
         def __init__(self, value):
             self.value = value
@@ -356,7 +356,7 @@ def test_a_result_outlives_everything_else(own):
 
 @pytest.mark.parametrize("elements", [16, 5 << 20])
 def test_a_result_is_freed_once_on_any_thread(elements, own):
-    """Small ones, and those in mappings of their own."""
+    """Both small results and results with a memory mapping of their own are freed once."""
     results = [ag.softmax(own(np.zeros(elements))) for _ in range(4)]
 
     def drop() -> None:

@@ -1,4 +1,4 @@
-"""What the library says of itself: `explain`, `workspace_size`, `backends`, `show_config`."""
+"""Functions that describe the library: `explain`, `workspace_size`, `backends`, `show_config`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_workspace_size():
     aside = ag.workspace_size("softmax", x, out=x.T) - size
     assert aside == x.nbytes
     assert ag.workspace_size("softmax", x, out=x) == size
-    # Values do not matter, nor that the memory could not be had.
+    # The values do not matter, and the memory need not be available.
     assert ag.workspace_size("softmax", np.broadcast_to(np.float32(0), (2**40, 2))) > 0
     assert ag.workspace_size("softmax", x[:0]) == 0
 

@@ -280,7 +280,7 @@ def complete(capsys):
 
 
 def computed(capsys) -> str:
-    """How many parts the command says that it computed."""
+    """Return the number of parts that the command says it computed."""
     return capsys.readouterr().out.split(", ")[-1].split(" parts")[0]
 
 
@@ -495,7 +495,7 @@ def test_chunks_are_synced_before_they_are_recorded(monkeypatch):
 def test_two_runs_at_once(interrupted, capsys):
     command, x = interrupted
     with open(f"{PART}/out/{RECORD}", "r+b") as record:
-        fcntl.flock(record, fcntl.LOCK_SH)  # which a lock that is not exclusive would share
+        fcntl.flock(record, fcntl.LOCK_SH)  # a lock that is not exclusive would allow this shared one
         assert refused(capsys, *command[1:]) == "out: another run is at work on it"
     assert main(command) == 0
     assert_identical("out", ag.softmax(x))
@@ -599,7 +599,7 @@ def test_a_full_disk_leaves_what_is_finished(run_script):
 
 
 def plant(kind: str, path: Path, victim: Path) -> None:
-    """Put something that this command does not write in the place of a file, or of a directory."""
+    """Replace a file or a directory by an object that this command does not write."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -883,7 +883,7 @@ def test_a_directory_that_is_read_only(capsys):
 
 @pytest.mark.parametrize("target", [(zarr, "create_array"), (zarr.codecs.ZstdCodec, "_encode_single")])
 def test_what_zarr_cannot_write(target, monkeypatch, capsys):
-    """Such as chunks of 2 GiB."""
+    """Zarr's errors, such as for chunks of 2 GiB, become messages of the command."""
     save_zarr("x", np.zeros(3), (2,))
 
     def fail(*args, **kwargs):

@@ -134,7 +134,7 @@ def test_adam_steps_by_the_step_size_at_first():
 
 
 def test_adam_is_the_published_one(monkeypatch):
-    """Also where the parameters are many blocks."""
+    """Adam's steps equal the published formulas, also if the parameters take several blocks."""
     monkeypatch.setattr(training.Adam, "BLOCK", 7)
     rng = np.random.default_rng(0)
     parameters = rng.standard_normal(30)

@@ -22,7 +22,7 @@ DTYPES = ("float16", "bfloat16")
 
 @pytest.fixture(autouse=True)
 def _no_exceptions_are_left():
-    """Their tracebacks keep arrays of the device alive."""
+    """Delete exceptions after each test, as their tracebacks keep arrays on the device alive."""
     yield
     gc.collect()
 
@@ -128,7 +128,7 @@ def test_the_same_bits():
 
 
 def test_matrices_stay_on_the_device(device):
-    """Of one process: nothing as large as a matrix is copied from or to the host."""
+    """A call of one process copies no data as large as a matrix from or to the host."""
     problem = whole((64, 300, 256), "float16")
     a = problem.arguments
     x, w, t = (asarray(a[name]) for name in ("input", "weight", "target"))
@@ -150,7 +150,7 @@ def test_another_dtype_than_the_device_has(work):
 
 @pytest.mark.parametrize("function", [parallel.linear_cross_entropy, parallel.data_parallel_linear_cross_entropy])
 def test_a_device_that_fails(device, function):
-    """Whichever call of the runtime fails, on whichever rank: no rank is left waiting, and none returns a result."""
+    """If a call of the runtime fails on one rank, no rank is left waiting, and none returns a result."""
     x, w, target = (whole((9, 20, 4), "float16").arguments[name] for name in ("input", "weight", "target"))
     if function is parallel.linear_cross_entropy:
         parts = [(x, w[:11], target), (x, w[11:], target)]

@@ -25,7 +25,7 @@ A = PROBLEM.arguments
 
 
 def vocabulary(*others, **options):
-    """Every rank's call, where those of these have other arguments."""
+    """Call the function on every rank, on the ranks in `others` with these options."""
 
     def work(comm):
         return vocabulary_rank(PROBLEM, CUTS, comm, **(options if comm.rank in others else {}))
@@ -103,7 +103,7 @@ def test_a_rank_without_words_checks_its_arguments(options):
 @pytest.mark.parametrize("share", [True, "scatter"])
 @pytest.mark.parametrize("kind", [sums.VectorSums, sums.MatrixSum])
 def test_no_memory_for_what_arrives(monkeypatch, kind, share):
-    """It is allocated before the others wait for this rank."""
+    """Memory for received data is allocated before the other ranks wait for this one."""
 
     class Failing(kind):
         def __init__(self, ranks, *args):
@@ -246,7 +246,7 @@ def test_an_error_in_a_step_with_tokens(failing, step):
 
 @pytest.mark.parametrize("step", [*STEPS, None])
 def test_an_error_on_a_grid(failing, step):
-    """It reaches the ranks that share neither tokens nor words with the one that failed."""
+    """An error reaches the ranks that share neither tokens nor vocabulary entries with the failed one."""
     if step:
         failing(step, MemoryError())
 
@@ -262,7 +262,7 @@ def test_an_error_on_a_grid(failing, step):
 
 
 def test_disagreement_in_one_column_of_a_grid():
-    """Two ranks see it, and tell the others."""
+    """Two ranks detect the disagreement and report it to the others."""
 
     def work(vocab_comm, comm):
         words = slice(0, 12) if vocab_comm.rank == 0 else slice(12, 20)
@@ -277,7 +277,7 @@ def test_disagreement_in_one_column_of_a_grid():
         assert "shape of weight: expected the same on every rank, got [" in str(error)
 
     def crossed(vocab_comm, comm):
-        """Shards of one size, but of other words."""
+        """Give shards of equal size but with other vocabulary entries."""
         words = slice(0, 10) if vocab_comm.rank == comm.rank else slice(10, 20)
         return tokens_rank(PROBLEM, [0, 4, 9], comm, words, vocab_comm=vocab_comm, vocab_start_index=words.start)
 
@@ -286,7 +286,7 @@ def test_disagreement_in_one_column_of_a_grid():
         assert "vocab_start_index: expected the same on every rank, got " in str(error)
 
     def other(vocab_comm, comm):
-        """The words of the second column alone differ."""
+        """Change the vocabulary entries of the second column alone."""
         words = slice(0, 12) if vocab_comm.rank == 0 else slice(12, 20 - comm.rank)
         problem = PROBLEM.replaced(target=np.arange(9))
         return tokens_rank(problem, [0, 4, 9], comm, words, vocab_comm=vocab_comm)
@@ -328,7 +328,7 @@ def test_shares_differ():
 
 
 def arrays_differ(**other):
-    """On rank 1 these are other arrays."""
+    """Replace these arrays on rank 1."""
 
     def work(comm):
         problem = PROBLEM.replaced(**other) if comm.rank == 1 else PROBLEM
@@ -457,7 +457,7 @@ def test_a_grid_of_one_communicator():
     for error in on_ranks(2, work):
         assert type(error) is ag.ParamInvalidError
         assert "vocab_comm: expected ranks that have the same tokens as this one and other words" in str(error)
-    comm = OneRank()  # alone in both
+    comm = OneRank()  # the only rank in both groups
     result = parallel.data_parallel_linear_cross_entropy(
         A["input"], A["weight"], A["target"], comm=comm, vocab_comm=comm, ignore_index=A["ignore_index"]
     )

@@ -53,7 +53,7 @@ def test_edges(default_engine, shape, cuts, reduction):
 
 
 def test_the_mean_is_over_the_tokens_of_all_ranks(default_engine):
-    """Not a mean of means: one rank has one token that counts, one has none."""
+    """The mean is not a mean of means: one rank has one token that is not ignored, one rank has none."""
     problem = whole((12, 9, 4), "float64")
     target = np.full(12, -7)
     target[3], target[8:] = 5, [0, 1, 2, 3]

@@ -87,7 +87,7 @@ def test_an_ignored_id_of_the_vocabulary(default_engine):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_logits_that_are_no_finite_numbers(dtype):
-    """What becomes of a row is what becomes of it in the undivided problem, wherever the logits are."""
+    """Infinite and NaN logits give the results of the undivided problem, whichever rank has them."""
     x = np.array([[1, 0], [0, 1], [1, 1], [-1, 0]], dtype)
     special = [(-np.inf, 0), (0, -np.inf), (np.nan, 0), (0, np.inf), (-np.inf, -np.inf), (np.inf, np.inf)]
     for first in special:
@@ -187,7 +187,7 @@ def test_gradients_that_are_not_asked_for(default_engine, mask, return_grad):
 
 
 def operations(problem, cuts, **options):
-    """Those of a call, without the comparison of arguments."""
+    """Return the collective operations of a call, without the comparison of arguments."""
     group = Group(len(cuts) - 1)
     returned(on_ranks(len(cuts) - 1, lambda comm: vocabulary_rank(problem, cuts, comm, **options), group))
     first, *others = group.operations
@@ -196,7 +196,7 @@ def operations(problem, cuts, **options):
 
 
 def test_operations():
-    """What travels."""
+    """Calls make the documented collective operations, with the documented sizes."""
     problem, cuts = whole((40, 12, 3), "float32"), [0, 5, 12]
     statistics = [("max", (40,)), ("sum", (40, 2))]
     assert operations(problem, cuts) == [*statistics, ("sum", (121,))]
@@ -232,11 +232,11 @@ def small_workspace(monkeypatch, size, chunk_rows):
         (4000, "float32", {(100, 10, True), (50, 10, True)}),
         (1600, "float32", {(100, 30, False), (50, 30, False)}),  # 4 rows are no chunk
         (12000, "float64", {(100, 15, True), (50, 15, True)}),
-        (10**6, "bfloat16", {(100, 30, False), (50, 30, False)}),  # whose logits would be rounded
+        (10**6, "bfloat16", {(100, 30, False), (50, 30, False)}),  # cached logits would be rounded
     ],
 )
 def test_logits_are_kept_where_there_is_room(default_engine, monkeypatch, size, dtype, expected):
-    """Those of a block; the rank with most words says how many rows that are."""
+    """Logits of a row chunk are cached if they fit on the rank with the most vocabulary entries."""
     kept = set()
     original = row_chunk.ops.fused_linear_online_max_sum
 
@@ -251,7 +251,7 @@ def test_logits_are_kept_where_there_is_room(default_engine, monkeypatch, size, 
 
 
 def test_weight_gradients_of_16_bits_need_room_to_be_added_up(monkeypatch, dtype):
-    """Beside the result; else there is one block."""
+    """Weight gradients of 16 bits are summed in a temporary array; if it does not fit, there is one chunk."""
     narrow = dtype in ("float16", "bfloat16")
     for size, chunks in ((40 * 3 * 4, 4), (40 * 3 * 4 - 1, 1 if narrow else 4)):
         small_workspace(monkeypatch, size, 10)
@@ -266,7 +266,7 @@ def test_vocabulary_blocks_of_weight_gradients(default_engine, monkeypatch, dtyp
 
 
 def test_not_too_many_chunks(monkeypatch):
-    """Their weight gradients are simply added up."""
+    """The number of chunks is limited, as their weight gradients are added without compensation."""
     small_workspace(monkeypatch, 4 * 60, 1)  # a row's logits
     assert len(operations(whole((64, 60, 3), "float32"), [0, 60, 60], reduce_input_grad=False)) == 2 * 64 + 1
     assert len(operations(whole((65, 60, 3), "float32"), [0, 60, 60], reduce_input_grad=False)) == 2 + 1

@@ -137,7 +137,7 @@ def test_command():
 
 
 def test_a_process_that_crashes_is_told_of(tmp_path):
-    """With the call that it was at."""
+    """The report of a crashed process names the call that was running."""
     crash = f"import os, ascend_grad\nascend_grad.softmax = lambda *a, **k: os.kill(os.getpid(), {signal.SIGSEGV:d})\n"
     (tmp_path / "sitecustomize.py").write_text(crash)
     done = command("--calls", "200", "--processes", "1", PYTHONPATH=str(tmp_path))

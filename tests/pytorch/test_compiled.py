@@ -17,7 +17,7 @@ from torch_oracles import linear_cross_entropy
 
 import ascend_grad.torch as agt
 
-#: By torch's own tracing of a `torch.autograd.Function`.
+#: The warning comes from torch's own tracing of a `torch.autograd.Function`.
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated.*:DeprecationWarning")
 
 TARGET = torch.tensor([1, 2, -100, 6])
@@ -84,7 +84,8 @@ def test_no_graph_for_each_size(name: str, dynamic: bool | None, limit: int):
     assert graphs() <= limit
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # in tracing
+# the warning appears while tracing
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize("is_compiled", [False, True])
 @pytest.mark.parametrize("name", CASES)
 def test_compiled_autograd(name: str, is_compiled: bool):

@@ -71,7 +71,7 @@ def test_an_exported_program_has_gradients(name: str, strict: bool, with_gradien
     function, leaves, others = case(name)
     example = [each.clone().requires_grad_(with_gradients) for each in leaves]
     program = torch.export.export(Module(function), (*example, *others), strict=strict)
-    graphs = [each.graph for each in program.graph_module.modules()]  # that of autocast is one within another
+    graphs = [each.graph for each in program.graph_module.modules()]  # the graph of autocast contains another graph
     names = [str(node.target) for graph in graphs for node in graph.nodes if node.op == "call_function"]
     assert len([each for each in names if each.startswith("ascend_grad.")]) == 1
     for ours, right in zip(step(program.module(), leaves, others), step(function, leaves, others), strict=True):

@@ -25,7 +25,7 @@ from samples import (
 import ascend_grad as ag
 from ascend_grad import contract
 
-#: Around the edges of vectors, of float32 chains, of blocks of columns.
+#: Sizes around the edges of vectors, of float32 chains and of column blocks.
 SIZES = (1, 2, 3, 15, 16, 17, 31, 32, 33, 63, 64, 65, 97, 255, 256, 257, 1000, 2047, 2048, 2049, 5000)
 
 
@@ -49,7 +49,7 @@ def check_adversarial_rows(operator: str, dtype: str, n: int, engine) -> None:
         engine.assert_within(expected(operator, n, dtype, accumulator), problem, unrounded)
     if operator in MASKED:
         return
-    # The same rows as columns, and as columns of two matrices, one of them in reverse.
+    # Give the same rows as columns, and as columns of two matrices, one of them reversed.
     first = problem.replaced(*(np.ascontiguousarray(a.T) for a in problem.arrays), dim=0)
     assert_same_values(engine(first).T, last)
     middle = problem.replaced(*(np.stack([a, a[::-1]]).swapaxes(1, 2).copy() for a in problem.arrays), dim=1)
@@ -152,7 +152,7 @@ def test_nan_does_not_depend_on_threads(packed, cpu_engine):
 
 
 def test_rows_of_a_few_elements(operator, dtype, engine):
-    """They are computed several at a time, and so is what is left over; the bits are those of a row by itself."""
+    """Short rows are computed several at a time; their bits equal those of each row computed alone."""
 
     def check(size: tuple[int, int]) -> None:
         problem = random_problem(operator, (1, 1, *size) if operator in MASKED else size, DTYPES[dtype])

@@ -33,7 +33,7 @@ import ascend_grad as ag
 
 @given(data=st.data())
 def test_any_layout(operator, engine, data):
-    """Of the inputs and of out, which may have another dtype: right, nothing beside it written, inputs unharmed."""
+    """With any layout of inputs and `out`, results are right, bytes beside `out` stay, and inputs are unchanged."""
     problem = data.draw(problems(operator))
     inputs = [data.draw(views(array)) for array in problem.arrays]
     strange = problem.replaced(*inputs)

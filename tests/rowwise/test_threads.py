@@ -117,7 +117,7 @@ def test_set_num_threads(default_threads):
 
 @needs_openmp
 def test_calls_that_follow_one_another_get_the_team(default_threads, forced):
-    """However long each of them takes: what keeps a team asleep is time between calls, not in them."""
+    """Calls in close succession get the team, however long each takes: only idle time between calls makes it sleep."""
     forced("baseline" if "baseline" in _cpu.supported_variants() else _cpu.variant())
     problem = Problem("softmax", (np.broadcast_to(np.float64(1), (1500, 1500)),), {})
     out = np.empty(problem.shape)

@@ -19,7 +19,7 @@ from broken import ROOT, compile_module, copy_of_the_package, environment, repla
 
 from ascend_grad import _cpu
 
-#: As in setup.py, but for the kernels of one instruction set alone.
+#: Cython's directives as in setup.py; kernels are compiled for one instruction set alone.
 DIRECTIVES = ("boundscheck=False", "wraparound=False", "cdivision=True", "initializedcheck=False")
 LANES = {"avx2": 8, "avx512": 16, "avx512_bf16": 16}.get(_cpu.variant(), 4)
 FLAGS = (
@@ -295,7 +295,7 @@ BREAKS = {
 
 
 def is_caught(folder: Path, arguments: str) -> bool:
-    """Whether a test fails, or the process ends; tests that cannot even be collected catch nothing."""
+    """Return whether a test fails or the process ends. Tests that cannot be collected catch nothing."""
     pytest = Path(sys.executable).parent / "pytest"
     options = "-q", "-x", "-p", "no:cacheprovider", "--no-header", "--tb=line"
     done = run(pytest, *options, *arguments.split(), cwd=ROOT, env=environment(folder))

@@ -39,7 +39,7 @@ class Case(NamedTuple):
 
 @contextmanager
 def about(subject: object) -> Iterator[None]:
-    """What fails is said of the subject."""
+    """Add the subject to exceptions of the block."""
     try:
         yield
     except BaseException as error:

@@ -72,7 +72,7 @@ def logits_of(s: Sizes, x: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 def both_gradients(s, x, w, grad, p, p_error, onehot) -> tuple[Expected, Expected]:
-    """From the softmax and its error. Rows without a gradient are absent."""
+    """Compute both gradients from the softmax and its error. Rows without a gradient are absent."""
     present = grad != 0
     tile = np.where(present[:, None], (p - onehot) * grad[:, None], 0)
     error = np.where(present[:, None], p_error * np.abs(grad)[:, None], 0)
@@ -80,7 +80,7 @@ def both_gradients(s, x, w, grad, p, p_error, onehot) -> tuple[Expected, Expecte
     error = np.where(overflow, np.inf, error)
     x = np.where(present[:, None], x, 0)
     first = product(s, tile, error, w)
-    # Of an absent row nothing may be left, not even a subnormal number.
+    # Results of an absent row are exactly 0, without subnormal numbers.
     first = Expected(np.where(present[:, None], first.values, 0), np.where(present[:, None], first.bound, 0))
     return first, product(s, np.ascontiguousarray(tile.T), np.ascontiguousarray(error.T), x)
 
@@ -160,7 +160,7 @@ def whole(
     counted = target != ignore_index
     n = int(counted.sum())
     inside = np.where(counted, target - vocab_start_index, 0)
-    if len(weight) == 0:  # then all rows are ignored: as if the vocabulary were one word that nobody uses
+    if len(weight) == 0:  # an empty vocabulary: all rows are ignored, as if one class had no target
         loss, first, second = whole(
             s,
             input=input,
@@ -232,7 +232,7 @@ def for_result(expected: Expected, problem: LinearProblem, result: np.ndarray) -
 
 
 def claimed_of_a_device(expected: tuple[Expected | None, ...], problem: LinearProblem) -> tuple[Expected | None, ...]:
-    """The same with what devices round besides.
+    """Return the values with the bounds of a device, which rounds more often.
 
     The tile of the gradient is rounded to 16 bits, in float16 too; the logits of the online max sum are; a result is
     rounded to 16 bits before it becomes one of another dtype.

@@ -45,7 +45,7 @@ def called(function: Callable, arrays: Sequence[Any], options: dict[str, Any], p
 def vocabulary_rank(
     problem: LinearProblem, cuts: Sequence[int], comm: Any, put: Callable | None = None, **options: Any
 ) -> LinearCrossEntropy:
-    """This rank's call, where its words are those between two of the cuts."""
+    """Call the function with this rank's vocabulary entries, between two of the cuts."""
     a, rank = problem.arguments, rank_of(comm)
     return called(
         parallel.linear_cross_entropy,
@@ -63,7 +63,7 @@ def tokens_rank(
     put: Callable | None = None,
     **options: Any,
 ) -> LinearCrossEntropy:
-    """This rank's call, where its tokens are those between two of the cuts."""
+    """Call the function with this rank's tokens, between two of the cuts."""
     rank = rank_of(comm)
     rows = slice(cuts[rank], cuts[rank + 1])
     a, given = problem.arguments, options_of(problem)
@@ -82,7 +82,7 @@ def joined(parts: Sequence[np.ndarray | None]) -> np.ndarray | None:
 
 
 def of_vocabulary(results: Sequence[LinearCrossEntropy], share: Any = True) -> list[LinearCrossEntropy]:
-    """What each rank knows of the whole problem, from its results and the others' shards of the weight's gradient."""
+    """Return each rank's results of the whole problem, with the weight gradients of all ranks joined."""
     weight_grad = joined([each.weight_grad for each in results])
     inputs = [each.input_grad for each in results]
     if inputs[0] is not None and share == "scatter":
@@ -93,7 +93,7 @@ def of_vocabulary(results: Sequence[LinearCrossEntropy], share: Any = True) -> l
 
 
 def of_tokens(results: Sequence[LinearCrossEntropy], reduction: str, share: Any = True) -> list[LinearCrossEntropy]:
-    """The same where the tokens are split."""
+    """Return each rank's results of the whole problem if the tokens are split."""
     losses = [each.loss for each in results]
     if reduction == "none":
         losses = [np.concatenate(losses)] * len(results)

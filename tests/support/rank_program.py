@@ -33,7 +33,7 @@ class Engine:
     comm: Any
     rank: int
     size: int
-    #: What the engine raises by itself.
+    #: The class of the engine's own exceptions.
     error: type[Exception]
     #: A group that nothing may keep alive in the end.
     group: Callable[[], Any] = staticmethod(lambda: None)
@@ -119,12 +119,12 @@ def token_cases(size: int) -> dict[str, tuple]:
     return cases
 
 
-#: A problem, its words and its tokens, for a grid of 2 x 2.
+#: A problem, the cuts of its vocabulary and the cuts of its tokens, for a grid of 2 x 2.
 GRID = whole((25, 33, 9), "bfloat16"), [0, 20, 33], [0, 10, 25]
 
 
 def grid_ranks(engine: Engine) -> tuple[Any, Any]:
-    """vocab_comm and comm; rank 2 t + v has the words v and the tokens t."""
+    """Return vocab_comm and comm: rank 2 t + v has the vocabulary part v and the token part t."""
     return engine.split([[0, 1], [2, 3]]), engine.split([[0, 2], [1, 3]])
 
 
@@ -170,7 +170,7 @@ def failures(engine: Engine) -> dict[str, Callable[[], Any]]:
 
 
 def outcome(work: Callable[[], Any]) -> Any:
-    """What `work` returns, or its exception without the traceback, whose frames would keep the process group alive."""
+    """Return the result of `work`, or its exception without the traceback, which keeps the process group alive."""
     try:
         return work()
     except BaseException as error:
@@ -208,7 +208,7 @@ def main(kind: str, folder: str, *more: str) -> Callable[[], Any]:
         outcomes["ranges"] = [parallel.vocab_range(10, engine.rank, engine.size)]
     Path(folder, f"{engine.rank}.pickle").write_bytes(pickle.dumps(outcomes))
     if only:
-        os._exit(0)  # its engine has lost a process
+        os._exit(0)  # the engine has lost a process
     engine.close()
     return engine.group
 
@@ -216,4 +216,4 @@ def main(kind: str, folder: str, *more: str) -> Callable[[], Any]:
 if __name__ == "__main__":
     group = main(*sys.argv[1:])
     gc.collect()
-    assert group() is None  # else gloo's threads abort the process now and then
+    assert group() is None  # gloo's threads sometimes abort a process that ends while the group is alive

@@ -1,4 +1,4 @@
-"""What each process of a group runs on tensors: ``python tensor_ranks.py FOLDER RANK SIZE``."""
+"""The program of each process of a group on tensors: ``python tensor_ranks.py FOLDER RANK SIZE``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Problem = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def problem(dtype: torch.dtype, reduction: str) -> Problem:
-    """Input, weight, targets of which one is ignored, and the gradient from above; the same in every process."""
+    """Make input, weight, targets of which one is ignored, and the upstream gradient; the same in every process."""
     generator = torch.Generator().manual_seed(0)
     x, w = (torch.randn(shape, H, generator=generator).to(dtype) for shape in (N, C))
     target = torch.randint(0, C, (N,), generator=generator)
@@ -121,7 +121,7 @@ def second_order(x: torch.Tensor, shard: torch.Tensor, target: torch.Tensor, red
 
 
 def outcome(work: Callable[[], Any]) -> Any:
-    """What `work` returns, or its exception without the traceback, whose frames would keep the process group alive."""
+    """Return the result of `work`, or its exception without the traceback, which keeps the process group alive."""
     try:
         return work()
     except Exception as error:
@@ -148,4 +148,4 @@ def main(folder: str, rank: int, size: int) -> weakref.ref:
 if __name__ == "__main__":
     group = main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
     gc.collect()
-    assert group() is None  # else gloo's threads abort the process now and then
+    assert group() is None  # gloo's threads sometimes abort a process that ends while the group is alive
