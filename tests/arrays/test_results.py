@@ -121,7 +121,7 @@ def of_namespace(from_dlpack) -> type:
 
 @pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3), (2, 3, 4)], ids=str)
 def test_numpy_reads_what_is_handed_out(shape):
-    """Another reader than that of the tests, for the capsules of either protocol."""
+    """NumPy's own reader reads exported arrays, in the capsules of either protocol."""
     x = np.linspace(0, 1, int(np.prod(shape))).reshape(shape)
     expected = ag.softmax(x)
     result = ag.softmax(of_namespace(np.from_dlpack)(x))
@@ -199,7 +199,7 @@ def test_vectors_of_targets_and_masks_may_be_numpys(operator, own, library):
     expected = function(**problem.arguments)
     mixed = {"target", "masked_target", "target_mask"} & set(problem.arrays)
     assert mixed
-    for ours in (True, False):  # own matrices beside NumPy's vectors, then the reverse
+    for ours in (True, False):  # the library's matrices with NumPy's vectors, then the reverse
         arguments = {
             name: own(value) if name in problem.arrays and (name in mixed) is not ours else value
             for name, value in problem.arguments.items()

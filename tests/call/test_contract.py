@@ -1,7 +1,7 @@
-"""What each operator refuses, in which order, and that all backends are called in one way.
+"""Arguments that each operator refuses, the order of its checks, and a check that all backends are called in one way.
 
-A fault spoils one argument of a good call. It belongs to a stage of the operator's checks; of two faults at once, that
-of the earlier stage decides. The gradient of the linear family has two modes, which are two cases.
+A fault spoils one argument of a good call. It belongs to a stage of the operator's checks; of two faults at once,
+the fault of the earlier stage decides. The gradient of the linear family has two modes, which are two cases.
 """
 
 from __future__ import annotations

@@ -229,7 +229,7 @@ def test_use_backend_refuses_other_names(name):
 
 
 def test_logging_follows_the_levels(caplog):
-    """Messages depend on the level of the library's logger and on that of the root logger."""
+    """Messages are logged if the library's logger or else the root logger has a low enough level."""
     logger, root = logging.getLogger("ascend_grad"), logging.getLogger()
 
     def is_logged() -> bool:

@@ -29,7 +29,7 @@ def test_workspace_size():
     assert isinstance(size, int)
     assert size >= 0
     assert ag.workspace_size("softmax", x, num_threads=4) >= ag.workspace_size("softmax", x, num_threads=1)
-    # A result that overlaps an input other than element for element is computed aside.
+    # A result that partly overlaps an input is computed in a temporary buffer.
     aside = ag.workspace_size("softmax", x, out=x.T) - size
     assert aside == x.nbytes
     assert ag.workspace_size("softmax", x, out=x) == size

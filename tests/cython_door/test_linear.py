@@ -13,7 +13,7 @@ import ascend_grad as ag
 
 SUCCESS, NULLPTR, INVALID = 0, 161001, 161002
 
-# Sizes for every kind of plan: few rows, few words, many features, and blocks of everything.
+# Sizes for every kind of plan: few rows, few vocabulary entries, many features, and blocks of everything.
 SHAPES = [(0, 5, 3), (1, 1, 1), (5, 300, 17), (300, 7, 20), (20, 24, 900), (150, 700, 40), (3, 4, 0)]
 LAYOUTS = {"rows": Layout((0, 1), (1, 1)), "transposed": Layout((1, 0), (1, 1)), "gaps": Layout((0, 1), (2, -3))}
 

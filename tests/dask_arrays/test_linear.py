@@ -1,4 +1,4 @@
-"""The cross-entropy of a linear layer over chunks of tokens: that of all of them."""
+"""The cross-entropy of a linear layer over chunks of tokens equals the undivided computation."""
 
 from __future__ import annotations
 

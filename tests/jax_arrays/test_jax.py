@@ -1,4 +1,4 @@
-"""`ascend_grad.jax` beside the formulas in float64, and what the documents promise of it."""
+"""Comparison of `ascend_grad.jax` with the formulas in float64, and checks of its documentation."""
 
 from __future__ import annotations
 

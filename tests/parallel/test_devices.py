@@ -72,7 +72,7 @@ def test_tokens(device_engine, dtype, size, share, reduction):
     [
         ((19, 40, 8), [0, 1, 39, 40], [0, 1, 18, 19]),
         ((1, 12, 5), [0, 7, 12], [0, 0, 1]),
-        ((6, 2, 3), [0, 1, 2, 2, 2], [0, 2, 2, 6]),  # fewer words than ranks
+        ((6, 2, 3), [0, 1, 2, 2, 2], [0, 2, 2, 6]),  # fewer entries than ranks
         ((0, 4, 3), [0, 2, 4], [0, 0, 0]),
         ((5, 0, 3), [0, 0, 0], [0, 2, 5]),
         ((5, 4, 0), [0, 2, 4], [0, 2, 5]),
@@ -103,10 +103,10 @@ def test_nothing_counts(device_engine):
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_a_grid(device_engine, reduction):
-    problem, words, rows = whole((25, 33, 9), "bfloat16", reduction=reduction), [0, 20, 33], [0, 10, 25]
+    problem, entries, rows = whole((25, 33, 9), "bfloat16", reduction=reduction), [0, 20, 33], [0, 10, 25]
 
     def work(vocab_comm, comm):
-        own = slice(words[vocab_comm.rank], words[vocab_comm.rank + 1])
+        own = slice(entries[vocab_comm.rank], entries[vocab_comm.rank + 1])
         return tokens_rank(problem, rows, comm, own, vocab_comm=vocab_comm, put=asarray)
 
     ranks = on_grid(2, 2, work)

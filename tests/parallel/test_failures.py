@@ -91,7 +91,7 @@ def test_a_backend_that_cannot_be_used(call):
 
 
 @pytest.mark.parametrize("options", [{"backend": "gpu"}, {"num_threads": 0}])
-def test_a_rank_without_words_checks_its_arguments(options):
+def test_a_rank_without_entries_checks_its_arguments(options):
     def work(comm):
         return vocabulary_rank(PROBLEM, [0, 20, 20], comm, **(options if comm.rank == 1 else {}))
 
@@ -253,8 +253,8 @@ def test_an_error_on_a_grid(failing, step):
     def work(vocab_comm, comm):
         is_bad = vocab_comm.rank == 1 and comm.rank == 0
         options = {"num_threads": 2} if is_bad and step else {"reduction": "total"} if is_bad else {}
-        words = slice(*parallel.vocab_range(20, vocab_comm.rank, 3))
-        return tokens_rank(PROBLEM, [0, 4, 9], comm, words, vocab_comm=vocab_comm, **options)
+        entries = slice(*parallel.vocab_range(20, vocab_comm.rank, 3))
+        return tokens_rank(PROBLEM, [0, 4, 9], comm, entries, vocab_comm=vocab_comm, **options)
 
     results = on_grid(3, 2, work)
     assert type(results.pop((1, 0))) is (MemoryError if step else ag.ParamInvalidError)
@@ -265,12 +265,12 @@ def test_disagreement_in_one_column_of_a_grid():
     """Two ranks detect the disagreement and report it to the others."""
 
     def work(vocab_comm, comm):
-        words = slice(0, 12) if vocab_comm.rank == 0 else slice(12, 20)
+        entries = slice(0, 12) if vocab_comm.rank == 0 else slice(12, 20)
         if comm.rank == 1:
-            words = slice(0, 10) if vocab_comm.rank == 0 else slice(10, 20)
+            entries = slice(0, 10) if vocab_comm.rank == 0 else slice(10, 20)
         if comm.rank == 1 and vocab_comm.rank == 2:
-            words = slice(20, 20)
-        return tokens_rank(PROBLEM, [0, 4, 9], comm, words, vocab_comm=vocab_comm)
+            entries = slice(20, 20)
+        return tokens_rank(PROBLEM, [0, 4, 9], comm, entries, vocab_comm=vocab_comm)
 
     for error in on_grid(2, 2, work).values():
         assert type(error) is ag.ParamInvalidError
@@ -278,8 +278,8 @@ def test_disagreement_in_one_column_of_a_grid():
 
     def crossed(vocab_comm, comm):
         """Give shards of equal size but with other vocabulary entries."""
-        words = slice(0, 10) if vocab_comm.rank == comm.rank else slice(10, 20)
-        return tokens_rank(PROBLEM, [0, 4, 9], comm, words, vocab_comm=vocab_comm, vocab_start_index=words.start)
+        entries = slice(0, 10) if vocab_comm.rank == comm.rank else slice(10, 20)
+        return tokens_rank(PROBLEM, [0, 4, 9], comm, entries, vocab_comm=vocab_comm, vocab_start_index=entries.start)
 
     for error in on_grid(2, 2, crossed).values():
         assert type(error) is ag.ParamInvalidError
@@ -287,9 +287,9 @@ def test_disagreement_in_one_column_of_a_grid():
 
     def other(vocab_comm, comm):
         """Change the vocabulary entries of the second column alone."""
-        words = slice(0, 12) if vocab_comm.rank == 0 else slice(12, 20 - comm.rank)
+        entries = slice(0, 12) if vocab_comm.rank == 0 else slice(12, 20 - comm.rank)
         problem = PROBLEM.replaced(target=np.arange(9))
-        return tokens_rank(problem, [0, 4, 9], comm, words, vocab_comm=vocab_comm)
+        return tokens_rank(problem, [0, 4, 9], comm, entries, vocab_comm=vocab_comm)
 
     results = on_grid(2, 2, other)
     assert [type(results[1, t]) for t in (0, 1)] == [ag.ParamInvalidError] * 2

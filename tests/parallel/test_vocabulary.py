@@ -51,7 +51,7 @@ def test_any_data(default_engine, dtype, kind):
         ((19, 40, 8), [0, 1, 39, 40]),  # uneven
         ((1, 12, 5), [0, 7, 12]),  # one token: of two ranks, one does not have its target
         ((1, 1, 1), [0, 0, 1, 1]),
-        ((6, 2, 3), [0, 1, 2, 2, 2]),  # fewer words than ranks
+        ((6, 2, 3), [0, 1, 2, 2, 2]),  # fewer entries than ranks
         ((0, 4, 3), [0, 2, 4]),
         ((5, 0, 3), [0, 0, 0]),
         ((5, 4, 0), [0, 2, 4]),
@@ -159,11 +159,11 @@ def test_the_same_bits(dtype, share):
 
 def test_shards_in_any_order(default_engine):
     problem = whole((9, 20, 4), "float32")
-    words = [slice(12, 20), slice(0, 5), slice(5, 5), slice(5, 12)]
+    entries = [slice(12, 20), slice(0, 5), slice(5, 5), slice(5, 12)]
 
     def work(comm):
         a = problem.arguments
-        own = words[comm.rank]
+        own = entries[comm.rank]
         return parallel.linear_cross_entropy(
             a["input"], a["weight"][own], a["target"], comm=comm, vocab_start_index=own.start, ignore_index=-7,
             grad_loss=0.7,

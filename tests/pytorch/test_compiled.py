@@ -52,7 +52,7 @@ def graphs() -> int:
 
 
 def check(compiled: Callable, function: Callable, leaves: list[torch.Tensor], others: list[torch.Tensor]) -> None:
-    """Compare value and gradients with those of eager mode."""
+    """Compare value and gradients with the results of eager mode."""
     value, *grads = step(function, leaves, others)
     leaves = [each.clone().requires_grad_() for each in leaves]
     ours = compiled(*leaves, *others)

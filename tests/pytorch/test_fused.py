@@ -308,7 +308,7 @@ def test_errors():
 
 
 def test_signatures_are_those_of_torch_npu():
-    """Signatures equal those of torch_npu 2.13.0 in names, positions and defaults."""
+    """Signatures are the same as in torch_npu 2.13.0: names, positions and defaults."""
     kinds = {inspect.Parameter.POSITIONAL_OR_KEYWORD: "", inspect.Parameter.KEYWORD_ONLY: "*"}
 
     def described(function: Callable) -> list[str]:

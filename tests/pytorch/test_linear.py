@@ -1,4 +1,4 @@
-"""`linear_cross_entropy` and its module beside torch's own in float64: values, gradients, memory, second backwards."""
+"""Comparison of `linear_cross_entropy` and its module with torch's own: values, gradients, memory, second backwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Row-wise functions beside torch's own in float64: values, gradients, layouts, modes, batches, errors."""
+"""Comparison of row-wise functions with torch's own: values, gradients, layouts, modes, batches, errors."""
 
 from __future__ import annotations
 
@@ -342,7 +342,7 @@ BACKWARD_FUNCTIONS = {
 
 
 def backward_call(name: str) -> tuple[Callable, tuple]:
-    """A backward function, and its arguments beside the two tensors."""
+    """A backward function, and its arguments other than the two tensors."""
     mask = torch.arange(20).reshape(1, 1, 4, 5) % 3 == 0
     return getattr(agt, name), (mask, 0.7) if name.startswith("scaled") else (0,)
 

@@ -19,7 +19,7 @@ def described(tensors: tuple[torch.Tensor, ...]) -> list[tuple]:
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_meta_and_fake(name: str, dtype: torch.dtype):
-    """Shapes and dtypes of values and gradients are those of a call with values."""
+    """Values and gradients have the same shapes and dtypes as in a call with values."""
     function, leaves, others = case(name, dtype)
     right = described(step(function, leaves, others))
     on_meta = step(function, [each.to("meta") for each in leaves], [each.to("meta") for each in others])

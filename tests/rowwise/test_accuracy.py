@@ -76,7 +76,7 @@ def test_a_million_elements_in_a_row(operator, dtype, cpu_engine):
 
 
 def test_a_million_small_terms_beside_a_large_one(cpu_engine):
-    """The sum of a segment (at most 1024 terms of 2**-66) is less than what a float64 sees beside 1."""
+    """The sum of a segment (at most 1024 terms of 2**-66) is lost if it is added to 1 in float64."""
     n = 2**20
     g, y = np.full((1, n), 2.0**-66), np.zeros((1, n))
     g[0, 0] = 1
@@ -152,7 +152,7 @@ def test_nan_does_not_depend_on_threads(packed, cpu_engine):
 
 
 def test_rows_of_a_few_elements(operator, dtype, engine):
-    """Short rows are computed several at a time; their bits equal those of each row computed alone."""
+    """Short rows are computed several at a time, and each has the bits of a row that is computed alone."""
 
     def check(size: tuple[int, int]) -> None:
         problem = random_problem(operator, (1, 1, *size) if operator in MASKED else size, DTYPES[dtype])

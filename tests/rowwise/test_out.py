@@ -90,7 +90,7 @@ def test_the_accumulator_is_rounded_once(operator, dtype, cpu_engine):
 
 
 def nearly_ties(dtype) -> np.ndarray:
-    """float64 values a hair beside the middle between two neighbours of a 16-bit dtype: in float32 they are ties."""
+    """Make float64 values just beyond the middle of two neighbours of a 16-bit dtype, which are ties in float32."""
     info = ml_dtypes.finfo(dtype)
     ulps = 2.0**-info.nmant
     values = 1 + ulps * (np.arange(64) + 0.5)

@@ -1,4 +1,4 @@
-"""Values beside those of SciPy, which shares no code with the library and its other oracles, in float64."""
+"""Comparison with SciPy in float64, which shares no code with the library or with the other oracles."""
 
 from __future__ import annotations
 

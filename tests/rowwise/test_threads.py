@@ -44,7 +44,7 @@ MASKED_SHAPES = [(2, 3, 131, 701), (1, 1, 2, 280_001), (1, 2, 55_003, 5), (1, 1,
 
 @pytest.fixture
 def default_threads() -> Iterator[None]:
-    """The default number is that of the team, whatever else keeps the cores busy."""
+    """The default number of threads is the size of the team, also if other processes keep the cores busy."""
     _threads.detect_oversubscription(False)
     yield
     _threads.detect_oversubscription(True)
@@ -364,7 +364,7 @@ def test_ctrl_c_interrupts_a_long_call(num_threads, dim, run_script, needs_memor
 
 
 def test_subnormals_survive_flush_to_zero_in_the_calling_thread(tmp_path, run_script):
-    """A library linked with -ffast-math switches it on in the thread that loads it, not in those of a team."""
+    """Flush-to-zero, which a library linked with -ffast-math sets in the loading thread, does not change results."""
     library = tmp_path / "fast_math.so"
     subprocess.run(["cc", "-shared", "-ffast-math", "-x", "c", "/dev/null", "-o", library], check=True)
     script = f"""

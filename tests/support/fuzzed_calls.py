@@ -46,7 +46,7 @@ LINEAR_SIZES = (0, 1, 1, 2, 3, 5, 8, 9, 16, 17, 33, 50)
 #: terms by at most eps. `ANY` was exceeded once, by a sixth.
 CHAIN = 1280
 
-#: Short vectors that may be NumPy's beside another library's matrices.
+#: Short vectors, which may be NumPy's in calls with another library's matrices.
 MIXES = ("target", "masked_target", "target_mask")
 
 

@@ -1,4 +1,4 @@
-"""Arguments for the linear operators: ordinary and adversarial problems of BT tokens, V words and H features."""
+"""Arguments for the linear operators: ordinary and adversarial problems of BT tokens, V entries and H features."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class LinearProblem:
 
 
 def in_layout(problem: LinearProblem, layout: Layout) -> LinearProblem:
-    """Return the problem with read-only arrays in this layout of matrices; vectors have that of its rows."""
+    """Return the problem with read-only arrays in this layout of matrices; its rows give the layout of vectors."""
     row = Layout((0,), layout.steps[1:], layout.shift, layout.swapped)
     return problem.mapped(lambda array: laid_out(array, layout if array.ndim == 2 else row, readonly=True))
 
@@ -135,7 +135,7 @@ def _cancelling(random, shape, dtype):
 
 
 def _negative(random, shape, dtype):
-    """Every logit is about -200: what stands beside the last row of the vocabulary must not be 0."""
+    """All logits are about -200, so a 0 that is read beyond the vocabulary's last row would be the maximum."""
     x, w, grad, _ = _positive(random, shape, dtype)
     return Data(10 + x, -(20 + 4 * w) / max(shape.H, 1), grad, ANY)
 

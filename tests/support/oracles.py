@@ -1,6 +1,6 @@
 """Expected results, computed without the library in a wider format, and the allowed errors.
 
-The formulas and the bounds on errors are those of `ascend_grad.bounds`; here they are applied to calls of any
+The formulas and the bounds on errors come from `ascend_grad.bounds`; here they are applied to calls of any
 layout and result. A bound of infinity is no claim: an intermediate overflows the accumulator, or the value lies on the
 edge of the result's range.
 """

@@ -1,4 +1,4 @@
-"""Problems that are split over ranks, and what the ranks' results are together: of the undivided problem."""
+"""Problems that are split over ranks, and the joined results of the ranks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def rank_of(comm: Any) -> int:
 
 
 def called(function: Callable, arrays: Sequence[Any], options: dict[str, Any], put: Callable | None) -> Any:
-    """The call, where `put` makes arrays of another kind of all given ones; results are arrays of the host again."""
+    """Call the function on arrays that `put` converts, and return its results as arrays on the host."""
     if put is None:
         return function(*arrays, **options)
     if isinstance(options.get("grad_loss"), np.ndarray):
@@ -59,7 +59,7 @@ def tokens_rank(
     problem: LinearProblem,
     cuts: Sequence[int],
     comm: Any,
-    words: slice = slice(None),
+    entries: slice = slice(None),
     put: Callable | None = None,
     **options: Any,
 ) -> LinearCrossEntropy:
@@ -71,7 +71,7 @@ def tokens_rank(
         given["grad_loss"] = given["grad_loss"][rows]
     return called(
         parallel.data_parallel_linear_cross_entropy,
-        (a["input"][rows], a["weight"][words], a["target"][rows]),
+        (a["input"][rows], a["weight"][entries], a["target"][rows]),
         {"comm": comm, "num_threads": 1} | given | options,
         put,
     )

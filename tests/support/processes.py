@@ -70,7 +70,7 @@ def end_stopped(process: subprocess.Popen[str], number: int) -> tuple[str, str]:
     return process.communicate()
 
 
-#: Bytes by which a process may grow without the call as the cause.
+#: Bytes by which a process may grow for reasons other than the call.
 SLACK = 8 << 20
 
 RESIDENT = """

@@ -1,7 +1,7 @@
-"""What each rank of a real engine runs: all cases, one after another, whose outcomes it leaves in a file.
+"""The program of each rank of a real engine: it runs all cases and writes their outcomes to a file.
 
-``python rank_program.py mpi FOLDER`` under mpiexec, or ``python rank_program.py gloo FOLDER RANK SIZE``. With one word
-more it runs that case alone.
+``python rank_program.py mpi FOLDER`` under mpiexec, or ``python rank_program.py gloo FOLDER RANK SIZE``. With one
+more argument it runs the case "killed" alone.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def vocabulary_cases(size: int) -> dict[str, tuple]:
                 cases[f"{dtype} {share} {deterministic}"] = problem, uneven_cuts(50, size), options
     float32 = partial(whole, dtype="float32")
     cases["one token"] = float32((1, 12, 5)), even_cuts(12, size), {}
-    cases["fewer words than ranks"] = float32((7, size - 1, 5)), even_cuts(size - 1, size), {}
-    cases["fewer words than ranks, scattered"] = (
+    cases["fewer entries than ranks"] = float32((7, size - 1, 5)), even_cuts(size - 1, size), {}
+    cases["fewer entries than ranks, scattered"] = (
         float32((1, size - 1, 5)), even_cuts(size - 1, size), {"reduce_input_grad": "scatter", "deterministic": True}
     )  # fmt: skip
     everywhere = float32((9, 12, 5))
@@ -129,10 +129,10 @@ def grid_ranks(engine: Engine) -> tuple[Any, Any]:
 
 
 def grid_case(engine: Engine) -> Any:
-    problem, words, rows = GRID
+    problem, entries, rows = GRID
     vocab_comm, comm = grid_ranks(engine)
     return tokens_rank(
-        problem, rows, comm, slice(words[engine.rank % 2], words[engine.rank % 2 + 1]), vocab_comm=vocab_comm
+        problem, rows, comm, slice(entries[engine.rank % 2], entries[engine.rank % 2 + 1]), vocab_comm=vocab_comm
     )
 
 

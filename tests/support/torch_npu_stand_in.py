@@ -112,7 +112,7 @@ class TorchNpu(types.ModuleType):
 
     @contextmanager
     def on(self, device: int) -> Iterator[None]:
-        """Bind the thread to a device, and then to what it was bound to before."""
+        """Bind the thread to a device, and restore its previous binding afterwards."""
         before = c_void_p()
         is_bound = self.acl.aclrtGetCurrentContext(ctypes.byref(before)) == 0 and before.value
         self.acl.check("aclrtSetDevice", device)
