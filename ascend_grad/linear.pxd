@@ -3,8 +3,8 @@
 # BT tokens, H features, V rows of weight; input is (BT, H), weight (V, H), vectors (BT,). Matrices may have any
 # strides. The functions need no interpreter's lock: they take it while they plan, and compute without it. They raise
 # nothing. Whatever they return but `SUCCESS`, no result was written. A result overlaps nothing else. `workspace` is
-# the caller's: so many bytes as the function tells whose name ends so, which takes the lock, too, and returns -1
-# where views do not fit together. docs/cython.md has more.
+# the caller's: its bytes are the result of the function whose name ends in `_workspace`, which takes the lock, too,
+# and returns -1 if views do not fit together. docs/cython.md has more.
 
 from libc.stdint cimport int64_t, uint8_t, uint16_t
 

@@ -29,7 +29,7 @@ from .targets import Target, accuracy_targets, targets_block
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 DOCUMENTS = (ROOT / "README.md", *(DOCS / f"{name}.md" for name in ("benchmark", "accuracy", "torch", "scaling")))
-#: The pictures, which are drawn beside the pages when these are built.
+#: The pictures, which are drawn into the folder of the pages when these are built.
 CHART, GRID_CHART = "benchmark.svg", "grid.svg"
 SPEED_FILE, ACCURACY_FILE, LINEAR_FILE, TENSORS_FILE = (
     FOLDER / f"{name}.json" for name in ("speed", "accuracy", "linear", "tensors")
@@ -37,7 +37,7 @@ SPEED_FILE, ACCURACY_FILE, LINEAR_FILE, TENSORS_FILE = (
 PARALLEL_FILE = FOLDER / "parallel.json"
 #: File names of the random grids, by seed.
 GRID_FILE = "grid_{}.json"
-#: What the picture of the grids shows.
+#: The caption of the picture of the grids.
 GRID_CAPTION = (
     "Each point is a random problem beside one rival: above the line this library is faster, below it the rival."
 )

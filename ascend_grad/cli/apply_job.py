@@ -1,4 +1,4 @@
-"""What a command line of ``ascend-grad apply`` asks for, whatever its arrays are stored in."""
+"""The call that a command line of ``ascend-grad apply`` asks for, for files of any format."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Job:
     """One call, whose arrays are named by paths."""
 
     operator: Operator
-    #: What names each array that is given, and each result that is asked for.
+    #: The path of each argument, and of each requested result, by name.
     sources: dict[str, str]
     results: dict[str, str]
     #: The arguments that are no arrays.
@@ -37,7 +37,7 @@ class Job:
     backend: str | None
     num_threads: int | None
     out_dtype: np.dtype | None
-    #: What elements of two raw bytes mean.
+    #: The dtype of elements of two raw bytes.
     raw_dtype: np.dtype | None
     #: Makes a progress bar.
     bar: Callable[..., tqdm]
@@ -53,7 +53,7 @@ class Job:
         return partial(getattr(ag, self.operator.name), **self.settings, backend=backend, num_threads=self.num_threads)
 
     def check_raw_dtype(self, dtypes: Iterable[np.dtype]) -> None:
-        """Refuse a meaning of raw elements where there are none; the dtypes are those of the sources, in order."""
+        """Raise an error if `raw_dtype` is set and none of the `dtypes` of the sources is raw."""
         dtypes = list(dtypes)
         if self.raw_dtype is not None and self.raw_dtype not in map(native, dtypes):
             first = next(iter(self.sources.values()))
@@ -78,7 +78,7 @@ class Job:
 
 
 def takes_out(operator: Operator) -> bool:
-    """Whether the caller says where results go."""
+    """Return whether the operator has an argument `out`."""
     return "out" in inspect.signature(getattr(ag, operator.name)).parameters
 
 
@@ -89,6 +89,6 @@ def fit(shape: tuple[int, ...], box: tuple[slice, ...]) -> tuple[slice, ...]:
 
 def cut(array: NDArray, box: tuple[slice, ...]) -> NDArray:
     """Return the elements that belong to a box."""
-    # With the ellipsis a rank-0 array gives a view, too, and no scalar.
+    # The ellipsis makes the index of a rank-0 array return a view and not a scalar.
     index: tuple[Any, ...] = (..., *fit(array.shape, box))
     return array[index]

@@ -128,7 +128,7 @@ def _gradients_are_right(model: LanguageModel) -> bool:
     for name, arguments in model.gradient_calls.items():
         gradient = getattr(ag, name)
         share = error_share(gradient, arguments)
-        # This comparison is False for NaN, which then counts as wrong.
+        # The comparison is False for NaN, so NaN is wrong.
         good = share <= 1
         right = right and good
         print(f"  {name:<32}{problem(gradient, arguments):<16}{share:8.3f}  {'ok' if good else 'WRONG'}")

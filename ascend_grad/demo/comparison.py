@@ -1,4 +1,4 @@
-"""The library's gradients beside the reference backend (how exact) and the formulas in plain NumPy (how fast)."""
+"""Comparison of the library's gradients with the reference backend (errors) and with plain NumPy (speed)."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def problem(gradient: Gradient, arguments: tuple) -> str:
 
 
 def error_share(gradient: Gradient, arguments: tuple) -> float:
-    """The largest error of a result, as a share of what is allowed.
+    """Return the largest error of a result, as a share of the allowed error.
 
-    The right values are those of the reference backend in float64. An element that is the small difference of large
+    The right values come from the reference backend in float64. An element that is the small difference of large
     terms cannot have a small relative error, so the error is compared with the sum of the terms' magnitudes.
 
     Parameters
@@ -63,7 +63,7 @@ def _linear_error_share(gradient: Gradient, input: NDArray, weight: NDArray, tar
     input, target = input[:COMPARED_ROWS], target[:COMPARED_ROWS]
     x, w = input.astype(np.float64), weight.astype(np.float64)
     right = gradient(x, w, target, backend="reference")
-    # Terms are those of the products by P = (softmax - one-hot) / BT.
+    # The terms belong to the products with P = (softmax - one-hot) / BT.
     p = ag.softmax(x @ w.T, backend="reference")
     p[np.arange(len(p)), target] -= 1
     p = np.abs(p, out=p) / len(p)
@@ -91,7 +91,7 @@ def seconds_beside_numpy(gradient: Gradient, arguments: tuple, rounds: int = 15)
 
 
 def megabytes_beside_numpy(input: NDArray, weight: NDArray, target: NDArray) -> tuple[float, float]:
-    """The most memory that `linear_cross_entropy` takes for its work, and that of NumPy's logits alone."""
+    """Return the megabytes of the workspace of `linear_cross_entropy`, and of NumPy's logits alone."""
     logits = len(input) * len(weight) * np.dtype(np.float32).itemsize
     return ag.workspace_size("linear_cross_entropy", input, weight, target) / 1e6, logits / 1e6
 

@@ -1,4 +1,4 @@
-"""What a model has to beat: how often tokens, and pairs of tokens, occur in the text that it is trained on."""
+"""Baselines for a model: the frequencies of tokens, and of pairs of tokens, in the training text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 
 def frequencies(training: NDArray, vocabulary: int) -> NDArray[np.float64]:
-    """The relative frequency of every token, each counted once more than it occurs."""
+    """Return the relative frequency of every token, each counted once more than it occurs."""
     counts = np.bincount(training, minlength=vocabulary) + 1.0
     return counts / counts.sum()
 

@@ -84,7 +84,7 @@ class LanguageModel(ABC):
         self.gradient = np.zeros(total, dtype)
         self._values = _views(self.parameters, shapes)
         self._gradients = _views(self.gradient, shapes)
-        terms = {"embedding": 1, "logits": sizes.width}  # of each sum, where that is not the number of rows
+        terms = {"embedding": 1, "logits": sizes.width}  # terms of each sum; for other parameters the number of rows
         for name, value in self._values.items():
             value[...] = rng.standard_normal(value.shape) / math.sqrt(terms.get(name, len(value)))
         # True where attention may not look: at later positions.

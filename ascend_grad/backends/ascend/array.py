@@ -59,9 +59,9 @@ class Layout(NamedTuple):
 
     strides: tuple[int, ...]
     offset: int
-    #: The number of elements that the memory has space for.
+    #: The number of elements that fit into the memory.
     room: int
-    #: Whether the strides are those of a C-contiguous array.
+    #: True if the strides make the array C-contiguous.
     is_contiguous: bool
 
 
@@ -100,7 +100,7 @@ class Known:
 
     @property
     def is_memory_of_torch(self) -> bool:
-        """Return whether the memory is that of a tensor."""
+        """Return whether the memory belongs to a tensor."""
         return self.allocation is not None and self.allocation.is_of_torch
 
     @property
@@ -130,7 +130,7 @@ class Known:
         self.values = self.origin = self.packed = self._repaired = None
 
     def set_bits(self, count: int) -> None:
-        """Set the number of bits of a packed mask that count; the device leaves the rest undefined."""
+        """Set the number of bits of a packed mask that belong to rows; the device leaves the rest undefined."""
         self._bits = count
 
     def clear_padding(self, values: NDArray) -> None:

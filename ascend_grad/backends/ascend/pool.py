@@ -17,7 +17,7 @@ from ... import _acl
 from ...errors import BackendUnavailableError
 from . import runtime, threads
 
-#: Bytes, and blocks, that the pool of one thread keeps for later calls.
+#: Maximum number of bytes, and of blocks, that the pool of one thread keeps for later calls.
 POOL_BYTES = 1 << 30
 POOL_BLOCKS = 64
 
@@ -102,8 +102,8 @@ class Owner(Protocol):
         """Wait for everything on the stream, on any thread."""
 
 
-#: Held while a thread reads or changes which session an allocation is queued on. A signal handler, or the garbage
-#: collector, may release memory in the middle.
+#: Lock that is held while a thread reads or changes which session an allocation is queued on. A signal handler, or the
+#: garbage collector, may release memory in the middle.
 _queues = threading.RLock()
 #: The allocations of all threads.
 live: weakref.WeakSet[Allocation] = weakref.WeakSet()

@@ -47,7 +47,7 @@ class Session(Transfers):
         self._frame: Any = None  # a weak reference to the frame of the running call
         self._stream: _acl.AnyStream | None = None
         self._pending = False  # whether anything was put on the stream since it was synchronised
-        # The fields below are those of the running call.
+        # The fields below belong to the running call.
         self.is_deterministic = False  # whether equal calls have to give equal bits
         self._has_to_wait = False  # whether the call waits for its end; torch may use the same memory
         self._allocations: list[Allocation] = []  # the memory to release when the call ends
@@ -173,7 +173,7 @@ class Session(Transfers):
         self.pool.empty()
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not is_finalizing():  # else names of modules are gone, and the fields free their handles
+        if not is_finalizing():  # at the exit of Python the fields free their handles, as modules are gone
             self.close()
 
     # ---- memory
