@@ -177,14 +177,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _result_options(operator: Operator) -> dict[str, str]:
-    """The option that names the file of each result."""
+    """Return the option that names the file of each result."""
     if len(operator.results) == 1:
         return {operator.results[0]: "--out"}
     return {name: f"{_option(name)}-out" for name in operator.results if name not in NOT_OFFERED}
 
 
 def _results(args: argparse.Namespace, operator: Operator) -> dict[str, str]:
-    """The path of each result that is asked for."""
+    """Return the path of each requested result."""
     options = _result_options(operator)
     paths = {name: getattr(args, option[2:].replace("-", "_")) for name, option in options.items()}
     paths = {name: path for name, path in paths.items() if path is not None}

@@ -43,13 +43,13 @@ class Job:
     bar: Callable[..., tqdm]
 
     def validated(self, arrays: dict[str, NDArray]) -> tuple[Call, str]:
-        """The call on such arrays, by every rule of the contract, and the backend that all parts of it are for."""
+        """Validate a call on such arrays, and return it with the backend that all its parts use."""
         execution = {"backend": self.backend, "num_threads": self.num_threads}
         call, _, choice = bound_call(self.operator.name, (), arrays | self.settings | execution)
         return call, choice.backend
 
     def function(self, backend: str) -> Callable[..., Any]:
-        """The operator with all arguments but its arrays."""
+        """Return the operator with all arguments but its arrays."""
         return partial(getattr(ag, self.operator.name), **self.settings, backend=backend, num_threads=self.num_threads)
 
     def check_raw_dtype(self, dtypes: Iterable[np.dtype]) -> None:
@@ -61,11 +61,11 @@ class Job:
             raise CommandError(f"{first}: {message}")
 
     def reduced_axis(self, call: Call) -> int:
-        """The axis along which a part of the result needs whole rows."""
+        """Return the axis along which a part of the result needs whole rows."""
         return call.arguments.get("dim", len(call.arrays[0].shape) - 1)
 
     def description(self) -> dict[str, Any]:
-        """All that decides on the result but for the contents of the sources, as JSON takes it."""
+        """Return everything that decides on the result except the contents of the sources, as JSON takes it."""
         return {
             "version": __version__,
             "operator": self.operator.name,

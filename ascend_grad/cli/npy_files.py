@@ -92,7 +92,7 @@ def checked_targets(paths: list[str], sources: list[str]) -> list[str]:
 
 @contextmanager
 def new_npy(target: str, shape: tuple[int, ...], dtype: np.dtype, fortran_order: bool) -> Iterator[MappedArray]:
-    """A new ``.npy`` file, filled in the block and there under its name from the end of it on.
+    """Make a new ``.npy`` file, which the block fills and which gets its name at the end of the block.
 
     The disk space is taken first. If the block fails nothing remains, and a file that had the name stays as it was.
 
@@ -204,7 +204,7 @@ def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
 
 
 def _meaning(dtype: np.dtype, header: bytes, raw_dtype: np.dtype | None, path: str) -> np.dtype:
-    """The dtype of the elements, where raw ones get the meaning that the user gave."""
+    """Return the dtype of the elements; raw elements get the dtype that the user gave."""
     if dtype == RAW:
         raw_dtype = meaning_of_raw(raw_dtype, path)
         # NumPy keeps no byte order with raw elements, so that dtype has lost what the header says.
@@ -213,7 +213,7 @@ def _meaning(dtype: np.dtype, header: bytes, raw_dtype: np.dtype | None, path: s
 
 
 def meaning_of_raw(raw_dtype: np.dtype | None, path: str) -> np.dtype:
-    """The dtype that the user gave for raw elements; refused where there is none."""
+    """Return the dtype that the user gave for raw elements, or raise an error if there is none."""
     if raw_dtype is None:
         raise CommandError(f"{path}: elements of 2 raw bytes; if this is bfloat16, add --dtype bfloat16")
     return raw_dtype

@@ -26,7 +26,7 @@ TIMED = 4.0
 
 
 def problem(gradient: Gradient, arguments: tuple) -> str:
-    """The size of a call, in words."""
+    """Return the size of a call, in words."""
     if gradient.__name__ == "linear_cross_entropy":
         lengths = (len(arguments[0]), *arguments[1].shape)  # BT, V, H
     else:
@@ -78,7 +78,7 @@ def _linear_error_share(gradient: Gradient, input: NDArray, weight: NDArray, tar
 
 
 def seconds_beside_numpy(gradient: Gradient, arguments: tuple, rounds: int = 15) -> tuple[float, float]:
-    """The time of one call and of the same formula in plain NumPy: medians, on the same arrays, in turn."""
+    """Return the median times of a call and of the same formula in plain NumPy, measured in turn on the same arrays."""
     linear = gradient.__name__ == "linear_cross_entropy"
     formula = numpy_linear_cross_entropy if linear else getattr(reference, gradient.__name__)
     ours: list[float] = []
@@ -97,7 +97,7 @@ def megabytes_beside_numpy(input: NDArray, weight: NDArray, target: NDArray) -> 
 
 
 def numpy_linear_cross_entropy(input: NDArray, weight: NDArray, target: NDArray) -> tuple[float, NDArray, NDArray]:
-    """Mean loss and both gradients, with all logits in memory, in float32."""
+    """Compute the mean loss and both gradients in float32, with all logits in memory."""
     x, w = input.astype(np.float32), weight.astype(np.float32)
     rows = np.arange(len(x))
     p = x @ w.T  # the logits at first, [BT, V]
@@ -112,7 +112,7 @@ def numpy_linear_cross_entropy(input: NDArray, weight: NDArray, target: NDArray)
 
 
 def _seconds(function: Gradient, arguments: tuple) -> float:
-    """The time of the second of two calls: after the first one, the threads of the other side no longer spin."""
+    """Return the time of the second of two calls, after which the threads of the other side no longer spin."""
     function(*arguments)
     start = perf_counter()
     function(*arguments)

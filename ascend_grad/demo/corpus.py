@@ -29,7 +29,7 @@ class Corpus(NamedTuple):
 
 
 def standard_library() -> Path:
-    """The directory of the running interpreter's own library."""
+    """Return the directory of the running interpreter's own library."""
     return Path(sysconfig.get_path("stdlib"))
 
 
