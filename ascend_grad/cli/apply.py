@@ -35,7 +35,7 @@ INPUTS = {
     "x": "values to take the softmax of",
     "mask": "bool, True where masked out",
     "grad": "gradient with respect to the loss of each row",
-    "weight": "the layer's weight, a row for each word of the vocabulary",
+    "weight": "the layer's weight, a row for each entry of the vocabulary",
     "target": "the id of each row's target",
     "target_mask": "bool, or uint8 with a bit for each row: set where the target lives in another shard",
     "masked_target": "the row of weight that is each row's target",
@@ -85,8 +85,9 @@ suffix added to it. It appears there when all results are complete; until then t
 """
 ZARR = """\
 
-The inputs can also be Zarr arrays; the result is another one. Until it is complete, what is finished is in the
-directory .NAME.ascend-grad-part beside it; the same command goes on from there, and does not compute it again.
+The inputs can also be Zarr arrays; the result is another one. Until it is complete, its finished parts
+are in the hidden directory .NAME.ascend-grad-part next to it. The same command goes on from there, and does not compute
+them again.
 """
 STATUSES = exit_statuses("all results are written")
 

@@ -34,16 +34,16 @@ Train a language model on the source text of this Python's own standard library,
 It predicts the next of 30000 words, numbers, operators and blanks (--model words), or the next byte (--model bytes).
 Its gradients through the loss (linear cross-entropy with bfloat16 weights, or log-softmax), through attention (scaled
 masked softmax) and through a gate (softmax) are computed by this library, the rest by NumPy. They are first checked
-against the reference backend. At the end the model is measured on files that it was not trained on, beside counts of
-single tokens and of pairs, and the gradients are timed beside the same formulas in NumPy.
+against the reference backend. At the end the model is compared with counts of single tokens and of pairs, on files
+that it was not trained on, and the time of the gradients with the time of the same formulas in NumPy.
 
 In a minute the model of words gets below the count of single tokens; below the smoothed count of pairs, of all the
 text that it is trained on, it gets with --steps 400 (three to ten minutes).
 
-The matrix products in between are NumPy's and run on as many threads as its BLAS takes. Where other programs keep the
-cores busy, threads wait for each other: --threads 1 is for this library's, OPENBLAS_NUM_THREADS=1 for those of NumPy.
+NumPy computes the matrix products in between, on the threads of its BLAS. If other programs keep the cores busy,
+threads wait for each other: --threads 1 limits this library's threads, OPENBLAS_NUM_THREADS=1 limits NumPy's.
 
-The results are printed; no file is written but that of --save-plot.
+The results are printed; only the file of --save-plot is written.
 """
 EPILOG = """\
 examples:

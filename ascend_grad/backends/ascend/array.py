@@ -60,7 +60,7 @@ class Layout(NamedTuple):
     strides: tuple[int, ...]
     offset: int
     #: The number of elements that fit into the memory.
-    room: int
+    storage_size: int
     #: True if the strides make the array C-contiguous.
     is_contiguous: bool
 
