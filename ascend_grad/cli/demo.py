@@ -156,18 +156,18 @@ def _train(task: Task, steps: int, rng: np.random.Generator) -> tuple[list[float
 
 
 def _time_gradients(model: LanguageModel, seconds: float) -> None:
-    from ..demo.comparison import megabytes_beside_numpy, problem, seconds_beside_numpy
+    from ..demo.comparison import compare_megabytes, compare_seconds, problem
 
     print(f"\nthe library's gradients took {model.gradient_seconds:.2f} s of {seconds:.1f} s of training")
     print(f"  {'one call, milliseconds (medians)':<48}{'library':>9}{'NumPy':>9}")
     for name, arguments in model.gradient_calls.items():
         gradient = getattr(ag, name)
-        ours, numpys = seconds_beside_numpy(gradient, arguments)
+        ours, numpys = compare_seconds(gradient, arguments)
         print(
             f"  {name:<32}{problem(gradient, arguments):<16}{1e3 * ours:9.3f}{1e3 * numpys:9.3f}{numpys / ours:8.1f}x"
         )
     if "linear_cross_entropy" in model.gradient_calls:
-        ours, numpys = megabytes_beside_numpy(*model.gradient_calls["linear_cross_entropy"])
+        ours, numpys = compare_megabytes(*model.gradient_calls["linear_cross_entropy"])
         print(f"  the loss of all words takes {ours:.0f} MB beyond its results, NumPy's logits alone {numpys:.0f} MB")
 
 

@@ -77,7 +77,7 @@ def _linear_error_share(gradient: Gradient, input: NDArray, weight: NDArray, tar
     return float(np.max(shares))
 
 
-def seconds_beside_numpy(gradient: Gradient, arguments: tuple, rounds: int = 15) -> tuple[float, float]:
+def compare_seconds(gradient: Gradient, arguments: tuple, rounds: int = 15) -> tuple[float, float]:
     """Return the median times of a call and of the same formula in plain NumPy, measured in turn on the same arrays."""
     linear = gradient.__name__ == "linear_cross_entropy"
     formula = numpy_linear_cross_entropy if linear else getattr(reference, gradient.__name__)
@@ -90,7 +90,7 @@ def seconds_beside_numpy(gradient: Gradient, arguments: tuple, rounds: int = 15)
     return median(ours), median(numpys)
 
 
-def megabytes_beside_numpy(input: NDArray, weight: NDArray, target: NDArray) -> tuple[float, float]:
+def compare_megabytes(input: NDArray, weight: NDArray, target: NDArray) -> tuple[float, float]:
     """Return the megabytes of the workspace of `linear_cross_entropy`, and of NumPy's logits alone."""
     logits = len(input) * len(weight) * np.dtype(np.float32).itemsize
     return ag.workspace_size("linear_cross_entropy", input, weight, target) / 1e6, logits / 1e6

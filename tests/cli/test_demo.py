@@ -18,7 +18,7 @@ import ascend_grad as ag
 from ascend_grad.cli.main import main
 from ascend_grad.demo import comparison, corpus, counts, tasks, training, words
 from ascend_grad.demo.byte_model import ByteModel
-from ascend_grad.demo.comparison import error_share, seconds_beside_numpy
+from ascend_grad.demo.comparison import compare_seconds, error_share
 from ascend_grad.demo.language_model import LanguageModel, Sizes
 from ascend_grad.demo.word_model import WordModel
 
@@ -332,7 +332,7 @@ def test_a_wrong_element_is_found(calls):
 
 def test_numpy_is_timed_on_the_same_formula(calls):
     for name, arguments in calls.items():
-        ours, numpys = seconds_beside_numpy(getattr(ag, name), arguments, rounds=3)
+        ours, numpys = compare_seconds(getattr(ag, name), arguments, rounds=3)
         assert 0 < ours < 1
         assert 0 < numpys < 1
 
