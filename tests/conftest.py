@@ -111,7 +111,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class RefusedAsExpectedError(Exception):
-    """The device has limits: it refused a call with the code that they say, and nothing remains to be tested."""
+    """Raised if the device refused a call with the code of one of its limits, so that nothing remains to be tested."""
 
 
 @pytest.hookimpl(wrapper=True)
@@ -186,7 +186,7 @@ class Engine:
         return self._run(function, code, *args, **kwargs)
 
     def _run(self, function: Callable, code: int | None, *args, **kwargs):
-        """The result, or the refusal with this code, if there is one."""
+        """Return the result; with a code, check that the device refuses the call with it, and end the test."""
         if code is None:
             return function(*args, **kwargs, backend=self.backend)
         with pytest.raises(ag.AscendGradError) as info:

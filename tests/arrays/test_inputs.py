@@ -29,7 +29,7 @@ def maker(request: pytest.FixtureRequest):
 
 
 def plain(results: Any) -> Any:
-    """Results as NumPy's arrays, whosever they are."""
+    """Return results as NumPy's arrays, for arrays of any library."""
     if isinstance(results, tuple):
         return [plain(each) for each in results]
     return getattr(results, "array", results)
@@ -144,7 +144,7 @@ def test_objects_of_no_library_go_with_any():
 
 
 class Unwilling:
-    """DLPack refuses the array, but NumPy converts it."""
+    """An array that its DLPack functions refuse to export, but that NumPy converts."""
 
     def __dlpack__(self, **_):
         raise BufferError("not in this way")

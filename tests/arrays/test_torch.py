@@ -19,7 +19,7 @@ import ascend_grad as ag
 
 
 def tensor_of(array: np.ndarray) -> torch.Tensor:
-    """A tensor of the same values, made by torch alone."""
+    """Make a tensor of the same values by torch alone."""
     array = np.array(array)
     if array.dtype == BFLOAT16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)

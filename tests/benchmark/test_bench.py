@@ -33,7 +33,7 @@ SOURCES = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def hasty(monkeypatch):
-    """Turns of a few microseconds, without the packages that may or may not be installed."""
+    """Make turns a few microseconds long, and leave out optional packages."""
     monkeypatch.setattr(frameworks, "module", lambda name: None)
     for name in ("WARM_UP", "LOOP"):
         monkeypatch.setattr(timing, name, 1e-6)
@@ -50,7 +50,7 @@ def small_case(operator: str, dtype: str = "float32", mode: str = "out") -> Case
 
 @pytest.fixture
 def sample() -> Results:
-    """Invented results, some of them good and some bad."""
+    """Make invented results, some of them good and some bad."""
     rows = [
         Row(
             Case(operator, "float32", shape, dim, mode),

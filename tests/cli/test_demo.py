@@ -259,7 +259,7 @@ def test_frequent_tokens_have_small_numbers():
 
 @pytest.fixture
 def library(tmp_path, monkeypatch):
-    """A small library: twenty files in a package, and others that must be passed over."""
+    """Make a small library: twenty files in a package, and other files that must be ignored."""
     for number in range(20):
         # A line for every number, so that the text is neither constant nor incompressible.
         lines = (f"def function_{i}(argument):\n    return argument + {i % 97}\n" for i in range(number, number + 200))
@@ -358,7 +358,7 @@ def demo_bits(capsys, *options: str) -> tuple[float, ...]:
 
 @pytest.fixture
 def few_blocks(monkeypatch):
-    """A quicker measurement, of less precision."""
+    """Make the measurement faster and less precise."""
     for kind, make in tasks.TASKS.items():
 
         def fewer(*arguments, make=make):

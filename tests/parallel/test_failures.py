@@ -38,7 +38,7 @@ def tokens(*others, **options):
 
 
 def test_a_rank_that_ends_before_the_others():
-    """The double lets nobody wait for it: the tests below would else show how long it waits."""
+    """The test double raises an error on ranks that wait for an ended one; the tests below rely on that."""
 
     def work(comm):
         for _ in range(comm.rank):
@@ -175,7 +175,7 @@ STEPS = (
 
 @pytest.fixture
 def failing(monkeypatch):
-    """A function: this operator raises this, the n-th time, in calls with two threads."""
+    """A function that makes an operator raise an error in its n-th call with two threads."""
 
     def patch(name, error, times=1):
         original = getattr(row_chunk.ops, name)

@@ -49,7 +49,7 @@ LOSSES = {
 
 
 def batched(value: torch.Tensor, tensors: list[torch.Tensor], **keywords) -> tuple[torch.Tensor, ...]:
-    """The gradients for three upstream gradients."""
+    """Return the gradients for three upstream gradients."""
     above = torch.linspace(-1, 2, 3 * value.numel(), dtype=value.dtype).reshape(3, *value.shape)
     return torch.autograd.grad(value, tensors, above, is_grads_batched=True, **keywords)
 

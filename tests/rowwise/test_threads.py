@@ -84,7 +84,7 @@ def test_threads_and_caches_change_nothing_on_any_variant(operator, shape, cpu_e
 
 
 def check_counts(problem: Problem, caches: tuple) -> None:
-    """Every number of threads, each with caches of its own, and the default."""
+    """Compare the bits for every number of threads, each with other cache sizes, and for the default."""
     expected = compute(problem, num_threads=1)
     assert _openmp.last_team_size() == 1
     strided = problem.replaced(*(np.repeat(a, 2, -1)[..., ::2] for a in problem.arrays))
@@ -283,7 +283,7 @@ def test_many_python_threads_at_once(num_threads):
 
 @pytest.fixture
 def no_forced_switches() -> Iterator[None]:
-    """Python threads run on until they give up the interpreter's lock themselves."""
+    """Let Python threads run until they release the interpreter's lock themselves."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1000)
     yield

@@ -65,7 +65,7 @@ class WithUnit(np.ndarray):
 
 
 class Scaled(np.ndarray):
-    """An array with a product of its own."""
+    """An array whose class defines its own multiplication."""
 
     def __mul__(self, other):
         return NotImplemented

@@ -127,7 +127,7 @@ def another_device(rank: int) -> None:
 
 
 def failures(device: StandIn, backend: str, rank: int) -> dict[Any, Callable[[], Any]]:
-    """Rank 1 alone fails; then all go on."""
+    """Return calls in which rank 1 alone fails, and a good call after them."""
     problem = whole((9, 20, 4), "float16")
     entries = partial(vocabulary_rank, problem, [0, 11, 20], dist.group.WORLD)
     tokens = partial(tokens_rank, problem, [0, 5, 9], dist.group.WORLD)
@@ -194,7 +194,7 @@ def parts(rank: int, dtype: torch.dtype, reduction: str) -> tuple[torch.Tensor, 
 
 
 def values(rank: int, dtype: torch.dtype, reduction: str) -> list[torch.Tensor]:
-    """The loss, and the gradients of two backwards."""
+    """Return the loss, and the gradients of two backwards."""
     x, w, target, above = parts(rank, dtype, reduction)
     x, w = x.requires_grad_(), w.requires_grad_()
     loss = agt.linear_cross_entropy(x, w, target, reduction=reduction, group=dist.group.WORLD)
@@ -205,7 +205,7 @@ def values(rank: int, dtype: torch.dtype, reduction: str) -> list[torch.Tensor]:
 
 
 def frozen(rank: int, which: int) -> list[torch.Tensor | None]:
-    """Gradients where the input (0) or the weight (1) needs none."""
+    """Return gradients if the input (0) or the weight (1) needs none."""
     *leaves, target, _ = parts(rank, torch.bfloat16, "mean")
     leaves[1 - which].requires_grad_()
     agt.linear_cross_entropy(*leaves, target, group=dist.group.WORLD).backward()
@@ -241,7 +241,7 @@ def tensors(rank: int) -> Outcomes:
 
 
 def main(folder: str, home: str, backend: str, what: str, rank: int) -> weakref.ref:
-    """Returns the group, which nothing may keep alive."""
+    """Run the cases and return the group, which nothing may keep alive."""
     device = StandIn(Path(home))
     assert (npu.device_count(), npu.get_device()) == (2, rank)
     double = None if torch_npu_real.IS_INSTALLED else torch_npu_stand_in.register()

@@ -59,7 +59,7 @@ def rounded(values: np.ndarray, dtype) -> np.ndarray:
 
 
 def errors(result: np.ndarray, expected: Expected) -> np.ndarray:
-    """The error of every element in units of its bound; infinite where NaN or infinity is wrong or missing."""
+    """Return the error of every element in units of its bound; infinite if NaN or infinity is wrong or missing."""
     values, bound = expected
     got = widen(result, values.dtype.type)
     with np.errstate(all="ignore"):

@@ -85,7 +85,7 @@ def uneven_cuts(count: int, size: int) -> list[int]:
 
 
 def vocabulary_cases(size: int) -> dict[str, tuple]:
-    """Problem, cuts, and options of each."""
+    """Return problem, cuts and options of each case, by name."""
     cases: dict[str, tuple] = {}
     for dtype in DTYPES:
         for share in SHARES:
@@ -137,7 +137,7 @@ def grid_case(engine: Engine) -> Any:
 
 
 def failures(engine: Engine) -> dict[str, Callable[[], Any]]:
-    """One rank alone raises or disagrees; then all go on."""
+    """Return calls in which one rank alone raises or disagrees, and a good call after them."""
     problem = whole((9, 20, 4), "float32")
     cuts, is_last = even_cuts(20, engine.size), engine.rank == engine.size - 1
 
@@ -186,7 +186,7 @@ def killed(engine: Engine) -> Any:
 
 
 def main(kind: str, folder: str, *more: str) -> Callable[[], Any]:
-    """Returns the group, which nothing may keep alive."""
+    """Run the cases and return the group, which nothing may keep alive."""
     numbers, only = (more[:2], more[2:]) if kind == "gloo" else ((), more)
     engine = {"mpi": Mpi, "gloo": Gloo}[kind](folder, *numbers)
     outcomes: dict[str, Any] = {}

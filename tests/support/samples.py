@@ -53,7 +53,7 @@ class Problem:
 
 
 def random_problem(operator: str, shape: tuple[int, ...], dtype, dim: int = -1) -> Problem:
-    """Ordinary values: logits, their probabilities, gradients of size one. Shapes of any rank, 4 with a mask."""
+    """Make a problem of ordinary values: logits, probabilities, gradients of size one. Any rank, 4 with a mask."""
     random = generator(operator, shape, str(dtype), dim)
     masked = operator in MASKED
     logits, gradient = (random.standard_normal(shape, np.float32) for _ in range(2))
@@ -73,7 +73,7 @@ def random_problem(operator: str, shape: tuple[int, ...], dtype, dim: int = -1) 
 
 
 def _gradient_rows(random: np.random.Generator, n: int, dtype) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Rows of a gradient and of a forward result (any values are allowed there)."""
+    """Make rows of a gradient and of a forward result (any values are allowed there)."""
     info = ml_dtypes.finfo(dtype)
     smallest, largest = float(info.smallest_subnormal), float(info.max)
     normal, uniform, ones = random.standard_normal(n), random.random(n), np.ones(n)
@@ -101,7 +101,7 @@ def _gradient_rows(random: np.random.Generator, n: int, dtype) -> dict[str, tupl
 
 
 def _exponent_rows(random: np.random.Generator, n: int, dtype) -> dict[str, np.ndarray]:
-    """Rows of logits or of log-probabilities."""
+    """Make rows of logits or of log-probabilities."""
     info = ml_dtypes.finfo(dtype)
     smallest, largest = float(info.smallest_subnormal), float(info.max)
     normal, uniform, ones = random.standard_normal(n), random.random(n), np.ones(n)

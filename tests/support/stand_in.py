@@ -243,7 +243,7 @@ class StandIn:
         return self._state.stand_in_faults_left()
 
     def calls(self, function: str = "*") -> int:
-        """Calls since the last reset."""
+        """Return the number of calls since the last reset."""
         return self._state.stand_in_calls(function.encode())
 
     def counter(self, name: str) -> int:
@@ -257,7 +257,7 @@ class StandIn:
         return {name: count for name in self.LIVE if (count := self.counter(name))}
 
     def violations(self) -> list[str]:
-        """The rules that were broken since the last reset."""
+        """Return the rules that were broken since the last reset."""
         text = ctypes.create_string_buffer(1 << 21)
         self._state.stand_in_violations(text, len(text))
         return text.value.decode().splitlines()
