@@ -45,7 +45,7 @@ def any_array(value: object, name: str, operator: str | None) -> np.ndarray:
         return np.asanyarray(value)
     except MemoryError:
         raise
-    except Exception as error:  # whatever an object's own conversion raises
+    except Exception as error:  # an object's own conversion may raise anything
         raise ParamTypeError(
             f"{name}: expected an array, got {type(value).__name__}, which does not convert: {error}", operator=operator
         ) from error
@@ -89,7 +89,7 @@ def integer(value: object, name: str, operator: str | None = None, expected: str
         return _operator.index(value)  # type: ignore[arg-type]
     except MemoryError:
         raise
-    except Exception as error:  # whatever an object's own conversion raises
+    except Exception as error:  # an object's own conversion may raise anything
         raise ParamTypeError(f"{name}: expected {expected}, got {shown(value)}", operator=operator) from error
 
 
@@ -110,7 +110,7 @@ def real_number(value: object, name: str, operator: str) -> float:
     except OverflowError:
         message = f"{name}: expected a number that float64 can hold, got a larger one"
         raise ParamInvalidError(message, operator=operator) from None
-    except Exception as error:  # whatever an object's own conversion raises
+    except Exception as error:  # an object's own conversion may raise anything
         raise ParamTypeError(
             f"{name}: expected a real number, got {shown(value)}: {error}", operator=operator
         ) from error

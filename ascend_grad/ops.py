@@ -72,8 +72,9 @@ def softmax_backward(
     Notes
     -----
     All operators take arrays of any library that offers DLPack on the CPU (PyTorch's tensors, JAX's arrays), and return
-    arrays of the same library, over the same memory. All arrays of a call belong to one library, except that `target`,
-    `masked_target` and `target_mask` of the linear operators may be NumPy's, or of another library beside NumPy's.
+    arrays of the same library, over the same memory. All arrays of a call belong to one library, with one exception:
+    vectors of the linear operators (`target`, `masked_target`, `target_mask`) may be NumPy's if the matrices belong to
+    another library, or the reverse.
 
     Arrays on an Ascend NPU are taken, too. Calls on arrays of `npu.asarray` return such arrays and are done when they
     return. Calls on tensors of torch_npu return such tensors and are in the order of torch's current stream, as torch's

@@ -16,7 +16,7 @@ ctypedef fused real_t:
 
 
 cdef enum Dtype16:
-    # What views of 16 bits hold, numbered as in the C headers.
+    # Dtypes of views of 16 bits, numbered as in the C headers.
     FLOAT16 = 1
     BFLOAT16 = 2
 

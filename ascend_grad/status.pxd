@@ -1,4 +1,4 @@
-# What the functions of `rowwise` and `linear` return. The numbers are those of the device's libraries (`errors`).
+# Statuses that the functions of `rowwise` and `linear` return, numbered as in the device's libraries (`errors`).
 
 cdef enum Status:
     SUCCESS = 0

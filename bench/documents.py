@@ -29,7 +29,7 @@ from .targets import Target, accuracy_targets, targets_block
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 DOCUMENTS = (ROOT / "README.md", *(DOCS / f"{name}.md" for name in ("benchmark", "accuracy", "torch", "scaling")))
-#: The pictures, which are drawn beside the pages when these are built.
+#: The pictures, which are drawn into the folder of the pages when these are built.
 CHART, GRID_CHART = "benchmark.svg", "grid.svg"
 SPEED_FILE, ACCURACY_FILE, LINEAR_FILE, TENSORS_FILE = (
     FOLDER / f"{name}.json" for name in ("speed", "accuracy", "linear", "tensors")
@@ -37,9 +37,9 @@ SPEED_FILE, ACCURACY_FILE, LINEAR_FILE, TENSORS_FILE = (
 PARALLEL_FILE = FOLDER / "parallel.json"
 #: File names of the random grids, by seed.
 GRID_FILE = "grid_{}.json"
-#: What the picture of the grids shows.
+#: The caption of the picture of the grids.
 GRID_CAPTION = (
-    "Each point is a random problem beside one rival: above the line this library is faster, below it the rival."
+    "Each point compares a random problem with one rival: above the line this library is faster, below it the rival."
 )
 #: The grids' tables by name of the block, with their captions.
 GRID_TABLES = {
@@ -90,7 +90,7 @@ def blocks(
         found |= {
             "machine": machine_block(speed),
             "speed": rowwise_report.speed_block(speed.speed),
-            "chart": f"![Speed of named cases beside NumPy and PyTorch]({CHART})\n",
+            "chart": f"![Speed of named cases compared with NumPy and PyTorch]({CHART})\n",
             "torch": rowwise_report.torch_block(speed.speed),
             "others": rowwise_report.others_block(speed.speed),
             "losses": rowwise_report.losses_block(speed.speed),
@@ -131,7 +131,7 @@ def grid_blocks(grids: Sequence[GridResults]) -> dict[str, str]:
     contents["grid_machine"] = "\n".join(
         f"Seed {grid.seed}, {grid.count} problems. {machine_block(grid)}" for grid in grids
     )
-    contents["grid_chart"] = f"![Random problems beside NumPy and PyTorch]({GRID_CHART})\n\n{GRID_CAPTION}\n"
+    contents["grid_chart"] = f"![Random problems compared with NumPy and PyTorch]({GRID_CHART})\n\n{GRID_CAPTION}\n"
     contents["grid_overview"] = grid_report.overview_block(grids)
     return contents
 

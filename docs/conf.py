@@ -34,7 +34,7 @@ numpydoc_show_class_members = False  # the template of classes lists them
 numpydoc_validation_checks = {"GL06", "GL07", "PR01", "PR02", "PR03", "RT01"}
 # Nobody else makes these; a protocol is not called.
 numpydoc_validation_exclude = {r"Error$", r"\.results\.", r"\.DeviceArray", r"\.Communicator$"}
-# In the types of arguments and in lists of exceptions, names of this package are links; those of others are not.
+# In the types of arguments and in lists of exceptions, only names of this package are links.
 numpydoc_xref_param_type = True
 numpydoc_xref_ignore = "all"
 numpydoc_xref_aliases = {name: f"ascend_grad.{name}" for name in ascend_grad.__all__}

@@ -52,7 +52,7 @@ ENGINES = (*VARIANTS, "reference", "npu")
 largest_errors: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
 
 
-#: What is about an optional package. Where that is not installed, nothing of it is collected or skipped.
+#: Paths of tests that need an optional package. If the package is not installed, they are not collected.
 ABOUT_PACKAGES = {
     "torch": (
         "tests/pytorch",
@@ -85,12 +85,12 @@ ABOUT_PACKAGES = {
 }
 
 
-#: What is about the test double of torch_npu, which is there where torch_npu is not.
+#: Tests of the test double of torch_npu, which is used if torch_npu is not installed.
 ABOUT_THE_DOUBLE = ("tests/pytorch/test_npu_double.py", "tests/pytorch/test_npu_breaks.py")
 
 
 class Without:
-    """Nothing is collected of these paths."""
+    """A plugin that collects nothing from these paths."""
 
     def __init__(self, paths: Sequence[str]):
         self.paths = paths
@@ -111,7 +111,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class RefusedAsExpectedError(Exception):
-    """The device has limits: it refused a call with the code that they say, and nothing remains to be tested."""
+    """Raised if the device refused a call with the code of one of its limits, so that nothing remains to be tested."""
 
 
 @pytest.hookimpl(wrapper=True)
@@ -186,7 +186,7 @@ class Engine:
         return self._run(function, code, *args, **kwargs)
 
     def _run(self, function: Callable, code: int | None, *args, **kwargs):
-        """The result, or the refusal with this code, if there is one."""
+        """Return the result; with a code, check that the device refuses the call with it, and end the test."""
         if code is None:
             return function(*args, **kwargs, backend=self.backend)
         with pytest.raises(ag.AscendGradError) as info:
@@ -213,7 +213,8 @@ class Engine:
     def _assert_within(self, expected: oracles.Expected, result: np.ndarray, name: str, dtype, text: str) -> None:
         errors = oracles.errors(result, expected)
         worst = float(np.max(errors, initial=0))
-        if result.dtype == oracles.precision_of(dtype).dtype:  # else the last rounding hides the others
+        # the last rounding of a narrower result hides other errors
+        if result.dtype == oracles.precision_of(dtype).dtype:
             row = largest_errors[name, str(dtype)]
             row[self.name] = max(row.get(self.name, 0.0), worst)
         if worst > 1:
@@ -247,7 +248,7 @@ class Engine:
                 continue
             assert result.shape == right.values.shape
             if self.name == "reference" and problem.dtype == np.float64:
-                # It leaves sums of float64 to NumPy, which promises less.
+                # The reference leaves sums of float64 to NumPy, which promises less accuracy.
                 right = oracles.Expected(right.values, 32 * right.bound)
             right = linear_oracles.for_result(right, problem, result)
             text = f"{problem.shapes} constant {problem.constant}"
@@ -264,7 +265,7 @@ def forced() -> Iterator[Callable[[str], None]]:
 
 @pytest.fixture
 def caches() -> Iterator[tuple[tuple[int, int, int], ...]]:
-    """Sizes of L1, L2 and L3 that a test may pretend to find: those of a small, a usual and a large CPU."""
+    """Sizes of L1, L2 and L3 that a test may pretend to find: a small, a usual and a large CPU."""
     yield (16 << 10, 128 << 10, 1 << 20), (32 << 10, 1 << 20, 32 << 20), (128 << 10, 16 << 20, 256 << 20)
     _cpu.force_cache_sizes()
 
@@ -272,7 +273,7 @@ def caches() -> Iterator[tuple[tuple[int, int, int], ...]]:
 @pytest.fixture(scope="session")
 def _installation() -> Iterator[tuple[StandIn, runtime.State]]:
     home = build(torch_npu_real.VARIANT)
-    # What is there without it, found out first: later its libraries are loaded, and a search by name would find them.
+    # The state without a device has to be found first: a later search by name would find the loaded libraries.
     runtime.state()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ASCEND_HOME_PATH", str(home))
@@ -284,13 +285,13 @@ def _installation() -> Iterator[tuple[StandIn, runtime.State]]:
     gc.unfreeze()
     gc.collect()  # arrays in the frames of errors that a test has caught
     npu.release()
-    if not torch_npu_real.IS_INSTALLED:  # which keeps its streams
+    if not torch_npu_real.IS_INSTALLED:  # torch_npu keeps its streams
         assert stand_in.live() == {}
 
 
 @pytest.fixture
 def device(_installation, monkeypatch) -> Iterator[StandIn]:
-    """A test double in the place of a device: the NPU backend is usable until the end of the test."""
+    """Replace the device by a test double: the NPU backend is usable until the end of the test."""
     stand_in, state = _installation
     monkeypatch.setitem(runtime.found, "state", state)
     stand_in.reset()
@@ -333,7 +334,7 @@ def default_engine() -> Engine:
 
 @pytest.fixture
 def device_engine() -> Engine:
-    """By which results are judged that a device computed in another process."""
+    """The engine whose bounds hold for results that a device computed in another process."""
     return Engine("npu")
 
 
@@ -347,8 +348,8 @@ def backend(request: pytest.FixtureRequest, monkeypatch) -> str:
         def checked(call):
             refused = refusal(call)
             code = device_limits.code(call.operator.name, call.arguments)
-            if code is None or code == 561103:  # that one comes from the device
-                # Without a document the automatic choice is the CPU, and forced calls go on.
+            if code is None or code == 561103:  # 561103 comes from the device
+                # For an operator without a vendor document the automatic choice is the CPU; forced calls run.
                 assert refused is None or (refused.error is None and (code or "the vendor documents" in refused.reason))
                 return refused
             assert refused is not None
@@ -429,7 +430,7 @@ def no_garbage_collection() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def needs_memory() -> Callable[[float], None]:
-    """A function that skips the test, and says why, where so many gigabytes are not available."""
+    """A function that skips the test, with a reason, if fewer gigabytes than given are available."""
 
     def check(gigabytes: float) -> None:
         available = available_memory() / 1e9
@@ -440,13 +441,13 @@ def needs_memory() -> Callable[[float], None]:
 
 
 def available_memory() -> float:
-    """Bytes that this process can still take, by the system and by its control group."""
+    """Return the bytes that this process can still allocate, by the system and by its control group."""
     with open("/proc/meminfo") as lines:
         system = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
     group = Path("/sys/fs/cgroup")
     try:
         limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
         cache = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())["inactive_file"]
-    except (OSError, ValueError, KeyError):  # no such file, or "max"
+    except (OSError, ValueError, KeyError):  # no such file, or the limit is "max"
         return system
     return min(system, limit - used + int(cache))

@@ -35,7 +35,7 @@ INPUTS = {
     "x": "values to take the softmax of",
     "mask": "bool, True where masked out",
     "grad": "gradient with respect to the loss of each row",
-    "weight": "the layer's weight, a row for each word of the vocabulary",
+    "weight": "the layer's weight, a row for each entry of the vocabulary",
     "target": "the id of each row's target",
     "target_mask": "bool, or uint8 with a bit for each row: set where the target lives in another shard",
     "masked_target": "the row of weight that is each row's target",
@@ -85,8 +85,9 @@ suffix added to it. It appears there when all results are complete; until then t
 """
 ZARR = """\
 
-The inputs can also be Zarr arrays; the result is another one. Until it is complete, what is finished is in the
-directory .NAME.ascend-grad-part beside it; the same command goes on from there, and does not compute it again.
+The inputs can also be Zarr arrays; the result is another one. Until it is complete, its finished parts
+are in the hidden directory .NAME.ascend-grad-part next to it. The same command goes on from there, and does not compute
+them again.
 """
 STATUSES = exit_statuses("all results are written")
 
@@ -177,14 +178,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _result_options(operator: Operator) -> dict[str, str]:
-    """The option that names the file of each result."""
+    """Return the option that names the file of each result."""
     if len(operator.results) == 1:
         return {operator.results[0]: "--out"}
     return {name: f"{_option(name)}-out" for name in operator.results if name not in NOT_OFFERED}
 
 
 def _results(args: argparse.Namespace, operator: Operator) -> dict[str, str]:
-    """The path of each result that is asked for."""
+    """Return the path of each requested result."""
     options = _result_options(operator)
     paths = {name: getattr(args, option[2:].replace("-", "_")) for name, option in options.items()}
     paths = {name: path for name, path in paths.items() if path is not None}

@@ -1,4 +1,4 @@
-"""What a command line of ``ascend-grad apply`` asks for, whatever its arrays are stored in."""
+"""The call that a command line of ``ascend-grad apply`` asks for, for files of any format."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Job:
     """One call, whose arrays are named by paths."""
 
     operator: Operator
-    #: What names each array that is given, and each result that is asked for.
+    #: The path of each argument, and of each requested result, by name.
     sources: dict[str, str]
     results: dict[str, str]
     #: The arguments that are no arrays.
@@ -37,23 +37,23 @@ class Job:
     backend: str | None
     num_threads: int | None
     out_dtype: np.dtype | None
-    #: What elements of two raw bytes mean.
+    #: The dtype of elements of two raw bytes.
     raw_dtype: np.dtype | None
     #: Makes a progress bar.
     bar: Callable[..., tqdm]
 
     def validated(self, arrays: dict[str, NDArray]) -> tuple[Call, str]:
-        """The call on such arrays, by every rule of the contract, and the backend that all parts of it are for."""
+        """Validate a call on such arrays, and return it with the backend that all its parts use."""
         execution = {"backend": self.backend, "num_threads": self.num_threads}
         call, _, choice = bound_call(self.operator.name, (), arrays | self.settings | execution)
         return call, choice.backend
 
     def function(self, backend: str) -> Callable[..., Any]:
-        """The operator with all arguments but its arrays."""
+        """Return the operator with all arguments but its arrays."""
         return partial(getattr(ag, self.operator.name), **self.settings, backend=backend, num_threads=self.num_threads)
 
     def check_raw_dtype(self, dtypes: Iterable[np.dtype]) -> None:
-        """Refuse a meaning of raw elements where there are none; the dtypes are those of the sources, in order."""
+        """Raise an error if `raw_dtype` is set and none of the `dtypes` of the sources is raw."""
         dtypes = list(dtypes)
         if self.raw_dtype is not None and self.raw_dtype not in map(native, dtypes):
             first = next(iter(self.sources.values()))
@@ -61,11 +61,11 @@ class Job:
             raise CommandError(f"{first}: {message}")
 
     def reduced_axis(self, call: Call) -> int:
-        """The axis along which a part of the result needs whole rows."""
+        """Return the axis along which a part of the result needs whole rows."""
         return call.arguments.get("dim", len(call.arrays[0].shape) - 1)
 
     def description(self) -> dict[str, Any]:
-        """All that decides on the result but for the contents of the sources, as JSON takes it."""
+        """Return everything that decides on the result except the contents of the sources, as JSON takes it."""
         return {
             "version": __version__,
             "operator": self.operator.name,
@@ -78,7 +78,7 @@ class Job:
 
 
 def takes_out(operator: Operator) -> bool:
-    """Whether the caller says where results go."""
+    """Return whether the operator has an argument `out`."""
     return "out" in inspect.signature(getattr(ag, operator.name)).parameters
 
 
@@ -89,6 +89,6 @@ def fit(shape: tuple[int, ...], box: tuple[slice, ...]) -> tuple[slice, ...]:
 
 def cut(array: NDArray, box: tuple[slice, ...]) -> NDArray:
     """Return the elements that belong to a box."""
-    # With the ellipsis a rank-0 array gives a view, too, and no scalar.
+    # The ellipsis makes the index of a rank-0 array return a view and not a scalar.
     index: tuple[Any, ...] = (..., *fit(array.shape, box))
     return array[index]

@@ -90,7 +90,7 @@ def _write_linear(
     specs: dict[str, ResultSpec],
     targets: dict[str, str],
 ) -> dict[str, MappedArray]:
-    """One call, which keeps to its workspace by itself."""
+    """Compute one call, which keeps within its workspace by itself."""
     function, names = job.function(backend), job.operator.results
     with ExitStack() as files:
         results = {

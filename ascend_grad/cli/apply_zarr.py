@@ -56,7 +56,7 @@ def run(job: Job) -> None:
     grid, axis, start = encoder.grid, job.reduced_axis(call), perf_counter()
     description = job.description() | {"shape": shape, "chunks": grid.lengths}
     layout = Layout(encoder.metadata, grid, description, grid.number_of_boxes(axis))
-    for _ in _parts(inputs, grid, axis):  # what is wrong with files of the inputs is said before anything is written
+    for _ in _parts(inputs, grid, axis):  # reports errors of the inputs before anything is written
         pass
     with job.bar(desc=job.operator.name, total=math.prod(shape) * dtype.itemsize) as progress:
 

@@ -26,27 +26,27 @@ if TYPE_CHECKING:
     from ..bench.rowwise.cases import Case
 
 DESCRIPTION = """\
-Time the operators beside NumPy's formulas, and beside PyTorch and JAX where they are installed: medians, hot, all
-sides in turn. "numpy 8.0×" means that NumPy takes 8 times as long; "numpy dot" is NumPy's best form where that is not
-the formula as it is written; "of stream" is the part that is reached of the speed of memory. A mode stands behind
-each case: the result goes into an array at hand (out), a new one (fresh), or after 20 ms of idling (idle).
+Time the operators, NumPy's formulas, and PyTorch and JAX if they are installed: medians of repeated calls, all sides in
+turn. "numpy 8.0×" means that NumPy takes 8 times as long; "numpy dot" is NumPy's fastest form if that is not the
+formula as it is written; "of stream" is the fraction of the speed of memory. A mode follows each case: the result goes
+into an existing array (out), into a new one (fresh), or the call follows 20 ms of idling (idle).
 The full run takes about twenty minutes and up to 5 GB.
 
---linear times the linear cross-entropy operators: GFLOP/s, also as a part of those of a large square product in BLAS
-("of BLAS"), beside the formula in NumPy, PyTorch with all logits in memory and its loss in chunks; and it measures the
-memory that a call takes beyond its results. About fifteen minutes, up to 6 GB.
+--linear times the linear cross-entropy operators in GFLOP/s, also as a fraction of the rate of a large square product
+in BLAS ("of BLAS"). It compares them with the formula in NumPy, and with PyTorch with all logits in memory and in
+chunks. It also measures the memory that a call takes beyond its results. About fifteen minutes, up to 6 GB.
 
---torch times calls on PyTorch's tensors: beside the same on NumPy arrays and PyTorch's kernels, then forward and
-backward together beside PyTorch's, also while PyTorch's threads are awake, and the loss with its gradients, with the
-memory that it takes. About ten minutes, up to 6 GB.
+--torch times calls on PyTorch's tensors, compared with calls on NumPy arrays and with PyTorch's kernels. Then it times
+forward and backward together, also while PyTorch's threads are awake, and the loss with its gradients and its memory,
+all compared with PyTorch's. About ten minutes, up to 6 GB.
 
---grid COUNT draws random problems: operators, ranks, shapes, dims, layouts in memory, dtypes, where the result goes.
-The least time of several turns counts. Every problem is measured twice, long apart, and up to four times where a rival
-was faster; the best of all attempts counts for every side. "of the limit" is the part that is reached of the speed of
-memory, or of a product in BLAS. 300 problems take about a quarter of an hour and up to 6 GB.
+--grid COUNT draws random problems: operators, ranks, shapes, dims, layouts in memory, dtypes, the place of the result.
+A measurement is the least time of several turns. Every problem is measured twice, with other problems in between, and
+up to four times if a rival was faster; the best measurement of each side is kept. "of the limit" is the fraction of the
+speed of memory, or of a product in BLAS. 300 problems take about a quarter of an hour and up to 6 GB.
 
-Tables go to stdout, progress and what failed to stderr. No file is written but those of --json, --plot and
---update-readme. A case that fails does not end the run: the rows of all others are printed and written.
+Tables go to stdout, progress and failures to stderr. Only the files of --json, --plot and --update-readme are written.
+A case that fails does not end the run: the rows of all others are printed and written.
 """
 EPILOG = """\
 examples:
@@ -73,7 +73,7 @@ STATUSES = exit_statuses(
 def add_parser(subparsers) -> None:
     parser = subparsers.add_parser(
         "bench",
-        help="measure speed beside NumPy, PyTorch and JAX, or accuracy",
+        help="compare speed with NumPy, PyTorch and JAX, or measure accuracy",
         description=DESCRIPTION,
         epilog=f"{EPILOG}\n{STATUSES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -219,14 +219,14 @@ def _measure_speed(cases: Sequence[Case], num_threads: int, failures: list[Failu
 
 
 def _measure_room(
-    room: str, args: argparse.Namespace, num_threads: int, failures: list[Failure]
+    family: str, args: argparse.Namespace, num_threads: int, failures: list[Failure]
 ) -> tuple[list[Row], list[Growth]]:
     """Measure times of the chosen cases of a benchmark package, and memory of its others unless the run is quick."""
     from tqdm import tqdm
 
     from ..bench.measure import recorded
 
-    cases, measure = (importlib.import_module(f"ascend_grad.bench.{room}.{name}") for name in ("cases", "measure"))
+    cases, measure = (importlib.import_module(f"ascend_grad.bench.{family}.{name}") for name in ("cases", "measure"))
     chosen = [case for case in (cases.quick() if args.quick else cases.full()) if _is_wanted(case.name, args)]
     memory_cases = [] if args.quick else [case for case in cases.memory() if _is_wanted(case.name, args)]
     if not chosen and not memory_cases:

@@ -6,9 +6,9 @@ import itertools
 import math
 from collections.abc import Iterator
 
-#: The size of a box, wherever the lengths allow it: small beside any memory, large beside the cost of a call.
+#: Elements of a box if the lengths allow it: little memory, and much work compared with the cost of a call.
 BOX_ELEMENTS = 2**20
-#: What a box spans at least of consecutive elements: below it, several boxes would share every page of the file.
+#: Minimum number of consecutive elements in a box: with fewer, several boxes would share every page of the file.
 RUN_ELEMENTS = 2**13
 
 

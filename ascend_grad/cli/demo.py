@@ -34,16 +34,16 @@ Train a language model on the source text of this Python's own standard library,
 It predicts the next of 30000 words, numbers, operators and blanks (--model words), or the next byte (--model bytes).
 Its gradients through the loss (linear cross-entropy with bfloat16 weights, or log-softmax), through attention (scaled
 masked softmax) and through a gate (softmax) are computed by this library, the rest by NumPy. They are first checked
-against the reference backend. At the end the model is measured on files that it was not trained on, beside counts of
-single tokens and of pairs, and the gradients are timed beside the same formulas in NumPy.
+against the reference backend. At the end the model is compared with counts of single tokens and of pairs, on files
+that it was not trained on, and the time of the gradients with the time of the same formulas in NumPy.
 
 In a minute the model of words gets below the count of single tokens; below the smoothed count of pairs, of all the
 text that it is trained on, it gets with --steps 400 (three to ten minutes).
 
-The matrix products in between are NumPy's and run on as many threads as its BLAS takes. Where other programs keep the
-cores busy, threads wait for each other: --threads 1 is for this library's, OPENBLAS_NUM_THREADS=1 for those of NumPy.
+NumPy computes the matrix products in between, on the threads of its BLAS. If other programs keep the cores busy,
+threads wait for each other: --threads 1 limits this library's threads, OPENBLAS_NUM_THREADS=1 limits NumPy's.
 
-The results are printed; no file is written but that of --save-plot.
+The results are printed; only the file of --save-plot is written.
 """
 EPILOG = """\
 examples:
@@ -128,7 +128,7 @@ def _gradients_are_right(model: LanguageModel) -> bool:
     for name, arguments in model.gradient_calls.items():
         gradient = getattr(ag, name)
         share = error_share(gradient, arguments)
-        # This comparison is False for NaN, which then counts as wrong.
+        # The comparison is False for NaN, so NaN is wrong.
         good = share <= 1
         right = right and good
         print(f"  {name:<32}{problem(gradient, arguments):<16}{share:8.3f}  {'ok' if good else 'WRONG'}")
@@ -156,18 +156,18 @@ def _train(task: Task, steps: int, rng: np.random.Generator) -> tuple[list[float
 
 
 def _time_gradients(model: LanguageModel, seconds: float) -> None:
-    from ..demo.comparison import megabytes_beside_numpy, problem, seconds_beside_numpy
+    from ..demo.comparison import compare_megabytes, compare_seconds, problem
 
     print(f"\nthe library's gradients took {model.gradient_seconds:.2f} s of {seconds:.1f} s of training")
     print(f"  {'one call, milliseconds (medians)':<48}{'library':>9}{'NumPy':>9}")
     for name, arguments in model.gradient_calls.items():
         gradient = getattr(ag, name)
-        ours, numpys = seconds_beside_numpy(gradient, arguments)
+        ours, numpys = compare_seconds(gradient, arguments)
         print(
             f"  {name:<32}{problem(gradient, arguments):<16}{1e3 * ours:9.3f}{1e3 * numpys:9.3f}{numpys / ours:8.1f}x"
         )
     if "linear_cross_entropy" in model.gradient_calls:
-        ours, numpys = megabytes_beside_numpy(*model.gradient_calls["linear_cross_entropy"])
+        ours, numpys = compare_megabytes(*model.gradient_calls["linear_cross_entropy"])
         print(f"  the loss of all words takes {ours:.0f} MB beyond its results, NumPy's logits alone {numpys:.0f} MB")
 
 

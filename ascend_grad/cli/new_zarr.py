@@ -1,7 +1,7 @@
 """New Zarr arrays, written part by part to a hidden directory, where a later run of the same command goes on.
 
-The directory ``.NAME.ascend-grad-part`` lies beside the result and holds the array, which gets its name when it is
-complete. A record in the array says what was computed, and from what. It is kept: the same command then finds a
+The directory ``.NAME.ascend-grad-part`` lies in the result's directory and holds the array, which gets its name when
+it is complete. A record in the array says what was computed, and from what. It is kept: the same command then finds a
 complete result, and notices chunks that were lost or changed.
 
 The directory may lie where others can write. So nothing in it is used unless it belongs to this array: paths come from
@@ -27,7 +27,7 @@ from .zarr_grid import Grid
 
 #: The name of the record. Each line is JSON: one for each item of the description, then one for each finished part.
 RECORD = ".ascend-grad.jsonl"
-#: What to do about a complete result that is not what is asked for.
+#: Advice for a complete result that differs from the requested one.
 REPLACE_ADVICE = "name another result, or remove this one"
 #: Bytes of a line of the record: more than three paths of the longest kind need.
 _LINE_LIMIT = 2**17
@@ -69,7 +69,7 @@ class WrittenArray:
     def __init__(self, folder: str, record: IO[bytes], layout: Layout, advice: str):
         self._folder, self._file, self._layout, self._advice = folder, record, layout, advice
         self._description = [json.dumps(item) for item in layout.description.items()]
-        #: By the number of a part, the digests of the inputs' state and of the chunks.
+        #: The digests of the inputs' state and of the chunks, by the number of a part.
         self.finished: dict[int, tuple[str, str]] = {}
         self._whole_bytes, self.is_begun = 0, False
         self._read_record()
@@ -148,7 +148,7 @@ class NewArray(WrittenArray):
     def __init__(self, path: str, outer: str, inner: str, record: IO[bytes], layout: Layout):
         super().__init__(inner, record, layout, f"remove {outer} to begin anew")
         self._path = path
-        self._unfinished = f"{inner}.part"  # beside the array, so that nothing is in it but what is whole
+        self._unfinished = f"{inner}.part"  # outside the array, which then holds complete chunks only
 
     def begin(self) -> None:
         """Write what describes the array, unless an earlier run has."""
@@ -304,7 +304,7 @@ def _locked(path: str, outer: str, inner: str) -> Iterator[IO[bytes]]:
     """Open the record of the array in the hidden directory, which no other process has at the same time."""
     busy = CommandError(f"{path}: another run is at work on it")
     try:
-        is_new = _make_folder(outer, 0o700)  # where nobody else can plant anything
+        is_new = _make_folder(outer, 0o700)  # no other user can write there
         _make_folder(inner, 0o777)
         name = os.path.join(inner, RECORD)
         record = _open_regular(name, os.O_RDWR | os.O_CREAT)

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from .errors import CommandError, reason, writing
 
-#: What NumPy makes of bfloat16 files, which it wrote itself: it knows the size of an element, not its meaning.
+#: The dtype that NumPy reads from bfloat16 files that it has written: the size of an element without its meaning.
 RAW = np.dtype("V2")
 
-#: By the format's version, NumPy's function that reads a header, and the bytes of the header's length.
+#: NumPy's function that reads a header, and the bytes of the header's length, by the format's version.
 _HEADERS = {(1, 0): (npy.read_array_header_1_0, 2), (2, 0): (npy.read_array_header_2_0, 4)}
 #: Bytes of a header, NumPy's own limit: the parser of longer ones can end the process.
 _HEADER_LIMIT = 10_000
@@ -76,7 +76,7 @@ def open_array(path: str, raw_dtype: np.dtype | None) -> MappedArray:
 
 
 def checked_targets(paths: list[str], sources: list[str]) -> list[str]:
-    """Where results go, links followed; refused if that is one of the inputs or nothing that can be replaced.
+    """Return the paths of results after following links. Refuse inputs, and paths that cannot be replaced.
 
     Raises
     ------
@@ -92,7 +92,7 @@ def checked_targets(paths: list[str], sources: list[str]) -> list[str]:
 
 @contextmanager
 def new_npy(target: str, shape: tuple[int, ...], dtype: np.dtype, fortran_order: bool) -> Iterator[MappedArray]:
-    """A new ``.npy`` file, filled in the block and there under its name from the end of it on.
+    """Make a new ``.npy`` file, which the block fills and which gets its name at the end of the block.
 
     The disk space is taken first. If the block fails nothing remains, and a file that had the name stays as it was.
 
@@ -114,7 +114,7 @@ def new_npy(target: str, shape: tuple[int, ...], dtype: np.dtype, fortran_order:
     )
     offset = header.tell()
     directory = os.path.dirname(target)
-    # The same directory, so that the last step is one atomic renaming within one file system.
+    # The file is in the same directory, so that the last step is one atomic renaming within one file system.
     partial = os.path.join(directory, f".ascend-grad-{secrets.token_hex(8)}.part")
     try:
         with _created(partial, target) as file:
@@ -192,7 +192,7 @@ def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
         raise ValueError(f"its header has {length} bytes, expected at most {_HEADER_LIMIT}")
     file.seek(npy.MAGIC_LEN)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of headers by Python 2, and of Python's parser
+        warnings.simplefilter("ignore")  # warnings about headers by Python 2, and of Python's parser
         shape, fortran_order, dtype = read_header(file)
     if dtype.hasobject:
         raise ValueError("it holds Python objects, which are never unpickled")
@@ -204,7 +204,7 @@ def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
 
 
 def _meaning(dtype: np.dtype, header: bytes, raw_dtype: np.dtype | None, path: str) -> np.dtype:
-    """The dtype of the elements, where raw ones get the meaning that the user gave."""
+    """Return the dtype of the elements; raw elements get the dtype that the user gave."""
     if dtype == RAW:
         raw_dtype = meaning_of_raw(raw_dtype, path)
         # NumPy keeps no byte order with raw elements, so that dtype has lost what the header says.
@@ -213,7 +213,7 @@ def _meaning(dtype: np.dtype, header: bytes, raw_dtype: np.dtype | None, path: s
 
 
 def meaning_of_raw(raw_dtype: np.dtype | None, path: str) -> np.dtype:
-    """The dtype that the user gave for raw elements; refused where there is none."""
+    """Return the dtype that the user gave for raw elements, or raise an error if there is none."""
     if raw_dtype is None:
         raise CommandError(f"{path}: elements of 2 raw bytes; if this is bfloat16, add --dtype bfloat16")
     return raw_dtype
@@ -230,7 +230,7 @@ def _reserve(file: IO[bytes], size: int, name: str) -> None:
     disk = os.fstatvfs(file.fileno())
     free = disk.f_bavail * disk.f_frsize
     try:
-        # Asked first, since some file systems fill up the disk before they notice.
+        # Free space is checked first, since some file systems notice a full disk late.
         if size > free and disk.f_blocks:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if size:

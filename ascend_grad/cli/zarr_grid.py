@@ -13,7 +13,7 @@ import numpy as np
 if TYPE_CHECKING:
     import zarr
 
-#: What an operator takes at a time: a slice for each axis.
+#: The part of an array that an operator takes at a time: a slice for each axis.
 Box = tuple[slice, ...]
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 #: The files that describe arrays and groups, in the third format and in the second one.
 _METADATA = ("zarr.json", ".zarray", ".zgroup", ".zattrs")
-#: Bytes of such a file: far more than an array needs, little beside any memory.
+#: Maximum bytes of a metadata file: much more than an array needs, and little memory.
 _METADATA_LIMIT = 2**26
 
 
@@ -51,7 +51,7 @@ class ZarrInput:
             #: Shape and dtype, for the checks of an operator.
             self.stand_in: NDArray = np.broadcast_to(np.zeros((), self.dtype), self.array.shape)
             _ = self.grid.counts
-        except Exception as error:  # of metadata that zarr takes, with numbers that no array can have
+        except Exception as error:  # zarr accepts metadata with numbers that no array can have
             raise _unusable(path, error) from error
         if self.dtype == RAW:
             self.dtype = meaning_of_raw(raw_dtype, path)
@@ -67,7 +67,7 @@ class ZarrInput:
             return np.asarray(self.array[(..., *part)]).view(self.dtype)
         except MemoryError:
             raise
-        except Exception as error:  # whatever the decompressors raise
+        except Exception as error:  # decompressors may raise anything
             where = ", ".join(f"{axis.start}:{axis.stop}" for axis in part)
             raise CommandError(f"{self.path}: cannot be read at [{where}]: {reason(error)}") from error
 
@@ -127,7 +127,7 @@ def _open(path: str) -> zarr.Array:
     try:
         with unstable_dtypes():
             return zarr.open_array(zarr.storage.LocalStore(path, read_only=True), mode="r")
-    except Exception as error:  # whatever zarr raises of a group, and of damaged metadata
+    except Exception as error:  # zarr may raise anything for a group, or for damaged metadata
         raise _unusable(path, error) from error
 
 

@@ -1,4 +1,4 @@
-"""The library's gradients beside the reference backend (how exact) and the formulas in plain NumPy (how fast)."""
+"""Comparison of the library's gradients with the reference backend (errors) and with plain NumPy (speed)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TIMED = 4.0
 
 
 def problem(gradient: Gradient, arguments: tuple) -> str:
-    """The size of a call, in words."""
+    """Return the size of a call, in words."""
     if gradient.__name__ == "linear_cross_entropy":
         lengths = (len(arguments[0]), *arguments[1].shape)  # BT, V, H
     else:
@@ -35,9 +35,9 @@ def problem(gradient: Gradient, arguments: tuple) -> str:
 
 
 def error_share(gradient: Gradient, arguments: tuple) -> float:
-    """The largest error of a result, as a share of what is allowed.
+    """Return the largest error of a result, as a share of the allowed error.
 
-    The right values are those of the reference backend in float64. An element that is the small difference of large
+    The right values come from the reference backend in float64. An element that is the small difference of large
     terms cannot have a small relative error, so the error is compared with the sum of the terms' magnitudes.
 
     Parameters
@@ -63,7 +63,7 @@ def _linear_error_share(gradient: Gradient, input: NDArray, weight: NDArray, tar
     input, target = input[:COMPARED_ROWS], target[:COMPARED_ROWS]
     x, w = input.astype(np.float64), weight.astype(np.float64)
     right = gradient(x, w, target, backend="reference")
-    # Terms are those of the products by P = (softmax - one-hot) / BT.
+    # The terms belong to the products with P = (softmax - one-hot) / BT.
     p = ag.softmax(x @ w.T, backend="reference")
     p[np.arange(len(p)), target] -= 1
     p = np.abs(p, out=p) / len(p)
@@ -77,8 +77,8 @@ def _linear_error_share(gradient: Gradient, input: NDArray, weight: NDArray, tar
     return float(np.max(shares))
 
 
-def seconds_beside_numpy(gradient: Gradient, arguments: tuple, rounds: int = 15) -> tuple[float, float]:
-    """The time of one call and of the same formula in plain NumPy: medians, on the same arrays, in turn."""
+def compare_seconds(gradient: Gradient, arguments: tuple, rounds: int = 15) -> tuple[float, float]:
+    """Return the median times of a call and of the same formula in plain NumPy, measured in turn on the same arrays."""
     linear = gradient.__name__ == "linear_cross_entropy"
     formula = numpy_linear_cross_entropy if linear else getattr(reference, gradient.__name__)
     ours: list[float] = []
@@ -90,14 +90,14 @@ def seconds_beside_numpy(gradient: Gradient, arguments: tuple, rounds: int = 15)
     return median(ours), median(numpys)
 
 
-def megabytes_beside_numpy(input: NDArray, weight: NDArray, target: NDArray) -> tuple[float, float]:
-    """The most memory that `linear_cross_entropy` takes for its work, and that of NumPy's logits alone."""
+def compare_megabytes(input: NDArray, weight: NDArray, target: NDArray) -> tuple[float, float]:
+    """Return the megabytes of the workspace of `linear_cross_entropy`, and of NumPy's logits alone."""
     logits = len(input) * len(weight) * np.dtype(np.float32).itemsize
     return ag.workspace_size("linear_cross_entropy", input, weight, target) / 1e6, logits / 1e6
 
 
 def numpy_linear_cross_entropy(input: NDArray, weight: NDArray, target: NDArray) -> tuple[float, NDArray, NDArray]:
-    """Mean loss and both gradients, with all logits in memory, in float32."""
+    """Compute the mean loss and both gradients in float32, with all logits in memory."""
     x, w = input.astype(np.float32), weight.astype(np.float32)
     rows = np.arange(len(x))
     p = x @ w.T  # the logits at first, [BT, V]
@@ -112,7 +112,7 @@ def numpy_linear_cross_entropy(input: NDArray, weight: NDArray, target: NDArray)
 
 
 def _seconds(function: Gradient, arguments: tuple) -> float:
-    """The time of the second of two calls: after the first one, the threads of the other side no longer spin."""
+    """Return the time of the second of two calls, after which the threads of the other side no longer spin."""
     function(*arguments)
     start = perf_counter()
     function(*arguments)

@@ -17,7 +17,7 @@ LEAST_TRAINING, LEAST_HELD_OUT = 100_000, 10_000
 
 
 class TooLittleTextError(Exception):
-    """There is not enough text to train on; the message is for the user, in one line."""
+    """Error for a text that is too short to train on, with a message of one line for the user."""
 
 
 class Corpus(NamedTuple):
@@ -29,7 +29,7 @@ class Corpus(NamedTuple):
 
 
 def standard_library() -> Path:
-    """The directory of the running interpreter's own library."""
+    """Return the directory of the running interpreter's own library."""
     return Path(sysconfig.get_path("stdlib"))
 
 

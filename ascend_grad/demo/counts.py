@@ -1,4 +1,4 @@
-"""What a model has to beat: how often tokens, and pairs of tokens, occur in the text that it is trained on."""
+"""Baselines for a model: the frequencies of tokens, and of pairs of tokens, in the training text."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from numpy.typing import NDArray
 
 
 def frequencies(training: NDArray, vocabulary: int) -> NDArray[np.float64]:
-    """The relative frequency of every token, each counted once more than it occurs."""
+    """Return the relative frequency of every token, each counted once more than it occurs."""
     counts = np.bincount(training, minlength=vocabulary) + 1.0
     return counts / counts.sum()
 
 
 def unigram_bits(training: NDArray, following: NDArray, vocabulary: int) -> float:
-    """Bits per token of a count of tokens: fitted on one text, measured on another."""
+    """Return the bits per token of a count of tokens, fitted on one text and measured on another."""
     return -float(np.mean(np.log2(frequencies(training, vocabulary)[following])))
 
 
 def bigram_bits(training: NDArray, previous: NDArray, following: NDArray, vocabulary: int) -> float:
-    """Bits per token of a count of pairs: fitted on one text, measured on pairs of tokens from another.
+    """Return the bits per token of a count of pairs, fitted on one text and measured on pairs of tokens of another.
 
     Smoothed as Witten and Bell (1991) do: a token that was followed by t different ones leaves the weight of t more
     pairs to the frequencies of single tokens.
@@ -36,5 +36,5 @@ def bigram_bits(training: NDArray, previous: NDArray, following: NDArray, vocabu
 
 
 def _pairs(previous: NDArray, following: NDArray, vocabulary: int) -> NDArray[np.int64]:
-    """A number for every pair."""
+    """Return a number for every pair."""
     return previous.astype(np.int64) * vocabulary + following

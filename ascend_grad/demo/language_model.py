@@ -38,7 +38,7 @@ class Sizes:
     hidden: int = 128  # F
 
     def parameters(self) -> dict[str, tuple[int, ...]]:
-        """The shape of every parameter. Matrices multiply from the right, but for those with a row per token."""
+        """Return the shape of every parameter. Matrices multiply from the right, but for those with a row per token."""
         return {
             "embedding": (self.vocabulary, self.embedding),
             "window": (self.window * self.embedding, self.width),
@@ -84,7 +84,7 @@ class LanguageModel(ABC):
         self.gradient = np.zeros(total, dtype)
         self._values = _views(self.parameters, shapes)
         self._gradients = _views(self.gradient, shapes)
-        terms = {"embedding": 1, "logits": sizes.width}  # of each sum, where that is not the number of rows
+        terms = {"embedding": 1, "logits": sizes.width}  # terms of each sum; for other parameters the number of rows
         for name, value in self._values.items():
             value[...] = rng.standard_normal(value.shape) / math.sqrt(terms.get(name, len(value)))
         # True where attention may not look: at later positions.
@@ -120,14 +120,14 @@ class LanguageModel(ABC):
 
     @abstractmethod
     def _losses(self, hidden: NDArray, following: NDArray) -> NDArray:
-        """-log p(following token) for each row of the last layer: [N, D] and [N] to [N]."""
+        """Return -log p(following token) for each row of the last layer: [N, D] and [N] to [N]."""
 
     @abstractmethod
     def _loss_and_gradient(self, hidden: NDArray, following: NDArray) -> tuple[float, NDArray]:
-        """The mean of `_losses`, and its gradient with respect to the last layer, [N, D]."""
+        """Return the mean of `_losses`, and its gradient with respect to the last layer, [N, D]."""
 
     def _hidden(self, tokens: NDArray) -> tuple[NDArray, Backward]:
-        """The last layer before the predictions, [N, D]."""
+        """Return the last layer before the predictions, [N, D]."""
         x, embed_back = self._embed(tokens)
         x, attend_back = self._residual(self._attend, x)
         x, experts_back = self._residual(self._mix_experts, x)
@@ -157,7 +157,7 @@ class LanguageModel(ABC):
         return x, backward
 
     def _residual(self, layer: Callable, x: NDArray) -> tuple[NDArray, Backward]:
-        """x + layer(normalised x)."""
+        """Return x + layer(normalised x)."""
         normal, normalise_back = _normalise(x)
         change, layer_back = layer(normal)
         return x + change, lambda d: d + normalise_back(layer_back(d))
@@ -186,7 +186,7 @@ class LanguageModel(ABC):
         return result, backward
 
     def _split_heads(self, qkv: NDArray) -> NDArray:
-        """The query, key and value of every head as views: [N, 3*D] to [3, B, H, T, D/H]."""
+        """Return the query, key and value of every head as views: [N, 3*D] to [3, B, H, T, D/H]."""
         sizes = self.sizes
         apart = qkv.reshape(-1, sizes.context, 3, sizes.heads, sizes.width // sizes.heads)
         return apart.transpose(2, 0, 3, 1, 4)
@@ -227,7 +227,7 @@ class LanguageModel(ABC):
 
 
 def _normalise(x: NDArray) -> tuple[NDArray, Backward]:
-    """Every row divided by its root mean square."""
+    """Divide every row by its root mean square."""
     inverse = 1 / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + 1e-5)  # [N, 1]
     normal = x * inverse
 
@@ -238,7 +238,7 @@ def _normalise(x: NDArray) -> tuple[NDArray, Backward]:
 
 
 def _views(vector: NDArray, shapes: dict[str, tuple[int, ...]]) -> dict[str, NDArray]:
-    """Consecutive parts of a vector, under their names and in their shapes."""
+    """Return consecutive parts of a vector, under their names and in their shapes."""
     ends = np.cumsum([math.prod(shape) for shape in shapes.values()])
     parts = np.split(vector, ends[:-1])
     return {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts)}

@@ -1,4 +1,4 @@
-"""What the demo can learn: the text's bytes, or its words."""
+"""The demo's two tasks: predict the text's bytes, or its words."""
 
 from __future__ import annotations
 
@@ -64,5 +64,5 @@ def words_task(corpus: Corpus, rng: np.random.Generator, output_dtype: DTypeLike
     return Task("token", training, held_out, model, batch=16, step_size=1e-2, measured_blocks=1024)
 
 
-#: By the names on the command line.
+#: Functions that make the tasks, by the names on the command line.
 TASKS: dict[str, Callable[[Corpus, np.random.Generator], Task]] = {"words": words_task, "bytes": bytes_task}

@@ -63,7 +63,7 @@ def train(task: Task, steps: int, rng: np.random.Generator) -> Iterator[float]:
 
 
 def schedule(step: int, steps: int) -> float:
-    """Part of the largest step size: a linear warm-up, then half a cosine down to zero."""
+    """Return the share of the largest step size: a linear warm-up, then half a cosine down to zero."""
     warm_up = min(WARM_UP, steps // 2)
     if step < warm_up:
         return (step + 1) / warm_up
@@ -71,19 +71,19 @@ def schedule(step: int, steps: int) -> float:
 
 
 def random_batch(text: NDArray, count: int, sizes: Sizes, rng: np.random.Generator) -> tuple[NDArray, NDArray]:
-    """Blocks from anywhere in the text, as `LanguageModel.loss_and_gradient` takes them."""
+    """Return random blocks of the text, as `LanguageModel.loss_and_gradient` takes them."""
     return _blocks(text, rng.integers(len(text) - sizes.window - sizes.context + 1, size=count), sizes)
 
 
 def measuring_blocks(text: NDArray, at_most: int, sizes: Sizes) -> tuple[NDArray, NDArray]:
-    """Blocks spread evenly over the text, none of which predicts a token that another one predicts."""
+    """Return blocks spread evenly over the text, none of which predicts a token that another one predicts."""
     count = (len(text) - sizes.window) // sizes.context
     chosen = np.linspace(0, count - 1, min(count, at_most)).astype(np.intp)
     return _blocks(text, chosen * sizes.context, sizes)
 
 
 def held_out_bits(model: LanguageModel, tokens: NDArray, following: NDArray, batch: int) -> float:
-    """Bits per token of the model on such blocks."""
+    """Return the model's bits per token on such blocks."""
     nats = 0.0
     for start in range(0, len(tokens), batch):
         part = slice(start, start + batch)
@@ -92,6 +92,6 @@ def held_out_bits(model: LanguageModel, tokens: NDArray, following: NDArray, bat
 
 
 def _blocks(text: NDArray, starts: NDArray, sizes: Sizes) -> tuple[NDArray, NDArray]:
-    """Blocks of W-1+T tokens, and the token that follows each of their last T."""
+    """Return blocks of W-1+T tokens, and the token that follows each of their last T."""
     blocks = text[starts[:, None] + np.arange(sizes.window + sizes.context)]
     return blocks[:, :-1], blocks[:, sizes.window :]

@@ -1,4 +1,4 @@
-"""A next-word model: its logits are so many that they never exist all at once."""
+"""A next-word model, whose logits are never in memory all at once."""
 
 from __future__ import annotations
 

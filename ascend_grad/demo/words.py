@@ -17,16 +17,16 @@ UNKNOWN = 0
 
 
 def split(text: NDArray[np.uint8]) -> list[bytes]:
-    """The tokens of a text, in order."""
+    """Return the tokens of a text, in order."""
     return TOKEN.findall(text.tobytes())
 
 
 def numbering(tokens: Iterable[bytes], size: int) -> dict[bytes, int]:
-    """Numbers from 1 on for the most frequent tokens, those first; at most ``size`` with that of the unknown ones."""
+    """Return numbers from 1 on for the most frequent tokens, at most ``size`` with the number for unknown tokens."""
     common = Counter(tokens).most_common(size - 1)
     return {token: number for number, (token, _) in enumerate(common, UNKNOWN + 1)}
 
 
 def numbered(tokens: list[bytes], numbers: dict[bytes, int]) -> NDArray[np.int32]:
-    """The number of each token."""
+    """Return the number of each token."""
     return np.fromiter((numbers.get(token, UNKNOWN) for token in tokens), np.int32, len(tokens))

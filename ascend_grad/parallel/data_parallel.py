@@ -144,12 +144,12 @@ def data_parallel_linear_cross_entropy(
         a = call.arguments
         total: MatrixSum | DeviceMatrixSum | None = None
         if a["return_grad"] and a["output_mask"][1]:
-            (words, features), dtype = a["weight"].shape, arrays.native(a["weight"].dtype)
+            (entries, features), dtype = a["weight"].shape, arrays.native(a["weight"].dtype)
             share, in_order = reduce_weight_grad, a["deterministic"]
             if call.device is None:
-                total = MatrixSum(ranks, words, features, arrays.accumulator_dtype(dtype), dtype, share, in_order)
+                total = MatrixSum(ranks, entries, features, arrays.accumulator_dtype(dtype), dtype, share, in_order)
             else:
-                total = device_matrix_sum(ranks, words, features, dtype, share, in_order, a["weight"])
+                total = device_matrix_sum(ranks, entries, features, dtype, share, in_order, a["weight"])
         place = total.matrix if isinstance(total, MatrixSum) else total
         shard = make_shard(call, vocab_ranks, vocab_start_index, vocab_size, True, execution, place)
         return shard, total, shard.facts()

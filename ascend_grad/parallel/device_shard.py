@@ -17,9 +17,9 @@ from ..backends.ascend.array import DeviceArray
 from ..backends.ascend.backend import copy_to_device_of
 from ..results import LinearCrossEntropy
 from .agreement import Attempt
-from .block import Block
 from .communicators import Collectives
 from .device_sums import DeviceMatrixSum, device_matrix_sum
+from .row_chunk import ChunkProblem, ChunkStatistics, RowChunk
 from .shard import Shard
 from .sums import Share
 
@@ -33,7 +33,7 @@ class DeviceShard(Shard):
     memory = "on a device"
 
     def _allocate(self, share: Share, weight_grad: Any) -> None:
-        self.device_target: DeviceArray = self._a[self._names[2]]
+        self._device_target: DeviceArray = self._a[self._names[2]]
         self._weight_sum: DeviceMatrixSum | None = weight_grad
         if self.wanted[0]:
             result_dtype = self.accumulator if share is False else self.dtype
@@ -45,11 +45,22 @@ class DeviceShard(Shard):
     def _prepare_weight_grad(self) -> None:
         """Do nothing: the operator allocates the weight's gradient."""
 
-    def _block(self, rows: slice) -> DeviceBlock:
-        return DeviceBlock(self, rows, caches_logits=False)
+    def _solve_chunk(self, attempt: Attempt, rows: slice) -> None:
+        """Compute the losses and the gradients of all rows, which are one chunk on a device."""
+        problem = ChunkProblem(
+            input=self.input,
+            weight=self.weight,
+            target=self._device_target,
+            start=self.start,
+            grad=self._grad,
+            gradient_options=self._gradient_options,
+            execution=self._execution,
+        )
+        chunk = DeviceChunk(problem, self._statistics(rows), self.wanted)
+        self._run_chunk(attempt, chunk)
+        attempt.run(lambda: self._store_gradients(*chunk.gradients))
 
-    def add_gradients(self, input_grad: DeviceArray | None, weight_grad: DeviceArray | None) -> None:
-        """Store the gradients of the only row block."""
+    def _store_gradients(self, input_grad: DeviceArray | None, weight_grad: DeviceArray | None) -> None:
         if input_grad is not None:
             self.input_sum.put(input_grad)
         if weight_grad is not None and self._weight_sum is not None:
@@ -64,59 +75,75 @@ class DeviceShard(Shard):
         """Return the results as arrays on the device, or raise on every rank if one of them failed."""
 
         def put() -> list[Any]:
-            return [self.to_device(each) if isinstance(each, np.ndarray) else each for each in result]
+            return [copy_to_device_of(each, self.input) if isinstance(each, np.ndarray) else each for each in result]
 
         there = attempt.run(put)
         attempt.share(ranks)
         assert there is not None  # otherwise share() has raised
         return LinearCrossEntropy(*self._call.in_library(there))
 
-    def to_device(self, array: NDArray) -> Any:
+
+class DeviceChunk(RowChunk):
+    """All rows of a shard on a device.
+
+    Parameters
+    ----------
+    problem, statistics
+        As in `RowChunk`.
+    output_mask : list of bool
+        Whether the gradients of the input and of the weight are requested.
+
+    Attributes
+    ----------
+    gradients : tuple
+        The gradients on the device; each is None if it is not requested or if the weight has no rows.
+    """
+
+    def __init__(self, problem: ChunkProblem, statistics: ChunkStatistics, output_mask: list[bool]):
+        super().__init__(problem, statistics)
+        self._output_mask = output_mask
+        self.gradients: tuple[DeviceArray | None, DeviceArray | None] = None, None
+
+    def _to_device(self, array: NDArray) -> Any:
         """Return a copy on the input's device."""
-        return copy_to_device_of(array, self.input)
-
-
-class DeviceBlock(Block):
-    """The only row block of a shard on a device."""
-
-    _shard: DeviceShard
+        return copy_to_device_of(array, self._problem.input)
 
     def _compute_statistics(self) -> None:
-        shard, count = self._shard, len(self.maxima)
+        problem = self._problem
         found: Any = ops.fused_linear_online_max_sum(
-            shard.input,
-            shard.weight,
-            shard.device_target,
-            shard.start,
-            shard.start + shard.weight.shape[0],
-            **shard.execution,
+            problem.input,
+            problem.weight,
+            problem.target,
+            problem.start,
+            problem.start + problem.weight.shape[0],
+            **problem.execution,
         )
         self._largest, self.sums[:, 0], self.sums[:, 1] = (each.numpy() for each in found[:3])
-        self._elsewhere = arrays.unpacked(found.target_mask.numpy(), count)
+        self._elsewhere = arrays.unpacked(found.target_mask.numpy(), len(self.maxima))
         self._found = found
 
     def finish(self) -> None:
-        shard = self._shard
+        problem = self._problem
         maxima, exponentials, predicted = (
-            shard.to_device(np.ascontiguousarray(each)) for each in (self.maxima, *self.sums.T)
+            self._to_device(np.ascontiguousarray(each)) for each in (self.maxima, *self.sums.T)
         )
-        losses: Any = ops.fused_cross_entropy_loss_with_max_sum(maxima, exponentials, predicted, **shard.execution)[0]
-        shard.losses[...] = losses.numpy()
-        if not (any(shard.wanted) and shard.weight.shape[0]):
+        losses: Any = ops.fused_cross_entropy_loss_with_max_sum(maxima, exponentials, predicted, **problem.execution)[0]
+        self._losses[...] = losses.numpy()
+        if not (any(self._output_mask) and problem.weight.shape[0]):
             return
         gradients: Any = ops.fused_linear_cross_entropy_loss_grad(
-            shard.to_device(shard.grad),
-            shard.input,
-            shard.weight,
+            self._to_device(problem.grad),
+            problem.input,
+            problem.weight,
             self._found.target_mask,
             self._found.masked_target,
             logits_max=maxima,
             sum_exp_logits=exponentials,
-            output_mask=shard.wanted,
-            **shard.products,
-            **shard.execution,
+            output_mask=self._output_mask,
+            **problem.gradient_options,
+            **problem.execution,
         )
-        shard.add_gradients(*gradients)
+        self.gradients = tuple(gradients)
 
 
 def make_shard(call: Call, *arguments: Any) -> Shard:

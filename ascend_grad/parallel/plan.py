@@ -1,7 +1,7 @@
-"""Division of a problem's rows into blocks, which are computed in order.
+"""Division of a problem's rows into chunks, which are computed in order.
 
-If a block's logits are cached, they are computed once instead of twice. With several blocks, the input gradient of one
-is transferred while the next one is computed. Their weight gradients are summed by slices of the vocabulary.
+If a chunk's logits are cached, they are computed once instead of twice. With several chunks, the input gradient of one
+is transferred while the next one is computed. Their weight gradients are summed in vocabulary blocks.
 """
 
 from __future__ import annotations
@@ -11,51 +11,54 @@ from typing import NamedTuple
 
 import numpy as np
 
-#: Minimum number of rows of a block. With fewer, the additions to the weight's gradient would take notable time.
-BLOCK_ROWS = 512
-#: Number of blocks that is enough to hide communication, and the maximum: blocks are added without compensation.
-OVERLAPPING_BLOCKS, MOST_BLOCKS = 4, 64
-#: A slice of the weight's gradient takes at most 1/SLICE_SHARE of the workspace (more if MOST_BLOCKS limits slices).
-SLICE_SHARE = 4
+#: Minimum number of rows of a chunk. With fewer, the additions to the weight's gradient would take notable time.
+CHUNK_ROWS = 512
+#: Number of chunks that is enough to hide communication.
+OVERLAPPING_CHUNKS = 4
+#: Maximum number of chunks and of vocabulary blocks: their gradients are added without compensation.
+MAX_CHUNKS = MAX_VOCAB_BLOCKS = 64
+#: A vocabulary block of the weight's gradient takes at most 1/VOCAB_BLOCK_SHARE of the workspace, unless there would
+#: be more than MAX_VOCAB_BLOCKS of them.
+VOCAB_BLOCK_SHARE = 4
 
 
-class Room(NamedTuple):
+class Capacity(NamedTuple):
     """Capacity of one rank's workspace."""
 
     cached_rows: int  #: number of rows whose logits fit; 0: logits are computed twice
-    blocks: int  #: maximum number of row blocks
+    chunks: int  #: maximum number of row chunks
 
 
-def room_for(
+def find_capacity(
     rows: int,
     weight_shape: tuple[int, int],
     dtype: np.dtype,
     accumulator: np.dtype,
     weight_grad_dtype: np.dtype | None,
     workspace: int,
-) -> Room:
+) -> Capacity:
     """Return the capacity of this rank's workspace. `weight_grad_dtype` None: that gradient is not requested.
 
     Logits are cached in the dtype of the inputs, so only if it is the accumulator's: rounded logits lose accuracy.
     Weight gradients of 16 bits are summed in a temporary array.
     """
-    words, features = weight_shape
-    kept = min(rows, workspace // max(1, words * accumulator.itemsize)) if dtype == accumulator else 0
-    beside = weight_grad_dtype not in (None, accumulator)
-    if beside and words * features * accumulator.itemsize > workspace:
-        return Room(kept, 1)
-    return Room(kept, max(1, min(rows // BLOCK_ROWS, MOST_BLOCKS)))
+    entries, features = weight_shape
+    cached_rows = min(rows, workspace // max(1, entries * accumulator.itemsize)) if dtype == accumulator else 0
+    needs_array = weight_grad_dtype not in (None, accumulator)
+    if needs_array and entries * features * accumulator.itemsize > workspace:
+        return Capacity(cached_rows, 1)
+    return Capacity(cached_rows, max(1, min(rows // CHUNK_ROWS, MAX_CHUNKS)))
 
 
-def common_blocks(rows: int, rooms: Sequence[Room], overlaps: bool) -> int:
-    """Return the number of row blocks, the same on all ranks."""
-    most = min(room.blocks for room in rooms)
-    needed = [-(-rows // room.cached_rows) for room in rooms if room.cached_rows]
-    return max([min(most, OVERLAPPING_BLOCKS) if overlaps else 1, *(each for each in needed if each <= most)])
+def common_chunks(rows: int, capacities: Sequence[Capacity], overlaps: bool) -> int:
+    """Return the number of row chunks, the same on all ranks."""
+    most = min(each.chunks for each in capacities)
+    needed = [-(-rows // each.cached_rows) for each in capacities if each.cached_rows]
+    return max([min(most, OVERLAPPING_CHUNKS) if overlaps else 1, *(each for each in needed if each <= most)])
 
 
-def word_slices(weight_shape: tuple[int, int], itemsize: int, workspace: int) -> int:
-    """Return the number of vocabulary slices that keeps a slice of the weight's gradient small."""
-    words, features = weight_shape
-    slices = -(-words * features * itemsize * SLICE_SHARE // workspace)
-    return max(1, min(slices, words, MOST_BLOCKS))
+def vocab_blocks(weight_shape: tuple[int, int], itemsize: int, workspace: int) -> int:
+    """Return the number of vocabulary blocks that keeps a block of the weight's gradient small."""
+    entries, features = weight_shape
+    blocks = -(-entries * features * itemsize * VOCAB_BLOCK_SHARE // workspace)
+    return max(1, min(blocks, entries, MAX_VOCAB_BLOCKS))

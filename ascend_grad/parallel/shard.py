@@ -22,10 +22,10 @@ from ..arguments import MAX_INDEX, integer, shown, thread_count
 from ..errors import ParamInvalidError, ParamTypeError
 from ..results import LinearCrossEntropy
 from .agreement import Attempt, check_agreement
-from .block import Block
 from .communicators import Collectives
-from .plan import Room, common_blocks, room_for, word_slices
+from .plan import Capacity, common_chunks, find_capacity, vocab_blocks
 from .ranges import vocab_range
+from .row_chunk import ChunkGradients, ChunkProblem, ChunkStatistics, HostChunk, RowChunk
 from .sums import MatrixSum, Share, VectorSums
 
 
@@ -71,10 +71,10 @@ class Shard:
         self._names = call.operator.parameters[:3]
         self.input, self.weight, target = (call.arguments[name] for name in self._names)
         self._a = call.arguments
-        self.products = {name: call.arguments[name] for name in ("workspace_bytes", "filter_eps")}
+        self._gradient_options = {name: call.arguments[name] for name in ("workspace_bytes", "filter_eps")}
         requested(execution["backend"], call.operator)  # a rank without weight rows calls no operator
         thread_count(execution["num_threads"], self._operator)
-        self.execution = execution
+        self._execution = execution
         self._ranks = ranks
         self._start_index = _index(vocab_start_index, "vocab_start_index", self._operator)
         self._vocab_size = _index(vocab_size, "vocab_size", self._operator)
@@ -88,15 +88,17 @@ class Shard:
 
         # The arrays of collective operations are allocated before the first one: a rank that lacks memory can say so.
         rows = len(self.target)
-        self.maxima = np.zeros(rows, self.accumulator)
+        self._maxima = np.zeros(rows, self.accumulator)
         #: Columns: each row's sum of exponentials, and the logit of its target.
-        self.sums = np.zeros((rows, 2), self.accumulator)
-        self.losses = np.empty(rows, self.accumulator)
-        self._sums_of_ranks = VectorSums(ranks, self.sums.size, self.accumulator, self._a["deterministic"])
+        self._sums = np.zeros((rows, 2), self.accumulator)
+        self._losses = np.empty(rows, self.accumulator)
+        #: The upstream gradient of each row.
+        self._grad = np.zeros(rows, self.accumulator)
+        self._sums_of_ranks = VectorSums(ranks, self._sums.size, self.accumulator, self._a["deterministic"])
         #: The sum for the input's gradient: a `MatrixSum`, or a `DeviceMatrixSum` for arrays on a device.
         self.input_sum: Any = None
         self._weight_grad: Any = None
-        self._room = Room(0, 1)
+        self._capacity = Capacity(0, 1)
         self._allocate(share, weight_grad)
 
     @property
@@ -114,13 +116,15 @@ class Shard:
             )
         if wanted[1]:
             self._weight_grad = np.empty(self.weight.shape, self.dtype) if weight_grad is None else weight_grad
-        #: The sum of the weight gradients of all row blocks, and the number of vocabulary slices to compute it in.
-        self.weight_total, self.slices = self._weight_grad, 1
+        #: The sum of the weight gradients of all row chunks, and the number of vocabulary blocks to compute it in.
+        self._weight_total, self._vocab_blocks = self._weight_grad, 1
         workspace = self._a["workspace_bytes"]
         self._workspace = default_workspace_bytes(self.input, self.weight, *wanted) if workspace is None else workspace
         if any(wanted):
             weight_dtype = None if self._weight_grad is None else self._weight_grad.dtype
-            self._room = room_for(rows, self.weight.shape, self.dtype, self.accumulator, weight_dtype, self._workspace)
+            self._capacity = find_capacity(
+                rows, self.weight.shape, self.dtype, self.accumulator, weight_dtype, self._workspace
+            )
 
     # -- agreement between the ranks --
 
@@ -138,7 +142,7 @@ class Shard:
         }
         if not isinstance(self._a["grad_loss"], float):
             same["checksum of grad_loss"] = _checksum(arrays.host_values(self._a["grad_loss"]).astype(np.float64))
-        return {"same": same, "rows": self.weight.shape[0], "start": self._start_index, "room": self._room}
+        return {"same": same, "rows": self.weight.shape[0], "start": self._start_index, "capacity": self._capacity}
 
     def options(self) -> dict[str, Any]:
         """Return the arguments that are not arrays."""
@@ -171,8 +175,8 @@ class Shard:
         self.vocab_size = end
         self.start = starts[self._ranks.rank]
         overlaps = self.input_sum is not None and self.input_sum.overlaps
-        rooms = [Room(*card["room"]) for card in cards]
-        self._blocks = common_blocks(len(self.target), rooms, overlaps) if len(self.target) else 0
+        capacities = [Capacity(*card["capacity"]) for card in cards]
+        self._chunks = common_chunks(len(self.target), capacities, overlaps) if len(self.target) else 0
 
     def _fail(self, argument: str, expected: str, got: str) -> None:
         raise ParamInvalidError(f"{argument}: expected {expected}, got {got}", operator=self._operator)
@@ -185,9 +189,9 @@ class Shard:
         `count` is the number of tokens in the mean, which may include other shards' tokens.
         """
         attempt.run(partial(self._prepare, count))
-        for block in range(self._blocks):
-            rows = slice(*vocab_range(len(self.target), block, self._blocks))
-            self._solve_block(attempt, self._block(rows))
+        for chunk in range(self._chunks):
+            rows = slice(*vocab_range(len(self.target), chunk, self._chunks))
+            self._solve_chunk(attempt, rows)
             if self.input_sum is not None and self.input_sum.overlaps:
                 self.input_sum.start(rows)
         attempt.run(self._complete_weight_grad)
@@ -202,15 +206,36 @@ class Shard:
         attempt.raise_kept()
         return LinearCrossEntropy(*self._call.in_library(result))
 
-    def _block(self, rows: slice) -> Block:
-        return Block(self, rows, rows.stop - rows.start <= self._room.cached_rows)
+    def _solve_chunk(self, attempt: Attempt, rows: slice) -> None:
+        """Compute the losses and the gradients of one row chunk."""
+        problem = ChunkProblem(
+            input=self.input[rows],
+            weight=self.weight,
+            target=self.target[rows],
+            start=self.start,
+            grad=self._grad[rows],
+            gradient_options=self._gradient_options,
+            execution=self._execution,
+        )
+        gradients = ChunkGradients(
+            input_grad=None if self.input_sum is None else self.input_sum.matrix[rows],
+            weight_grad=self._weight_total,
+            adds_weight_grad=rows.start > 0,
+            vocab_blocks=self._vocab_blocks,
+        )
+        caches_logits = rows.stop - rows.start <= self._capacity.cached_rows
+        self._run_chunk(attempt, HostChunk(problem, self._statistics(rows), gradients, caches_logits))
 
-    def _solve_block(self, attempt: Attempt, block: Block) -> None:
-        attempt.run(block.find_statistics)
-        self._ranks.allreduce(block.maxima, "max")
-        attempt.run(block.relate_to_global_maxima)
-        self._sums_of_ranks.add(block.sums)
-        attempt.run(block.finish)
+    def _statistics(self, rows: slice) -> ChunkStatistics:
+        return ChunkStatistics(self._maxima[rows], self._sums[rows], self._losses[rows])
+
+    def _run_chunk(self, attempt: Attempt, chunk: RowChunk) -> None:
+        """Compute a row chunk's results, with the collective operations in between."""
+        attempt.run(chunk.find_statistics)
+        self._ranks.allreduce(chunk.maxima, "max")
+        attempt.run(chunk.relate_to_global_maxima)
+        self._sums_of_ranks.add(chunk.sums)
+        attempt.run(chunk.finish)
 
     def _prepare(self, count: int) -> None:
         """Check the targets, and compute the upstream gradient of each row."""
@@ -223,31 +248,31 @@ class Shard:
         with np.errstate(all="ignore"):
             if self._a["reduction"] == "mean":
                 upstream = upstream / max(count, 1)
-            self.grad = np.where(self._counted, upstream, 0).astype(self.accumulator)
+            self._grad[...] = np.where(self._counted, upstream, 0)
         self._prepare_weight_grad()
 
     def _prepare_weight_grad(self) -> None:
-        """Choose the array for the sum of the weight gradients, and the number of vocabulary slices."""
+        """Choose the array for the sum of the weight gradients, and the number of vocabulary blocks."""
         if self._weight_grad is None:
             return
-        if self._blocks > 1:
-            self.slices = word_slices(self.weight.shape, self.accumulator.itemsize, self._workspace)
+        if self._chunks > 1:
+            self._vocab_blocks = vocab_blocks(self.weight.shape, self.accumulator.itemsize, self._workspace)
             if self._weight_grad.dtype != self.accumulator:
-                self.weight_total = np.empty(self.weight.shape, self.accumulator)
-        if not self._blocks:
+                self._weight_total = np.empty(self.weight.shape, self.accumulator)
+        if not self._chunks:
             self._weight_grad[...] = 0
 
     def _complete_weight_grad(self) -> None:
-        total, weight_grad = self.weight_total, self._weight_grad
+        total, weight_grad = self._weight_total, self._weight_grad
         if total is not None and weight_grad is not None and total is not weight_grad:
             arrays.round_into(weight_grad, total)
 
     def _loss(self, count: int) -> NDArray:
-        self.losses[~self._counted] = 0
+        self._losses[~self._counted] = 0
         if self._a["reduction"] == "none":
-            return self.losses
+            return self._losses
         with np.errstate(all="ignore"):
-            total = np.sum(self.losses, dtype=np.float64)
+            total = np.sum(self._losses, dtype=np.float64)
             over = np.float64(count) if self._a["reduction"] == "mean" else 1
             return np.asarray(total / over, self.accumulator)
 

@@ -111,11 +111,11 @@ def linear_cross_entropy(
     Numbers are transferred in float32 (float64), never in 16 bits. One call makes these collective operations:
 
     - a gathering of 1024 bytes from each rank, to compare the arguments;
-    - the maximum of BT numbers, and the sum of 2 BT numbers, per block of rows;
-    - the sum of BT H numbers. If every rank gets the whole sum and `deterministic` is False, it is made per block of
-      rows, too: the gradients of one block are transferred while the next block is computed.
+    - the maximum of BT numbers, and the sum of 2 BT numbers, per row chunk;
+    - the sum of BT H numbers. If every rank gets the whole sum and `deterministic` is False, it is made per row
+      chunk, too: the gradients of one chunk are transferred while the next chunk is computed.
 
-    On devices all rows are one block.
+    On devices all rows are one chunk.
 
     Examples
     --------

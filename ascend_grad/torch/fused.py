@@ -26,10 +26,10 @@ def _accumulator(tensor: torch.Tensor) -> torch.dtype:
 
 
 def _statistics_fake(input, weight, target, vocab_start_index, vocab_end_index, return_logits, num_threads):
-    rows, words = input.shape[0], weight.shape[0]
+    rows, entries = input.shape[0], weight.shape[0]
     statistics = (input.new_empty((rows,), dtype=_accumulator(input)) for _ in range(3))
     mask = input.new_empty(((rows + 7) // 8,), dtype=torch.uint8)
-    logits = input.new_empty((rows, words) if return_logits else (0,))
+    logits = input.new_empty((rows, entries) if return_logits else (0,))
     return *statistics, mask, target.new_empty(target.shape), logits
 
 

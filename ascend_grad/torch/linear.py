@@ -81,7 +81,7 @@ class _LinearCrossEntropy(Function):
             _, *gradients = operators.loss(
                 input, weight, target, grad_loss, reduction, ignore_index, *wanted, filter_eps, num_threads, shard
             )
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # it refuses a second order itself
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # the compiler refuses a second order itself
             above = () if is_computed else (grad_loss,)  # if computed before, the product below depends on it
             gradients = _Gradients.apply(*gradients, *above, input, weight)
         if is_computed:

@@ -48,7 +48,7 @@ class VocabularyShard:
         attempt = Attempt(operator)
         found = attempt.run(check)
         if attempt.failed:
-            with _disable_current_modes():  # they would trace the card that is sent, or drop its values
+            with _disable_current_modes():  # modes would trace the card that is sent, or drop its values
                 attempt.tell(collectives(self.group, "group", operator), None)
         return cast(_T, found)
 

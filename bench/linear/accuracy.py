@@ -111,7 +111,7 @@ def _gradients(p: Problem, softmax: np.ndarray, error: np.ndarray, grad: np.ndar
     tile[np.arange(len(tile)), p.target] -= 1
     tile *= grad
     error = error * np.abs(grad)
-    # The relative error of P is the one of the products' sums, and for bfloat16 also the rounding of P.
+    # The relative error of P comes from the products' sums, and for bfloat16 also the rounding of P.
     relative = p.constant * p.f.eps + (bounds.BFLOAT16_P if p.dtype.name == "bfloat16" else 0)
     size = relative * np.abs(tile) + error
     return (

@@ -10,7 +10,7 @@ class Case(NamedTuple):
 
     shape: tuple[int, int, int]  #: (BT, V, H)
     dtype: str
-    split: str  #: "words" (vocabulary entries) or "tokens"
+    split: str  #: what is split: "vocabulary" or "tokens"
 
     @property
     def flops(self) -> float:
@@ -27,7 +27,7 @@ class Case(NamedTuple):
     def summed(self) -> int:
         """Return the number of elements of the gradient that is summed over the ranks."""
         bt, v, h = self.shape
-        return (bt if self.split == "words" else v) * h
+        return (bt if self.split == "vocabulary" else v) * h
 
     def __str__(self) -> str:
         return f"{'x'.join(map(str, self.shape))} {self.dtype}, {self.split}"
@@ -37,7 +37,7 @@ MEASURED = tuple(
     Case(shape, dtype, split)
     for shape in ((1024, 32768, 1024), (4096, 32000, 512))
     for dtype in ("float32", "bfloat16")
-    for split in ("words", "tokens")
+    for split in ("vocabulary", "tokens")
 )
 #: One step of a large model: 16,384 tokens, 151,936 vocabulary entries, 4096 features.
-MODELLED = tuple(Case((16384, 151936, 4096), "bfloat16", split) for split in ("words", "tokens"))
+MODELLED = tuple(Case((16384, 151936, 4096), "bfloat16", split) for split in ("vocabulary", "tokens"))

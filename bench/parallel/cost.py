@@ -67,7 +67,7 @@ def step(case: Case, size: int, rate: float, network: Network) -> Step:
     if size == 1:
         return Step(case.flops / rate, 0.0)
     communication = all_gather(network, size, CARD_BYTES) + all_reduce(network, size, NUMBER_BYTES * case.summed)
-    if case.split == "words":
+    if case.split == "vocabulary":
         rows = case.shape[0] * NUMBER_BYTES
         communication += all_reduce(network, size, rows) + all_reduce(network, size, 2 * rows)
     else:

@@ -39,8 +39,8 @@ def call_of(case: Case, ranks: Collectives) -> Callable[[], Any]:
     target = random.integers(0, v, bt)
     if ranks.size == 1:
         return lambda: ag.linear_cross_entropy(x, w, target)
-    part = slice(*parallel.vocab_range(v if case.split == "words" else bt, ranks.rank, ranks.size))
-    if case.split == "words":
+    part = slice(*parallel.vocab_range(v if case.split == "vocabulary" else bt, ranks.rank, ranks.size))
+    if case.split == "vocabulary":
         shard = w[part].copy()
         return lambda: parallel.linear_cross_entropy(x, shard, target, comm=ranks)
     rows, targets = x[part].copy(), target[part]

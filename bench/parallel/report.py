@@ -62,9 +62,9 @@ def crossover(case: Case, size: int, own_rate: float, network: Network) -> int:
     low, high = 1, 1 << 40
     while low < high:
         rows = (low + high) // 2
-        words, tokens = (
+        vocabulary, tokens = (
             cost.step(Case((rows, *case.shape[1:]), case.dtype, split), size, own_rate, network).total
-            for split in ("words", "tokens")
+            for split in ("vocabulary", "tokens")
         )
-        low, high = (low, rows) if tokens < words else (rows + 1, high)
+        low, high = (low, rows) if tokens < vocabulary else (rows + 1, high)
     return low

@@ -46,7 +46,7 @@ def _with_gradient(case: Case, operands: Operands) -> dict[str, Call]:
 
     (x,) = map(tensor, operands.inputs)
     x.requires_grad_()
-    # The upstream gradient may have any values; these are the ones of the backward case.
+    # The upstream gradient may have any values; the backward case uses these, too.
     grad = tensor(values(f"{case.operator}_backward", case.shape, case.dim)[0].astype(operands.out.dtype))
     dim = case.dim
 

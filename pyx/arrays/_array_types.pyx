@@ -2,7 +2,7 @@
 
 A library is recognised by the protocols of its arrays: the C exchange API of DLPack, ``__dlpack__``,
 ``__array_namespace__``. No library is imported for that. Arrays of torch and JAX have properties that DLPack drops or
-does not describe, so they are treated specially.
+does not describe, so these libraries have classes of their own.
 """
 
 import sys
@@ -23,9 +23,8 @@ from .errors import BackendUnavailableError, ParamTypeError
 cnp.import_array()
 
 
-@cython.final
 cdef class ArrayType:
-    """The library of a type of arrays, and the functions that convert them.
+    """The library of a type of arrays, and the conversions of its arrays. Subclasses override what differs.
 
     Attributes
     ----------
@@ -44,58 +43,137 @@ cdef class ArrayType:
 
     cpdef object view_anywhere(self, object value, str name, str operator):
         """Return `view`, or an array of a backend if a tensor is on the backend's device."""
-        if self is NUMPY:
-            return None
-        if self.is_torch:
-            if self.refused is not None:
-                refuse(name, operator, "a tensor that computes as torch.Tensor does", self.refused)
-            if value.requires_grad:
-                expected = "a tensor that does not require grad (ascend_grad.torch takes those, detach() drops it)"
-                refuse(name, operator, expected, "one that does")
-            if self.is_neg(value):
-                expected = "a tensor whose elements are as in memory (resolve_neg() makes one)"
-                refuse(name, operator, expected, "one with the negative bit set")
-        try:
-            return _dlpack.array_of(value, self.is_torch) if self.api == NULL else _dlpack.array_through(self.api, value)
-        except MemoryError:
-            raise
-        except OtherDeviceError as error:
-            if self.is_torch:
-                return device_tensor(value, name, operator)
-            raise on_another_device(value, str(error), name, operator) from None
-        except Exception as error:  # the other library may raise anything
-            if self.is_torch:
-                if value.device.type != "cpu":
-                    return device_tensor(value, name, operator)
-                explain(value, name, operator)
-            elif self.is_jax:
-                explain_of_jax(value, name, operator)
-            elif isinstance(error, BufferError) and hasattr(type(value), "__array__"):
-                return None
-            reason = str(error).partition("\n")[0]  # the other lines are a C++ stack trace
-            message = f"{name}: expected an array, got {type(value).__name__}, which does not convert: {reason}"
-            raise ParamTypeError(message, operator=operator) from error
+        return None
+
+    cdef cnp.ndarray empty(self, int ndim, const cnp.npy_intp *shape, cnp.dtype dtype):
+        """Return a new array for a result that `own` converts."""
+        return _memory.empty(ndim, shape, dtype)
 
     cdef object own(self, cnp.ndarray array):
         """Return a result as an array of the library, over the same memory."""
+        return array
+
+    cdef int mark_written(self, object value) except -1:
+        """Tell the library that the elements of an array change."""
+        return 0
+
+
+cdef class DLPackType(ArrayType):
+    """A type of arrays with DLPack: by the C exchange API if `api` is not NULL, otherwise by ``__dlpack__``.
+
+    `from_dlpack` is the library's function that imports arrays. If it is None and `api` is NULL, results are arrays of
+    NumPy.
+    """
+
+    cpdef object view_anywhere(self, object value, str name, str operator):
+        self.check(value, name, operator)
+        try:
+            return self.read(value)
+        except MemoryError:
+            raise
+        except OtherDeviceError as error:
+            return self.view_on_device(value, error, name, operator)
+        except Exception as error:  # the other library may raise anything
+            return self.view_after_error(value, error, name, operator)
+
+    cdef int check(self, object value, str name, str operator) except -1:
+        """Refuse arrays whose memory does not hold their values."""
+        return 0
+
+    cdef cnp.ndarray read(self, object value):
+        """Return a NumPy array over the memory of an array of this type."""
+        return _dlpack.array_of(value, False) if self.api == NULL else _dlpack.array_through(self.api, value)
+
+    cdef object view_on_device(self, object value, object error, str name, str operator):
+        """Return an array of a backend over the memory of an array on a device, or raise an error."""
+        raise on_another_device(value, str(error), name, operator) from None
+
+    cdef object view_after_error(self, object value, object error, str name, str operator):
+        """Return a view of an array that the library does not export, or raise an error with the reason."""
+        if isinstance(error, BufferError) and hasattr(type(value), "__array__"):
+            return None
+        raise not_converted(value, error, name, operator) from error
+
+    cdef object own(self, cnp.ndarray array):
         if self.api != NULL:
             return _dlpack.object_through(self.api, array)
         if self.from_dlpack is None:
             return array
         exported = _dlpack.Exported()
-        # JAX copies arrays that do not begin at a cache line, and rounds 64-bit values unless these are enabled.
-        (<_dlpack.Exported>exported).array = _memory.at_aligned_address(array) if self.is_jax else array
-        if self.is_jax and cnp.PyArray_ITEMSIZE(array) == 8:
+        (<_dlpack.Exported>exported).array = array
+        return self.from_dlpack(exported)
+
+
+@cython.final
+cdef class TorchType(DLPackType):
+    """A class of torch's tensors.
+
+    `overriding` is the name of the class if it overrides torch's functions, else None.
+    """
+
+    def __init__(self, object kind):
+        torch = sys.modules["torch"]
+        self.library, self.from_dlpack = "torch", torch.from_dlpack
+        self.overriding, self.is_neg = own_arithmetic(kind, torch.Tensor), torch.Tensor.is_neg
+        self.increment_version = torch.autograd.graph.increment_version
+
+    cdef int check(self, object value, str name, str operator) except -1:
+        if self.overriding is not None:
+            refuse(name, operator, "a tensor that computes as torch.Tensor does", self.overriding)
+        if value.requires_grad:
+            expected = "a tensor that does not require grad (ascend_grad.torch takes those, detach() drops it)"
+            refuse(name, operator, expected, "one that does")
+        if self.is_neg(value):
+            expected = "a tensor whose elements are as in memory (resolve_neg() makes one)"
+            refuse(name, operator, expected, "one with the negative bit set")
+        return 0
+
+    cdef cnp.ndarray read(self, object value):
+        # Memory of tensors may be written, although torch's capsules before DLPack 1.0 do not say it.
+        return _dlpack.array_of(value, True) if self.api == NULL else _dlpack.array_through(self.api, value)
+
+    cdef object view_on_device(self, object value, object error, str name, str operator):
+        return device_tensor(value, name, operator)
+
+    cdef object view_after_error(self, object value, object error, str name, str operator):
+        if value.device.type != "cpu":
+            return device_tensor(value, name, operator)
+        explain(value, name, operator)
+        raise not_converted(value, error, name, operator) from error
+
+    cdef int mark_written(self, object value) except -1:
+        """Increment the tensor's version, which torch's autograd compares."""
+        self.increment_version(value)
+        return 0
+
+
+@cython.final
+cdef class JaxType(DLPackType):
+    """A class of JAX's arrays. JAX copies imported arrays that do not begin at a cache line."""
+
+    cdef object view_after_error(self, object value, object error, str name, str operator):
+        explain_of_jax(value, name, operator)
+        raise not_converted(value, error, name, operator) from error
+
+    cdef cnp.ndarray empty(self, int ndim, const cnp.npy_intp *shape, cnp.dtype dtype):
+        return _memory.empty_aligned(ndim, shape, dtype)
+
+    cdef object own(self, cnp.ndarray array):
+        exported = _dlpack.Exported()
+        (<_dlpack.Exported>exported).array = _memory.at_aligned_address(array)
+        if cnp.PyArray_ITEMSIZE(array) == 8:  # JAX rounds 64-bit values unless these are enabled
             jax = sys.modules["jax"]
             with (jax if hasattr(jax, "enable_x64") else jax.experimental).enable_x64(True):  # it moved in JAX 0.8
                 return self.from_dlpack(exported)
         return self.from_dlpack(exported)
 
 
+#: The type of NumPy's arrays, which need no conversion.
 cdef ArrayType NUMPY = ArrayType()
 NUMPY.library = "numpy"
 
-cdef ArrayType UNNAMED = ArrayType()
+#: The type of arrays that have ``__dlpack__`` alone, which does not tell their library.
+cdef ArrayType UNNAMED = DLPackType()
 
 #: Types of arrays with the C exchange API, by class. Such classes are few and are never deleted.
 cdef dict _known = {}
@@ -129,33 +207,33 @@ cpdef bint is_on_device(object value) except -1:
 
 
 cdef ArrayType look_up(object value):
-    cdef ArrayType result
+    cdef DLPackType result
     kind = type(value)
     if not hasattr(kind, "__dlpack__"):
         return None
-    torch = sys.modules.get("torch")
-    result = ArrayType()
-    result.api = _dlpack.exchange_api(kind)
-    result.is_torch = isinstance(value, getattr(torch, "Tensor", ()))
-    if result.is_torch:
-        result.library, result.refused, result.is_neg = "torch", own_arithmetic(kind, torch.Tensor), torch.Tensor.is_neg
-        result.from_dlpack, result.mark_written = torch.from_dlpack, torch.autograd.graph.increment_version
-    elif result.api != NULL:
+    api = _dlpack.exchange_api(kind)
+    if isinstance(value, getattr(sys.modules.get("torch"), "Tensor", ())):
+        torch = sys.modules["torch"]
+        result = TorchType(kind)
+        result.is_plain = api != NULL and kind in (torch.Tensor, torch.nn.Parameter)
+    elif api != NULL:
+        result = DLPackType()
         owner = next(base for base in kind.__mro__ if "__dlpack_c_exchange_api__" in vars(base))
         result.library = owner.__module__.partition(".")[0]
     elif hasattr(kind, "__array_namespace__"):
         namespace = value.__array_namespace__()
-        result.library, result.from_dlpack = namespace.__name__.partition(".")[0], namespace.from_dlpack
-        if result.library == NUMPY.library:
+        library = namespace.__name__.partition(".")[0]
+        if library == NUMPY.library:
             return UNNAMED
-        result.is_jax = result.library == "jax"
+        result = JaxType() if library == "jax" else DLPackType()
+        result.library, result.from_dlpack = library, namespace.from_dlpack
     else:
         return UNNAMED
-    if result.api != NULL:
-        result.is_plain = result.is_torch and kind in (torch.Tensor, torch.nn.Parameter)
-        # Entries are never replaced, as other threads read them without holding a reference.
-        result = _known.setdefault(kind, result)
-    return result
+    if api == NULL:
+        return result
+    result.api = api
+    # Entries are never replaced, as other threads read them without holding a reference.
+    return _known.setdefault(kind, result)
 
 
 # ---- properties of tensors that DLPack does not describe -------------------------------------------------------------
@@ -174,6 +252,13 @@ cdef object own_arithmetic(object kind, object tensor):
 
 cdef object refuse(str name, str operator, str expected, object got):
     raise ParamTypeError(f"{name}: expected {expected}, got {got}", operator=operator)
+
+
+cdef object not_converted(object value, object error, str name, str operator):
+    """Return the exception for an array that its library does not export, for the reason in `error`."""
+    reason = str(error).partition("\n")[0]  # the other lines are a C++ stack trace
+    message = f"{name}: expected an array, got {type(value).__name__}, which does not convert: {reason}"
+    return ParamTypeError(message, operator=operator)
 
 
 cdef object on_another_device(object value, object device, str name, str operator):
@@ -237,8 +322,5 @@ cdef object explain_of_jax(object value, str name, str operator):
 
 
 cdef int mark_written(object value) except -1:
-    """Tell the library of an array that its elements change, which torch's autograd has to know."""
-    cdef ArrayType kind = array_type(value, "out", None)
-    if kind.mark_written is not None:
-        kind.mark_written(value)
-    return 0
+    """Tell the library of an array that its elements change."""
+    return array_type(value, "out", None).mark_written(value)

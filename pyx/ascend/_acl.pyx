@@ -431,10 +431,10 @@ cdef class Stream(AnyStream):
 # ---- copies, put on a stream and complete when the stream is synchronised --------------------------------------------
 
 
-cdef int copy(void *to, size_t room, const void *source, size_t size, int kind, AnyStream stream) except -1:
+cdef int copy(void *to, size_t capacity, const void *source, size_t size, int kind, AnyStream stream) except -1:
     cdef ag_acl_error code
     with nogil:
-        code = table.aclrtMemcpyAsync(to, room, source, size, kind, stream.handle)
+        code = table.aclrtMemcpyAsync(to, capacity, source, size, kind, stream.handle)
     return check(code, "aclrtMemcpyAsync")
 
 

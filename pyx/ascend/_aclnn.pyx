@@ -151,7 +151,7 @@ cdef class Tensor:
         cdef int64_t[8] strides
         cdef int64_t *storage = dims
         cdef uint64_t rank = len(shape), storage_rank = rank
-        cdef int64_t step = 1, offset = 0, room
+        cdef int64_t step = 1, offset = 0, storage_size
         cdef int axis
         self.handle = NULL
         if not 1 <= rank <= 8:
@@ -161,10 +161,10 @@ cdef class Tensor:
             strides[axis] = step
             step *= dims[axis]
         if layout is not None:
-            own_strides, offset, room = layout
+            own_strides, offset, storage_size = layout
             for axis in range(<int>rank):
                 strides[axis] = own_strides[axis]
-            storage, storage_rank = &room, 1
+            storage, storage_rank = &storage_size, 1
         cdef void *address = NULL if memory is None else memory.address
         self.memory = memory
         with nogil:

@@ -160,9 +160,7 @@ cdef class Result:
         cdef cnp.npy_intp[8] shape
         cdef int rank = self.shape_for(call, shape)
         cdef cnp.dtype dtype = self.dtype_for(call)
-        if call.kind is not None and call.kind.is_jax:  # JAX copies arrays that do not begin at a cache line
-            return _memory.empty_aligned(rank, shape, dtype)
-        return _memory.empty(rank, shape, dtype)
+        return _memory.empty(rank, shape, dtype) if call.kind is None else call.kind.empty(rank, shape, dtype)
 
     def spec(self, Call call not None):
         """Return shape and dtype of the result of a validated call, or None if the call does not ask for it."""

@@ -1,4 +1,4 @@
-"""What was handed out is counted."""
+"""Check at the end of each test that exported arrays are deleted once."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def everything_is_deleted_once() -> Iterator[None]:
-    """Whatever a test hands out is deleted by its end, once, without help of the garbage collector."""
-    gc.collect()  # what the test before left in tracebacks
+    """Check that every exported array is deleted exactly once by the end of the test, without the garbage collector."""
+    gc.collect()  # arrays in tracebacks of the previous test
     producers.live.clear()
     yield
     assert not producers.wrongly_deleted

@@ -1,4 +1,4 @@
-"""Arrays of other libraries as arguments: the same results as those of NumPy's arrays, over the same memory."""
+"""Arrays of other libraries as arguments: the same results as NumPy's arrays give, over the same memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def maker(request: pytest.FixtureRequest):
 
 
 def plain(results: Any) -> Any:
-    """Results as NumPy's arrays, whosever they are."""
+    """Return results as NumPy's arrays, for arrays of any library."""
     if isinstance(results, tuple):
         return [plain(each) for each in results]
     return getattr(results, "array", results)
@@ -95,7 +95,8 @@ def test_memory_is_shared(maker):
 
 def test_what_may_be_written(maker):
     view = arguments.converted(maker(np.zeros(3)), "x")
-    assert view.flags.writeable == (maker is not Old)  # which cannot say
+    # capsules before DLPack 1.0 cannot say that an array is read-only
+    assert view.flags.writeable == (maker is not Old)
     for flags in (READ_ONLY, IS_COPIED, READ_ONLY | IS_COPIED):
         if maker is not Old:
             assert not arguments.converted(maker(np.zeros(3), flags=flags), "x").flags.writeable
@@ -143,7 +144,7 @@ def test_objects_of_no_library_go_with_any():
 
 
 class Unwilling:
-    """DLPack refuses the array, but NumPy converts it."""
+    """An array that its DLPack functions refuse to export, but that NumPy converts."""
 
     def __dlpack__(self, **_):
         raise BufferError("not in this way")
@@ -206,7 +207,7 @@ def test_elements_beyond_the_address_space(spoiled, maker):
 
 @pytest.mark.parametrize("spoiled", UNADDRESSABLE.values(), ids=UNADDRESSABLE)
 def test_nothing_is_written_beyond_the_address_space(spoiled, maker):
-    """Neither into an `out`, which is read as inputs are."""
+    """Check that an `out` with such strides is refused, too: `out` is read as inputs are."""
     error = outcome(ag.softmax, np.zeros((2, 3)), out=maker(np.zeros((2, 3)), **spoiled))
     assert isinstance(error, INVALID)
     assert "softmax: out: " in str(error)
@@ -214,7 +215,7 @@ def test_nothing_is_written_beyond_the_address_space(spoiled, maker):
 
 @pytest.mark.parametrize("stride", [2**62, 2**63 - 1, -(2**63)])
 def test_strides_that_reach_no_element_may_be_anything(stride, maker):
-    """Those of an axis of length 1, and all of an array without elements."""
+    """Strides of an axis of length 1, and all strides of an array without elements, have no effect."""
     x = np.arange(3.0)
     row = maker(x[None], strides=(stride, 1))
     assert_identical(plain(ag.softmax(row, backend="cpu")), ag.softmax(x[None], backend="cpu"))
@@ -327,7 +328,7 @@ def test_a_capsule_is_used_once():
 
 
 class Lazy:
-    """What dask's collections offer."""
+    """An object with the methods of dask's collections."""
 
     def __init__(self, graph: dict | None):
         self.graph = graph
@@ -365,7 +366,7 @@ def test_numbers_of_dask_are_not_computed_unasked():
 
 @pytest.mark.parametrize("operator", UNMASKED)
 def test_the_earlier_check_decides(operator, maker):
-    """Of an array that came by DLPack, too."""
+    """Checks run in their documented order for arrays that come by DLPack, too."""
     good, names = maker(np.zeros((2, 3))), ARRAYS[operator]
     function = getattr(ag, operator)
     assert type(outcome(function, *[None] * len(names), 7)) is NULL
@@ -384,7 +385,7 @@ def test_masks_are_of_bools(operator, maker):
 
 @pytest.mark.parametrize("dim", [0, -1])
 def test_log_softmax_asks_for_the_rank_first(dim, dtype, maker):
-    """It is the one operator whose dim is checked before the dtype."""
+    """log_softmax is the one operator whose dim is checked before the dtype."""
     x = np.linspace(-1, 1, 6).reshape(2, 3).astype(DTYPES[dtype])
     assert_same(ag.log_softmax(maker(x), dim), ag.log_softmax(x, dim))
 

@@ -21,7 +21,7 @@ from ascend_grad import arguments
 
 
 def jax_array(array: np.ndarray) -> jax.Array:
-    """An array of the same values, made by JAX alone, whether or not it has 64 bits switched on."""
+    """Make an array of the same values by JAX alone, with or without 64-bit values enabled."""
     with jax.enable_x64(True):
         return jnp.array(np.array(array))
 
@@ -39,7 +39,7 @@ def assert_same(results, expected) -> None:
 
 @pytest.fixture(params=[False, True], ids=["32 bits", "64 bits"])
 def _mode(request: pytest.FixtureRequest):
-    """JAX with and without 64 bits; arrays of float64 may come in either."""
+    """Run tests with and without 64-bit values enabled in JAX; float64 arrays may be passed in both cases."""
     with jax.enable_x64(request.param):
         yield
 
@@ -141,7 +141,7 @@ def test_inputs_are_read_where_they_are(dtype):
 
 @pytest.fixture
 def addresses(monkeypatch) -> list[tuple[int, int]]:
-    """Where results were computed, and where JAX's arrays of them lie."""
+    """Record the addresses at which results were computed, and the addresses of JAX's arrays over them."""
     pairs: list[tuple[int, int]] = []
     original = jnp.from_dlpack
 

@@ -121,14 +121,14 @@ def of_namespace(from_dlpack) -> type:
 
 @pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3), (2, 3, 4)], ids=str)
 def test_numpy_reads_what_is_handed_out(shape):
-    """Another reader than that of the tests, for the capsules of either protocol."""
+    """NumPy's own reader reads exported arrays, in the capsules of either protocol."""
     x = np.linspace(0, 1, int(np.prod(shape))).reshape(shape)
     expected = ag.softmax(x)
     result = ag.softmax(of_namespace(np.from_dlpack)(x))
     assert_identical(result, expected)
 
     class Older:
-        """Asks for nothing, as readers from before DLPack 1.0 do."""
+        """An array whose consumer asks for no DLPack version, as consumers from before DLPack 1.0 do."""
 
         def __init__(self, value):
             self.value = value
@@ -199,7 +199,7 @@ def test_vectors_of_targets_and_masks_may_be_numpys(operator, own, library):
     expected = function(**problem.arguments)
     mixed = {"target", "masked_target", "target_mask"} & set(problem.arrays)
     assert mixed
-    for ours in (True, False):  # own matrices beside NumPy's vectors, then the reverse
+    for ours in (True, False):  # the library's matrices with NumPy's vectors, then the reverse
         arguments = {
             name: own(value) if name in problem.arrays and (name in mixed) is not ours else value
             for name, value in problem.arguments.items()
@@ -356,7 +356,7 @@ def test_a_result_outlives_everything_else(own):
 
 @pytest.mark.parametrize("elements", [16, 5 << 20])
 def test_a_result_is_freed_once_on_any_thread(elements, own):
-    """Small ones, and those in mappings of their own."""
+    """Both small results and results with a memory mapping of their own are freed once."""
     results = [ag.softmax(own(np.zeros(elements))) for _ in range(4)]
 
     def drop() -> None:

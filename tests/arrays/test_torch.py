@@ -19,7 +19,7 @@ import ascend_grad as ag
 
 
 def tensor_of(array: np.ndarray) -> torch.Tensor:
-    """A tensor of the same values, made by torch alone."""
+    """Make a tensor of the same values by torch alone."""
     array = np.array(array)
     if array.dtype == BFLOAT16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
@@ -114,7 +114,7 @@ def test_modes_of_torch():
         x = torch.zeros(4)
         assert torch.equal(ag.softmax(x, out=torch.empty(4)), torch.full((4,), 0.25))
     assert torch.equal(ag.softmax(x), torch.full((4,), 0.25))
-    with torch.device("meta"):  # where new tensors would be made
+    with torch.device("meta"):  # a device on which torch would make new tensors
         assert ag.softmax(x).device.type == "cpu"
 
 
@@ -242,7 +242,7 @@ def test_classes_with_their_own_arithmetic():
 
 
 def test_tensors_within_transformations():
-    """They have no memory of their own."""
+    """Tensors that a transformation wraps have no memory of their own."""
     for transform, message in (
         (torch.vmap(ag.softmax), "a tensor with memory .*, got one that a transform wraps"),
         (torch.func.grad(lambda x: ag.softmax(x).sum()), "a tensor that does not require grad"),
@@ -342,7 +342,7 @@ WITHOUT_API = """
         del torch.Tensor.__dlpack_c_exchange_api__
 """
 
-#: What takes from torch the ways of exchange that older versions do not have.
+#: Code that removes the exchange functions that older versions of torch lack.
 OLDER_EXCHANGES = {
     "methods": WITHOUT_API,
     "methods of before DLPack 1.0": f"""
@@ -355,7 +355,7 @@ OLDER_EXCHANGES = {
 
 @pytest.mark.parametrize("exchange", OLDER_EXCHANGES)
 def test_without_the_exchange_api(exchange: str, run_script):
-    """As in versions of torch before it, whose capsules may not say that tensors may be written, as all may."""
+    """Older versions of torch have no exchange API, and their capsules cannot say whether a tensor may be written."""
     script = f"""
     import torch
     {OLDER_EXCHANGES[exchange]}

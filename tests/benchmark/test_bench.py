@@ -33,7 +33,7 @@ SOURCES = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def hasty(monkeypatch):
-    """Turns of a few microseconds, without the packages that may or may not be installed."""
+    """Make turns a few microseconds long, and leave out optional packages."""
     monkeypatch.setattr(frameworks, "module", lambda name: None)
     for name in ("WARM_UP", "LOOP"):
         monkeypatch.setattr(timing, name, 1e-6)
@@ -50,7 +50,7 @@ def small_case(operator: str, dtype: str = "float32", mode: str = "out") -> Case
 
 @pytest.fixture
 def sample() -> Results:
-    """Invented results, some of them good and some bad."""
+    """Make invented results, some of them good and some bad."""
     rows = [
         Row(
             Case(operator, "float32", shape, dim, mode),
@@ -131,7 +131,7 @@ def test_streams_read_and_write_the_arrays_of_the_case(monkeypatch):
 
 @pytest.mark.parametrize("step", [0, 1])
 def test_a_rival_with_other_values_is_refused(step, monkeypatch, hasty):
-    """Also one that does nothing, and so leaves the result of the side before."""
+    """A rival that does nothing is refused, too; it would leave the result of the previous side."""
 
     def wrong(case, operands):
         return lambda: np.add(operands.out, step)
@@ -193,7 +193,7 @@ def test_what_others_take_is_measured(hasty, monkeypatch):
 
 
 def test_disturbed_cases_are_measured_again(monkeypatch):
-    """After all others, and the least disturbed attempt counts."""
+    """Disturbed cases are measured again after all others, and the least disturbed attempt is kept."""
     first, second, third = (small_case(operator) for operator in ("softmax", "log_softmax", "softmax_backward"))
     others = {first: [0.5, 0.3, 0.4], second: [0.0], third: [0.2, 0.05]}
     order = []
@@ -209,7 +209,7 @@ def test_disturbed_cases_are_measured_again(monkeypatch):
 
 
 def test_cases_in_which_numpy_is_faster_are_measured_again(monkeypatch):
-    """Of attempts that others did not disturb the one counts in which all sides together took least, whoever wins."""
+    """Among undisturbed attempts, the one with the smallest total time of all sides is kept, whichever side wins."""
     case = small_case("softmax")
     attempts = [Row(case, {"ascend_grad": own, "numpy": numpy}) for own, numpy in ((9.0, 2.0), (4.0, 3.0), (4.0, 5.0))]
     remaining = list(attempts)
@@ -339,7 +339,7 @@ def test_quick_run_in_this_process(hasty, monkeypatch, tmp_path, capsys):
 
 
 def test_cases_that_fail_leave_the_others(hasty, monkeypatch, tmp_path, capsys):
-    """Their rows are printed and written, what failed is named, and the status says that something did."""
+    """Rows of the failed cases are printed and written, the failure is named, and the exit status reports it."""
 
     def numpy(case, operands, right=rivals.RIVALS["numpy"]):
         call = right(case, operands)
@@ -375,7 +375,7 @@ def test_cases_that_fail_leave_the_others(hasty, monkeypatch, tmp_path, capsys):
 
 
 def test_a_case_that_failed_is_not_tried_again(hasty, monkeypatch):
-    """Neither is what was measured of it before lost."""
+    """A failed case is not measured again, and its earlier measurement is not lost."""
     monkeypatch.setattr(measure, "seconds_of_others", itertools.count(step=1000).__next__)
     attempts = []
 
@@ -456,7 +456,7 @@ def test_the_documents_can_be_updated(hasty, monkeypatch, tmp_path):
 
 
 def test_the_command_with_all_rivals_that_are_installed(monkeypatch, tmp_path):
-    """In a process of its own: PyTorch and JAX start threads."""
+    """The command runs in a process of its own, as PyTorch and JAX start threads."""
     monkeypatch.chdir(tmp_path)
     name = "log_softmax_backward float32 8 × 8 fresh"
     process = start("bench", "--filter", name, "--json", "results.json")

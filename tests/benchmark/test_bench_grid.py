@@ -26,7 +26,7 @@ from ascend_grad.cli.main import main
 
 @pytest.fixture
 def hasty(monkeypatch):
-    """Turns of a few microseconds, without the packages that may or may not be installed."""
+    """Make turns a few microseconds long, and leave out optional packages."""
     monkeypatch.setattr(frameworks, "module", lambda name: None)
     monkeypatch.setattr(timing, "WARM_UP", 1e-6)
     for name in ("TURN", "LOOP", "PAUSE"):
@@ -196,7 +196,7 @@ def test_the_order_of_sides_changes(hasty, monkeypatch):
 
 
 def test_sides_far_behind_have_two_turns(hasty, monkeypatch):
-    """Limits decide nothing: they can be far ahead of all sides."""
+    """A side far behind is timed twice only; a limit, which can be far ahead, does not decide which sides are far."""
     monkeypatch.setattr(measure, "TURNS", 5)
     monkeypatch.setattr(measure, "SLOW", 0.0)
     monkeypatch.setattr(timing, "warm_up", lambda call: 1.0)

@@ -117,7 +117,7 @@ def test_the_forced_variant_is_in_force_for_this_library_alone(monkeypatch):
 @pytest.mark.usefixtures("hasty", "without_torch")
 @pytest.mark.parametrize("step", [0, 1])
 def test_a_side_with_other_values_is_refused(step, monkeypatch):
-    """Also one that does nothing, and so leaves the results of the side before."""
+    """A side that does nothing is refused, too; it would leave the results of the previous side."""
 
     def wrong(case, given, outs):
         return lambda: tuple(out + out.dtype.type(step) for out in outs)
@@ -145,7 +145,7 @@ def test_the_trained_layer_is_that_of_the_demo(monkeypatch):
 
 @pytest.mark.usefixtures("without_torch")
 def test_growth_is_that_of_the_call(run_script):
-    """In a process of its own: in this one, memory that was freed before would be found again."""
+    """The call runs in a process of its own: in this process it would reuse memory that was freed before."""
     run_script(
         """
         import numpy as np

@@ -35,16 +35,16 @@ def test_one_rank_does_not_communicate():
 
 def test_the_ranks_compute_logits_of_16_bits_twice():
     for dtype, factor in (("float32", 1), ("float64", 1), ("bfloat16", 4 / 3), ("float16", 4 / 3)):
-        case = Case((10, 20, 30), dtype, "words")
+        case = Case((10, 20, 30), dtype, "vocabulary")
         assert 4 * cost.step(case, 4, RATE, NETWORK).kernels == pytest.approx(36000 * factor / RATE)
 
 
 def test_what_two_ranks_send():
-    """Each sends one message of half of what is summed, and one of the other half's sum."""
-    words, tokens = Case((10, 20, 30), "float32", "words"), Case((10, 20, 30), "float32", "tokens")
+    """Two ranks exchange one message with half of their summands, and one with the sum of the other half."""
+    vocabulary, tokens = Case((10, 20, 30), "float32", "vocabulary"), Case((10, 20, 30), "float32", "tokens")
     card = 1e-3 + 1024 / 1e6
     statistics = 2 * 2e-3 + (4 * 10 + 8 * 10) / 1e6
-    assert cost.step(words, 2, RATE, NETWORK).communication == pytest.approx(card + statistics + 2e-3 + 1200 / 1e6)
+    assert cost.step(vocabulary, 2, RATE, NETWORK).communication == pytest.approx(card + statistics + 2e-3 + 1200 / 1e6)
     assert cost.step(tokens, 2, RATE, NETWORK).communication == pytest.approx(
         card + 2e-3 + 16 / 1e6 + 2e-3 + 2400 / 1e6
     )
@@ -58,8 +58,8 @@ def test_a_network_is_found_again():
         assert found.bandwidth == pytest.approx(NETWORK.bandwidth)
 
 
-def test_tokens_are_split_where_there_are_more_of_them_than_words():
-    """The gradient that is summed has a row for each token, or for each word."""
+def test_tokens_are_split_if_there_are_more_of_them_than_entries():
+    """The summed gradient has a row per vocabulary entry if tokens are split, and a row per token otherwise."""
     for size in (2, 64, 4096):
         rows = report.crossover(MODELLED[0], size, 1e11, Network("fast", 0, 1e10))
         assert rows == pytest.approx(MODELLED[0].shape[1], rel=0.01)
@@ -75,7 +75,7 @@ def test_results_are_kept(results):
     assert ParallelResults.from_json(results.to_json()) == results
 
 
-@pytest.mark.parametrize("split", ["words", "tokens"])
+@pytest.mark.parametrize("split", ["vocabulary", "tokens"])
 def test_a_rank(split):
     case = Case((12, 20, 4), "bfloat16", split)
 

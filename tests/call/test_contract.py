@@ -1,7 +1,7 @@
-"""What each operator refuses, in which order, and that all backends are called in one way.
+"""Arguments that each operator refuses, the order of its checks, and a check that all backends are called in one way.
 
-A fault spoils one argument of a good call. It belongs to a stage of the operator's checks; of two faults at once, that
-of the earlier stage decides. The gradient of the linear family has two modes, which are two cases.
+A fault spoils one argument of a good call. It belongs to a stage of the operator's checks; of two faults at once,
+the fault of the earlier stage decides. The gradient of the linear family has two modes, which are two cases.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
 def untouched(arguments: dict) -> bool:
-    """Whether nothing was written to the results of a good call."""
+    """Return whether the results of a good call are unwritten."""
     outs = arguments.get("out")
     return all(np.all(out == 7) for out in (outs if isinstance(outs, tuple) else (outs,)) if out is not None)
 
@@ -41,7 +41,7 @@ def questions_about(case: Case) -> list[Callable]:
 
 
 def assert_refused(case: Case, fault: Fault, *, empty: bool) -> None:
-    """The same exception from every backend, from `explain` and `workspace_size`; nothing is written."""
+    """Check that every backend, `explain` and `workspace_size` raise the same exception, and nothing is written."""
     good = case.good_call(empty=empty)
     arguments = good | {fault.argument: fault.spoil(good[fault.argument])}
     calls = [(getattr(ag, case.operator), backend) for backend in ("cpu", "reference", "npu", None, "auto")]
@@ -197,13 +197,13 @@ def test_what_is_asked_for_but_unavailable_is_an_error(case):
 
 @each_case
 def test_the_choice_computes(case, computed_by):
-    """The CPU must not answer in the place of another backend."""
+    """Calls run on the backend that was chosen, and the CPU never replaces it."""
     arguments = case.good_call()
 
     def call(**settings):
         computed_by.clear()
         getattr(ag, case.operator)(**arguments | settings)
-        return computed_by or ["cpu"]  # whose compiled function is called directly
+        return computed_by or ["cpu"]  # the CPU's compiled function is called directly and not recorded
 
     assert call() == ["cpu"]
     assert call(backend="reference") == ["reference"]

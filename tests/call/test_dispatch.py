@@ -1,4 +1,4 @@
-"""Who computes: the argument, `use_backend`, the environment, the automatic choice, in this order."""
+"""The choice of a backend: by argument, `use_backend`, environment, and automatically, in this order."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_use_backend_is_local_to_threads_and_contexts():
 
 
 def test_one_choice_in_two_threads():
-    """Each goes back to what its own thread had, though they enter and leave in the same order."""
+    """Each thread returns to its own earlier choice, although both enter and leave in the same order."""
     choice = contextvars.copy_context().run(ag.use_backend, "reference")
     first_entered, second_entered, first_left = (threading.Event() for _ in range(3))
 
@@ -174,7 +174,7 @@ def test_leaving_what_was_not_entered():
         message = r"use_backend\('reference'\): there is no block of it to leave in this thread or task"
         with pytest.raises(RuntimeError, match=message):
             choice.__exit__(None, None, None)
-        assert chosen() == "reference"  # as a function it lasts
+        assert chosen() == "reference"  # called as a function, the choice lasts
         with choice:
             pass
         with pytest.raises(RuntimeError, match=message):
@@ -189,7 +189,7 @@ def test_leaving_what_was_not_entered():
 
 
 def test_blocks_that_end_in_another_order():
-    """As those of generators do, which run in the context of whoever asks for the next value."""
+    """Blocks in generators may end in any order, since a generator runs in the context of its caller."""
 
     def generator(name):
         with ag.use_backend(name):
@@ -206,7 +206,7 @@ def test_blocks_that_end_in_another_order():
 
 
 def test_choices_leave_nothing_behind():
-    """However often a choice is made: no chain of all earlier ones."""
+    """Repeated choices do not form a chain that keeps earlier ones alive."""
     counts = []
 
     def in_a_context_of_its_own():
@@ -229,7 +229,7 @@ def test_use_backend_refuses_other_names(name):
 
 
 def test_logging_follows_the_levels(caplog):
-    """Whichever logger they are set for."""
+    """Messages are logged if the library's logger or else the root logger has a low enough level."""
     logger, root = logging.getLogger("ascend_grad"), logging.getLogger()
 
     def is_logged() -> bool:

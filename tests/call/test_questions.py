@@ -1,4 +1,4 @@
-"""What the library says of itself: `explain`, `workspace_size`, `backends`, `show_config`."""
+"""Functions that describe the library: `explain`, `workspace_size`, `backends`, `show_config`."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def test_workspace_size():
     assert isinstance(size, int)
     assert size >= 0
     assert ag.workspace_size("softmax", x, num_threads=4) >= ag.workspace_size("softmax", x, num_threads=1)
-    # A result that overlaps an input other than element for element is computed aside.
+    # A result that partly overlaps an input is computed in a temporary buffer.
     aside = ag.workspace_size("softmax", x, out=x.T) - size
     assert aside == x.nbytes
     assert ag.workspace_size("softmax", x, out=x) == size
-    # Values do not matter, nor that the memory could not be had.
+    # The values do not matter, and the memory need not be available.
     assert ag.workspace_size("softmax", np.broadcast_to(np.float32(0), (2**40, 2))) > 0
     assert ag.workspace_size("softmax", x[:0]) == 0
 

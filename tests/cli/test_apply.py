@@ -157,6 +157,6 @@ def test_boxes_are_of_the_size_meant():
     parts = list(boxes.boxes((1000, 30, 4096), 2, False))
     assert [part.stop - part.start for part in parts[0]] == [8, 30, 4096]
     assert len(parts) == 125
-    # Along the first axis of long columns: as many columns as keep the reading efficient.
+    # Parts along the first axis of long columns have as many columns as efficient reading needs.
     assert [part.stop - part.start for part in next(boxes.boxes((10**6, 10**5), 0, False))] == [10**6, 2**13]
     assert [part.stop - part.start for part in next(boxes.boxes((10**6, 10**5), 0, True))] == [10**6, 1]

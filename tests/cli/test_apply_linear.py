@@ -56,7 +56,7 @@ def test_a_linear_gradient_that_is_not_asked_for_is_not_computed(index, monkeypa
 
 
 def test_the_chain_of_files():
-    """Two shards of a vocabulary would each do this; here there is one."""
+    """The three operators of one vocabulary shard run on files, each on the results of the previous one."""
     rng = generator("chain")
     x, weight = rng.standard_normal((10, 5)), rng.standard_normal((21, 5))
     target = rng.integers(0, 21, 10)

@@ -1,4 +1,4 @@
-"""What ``ascend-grad apply`` refuses: files, arguments and places that it leaves as they were."""
+"""Files, arguments and places that ``ascend-grad apply`` refuses and leaves unchanged."""
 
 from __future__ import annotations
 

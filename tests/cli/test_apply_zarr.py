@@ -56,7 +56,7 @@ def assert_identical(path: str, expected: np.ndarray) -> None:
 
 
 def chunk_files(path: str) -> dict[str, int]:
-    """When the chunks of an array were written."""
+    """Return the times at which the chunks of an array were written."""
     names = [Path(folder, name) for folder, _, files in os.walk(path) for name in files]
     return {
         str(name.relative_to(path)): name.stat().st_mtime_ns for name in names if not name.name.startswith((".", "z"))
@@ -222,7 +222,7 @@ def test_a_missing_chunk_without_a_fill_value(capsys):
 
 
 def test_chunks_of_fill_values_are_written():
-    """Otherwise one that was lost could not be told from them."""
+    """Chunks of fill values are written, so that a lost chunk can be noticed."""
     save_zarr("x", np.zeros((5, 6)), (2, 4))
     options = ("--grad-output", "x", "--output", "x")
     assert main(["apply", "softmax_backward", *options, "-o", "out"]) == 0
@@ -252,7 +252,7 @@ def softmax_after(action):
 
 @pytest.fixture
 def interrupted(monkeypatch):
-    """The command of a softmax of an array in three parts, ended when it computes the last one; and the array."""
+    """A command for a softmax in three parts that was ended while it computed the last one, and its array."""
     x = values("softmax", (5, 6), np.float32)["input"]
     save_zarr("x", x, (2, 4))
     command = ["apply", "softmax", "--input", "x", "-o", "out"]
@@ -270,7 +270,7 @@ def interrupted(monkeypatch):
 
 @pytest.fixture
 def complete(capsys):
-    """The command of a softmax of an array in three parts, which has run; and the array."""
+    """A finished command for a softmax in three parts, and its array."""
     x = values("softmax", (5, 6), np.float32)["input"]
     save_zarr("x", x, (2, 4))
     command = ["apply", "softmax", "--input", "x", "-o", "out"]
@@ -280,7 +280,7 @@ def complete(capsys):
 
 
 def computed(capsys) -> str:
-    """How many parts the command says that it computed."""
+    """Return the number of parts that the command says it computed."""
     return capsys.readouterr().out.split(", ")[-1].split(" parts")[0]
 
 
@@ -386,7 +386,7 @@ def test_a_complete_result_that_has_changed(change, complete, capsys):
 
 @pytest.mark.parametrize("folder", ["c", "c/1"])
 def test_a_folder_of_a_complete_result_that_is_a_link(folder, complete, capsys):
-    """Chunks that another user can reach, and a copy of the result would lack."""
+    """A link as the folder is refused: another user can reach its chunks, and a copy of the result would lack them."""
     command, _ = complete
     Path("out", folder).rename("elsewhere")
     Path("out", folder).symlink_to(Path("elsewhere").absolute())
@@ -495,7 +495,7 @@ def test_chunks_are_synced_before_they_are_recorded(monkeypatch):
 def test_two_runs_at_once(interrupted, capsys):
     command, x = interrupted
     with open(f"{PART}/out/{RECORD}", "r+b") as record:
-        fcntl.flock(record, fcntl.LOCK_SH)  # which a lock that is not exclusive would share
+        fcntl.flock(record, fcntl.LOCK_SH)  # a lock that is not exclusive would allow this shared one
         assert refused(capsys, *command[1:]) == "out: another run is at work on it"
     assert main(command) == 0
     assert_identical("out", ag.softmax(x))
@@ -503,7 +503,7 @@ def test_two_runs_at_once(interrupted, capsys):
 
 @pytest.mark.parametrize("moment", ["before", "between", "locked"])
 def test_another_run_ends_meanwhile(moment, monkeypatch, capsys):
-    """After this one has seen that there is no result, and before it has the lock."""
+    """Another run creates the result after this run's first check and before it has the lock."""
     x = values("softmax", (5, 6), np.float32)["input"]
     save_zarr("x", x, (2, 4))
     command = ["apply", "softmax", "--input", "x", "-o", "out"]
@@ -518,7 +518,7 @@ def test_another_run_ends_meanwhile(moment, monkeypatch, capsys):
             assert main(command) == 0
 
     def locked(*args):
-        """Another run that failed, before it had finished anything, has removed what this one has opened."""
+        """A failed run that had finished nothing has removed the file that this run has opened."""
         shutil.rmtree(PART)
         flock(*args)
 
@@ -599,7 +599,7 @@ def test_a_full_disk_leaves_what_is_finished(run_script):
 
 
 def plant(kind: str, path: Path, victim: Path) -> None:
-    """Put something that this command does not write in the place of a file, or of a directory."""
+    """Replace a file or a directory by an object that this command does not write."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -883,7 +883,7 @@ def test_a_directory_that_is_read_only(capsys):
 
 @pytest.mark.parametrize("target", [(zarr, "create_array"), (zarr.codecs.ZstdCodec, "_encode_single")])
 def test_what_zarr_cannot_write(target, monkeypatch, capsys):
-    """Such as chunks of 2 GiB."""
+    """Zarr's errors, such as for chunks of 2 GiB, become messages of the command."""
     save_zarr("x", np.zeros(3), (2,))
 
     def fail(*args, **kwargs):

@@ -18,7 +18,7 @@ import ascend_grad as ag
 from ascend_grad.cli.main import main
 from ascend_grad.demo import comparison, corpus, counts, tasks, training, words
 from ascend_grad.demo.byte_model import ByteModel
-from ascend_grad.demo.comparison import error_share, seconds_beside_numpy
+from ascend_grad.demo.comparison import compare_seconds, error_share
 from ascend_grad.demo.language_model import LanguageModel, Sizes
 from ascend_grad.demo.word_model import WordModel
 
@@ -134,7 +134,7 @@ def test_adam_steps_by_the_step_size_at_first():
 
 
 def test_adam_is_the_published_one(monkeypatch):
-    """Also where the parameters are many blocks."""
+    """Adam's steps equal the published formulas, also if the parameters take several blocks."""
     monkeypatch.setattr(training.Adam, "BLOCK", 7)
     rng = np.random.default_rng(0)
     parameters = rng.standard_normal(30)
@@ -259,7 +259,7 @@ def test_frequent_tokens_have_small_numbers():
 
 @pytest.fixture
 def library(tmp_path, monkeypatch):
-    """A small library: twenty files in a package, and others that must be passed over."""
+    """Make a small library: twenty files in a package, and other files that must be ignored."""
     for number in range(20):
         # A line for every number, so that the text is neither constant nor incompressible.
         lines = (f"def function_{i}(argument):\n    return argument + {i % 97}\n" for i in range(number, number + 200))
@@ -332,7 +332,7 @@ def test_a_wrong_element_is_found(calls):
 
 def test_numpy_is_timed_on_the_same_formula(calls):
     for name, arguments in calls.items():
-        ours, numpys = seconds_beside_numpy(getattr(ag, name), arguments, rounds=3)
+        ours, numpys = compare_seconds(getattr(ag, name), arguments, rounds=3)
         assert 0 < ours < 1
         assert 0 < numpys < 1
 
@@ -358,7 +358,7 @@ def demo_bits(capsys, *options: str) -> tuple[float, ...]:
 
 @pytest.fixture
 def few_blocks(monkeypatch):
-    """A quicker measurement, of less precision."""
+    """Make the measurement faster and less precise."""
     for kind, make in tasks.TASKS.items():
 
         def fewer(*arguments, make=make):

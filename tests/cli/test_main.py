@@ -91,7 +91,7 @@ def test_both_ways_to_start_it(command, tmp_path):
 
 
 def assert_one_line(argv: list[str], variable: str, value: str, message: str) -> None:
-    """With this environment the command line says what is wrong, and no more."""
+    """Check that the command line names the wrong environment variable in one line."""
     command = [sys.executable, "-P", *argv]
     result = subprocess.run(command, capture_output=True, text=True, env=os.environ | {variable: value})
     assert (result.returncode, result.stdout) == (2, "")
@@ -116,7 +116,7 @@ def test_a_wrong_environment_is_one_line_and_a_status(variable, value, message):
 @pytest.mark.parametrize("way", [["-m", "ascend_grad"], ["-mascend_grad"], ["ascend-grad"]], ids=" ".join)
 def test_a_wrong_environment_however_it_is_started(way, argv, tmp_path):
     if way == ["ascend-grad"]:
-        script = tmp_path / "ascend-grad"  # as an installer writes it
+        script = tmp_path / "ascend-grad"  # the script that an installer writes
         script.write_text("import sys\nfrom ascend_grad.cli.main import main\nsys.exit(main())\n")
         way = [str(script)]
     assert_one_line([*way, *argv], "ASCEND_GRAD_CPU", "sse9", "expected one of baseline, ")
@@ -236,7 +236,7 @@ def test_streams_may_be_closed(closed, tmp_path):
 
 @pytest.fixture(params=["", "1"])
 def buffering(request, monkeypatch) -> None:
-    """What is printed is written at the end, or at once."""
+    """Output is written at the end, or at once."""
     monkeypatch.setenv("PYTHONUNBUFFERED", request.param)
 
 

@@ -81,7 +81,7 @@ def float32_in_prange(
     int operator, const float[:, :, :] a, const float[:, :, :] b, const uint8_t[:, :, :] mask, float[:, :, :] out,
     double scale, int threads
 ):
-    """Each matrix on a thread of the caller's; the number of calls that failed."""
+    """Call the operator on each matrix, on threads of the caller, and return the number of failed calls."""
     cdef Py_ssize_t i
     cdef int failures = 0
     for i in prange(a.shape[0], nogil=True, num_threads=2, schedule="dynamic"):

@@ -20,7 +20,7 @@ PAGE = HERE.parents[1] / "docs" / "cython.md"
 
 
 def blocks(language: str) -> list[str]:
-    """What the page has in this language."""
+    """Return the page's code blocks in this language."""
     return re.findall(rf"^```{language}\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 
 
@@ -70,5 +70,5 @@ def calls(tmp_path_factory) -> ModuleType:
 
 @pytest.fixture(scope="session")
 def linear_calls(tmp_path_factory) -> ModuleType:
-    """The same of the linear operators."""
+    """The module with calls of the linear operators."""
     return built_like_heads("linear_calls", tmp_path_factory)

@@ -13,7 +13,7 @@ import ascend_grad as ag
 
 SUCCESS, NULLPTR, INVALID = 0, 161001, 161002
 
-# Sizes for every kind of plan: few rows, few words, many features, and blocks of everything.
+# Sizes for every kind of plan: few rows, few vocabulary entries, many features, and blocks of everything.
 SHAPES = [(0, 5, 3), (1, 1, 1), (5, 300, 17), (300, 7, 20), (20, 24, 900), (150, 700, 40), (3, 4, 0)]
 LAYOUTS = {"rows": Layout((0, 1), (1, 1)), "transposed": Layout((1, 0), (1, 1)), "gaps": Layout((0, 1), (2, -3))}
 
@@ -159,7 +159,7 @@ def test_what_is_not_taken(name, spoil, status, dtype, doors):
 
 @pytest.mark.parametrize("name", ["input", "weight", "softmax", "input_grad", "weight_grad"])
 def test_strides_beyond_the_address_space(name, dtype, doors):
-    """Their products with the lengths of the axes wrap around."""
+    """Strides whose products with the axes' lengths overflow are refused."""
     arguments = problem((50, 70, 40), dtype)
     outs = {f"{each}_grad": np.full_like(arguments[each], 7) for each in ("input", "weight")}
     size = doors.call("grad_workspace", arguments["input"], arguments["weight"], None, *outs.values())
@@ -171,7 +171,7 @@ def test_strides_beyond_the_address_space(name, dtype, doors):
 
 
 def test_a_workspace_for_matrices_that_no_memory_holds(dtype, doors):
-    """Its size would wrap around."""
+    """The size of a workspace that no memory holds is reported as an error and does not wrap around."""
     vast = np.broadcast_to(np.zeros((), DTYPES[dtype]), (2**63 // DTYPES[dtype].itemsize - 1, 1))
     one = np.zeros((1, 1), DTYPES[dtype])
     for x, w in ((vast, one), (one, vast), (vast.T, vast.T)):

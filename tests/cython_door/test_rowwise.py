@@ -36,7 +36,7 @@ def matrices(operator: str, shape: tuple[int, int], dtype) -> Problem:
 
 
 def right(problem: Problem, num_threads: int = 1) -> np.ndarray:
-    """What the Python function returns."""
+    """Return the result of the Python function."""
     arrays, shape = problem.arrays, problem.shape
     if problem.operator in MASKED:
         arrays = tuple(array[None, None] for array in arrays)
@@ -128,7 +128,7 @@ def test_any_matrices(operator, dtype, data, calls):
 
 @pytest.mark.parametrize("num_threads", [0, 1, 2])
 def test_from_threads_of_the_caller(operator, num_threads, calls):
-    """In a prange of two threads; also where the calls ask for teams of their own."""
+    """Calls from a prange of two threads are right, also if they ask for thread teams of their own."""
     problems = [matrices(operator, (40, 2500), "float32")] * 9
     expected = right(problems[0])
     inputs = [np.stack(arrays) for arrays in zip(*(problem.arrays for problem in problems), strict=True)]
@@ -237,7 +237,7 @@ def test_shapes_that_differ(operator, dtype, calls):
 
 @pytest.mark.parametrize("strides", [(2**62, 4), (-(2**62), 4), (4, 2**61), (-(2**63), 4)])
 def test_strides_beyond_the_address_space(operator, strides, calls):
-    """Their products with the lengths of the axes wrap around."""
+    """Strides whose products with the axes' lengths overflow are refused."""
     problem = matrices(operator, (3, 5), "float32")
     for i in range(len(problem.arrays) + 1):
         inputs, out = list(problem.arrays), np.zeros((3, 5), np.float32)
@@ -341,7 +341,7 @@ NO_MEMORY = """
 
 
 def test_no_memory(operator, calls, failing_malloc, run_script):
-    """Each allocation fails once: the status says so, and nothing was written."""
+    """Each allocation fails once; the status reports it, and nothing is written."""
     script = NO_MEMORY.format(
         tests=str(TESTS), here=str(Path(__file__).parent), module=calls.__file__, operator=operator
     )

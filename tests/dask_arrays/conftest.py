@@ -22,7 +22,7 @@ def _processes() -> Iterator[ProcessPoolExecutor]:
 
 @pytest.fixture(scope="session")
 def start_cluster() -> Iterator[Callable[..., Any]]:
-    """A function that starts worker processes of one thread each with so much memory, however busy the machine is."""
+    """A function that starts worker processes of one thread each with the given memory, also on a busy machine."""
 
     def start(workers: int, memory_limit: str) -> LocalCluster:
         return LocalCluster(

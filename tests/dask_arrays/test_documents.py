@@ -1,4 +1,4 @@
-"""What the documents and the package promise of `ascend_grad.dask`."""
+"""Statements of the documents and of the package about `ascend_grad.dask`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_the_api_reference_lists_every_public_name():
 
 @pytest.mark.parametrize("name", agd.__all__)
 def test_signatures_are_those_for_numpys_arrays(name):
-    """But for `out`, and for the number of threads where none is given."""
+    """Signatures lack only `out`, and sometimes the number of threads."""
     plain, lazily = (dict(inspect.signature(getattr(module, name)).parameters) for module in (ag, agd))
     plain.pop("out", None)
     assert list(plain) == list(lazily)

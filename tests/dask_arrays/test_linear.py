@@ -1,4 +1,4 @@
-"""The cross-entropy of a linear layer over chunks of tokens: that of all of them."""
+"""The cross-entropy of a linear layer over chunks of tokens equals the undivided computation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import ascend_grad.dask as agd
 
 
 def problem_of(shape: Shape, dtype: str, kind: str = "centred", **arguments) -> LinearProblem:
-    """Some tokens are ignored, more of them in the first half."""
+    """Make a problem with ignored tokens, more of them in the first half."""
     x, weight, _, constant = values_of(kind, shape, DTYPES[dtype])
     random = generator("dask", shape)
     target = random.integers(0, shape.V, shape.BT)
@@ -62,7 +62,7 @@ def test_every_scheduler_gives_the_same_bits(dtype, reduction, compute):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_weight_gradients_of_chunks_are_added_up_in_float32(dtype, default_engine):
-    """Rounded to 16 bits one by one, two hundred of them would err by far more than the one rounding allowed."""
+    """Two hundred gradients that were each rounded to 16 bits would err by much more than the one rounding allowed."""
     problem = problem_of(Shape(200, 5, 8), dtype, "positive", reduction="sum")
     default_engine.assert_solved(problem, dask.compute(*cut(problem, (1,) * 200), scheduler="synchronous"))
 
@@ -173,7 +173,7 @@ def test_no_tokens_in_other_chunks(tokens, of_target):
 
 
 def test_other_chunks_beside_a_client_are_cut_for_any_scheduler(request):
-    """With one, dask cuts arrays by tasks that its workers alone compute."""
+    """While a client exists, dask cuts arrays by tasks that only the client's workers can compute."""
     with request.getfixturevalue("_client").as_current():
         x, target = da.zeros((6, 3), chunks=(2, 3)), da.zeros(6, dtype=int, chunks=3)
         result = agd.linear_cross_entropy(x, np.ones((2, 3)), target)

@@ -19,7 +19,7 @@ ROWS, COLUMNS, BLOCK = 3 * 2**16, 2**10, 2**12  # 768 MiB of float32, in blocks 
 
 @pytest.fixture(scope="module")
 def client(start_cluster) -> Iterator[Client]:
-    """Of a cluster with one worker, which is ended where it takes more than its limit."""
+    """A client of a cluster with one worker, which is killed if it exceeds its memory limit."""
     memory = {"target": False, "spill": False, "pause": False, "terminate": 0.95, "monitor-interval": "10ms"}
     settings = {f"distributed.worker.memory.{name}": value for name, value in memory.items()}
     with (
@@ -31,7 +31,7 @@ def client(start_cluster) -> Iterator[Client]:
 
 
 def rows(scale: float = 1.0) -> da.Array:
-    """In each row, as many logits 0 as the logarithm of 3 times `scale`."""
+    """Make rows with equal numbers of the logits 0 and log(3) * `scale`."""
     row = np.tile(np.array([0, np.log(3) * scale], np.float32), COLUMNS // 2)
     return da.map_blocks(
         lambda block: np.repeat(block, BLOCK, axis=0),
@@ -46,7 +46,7 @@ def test_row_by_row(client):
     assert logits.nbytes > 2 * LIMIT
     y = agd.softmax(logits)
     gradient = agd.softmax_backward(logits, y)
-    # Of probabilities a quarter and three quarters of 2 / COLUMNS: the gradient is y * (g - sum(g * y)).
+    # The probabilities are a quarter and three quarters of 2 / COLUMNS; the gradient is y * (g - sum(g * y)).
     half = COLUMNS // 2
     low, high = np.array([1, 3]) / 4 / half
     mean = 0.75 * np.log(3)
@@ -57,7 +57,7 @@ def test_row_by_row(client):
 
 
 def test_linear_cross_entropy(client):
-    """With a weight of zeros all words are as likely: only the two that are targets are told from the others."""
+    """With a weight of zeros all classes are equally likely, and only the two targets have other gradients."""
     x, words = rows(), 5
     target = da.arange(ROWS, chunks=BLOCK) % 2
     loss, input_grad, weight_grad = agd.linear_cross_entropy(x, np.zeros((words, COLUMNS), np.float32), target)
@@ -70,7 +70,7 @@ def test_linear_cross_entropy(client):
 
 
 def test_the_worker_is_ended_beyond_its_limit(client):
-    """Else the tests above would prove nothing. It waits for its end with what it has computed."""
+    """The memory limit works, without which the tests above would prove nothing. The worker holds its results here."""
 
     def hold(block):
         threading.Event().wait()

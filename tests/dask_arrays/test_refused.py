@@ -1,4 +1,4 @@
-"""What `ascend_grad.dask` refuses before anything is computed, and what the other functions say to dask's arrays."""
+"""Arguments that `ascend_grad.dask` refuses before computing, and errors of other functions for dask's arrays."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_more_bytes_than_an_index_counts():
     x = da.zeros((2**40, 2**40), chunks=(2**20, -1), dtype="f4")
     text = message(ag.ParamInvalidError, agd.softmax, x)
     assert f"softmax: input: expected at most {2**63 - 1} bytes, got shape {x.shape} of dtype float32" in text
-    with pytest.raises(ag.ParamNullptrError, match="output"):  # which is checked first
+    with pytest.raises(ag.ParamNullptrError, match="output"):  # output is checked first
         agd.softmax_backward(x, None)
 
 
@@ -66,7 +66,7 @@ def bad_calls() -> Iterator[tuple[str, dict, dict]]:
 
 @pytest.mark.parametrize(("operator", "replaced", "settings"), list(bad_calls()))
 def test_bad_calls_fail_as_those_on_numpys_arrays(operator, replaced, settings):
-    """With the very exception, at once."""
+    """Bad calls raise the same exception as calls on NumPy's arrays, without computing."""
     arrays = of(operator) | replaced
     plain = {name: None if array is None else np.zeros(array.shape, array.dtype) for name, array in arrays.items()}
     with pytest.raises((ag.AscendGradError, TypeError)) as expected:
@@ -136,7 +136,7 @@ def declared(array: da.Array, made: object) -> da.Array:
     return da.map_blocks(block, array, dtype=array.dtype, meta=array._meta)
 
 
-#: What a block of shape (2, 3) is, and what is told of it.
+#: Functions that change a block of shape (2, 3), and the expected message.
 BLOCKS = {
     "longer": (np.zeros((3, 3), np.float32), ag.ParamInvalidError, "got shape (3, 3) and dtype float32"),
     "shorter": (np.zeros((1, 3), np.float32), ag.ParamInvalidError, "got shape (1, 3) and dtype float32"),
@@ -152,7 +152,7 @@ BLOCKS = {
 @pytest.mark.parametrize(("made", "kind", "got"), BLOCKS.values(), ids=BLOCKS)
 @pytest.mark.parametrize("cut", [(2, 2), (1, 3), (4,)], ids=str)
 def test_a_block_that_is_not_what_its_array_declares(made, kind, got, cut):
-    """Also where other chunks are made of it before the operator."""
+    """A block that differs from its declaration is refused, also if the array is rechunked before the operator."""
     other = da.zeros((4, 3), chunks=(cut, 3), dtype=np.float32)
     wrong = declared(da.zeros((4, 3), chunks=2, dtype=np.float32).rechunk((2, 3)), made)
     text = message(kind, agd.softmax_backward(other, wrong).compute, scheduler="synchronous")

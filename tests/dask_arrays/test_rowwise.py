@@ -77,7 +77,7 @@ def test_nothing_is_computed_before_it_is_asked_for(operator):
 
 
 def test_a_block_of_the_result_needs_one_of_each_argument():
-    """So that memory is needed for some blocks, and not for arrays."""
+    """A block of the result depends on one block of each argument, so memory is needed for blocks only."""
     seen = []
 
     def note(block, block_info=None):

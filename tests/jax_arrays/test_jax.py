@@ -1,4 +1,4 @@
-"""`ascend_grad.jax` beside the formulas in float64, and what the documents promise of it."""
+"""Comparison of `ascend_grad.jax` with the formulas in float64, and checks of its documentation."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_masked_values_and_gradients(mask_shape, dtype, transform):
 
 
 def assert_right_gradients(function, x: jax.Array) -> None:
-    """Of the first and the second order, beside differences of values."""
+    """Compare the first and second derivatives with differences of values."""
     jax.test_util.check_grads(jax.jit(function), (x,), order=2, modes=["rev"])
 
 
@@ -113,7 +113,7 @@ def test_gradients_of_gradients_of_masked(scale):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_gradients_of_gradients_with_a_scale_that_16_bits_do_not_hold(dtype):
-    """The gradient with respect to what came from above, of the first gradient."""
+    """The second derivative with respect to the upstream gradient is right for a scale beyond the range of 16 bits."""
     shape, scale = (1, 1, 2, 5), 1e5
     mask = jnp.zeros(shape, bool)
     g, v = (1e-4 * normal(shape, np.float64, name) for name in ("g", "v"))
@@ -178,7 +178,7 @@ def test_batches(name, data):
 
 @pytest.mark.parametrize("transform", [lambda f: f, jax.jit], ids=["eager", "jit"])
 def test_batches_of_gradients(transform):
-    """Of upstream gradients alone, of values alone, of both."""
+    """Batches of upstream gradients, of values, and of both give the same gradients as single calls."""
     x, g = normal((6, 3, 5), np.float32, "x"), normal((6, 3, 5), np.float32, "g")
 
     def pull(x, g):
@@ -254,7 +254,7 @@ def test_several_threads():
 
 
 def test_sharded_arrays(run_script):
-    """Right, whichever way XLA brings the rows together."""
+    """Results of sharded arrays are right, however XLA gathers the rows."""
     script = """
     import jax, jax.numpy as jnp
     import numpy as np

@@ -32,7 +32,7 @@ def test_the_losses_are_those_of_one_rank(capsys, size):
     rows = [list(map(float, line.split())) for line in printed if len(line.split()) == 4 and line[0].isdigit()]
     assert rows[0][0] == 1
     assert rows[-1][0] == 30
-    assert rows[-1][1] < rows[0][1] - 0.5  # it learns
+    assert rows[-1][1] < rows[0][1] - 0.5  # the training reduces the loss
     times = [line.split() for line in printed[printed.index("seconds of all steps") + 2 :]]
     assert [int(rank) for rank, *_ in times] == list(range(size))
 

@@ -22,7 +22,7 @@ DTYPES = ("float16", "bfloat16")
 
 @pytest.fixture(autouse=True)
 def _no_exceptions_are_left():
-    """Their tracebacks keep arrays of the device alive."""
+    """Delete exceptions after each test, as their tracebacks keep arrays on the device alive."""
     yield
     gc.collect()
 
@@ -72,7 +72,7 @@ def test_tokens(device_engine, dtype, size, share, reduction):
     [
         ((19, 40, 8), [0, 1, 39, 40], [0, 1, 18, 19]),
         ((1, 12, 5), [0, 7, 12], [0, 0, 1]),
-        ((6, 2, 3), [0, 1, 2, 2, 2], [0, 2, 2, 6]),  # fewer words than ranks
+        ((6, 2, 3), [0, 1, 2, 2, 2], [0, 2, 2, 6]),  # fewer entries than ranks
         ((0, 4, 3), [0, 2, 4], [0, 0, 0]),
         ((5, 0, 3), [0, 0, 0], [0, 2, 5]),
         ((5, 4, 0), [0, 2, 4], [0, 2, 5]),
@@ -103,10 +103,10 @@ def test_nothing_counts(device_engine):
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_a_grid(device_engine, reduction):
-    problem, words, rows = whole((25, 33, 9), "bfloat16", reduction=reduction), [0, 20, 33], [0, 10, 25]
+    problem, entries, rows = whole((25, 33, 9), "bfloat16", reduction=reduction), [0, 20, 33], [0, 10, 25]
 
     def work(vocab_comm, comm):
-        own = slice(words[vocab_comm.rank], words[vocab_comm.rank + 1])
+        own = slice(entries[vocab_comm.rank], entries[vocab_comm.rank + 1])
         return tokens_rank(problem, rows, comm, own, vocab_comm=vocab_comm, put=asarray)
 
     ranks = on_grid(2, 2, work)
@@ -128,7 +128,7 @@ def test_the_same_bits():
 
 
 def test_matrices_stay_on_the_device(device):
-    """Of one process: nothing as large as a matrix is copied from or to the host."""
+    """A call of one process copies no data as large as a matrix from or to the host."""
     problem = whole((64, 300, 256), "float16")
     a = problem.arguments
     x, w, t = (asarray(a[name]) for name in ("input", "weight", "target"))
@@ -150,7 +150,7 @@ def test_another_dtype_than_the_device_has(work):
 
 @pytest.mark.parametrize("function", [parallel.linear_cross_entropy, parallel.data_parallel_linear_cross_entropy])
 def test_a_device_that_fails(device, function):
-    """Whichever call of the runtime fails, on whichever rank: no rank is left waiting, and none returns a result."""
+    """If a call of the runtime fails on one rank, no rank is left waiting, and none returns a result."""
     x, w, target = (whole((9, 20, 4), "float16").arguments[name] for name in ("input", "weight", "target"))
     if function is parallel.linear_cross_entropy:
         parts = [(x, w[:11], target), (x, w[11:], target)]

@@ -15,8 +15,7 @@ from thread_ranks import LeftWaitingError, ThreadRank, on_grid, on_ranks
 
 import ascend_grad as ag
 from ascend_grad import parallel
-from ascend_grad.parallel import block as block_module
-from ascend_grad.parallel import plan, sums
+from ascend_grad.parallel import plan, row_chunk, sums
 from ascend_grad.parallel import shard as shard_module
 
 PROBLEM = whole((9, 20, 4), "float32")
@@ -26,7 +25,7 @@ A = PROBLEM.arguments
 
 
 def vocabulary(*others, **options):
-    """Every rank's call, where those of these have other arguments."""
+    """Call the function on every rank, on the ranks in `others` with these options."""
 
     def work(comm):
         return vocabulary_rank(PROBLEM, CUTS, comm, **(options if comm.rank in others else {}))
@@ -39,7 +38,7 @@ def tokens(*others, **options):
 
 
 def test_a_rank_that_ends_before_the_others():
-    """The double lets nobody wait for it: the tests below would else show how long it waits."""
+    """The test double raises an error on ranks that wait for an ended one; the tests below rely on that."""
 
     def work(comm):
         for _ in range(comm.rank):
@@ -92,7 +91,7 @@ def test_a_backend_that_cannot_be_used(call):
 
 
 @pytest.mark.parametrize("options", [{"backend": "gpu"}, {"num_threads": 0}])
-def test_a_rank_without_words_checks_its_arguments(options):
+def test_a_rank_without_entries_checks_its_arguments(options):
     def work(comm):
         return vocabulary_rank(PROBLEM, [0, 20, 20], comm, **(options if comm.rank == 1 else {}))
 
@@ -104,7 +103,7 @@ def test_a_rank_without_words_checks_its_arguments(options):
 @pytest.mark.parametrize("share", [True, "scatter"])
 @pytest.mark.parametrize("kind", [sums.VectorSums, sums.MatrixSum])
 def test_no_memory_for_what_arrives(monkeypatch, kind, share):
-    """It is allocated before the others wait for this rank."""
+    """Memory for received data is allocated before the other ranks wait for this one."""
 
     class Failing(kind):
         def __init__(self, ranks, *args):
@@ -176,10 +175,10 @@ STEPS = (
 
 @pytest.fixture
 def failing(monkeypatch):
-    """A function: this operator raises this, the n-th time, in calls with two threads."""
+    """A function that makes an operator raise an error in its n-th call with two threads."""
 
     def patch(name, error, times=1):
-        original = getattr(block_module.ops, name)
+        original = getattr(row_chunk.ops, name)
         calls = [0]
 
         def operator(*args, **kwargs):
@@ -189,7 +188,7 @@ def failing(monkeypatch):
                     raise error
             return original(*args, **kwargs)
 
-        monkeypatch.setattr(block_module.ops, name, operator)
+        monkeypatch.setattr(row_chunk.ops, name, operator)
 
     return patch
 
@@ -217,23 +216,23 @@ def test_an_error_in_a_step(failing, step, error, share, deterministic):
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_an_error_between_steps(monkeypatch, call, deterministic):
     """Ctrl-C in the few lines after the first operation."""
-    original = block_module.np.exp
+    original = row_chunk.np.exp
 
     def interrupted(*args, **kwargs):
         if threading.current_thread().name.endswith("rank 1"):
             raise KeyboardInterrupt
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(block_module.np, "exp", interrupted)
+    monkeypatch.setattr(row_chunk.np, "exp", interrupted)
     results = call(0, 1, 2, deterministic=deterministic)
     assert [type(each) for each in results] == [parallel.RankError, KeyboardInterrupt, parallel.RankError]
 
 
-@pytest.mark.parametrize("block", [1, 2, 3])
-def test_an_error_in_a_block(failing, monkeypatch, block):
-    """The blocks that others sum meanwhile are summed here, too."""
-    monkeypatch.setattr(plan, "BLOCK_ROWS", 3)
-    failing("fused_linear_cross_entropy_loss_grad", MemoryError(), block)
+@pytest.mark.parametrize("chunk", [1, 2, 3])
+def test_an_error_in_a_row_chunk(failing, monkeypatch, chunk):
+    """The failed rank, too, takes part in the sums of the later chunks."""
+    monkeypatch.setattr(plan, "CHUNK_ROWS", 3)
+    failing("fused_linear_cross_entropy_loss_grad", MemoryError(), chunk)
     results = vocabulary(1, num_threads=2)
     assert [type(each) for each in results] == [parallel.RankError, MemoryError, parallel.RankError]
 
@@ -247,15 +246,15 @@ def test_an_error_in_a_step_with_tokens(failing, step):
 
 @pytest.mark.parametrize("step", [*STEPS, None])
 def test_an_error_on_a_grid(failing, step):
-    """It reaches the ranks that share neither tokens nor words with the one that failed."""
+    """An error reaches the ranks that share neither tokens nor vocabulary entries with the failed one."""
     if step:
         failing(step, MemoryError())
 
     def work(vocab_comm, comm):
         is_bad = vocab_comm.rank == 1 and comm.rank == 0
         options = {"num_threads": 2} if is_bad and step else {"reduction": "total"} if is_bad else {}
-        words = slice(*parallel.vocab_range(20, vocab_comm.rank, 3))
-        return tokens_rank(PROBLEM, [0, 4, 9], comm, words, vocab_comm=vocab_comm, **options)
+        entries = slice(*parallel.vocab_range(20, vocab_comm.rank, 3))
+        return tokens_rank(PROBLEM, [0, 4, 9], comm, entries, vocab_comm=vocab_comm, **options)
 
     results = on_grid(3, 2, work)
     assert type(results.pop((1, 0))) is (MemoryError if step else ag.ParamInvalidError)
@@ -263,34 +262,34 @@ def test_an_error_on_a_grid(failing, step):
 
 
 def test_disagreement_in_one_column_of_a_grid():
-    """Two ranks see it, and tell the others."""
+    """Two ranks detect the disagreement and report it to the others."""
 
     def work(vocab_comm, comm):
-        words = slice(0, 12) if vocab_comm.rank == 0 else slice(12, 20)
+        entries = slice(0, 12) if vocab_comm.rank == 0 else slice(12, 20)
         if comm.rank == 1:
-            words = slice(0, 10) if vocab_comm.rank == 0 else slice(10, 20)
+            entries = slice(0, 10) if vocab_comm.rank == 0 else slice(10, 20)
         if comm.rank == 1 and vocab_comm.rank == 2:
-            words = slice(20, 20)
-        return tokens_rank(PROBLEM, [0, 4, 9], comm, words, vocab_comm=vocab_comm)
+            entries = slice(20, 20)
+        return tokens_rank(PROBLEM, [0, 4, 9], comm, entries, vocab_comm=vocab_comm)
 
     for error in on_grid(2, 2, work).values():
         assert type(error) is ag.ParamInvalidError
         assert "shape of weight: expected the same on every rank, got [" in str(error)
 
     def crossed(vocab_comm, comm):
-        """Shards of one size, but of other words."""
-        words = slice(0, 10) if vocab_comm.rank == comm.rank else slice(10, 20)
-        return tokens_rank(PROBLEM, [0, 4, 9], comm, words, vocab_comm=vocab_comm, vocab_start_index=words.start)
+        """Give shards of equal size but with other vocabulary entries."""
+        entries = slice(0, 10) if vocab_comm.rank == comm.rank else slice(10, 20)
+        return tokens_rank(PROBLEM, [0, 4, 9], comm, entries, vocab_comm=vocab_comm, vocab_start_index=entries.start)
 
     for error in on_grid(2, 2, crossed).values():
         assert type(error) is ag.ParamInvalidError
         assert "vocab_start_index: expected the same on every rank, got " in str(error)
 
     def other(vocab_comm, comm):
-        """The words of the second column alone differ."""
-        words = slice(0, 12) if vocab_comm.rank == 0 else slice(12, 20 - comm.rank)
+        """Change the vocabulary entries of the second column alone."""
+        entries = slice(0, 12) if vocab_comm.rank == 0 else slice(12, 20 - comm.rank)
         problem = PROBLEM.replaced(target=np.arange(9))
-        return tokens_rank(problem, [0, 4, 9], comm, words, vocab_comm=vocab_comm)
+        return tokens_rank(problem, [0, 4, 9], comm, entries, vocab_comm=vocab_comm)
 
     results = on_grid(2, 2, other)
     assert [type(results[1, t]) for t in (0, 1)] == [ag.ParamInvalidError] * 2
@@ -329,7 +328,7 @@ def test_shares_differ():
 
 
 def arrays_differ(**other):
-    """On rank 1 these are other arrays."""
+    """Replace these arrays on rank 1."""
 
     def work(comm):
         problem = PROBLEM.replaced(**other) if comm.rank == 1 else PROBLEM
@@ -458,7 +457,7 @@ def test_a_grid_of_one_communicator():
     for error in on_ranks(2, work):
         assert type(error) is ag.ParamInvalidError
         assert "vocab_comm: expected ranks that have the same tokens as this one and other words" in str(error)
-    comm = OneRank()  # alone in both
+    comm = OneRank()  # the only rank in both groups
     result = parallel.data_parallel_linear_cross_entropy(
         A["input"], A["weight"], A["target"], comm=comm, vocab_comm=comm, ignore_index=A["ignore_index"]
     )

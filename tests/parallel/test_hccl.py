@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(not IS_POSSIBLE, reason="this torch knows no bac
 
 
 def in_processes(folder: Path, backend: str, what: str) -> list[dict[Any, Any]]:
-    """What each process left."""
+    """Run two processes and return their outcomes."""
     home = build(torch_npu_real.VARIANT)
     processes = [
         subprocess.Popen(
@@ -136,7 +136,7 @@ def test_tensors_are_added_in_order():
 
 
 def test_a_device_that_fails(arrays):
-    """Its own error on that rank, and one that names it on the other one; nobody is left waiting."""
+    """The failed rank raises its own error, the other rank an error that names it; nobody is left waiting."""
     failed = 0
     for name in (name for name in arrays[0] if isinstance(name, tuple)):
         first, second = (rank[name] for rank in arrays)

@@ -15,7 +15,7 @@ from mpi4py import MPI
 import ascend_grad as ag
 from ascend_grad import parallel
 
-#: That of the environment, else the one in PATH.
+#: The mpiexec of the environment, or else the one in PATH.
 MPIEXEC = next(map(str, Path(sys.executable).parent.glob("mpiexec")), "mpiexec")
 
 

@@ -53,7 +53,7 @@ def test_edges(default_engine, shape, cuts, reduction):
 
 
 def test_the_mean_is_over_the_tokens_of_all_ranks(default_engine):
-    """Not a mean of means: one rank has one token that counts, one has none."""
+    """The mean is not a mean of means: one rank has one token that is not ignored, one rank has none."""
     problem = whole((12, 9, 4), "float64")
     target = np.full(12, -7)
     target[3], target[8:] = 5, [0, 1, 2, 3]
@@ -96,18 +96,20 @@ def test_gradients_that_are_not_asked_for(mask):
 # ---- a grid ----------------------------------------------------------------------------------------------------------
 
 
-def check_grid(engine, problem, words, rows, share=True, **options):
+def check_grid(engine, problem, entries, rows, share=True, **options):
     def work(vocab_comm, comm):
-        own = slice(words[vocab_comm.rank], words[vocab_comm.rank + 1])
+        own = slice(entries[vocab_comm.rank], entries[vocab_comm.rank + 1])
         return tokens_rank(
-            problem, rows, comm, own, vocab_comm=vocab_comm, vocab_start_index=own.start, vocab_size=words[-1],
+            problem, rows, comm, own, vocab_comm=vocab_comm, vocab_start_index=own.start, vocab_size=entries[-1],
             reduce_weight_grad=share, **options,
         )  # fmt: skip
 
-    ranks = on_grid(len(words) - 1, len(rows) - 1, work)
+    ranks = on_grid(len(entries) - 1, len(rows) - 1, work)
     returned(list(ranks.values()))
     reduction = problem.arguments["reduction"]
-    columns = [of_tokens([ranks[v, t] for t in range(len(rows) - 1)], reduction, share) for v in range(len(words) - 1)]
+    columns = [
+        of_tokens([ranks[v, t] for t in range(len(rows) - 1)], reduction, share) for v in range(len(entries) - 1)
+    ]
     for row in zip(*columns):
         for each in of_vocabulary(row):
             engine.assert_solved(problem, each)
@@ -137,8 +139,8 @@ def grids(draw):
 @given(grids(), st.sampled_from(SHARES), st.booleans())
 @settings(max_examples=60)
 def test_any_grid(default_engine, drawn, share, deterministic):
-    problem, words, rows = drawn
-    check_grid(default_engine, problem, words, rows, share, deterministic=deterministic)
+    problem, entries, rows = drawn
+    check_grid(default_engine, problem, entries, rows, share, deterministic=deterministic)
 
 
 def test_a_grid_of_one_process(default_engine):

@@ -16,7 +16,7 @@ from ascend_grad import parallel
 
 
 def in_processes(size: int, folder: Path, *more: str) -> list[int]:
-    """Exit statuses. How long the processes take is up to the machine, and the limit of pytest."""
+    """Run the processes and return their exit statuses; only the time limit of pytest ends them."""
     processes = [
         subprocess.Popen(
             [sys.executable, "-W", "error", PROGRAM, "gloo", folder, str(rank), str(size), *more],

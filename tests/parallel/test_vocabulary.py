@@ -15,7 +15,7 @@ from thread_ranks import Group, on_ranks, returned
 
 import ascend_grad as ag
 from ascend_grad import parallel
-from ascend_grad.parallel import block, plan, shard
+from ascend_grad.parallel import plan, row_chunk, shard
 
 SHARES = (True, False, "scatter")
 
@@ -51,7 +51,7 @@ def test_any_data(default_engine, dtype, kind):
         ((19, 40, 8), [0, 1, 39, 40]),  # uneven
         ((1, 12, 5), [0, 7, 12]),  # one token: of two ranks, one does not have its target
         ((1, 1, 1), [0, 0, 1, 1]),
-        ((6, 2, 3), [0, 1, 2, 2, 2]),  # fewer words than ranks
+        ((6, 2, 3), [0, 1, 2, 2, 2]),  # fewer entries than ranks
         ((0, 4, 3), [0, 2, 4]),
         ((5, 0, 3), [0, 0, 0]),
         ((5, 4, 0), [0, 2, 4]),
@@ -87,7 +87,7 @@ def test_an_ignored_id_of_the_vocabulary(default_engine):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_logits_that_are_no_finite_numbers(dtype):
-    """What becomes of a row is what becomes of it in the undivided problem, wherever the logits are."""
+    """Infinite and NaN logits give the results of the undivided problem, whichever rank has them."""
     x = np.array([[1, 0], [0, 1], [1, 1], [-1, 0]], dtype)
     special = [(-np.inf, 0), (0, -np.inf), (np.nan, 0), (0, np.inf), (-np.inf, -np.inf), (np.inf, np.inf)]
     for first in special:
@@ -123,9 +123,9 @@ def problems(draw):
 
 @given(problems(), st.sampled_from(SHARES), st.booleans(), st.integers(1, 40), st.integers(1, 10**5), st.booleans())
 @settings(max_examples=100)
-def test_any_problem(default_engine, monkeypatch, drawn, share, deterministic, block_rows, workspace, with_indices):
+def test_any_problem(default_engine, monkeypatch, drawn, share, deterministic, chunk_rows, workspace, with_indices):
     problem, cuts = drawn
-    small_workspace(monkeypatch, workspace, block_rows)
+    small_workspace(monkeypatch, workspace, chunk_rows)
 
     def work(comm):
         indices = {"vocab_start_index": cuts[comm.rank], "vocab_size": cuts[-1]} if with_indices else {}
@@ -159,11 +159,11 @@ def test_the_same_bits(dtype, share):
 
 def test_shards_in_any_order(default_engine):
     problem = whole((9, 20, 4), "float32")
-    words = [slice(12, 20), slice(0, 5), slice(5, 5), slice(5, 12)]
+    entries = [slice(12, 20), slice(0, 5), slice(5, 5), slice(5, 12)]
 
     def work(comm):
         a = problem.arguments
-        own = words[comm.rank]
+        own = entries[comm.rank]
         return parallel.linear_cross_entropy(
             a["input"], a["weight"][own], a["target"], comm=comm, vocab_start_index=own.start, ignore_index=-7,
             grad_loss=0.7,
@@ -187,7 +187,7 @@ def test_gradients_that_are_not_asked_for(default_engine, mask, return_grad):
 
 
 def operations(problem, cuts, **options):
-    """Those of a call, without the comparison of arguments."""
+    """Return the collective operations of a call, without the comparison of arguments."""
     group = Group(len(cuts) - 1)
     returned(on_ranks(len(cuts) - 1, lambda comm: vocabulary_rank(problem, cuts, comm, **options), group))
     first, *others = group.operations
@@ -196,7 +196,7 @@ def operations(problem, cuts, **options):
 
 
 def test_operations():
-    """What travels."""
+    """Calls make the documented collective operations, with the documented sizes."""
     problem, cuts = whole((40, 12, 3), "float32"), [0, 5, 12]
     statistics = [("max", (40,)), ("sum", (40, 2))]
     assert operations(problem, cuts) == [*statistics, ("sum", (121,))]
@@ -208,20 +208,20 @@ def test_operations():
     assert operations(problem, cuts, deterministic=True, reduce_input_grad="scatter") == [*gathered, *parts[:2]]
 
 
-@pytest.mark.parametrize(("block_rows", "blocks"), [(10, [10] * 4), (14, [20, 20]), (9, [10] * 4), (21, [40])])
-def test_blocks(monkeypatch, block_rows, blocks):
-    """The input's gradient of a block travels before the statistics of the next one are computed."""
-    monkeypatch.setattr(plan, "BLOCK_ROWS", block_rows)
+@pytest.mark.parametrize(("chunk_rows", "chunks"), [(10, [10] * 4), (14, [20, 20]), (9, [10] * 4), (21, [40])])
+def test_row_chunks(monkeypatch, chunk_rows, chunks):
+    """The input's gradient of a chunk travels before the statistics of the next one are computed."""
+    monkeypatch.setattr(plan, "CHUNK_ROWS", chunk_rows)
     expected = []
-    for rows in blocks:
+    for rows in chunks:
         expected += [("max", (rows,)), ("sum", (rows, 2)), ("sum", (3 * rows,))]
-    expected[-1] = ("sum", (3 * blocks[-1] + 1,))
+    expected[-1] = ("sum", (3 * chunks[-1] + 1,))
     assert operations(whole((40, 12, 3), "float32"), [0, 5, 12]) == expected
 
 
-def small_workspace(monkeypatch, size, block_rows):
+def small_workspace(monkeypatch, size, chunk_rows):
     monkeypatch.setattr(shard, "default_workspace", lambda *_: size)
-    monkeypatch.setattr(plan, "BLOCK_ROWS", block_rows)
+    monkeypatch.setattr(plan, "CHUNK_ROWS", chunk_rows)
 
 
 @pytest.mark.parametrize(
@@ -230,43 +230,43 @@ def small_workspace(monkeypatch, size, block_rows):
         (12000, "float32", {(100, 30, True), (50, 30, True)}),  # 30 rows of 100 logits
         (11999, "float32", {(100, 15, True), (50, 15, True)}),
         (4000, "float32", {(100, 10, True), (50, 10, True)}),
-        (1600, "float32", {(100, 30, False), (50, 30, False)}),  # 4 rows are no block
+        (1600, "float32", {(100, 30, False), (50, 30, False)}),  # 4 rows are no chunk
         (12000, "float64", {(100, 15, True), (50, 15, True)}),
-        (10**6, "bfloat16", {(100, 30, False), (50, 30, False)}),  # whose logits would be rounded
+        (10**6, "bfloat16", {(100, 30, False), (50, 30, False)}),  # cached logits would be rounded
     ],
 )
 def test_logits_are_kept_where_there_is_room(default_engine, monkeypatch, size, dtype, expected):
-    """Those of a block; the rank with most words says how many rows that are."""
+    """Logits of a row chunk are cached if they fit on the rank with the most vocabulary entries."""
     kept = set()
-    original = block.ops.fused_linear_online_max_sum
+    original = row_chunk.ops.fused_linear_online_max_sum
 
     def operator(*args, **kwargs):
         kept.add((len(args[1]), len(args[0]), kwargs["return_logits"]))
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(block.ops, "fused_linear_online_max_sum", operator)
+    monkeypatch.setattr(row_chunk.ops, "fused_linear_online_max_sum", operator)
     small_workspace(monkeypatch, size, 10)
     check(default_engine, whole((30, 150, 7), dtype), [0, 100, 150], "scatter")
     assert kept == expected
 
 
 def test_weight_gradients_of_16_bits_need_room_to_be_added_up(monkeypatch, dtype):
-    """Beside the result; else there is one block."""
+    """Weight gradients of 16 bits are summed in a temporary array; if it does not fit, there is one chunk."""
     narrow = dtype in ("float16", "bfloat16")
-    for size, blocks in ((40 * 3 * 4, 4), (40 * 3 * 4 - 1, 1 if narrow else 4)):
+    for size, chunks in ((40 * 3 * 4, 4), (40 * 3 * 4 - 1, 1 if narrow else 4)):
         small_workspace(monkeypatch, size, 10)
         ranks = operations(whole((40, 60, 3), dtype), [0, 20, 60])
-        assert len([name for name, _ in ranks if name == "max"]) == blocks
+        assert len([name for name, _ in ranks if name == "max"]) == chunks
 
 
 @pytest.mark.parametrize("size", [1, 100, 1000, 10000])
-def test_slices_of_weight_gradients(default_engine, monkeypatch, dtype, size):
+def test_vocabulary_blocks_of_weight_gradients(default_engine, monkeypatch, dtype, size):
     small_workspace(monkeypatch, size, 10)
     check(default_engine, whole((33, 150, 7), dtype), [0, 100, 150])
 
 
-def test_not_too_many_blocks(monkeypatch):
-    """Their weight gradients are simply added up."""
+def test_not_too_many_chunks(monkeypatch):
+    """The number of chunks is limited, as their weight gradients are added without compensation."""
     small_workspace(monkeypatch, 4 * 60, 1)  # a row's logits
     assert len(operations(whole((64, 60, 3), "float32"), [0, 60, 60], reduce_input_grad=False)) == 2 * 64 + 1
     assert len(operations(whole((65, 60, 3), "float32"), [0, 60, 60], reduce_input_grad=False)) == 2 + 1

@@ -1,4 +1,4 @@
-"""The deliberate breaks of ``breaks.py`` are those of the sources as they are."""
+"""The deliberate breaks of ``breaks.py`` apply to the present sources."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def failures(numbers: range) -> int:
 
 @pytest.fixture(autouse=True)
 def _variant(forced):
-    """Calls are made on every variant."""
+    """Make calls on every variant."""
     forced(_cpu.variant())
 
 
@@ -65,7 +65,7 @@ def test_a_call_can_be_made_again():
 
 
 def wrong(result: np.ndarray) -> np.ndarray:
-    """The result with its last element a little off."""
+    """Return the result with a small error in its last element."""
     if isinstance(result, np.ndarray) and result.size and result.dtype == np.float32:
         result = result.copy()
         result.reshape(-1)[-1] *= 1.001
@@ -137,7 +137,7 @@ def test_command():
 
 
 def test_a_process_that_crashes_is_told_of(tmp_path):
-    """With the call that it was at."""
+    """The report of a crashed process names the call that was running."""
     crash = f"import os, ascend_grad\nascend_grad.softmax = lambda *a, **k: os.kill(os.getpid(), {signal.SIGSEGV:d})\n"
     (tmp_path / "sitecustomize.py").write_text(crash)
     done = command("--calls", "200", "--processes", "1", PYTHONPATH=str(tmp_path))

@@ -52,7 +52,7 @@ def torch_npu(device: StandIn, monkeypatch: pytest.MonkeyPatch) -> Iterator[Modu
     """
     if torch_npu_real.IS_INSTALLED:
         gc.collect()
-        assert session.release_all()  # what tests of arrays have left
+        assert session.release_all()  # releases what tests of arrays have left
         before = torch_npu_real.kept(device)
         yield sys.modules["torch_npu"]
     elif _DOUBLE is None:

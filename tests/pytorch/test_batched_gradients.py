@@ -11,14 +11,14 @@ from torch_oracles import assert_close, linear_cross_entropy
 
 import ascend_grad.torch as agt
 
-#: By an older torch, of its own use of that function.
+#: An older torch warns of its own use of that function.
 pytestmark = pytest.mark.filterwarnings("ignore:Please use `torch.vmap`:FutureWarning")
 
 MASK = torch.arange(20).reshape(1, 1, 4, 5) % 3 == 0
 TARGET = torch.tensor([1, 2, -100, 6])
 CLASS_WEIGHT = torch.arange(7, dtype=torch.float64)
 
-#: Ours, torch's, and the shape of the argument.
+#: Function of this library, function of torch, shape of the argument.
 ROWWISE = {
     "softmax": (lambda x: agt.softmax(x, 0), lambda x: torch.softmax(x, 0), (4, 3)),
     "log_softmax": (agt.log_softmax, lambda x: torch.log_softmax(x, -1), (4, 3)),
@@ -49,7 +49,7 @@ LOSSES = {
 
 
 def batched(value: torch.Tensor, tensors: list[torch.Tensor], **keywords) -> tuple[torch.Tensor, ...]:
-    """The gradients for three upstream gradients."""
+    """Return the gradients for three upstream gradients."""
     above = torch.linspace(-1, 2, 3 * value.numel(), dtype=value.dtype).reshape(3, *value.shape)
     return torch.autograd.grad(value, tensors, above, is_grads_batched=True, **keywords)
 
@@ -100,7 +100,7 @@ def test_losses(name: str, reduction: str):
         return linear_cross_entropy(x, w, TARGET, reduction=reduction, **keywords)
 
     value, right = ours(x, w), torchs(x, w)
-    for more in ({"retain_graph": True}, {"create_graph": True}):  # the second one computes the gradients again
+    for more in ({"retain_graph": True}, {"create_graph": True}):  # the second function computes the gradients again
         for grad, expected in zip(batched(value, [x, w], **more), batched(right, [x, w], **more), strict=True):
             assert_close(grad, expected, x.dtype, steps=10)
     found = [torch.autograd.functional.jacobian(ours, (x, w), vectorize=True), torch.func.jacrev(ours, (0, 1))(x, w)]

@@ -1,4 +1,4 @@
-"""Calls of other libraries' fused losses, beside what they mean in torch's words, in float64."""
+"""Calls of other libraries' fused losses, compared with torch's own functions in float64."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def problem() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def test_signatures():
-    """As their users call them, positions included."""
+    """Signatures are the same as in the replaced libraries, positions included."""
     assert list(inspect.signature(linear_cross_entropy).parameters) == [
         "e", "c", "targets", "bias", "ignore_index", "softcap", "reduction", "shift", "return_lse", "filter_eps",
         "accum_e_fp32", "accum_c_fp32", "filter_e_grad", "filter_c_grad", "impl", "vocab_parallel_options"

@@ -17,7 +17,7 @@ from torch_oracles import linear_cross_entropy
 
 import ascend_grad.torch as agt
 
-#: By torch's own tracing of a `torch.autograd.Function`.
+#: The warning comes from torch's own tracing of a `torch.autograd.Function`.
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated.*:DeprecationWarning")
 
 TARGET = torch.tensor([1, 2, -100, 6])
@@ -52,7 +52,7 @@ def graphs() -> int:
 
 
 def check(compiled: Callable, function: Callable, leaves: list[torch.Tensor], others: list[torch.Tensor]) -> None:
-    """Compare value and gradients with those of eager mode."""
+    """Compare value and gradients with the results of eager mode."""
     value, *grads = step(function, leaves, others)
     leaves = [each.clone().requires_grad_() for each in leaves]
     ours = compiled(*leaves, *others)
@@ -84,7 +84,8 @@ def test_no_graph_for_each_size(name: str, dynamic: bool | None, limit: int):
     assert graphs() <= limit
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # in tracing
+# the warning appears while tracing
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize("is_compiled", [False, True])
 @pytest.mark.parametrize("name", CASES)
 def test_compiled_autograd(name: str, is_compiled: bool):

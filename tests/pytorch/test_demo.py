@@ -22,7 +22,7 @@ needs_torchs_loss = pytest.mark.skipif(
 
 
 def text(length: int = 4000) -> np.ndarray:
-    """Each token is followed by the next one, as a rule."""
+    """Make a text in which most tokens are followed by the next id."""
     rng = np.random.default_rng(0)
     steps = rng.choice([1, 2], size=length, p=[0.9, 0.1])
     return (np.cumsum(steps) % SIZES.vocabulary).astype(np.int32)
@@ -35,7 +35,7 @@ def test_all_losses_learn_the_same(bfloat16: bool):
     curves = np.array([run.bits for run in runs.values()])
     assert np.all(np.abs(curves[:, 0] - np.log2(SIZES.vocabulary)) < 1)
     assert np.all(curves[:, -1] < curves[:, 0] - 0.5)
-    # They differ by bfloat16's roundings, which the training spreads.
+    # The curves differ by bfloat16's roundings, whose effect grows during the training.
     np.testing.assert_allclose(curves[:, :5], np.broadcast_to(curves[0, :5], (len(curves), 5)), rtol=0.02)
     assert all(run.seconds > 0 and run.loss_seconds > 0 and run.peak_bytes >= 0 for run in runs.values())
 

@@ -1,4 +1,4 @@
-"""What the documents and the package promise of `ascend_grad.torch`."""
+"""Statements of the documents and of the package about `ascend_grad.torch`."""
 
 from __future__ import annotations
 

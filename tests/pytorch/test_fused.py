@@ -39,7 +39,7 @@ def chain(x: torch.Tensor, w: torch.Tensor, target: torch.Tensor, *, stored: boo
 
 
 def right_chain(x: torch.Tensor, w: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The same in float64, by torch."""
+    """Compute the losses and gradients of `chain` by torch in float64."""
     x, w, target = (each.cpu() for each in (x, w, target))
     return value_and_gradients(
         lambda x, w: torch.nn.functional.cross_entropy(x @ w.T, target, reduction="none"),
@@ -183,7 +183,7 @@ def test_integers_do_not_depend_on_what_requires_grad():
     x, w, target = problem(torch.float32)
     statistics = agt.fused_linear_online_max_sum(x.requires_grad_(), w, target, 0, V)
     assert [each.requires_grad for each in statistics[:5]] == [True] * 3 + [False] * 2
-    statistics.sum_exp_logits.mul_(2)  # as ranks do with what they have added up
+    statistics.sum_exp_logits.mul_(2)  # ranks change the sums in place, too
 
 
 def test_transforms_have_no_gradient_either():
@@ -308,7 +308,7 @@ def test_errors():
 
 
 def test_signatures_are_those_of_torch_npu():
-    """Those of its 2.13.0, by name, position and default."""
+    """Signatures are the same as in torch_npu 2.13.0: names, positions and defaults."""
     kinds = {inspect.Parameter.POSITIONAL_OR_KEYWORD: "", inspect.Parameter.KEYWORD_ONLY: "*"}
 
     def described(function: Callable) -> list[str]:
@@ -367,7 +367,8 @@ def test_errors_name_the_functions_of_torch_npu():
         compat.npu_fused_cross_entropy_loss_with_max_sum(*[torch.ones(BT)] * 3, label_smoothing=0.1)
 
 
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated.*:DeprecationWarning")  # by torch's own tracing
+# the warning comes from torch's own tracing
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated.*:DeprecationWarning")
 def test_compiled_as_torch_npu_has_it():
     tensors = problem(torch.bfloat16)
     torch._dynamo.reset()

@@ -1,4 +1,4 @@
-"""`linear_cross_entropy` and its module beside torch's own in float64: values, gradients, memory, second backwards."""
+"""Comparison of `linear_cross_entropy` and its module with torch's own: values, gradients, memory, second backwards."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ N, H, C = 9, 5, 13
 
 
 def asked(calls: list[dict]) -> list[tuple[bool, bool]]:
-    """What each call was asked for: the gradient of the input, and that of the weight."""
+    """Return for each call whether it computed the gradients of the input and of the weight."""
     return [tuple(each["return_grad"] and wanted for wanted in each["output_mask"]) for each in calls]
 
 
@@ -186,7 +186,7 @@ def test_gradients_are_not_shared_with_what_is_accumulated():
     assert_close(w.grad, 3 * once.double(), torch.float32)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # of torch's own, in jvp
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # torch's own warning, in jvp
 def test_a_gradient_of_the_gradient_is_refused():
     x, w, target = problem()
     x.requires_grad_()

@@ -1,4 +1,4 @@
-"""OpenMP's library beside torch's own: a wheel brings one along, so that a process has two teams of threads.
+"""Two libraries of OpenMP in a process, torch's own and the wheel's, which have two teams of threads.
 
 Whichever is loaded first, both compute, before and after the other one has, and in forked children.
 """

@@ -91,7 +91,7 @@ def test_operators_have_gradients(operator, shapes: list[tuple[int, ...]], setti
 @pytest.mark.parametrize("flags", [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_the_loss_as_an_operator_has_gradients(reduction: str, flags: tuple[bool, bool]):
-    """Whatever was computed with the loss."""
+    """The operator has gradients for every set of computed outputs."""
     x, w = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in [(4, 3), (7, 3)])
     settings = torch.tensor([1, 2, -100, 6]), None, reduction, -100, *flags, 0.0, None, None
     assert torch.autograd.gradcheck(lambda x, w: OPS.linear_cross_entropy(x, w, *settings)[0], (x, w))
@@ -124,7 +124,7 @@ def test_backward_is_refused_where_a_gradient_that_the_operator_returned_was_cha
 
 
 def test_an_unknown_shard():
-    """As in a graph that outlives the call that it was traced from."""
+    """A graph that outlives the call that it was traced from refers to a shard that no longer exists."""
     x, w, target = torch.randn(4, 3), torch.randn(7, 3), torch.tensor([1, 2, -100, 6])
     with pytest.raises(ag.ParamInvalidError, match=r"shard: expected the number of a part of a vocabulary .* got -5"):
         OPS.linear_cross_entropy(x, w, target, None, "mean", -100, True, True, 0.0, None, -5)

@@ -1,4 +1,4 @@
-"""Row-wise functions beside torch's own in float64: values, gradients, layouts, modes, batches, errors."""
+"""Comparison of row-wise functions with torch's own: values, gradients, layouts, modes, batches, errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SOFTMAXES = {"softmax": torch.softmax, "log_softmax": torch.log_softmax}
 
 
 def masked(x: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
-    """What `scaled_masked_softmax` means, in torch's words."""
+    """Compute `scaled_masked_softmax` by torch's functions."""
     return torch.softmax((x * scale).masked_fill(mask, -10000.0), -1)
 
 
@@ -67,7 +67,7 @@ def test_masked_values_and_gradients(mask_shape: tuple[int, ...], dtype: torch.d
     right_value, right_grad = value_and_gradients(lambda x: masked(x, mask, 0.5), [x.double()], grad_output.double())
     assert value.dtype == grad.dtype == dtype
     assert_close(value, right_value, dtype)
-    assert_close(grad, right_grad, dtype, steps=4)  # by way of a rounded value
+    assert_close(grad, right_grad, dtype, steps=4)  # the gradient is computed from a rounded value
     assert torch.all(grad[mask.expand_as(grad)] == 0)
 
 
@@ -205,7 +205,7 @@ def test_values_of_a_lazy_view():
     assert_close(agt.softmax(x), torch.softmax(x.double(), -1), torch.float32)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # of torch's own, in jvp
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # torch's own warning, in jvp
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor.*:UserWarning")
 @pytest.mark.parametrize("function", [agt.softmax, agt.log_softmax])
 def test_errors(function):
@@ -238,7 +238,7 @@ def test_errors_of_masked():
 
 
 def test_tensors_elsewhere():
-    """Without memory ("meta") a call tells shape and dtype, as torch's own do."""
+    """A call on tensors without memory ("meta") returns shape and dtype, as torch's own functions do."""
     result = agt.softmax(torch.empty(2, 3, device="meta", dtype=torch.bfloat16))
     assert (result.device.type, result.shape, result.dtype) == ("meta", (2, 3), torch.bfloat16)
     assert set(TOLERANCES) == {torch.float64, torch.float32, torch.float16, torch.bfloat16}
@@ -273,7 +273,7 @@ class Operators(TorchDispatchMode):
 
 
 class Functions(TorchFunctionMode):
-    """The same of functions."""
+    """Record the names of the functions that ran."""
 
     def __init__(self):
         super().__init__()
@@ -303,7 +303,7 @@ def test_what_looks_on_sees_the_operators():
 
 
 def test_gradients_after_a_transform_has_ended():
-    """What `torch.func.vjp` returns runs when its tensors are wrapped for a transform that is over."""
+    """The function that `torch.func.vjp` returns runs after the transform that wraps its tensors has ended."""
     x, above = torch.randn(3), torch.randn(3)
     _, backward = torch.func.vjp(agt.softmax, x)
     (grad,) = backward(above)
@@ -342,7 +342,7 @@ BACKWARD_FUNCTIONS = {
 
 
 def backward_call(name: str) -> tuple[Callable, tuple]:
-    """A backward function, and its arguments beside the two tensors."""
+    """A backward function, and its arguments other than the two tensors."""
     mask = torch.arange(20).reshape(1, 1, 4, 5) % 3 == 0
     return getattr(agt, name), (mask, 0.7) if name.startswith("scaled") else (0,)
 

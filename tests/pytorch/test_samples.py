@@ -63,8 +63,8 @@ def by_the_identity(logits: torch.Tensor, target: torch.Tensor, **keywords) -> t
     return loss.reshape(target.shape) if keywords.get("reduction") == "none" else loss
 
 
-#: By function and variant of torch's tests: what is refused. The rest has to agree.
-REFUSED = {("cross_entropy", ""): {"target"}}  # probabilities
+#: Refused arguments, by function and variant of torch's tests. All other samples have to agree.
+REFUSED = {("cross_entropy", ""): {"target"}}  # targets that are probabilities
 if hasattr(F, "linear_cross_entropy"):
     REFUSED |= {
         ("linear_cross_entropy", ""): {"target", "linear_weight", "linear_bias"},  # the second: several dimensions

@@ -1,4 +1,4 @@
-"""`linear_cross_entropy` of tensors over the processes of a group, beside torch's own on the whole weight."""
+"""Comparison of `linear_cross_entropy` over the processes of a group with torch's own on the whole weight."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ascend_grad import parallel
 
 @pytest.fixture(scope="module", params=[2, 3])
 def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
-    """What each process of a group left."""
+    """Run a group of processes and return their outcomes."""
     folder, size = tmp_path_factory.mktemp("ranks"), request.param
     processes = [
         subprocess.Popen(
@@ -60,7 +60,7 @@ def test_values_and_gradients(outcomes, dtype, reduction):
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_batches_of_upstream_gradients(outcomes, dtype, reduction):
-    """By torch's older batching: the processes communicate for one after another."""
+    """Under torch's older batching the processes communicate for one upstream gradient after another."""
     _, input_grad, weight_grad = right_values(dtype, reduction)
     results = [rank["batched", dtype, reduction] for rank in outcomes]
     for i, factor in enumerate((1.0, -2.0, 0.5)):

@@ -19,7 +19,7 @@ def described(tensors: tuple[torch.Tensor, ...]) -> list[tuple]:
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_meta_and_fake(name: str, dtype: torch.dtype):
-    """Shapes and dtypes of values and gradients are those of a call with values."""
+    """Values and gradients have the same shapes and dtypes as in a call with values."""
     function, leaves, others = case(name, dtype)
     right = described(step(function, leaves, others))
     on_meta = step(function, [each.to("meta") for each in leaves], [each.to("meta") for each in others])
@@ -71,7 +71,7 @@ def test_an_exported_program_has_gradients(name: str, strict: bool, with_gradien
     function, leaves, others = case(name)
     example = [each.clone().requires_grad_(with_gradients) for each in leaves]
     program = torch.export.export(Module(function), (*example, *others), strict=strict)
-    graphs = [each.graph for each in program.graph_module.modules()]  # that of autocast is one within another
+    graphs = [each.graph for each in program.graph_module.modules()]  # the graph of autocast contains another graph
     names = [str(node.target) for graph in graphs for node in graph.nodes if node.op == "call_function"]
     assert len([each for each in names if each.startswith("ascend_grad.")]) == 1
     for ours, right in zip(step(program.module(), leaves, others), step(function, leaves, others), strict=True):

@@ -25,7 +25,7 @@ from samples import (
 import ascend_grad as ag
 from ascend_grad import contract
 
-#: Around the edges of vectors, of float32 chains, of blocks of columns.
+#: Sizes around the edges of vectors, of float32 chains and of column blocks.
 SIZES = (1, 2, 3, 15, 16, 17, 31, 32, 33, 63, 64, 65, 97, 255, 256, 257, 1000, 2047, 2048, 2049, 5000)
 
 
@@ -49,7 +49,7 @@ def check_adversarial_rows(operator: str, dtype: str, n: int, engine) -> None:
         engine.assert_within(expected(operator, n, dtype, accumulator), problem, unrounded)
     if operator in MASKED:
         return
-    # The same rows as columns, and as columns of two matrices, one of them in reverse.
+    # Give the same rows as columns, and as columns of two matrices, one of them reversed.
     first = problem.replaced(*(np.ascontiguousarray(a.T) for a in problem.arrays), dim=0)
     assert_same_values(engine(first).T, last)
     middle = problem.replaced(*(np.stack([a, a[::-1]]).swapaxes(1, 2).copy() for a in problem.arrays), dim=1)
@@ -76,7 +76,7 @@ def test_a_million_elements_in_a_row(operator, dtype, cpu_engine):
 
 
 def test_a_million_small_terms_beside_a_large_one(cpu_engine):
-    """The sum of a segment (at most 1024 terms of 2**-66) is less than what a float64 sees beside 1."""
+    """The sum of a segment (at most 1024 terms of 2**-66) is lost if it is added to 1 in float64."""
     n = 2**20
     g, y = np.full((1, n), 2.0**-66), np.zeros((1, n))
     g[0, 0] = 1
@@ -152,7 +152,7 @@ def test_nan_does_not_depend_on_threads(packed, cpu_engine):
 
 
 def test_rows_of_a_few_elements(operator, dtype, engine):
-    """They are computed several at a time, and so is what is left over; the bits are those of a row by itself."""
+    """Short rows are computed several at a time, and each has the bits of a row that is computed alone."""
 
     def check(size: tuple[int, int]) -> None:
         problem = random_problem(operator, (1, 1, *size) if operator in MASKED else size, DTYPES[dtype])

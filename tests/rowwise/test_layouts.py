@@ -33,7 +33,7 @@ import ascend_grad as ag
 
 @given(data=st.data())
 def test_any_layout(operator, engine, data):
-    """Of the inputs and of out, which may have another dtype: right, nothing beside it written, inputs unharmed."""
+    """Results are right for any layout of inputs and `out`; bytes around `out` and the inputs are unchanged."""
     problem = data.draw(problems(operator))
     inputs = [data.draw(views(array)) for array in problem.arrays]
     strange = problem.replaced(*inputs)

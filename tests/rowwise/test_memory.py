@@ -77,7 +77,7 @@ def test_results_of_another_dtype_and_in_place_take_nothing(name, run_script, ne
 
 
 def test_workspace_size_is_an_upper_bound(run_script, needs_memory):
-    """Beyond arguments and result, for every way through the schedules; with overlap, the copy is in it."""
+    """`workspace_size` is at least the memory used beyond arguments and result, for every schedule and with overlap."""
     needs_memory(1)
     script = """
         import numpy as np
@@ -105,7 +105,7 @@ def test_workspace_size_is_an_upper_bound(run_script, needs_memory):
 
 @pytest.mark.parametrize("backward", [False, True])
 def test_workspace_size_of_masked_operators(backward):
-    """They have no `dim`, and the same buffers as a softmax over the last axis."""
+    """Masked operators have no `dim`, and the workspace of a softmax over the last axis."""
     x = np.ones((2, 3, 5, 7), np.float32)
     mask = np.zeros((1, 1, 5, 7), bool)
     operator, arrays = ("scaled_masked_softmax_backward", (x, x)) if backward else ("scaled_masked_softmax", (x,))

@@ -76,7 +76,7 @@ def test_results_of_another_dtype(operator, dtype, engine):
 
 
 def test_the_accumulator_is_rounded_once(operator, dtype, cpu_engine):
-    """What comes in out's dtype is the unrounded accumulator, rounded directly."""
+    """The unrounded accumulator is rounded directly to the dtype of `out`."""
     shape = (1, 1, 40, 97) if operator in MASKED else (40, 97)
     for dim in (-1, 0) if operator in UNMASKED else (-1,):
         problem = random_problem(operator, shape, DTYPES[dtype], dim)
@@ -90,7 +90,7 @@ def test_the_accumulator_is_rounded_once(operator, dtype, cpu_engine):
 
 
 def nearly_ties(dtype) -> np.ndarray:
-    """float64 values a hair beside the middle between two neighbours of a 16-bit dtype: in float32 they are ties."""
+    """Make float64 values just beyond the middle of two neighbours of a 16-bit dtype, which are ties in float32."""
     info = ml_dtypes.finfo(dtype)
     ulps = 2.0**-info.nmant
     values = 1 + ulps * (np.arange(64) + 0.5)
@@ -103,7 +103,7 @@ def nearly_ties(dtype) -> np.ndarray:
 @pytest.mark.parametrize("out_dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("dim", [-1, 0])
 def test_float64_is_not_rounded_twice(out_dtype, dim, engine):
-    """With y = 1 in a row whose gradients sum to 0, the result is the gradient itself."""
+    """If y = 1 in a row whose gradients sum to 0, the result is the gradient itself."""
     values = nearly_ties(DTYPES[out_dtype])
     g = np.stack([values, -values], -1)
     problem = Problem("softmax_backward", (g, np.ones_like(g)), {"dim": -1})

@@ -1,4 +1,4 @@
-"""Values beside those of SciPy, which shares no code with the library and its other oracles, in float64."""
+"""Comparison with SciPy in float64, which shares no code with the library or with the other oracles."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHAPES_AND_DIMS = [(shape, dim) for shape in SHAPES for dim in range(len(shape))
 TOLERANCE = 1e-12
 
 BT, V, H = 33, 500, 20
-#: Where the vocabulary is cut into shards.
+#: Ends of the vocabulary's shards.
 CUTS = (0, 1, 200, V)
 
 

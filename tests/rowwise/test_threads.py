@@ -44,7 +44,7 @@ MASKED_SHAPES = [(2, 3, 131, 701), (1, 1, 2, 280_001), (1, 2, 55_003, 5), (1, 1,
 
 @pytest.fixture
 def default_threads() -> Iterator[None]:
-    """The default number is that of the team, whatever else keeps the cores busy."""
+    """The default number of threads is the size of the team, also if other processes keep the cores busy."""
     _threads.detect_oversubscription(False)
     yield
     _threads.detect_oversubscription(True)
@@ -84,7 +84,7 @@ def test_threads_and_caches_change_nothing_on_any_variant(operator, shape, cpu_e
 
 
 def check_counts(problem: Problem, caches: tuple) -> None:
-    """Every number of threads, each with caches of its own, and the default."""
+    """Compare the bits for every number of threads, each with other cache sizes, and for the default."""
     expected = compute(problem, num_threads=1)
     assert _openmp.last_team_size() == 1
     strided = problem.replaced(*(np.repeat(a, 2, -1)[..., ::2] for a in problem.arrays))
@@ -117,7 +117,7 @@ def test_set_num_threads(default_threads):
 
 @needs_openmp
 def test_calls_that_follow_one_another_get_the_team(default_threads, forced):
-    """However long each of them takes: what keeps a team asleep is time between calls, not in them."""
+    """Calls in close succession get the team, however long each takes: only idle time between calls makes it sleep."""
     forced("baseline" if "baseline" in _cpu.supported_variants() else _cpu.variant())
     problem = Problem("softmax", (np.broadcast_to(np.float64(1), (1500, 1500)),), {})
     out = np.empty(problem.shape)
@@ -283,7 +283,7 @@ def test_many_python_threads_at_once(num_threads):
 
 @pytest.fixture
 def no_forced_switches() -> Iterator[None]:
-    """Python threads run on until they give up the interpreter's lock themselves."""
+    """Let Python threads run until they release the interpreter's lock themselves."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1000)
     yield
@@ -364,7 +364,7 @@ def test_ctrl_c_interrupts_a_long_call(num_threads, dim, run_script, needs_memor
 
 
 def test_subnormals_survive_flush_to_zero_in_the_calling_thread(tmp_path, run_script):
-    """A library linked with -ffast-math switches it on in the thread that loads it, not in those of a team."""
+    """Flush-to-zero, which a library linked with -ffast-math sets in the loading thread, does not change results."""
     library = tmp_path / "fast_math.so"
     subprocess.run(["cc", "-shared", "-ffast-math", "-x", "c", "/dev/null", "-o", library], check=True)
     script = f"""

@@ -19,7 +19,7 @@ from broken import ROOT, compile_module, copy_of_the_package, environment, repla
 
 from ascend_grad import _cpu
 
-#: As in setup.py, but for the kernels of one instruction set alone.
+#: Cython's directives as in setup.py; kernels are compiled for one instruction set alone.
 DIRECTIVES = ("boundscheck=False", "wraparound=False", "cdivision=True", "initializedcheck=False")
 LANES = {"avx2": 8, "avx512": 16, "avx512_bf16": 16}.get(_cpu.variant(), 4)
 FLAGS = (
@@ -226,10 +226,13 @@ BREAKS = {
         ("tests/cli/test_apply_files.py -k permissions", "tests/cli/test_apply_files.py -k owner"),
     ),
     "sums of ranks relative to different maxima": Break(
-        "ascend_grad/parallel/block.py", "sums *= np.exp(shift)", "sums *= 1", ("tests/parallel/test_vocabulary.py",)
+        "ascend_grad/parallel/row_chunk.py",
+        "sums *= np.exp(shift)",
+        "sums *= 1",
+        ("tests/parallel/test_vocabulary.py",),
     ),
     "a target's logit added by every rank": Break(
-        "ascend_grad/parallel/block.py",
+        "ascend_grad/parallel/row_chunk.py",
         "predicted[self._elsewhere] = 0",
         "pass",
         ("tests/parallel/test_vocabulary.py",),
@@ -258,11 +261,11 @@ BREAKS = {
         "self._buffer[-1] = 0",
         ("tests/parallel/test_failures.py -k step",),
     ),
-    "blocks of rows not started where a rank failed": Break(
+    "row chunks not started where a rank failed": Break(
         "ascend_grad/parallel/shard.py",
         "self.input_sum is not None and self.input_sum.overlaps:",
         "self.input_sum is not None and self.input_sum.overlaps and not attempt.failed:",
-        ("tests/parallel/test_failures.py -k block",),
+        ("tests/parallel/test_failures.py -k chunk",),
     ),
     "a device's gradient not taken": Break(
         "ascend_grad/parallel/device_shard.py",
@@ -276,15 +279,15 @@ BREAKS = {
         'memory = "on the host"',
         ("tests/parallel/test_devices.py -k memory",),
     ),
-    "weight gradients of later blocks forgotten": Break(
-        "ascend_grad/parallel/block.py",
+    "weight gradients of later row chunks forgotten": Break(
+        "ascend_grad/parallel/row_chunk.py",
         "            if adds and total is not None:",
         "            if adds and total is input_grad:",
         ("tests/parallel/test_vocabulary.py",),
     ),
-    "targets of other slices subtracted": Break(
-        "ascend_grad/parallel/block.py",
-        " | (self._place < words.start) | (self._place >= words.stop)",
+    "targets of other vocabulary blocks subtracted": Break(
+        "ascend_grad/parallel/row_chunk.py",
+        " | (self._place < entries.start) | (self._place >= entries.stop)",
         "",
         ("tests/parallel/test_vocabulary.py",),
     ),
@@ -292,7 +295,7 @@ BREAKS = {
 
 
 def is_caught(folder: Path, arguments: str) -> bool:
-    """Whether a test fails, or the process ends; tests that cannot even be collected catch nothing."""
+    """Return whether a test fails or the process ends. Tests that cannot be collected catch nothing."""
     pytest = Path(sys.executable).parent / "pytest"
     options = "-q", "-x", "-p", "no:cacheprovider", "--no-header", "--tb=line"
     done = run(pytest, *options, *arguments.split(), cwd=ROOT, env=environment(folder))

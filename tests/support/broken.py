@@ -22,7 +22,7 @@ def run(*command: str | Path, **settings) -> subprocess.CompletedProcess:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """That of a process which imports the copy in this folder."""
+    """Return the environment of a process that imports the copy in this folder."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("ASCEND_GRAD_")}
     return inherited | {"PYTHONPATH": str(folder)}
 
@@ -39,7 +39,7 @@ def copy_of_the_package(folder: Path) -> None:
             os.symlink(source, target) if source.endswith(".so") else shutil.copy(source, target)
         ),
     )
-    for declarations in (ROOT / "pyx").rglob("*.pxd"):  # where Cython finds them by the name of the package
+    for declarations in (ROOT / "pyx").rglob("*.pxd"):  # Cython finds them by the name of the package
         shutil.copy(declarations, folder / "ascend_grad")
     # Modules of a wheel look for OpenMP's library there.
     libraries = PACKAGE.with_name("ascend_grad.libs")
@@ -54,7 +54,7 @@ def replace(path: Path, right: str, wrong: str) -> None:
 
 
 def compile_module(folder: Path, module: str, directives: tuple[str, ...] = (), flags: tuple[str, ...] = ()) -> None:
-    """Into the place of the module in the copy, without optimisation unless the flags ask for it."""
+    """Compile a module of the copy in place, without optimisation unless the flags ask for it."""
     generated = folder / f"{module}.c"
     options = "-3", "--module-name", f"ascend_grad.{module}", "-I", folder, *directives
     (source,) = (folder / "pyx").rglob(f"{module}.pyx")

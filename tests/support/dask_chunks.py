@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 
 def cuts(length: int):
-    """Lengths of chunks that add up to so much; some of them may be 0."""
+    """Draw lengths of chunks with this sum; some of them may be 0."""
     return st.lists(st.integers(0, length), max_size=3).map(
         lambda ends: tuple(np.diff([0, *sorted(ends), length]).tolist())
     )
@@ -20,7 +20,7 @@ def chunks(shape: tuple[int, ...], whole: int | None = None):
 
 
 def assert_identical(result: np.ndarray, expected: np.ndarray) -> None:
-    """The same shape, dtype and bits."""
+    """Check that shape, dtype and bits are equal."""
     result, expected = np.asarray(result), np.asarray(expected)
     assert (result.shape, result.dtype) == (expected.shape, expected.dtype)
     assert result.tobytes() == expected.tobytes()

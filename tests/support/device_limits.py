@@ -1,4 +1,4 @@
-"""What the devices take, as the operators' documents say it, written down apart from the library.
+"""Limits of the devices, written from the operators' documents and not from the library.
 
 `code` is about a device of the family 910B; `takes` about the operators and dtypes of all families, and `documents`
 about those that the vendor documents.
@@ -12,7 +12,7 @@ import numpy as np
 from linear_samples import GRADIENT, LINEAR, LOSS, STATISTICS, WHOLE, LinearProblem
 from samples import ARRAYS, MASKED, Problem
 
-#: Names that the runtime gives to systems on chip, by family. Those of "unknown" are in none.
+#: Names that the runtime gives to systems on chip, by family. Names under "unknown" belong to no family.
 SYSTEMS = {
     "910": ("Ascend910", "Ascend910A", "Ascend910B", "Ascend910ProA", "Ascend910ProB", "Ascend910PremiumA"),
     "910B": ("Ascend910B1", "Ascend910B2", "Ascend910B2C", "Ascend910B3", "Ascend910B4", "Ascend910B4-1"),
@@ -48,26 +48,26 @@ _MASKED_OR_FUSED = (*MASKED, GRADIENT, STATISTICS, LOSS, WHOLE)
 
 
 def documents(family: str, operator: str, dtype: str) -> bool:
-    """Whether the vendor documents what `takes` says that a device takes."""
+    """Return whether the vendor documents that a device takes the operator and dtype."""
     return takes(family, operator, dtype) and (operator not in _MASKED_OR_FUSED or family in ("910B", "910_93"))
 
 
 def takes(family: str, operator: str, dtype: str) -> bool:
-    """Whether a device of this family takes the operator with inputs (of the loss: with logits) of this dtype."""
+    """Return whether a device of this family takes the operator with inputs (for the loss: logits) of this dtype."""
     if family not in KERNELS[operator][1] or (dtype == "bfloat16" and family not in _NEWER):
         return False
     return dtype in ("float16", "bfloat16") or (dtype == "float32" and operator not in (GRADIENT, STATISTICS, WHOLE))
 
 
 def code_of(problem: Problem | LinearProblem) -> int | None:
-    """The status code with which a forced device refuses this valid call; None where it takes it."""
+    """Return the status code with which a forced device refuses this valid call, or None if it takes it."""
     if isinstance(problem, LinearProblem):
         return code(problem.operator, problem.arguments)
     return code(problem.operator, dict(zip(ARRAYS[problem.operator], problem.arrays, strict=True)))
 
 
 def code(operator: str, arguments: dict[str, Any]) -> int | None:
-    """The same, of an operator and its arguments by name."""
+    """Return the status code for an operator and its arguments by name, or None."""
     return _linear(operator, arguments) if operator in LINEAR else _rowwise(operator, arguments)
 
 

@@ -40,7 +40,7 @@ def capsule_of(managed: DLManagedTensor) -> object:
 
 
 class Consumer:
-    """What another library makes of a capsule, until `close`."""
+    """The consumer of a capsule, until `close`."""
 
     def __init__(self, capsule: object):
         self._address = _pointer(capsule, b"dltensor")

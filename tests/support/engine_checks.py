@@ -1,4 +1,4 @@
-"""What the outcomes of `rank_program` have to be, whichever engine carried the numbers."""
+"""Checks of the outcomes of `rank_program`, for any engine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROGRAM = Path(__file__).with_name("rank_program.py")
 
 
 def outcomes(folder: Path, size: int) -> list[dict[str, Any]]:
-    """What each rank left."""
+    """Read the outcomes of each rank."""
     return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(size)]
 
 
@@ -51,7 +51,7 @@ def _result(rank: dict[str, Any], name: str, run: int) -> Any:
 
 
 def _check_bits(ranks: list[dict[str, Any]], name: str, shared: tuple[str, ...]) -> None:
-    """The same in both runs; what all ranks have is the same on all of them."""
+    """Check that both runs give the same bits, and that shared results are the same on all ranks."""
     for rank in ranks:
         first, second = rank[name]
         for one, other in zip(first, second):

@@ -39,7 +39,7 @@ class Case(NamedTuple):
 
 @contextmanager
 def about(subject: object) -> Iterator[None]:
-    """What fails is said of the subject."""
+    """Add the subject to exceptions of the block."""
     try:
         yield
     except BaseException as error:
@@ -65,7 +65,7 @@ class WithUnit(np.ndarray):
 
 
 class Scaled(np.ndarray):
-    """An array with a product of its own."""
+    """An array whose class defines its own multiplication."""
 
     def __mul__(self, other):
         return NotImplemented

@@ -23,7 +23,7 @@ STATISTICS = ("logits_max", "sum_exp_logits", "predicted_logits", "target_mask",
 
 
 def values(operator: str, shape: tuple[int, ...], dtype: np.dtype) -> dict[str, np.ndarray]:
-    """Arguments of an operator."""
+    """Make arguments of an operator."""
     rng = generator(operator, shape, str(dtype))
     arguments = {name: rng.standard_normal(shape).astype(dtype) for name in ARRAYS[operator]}
     if operator in MASKED:

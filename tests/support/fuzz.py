@@ -249,7 +249,7 @@ def run_process(options: Options, parts: list[range], currents: list[Any], total
     work(0)
     for thread in threads:
         thread.join()
-    gc.collect()  # what failures left in tracebacks
+    gc.collect()  # objects in tracebacks of failures
     if producers.live or producers.wrongly_deleted:
         print(f"handed out and not deleted: {len(producers.live)}; wrongly deleted: {producers.wrongly_deleted}")
         failures[0] += 1

@@ -36,7 +36,7 @@ class WithArray:
 
 
 class Form(NamedTuple):
-    """What a library's arrays can be; PyTorch warns of those that nobody may write to."""
+    """Properties that a library's arrays can have. PyTorch warns of read-only memory."""
 
     swapped: bool = False
     negative: bool = True
@@ -105,7 +105,7 @@ def content(value: Any) -> np.ndarray:
 
 
 class Library(NamedTuple):
-    """Whose arrays a call is made with. `owns`: the class of results; `takes_out`: whether `out` may be its arrays."""
+    """The library of a call's arrays. `owns`: the class of results; `takes_out`: whether `out` may be its arrays."""
 
     name: str
     give: Callable[[np.ndarray], Any]
@@ -153,7 +153,7 @@ def jax_library() -> Library:
     return Library("jax", give, jax.Array, np.asarray, Form(read_only=False), takes_out=False)
 
 
-#: By the names of the command line; each gives one library.
+#: Functions that choose a library, by the names of the command line.
 LIBRARIES: dict[str, Callable[[Draw], Library]] = {
     "numpy": lambda draw: NUMPY,
     "dlpack": lambda draw: draw.choice(DLPACK),
@@ -171,7 +171,7 @@ def given(library: Library, value: Any) -> Any:
 def disguised(draw: Draw, array: np.ndarray) -> Any:
     """Return the same values as something else that NumPy converts to an array of the same dtype and shape."""
     forms: list[Callable[[np.ndarray], Any]] = [WithArray, lambda x: x.view(Noted)]
-    if array.dtype.kind in "biuf":  # of bfloat16 there are no buffers
+    if array.dtype.kind in "biuf":  # bfloat16 has no buffer format
         forms.append(memoryview)
     if array.dtype in (np.float64, np.int64, np.bool_) and 0 < array.size < 1000 and array.dtype.isnative:
         forms.append(np.ndarray.tolist)

@@ -36,7 +36,7 @@ from ascend_grad import contract
 from ascend_grad.arrays import native
 
 SIZES = (0, 1, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 48, 65, 70, 130, 300)
-#: Of a call in a hundred: beyond what one thread computes by default, with rows of several splits.
+#: Shapes of one call in a hundred: larger than one thread computes by default, with rows of several splits.
 LARGE_SHAPES = ((40, 5000), (5000, 40), (2, 70001), (100003,), (300, 17, 30), (3, 4, 5, 6, 7, 8, 9, 2))
 LARGE_MASKED_SHAPES = ((2, 3, 40, 700), (1, 1, 2, 70001), (4, 4, 2000, 5))
 LARGE_LINEAR_SHAPES = ((130, 1500, 70), (700, 300, 40), (5, 20000, 33), (2000, 17, 129))
@@ -46,7 +46,7 @@ LINEAR_SIZES = (0, 1, 1, 2, 3, 5, 8, 9, 16, 17, 33, 50)
 #: terms by at most eps. `ANY` was exceeded once, by a sixth.
 CHAIN = 1280
 
-#: Short vectors that may be NumPy's beside another library's matrices.
+#: Short vectors, which may be NumPy's in calls with another library's matrices.
 MIXES = ("target", "masked_target", "target_mask")
 
 
@@ -62,8 +62,8 @@ class Place(NamedTuple):
 class Sample:
     """One call.
 
-    `arguments` are those of the public function; `values` what their arrays hold, ordinary numbers or not; `outs` where
-    the results go. Where a finite sum may overflow, nothing is known of results that are not small.
+    `arguments` belong to the public function, `values` are the elements of its arrays, and `outs` receive the results.
+    If a finite sum may overflow, only small results are checked.
     """
 
     operator: str
@@ -238,7 +238,7 @@ def result_shapes(sample: Sample) -> list[tuple[int, ...] | None]:
 
 def lay_out(draw: Draw, sample: Sample) -> None:
     """Give the arrays any layout."""
-    paired = ("target_mask", "masked_target")  # which rows are masked decides what their targets may be
+    paired = ("target_mask", "masked_target")  # the mask decides which targets are valid
     for name, array in sample.arrays.items():
         view = random_view(draw, array, sample.library.form, repeats=name not in paired and draw.chance(0.1))
         if 0 in view.strides:
@@ -371,7 +371,7 @@ def expectation(sample: Sample) -> Callable[[tuple[np.ndarray | None, ...], str]
                 if result is None or linear is None:
                     continue
                 if backend == "reference" and sample.dtype == np.float64:
-                    # It leaves sums of float64 to NumPy, which promises less.
+                    # The reference leaves sums of float64 to NumPy, which promises less accuracy.
                     linear = oracles.Expected(linear.values, 32 * linear.bound)
                 problem = LinearProblem(sample.operator, dict(sample.values))
                 right = linear_oracles.for_result(linear, problem, result)

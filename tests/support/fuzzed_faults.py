@@ -144,7 +144,7 @@ def faults_of_bounds(draw: Draw, sample: Sample) -> Iterator[Fault]:
 
 
 def faults_of_targets(draw: Draw, sample: Sample) -> Iterator[Fault]:
-    """Move the target of a row that counts out of the vocabulary."""
+    """Move the target of a row that is not ignored out of the vocabulary."""
     arguments, words = sample.arguments, len(sample.arrays["weight"])
     name = "masked_target" if sample.operator == GRADIENT else "target"
     targets = sample.values[name]
@@ -326,7 +326,7 @@ def broken(draw: Draw, sample: Sample) -> list[Fault]:
             found.append(draw.choice(fresh))
     spoils_dim = any(fault.stage == "dim" for fault in found)
     if spoils_dim:
-        found = [fault for fault in found if fault.label != "rank 9"]  # for which the dim might be right
+        found = [fault for fault in found if fault.label != "rank 9"]  # log_softmax might find the dim right
     for i, fault in enumerate(found):
         spoilt = fault.spoil(sample.arguments.get(fault.argument))
         if sample.operator == "log_softmax" and (fault.stage, fault.argument) == ("dtype", "input") and not spoils_dim:

@@ -1,4 +1,4 @@
-"""What each process of a group on Ascend NPUs runs: ``python hccl_ranks.py FOLDER HOME BACKEND WHAT RANK``.
+"""The program of each process of a group on Ascend NPUs: ``python hccl_ranks.py FOLDER HOME BACKEND WHAT RANK``.
 
 ``HOME`` is an installation of the test double of a device; ``BACKEND`` is "hccl", "both" or "gloo". ``WHAT`` is
 "arrays", on a device of its own for each process, or "tensors" with autograd, which here has device 0 alone.
@@ -25,7 +25,7 @@ import hccl_stand_in
 import tensor_ranks
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # before there is a group, which its functions else keep alive as a default argument
+import torch.distributed.nn  # before a group exists, which default arguments there would keep alive
 import torch_npu_stand_in
 from linear_samples import LinearProblem
 from parallel_samples import tokens_rank, vocabulary_rank, whole
@@ -36,12 +36,12 @@ from ascend_grad import npu, parallel
 from ascend_grad.backends.ascend import runtime, session
 from ascend_grad.errors import device_error
 
-SHAPE, WORDS, ROWS = (33, 50, 17), [0, 20, 50], [0, 20, 33]
-#: Whose matrices are larger than all else that a call copies.
-LARGE, LARGE_WORDS, LARGE_ROWS = (64, 96, 1024), [0, 40, 96], [0, 30, 64]
+SHAPE, ENTRIES, ROWS = (33, 50, 17), [0, 20, 50], [0, 20, 33]
+#: A shape whose matrices are larger than all other data that a call copies.
+LARGE, LARGE_ENTRIES, LARGE_ROWS = (64, 96, 1024), [0, 40, 96], [0, 30, 64]
 
 REDUCTIONS = ("mean", "sum", "none")
-#: Functions of the device's libraries, of which so many calls fail in turn; and the wait for torch's stream.
+#: Functions of the device's libraries and the wait for torch's stream, with the number of calls that fail in turn.
 FAULTS = {"aclrtMemcpyAsync": 19, "aclnnFusedLinearCrossEntropyLossGrad": 1, "wait_for_torch": 19}
 BACKENDS = ("hccl", "both", "gloo")
 
@@ -63,7 +63,7 @@ def array_cases(backend: str) -> dict[str, tuple]:
                 for share in (True, False, "scatter"):
                     key = f"vocabulary {place} {dtype} {share} {deterministic}"
                     problem = whole(SHAPE, dtype, reduction="none" if deterministic else "mean")
-                    cases[key] = problem, vocabulary_rank, WORDS, options | {"reduce_input_grad": share}
+                    cases[key] = problem, vocabulary_rank, ENTRIES, options | {"reduce_input_grad": share}
                 for share in (True, "scatter"):
                     key = f"tokens {place} {dtype} {share} {deterministic}"
                     problem = whole(SHAPE, dtype, reduction="none" if deterministic else "mean")
@@ -76,20 +76,20 @@ def array_cases(backend: str) -> dict[str, tuple]:
                 options |= there if place == "there" else {"backend": "cpu"}
                 key = f"vocabulary {place}, {name} {share}"
                 cases[key] = whole(shape, "float16"), vocabulary_rank, [0, 5, 12], options
-    cases["vocabulary there, a rank without words"] = whole(SHAPE, "float16"), vocabulary_rank, [0, 0, 50], there
+    cases["vocabulary there, a rank without entries"] = whole(SHAPE, "float16"), vocabulary_rank, [0, 0, 50], there
     cases["tokens there, a rank without tokens"] = whole(SHAPE, "float16"), tokens_rank, [0, 33, 33], there
     return cases
 
 
 def parts_there(problem: LinearProblem, work: Callable, own: slice) -> list[npu.DeviceArray]:
-    """The arrays of a rank that has these words, or these tokens."""
+    """Return the arrays on the device of a rank with these vocabulary entries, or these tokens."""
     x, w, target = (problem.arguments[name] for name in ("input", "weight", "target"))
     parts = (x, w[own], target) if work is parallel.linear_cross_entropy else (x[own], w, target[own])
     return [npu.asarray(each) for each in parts]
 
 
 def copied(rank: int, work: Callable, cuts: list[int]) -> int:
-    """Of a call on matrices of the device: elements of the largest array copied from or to the host by the library."""
+    """Return the number of elements of the largest array that the library copies from or to the host in a call."""
     sizes: list[int] = []
     put, fetch = session.Session.put, session.Session.fetch
 
@@ -116,7 +116,7 @@ def copied(rank: int, work: Callable, cuts: list[int]) -> int:
 
 
 def another_device(rank: int) -> None:
-    """On one that is not torch's current one."""
+    """Call the function with arrays on a device that is not torch's current one."""
     there = parts_there(whole((9, 20, 4), "float16"), parallel.linear_cross_entropy, slice(10 * rank, 10 * rank + 10))
     npu.set_device(1 - rank)
     try:
@@ -127,9 +127,9 @@ def another_device(rank: int) -> None:
 
 
 def failures(device: StandIn, backend: str, rank: int) -> dict[Any, Callable[[], Any]]:
-    """Rank 1 alone fails; then all go on."""
+    """Return calls in which rank 1 alone fails, and a good call after them."""
     problem = whole((9, 20, 4), "float16")
-    words = partial(vocabulary_rank, problem, [0, 11, 20], dist.group.WORLD)
+    entries = partial(vocabulary_rank, problem, [0, 11, 20], dist.group.WORLD)
     tokens = partial(tokens_rank, problem, [0, 5, 9], dist.group.WORLD)
 
     def fault(work: Callable, own: slice, function: str, nth: int) -> None:
@@ -152,23 +152,23 @@ def failures(device: StandIn, backend: str, rank: int) -> dict[Any, Callable[[],
             runtime.wait_for_torch = original
 
     cases: dict[Any, Callable[[], Any]] = {
-        "bad argument": partial(words, put=npu.asarray, **({"filter_eps": -1.0} if rank else {})),
-        "memory": partial(words, put=npu.asarray if rank else None),
-        "host": words,
+        "bad argument": partial(entries, put=npu.asarray, **({"filter_eps": -1.0} if rank else {})),
+        "memory": partial(entries, put=npu.asarray if rank else None),
+        "host": entries,
         "host, tokens": tokens,
         "dtype": partial(vocabulary_rank, whole((9, 20, 4), "float32"), [0, 11, 20], dist.group.WORLD, put=npu.asarray),
     }
-    if backend != "both":  # of which this double, too, uses one device alone
+    if backend != "both":  # with both backends this double uses one device alone
         cases["another device"] = partial(another_device, rank)
-    own_words, own_tokens = slice(11 * rank, 11 + 9 * rank), slice(5 * rank, 5 + 4 * rank)
+    own_entries, own_tokens = slice(11 * rank, 11 + 9 * rank), slice(5 * rank, 5 + 4 * rank)
     for work, own in (
-        (parallel.linear_cross_entropy, own_words),
+        (parallel.linear_cross_entropy, own_entries),
         (parallel.data_parallel_linear_cross_entropy, own_tokens),
     ):
         for function, most in FAULTS.items():
             for nth in range(1, most + 1):
                 cases[work.__name__, function, nth] = partial(fault, work, own, function, nth)
-    return cases | {"afterwards": partial(words, put=npu.asarray)}
+    return cases | {"afterwards": partial(entries, put=npu.asarray)}
 
 
 def arrays(device: StandIn, backend: str, rank: int) -> Outcomes:
@@ -176,7 +176,7 @@ def arrays(device: StandIn, backend: str, rank: int) -> Outcomes:
     for name, (problem, work, cuts, options) in array_cases(backend).items():
         outcomes[name] = tensor_ranks.outcome(partial(work, problem, cuts, dist.group.WORLD, **options))
     outcomes["copied"] = [
-        copied(rank, parallel.linear_cross_entropy, LARGE_WORDS),
+        copied(rank, parallel.linear_cross_entropy, LARGE_ENTRIES),
         copied(rank, parallel.data_parallel_linear_cross_entropy, LARGE_ROWS),
     ]
     for name, case in failures(device, backend, rank).items():
@@ -188,13 +188,13 @@ def arrays(device: StandIn, backend: str, rank: int) -> Outcomes:
 
 
 def parts(rank: int, dtype: torch.dtype, reduction: str) -> tuple[torch.Tensor, ...]:
-    """Input, weight, targets and the gradient from above, of this rank and on its device."""
+    """Make input, weight, targets and the upstream gradient of this rank on its device."""
     x, w, target, above = tensor_ranks.problem(dtype, reduction)
     return tuple(each.to("npu:0") for each in (x, w[slice(*parallel.vocab_range(len(w), rank, 2))], target, above))
 
 
 def values(rank: int, dtype: torch.dtype, reduction: str) -> list[torch.Tensor]:
-    """The loss, and the gradients of two backwards."""
+    """Return the loss, and the gradients of two backwards."""
     x, w, target, above = parts(rank, dtype, reduction)
     x, w = x.requires_grad_(), w.requires_grad_()
     loss = agt.linear_cross_entropy(x, w, target, reduction=reduction, group=dist.group.WORLD)
@@ -205,7 +205,7 @@ def values(rank: int, dtype: torch.dtype, reduction: str) -> list[torch.Tensor]:
 
 
 def frozen(rank: int, which: int) -> list[torch.Tensor | None]:
-    """Gradients where the input (0) or the weight (1) needs none."""
+    """Return gradients if the input (0) or the weight (1) needs none."""
     *leaves, target, _ = parts(rank, torch.bfloat16, "mean")
     leaves[1 - which].requires_grad_()
     agt.linear_cross_entropy(*leaves, target, group=dist.group.WORLD).backward()
@@ -213,7 +213,7 @@ def frozen(rank: int, which: int) -> list[torch.Tensor | None]:
 
 
 def losses(rank: int) -> list[torch.Tensor]:
-    """Without gradients, of one row, and of float32 under autocast."""
+    """Compute losses without gradients, of one row, and of float32 under autocast."""
     x, w, target, _ = parts(rank, torch.bfloat16, "mean")
     call = partial(agt.linear_cross_entropy, group=dist.group.WORLD)
     with torch.no_grad():
@@ -241,7 +241,7 @@ def tensors(rank: int) -> Outcomes:
 
 
 def main(folder: str, home: str, backend: str, what: str, rank: int) -> weakref.ref:
-    """Returns the group, which nothing may keep alive."""
+    """Run the cases and return the group, which nothing may keep alive."""
     device = StandIn(Path(home))
     assert (npu.device_count(), npu.get_device()) == (2, rank)
     double = None if torch_npu_real.IS_INSTALLED else torch_npu_stand_in.register()
@@ -270,4 +270,4 @@ def main(folder: str, home: str, backend: str, what: str, rank: int) -> weakref.
 if __name__ == "__main__":
     group = main(*sys.argv[1:5], int(sys.argv[5]))
     gc.collect()
-    assert group() is None  # else gloo's threads abort the process now and then
+    assert group() is None  # gloo's threads sometimes abort a process that ends while the group is alive

@@ -60,7 +60,7 @@ BT, V, H = Shape(9, 6, 5)
 
 
 def taken(backend: str) -> dict[str, Any]:
-    """Settings of `good_call` that the backend takes: a device has 16-bit matrices alone, and many words or none."""
+    """Return settings of `good_call` that the backend takes: a device needs 16-bit matrices and many or no entries."""
     return {"words": 130, "dtype": "bfloat16"} if backend == "npu" else {}
 
 
@@ -119,7 +119,7 @@ INTEGERS = ("target", "masked_target")
 
 
 def arrays_of(case: str) -> dict[str, np.ndarray]:
-    """In the order in which they are checked."""
+    """Return the arrays of a good call in the order in which they are checked."""
     operator, arguments = contract.OPERATORS[CALLS[case][0]], good_call(case)
     names = (*operator.array_names, *operator.optional_names)
     return {name: arguments[name] for name in names if isinstance(arguments[name], np.ndarray)}
@@ -160,7 +160,7 @@ def faults_of_dtypes(case: str) -> Iterator[Fault]:
         yield from each("dtype", name, more, TYPE)
         for label, give in MEANINGS_IN_TWO_AXES.items():
             yield Fault("dtype", name, label, give, TYPE, name)
-    # Of two dtypes that do not belong together, the later one is wrong.
+    # If two dtypes do not fit, the error names the later array.
     partners = {
         GRADIENT: {"weight": "weight", "input": "weight", "grad": "grad"},
         STATISTICS: {"weight": "weight", "input": "weight"},
@@ -299,7 +299,7 @@ def faults_of(case: str) -> list[Fault]:
 
 
 def spoils_an_empty_call(fault: Fault) -> bool:
-    """Without rows there is no target that could be wrong, and some arrays do not differ."""
+    """Return whether a fault is one in a call without rows, which has no targets."""
     harmless = "shorter", "overlapping itself", "overlapping each other"
     return fault.stage != "target" and not fault.label.endswith(harmless)
 

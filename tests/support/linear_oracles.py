@@ -1,4 +1,4 @@
-"""Right values of the linear operators with the errors allowed: float64 (longdouble for float64), NumPy alone.
+"""Right values of the linear operators with the errors allowed, by NumPy in float64 (longdouble for float64).
 
 For a product A @ B of K terms the bound is ``constant * eps * (|A| @ |B|)``, however large K is. The constant depends
 on the data (`ascend_grad.bounds`).
@@ -18,12 +18,12 @@ from ascend_grad import bounds
 
 
 class Sizes(NamedTuple):
-    """What errors are measured by, for one problem."""
+    """Numbers from which the bounds of one problem are computed."""
 
     p: Precision
     constant: float
     bfloat16: bool
-    device_dtype: np.dtype | None = None  # in which a device rounds tiles and logits; None: this is no device
+    device_dtype: np.dtype | None = None  # of tiles and logits on a device
 
     @property
     def eps(self) -> float:
@@ -39,7 +39,7 @@ def bits_of(mask: np.ndarray, count: int) -> np.ndarray:
 
 def product(s: Sizes, a: np.ndarray, a_error: np.ndarray, b: np.ndarray) -> Expected:
     """a @ b, where a has errors of its own."""
-    # What is only to bound something is computed in float64, for which there are fast products.
+    # Bounds are computed in float64, for which NumPy has fast products.
     b_size = np.abs(b).astype(np.float64)
     magnitude = np.abs(a).astype(np.float64) @ b_size
     bound = s.eps * magnitude + a_error.astype(np.float64) @ b_size
@@ -49,12 +49,12 @@ def product(s: Sizes, a: np.ndarray, a_error: np.ndarray, b: np.ndarray) -> Expe
         info = ml_dtypes.finfo(s.device_dtype)
         bound += 2 * float(info.eps) * magnitude
         bound += float(info.smallest_subnormal) * (1 + np.abs(b).sum(0, keepdims=True))
-        # Beyond the largest number of 16 bits a tile, or a result, is infinite.
+        # A tile or a result beyond the largest number of 16 bits is infinite.
         largest = np.maximum(np.abs(a).max(1, initial=0)[:, None], magnitude + bound)
         bound = np.where(largest < float(info.max) / 2, bound, np.inf)
     # Subnormal values may become 0: in a, in b, in what is added up.
     bound += float(s.p.normal) * (a.shape[1] + np.abs(a).sum(1, keepdims=True) + np.abs(b).sum(0, keepdims=True))
-    # NaN: nothing at all is known of an entry that is multiplied by 0.
+    # A product of NaN or infinity with 0 has no bound.
     bound = np.where((magnitude < s.p.largest / 4) & ~np.isnan(bound), bound, np.inf)
     return Expected(a @ b, bound)
 
@@ -67,12 +67,12 @@ def logits_of(s: Sizes, x: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.nd
     if s.device_dtype is not None:
         bound = bound + half_ulp(np.abs(logits) + bound, s.device_dtype)
         bound = np.where(np.abs(logits) + bound < float(ml_dtypes.finfo(s.device_dtype).max) / 2, bound, np.inf)
-    # A logit that is no finite number is exactly what it is.
+    # An infinite or NaN logit is exact.
     return logits, np.where(np.isfinite(logits), np.where(magnitude < s.p.largest / 4, bound, np.inf), 0)
 
 
 def both_gradients(s, x, w, grad, p, p_error, onehot) -> tuple[Expected, Expected]:
-    """From the softmax and its error. Rows without a gradient are absent."""
+    """Compute both gradients from the softmax and its error. Rows without a gradient are absent."""
     present = grad != 0
     tile = np.where(present[:, None], (p - onehot) * grad[:, None], 0)
     error = np.where(present[:, None], p_error * np.abs(grad)[:, None], 0)
@@ -80,7 +80,7 @@ def both_gradients(s, x, w, grad, p, p_error, onehot) -> tuple[Expected, Expecte
     error = np.where(overflow, np.inf, error)
     x = np.where(present[:, None], x, 0)
     first = product(s, tile, error, w)
-    # Of an absent row nothing may be left, not even a subnormal number.
+    # Results of an absent row are exactly 0, without subnormal numbers.
     first = Expected(np.where(present[:, None], first.values, 0), np.where(present[:, None], first.bound, 0))
     return first, product(s, np.ascontiguousarray(tile.T), np.ascontiguousarray(error.T), x)
 
@@ -160,7 +160,7 @@ def whole(
     counted = target != ignore_index
     n = int(counted.sum())
     inside = np.where(counted, target - vocab_start_index, 0)
-    if len(weight) == 0:  # then all rows are ignored: as if the vocabulary were one word that nobody uses
+    if len(weight) == 0:  # an empty vocabulary: all rows are ignored, as if one class had no target
         loss, first, second = whole(
             s,
             input=input,
@@ -232,7 +232,7 @@ def for_result(expected: Expected, problem: LinearProblem, result: np.ndarray) -
 
 
 def claimed_of_a_device(expected: tuple[Expected | None, ...], problem: LinearProblem) -> tuple[Expected | None, ...]:
-    """The same with what devices round besides.
+    """Return the values with the bounds of a device, which rounds more often.
 
     The tile of the gradient is rounded to 16 bits, in float16 too; the logits of the online max sum are; a result is
     rounded to 16 bits before it becomes one of another dtype.

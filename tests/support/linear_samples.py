@@ -1,4 +1,4 @@
-"""Arguments for the linear operators: ordinary and adversarial problems of BT tokens, V words and H features."""
+"""Arguments for the linear operators: ordinary and adversarial problems of BT tokens, V entries and H features."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Shape(NamedTuple):
     H: int
 
 
-#: Around the edges of vectors, tiles and chains, in every dimension.
+#: Sizes around the edges of vectors, tiles and chains, in every dimension.
 SHAPES = [
     Shape(*shape)
     for shape in (
@@ -69,7 +69,7 @@ class LinearProblem:
         return replace(self, arguments=self.arguments | arguments)
 
     def mapped(self, function) -> LinearProblem:
-        """The same call with every array replaced by the function's value."""
+        """Return the same call with every array replaced by the function's value."""
         arguments = {name: function(a) if isinstance(a, np.ndarray) else a for name, a in self.arguments.items()}
         return replace(self, arguments=arguments)
 
@@ -87,7 +87,7 @@ class LinearProblem:
 
 
 def in_layout(problem: LinearProblem, layout: Layout) -> LinearProblem:
-    """Its arrays in this layout of matrices, vectors in that of a matrix's rows; nobody may write to them."""
+    """Return the problem with read-only arrays in this layout of matrices; its rows give the layout of vectors."""
     row = Layout((0,), layout.steps[1:], layout.shift, layout.swapped)
     return problem.mapped(lambda array: laid_out(array, layout if array.ndim == 2 else row, readonly=True))
 
@@ -135,7 +135,7 @@ def _cancelling(random, shape, dtype):
 
 
 def _negative(random, shape, dtype):
-    """Every logit is about -200: what stands beside the last row of the vocabulary must not be 0."""
+    """All logits are about -200, so a 0 that is read beyond the vocabulary's last row would be the maximum."""
     x, w, grad, _ = _positive(random, shape, dtype)
     return Data(10 + x, -(20 + 4 * w) / max(shape.H, 1), grad, ANY)
 
@@ -222,7 +222,7 @@ def gradient_problem(
         "target_mask": elsewhere if mask == "bool" else np.packbits(elsewhere, bitorder="little"),
         "masked_target": target,
     }
-    # There is more in the sum than this shard's part.
+    # The sum includes logits of other shards.
     total = total * (1 + random.random(shape.BT)).astype(total.dtype)
     if mode == "stored":
         constant = max(constant, ONE_SIGN)  # probabilities are of one sign, but for the target's

@@ -1,6 +1,6 @@
-"""What the results have to be, computed without the library: values in a wider format, and the error that is allowed.
+"""Expected results, computed without the library in a wider format, and the allowed errors.
 
-The formulas and the bounds on errors are those of `ascend_grad.bounds`; here they are applied to calls of any
+The formulas and the bounds on errors come from `ascend_grad.bounds`; here they are applied to calls of any
 layout and result. A bound of infinity is no claim: an intermediate overflows the accumulator, or the value lies on the
 edge of the result's range.
 """
@@ -16,14 +16,14 @@ from ascend_grad.bounds import FORMULAS, SINGLE, Expected, Precision, half_ulp, 
 
 
 def rounded_once(expected: Expected, p: Precision, dtype) -> Expected:
-    """What is left of the values and bounds after the rounding to a result of ``dtype``."""
+    """Return values and bounds after rounding to a result of ``dtype``."""
     values, bound = expected
     bound = np.where(np.isfinite(values), bound, 0)  # NaN and infinity are exact
     if np.dtype(dtype) != p.dtype:
         bound = bound + half_ulp(np.abs(values) + np.where(np.isfinite(bound), bound, 0), dtype)
     largest = float(ml_dtypes.finfo(dtype).max)
     edge = largest + half_ulp(values.dtype.type(largest)[None], dtype)[0]
-    # Beyond the edge the result is infinite; close to it, it may be.
+    # A value beyond the edge becomes infinite; a value close to the edge may become infinite.
     unclear = np.abs(np.abs(values) - edge) <= bound
     values = np.where(np.isfinite(values) & (np.abs(values) >= edge), np.copysign(np.inf, values), values)
     return Expected(values, np.where(unclear, np.inf, bound))
@@ -59,7 +59,7 @@ def rounded(values: np.ndarray, dtype) -> np.ndarray:
 
 
 def errors(result: np.ndarray, expected: Expected) -> np.ndarray:
-    """The error of every element in units of its bound; infinite where NaN or infinity is wrong or missing."""
+    """Return the error of every element in units of its bound; infinite if NaN or infinity is wrong or missing."""
     values, bound = expected
     got = widen(result, values.dtype.type)
     with np.errstate(all="ignore"):
@@ -71,7 +71,7 @@ def errors(result: np.ndarray, expected: Expected) -> np.ndarray:
 
 
 def claimed_of_a_device(expected: Expected, operator: str, arrays, settings) -> Expected:
-    """The same, with what devices round besides, and without rows that they compute in another way."""
+    """Return the values with the bounds of a device, which rounds more often and computes some rows differently."""
     if operator in ("softmax_backward", "scaled_masked_softmax_backward"):
         return _without_overflow(expected, *arrays, dim=settings.get("dim", -1))
     if operator == "scaled_masked_softmax" and arrays[0].dtype == np.float16:
@@ -85,7 +85,7 @@ def claimed_of_a_device(expected: Expected, operator: str, arrays, settings) -> 
 
 
 def _without_overflow(expected: Expected, g, y, mask=None, *, dim: int) -> Expected:
-    """Some kernels compute g*y - s*y: nothing is claimed of rows where a product overflows, or y is infinite.
+    """Make no claim about rows in which a product g*y or s*y overflows, as some kernels compute g*y - s*y.
 
     (Where the difference cancels, the bounds hold for both forms.)
     """

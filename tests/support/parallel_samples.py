@@ -1,4 +1,4 @@
-"""Problems that are split over ranks, and what the ranks' results are together: of the undivided problem."""
+"""Problems that are split over ranks, and the joined results of the ranks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def rank_of(comm: Any) -> int:
 
 
 def called(function: Callable, arrays: Sequence[Any], options: dict[str, Any], put: Callable | None) -> Any:
-    """The call, where `put` makes arrays of another kind of all given ones; results are arrays of the host again."""
+    """Call the function on arrays that `put` converts, and return its results as arrays on the host."""
     if put is None:
         return function(*arrays, **options)
     if isinstance(options.get("grad_loss"), np.ndarray):
@@ -45,7 +45,7 @@ def called(function: Callable, arrays: Sequence[Any], options: dict[str, Any], p
 def vocabulary_rank(
     problem: LinearProblem, cuts: Sequence[int], comm: Any, put: Callable | None = None, **options: Any
 ) -> LinearCrossEntropy:
-    """This rank's call, where its words are those between two of the cuts."""
+    """Call the function with this rank's vocabulary entries, between two of the cuts."""
     a, rank = problem.arguments, rank_of(comm)
     return called(
         parallel.linear_cross_entropy,
@@ -59,11 +59,11 @@ def tokens_rank(
     problem: LinearProblem,
     cuts: Sequence[int],
     comm: Any,
-    words: slice = slice(None),
+    entries: slice = slice(None),
     put: Callable | None = None,
     **options: Any,
 ) -> LinearCrossEntropy:
-    """This rank's call, where its tokens are those between two of the cuts."""
+    """Call the function with this rank's tokens, between two of the cuts."""
     rank = rank_of(comm)
     rows = slice(cuts[rank], cuts[rank + 1])
     a, given = problem.arguments, options_of(problem)
@@ -71,7 +71,7 @@ def tokens_rank(
         given["grad_loss"] = given["grad_loss"][rows]
     return called(
         parallel.data_parallel_linear_cross_entropy,
-        (a["input"][rows], a["weight"][words], a["target"][rows]),
+        (a["input"][rows], a["weight"][entries], a["target"][rows]),
         {"comm": comm, "num_threads": 1} | given | options,
         put,
     )
@@ -82,7 +82,7 @@ def joined(parts: Sequence[np.ndarray | None]) -> np.ndarray | None:
 
 
 def of_vocabulary(results: Sequence[LinearCrossEntropy], share: Any = True) -> list[LinearCrossEntropy]:
-    """What each rank knows of the whole problem, from its results and the others' shards of the weight's gradient."""
+    """Return each rank's results of the whole problem, with the weight gradients of all ranks joined."""
     weight_grad = joined([each.weight_grad for each in results])
     inputs = [each.input_grad for each in results]
     if inputs[0] is not None and share == "scatter":
@@ -93,7 +93,7 @@ def of_vocabulary(results: Sequence[LinearCrossEntropy], share: Any = True) -> l
 
 
 def of_tokens(results: Sequence[LinearCrossEntropy], reduction: str, share: Any = True) -> list[LinearCrossEntropy]:
-    """The same where the tokens are split."""
+    """Return each rank's results of the whole problem if the tokens are split."""
     losses = [each.loss for each in results]
     if reduction == "none":
         losses = [np.concatenate(losses)] * len(results)

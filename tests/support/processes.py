@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-#: What started the tests may have had signals ignored, and children inherit that.
+#: The script restores signals, which the parent of the tests may have ignored.
 _SCRIPT = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -70,7 +70,7 @@ def end_stopped(process: subprocess.Popen[str], number: int) -> tuple[str, str]:
     return process.communicate()
 
 
-#: Bytes that a process may grow by without a call being to blame.
+#: Bytes by which a process may grow for reasons other than the call.
 SLACK = 8 << 20
 
 RESIDENT = """

@@ -72,7 +72,7 @@ _rename.restype, _rename.argtypes = ctypes.c_int, (ctypes.py_object, ctypes.c_ch
 
 LEGACY, VERSIONED, USED, API = b"dltensor", b"dltensor_versioned", b"used", b"dlpack_exchange_api"
 
-#: What was handed out and not deleted, by address.
+#: Exported arrays that are not deleted, by address.
 live: dict[int, Any] = {}
 #: Addresses that were deleted and not, or no longer, live.
 wrongly_deleted: list[int] = []
@@ -117,7 +117,7 @@ class Plain:
 
 
 class Old(Plain):
-    """The same with the protocol of before DLPack 1.0, without keywords."""
+    """An array of no library, with the protocol from before DLPack 1.0, without keywords."""
 
     def __dlpack__(self):  # type: ignore[override]
         return _new(handed_out(self.array, Legacy, **self.spoiled), LEGACY, None)
@@ -208,7 +208,7 @@ def _to_object(address: int, result) -> int:
 
 
 _api = ExchangeAPI(1, 3, None, None, _from_object, _to_object, None, None)
-#: Of a version to come, which knows the one of today.
+#: An exchange API of a future version, which refers to the present one.
 _newer_api = ExchangeAPI(2, 0, ctypes.pointer(_api))
 
 
@@ -229,10 +229,10 @@ class Newer(Exchanged):
     __dlpack_c_exchange_api__: ClassVar = _new(ctypes.addressof(_newer_api), API, None)
 
 
-#: By the module of an array with the C exchange API its library is known.
+#: The library of an array with the C exchange API is known by the class's module.
 Exchanged.__module__ = Newer.__module__ = "exchanged_arrays.core"
 
-#: Whoever makes an array of a library of one of NumPy's.
+#: Classes that make an array of a library from one of NumPy.
 MAKERS: dict[str, Callable[..., Any]] = {maker.__name__: maker for maker in (Plain, Old, Own, Exchanged, Newer)}
 #: The libraries that take results.
 LIBRARIES: dict[str, Callable[..., Any]] = {"own_arrays": Own, "exchanged_arrays": Exchanged}

@@ -1,7 +1,7 @@
-"""What each rank of a real engine runs: all cases, one after another, whose outcomes it leaves in a file.
+"""The program of each rank of a real engine: it runs all cases and writes their outcomes to a file.
 
-``python rank_program.py mpi FOLDER`` under mpiexec, or ``python rank_program.py gloo FOLDER RANK SIZE``. With one word
-more it runs that case alone.
+``python rank_program.py mpi FOLDER`` under mpiexec, or ``python rank_program.py gloo FOLDER RANK SIZE``. With one
+more argument it runs the case "killed" alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from parallel_samples import even_cuts, tokens_rank, vocabulary_rank, whole
 from samples import DTYPES
 
 from ascend_grad import parallel
-from ascend_grad.parallel import block, plan
+from ascend_grad.parallel import plan, row_chunk
 
 SHARES = (True, False, "scatter")
 
@@ -33,7 +33,7 @@ class Engine:
     comm: Any
     rank: int
     size: int
-    #: What the engine raises by itself.
+    #: The class of the engine's own exceptions.
     error: type[Exception]
     #: A group that nothing may keep alive in the end.
     group: Callable[[], Any] = staticmethod(lambda: None)
@@ -85,7 +85,7 @@ def uneven_cuts(count: int, size: int) -> list[int]:
 
 
 def vocabulary_cases(size: int) -> dict[str, tuple]:
-    """Problem, cuts, and options of each."""
+    """Return problem, cuts and options of each case, by name."""
     cases: dict[str, tuple] = {}
     for dtype in DTYPES:
         for share in SHARES:
@@ -95,15 +95,15 @@ def vocabulary_cases(size: int) -> dict[str, tuple]:
                 cases[f"{dtype} {share} {deterministic}"] = problem, uneven_cuts(50, size), options
     float32 = partial(whole, dtype="float32")
     cases["one token"] = float32((1, 12, 5)), even_cuts(12, size), {}
-    cases["fewer words than ranks"] = float32((7, size - 1, 5)), even_cuts(size - 1, size), {}
-    cases["fewer words than ranks, scattered"] = (
+    cases["fewer entries than ranks"] = float32((7, size - 1, 5)), even_cuts(size - 1, size), {}
+    cases["fewer entries than ranks, scattered"] = (
         float32((1, size - 1, 5)), even_cuts(size - 1, size), {"reduce_input_grad": "scatter", "deterministic": True}
     )  # fmt: skip
     everywhere = float32((9, 12, 5))
     cases["all ignored"] = everywhere.replaced(target=np.full(9, -7)), even_cuts(12, size), {}
     cases["no target in some shards"] = everywhere.replaced(target=np.zeros(9, np.int64)), even_cuts(12, size), {}
     cases["no token"] = float32((0, 12, 5)), even_cuts(12, size), {"reduce_input_grad": "scatter"}
-    cases["blocks"] = float32((4 * plan.BLOCK_ROWS, 40, 8)), even_cuts(40, size), {}
+    cases["row chunks"] = float32((4 * plan.CHUNK_ROWS, 40, 8)), even_cuts(40, size), {}
     return cases
 
 
@@ -119,25 +119,25 @@ def token_cases(size: int) -> dict[str, tuple]:
     return cases
 
 
-#: A problem, its words and its tokens, for a grid of 2 x 2.
+#: A problem, the cuts of its vocabulary and the cuts of its tokens, for a grid of 2 x 2.
 GRID = whole((25, 33, 9), "bfloat16"), [0, 20, 33], [0, 10, 25]
 
 
 def grid_ranks(engine: Engine) -> tuple[Any, Any]:
-    """vocab_comm and comm; rank 2 t + v has the words v and the tokens t."""
+    """Return vocab_comm and comm: rank 2 t + v has the vocabulary part v and the token part t."""
     return engine.split([[0, 1], [2, 3]]), engine.split([[0, 2], [1, 3]])
 
 
 def grid_case(engine: Engine) -> Any:
-    problem, words, rows = GRID
+    problem, entries, rows = GRID
     vocab_comm, comm = grid_ranks(engine)
     return tokens_rank(
-        problem, rows, comm, slice(words[engine.rank % 2], words[engine.rank % 2 + 1]), vocab_comm=vocab_comm
+        problem, rows, comm, slice(entries[engine.rank % 2], entries[engine.rank % 2 + 1]), vocab_comm=vocab_comm
     )
 
 
 def failures(engine: Engine) -> dict[str, Callable[[], Any]]:
-    """One rank alone raises or disagrees; then all go on."""
+    """Return calls in which one rank alone raises or disagrees, and a good call after them."""
     problem = whole((9, 20, 4), "float32")
     cuts, is_last = even_cuts(20, engine.size), engine.rank == engine.size - 1
 
@@ -145,17 +145,17 @@ def failures(engine: Engine) -> dict[str, Callable[[], Any]]:
         return vocabulary_rank(problem, cuts, engine.comm, **(options if is_last else {}))
 
     def in_a_step(error: BaseException) -> Any:
-        original = block.ops.fused_linear_cross_entropy_loss_grad
+        original = row_chunk.ops.fused_linear_cross_entropy_loss_grad
 
         def operator(*_: Any, **__: Any) -> Any:
             raise error
 
         if is_last:
-            block.ops.fused_linear_cross_entropy_loss_grad = operator
+            row_chunk.ops.fused_linear_cross_entropy_loss_grad = operator
         try:
             return rank_of_vocabulary()
         finally:
-            block.ops.fused_linear_cross_entropy_loss_grad = original
+            row_chunk.ops.fused_linear_cross_entropy_loss_grad = original
 
     return {
         "bad argument": partial(rank_of_vocabulary, filter_eps=-1.0),
@@ -170,7 +170,7 @@ def failures(engine: Engine) -> dict[str, Callable[[], Any]]:
 
 
 def outcome(work: Callable[[], Any]) -> Any:
-    """What `work` returns, or its exception without the traceback, whose frames would keep the process group alive."""
+    """Return the result of `work`, or its exception without the traceback, which keeps the process group alive."""
     try:
         return work()
     except BaseException as error:
@@ -181,12 +181,12 @@ def killed(engine: Engine) -> Any:
     """The last rank dies in the middle of a call."""
     problem = whole((9, 20, 4), "float32")
     if engine.rank == engine.size - 1:
-        block.ops.fused_linear_online_max_sum = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+        row_chunk.ops.fused_linear_online_max_sum = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
     return vocabulary_rank(problem, even_cuts(20, engine.size), engine.comm)
 
 
 def main(kind: str, folder: str, *more: str) -> Callable[[], Any]:
-    """Returns the group, which nothing may keep alive."""
+    """Run the cases and return the group, which nothing may keep alive."""
     numbers, only = (more[:2], more[2:]) if kind == "gloo" else ((), more)
     engine = {"mpi": Mpi, "gloo": Gloo}[kind](folder, *numbers)
     outcomes: dict[str, Any] = {}
@@ -208,7 +208,7 @@ def main(kind: str, folder: str, *more: str) -> Callable[[], Any]:
         outcomes["ranges"] = [parallel.vocab_range(10, engine.rank, engine.size)]
     Path(folder, f"{engine.rank}.pickle").write_bytes(pickle.dumps(outcomes))
     if only:
-        os._exit(0)  # its engine has lost a process
+        os._exit(0)  # the engine has lost a process
     engine.close()
     return engine.group
 
@@ -216,4 +216,4 @@ def main(kind: str, folder: str, *more: str) -> Callable[[], Any]:
 if __name__ == "__main__":
     group = main(*sys.argv[1:])
     gc.collect()
-    assert group() is None  # else gloo's threads abort the process now and then
+    assert group() is None  # gloo's threads sometimes abort a process that ends while the group is alive

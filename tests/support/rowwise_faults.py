@@ -53,7 +53,7 @@ def faults_of(operator: str) -> list[Fault]:
             Fault("dtype", name, "dict", constant({}), TYPE, name),
         ]
         if len(floats) == 2:
-            # Which of two unequal dtypes is the wrong one? The second's.
+            # If two dtypes differ, the second one is wrong.
             faults += [
                 Fault("dtype", name, f"{other}, unlike the other", as_dtype(dtype), TYPE, floats[1])
                 for other, dtype in DTYPES.items()
@@ -137,7 +137,7 @@ def good_call(operator: str, *, empty: bool = False) -> dict[str, Any]:
 
 
 def is_fault(fault: Fault, good: Any) -> bool:
-    """Whether the spoilt argument differs at all: some shapes of nothing do not."""
+    """Return whether the spoilt argument differs from the good one, which it does not for some empty shapes."""
     spoilt = fault.spoil(good)
     return not (
         isinstance(good, np.ndarray)

@@ -53,7 +53,7 @@ class Problem:
 
 
 def random_problem(operator: str, shape: tuple[int, ...], dtype, dim: int = -1) -> Problem:
-    """Ordinary values: logits, their probabilities, gradients of size one. Shapes of any rank, 4 with a mask."""
+    """Make a problem of ordinary values: logits, probabilities, gradients of size one. Any rank, 4 with a mask."""
     random = generator(operator, shape, str(dtype), dim)
     masked = operator in MASKED
     logits, gradient = (random.standard_normal(shape, np.float32) for _ in range(2))
@@ -73,7 +73,7 @@ def random_problem(operator: str, shape: tuple[int, ...], dtype, dim: int = -1) 
 
 
 def _gradient_rows(random: np.random.Generator, n: int, dtype) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Rows of a gradient and of a forward result (any values are allowed there)."""
+    """Make rows of a gradient and of a forward result (any values are allowed there)."""
     info = ml_dtypes.finfo(dtype)
     smallest, largest = float(info.smallest_subnormal), float(info.max)
     normal, uniform, ones = random.standard_normal(n), random.random(n), np.ones(n)
@@ -101,7 +101,7 @@ def _gradient_rows(random: np.random.Generator, n: int, dtype) -> dict[str, tupl
 
 
 def _exponent_rows(random: np.random.Generator, n: int, dtype) -> dict[str, np.ndarray]:
-    """Rows of logits or of log-probabilities."""
+    """Make rows of logits or of log-probabilities."""
     info = ml_dtypes.finfo(dtype)
     smallest, largest = float(info.smallest_subnormal), float(info.max)
     normal, uniform, ones = random.standard_normal(n), random.random(n), np.ones(n)
@@ -159,10 +159,10 @@ GUARD = 0xA5
 
 @dataclass(frozen=True)
 class Layout:
-    """How an array lies in memory.
+    """The layout of an array in memory.
 
-    The axes from the slowest to the fastest, for every axis the step between its elements (in elements, may be
-    negative), the bytes before the first element, and whether the byte order is the other one.
+    `axes` lists the axes from the slowest to the fastest, `steps` the elements between neighbours on each axis (may be
+    negative), `shift` the bytes before the first element, and `swapped` the other byte order.
     """
 
     axes: tuple[int, ...]
@@ -171,8 +171,8 @@ class Layout:
     swapped: bool = False
 
 
-#: Of matrices: transposed, with gaps between columns, between rows, backwards, in the other byte order, unaligned, an
-#: element off, and most of these at once.
+#: Layouts of matrices: transposed, with gaps between columns, between rows, backwards, in the other byte order,
+#: unaligned, shifted by one element, and most of these at once.
 LAYOUTS = (
     Layout((1, 0), (1, 1)),
     Layout((0, 1), (1, 2)),
@@ -200,7 +200,7 @@ def allocated(shape: tuple[int, ...], dtype: np.dtype, layout: Layout) -> tuple[
 
 
 def laid_out(values: np.ndarray, layout: Layout, *, readonly: bool = False) -> np.ndarray:
-    """The same values in this layout."""
+    """Return an array of the same values in this layout."""
     view, _ = allocated(values.shape, values.dtype, layout)
     view[...] = values
     view.flags.writeable = not readonly
@@ -208,7 +208,7 @@ def laid_out(values: np.ndarray, layout: Layout, *, readonly: bool = False) -> n
 
 
 def bytes_inside(view: np.ndarray, buffer: np.ndarray) -> np.ndarray:
-    """Which bytes of the buffer belong to elements of the view."""
+    """Return a mask of the buffer's bytes that belong to elements of the view."""
     inside = np.zeros(buffer.size, bool)
     if view.size:
         offset = view.__array_interface__["data"][0] - buffer.ctypes.data
@@ -217,7 +217,7 @@ def bytes_inside(view: np.ndarray, buffer: np.ndarray) -> np.ndarray:
 
 
 def assert_guarded(view: np.ndarray, buffer: np.ndarray) -> None:
-    """Nothing was written to the buffer but the view's elements."""
+    """Check that no byte of the buffer outside the view's elements was written."""
     assert np.all(buffer[~bytes_inside(view, buffer)] == GUARD), "bytes outside the array were written"
 
 
@@ -228,7 +228,7 @@ def native_copy(array: np.ndarray) -> np.ndarray:
 
 
 def assert_identical(got: np.ndarray, expected: np.ndarray) -> None:
-    """The same shape, the same dtype up to byte order, the same bits; any NaN is the same as any other."""
+    """Check that shape, dtype (up to byte order) and bits are equal; all NaN are equal."""
     got, expected = native_copy(got), native_copy(expected)
     assert (got.shape, got.dtype) == (expected.shape, expected.dtype)
     bits = np.dtype(f"u{got.itemsize}")

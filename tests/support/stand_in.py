@@ -38,7 +38,7 @@ FUSED = tuple(name for name in (*BACKWARD, *FORWARD) if name.startswith("Fused")
 _STATE = ("state", "memory", "streams", "tensors", "systems", "numbers")
 _OPERATORS = ("softmax", "scaled_masked_softmax", "linear_cross_entropy")
 _TORCH_OPERATORS = ("torch_elementwise", "torch_reductions", "torch_indexing")
-#: What torch_npu is linked with beside the runtime. Empty: it uses nothing of them here.
+#: Libraries that torch_npu is linked with beyond the runtime. They are empty, as no function of them is used here.
 TORCH_LIBRARIES = ("libhccl.so", "libacl_op_compiler.so", "libge_runner.so", "libgraph.so", "libacl_tdt_channel.so")
 
 
@@ -52,7 +52,7 @@ class Variant:
     defines: tuple[str, ...] = ()  # for variant.c
     hidden: tuple[str, ...] = ()  # functions of the runtime that it lacks
     stub: bool = False
-    torch: bool = False  # with what torch_npu needs beyond the library, and its own operators in libopapi.so
+    torch: bool = False  # adds the functions that torch_npu needs, and torch_npu's own operators in libopapi.so
 
 
 _AGGREGATE = {"libopapi.so": (*BACKWARD, *FORWARD)}
@@ -83,7 +83,7 @@ VARIANTS = {
 
 _FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-pthread", "-Wall", "-Wextra", "-Wmissing-prototypes")
 
-#: What the compiler said about the sources, though they compiled.
+#: Warnings of the compiler about the sources.
 warnings: list[str] = []
 
 
@@ -105,7 +105,7 @@ def _root() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="cann_stand_in_"))
 
     def remove(owner: int = os.getpid()) -> None:
-        if os.getpid() == owner:  # and not in a child of fork()
+        if os.getpid() == owner:  # a child of fork() leaves the folder
             shutil.rmtree(folder, ignore_errors=True)
 
     atexit.register(remove)
@@ -175,7 +175,7 @@ def build(name: str) -> Path:
             sources = (*_OPERATORS, *(_TORCH_OPERATORS if variant.torch else ())) if exports else ()
         inputs: list[str | Path] = [_object(source) for source in sources]
         if library == "libopapi_nn.so":
-            inputs.append("-lopapi_math")  # needed, whether or not it is there
+            inputs.append("-lopapi_math")  # a library that is needed even if it does not exist
             if not (folder / "libopapi_math.so").exists():
                 _link(folder / "libopapi_math.so", exports=())
         if variant.torch and library == "libopapi.so":
@@ -243,7 +243,7 @@ class StandIn:
         return self._state.stand_in_faults_left()
 
     def calls(self, function: str = "*") -> int:
-        """Calls since the last reset."""
+        """Return the number of calls since the last reset."""
         return self._state.stand_in_calls(function.encode())
 
     def counter(self, name: str) -> int:
@@ -253,11 +253,11 @@ class StandIn:
         return value
 
     def live(self) -> dict[str, int]:
-        """What exists and should be destroyed in the end; empty when everything was."""
+        """Return the numbers of existing objects that should be destroyed in the end; empty if there are none."""
         return {name: count for name in self.LIVE if (count := self.counter(name))}
 
     def violations(self) -> list[str]:
-        """The rules that were broken since the last reset."""
+        """Return the rules that were broken since the last reset."""
         text = ctypes.create_string_buffer(1 << 21)
         self._state.stand_in_violations(text, len(text))
         return text.value.decode().splitlines()
@@ -273,9 +273,9 @@ class StandIn:
         self._state.stand_in_set_memory(bytes_per_device)
 
     def set_delay(self, microseconds: int) -> None:
-        """How long an idle stream waits before it starts on new work."""
+        """Set the time that an idle stream waits before it starts new work."""
         self._state.stand_in_set_delay(microseconds)
 
     def set_varying(self, whether: bool) -> None:
-        """Whether operators that are not deterministic by default give other bits in every other launch."""
+        """Set whether operators that are not deterministic by default give other bits in every other launch."""
         self._state.stand_in_set_varying(whether)

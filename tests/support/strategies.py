@@ -1,4 +1,4 @@
-"""What hypothesis draws: problems of any shape, and the same values in any layout."""
+"""Strategies of hypothesis: problems of any shape, and the same values in any layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each process of a group runs on tensors: ``python tensor_ranks.py FOLDER RANK SIZE``."""
+"""The program of each process of a group on tensors: ``python tensor_ranks.py FOLDER RANK SIZE``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Problem = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def problem(dtype: torch.dtype, reduction: str) -> Problem:
-    """Input, weight, targets of which one is ignored, and the gradient from above; the same in every process."""
+    """Make input, weight, targets of which one is ignored, and the upstream gradient; the same in every process."""
     generator = torch.Generator().manual_seed(0)
     x, w = (torch.randn(shape, H, generator=generator).to(dtype) for shape in (N, C))
     target = torch.randint(0, C, (N,), generator=generator)
@@ -40,7 +40,7 @@ def names(size: int) -> list[tuple[torch.dtype, str]]:
 
 
 def values(rank: int, size: int, dtype: torch.dtype, reduction: str) -> tuple[torch.Tensor, ...]:
-    """The loss, and the gradients of two backwards."""
+    """Return the loss, and the gradients of two backwards."""
     x, w, target, above = problem(dtype, reduction)
     start, stop = parallel.vocab_range(C, rank, size)
     x, w = x.requires_grad_(), w[start:stop].clone().requires_grad_()
@@ -53,7 +53,7 @@ def values(rank: int, size: int, dtype: torch.dtype, reduction: str) -> tuple[to
 
 
 def frozen(rank: int, size: int, which: int) -> list[torch.Tensor | None]:
-    """Gradients where the input (0) or the weight (1) needs none."""
+    """Return gradients if the input (0) or the weight (1) needs none."""
     x, w, target, _ = problem(torch.float32, "mean")
     leaves = [x, w[slice(*parallel.vocab_range(C, rank, size))].clone()]
     leaves[1 - which].requires_grad_()
@@ -84,7 +84,7 @@ def batched(rank: int, size: int, dtype: torch.dtype, reduction: str) -> tuple[t
 
 
 def failures(rank: int, size: int) -> dict[str, Callable[[], Any]]:
-    """One process alone has these arguments."""
+    """Call the function with these arguments on one process alone."""
     x, w, target, _ = problem(torch.float32, "mean")
     shard = w[slice(*parallel.vocab_range(C, rank, size))]
     is_last = rank == size - 1
@@ -121,7 +121,7 @@ def second_order(x: torch.Tensor, shard: torch.Tensor, target: torch.Tensor, red
 
 
 def outcome(work: Callable[[], Any]) -> Any:
-    """What `work` returns, or its exception without the traceback, whose frames would keep the process group alive."""
+    """Return the result of `work`, or its exception without the traceback, which keeps the process group alive."""
     try:
         return work()
     except Exception as error:
@@ -129,7 +129,7 @@ def outcome(work: Callable[[], Any]) -> Any:
 
 
 def main(folder: str, rank: int, size: int) -> weakref.ref:
-    """Returns the group, which nothing may keep alive."""
+    """Run the cases and return the group, which nothing may keep alive."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
     group = weakref.ref(dist.group.WORLD)
     outcomes: dict[Any, Any] = {key: outcome(partial(values, rank, size, *key)) for key in names(size)}
@@ -148,4 +148,4 @@ def main(folder: str, rank: int, size: int) -> weakref.ref:
 if __name__ == "__main__":
     group = main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
     gc.collect()
-    assert group() is None  # else gloo's threads abort the process now and then
+    assert group() is None  # gloo's threads sometimes abort a process that ends while the group is alive

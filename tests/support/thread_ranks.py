@@ -44,14 +44,14 @@ class Barrier:
             return False
 
     def leave(self) -> None:
-        """No rank comes that has not come by now."""
+        """End the barrier: ranks that have not arrived will not arrive."""
         with self._changed:
             self._is_left = True
             self._changed.notify_all()
 
 
 class Group:
-    """What the ranks share."""
+    """State that the ranks share."""
 
     def __init__(self, size: int):
         self.size = size
@@ -63,11 +63,11 @@ class Group:
         self.operations: list[tuple[str, tuple[int, ...]]] = []
 
     def start(self) -> None:
-        """Begin a run of all ranks, those of the run before having ended."""
+        """Begin a run of all ranks, after the ranks of the previous run have ended."""
         self._barrier = Barrier(self.size)
 
     def meet(self, rank: int, name: str, array: np.ndarray) -> list[np.ndarray]:
-        """What every rank gave to its call of this name."""
+        """Return the arrays that all ranks passed to their call of this name."""
         assert array.flags.c_contiguous
         assert array.dtype in (np.float32, np.float64, np.uint8)
         self._calls[rank] = name, array.shape, array.dtype, array.copy()
@@ -80,7 +80,7 @@ class Group:
         return [call[3] for call in calls]
 
     def leave(self) -> None:
-        """A rank has ended: whoever waits for it, now or later, gets an error."""
+        """Make every rank that waits for the ended one, now or later, raise an error."""
         self._barrier.leave()
 
 
@@ -93,7 +93,7 @@ class ThreadRank:
     def allreduce(self, array, op):
         parts = self.group.meet(self.rank, op, array)
         if op == "max":
-            assert not np.isnan(parts).any()  # of which engines make what they like
+            assert not np.isnan(parts).any()  # engines differ for NaN
             array[...] = np.max(parts, axis=0)
         else:
             assert op == "sum"
@@ -107,7 +107,7 @@ class ThreadRank:
 
 
 def in_threads(*works: Callable[[], Any], groups: Sequence[Sequence[Group]] = ()) -> list[Any]:
-    """Each in a thread of its own, which leaves its groups when it ends: what it returned or raised."""
+    """Run each function in a thread, which leaves its groups at the end, and return the results or exceptions."""
     results: list[Any] = [None] * len(works)
 
     def run(i: int) -> None:
@@ -127,7 +127,7 @@ def in_threads(*works: Callable[[], Any], groups: Sequence[Sequence[Group]] = ()
 
 
 def on_ranks(size: int, work: Callable[[ThreadRank], Any], group: Group | None = None) -> list[Any]:
-    """What `work` returns on every rank, or raises."""
+    """Run `work` on every rank and return the results or exceptions."""
     group = group or Group(size)
     group.start()
     works = (lambda rank=rank: work(ThreadRank(group, rank)) for rank in range(size))
@@ -137,7 +137,7 @@ def on_ranks(size: int, work: Callable[[ThreadRank], Any], group: Group | None =
 def on_grid(
     vocabulary_ranks: int, token_ranks: int, work: Callable[[ThreadRank, ThreadRank], Any]
 ) -> dict[tuple[int, int], Any]:
-    """The same on a grid, of `work(vocab_comm, comm)`; by the rank in the vocabulary and that in the tokens."""
+    """Run `work(vocab_comm, comm)` on a grid of ranks; return results by vocabulary rank and token rank."""
     rows = [Group(vocabulary_ranks) for _ in range(token_ranks)]
     columns = [Group(token_ranks) for _ in range(vocabulary_ranks)]
     places = [(v, t) for v in range(vocabulary_ranks) for t in range(token_ranks)]
@@ -147,7 +147,7 @@ def on_grid(
 
 
 def returned(results: list[Any]) -> list[Any]:
-    """The results, where nothing was raised."""
+    """Return the results, or raise the first exception among them."""
     for each in results:
         if isinstance(each, BaseException):
             raise each

@@ -25,7 +25,8 @@ def load(home: Path | None = None) -> None:
     os.environ["ASCEND_HOME_PATH"] = os.environ["ASCEND_OPP_PATH"] = str(home)
     os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
     for name in ("libascendcl.so", "libopapi.so", *TORCH_LIBRARIES):
-        ctypes.CDLL(str(home / "lib64" / name), ctypes.RTLD_GLOBAL)  # whoever needs one of this name gets this one
+        # later libraries that need this name get this library
+        ctypes.CDLL(str(home / "lib64" / name), ctypes.RTLD_GLOBAL)
     import torch  # noqa: F401
     import torch_npu
 
@@ -33,7 +34,7 @@ def load(home: Path | None = None) -> None:
 
 
 def kept(device: StandIn) -> dict[str, int]:
-    """What lives on the device when torch has given back the memory that nobody uses.
+    """Count the objects on the device that remain after torch has freed unused memory.
 
     Streams, events and workspaces (of any size) are made at first need, and kept.
     """

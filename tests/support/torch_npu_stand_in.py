@@ -38,7 +38,7 @@ from torch.utils._pytree import tree_map
 #: Older versions of torch know no backends that are written in Python.
 IS_POSSIBLE = hasattr(backend_registration, "_setup_privateuseone_for_python_backend")
 
-#: As formats are counted; that of a new tensor is NCHW where it has four dimensions, and so on.
+#: Numbers of formats. A new tensor with four dimensions is NCHW, and so on.
 NCHW, ND, FRACTAL_NZ, NCDHW = 0, 2, 29, 30
 
 
@@ -87,7 +87,7 @@ class TorchNpu(types.ModuleType):
         self.npu = _DeviceModule(self)
         self.streams: dict[int, Stream] = {}
         self._formats: dict[int, int] = {}
-        self._blocks: dict[int, tuple] = {}  # in use
+        self._blocks: dict[int, tuple] = {}  # memory in use
         self._free: dict[tuple[int, int], list[int]] = defaultdict(list)
         self._delete = Deleter(self._deleted)
 
@@ -112,7 +112,7 @@ class TorchNpu(types.ModuleType):
 
     @contextmanager
     def on(self, device: int) -> Iterator[None]:
-        """Bind the thread to a device, and then to what it was bound to before."""
+        """Bind the thread to a device, and restore its previous binding afterwards."""
         before = c_void_p()
         is_bound = self.acl.aclrtGetCurrentContext(ctypes.byref(before)) == 0 and before.value
         self.acl.check("aclrtSetDevice", device)
@@ -124,7 +124,7 @@ class TorchNpu(types.ModuleType):
         return self.streams.setdefault(device, Stream(self, device))
 
     def new_bytes(self, nbytes: int, device: int) -> torch.Tensor:
-        """A tensor of so many bytes, which nobody has set."""
+        """Return an uninitialised tensor of this number of bytes."""
         size = -(-nbytes // 512) * 512
         free = self._free[device, size]
         if not size:
@@ -267,7 +267,7 @@ class _DeviceModule(types.ModuleType):
         return torch.empty(0, dtype=torch.uint8)
 
     def set_rng_state(self, state: torch.Tensor, device: object = None) -> None:
-        """There is none."""
+        """Do nothing: there is no state."""
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.float16, torch.bfloat16]
@@ -277,7 +277,7 @@ class _DeviceModule(types.ModuleType):
 
 _aten = torch.ops.aten
 _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
-_libraries = []  # which last as long as they are referred to
+_libraries = []  # libraries last as long as they are referred to
 
 
 def register() -> TorchNpu:
@@ -353,7 +353,7 @@ def register() -> TorchNpu:
     aten.impl("empty.memory_format", empty, "PrivateUse1")
     aten.impl("_copy_from", copy_from, "PrivateUse1")
     aten.impl("_softmax", softmax, "PrivateUse1")
-    for name in ("as_strided", "view", "_reshape_alias", "unfold"):  # they touch no memory
+    for name in ("as_strided", "view", "_reshape_alias", "unfold"):  # operators that touch no memory
         operator = getattr(_aten, name).default
         aten.impl(name, lambda *args, op=operator, **kwargs: op.redispatch(_CPU, *args, **kwargs), "PrivateUse1")
     rest.fallback(on_the_host, "PrivateUse1")

@@ -28,7 +28,7 @@ linear_cross_entropy = getattr(F, "linear_cross_entropy", _composed)
 
 
 def assert_close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype, *, steps: int = 1) -> None:
-    """Equal to a float64 value within so many roundings to `dtype`; small differences of large terms, absolutely."""
+    """Compare with a float64 value within `steps` roundings to `dtype`, relative to the largest value."""
     tolerance = steps * TOLERANCES[dtype]
     largest = float(expected.detach().abs().max()) if expected.numel() else 1.0
     torch.testing.assert_close(actual.detach().double(), expected.detach(), rtol=tolerance, atol=tolerance * largest)

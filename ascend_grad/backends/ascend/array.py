@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +13,35 @@ from ...arrays import AbstractDeviceArray
 from ...errors import BackendUnavailableError
 from . import runtime
 
-if TYPE_CHECKING:
-    from .pool import Allocation
-    from .torch_npu import TensorMemory
+
+class Memory(Protocol):
+    """The memory of an array on the device: a `pool.Allocation`, or a `torch_npu.TensorMemory`.
+
+    Attributes
+    ----------
+    kept : bool
+        Whether the memory outlives the call that allocated it.
+    """
+
+    kept: bool
+
+    @property
+    def is_of_torch(self) -> bool:
+        """Return whether the memory belongs to a tensor."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Return whether another library has the memory, too."""
+
+    @property
+    def was_shared(self) -> bool:
+        """Return whether another library has the memory, or had it."""
+
+    def memory(self) -> _acl.DeviceRange:
+        """Return the memory, when torch is done with it if torch has it, too."""
+
+    def share(self, array: DeviceArray) -> object:
+        """Return the object that another library keeps alive while it uses the memory of this array."""
 
 
 class Origin(NamedTuple):
@@ -33,9 +59,9 @@ class Layout(NamedTuple):
 
     strides: tuple[int, ...]
     offset: int
-    #: The number of elements that the memory has space for.
-    room: int
-    #: Whether the strides are those of a C-contiguous array.
+    #: The number of elements that fit into the memory.
+    storage_size: int
+    #: True if the strides make the array C-contiguous.
     is_contiguous: bool
 
 
@@ -44,7 +70,7 @@ class Known:
 
     Attributes
     ----------
-    allocation : Allocation or TensorMemory, optional
+    allocation : Memory, optional
         Its memory; None if it has no elements.
     layout : Layout, optional
         The places of its elements there; None if they are C-contiguous from the beginning of the memory.
@@ -59,7 +85,7 @@ class Known:
     __slots__ = ("_bits", "_repaired", "allocation", "layout", "origin", "packed", "values")
 
     def __init__(self) -> None:
-        self.allocation: Allocation | TensorMemory | None = None
+        self.allocation: Memory | None = None
         self.layout: Layout | None = None
         self.values: NDArray | None = None
         self.origin: Origin | None = None
@@ -74,7 +100,7 @@ class Known:
 
     @property
     def is_memory_of_torch(self) -> bool:
-        """Return whether the memory is that of a tensor."""
+        """Return whether the memory belongs to a tensor."""
         return self.allocation is not None and self.allocation.is_of_torch
 
     @property
@@ -104,7 +130,7 @@ class Known:
         self.values = self.origin = self.packed = self._repaired = None
 
     def set_bits(self, count: int) -> None:
-        """Set the number of bits of a packed mask that count; the device leaves the rest undefined."""
+        """Set the number of bits of a packed mask that belong to rows; the device leaves the rest undefined."""
         self._bits = count
 
     def clear_padding(self, values: NDArray) -> None:

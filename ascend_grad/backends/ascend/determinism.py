@@ -22,7 +22,7 @@ from . import runtime
 from .array import DeviceArray
 from .queue import Queue
 
-#: What `ascend_grad.npu.use_deterministic` chose in this context: None, or an object whose ``value`` is a bool or None.
+#: Choice of `ascend_grad.npu.use_deterministic` in this context: None, or an object whose ``value`` is a bool or None.
 chosen: ContextVar[Any] = ContextVar("ascend_grad_deterministic", default=None)
 
 _lock = threading.RLock()  # a signal handler may call an operator while the lock is held

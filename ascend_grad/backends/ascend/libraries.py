@@ -44,7 +44,7 @@ class Toolkit:
     def runtime(self) -> list[int]:
         """Open the runtime."""
         opened = self._open(RUNTIME, "no runtime library", broken=False)
-        # The runtime may have been in the process before, from any folder: the other libraries are beside it.
+        # The runtime may have been in the process before, from any folder, which has the other libraries, too.
         self._folders.insert(0, os.path.dirname(_acl.path_of(opened[0])))
         return opened
 
@@ -93,7 +93,7 @@ def _open_family(folder: str, family: tuple[str, ...]) -> list[int]:
             opened.append(_acl.loaded_library(os.path.basename(path)) or _acl.open_library(path))
         except OSError as error:
             text = f"{path} does not load: {error}"
-            if opened:  # an open library stays open: no other family may be beside it
+            if opened:  # an open library stays open, so no other family may be opened
                 raise Unusable(text, broken=True) from error
             raise _Missing(text if _is_there(path, str(error)) else "") from error
     return opened

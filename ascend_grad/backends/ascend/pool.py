@@ -11,17 +11,13 @@ from __future__ import annotations
 import threading
 import weakref
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ... import _acl
 from ...errors import BackendUnavailableError
 from . import runtime, threads
 
-if TYPE_CHECKING:
-    from .array import DeviceArray
-    from .session import Session
-
-#: Bytes, and blocks, that the pool of one thread keeps for later calls.
+#: Maximum number of bytes, and of blocks, that the pool of one thread keeps for later calls.
 POOL_BYTES = 1 << 30
 POOL_BLOCKS = 64
 
@@ -80,8 +76,34 @@ class Pool:
             block.close()
 
 
-#: Held while a thread reads or changes which session an allocation is queued on. A signal handler, or the garbage
-#: collector, may release memory in the middle.
+class Owner(Protocol):
+    """A `session.Session` as its memory sees it.
+
+    Attributes
+    ----------
+    waits : bool
+        Whether calls wait for their work.
+    pool : Pool
+        The idle memory.
+    """
+
+    waits: bool
+    pool: Pool
+
+    @property
+    def busy(self) -> bool:
+        """Return whether a call is running."""
+
+    @property
+    def is_pending(self) -> bool:
+        """Return whether the stream may have work that nobody has waited for."""
+
+    def wait(self) -> None:
+        """Wait for everything on the stream, on any thread."""
+
+
+#: Lock that is held while a thread reads or changes which session an allocation is queued on. A signal handler, or the
+#: garbage collector, may release memory in the middle.
 _queues = threading.RLock()
 #: The allocations of all threads.
 live: weakref.WeakSet[Allocation] = weakref.WeakSet()
@@ -96,7 +118,7 @@ class Allocation:
 
     is_of_torch = False
 
-    def __init__(self, block: _acl.DeviceMemory, queued_on: Session | None = None):
+    def __init__(self, block: _acl.DeviceMemory, queued_on: Owner | None = None):
         self._shares: weakref.WeakSet[Share] | None = None
         self._queued_on = queued_on  # the session that does not wait and whose work may use the memory, if any
         self.block: _acl.DeviceMemory | None = block
@@ -114,7 +136,7 @@ class Allocation:
         if self._queued_on is not None and self._queued_on.is_pending:  # later work on that stream may use the block
             self._queued_on.pool.put(block)
             return
-        session = threads.thread.sessions.get(block.device)
+        session: Owner | None = threads.thread.sessions.get(block.device)
         if session is None:  # a thread without a pool frees the block
             block.close()
             return
@@ -130,7 +152,7 @@ class Allocation:
             runtime.wait_for_torch(self.block.device)
         return self.block
 
-    def wait_unless_on(self, session: Session | None) -> None:
+    def wait_unless_on(self, session: Owner | None) -> None:
         """Wait for the work of a session that uses the memory, unless it is this one."""
         queued = None if session is None or session.waits else session
         while True:
@@ -154,8 +176,8 @@ class Allocation:
         """Return whether another library has the memory, or had it."""
         return self._shares is not None
 
-    def share(self, array: DeviceArray) -> Share:
-        """Return what another library keeps alive while it uses the memory of this array."""
+    def share(self, array: object) -> Share:
+        """Return the object that another library keeps alive while it uses the memory of this array."""
         self.wait_unless_on(None)
         share = Share(array)
         self._shares = self._shares or weakref.WeakSet()
@@ -176,7 +198,7 @@ class Share:
 
     __slots__ = ("__weakref__", "_array")
 
-    def __init__(self, array: DeviceArray):
+    def __init__(self, array: object):
         self._array = array
 
 

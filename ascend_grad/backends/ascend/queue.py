@@ -1,7 +1,7 @@
 """The interface of an operator to the stream that it is put on.
 
 There are two kinds. A `session.Session` has memory and a stream of the library's own (or a stream of the caller's); a
-`torch_npu.TorchQueue` has those of torch.
+`torch_npu.TorchQueue` uses memory and stream of torch.
 """
 
 from __future__ import annotations

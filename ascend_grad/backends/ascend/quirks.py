@@ -6,8 +6,8 @@ quirk of the device                                    repair
 Q1 the fused gradient overwrites its ``softmax``       `writable_copy`: it gets a copy, if the array is the caller's
 Q2 the fused gradient computes NaN from rows of NaN    `rows_with_gradient`: those rows are left out of the call, and
    or infinity even where ``grad`` is 0                their ``input_grad`` is 0
-Q3 ``target_mask`` is documented as bits alone         `mask_bits`: bools are packed first; `packed_copy`: those of an
-                                                       array on the device when it goes there, as it may become a mask
+Q3 ``target_mask`` is documented as bits alone         `mask_bits`: bools are packed first; `packed_copy`: bools are
+                                                       packed when `asarray` copies them, as they may become a mask
 Q4 the fused gradient reads ``masked_target`` on       `safe_targets`: it is 0 there, for the mask of the last call kept
    masked rows, too, as a place in memory              beside an array on the device
 Q5 the bits of ``target_mask`` beyond the last row     `arrays.clear_padding`, where they are copied to the host
@@ -123,4 +123,4 @@ def shape_for_device(shape: tuple[int, ...]) -> tuple[int, ...]:
 def layout_for_device(array: DeviceArray) -> tuple[tuple[int, ...], int, int] | None:
     """Return strides, offset and space of an array in memory of another library, None for other arrays (Q8)."""
     layout = array.known.layout
-    return None if layout is None else (shape_for_device(layout.strides), layout.offset, layout.room)
+    return None if layout is None else (shape_for_device(layout.strides), layout.offset, layout.storage_size)

@@ -47,7 +47,7 @@ class Session(Transfers):
         self._frame: Any = None  # a weak reference to the frame of the running call
         self._stream: _acl.AnyStream | None = None
         self._pending = False  # whether anything was put on the stream since it was synchronised
-        # The fields below are those of the running call.
+        # The fields below belong to the running call.
         self.is_deterministic = False  # whether equal calls have to give equal bits
         self._has_to_wait = False  # whether the call waits for its end; torch may use the same memory
         self._allocations: list[Allocation] = []  # the memory to release when the call ends
@@ -173,7 +173,7 @@ class Session(Transfers):
         self.pool.empty()
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not is_finalizing():  # else names of modules are gone, and the fields free their handles
+        if not is_finalizing():  # at the exit of Python the fields free their handles, as modules are gone
             self.close()
 
     # ---- memory
@@ -244,7 +244,7 @@ def session_on(device: int) -> Session:
     state = runtime.state()
     if not state.usable:
         raise BackendUnavailableError(f"the device cannot be used: {state.reason}")
-    session = thread.sessions.get(device)
+    session: Session | None = thread.sessions.get(device)
     if session is None:
         session = thread.sessions[device] = Session(device)
         sessions.add(session)
@@ -254,7 +254,7 @@ def session_on(device: int) -> Session:
 
 def session_for_arrays(device: int) -> Session:
     """Return the session for calls on arrays of a device: on the caller's stream if there is one, else the thread's."""
-    session = thread.on_stream
+    session: Session | None = thread.on_stream
     return session if session is not None and session.device == device and not session.busy else session_on(device)
 
 
@@ -263,7 +263,7 @@ def on_stream(handle: int) -> Iterator[None]:
     """Put the work of calls on arrays of this thread's device on this stream, for a block."""
     device = chosen_device()
     session_on(device)  # raises if the device cannot be used
-    session = thread.streams.get((device, handle))
+    session: Session | None = thread.streams.get((device, handle))
     if session is None:
         session = thread.streams[device, handle] = Session(device, handle)
         sessions.add(session)

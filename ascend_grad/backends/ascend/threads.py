@@ -6,13 +6,10 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any, TypeVar
 
 from ... import _acl
 from . import runtime
-
-if TYPE_CHECKING:
-    from .session import Session
 
 Member = TypeVar("Member")
 
@@ -21,18 +18,19 @@ class _Thread(threading.local):
     """The state of one thread."""
 
     def __init__(self) -> None:
-        #: The device that was set, None where nobody has set one.
+        #: The device that was set; None if no device was set.
         self.device = runtime.DEVICE
-        #: Its sessions by device, and those on streams of the caller's by device and address.
-        self.sessions: dict[int, Session] = {}
-        self.streams: dict[tuple[int, int], Session] = {}
-        #: The session of the stream that calls on arrays of its device go to.
-        self.on_stream: Session | None = None
+        #: The thread's sessions by device. Each is a `session.Session`, a class above this module.
+        self.sessions: dict[int, Any] = {}
+        #: The sessions on the caller's streams, by device and the stream's address.
+        self.streams: dict[tuple[int, int], Any] = {}
+        #: The session on the stream that `session.on_stream` has set, or None.
+        self.on_stream: Any = None
 
 
 thread = _Thread()
 #: The sessions of all threads.
-sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+sessions: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def members_of(group: weakref.WeakSet[Member]) -> list[Member]:

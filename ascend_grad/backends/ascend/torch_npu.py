@@ -140,10 +140,10 @@ def _array(kind: type[DeviceArray], tensor: Any, dtype: np.dtype) -> DeviceArray
     if isinstance(array, TensorArray):
         array.tensor = tensor
     if array.size:
-        room = tensor.untyped_storage().nbytes() // tensor.element_size()
+        storage_size = tensor.untyped_storage().nbytes() // tensor.element_size()
         # A stride of an axis of length 1 leads to no element. It may be so large that its bytes exceed an int64.
         strides = tuple(step if length > 1 else 1 for length, step in zip(tensor.shape, tensor.stride()))
-        array.known.layout = Layout(strides, tensor.storage_offset(), room, tensor.is_contiguous())
+        array.known.layout = Layout(strides, tensor.storage_offset(), storage_size, tensor.is_contiguous())
         array.known.allocation = TensorMemory(tensor, dtype)
     return array
 

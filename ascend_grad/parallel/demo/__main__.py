@@ -35,12 +35,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     Parameters
     ----------
     argv : sequence of str, optional
-        The arguments; default: those of the process.
+        The arguments; default: the arguments of the process.
 
     Returns
     -------
     int
-        The exit status: 0 where the losses are equal but for rounding, else 1.
+        The exit status: 0 if the losses are equal except for rounding, else 1.
     """
     parser = argparse.ArgumentParser(
         prog="python -m ascend_grad.parallel.demo",
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(ranks: Collectives, task: Task, steps: int) -> int:
-    """Train and, on the first rank, print: a task whose model computes in float32."""
+    """Train a task whose model computes in float32, and print the results on the first rank."""
     timed = TimedCollectives(ranks)
     model = ShardedWordModel(task.model, timed)
     split_losses = _losses(dataclasses.replace(task, model=model), steps)
@@ -77,7 +77,7 @@ def run(ranks: Collectives, task: Task, steps: int) -> int:
 
 
 def _losses(task: Task, steps: int) -> np.ndarray:
-    """Of every step, in bits for each word."""
+    """Train and return the loss of every step, in bits per word."""
     return np.array(list(train(task, steps, np.random.default_rng(0))))
 
 

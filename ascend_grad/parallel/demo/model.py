@@ -18,10 +18,10 @@ from ..vocabulary_parallel import linear_cross_entropy
 class ShardSizes(Sizes):
     """The sizes of a `ShardedWordModel`."""
 
-    words: int = 0  # of the output layer, on this rank
+    entries: int = 0  # rows of the output layer on this rank
 
     def parameters(self) -> dict[str, tuple[int, ...]]:
-        return super().parameters() | {"logits": (self.words, self.width)}
+        return super().parameters() | {"logits": (self.entries, self.width)}
 
 
 class ShardedWordModel(LanguageModel):
@@ -35,13 +35,13 @@ class ShardedWordModel(LanguageModel):
     whole : LanguageModel
         The model whose parameters this one starts with.
     ranks : Collectives
-        Those that the words are split over.
+        The ranks that the vocabulary is split over.
     """
 
     def __init__(self, whole: LanguageModel, ranks: Collectives):
         self._ranks = ranks
         start, stop = vocab_range(whole.sizes.vocabulary, ranks.rank, ranks.size)
-        sizes = ShardSizes(**dataclasses.asdict(whole.sizes), words=stop - start)
+        sizes = ShardSizes(**dataclasses.asdict(whole.sizes), entries=stop - start)
         super().__init__(sizes, np.random.default_rng(0), whole.parameters.dtype)
         for name, value in self._values.items():
             value[...] = whole._values[name][start:stop] if name == "logits" else whole._values[name]
