@@ -273,6 +273,9 @@ class BuildExt(build_ext):
         if names := sanitizers():
             flag = f"-fsanitize={','.join(names)}"
             compile_args += [flag, "-fno-omit-frame-pointer", "-g1", "-O1"]
+            # The address sanitizer reports the same accesses. These two checks add a quarter to the time to compile.
+            if "undefined" in names:
+                compile_args.append("-fno-sanitize=null,object-size")
             link_args.append(flag)
         return compile_args, link_args
 

@@ -170,10 +170,15 @@ def run(args: argparse.Namespace) -> int:
         raw_dtype=None if args.dtype is None else BFLOAT16,
         bar=partial(tqdm, unit="B", unit_scale=True, unit_divisor=1024, disable=disable),
     )
-    if any(map(is_zarr, job.sources.values())):
-        apply_zarr.run(job)
-    else:
-        apply_npy.run(job, _result_options(operator))
+    try:
+        if any(map(is_zarr, job.sources.values())):
+            apply_zarr.run(job)
+        else:
+            apply_npy.run(job, _result_options(operator))
+    except MemoryError as error:
+        targets, sources = ", ".join(results.values()), ", ".join(job.sources.values())
+        details = f": {error}" if str(error) else ""
+        raise CommandError(f"{targets}: cannot be computed from {sources}: out of memory{details}") from error
     return 0
 
 

@@ -69,10 +69,11 @@ def open_array(path: str, raw_dtype: np.dtype | None) -> MappedArray:
                 raise ValueError(f"it is truncated, {there} bytes of {needed}")
             memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             array = _array_over(memory, offset, shape, dtype, fortran_order)
+            file.seek(0)
+            header = file.read(offset)
         except Exception as error:  # for a broken header NumPy's parser lets through whatever Python's raises
             raise CommandError(f"{path}: not a .npy file that can be used: {reason(error)}") from error
-        file.seek(0)
-        return MappedArray(array.view(_meaning(dtype, file.read(offset), raw_dtype, path)), memory)
+    return MappedArray(array.view(_meaning(dtype, header, raw_dtype, path)), memory)
 
 
 def checked_targets(paths: list[str], sources: list[str]) -> list[str]:
@@ -118,12 +119,13 @@ def new_npy(target: str, shape: tuple[int, ...], dtype: np.dtype, fortran_order:
     partial = os.path.join(directory, f".ascend-grad-{secrets.token_hex(8)}.part")
     try:
         with _created(partial, target) as file:
-            _take_permissions(file, target)
+            with writing(target):
+                _take_permissions(file, target)
             _reserve(file, offset + dtype.itemsize * math.prod(shape), target)
             with writing(target):
                 file.write(header.getvalue())
                 file.flush()
-            memory = mmap.mmap(file.fileno(), 0)
+                memory = mmap.mmap(file.fileno(), 0)
             yield MappedArray(_array_over(memory, offset, shape, dtype, fortran_order), memory)
             with writing(target):
                 os.fsync(file.fileno())

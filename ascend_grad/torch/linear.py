@@ -12,7 +12,7 @@ from torch.autograd import Function
 from ..arguments import MAX_INDEX, integer, real_number, shown, thread_count
 from ..errors import AscendGradError, ParamInvalidError, ParamTypeError, rename
 from . import operators
-from .tensors import are_readable, check_tensors
+from .tensors import are_readable, check_tensors, to_array
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -104,7 +104,7 @@ def _scaled(gradients: Sequence[torch.Tensor], factor: torch.Tensor, in_place: b
     """Multiply gradients by one number. In place, a multiplication by 1 is skipped if the number is on the CPU."""
     if not in_place or torch.is_grad_enabled() or not are_readable((*gradients, factor)):
         return [gradient * factor for gradient in gradients]
-    if not factor.is_cpu or factor.item() != 1:  # reading it from a device would wait
+    if not factor.is_cpu or to_array(factor, "grad_loss", _NAME)[()] != 1:  # reading it from a device would wait
         for gradient in gradients:
             gradient.mul_(factor)
     return gradients

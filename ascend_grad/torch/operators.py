@@ -155,9 +155,10 @@ def upstream(array_of: Callable, grad_loss: torch.Tensor | None, reduction: str)
     """Return the upstream gradient as the functions accept it: None, an array or a number."""
     if grad_loss is None:
         return None
+    array = array_of(grad_loss, "grad_loss", LINEAR)
     if reduction == "none" or grad_loss.device.type == "npu":  # reading a number waits for the device
-        return array_of(grad_loss, "grad_loss", LINEAR)
-    return float(grad_loss.detach())
+        return array
+    return float(array)
 
 
 def linear_cross_entropy(

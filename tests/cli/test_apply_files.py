@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import io
+import mmap
 import os
 import signal
 import subprocess
@@ -74,8 +76,44 @@ def test_a_failure_leaves_what_was_there(error, when, old_result, monkeypatch, c
     message = refused(capsys, "softmax", *save(input=np.zeros(3)), "-o", "out.npy")
     if isinstance(error, OSError) and when != "computing":
         assert message == f"{os.path.realpath('out.npy')}: cannot be written: {error.strerror}"
+    if isinstance(error, MemoryError):
+        assert message == "out.npy: cannot be computed from input.npy: out of memory: no memory"
     assert str(error.args[-1]) in message
     assert Path("out.npy").read_bytes() == old_result
+
+
+@pytest.mark.parametrize(
+    ("function", "number"), [("mmap.mmap", errno.ENODEV), ("mmap.mmap", errno.EPERM), ("os.fchmod", errno.EPERM)]
+)
+def test_a_file_system_that_lacks_something(function, number, old_result, monkeypatch, capsys):
+    """Such as one without shared maps that can be written, or without permissions."""
+    module, name = function.split(".")
+    real = getattr(getattr(npy_files, module), name)
+
+    def fail(*arguments, **settings):
+        if "access" in settings:  # a map of an input
+            return real(*arguments, **settings)
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(f"ascend_grad.cli.npy_files.{function}", fail)
+    message = refused(capsys, "softmax", *save(input=np.zeros(3)), "-o", "out.npy")
+    assert message == f"{os.path.realpath('out.npy')}: cannot be written: {os.strerror(number)}"
+    assert Path("out.npy").read_bytes() == old_result
+
+
+def test_an_input_that_can_be_mapped_but_not_read_again(monkeypatch, capsys):
+    class Failing(io.BufferedReader):
+        def read(self, size=-1):
+            if maps:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return super().read(size)
+
+    real, maps = mmap.mmap, []
+    names = save(input=np.zeros(3))
+    monkeypatch.setattr(npy_files, "open", lambda path, mode: Failing(io.FileIO(path, mode)), raising=False)
+    monkeypatch.setattr(mmap, "mmap", lambda *where, **how: maps.append(real(*where, **how)) or maps[0])
+    message = refused(capsys, "softmax", *names, "-o", "out.npy")
+    assert message == f"input.npy: not a .npy file that can be used: {OSError(errno.EIO, os.strerror(errno.EIO))}"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from stand_in import build, compiler
 
+import ascend_grad as ag
+
 MAPPED = """
     import ctypes, os
     import numpy as np
@@ -293,3 +295,22 @@ def test_torch_npu_is_never_imported(run_script, tmp_path) -> None:
     """
     result = run_script(script(MAPPED, use), ASCEND_HOME_PATH=str(build("split")), TORCH=str(tmp_path))
     assert result.stdout == "[0.5 0.5] False\n"
+
+
+@pytest.mark.parametrize(
+    ("macros", "is_bound"),
+    [
+        ("", False),
+        ("#define __GLIBC__ 2\n#define __GLIBC_PREREQ(major, minor) 0\n", False),
+        ("#define __GLIBC__ 2\n#define __GLIBC_PREREQ(major, minor) 1\n", True),
+    ],
+    ids=["another C library", "an older one", "GLIBC"],
+)
+def test_the_loaders_symbols_are_bound_for_newer_glibc_alone(macros, is_bound, tmp_path):
+    (tmp_path / "link.h").write_text("#pragma once\n")
+    (tmp_path / "dlfcn.h").write_text(f"#pragma once\n{macros}")
+    header = Path(ag.get_include(), "ascend_grad", "acl", "loader.h")
+    command = [*compiler(), "-E", "-x", "c", "-nostdinc", "-U__GLIBC__", "-D__x86_64__", f"-I{tmp_path}", str(header)]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert ("symver dlopen, dlopen@" in result.stdout) == is_bound

@@ -28,6 +28,27 @@ ROWWISE = {
         lambda x: torch.softmax((0.5 * x).masked_fill(MASK, -10000.0), -1),
         (2, 1, 4, 5),
     ),
+    # As functions of both tensors, which halving and a change of sign round in no dtype.
+    "softmax_backward": (
+        lambda x: agt.softmax_backward(x, -x / 2, 0),
+        lambda x: (x - (x * -x / 2).sum(0, keepdim=True)) * -x / 2,
+        (4, 3),
+    ),
+    "log_softmax_backward": (
+        lambda x: agt.log_softmax_backward(x, -x / 2),
+        lambda x: x - x.sum(-1, keepdim=True) * torch.exp(-x / 2),
+        (4, 3),
+    ),
+    "softmax_backward of the output alone": (
+        lambda x: agt.softmax_backward(torch.ones_like(x), x, 0),
+        lambda x: (1 - x.sum(0, keepdim=True)) * x,
+        (4, 3),
+    ),
+    "scaled_masked_softmax_backward": (
+        lambda x: agt.scaled_masked_softmax_backward(x, -x / 2, MASK, 0.5),
+        lambda x: ((x - (x * -x / 2).sum(-1, keepdim=True)) * -x / 4).masked_fill(MASK, 0),
+        (2, 1, 4, 5),
+    ),
 }
 
 

@@ -12,13 +12,18 @@ import torch
 from torch._dynamo import compiled_autograd
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
+from torch._inductor.cpp_builder import get_cpp_compiler
+from torch._inductor.exc import InvalidCxxCompiler
 from torch_cases import CASES, case, step
 from torch_oracles import linear_cross_entropy
 
 import ascend_grad.torch as agt
 
-#: The warning comes from torch's own tracing of a `torch.autograd.Function`.
-pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated.*:DeprecationWarning")
+#: The warnings come from torch's tracing of a `torch.autograd.Function`, and from the first import of Inductor.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated.*:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
+]
 
 TARGET = torch.tensor([1, 2, -100, 6])
 
@@ -72,6 +77,24 @@ def test_one_graph_for_one_shape(name: str):
         for _ in range(3):
             torch.testing.assert_close(compiled(*leaves, *others), function(*leaves, *others))
     assert graphs() == 2
+
+
+@pytest.mark.parametrize("name", ["softmax", "mean"])
+def test_one_graph_by_the_default_backend(name: str):
+    """The backend that needs a C++ compiler makes one graph, and compiles nothing more for new values."""
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler as error:
+        pytest.skip(f"torch finds no C++ compiler: {error}")
+    function, leaves, others = case(name)
+    backend = CompileCounterWithBackend("inductor")
+    compiled = torch.compile(function, fullgraph=True, backend=backend)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for _ in range(3):
+            check(compiled, function, [torch.randn_like(each) for each in leaves], others)
+    assert backend.frame_count == counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]
+    assert not counters["recompiles"]
 
 
 @pytest.mark.parametrize(("dynamic", "limit"), [(None, 2), (True, 1)])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import pytest
 from linear_samples import GRADIENT, LINEAR, problem_of
 from samples import DTYPES, OPERATORS, assert_identical, random_problem
 
@@ -60,6 +63,21 @@ def test_workspaces_of_many_threads():
 
     with ThreadPoolExecutor(THREADS) as pool:
         assert sum(pool.map(work, range(THREADS))) == 0
+
+
+def test_every_generated_file_declares_that_it_needs_no_lock():
+    """Check what Cython wrote for the build, which is the same text for Pythons with the lock and without it."""
+    root = Path(__file__).parents[2]
+    sources = {path.stem for path in (root / "pyx").rglob("*.pyx")}
+    generated = {path.stem: path.read_text() for path in (root / "build" / "cython").rglob("*.c")}
+    if not generated:
+        pytest.skip("there is no build/cython: the modules were built elsewhere")
+    declared = {
+        name: re.findall(r"^#else\n#define __Pyx_FREETHREADING_COMPATIBLE (\w+)\n#endif", text, re.MULTILINE)[-1:]
+        for name, text in generated.items()
+        if "{Py_mod_gil, __Pyx_FREETHREADING_COMPATIBLE}" in text
+    }
+    assert declared == {name: ["Py_MOD_GIL_NOT_USED"] for name in sources | {"_cyutility"}}
 
 
 def test_the_interpreters_lock_stays_as_it_was(run_script):

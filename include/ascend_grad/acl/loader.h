@@ -10,13 +10,16 @@
 #include <dlfcn.h>
 #include <link.h>
 
-#if defined(__GLIBC__) && __GLIBC_PREREQ(2, 34)
+/* The conditions are nested, as other C libraries do not define __GLIBC_PREREQ, which has arguments. */
+#ifdef __GLIBC__
+#if __GLIBC_PREREQ(2, 34)
 #if defined(__x86_64__)
 #define AG_LOADER_VERSION "GLIBC_2.2.5"
 #define AG_DLINFO_VERSION "GLIBC_2.3.3"
 #elif defined(__aarch64__)
 #define AG_LOADER_VERSION "GLIBC_2.17"
 #define AG_DLINFO_VERSION "GLIBC_2.17"
+#endif
 #endif
 #endif
 
