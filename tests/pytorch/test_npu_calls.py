@@ -34,6 +34,7 @@ import ascend_grad.torch as agt
 from ascend_grad import npu, parallel
 from ascend_grad.backends.ascend.torch_npu import on_current_stream
 from ascend_grad.contract import OPERATORS as ALL
+from ascend_grad.torch.compat import torch_npu as compat
 
 pytestmark = pytest.mark.usefixtures("torch_npu")
 
@@ -291,13 +292,21 @@ class Waits:
         return {name: count for name, count in counts.items() if count}
 
 
-def chain(x, w, target, grad) -> tuple:
-    s = ag.fused_linear_online_max_sum(x, w, target, 0, w.shape[0])
-    loss, _ = ag.fused_cross_entropy_loss_with_max_sum(s.logits_max, s.sum_exp_logits, s.predicted_logits)
-    grads = ag.fused_linear_cross_entropy_loss_grad(
+def chain(x, w, target, grad, functions=ag) -> tuple:
+    s = functions.fused_linear_online_max_sum(x, w, target, 0, w.shape[0])
+    loss, _ = functions.fused_cross_entropy_loss_with_max_sum(s.logits_max, s.sum_exp_logits, s.predicted_logits)
+    grads = functions.fused_linear_cross_entropy_loss_grad(
         grad, x, w, s.target_mask, s.masked_target, logits_max=s.logits_max, sum_exp_logits=s.sum_exp_logits
     )
     return loss, *grads
+
+
+def chain_of_torch_npu(x, w, target, grad, *, stored: bool) -> tuple:
+    """Compute the same with the functions of torch_npu's names."""
+    *statistics, mask, masked, logits = compat.npu_fused_linear_online_max_sum(x, w, target, 0, len(w), stored)
+    loss, softmax = compat.npu_fused_cross_entropy_loss_with_max_sum(*statistics, vocab_parallel_logits=logits)
+    mode = (None, None, softmax) if stored else statistics[:2]
+    return loss, *compat.npu_fused_linear_cross_entropy_loss_with_max_sum_backward(grad, x, w, mask, masked, 0.0, *mode)
 
 
 def chain_arguments() -> list[torch.Tensor]:
@@ -326,6 +335,10 @@ def test_nothing_waits(torch_npu, device, monkeypatch: pytest.MonkeyPatch):
         lambda: ag.softmax(there[0][:0]),
         lambda: ag.linear_cross_entropy(there[0][:0], there[1], there[2][:0]),
         lambda: agt.softmax(there[0]),
+        lambda: agt.softmax_backward(there[0], there[0]),
+        lambda: chain(*there, functions=agt),
+        lambda: chain_of_torch_npu(*there, stored=False),
+        lambda: chain_of_torch_npu(*there, stored=True),
         lambda: agt.linear_cross_entropy(*(each.requires_grad_() for each in there[:2]), there[2]).backward(),
         lambda: agt.linear_cross_entropy(there[0], there[1].half().bfloat16(), there[2], reduction="sum").backward(),
     ):

@@ -19,14 +19,13 @@ pytestmark = pytest.mark.usefixtures("torch_npu")
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_every_case_is_computed_with_tensors_too(dtype, device, tmp_path) -> None:
-    """On each of the two devices."""
     file = tmp_path / "check.json"
     counts = []
     for backend in ("npu", "cpu"):
         assert main(["check", "--backend", backend, "--filter", f"log_softmax {dtype}", "--json", str(file)]) == 0
         (row,) = json.loads(file.read_text())["rows"]
         counts.append(row["cases"])
-    assert counts[0] == 4 * counts[1]
+    assert counts[0] == 4 * counts[1]  # arrays and tensors on two devices
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
