@@ -21,6 +21,7 @@ from npu_tensors import (
     V,
     arguments_of,
     bound_context,
+    call_of,
     fails_and_recovers,
     on_tensors,
     results_of,
@@ -411,7 +412,57 @@ def test_device_and_context_are_as_before(device_of_torch: int, torch_npu, devic
 def test_either_stage_fails(operator: str, how: dict, device, torch_npu):
     names = [ALL[name].device_name for name in ((STATISTICS, LOSS, GRADIENT) if operator == WHOLE else (operator,))]
     functions = [function for name in names for function in (f"{name}GetWorkspaceSize", name)]
-    assert fails_and_recovers(operator, how, functions, device, torch_npu) == len(functions)
+    assert fails_and_recovers(call_of(operator, how), functions, device, torch_npu) == len(functions)
+
+
+def backward_of_softmax() -> Callable[[], list]:
+    x, above = (torch.randn(4, 6).to("npu:1") for _ in range(2))
+
+    def call() -> list:
+        leaf = x.clone().requires_grad_()
+        with torch.autograd.set_multithreading_enabled(torch_npu_real.IS_INSTALLED):  # the double has no threads for it
+            value = agt.softmax(leaf)
+            (grad,) = torch.autograd.grad(value, leaf, above)
+        return [value.detach(), grad]
+
+    return call
+
+
+def backward_of_the_loss() -> Callable[[], list]:
+    """Return a call whose gradients are computed together with the loss, and scaled in backward."""
+    x, w, target, _ = (each.to("npu:1") for each in chain_arguments())
+
+    def call() -> list:
+        leaves = x.clone().requires_grad_(), w.clone().requires_grad_()
+        with torch.autograd.set_multithreading_enabled(torch_npu_real.IS_INSTALLED):
+            loss = agt.linear_cross_entropy(*leaves, target)
+            gradients = torch.autograd.grad(loss, leaves)
+        return [loss.detach(), *gradients]
+
+    return call
+
+
+def outs() -> Callable[[], list]:
+    """Return a call with an `out` of the inputs' dtype, one of another dtype, and one with gaps in memory."""
+    x = torch.randn(4, 6).to("npu:1")
+    given = torch.zeros_like(x), torch.zeros_like(x).half(), torch.zeros(8, 12).to("npu:1")[::2, ::2]
+    return lambda: [ag.softmax(x, out=out) for out in given]
+
+
+def _stages(*names: str) -> list[str]:
+    return [function for name in names for function in (f"{name}GetWorkspaceSize", name)]
+
+
+@pytest.mark.parametrize(
+    ("make", "functions", "failures"),
+    [
+        (backward_of_softmax, _stages("aclnnSoftmax", "aclnnSoftmaxBackward"), 4),
+        (backward_of_the_loss, _stages(*(ALL[name].device_name for name in (STATISTICS, LOSS, GRADIENT))), 6),
+        (outs, _stages("aclnnSoftmax"), 6),
+    ],
+)
+def test_either_stage_fails_in_backward_and_with_out(make, functions, failures: int, device, torch_npu):
+    assert fails_and_recovers(make(), functions, device, torch_npu) == failures
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
