@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch_npu_real
+from acl_client import StatusError
 from linear_samples import GRADIENT, LINEAR, LOSS, STATISTICS, WHOLE, problem_of
 from npu_tensors import (
     BFLOAT16,
@@ -29,6 +30,7 @@ from npu_tensors import (
     values,
 )  # fmt: skip
 from samples import OPERATORS
+from torch_oracles import assert_close
 
 import ascend_grad as ag
 import ascend_grad.torch as agt
@@ -302,6 +304,12 @@ def chain(x, w, target, grad, functions=ag) -> tuple:
     return loss, *grads
 
 
+def whole(x: torch.Tensor) -> torch.Tensor:
+    """Compute a loss by the chain of three operators."""
+    weight, target = torch.zeros(V, x.shape[1]).half().to(x.device), torch.arange(len(x)).to(x.device)
+    return ag.linear_cross_entropy(x, weight, target).loss
+
+
 def chain_of_torch_npu(x, w, target, grad, *, stored: bool) -> tuple:
     """Compute the same with the functions of torch_npu's names."""
     *statistics, mask, masked, logits = compat.npu_fused_linear_online_max_sum(x, w, target, 0, len(w), stored)
@@ -463,6 +471,39 @@ def _stages(*names: str) -> list[str]:
 )
 def test_either_stage_fails_in_backward_and_with_out(make, functions, failures: int, device, torch_npu):
     assert fails_and_recovers(make(), functions, device, torch_npu) == failures
+
+
+@pytest.mark.parametrize("place", ["npu:0", "npu:1"])
+@pytest.mark.parametrize("wait", ["cpu", "synchronize"])
+@pytest.mark.parametrize(
+    ("function", "nth"),
+    [
+        (ag.softmax, 1),
+        (agt.softmax, 1),
+        # The double of torch_npu waits within the call: it computes operators of torch on the host.
+        *((whole, nth) for nth in range(1, 6) if torch_npu_real.IS_INSTALLED),
+    ],
+)
+def test_work_that_fails_is_an_error_where_torch_waits(function, nth: int, wait: str, place: str, device, torch_npu):
+    """The call itself has returned; the next call on an array of the host or of the device works, and on a tensor."""
+    x = torch.randn(9, 6).half()
+    right = torch.softmax(x.double(), -1)
+    there = x.to(place)
+    array, before = npu.asarray(x.numpy()), torch_npu.npu.current_device()
+    torch_npu.npu.synchronize(there.device.index)
+    device.set_delay(20_000)
+    device.fail_work(nth, 507015)
+    result = function(there)
+    assert device.counter("in_flight")
+    waiting = result.cpu if wait == "cpu" else lambda: torch_npu.npu.synchronize(there.device.index)
+    with pytest.raises((RuntimeError, StatusError), match="507015"):
+        waiting()
+    assert device.faults_left() == 0
+    device.set_delay(200)
+    assert torch_npu.npu.current_device() == before
+    for found in (ag.softmax(array).numpy(), ag.softmax(x.numpy(), backend="npu"), values(ag.softmax(there))):
+        assert_close(torch.from_numpy(found), right, torch.float16)
+    assert device.violations() == []
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
