@@ -1,13 +1,13 @@
-"""Calls of ``ascend-grad check``: on each device in turn, on tensors of torch_npu, and repeated to compare bits."""
+"""Calls of ``ascend-grad check``: on every device, with tensors of torch_npu, and repeated to compare bits."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator
-from itertools import cycle
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,7 @@ REPEATS = 10
 #: Operators that the vendor promises to be deterministic only if the option is set.
 VARYING = ("scaled_masked_softmax_backward",)
 
-Call = Callable[[], tuple[NDArray | None, ...]]
+Results = tuple[NDArray | None, ...]
 
 
 def import_torch_npu() -> str:
@@ -39,27 +39,37 @@ def import_torch_npu() -> str:
     return ""
 
 
+class Way(NamedTuple):
+    """One way to compute every case: a device, with arrays of the host or with tensors on that device."""
+
+    #: Suffix for the label of a case, "" if there is one way only.
+    suffix: str
+    compute: Callable[[Case], Results]
+
+
 class Caller:
-    """Computes cases with a backend. If there are several devices, each case is computed on the next one."""
+    """Computes cases with a backend.
+
+    ``ways`` lists how: on every device, and on each of them also with tensors if torch_npu is imported.
+    """
 
     def __init__(self, backend: str):
         self._backend = backend
-        self._count = ag.npu.device_count() if backend == NPU else 0
-        self._devices = cycle(range(self._count or 1))
+        count = ag.npu.device_count() if backend == NPU else 0
+        self._on_device = count > 0
+        self.ways: list[Way] = []
+        for device in range(count or 1):
+            where = f", device {device}" if count > 1 else ""
+            self.ways.append(Way(where, partial(self._compute, device=device if count else None)))
+            if count and "torch_npu" in sys.modules:
+                tensors = partial(self._compute_with_tensors, device=device)
+                self.ways.append(Way(f"{where}, tensors of torch_npu", tensors))
 
-    def ways(self, case: Case) -> Iterator[tuple[str, Call]]:
-        """Yield the calls that compute a case, each with a suffix for its label ("" for a plain call)."""
-        device = next(self._devices)
-        where = f", device {device}" if self._count > 1 else ""
-        yield where, lambda: self.compute(case, device)
-        if self._count and "torch_npu" in sys.modules:
-            yield f"{where}, tensors of torch_npu", lambda: self._compute_with_tensors(case, device)
-
-    def compute(self, case: Case, device: int = 0) -> tuple[NDArray | None, ...]:
-        with threads.device_chosen(device if self._count else None):
+    def _compute(self, case: Case, device: int | None) -> Results:
+        with threads.device_chosen(device):
             return as_tuple(getattr(ag, case.operator)(**case.arguments, backend=self._backend))
 
-    def _compute_with_tensors(self, case: Case, device: int) -> tuple[NDArray | None, ...]:
+    def _compute_with_tensors(self, case: Case, device: int) -> Results:
         arguments = {
             name: _tensor(value, device) if isinstance(value, np.ndarray) else value
             for name, value in case.arguments.items()
@@ -67,21 +77,23 @@ class Caller:
         results = as_tuple(getattr(ag, case.operator)(**arguments, backend=self._backend))
         return tuple(None if result is None else _array(result) for result in results)
 
-    def repeat(self, case: Case) -> tuple[str, str]:
+    def repeat(self, case: Case, way: Way) -> tuple[str, str]:
         """Compare the bits of equal calls. Return a failure and a note, each "" if there is none."""
-        if self._count and case.operator in VARYING:
-            note = "" if self._is_repeatable(case) else "bits vary from call to call without npu.use_deterministic()"
+        if self._on_device and case.operator in VARYING:
+            varies = "bits vary from call to call without npu.use_deterministic()"
+            note = "" if _is_repeatable(case, way) else varies
             try:
                 with ag.npu.use_deterministic():
-                    failure = "" if self._is_repeatable(case) else "bits vary with npu.use_deterministic()"
+                    failure = "" if _is_repeatable(case, way) else "bits vary with npu.use_deterministic()"
             except AscendGradError as error:
                 return "", "; ".join(filter(None, (note, str(error))))
             return failure, note
-        return "" if self._is_repeatable(case) else f"bits vary among {REPEATS} equal calls", ""
+        return "" if _is_repeatable(case, way) else f"bits vary among {REPEATS} equal calls", ""
 
-    def _is_repeatable(self, case: Case) -> bool:
-        first, *others = ([_bits(array) for array in self.compute(case)] for _ in range(REPEATS))
-        return all(other == first for other in others)
+
+def _is_repeatable(case: Case, way: Way) -> bool:
+    first, *others = ([_bits(array) for array in way.compute(case)] for _ in range(REPEATS))
+    return all(other == first for other in others)
 
 
 def as_tuple(results: Any) -> tuple:

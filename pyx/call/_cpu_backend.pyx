@@ -57,40 +57,44 @@ cdef cnp.ndarray given_out(Call call, int i):
 
 
 cdef class Results:
-    """The arrays that a call computes its results into.
+    """The arrays that a call computes its results into, and what it returns.
 
     A result is None if it is not requested, a new array, or the caller's. If the caller's array shares memory with an
     input, the result is computed into a temporary array, and copied by `deliver`.
     """
 
     cdef list arrays
+    cdef tuple returned  # made before anything is written, as that may fail for memory
     cdef list copies  # pairs: the caller's array, and the temporary one
 
     def __init__(self, Call call not None):
         cdef Result result
         cdef cnp.ndarray out, temporary
+        cdef list returned = []
         cdef int i
         self.arrays, self.copies = [], []
         for i, result in enumerate(call.operator.result_specs):
             out = given_out(call, i)
             if not result.is_asked_for(call):
-                out = None
+                self.arrays.append(None)
             elif out is None:
                 out = result.allocate(call)
+                self.arrays.append(out)
             elif overlaps_an_input(call, out):
                 temporary = _memory.empty_like(out, <cnp.dtype>_dtypes[dtype_of(out)])
                 self.copies.append((out, temporary))
-                out = temporary
-            self.arrays.append(out)
+                self.arrays.append(temporary)
+            else:
+                self.arrays.append(out)
+            returned.append(out)
+        self.returned = tuple(returned)
 
-    cdef tuple deliver(self, Call call):
+    cdef tuple deliver(self):
         """Return what the call returns."""
-        cdef int i
-        for out, temporary in self.copies:
-            _memory.copy_into(<cnp.ndarray>out, <cnp.ndarray>temporary)
-        return tuple([
-            array if given_out(call, i) is None else given_out(call, i) for i, array in enumerate(self.arrays)
-        ])
+        cdef Py_ssize_t i
+        for i in range(len(self.copies)):
+            _memory.copy_into(<cnp.ndarray>(<tuple>self.copies[i])[0], <cnp.ndarray>(<tuple>self.copies[i])[1])
+        return self.returned
 
 
 # ---- linear operators ------------------------------------------------------------------------------------------------
@@ -105,7 +109,7 @@ cdef object gradient(Call call, int threads):
         value(call, "softmax"), results.arrays[0], results.arrays[1], value(call, "workspace_bytes") or 0,
         value(call, "filter_eps"), threads
     )
-    return results.deliver(call)
+    return results.deliver()
 
 
 cdef object statistics(Call call, int threads):
@@ -125,7 +129,7 @@ cdef object loss_of_statistics(Call call, int threads):
             value(call, "vocab_parallel_logits"), native_vector(value(call, "logits_max")), sum_exp, softmax, threads
         )
     _linear_python.losses(sum_exp, predicted, loss)
-    return results.deliver(call)
+    return results.deliver()
 
 
 cdef cnp.ndarray doubles(object numbers):
@@ -147,7 +151,7 @@ cdef object loss(Call call, int threads):
         value(call, "ignore_index"), value(call, "reduction"), doubles(value(call, "grad_loss")), *results.arrays,
         value(call, "workspace_bytes") or 0, value(call, "filter_eps"), threads
     )
-    return results.deliver(call)
+    return results.deliver()
 
 
 # ---- memory, and what is chosen --------------------------------------------------------------------------------------

@@ -214,3 +214,26 @@ def test_scale_passed_as_a_float_gives_another_result(acl, rng) -> None:
     finally:
         phase_1.argtypes = declared
     assert np.abs(right - wrong).max() > 0.01
+
+
+# ---- work that fails later -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wait", ["aclrtSynchronizeStream", "aclrtSynchronizeDevice"])
+def test_work_that_fails_is_told_by_the_next_wait(acl, double, rng, wait) -> None:
+    x = rng.standard_normal((3, 8)).astype(np.float32)
+    streams = [acl.stream(), acl.stream()]
+    double.fail_work(2, 507015)
+    outs = []
+    for stream in (streams[0], streams[0], streams[1]):
+        outs.append(acl.to_device(np.zeros_like(x)))
+        acl.launch("Softmax", acl.put(x), -1, acl.tensor(outs[-1], x.shape, x.dtype), stream=stream)
+        if stream == streams[0] and len(outs) == 2:
+            assert acl.aclrtSynchronizeStream(streams[1]) == 0
+    assert getattr(acl, wait)(*streams[: wait.endswith("Stream")]) == 507015
+    assert b"a fault was injected here" in acl.aclGetRecentErrMsg()
+    for stream in streams:
+        acl.check("aclrtSynchronizeStream", stream)
+    acl.check("aclrtSynchronizeDevice")
+    assert [acl.read(out, x).any() for out in outs] == [True, False, True]
+    assert double.faults_left() == 0

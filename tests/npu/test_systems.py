@@ -13,6 +13,7 @@ from samples import MASKED, OPERATORS, random_problem
 from stand_in import StandIn, build
 
 import ascend_grad as ag
+from ascend_grad import npu
 from ascend_grad.backends.ascend import limits, runtime
 from ascend_grad.inspection import bound_call
 
@@ -150,6 +151,21 @@ def test_the_loss_on_a_950(run_script) -> None:
     newer = run_script(script, ASCEND_HOME_PATH=str(build("split")), **environment)
     assert newer.stdout.splitlines() == ["cpu [-1.0, -1.0, -1.0]", *["[-1.0, -1.0, -1.0]"] * 2, "npu"]
     assert newer.stderr == ""
+
+
+def test_what_is_not_documented_is_named_for_arrays_of_the_device(system, device) -> None:
+    """Such calls go to the device all the same."""
+    operator = "scaled_masked_softmax_backward"
+    positional, named = arguments_of(operator, "float16")
+    there = [npu.asarray(each) for each in positional]
+    documented = ag.explain(operator, *there, **named)
+    assert documented == ("npu", "its arrays are on device 0")
+    system(SYSTEMS["310P"][-1])
+    undocumented = "the vendor documents the operator on 910B, 910_93 alone, this device is 310P"
+    assert ag.explain(operator, *there, **named) == ("npu", f"{documented.reason}, though {undocumented}")
+    right = ag.scaled_masked_softmax_backward(*positional, **named, backend="cpu")
+    found = ag.scaled_masked_softmax_backward(*there, **named)
+    np.testing.assert_allclose(found.numpy().astype(np.float32), right.astype(np.float32), rtol=2**-8, atol=2**-8)
 
 
 @pytest.mark.parametrize("operator", [GRADIENT, WHOLE])

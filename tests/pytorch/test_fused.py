@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+import torch_npu_real
 from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -428,3 +429,83 @@ def test_the_masked_backward_function_on_a_device():
     found = agt.scaled_masked_softmax_backward(g.to("npu"), y.to("npu"), mask.to("npu"), 0.5)
     right = agt.scaled_masked_softmax_backward(g.double(), y.double(), mask, 0.5)
     assert_close(found.cpu(), right, torch.float32, steps=4)
+
+
+def on_device(values: tuple) -> list:
+    return [each.to("npu:1") if isinstance(each, torch.Tensor) else each for each in values]
+
+
+def as_tuple(results) -> tuple[torch.Tensor, ...]:
+    return results if isinstance(results, tuple) else (results,)
+
+
+def operators_and_arguments() -> dict[str, tuple]:
+    """Return arguments on the CPU for the operators of the fused and of the backward functions."""
+    x, w, target = problem(torch.float16)
+    statistics = agt.fused_linear_online_max_sum(x, w, target, 0, V, return_logits=True)
+    logits = statistics.vocab_parallel_logits
+    _, softmax = agt.fused_cross_entropy_loss_with_max_sum(*statistics[:3], vocab_parallel_logits=logits)
+    given = torch.arange(BT) + 1.0, x, w, *statistics[3:5], 0.0
+    g, y, mask = torch.randn(2, 3, 4, 5), torch.rand(2, 3, 4, 5), torch.rand(1, 3, 4, 5) < 0.5
+    return {
+        "fused_linear_online_max_sum": (x, w, target, 0, V, False, None),
+        "fused_linear_online_max_sum with logits": (x, w, target.int(), 0, V, True, None),
+        "fused_cross_entropy_loss_with_max_sum": (*statistics[:3], 0.0, None, None),
+        "fused_cross_entropy_loss_with_max_sum of logits": (*statistics[:3], 0.0, logits, None),
+        "fused_linear_cross_entropy_loss_grad": (*given, *statistics[:2], None, [True, True], None, 0.0, None),
+        "fused_linear_cross_entropy_loss_grad stored": (*given, None, None, softmax, [False, True], None, 0.0, None),
+        "softmax_backward": (g, y, 1),
+        "log_softmax_backward": (g, y, 2),
+        "scaled_masked_softmax_backward": (g, y, mask, 0.5),
+    }
+
+
+@pytest.mark.usefixtures("torch_npu")
+@pytest.mark.parametrize("name", operators_and_arguments())
+def test_registered_operators_on_a_device(name: str, device):
+    arguments = operators_and_arguments()[name]
+    operator = getattr(torch.ops.ascend_grad, name.split()[0])
+    there = on_device(arguments)
+    before = device.counter("launches")
+    results = operator(*there)
+    assert device.counter("launches") > before
+    for each, right in zip(as_tuple(results), as_tuple(operator(*arguments)), strict=True):
+        assert (each.device, each.dtype, each.shape) == (torch.device("npu:1"), right.dtype, right.shape)
+        tolerance = 0.02 if right.dtype == torch.float16 else 2e-3  # logits are rounded to float16 on the device
+        torch.testing.assert_close(each.cpu(), right, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.usefixtures("torch_npu")
+@pytest.mark.parametrize("name", ["softmax_backward", "log_softmax_backward", "scaled_masked_softmax_backward"])
+def test_gradients_of_backward_functions_on_a_device(name: str):
+    g, y, *rest = operators_and_arguments()[name]
+    function = getattr(agt, name)
+    with torch.autograd.set_multithreading_enabled(torch_npu_real.IS_INSTALLED):  # the double has no threads for it
+        results = value_and_gradients(lambda g, y: function(g, y, *on_device(rest)), on_device((g, y)), g.to("npu:1"))
+    rights = value_and_gradients(lambda g, y: function(g, y, *rest), [g.double(), y.double()], g.double())
+    for each, right in zip(results, rights, strict=True):
+        assert each.device == torch.device("npu:1")
+        assert_close(each.cpu(), right, torch.float32, steps=10)
+
+
+@pytest.mark.usefixtures("torch_npu")
+def test_no_gradients_of_the_fused_operators_on_a_device():
+    x, w, target = (each.to("npu") for each in problem(torch.float16))
+    for result in (
+        agt.fused_linear_online_max_sum(x.requires_grad_(), w, target, 0, V).predicted_logits,
+        torch.ops.ascend_grad.fused_linear_online_max_sum(x, w, target, 0, V, False, None)[1],
+    ):
+        assert result.requires_grad
+        with pytest.raises(NotImplementedError, match=NO_GRADIENT):
+            result.sum().backward()
+
+
+@pytest.mark.usefixtures("torch_npu")
+@pytest.mark.parametrize("function", CHAINS)
+def test_a_compiled_chain_on_a_device(function: Callable):
+    tensors = [each.to("npu") for each in problem(torch.bfloat16)]
+    torch._dynamo.reset()
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    for each, right in zip(compiled(*tensors), function(*tensors), strict=True):
+        assert torch.equal(each.cpu(), right.cpu())
+    torch._dynamo.reset()

@@ -339,6 +339,21 @@ def test_formats_of_new_tensors(torch_npu, shape: tuple[int, ...]):
     assert_close(agt.softmax(x.to("npu")).cpu(), torch.softmax(x.double(), -1), torch.float32)
 
 
+def test_base_formats_are_labels(torch_npu):
+    x = torch.randn(2, 3, 4, 5)
+    there = x.to("npu")
+    cast = torch_npu.npu_format_cast(there, ND)
+    assert cast.untyped_storage().data_ptr() == there.untyped_storage().data_ptr()
+    assert torch_npu.get_npu_format(there) == torch_npu.get_npu_format(cast) == ND
+    assert_close(agt.softmax(cast).cpu(), torch.softmax(x.double(), -1), torch.float32)
+
+
+def test_the_current_stream_is_by_default_that_of_the_current_device(torch_npu):
+    for index in (0, 1):
+        with torch_npu.npu.device(index):
+            assert torch_npu.npu.current_stream().npu_stream == torch_npu.npu.current_stream(index).npu_stream
+
+
 def test_devices_do_not_mix():
     x, mask = torch.zeros(1, 1, 2, 3), torch.zeros(1, 1, 2, 3, dtype=torch.bool)
     for first, second in [("npu:0", "cpu"), ("cpu", "npu:0"), ("npu:0", "npu:1")]:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch_npu_real
+from acl_client import StatusError
 from linear_samples import GRADIENT, LINEAR, LOSS, STATISTICS, WHOLE, problem_of
 from npu_tensors import (
     BFLOAT16,
@@ -21,6 +22,7 @@ from npu_tensors import (
     V,
     arguments_of,
     bound_context,
+    call_of,
     fails_and_recovers,
     on_tensors,
     results_of,
@@ -28,12 +30,14 @@ from npu_tensors import (
     values,
 )  # fmt: skip
 from samples import OPERATORS
+from torch_oracles import assert_close
 
 import ascend_grad as ag
 import ascend_grad.torch as agt
 from ascend_grad import npu, parallel
 from ascend_grad.backends.ascend.torch_npu import on_current_stream
 from ascend_grad.contract import OPERATORS as ALL
+from ascend_grad.torch.compat import torch_npu as compat
 
 pytestmark = pytest.mark.usefixtures("torch_npu")
 
@@ -291,13 +295,27 @@ class Waits:
         return {name: count for name, count in counts.items() if count}
 
 
-def chain(x, w, target, grad) -> tuple:
-    s = ag.fused_linear_online_max_sum(x, w, target, 0, w.shape[0])
-    loss, _ = ag.fused_cross_entropy_loss_with_max_sum(s.logits_max, s.sum_exp_logits, s.predicted_logits)
-    grads = ag.fused_linear_cross_entropy_loss_grad(
+def chain(x, w, target, grad, functions=ag) -> tuple:
+    s = functions.fused_linear_online_max_sum(x, w, target, 0, w.shape[0])
+    loss, _ = functions.fused_cross_entropy_loss_with_max_sum(s.logits_max, s.sum_exp_logits, s.predicted_logits)
+    grads = functions.fused_linear_cross_entropy_loss_grad(
         grad, x, w, s.target_mask, s.masked_target, logits_max=s.logits_max, sum_exp_logits=s.sum_exp_logits
     )
     return loss, *grads
+
+
+def whole(x: torch.Tensor) -> torch.Tensor:
+    """Compute a loss by the chain of three operators."""
+    weight, target = torch.zeros(V, x.shape[1]).half().to(x.device), torch.arange(len(x)).to(x.device)
+    return ag.linear_cross_entropy(x, weight, target).loss
+
+
+def chain_of_torch_npu(x, w, target, grad, *, stored: bool) -> tuple:
+    """Compute the same with the functions of torch_npu's names."""
+    *statistics, mask, masked, logits = compat.npu_fused_linear_online_max_sum(x, w, target, 0, len(w), stored)
+    loss, softmax = compat.npu_fused_cross_entropy_loss_with_max_sum(*statistics, vocab_parallel_logits=logits)
+    mode = (None, None, softmax) if stored else statistics[:2]
+    return loss, *compat.npu_fused_linear_cross_entropy_loss_with_max_sum_backward(grad, x, w, mask, masked, 0.0, *mode)
 
 
 def chain_arguments() -> list[torch.Tensor]:
@@ -326,6 +344,10 @@ def test_nothing_waits(torch_npu, device, monkeypatch: pytest.MonkeyPatch):
         lambda: ag.softmax(there[0][:0]),
         lambda: ag.linear_cross_entropy(there[0][:0], there[1], there[2][:0]),
         lambda: agt.softmax(there[0]),
+        lambda: agt.softmax_backward(there[0], there[0]),
+        lambda: chain(*there, functions=agt),
+        lambda: chain_of_torch_npu(*there, stored=False),
+        lambda: chain_of_torch_npu(*there, stored=True),
         lambda: agt.linear_cross_entropy(*(each.requires_grad_() for each in there[:2]), there[2]).backward(),
         lambda: agt.linear_cross_entropy(there[0], there[1].half().bfloat16(), there[2], reduction="sum").backward(),
     ):
@@ -398,7 +420,90 @@ def test_device_and_context_are_as_before(device_of_torch: int, torch_npu, devic
 def test_either_stage_fails(operator: str, how: dict, device, torch_npu):
     names = [ALL[name].device_name for name in ((STATISTICS, LOSS, GRADIENT) if operator == WHOLE else (operator,))]
     functions = [function for name in names for function in (f"{name}GetWorkspaceSize", name)]
-    assert fails_and_recovers(operator, how, functions, device, torch_npu) == len(functions)
+    assert fails_and_recovers(call_of(operator, how), functions, device, torch_npu) == len(functions)
+
+
+def backward_of_softmax() -> Callable[[], list]:
+    x, above = (torch.randn(4, 6).to("npu:1") for _ in range(2))
+
+    def call() -> list:
+        leaf = x.clone().requires_grad_()
+        with torch.autograd.set_multithreading_enabled(torch_npu_real.IS_INSTALLED):  # the double has no threads for it
+            value = agt.softmax(leaf)
+            (grad,) = torch.autograd.grad(value, leaf, above)
+        return [value.detach(), grad]
+
+    return call
+
+
+def backward_of_the_loss() -> Callable[[], list]:
+    """Return a call whose gradients are computed together with the loss, and scaled in backward."""
+    x, w, target, _ = (each.to("npu:1") for each in chain_arguments())
+
+    def call() -> list:
+        leaves = x.clone().requires_grad_(), w.clone().requires_grad_()
+        with torch.autograd.set_multithreading_enabled(torch_npu_real.IS_INSTALLED):
+            loss = agt.linear_cross_entropy(*leaves, target)
+            gradients = torch.autograd.grad(loss, leaves)
+        return [loss.detach(), *gradients]
+
+    return call
+
+
+def outs() -> Callable[[], list]:
+    """Return a call with an `out` of the inputs' dtype, one of another dtype, and one with gaps in memory."""
+    x = torch.randn(4, 6).to("npu:1")
+    given = torch.zeros_like(x), torch.zeros_like(x).half(), torch.zeros(8, 12).to("npu:1")[::2, ::2]
+    return lambda: [ag.softmax(x, out=out) for out in given]
+
+
+def _stages(*names: str) -> list[str]:
+    return [function for name in names for function in (f"{name}GetWorkspaceSize", name)]
+
+
+@pytest.mark.parametrize(
+    ("make", "functions", "failures"),
+    [
+        (backward_of_softmax, _stages("aclnnSoftmax", "aclnnSoftmaxBackward"), 4),
+        (backward_of_the_loss, _stages(*(ALL[name].device_name for name in (STATISTICS, LOSS, GRADIENT))), 6),
+        (outs, _stages("aclnnSoftmax"), 6),
+    ],
+)
+def test_either_stage_fails_in_backward_and_with_out(make, functions, failures: int, device, torch_npu):
+    assert fails_and_recovers(make(), functions, device, torch_npu) == failures
+
+
+@pytest.mark.parametrize("place", ["npu:0", "npu:1"])
+@pytest.mark.parametrize("wait", ["cpu", "synchronize"])
+@pytest.mark.parametrize(
+    ("function", "nth"),
+    [
+        (ag.softmax, 1),
+        (agt.softmax, 1),
+        # The double of torch_npu waits within the call: it computes operators of torch on the host.
+        *((whole, nth) for nth in range(1, 6) if torch_npu_real.IS_INSTALLED),
+    ],
+)
+def test_work_that_fails_is_an_error_where_torch_waits(function, nth: int, wait: str, place: str, device, torch_npu):
+    """The call itself has returned; the next call on an array of the host or of the device works, and on a tensor."""
+    x = torch.randn(9, 6).half()
+    right = torch.softmax(x.double(), -1)
+    there = x.to(place)
+    array, before = npu.asarray(x.numpy()), torch_npu.npu.current_device()
+    torch_npu.npu.synchronize(there.device.index)
+    device.set_delay(20_000)
+    device.fail_work(nth, 507015)
+    result = function(there)
+    assert device.counter("in_flight")
+    waiting = result.cpu if wait == "cpu" else lambda: torch_npu.npu.synchronize(there.device.index)
+    with pytest.raises((RuntimeError, StatusError), match="507015"):
+        waiting()
+    assert device.faults_left() == 0
+    device.set_delay(200)
+    assert torch_npu.npu.current_device() == before
+    for found in (ag.softmax(array).numpy(), ag.softmax(x.numpy(), backend="npu"), values(ag.softmax(there))):
+        assert_close(torch.from_numpy(found), right, torch.float16)
+    assert device.violations() == []
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------

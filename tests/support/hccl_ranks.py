@@ -1,4 +1,4 @@
-"""The program of each process of a group on Ascend NPUs: ``python hccl_ranks.py FOLDER HOME BACKEND WHAT RANK``.
+"""The program of each process of a group on Ascend NPUs: `run`, after `hccl_fork` has forked the process.
 
 ``HOME`` is an installation of the test double of a device; ``BACKEND`` is "hccl", "both" or "gloo". ``WHAT`` is
 "arrays", on a device of its own for each process, or "tensors" with autograd, which here has device 0 alone.
@@ -16,16 +16,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import torch_npu_real
-
-if torch_npu_real.IS_INSTALLED and __name__ == "__main__":
-    torch_npu_real.load(Path(sys.argv[2]))
-
 import hccl_stand_in
 import tensor_ranks
 import torch
 import torch.distributed as dist
 import torch.distributed.nn  # before a group exists, which default arguments there would keep alive
+import torch_npu_real
 import torch_npu_stand_in
 from linear_samples import LinearProblem
 from parallel_samples import tokens_rank, vocabulary_rank, whole
@@ -267,7 +263,7 @@ def main(folder: str, home: str, backend: str, what: str, rank: int) -> weakref.
     return group
 
 
-if __name__ == "__main__":
-    group = main(*sys.argv[1:5], int(sys.argv[5]))
+def run(folder: str, home: str, backend: str, what: str, rank: int) -> None:
+    group = main(folder, home, backend, what, rank)
     gc.collect()
     assert group() is None  # gloo's threads sometimes abort a process that ends while the group is alive

@@ -60,16 +60,19 @@ def bound_context() -> int | None:
     return context.value
 
 
-def fails_and_recovers(operator: str, how: dict, functions: Sequence[str], device, torch_npu) -> int:
-    """Let each call of these functions fail once, in a call of its own; how many of those raise."""
+def call_of(operator: str, how: dict) -> Callable[[], list]:
+    """Return a call of an operator on tensors, which are made once."""
     positional, named = arguments_of(operator, **how)
     given = {id(each): tensor(each) for each in (*positional, *named.values())}
+    return lambda: on_tensors(operator, positional, named, lambda each: given[id(each)])
 
-    def call() -> list:
-        return on_tensors(operator, positional, named, lambda each: given[id(each)])
+
+def fails_and_recovers(call: Callable[[], list], functions: Sequence[str], device, torch_npu) -> int:
+    """Let each call of these functions fail once, in a call of its own; how many of those raise."""
 
     def left() -> dict[str, int]:
-        torch_npu.npu.synchronize(0)
+        for index in (0, 1):
+            torch_npu.npu.synchronize(index)
         return {name: device.counter(name) for name in ("tensors", "executors", "streams", "contexts", "in_flight")}
 
     rights = [values(each) for each in call()]

@@ -222,6 +222,7 @@ class StandIn:
         self._state = ctypes.CDLL(str(home if home.suffix == ".so" else home / "lib64" / "libcann_stand_in.so"))
         for function, result, arguments in (
             ("fail", None, (ctypes.c_char_p, ctypes.c_int64, ctypes.c_int)),
+            ("fail_work", None, (ctypes.c_int64, ctypes.c_int)),
             ("faults_left", ctypes.c_int, ()),
             ("calls", ctypes.c_int64, (ctypes.c_char_p,)),
             ("counter", ctypes.c_int64, (ctypes.c_char_p,)),
@@ -238,6 +239,10 @@ class StandIn:
     def fail(self, function: str, nth: int = 1, code: int = 500000) -> None:
         """The `nth` call of the function fails; ``-nth``: and all after it; 0: all. "*": of any function."""
         self._state.stand_in_fail(function.encode(), nth, code)
+
+    def fail_work(self, nth: int = 1, code: int = 507015) -> None:
+        """Let the work of the `nth` operator that a stream begins fail: the next wait returns the code."""
+        self._state.stand_in_fail_work(nth, code)
 
     def faults_left(self) -> int:
         return self._state.stand_in_faults_left()

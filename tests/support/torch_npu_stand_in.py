@@ -40,6 +40,7 @@ IS_POSSIBLE = hasattr(backend_registration, "_setup_privateuseone_for_python_bac
 
 #: Numbers of formats. A new tensor with four dimensions is NCHW, and so on.
 NCHW, ND, FRACTAL_NZ, NCDHW = 0, 2, 29, 30
+BASE_FORMATS = (NCHW, ND, NCDHW)
 
 
 class Stream:
@@ -106,7 +107,9 @@ class TorchNpu(types.ModuleType):
         return self._formats.get(tensor.untyped_storage().data_ptr(), usual)
 
     def npu_format_cast(self, tensor: torch.Tensor, format: int) -> torch.Tensor:
-        result = tensor.clone()
+        """Return a copy in another format; among base formats the same tensor, relabelled."""
+        is_base = self.get_npu_format(tensor) in BASE_FORMATS and format in BASE_FORMATS
+        result = tensor if is_base else tensor.clone()
         self._formats[result.untyped_storage().data_ptr()] = format
         return result
 
@@ -120,7 +123,8 @@ class TorchNpu(types.ModuleType):
         if is_bound:
             self.acl.check("aclrtSetCurrentContext", before)
 
-    def current_stream(self, device: int) -> Stream:
+    def current_stream(self, device: int | None = None) -> Stream:
+        device = self.npu.current_device() if device is None else device
         return self.streams.setdefault(device, Stream(self, device))
 
     def new_bytes(self, nbytes: int, device: int) -> torch.Tensor:

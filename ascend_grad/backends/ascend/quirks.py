@@ -14,7 +14,8 @@ Q5 the bits of ``target_mask`` beyond the last row     `arrays.clear_padding`, w
    are undefined
 Q6 some operators take an ``out`` of another dtype     `computing_dtype`: results of another dtype are computed in
    for one of their own, bit by bit                    float32 on the device (exact for 16-bit arguments) and rounded
-                                                       once, on the host; nothing but the arguments' dtype is passed
+                                                       once: on the host for arrays, by torch on the device for tensors;
+                                                       nothing but the arguments' dtype is passed
 Q7 arrays without elements: results stay unwritten     `is_empty`: such calls are computed on the host
 Q8 rank 0 is not a rank                                `shape_for_device`: it is rank 1
 Q9 the online max sum compares ids as float32, which   `places`: where only one shard is worked on, its ids start at 0

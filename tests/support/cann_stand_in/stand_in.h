@@ -27,6 +27,9 @@
  *       function that returns a pointer returns NULL; but what releases something (destroy, free, finalize) does so and
  *       then reports the failure, so that trying again is misuse; aclrtSynchronizeStream waits before it reports the
  *       failure; and the second phase of an operator consumes its executor.
+ *   void stand_in_fail_work(int64_t nth, int code)
+ *       The work of the nth operator that a stream begins from now on fails: it writes nothing, and the next wait for its
+ *       stream or its device returns this code, once. The call that put it on the stream has succeeded by then.
  *   int stand_in_faults_left(void)               faults that will strike
  *   int64_t stand_in_calls(const char *function)  calls since the last reset; "*" for all that stand_in_fail counts
  *   int64_t stand_in_counter(const char *name)    -1 for an unknown name. Live objects, which must be 0 in the end:
@@ -98,6 +101,7 @@ enum { FORMAT_NCHW = 0, FORMAT_NHWC = 1, FORMAT_ND = 2, FORMAT_NCDHW = 30, FORMA
 /* --- control interface, see above ---------------------------------------------------------------------------------- */
 
 void stand_in_fail(const char *function, int64_t nth, int code);
+void stand_in_fail_work(int64_t nth, int code);
 int stand_in_faults_left(void);
 int64_t stand_in_calls(const char *function);
 int64_t stand_in_counter(const char *name);
@@ -145,6 +149,7 @@ int64_t *si_statistic(const char *name);
 int si_default_device(void); /* of threads that are bound to none; -1 where there is none */
 void si_configure(const char *path);
 bool si_initialised(void);
+int si_fault_of_work(void); /* the code with which the operator that begins now fails, or 0 */
 int64_t si_initialisations(int change);
 
 struct si_variant {

@@ -148,6 +148,7 @@ static struct fault {
     int code;
 } faults[FAULTS];
 static int fault_count;
+static struct fault work_fault; /* of the work of an operator; a code of 0: none */
 
 static int64_t *calls_of(const char *name)
 {
@@ -175,6 +176,15 @@ static int fault_of(const char *name, bool counted)
         else
             i++;
     }
+    return code;
+}
+
+int si_fault_of_work(void)
+{
+    if (!work_fault.code || --work_fault.countdown > 0)
+        return OK;
+    int code = work_fault.code;
+    work_fault.code = OK;
     return code;
 }
 
@@ -320,10 +330,17 @@ void stand_in_fail(const char *function, int64_t nth, int code)
     si_unlock();
 }
 
+void stand_in_fail_work(int64_t nth, int code)
+{
+    si_lock();
+    work_fault = (struct fault){.countdown = nth, .code = code};
+    si_unlock();
+}
+
 int stand_in_faults_left(void)
 {
     si_lock();
-    int left = fault_count;
+    int left = fault_count + (work_fault.code != OK);
     si_unlock();
     return left;
 }
@@ -358,6 +375,7 @@ void stand_in_reset(void)
 {
     si_lock();
     fault_count = 0;
+    work_fault.code = OK;
     for (int i = 0; i < function_count; i++)
         functions[i].calls = 0;
     all_calls = 0;
