@@ -37,7 +37,7 @@ def _checked_call(op_name: str, arguments: dict[str, Any]) -> tuple[Call, int, E
 
 
 def bound_call(op_name: str, args: tuple, kwargs: dict) -> tuple[Call, int, Explanation]:
-    """Return the checked call of a public operator, its number of threads (0: the default), and how it would be computed."""
+    """Return the checked call of a public operator, its number of threads (0: the default), and how it is computed."""
     return _checked_call(op_name, _arguments(op_name, args, kwargs))
 
 

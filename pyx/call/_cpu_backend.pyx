@@ -17,7 +17,6 @@ from ascend_grad._call cimport (
     LOSS_OF_STATISTICS,
     ROWWISE,
     STATISTICS,
-    V,
     Call,
     Result,
     native_vector,

@@ -5,8 +5,6 @@ other products read. The state of the sweep is the selected pair. Every phase ha
 the calling thread.
 """
 
-from libc.string cimport memset
-
 from ascend_grad cimport _tasks
 from ascend_grad._kernels cimport ag_convert, ag_itemsize, ag_variant
 from ascend_grad._linear_grid cimport Grid, Part, grid_of, part_of

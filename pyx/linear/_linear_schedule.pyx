@@ -20,7 +20,6 @@ from ascend_grad._linear_plan cimport (
     ROWS_STREAMED,
     VOCAB_STREAMED,
     Buffers,
-    Plan,
     Work,
     choose_plans,
     flops,

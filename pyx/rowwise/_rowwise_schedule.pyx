@@ -27,7 +27,7 @@ from ascend_grad._kernels cimport (
     ag_sum_total,
     ag_widen,
 )
-from ascend_grad._memory cimport ALIGNMENT, Arena, align_up, aligned, arena_alloc, ceil_div
+from ascend_grad._memory cimport ALIGNMENT, Arena, align_up, aligned, arena_alloc
 from ascend_grad._rowwise_plan cimport (
     COLUMNS,
     MASK,

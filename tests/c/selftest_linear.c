@@ -50,17 +50,19 @@ static void test_block(ag_variant variant, ag_dtype dtype, ptrdiff_t rows, ptrdi
     double *sum = numbers(rows, 1), *grad = numbers(rows, 1), *p = numbers(rows * vocab, 1), *slack = numbers(rows * vocab, 0);
     ag_matrix input = matrix(x, all, hidden, dtype, strided), weight = matrix(w, vocab, hidden, dtype, strided);
     int64_t *number = malloc((size_t)rows * 8), *target = malloc((size_t)rows * 8);
-    ag_linear_block b = {.rows = rows, .vocab = vocab, .hidden_size = hidden, .row_numbers = number,
-                      .target = target, .round_to_bfloat16 = dtype == AG_BFLOAT16};
+    ag_linear_block b = {.chunk = {.rows = rows, .row_numbers = number, .target = target},
+                         .vocab = {.size = vocab},
+                         .hidden = hidden,
+                         .gradient = {.round_to_bfloat16 = dtype == AG_BFLOAT16}};
     for (ptrdiff_t i = 0; i < rows; i++) {
         number[i] = all - 1 - i;
         target[i] = i % 3 ? (int64_t)(uniform() * (double)vocab) : -1;
         sum[i] += 2;
     }
-    b.max = reals(k, max, rows), b.sum = reals(k, sum, rows), b.grad = reals(k, grad, rows);
+    b.chunk.max = reals(k, max, rows), b.chunk.sum = reals(k, sum, rows), b.chunk.grad = reals(k, grad, rows);
     for (ptrdiff_t i = 0; i < rows; i++) {
         double largest = -INFINITY;
-        max[i] = real_at(k, b.max, i), sum[i] = real_at(k, b.sum, i), grad[i] = real_at(k, b.grad, i);
+        max[i] = real_at(k, b.chunk.max, i), sum[i] = real_at(k, b.chunk.sum, i), grad[i] = real_at(k, b.chunk.grad, i);
         for (ptrdiff_t v = 0; v < vocab; v++) {
             double logit = 0, size = fabs(max[i]);
             for (ptrdiff_t c = 0; c < hidden; c++) {
@@ -74,25 +76,25 @@ static void test_block(ag_variant variant, ag_dtype dtype, ptrdiff_t rows, ptrdi
         }
     }
 
-    b.x_rows = zeros(padded * (hidden + 1) * k->element_size), b.w_rows = zeros(wide * (hidden + 1) * k->element_size);
-    b.x_columns = zeros(padded * h * k->element_size), b.w_columns = zeros(wide * h * k->element_size);
-    b.p = zeros(padded * wide * k->element_size), b.p_pairs = zeros(padded * wide * k->element_size);
-    b.skipped = zeros(padded * wide), b.panel_max = zeros(padded * wide * 8), b.panel_sum = zeros(padded * wide * 8);
+    b.packed.x_rows = zeros(padded * (hidden + 1) * k->element_size), b.packed.w_rows = zeros(wide * (hidden + 1) * k->element_size);
+    b.packed.x_columns = zeros(padded * h * k->element_size), b.packed.w_columns = zeros(wide * h * k->element_size);
+    b.packed.p = zeros(padded * wide * k->element_size), b.packed.p_pairs = zeros(padded * wide * k->element_size);
+    b.packed.skipped = zeros(padded * wide), b.packed.panel_max = zeros(padded * wide * 8), b.packed.panel_sum = zeros(padded * wide * 8);
     const ptrdiff_t tiles = up(rows, k->mr) / k->mr, panels = wide / k->nr, of_hidden = h / k->nr;
     const ptrdiff_t units = (hidden + k->pair - 1) / k->pair * k->element_size;
     for (ptrdiff_t t = 0; t < tiles; t++) {
         const ptrdiff_t left = rows - t * k->mr;
-        k->pack_tile((char *)b.x_rows + t * k->mr * units, &input, number + t * k->mr, 0, left < k->mr ? left : k->mr, 0, hidden);
+        k->pack_tile((char *)b.packed.x_rows + t * k->mr * units, &input, number + t * k->mr, 0, left < k->mr ? left : k->mr, 0, hidden);
     }
     for (ptrdiff_t q = 0; q < panels; q++) {
         const ptrdiff_t left = vocab - q * k->nr;
-        k->pack_panel((char *)b.w_rows + q * k->nr * units, &weight, 0, q * k->nr, left < k->nr ? left : k->nr, 0, hidden);
+        k->pack_panel((char *)b.packed.w_rows + q * k->nr * units, &weight, 0, q * k->nr, left < k->nr ? left : k->nr, 0, hidden);
     }
     for (ptrdiff_t q = 0; q < of_hidden; q++) {
         const ptrdiff_t left = hidden - q * k->nr, n = left < k->nr ? left : k->nr;
-        k->pack_columns((char *)b.x_columns + q * k->nr * ((rows + k->pair - 1) / k->pair) * k->element_size, &input, number, 0,
+        k->pack_columns((char *)b.packed.x_columns + q * k->nr * ((rows + k->pair - 1) / k->pair) * k->element_size, &input, number, 0,
                         rows, q * k->nr, n);
-        k->pack_columns((char *)b.w_columns + q * k->nr * ((vocab + k->pair - 1) / k->pair) * k->element_size, &weight, 0, 0,
+        k->pack_columns((char *)b.packed.w_columns + q * k->nr * ((vocab + k->pair - 1) / k->pair) * k->element_size, &weight, 0, 0,
                         vocab, q * k->nr, n);
     }
 
@@ -102,12 +104,12 @@ static void test_block(ag_variant variant, ag_dtype dtype, ptrdiff_t rows, ptrdi
         b.input_grad.data = reals(k, zero, all * hidden), b.weight_grad.data = reals(k, zero, vocab * hidden);
         b.input_grad.compensation = b.weight_grad.compensation = 0;
         b.input_grad.row_stride = b.weight_grad.row_stride = hidden * k->acc_size;
-        b.add_input_grad = b.add_weight_grad = b.last_input_grad = b.last_weight_grad = parts;
+        b.input_grad.add = b.weight_grad.add = b.input_grad.last = b.weight_grad.last = parts;
         if (parts) {
             b.input_grad.compensation = reals(k, zero, rows * hidden), b.weight_grad.compensation = reals(k, zero, vocab * hidden);
             b.input_grad.compensation_stride = b.weight_grad.compensation_stride = hidden * k->acc_size;
-            b.filter_eps = 1e-300; /* skips tiles that are zero, if any */
-            if (dtype != AG_FLOAT64) b.filter_eps = 0x1p-140;
+            b.gradient.filter_eps = 1e-300; /* skips tiles that are zero, if any */
+            if (dtype != AG_FLOAT64) b.gradient.filter_eps = 0x1p-140;
         }
         const ptrdiff_t step = parts ? 1 : tiles, panel_step = parts ? 1 : panels;
         for (ptrdiff_t t = 0; t < tiles; t += step) {
@@ -145,7 +147,7 @@ static void test_block(ag_variant variant, ag_dtype dtype, ptrdiff_t rows, ptrdi
     /* maximum and sum of exponentials */
     double *lowest = numbers(all, 0);
     for (ptrdiff_t i = 0; i < all; i++) lowest[i] = -INFINITY;
-    b.running_max = reals(k, lowest, all), b.running_sum = calloc((size_t)all, sizeof(ag_sum)), b.predicted = reals(k, zero, all);
+    b.statistics.max = reals(k, lowest, all), b.statistics.sum = calloc((size_t)all, sizeof(ag_sum)), b.statistics.predicted = reals(k, zero, all);
     k->tiles(&b, AG_FROM_PRODUCT, AG_TO_MAX_SUM, 0, panels, 0, tiles);
     k->merge_max_sum(&b, 0, rows);
     for (ptrdiff_t i = 0; i < rows; i++) {
@@ -158,12 +160,12 @@ static void test_block(ag_variant variant, ag_dtype dtype, ptrdiff_t rows, ptrdi
             }
         }
         const double bound = 64 * eps * (double)(hidden + 1);
-        CHECK(fabs(real_at(k, b.running_max, number[i]) - largest) <= bound, "max of row %td", i);
-        CHECK(fabs(ag_sum_total(b.running_sum[number[i]]) - total) <= bound * total, "sum of row %td", i);
+        CHECK(fabs(real_at(k, b.statistics.max, number[i]) - largest) <= bound, "max of row %td", i);
+        CHECK(fabs(ag_sum_total(b.statistics.sum[number[i]]) - total) <= bound * total, "sum of row %td", i);
     }
-    free(b.running_max), free(b.running_sum), free(b.predicted), free(lowest), free(zero);
-    free(b.x_rows), free(b.w_rows), free(b.x_columns), free(b.w_columns), free(b.p), free(b.p_pairs), free(b.skipped);
-    free(b.panel_max), free(b.panel_sum), free((void *)b.max), free((void *)b.sum), free((void *)b.grad);
+    free(b.statistics.max), free(b.statistics.sum), free(b.statistics.predicted), free(lowest), free(zero);
+    free(b.packed.x_rows), free(b.packed.w_rows), free(b.packed.x_columns), free(b.packed.w_columns), free(b.packed.p), free(b.packed.p_pairs), free(b.packed.skipped);
+    free(b.packed.panel_max), free(b.packed.panel_sum), free((void *)b.chunk.max), free((void *)b.chunk.sum), free((void *)b.chunk.grad);
     free(input.data), free(weight.data), free(number), free(target);
     free(x), free(w), free(max), free(sum), free(grad), free(p), free(slack);
 }

@@ -427,7 +427,9 @@ def test_every_kind_of_plan_occurs(forced):
         forced(variant)
         for (shape, nbytes), dtype in itertools.product(CRAMPED, DTYPES):
             x, w = np.empty((shape.BT, shape.H), DTYPES[dtype]), np.empty((shape.V, shape.H), DTYPES[dtype])
-            plans = _linear_python.plans(x, w, shape.BT, space_of(nbytes, dtype, shape), True, True, True, x.itemsize == 2)
+            plans = _linear_python.plans(
+                x, w, shape.BT, space_of(nbytes, dtype, shape), True, True, True, x.itemsize == 2
+            )
             seen |= {
                 f"{len(plans)} plans",
                 *(f"{product} compensated" for plan in plans for product in plan.compensated),
