@@ -8,6 +8,8 @@ ASCEND_GRAD_SANITIZE=address, undefined or thread
     Build with that sanitizer of the compiler, for tests. Two can be combined: "address,undefined".
 ASCEND_GRAD_EMULATE_BF16=1
     Let the variant avx512_bf16 run, slowly, on any CPU with AVX-512, for tests.
+ASCEND_GRAD_EMULATE_AMX=1
+    Let the variant amx_bf16 run, very slowly, wherever avx512_bf16 runs, for tests.
 """
 
 import contextlib
@@ -263,6 +265,8 @@ class BuildExt(build_ext):
         compile_args, link_args = list(COMPILE_ARGS), []
         if switch("ASCEND_GRAD_EMULATE_BF16", "0"):
             compile_args.append("-DAG_EMULATE_BF16")
+        if switch("ASCEND_GRAD_EMULATE_AMX", "0"):
+            compile_args.append("-DAG_EMULATE_AMX")
         if not switch("ASCEND_GRAD_OPENMP", "1"):
             print(NO_OPENMP.format("ASCEND_GRAD_OPENMP=0 asks for it"))
         elif failure := self.probe(OPENMP_PROBE, ["-fopenmp"]):

@@ -182,7 +182,7 @@ def show_config(mode: str = "stdout") -> dict[str, Any] | None:
             "numpy": np.__version__,
             "compiler": _cpu.COMPILER,
         },
-        "cpu": {"variant": _cpu.variant(), "supported": list(_cpu.supported_variants())},
+        "cpu": {"variant": _cpu.variant(), "supported": list(_cpu.supported_variants()), "remarks": _cpu.remarks()},
         "openmp": _openmp.DESCRIPTION,
         "threads": threads.get_num_threads(),
         "environment": dict(config.SETTINGS),

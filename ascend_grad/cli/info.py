@@ -39,6 +39,8 @@ def run(args: argparse.Namespace) -> int:
     print(f"built with    {version['compiler']}")
     print(f"running on    Python {version['python']}, NumPy {version['numpy']}")
     print(f"CPU variant   {cpu['variant']} (this machine supports {', '.join(cpu['supported'])})")
+    for remark in cpu["remarks"]:
+        print(f"              {remark}")
     print(f"OpenMP        {config['openmp']}")
     print(f"threads       {config['threads']}")
     print(f"C headers     {ag.get_include()}")

@@ -93,6 +93,7 @@ cdef extern from "ascend_grad/linear/linear.h" nogil:
         int nr
         int vector
         int pair
+        int granule
         int element_size
         int acc_size
         int resident

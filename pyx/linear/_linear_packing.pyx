@@ -1,9 +1,11 @@
 """Packing of a chunk of X, or of a block of W, in one phase of tasks."""
 
 from libc.stdint cimport int64_t
+from libc.string cimport memset
 
 from ascend_grad cimport _tasks
 from ascend_grad._linear_kernels cimport ag_linear_kernels
+from ascend_grad._linear_plan cimport elements
 from ascend_grad._memory cimport align_up, ceil_div
 
 # Columns that a task packs of its rows, at most, so that signals are checked in time.
@@ -57,7 +59,7 @@ cdef void pack_rows(const Packing *packing, Py_ssize_t task) noexcept nogil:
     cdef const Operand *operand = packing.operand
     cdef Py_ssize_t width = kernels.mr if operand.is_input else kernels.nr
     cdef Py_ssize_t first = task // packing.row_parts * width, begin = task % packing.row_parts * COLUMNS_PER_TASK
-    cdef Py_ssize_t at = first * ceil_div(operand.hidden, kernels.pair) + begin // kernels.pair * width
+    cdef Py_ssize_t at = first * elements(kernels, operand.hidden) + begin // kernels.pair * width
     cdef const int64_t *numbers = NULL
     if operand.row_numbers != NULL:
         numbers = operand.row_numbers + first
@@ -82,9 +84,22 @@ cdef void pack_columns(const Packing *packing, Py_ssize_t task) noexcept nogil:
         rows_here = min(ROWS_TOGETHER, end - begin)
         for panel in range(first, last):
             n = min(nr, operand.hidden - panel * nr)
-            at = panel * nr * ceil_div(operand.count, kernels.pair) + begin // kernels.pair * align_up(n, kernels.vector)
+            at = panel * nr * elements(kernels, operand.count) + begin // kernels.pair * align_up(n, kernels.vector)
             kernels.pack_columns(
                 <char *>operand.columns + at * kernels.element_size, &operand.matrix,
                 numbers, operand.start + begin, rows_here, panel * nr, n
             )
         begin += rows_here
+    if end == operand.count:
+        for panel in range(first, last):
+            clear_filling(operand, kernels, panel)
+
+
+cdef void clear_filling(const Operand *operand, const ag_linear_kernels *kernels, Py_ssize_t panel) noexcept nogil:
+    """Clear the elements behind the last row of a panel of columns, which only fill the last step of a matrix unit."""
+    cdef Py_ssize_t width = align_up(min(<Py_ssize_t>kernels.nr, operand.hidden - panel * kernels.nr), kernels.vector)
+    cdef Py_ssize_t first = ceil_div(operand.count, kernels.pair), all = elements(kernels, operand.count)
+    memset(
+        <char *>operand.columns + (panel * kernels.nr * all + first * width) * kernels.element_size, 0,
+        (all - first) * width * kernels.element_size
+    )

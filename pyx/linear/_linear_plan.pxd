@@ -3,6 +3,7 @@ from libc.stdint cimport uint8_t
 from ascend_grad._kernels cimport ag_dtype
 from ascend_grad._linear_kernels cimport ag_linear_kernels
 from ascend_grad._linear_problem cimport ChunkBuffers, Problem
+from ascend_grad._memory cimport align_up, ceil_div
 
 
 ctypedef enum Sweep:
@@ -79,6 +80,11 @@ ctypedef struct Buffers:
     char *weight_sums
     char *weight_compensation
     char *partial_sums                # (tasks, rows of the sum, sums_pitch)
+
+
+cdef inline Py_ssize_t elements(const ag_linear_kernels *kernels, Py_ssize_t n) noexcept nogil:
+    """Return the packed elements of n terms of a sum, with those that only fill the last step of a matrix unit."""
+    return align_up(ceil_div(n, kernels.pair), kernels.granule)
 
 
 cdef const ag_linear_kernels *kernels_for(ag_dtype dtype) noexcept nogil

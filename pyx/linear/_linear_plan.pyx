@@ -293,13 +293,13 @@ cdef Py_ssize_t logits_of_block(const Plan *plan) noexcept nogil:
 
 cdef Py_ssize_t packed_rows(const Plan *plan, Py_ssize_t n) noexcept nogil:
     """Return the bytes of n packed rows of X or W, for the logits."""
-    return times(n * plan.kernels.element_size, ceil_div(plan.work.hidden, plan.kernels.pair))
+    return times(n * plan.kernels.element_size, elements(plan.kernels, plan.work.hidden))
 
 
 cdef Py_ssize_t packed_columns(const Plan *plan, Py_ssize_t n) noexcept nogil:
     """Return the bytes of the packed columns of n rows, for the other products."""
     return times(
-        ceil_div(n, plan.kernels.pair) * plan.kernels.element_size, align_up(plan.work.hidden, plan.kernels.vector)
+        elements(plan.kernels, n) * plan.kernels.element_size, align_up(plan.work.hidden, plan.kernels.vector)
     )
 
 

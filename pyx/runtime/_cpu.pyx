@@ -1,10 +1,12 @@
 """The CPU: the variants of the kernels that it can run, the active variant, and the sizes of its caches."""
 
 from ascend_grad._kernels cimport (
+    AG_VARIANT_AMX_BF16,
     AG_VARIANT_COUNT,
     ag_best_variant,
     ag_cache_size,
     ag_variant,
+    ag_variant_is_slow,
     ag_variant_names,
     ag_variant_supported,
 )
@@ -19,12 +21,32 @@ cdef extern from *:
     """
     const char *AG_COMPILER
 
+cdef extern from *:
+    """
+    #include <sys/syscall.h>
+    #include <unistd.h>
+
+    /* Ask Linux for the permission to use the tiles of AMX, which holds for all threads of this process and its children:
+     * ARCH_REQ_XCOMP_PERM for component 18 of the state. */
+    static int ag_request_amx(void)
+    {
+    #if defined(AG_EMULATE_AMX) || !defined(AG_X86_64)
+        return 1;
+    #else
+        return syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+    #endif
+    }
+    typedef _Atomic int ag_permission;
+    """
+    ctypedef int ag_permission
+    int ag_request_amx() nogil
+
 COMPILER = AG_COMPILER.decode()
 
 #: All variants, including those that this machine does not support.
 VARIANTS = tuple([ag_variant_names[v].decode() for v in range(AG_VARIANT_COUNT)])
 
-cdef ag_variant _active = ag_best_variant()
+cdef ag_variant _active = ag_best_variant(AG_VARIANT_COUNT)
 
 # Bytes of the L1, L2 and L3 caches, read once, as calls should not open files. If Linux does not tell them, sizes of
 # small CPUs are assumed. They determine the sizes of blocks, never the order of a sum.
@@ -41,7 +63,22 @@ def force_cache_sizes(sizes=None):
 force_cache_sizes()
 
 
+#: Whether the operating system lets this process use AMX; -1: it was not asked yet.
+cdef ag_permission _amx_permission = -1
+
+
+cdef bint is_amx_permitted() noexcept nogil:
+    """Return whether the operating system lets this process use AMX. It is asked once, at the first use."""
+    global _amx_permission
+    if _amx_permission < 0:
+        _amx_permission = ag_request_amx()
+    return _amx_permission
+
+
 cdef ag_variant active() noexcept nogil:
+    """Return the active variant. If the operating system refuses AMX, it is the next best one."""
+    if _active == AG_VARIANT_AMX_BF16 and not is_amx_permitted():
+        return ag_best_variant(AG_VARIANT_AMX_BF16)
     return _active
 
 
@@ -56,14 +93,33 @@ def supported_variants():
 
 def variant():
     """Return the name of the active variant."""
-    return VARIANTS[<int>_active]
+    return VARIANTS[<int>active()]
+
+
+def remarks():
+    """Return why supported variants that are better by their instructions do not compute."""
+    found = []
+    for variant in range(<int>active() + 1, <int>AG_VARIANT_COUNT):
+        if not ag_variant_supported(<ag_variant>variant):
+            continue
+        if variant == AG_VARIANT_AMX_BF16 and not is_amx_permitted():
+            found.append(f"{VARIANTS[variant]} is refused by the operating system")
+        elif ag_variant_is_slow(<ag_variant>variant):
+            found.append(f"{VARIANTS[variant]} is slower on this CPU")
+    return found
+
+
+def force_amx_permission(permission=None):
+    """Assume that the operating system grants or refuses AMX, or for None ask it again. For tests."""
+    global _amx_permission
+    _amx_permission = -1 if permission is None else permission
 
 
 def force_variant(name):
     """Activate a variant, or for None the best one. Do not call this while other threads compute."""
     global _active
     if name is None:
-        _active = ag_best_variant()
+        _active = ag_best_variant(AG_VARIANT_COUNT)
         return
     if name not in supported_variants():
         raise ValueError(f"variant: expected one of {', '.join(supported_variants())}, got {name!r}")

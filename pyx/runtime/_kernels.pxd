@@ -17,10 +17,12 @@ cdef extern from "ascend_grad/cpu.h" nogil:
 cdef extern from "ascend_grad/foreach_isa.h" nogil:
     ctypedef enum ag_variant:
         AG_VARIANT_BASELINE
+        AG_VARIANT_AMX_BF16
         AG_VARIANT_COUNT
     const char *const ag_variant_names[]
     int ag_variant_supported(ag_variant variant)
-    ag_variant ag_best_variant()
+    int ag_variant_is_slow(ag_variant variant)
+    ag_variant ag_best_variant(ag_variant end)
 
 cdef extern from "ascend_grad/fpenv.h" nogil:
     ctypedef int ag_fpenv

@@ -39,12 +39,18 @@ static double real_at(const ag_linear_kernels *k, const void *p, ptrdiff_t i)
 
 static ptrdiff_t up(ptrdiff_t n, ptrdiff_t to) { return (n + to - 1) / to * to; }
 
-static void *zeros(ptrdiff_t bytes) { return aligned_alloc(64, (size_t)up(bytes + 64, 64)); }
+static void *zeros(ptrdiff_t bytes)
+{
+    const size_t size = (size_t)up(bytes + 64, 64);
+    return memset(aligned_alloc(64, size), 0, size);
+}
 
 static void test_block(ag_variant variant, ag_dtype dtype, ptrdiff_t rows, ptrdiff_t vocab, ptrdiff_t hidden, int strided)
 {
     const ag_linear_kernels *k = ag_linear_kernels_of(variant, dtype);
     const ptrdiff_t padded = up(rows, k->nr), wide = up(vocab, k->nr), h = up(hidden, k->nr), all = rows + 3;
+    const ptrdiff_t row_elements = up((rows + k->pair - 1) / k->pair, k->granule);
+    const ptrdiff_t vocab_elements = up((vocab + k->pair - 1) / k->pair, k->granule);
     const double eps = dtype == AG_FLOAT64 ? 0x1p-53 : 0x1p-24, coarse = dtype == AG_BFLOAT16 ? 0x1p-8 : 0;
     double *x = numbers(all * hidden, 1), *w = numbers(vocab * hidden, 1), *max = numbers(rows, 1);
     double *sum = numbers(rows, 1), *grad = numbers(rows, 1), *p = numbers(rows * vocab, 1), *slack = numbers(rows * vocab, 0);
@@ -76,12 +82,12 @@ static void test_block(ag_variant variant, ag_dtype dtype, ptrdiff_t rows, ptrdi
         }
     }
 
-    b.packed.x_rows = zeros(padded * (hidden + 1) * k->element_size), b.packed.w_rows = zeros(wide * (hidden + 1) * k->element_size);
+    b.packed.x_rows = zeros(padded * (hidden + 32) * k->element_size), b.packed.w_rows = zeros(wide * (hidden + 32) * k->element_size);
     b.packed.x_columns = zeros(padded * h * k->element_size), b.packed.w_columns = zeros(wide * h * k->element_size);
     b.packed.p = zeros(padded * wide * k->element_size), b.packed.p_pairs = zeros(padded * wide * k->element_size);
     b.packed.skipped = zeros(padded * wide), b.packed.panel_max = zeros(padded * wide * 8), b.packed.panel_sum = zeros(padded * wide * 8);
     const ptrdiff_t tiles = up(rows, k->mr) / k->mr, panels = wide / k->nr, of_hidden = h / k->nr;
-    const ptrdiff_t units = (hidden + k->pair - 1) / k->pair * k->element_size;
+    const ptrdiff_t units = up((hidden + k->pair - 1) / k->pair, k->granule) * k->element_size;
     for (ptrdiff_t t = 0; t < tiles; t++) {
         const ptrdiff_t left = rows - t * k->mr;
         k->pack_tile((char *)b.packed.x_rows + t * k->mr * units, &input, number + t * k->mr, 0, left < k->mr ? left : k->mr, 0, hidden);
@@ -92,9 +98,9 @@ static void test_block(ag_variant variant, ag_dtype dtype, ptrdiff_t rows, ptrdi
     }
     for (ptrdiff_t q = 0; q < of_hidden; q++) {
         const ptrdiff_t left = hidden - q * k->nr, n = left < k->nr ? left : k->nr;
-        k->pack_columns((char *)b.packed.x_columns + q * k->nr * ((rows + k->pair - 1) / k->pair) * k->element_size, &input, number, 0,
+        k->pack_columns((char *)b.packed.x_columns + q * k->nr * row_elements * k->element_size, &input, number, 0,
                         rows, q * k->nr, n);
-        k->pack_columns((char *)b.packed.w_columns + q * k->nr * ((vocab + k->pair - 1) / k->pair) * k->element_size, &weight, 0, 0,
+        k->pack_columns((char *)b.packed.w_columns + q * k->nr * vocab_elements * k->element_size, &weight, 0, 0,
                         vocab, q * k->nr, n);
     }
 

@@ -118,10 +118,14 @@ def test_results_beyond_the_caches(shape, cpu_engine, needs_memory):
     cpu_engine.assert_solved(problem, results[0])
 
 
+#: Variants that compute bfloat16 in pairs.
+PAIRS = "avx512_bf16", "amx_bf16"
+
+
 def test_only_few_are_not_packed(forced):
     for variant in _cpu.supported_variants():
         forced(variant)
-        many = variant.startswith("avx512")
+        many = variant.startswith(("avx512", "amx"))
         few = 64 if many else 32
         for shape, is_skinny in (
             ((few, 900, 80), True),
@@ -138,15 +142,15 @@ def test_only_few_are_not_packed(forced):
             # Dot products are so fast that it takes fewer rows to make packing dear.
             x, w = x.astype(BFLOAT16), w.astype(BFLOAT16)
             (plan,) = _linear_python.plans(x, w, shape[0], 2**26, True, True, True, True)
-            assert (plan.tasks > 0) == (is_skinny and variant != "avx512_bf16")
+            assert (plan.tasks > 0) == (is_skinny and variant not in PAIRS)
 
 
 def test_statistics_of_pairs_with_long_rows_are_not_packed_either(forced):
     """Adding up the lanes is then a small part of the work."""
     for variant in _cpu.supported_variants():
         forced(variant)
-        for features, is_skinny in ((511, variant != "avx512_bf16"), (512, True), (2000, True)):
-            is_skinny &= variant.startswith("avx512")
+        for features, is_skinny in ((511, variant not in PAIRS), (512, True), (2000, True)):
+            is_skinny &= variant.startswith(("avx512", "amx"))
             for few in (48, 64, 65):
                 for shape in ((few, 900), (900, few)):
                     x, w = (np.zeros((rows, features), BFLOAT16) for rows in shape)

@@ -21,7 +21,7 @@ from ascend_grad import _cpu
 
 #: Cython's directives as in setup.py; kernels are compiled for one instruction set alone.
 DIRECTIVES = ("boundscheck=False", "wraparound=False", "cdivision=True", "initializedcheck=False")
-LANES = {"avx2": 8, "avx512": 16, "avx512_bf16": 16}.get(_cpu.variant(), 4)
+LANES = {"avx2": 8, "avx512": 16, "avx512_bf16": 16, "amx_bf16": 16}.get(_cpu.variant(), 4)
 FLAGS = (
     *("-O1", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fopenmp", f"-DAG_ONLY_LANES={LANES}"),
     *("-DNPY_NO_DEPRECATED_API=NPY_1_7_API_VERSION", "-I", np.get_include()),

@@ -3,7 +3,8 @@
 /* Rows of P, padded to whole tiles. */
 AG_INLINE ptrdiff_t K(padded_rows)(const ag_linear_block *b) { return (b->chunk.rows + MR - 1) / MR * MR; }
 
-AG_INLINE ptrdiff_t K(elements)(ptrdiff_t n) { return (n + PAIR - 1) / PAIR; }
+/* Packed elements of n terms, with those that only fill the last step. */
+AG_INLINE ptrdiff_t K(elements)(ptrdiff_t n) { return (n + PAIR * GRANULE - 1) / (PAIR * GRANULE) * GRANULE; }
 
 /* ---- sources of a tile --------------------------------------------------------------------------------------------------- */
 
@@ -73,6 +74,17 @@ static void K(store_logits)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t
     memcpy((acc_t *)b->packed.logits + (panel * K(padded_rows)(b) + tile_index * MR) * NR, tile, MR * NR * sizeof(acc_t));
 }
 
+#if AG_IS_DOT
+/* Values of two rows of P as pairs. */
+AG_INLINE u32v K(pair_rows)(const uint16_t *row)
+{
+    u16v low, high;
+    memcpy(&low, row, sizeof low);
+    memcpy(&high, row + NR, sizeof high);
+    return __builtin_convertvector(low, u32v) | __builtin_convertvector(high, u32v) << 16;
+}
+#endif
+
 /* P: probabilities (made from logits here, if that is what they are), minus the one-hot target, times grad, rounded. */
 AG_INLINE void K(store_gradient)(const ag_linear_block *b, const int from_logits, ptrdiff_t panel, ptrdiff_t tile_index,
                                  acc_t *tile)
@@ -120,16 +132,20 @@ AG_INLINE void K(store_gradient)(const ag_linear_block *b, const int from_logits
         }
     }
 #if AG_IS_DOT
-    for (ptrdiff_t r = 0; r < MR; r += 2) {
-        const uint16_t *from = (const uint16_t *)b->packed.p + (panel * rows + first + r) * NR;
-        uint32_t *pairs = (uint32_t *)b->packed.p_pairs + (panel * rows + first + r) / 2 * NR;
-        for (int j = 0; j < NV; j++) {
-            u16v low, high;
-            memcpy(&low, from + j * VL, sizeof low);
-            memcpy(&high, from + NR + j * VL, sizeof high);
-            const u32v both = __builtin_convertvector(low, u32v) | __builtin_convertvector(high, u32v) << 16;
-            memcpy(pairs + j * VL, &both, sizeof both);
+    const uint16_t *values = (const uint16_t *)b->packed.p + (panel * rows + first) * NR;
+    uint32_t *pairs = (uint32_t *)b->packed.p_pairs + (panel * rows + first) / 2 * NR;
+    for (int j = 0; j < NV; j++) {
+#if AG_IS_AMX
+        V columns[VL]; /* pairs of rows, which become the rows of a left operand */
+        for (ptrdiff_t k = 0; k < MR / 2; k++) columns[k] = (V)K(pair_rows)(values + 2 * k * NR + j * VL);
+        K(transpose)(columns);
+        memcpy(pairs + j * VL * (MR / 2), columns, sizeof columns);
+#else
+        for (ptrdiff_t k = 0; k < MR / 2; k++) {
+            const u32v both = K(pair_rows)(values + 2 * k * NR + j * VL);
+            memcpy(pairs + k * NR + j * VL, &both, sizeof both);
         }
+#endif
     }
 #endif
     if (b->gradient.filter_eps > 0) b->packed.skipped[panel * (rows / MR) + tile_index] = (uint8_t)is_small;
@@ -191,7 +207,9 @@ static void K(store_max_sum)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_
             x[j] = V_(load)(row + j * VL);
             if (columns - j * VL < VL) x[j] = V_(first)(columns > j * VL ? columns - j * VL : 0, x[j], none);
         }
-        acc_t max = V_(reduce_max)(V_(max)(V_(max)(x[0], x[1]), x[2]));
+        V largest = x[0];
+        for (int j = 1; j < NV; j++) largest = V_(max)(largest, x[j]);
+        acc_t max = V_(reduce_max)(largest);
         /* Relative to -inf, exponentials would be NaN: another panel may hold something finite. */
         const V shift = V_(set1)(max == (acc_t)-INFINITY ? 0 : max);
         for (int j = 0; j < NV; j++) total += V_(exp)(x[j] - shift);

@@ -2,6 +2,10 @@
 
 /* ---- products ---------------------------------------------------------------------------------------------------------- */
 
+/* Only the matrix unit has a state. */
+AG_INLINE void K(begin_task)(void) {}
+AG_INLINE void K(end_task)(void) {}
+
 /* c + a * b; for pairs, both products (the second first, as the instruction does it) */
 AG_INLINE V K(multiply_add)(V a, V b, V c)
 {

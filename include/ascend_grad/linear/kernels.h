@@ -6,7 +6,7 @@
 
 #define K(name) AG_KERNEL_NAME(name)
 #define MR AG_MR
-#define NV 3          /* vectors of a panel */
+#define NV (AG_IS_AMX ? 2 : 3) /* vectors of a panel */
 #define NR (NV * VL)  /* its width; a multiple of MR, so that panels of P split into tiles of either product */
 
 #if AG_IS_F64
@@ -32,12 +32,27 @@
 #endif
 #endif
 
+#define GRANULE (AG_IS_AMX ? 16 : 1)
+
+/* The products that pack nothing widen what P is multiplied with: the kinds of pairs have those of float32. */
+#if AG_IS_DOT
+#define SUMS(name) AG_CONCAT3(name, f32, AG_ISA)
+#else
+#define SUMS(name) K(name)
+#endif
+
 #include "pack.h"
+#if AG_IS_AMX
+#include "gemm_amx.h"
+#else
 #include "gemm.h"
+#endif
 #include "epilogue.h"
 #include "tasks.h"
+#if !AG_IS_AMX
 #include "skinny_rows.h"
 #include "skinny_logits.h"
+#endif
 #if !AG_IS_DOT
 #include "skinny_grads.h"
 #include "skinny_epilogue.h"
@@ -48,6 +63,7 @@ static AG_UNUSED const ag_linear_kernels K(ag_linear) = {
     .nr = NR,
     .vector = VL,
     .pair = PAIR,
+    .granule = GRANULE,
     .element_size = sizeof(elem_t),
     .acc_size = sizeof(acc_t),
     .resident = AG_RESIDENT / PAIR / (AG_LANES == 16 ? 1 : 2), /* without 32 registers packing pays sooner */
@@ -59,7 +75,11 @@ static AG_UNUSED const ag_linear_kernels K(ag_linear) = {
     .input_grad = K(input_grad),
     .weight_grad = K(weight_grad),
     .probabilities = K(probabilities),
+#if AG_IS_AMX
+    .dot_products = AG_CONCAT3(dot_products, dot, AG_ISA), /* those of dot.h: few rows do not fill the unit */
+#else
     .dot_products = K(dot_products),
+#endif
     .sum_rows = SUMS(sum_rows),
     .combine = SUMS(combine),
     .write_rows = SUMS(write_rows),
@@ -82,3 +102,4 @@ static AG_UNUSED const ag_linear_kernels K(ag_linear) = {
 #undef acc_t
 #undef elem_t
 #undef PAIR
+#undef GRANULE

@@ -14,6 +14,7 @@
  *   f32   float32, float16, bfloat16   fused multiply-add  float32        float
  *   f64   float64                      fused multiply-add  float64        double
  *   dot   bfloat16                     pairs (VDPBF16PS)   float32        two bfloat16 that follow each other along the sum
+ *   amx   bfloat16                     AMX (TDPBF16PS)     float32        the same; see gemm_amx.h
  * float16 and, without the dot product, bfloat16 are widened while they are packed. A bfloat16 problem rounds P to
  * bfloat16 in either kind.
  *
@@ -37,7 +38,12 @@
  * written once. Logits of bfloat16 take dot products where there are some;
  * the other products are f32: bfloat16 is widened while it is read.
  *
- * Files: pack.h and gemm.h have packing and products, epilogue.h what tiles of logits become, tasks.h the tasks made of tiles;
+ * The kind amx has tiles of 32 x 32 and takes 16 elements along a sum at a time, so that sums are filled up with zeros. Its
+ * left operands hold the 16 elements of a row side by side:
+ *   x_rows     [BT / 32][u of H / 16][32][16]
+ *   p_pairs    [V / 32][rows / 32][32 of V][16]
+ *
+ * Files: pack.h and gemm.h (gemm_amx.h) have packing and products, epilogue.h what tiles of logits become, tasks.h the tasks made of tiles;
  * skinny_rows.h, skinny_logits.h, skinny_grads.h and skinny_epilogue.h the same for few rows; kernels.h the table for one kind
  * of arithmetic and instruction set, foreach_kind.h and dot.h all kinds.
  *
@@ -65,6 +71,7 @@
 
 enum {
     AG_CHAIN = 1280, /* terms of a sum in one accumulator */
+    AG_AMX_CHAIN = 8192, /* the same on the matrix unit, which adds 32 of them at a time: gemm_amx.h */
     AG_AHEAD = 8,    /* elements along the sum that operands are prefetched ahead of their use */
     AG_FETCH = 256,  /* values of a row that are gathered at once */
     AG_RESIDENT = 64,        /* most rows that may be few, for the products that pack nothing */
@@ -157,6 +164,7 @@ typedef struct {
     int mr, nr;
     int vector; /* elements of a vector */
     int pair;   /* terms of a elem_t */
+    int granule; /* packed elements along a sum are a multiple of this number */
     int element_size; /* bytes of a elem_t */
     int acc_size; /* bytes of an accumulator */
     int resident; /* rows on one side up to which it pays not to pack */
@@ -197,12 +205,16 @@ typedef struct {
 
 #define AG_ISA_BODY "linear/foreach_kind.h"
 #define AG_BF16_DOT_BODY "linear/dot.h"
+#define AG_AMX_BODY "linear/amx.h"
 #include "../foreach_isa.h"
 
 /* The kernels for inputs of this dtype. */
 static AG_UNUSED const ag_linear_kernels *ag_linear_kernels_of(ag_variant variant, ag_dtype dtype)
 {
 #if defined(AG_X86_64) && AG_COMPILES(16)
+#if defined(AG_HAS_AMX)
+    if (variant == AG_VARIANT_AMX_BF16 && dtype == AG_BFLOAT16) return ag_linear_amx_kernels_avx512();
+#endif
     if (variant == AG_VARIANT_AVX512_BF16 && dtype == AG_BFLOAT16) return ag_linear_dot_kernels_avx512();
 #endif
     return AG_BY_VARIANT(variant, ag_linear_kernels, dtype);

@@ -43,6 +43,26 @@ AG_INLINE const char *K(row)(const ag_matrix *from, int64_t row, ptrdiff_t first
     return K(fetch)(from, row, first, n, buffer);
 }
 
+#if AG_IS_AMX
+/* One tile of X: to[k / 16][r][k % 16] = row rows[r] of `count` rows, pair k of columns [first, first + n); rows up to MR, and
+ * pairs up to a whole step, are zero. (Without the list the rows are start, start + 1, ...) */
+static void K(pack_tile)(void *to, const ag_matrix *from, const int64_t *rows, int64_t start, ptrdiff_t count,
+                         ptrdiff_t first, ptrdiff_t n)
+{
+    char buffer[AG_FETCH * sizeof(acc_t)];
+    memset(to, 0, (size_t)((n + 31) / 32 * 2048));
+    for (ptrdiff_t r = 0; r < count; r++) {
+        for (ptrdiff_t begin = 0; begin < n; begin += AG_FETCH) {
+            const ptrdiff_t length = n - begin < AG_FETCH ? n - begin : AG_FETCH;
+            const char *source = K(row)(from, rows ? rows[r] : start + r, first + begin, length, buffer);
+            char *target = (char *)to + begin / 32 * 2048 + r * 64;
+            for (ptrdiff_t k = 0; k < length; k += 32, target += 2048) {
+                memcpy(target, source + 2 * k, (size_t)(length - k < 32 ? length - k : 32) * 2);
+            }
+        }
+    }
+}
+#else
 /* One tile of X: to[k][r] = row rows[r] of `count` rows, element k of columns [first, first + n); rows up to MR are zero.
  * (Without the list the rows are start, start + 1, ...) */
 static void K(pack_tile)(void *to, const ag_matrix *from, const int64_t *rows, int64_t start, ptrdiff_t count,
@@ -68,6 +88,7 @@ static void K(pack_tile)(void *to, const ag_matrix *from, const int64_t *rows, i
         }
     }
 }
+#endif
 
 /* Lane l of a, or of b shifted by half a block: one step of a transposition. */
 AG_INLINE V K(exchange)(V a, V b, const int block, const int second)
@@ -140,7 +161,8 @@ static void K(pack_panel)(void *to, const ag_matrix *from, const int64_t *rows, 
                     if (r < there) x[r] = K(load_values)(source[r] + (size_t)k * sizeof(elem_t) / PAIR, values);
                 }
                 K(transpose)(x);
-                for (ptrdiff_t i = 0; i < (values + PAIR - 1) / PAIR; i++) {
+                /* the transposed values end with zeros, which fill the last step of the matrix unit */
+                for (ptrdiff_t i = 0; i < (values + PAIR * GRANULE - 1) / (PAIR * GRANULE) * GRANULE; i++) {
                     memcpy(target + (k / PAIR + i) * NR, &x[i], sizeof(V));
                 }
             }

@@ -8,12 +8,6 @@
  * Of the kind dot there are dot products alone; what P is multiplied with is widened: SUMS names those functions.
  */
 
-#if AG_IS_DOT
-#define SUMS(name) AG_CONCAT3(name, f32, AG_ISA)
-#else
-#define SUMS(name) K(name)
-#endif
-
 enum {
     K(SEGMENT) = 4096 / sizeof(elem_t) * PAIR,          /* features at a time; those of all resident rows fit into L2 */
     K(RESIDENT) = AG_LANES == 16 ? 4 : 2,  /* resident rows whose accumulators fit into registers */

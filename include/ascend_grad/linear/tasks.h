@@ -7,6 +7,7 @@ static void K(tiles)(const ag_linear_block *b, ag_linear_source source, ag_linea
 {
     const ptrdiff_t hidden = K(elements)(b->hidden);
     acc_t tile[MR * NR] __attribute__((aligned(64)));
+    K(begin_task)();
     for (ptrdiff_t t = tile_index; t < tile_end; t++) {
         for (ptrdiff_t p = panel; p < panel_end; p++) {
             switch (source) {
@@ -36,6 +37,7 @@ static void K(tiles)(const ag_linear_block *b, ag_linear_source source, ag_linea
             }
         }
     }
+    K(end_task)();
 }
 
 static void K(merge_max_sum)(const ag_linear_block *b, ptrdiff_t row, ptrdiff_t row_end)
@@ -119,6 +121,7 @@ static void K(input_grad)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t p
     const ptrdiff_t rows = K(padded_rows)(b), n = K(elements)(b->vocab.size), panels = (b->vocab.size + NR - 1) / NR;
     acc_t tile[MR * NR] __attribute__((aligned(64))), part[MR * NR] __attribute__((aligned(64)));
     acc_t lost[MR * NR] __attribute__((aligned(64)));
+    K(begin_task)();
     for (ptrdiff_t t = tile_index; t < tile_end; t++) {
         const ptrdiff_t count = b->chunk.rows - t * MR < MR ? b->chunk.rows - t * MR : MR;
         const elem_t *a = (const elem_t *)b->packed.p + t * MR * WIDTH;
@@ -145,6 +148,7 @@ static void K(input_grad)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t p
             K(add_tile)(&b->input_grad, b->chunk.row_numbers, t * MR, count, h * NR, columns, tile);
         }
     }
+    K(end_task)();
 }
 
 /* dW: tiles of MR rows of W x panels of H, summed over the rows of the chunk. */
@@ -159,6 +163,7 @@ static void K(weight_grad)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t 
 #endif
     acc_t tile[MR * NR] __attribute__((aligned(64))), part[MR * NR] __attribute__((aligned(64)));
     acc_t lost[MR * NR] __attribute__((aligned(64)));
+    K(begin_task)();
     for (ptrdiff_t t = tile_index; t < tile_end; t++) {
         const ptrdiff_t count = b->vocab.size - t * MR < MR ? b->vocab.size - t * MR : MR;
         const ptrdiff_t of_panel = t * MR / NR;
@@ -185,6 +190,7 @@ static void K(weight_grad)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t 
             K(add_tile)(&b->weight_grad, 0, t * MR, count, h * NR, columns, tile);
         }
     }
+    K(end_task)();
 }
 
 static void K(probabilities)(void *to, const void *logits, double max, double sum, ptrdiff_t n)

@@ -1,0 +1,169 @@
+/* Products of packed panels on the matrix unit AMX, instead of gemm.h. Included by kernels.h.
+ *
+ * The unit has eight tiles of 16 rows of 64 bytes. A step multiplies 16 pairs along the sum: two tiles of left rows (16 rows
+ * of 16 pairs each), two tiles of right columns (16 pairs of 16 columns each), four tiles of sums.
+ *
+ * Order of a sum. A step adds to each sum one number: the products of the first elements of its 16 pairs run in one chain of
+ * fused multiply-adds that begins at 0, those of the second elements in another one, and the sum of both is added. Denormal
+ * inputs and results of all these operations are flushed to zero. AG_AMX_CHAIN terms form a chain of steps; chains are
+ * combined with compensation, as elsewhere. In units of 2**-24 of the sum of the terms' magnitudes, a chain of n terms errs
+ * by at most 16 + 2 + n / 32.
+ *
+ * Tiles are configured at the start of each task and released at its end: no state is left that a context switch, a signal
+ * or a fork would carry.
+ */
+
+enum {
+    K(STEP) = 16,             /* pairs of a step */
+    K(CHAIN) = AG_AMX_CHAIN / 2 / 16 /* steps of a chain */
+};
+
+/* A left operand: two tiles of rows, and what leads from a step to the next one, in bytes. Rows are 64 bytes apart. */
+typedef struct {
+    const char *first, *second;
+    ptrdiff_t step;
+} K(left);
+
+#if defined(AG_EMULATE_AMX)
+
+AG_INLINE void K(begin_task)(void) {}
+AG_INLINE void K(end_task)(void) {}
+
+AG_INLINE V K(flushed)(V x)
+{
+    const V size = V_(max)(x, -x);
+    return V_(select)(size < V_(set1)(0x1p-126f), (V){0}, x);
+}
+
+AG_INLINE V K(flushed_multiply_add)(u32v a, u32v b, V c)
+{
+    return K(flushed)(v_f32_fma(K(flushed)((V)a), K(flushed)((V)b), c));
+}
+
+/* One tile of sums += one tile of left rows times one tile of right columns. */
+static void K(multiply_tiles)(float *sums, ptrdiff_t pitch, const char *left, const char *right, ptrdiff_t right_stride)
+{
+    for (int r = 0; r < 16; r++) {
+        V even = {0}, odd = {0};
+        for (int k = 0; k < 16; k++) {
+            uint32_t pair;
+            u32v columns;
+            memcpy(&pair, left + r * 64 + k * 4, sizeof pair);
+            memcpy(&columns, right + k * right_stride, sizeof columns);
+            even = K(flushed_multiply_add)((pair << 16) + (u32v){0}, columns << 16, even);
+            odd = K(flushed_multiply_add)((pair & 0xffff0000) + (u32v){0}, columns & 0xffff0000, odd);
+        }
+        V_(store)(sums + r * pitch, K(flushed)(V_(load)(sums + r * pitch) + K(flushed)(even + odd)));
+    }
+}
+
+/* tile (MR, NR) = the sum over some steps; nv: columns in vectors. */
+static void K(chain)(const int nv, K(left) a, const char *b, ptrdiff_t steps, acc_t *tile)
+{
+    const ptrdiff_t stride = nv * 64;
+    memset(tile, 0, MR * NR * sizeof(acc_t));
+    for (ptrdiff_t s = 0; s < steps; s++, a.first += a.step, a.second += a.step, b += 16 * stride) {
+        for (int j = 0; j < nv; j++) {
+            K(multiply_tiles)(tile + j * VL, NR, a.first, b + j * 64, stride);
+            K(multiply_tiles)(tile + 16 * NR + j * VL, NR, a.second, b + j * 64, stride);
+        }
+    }
+}
+
+#else
+
+AG_INLINE void K(begin_task)(void)
+{
+    static const struct {
+        uint8_t palette, start_row, reserved[14];
+        uint16_t row_bytes[16];
+        uint8_t rows[16];
+    } config = {.palette = 1,
+                .row_bytes = {64, 64, 64, 64, 64, 64, 64, 64},
+                .rows = {16, 16, 16, 16, 16, 16, 16, 16}};
+    _tile_loadconfig(&config);
+}
+
+AG_INLINE void K(end_task)(void) { _tile_release(); }
+
+/* tile (MR, NR) = the sum over some steps; nv: columns in vectors. Tiles 0 to 3 are sums, 4 and 5 left, 6 and 7 right. */
+static void K(chain)(const int nv, K(left) a, const char *b, ptrdiff_t steps, acc_t *tile)
+{
+    const ptrdiff_t stride = nv * 64, pitch = NR * sizeof(acc_t);
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (ptrdiff_t s = 0; s < steps; s++, a.first += a.step, a.second += a.step, b += 16 * stride) {
+        _tile_loadd(6, b, stride);
+        _tile_loadd(4, a.first, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(5, a.second, 64);
+        _tile_dpbf16ps(2, 5, 6);
+        if (nv > 1) {
+            _tile_loadd(7, b + 64, stride);
+            _tile_dpbf16ps(1, 4, 7);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+    }
+    _tile_stored(0, tile, pitch);
+    _tile_stored(1, tile + VL, pitch);
+    _tile_stored(2, tile + 16 * NR, pitch);
+    _tile_stored(3, tile + 16 * NR + VL, pitch);
+}
+
+#endif
+
+/* Add x to a sum, and what the addition lost to its compensation (Knuth's two-sum). */
+AG_INLINE void K(add_compensated)(V *sum, V *low, V x)
+{
+    const V total = *sum + x, part = total - *sum;
+    *low += (*sum - (total - part)) + (x - part);
+    *sum = total;
+}
+
+/* Return sum + low if the sum is finite, and otherwise the sum. */
+AG_INLINE V K(compensated)(V sum, V low) { return V_(select)(sum - sum == 0, sum + low, sum); }
+
+/* tile (MR, NR) = the sum over n elements, which are whole steps, in chains that are combined with compensation. */
+static void K(product)(const int nv, K(left) a, const elem_t *b, ptrdiff_t n, acc_t *tile)
+{
+    const ptrdiff_t steps = n / K(STEP), chains = steps > K(CHAIN) ? (steps + K(CHAIN) - 1) / K(CHAIN) : 1;
+    const ptrdiff_t length = (steps + chains - 1) / chains;
+    acc_t part[MR * NR] __attribute__((aligned(64))), low[MR * NR] __attribute__((aligned(64)));
+    K(chain)(nv, a, (const char *)b, length < steps ? length : steps, tile);
+    if (chains == 1) return;
+    memset(low, 0, sizeof low);
+    for (ptrdiff_t done = length; done < steps; done += length) {
+        const K(left) from = {a.first + done * a.step, a.second + done * a.step, a.step};
+        K(chain)(nv, from, (const char *)(b + done * K(STEP) * nv * VL), steps - done < length ? steps - done : length, part);
+        for (ptrdiff_t i = 0; i < MR * NR; i += VL) {
+            V total = V_(load)(tile + i), lost = V_(load)(low + i);
+            K(add_compensated)(&total, &lost, V_(load)(part + i));
+            V_(store)(tile + i, total);
+            V_(store)(low + i, lost);
+        }
+    }
+    for (ptrdiff_t i = 0; i < MR * NR; i += VL) {
+        V_(store)(tile + i, K(compensated)(V_(load)(tile + i), V_(load)(low + i)));
+    }
+}
+
+/* x_rows and p_pairs hold both tiles of a step side by side; rows of p are 64 bytes, and panels follow one another. */
+static void K(product_logits)(const elem_t *a, const elem_t *b, ptrdiff_t n, acc_t *tile)
+{
+    const K(left) left = {(const char *)a, (const char *)a + 1024, 2048};
+    K(product)(NV, left, b, n, tile);
+}
+
+static void K(product_rows)(int nv, const elem_t *a, ptrdiff_t panel, const elem_t *b, ptrdiff_t n, acc_t *tile)
+{
+    const K(left) left = {(const char *)a, (const char *)a + 1024, panel * (ptrdiff_t)sizeof(elem_t)};
+    K(product)(nv, left, b, n, tile);
+}
+
+static void K(product_columns)(int nv, const elem_t *a, const elem_t *b, ptrdiff_t n, acc_t *tile)
+{
+    const K(left) left = {(const char *)a, (const char *)a + 1024, 2048};
+    K(product)(nv, left, b, n, tile);
+}
