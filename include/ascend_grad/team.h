@@ -25,6 +25,9 @@ enum {
     AG_MAX_PARTITIONS = 16 /* parts of a phase's tasks at most; threads share parts if there are more of them */
 };
 
+/* A truth value that one thread writes while others read it. */
+typedef _Atomic int ag_flag;
+
 /* A number that threads wait for, and the count of threads that sleep until it changes. */
 typedef struct {
     uint32_t value;

@@ -506,6 +506,7 @@ cdef Call validate(Operator operator, list values, object out):
     """Check one call against its contract and return it in the form that backends take."""
     cdef Call call = Call.__new__(Call)
     call.operator, call.values, call.device_id, call.axis = operator, values, -1, -1
+    call.has_out = out is not None
     cdef bint is_pair = out is not None and len(operator.result_specs) == 2
     cdef object first = out, second = None, first_view, second_view
     run_checks(call)

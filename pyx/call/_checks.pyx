@@ -440,15 +440,21 @@ cdef class ValidOutputMask(Check):
 
 
 cpdef object least_workspace(Call call):
-    """Return the least ``workspace_bytes`` of a linear call whose shapes were checked."""
+    """Return the least ``workspace_bytes`` of a linear call whose shapes were checked.
+
+    `out` is checked later, so with one the gradient of the weight may have to be summed in the workspace.
+    """
     cdef dict slots = call.operator.slots
     cdef bint with_statistics = call.operator.kernels == LOSS
+    cdef bint with_logits = with_statistics or call.values[slots["softmax"]] is None
+    # Operators over ranks have another name for the input, which is their first array.
+    cdef cnp.ndarray input = call.array(slots["input"] if "input" in slots else call.operator.array_slots[0])
     first, second = call.values[slots["output_mask"]]
     if with_statistics and not call.values[slots["return_grad"]]:
         first = second = False
     return least_workspace_of_sizes(
-        <ag_dtype>dtype_of(call.array(call.operator.array_slots[0])), call.sizes[BT], call.sizes[V], call.sizes[H], with_statistics, first,
-        second
+        <ag_dtype>dtype_of(input), call.sizes[BT], call.sizes[V], call.sizes[H], with_logits, with_statistics, first, second,
+        call.has_out or cnp.PyArray_ITEMSIZE(input) == 2
     )
 
 

@@ -68,6 +68,8 @@ class Explanation(_Choice):
     number of threads of calls that follow one another. On other backends they are None.
     """
 
+    variant = plan = threads = None
+
     def __new__(cls, backend, reason, variant=None, plan=None, threads=None):
         self = _Choice.__new__(cls, backend, reason)
         self.variant, self.plan, self.threads = variant, plan, threads

@@ -25,6 +25,7 @@ ctypedef struct Loss:
 
 cdef Py_ssize_t vectors_size(const Problem *p) noexcept nogil
 cdef int prepare_loss(Loss *x, Py_ssize_t workspace_bytes, double *last_check) except -1 nogil
+cdef bint has_loss_plans(const Loss *x) noexcept nogil
 cdef Py_ssize_t loss_workspace_size(Loss *x) noexcept nogil
 cdef Py_ssize_t loss_workspace_bound(const Problem *p, Py_ssize_t workspace_bytes) noexcept nogil
 cdef void place_loss_workspace(Loss *x, char *base) noexcept nogil

@@ -17,7 +17,14 @@ from ascend_grad._linear_problem cimport (
     set_number,
 )
 from ascend_grad._linear_results cimport sum_losses
-from ascend_grad._linear_schedule cimport place_workspace, prepare, run, workspace_bound, workspace_size
+from ascend_grad._linear_schedule cimport (
+    has_plans,
+    place_workspace,
+    prepare,
+    run,
+    workspace_bound,
+    workspace_size,
+)
 from ascend_grad._memory cimport Arena, arena_alloc, ceil_div
 
 
@@ -106,6 +113,11 @@ cdef int prepare_loss(Loss *x, Py_ssize_t workspace_bytes, double *last_check) e
     return 0
 
 
+cdef bint has_loss_plans(const Loss *x) noexcept nogil:
+    """Return whether the loss can be computed within the workspace."""
+    return x.is_one_pass or (has_plans(&x.first) and has_plans(&x.second))
+
+
 cdef Py_ssize_t loss_workspace_size(Loss *x) noexcept nogil:
     """Return the bytes to allocate for the workspace, at any alignment."""
     cdef Py_ssize_t size = workspace_size(&x.first)
@@ -129,12 +141,9 @@ cdef Py_ssize_t loss_workspace_bound(const Problem *p, Py_ssize_t workspace_byte
         prepare(&schedule, &part, workspace_bytes)
         most = max(most, workspace_bound(&schedule))
         part = gradients_of(&x, True)
+        # If the logits of all rows cannot be cached, those of fewer rows may be.
         prepare(&schedule, &part, workspace_bytes)
-        # If the logits of all rows cannot be cached, those of fewer rows may be, in the whole workspace.
-        if schedule.plans.count:
-            most = max(most, workspace_bound(&schedule))
-        else:
-            most = max(most, schedule.workspace_bytes + workspace_size(&schedule))
+        most = max(most, workspace_bound(&schedule))
     return most + vectors_size(p)
 
 

@@ -91,6 +91,7 @@ cdef const ag_linear_kernels *kernels_for(ag_dtype dtype) noexcept nogil
 cdef Work work_of(const Problem *p) noexcept nogil
 cdef Plans choose_plans(const ag_linear_kernels *kernels, const Work *work, Py_ssize_t workspace) noexcept nogil
 cdef Py_ssize_t least_workspace(const ag_linear_kernels *kernels, const Work *work) noexcept nogil
+cdef bint is_empty(const Work *work) noexcept nogil
 cdef bint follows_rows(const Plans *plans) noexcept nogil
 cdef Py_ssize_t layout(const Plan *plan, char *base, Buffers *at) noexcept nogil
 cdef double flops(const Plan *plan) noexcept nogil

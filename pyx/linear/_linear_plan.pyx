@@ -601,6 +601,13 @@ cdef Plans best_of(
     return best
 
 
+cdef bint is_empty(const Work *work) noexcept nogil:
+    """Return whether there is nothing to compute."""
+    if not work.rows or not work.vocab or not (work.with_statistics or with_gradients(work)):
+        return True
+    return with_gradients(work) and not work.hidden
+
+
 cdef Plans choose_plans(const ag_linear_kernels *kernels, const Work *work, Py_ssize_t workspace) noexcept nogil:
     """Choose the plans that compute a problem.
 
@@ -609,11 +616,7 @@ cdef Plans choose_plans(const ag_linear_kernels *kernels, const Work *work, Py_s
     """
     cdef Plans nothing
     nothing.count = 0
-    if not work.rows or not work.vocab or (with_gradients(work) and not work.hidden):
-        return nothing
-    if not with_gradients(work) and not work.with_statistics:
-        return nothing
-    return best_of(kernels, work, workspace, &CANDIDATES[0], CANDIDATE_COUNT)
+    return nothing if is_empty(work) else best_of(kernels, work, workspace, &CANDIDATES[0], CANDIDATE_COUNT)
 
 
 cdef Py_ssize_t least_of_sweep(const ag_linear_kernels *kernels, const Work *work, bint chunks_outside) noexcept nogil:
@@ -636,7 +639,7 @@ cdef Py_ssize_t least_workspace(const ag_linear_kernels *kernels, const Work *wo
     """
     cdef Work part = work[0]
     cdef Py_ssize_t of_statistics = 0, of_gradients = 0
-    if not work.rows or not work.vocab or (with_gradients(work) and not work.hidden):
+    if is_empty(work):
         return 0
     if work.with_statistics:
         part.with_input_grad = part.with_weight_grad = part.buffers_weight_grad = False
@@ -659,8 +662,6 @@ cdef Py_ssize_t least_workspace(const ag_linear_kernels *kernels, const Work *wo
 
 cdef bint follows_rows(const Plans *plans) noexcept nogil:
     """Return whether plans for fewer active rows may take more space, as they are cut differently."""
-    cdef int i
-    for i in range(plans.count):
-        if plans.each[i].blocks > 1 or plans.each[i].chunks > 1:
-            return True
-    return False
+    if plans.count != 1:
+        return True
+    return plans.each[0].blocks > 1 or plans.each[0].chunks > 1 or plans.each[0].cached_blocks > 0

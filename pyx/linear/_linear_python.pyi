@@ -94,7 +94,13 @@ def default_workspace_bytes(
     input: np.ndarray, weight: np.ndarray, with_input_grad: bool, with_weight_grad: bool
 ) -> int: ...
 def least_workspace_bytes(
-    input: np.ndarray, weight: np.ndarray, with_statistics: bool, with_input_grad: bool, with_weight_grad: bool
+    input: np.ndarray,
+    weight: np.ndarray,
+    with_logits: bool,
+    with_input_grad: bool,
+    with_weight_grad: bool,
+    buffers_weight_grad: bool,
+    with_statistics: bool = False,
 ) -> int: ...
 def chosen_for_gradient(
     input: np.ndarray,

@@ -21,6 +21,7 @@ from ascend_grad._linear_loss cimport (
     REDUCTION_NONE,
     REDUCTION_SUM,
     Loss,
+    has_loss_plans,
     loss_workspace_bound,
     loss_workspace_size,
     place_loss_workspace,
@@ -43,6 +44,7 @@ from ascend_grad._linear_results cimport Probabilities, describe_targets, write_
 from ascend_grad._linear_schedule cimport (
     Schedule,
     default_workspace,
+    has_plans,
     least_workspace_of_sizes,
     place_workspace,
     prepare,
@@ -119,11 +121,17 @@ cdef int compute(const Problem *p, Py_ssize_t workspace_bytes, int num_threads, 
     cdef Schedule schedule
     cdef cnp.ndarray memory
     prepare(&schedule, p, workspace_bytes)
+    if not has_plans(&schedule):
+        refuse_workspace(schedule.workspace_bytes)
     memory = _memory.workspace(workspace_size(&schedule))
     _memory.check_layout(place_workspace(&schedule, _memory.aligned(cnp.PyArray_BYTES(memory))), memory)
     with nogil:
         run(&schedule, num_threads, last_check)
     return 0
+
+
+cdef int refuse_workspace(Py_ssize_t workspace_bytes) except -1:
+    raise MemoryError(f"no plan fits into a workspace of {workspace_bytes} bytes")
 
 
 # ---- gradients -------------------------------------------------------------------------------------------------------
@@ -235,11 +243,13 @@ def loss_and_gradients(
     if grad_loss.shape[0]:
         x.grad_loss, x.has_grad_for_each_row = &grad_loss[0], grad_loss.shape[0] > 1
     x.loss = cnp.PyArray_DATA(loss)
-    size = vectors_size(&x.p)
-    vectors = _memory.empty_aligned(1, &size, _uint8)
-    x.vectors = cnp.PyArray_BYTES(vectors)
+    size = vectors_size(&x.p) + ALIGNMENT
+    vectors = _memory.empty(1, &size, _uint8)
+    x.vectors = _memory.aligned(cnp.PyArray_BYTES(vectors))
     with nogil:
         prepare_loss(&x, workspace_bytes, &last_check)
+    if not has_loss_plans(&x):
+        refuse_workspace(x.first.workspace_bytes)
     memory = _memory.workspace(loss_workspace_size(&x))
     place_loss_workspace(&x, _memory.aligned(cnp.PyArray_BYTES(memory)))
     with nogil:
@@ -334,12 +344,13 @@ def plans(
 
 
 def least_workspace_bytes(
-    cnp.ndarray input, cnp.ndarray weight, bint with_statistics, bint with_input_grad, bint with_weight_grad
+    cnp.ndarray input, cnp.ndarray weight, bint with_logits, bint with_input_grad, bint with_weight_grad,
+    bint buffers_weight_grad, bint with_statistics=False
 ):
-    """Return the least `workspace_bytes` of a problem with these results."""
+    """Return the least `workspace_bytes` of a problem; see `Work` in `_linear_plan`. For tests."""
     return least_workspace_of_sizes(
         <ag_dtype>dtype_of(input), cnp.PyArray_DIM(input, 0), cnp.PyArray_DIM(weight, 0), cnp.PyArray_DIM(weight, 1),
-        with_statistics, with_input_grad, with_weight_grad
+        with_logits, with_statistics, with_input_grad, with_weight_grad, buffers_weight_grad
     )
 
 
@@ -377,7 +388,7 @@ def chosen_for_loss(
     cdef Schedule schedule
     p.with_statistics = True
     prepare(&schedule, &p, workspace_bytes)
-    if schedule.plans.count or not (p.with_input_grad or p.with_weight_grad):
+    if schedule.plans.count or schedule.is_empty or not (p.with_input_grad or p.with_weight_grad):
         return chosen_by(&schedule, num_threads)
     p.with_statistics = False
     prepare(&schedule, &p, workspace_bytes)

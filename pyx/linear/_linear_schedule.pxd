@@ -10,6 +10,7 @@ ctypedef struct Schedule:
     Plans plans
     ag_variant variant
     Py_ssize_t workspace_bytes        # bytes that plans may take
+    bint is_empty                     # there is nothing to compute: statistics of no logits, gradients of zeros
     ag_sum *sums                      # (BT,): sums of exponentials, relative to the maxima so far
     char *input_sums                  # (BT, H) accumulators of input_grad; NULL if the result can hold them
     char *buffers                     # the buffers of the plan at work
@@ -22,9 +23,10 @@ cdef Py_ssize_t workspace_bound(Schedule *s) noexcept nogil
 cdef Py_ssize_t default_workspace(const Problem *p) noexcept nogil
 cdef Py_ssize_t least_workspace_of(const Problem *p) noexcept nogil
 cdef Py_ssize_t least_workspace_of_sizes(
-    ag_dtype dtype, Py_ssize_t rows, Py_ssize_t vocab, Py_ssize_t hidden, bint with_statistics, bint with_input_grad,
-    bint with_weight_grad
+    ag_dtype dtype, Py_ssize_t rows, Py_ssize_t vocab, Py_ssize_t hidden, bint with_logits, bint with_statistics,
+    bint with_input_grad, bint with_weight_grad, bint buffers_weight_grad
 ) noexcept nogil
 cdef int threads_of(const Schedule *s, int asked) noexcept nogil
+cdef bint has_plans(const Schedule *s) noexcept nogil
 cdef int run(Schedule *s, int num_threads, double *last_check) except -1 nogil
 cdef Status solve(const Problem *p, char *memory, Py_ssize_t nbytes, int num_threads) noexcept nogil

@@ -24,6 +24,7 @@ from ascend_grad._linear_plan cimport (
     choose_plans,
     flops,
     follows_rows,
+    is_empty,
     kernels_for,
     layout,
     least_workspace,
@@ -67,22 +68,22 @@ cdef Py_ssize_t default_workspace(const Problem *p) noexcept nogil:
 
 cdef Py_ssize_t least_workspace_of(const Problem *p) noexcept nogil:
     """Return the bytes of a workspace from which on there are plans, whichever rows are active."""
-    return least_workspace_of_sizes(
-        p.dtype, p.rows.total, p.vocab, p.hidden, p.with_statistics, p.with_input_grad, p.with_weight_grad
-    )
+    cdef Work work = work_of(p)
+    work.rows = p.rows.total
+    return least_workspace(kernels_for(p.dtype), &work)
 
 
 cdef Py_ssize_t least_workspace_of_sizes(
-    ag_dtype dtype, Py_ssize_t rows, Py_ssize_t vocab, Py_ssize_t hidden, bint with_statistics, bint with_input_grad,
-    bint with_weight_grad
+    ag_dtype dtype, Py_ssize_t rows, Py_ssize_t vocab, Py_ssize_t hidden, bint with_logits, bint with_statistics,
+    bint with_input_grad, bint with_weight_grad, bint buffers_weight_grad
 ) noexcept nogil:
-    """Return the same for any results: weight_grad may have to be summed in the workspace."""
+    """Return the same from sizes; see `Work`."""
     cdef Work work
     work.rows = work.total_rows = rows
     work.vocab, work.hidden, work.itemsize = vocab, hidden, ag_itemsize[<int>dtype]
-    work.with_logits, work.with_statistics = True, with_statistics
+    work.with_logits, work.with_statistics = with_logits, with_statistics
     work.with_input_grad, work.with_weight_grad = with_input_grad, with_weight_grad
-    work.buffers_weight_grad, work.weight_grad_bytes = with_weight_grad, 0
+    work.buffers_weight_grad, work.weight_grad_bytes = with_weight_grad and buffers_weight_grad, 0
     return least_workspace(kernels_for(dtype), &work)
 
 
@@ -92,25 +93,37 @@ cdef void prepare(Schedule *s, const Problem *p, Py_ssize_t workspace_bytes) noe
     memset(s, 0, sizeof(Schedule))
     s.p, s.variant = p[0], _cpu.active()
     s.workspace_bytes = min(workspace_bytes, SIZE_LIMIT) if workspace_bytes else default_workspace(p)
+    s.is_empty = is_empty(&work)
     s.plans = choose_plans(kernels_for(p.dtype), &work, s.workspace_bytes)
+
+
+cdef bint has_plans(const Schedule *s) noexcept nogil:
+    """Return whether the problem can be solved within the workspace."""
+    return s.is_empty or s.plans.count > 0
+
+
+cdef Py_ssize_t place_sums(Schedule *s, Arena *arena, bint is_packed) noexcept nogil:
+    """Place what the plans do not count: sums for all rows of the call."""
+    cdef int acc_size = acc_size_of(s.p.dtype)
+    if s.p.with_statistics:
+        s.sums = <ag_sum *>arena_alloc(arena, s.p.rows.total * sizeof(ag_sum))
+    if is_packed and s.p.with_input_grad and not holds_sums(&s.p.input_grad, acc_size):
+        s.input_sums = arena_alloc(arena, s.p.rows.total * s.p.hidden * acc_size)
+    return arena.used
 
 
 cdef Py_ssize_t place_workspace(Schedule *s, char *base) noexcept nogil:
     """Place the workspace in memory that begins at `base`, and return its bytes. NULL only measures the bytes."""
-    cdef int acc_size = acc_size_of(s.p.dtype), i
     cdef Py_ssize_t most = 0
+    cdef bint is_packed = False
     cdef Buffers ignored
     cdef Arena arena
+    cdef int i
     arena.base, arena.used = base, 0
-    if s.p.with_statistics:
-        s.sums = <ag_sum *>arena_alloc(&arena, s.p.rows.total * sizeof(ag_sum))
     for i in range(s.plans.count):
         most = max(most, layout(&s.plans.each[i], NULL, &ignored))
-        if (
-            s.plans.each[i].sweep == PACKED and s.plans.each[i].work.with_input_grad
-            and not holds_sums(&s.p.input_grad, acc_size)
-        ):
-            s.input_sums = arena_alloc(&arena, s.p.rows.total * s.p.hidden * acc_size)
+        is_packed = is_packed or (s.plans.each[i].sweep == PACKED and s.plans.each[i].work.with_input_grad)
+    place_sums(s, &arena, is_packed)
     s.buffers = arena_alloc(&arena, most)
     return arena.used
 
@@ -122,15 +135,16 @@ cdef Py_ssize_t workspace_size(Schedule *s) noexcept nogil:
 
 
 cdef Py_ssize_t workspace_bound(Schedule *s) noexcept nogil:
-    """Return the most bytes of a workspace for this problem, whichever of its rows are active."""
-    cdef Py_ssize_t size = workspace_size(s), buffers = ALIGNMENT
-    cdef Buffers ignored
-    cdef int i
-    if not follows_rows(&s.plans):
-        return size
-    for i in range(s.plans.count):
-        buffers = max(buffers, layout(&s.plans.each[i], NULL, &ignored) + ALIGNMENT)
-    return size + max(s.workspace_bytes - buffers, 0)
+    """Return the most bytes of a workspace for this problem, whichever of its rows are active.
+
+    Plans for fewer active rows may be other ones, which take all of the workspace.
+    """
+    cdef Schedule copy = s[0]
+    cdef Arena arena
+    if s.is_empty or not follows_rows(&s.plans):
+        return workspace_size(s)
+    arena.base, arena.used = NULL, 0
+    return place_sums(&copy, &arena, True) + s.workspace_bytes + ALIGNMENT
 
 
 # ---- runs ------------------------------------------------------------------------------------------------------------
@@ -207,7 +221,7 @@ cdef Status solve(const Problem *p, char *memory, Py_ssize_t nbytes, int num_thr
     """Solve a problem in the caller's memory, for callers without the interpreter's lock. Signals are not checked."""
     cdef Schedule schedule
     prepare(&schedule, p, 0)
-    if workspace_size(&schedule) > nbytes:
+    if not has_plans(&schedule) or workspace_size(&schedule) > nbytes:
         return PARAM_INVALID
     place_workspace(&schedule, aligned(memory))
     run(&schedule, num_threads, NULL)  # raises nothing, as signals are not checked

@@ -81,9 +81,21 @@ cdef Status check_matrices(const Arguments *a) noexcept nogil:
     return SUCCESS
 
 
+cdef Status check_shapes(const Arguments *a) noexcept nogil:
+    """Check the shapes of all views but those of input, weight and the workspace, which have none to fit."""
+    cdef Py_ssize_t rows = a.inputs[INPUT].shape[0], hidden = a.inputs[INPUT].shape[1], vocab = a.inputs[WEIGHT].shape[0]
+    cdef int i
+    for i in range(TARGET, INPUTS):
+        if not has_shape(&a.inputs[i], rows, vocab):
+            return PARAM_INVALID
+    for i in range(INPUT_GRAD, RESULTS):
+        if not has_shape(&a.results[i], vocab if i == WEIGHT_GRAD else rows, hidden):
+            return PARAM_INVALID
+    return SUCCESS
+
+
 cdef Status check_call(const Arguments *a, int num_threads) noexcept nogil:
     """All extents, and that no result shares memory with anything else."""
-    cdef Py_ssize_t rows, hidden, vocab
     cdef const View *result
     cdef int i, k
     cdef Status status = check_matrices(a)
@@ -91,13 +103,9 @@ cdef Status check_call(const Arguments *a, int num_threads) noexcept nogil:
         return status
     if a.inputs[TARGET].data == NULL or a.results[WORKSPACE].data == NULL:
         return PARAM_NULLPTR
-    rows, hidden, vocab = a.inputs[INPUT].shape[0], a.inputs[INPUT].shape[1], a.inputs[WEIGHT].shape[0]
-    for i in range(TARGET, INPUTS):
-        if not has_shape(&a.inputs[i], rows, vocab):
-            return PARAM_INVALID
-    for i in range(INPUT_GRAD, RESULTS):
-        if not has_shape(&a.results[i], vocab if i == WEIGHT_GRAD else rows, hidden):
-            return PARAM_INVALID
+    status = check_shapes(a)
+    if status != SUCCESS:
+        return status
     if num_threads < 0 or num_threads > MAX_THREADS:
         return PARAM_INVALID
     for i in range(RESULTS):
@@ -172,7 +180,7 @@ cdef Problem statistics_problem(const Arguments *a) noexcept nogil:
 cdef Py_ssize_t gradient_workspace(const Arguments *a) noexcept nogil:
     cdef Schedule schedule
     cdef Problem p
-    if check_matrices(a) != SUCCESS:
+    if check_matrices(a) != SUCCESS or check_shapes(a) != SUCCESS:
         return -1
     p = gradient_problem(a)
     prepare(&schedule, &p, 0)

@@ -55,6 +55,7 @@ cdef extern from "ascend_grad/strided.h" nogil:
                        int nontemporal)
 
 cdef extern from "ascend_grad/team.h" nogil:
+    ctypedef int ag_flag
     ctypedef struct ag_team:
         int size
         int64_t elapsed

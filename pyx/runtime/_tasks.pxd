@@ -1,6 +1,6 @@
 from libc.stdint cimport int64_t
 
-from ascend_grad._kernels cimport ag_team
+from ascend_grad._kernels cimport ag_flag, ag_team
 
 # Compute one task of a phase that `context` describes. `thread` is the number of the thread in its team.
 ctypedef void (*task_function)(const void *context, Py_ssize_t task, int thread) noexcept nogil
@@ -14,7 +14,7 @@ ctypedef struct Team:
     const void *context
     bint default_threads              # the caller gave no number of threads
     double *last_check                # time of the last check for signals; NULL: signals are not checked
-    bint is_cancelled                 # a handler of a signal has raised an exception: no further task runs
+    ag_flag is_cancelled              # a handler of a signal has raised an exception: no further task runs
 
 # Run the phases of a call, by `run_phase`, on the calling thread.
 ctypedef void (*program_function)(void *context, Team *team) noexcept nogil

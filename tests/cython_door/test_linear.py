@@ -170,6 +170,18 @@ def test_strides_beyond_the_address_space(name, dtype, doors):
     assert all((out == 7).all() for out in outs.values())
 
 
+@pytest.mark.parametrize("active", [150, 60, 1, 0])
+def test_the_returned_workspace_is_enough_for_any_active_rows(dtype, doors, active):
+    """With fewer of them, plans differ: both gradients may take one larger sweep instead of one for each."""
+    arguments = problem((150, 110, 24_000), dtype)
+    arguments["grad"][active:] = 0
+    outs = np.empty_like(arguments["input"]), np.empty_like(arguments["weight"])
+    assert doors.gradient(arguments, *outs) == SUCCESS
+    right = ag.fused_linear_cross_entropy_loss_grad(**arguments)
+    for out, expected in zip(outs, right, strict=True):
+        assert_identical(out, expected)
+
+
 def test_a_workspace_for_matrices_that_no_memory_holds(dtype, doors):
     """The size of a workspace that no memory holds is reported as an error and does not wrap around."""
     vast = np.broadcast_to(np.zeros((), DTYPES[dtype]), (2**63 // DTYPES[dtype].itemsize - 1, 1))

@@ -371,10 +371,9 @@ def test_a_plan_has_few_partial_sums_or_compensates_them(forced, sizes, nbytes, 
         forced(variant)
         with_loss = with_statistics and any(chosen)
         with_statistics |= not any(chosen)
-        space = max(nbytes, _linear_python.least_workspace_bytes(x, w, with_statistics, *chosen))
-        plans = _linear_python.plans(
-            x, w, rows, space, with_logits or with_statistics, *chosen, buffers_weight_grad, with_statistics
-        )
+        what = with_logits or with_statistics, *chosen, buffers_weight_grad, with_statistics
+        space = max(nbytes, _linear_python.least_workspace_bytes(x, w, *what))
+        plans = _linear_python.plans(x, w, rows, space, *what)
         assert plans or with_loss or not (rows and words) or (any(chosen) and not features)
         for plan in plans:
             assert plan.nbytes <= space
@@ -410,7 +409,7 @@ def any_space(monkeypatch) -> None:
 def space_of(nbytes: int, dtype: str, shape: Shape) -> int:
     """Return bytes of a workspace that are as few for float64 as `nbytes` are for float32, and enough for a plan."""
     x, w = (np.broadcast_to(DTYPES[dtype].type(0), (rows, shape.H)) for rows in (shape.BT, shape.V))
-    least = _linear_python.least_workspace_bytes(x, w, False, True, True)
+    least = _linear_python.least_workspace_bytes(x, w, True, True, True, True)
     return max(nbytes * accumulator(DTYPES[dtype]).itemsize // 4, least)
 
 

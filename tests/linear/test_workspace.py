@@ -45,24 +45,55 @@ def test_a_workspace_is_kept_to():
             assert default <= 2**26 + 2 * sums + 64 * rows
 
 
+def allocated(function, **arguments) -> int:
+    """Return the most bytes that a call allocates beyond its results."""
+    function(**arguments)
+    tracemalloc.start()
+    try:
+        results = function(**arguments)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    return peak - sum(result.nbytes for result in results if result is not None)
+
+
 @pytest.mark.parametrize("rows", [60, 220, 280])
-def test_workspace_size_covers_calls_with_ignored_rows(rows):
-    """Where fewer rows count, plans differ: the logits of these, for one, can be kept."""
+def test_workspace_size_covers_losses_of_fewer_rows(rows):
+    """With fewer active rows, plans differ: their logits, for example, may be cached."""
     arguments = {
         "input": np.ones((280, 8), np.float32),
         "weight": np.ones((3640, 8), np.float32),
         "target": np.where(np.arange(280) < rows, 0, -100),
         "workspace_bytes": 7 << 20,
     }
-    size = ag.workspace_size(WHOLE, **arguments)
-    ag.linear_cross_entropy(**arguments)
-    tracemalloc.start()
-    try:
-        results = ag.linear_cross_entropy(**arguments)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak - sum(result.nbytes for result in results) <= size + 2**14
+    assert allocated(ag.linear_cross_entropy, **arguments) <= ag.workspace_size(WHOLE, **arguments) + 2**14
+
+
+def test_workspace_size_covers_gradients_of_fewer_rows():
+    """All rows take one sweep for each gradient, 420 rows a larger one for both."""
+    problem = problem_of(GRADIENT, Shape(600, 200, 8000), "float32", mode="stored")
+    grad = problem.arguments["grad"].copy()
+    grad[420:] = 0
+    arguments = problem.replaced(grad=grad).arguments | {"workspace_bytes": 22 << 20}
+    size = ag.workspace_size(GRADIENT, **arguments)
+    assert allocated(ag.fused_linear_cross_entropy_loss_grad, **arguments) <= size + 2**14
+
+
+def test_workspace_size_covers_sums_of_losses_of_fewer_rows():
+    """Only the logits of fewer rows can be cached, and input_grad of 16 bits is summed elsewhere."""
+    arguments = {
+        "input": np.ones((20_000, 64), np.float16),
+        "weight": np.ones((20_600, 64), np.float16),
+        "target": np.where(np.arange(20_000) < 100, 0, -100),
+        "workspace_bytes": 22 << 20,
+    }
+    assert allocated(ag.linear_cross_entropy, **arguments) <= ag.workspace_size(WHOLE, **arguments) + 2**14
+
+
+def test_workspace_size_covers_the_vectors_of_a_loss():
+    x, w, target = np.ones((200_000, 1)), np.ones((2, 1)), np.zeros(200_000, int)
+    arguments = {"input": x, "weight": w, "target": target, "return_grad": False}
+    assert allocated(ag.linear_cross_entropy, **arguments) <= ag.workspace_size(WHOLE, **arguments) + 2**14
 
 
 def test_the_default_workspace_is_a_share_of_large_problems():

@@ -220,7 +220,7 @@ def test_row_chunks(monkeypatch, chunk_rows, chunks):
 
 
 def small_workspace(monkeypatch, size, chunk_rows):
-    monkeypatch.setattr(shard, "default_workspace", lambda *_: size)
+    monkeypatch.setattr(shard, "default_workspace_bytes", lambda *_: size)
     monkeypatch.setattr(plan, "CHUNK_ROWS", chunk_rows)
 
 
