@@ -26,8 +26,8 @@ from libc.string cimport memset
 
 from ascend_grad cimport _cpu
 from ascend_grad._linear_kernels cimport (
-    AG_RESIDENT,
-    AG_STREAMED,
+    AG_MAX_UNPACKED_ROWS,
+    AG_MAX_STREAMED_STEP,
     AG_TERMS,
     AG_TILE,
     ag_linear_kernels,
@@ -70,10 +70,10 @@ cdef Py_ssize_t FEW_TASKS = 8
 # Rows of the longer side up to which ranges of the features are the tasks.
 cdef Py_ssize_t FEW_STREAMED = 48
 # Rows of the shorter side up to which ranges of the features may be the tasks; the longer side has at most AG_TERMS rows.
-cdef Py_ssize_t MANY_RESIDENT = 128
+cdef Py_ssize_t MAX_RESIDENT_FOR_FEATURES = 128
 # Features for each row of the longer side from which on ranges of the features are the tasks.
 cdef Py_ssize_t FEATURES_PER_ROW = 8
-# Features from which on dot products of pairs pay without packing for all of AG_RESIDENT rows, as adding up the lanes is then
+# Features from which on dot products of pairs pay without packing for all of AG_MAX_UNPACKED_ROWS rows, as adding up the lanes is then
 # a small part of the work.
 cdef Py_ssize_t LONG_ROWS = 512
 # Least floating-point operations of a task, if the problem has as many.
@@ -207,7 +207,7 @@ cdef void cut_streamed(Plan *plan) noexcept nogil:
     cdef double flops_of_row
     plan.sweep = VOCAB_STREAMED if plan.rows <= plan.vocab else ROWS_STREAMED
     flops_of_row = flops(plan) / streamed
-    most = min(AG_TILE // resident, AG_STREAMED) // 16 * 16
+    most = min(AG_TILE // resident, AG_MAX_STREAMED_STEP) // 16 * 16
     plan.step = STREAMED_BYTES // times(work.hidden, work.itemsize) // 8 * 8
     if not with_gradient or not 8 <= plan.step < STREAMED_STEP:  # L2 is read once only, or holds too few rows
         plan.step = min(max(plan.step, STREAMED_STEP), most)
@@ -454,11 +454,11 @@ cdef Verdict unpacked(
     plan.chunks = plan.blocks = plan.packed_chunks = 1
     if streamed <= FEW_STREAMED:
         cut_features(plan)
-    elif resident <= (AG_RESIDENT if has_long_rows and not with_gradients(work) else kernels.resident):
+    elif resident <= (AG_MAX_UNPACKED_ROWS if has_long_rows and not with_gradients(work) else kernels.max_unpacked_rows):
         cut_streamed(plan)
         if plan.tasks < FEW_TASKS and has_many_features:
             cut_features(plan)
-    elif kernels.resident == AG_RESIDENT and resident <= MANY_RESIDENT and has_many_features:
+    elif kernels.max_unpacked_rows == AG_MAX_UNPACKED_ROWS and resident <= MAX_RESIDENT_FOR_FEATURES and has_many_features:
         # If products are pairs, or registers few, packing pays for fewer rows.
         cut_features(plan)
     else:

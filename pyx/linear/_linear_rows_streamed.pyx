@@ -9,7 +9,7 @@ from libc.stdint cimport int64_t
 from libc.string cimport memset
 
 from ascend_grad cimport _tasks
-from ascend_grad._linear_kernels cimport AG_STREAMED, AG_TILE, ag_linear_block, ag_rows
+from ascend_grad._linear_kernels cimport AG_MAX_STREAMED_STEP, AG_TILE, ag_linear_block, ag_rows
 from ascend_grad._linear_partial_sums cimport combine_partial_sums
 from ascend_grad._linear_plan cimport Plan, sums_pitch
 from ascend_grad._linear_problem cimport (
@@ -52,9 +52,9 @@ cdef void stream_rows(const void *context, Py_ssize_t task, int thread) noexcept
     cdef ag_linear_block block = each.block
     cdef double[AG_TILE] memory
     cdef void *tile = memory
-    cdef int64_t[2 * AG_STREAMED] numbers
-    cdef double[4 * AG_STREAMED] values
-    cdef double *sums = values + 3 * AG_STREAMED
+    cdef int64_t[2 * AG_MAX_STREAMED_STEP] numbers
+    cdef double[4 * AG_MAX_STREAMED_STEP] values
+    cdef double *sums = values + 3 * AG_MAX_STREAMED_STEP
     cdef ChunkBuffers chunk
     cdef int acc = plan.kernels.acc_size
     cdef Py_ssize_t hidden = run.p.hidden, vocab = run.p.vocab, pitch = plan.pitch
@@ -64,8 +64,8 @@ cdef void stream_rows(const void *context, Py_ssize_t task, int thread) noexcept
     cdef char *partial = NULL
     if run.at.partial_sums != NULL:
         partial = run.at.partial_sums + task * vocab * sums_pitch(plan) * acc
-    chunk.row_numbers, chunk.target = numbers, &numbers[AG_STREAMED]
-    chunk.grad, chunk.max, chunk.sum = values, values + AG_STREAMED, values + 2 * AG_STREAMED
+    chunk.row_numbers, chunk.target = numbers, &numbers[AG_MAX_STREAMED_STEP]
+    chunk.grad, chunk.max, chunk.sum = values, values + AG_MAX_STREAMED_STEP, values + 2 * AG_MAX_STREAMED_STEP
     block.chunk.row_numbers, block.chunk.target = chunk.row_numbers, chunk.target
     block.chunk.grad, block.chunk.max, block.chunk.sum = chunk.grad, chunk.max, chunk.sum
     memset(tile, 0, vocab * pitch * acc)

@@ -13,7 +13,7 @@ from ascend_grad._linear_kernels cimport (
     AG_FROM_LOGITS,
     AG_FROM_PRODUCT,
     AG_FROM_SOFTMAX,
-    AG_RESIDENT,
+    AG_MAX_UNPACKED_ROWS,
     AG_TILE,
     AG_TO_GRADIENT,
     AG_TO_MAX_SUM,
@@ -71,7 +71,7 @@ cdef void stream_vocab(const void *context, Py_ssize_t task, int thread) noexcep
     cdef ag_linear_block block = each.block
     cdef double[AG_TILE] memory
     cdef void *tile = memory
-    cdef ag_sum[AG_RESIDENT] sum
+    cdef ag_sum[AG_MAX_UNPACKED_ROWS] sum
     cdef int acc = plan.kernels.acc_size
     cdef Py_ssize_t hidden = run.p.hidden, rows = block.chunk.rows, pitch = plan.pitch, i
     cdef Py_ssize_t tile_bytes = rows * pitch * acc

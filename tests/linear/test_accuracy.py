@@ -76,7 +76,7 @@ def test_the_other_operators_on_adversarial_data(operator, kind, dtype, engine):
     engine.over(shapes, lambda shape: check(engine, operator, shape, dtype, kind=kind))
 
 
-# ---- very many rows and words ----------------------------------------------------------------------------------------
+# ---- very many rows and entries ----------------------------------------------------------------------------------------
 
 
 def of_many(axis: str, n: int, kind: str, dtype: str) -> tuple[LinearProblem, tuple[oracles.Expected, ...]]:
@@ -127,7 +127,7 @@ _of_many = functools.lru_cache(maxsize=1)(of_many)
 @pytest.mark.parametrize("axis", ["BT", "V"])
 @pytest.mark.parametrize("kind", ["centred", "constant"])
 def test_ten_million(kind, axis, needs_memory):
-    """A thousand rows (words) ten thousand times over: one product repeats, the other one adds up."""
+    """A thousand rows (entries) ten thousand times over: one product repeats, the other one adds up."""
     needs_memory(1)
     times, n = 10**4, 1000
     problem, right = of_many(axis, n, kind, "float32")
@@ -245,12 +245,12 @@ def test_special_values_in_statistics(place, dtype, engine):
 @pytest.mark.parametrize("shape", [(65, 2000), (3, 30000), (1, 100000), (2000, 64), (100, 5000)], ids=str)
 def test_sums_of_many_exponentials_lose_nothing(shape, cpu_engine):
     """Logits that are exact, so that what is left are the errors of the exponential and of the additions."""
-    rows, words = shape
-    weight = np.full((words, 1), -(2.0**-11))
-    weight[words // 2] = 0
+    rows, entries = shape
+    weight = np.full((entries, 1), -(2.0**-11))
+    weight[entries // 2] = 0
     target = np.zeros(rows, np.int64)
-    result = ag.fused_linear_online_max_sum(np.ones((rows, 1)), weight, target, 0, words)
-    right = math.fsum([1.0, *[math.exp(-(2.0**-11))] * (words - 1)])
+    result = ag.fused_linear_online_max_sum(np.ones((rows, 1)), weight, target, 0, entries)
+    right = math.fsum([1.0, *[math.exp(-(2.0**-11))] * (entries - 1)])
     assert np.all(result.logits_max == 0)
     assert np.max(np.abs(result.sum_exp_logits - right)) <= 4 * np.finfo(float).eps * right
 
@@ -363,10 +363,10 @@ SIZES = st.tuples(*(st.integers(0, 300).map(lambda k, n=n: int(n ** (k / 300))) 
 @settings(max_examples=1000, deadline=None)
 def test_a_plan_has_few_partial_sums_or_compensates_them(forced, sizes, nbytes, name, chosen, choices):
     """No more than 64 are simply added up, whatever is computed in whatever space. Nothing is computed here."""
-    rows, words, features = sizes
+    rows, entries, features = sizes
     with_logits, buffers_weight_grad, with_statistics = choices
     x = np.lib.stride_tricks.as_strided(np.empty(1, DTYPES[name]), (rows, features), (0, 0))
-    w = np.lib.stride_tricks.as_strided(np.empty(1, DTYPES[name]), (words, features), (0, 0))
+    w = np.lib.stride_tricks.as_strided(np.empty(1, DTYPES[name]), (entries, features), (0, 0))
     for variant in _cpu.supported_variants():
         forced(variant)
         with_loss = with_statistics and any(chosen)
@@ -375,11 +375,11 @@ def test_a_plan_has_few_partial_sums_or_compensates_them(forced, sizes, nbytes, 
         plans = _linear_python.plans(
             x, w, rows, space, with_logits or with_statistics, *chosen, buffers_weight_grad, with_statistics
         )
-        assert plans or with_loss or not (rows and words) or (any(chosen) and not features)
+        assert plans or with_loss or not (rows and entries) or (any(chosen) and not features)
         for plan in plans:
             assert plan.nbytes <= space
             assert plan.rows * plan.chunks >= rows
-            assert plan.vocab * plan.blocks >= words
+            assert plan.vocab * plan.blocks >= entries
             for product, sums in ("input_grad", plan.blocks), ("weight_grad", plan.chunks):
                 assert sums <= 64 or product in plan.compensated or product not in plan.products
         for product, is_chosen in zip(("input_grad", "weight_grad"), chosen, strict=True):

@@ -47,23 +47,23 @@ static void K(load_softmax)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t
 /* ---- sums in memory ------------------------------------------------------------------------------------------------------ */
 
 /* The first n lanes of x and 0 become those of the sum plus x and of its compensation; without one: plainly added. */
-AG_INLINE void K(add_to_sum)(V *x, V *lost, const acc_t *sum, const acc_t *compensation, ptrdiff_t n)
+AG_INLINE void K(add_to_sum)(V *x, V *error, const acc_t *sum, const acc_t *compensation, ptrdiff_t n)
 {
     const V term = *x;
     *x = K(load_some)(sum, n);
     if (compensation) {
-        *lost = K(load_some)(compensation, n);
-        K(add_compensated)(x, lost, term);
+        *error = K(load_some)(compensation, n);
+        K(add_compensated)(x, error, term);
     } else {
         *x += term;
     }
 }
 
 /* A sum and its compensation to memory, as one number after the last addition. */
-AG_INLINE void K(store_sum)(V total, V lost, acc_t *sum, acc_t *compensation, int last, ptrdiff_t n)
+AG_INLINE void K(store_sum)(V total, V error, acc_t *sum, acc_t *compensation, int last, ptrdiff_t n)
 {
-    if (compensation && !last) K(store_some)(compensation, lost, n);
-    K(store_some)(sum, compensation && last ? K(compensated)(total, lost) : total, n);
+    if (compensation && !last) K(store_some)(compensation, error, n);
+    K(store_some)(sum, compensation && last ? K(compensated)(total, error) : total, n);
 }
 
 /* ---- epilogues: what a tile of logits becomes ---------------------------------------------------------------------------- */
@@ -156,7 +156,7 @@ AG_INLINE acc_t K(reduce_sum)(V v)
     return lane[0];
 }
 
-/* Logits of row i and of n words from `first` on, for the caller. */
+/* Logits of row i and of n vocabulary entries from `first` on, for the caller. */
 static void K(put_logits)(const ag_linear_block *b, ptrdiff_t i, ptrdiff_t first, const acc_t *row, ptrdiff_t n)
 {
     char *to = b->statistics.logits.data + b->chunk.row_numbers[i] * b->statistics.logits.row_stride +

@@ -50,7 +50,7 @@ static AG_UNUSED const ag_linear_kernels K(ag_linear) = {
     .pair = PAIR,
     .element_size = sizeof(elem_t),
     .acc_size = sizeof(acc_t),
-    .resident = AG_RESIDENT / PAIR / (AG_LANES == 16 ? 1 : 2), /* without 32 registers packing pays sooner */
+    .max_unpacked_rows = AG_MAX_UNPACKED_ROWS / PAIR / (AG_LANES == 16 ? 1 : 2), /* without 32 registers packing pays sooner */
     .pack_tile = K(pack_tile),
     .pack_panel = K(pack_panel),
     .pack_columns = K(pack_columns),

@@ -29,11 +29,11 @@
  *   logits     [V / NR][rows][NR]         only if they are read twice. Those of several chunks follow one another, and so do
  *                                         those of blocks, in the workspace or at the end of the memory of dW
  *
- * Few rows on one side (of X or of W; at most `resident` of the table of kernels, for logits alone of long rows AG_RESIDENT):
+ * Few rows on one side (of X or of W; at most `resident` of the table of kernels, for logits alone of long rows AG_MAX_UNPACKED_ROWS):
  * nothing is packed. The rows of the other side are streamed: tiles of at most AG_TILE values are made from rows in place,
  * become P and are multiplied with the same rows, which are still in L2; the gradient of what is streamed is written once,
- * that of the other side has a partial sum for each task. Where words are few, a tile is words x rows, so that lanes are full
- * with any number of words. Where neither side has many rows, tasks are ranges of the features, and both gradients are
+ * that of the other side has a partial sum for each task. Where vocabulary entries are few, a tile is vocabulary entries x rows, so that lanes are full
+ * with any number of vocabulary entries. Where neither side has many rows, tasks are ranges of the features, and both gradients are
  * written once. Logits of bfloat16 take dot products where there are some;
  * the other products are f32: bfloat16 is widened while it is read.
  *
@@ -65,11 +65,11 @@
 
 enum {
     AG_CHAIN = 1280, /* terms of a sum in one accumulator */
-    AG_AHEAD = 8,    /* elements along the sum that operands are prefetched ahead of their use */
+    AG_PREFETCH_DISTANCE = 8,    /* elements along the sum that operands are prefetched ahead of their use */
     AG_FETCH = 256,  /* values of a row that are gathered at once */
-    AG_RESIDENT = 64,        /* most rows that may be few, for the products that pack nothing */
-    AG_STREAMED = 384,       /* most rows of the other matrix that they take at a time, */
-    AG_TILE = AG_RESIDENT * 48, /* and most products of both */
+    AG_MAX_UNPACKED_ROWS = 64,        /* most rows that may be few, for the products that pack nothing */
+    AG_MAX_STREAMED_STEP = 384,       /* most rows of the other matrix that they take at a time, */
+    AG_TILE = AG_MAX_UNPACKED_ROWS * 48, /* and most products of both */
     AG_TERMS = 256           /* most rows whose sum is written as one row */
 };
 
@@ -159,7 +159,7 @@ typedef struct {
     int pair;   /* terms of a elem_t */
     int element_size; /* bytes of a elem_t */
     int acc_size; /* bytes of an accumulator */
-    int resident; /* rows on one side up to which it pays not to pack */
+    int max_unpacked_rows; /* rows on one side up to which it pays not to pack */
     /* tile (MR rows) or panel (NR rows) of x_rows or w_rows, one panel (n columns) of x_columns or w_columns */
     void (*pack_tile)(void *to, const ag_matrix *from, const int64_t *rows, int64_t start, ptrdiff_t count,
                       ptrdiff_t first, ptrdiff_t n);

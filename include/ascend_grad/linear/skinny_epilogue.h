@@ -67,7 +67,7 @@ static void K(tile_to_max_sum)(const ag_linear_block *b, const void *tile, void 
     }
 }
 
-/* ---- the same of a tile of b->vocab.size x b->chunk.rows values, which holds all words: lanes are rows -------------------------------- */
+/* ---- the same of a tile of b->vocab.size x b->chunk.rows values, which holds all vocabulary entries: lanes are rows -------------------------------- */
 
 static void K(columns_to_gradient)(const ag_linear_block *b, void *to)
 {
@@ -133,7 +133,7 @@ static void K(columns_to_max_sum)(const ag_linear_block *b, const void *from, vo
             ((acc_t *)b->statistics.predicted)[b->chunk.row_numbers[i]] = tile[b->chunk.target[i] * b->tile_pitch + i];
         }
         if (b->statistics.logits.data) {
-            acc_t row[AG_RESIDENT];
+            acc_t row[AG_MAX_UNPACKED_ROWS];
             for (ptrdiff_t c = 0; c < b->vocab.size; c++) row[c] = tile[c * b->tile_pitch + i];
             K(put_logits)(b, i, 0, row, b->vocab.size);
         }

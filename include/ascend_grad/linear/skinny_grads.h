@@ -18,7 +18,7 @@ AG_INLINE void K(add_products)(const ag_dtype dtype, const int nr, const int nv,
         }
     }
     for (ptrdiff_t s = 0; s < terms; s++) {
-        V right[K(STREAMS)];
+        V right[K(VECTORS_IN_REGISTERS)];
         AG_UNROLL(4)
         for (int j = 0; j < nv; j++) right[j] = K(load_as)(dtype, rows[s], c + j * VL, j == nv - 1 ? tail : VL);
         AG_UNROLL(8)
@@ -40,7 +40,7 @@ AG_INLINE void K(add_columns)(const ag_dtype dtype, const int nv, ptrdiff_t resi
                               ptrdiff_t terms, const acc_t *p, ptrdiff_t pitch, ptrdiff_t c, const ptrdiff_t tail,
                               acc_t *sums, ptrdiff_t sums_pitch, int add)
 {
-    const int many = nv > 1 ? K(RESIDENT) : K(NARROW);
+    const int many = nv > 1 ? K(ROWS_IN_REGISTERS) : K(NARROW);
     while (resident > 0) {
         const int nr = resident >= many ? many : resident >= 4 ? 4 : resident >= 2 ? 2 : 1;
         if (nr == many) {
@@ -61,7 +61,7 @@ AG_INLINE void K(add_columns)(const ag_dtype dtype, const int nv, ptrdiff_t resi
 AG_INLINE void K(sum_rows_of)(const ag_dtype dtype, ptrdiff_t resident, const ag_rows *streamed, ptrdiff_t first,
                               ptrdiff_t n, const acc_t *p, ptrdiff_t pitch, acc_t *sums, ptrdiff_t sums_pitch, int add)
 {
-    enum { WIDE = K(STREAMS) };
+    enum { WIDE = K(VECTORS_IN_REGISTERS) };
     char buffer[K(TERMS)][4096 + K(PADDING)];
     const char *rows[K(TERMS)];
     const int copies = resident >= K(NARROW) && K(collides)(streamed);
@@ -92,11 +92,11 @@ static void K(sum_columns)(ptrdiff_t resident, const ag_rows *streamed, ptrdiff_
                            ptrdiff_t pitch, acc_t *sums, ptrdiff_t sums_pitch, int add)
 {
     const ag_dtype own = AG_IS_F64 ? AG_FLOAT64 : AG_FLOAT32;
-    acc_t columns[K(THIN)][AG_STREAMED], products[AG_RESIDENT * K(THIN)];
-    const char *rows[AG_RESIDENT];
+    acc_t columns[K(THIN)][AG_MAX_STREAMED_STEP], products[AG_MAX_UNPACKED_ROWS * K(THIN)];
+    const char *rows[AG_MAX_UNPACKED_ROWS];
     const ag_rows right = {{(char *)columns, sizeof columns[0], sizeof(acc_t), own, 0}, 0, 0, n};
     K(load_columns)(streamed, first, n, columns);
-    for (ptrdiff_t r = 0; r < resident || r % K(RESIDENT); r++) {
+    for (ptrdiff_t r = 0; r < resident || r % K(ROWS_IN_REGISTERS); r++) {
         rows[r] = (const char *)(p + (r < resident ? r : resident - 1) * pitch);
     }
     K(dot_segment)(own, rows, resident, &right, 0, streamed->count, products, n, 0);
@@ -108,7 +108,7 @@ static void K(sum_columns)(ptrdiff_t resident, const ag_rows *streamed, ptrdiff_
     }
 }
 
-/* sums[r][c] (+)= sum over all streamed rows of p(r, s) row s [first + c], c < n; at most AG_RESIDENT resident and AG_STREAMED
+/* sums[r][c] (+)= sum over all streamed rows of p(r, s) row s [first + c], c < n; at most AG_MAX_UNPACKED_ROWS resident and AG_MAX_STREAMED_STEP
  * streamed rows. The pitch of the sums is a multiple of the vector. */
 static void K(sum_rows)(ptrdiff_t resident, const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, const void *p,
                         ptrdiff_t pitch, void *sums, ptrdiff_t sums_pitch, int add)
@@ -127,12 +127,12 @@ static void K(combine)(const void *from, ptrdiff_t count, ptrdiff_t stride, ptrd
     for (ptrdiff_t c = 0; c < n; c += VL) {
         const ptrdiff_t left = n - c < VL ? n - c : VL;
         const acc_t *term = (const acc_t *)from + c;
-        V total = K(load_some)(term, left), lost = {0};
+        V total = K(load_some)(term, left), compensation = {0};
         for (ptrdiff_t i = 1; i < count; i++) {
             term += stride;
-            K(add_compensated)(&total, &lost, K(load_some)(term, left));
+            K(add_compensated)(&total, &compensation, K(load_some)(term, left));
         }
-        K(store_some)((acc_t *)to + c, K(compensated)(total, lost), left);
+        K(store_some)((acc_t *)to + c, K(compensated)(total, compensation), left);
     }
 }
 
@@ -170,7 +170,7 @@ AG_INLINE void K(write_some)(const ag_dtype dtype, const int nontemporal, const 
     AG_UNROLL(16)
     for (int i = 0; i < ns * nv; i++) sum[i] = (V){0};
     for (ptrdiff_t r = 0; r < nr; r++) {
-        V right[K(STREAMS)];
+        V right[K(VECTORS_IN_REGISTERS)];
         AG_UNROLL(4)
         for (int j = 0; j < nv; j++) {
             const ptrdiff_t n = j == nv - 1 ? tail : VL;
@@ -197,7 +197,7 @@ AG_INLINE void K(write_segment)(const ag_dtype dtype, const int nontemporal, con
                                 ptrdiff_t n, const acc_t *p, ptrdiff_t r_stride, ptrdiff_t s_stride, ptrdiff_t ns,
                                 char *const *to)
 {
-    enum { MANY = K(RESIDENT), WIDE = K(STREAMS) };
+    enum { MANY = K(ROWS_IN_REGISTERS), WIDE = K(VECTORS_IN_REGISTERS) };
     const ptrdiff_t wide = n / (WIDE * VL) * (WIDE * VL);
     /* The resident rows, which may lie in L2, are read once for all results: a few vectors of each stay in L1. */
     for (ptrdiff_t c = 0; c < wide; c += WIDE * VL) {
@@ -231,14 +231,14 @@ static void K(write_columns)(ag_variant variant, const ag_rows *resident, const 
     const int itemsize = ag_itemsize[dtype];
     const ptrdiff_t count = to->count, runs = K(is_run)(to) ? 1 : count;
     const ag_rows right = {{(char *)p, pitch * (ptrdiff_t)sizeof(acc_t), sizeof(acc_t), own, 0}, 0, 0, resident->count};
-    acc_t left[K(THIN)][AG_TERMS], columns[K(THIN)][AG_STREAMED];
-    char buffer[AG_TERMS * K(THIN) * sizeof(acc_t)], rounded[AG_STREAMED * 8];
+    acc_t left[K(THIN)][AG_TERMS], columns[K(THIN)][AG_MAX_STREAMED_STEP];
+    char buffer[AG_TERMS * K(THIN) * sizeof(acc_t)], rounded[AG_MAX_STREAMED_STEP * 8];
     const char *rows[AG_TERMS];
     K(load_resident)(resident, first, n, buffer, K(THIN) * sizeof(acc_t), 0, rows);
     for (ptrdiff_t r = 0; r < resident->count; r++) {
         for (ptrdiff_t k = 0; k < n; k++) memcpy(&left[k][r], rows[r] + k * (ptrdiff_t)sizeof(acc_t), sizeof(acc_t));
     }
-    K(sum_rows_of)(own, n, &right, 0, count, left[0], AG_TERMS, columns[0], AG_STREAMED, 0);
+    K(sum_rows_of)(own, n, &right, 0, count, left[0], AG_TERMS, columns[0], AG_MAX_STREAMED_STEP, 0);
     for (ptrdiff_t k = 0; k < n; k++) {
         const char *source = (const char *)columns[k];
         if (dtype != own) {
@@ -262,13 +262,13 @@ static void K(write_rows)(ag_variant variant, const ag_rows *resident, const ag_
     const ag_dtype own = AG_IS_F64 ? AG_FLOAT64 : AG_FLOAT32, dtype = to->matrix.dtype;
     const int itemsize = ag_itemsize[dtype], is_dense = to->matrix.step == itemsize && !to->matrix.swapped;
     const int is_direct = is_dense && (dtype == own || (!AG_IS_F64 && itemsize == 2));
-    const ptrdiff_t divisor = (resident->count + AG_RESIDENT - 1) / AG_RESIDENT;
+    const ptrdiff_t divisor = (resident->count + AG_MAX_UNPACKED_ROWS - 1) / AG_MAX_UNPACKED_ROWS;
     const int copies = to->count >= K(NARROW) && K(collides)(resident);
     const int is_copied = copies || !K(is_in_place)(&resident->matrix);
     const ptrdiff_t most = is_copied ? K(SHORT) / divisor / VL * VL : K(SEGMENT);
-    char buffer[AG_RESIDENT * K(SHORT) * sizeof(acc_t) + AG_TERMS * K(PADDING)], results[K(NARROW)][4096], rounded[4096];
+    char buffer[AG_MAX_UNPACKED_ROWS * K(SHORT) * sizeof(acc_t) + AG_TERMS * K(PADDING)], results[K(NARROW)][4096], rounded[4096];
     const char *rows[AG_TERMS];
-    if (n <= K(THIN) && s_stride == 1 && to->count <= AG_STREAMED) {
+    if (n <= K(THIN) && s_stride == 1 && to->count <= AG_MAX_STREAMED_STEP) {
         K(write_columns)(variant, resident, to, first, n, p, r_stride);
         return;
     }

@@ -3,7 +3,7 @@
 /* ---- logits: products of rows with rows ---------------------------------------------------------------------------------- */
 
 /* A vector of elements of a streamed row from feature k on, of `count` features. */
-AG_INLINE V K(load_units)(const ag_dtype dtype AG_UNUSED, const char *row, ptrdiff_t k, const ptrdiff_t count)
+AG_INLINE V K(load_streamed)(const ag_dtype dtype AG_UNUSED, const char *row, ptrdiff_t k, const ptrdiff_t count)
 {
 #if AG_IS_DOT
     return K(load_values)(row + 2 * k, count);
@@ -15,24 +15,24 @@ AG_INLINE V K(load_units)(const ag_dtype dtype AG_UNUSED, const char *row, ptrdi
 /* `count` features of each product, from feature k on: a vector's, or fewer. */
 AG_INLINE void K(dot_step)(const ag_dtype dtype, const int nr, const int ns, const char *const *resident,
                            const char *const *streamed, ptrdiff_t k, const ptrdiff_t count, const int prefetches,
-                           ptrdiff_t ahead, V *sum)
+                           ptrdiff_t prefetch_distance, V *sum)
 {
-    V left[K(RESIDENT)];
+    V left[K(ROWS_IN_REGISTERS)];
     AG_UNROLL(4)
     for (int r = 0; r < nr; r++) left[r] = K(load_values)(resident[r] + k * (ptrdiff_t)sizeof(elem_t) / PAIR, count);
     AG_UNROLL(16)
     for (int s = 0; s < ns; s++) {
-        const V right = K(load_units)(dtype, streamed[s], k, count);
-        if (prefetches) __builtin_prefetch(streamed[s] + k * ag_itemsize[dtype] + ahead);
+        const V right = K(load_streamed)(dtype, streamed[s], k, count);
+        if (prefetches) __builtin_prefetch(streamed[s] + k * ag_itemsize[dtype] + prefetch_distance);
         AG_UNROLL(4)
         for (int r = 0; r < nr; r++) sum[r * ns + s] = K(multiply_add)(left[r], right, sum[r * ns + s]);
     }
 }
 
 /* sums[r * ns + s] = resident[r] . streamed[s] over n features, r < nr, s < ns. Every lane has a chain of its own; lanes are
- * added in pairs of neighbours, then of neighbouring pairs, and so on. What lies `ahead` bytes further may be prefetched. */
+ * added in pairs of neighbours, then of neighbouring pairs, and so on. What lies `prefetch_distance` bytes further may be prefetched. */
 AG_INLINE void K(dot_rows)(const ag_dtype dtype, const int nr, const int ns, const char *const *resident,
-                           const char *const *streamed, ptrdiff_t n, const int prefetches, ptrdiff_t ahead, acc_t *sums)
+                           const char *const *streamed, ptrdiff_t n, const int prefetches, ptrdiff_t prefetch_distance, acc_t *sums)
 {
     const int count = nr * ns;
     V sum[K(PRODUCTS)];
@@ -40,9 +40,9 @@ AG_INLINE void K(dot_rows)(const ag_dtype dtype, const int nr, const int ns, con
     for (int j = 0; j < count; j++) sum[j] = (V){0};
     ptrdiff_t k = 0;
     for (; k + VL * PAIR <= n; k += VL * PAIR) {
-        K(dot_step)(dtype, nr, ns, resident, streamed, k, VL * PAIR, prefetches, ahead, sum);
+        K(dot_step)(dtype, nr, ns, resident, streamed, k, VL * PAIR, prefetches, prefetch_distance, sum);
     }
-    if (k < n) K(dot_step)(dtype, nr, ns, resident, streamed, k, n - k, prefetches, ahead, sum);
+    if (k < n) K(dot_step)(dtype, nr, ns, resident, streamed, k, n - k, prefetches, prefetch_distance, sum);
     /* Bit b of a lane's number says which one of a pair of vectors it is of, as long as there are pairs. */
     AG_UNROLL(4)
     for (int block = 1; block < VL; block *= 2) {
@@ -64,24 +64,24 @@ AG_INLINE void K(dot_rows)(const ag_dtype dtype, const int nr, const int ns, con
     }
 }
 
-/* sum, and what its additions lost in low, += x, of scalars */
-AG_INLINE void K(add_scalar)(acc_t *sum, acc_t *low, acc_t x)
+/* sum, and what its additions lost in compensation, += x, of scalars */
+AG_INLINE void K(add_scalar)(acc_t *sum, acc_t *compensation, acc_t x)
 {
     const acc_t total = *sum + x, part = total - *sum;
-    *low += (*sum - (total - part)) + (x - part);
+    *compensation += (*sum - (total - part)) + (x - part);
     *sum = total;
 }
 
 /* One segment's terms to all p(r, s) of nr resident rows at a time; without compensation there is nothing to add to. */
 AG_INLINE void K(dot_group)(const ag_dtype dtype, const int nr, const int ns, const char *const *resident,
                             ptrdiff_t count, const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, acc_t *p,
-                            ptrdiff_t pitch, acc_t *low)
+                            ptrdiff_t pitch, acc_t *compensation)
 {
     enum { MOST = K(PRODUCTS) };
     /* Of short rows the next ones are prefetched, of long ones what follows in them. */
-    const ptrdiff_t ahead = n * ag_itemsize[dtype] <= K(LONG) ? ns * streamed->matrix.row_stride : 512;
+    const ptrdiff_t prefetch_distance = n * ag_itemsize[dtype] <= K(LONG) ? ns * streamed->matrix.row_stride : 512;
     /* one of so many short rows, or of fewer long ones */
-    enum { BYTES = 4096 * (MOST > K(STREAMS) * K(LONGER) ? MOST : K(STREAMS) * K(LONGER)) };
+    enum { BYTES = 4096 * (MOST > K(VECTORS_IN_REGISTERS) * K(LONGER) ? MOST : K(VECTORS_IN_REGISTERS) * K(LONGER)) };
     char buffer[BYTES];
     for (ptrdiff_t begin = 0; begin < streamed->count; begin += ns) {
         const ptrdiff_t streams = streamed->count - begin < ns ? streamed->count - begin : ns;
@@ -91,18 +91,18 @@ AG_INLINE void K(dot_group)(const ag_dtype dtype, const int nr, const int ns, co
         for (ptrdiff_t r = 0; r < count; r += nr) {
             acc_t sums[MOST];
             if (r == 0) {
-                K(dot_rows)(dtype, nr, ns, resident + r, rows, n, 1, ahead, sums);
+                K(dot_rows)(dtype, nr, ns, resident + r, rows, n, 1, prefetch_distance, sums);
             } else { /* what is next was prefetched for the first ones */
                 K(dot_rows)(dtype, nr, ns, resident + r, rows, n, 0, 0, sums);
             }
             for (ptrdiff_t i = 0; i < nr && r + i < count; i++) {
                 acc_t *const to = p + (r + i) * pitch + begin;
-                if (!low) {
+                if (!compensation) {
                     memcpy(to, sums + i * ns, (size_t)streams * sizeof(acc_t));
                     continue;
                 }
                 for (ptrdiff_t s = 0; s < streams; s++) {
-                    K(add_scalar)(to + s, low + (r + i) * streamed->count + begin + s, sums[i * ns + s]);
+                    K(add_scalar)(to + s, compensation + (r + i) * streamed->count + begin + s, sums[i * ns + s]);
                 }
             }
         }
@@ -110,21 +110,21 @@ AG_INLINE void K(dot_group)(const ag_dtype dtype, const int nr, const int ns, co
 }
 
 AG_INLINE void K(dot_segment)(const ag_dtype dtype, const char *const *resident, ptrdiff_t count, const ag_rows *streamed,
-                              ptrdiff_t first, ptrdiff_t n, acc_t *p, ptrdiff_t pitch, acc_t *low)
+                              ptrdiff_t first, ptrdiff_t n, acc_t *p, ptrdiff_t pitch, acc_t *compensation)
 {
     /* Many short rows at a time make little work of adding up lanes; of long rows no CPU fetches so many at a time well. */
     enum { MOST = K(PRODUCTS) };
     const int is_short = n * ag_itemsize[dtype] <= K(LONG);
     if (count == 1 && is_short) {
-        K(dot_group)(dtype, 1, MOST, resident, count, streamed, first, n, p, pitch, low);
+        K(dot_group)(dtype, 1, MOST, resident, count, streamed, first, n, p, pitch, compensation);
     } else if (count == 2 && is_short) {
-        K(dot_group)(dtype, 2, MOST / 2, resident, count, streamed, first, n, p, pitch, low);
+        K(dot_group)(dtype, 2, MOST / 2, resident, count, streamed, first, n, p, pitch, compensation);
     } else if (count == 1) {
-        K(dot_group)(dtype, 1, K(STREAMS), resident, count, streamed, first, n, p, pitch, low);
+        K(dot_group)(dtype, 1, K(VECTORS_IN_REGISTERS), resident, count, streamed, first, n, p, pitch, compensation);
     } else if (count == 2) {
-        K(dot_group)(dtype, 2, K(STREAMS), resident, count, streamed, first, n, p, pitch, low);
+        K(dot_group)(dtype, 2, K(VECTORS_IN_REGISTERS), resident, count, streamed, first, n, p, pitch, compensation);
     } else {
-        K(dot_group)(dtype, K(RESIDENT), K(STREAMS), resident, count, streamed, first, n, p, pitch, low);
+        K(dot_group)(dtype, K(ROWS_IN_REGISTERS), K(VECTORS_IN_REGISTERS), resident, count, streamed, first, n, p, pitch, compensation);
     }
 }
 
@@ -143,7 +143,7 @@ AG_INLINE void K(transpose_rows)(const ag_dtype dtype, const ag_rows *streamed, 
             V x[VL];
             for (ptrdiff_t r = 0; r < VL; r++) {
                 x[r] = (V){0};
-                if (r < there) x[r] = K(load_units)(dtype, rows[r], k, count);
+                if (r < there) x[r] = K(load_streamed)(dtype, rows[r], k, count);
             }
             K(transpose)(x);
             for (ptrdiff_t i = 0; i * PAIR < count; i++) memcpy(columns + (k / PAIR + i) * NR + group, &x[i], sizeof(V));
@@ -159,16 +159,16 @@ AG_INLINE int K(is_run)(const ag_rows *rows)
     return !rows->numbers || rows->numbers[rows->count - 1] - rows->numbers[0] == rows->count - 1;
 }
 
-/* columns[k][s] = feature first + k of row s, at most THIN features of at most AG_STREAMED rows, as accumulators; zero behind the
+/* columns[k][s] = feature first + k of row s, at most THIN features of at most AG_MAX_STREAMED_STEP rows, as accumulators; zero behind the
  * last row up to a multiple of NR. */
-static void K(load_columns)(const ag_rows *rows, ptrdiff_t first, ptrdiff_t n, acc_t columns[][AG_STREAMED])
+static void K(load_columns)(const ag_rows *rows, ptrdiff_t first, ptrdiff_t n, acc_t columns[][AG_MAX_STREAMED_STEP])
 {
     const ag_matrix *from = &rows->matrix;
     const int itemsize = ag_itemsize[from->dtype];
     const ptrdiff_t count = rows->count, padded = (count + NR - 1) / NR * NR, runs = K(is_run)(rows) ? 1 : count;
     for (ptrdiff_t k = 0; k < n; k++) {
         /* 16-bit values go to the upper half of the column: widening runs ahead of no reader */
-        char *raw = (char *)columns[k] + (itemsize == sizeof(acc_t) ? 0 : AG_STREAMED * 2);
+        char *raw = (char *)columns[k] + (itemsize == sizeof(acc_t) ? 0 : AG_MAX_STREAMED_STEP * 2);
         for (ptrdiff_t i = 0; i < runs; i++) {
             const char *source = from->data + (rows->numbers ? rows->numbers[i] : rows->start) * from->row_stride;
             ag_copy_rows(AG_VARIANT_BASELINE, raw + i * itemsize, 0, itemsize, source + (first + k) * from->step, 0,
@@ -249,15 +249,15 @@ AG_NOINLINE void K(dot_columns)(const ag_rows *resident, const ag_rows *streamed
 {
     const ptrdiff_t count = resident->count;
     char buffer[K(SOME)][K(FEW_FEATURES) * sizeof(elem_t) / PAIR];
-    const char *rows[AG_RESIDENT];
-    enum { PANEL = K(FEW_FEATURES) / PAIR * NR, WHOLE = K(THIN) * AG_STREAMED };
+    const char *rows[AG_MAX_UNPACKED_ROWS];
+    enum { PANEL = K(FEW_FEATURES) / PAIR * NR, WHOLE = K(THIN) * AG_MAX_STREAMED_STEP };
     elem_t columns[PANEL > WHOLE ? PANEL : WHOLE] __attribute__((aligned(64)));
     ptrdiff_t step = NR;
     K(load_resident)(resident, first, n, buffer[0], sizeof buffer[0], 0, rows);
 #if !AG_IS_DOT
     if (n <= K(THIN)) {
-        K(load_columns)(streamed, first, n, (acc_t (*)[AG_STREAMED])columns);
-        step = AG_STREAMED;
+        K(load_columns)(streamed, first, n, (acc_t (*)[AG_MAX_STREAMED_STEP])columns);
+        step = AG_MAX_STREAMED_STEP;
     }
 #endif
     for (ptrdiff_t s = 0; s < streamed->count; s += NR) {
@@ -284,20 +284,20 @@ AG_NOINLINE void K(dot_some)(const ag_rows *resident, const ag_rows *streamed, p
                              ptrdiff_t segment, acc_t *p, ptrdiff_t pitch)
 {
     char buffer[K(SOME)][4096];
-    const char *rows[AG_RESIDENT];
-    acc_t low[AG_TILE]; /* [resident][streamed] */
-    if (n > segment) memset(low, 0, (size_t)(resident->count * streamed->count) * sizeof(acc_t));
+    const char *rows[AG_MAX_UNPACKED_ROWS];
+    acc_t compensation[AG_TILE]; /* [resident][streamed] */
+    if (n > segment) memset(compensation, 0, (size_t)(resident->count * streamed->count) * sizeof(acc_t));
     for (ptrdiff_t done = 0; done < n; done += segment) {
         const ptrdiff_t length = n - done < segment ? n - done : segment;
         K(load_resident)(resident, first + done, length, buffer[0], segment * (ptrdiff_t)sizeof(elem_t) / PAIR, 0, rows);
         AG_BY_DTYPE(streamed->matrix.dtype, K(dot_segment), rows, resident->count, streamed, first + done, length, p, pitch,
-                    done ? low : 0);
+                    done ? compensation : 0);
     }
     if (n <= segment) return;
     for (ptrdiff_t r = 0; r < resident->count; r++) {
         for (ptrdiff_t s = 0; s < streamed->count; s++) {
             acc_t *sum = p + r * pitch + s;
-            if (*sum - *sum == 0) *sum += low[r * streamed->count + s];
+            if (*sum - *sum == 0) *sum += compensation[r * streamed->count + s];
         }
     }
 }
@@ -327,7 +327,7 @@ static void K(dot_products)(const ag_rows *resident, const ag_rows *streamed, pt
     /* CPUs fetch whole rows faster than parts of them. Of few resident rows longer segments fit into the buffers and into L1;
      * even in lanes of two they end before AG_CHAIN terms. They depend on sizes alone: so do results. */
     const ptrdiff_t segment = K(SEGMENT) * (resident->count * K(LONGER) <= K(SOME) ? K(LONGER) : 1);
-    const ptrdiff_t most = K(is_in_place)(&resident->matrix) ? AG_RESIDENT : K(SOME);
+    const ptrdiff_t most = K(is_in_place)(&resident->matrix) ? AG_MAX_UNPACKED_ROWS : K(SOME);
     for (ptrdiff_t r = 0; r < resident->count; r += most) {
         const ag_rows left = K(subset)(resident, r, most);
         for (ptrdiff_t s = 0; s < streamed->count; s += AG_TILE / left.count) {

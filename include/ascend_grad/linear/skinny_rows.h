@@ -16,9 +16,9 @@
 
 enum {
     K(SEGMENT) = 4096 / sizeof(elem_t) * PAIR,          /* features at a time; those of all resident rows fit into L2 */
-    K(RESIDENT) = AG_LANES == 16 ? 4 : 2,  /* resident rows whose accumulators fit into registers */
-    K(STREAMS) = 4,                                   /* by so many streamed rows, or so many vectors */
-    K(PRODUCTS) = K(RESIDENT) * K(STREAMS),           /* of rows, whose lanes are added up together */
+    K(ROWS_IN_REGISTERS) = AG_LANES == 16 ? 4 : 2,  /* resident rows whose accumulators fit into registers */
+    K(VECTORS_IN_REGISTERS) = 4,                                   /* by so many streamed rows, or so many vectors */
+    K(PRODUCTS) = K(ROWS_IN_REGISTERS) * K(VECTORS_IN_REGISTERS),           /* of rows, whose lanes are added up together */
     K(NARROW) = 8,                                    /* rows at a time where they are one vector long, or end in one */
     K(TERMS) = 16,                                    /* streamed rows that one pass over the sums takes in */
     K(LONG) = 4096,                                   /* bytes of a row, beyond which it is long */
@@ -81,7 +81,7 @@ static int K(is_in_place)(const ag_matrix *from)
     return K(is_dense)(from) && ag_itemsize[from->dtype] == sizeof(elem_t) / PAIR;
 }
 
-enum { K(SOME) = 16, K(SHORT) = K(SEGMENT) * K(SOME) / AG_RESIDENT };
+enum { K(SOME) = 16, K(SHORT) = K(SEGMENT) * K(SOME) / AG_MAX_UNPACKED_ROWS };
 
 /* Values [first, first + n) of every resident row, widened but for dot products; copies, which may be asked for, lie `pitch`
  * bytes apart in the buffer. Pointers up to a multiple of RESIDENT are valid. */
@@ -102,7 +102,7 @@ static void K(load_resident)(const ag_rows *rows, ptrdiff_t first, ptrdiff_t n, 
             K(fetch)(from, row, first + begin, n - begin < AG_FETCH ? n - begin : AG_FETCH, copy + begin * sizeof(acc_t));
         }
     }
-    for (ptrdiff_t r = rows->count; r % K(RESIDENT); r++) to[r] = to[rows->count - 1];
+    for (ptrdiff_t r = rows->count; r % K(ROWS_IN_REGISTERS); r++) to[r] = to[rows->count - 1];
 }
 
 /* A vector of values of this dtype, widened, from value i on; `count` of them. */

@@ -87,9 +87,9 @@ static void K(add_tile)(const ag_sums *sums, const int64_t *row_numbers, ptrdiff
             continue;
         }
         for (ptrdiff_t c = 0; c < n; c += VL) {
-            V total = V_(load)(tile + r * NR + c), lost = {0};
-            if (sums->add) K(add_to_sum)(&total, &lost, sum + c, compensation ? compensation + c : 0, n - c);
-            K(store_sum)(total, lost, sum + c, compensation ? compensation + c : 0, sums->last, n - c);
+            V total = V_(load)(tile + r * NR + c), error = {0};
+            if (sums->add) K(add_to_sum)(&total, &error, sum + c, compensation ? compensation + c : 0, n - c);
+            K(store_sum)(total, error, sum + c, compensation ? compensation + c : 0, sums->last, n - c);
         }
     }
 }
@@ -98,9 +98,9 @@ static void K(add_tile)(const ag_sums *sums, const int64_t *row_numbers, ptrdiff
 static void K(add_run)(acc_t *sum, acc_t *compensation, const acc_t *tile)
 {
     for (ptrdiff_t i = 0; i < MR * NR; i += VL) {
-        V total = V_(load)(tile + i), lost = {0};
-        K(add_to_sum)(&total, &lost, sum + i, compensation + i, VL);
-        K(store_sum)(total, lost, sum + i, compensation + i, 0, VL);
+        V total = V_(load)(tile + i), error = {0};
+        K(add_to_sum)(&total, &error, sum + i, compensation + i, VL);
+        K(store_sum)(total, error, sum + i, compensation + i, 0, VL);
     }
 }
 
@@ -118,7 +118,7 @@ static void K(input_grad)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t p
     enum { WIDTH = NR / PAIR };
     const ptrdiff_t rows = K(padded_rows)(b), n = K(elements)(b->vocab.size), panels = (b->vocab.size + NR - 1) / NR;
     acc_t tile[MR * NR] __attribute__((aligned(64))), part[MR * NR] __attribute__((aligned(64)));
-    acc_t lost[MR * NR] __attribute__((aligned(64)));
+    acc_t compensation[MR * NR] __attribute__((aligned(64)));
     for (ptrdiff_t t = tile_index; t < tile_end; t++) {
         const ptrdiff_t count = b->chunk.rows - t * MR < MR ? b->chunk.rows - t * MR : MR;
         const elem_t *a = (const elem_t *)b->packed.p + t * MR * WIDTH;
@@ -130,7 +130,7 @@ static void K(input_grad)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t p
                 K(product_rows)(nv, a, rows * WIDTH, right, n, tile);
             } else {
                 /* runs of panels that are not skipped */
-                memset(tile, 0, sizeof tile), memset(lost, 0, sizeof lost);
+                memset(tile, 0, sizeof tile), memset(compensation, 0, sizeof compensation);
                 for (ptrdiff_t p = 0; p < panels; p++) {
                     const ptrdiff_t begin = p;
                     while (p < panels && !b->packed.skipped[p * (rows / MR) + t]) p++;
@@ -138,9 +138,9 @@ static void K(input_grad)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t p
                     const ptrdiff_t end = p * WIDTH < n ? p * WIDTH : n;
                     K(product_rows)(nv, a + begin * rows * WIDTH, rows * WIDTH, right + begin * WIDTH * nv * VL,
                                     end - begin * WIDTH, part);
-                    K(add_run)(tile, lost, part);
+                    K(add_run)(tile, compensation, part);
                 }
-                K(end_runs)(tile, lost);
+                K(end_runs)(tile, compensation);
             }
             K(add_tile)(&b->input_grad, b->chunk.row_numbers, t * MR, count, h * NR, columns, tile);
         }
@@ -158,7 +158,7 @@ static void K(weight_grad)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t 
     const elem_t *p = b->packed.p;
 #endif
     acc_t tile[MR * NR] __attribute__((aligned(64))), part[MR * NR] __attribute__((aligned(64)));
-    acc_t lost[MR * NR] __attribute__((aligned(64)));
+    acc_t compensation[MR * NR] __attribute__((aligned(64)));
     for (ptrdiff_t t = tile_index; t < tile_end; t++) {
         const ptrdiff_t count = b->vocab.size - t * MR < MR ? b->vocab.size - t * MR : MR;
         const ptrdiff_t of_panel = t * MR / NR;
@@ -171,16 +171,16 @@ static void K(weight_grad)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t 
                 K(product_columns)(nv, a, right, n, tile);
             } else {
                 /* runs of tiles of rows that are not skipped */
-                memset(tile, 0, sizeof tile), memset(lost, 0, sizeof lost);
+                memset(tile, 0, sizeof tile), memset(compensation, 0, sizeof compensation);
                 for (ptrdiff_t i = 0; i < tiles; i++) {
                     const ptrdiff_t begin = i * (MR / PAIR);
                     while (i < tiles && !b->packed.skipped[of_panel * tiles + i]) i++;
                     const ptrdiff_t end = i * (MR / PAIR) < n ? i * (MR / PAIR) : n;
                     if (end <= begin) continue;
                     K(product_columns)(nv, a + begin * NR, right + begin * nv * VL, end - begin, part);
-                    K(add_run)(tile, lost, part);
+                    K(add_run)(tile, compensation, part);
                 }
-                K(end_runs)(tile, lost);
+                K(end_runs)(tile, compensation);
             }
             K(add_tile)(&b->weight_grad, 0, t * MR, count, h * NR, columns, tile);
         }
