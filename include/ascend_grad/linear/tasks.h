@@ -1,7 +1,9 @@
-/* Tasks of the blocked products, made of tiles, for one kind of arithmetic and one instruction set. Included by kernels.h. */
+/* Tasks of the packed sweep, made of tiles, for one kind of arithmetic and one instruction set. Included by kernels.h; the
+ * manual is linear.h. */
 
 /* ---- tasks ------------------------------------------------------------------------------------------------------- */
 
+/* Compute or load tiles of logits, and run their epilogue. */
 static void K(tiles)(const ag_linear_block *b, ag_linear_source source, ag_linear_result result, ptrdiff_t panel,
                      ptrdiff_t panel_end, ptrdiff_t tile_index, ptrdiff_t tile_end)
 {
@@ -38,6 +40,7 @@ static void K(tiles)(const ag_linear_block *b, ag_linear_source source, ag_linea
     }
 }
 
+/* Merge the maxima and sums of a block's panels into the running ones of rows [row, row_end). */
 static void K(merge_max_sum)(const ag_linear_block *b, ptrdiff_t row, ptrdiff_t row_end)
 {
     const ptrdiff_t rows = K(padded_rows)(b), panels = (b->vocab.size + NR - 1) / NR;
@@ -47,13 +50,13 @@ static void K(merge_max_sum)(const ag_linear_block *b, ptrdiff_t row, ptrdiff_t 
         ag_sum *running_sum = b->statistics.sum + b->chunk.row_numbers[i], total = {0, 0};
         acc_t largest = *running_max;
         for (ptrdiff_t p = 0; p < panels; p++) {
-            /* once NaN, always NaN */
+            /* A maximum that is NaN stays NaN. */
             const acc_t x = max[p * rows];
             largest = largest != largest || x <= largest ? largest : x;
         }
         const acc_t shift = largest == (acc_t)-INFINITY ? 0 : largest;
         for (ptrdiff_t p = -1; p < panels; p += VL) {
-            /* place -1 is what came before */
+            /* Index -1 stands for the running maximum and sum. */
             acc_t of_max[VL], of_sum[VL];
             for (ptrdiff_t k = 0; k < VL; k++) {
                 const int is_running = p + k < 0, is_there = p + k < panels;
@@ -71,7 +74,7 @@ static void K(merge_max_sum)(const ag_linear_block *b, ptrdiff_t row, ptrdiff_t 
     }
 }
 
-/* rows [first, first + count) of sums, columns [column, column + n) of H, += the tile */
+/* Add a tile to rows [first, first + count) and columns [column, column + n) of a gradient's sums. */
 static void K(add_tile)(const ag_sums *sums, const int64_t *row_numbers, ptrdiff_t first, ptrdiff_t count,
                         ptrdiff_t column, ptrdiff_t n, const acc_t *tile)
 {
@@ -94,7 +97,7 @@ static void K(add_tile)(const ag_sums *sums, const int64_t *row_numbers, ptrdiff
     }
 }
 
-/* One tile more of a sum of many: runs of a filtered product. */
+/* Add a tile, the product of one run of unskipped tiles of P, to a compensated sum of tiles. */
 static void K(add_run)(acc_t *sum, acc_t *compensation, const acc_t *tile)
 {
     for (ptrdiff_t i = 0; i < MR * NR; i += VL) {
@@ -104,6 +107,7 @@ static void K(add_run)(acc_t *sum, acc_t *compensation, const acc_t *tile)
     }
 }
 
+/* Apply the compensation of a sum of tiles. */
 static void K(end_runs)(acc_t *sum, const acc_t *compensation)
 {
     for (ptrdiff_t i = 0; i < MR * NR; i += VL) {
@@ -111,7 +115,7 @@ static void K(end_runs)(acc_t *sum, const acc_t *compensation)
     }
 }
 
-/* dX: rows of the chunk x panels of H, summed over the block's part of V. */
+/* Add tiles of P W to dX: rows of the chunk, panels of H, summed over the vocabulary entries of the block. */
 static void K(input_grad)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t panel_end, ptrdiff_t tile_index,
                           ptrdiff_t tile_end)
 {
@@ -129,7 +133,7 @@ static void K(input_grad)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t p
             if (!(b->gradient.filter_eps > 0)) {
                 K(product_rows)(nv, a, rows * WIDTH, right, n, tile);
             } else {
-                /* runs of panels that are not skipped */
+                /* Multiply runs of panels of P that are not skipped. */
                 memset(tile, 0, sizeof tile), memset(compensation, 0, sizeof compensation);
                 for (ptrdiff_t p = 0; p < panels; p++) {
                     const ptrdiff_t begin = p;
@@ -147,7 +151,7 @@ static void K(input_grad)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t p
     }
 }
 
-/* dW: tiles of MR rows of W x panels of H, summed over the rows of the chunk. */
+/* Add tiles of P^T X to dW: MR rows of W, panels of H, summed over the rows of the chunk. */
 static void K(weight_grad)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t panel_end, ptrdiff_t tile_index,
                            ptrdiff_t tile_end)
 {
@@ -170,7 +174,7 @@ static void K(weight_grad)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t 
             if (!(b->gradient.filter_eps > 0)) {
                 K(product_columns)(nv, a, right, n, tile);
             } else {
-                /* runs of tiles of rows that are not skipped */
+                /* Multiply runs of tiles of P that are not skipped. */
                 memset(tile, 0, sizeof tile), memset(compensation, 0, sizeof compensation);
                 for (ptrdiff_t i = 0; i < tiles; i++) {
                     const ptrdiff_t begin = i * (MR / PAIR);
@@ -187,6 +191,7 @@ static void K(weight_grad)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t 
     }
 }
 
+/* Compute n probabilities of a row from its logits, maximum and sum of exponentials. */
 static void K(probabilities)(void *to, const void *logits, double max, double sum, ptrdiff_t n)
 {
     const V shift = V_(set1)((acc_t)max), divisor = V_(set1)((acc_t)sum);
