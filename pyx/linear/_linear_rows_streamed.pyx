@@ -1,4 +1,4 @@
-"""The sweep of few vocabulary entries: each task streams a range of the rows past the whole weight, and packs nothing.
+"""The sweep for few vocabulary entries: each task streams a range of the rows past the whole weight, and packs nothing.
 
 A tile of logits is (vocabulary entries, pitch), so that vectors are full for any number of entries. Statistics and gradients
 of a row are complete in one pass. The gradient of the weight has a partial sum for each task.
@@ -25,7 +25,7 @@ from ascend_grad._linear_run cimport new_block, rows_of
 
 
 ctypedef struct Pass:
-    # The phase that computes everything, of all ranges of the rows.
+    # The phase that computes all results, for each range of the rows.
     const Run *run
     ag_linear_block block             # all vocabulary entries
     bint nontemporal                  # stores of input_grad bypass the caches
@@ -45,7 +45,7 @@ cdef void run_rows_streamed(const Run *run) noexcept nogil:
 
 
 cdef void stream_rows(const void *context, Py_ssize_t task, int thread) noexcept nogil:
-    """Compute the active rows of one range times all vocabulary entries."""
+    """Compute statistics and gradients of the active rows of one range."""
     cdef const Pass *each = <const Pass *>context
     cdef const Run *run = each.run
     cdef const Plan *plan = run.plan
@@ -94,7 +94,7 @@ cdef void stream_rows(const void *context, Py_ssize_t task, int thread) noexcept
 cdef void keep_statistics(
     const Run *run, const ag_linear_block *block, const ChunkBuffers *chunk, const double *sums
 ) noexcept nogil:
-    """Write the statistics of the selected rows, and make them those that the gradients read."""
+    """Write the statistics of the selected rows, to the results and to the vectors that the gradients read."""
     cdef int acc = run.plan.kernels.acc_size
     cdef Py_ssize_t i
     for i in range(block.chunk.rows):

@@ -5,14 +5,14 @@ from ascend_grad.status cimport Status
 
 
 ctypedef struct Schedule:
-    # The plans of one problem, and its workspace.
+    # A problem with its plans and its workspace.
     Problem p
     Plans plans
     ag_variant variant
-    Py_ssize_t workspace_bytes        # bytes that plans may take
-    ag_sum *sums                      # (BT,): sums of exponentials, relative to the maxima so far
+    Py_ssize_t workspace_bytes        # most bytes of the buffers of a sweep
+    ag_sum *sums                      # (BT,): sums of exponentials, relative to the current maxima
     char *input_sums                  # (BT, H) accumulators of input_grad; NULL if the result can hold them
-    char *buffers                     # the buffers of the plan at work
+    char *buffers                     # the buffers of the sweep that runs
 
 
 cdef void prepare(Schedule *s, const Problem *p, Py_ssize_t workspace_bytes) noexcept nogil
