@@ -1,4 +1,4 @@
-"""Memory of the linear operators: what is promised is kept, nothing leaks, and sizes beyond 2**31 work."""
+"""Test the linear operators' memory: calls keep to their bounds, do not leak, and take sizes beyond 2**31."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from samples import BFLOAT16, DTYPES, assert_identical
 
 import ascend_grad as ag
 
-#: The vocabulary of a language model of today; the logits would take 155 MB.
+#: The vocabulary of a large language model. The logits would take 155 MB.
 BT, V, H = Shape(256, 151_936, 64)
 
 
@@ -22,7 +22,7 @@ BT, V, H = Shape(256, 151_936, 64)
     ("name", "nbytes"), [*((name, 8 << 20) for name in DTYPES), ("float32", None), ("bfloat16", None)]
 )
 def test_the_promise_is_kept(name, nbytes, run_script, needs_memory):
-    """The largest resident size of each call, beyond arguments and results, is within `workspace_size`."""
+    """Each call's peak of resident memory, beyond arguments and results, is at most `workspace_size`."""
     needs_memory(1.5)
     script = f"""
         import numpy as np, ml_dtypes
@@ -77,7 +77,7 @@ def test_the_promise_is_kept(name, nbytes, run_script, needs_memory):
 
 
 def test_strange_layouts_are_not_copied(run_script, needs_memory):
-    """Byte-swapped, transposed or one row repeated: 150 MB of weight pass through the same workspace."""
+    """A transposed, byte-swapped or reversed weight of 150 MB takes no more than the workspace."""
     needs_memory(1.5)
     script = f"""
         import numpy as np
@@ -184,7 +184,7 @@ def test_reference_counts_stay(operator, backend, no_garbage_collection):
             outs = tuple(np.empty(problem.arguments[name].shape, np.float32) for name in ("input", "weight"))
         names = list(problem.arguments)
         counted = [*problem.arrays.values(), *(outs or ()), None, True]
-        if backend == "cpu":  # NumPy's own functions do not count those of its dtypes
+        if backend == "cpu":  # NumPy's functions do not count references to its dtypes
             counted += DTYPES.values()
 
         def calls(problem=problem, outs=outs, names=names):
@@ -204,7 +204,7 @@ def test_reference_counts_stay(operator, backend, no_garbage_collection):
 
 
 def test_a_call_that_fails_for_memory_leaves_everything_as_it_was():
-    """The accumulator of 16-bit results cannot be had: nothing is written."""
+    """A call raises MemoryError if the accumulator of its 16-bit results cannot be allocated."""
     x = np.broadcast_to(DTYPES["bfloat16"].type(1), (3, 2**45))
     problem = problem_of(GRADIENT, (3, 3, 2), "bfloat16").replaced(input=x, weight=x)
     for chosen in ((True, False), (False, True)):
@@ -216,7 +216,7 @@ def test_a_call_that_fails_for_memory_leaves_everything_as_it_was():
 
 
 def test_more_than_two_billion_logits(needs_memory):
-    """One feature, rows and entries of a few kinds: the sums are those of a small problem, many times over."""
+    """Rows and entries of one feature repeat, so that the sums are multiples of a small problem's sums."""
     needs_memory(1)
     rows, entries = 46_500, 46_500
     assert rows * entries > 2**31
@@ -241,7 +241,7 @@ def test_more_than_two_billion_logits(needs_memory):
 
 
 def test_more_than_two_billion_weights(needs_memory):
-    """One row, one of the weight's rows all over: no memory but for the ends of what is written."""
+    """The weight repeats one row, and most of its gradient is 0. Some rows of the results are compared."""
     needs_memory(5)
     entries, features = 2**16 + 3, 2**15
     assert entries * features > 2**31
