@@ -81,7 +81,7 @@ def ordinary(problem: LinearProblem) -> LinearProblem:
 @given(data=st.data())
 @settings(max_examples=40)
 def test_any_layout(linear, engine, data):
-    """Inputs and `out` may have any layout, and `out` any dtype. Memory between the elements of `out` is not written."""
+    """Inputs and `out` may have any layout, and `out` any dtype. Gaps in `out` are not written."""
     problem = data.draw(problems(linear))
     strange = replace(problem.mapped(lambda array: data.draw(views(array))), constant=ANY)  # rows may repeat
     plain = ordinary(strange)

@@ -11,8 +11,8 @@ from samples import BFLOAT16, Layout, allocated, assert_identical
 from ascend_grad import _cpu, _linear_python
 
 #: Shapes around these limits: resident rows (32 or 64; 128 and 256 if features are many), tiles (384 rows, 3072
-#: products), segments of features (4 KiB of accumulators), features up to which rows are transposed (128) or are columns
-#: in all products (16). Some rows are a power of two apart.
+#: products), segments of features (4 KiB of accumulators), features for which rows are transposed (at most 128) or are
+#: columns in all products (at most 16). Some rows are a power of two apart.
 SHAPES = [
     Shape(*shape)
     for shape in (

@@ -357,7 +357,7 @@ def test_ctrl_c_interrupts_the_other_operators(operator, run_script):
 
 
 def test_subnormals_survive_flush_to_zero_in_the_calling_thread(tmp_path, run_script):
-    """A library linked with -ffast-math switches flush-to-zero on in the thread that loads it, not in a team's threads."""
+    """A library linked with -ffast-math switches flush-to-zero on for the loading thread, not for a team."""
     library = tmp_path / "fast_math.so"
     subprocess.run(["cc", "-shared", "-ffast-math", "-x", "c", "/dev/null", "-o", library], check=True)
     script = f"""
