@@ -1,4 +1,4 @@
-"""Every way to spoil a call of a linear operator, and the order in which it is checked."""
+"""List the ways to spoil a call of a linear operator, in the order of its checks."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ BT, V, H = Shape(9, 6, 5)
 
 
 def taken(backend: str) -> dict[str, Any]:
-    """Return settings of `good_call` that the backend takes: a device needs 16-bit matrices and many or no entries."""
+    """Return settings of `good_call` that the backend takes. A device needs 16-bit matrices, and many or no entries."""
     return {"words": 130, "dtype": "bfloat16"} if backend == "npu" else {}
 
 
@@ -299,7 +299,7 @@ def faults_of(case: str) -> list[Fault]:
 
 
 def spoils_an_empty_call(fault: Fault) -> bool:
-    """Return whether a fault is one in a call without rows, which has no targets."""
+    """Return whether a fault also spoils a call without rows, which has no targets."""
     harmless = "shorter", "overlapping itself", "overlapping each other"
     return fault.stage != "target" and not fault.label.endswith(harmless)
 

@@ -1,4 +1,4 @@
-"""Values and gradients of torch's own functions in float64, and how close ours have to be."""
+"""Compute values and gradients of torch's functions in float64, and compare ours with them."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtyp
 def value_and_gradients(
     function: Callable[..., torch.Tensor], tensors: Sequence[torch.Tensor], grad_output: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, ...]:
-    """A function's value at copies of these tensors, and its gradient with respect to each."""
+    """Return a function's value at copies of these tensors, and its gradients."""
     leaves = [tensor.detach().clone(memory_format=torch.preserve_format).requires_grad_() for tensor in tensors]
     value = function(*leaves)
     return value, *torch.autograd.grad(value, leaves, grad_output)
 
 
 def pending() -> tuple[torch.Tensor, torch.Tensor]:
-    """A tensor on a device that torch has yet to compute, and its values."""
+    """Return a tensor on a device whose work is not submitted yet, and its values."""
     x = torch.randn(64, 65)
     there = x.to("npu")
     return torch.softmax(there, -1), torch.softmax(x.double(), -1)
