@@ -227,7 +227,7 @@ cdef void run_tiles(Packed *s, ag_linear_source source, ag_linear_result result)
 
 
 ctypedef struct Merge:
-    # The phase that merges the statistics of panels into those of rows.
+    # The phase that merges the statistics of panels into the statistics of rows.
     const ag_linear_kernels *kernels
     const ag_linear_block *block
 

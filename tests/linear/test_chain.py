@@ -30,7 +30,7 @@ import ascend_grad as ag
 
 
 def sharded(x, w, target, grad, bounds, engine, *, stored=False):
-    """Compute loss and gradients on shards ``bounds[r] : bounds[r + 1]`` of the vocabulary; sums are the all-reduces."""
+    """Compute loss and gradients on shards ``bounds[r] : bounds[r + 1]`` of the vocabulary; sums are all-reduces."""
     shards = [w[start:end] for start, end in itertools.pairwise(bounds)]
     each = [
         engine.call(STATISTICS, x, shard, target, start, start + len(shard), return_logits=stored)

@@ -134,7 +134,7 @@ def test_the_least_workspace_is_told_and_enough(case, dtype, default_engine):
 def test_the_least_workspace_of_small_problems_is_that_of_the_contract():
     problem = problem_of(WHOLE, Shape(BT, V, H), "float32")
     assert ag.workspace_size(WHOLE, **problem.arguments, workspace_bytes=0) == 2**22
-    for function in (ag.linear_cross_entropy, functools.partial(ag.explain, WHOLE)):  # they do not take 0
+    for function in (ag.linear_cross_entropy, functools.partial(ag.explain, WHOLE)):  # `explain` and calls refuse 0
         with pytest.raises(ag.ParamInvalidError, match="workspace_bytes: expected an int in"):
             function(**problem.arguments, workspace_bytes=0)
 

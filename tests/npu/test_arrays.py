@@ -60,10 +60,10 @@ def test_nothing_is_copied_unasked(device):
 
 
 def test_calls_on_the_device(any_operator, device):
-    """Results are those of host arrays. Only the whole loss copies anything over the bus."""
+    """Results equal the results of host arrays. Only the whole loss copies anything over the bus."""
     args, kwargs = problem_for(any_operator)
     if "grad" in kwargs:
-        kwargs["grad"] = np.ones_like(kwargs["grad"])  # rows without a gradient are copied apart
+        kwargs["grad"] = np.ones_like(kwargs["grad"])  # rows without a gradient would be copied separately
     function = getattr(ag, any_operator)
     expected = results_of(function(*args, **kwargs, backend="npu"))
     card_args, card_kwargs = to_device(args, kwargs)
@@ -76,7 +76,7 @@ def test_calls_on_the_device(any_operator, device):
     for result in results if isinstance(results, tuple) else (results,):
         assert result is None or isinstance(result, npu.DeviceArray)
     if any_operator != WHOLE:
-        within = {"copies_d2d": 1} if any_operator == GRADIENT else {}  # the softmax, which the device destroys
+        within = {"copies_d2d": 1} if any_operator == GRADIENT else {}  # the softmax is copied
         assert counts(device, *COPIES) == dict.fromkeys(COPIES, 0) | within
     for result, right in zip(results_of(results), expected, strict=True):
         assert_identical(result, right)

@@ -82,7 +82,7 @@ class Case:
         try:
             results = self()
         except ag.AscendGradError as error:
-            return error.with_traceback(None)  # its frames hold arrays on the device
+            return error.with_traceback(None)  # the traceback holds arrays on the device
         self.assert_right(results)
         return None
 

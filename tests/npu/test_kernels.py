@@ -71,7 +71,7 @@ def test_forced_calls_raise(code, how, device: StandIn, caplog) -> None:
         try:
             call()
         except ag.AscendGradError as error:
-            return error.with_traceback(None)  # its frames hold the array on the device
+            return error.with_traceback(None)  # the traceback holds the array on the device
         return None
 
     first = error()

@@ -26,7 +26,7 @@ def test_steady_state(any_operator, device):
     args, kwargs = problem_for(any_operator)
     function = getattr(ag, any_operator)
     if "grad" in kwargs:
-        kwargs["grad"] = np.ones_like(kwargs["grad"])  # rows without a gradient are copied apart
+        kwargs["grad"] = np.ones_like(kwargs["grad"])  # rows without a gradient would be copied separately
 
     def work() -> None:
         results = results_of(function(*args, **kwargs))

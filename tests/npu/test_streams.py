@@ -135,7 +135,7 @@ def test_whatever_uses_an_array_waits_for_it(streams: Streams, device: StandIn) 
             return ag.softmax(x)
 
     assert_identical(once().numpy(), right)
-    assert_identical(ag.softmax(once()).numpy(), twice)  # on the thread's own stream
+    assert_identical(ag.softmax(once()).numpy(), twice)  # this call runs on the thread's own stream
     y = once()
     with npu.stream(second):
         y = ag.softmax(y)
@@ -159,7 +159,7 @@ def test_memory_of_arrays_that_are_dropped(streams: Streams, device: StandIn) ->
     device.set_delay(20_000)
     for _ in range(3):
         with npu.stream(handle):
-            y = ag.softmax(npu.asarray(WORK))  # its argument is dropped at once
+            y = ag.softmax(npu.asarray(WORK))  # the argument is dropped at once
             zeros = npu.asarray(np.zeros_like(WORK))  # copied on another stream
             ag.softmax(zeros)
             z = ag.softmax(ag.softmax(y))

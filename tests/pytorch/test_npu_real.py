@@ -90,7 +90,7 @@ def chain(module, x, w, target, grad, *, start: int, stored: bool) -> tuple:
     found = module.npu_fused_linear_online_max_sum(x, w, target, start, start + len(w), stored)
     *statistics, mask, masked_target, logits = found
     loss, softmax = module.npu_fused_cross_entropy_loss_with_max_sum(*statistics, vocab_parallel_logits=logits)
-    kept = None if softmax is None else softmax.clone()  # torch_npu overwrites it
+    kept = None if softmax is None else softmax.clone()  # torch_npu overwrites the softmax
     mode = (None, None, softmax) if stored else tuple(statistics[:2])
     gradients = module.npu_fused_linear_cross_entropy_loss_with_max_sum_backward(
         grad, x, w, mask, masked_target, 0.0, *mode

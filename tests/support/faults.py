@@ -39,7 +39,7 @@ class Case(NamedTuple):
 
 @contextmanager
 def about(subject: object) -> Iterator[None]:
-    """Add the subject to exceptions of the block."""
+    """Add the subject to the notes of exceptions that the block raises."""
     try:
         yield
     except BaseException as error:
@@ -90,7 +90,7 @@ class Noted(np.ndarray):
         return super().__array_wrap__(array, context, return_scalar)
 
 
-#: Ways to make an array of which the elements are not everything. A matrix is separate, as it has two axes.
+#: Ways to give an array a meaning beyond its elements. A matrix is separate, as it has two axes.
 MEANINGS = {
     "masked": np.ma.array,
     "masked in part": lambda x: np.ma.array(x, mask=np.arange(np.size(x)).reshape(np.shape(x)) % 2 == 0),

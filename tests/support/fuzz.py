@@ -37,7 +37,7 @@ from ascend_grad import _cpu, contract
 
 #: The share of invalid calls.
 FAULTY = 0.4
-#: Failures after which a process ends.
+#: Number of failures after which a process ends.
 MAX_FAILURES = 5
 
 

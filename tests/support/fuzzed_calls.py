@@ -42,7 +42,7 @@ LARGE_MASKED_SHAPES = ((2, 3, 40, 700), (1, 1, 2, 70001), (4, 4, 2000, 5))
 LARGE_LINEAR_SHAPES = ((130, 1500, 70), (700, 300, 40), (5, 20000, 33), (2000, 17, 129))
 LINEAR_SIZES = (0, 1, 1, 2, 3, 5, 8, 9, 16, 17, 33, 50)
 
-#: The constant of bounds where rows are repeated: equal terms round the same way, in each addition of a chain of 1280
+#: The constant of bounds if rows are repeated: equal terms round the same way, in each addition of a chain of 1280
 #: terms by at most eps. `ANY` was exceeded once, by a sixth.
 CHAIN = 1280
 
@@ -238,7 +238,7 @@ def result_shapes(sample: Sample) -> list[tuple[int, ...] | None]:
 
 def lay_out(draw: Draw, sample: Sample) -> None:
     """Give the arrays any layout."""
-    paired = ("target_mask", "masked_target")  # the mask decides which targets are valid
+    paired = ("target_mask", "masked_target")  # valid targets depend on the mask
     for name, array in sample.arrays.items():
         view = random_view(draw, array, sample.library.form, repeats=name not in paired and draw.chance(0.1))
         if 0 in view.strides:

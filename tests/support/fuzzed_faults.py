@@ -259,7 +259,7 @@ def faults_of_nothing(draw: Draw, sample: Sample) -> Iterator[Fault]:
 
 
 def faults_of_grad_loss(draw: Draw, sample: Sample) -> Iterator[Fault]:
-    """Spoil the upstream gradient of a call without a reduction, where it may be an array."""
+    """Spoil the upstream gradient of a call without a reduction, which may be an array."""
     rows = len(sample.arrays["input"])
     if sample.arguments["reduction"] == "none":
         values: dict[str, tuple[Any, Any]] = {

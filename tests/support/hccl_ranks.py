@@ -37,7 +37,7 @@ SHAPE, ENTRIES, ROWS = (33, 50, 17), [0, 20, 50], [0, 20, 33]
 LARGE, LARGE_ENTRIES, LARGE_ROWS = (64, 96, 1024), [0, 40, 96], [0, 30, 64]
 
 REDUCTIONS = ("mean", "sum", "none")
-#: Functions of the device's libraries and the wait for torch's stream, with the number of calls that fail in turn.
+#: Functions whose calls fail in turn, with the number of these calls.
 FAULTS = {"aclrtMemcpyAsync": 19, "aclnnFusedLinearCrossEntropyLossGrad": 1, "wait_for_torch": 19}
 BACKENDS = ("hccl", "both", "gloo")
 
@@ -107,7 +107,7 @@ def copied(rank: int, work: Callable, cuts: list[int]) -> int:
         session.Session.put, session.Session.fetch = put, fetch
     assert all(isinstance(each, npu.DeviceArray) for each in results)
     if not torch_npu_real.IS_INSTALLED:
-        assert not torch.npu.current_stream(rank).queue  # complete
+        assert not torch.npu.current_stream(rank).queue  # all work is submitted
     return max(sizes)
 
 

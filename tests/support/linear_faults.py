@@ -99,7 +99,7 @@ NOT_TWO_BOOLS = {
 }
 
 
-#: The dimensions of each array, and the name that is blamed for one too many of them.
+#: The dimensions of each array, and the argument that the error names if there is one more.
 DIMS = {
     "grad": ("BT",),
     "input": ("BT", "H"),
@@ -181,7 +181,7 @@ def faults_of_shapes(case: str) -> Iterator[Fault]:
         dims = DIMS[name]
         yield Fault("shape", name, "rank 0", lambda x: x.dtype.type(0), INVALID, name)
         yield Fault("shape", name, "one axis more", lambda x: x[None], INVALID, name)
-        # The first array decides; another one that disagrees is blamed.
+        # The first array decides; the error names another one that disagrees.
         others = [other for other in names if other != name and dims[0] in DIMS[other]]
         first = dims[0] not in seen
         if others:

@@ -23,7 +23,7 @@ def rounded_once(expected: Expected, p: Precision, dtype) -> Expected:
         bound = bound + half_ulp(np.abs(values) + np.where(np.isfinite(bound), bound, 0), dtype)
     largest = float(ml_dtypes.finfo(dtype).max)
     edge = largest + half_ulp(values.dtype.type(largest)[None], dtype)[0]
-    # Values beyond the range become infinite, and values close to its end may.
+    # Values beyond the range become infinite, and values close to its end may become so.
     unclear = np.abs(np.abs(values) - edge) <= bound
     values = np.where(np.isfinite(values) & (np.abs(values) >= edge), np.copysign(np.inf, values), values)
     return Expected(values, np.where(unclear, np.inf, bound))

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-#: The script restores signals, which the parent of the tests may have ignored.
+#: The script restores signal handlers, as the parent of the tests may ignore signals.
 _SCRIPT = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -21,7 +21,7 @@ sys.exit(main())
 """
 
 
-#: The process stops itself at the given call of a function, which is an attribute of the owner.
+#: The process stops itself at the n-th call of a function, an attribute of the owner.
 _STOPPING = """
 import functools, os, pkgutil, signal
 owner, name, call = pkgutil.resolve_name({owner!r}), {name!r}, {call}

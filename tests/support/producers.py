@@ -15,7 +15,7 @@ from samples import BFLOAT16
 
 READ_ONLY, IS_COPIED = 1, 2
 
-#: Codes and bits by NumPy's dtypes.
+#: Type codes and bits of DLPack, by NumPy's dtypes.
 TYPES = {
     np.dtype(np.bool_): (6, 8),
     np.dtype(np.uint8): (1, 8),

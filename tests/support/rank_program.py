@@ -35,7 +35,7 @@ class Engine:
     size: int
     #: The class of the engine's own exceptions.
     error: type[Exception]
-    #: A group that nothing may keep alive in the end.
+    #: The group, to which no reference may remain in the end.
     group: Callable[[], Any] = staticmethod(lambda: None)
 
     def split(self, members: list[list[int]]) -> Any:

@@ -25,7 +25,7 @@ from faults import (
 )
 from samples import ARRAYS, DTYPES, MASKED, OPERATORS, random_problem
 
-#: The order of the checks. How to compute is looked at before what.
+#: The order of the checks. Backend and number of threads are checked first.
 STAGES = {
     "softmax_backward": ("settings", "null", "dtype", "dim", "shape", "out"),
     "log_softmax_backward": ("settings", "null", "dtype", "shape", "dim", "out"),

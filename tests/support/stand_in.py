@@ -49,7 +49,7 @@ class Variant:
     operators: dict[str, tuple[str, ...]] = field(
         default_factory=lambda: {"libopapi_nn.so": (*BACKWARD, *FORWARD), "libopapi_math.so": ()}
     )
-    defines: tuple[str, ...] = ()  # for variant.c
+    defines: tuple[str, ...] = ()  # macros for variant.c
     hidden: tuple[str, ...] = ()  # functions of the runtime that are missing
     stub: bool = False
     torch: bool = False  # adds the functions that torch_npu needs, and torch_npu's own operators in libopapi.so
@@ -83,7 +83,7 @@ VARIANTS = {
 
 _FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-pthread", "-Wall", "-Wextra", "-Wmissing-prototypes")
 
-#: Warnings of the compiler about the sources.
+#: Flags for warnings about the sources.
 warnings: list[str] = []
 
 
@@ -175,11 +175,11 @@ def build(name: str) -> Path:
             sources = (*_OPERATORS, *(_TORCH_OPERATORS if variant.torch else ())) if exports else ()
         inputs: list[str | Path] = [_object(source) for source in sources]
         if library == "libopapi_nn.so":
-            inputs.append("-lopapi_math")  # a library that is needed even if it does not exist
+            inputs.append("-lopapi_math")  # the linker records this library even if it does not exist
             if not (folder / "libopapi_math.so").exists():
                 _link(folder / "libopapi_math.so", exports=())
         if variant.torch and library == "libopapi.so":
-            inputs.append("-lnnopbase")  # torch_npu looks for its functions there, too
+            inputs.append("-lnnopbase")  # torch_npu also looks for functions in this library
         _link(folder / library, *inputs, exports=tuple(name for name in exports if name not in variant.hidden))
     for library in TORCH_LIBRARIES if variant.torch else ():
         _link(folder / library, "-lascendcl", exports=())
@@ -258,7 +258,7 @@ class StandIn:
         return value
 
     def live(self) -> dict[str, int]:
-        """Return the numbers of existing objects that should be destroyed in the end; empty if there are none."""
+        """Return the numbers of existing objects that should be destroyed in the end, without zeros."""
         return {name: count for name in self.LIVE if (count := self.counter(name))}
 
     def violations(self) -> list[str]:

@@ -43,7 +43,7 @@ def liger(weight: torch.Tensor | None) -> Callable[..., torch.Tensor]:
     return call
 
 
-#: A function, the shapes of what it differentiates, and its other tensors.
+#: A function, the shapes of its differentiable tensors, and its other tensors.
 CASES = {
     "softmax": (lambda x: agt.softmax(2 * x, 0), [(4, 3)], []),
     "log_softmax": (lambda x: agt.log_softmax(2 * x), [(4, 3)], []),

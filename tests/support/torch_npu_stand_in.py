@@ -219,7 +219,7 @@ class TorchNpu(types.ModuleType):
 
 
 class _DeviceModule(types.ModuleType):
-    """``torch_npu.npu``, which torch knows as ``torch.npu``."""
+    """The module ``torch_npu.npu``, which torch registers as ``torch.npu``."""
 
     def __init__(self, double: TorchNpu):
         super().__init__("torch_npu.npu")
@@ -339,7 +339,7 @@ def register() -> TorchNpu:
             return torch.device("cpu") if isinstance(value, torch.device) else value
 
         host_args, host_kwargs = tree_map(down, (args, kwargs))
-        host_args = [  # numbers that torch has made tensors arrive as numbers again
+        host_args = [  # torch wraps numbers in tensors, which become numbers again
             torch.tensor(each) if type(each) is int and str(argument.type) == "Tensor" else each
             for each, argument in zip(host_args, operator._schema.arguments)
         ]

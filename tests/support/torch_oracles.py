@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-#: Half a unit in the last place of a result, relative, with what float32 and float64 sums add.
+#: Relative errors of results: half a unit in the last place, and the errors of float32 or float64 sums.
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2**-11 + 1e-5, torch.bfloat16: 2**-8 + 1e-5}
 
 
@@ -23,7 +23,7 @@ def _composed(
     return F.cross_entropy(F.linear(input, linear_weight), target, ignore_index=ignored, **keywords)
 
 
-#: torch's own function, which torch has from 2.13 on.
+#: torch's own function, which exists from torch 2.13 on.
 linear_cross_entropy = getattr(F, "linear_cross_entropy", _composed)
 
 

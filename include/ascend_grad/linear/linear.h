@@ -83,7 +83,7 @@ typedef struct {
 /* Rows of a matrix: the listed ones, or start, start + 1, ... */
 typedef struct {
     ag_matrix matrix;
-    const int64_t *numbers; /* their numbers; NULL: they begin at start */
+    const int64_t *numbers; /* numbers of the rows; NULL: they begin at start */
     int64_t start;
     ptrdiff_t count;
 } ag_rows;
@@ -105,7 +105,7 @@ typedef enum { AG_TO_GRADIENT, AG_TO_MAX_SUM } ag_linear_result;
 /* Rows of X that are computed together. acc_t is the accumulator of the kind. */
 typedef struct {
     ptrdiff_t rows;
-    const int64_t *row_numbers;   /* (rows,) their numbers in the caller's arrays */
+    const int64_t *row_numbers;   /* (rows,) numbers of the rows in the caller's arrays */
     const int64_t *target;        /* (rows,) the target's row of W, -1 for none */
     const void *max, *sum, *grad; /* acc_t (rows,), for AG_TO_GRADIENT */
 } ag_chunk;
@@ -169,7 +169,7 @@ typedef struct {
     /* Compute tiles [tile, tile_end) of panels [panel, panel_end) of the logits or of P. */
     void (*tiles)(const ag_linear_block *block, ag_linear_source source, ag_linear_result result, ptrdiff_t panel,
                   ptrdiff_t panel_end, ptrdiff_t tile, ptrdiff_t tile_end);
-    /* Merge the panels' statistics into those of rows [row, row_end). */
+    /* Merge the panels' statistics into the statistics of rows [row, row_end). */
     void (*merge_max_sum)(const ag_linear_block *block, ptrdiff_t row, ptrdiff_t row_end);
     /* Add tiles [tile, tile_end) of rows of X (of W), panels [panel, panel_end) of H, to the gradient. */
     void (*input_grad)(const ag_linear_block *block, ptrdiff_t panel, ptrdiff_t panel_end, ptrdiff_t tile,
