@@ -1,7 +1,6 @@
-"""The sweep of few rows and few vocabulary entries: each task takes a range of the features, and packs nothing.
+"""The sweep for few rows and few vocabulary entries: each task takes a range of the features, and packs nothing.
 
-A tile of logits is (rows, pitch) and holds all of them. It is the sum over the tasks, always compensated. Both gradients are
-written once.
+One tile (rows, pitch) holds all logits. It is the sum over the tasks, always compensated. Both gradients are written once.
 """
 
 from libc.math cimport INFINITY
@@ -17,10 +16,10 @@ from ascend_grad._linear_run cimport new_block, rows_of, select_chunk
 
 
 ctypedef struct Tile:
-    # All active rows and vocabulary entries.
+    # The tile of all active rows and vocabulary entries.
     const Run *run
     ag_linear_block block
-    bint is_combined                  # the logits of the tasks are added up
+    bint is_combined                  # the logits of the tasks were added up
 
 
 cdef void run_features(const Run *run) noexcept nogil:
@@ -35,7 +34,7 @@ cdef void run_features(const Run *run) noexcept nogil:
     if plan.work.with_statistics:
         _tasks.run_phase(run.team, find_statistics, &tile, 1, False)
         finish_statistics(run, 0, run.p.rows.total)
-        select_chunk(run, 0, &tile.block.chunk)  # again, to read the statistics
+        select_chunk(run, 0, &tile.block.chunk)  # the chunk is selected again, to read its statistics
         tile.is_combined = True
     if plan.work.with_input_grad or plan.work.with_weight_grad:
         _tasks.run_phase(run.team, make_gradient, &tile, 1, False)
@@ -56,6 +55,7 @@ cdef void multiply_features(const void *context, Py_ssize_t task, int thread) no
 
 
 cdef void combine_logits(const Tile *tile) noexcept nogil:
+    """Add up the logits of all tasks, unless that was done before."""
     cdef const Run *run = tile.run
     cdef Py_ssize_t pitch = run.plan.pitch
     if not tile.is_combined:

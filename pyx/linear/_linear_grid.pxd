@@ -3,9 +3,9 @@ from ascend_grad._linear_kernels cimport ag_linear_kernels
 from ascend_grad._memory cimport ceil_div
 
 cdef enum:
-    PANELS_PER_TASK = 4               # panels of a task, at most; they stay in L2
+    PANELS_PER_TASK = 4               # most panels of a task; they stay in L2
     TASKS = 32                        # number of tasks of a product, if it is large enough
-    MAX_TASK_FLOPS = 1 << 28          # floating-point operations of a task, at most, so that signals are checked in time
+    MAX_TASK_FLOPS = 1 << 28          # most floating-point operations of a task, so that signals are checked in time
 
 
 ctypedef struct Grid:
@@ -42,6 +42,7 @@ cdef inline Grid grid_of(
 
 
 cdef inline Part part_of(const Grid *grid, Py_ssize_t task) noexcept nogil:
+    """Return the tiles and panels of a task."""
     cdef Part part
     part.panel, part.tile = task % grid.groups * grid.panel_step, task // grid.groups * grid.tile_step
     part.panel_end = min(part.panel + grid.panel_step, grid.panels)

@@ -13,8 +13,8 @@ cdef extern from "ascend_grad/linear/linear.h" nogil:
         int swapped
 
     enum:
-        AG_RESIDENT
-        AG_STREAMED
+        AG_MAX_UNPACKED_ROWS
+        AG_MAX_STREAMED_STEP
         AG_TILE
         AG_TERMS
 
@@ -96,7 +96,7 @@ cdef extern from "ascend_grad/linear/linear.h" nogil:
         int granule
         int element_size
         int acc_size
-        int resident
+        int max_unpacked_rows
         void (*pack_tile)(void *to, const ag_matrix *source, const int64_t *rows, int64_t start, Py_ssize_t count,
                           Py_ssize_t first, Py_ssize_t n) noexcept nogil
         void (*pack_panel)(void *to, const ag_matrix *source, const int64_t *rows, int64_t start, Py_ssize_t count,

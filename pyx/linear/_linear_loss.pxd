@@ -9,7 +9,7 @@ cdef enum Reduction:
 
 
 ctypedef struct Loss:
-    # The loss of a problem's rows with its gradients. `p` has the matrices, the results, and rows with an ignored target.
+    # A loss with its gradients. `p` has the matrices, the results, and rows of which some may have the ignored target.
     Problem p
     Reduction reduction
     const double *grad_loss           # upstream gradient: one number, or one for each row
@@ -19,7 +19,7 @@ ctypedef struct Loss:
     # Set by prepare_loss.
     void *grad                        # (BT,): upstream gradient of each row
     bint is_one_pass                  # logits are cached between statistics and gradients
-    Schedule first                    # statistics and gradients in one, or statistics alone
+    Schedule first                    # statistics and gradients if is_one_pass, otherwise statistics alone
     Schedule second                   # gradients, unless is_one_pass
 
 

@@ -1,4 +1,4 @@
-"""The whole loss with its gradients, in one pass over the logits if they can be cached, or in two.
+"""The loss and its gradients, in one pass over the logits if these can be cached, otherwise in two.
 
 The caller owns the memory. It fills in the first fields of a `Loss`, calls `prepare_loss`, allocates `loss_workspace_size`
 bytes, calls `place_loss_workspace` and `run_loss`.
@@ -29,6 +29,7 @@ from ascend_grad._memory cimport Arena, arena_alloc, ceil_div
 
 
 cdef Py_ssize_t place_vectors(Problem *p, char *base, void **grad) noexcept nogil:
+    """Place the vectors of a loss in memory that begins at `base`, and return their bytes. NULL only measures the bytes."""
     cdef Py_ssize_t size = p.rows.total * acc_size_of(p.dtype)
     cdef Arena arena
     arena.base, arena.used = base, 0
@@ -125,7 +126,10 @@ cdef Py_ssize_t loss_workspace_size(Loss *x) noexcept nogil:
 
 
 cdef Py_ssize_t loss_workspace_bound(const Problem *p, Py_ssize_t workspace_bytes) noexcept nogil:
-    """Return the most bytes of vectors and workspace of a loss, whichever of its rows are active. 0: the default."""
+    """Return the most bytes of vectors and workspace of a loss, whichever of its rows are active.
+
+    `workspace_bytes` 0: the default.
+    """
     cdef Loss x
     cdef Schedule schedule
     cdef Problem part
@@ -148,6 +152,7 @@ cdef Py_ssize_t loss_workspace_bound(const Problem *p, Py_ssize_t workspace_byte
 
 
 cdef void place_loss_workspace(Loss *x, char *base) noexcept nogil:
+    """Place the workspace in memory that begins at `base`. Both passes use the same memory."""
     place_workspace(&x.first, base)
     if not x.is_one_pass:
         place_workspace(&x.second, base)

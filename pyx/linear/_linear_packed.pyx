@@ -1,4 +1,4 @@
-"""The packed sweep: chunks of rows and blocks of the vocabulary are packed, multiplied, and become statistics or gradients.
+"""The packed sweep: chunks of rows and blocks of the vocabulary are packed and multiplied.
 
 For each pair of a chunk and a block, tiles of logits are computed and turned into statistics, or into tiles of P that both
 other products read. The state of the sweep is the selected pair. Every phase has a description of its own, on the stack of
@@ -35,9 +35,9 @@ from ascend_grad._memory cimport ALIGNMENT, aligned, ceil_div
 
 # Rows of a task that merges statistics.
 cdef Py_ssize_t MERGED_ROWS = 1024
-# Rows of a task that converts sums, at most.
+# Most rows of a task that converts sums.
 cdef Py_ssize_t CONVERTED_ROWS = 64
-# Elements of a task that converts sums, at most, so that signals are checked in time.
+# Most elements of a task that converts sums, so that signals are checked in time.
 cdef Py_ssize_t CONVERTED_ELEMENTS = 1 << 20
 
 
@@ -95,7 +95,7 @@ cdef void run_gradients(Packed *s) noexcept nogil:
 
 
 cdef void run_with_logits_of_blocks(Packed *s) noexcept nogil:
-    """Compute statistics, then gradients, of all blocks and chunks. Logits of the first blocks stay in between."""
+    """Compute statistics, then gradients, of all blocks and chunks. The logits of the first blocks are cached."""
     cdef Py_ssize_t b, c
     cdef bint is_cached
     for b in range(s.run.plan.blocks):
@@ -115,7 +115,7 @@ cdef void run_with_logits_of_blocks(Packed *s) noexcept nogil:
 
 
 cdef void run_with_logits_of_chunks(Packed *s) noexcept nogil:
-    """Compute statistics and gradients of a chunk before the next one. All logits of the chunk stay in between."""
+    """Compute statistics and gradients of a chunk before the next one. All logits of the chunk are cached."""
     cdef const Plan *plan = s.run.plan
     cdef Py_ssize_t b, c
     cdef bint is_one_block = plan.blocks == 1
@@ -171,7 +171,7 @@ cdef char *cached_logits(const Run *run, Py_ssize_t b, Py_ssize_t c) noexcept no
 
 
 cdef void pack_pair(Packed *s, Py_ssize_t b, Py_ssize_t c, bint logits, bint gradients) noexcept nogil:
-    """Pack what the products of block b and chunk c read and is not packed already."""
+    """Pack the operands of block b and chunk c, unless they are packed already."""
     cdef const Plan *plan = s.run.plan
     if c == 0 or (plan.chunks_outside and plan.blocks > 1):
         pack_weight(s, logits, gradients and plan.work.with_input_grad)
@@ -180,6 +180,7 @@ cdef void pack_pair(Packed *s, Py_ssize_t b, Py_ssize_t c, bint logits, bint gra
 
 
 cdef void pack_weight(Packed *s, bint rows, bint columns) noexcept nogil:
+    """Pack rows or columns, or both, of the selected block of the weight."""
     cdef Operand operand
     operand.matrix, operand.row_numbers, operand.is_input = s.run.p.weight, NULL, False
     operand.start, operand.count, operand.hidden = s.block.vocab.start, s.block.vocab.size, s.block.hidden
@@ -189,6 +190,7 @@ cdef void pack_weight(Packed *s, bint rows, bint columns) noexcept nogil:
 
 
 cdef void pack_input(Packed *s, bint rows, bint columns) noexcept nogil:
+    """Pack rows or columns, or both, of the selected chunk of the input."""
     cdef Operand operand
     operand.matrix, operand.row_numbers, operand.is_input = s.run.p.input, s.block.chunk.row_numbers, True
     operand.start, operand.count, operand.hidden = 0, s.block.chunk.rows, s.block.hidden
@@ -217,6 +219,7 @@ cdef void compute_tiles(const void *context, Py_ssize_t task, int thread) noexce
 
 
 cdef void run_tiles(Packed *s, ag_linear_source source, ag_linear_result result) noexcept nogil:
+    """Compute or load the tiles of the selected pair, and turn them into statistics or into P."""
     cdef Tiles tiles
     tiles.kernels, tiles.block, tiles.source, tiles.result = s.run.plan.kernels, &s.block, source, result
     tiles.grid = grid_of(tiles.kernels, s.block.vocab.size, s.block.chunk.rows, s.block.hidden)
@@ -224,7 +227,7 @@ cdef void run_tiles(Packed *s, ag_linear_source source, ag_linear_result result)
 
 
 ctypedef struct Merge:
-    # The phase that merges the statistics of panels into those of rows.
+    # The phase that merges the statistics of panels into the statistics of rows.
     const ag_linear_kernels *kernels
     const ag_linear_block *block
 
@@ -246,7 +249,7 @@ cdef void add_statistics(Packed *s) noexcept nogil:
 # ---- gradients -------------------------------------------------------------------------------------------------------
 
 ctypedef struct Products:
-    # The phase of both other products: first the tasks of input_grad, then those of weight_grad.
+    # The phase that multiplies P: first the tasks of input_grad, then the tasks of weight_grad.
     const ag_linear_kernels *kernels
     const ag_linear_block *block
     Grid input_grad, weight_grad
@@ -264,6 +267,7 @@ cdef void multiply(const void *context, Py_ssize_t task, int thread) noexcept no
 
 
 cdef void run_products(Packed *s) noexcept nogil:
+    """Multiply P of the selected pair with the weight, and with the input."""
     cdef Products products
     cdef const ag_linear_block *block = &s.block
     products.kernels, products.block = s.run.plan.kernels, block
@@ -278,7 +282,7 @@ cdef void run_products(Packed *s) noexcept nogil:
 
 
 cdef void place_sums(Packed *s) noexcept nogil:
-    """Set the distances of rows in the sums of both gradients, and the address of the input's."""
+    """Set the row strides of the sums of both gradients, and the address of the sums of input_grad."""
     cdef const Run *run = s.run
     cdef Py_ssize_t row_bytes = run.p.hidden * run.plan.kernels.acc_size
     s.block.input_grad.compensation_stride = s.block.weight_grad.compensation_stride = row_bytes
@@ -292,7 +296,7 @@ cdef void place_sums(Packed *s) noexcept nogil:
 
 
 cdef void select_sums(Packed *s, Py_ssize_t b, Py_ssize_t c) noexcept nogil:
-    """Set where the products of block b and chunk c are added up."""
+    """Set the addresses to which the products of block b and chunk c are added."""
     cdef const Run *run = s.run
     cdef const Plan *plan = run.plan
     cdef ag_linear_block *block = &s.block

@@ -5,9 +5,9 @@ from ascend_grad._tasks cimport Team
 
 
 ctypedef struct Operand:
-    # Rows of X or of W that are packed together.
+    # Rows of X or of W that are packed together, and the memory for them.
     ag_matrix matrix
-    const int64_t *row_numbers        # the rows' numbers; NULL: rows from `start` on
+    const int64_t *row_numbers        # the rows' numbers; NULL: they begin at `start`
     int64_t start
     Py_ssize_t count
     Py_ssize_t hidden

@@ -8,20 +8,20 @@ from ascend_grad._linear_kernels cimport ag_linear_kernels
 from ascend_grad._linear_plan cimport elements
 from ascend_grad._memory cimport align_up, ceil_div
 
-# Columns that a task packs of its rows, at most, so that signals are checked in time.
+# Most columns that a task packs of its rows, so that signals are checked in time.
 cdef Py_ssize_t COLUMNS_PER_TASK = 1 << 15
-# Rows that a task packs of its columns, at most.
+# Most rows that a task packs of its columns.
 cdef Py_ssize_t ROWS_PER_TASK = 1024
-# Least tasks of packed columns, if there are as many panels.
+# Least number of tasks that pack columns, if there are at least as many panels.
 cdef Py_ssize_t MIN_TASKS = 8
-# Panels of columns that a task packs together, at most.
+# Most panels of columns that a task packs.
 cdef Py_ssize_t PANELS_TOGETHER = 8
-# Rows of each panel that a task packs in turn, while their pages are at hand.
+# Rows of a panel that a task packs before it goes on to the next panel, so that their pages stay in the TLB.
 cdef Py_ssize_t ROWS_TOGETHER = 16
 
 
 ctypedef struct Packing:
-    # The phase that packs an operand: first the tasks of its rows, then those of its columns.
+    # The phase that packs an operand: first the tasks of its rows, then the tasks of its columns.
     const ag_linear_kernels *kernels
     const Operand *operand
     Py_ssize_t row_parts              # number of parts of each tile or panel of rows
@@ -31,7 +31,7 @@ ctypedef struct Packing:
 
 
 cdef void pack(const ag_linear_kernels *kernels, const Operand *operand, Team *team) noexcept nogil:
-    """Pack the rows and the columns of an operand that have an address."""
+    """Pack the rows of an operand, its columns, or both: whatever has an address."""
     cdef Packing packing
     cdef Py_ssize_t panels = ceil_div(operand.hidden, kernels.nr), column_tasks = 0
     packing.kernels, packing.operand, packing.row_tasks = kernels, operand, 0

@@ -1,4 +1,4 @@
-"""The gradient that is the sum over the tasks of a sweep: one phase adds up the tasks' partial sums, compensated."""
+"""Gradients that are sums over the tasks of a sweep: one phase adds up the partial sums, with compensation."""
 
 from libc.stdint cimport int64_t
 
@@ -8,14 +8,15 @@ from ascend_grad._linear_plan cimport sums_pitch
 from ascend_grad._linear_problem cimport SEGMENT, convert_segment
 from ascend_grad._memory cimport ceil_div
 
-# Features of a row that a task combines.
+# Most features of a row that a task combines.
 cdef Py_ssize_t FEATURES_PER_TASK = 1024
 
 
 ctypedef struct Combination:
+    # The phase that adds up partial sums.
     const Run *run
     ag_matrix out
-    const int64_t *row_numbers        # rows of out; NULL: 0, 1, ...
+    const int64_t *row_numbers        # numbers of the rows of out; NULL: 0, 1, ...
     Py_ssize_t rows                   # rows to combine
     Py_ssize_t task_rows              # rows that the partial sums of a task have space for
 
@@ -33,7 +34,7 @@ cdef void combine_partial_sums(
 
 
 cdef void combine_row(const void *context, Py_ssize_t task, int thread) noexcept nogil:
-    """Combine features of one row."""
+    """Add up a range of the features of one row."""
     cdef const Combination *x = <const Combination *>context
     cdef const Run *run = x.run
     cdef int acc = run.plan.kernels.acc_size

@@ -7,7 +7,7 @@ from ascend_grad._memory cimport align_up, ceil_div
 
 
 ctypedef enum Sweep:
-    # The ways to compute a problem; each has a file of its own.
+    # The ways through a problem; each has a file of its own.
     PACKED                            # chunks of rows and blocks of the vocabulary are packed
     VOCAB_STREAMED                    # few rows: tasks are ranges of the vocabulary
     ROWS_STREAMED                     # few vocabulary entries: tasks are ranges of the rows
@@ -15,14 +15,14 @@ ctypedef enum Sweep:
 
 
 ctypedef struct Work:
-    # What plans follow from: sizes, and what is computed.
+    # The data that plans follow from: sizes, and the results to compute.
     Py_ssize_t rows                   # active rows
     Py_ssize_t total_rows             # all rows
     Py_ssize_t vocab
     Py_ssize_t hidden
     int itemsize                      # bytes of an element of input and weight
-    bint with_logits                  # logits are computed; otherwise the probabilities are given
-    bint with_statistics              # maxima and sums of exponentials
+    bint with_logits                  # logits are computed; otherwise the caller gives the probabilities
+    bint with_statistics              # maxima and sums of exponentials are computed
     bint with_input_grad
     bint with_weight_grad
     bint buffers_weight_grad          # weight_grad is summed in the workspace, as the result cannot hold accumulators
@@ -38,13 +38,13 @@ ctypedef struct Plan:
     Py_ssize_t rows, vocab            # sizes of a chunk (of rows) and of a block (of the vocabulary)
     Py_ssize_t chunks, blocks         # numbers of chunks and blocks
     bint caches_logits                # the logits of one chunk and all blocks are cached between statistics and gradients
-    # PACKED
+    # Fields of PACKED:
     bint chunks_outside               # all blocks of a chunk, then the next chunk; otherwise the reverse
     Py_ssize_t packed_chunks          # number of chunks that stay packed
-    Py_ssize_t cached_blocks          # number of blocks, the first ones, whose logits of all chunks are cached
-    Py_ssize_t blocks_in_weight_grad  # number of these whose logits lie in the memory of weight_grad
-    Py_ssize_t max_uncompensated      # number of partial sums that are added without compensation
-    # The other sweeps
+    Py_ssize_t cached_blocks          # number of the first blocks, of which the logits of all chunks are cached
+    Py_ssize_t blocks_in_weight_grad  # number of cached blocks whose logits lie in the memory of weight_grad
+    Py_ssize_t max_uncompensated      # most partial sums that are added without compensation
+    # Fields of the other sweeps:
     Py_ssize_t tasks                  # number of tasks
     Py_ssize_t task_size              # vocabulary entries, rows or features of a task
     Py_ssize_t step                   # vocabulary entries or rows that a task streams at a time
@@ -57,15 +57,15 @@ cdef enum:
 
 ctypedef struct Plans:
     # The sweeps that compute a problem, one after another in the same workspace.
-    int count                         # 0: there is nothing to compute, or no such plan
+    int count                         # 0: there is nothing to compute, or no candidate fits
     Plan[MAX_PLANS] each
-    const char *name                  # of the candidate that was chosen
+    const char *name                  # name of the chosen candidate
 
 
 ctypedef struct Buffers:
-    # Addresses of what a sweep has in the workspace; NULL for what it does not need.
+    # Addresses of the buffers of a sweep in the workspace; NULL for a buffer that it does not need.
     Py_ssize_t *chunk_starts          # (chunks + 1,): first row of each chunk, among all rows
-    ChunkBuffers chunk                # (rows,): what the active rows of a chunk hold
+    ChunkBuffers chunk                # (rows,): elements of the caller's vectors, for the active rows of a chunk
     char *x_rows
     char *w_rows
     char *x_columns

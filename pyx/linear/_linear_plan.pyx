@@ -9,13 +9,13 @@ The packed sweep cuts a problem into chunks of rows and blocks of the vocabulary
 If a gradient has more than `MAX_UNCOMPENSATED_SUMS` partial sums, the workspace also holds their compensation. A cut whose
 buffers exceed the workspace is no plan. If no sweep has space for both gradients, each gets a sweep of its own.
 
-If one side is short (few rows, few vocabulary entries), packing costs more than the products. The other sweeps pack nothing:
-a task takes a range of the long side, which is streamed past the short one, or a range of the features if there would be few
-such tasks. Sums over the long side (or over the features) have one partial sum for each task, always compensated.
+If rows or vocabulary entries are few, packing costs more than the products. The other sweeps pack nothing: a task takes a
+range of the longer side, which is streamed past the shorter side. If there would be few such tasks, a task takes a range of
+the features. Sums over the longer side, or over the features, have one partial sum for each task and are always compensated.
 
-If statistics and gradients are computed in one call, logits are cached in between: those of a chunk and all blocks (chunks
-outside), or those of all chunks and as many blocks as fit (blocks outside), in the workspace and in the memory of weight_grad,
-whose rows are written later.
+If statistics and gradients are computed together, logits are cached between them. With chunks outside, the logits of a chunk
+and all blocks are cached. With blocks outside, the logits of all chunks and of as many blocks as fit are cached, in the
+workspace and in the memory of weight_grad, whose rows are written later.
 
 A plan follows from the problem, the kernels and the number of bytes allowed, and the order of every sum follows from the plan.
 Sizes of caches, threads and load do not change it.
@@ -26,8 +26,8 @@ from libc.string cimport memset
 
 from ascend_grad cimport _cpu
 from ascend_grad._linear_kernels cimport (
-    AG_RESIDENT,
-    AG_STREAMED,
+    AG_MAX_UNPACKED_ROWS,
+    AG_MAX_STREAMED_STEP,
     AG_TERMS,
     AG_TILE,
     ag_linear_kernels,
@@ -37,17 +37,17 @@ from ascend_grad._linear_problem cimport Problem, acc_size_of, holds_sums
 from ascend_grad._kernels cimport ag_dtype, ag_itemsize
 from ascend_grad._memory cimport ALIGNMENT, SIZE_LIMIT, Arena, align_up, arena_alloc, ceil_div
 
-# Partial sums that are added without compensation: if there is space for the compensation, and in any case. The second number
-# is part of the promised accuracy.
 cdef enum:
+    # Most partial sums that are added without compensation if the workspace has space for it.
     FEW_SUMS = 16
+    # Most partial sums that are added without compensation in any workspace; part of the promised accuracy.
     MAX_UNCOMPENSATED_SUMS = 64
 
-# Rows of a chunk and vocabulary entries of a block, at most. Measured; the curves are flat. A panel of as many rows fits into
-# any L2.
+# Most rows of a chunk. Measured; the curve is flat. A panel of as many rows fits into any L2.
 cdef Py_ssize_t CHUNK_ROWS = 1008
+# Most vocabulary entries of a block. Measured; the curve is flat.
 cdef Py_ssize_t BLOCK_VOCAB = 960
-# Elements of P of a chunk and a block if one side is short. Such a P fits into most last-level caches.
+# Most elements of P of a chunk and a block if one side is short. Such a P fits into most last-level caches.
 cdef Py_ssize_t P_ELEMENTS = 1 << 20
 # Least rows of a chunk whose logits are cached. Measured.
 cdef Py_ssize_t MIN_ROWS_TO_CACHE_LOGITS = 288
@@ -55,34 +55,34 @@ cdef Py_ssize_t MIN_ROWS_TO_CACHE_LOGITS = 288
 cdef Py_ssize_t MIN_HIDDEN_TO_CACHE_LOGITS = 48
 # Cost of packing one element, in floating-point operations of the products. Measured.
 cdef double PACK_COST = 75.0
-# Cost of going on to the next row of a matrix while packing, in the same unit. Measured.
+# Cost of moving to the next row of a matrix while packing, in the same unit. Measured.
 cdef double ROW_COST = 5000.0
 # Cost of adding to one element of a result, in the same unit. Measured.
 cdef double ADD_COST = 40.0
 
-# The sweeps that pack nothing:
+# ---- constants of the sweeps that pack nothing ----
 # Number of tasks, if the problem is large enough.
 cdef Py_ssize_t UNPACKED_TASKS = 32
 # Most streamed rows of a task, so that a sum over them is one chain (AG_CHAIN).
 cdef Py_ssize_t MAX_STREAMED_ROWS = 1248
 # Number of tasks below which ranges of the features become the tasks instead.
 cdef Py_ssize_t FEW_TASKS = 8
-# Rows of the longer side up to which ranges of the features are the tasks.
+# Most rows of the longer side for which ranges of the features are the tasks.
 cdef Py_ssize_t FEW_STREAMED = 48
-# Rows of the shorter side up to which ranges of the features may be the tasks; the longer side has at most AG_TERMS rows.
-cdef Py_ssize_t MANY_RESIDENT = 128
-# Features for each row of the longer side from which on ranges of the features are the tasks.
+# Most rows of the shorter side for which ranges of the features may be the tasks. The longer side has at most AG_TERMS rows.
+cdef Py_ssize_t MAX_RESIDENT_FOR_FEATURES = 128
+# Least features for each row of the longer side for which ranges of the features are the tasks.
 cdef Py_ssize_t FEATURES_PER_ROW = 8
-# Features from which on dot products of pairs pay without packing for all of AG_RESIDENT rows, as adding up the lanes is then
-# a small part of the work.
+# Least features for which dot products of pairs are faster unpacked for up to AG_MAX_UNPACKED_ROWS rows. Adding up the lanes
+# is then a small part of the work.
 cdef Py_ssize_t LONG_ROWS = 512
-# Least floating-point operations of a task, if the problem has as many.
+# Least floating-point operations of a task, if the problem is large enough.
 cdef double MIN_TASK_FLOPS = 1 << 18
 # Most floating-point operations of a task, so that signals are checked in time.
 cdef double MAX_TASK_FLOPS = 1 << 30
-# Bytes that are streamed at a time, so that the first product leaves them in L2 for the second.
+# Most bytes that are streamed at a time, so that the first product leaves them in L2 for the second.
 cdef Py_ssize_t STREAMED_BYTES = 512 << 10
-# Rows that are streamed at a time if fewer than these fit into STREAMED_BYTES.
+# Rows that are streamed at a time if fewer rows fit into STREAMED_BYTES.
 cdef Py_ssize_t STREAMED_STEP = 48
 # Features of a task are a multiple of this number.
 cdef Py_ssize_t FEATURE_GRANULE = 256
@@ -99,7 +99,7 @@ cdef const ag_linear_kernels *kernels_for(ag_dtype dtype) noexcept nogil:
 
 
 cdef Work work_of(const Problem *p) noexcept nogil:
-    """Return what plans follow from, of a problem whose active rows were counted."""
+    """Return the sizes and results of a problem whose active rows were counted."""
     cdef Work work
     work.rows, work.total_rows, work.vocab, work.hidden = p.rows.active, p.rows.total, p.vocab, p.hidden
     work.itemsize = ag_itemsize[<int>p.dtype]
@@ -113,6 +113,7 @@ cdef Work work_of(const Problem *p) noexcept nogil:
 cdef Plan new_plan(
     const ag_linear_kernels *kernels, const Work *work, Py_ssize_t workspace, bint chunks_outside
 ) noexcept nogil:
+    """Return a plan of the packed sweep without sizes."""
     cdef Plan plan
     memset(&plan, 0, sizeof(plan))
     plan.kernels, plan.work, plan.workspace = kernels, work[0], workspace
@@ -183,14 +184,14 @@ cdef bint search(Plan *plan) noexcept nogil:
 cdef void cache_blocks(Plan *plan) noexcept nogil:
     """Choose the number of blocks whose logits are cached, the first ones in the memory of weight_grad.
 
-    There they lie at its end, in the order of the blocks. Logits that are still to be read must begin behind the rows of
-    weight_grad that are written by then. Both bounds are linear in the number of the block, so the first and the last block
-    decide.
+    Cached logits lie at the end of weight_grad, in the order of the blocks. When the gradients of a block are written, the
+    logits of later blocks must begin after the rows of weight_grad that are written so far. Both bounds are linear in the
+    number of the block, so the first and the last block decide.
     """
     cdef Py_ssize_t logits_bytes = logits_of_block(plan), free = max(plan.work.weight_grad_bytes - ALIGNMENT, 0)
     cdef Py_ssize_t written = max(times(plan.vocab, plan.work.weight_grad_bytes // plan.work.vocab), 1), most, left
     most = min(max(free - written, 0) // logits_bytes, max(free - logits_bytes, 0) // written)
-    if plan.chunks == 1 or plan.work.buffers_weight_grad:  # otherwise the first chunk writes where others' logits lie
+    if plan.chunks == 1 or plan.work.buffers_weight_grad:  # otherwise the first chunk overwrites the logits of later chunks
         most += 1
     plan.blocks_in_weight_grad = min(min(most, free // logits_bytes), plan.blocks)
     left = max(plan.workspace - nbytes(plan) - ALIGNMENT, 0) // logits_bytes
@@ -207,9 +208,9 @@ cdef void cut_streamed(Plan *plan) noexcept nogil:
     cdef double flops_of_row
     plan.sweep = VOCAB_STREAMED if plan.rows <= plan.vocab else ROWS_STREAMED
     flops_of_row = flops(plan) / streamed
-    most = min(AG_TILE // resident, AG_STREAMED) // 16 * 16
+    most = min(AG_TILE // resident, AG_MAX_STREAMED_STEP) // 16 * 16
     plan.step = STREAMED_BYTES // times(work.hidden, work.itemsize) // 8 * 8
-    if not with_gradient or not 8 <= plan.step < STREAMED_STEP:  # L2 is read once only, or holds too few rows
+    if not with_gradient or not 8 <= plan.step < STREAMED_STEP:  # streamed rows are read once, or L2 holds too few of them
         plan.step = min(max(plan.step, STREAMED_STEP), most)
     if not adds_tasks(plan) and flops_of_row * streamed > MIN_TASK_FLOPS * UNPACKED_TASKS:
         plan.step = min(plan.step, max(streamed // UNPACKED_TASKS, 1))
@@ -246,9 +247,9 @@ cdef double passes_of_logits(const Plan *plan) noexcept nogil:
 
 
 cdef double flops(const Plan *plan) noexcept nogil:
-    """Return the floating-point operations of the products, or as many as take the same time if memory is the limit.
+    """Return the floating-point operations of the products, or the number that takes as long if memory is the limit.
 
-    That is the case if an element is used in fewer than 8 terms.
+    Memory is the limit if an element is used in fewer than 8 terms.
     """
     cdef double logits = plan.work.with_logits * passes_of_logits(plan)
     cdef double products = logits + plan.work.with_input_grad + plan.work.with_weight_grad
@@ -267,7 +268,7 @@ cdef double cost(const Plan *plan) noexcept nogil:
     cdef const Work *work = &plan.work
     cdef double x = <double>work.rows * work.hidden, w = <double>work.vocab * work.hidden
     cdef double sweeps = passes_of_logits(plan)
-    # How often X and W are packed.
+    # The numbers of times that X and W are packed.
     cdef double x_times = 1 if plan.chunks_outside or plan.packed_chunks == plan.chunks else plan.blocks
     cdef double w_times = plan.chunks if plan.chunks_outside else 1
     cdef double packed = x * x_times * (work.with_logits * sweeps + work.with_weight_grad)
@@ -292,19 +293,19 @@ cdef Py_ssize_t logits_of_block(const Plan *plan) noexcept nogil:
 
 
 cdef Py_ssize_t packed_rows(const Plan *plan, Py_ssize_t n) noexcept nogil:
-    """Return the bytes of n packed rows of X or W, for the logits."""
+    """Return the bytes of n packed rows of X or W, operands of the logits."""
     return times(n * plan.kernels.element_size, elements(plan.kernels, plan.work.hidden))
 
 
 cdef Py_ssize_t packed_columns(const Plan *plan, Py_ssize_t n) noexcept nogil:
-    """Return the bytes of the packed columns of n rows, for the other products."""
+    """Return the bytes of the packed columns of n rows, operands of the gradients."""
     return times(
         elements(plan.kernels, n) * plan.kernels.element_size, align_up(plan.work.hidden, plan.kernels.vector)
     )
 
 
 cdef bint sums_all_of_weight_grad(const Plan *plan) noexcept nogil:
-    """Return whether the sums of all vocabulary entries stay open, not only those of a block."""
+    """Return whether later chunks add to the sums of all vocabulary entries, not only to the sums of a block."""
     return plan.chunks_outside and plan.chunks > 1
 
 
@@ -411,13 +412,13 @@ cdef Py_ssize_t nbytes(const Plan *plan) noexcept nogil:
 
 
 # ---- candidates ------------------------------------------------------------------------------------------------------
-# Every candidate makes plans for some problems. The first one that is FINAL is chosen, or else the cheapest one; of equal ones,
-# the first.
+# Every candidate makes plans for some problems. The first candidate that is FINAL is chosen, or else the cheapest one. If
+# costs are equal, the first one is chosen.
 
 cdef enum Verdict:
     UNFIT                             # the candidate is not for this problem, or exceeds the workspace
     POSSIBLE
-    FINAL                             # the candidate is chosen whatever the later ones cost
+    FINAL                             # the candidate is chosen, whatever later candidates cost
 
 
 ctypedef Verdict (*maker)(
@@ -441,7 +442,7 @@ cdef inline bint with_loss(const Work *work) noexcept nogil:
 cdef Verdict unpacked(
     const ag_linear_kernels *kernels, const Work *work, Py_ssize_t workspace, Plans *plans
 ) noexcept nogil:
-    """Pack nothing, if one side is short. This depends on all rows, so fewer active ones do not need more space."""
+    """Pack nothing, if one side is short. The choice depends on all rows, so that fewer active rows do not take more space."""
     cdef Py_ssize_t rows = work.total_rows, vocab = work.vocab, hidden = work.hidden
     cdef Py_ssize_t streamed = max(rows, vocab), resident = min(rows, vocab)
     cdef bint has_long_rows = kernels.pair > 1 and hidden >= LONG_ROWS
@@ -454,12 +455,12 @@ cdef Verdict unpacked(
     plan.chunks = plan.blocks = plan.packed_chunks = 1
     if streamed <= FEW_STREAMED:
         cut_features(plan)
-    elif resident <= (AG_RESIDENT if has_long_rows and not with_gradients(work) else kernels.resident):
+    elif resident <= (AG_MAX_UNPACKED_ROWS if has_long_rows and not with_gradients(work) else kernels.max_unpacked_rows):
         cut_streamed(plan)
         if plan.tasks < FEW_TASKS and has_many_features:
             cut_features(plan)
-    elif kernels.resident == AG_RESIDENT and resident <= MANY_RESIDENT and has_many_features:
-        # If products are pairs, or registers few, packing pays for fewer rows.
+    elif kernels.max_unpacked_rows == AG_MAX_UNPACKED_ROWS and resident <= MAX_RESIDENT_FOR_FEATURES and has_many_features:
+        # Other kernels have fewer registers, or products of pairs: packing then pays for fewer rows.
         cut_features(plan)
     else:
         return UNFIT
@@ -633,9 +634,9 @@ cdef Py_ssize_t least_if_unpacked(const ag_linear_kernels *kernels, const Work *
 
 
 cdef Py_ssize_t least_workspace(const ag_linear_kernels *kernels, const Work *work) noexcept nogil:
-    """Return the bytes from which on there are plans, one sweep for each product if need be.
+    """Return the least bytes for which there are plans, with one sweep for each product if necessary.
 
-    A packed sweep takes a panel of all features, and its sums.
+    A packed sweep takes at least a tile and a panel of all features, and their sums.
     """
     cdef Work part = work[0]
     cdef Py_ssize_t of_statistics = 0, of_gradients = 0

@@ -5,27 +5,27 @@ from ascend_grad._linear_kernels cimport ag_matrix
 from ascend_grad._views cimport View
 
 cdef enum:
-    SEGMENT = 256                     # values of a row that are converted at a time
+    SEGMENT = 256                     # most values of a row that are converted at a time
     ROWS_PER_CHECK = 1 << 18          # rows between two checks for signals, in loops over all rows of a call
 
 
 ctypedef struct Rows:
-    # The caller's vectors (BT,), contiguous, and which rows take part.
+    # The caller's vectors (BT,), contiguous, which determine the active rows.
     #
     # A row is active if its `grad` is not zero; without `grad`, if its target is not ignored. An active row's vocabulary
-    # entry is target - start, or none if the row is masked or that is not in [0, size).
+    # entry is target - start. A row has no entry if it is masked, or if the difference is not in [0, size).
     Py_ssize_t total                  # number of rows
-    Py_ssize_t active                 # number of active rows, see count_active_rows
+    Py_ssize_t active                 # number of active rows; set by count_active_rows
     const void *target                # int32 or int64
     bint is_wide                      # target is int64
     int64_t start, size
     const uint8_t *mask               # NULL: no row is masked
     bint is_packed                    # mask has eight rows to a byte, as bits
     bint can_ignore
-    int64_t ignored                   # the target of rows that are not active, if can_ignore
+    int64_t ignored                   # target of inactive rows, if can_ignore
     const void *grad                  # accumulators; NULL: no gradient is requested
-    const void *max                   # accumulators (or NULL): maxima of the logits, and
-    const void *sum                   # sums of exponentials relative to them
+    const void *max                   # accumulators or NULL: maxima of the logits
+    const void *sum                   # accumulators or NULL: sums of exponentials relative to the maxima
 
 
 ctypedef struct Problem:
@@ -34,16 +34,16 @@ ctypedef struct Problem:
     Py_ssize_t vocab, hidden          # V, H
     ag_matrix input, weight
     Rows rows
-    # Gradients. P is made of `softmax`, if its data is not NULL, or else of the logits and the statistics in `rows`.
+    # Gradients. P is made of `softmax` if its data is not NULL, otherwise of the logits and the statistics in `rows`.
     bint with_input_grad, with_weight_grad
     ag_matrix softmax                 # (BT, V)
     ag_matrix input_grad, weight_grad
     double filter_eps
-    # Statistics of the logits. If gradients are requested as well, these statistics are those in `rows`.
+    # Statistics of the logits. If gradients are also requested, `rows` points to the same statistics.
     bint with_statistics
     void *logits_max                  # accumulators (BT,), contiguous
     void *sum_exp
-    void *predicted                   # zeros where a row has no vocabulary entry
+    void *predicted                   # 0 for a row without a vocabulary entry
     ag_matrix logits                  # (BT, V); data is NULL if they are not requested
     # Bytes of weight_grad whose memory may hold logits until its rows are written; 0: none.
     Py_ssize_t weight_grad_bytes
@@ -73,7 +73,7 @@ cdef inline int acc_size_of(ag_dtype dtype) noexcept nogil:
 
 
 ctypedef struct ChunkBuffers:
-    # Where select_rows copies what rows hold: one element for each selected row.
+    # Buffers of select_rows: one element of each vector for each selected row.
     int64_t *row_numbers
     int64_t *target
     void *grad

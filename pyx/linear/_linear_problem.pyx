@@ -1,4 +1,4 @@
-"""Linear problems as the kernels see them: matrices, and the rows of a call that take part."""
+"""Linear problems as the kernels see them: matrices, and the active rows of a call."""
 
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memset
@@ -23,7 +23,7 @@ cdef ag_matrix matrix_of(const View *view) noexcept nogil:
 
 
 cdef bint holds_sums(const ag_matrix *matrix, int acc_size) noexcept nogil:
-    """Return whether the kernels can add up in a result itself."""
+    """Return whether a result can hold the accumulators of the kernels."""
     return (
         ag_itemsize[<int>matrix.dtype] == acc_size and not matrix.swapped and matrix.step == acc_size
         and <uintptr_t>matrix.data % acc_size == 0 and matrix.row_stride % acc_size == 0
@@ -84,8 +84,8 @@ cdef inline int64_t target_of(const Rows *rows, Py_ssize_t i) noexcept nogil:
 
 
 cdef bint is_active(const Rows *rows, Py_ssize_t i, int acc_size) noexcept nogil:
-    """Return whether row i takes part."""
-    # By the bits of grad: a thread may take subnormal numbers for zero.
+    """Return whether row i is active."""
+    # The bits of grad decide, since a comparison may take subnormal numbers for zero.
     if rows.grad != NULL and acc_size == 8:
         return (<const uint64_t *>rows.grad)[i] << 1 != 0
     if rows.grad != NULL:
@@ -102,14 +102,14 @@ cdef inline bint is_masked(const Rows *rows, Py_ssize_t i) noexcept nogil:
 cdef int64_t entry_of_row(const Rows *rows, Py_ssize_t i) noexcept nogil:
     """Return the vocabulary entry of row i, its row of weight, or -1 for none."""
     cdef int64_t target = target_of(rows, i)
-    # The difference of any two such numbers fits in an unsigned one.
+    # The difference of two signed numbers, if it is positive, fits in an unsigned number.
     if is_masked(rows, i) or target < rows.start or <uint64_t>target - <uint64_t>rows.start >= <uint64_t>rows.size:
         return -1
     return target - rows.start
 
 
 cdef int count_active_rows(Rows *rows, int acc_size, double *last_check) except -1 nogil:
-    """Set the number of active rows. `last_check` NULL: signals are not checked."""
+    """Count the active rows. `last_check` NULL: signals are not checked."""
     cdef Py_ssize_t i
     rows.active = 0
     if rows.grad == NULL and not rows.can_ignore:
@@ -126,9 +126,9 @@ cdef Py_ssize_t select_rows(
     const Rows *rows, Py_ssize_t *next, Py_ssize_t end, Py_ssize_t n, Py_ssize_t most, int acc_size,
     const ChunkBuffers *to
 ) noexcept nogil:
-    """Copy what active rows hold behind the `n` selected rows, and return the number of selected rows, at most `most`.
+    """Append the elements of active rows to the `n` selected rows, and return the number of selected rows, at most `most`.
 
-    Rows are looked at from `next` on, before `end`; `next` moves behind the last one.
+    The rows are searched from `next` to `end`; `next` becomes the row after the last one searched.
     """
     cdef Py_ssize_t i = next[0]
     while i < end and n < most:
@@ -149,7 +149,7 @@ cdef Py_ssize_t select_rows(
 cdef int clear_inactive_rows(
     const Rows *rows, int acc_size, const ag_matrix *out, Py_ssize_t n, double *last_check
 ) except -1 nogil:
-    """Write zeros to the rows of n elements that are not active."""
+    """Write zeros to the inactive rows of a result, of n elements each."""
     cdef Py_ssize_t i
     for i in range(rows.total):
         if not is_active(rows, i, acc_size):

@@ -1,7 +1,7 @@
 """The linear operators on NumPy arrays: problems of validated calls, and memory for their schedules.
 
-Arrays keep their memory while a function runs, as the caller holds them. Vectors are contiguous and of native byte order;
-`Rows` in `_linear_problem` says what they hold.
+The caller holds references to the arrays while a function runs. Vectors are contiguous and of native byte order; `Rows` in
+`_linear_problem` describes them.
 """
 
 from typing import NamedTuple
@@ -80,6 +80,7 @@ cdef ag_matrix matrix(cnp.ndarray array):
 
 
 cdef const void *data_of(cnp.ndarray vector):
+    """Return the address of a vector's elements, or NULL for None."""
     return NULL if vector is None else cnp.PyArray_DATA(vector)
 
 
@@ -87,6 +88,7 @@ cdef Rows rows_of(
     cnp.ndarray target, int64_t start, int64_t size, cnp.ndarray mask=None, cnp.ndarray grad=None,
     cnp.ndarray maximum=None, cnp.ndarray sum=None
 ):
+    """Describe the vectors of a call. None: not given."""
     cdef Rows rows
     memset(&rows, 0, sizeof(rows))
     rows.total = rows.active = cnp.PyArray_DIM(target, 0)
@@ -99,7 +101,7 @@ cdef Rows rows_of(
 
 
 cdef Problem problem_of(cnp.ndarray input, cnp.ndarray weight):
-    """Return a problem that has matrices, and neither rows nor results."""
+    """Return a problem of two matrices, without vectors and results."""
     cdef Problem p
     memset(&p, 0, sizeof(p))
     p.dtype = <ag_dtype>dtype_of(input)
@@ -110,7 +112,7 @@ cdef Problem problem_of(cnp.ndarray input, cnp.ndarray weight):
 
 
 cdef int set_gradients(Problem *p, cnp.ndarray softmax, cnp.ndarray input_grad, cnp.ndarray weight_grad) except -1:
-    """Set the softmax and the results of a gradient; None for what is not given or not requested."""
+    """Set the softmax and the results of a gradient. None: not given, or not requested."""
     p.with_input_grad, p.with_weight_grad = input_grad is not None, weight_grad is not None
     p.softmax, p.input_grad, p.weight_grad = matrix(softmax), matrix(input_grad), matrix(weight_grad)
     return 0
@@ -227,9 +229,9 @@ def loss_and_gradients(
 ):
     """Compute the loss into `loss` (accumulators; shape () or (BT,)), and both gradients (None: not requested).
 
-    All results are new arrays. `grad_loss` holds one number, or one for each row. Logits for which there is space in the
-    workspace and in the memory of `weight_grad` are cached between the passes (6 BT V H flops), others are computed twice
-    (8 BT V H).
+    All results are new arrays. `grad_loss` holds one number, or one for each row. Logits are cached
+    between the passes, in the workspace and in the memory of `weight_grad` (6 BT V H flops). Logits that find no space
+    there are computed twice (8 BT V H).
     """
     cdef Loss x
     cdef cnp.ndarray vectors, memory
@@ -290,10 +292,10 @@ def losses(cnp.ndarray sum_exp not None, cnp.ndarray predicted not None, cnp.nda
         write_losses(_cpu.active(), is_double, sums, logits, rows, &out, &last_check)
 
 
-# ---- what was chosen -------------------------------------------------------------------------------------------------
+# ---- chosen plans -------------------------------------------------------------------------------------------------
 
 class PlanDescription(NamedTuple):
-    """One sweep of a plan, for `explain` and for tests; the fields are those of `Plan` in `_linear_plan`."""
+    """One sweep of a plan, for tests. `Plan` in `_linear_plan` describes the fields."""
 
     name: str
     nbytes: int
@@ -312,6 +314,7 @@ class PlanDescription(NamedTuple):
 
 
 cdef object described(const Plan *plan, bytes name):
+    """Return one sweep of a plan as a named tuple."""
     products = {
         "logits": plan.work.with_logits, "input_grad": plan.work.with_input_grad, "weight_grad": plan.work.with_weight_grad
     }
@@ -329,7 +332,7 @@ def plans(
     bint with_input_grad, bint with_weight_grad, bint buffers_weight_grad, bint with_statistics=False,
     Py_ssize_t weight_grad_bytes=0
 ):
-    """Return the plans of a problem of which `rows` rows are active; see `Work` in `_linear_plan`. For tests."""
+    """Return the plans of a problem with `rows` active rows, for tests. `Work` in `_linear_plan` describes the arguments."""
     cdef Work work
     cdef Plans chosen
     cdef int i
@@ -403,7 +406,7 @@ def chosen_for_probabilities(cnp.ndarray logits, int num_threads):
 
 
 def default_workspace_bytes(cnp.ndarray input, cnp.ndarray weight, bint with_input_grad, bint with_weight_grad):
-    """Return the default of `workspace_bytes` of the loss with these gradients."""
+    """Return the default of `workspace_bytes` for the loss with these gradients."""
     cdef Problem p = problem_of(input, weight)
     p.with_input_grad, p.with_weight_grad = with_input_grad, with_weight_grad
     p.weight_grad = p.weight

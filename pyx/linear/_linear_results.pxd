@@ -7,12 +7,12 @@ from ascend_grad._linear_run cimport Run
 
 
 ctypedef struct Probabilities:
-    # exp(logits - max) / sum of rows (rows, n).
+    # The problem of writing exp(logits - max) / sum to `out`; matrices are (rows, n).
     const ag_linear_kernels *kernels
     ag_variant variant
     ag_matrix logits
     ag_matrix out
-    const void *max                   # (rows,): float64 if is_double, otherwise float32; likewise sum
+    const void *max                   # (rows,): float64 if is_double, otherwise float32; `sum` likewise
     const void *sum
     bint is_double
     Py_ssize_t rows, n

@@ -1,6 +1,6 @@
-"""From statistics to results: sums of exponentials, targets, losses and probabilities.
+"""Conversion of statistics to results: sums of exponentials, targets, losses and probabilities.
 
-Loops over all rows of a call run in the floating-point mode of the kernels, and check signals now and then.
+Loops over all rows of a call run in the floating-point mode of the kernels, and check signals at intervals.
 """
 
 from libc.math cimport INFINITY, NAN, log
@@ -27,14 +27,14 @@ from ascend_grad._linear_problem cimport (
 )
 from ascend_grad._memory cimport align_up, ceil_div
 
-# Elements of a task of probabilities.
+# Most elements of a task that computes probabilities.
 cdef Py_ssize_t PROBABILITIES_PER_TASK = 1 << 16
 
 
 cdef void finish_statistics(const Run *run, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
     """Write the sums of exponentials of rows [begin, end).
 
-    If all logits of a row are -inf, its sum is NaN. The sum of a row that is not active is 0.
+    The sum is NaN if all logits of the row are -inf, and 0 if the row is not active.
     """
     cdef int acc_size = run.plan.kernels.acc_size
     cdef bint is_double = acc_size == 8
@@ -56,10 +56,10 @@ cdef int describe_targets(
     const Rows *rows, bint is_double, const void *logits_max, void *predicted, void *mask, bint is_packed, void *entries,
     double *last_check
 ) except -1 nogil:
-    """Write which targets are rows of the weight, and relate the targets' logits to the maxima.
+    """Write the mask and the row numbers of the targets, and subtract the maxima from the targets' logits.
 
-    `mask` has zeros if it is packed, and receives 1 for targets that are no rows of the weight. `entries` receives the row
-    of the weight, or 0, in the dtype of the targets.
+    `mask` receives 1 for targets that are no rows of the weight; if it is packed, it holds zeros before. `entries` receives
+    the target's row of the weight, or 0, in the dtype of the targets.
     """
     cdef uint8_t *bits = <uint8_t *>mask
     cdef Py_ssize_t part, begin, i
@@ -96,7 +96,7 @@ cdef int sum_losses(
     const Rows *rows, bint is_double, const void *logits_max, const void *sum_exp, const void *predicted, void *losses,
     double *total, double *last_check
 ) except -1 nogil:
-    """Write log(sum_exp) - (predicted - logits_max) of every row, 0 for rows that are not active, and the sum (Kahan).
+    """Compute the loss log(sum_exp) - (predicted - logits_max) of every row, 0 for inactive rows, and their sum (Kahan).
 
     `losses` NULL: only the sum is computed.
     """

@@ -1,4 +1,4 @@
-"""The sweep of few vocabulary entries: each task streams a range of the rows past the whole weight, and packs nothing.
+"""The sweep for few vocabulary entries: each task streams a range of the rows past the whole weight, and packs nothing.
 
 A tile of logits is (vocabulary entries, pitch), so that vectors are full for any number of entries. Statistics and gradients
 of a row are complete in one pass. The gradient of the weight has a partial sum for each task.
@@ -9,7 +9,7 @@ from libc.stdint cimport int64_t
 from libc.string cimport memset
 
 from ascend_grad cimport _tasks
-from ascend_grad._linear_kernels cimport AG_STREAMED, AG_TILE, ag_linear_block, ag_rows
+from ascend_grad._linear_kernels cimport AG_MAX_STREAMED_STEP, AG_TILE, ag_linear_block, ag_rows
 from ascend_grad._linear_partial_sums cimport combine_partial_sums
 from ascend_grad._linear_plan cimport Plan, sums_pitch
 from ascend_grad._linear_problem cimport (
@@ -25,7 +25,7 @@ from ascend_grad._linear_run cimport new_block, rows_of
 
 
 ctypedef struct Pass:
-    # The phase that computes everything, of all ranges of the rows.
+    # The phase that computes all results, for each range of the rows.
     const Run *run
     ag_linear_block block             # all vocabulary entries
     bint nontemporal                  # stores of input_grad bypass the caches
@@ -45,16 +45,16 @@ cdef void run_rows_streamed(const Run *run) noexcept nogil:
 
 
 cdef void stream_rows(const void *context, Py_ssize_t task, int thread) noexcept nogil:
-    """Compute the active rows of one range times all vocabulary entries."""
+    """Compute statistics and gradients of the active rows of one range."""
     cdef const Pass *each = <const Pass *>context
     cdef const Run *run = each.run
     cdef const Plan *plan = run.plan
     cdef ag_linear_block block = each.block
     cdef double[AG_TILE] memory
     cdef void *tile = memory
-    cdef int64_t[2 * AG_STREAMED] numbers
-    cdef double[4 * AG_STREAMED] values
-    cdef double *sums = values + 3 * AG_STREAMED
+    cdef int64_t[2 * AG_MAX_STREAMED_STEP] numbers
+    cdef double[4 * AG_MAX_STREAMED_STEP] values
+    cdef double *sums = values + 3 * AG_MAX_STREAMED_STEP
     cdef ChunkBuffers chunk
     cdef int acc = plan.kernels.acc_size
     cdef Py_ssize_t hidden = run.p.hidden, vocab = run.p.vocab, pitch = plan.pitch
@@ -64,8 +64,8 @@ cdef void stream_rows(const void *context, Py_ssize_t task, int thread) noexcept
     cdef char *partial = NULL
     if run.at.partial_sums != NULL:
         partial = run.at.partial_sums + task * vocab * sums_pitch(plan) * acc
-    chunk.row_numbers, chunk.target = numbers, &numbers[AG_STREAMED]
-    chunk.grad, chunk.max, chunk.sum = values, values + AG_STREAMED, values + 2 * AG_STREAMED
+    chunk.row_numbers, chunk.target = numbers, &numbers[AG_MAX_STREAMED_STEP]
+    chunk.grad, chunk.max, chunk.sum = values, values + AG_MAX_STREAMED_STEP, values + 2 * AG_MAX_STREAMED_STEP
     block.chunk.row_numbers, block.chunk.target = chunk.row_numbers, chunk.target
     block.chunk.grad, block.chunk.max, block.chunk.sum = chunk.grad, chunk.max, chunk.sum
     memset(tile, 0, vocab * pitch * acc)
@@ -94,7 +94,7 @@ cdef void stream_rows(const void *context, Py_ssize_t task, int thread) noexcept
 cdef void keep_statistics(
     const Run *run, const ag_linear_block *block, const ChunkBuffers *chunk, const double *sums
 ) noexcept nogil:
-    """Write the statistics of the selected rows, and make them those that the gradients read."""
+    """Write the statistics of the selected rows, to the results and to the vectors that the gradients read."""
     cdef int acc = run.plan.kernels.acc_size
     cdef Py_ssize_t i
     for i in range(block.chunk.rows):

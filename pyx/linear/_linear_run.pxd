@@ -8,14 +8,14 @@ from ascend_grad._tasks cimport Team
 
 
 ctypedef struct Run:
-    # One plan at work. A sweep reads this, and keeps what it changes in a state of its own.
+    # One plan with its problem, team and buffers. Sweeps only read it, and have a struct of their own for their state.
     const Problem *p
     const Plan *plan
     ag_variant variant
     Team *team
     Buffers at
-    ag_sum *sums                      # (BT,): sums of exponentials relative to the maxima so far; NULL without statistics
-    char *input_sums                  # (BT, H) accumulators of input_grad, if the result cannot hold them; or NULL
+    ag_sum *sums                      # (BT,): sums of exponentials, relative to the current maxima; NULL without statistics
+    char *input_sums                  # (BT, H) accumulators of input_grad; NULL if the result can hold them
 
 
 cdef ag_linear_block new_block(const Run *run) noexcept nogil
@@ -25,7 +25,7 @@ cdef void select_chunk(const Run *run, Py_ssize_t index, ag_chunk *chunk) noexce
 cdef inline ag_rows rows_of(
     const ag_matrix *matrix, const int64_t *numbers, int64_t start, Py_ssize_t count
 ) noexcept nogil:
-    """Return rows of a matrix: those with these numbers, or if that is NULL, `count` rows from `start` on."""
+    """Return `count` rows of a matrix: the listed ones, or if `numbers` is NULL, the rows from `start` on."""
     cdef ag_rows rows
     rows.matrix, rows.numbers, rows.start, rows.count = matrix[0], numbers, start, count
     return rows

@@ -1,4 +1,4 @@
-"""What the sweeps of the linear operators share: descriptions for the kernels, and the selection of rows."""
+"""Functions that all sweeps share: descriptions of blocks for the kernels, and the selection of rows."""
 
 from libc.string cimport memset
 
@@ -9,7 +9,7 @@ from ascend_grad._linear_problem cimport ROWS_PER_CHECK, select_rows
 
 
 cdef ag_linear_block new_block(const Run *run) noexcept nogil:
-    """Return the parts of a description for the kernels that are the same for every chunk and block."""
+    """Return an `ag_linear_block` with the fields that are equal for all chunks and blocks."""
     cdef ag_linear_block block
     memset(&block, 0, sizeof(block))
     block.hidden, block.tile_pitch = run.p.hidden, run.plan.pitch
@@ -22,8 +22,10 @@ cdef ag_linear_block new_block(const Run *run) noexcept nogil:
 
 
 cdef void select_chunk(const Run *run, Py_ssize_t index, ag_chunk *chunk) noexcept nogil:
-    """Copy what the active rows of a chunk hold. Chunks are selected in order the first time, as each begins where the
-    previous one ended."""
+    """Select the active rows of a chunk, and copy their elements of the caller's vectors.
+
+    The first time, chunks are selected in order, since each begins where the previous one ended.
+    """
     cdef Py_ssize_t i = 0 if index == 0 else run.at.chunk_starts[index], n = 0
     run.at.chunk_starts[index] = i
     while i < run.p.rows.total and n < run.plan.rows and not _tasks.is_cancelled(run.team, 0):

@@ -5,15 +5,15 @@ from ascend_grad.status cimport Status
 
 
 ctypedef struct Schedule:
-    # The plans of one problem, and its workspace.
+    # A problem with its plans and its workspace.
     Problem p
     Plans plans
     ag_variant variant
-    Py_ssize_t workspace_bytes        # bytes that plans may take
+    Py_ssize_t workspace_bytes        # most bytes of the buffers of a sweep
     bint is_empty                     # there is nothing to compute: statistics of no logits, gradients of zeros
     ag_sum *sums                      # (BT,): sums of exponentials, relative to the maxima so far
     char *input_sums                  # (BT, H) accumulators of input_grad; NULL if the result can hold them
-    char *buffers                     # the buffers of the plan at work
+    char *buffers                     # the buffers of the sweep that runs
 
 
 cdef void prepare(Schedule *s, const Problem *p, Py_ssize_t workspace_bytes) noexcept nogil

@@ -3,7 +3,7 @@
 1. `choose_plans` (in `_linear_plan`) chooses one sweep, or one for each gradient.
 2. Each sweep has a file of its own, which runs phases of tasks on the team of the call. Tasks and the order of all sums
    depend on the problem and the plan alone, so results are the same bits for any number of threads.
-3. Rows whose gradient is zero, or whose target is ignored, take no part: chunks hold the active rows, packed together.
+3. Rows whose gradient is zero, or whose target is ignored, are not active. Chunks hold the active rows alone.
 
 The caller owns the workspace. It calls `prepare`, allocates `workspace_size` bytes, calls `place_workspace` and `run`.
 """
@@ -45,11 +45,11 @@ from ascend_grad._memory cimport ALIGNMENT, SIZE_LIMIT, Arena, aligned, arena_al
 from ascend_grad._tasks cimport Team
 from ascend_grad.status cimport PARAM_INVALID, SUCCESS, Status
 
-# Least bytes of a workspace that calls may take by default.
+# Least bytes of the default workspace.
 cdef Py_ssize_t DEFAULT_WORKSPACE = 64 << 20
-# Bytes of a problem's matrices for each byte of the default workspace, if that is more.
+# Bytes of a problem's matrices for each byte of the default workspace, in large problems.
 cdef Py_ssize_t WORKSPACE_SHARE = 4
-# Floating-point operations of one thread in a nanosecond, for the choice of threads.
+# Floating-point operations of one thread per nanosecond, for the choice of threads.
 cdef double RATE = 40.0
 
 
@@ -77,7 +77,7 @@ cdef Py_ssize_t least_workspace_of_sizes(
     ag_dtype dtype, Py_ssize_t rows, Py_ssize_t vocab, Py_ssize_t hidden, bint with_logits, bint with_statistics,
     bint with_input_grad, bint with_weight_grad, bint buffers_weight_grad
 ) noexcept nogil:
-    """Return the same from sizes; see `Work`."""
+    """Return the least workspace for these sizes; see `Work`."""
     cdef Work work
     work.rows = work.total_rows = rows
     work.vocab, work.hidden, work.itemsize = vocab, hidden, ag_itemsize[<int>dtype]
@@ -88,7 +88,7 @@ cdef Py_ssize_t least_workspace_of_sizes(
 
 
 cdef void prepare(Schedule *s, const Problem *p, Py_ssize_t workspace_bytes) noexcept nogil:
-    """Fill in a schedule without a workspace. The active rows were counted; `workspace_bytes` 0: the default."""
+    """Choose the plans of a problem whose active rows were counted. `workspace_bytes` 0: the default."""
     cdef Work work = work_of(p)
     memset(s, 0, sizeof(Schedule))
     s.p, s.variant = p[0], _cpu.active()
@@ -159,12 +159,12 @@ cdef double serial_time(const Schedule *s) noexcept nogil:
 
 
 cdef int threads_of(const Schedule *s, int asked) noexcept nogil:
-    """Return the number of threads of calls that follow one another. `asked` is the caller's number, or 0."""
+    """Return the number of threads if such calls follow one another. `asked` is the caller's number, or 0."""
     return _threads.expected_threads(serial_time(s), asked)
 
 
 cdef void run_plans(void *schedule, Team *team) noexcept nogil:
-    """Run the sweeps of a schedule; the program of a team."""
+    """Run the sweeps of a schedule, as the program of a team."""
     cdef Schedule *s = <Schedule *>schedule
     cdef Run run
     cdef int i
@@ -183,7 +183,7 @@ cdef void run_plans(void *schedule, Team *team) noexcept nogil:
 
 
 cdef int begin_statistics(Schedule *s, double *last_check) except -1 nogil:
-    """Write the statistics of no logits at all: -inf and zeros."""
+    """Initialise the statistics: maxima to -inf, sums and targets' logits to 0."""
     cdef bint is_double = acc_size_of(s.p.dtype) == 8
     cdef Py_ssize_t part, begin, end, i
     for part in range(ceil_div(s.p.rows.total, ROWS_PER_CHECK)):
@@ -218,7 +218,7 @@ cdef int run(Schedule *s, int num_threads, double *last_check) except -1 nogil:
 
 
 cdef Status solve(const Problem *p, char *memory, Py_ssize_t nbytes, int num_threads) noexcept nogil:
-    """Solve a problem in the caller's memory, for callers without the interpreter's lock. Signals are not checked."""
+    """Solve a problem in the caller's memory, without checking signals, for callers without the interpreter's lock."""
     cdef Schedule schedule
     prepare(&schedule, p, 0)
     if not has_plans(&schedule) or workspace_size(&schedule) > nbytes:

@@ -1,4 +1,4 @@
-"""The sweep of few rows: each task streams a range of the vocabulary past all rows, and packs nothing.
+"""The sweep for few rows: each task streams a range of the vocabulary past all rows, and packs nothing.
 
 A tile of logits is (rows, pitch). The gradient of the weight is complete with each step; the gradient of the input has a
 partial sum for each task.
@@ -13,7 +13,7 @@ from ascend_grad._linear_kernels cimport (
     AG_FROM_LOGITS,
     AG_FROM_PRODUCT,
     AG_FROM_SOFTMAX,
-    AG_RESIDENT,
+    AG_MAX_UNPACKED_ROWS,
     AG_TILE,
     AG_TO_GRADIENT,
     AG_TO_MAX_SUM,
@@ -31,7 +31,7 @@ from ascend_grad._memory cimport align_up
 
 
 ctypedef struct Pass:
-    # The phase that computes statistics, or gradients, of all ranges of the vocabulary.
+    # The phase that computes statistics, or gradients, for each range of the vocabulary.
     const Run *run
     ag_linear_block block             # all active rows
     ag_linear_source source
@@ -52,7 +52,7 @@ cdef void run_vocab_streamed(const Run *run) noexcept nogil:
         _tasks.run_phase(run.team, stream_vocab, &each, plan.tasks, False)
         merge_tasks(run, &each.block)
         finish_statistics(run, 0, run.p.rows.total)
-        select_chunk(run, 0, &each.block.chunk)  # again, to read the statistics
+        select_chunk(run, 0, &each.block.chunk)  # the chunk is selected again, to read its statistics
         each.source = AG_FROM_LOGITS
     if plan.work.with_input_grad or plan.work.with_weight_grad:
         each.result = AG_TO_GRADIENT
@@ -64,14 +64,14 @@ cdef void run_vocab_streamed(const Run *run) noexcept nogil:
 
 
 cdef void stream_vocab(const void *context, Py_ssize_t task, int thread) noexcept nogil:
-    """Compute all rows times one range of the vocabulary."""
+    """Compute statistics, or gradients, of all rows for one range of the vocabulary."""
     cdef const Pass *each = <const Pass *>context
     cdef const Run *run = each.run
     cdef const Plan *plan = run.plan
     cdef ag_linear_block block = each.block
     cdef double[AG_TILE] memory
     cdef void *tile = memory
-    cdef ag_sum[AG_RESIDENT] sum
+    cdef ag_sum[AG_MAX_UNPACKED_ROWS] sum
     cdef int acc = plan.kernels.acc_size
     cdef Py_ssize_t hidden = run.p.hidden, rows = block.chunk.rows, pitch = plan.pitch, i
     cdef Py_ssize_t tile_bytes = rows * pitch * acc
@@ -117,7 +117,7 @@ cdef void stream_vocab(const void *context, Py_ssize_t task, int thread) noexcep
 
 
 ctypedef struct Merge:
-    # The phase, of one task, that merges the tasks' statistics into those of the rows.
+    # The phase, of one task, that merges the statistics of all tasks.
     const Run *run
     ag_linear_block block
 
@@ -128,6 +128,7 @@ cdef void merge_rows(const void *context, Py_ssize_t task, int thread) noexcept 
 
 
 cdef void merge_tasks(const Run *run, const ag_linear_block *block) noexcept nogil:
+    """Merge the statistics of all tasks into the statistics of the rows."""
     cdef Merge merge
     merge.run, merge.block = run, block[0]
     merge.block.packed.panel_max, merge.block.packed.panel_sum = run.at.panel_max, run.at.panel_sum

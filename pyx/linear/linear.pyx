@@ -1,6 +1,7 @@
-"""The linear operators on typed memoryviews, for Cython users: the schedules of the Python functions.
+"""The linear operators on typed memoryviews, for Cython users.
 
-`linear.pxd` says what holds for all of them. Nothing here takes the interpreter's lock.
+They describe their arguments as problems, which the schedules of the Python functions solve. `linear.pxd` documents them.
+Nothing here takes the interpreter's lock.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint16_t
@@ -42,7 +43,7 @@ cdef enum:  # results
     RESULTS
 
 ctypedef struct Arguments:
-    # What is None, or not an argument of the operator, has no data.
+    # The views of a call. A view has no data if the argument is None, or is none of the operator's.
     View[INPUTS] inputs
     View[RESULTS] results
 
@@ -56,7 +57,7 @@ cdef View vector_view(
 
 
 cdef bint has_shape(const View *view, Py_ssize_t rows, Py_ssize_t columns) noexcept nogil:
-    """Return whether a view that is there has this shape, for vectors (rows,), and all of its elements have addresses."""
+    """Return whether a view is None, or has this shape (a vector: (rows,)) and addresses for all of its elements."""
     return view.data == NULL or (
         view.shape[0] == rows and (view.ndim == 1 or view.shape[1] == columns) and is_addressable(view)
     )
@@ -65,11 +66,12 @@ cdef bint has_shape(const View *view, Py_ssize_t rows, Py_ssize_t columns) noexc
 # ---- checks ----------------------------------------------------------------------------------------------------------
 
 cdef bint fits_memory(const View *view) noexcept nogil:
-    """Return whether plans can count the bytes of a matrix, whose elements have addresses."""
+    """Return whether all elements of a matrix have addresses, and plans can count its bytes."""
     return is_addressable(view) and size_of(view) <= SIZE_LIMIT // view.itemsize
 
 
 cdef Status check_matrices(const Arguments *a) noexcept nogil:
+    """Check that input and weight are given, fit together, and are not too large."""
     cdef const View *input = &a.inputs[INPUT]
     cdef const View *weight = &a.inputs[WEIGHT]
     if input.data == NULL or weight.data == NULL:
@@ -95,7 +97,7 @@ cdef Status check_shapes(const Arguments *a) noexcept nogil:
 
 
 cdef Status check_call(const Arguments *a, int num_threads) noexcept nogil:
-    """All extents, and that no result shares memory with anything else."""
+    """Check all shapes, and that no result shares memory with another argument."""
     cdef const View *result
     cdef int i, k
     cdef Status status = check_matrices(a)
@@ -124,7 +126,7 @@ cdef Status check_call(const Arguments *a, int num_threads) noexcept nogil:
 
 
 cdef bint are_targets(const Arguments *a) noexcept nogil:
-    """Whether every target that is not masked is a row of weight."""
+    """Return whether every target that is not masked is a row of weight."""
     cdef const int64_t *targets = <const int64_t *>a.inputs[TARGET].data
     cdef const uint8_t *mask = <const uint8_t *>a.inputs[TARGET_MASK].data
     cdef Py_ssize_t i
@@ -146,7 +148,7 @@ cdef ag_matrix matrix(const View *view) noexcept nogil:
 
 
 cdef Problem problem_of(const Arguments *a) noexcept nogil:
-    """Return a problem that has matrices, of which all rows are active."""
+    """Return a problem of two matrices and the targets, with all rows active."""
     cdef Problem p
     memset(&p, 0, sizeof(p))
     p.dtype = <ag_dtype>a.inputs[INPUT].dtype
@@ -178,6 +180,7 @@ cdef Problem statistics_problem(const Arguments *a) noexcept nogil:
 
 
 cdef Py_ssize_t gradient_workspace(const Arguments *a) noexcept nogil:
+    """Return the bytes of a workspace for a gradient, whichever rows are active, or -1 if the views do not fit together."""
     cdef Schedule schedule
     cdef Problem p
     if check_matrices(a) != SUCCESS or check_shapes(a) != SUCCESS:
@@ -188,6 +191,7 @@ cdef Py_ssize_t gradient_workspace(const Arguments *a) noexcept nogil:
 
 
 cdef Py_ssize_t statistics_workspace(const Arguments *a) noexcept nogil:
+    """Return the bytes of a workspace for statistics, or -1 if the views do not fit together."""
     cdef Schedule schedule
     cdef Problem p
     if check_matrices(a) != SUCCESS:

@@ -87,14 +87,14 @@ static void test_block(ag_variant variant, ag_dtype dtype, ptrdiff_t rows, ptrdi
     b.packed.p = zeros(padded * wide * k->element_size), b.packed.p_pairs = zeros(padded * wide * k->element_size);
     b.packed.skipped = zeros(padded * wide), b.packed.panel_max = zeros(padded * wide * 8), b.packed.panel_sum = zeros(padded * wide * 8);
     const ptrdiff_t tiles = up(rows, k->mr) / k->mr, panels = wide / k->nr, of_hidden = h / k->nr;
-    const ptrdiff_t units = up((hidden + k->pair - 1) / k->pair, k->granule) * k->element_size;
+    const ptrdiff_t row_bytes = up((hidden + k->pair - 1) / k->pair, k->granule) * k->element_size;
     for (ptrdiff_t t = 0; t < tiles; t++) {
         const ptrdiff_t left = rows - t * k->mr;
-        k->pack_tile((char *)b.packed.x_rows + t * k->mr * units, &input, number + t * k->mr, 0, left < k->mr ? left : k->mr, 0, hidden);
+        k->pack_tile((char *)b.packed.x_rows + t * k->mr * row_bytes, &input, number + t * k->mr, 0, left < k->mr ? left : k->mr, 0, hidden);
     }
     for (ptrdiff_t q = 0; q < panels; q++) {
         const ptrdiff_t left = vocab - q * k->nr;
-        k->pack_panel((char *)b.packed.w_rows + q * k->nr * units, &weight, 0, q * k->nr, left < k->nr ? left : k->nr, 0, hidden);
+        k->pack_panel((char *)b.packed.w_rows + q * k->nr * row_bytes, &weight, 0, q * k->nr, left < k->nr ? left : k->nr, 0, hidden);
     }
     for (ptrdiff_t q = 0; q < of_hidden; q++) {
         const ptrdiff_t left = hidden - q * k->nr, n = left < k->nr ? left : k->nr;
@@ -104,7 +104,7 @@ static void test_block(ag_variant variant, ag_dtype dtype, ptrdiff_t rows, ptrdi
                         vocab, q * k->nr, n);
     }
 
-    /* the gradient, as one unit of work and in several */
+    /* the gradient, as one task and as several */
     double *zero = numbers(all * hidden + vocab * hidden, 0);
     for (int parts = 0; parts < 2; parts++) {
         b.input_grad.data = reals(k, zero, all * hidden), b.weight_grad.data = reals(k, zero, vocab * hidden);
@@ -249,11 +249,11 @@ int main(void)
             test_block(variant, (ag_dtype)dtype, 5, 7, 1301, 0); /* sums of more than one chain */
             test_block(variant, (ag_dtype)dtype, 1301, 5, 3, 1);
             test_block(variant, (ag_dtype)dtype, 3, 1301, 2, 0);
-            for (ptrdiff_t few = 1; few <= AG_RESIDENT; few += few < 18 ? 1 : few < 63 ? 5 : 1) {
+            for (ptrdiff_t few = 1; few <= AG_MAX_UNPACKED_ROWS; few += few < 18 ? 1 : few < 63 ? 5 : 1) {
                 test_skinny(variant, (ag_dtype)dtype, few, few < 48 ? 3 * few : 48, 5 * few + 1, few % 2);
                 test_skinny(variant, (ag_dtype)dtype, few, 1 + few * 7 % 48, 1000 + 7 * few, few % 2);
             }
-            test_skinny(variant, (ag_dtype)dtype, 1, AG_STREAMED, 3, 0);
+            test_skinny(variant, (ag_dtype)dtype, 1, AG_MAX_STREAMED_STEP, 3, 0);
             test_skinny(variant, (ag_dtype)dtype, 3, 301, 130, 1);
             test_skinny(variant, (ag_dtype)dtype, 12, 30, 1024, 0); /* rows that collide in a cache are copied */
             test_skinny(variant, (ag_dtype)dtype, 31, 9, 2048, 0);

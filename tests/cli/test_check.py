@@ -1,4 +1,4 @@
-"""``ascend-grad check``: right results pass, wrong ones do not, and what cannot be computed is said."""
+"""Test that ``ascend-grad check`` passes right results, fails wrong ones, and reports what it cannot compute."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_cpu_passes(capsys, tmp_path):
 
 
 def test_float64_on_the_cpu(capsys, tmp_path):
-    """Every operator, with room to spare: it is compared with float64's own precision."""
+    """Every operator passes in float64 with less than half of the tolerance."""
     file = tmp_path / "check.json"
     assert main(["check", "--filter", "float64", "--json", str(file)]) == 0
     rows = json.loads(file.read_text())["rows"]
@@ -56,14 +56,14 @@ def test_float64_with_fewer_digits_fails(operator, step, monkeypatch, capsys):
 
 
 def test_the_scale_of_float64_is_not_rounded(monkeypatch):
-    """The library does not, so the comparison must not, either."""
+    """The comparison does not round a float64 scale to float32, as the library does not."""
     monkeypatch.setattr(check_cases, "SCALES", (1 + 2.0**-30,))
     assert main(["check", "--filter", "scaled_masked_softmax"]) == 0
 
 
 @pytest.mark.parametrize("wrong", [1.2, np.nan])
 def test_wrong_results_fail(wrong, monkeypatch, capsys):
-    """One wrong case of many is enough."""
+    """A single wrong case of many fails the check."""
     right = ag.softmax
 
     def softmax(*args, backend, **kwargs):
@@ -92,7 +92,7 @@ def verdict_of(operator: str, text: str) -> str:
     [("fused_linear_cross_entropy_loss_grad", "target_mask"), ("fused_linear_online_max_sum", None)],
 )
 def test_bits_in_another_order_fail(operator, name, monkeypatch, capsys):
-    """As on a device that takes the highest bit of the mask for the first row."""
+    """A device that takes the highest bit of a mask for the first row fails the check."""
     right = getattr(ag, operator)
 
     def turned(mask):
@@ -119,7 +119,7 @@ def test_bits_in_another_order_fail(operator, name, monkeypatch, capsys):
 
 
 def test_wrong_tokens_fail_where_logits_are_asked_for(monkeypatch, capsys):
-    """One token of one size is enough."""
+    """A single wrong token of one size fails the check."""
     operator = "fused_linear_online_max_sum"
     right = ag.fused_linear_online_max_sum
 
@@ -186,7 +186,7 @@ def test_what_cannot_be_checked(run_script, capsys):
 
 
 def test_the_environment_names_the_backend(run_script):
-    """Without a device, asking for it is an error, however it is asked for."""
+    """The environment chooses the backend. Without a device, that is an error as with an argument."""
     script = """
         from ascend_grad.cli.main import main
         raise SystemExit(main(["check", "--filter", "softmax float16"]))

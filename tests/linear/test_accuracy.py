@@ -1,4 +1,4 @@
-"""Values of the linear operators: every dtype and CPU variant against the oracles, within the documented bounds."""
+"""Compare the linear operators with the oracles, for every dtype and CPU variant, within the documented bounds."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def expected(operator: str, shape, dtype: str, how: tuple = ()):
 
 
 def check(engine, operator: str, shape, dtype: str, **how) -> None:
-    """Results in the dtype of the arguments, and in the accumulator's where they can be had."""
+    """Check results in the dtype of the arguments, and 16-bit gradients also in the accumulator's dtype."""
     problem = problem_of(operator, shape, dtype, **how)
     right = expected(operator, shape, dtype, tuple(how.items()))
     engine.assert_solved(problem, engine.solve(problem), right)
@@ -76,11 +76,11 @@ def test_the_other_operators_on_adversarial_data(operator, kind, dtype, engine):
     engine.over(shapes, lambda shape: check(engine, operator, shape, dtype, kind=kind))
 
 
-# ---- very many rows and words ----------------------------------------------------------------------------------------
+# ---- very many rows and entries --------------------------------------------------------------------------------------
 
 
 def of_many(axis: str, n: int, kind: str, dtype: str) -> tuple[LinearProblem, tuple[oracles.Expected, ...]]:
-    """Stored mode, all targets elsewhere: two plain products, one of which has n terms."""
+    """Return a problem with a stored softmax and all targets elsewhere: two plain products, one of n terms."""
     random = generator(axis, n, kind)
     shape = Shape(n, 3, 2) if axis == "BT" else Shape(3, n, 2)
     sizes = ((shape.BT, shape.V), (shape.BT, shape.H), (shape.V, shape.H), (shape.BT,))
@@ -127,7 +127,7 @@ _of_many = functools.lru_cache(maxsize=1)(of_many)
 @pytest.mark.parametrize("axis", ["BT", "V"])
 @pytest.mark.parametrize("kind", ["centred", "constant"])
 def test_ten_million(kind, axis, needs_memory):
-    """A thousand rows (words) ten thousand times over: one product repeats, the other one adds up."""
+    """A thousand rows (entries) are repeated ten thousand times: one gradient repeats, the other one is multiplied."""
     needs_memory(1)
     times, n = 10**4, 1000
     problem, right = of_many(axis, n, kind, "float32")
@@ -144,7 +144,7 @@ def test_ten_million(kind, axis, needs_memory):
     assert np.all(oracles.errors(added, total) <= 1), oracles.errors(added, total)
 
 
-def test_statistics_of_ten_million_words(default_engine, needs_memory):
+def test_statistics_of_ten_million_entries(default_engine, needs_memory):
     needs_memory(3)
     problem = statistics_problem.__wrapped__(Shape(1, 10**7, 2), "float32", "constant", False)
     default_engine.assert_solved(problem, default_engine.solve(problem))
@@ -154,7 +154,7 @@ def test_statistics_of_ten_million_words(default_engine, needs_memory):
 
 
 def test_small_integers_are_exact(dtype, engine):
-    """Whatever is added in whatever order: there is nothing to round but the result."""
+    """Sums of small integers are exact in any order, so that only the result is rounded."""
     engine.over(SHAPES, lambda shape: check_integers(engine, shape, dtype))
 
 
@@ -184,7 +184,7 @@ def check_integers(engine, shape: Shape, dtype: str) -> None:
 
 
 def test_zeros_give_zeros(engine):
-    """The device's own example: everything 0."""
+    """The example in the device's documents has zeros only."""
     n = 1024
     x, vector = np.zeros((n, n), BFLOAT16), np.zeros(n, np.float32)
     target = np.zeros(n, np.int64)
@@ -244,13 +244,13 @@ def test_special_values_in_statistics(place, dtype, engine):
 
 @pytest.mark.parametrize("shape", [(65, 2000), (3, 30000), (1, 100000), (2000, 64), (100, 5000)], ids=str)
 def test_sums_of_many_exponentials_lose_nothing(shape, cpu_engine):
-    """Logits that are exact, so that what is left are the errors of the exponential and of the additions."""
-    rows, words = shape
-    weight = np.full((words, 1), -(2.0**-11))
-    weight[words // 2] = 0
+    """The logits are exact, so that all errors are those of the exponentials and of the additions."""
+    rows, entries = shape
+    weight = np.full((entries, 1), -(2.0**-11))
+    weight[entries // 2] = 0
     target = np.zeros(rows, np.int64)
-    result = ag.fused_linear_online_max_sum(np.ones((rows, 1)), weight, target, 0, words)
-    right = math.fsum([1.0, *[math.exp(-(2.0**-11))] * (words - 1)])
+    result = ag.fused_linear_online_max_sum(np.ones((rows, 1)), weight, target, 0, entries)
+    right = math.fsum([1.0, *[math.exp(-(2.0**-11))] * (entries - 1)])
     assert np.all(result.logits_max == 0)
     assert np.max(np.abs(result.sum_exp_logits - right)) <= 4 * np.finfo(float).eps * right
 
@@ -273,7 +273,7 @@ def test_rows_without_a_gradient_are_absent(junk, mode, dtype, engine):
         assert_identical(result, expected)
     engine.assert_solved(problem, results)
     assert_identical(results[0][absent], np.zeros((absent.sum(), 19), problem.dtype))
-    # A word that is not a number spoils the rows that are there, and no others.
+    # A vocabulary entry of NaN makes the gradients of present rows NaN, and of no others.
     weight = problem.arguments["weight"].copy()
     weight[5] = np.nan
     first, _ = engine.solve(problem.replaced(weight=weight))
@@ -322,7 +322,7 @@ def test_any_workspace(nbytes, dtype, cpu_engine):
         cpu_engine.assert_solved(problem, cpu_engine.solve(problem, workspace_bytes=nbytes), right)
 
 
-# Rows in a few chunks; in so many that additions to weight_grad are compensated; too little space for the logits.
+# Few chunks; enough chunks for compensated additions to weight_grad; a workspace too small to cache logits.
 @pytest.mark.parametrize(
     ("shape", "nbytes", "least"),
     [
@@ -333,7 +333,7 @@ def test_any_workspace(nbytes, dtype, cpu_engine):
     ids=str,
 )
 def test_the_whole_loss_in_little_space(shape, nbytes, least, dtype, cpu_engine, any_space):
-    # A word's gradient is one large term, the target's, and hundreds of small ones: such sums are not centred.
+    # A row of weight_grad is the sum of one large term, the target's, and hundreds of small terms: it is not centred.
     how = {"kind": "positive"}
     real = accumulator(DTYPES[dtype]).itemsize
     shape = Shape(shape[0], shape[1] * 4 // real, shape[2])
@@ -362,11 +362,11 @@ SIZES = st.tuples(*(st.integers(0, 300).map(lambda k, n=n: int(n ** (k / 300))) 
 @example((1, 1, 10**6), 2**22, "float32", (True, True), (True, False, False))
 @settings(max_examples=1000, deadline=None)
 def test_a_plan_has_few_partial_sums_or_compensates_them(forced, sizes, nbytes, name, chosen, choices):
-    """No more than 64 are simply added up, whatever is computed in whatever space. Nothing is computed here."""
-    rows, words, features = sizes
+    """At most 64 partial sums are added without compensation, in any workspace. Only plans are made here."""
+    rows, entries, features = sizes
     with_logits, buffers_weight_grad, with_statistics = choices
     x = np.lib.stride_tricks.as_strided(np.empty(1, DTYPES[name]), (rows, features), (0, 0))
-    w = np.lib.stride_tricks.as_strided(np.empty(1, DTYPES[name]), (words, features), (0, 0))
+    w = np.lib.stride_tricks.as_strided(np.empty(1, DTYPES[name]), (entries, features), (0, 0))
     for variant in _cpu.supported_variants():
         forced(variant)
         with_loss = with_statistics and any(chosen)
@@ -374,18 +374,18 @@ def test_a_plan_has_few_partial_sums_or_compensates_them(forced, sizes, nbytes, 
         what = with_logits or with_statistics, *chosen, buffers_weight_grad, with_statistics
         space = max(nbytes, _linear_python.least_workspace_bytes(x, w, *what))
         plans = _linear_python.plans(x, w, rows, space, *what)
-        assert plans or with_loss or not (rows and words) or (any(chosen) and not features)
+        assert plans or with_loss or not (rows and entries) or (any(chosen) and not features)
         for plan in plans:
             assert plan.nbytes <= space
             assert plan.rows * plan.chunks >= rows
-            assert plan.vocab * plan.blocks >= words
+            assert plan.vocab * plan.blocks >= entries
             for product, sums in ("input_grad", plan.blocks), ("weight_grad", plan.chunks):
                 assert sums <= 64 or product in plan.compensated or product not in plan.products
         for product, is_chosen in zip(("input_grad", "weight_grad"), chosen, strict=True):
             assert sum(product in plan.products for plan in plans) == (is_chosen and bool(plans))
 
 
-#: Problems, and spaces far below what users may ask for, in which every kind of plan occurs.
+#: Problems with workspaces far below the least of the public functions, in which every kind of plan occurs.
 CRAMPED = [
     (Shape(40, 7000, 20), 40_000),
     (Shape(700, 4000, 30), 60_000),
@@ -407,7 +407,7 @@ def any_space(monkeypatch) -> None:
 
 
 def space_of(nbytes: int, dtype: str, shape: Shape) -> int:
-    """Return bytes of a workspace that are as few for float64 as `nbytes` are for float32, and enough for a plan."""
+    """Return `nbytes` scaled to the accumulator, but at least the least workspace of a plan."""
     x, w = (np.broadcast_to(DTYPES[dtype].type(0), (rows, shape.H)) for rows in (shape.BT, shape.V))
     least = _linear_python.least_workspace_bytes(x, w, True, True, True, True)
     return max(nbytes * accumulator(DTYPES[dtype]).itemsize // 4, least)
@@ -415,7 +415,7 @@ def space_of(nbytes: int, dtype: str, shape: Shape) -> int:
 
 @pytest.mark.parametrize(("shape", "nbytes"), CRAMPED, ids=str)
 def test_every_kind_of_plan(shape, nbytes, dtype, cpu_engine, any_space):
-    how = {"kind": "positive"}  # a word's gradient is one large term and hundreds of small ones, which is not centred
+    how = {"kind": "positive"}  # sums of one large term and hundreds of small terms are not centred
     problem, right = gradient_problem(shape, dtype, **how), expected(GRADIENT, shape, dtype, tuple(how.items()))
     cpu_engine.assert_solved(problem, cpu_engine.solve(problem, workspace_bytes=space_of(nbytes, dtype, shape)), right)
 
@@ -476,7 +476,7 @@ def test_labels_are_not_smoothed(engine):
             assert_identical(result, expected)
 
 
-# ---- nothing at all --------------------------------------------------------------------------------------------------
+# ---- empty dimensions ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("operator", LINEAR)
@@ -511,7 +511,7 @@ def test_results_are_ordinary_arrays(linear, dtype, engine):
         assert_fresh(result, shape, np.dtype(dtype))
 
 
-# ---- what the gradients are ------------------------------------------------------------------------------------------
+# ---- gradients of the loss -------------------------------------------------------------------------------------------
 
 
 def test_gradients_are_finite_differences_of_the_loss(backend):
@@ -552,7 +552,7 @@ def test_gradients_are_finite_differences_of_the_loss(backend):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_filtering_admits_no_more_than_it_says(mode, dtype, engine):
-    """A skipped entry is at most eps, so a result is off by at most eps times what the entries are multiplied with."""
+    """A skipped entry is at most eps, so the error is at most eps times the sum of its factors' magnitudes."""
     for shape, eps in itertools.product((Shape(97, 1500, 33), Shape(41, 67, 19)), (1e-6, 1e-3, 0.1, 1e30)):
         problem = gradient_problem(shape, dtype, mode, "peaked")
         x, w = (np.abs(problem.arguments[name].astype(np.float64)) for name in ("input", "weight"))

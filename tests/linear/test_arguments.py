@@ -1,4 +1,4 @@
-"""The forms in which linear operators take their arguments, and what errors say of them."""
+"""Test the forms of the linear operators' arguments, and the messages of errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from samples import DTYPES, assert_identical
 import ascend_grad as ag
 from ascend_grad import contract
 
-#: What the softmax is taken or recomputed from.
+#: The arguments that the softmax is taken or recomputed from.
 STATISTICS_OF_THE_GRADIENT = ("logits_max", "sum_exp_logits", "softmax")
 
 # ---- forms -----------------------------------------------------------------------------------------------------------
@@ -22,7 +22,7 @@ STATISTICS_OF_THE_GRADIENT = ("logits_max", "sum_exp_logits", "softmax")
 
 @pytest.mark.parametrize("case", ["recomputed", "stored"])
 def test_statistics_by_position(case, backend):
-    """Functions that describe a call take them by position, too."""
+    """All functions take the statistics by position, `explain` and `workspace_size` included."""
     arguments = good_call(case, **taken(backend)) | {"out": None, "backend": backend}
     names = "grad", "input", "weight", "target_mask", "masked_target", "label_smoothing", *STATISTICS_OF_THE_GRADIENT
     positional = [arguments.get(name, 0.0 if name == "label_smoothing" else None) for name in names]
@@ -36,11 +36,11 @@ def test_statistics_by_position(case, backend):
         ag.fused_linear_cross_entropy_loss_grad(*positional, (True, True))
 
 
-# ---- what messages say -----------------------------------------------------------------------------------------------
+# ---- messages --------------------------------------------------------------------------------------------------------
 
 
 def test_no_mode_at_all(backend):
-    """The mode is looked at before everything else."""
+    """The check for a softmax or statistics comes before all others."""
     error = outcome(ag.fused_linear_cross_entropy_loss_grad, None, None, None, None, None, backend=backend)
     assert type(error) is NULL
     assert str(error).startswith(f"{GRADIENT}: softmax: expected an array, or logits_max and sum_exp_logits instead")
@@ -55,7 +55,7 @@ def test_the_first_target_out_of_range_is_named(case, packed, bad, backend):
     mask = np.array([True] * 3 + [False] * (BT - 3))
     target = np.array([bad] * 2 + [0] * (BT - 4) + [bad, 5], np.int32)
     arguments |= {"target_mask": np.packbits(mask, bitorder="little") if packed else mask, "masked_target": target}
-    # A row without a gradient is absent from the sums, not from the checks.
+    # Rows without a gradient are left out of the sums, but their targets are checked.
     for grad in (np.ones(BT, np.float32), np.zeros(BT, np.float32)):
         error = outcome(ag.fused_linear_cross_entropy_loss_grad, **arguments | {"grad": grad})
         assert type(error) is INVALID
@@ -134,12 +134,12 @@ def test_how_many_bytes_of_bits_are_expected(rows, nbytes):
         )
 
 
-# ---- what is accepted ------------------------------------------------------------------------------------------------
+# ---- valid arguments -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", CALLS)
 def test_lists_are_arrays(case, backend):
-    """Lists of floats are of float64, and so is everything beside them."""
+    """Lists of floats are arrays of float64, and all other arrays are then float64, too."""
     operator, how = CALLS[case]
     problem = problem_of(operator, Shape(BT, V, H), "float64", **how)
     function = getattr(ag, operator)
@@ -198,7 +198,7 @@ def test_integers_of_any_kind(backend):
 
 @pytest.mark.parametrize(("start", "end"), [(0, 0), (0, V), (3, 3), (2**62, 2**62 + V), (2**63 - 1 - V, 2**63 - 1)])
 def test_bounds_of_the_vocabulary(start, end, backend):
-    """An empty shard, a shard beyond 32 bits, the largest ids of all."""
+    """Shards may be empty, begin beyond 32 bits, and end at the largest id."""
     x, w = np.ones((4, H), np.float16), np.ones((V, H), np.float16)
     for dtype in (np.int32, np.int64):
         limits = np.iinfo(dtype)
@@ -283,13 +283,13 @@ def test_strings_of_other_classes():
         assert result.loss == ag.linear_cross_entropy(*arguments, reduction="sum").loss
 
 
-# ---- what changes while it is looked at ------------------------------------------------------------------------------
+# ---- arguments that change while they are checked --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("changed", ["masked_target", "target_mask", "grad", "input", "weight", "sum_exp_logits"])
 @pytest.mark.parametrize("argument", ["filter_eps", "workspace_bytes", "label_smoothing"])
 def test_arrays_that_change_while_they_are_checked(changed, argument):
-    """The conversion of one argument may shrink an array that was checked before: nothing is read beyond its end."""
+    """The conversion of one argument may shrink an array that was checked before. No call reads beyond its end."""
     arguments = {name: value for name, value in good_call("recomputed").items() if name != "out"}
     arguments = {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in arguments.items()}
 

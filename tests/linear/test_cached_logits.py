@@ -1,4 +1,4 @@
-"""Logits that the loss with gradients caches between its passes: where, and that nothing is written over them."""
+"""Test where the loss with gradients caches logits between its passes, and that it does not overwrite them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from samples import DTYPES, assert_identical
 
 from ascend_grad import _linear_python
 
-#: Bytes of a boundary that buffers begin at.
+#: Bytes of the alignment of buffers.
 ALIGNMENT = 64
 
 
 def plan_of(shape: Shape, dtype: str, nbytes: int):
-    """How a problem is solved whose rows all count; None: no logits are cached."""
+    """Return the plan of a loss whose rows are all active, or None if no logits are cached."""
     real = DTYPES[dtype]
     x, w = np.broadcast_to(real.type(0), (shape.BT, shape.H)), np.broadcast_to(real.type(0), (shape.V, shape.H))
     buffered = real != accumulator(real)
@@ -53,9 +53,9 @@ def check_places(shape: Shape, real: np.dtype, plan) -> None:
     for block in range(plan.blocks):
         for chunk in range(plan.chunks):
             if real != accumulator(real) and chunk < plan.chunks - 1:
-                continue  # it is added up elsewhere
+                continue  # only the last chunk writes the result
             written = min((block + 1) * plan.vocab, shape.V) * row
-            # What is unread lies behind that of this chunk, and of this block, at the end.
+            # Unread logits, of later chunks and blocks, lie at the end of the result.
             unread = (plan.blocks_in_weight_grad - block) * plan.chunks - chunk - 1
             if unread > 0:
                 assert end - unread * one_chunk >= written
@@ -64,9 +64,10 @@ def check_places(shape: Shape, real: np.dtype, plan) -> None:
 
 
 class Case(NamedTuple):
-    """A problem in so many bytes, for these dtypes: whether its rows are several chunks, all of them packed at once.
+    """A problem with a workspace of `nbytes`, for some dtypes, and its expected plan.
 
-    Its logits are in the memory of the result, in the workspace, or in none, and then computed twice.
+    `has_chunks` means several chunks of rows, `packs_all` that all chunks stay packed. `places` names the memory that
+    caches logits: the result's, the workspace, or none if some logits are computed twice.
     """
 
     shape: Shape
@@ -78,7 +79,7 @@ class Case(NamedTuple):
 
 
 FLOATS = "float32", "bfloat16", "float16"
-#: A sixth of the rows is ignored.
+#: Cases by name. A sixth of their rows is ignored.
 CASES = {
     "one chunk": Case(Shape(360, 6000, 200), 4 << 20, FLOATS, False, True, "result workspace none"),
     "result": Case(Shape(160, 6000, 260), 4 << 20, ("float32", "float64"), False, True, "result"),
@@ -113,12 +114,12 @@ def test_the_cases_are_what_they_say(name, dtype):
 
 @functools.lru_cache
 def expected(name: str, dtype: str):
-    """The right values, which are the same on every variant."""
+    """Return the expected values, which are the same for all variants."""
     return linear_oracles.expected(problem_with(name, dtype))
 
 
 def check(name: str, dtype: str, engine) -> None:
-    """Right, and the same for every number of threads."""
+    """Check a case against the oracle, and for equal bits with every number of threads."""
     problem, nbytes = problem_with(name, dtype), CASES[name].nbytes
     results = engine.solve(problem, workspace_bytes=nbytes, num_threads=1)
     engine.assert_solved(problem, results, expected(name, dtype))
@@ -128,7 +129,7 @@ def check(name: str, dtype: str, engine) -> None:
             assert_identical(result, right)
 
 
-#: Those that every variant computes; the variant that users get computes all.
+#: Cases that every variant computes. The default variant computes all cases.
 ON_ANY_VARIANT = "one chunk", "packed chunks"
 
 

@@ -1,4 +1,4 @@
-"""From logits to gradients in one call, in the calls that it is made of, and over shards of the vocabulary."""
+"""Test the loss with gradients in one call, as a chain of three calls, and over shards of the vocabulary."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ import ascend_grad as ag
 
 
 def sharded(x, w, target, grad, bounds, engine, *, stored=False):
-    """What ranks that own ``bounds[r] : bounds[r + 1]`` of the vocabulary do, the all-reduces written as sums."""
+    """Compute loss and gradients on shards ``bounds[r] : bounds[r + 1]`` of the vocabulary; sums are all-reduces."""
     shards = [w[start:end] for start, end in itertools.pairwise(bounds)]
     each = [
         engine.call(STATISTICS, x, shard, target, start, start + len(shard), return_logits=stored)
@@ -70,13 +70,13 @@ def test_shards_of_the_vocabulary(bounds, stored, dtype, engine):
     problem = LinearProblem(WHOLE, arguments, 64)
     loss, *gradients = linear_oracles.expected(problem)
     if stored and DTYPES[dtype].itemsize == 2:
-        # The logits in between were rounded to 16 bits: so much the softmax is off.
+        # The logits were rounded to 16 bits between the calls, which adds this error to the softmax.
         logits = np.abs(x.astype(np.float64) @ w.astype(np.float64).T)
         relative = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype] * logits.max()
         tile = np.broadcast_to(np.abs(grad)[:, None], logits.shape)  # a probability is at most 1
         more = relative * tile @ np.abs(w.astype(np.float64)), relative * tile.T @ np.abs(x.astype(np.float64))
         gradients = [oracles.Expected(e.values, e.bound + m) for e, m in zip(gradients, more, strict=True)]
-    # Sums over shards add a rounding for each.
+    # Each shard adds a rounding error.
     engine.assert_solved(problem, results, (loss, *(oracles.Expected(e.values, 2 * e.bound) for e in gradients)))
 
 
@@ -90,7 +90,7 @@ def test_a_row_lives_in_exactly_one_shard(backend):
         masks.append(np.unpackbits(statistics.target_mask, bitorder="little"))
         here = (target >= start) & (target < end)
         assert np.array_equal(statistics.masked_target, np.where(here, target - start, 0))
-        assert not np.any(masks[-1][50:])  # the bits beyond the last row
+        assert not np.any(masks[-1][50:])  # bits beyond the last row are 0
     assert np.all(sum(1 - mask[:50] for mask in masks) == 1)
 
 
@@ -124,7 +124,7 @@ def check_chain(problem: LinearProblem, dtype: str, engine) -> None:
         np.testing.assert_allclose(result, right, rtol=tolerance, atol=tolerance * np.abs(right).max(initial=0))
 
 
-# ---- words and meanings of the whole loss ----------------------------------------------------------------------------
+# ---- options of the whole loss ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
@@ -161,7 +161,7 @@ def test_ignored_rows_do_not_count_whatever_they_hold(dtype, engine):
         for result, right in zip(engine.solve(problem.replaced(input=x)), expected, strict=True):
             assert_identical(result, right)
     assert not np.any(expected.input_grad[ignored])
-    # The same as a call without these rows, but for the order of sums.
+    # A call without these rows has the same results, except for the order of sums.
     kept = problem.replaced(input=problem.arguments["input"][~ignored], target=target[~ignored])
     engine.assert_solved(kept, engine.solve(kept))
     np.testing.assert_allclose(engine.solve(kept).loss, expected.loss, rtol=1e-6)
@@ -185,7 +185,7 @@ def test_upstream_gradients(dtype, engine):
     plain = engine.solve(problem.replaced(grad_loss=None))
     for result, right in zip(engine.solve(problem.replaced(grad_loss=1)), plain, strict=True):
         assert_identical(result, right)
-    # Powers of two change nothing but the exponent; none at all makes every row absent.
+    # A power of two changes exponents only. An upstream gradient of 0 makes every row absent.
     double = engine.solve(problem.replaced(grad_loss=2.0))
     assert_identical(double.loss, plain.loss)
     if dtype in ("float32", "float64"):
@@ -198,7 +198,7 @@ def test_upstream_gradients(dtype, engine):
 
 @pytest.mark.parametrize("eps", [1e-6, 1e-2])
 def test_the_whole_loss_is_not_filtered(eps, dtype, engine):
-    """Only gradients are, by no more than the gradient's own bound."""
+    """`filter_eps` changes the gradients only, within the bound of the gradient operator."""
     problem = problem_of(WHOLE, (97, 1500, 33), dtype, reduction="sum", kind="peaked")
     results = engine.solve(problem, filter_eps=eps)
     loss, *gradients = linear_oracles.expected(problem)
@@ -224,7 +224,7 @@ def test_statistics_do_not_depend_on_the_logits_being_asked_for(dtype, engine):
 
 
 def test_the_gradient_takes_what_the_statistics_return(dtype, engine):
-    """At the place of the target: a word that is certain has no gradient left."""
+    """The gradient is 0 if the target's probability is 1, since the one-hot is subtracted at the right place."""
     x, w = np.array([[40.0], [-40.0]]).astype(DTYPES[dtype]), np.array([[1.0], [-1.0]]).astype(DTYPES[dtype])
     statistics = engine.call(STATISTICS, x, w, np.array([0, 1]), 0, 2)
     assert np.all(statistics.sum_exp_logits == 1)

@@ -1,4 +1,4 @@
-"""Layouts and ``out=`` of the linear operators: values alone decide, bit for bit, and nothing else is written."""
+"""Test layouts and ``out=`` of the linear operators: bits depend on values alone, and nothing else is written."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ascend_grad.bounds import ANY
 
 SIZES = (0, 1, 2, 3, 7, 8, 16, 17, 33, 50, 70)
 
-#: What decides how a problem is built, beside shape and dtype.
+#: The options of each operator's problems.
 KINDS = {
     GRADIENT: [{"mode": mode, "mask": mask} for mode in MODES for mask in ("bool", "bits")],
     STATISTICS: [{"return_logits": True}, {"return_logits": False}],
@@ -49,7 +49,7 @@ def problems(draw, operator: str) -> LinearProblem:
     return repeatable(problem) if operator == GRADIENT else problem
 
 
-#: Arguments of the shapes of the results, for the operators that take them as `out`.
+#: Arguments with the shapes of the results, for the operators that take `out`.
 SHAPES_OF_RESULTS = {GRADIENT: ("input", "weight"), LOSS: ("logits_max", "vocab_parallel_logits")}
 
 
@@ -58,7 +58,7 @@ def shapes_of_results(problem: LinearProblem) -> list[tuple[int, ...]]:
 
 
 def repeatable(problem: LinearProblem) -> LinearProblem:
-    """All targets are in range, so that mask and targets may be repeated independently of each other."""
+    """Return the problem with all targets in range, so that mask and targets may be repeated independently."""
     target = problem.arguments["masked_target"]
     return problem.replaced(masked_target=np.mod(target, max(len(problem.arguments["weight"]), 1)))
 
@@ -81,7 +81,7 @@ def ordinary(problem: LinearProblem) -> LinearProblem:
 @given(data=st.data())
 @settings(max_examples=40)
 def test_any_layout(linear, engine, data):
-    """Of the inputs and of the outs, which may have other dtypes: right, and nothing beside them written."""
+    """Inputs and `out` may have any layout, and `out` any dtype. Gaps in `out` are not written."""
     problem = data.draw(problems(linear))
     strange = replace(problem.mapped(lambda array: data.draw(views(array))), constant=ANY)  # rows may repeat
     plain = ordinary(strange)
@@ -119,7 +119,7 @@ def at_odd_offset(array: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("operator", LINEAR)
 def test_bytes_at_odd_offsets(operator, dtype, engine):
-    for rows in (1, 5):  # of one row a product has another order of sums
+    for rows in (1, 5):  # a product of one row has another order of sums
         for width in range(2, 20):
             problem = problem_of(operator, Shape(rows, 3, width), dtype)
             identical(engine.solve(problem.mapped(at_odd_offset)), engine.solve(problem))
@@ -127,7 +127,7 @@ def test_bytes_at_odd_offsets(operator, dtype, engine):
 
 @pytest.mark.parametrize("operator", LINEAR)
 def test_large_arrays_in_any_layout(operator, dtype, cpu_engine):
-    """Several blocks of rows, words and features."""
+    """Problems of several blocks of rows, vocabulary entries and features give the same bits in any layout."""
     problem = problem_of(operator, Shape(150, 1100, 70), dtype, **KINDS[operator][0])
     expected = cpu_engine.solve(problem)
     for layout in LAYOUTS:
@@ -136,7 +136,7 @@ def test_large_arrays_in_any_layout(operator, dtype, cpu_engine):
 
 @pytest.mark.parametrize("operator", LINEAR)
 def test_rows_without_memory_of_their_own(operator, dtype, engine):
-    """One row of each array, repeated: every stride is 0."""
+    """One row of each array is repeated, by strides of 0."""
     problem = problem_of(operator, Shape(40, 33, 17), dtype, **KINDS[operator][0])
     repeated = problem.mapped(lambda array: np.broadcast_to(array[:1], array.shape))
     identical(engine.solve(repeated), engine.solve(ordinary(repeated)))
@@ -166,7 +166,7 @@ def test_out_holds_what_fresh_results_hold(dtype, engine):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("shape", [(3, 256, 17), (37, 67, 19), (150, 1100, 70)], ids=str)
 def test_the_accumulator_is_rounded_once(shape, mode, dtype, cpu_engine):
-    """What comes in out's dtype is the unrounded accumulator, rounded directly."""
+    """Results are accumulators that are rounded to the dtype of `out` in one step."""
     problem = problem_of(GRADIENT, shape, dtype, mode=mode)
     wide = library_arrays.accumulator_dtype(DTYPES[dtype])
     accumulators = cpu_engine.solve(problem, out=tuple(np.empty(size, wide) for size in shapes_of_results(problem)))

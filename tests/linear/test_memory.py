@@ -1,4 +1,4 @@
-"""Memory of the linear operators: what is promised is kept, nothing leaks, and sizes beyond 2**31 work."""
+"""Test the linear operators' memory: calls keep to their bounds, do not leak, and take sizes beyond 2**31."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from samples import BFLOAT16, DTYPES, assert_identical
 
 import ascend_grad as ag
 
-#: The vocabulary of a language model of today; the logits would take 155 MB.
+#: The vocabulary of a large language model. The logits would take 155 MB.
 BT, V, H = Shape(256, 151_936, 64)
 
 
@@ -22,18 +22,18 @@ BT, V, H = Shape(256, 151_936, 64)
     ("name", "nbytes"), [*((name, 8 << 20) for name in DTYPES), ("float32", None), ("bfloat16", None)]
 )
 def test_the_promise_is_kept(name, nbytes, run_script, needs_memory):
-    """The largest resident size of each call, beyond arguments and results, is within `workspace_size`."""
+    """Each call's peak of resident memory, beyond arguments and results, is at most `workspace_size`."""
     needs_memory(1.5)
     script = f"""
         import numpy as np, ml_dtypes
         import ascend_grad as ag
         dtype, nbytes = np.dtype("{name}"), {nbytes}
-        rows, words, features = {BT}, {V}, {H}
+        rows, entries, features = {BT}, {V}, {H}
         wide = np.float64 if dtype == np.float64 else np.float32
         x = (np.arange(rows * features).reshape(rows, features) % 7 / 7).astype(dtype)
-        w = np.empty((words, features), dtype)
+        w = np.empty((entries, features), dtype)
         w[...] = (np.arange(features) % 5 / 50).astype(dtype)
-        target = np.arange(rows) % words
+        target = np.arange(rows) % entries
         outs = x.copy(), w.copy()
         numbers, here = np.ones(rows, wide), np.zeros(rows, bool)
         more = dict(num_threads=2)
@@ -44,7 +44,7 @@ def test_the_promise_is_kept(name, nbytes, run_script, needs_memory):
             return "{GRADIENT}", arguments, settings
 
         def statistics(**settings):
-            return "{STATISTICS}", (x, w, target, 0, words), settings | more
+            return "{STATISTICS}", (x, w, target, 0, entries), settings | more
 
         def whole(**settings):
             return "{WHOLE}", (x, w, target), settings | dict(workspace_bytes=nbytes) | more
@@ -77,17 +77,17 @@ def test_the_promise_is_kept(name, nbytes, run_script, needs_memory):
 
 
 def test_strange_layouts_are_not_copied(run_script, needs_memory):
-    """Byte-swapped, transposed or one row repeated: 150 MB of weight pass through the same workspace."""
+    """A transposed, byte-swapped or reversed weight of 150 MB takes no more than the workspace."""
     needs_memory(1.5)
     script = f"""
         import numpy as np
         import ascend_grad as ag
-        rows, words, features = 64, {V}, 256
-        memory = np.full((features, words), 0.001, np.float32)
+        rows, entries, features = 64, {V}, 256
+        memory = np.full((features, entries), 0.001, np.float32)
         x = np.full((rows, features), 0.01, np.float32)
         target = np.zeros(rows, int)
         ag.linear_cross_entropy(x, memory.T[:100], target, num_threads=2)
-        for w in (memory.T, memory.view(">f4").T, memory.reshape(words, features)[::-1]):
+        for w in (memory.T, memory.view(">f4").T, memory.reshape(entries, features)[::-1]):
             if w.dtype.byteorder == ">":
                 memory.byteswap(inplace=True)
             bound = ag.workspace_size("{WHOLE}", x, w, target, output_mask=(True, False), num_threads=2)
@@ -96,7 +96,7 @@ def test_strange_layouts_are_not_copied(run_script, needs_memory):
                 file.write("5")  # VmHWM starts again
             result = ag.linear_cross_entropy(x, w, target, output_mask=(True, False), num_threads=2)
             grown = resident("VmHWM") - before - bound
-            assert np.isclose(result.loss, np.log(words), rtol=1e-4), result.loss
+            assert np.isclose(result.loss, np.log(entries), rtol=1e-4), result.loss
             assert grown < {SLACK}, grown
             if w.dtype.byteorder == ">":
                 memory.byteswap(inplace=True)
@@ -129,11 +129,11 @@ def test_ten_thousand_calls_leave_nothing_behind(run_script):
         def calls(backend):
             for dtype in (np.float32, np.float16, ml_dtypes.bfloat16, np.float64):
                 wide = np.float64 if dtype == np.float64 else np.float32
-                for rows, words, features in ((3, 5, 4), (20, 130, 33)):
-                    x, w = np.ones((rows, features), dtype), np.ones((words, features), dtype)
-                    target, numbers = np.arange(rows) % words, np.ones(rows, wide)
+                for rows, entries, features in ((3, 5, 4), (20, 130, 33)):
+                    x, w = np.ones((rows, features), dtype), np.ones((entries, features), dtype)
+                    target, numbers = np.arange(rows) % entries, np.ones(rows, wide)
                     common = {"backend": backend}
-                    s = ag.fused_linear_online_max_sum(x, w, target, 0, words, return_logits=True, **common)
+                    s = ag.fused_linear_online_max_sum(x, w, target, 0, entries, return_logits=True, **common)
                     _, softmax = ag.fused_cross_entropy_loss_with_max_sum(
                         *s[:3], vocab_parallel_logits=s.vocab_parallel_logits, **common
                     )
@@ -184,7 +184,7 @@ def test_reference_counts_stay(operator, backend, no_garbage_collection):
             outs = tuple(np.empty(problem.arguments[name].shape, np.float32) for name in ("input", "weight"))
         names = list(problem.arguments)
         counted = [*problem.arrays.values(), *(outs or ()), None, True]
-        if backend == "cpu":  # NumPy's own functions do not count those of its dtypes
+        if backend == "cpu":  # NumPy's functions do not count references to its dtypes
             counted += DTYPES.values()
 
         def calls(problem=problem, outs=outs, names=names):
@@ -204,7 +204,7 @@ def test_reference_counts_stay(operator, backend, no_garbage_collection):
 
 
 def test_a_call_that_fails_for_memory_leaves_everything_as_it_was():
-    """The accumulator of 16-bit results cannot be had: nothing is written."""
+    """A call raises MemoryError if the accumulator of its 16-bit results cannot be allocated."""
     x = np.broadcast_to(DTYPES["bfloat16"].type(1), (3, 2**45))
     problem = problem_of(GRADIENT, (3, 3, 2), "bfloat16").replaced(input=x, weight=x)
     for chosen in ((True, False), (False, True)):
@@ -216,12 +216,12 @@ def test_a_call_that_fails_for_memory_leaves_everything_as_it_was():
 
 
 def test_more_than_two_billion_logits(needs_memory):
-    """One feature, rows and words of a few kinds: the sums are those of a small problem, many times over."""
+    """Rows and entries of one feature repeat, so that the sums are multiples of a small problem's sums."""
     needs_memory(1)
-    rows, words = 46_500, 46_500
-    assert rows * words > 2**31
+    rows, entries = 46_500, 46_500
+    assert rows * entries > 2**31
     x, w = np.array([0.5, -1.0, 2.0], np.float32), np.array([0.25, -0.75, 1.0, 0.5], np.float32)
-    which_x, which_w = np.arange(rows) % 3, np.arange(words) % 4
+    which_x, which_w = np.arange(rows) % 3, np.arange(entries) % 4
     grad, largest = np.float32([0.5, 1, -0.25]), np.float32([1, 1, 2])
     total = np.float32([3e4, 5e4, 1e5])
     input_grad, weight_grad = ag.fused_linear_cross_entropy_loss_grad(
@@ -241,20 +241,20 @@ def test_more_than_two_billion_logits(needs_memory):
 
 
 def test_more_than_two_billion_weights(needs_memory):
-    """One row, one of the weight's rows all over: no memory but for the ends of what is written."""
+    """The weight repeats one row, and most of its gradient is 0. Some rows of the results are compared."""
     needs_memory(5)
-    words, features = 2**16 + 3, 2**15
-    assert words * features > 2**31
+    entries, features = 2**16 + 3, 2**15
+    assert entries * features > 2**31
     line = (np.arange(features) % 16 / 64).astype(BFLOAT16)
-    x, w = line[None, ::-1], np.broadcast_to(line, (words, features))
-    out = np.empty((words, features), BFLOAT16)
-    softmax = np.zeros((1, words), np.float32)
-    at = [0, 5, 2**16 - 1, words - 1]
+    x, w = line[None, ::-1], np.broadcast_to(line, (entries, features))
+    out = np.empty((entries, features), BFLOAT16)
+    softmax = np.zeros((1, entries), np.float32)
+    at = [0, 5, 2**16 - 1, entries - 1]
     softmax[0, at] = [0.5, 0.25, 1.0, 2.0]
     input_grad, _ = ag.fused_linear_cross_entropy_loss_grad(
         np.ones(1, np.float32), x, w, np.ones(1, bool), np.zeros(1, np.int64), softmax=softmax, out=(None, out)
     )
     np.testing.assert_array_equal(input_grad[0], (3.75 * line.astype(np.float64)).astype(BFLOAT16))
-    for row in (*at, 1, words // 2):
+    for row in (*at, 1, entries // 2):
         expected = softmax[0, row] * x[0].astype(np.float64)
         np.testing.assert_array_equal(out[row], expected.astype(BFLOAT16))

@@ -1,4 +1,4 @@
-"""Few rows, few words, or few of both: products that pack nothing, in several tasks, segments and layouts."""
+"""Test products that pack nothing, of few rows, few vocabulary entries or both, in several tasks and layouts."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from samples import BFLOAT16, Layout, allocated, assert_identical
 
 from ascend_grad import _cpu, _linear_python
 
-#: Around the edges of what is few (32 or 64; 128 and 256 where features are many), of tiles (384 rows, 3072 products),
-#: of segments of features (4 KiB of accumulators) and of so few features that rows are transposed (128), or become
-#: columns in all products (16); rows whose distance is a power of two.
+#: Shapes around these limits: resident rows (32 or 64; 128 and 256 if features are many), tiles (384 rows, 3072
+#: products), segments of features (4 KiB of accumulators), features for which rows are transposed (at most 128) or are
+#: columns in all products (at most 16). Some rows are a power of two apart.
 SHAPES = [
     Shape(*shape)
     for shape in (
@@ -101,7 +101,7 @@ def test_results_of_any_dtype_and_layout(shape, dtype, cpu_engine):
 
 @pytest.mark.parametrize("shape", [Shape(2, 20_000, 520), Shape(20_000, 2, 520)], ids=str)
 def test_results_beyond_the_caches(shape, cpu_engine, needs_memory):
-    """Rows that begin at a multiple of a vector are written past the caches, others are not."""
+    """Aligned rows are written by non-temporal stores, others by ordinary ones, with the same bits."""
     needs_memory(1)
     problem = problem_of(GRADIENT, shape, "float32")
     x, w = problem.arguments["input"], problem.arguments["weight"]
@@ -139,14 +139,14 @@ def test_only_few_are_not_packed(forced):
             x, w = np.zeros((shape[0], shape[2]), np.float32), np.zeros((shape[1], shape[2]), np.float32)
             (plan,) = _linear_python.plans(x, w, shape[0], 2**26, True, True, True, False)
             assert (plan.tasks > 0) == is_skinny
-            # Dot products are so fast that it takes fewer rows to make packing dear.
+            # With dot products of bfloat16, packing pays for fewer rows.
             x, w = x.astype(BFLOAT16), w.astype(BFLOAT16)
             (plan,) = _linear_python.plans(x, w, shape[0], 2**26, True, True, True, True)
             assert (plan.tasks > 0) == (is_skinny and variant not in PAIRS)
 
 
 def test_statistics_of_pairs_with_long_rows_are_not_packed_either(forced):
-    """Adding up the lanes is then a small part of the work."""
+    """Statistics of 512 features and more pack nothing for up to 64 rows, even with dot products of bfloat16."""
     for variant in _cpu.supported_variants():
         forced(variant)
         for features, is_skinny in ((511, variant not in PAIRS), (512, True), (2000, True)):
@@ -159,7 +159,7 @@ def test_statistics_of_pairs_with_long_rows_are_not_packed_either(forced):
 
 
 def test_absent_rows_take_no_more_space(forced):
-    """What is needed for all rows is enough for those that count."""
+    """The workspace for all rows is enough if fewer rows are active."""
     for shape in (20, 9000, 300), (16, 9000, 300), (9000, 16, 90), (9, 9, 50_000):
         x, w = np.empty((shape[0], shape[2]), np.float32), np.empty((shape[1], shape[2]), np.float32)
         for caches_logits in (False, True):

@@ -1,4 +1,4 @@
-"""Threads of the linear operators: any number gives the same bits, in any process; long calls can be interrupted."""
+"""Test threads of the linear operators: equal bits for any number, in any process, and interrupts of long calls."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ COUNTS = (1, 2, 3, 4)
 
 needs_openmp = pytest.mark.skipif(not _openmp.VERSION, reason="built without OpenMP")
 
-#: Many rows, many words, many features; one of them; few of all.
+#: Shapes of many rows, vocabulary entries or features, of one of these, and of few of all.
 SHAPES = {
     "square": Shape(300, 600, 70),
     "rows": Shape(5000, 40, 33),
-    "words": Shape(17, 9001, 40),
+    "entries": Shape(17, 9001, 40),
     "features": Shape(40, 300, 1500),
     "one row": Shape(1, 20_003, 65),
-    "one word": Shape(20_003, 1, 65),
+    "one entry": Shape(20_003, 1, 65),
     "one feature": Shape(500, 1203, 1),
     "small": Shape(3, 256, 17),
 }
@@ -55,7 +55,7 @@ def assert_same(results, expected) -> None:
 
 
 def check_counts(problem: LinearProblem, caches: tuple, *, large: bool) -> None:
-    """Every number of threads, each with caches of its own, and the default."""
+    """Check for equal bits with every number of threads, each with other sizes of caches, and with the default."""
     expected = compute(problem, num_threads=1)
     assert _openmp.last_team_size() == 1
     layout = {1: Layout((0,), (2,), 3), 2: Layout((1, 0), (1, -1), 3)}
@@ -77,14 +77,14 @@ def test_threads_and_caches_change_nothing(how, shape, dtype, caches):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("shape", ["square", "rows", "words", "features"])
+@pytest.mark.parametrize("shape", ["square", "rows", "entries", "features"])
 def test_threads_and_caches_change_nothing_on_any_variant(shape, mode, dtype, cpu_engine, caches):
-    """And large problems get the threads that were asked for."""
+    """Bits are equal on every variant, and large problems get the requested number of threads."""
     check_counts(problem_of(GRADIENT, SHAPES[shape], dtype, mode=mode), caches, large=True)
 
 
 def test_the_number_of_threads_changes_nothing_in_little_space(dtype):
-    """Rows in chunks, words in many blocks."""
+    """Rows are cut into chunks and the vocabulary into many blocks."""
     problem = problem_of(GRADIENT, Shape(3000, 2500, 20), dtype)
     expected = compute(problem, num_threads=1, workspace_bytes=2**22)
     for count in COUNTS[1:]:
@@ -169,7 +169,7 @@ def test_many_python_threads_at_once(num_threads):
 
 @pytest.fixture
 def no_forced_switches() -> Iterator[None]:
-    """Python threads run on until they give up the interpreter's lock themselves."""
+    """Let Python threads run until they release the interpreter's lock themselves."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1000)
     yield
@@ -207,9 +207,9 @@ def test_other_python_threads_run_during_a_call(how, num_threads, no_forced_swit
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("mode", MODES)
 def test_phases_do_not_need_the_interpreters_lock(mode, num_threads, no_forced_switches):
-    """Another thread keeps the lock from before the first words stand until after the last ones do.
+    """Another thread holds the lock from before the first row of the result is written until the last one is.
 
-    Signals are checked from time to time, for which the lock is needed: where that comes first, the call is repeated.
+    Checks of signals need the lock. If a check comes before the result is complete, the call is repeated.
     """
     problem = problem_of(GRADIENT, Shape(1500, 2500, 20), "float32", mode=mode)
     results = np.empty((1500, 20), np.float32), np.empty((2500, 20), np.float32)
@@ -275,21 +275,21 @@ def test_the_callers_settings_stay(run_script):
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("mode", ["recomputed", "stored"])
 def test_ctrl_c_interrupts_a_long_call(mode, num_threads, run_script, needs_memory):
-    """The signal comes when the first words stand; it is heard before the last ones do."""
+    """A signal that arrives when the first row is written interrupts the call before the last row is."""
     needs_memory(1.5)
     script = f"""
         import os, signal, threading, time
         import numpy as np
         import ascend_grad as ag
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a parent may have had it ignored
-        rows, words, features = 1024, 200_000, 256
+        rows, entries, features = 1024, 200_000, 256
         x = np.full((rows, features), 0.01, np.float32)
-        w = np.broadcast_to(x[:1], (words, features))
-        out = np.full((words, features), 7, np.float32)
+        w = np.broadcast_to(x[:1], (entries, features))
+        out = np.full((entries, features), 7, np.float32)
         numbers, here = np.ones(rows, np.float32), np.zeros(rows, bool)
         mode = {{"logits_max": numbers, "sum_exp_logits": numbers}}
         if "{mode}" == "stored":
-            mode = {{"softmax": np.broadcast_to(np.float32(0.5), (rows, words))}}
+            mode = {{"softmax": np.broadcast_to(np.float32(0.5), (rows, entries))}}
         arguments = (numbers, x, w, here, np.zeros(rows, np.int64))
 
         def interrupt():
@@ -306,7 +306,7 @@ def test_ctrl_c_interrupts_a_long_call(mode, num_threads, run_script, needs_memo
             raise SystemExit("the call ran to its end")
         assert out[0, 0] != 7 and out[-1, -1] == 7
         assert np.all(x == np.float32(0.01)) and np.all(numbers == 1)
-        # The library is as good as before.
+        # Later calls are computed as before.
         few = {{name: value[:3, :50] if value.ndim == 2 else value[:3] for name, value in mode.items()}}
         small = (numbers[:3], x[:3], w[:50], here[:3], np.zeros(3, np.int64))
         expected = ag.fused_linear_cross_entropy_loss_grad(*small, **few, num_threads=1)
@@ -318,7 +318,7 @@ def test_ctrl_c_interrupts_a_long_call(mode, num_threads, run_script, needs_memo
 
 @pytest.mark.parametrize("operator", [STATISTICS, WHOLE])
 def test_ctrl_c_interrupts_the_other_operators(operator, run_script):
-    """There is nothing to watch. But a second signal is sent when the first one has been handled, within the call."""
+    """Each signal is handled within the call. The second one is sent once the first one was handled, and interrupts."""
     script = f"""
         import os, signal, threading
         import numpy as np
@@ -357,7 +357,7 @@ def test_ctrl_c_interrupts_the_other_operators(operator, run_script):
 
 
 def test_subnormals_survive_flush_to_zero_in_the_calling_thread(tmp_path, run_script):
-    """A library linked with -ffast-math switches it on in the thread that loads it, not in those of a team."""
+    """A library linked with -ffast-math switches flush-to-zero on for the loading thread, not for a team."""
     library = tmp_path / "fast_math.so"
     subprocess.run(["cc", "-shared", "-ffast-math", "-x", "c", "/dev/null", "-o", library], check=True)
     script = f"""

@@ -1,4 +1,4 @@
-"""What `workspace_size` says of the linear operators, and sizes and values at their extremes."""
+"""Test `workspace_size` and `workspace_bytes` of the linear operators, and extreme sizes and values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import ascend_grad as ag
 
 
 def test_workspace_size_knows_shapes_alone(linear):
-    """Values do not matter, nor that the memory could not be had."""
+    """The size does not depend on values, and is returned even if the memory cannot be allocated."""
     case = next(case for case, (operator, _) in CALLS.items() if operator == linear)
     assert isinstance(ag.workspace_size(linear, **good_call(case)), int)
     if linear == LOSS:
@@ -31,7 +31,7 @@ def test_workspace_size_knows_shapes_alone(linear):
 
 
 def test_a_workspace_is_kept_to():
-    """Beside it there are sums of input's size, what additions to them lose, and some numbers for each row."""
+    """A call takes at most the workspace, accumulators of the size of `input`, and some numbers for each row."""
     rows, hidden = 1000, 40
     for case in ("recomputed", "stored", "whole"):
         operator, how = CALLS[case]
@@ -132,14 +132,14 @@ def test_workspace_size_of_extreme_calls():
     vector = np.broadcast_to(np.float32(1), 2**58)
     with pytest.raises(MemoryError, match="fits no memory"):
         ag.workspace_size("fused_cross_entropy_loss_with_max_sum", vector, vector, vector)
-    # No vocabulary, and no row that counts.
+    # The vocabulary is empty, and so is the set of active rows.
     x, target = np.zeros((4, 6), np.float32), np.zeros(4, int)
     assert ag.workspace_size("linear_cross_entropy", x, x[:0], target, ignore_index=0) >= 0
     assert np.isnan(ag.linear_cross_entropy(x, x[:0], target, ignore_index=0).loss)
 
 
 def test_sizes_near_the_end_of_integers():
-    """Rows without a stride may have 2**58 elements, of which no panel fits into any memory."""
+    """Rows without a stride may have 2**58 elements. A panel of such rows exceeds every `workspace_bytes`."""
     x, w = (np.broadcast_to(np.float32(0), (rows, 2**58)) for rows in (3, 5))
     arguments = {"input": x, "weight": w, "target": np.zeros(3, int), "return_grad": False}
     for nbytes in (2**22, 2**40):
@@ -150,7 +150,7 @@ def test_sizes_near_the_end_of_integers():
 
 @pytest.mark.parametrize("case", ["recomputed", "stored", "whole"])
 def test_the_least_workspace_is_told_and_enough(case, dtype, default_engine):
-    """Below it, the message names it, on every backend."""
+    """A call takes the least `workspace_bytes`. With one byte less, its error names the least, on every backend."""
     operator, how = CALLS[case]
     problem = problem_of(operator, Shape(140, 150, 30_000), dtype, **how)
     least = ag.workspace_size(operator, **problem.arguments, workspace_bytes=0)
@@ -165,13 +165,13 @@ def test_the_least_workspace_is_told_and_enough(case, dtype, default_engine):
 def test_the_least_workspace_of_small_problems_is_that_of_the_contract():
     problem = problem_of(WHOLE, Shape(BT, V, H), "float32")
     assert ag.workspace_size(WHOLE, **problem.arguments, workspace_bytes=0) == 2**22
-    for function in (ag.linear_cross_entropy, functools.partial(ag.explain, WHOLE)):  # only workspace_size takes 0
+    for function in (ag.linear_cross_entropy, functools.partial(ag.explain, WHOLE)):  # `explain` and calls refuse 0
         with pytest.raises(ag.ParamInvalidError, match="workspace_bytes: expected an int in"):
             function(**problem.arguments, workspace_bytes=0)
 
 
 @pytest.mark.parametrize("start", [2**63 - 10, 2**63 - 20, 2**63 - 40])
-def test_the_last_words_of_all(start):
+def test_the_largest_ids_of_all(start):
     x, w = np.eye(3, 4), np.random.default_rng(0).standard_normal((20, 4))
     target = np.array([start, start + 5, start])
     results = [
@@ -183,7 +183,7 @@ def test_the_last_words_of_all(start):
 
 
 def test_overflow_is_no_warning():
-    """In any layout, whatever NumPy is set to."""
+    """A loss that overflows is inf in any layout, without a warning under any `np.errstate`."""
     x = np.zeros((200, 2), np.float32)
     x[:, 0] = 1e37
     w = np.array([[1, 0], [0, 0]], np.float32)
@@ -194,7 +194,7 @@ def test_overflow_is_no_warning():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_loss_of_any_totals(dtype):
-    """Without a warning, whatever NumPy is set to, and the same bits in the other byte order."""
+    """The loss takes any sums without a warning under any `np.errstate`, with equal bits in either byte order."""
     random = np.random.default_rng(0)
     real = accumulator(DTYPES[dtype])
     logits = random.standard_normal((23, 37)).astype(DTYPES[dtype])

@@ -24,7 +24,7 @@ def _library() -> tuple[stand_in.StandIn, Acl]:
 
 @pytest.fixture
 def double(_library) -> Iterator[stand_in.StandIn]:
-    """The control interface; afterwards nothing is left of what the test made."""
+    """Return the control interface of the test double, and destroy afterwards what the test made."""
     control, acl = _library
     control.reset()
     control.set_delay(0)

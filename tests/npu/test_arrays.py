@@ -1,4 +1,4 @@
-"""Arrays on the device, and calls on them."""
+"""Test arrays on the device, and calls on them."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def test_nothing_is_copied_unasked(device):
 
 
 def test_calls_on_the_device(any_operator, device):
-    """The same results as with arrays of the host, and, but for the whole loss, nothing goes over the bus."""
+    """Results equal the results of host arrays. Only the whole loss copies anything over the bus."""
     args, kwargs = problem_for(any_operator)
     if "grad" in kwargs:
-        kwargs["grad"] = np.ones_like(kwargs["grad"])  # rows without a gradient are copied apart
+        kwargs["grad"] = np.ones_like(kwargs["grad"])  # rows without a gradient would be copied separately
     function = getattr(ag, any_operator)
     expected = results_of(function(*args, **kwargs, backend="npu"))
     card_args, card_kwargs = to_device(args, kwargs)
@@ -76,7 +76,7 @@ def test_calls_on_the_device(any_operator, device):
     for result in results if isinstance(results, tuple) else (results,):
         assert result is None or isinstance(result, npu.DeviceArray)
     if any_operator != WHOLE:
-        within = {"copies_d2d": 1} if any_operator == GRADIENT else {}  # the softmax, which the device destroys
+        within = {"copies_d2d": 1} if any_operator == GRADIENT else {}  # the softmax is copied
         assert counts(device, *COPIES) == dict.fromkeys(COPIES, 0) | within
     for result, right in zip(results_of(results), expected, strict=True):
         assert_identical(result, right)
@@ -85,7 +85,7 @@ def test_calls_on_the_device(any_operator, device):
 
 
 def test_masks_and_targets_go_to_the_device_once(device):
-    """Bools become bits, and targets on masked rows become what the device can read: for a mask once."""
+    """Masks of bools are packed, and targets of masked rows repaired, once for each mask."""
     input, weight, target, grad = chain_arguments()
     first, second = np.arange(37) % 3 == 0, np.arange(37) % 4 != 0
     s = ag.fused_linear_online_max_sum(input, weight, target, 0, 200)
@@ -106,7 +106,7 @@ def test_masks_and_targets_go_to_the_device_once(device):
 
 
 def test_repaired_targets_last_until_the_call_ends(device):
-    """Another thread's call with another mask makes the arrays of this one forget them, while they are in use."""
+    """A call keeps its repaired targets, even if another thread's call with another mask replaces them."""
     input, weight, target, grad = chain_arguments()
     masks = [np.arange(37) % 3 == 0, np.arange(37) % 3 != 1]
     s = ag.fused_linear_online_max_sum(input, weight, target, 0, 200)
@@ -143,7 +143,7 @@ def test_repaired_targets_last_until_the_call_ends(device):
 
 @pytest.mark.parametrize("ignored", [False, True])
 def test_losses_of_single_rows(ignored, device):
-    """They stay on the device, unless those of ignored rows have to be put in between."""
+    """Losses stay on the device, unless the host has to insert the losses of ignored rows."""
     input, weight, target, _ = chain_arguments()
     if ignored:
         target[[3, 4, 36]] = -100
@@ -154,12 +154,12 @@ def test_losses_of_single_rows(ignored, device):
     copies = counts(device, *COPIES)
     runs = copies.pop("copies_d2d")
     if ignored:
-        # Up: the targets and what arrives at each loss that counts, then all losses; back: those that count.
+        # To the device: targets, upstream gradients and all losses. Back: the losses of rows that are not ignored.
         assert copies == {"copies_h2h": 0, "copies_h2d": 3, "copies_d2h": 1}
-        assert runs == 2 * 2  # of rows, to a problem of their own and back
+        assert runs == 2 * 2  # adjacent rows are copied to a smaller problem and back
     else:
         assert copies == {"copies_h2h": 0, "copies_h2d": 1, "copies_d2h": 0}
-        assert device.counter("bytes_h2d") == 4 * target.size  # what arrives at each loss
+        assert device.counter("bytes_h2d") == 4 * target.size  # the upstream gradient of each loss
         assert runs == 0
     for result, right in zip(results, expected, strict=True):
         assert_identical(result.numpy(), right)
@@ -176,7 +176,7 @@ def test_a_chain_stays_on_the_device(zeros, device):
     copies = counts(device, *COPIES)
     assert counts(device, "mallocs", "host_mallocs") == {"mallocs": 0, "host_mallocs": 0}
     assert copies["copies_h2h"] == 0
-    if zeros:  # their bits are taken out of the mask, on the host
+    if zeros:  # the host removes the bits of these rows from the mask
         assert (copies["copies_h2d"], copies["copies_d2h"]) == (1, 1)
         assert device.counter("bytes_d2h") == 5
     else:
@@ -189,9 +189,9 @@ def test_a_chain_stays_on_the_device(zeros, device):
 
 
 def test_a_softmax_on_the_device_survives(device):
-    """The device destroys it: it gets a copy, made on the device."""
+    """The device overwrites its softmax argument, so it is given a copy, which is made on the device."""
     problem = gradient_problem((9, 130, 16), "bfloat16", "stored")
-    target = np.clip(problem.arguments["masked_target"], 0, 129)  # on masked rows, too: those need a repair
+    target = np.clip(problem.arguments["masked_target"], 0, 129)  # also on masked rows: no target needs a repair
     arguments = problem.arguments | {"grad": np.ones(9, np.float32), "masked_target": target}
     _, there = to_device((), arguments)
     softmax = there["softmax"]
@@ -205,7 +205,7 @@ def test_a_softmax_on_the_device_survives(device):
 
 def test_pad_bits_are_zero(device):
     input, weight, target, _ = chain_arguments()
-    target[:] = 10**6  # in another shard, all of them
+    target[:] = 10**6  # all targets are in another shard
     for place in (lambda a: a, npu.asarray):
         mask = ag.fused_linear_online_max_sum(*map(place, (input, weight, target)), 0, 200).target_mask
         mask = mask.numpy() if isinstance(mask, npu.DeviceArray) else mask
@@ -221,7 +221,7 @@ def test_foreign_targets_are_checked(device):
     rest = npu.asarray(grad), npu.asarray(input), npu.asarray(weight)
     with pytest.raises(ag.ParamInvalidError, match=r"masked_target: .*, got 200 in row 5"):
         ag.fused_linear_cross_entropy_loss_grad(*rest, s.target_mask, npu.asarray(wrong), **arguments)
-    # The targets of a larger shard are no good for a smaller one, whoever made them.
+    # Targets that were valid for a larger shard are refused for a smaller one.
     smaller = npu.asarray(weight[:150])
     with pytest.raises(ag.ParamInvalidError, match="masked_target"):
         ag.fused_linear_cross_entropy_loss_grad(*rest[:2], smaller, s.target_mask, s.masked_target, **arguments)
@@ -249,7 +249,7 @@ def test_arrays_do_not_mix(device):
             ag.ParamTypeError, match="expected an array on device 0, as grad_output is one, got one on "
         ):
             ag.softmax_backward(there, other)
-        # A call goes where its arrays are, whatever this thread's device is.
+        # A call runs on the device of its arrays, whatever this thread's device is.
         assert ag.softmax(there).device == 0
         assert ag.softmax(other).device == 1
     finally:
@@ -279,7 +279,7 @@ def test_arrays_of_the_linear_operators_do_not_mix(operator, name, device):
 
 
 def test_what_does_not_mix_is_refused_before_values_are_read(device):
-    """Vectors that the host does not know would be copied back, which waits."""
+    """Calls that mix arrays of host and device are refused before anything is copied back, as copies wait."""
     x, w, t = (np.zeros(shape, dtype) for shape, dtype in (((9, 16), BFLOAT16), ((130, 16), BFLOAT16), (9, np.int64)))
     there = [npu.asarray(each) for each in (x, w, t)]
     *_, mask, target, _ = ag.fused_linear_online_max_sum(*there, 0, 130)

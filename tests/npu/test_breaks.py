@@ -1,8 +1,8 @@
-"""Deliberate breaks of the NPU backend, each of which the test double must catch.
+"""Break the NPU backend deliberately, and test that the test double catches each break.
 
-Each one is made in a temporary copy of the package: a few words are replaced in one file, what has to be compiled is
-compiled again, and a small check runs on the copy in a process of its own. The check passes on an unbroken copy. So the
-tests over the test double prove something: a binding that is wrong in one of these ways does not pass them.
+A break replaces a few words in one file of a temporary copy of the package, whose modules are compiled again if
+necessary. A small check then runs on the copy in a process of its own. The check passes on an unbroken copy, so a
+failure shows that the tests over the test double find such an error.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ class Break:
     file: str
     right: str
     wrong: str
-    caught: str  # what the check prints then, or a part of it
-    large: bool = False  # shows in large arrays alone
+    caught: str  # part of the check's output with this break
+    large: bool = False  # only large arrays show the break
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """Compiled modules that have to be made anew."""
-        by_suffix = {".py": (), ".h": ("_aclnn",)}  # the constants in question are the operators'
+        """Compiled modules that have to be built again."""
+        by_suffix = {".py": (), ".h": ("_aclnn",)}  # such breaks are in constants of the operators
         return by_suffix.get(Path(self.file).suffix, (Path(self.file).stem,))
 
 
@@ -206,7 +206,7 @@ BREAKS = {
     ),
 }
 
-#: Every operator on arrays of the host and of the device, failures, threads; prints what is wrong.
+#: A program that checks every operator on arrays of host and device, failures and threads, and prints errors.
 CHECK = """
 import ctypes, sys, threading
 from pathlib import Path
@@ -339,7 +339,7 @@ if device.live():
 
 
 def problems_of(folder: Path, large: bool) -> str:
-    """What the check says about the copy in this folder; empty when all is well."""
+    """Return the output of the check on the copy in this folder, empty without errors."""
     home = build("split")
     settings = environment(folder) | {"ASCEND_HOME_PATH": str(home), "OMP_NUM_THREADS": "1"}
     arguments = Path(__file__).parents[1] / "support", home, "large" if large else "small"

@@ -1,4 +1,4 @@
-"""``ascend-grad check`` on the device: all devices, bits that vary, runtimes that cannot change that."""
+"""Test ``ascend-grad check`` on devices: all devices, bits that vary, runtimes without a deterministic option."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def verdicts(text: str) -> dict[str, str]:
 
 
 def test_all_devices_are_checked(device: StandIn, monkeypatch, capsys) -> None:
-    """A wrong result is named with its device, and the thread's device is as before."""
+    """A wrong result is reported with its device, and the thread's device is restored."""
     right, used = ag.log_softmax, set()
 
     def log_softmax(*args, backend, **kwargs):
@@ -129,7 +129,7 @@ def test_bits_that_vary_on_one_device_fail(device: StandIn, monkeypatch, capsys)
 
 
 def test_operators_that_vary(varying, capsys) -> None:
-    """The one whose vendor promises nothing passes, as it does not vary where that is asked for; it is told."""
+    """An operator that varies by default, but not with the deterministic option, passes with a note."""
     assert main(["check", "--backend", "npu", "--filter", f"{MASKED} float32"]) == 0
     text = capsys.readouterr().out
     assert verdicts(text) == {MASKED: "pass"}
@@ -171,4 +171,4 @@ def test_every_operator_is_repeated(device: StandIn, monkeypatch) -> None:
     for operator in ALL:
         *_, last = sizes = calls[operator]
         assert last == max(sizes)
-        assert sizes[-20:] == [last] * 20  # ten on each of the two devices
+        assert sizes[-20:] == [last] * 20  # ten calls on each of the two devices

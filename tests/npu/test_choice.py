@@ -1,4 +1,4 @@
-"""Which calls go to the device, by themselves or when it is asked for."""
+"""Test which calls go to the device, by the automatic choice and if they are forced."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_what_the_device_takes_goes_there_without_being_asked(any_operator, devi
     ],
 )
 def test_systems(soc, documented, undocumented, run_script, tmp_path):
-    """Which operators there are on which system; those with bfloat16 data only where the system has it."""
+    """Check, for float16, which operators each system gets automatically and which it takes if forced."""
     problems = tmp_path / "problems"
     problems.write_bytes(pickle.dumps({operator: in_float16(operator) for operator in ALL}))
     script = f"""
@@ -86,7 +86,7 @@ def test_systems(soc, documented, undocumented, run_script, tmp_path):
 
 
 def in_float16(operator: str) -> tuple[tuple, dict]:
-    """The arguments of a problem in the dtype that every system has."""
+    """Return the arguments of a problem in float16, which every system has."""
     args, kwargs = problem_for(operator)
 
     def halved(value):
@@ -109,7 +109,7 @@ def test_bfloat16_where_the_system_has_none(run_script):
 
 
 def test_codes_from_inside_the_device_are_passed_on(device):
-    """Beyond these limits the device is asked if it is forced, and what it says is raised."""
+    """A forced call beyond these limits goes to the device, whose status code is raised."""
     problem = gradient_problem((1, 24568, 1), "float16", "stored")
     explanation = ag.explain(GRADIENT, **problem.arguments)
     reason = "the device takes V, with softmax given, up to 24560, got 24568"
@@ -192,7 +192,7 @@ def test_the_loss_alone_needs_no_gradient(device, monkeypatch):
 def test_decisions_are_logged(device, caplog):
     with caplog.at_level("DEBUG", logger="ascend_grad"):
         ag.softmax(X)
-        ag.softmax(X.tolist())  # float64
+        ag.softmax(X.tolist())  # lists are arrays of float64
         ag.softmax(X.astype(np.float64))
     first, *others = (record.getMessage() for record in caplog.records)
     assert first == "softmax of float32(3, 4): npu, automatic choice"

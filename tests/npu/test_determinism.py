@@ -1,4 +1,4 @@
-"""Deterministic results on the device: the option of the context, who asks for it, and what is left behind."""
+"""Test deterministic results on the device: who sets the option of the context, and that it is restored."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOT_SET = 107021
 
 
 class Option:
-    """The option of a device's context, as another library sets it."""
+    """Read and set the option of a device's context, as another library does."""
 
     def __init__(self) -> None:
         self._runtime = ctypes.CDLL(str(build("split") / "lib64" / "libascendcl.so"))
@@ -93,7 +93,7 @@ def test_every_operator_is_launched_with_the_option(operator, where, option, dev
 
 @pytest.mark.parametrize("before", [0, 1, 2])
 def test_the_option_is_as_before(before, option, device: StandIn) -> None:
-    """Of this device and of others, also after failures; a stricter level of somebody else stays in force."""
+    """The option of all devices is restored, also after failures. A stricter level of another library is kept."""
     other = option.get(1)
     option.set(before)
     device.reset()
@@ -109,7 +109,8 @@ def test_the_option_is_as_before(before, option, device: StandIn) -> None:
             assert option.get() == before
     assert option.get(1) == other
     option.get(0)
-    assert device.calls("aclrtCtxSetSysParamOpt") == (0 if before else 2 * 3)  # memory failed before the option was set
+    # The allocation failed before the option was set.
+    assert device.calls("aclrtCtxSetSysParamOpt") == (0 if before else 2 * 3)
 
 
 @pytest.mark.parametrize("function", ["aclrtCtxGetSysParamOpt", "aclrtCtxSetSysParamOpt"])
@@ -134,7 +135,7 @@ def test_an_option_that_cannot_be_restored_is_told(option, device: StandIn, capl
 
 
 def test_threads_do_not_disturb_one_another(option, device: StandIn) -> None:
-    """The context is shared: one that ends must not take the option from one that goes on."""
+    """Threads share the context. A call that ends must not reset the option of a call that goes on."""
     device.reset()
     calls = 40
 
@@ -167,7 +168,7 @@ def test_the_choice_is_one_of_the_context(option, device: StandIn) -> None:
 
 
 def test_a_runtime_without_the_option(run_script) -> None:
-    """The CPU computes; forced calls, and questions, name the function that is missing."""
+    """The CPU computes. Errors of forced calls and of `workspace_size` name the missing function."""
     script = """
         import numpy as np
         import ascend_grad as ag

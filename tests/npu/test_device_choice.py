@@ -1,4 +1,4 @@
-"""Which device a thread's calls go to, and that a thread keeps the device that somebody else bound it to."""
+"""Test which device a thread's calls go to, and that another library's binding of a thread is kept."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ X = np.arange(12, dtype=np.float32).reshape(3, 4)
 
 
 class Other:
-    """Another library of the process that uses the runtime."""
+    """Bind threads to devices, as another library of the process does."""
 
     def __init__(self) -> None:
         self._runtime = ctypes.CDLL(str(build("split") / "lib64" / "libascendcl.so"))
@@ -56,7 +56,7 @@ def test_a_thread_that_is_bound_keeps_to_its_device(other, device: StandIn) -> N
         other.set_device(0)
         assert npu.get_device() == npu.asarray(X).device == 0
         other.set_device(1)
-        npu.set_device(0)  # what is said wins
+        npu.set_device(0)  # `set_device` comes before the binding
         assert npu.get_device() == npu.asarray(X).device == 0
         assert other.context() == before
 
@@ -77,7 +77,7 @@ def test_a_context_of_their_own_counts_too(other, device: StandIn) -> None:
 
 @pytest.fixture
 def array_on_device_1(device) -> list[npu.DeviceArray]:
-    """The only reference to one."""
+    """Return a list with the only reference to an array on device 1."""
     npu.set_device(1)
     array = [npu.asarray(X)]
     npu.set_device(0)
@@ -100,7 +100,7 @@ def test_a_thread_that_nobody_has_bound_works_on_device_0(other, array_on_device
 
 @pytest.mark.parametrize("how", ["computing", "copying", "freeing"])
 def test_work_on_arrays_of_another_device_is_no_choice(how, other, array_on_device_1) -> None:
-    """Though it binds the thread: that was ourselves."""
+    """Such work binds the thread, which is not mistaken for another library's choice."""
 
     def work() -> None:
         if how == "computing":

@@ -1,7 +1,7 @@
-"""What arrays on the device offer other libraries by DLPack, and arrays over memory that another library has there.
+"""Test the exchange of arrays on the device with other libraries, by DLPack and over their memory.
 
-Neither torch nor torch_npu is needed: the other library is written here. Its tensors have what those of torch_npu are
-asked for, and nothing else. `tests/pytorch/test_npu.py` has torch's own tensors.
+Neither torch nor torch_npu is needed, as the other library is written here. Its tensors have the attributes that are
+read of torch_npu's tensors, and no others. `tests/pytorch/test_npu.py` has torch's own tensors.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def test_a_consumer_keeps_the_memory(device):
 
 
 def test_memory_comes_back_to_the_pool(device):
-    npu.release()  # blocks of earlier calls
+    npu.release()  # frees the blocks of earlier calls
     consumer = Consumer(npu.asarray(X).__dlpack__())
     address = consumer.tensor.data
     thread = threading.Thread(target=consumer.close)
@@ -141,7 +141,7 @@ def report_of(path: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("who", ["both", "the consumer", "the array"])
 def test_the_end_of_the_process(who, run_script, tmp_path):
-    """What another library has is left to it; everything else goes back to the device."""
+    """Memory that another library holds is not freed. All other memory is."""
     script = f"""
         import sys
         sys.path.insert(0, {str(Path(__file__).parents[1] / "support")!r})
@@ -199,7 +199,7 @@ def test_fork(run_script, tmp_path):
 
 @dataclass
 class Storage:
-    array: npu.DeviceArray  # whose memory this is
+    array: npu.DeviceArray  # array that owns the memory
     nbytes_: int
 
     def data_ptr(self) -> int:
@@ -214,7 +214,7 @@ class Storage:
 
 @dataclass
 class Tensor:
-    """A tensor on the device, in memory that begins with other elements."""
+    """A tensor on the device, at an offset into its memory."""
 
     storage: Storage
     shape: tuple[int, ...]
@@ -248,7 +248,7 @@ class Tensor:
 
 @pytest.fixture
 def other_library(device, monkeypatch):
-    """The modules of a library with such tensors; the streams that were asked for."""
+    """Install the modules of a library with such tensors, and return the devices whose streams it was asked for."""
     runtime = ctypes.CDLL(str(build("split") / "lib64" / "libascendcl.so"))
     assert runtime.aclrtSetDevice(0) == 0
     stream = ctypes.c_void_p()
@@ -277,7 +277,7 @@ def other_library(device, monkeypatch):
 
 def test_arrays_over_memory_of_another_library(other_library, device):
     values = np.random.default_rng(0).standard_normal(40).astype(np.float32)
-    storage = Storage(npu.asarray(values), 40 * 4 + 3)  # a size that is no multiple of an element's
+    storage = Storage(npu.asarray(values), 40 * 4 + 3)  # a size that is no multiple of an element's size
     for shape, strides, offset in [((3, 4), (8, 2), 5), ((2, 3), (3, 1), 7), ((4, 2), (1, 4), 0), ((3, 5), (0, 1), 9)]:
         tensor = Tensor(storage, shape, strides, offset)
         array = torch_npu.shared_array(torch_npu.tensor_array(tensor, "x", None))

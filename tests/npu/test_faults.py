@@ -1,6 +1,7 @@
-"""Faults of the device: every call of its runtime fails once, in every operator.
+"""Let every call of the device's runtime fail once, in every operator.
 
-Whatever fails: a clear exception or the right result, nothing leaked, no input changed, and the next call works.
+The operator then raises a clear exception or returns the right result, leaks nothing and changes no input, and the next
+call works.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ from stand_in import StandIn, build
 import ascend_grad as ag
 from ascend_grad import npu
 
-#: What a call needs on its way; it may fail for good.
+#: Functions that a call needs. They may fail every time.
 NEEDED = (
     *("aclrtGetCurrentContext", "aclrtSetCurrentContext", "aclrtSetDevice", "aclrtCreateStream"),
     *("aclrtSynchronizeStream", "aclrtMalloc", "aclrtMallocHost", "aclrtMemcpyAsync", "aclrtMemset"),
     *("aclCreateTensor", "aclGetRecentErrMsg"),
 )
-#: What gives something back.
+#: Functions that release something.
 RELEASING = ("aclrtFree", "aclrtFreeHost", "aclrtDestroyStream", "aclDestroyTensor", "aclDestroyAclOpExecutor")
 
 FAILED, OUT_OF_MEMORY = 507899, 207001
 
 
 class Case:
-    """One call with its right result; its arrays lie on the host, or on the device."""
+    """One call with its expected result. Its arrays lie on the host or on the device."""
 
     def __init__(self, operator: str, where: str, how: str = ""):
         self.function: Callable = getattr(ag, operator)
@@ -77,11 +78,11 @@ class Case:
         assert self._bytes() == self.before, "an input was changed"
 
     def attempt(self) -> ag.AscendGradError | None:
-        """Call it; a result is the right one."""
+        """Make the call. Return its exception, or check its result and return None."""
         try:
             results = self()
         except ag.AscendGradError as error:
-            return error.with_traceback(None)  # its frames hold arrays on the device
+            return error.with_traceback(None)  # the traceback holds arrays on the device
         self.assert_right(results)
         return None
 
@@ -100,12 +101,12 @@ def case(request, where, device) -> Iterator[Case]:
     device.set_delay(20)
     case = Case(request.param[0], where, request.param[1])
     yield case
-    case.arguments = (), {}  # forget the arrays on the device
+    case.arguments = (), {}  # drops the arrays on the device
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(device) -> Iterator[None]:
-    """All counters of the device are back to zero after `release`."""
+    """Check that no object of the device is left after `release`."""
     npu.release()
     before = device.live()
     yield
@@ -116,7 +117,7 @@ def nothing_is_left(device) -> Iterator[None]:
 
 
 def assert_clear(error: ag.AscendGradError, code: int) -> None:
-    """The exception says which call failed, and why; a function that returns no code has none."""
+    """Check that the exception names the failed call and its code, unless the function returns none."""
     assert isinstance(error, ag.AclError)
     assert error.code == code or (error.code is None and error.call == "aclCreateTensor")
     assert error.call in str(error)
@@ -138,7 +139,7 @@ def test_every_call_fails_once(device: StandIn, case: Case, start: str, code: in
         device.reset()
         device.fail("*", nth, code)
         error = case.attempt()
-        if device.faults_left():  # the call was over before
+        if device.faults_left():  # the call ended before the fault
             assert error is None
             break
         if error is not None:
@@ -151,7 +152,7 @@ def test_every_call_fails_once(device: StandIn, case: Case, start: str, code: in
 
 
 def test_device_is_lost_in_the_middle(device: StandIn, case: Case) -> None:
-    """From one call on nothing works any more, until the device is back."""
+    """All calls of the runtime fail from one call on, until the device is reset."""
     npu.release()
     nth, error = 0, None
     while nth == 0 or error is not None:
@@ -210,13 +211,13 @@ def test_copies_to_the_device_and_back(device: StandIn) -> None:
 
 
 def _whole(places: Callable, problem: dict[str, np.ndarray]):
-    """Losses of single rows, some of them ignored."""
+    """Compute the losses of single rows, some of which are ignored."""
     x, w, target = (places(problem[name]) for name in ("input", "weight", "target"))
     return ag.linear_cross_entropy(x, w, target, reduction="none", ignore_index=3, backend="npu")
 
 
 def _gradient(places: Callable, problem: dict[str, np.ndarray]):
-    """A mask of bools, and targets that the device cannot read where it is set."""
+    """Compute gradients with a mask of bools, and with invalid targets where the mask is set."""
     there = [places(problem[name]) for name in ("grad", "input", "weight", "mask", "masked")]
     named = {name: places(problem[name]) for name in ("logits_max", "sum_exp_logits")}
     return ag.fused_linear_cross_entropy_loss_grad(*there, **named, backend="npu")
@@ -225,7 +226,7 @@ def _gradient(places: Callable, problem: dict[str, np.ndarray]):
 @pytest.mark.parametrize("function", [_whole, _gradient])
 @pytest.mark.parametrize("places", [lambda array: array, npu.asarray], ids=["host", "device"])
 def test_arrays_that_were_never_seen_before(function: Callable, places: Callable, device: StandIn) -> None:
-    """Each attempt brings its arrays over, looks at them, and repairs them."""
+    """Each attempt copies new arrays to the device, checks their values and repairs their targets."""
     device.set_delay(0)
     random = np.random.default_rng(0)
     target = np.array([0, 3, 129, 3, 5, 6, 7, 8, 3])
@@ -253,7 +254,7 @@ def test_arrays_that_were_never_seen_before(function: Callable, places: Callable
 
 
 def test_a_context_that_cannot_be_read_is_not_replaced(device: StandIn) -> None:
-    """The thread stays bound to its device: a call that could not bind it to that again does not begin."""
+    """A call that could not restore the thread's context does not begin, so the thread stays bound to its device."""
     runtime = ctypes.CDLL("libascendcl.so")
     npu.set_device(1)
     x = npu.asarray(np.ones((2, 3), np.float32))
@@ -282,7 +283,7 @@ def test_a_context_that_cannot_be_read_is_not_replaced(device: StandIn) -> None:
                 break
     assert failed
     np.testing.assert_array_equal(ag.softmax(x).numpy(), np.full((2, 3), 1 / 3, np.float32))
-    for nth in range(1, 4):  # what is released is released, on whatever device that leaves the thread
+    for nth in range(1, 4):  # memory is released even if the thread's device cannot be restored
         ag.softmax(x)
         device.fail("aclrtGetCurrentContext", nth, FAILED)
         npu.release()
@@ -348,7 +349,7 @@ def test_full_device_makes_room_by_emptying_the_pools(device: StandIn) -> None:
     right = ag.softmax(x, backend="npu")
     kept = device.counter("device_bytes")
     assert kept > 0
-    device.set_memory(kept)  # nothing of another size fits beside what is kept
+    device.set_memory(kept)  # no block of another size fits next to the kept memory
     try:
         larger = np.concatenate([x[:, :128]] * 9, 1)
         assert ag.softmax(larger[:32], backend="npu").shape == (32, 1152)
@@ -368,7 +369,7 @@ def test_a_full_device_is_asked_again(code: int, device: StandIn) -> None:
 
 
 def test_threads_with_faults_in_between(device: StandIn) -> None:
-    """Four threads on two devices: every result is right or an exception, whichever thread a fault hits."""
+    """Faults hit any of four threads on two devices. Every call returns the right result or raises."""
     device.set_delay(0)
     problems = [random_problem(name, (1, 2, 3, 5) if name in MASKED else (3, 7), "float32") for name in OPERATORS]
     right = [getattr(ag, p.operator)(*p.arrays, **p.settings, backend="npu") for p in problems]
@@ -432,16 +433,16 @@ np.testing.assert_allclose(npu.asarray(x).numpy(), x)
 npu.release()
 """,
         ASCEND_HOME_PATH=str(build("split")),
-        # The log-softmax fails between its two phases, so that an executor is left.
+        # The log-softmax fails between its two phases, which leaves an executor.
         CANN_STAND_IN_FAIL=f"{function}:0:{FAILED}" + ",aclnnLogSoftmax:1:507015",
     )
-    if function != "aclDestroyAclOpExecutor":  # a failed second phase has consumed it
+    if function != "aclDestroyAclOpExecutor":  # a failed second phase has consumed the executor
         assert f"WARNING {function} failed" in done.stderr
 
 
 @pytest.mark.parametrize("function", ["aclInit", "aclrtGetDeviceCount"])
 def test_device_that_cannot_be_found(run_script, function: str) -> None:
-    """One warning with the reason, then the CPU; forcing the device raises."""
+    """The CPU computes after one warning with the reason. Forced calls raise."""
     done = run_script(
         _CALLS
         + """
@@ -463,7 +464,7 @@ except ag.BackendUnavailableError as error:
 
 
 def test_somebody_else_has_initialised_it(run_script, tmp_path: Path) -> None:
-    """At the end our initialisation is taken back, theirs stays, and so does nothing else of ours."""
+    """At exit our initialisation ends and the other library's does not. Nothing else of ours is left."""
     home, report = build("split"), tmp_path / "report"
     run_script(
         f"""

@@ -1,4 +1,4 @@
-"""The installations of a toolkit that there are, whole and in parts."""
+"""Test whole and partial installations of a toolkit."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_installations(name, run_script):
     ],
 )
 def test_installations_without_a_usable_device(name, reason, warned, run_script):
-    """The CPU computes; what is broken is said once, what is merely not there is not."""
+    """The CPU computes. A broken installation is warned of once, an absent one is not."""
     result = run_script(PROBE, ASCEND_HOME_PATH=str(build(name)))
     first, status, error = result.stdout.splitlines()
     assert first == "cpu"

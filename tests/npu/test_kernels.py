@@ -1,4 +1,4 @@
-"""Toolkits whose libraries have an operator, but no usable kernel of it: the first stage says so."""
+"""Test toolkits with an operator but no usable kernel of it, which the first stage reports."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FIRST_STAGE = "aclnnSoftmaxGetWorkspaceSize"
 
 @pytest.fixture(autouse=True)
 def known_state(device, monkeypatch) -> None:
-    """What a test finds out is forgotten after it."""
+    """Restore the state of the runtime after a test, so that missing kernels are forgotten."""
     monkeypatch.setitem(runtime.found, "state", runtime.state())
 
 
@@ -49,7 +49,7 @@ def test_the_cpu_computes_this_call_and_all_that_follow(code, device: StandIn, c
     status = ag.backends()["npu"]
     assert status.usable
     assert status.reason == "2 devices, Ascend910B2; this toolkit lacks aclnnSoftmax"
-    # The others are still there.
+    # The other operators still run on the device.
     assert ag.explain("log_softmax", X).backend == "npu"
     ag.log_softmax(X)
     assert device.calls("aclnnLogSoftmax") == 1
@@ -71,7 +71,7 @@ def test_forced_calls_raise(code, how, device: StandIn, caplog) -> None:
         try:
             call()
         except ag.AscendGradError as error:
-            return error.with_traceback(None)  # its frames hold the array on the device
+            return error.with_traceback(None)  # the traceback holds the array on the device
         return None
 
     first = error()
@@ -90,7 +90,7 @@ def test_forced_calls_raise(code, how, device: StandIn, caplog) -> None:
 
 
 def test_other_failures_are_no_missing_kernels(device: StandIn, caplog) -> None:
-    """Other codes of the first stage, the same codes from elsewhere: they raise, and the operator stays."""
+    """Other codes of the first stage, and the same codes from other functions, raise. The operator stays in use."""
     for function, code in (
         (FIRST_STAGE, 561103),
         (FIRST_STAGE, 361001),
@@ -109,7 +109,7 @@ def test_other_failures_are_no_missing_kernels(device: StandIn, caplog) -> None:
 
 @pytest.mark.parametrize("missing", [STATISTICS, LOSS, GRADIENT])
 def test_the_chain_needs_all_of_its_operators(missing, device: StandIn, caplog) -> None:
-    """Whichever is missing, in the middle of the chain, too: the CPU computes the whole, into the caller's arrays."""
+    """If one operator of the chain is missing, the CPU computes all of it."""
     device_name = {
         STATISTICS: "aclnnFusedLinearOnlineMaxSum",
         LOSS: "aclnnFusedCrossEntropyLossWithMaxSum",
@@ -129,7 +129,7 @@ def test_the_chain_needs_all_of_its_operators(missing, device: StandIn, caplog) 
     assert device.calls(device_name + "GetWorkspaceSize") == 1
     assert len(warnings(caplog)) == 1
     npu.release()
-    for name, count in device.live().items():  # of arrays of earlier tests, some may have been forgotten meanwhile
+    for name, count in device.live().items():  # arrays of earlier tests may have been freed
         assert count <= before.get(name, 0), name
     assert ag.explain(WHOLE, x, w, target, return_grad=False).backend == ("npu" if missing == GRADIENT else "cpu")
 
@@ -157,7 +157,7 @@ def test_many_threads_find_it_out_at_once(device: StandIn, caplog) -> None:
     ("variant", "code"), [("no_kernel_path", 561107), ("no_kernel_package", 561112), ("no_kernels", 561003)]
 )
 def test_a_toolkit_without_kernels(variant, code, run_script) -> None:
-    """Every operator goes to the CPU, at its first call, with a warning each; forcing the device raises."""
+    """The CPU computes every operator, with one warning each. Forced calls raise."""
     script = """
         import numpy as np
         import ascend_grad as ag

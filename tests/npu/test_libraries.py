@@ -1,4 +1,4 @@
-"""Finding the libraries of a toolkit beside others that are in the process, and who initialises the runtime first."""
+"""Test which of several copies of a toolkit's libraries is used, and the initialisation with torch_npu."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FOUND = "[0.5 0.5] 2 devices, Ascend910B2"
 
 @pytest.fixture
 def toolkits(tmp_path: Path) -> tuple[Path, Path]:
-    """Two installations of the same, in different places."""
+    """Return two copies of an installation in different places."""
     return tuple(shutil.copytree(build("split"), tmp_path / name) for name in ("first", "second"))
 
 
@@ -51,7 +51,7 @@ def script(*parts: str) -> str:
     ids=len,
 )
 def test_what_is_mapped_already_is_used(libraries, toolkits, run_script) -> None:
-    """And what is not comes from the same place: there is no second copy of a toolkit in the process."""
+    """Libraries that are not mapped yet come from the same folder, so that a process has one copy of a toolkit."""
     first, second = toolkits
     load = f"""
     for name in {libraries!r}:
@@ -92,7 +92,7 @@ def test_a_mapped_family_goes_before_newer_ones_in_a_folder(tmp_path, run_script
 
 
 def test_the_newer_name_of_the_runtime(tmp_path, run_script) -> None:
-    """It is taken where it is mapped, though there is one of the older name, too."""
+    """A mapped libacl_rt.so is used, although the folder also has a libascendcl.so."""
     first, second = (shutil.copytree(build("split"), tmp_path / name) for name in ("first", "second"))
     source = tmp_path / "forward.c"
     source.write_text("")
@@ -111,7 +111,7 @@ def test_the_newer_name_of_the_runtime(tmp_path, run_script) -> None:
 
 
 def library_that_speaks(path: Path) -> None:
-    """A library that says when it is opened."""
+    """Build a library that prints when it is opened and closed."""
     source = path.with_suffix(".c")
     source.write_text(
         f"""
@@ -127,7 +127,7 @@ def library_that_speaks(path: Path) -> None:
 
 @pytest.mark.parametrize("alone", ["libopapi_math.so", "libaclnn_ops_infer.so", "libaclnn_ops_train.so"])
 def test_a_part_of_a_family_is_not_opened(alone, tmp_path, run_script) -> None:
-    """The first folder has a part of one family, the second a whole one."""
+    """The second folder is used, as the first one has only part of a family of libraries."""
     (tmp_path / "lib64").mkdir()
     for name in ("libascendcl.so", "libnnopbase.so", "libcann_stand_in.so"):
         shutil.copy(build("aggregate") / "lib64" / name, tmp_path / "lib64")
@@ -139,7 +139,7 @@ def test_a_part_of_a_family_is_not_opened(alone, tmp_path, run_script) -> None:
 
 
 def test_nothing_is_opened_beside_a_part_of_a_family(tmp_path, run_script) -> None:
-    """One of the two is no library. What was opened before is not closed, so another family would not be alone."""
+    """If one library of a family cannot be opened, no other family is opened, since the opened library stays open."""
     (tmp_path / "lib64").mkdir()
     for name in ("libascendcl.so", "libnnopbase.so", "libcann_stand_in.so"):
         shutil.copy(build("aggregate") / "lib64" / name, tmp_path / "lib64")
@@ -225,10 +225,11 @@ def test_torch_npu_initialises_the_runtime_first(run_script, tmp_path) -> None:
         print(ag.softmax(x, backend="npu"), calls)
     """
     result = with_torch(run_script, "pass", use, CANN_STAND_IN_REPORT=str(report))
-    assert result.stdout == "[0.5 0.5] [0]\n" * 2  # its aclInit was the first of the process
+    assert result.stdout == "[0.5 0.5] [0]\n" * 2  # torch_npu's aclInit was the first of the process
     assert result.stderr == ""
     lines = dict(line.split(None, 1) for line in report.read_text().splitlines())
-    assert (lines["initialisations"], "violation" in lines) == ("1", False)  # ours was taken back, theirs stays
+    # Our initialisation has ended, torch_npu's has not.
+    assert (lines["initialisations"], "violation" in lines) == ("1", False)
 
 
 def test_the_device_that_torch_npu_binds_the_thread_to(run_script) -> None:
@@ -249,7 +250,7 @@ def test_a_thread_that_was_bound_before_stays_so(run_script) -> None:
 
 @pytest.mark.parametrize("body", ["raise RuntimeError('broken')", "del torch_npu.npu; torch_npu.npu", "raise OSError"])
 def test_torch_npu_that_does_not_initialise(body, run_script) -> None:
-    """We go on by ourselves, and say so."""
+    """The library initialises the runtime itself, and warns."""
     use = "print(ag.softmax(x, backend='npu'), ag.softmax(x), len(calls))"
     result = with_torch(run_script, body, use)
     assert result.stdout == "[0.5 0.5] [0.5 0.5] 1\n"
@@ -259,7 +260,7 @@ def test_torch_npu_that_does_not_initialise(body, run_script) -> None:
 
 @pytest.mark.parametrize("module", ["None", "types.ModuleType('torch_npu')"])
 def test_torch_npu_that_is_not_there_as_a_whole(module, run_script) -> None:
-    """An import that failed, or that is under way."""
+    """A torch_npu whose import failed, or is under way, is not used."""
     use = f"""
     sys.modules["torch_npu"] = {module}
     print(ag.softmax(x, backend="npu"), calls)

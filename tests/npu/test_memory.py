@@ -1,4 +1,4 @@
-"""Copies to and from the device, and its memory: how much is allocated, kept and freed."""
+"""Test copies to and from the device, and how much of its memory is allocated, kept and freed."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from ascend_grad.backends.ascend.threads import members_of
 
 
 def test_steady_state(any_operator, device):
-    """From the second call on: no allocation, each input copied once to the device, each result once back, one wait."""
+    """Later calls allocate nothing, copy each input and each result once, and wait once."""
     args, kwargs = problem_for(any_operator)
     function = getattr(ag, any_operator)
     if "grad" in kwargs:
-        kwargs["grad"] = np.ones_like(kwargs["grad"])  # rows without a gradient are copied apart
+        kwargs["grad"] = np.ones_like(kwargs["grad"])  # rows without a gradient would be copied separately
 
     def work() -> None:
         results = results_of(function(*args, **kwargs))
@@ -38,18 +38,18 @@ def test_steady_state(any_operator, device):
         inputs = [*args, *(value for value in kwargs.values() if isinstance(value, np.ndarray))]
         expected = {"copies_h2h": 0, "copies_h2d": len(inputs), "copies_d2h": len(results), "copies_d2d": 0}
         if any_operator == WHOLE:
-            # Up: rows that are not ignored, weights, targets, gradients of the losses; back: losses, gradients.
+            # To the device: active rows, weight, targets, upstream gradients. Back: loss and both gradients.
             assert counts(device, *COPIES) == {"copies_h2h": 0, "copies_h2d": 4, "copies_d2h": 3, "copies_d2d": 2}
         else:
             assert counts(device, *COPIES) == expected
             assert device.counter("bytes_d2h") == sum(result.nbytes for result in results)
             assert device.counter("synchronizations") == 1
 
-    in_thread(work)  # this one may have been bound to a device by another test
+    in_thread(work)  # another test may have bound this thread to a device
 
 
 def test_large_arrays_go_in_chunks(device):
-    """More than the staging memory, in any layout, both ways."""
+    """Arrays larger than the staging memory are copied in chunks, in any layout and direction."""
     x = np.random.default_rng(0).standard_normal((3001, 3000), np.float32)
     expected = ag.softmax(x, backend="reference")
     device.reset()
@@ -57,7 +57,7 @@ def test_large_arrays_go_in_chunks(device):
     chunks = -(-x.nbytes // (1 << 20))
     assert counts(device, *COPIES) == {"copies_h2h": 0, "copies_h2d": chunks, "copies_d2h": chunks, "copies_d2d": 0}
     assert device.counter("bytes_h2d") == device.counter("bytes_d2h") == x.nbytes
-    # The host fills one chunk while others are copied: it waits for free staging memory, not for each chunk.
+    # The host waits for free staging memory, not for each chunk, as it fills a chunk while others are copied.
     assert device.counter("synchronizations") <= 2 * -(-x.nbytes // transfers.STAGING_BYTES) + 1
     turned = np.asarray(x[::-1].T[::-1], order="F").astype(">f4")
     out = np.empty((3001, 3000), np.float16)[::-1]
@@ -175,7 +175,7 @@ def test_sets_that_other_threads_change():
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("operator", [*OPERATORS, GRADIENT, STATISTICS, LOSS])
 def test_inputs_are_sent_as_they_are(operator, dtype, device):
-    """In their own dtype, whatever dtypes the others have; a mask of the vocabulary as bits."""
+    """Each input is sent in its own dtype, and the mask of the vocabulary as bits."""
     if operator in OPERATORS:
         problem = random_problem(operator, (1, 2, 3, 5) if operator in MASKED else (3, 7), np.dtype(dtype))
         args, kwargs = problem.arrays, dict(problem.settings)

@@ -1,4 +1,4 @@
-"""A vocabulary that is split over two devices, each with a process of its own."""
+"""Test a vocabulary that is split over two devices, each with a process of its own."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ PROGRAM = """
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
-    """What the processes left, of which each has another device."""
+    """Run one process per device, and return their outcomes."""
     folder, home = tmp_path_factory.mktemp("ranks"), build("split")
     script = folder / "program.py"
     script.write_text(textwrap.dedent(PROGRAM))
@@ -71,7 +71,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
         )
         for rank, end in enumerate(ends)
     ]
-    for end in ends:  # so that either process notices the end of the other one
+    for end in ends:  # each process then notices the end of the other
         end.close()
     errors = [process.communicate()[1] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], "\n".join(errors)
@@ -82,7 +82,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
 @pytest.mark.parametrize("share", [True, False, "scatter"])
 def test_two_devices(device_engine, outcomes, dtype, share):
     for each in of_vocabulary([rank[dtype, share] for rank in outcomes], share):
-        if share is False:  # a sum of parts that the device has rounded
+        if share is False:  # the device rounded each part of the sum
             each = each._replace(input_grad=each.input_grad.astype(outcomes[0][dtype, True].input_grad.dtype))
         device_engine.assert_solved(whole((33, 50, 17), dtype), each)
 

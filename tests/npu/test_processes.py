@@ -1,4 +1,4 @@
-"""Devices, threads, forks, interrupts, and the end of the process."""
+"""Test devices, threads, forks, interrupts, and the end of the process."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_environments_device(run_script):
 
 
 def test_a_device_beyond_those_that_there_are(run_script):
-    """Whoever forces the device, in whatever way, gets an error; the automatic choice computes on the CPU and warns."""
+    """Forced calls raise. The automatic choice computes on the CPU and warns."""
     script = """
         import ascend_grad as ag, numpy as np
         x = np.zeros(4, np.float32)
@@ -82,7 +82,7 @@ def test_a_device_beyond_those_that_there_are(run_script):
 
 
 def test_a_runtime_that_does_not_end_is_left_to_itself(run_script):
-    """What fails at the end of the process is nobody's error any more."""
+    """A failure at the end of the process is no error."""
     script = """
         import sys
         sys.path.insert(0, {tests!r})
@@ -100,7 +100,7 @@ def test_a_runtime_that_does_not_end_is_left_to_itself(run_script):
 
 
 def test_four_threads(device):
-    """Each with its own data, half of them on the other device, host arrays and device arrays in turn."""
+    """Each thread has its own data, two of them use the second device, and host and device arrays alternate."""
     errors = []
     arguments = chain_arguments()
     expected = [result.numpy() if isinstance(result, npu.DeviceArray) else result for result in chain(*arguments)]
@@ -132,7 +132,7 @@ def test_four_threads(device):
 
 
 def test_the_threads_own_context_is_given_back(device):
-    """Another library of the process may have bound the thread to another device."""
+    """A thread that another library has bound to a device is still bound to it after a call."""
     import ctypes
 
     runtime = ctypes.CDLL(str(build("split") / "lib64" / "libascendcl.so"))
@@ -202,7 +202,7 @@ def assert_nothing_left(report) -> None:
 
 
 def test_everything_is_given_back_at_exit(run_script, tmp_path):
-    """Arrays that are still alive, other threads' sessions, our initialisation."""
+    """At exit, live arrays and other threads' sessions are freed, and our initialisation ends."""
     script = """
         import threading, numpy as np, ascend_grad as ag
         x = np.zeros((3, 4), np.float32)
@@ -304,7 +304,7 @@ def test_an_interrupt_at_the_end_of_a_call_leaves_the_session_free(device):
 
 @pytest.mark.parametrize("times", [1, 2, 5])
 def test_whoever_interrupts_waits_for_the_device(times, device, monkeypatch):
-    """However often: memory is freed when nothing is in flight."""
+    """A call that is interrupted any number of times frees memory only after its work has ended."""
     x = np.ones((64, 128), np.float32)
     ag.softmax(x)
     synchronize = session.Session.synchronize

@@ -1,4 +1,4 @@
-"""The test double: what the first phase of its operators refuses, and with which status code."""
+"""Test the status codes with which the first phase of the test double's operators refuses arguments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BF16 = ml_dtypes.bfloat16
 
 
 def code_of(acl: Acl, name: str, *arguments) -> int:
-    """The code of the first phase for these arguments, arrays as tensors."""
+    """Return the code of the first phase for these arguments, with arrays as tensors."""
     code, _, _ = acl.prepare(name, *(acl.put(a) if isinstance(a, np.ndarray) else a for a in arguments))
     return code
 
@@ -33,7 +33,7 @@ def test_checks_of_softmax_gradients(acl, double, name) -> None:
     assert code_of(acl, name, z(2, 3), z(3, 3), 1, z(2, 3)) == 161002
     assert code_of(acl, name, z(2, 3), z(2, 3), -3, z(2, 3)) == 161002
     assert code_of(acl, name, z(), z(), -1, z()) == 0
-    assert code_of(acl, name, z(0, 3), z(7), 9, z(2, 3)) == 0  # an empty tensor is not looked at any further
+    assert code_of(acl, name, z(0, 3), z(7), 9, z(2, 3)) == 0  # other checks are skipped for an empty tensor
     assert code_of(acl, name, *[z(2, dtype=BF16)] * 2, 0, z(2, dtype=BF16)) == 0
     double.set_soc("Ascend310P3")
     assert code_of(acl, name, *[z(2, dtype=BF16)] * 2, 0, z(2, dtype=BF16)) == 161002
@@ -161,7 +161,7 @@ def test_checks_of_the_loss(acl, double) -> None:
 
 @pytest.mark.parametrize("soc", [soc for names in SYSTEMS.values() for soc in names])
 def test_what_each_system_has(acl, double, soc) -> None:
-    """Every operator, with bfloat16 and without: a kernel, or the code that says there is none."""
+    """Each system has a kernel of an operator, or reports its absence, with bfloat16 and without."""
     family = next(family for family, names in SYSTEMS.items() if soc in names)
     double.set_soc(soc)
     for dtype in (np.float16, BF16):
@@ -185,7 +185,7 @@ def test_what_each_system_has(acl, double, soc) -> None:
                 assert code == 0, operator
             elif operator == GRADIENT:
                 assert code == 361001
-            elif dtype == BF16 and family not in ("910B", "910_93", "950"):  # dtypes are looked at first
+            elif dtype == BF16 and family not in ("910B", "910_93", "950"):  # dtypes are checked first
                 assert code == 161002, operator
             else:
                 assert code == 561003, operator

@@ -1,6 +1,6 @@
-"""The test double: whoever misuses the runtime is told, or gets wrong results.
+"""Test that the test double reports misuse of the runtime, or computes wrong results.
 
-What is shown here is that tests over it can fail: each rule of the device is broken once, on purpose.
+Each rule of the device is broken once on purpose, to show that tests over the test double can fail.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BF16 = ml_dtypes.bfloat16
 def test_wrong_dtype_constants(acl, double, rng) -> None:
     x = rng.standard_normal((2, 8)).astype(BF16)
     address, out = acl.to_device(x), acl.to_device(x)
-    self, result = (acl.tensor(each, x.shape, None, code=1) for each in (address, out))  # FLOAT16, which it is not
+    self, result = (acl.tensor(each, x.shape, None, code=1) for each in (address, out))  # the code of float16
     acl.launch("Softmax", self, -1, result, stream=(stream := acl.stream()))
     acl.check("aclrtSynchronizeStream", stream)
     assert np.nanmax(np.abs(acl.read(out, x).astype(float) - softmax(x.astype(float)))) > 0.1
@@ -62,7 +62,7 @@ def test_tensors_lie_on_the_device_and_are_aligned(acl, double) -> None:
 
 def test_pieces_of_memory_keep_their_padding(acl, double) -> None:
     block, stream = acl.malloc(1024), acl.stream()
-    x = acl.tensor(block, (16,), np.float32)  # 64 bytes and 32 of padding: the next range begins at 128
+    x = acl.tensor(block, (16,), np.float32)  # 64 bytes and 32 bytes of padding; the next range begins at 128
     acl.launch("Softmax", x, 0, acl.tensor(block + 128, (16,), np.float32), stream=stream)
     assert double.violations() == []
     acl.launch("Softmax", x, 0, acl.tensor(block + 64, (16,), np.float32), stream=stream)
@@ -201,7 +201,7 @@ def test_workspace_is_needed(acl, double) -> None:
     x, mask = np.zeros((1, 1, 2, 2), np.float32), np.zeros((1, 1, 2, 2), bool)
     _, size, executor = acl.prepare("ScaledMaskedSoftmax", acl.put(x), acl.put(mask), 1.0, False, acl.put(x))
     assert acl.aclnnScaledMaskedSoftmax(None, size, executor, c["stream"]) == 161001
-    assert double.counter("executors") == 1  # these do not release it
+    assert double.counter("executors") == 1  # such errors do not release the executor
     assert double.violations() == []
 
 
@@ -240,7 +240,7 @@ def test_copies_on_a_stream_happen_later(acl, double) -> None:
     here = np.ctypeslib.as_array(ctypes.cast(locked, ctypes.POINTER(ctypes.c_uint8)), (16,))
     here[:] = 1
     assert acl.aclrtMemcpyAsync(there, 16, locked, 16, H2D, stream) == 0
-    here[:] = 2  # too early
+    here[:] = 2  # the copy may not have begun
     acl.check("aclrtSynchronizeStream", stream)
     np.testing.assert_array_equal(acl.read(there, here), np.full(16, 2))
     assert double.violations() == []
@@ -429,7 +429,7 @@ def test_initialisations_are_counted(acl, double) -> None:
 
 
 def test_an_option_belongs_to_its_context(acl, double) -> None:
-    """It has no value before somebody sets it, and none in another context."""
+    """An option has no value before it is set, and none in another context."""
     value, context = ctypes.c_int64(-1), ctypes.c_void_p()
     assert acl.aclrtCreateContext(ctypes.byref(context), 0) == 0
     try:

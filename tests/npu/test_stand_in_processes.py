@@ -1,4 +1,4 @@
-"""The test double in processes and installations of its own."""
+"""Test the test double in processes and installations of its own."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_installations(variant, code, expected) -> None:
     ],
 )
 def test_installations_without_kernels(variant, soc, codes) -> None:
-    """The first phase says so, after all its checks."""
+    """The first phase reports a missing kernel after all other checks."""
     done = run(
         """
 acl.check("aclInit", None)
@@ -154,7 +154,7 @@ def test_compiles_without_warnings() -> None:
 
 
 def test_library_that_lacks_its_neighbour_does_not_load() -> None:
-    """In a process of its own: the neighbour may be loaded in this one."""
+    """The test runs in a new process, since this one may have loaded the missing library."""
     library = stand_in.build("split_without_math") / "lib64" / "libopapi_nn.so"
     program = f"import ctypes; ctypes.CDLL({str(library)!r})"
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)

@@ -1,4 +1,4 @@
-"""The test double: what its operators compute, and what a device does differently from the contract."""
+"""Test the results of the test double's operators, and its differences from the contract."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_softmax_family(acl, rng, dtype, shape, dim) -> None:
 def test_scaled_masked_softmax(acl, rng, dtype) -> None:
     x, g = (rng.standard_normal((2, 3, 4, 8)).astype(dtype) for _ in range(2))
     mask = rng.random((1, 3, 4, 8)) < 0.4
-    mask[0, 0, 0] = True  # a row that is masked as a whole
+    mask[0, 0, 0] = True  # a row without unmasked elements
     x64, g64, out = x.astype(float), g.astype(float), np.empty_like(x)
     expected = softmax(np.where(mask, -10000, x64 * 0.37))
     result = acl.compute("ScaledMaskedSoftmax", x, mask, 0.37, False, out)[-1].astype(float)
@@ -54,7 +54,7 @@ def test_scaled_masked_softmax(acl, rng, dtype) -> None:
 
 
 def problem(rng, BT=11, V=130, H=6, dtype=np.float16) -> dict[str, np.ndarray]:
-    """Arguments of the fused operators, and what comes out of them in float64."""
+    """Return arguments of the fused operators, and their results in float64."""
     input, weight = (rng.standard_normal(shape).astype(dtype) for shape in ((BT, H), (V, H)))
     target = rng.integers(0, 2 * V, BT)
     masked = target >= V
@@ -85,7 +85,7 @@ def test_fused_gradient(acl, rng, dtype, stored) -> None:
     tolerance = 30 * EPS[dtype]
     np.testing.assert_allclose(results[-2].astype(float), p["tile"] @ p["weight"].astype(float), atol=tolerance)
     np.testing.assert_allclose(results[-1].astype(float), p["tile"].T @ p["input"].astype(float), atol=tolerance)
-    if stored:  # the argument is destroyed: it holds the tile now
+    if stored:  # the operator overwrites its argument with the tile
         np.testing.assert_allclose(results[5], p["tile"], atol=1e-6)
 
 
@@ -123,7 +123,7 @@ def test_any_strides(acl, rng) -> None:
 
 
 def test_every_half_precision_value_survives(acl) -> None:
-    """A row of one element each: its log-softmax gradient with probability 0 is the row itself, rounded once."""
+    """The log-softmax gradient of a single element with probability 0 is the element itself."""
     for dtype in (np.float16, BF16):
         values = np.arange(1 << 16, dtype=np.uint16).view(dtype)[:, None]
         values = values[np.isfinite(values.astype(np.float32))][:, None]
@@ -182,7 +182,7 @@ def test_quirk_targets_are_not_checked(acl, double, rng) -> None:
 def test_quirk_softmax_gradient_overflows_in_its_own_form(acl) -> None:
     g, y = np.array([[3e38, 3e38]], np.float32), np.array([[4.0, 0.0]], np.float32)
     result = acl.compute("SoftmaxBackward", g, y, -1, y)[-1]
-    assert np.isnan(result).any()  # Inf - Inf, where (g - s)*y is Inf
+    assert np.isnan(result).any()  # the device computes inf - inf, the contract (g - s) * y = inf
 
 
 def test_quirk_out_of_another_dtype_is_relabelled(acl, double, rng) -> None:

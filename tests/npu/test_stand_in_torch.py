@@ -1,4 +1,4 @@
-"""The test double: events, the order between streams, options, and operators of torch_npu's own."""
+"""Test events, the order between streams, options, and torch_npu's operators of the test double."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_options_of_the_process_and_of_a_context(acl) -> None:
 
 
 def computed(acl: Acl, name: str, *arguments: object) -> NDArray:
-    """The values of the last array."""
+    """Run an operator, and return the values of the last array."""
     return acl.compute(name, *arguments)[-1]
 
 
@@ -163,7 +163,7 @@ def test_along_dimensions(acl, rng) -> None:
 
 
 def listed(acl: Acl, *arrays: NDArray) -> int:
-    """A list of tensors, which it destroys with itself."""
+    """Return a list of tensors, which destroys its tensors when it is destroyed."""
     handles = [acl.put(each) for each in arrays]
     for each in handles:
         acl.tensors.remove(each)

@@ -1,4 +1,4 @@
-"""Calls on a stream of the caller's: nobody waits, and memory that work may still use goes to nobody else."""
+"""Test calls on the caller's stream: they do not wait, and memory in use is not given to other work."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WORK = np.linspace(-2, 2, 64 * 65, dtype=np.float32).reshape(64, 65)
 
 
 class Streams:
-    """Streams of a caller, of device 0 unless another is named."""
+    """Create and destroy streams as a caller does, by default on device 0."""
 
     def __init__(self, acl: Acl):
         self._acl, self._made = acl, []
@@ -80,13 +80,13 @@ def test_nobody_waits(streams: Streams, device: StandIn) -> None:
     x = npu.asarray(WORK)
     handle = streams.new()
     with npu.stream(handle):
-        ag.softmax(x)  # allocates
+        ag.softmax(x)  # allocates the memory of later calls
         npu.synchronize()
         device.set_delay(SLOW)
         device.reset()
         twice = ag.softmax(ag.softmax(x))
         assert device.counter("synchronizations") == 0
-        assert device.counter("mallocs") <= 1  # what is released is used again, in the order of the stream
+        assert device.counter("mallocs") <= 1  # released memory is used again, in stream order
         assert device.counter("in_flight") > 0
         npu.synchronize()
         assert device.counter("in_flight") == 0
@@ -108,7 +108,7 @@ def test_a_chain_makes_no_copy(streams: Streams, device: StandIn) -> None:
 
 
 def test_values_that_are_looked_at(streams: Streams, device: StandIn) -> None:
-    """Rows without gradient, masks of bools, targets that have to be repaired: such calls wait, and are right."""
+    """Calls that have to read values wait: for rows without a gradient, masks of bools, invalid targets."""
     problem = problem_of(GRADIENT, (9, 130, 4), "float16")
     rights = list(ag.fused_linear_cross_entropy_loss_grad(**problem.arguments, backend="npu"))
     handle = streams.new()
@@ -135,7 +135,7 @@ def test_whatever_uses_an_array_waits_for_it(streams: Streams, device: StandIn) 
             return ag.softmax(x)
 
     assert_identical(once().numpy(), right)
-    assert_identical(ag.softmax(once()).numpy(), twice)  # on the thread's own stream
+    assert_identical(ag.softmax(once()).numpy(), twice)  # this call runs on the thread's own stream
     y = once()
     with npu.stream(second):
         y = ag.softmax(y)
@@ -153,14 +153,14 @@ def test_whatever_uses_an_array_waits_for_it(streams: Streams, device: StandIn) 
 
 
 def test_memory_of_arrays_that_are_dropped(streams: Streams, device: StandIn) -> None:
-    """Inputs and results, in the block and after it, while the work is under way; other work must not get it."""
+    """Memory of arrays that are dropped while their work runs is not given to other work."""
     right = ag.softmax(WORK, backend="npu")
     handle = streams.new()
     device.set_delay(20_000)
     for _ in range(3):
         with npu.stream(handle):
-            y = ag.softmax(npu.asarray(WORK))  # its argument is dropped at once
-            zeros = npu.asarray(np.zeros_like(WORK))  # by another stream
+            y = ag.softmax(npu.asarray(WORK))  # the argument is dropped at once
+            zeros = npu.asarray(np.zeros_like(WORK))  # copied on another stream
             ag.softmax(zeros)
             z = ag.softmax(ag.softmax(y))
         ag.softmax(zeros)
@@ -192,7 +192,7 @@ def test_a_thread_that_ends(streams: Streams, device: StandIn) -> None:
 
 
 def test_full_memory(streams: Streams, device: StandIn) -> None:
-    """The pools of this thread's streams are emptied, when their work is done."""
+    """If memory is full, the pools of this thread's streams are freed once their work has ended."""
     device.set_memory(4 << 20)
     try:
         x = npu.asarray(np.zeros((1 << 18,), np.float32))
@@ -213,7 +213,7 @@ def test_blocks_within_each_other_and_other_devices(streams: Streams, device: St
         device.reset()
         with npu.stream(second):
             a = ag.softmax(x)
-        b = ag.softmax(X, backend="npu")  # done when it returns
+        b = ag.softmax(X, backend="npu")  # complete when it returns
         with pytest.raises(ZeroDivisionError), npu.stream(second):
             raise ZeroDivisionError
         c = ag.softmax(a)
@@ -248,7 +248,7 @@ def test_handles_that_are_none(device: StandIn) -> None:
 
 
 def test_a_stream_that_is_none(streams: Streams, device: StandIn) -> None:
-    """An address that belongs to no stream is an error of the first call; what follows works again."""
+    """An address of no stream is an error of the first call. Later calls work."""
     x = npu.asarray(X)
     device.reset()
     with npu.stream(0x7F00_0000_1000), pytest.raises(ag.AscendGradError, match="not a stream"):
@@ -269,7 +269,7 @@ def assert_clear(error: ag.AclError) -> None:
 
 @pytest.mark.parametrize("operator", [*LINEAR, "softmax_backward", "scaled_masked_softmax"])
 def test_every_call_fails_once(operator: str, streams: Streams, device: StandIn) -> None:
-    """In the call or where somebody waits: a clear exception or the right result, and the next call works."""
+    """A fault raises a clear exception, in the call or in a wait, or the result is right. The next call works."""
     device.set_delay(20)
     arguments, named = problem_for(operator)
     rights = results_of(getattr(ag, operator)(*arguments, **named, backend="npu"))
@@ -303,7 +303,7 @@ def test_every_call_fails_once(operator: str, streams: Streams, device: StandIn)
             assert_identical(result, right)
         assert device.violations() == []
     assert struck > 5
-    there = (), {}  # the streams are destroyed when no array is left
+    there = (), {}  # the streams may be destroyed once no array is left
 
 
 def test_errors_of_the_work_appear_where_somebody_waits(streams: Streams, device: StandIn) -> None:
@@ -324,7 +324,7 @@ def test_errors_of_the_work_appear_where_somebody_waits(streams: Streams, device
 
 
 def test_threads_that_read_one_result(streams: Streams, device: StandIn) -> None:
-    """Each of them waits, also while another one does."""
+    """Threads that read one result wait for it independently."""
     x = npu.asarray(WORK)
     device.set_delay(SLOW)
     with npu.stream(streams.new()):
@@ -338,7 +338,7 @@ def test_threads_that_read_one_result(streams: Streams, device: StandIn) -> None
 
 
 def test_memory_that_is_released_after_the_stream_is_done(streams: Streams, device: StandIn) -> None:
-    """It goes back, although another result of the stream is still there."""
+    """Memory of dropped results is freed, although another result of the stream is alive."""
     x = npu.asarray(np.zeros(1 << 20, np.float32))
     with npu.stream(streams.new()):
         results = [ag.softmax(x) for _ in range(4)]

@@ -1,4 +1,4 @@
-"""Systems on chip: the automatic choice asks each for what the vendor documents there, and for nothing else."""
+"""Test that the automatic choice uses each system on chip for what its vendor documents, and for nothing else."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def arguments_of(operator: str, dtype: str) -> tuple[tuple, dict]:
 
 @pytest.fixture
 def system(device: StandIn, monkeypatch):
-    """A function that makes the device one of this name."""
+    """Return a function that gives the device the name of a system."""
 
     def become(soc: str) -> None:
         device.set_soc(soc)
@@ -43,9 +43,9 @@ def system(device: StandIn, monkeypatch):
 
 @pytest.mark.parametrize("soc", [soc for names in SYSTEMS.values() for soc in names])
 def test_every_system_is_asked_for_what_is_documented(soc, system, device) -> None:
-    """Nothing raises under the automatic choice; what the tables say is asked is really asked.
+    """The automatic choice raises nothing, and runs on the device what the tables list.
 
-    Forced calls are also asked of systems that have the operator although no document says so.
+    Forced calls also go to systems that have the operator although no document lists it.
     """
     family = next(family for family, names in SYSTEMS.items() if soc in names)
     device.set_delay(0)
@@ -81,7 +81,7 @@ def test_every_system_is_asked_for_what_is_documented(soc, system, device) -> No
 
 
 def test_the_document_lists_what_the_limits_say(system) -> None:
-    """The table of operators and systems in docs/npu.md."""
+    """The table of operators and systems in docs/npu.md agrees with the limits."""
     text = (Path(__file__).parents[2] / "docs" / "npu.md").read_text()
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.count(" | ") == 6]
     (head,) = (row for row in rows if row[0] == "operator")
@@ -98,7 +98,7 @@ def test_the_document_lists_what_the_limits_say(system) -> None:
 
 
 def test_an_operator_without_limits_stays_on_the_cpu(device, monkeypatch) -> None:
-    """As one that is new, and has not been brought to the device."""
+    """An operator without limits is one that was not brought to the device."""
     x = np.zeros((3, 4), np.float32)
     monkeypatch.delitem(limits.LIMITS, "softmax")
     reason = "the operator has not been brought to the device"
@@ -111,7 +111,7 @@ def test_an_operator_without_limits_stays_on_the_cpu(device, monkeypatch) -> Non
 
 @pytest.mark.parametrize("soc", SYSTEMS["unknown"])
 def test_an_unknown_system(soc, system, device, caplog) -> None:
-    """The CPU computes, and the reason is told; only who forces the device has it asked."""
+    """The CPU computes, and `explain` returns the reason. Only forced calls go to the device."""
     x = np.zeros((3, 4), np.float32)
     system(soc)
     choice = ag.explain("softmax", x)
@@ -129,7 +129,7 @@ def test_an_unknown_system(soc, system, device, caplog) -> None:
 
 
 def test_the_loss_on_a_950(run_script) -> None:
-    """It has a kernel from CANN 9.2 on, and no document: only forced calls are asked of the device."""
+    """The loss on a 950 has a kernel from CANN 9.2 on, but no document, so that only forced calls go to the device."""
     script = """
         import numpy as np
         import ascend_grad as ag
@@ -154,7 +154,7 @@ def test_the_loss_on_a_950(run_script) -> None:
 
 
 def test_what_is_not_documented_is_named_for_arrays_of_the_device(system, device) -> None:
-    """Such calls go to the device all the same."""
+    """Calls on device arrays go to the device, and `explain` names what is not documented."""
     operator = "scaled_masked_softmax_backward"
     positional, named = arguments_of(operator, "float16")
     there = [npu.asarray(each) for each in positional]
@@ -170,7 +170,7 @@ def test_what_is_not_documented_is_named_for_arrays_of_the_device(system, device
 
 @pytest.mark.parametrize("operator", [GRADIENT, WHOLE])
 def test_a_small_vocabulary_is_for_forced_calls(operator, device) -> None:
-    """Fewer than 128 rows of the weight: the memory-saving mode takes them, and no document says so."""
+    """The memory-saving mode takes fewer than 128 vocabulary entries, which no document mentions."""
     settings = {"mode": "recomputed"} if operator == GRADIENT else {}
     for v, documented in ((127, False), (128, True)):
         arguments = dict(problem_of(operator, (9, v, 4), "float16", **settings).arguments)

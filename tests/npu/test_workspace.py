@@ -1,4 +1,4 @@
-"""What `workspace_size` says of calls on the device: what the first stages of its operators ask for."""
+"""Test that `workspace_size` of calls on the device is the sum of what the operators' first stages request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FIRST_STAGES = (*OPERATORS, GRADIENT, STATISTICS, LOSS)
 
 @pytest.fixture
 def asked(monkeypatch) -> list[int]:
-    """The sizes that first stages have asked for, in their order."""
+    """Return a list of the sizes that first stages request, in order."""
     sizes: list[int] = []
 
     def recorded(prepare):
@@ -35,7 +35,7 @@ def asked(monkeypatch) -> list[int]:
 
 
 def with_all_rows(arguments: dict) -> dict:
-    """The same arguments with no row that a call leaves out because of its values."""
+    """Return the arguments changed so that no row is left out because of its values."""
     changed = dict(arguments)
     if "grad" in changed:
         changed["grad"] = np.where(changed["grad"] == 0, np.float32(1), changed["grad"])
@@ -46,7 +46,7 @@ def with_all_rows(arguments: dict) -> dict:
 
 
 def calls_of(operator: str):
-    """Arguments in the variants that change what the device is asked for."""
+    """Yield arguments in all variants that lead to different calls of the device."""
     if operator in OPERATORS:
         shapes = ((2, 3, 5, 16),) if operator in MASKED else ((), (7,), (64, 128))
         for shape in shapes:
@@ -69,7 +69,7 @@ def calls_of(operator: str):
 
 
 def test_the_first_stages_tell(any_operator, device: StandIn, asked) -> None:
-    """The same sizes as those of the call itself; nothing is allocated, copied or launched for them."""
+    """The first stages request the sizes of the call itself. Nothing is allocated, copied or launched."""
     for args, kwargs in calls_of(any_operator):
         npu.release()
         device.reset()
@@ -127,7 +127,7 @@ def test_empty_arrays_need_nothing(device: StandIn) -> None:
 
 @pytest.mark.parametrize("operator", [*OPERATORS, *LINEAR])
 def test_failures(operator, device: StandIn) -> None:
-    """A clear error, nothing left, and the next question is answered."""
+    """A failure raises a clear error and leaks nothing, and the next `workspace_size` works."""
     args, kwargs = problem_for(operator)
     size = ag.workspace_size(operator, *args, **kwargs, backend="npu")
     before = device.live()
@@ -152,7 +152,7 @@ def test_failures(operator, device: StandIn) -> None:
 
 
 def test_a_missing_kernel(device: StandIn, monkeypatch, caplog) -> None:
-    """Forced questions raise; others are about the CPU, which would compute the call."""
+    """Without a kernel, a forced `workspace_size` raises. Otherwise it is about the CPU, which computes."""
     here = ag.workspace_size("softmax", X, backend="cpu")
     for forced in (True, False):
         with monkeypatch.context() as patch:

@@ -16,32 +16,42 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-#: From the bottom up: what it is, and its modules, names in `ascend_grad` ("backends" stands for all within it, but for
-#: what is named elsewhere).
+#: The layers from the bottom up: a title, and the modules, by their names in `ascend_grad`. A package stands for all of
+#: its modules that no other layer names. A compiled module is preceded by its folder in ``pyx/`` ("runtime/_cpu").
 LAYERS = (
-    ("declarations of the C headers", "_kernels _rowwise_kernels _linear_kernels"),
+    (
+        "declarations of the C headers",
+        "runtime/_kernels rowwise/_rowwise_kernels linear/_linear_kernels",
+    ),
     (
         "errors, and the machine",
-        "errors status _version _openmp _cpu _tasks _threads _memory _dtypes _views _overlap _dlpack",
+        (
+            "errors status _version runtime/_openmp runtime/_cpu runtime/_tasks runtime/_threads runtime/_memory "
+            "arrays/_dtypes arrays/_views arrays/_overlap arrays/_dlpack"
+        ),
     ),
-    ("the Ascend libraries", "_acl _aclnn"),
-    ("arrays, arguments, settings", "_array_types arrays arguments config"),
+    ("the Ascend libraries", "ascend/_acl ascend/_aclnn"),
+    ("arrays, arguments, settings", "arrays/_array_types arrays arguments config"),
     (
         "CPU schedules",
         (
-            "_rowwise_plan _rowwise_schedule _linear_grid _linear_problem _linear_plan _linear_run _linear_packing "
-            "_linear_partial_sums _linear_results _linear_packed _linear_vocab_streamed _linear_rows_streamed "
-            "_linear_features _linear_schedule _linear_loss"
+            "rowwise/_rowwise_plan rowwise/_rowwise_schedule linear/_linear_grid linear/_linear_problem "
+            "linear/_linear_plan linear/_linear_run linear/_linear_packing linear/_linear_partial_sums "
+            "linear/_linear_results linear/_linear_packed linear/_linear_vocab_streamed linear/_linear_rows_streamed "
+            "linear/_linear_features linear/_linear_schedule linear/_linear_loss"
         ),
     ),
-    ("the call and its checks", "_call _checks"),
-    ("CPU schedules of arrays", "_rowwise_python _linear_python"),
-    ("the CPU's results, and its operators for Cython and XLA", "_cpu_backend rowwise linear _xla"),
+    ("the call and its checks", "call/_call call/_checks"),
+    ("CPU schedules of arrays", "rowwise/_rowwise_python linear/_linear_python"),
+    (
+        "the CPU's results, and its operators for Cython and XLA",
+        "call/_cpu_backend rowwise/rowwise linear/linear rowwise/_xla",
+    ),
     ("the contract", "contract"),
     ("backends", "backends.base backends.cpu backends.reference"),
     ("the Ascend NPU", "backends.ascend"),
     ("the registry", "backends"),
-    ("the choice of a backend", "_dispatch dispatch"),
+    ("the choice of a backend", "call/_dispatch dispatch"),
     ("operators and questions", "results ops threads npu inspection"),
     ("the public interface", "ascend_grad"),
     ("losses over ranks", "parallel"),
@@ -63,11 +73,21 @@ LAYERS = (
 )
 
 
+#: The layer of each named module, and the folder of each compiled one.
+LAYER_OF: dict[str, int] = {}
+FOLDER_OF: dict[str, str] = {}
+for _number, (_, _modules_of_layer) in enumerate(LAYERS):
+    for _entry in _modules_of_layer.split():
+        _folder, _, _name = _entry.rpartition("/")
+        LAYER_OF[_name] = _number
+        if _folder:
+            FOLDER_OF[_name] = _folder
+
 _CYTHON_IMPORT = re.compile(r"^ *from +([.\w]+) +c?import +(\([^)]*\)|[^\n#]*)|^ *c?import +([.\w]+)", re.MULTILINE)
 
 
 def _sources() -> Iterator[tuple[str, Path]]:
-    """Names of modules, relative to the package (itself: "ascend_grad"), with the files that they are written in."""
+    """Yield names of modules, relative to the package (itself: "ascend_grad"), with their source files."""
     for folder, prefix in (("ascend_grad", ""), ("bench", "bench.")):
         for path in (ROOT / folder).rglob("*.py"):
             parts = path.relative_to(ROOT / folder).with_suffix("").parts
@@ -82,19 +102,19 @@ MODULES = {name for name, _ in SOURCES}
 
 
 def _modules(base: str, names: list[str]) -> Iterator[str]:
-    """What ``from base import names`` imports, `base` without dots and relative to the package."""
+    """Yield the modules that ``from base import names`` imports; `base` has no dots and is relative to the package."""
     for name in names:
         inner = f"{base}.{name}" if base else name
         yield inner if inner in MODULES else base or "ascend_grad"
 
 
 def _relative(base: str) -> str | None:
-    """An absolute name of a module of the package as one relative to it; None for other packages."""
+    """Return an absolute name of a module relative to the package, or None for other packages."""
     return base.removeprefix("ascend_grad").lstrip(".") if base.partition(".")[0] == "ascend_grad" else None
 
 
 def _within(name: str, path: Path, level: int) -> str:
-    """The package that so many dots stand for in a module."""
+    """Return the package that `level` dots stand for in a module."""
     parts = [] if name == "ascend_grad" else name.split(".")
     return ".".join(parts[: len(parts) + (path.name == "__init__.py") - level])
 
@@ -141,22 +161,26 @@ GRAPH = _graph()
 
 
 def _layer(name: str) -> int:
-    """The number of a module's layer: that of the longest name that it or a package around it has in the table."""
-    where = {module: number for number, (_, modules) in enumerate(LAYERS) for module in modules.split()}
-    while name not in where:
+    """Return the number of a module's layer: the layer that names it, or else the nearest package around it."""
+    while name not in LAYER_OF:
         name, _, last = name.rpartition(".")
         assert last, "this module has no layer"
-    return where[name]
+    return LAYER_OF[name]
 
 
 def test_imports_are_found():
-    """Those of each kind, so that the tests below have something to look at."""
+    """Imports of each kind are found, so that the tests below are not empty."""
     assert {"_call", "_rowwise_python", "_linear_python", "_dtypes"} <= GRAPH["_cpu_backend"]
     assert {"backends.ascend.backend", "backends.cpu", "config"} <= GRAPH["backends"]
     assert {"arrays", "backends.reference", "backends.ascend.limits", "_call"} <= GRAPH["backends.ascend.backend"]
     assert {"demo.corpus", "cli.errors", "ascend_grad"} <= GRAPH["cli.demo"]
     assert {"bench.results", "demo.tasks"} <= GRAPH["bench.grid.report"] | GRAPH["bench.linear.trained"]
     assert {imported for modules in GRAPH.values() for imported in modules} <= MODULES
+
+
+def test_compiled_modules_lie_in_their_folders():
+    sources = [*ROOT.glob("pyx/*/*.pyx"), *ROOT.glob("pyx/*/*.pxd")]
+    assert {path.stem: path.parent.name for path in sources} == FOLDER_OF
 
 
 @pytest.mark.parametrize("name", sorted(MODULES))

@@ -1,4 +1,4 @@
-"""Tensors on an Ascend NPU: values and gradients where they lie, the order of torch's stream, and what is refused."""
+"""Test tensors on an Ascend NPU: values, gradients, the order of torch's stream, and refused calls."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def copies(device) -> dict[str, int]:
 
 @st.composite
 def layouts(draw: st.DrawFn) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor], int]:
-    """A tensor, a view to take of it - slices, steps, transposes, repetitions - and one of the view's dimensions."""
+    """Draw a tensor, a function that returns a view of it, and one of the view's dimensions."""
     shape = draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
     skip, step = draw(st.integers(0, 3)), draw(st.integers(1, 3))
     order = draw(st.permutations(range(len(shape))))
@@ -145,7 +145,7 @@ def test_linear_cross_entropy(how: str, reduction: str, dtype: torch.dtype, devi
         above.double(),
     )
     assert (value.device, value.dtype, value.shape) == (torch.device("npu:0"), dtype, right.shape)
-    assert_close(value.cpu(), right, dtype, steps=4)  # logits, and what is multiplied with them, are rounded to 16 bits
+    assert_close(value.cpu(), right, dtype, steps=4)  # logits and their factors are rounded to 16 bits
     for grad, right_grad in zip(grads, right_grads, strict=True):
         assert grad.dtype == dtype
         assert_close(grad.cpu(), right_grad, dtype, steps=8)
@@ -195,7 +195,7 @@ def test_batches_and_gradients_of_gradients():
 
 @pytest.mark.parametrize("name", SOFTMAXES)
 def test_batches_of_upstream_gradients(name: str):
-    """By torch's older batching, whose tensors have no memory."""
+    """Torch's older batching passes upstream gradients whose tensors have no memory."""
     x, above = torch.randn(4, 5), torch.randn(3, 4, 5)
 
     def gradients(function, x: torch.Tensor, above: torch.Tensor) -> torch.Tensor:
@@ -226,7 +226,7 @@ def test_batches_of_upstream_gradients_of_the_loss(reduction: str):
 
 @pytest.mark.parametrize("factor", [1.0, 2.5])
 def test_gradients_are_scaled_where_they_are(factor: float, device):
-    """By 1 they are not touched: nothing is computed in backward."""
+    """Backward scales the gradients without computing them again, and does nothing for a factor of 1."""
     x, w, target = (each.to("npu") for each in problem(torch.bfloat16))
     leaves = [x.requires_grad_(), w.requires_grad_()]
     loss = agt.linear_cross_entropy(*leaves, target)
@@ -241,7 +241,7 @@ def test_gradients_are_scaled_where_they_are(factor: float, device):
         assert_close(grad.cpu(), right, torch.bfloat16, steps=8)
 
 
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated.*:DeprecationWarning")  # by torch's own tracing
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated.*:DeprecationWarning")  # torch's tracing warns
 def test_compiled():
     x = torch.randn(4, 5).to("npu").requires_grad_()
     torch._dynamo.reset()
@@ -266,18 +266,18 @@ def test_what_torch_has_yet_to_compute_is_waited_for():
 
 @pytest.mark.usefixtures("slowly")
 def test_memory_that_torch_gives_out_again_while_it_is_in_use():
-    """A tensor is gone, but what torch does with it is not done: its memory becomes that of a result."""
+    """A result gets the memory of a dropped tensor whose work is under way, in stream order."""
     x = torch.randn(64, 65)
     there = x.to("npu")
     for _ in range(3):
-        torch.softmax(there * 0, -1)  # dropped at once
+        torch.softmax(there * 0, -1)  # the result is dropped at once
         result = agt.softmax(there)
         assert_close(result.cpu(), torch.softmax(x.double(), -1), torch.float32)
 
 
 @pytest.mark.usefixtures("slowly")
 def test_memory_that_torch_gives_back_while_it_is_in_use(torch_npu, device):
-    """It becomes that of another array when torch is done with it."""
+    """Another array gets the memory once torch's work on it has ended."""
     npu.release()
     x, other = torch.randn(64, 65), np.zeros((64, 65), np.float32)
     array = npu.asarray(x)
@@ -373,7 +373,7 @@ def test_devices_do_not_mix():
 
 def test_memory_that_the_device_cannot_read(torch_npu):
     x = torch.zeros(64).to("npu")
-    capsule = x[3:].__dlpack__()  # an address in the middle of the memory
+    capsule = x[3:].__dlpack__()  # an address that the device cannot read
     with pytest.raises(ag.ParamInvalidError, match=r"input: expected memory that begins at a multiple of 32 bytes"):
         agt.softmax(torch.from_dlpack(capsule))
 
@@ -433,7 +433,7 @@ def test_tensors_that_are_no_arrays():
     ):
         torch.vmap(npu.asarray)(x)
     with pytest.raises(ag.ParamTypeError, match=r"x: expected one of the device's dtypes float32, .*, got float64"):
-        npu.asarray(torch.zeros(3, dtype=torch.float64).to("npu"))  # x.double() is of float32 on a device
+        npu.asarray(torch.zeros(3, dtype=torch.float64).to("npu"))  # x.double() is float32 on a device
     with pytest.raises(ag.ParamInvalidError, match="x: expected rank 0 to 8, got rank 9"):
         npu.asarray(x.reshape((1,) * 8 + (3,)))
 
@@ -457,7 +457,7 @@ def test_tensors_over_arrays(device):
 
 @pytest.mark.parametrize("stride", [2**62, 2**63 - 1])
 def test_strides_that_lead_to_no_element_may_be_anything(stride):
-    """Those of an axis of length 1, in bytes, and as the device gets them."""
+    """The stride of an axis of length 1 may overflow, in bytes or as an argument of the device."""
     x = torch.arange(3.0)
     there = x.to("npu").as_strided((1, 3), (stride, 1))
     array = npu.asarray(there)
@@ -467,7 +467,7 @@ def test_strides_that_lead_to_no_element_may_be_anything(stride):
 
 
 def test_what_torch_writes_into_an_array_is_looked_at_again():
-    """Nothing is known any more of what the values were: targets outside the weight do not get to the device."""
+    """Values of an array that torch may have changed are checked again, so that no invalid target is computed."""
     x, w, target = problem(torch.bfloat16)
     target[target < 0] = 0
     there = [npu.asarray(each) for each in (x, w, target, torch.ones(BT))]
@@ -496,7 +496,7 @@ def test_what_torch_writes_into_an_array_is_looked_at_again():
 
 
 def allocations(device) -> int:
-    """On the device, when the library and torch have freed what nobody uses."""
+    """Free unused memory of the library and of torch, and return the number of allocations on the device."""
     npu.release()
     torch.npu.empty_cache()
     return device.counter("device_allocations")
@@ -523,7 +523,7 @@ def test_memory_lives_as_long_as_either_side(device):
     tensor = torch.from_dlpack(array)
     del tensor
     assert not array.known.is_shared
-    array.__dlpack__()  # a capsule that nobody uses
+    array.__dlpack__()  # an unused capsule
     assert array.numpy()[7] == 7
     del array
     assert allocations(device) == before
@@ -533,7 +533,7 @@ def test_memory_lives_as_long_as_either_side(device):
     array = npu.asarray(there)
     del there
     gc.collect()
-    torch.zeros(3).to("npu")  # would be given the memory, if it were free
+    torch.zeros(3).to("npu")  # torch would reuse the memory if it were free
     assert array.numpy().tolist() == right.tolist()
 
 

@@ -1,7 +1,7 @@
-"""Deliberate breaks of what shares memory with torch_npu, each of which the test doubles must catch.
+"""Break the sharing of memory with torch_npu deliberately, and test that the test doubles catch each break.
 
-As in `tests/npu/test_breaks.py`: a few words are replaced in a copy of the package, and a small check runs on it in a
-process of its own, which passes on an unbroken copy.
+As in `tests/npu/test_breaks.py`, a break replaces a few words in a copy of the package. A small check runs on the copy
+in a process of its own. It passes on an unbroken copy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Break(NamedTuple):
     file: str
     right: str
     wrong: str
-    caught: str  # what the check prints then, or a part of it
+    caught: str  # part of the check's output with this break
 
 
 BREAKS = {
@@ -200,7 +200,7 @@ if device.live():
 
 
 def problems_of(folder: Path) -> str:
-    """What the check says about the copy in this folder; empty when all is well."""
+    """Return the output of the check on the copy in this folder, empty without errors."""
     home = build("split")
     settings = environment(folder) | {"ASCEND_HOME_PATH": str(home), "OMP_NUM_THREADS": "1"}
     done = run(

@@ -1,4 +1,4 @@
-"""Calls of `ascend_grad` itself on tensors of torch_npu: results, the order of torch's stream, and what is refused."""
+"""Test `ascend_grad`'s functions on tensors of torch_npu: results, torch's stream, and refused calls."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from ascend_grad.torch.compat import torch_npu as compat
 pytestmark = pytest.mark.usefixtures("torch_npu")
 
 NAN = float("nan")
-#: What waits, or copies by the runtime.
+#: Functions of the runtime that wait or copy.
 WAITING = (
     *("aclrtSynchronizeStream", "aclrtSynchronizeStreamWithTimeout", "aclrtSynchronizeDevice", "aclrtMemset"),
     *("aclrtSynchronizeDeviceWithTimeout", "aclrtSynchronizeEvent", "aclrtMemcpy", "aclrtMemcpyAsync"),
@@ -78,7 +78,7 @@ def test_every_operator(operator: str, how: dict, dtype: str):
 
 
 def strided(value: Any) -> Any:
-    """The same values at every second place of a larger tensor whose axes are in reverse order."""
+    """Return the values as a view of a larger tensor, with steps of 2 and its axes in reverse order."""
     there = tensor(value)
     if not isinstance(there, torch.Tensor) or not there.dim():
         return there
@@ -110,7 +110,7 @@ def test_out(operator: str, dtype: torch.dtype | None, place: Callable):
     assert all(out._version > version for out, version in zip(outs, versions))
     if dtype is None or operator == LOSS:
         assert_results(outs, rights)
-    else:  # rounded to float32 only, but for linear operators, which round to the input's dtype on the device
+    else:  # the device rounds linear operators to the input's dtype, others to float32
         for out, right in zip(outs, rights, strict=True):
             np.testing.assert_allclose(values(out), right.astype(np.float32), rtol=2**-10, atol=1e-3)
 
@@ -146,7 +146,7 @@ def test_no_elements_and_no_rank():
 @pytest.mark.parametrize("constant", [True, False])
 @pytest.mark.parametrize("dtype", ["float32", BFLOAT16, "int64", ">f4", "bool"], ids=str)
 def test_arrays_of_the_host_are_copied_once(dtype: str | np.dtype, constant: bool):
-    """From any layout, and without further copies on the host."""
+    """Host arrays of any layout are copied to the device without another copy on the host."""
     array = (np.full(10**6, 1) if constant else np.arange(10**6) % 200).reshape(1000, 1000).astype(dtype)
     strided = array.T, array[::-1, 3:], np.broadcast_to(array[0, 1], (3, 4)), array[0, 1], array[:0]
     with on_current_stream(0) as queue:
@@ -159,7 +159,7 @@ def test_arrays_of_the_host_are_copied_once(dtype: str | np.dtype, constant: boo
         queue.copied(array)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-    if torch_npu_real.IS_INSTALLED:  # its test double copies on the host
+    if torch_npu_real.IS_INSTALLED:  # the double of torch_npu copies on the host
         assert peak < 1.5 * array.nbytes
 
 
@@ -174,7 +174,7 @@ def test_arguments_that_are_no_tensors_stay_as_they_are():
 @pytest.mark.parametrize("function", ["linear_cross_entropy", "data_parallel_linear_cross_entropy"])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_losses_over_ranks(function: str, reduction: str):
-    """These wait: numbers of each token pass through the host."""
+    """Losses over ranks are those of one rank. They wait, since numbers of each token pass through the host."""
     _, named = arguments_of(WHOLE, reduction=reduction)
     named.pop("vocab_start_index")
     named["target"] = np.where(named["target"] < 0, named["target"], named["target"] - 100)
@@ -212,7 +212,7 @@ def test_rows_without_gradient_hold_anything(mode: str):
 @pytest.mark.parametrize("mask", ["bool", "bits"])
 @pytest.mark.parametrize("wrong", [-1, V, 2**40, -(2**63)])
 def test_targets_outside_of_the_weight_make_nan(wrong: int, mask: str):
-    """An error of arrays. To raise it would wait, so the row is NaN, and nothing outside is read or written."""
+    """An invalid target of a tensor makes the row NaN, as raising would have to wait. Nothing outside is accessed."""
     _, named = arguments_of(GRADIENT, mask=mask)
     bits = named["target_mask"] if mask == "bool" else np.unpackbits(named["target_mask"], bitorder="little")[:BT] != 0
     row = int(np.flatnonzero(~bits)[1])
@@ -275,7 +275,7 @@ def test_all_rows_ignored():
 
 
 class Waits:
-    """What has waited or copied since it was made, less what a test double of torch_npu in Python does for itself."""
+    """Count waits and copies of the library since the start, without those of the double of torch_npu."""
 
     def __init__(self, torch_npu, device, monkeypatch: pytest.MonkeyPatch):
         self._device, self._of_the_double = device, Counter[str]()
@@ -311,7 +311,7 @@ def whole(x: torch.Tensor) -> torch.Tensor:
 
 
 def chain_of_torch_npu(x, w, target, grad, *, stored: bool) -> tuple:
-    """Compute the same with the functions of torch_npu's names."""
+    """Compute loss and gradients with the functions that have torch_npu's names."""
     *statistics, mask, masked, logits = compat.npu_fused_linear_online_max_sum(x, w, target, 0, len(w), stored)
     loss, softmax = compat.npu_fused_cross_entropy_loss_with_max_sum(*statistics, vocab_parallel_logits=logits)
     mode = (None, None, softmax) if stored else statistics[:2]
@@ -366,9 +366,9 @@ def test_a_call_returns_before_its_work_is_done(device):
         result = function(there)
         assert device.counter("in_flight") > 0
         torch.testing.assert_close(result.cpu(), torch.log_softmax(x, -1))
-    y = torch.softmax(there, -1)  # yet to be computed
+    y = torch.softmax(there, -1)  # not computed yet
     for _ in range(4):
-        y = ag.softmax(y)  # memory of the last one is given out again while it is in use
+        y = ag.softmax(y)  # the memory of each result is reused while its work is under way
     right = torch.softmax(x, -1)
     for _ in range(4):
         right = torch.softmax(right, -1)
@@ -380,7 +380,7 @@ def test_a_call_returns_before_its_work_is_done(device):
 
 
 def test_memory_is_torchs(device):
-    """Once torch has its blocks, nothing is allocated by anybody, and no stream is made."""
+    """Calls take memory from torch's blocks, and neither allocate memory nor create streams."""
     x = torch.randn(100, 100).to("npu")
     npu.release()
     for _ in range(3):
@@ -428,7 +428,7 @@ def backward_of_softmax() -> Callable[[], list]:
 
     def call() -> list:
         leaf = x.clone().requires_grad_()
-        with torch.autograd.set_multithreading_enabled(torch_npu_real.IS_INSTALLED):  # the double has no threads for it
+        with torch.autograd.set_multithreading_enabled(torch_npu_real.IS_INSTALLED):  # the double lacks threads
             value = agt.softmax(leaf)
             (grad,) = torch.autograd.grad(value, leaf, above)
         return [value.detach(), grad]
@@ -480,12 +480,12 @@ def test_either_stage_fails_in_backward_and_with_out(make, functions, failures: 
     [
         (ag.softmax, 1),
         (agt.softmax, 1),
-        # The double of torch_npu waits within the call: it computes operators of torch on the host.
+        # The double of torch_npu waits within the call, as it computes torch's operators on the host.
         *((whole, nth) for nth in range(1, 6) if torch_npu_real.IS_INSTALLED),
     ],
 )
 def test_work_that_fails_is_an_error_where_torch_waits(function, nth: int, wait: str, place: str, device, torch_npu):
-    """The call itself has returned; the next call on an array of the host or of the device works, and on a tensor."""
+    """Failed work raises in torch's next wait, not in the call. Later calls on arrays and tensors work."""
     x = torch.randn(9, 6).half()
     right = torch.softmax(x.double(), -1)
     there = x.to(place)
@@ -541,7 +541,7 @@ def test_what_does_not_mix():
 
 
 def test_what_does_not_mix_is_refused_before_values_are_read(torch_npu, device, monkeypatch: pytest.MonkeyPatch):
-    """To read those of a tensor would wait."""
+    """Calls that mix tensors of host and device are refused without waiting for values."""
     x, w, target, grad = chain_arguments()
     there = [each.to("npu") for each in (x, w, target, grad)]
     mask, bits = torch.zeros(BT, dtype=torch.bool), torch.zeros(2, dtype=torch.uint8)
@@ -591,7 +591,7 @@ def test_tensors_that_are_refused():
 
 
 def test_limits_of_the_device(device):
-    """As of other arrays of the device: an error that names the limit, and never the CPU instead."""
+    """Beyond a limit, a call on tensors raises an error that names the limit, and the CPU does not compute it."""
     x, w, target, grad = (each.to("npu") for each in chain_arguments())
     with pytest.raises(
         ag.ParamTypeError, match="linear_cross_entropy: input: the device takes dtype float16 or bfloat16"

@@ -1,4 +1,4 @@
-"""``ascend-grad check`` with tensors of torch_npu."""
+"""Test ``ascend-grad check`` with tensors of torch_npu."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_every_case_is_computed_with_tensors_too(dtype, device, tmp_path) -> Non
         assert main(["check", "--backend", backend, "--filter", f"log_softmax {dtype}", "--json", str(file)]) == 0
         (row,) = json.loads(file.read_text())["rows"]
         counts.append(row["cases"])
-    assert counts[0] == 4 * counts[1]  # arrays and tensors on two devices
+    assert counts[0] == 4 * counts[1]  # arrays and tensors, each on two devices
 
 
 @pytest.mark.parametrize("operator", OPERATORS)

@@ -1,4 +1,4 @@
-"""Tensors on an Ascend NPU: operators are deterministic where torch's algorithms have to be."""
+"""Test that operators on tensors are deterministic if torch's algorithms have to be."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("torch_npu")
 
 @pytest.fixture
 def deterministic(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # torch launches nothing for it
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # torch then launches no fills
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
@@ -63,7 +63,7 @@ def test_the_librarys_own_choice_holds_for_tensors(torch_npu, device) -> None:
     "place", [tensor, lambda each: npu.asarray(tensor(each)) if isinstance(each, np.ndarray) else each]
 )
 def test_the_first_stages_are_asked_as_in_the_call(operator: str, how: dict, place, torch_npu, device, deterministic):
-    """The bytes of deterministic operators may be others."""
+    """`workspace_size` sets the option as the call does, since deterministic operators may request other sizes."""
     positional, named = arguments_of(operator, **how)
     there, named = [place(each) for each in positional], {name: place(each) for name, each in named.items()}
     torch_npu.npu.synchronize(0)
@@ -78,7 +78,7 @@ def test_the_first_stages_are_asked_as_in_the_call(operator: str, how: dict, pla
 
 @pytest.mark.parametrize("operator", [GRADIENT, WHOLE])
 def test_all_operators_of_a_call_are_deterministic(operator: str, torch_npu, device, deterministic):
-    """Those on rows that were copied next to one another, and on intermediate results, too."""
+    """Operators on compacted rows and on intermediate results are also deterministic."""
     _, named = arguments_of(operator)
     there = {name: npu.asarray(tensor(each)) if isinstance(each, np.ndarray) else each for name, each in named.items()}
     torch_npu.npu.synchronize(0)
@@ -113,7 +113,7 @@ def test_a_runtime_without_the_option(monkeypatch: pytest.MonkeyPatch, determini
 @pytest.mark.parametrize("place", [lambda x: x, npu.asarray])
 @pytest.mark.parametrize("call", [ag.log_softmax, lambda x: ag.workspace_size("log_softmax", x)])
 def test_torchs_own_work_is_submitted_before_the_option_is_set(call, place, device, monkeypatch: pytest.MonkeyPatch):
-    """torch sets the option from a thread that submits what its queue on the host holds."""
+    """Torch's queue is submitted before the library sets the option, since torch sets it from its own thread."""
     x = torch.randn(64, 65).to("npu")
     there = place(x)
     torch.softmax(x, -1).cpu()

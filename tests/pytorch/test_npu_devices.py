@@ -1,4 +1,4 @@
-"""Two devices: calls run where their tensors are, whatever torch's current device is, which stays what it was."""
+"""Test two devices: calls run on the device of their tensors, and leave torch's current device unchanged."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def softmax(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def strided(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss needs rows next to one another: torch copies them on the device."""
+    """Compute a loss of strided rows, which torch copies on the device."""
     w = torch.linspace(-1, 1, V * x.shape[1], device="cpu").reshape(V, -1).half()
     target = torch.arange(x.shape[0])
     there = x.half().T.contiguous().T
@@ -35,14 +35,14 @@ def strided(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def borrowed(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """An array over a view of a tensor."""
+    """Compute on an array over a view of a tensor."""
     array = npu.asarray(x[1:, ::2])
     assert array.device == x.device.index
     return torch.from_numpy(ag.softmax(array).numpy()).to(x.device), torch.softmax(x[1:, ::2].cpu().double(), -1)
 
 
 def lent(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A tensor over the memory of an array."""
+    """Return a tensor over the memory of a result."""
     return torch.from_dlpack(ag.softmax(npu.asarray(x))), torch.softmax(x.cpu().double(), -1)
 
 
@@ -56,7 +56,7 @@ CALLS = {function.__name__: function for function in (softmax, strided, borrowed
 
 
 def on_both(call: Callable[[torch.Tensor], Any]) -> None:
-    """Tensors of both devices in turn, with each of them as torch's current device."""
+    """Call the function on tensors of both devices in turn, for each current device of torch."""
     for current in (0, 1):
         for index in (1, 0, 1):
             x = torch.randn(4, 6).to(f"npu:{index}")
@@ -93,7 +93,7 @@ def test_in_turn(name: str) -> None:
 
 @pytest.mark.parametrize("name", CALLS)
 def test_in_a_thread_of_its_own(name: str) -> None:
-    """Which is bound to no device before."""
+    """Calls work in a thread that is bound to no device."""
     in_a_thread(lambda: on_both(CALLS[name]))
 
 
@@ -133,7 +133,7 @@ def test_many_threads() -> None:
 
 
 def test_backward() -> None:
-    """On autograd's threads, of which there is one for each device. (The double of torch_npu has none.)"""
+    """Gradients are computed on autograd's thread of each device, which the double of torch_npu lacks."""
     x, above = torch.randn(4, 5), torch.randn(4, 5)
     right = value_and_gradients(lambda x: torch.softmax(x, -1), [x.double()], above.double())
     for current in (0, 1):

@@ -1,4 +1,4 @@
-"""What torch_npu itself cannot show over the test double of a device, or only by chance, shown on a double of it."""
+"""Test on a double of torch_npu what the real one shows only by chance, or not at all."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ascend_grad.contract import OPERATORS as ALL
 
 
 def test_private_formats(torch_npu):
-    """They come from an older interface of operators, which the test double of a device does not have."""
+    """Tensors of private formats are refused. An interface that the test double of a device lacks makes them."""
     x = torch.randn(3, 4)
     there = torch_npu.npu_format_cast(x.to("npu"), FRACTAL_NZ)
     expected = r"expected a tensor of format ND \(2; torch_npu.npu_format_cast\(input, 2\) makes one\), got format 29"
@@ -42,9 +42,9 @@ def test_private_formats(torch_npu):
 
 @pytest.mark.usefixtures("slowly")
 def test_without_waiting_results_are_wrong(torch_npu, device, monkeypatch: pytest.MonkeyPatch):
-    """Of arrays over tensors, which are used on another stream: so the test double notices.
+    """Without the wait for torch, arrays over tensors give wrong results, which the test double reports.
 
-    torch_npu itself hands its work over at a time of its own.
+    The real torch_npu submits its work at times that a test cannot choose.
     """
     monkeypatch.setattr(runtime, "wait_for_torch", lambda device: None)
     y, values = pending()
@@ -52,7 +52,7 @@ def test_without_waiting_results_are_wrong(torch_npu, device, monkeypatch: pytes
     with pytest.raises(AssertionError):
         assert_close(result, torch.softmax(values, -1), torch.float32)
     y, _ = pending()
-    assert torch_npu.npu.current_stream(0).npu_stream  # what was kept back goes to the stream
+    assert torch_npu.npu.current_stream(0).npu_stream  # submits the queue to the stream
     ag.softmax(npu.asarray(y))
     assert any("work on another stream" in violation for violation in device.violations())
     device.reset()
@@ -94,10 +94,10 @@ def unharmed(torch_npu, device, monkeypatch: pytest.MonkeyPatch) -> set[int]:
     return numbers
 
 
-#: Functions that release something, and do so where they report a failure.
+#: Functions that release something even if they report a failure.
 RELEASING = re.compile("acl(rt)?(Destroy|Free)")
 
-# Tensors are kept in names: where an exception drops one, the double's own function for that cannot run.
+# Tensors are kept in variables: the double could not release one that an exception drops.
 
 
 def rowwise(x: torch.Tensor) -> list[torch.Tensor]:
@@ -139,7 +139,7 @@ def backward(x: torch.Tensor) -> list[torch.Tensor]:
 
 
 def outs(x: torch.Tensor) -> list[torch.Tensor]:
-    """Write results into tensors: of the same dtype, of another one, and with gaps in memory."""
+    """Write results into tensors of the same dtype, of another dtype, and with gaps in memory."""
     same, other, wide = torch.zeros_like(x), torch.zeros_like(x).half(), torch.zeros(8, 12).to(x.device)
     gaps = wide[::2, ::2]
     for out in (same, other, gaps):
@@ -182,9 +182,9 @@ CALLS: dict[Callable[[torch.Tensor], list[torch.Tensor]], set[str]] = {
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("current", [0, 1])
 def test_every_call_of_the_runtime_fails_once(current: int, call, torch_npu, device, unharmed, caplog) -> None:
-    """Nothing is left; torch's device and streams and the thread's context are as before; the next call works.
+    """A failure leaks nothing, restores torch's device and streams and the thread's context, and the next call works.
 
-    The context, or its option, differs only where the call that restores it was struck, which a warning tells.
+    The context or its option differs only if the call that restores it fails, of which a warning tells.
     """
     x = torch.randn(4, 6).to("npu:1")
 
@@ -212,7 +212,7 @@ def test_every_call_of_the_runtime_fails_once(current: int, call, torch_npu, dev
         before, unchanged, struck = left(), state(), set()
 
         def assert_works() -> None:
-            """Leave nothing behind, and the numbers of the double's calls in a call that begins like the next one."""
+            """Check that the call works and leaks nothing, and number the double's own calls for the next attempt."""
             device.reset()
             unharmed.clear()
             assert all(torch.equal(each.cpu(), right) for each, right in zip(call(x), rights, strict=True))
@@ -246,4 +246,5 @@ def test_every_call_of_the_runtime_fails_once(current: int, call, torch_npu, dev
             assert_works()
             if is_over:
                 break
-        assert struck >= CALLS[call] - ({"aclrtSetDevice"} if current == 1 else set())  # the thread is bound already
+        # A thread that is bound to the device needs no aclrtSetDevice.
+        assert struck >= CALLS[call] - ({"aclrtSetDevice"} if current == 1 else set())

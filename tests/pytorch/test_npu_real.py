@@ -1,4 +1,4 @@
-"""What only the wheel of torch_npu shows, on the test double of a device."""
+"""Test what only the wheel of torch_npu shows, over the test double of a device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("torch_npu")
 
 
 def test_backward_over_both_devices() -> None:
-    """On a thread of autograd for each device."""
+    """Gradients that pass over both devices are computed on autograd's threads."""
     x = torch.randn(4, 5)
 
     def ours(x: torch.Tensor) -> torch.Tensor:
@@ -34,7 +34,7 @@ def test_backward_over_both_devices() -> None:
 
 
 def test_the_queue_of_another_device_is_not_handed_over() -> None:
-    """Reading ``npu_stream`` hands over what torch holds back for its current device, which a wait has to respect."""
+    """Work on another device is waited for, though reading ``npu_stream`` submits the current device's queue alone."""
     x = torch.randn(64, 65)
     for _ in range(20):
         there = x.to("npu:1")
@@ -44,7 +44,7 @@ def test_the_queue_of_another_device_is_not_handed_over() -> None:
 
 
 def test_a_thread_that_is_bound_to_another_device_fails_once(device) -> None:
-    """Its context could not be restored: no stream or memory of the other device is kept."""
+    """If a thread's context cannot be restored, the call fails, and later calls work."""
     x = torch.randn(4, 6)
     there = x.to("npu:1")
     calls = (lambda: agt.softmax(there).cpu(), lambda: torch.from_numpy(ag.softmax(npu.asarray(there.T)).numpy().T))
@@ -57,9 +57,9 @@ def test_a_thread_that_is_bound_to_another_device_fails_once(device) -> None:
                 call()
             except ag.AscendGradError:
                 failed += 1
-            device.reset()  # the test double has noticed, too
+            device.reset()  # clears the recorded violations
             assert_close(call(), torch.softmax(x.double(), dim), torch.float32, steps=4)
-    assert failed  # of the calls on the array, which are on a stream of ours
+    assert failed  # calls on the array fail, as they run on the library's stream
 
 
 # ---- the fused operators of torch_npu itself -------------------------------------------------------------------------
@@ -90,7 +90,7 @@ def chain(module, x, w, target, grad, *, start: int, stored: bool) -> tuple:
     found = module.npu_fused_linear_online_max_sum(x, w, target, start, start + len(w), stored)
     *statistics, mask, masked_target, logits = found
     loss, softmax = module.npu_fused_cross_entropy_loss_with_max_sum(*statistics, vocab_parallel_logits=logits)
-    kept = None if softmax is None else softmax.clone()  # torch_npu overwrites it
+    kept = None if softmax is None else softmax.clone()  # torch_npu overwrites the softmax
     mode = (None, None, softmax) if stored else tuple(statistics[:2])
     gradients = module.npu_fused_linear_cross_entropy_loss_with_max_sum_backward(
         grad, x, w, mask, masked_target, 0.0, *mode
@@ -103,11 +103,11 @@ def chain(module, x, w, target, grad, *, start: int, stored: bool) -> tuple:
 @pytest.mark.parametrize("index", [torch.int32, torch.int64], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_the_same_chain_through_both(dtype, index, stored: bool, place: str, torch_npu) -> None:
-    """Compare bits: the device computes both. Only bits of the mask beyond the last row may differ."""
-    rows, words, start = 13, 130, 40
-    x, w = torch.randn(rows, 6).to(dtype), torch.randn(words, 6).to(dtype)
+    """Both modules give the same bits, since the device computes both, except for mask bits beyond the last row."""
+    rows, entries, start = 13, 130, 40
+    x, w = torch.randn(rows, 6).to(dtype), torch.randn(entries, 6).to(dtype)
     target, grad = torch.randint(0, 200, (rows,)).to(index), torch.arange(rows) + 1.0
-    target[:3] = torch.tensor([start, start + words - 1, start + words])
+    target[:3] = torch.tensor([start, start + entries - 1, start + entries])
     there = [each.to(place) for each in (x, w, target, grad)]
     with torch.npu.device(place):
         rights = chain(torch_npu, *there, start=start, stored=stored)
@@ -119,7 +119,7 @@ def test_the_same_chain_through_both(dtype, index, stored: bool, place: str, tor
         assert (each.device, each.dtype, each.shape) == (right.device, right.dtype, right.shape)
         each, right = each.cpu(), right.cpu()
         if number == 3:
-            bits = (target < start) | (target >= start + words)
+            bits = (target < start) | (target >= start + entries)
             for mask in (each, right):
                 assert [bool(mask[row // 8] >> row % 8 & 1) for row in range(rows)] == bits.tolist()
         else:
@@ -141,11 +141,11 @@ def test_each_takes_the_results_of_the_other(torch_npu) -> None:
 
 
 def test_torch_npu_leaves_gradients_out(torch_npu) -> None:
-    """Show the difference that the documents of `compat.torch_npu` name."""
+    """torch_npu's function has no gradient and warns. The function of `compat.torch_npu` raises."""
     x, w, target = torch.randn(13, 6).half(), torch.randn(130, 6).half(), torch.arange(13)
     x, w, target = x.to("npu").requires_grad_(), w.to("npu"), target.to("npu")
     result = torch_npu.npu_fused_linear_online_max_sum(x, w, target, 0, 130)[0]
-    result.sum().backward()  # with a warning of torch's on stderr
+    result.sum().backward()  # torch warns on stderr
     assert x.grad is None
     with pytest.raises(NotImplementedError, match="the operator has no gradient of its own"):
         compat.npu_fused_linear_online_max_sum(x, w, target, 0, 130)[0].sum().backward()

@@ -69,7 +69,9 @@ def test_every_generated_file_declares_that_it_needs_no_lock():
     """Check what Cython wrote for the build, which is the same text for Pythons with the lock and without it."""
     root = Path(__file__).parents[2]
     sources = {path.stem for path in (root / "pyx").rglob("*.pyx")}
-    generated = {path.stem: path.read_text() for path in (root / "build" / "cython").rglob("*.c")}
+    # Earlier builds may have left files of modules that are gone.
+    paths = [path for path in (root / "build" / "cython").rglob("*.c") if path.stem in sources | {"_cyutility"}]
+    generated = {path.stem: path.read_text() for path in paths}
     if not generated:
         pytest.skip("there is no build/cython: the modules were built elsewhere")
     declared = {

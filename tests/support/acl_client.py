@@ -1,4 +1,4 @@
-"""A small client of the Ascend runtime, by ctypes: the tests of the test double must not need the binding."""
+"""A small client of the Ascend runtime by ctypes, so that tests of the test double do not need the binding."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ _OPERATORS: dict[str, tuple] = {
     "ScaledMaskedSoftmax": (c_void_p, c_void_p, c_double, c_bool, c_void_p),
     "FusedLinearOnlineMaxSum": (*[c_void_p] * 3, c_int64, c_int64, *[c_void_p] * 6),
     "FusedCrossEntropyLossWithMaxSum": (*[c_void_p] * 3, c_float, *[c_void_p] * 5),
-    # some of torch_npu's own
+    # operators of torch_npu
     "InplaceCopy": (c_void_p, c_void_p),
     "Add": (*[c_void_p] * 4,),
     "Muls": (*[c_void_p] * 3,),
@@ -108,7 +108,7 @@ class StatusError(Exception):
 
 
 class Acl:
-    """Calls by name, and what makes them short. It destroys what it made in `clear`, in whatever state that is."""
+    """The functions of the runtime by name, with helpers. `clear` destroys all objects that it made, in any state."""
 
     def __init__(self, *libraries: Path) -> None:
         self._libraries = [ctypes.CDLL(str(library)) for library in libraries]
@@ -157,7 +157,7 @@ class Acl:
         return self._made("aclrtMallocHost", self.host_memory, nbytes)
 
     def to_device(self, array: np.ndarray) -> int:
-        """Device memory with the values of the array."""
+        """Allocate device memory with the values of the array, and return its address."""
         array = np.ascontiguousarray(array)
         address = self.malloc(max(array.nbytes, 1))
         if array.nbytes:
@@ -197,13 +197,13 @@ class Acl:
         return handle
 
     def put(self, array: np.ndarray, **settings) -> int:
-        """A tensor with the values of the array."""
+        """Make a tensor with the values of the array."""
         handle = self.tensor(self.to_device(array), array.shape, array.dtype, **settings)
         assert handle is not None
         return handle
 
     def prepare(self, name: str, *arguments) -> tuple[int, int, int | None]:
-        """The first phase: its code, the workspace, the executor."""
+        """Run the first phase, and return its code, the size of the workspace and the executor."""
         size, executor = c_uint64(), c_void_p()
         code = getattr(self, f"aclnn{name}GetWorkspaceSize")(*arguments, ctypes.byref(size), ctypes.byref(executor))
         if code == 0:
@@ -211,7 +211,7 @@ class Acl:
         return code, size.value, executor.value
 
     def launch(self, name: str, *arguments, stream: int) -> None:
-        """Both phases; what they need is freed by `clear`."""
+        """Run both phases. `clear` frees their objects."""
         code, size, executor = self.prepare(name, *arguments)
         if code:
             raise StatusError(f"aclnn{name}GetWorkspaceSize", code)
@@ -248,7 +248,7 @@ class Acl:
 
 
 def broken(double: StandIn, words: str) -> None:
-    """Exactly one rule was broken, and the record says so."""
+    """Check that the record has exactly one violation, of this rule."""
     violations = double.violations()
     assert len(violations) == 1, violations
     assert words in violations[0]

@@ -1,10 +1,10 @@
-"""Deliberate breaks of the library, each of which the named tests must catch.
+"""Break the library deliberately, and tell whether the named tests catch each break.
 
-``python tests/support/breaks.py [WORD ...]`` makes all of them, or those whose names have these words.
+``python tests/support/breaks.py [WORD ...]`` makes all breaks, or the breaks whose names have these words.
 
-Each one is made in a temporary copy of the package: a few words are replaced in one file, what has to be compiled is
-compiled again, and the tests run on the copy. This takes minutes, so it is no test itself: run it after changes of the
-tests, with words of the breaks' names to choose some. Breaks of the NPU backend are in ``npu/test_breaks.py``.
+A break replaces a few words in one file of a temporary copy of the package. The affected modules are compiled again,
+and the tests run on the copy. This takes minutes, so it is no test itself: run it after changes of the tests. Breaks of
+the NPU backend are in ``npu/test_breaks.py``.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Break(NamedTuple):
     file: str
     right: str
     wrong: str
-    tests: tuple[str, ...]  # arguments of pytest; each of them has to catch it
+    tests: tuple[str, ...]  # arguments of pytest; each of these tests has to catch the break
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """Compiled modules that have to be made anew."""
+        """Compiled modules that have to be built again."""
         if self.file.endswith(".pyx"):
             return (Path(self.file).stem,)
         headers = {

@@ -1,4 +1,4 @@
-"""Copies of the package with one deliberate break each, to see whether it is caught."""
+"""Make copies of the package with one deliberate break each."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def copy_of_the_package(folder: Path) -> None:
-    """The sources of the compiled modules, and the installed package with the modules themselves."""
+    """Copy the installed package, and the sources of its compiled modules."""
     for name in ("pyx", "include"):
         shutil.copytree(ROOT / name, folder / name)
     shutil.copytree(
@@ -39,7 +39,7 @@ def copy_of_the_package(folder: Path) -> None:
             os.symlink(source, target) if source.endswith(".so") else shutil.copy(source, target)
         ),
     )
-    for declarations in (ROOT / "pyx").rglob("*.pxd"):  # Cython finds them by the name of the package
+    for declarations in (ROOT / "pyx").rglob("*.pxd"):  # Cython finds declarations by the name of the package
         shutil.copy(declarations, folder / "ascend_grad")
     # Modules of a wheel look for OpenMP's library there.
     libraries = PACKAGE.with_name("ascend_grad.libs")

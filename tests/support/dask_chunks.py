@@ -1,4 +1,4 @@
-"""NumPy arrays as dask arrays in chunks that hypothesis draws."""
+"""Turn NumPy arrays into dask arrays with chunks that hypothesis draws."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def cuts(length: int):
 
 
 def chunks(shape: tuple[int, ...], whole: int | None = None):
-    """Chunks of an array that is not cut along the axis ``whole``."""
+    """Draw chunks of an array that is not cut along the axis ``whole``."""
     return st.tuples(*(st.just((n,)) if axis == whole else cuts(n) for axis, n in enumerate(shape)))
 
 

@@ -1,7 +1,7 @@
 """Limits of the devices, written from the operators' documents and not from the library.
 
-`code` is about a device of the family 910B; `takes` about the operators and dtypes of all families, and `documents`
-about those that the vendor documents.
+`code` is about a device of the family 910B. `takes` is about the operators and dtypes that any family has, `documents`
+about the operators and dtypes that the vendor documents.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Legacy DLPack capsules as a consumer and as a producer see them, by ctypes."""
+"""Consume and produce legacy DLPack capsules, by ctypes."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _rename = _function("PyCapsule_SetName", ctypes.c_int, ctypes.py_object, c_char_
 
 
 def capsule_of(managed: DLManagedTensor) -> object:
-    """A capsule over a structure, which lives until its deleter is called."""
+    """Return a capsule over a structure, which lives until its deleter is called."""
     return _new(ctypes.addressof(managed), b"dltensor", None)
 
 
 class Consumer:
-    """The consumer of a capsule, until `close`."""
+    """The consumer of a capsule, which holds it until `close`."""
 
     def __init__(self, capsule: object):
         self._address = _pointer(capsule, b"dltensor")
@@ -49,7 +49,7 @@ class Consumer:
         self.tensor = self._managed.tensor
 
     def numbers(self, name: str) -> tuple[int, ...]:
-        """Shape or strides."""
+        """Return a shape, or strides, as a tuple."""
         return tuple(getattr(self.tensor, name)[: self.tensor.ndim])
 
     def close(self) -> None:

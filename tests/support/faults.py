@@ -1,4 +1,4 @@
-"""Faults: ways to spoil one argument of a good call, and what is then raised."""
+"""Faults: ways to spoil one argument of a good call, with the exception that each raises."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Fault(NamedTuple):
     label: str
     spoil: Callable[[Any], Any]
     raises: type[ag.AscendGradError]
-    blamed: str  # the argument that the message names
+    blamed: str  # argument that the message names
 
     def __str__(self) -> str:
         return f"{self.argument} {self.label}"
@@ -39,7 +39,7 @@ class Case(NamedTuple):
 
 @contextmanager
 def about(subject: object) -> Iterator[None]:
-    """Add the subject to exceptions of the block."""
+    """Add the subject to the notes of exceptions that the block raises."""
     try:
         yield
     except BaseException as error:
@@ -58,7 +58,7 @@ class Hostile:
 
 
 class WithUnit(np.ndarray):
-    """An array whose numbers count something, so that NumPy's functions have to ask it."""
+    """An array of a class that refuses NumPy's functions, as arrays with units do."""
 
     def __array_function__(self, *args, **kwargs):
         return NotImplemented
@@ -72,14 +72,14 @@ class Scaled(np.ndarray):
 
 
 class Recorded(np.ndarray):
-    """An array that hears of every function."""
+    """An array of a class that refuses NumPy's ufuncs."""
 
     def __array_ufunc__(self, *args, **kwargs):
         return NotImplemented
 
 
 class Noted(np.ndarray):
-    """An array with a note that its parts and results have, too; arithmetic knows nothing of it, so it is no fault."""
+    """An array with an attribute that its views and results inherit. Arithmetic ignores it, so it is no fault."""
 
     note = ""
 
@@ -90,7 +90,7 @@ class Noted(np.ndarray):
         return super().__array_wrap__(array, context, return_scalar)
 
 
-#: Ways to give an array a meaning that its elements alone do not have. A matrix has two axes, so it is apart.
+#: Ways to give an array a meaning beyond its elements. A matrix is separate, as it has two axes.
 MEANINGS = {
     "masked": np.ma.array,
     "masked in part": lambda x: np.ma.array(x, mask=np.arange(np.size(x)).reshape(np.shape(x)) % 2 == 0),
@@ -142,7 +142,7 @@ def as_dtype(dtype) -> Callable[[Any], Any]:
 
 
 def self_overlapping(x: np.ndarray) -> np.ndarray:
-    """Rows that start within the row before."""
+    """Return an array whose rows overlap."""
     memory = np.zeros(sum(x.shape), x.dtype)
     return np.lib.stride_tricks.as_strided(memory, x.shape, [x.itemsize] * x.ndim)
 

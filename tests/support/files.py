@@ -1,4 +1,4 @@
-"""Files that ``ascend-grad apply`` reads and writes, and commands that succeed or are refused."""
+"""Make files for ``ascend-grad apply``, and run commands that succeed or are refused."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ def save(**arrays: np.ndarray) -> list[str]:
 
 
 def apply(operator: str, *options: str, raw: bool = False) -> None:
-    """Run the command with the result in out.npy; it must succeed."""
+    """Run the command, which must succeed, with the result in out.npy."""
     assert main(["apply", operator, *options, *(["--dtype", "bfloat16"] if raw else []), "-o", "out.npy"]) == 0
 
 
 def assert_same_file(expected: np.ndarray, name: str = "out.npy") -> None:
-    """The file is what NumPy would write, byte for byte."""
+    """Check that the file has the bytes that NumPy would write."""
     buffer = io.BytesIO()
     np.save(buffer, expected)
     assert Path(name).read_bytes() == buffer.getvalue()
 
 
 def linear_values(dtype: np.dtype, shape: tuple[int, int, int] = (10, 21, 5)) -> dict[str, np.ndarray]:
-    """Arguments of the gradient, memory-saving mode, for (BT, V, H); some targets live in another shard."""
+    """Make arguments of the gradient, for (BT, V, H) and the memory-saving mode, with some targets in another shard."""
     rows, vocabulary, width = shape
     rng = generator(shape, str(dtype))
     x, weight = (rng.standard_normal((n, width)).astype(dtype) for n in (rows, vocabulary))
@@ -69,7 +69,7 @@ def result_files(*names: str) -> list[str]:
 
 
 def everything_here() -> dict[str, tuple[int, int, int]]:
-    """Inode, size and time of modification of all files, and inodes of directories, links and the like."""
+    """Return inode, size and modification time of all files, and inodes of directories and links."""
     found = {}
     for folder, folders, files in os.walk("."):
         for name in (*folders, *files):
@@ -81,7 +81,7 @@ def everything_here() -> dict[str, tuple[int, int, int]]:
 
 
 def refused(capsys, *argv: str) -> str:
-    """The message of a command that fails and leaves everything as it was."""
+    """Check that a command fails and changes no file, and return its message."""
     before = everything_here()
     assert main(["apply", *argv]) == 2
     assert everything_here() == before
@@ -93,7 +93,7 @@ def refused(capsys, *argv: str) -> str:
 
 
 def sparse(name: str, shape: tuple[int, ...], dtype: str = "<f4") -> int:
-    """A file of zeros that takes no space; returns its size."""
+    """Make a sparse file of zeros, and return its size."""
     with open(name, "wb") as file:
         np.lib.format.write_array_header_1_0(file, {"descr": dtype, "fortran_order": False, "shape": shape})
         file.truncate(file.tell() + math.prod(shape) * np.dtype(dtype).itemsize)
@@ -101,7 +101,7 @@ def sparse(name: str, shape: tuple[int, ...], dtype: str = "<f4") -> int:
 
 
 def peak_anonymous_bytes(*argv: str) -> int:
-    """The most anonymous memory that the command was seen to hold."""
+    """Return the most anonymous memory of the command in samples, in bytes."""
     process, peak = start("apply", *argv), 0
     while process.poll() is None:
         with contextlib.suppress(OSError, StopIteration):

@@ -1,13 +1,13 @@
-"""Random calls of the public operators, right and wrong ones.
+"""Make random calls of the public operators, valid and invalid ones.
 
-``python tests/support/fuzz.py [--calls COUNT] [--seed SEED]`` makes them.
+``python tests/support/fuzz.py [--calls COUNT] [--seed SEED]`` makes the calls.
 
-What is right is computed by the CPU's backend and by the reference. Both have to be within the bounds of
-`ascend_grad.bounds`, and the CPU's result has the bits of the same call on contiguous arrays and one thread. What is
-wrong has to be refused by both, in the same words, with the exception and for the argument that the contract names.
-Nothing but results is ever written.
+Valid calls are computed by the CPU backend and by the reference. Both results have to be within the bounds of
+`ascend_grad.bounds`, and the CPU's result has the bits of the same call on contiguous arrays and one thread. Both
+backends have to refuse an invalid call with the same message, with the exception and the argument that the contract
+names. Memory outside of the results must not change.
 
-A call depends on the seed and on its number alone. One that fails is printed with both, and with the command that
+A call depends on the seed and on its number alone. A failing call is printed with both, and with the command that
 repeats it: ``python tests/support/fuzz.py --seed SEED --call NUMBER``.
 """
 
@@ -35,9 +35,9 @@ from samples import GUARD, assert_fresh, assert_identical, bytes_inside, native_
 import ascend_grad as ag
 from ascend_grad import _cpu, contract
 
-#: The share of calls that are to be refused.
+#: The share of invalid calls.
 FAULTY = 0.4
-#: Failures after which a process ends.
+#: Number of failures after which a process ends.
 MAX_FAILURES = 5
 
 
@@ -47,7 +47,7 @@ class Options(NamedTuple):
 
 
 class Made(NamedTuple):
-    """Hold a call as it is made: the sample that it comes from, its faults, and the arguments."""
+    """A call with its arguments, the sample that it comes from, and its faults."""
 
     sample: Sample
     faults: list[Fault]
@@ -55,7 +55,7 @@ class Made(NamedTuple):
 
 
 def make(options: Options, number: int) -> Made:
-    """Draw the call of this number."""
+    """Draw the call with this number."""
     draw = Draw(f"{options.seed} {number}")
     sample = random_sample(draw, options.libraries)
     faults = broken(draw, sample) if draw.chance(FAULTY) else []
@@ -67,7 +67,7 @@ def variant_of(options: Options, number: int) -> str:
     return Draw(f"variant {options.seed} {number}").choice(_cpu.supported_variants())
 
 
-# ---- what is checked -------------------------------------------------------------------------------------------------
+# ---- checks ----------------------------------------------------------------------------------------------------------
 
 
 def contents(value: Any) -> list[bytes]:
@@ -93,7 +93,7 @@ def refusal(function: Callable, *args: Any, **arguments: Any) -> ag.AscendGradEr
 
 
 def check_refused(made: Made) -> None:
-    """Check that all backends and questions refuse the call in the same words, and that nothing is written."""
+    """Check that all backends, `explain` and `workspace_size` refuse the call alike, and that nothing is written."""
     sample, faults, arguments = made
     operator, fault = sample.operator, faults[0]
     before = all_contents(sample)
@@ -145,7 +145,7 @@ def plain_results(made: Made, results: tuple[Any, ...], *, fresh_checks: bool) -
 
 
 def check_untouched(sample: Sample) -> None:
-    """Check that no argument was modified, nor anything around the results."""
+    """Check that no argument and no byte around the results was modified."""
     places = [place for place in sample.outs if place is not None]
     for name, array in sample.arrays.items():
         if not any(np.may_share_memory(array, place.array) for place in places):
@@ -158,7 +158,7 @@ def check_untouched(sample: Sample) -> None:
 
 
 def check_computed(options: Options, number: int, made: Made) -> None:
-    """Check what both backends compute, and that neither layout nor threads change a bit."""
+    """Check the results of both backends, and that neither layout nor threads change a bit."""
     function = getattr(ag, made.sample.operator)
     within_bounds = expectation(made.sample)
     results = plain_results(made, results_of(made.sample, function(**made.arguments, backend="cpu")), fresh_checks=True)
@@ -181,7 +181,7 @@ def check_computed(options: Options, number: int, made: Made) -> None:
 
 
 def check(options: Options, number: int) -> Made:
-    """Make the call of this number and check what comes of it."""
+    """Make the call with this number, and check its outcome."""
     made = make(options, number)
     if made.faults:
         check_refused(made)
@@ -199,7 +199,7 @@ def repeating(options: Options, number: int) -> str:
 
 
 def described(options: Options, number: int) -> str:
-    """Describe the call: its operator, what is wrong with it, its arguments."""
+    """Describe the call: its operator, faults and arguments."""
     made = make(options, number)
     lines = [f"{made.sample.operator} on {variant_of(options, number)}, arrays of {made.sample.library.name}"]
     lines += [f"  to be refused for {fault.stage}: {fault}" for fault in made.faults]
@@ -208,7 +208,7 @@ def described(options: Options, number: int) -> str:
 
 
 def report(options: Options, number: int) -> str:
-    """Return what is printed of a call that has just failed."""
+    """Return the report of a call that has just failed."""
     failure = traceback.format_exc()
     try:
         words = described(options, number)
@@ -218,7 +218,7 @@ def report(options: Options, number: int) -> str:
 
 
 def run_calls(options: Options, numbers: range, current: Any, counts: collections.Counter, *, variants: bool) -> int:
-    """Make these calls and return the number of failures. `current` tells the call under way."""
+    """Make these calls, and return the number of failures. `current` receives the number of the current call."""
     failures = 0
     for number in numbers:
         current.value = number
@@ -249,7 +249,7 @@ def run_process(options: Options, parts: list[range], currents: list[Any], total
     work(0)
     for thread in threads:
         thread.join()
-    gc.collect()  # objects in tracebacks of failures
+    gc.collect()  # frees the objects in tracebacks of failures
     if producers.live or producers.wrongly_deleted:
         print(f"handed out and not deleted: {len(producers.live)}; wrongly deleted: {producers.wrongly_deleted}")
         failures[0] += 1
@@ -262,8 +262,8 @@ def interleaved(calls: int, parts: int) -> Iterator[range]:
 
 
 def run(options: Options, calls: int, processes: int, threads: int) -> int:
-    """Make the calls 0 to `calls` - 1. A process that ends by a signal is told of with the calls that it was at."""
-    # Threads that spin while they wait would keep the other processes' threads from the cores.
+    """Make the calls 0 to `calls` - 1. If a process ends by a signal, report its current calls."""
+    # Waiting threads must not spin, since they would keep other processes from the cores.
     os.environ |= {"OMP_WAIT_POLICY": "passive", "OPENBLAS_NUM_THREADS": "1"}
     context = multiprocessing.get_context("spawn")
     totals = context.SimpleQueue()

@@ -1,4 +1,4 @@
-"""Arrays of random calls: any layout, memory that a result shares with an input, arrays of other libraries."""
+"""Draw the arrays of random calls, in any layout, with shared memory, and of other libraries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ascend_grad import arguments
 
 
 class Draw(random.Random):
-    """Random choices, the same ones for the same seed on every machine."""
+    """A source of random choices, which are the same for the same seed on every machine."""
 
     def chance(self, probability: float) -> bool:
         return self.random() < probability
@@ -55,7 +55,7 @@ def random_layout(draw: Draw, rank: int, itemsize: int, form: Form) -> Layout:
 
 
 def random_view(draw: Draw, array: np.ndarray, form: Form, *, repeats: bool) -> np.ndarray:
-    """Lay the values out; with `repeats` some axes may repeat their first element without memory of its own."""
+    """Return the values in a random layout. With `repeats`, some axes may repeat their first element with stride 0."""
     repeated = [axis for axis in range(array.ndim) if draw.chance(0.15)] if repeats and array.size else []
     core = array[tuple(slice(0, 1) if axis in repeated else slice(None) for axis in range(array.ndim))]
     layout = random_layout(draw, array.ndim, array.itemsize, form)
@@ -69,7 +69,7 @@ def random_view(draw: Draw, array: np.ndarray, form: Form, *, repeats: bool) -> 
 def sharing_memory(
     draw: Draw, array: np.ndarray, shape: tuple[int, ...], dtype: np.dtype, form: Form
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the values again, a result of this shape and dtype that may share their memory, and the bytes around both.
+    """Return the values, a result of this shape and dtype that may share their memory, and the bytes around both.
 
     Often both begin at the same address.
     """
@@ -92,7 +92,7 @@ def itself(array: Any) -> Any:
 
 
 def in_library(make: Callable[..., Any]) -> Callable[[np.ndarray], Any]:
-    """Return a function that makes a producer's array, which says whether its memory may be written to."""
+    """Return a function that makes an array of a producer, read-only or writable."""
 
     def give(array: np.ndarray) -> Any:
         return make(array) if array.flags.writeable else make(array, flags=READ_ONLY)
@@ -169,7 +169,7 @@ def given(library: Library, value: Any) -> Any:
 
 
 def disguised(draw: Draw, array: np.ndarray) -> Any:
-    """Return the same values as something else that NumPy converts to an array of the same dtype and shape."""
+    """Return the values as another object that NumPy converts to an array of the same dtype and shape."""
     forms: list[Callable[[np.ndarray], Any]] = [WithArray, lambda x: x.view(Noted)]
     if array.dtype.kind in "biuf":  # bfloat16 has no buffer format
         forms.append(memoryview)
@@ -178,11 +178,11 @@ def disguised(draw: Draw, array: np.ndarray) -> Any:
     return draw.choice(forms)(array)
 
 
-# ---- words -----------------------------------------------------------------------------------------------------------
+# ---- reports ---------------------------------------------------------------------------------------------------------
 
 
 def shown(value: Any) -> str:
-    """Return what a report says of an argument."""
+    """Return the description of an argument in a report."""
     if isinstance(value, (tuple, list)) and any(hasattr(each, "dtype") or hasattr(each, "array") for each in value):
         return f"{type(value).__name__} of {', '.join(map(shown, value))}"
     array = getattr(value, "array", value)

@@ -1,7 +1,7 @@
-"""Random calls of the operators that are right, and what has to come out of them.
+"""Draw random valid calls of the operators, with their expected results.
 
-A call is drawn from its seed and its number alone, so that it can be made again: by itself, and for every backend, as
-a call may write over its own arguments.
+A call is drawn from its seed and its number alone. It can therefore be made again, alone or for another backend, even
+if it overwrites its own arguments.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from ascend_grad import contract
 from ascend_grad.arrays import native
 
 SIZES = (0, 1, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 48, 65, 70, 130, 300)
-#: Shapes of one call in a hundred: larger than one thread computes by default, with rows of several splits.
+#: Shapes of one call in a hundred. They take several threads by default, and their rows have several splits.
 LARGE_SHAPES = ((40, 5000), (5000, 40), (2, 70001), (100003,), (300, 17, 30), (3, 4, 5, 6, 7, 8, 9, 2))
 LARGE_MASKED_SHAPES = ((2, 3, 40, 700), (1, 1, 2, 70001), (4, 4, 2000, 5))
 LARGE_LINEAR_SHAPES = ((130, 1500, 70), (700, 300, 40), (5, 20000, 33), (2000, 17, 129))
 LINEAR_SIZES = (0, 1, 1, 2, 3, 5, 8, 9, 16, 17, 33, 50)
 
-#: The constant of bounds where rows are repeated: equal terms round the same way, in each addition of a chain of 1280
+#: The constant of bounds if rows are repeated: equal terms round the same way, in each addition of a chain of 1280
 #: terms by at most eps. `ANY` was exceeded once, by a sixth.
 CHAIN = 1280
 
@@ -51,7 +51,7 @@ MIXES = ("target", "masked_target", "target_mask")
 
 
 class Place(NamedTuple):
-    """Hold an array for a result, the bytes of the memory that it lies in, and the argument that lies there, too."""
+    """An array for a result, the bytes of its memory, and the argument that shares the memory."""
 
     array: np.ndarray
     memory: np.ndarray
@@ -78,7 +78,7 @@ class Sample:
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return the arrays among the arguments that are looked at, in the order of the function's parameters."""
+        """Return the arrays among the arguments, in the order of the function's parameters, except unused ones."""
         described = contract.OPERATORS[self.operator]
         names = [name for name in described.parameters if name in described.array_names + described.optional_names]
         if self.case == "stored":
@@ -101,7 +101,7 @@ class Sample:
 
 
 def first_array(operator: str) -> str:
-    """Name the argument whose dtype decides."""
+    """Return the name of the argument whose dtype decides."""
     if operator in OPERATORS:
         return ARRAYS[operator][0]
     return "logits_max" if operator == LOSS else "input"
@@ -156,7 +156,7 @@ def rowwise_sample(draw: Draw, dtype: str) -> Sample:
             arguments["fix_triu_mask"] = draw.choice((False, np.False_))
     elif problem.settings["dim"] != -1 or draw.chance(0.5):
         arguments["dim"] = draw.choice((int, np.int64, np.int8))(problem.settings["dim"])
-    if operator.endswith("backward") and draw.chance(0.05):  # one array twice
+    if operator.endswith("backward") and draw.chance(0.05):  # the same array for two arguments
         first, second = ARRAYS[operator][:2]
         arguments[second] = arguments[first]
     return Sample(operator, operator, arguments, is_ordinary=is_ordinary)
@@ -204,7 +204,7 @@ def linear_sample(draw: Draw, dtype: str) -> Sample:
     if operator in (GRADIENT, LOSS) and draw.chance(0.2):
         arguments["label_smoothing"] = draw.choice((0, 0.0, -0.0, np.float32(0), Fraction(0)))
     if operator == GRADIENT and arguments["target_mask"].dtype == np.uint8 and draw.chance(0.3):
-        more = np.array(draw.choices(range(256), k=3), np.uint8)  # behind the last row, not to be looked at
+        more = np.array(draw.choices(range(256), k=3), np.uint8)  # bits behind the last row, which are ignored
         arguments["target_mask"] = np.concatenate([arguments["target_mask"], more])
     if case == "stored" and draw.chance(0.2):
         arguments |= {"logits_max": draw.choice(("not looked at", np.zeros(7))), "sum_exp_logits": None}
@@ -223,7 +223,7 @@ def linear_sample(draw: Draw, dtype: str) -> Sample:
 
 
 def result_shapes(sample: Sample) -> list[tuple[int, ...] | None]:
-    """Return the shapes of the results that `out` may hold; None for one that is not asked for."""
+    """Return the shapes of the results that `out` may hold, None for a result that is not requested."""
     arguments = sample.arguments
     if not sample.is_linear:
         return [arguments[first_array(sample.operator)].shape]
@@ -238,7 +238,7 @@ def result_shapes(sample: Sample) -> list[tuple[int, ...] | None]:
 
 def lay_out(draw: Draw, sample: Sample) -> None:
     """Give the arrays any layout."""
-    paired = ("target_mask", "masked_target")  # the mask decides which targets are valid
+    paired = ("target_mask", "masked_target")  # valid targets depend on the mask
     for name, array in sample.arrays.items():
         view = random_view(draw, array, sample.library.form, repeats=name not in paired and draw.chance(0.1))
         if 0 in view.strides:
@@ -247,7 +247,7 @@ def lay_out(draw: Draw, sample: Sample) -> None:
 
 
 def place_results(draw: Draw, sample: Sample) -> None:
-    """Make arrays for the results: fresh ones, or such that share memory with an argument."""
+    """Make arrays for the results: new ones, or ones that share memory with an argument."""
     form = sample.library.form
     floats = [name for name, array in sample.arrays.items() if array.dtype in DTYPES.values()]
     draw.shuffle(floats)
@@ -280,7 +280,7 @@ def how_to_compute(draw: Draw, sample: Sample) -> None:
 
 
 def random_sample(draw: Draw, libraries: tuple[str, ...]) -> Sample:
-    """Draw a call that is right, with NumPy's arrays in any layout."""
+    """Draw a valid call, with NumPy's arrays in any layout."""
     dtype = draw.choice(tuple(DTYPES))
     sample = draw.choice((rowwise_sample, rowwise_sample, linear_sample))(draw, dtype)
     sample.library = LIBRARIES[draw.choice(libraries)](draw)
@@ -295,7 +295,7 @@ def random_sample(draw: Draw, libraries: tuple[str, ...]) -> Sample:
 
 
 def in_its_library(draw: Draw, sample: Sample) -> dict[str, Any]:
-    """Return the arguments with arrays of the library, or at times with something else that converts to an array."""
+    """Return the arguments with arrays of the library, or sometimes with another object that converts to an array."""
     library, arrays = sample.library, sample.arrays
     arguments = dict(sample.arguments)
     for name, value in sample.arguments.items():
@@ -318,7 +318,7 @@ def as_plain(sample: Sample) -> dict[str, Any]:
     return arguments
 
 
-# ---- what has to come out --------------------------------------------------------------------------------------------
+# ---- expected results ------------------------------------------------------------------------------------------------
 
 
 def linear_expectation(sample: Sample) -> list[oracles.Expected | None]:
@@ -341,7 +341,7 @@ def linear_expectation(sample: Sample) -> list[oracles.Expected | None]:
 
 
 def admit_filter(sample: Sample, expected: list[oracles.Expected | None]) -> None:
-    """Add what a filter may leave out to the bounds of both gradients."""
+    """Add the error of skipped tiles to the bounds of both gradients."""
     eps = float(sample.arguments.get("filter_eps", 0))
     if not eps:
         return
@@ -371,7 +371,7 @@ def expectation(sample: Sample) -> Callable[[tuple[np.ndarray | None, ...], str]
                 if result is None or linear is None:
                     continue
                 if backend == "reference" and sample.dtype == np.float64:
-                    # The reference leaves sums of float64 to NumPy, which promises less accuracy.
+                    # The reference adds float64 with NumPy, which promises less accuracy.
                     linear = oracles.Expected(linear.values, 32 * linear.bound)
                 problem = LinearProblem(sample.operator, dict(sample.values))
                 right = linear_oracles.for_result(linear, problem, result)

@@ -1,8 +1,8 @@
-"""Random calls with something wrong in them, and the error that the contract demands.
+"""Draw random calls with faults, and the error that the contract demands.
 
-Each fault belongs to a stage of the operator's checks, and of several faults that of the earliest stage decides. What
-spoils an argument whatever the call is like comes from the lists of the tests (`rowwise_faults`, `linear_faults`);
-what depends on the call's shape or values is made here.
+Each fault belongs to a stage of the operator's checks. Of several faults, the one of the earliest stage decides. Faults
+that do not depend on the call come from the lists of the tests (`rowwise_faults`, `linear_faults`). Faults that depend
+on shapes or values are made here.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ OF_THE_CALL = ("dim", "shape", "bounds", "target", "out")
 
 
 def listed(case: str) -> dict[str, list[Fault]]:
-    """Return by stage the faults that are faults in every call."""
+    """Return the faults that do not depend on the call, by stage."""
     found: dict[str, list[Fault]] = {}
     for fault in CASES[case].faults():
         depends = fault.stage in OF_THE_CALL and fault.raises is not TYPE
@@ -80,7 +80,7 @@ def other_shape(draw: Draw, array: np.ndarray) -> np.ndarray:
 
 
 def misfit(sample: Sample, arrays: dict[str, np.ndarray]) -> str | None:
-    """Return the first array of a linear operator whose shape disagrees with earlier ones; None where all fit."""
+    """Return the first array of a linear operator whose shape disagrees with earlier ones, or None if all fit."""
     sizes: dict[str, int] = {}
     order = [name for name in linear_faults.arrays_of(sample.case) if name in arrays]
     for name in order:
@@ -164,7 +164,7 @@ def faults_of_targets(draw: Draw, sample: Sample) -> Iterator[Fault]:
 
 
 def faults_of_one_result(draw: Draw, name: str, shape: tuple[int, ...], library) -> Iterator[Fault]:
-    """Spoil an array for a result. In a call on another library's arrays NumPy's own are wrong whatever they hold."""
+    """Spoil an array for a result. In a call on another library's arrays, any NumPy array is a fault."""
     own = library is NUMPY
 
     def fault(label: str, spoil: Callable, kind=INVALID) -> Fault:
@@ -229,7 +229,7 @@ def faults_of_libraries(draw: Draw, sample: Sample) -> Iterator[Fault]:
 
 
 def unequal_dtypes(draw: Draw, sample: Sample) -> Iterator[Fault]:
-    """Give an array a floating dtype that does not go with the first array's."""
+    """Give an array a floating dtype that does not fit the first array's."""
     names = [name for name, array in sample.arrays.items() if array.dtype in DTYPES.values() and name != "grad_loss"]
     order = [name for name in ALL_ARRAYS[sample.case] if name in names]
     for name in order[1:]:
@@ -245,7 +245,7 @@ def unequal_dtypes(draw: Draw, sample: Sample) -> Iterator[Fault]:
         yield Fault("dtype", name, f"{dtype}, unlike the others", as_dtype(DTYPES[dtype]), TYPE, name)
 
 
-#: The floating arrays, the one first whose dtype decides.
+#: The floating arrays of each case. The array whose dtype decides comes first.
 ALL_ARRAYS = {
     case: sorted(contract.OPERATORS[each.operator].array_names, key=lambda name: name != "input")
     + list(contract.OPERATORS[each.operator].optional_names)
@@ -259,7 +259,7 @@ def faults_of_nothing(draw: Draw, sample: Sample) -> Iterator[Fault]:
 
 
 def faults_of_grad_loss(draw: Draw, sample: Sample) -> Iterator[Fault]:
-    """Spoil the upstream gradient of a call without a reduction, where it may be an array."""
+    """Spoil the upstream gradient of a call without a reduction, which may be an array."""
     rows = len(sample.arrays["input"])
     if sample.arguments["reduction"] == "none":
         values: dict[str, tuple[Any, Any]] = {
@@ -289,10 +289,10 @@ MADE: dict[str, Callable[[Draw, Sample], Iterator[Fault]]] = {
 
 
 def applies(fault: Fault, sample: Sample) -> bool:
-    """Tell whether a listed fault is a fault in this call."""
+    """Return whether a listed fault is a fault in this call."""
     value = sample.arguments.get(fault.argument)
     if fault.stage == "dtype" and fault.argument in ALL_ARRAYS[sample.case] and value is None:
-        return False  # an optional array that the call does without
+        return False  # an optional array that the call omits
     if fault.stage == "mode" and sample.case == "stored":
         return "logits_max" not in sample.arguments
     if fault.label == "matrix":
@@ -303,20 +303,20 @@ def applies(fault: Fault, sample: Sample) -> bool:
 
 
 def faults_at(draw: Draw, sample: Sample, stage: str) -> list[Fault]:
-    """Return faults of the stage: made for the call or from the lists, each as likely."""
+    """Return faults of the stage, made for the call or from the lists with equal probability."""
     made = list(MADE[stage](draw, sample)) if stage in MADE else []
     fixed = [fault for fault in LISTED[sample.case].get(stage, ()) if applies(fault, sample)]
     return made if made and (not fixed or draw.chance(0.5)) else fixed
 
 
 def as_decided(fault: Fault, spoilt: Any, dim: int) -> Fault:
-    """Return a fault of the input as log_softmax finds it, which looks at dim before it looks at dtypes."""
+    """Return a fault of the input as log_softmax reports it, which checks `dim` before dtypes."""
     rank = max(getattr(spoilt, "ndim", 0), 1)
     return fault if -rank <= dim < rank else fault._replace(stage="dim", raises=INVALID, blamed="dim")
 
 
 def broken(draw: Draw, sample: Sample) -> list[Fault]:
-    """Spoil arguments of the call and return the faults, the deciding one first; none where no fault was found."""
+    """Spoil arguments of the call, and return the faults, the deciding one first. The list may be empty."""
     stages, dim = stages_of(sample), int(sample.arguments.get("dim", -1))
     found: list[Fault] = []
     for stage in draw.sample(stages, draw.choice((1, 1, 1, 2, 3))):
@@ -326,7 +326,7 @@ def broken(draw: Draw, sample: Sample) -> list[Fault]:
             found.append(draw.choice(fresh))
     spoils_dim = any(fault.stage == "dim" for fault in found)
     if spoils_dim:
-        found = [fault for fault in found if fault.label != "rank 9"]  # log_softmax might find the dim right
+        found = [fault for fault in found if fault.label != "rank 9"]  # log_softmax might accept the dim
     for i, fault in enumerate(found):
         spoilt = fault.spoil(sample.arguments.get(fault.argument))
         if sample.operator == "log_softmax" and (fault.stage, fault.argument) == ("dtype", "input") and not spoils_dim:

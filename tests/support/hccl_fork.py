@@ -1,7 +1,8 @@
-"""The processes of a group on Ascend NPUs: ``python hccl_fork.py FOLDER HOME BACKEND WHAT``, as `hccl_ranks` says.
+"""Start the processes of a group on Ascend NPUs: ``python hccl_fork.py FOLDER HOME BACKEND WHAT``.
 
-Imports torch, and torch_npu where it is installed, and then forks into the ranks, so that an import is paid once. The
-runtime is not initialised before the fork: a child could not use it.
+`hccl_ranks` describes the arguments. torch, and torch_npu if it is installed, are imported before the process forks
+into the ranks, so that an import is paid once. The runtime is initialised after the fork, since a child could not use
+it otherwise.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ RANKS = 2
 
 
 def fork() -> int:
-    """Return the rank in each of the children. Wait for them in this process, and end it as they have ended."""
+    """Return the rank in each child. The parent waits for the children, and exits with their status."""
     children = []
     for rank in range(RANKS):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of Python, about threads: these have nothing to do
+            warnings.simplefilter("ignore", DeprecationWarning)  # Python warns of threads, which are idle here
             child = os.fork()
         if child == 0:
             return rank
@@ -35,7 +36,7 @@ def main(folder: str, home: str, backend: str, what: str) -> None:
     else:
         import torch  # noqa: F401
     rank = fork()
-    os.environ["ASCEND_GRAD_DEVICE"] = str(rank)  # which is read when ascend_grad is imported
+    os.environ["ASCEND_GRAD_DEVICE"] = str(rank)  # read when ascend_grad is imported
     import hccl_ranks
 
     hccl_ranks.run(folder, home, backend, what, rank)

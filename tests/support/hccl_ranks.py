@@ -20,7 +20,7 @@ import hccl_stand_in
 import tensor_ranks
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # before a group exists, which default arguments there would keep alive
+import torch.distributed.nn  # imported before a group exists, which its default arguments would keep alive
 import torch_npu_real
 import torch_npu_stand_in
 from linear_samples import LinearProblem
@@ -37,7 +37,7 @@ SHAPE, ENTRIES, ROWS = (33, 50, 17), [0, 20, 50], [0, 20, 33]
 LARGE, LARGE_ENTRIES, LARGE_ROWS = (64, 96, 1024), [0, 40, 96], [0, 30, 64]
 
 REDUCTIONS = ("mean", "sum", "none")
-#: Functions of the device's libraries and the wait for torch's stream, with the number of calls that fail in turn.
+#: Functions whose calls fail in turn, with the number of these calls.
 FAULTS = {"aclrtMemcpyAsync": 19, "aclnnFusedLinearCrossEntropyLossGrad": 1, "wait_for_torch": 19}
 BACKENDS = ("hccl", "both", "gloo")
 
@@ -48,7 +48,7 @@ Outcomes = dict[Any, Any]
 
 
 def array_cases(backend: str) -> dict[str, tuple]:
-    """Name: problem, call, cuts, options. "there": arrays on the device, "here": on the host."""
+    """Return problem, call, cuts and options by name. "there" means arrays on the device, "here" on the host."""
     cases: dict[str, tuple] = {}
     dtypes = {"there": ("float16", "bfloat16"), "here": ("float16", "bfloat16", "float32", "float64")}
     for place in ("there",) if backend == "hccl" else ("there", "here"):
@@ -78,7 +78,7 @@ def array_cases(backend: str) -> dict[str, tuple]:
 
 
 def parts_there(problem: LinearProblem, work: Callable, own: slice) -> list[npu.DeviceArray]:
-    """Return the arrays on the device of a rank with these vocabulary entries, or these tokens."""
+    """Return the arrays of a rank, with its vocabulary entries or its tokens, on the device."""
     x, w, target = (problem.arguments[name] for name in ("input", "weight", "target"))
     parts = (x, w[own], target) if work is parallel.linear_cross_entropy else (x[own], w, target[own])
     return [npu.asarray(each) for each in parts]
@@ -107,7 +107,7 @@ def copied(rank: int, work: Callable, cuts: list[int]) -> int:
         session.Session.put, session.Session.fetch = put, fetch
     assert all(isinstance(each, npu.DeviceArray) for each in results)
     if not torch_npu_real.IS_INSTALLED:
-        assert not torch.npu.current_stream(rank).queue  # complete
+        assert not torch.npu.current_stream(rank).queue  # all work is submitted
     return max(sizes)
 
 
@@ -154,7 +154,7 @@ def failures(device: StandIn, backend: str, rank: int) -> dict[Any, Callable[[],
         "host, tokens": tokens,
         "dtype": partial(vocabulary_rank, whole((9, 20, 4), "float32"), [0, 11, 20], dist.group.WORLD, put=npu.asarray),
     }
-    if backend != "both":  # with both backends this double uses one device alone
+    if backend != "both":  # with both backends the double uses a single device
         cases["another device"] = partial(another_device, rank)
     own_entries, own_tokens = slice(11 * rank, 11 + 9 * rank), slice(5 * rank, 5 + 4 * rank)
     for work, own in (
@@ -255,9 +255,9 @@ def main(folder: str, home: str, backend: str, what: str, rank: int) -> weakref.
 
     dist.destroy_process_group()
     gc.collect()
-    assert session.release_all()  # autograd's threads have theirs
+    assert session.release_all()  # autograd's threads have sessions of their own
     assert device.violations() == [], device.violations()
-    if double is not None:  # torch_npu keeps its streams
+    if double is not None:  # torch_npu does not destroy its streams
         double.release()
         assert device.live() == {}, device.live()
     return group

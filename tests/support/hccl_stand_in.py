@@ -1,7 +1,7 @@
 """A test double of hccl: backends of torch.distributed for tensors on the test double of torch_npu.
 
-They carry tensors by gloo, through the host. As hccl they reduce no float64, take no tensor without memory, and use one
-device in each process. "hccl" takes tensors on devices alone, "cpu:gloo,npu:hccl" has its own name here ("both").
+The backends send tensors by gloo, through the host. Like hccl, they reduce no float64, take no empty tensor, and use
+one device in each process. "hccl" takes only tensors on devices. "both" stands for "cpu:gloo,npu:hccl".
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ REDUCED = (torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, tor
 
 
 class _Work(dist.Work):
-    """Results are on the device, in the order of its stream, when somebody has waited."""
+    """The work of an operation, whose `wait` copies the results to the device in stream order."""
 
     def __init__(self, work: dist.Work, results: Sequence[tuple[torch.Tensor, torch.Tensor]]):
         super().__init__()
@@ -33,7 +33,7 @@ class _Work(dist.Work):
 
 
 class HcclStandIn(ProcessGroup):
-    """The group of processes, as one of them sees it."""
+    """The group of processes, from the view of one process."""
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta, kinds: Sequence[str]):
         super().__init__(rank, size)
@@ -83,7 +83,7 @@ class HcclStandIn(ProcessGroup):
 
 
 def register() -> None:
-    """Make them backends of torch.distributed. The name "hccl" belongs to torch_npu, where that is."""
+    """Register the backends of torch.distributed, "hccl" only if torch_npu is not installed."""
     for name, kinds in {"hccl": ["npu"], "both": ["cpu", "npu"]}.items():
         create: Callable = partial(HcclStandIn, kinds=kinds)
         dist.Backend.register_backend(f"{name}_stand_in", create, devices=kinds)

@@ -1,4 +1,4 @@
-"""Every way to spoil a call of a linear operator, and the order in which it is checked."""
+"""List the ways to spoil a call of a linear operator, in the order of its checks."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ BT, V, H = Shape(9, 6, 5)
 
 
 def taken(backend: str) -> dict[str, Any]:
-    """Return settings of `good_call` that the backend takes: a device needs 16-bit matrices and many or no entries."""
+    """Return settings of `good_call` that the backend takes. A device needs 16-bit matrices, and many or no entries."""
     return {"words": 130, "dtype": "bfloat16"} if backend == "npu" else {}
 
 
@@ -99,7 +99,7 @@ NOT_TWO_BOOLS = {
 }
 
 
-#: The dimensions of each array, and the name that is blamed for one too many of them.
+#: The dimensions of each array, and the argument that the error names if there is one more.
 DIMS = {
     "grad": ("BT",),
     "input": ("BT", "H"),
@@ -181,7 +181,7 @@ def faults_of_shapes(case: str) -> Iterator[Fault]:
         dims = DIMS[name]
         yield Fault("shape", name, "rank 0", lambda x: x.dtype.type(0), INVALID, name)
         yield Fault("shape", name, "one axis more", lambda x: x[None], INVALID, name)
-        # The first array decides; another one that disagrees is blamed.
+        # The first array decides; the error names another one that disagrees.
         others = [other for other in names if other != name and dims[0] in DIMS[other]]
         first = dims[0] not in seen
         if others:
@@ -299,7 +299,7 @@ def faults_of(case: str) -> list[Fault]:
 
 
 def spoils_an_empty_call(fault: Fault) -> bool:
-    """Return whether a fault is one in a call without rows, which has no targets."""
+    """Return whether a fault also spoils a call without rows, which has no targets."""
     harmless = "shorter", "overlapping itself", "overlapping each other"
     return fault.stage != "target" and not fault.label.endswith(harmless)
 

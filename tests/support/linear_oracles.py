@@ -1,4 +1,4 @@
-"""Right values of the linear operators with the errors allowed, by NumPy in float64 (longdouble for float64).
+"""Compute expected values of the linear operators and bounds on errors, in float64 (longdouble for float64).
 
 For a product A @ B of K terms the bound is ``constant * eps * (|A| @ |B|)``, however large K is. The constant depends
 on the data (`ascend_grad.bounds`).
@@ -23,7 +23,7 @@ class Sizes(NamedTuple):
     p: Precision
     constant: float
     bfloat16: bool
-    device_dtype: np.dtype | None = None  # of tiles and logits on a device
+    device_dtype: np.dtype | None = None  # dtype of tiles and logits on a device, or None
 
     @property
     def eps(self) -> float:
@@ -38,13 +38,13 @@ def bits_of(mask: np.ndarray, count: int) -> np.ndarray:
 
 
 def product(s: Sizes, a: np.ndarray, a_error: np.ndarray, b: np.ndarray) -> Expected:
-    """a @ b, where a has errors of its own."""
+    """Return a @ b, where `a` has errors, with the bound on the error."""
     # Bounds are computed in float64, for which NumPy has fast products.
     b_size = np.abs(b).astype(np.float64)
     magnitude = np.abs(a).astype(np.float64) @ b_size
     bound = s.eps * magnitude + a_error.astype(np.float64) @ b_size
     if s.bfloat16:
-        bound += bounds.BFLOAT16_P * magnitude  # a is rounded first
+        bound += bounds.BFLOAT16_P * magnitude  # the kernel rounds a before the product
     if s.device_dtype is not None:
         info = ml_dtypes.finfo(s.device_dtype)
         bound += 2 * float(info.eps) * magnitude
@@ -52,7 +52,7 @@ def product(s: Sizes, a: np.ndarray, a_error: np.ndarray, b: np.ndarray) -> Expe
         # A tile or a result beyond the largest number of 16 bits is infinite.
         largest = np.maximum(np.abs(a).max(1, initial=0)[:, None], magnitude + bound)
         bound = np.where(largest < float(info.max) / 2, bound, np.inf)
-    # Subnormal values may become 0: in a, in b, in what is added up.
+    # Subnormal elements of a and b, and subnormal terms, may become 0.
     bound += float(s.p.normal) * (a.shape[1] + np.abs(a).sum(1, keepdims=True) + np.abs(b).sum(0, keepdims=True))
     # A product of NaN or infinity with 0 has no bound.
     bound = np.where((magnitude < s.p.largest / 4) & ~np.isnan(bound), bound, np.inf)
@@ -60,7 +60,7 @@ def product(s: Sizes, a: np.ndarray, a_error: np.ndarray, b: np.ndarray) -> Expe
 
 
 def logits_of(s: Sizes, x: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The logits, and the bound on their error."""
+    """Return the logits, and the bound on their error."""
     magnitude = np.abs(x).astype(np.float64) @ np.abs(w).T.astype(np.float64)
     bound = s.eps * magnitude + float(s.p.normal) * (1 + x.shape[1])
     logits = x @ w.T
@@ -86,7 +86,7 @@ def both_gradients(s, x, w, grad, p, p_error, onehot) -> tuple[Expected, Expecte
 
 
 def recomputed(s, x, w, largest, total) -> tuple[np.ndarray, np.ndarray]:
-    """The softmax from largest logit and sum, and the bound on its error."""
+    """Return the softmax from largest logit and sum, and the bound on its error."""
     logits, logits_error = logits_of(s, x, w)
     shifted = logits - largest[:, None]
     p = np.exp(shifted) / total[:, None]
@@ -210,7 +210,7 @@ def sizes_of(problem: LinearProblem) -> Sizes:
 
 
 def expected(problem: LinearProblem) -> tuple[Expected | None, ...]:
-    """Values and bounds before they are rounded to the results' dtypes."""
+    """Return values and bounds before rounding to the results' dtypes."""
     return _expected(problem, sizes_of(problem))
 
 
@@ -224,7 +224,7 @@ def _expected(problem: LinearProblem, s: Sizes) -> tuple[Expected | None, ...]:
 
 
 def for_result(expected: Expected, problem: LinearProblem, result: np.ndarray) -> Expected:
-    """Values and bounds of a result of this dtype."""
+    """Return values and bounds of a result of this dtype."""
     if result.dtype.kind in "iu":
         return expected
     with np.errstate(all="ignore"):

@@ -1,4 +1,4 @@
-"""Arguments for the linear operators: ordinary and adversarial problems of BT tokens, V entries and H features."""
+"""Make arguments for the linear operators: ordinary and adversarial problems of BT tokens, V entries, H features."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def accumulator(dtype) -> np.dtype:
 
 
 class Data(NamedTuple):
-    """Values in float64: input (BT, H), weight (V, H), grad (BT,), and the constant of the bound."""
+    """Values in float64 of input (BT, H), weight (V, H) and grad (BT,), and the constant of the bound."""
 
     x: np.ndarray
     w: np.ndarray
@@ -128,14 +128,14 @@ def _sizes(shape, x, w, grad):
 
 
 def _cancelling(random, shape, dtype):
-    """Large products of either sign whose sum is small."""
+    """Make large products of either sign whose sums are small."""
     x = 100 * _alternating(shape.BT, shape.H) * (1 + random.random((shape.BT, shape.H)) / 64)
     w = (1 + random.random((shape.V, shape.H)) / 64) / max(shape.H, 1)
     return Data(x, w, _alternating(shape.BT), ANY)
 
 
 def _negative(random, shape, dtype):
-    """All logits are about -200, so a 0 that is read beyond the vocabulary's last row would be the maximum."""
+    """Make logits of about -200, of which a 0 read beyond the last vocabulary entry would be the maximum."""
     x, w, grad, _ = _positive(random, shape, dtype)
     return Data(10 + x, -(20 + 4 * w) / max(shape.H, 1), grad, ANY)
 
@@ -152,7 +152,7 @@ def _tiny(random, shape, dtype):
 
 
 def _huge(random, shape, dtype):
-    """Gradients of the input beyond the range of 16 bits, weight gradients far below it."""
+    """Make input gradients above the range of 16 bits, and weight gradients far below it."""
     x, w, grad, _ = _centred(random, shape, dtype)
     large = float(ml_dtypes.finfo(dtype).max) ** 0.5
     return Data(x / large, large * w, grad, ANY)
@@ -184,7 +184,7 @@ KINDS = {
 
 
 def values_of(kind: str, shape: Shape, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
-    """input and weight in their dtype, grad in the accumulator's, and the constant of the bound."""
+    """Return input and weight in their dtype, grad in the accumulator's, and the constant of the bound."""
     random = generator("linear", kind, shape, str(dtype))
     x, w, grad, constant = KINDS[kind](random, shape, dtype)
     with np.errstate(all="ignore"):
@@ -192,7 +192,7 @@ def values_of(kind: str, shape: Shape, dtype: np.dtype) -> tuple[np.ndarray, np.
 
 
 def statistics_of(x: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The logits in float64, and largest logit and sum in the accumulator's dtype."""
+    """Return the logits in float64, and largest logit and sum in the accumulator's dtype."""
     logits = x.astype(np.float64) @ w.astype(np.float64).T
     largest = logits.max(-1, initial=-np.inf)
     largest = np.where(np.isfinite(largest), largest, 0).astype(accumulator(x.dtype))
@@ -204,7 +204,7 @@ def statistics_of(x: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarray,
 def gradient_problem(
     shape: Shape, dtype_name: str, mode: str = "recomputed", kind: str = "centred", mask: str = "bool"
 ) -> LinearProblem:
-    """Gradients; a tenth of the rows is absent, a third of the targets lives elsewhere (all for positive data)."""
+    """Make gradients. A tenth of the rows is absent, a third (for positive data: all) of the targets elsewhere."""
     dtype = DTYPES[dtype_name]
     shape = Shape(*shape)
     random = generator(shape, dtype_name, kind)
@@ -225,7 +225,7 @@ def gradient_problem(
     # The sum includes logits of other shards.
     total = total * (1 + random.random(shape.BT)).astype(total.dtype)
     if mode == "stored":
-        constant = max(constant, ONE_SIGN)  # probabilities are of one sign, but for the target's
+        constant = max(constant, ONE_SIGN)  # entries of P have one sign, except at the target
         softmax = np.exp(logits - largest[:, None]) / total[:, None]
         arguments["softmax"] = softmax.astype(total.dtype)
     else:
@@ -237,7 +237,7 @@ def gradient_problem(
 def statistics_problem(
     shape: Shape, dtype_name: str, kind: str = "centred", return_logits: bool = True
 ) -> LinearProblem:
-    """The last quarter of the vocabulary's rows stands for no id, and some targets live elsewhere."""
+    """Make a statistics problem. The last quarter of the entries has no id, and some targets are elsewhere."""
     dtype = DTYPES[dtype_name]
     shape = Shape(*shape)
     random = generator(shape, dtype_name, kind)
@@ -272,7 +272,7 @@ def loss_problem(shape: Shape, dtype_name: str, logits: bool = True) -> LinearPr
 
 @functools.lru_cache(maxsize=128)
 def whole_problem(shape: Shape, dtype_name: str, kind: str = "centred", reduction: str = "mean") -> LinearProblem:
-    """A sixth of the rows is ignored; ids start at 100."""
+    """Make a problem of the whole loss. A sixth of the rows is ignored, and ids start at 100."""
     dtype = DTYPES[dtype_name]
     shape = Shape(*shape)
     random = generator(shape, dtype_name, kind, "whole")

@@ -1,4 +1,4 @@
-"""Calls of every operator for the device, and what is counted of them."""
+"""Make calls of every operator for the device, and read the device's counters."""
 
 from __future__ import annotations
 

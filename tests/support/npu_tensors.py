@@ -1,4 +1,4 @@
-"""Calls on tensors of torch_npu: arguments as tensors, results as arrays, and failures on the way."""
+"""Make calls on tensors of torch_npu, with results as arrays, and let calls of the runtime fail."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CASES += [(WHOLE, {"reduction": reduction}) for reduction in ("mean", "sum", "no
 
 
 def tensor(value: Any, device: str = "npu") -> Any:
-    """An array as a tensor on the device; other values as they are."""
+    """Return an array as a tensor on the device, and any other value unchanged."""
     if not isinstance(value, np.ndarray):
         return value
     value = np.array(value)
@@ -68,7 +68,7 @@ def call_of(operator: str, how: dict) -> Callable[[], list]:
 
 
 def fails_and_recovers(call: Callable[[], list], functions: Sequence[str], device, torch_npu) -> int:
-    """Let each call of these functions fail once, in a call of its own; how many of those raise."""
+    """Let each call of these functions fail once, in an attempt of its own, and return the number that raise."""
 
     def left() -> dict[str, int]:
         for index in (0, 1):

@@ -23,17 +23,17 @@ def rounded_once(expected: Expected, p: Precision, dtype) -> Expected:
         bound = bound + half_ulp(np.abs(values) + np.where(np.isfinite(bound), bound, 0), dtype)
     largest = float(ml_dtypes.finfo(dtype).max)
     edge = largest + half_ulp(values.dtype.type(largest)[None], dtype)[0]
-    # A value beyond the edge becomes infinite; a value close to the edge may become infinite.
+    # Values beyond the range become infinite, and values close to its end may become so.
     unclear = np.abs(np.abs(values) - edge) <= bound
     values = np.where(np.isfinite(values) & (np.abs(values) >= edge), np.copysign(np.inf, values), values)
     return Expected(values, np.where(unclear, np.inf, bound))
 
 
 def expected(operator: str, arrays, *, dim: int = -1, scale: float | None = None, out_dtype=None) -> Expected:
-    """Values and bounds of one call, in the result's shape."""
+    """Return values and bounds of one call, in the result's shape."""
     first = arrays[0]
     p = precision_of(first.dtype)
-    # Rows go last and contiguous: then NumPy sums pairwise.
+    # Rows are contiguous and last, so that NumPy sums pairwise.
     rows = [
         np.ascontiguousarray(np.moveaxis(np.atleast_1d(a if a.dtype == bool else widen(a, p.wide)), dim, -1))
         for a in arrays
@@ -45,12 +45,12 @@ def expected(operator: str, arrays, *, dim: int = -1, scale: float | None = None
 
 
 def rounded(values: np.ndarray, dtype) -> np.ndarray:
-    """Values of float32 or float64 rounded to nearest even, in integers alone where NumPy would round twice."""
+    """Round values of float32 or float64 to nearest even, by integers alone if NumPy would round twice."""
     if dtype != ml_dtypes.bfloat16 or values.dtype != np.float64:
         with np.errstate(all="ignore"):
             return values.astype(dtype)
     bits = np.abs(values).view(np.uint64)
-    # float64 and float32 differ in the exponent's range: keep away from its ends.
+    # float64 and float32 differ in the range of exponents, whose ends are avoided.
     assert np.all((values == 0) | ((np.abs(values) > 2.0**-126) & (np.abs(values) < 2.0**127)))
     kept = bits >> np.uint64(45)
     rest, half = bits & np.uint64(2**45 - 1), np.uint64(2**44)
@@ -97,5 +97,5 @@ def _without_overflow(expected: Expected, g, y, mask=None, *, dim: int) -> Expec
         unclear = ~np.isfinite(y) | ~((product < SINGLE.largest) & (total * np.abs(y) < SINGLE.largest))
     unclear = np.any(unclear, axis=axis, keepdims=True) & np.ones(g.shape, bool)
     if mask is not None:
-        unclear &= ~mask  # a masked position is 0 whatever overflows
+        unclear &= ~mask  # a masked position is 0 even if others overflow
     return Expected(expected.values, np.where(unclear, np.inf, expected.bound))

@@ -1,4 +1,4 @@
-"""Problems that are split over ranks, and the joined results of the ranks."""
+"""Split problems over ranks, and join the results of the ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ascend_grad.results import LinearCrossEntropy
 
 
 def whole(shape: tuple[int, int, int], dtype: str, **how: Any) -> LinearProblem:
-    """A problem whose ids start at 0."""
+    """Return a problem whose ids start at 0."""
     problem = problem_of(WHOLE, shape, dtype, **how)
     a = problem.arguments
     target = np.where(a["target"] == a["ignore_index"], a["ignore_index"], a["target"] - a["vocab_start_index"])
@@ -45,7 +45,7 @@ def called(function: Callable, arrays: Sequence[Any], options: dict[str, Any], p
 def vocabulary_rank(
     problem: LinearProblem, cuts: Sequence[int], comm: Any, put: Callable | None = None, **options: Any
 ) -> LinearCrossEntropy:
-    """Call the function with this rank's vocabulary entries, between two of the cuts."""
+    """Call the function with the vocabulary entries of this rank."""
     a, rank = problem.arguments, rank_of(comm)
     return called(
         parallel.linear_cross_entropy,
@@ -63,7 +63,7 @@ def tokens_rank(
     put: Callable | None = None,
     **options: Any,
 ) -> LinearCrossEntropy:
-    """Call the function with this rank's tokens, between two of the cuts."""
+    """Call the function with the tokens of this rank."""
     rank = rank_of(comm)
     rows = slice(cuts[rank], cuts[rank + 1])
     a, given = problem.arguments, options_of(problem)

@@ -1,4 +1,4 @@
-"""The command line in a process of its own, how much memory a process takes, and work on another thread."""
+"""Run the command line in a process of its own, measure the memory of processes, and run work on a thread."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-#: The script restores signals, which the parent of the tests may have ignored.
+#: The script restores signal handlers, as the parent of the tests may ignore signals.
 _SCRIPT = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -21,7 +21,7 @@ sys.exit(main())
 """
 
 
-#: The process stops itself at the given call of a function, which is an attribute of the owner.
+#: The process stops itself at the n-th call of a function, an attribute of the owner.
 _STOPPING = """
 import functools, os, pkgutil, signal
 owner, name, call = pkgutil.resolve_name({owner!r}), {name!r}, {call}
@@ -40,7 +40,7 @@ setattr(owner, name, stopping)
 
 
 def start(*argv: str, before: str = "") -> subprocess.Popen[str]:
-    """Start ``ascend-grad`` with these arguments in the current directory; other code may run before it."""
+    """Start ``ascend-grad`` with these arguments in the current directory, after other code if given."""
     return subprocess.Popen(
         # "-P": the current directory may be the source tree, whose package has no compiled modules.
         [sys.executable, "-P", "-c", before + _SCRIPT, *argv],
@@ -86,7 +86,7 @@ def with_resident(script: str) -> str:
 
 
 def in_thread(function) -> None:
-    """Run on a thread of its own; what fails there fails here."""
+    """Run work on a thread of its own, and raise its exception here."""
     errors = []
 
     def guarded() -> None:

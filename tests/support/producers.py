@@ -1,6 +1,6 @@
-"""Arrays of libraries that nobody has: each offers DLPack in its own way, and counts what was handed out and deleted.
+"""Arrays of imaginary libraries, which offer DLPack in several ways, and count exports and deletions.
 
-The structures are written down once more, apart from the library, by ``dlpack.h`` version 1.3.
+The structures follow ``dlpack.h`` version 1.3, independently of the library.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from samples import BFLOAT16
 
 READ_ONLY, IS_COPIED = 1, 2
 
-#: Codes and bits by NumPy's dtypes.
+#: Type codes and bits of DLPack, by NumPy's dtypes.
 TYPES = {
     np.dtype(np.bool_): (6, 8),
     np.dtype(np.uint8): (1, 8),
@@ -74,7 +74,7 @@ LEGACY, VERSIONED, USED, API = b"dltensor", b"dltensor_versioned", b"used", b"dl
 
 #: Exported arrays that are not deleted, by address.
 live: dict[int, Any] = {}
-#: Addresses that were deleted and not, or no longer, live.
+#: Addresses that were deleted although they were not alive.
 wrongly_deleted: list[int] = []
 
 
@@ -85,7 +85,7 @@ def _delete(address: int) -> None:
 
 
 def handed_out(array: np.ndarray, kind: type, **spoiled: Any) -> int:
-    """The address of a managed tensor over an array; fields of it, or of its tensor, may be spoiled."""
+    """Return the address of a managed tensor over an array, some of whose fields may be spoiled."""
     managed = kind(deleter=_delete)
     tensor = managed.tensor
     tensor.data, tensor.device_type, tensor.ndim, tensor.lanes = array.ctypes.data, 1, array.ndim, 1
@@ -106,7 +106,7 @@ def handed_out(array: np.ndarray, kind: type, **spoiled: Any) -> int:
 
 
 class Plain:
-    """An array of no library that results could belong to, with the newer protocol."""
+    """An array with the newer protocol, whose library cannot own results."""
 
     def __init__(self, array: np.ndarray, **spoiled: Any):
         self.array, self.spoiled = array, spoiled
@@ -117,14 +117,14 @@ class Plain:
 
 
 class Old(Plain):
-    """An array of no library, with the protocol from before DLPack 1.0, without keywords."""
+    """An array with the protocol from before DLPack 1.0, without keywords, whose library cannot own results."""
 
     def __dlpack__(self):  # type: ignore[override]
         return _new(handed_out(self.array, Legacy, **self.spoiled), LEGACY, None)
 
 
 class Received:
-    """A managed tensor that a library took, deleted when its array is gone."""
+    """The owner of a managed tensor, which deletes it with the array."""
 
     def __init__(self, address: int):
         self.address = address
@@ -135,7 +135,7 @@ class Received:
 
 
 def received(address: int) -> np.ndarray:
-    """An array over the memory of a managed tensor, which it owns."""
+    """Return an array over the memory of a managed tensor, which it owns."""
     owner = Received(address)
     tensor = owner.managed.tensor
     (dtype,) = (dtype for dtype, code in TYPES.items() if code == (tensor.code, tensor.bits))
@@ -157,7 +157,7 @@ class Own(Plain):
 
 
 def from_dlpack(value: Any) -> Own:
-    """The library's own reader of DLPack."""
+    """Return an array of the library over another array's memory."""
     assert value.__dlpack_device__() == (1, 0)
     capsule = value.__dlpack__(max_version=(1, 1))
     address = _pointer(capsule, VERSIONED)
@@ -232,7 +232,7 @@ class Newer(Exchanged):
 #: The library of an array with the C exchange API is known by the class's module.
 Exchanged.__module__ = Newer.__module__ = "exchanged_arrays.core"
 
-#: Classes that make an array of a library from one of NumPy.
+#: Classes that make an array of a library from a NumPy array.
 MAKERS: dict[str, Callable[..., Any]] = {maker.__name__: maker for maker in (Plain, Old, Own, Exchanged, Newer)}
-#: The libraries that take results.
+#: The libraries that can own results.
 LIBRARIES: dict[str, Callable[..., Any]] = {"own_arrays": Own, "exchanged_arrays": Exchanged}

@@ -35,15 +35,15 @@ class Engine:
     size: int
     #: The class of the engine's own exceptions.
     error: type[Exception]
-    #: A group that nothing may keep alive in the end.
+    #: The group, to which no reference may remain in the end.
     group: Callable[[], Any] = staticmethod(lambda: None)
 
     def split(self, members: list[list[int]]) -> Any:
-        """The communicator of the part that this rank is in."""
+        """Return the communicator of the part that this rank is in."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Leave the group: threads of gloo abort a process now and then that ends while the group is alive."""
+        """Leave the group, since threads of gloo may abort a process that ends while the group is alive."""
 
 
 class Mpi(Engine):
@@ -178,7 +178,7 @@ def outcome(work: Callable[[], Any]) -> Any:
 
 
 def killed(engine: Engine) -> Any:
-    """The last rank dies in the middle of a call."""
+    """Make calls in which the last rank dies."""
     problem = whole((9, 20, 4), "float32")
     if engine.rank == engine.size - 1:
         row_chunk.ops.fused_linear_online_max_sum = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
@@ -208,7 +208,7 @@ def main(kind: str, folder: str, *more: str) -> Callable[[], Any]:
         outcomes["ranges"] = [parallel.vocab_range(10, engine.rank, engine.size)]
     Path(folder, f"{engine.rank}.pickle").write_bytes(pickle.dumps(outcomes))
     if only:
-        os._exit(0)  # the engine has lost a process
+        os._exit(0)  # the engine cannot finish without the killed process
     engine.close()
     return engine.group
 

@@ -1,4 +1,4 @@
-"""Every way to spoil a call of a row-wise operator, and the order in which it is checked."""
+"""List the ways to spoil a call of a row-wise operator, in the order of its checks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from faults import (
 )
 from samples import ARRAYS, DTYPES, MASKED, OPERATORS, random_problem
 
-#: The order of the checks. How to compute is looked at before what.
+#: The order of the checks. Backend and number of threads are checked first.
 STAGES = {
     "softmax_backward": ("settings", "null", "dtype", "dim", "shape", "out"),
     "log_softmax_backward": ("settings", "null", "dtype", "shape", "dim", "out"),
@@ -137,7 +137,7 @@ def good_call(operator: str, *, empty: bool = False) -> dict[str, Any]:
 
 
 def is_fault(fault: Fault, good: Any) -> bool:
-    """Return whether the spoilt argument differs from the good one, which it does not for some empty shapes."""
+    """Return whether the spoilt argument differs from the good one. For some empty shapes it does not."""
     spoilt = fault.spoil(good)
     return not (
         isinstance(good, np.ndarray)

@@ -1,4 +1,4 @@
-"""Arguments for the operators: ordinary and adversarial values, and any values in any layout."""
+"""Make arguments for the operators: ordinary and adversarial values, and values in any layout."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def _exponent_rows(random: np.random.Generator, n: int, dtype) -> dict[str, np.n
 
 @functools.lru_cache(maxsize=128)
 def adversarial_problem(operator: str, n: int, dtype_name: str, kinds: tuple[str, ...] | None = None) -> Problem:
-    """Rows of length n, one for every kind (or the named ones), as one problem over the last dimension."""
+    """Make rows of length n, one for each kind (or each named kind), as a problem over the last dimension."""
     dtype = DTYPES[dtype_name]
     random = generator(operator, n, dtype_name)
     gradients, exponents = _gradient_rows(random, n, dtype), _exponent_rows(random, n, dtype)
@@ -186,11 +186,11 @@ LAYOUTS = (
 
 
 def allocated(shape: tuple[int, ...], dtype: np.dtype, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
-    """An array of this shape and layout, and the bytes around it, all of value `GUARD`."""
+    """Allocate an array of this shape and layout, and return it with its buffer, of which all bytes are `GUARD`."""
     lengths = [max((n - 1) * abs(step) + 1, 0) for n, step in zip(shape, layout.steps, strict=True)]
     if layout.swapped:
         dtype = dtype.newbyteorder()
-    # An aligned start, so that `shift` alone decides the alignment.
+    # The buffer is aligned, so that `shift` alone decides the alignment.
     start = 64 + layout.shift
     buffer = np.full(start + int(np.prod(lengths, dtype=np.int64)) * dtype.itemsize + 192, GUARD, np.uint8)
     buffer = buffer[-buffer.ctypes.data % 64 :]
@@ -222,7 +222,7 @@ def assert_guarded(view: np.ndarray, buffer: np.ndarray) -> None:
 
 
 def native_copy(array: np.ndarray) -> np.ndarray:
-    """The values as a plain array: contiguous, aligned, native byte order."""
+    """Return the values as a contiguous, aligned array of native byte order."""
     dtype = array.dtype.newbyteorder("=")
     return np.array(array.astype(next((known for known in DTYPES.values() if known == dtype), dtype)), order="C")
 
@@ -242,7 +242,7 @@ def assert_identical(got: np.ndarray, expected: np.ndarray) -> None:
 
 
 def assert_fresh(result: np.ndarray, shape: tuple[int, ...], dtype: np.dtype) -> None:
-    """A result that the library allocated: an ordinary array."""
+    """Check that a result is an ordinary array that the library allocated."""
     assert type(result) is np.ndarray
     assert result.shape == shape
     assert result.dtype == dtype

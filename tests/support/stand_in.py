@@ -1,7 +1,7 @@
-"""A test double of an Ascend installation: builds it, and drives it. See `cann_stand_in/stand_in.h`.
+"""Build and control a test double of an Ascend installation, which `cann_stand_in/stand_in.h` describes.
 
-It is no device, and nobody should use what it computes: it exists so that the calls to a device can be tested, with the
-real names and the real binary interface, on machines without one.
+The double allows tests of the calls to a device on machines without one, with the real names and the real binary
+interface. Its results are for tests only.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Variant:
     operators: dict[str, tuple[str, ...]] = field(
         default_factory=lambda: {"libopapi_nn.so": (*BACKWARD, *FORWARD), "libopapi_math.so": ()}
     )
-    defines: tuple[str, ...] = ()  # for variant.c
-    hidden: tuple[str, ...] = ()  # functions of the runtime that it lacks
+    defines: tuple[str, ...] = ()  # macros for variant.c
+    hidden: tuple[str, ...] = ()  # functions of the runtime that are missing
     stub: bool = False
     torch: bool = False  # adds the functions that torch_npu needs, and torch_npu's own operators in libopapi.so
 
@@ -60,7 +60,7 @@ VARIANTS = {
     "split": Variant(),
     "aggregate": Variant(_AGGREGATE),
     "train_infer": Variant({"libaclnn_ops_train.so": BACKWARD, "libaclnn_ops_infer.so": FORWARD}),
-    # the first family cannot be loaded, the second can
+    # the first family of libraries cannot be loaded, the second one can
     "split_without_math": Variant({"libopapi_nn.so": (*BACKWARD, *FORWARD), **_AGGREGATE}),
     "older": Variant(
         {"libopapi.so": tuple(name for name in (*BACKWARD, *FORWARD) if name not in FUSED)},
@@ -83,12 +83,12 @@ VARIANTS = {
 
 _FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-pthread", "-Wall", "-Wextra", "-Wmissing-prototypes")
 
-#: Warnings of the compiler about the sources.
+#: Flags for warnings about the sources.
 warnings: list[str] = []
 
 
 def compiler() -> list[str]:
-    """The compiler that the extensions are built with."""
+    """Return the command of the compiler that the extensions are built with."""
     return shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[:1]
 
 
@@ -105,7 +105,7 @@ def _root() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="cann_stand_in_"))
 
     def remove(owner: int = os.getpid()) -> None:
-        if os.getpid() == owner:  # a child of fork() leaves the folder
+        if os.getpid() == owner:  # a child of fork() does not delete the folder
             shutil.rmtree(folder, ignore_errors=True)
 
     atexit.register(remove)
@@ -120,7 +120,7 @@ def _object(source: str, *defines: str) -> Path:
 
 
 def _link(result: Path, *inputs: str | Path, exports: tuple[str, ...], state: bool = True) -> None:
-    """A shared library that exports these names ("*" is a wildcard) and finds its neighbours in its own folder."""
+    """Link a shared library that exports these names ("*" is a wildcard) and finds its neighbours in its folder."""
     script = result.with_suffix(".map")
     script.write_text("{ global: " + "".join(f"{name}; " for name in (*exports, "_no_name_")) + "local: *; };\n")
     neighbours = ("-L", result.parent, "-Wl,-rpath,$ORIGIN", "-lcann_stand_in") if state else ()
@@ -146,7 +146,7 @@ _NNOPBASE = ("aclCreateTensor", "aclDestroyTensor", "aclSetAclOpExecutorRepeatab
 
 @cache
 def build(name: str) -> Path:
-    """Build a variant into a temporary folder, once per process, and return what ``ASCEND_HOME_PATH`` shall be."""
+    """Build a variant into a temporary folder, once per process, and return the folder for ``ASCEND_HOME_PATH``."""
     variant = VARIANTS[name]
     home = Path(_root(), name)
     folder = home / "lib64"
@@ -175,11 +175,11 @@ def build(name: str) -> Path:
             sources = (*_OPERATORS, *(_TORCH_OPERATORS if variant.torch else ())) if exports else ()
         inputs: list[str | Path] = [_object(source) for source in sources]
         if library == "libopapi_nn.so":
-            inputs.append("-lopapi_math")  # a library that is needed even if it does not exist
+            inputs.append("-lopapi_math")  # the linker records this library even if it does not exist
             if not (folder / "libopapi_math.so").exists():
                 _link(folder / "libopapi_math.so", exports=())
         if variant.torch and library == "libopapi.so":
-            inputs.append("-lnnopbase")  # torch_npu looks for its functions there, too
+            inputs.append("-lnnopbase")  # torch_npu also looks for functions in this library
         _link(folder / library, *inputs, exports=tuple(name for name in exports if name not in variant.hidden))
     for library in TORCH_LIBRARIES if variant.torch else ():
         _link(folder / library, "-lascendcl", exports=())
@@ -190,7 +190,7 @@ def build(name: str) -> Path:
 
 @cache
 def build_alone() -> Path:
-    """Everything in one library, which shares nothing with the installations: for tests of the test double itself."""
+    """Build a single library, separate from the installations, for tests of the test double itself."""
     result = _root() / "libcann_stand_in_alone.so"
     sources = (
         *_STATE,
@@ -237,7 +237,7 @@ class StandIn:
             symbol.restype, symbol.argtypes = result, arguments
 
     def fail(self, function: str, nth: int = 1, code: int = 500000) -> None:
-        """The `nth` call of the function fails; ``-nth``: and all after it; 0: all. "*": of any function."""
+        """Let the `nth` call of a function fail (``-nth``: all from there on; 0: all; "*": of any function)."""
         self._state.stand_in_fail(function.encode(), nth, code)
 
     def fail_work(self, nth: int = 1, code: int = 507015) -> None:
@@ -258,7 +258,7 @@ class StandIn:
         return value
 
     def live(self) -> dict[str, int]:
-        """Return the numbers of existing objects that should be destroyed in the end; empty if there are none."""
+        """Return the numbers of existing objects that should be destroyed in the end, without zeros."""
         return {name: count for name in self.LIVE if (count := self.counter(name))}
 
     def violations(self) -> list[str]:
@@ -268,7 +268,7 @@ class StandIn:
         return text.value.decode().splitlines()
 
     def reset(self) -> None:
-        """Forget faults, violations and counts of calls; what exists stays."""
+        """Clear faults, violations and counts of calls, but keep all objects."""
         self._state.stand_in_reset()
 
     def set_soc(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Strategies of hypothesis: problems of any shape, and the same values in any layout."""
+"""Strategies of hypothesis for problems of any shape, and for values in any layout."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def layouts(draw, rank: int) -> Layout:
 
 @st.composite
 def shapes(draw, operator: str) -> tuple[int, ...]:
-    """Any rank that the operator takes; mostly short axes, at times a long one or an empty one."""
+    """Draw a shape of any rank that the operator takes. Most axes are short, some are long or empty."""
     rank = 4 if operator in MASKED else draw(st.integers(0, 8))
     shape = draw(st.lists(st.sampled_from((1, 2, 3, 3, 4)), min_size=rank, max_size=rank))
     if rank:
@@ -37,7 +37,7 @@ def problems(draw, operator: str) -> Problem:
 
 @st.composite
 def views(draw, array: np.ndarray) -> np.ndarray:
-    """The values in some layout; at times, some axes repeat their first element without memory of its own."""
+    """Draw a layout of the values. Some axes may repeat their first element with stride 0."""
     repeated = draw(st.lists(st.integers(0, array.ndim - 1), max_size=2)) if array.size and array.ndim else []
     core = array[tuple(slice(0, 1) if axis in repeated else slice(None) for axis in range(array.ndim))]
     view = laid_out(core, draw(layouts(array.ndim)), readonly=draw(st.booleans()))

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # before there is a group, which its functions else keep alive as a default argument
+import torch.distributed.nn  # imported before a group exists, which its default arguments would keep alive
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import ascend_grad.torch as agt
@@ -75,7 +75,7 @@ def under_autocast(rank: int, size: int) -> torch.Tensor:
 
 
 def batched(rank: int, size: int, dtype: torch.dtype, reduction: str) -> tuple[torch.Tensor, ...]:
-    """Gradients for three upstream gradients at once."""
+    """Return gradients for three upstream gradients at once."""
     x, w, target, above = problem(dtype, reduction)
     x, w = x.requires_grad_(), w[slice(*parallel.vocab_range(C, rank, size))].clone().requires_grad_()
     loss = agt.linear_cross_entropy(x, w, target, reduction=reduction, group=dist.group.WORLD)
@@ -112,7 +112,7 @@ def failures(rank: int, size: int) -> dict[str, Callable[[], Any]]:
 
 
 def second_order(x: torch.Tensor, shard: torch.Tensor, target: torch.Tensor, reduction: str) -> Any:
-    """The derivative of a gradient by the upstream gradient, on which it depends."""
+    """Return the derivative of a gradient with respect to the upstream gradient."""
     x = x.clone().requires_grad_()
     loss = agt.linear_cross_entropy(x, shard, target, reduction=reduction, group=dist.group.WORLD)
     above = torch.ones_like(loss, requires_grad=True)

@@ -1,7 +1,7 @@
-"""A test double of a communicator: the ranks are threads of this process. It is stricter than engines are.
+"""A test double of a communicator, whose ranks are threads of this process. It is stricter than engines are.
 
-Sums are added in an order that changes from call to call, arrays are compared over the ranks, and a rank that is left
-waiting by one that has ended gets an error at once.
+Sums are added in an order that changes from call to call, and arrays are compared over the ranks. If a rank ends, all
+ranks that wait for it get an error at once.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 
-#: Seconds after which ranks give up that wait for each other in a circle; much more than calls take on a busy machine.
+#: Seconds after which ranks in a deadlock give up; much longer than a call on a busy machine.
 PATIENCE = 600
 
 
 class LeftWaitingError(RuntimeError):
-    """A rank ended while others waited for it."""
+    """Raised in ranks that wait for a rank that has ended."""
 
 
 class Barrier:
-    """Holds ranks until all have come; an error for all that wait when one of them has ended instead."""
+    """A barrier of ranks, which raises an error in all waiting ranks if one rank ends."""
 
     def __init__(self, size: int):
         self._size = size
@@ -44,7 +44,7 @@ class Barrier:
             return False
 
     def leave(self) -> None:
-        """End the barrier: ranks that have not arrived will not arrive."""
+        """End the barrier, so that waiting ranks raise an error."""
         with self._changed:
             self._is_left = True
             self._changed.notify_all()
@@ -59,7 +59,7 @@ class Group:
         self._calls: list[Any] = [None] * size
         self._random = np.random.default_rng(0)
         self.order = np.arange(size)
-        #: The operations so far, as every rank called them: name and shape.
+        #: Name and shape of the operations so far, which are the same for all ranks.
         self.operations: list[tuple[str, tuple[int, ...]]] = []
 
     def start(self) -> None:
@@ -93,7 +93,7 @@ class ThreadRank:
     def allreduce(self, array, op):
         parts = self.group.meet(self.rank, op, array)
         if op == "max":
-            assert not np.isnan(parts).any()  # engines differ for NaN
+            assert not np.isnan(parts).any()  # engines differ in the treatment of NaN
             array[...] = np.max(parts, axis=0)
         else:
             assert op == "sum"

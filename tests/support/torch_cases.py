@@ -1,4 +1,4 @@
-"""The functions of `ascend_grad.torch`, each with small arguments, for tests of what torch makes of all of them."""
+"""The functions of `ascend_grad.torch` with small arguments, for tests of torch's transformations."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def liger(weight: torch.Tensor | None) -> Callable[..., torch.Tensor]:
     return call
 
 
-#: A function, the shapes of what it differentiates, and its other tensors.
+#: A function, the shapes of its differentiable tensors, and its other tensors.
 CASES = {
     "softmax": (lambda x: agt.softmax(2 * x, 0), [(4, 3)], []),
     "log_softmax": (lambda x: agt.log_softmax(2 * x), [(4, 3)], []),
@@ -66,13 +66,13 @@ CASES = {
 
 
 def case(name: str, dtype: torch.dtype = torch.float32) -> tuple[Callable, list[torch.Tensor], list[torch.Tensor]]:
-    """A function, values for what it differentiates, and its other tensors."""
+    """Return a function, values of its differentiable tensors, and its other tensors."""
     function, shapes, others = CASES[name]
     return function, [torch.randn(shape).to(dtype) for shape in shapes], others
 
 
 def step(function: Callable, leaves: list[torch.Tensor], others: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """The value, and gradients for an upstream gradient of ones."""
+    """Return the value, and gradients for an upstream gradient of ones."""
     return value_and_gradients(
         lambda *leaves: function(*leaves, *others), leaves, torch.ones_like(function(*leaves, *others))
     )

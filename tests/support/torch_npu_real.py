@@ -1,6 +1,6 @@
 """The real torch_npu over the test double of a device.
 
-Its wheel, as it is published, finds the double's libraries by their names; the device that it then knows is the double.
+The published wheel finds the double's libraries by their names, and takes the double for a device.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def load(home: Path | None = None) -> None:
     os.environ["ASCEND_HOME_PATH"] = os.environ["ASCEND_OPP_PATH"] = str(home)
     os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
     for name in ("libascendcl.so", "libopapi.so", *TORCH_LIBRARIES):
-        # later libraries that need this name get this library
+        # libraries that are loaded later and need this name get this library
         ctypes.CDLL(str(home / "lib64" / name), ctypes.RTLD_GLOBAL)
     import torch  # noqa: F401
     import torch_npu

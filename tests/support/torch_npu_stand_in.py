@@ -1,20 +1,21 @@
 """A test double of torch_npu: tensors of device type "npu" whose memory is in the test double of a device.
 
-Tests run on torch_npu itself where it is installed (`torch_npu_real`). This is for all other environments, and for what
-torch_npu cannot show over the test double of a device: formats of its own, which need an older interface of operators,
-and work that is held back until a moment of the test's choice (`pytorch/test_npu_double.py`, `test_npu_breaks.py`).
+Tests run on torch_npu itself if it is installed (`torch_npu_real`). The double serves all other environments, and tests
+that torch_npu does not allow over the test double of a device (`pytorch/test_npu_double.py`, `test_npu_breaks.py`).
+These are tests of private formats, which need an older interface of operators, and of work that the test submits
+itself.
 
-They are torch's own tensors, with its dispatcher and autograd; what lies below, torch_npu's part, is written here in
-Python. It is no faster than it has to be, and in these points as torch_npu is:
+The tensors are torch's own, with its dispatcher and autograd. The layer below, which is torch_npu's, is written here in
+Python. It behaves like torch_npu in these points:
 
-- Work is first put in a queue on the host, and on the stream when somebody needs the results, or reads ``npu_stream``
-  while the device is torch's current one.
-- Operators bind the thread to torch's current device when they end, whatever it was bound to before.
-- Memory of tensors that are gone is given out again at once, though work that is under way may still use it: whoever
-  does not follow the order of torch's stream sees other data than his own.
-- ``__dlpack_device__`` raises. (That is torch's own doing.)
+- Work is first put in a queue on the host. It is submitted to the stream if its results are needed, or if
+  ``npu_stream`` is read while the device is torch's current one.
+- Operators bind the thread to torch's current device when they end.
+- Memory of dropped tensors is reused at once, though work that is under way may still use it. A reader that does not
+  follow the order of torch's stream sees wrong data.
+- ``__dlpack_device__`` raises, as torch itself does.
 
-Softmax, and copies on the device, are put in the queue. Everything else waits for it and is computed on the host.
+Softmax and copies on the device are put in the queue. All other operators wait for the queue and run on the host.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Stream:
         return self._handle()
 
     def submit(self) -> int:
-        """Put on the stream what the queue holds."""
+        """Submit the work in the queue to the stream."""
         with self._lock:
             handle = self._handle()
             queue, self.queue = self.queue, []
@@ -79,7 +80,7 @@ class Stream:
 
 
 class TorchNpu(types.ModuleType):
-    """The module ``torch_npu``. There are tensors once it is given an installation, by `bind`."""
+    """The module ``torch_npu``. `bind` gives it an installation, without which there are no tensors."""
 
     acl: Acl
 
@@ -88,7 +89,7 @@ class TorchNpu(types.ModuleType):
         self.npu = _DeviceModule(self)
         self.streams: dict[int, Stream] = {}
         self._formats: dict[int, int] = {}
-        self._blocks: dict[int, tuple] = {}  # memory in use
+        self._blocks: dict[int, tuple] = {}  # blocks of memory in use
         self._free: dict[tuple[int, int], list[int]] = defaultdict(list)
         self._delete = Deleter(self._deleted)
 
@@ -107,7 +108,7 @@ class TorchNpu(types.ModuleType):
         return self._formats.get(tensor.untyped_storage().data_ptr(), usual)
 
     def npu_format_cast(self, tensor: torch.Tensor, format: int) -> torch.Tensor:
-        """Return a copy in another format; among base formats the same tensor, relabelled."""
+        """Return a copy in another format. Between base formats, relabel the tensor and return it."""
         is_base = self.get_npu_format(tensor) in BASE_FORMATS and format in BASE_FORMATS
         result = tensor if is_base else tensor.clone()
         self._formats[result.untyped_storage().data_ptr()] = format
@@ -151,7 +152,7 @@ class TorchNpu(types.ModuleType):
             self._free[device, size].append(address)
 
     def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy of the whole storage, seen as the tensor sees it."""
+        """Return a copy of the whole storage on the host, viewed as the tensor views it."""
         storage = tensor.untyped_storage()
         host = np.empty(storage.nbytes(), np.uint8)
         self.current_stream(tensor.device.index).synchronize()
@@ -162,7 +163,7 @@ class TorchNpu(types.ModuleType):
         return torch.empty(0, dtype=tensor.dtype).set_(whole, tensor.storage_offset(), tensor.size(), tensor.stride())
 
     def to_device(self, host: torch.Tensor, tensor: torch.Tensor) -> None:
-        """Write back what `to_host` has given."""
+        """Write a copy that `to_host` has made back to the device."""
         storage = tensor.untyped_storage()
         source, size = host.untyped_storage().data_ptr(), storage.nbytes()
         if size:
@@ -195,7 +196,7 @@ class TorchNpu(types.ModuleType):
                     acl.check("aclDestroyTensor", each)
 
     def release(self) -> None:
-        """Give everything back; no tensor is left."""
+        """Free all memory and streams. There must be no tensors."""
         for device, stream in self.streams.items():
             stream.synchronize()
             with self.on(device):
@@ -206,7 +207,7 @@ class TorchNpu(types.ModuleType):
         self.free_blocks()
 
     def free_blocks(self) -> None:
-        """Give the memory back that nobody uses, when the work that may use it is done."""
+        """Free unused memory, after the work that may use it has ended."""
         for stream in self.streams.values():
             stream.synchronize()
         for (device, _), blocks in self._free.items():
@@ -218,7 +219,7 @@ class TorchNpu(types.ModuleType):
 
 
 class _DeviceModule(types.ModuleType):
-    """``torch_npu.npu``, which torch knows as ``torch.npu``."""
+    """The module ``torch_npu.npu``, which torch registers as ``torch.npu``."""
 
     def __init__(self, double: TorchNpu):
         super().__init__("torch_npu.npu")
@@ -227,7 +228,7 @@ class _DeviceModule(types.ModuleType):
         self._of_thread = threading.local()
 
     def init(self) -> None:
-        """The runtime is initialised already."""
+        """Do nothing, as the runtime is initialised already."""
 
     def is_initialized(self) -> bool:
         return True
@@ -265,7 +266,7 @@ class _DeviceModule(types.ModuleType):
         return False
 
     def manual_seed_all(self, seed: int) -> None:
-        """Random numbers come from the host."""
+        """Do nothing, as random numbers come from the host."""
 
     def get_rng_state(self, device: object = None) -> torch.Tensor:
         return torch.empty(0, dtype=torch.uint8)
@@ -281,11 +282,11 @@ class _DeviceModule(types.ModuleType):
 
 _aten = torch.ops.aten
 _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
-_libraries = []  # libraries last as long as they are referred to
+_libraries = []  # libraries exist as long as they are referenced
 
 
 def register() -> TorchNpu:
-    """Make "npu" a type of devices: once in a process, and before autograd starts its threads, one for each device."""
+    """Make "npu" a type of devices, once per process and before autograd starts a thread for each device."""
     double = TorchNpu()
     backend_registration._setup_privateuseone_for_python_backend("npu", double.npu)
     aten, rest = torch.library.Library("aten", "IMPL"), torch.library.Library("_", "IMPL")
@@ -338,7 +339,7 @@ def register() -> TorchNpu:
             return torch.device("cpu") if isinstance(value, torch.device) else value
 
         host_args, host_kwargs = tree_map(down, (args, kwargs))
-        host_args = [  # a number that torch has made a tensor of arrives as a number again
+        host_args = [  # torch wraps numbers in tensors, which become numbers again
             torch.tensor(each) if type(each) is int and str(argument.type) == "Tensor" else each
             for each, argument in zip(host_args, operator._schema.arguments)
         ]
@@ -357,7 +358,7 @@ def register() -> TorchNpu:
     aten.impl("empty.memory_format", empty, "PrivateUse1")
     aten.impl("_copy_from", copy_from, "PrivateUse1")
     aten.impl("_softmax", softmax, "PrivateUse1")
-    for name in ("as_strided", "view", "_reshape_alias", "unfold"):  # operators that touch no memory
+    for name in ("as_strided", "view", "_reshape_alias", "unfold"):  # operators that access no memory
         operator = getattr(_aten, name).default
         aten.impl(name, lambda *args, op=operator, **kwargs: op.redispatch(_CPU, *args, **kwargs), "PrivateUse1")
     rest.fallback(on_the_host, "PrivateUse1")

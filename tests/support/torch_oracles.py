@@ -1,4 +1,4 @@
-"""Values and gradients of torch's own functions in float64, and how close ours have to be."""
+"""Compute values and gradients of torch's functions in float64, and compare ours with them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-#: Half a unit in the last place of a result, relative, with what float32 and float64 sums add.
+#: Relative errors of results: half a unit in the last place, and the errors of float32 or float64 sums.
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2**-11 + 1e-5, torch.bfloat16: 2**-8 + 1e-5}
 
 
@@ -23,7 +23,7 @@ def _composed(
     return F.cross_entropy(F.linear(input, linear_weight), target, ignore_index=ignored, **keywords)
 
 
-#: torch's own function, which torch has from 2.13 on.
+#: torch's own function, which exists from torch 2.13 on.
 linear_cross_entropy = getattr(F, "linear_cross_entropy", _composed)
 
 
@@ -37,14 +37,14 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtyp
 def value_and_gradients(
     function: Callable[..., torch.Tensor], tensors: Sequence[torch.Tensor], grad_output: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, ...]:
-    """A function's value at copies of these tensors, and its gradient with respect to each."""
+    """Return a function's value at copies of these tensors, and its gradients."""
     leaves = [tensor.detach().clone(memory_format=torch.preserve_format).requires_grad_() for tensor in tensors]
     value = function(*leaves)
     return value, *torch.autograd.grad(value, leaves, grad_output)
 
 
 def pending() -> tuple[torch.Tensor, torch.Tensor]:
-    """A tensor on a device that torch has yet to compute, and its values."""
+    """Return a tensor on a device whose work is not submitted yet, and its values."""
     x = torch.randn(64, 65)
     there = x.to("npu")
     return torch.softmax(there, -1), torch.softmax(x.double(), -1)

@@ -1,4 +1,4 @@
-/* kernels.h with dot products of pairs of bfloat16: a body for AG_BF16_DOT_BODY of ../foreach_isa.h. */
+/* Instantiation of kernels.h with dot products of pairs of bfloat16: the AG_BF16_DOT_BODY of ../foreach_isa.h. */
 
 #if AG_DEFINES_KERNELS
 

@@ -1,21 +1,25 @@
-/* Tiles of logits: where they come from, and their epilogues, for one kind of arithmetic and one instruction set. Included by kernels.h. */
+/* Sources and epilogues of tiles of logits, for one kind of arithmetic and one instruction set. Included by kernels.h; the
+ * manual is linear.h. */
 
-/* Rows of P, padded to whole tiles. */
+/* Return the number of rows of P, padded to whole tiles. */
 AG_INLINE ptrdiff_t K(padded_rows)(const ag_linear_block *b) { return (b->chunk.rows + MR - 1) / MR * MR; }
 
-/* Packed elements of n terms, with those that only fill the last step. */
+/* Return the number of packed elements of n values, with those that only fill the last step of a matrix unit. */
 AG_INLINE ptrdiff_t K(elements)(ptrdiff_t n) { return (n + PAIR * GRANULE - 1) / (PAIR * GRANULE) * GRANULE; }
 
 /* ---- sources of a tile --------------------------------------------------------------------------------------------------- */
 
+/* Load a tile of cached logits. */
 static void K(load_logits)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t tile_index, acc_t *tile)
 {
     memcpy(tile, (const acc_t *)b->packed.logits + (panel * K(padded_rows)(b) + tile_index * MR) * NR, MR * NR * sizeof(acc_t));
 }
 
-/* Whole vectors where they fit: partial access is slow without masks. */
+/* Load n values, or a whole vector if n is larger. Whole vectors have a path of their own, as partial loads are slow without
+ * masks. */
 AG_INLINE V K(load_some)(const void *p, ptrdiff_t n) { return n < VL ? V_(load_partial)(p, n) : V_(load)(p); }
 
+/* Store the first n lanes, or all of them if n is larger. */
 AG_INLINE void K(store_some)(acc_t *p, V v, ptrdiff_t n)
 {
     if (n < VL) {
@@ -25,7 +29,7 @@ AG_INLINE void K(store_some)(acc_t *p, V v, ptrdiff_t n)
     }
 }
 
-/* The caller's probabilities; zero beyond the last row and column. */
+/* Load a tile of the caller's probabilities. Elements beyond the last row and column are zero. */
 static void K(load_softmax)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t tile_index, acc_t *tile)
 {
     const ag_matrix *from = &b->gradient.softmax;
@@ -47,35 +51,37 @@ static void K(load_softmax)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t
 
 /* ---- sums in memory ------------------------------------------------------------------------------------------------------ */
 
-/* The first n lanes of x and 0 become those of the sum plus x and of its compensation; without one: plainly added. */
-AG_INLINE void K(add_to_sum)(V *x, V *lost, const acc_t *sum, const acc_t *compensation, ptrdiff_t n)
+/* Add the first n lanes of x to a sum in memory. x becomes the new sum, and `error` its compensation if memory for one is
+ * given. */
+AG_INLINE void K(add_to_sum)(V *x, V *error, const acc_t *sum, const acc_t *compensation, ptrdiff_t n)
 {
     const V term = *x;
     *x = K(load_some)(sum, n);
     if (compensation) {
-        *lost = K(load_some)(compensation, n);
-        K(add_compensated)(x, lost, term);
+        *error = K(load_some)(compensation, n);
+        K(add_compensated)(x, error, term);
     } else {
         *x += term;
     }
 }
 
-/* A sum and its compensation to memory, as one number after the last addition. */
-AG_INLINE void K(store_sum)(V total, V lost, acc_t *sum, acc_t *compensation, int last, ptrdiff_t n)
+/* Store the first n lanes of a sum and of its compensation, or after the last addition the compensated sum. */
+AG_INLINE void K(store_sum)(V total, V error, acc_t *sum, acc_t *compensation, int last, ptrdiff_t n)
 {
-    if (compensation && !last) K(store_some)(compensation, lost, n);
-    K(store_some)(sum, compensation && last ? K(compensated)(total, lost) : total, n);
+    if (compensation && !last) K(store_some)(compensation, error, n);
+    K(store_some)(sum, compensation && last ? K(compensated)(total, error) : total, n);
 }
 
-/* ---- epilogues: what a tile of logits becomes ---------------------------------------------------------------------------- */
+/* ---- epilogues of a tile of logits ---------------------------------------------------------------------------- */
 
+/* Cache a tile of logits. */
 static void K(store_logits)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t tile_index, const acc_t *tile)
 {
     memcpy((acc_t *)b->packed.logits + (panel * K(padded_rows)(b) + tile_index * MR) * NR, tile, MR * NR * sizeof(acc_t));
 }
 
 #if AG_IS_DOT
-/* Values of two rows of P as pairs. */
+/* Return values of two rows of P as pairs. */
 AG_INLINE u32v K(pair_rows)(const uint16_t *row)
 {
     u16v low, high;
@@ -85,7 +91,8 @@ AG_INLINE u32v K(pair_rows)(const uint16_t *row)
 }
 #endif
 
-/* P: probabilities (made from logits here, if that is what they are), minus the one-hot target, times grad, rounded. */
+/* Write a tile of P: probabilities minus the one-hot target, times grad, rounded. With `from_logits`, the tile holds logits,
+ * otherwise probabilities. */
 AG_INLINE void K(store_gradient)(const ag_linear_block *b, const int from_logits, ptrdiff_t panel, ptrdiff_t tile_index,
                                  acc_t *tile)
 {
@@ -117,7 +124,7 @@ AG_INLINE void K(store_gradient)(const ag_linear_block *b, const int from_logits
             V p = V_(load)(row + j * VL) * grad;
             if (columns - j * VL < VL) p = V_(first)(columns > j * VL ? columns - j * VL : 0, p, (V){0});
             if (is_small) {
-                /* NaN is not small */
+                /* A NaN is not small. */
                 const V size = V_(max)(p, -p), bound = V_(set1)((acc_t)b->gradient.filter_eps);
                 for (int lane = 0; lane < VL; lane++) is_small &= size[lane] < bound[lane];
             }
@@ -161,7 +168,7 @@ static void K(store_gradient_of_softmax)(const ag_linear_block *b, ptrdiff_t pan
     K(store_gradient)(b, 0, panel, tile_index, tile);
 }
 
-/* Sum of the lanes, in halves. */
+/* Return the sum of the lanes, adding the upper half to the lower one at each step. */
 AG_INLINE acc_t K(reduce_sum)(V v)
 {
     acc_t lane[VL];
@@ -172,7 +179,7 @@ AG_INLINE acc_t K(reduce_sum)(V v)
     return lane[0];
 }
 
-/* Logits of row i and of n words from `first` on, for the caller. */
+/* Write logits of row i, n vocabulary entries from `first` on, to the caller's result. */
 static void K(put_logits)(const ag_linear_block *b, ptrdiff_t i, ptrdiff_t first, const acc_t *row, ptrdiff_t n)
 {
     char *to = b->statistics.logits.data + b->chunk.row_numbers[i] * b->statistics.logits.row_stride +
@@ -194,7 +201,8 @@ static void K(put_logits)(const ag_linear_block *b, ptrdiff_t i, ptrdiff_t first
 #endif
 }
 
-/* Largest logit of each row of the tile and the sum of the exponentials relative to it; the target's logit. */
+/* Compute the largest logit of each row of a tile and the sum of the exponentials relative to it. Store the logits of the
+ * targets, and all logits if the caller requests them. */
 static void K(store_max_sum)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t tile_index, const acc_t *tile)
 {
     const ptrdiff_t rows = K(padded_rows)(b), left = b->vocab.size - panel * NR, columns = left < NR ? left : NR;
@@ -207,15 +215,15 @@ static void K(store_max_sum)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_
             x[j] = V_(load)(row + j * VL);
             if (columns - j * VL < VL) x[j] = V_(first)(columns > j * VL ? columns - j * VL : 0, x[j], none);
         }
-        V largest = x[0];
-        for (int j = 1; j < NV; j++) largest = V_(max)(largest, x[j]);
-        acc_t max = V_(reduce_max)(largest);
-        /* Relative to -inf, exponentials would be NaN: another panel may hold something finite. */
+        V highest = x[0];
+        for (int j = 1; j < NV; j++) highest = V_(max)(highest, x[j]);
+        acc_t max = V_(reduce_max)(highest);
+        /* Exponentials relative to -inf would be NaN, although another panel may hold finite logits. */
         const V shift = V_(set1)(max == (acc_t)-INFINITY ? 0 : max);
         for (int j = 0; j < NV; j++) total += V_(exp)(x[j] - shift);
         const acc_t sum = K(reduce_sum)(total);
         if (sum != sum) {
-            /* NaN among the logits makes the maximum NaN; infinity makes the sum NaN alone */
+            /* A NaN among the logits makes the maximum NaN. An infinite logit makes the sum alone NaN. */
             for (ptrdiff_t c = 0; c < columns; c++) max = row[c] != row[c] ? row[c] : max;
         }
         ((acc_t *)b->packed.panel_max)[panel * rows + i] = max;

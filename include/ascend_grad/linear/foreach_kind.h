@@ -1,9 +1,10 @@
-/* kernels.h with multiply-adds in float32 and in float64, for one instruction set: a body for ../foreach_isa.h. */
+/* Instantiation of kernels.h with multiply-adds in float32 and in float64, for one instruction set: a body for
+ * ../foreach_isa.h. */
 
 #if AG_DEFINES_KERNELS
 
-/* Rows of a tile. Tiles of three vectors' width: 24 of AVX-512's 32 registers are accumulators, 18 of NEON's 32, 12 of 16 (9 in
- * float64 before AVX2, where a tile is 6 wide). */
+/* Rows of a tile, which is three vectors wide. The accumulators take 24 of the 32 registers of AVX-512, 18 of 32 of NEON and
+ * 12 of 16 otherwise (9 for float64 before AVX2, where a tile is 6 wide). */
 #define AG_MR (AG_IS_AVX512 ? 8 : AG_IS_NEON ? 6 : AG_IS_F64 && !AG_IS_AVX2 ? 3 : 4)
 #define AG_IS_DOT 0
 #define AG_IS_AMX 0

@@ -1,12 +1,13 @@
-/* Products of packed panels, for one kind of arithmetic and one instruction set. Included by kernels.h. */
+/* Products of packed panels, for one kind of arithmetic and one instruction set. Included by kernels.h; the manual is
+ * linear.h. */
 
-/* ---- products ---------------------------------------------------------------------------------------------------------- */
+/* ---- steps of a product -------------------------------------------------------------------------------------- */
 
 /* Only the matrix unit has a state. */
 AG_INLINE void K(begin_task)(void) {}
 AG_INLINE void K(end_task)(void) {}
 
-/* c + a * b; for pairs, both products (the second first, as the instruction does it) */
+/* Return c + a * b. For pairs, add both products, the second one first, as the instruction does. */
 AG_INLINE V K(multiply_add)(V a, V b, V c)
 {
 #if !AG_IS_DOT
@@ -28,19 +29,19 @@ AG_INLINE V K(broadcast)(const elem_t *p)
 #endif
 }
 
-/* sum[r][j] += a[k * a_step + r * a_row] * b[k][j] over n elements k: MR rows, nv vectors. Both operands are prefetched ahead
- * of their use (5 to 20 % on CPUs whose own prefetching stops at L2): `ahead` and the elements ahead_step after
- * it are what the left one needs next. */
-AG_INLINE void K(chain)(const int nv, const elem_t *a, const ptrdiff_t a_step, const ptrdiff_t a_row, const elem_t *ahead,
-                        const ptrdiff_t ahead_step, const elem_t *b, ptrdiff_t n, V sum[MR][NV])
+/* Add a[k * a_step + r * a_row] * b[k][j] to sum[r][j] over n elements k, for MR rows and nv vectors. Both operands are
+ * prefetched, which gains 5 to 20 % on CPUs whose own prefetching stops at L2. The left operand is next read at
+ * `prefetched`, and from there in steps of prefetched_step elements. */
+AG_INLINE void K(chain)(const int nv, const elem_t *a, const ptrdiff_t a_step, const ptrdiff_t a_row, const elem_t *prefetched,
+                        const ptrdiff_t prefetched_step, const elem_t *b, ptrdiff_t n, V sum[MR][NV])
 {
-    for (; n > 0; n--, a += a_step, ahead += ahead_step, b += nv * VL) {
+    for (; n > 0; n--, a += a_step, prefetched += prefetched_step, b += nv * VL) {
         V right[NV];
-        __builtin_prefetch(ahead);
+        __builtin_prefetch(prefetched);
         AG_UNROLL(3)
         for (int j = 0; j < nv; j++) {
             memcpy(&right[j], b + j * VL, sizeof(V));
-            __builtin_prefetch(b + AG_AHEAD * nv * VL + j * VL);
+            __builtin_prefetch(b + AG_PREFETCH_DISTANCE * nv * VL + j * VL);
         }
         AG_UNROLL(8)
         for (int r = 0; r < MR; r++) {
@@ -51,31 +52,31 @@ AG_INLINE void K(chain)(const int nv, const elem_t *a, const ptrdiff_t a_step, c
     }
 }
 
-/* sum, and what its additions lost in low, += x (Knuth's two-sum) */
-AG_INLINE void K(add_compensated)(V *sum, V *low, V x)
+/* Add x to a sum, and the rounding error of the addition to its compensation (Knuth's two-sum). */
+AG_INLINE void K(add_compensated)(V *sum, V *compensation, V x)
 {
     const V total = *sum + x, part = total - *sum;
-    *low += (*sum - (total - part)) + (x - part);
+    *compensation += (*sum - (total - part)) + (x - part);
     *sum = total;
 }
 
-/* sum + low where the sum is finite */
-AG_INLINE V K(compensated)(V sum, V low) { return V_(select)(sum - sum == 0, sum + low, sum); }
+/* Return the sum with its compensation; in lanes that are not finite, the sum alone. */
+AG_INLINE V K(compensated)(V sum, V compensation) { return V_(select)(sum - sum == 0, sum + compensation, sum); }
 
-/* How the left operand lies: as tiles of X, as rows of panels of P, or as columns of one panel of P. */
+/* Layouts of the left operand: tiles of X, rows of panels of P, columns of one panel of P. */
 enum { K(TILE), K(ROWS), K(COLUMNS) };
 
-/* tile[r][c] = sum over n elements, in chains of at most AG_CHAIN terms that are combined with compensation. `panel` is the
- * distance between panels of P. Rows of the tile are NR apart. */
+/* Compute the tile of a product over n elements, in chains of at most AG_CHAIN terms that are combined with compensation.
+ * `panel` is the distance between panels of P. Rows of the tile are NR accumulators apart. */
 AG_INLINE void K(product)(const int nv, const int form, const elem_t *a, ptrdiff_t panel, const elem_t *b, ptrdiff_t n,
                           acc_t *tile)
 {
     enum { WIDTH = NR / PAIR };
-    const ptrdiff_t granule = form == K(ROWS) ? WIDTH : 1; /* a chain ends where a panel does */
+    const ptrdiff_t granule = form == K(ROWS) ? WIDTH : 1; /* chains end at the ends of panels */
     const ptrdiff_t limit = AG_CHAIN / PAIR / granule * granule;
     const ptrdiff_t chains = n > limit ? (n + limit - 1) / limit : 1;
     const ptrdiff_t length = ((n + chains - 1) / chains + granule - 1) / granule * granule;
-    acc_t low[MR * NR];
+    acc_t compensation[MR * NR];
     for (ptrdiff_t done = 0; done < n || done == 0; done += length ? length : 1) {
         V sum[MR][NV];
         const ptrdiff_t count = n - done < length ? n - done : length;
@@ -87,12 +88,12 @@ AG_INLINE void K(product)(const int nv, const int form, const elem_t *a, ptrdiff
         if (form == K(ROWS)) {
             for (ptrdiff_t k = 0; k < count; k += WIDTH, a += panel) {
                 const ptrdiff_t part = count - k < WIDTH ? count - k : WIDTH;
-                K(chain)(nv, a, 1, WIDTH, a + panel, MR, b, part, sum); /* ahead: the tile in the next panel */
+                K(chain)(nv, a, 1, WIDTH, a + panel, MR, b, part, sum); /* the tile in the next panel is prefetched */
                 b += part * nv * VL;
             }
         } else {
             const ptrdiff_t step = form == K(TILE) ? MR : NR;
-            K(chain)(nv, a, step, 1, a + AG_AHEAD * step, step, b, count, sum);
+            K(chain)(nv, a, step, 1, a + AG_PREFETCH_DISTANCE * step, step, b, count, sum);
             a += count * step;
             b += count * nv * VL;
         }
@@ -101,12 +102,12 @@ AG_INLINE void K(product)(const int nv, const int form, const elem_t *a, ptrdiff
             AG_UNROLL(3)
             for (int j = 0; j < nv; j++) {
                 const ptrdiff_t at = r * NR + j * VL;
-                V total = sum[r][j], lost = {0};
+                V total = sum[r][j], error = {0};
                 if (done > 0) {
-                    total = V_(load)(tile + at), lost = V_(load)(low + at);
-                    K(add_compensated)(&total, &lost, sum[r][j]);
+                    total = V_(load)(tile + at), error = V_(load)(compensation + at);
+                    K(add_compensated)(&total, &error, sum[r][j]);
                 }
-                if (chains > 1) V_(store)(low + at, lost);
+                if (chains > 1) V_(store)(compensation + at, error);
                 V_(store)(tile + at, total);
             }
         }
@@ -115,7 +116,7 @@ AG_INLINE void K(product)(const int nv, const int form, const elem_t *a, ptrdiff
     for (int r = 0; r < MR; r++) {
         for (int j = 0; j < nv; j++) {
             const ptrdiff_t at = r * NR + j * VL;
-            V_(store)(tile + at, K(compensated)(V_(load)(tile + at), V_(load)(low + at)));
+            V_(store)(tile + at, K(compensated)(V_(load)(tile + at), V_(load)(compensation + at)));
         }
     }
 }
@@ -125,7 +126,7 @@ static void K(product_logits)(const elem_t *a, const elem_t *b, ptrdiff_t n, acc
     K(product)(NV, K(TILE), a, 0, b, n, tile);
 }
 
-/* One function per width, so that each is compiled once. */
+/* Define one function for each number of vectors, so that the compiler instantiates each once. */
 #define AG_DEFINE_PRODUCTS(nv)                                                                                          \
     static void K(AG_CONCAT2(product_rows, nv))(const elem_t *a, ptrdiff_t panel, const elem_t *b, ptrdiff_t n, acc_t *tile)  \
     {                                                                                                                   \

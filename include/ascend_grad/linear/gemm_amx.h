@@ -138,10 +138,10 @@ static void K(product)(const int nv, K(left) a, const elem_t *b, ptrdiff_t n, ac
         const K(left) from = {a.first + done * a.step, a.second + done * a.step, a.step};
         K(chain)(nv, from, (const char *)(b + done * K(STEP) * nv * VL), steps - done < length ? steps - done : length, part);
         for (ptrdiff_t i = 0; i < MR * NR; i += VL) {
-            V total = V_(load)(tile + i), lost = V_(load)(low + i);
-            K(add_compensated)(&total, &lost, V_(load)(part + i));
+            V total = V_(load)(tile + i), compensation = V_(load)(low + i);
+            K(add_compensated)(&total, &compensation, V_(load)(part + i));
             V_(store)(tile + i, total);
-            V_(store)(low + i, lost);
+            V_(store)(low + i, compensation);
         }
     }
     for (ptrdiff_t i = 0; i < MR * NR; i += VL) {

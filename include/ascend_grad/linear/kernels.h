@@ -6,8 +6,8 @@
 
 #define K(name) AG_KERNEL_NAME(name)
 #define MR AG_MR
-#define NV (AG_IS_AMX ? 2 : 3) /* vectors of a panel */
-#define NR (NV * VL)  /* its width; a multiple of MR, so that panels of P split into tiles of either product */
+#define NV (AG_IS_AMX ? 2 : 3) /* vectors in a row of a panel */
+#define NR (NV * VL)  /* width of a panel; a multiple of MR, so that panels of P split into tiles of either product */
 
 #if AG_IS_F64
 #define VL (AG_LANES / 2)
@@ -66,7 +66,8 @@ static AG_UNUSED const ag_linear_kernels K(ag_linear) = {
     .granule = GRANULE,
     .element_size = sizeof(elem_t),
     .acc_size = sizeof(acc_t),
-    .resident = AG_RESIDENT / PAIR / (AG_LANES == 16 ? 1 : 2), /* without 32 registers packing pays sooner */
+    /* Packing pays for fewer rows if products are pairs, or if there are 16 registers. */
+    .max_unpacked_rows = AG_MAX_UNPACKED_ROWS / PAIR / (AG_LANES == 16 ? 1 : 2),
     .pack_tile = K(pack_tile),
     .pack_panel = K(pack_panel),
     .pack_columns = K(pack_columns),

@@ -4,58 +4,57 @@
  *
  *   logits = X W^T        P = (exp(logits - max) / sum - one_hot) * grad        dX = P W        dW = P^T X
  *
- * A schedule (in Cython) iterates over blocks of the vocabulary, and inside of them chunks of rows (or the reverse), so that
- * no more of P than one block and one chunk is ever there; for these it packs the operands, has tiles of logits computed and
- * turned into tiles of P while they are in L1, and has both other products read P from there. All of it is described by an
- * ag_linear_block.
+ * A sweep (in Cython, pyx/linear) iterates over chunks of the rows and blocks of the vocabulary, so that memory holds P of
+ * one chunk and one block at a time. For each pair it packs the operands. Tiles of logits are computed and turned into tiles
+ * of P while they are in L1, and both other products read P. An ag_linear_block describes the pair.
  *
  * Kinds of arithmetic
- *   kind  values in memory             products            accumulators   element (an element of packed data)
+ *   kind  values in memory             products            accumulators   element (of packed data)
  *   f32   float32, float16, bfloat16   fused multiply-add  float32        float
  *   f64   float64                      fused multiply-add  float64        double
  *   dot   bfloat16                     pairs (VDPBF16PS)   float32        two bfloat16 that follow each other along the sum
  *   amx   bfloat16                     AMX (TDPBF16PS)     float32        the same; see gemm_amx.h
- * float16 and, without the dot product, bfloat16 are widened while they are packed. A bfloat16 problem rounds P to
- * bfloat16 in either kind.
+ * Packing widens float16, and bfloat16 if the CPU lacks the dot product. A bfloat16 problem rounds P to bfloat16 in either
+ * kind.
  *
- * Layouts. A tile is MR x NR, NR three vectors wide and a multiple of MR. u: number of packed elements along the sum.
- *   x_rows     [BT / MR][u of H][MR]      left of the logits; rows beyond BT are zero
- *   w_rows     [V / NR][u of H][NR]       right of the logits
- *   p          [V / NR][rows][NR values]  rows: BT rounded up to MR. Written by the logits' tiles; left of dX: a row is
- *                                         read along the sum, with constant distance between rows
- *   p_pairs    [V / NR][rows / 2][NR]     dot only: the same, elements made of two rows; left of dW. Other kinds read the
- *                                         columns of p, which lie side by side
- *   w_columns  [H / NR][u of V][<= NR]    right of dX; the last panel is one, two or three vectors wide
- *   x_columns  [H / NR][u of BT][<= NR]   right of dW
- *   logits     [V / NR][rows][NR]         only if they are read twice. Those of several chunks follow one another, and so do
- *                                         those of blocks, in the workspace or at the end of the memory of dW
+ * Layouts. A tile is MR x NR. NR is three vectors wide and a multiple of MR; u is the number of packed elements along the sum.
+ *   x_rows     [BT / MR][u of H][MR]      left operand of the logits; rows beyond BT are zero
+ *   w_rows     [V / NR][u of H][NR]       right operand of the logits
+ *   p          [V / NR][rows][NR values]  left operand of dX, written by the tiles of logits. rows: BT rounded up to MR. The
+ *                                         product reads a row along the sum; rows have a constant distance
+ *   p_pairs    [V / NR][rows / 2][NR]     left operand of dW, dot only: an element holds the same column of two rows. Other
+ *                                         kinds read the columns of p, which lie side by side
+ *   w_columns  [H / NR][u of V][<= NR]    right operand of dX; the last panel is one, two or three vectors wide
+ *   x_columns  [H / NR][u of BT][<= NR]   right operand of dW
+ *   logits     [V / NR][rows][NR]         cached logits, if they are read twice. Chunks follow one another, then blocks, in
+ *                                         the workspace or at the end of the memory of dW
  *
- * Few rows on one side (of X or of W; at most `resident` of the table of kernels, for logits alone of long rows AG_RESIDENT):
- * nothing is packed. The rows of the other side are streamed: tiles of at most AG_TILE values are made from rows in place,
- * become P and are multiplied with the same rows, which are still in L2; the gradient of what is streamed is written once,
- * that of the other side has a partial sum for each task. Where words are few, a tile is words x rows, so that lanes are full
- * with any number of words. Where neither side has many rows, tasks are ranges of the features, and both gradients are
- * written once. Logits of bfloat16 take dot products where there are some;
- * the other products are f32: bfloat16 is widened while it is read.
+ * Unpacked products. Nothing is packed if X or W has at most `max_unpacked_rows` rows (AG_MAX_UNPACKED_ROWS for the logits
+ * of long rows alone). These rows are called resident, the rows of the other matrix streamed. A tile of at most AG_TILE
+ * logits is computed from rows in place and becomes P. It is multiplied with the same streamed rows, which are still in L2.
+ * The gradient of the streamed matrix is written once. The gradient of the resident matrix has a partial sum for each task.
+ * If vocabulary entries are few, a tile is entries x rows, so that lanes are full for any number of entries. If both sides
+ * are short, tasks are ranges of the features, and both gradients are written once. Logits of bfloat16 use dot products if
+ * the CPU has them. The other products are f32: bfloat16 is widened while it is read.
  *
  * The kind amx has tiles of 32 x 32 and takes 16 elements along a sum at a time, so that sums are filled up with zeros. Its
  * left operands hold the 16 elements of a row side by side:
  *   x_rows     [BT / 32][u of H / 16][32][16]
  *   p_pairs    [V / 32][rows / 32][32 of V][16]
  *
- * Files: pack.h and gemm.h (gemm_amx.h) have packing and products, epilogue.h what tiles of logits become, tasks.h the tasks made of tiles;
- * skinny_rows.h, skinny_logits.h, skinny_grads.h and skinny_epilogue.h the same for few rows; kernels.h the table for one kind
- * of arithmetic and instruction set, foreach_kind.h and dot.h all kinds.
+ * Files: pack.h has packing, gemm.h and gemm_amx.h products, epilogue.h the conversion of logits, tasks.h the tasks of the packed sweep.
+ * skinny_rows.h, skinny_logits.h, skinny_grads.h and skinny_epilogue.h have the unpacked products. kernels.h makes the table
+ * for one kind of arithmetic and one instruction set; foreach_kind.h, dot.h and amx.h include it for all kinds.
  *
- * Order of sums. A sum runs in one accumulator for at most AG_CHAIN terms; chains are combined with compensation (Knuth's
- * two-sum), and so are the partial sums that blocks and chunks add to a result, where memory for the compensation is
- * given: a plan gives it wherever there are more than 64 of them. All of that depends on shapes alone, so that results do not
- * depend on the number of threads.
+ * Order of sums. A sum runs in one accumulator for at most AG_CHAIN terms, and chains are combined with compensation
+ * (Knuth's two-sum). Blocks and chunks add partial sums to a result, with compensation if memory for it is given. A plan
+ * gives this memory if there are more than 64 partial sums. The order depends on shapes alone, so results do not depend on
+ * the number of threads.
  *
- * Floating-point mode. Kernels compute in the mode that they find; who calls them enters the one of fpenv.h.
+ * Floating-point mode. Kernels compute in the mode that they find; the caller enters the mode of fpenv.h.
  *
- * Why not a BLAS: its thread pool fights with this one, and P would go to memory and back between the products.
- * Why not pack P: both products can read the layout in which the first one writes it.
+ * No BLAS is used, since its thread pool would compete with the team of the call, and P would go to memory between the
+ * products. P is not packed, since both products can read the layout in which the tiles of logits write it.
  */
 #ifndef ASCEND_GRAD_LINEAR_H
 #define ASCEND_GRAD_LINEAR_H
@@ -70,17 +69,17 @@
 #include "../sums.h"
 
 enum {
-    AG_CHAIN = 1280, /* terms of a sum in one accumulator */
-    AG_AMX_CHAIN = 8192, /* the same on the matrix unit, which adds 32 of them at a time: gemm_amx.h */
-    AG_AHEAD = 8,    /* elements along the sum that operands are prefetched ahead of their use */
-    AG_FETCH = 256,  /* values of a row that are gathered at once */
-    AG_RESIDENT = 64,        /* most rows that may be few, for the products that pack nothing */
-    AG_STREAMED = 384,       /* most rows of the other matrix that they take at a time, */
-    AG_TILE = AG_RESIDENT * 48, /* and most products of both */
-    AG_TERMS = 256           /* most rows whose sum is written as one row */
+    AG_CHAIN = 1280,                     /* most terms of a sum in one accumulator */
+    AG_AMX_CHAIN = 8192,                 /* the same on AMX, which adds 32 terms at a time: see gemm_amx.h */
+    AG_PREFETCH_DISTANCE = 8,            /* packed elements between the prefetch of an operand and its use */
+    AG_FETCH = 256,                      /* most values of a row that are gathered at a time */
+    AG_MAX_UNPACKED_ROWS = 64,           /* most resident rows of the unpacked products that stream the other matrix */
+    AG_MAX_STREAMED_STEP = 384,          /* most streamed rows that such a product takes at a time */
+    AG_TILE = AG_MAX_UNPACKED_ROWS * 48, /* most elements of its tile of logits */
+    AG_TERMS = 256                       /* most rows of either side if tasks are ranges of the features */
 };
 
-/* A matrix as the caller has it: any strides (in bytes), either byte order. */
+/* A matrix of the caller, with any strides (in bytes) and either byte order. */
 typedef struct {
     char *data;
     ptrdiff_t row_stride, step;
@@ -88,47 +87,47 @@ typedef struct {
     int swapped;
 } ag_matrix;
 
-/* Rows of a matrix: those that are listed, or start, start + 1, ... */
+/* Rows of a matrix: the listed ones, or start, start + 1, ... */
 typedef struct {
     ag_matrix matrix;
-    const int64_t *numbers; /* or NULL */
+    const int64_t *numbers; /* numbers of the rows; NULL: they begin at start */
     int64_t start;
     ptrdiff_t count;
 } ag_rows;
 
-/* A gradient while it is summed over chunks or blocks: rows of accumulators, of unit stride. Strides are in bytes. */
+/* The sums of a gradient over chunks or blocks: rows of accumulators with unit stride. Strides are in bytes. */
 typedef struct {
     char *data;
     ptrdiff_t row_stride;
-    char *compensation; /* rounding errors of the additions (Neumaier), or NULL; row 0 is the chunk's, or the block's */
+    char *compensation; /* rounding errors of the additions, or NULL; row 0 is the first of the chunk or block */
     ptrdiff_t compensation_stride;
-    int add;            /* whether there is a sum to add to */
-    int last;           /* whether nothing is added afterwards: the compensation is applied */
+    int add;            /* whether the sums hold earlier terms */
+    int last;           /* whether these terms are the last: the compensation is then applied */
 } ag_sums;
 
-/* The source and the result of tiles of logits. */
+/* What a tile of logits is made from, and what it becomes. */
 typedef enum { AG_FROM_PRODUCT, AG_FROM_LOGITS, AG_FROM_SOFTMAX } ag_linear_source;
 typedef enum { AG_TO_GRADIENT, AG_TO_MAX_SUM } ag_linear_result;
 
-/* Rows of X that are computed together. acc_t is the kind's accumulator. */
+/* Rows of X that are computed together. acc_t is the accumulator of the kind. */
 typedef struct {
     ptrdiff_t rows;
-    const int64_t *row_numbers;   /* (rows,) their numbers in the caller's arrays */
-    const int64_t *target;        /* (rows,) rows of W, -1 for none */
+    const int64_t *row_numbers;   /* (rows,) numbers of the rows in the caller's arrays */
+    const int64_t *target;        /* (rows,) the target's row of W, -1 for none */
     const void *max, *sum, *grad; /* acc_t (rows,), for AG_TO_GRADIENT */
 } ag_chunk;
 
 /* Rows of W that are computed together. */
 typedef struct {
     ptrdiff_t size;
-    int64_t start; /* the first of them */
+    int64_t start; /* number of the first row */
 } ag_vocab_block;
 
-/* How P is made of logits. */
+/* Parameters of the conversion of logits to P. */
 typedef struct {
-    ag_matrix softmax;     /* for AG_FROM_SOFTMAX: (BT, V) */
+    ag_matrix softmax;     /* (BT, V) probabilities, for AG_FROM_SOFTMAX */
     int round_to_bfloat16; /* whether P is rounded */
-    double filter_eps;     /* tiles of P whose elements are all smaller are skipped; 0: none */
+    double filter_eps;     /* a tile of P is skipped if all of its magnitudes are smaller; 0: no tile is skipped */
 } ag_gradient_rule;
 
 /* The results of AG_TO_MAX_SUM. */
@@ -143,11 +142,11 @@ typedef struct {
 typedef struct {
     void *x_rows, *w_rows, *x_columns, *w_columns, *p, *p_pairs, *logits;
     uint8_t *skipped;            /* [V / NR][rows / MR] tiles of P that are skipped */
-    int caches_logits;           /* whether AG_TO_MAX_SUM stores them in `logits` */
-    void *panel_max, *panel_sum; /* acc_t [V / NR][rows], from AG_TO_MAX_SUM for merge_max_sum */
+    int caches_logits;           /* whether AG_TO_MAX_SUM stores its tiles in `logits` */
+    void *panel_max, *panel_sum; /* acc_t [V / NR][rows]: AG_TO_MAX_SUM writes them, merge_max_sum reads them */
 } ag_packed;
 
-/* One chunk of rows, one block of the vocabulary, and all that tasks read and write for them. */
+/* One chunk of rows, one block of the vocabulary, and the memory that their tasks read and write. */
 typedef struct {
     ag_chunk chunk;
     ag_vocab_block vocab;
@@ -155,39 +154,39 @@ typedef struct {
     ag_gradient_rule gradient;
     ag_statistics statistics;
     ag_packed packed;
-    ptrdiff_t tile_pitch; /* distance of rows of a tile of the products that pack nothing: a multiple of any vector */
-    ag_sums input_grad;   /* (BT, H): row i is row_numbers[i] */
+    ptrdiff_t tile_pitch; /* accumulators from row to row of a tile of an unpacked product; a multiple of every VL */
+    ag_sums input_grad;   /* (BT, H), by row numbers */
     ag_sums weight_grad;  /* (rows of the block, H) */
 } ag_linear_block;
 
 typedef struct {
     int mr, nr;
     int vector; /* elements of a vector */
-    int pair;   /* terms of a elem_t */
+    int pair;   /* terms of a packed element */
     int granule; /* packed elements along a sum are a multiple of this number */
-    int element_size; /* bytes of a elem_t */
+    int element_size; /* bytes of a packed element */
     int acc_size; /* bytes of an accumulator */
-    int resident; /* rows on one side up to which it pays not to pack */
-    /* tile (MR rows) or panel (NR rows) of x_rows or w_rows, one panel (n columns) of x_columns or w_columns */
+    int max_unpacked_rows; /* most resident rows for which unpacked products are faster than packed ones */
+    /* Pack a tile (MR rows) of x_rows, a panel (NR rows) of w_rows, or a panel (n columns) of x_columns or w_columns. */
     void (*pack_tile)(void *to, const ag_matrix *from, const int64_t *rows, int64_t start, ptrdiff_t count,
                       ptrdiff_t first, ptrdiff_t n);
     void (*pack_panel)(void *to, const ag_matrix *from, const int64_t *rows, int64_t start, ptrdiff_t count,
                        ptrdiff_t first, ptrdiff_t n);
     void (*pack_columns)(void *to, const ag_matrix *from, const int64_t *rows, int64_t start, ptrdiff_t count,
                          ptrdiff_t first, ptrdiff_t n);
-    /* tiles [tile, tile_end) x [panel, panel_end) of the logits or of P */
+    /* Compute tiles [tile, tile_end) of panels [panel, panel_end) of the logits or of P. */
     void (*tiles)(const ag_linear_block *block, ag_linear_source source, ag_linear_result result, ptrdiff_t panel,
                   ptrdiff_t panel_end, ptrdiff_t tile, ptrdiff_t tile_end);
-    /* merge the panels of the block into the statistics of rows [row, row_end) */
+    /* Merge the panels' statistics into the statistics of rows [row, row_end). */
     void (*merge_max_sum)(const ag_linear_block *block, ptrdiff_t row, ptrdiff_t row_end);
-    /* tiles [tile, tile_end) of rows (of rows of W) x panels [panel, panel_end) of H */
+    /* Add tiles [tile, tile_end) of rows of X (of W), panels [panel, panel_end) of H, to the gradient. */
     void (*input_grad)(const ag_linear_block *block, ptrdiff_t panel, ptrdiff_t panel_end, ptrdiff_t tile,
                        ptrdiff_t tile_end);
     void (*weight_grad)(const ag_linear_block *block, ptrdiff_t panel, ptrdiff_t panel_end, ptrdiff_t tile,
                         ptrdiff_t tile_end);
-    /* to[c] = exp(logits[c] - max) / sum, accumulators, in place allowed */
+    /* Compute to[c] = exp(logits[c] - max) / sum of accumulators, perhaps in place. */
     void (*probabilities)(void *to, const void *logits, double max, double sum, ptrdiff_t n);
-    /* Few rows on one side: see skinny_rows.h and its siblings. */
+    /* The unpacked products; skinny_rows.h and its siblings describe them. */
     void (*dot_products)(const ag_rows *resident, const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, void *p,
                          ptrdiff_t pitch);
     void (*sum_rows)(ptrdiff_t resident, const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, const void *p,
@@ -208,7 +207,7 @@ typedef struct {
 #define AG_AMX_BODY "linear/amx.h"
 #include "../foreach_isa.h"
 
-/* The kernels for inputs of this dtype. */
+/* Return the kernels for inputs of this dtype. */
 static AG_UNUSED const ag_linear_kernels *ag_linear_kernels_of(ag_variant variant, ag_dtype dtype)
 {
 #if defined(AG_X86_64) && AG_COMPILES(16)

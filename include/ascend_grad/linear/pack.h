@@ -1,15 +1,18 @@
-/* Rows of a matrix as the kernels read them, and packing, for one kind of arithmetic and one instruction set. Included by kernels.h. */
+/* Conversion of rows, and packing, for one kind of arithmetic and one instruction set. Included by kernels.h; the manual is
+ * linear.h. */
 
-/* ---- rows of a matrix, as the kernels read them ----------------------------------------------------------------------- */
+/* ---- rows of a matrix, widened -------------------------------------------------------------------------------- */
 
-/* Values (bfloat16 for the dot product, else accumulators) of row `row`, columns [first, first + n): in place where they lie
- * there as such, else gathered and widened into `buffer`, as many accumulators. n is at most AG_FETCH. */
+/* Return columns [first, first + n) of a row, as bfloat16 for the dot product and as accumulators otherwise. Values that need
+ * no conversion are returned in place, others are gathered and widened into `buffer`. n is at most AG_FETCH, and the
+ * buffer has space for n accumulators. */
 static const char *K(fetch)(const ag_matrix *from, int64_t row, ptrdiff_t first, ptrdiff_t n, void *buffer)
 {
     const int itemsize = ag_itemsize[from->dtype];
     const char *source = from->data + row * from->row_stride + first * from->step;
     if (from->step != itemsize || from->swapped) {
-        /* 16-bit values that are to be widened go to the upper half of what they become: widening runs ahead of no reader */
+        /* 16-bit values that are widened in place lie in the upper half of the buffer, so that no store overwrites values
+         * that are not read yet. */
         char *raw = (char *)buffer + (AG_IS_DOT || itemsize != 2 ? 0 : n * 2);
         ag_copy_block(raw, 0, itemsize, source, 0, from->step, 1, n, itemsize, from->swapped);
         source = raw;
@@ -33,7 +36,7 @@ static const char *K(fetch)(const ag_matrix *from, int64_t row, ptrdiff_t first,
 
 /* ---- packing ----------------------------------------------------------------------------------------------------------- */
 
-/* The same, without a call where the values lie there. */
+/* Return values as `fetch` does, without a call if they need no conversion. */
 AG_INLINE const char *K(row)(const ag_matrix *from, int64_t row, ptrdiff_t first, ptrdiff_t n, void *buffer)
 {
     const int itemsize = AG_IS_DOT ? 2 : sizeof(acc_t);
@@ -44,7 +47,7 @@ AG_INLINE const char *K(row)(const ag_matrix *from, int64_t row, ptrdiff_t first
 }
 
 #if AG_IS_AMX
-/* One tile of X: to[k / 16][r][k % 16] = row rows[r] of `count` rows, pair k of columns [first, first + n); rows up to MR, and
+/* Pack one tile of X: to[k / 16][r][k % 16] = row rows[r] of `count` rows, pair k of columns [first, first + n); rows up to MR, and
  * pairs up to a whole step, are zero. (Without the list the rows are start, start + 1, ...) */
 static void K(pack_tile)(void *to, const ag_matrix *from, const int64_t *rows, int64_t start, ptrdiff_t count,
                          ptrdiff_t first, ptrdiff_t n)
@@ -63,8 +66,8 @@ static void K(pack_tile)(void *to, const ag_matrix *from, const int64_t *rows, i
     }
 }
 #else
-/* One tile of X: to[k][r] = row rows[r] of `count` rows, element k of columns [first, first + n); rows up to MR are zero.
- * (Without the list the rows are start, start + 1, ...) */
+/* Pack one tile of X: to[k][r] is packed element k of columns [first, first + n) of row rows[r]. Elements of rows from `count`
+ * up to MR are zero. If `rows` is NULL, the rows are start, start + 1, ... */
 static void K(pack_tile)(void *to, const ag_matrix *from, const int64_t *rows, int64_t start, ptrdiff_t count,
                          ptrdiff_t first, ptrdiff_t n)
 {
@@ -90,7 +93,8 @@ static void K(pack_tile)(void *to, const ag_matrix *from, const int64_t *rows, i
 }
 #endif
 
-/* Lane l of a, or of b shifted by half a block: one step of a transposition. */
+/* Merge two vectors in one step of a transposition. Lanes without the bit `block` are from a, the others from b. With
+ * `second`, lanes of a come from `block` lanes above; otherwise, lanes of b come from `block` lanes below. */
 AG_INLINE V K(exchange)(V a, V b, const int block, const int second)
 {
 #if defined(__clang__)
@@ -108,7 +112,7 @@ AG_INLINE V K(exchange)(V a, V b, const int block, const int second)
 #endif
 }
 
-/* VL rows of VL elements become columns. */
+/* Transpose VL vectors of VL elements in place. */
 AG_INLINE void K(transpose)(V x[VL])
 {
     AG_UNROLL(4)
@@ -123,7 +127,7 @@ AG_INLINE void K(transpose)(V x[VL])
     }
 }
 
-/* As many values as a vector has elements, or pairs of them; zeros behind the first n. */
+/* Load n values, at most VL * PAIR, into a vector whose other elements are zero. */
 AG_INLINE V K(load_values)(const char *p, ptrdiff_t n)
 {
     V v = {0};
@@ -139,7 +143,7 @@ AG_INLINE V K(load_values)(const char *p, ptrdiff_t n)
     return v;
 }
 
-/* One panel of W, NR rows wide, otherwise like pack_tile. */
+/* Pack one panel of W, NR rows wide, in the layout of pack_tile. */
 static void K(pack_panel)(void *to, const ag_matrix *from, const int64_t *rows, int64_t start, ptrdiff_t count,
                           ptrdiff_t first, ptrdiff_t n)
 {
@@ -170,8 +174,8 @@ static void K(pack_panel)(void *to, const ag_matrix *from, const int64_t *rows, 
     }
 }
 
-/* to[k][c] = column first + c of row k; columns from n up to a multiple of the vector are zero (n <= NR). With pairs,
- * element k holds rows 2k and 2k + 1. */
+/* Pack one panel of columns: to[k][c] is column first + c of row k, n <= NR. Columns from n up to a multiple of VL are zero.
+ * With pairs, packed element k holds rows 2k and 2k + 1. */
 static void K(pack_columns)(void *to, const ag_matrix *from, const int64_t *rows, int64_t start, ptrdiff_t count,
                             ptrdiff_t first, ptrdiff_t n)
 {

@@ -1,8 +1,9 @@
-/* Epilogues of tiles of logits, nothing packed, for one kind of arithmetic and one instruction set. Included by kernels.h. */
+/* Epilogues of unpacked tiles of logits, for one kind of arithmetic and one instruction set. Included by kernels.h;
+ * skinny_rows.h describes the operands. */
 
-/* ---- what logits become: a tile of b->chunk.rows x b->vocab.size values ------------------------------------------ */
+/* ---- tiles of b->chunk.rows x b->vocab.size values: lanes are vocabulary entries ------------------------------------------ */
 
-/* Logits, or the caller's probabilities where there are none, become P. */
+/* Turn a tile of logits into P. If the caller gave probabilities, make P of them instead. */
 static void K(tile_to_gradient)(const ag_linear_block *b, void *tile)
 {
     const ag_rows softmax = {b->gradient.softmax, b->chunk.row_numbers, 0, b->chunk.rows};
@@ -30,8 +31,8 @@ static void K(tile_to_gradient)(const ag_linear_block *b, void *tile)
     }
 }
 
-/* The maximum of each row and the sum of its exponentials relative to it are merged into max and sum; the target's logit;
- * logits for the caller. */
+/* Merge the maximum of each row, and its sum of exponentials relative to the maximum, into max and sum. Store the logits of the
+ * targets, and all logits if the caller requests them. */
 static void K(tile_to_max_sum)(const ag_linear_block *b, const void *tile, void *max, ag_sum *sum)
 {
     for (ptrdiff_t i = 0; i < b->chunk.rows; i++) {
@@ -42,10 +43,10 @@ static void K(tile_to_max_sum)(const ag_linear_block *b, const void *tile, void 
             largest = V_(max)(V_(first)(b->vocab.size - c < VL ? b->vocab.size - c : VL, V_(load)(row + c), largest), largest);
         }
         acc_t now = V_(reduce_max)(largest);
-        now = before != before || now <= before ? before : now; /* once NaN, always NaN */
+        now = before != before || now <= before ? before : now; /* a maximum that is NaN stays NaN */
         const V shift = V_(set1)(now == (acc_t)-INFINITY ? 0 : now);
         for (ptrdiff_t c = 0; c < b->vocab.size;) {
-            V part = {0}; /* short chains */
+            V part = {0}; /* one chain of at most eight terms */
             for (int k = 0; k < 8 && c < b->vocab.size; k++, c += VL) {
                 const V e = V_(exp)(V_(load)(row + c) - shift);
                 part += V_(first)(b->vocab.size - c < VL ? b->vocab.size - c : VL, e, (V){0});
@@ -54,7 +55,7 @@ static void K(tile_to_max_sum)(const ag_linear_block *b, const void *tile, void 
         }
         const acc_t added = K(reduce_sum)(total);
         if (added != added) {
-            /* NaN among the logits makes the maximum NaN; infinity makes the sum NaN alone */
+            /* A NaN among the logits makes the maximum NaN. An infinite logit makes the sum alone NaN. */
             for (ptrdiff_t c = 0; c < b->vocab.size; c++) now = row[c] != row[c] ? row[c] : now;
         }
         const V factor = V_(exp)(V_(set1)(before) - shift);
@@ -67,8 +68,9 @@ static void K(tile_to_max_sum)(const ag_linear_block *b, const void *tile, void 
     }
 }
 
-/* ---- the same of a tile of b->vocab.size x b->chunk.rows values, which holds all words: lanes are rows -------------------------------- */
+/* ---- tiles of b->vocab.size x b->chunk.rows values, which hold all vocabulary entries: lanes are rows -------------------- */
 
+/* Turn a transposed tile of logits into P, as tile_to_gradient does. */
 static void K(columns_to_gradient)(const ag_linear_block *b, void *to)
 {
     const ag_rows softmax = {b->gradient.softmax, b->chunk.row_numbers, 0, b->chunk.rows};
@@ -102,7 +104,7 @@ static void K(columns_to_gradient)(const ag_linear_block *b, void *to)
     }
 }
 
-/* Maximum and sum of every row: there are no others to be merged with. */
+/* Compute the maximum and the sum of exponentials of every row, complete since the tile holds all vocabulary entries. */
 static void K(columns_to_max_sum)(const ag_linear_block *b, const void *from, void *max, double *sum)
 {
     const acc_t *tile = from, *end = tile + b->vocab.size * b->tile_pitch;
@@ -113,7 +115,7 @@ static void K(columns_to_max_sum)(const ag_linear_block *b, const void *from, vo
         for (const acc_t *x = tile + i; x < end; x += b->tile_pitch) largest = V_(max)(V_(load)(x), largest);
         const V shift = V_(select)(largest == (acc_t)-INFINITY, (V){0}, largest);
         for (const acc_t *x = tile + i; x < end;) {
-            V part = {0}; /* short chains */
+            V part = {0}; /* one chain of at most eight terms */
             for (int k = 0; k < 8 && x < end; k++, x += b->tile_pitch) part += V_(exp)(V_(load)(x) - shift);
             total += part;
         }
@@ -122,7 +124,7 @@ static void K(columns_to_max_sum)(const ag_linear_block *b, const void *from, vo
         for (ptrdiff_t k = i; k < i + left; k++) {
             sum[k] = sums[k - i];
             if (sum[k] == sum[k]) continue;
-            /* NaN among the logits makes the maximum NaN; infinity makes the sum NaN alone */
+            /* A NaN among the logits makes the maximum NaN. An infinite logit makes the sum alone NaN. */
             for (const acc_t *x = tile + k; x < end; x += b->tile_pitch) {
                 if (*x != *x) ((acc_t *)max)[k] = *x;
             }
@@ -133,7 +135,7 @@ static void K(columns_to_max_sum)(const ag_linear_block *b, const void *from, vo
             ((acc_t *)b->statistics.predicted)[b->chunk.row_numbers[i]] = tile[b->chunk.target[i] * b->tile_pitch + i];
         }
         if (b->statistics.logits.data) {
-            acc_t row[AG_RESIDENT];
+            acc_t row[AG_MAX_UNPACKED_ROWS];
             for (ptrdiff_t c = 0; c < b->vocab.size; c++) row[c] = tile[c * b->tile_pitch + i];
             K(put_logits)(b, i, 0, row, b->vocab.size);
         }

@@ -1,9 +1,10 @@
-/* Gradients from a tile of P, nothing packed: sums over streamed rows, and rows that are written once, for one kind of arithmetic and one instruction set. Included by kernels.h. */
+/* Unpacked gradients from a tile of P: sums over streamed rows, and rows that are written once. For one kind of arithmetic
+ * and one instruction set. Included by kernels.h; skinny_rows.h describes the operands. */
 
 /* ---- sums over streamed rows ---------------------------------------------------------------------------------------------- */
 
-/* sums[r][c] += sum over `terms` rows of p(r, s) rows[s][c]: nr resident rows, nv vectors from column c on; the last one of
- * `tail` columns. */
+/* Add p(r, s) rows[s][c] over `terms` streamed rows to sums[r][c], for nr resident rows and nv vectors from column c on. The
+ * last vector has `tail` columns. Without `add`, sums begin with zero. */
 AG_INLINE void K(add_products)(const ag_dtype dtype, const int nr, const int nv, const char *const *rows, ptrdiff_t terms,
                                const acc_t *p, ptrdiff_t pitch, ptrdiff_t c, const ptrdiff_t tail, acc_t *sums,
                                ptrdiff_t sums_pitch, int add)
@@ -18,7 +19,7 @@ AG_INLINE void K(add_products)(const ag_dtype dtype, const int nr, const int nv,
         }
     }
     for (ptrdiff_t s = 0; s < terms; s++) {
-        V right[K(STREAMS)];
+        V right[K(VECTORS_IN_REGISTERS)];
         AG_UNROLL(4)
         for (int j = 0; j < nv; j++) right[j] = K(load_as)(dtype, rows[s], c + j * VL, j == nv - 1 ? tail : VL);
         AG_UNROLL(8)
@@ -35,12 +36,12 @@ AG_INLINE void K(add_products)(const ag_dtype dtype, const int nr, const int nv,
     }
 }
 
-/* The same for all resident rows and nv vectors, as many rows at a time as keep the multipliers busy. */
+/* Add products to nv vectors of all resident rows, for as many rows at a time as keep the multipliers busy. */
 AG_INLINE void K(add_columns)(const ag_dtype dtype, const int nv, ptrdiff_t resident, const char *const *rows,
                               ptrdiff_t terms, const acc_t *p, ptrdiff_t pitch, ptrdiff_t c, const ptrdiff_t tail,
                               acc_t *sums, ptrdiff_t sums_pitch, int add)
 {
-    const int many = nv > 1 ? K(RESIDENT) : K(NARROW);
+    const int many = nv > 1 ? K(ROWS_IN_REGISTERS) : K(NARROW);
     while (resident > 0) {
         const int nr = resident >= many ? many : resident >= 4 ? 4 : resident >= 2 ? 2 : 1;
         if (nr == many) {
@@ -58,10 +59,11 @@ AG_INLINE void K(add_columns)(const ag_dtype dtype, const int nv, ptrdiff_t resi
     }
 }
 
+/* Compute sum_rows for streamed rows of this dtype. */
 AG_INLINE void K(sum_rows_of)(const ag_dtype dtype, ptrdiff_t resident, const ag_rows *streamed, ptrdiff_t first,
                               ptrdiff_t n, const acc_t *p, ptrdiff_t pitch, acc_t *sums, ptrdiff_t sums_pitch, int add)
 {
-    enum { WIDE = K(STREAMS) };
+    enum { WIDE = K(VECTORS_IN_REGISTERS) };
     char buffer[K(TERMS)][4096 + K(PADDING)];
     const char *rows[K(TERMS)];
     const int copies = resident >= K(NARROW) && K(collides)(streamed);
@@ -87,16 +89,16 @@ AG_INLINE void K(sum_rows_of)(const ag_dtype dtype, ptrdiff_t resident, const ag
     }
 }
 
-/* The same of few features: products of rows of p and columns. */
+/* Compute sum_rows for at most THIN features, as dot products of rows of p and columns of the streamed rows. */
 static void K(sum_columns)(ptrdiff_t resident, const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, const acc_t *p,
                            ptrdiff_t pitch, acc_t *sums, ptrdiff_t sums_pitch, int add)
 {
     const ag_dtype own = AG_IS_F64 ? AG_FLOAT64 : AG_FLOAT32;
-    acc_t columns[K(THIN)][AG_STREAMED], products[AG_RESIDENT * K(THIN)];
-    const char *rows[AG_RESIDENT];
+    acc_t columns[K(THIN)][AG_MAX_STREAMED_STEP], products[AG_MAX_UNPACKED_ROWS * K(THIN)];
+    const char *rows[AG_MAX_UNPACKED_ROWS];
     const ag_rows right = {{(char *)columns, sizeof columns[0], sizeof(acc_t), own, 0}, 0, 0, n};
     K(load_columns)(streamed, first, n, columns);
-    for (ptrdiff_t r = 0; r < resident || r % K(RESIDENT); r++) {
+    for (ptrdiff_t r = 0; r < resident || r % K(ROWS_IN_REGISTERS); r++) {
         rows[r] = (const char *)(p + (r < resident ? r : resident - 1) * pitch);
     }
     K(dot_segment)(own, rows, resident, &right, 0, streamed->count, products, n, 0);
@@ -108,8 +110,9 @@ static void K(sum_columns)(ptrdiff_t resident, const ag_rows *streamed, ptrdiff_
     }
 }
 
-/* sums[r][c] (+)= sum over all streamed rows of p(r, s) row s [first + c], c < n; at most AG_RESIDENT resident and AG_STREAMED
- * streamed rows. The pitch of the sums is a multiple of the vector. */
+/* Compute sums[r][c], the sum over all streamed rows s of p(r, s) times feature first + c of row s, for c < n. With `add`, add it
+ * to the earlier sums. There are at most AG_MAX_UNPACKED_ROWS resident and AG_MAX_STREAMED_STEP streamed rows. sums_pitch is a
+ * multiple of VL. */
 static void K(sum_rows)(ptrdiff_t resident, const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, const void *p,
                         ptrdiff_t pitch, void *sums, ptrdiff_t sums_pitch, int add)
 {
@@ -121,24 +124,24 @@ static void K(sum_rows)(ptrdiff_t resident, const ag_rows *streamed, ptrdiff_t f
                 sums_pitch, add);
 }
 
-/* to[c] = sum over `count` partial sums from[i * stride + c], c < n, with compensation. */
+/* Compute to[c], the compensated sum of `count` partial sums from[i * stride + c], for c < n. */
 static void K(combine)(const void *from, ptrdiff_t count, ptrdiff_t stride, ptrdiff_t n, void *to)
 {
     for (ptrdiff_t c = 0; c < n; c += VL) {
         const ptrdiff_t left = n - c < VL ? n - c : VL;
         const acc_t *term = (const acc_t *)from + c;
-        V total = K(load_some)(term, left), lost = {0};
+        V total = K(load_some)(term, left), compensation = {0};
         for (ptrdiff_t i = 1; i < count; i++) {
             term += stride;
-            K(add_compensated)(&total, &lost, K(load_some)(term, left));
+            K(add_compensated)(&total, &compensation, K(load_some)(term, left));
         }
-        K(store_some)((acc_t *)to + c, K(compensated)(total, lost), left);
+        K(store_some)((acc_t *)to + c, K(compensated)(total, compensation), left);
     }
 }
 
 /* ---- rows that are written once ------------------------------------------------------------------------------------------- */
 
-/* A vector of results, rounded to this dtype; `count` of its values. */
+/* Store the first `count` values of a vector of results, rounded to this dtype. */
 AG_INLINE void K(store_as)(const ag_dtype dtype AG_UNUSED, const int nontemporal, char *p, V v, const ptrdiff_t count)
 {
 #if !AG_IS_F64
@@ -160,7 +163,8 @@ AG_INLINE void K(store_as)(const ag_dtype dtype AG_UNUSED, const int nontemporal
     else V_(store)(p, v);
 }
 
-/* to[s][c] = sum over nr resident rows of p(r, s) resident[r][c]: ns results, nv vectors; the last one of `tail` columns. */
+/* Write to[s][c], the sum over nr resident rows of p(r, s) resident[r][c], for ns results and nv vectors from column c on. The
+ * last vector has `tail` columns. */
 AG_INLINE void K(write_some)(const ag_dtype dtype, const int nontemporal, const int ns, const int nv,
                              const char *const *resident, ptrdiff_t nr, const acc_t *p, ptrdiff_t r_stride,
                              ptrdiff_t s_stride, ptrdiff_t c, const ptrdiff_t tail, char *const *to)
@@ -170,7 +174,7 @@ AG_INLINE void K(write_some)(const ag_dtype dtype, const int nontemporal, const 
     AG_UNROLL(16)
     for (int i = 0; i < ns * nv; i++) sum[i] = (V){0};
     for (ptrdiff_t r = 0; r < nr; r++) {
-        V right[K(STREAMS)];
+        V right[K(VECTORS_IN_REGISTERS)];
         AG_UNROLL(4)
         for (int j = 0; j < nv; j++) {
             const ptrdiff_t n = j == nv - 1 ? tail : VL;
@@ -193,13 +197,14 @@ AG_INLINE void K(write_some)(const ag_dtype dtype, const int nontemporal, const 
     }
 }
 
+/* Write n columns of ns results. */
 AG_INLINE void K(write_segment)(const ag_dtype dtype, const int nontemporal, const char *const *resident, ptrdiff_t nr,
                                 ptrdiff_t n, const acc_t *p, ptrdiff_t r_stride, ptrdiff_t s_stride, ptrdiff_t ns,
                                 char *const *to)
 {
-    enum { MANY = K(RESIDENT), WIDE = K(STREAMS) };
+    enum { MANY = K(ROWS_IN_REGISTERS), WIDE = K(VECTORS_IN_REGISTERS) };
     const ptrdiff_t wide = n / (WIDE * VL) * (WIDE * VL);
-    /* The resident rows, which may lie in L2, are read once for all results: a few vectors of each stay in L1. */
+    /* The resident rows, which may lie in L2, are read once for all results, as a few vectors of each row stay in L1. */
     for (ptrdiff_t c = 0; c < wide; c += WIDE * VL) {
         for (ptrdiff_t s = 0; s < ns; s += s + MANY <= ns ? MANY : 1) {
             const acc_t *of_row = p + s * s_stride;
@@ -223,7 +228,7 @@ AG_INLINE void K(write_segment)(const ag_dtype dtype, const int nontemporal, con
     }
 }
 
-/* The same as write_rows of few features, with s_stride 1: columns of results, rounded, are transposed into rows. */
+/* Compute write_rows for at most THIN features and s_stride 1. Columns of results are rounded and scattered into rows. */
 static void K(write_columns)(ag_variant variant, const ag_rows *resident, const ag_rows *to, ptrdiff_t first, ptrdiff_t n,
                              const acc_t *p, ptrdiff_t pitch)
 {
@@ -231,14 +236,14 @@ static void K(write_columns)(ag_variant variant, const ag_rows *resident, const 
     const int itemsize = ag_itemsize[dtype];
     const ptrdiff_t count = to->count, runs = K(is_run)(to) ? 1 : count;
     const ag_rows right = {{(char *)p, pitch * (ptrdiff_t)sizeof(acc_t), sizeof(acc_t), own, 0}, 0, 0, resident->count};
-    acc_t left[K(THIN)][AG_TERMS], columns[K(THIN)][AG_STREAMED];
-    char buffer[AG_TERMS * K(THIN) * sizeof(acc_t)], rounded[AG_STREAMED * 8];
+    acc_t left[K(THIN)][AG_TERMS], columns[K(THIN)][AG_MAX_STREAMED_STEP];
+    char buffer[AG_TERMS * K(THIN) * sizeof(acc_t)], rounded[AG_MAX_STREAMED_STEP * 8];
     const char *rows[AG_TERMS];
     K(load_resident)(resident, first, n, buffer, K(THIN) * sizeof(acc_t), 0, rows);
     for (ptrdiff_t r = 0; r < resident->count; r++) {
         for (ptrdiff_t k = 0; k < n; k++) memcpy(&left[k][r], rows[r] + k * (ptrdiff_t)sizeof(acc_t), sizeof(acc_t));
     }
-    K(sum_rows_of)(own, n, &right, 0, count, left[0], AG_TERMS, columns[0], AG_STREAMED, 0);
+    K(sum_rows_of)(own, n, &right, 0, count, left[0], AG_TERMS, columns[0], AG_MAX_STREAMED_STEP, 0);
     for (ptrdiff_t k = 0; k < n; k++) {
         const char *source = (const char *)columns[k];
         if (dtype != own) {
@@ -254,21 +259,21 @@ static void K(write_columns)(ag_variant variant, const ag_rows *resident, const 
     }
 }
 
-/* Row s of `to`, features [first, first + n), = sum over the resident rows (at most AG_TERMS) of p(r, s) row r: rounded once,
- * to any dtype and layout. */
+/* Write features [first, first + n) of every row s of `to`: the sum over the resident rows r, at most AG_TERMS, of p(r, s) times
+ * row r. Results are rounded once, to any dtype and layout. */
 static void K(write_rows)(ag_variant variant, const ag_rows *resident, const ag_rows *to, ptrdiff_t first, ptrdiff_t n,
                           const void *p, ptrdiff_t r_stride, ptrdiff_t s_stride, int nontemporal)
 {
     const ag_dtype own = AG_IS_F64 ? AG_FLOAT64 : AG_FLOAT32, dtype = to->matrix.dtype;
     const int itemsize = ag_itemsize[dtype], is_dense = to->matrix.step == itemsize && !to->matrix.swapped;
     const int is_direct = is_dense && (dtype == own || (!AG_IS_F64 && itemsize == 2));
-    const ptrdiff_t divisor = (resident->count + AG_RESIDENT - 1) / AG_RESIDENT;
+    const ptrdiff_t divisor = (resident->count + AG_MAX_UNPACKED_ROWS - 1) / AG_MAX_UNPACKED_ROWS;
     const int copies = to->count >= K(NARROW) && K(collides)(resident);
     const int is_copied = copies || !K(is_in_place)(&resident->matrix);
     const ptrdiff_t most = is_copied ? K(SHORT) / divisor / VL * VL : K(SEGMENT);
-    char buffer[AG_RESIDENT * K(SHORT) * sizeof(acc_t) + AG_TERMS * K(PADDING)], results[K(NARROW)][4096], rounded[4096];
+    char buffer[AG_MAX_UNPACKED_ROWS * K(SHORT) * sizeof(acc_t) + AG_TERMS * K(PADDING)], results[K(NARROW)][4096], rounded[4096];
     const char *rows[AG_TERMS];
-    if (n <= K(THIN) && s_stride == 1 && to->count <= AG_STREAMED) {
+    if (n <= K(THIN) && s_stride == 1 && to->count <= AG_MAX_STREAMED_STEP) {
         K(write_columns)(variant, resident, to, first, n, p, r_stride);
         return;
     }
@@ -293,7 +298,7 @@ static void K(write_rows)(ag_variant variant, const ag_rows *resident, const ag_
             AG_BY_DTYPE(is_direct ? dtype : own, K(write_segment), 0, rows, resident->count, length, of_rows, r_stride,
                         s_stride, ns, targets);
             for (ptrdiff_t i = 0; !is_direct && i < ns; i++) {
-                /* 256 values at a time: a float64 result of float32 sums is larger than its segment */
+                /* AG_FETCH values at a time fit into `rounded`, even as float64 results of float32 sums. */
                 for (ptrdiff_t c = 0; c < length; c += AG_FETCH) {
                     const ptrdiff_t count = length - c < AG_FETCH ? length - c : AG_FETCH;
                     const char *source = results[i] + c * (ptrdiff_t)sizeof(acc_t);

@@ -1,34 +1,36 @@
-/* Products with few rows on one side, for one kind of arithmetic and one instruction set: nothing is packed. Included by
- * kernels.h; the manual is linear.h. This file has sizes and what reads rows in place.
+/* Sizes and row access of the unpacked products, for one kind of arithmetic and one instruction set. Included by kernels.h;
+ * the manual is linear.h.
  *
- * Resident rows (of X or of W) are multiplied with streamed rows (of the other matrix) over a range of the features. Both are
- * read in place where rows are dense and of native byte order, else gathered in segments. p(r, s), the logits or P, is a tile
+ * Resident rows (of X or of W) are multiplied with streamed rows (of the other matrix) over a range of the features. Rows that
+ * are dense and of native byte order are read in place, others are gathered in segments. p(r, s), the logits or P, is a tile
  * [resident][pitch].
  *
- * Of the kind dot there are dot products alone; what P is multiplied with is widened: SUMS names those functions.
+ * The kind dot has dot products alone. The products with P widen bfloat16, so it takes these functions from f32: SUMS
+ * names them.
  */
 
 enum {
-    K(SEGMENT) = 4096 / sizeof(elem_t) * PAIR,          /* features at a time; those of all resident rows fit into L2 */
-    K(RESIDENT) = AG_LANES == 16 ? 4 : 2,  /* resident rows whose accumulators fit into registers */
-    K(STREAMS) = 4,                                   /* by so many streamed rows, or so many vectors */
-    K(PRODUCTS) = K(RESIDENT) * K(STREAMS),           /* of rows, whose lanes are added up together */
-    K(NARROW) = 8,                                    /* rows at a time where they are one vector long, or end in one */
-    K(TERMS) = 16,                                    /* streamed rows that one pass over the sums takes in */
-    K(LONG) = 4096,                                   /* bytes of a row, beyond which it is long */
-    K(PADDING) = 64,                                  /* bytes between copies of rows, which so never collide */
-    K(LONGER) = 4,                                    /* segments at a time where resident rows are few */
-    K(FEW_FEATURES) = 128 * PAIR,                     /* up to which streamed rows may be transposed */
-    K(THIN) = 16                                      /* features up to which lanes are rows in every product */
+    K(SEGMENT) = 4096 / sizeof(elem_t) * PAIR,          /* features at a time; of all resident rows, they fit into L2 */
+    K(ROWS_IN_REGISTERS) = AG_LANES == 16 ? 4 : 2,      /* resident rows of a group of accumulators in registers */
+    K(VECTORS_IN_REGISTERS) = 4,                        /* streamed rows, or vectors of a row, of such a group */
+    K(PRODUCTS) = K(ROWS_IN_REGISTERS) * K(VECTORS_IN_REGISTERS), /* accumulators of a group */
+    K(NARROW) = 8,                                      /* rows of a group if a row has a single vector left */
+    K(TERMS) = 16,                                      /* streamed rows that are added in one pass over the sums */
+    K(LONG) = 4096,                                     /* most bytes of a short row */
+    K(PADDING) = 64,                                    /* bytes between copies of rows, so that they never collide */
+    K(LONGER) = 4,                                      /* segments at a time if resident rows are few */
+    K(FEW_FEATURES) = 128 * PAIR,                       /* most features for which streamed rows may be transposed */
+    K(THIN) = 16                                        /* most features for which lanes are rows in every product */
 };
 
-/* Whether the values of a row follow one another, in native byte order. */
+/* Return whether the values of a row follow one another, in native byte order. */
 static int K(is_dense)(const ag_matrix *from)
 {
     return from->step == ag_itemsize[from->dtype] && !from->swapped;
 }
 
-/* Values [first, first + n) of a row, dense and of native byte order, of their own dtype; n <= SEGMENT. */
+/* Return values [first, first + n) of row i in their own dtype: in place if the row is dense and of native byte order, else
+ * gathered into `buffer`. n is at most SEGMENT. */
 static const char *K(dense)(const ag_rows *rows, ptrdiff_t i, ptrdiff_t first, ptrdiff_t n, char *buffer)
 {
     const ag_matrix *from = &rows->matrix;
@@ -40,14 +42,14 @@ static const char *K(dense)(const ag_rows *rows, ptrdiff_t i, ptrdiff_t first, p
     return buffer;
 }
 
-/* Whether the same values of more than a few rows, read in turn, would displace each other from a cache: rows that are a
- * multiple of 2 KiB apart share one or two sets of an L1. */
+/* Return whether equal columns of the rows, read in turn, would displace each other from L1. Rows that are a multiple of
+ * 2 KiB apart share one or two of its sets. */
 static AG_UNUSED int K(collides)(const ag_rows *rows)
 {
     return rows->count >= K(NARROW) && rows->matrix.row_stride % 2048 == 0;
 }
 
-/* Row i as `dense` has it, and in the buffer in any case. */
+/* Copy values [first, first + n) of row i into `buffer`, in their own dtype, and return the buffer. */
 static const char *K(dense_copy)(const ag_rows *rows, ptrdiff_t i, ptrdiff_t first, ptrdiff_t n, char *buffer)
 {
     const char *source = K(dense)(rows, i, first, n, buffer);
@@ -55,7 +57,8 @@ static const char *K(dense_copy)(const ag_rows *rows, ptrdiff_t i, ptrdiff_t fir
     return buffer;
 }
 
-/* The same of rows [i, i + count); copies, which may be asked for, lie `pitch` bytes apart. */
+/* Set `to` to values [first, first + n) of rows [i, i + count). With `copies`, all rows are copied into the buffer, otherwise
+ * those that cannot be read in place. Copies lie `pitch` bytes apart. */
 AG_INLINE void K(dense_rows)(const ag_rows *rows, ptrdiff_t i, ptrdiff_t count, ptrdiff_t first, ptrdiff_t n,
                              char *buffer, ptrdiff_t pitch, const int copies, const char **to)
 {
@@ -68,17 +71,17 @@ AG_INLINE void K(dense_rows)(const ag_rows *rows, ptrdiff_t i, ptrdiff_t count, 
     }
 }
 
-/* Whether resident rows are read where they lie. Copies of all of them, a segment long, would be much for a thread's stack:
- * where there are copies, these are of SOME rows, or of SHORT values of each. */
+/* Return whether resident rows can be read in place. Otherwise they are copied, SOME rows at a time or SHORT values of each
+ * row at a time, since a segment of every row would be too much for a thread's stack. */
 static int K(is_in_place)(const ag_matrix *from)
 {
     return K(is_dense)(from) && ag_itemsize[from->dtype] == sizeof(elem_t) / PAIR;
 }
 
-enum { K(SOME) = 16, K(SHORT) = K(SEGMENT) * K(SOME) / AG_RESIDENT };
+enum { K(SOME) = 16, K(SHORT) = K(SEGMENT) * K(SOME) / AG_MAX_UNPACKED_ROWS };
 
-/* Values [first, first + n) of every resident row, widened but for dot products; copies, which may be asked for, lie `pitch`
- * bytes apart in the buffer. Pointers up to a multiple of RESIDENT are valid. */
+/* Set `to` to values [first, first + n) of every resident row, widened except for dot products. With `copies`, all rows are
+ * copied into the buffer, where they lie `pitch` bytes apart. Pointers up to a multiple of ROWS_IN_REGISTERS are valid. */
 static void K(load_resident)(const ag_rows *rows, ptrdiff_t first, ptrdiff_t n, char *buffer, ptrdiff_t pitch,
                              const int copies, const char **to)
 {
@@ -96,10 +99,10 @@ static void K(load_resident)(const ag_rows *rows, ptrdiff_t first, ptrdiff_t n, 
             K(fetch)(from, row, first + begin, n - begin < AG_FETCH ? n - begin : AG_FETCH, copy + begin * sizeof(acc_t));
         }
     }
-    for (ptrdiff_t r = rows->count; r % K(RESIDENT); r++) to[r] = to[rows->count - 1];
+    for (ptrdiff_t r = rows->count; r % K(ROWS_IN_REGISTERS); r++) to[r] = to[rows->count - 1];
 }
 
-/* A vector of values of this dtype, widened, from value i on; `count` of them. */
+/* Load `count` values of this dtype from value i on, widened to accumulators. */
 AG_INLINE V K(load_as)(const ag_dtype dtype AG_UNUSED, const char *p, ptrdiff_t i, const ptrdiff_t count)
 {
 #if !AG_IS_F64
@@ -110,7 +113,7 @@ AG_INLINE V K(load_as)(const ag_dtype dtype AG_UNUSED, const char *p, ptrdiff_t 
     return count < VL ? V_(load_partial)(p, count) : V_(load)(p);
 }
 
-/* Calls `function` with its first argument constant: one copy for every dtype. */
+/* Call `function` with a constant dtype as its first argument, so that the compiler makes a copy of it for each dtype. */
 #if AG_IS_F64
 #define AG_BY_DTYPE(dtype, function, ...) function(AG_FLOAT64, __VA_ARGS__)
 #elif AG_IS_DOT
@@ -124,7 +127,7 @@ AG_INLINE V K(load_as)(const ag_dtype dtype AG_UNUSED, const char *p, ptrdiff_t 
     } while (0)
 #endif
 
-/* to[i] = value i of p, `count` of them */
+/* Widen values [i, i + count) of p into the same places of `to`. */
 AG_INLINE void K(widen_step)(const ag_dtype dtype, const char *p, ptrdiff_t i, const ptrdiff_t count, acc_t *to)
 {
     K(store_some)(to + i, K(load_as)(dtype, p, i, count), count);

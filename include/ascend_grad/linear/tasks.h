@@ -1,7 +1,9 @@
-/* Tasks of the blocked products, made of tiles, for one kind of arithmetic and one instruction set. Included by kernels.h. */
+/* Tasks of the packed sweep, made of tiles, for one kind of arithmetic and one instruction set. Included by kernels.h; the
+ * manual is linear.h. */
 
 /* ---- tasks ------------------------------------------------------------------------------------------------------- */
 
+/* Compute or load tiles of logits, and run their epilogue. */
 static void K(tiles)(const ag_linear_block *b, ag_linear_source source, ag_linear_result result, ptrdiff_t panel,
                      ptrdiff_t panel_end, ptrdiff_t tile_index, ptrdiff_t tile_end)
 {
@@ -40,6 +42,7 @@ static void K(tiles)(const ag_linear_block *b, ag_linear_source source, ag_linea
     K(end_task)();
 }
 
+/* Merge the maxima and sums of a block's panels into the running ones of rows [row, row_end). */
 static void K(merge_max_sum)(const ag_linear_block *b, ptrdiff_t row, ptrdiff_t row_end)
 {
     const ptrdiff_t rows = K(padded_rows)(b), panels = (b->vocab.size + NR - 1) / NR;
@@ -49,13 +52,13 @@ static void K(merge_max_sum)(const ag_linear_block *b, ptrdiff_t row, ptrdiff_t 
         ag_sum *running_sum = b->statistics.sum + b->chunk.row_numbers[i], total = {0, 0};
         acc_t largest = *running_max;
         for (ptrdiff_t p = 0; p < panels; p++) {
-            /* once NaN, always NaN */
+            /* A maximum that is NaN stays NaN. */
             const acc_t x = max[p * rows];
             largest = largest != largest || x <= largest ? largest : x;
         }
         const acc_t shift = largest == (acc_t)-INFINITY ? 0 : largest;
         for (ptrdiff_t p = -1; p < panels; p += VL) {
-            /* place -1 is what came before */
+            /* Index -1 stands for the running maximum and sum. */
             acc_t of_max[VL], of_sum[VL];
             for (ptrdiff_t k = 0; k < VL; k++) {
                 const int is_running = p + k < 0, is_there = p + k < panels;
@@ -73,7 +76,7 @@ static void K(merge_max_sum)(const ag_linear_block *b, ptrdiff_t row, ptrdiff_t 
     }
 }
 
-/* rows [first, first + count) of sums, columns [column, column + n) of H, += the tile */
+/* Add a tile to rows [first, first + count) and columns [column, column + n) of a gradient's sums. */
 static void K(add_tile)(const ag_sums *sums, const int64_t *row_numbers, ptrdiff_t first, ptrdiff_t count,
                         ptrdiff_t column, ptrdiff_t n, const acc_t *tile)
 {
@@ -89,23 +92,24 @@ static void K(add_tile)(const ag_sums *sums, const int64_t *row_numbers, ptrdiff
             continue;
         }
         for (ptrdiff_t c = 0; c < n; c += VL) {
-            V total = V_(load)(tile + r * NR + c), lost = {0};
-            if (sums->add) K(add_to_sum)(&total, &lost, sum + c, compensation ? compensation + c : 0, n - c);
-            K(store_sum)(total, lost, sum + c, compensation ? compensation + c : 0, sums->last, n - c);
+            V total = V_(load)(tile + r * NR + c), error = {0};
+            if (sums->add) K(add_to_sum)(&total, &error, sum + c, compensation ? compensation + c : 0, n - c);
+            K(store_sum)(total, error, sum + c, compensation ? compensation + c : 0, sums->last, n - c);
         }
     }
 }
 
-/* One tile more of a sum of many: runs of a filtered product. */
+/* Add a tile, the product of one run of unskipped tiles of P, to a compensated sum of tiles. */
 static void K(add_run)(acc_t *sum, acc_t *compensation, const acc_t *tile)
 {
     for (ptrdiff_t i = 0; i < MR * NR; i += VL) {
-        V total = V_(load)(tile + i), lost = {0};
-        K(add_to_sum)(&total, &lost, sum + i, compensation + i, VL);
-        K(store_sum)(total, lost, sum + i, compensation + i, 0, VL);
+        V total = V_(load)(tile + i), error = {0};
+        K(add_to_sum)(&total, &error, sum + i, compensation + i, VL);
+        K(store_sum)(total, error, sum + i, compensation + i, 0, VL);
     }
 }
 
+/* Apply the compensation of a sum of tiles. */
 static void K(end_runs)(acc_t *sum, const acc_t *compensation)
 {
     for (ptrdiff_t i = 0; i < MR * NR; i += VL) {
@@ -113,14 +117,14 @@ static void K(end_runs)(acc_t *sum, const acc_t *compensation)
     }
 }
 
-/* dX: rows of the chunk x panels of H, summed over the block's part of V. */
+/* Add tiles of P W to dX: rows of the chunk, panels of H, summed over the vocabulary entries of the block. */
 static void K(input_grad)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t panel_end, ptrdiff_t tile_index,
                           ptrdiff_t tile_end)
 {
     enum { WIDTH = NR / PAIR };
     const ptrdiff_t rows = K(padded_rows)(b), n = K(elements)(b->vocab.size), panels = (b->vocab.size + NR - 1) / NR;
     acc_t tile[MR * NR] __attribute__((aligned(64))), part[MR * NR] __attribute__((aligned(64)));
-    acc_t lost[MR * NR] __attribute__((aligned(64)));
+    acc_t compensation[MR * NR] __attribute__((aligned(64)));
     K(begin_task)();
     for (ptrdiff_t t = tile_index; t < tile_end; t++) {
         const ptrdiff_t count = b->chunk.rows - t * MR < MR ? b->chunk.rows - t * MR : MR;
@@ -132,8 +136,8 @@ static void K(input_grad)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t p
             if (!(b->gradient.filter_eps > 0)) {
                 K(product_rows)(nv, a, rows * WIDTH, right, n, tile);
             } else {
-                /* runs of panels that are not skipped */
-                memset(tile, 0, sizeof tile), memset(lost, 0, sizeof lost);
+                /* Multiply runs of panels of P that are not skipped. */
+                memset(tile, 0, sizeof tile), memset(compensation, 0, sizeof compensation);
                 for (ptrdiff_t p = 0; p < panels; p++) {
                     const ptrdiff_t begin = p;
                     while (p < panels && !b->packed.skipped[p * (rows / MR) + t]) p++;
@@ -141,9 +145,9 @@ static void K(input_grad)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t p
                     const ptrdiff_t end = p * WIDTH < n ? p * WIDTH : n;
                     K(product_rows)(nv, a + begin * rows * WIDTH, rows * WIDTH, right + begin * WIDTH * nv * VL,
                                     end - begin * WIDTH, part);
-                    K(add_run)(tile, lost, part);
+                    K(add_run)(tile, compensation, part);
                 }
-                K(end_runs)(tile, lost);
+                K(end_runs)(tile, compensation);
             }
             K(add_tile)(&b->input_grad, b->chunk.row_numbers, t * MR, count, h * NR, columns, tile);
         }
@@ -151,7 +155,7 @@ static void K(input_grad)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t p
     K(end_task)();
 }
 
-/* dW: tiles of MR rows of W x panels of H, summed over the rows of the chunk. */
+/* Add tiles of P^T X to dW: MR rows of W, panels of H, summed over the rows of the chunk. */
 static void K(weight_grad)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t panel_end, ptrdiff_t tile_index,
                            ptrdiff_t tile_end)
 {
@@ -162,7 +166,7 @@ static void K(weight_grad)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t 
     const elem_t *p = b->packed.p;
 #endif
     acc_t tile[MR * NR] __attribute__((aligned(64))), part[MR * NR] __attribute__((aligned(64)));
-    acc_t lost[MR * NR] __attribute__((aligned(64)));
+    acc_t compensation[MR * NR] __attribute__((aligned(64)));
     K(begin_task)();
     for (ptrdiff_t t = tile_index; t < tile_end; t++) {
         const ptrdiff_t count = b->vocab.size - t * MR < MR ? b->vocab.size - t * MR : MR;
@@ -175,17 +179,17 @@ static void K(weight_grad)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t 
             if (!(b->gradient.filter_eps > 0)) {
                 K(product_columns)(nv, a, right, n, tile);
             } else {
-                /* runs of tiles of rows that are not skipped */
-                memset(tile, 0, sizeof tile), memset(lost, 0, sizeof lost);
+                /* Multiply runs of tiles of P that are not skipped. */
+                memset(tile, 0, sizeof tile), memset(compensation, 0, sizeof compensation);
                 for (ptrdiff_t i = 0; i < tiles; i++) {
                     const ptrdiff_t begin = i * (MR / PAIR);
                     while (i < tiles && !b->packed.skipped[of_panel * tiles + i]) i++;
                     const ptrdiff_t end = i * (MR / PAIR) < n ? i * (MR / PAIR) : n;
                     if (end <= begin) continue;
                     K(product_columns)(nv, a + begin * NR, right + begin * nv * VL, end - begin, part);
-                    K(add_run)(tile, lost, part);
+                    K(add_run)(tile, compensation, part);
                 }
-                K(end_runs)(tile, lost);
+                K(end_runs)(tile, compensation);
             }
             K(add_tile)(&b->weight_grad, 0, t * MR, count, h * NR, columns, tile);
         }
@@ -193,6 +197,7 @@ static void K(weight_grad)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t 
     K(end_task)();
 }
 
+/* Compute n probabilities of a row from its logits, maximum and sum of exponentials. */
 static void K(probabilities)(void *to, const void *logits, double max, double sum, ptrdiff_t n)
 {
     const V shift = V_(set1)((acc_t)max), divisor = V_(set1)((acc_t)sum);
