@@ -1,0 +1,44 @@
+"""The variant that computes: chosen by the CPU, forced, or refused by the operating system."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from ascend_grad import _cpu
+
+
+@pytest.fixture
+def refused() -> Iterator[None]:
+    """Let the operating system refuse AMX."""
+    _cpu.force_amx_permission(False)
+    yield
+    _cpu.force_amx_permission(None)
+
+
+def test_a_forced_variant_computes(forced):
+    for name in _cpu.supported_variants():
+        forced(name)
+        assert _cpu.variant() == name
+
+
+def test_the_default_is_the_last_variant_without_a_remark(forced):
+    forced(None)
+    remarks = _cpu.remarks()
+    slow = [name for name in _cpu.supported_variants() if f"{name} is slower on this CPU" in remarks]
+    refused = [name for name in _cpu.supported_variants() if f"{name} is refused by the operating system" in remarks]
+    assert len(slow) + len(refused) == len(remarks)
+    assert _cpu.variant() == [name for name in _cpu.supported_variants() if name not in slow + refused][-1]
+
+
+def test_without_permission_the_next_best_variant_computes(forced, refused):
+    supported = _cpu.supported_variants()
+    for name in supported:
+        forced(name)
+        if name == "amx_bf16":
+            assert _cpu.variant() in ("avx512", "avx512_bf16")
+            assert "amx_bf16 is refused by the operating system" in _cpu.remarks()
+        else:
+            assert _cpu.variant() == name
+            assert ("amx_bf16 is refused by the operating system" in _cpu.remarks()) == ("amx_bf16" in supported)
