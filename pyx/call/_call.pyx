@@ -245,7 +245,7 @@ cdef class Operator:
             result.bind(self.parameters)
         self.results = tuple([(<Result>each).name for each in self.result_specs])
         self.slots = {each: i for i, each in enumerate(self.parameters)}
-        self.family = ROWWISE if family == "rowwise" else LINEAR
+        self.family = {"rowwise": ROWWISE, "linear": LINEAR}[family]
         self.kernels = (_rowwise_kernels if self.family == ROWWISE else LINEAR_KERNELS).index(kernels)
         operands = [each for each in self.array_names if each != "mask"]
         for i, each in enumerate((operands[0], (operands + [None])[1], "mask", "scale")):

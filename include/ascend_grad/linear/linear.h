@@ -48,8 +48,8 @@
  *
  * Order of sums. A sum runs in one accumulator for at most AG_CHAIN terms, and chains are combined with compensation
  * (Knuth's two-sum). Blocks and chunks add partial sums to a result, with compensation if memory for it is given. A plan
- * gives this memory if there are more than 64 partial sums. The order depends on shapes alone, so results do not depend on
- * the number of threads.
+ * gives this memory if there are more than 64 partial sums. The order depends on shapes and on the bytes of the workspace,
+ * so results do not depend on the number of threads.
  *
  * Floating-point mode. Kernels compute in the mode that they find; the caller enters the mode of fpenv.h.
  *
