@@ -1,4 +1,4 @@
-"""Fixtures of the tests of tensors."""
+"""Provide the fixtures of the tests of tensors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _seed():
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict]:
-    """The keywords of every call of `ascend_grad.linear_cross_entropy`."""
+    """Record and return the keyword arguments of every call of `ascend_grad.linear_cross_entropy`."""
     recorded: list[dict] = []
     original = ag.linear_cross_entropy
 
@@ -46,13 +46,14 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
 
 @pytest.fixture
 def torch_npu(device: StandIn, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """torch_npu where it is installed, else its test double.
+    """Return torch_npu if it is installed, else its test double.
 
-    In the end nothing is left on the device, of this thread or of autograd's, but what torch_npu keeps.
+    After the test, check that neither this thread nor autograd's has objects left on the device. Objects that torch_npu
+    itself keeps are allowed.
     """
     if torch_npu_real.IS_INSTALLED:
         gc.collect()
-        assert session.release_all()  # releases what tests of arrays have left
+        assert session.release_all()  # releases the objects that tests of arrays have left
         before = torch_npu_real.kept(device)
         yield sys.modules["torch_npu"]
     elif _DOUBLE is None:
@@ -71,7 +72,7 @@ def torch_npu(device: StandIn, monkeypatch: pytest.MonkeyPatch) -> Iterator[Modu
 
 @pytest.fixture
 def slowly(device: StandIn) -> Iterator[None]:
-    """The device takes its time to begin."""
+    """Let the device delay its work during a test, so that the work is pending when a call returns."""
     device.set_delay(100_000)
     yield
     device.set_delay(200)

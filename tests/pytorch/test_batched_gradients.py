@@ -1,6 +1,7 @@
-"""Several upstream gradients at once, by torch's older batching: `is_grads_batched`, `vectorize`, `check_batched_grad`.
+"""Test several upstream gradients in one backward call, by torch's older batching.
 
-It is another mechanism than `torch.vmap`, and no transform of `torch.func`.
+The options `is_grads_batched`, `vectorize` and `check_batched_grad` use the older batching. It is independent of
+`torch.vmap` and of the transforms of `torch.func`.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from torch_oracles import assert_close, linear_cross_entropy
 
 import ascend_grad.torch as agt
 
-#: An older torch warns of its own use of that function.
+#: Older versions of torch warn of a deprecated function that their own batching calls.
 pytestmark = pytest.mark.filterwarnings("ignore:Please use `torch.vmap`:FutureWarning")
 
 MASK = torch.arange(20).reshape(1, 1, 4, 5) % 3 == 0
 TARGET = torch.tensor([1, 2, -100, 6])
 CLASS_WEIGHT = torch.arange(7, dtype=torch.float64)
 
-#: Function of this library, function of torch, shape of the argument.
+#: For each name: the function of this library, the function of torch, and the shape of the argument.
 ROWWISE = {
     "softmax": (lambda x: agt.softmax(x, 0), lambda x: torch.softmax(x, 0), (4, 3)),
     "log_softmax": (agt.log_softmax, lambda x: torch.log_softmax(x, -1), (4, 3)),
@@ -28,7 +29,7 @@ ROWWISE = {
         lambda x: torch.softmax((0.5 * x).masked_fill(MASK, -10000.0), -1),
         (2, 1, 4, 5),
     ),
-    # As functions of both tensors, which halving and a change of sign round in no dtype.
+    # Both tensors depend on x, so that both gradients are tested. Halving and a change of sign round in no dtype.
     "softmax_backward": (
         lambda x: agt.softmax_backward(x, -x / 2, 0),
         lambda x: (x - (x * -x / 2).sum(0, keepdim=True)) * -x / 2,
@@ -70,7 +71,7 @@ LOSSES = {
 
 
 def batched(value: torch.Tensor, tensors: list[torch.Tensor], **keywords) -> tuple[torch.Tensor, ...]:
-    """Return the gradients for three upstream gradients."""
+    """Return the gradients of a value for three upstream gradients, computed in one batched call."""
     above = torch.linspace(-1, 2, 3 * value.numel(), dtype=value.dtype).reshape(3, *value.shape)
     return torch.autograd.grad(value, tensors, above, is_grads_batched=True, **keywords)
 
@@ -121,7 +122,8 @@ def test_losses(name: str, reduction: str):
         return linear_cross_entropy(x, w, TARGET, reduction=reduction, **keywords)
 
     value, right = ours(x, w), torchs(x, w)
-    for more in ({"retain_graph": True}, {"create_graph": True}):  # the second function computes the gradients again
+    # Backward computes the gradients again if it is called with create_graph.
+    for more in ({"retain_graph": True}, {"create_graph": True}):
         for grad, expected in zip(batched(value, [x, w], **more), batched(right, [x, w], **more), strict=True):
             assert_close(grad, expected, x.dtype, steps=10)
     found = [torch.autograd.functional.jacobian(ours, (x, w), vectorize=True), torch.func.jacrev(ours, (0, 1))(x, w)]

@@ -1,4 +1,4 @@
-"""The benchmark with PyTorch: its sides of all kinds of cases, and the cases of tensors. Nothing depends on speed."""
+"""Test the benchmark with PyTorch: torch as a competitor, and cases on tensors. No test depends on speed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LOSS = LinearCase(WHOLE, "loss and gradients", "float32", SHAPE)
 
 @pytest.fixture(autouse=True)
 def _hasty(monkeypatch):
-    """Turns of a few microseconds."""
+    """Shorten each turn of the benchmark to a few microseconds."""
     monkeypatch.setattr(timing, "WARM_UP", 1e-6)
     monkeypatch.setattr(timing, "LOOP", 1e-6)
     monkeypatch.setattr(linear_measure, "LOOP", 1e-6)
@@ -48,7 +48,7 @@ def _hasty(monkeypatch):
         monkeypatch.setattr(grid_measure, name, 1e-6)
 
 
-# ---- PyTorch beside the other cases ----------------------------------------------------------------------------------
+# ---- PyTorch as a competitor -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", [case for case in LINEAR if case.mode != "filtered"], ids=lambda case: case.name)
@@ -73,7 +73,7 @@ def test_torch_takes_part_in_random_problems_where_it_can_express_a_layout(opera
         assert ("torch" in found.seconds) == (layout not in ("negative steps", "byte-swapped"))
 
 
-# ---- cases of tensors ------------------------------------------------------------------------------------------------
+# ---- cases on tensors ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("choice", [cases.full, cases.quick])
@@ -115,7 +115,10 @@ def test_a_side_that_computes_other_values_takes_no_part(monkeypatch):
 
 @pytest.fixture
 def sample() -> Results:
-    """Invented results: tensors cost a microsecond more than arrays; torch takes twice as long."""
+    """Return invented results.
+
+    A call on tensors takes a microsecond more than a call on arrays. Torch takes twice as long as the library.
+    """
     rows, linear = [], []
     for case in cases.full():
         if isinstance(case, LinearCase):

@@ -1,4 +1,4 @@
-"""Calls of other libraries' fused losses, compared with torch's own functions in float64."""
+"""Compare the functions of `ascend_grad.torch.compat` with torch's own functions in float64."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def problem() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def test_signatures():
-    """Signatures are the same as in the replaced libraries, positions included."""
+    """Each signature has the same parameters, in the same order, as in the replaced library."""
     assert list(inspect.signature(linear_cross_entropy).parameters) == [
         "e", "c", "targets", "bias", "ignore_index", "softcap", "reduction", "shift", "return_lse", "filter_eps",
         "accum_e_fp32", "accum_c_fp32", "filter_e_grad", "filter_c_grad", "impl", "vocab_parallel_options"
@@ -107,7 +107,10 @@ def test_liger(with_weight: bool, reduction: str):
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("tokens", [B * T, 0])
 def test_every_token_is_ignored(tokens: int, reduction: str, dtype: torch.dtype):
-    """Liger's mean of nothing is 0, cut cross-entropy's NaN. Neither has a gradient."""
+    """If all tokens are ignored, Liger's mean loss is 0, and the mean loss of cut cross-entropy is NaN.
+
+    The gradients of both losses are zero.
+    """
     x, w = torch.randn(tokens, H).to(dtype), torch.randn(V, H).to(dtype)
     target = torch.full((tokens,), 3)
     zero = torch.zeros((tokens,) if reduction == "none" else ())
@@ -126,7 +129,7 @@ def test_every_token_is_ignored(tokens: int, reduction: str, dtype: torch.dtype)
 
 
 def test_class_weights_of_zero_are_no_ignored_tokens():
-    """The mean over weights that add up to nothing is NaN, as Liger's is."""
+    """The mean loss is NaN if the class weights add up to 0, as Liger's mean loss is."""
     x, w = torch.randn(T, H), torch.randn(V, H)
     assert LigerFusedLinearCrossEntropyLoss(torch.zeros(V))(w, x, torch.zeros(T, dtype=torch.int64)).isnan()
 

@@ -1,6 +1,6 @@
-"""`torch.compile` and compiled autograd: values, gradients, and how often something is compiled.
+"""Test `torch.compile` and compiled autograd: values, gradients, and the number of compiled graphs.
 
-Limits are on what is compiled, so that they hold on a busy machine, too.
+The limits count graphs and measure no time, so that a busy machine exceeds no limit.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _nothing_is_compiled_yet():
 
 
 def sized(name: str, rows: int) -> tuple[Callable, list[torch.Tensor], list[torch.Tensor]]:
-    """The case with this number of rows."""
+    """Return the function, the leaves and the other arguments of a case with this number of rows."""
     function, (first, *leaves), others = case(name)
     size = [*first.shape[:-2], rows, first.shape[-1]]
     others = [
@@ -51,13 +51,13 @@ def sized(name: str, rows: int) -> tuple[Callable, list[torch.Tensor], list[torc
 
 
 def graphs() -> int:
-    """The number of graphs that were compiled. (A first attempt that torch itself gives up is none.)"""
+    """Return the number of compiled graphs. A first attempt that torch itself gives up does not count."""
     assert not counters["graph_break"]
     return counters["aot_autograd"]["ok"]
 
 
 def check(compiled: Callable, function: Callable, leaves: list[torch.Tensor], others: list[torch.Tensor]) -> None:
-    """Compare value and gradients with the results of eager mode."""
+    """Compare the value and the gradients of a compiled function with the results of eager mode."""
     value, *grads = step(function, leaves, others)
     leaves = [each.clone().requires_grad_() for each in leaves]
     ours = compiled(*leaves, *others)
@@ -81,7 +81,7 @@ def test_one_graph_for_one_shape(name: str):
 
 @pytest.mark.parametrize("name", ["softmax", "mean"])
 def test_one_graph_by_the_default_backend(name: str):
-    """The backend that needs a C++ compiler makes one graph, and compiles nothing more for new values."""
+    """The default backend, Inductor, compiles one graph. New values cause no recompilation."""
     try:
         get_cpp_compiler()
     except InvalidCxxCompiler as error:
@@ -100,19 +100,22 @@ def test_one_graph_by_the_default_backend(name: str):
 @pytest.mark.parametrize(("dynamic", "limit"), [(None, 2), (True, 1)])
 @pytest.mark.parametrize("name", CASES)
 def test_no_graph_for_each_size(name: str, dynamic: bool | None, limit: int):
-    """One graph serves any number of rows, or one the first number and one all others."""
+    """With ``dynamic=True`` one graph serves any number of rows.
+
+    By default one graph serves the first number of rows, and a second graph all others.
+    """
     compiled = torch.compile(CASES[name][0], fullgraph=True, backend="aot_eager", dynamic=dynamic)
     for rows in (4, 5, 6, 9):
         check(compiled, *sized(name, rows))
     assert graphs() <= limit
 
 
-# the warning appears while tracing
+# Tracing causes this warning.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize("is_compiled", [False, True])
 @pytest.mark.parametrize("name", CASES)
 def test_compiled_autograd(name: str, is_compiled: bool):
-    """The backward of eager mode, and of a compiled function, is one graph for all calls."""
+    """Compiled autograd captures one backward graph for all calls, of an eager function and of a compiled function."""
     function, leaves, others = case(name)
     backend = CompileCounterWithBackend("aot_eager")
     forward = torch.compile(function, fullgraph=True, backend="aot_eager") if is_compiled else function

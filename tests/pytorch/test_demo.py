@@ -1,4 +1,4 @@
-"""``python -m ascend_grad.torch.demo``: the same training with each loss."""
+"""Test ``python -m ascend_grad.torch.demo``, which trains the same model with each loss."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_all_losses_learn_the_same(bfloat16: bool):
     curves = np.array([run.bits for run in runs.values()])
     assert np.all(np.abs(curves[:, 0] - np.log2(SIZES.vocabulary)) < 1)
     assert np.all(curves[:, -1] < curves[:, 0] - 0.5)
-    # The curves differ by bfloat16's roundings, whose effect grows during the training.
+    # The curves differ by the rounding to bfloat16, whose effect grows during the training.
     np.testing.assert_allclose(curves[:, :5], np.broadcast_to(curves[0, :5], (len(curves), 5)), rtol=0.02)
     assert all(run.seconds > 0 and run.loss_seconds > 0 and run.peak_bytes >= 0 for run in runs.values())
 

@@ -1,4 +1,4 @@
-"""Statements of the documents and of the package about `ascend_grad.torch`."""
+"""Test statements of the documents and of the package about `ascend_grad.torch`."""
 
 from __future__ import annotations
 

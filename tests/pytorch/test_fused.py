@@ -1,4 +1,4 @@
-"""The three fused operators: values, what torch makes of them, no gradients, and the functions of torch_npu's names."""
+"""Test the fused operators on tensors: values, tracing, missing gradients, and functions with torch_npu's names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ascend_grad.torch.compat import torch_npu as compat
 
 BT, H, V = 9, 6, 130
 
-#: No gradient, and a hint at functions that have one.
+#: Error message of an operator without a gradient, which names a function that has gradients.
 NO_GRADIENT = "the operator has no gradient of its own .*linear_cross_entropy has gradients"
 
 
@@ -30,7 +30,7 @@ def problem(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
 
 
 def chain(x: torch.Tensor, w: torch.Tensor, target: torch.Tensor, *, stored: bool) -> tuple[torch.Tensor, ...]:
-    """The loss of each row, and the gradients for an upstream gradient of 1, 2, ..."""
+    """Compute the loss of each row, and the gradients for the upstream gradients 1, 2, ..."""
     found = agt.fused_linear_online_max_sum(x, w, target, 0, len(w), return_logits=stored)
     maximum, total, predicted, mask, masked_target, logits = found
     loss, softmax = agt.fused_cross_entropy_loss_with_max_sum(maximum, total, predicted, vocab_parallel_logits=logits)
@@ -67,7 +67,7 @@ def arrays(tensor: torch.Tensor) -> np.ndarray:
 @pytest.mark.parametrize("wanted", [(True, True), (False, True), (True, False), (False, False)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_results_are_those_of_arrays(dtype: torch.dtype, wanted: tuple[bool, bool], packed: bool):
-    """Bit for bit, over a shard, with all options."""
+    """Results of a shard, with all options, are bit for bit equal to the results of calls on arrays."""
     x, w, target = problem(dtype)
     shard = x, w[20:60], target.int()
     statistics = agt.fused_linear_online_max_sum(*shard, 20, 58, return_logits=True, num_threads=1)
@@ -117,7 +117,10 @@ def test_the_softmax_is_not_modified_and_wins():
 
 
 class Loss(torch.autograd.Function):
-    """The sum of the losses, with the gradients of the third operator, as code for the device has it."""
+    """Compute the sum of the losses, with gradients by the third operator.
+
+    Code for torch_npu defines a function of autograd in this way.
+    """
 
     @staticmethod
     def forward(ctx, x, w, target):
@@ -147,7 +150,7 @@ def test_a_function_of_autograd_gives_them_gradients():
 
 
 def calls_with_gradients() -> dict[str, Callable[[], torch.Tensor]]:
-    """A result of each operator that depends on a tensor that requires grad."""
+    """Return, for each operator, a call whose result depends on a tensor that requires grad."""
     x, w, target = problem(torch.float32)
     statistics = agt.fused_linear_online_max_sum(x, w, target, 0, V)
     x.requires_grad_()
@@ -184,7 +187,7 @@ def test_integers_do_not_depend_on_what_requires_grad():
     x, w, target = problem(torch.float32)
     statistics = agt.fused_linear_online_max_sum(x.requires_grad_(), w, target, 0, V)
     assert [each.requires_grad for each in statistics[:5]] == [True] * 3 + [False] * 2
-    statistics.sum_exp_logits.mul_(2)  # ranks change the sums in place, too
+    statistics.sum_exp_logits.mul_(2)  # programs over several ranks also change the sums in place
 
 
 def test_transforms_have_no_gradient_either():
@@ -305,11 +308,11 @@ def test_errors():
             call()
 
 
-# ---- the functions of torch_npu's names ------------------------------------------------------------------------------
+# ---- functions with torch_npu's names --------------------------------------------------------------------------------
 
 
 def test_signatures_are_those_of_torch_npu():
-    """Signatures are the same as in torch_npu 2.13.0: names, positions and defaults."""
+    """Each signature has the same names, positions and defaults as in torch_npu 2.13.0."""
     kinds = {inspect.Parameter.POSITIONAL_OR_KEYWORD: "", inspect.Parameter.KEYWORD_ONLY: "*"}
 
     def described(function: Callable) -> list[str]:
@@ -368,7 +371,7 @@ def test_errors_name_the_functions_of_torch_npu():
         compat.npu_fused_cross_entropy_loss_with_max_sum(*[torch.ones(BT)] * 3, label_smoothing=0.1)
 
 
-# the warning comes from torch's own tracing
+# Torch's own tracing causes this warning.
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated.*:DeprecationWarning")
 def test_compiled_as_torch_npu_has_it():
     tensors = problem(torch.bfloat16)
@@ -480,7 +483,8 @@ def test_registered_operators_on_a_device(name: str, device):
 def test_gradients_of_backward_functions_on_a_device(name: str):
     g, y, *rest = operators_and_arguments()[name]
     function = getattr(agt, name)
-    with torch.autograd.set_multithreading_enabled(torch_npu_real.IS_INSTALLED):  # the double has no threads for it
+    # The double of torch_npu has no threads of autograd.
+    with torch.autograd.set_multithreading_enabled(torch_npu_real.IS_INSTALLED):
         results = value_and_gradients(lambda g, y: function(g, y, *on_device(rest)), on_device((g, y)), g.to("npu:1"))
     rights = value_and_gradients(lambda g, y: function(g, y, *rest), [g.double(), y.double()], g.double())
     for each, right in zip(results, rights, strict=True):

@@ -1,7 +1,7 @@
-"""The modules are loaded into a process that has loaded many libraries already.
+"""Test that the extension modules load in a process that has already loaded many libraries.
 
-`_tasks` and OpenMP's library have variables in the memory that each thread has from its start. The loader keeps a
-little of it for libraries that come later, and refuses one that finds too little.
+`_tasks` and OpenMP's library have variables in static thread-local storage. The loader reserves a small part of this
+storage for libraries that are loaded later, and refuses a library for which too little is left.
 """
 
 

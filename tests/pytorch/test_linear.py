@@ -1,4 +1,4 @@
-"""Comparison of `linear_cross_entropy` and its module with torch's own: values, gradients, memory, second backwards."""
+"""Compare `linear_cross_entropy` and its module with torch's own: values, gradients, memory, second backwards."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def asked(calls: list[dict]) -> list[tuple[bool, bool]]:
 
 
 def problem(dtype: torch.dtype = torch.float64, rows: int = N) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Input, weight, and targets of which one is ignored."""
+    """Return an input, a weight, and targets of which one is ignored."""
     target = torch.randint(0, C, (rows,))
     target[rows // 2 :][:1] = -100
     return torch.randn(rows, H).to(dtype), torch.randn(C, H).to(dtype), target
@@ -165,7 +165,7 @@ def test_a_second_backward(calls: list[dict], reduction: str):
     kept = first.clone()
     before = len(calls)
     (second,) = torch.autograd.grad(3 * loss, w, retain_graph=True)
-    assert len(calls) == before + 1  # computed anew
+    assert len(calls) == before + 1  # the second backward computes the gradients again
     (third,) = torch.autograd.grad(3 * loss, w)
     assert torch.equal(first, kept)
     assert torch.equal(second, third)
@@ -175,7 +175,7 @@ def test_a_second_backward(calls: list[dict], reduction: str):
 
 
 def test_gradients_are_not_shared_with_what_is_accumulated():
-    """Two backwards of one graph into ``.grad``, which torch adds to in place."""
+    """Backwards of one graph return new gradients each time, since torch adds to ``.grad`` in place."""
     x, w, target = problem(torch.float32)
     w.requires_grad_()
     loss = agt.linear_cross_entropy(x, w, target)
@@ -257,7 +257,7 @@ def test_functional_gradients(reduction: str):
 
 
 def test_a_loss_scale_comes_before_the_rounding_to_float16():
-    """The gradient of a mean over many rows would be nothing in float16."""
+    """Backward applies a loss scale before it rounds to float16, where unscaled gradients of a mean would underflow."""
     rows, scale = 4096, 2.0**14
     x, w, _ = problem(torch.float16, rows)
     w = w * 2**-6
@@ -270,7 +270,10 @@ def test_a_loss_scale_comes_before_the_rounding_to_float16():
 
 
 def test_weights_in_any_layout():
-    """A slice, a transpose, and an embedding's weight, whose gradient is the sum of both uses."""
+    """Values and gradients are right for a weight that is a view, and for an embedding's weight.
+
+    The gradient of an embedding's weight is the sum of the gradients of both uses.
+    """
     x, _, target = problem()
     whole = torch.randn(H + 2, 2 * C, dtype=torch.float64)
     view = lambda whole: whole[1 : H + 1, ::2].T  # noqa: E731
@@ -292,7 +295,7 @@ def test_weights_in_any_layout():
 @pytest.mark.parametrize("weight_dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_autocast(reduction: str, weight_dtype: torch.dtype):
-    """Mixed dtypes, the dtype of the loss, and gradients in the dtypes of the leaves."""
+    """Under autocast the loss of mixed dtypes is float32, and each gradient has the dtype of its leaf."""
     x, w, target = problem(torch.float32)
     w = w.to(weight_dtype)
 
@@ -334,7 +337,7 @@ def test_options_of_the_library(calls: list[dict]):
 
 
 def test_an_unused_loss():
-    """A loss that nothing depends on asks for no gradient."""
+    """Backward works if no differentiated value depends on the loss."""
     x, w, target = problem(torch.float32)
     loss = agt.linear_cross_entropy(x.requires_grad_(), w, target)
     assert torch.autograd.grad(x.sum() + 0 * loss.detach(), x)[0].eq(1).all()
@@ -442,7 +445,10 @@ def test_the_module_owns_its_weight():
 
 @pytest.mark.skipif(not hasattr(torch.nn, "LinearCrossEntropyLoss"), reason="torch has no such module")
 def test_the_module_is_one_of_torchs(run_script):
-    """An older torch has none, where it is one of its own, with the same attributes and the same state."""
+    """The module is a `torch.nn.LinearCrossEntropyLoss` if torch has this class.
+
+    With an older torch the module is a class of the library, with the same attributes and the same state.
+    """
     module = agt.LinearCrossEntropyLoss(H, C, weight=torch.rand(C))
     assert isinstance(module, torch.nn.LinearCrossEntropyLoss)
     run_script(
@@ -488,7 +494,7 @@ def test_the_module_shares_a_weight():
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("in_dims", [(0, None, 0), (1, 0, 0), (None, 1, None)], ids=str)
 def test_batches(in_dims: tuple[int | None, ...], reduction: str):
-    """Values and gradients of several problems by `torch.vmap`."""
+    """Values and gradients of several problems, batched by `torch.vmap`, equal torch's own."""
     x, w, target = torch.randn(N, H, dtype=torch.float64), torch.randn(C, H, dtype=torch.float64), torch.arange(N)
     arguments = [
         each if dim is None else torch.stack([each, each.roll(1, 0), each.flip(0)], dim)

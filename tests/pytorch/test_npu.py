@@ -195,7 +195,7 @@ def test_batches_and_gradients_of_gradients():
 
 @pytest.mark.parametrize("name", SOFTMAXES)
 def test_batches_of_upstream_gradients(name: str):
-    """Torch's older batching passes upstream gradients whose tensors have no memory."""
+    """Upstream gradients of torch's older batching, whose tensors have no memory, give the right gradients."""
     x, above = torch.randn(4, 5), torch.randn(3, 4, 5)
 
     def gradients(function, x: torch.Tensor, above: torch.Tensor) -> torch.Tensor:
@@ -266,7 +266,7 @@ def test_what_torch_has_yet_to_compute_is_waited_for():
 
 @pytest.mark.usefixtures("slowly")
 def test_memory_that_torch_gives_out_again_while_it_is_in_use():
-    """A result gets the memory of a dropped tensor whose work is under way, in stream order."""
+    """A result reuses, in stream order, the memory of a dropped tensor whose work is still under way."""
     x = torch.randn(64, 65)
     there = x.to("npu")
     for _ in range(3):
@@ -277,7 +277,7 @@ def test_memory_that_torch_gives_out_again_while_it_is_in_use():
 
 @pytest.mark.usefixtures("slowly")
 def test_memory_that_torch_gives_back_while_it_is_in_use(torch_npu, device):
-    """Another array gets the memory once torch's work on it has ended."""
+    """Another array gets the memory of a dropped tensor once torch's work on this memory has ended."""
     npu.release()
     x, other = torch.randn(64, 65), np.zeros((64, 65), np.float32)
     array = npu.asarray(x)
@@ -305,7 +305,7 @@ def test_failures_leave_nothing_behind(device):
         assert torch.equal(agt.softmax(x).cpu(), right.cpu())
 
 
-# ---- what is refused -------------------------------------------------------------------------------------------------
+# ---- refused calls ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", SOFTMAXES)
@@ -392,7 +392,7 @@ def test_without_a_usable_device(monkeypatch: pytest.MonkeyPatch):
         agt.softmax(x)
 
 
-# ---- arrays on the device and tensors --------------------------------------------------------------------------------
+# ---- arrays over tensors, and tensors over arrays --------------------------------------------------------------------
 
 
 def test_arrays_over_tensors(device):
@@ -492,7 +492,7 @@ def test_what_torch_writes_into_an_array_is_looked_at_again():
     assert not gradient(stats.masked_target, mask)[0].numpy()[3].any()
 
 
-# ---- how long memory lives -------------------------------------------------------------------------------------------
+# ---- lifetime of memory ----------------------------------------------------------------------------------------------
 
 
 def allocations(device) -> int:
@@ -539,7 +539,7 @@ def test_memory_lives_as_long_as_either_side(device):
 
 def test_results_are_torchs(torch_npu, device):
     x = torch.randn(100, 100).to("npu")
-    agt.softmax(x)  # torch allocates a workspace, too
+    agt.softmax(x)  # the first call also lets torch allocate a workspace
     before = torch_npu.npu.memory_allocated(0)
     result = agt.softmax(x)
     assert torch_npu.npu.memory_allocated(0) >= before + 40_000

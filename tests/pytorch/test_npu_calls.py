@@ -174,7 +174,10 @@ def test_arguments_that_are_no_tensors_stay_as_they_are():
 @pytest.mark.parametrize("function", ["linear_cross_entropy", "data_parallel_linear_cross_entropy"])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_losses_over_ranks(function: str, reduction: str):
-    """Losses over ranks are those of one rank. They wait, since numbers of each token pass through the host."""
+    """Functions over ranks return the same losses as the function of one rank.
+
+    These functions wait for the device, since a few numbers of each token pass through the host.
+    """
     _, named = arguments_of(WHOLE, reduction=reduction)
     named.pop("vocab_start_index")
     named["target"] = np.where(named["target"] < 0, named["target"], named["target"] - 100)
@@ -185,7 +188,7 @@ def test_losses_over_ranks(function: str, reduction: str):
     assert_results(results_of(results), rights)
 
 
-# ---- what would need a look at values --------------------------------------------------------------------------------
+# ---- calls that cannot read values -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", ["stored", "recomputed"])
@@ -212,7 +215,10 @@ def test_rows_without_gradient_hold_anything(mode: str):
 @pytest.mark.parametrize("mask", ["bool", "bits"])
 @pytest.mark.parametrize("wrong", [-1, V, 2**40, -(2**63)])
 def test_targets_outside_of_the_weight_make_nan(wrong: int, mask: str):
-    """An invalid target of a tensor makes the row NaN, as raising would have to wait. Nothing outside is accessed."""
+    """An invalid target in a tensor makes its row NaN, since an exception would need a wait for the values.
+
+    No memory outside of the weight is accessed.
+    """
     _, named = arguments_of(GRADIENT, mask=mask)
     bits = named["target_mask"] if mask == "bool" else np.unpackbits(named["target_mask"], bitorder="little")[:BT] != 0
     row = int(np.flatnonzero(~bits)[1])
@@ -275,7 +281,7 @@ def test_all_rows_ignored():
 
 
 class Waits:
-    """Count waits and copies of the library since the start, without those of the double of torch_npu."""
+    """Count waits and copies of the library since the start, without the calls that the double of torch_npu makes."""
 
     def __init__(self, torch_npu, device, monkeypatch: pytest.MonkeyPatch):
         self._device, self._of_the_double = device, Counter[str]()
@@ -506,7 +512,7 @@ def test_work_that_fails_is_an_error_where_torch_waits(function, nth: int, wait:
     assert device.violations() == []
 
 
-# ---- what is refused -------------------------------------------------------------------------------------------------
+# ---- refused calls ---------------------------------------------------------------------------------------------------
 
 
 def test_what_does_not_mix():

@@ -88,7 +88,7 @@ def test_all_operators_of_a_call_are_deterministic(operator: str, torch_npu, dev
 
 
 def test_either_switch_is_enough(torch_npu, device, deterministic):
-    """`use_deterministic(False)` ends the library's own choice, and leaves torch's as it is."""
+    """`use_deterministic(False)` ends the library's own choice, and leaves torch's setting unchanged."""
     x = torch.randn(3, 4).to("npu")
     torch_npu.npu.synchronize(0)
     device.reset()
@@ -113,7 +113,7 @@ def test_a_runtime_without_the_option(monkeypatch: pytest.MonkeyPatch, determini
 @pytest.mark.parametrize("place", [lambda x: x, npu.asarray])
 @pytest.mark.parametrize("call", [ag.log_softmax, lambda x: ag.workspace_size("log_softmax", x)])
 def test_torchs_own_work_is_submitted_before_the_option_is_set(call, place, device, monkeypatch: pytest.MonkeyPatch):
-    """Torch's queue is submitted before the library sets the option, since torch sets it from its own thread."""
+    """Torch's queue is submitted before the library sets the option, since torch's own thread also sets the option."""
     x = torch.randn(64, 65).to("npu")
     there = place(x)
     torch.softmax(x, -1).cpu()

@@ -1,4 +1,4 @@
-"""Test on a double of torch_npu what the real one shows only by chance, or not at all."""
+"""Test behaviour on a double of torch_npu that the real torch_npu shows only by chance, or not at all."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ from ascend_grad.contract import OPERATORS as ALL
 
 
 def test_private_formats(torch_npu):
-    """Tensors of private formats are refused. An interface that the test double of a device lacks makes them."""
+    """Tensors of private formats are refused.
+
+    Only the double of torch_npu can make such tensors, as the test double of a device lacks the interface for it.
+    """
     x = torch.randn(3, 4)
     there = torch_npu.npu_format_cast(x.to("npu"), FRACTAL_NZ)
     expected = r"expected a tensor of format ND \(2; torch_npu.npu_format_cast\(input, 2\) makes one\), got format 29"
@@ -71,10 +74,10 @@ FAILED = 507899
 
 @pytest.fixture
 def unharmed(torch_npu, device, monkeypatch: pytest.MonkeyPatch) -> set[int]:
-    """Let faults strike the library alone: the double repeats its own calls, unless these released something.
+    """Let faults hit only the library: the double of torch_npu repeats its own failed calls, except calls that release.
 
-    The result holds the numbers of the double's calls, counted as the test double of the device counts them. The wheel
-    of torch_npu ends the process where some of its calls fail.
+    Return the numbers of the calls of torch_npu's double, as the test double of the device counts them. This needs the
+    double, since the wheel of torch_npu ends the process if some of the wheel's calls fail.
     """
     numbers: set[int] = set()
 
@@ -94,10 +97,10 @@ def unharmed(torch_npu, device, monkeypatch: pytest.MonkeyPatch) -> set[int]:
     return numbers
 
 
-#: Functions that release something even if they report a failure.
+#: Functions that release an object even if they report a failure.
 RELEASING = re.compile("acl(rt)?(Destroy|Free)")
 
-# Tensors are kept in variables: the double could not release one that an exception drops.
+# The functions below keep tensors in variables: the double could not release a tensor that an exception drops.
 
 
 def rowwise(x: torch.Tensor) -> list[torch.Tensor]:
@@ -153,7 +156,7 @@ def shared(x: torch.Tensor) -> list[torch.Tensor]:
     array = npu.asarray(view)
     result = ag.softmax(array)
     lent = torch.from_dlpack(result)
-    again = ag.softmax(result)  # waits for torch, which may write into the memory
+    again = ag.softmax(result)  # waits for torch, which may write into the array's memory
     copy = torch.from_numpy(again.numpy())
     return [lent, copy]
 
@@ -167,7 +170,7 @@ def asked(x: torch.Tensor) -> list[torch.Tensor]:
 STAGES = {"aclnnSoftmaxGetWorkspaceSize", "aclnnSoftmax", "aclCreateTensor"}
 SESSION = {"aclrtGetCurrentContext", "aclrtSetDevice", "aclrtCreateStream", "aclrtSynchronizeStream", "aclrtMalloc"}
 
-#: Calls, and functions of the runtime whose failure is an error there.
+#: For each call: functions of the runtime whose failure is an error of the call.
 CALLS: dict[Callable[[torch.Tensor], list[torch.Tensor]], set[str]] = {
     rowwise: STAGES,
     linear: {ALL[name].device_name for name in (STATISTICS, LOSS, GRADIENT)},
@@ -184,7 +187,7 @@ CALLS: dict[Callable[[torch.Tensor], list[torch.Tensor]], set[str]] = {
 def test_every_call_of_the_runtime_fails_once(current: int, call, torch_npu, device, unharmed, caplog) -> None:
     """A failure leaks nothing, restores torch's device and streams and the thread's context, and the next call works.
 
-    The context or its option differs only if the call that restores it fails, of which a warning tells.
+    The context or the context's option differs only if the call that restores it fails, which logs a warning.
     """
     x = torch.randn(4, 6).to("npu:1")
 

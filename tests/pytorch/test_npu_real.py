@@ -1,4 +1,4 @@
-"""Test what only the wheel of torch_npu shows, over the test double of a device."""
+"""Test the wheel of torch_npu over the test double of a device, for behaviour that no double of torch_npu shows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_backward_over_both_devices() -> None:
 
 
 def test_the_queue_of_another_device_is_not_handed_over() -> None:
-    """Work on another device is waited for, though reading ``npu_stream`` submits the current device's queue alone."""
+    """The library waits for work on another device. Reading ``npu_stream`` submits only the current device's queue."""
     x = torch.randn(64, 65)
     for _ in range(20):
         there = x.to("npu:1")

@@ -1,6 +1,6 @@
-"""Two libraries of OpenMP in a process, torch's own and the wheel's, which have two teams of threads.
+"""Test a process with two OpenMP libraries, torch's own and the wheel's, and so with two teams of threads.
 
-Whichever is loaded first, both compute, before and after the other one has, and in forked children.
+Both libraries compute, in any order of loading and of computing, and in forked children.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The operators as torch's own machinery sees them: schema, tracing, gradients."""
+"""Test the registered operators as torch sees them: schema, tracing, gradients."""
 
 from __future__ import annotations
 
@@ -124,7 +124,10 @@ def test_backward_is_refused_where_a_gradient_that_the_operator_returned_was_cha
 
 
 def test_an_unknown_shard():
-    """A graph that outlives the call that it was traced from refers to a shard that no longer exists."""
+    """An operator raises an error for the number of a shard that does not exist.
+
+    A graph can outlive the traced call, and then refers to a shard that no longer exists.
+    """
     x, w, target = torch.randn(4, 3), torch.randn(7, 3), torch.tensor([1, 2, -100, 6])
     with pytest.raises(ag.ParamInvalidError, match=r"shard: expected the number of a part of a vocabulary .* got -5"):
         OPS.linear_cross_entropy(x, w, target, None, "mean", -100, True, True, 0.0, None, -5)

@@ -1,4 +1,4 @@
-"""Comparison of row-wise functions with torch's own: values, gradients, layouts, modes, batches, errors."""
+"""Compare row-wise functions with torch's own: values, gradients, layouts, modes, batches, errors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def masked(x: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
 
 @st.composite
 def tensors(draw: st.DrawFn, dtype: torch.dtype) -> tuple[torch.Tensor, int]:
-    """A tensor of any rank up to 5 and any layout, and one of its dimensions."""
+    """Draw a tensor of any rank up to 5 and any layout, and one of the tensor's dimensions."""
     shape = draw(st.lists(st.integers(0, 6), max_size=5))
     rank = len(shape)
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
@@ -52,7 +52,7 @@ def test_values_and_gradients(name: str, dtype: torch.dtype, data: st.DataObject
     assert value.shape == grad.shape == x.shape
     assert value.is_contiguous()
     assert_close(value, SOFTMAXES[name](x.double(), dim), dtype)
-    # The gradient at the value that was returned, rounded as it is.
+    # The expected gradient is computed at the returned value, which is rounded to the dtype.
     backward = {"softmax": torch._softmax_backward_data, "log_softmax": torch._log_softmax_backward_data}[name]
     right = backward(grad_output.double(), value.double(), dim, torch.float64)
     assert_close(grad, right, dtype, steps=2)
@@ -124,7 +124,10 @@ def test_batches_of_scalars_and_batches_in_batches(name: str):
 
 @pytest.mark.parametrize("name", SOFTMAXES)
 def test_batches_of_gradients(name: str):
-    """Per-sample gradients, and Jacobians, in which one of the two inputs has no batch."""
+    """Per-sample gradients and Jacobians equal torch's own.
+
+    Backward of a Jacobian has a batch of upstream gradients, and an output without a batch.
+    """
     ours, torchs = getattr(agt, name), SOFTMAXES[name]
     x = torch.randn(3, 4, dtype=torch.float64)
     each = [torch.vmap(torch.func.grad(lambda row: f(row, -1)[1]))(x) for f in (ours, torchs)]  # noqa: B023
@@ -199,7 +202,7 @@ def test_the_input_may_change_between_forward_and_backward_but_the_value_may_not
 
 
 def test_values_of_a_lazy_view():
-    """A tensor that is to be negated where it is read."""
+    """A call on a lazily negated view returns the right values."""
     x = torch.complex(torch.zeros(4), torch.randn(4)).conj().imag
     assert x.is_neg()
     assert_close(agt.softmax(x), torch.softmax(x.double(), -1), torch.float32)
@@ -244,11 +247,14 @@ def test_tensors_elsewhere():
     assert set(TOLERANCES) == {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 
 
-# ---- past torch's dispatcher, and not --------------------------------------------------------------------------------
+# ---- calls with and without torch's dispatcher -----------------------------------------------------------------------
 
 
 def test_plain_calls_go_past_the_dispatcher(monkeypatch):
-    """The names by which torch tells that nothing traces or transforms a call are still there."""
+    """A call that is neither traced nor transformed bypasses torch's dispatcher.
+
+    The test fails if a version of torch lacks the private functions that detect tracing and transforms.
+    """
 
     def seen(*_):
         raise AssertionError("a plain call came to the dispatcher")
@@ -261,7 +267,7 @@ def test_plain_calls_go_past_the_dispatcher(monkeypatch):
 
 
 class Operators(TorchDispatchMode):
-    """The names of the operators that ran."""
+    """Record the names of the operators that ran."""
 
     def __init__(self):
         super().__init__()
@@ -342,7 +348,7 @@ BACKWARD_FUNCTIONS = {
 
 
 def backward_call(name: str) -> tuple[Callable, tuple]:
-    """A backward function, and its arguments other than the two tensors."""
+    """Return a backward function, and the function's arguments other than the two tensors."""
     mask = torch.arange(20).reshape(1, 1, 4, 5) % 3 == 0
     return getattr(agt, name), (mask, 0.7) if name.startswith("scaled") else (0,)
 

@@ -1,4 +1,4 @@
-"""The sample inputs of torch's own tests, through ours and torch's functions, within its tolerances."""
+"""Compare the library's functions with torch's on the sample inputs of torch's tests, within torch's tolerances."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ def samples(name: str, variant: str, dtype: torch.dtype) -> list:
 
 
 def assert_same(ours: Callable, torchs: Callable, sample) -> None:
-    """The value, and gradients of it, agree with torch's in float64."""
+    """Check that the value and the gradients of a sample agree with torch's results in float64."""
     arguments, keywords = (sample.input, *sample.args), sample.kwargs
     value, *grads = _results(ours, arguments, keywords)
     right, *right_grads = _results(torchs, [_wide(each) for each in arguments], pytree.tree_map(_wide, keywords))
     assert [each.dtype for each in (value, *grads)] == [sample.input.dtype] * (1 + len(grads))
     for each, expected in zip((value, *grads), (right, *right_grads), strict=True):
         rtol, atol = torch.testing._comparison.default_tolerances(each)
-        # A small difference of large terms has the error of those; terms are of the order of 1.
+        # A small difference of large terms has the error of the terms, which are of the order of 1.
         torch.testing.assert_close(each.double(), expected, rtol=rtol, atol=max(atol, rtol), equal_nan=True)
 
 
 def _wide(value: object) -> object:
-    """A floating tensor as one of float64, anything else as it is."""
+    """Return a floating-point tensor as float64, and any other value unchanged."""
     if isinstance(value, torch.Tensor) and value.is_floating_point():
         return value.detach().double().requires_grad_(value.requires_grad)
     return value
@@ -56,7 +56,10 @@ def test_softmax(name: str, dtype: torch.dtype):
 
 
 def by_the_identity(logits: torch.Tensor, target: torch.Tensor, **keywords) -> torch.Tensor:
-    """`cross_entropy` as the loss of a layer whose weight is the identity; further dimensions are more rows."""
+    """Compute `cross_entropy` by `linear_cross_entropy` with the identity matrix as weight.
+
+    Dimensions after the classes become further rows.
+    """
     rows = logits.movedim(1, -1).flatten(0, -2)
     classes = target.movedim(1, -1).flatten(0, -2) if target.is_floating_point() else target.flatten()
     loss = agt.linear_cross_entropy(rows, torch.eye(logits.shape[1], dtype=logits.dtype), classes, **keywords)
@@ -64,10 +67,11 @@ def by_the_identity(logits: torch.Tensor, target: torch.Tensor, **keywords) -> t
 
 
 #: Refused arguments, by function and variant of torch's tests. All other samples have to agree.
-REFUSED = {("cross_entropy", ""): {"target"}}  # targets that are probabilities
+REFUSED = {("cross_entropy", ""): {"target"}}  # targets may be probabilities
 if hasattr(F, "linear_cross_entropy"):
     REFUSED |= {
-        ("linear_cross_entropy", ""): {"target", "linear_weight", "linear_bias"},  # the second: several dimensions
+        # The linear_weight has several dimensions.
+        ("linear_cross_entropy", ""): {"target", "linear_weight", "linear_bias"},
         ("linear_cross_entropy", "chunked"): {"options", "linear_bias"},
         ("linear_cross_entropy", "chunked_none"): {"options", "linear_bias"},
     }

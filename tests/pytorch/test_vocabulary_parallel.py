@@ -1,4 +1,4 @@
-"""Comparison of `linear_cross_entropy` over the processes of a group with torch's own on the whole weight."""
+"""Compare `linear_cross_entropy` over the processes of a group with torch's own function on the whole weight."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_values_and_gradients(outcomes, dtype, reduction):
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_batches_of_upstream_gradients(outcomes, dtype, reduction):
-    """Under torch's older batching the processes communicate for one upstream gradient after another."""
+    """Under torch's older batching, the processes communicate for one upstream gradient after another."""
     _, input_grad, weight_grad = right_values(dtype, reduction)
     results = [rank["batched", dtype, reduction] for rank in outcomes]
     for i, factor in enumerate((1.0, -2.0, 0.5)):
@@ -141,7 +141,10 @@ def test_the_gradient_cannot_be_differentiated(outcomes, name):
 
 
 def test_graphs_are_refused(outcomes):
-    """A graph cannot keep the group, of which it would have a number alone."""
+    """Graphs of calls with a group are refused.
+
+    A graph would record only the group's number, which does not keep the group alive.
+    """
     for rank in outcomes:
         assert type(rank["make_fx"]) is NotImplementedError
         assert "with a group: graphs by make_fx or torch.export are not supported" in str(rank["make_fx"])

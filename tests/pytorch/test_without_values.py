@@ -1,4 +1,4 @@
-"""Tensors without values, and graphs that are traced from them: "meta", fake, `make_fx`, `torch.export`."""
+"""Test tensors without values, "meta" and fake, and graphs traced by `make_fx` and `torch.export`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def described(tensors: tuple[torch.Tensor, ...]) -> list[tuple]:
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_meta_and_fake(name: str, dtype: torch.dtype):
-    """Values and gradients have the same shapes and dtypes as in a call with values."""
+    """Results and gradients of tensors without values have the shapes, dtypes and strides of a call with values."""
     function, leaves, others = case(name, dtype)
     right = described(step(function, leaves, others))
     on_meta = step(function, [each.to("meta") for each in leaves], [each.to("meta") for each in others])
@@ -28,13 +28,13 @@ def test_meta_and_fake(name: str, dtype: torch.dtype):
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         fakes = [[mode.from_tensor(each) for each in tensors] for tensors in (leaves, others)]
         assert described(step(function, *fakes)) == right
-    assert described(step(function, *fakes)) == right  # after the mode has ended
+    assert described(step(function, *fakes)) == right  # a call on fake tensors works after the mode has ended
 
 
 @pytest.mark.parametrize("tracing", ["real", "fake", "symbolic"])
 @pytest.mark.parametrize("name", CASES)
 def test_a_graph_with_its_gradients(name: str, tracing: str):
-    """`make_fx` of a function and its backward gives a graph that computes other values, too."""
+    """`make_fx` of a function and its backward gives a graph that also computes the results of other values."""
     function, leaves, others = case(name)
     count = len(leaves)
 
@@ -58,7 +58,7 @@ class Module(torch.nn.Module):
         return self.function(*tensors)
 
 
-#: Functions that refer to a tensor, or make a module: torch 2.6 exports none, whatever they compute.
+#: Functions that refer to a tensor or make a module. Torch 2.6 exports no such function.
 NOT_EXPORTED = {"a weight for each class", "Liger", "Liger, a weight for each class"}
 EXPORTED = [name for name in CASES if torch.__version__ >= (2, 7) or name not in NOT_EXPORTED]
 
