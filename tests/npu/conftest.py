@@ -1,4 +1,4 @@
-"""Fixtures of the tests of the NPU backend and of its test double."""
+"""Provide the fixtures of the tests of the NPU backend and of the device's test double."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _library() -> tuple[stand_in.StandIn, Acl]:
 
 @pytest.fixture
 def double(_library) -> Iterator[stand_in.StandIn]:
-    """Return the control interface of the test double, and destroy afterwards what the test made."""
+    """Return the control interface of the test double, and destroy afterwards the objects that the test made."""
     control, acl = _library
     control.reset()
     control.set_delay(0)

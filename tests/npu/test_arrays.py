@@ -60,7 +60,7 @@ def test_nothing_is_copied_unasked(device):
 
 
 def test_calls_on_the_device(any_operator, device):
-    """Results equal the results of host arrays. Only the whole loss copies anything over the bus."""
+    """Calls on device arrays give the results of host arrays. Only the whole loss copies data over the bus."""
     args, kwargs = problem_for(any_operator)
     if "grad" in kwargs:
         kwargs["grad"] = np.ones_like(kwargs["grad"])  # rows without a gradient would be copied separately
@@ -154,7 +154,7 @@ def test_losses_of_single_rows(ignored, device):
     copies = counts(device, *COPIES)
     runs = copies.pop("copies_d2d")
     if ignored:
-        # To the device: targets, upstream gradients and all losses. Back: the losses of rows that are not ignored.
+        # Targets, upstream gradients and all losses go to the device. Losses of rows that are not ignored come back.
         assert copies == {"copies_h2h": 0, "copies_h2d": 3, "copies_d2h": 1}
         assert runs == 2 * 2  # adjacent rows are copied to a smaller problem and back
     else:
@@ -189,7 +189,7 @@ def test_a_chain_stays_on_the_device(zeros, device):
 
 
 def test_a_softmax_on_the_device_survives(device):
-    """The device overwrites its softmax argument, so it is given a copy, which is made on the device."""
+    """The device overwrites its softmax argument, so that the library passes a copy, which is made on the device."""
     problem = gradient_problem((9, 130, 16), "bfloat16", "stored")
     target = np.clip(problem.arguments["masked_target"], 0, 129)  # also on masked rows: no target needs a repair
     arguments = problem.arguments | {"grad": np.ones(9, np.float32), "masked_target": target}
@@ -205,7 +205,7 @@ def test_a_softmax_on_the_device_survives(device):
 
 def test_pad_bits_are_zero(device):
     input, weight, target, _ = chain_arguments()
-    target[:] = 10**6  # all targets are in another shard
+    target[:] = 10**6  # all targets lie in other shards
     for place in (lambda a: a, npu.asarray):
         mask = ag.fused_linear_online_max_sum(*map(place, (input, weight, target)), 0, 200).target_mask
         mask = mask.numpy() if isinstance(mask, npu.DeviceArray) else mask
@@ -279,7 +279,7 @@ def test_arrays_of_the_linear_operators_do_not_mix(operator, name, device):
 
 
 def test_what_does_not_mix_is_refused_before_values_are_read(device):
-    """Calls that mix arrays of host and device are refused before anything is copied back, as copies wait."""
+    """Calls that mix arrays of host and device are refused before any copy to the host, as such a copy waits."""
     x, w, t = (np.zeros(shape, dtype) for shape, dtype in (((9, 16), BFLOAT16), ((130, 16), BFLOAT16), (9, np.int64)))
     there = [npu.asarray(each) for each in (x, w, t)]
     *_, mask, target, _ = ag.fused_linear_online_max_sum(*there, 0, 130)

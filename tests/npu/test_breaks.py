@@ -26,8 +26,8 @@ class Break:
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """Compiled modules that have to be built again."""
-        by_suffix = {".py": (), ".h": ("_aclnn",)}  # such breaks are in constants of the operators
+        """Return the names of the compiled modules that have to be built again."""
+        by_suffix = {".py": (), ".h": ("_aclnn",)}  # breaks of a header change constants of the operators
         return by_suffix.get(Path(self.file).suffix, (Path(self.file).stem,))
 
 

@@ -1,4 +1,4 @@
-"""Test which calls go to the device, by the automatic choice and if they are forced."""
+"""Test which calls go to the device, by the automatic choice and by a forced backend."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_systems(soc, documented, undocumented, run_script, tmp_path):
 
 
 def in_float16(operator: str) -> tuple[tuple, dict]:
-    """Return the arguments of a problem in float16, which every system has."""
+    """Return the arguments of a problem in float16, a dtype that every system has."""
     args, kwargs = problem_for(operator)
 
     def halved(value):
@@ -109,7 +109,7 @@ def test_bfloat16_where_the_system_has_none(run_script):
 
 
 def test_codes_from_inside_the_device_are_passed_on(device):
-    """A forced call beyond these limits goes to the device, whose status code is raised."""
+    """A forced call beyond the device's limits goes to the device, and raises the device's status code."""
     problem = gradient_problem((1, 24568, 1), "float16", "stored")
     explanation = ag.explain(GRADIENT, **problem.arguments)
     reason = "the device takes V, with softmax given, up to 24560, got 24568"

@@ -1,4 +1,4 @@
-"""Test deterministic results on the device: who sets the option of the context, and that it is restored."""
+"""Test deterministic results on the device, and that calls set and restore the option of the context."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_an_option_that_cannot_be_restored_is_told(option, device: StandIn, capl
 
 
 def test_threads_do_not_disturb_one_another(option, device: StandIn) -> None:
-    """Threads share the context. A call that ends must not reset the option of a call that goes on."""
+    """Threads share a context, but a call that ends does not reset the option while another call goes on."""
     device.reset()
     calls = 40
 
@@ -168,7 +168,7 @@ def test_the_choice_is_one_of_the_context(option, device: StandIn) -> None:
 
 
 def test_a_runtime_without_the_option(run_script) -> None:
-    """The CPU computes. Errors of forced calls and of `workspace_size` name the missing function."""
+    """The CPU computes if the runtime lacks the option. Forced calls and `workspace_size` name the missing function."""
     script = """
         import numpy as np
         import ascend_grad as ag

@@ -100,7 +100,7 @@ def test_a_thread_that_nobody_has_bound_works_on_device_0(other, array_on_device
 
 @pytest.mark.parametrize("how", ["computing", "copying", "freeing"])
 def test_work_on_arrays_of_another_device_is_no_choice(how, other, array_on_device_1) -> None:
-    """Such work binds the thread, which is not mistaken for another library's choice."""
+    """Work on arrays of another device binds the thread, but the binding does not count as another library's choice."""
 
     def work() -> None:
         if how == "computing":

@@ -1,7 +1,7 @@
 """Test the exchange of arrays on the device with other libraries, by DLPack and over their memory.
 
-Neither torch nor torch_npu is needed, as the other library is written here. Its tensors have the attributes that are
-read of torch_npu's tensors, and no others. `tests/pytorch/test_npu.py` has torch's own tensors.
+Neither torch nor torch_npu is needed, as this file defines the other library. The other library's tensors have only the
+attributes that `ascend_grad` reads of torch_npu's tensors. `tests/pytorch/test_npu.py` tests torch's own tensors.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def report_of(path: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("who", ["both", "the consumer", "the array"])
 def test_the_end_of_the_process(who, run_script, tmp_path):
-    """Memory that another library holds is not freed. All other memory is."""
+    """At the end of the process all memory is freed except memory that another library holds."""
     script = f"""
         import sys
         sys.path.insert(0, {str(Path(__file__).parents[1] / "support")!r})
@@ -194,7 +194,7 @@ def test_fork(run_script, tmp_path):
     assert report_of(report) == dict.fromkeys(REPORT, "0")
 
 
-# ---- memory of another library ---------------------------------------------------------------------------------------
+# ---- arrays over memory of another library ---------------------------------------------------------------------------
 
 
 @dataclass
@@ -214,7 +214,7 @@ class Storage:
 
 @dataclass
 class Tensor:
-    """A tensor on the device, at an offset into its memory."""
+    """Represent a tensor on the device, at an offset into a storage."""
 
     storage: Storage
     shape: tuple[int, ...]
@@ -248,7 +248,7 @@ class Tensor:
 
 @pytest.fixture
 def other_library(device, monkeypatch):
-    """Install the modules of a library with such tensors, and return the devices whose streams it was asked for."""
+    """Install the other library's modules. Return the list of the devices whose current streams are requested."""
     runtime = ctypes.CDLL(str(build("split") / "lib64" / "libascendcl.so"))
     assert runtime.aclrtSetDevice(0) == 0
     stream = ctypes.c_void_p()

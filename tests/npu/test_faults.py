@@ -22,20 +22,20 @@ from stand_in import StandIn, build
 import ascend_grad as ag
 from ascend_grad import npu
 
-#: Functions that a call needs. They may fail every time.
+#: Functions that a call needs, and that may fail every time.
 NEEDED = (
     *("aclrtGetCurrentContext", "aclrtSetCurrentContext", "aclrtSetDevice", "aclrtCreateStream"),
     *("aclrtSynchronizeStream", "aclrtMalloc", "aclrtMallocHost", "aclrtMemcpyAsync", "aclrtMemset"),
     *("aclCreateTensor", "aclGetRecentErrMsg"),
 )
-#: Functions that release something.
+#: Functions that release an object or memory.
 RELEASING = ("aclrtFree", "aclrtFreeHost", "aclrtDestroyStream", "aclDestroyTensor", "aclDestroyAclOpExecutor")
 
 FAILED, OUT_OF_MEMORY = 507899, 207001
 
 
 class Case:
-    """One call with its expected result. Its arrays lie on the host or on the device."""
+    """Represent one call with its expected result. The call's arrays lie on the host or on the device."""
 
     def __init__(self, operator: str, where: str, how: str = ""):
         self.function: Callable = getattr(ag, operator)
@@ -405,7 +405,7 @@ def test_threads_with_faults_in_between(device: StandIn) -> None:
     assert device.violations() == []
 
 
-# ---- in a process of their own ---------------------------------------------------------------------------------------
+# ---- tests that run in a process of their own ------------------------------------------------------------------------
 
 _CALLS = """
 import logging
@@ -442,7 +442,7 @@ npu.release()
 
 @pytest.mark.parametrize("function", ["aclInit", "aclrtGetDeviceCount"])
 def test_device_that_cannot_be_found(run_script, function: str) -> None:
-    """The CPU computes after one warning with the reason. Forced calls raise."""
+    """If the device cannot be found, the CPU computes, after one warning with the reason. Forced calls raise."""
     done = run_script(
         _CALLS
         + """
@@ -464,7 +464,10 @@ except ag.BackendUnavailableError as error:
 
 
 def test_somebody_else_has_initialised_it(run_script, tmp_path: Path) -> None:
-    """At exit our initialisation ends and the other library's does not. Nothing else of ours is left."""
+    """At exit the library ends its own initialisation of the runtime, but not the initialisation of another library.
+
+    No other object of the library is left.
+    """
     home, report = build("split"), tmp_path / "report"
     run_script(
         f"""

@@ -51,7 +51,7 @@ def test_installations(name, run_script):
     ],
 )
 def test_installations_without_a_usable_device(name, reason, warned, run_script):
-    """The CPU computes. A broken installation is warned of once, an absent one is not."""
+    """The CPU computes without a usable device. A broken installation causes one warning, an absent device none."""
     result = run_script(PROBE, ASCEND_HOME_PATH=str(build(name)))
     first, status, error = result.stdout.splitlines()
     assert first == "cpu"

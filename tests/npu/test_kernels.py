@@ -1,4 +1,4 @@
-"""Test toolkits with an operator but no usable kernel of it, which the first stage reports."""
+"""Test toolkits that have an operator but no usable kernel of the operator, which the first stage reports."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FIRST_STAGE = "aclnnSoftmaxGetWorkspaceSize"
 
 @pytest.fixture(autouse=True)
 def known_state(device, monkeypatch) -> None:
-    """Restore the state of the runtime after a test, so that missing kernels are forgotten."""
+    """Restore the state of the runtime after a test, so that no later test knows of missing kernels."""
     monkeypatch.setitem(runtime.found, "state", runtime.state())
 
 
@@ -109,7 +109,7 @@ def test_other_failures_are_no_missing_kernels(device: StandIn, caplog) -> None:
 
 @pytest.mark.parametrize("missing", [STATISTICS, LOSS, GRADIENT])
 def test_the_chain_needs_all_of_its_operators(missing, device: StandIn, caplog) -> None:
-    """If one operator of the chain is missing, the CPU computes all of it."""
+    """If one operator of the chain is missing, the CPU computes the whole chain."""
     device_name = {
         STATISTICS: "aclnnFusedLinearOnlineMaxSum",
         LOSS: "aclnnFusedCrossEntropyLossWithMaxSum",
@@ -157,7 +157,7 @@ def test_many_threads_find_it_out_at_once(device: StandIn, caplog) -> None:
     ("variant", "code"), [("no_kernel_path", 561107), ("no_kernel_package", 561112), ("no_kernels", 561003)]
 )
 def test_a_toolkit_without_kernels(variant, code, run_script) -> None:
-    """The CPU computes every operator, with one warning each. Forced calls raise."""
+    """Without kernels the CPU computes every operator, with one warning for each operator. Forced calls raise."""
     script = """
         import numpy as np
         import ascend_grad as ag

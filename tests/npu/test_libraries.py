@@ -127,7 +127,7 @@ def library_that_speaks(path: Path) -> None:
 
 @pytest.mark.parametrize("alone", ["libopapi_math.so", "libaclnn_ops_infer.so", "libaclnn_ops_train.so"])
 def test_a_part_of_a_family_is_not_opened(alone, tmp_path, run_script) -> None:
-    """The second folder is used, as the first one has only part of a family of libraries."""
+    """The second folder is used if the first folder has only part of a family of libraries."""
     (tmp_path / "lib64").mkdir()
     for name in ("libascendcl.so", "libnnopbase.so", "libcann_stand_in.so"):
         shutil.copy(build("aggregate") / "lib64" / name, tmp_path / "lib64")
@@ -225,10 +225,10 @@ def test_torch_npu_initialises_the_runtime_first(run_script, tmp_path) -> None:
         print(ag.softmax(x, backend="npu"), calls)
     """
     result = with_torch(run_script, "pass", use, CANN_STAND_IN_REPORT=str(report))
-    assert result.stdout == "[0.5 0.5] [0]\n" * 2  # torch_npu's aclInit was the first of the process
+    assert result.stdout == "[0.5 0.5] [0]\n" * 2  # torch_npu called aclInit before the library did
     assert result.stderr == ""
     lines = dict(line.split(None, 1) for line in report.read_text().splitlines())
-    # Our initialisation has ended, torch_npu's has not.
+    # The library's initialisation has ended, torch_npu's has not.
     assert (lines["initialisations"], "violation" in lines) == ("1", False)
 
 
@@ -250,7 +250,7 @@ def test_a_thread_that_was_bound_before_stays_so(run_script) -> None:
 
 @pytest.mark.parametrize("body", ["raise RuntimeError('broken')", "del torch_npu.npu; torch_npu.npu", "raise OSError"])
 def test_torch_npu_that_does_not_initialise(body, run_script) -> None:
-    """The library initialises the runtime itself, and warns."""
+    """If torch_npu does not initialise, the library initialises the runtime itself, and warns."""
     use = "print(ag.softmax(x, backend='npu'), ag.softmax(x), len(calls))"
     result = with_torch(run_script, body, use)
     assert result.stdout == "[0.5 0.5] [0.5 0.5] 1\n"

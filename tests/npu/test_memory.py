@@ -1,4 +1,4 @@
-"""Test copies to and from the device, and how much of its memory is allocated, kept and freed."""
+"""Test copies to and from the device, and how much device memory is allocated, kept and freed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_steady_state(any_operator, device):
         inputs = [*args, *(value for value in kwargs.values() if isinstance(value, np.ndarray))]
         expected = {"copies_h2h": 0, "copies_h2d": len(inputs), "copies_d2h": len(results), "copies_d2d": 0}
         if any_operator == WHOLE:
-            # To the device: active rows, weight, targets, upstream gradients. Back: loss and both gradients.
+            # Active rows, weight, targets and upstream gradients go to the device. Loss and both gradients come back.
             assert counts(device, *COPIES) == {"copies_h2h": 0, "copies_h2d": 4, "copies_d2h": 3, "copies_d2d": 2}
         else:
             assert counts(device, *COPIES) == expected
@@ -57,7 +57,7 @@ def test_large_arrays_go_in_chunks(device):
     chunks = -(-x.nbytes // (1 << 20))
     assert counts(device, *COPIES) == {"copies_h2h": 0, "copies_h2d": chunks, "copies_d2h": chunks, "copies_d2d": 0}
     assert device.counter("bytes_h2d") == device.counter("bytes_d2h") == x.nbytes
-    # The host waits for free staging memory, not for each chunk, as it fills a chunk while others are copied.
+    # The host waits only for free staging memory, not for each chunk. It fills a chunk while others are copied.
     assert device.counter("synchronizations") <= 2 * -(-x.nbytes // transfers.STAGING_BYTES) + 1
     turned = np.asarray(x[::-1].T[::-1], order="F").astype(">f4")
     out = np.empty((3001, 3000), np.float16)[::-1]

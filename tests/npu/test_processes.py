@@ -54,7 +54,7 @@ def test_the_environments_device(run_script):
 
 
 def test_a_device_beyond_those_that_there_are(run_script):
-    """Forced calls raise. The automatic choice computes on the CPU and warns."""
+    """If the chosen device does not exist, forced calls raise. The automatic choice computes on the CPU and warns."""
     script = """
         import ascend_grad as ag, numpy as np
         x = np.zeros(4, np.float32)
@@ -82,7 +82,7 @@ def test_a_device_beyond_those_that_there_are(run_script):
 
 
 def test_a_runtime_that_does_not_end_is_left_to_itself(run_script):
-    """A failure at the end of the process is no error."""
+    """A runtime that fails at the end of the process causes no error message."""
     script = """
         import sys
         sys.path.insert(0, {tests!r})
@@ -202,7 +202,7 @@ def assert_nothing_left(report) -> None:
 
 
 def test_everything_is_given_back_at_exit(run_script, tmp_path):
-    """At exit, live arrays and other threads' sessions are freed, and our initialisation ends."""
+    """At exit, live arrays and other threads' sessions are freed, and the library's initialisation ends."""
     script = """
         import threading, numpy as np, ascend_grad as ag
         x = np.zeros((3, 4), np.float32)

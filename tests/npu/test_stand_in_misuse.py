@@ -18,7 +18,7 @@ from processes import in_thread
 BF16 = ml_dtypes.bfloat16
 
 
-# ---- misuse: of numbers and pointers ---------------------------------------------------------------------------------
+# ---- misuse of numbers and pointers ----------------------------------------------------------------------------------
 
 
 def test_wrong_dtype_constants(acl, double, rng) -> None:
@@ -91,7 +91,7 @@ def test_copies_stay_within_an_allocation(acl, double) -> None:
         broken(double, words)
 
 
-# ---- misuse: of lifetimes --------------------------------------------------------------------------------------------
+# ---- misuse of lifetimes ---------------------------------------------------------------------------------------------
 
 
 def softmax_call(acl: Acl, double: stand_in.StandIn) -> dict:
@@ -219,7 +219,7 @@ def test_workspace_is_large_enough_and_nobody_elses(acl, double) -> None:
     broken(double, "the workspace overlaps tensor 0")
 
 
-# ---- misuse: of time -------------------------------------------------------------------------------------------------
+# ---- misuse of the order of work -------------------------------------------------------------------------------------
 
 
 def test_missing_synchronise_gives_wrong_data(acl, double) -> None:
@@ -292,7 +292,7 @@ def test_work_takes_its_time_on_another_thread(acl, double) -> None:
     assert time.monotonic() - begin >= 0.5
 
 
-# ---- misuse: of threads, devices and processes -----------------------------------------------------------------------
+# ---- misuse of threads, devices and processes ------------------------------------------------------------------------
 
 
 def test_thread_without_device(acl, double) -> None:
@@ -429,7 +429,7 @@ def test_initialisations_are_counted(acl, double) -> None:
 
 
 def test_an_option_belongs_to_its_context(acl, double) -> None:
-    """An option has no value before it is set, and none in another context."""
+    """An option has no value before it is set, and no value in another context."""
     value, context = ctypes.c_int64(-1), ctypes.c_void_p()
     assert acl.aclrtCreateContext(ctypes.byref(context), 0) == 0
     try:

@@ -1,4 +1,4 @@
-"""Test the test double in processes and installations of its own."""
+"""Test the test double in separate processes, over separate installations."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_compiles_without_warnings() -> None:
 
 
 def test_library_that_lacks_its_neighbour_does_not_load() -> None:
-    """The test runs in a new process, since this one may have loaded the missing library."""
+    """A library does not load without its dependency, in a new process that has not loaded the dependency before."""
     library = stand_in.build("split_without_math") / "lib64" / "libopapi_nn.so"
     program = f"import ctypes; ctypes.CDLL({str(library)!r})"
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)

@@ -1,4 +1,4 @@
-"""Test the results of the test double's operators, and its differences from the contract."""
+"""Test the results of the test double's operators, and the differences of these results from the contract."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_every_half_precision_value_survives(acl) -> None:
         np.testing.assert_array_equal(result.view(np.uint16), values.view(np.uint16))
 
 
-# ---- what the device does differently --------------------------------------------------------------------------------
+# ---- differences between the device and the contract -----------------------------------------------------------------
 
 
 def test_quirk_empty_gradient_leaves_results_unwritten(acl, double) -> None:
@@ -194,7 +194,7 @@ def test_quirk_out_of_another_dtype_is_relabelled(acl, double, rng) -> None:
     broken(double, "out is BF16, the result is FLOAT16")
 
 
-# ---- misuse: of numbers and pointers ---------------------------------------------------------------------------------
+# ---- misuse of numbers and pointers ----------------------------------------------------------------------------------
 
 
 def test_swapped_arguments_give_another_result(acl, rng) -> None:

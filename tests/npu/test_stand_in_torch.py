@@ -1,4 +1,4 @@
-"""Test events, the order between streams, options, and torch_npu's operators of the test double."""
+"""Test the test double's events, order between streams, options, and operators for torch_npu."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_options_of_the_process_and_of_a_context(acl) -> None:
     assert value.value == 0
 
 
-# ---- operators of torch_npu's own ------------------------------------------------------------------------------------
+# ---- operators that only torch_npu uses ------------------------------------------------------------------------------
 
 
 def computed(acl: Acl, name: str, *arguments: object) -> NDArray:

@@ -1,4 +1,4 @@
-"""Test calls on the caller's stream: they do not wait, and memory in use is not given to other work."""
+"""Test that calls on the caller's stream do not wait, and that memory in use is not given to other work."""
 
 from __future__ import annotations
 
@@ -108,7 +108,10 @@ def test_a_chain_makes_no_copy(streams: Streams, device: StandIn) -> None:
 
 
 def test_values_that_are_looked_at(streams: Streams, device: StandIn) -> None:
-    """Calls that have to read values wait: for rows without a gradient, masks of bools, invalid targets."""
+    """A call waits if it has to read values of its arrays.
+
+    It looks for rows without a gradient and for invalid targets, and packs masks of bools.
+    """
     problem = problem_of(GRADIENT, (9, 130, 4), "float16")
     rights = list(ag.fused_linear_cross_entropy_loss_grad(**problem.arguments, backend="npu"))
     handle = streams.new()
@@ -248,7 +251,7 @@ def test_handles_that_are_none(device: StandIn) -> None:
 
 
 def test_a_stream_that_is_none(streams: Streams, device: StandIn) -> None:
-    """An address of no stream is an error of the first call. Later calls work."""
+    """The first call on an address that is no stream raises an error. Later calls work."""
     x = npu.asarray(X)
     device.reset()
     with npu.stream(0x7F00_0000_1000), pytest.raises(ag.AscendGradError, match="not a stream"):

@@ -1,4 +1,4 @@
-"""Test that the automatic choice uses each system on chip for what its vendor documents, and for nothing else."""
+"""Test that the automatic choice uses each system on chip only for the operators that its vendor documents."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def system(device: StandIn, monkeypatch):
 
 @pytest.mark.parametrize("soc", [soc for names in SYSTEMS.values() for soc in names])
 def test_every_system_is_asked_for_what_is_documented(soc, system, device) -> None:
-    """The automatic choice raises nothing, and runs on the device what the tables list.
+    """The automatic choice raises no error, and runs on the device the operators that the tables list.
 
     Forced calls also go to systems that have the operator although no document lists it.
     """
@@ -98,7 +98,7 @@ def test_the_document_lists_what_the_limits_say(system) -> None:
 
 
 def test_an_operator_without_limits_stays_on_the_cpu(device, monkeypatch) -> None:
-    """An operator without limits is one that was not brought to the device."""
+    """The CPU computes an operator without limits, since such an operator was not brought to the device."""
     x = np.zeros((3, 4), np.float32)
     monkeypatch.delitem(limits.LIMITS, "softmax")
     reason = "the operator has not been brought to the device"
@@ -111,7 +111,7 @@ def test_an_operator_without_limits_stays_on_the_cpu(device, monkeypatch) -> Non
 
 @pytest.mark.parametrize("soc", SYSTEMS["unknown"])
 def test_an_unknown_system(soc, system, device, caplog) -> None:
-    """The CPU computes, and `explain` returns the reason. Only forced calls go to the device."""
+    """On an unknown system the CPU computes, and `explain` returns the reason. Only forced calls go to the device."""
     x = np.zeros((3, 4), np.float32)
     system(soc)
     choice = ag.explain("softmax", x)
@@ -129,7 +129,7 @@ def test_an_unknown_system(soc, system, device, caplog) -> None:
 
 
 def test_the_loss_on_a_950(run_script) -> None:
-    """The loss on a 950 has a kernel from CANN 9.2 on, but no document, so that only forced calls go to the device."""
+    """Only forced calls of the loss go to a 950. CANN has the kernel from 9.2 on, but no document lists it."""
     script = """
         import numpy as np
         import ascend_grad as ag
@@ -154,7 +154,7 @@ def test_the_loss_on_a_950(run_script) -> None:
 
 
 def test_what_is_not_documented_is_named_for_arrays_of_the_device(system, device) -> None:
-    """Calls on device arrays go to the device, and `explain` names what is not documented."""
+    """Calls on device arrays go to the device. `explain` tells if no document lists the operator for the system."""
     operator = "scaled_masked_softmax_backward"
     positional, named = arguments_of(operator, "float16")
     there = [npu.asarray(each) for each in positional]
@@ -170,7 +170,7 @@ def test_what_is_not_documented_is_named_for_arrays_of_the_device(system, device
 
 @pytest.mark.parametrize("operator", [GRADIENT, WHOLE])
 def test_a_small_vocabulary_is_for_forced_calls(operator, device) -> None:
-    """The memory-saving mode takes fewer than 128 vocabulary entries, which no document mentions."""
+    """Only forced calls with fewer than 128 vocabulary entries go to the device, since no document mentions them."""
     settings = {"mode": "recomputed"} if operator == GRADIENT else {}
     for v, documented in ((127, False), (128, True)):
         arguments = dict(problem_of(operator, (9, v, 4), "float16", **settings).arguments)

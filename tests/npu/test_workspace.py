@@ -1,4 +1,4 @@
-"""Test that `workspace_size` of calls on the device is the sum of what the operators' first stages request."""
+"""Test that `workspace_size` on the device is the sum of the sizes that the operators' first stages request."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def calls_of(operator: str):
 
 
 def test_the_first_stages_tell(any_operator, device: StandIn, asked) -> None:
-    """The first stages request the sizes of the call itself. Nothing is allocated, copied or launched."""
+    """`workspace_size` requests the same sizes as the call itself, and allocates, copies and launches nothing."""
     for args, kwargs in calls_of(any_operator):
         npu.release()
         device.reset()
@@ -152,7 +152,7 @@ def test_failures(operator, device: StandIn) -> None:
 
 
 def test_a_missing_kernel(device: StandIn, monkeypatch, caplog) -> None:
-    """Without a kernel, a forced `workspace_size` raises. Otherwise it is about the CPU, which computes."""
+    """If a kernel is missing, a forced `workspace_size` raises. Otherwise `workspace_size` returns the CPU's size."""
     here = ag.workspace_size("softmax", X, backend="cpu")
     for forced in (True, False):
         with monkeypatch.context() as patch:
