@@ -1,4 +1,4 @@
-"""Arrays of other libraries as arguments: the same results as NumPy's arrays give, over the same memory."""
+"""Test arrays of other libraries as arguments: same results as with NumPy's arrays, without a copy of the input."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def maker(request: pytest.FixtureRequest):
 
 
 def plain(results: Any) -> Any:
-    """Return results as NumPy's arrays, for arrays of any library."""
+    """Convert results from arrays of any library to NumPy's arrays."""
     if isinstance(results, tuple):
         return [plain(each) for each in results]
     return getattr(results, "array", results)
@@ -45,7 +45,7 @@ def assert_same(results: Any, expected: Any) -> None:
             assert_identical(got, right)
 
 
-# ---- what is taken ---------------------------------------------------------------------------------------------------
+# ---- accepted arrays -------------------------------------------------------------------------------------------------
 
 
 def test_rowwise_operators(operator, dtype, maker, backend):
@@ -95,7 +95,7 @@ def test_memory_is_shared(maker):
 
 def test_what_may_be_written(maker):
     view = arguments.converted(maker(np.zeros(3)), "x")
-    # capsules before DLPack 1.0 cannot say that an array is read-only
+    # Capsules from before DLPack 1.0 cannot say that an array is read-only.
     assert view.flags.writeable == (maker is not Old)
     for flags in (READ_ONLY, IS_COPIED, READ_ONLY | IS_COPIED):
         if maker is not Old:
@@ -144,7 +144,7 @@ def test_objects_of_no_library_go_with_any():
 
 
 class Unwilling:
-    """An array that its DLPack functions refuse to export, but that NumPy converts."""
+    """Represent an array whose DLPack functions refuse the export, but which NumPy converts."""
 
     def __dlpack__(self, **_):
         raise BufferError("not in this way")
@@ -157,7 +157,7 @@ def test_what_dlpack_refuses_may_convert():
     assert_identical(ag.softmax(Unwilling()), ag.softmax(np.array([0.0, 1.0])))
 
 
-# ---- what is refused -------------------------------------------------------------------------------------------------
+# ---- refused arrays --------------------------------------------------------------------------------------------------
 
 SPOILED: dict[str, dict[str, Any]] = {
     "code": {"code": 7, "bits": 8},
@@ -178,7 +178,7 @@ def test_tensors_that_are_no_arrays(spoiled, maker):
     assert f"softmax: input: expected an array, got {maker.__name__}, which does not convert: " in str(error)
 
 
-#: Shapes, strides and offsets whose elements would lie beyond the address space: products of them would wrap around.
+#: Shapes, strides and offsets whose elements would lie beyond the address space. Products of these numbers overflow.
 UNADDRESSABLE: dict[str, dict[str, Any]] = {
     "a stride that is 0 bytes modulo 2**64": {"strides": (2**62, 1)},
     "a negative one": {"strides": (-(2**62), 1)},
@@ -207,7 +207,7 @@ def test_elements_beyond_the_address_space(spoiled, maker):
 
 @pytest.mark.parametrize("spoiled", UNADDRESSABLE.values(), ids=UNADDRESSABLE)
 def test_nothing_is_written_beyond_the_address_space(spoiled, maker):
-    """Check that an `out` with such strides is refused, too: `out` is read as inputs are."""
+    """An `out` whose elements would lie beyond the address space is refused, as such an input is."""
     error = outcome(ag.softmax, np.zeros((2, 3)), out=maker(np.zeros((2, 3)), **spoiled))
     assert isinstance(error, INVALID)
     assert "softmax: out: " in str(error)
@@ -328,7 +328,7 @@ def test_a_capsule_is_used_once():
 
 
 class Lazy:
-    """An object with the methods of dask's collections."""
+    """Imitate an object with the methods of dask's collections."""
 
     def __init__(self, graph: dict | None):
         self.graph = graph
@@ -366,7 +366,7 @@ def test_numbers_of_dask_are_not_computed_unasked():
 
 @pytest.mark.parametrize("operator", UNMASKED)
 def test_the_earlier_check_decides(operator, maker):
-    """Checks run in their documented order for arrays that come by DLPack, too."""
+    """For arrays that come by DLPack, checks also run in the documented order."""
     good, names = maker(np.zeros((2, 3))), ARRAYS[operator]
     function = getattr(ag, operator)
     assert type(outcome(function, *[None] * len(names), 7)) is NULL
@@ -385,7 +385,7 @@ def test_masks_are_of_bools(operator, maker):
 
 @pytest.mark.parametrize("dim", [0, -1])
 def test_log_softmax_asks_for_the_rank_first(dim, dtype, maker):
-    """log_softmax is the one operator whose dim is checked before the dtype."""
+    """Only log_softmax checks dim before the dtype. Its results for other libraries' arrays equal NumPy's."""
     x = np.linspace(-1, 1, 6).reshape(2, 3).astype(DTYPES[dtype])
     assert_same(ag.log_softmax(maker(x), dim), ag.log_softmax(x, dim))
 

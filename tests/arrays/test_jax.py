@@ -1,4 +1,4 @@
-"""JAX's arrays as arguments and results of the functions that take any array."""
+"""Test JAX's arrays as arguments and results of the functions that take arrays of any library."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ascend_grad import arguments
 
 
 def jax_array(array: np.ndarray) -> jax.Array:
-    """Make an array of the same values by JAX alone, with or without 64-bit values enabled."""
+    """Make an array of the same values by JAX alone, whether 64-bit values are enabled or not."""
     with jax.enable_x64(True):
         return jnp.array(np.array(array))
 
@@ -39,7 +39,7 @@ def assert_same(results, expected) -> None:
 
 @pytest.fixture(params=[False, True], ids=["32 bits", "64 bits"])
 def _mode(request: pytest.FixtureRequest):
-    """Run tests with and without 64-bit values enabled in JAX; float64 arrays may be passed in both cases."""
+    """Run tests with and without 64-bit values enabled in JAX. Tests may pass float64 arrays in both cases."""
     with jax.enable_x64(request.param):
         yield
 
@@ -76,7 +76,7 @@ def test_logits_and_losses_of_each_token(dtype):
     assert_same(results, ag.linear_cross_entropy(**problem.arguments, output_mask=(True, False)))
 
 
-@settings(max_examples=20)  # JAX compiles something for each
+@settings(max_examples=20)  # JAX compiles code for each example
 @given(data=st.data())
 def test_any_shape_and_transposition(data):
     shape = data.draw(st.lists(st.integers(0, 6), max_size=6))
@@ -104,7 +104,7 @@ def test_numbers_and_weak_types():
 
 
 def test_arrays_whose_values_are_still_computed():
-    """JAX returns arrays before their values are there."""
+    """A call on an array that JAX still computes gives the right result."""
     compute = jax.jit(lambda x: jax.lax.fori_loop(0, 200, lambda _, y: jnp.sin(y @ y), x))
     x = jnp.full((200, 200), 0.01)
     right = ag.softmax(np.asarray(compute(x)))
@@ -239,7 +239,7 @@ def test_targets_and_masks_may_be_numpys(operator):
     assert_same(getattr(ag, operator)(**mixed), expected)
 
 
-# ---- what is refused -------------------------------------------------------------------------------------------------
+# ---- refused arguments -----------------------------------------------------------------------------------------------
 
 
 def refused() -> dict[str, tuple[object, str]]:
@@ -322,7 +322,7 @@ def test_several_devices(run_script):
     assert result.stdout == "done\n"
 
 
-# ---- how long they live ----------------------------------------------------------------------------------------------
+# ---- lifetime of results ---------------------------------------------------------------------------------------------
 
 
 def test_a_result_outlives_everything_else():
@@ -332,13 +332,13 @@ def test_a_result_outlives_everything_else():
     x.delete()
     del x, result
     gc.collect()
-    np.full((300, 4), 7.0)  # the memory is not free to be taken
+    np.full((300, 4), 7.0)  # would overwrite the result if its memory were free
     assert np.all(view == 0.25)
 
 
 @pytest.mark.parametrize("elements", [16, 9 << 20])
 def test_results_may_be_donated(elements):
-    """The memory is given away, or copied, by JAX; nothing of it is used again here."""
+    """JAX may reuse or copy a donated result's memory. Later results do not use this memory."""
     with jax.enable_x64(False):
         result = ag.softmax(jnp.zeros(elements))
         doubled = jax.jit(lambda x: 2 * x, donate_argnums=0)(result)

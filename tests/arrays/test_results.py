@@ -1,4 +1,4 @@
-"""Results as arrays of the caller's library, over memory that lives as long as either side."""
+"""Test results as arrays of the caller's library, over memory that lives as long as either library uses it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def own(library):
     return LIBRARIES[library]
 
 
-# ---- whose they are --------------------------------------------------------------------------------------------------
+# ---- types of results ------------------------------------------------------------------------------------------------
 
 
 def test_rowwise_results(operator, dtype, own, backend):
@@ -108,7 +108,7 @@ def test_namespaces_that_are_numpys():
 
 
 def of_namespace(from_dlpack) -> type:
-    """A type of arrays whose library reads DLPack with this function."""
+    """Return an array type whose library imports DLPack with the given function."""
     namespace = types.ModuleType("strict_arrays")
     namespace.from_dlpack = from_dlpack  # type: ignore[attr-defined]
 
@@ -121,14 +121,14 @@ def of_namespace(from_dlpack) -> type:
 
 @pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3), (2, 3, 4)], ids=str)
 def test_numpy_reads_what_is_handed_out(shape):
-    """NumPy's own reader reads exported arrays, in the capsules of either protocol."""
+    """`numpy.from_dlpack` reads exported arrays, from capsules of DLPack 1.0 and of earlier versions."""
     x = np.linspace(0, 1, int(np.prod(shape))).reshape(shape)
     expected = ag.softmax(x)
     result = ag.softmax(of_namespace(np.from_dlpack)(x))
     assert_identical(result, expected)
 
     class Older:
-        """An array whose consumer asks for no DLPack version, as consumers from before DLPack 1.0 do."""
+        """Represent an array whose consumer requests no DLPack version, as consumers from before DLPack 1.0 do."""
 
         def __init__(self, value):
             self.value = value
@@ -187,7 +187,7 @@ def test_libraries_do_not_mix(own, library):
 
 
 def test_matrices_of_numpy_are_of_numpy(own):
-    """Subclasses of its arrays, too."""
+    """An array of a subclass of NumPy's array type counts as NumPy's, and does not mix with other libraries' arrays."""
     error = outcome(ag.softmax_backward, own(np.zeros(3)), np.zeros(3).view(np.recarray))
     assert "output: expected an array of " in str(error)
 
@@ -332,7 +332,7 @@ def test_questions_about_calls(own):
     assert ag.workspace_size("softmax", x) == ag.workspace_size("softmax", np.zeros((2, 3)))
 
 
-# ---- how long they live ----------------------------------------------------------------------------------------------
+# ---- lifetime of results ---------------------------------------------------------------------------------------------
 
 
 def test_inputs_are_given_back_after_the_call(own, no_garbage_collection):
@@ -343,20 +343,20 @@ def test_inputs_are_given_back_after_the_call(own, no_garbage_collection):
         del result
     for bad in ({"dim": 5}, {"out": 3}, {"out": own(np.zeros(2))}, {"num_threads": 2, "out": x}):
         assert isinstance(outcome(ag.softmax, own(x), **bad), ag.ParamInvalidError)
-    gc.collect()  # tracebacks
+    gc.collect()  # frees tracebacks that hold arrays
     assert not live
 
 
 def test_a_result_outlives_everything_else(own):
     result = ag.softmax(own(np.zeros((300, 4))))
     gc.collect()
-    np.full((300, 4), 7.0)  # the memory is not free to be taken
+    np.full((300, 4), 7.0)  # would overwrite the result if its memory were free
     assert np.all(result.array == 0.25)
 
 
 @pytest.mark.parametrize("elements", [16, 5 << 20])
 def test_a_result_is_freed_once_on_any_thread(elements, own):
-    """Both small results and results with a memory mapping of their own are freed once."""
+    """Small results, and large results with a separate memory mapping, are freed exactly once."""
     results = [ag.softmax(own(np.zeros(elements))) for _ in range(4)]
 
     def drop() -> None:
@@ -401,7 +401,7 @@ assert grown < 8 << 20, grown
 
 
 def test_calls_leave_nothing_behind(library, run_script):
-    """A result that stayed would be 32 KiB for each call."""
+    """The memory of the process hardly grows. A call that leaked a result would add 32 KiB."""
     run_script(RESIDENT.format(library=library, count=3000), PYTHONPATH=str(TESTS))
 
 

@@ -1,4 +1,4 @@
-"""PyTorch's tensors as arguments, results and `out` of the functions that take any array."""
+"""Test PyTorch's tensors as arguments, results and `out` of the functions that take arrays of any library."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_modes_of_torch():
         x = torch.zeros(4)
         assert torch.equal(ag.softmax(x, out=torch.empty(4)), torch.full((4,), 0.25))
     assert torch.equal(ag.softmax(x), torch.full((4,), 0.25))
-    with torch.device("meta"):  # a device on which torch would make new tensors
+    with torch.device("meta"):  # torch makes new tensors on this device
         assert ag.softmax(x).device.type == "cpu"
 
 
@@ -188,7 +188,7 @@ def test_outs_that_are_refused():
         assert "softmax: out: expected " in str(error)
 
 
-# ---- what is refused -------------------------------------------------------------------------------------------------
+# ---- refused arguments -----------------------------------------------------------------------------------------------
 
 
 def refused() -> dict[str, tuple[torch.Tensor, str]]:
@@ -242,7 +242,7 @@ def test_classes_with_their_own_arithmetic():
 
 
 def test_tensors_within_transformations():
-    """Tensors that a transformation wraps have no memory of their own."""
+    """Tensors that a transformation wraps are refused, since such tensors have no memory of their own."""
     for transform, message in (
         (torch.vmap(ag.softmax), "a tensor with memory .*, got one that a transform wraps"),
         (torch.func.grad(lambda x: ag.softmax(x).sum()), "a tensor that does not require grad"),
@@ -269,7 +269,7 @@ def test_numbers_that_require_grad():
         assert type(error) is TYPE
 
 
-# ---- how long they live ----------------------------------------------------------------------------------------------
+# ---- lifetime of results ---------------------------------------------------------------------------------------------
 
 
 def test_memory_is_shared_and_stays():
@@ -355,7 +355,10 @@ OLDER_EXCHANGES = {
 
 @pytest.mark.parametrize("exchange", OLDER_EXCHANGES)
 def test_without_the_exchange_api(exchange: str, run_script):
-    """Older versions of torch have no exchange API, and their capsules cannot say whether a tensor may be written."""
+    """Calls work with older versions of torch, which have no exchange API.
+
+    Capsules of older versions cannot say whether a tensor is writable.
+    """
     script = f"""
     import torch
     {OLDER_EXCHANGES[exchange]}

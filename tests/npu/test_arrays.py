@@ -159,7 +159,7 @@ def test_losses_of_single_rows(ignored, device):
         assert runs == 2 * 2  # adjacent rows are copied to a smaller problem and back
     else:
         assert copies == {"copies_h2h": 0, "copies_h2d": 1, "copies_d2h": 0}
-        assert device.counter("bytes_h2d") == 4 * target.size  # the upstream gradient of each loss
+        assert device.counter("bytes_h2d") == 4 * target.size  # only the upstream gradients of the losses are copied
         assert runs == 0
     for result, right in zip(results, expected, strict=True):
         assert_identical(result.numpy(), right)
@@ -191,7 +191,8 @@ def test_a_chain_stays_on_the_device(zeros, device):
 def test_a_softmax_on_the_device_survives(device):
     """The device overwrites its softmax argument, so that the library passes a copy, which is made on the device."""
     problem = gradient_problem((9, 130, 16), "bfloat16", "stored")
-    target = np.clip(problem.arguments["masked_target"], 0, 129)  # also on masked rows: no target needs a repair
+    # Targets of masked rows are also valid, so that no target needs a repair.
+    target = np.clip(problem.arguments["masked_target"], 0, 129)
     arguments = problem.arguments | {"grad": np.ones(9, np.float32), "masked_target": target}
     _, there = to_device((), arguments)
     softmax = there["softmax"]

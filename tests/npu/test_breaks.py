@@ -1,6 +1,6 @@
 """Break the NPU backend deliberately, and test that the test double catches each break.
 
-A break replaces a few words in one file of a temporary copy of the package, whose modules are compiled again if
+A break replaces a few words in one file of a temporary copy of the package. The copy's modules are compiled again if
 necessary. A small check then runs on the copy in a process of its own. The check passes on an unbroken copy, so a
 failure shows that the tests over the test double find such an error.
 """
@@ -21,7 +21,7 @@ class Break:
     file: str
     right: str
     wrong: str
-    caught: str  # part of the check's output with this break
+    caught: str  # part of the check's output if the package has this break
     large: bool = False  # only large arrays show the break
 
     @property
@@ -339,7 +339,7 @@ if device.live():
 
 
 def problems_of(folder: Path, large: bool) -> str:
-    """Return the output of the check on the copy in this folder, empty without errors."""
+    """Run the check on the copy in this folder, and return the check's output, which is empty without errors."""
     home = build("split")
     settings = environment(folder) | {"ASCEND_HOME_PATH": str(home), "OMP_NUM_THREADS": "1"}
     arguments = Path(__file__).parents[1] / "support", home, "large" if large else "small"

@@ -129,7 +129,7 @@ def test_bits_that_vary_on_one_device_fail(device: StandIn, monkeypatch, capsys)
 
 
 def test_operators_that_vary(varying, capsys) -> None:
-    """An operator that varies by default, but not with the deterministic option, passes with a note."""
+    """An operator passes with a note if its bits vary by default, but not with the deterministic option."""
     assert main(["check", "--backend", "npu", "--filter", f"{MASKED} float32"]) == 0
     text = capsys.readouterr().out
     assert verdicts(text) == {MASKED: "pass"}

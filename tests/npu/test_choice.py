@@ -63,7 +63,7 @@ def test_what_the_device_takes_goes_there_without_being_asked(any_operator, devi
     ],
 )
 def test_systems(soc, documented, undocumented, run_script, tmp_path):
-    """Check, for float16, which operators each system gets automatically and which it takes if forced."""
+    """Check, for float16, which operators run on each system automatically, and which operators only if forced."""
     problems = tmp_path / "problems"
     problems.write_bytes(pickle.dumps({operator: in_float16(operator) for operator in ALL}))
     script = f"""

@@ -56,7 +56,7 @@ def test_a_thread_that_is_bound_keeps_to_its_device(other, device: StandIn) -> N
         other.set_device(0)
         assert npu.get_device() == npu.asarray(X).device == 0
         other.set_device(1)
-        npu.set_device(0)  # `set_device` comes before the binding
+        npu.set_device(0)  # `set_device` takes precedence over the binding
         assert npu.get_device() == npu.asarray(X).device == 0
         assert other.context() == before
 

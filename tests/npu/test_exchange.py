@@ -1,4 +1,4 @@
-"""Test the exchange of arrays on the device with other libraries, by DLPack and over their memory.
+"""Test the exchange of arrays on the device with other libraries, by DLPack and by sharing memory.
 
 Neither torch nor torch_npu is needed, as this file defines the other library. The other library's tensors have only the
 attributes that `ascend_grad` reads of torch_npu's tensors. `tests/pytorch/test_npu.py` tests torch's own tensors.

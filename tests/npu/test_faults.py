@@ -117,7 +117,7 @@ def nothing_is_left(device) -> Iterator[None]:
 
 
 def assert_clear(error: ag.AscendGradError, code: int) -> None:
-    """Check that the exception names the failed call and its code, unless the function returns none."""
+    """Check that the exception names the failed call and its code, unless the function returns no code."""
     assert isinstance(error, ag.AclError)
     assert error.code == code or (error.code is None and error.call == "aclCreateTensor")
     assert error.call in str(error)
@@ -152,7 +152,10 @@ def test_every_call_fails_once(device: StandIn, case: Case, start: str, code: in
 
 
 def test_device_is_lost_in_the_middle(device: StandIn, case: Case) -> None:
-    """All calls of the runtime fail from one call on, until the device is reset."""
+    """If the device is lost in the middle of a call, the call raises or returns the right result.
+
+    All calls of the runtime then fail until the device is reset. Calls after the reset work.
+    """
     npu.release()
     nth, error = 0, None
     while nth == 0 or error is not None:
@@ -206,7 +209,7 @@ def struck_one_after_another(device: StandIn, attempt: Callable[[], None]) -> in
 
 
 def test_copies_to_the_device_and_back(device: StandIn) -> None:
-    x = np.arange(600_000, dtype=np.float32).reshape(2, 300_000)[:, ::-1]  # in several chunks
+    x = np.arange(600_000, dtype=np.float32).reshape(2, 300_000)[:, ::-1]  # copied in several chunks
     assert struck_one_after_another(device, lambda: np.testing.assert_array_equal(npu.asarray(x).numpy(), x)) > 5
 
 

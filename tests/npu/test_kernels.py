@@ -90,7 +90,10 @@ def test_forced_calls_raise(code, how, device: StandIn, caplog) -> None:
 
 
 def test_other_failures_are_no_missing_kernels(device: StandIn, caplog) -> None:
-    """Other codes of the first stage, and the same codes from other functions, raise. The operator stays in use."""
+    """Other codes of the first stage, and the same codes from other functions, raise.
+
+    The operator still runs on the device afterwards.
+    """
     for function, code in (
         (FIRST_STAGE, 561103),
         (FIRST_STAGE, 361001),

@@ -22,7 +22,7 @@ from ascend_grad.backends.ascend.threads import members_of
 
 
 def test_steady_state(any_operator, device):
-    """Later calls allocate nothing, copy each input and each result once, and wait once."""
+    """Calls after the first allocate nothing, copy each input and each result once, and wait once."""
     args, kwargs = problem_for(any_operator)
     function = getattr(ag, any_operator)
     if "grad" in kwargs:
@@ -57,7 +57,7 @@ def test_large_arrays_go_in_chunks(device):
     chunks = -(-x.nbytes // (1 << 20))
     assert counts(device, *COPIES) == {"copies_h2h": 0, "copies_h2d": chunks, "copies_d2h": chunks, "copies_d2d": 0}
     assert device.counter("bytes_h2d") == device.counter("bytes_d2h") == x.nbytes
-    # The host waits only for free staging memory, not for each chunk. It fills a chunk while others are copied.
+    # The host waits only for free staging memory, not for each chunk. The host fills a chunk while others are copied.
     assert device.counter("synchronizations") <= 2 * -(-x.nbytes // transfers.STAGING_BYTES) + 1
     turned = np.asarray(x[::-1].T[::-1], order="F").astype(">f4")
     out = np.empty((3001, 3000), np.float16)[::-1]

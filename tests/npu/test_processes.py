@@ -100,7 +100,7 @@ def test_a_runtime_that_does_not_end_is_left_to_itself(run_script):
 
 
 def test_four_threads(device):
-    """Each thread has its own data, two of them use the second device, and host and device arrays alternate."""
+    """Four threads get the right results. Two threads use the second device, and host and device arrays alternate."""
     errors = []
     arguments = chain_arguments()
     expected = [result.numpy() if isinstance(result, npu.DeviceArray) else result for result in chain(*arguments)]

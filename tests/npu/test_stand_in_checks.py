@@ -161,7 +161,7 @@ def test_checks_of_the_loss(acl, double) -> None:
 
 @pytest.mark.parametrize("soc", [soc for names in SYSTEMS.values() for soc in names])
 def test_what_each_system_has(acl, double, soc) -> None:
-    """Each system has a kernel of an operator, or reports its absence, with bfloat16 and without."""
+    """Each system has a kernel of an operator or reports that there is none, with bfloat16 and without."""
     family = next(family for family, names in SYSTEMS.items() if soc in names)
     double.set_soc(soc)
     for dtype in (np.float16, BF16):

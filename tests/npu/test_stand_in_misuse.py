@@ -24,7 +24,7 @@ BF16 = ml_dtypes.bfloat16
 def test_wrong_dtype_constants(acl, double, rng) -> None:
     x = rng.standard_normal((2, 8)).astype(BF16)
     address, out = acl.to_device(x), acl.to_device(x)
-    self, result = (acl.tensor(each, x.shape, None, code=1) for each in (address, out))  # the code of float16
+    self, result = (acl.tensor(each, x.shape, None, code=1) for each in (address, out))  # code 1 is float16
     acl.launch("Softmax", self, -1, result, stream=(stream := acl.stream()))
     acl.check("aclrtSynchronizeStream", stream)
     assert np.nanmax(np.abs(acl.read(out, x).astype(float) - softmax(x.astype(float)))) > 0.1
@@ -62,7 +62,7 @@ def test_tensors_lie_on_the_device_and_are_aligned(acl, double) -> None:
 
 def test_pieces_of_memory_keep_their_padding(acl, double) -> None:
     block, stream = acl.malloc(1024), acl.stream()
-    x = acl.tensor(block, (16,), np.float32)  # 64 bytes and 32 bytes of padding; the next range begins at 128
+    x = acl.tensor(block, (16,), np.float32)  # 64 bytes with 32 bytes of padding
     acl.launch("Softmax", x, 0, acl.tensor(block + 128, (16,), np.float32), stream=stream)
     assert double.violations() == []
     acl.launch("Softmax", x, 0, acl.tensor(block + 64, (16,), np.float32), stream=stream)
@@ -91,7 +91,7 @@ def test_copies_stay_within_an_allocation(acl, double) -> None:
         broken(double, words)
 
 
-# ---- misuse of lifetimes ---------------------------------------------------------------------------------------------
+# ---- misuse of objects and their lifetimes ---------------------------------------------------------------------------
 
 
 def softmax_call(acl: Acl, double: stand_in.StandIn) -> dict:
@@ -201,7 +201,7 @@ def test_workspace_is_needed(acl, double) -> None:
     x, mask = np.zeros((1, 1, 2, 2), np.float32), np.zeros((1, 1, 2, 2), bool)
     _, size, executor = acl.prepare("ScaledMaskedSoftmax", acl.put(x), acl.put(mask), 1.0, False, acl.put(x))
     assert acl.aclnnScaledMaskedSoftmax(None, size, executor, c["stream"]) == 161001
-    assert double.counter("executors") == 1  # such errors do not release the executor
+    assert double.counter("executors") == 1  # a second phase without its workspace does not release the executor
     assert double.violations() == []
 
 
@@ -240,7 +240,7 @@ def test_copies_on_a_stream_happen_later(acl, double) -> None:
     here = np.ctypeslib.as_array(ctypes.cast(locked, ctypes.POINTER(ctypes.c_uint8)), (16,))
     here[:] = 1
     assert acl.aclrtMemcpyAsync(there, 16, locked, 16, H2D, stream) == 0
-    here[:] = 2  # the copy may not have begun
+    here[:] = 2  # overwrites the source while the copy may be pending
     acl.check("aclrtSynchronizeStream", stream)
     np.testing.assert_array_equal(acl.read(there, here), np.full(16, 2))
     assert double.violations() == []

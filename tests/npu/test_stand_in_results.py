@@ -165,7 +165,7 @@ def test_quirk_ids_are_compared_as_float32(acl) -> None:
         *("FusedLinearOnlineMaxSum", np.zeros((2, 1), np.float16), np.zeros((4, 1), np.float16), ids),
         *(2**24, 2**24 + 1, column, column, column, np.empty(1, np.uint8), ids, None),
     )
-    assert bits[0] & 3 == 3  # 2**24 + 1 is 2**24 in float32, so that the range is empty
+    assert bits[0] & 3 == 3  # 2**24 + 1 rounds to 2**24 in float32, so that the range of ids is empty
 
 
 def test_quirk_targets_are_not_checked(acl, double, rng) -> None:

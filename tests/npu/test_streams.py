@@ -110,7 +110,7 @@ def test_a_chain_makes_no_copy(streams: Streams, device: StandIn) -> None:
 def test_values_that_are_looked_at(streams: Streams, device: StandIn) -> None:
     """A call waits if it has to read values of its arrays.
 
-    It looks for rows without a gradient and for invalid targets, and packs masks of bools.
+    A call looks for rows without a gradient and for invalid targets, and packs masks of bools.
     """
     problem = problem_of(GRADIENT, (9, 130, 4), "float16")
     rights = list(ag.fused_linear_cross_entropy_loss_grad(**problem.arguments, backend="npu"))
@@ -162,8 +162,8 @@ def test_memory_of_arrays_that_are_dropped(streams: Streams, device: StandIn) ->
     device.set_delay(20_000)
     for _ in range(3):
         with npu.stream(handle):
-            y = ag.softmax(npu.asarray(WORK))  # the argument is dropped at once
-            zeros = npu.asarray(np.zeros_like(WORK))  # copied on another stream
+            y = ag.softmax(npu.asarray(WORK))  # the argument is dropped immediately
+            zeros = npu.asarray(np.zeros_like(WORK))  # the copy runs on another stream
             ag.softmax(zeros)
             z = ag.softmax(ag.softmax(y))
         ag.softmax(zeros)
@@ -216,7 +216,7 @@ def test_blocks_within_each_other_and_other_devices(streams: Streams, device: St
         device.reset()
         with npu.stream(second):
             a = ag.softmax(x)
-        b = ag.softmax(X, backend="npu")  # complete when it returns
+        b = ag.softmax(X, backend="npu")  # the result is complete when the call returns
         with pytest.raises(ZeroDivisionError), npu.stream(second):
             raise ZeroDivisionError
         c = ag.softmax(a)
@@ -327,7 +327,7 @@ def test_errors_of_the_work_appear_where_somebody_waits(streams: Streams, device
 
 
 def test_threads_that_read_one_result(streams: Streams, device: StandIn) -> None:
-    """Threads that read one result wait for it independently."""
+    """Threads that read one result wait for this result independently."""
     x = npu.asarray(WORK)
     device.set_delay(SLOW)
     with npu.stream(streams.new()):

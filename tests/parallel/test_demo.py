@@ -1,4 +1,4 @@
-"""``python -m ascend_grad.parallel.demo``: the same training on one rank and on several."""
+"""Test ``python -m ascend_grad.parallel.demo``, which trains the same model on one rank and on several."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays on a device over ranks: matrices stay there, and sums pass through the host."""
+"""Test arrays on a device over ranks: matrices stay on the device, and sums pass through the host."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def solve(problem, cuts, work=vocabulary_rank, **options):
 def check_vocabulary(engine, problem, cuts, share=True, **options):
     results = solve(problem, cuts, reduce_input_grad=share, **options)
     for each in of_vocabulary(results, share):
-        if share is False and each.input_grad is not None:  # a sum of parts that the device has rounded
+        if share is False and each.input_grad is not None:  # the test adds up parts that the device has rounded
             each = each._replace(input_grad=each.input_grad.astype(problem.dtype))
         engine.assert_solved(problem, each)
     return results
@@ -150,7 +150,7 @@ def test_another_dtype_than_the_device_has(work):
 
 @pytest.mark.parametrize("function", [parallel.linear_cross_entropy, parallel.data_parallel_linear_cross_entropy])
 def test_a_device_that_fails(device, function):
-    """If a call of the runtime fails on one rank, no rank is left waiting, and none returns a result."""
+    """If a call of the runtime fails on one rank, no rank is left waiting, and no rank returns a result."""
     x, w, target = (whole((9, 20, 4), "float16").arguments[name] for name in ("input", "weight", "target"))
     if function is parallel.linear_cross_entropy:
         parts = [(x, w[:11], target), (x, w[11:], target)]

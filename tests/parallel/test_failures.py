@@ -1,6 +1,7 @@
-"""Bad arguments, disagreements and errors of one rank: every rank raises, and nobody is left waiting.
+"""Test bad arguments, disagreements and errors of one rank: every rank raises, and no rank is left waiting.
 
-A rank of the double that is left waiting by one that has ended gets another error than those expected here.
+The ranks are threads of a test double. A rank that waits for an ended rank raises `LeftWaitingError`, which no test
+but the first expects.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ A = PROBLEM.arguments
 
 
 def vocabulary(*others, **options):
-    """Call the function on every rank, on the ranks in `others` with these options."""
+    """Call the function on every rank. Only the ranks in `others` get these options."""
 
     def work(comm):
         return vocabulary_rank(PROBLEM, CUTS, comm, **(options if comm.rank in others else {}))
@@ -38,7 +39,7 @@ def tokens(*others, **options):
 
 
 def test_a_rank_that_ends_before_the_others():
-    """The test double raises an error on ranks that wait for an ended one; the tests below rely on that."""
+    """The test double raises an error on ranks that wait for an ended rank. The tests below rely on this error."""
 
     def work(comm):
         for _ in range(comm.rank):
@@ -50,7 +51,7 @@ def test_a_rank_that_ends_before_the_others():
     assert [type(each) for each in results[1:]] == [LeftWaitingError] * 2
 
 
-# ---- one rank alone --------------------------------------------------------------------------------------------------
+# ---- errors of one rank ----------------------------------------------------------------------------------------------
 
 BAD = [
     ({"reduction": "average"}, ag.ParamInvalidError, "reduction: expected 'mean', 'sum' or 'none', got str 'average'"),
@@ -103,7 +104,7 @@ def test_a_rank_without_entries_checks_its_arguments(options):
 @pytest.mark.parametrize("share", [True, "scatter"])
 @pytest.mark.parametrize("kind", [sums.VectorSums, sums.MatrixSum])
 def test_no_memory_for_what_arrives(monkeypatch, kind, share):
-    """Memory for received data is allocated before the other ranks wait for this one."""
+    """If one rank lacks memory for received data, every rank raises, since the rank allocates before others wait."""
 
     class Failing(kind):
         def __init__(self, ranks, *args):
@@ -175,7 +176,7 @@ STEPS = (
 
 @pytest.fixture
 def failing(monkeypatch):
-    """A function that makes an operator raise an error in its n-th call with two threads."""
+    """Return a function that makes an operator raise an error in the operator's n-th call with two threads."""
 
     def patch(name, error, times=1):
         original = getattr(row_chunk.ops, name)
@@ -215,7 +216,7 @@ def test_an_error_in_a_step(failing, step, error, share, deterministic):
 @pytest.mark.parametrize("call", [vocabulary, tokens])
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_an_error_between_steps(monkeypatch, call, deterministic):
-    """Ctrl-C in the few lines after the first operation."""
+    """Ctrl-C on one rank, between the operators of a call, raises an error on every rank."""
     original = row_chunk.np.exp
 
     def interrupted(*args, **kwargs):
@@ -230,7 +231,7 @@ def test_an_error_between_steps(monkeypatch, call, deterministic):
 
 @pytest.mark.parametrize("chunk", [1, 2, 3])
 def test_an_error_in_a_row_chunk(failing, monkeypatch, chunk):
-    """The failed rank, too, takes part in the sums of the later chunks."""
+    """An error in any row chunk raises on every rank, since the failed rank still takes part in the later sums."""
     monkeypatch.setattr(plan, "CHUNK_ROWS", 3)
     failing("fused_linear_cross_entropy_loss_grad", MemoryError(), chunk)
     results = vocabulary(1, num_threads=2)
@@ -246,7 +247,7 @@ def test_an_error_in_a_step_with_tokens(failing, step):
 
 @pytest.mark.parametrize("step", [*STEPS, None])
 def test_an_error_on_a_grid(failing, step):
-    """An error reaches the ranks that share neither tokens nor vocabulary entries with the failed one."""
+    """An error reaches the ranks that share neither tokens nor vocabulary entries with the failed rank."""
     if step:
         failing(step, MemoryError())
 
@@ -262,7 +263,7 @@ def test_an_error_on_a_grid(failing, step):
 
 
 def test_disagreement_in_one_column_of_a_grid():
-    """Two ranks detect the disagreement and report it to the others."""
+    """If two columns of a grid have different shards, every rank raises an error."""
 
     def work(vocab_comm, comm):
         entries = slice(0, 12) if vocab_comm.rank == 0 else slice(12, 20)
@@ -277,7 +278,7 @@ def test_disagreement_in_one_column_of_a_grid():
         assert "shape of weight: expected the same on every rank, got [" in str(error)
 
     def crossed(vocab_comm, comm):
-        """Give shards of equal size but with other vocabulary entries."""
+        """Give the two columns shards of equal size but with different vocabulary entries."""
         entries = slice(0, 10) if vocab_comm.rank == comm.rank else slice(10, 20)
         return tokens_rank(PROBLEM, [0, 4, 9], comm, entries, vocab_comm=vocab_comm, vocab_start_index=entries.start)
 
@@ -296,7 +297,7 @@ def test_disagreement_in_one_column_of_a_grid():
     assert [type(results[0, t]) for t in (0, 1)] == [parallel.RankError] * 2
 
 
-# ---- disagreement ----------------------------------------------------------------------------------------------------
+# ---- disagreement between ranks --------------------------------------------------------------------------------------
 
 DIFFERENT = [
     ({"reduction": "sum"}, "reduction: expected the same on every rank, got mean on rank 0 and sum on rank 2"),
@@ -328,7 +329,7 @@ def test_shares_differ():
 
 
 def arrays_differ(**other):
-    """Replace these arrays on rank 1."""
+    """Replace the given arrays on rank 1, and return the error message of all ranks."""
 
     def work(comm):
         problem = PROBLEM.replaced(**other) if comm.rank == 1 else PROBLEM

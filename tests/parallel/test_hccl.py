@@ -1,4 +1,4 @@
-"""Process groups of Ascend NPUs: two processes with a device each, on test doubles of hccl and of the device."""
+"""Test process groups of Ascend NPUs: two processes with one device each, on test doubles of hccl and of devices."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_arrays(device_engine, default_engine, arrays, backend):
             share = options.get("reduce_input_grad", True)
             whole_results = of_vocabulary(results, share)
             shared = ["loss", "input_grad"] if share is True else ["loss"]
-            if share is False and "put" in options:  # a sum of parts that the device has rounded
+            if share is False and "put" in options:  # the test adds up parts that the device has rounded
                 whole_results = [
                     each._replace(input_grad=each.input_grad.astype(problem.dtype)) for each in whole_results
                 ]
@@ -132,7 +132,7 @@ def test_tensors_are_added_in_order():
 
 
 def test_a_device_that_fails(arrays):
-    """The failed rank raises its own error, the other rank an error that names it; nobody is left waiting."""
+    """The failed rank raises its own error, and the other rank raises an error that names the failed rank."""
     failed = 0
     for name in (name for name in arrays[0] if isinstance(name, tuple)):
         first, second = (rank[name] for rank in arrays)

@@ -1,4 +1,4 @@
-"""Ranks under mpiexec, by mpi4py and an MPI library."""
+"""Test ranks under mpiexec, by mpi4py and an MPI library."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from mpi4py import MPI
 import ascend_grad as ag
 from ascend_grad import parallel
 
-#: The mpiexec of the environment, or else the one in PATH.
+#: Path of mpiexec in the Python environment, or else the name of an mpiexec in PATH.
 MPIEXEC = next(map(str, Path(sys.executable).parent.glob("mpiexec")), "mpiexec")
 
 
 def mpiexec(size: int, *arguments: str | Path) -> subprocess.CompletedProcess:
-    """Run ranks; how long they take is up to the machine, and the limit of pytest."""
+    """Run ranks under mpiexec. Only the time limit of pytest ends ranks that do not finish."""
     command = [MPIEXEC, "-n", str(size), sys.executable, "-W", "error", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True)
 
@@ -34,7 +34,10 @@ def test_ranks(default_engine, tmp_path, size):
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_a_rank_that_is_killed(tmp_path, size):
-    """mpiexec ends the others, or they end with an error of MPI; in any case they do not wait for it."""
+    """No rank waits for a killed rank.
+
+    Either mpiexec ends the other ranks, or the other ranks end with an error of MPI.
+    """
     done = mpiexec(size, PROGRAM, "mpi", tmp_path, "killed")
     assert done.returncode != 0
     for left in tmp_path.glob("*.pickle"):

@@ -1,4 +1,7 @@
-"""Tokens that are split over ranks, alone and on a grid with a split vocabulary, against the undivided problem."""
+"""Compare tokens that are split over ranks with the undivided problem.
+
+The tokens are split alone, or together with the vocabulary on a grid of ranks.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,10 @@ def test_edges(default_engine, shape, cuts, reduction):
 
 
 def test_the_mean_is_over_the_tokens_of_all_ranks(default_engine):
-    """The mean is not a mean of means: one rank has one token that is not ignored, one rank has none."""
+    """The mean is over the tokens of all ranks, not a mean of the ranks' means.
+
+    In this problem one rank has a single token that is not ignored, and one rank has none.
+    """
     problem = whole((12, 9, 4), "float64")
     target = np.full(12, -7)
     target[3], target[8:] = 5, [0, 1, 2, 3]
@@ -93,7 +99,7 @@ def test_gradients_that_are_not_asked_for(mask):
         assert (each.input_grad is not None, each.weight_grad is not None) == mask
 
 
-# ---- a grid ----------------------------------------------------------------------------------------------------------
+# ---- tokens and vocabulary on a grid ---------------------------------------------------------------------------------
 
 
 def check_grid(engine, problem, entries, rows, share=True, **options):

@@ -1,4 +1,4 @@
-"""Ranks of torch.distributed, by gloo."""
+"""Test ranks of torch.distributed that communicate by gloo."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ascend_grad import parallel
 
 
 def in_processes(size: int, folder: Path, *more: str) -> list[int]:
-    """Run the processes and return their exit statuses; only the time limit of pytest ends them."""
+    """Run processes and return the exit statuses. Only the time limit of pytest ends processes that do not finish."""
     processes = [
         subprocess.Popen(
             [sys.executable, "-W", "error", PROGRAM, "gloo", folder, str(rank), str(size), *more],

@@ -1,4 +1,4 @@
-"""A vocabulary that is split over ranks, against the undivided problem in float64."""
+"""Compare a vocabulary that is split over ranks with the undivided problem in float64."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def test_any_data(default_engine, dtype, kind):
 @pytest.mark.parametrize(
     ("shape", "cuts"),
     [
-        ((19, 40, 8), [0, 1, 39, 40]),  # uneven
-        ((1, 12, 5), [0, 7, 12]),  # one token: of two ranks, one does not have its target
+        ((19, 40, 8), [0, 1, 39, 40]),  # shards of very different sizes
+        ((1, 12, 5), [0, 7, 12]),  # one token, whose target only one of the two ranks has
         ((1, 1, 1), [0, 0, 1, 1]),
         ((6, 2, 3), [0, 1, 2, 2, 2]),  # fewer entries than ranks
         ((0, 4, 3), [0, 2, 4]),
@@ -87,7 +87,7 @@ def test_an_ignored_id_of_the_vocabulary(default_engine):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_logits_that_are_no_finite_numbers(dtype):
-    """Infinite and NaN logits give the results of the undivided problem, whichever rank has them."""
+    """Infinite and NaN logits on any rank give the results of the undivided problem."""
     x = np.array([[1, 0], [0, 1], [1, 1], [-1, 0]], dtype)
     special = [(-np.inf, 0), (0, -np.inf), (np.nan, 0), (0, np.inf), (-np.inf, -np.inf), (np.inf, np.inf)]
     for first in special:
@@ -137,7 +137,7 @@ def test_any_problem(default_engine, monkeypatch, drawn, share, deterministic, c
 
 @pytest.mark.parametrize("share", SHARES)
 def test_the_same_bits(dtype, share):
-    """The double adds in another order each time, which deterministic results do not follow."""
+    """Deterministic results have the same bits in every run, though the test double adds in a new order each time."""
     problem, cuts = whole((37, 61, 19), dtype), [0, 20, 33, 61]
     group = Group(3)
     runs = [
@@ -210,7 +210,7 @@ def test_operations():
 
 @pytest.mark.parametrize(("chunk_rows", "chunks"), [(10, [10] * 4), (14, [20, 20]), (9, [10] * 4), (21, [40])])
 def test_row_chunks(monkeypatch, chunk_rows, chunks):
-    """The input's gradient of a chunk travels before the statistics of the next one are computed."""
+    """The input gradient of a row chunk is communicated before the statistics of the next chunk are computed."""
     monkeypatch.setattr(plan, "CHUNK_ROWS", chunk_rows)
     expected = []
     for rows in chunks:
@@ -230,9 +230,9 @@ def small_workspace(monkeypatch, size, chunk_rows):
         (12000, "float32", {(100, 30, True), (50, 30, True)}),  # 30 rows of 100 logits
         (11999, "float32", {(100, 15, True), (50, 15, True)}),
         (4000, "float32", {(100, 10, True), (50, 10, True)}),
-        (1600, "float32", {(100, 30, False), (50, 30, False)}),  # 4 rows are no chunk
+        (1600, "float32", {(100, 30, False), (50, 30, False)}),  # 4 rows of logits are too few for a chunk
         (12000, "float64", {(100, 15, True), (50, 15, True)}),
-        (10**6, "bfloat16", {(100, 30, False), (50, 30, False)}),  # cached logits would be rounded
+        (10**6, "bfloat16", {(100, 30, False), (50, 30, False)}),  # not cached, since cached logits would be rounded
     ],
 )
 def test_logits_are_kept_where_there_is_room(default_engine, monkeypatch, size, dtype, expected):
@@ -251,7 +251,10 @@ def test_logits_are_kept_where_there_is_room(default_engine, monkeypatch, size, 
 
 
 def test_weight_gradients_of_16_bits_need_room_to_be_added_up(monkeypatch, dtype):
-    """Weight gradients of 16 bits are summed in a temporary array; if it does not fit, there is one chunk."""
+    """Weight gradients of 16 bits are summed in a temporary array.
+
+    If the temporary array does not fit into the workspace, all rows are one chunk.
+    """
     narrow = dtype in ("float16", "bfloat16")
     for size, chunks in ((40 * 3 * 4, 4), (40 * 3 * 4 - 1, 1 if narrow else 4)):
         small_workspace(monkeypatch, size, 10)
@@ -266,8 +269,8 @@ def test_vocabulary_blocks_of_weight_gradients(default_engine, monkeypatch, dtyp
 
 
 def test_not_too_many_chunks(monkeypatch):
-    """The number of chunks is limited, as their weight gradients are added without compensation."""
-    small_workspace(monkeypatch, 4 * 60, 1)  # a row's logits
+    """The number of chunks is limited, as the chunks' weight gradients are added without compensation."""
+    small_workspace(monkeypatch, 4 * 60, 1)  # the workspace holds the logits of one row
     assert len(operations(whole((64, 60, 3), "float32"), [0, 60, 60], reduce_input_grad=False)) == 2 * 64 + 1
     assert len(operations(whole((65, 60, 3), "float32"), [0, 60, 60], reduce_input_grad=False)) == 2 + 1
 

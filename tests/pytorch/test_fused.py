@@ -443,7 +443,7 @@ def as_tuple(results) -> tuple[torch.Tensor, ...]:
 
 
 def operators_and_arguments() -> dict[str, tuple]:
-    """Return arguments on the CPU for the operators of the fused and of the backward functions."""
+    """Return arguments on the CPU for the operators of the fused functions and of the backward functions."""
     x, w, target = problem(torch.float16)
     statistics = agt.fused_linear_online_max_sum(x, w, target, 0, V, return_logits=True)
     logits = statistics.vocab_parallel_logits

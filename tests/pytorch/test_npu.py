@@ -270,7 +270,7 @@ def test_memory_that_torch_gives_out_again_while_it_is_in_use():
     x = torch.randn(64, 65)
     there = x.to("npu")
     for _ in range(3):
-        torch.softmax(there * 0, -1)  # the result is dropped at once
+        torch.softmax(there * 0, -1)  # the result is dropped immediately
         result = agt.softmax(there)
         assert_close(result.cpu(), torch.softmax(x.double(), -1), torch.float32)
 
@@ -457,7 +457,10 @@ def test_tensors_over_arrays(device):
 
 @pytest.mark.parametrize("stride", [2**62, 2**63 - 1])
 def test_strides_that_lead_to_no_element_may_be_anything(stride):
-    """The stride of an axis of length 1 may overflow, in bytes or as an argument of the device."""
+    """The stride of an axis of length 1 has no effect.
+
+    The stride may overflow as a number of bytes, or as an argument of the device.
+    """
     x = torch.arange(3.0)
     there = x.to("npu").as_strided((1, 3), (stride, 1))
     array = npu.asarray(there)

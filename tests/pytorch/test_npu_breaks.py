@@ -24,7 +24,7 @@ class Break(NamedTuple):
     file: str
     right: str
     wrong: str
-    caught: str  # part of the check's output with this break
+    caught: str  # part of the check's output if the package has this break
 
 
 BREAKS = {
@@ -200,7 +200,7 @@ if device.live():
 
 
 def problems_of(folder: Path) -> str:
-    """Return the output of the check on the copy in this folder, empty without errors."""
+    """Run the check on the copy in this folder, and return the check's output, which is empty without errors."""
     home = build("split")
     settings = environment(folder) | {"ASCEND_HOME_PATH": str(home), "OMP_NUM_THREADS": "1"}
     done = run(

@@ -110,7 +110,7 @@ def test_out(operator: str, dtype: torch.dtype | None, place: Callable):
     assert all(out._version > version for out, version in zip(outs, versions))
     if dtype is None or operator == LOSS:
         assert_results(outs, rights)
-    else:  # the device rounds linear operators to the input's dtype, others to float32
+    else:  # linear operators round to the input's dtype, other operators to float32
         for out, right in zip(outs, rights, strict=True):
             np.testing.assert_allclose(values(out), right.astype(np.float32), rtol=2**-10, atol=1e-3)
 
@@ -372,9 +372,9 @@ def test_a_call_returns_before_its_work_is_done(device):
         result = function(there)
         assert device.counter("in_flight") > 0
         torch.testing.assert_close(result.cpu(), torch.log_softmax(x, -1))
-    y = torch.softmax(there, -1)  # not computed yet
+    y = torch.softmax(there, -1)  # the device has not computed y yet
     for _ in range(4):
-        y = ag.softmax(y)  # the memory of each result is reused while its work is under way
+        y = ag.softmax(y)  # the memory of a result is reused while work on the memory is under way
     right = torch.softmax(x, -1)
     for _ in range(4):
         right = torch.softmax(right, -1)
@@ -434,7 +434,7 @@ def backward_of_softmax() -> Callable[[], list]:
 
     def call() -> list:
         leaf = x.clone().requires_grad_()
-        with torch.autograd.set_multithreading_enabled(torch_npu_real.IS_INSTALLED):  # the double lacks threads
+        with torch.autograd.set_multithreading_enabled(torch_npu_real.IS_INSTALLED):  # the double has no threads
             value = agt.softmax(leaf)
             (grad,) = torch.autograd.grad(value, leaf, above)
         return [value.detach(), grad]
@@ -457,7 +457,7 @@ def backward_of_the_loss() -> Callable[[], list]:
 
 
 def outs() -> Callable[[], list]:
-    """Return a call with an `out` of the inputs' dtype, one of another dtype, and one with gaps in memory."""
+    """Return a function that calls softmax with an `out` of the same dtype, of another dtype, and with gaps in memory."""
     x = torch.randn(4, 6).to("npu:1")
     given = torch.zeros_like(x), torch.zeros_like(x).half(), torch.zeros(8, 12).to("npu:1")[::2, ::2]
     return lambda: [ag.softmax(x, out=out) for out in given]

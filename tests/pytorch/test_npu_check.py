@@ -25,7 +25,7 @@ def test_every_case_is_computed_with_tensors_too(dtype, device, tmp_path) -> Non
         assert main(["check", "--backend", backend, "--filter", f"log_softmax {dtype}", "--json", str(file)]) == 0
         (row,) = json.loads(file.read_text())["rows"]
         counts.append(row["cases"])
-    assert counts[0] == 4 * counts[1]  # arrays and tensors, each on two devices
+    assert counts[0] == 4 * counts[1]  # arrays and tensors are checked, each on two devices
 
 
 @pytest.mark.parametrize("operator", OPERATORS)

@@ -78,7 +78,7 @@ def test_the_first_stages_are_asked_as_in_the_call(operator: str, how: dict, pla
 
 @pytest.mark.parametrize("operator", [GRADIENT, WHOLE])
 def test_all_operators_of_a_call_are_deterministic(operator: str, torch_npu, device, deterministic):
-    """Operators on compacted rows and on intermediate results are also deterministic."""
+    """All operators of a call are deterministic, also on compacted rows and on intermediate results."""
     _, named = arguments_of(operator)
     there = {name: npu.asarray(tensor(each)) if isinstance(each, np.ndarray) else each for name, each in named.items()}
     torch_npu.npu.synchronize(0)

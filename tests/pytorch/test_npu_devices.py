@@ -133,7 +133,7 @@ def test_many_threads() -> None:
 
 
 def test_backward() -> None:
-    """Gradients are computed on autograd's thread of each device, which the double of torch_npu lacks."""
+    """Autograd's thread of each device computes the right gradients. The double of torch_npu lacks these threads."""
     x, above = torch.randn(4, 5), torch.randn(4, 5)
     right = value_and_gradients(lambda x: torch.softmax(x, -1), [x.double()], above.double())
     for current in (0, 1):

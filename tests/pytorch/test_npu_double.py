@@ -215,7 +215,7 @@ def test_every_call_of_the_runtime_fails_once(current: int, call, torch_npu, dev
         before, unchanged, struck = left(), state(), set()
 
         def assert_works() -> None:
-            """Check that the call works and leaks nothing, and number the double's own calls for the next attempt."""
+            """Check that the call works and leaks nothing, and record the double's own calls for the next attempt."""
             device.reset()
             unharmed.clear()
             assert all(torch.equal(each.cpu(), right) for each, right in zip(call(x), rights, strict=True))

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("torch_npu")
 
 
 def test_backward_over_both_devices() -> None:
-    """Gradients that pass over both devices are computed on autograd's threads."""
+    """Autograd's threads compute the right gradients of a function that uses both devices."""
     x = torch.randn(4, 5)
 
     def ours(x: torch.Tensor) -> torch.Tensor:
@@ -103,7 +103,7 @@ def chain(module, x, w, target, grad, *, start: int, stored: bool) -> tuple:
 @pytest.mark.parametrize("index", [torch.int32, torch.int64], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_the_same_chain_through_both(dtype, index, stored: bool, place: str, torch_npu) -> None:
-    """Both modules give the same bits, since the device computes both, except for mask bits beyond the last row."""
+    """Results of both modules are equal bit for bit, except for mask bits beyond the last row."""
     rows, entries, start = 13, 130, 40
     x, w = torch.randn(rows, 6).to(dtype), torch.randn(entries, 6).to(dtype)
     target, grad = torch.randint(0, 200, (rows,)).to(index), torch.arange(rows) + 1.0

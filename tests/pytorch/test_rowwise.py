@@ -309,7 +309,7 @@ def test_what_looks_on_sees_the_operators():
 
 
 def test_gradients_after_a_transform_has_ended():
-    """The function that `torch.func.vjp` returns runs after the transform that wraps its tensors has ended."""
+    """The function that `torch.func.vjp` returns gives right gradients, although the transform has already ended."""
     x, above = torch.randn(3), torch.randn(3)
     _, backward = torch.func.vjp(agt.softmax, x)
     (grad,) = backward(above)

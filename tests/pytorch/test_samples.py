@@ -67,10 +67,10 @@ def by_the_identity(logits: torch.Tensor, target: torch.Tensor, **keywords) -> t
 
 
 #: Refused arguments, by function and variant of torch's tests. All other samples have to agree.
-REFUSED = {("cross_entropy", ""): {"target"}}  # targets may be probabilities
+REFUSED = {("cross_entropy", ""): {"target"}}  # probabilities as targets are refused
 if hasattr(F, "linear_cross_entropy"):
     REFUSED |= {
-        # The linear_weight has several dimensions.
+        # A linear_weight with more than two dimensions is refused.
         ("linear_cross_entropy", ""): {"target", "linear_weight", "linear_bias"},
         ("linear_cross_entropy", "chunked"): {"options", "linear_bias"},
         ("linear_cross_entropy", "chunked_none"): {"options", "linear_bias"},
