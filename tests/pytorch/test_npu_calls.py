@@ -457,7 +457,7 @@ def backward_of_the_loss() -> Callable[[], list]:
 
 
 def outs() -> Callable[[], list]:
-    """Return a function that calls softmax with an `out` of the same dtype, of another dtype, and with gaps in memory."""
+    """Return a function that calls softmax with `out` tensors of the same dtype, of another dtype, and with gaps."""
     x = torch.randn(4, 6).to("npu:1")
     given = torch.zeros_like(x), torch.zeros_like(x).half(), torch.zeros(8, 12).to("npu:1")[::2, ::2]
     return lambda: [ag.softmax(x, out=out) for out in given]
