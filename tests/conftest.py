@@ -354,7 +354,7 @@ def backend(request: pytest.FixtureRequest, monkeypatch) -> str:
             refused = refusal(call)
             code = device_limits.code(call.operator.name, call.arguments)
             if code is None or code == 561103:  # 561103 comes from the device
-                # For an operator without a vendor document the automatic choice is the CPU; forced calls run.
+                # For an operator without a vendor document the automatic choice is the CPU. Forced calls run.
                 assert refused is None or (refused.error is None and (code or "the vendor documents" in refused.reason))
                 return refused
             assert refused is not None

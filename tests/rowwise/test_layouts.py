@@ -33,7 +33,7 @@ import ascend_grad as ag
 
 @given(data=st.data())
 def test_any_layout(operator, engine, data):
-    """Results are right for any layout of inputs and `out`; bytes around `out` and the inputs are unchanged."""
+    """Results are right for any layout of inputs and `out`. Bytes around `out` and the inputs are unchanged."""
     problem = data.draw(problems(operator))
     inputs = [data.draw(views(array)) for array in problem.arrays]
     strange = problem.replaced(*inputs)

@@ -15,7 +15,7 @@ SHAPES_AND_DIMS = [(shape, dim) for shape in SHAPES for dim in range(len(shape))
 TOLERANCE = 1e-12
 
 BT, V, H = 33, 500, 20
-#: Ends of the vocabulary's shards.
+#: Cuts of the vocabulary into shards.
 CUTS = (0, 1, 200, V)
 
 

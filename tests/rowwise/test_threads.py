@@ -22,7 +22,7 @@ COUNTS = (1, 2, 3, 4)
 
 needs_openmp = pytest.mark.skipif(not _openmp.VERSION, reason="built without OpenMP")
 
-#: Shapes with many, few or one of the rows or columns, and shapes whose dimension is in the middle.
+#: Shapes with many rows, few rows or one row, likewise with columns, and shapes whose dimension is in the middle.
 SHAPES = {
     "rows": ((800, 701), -1),
     "a few long rows": ((3, 180_007), -1),
@@ -117,7 +117,7 @@ def test_set_num_threads(default_threads):
 
 @needs_openmp
 def test_calls_that_follow_one_another_get_the_team(default_threads, forced):
-    """Calls in close succession get the team, however long each takes. Only idle time between calls ends it."""
+    """Calls in close succession get the team, however long each takes. The team sleeps only if calls are far apart."""
     forced("baseline" if "baseline" in _cpu.supported_variants() else _cpu.variant())
     problem = Problem("softmax", (np.broadcast_to(np.float64(1), (1500, 1500)),), {})
     out = np.empty(problem.shape)
