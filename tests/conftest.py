@@ -1,4 +1,4 @@
-"""Fixtures: every backend, every CPU variant of this machine, and the NPU backend over a test double of a device."""
+"""Define the fixtures: all backends, all CPU variants of this machine, and the NPU backend over a test double."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("suite")
 
 if torch_npu_real.IS_INSTALLED:
-    torch_npu_real.load()  # once in a process, and before anything else imports torch
+    torch_npu_real.load()  # runs once per process, before anything else imports torch
 
 VARIANTS = tuple(_cpu.supported_variants())
 ENGINES = (*VARIANTS, "reference", "npu")
@@ -107,7 +107,7 @@ def pytest_configure(config: pytest.Config) -> None:
             config.pluginmanager.register(Without(paths))
     if torch_npu_real.IS_INSTALLED:
         config.pluginmanager.register(Without(ABOUT_THE_DOUBLE))
-        # torch_npu's own words about a copy of a tensor that is not contiguous, once in a process
+        # torch_npu gives this warning once per process, when it copies a tensor that is not contiguous.
         config.addinivalue_line("filterwarnings", "ignore:Cannot create tensor with internal format")
 
 
@@ -136,9 +136,9 @@ def pytest_terminal_summary(terminalreporter) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _what_is_there_is_not_collected() -> None:
-    """Leave what is there before the tests of a file out of garbage collections, as all collected tests are.
+    """Exclude objects that exist before the tests of a file, such as all collected tests, from garbage collections.
 
-    A collection would walk through it each time.
+    Each collection would otherwise visit all of these objects.
     """
     gc.collect()
     gc.freeze()
@@ -146,7 +146,7 @@ def _what_is_there_is_not_collected() -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_of_the_callers_is_changed() -> Iterator[None]:
-    """The library leaves NumPy's error handling, its own thread setting and backend choice as it found them."""
+    """Check that a test leaves NumPy's error handling, the number of threads and the CPU variant unchanged."""
     before = np.geterr(), ag.get_num_threads(), _cpu.variant()
     yield
     assert (np.geterr(), ag.get_num_threads(), _cpu.variant()) == before
@@ -163,9 +163,10 @@ class Engine:
         return self.name if self.name in ("reference", "npu") else "cpu"
 
     def over(self, sizes: Sequence, check: Callable[[Any], None]) -> None:
-        """Check all sizes on the kernels, whose vectors, tiles and blocks end there, and every fifth on other engines.
+        """Check all sizes on the CPU's kernels, and every fifth size on other engines.
 
-        A size that the device refuses does not end the test of the others.
+        The sizes lie around the edges of the kernels' vectors, tiles and blocks. If the device refuses a size, the
+        remaining sizes are still checked.
         """
         for size in sizes if self.backend == "cpu" else sizes[::5]:
             with contextlib.suppress(RefusedAsExpectedError):
@@ -179,7 +180,7 @@ class Engine:
         return self._run(getattr(ag, problem.operator), code, *args, **kwargs)
 
     def call(self, operator: str, *args, **kwargs):
-        """A public function with arguments of the test's own, to which the same limits apply."""
+        """Call a public function with arguments that are not a problem. The device's limits apply to them, too."""
         function = getattr(ag, operator)
         bound = inspect.signature(function).bind(*args, **kwargs)
         bound.apply_defaults()
@@ -187,7 +188,7 @@ class Engine:
         return self._run(function, code, *args, **kwargs)
 
     def _run(self, function: Callable, code: int | None, *args, **kwargs):
-        """Return the result; with a code, check that the device refuses the call with it, and end the test."""
+        """Return the result. If a code is given, check that the device refuses the call with it, and end the test."""
         if code is None:
             return function(*args, **kwargs, backend=self.backend)
         with pytest.raises(ag.AscendGradError) as info:
@@ -198,7 +199,7 @@ class Engine:
         raise RefusedAsExpectedError
 
     def assert_right(self, problem: Problem, result: np.ndarray, *, dim: int | None = None) -> None:
-        """Every element is within its bound; the largest error is reported at the end of the run."""
+        """Check that every element is within its bound, and record the largest error for the report after the run."""
         settings = problem.settings if dim is None else problem.settings | {"dim": dim}
         self.assert_within(
             oracles.expected(problem.operator, problem.arrays, **settings, out_dtype=result.dtype.newbyteorder("=")),
@@ -214,7 +215,7 @@ class Engine:
     def _assert_within(self, expected: oracles.Expected, result: np.ndarray, name: str, dtype, text: str) -> None:
         errors = oracles.errors(result, expected)
         worst = float(np.max(errors, initial=0))
-        # the last rounding of a narrower result hides other errors
+        # In a narrower result, the last rounding hides other errors, so its largest error is not recorded.
         if result.dtype == oracles.precision_of(dtype).dtype:
             row = largest_errors[name, str(dtype)]
             row[self.name] = max(row.get(self.name, 0.0), worst)
@@ -237,7 +238,7 @@ class Engine:
         results: tuple[np.ndarray | None, ...],
         expected: tuple[oracles.Expected | None, ...] | None = None,
     ) -> None:
-        """Every element of every result is within its bound; results that nobody asked for are None."""
+        """Check that every element of every result is within its bound, and that results not requested are None."""
         expected = linear_oracles.expected(problem) if expected is None else expected
         if self.name == "npu":
             expected = linear_oracles.claimed_of_a_device(expected, problem)
@@ -258,7 +259,7 @@ class Engine:
 
 @pytest.fixture
 def forced() -> Iterator[Callable[[str], None]]:
-    """A function that switches the CPU variant until the end of the test."""
+    """Return a function that switches the CPU variant until the end of the test."""
     before = _cpu.variant()
     yield _cpu.force_variant
     _cpu.force_variant(before)
@@ -266,7 +267,7 @@ def forced() -> Iterator[Callable[[str], None]]:
 
 @pytest.fixture
 def caches() -> Iterator[tuple[tuple[int, int, int], ...]]:
-    """Sizes of L1, L2 and L3 that a test may pretend to find: a small, a usual and a large CPU."""
+    """Return sizes of L1, L2 and L3 of a small, a usual and a large CPU, and restore the real sizes after the test."""
     yield (16 << 10, 128 << 10, 1 << 20), (32 << 10, 1 << 20, 32 << 20), (128 << 10, 16 << 20, 256 << 20)
     _cpu.force_cache_sizes()
 
@@ -284,7 +285,7 @@ def _installation() -> Iterator[tuple[StandIn, runtime.State]]:
     stand_in = StandIn(home)
     yield stand_in, state
     gc.unfreeze()
-    gc.collect()  # arrays in the frames of errors that a test has caught
+    gc.collect()  # frees arrays in the frames of errors that a test has caught
     npu.release()
     if not torch_npu_real.IS_INSTALLED:  # torch_npu keeps its streams
         assert stand_in.live() == {}
@@ -317,7 +318,10 @@ def cpu_engine(request: pytest.FixtureRequest, forced) -> Engine:
 
 @pytest.fixture
 def cpu_engines(forced) -> Callable[[], Iterator[Engine]]:
-    """A function that yields every variant in turn, where right values take longer than what is tested by them."""
+    """Return a function that yields an engine for every variant in turn.
+
+    It serves tests whose expected values take longer to compute than the results.
+    """
 
     def engines() -> Iterator[Engine]:
         for name in VARIANTS:
@@ -329,19 +333,19 @@ def cpu_engines(forced) -> Callable[[], Iterator[Engine]]:
 
 @pytest.fixture
 def default_engine() -> Engine:
-    """The variant that users get."""
+    """Return the engine of the CPU variant that is chosen by default."""
     return Engine(_cpu.variant())
 
 
 @pytest.fixture
 def device_engine() -> Engine:
-    """The engine whose bounds hold for results that a device computed in another process."""
+    """Return the engine whose bounds hold for results that a device computed in another process."""
     return Engine("npu")
 
 
 @pytest.fixture(params=("cpu", "reference", "npu"))
 def backend(request: pytest.FixtureRequest, monkeypatch) -> str:
-    """The name of a backend. A test ends, and passes, where the device refuses a call that is beyond its limits."""
+    """Return the name of a backend. A test ends, and passes, if the device refuses a call that is beyond its limits."""
     if request.param == "npu":
         request.getfixturevalue("device")
         refusal = npu_backend.unsupported_reason
@@ -350,7 +354,7 @@ def backend(request: pytest.FixtureRequest, monkeypatch) -> str:
             refused = refusal(call)
             code = device_limits.code(call.operator.name, call.arguments)
             if code is None or code == 561103:  # 561103 comes from the device
-                # For an operator without a vendor document the automatic choice is the CPU; forced calls run.
+                # For an operator without a vendor document the automatic choice is the CPU. Forced calls run.
                 assert refused is None or (refused.error is None and (code or "the vendor documents" in refused.reason))
                 return refused
             assert refused is not None
@@ -364,7 +368,7 @@ def backend(request: pytest.FixtureRequest, monkeypatch) -> str:
 
 @pytest.fixture
 def computed_by(monkeypatch) -> list[str]:
-    """The names of the backends but the CPU's that were called, in order."""
+    """Return a list to which each call of a backend's `run` adds the backend's name. The CPU has no such calls."""
     names: list[str] = []
     for name, backend in REGISTRY.items():
 
@@ -394,7 +398,7 @@ def dtype(request: pytest.FixtureRequest) -> str:
 def _run(script: str, *, timeout: float = 120, check: bool = True, **environment: str) -> subprocess.CompletedProcess:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("ASCEND_GRAD_")}
     result = subprocess.run(
-        # "-P": the folder it runs in may be the source tree, whose package has no compiled modules.
+        # "-P": the current folder may be the source tree, whose package has no compiled modules.
         [sys.executable, "-P", "-W", "error", "-c", textwrap.dedent(script)],
         env=inherited | environment,
         capture_output=True,
@@ -408,13 +412,13 @@ def _run(script: str, *, timeout: float = 120, check: bool = True, **environment
 
 @pytest.fixture
 def run_script() -> Callable[..., subprocess.CompletedProcess]:
-    """A function that runs Python code in a process of its own, with the settings given as environment variables."""
+    """Return a function that runs Python code in a process of its own, with the given environment variables."""
     return partial(_run)
 
 
 @pytest.fixture(scope="session")
 def failing_malloc(tmp_path_factory) -> str:
-    """A library that, preloaded into a process, fails its n-th allocation."""
+    """Build a library that, preloaded into a process, fails the n-th allocation, and return its path."""
     library = tmp_path_factory.mktemp("malloc") / "failing_malloc.so"
     source = Path(__file__).parent / "support" / "failing_malloc.c"
     subprocess.run(["cc", "-shared", "-fPIC", "-fno-builtin", "-O1", source, "-o", library], check=True)
@@ -423,7 +427,10 @@ def failing_malloc(tmp_path_factory) -> str:
 
 @pytest.fixture
 def no_garbage_collection() -> Iterator[None]:
-    """Counts then change by what is counted alone; and nothing here should need the collector."""
+    """Disable garbage collection during the test, so that only the tested code changes counts of objects.
+
+    The tested code should not need the collector.
+    """
     gc.disable()
     yield
     gc.enable()
@@ -431,7 +438,7 @@ def no_garbage_collection() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def needs_memory() -> Callable[[float], None]:
-    """A function that skips the test, with a reason, if fewer gigabytes than given are available."""
+    """Return a function that skips the test if less memory than the given number of gigabytes is available."""
 
     def check(gigabytes: float) -> None:
         available = available_memory() / 1e9

@@ -1,4 +1,4 @@
-"""The benchmark's machinery: a tiny case from operands to tables. Nothing here depends on how fast anything is."""
+"""Test the benchmark on tiny cases, from operands to tables. No test depends on the speed of the machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ascend_grad.bench.rowwise.cases import Case
 from ascend_grad.bench.targets import accuracy_targets, targets_block
 from ascend_grad.cli.main import main
 
-#: The tests run against an installed package; documents and results stay with the sources.
+#: The folder of the sources, which have the documents and results. The tests run against an installed package.
 SOURCES = Path(__file__).resolve().parents[2]
 
 
@@ -131,7 +131,7 @@ def test_streams_read_and_write_the_arrays_of_the_case(monkeypatch):
 
 @pytest.mark.parametrize("step", [0, 1])
 def test_a_rival_with_other_values_is_refused(step, monkeypatch, hasty):
-    """A rival that does nothing is refused, too; it would leave the result of the previous side."""
+    """A rival with other values is refused, also one that does nothing and leaves the previous side's result."""
 
     def wrong(case, operands):
         return lambda: np.add(operands.out, step)
@@ -285,7 +285,7 @@ def test_tables_are_rectangular(sample):
 
 
 def test_documents_show_the_results_that_are_kept_with_the_sources(monkeypatch):
-    """After a new measurement: python -m ascend_grad.bench."""
+    """The documents show the stored results. ``python -m ascend_grad.bench`` updates them after a measurement."""
     monkeypatch.setattr(documents, "FOLDER", SOURCES / "bench" / "results")
     for name in ("SPEED_FILE", "ACCURACY_FILE", "LINEAR_FILE", "TENSORS_FILE", "PARALLEL_FILE"):
         monkeypatch.setattr(documents, name, documents.FOLDER / getattr(documents, name).name)
@@ -488,7 +488,10 @@ def test_mistakes_are_told(arguments, message, capsys):
 
 @pytest.mark.parametrize("name", ["speed", "speed.txt", "absent/speed.svg"])
 def test_a_plot_that_cannot_be_written_is_refused_first(name, monkeypatch, tmp_path, capsys):
-    """Matplotlib adds a suffix where there is none: it would write another file."""
+    """A plot that cannot be written is refused before the measurement.
+
+    A name without a suffix is refused, too, as matplotlib would add a suffix and write another file.
+    """
     pytest.importorskip("matplotlib")
     monkeypatch.setattr(measure, "measure_all", lambda *_: pytest.fail("this was measured"))
     assert main(["bench", "--plot", str(tmp_path / name)]) == 2

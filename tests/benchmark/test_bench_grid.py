@@ -1,4 +1,4 @@
-"""The benchmark's random problems. Nothing here depends on how fast anything is."""
+"""Test the benchmark's random problems. No test depends on the speed of the machine."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_everything_occurs_in_a_few_hundred_problems():
 
 
 def test_sizes_are_bounded():
-    # Lengths are rounded, each by up to a half.
+    # Each length is rounded by up to a half, so that a size may exceed the limit of 1000.
     assert all(math.prod(problem.shape) < 2000 for problem in problems.draw(200, 0, problems.ROWWISE, 1000))
     for problem in problems.draw(200, 0, problems.LINEAR):
         assert math.prod(problem.shape) <= problems.MAX_PRODUCT
@@ -196,7 +196,10 @@ def test_the_order_of_sides_changes(hasty, monkeypatch):
 
 
 def test_sides_far_behind_have_two_turns(hasty, monkeypatch):
-    """A side far behind is timed twice only; a limit, which can be far ahead, does not decide which sides are far."""
+    """A side that is far behind is timed only twice.
+
+    A limit, which can be far ahead, does not decide which sides are far behind.
+    """
     monkeypatch.setattr(measure, "TURNS", 5)
     monkeypatch.setattr(measure, "SLOW", 0.0)
     monkeypatch.setattr(timing, "warm_up", lambda call: 1.0)
@@ -214,7 +217,7 @@ def test_sides_far_behind_have_two_turns(hasty, monkeypatch):
 
 
 def test_problems_are_measured_again_and_the_best_counts_for_all(monkeypatch):
-    """A rival that was disturbed is as welcome to a second attempt as this library."""
+    """Problems are measured again, and each side keeps its best time, so that rivals profit as much as this library."""
     low, high, lost = rowwise(), rowwise("softmax"), LINEAR
     times = {
         low: [{OWN: 3.0, "numpy": 2.0, "torch": 9.0}, {OWN: 2.5, "numpy": 1.8, "torch": 8.0}, {OWN: 1.5, "numpy": 2.0}],
@@ -256,7 +259,7 @@ def test_a_problem_that_failed_is_not_tried_again(monkeypatch):
 
 @pytest.fixture
 def sample() -> GridResults:
-    """Invented results: NumPy takes 0.5, 0.95, 8 and 2 times as long, torch 4, 1 and 0.25 times."""
+    """Make results: NumPy takes 0.5, 0.95, 8 and 2 times as long as this library, torch 4, 1 and 0.25 times."""
     rows = [
         row(0.5, 4.0, **{stream.ORDINARY: 0.2, stream.NON_TEMPORAL: 0.1}),
         row(0.95, 1.0, rowwise(dtype="bfloat16", arrangement="transposed"), **{"numpy widened": 0.25}),
@@ -279,7 +282,7 @@ def test_the_summary_counts_what_is_lost(sample):
         for line in tables.summary_block([sample]).splitlines()[2:]
         for cells in [[cell.strip() for cell in line.strip("|").split("|")]]
     }
-    # problems; NumPy's mean, below 1, below 0.9; on widened arrays; SciPy; torch
+    # The columns are: the number of problems; NumPy's mean and shares below 1 and 0.9; widened arrays; SciPy; torch.
     unknown, third = ["–"] * 3, ["33 %"] * 2
     assert lines["all"] == ["4", "1.66×", "50 %", "25 %", "0.25×", "100 %", "100 %", *unknown, "1.00×", *third]
     assert lines["row-wise"][:4] == ["3", "1.56×", "67 %", "33 %"]

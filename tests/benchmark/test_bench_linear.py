@@ -1,4 +1,4 @@
-"""The benchmark of the linear operators: tiny cases from arguments to tables. Nothing here depends on speed."""
+"""Test the benchmark of the linear operators on tiny cases, from arguments to tables. No test depends on speed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SMALL = [LinearCase(operator, mode, "float32", SHAPE) for operator, mode in case
 
 @pytest.fixture
 def hasty(monkeypatch):
-    """Turns of a few microseconds, a small product as the yardstick, a random layer as the trained one."""
+    """Make turns a few microseconds long, use a small product as yardstick, and a random layer as the trained layer."""
     monkeypatch.setattr(timing, "WARM_UP", 1e-6)
     monkeypatch.setattr(measure, "LOOP", 1e-6)
     monkeypatch.setattr(measure, "TURNS", 2)
@@ -50,7 +50,7 @@ def without_torch(monkeypatch):
 
 @pytest.fixture
 def sample() -> Results:
-    """Invented results: in every case 1 TFLOP/s, BLAS at half of that, everybody else at a tenth."""
+    """Make results in which this library reaches 1 TFLOP/s in every case, BLAS a half of it, other sides a tenth."""
     rows = []
     for case in cases.full():
         own = case.operations / 1e12
@@ -117,7 +117,7 @@ def test_the_forced_variant_is_in_force_for_this_library_alone(monkeypatch):
 @pytest.mark.usefixtures("hasty", "without_torch")
 @pytest.mark.parametrize("step", [0, 1])
 def test_a_side_with_other_values_is_refused(step, monkeypatch):
-    """A side that does nothing is refused, too; it would leave the results of the previous side."""
+    """A side with other values is refused, also one that does nothing and leaves the previous side's results."""
 
     def wrong(case, given, outs):
         return lambda: tuple(out + out.dtype.type(step) for out in outs)
@@ -145,7 +145,10 @@ def test_the_trained_layer_is_that_of_the_demo(monkeypatch):
 
 @pytest.mark.usefixtures("without_torch")
 def test_growth_is_that_of_the_call(run_script):
-    """The call runs in a process of its own: in this process it would reuse memory that was freed before."""
+    """The measured growth is the memory of the call.
+
+    The call runs in a process of its own, since it would reuse memory that this process has freed.
+    """
     run_script(
         """
         import numpy as np
@@ -186,7 +189,7 @@ def test_wrong_results_exceed_their_bounds(operator, dtype):
     expected, call = accuracy._FORMULAS[operator](accuracy.problem("centred", (17, 33, 9), dtype))
     for got, right in zip(call(), expected):
         assert accuracy.errors(got, right).max() <= 1
-        # Sixteen bits of one bfloat16 factor allow more than two per cent of a sum.
+        # The step is large, since rounding a factor to bfloat16 may change a sum by more than two per cent.
         assert accuracy.errors(got * got.dtype.type(1.25), right).max() > 1
         assert np.isinf(accuracy.errors(np.full_like(got, np.nan), right)).any()
 

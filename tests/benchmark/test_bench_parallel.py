@@ -1,4 +1,4 @@
-"""The benchmark of losses over ranks: its model, its tables, and how results are kept."""
+"""Test the benchmark of losses over ranks: its model, its tables, and its stored results."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_ranks_compute_logits_of_16_bits_twice():
 
 
 def test_what_two_ranks_send():
-    """Two ranks exchange one message with half of their summands, and one with the sum of the other half."""
+    """Each of two ranks sends a message with half of its summands, and a message with the sum of the other half."""
     vocabulary, tokens = Case((10, 20, 30), "float32", "vocabulary"), Case((10, 20, 30), "float32", "tokens")
     card = 1e-3 + 1024 / 1e6
     statistics = 2 * 2e-3 + (4 * 10 + 8 * 10) / 1e6

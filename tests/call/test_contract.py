@@ -1,7 +1,7 @@
-"""Arguments that each operator refuses, the order of its checks, and a check that all backends are called in one way.
+"""Test which arguments each operator refuses, in which order it checks them, and that all backends take the same calls.
 
-A fault spoils one argument of a good call. It belongs to a stage of the operator's checks; of two faults at once,
-the fault of the earlier stage decides. The gradient of the linear family has two modes, which are two cases.
+A fault spoils one argument of a good call. It belongs to a stage of the operator's checks. If a call has two faults,
+the fault of the earlier stage decides which error is raised. The two modes of the linear gradient are two cases.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def questions_about(case: Case) -> list[Callable]:
 
 
 def assert_refused(case: Case, fault: Fault, *, empty: bool) -> None:
-    """Check that every backend, `explain` and `workspace_size` raise the same exception, and nothing is written."""
+    """Check that all backends, `explain` and `workspace_size` raise the same exception, and that nothing is written."""
     good = case.good_call(empty=empty)
     arguments = good | {fault.argument: fault.spoil(good[fault.argument])}
     calls = [(getattr(ag, case.operator), backend) for backend in ("cpu", "reference", "npu", None, "auto")]
@@ -87,7 +87,7 @@ def test_good_calls_are_good(case, backend):
 
 @each_case
 def test_the_earlier_stage_decides(case, backend):
-    """Two faults at once, one of each kind for every pair of stages."""
+    """If a call has two faults, the fault of the earlier stage decides. All pairs of kinds of faults are tried."""
     order = case.stages.index
     few = {(fault.stage, fault.argument, fault.raises): fault for fault in case.faults()}
     for first, second in itertools.permutations(few.values(), 2):

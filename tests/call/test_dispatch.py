@@ -1,4 +1,4 @@
-"""The choice of a backend: by argument, `use_backend`, environment, and automatically, in this order."""
+"""Test the choice of a backend: by argument, by `use_backend`, by environment, or automatically, in this order."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_use_backend_is_local_to_threads_and_contexts():
 
 
 def test_one_choice_in_two_threads():
-    """Each thread returns to its own earlier choice, although both enter and leave in the same order."""
+    """Each of two threads returns to its own earlier choice, although the one that enters first also leaves first."""
     choice = contextvars.copy_context().run(ag.use_backend, "reference")
     first_entered, second_entered, first_left = (threading.Event() for _ in range(3))
 
@@ -137,7 +137,7 @@ def test_one_choice_in_many_tasks():
 
 
 def test_a_block_holds_in_the_tasks_that_it_starts():
-    """A task has a copy of the context in which it was started: neither end of a block reaches across."""
+    """A task has a copy of the context in which it was started. The end of a block does not change its choice."""
 
     async def main():
         async def work():
@@ -174,7 +174,7 @@ def test_leaving_what_was_not_entered():
         message = r"use_backend\('reference'\): there is no block of it to leave in this thread or task"
         with pytest.raises(RuntimeError, match=message):
             choice.__exit__(None, None, None)
-        assert chosen() == "reference"  # called as a function, the choice lasts
+        assert chosen() == "reference"  # `use_backend` called as a function has a lasting effect
         with choice:
             pass
         with pytest.raises(RuntimeError, match=message):
@@ -206,7 +206,7 @@ def test_blocks_that_end_in_another_order():
 
 
 def test_choices_leave_nothing_behind():
-    """Repeated choices do not form a chain that keeps earlier ones alive."""
+    """Repeated choices do not form a chain that keeps earlier choices alive."""
     counts = []
 
     def in_a_context_of_its_own():
@@ -229,7 +229,7 @@ def test_use_backend_refuses_other_names(name):
 
 
 def test_logging_follows_the_levels(caplog):
-    """Messages are logged if the library's logger or else the root logger has a low enough level."""
+    """Messages are logged if the level of the library's logger, or else of the root logger, is low enough."""
     logger, root = logging.getLogger("ascend_grad"), logging.getLogger()
 
     def is_logged() -> bool:
@@ -277,7 +277,7 @@ def test_the_first_backend_that_takes_the_call_is_chosen(monkeypatch):
 
 
 def test_use_backend_entered_late_or_elsewhere():
-    """The block uses the object's choice, whatever was chosen since or in whichever thread it is entered."""
+    """A block uses the choice that its object was made with, whatever was chosen since, in any thread."""
     with ag.use_backend("auto"):
         late = ag.use_backend("reference")
         ag.use_backend("cpu")

@@ -1,4 +1,4 @@
-"""Exceptions: their classes, what messages say, and that both can be sent elsewhere."""
+"""Test the classes of exceptions, their messages, and that exceptions survive pickling."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_what_is_not_about_the_argument_passes_through(interruption, backend):
 
 
 def test_messages_are_short(backend):
-    """A large argument does not come out as a large message."""
+    """An error about a large argument has a short message."""
     many = list(range(100_000))
     for arguments in (
         {"dim": many},

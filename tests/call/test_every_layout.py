@@ -1,6 +1,6 @@
-"""Every operator, dtype and layout at small sizes, on one thread and on two: right, and the same bits.
+"""Test every operator, dtype and layout at small sizes: results are right, with equal bits on one and two threads.
 
-Other tests go further in each of these; this file is small enough for an emulated CPU.
+Other tests have more sizes, layouts and threads. This file is small enough for an emulated CPU.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import pytest
 from linear_samples import in_layout, problem_of
 from samples import DTYPES, LAYOUTS, MASKED, Layout, assert_identical, laid_out, random_problem
 
-#: BT, V and H of the linear problems: within a tile, and several tiles with remainders.
+#: BT, V and H of the linear problems. The first one fits in a tile, the second one has several tiles and remainders.
 LINEAR_SHAPES = [(3, 17, 5), (33, 70, 50)]
 
 
 def on_leading_axes(layout: Layout, rank: int) -> Layout:
-    """Extend a layout of matrices by leading axes that are contiguous."""
+    """Extend a layout of matrices to this rank by leading axes that are contiguous."""
     more = rank - 2
     axes = (*range(more), *(more + axis for axis in layout.axes))
     return dataclasses.replace(layout, axes=axes, steps=(*(1 for _ in range(more)), *layout.steps))

@@ -1,4 +1,4 @@
-"""Functions that describe the library: `explain`, `workspace_size`, `backends`, `show_config`."""
+"""Test the functions that describe calls and the library: `explain`, `workspace_size`, `backends`, `show_config`."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ VAST = {
 
 @pytest.mark.parametrize(("operator", "arrays", "settings"), VAST.values(), ids=VAST)
 def test_workspace_size_of_what_fits_no_memory(operator, arrays, settings):
-    """Sizes would wrap around, to 0 among others."""
+    """`workspace_size` raises MemoryError if the result fits no memory, instead of a size that has wrapped around."""
     with pytest.raises(MemoryError, match=f"{operator}: a result of [0-9]+ bytes fits no memory"):
         ag.workspace_size(operator, *arrays, **settings)
 

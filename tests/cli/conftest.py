@@ -1,4 +1,4 @@
-"""Commands run in an empty directory."""
+"""Define the fixture that runs commands in an empty directory."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ import pytest
 
 @pytest.fixture
 def here(tmp_path, monkeypatch) -> Path:
-    """An empty directory of the test's own, in which it runs."""
+    """Make an empty directory, run the test in it, and return its path."""
     monkeypatch.chdir(tmp_path)
     return tmp_path

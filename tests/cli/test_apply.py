@@ -1,4 +1,4 @@
-"""``ascend-grad apply``: files in, files out, the same bits as one call."""
+"""Test that ``ascend-grad apply`` writes files with the bits that one call on the input files gives."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def small_boxes(monkeypatch) -> None:
 
 @pytest.mark.parametrize("name", ["y8", "y8.bin", "y.npy.old", "directory.d/y"])
 def test_the_result_has_the_very_name_that_was_asked_for(name, here):
-    """No suffix is added to it, as `numpy.save` does."""
+    """The result's file has the requested name. No suffix is added to it, as `numpy.save` would add one."""
     Path("directory.d").mkdir()
     values = np.ones((2, 3))
     before = {path for path in here.rglob("*") if path.is_file()}
@@ -54,7 +54,7 @@ def test_any_dim_and_either_order(dim, order):
     arguments = values("softmax_backward", (6, 11, 9), np.float32)
     arguments = {name: np.asarray(array, order=o) for (name, array), o in zip(arguments.items(), order)}
     apply("softmax_backward", *save(**arguments), "--dim", str(dim))
-    # A result in the order of the first input; one call would answer in C order whatever comes.
+    # The result is in the order of the first input. One call would return C order for any inputs.
     assert_same_file(np.asarray(ag.softmax_backward(**arguments, dim=dim), order=order[0]))
 
 
@@ -105,7 +105,7 @@ def test_bfloat16_results_can_be_read_again():
 
 @pytest.mark.filterwarnings("error")
 def test_a_header_that_python_2_wrote():
-    """NumPy warns of it, and Python's parser of escapes."""
+    """A file whose header Python 2 wrote is read without the warnings of NumPy and of Python's parser."""
     header = b"{'descr': '<f8', 'fortran_order': False, 'shape': (3L,), }\n"
     Path("x.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(24))
     apply("softmax", "--input", "x.npy")
@@ -157,6 +157,6 @@ def test_boxes_are_of_the_size_meant():
     parts = list(boxes.boxes((1000, 30, 4096), 2, False))
     assert [part.stop - part.start for part in parts[0]] == [8, 30, 4096]
     assert len(parts) == 125
-    # Parts along the first axis of long columns have as many columns as efficient reading needs.
+    # Parts of long columns (dim 0) have the number of columns that efficient reading needs.
     assert [part.stop - part.start for part in next(boxes.boxes((10**6, 10**5), 0, False))] == [10**6, 2**13]
     assert [part.stop - part.start for part in next(boxes.boxes((10**6, 10**5), 0, True))] == [10**6, 1]

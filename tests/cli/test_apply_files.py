@@ -1,4 +1,4 @@
-"""``ascend-grad apply`` writes a result whole or not at all, and takes little memory for it."""
+"""Test that ``ascend-grad apply`` writes a whole result or nothing, and needs little memory."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_replaced_result_keeps_its_permissions(old_result):
 
 
 def test_a_replaced_result_keeps_its_owner(old_result):
-    owner = (12345, 23456) if os.geteuid() == 0 else (os.geteuid(), os.getegid())  # only root may give it to others
+    owner = (12345, 23456) if os.geteuid() == 0 else (os.geteuid(), os.getegid())  # only root may give a file to others
     os.chown("out.npy", *owner)
     os.chmod("out.npy", 0o600)
     apply("softmax", *save(input=np.zeros(2)))
@@ -86,12 +86,12 @@ def test_a_failure_leaves_what_was_there(error, when, old_result, monkeypatch, c
     ("function", "number"), [("mmap.mmap", errno.ENODEV), ("mmap.mmap", errno.EPERM), ("os.fchmod", errno.EPERM)]
 )
 def test_a_file_system_that_lacks_something(function, number, old_result, monkeypatch, capsys):
-    """Such as one without shared maps that can be written, or without permissions."""
+    """A file system without a feature is an error, for example without writable shared maps or without permissions."""
     module, name = function.split(".")
     real = getattr(getattr(npy_files, module), name)
 
     def fail(*arguments, **settings):
-        if "access" in settings:  # a map of an input
+        if "access" in settings:  # an input is mapped
             return real(*arguments, **settings)
         raise OSError(number, os.strerror(number))
 

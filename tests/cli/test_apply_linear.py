@@ -1,4 +1,4 @@
-"""``ascend-grad apply`` with the linear operators, which have several results."""
+"""Test ``ascend-grad apply`` with the linear operators, which have several results."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_a_failure_leaves_neither_of_two_results(when, monkeypatch, capsys):
 
 
 def test_memory_of_linear_gradients_is_their_workspace():
-    """The weight and its gradient are 256 MiB each, the logits would be, too."""
+    """The linear gradients need less than 128 MiB. Weight, weight gradient and all logits would have 256 MiB each."""
     rows, vocabulary, width = 64, 2**20, 64
     sparse("w.npy", (vocabulary, width))
     np.save("x.npy", np.ones((rows, width), np.float32))

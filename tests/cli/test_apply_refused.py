@@ -1,4 +1,4 @@
-"""Files, arguments and places that ``ascend-grad apply`` refuses and leaves unchanged."""
+"""Test the files, arguments and places that ``ascend-grad apply`` refuses, and that it changes no file then."""
 
 from __future__ import annotations
 

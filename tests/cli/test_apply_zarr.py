@@ -1,4 +1,7 @@
-"""``ascend-grad apply`` on Zarr arrays: the bits of one call, in the chunks of the input, whole or not at all."""
+"""Test ``ascend-grad apply`` on Zarr arrays.
+
+A result has the bits of one call and the chunks of the input. The command writes a whole result or nothing.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +72,7 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-#: Ways to lose a file.
+#: Functions that lose or damage a file.
 LOSSES = {
     "nothing": Path.unlink,
     "no content": lambda path: path.write_bytes(b""),
@@ -181,7 +184,7 @@ def test_boxes_of_a_grid_cover_everything_once(data):
 
 
 def test_memory_is_that_of_a_row_of_chunks():
-    """The array has 512 MiB, a row of its chunks 8."""
+    """The command needs memory for a row of chunks, which has 8 MiB, and not for the array of 512 MiB."""
     zarr.create_array("x", shape=(2**17, 2**10), dtype="f4", chunks=(2**11, 2**9))
     assert peak_anonymous_bytes("softmax", "--input", "x", "-o", "out") < 2**28
     assert zarr.open_array("out", mode="r")[-1, -1] == np.float32(2**-10)
@@ -230,7 +233,7 @@ def test_chunks_of_fill_values_are_written():
     assert set(chunk_files("out")) == {f"c/{i}/{j}" for i in range(3) for j in range(2)}
 
 
-# ---- once more -------------------------------------------------------------------------------------------------------
+# ---- repeated runs ---------------------------------------------------------------------------------------------------
 
 
 class Interrupted(Exception):
@@ -252,7 +255,7 @@ def softmax_after(action):
 
 @pytest.fixture
 def interrupted(monkeypatch):
-    """A command for a softmax in three parts that was ended while it computed the last one, and its array."""
+    """Interrupt a softmax of three parts while it computes the last part, and return the command and the input."""
     x = values("softmax", (5, 6), np.float32)["input"]
     save_zarr("x", x, (2, 4))
     command = ["apply", "softmax", "--input", "x", "-o", "out"]
@@ -270,7 +273,7 @@ def interrupted(monkeypatch):
 
 @pytest.fixture
 def complete(capsys):
-    """A finished command for a softmax in three parts, and its array."""
+    """Compute a softmax of three parts, and return the command and the input."""
     x = values("softmax", (5, 6), np.float32)["input"]
     save_zarr("x", x, (2, 4))
     command = ["apply", "softmax", "--input", "x", "-o", "out"]
@@ -377,7 +380,7 @@ def test_shards_that_were_lost(capsys):
 
 @pytest.mark.parametrize("change", LOSSES)
 def test_a_complete_result_that_has_changed(change, complete, capsys):
-    """A chunk that is not there would be read as fill values."""
+    """A complete result with a lost or changed chunk is refused. A missing chunk would be read as fill values."""
     command, _ = complete
     LOSSES[change](Path("out/c/1/1"))
     text = "out: is there already, and [2:4, 0:6] has lost a chunk, or one that was changed; "
@@ -386,7 +389,10 @@ def test_a_complete_result_that_has_changed(change, complete, capsys):
 
 @pytest.mark.parametrize("folder", ["c", "c/1"])
 def test_a_folder_of_a_complete_result_that_is_a_link(folder, complete, capsys):
-    """A link as the folder is refused: another user can reach its chunks, and a copy of the result would lack them."""
+    """A result is refused if a folder of it is a link.
+
+    Another user could reach the chunks in the linked folder, and a copy of the result would lack them.
+    """
     command, _ = complete
     Path("out", folder).rename("elsewhere")
     Path("out", folder).symlink_to(Path("elsewhere").absolute())
@@ -503,7 +509,7 @@ def test_two_runs_at_once(interrupted, capsys):
 
 @pytest.mark.parametrize("moment", ["before", "between", "locked"])
 def test_another_run_ends_meanwhile(moment, monkeypatch, capsys):
-    """Another run creates the result after this run's first check and before it has the lock."""
+    """A run fails if another run creates the result after this run's first check and before this run has the lock."""
     x = values("softmax", (5, 6), np.float32)["input"]
     save_zarr("x", x, (2, 4))
     command = ["apply", "softmax", "--input", "x", "-o", "out"]
@@ -518,7 +524,7 @@ def test_another_run_ends_meanwhile(moment, monkeypatch, capsys):
             assert main(command) == 0
 
     def locked(*args):
-        """A failed run that had finished nothing has removed the file that this run has opened."""
+        """Remove the file that this run has opened, as a failed run without finished parts does, and lock it."""
         shutil.rmtree(PART)
         flock(*args)
 
@@ -744,7 +750,7 @@ def test_an_empty_record_of_a_complete_array(capsys):
 
 
 def with_metadata(path: str, **changes) -> None:
-    """Save an array in the second format with other metadata than it has."""
+    """Save an array in the second format, and change its metadata."""
     save_zarr(path, np.zeros(3), (2,), zarr_format=2)
     metadata = json.loads(Path(path, ".zarray").read_text())
     Path(path, ".zarray").write_text(json.dumps(metadata | changes))
@@ -823,7 +829,7 @@ CODECS = {
     ("codecs", "damage"),
     [
         *((codecs, damage) for codecs in CODECS for damage in ("no content", "less")),
-        *((codecs, "another bit") for codecs in ("zstd", "gzip", "checksum", "shards")),  # those that have a checksum
+        *((codecs, "another bit") for codecs in ("zstd", "gzip", "checksum", "shards")),  # codecs with a checksum
     ],
 )
 def test_a_chunk_that_is_damaged(codecs, damage, capsys):
@@ -884,7 +890,7 @@ def test_a_directory_that_is_read_only(capsys):
 
 @pytest.mark.parametrize("target", [(zarr, "create_array"), (zarr.codecs.ZstdCodec, "_encode_single")])
 def test_what_zarr_cannot_write(target, monkeypatch, capsys):
-    """Zarr's errors, such as for chunks of 2 GiB, become messages of the command."""
+    """Errors that Zarr raises, for example for chunks of 2 GiB, become messages of the command."""
     save_zarr("x", np.zeros(3), (2,))
 
     def fail(*args, **kwargs):

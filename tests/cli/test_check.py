@@ -56,7 +56,7 @@ def test_float64_with_fewer_digits_fails(operator, step, monkeypatch, capsys):
 
 
 def test_the_scale_of_float64_is_not_rounded(monkeypatch):
-    """The comparison does not round a float64 scale to float32, as the library does not."""
+    """The comparison does not round a float64 scale to float32. The library does not round it, either."""
     monkeypatch.setattr(check_cases, "SCALES", (1 + 2.0**-30,))
     assert main(["check", "--filter", "scaled_masked_softmax"]) == 0
 
@@ -186,7 +186,7 @@ def test_what_cannot_be_checked(run_script, capsys):
 
 
 def test_the_environment_names_the_backend(run_script):
-    """The environment chooses the backend. Without a device, that is an error as with an argument."""
+    """The environment chooses the backend. Without a device, the choice is an error, as with an argument."""
     script = """
         from ascend_grad.cli.main import main
         raise SystemExit(main(["check", "--filter", "softmax float16"]))

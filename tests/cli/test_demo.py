@@ -1,4 +1,4 @@
-"""``ascend-grad demo``: the models, their text, their training, and the command."""
+"""Test ``ascend-grad demo``: the models, their training, the text that they read, and the command."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BITS = re.compile(r"model (\d+\.\d+), \w+ count (\d+\.\d+), \w+-bigram count (\d
 
 
 def small_model(kind: str, dtype: type = np.float32) -> LanguageModel:
-    """A model of random parameters; in float64 nothing of it is bfloat16."""
+    """Make a model of random parameters. If the dtype is float64, no part of the model is in bfloat16."""
     rng = np.random.default_rng(0)
     if kind == "bytes":
         return ByteModel(SMALL, rng, dtype)
@@ -261,7 +261,7 @@ def test_frequent_tokens_have_small_numbers():
 def library(tmp_path, monkeypatch):
     """Make a small library: twenty files in a package, and other files that must be ignored."""
     for number in range(20):
-        # A line for every number, so that the text is neither constant nor incompressible.
+        # Each number has a line of its own, so that the text is neither constant nor incompressible.
         lines = (f"def function_{i}(argument):\n    return argument + {i % 97}\n" for i in range(number, number + 200))
         (tmp_path / "package").mkdir(exist_ok=True)
         (tmp_path / "package" / f"module_{number:02}.py").write_text("".join(lines))
@@ -350,7 +350,7 @@ def test_the_formula_of_numpy_is_the_same():
 
 
 def demo_bits(capsys, *options: str) -> tuple[float, ...]:
-    """Bits of the model, of the count of tokens, of the count of pairs."""
+    """Run the command, and return the bits that it prints for the model, the count of tokens and the count of pairs."""
     assert main(["demo", *options]) == 0
     found = BITS.search(capsys.readouterr().out)
     return tuple(map(float, found.groups()))

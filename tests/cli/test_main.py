@@ -1,4 +1,4 @@
-"""The command line as a whole: commands, exit statuses, what goes where."""
+"""Test the command line as a whole: its commands, exit statuses and output streams."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "command_line.md"
 
 
 def exits(*argv: str) -> int:
-    """The status of an exit by argparse."""
+    """Return the status with which argparse ends the command."""
     with pytest.raises(SystemExit) as exit:
         main(argv)
     return exit.value.code
@@ -116,7 +116,7 @@ def test_a_wrong_environment_is_one_line_and_a_status(variable, value, message):
 @pytest.mark.parametrize("way", [["-m", "ascend_grad"], ["-mascend_grad"], ["ascend-grad"]], ids=" ".join)
 def test_a_wrong_environment_however_it_is_started(way, argv, tmp_path):
     if way == ["ascend-grad"]:
-        script = tmp_path / "ascend-grad"  # the script that an installer writes
+        script = tmp_path / "ascend-grad"  # has the text of the script that an installer writes
         script.write_text("import sys\nfrom ascend_grad.cli.main import main\nsys.exit(main())\n")
         way = [str(script)]
     assert_one_line([*way, *argv], "ASCEND_GRAD_CPU", "sse9", "expected one of baseline, ")
@@ -218,7 +218,7 @@ def test_there_may_be_no_output_at_all(monkeypatch):
 
 
 def in_a_shell(command: str, folder: Path) -> tuple[int, str, str]:
-    """Exit status, stdout and stderr of the command line in a shell, with redirections of its own."""
+    """Run a command, which may have redirections, in a shell, and return its exit status, stdout and stderr."""
     line = f"{sys.executable} -P -m ascend_grad {command}"
     result = subprocess.run(["bash", "-c", line], cwd=folder, capture_output=True, text=True)
     return result.returncode, result.stdout, result.stderr
@@ -226,7 +226,10 @@ def in_a_shell(command: str, folder: Path) -> tuple[int, str, str]:
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&-", "<&- >&- 2>&-"])
 def test_streams_may_be_closed(closed, tmp_path):
-    """A result could otherwise get the number of one of them, and what is printed there."""
+    """Closed standard streams do no harm.
+
+    The file of a result could otherwise get the number of a closed stream, and receive the printed text.
+    """
     np.save(tmp_path / "x.npy", np.zeros(4))
     status, out, err = in_a_shell(f"apply softmax --input x.npy -o y.npy {closed}", tmp_path)
     assert (status, err) == (0, "")
@@ -236,7 +239,7 @@ def test_streams_may_be_closed(closed, tmp_path):
 
 @pytest.fixture(params=["", "1"])
 def buffering(request, monkeypatch) -> None:
-    """Output is written at the end, or at once."""
+    """Let Python write output at the end ('') or at once ('1')."""
     monkeypatch.setenv("PYTHONUNBUFFERED", request.param)
 
 
@@ -279,7 +282,7 @@ def test_a_backend_that_cannot_be_used_is_told_before_anything_is_measured(capsy
 @pytest.mark.usefixtures("buffering")
 def test_a_reader_that_goes_away_is_no_error(tmp_path):
     reader = f"{sys.executable} -m ascend_grad info --json | head -c 1 > /dev/null; echo ${{PIPESTATUS[0]}}"
-    # The output is shorter than a pipe's buffer, so whether the writer notices is a matter of time.
+    # The output is shorter than a pipe's buffer. The timing decides whether the writer notices the closed pipe.
     result = subprocess.run(["bash", "-c", reader], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert result.stderr == ""
     assert result.stdout.strip() in ("0", "141")

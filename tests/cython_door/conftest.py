@@ -1,4 +1,4 @@
-"""Modules of Cython users, built by setuptools against the installed package."""
+"""Build the modules of Cython users, by setuptools and against the installed package."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def blocks(language: str) -> list[str]:
 
 
 def build(folder: Path, setup: str, **sources: str) -> Callable[[str], ModuleType]:
-    """Build modules in a folder; a function that imports them from there."""
+    """Build modules in a folder, and return a function that imports a module from there."""
     for name, source in sources.items():
         (folder / f"{name}.pyx").write_text(source)
     (folder / "setup.py").write_text(setup)
     command = [sys.executable, "-P", "setup.py", "-q", "build_ext", "--inplace"]
-    # Cython looks for declarations on the path, where an editable installation is not. The kernels are there already,
-    # and what only calls them need not be fast: optimisation takes two thirds of the time.
+    # Cython looks for declarations on the path, where an editable installation is not. The modules are not optimised,
+    # which would take two thirds of the time: they only call kernels that are built already.
     environment = os.environ | {"PYTHONPATH": str(Path(ascend_grad.__file__).parents[1]), "CFLAGS": "-O0"}
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, env=environment)
     assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"
@@ -49,7 +49,7 @@ def build(folder: Path, setup: str, **sources: str) -> Callable[[str], ModuleTyp
 
 
 def built_like_heads(name: str, tmp_path_factory) -> ModuleType:
-    """A module of this folder."""
+    """Build a module of this folder as the page builds its module."""
     (setup,) = blocks("python")
     source = (HERE / f"{name}.pyx").read_text()
     return build(tmp_path_factory.mktemp(name), setup.replace("heads", name), **{name: source})(name)
@@ -57,18 +57,18 @@ def built_like_heads(name: str, tmp_path_factory) -> ModuleType:
 
 @pytest.fixture(scope="session")
 def heads(tmp_path_factory) -> ModuleType:
-    """The module that the page shows."""
+    """Build the module that the page shows."""
     (module,), (setup,) = blocks("cython"), blocks("python")
     return build(tmp_path_factory.mktemp("heads"), setup, heads=module)("heads")
 
 
 @pytest.fixture(scope="session")
 def calls(tmp_path_factory) -> ModuleType:
-    """Calls of the row-wise operators, built as the page says."""
+    """Build the module with calls of the row-wise operators."""
     return built_like_heads("calls", tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
 def linear_calls(tmp_path_factory) -> ModuleType:
-    """The module with calls of the linear operators."""
+    """Build the module with calls of the linear operators."""
     return built_like_heads("linear_calls", tmp_path_factory)

@@ -1,4 +1,4 @@
-"""`ascend_grad.linear` from a Cython module: the bits of the Python functions, and statuses instead of exceptions."""
+"""Test `ascend_grad.linear` from Cython: it gives the Python functions' bits, and statuses instead of exceptions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LAYOUTS = {"rows": Layout((0, 1), (1, 1)), "transposed": Layout((1, 0), (1, 1)),
 
 
 def problem(shape: tuple[int, int, int], dtype: str) -> dict[str, Any]:
-    """Arguments of the gradient, with a masked row, and a row that does not count."""
+    """Make arguments of the gradient, with some masked rows, and with a row whose upstream gradient is 0."""
     tokens, vocab, hidden = shape
     random = generator(shape, dtype)
     acc = np.float64 if dtype == "float64" else np.float32
@@ -172,7 +172,10 @@ def test_strides_beyond_the_address_space(name, dtype, doors):
 
 @pytest.mark.parametrize("active", [150, 60, 1, 0])
 def test_the_returned_workspace_is_enough_for_any_active_rows(dtype, doors, active):
-    """With fewer of them, plans differ: both gradients may take one larger sweep instead of one for each."""
+    """The workspace size that the library returns is enough for any number of active rows.
+
+    Plans for fewer active rows differ: both gradients may take one larger sweep instead of a sweep for each.
+    """
     arguments = problem((150, 110, 24_000), dtype)
     arguments["grad"][active:] = 0
     outs = np.empty_like(arguments["input"]), np.empty_like(arguments["weight"])

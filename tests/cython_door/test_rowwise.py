@@ -1,4 +1,4 @@
-"""`ascend_grad.rowwise` from a Cython module: the bits of the Python functions, and statuses instead of exceptions."""
+"""Test `ascend_grad.rowwise` from Cython: it gives the Python functions' bits, and statuses instead of exceptions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TESTS = Path(__file__).parents[1] / "support"
 
 
 def matrices(operator: str, shape: tuple[int, int], dtype) -> Problem:
-    """A problem whose arrays have two dimensions."""
+    """Make a problem whose arrays have two dimensions."""
     problem = random_problem(operator, (1, 1, *shape) if operator in MASKED else shape, DTYPES[str(dtype)])
     return problem.replaced(*(array.reshape(shape) for array in problem.arrays))
 
@@ -45,7 +45,7 @@ def right(problem: Problem, num_threads: int = 1) -> np.ndarray:
 
 
 def call(calls, problem: Problem, out: np.ndarray | None, num_threads: int = 1) -> int:
-    """The status of the `cdef` function; what it does not take is given as None."""
+    """Call the `cdef` function, and return its status. Arrays that the operator does not take are None."""
     inputs = list(problem.arrays)
     mask = inputs.pop() if problem.operator in MASKED else None
     a, b = inputs if problem.operator in BACKWARD else (inputs[0], None)
@@ -85,7 +85,7 @@ def test_numbers_of_statuses(calls):
     assert {name: names[name] for name in calls.STATUS if name != "SUCCESS"} | {"SUCCESS": 0} == calls.STATUS
 
 
-# Problems that are computed at once, as whole blocks, as splits of rows, and as splits of gathered tiles.
+# Shapes of problems that are computed serially, as whole blocks, as splits of rows, or as splits of gathered tiles.
 SHAPES = [(1, 1), (3, 17), (64, 700), (5, 9000), (2, 40_000), (700, 3)]
 LAYOUTS = {
     "rows": Layout((0, 1), (1, 1)),
@@ -110,7 +110,7 @@ def test_same_bits_as_from_python(operator, dtype, shape, layout, num_threads, c
 
 @given(data=st.data())
 def test_any_matrices(operator, dtype, data, calls):
-    """Every operand in a layout of its own, some broadcast, sizes from none on; threads chosen by the library."""
+    """Results on matrices of any size are right, if each operand has a layout of its own or is broadcast."""
     shape = tuple(data.draw(st.sampled_from((0, 1, 2, 3, 8, 33, 130))) for _ in range(2))
     problem = matrices(operator, shape, dtype)
     step, order = st.sampled_from((1, 1, -1, 2, -3)), st.permutations((0, 1))
@@ -218,7 +218,7 @@ def test_results_that_overlap_themselves(operator, strides, calls):
     assert not memory.any()
 
 
-# ---- what is not taken -----------------------------------------------------------------------------------------------
+# ---- refused arguments -----------------------------------------------------------------------------------------------
 
 
 def test_shapes_that_differ(operator, dtype, calls):
@@ -341,7 +341,7 @@ NO_MEMORY = """
 
 
 def test_no_memory(operator, calls, failing_malloc, run_script):
-    """Each allocation fails once; the status reports it, and nothing is written."""
+    """If an allocation fails, the status reports it, and nothing is written. Each allocation fails once."""
     script = NO_MEMORY.format(
         tests=str(TESTS), here=str(Path(__file__).parent), module=calls.__file__, operator=operator
     )

@@ -1,4 +1,4 @@
-"""Every scheduler of dask's: on this thread, on threads, in processes, and the distributed one on a small cluster."""
+"""Define a fixture for all schedulers of dask: one thread, several threads, processes, and a small cluster."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _processes() -> Iterator[ProcessPoolExecutor]:
 
 @pytest.fixture(scope="session")
 def start_cluster() -> Iterator[Callable[..., Any]]:
-    """A function that starts worker processes of one thread each with the given memory, also on a busy machine."""
+    """Return a function that starts worker processes with the given memory. Timeouts are long, for a busy machine."""
 
     def start(workers: int, memory_limit: str) -> LocalCluster:
         return LocalCluster(
@@ -30,7 +30,7 @@ def start_cluster() -> Iterator[Callable[..., Any]]:
             threads_per_worker=1,
             processes=True,
             memory_limit=memory_limit,
-            dashboard_address=":0",  # any port: several processes of the tests may have a cluster
+            dashboard_address=":0",  # takes any port, since several processes of the tests may have a cluster
         )
 
     patience = dict.fromkeys(("distributed.comm.timeouts.connect", "distributed.comm.timeouts.tcp"), "10m")
@@ -46,7 +46,7 @@ def _client(start_cluster) -> Iterator[Client]:
 
 @pytest.fixture(params=SCHEDULERS)
 def compute(request: pytest.FixtureRequest) -> Callable[..., tuple]:
-    """`dask.compute` with one of the schedulers."""
+    """Return a function that computes arrays with one of the schedulers."""
     if request.param == "distributed":
         client = request.getfixturevalue("_client")
         return lambda *arrays: tuple(client.compute(arrays, sync=True))

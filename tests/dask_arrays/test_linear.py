@@ -1,4 +1,4 @@
-"""The cross-entropy of a linear layer over chunks of tokens equals the undivided computation."""
+"""Test that the cross-entropy of a linear layer over chunks of tokens equals the undivided computation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import ascend_grad.dask as agd
 
 
 def problem_of(shape: Shape, dtype: str, kind: str = "centred", **arguments) -> LinearProblem:
-    """Make a problem with ignored tokens, more of them in the first half."""
+    """Make a problem in which some tokens of the first half are ignored."""
     x, weight, _, constant = values_of(kind, shape, DTYPES[dtype])
     random = generator("dask", shape)
     target = random.integers(0, shape.V, shape.BT)
@@ -26,7 +26,7 @@ def problem_of(shape: Shape, dtype: str, kind: str = "centred", **arguments) -> 
 
 
 def cut(problem: LinearProblem, tokens: tuple[int, ...]) -> tuple:
-    """The call on dask arrays: loss and gradients, yet to be computed."""
+    """Call the function on dask arrays, and return loss and gradients that are not yet computed."""
     arguments = dict(problem.arguments)
     arguments["input"] = da.from_array(arguments["input"], chunks=(tokens, -1))
     for name in ("target", "grad_loss"):
@@ -62,13 +62,19 @@ def test_every_scheduler_gives_the_same_bits(dtype, reduction, compute):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_weight_gradients_of_chunks_are_added_up_in_float32(dtype, default_engine):
-    """Two hundred gradients that were each rounded to 16 bits would err by much more than the one rounding allowed."""
+    """The sum of two hundred weight gradients is rounded to 16 bits once.
+
+    If each gradient were rounded, the error would exceed the bound.
+    """
     problem = problem_of(Shape(200, 5, 8), dtype, "positive", reduction="sum")
     default_engine.assert_solved(problem, dask.compute(*cut(problem, (1,) * 200), scheduler="synchronous"))
 
 
 def test_weight_gradients_are_added_up_in_pairs():
-    """Pairs of pairs in the order of the chunks, the odd one last: not what any other order gives."""
+    """Weight gradients are added up in pairs, and in pairs of pairs, in the order of the chunks.
+
+    If the number is odd, the last gradient is added last. Other orders of summation give other bits.
+    """
     parts = np.array([1e8, 1, -1e8, 1, 3, -7, 1e7], np.float32)
     x, weight, target = parts[:, None], np.zeros((2, 1), np.float32), np.zeros(7, np.int64)
     result = agd.linear_cross_entropy(da.from_array(x, chunks=(1, 1)), weight, target, reduction="sum")

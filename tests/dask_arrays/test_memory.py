@@ -1,4 +1,4 @@
-"""Arrays of several times the memory of the worker that computes them, which may not spill to disk either."""
+"""Test computations on arrays that are larger than the memory of their worker, which may not spill to disk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROWS, COLUMNS, BLOCK = 3 * 2**16, 2**10, 2**12  # 768 MiB of float32, in blocks 
 
 @pytest.fixture(scope="module")
 def client(start_cluster) -> Iterator[Client]:
-    """A client of a cluster with one worker, which is killed if it exceeds its memory limit."""
+    """Start a client of a cluster with one worker, which is killed if it exceeds its memory limit."""
     memory = {"target": False, "spill": False, "pause": False, "terminate": 0.95, "monitor-interval": "10ms"}
     settings = {f"distributed.worker.memory.{name}": value for name, value in memory.items()}
     with (
@@ -46,7 +46,7 @@ def test_row_by_row(client):
     assert logits.nbytes > 2 * LIMIT
     y = agd.softmax(logits)
     gradient = agd.softmax_backward(logits, y)
-    # The probabilities are a quarter and three quarters of 2 / COLUMNS; the gradient is y * (g - sum(g * y)).
+    # The probabilities are a quarter and three quarters of 2 / COLUMNS. The gradient is y * (g - sum(g * y)).
     half = COLUMNS // 2
     low, high = np.array([1, 3]) / 4 / half
     mean = 0.75 * np.log(3)
@@ -57,7 +57,10 @@ def test_row_by_row(client):
 
 
 def test_linear_cross_entropy(client):
-    """With a weight of zeros all classes are equally likely, and only the two targets have other gradients."""
+    """The loss of an array that is larger than the memory limit is right.
+
+    All classes are equally likely, since the weight is 0. Only the two targets have other gradients.
+    """
     x, words = rows(), 5
     target = da.arange(ROWS, chunks=BLOCK) % 2
     loss, input_grad, weight_grad = agd.linear_cross_entropy(x, np.zeros((words, COLUMNS), np.float32), target)
@@ -70,7 +73,10 @@ def test_linear_cross_entropy(client):
 
 
 def test_the_worker_is_ended_beyond_its_limit(client):
-    """The memory limit works, without which the tests above would prove nothing. The worker holds its results here."""
+    """A worker that holds its results exceeds the memory limit and is killed.
+
+    The tests above would prove nothing if the limit did not work.
+    """
 
     def hold(block):
         threading.Event().wait()

@@ -1,4 +1,4 @@
-"""Arguments that `ascend_grad.dask` refuses before computing, and errors of other functions for dask's arrays."""
+"""Test which arguments `ascend_grad.dask` refuses before computing, and other functions' errors for dask's arrays."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_more_bytes_than_an_index_counts():
 
 
 def bad_calls() -> Iterator[tuple[str, dict, dict]]:
-    """Operators, what is another array in the call, and settings."""
+    """Yield bad calls: the operator, the arrays that replace good ones, and the settings."""
     for operator, names in ARRAYS.items():
         for name in names:
             yield operator, {name: None}, {}
@@ -128,7 +128,7 @@ def test_a_target_beyond_the_vocabulary_is_found_in_its_chunk(dtype, compute):
 
 
 def declared(array: da.Array, made: object) -> da.Array:
-    """An array whose second block along its first axis is another than dask knows."""
+    """Return an array in which blocks with index 1 along the first axis are `made`, and not as dask expects."""
 
     def block(values, block_id=None):
         return made if block_id[0] == 1 else values
@@ -136,7 +136,7 @@ def declared(array: da.Array, made: object) -> da.Array:
     return da.map_blocks(block, array, dtype=array.dtype, meta=array._meta)
 
 
-#: Functions that change a block of shape (2, 3), and the expected message.
+#: An object in place of a block of shape (2, 3), the class of the error, and a part of its message.
 BLOCKS = {
     "longer": (np.zeros((3, 3), np.float32), ag.ParamInvalidError, "got shape (3, 3) and dtype float32"),
     "shorter": (np.zeros((1, 3), np.float32), ag.ParamInvalidError, "got shape (1, 3) and dtype float32"),

@@ -1,4 +1,4 @@
-"""Row-wise operators on dask arrays: lazily, and with the bits of one call, however the arrays are cut."""
+"""Test that row-wise operators on dask arrays are lazy, and give the bits of one call for any chunks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_blocks_have_the_bits_of_one_call(data, operator):
         arrays[-1] = arrays[-1][tuple(slice(0, 1) if each else slice(None) for each in spread)]
     cut = [from_array(array, data.draw(chunks(array.shape, dim))) for array in arrays]
     if data.draw(st.booleans()):
-        cut[-1] = arrays[-1]  # NumPy's own
+        cut[-1] = arrays[-1]  # this argument stays an array of NumPy
     result = getattr(agd, operator)(*cut, **problem.settings)
     expected = getattr(ag, operator)(*arrays, **problem.settings)
     assert isinstance(result, da.Array)

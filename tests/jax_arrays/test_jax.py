@@ -1,4 +1,4 @@
-"""Comparison of `ascend_grad.jax` with the formulas in float64, and checks of its documentation."""
+"""Compare `ascend_grad.jax` with the formulas in float64, and check its documentation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import ascend_grad.jax as agj
 
 SOURCES = Path(__file__).resolve().parents[2]
 SOFTMAXES = ("softmax", "log_softmax")
-#: Relative to the largest value: 16-bit results were rounded once or twice.
+#: Errors that are allowed, relative to the largest value. Results of 16 bits have been rounded once or twice.
 TOLERANCES = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2, "float64": 1e-13}
 
 
@@ -56,7 +56,7 @@ def assert_close(got, right, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("name", SOFTMAXES)
-@settings(max_examples=15)  # JAX compiles something for each
+@settings(max_examples=15)  # JAX compiles a program for each example
 @given(data=st.data())
 def test_values_and_gradients(name, dtype, data):
     shape = tuple(data.draw(st.lists(st.integers(0, 6), max_size=5)))
@@ -65,7 +65,7 @@ def test_values_and_gradients(name, dtype, data):
     function = data.draw(st.sampled_from((lambda f: f, jax.jit)))
     value, backward = jax.vjp(function(lambda x: getattr(agj, name)(x, dim)), jnp.asarray(x))
     (grad,) = backward(jnp.asarray(g))
-    # The kernels of the other functions, whose errors are tested for themselves.
+    # The functions of JAX and those for NumPy's arrays have the same kernels, whose errors have tests of their own.
     assert_identical(np.asarray(value), getattr(ag, name)(x, dim))
     assert_identical(np.asarray(grad), getattr(ag, f"{name}_backward")(g, np.asarray(value), dim))
     if x.ndim:
@@ -131,7 +131,7 @@ def test_forward_mode_is_an_error():
 
 
 def test_long_rows_on_several_threads():
-    """Rows that are split, with memory to work in."""
+    """Long rows, which several threads split and which need a workspace, have the bits of NumPy's arrays."""
     x = normal((2, (5 << 20) + 3), np.float32)
     assert_identical(np.asarray(jax.jit(agj.log_softmax)(jnp.asarray(x))), ag.log_softmax(x))
 
@@ -161,7 +161,7 @@ def test_arguments_that_are_no_arrays_of_jax():
 
 
 @pytest.mark.parametrize("name", SOFTMAXES)
-@settings(max_examples=15)  # JAX compiles something for each
+@settings(max_examples=15)  # JAX compiles a program for each example
 @given(data=st.data())
 def test_batches(name, data):
     shape = tuple(data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=4)))
@@ -170,7 +170,7 @@ def test_batches(name, data):
     dim = data.draw(st.integers(-rank, rank - 1))
     x = normal(shape, np.float32)
     if shape[batch] == 0:
-        return  # JAX refuses
+        return  # JAX refuses an empty batch
     result = jax.vmap(lambda x: getattr(agj, name)(x, dim), in_axes=batch, out_axes=batch)(jnp.asarray(x))
     rows = [getattr(ag, name)(row, dim) for row in np.moveaxis(x, batch, 0)]
     assert_identical(np.asarray(result), np.moveaxis(np.stack(rows), 0, batch))
@@ -217,7 +217,7 @@ def test_batches_of_masked(mask_shape, axes):
 def test_batches_of_batches():
     x = normal((2, 3, 4, 5), np.float32)
     result = jax.vmap(jax.vmap(jax.vmap(jax.vmap(agj.softmax))))(jnp.asarray(x))
-    assert np.all(result == 1)  # numbers
+    assert np.all(result == 1)  # a single element has the softmax 1
     result = jax.vmap(jax.vmap(lambda x: agj.softmax(x, 0), 1, 1), 2, 2)(jnp.asarray(x))
     assert_identical(np.asarray(result), ag.softmax(x, 0))
 
@@ -378,7 +378,7 @@ def test_buffers_that_xla_hands_over():
 
 
 def test_sizes_that_wrap_around():
-    """XLA has no such buffers; whoever calls the function otherwise gets an error, and nothing is written."""
+    """Buffers whose sizes wrap around are an error, and nothing is written. XLA itself has no such buffers."""
     x = np.zeros((2, 2), np.float32)
     for dims in ((2**31, 2**31 + 1), (2**33, 2**33), (2**62, 4), (2**61,), (-2, -2), (2**32, 2**31)):
         assert "ascend_grad: shapes and dtypes do not fit" in called_by_xla(x, dims)
@@ -390,7 +390,7 @@ def test_sizes_that_wrap_around():
 
 
 def test_any_dimension_of_masked():
-    """The functions ask for the last one alone; another is no way to a crash."""
+    """The kernel of the masked softmax is right for any dimension, although the functions use the last one alone."""
     x, mask = normal((2, 3, 40, 50), np.float32), generator("mask").random((2, 3, 40, 50)) < 0.4
     result = jax.ShapeDtypeStruct(x.shape, x.dtype)
     for dim in (-2, -3, -4):

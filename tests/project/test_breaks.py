@@ -1,4 +1,4 @@
-"""The deliberate breaks of ``breaks.py`` apply to the present sources."""
+"""Test that the deliberate breaks of ``breaks.py`` apply to the present sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statements of the documents that are written by hand."""
+"""Test statements in documents that are written by hand."""
 
 from __future__ import annotations
 

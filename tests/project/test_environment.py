@@ -1,4 +1,4 @@
-"""Environment variables, the machine around the process, and what an import does."""
+"""Test environment variables, limits of the machine, and the effects of an import."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_missing_device_is_said_at_the_first_call(run_script):
 
 
 def test_quota_of_control_groups(tmp_path):
-    """Version 1 and 2, the tightest of all groups from the root down; rounded up to whole cores."""
+    """The quota of control groups, of version 1 or 2, is the smallest quota from the root down, rounded up to cores."""
     quota = _threads._quota_of_control_group
     membership = tmp_path / "membership"
     membership.write_text("0::/outer/inner\n")
@@ -109,7 +109,7 @@ def test_quota_of_control_groups(tmp_path):
 
 
 def test_import_is_light(run_script):
-    """No large packages, no threads, no device, nothing printed, nothing left in the way of other modules."""
+    """An import loads no large package and no device library, starts no thread, opens no file and prints nothing."""
     script = """
         import os, sys
         import numpy, ml_dtypes
@@ -143,7 +143,10 @@ def test_public_names():
 
 
 def test_sources_without_compiled_modules_say_so(run_script, tmp_path):
-    """Python takes the sources for the package where they lie in the folder that it starts in."""
+    """Sources without compiled modules fail to import with an explanation.
+
+    Python takes sources for the package if they lie in the folder in which it starts.
+    """
     sources = Path(ag.__file__).parent
     copy = tmp_path / "ascend_grad"
     shutil.copytree(sources, copy, ignore=shutil.ignore_patterns("*.so", "__pycache__", "bench", "include"))

@@ -1,4 +1,4 @@
-"""The random calls of ``fuzz.py``: some of them, and that what is wrong is found, told of and can be repeated."""
+"""Make some random calls of ``fuzz.py``, and test that it finds and reports wrong results, and can repeat a call."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def failures(numbers: range) -> int:
 
 @pytest.fixture(autouse=True)
 def _variant(forced):
-    """Make calls on every variant."""
+    """Restore the variant after a test, as calls are made on every variant."""
     forced(_cpu.variant())
 
 
@@ -38,7 +38,10 @@ def test_some_calls():
 
 
 def test_everything_occurs():
-    """All operators, dtypes, libraries and stages of the checks, results that share memory, and several faults."""
+    """Random calls have all operators, dtypes, libraries and stages of checks.
+
+    Some calls have results that share memory with arguments, and some have several faults.
+    """
     seen = collections.Counter()
     for number in range(3000):
         made = fuzz.make(OPTIONS, number)
@@ -73,7 +76,7 @@ def wrong(result: np.ndarray) -> np.ndarray:
 
 
 def lenient(function):
-    """The function with an ordinary call where the dim is out of range."""
+    """Return the function without its error for a dim that is out of range."""
 
     def call(input, dim=-1, **settings):
         try:
@@ -87,7 +90,7 @@ def lenient(function):
 
 
 def overwriting(function):
-    """The function, which then writes to its input."""
+    """Return the function with an error: after the computation it writes to its input."""
 
     def call(input, dim=-1, **settings):
         result = function(input, dim, **settings)

@@ -1,7 +1,7 @@
-"""The order of the modules: each may import from its own layer and from those below it, and no modules form a circle.
+"""Test that each module imports only from its own layer and from lower layers, and that no imports form a circle.
 
-Imports within functions count, those for annotations alone (`TYPE_CHECKING`) do not. The compiled modules are found by
-their sources, and a declaration file (.pxd) belongs to its module.
+Imports within functions count. Imports for annotations alone (`TYPE_CHECKING`) do not count. The compiled modules are
+found by their sources, and a declaration file (.pxd) belongs to its module.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-#: The layers from the bottom up: a title, and the modules, by their names in `ascend_grad`. A package stands for all of
-#: its modules that no other layer names. A compiled module is preceded by its folder in ``pyx/`` ("runtime/_cpu").
+#: The layers from the bottom up. Each has a title, and the names of its modules in `ascend_grad`. A package stands for
+#: all of its modules that no other layer names. The name of a compiled module follows its folder in ``pyx/``, as in
+#: "runtime/_cpu".
 LAYERS = (
     (
         "declarations of the C headers",
@@ -73,7 +74,7 @@ LAYERS = (
 )
 
 
-#: The layer of each named module, and the folder of each compiled one.
+#: The layer of each named module, and the folder of each compiled module.
 LAYER_OF: dict[str, int] = {}
 FOLDER_OF: dict[str, str] = {}
 for _number, (_, _modules_of_layer) in enumerate(LAYERS):
@@ -87,7 +88,7 @@ _CYTHON_IMPORT = re.compile(r"^ *from +([.\w]+) +c?import +(\([^)]*\)|[^\n#]*)|^
 
 
 def _sources() -> Iterator[tuple[str, Path]]:
-    """Yield names of modules, relative to the package (itself: "ascend_grad"), with their source files."""
+    """Yield names of modules, relative to the package, with their source files. The package is "ascend_grad"."""
     for folder, prefix in (("ascend_grad", ""), ("bench", "bench.")):
         for path in (ROOT / folder).rglob("*.py"):
             parts = path.relative_to(ROOT / folder).with_suffix("").parts
@@ -102,7 +103,7 @@ MODULES = {name for name, _ in SOURCES}
 
 
 def _modules(base: str, names: list[str]) -> Iterator[str]:
-    """Yield the modules that ``from base import names`` imports; `base` has no dots and is relative to the package."""
+    """Yield the modules that ``from base import names`` imports. `base` is relative to the package, without dots."""
     for name in names:
         inner = f"{base}.{name}" if base else name
         yield inner if inner in MODULES else base or "ascend_grad"
@@ -195,7 +196,10 @@ def test_modules_import_from_below(name: str):
     ("own", "other"), [("_rowwise_schedule", "_linear_kernels"), ("_linear_python", "_rowwise_kernels")]
 )
 def test_families_share_no_kernels(own: str, other: str):
-    """So that a change of one family's headers leaves the modules of the other as they were built."""
+    """Modules of one family do not depend on the other family's kernels.
+
+    A change of one family's headers therefore needs no new build of the other family's modules.
+    """
     reached, left = set[str](), {own}
     while left:
         name = left.pop()
@@ -206,7 +210,7 @@ def test_families_share_no_kernels(own: str, other: str):
 
 
 def test_no_circles():
-    # The package itself is what all of its modules are imported through, and imports the public ones.
+    # The package itself is left out: each import of a module imports the package, which imports the public modules.
     inner = {name: imports - {"ascend_grad"} for name, imports in GRAPH.items() if name != "ascend_grad"}
     try:
         TopologicalSorter(inner).prepare()

@@ -1,4 +1,4 @@
-"""The checkers themselves: they accept what is right and find what is wrong."""
+"""Test the checkers of the tests: they accept right results and find wrong ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values: every operator, dtype and CPU variant against the oracles, within the documented bounds."""
+"""Test that results of every operator, dtype and CPU variant are within the documented bounds."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def check_adversarial_rows(operator: str, dtype: str, n: int, engine) -> None:
         engine.assert_within(expected(operator, n, dtype, accumulator), problem, unrounded)
     if operator in MASKED:
         return
-    # Give the same rows as columns, and as columns of two matrices, one of them reversed.
+    # The same rows are given as columns of a matrix, and as columns of two matrices, the second in reverse order.
     first = problem.replaced(*(np.ascontiguousarray(a.T) for a in problem.arrays), dim=0)
     assert_same_values(engine(first).T, last)
     middle = problem.replaced(*(np.stack([a, a[::-1]]).swapaxes(1, 2).copy() for a in problem.arrays), dim=1)
@@ -58,7 +58,7 @@ def check_adversarial_rows(operator: str, dtype: str, n: int, engine) -> None:
 
 
 def assert_same_values(got: np.ndarray, expected: np.ndarray) -> None:
-    """Identical but for the sign and payload of NaN."""
+    """Check that two arrays are identical except for the sign and payload of NaN."""
     got, expected = native_copy(got), native_copy(expected)
     nan = np.isnan(expected)
     assert np.array_equal(np.isnan(got), nan)
@@ -76,7 +76,10 @@ def test_a_million_elements_in_a_row(operator, dtype, cpu_engine):
 
 
 def test_a_million_small_terms_beside_a_large_one(cpu_engine):
-    """The sum of a segment (at most 1024 terms of 2**-66) is lost if it is added to 1 in float64."""
+    """A million terms of 2**-66 beside a 1 are not lost.
+
+    The sum of a segment, which has at most 1024 terms, would be lost if it were added to 1 in float64.
+    """
     n = 2**20
     g, y = np.full((1, n), 2.0**-66), np.zeros((1, n))
     g[0, 0] = 1
@@ -110,7 +113,7 @@ def test_masks_and_scales(operator, dtype, engine):
 
 @pytest.mark.parametrize("real", [np.float32, np.float64])
 def test_exponentials_that_underflow(real, cpu_engine):
-    """In float32 they are normal or 0, since subnormal numbers are slow; in float64 they underflow gradually."""
+    """Exponentials in float32 are normal or 0, as subnormal numbers are slow. In float64 they underflow gradually."""
     info = np.finfo(real)
     near = []
     for least in (info.smallest_normal, info.smallest_subnormal / np.longdouble(2)):
@@ -139,7 +142,7 @@ def test_exponentials_that_underflow(real, cpu_engine):
 
 @pytest.mark.parametrize("packed", [True, False])
 def test_nan_does_not_depend_on_threads(packed, cpu_engine):
-    """Rows in groups and those that are left over, of several NaN."""
+    """Rows with NaN of both signs have the same bits for any number of threads, in row blocks and in the remainder."""
     for n, turn in itertools.product((*range(1, 9), 10, 20, 40, 50, 64, 100, 2500), range(3)):
         first, second = ((n // 3, n // 2), (n - 1, n // 2), (n - 1, 0))[turn]
         x = np.zeros((1003, n if packed else n + 3), np.float32)[:, :n]
@@ -152,7 +155,7 @@ def test_nan_does_not_depend_on_threads(packed, cpu_engine):
 
 
 def test_rows_of_a_few_elements(operator, dtype, engine):
-    """Short rows are computed several at a time, and each has the bits of a row that is computed alone."""
+    """Short rows, of which several are computed at a time, have the bits of a row that is computed alone."""
 
     def check(size: tuple[int, int]) -> None:
         problem = random_problem(operator, (1, 1, *size) if operator in MASKED else size, DTYPES[dtype])
@@ -168,7 +171,7 @@ def test_rows_of_a_few_elements(operator, dtype, engine):
 
 
 def test_special_values_propagate(operator, dtype, engine):
-    """One special value per row, in every array, at the start, the middle and the end."""
+    """NaN and infinity propagate from any array, and from the start, the middle and the end of a row."""
 
     def check(n: int) -> None:
         places = list(itertools.product((np.nan, np.inf, -np.inf), range(2), (0, n // 2, n - 1)))
@@ -187,7 +190,7 @@ def test_special_values_propagate(operator, dtype, engine):
 
 
 def test_special_values_propagate_between_threads(operator, dtype, cpu_engine):
-    """A few long rows, which threads compute in splits."""
+    """NaN and infinity propagate in a few long rows, which threads compute in splits."""
     n = 20_011
     problem = random_problem(operator, (1, 1, 7, n) if operator in MASKED else (7, n), DTYPES[dtype])
     floats = [array for array in problem.arrays if array.dtype != bool]

@@ -1,4 +1,4 @@
-"""The forms in which row-wise operators take their arguments, and those that they refuse."""
+"""Test the forms of arguments that row-wise operators take, and the forms that they refuse."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_subclasses_without_a_meaning_of_their_own(operator, kind, backend, tmp_
 
 
 class Wraps:
-    """An object that converts to whatever it was given."""
+    """An object whose conversion to an array returns the given value, whatever it is."""
 
     def __init__(self, value):
         self.value = value

@@ -1,4 +1,4 @@
-"""Layouts: the result depends on the values alone, bit for bit, however the arguments lie in memory."""
+"""Test that the bits of results depend on the values alone, whatever the layouts of the arguments are."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ import ascend_grad as ag
 
 @given(data=st.data())
 def test_any_layout(operator, engine, data):
-    """Results are right for any layout of inputs and `out`; bytes around `out` and the inputs are unchanged."""
+    """Results are right for any layout of inputs and `out`. Bytes around `out` and the inputs are unchanged."""
     problem = data.draw(problems(operator))
     inputs = [data.draw(views(array)) for array in problem.arrays]
     strange = problem.replaced(*inputs)
@@ -80,7 +80,7 @@ def test_a_slice_of_the_problem_gives_the_slice_of_the_result(operator, engine, 
     assert_identical(engine(part.replaced(*map(native_copy, part.arrays))), whole[tuple(index)])
 
 
-#: Sizes beyond what hypothesis draws: several blocks of rows and columns, gathered from every kind of memory.
+#: Shapes and dims that are larger than those that hypothesis draws, with several blocks of rows and columns.
 LARGE = {
     "rows": ((300, 1003), 1),
     "one long row": ((1, 200_003), 1),
@@ -114,7 +114,7 @@ def test_large_arrays(operator, dtype, size, cpu_engine):
 
 @pytest.mark.parametrize("operator", UNMASKED)
 def test_blocks_of_columns_beyond_the_cache(operator, dtype, cpu_engine):
-    problem = random_problem(operator, (2311, 1061), DTYPES[dtype], 0)  # 4.5 MiB of each operand in 16 bits
+    problem = random_problem(operator, (2311, 1061), DTYPES[dtype], 0)  # in 16 bits, each operand has 4.5 MiB
     rows = problem.replaced(*(np.ascontiguousarray(array.T) for array in problem.arrays), dim=-1)
     assert_identical(cpu_engine(problem), cpu_engine(rows).T)
 
@@ -193,7 +193,7 @@ def test_byte_orders_count_as_equal(dtype, engine):
 
 
 def test_swapped_bfloat16_is_swapped_memory(engine):
-    """NumPy and ml_dtypes spell it '>V2' in places; what counts is the memory."""
+    """A bfloat16 array of the other byte order is read as such, though NumPy and ml_dtypes sometimes name it '>V2'."""
     values = np.array([1.0, 2.0, 3.0], np.float32).astype(BFLOAT16)
     swapped = values.view(np.uint16).byteswap().view(BFLOAT16.newbyteorder())
     assert_identical(engine(Problem("softmax", (swapped,), {})), engine(Problem("softmax", (values,), {})))

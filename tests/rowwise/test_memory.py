@@ -1,4 +1,4 @@
-"""Memory: calls take next to none of their own, large results are ordinary arrays, nothing leaks."""
+"""Test that calls need little memory of their own, that large results are ordinary arrays, and that nothing leaks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ascend_grad import _memory
     ],
 )
 def test_large_inputs_are_not_copied(g, y, run_script, needs_memory):
-    """A copy of either is 64 MiB or more."""
+    """Calls on large inputs of any layout make no copy of an input, which would take at least 64 MiB."""
     needs_memory(1)
     script = f"""
         import numpy as np
@@ -77,7 +77,10 @@ def test_results_of_another_dtype_and_in_place_take_nothing(name, run_script, ne
 
 
 def test_workspace_size_is_an_upper_bound(run_script, needs_memory):
-    """`workspace_size` is at least the memory used beyond arguments and result, for every schedule and with overlap."""
+    """`workspace_size` is at least the memory that a call uses beyond arguments and result.
+
+    The shapes cover every schedule. Some results overlap the input.
+    """
     needs_memory(1)
     script = """
         import numpy as np
@@ -105,7 +108,7 @@ def test_workspace_size_is_an_upper_bound(run_script, needs_memory):
 
 @pytest.mark.parametrize("backward", [False, True])
 def test_workspace_size_of_masked_operators(backward):
-    """Masked operators have no `dim`, and the workspace of a softmax over the last axis."""
+    """Masked operators, which have no `dim`, need the same workspace as a softmax over the last axis."""
     x = np.ones((2, 3, 5, 7), np.float32)
     mask = np.zeros((1, 1, 5, 7), bool)
     operator, arrays = ("scaled_masked_softmax_backward", (x, x)) if backward else ("scaled_masked_softmax", (x,))
@@ -118,7 +121,7 @@ def test_workspace_size_of_masked_operators(backward):
 
 @pytest.fixture
 def large(dtype) -> np.ndarray:
-    """A fresh result just above the threshold of the library's own memory."""
+    """Return a newly allocated result just above the size from which the library maps memory itself."""
     shape = (_memory.HUGE_THRESHOLD // DTYPES[dtype].itemsize // 1000 + 1, 1000)
     x = np.broadcast_to(np.arange(1000).astype(DTYPES[dtype]), shape)
     return ag.log_softmax(x)
@@ -140,7 +143,7 @@ def test_large_results_are_ordinary_arrays(large, dtype):
 
 
 def test_large_results_are_never_cut_from_under_a_view(large):
-    """Views keep the memory alive; resizing either works or is refused, as for any array that does not own it."""
+    """Views keep the memory alive. Resizing works or is refused, as for any array that does not own its memory."""
     last, at = large[-1].copy(), large.shape[0] - 1
     try:
         large.resize((at + 2, 1000), refcheck=False)
@@ -289,7 +292,10 @@ def two_billion(needs_memory) -> np.ndarray:
     [((-1, 2**16), 1, "itself"), ((-1, 2**16), 0, "itself"), ((1, -1), 1, "itself"), ((1, -1), 1, "repeated")],
 )
 def test_more_than_two_billion_elements(two_billion, shape, dim, y):
-    """In place, in 16 bits: zeros but for the ends of the first and of the last row (column), where all is exact."""
+    """An in-place call on more than 2**31 elements of 16 bits is right.
+
+    All elements are 0 except for the ends of the first and the last row (or column). Their results are exact.
+    """
     g = two_billion.reshape(shape)
     g.fill(0)
     rows = g if dim == 1 else g.T

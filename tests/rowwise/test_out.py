@@ -1,4 +1,4 @@
-"""``out=``: where results go, what else is written (nothing), and how often they are rounded (once)."""
+"""Test that results go to ``out``, that no other memory is written, and that results are rounded once."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def test_every_misalignment(operator, dtype, shape, cpu_engine):
 
 
 def test_misaligned_results_beyond_the_cache(dtype, cpu_engine):
-    """Large enough for stores that go past the cache, with rows that end anywhere in a vector."""
+    """Misaligned results that are large enough for non-temporal stores are right. Rows end anywhere in a vector."""
     itemsize = DTYPES[dtype].itemsize
     row = random_problem("softmax_backward", (1021,), DTYPES[dtype])
     rows = 40 * 2**20 // itemsize // 1021
-    # Broadcast gradients, but every row of y has memory of its own.
+    # The gradients are broadcast, but every row of y has memory of its own.
     g, y = np.broadcast_to(row.arrays[0], (rows, 1021)), np.tile(row.arrays[1], (rows, 1))
     expected = cpu_engine(row)
     for shift in (0, itemsize, 32 + itemsize, 1):
@@ -103,7 +103,10 @@ def nearly_ties(dtype) -> np.ndarray:
 @pytest.mark.parametrize("out_dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("dim", [-1, 0])
 def test_float64_is_not_rounded_twice(out_dtype, dim, engine):
-    """If y = 1 in a row whose gradients sum to 0, the result is the gradient itself."""
+    """A float64 result is rounded to 16 bits directly, and not by way of float32.
+
+    If y = 1 in a row whose gradients sum to 0, the result is the gradient itself.
+    """
     values = nearly_ties(DTYPES[out_dtype])
     g = np.stack([values, -values], -1)
     problem = Problem("softmax_backward", (g, np.ones_like(g)), {"dim": -1})
@@ -115,7 +118,7 @@ def test_float64_is_not_rounded_twice(out_dtype, dim, engine):
     engine.assert_right(problem, out)
     pairs = out if dim else out.T
     assert_identical(pairs[:, 1], -pairs[:, 0])
-    # An independent rounding: the neighbour that is nearer in exact arithmetic.
+    # The rounding is checked independently: the result is the neighbour that is nearer in exact arithmetic.
     finite = np.isfinite(pairs[:, 0].astype(np.float64))
     got = pairs[finite, 0].astype(np.float64)
     assert np.all(np.abs(got - values[finite]) <= oracles.half_ulp(np.abs(values[finite]), DTYPES[out_dtype]))
@@ -163,7 +166,10 @@ def test_in_place_in_any_layout(operator, dtype, dim, engine):
 @pytest.mark.parametrize(("shape", "dim"), [((3, 70_001), 1), ((500, 301), 1), ((70_001, 3), 0), ((301, 700), 0)])
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_in_place_with_threads(operator, dtype, shape, dim):
-    """Results overwrite what other threads, or later splits of the same row, may have to read."""
+    """In-place results with several threads are right, although they overwrite inputs.
+
+    Other threads, or later splits of the same row, may still have to read these inputs.
+    """
     layouts = Layout((0, 1), (1, 1)), Layout((1, 0), (1, 1)), Layout((0, 1), (1, 2), swapped=True)
     if operator in MASKED:
         shape, dim = (1, 1, *shape), -1

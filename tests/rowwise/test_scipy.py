@@ -1,4 +1,4 @@
-"""Comparison with SciPy in float64, which shares no code with the library or with the other oracles."""
+"""Compare results with SciPy in float64. SciPy shares no code with the library or with the other oracles."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHAPES_AND_DIMS = [(shape, dim) for shape in SHAPES for dim in range(len(shape))
 TOLERANCE = 1e-12
 
 BT, V, H = 33, 500, 20
-#: Ends of the vocabulary's shards.
+#: Cuts of the vocabulary into shards.
 CUTS = (0, 1, 200, V)
 
 
@@ -26,7 +26,7 @@ def random() -> np.random.Generator:
 
 @pytest.fixture
 def layer(random) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Input, weight and targets of a linear layer."""
+    """Make input, weight and targets of a linear layer."""
     return random.standard_normal((BT, H)), random.standard_normal((V, H)), random.integers(0, V, BT)
 
 
@@ -51,7 +51,7 @@ def log_softmax_jacobian(y: np.ndarray) -> np.ndarray:
 
 
 def jacobian_product(jacobian, y: np.ndarray, g: np.ndarray, dim: int) -> np.ndarray:
-    """The product of g with the Jacobian matrix of each row of y."""
+    """Return the product of each row of g with the Jacobian matrix at the same row of y."""
     y, g = np.moveaxis(y, dim, -1), np.moveaxis(g, dim, -1)
     rows = [jacobian(y[row]) @ g[row] for row in np.ndindex(y.shape[:-1])]
     return np.moveaxis(np.reshape(rows, y.shape), -1, dim)
@@ -68,7 +68,7 @@ def test_backward(shape, dim, random):
 
 @pytest.mark.parametrize("scale", [1.0, -0.125, 3.0])
 def test_scaled_masked_softmax(scale, random):
-    """The fill value of masked logits is -10000, so that a row without any other is uniform."""
+    """The masked softmax equals a softmax in which masked logits are -10000. A row without other logits is uniform."""
     x, g = random.standard_normal((2, 3, 11, 17)), random.standard_normal((2, 3, 11, 17))
     mask = random.random((2, 1, 11, 17)) < 0.3
     mask[0, 0, 0] = True
@@ -104,7 +104,7 @@ def test_gradients_over_shards(stored, layer, random):
     grad = random.standard_normal(BT)
     logits = x @ weight.T
     tile = grad[:, None] * (special.softmax(logits, -1) - np.eye(V)[target])
-    # exp(logits - logsumexp) are probabilities, so that the sum of exponentials is 1.
+    # The terms exp(logits - logsumexp) are probabilities, so that the sum of exponentials is 1.
     statistics = {"logits_max": special.logsumexp(logits, -1), "sum_exp_logits": np.ones(BT)}
     input_grad = np.zeros((BT, H))
     for start, stop in pairwise(CUTS):

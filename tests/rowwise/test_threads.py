@@ -1,4 +1,4 @@
-"""Threads: any number of them gives the same bits, in any process, and the caller's own are left alone."""
+"""Test that any number of threads gives the same bits, in any process, and that the caller's settings stay."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COUNTS = (1, 2, 3, 4)
 
 needs_openmp = pytest.mark.skipif(not _openmp.VERSION, reason="built without OpenMP")
 
-#: Many rows, few rows, one row; many columns, few columns; a dimension in the middle.
+#: Shapes with many rows, few rows or one row, likewise with columns, and shapes whose dimension is in the middle.
 SHAPES = {
     "rows": ((800, 701), -1),
     "a few long rows": ((3, 180_007), -1),
@@ -44,7 +44,7 @@ MASKED_SHAPES = [(2, 3, 131, 701), (1, 1, 2, 280_001), (1, 2, 55_003, 5), (1, 1,
 
 @pytest.fixture
 def default_threads() -> Iterator[None]:
-    """The default number of threads is the size of the team, also if other processes keep the cores busy."""
+    """Make calls use the default number of threads also if other processes keep the cores busy."""
     _threads.detect_oversubscription(False)
     yield
     _threads.detect_oversubscription(True)
@@ -84,7 +84,7 @@ def test_threads_and_caches_change_nothing_on_any_variant(operator, shape, cpu_e
 
 
 def check_counts(problem: Problem, caches: tuple) -> None:
-    """Compare the bits for every number of threads, each with other cache sizes, and for the default."""
+    """Compare the bits for each number of threads, with cache sizes of its own, and for the default number."""
     expected = compute(problem, num_threads=1)
     assert _openmp.last_team_size() == 1
     strided = problem.replaced(*(np.repeat(a, 2, -1)[..., ::2] for a in problem.arrays))
@@ -102,7 +102,7 @@ def check_counts(problem: Problem, caches: tuple) -> None:
 
 @needs_openmp
 def test_set_num_threads(default_threads):
-    # Long enough for a call of its own to wake a team that sleeps.
+    # The problem is large enough that a single call wakes a sleeping team.
     problem = Problem("softmax", (np.broadcast_to(np.float32(1), (4096, 4096)),), {})
     out = np.empty(problem.shape, np.float32)
     for count in (3, 1, 2):
@@ -117,7 +117,7 @@ def test_set_num_threads(default_threads):
 
 @needs_openmp
 def test_calls_that_follow_one_another_get_the_team(default_threads, forced):
-    """Calls in close succession get the team, however long each takes: only idle time between calls makes it sleep."""
+    """Calls in close succession get the team, however long each takes. The team sleeps only if calls are far apart."""
     forced("baseline" if "baseline" in _cpu.supported_variants() else _cpu.variant())
     problem = Problem("softmax", (np.broadcast_to(np.float64(1), (1500, 1500)),), {})
     out = np.empty(problem.shape)
@@ -326,7 +326,7 @@ def test_other_python_threads_run_during_a_call(num_threads, strided, no_forced_
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("dim", [0, 1])
 def test_ctrl_c_interrupts_a_long_call(num_threads, dim, run_script, needs_memory):
-    """The signal comes when the first results stand; it is heard before the last ones do."""
+    """A signal that arrives after the first result is written ends the call before the last result is written."""
     needs_memory(2.5)
     script = f"""
         import os, signal, threading, time

@@ -1,4 +1,4 @@
-"""Memory that cannot be had: the call raises MemoryError, and nothing was written."""
+"""Test that a call whose allocation fails raises MemoryError and writes nothing."""
 
 from __future__ import annotations
 

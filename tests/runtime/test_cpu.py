@@ -1,4 +1,4 @@
-"""The variant that computes: chosen by the CPU, forced, or refused by the operating system."""
+"""Test which variant computes: by default, if a variant is forced, and if the operating system refuses one."""
 
 from __future__ import annotations
 

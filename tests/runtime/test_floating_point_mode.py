@@ -1,4 +1,4 @@
-"""Another library may switch subnormal numbers off in the calling thread: no result shows it."""
+"""Test that results stay the same if another library disables subnormal numbers in the calling thread."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ TESTS = Path(__file__).parents[1] / "support"
 
 @pytest.mark.parametrize("variant", _cpu.supported_variants())
 def test_flush_to_zero_in_the_calling_thread_changes_nothing(variant, tmp_path, run_script):
-    """A library linked with -ffast-math switches it on in the thread that loads it, and there alone.
+    """Results have the same bytes before and after a library linked with -ffast-math is loaded.
 
-    Every operator, dtype, dtype of `out` and axis, on data whose inputs, sums, results or settings are subnormal: the
-    same bytes before and after such a library is loaded. For `out`, byte orders and numbers of threads take turns.
+    Such a library switches on flush-to-zero in the thread that loads it, and in no other thread. The calls have every
+    operator, dtype, dtype of `out` and axis, and subnormal inputs, sums, results or settings. Byte orders of `out` and
+    numbers of threads take turns.
     """
     library = tmp_path / "fast_math.so"
     subprocess.run(["cc", "-shared", "-ffast-math", "-x", "c", "/dev/null", "-o", library], check=True)

@@ -1,4 +1,4 @@
-"""Calls from many Python threads at once, which run side by side where Python has no interpreter's lock."""
+"""Test calls from many Python threads at once, which run in parallel if Python has no global interpreter lock."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_results_from_many_threads():
 
 
 def test_workspaces_of_many_threads():
-    """Each call has a workspace of its own; the calls are short, so that threads allocate at the same time."""
+    """Each call has a workspace of its own. The calls are short, so that several threads allocate at the same time."""
     shapes = [(3, 64, 17), (5, 200, 17), (9, 48, 17), (2, 300, 17)]
     problems = [problem_of(GRADIENT, shape, "float32") for shape in shapes]
 
@@ -66,7 +66,10 @@ def test_workspaces_of_many_threads():
 
 
 def test_every_generated_file_declares_that_it_needs_no_lock():
-    """Check what Cython wrote for the build, which is the same text for Pythons with the lock and without it."""
+    """The C file of every module declares that the module needs no global interpreter lock.
+
+    Cython writes the same file for Pythons with the lock and without it.
+    """
     root = Path(__file__).parents[2]
     sources = {path.stem for path in (root / "pyx").rglob("*.pyx")}
     # Earlier builds may have left files of modules that are gone.

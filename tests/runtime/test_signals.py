@@ -1,4 +1,4 @@
-"""Signals are checked while a call computes, however long it takes for an element."""
+"""Test that a call checks for signals while it computes, also if each element takes long."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 
 from ascend_grad import _cpu
 
-#: Seconds that a call takes where nothing disturbs it, and the most of it that may pass between two checks of signals.
-#: A share, not a time: a slow or busy machine stretches both.
+#: Least time of a call that nothing disturbs, in seconds, and the largest share of it between two checks of signals.
+#: The limit is a share and not a time, since a slow or busy machine stretches the call and the interval alike.
 CALL = 0.3
 SHARE = 1 / 4
-#: Seconds between two runs of a signal's handler, on average: three times those between two checks, and some.
+#: Largest average time between two runs of a signal's handler, in seconds: twice CALL * SHARE.
 INTERVAL = 0.15
 
 SETUP = f"""
@@ -63,8 +63,9 @@ SETUP = f"""
         assert any(is_prompt(call) for _ in range(3))
 """
 
-#: Every way through the schedules, on data that is slow for its number of elements, too; n is as large as needed.
-#: Results lie in memory that was touched before: the first touch is the system's work, and cannot be interrupted.
+#: Operator, array and dim for every path through the schedules. Some of the data is slow for its number of elements.
+#: The script makes n as large as needed. Results lie in memory that was touched before, since the system cannot be
+#: interrupted while it maps memory at the first touch.
 ROWWISE = {
     "rows": ("softmax", "tile(n, 50_000)", "-1"),
     "long rows": ("log_softmax", "tile(3, 20_000 * n)", "-1"),
@@ -78,7 +79,7 @@ ROWWISE = {
     "float64": ("log_softmax", "tile(n, 30_000).astype(float)", "-1"),
     "float16": ("log_softmax", "tile(n, 50_000).astype(np.float16)", "-1"),
 }
-#: Names of arguments, as above, and the call but for the number of threads.
+#: Statements that make the arguments, and the call without its number of threads.
 LINEAR = {
     "rows aside": (
         "memory = np.ones((n, 20_001), np.float32); x, out = memory[:, 1:].T, memory[:, :-1].T",
@@ -187,7 +188,7 @@ def script_of(name: str) -> str:
 
 @pytest.fixture(scope="module")
 def recorded_clock(tmp_path_factory) -> str:
-    """A library that, preloaded into a process, records when a thread reads the clock."""
+    """Build a library that, preloaded into a process, records when a thread reads the clock, and return its path."""
     library = tmp_path_factory.mktemp("clock") / "recorded_clock.so"
     source = Path(__file__).parents[1] / "support" / "recorded_clock.c"
     subprocess.run(["cc", "-shared", "-fPIC", "-O1", source, "-o", library], check=True)
@@ -201,7 +202,7 @@ def test_signals_are_checked_in_time(name, run_script, needs_memory, recorded_cl
         script_of(name),
         ASCEND_GRAD_CPU=_cpu.supported_variants()[0],
         LD_PRELOAD=recorded_clock,
-        # Memory that was freed is used again, so that only the first call waits for the system to find it.
+        # Freed memory is reused, so that only the first call waits until the system has found memory.
         MALLOC_MMAP_MAX_="0",
         MALLOC_TRIM_THRESHOLD_=str(1 << 40),
     )

@@ -1,4 +1,4 @@
-"""A small client of the Ascend runtime by ctypes, so that tests of the test double do not need the binding."""
+"""Call the Ascend runtime by ctypes, so that tests of the test double do not need the library's binding."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ _OPERATORS: dict[str, tuple] = {
     "ScaledMaskedSoftmax": (c_void_p, c_void_p, c_double, c_bool, c_void_p),
     "FusedLinearOnlineMaxSum": (*[c_void_p] * 3, c_int64, c_int64, *[c_void_p] * 6),
     "FusedCrossEntropyLossWithMaxSum": (*[c_void_p] * 3, c_float, *[c_void_p] * 5),
-    # operators of torch_npu
+    # torch_npu calls the remaining operators.
     "InplaceCopy": (c_void_p, c_void_p),
     "Add": (*[c_void_p] * 4,),
     "Muls": (*[c_void_p] * 3,),
@@ -108,7 +108,7 @@ class StatusError(Exception):
 
 
 class Acl:
-    """The functions of the runtime by name, with helpers. `clear` destroys all objects that it made, in any state."""
+    """The functions of the runtime by name, with helpers. `clear` destroys the objects that the helpers made."""
 
     def __init__(self, *libraries: Path) -> None:
         self._libraries = [ctypes.CDLL(str(library)) for library in libraries]
@@ -219,7 +219,7 @@ class Acl:
         self.check(f"aclnn{name}", self.malloc(size) if size else None, size, executor, stream)
 
     def compute(self, name: str, *arguments) -> list[np.ndarray]:
-        """Run an operator. Arrays become tensors; the result holds the values of all of them afterwards, in order."""
+        """Run an operator on tensors made from the given arrays, and return the values of all tensors afterwards."""
         arrays, addresses, converted = [], [], []
         for argument in arguments:
             if isinstance(argument, np.ndarray):
@@ -248,7 +248,7 @@ class Acl:
 
 
 def broken(double: StandIn, words: str) -> None:
-    """Check that the record has exactly one violation, of this rule."""
+    """Check that the record has exactly one violation, whose text contains these words."""
     violations = double.violations()
     assert len(violations) == 1, violations
     assert words in violations[0]

@@ -3,8 +3,8 @@
 ``python tests/support/breaks.py [WORD ...]`` makes all breaks, or the breaks whose names have these words.
 
 A break replaces a few words in one file of a temporary copy of the package. The affected modules are compiled again,
-and the tests run on the copy. This takes minutes, so it is no test itself: run it after changes of the tests. Breaks of
-the NPU backend are in ``npu/test_breaks.py``.
+and the tests run on the copy. A run takes minutes, so that this program is not a test itself. Run it after changes of
+the tests. Breaks of the NPU backend are in ``npu/test_breaks.py``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from broken import ROOT, compile_module, copy_of_the_package, environment, repla
 
 from ascend_grad import _cpu
 
-#: Cython's directives as in setup.py; kernels are compiled for one instruction set alone.
+#: Cython's directives, as in setup.py. Kernels are compiled for one instruction set alone.
 DIRECTIVES = ("boundscheck=False", "wraparound=False", "cdivision=True", "initializedcheck=False")
 LANES = {"avx2": 8, "avx512": 16, "avx512_bf16": 16, "amx_bf16": 16}.get(_cpu.variant(), 4)
 FLAGS = (
@@ -32,11 +32,11 @@ class Break(NamedTuple):
     file: str
     right: str
     wrong: str
-    tests: tuple[str, ...]  # arguments of pytest; each of these tests has to catch the break
+    tests: tuple[str, ...]  # arguments of pytest: each test has to catch the break
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """Compiled modules that have to be built again."""
+        """Return the compiled modules that have to be built again."""
         if self.file.endswith(".pyx"):
             return (Path(self.file).stem,)
         headers = {

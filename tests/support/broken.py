@@ -41,7 +41,7 @@ def copy_of_the_package(folder: Path) -> None:
     )
     for declarations in (ROOT / "pyx").rglob("*.pxd"):  # Cython finds declarations by the name of the package
         shutil.copy(declarations, folder / "ascend_grad")
-    # Modules of a wheel look for OpenMP's library there.
+    # The modules of a wheel look for OpenMP's library in ascend_grad.libs, beside the package.
     libraries = PACKAGE.with_name("ascend_grad.libs")
     if libraries.is_dir():
         os.symlink(libraries, folder / libraries.name)

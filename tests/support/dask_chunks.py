@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 
 def cuts(length: int):
-    """Draw lengths of chunks with this sum; some of them may be 0."""
+    """Draw lengths of chunks with this sum. Some of the lengths may be 0."""
     return st.lists(st.integers(0, length), max_size=3).map(
         lambda ends: tuple(np.diff([0, *sorted(ends), length]).tolist())
     )

@@ -1,7 +1,7 @@
-"""Limits of the devices, written from the operators' documents and not from the library.
+"""State the limits of devices, from the operators' documents and independently of the library.
 
-`code` is about a device of the family 910B. `takes` is about the operators and dtypes that any family has, `documents`
-about the operators and dtypes that the vendor documents.
+`code` gives the status of a refused call on a device of the family 910B. `takes` tells which operators and dtypes a
+family of devices has. `documents` tells which of them the vendor documents.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SYSTEMS = {
 _NEWER = ("910B", "910_93", "950")
 _ROWWISE = ("910", "310P", *_NEWER)
 
-#: The device's operators that each operator is made of, and the families that have it.
+#: For each operator, the device's operators that compute it, and the families of devices that have them.
 KERNELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "softmax": (("Softmax",), ("310B", *_ROWWISE)),
     "log_softmax": (("LogSoftmax",), _ROWWISE),
@@ -43,7 +43,7 @@ KERNELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 
 
-#: The operators that the vendor documents on fewer systems than have them.
+#: The operators that more families of devices have than the vendor documents.
 _MASKED_OR_FUSED = (*MASKED, GRADIENT, STATISTICS, LOSS, WHOLE)
 
 
@@ -60,14 +60,14 @@ def takes(family: str, operator: str, dtype: str) -> bool:
 
 
 def code_of(problem: Problem | LinearProblem) -> int | None:
-    """Return the status code with which a forced device refuses this valid call, or None if it takes it."""
+    """Return the status code with which a forced device refuses this valid call, or None if it computes the call."""
     if isinstance(problem, LinearProblem):
         return code(problem.operator, problem.arguments)
     return code(problem.operator, dict(zip(ARRAYS[problem.operator], problem.arrays, strict=True)))
 
 
 def code(operator: str, arguments: dict[str, Any]) -> int | None:
-    """Return the status code for an operator and its arguments by name, or None."""
+    """Return the status code with which a device refuses the operator with these arguments, or None."""
     return _linear(operator, arguments) if operator in LINEAR else _rowwise(operator, arguments)
 
 

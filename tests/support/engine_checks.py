@@ -1,4 +1,4 @@
-"""Checks of the outcomes of `rank_program`, for any engine."""
+"""Check the outcomes of `rank_program`, for any engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults: ways to spoil one argument of a good call, with the exception that each raises."""
+"""Define faults: ways to spoil one argument of a good call, with the exception that each fault raises."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Fault(NamedTuple):
 
 
 class Case(NamedTuple):
-    """One way to call an operator: good arguments (without rows if `empty`), ways to spoil one, the order of checks."""
+    """One way to call an operator. `good_call` returns arguments, without rows if `empty`. `stages` are in order."""
 
     operator: str
     good_call: Callable[..., dict[str, Any]]
@@ -79,7 +79,7 @@ class Recorded(np.ndarray):
 
 
 class Noted(np.ndarray):
-    """An array with an attribute that its views and results inherit. Arithmetic ignores it, so it is no fault."""
+    """An array with an attribute that its views and results inherit. Arithmetic ignores it, so no call refuses it."""
 
     note = ""
 
@@ -90,7 +90,7 @@ class Noted(np.ndarray):
         return super().__array_wrap__(array, context, return_scalar)
 
 
-#: Ways to give an array a meaning beyond its elements. A matrix is separate, as it has two axes.
+#: Ways to give an array a meaning beyond its elements. np.matrix is listed apart, as it always has two axes.
 MEANINGS = {
     "masked": np.ma.array,
     "masked in part": lambda x: np.ma.array(x, mask=np.arange(np.size(x)).reshape(np.shape(x)) % 2 == 0),

@@ -101,7 +101,7 @@ def sparse(name: str, shape: tuple[int, ...], dtype: str = "<f4") -> int:
 
 
 def peak_anonymous_bytes(*argv: str) -> int:
-    """Return the most anonymous memory of the command in samples, in bytes."""
+    """Run the command, and return its largest sampled anonymous memory, in bytes."""
     process, peak = start("apply", *argv), 0
     while process.poll() is None:
         with contextlib.suppress(OSError, StopIteration):

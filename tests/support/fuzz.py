@@ -3,12 +3,12 @@
 ``python tests/support/fuzz.py [--calls COUNT] [--seed SEED]`` makes the calls.
 
 Valid calls are computed by the CPU backend and by the reference. Both results have to be within the bounds of
-`ascend_grad.bounds`, and the CPU's result has the bits of the same call on contiguous arrays and one thread. Both
-backends have to refuse an invalid call with the same message, with the exception and the argument that the contract
-names. Memory outside of the results must not change.
+`ascend_grad.bounds`. The CPU's result must have the bits of the same call on contiguous arrays and one thread. Both
+backends have to refuse an invalid call with the same message. Exception and argument are as the contract demands.
+Memory outside of the results must not change.
 
-A call depends on the seed and on its number alone. A failing call is printed with both, and with the command that
-repeats it: ``python tests/support/fuzz.py --seed SEED --call NUMBER``.
+A call depends on the seed and on its number alone. A failing call is printed with seed and number, and with the command
+that repeats it: ``python tests/support/fuzz.py --seed SEED --call NUMBER``.
 """
 
 from __future__ import annotations
@@ -249,7 +249,7 @@ def run_process(options: Options, parts: list[range], currents: list[Any], total
     work(0)
     for thread in threads:
         thread.join()
-    gc.collect()  # frees the objects in tracebacks of failures
+    gc.collect()  # frees objects in the tracebacks of failures
     if producers.live or producers.wrongly_deleted:
         print(f"handed out and not deleted: {len(producers.live)}; wrongly deleted: {producers.wrongly_deleted}")
         failures[0] += 1

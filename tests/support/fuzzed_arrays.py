@@ -1,4 +1,4 @@
-"""Draw the arrays of random calls, in any layout, with shared memory, and of other libraries."""
+"""Draw the arrays of random calls, in any layout. Some share memory, and some belong to other libraries."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ def random_view(draw: Draw, array: np.ndarray, form: Form, *, repeats: bool) -> 
 def sharing_memory(
     draw: Draw, array: np.ndarray, shape: tuple[int, ...], dtype: np.dtype, form: Form
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the values, a result of this shape and dtype that may share their memory, and the bytes around both.
+    """Return an array of the values, an array for a result that may share its memory, and the buffer of both arrays.
 
-    Often both begin at the same address.
+    The two arrays often begin at the same address.
     """
     size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     reach = -(-max(array.nbytes, size) // 8) * 8
@@ -105,7 +105,7 @@ def content(value: Any) -> np.ndarray:
 
 
 class Library(NamedTuple):
-    """The library of a call's arrays. `owns`: the class of results; `takes_out`: whether `out` may be its arrays."""
+    """The library of a call's arrays. `owns` is the class of results. `takes_out` tells if `out` may be one of them."""
 
     name: str
     give: Callable[[np.ndarray], Any]

@@ -36,14 +36,14 @@ from ascend_grad import contract
 from ascend_grad.arrays import native
 
 SIZES = (0, 1, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 48, 65, 70, 130, 300)
-#: Shapes of one call in a hundred. They take several threads by default, and their rows have several splits.
+#: Shapes of one call in a hundred. Such a call takes several threads by default, and its rows have several splits.
 LARGE_SHAPES = ((40, 5000), (5000, 40), (2, 70001), (100003,), (300, 17, 30), (3, 4, 5, 6, 7, 8, 9, 2))
 LARGE_MASKED_SHAPES = ((2, 3, 40, 700), (1, 1, 2, 70001), (4, 4, 2000, 5))
 LARGE_LINEAR_SHAPES = ((130, 1500, 70), (700, 300, 40), (5, 20000, 33), (2000, 17, 129))
 LINEAR_SIZES = (0, 1, 1, 2, 3, 5, 8, 9, 16, 17, 33, 50)
 
-#: The constant of bounds if rows are repeated: equal terms round the same way, in each addition of a chain of 1280
-#: terms by at most eps. `ANY` was exceeded once, by a sixth.
+#: The constant of bounds if rows are repeated. Each addition in a chain of 1280 terms may err by eps, and the errors of
+#: equal terms have the same sign. The constant `ANY` is too small: an error was once larger than it by a sixth.
 CHAIN = 1280
 
 #: Short vectors, which may be NumPy's in calls with another library's matrices.
@@ -101,7 +101,7 @@ class Sample:
 
 
 def first_array(operator: str) -> str:
-    """Return the name of the argument whose dtype decides."""
+    """Return the name of the argument whose dtype is the dtype of the problem."""
     if operator in OPERATORS:
         return ARRAYS[operator][0]
     return "logits_max" if operator == LOSS else "input"
@@ -156,7 +156,7 @@ def rowwise_sample(draw: Draw, dtype: str) -> Sample:
             arguments["fix_triu_mask"] = draw.choice((False, np.False_))
     elif problem.settings["dim"] != -1 or draw.chance(0.5):
         arguments["dim"] = draw.choice((int, np.int64, np.int8))(problem.settings["dim"])
-    if operator.endswith("backward") and draw.chance(0.05):  # the same array for two arguments
+    if operator.endswith("backward") and draw.chance(0.05):  # two arguments are the same array
         first, second = ARRAYS[operator][:2]
         arguments[second] = arguments[first]
     return Sample(operator, operator, arguments, is_ordinary=is_ordinary)
@@ -247,7 +247,7 @@ def lay_out(draw: Draw, sample: Sample) -> None:
 
 
 def place_results(draw: Draw, sample: Sample) -> None:
-    """Make arrays for the results: new ones, or ones that share memory with an argument."""
+    """Make arrays for the results. Some of the arrays share memory with an argument."""
     form = sample.library.form
     floats = [name for name, array in sample.arrays.items() if array.dtype in DTYPES.values()]
     draw.shuffle(floats)
@@ -407,7 +407,7 @@ def assert_within(name: str, result: np.ndarray, right: oracles.Expected) -> Non
 
 
 def result_dtypes(sample: Sample) -> list[np.dtype]:
-    """Return the dtypes of fresh results, by the contract."""
+    """Return the dtypes that the contract demands of newly allocated results."""
     if not sample.is_linear:
         return [sample.dtype]
     accumulator = linear_samples.accumulator(sample.dtype)

@@ -1,8 +1,8 @@
 """Draw random calls with faults, and the error that the contract demands.
 
-Each fault belongs to a stage of the operator's checks. Of several faults, the one of the earliest stage decides. Faults
-that do not depend on the call come from the lists of the tests (`rowwise_faults`, `linear_faults`). Faults that depend
-on shapes or values are made here.
+Each fault belongs to a stage of the operator's checks. If a call has several faults, the fault of the earliest stage
+decides which error is raised. Faults that do not depend on the call come from the lists of the tests (`rowwise_faults`,
+`linear_faults`). Faults that depend on shapes or values are made here.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def faults_of_results(draw: Draw, sample: Sample) -> Iterator[Fault]:
 
 
 def faults_of_libraries(draw: Draw, sample: Sample) -> Iterator[Fault]:
-    """Take one array from another library than the first."""
+    """Replace one array by an array of a library other than the first array's."""
     names = list(sample.arrays)
     name = draw.choice(names[1:])
     if name not in MIXES:
@@ -229,7 +229,7 @@ def faults_of_libraries(draw: Draw, sample: Sample) -> Iterator[Fault]:
 
 
 def unequal_dtypes(draw: Draw, sample: Sample) -> Iterator[Fault]:
-    """Give an array a floating dtype that does not fit the first array's."""
+    """Give an array a floating dtype that does not fit the first array's dtype."""
     names = [name for name, array in sample.arrays.items() if array.dtype in DTYPES.values() and name != "grad_loss"]
     order = [name for name in ALL_ARRAYS[sample.case] if name in names]
     for name in order[1:]:
@@ -245,7 +245,7 @@ def unequal_dtypes(draw: Draw, sample: Sample) -> Iterator[Fault]:
         yield Fault("dtype", name, f"{dtype}, unlike the others", as_dtype(DTYPES[dtype]), TYPE, name)
 
 
-#: The floating arrays of each case. The array whose dtype decides comes first.
+#: The arrays of each case. The array whose dtype is the dtype of the problem comes first.
 ALL_ARRAYS = {
     case: sorted(contract.OPERATORS[each.operator].array_names, key=lambda name: name != "input")
     + list(contract.OPERATORS[each.operator].optional_names)
@@ -259,7 +259,7 @@ def faults_of_nothing(draw: Draw, sample: Sample) -> Iterator[Fault]:
 
 
 def faults_of_grad_loss(draw: Draw, sample: Sample) -> Iterator[Fault]:
-    """Spoil the upstream gradient of a call without a reduction, which may be an array."""
+    """Spoil the upstream gradient of a call without a reduction. Such a gradient may be an array."""
     rows = len(sample.arrays["input"])
     if sample.arguments["reduction"] == "none":
         values: dict[str, tuple[Any, Any]] = {
@@ -292,7 +292,7 @@ def applies(fault: Fault, sample: Sample) -> bool:
     """Return whether a listed fault is a fault in this call."""
     value = sample.arguments.get(fault.argument)
     if fault.stage == "dtype" and fault.argument in ALL_ARRAYS[sample.case] and value is None:
-        return False  # an optional array that the call omits
+        return False  # the call omits this optional array
     if fault.stage == "mode" and sample.case == "stored":
         return "logits_max" not in sample.arguments
     if fault.label == "matrix":
@@ -303,20 +303,20 @@ def applies(fault: Fault, sample: Sample) -> bool:
 
 
 def faults_at(draw: Draw, sample: Sample, stage: str) -> list[Fault]:
-    """Return faults of the stage, made for the call or from the lists with equal probability."""
+    """Return faults of the stage: faults made for the call or faults from the lists, with equal probability."""
     made = list(MADE[stage](draw, sample)) if stage in MADE else []
     fixed = [fault for fault in LISTED[sample.case].get(stage, ()) if applies(fault, sample)]
     return made if made and (not fixed or draw.chance(0.5)) else fixed
 
 
 def as_decided(fault: Fault, spoilt: Any, dim: int) -> Fault:
-    """Return a fault of the input as log_softmax reports it, which checks `dim` before dtypes."""
+    """Return a fault of log_softmax's input as log_softmax reports it, since it checks `dim` before dtypes."""
     rank = max(getattr(spoilt, "ndim", 0), 1)
     return fault if -rank <= dim < rank else fault._replace(stage="dim", raises=INVALID, blamed="dim")
 
 
 def broken(draw: Draw, sample: Sample) -> list[Fault]:
-    """Spoil arguments of the call, and return the faults, the deciding one first. The list may be empty."""
+    """Spoil arguments of the call, and return the faults, which may be none. The fault that is reported comes first."""
     stages, dim = stages_of(sample), int(sample.arguments.get("dim", -1))
     found: list[Fault] = []
     for stage in draw.sample(stages, draw.choice((1, 1, 1, 2, 3))):

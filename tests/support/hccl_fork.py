@@ -1,8 +1,8 @@
 """Start the processes of a group on Ascend NPUs: ``python hccl_fork.py FOLDER HOME BACKEND WHAT``.
 
-`hccl_ranks` describes the arguments. torch, and torch_npu if it is installed, are imported before the process forks
-into the ranks, so that an import is paid once. The runtime is initialised after the fork, since a child could not use
-it otherwise.
+`hccl_ranks` describes the arguments. torch, and torch_npu if it is installed, are imported once, before the process
+forks into the ranks. The runtime is initialised after the fork, since a child could not use a runtime that its parent
+has initialised.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def fork() -> int:
     children = []
     for rank in range(RANKS):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # Python warns of threads, which are idle here
+            warnings.simplefilter("ignore", DeprecationWarning)  # Python warns of the threads, which are idle here
             child = os.fork()
         if child == 0:
             return rank

@@ -1,7 +1,7 @@
-"""The program of each process of a group on Ascend NPUs: `run`, after `hccl_fork` has forked the process.
+"""Run the cases in each process of a group on Ascend NPUs. `hccl_fork` forks the process and calls `run`.
 
-``HOME`` is an installation of the test double of a device; ``BACKEND`` is "hccl", "both" or "gloo". ``WHAT`` is
-"arrays", on a device of its own for each process, or "tensors" with autograd, which here has device 0 alone.
+``HOME`` is an installation of the test double of a device. ``BACKEND`` is "hccl", "both" or "gloo". If ``WHAT`` is
+"arrays", each process has a device of its own. If it is "tensors", the cases use autograd, on device 0 in each process.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from ascend_grad.backends.ascend import runtime, session
 from ascend_grad.errors import device_error
 
 SHAPE, ENTRIES, ROWS = (33, 50, 17), [0, 20, 50], [0, 20, 33]
-#: A shape whose matrices are larger than all other data that a call copies.
+#: A shape whose matrices are larger than any other array that a call copies.
 LARGE, LARGE_ENTRIES, LARGE_ROWS = (64, 96, 1024), [0, 40, 96], [0, 30, 64]
 
 REDUCTIONS = ("mean", "sum", "none")
-#: Functions whose calls fail in turn, with the number of these calls.
+#: Functions whose calls fail, one call in each attempt, with the number of calls.
 FAULTS = {"aclrtMemcpyAsync": 19, "aclnnFusedLinearCrossEntropyLossGrad": 1, "wait_for_torch": 19}
 BACKENDS = ("hccl", "both", "gloo")
 
@@ -48,7 +48,7 @@ Outcomes = dict[Any, Any]
 
 
 def array_cases(backend: str) -> dict[str, tuple]:
-    """Return problem, call, cuts and options by name. "there" means arrays on the device, "here" on the host."""
+    """Return problem, call, cuts and options by name. Arrays are on the device ("there") or on the host ("here")."""
     cases: dict[str, tuple] = {}
     dtypes = {"there": ("float16", "bfloat16"), "here": ("float16", "bfloat16", "float32", "float64")}
     for place in ("there",) if backend == "hccl" else ("there", "here"):
@@ -107,7 +107,7 @@ def copied(rank: int, work: Callable, cuts: list[int]) -> int:
         session.Session.put, session.Session.fetch = put, fetch
     assert all(isinstance(each, npu.DeviceArray) for each in results)
     if not torch_npu_real.IS_INSTALLED:
-        assert not torch.npu.current_stream(rank).queue  # all work is submitted
+        assert not torch.npu.current_stream(rank).queue  # checks that all work is submitted
     return max(sizes)
 
 
@@ -154,7 +154,7 @@ def failures(device: StandIn, backend: str, rank: int) -> dict[Any, Callable[[],
         "host, tokens": tokens,
         "dtype": partial(vocabulary_rank, whole((9, 20, 4), "float32"), [0, 11, 20], dist.group.WORLD, put=npu.asarray),
     }
-    if backend != "both":  # with both backends the double uses a single device
+    if backend != "both":  # if there are both backends, the double uses a single device
         cases["another device"] = partial(another_device, rank)
     own_entries, own_tokens = slice(11 * rank, 11 + 9 * rank), slice(5 * rank, 5 + 4 * rank)
     for work, own in (
@@ -184,13 +184,13 @@ def arrays(device: StandIn, backend: str, rank: int) -> Outcomes:
 
 
 def parts(rank: int, dtype: torch.dtype, reduction: str) -> tuple[torch.Tensor, ...]:
-    """Make input, weight, targets and the upstream gradient of this rank on its device."""
+    """Make input, weight, targets and the upstream gradient of this rank on device 0."""
     x, w, target, above = tensor_ranks.problem(dtype, reduction)
     return tuple(each.to("npu:0") for each in (x, w[slice(*parallel.vocab_range(len(w), rank, 2))], target, above))
 
 
 def values(rank: int, dtype: torch.dtype, reduction: str) -> list[torch.Tensor]:
-    """Return the loss, and the gradients of two backwards."""
+    """Return the loss, and the gradients of two backward passes."""
     x, w, target, above = parts(rank, dtype, reduction)
     x, w = x.requires_grad_(), w.requires_grad_()
     loss = agt.linear_cross_entropy(x, w, target, reduction=reduction, group=dist.group.WORLD)
@@ -201,7 +201,7 @@ def values(rank: int, dtype: torch.dtype, reduction: str) -> list[torch.Tensor]:
 
 
 def frozen(rank: int, which: int) -> list[torch.Tensor | None]:
-    """Return gradients if the input (0) or the weight (1) needs none."""
+    """Return the gradients, with None for the input (``which`` 0) or the weight (1), which needs no gradient."""
     *leaves, target, _ = parts(rank, torch.bfloat16, "mean")
     leaves[1 - which].requires_grad_()
     agt.linear_cross_entropy(*leaves, target, group=dist.group.WORLD).backward()
@@ -209,7 +209,7 @@ def frozen(rank: int, which: int) -> list[torch.Tensor | None]:
 
 
 def losses(rank: int) -> list[torch.Tensor]:
-    """Compute losses without gradients, of one row, and of float32 under autocast."""
+    """Compute a loss without gradients, a loss of one row, and a loss of float32 tensors under autocast."""
     x, w, target, _ = parts(rank, torch.bfloat16, "mean")
     call = partial(agt.linear_cross_entropy, group=dist.group.WORLD)
     with torch.no_grad():

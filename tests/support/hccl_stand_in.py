@@ -33,7 +33,7 @@ class _Work(dist.Work):
 
 
 class HcclStandIn(ProcessGroup):
-    """The group of processes, from the view of one process."""
+    """The group of processes, as one process sees it."""
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta, kinds: Sequence[str]):
         super().__init__(rank, size)

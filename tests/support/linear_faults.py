@@ -40,7 +40,7 @@ CALLS = {
 }
 
 
-#: The order of the checks.
+#: The stages of each case's checks, in their order.
 STAGES = {
     "recomputed": (
         *("settings", "mode", "null", "dtype", "label_smoothing", "shape"),
@@ -60,7 +60,10 @@ BT, V, H = Shape(9, 6, 5)
 
 
 def taken(backend: str) -> dict[str, Any]:
-    """Return settings of `good_call` that the backend takes. A device needs 16-bit matrices, and many or no entries."""
+    """Return settings of `good_call` that the backend takes.
+
+    A device needs matrices of 16 bits, and at least 128 vocabulary entries if the softmax is given.
+    """
     return {"words": 130, "dtype": "bfloat16"} if backend == "npu" else {}
 
 
@@ -99,7 +102,7 @@ NOT_TWO_BOOLS = {
 }
 
 
-#: The dimensions of each array, and the argument that the error names if there is one more.
+#: The dimensions of each array.
 DIMS = {
     "grad": ("BT",),
     "input": ("BT", "H"),
@@ -181,7 +184,7 @@ def faults_of_shapes(case: str) -> Iterator[Fault]:
         dims = DIMS[name]
         yield Fault("shape", name, "rank 0", lambda x: x.dtype.type(0), INVALID, name)
         yield Fault("shape", name, "one axis more", lambda x: x[None], INVALID, name)
-        # The first array decides; the error names another one that disagrees.
+        # The first array defines a dimension. The error names a later array that disagrees.
         others = [other for other in names if other != name and dims[0] in DIMS[other]]
         first = dims[0] not in seen
         if others:
@@ -299,7 +302,7 @@ def faults_of(case: str) -> list[Fault]:
 
 
 def spoils_an_empty_call(fault: Fault) -> bool:
-    """Return whether a fault also spoils a call without rows, which has no targets."""
+    """Return whether a fault also spoils a call without rows. Such a call has no targets."""
     harmless = "shorter", "overlapping itself", "overlapping each other"
     return fault.stage != "target" and not fault.label.endswith(harmless)
 

@@ -1,6 +1,6 @@
 """Compute expected values of the linear operators and bounds on errors, in float64 (longdouble for float64).
 
-For a product A @ B of K terms the bound is ``constant * eps * (|A| @ |B|)``, however large K is. The constant depends
+The bound for a product A @ B of K terms is ``constant * eps * (|A| @ |B|)``, however large K is. The constant depends
 on the data (`ascend_grad.bounds`).
 """
 
@@ -18,7 +18,7 @@ from ascend_grad import bounds
 
 
 class Sizes(NamedTuple):
-    """Numbers from which the bounds of one problem are computed."""
+    """The numbers from which the bounds of one problem are computed."""
 
     p: Precision
     constant: float
@@ -38,7 +38,7 @@ def bits_of(mask: np.ndarray, count: int) -> np.ndarray:
 
 
 def product(s: Sizes, a: np.ndarray, a_error: np.ndarray, b: np.ndarray) -> Expected:
-    """Return a @ b, where `a` has errors, with the bound on the error."""
+    """Return a @ b and the bound on its error. The elements of `a` have the errors `a_error`."""
     # Bounds are computed in float64, for which NumPy has fast products.
     b_size = np.abs(b).astype(np.float64)
     magnitude = np.abs(a).astype(np.float64) @ b_size
@@ -72,7 +72,7 @@ def logits_of(s: Sizes, x: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 def both_gradients(s, x, w, grad, p, p_error, onehot) -> tuple[Expected, Expected]:
-    """Compute both gradients from the softmax and its error. Rows without a gradient are absent."""
+    """Compute both gradients from the softmax and its error. A row whose upstream gradient is 0 is absent."""
     present = grad != 0
     tile = np.where(present[:, None], (p - onehot) * grad[:, None], 0)
     error = np.where(present[:, None], p_error * np.abs(grad)[:, None], 0)
@@ -86,7 +86,7 @@ def both_gradients(s, x, w, grad, p, p_error, onehot) -> tuple[Expected, Expecte
 
 
 def recomputed(s, x, w, largest, total) -> tuple[np.ndarray, np.ndarray]:
-    """Return the softmax from largest logit and sum, and the bound on its error."""
+    """Compute the softmax from each row's largest logit and sum of exponentials, and the bound on its error."""
     logits, logits_error = logits_of(s, x, w)
     shifted = logits - largest[:, None]
     p = np.exp(shifted) / total[:, None]
@@ -160,7 +160,7 @@ def whole(
     counted = target != ignore_index
     n = int(counted.sum())
     inside = np.where(counted, target - vocab_start_index, 0)
-    if len(weight) == 0:  # an empty vocabulary: all rows are ignored, as if one class had no target
+    if len(weight) == 0:  # all rows are ignored, as if there were one class without targets
         loss, first, second = whole(
             s,
             input=input,
@@ -210,7 +210,7 @@ def sizes_of(problem: LinearProblem) -> Sizes:
 
 
 def expected(problem: LinearProblem) -> tuple[Expected | None, ...]:
-    """Return values and bounds before rounding to the results' dtypes."""
+    """Return values and bounds of a problem's results before they are rounded to their dtypes."""
     return _expected(problem, sizes_of(problem))
 
 
@@ -224,7 +224,7 @@ def _expected(problem: LinearProblem, s: Sizes) -> tuple[Expected | None, ...]:
 
 
 def for_result(expected: Expected, problem: LinearProblem, result: np.ndarray) -> Expected:
-    """Return values and bounds of a result of this dtype."""
+    """Return values and bounds after rounding to the dtype of the result."""
     if result.dtype.kind in "iu":
         return expected
     with np.errstate(all="ignore"):
@@ -234,8 +234,8 @@ def for_result(expected: Expected, problem: LinearProblem, result: np.ndarray) -
 def claimed_of_a_device(expected: tuple[Expected | None, ...], problem: LinearProblem) -> tuple[Expected | None, ...]:
     """Return the values with the bounds of a device, which rounds more often.
 
-    The tile of the gradient is rounded to 16 bits, in float16 too; the logits of the online max sum are; a result is
-    rounded to 16 bits before it becomes one of another dtype.
+    A device rounds the tile of the gradient and the logits of the online max sum to 16 bits, also in float16. It rounds
+    a result to 16 bits before the conversion to another dtype.
     """
     s = sizes_of(problem)._replace(device_dtype=problem.arguments["input"].dtype if problem.operator != LOSS else None)
     looser = _expected(problem, s)

@@ -1,4 +1,4 @@
-"""Make arguments for the linear operators: ordinary and adversarial problems of BT tokens, V entries, H features."""
+"""Make ordinary and adversarial problems for the linear operators, of BT tokens, V entries and H features."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class LinearProblem:
 
 
 def in_layout(problem: LinearProblem, layout: Layout) -> LinearProblem:
-    """Return the problem with read-only arrays in this layout of matrices; its rows give the layout of vectors."""
+    """Return the problem with read-only arrays in this layout. Vectors have the layout of the matrices' rows."""
     row = Layout((0,), layout.steps[1:], layout.shift, layout.swapped)
     return problem.mapped(lambda array: laid_out(array, layout if array.ndim == 2 else row, readonly=True))
 
@@ -128,14 +128,14 @@ def _sizes(shape, x, w, grad):
 
 
 def _cancelling(random, shape, dtype):
-    """Make large products of either sign whose sums are small."""
+    """Make values whose products are large, of either sign, and have small sums."""
     x = 100 * _alternating(shape.BT, shape.H) * (1 + random.random((shape.BT, shape.H)) / 64)
     w = (1 + random.random((shape.V, shape.H)) / 64) / max(shape.H, 1)
     return Data(x, w, _alternating(shape.BT), ANY)
 
 
 def _negative(random, shape, dtype):
-    """Make logits of about -200, of which a 0 read beyond the last vocabulary entry would be the maximum."""
+    """Make logits of about -200. A 0 that is read beyond the last vocabulary entry would be the maximum."""
     x, w, grad, _ = _positive(random, shape, dtype)
     return Data(10 + x, -(20 + 4 * w) / max(shape.H, 1), grad, ANY)
 
@@ -152,7 +152,7 @@ def _tiny(random, shape, dtype):
 
 
 def _huge(random, shape, dtype):
-    """Make input gradients above the range of 16 bits, and weight gradients far below it."""
+    """Make values whose input gradients are above the range of 16 bits, and whose weight gradients are far below."""
     x, w, grad, _ = _centred(random, shape, dtype)
     large = float(ml_dtypes.finfo(dtype).max) ** 0.5
     return Data(x / large, large * w, grad, ANY)
@@ -184,7 +184,7 @@ KINDS = {
 
 
 def values_of(kind: str, shape: Shape, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
-    """Return input and weight in their dtype, grad in the accumulator's, and the constant of the bound."""
+    """Return input and weight in this dtype, grad in the accumulator's dtype, and the constant of the bound."""
     random = generator("linear", kind, shape, str(dtype))
     x, w, grad, constant = KINDS[kind](random, shape, dtype)
     with np.errstate(all="ignore"):
@@ -192,7 +192,7 @@ def values_of(kind: str, shape: Shape, dtype: np.dtype) -> tuple[np.ndarray, np.
 
 
 def statistics_of(x: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the logits in float64, and largest logit and sum in the accumulator's dtype."""
+    """Return the logits in float64, and each row's largest logit and sum in the accumulator's dtype."""
     logits = x.astype(np.float64) @ w.astype(np.float64).T
     largest = logits.max(-1, initial=-np.inf)
     largest = np.where(np.isfinite(largest), largest, 0).astype(accumulator(x.dtype))
@@ -204,7 +204,11 @@ def statistics_of(x: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarray,
 def gradient_problem(
     shape: Shape, dtype_name: str, mode: str = "recomputed", kind: str = "centred", mask: str = "bool"
 ) -> LinearProblem:
-    """Make gradients. A tenth of the rows is absent, a third (for positive data: all) of the targets elsewhere."""
+    """Make a problem of the gradients.
+
+    A tenth of the rows has the upstream gradient 0. About a third of the targets, or all if the data is positive, is in
+    other shards.
+    """
     dtype = DTYPES[dtype_name]
     shape = Shape(*shape)
     random = generator(shape, dtype_name, kind)
@@ -237,7 +241,7 @@ def gradient_problem(
 def statistics_problem(
     shape: Shape, dtype_name: str, kind: str = "centred", return_logits: bool = True
 ) -> LinearProblem:
-    """Make a statistics problem. The last quarter of the entries has no id, and some targets are elsewhere."""
+    """Make a statistics problem. The last quarter of the entries has no id, and some targets are in other shards."""
     dtype = DTYPES[dtype_name]
     shape = Shape(*shape)
     random = generator(shape, dtype_name, kind)

@@ -45,7 +45,7 @@ def to_device(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
 
 
 def chain(input, weight, target, grad):
-    """Compute statistics, loss and gradients, as for one shard of the vocabulary."""
+    """Compute statistics, loss and gradients, as a rank with one shard of the vocabulary does."""
     s = ag.fused_linear_online_max_sum(input, weight, target, 0, weight.shape[0])
     loss, _ = ag.fused_cross_entropy_loss_with_max_sum(s.logits_max, s.sum_exp_logits, s.predicted_logits)
     gradients = ag.fused_linear_cross_entropy_loss_grad(

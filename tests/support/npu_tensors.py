@@ -1,4 +1,4 @@
-"""Make calls on tensors of torch_npu, with results as arrays, and let calls of the runtime fail."""
+"""Make calls on tensors of torch_npu that return arrays, and let calls of the runtime fail."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ def bound_context() -> int | None:
 
 
 def call_of(operator: str, how: dict) -> Callable[[], list]:
-    """Return a call of an operator on tensors, which are made once."""
+    """Return a function that calls an operator on tensors, which are made only once."""
     positional, named = arguments_of(operator, **how)
     given = {id(each): tensor(each) for each in (*positional, *named.values())}
     return lambda: on_tensors(operator, positional, named, lambda each: given[id(each)])
 
 
 def fails_and_recovers(call: Callable[[], list], functions: Sequence[str], device, torch_npu) -> int:
-    """Let each call of these functions fail once, in an attempt of its own, and return the number that raise."""
+    """Let each call of these functions fail once, in an attempt of its own. Return how many of the attempts raise."""
 
     def left() -> dict[str, int]:
         for index in (0, 1):

@@ -1,8 +1,8 @@
-"""Expected results, computed without the library in a wider format, and the allowed errors.
+"""Compute expected results in a wider format, without the library's kernels, and the allowed errors.
 
-The formulas and the bounds on errors come from `ascend_grad.bounds`; here they are applied to calls of any
-layout and result. A bound of infinity is no claim: an intermediate overflows the accumulator, or the value lies on the
-edge of the result's range.
+The formulas and the bounds on errors come from `ascend_grad.bounds`. Here they are applied to calls with any layout and
+any dtype of the result. A bound of infinity claims nothing: an intermediate value overflows the accumulator, or the
+result lies on the edge of its range.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def rounded_once(expected: Expected, p: Precision, dtype) -> Expected:
         bound = bound + half_ulp(np.abs(values) + np.where(np.isfinite(bound), bound, 0), dtype)
     largest = float(ml_dtypes.finfo(dtype).max)
     edge = largest + half_ulp(values.dtype.type(largest)[None], dtype)[0]
-    # Values beyond the range become infinite, and values close to its end may become so.
+    # Values beyond the range become infinite, and values close to its end may become infinite.
     unclear = np.abs(np.abs(values) - edge) <= bound
     values = np.where(np.isfinite(values) & (np.abs(values) >= edge), np.copysign(np.inf, values), values)
     return Expected(values, np.where(unclear, np.inf, bound))
@@ -50,7 +50,7 @@ def rounded(values: np.ndarray, dtype) -> np.ndarray:
         with np.errstate(all="ignore"):
             return values.astype(dtype)
     bits = np.abs(values).view(np.uint64)
-    # float64 and float32 differ in the range of exponents, whose ends are avoided.
+    # The ends of float32's range of exponents are avoided, since this rounding does not treat them.
     assert np.all((values == 0) | ((np.abs(values) > 2.0**-126) & (np.abs(values) < 2.0**127)))
     kept = bits >> np.uint64(45)
     rest, half = bits & np.uint64(2**45 - 1), np.uint64(2**44)
@@ -59,7 +59,7 @@ def rounded(values: np.ndarray, dtype) -> np.ndarray:
 
 
 def errors(result: np.ndarray, expected: Expected) -> np.ndarray:
-    """Return the error of every element in units of its bound; infinite if NaN or infinity is wrong or missing."""
+    """Return each element's error in units of its bound. A wrong or missing NaN or infinity has the error infinity."""
     values, bound = expected
     got = widen(result, values.dtype.type)
     with np.errstate(all="ignore"):
@@ -87,7 +87,7 @@ def claimed_of_a_device(expected: Expected, operator: str, arrays, settings) -> 
 def _without_overflow(expected: Expected, g, y, mask=None, *, dim: int) -> Expected:
     """Make no claim about rows in which a product g*y or s*y overflows, as some kernels compute g*y - s*y.
 
-    (Where the difference cancels, the bounds hold for both forms.)
+    If the difference cancels, the bounds hold for both forms.
     """
     g, y = (widen(array, np.float64) for array in (g, y))
     axis = dim if g.ndim else None

@@ -82,7 +82,7 @@ def joined(parts: Sequence[np.ndarray | None]) -> np.ndarray | None:
 
 
 def of_vocabulary(results: Sequence[LinearCrossEntropy], share: Any = True) -> list[LinearCrossEntropy]:
-    """Return each rank's results of the whole problem, with the weight gradients of all ranks joined."""
+    """Return results of the whole problem by rank, from results of ranks that split the vocabulary."""
     weight_grad = joined([each.weight_grad for each in results])
     inputs = [each.input_grad for each in results]
     if inputs[0] is not None and share == "scatter":
@@ -93,7 +93,7 @@ def of_vocabulary(results: Sequence[LinearCrossEntropy], share: Any = True) -> l
 
 
 def of_tokens(results: Sequence[LinearCrossEntropy], reduction: str, share: Any = True) -> list[LinearCrossEntropy]:
-    """Return each rank's results of the whole problem if the tokens are split."""
+    """Return results of the whole problem by rank, from results of ranks that split the tokens."""
     losses = [each.loss for each in results]
     if reduction == "none":
         losses = [np.concatenate(losses)] * len(results)

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-#: The script restores signal handlers, as the parent of the tests may ignore signals.
+#: A script that runs the command line. It restores signal handlers, as the parent of the tests may ignore signals.
 _SCRIPT = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -21,7 +21,7 @@ sys.exit(main())
 """
 
 
-#: The process stops itself at the n-th call of a function, an attribute of the owner.
+#: A script that makes the process stop itself at the n-th call of a function, which is an attribute of `owner`.
 _STOPPING = """
 import functools, os, pkgutil, signal
 owner, name, call = pkgutil.resolve_name({owner!r}), {name!r}, {call}
@@ -53,7 +53,7 @@ def start(*argv: str, before: str = "") -> subprocess.Popen[str]:
 
 @contextmanager
 def stopped(owner: str, name: str, call: int, *argv: str) -> Iterator[subprocess.Popen[str]]:
-    """Start ``ascend-grad``, wait until it is about to call a function for the n-th time, and kill it in the end."""
+    """Start ``ascend-grad``, and wait until it is about to call a function for the n-th time. Kill it at the end."""
     with start(*argv, before=_STOPPING.format(owner=owner, name=name, call=call)) as process:
         try:
             _, status = os.waitpid(process.pid, os.WUNTRACED)
@@ -86,7 +86,7 @@ def with_resident(script: str) -> str:
 
 
 def in_thread(function) -> None:
-    """Run work on a thread of its own, and raise its exception here."""
+    """Run a function on a thread of its own, and raise its exception in the calling thread."""
     errors = []
 
     def guarded() -> None:

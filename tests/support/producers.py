@@ -1,4 +1,4 @@
-"""Arrays of imaginary libraries, which offer DLPack in several ways, and count exports and deletions.
+"""Define arrays of imaginary libraries, which offer DLPack in several ways, and count exports and deletions.
 
 The structures follow ``dlpack.h`` version 1.3, independently of the library.
 """
@@ -106,7 +106,7 @@ def handed_out(array: np.ndarray, kind: type, **spoiled: Any) -> int:
 
 
 class Plain:
-    """An array with the newer protocol, whose library cannot own results."""
+    """An array with the protocol from DLPack 1.0 on, whose library cannot own results."""
 
     def __init__(self, array: np.ndarray, **spoiled: Any):
         self.array, self.spoiled = array, spoiled
@@ -135,7 +135,7 @@ class Received:
 
 
 def received(address: int) -> np.ndarray:
-    """Return an array over the memory of a managed tensor, which it owns."""
+    """Return an array over the memory of a managed tensor. The array owns the tensor."""
     owner = Received(address)
     tensor = owner.managed.tensor
     (dtype,) = (dtype for dtype, code in TYPES.items() if code == (tensor.code, tensor.bits))

@@ -1,7 +1,7 @@
-"""The program of each rank of a real engine: it runs all cases and writes their outcomes to a file.
+"""Run all cases on each rank of a real engine, and write their outcomes to a file.
 
-``python rank_program.py mpi FOLDER`` under mpiexec, or ``python rank_program.py gloo FOLDER RANK SIZE``. With one
-more argument it runs the case "killed" alone.
+The program is started by ``python rank_program.py mpi FOLDER`` under mpiexec, or by ``python rank_program.py gloo
+FOLDER RANK SIZE``. With one more argument it runs the case "killed" alone.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Engine:
     size: int
     #: The class of the engine's own exceptions.
     error: type[Exception]
-    #: The group, to which no reference may remain in the end.
+    #: Returns the group, to which no reference may remain in the end.
     group: Callable[[], Any] = staticmethod(lambda: None)
 
     def split(self, members: list[list[int]]) -> Any:

@@ -25,7 +25,7 @@ from faults import (
 )
 from samples import ARRAYS, DTYPES, MASKED, OPERATORS, random_problem
 
-#: The order of the checks. Backend and number of threads are checked first.
+#: The stages of each operator's checks, in their order. Backend and number of threads are checked first.
 STAGES = {
     "softmax_backward": ("settings", "null", "dtype", "dim", "shape", "out"),
     "log_softmax_backward": ("settings", "null", "dtype", "shape", "dim", "out"),
@@ -137,7 +137,7 @@ def good_call(operator: str, *, empty: bool = False) -> dict[str, Any]:
 
 
 def is_fault(fault: Fault, good: Any) -> bool:
-    """Return whether the spoilt argument differs from the good one. For some empty shapes it does not."""
+    """Return whether the spoilt argument differs from the good one. For some empty shapes the two are equal."""
     spoilt = fault.spoil(good)
     return not (
         isinstance(good, np.ndarray)

@@ -1,4 +1,4 @@
-"""Make arguments for the operators: ordinary and adversarial values, and values in any layout."""
+"""Make arguments for the row-wise operators, with ordinary or adversarial values and in any layout."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 DTYPES = {name: np.dtype(name) for name in ("float32", "float16", "float64")} | {"bfloat16": BFLOAT16}
 
-#: Names of the array arguments; the operators with a mask work on the last of four dimensions.
+#: Names of the array arguments by operator. The operators with a mask work on the last of four dimensions.
 ARRAYS = {
     "softmax_backward": ("grad_output", "output"),
     "log_softmax_backward": ("grad_output", "output"),
@@ -53,7 +53,7 @@ class Problem:
 
 
 def random_problem(operator: str, shape: tuple[int, ...], dtype, dim: int = -1) -> Problem:
-    """Make a problem of ordinary values: logits, probabilities, gradients of size one. Any rank, 4 with a mask."""
+    """Make a problem of ordinary logits, probabilities and gradients. The rank is 4 if the operator has a mask."""
     random = generator(operator, shape, str(dtype), dim)
     masked = operator in MASKED
     logits, gradient = (random.standard_normal(shape, np.float32) for _ in range(2))
@@ -73,7 +73,7 @@ def random_problem(operator: str, shape: tuple[int, ...], dtype, dim: int = -1) 
 
 
 def _gradient_rows(random: np.random.Generator, n: int, dtype) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Make rows of a gradient and of a forward result (any values are allowed there)."""
+    """Make rows of an upstream gradient and of a forward result, which may have any values."""
     info = ml_dtypes.finfo(dtype)
     smallest, largest = float(info.smallest_subnormal), float(info.max)
     normal, uniform, ones = random.standard_normal(n), random.random(n), np.ones(n)
@@ -161,8 +161,9 @@ GUARD = 0xA5
 class Layout:
     """The layout of an array in memory.
 
-    `axes` lists the axes from the slowest to the fastest, `steps` the elements between neighbours on each axis (may be
-    negative), `shift` the bytes before the first element, and `swapped` the other byte order.
+    `axes` lists the axes from the slowest to the fastest. `steps` are the distances of neighbours on each axis, in
+    elements, and may be negative. `shift` is the number of bytes before the first element. `swapped` tells whether the
+    array has the other byte order.
     """
 
     axes: tuple[int, ...]
@@ -228,7 +229,7 @@ def native_copy(array: np.ndarray) -> np.ndarray:
 
 
 def assert_identical(got: np.ndarray, expected: np.ndarray) -> None:
-    """Check that shape, dtype (up to byte order) and bits are equal; all NaN are equal."""
+    """Check that shape, dtype (up to byte order) and bits are equal. All NaN count as equal."""
     got, expected = native_copy(got), native_copy(expected)
     assert (got.shape, got.dtype) == (expected.shape, expected.dtype)
     bits = np.dtype(f"u{got.itemsize}")

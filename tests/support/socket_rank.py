@@ -1,4 +1,4 @@
-"""A communicator of two processes over a pair of sockets, for tests that threads of one process cannot make."""
+"""Connect two processes by a pair of sockets, for tests that threads of one process cannot make."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ FUSED = tuple(name for name in (*BACKWARD, *FORWARD) if name.startswith("Fused")
 _STATE = ("state", "memory", "streams", "tensors", "systems", "numbers")
 _OPERATORS = ("softmax", "scaled_masked_softmax", "linear_cross_entropy")
 _TORCH_OPERATORS = ("torch_elementwise", "torch_reductions", "torch_indexing")
-#: Libraries that torch_npu is linked with beyond the runtime. They are empty, as no function of them is used here.
+#: Libraries beyond the runtime with which torch_npu is linked. They are empty, as no function of them is used here.
 TORCH_LIBRARIES = ("libhccl.so", "libacl_op_compiler.so", "libge_runner.so", "libgraph.so", "libacl_tdt_channel.so")
 
 
@@ -60,7 +60,7 @@ VARIANTS = {
     "split": Variant(),
     "aggregate": Variant(_AGGREGATE),
     "train_infer": Variant({"libaclnn_ops_train.so": BACKWARD, "libaclnn_ops_infer.so": FORWARD}),
-    # the first family of libraries cannot be loaded, the second one can
+    # The first family of libraries cannot be loaded, but the second family can.
     "split_without_math": Variant({"libopapi_nn.so": (*BACKWARD, *FORWARD), **_AGGREGATE}),
     "older": Variant(
         {"libopapi.so": tuple(name for name in (*BACKWARD, *FORWARD) if name not in FUSED)},
@@ -208,9 +208,9 @@ def build_alone() -> Path:
 
 
 class StandIn:
-    """The control interface of one installation, or of what `build_alone` built.
+    """The control interface of one installation, or of the library that `build_alone` builds.
 
-    Installations share the names of their libraries, and with them their state: use one of them per process only.
+    Installations have libraries of equal names, and therefore share their state. Use only one of them per process.
     """
 
     LIVE = (
@@ -237,11 +237,14 @@ class StandIn:
             symbol.restype, symbol.argtypes = result, arguments
 
     def fail(self, function: str, nth: int = 1, code: int = 500000) -> None:
-        """Let the `nth` call of a function fail (``-nth``: all from there on; 0: all; "*": of any function)."""
+        """Let the `nth` call of a function fail.
+
+        A negative number lets all calls fail from call ``-nth`` on, and 0 lets all calls fail. "*" is any function.
+        """
         self._state.stand_in_fail(function.encode(), nth, code)
 
     def fail_work(self, nth: int = 1, code: int = 507015) -> None:
-        """Let the work of the `nth` operator that a stream begins fail: the next wait returns the code."""
+        """Let the work of the `nth` operator that a stream begins fail. The next wait returns the code."""
         self._state.stand_in_fail_work(nth, code)
 
     def faults_left(self) -> int:
@@ -282,5 +285,5 @@ class StandIn:
         self._state.stand_in_set_delay(microseconds)
 
     def set_varying(self, whether: bool) -> None:
-        """Set whether operators that are not deterministic by default give other bits in every other launch."""
+        """Set whether operators that are not deterministic by default change their bits in every other launch."""
         self._state.stand_in_set_varying(whether)

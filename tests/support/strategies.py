@@ -1,4 +1,4 @@
-"""Strategies of hypothesis for problems of any shape, and for values in any layout."""
+"""Draw problems of any shape and values in any layout, by hypothesis."""
 
 from __future__ import annotations
 

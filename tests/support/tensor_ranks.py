@@ -1,4 +1,4 @@
-"""The program of each process of a group on tensors: ``python tensor_ranks.py FOLDER RANK SIZE``."""
+"""Run the cases on tensors in each process of a group: ``python tensor_ranks.py FOLDER RANK SIZE``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Problem = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def problem(dtype: torch.dtype, reduction: str) -> Problem:
-    """Make input, weight, targets of which one is ignored, and the upstream gradient; the same in every process."""
+    """Make input, weight, targets and upstream gradient, equal in all processes. One of the targets is ignored."""
     generator = torch.Generator().manual_seed(0)
     x, w = (torch.randn(shape, H, generator=generator).to(dtype) for shape in (N, C))
     target = torch.randint(0, C, (N,), generator=generator)
@@ -40,7 +40,7 @@ def names(size: int) -> list[tuple[torch.dtype, str]]:
 
 
 def values(rank: int, size: int, dtype: torch.dtype, reduction: str) -> tuple[torch.Tensor, ...]:
-    """Return the loss, and the gradients of two backwards."""
+    """Return the loss, and the gradients of two backward passes."""
     x, w, target, above = problem(dtype, reduction)
     start, stop = parallel.vocab_range(C, rank, size)
     x, w = x.requires_grad_(), w[start:stop].clone().requires_grad_()
@@ -53,7 +53,7 @@ def values(rank: int, size: int, dtype: torch.dtype, reduction: str) -> tuple[to
 
 
 def frozen(rank: int, size: int, which: int) -> list[torch.Tensor | None]:
-    """Return gradients if the input (0) or the weight (1) needs none."""
+    """Return the gradients, with None for the input (``which`` 0) or the weight (1), which needs no gradient."""
     x, w, target, _ = problem(torch.float32, "mean")
     leaves = [x, w[slice(*parallel.vocab_range(C, rank, size))].clone()]
     leaves[1 - which].requires_grad_()
@@ -84,7 +84,7 @@ def batched(rank: int, size: int, dtype: torch.dtype, reduction: str) -> tuple[t
 
 
 def failures(rank: int, size: int) -> dict[str, Callable[[], Any]]:
-    """Call the function with these arguments on one process alone."""
+    """Return calls with bad arguments on the last process alone, and calls of transformations that are refused."""
     x, w, target, _ = problem(torch.float32, "mean")
     shard = w[slice(*parallel.vocab_range(C, rank, size))]
     is_last = rank == size - 1

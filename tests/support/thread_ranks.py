@@ -1,4 +1,4 @@
-"""A test double of a communicator, whose ranks are threads of this process. It is stricter than engines are.
+"""A test double of a communicator, whose ranks are threads of this process. It checks more than real engines do.
 
 Sums are added in an order that changes from call to call, and arrays are compared over the ranks. If a rank ends, all
 ranks that wait for it get an error at once.
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-#: Seconds after which ranks in a deadlock give up; much longer than a call on a busy machine.
+#: Time after which a waiting rank gives up, in seconds. It is much longer than any call on a busy machine.
 PATIENCE = 600
 
 
@@ -30,7 +30,7 @@ class Barrier:
         self._changed = threading.Condition()
 
     def wait(self) -> bool:
-        """Return whether this rank was the last one."""
+        """Wait for all ranks, and return whether this rank was the last to arrive."""
         with self._changed:
             current = self._round
             self._arrived += 1
@@ -59,7 +59,7 @@ class Group:
         self._calls: list[Any] = [None] * size
         self._random = np.random.default_rng(0)
         self.order = np.arange(size)
-        #: Name and shape of the operations so far, which are the same for all ranks.
+        #: Name and shape of each operation so far. They are the same for all ranks.
         self.operations: list[tuple[str, tuple[int, ...]]] = []
 
     def start(self) -> None:
@@ -80,7 +80,7 @@ class Group:
         return [call[3] for call in calls]
 
     def leave(self) -> None:
-        """Make every rank that waits for the ended one, now or later, raise an error."""
+        """Make all ranks that wait for this rank, now or later, raise an error."""
         self._barrier.leave()
 
 
@@ -137,7 +137,7 @@ def on_ranks(size: int, work: Callable[[ThreadRank], Any], group: Group | None =
 def on_grid(
     vocabulary_ranks: int, token_ranks: int, work: Callable[[ThreadRank, ThreadRank], Any]
 ) -> dict[tuple[int, int], Any]:
-    """Run `work(vocab_comm, comm)` on a grid of ranks; return results by vocabulary rank and token rank."""
+    """Run `work(vocab_comm, comm)` on a grid of ranks. Return results by vocabulary rank and token rank."""
     rows = [Group(vocabulary_ranks) for _ in range(token_ranks)]
     columns = [Group(token_ranks) for _ in range(vocabulary_ranks)]
     places = [(v, t) for v in range(vocabulary_ranks) for t in range(token_ranks)]

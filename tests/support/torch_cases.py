@@ -1,4 +1,4 @@
-"""The functions of `ascend_grad.torch` with small arguments, for tests of torch's transformations."""
+"""List the functions of `ascend_grad.torch` with small arguments, for tests of torch's transformations."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def liger(weight: torch.Tensor | None) -> Callable[..., torch.Tensor]:
     return call
 
 
-#: A function, the shapes of its differentiable tensors, and its other tensors.
+#: For each case, a function, the shapes of its differentiable tensors, and its other tensors.
 CASES = {
     "softmax": (lambda x: agt.softmax(2 * x, 0), [(4, 3)], []),
     "log_softmax": (lambda x: agt.log_softmax(2 * x), [(4, 3)], []),
@@ -72,7 +72,7 @@ def case(name: str, dtype: torch.dtype = torch.float32) -> tuple[Callable, list[
 
 
 def step(function: Callable, leaves: list[torch.Tensor], others: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Return the value, and gradients for an upstream gradient of ones."""
+    """Return the function's value, and its gradients for an upstream gradient of ones."""
     return value_and_gradients(
         lambda *leaves: function(*leaves, *others), leaves, torch.ones_like(function(*leaves, *others))
     )

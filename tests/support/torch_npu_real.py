@@ -1,4 +1,4 @@
-"""The real torch_npu over the test double of a device.
+"""Load the real torch_npu over the test double of a device.
 
 The published wheel finds the double's libraries by their names, and takes the double for a device.
 """
@@ -18,14 +18,14 @@ VARIANT = "torch_npu" if IS_INSTALLED else "split"
 
 
 def load(home: Path | None = None) -> None:
-    """Import torch and torch_npu over an installation of the test double; the runtime is not initialised yet."""
+    """Import torch and torch_npu over an installation of the test double. The runtime is initialised later."""
     home = home or build(VARIANT)
     for folder in ("runtime", "compiler"):
         (home / folder).mkdir(exist_ok=True)
     os.environ["ASCEND_HOME_PATH"] = os.environ["ASCEND_OPP_PATH"] = str(home)
     os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
     for name in ("libascendcl.so", "libopapi.so", *TORCH_LIBRARIES):
-        # libraries that are loaded later and need this name get this library
+        # The loader gives this library to libraries that are loaded later and need one of this name.
         ctypes.CDLL(str(home / "lib64" / name), ctypes.RTLD_GLOBAL)
     import torch  # noqa: F401
     import torch_npu
@@ -36,7 +36,7 @@ def load(home: Path | None = None) -> None:
 def kept(device: StandIn) -> dict[str, int]:
     """Count the objects on the device that remain after torch has freed unused memory.
 
-    Streams, events and workspaces (of any size) are made at first need, and kept.
+    torch_npu makes streams, events and workspaces at first need, and keeps them. Events and bytes are not counted.
     """
     import torch
 

@@ -2,11 +2,10 @@
 
 Tests run on torch_npu itself if it is installed (`torch_npu_real`). The double serves all other environments, and tests
 that torch_npu does not allow over the test double of a device (`pytorch/test_npu_double.py`, `test_npu_breaks.py`).
-These are tests of private formats, which need an older interface of operators, and of work that the test submits
-itself.
+Such tests use private formats, which need an older interface of operators, or submit work by themselves.
 
-The tensors are torch's own, with its dispatcher and autograd. The layer below, which is torch_npu's, is written here in
-Python. It behaves like torch_npu in these points:
+The tensors are torch's own, with its dispatcher and autograd. This module replaces the layer below, which is
+torch_npu's, by Python code. The code behaves like torch_npu in these points:
 
 - Work is first put in a queue on the host. It is submitted to the stream if its results are needed, or if
   ``npu_stream`` is read while the device is torch's current one.
@@ -80,7 +79,7 @@ class Stream:
 
 
 class TorchNpu(types.ModuleType):
-    """The module ``torch_npu``. `bind` gives it an installation, without which there are no tensors."""
+    """The module ``torch_npu``. It has no tensors before `bind` gives it an installation."""
 
     acl: Acl
 
@@ -272,7 +271,7 @@ class _DeviceModule(types.ModuleType):
         return torch.empty(0, dtype=torch.uint8)
 
     def set_rng_state(self, state: torch.Tensor, device: object = None) -> None:
-        """Do nothing: there is no state."""
+        """Do nothing, as there is no state."""
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.float16, torch.bfloat16]
@@ -339,7 +338,7 @@ def register() -> TorchNpu:
             return torch.device("cpu") if isinstance(value, torch.device) else value
 
         host_args, host_kwargs = tree_map(down, (args, kwargs))
-        host_args = [  # torch wraps numbers in tensors, which become numbers again
+        host_args = [  # torch has wrapped numbers in tensors, which become numbers again
             torch.tensor(each) if type(each) is int and str(argument.type) == "Tensor" else each
             for each, argument in zip(host_args, operator._schema.arguments)
         ]

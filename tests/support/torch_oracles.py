@@ -1,4 +1,4 @@
-"""Compute values and gradients of torch's functions in float64, and compare ours with them."""
+"""Compute values and gradients of torch's functions in float64, and compare the library's results with them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-#: Relative errors of results: half a unit in the last place, and the errors of float32 or float64 sums.
+#: Allowed relative errors of results: a half unit in the last place, and the errors of float32 or float64 sums.
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2**-11 + 1e-5, torch.bfloat16: 2**-8 + 1e-5}
 
 
@@ -28,7 +28,7 @@ linear_cross_entropy = getattr(F, "linear_cross_entropy", _composed)
 
 
 def assert_close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype, *, steps: int = 1) -> None:
-    """Compare with a float64 value within `steps` roundings to `dtype`, relative to the largest value."""
+    """Check that a value is within `steps` roundings to `dtype` of a float64 value, relative to the largest element."""
     tolerance = steps * TOLERANCES[dtype]
     largest = float(expected.detach().abs().max()) if expected.numel() else 1.0
     torch.testing.assert_close(actual.detach().double(), expected.detach(), rtol=tolerance, atol=tolerance * largest)

@@ -1,4 +1,4 @@
-"""Call the function that XLA calls as compiled programs do, by ctypes and on any buffers.
+"""Call the library's function for XLA as compiled programs call it, by ctypes and on any buffers.
 
 The structures follow the documentation of XLA's FFI, independently of the library.
 """
@@ -20,7 +20,7 @@ class Buffer(ctypes.Structure):
 
 
 class Values(ctypes.Structure):
-    """Buffers, or attributes with names."""
+    """The buffers of arguments or of results."""
 
     _fields_ = (
         *(("struct_size", ctypes.c_size_t), ("extensions", ctypes.c_void_p), ("size", ctypes.c_int64)),
@@ -70,7 +70,7 @@ class CallFrame(ctypes.Structure):
 
 
 def called_by_xla(array: np.ndarray, dims: tuple[int, ...], address: int | None = None) -> str:
-    """Call the softmax as compiled programs do, on buffers of these dimensions, and return its error message."""
+    """Call the softmax as compiled programs call it, on buffers of these dimensions, and return its error message."""
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
     function = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(CallFrame))(pointer(_xla.handler(), None))
