@@ -12,7 +12,7 @@ import pytest
 @pytest.fixture(autouse=True)
 def everything_is_deleted_once() -> Iterator[None]:
     """Check that every exported array is deleted exactly once by the end of the test, without the garbage collector."""
-    gc.collect()  # frees arrays that tracebacks of the previous test hold
+    gc.collect()  # tracebacks of the previous test may hold arrays
     producers.live.clear()
     yield
     assert not producers.wrongly_deleted

@@ -1,4 +1,4 @@
-"""Test arrays of other libraries as arguments: same results as with NumPy's arrays, without a copy of the input."""
+"""Test that arrays of other libraries give the results of NumPy's arrays, without a copy of the input."""
 
 from __future__ import annotations
 
@@ -366,7 +366,7 @@ def test_numbers_of_dask_are_not_computed_unasked():
 
 @pytest.mark.parametrize("operator", UNMASKED)
 def test_the_earlier_check_decides(operator, maker):
-    """For arrays that come by DLPack, checks also run in the documented order."""
+    """Checks of arrays that come by DLPack also run in the documented order."""
     good, names = maker(np.zeros((2, 3))), ARRAYS[operator]
     function = getattr(ag, operator)
     assert type(outcome(function, *[None] * len(names), 7)) is NULL

@@ -332,7 +332,7 @@ def test_a_result_outlives_everything_else():
     x.delete()
     del x, result
     gc.collect()
-    np.full((300, 4), 7.0)  # would overwrite the result if its memory were free
+    np.full((300, 4), 7.0)  # this array would overwrite the result if its memory were free
     assert np.all(view == 0.25)
 
 

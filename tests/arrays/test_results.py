@@ -199,7 +199,7 @@ def test_vectors_of_targets_and_masks_may_be_numpys(operator, own, library):
     expected = function(**problem.arguments)
     mixed = {"target", "masked_target", "target_mask"} & set(problem.arrays)
     assert mixed
-    for ours in (True, False):  # the library's matrices with NumPy's vectors, then the reverse
+    for ours in (True, False):  # matrices, then vectors, are arrays of the caller's library
         arguments = {
             name: own(value) if name in problem.arrays and (name in mixed) is not ours else value
             for name, value in problem.arguments.items()
@@ -343,14 +343,14 @@ def test_inputs_are_given_back_after_the_call(own, no_garbage_collection):
         del result
     for bad in ({"dim": 5}, {"out": 3}, {"out": own(np.zeros(2))}, {"num_threads": 2, "out": x}):
         assert isinstance(outcome(ag.softmax, own(x), **bad), ag.ParamInvalidError)
-    gc.collect()  # frees tracebacks that hold arrays
+    gc.collect()  # tracebacks hold arrays until they are collected
     assert not live
 
 
 def test_a_result_outlives_everything_else(own):
     result = ag.softmax(own(np.zeros((300, 4))))
     gc.collect()
-    np.full((300, 4), 7.0)  # would overwrite the result if its memory were free
+    np.full((300, 4), 7.0)  # this array would overwrite the result if its memory were free
     assert np.all(result.array == 0.25)
 
 

@@ -114,7 +114,7 @@ def test_modes_of_torch():
         x = torch.zeros(4)
         assert torch.equal(ag.softmax(x, out=torch.empty(4)), torch.full((4,), 0.25))
     assert torch.equal(ag.softmax(x), torch.full((4,), 0.25))
-    with torch.device("meta"):  # the device on which torch would make new tensors
+    with torch.device("meta"):  # torch would make new tensors on this device
         assert ag.softmax(x).device.type == "cpu"
 
 

@@ -189,7 +189,7 @@ def test_a_chain_stays_on_the_device(zeros, device):
 
 
 def test_a_softmax_on_the_device_survives(device):
-    """The device overwrites its softmax argument, so that the library passes a copy, which is made on the device."""
+    """The library passes a copy of the softmax, made on the device, since the operator overwrites this argument."""
     problem = gradient_problem((9, 130, 16), "bfloat16", "stored")
     # Targets of masked rows are also valid, so that no target needs a repair.
     target = np.clip(problem.arguments["masked_target"], 0, 129)
@@ -280,7 +280,7 @@ def test_arrays_of_the_linear_operators_do_not_mix(operator, name, device):
 
 
 def test_what_does_not_mix_is_refused_before_values_are_read(device):
-    """Calls that mix arrays of host and device are refused before any copy to the host, as such a copy waits."""
+    """Calls that mix arrays of host and device are refused before any copy to the host, since a copy would wait."""
     x, w, t = (np.zeros(shape, dtype) for shape, dtype in (((9, 16), BFLOAT16), ((130, 16), BFLOAT16), (9, np.int64)))
     there = [npu.asarray(each) for each in (x, w, t)]
     *_, mask, target, _ = ag.fused_linear_online_max_sum(*there, 0, 130)

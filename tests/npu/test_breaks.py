@@ -21,7 +21,7 @@ class Break:
     file: str
     right: str
     wrong: str
-    caught: str  # part of the check's output if the package has this break
+    caught: str  # the check's output contains this text if the package has this break
     large: bool = False  # only large arrays show the break
 
     @property

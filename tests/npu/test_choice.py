@@ -192,7 +192,7 @@ def test_the_loss_alone_needs_no_gradient(device, monkeypatch):
 def test_decisions_are_logged(device, caplog):
     with caplog.at_level("DEBUG", logger="ascend_grad"):
         ag.softmax(X)
-        ag.softmax(X.tolist())  # lists are arrays of float64
+        ag.softmax(X.tolist())  # a list counts as an array of float64
         ag.softmax(X.astype(np.float64))
     first, *others = (record.getMessage() for record in caplog.records)
     assert first == "softmax of float32(3, 4): npu, automatic choice"

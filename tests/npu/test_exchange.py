@@ -103,7 +103,7 @@ def test_a_consumer_keeps_the_memory(device):
 
 
 def test_memory_comes_back_to_the_pool(device):
-    npu.release()  # frees the blocks of earlier calls
+    npu.release()  # `release` frees the blocks of earlier calls
     consumer = Consumer(npu.asarray(X).__dlpack__())
     address = consumer.tensor.data
     thread = threading.Thread(target=consumer.close)
@@ -199,7 +199,7 @@ def test_fork(run_script, tmp_path):
 
 @dataclass
 class Storage:
-    array: npu.DeviceArray  # array that owns the memory
+    array: npu.DeviceArray  # this array owns the storage's memory
     nbytes_: int
 
     def data_ptr(self) -> int:
@@ -277,7 +277,7 @@ def other_library(device, monkeypatch):
 
 def test_arrays_over_memory_of_another_library(other_library, device):
     values = np.random.default_rng(0).standard_normal(40).astype(np.float32)
-    storage = Storage(npu.asarray(values), 40 * 4 + 3)  # a size that is no multiple of an element's size
+    storage = Storage(npu.asarray(values), 40 * 4 + 3)  # this size is not a multiple of 4 bytes
     for shape, strides, offset in [((3, 4), (8, 2), 5), ((2, 3), (3, 1), 7), ((4, 2), (1, 4), 0), ((3, 5), (0, 1), 9)]:
         tensor = Tensor(storage, shape, strides, offset)
         array = torch_npu.shared_array(torch_npu.tensor_array(tensor, "x", None))

@@ -101,7 +101,7 @@ def case(request, where, device) -> Iterator[Case]:
     device.set_delay(20)
     case = Case(request.param[0], where, request.param[1])
     yield case
-    case.arguments = (), {}  # drops the arrays on the device
+    case.arguments = (), {}  # the empty call holds no arrays on the device
 
 
 @pytest.fixture(autouse=True)

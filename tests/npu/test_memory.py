@@ -22,7 +22,7 @@ from ascend_grad.backends.ascend.threads import members_of
 
 
 def test_steady_state(any_operator, device):
-    """Calls after the first allocate nothing, copy each input and each result once, and wait once."""
+    """Every call after the first allocates nothing, copies each input and each result once, and waits once."""
     args, kwargs = problem_for(any_operator)
     function = getattr(ag, any_operator)
     if "grad" in kwargs:

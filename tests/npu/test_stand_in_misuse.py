@@ -62,7 +62,7 @@ def test_tensors_lie_on_the_device_and_are_aligned(acl, double) -> None:
 
 def test_pieces_of_memory_keep_their_padding(acl, double) -> None:
     block, stream = acl.malloc(1024), acl.stream()
-    x = acl.tensor(block, (16,), np.float32)  # 64 bytes with 32 bytes of padding
+    x = acl.tensor(block, (16,), np.float32)  # the tensor has 64 bytes and 32 bytes of padding
     acl.launch("Softmax", x, 0, acl.tensor(block + 128, (16,), np.float32), stream=stream)
     assert double.violations() == []
     acl.launch("Softmax", x, 0, acl.tensor(block + 64, (16,), np.float32), stream=stream)
@@ -240,7 +240,7 @@ def test_copies_on_a_stream_happen_later(acl, double) -> None:
     here = np.ctypeslib.as_array(ctypes.cast(locked, ctypes.POINTER(ctypes.c_uint8)), (16,))
     here[:] = 1
     assert acl.aclrtMemcpyAsync(there, 16, locked, 16, H2D, stream) == 0
-    here[:] = 2  # overwrites the source while the copy may be pending
+    here[:] = 2  # this line overwrites the source of a copy that may be pending
     acl.check("aclrtSynchronizeStream", stream)
     np.testing.assert_array_equal(acl.read(there, here), np.full(16, 2))
     assert double.violations() == []

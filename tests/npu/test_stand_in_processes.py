@@ -13,7 +13,11 @@ import stand_in
 
 
 def run(code: str, home: Path | None = None, check: bool = True, **environment: str) -> subprocess.CompletedProcess:
-    """Run code with `acl` over an installation (initialised, device 0), or over the single library."""
+    """Run code in a new process, in which `acl` is a client of the test double.
+
+    The code runs over the installation in `home`. Without a `home` the code runs over the single library, initialised
+    and bound to device 0.
+    """
     libraries = [stand_in.build_alone()] if home is None else sorted((home / "lib64").glob("lib[ano]*.so"))
     script = f"""
 import ctypes, os, sys

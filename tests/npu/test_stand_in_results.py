@@ -41,7 +41,7 @@ def test_softmax_family(acl, rng, dtype, shape, dim) -> None:
 def test_scaled_masked_softmax(acl, rng, dtype) -> None:
     x, g = (rng.standard_normal((2, 3, 4, 8)).astype(dtype) for _ in range(2))
     mask = rng.random((1, 3, 4, 8)) < 0.4
-    mask[0, 0, 0] = True  # a row without unmasked elements
+    mask[0, 0, 0] = True  # every element of this row is masked
     x64, g64, out = x.astype(float), g.astype(float), np.empty_like(x)
     expected = softmax(np.where(mask, -10000, x64 * 0.37))
     result = acl.compute("ScaledMaskedSoftmax", x, mask, 0.37, False, out)[-1].astype(float)

@@ -80,7 +80,7 @@ def test_nobody_waits(streams: Streams, device: StandIn) -> None:
     x = npu.asarray(WORK)
     handle = streams.new()
     with npu.stream(handle):
-        ag.softmax(x)  # allocates the memory of later calls
+        ag.softmax(x)  # this call allocates the memory of later calls
         npu.synchronize()
         device.set_delay(SLOW)
         device.reset()
@@ -251,7 +251,7 @@ def test_handles_that_are_none(device: StandIn) -> None:
 
 
 def test_a_stream_that_is_none(streams: Streams, device: StandIn) -> None:
-    """The first call on an address that is no stream raises an error. Later calls work."""
+    """The first call on an address that is not a stream raises an error. Later calls work."""
     x = npu.asarray(X)
     device.reset()
     with npu.stream(0x7F00_0000_1000), pytest.raises(ag.AscendGradError, match="not a stream"):

@@ -35,7 +35,7 @@ def asked(monkeypatch) -> list[int]:
 
 
 def with_all_rows(arguments: dict) -> dict:
-    """Return the arguments changed so that no row is left out because of its values."""
+    """Replace zero gradients and ignored targets, so that the device computes every row."""
     changed = dict(arguments)
     if "grad" in changed:
         changed["grad"] = np.where(changed["grad"] == 0, np.float32(1), changed["grad"])

@@ -278,7 +278,7 @@ def test_disagreement_in_one_column_of_a_grid():
         assert "shape of weight: expected the same on every rank, got [" in str(error)
 
     def crossed(vocab_comm, comm):
-        """Give the two columns shards of equal size but with different vocabulary entries."""
+        """Call the function with shards of equal size that hold different vocabulary entries in the two columns."""
         entries = slice(0, 10) if vocab_comm.rank == comm.rank else slice(10, 20)
         return tokens_rank(PROBLEM, [0, 4, 9], comm, entries, vocab_comm=vocab_comm, vocab_start_index=entries.start)
 
@@ -287,7 +287,7 @@ def test_disagreement_in_one_column_of_a_grid():
         assert "vocab_start_index: expected the same on every rank, got " in str(error)
 
     def other(vocab_comm, comm):
-        """Change the vocabulary entries of the second column alone."""
+        """Call the function with other vocabulary entries in the second column alone."""
         entries = slice(0, 12) if vocab_comm.rank == 0 else slice(12, 20 - comm.rank)
         problem = PROBLEM.replaced(target=np.arange(9))
         return tokens_rank(problem, [0, 4, 9], comm, entries, vocab_comm=vocab_comm)
@@ -458,7 +458,7 @@ def test_a_grid_of_one_communicator():
     for error in on_ranks(2, work):
         assert type(error) is ag.ParamInvalidError
         assert "vocab_comm: expected ranks that have the same tokens as this one and other words" in str(error)
-    comm = OneRank()  # the only rank in both groups
+    comm = OneRank()  # both groups consist of this one rank
     result = parallel.data_parallel_linear_cross_entropy(
         A["input"], A["weight"], A["target"], comm=comm, vocab_comm=comm, ignore_index=A["ignore_index"]
     )

@@ -48,10 +48,10 @@ def test_any_data(default_engine, dtype, kind):
 @pytest.mark.parametrize(
     ("shape", "cuts"),
     [
-        ((19, 40, 8), [0, 1, 39, 40]),  # shards of very different sizes
-        ((1, 12, 5), [0, 7, 12]),  # one token, whose target only one of the two ranks has
+        ((19, 40, 8), [0, 1, 39, 40]),  # the shards have very different sizes
+        ((1, 12, 5), [0, 7, 12]),  # only one of the two ranks has the only token's target
         ((1, 1, 1), [0, 0, 1, 1]),
-        ((6, 2, 3), [0, 1, 2, 2, 2]),  # fewer entries than ranks
+        ((6, 2, 3), [0, 1, 2, 2, 2]),  # two entries are split over four ranks
         ((0, 4, 3), [0, 2, 4]),
         ((5, 0, 3), [0, 0, 0]),
         ((5, 4, 0), [0, 2, 4]),
@@ -227,12 +227,12 @@ def small_workspace(monkeypatch, size, chunk_rows):
 @pytest.mark.parametrize(
     ("size", "dtype", "expected"),
     [
-        (12000, "float32", {(100, 30, True), (50, 30, True)}),  # 30 rows of 100 logits
+        (12000, "float32", {(100, 30, True), (50, 30, True)}),  # 30 rows of 100 logits fit into 12000 bytes
         (11999, "float32", {(100, 15, True), (50, 15, True)}),
         (4000, "float32", {(100, 10, True), (50, 10, True)}),
         (1600, "float32", {(100, 30, False), (50, 30, False)}),  # 4 rows of logits are too few for a chunk
         (12000, "float64", {(100, 15, True), (50, 15, True)}),
-        (10**6, "bfloat16", {(100, 30, False), (50, 30, False)}),  # not cached, since cached logits would be rounded
+        (10**6, "bfloat16", {(100, 30, False), (50, 30, False)}),  # cached logits would be rounded
     ],
 )
 def test_logits_are_kept_where_there_is_room(default_engine, monkeypatch, size, dtype, expected):

@@ -53,7 +53,7 @@ def torch_npu(device: StandIn, monkeypatch: pytest.MonkeyPatch) -> Iterator[Modu
     """
     if torch_npu_real.IS_INSTALLED:
         gc.collect()
-        assert session.release_all()  # releases the objects that tests of arrays have left
+        assert session.release_all()  # tests of arrays may have left objects
         before = torch_npu_real.kept(device)
         yield sys.modules["torch_npu"]
     elif _DOUBLE is None:

@@ -19,7 +19,7 @@ MASK = torch.arange(20).reshape(1, 1, 4, 5) % 3 == 0
 TARGET = torch.tensor([1, 2, -100, 6])
 CLASS_WEIGHT = torch.arange(7, dtype=torch.float64)
 
-#: For each name: the function of this library, the function of torch, and the shape of the argument.
+#: Each name maps to this library's function, torch's function, and the shape of the argument.
 ROWWISE = {
     "softmax": (lambda x: agt.softmax(x, 0), lambda x: torch.softmax(x, 0), (4, 3)),
     "log_softmax": (agt.log_softmax, lambda x: torch.log_softmax(x, -1), (4, 3)),

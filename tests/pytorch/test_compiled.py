@@ -110,7 +110,7 @@ def test_no_graph_for_each_size(name: str, dynamic: bool | None, limit: int):
     assert graphs() <= limit
 
 
-# Tracing causes this warning.
+# While tracing, torch reads `.grad` of a tensor that is not a leaf, and warns.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize("is_compiled", [False, True])
 @pytest.mark.parametrize("name", CASES)

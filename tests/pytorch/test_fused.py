@@ -381,7 +381,7 @@ def test_compiled_as_torch_npu_has_it():
     torch._dynamo.reset()
 
 
-# ---- on an Ascend NPU ------------------------------------------------------------------------------------------------
+# ---- calls on an Ascend NPU ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("torch_npu")

@@ -373,7 +373,7 @@ def test_devices_do_not_mix():
 
 def test_memory_that_the_device_cannot_read(torch_npu):
     x = torch.zeros(64).to("npu")
-    capsule = x[3:].__dlpack__()  # an address that the device cannot read
+    capsule = x[3:].__dlpack__()  # the device cannot read at the address of x[3:]
     with pytest.raises(ag.ParamInvalidError, match=r"input: expected memory that begins at a multiple of 32 bytes"):
         agt.softmax(torch.from_dlpack(capsule))
 
@@ -526,7 +526,7 @@ def test_memory_lives_as_long_as_either_side(device):
     tensor = torch.from_dlpack(array)
     del tensor
     assert not array.known.is_shared
-    array.__dlpack__()  # an unused capsule
+    array.__dlpack__()  # this capsule is never imported
     assert array.numpy()[7] == 7
     del array
     assert allocations(device) == before

@@ -24,7 +24,7 @@ class Break(NamedTuple):
     file: str
     right: str
     wrong: str
-    caught: str  # part of the check's output if the package has this break
+    caught: str  # the check's output contains this text if the package has this break
 
 
 BREAKS = {

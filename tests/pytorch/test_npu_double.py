@@ -55,7 +55,7 @@ def test_without_waiting_results_are_wrong(torch_npu, device, monkeypatch: pytes
     with pytest.raises(AssertionError):
         assert_close(result, torch.softmax(values, -1), torch.float32)
     y, _ = pending()
-    assert torch_npu.npu.current_stream(0).npu_stream  # submits the queue to the stream
+    assert torch_npu.npu.current_stream(0).npu_stream  # reading `npu_stream` submits the queue
     ag.softmax(npu.asarray(y))
     assert any("work on another stream" in violation for violation in device.violations())
     device.reset()
@@ -156,7 +156,7 @@ def shared(x: torch.Tensor) -> list[torch.Tensor]:
     array = npu.asarray(view)
     result = ag.softmax(array)
     lent = torch.from_dlpack(result)
-    again = ag.softmax(result)  # waits for torch, which may write into the array's memory
+    again = ag.softmax(result)  # this call waits, as torch may write into the array
     copy = torch.from_numpy(again.numpy())
     return [lent, copy]
 
@@ -170,7 +170,7 @@ def asked(x: torch.Tensor) -> list[torch.Tensor]:
 STAGES = {"aclnnSoftmaxGetWorkspaceSize", "aclnnSoftmax", "aclCreateTensor"}
 SESSION = {"aclrtGetCurrentContext", "aclrtSetDevice", "aclrtCreateStream", "aclrtSynchronizeStream", "aclrtMalloc"}
 
-#: For each call: functions of the runtime whose failure is an error of the call.
+#: Each call maps to functions of the runtime. The call raises an error if one of these functions fails.
 CALLS: dict[Callable[[torch.Tensor], list[torch.Tensor]], set[str]] = {
     rowwise: STAGES,
     linear: {ALL[name].device_name for name in (STATISTICS, LOSS, GRADIENT)},
@@ -210,7 +210,7 @@ def test_every_call_of_the_runtime_fails_once(current: int, call, torch_npu, dev
         return 0 if code else value.value
 
     with torch_npu.npu.device(current):
-        torch.ones(3, device="npu")  # binds the thread to torch's current device
+        torch.ones(3, device="npu")  # this call binds the thread to torch's current device
         rights = [each.cpu() for each in call(x)]
         before, unchanged, struck = left(), state(), set()
 

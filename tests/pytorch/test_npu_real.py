@@ -57,7 +57,7 @@ def test_a_thread_that_is_bound_to_another_device_fails_once(device) -> None:
                 call()
             except ag.AscendGradError:
                 failed += 1
-            device.reset()  # clears the recorded violations
+            device.reset()  # `reset` clears the recorded violations
             assert_close(call(), torch.softmax(x.double(), dim), torch.float32, steps=4)
     assert failed  # calls on the array fail, as they run on the library's stream
 

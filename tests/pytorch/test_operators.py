@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import ascend_grad as ag
-import ascend_grad.torch  # registers the operators
+import ascend_grad.torch  # this import registers the operators
 
 OPS = torch.ops.ascend_grad
 
