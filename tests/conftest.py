@@ -44,7 +44,7 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("suite")
 
 if torch_npu_real.IS_INSTALLED:
-    torch_npu_real.load()  # runs once per process, before anything else imports torch
+    torch_npu_real.load()  # torch_npu is loaded once, before anything else imports torch
 
 VARIANTS = tuple(_cpu.supported_variants())
 ENGINES = (*VARIANTS, "reference", "npu")
@@ -91,7 +91,7 @@ ABOUT_THE_DOUBLE = ("tests/pytorch/test_npu_double.py", "tests/pytorch/test_npu_
 
 
 class Without:
-    """A plugin that collects nothing from these paths."""
+    """Keep pytest from collecting tests from these paths."""
 
     def __init__(self, paths: Sequence[str]):
         self.paths = paths
@@ -112,7 +112,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class RefusedAsExpectedError(Exception):
-    """Raised if the device refused a call with the code of one of its limits, so that nothing remains to be tested."""
+    """End a test whose call the device refused with the code of one of its limits, as nothing remains to be tested."""
 
 
 @pytest.hookimpl(wrapper=True)
@@ -154,7 +154,7 @@ def nothing_of_the_callers_is_changed() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Engine:
-    """One way to compute: the reference, the CPU backend with one variant of its kernels, or the NPU backend."""
+    """Compute in one way: by the reference, the CPU backend with one variant of its kernels, or the NPU backend."""
 
     name: str
 
@@ -285,9 +285,9 @@ def _installation() -> Iterator[tuple[StandIn, runtime.State]]:
     stand_in = StandIn(home)
     yield stand_in, state
     gc.unfreeze()
-    gc.collect()  # frees arrays in the frames of errors that a test has caught
+    gc.collect()  # the collection frees arrays in the frames of errors that a test has caught
     npu.release()
-    if not torch_npu_real.IS_INSTALLED:  # torch_npu keeps its streams
+    if not torch_npu_real.IS_INSTALLED:  # the real torch_npu keeps its streams
         assert stand_in.live() == {}
 
 
@@ -353,7 +353,7 @@ def backend(request: pytest.FixtureRequest, monkeypatch) -> str:
         def checked(call):
             refused = refusal(call)
             code = device_limits.code(call.operator.name, call.arguments)
-            if code is None or code == 561103:  # 561103 comes from the device
+            if code is None or code == 561103:  # the device itself returns 561103
                 # For an operator without a vendor document the automatic choice is the CPU. Forced calls run.
                 assert refused is None or (refused.error is None and (code or "the vendor documents" in refused.reason))
                 return refused
@@ -456,6 +456,6 @@ def available_memory() -> float:
     try:
         limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
         cache = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())["inactive_file"]
-    except (OSError, ValueError, KeyError):  # no such file, or the limit is "max"
+    except (OSError, ValueError, KeyError):  # the file is missing, or the limit is "max"
         return system
     return min(system, limit - used + int(cache))

@@ -91,7 +91,7 @@ def test_a_file_system_that_lacks_something(function, number, old_result, monkey
     real = getattr(getattr(npy_files, module), name)
 
     def fail(*arguments, **settings):
-        if "access" in settings:  # an input is mapped
+        if "access" in settings:  # this call maps an input
             return real(*arguments, **settings)
         raise OSError(number, os.strerror(number))
 

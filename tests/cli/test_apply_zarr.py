@@ -436,9 +436,9 @@ def test_metadata_that_have_changed(complete, capsys):
     [
         ("ascend_grad", "softmax", 2, 1),
         ("ascend_grad", "softmax", 3, 2),
-        ("os", "replace", 5, 1),  # the second chunk of the second part
-        ("os", "fsync", 10, 1),  # the first chunk of the second part
-        ("os", "fsync", 15, 2),  # the record, with a line about the second part
+        ("os", "replace", 5, 1),  # the call renames the second chunk of the second part
+        ("os", "fsync", 10, 1),  # the call syncs the first chunk of the second part
+        ("os", "fsync", 15, 2),  # the call syncs the record, which has a line about the second part
         ("os", "rename", 1, 3),
     ],
 )
@@ -829,7 +829,7 @@ CODECS = {
     ("codecs", "damage"),
     [
         *((codecs, damage) for codecs in CODECS for damage in ("no content", "less")),
-        *((codecs, "another bit") for codecs in ("zstd", "gzip", "checksum", "shards")),  # codecs with a checksum
+        *((codecs, "another bit") for codecs in ("zstd", "gzip", "checksum", "shards")),  # these codecs have a checksum
     ],
 )
 def test_a_chunk_that_is_damaged(codecs, damage, capsys):

@@ -116,7 +116,7 @@ def test_a_wrong_environment_is_one_line_and_a_status(variable, value, message):
 @pytest.mark.parametrize("way", [["-m", "ascend_grad"], ["-mascend_grad"], ["ascend-grad"]], ids=" ".join)
 def test_a_wrong_environment_however_it_is_started(way, argv, tmp_path):
     if way == ["ascend-grad"]:
-        script = tmp_path / "ascend-grad"  # has the text of the script that an installer writes
+        script = tmp_path / "ascend-grad"  # the script has the text that an installer writes
         script.write_text("import sys\nfrom ascend_grad.cli.main import main\nsys.exit(main())\n")
         way = [str(script)]
     assert_one_line([*way, *argv], "ASCEND_GRAD_CPU", "sse9", "expected one of baseline, ")

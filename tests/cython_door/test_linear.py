@@ -13,7 +13,7 @@ import ascend_grad as ag
 
 SUCCESS, NULLPTR, INVALID = 0, 161001, 161002
 
-# Sizes for every kind of plan: few rows, few vocabulary entries, many features, and blocks of everything.
+# The sizes lead to every kind of plan: few rows, few vocabulary entries, many features, and blocks of everything.
 SHAPES = [(0, 5, 3), (1, 1, 1), (5, 300, 17), (300, 7, 20), (20, 24, 900), (150, 700, 40), (3, 4, 0)]
 LAYOUTS = {"rows": Layout((0, 1), (1, 1)), "transposed": Layout((1, 0), (1, 1)), "gaps": Layout((0, 1), (2, -3))}
 
@@ -47,7 +47,7 @@ def problem(shape: tuple[int, int, int], dtype: str) -> dict[str, Any]:
 
 
 class Calls:
-    """The functions of `linear_calls.pyx` by the dtype of their arrays."""
+    """Call the functions of `linear_calls.pyx` for arrays of one dtype."""
 
     def __init__(self, module, dtype: str):
         self.module = module

@@ -30,7 +30,7 @@ def start_cluster() -> Iterator[Callable[..., Any]]:
             threads_per_worker=1,
             processes=True,
             memory_limit=memory_limit,
-            dashboard_address=":0",  # takes any port, since several processes of the tests may have a cluster
+            dashboard_address=":0",  # any free port, as several test processes may have a cluster
         )
 
     patience = dict.fromkeys(("distributed.comm.timeouts.connect", "distributed.comm.timeouts.tcp"), "10m")

@@ -14,7 +14,7 @@ from dask.distributed import Client, KilledWorker
 import ascend_grad.dask as agd
 
 LIMIT = 350 << 20
-ROWS, COLUMNS, BLOCK = 3 * 2**16, 2**10, 2**12  # 768 MiB of float32, in blocks of 16 MiB
+ROWS, COLUMNS, BLOCK = 3 * 2**16, 2**10, 2**12  # the array has 768 MiB of float32, in blocks of 16 MiB
 
 
 @pytest.fixture(scope="module")

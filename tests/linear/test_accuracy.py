@@ -127,7 +127,7 @@ _of_many = functools.lru_cache(maxsize=1)(of_many)
 @pytest.mark.parametrize("axis", ["BT", "V"])
 @pytest.mark.parametrize("kind", ["centred", "constant"])
 def test_ten_million(kind, axis, needs_memory):
-    """A thousand rows (entries) are repeated ten thousand times: one gradient repeats, the other one is multiplied."""
+    """If a thousand rows (entries) repeat ten thousand times, one gradient repeats, and the other one is multiplied."""
     needs_memory(1)
     times, n = 10**4, 1000
     problem, right = of_many(axis, n, kind, "float32")
@@ -184,7 +184,7 @@ def check_integers(engine, shape: Shape, dtype: str) -> None:
 
 
 def test_zeros_give_zeros(engine):
-    """The example in the device's documents has zeros only."""
+    """Results are 0 for the example in the device's documents, which has zeros only."""
     n = 1024
     x, vector = np.zeros((n, n), BFLOAT16), np.zeros(n, np.float32)
     target = np.zeros(n, np.int64)
@@ -244,7 +244,7 @@ def test_special_values_in_statistics(place, dtype, engine):
 
 @pytest.mark.parametrize("shape", [(65, 2000), (3, 30000), (1, 100000), (2000, 64), (100, 5000)], ids=str)
 def test_sums_of_many_exponentials_lose_nothing(shape, cpu_engine):
-    """The logits are exact, so that all errors are those of the exponentials and of the additions."""
+    """Sums of many exponentials err by at most 4 eps. The logits are exact, so that they add no error."""
     rows, entries = shape
     weight = np.full((entries, 1), -(2.0**-11))
     weight[entries // 2] = 0
@@ -273,7 +273,7 @@ def test_rows_without_a_gradient_are_absent(junk, mode, dtype, engine):
         assert_identical(result, expected)
     engine.assert_solved(problem, results)
     assert_identical(results[0][absent], np.zeros((absent.sum(), 19), problem.dtype))
-    # A vocabulary entry of NaN makes the gradients of present rows NaN, and of no others.
+    # A vocabulary entry of NaN makes the gradients of present rows NaN, and keeps those of absent rows.
     weight = problem.arguments["weight"].copy()
     weight[5] = np.nan
     first, _ = engine.solve(problem.replaced(weight=weight))
@@ -322,7 +322,7 @@ def test_any_workspace(nbytes, dtype, cpu_engine):
         cpu_engine.assert_solved(problem, cpu_engine.solve(problem, workspace_bytes=nbytes), right)
 
 
-# Few chunks; enough chunks for compensated additions to weight_grad; a workspace too small to cache logits.
+# The plans have few chunks, enough chunks for compensated additions to weight_grad, or no space to cache logits.
 @pytest.mark.parametrize(
     ("shape", "nbytes", "least"),
     [
@@ -442,7 +442,7 @@ def test_every_kind_of_plan_occurs(forced):
 
 
 def test_constants_in_little_space(cpu_engine, any_space):
-    """Roundings of equal terms do not cancel."""
+    """Sums of equal terms, whose rounding errors do not cancel, err by at most 512 roundings in a small workspace."""
     w = np.broadcast_to(np.float32(1.1), (60_000, 30))
     arguments = {
         "grad": np.ones(40, np.float32),

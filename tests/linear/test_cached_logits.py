@@ -14,7 +14,7 @@ from samples import DTYPES, assert_identical
 
 from ascend_grad import _linear_python
 
-#: Bytes of the alignment of buffers.
+#: The alignment of buffers, in bytes.
 ALIGNMENT = 64
 
 
@@ -64,7 +64,7 @@ def check_places(shape: Shape, real: np.dtype, plan) -> None:
 
 
 class Case(NamedTuple):
-    """A problem with a workspace of `nbytes`, for some dtypes, and its expected plan.
+    """Describe a problem with a workspace of `nbytes`, for some dtypes, and its expected plan.
 
     `has_chunks` means several chunks of rows, `packs_all` that all chunks stay packed. `places` names the memory that
     caches logits: the result's, the workspace, or none if some logits are computed twice.

@@ -101,7 +101,7 @@ def test_results_of_any_dtype_and_layout(shape, dtype, cpu_engine):
 
 @pytest.mark.parametrize("shape", [Shape(2, 20_000, 520), Shape(20_000, 2, 520)], ids=str)
 def test_results_beyond_the_caches(shape, cpu_engine, needs_memory):
-    """Aligned rows are written by non-temporal stores, others by ordinary ones, with the same bits."""
+    """Aligned rows, which non-temporal stores write, have the bits of misaligned rows, which ordinary stores write."""
     needs_memory(1)
     problem = problem_of(GRADIENT, shape, "float32")
     x, w = problem.arguments["input"], problem.arguments["weight"]

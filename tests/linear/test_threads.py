@@ -22,7 +22,7 @@ COUNTS = (1, 2, 3, 4)
 
 needs_openmp = pytest.mark.skipif(not _openmp.VERSION, reason="built without OpenMP")
 
-#: Shapes of many rows, vocabulary entries or features, of one of these, and of few of all.
+#: Shapes with many rows, vocabulary entries or features, shapes with a single one, and a small shape.
 SHAPES = {
     "square": Shape(300, 600, 70),
     "rows": Shape(5000, 40, 33),
@@ -84,7 +84,7 @@ def test_threads_and_caches_change_nothing_on_any_variant(shape, mode, dtype, cp
 
 
 def test_the_number_of_threads_changes_nothing_in_little_space(dtype):
-    """Rows are cut into chunks and the vocabulary into many blocks."""
+    """Bits are equal in a small workspace, which cuts rows into chunks and the vocabulary into many blocks."""
     problem = problem_of(GRADIENT, Shape(3000, 2500, 20), dtype)
     expected = compute(problem, num_threads=1, workspace_bytes=2**22)
     for count in COUNTS[1:]:
@@ -207,7 +207,7 @@ def test_other_python_threads_run_during_a_call(how, num_threads, no_forced_swit
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("mode", MODES)
 def test_phases_do_not_need_the_interpreters_lock(mode, num_threads, no_forced_switches):
-    """Another thread holds the lock from before the first row of the result is written until the last one is.
+    """Another thread holds the lock from before the first row of the result is written until the last row is written.
 
     Checks of signals need the lock. If a check comes before the result is complete, the call is repeated.
     """
@@ -275,7 +275,7 @@ def test_the_callers_settings_stay(run_script):
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("mode", ["recomputed", "stored"])
 def test_ctrl_c_interrupts_a_long_call(mode, num_threads, run_script, needs_memory):
-    """A signal that arrives when the first row is written interrupts the call before the last row is."""
+    """A signal that arrives when the first row is written interrupts the call before the last row is written."""
     needs_memory(1.5)
     script = f"""
         import os, signal, threading, time
@@ -318,7 +318,7 @@ def test_ctrl_c_interrupts_a_long_call(mode, num_threads, run_script, needs_memo
 
 @pytest.mark.parametrize("operator", [STATISTICS, WHOLE])
 def test_ctrl_c_interrupts_the_other_operators(operator, run_script):
-    """Each signal is handled within the call. The second one is sent once the first one was handled, and interrupts."""
+    """Signals are handled within the call. The second signal, sent after the first was handled, interrupts the call."""
     script = f"""
         import os, signal, threading
         import numpy as np
@@ -357,7 +357,7 @@ def test_ctrl_c_interrupts_the_other_operators(operator, run_script):
 
 
 def test_subnormals_survive_flush_to_zero_in_the_calling_thread(tmp_path, run_script):
-    """A library linked with -ffast-math switches flush-to-zero on for the loading thread, not for a team."""
+    """Flush-to-zero, which a library linked with -ffast-math sets in the loading thread, does not change results."""
     library = tmp_path / "fast_math.so"
     subprocess.run(["cc", "-shared", "-ffast-math", "-x", "c", "/dev/null", "-o", library], check=True)
     script = f"""

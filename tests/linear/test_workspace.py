@@ -59,7 +59,7 @@ def allocated(function, **arguments) -> int:
 
 @pytest.mark.parametrize("rows", [60, 220, 280])
 def test_workspace_size_covers_losses_of_fewer_rows(rows):
-    """With fewer active rows, plans differ: their logits, for example, may be cached."""
+    """The size is enough for fewer active rows, whose plans differ: their logits, for example, may be cached."""
     arguments = {
         "input": np.ones((280, 8), np.float32),
         "weight": np.ones((3640, 8), np.float32),
@@ -70,7 +70,7 @@ def test_workspace_size_covers_losses_of_fewer_rows(rows):
 
 
 def test_workspace_size_covers_gradients_of_fewer_rows():
-    """All rows take one sweep for each gradient, 420 rows a larger one for both."""
+    """The size is enough for 420 active rows, which take one larger sweep for both gradients, not one for each."""
     problem = problem_of(GRADIENT, Shape(600, 200, 8000), "float32", mode="stored")
     grad = problem.arguments["grad"].copy()
     grad[420:] = 0
@@ -80,7 +80,7 @@ def test_workspace_size_covers_gradients_of_fewer_rows():
 
 
 def test_workspace_size_covers_sums_of_losses_of_fewer_rows():
-    """Only the logits of fewer rows can be cached, and input_grad of 16 bits is summed elsewhere."""
+    """The size is enough for fewer active rows, whose logits are cached and whose input_grad is summed elsewhere."""
     arguments = {
         "input": np.ones((20_000, 64), np.float16),
         "weight": np.ones((20_600, 64), np.float16),
@@ -132,7 +132,7 @@ def test_workspace_size_of_extreme_calls():
     vector = np.broadcast_to(np.float32(1), 2**58)
     with pytest.raises(MemoryError, match="fits no memory"):
         ag.workspace_size("fused_cross_entropy_loss_with_max_sum", vector, vector, vector)
-    # The vocabulary is empty, and so is the set of active rows.
+    # Neither the vocabulary nor the set of active rows has an element.
     x, target = np.zeros((4, 6), np.float32), np.zeros(4, int)
     assert ag.workspace_size("linear_cross_entropy", x, x[:0], target, ignore_index=0) >= 0
     assert np.isnan(ag.linear_cross_entropy(x, x[:0], target, ignore_index=0).loss)

@@ -131,7 +131,7 @@ def test_subclasses_without_a_meaning_of_their_own(operator, kind, backend, tmp_
 
 
 class Wraps:
-    """An object whose conversion to an array returns the given value, whatever it is."""
+    """Return the given value, whatever it is, when NumPy converts the object to an array."""
 
     def __init__(self, value):
         self.value = value

@@ -108,7 +108,7 @@ class StatusError(Exception):
 
 
 class Acl:
-    """The functions of the runtime by name, with helpers. `clear` destroys the objects that the helpers made."""
+    """Call the runtime's functions by name, or by helpers. `clear` destroys the objects that the helpers made."""
 
     def __init__(self, *libraries: Path) -> None:
         self._libraries = [ctypes.CDLL(str(library)) for library in libraries]

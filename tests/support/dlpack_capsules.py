@@ -40,7 +40,7 @@ def capsule_of(managed: DLManagedTensor) -> object:
 
 
 class Consumer:
-    """The consumer of a capsule, which holds it until `close`."""
+    """Consume a capsule, and hold it until `close`."""
 
     def __init__(self, capsule: object):
         self._address = _pointer(capsule, b"dltensor")

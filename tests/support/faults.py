@@ -22,14 +22,17 @@ class Fault(NamedTuple):
     label: str
     spoil: Callable[[Any], Any]
     raises: type[ag.AscendGradError]
-    blamed: str  # argument that the message names
+    blamed: str  # the message names this argument
 
     def __str__(self) -> str:
         return f"{self.argument} {self.label}"
 
 
 class Case(NamedTuple):
-    """One way to call an operator. `good_call` returns arguments, without rows if `empty`. `stages` are in order."""
+    """Describe one way to call an operator.
+
+    `good_call` returns good arguments, without rows if `empty`. `stages` are in the order of the operator's checks.
+    """
 
     operator: str
     good_call: Callable[..., dict[str, Any]]
@@ -48,7 +51,7 @@ def about(subject: object) -> Iterator[None]:
 
 
 class Hostile:
-    """An object whose every conversion fails."""
+    """Fail whenever NumPy converts the object to an array."""
 
     def __array__(self, dtype=None, copy=None):
         raise RuntimeError("not today")
@@ -58,28 +61,28 @@ class Hostile:
 
 
 class WithUnit(np.ndarray):
-    """An array of a class that refuses NumPy's functions, as arrays with units do."""
+    """Refuse NumPy's functions, as classes of arrays with units do."""
 
     def __array_function__(self, *args, **kwargs):
         return NotImplemented
 
 
 class Scaled(np.ndarray):
-    """An array whose class defines its own multiplication."""
+    """Replace the multiplication of arrays by one of the class's own."""
 
     def __mul__(self, other):
         return NotImplemented
 
 
 class Recorded(np.ndarray):
-    """An array of a class that refuses NumPy's ufuncs."""
+    """Refuse NumPy's ufuncs."""
 
     def __array_ufunc__(self, *args, **kwargs):
         return NotImplemented
 
 
 class Noted(np.ndarray):
-    """An array with an attribute that its views and results inherit. Arithmetic ignores it, so no call refuses it."""
+    """Pass an attribute on to views and results. Arithmetic ignores the attribute, so no call refuses such an array."""
 
     note = ""
 

@@ -47,7 +47,7 @@ class Options(NamedTuple):
 
 
 class Made(NamedTuple):
-    """A call with its arguments, the sample that it comes from, and its faults."""
+    """Hold the arguments of a call, the sample that the call comes from, and its faults."""
 
     sample: Sample
     faults: list[Fault]
@@ -249,7 +249,7 @@ def run_process(options: Options, parts: list[range], currents: list[Any], total
     work(0)
     for thread in threads:
         thread.join()
-    gc.collect()  # frees objects in the tracebacks of failures
+    gc.collect()  # the collection frees objects in the tracebacks of failures
     if producers.live or producers.wrongly_deleted:
         print(f"handed out and not deleted: {len(producers.live)}; wrongly deleted: {producers.wrongly_deleted}")
         failures[0] += 1

@@ -16,14 +16,14 @@ from ascend_grad import arguments
 
 
 class Draw(random.Random):
-    """A source of random choices, which are the same for the same seed on every machine."""
+    """Draw random choices, which are the same for the same seed on every machine."""
 
     def chance(self, probability: float) -> bool:
         return self.random() < probability
 
 
 class WithArray:
-    """An object that offers ``__array__`` alone."""
+    """Offer ``__array__`` and no other way to convert the object to an array."""
 
     def __init__(self, array: np.ndarray):
         self.array = array
@@ -36,7 +36,7 @@ class WithArray:
 
 
 class Form(NamedTuple):
-    """Properties that a library's arrays can have. PyTorch warns of read-only memory."""
+    """Tell which properties a library's arrays can have. PyTorch warns of read-only memory."""
 
     swapped: bool = False
     negative: bool = True
@@ -105,7 +105,7 @@ def content(value: Any) -> np.ndarray:
 
 
 class Library(NamedTuple):
-    """The library of a call's arrays. `owns` is the class of results. `takes_out` tells if `out` may be one of them."""
+    """Describe a library of arrays. `owns` is the class of results. `takes_out` tells if `out` may be one of them."""
 
     name: str
     give: Callable[[np.ndarray], Any]

@@ -42,8 +42,8 @@ LARGE_MASKED_SHAPES = ((2, 3, 40, 700), (1, 1, 2, 70001), (4, 4, 2000, 5))
 LARGE_LINEAR_SHAPES = ((130, 1500, 70), (700, 300, 40), (5, 20000, 33), (2000, 17, 129))
 LINEAR_SIZES = (0, 1, 1, 2, 3, 5, 8, 9, 16, 17, 33, 50)
 
-#: The constant of bounds if rows are repeated. Each addition in a chain of 1280 terms may err by eps, and the errors of
-#: equal terms have the same sign. The constant `ANY` is too small: an error was once larger than it by a sixth.
+#: The constant of the bounds on errors if rows are repeated. Each addition in a chain of 1280 terms may err by eps, and
+#: the errors of equal terms have the same sign. The constant `ANY` is too small: an error once exceeded it by a sixth.
 CHAIN = 1280
 
 #: Short vectors, which may be NumPy's in calls with another library's matrices.
@@ -51,7 +51,7 @@ MIXES = ("target", "masked_target", "target_mask")
 
 
 class Place(NamedTuple):
-    """An array for a result, the bytes of its memory, and the argument that shares the memory."""
+    """Hold an array for a result, the bytes of its memory, and the argument that shares the memory."""
 
     array: np.ndarray
     memory: np.ndarray
@@ -60,7 +60,7 @@ class Place(NamedTuple):
 
 @dataclass
 class Sample:
-    """One call.
+    """Describe one call and what to check of it.
 
     `arguments` belong to the public function, `values` are the elements of its arrays, and `outs` receive the results.
     If a finite sum may overflow, only small results are checked.
@@ -204,7 +204,7 @@ def linear_sample(draw: Draw, dtype: str) -> Sample:
     if operator in (GRADIENT, LOSS) and draw.chance(0.2):
         arguments["label_smoothing"] = draw.choice((0, 0.0, -0.0, np.float32(0), Fraction(0)))
     if operator == GRADIENT and arguments["target_mask"].dtype == np.uint8 and draw.chance(0.3):
-        more = np.array(draw.choices(range(256), k=3), np.uint8)  # bits behind the last row, which are ignored
+        more = np.array(draw.choices(range(256), k=3), np.uint8)  # bits behind the last row are ignored
         arguments["target_mask"] = np.concatenate([arguments["target_mask"], more])
     if case == "stored" and draw.chance(0.2):
         arguments |= {"logits_max": draw.choice(("not looked at", np.zeros(7))), "sum_exp_logits": None}

@@ -36,7 +36,7 @@ def main(folder: str, home: str, backend: str, what: str) -> None:
     else:
         import torch  # noqa: F401
     rank = fork()
-    os.environ["ASCEND_GRAD_DEVICE"] = str(rank)  # read when ascend_grad is imported
+    os.environ["ASCEND_GRAD_DEVICE"] = str(rank)  # ascend_grad reads the variable when it is imported
     import hccl_ranks
 
     hccl_ranks.run(folder, home, backend, what, rank)

@@ -20,7 +20,7 @@ import hccl_stand_in
 import tensor_ranks
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # imported before a group exists, which its default arguments would keep alive
+import torch.distributed.nn  # the import precedes any group, which its default arguments would keep alive
 import torch_npu_real
 import torch_npu_stand_in
 from linear_samples import LinearProblem
@@ -107,7 +107,7 @@ def copied(rank: int, work: Callable, cuts: list[int]) -> int:
         session.Session.put, session.Session.fetch = put, fetch
     assert all(isinstance(each, npu.DeviceArray) for each in results)
     if not torch_npu_real.IS_INSTALLED:
-        assert not torch.npu.current_stream(rank).queue  # checks that all work is submitted
+        assert not torch.npu.current_stream(rank).queue  # an empty queue shows that all work is submitted
     return max(sizes)
 
 
@@ -257,7 +257,7 @@ def main(folder: str, home: str, backend: str, what: str, rank: int) -> weakref.
     gc.collect()
     assert session.release_all()  # autograd's threads have sessions of their own
     assert device.violations() == [], device.violations()
-    if double is not None:  # torch_npu does not destroy its streams
+    if double is not None:  # the real torch_npu does not destroy its streams
         double.release()
         assert device.live() == {}, device.live()
     return group

@@ -1,4 +1,4 @@
-"""A test double of hccl: backends of torch.distributed for tensors on the test double of torch_npu.
+"""Provide a test double of hccl: backends of torch.distributed for tensors on the test double of torch_npu.
 
 The backends send tensors by gloo, through the host. Like hccl, they reduce no float64, take no empty tensor, and use
 one device in each process. "hccl" takes only tensors on devices. "both" stands for "cpu:gloo,npu:hccl".
@@ -19,7 +19,7 @@ REDUCED = (torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, tor
 
 
 class _Work(dist.Work):
-    """The work of an operation, whose `wait` copies the results to the device in stream order."""
+    """Represent the work of an operation. `wait` copies the results to the device in stream order."""
 
     def __init__(self, work: dist.Work, results: Sequence[tuple[torch.Tensor, torch.Tensor]]):
         super().__init__()
@@ -33,7 +33,7 @@ class _Work(dist.Work):
 
 
 class HcclStandIn(ProcessGroup):
-    """The group of processes, as one process sees it."""
+    """Represent the group of processes in one of its processes."""
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta, kinds: Sequence[str]):
         super().__init__(rank, size)

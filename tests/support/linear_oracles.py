@@ -18,12 +18,12 @@ from ascend_grad import bounds
 
 
 class Sizes(NamedTuple):
-    """The numbers from which the bounds of one problem are computed."""
+    """Hold the numbers from which the bounds of one problem are computed."""
 
     p: Precision
     constant: float
     bfloat16: bool
-    device_dtype: np.dtype | None = None  # dtype of tiles and logits on a device, or None
+    device_dtype: np.dtype | None = None  # a device rounds tiles and logits to this dtype
 
     @property
     def eps(self) -> float:

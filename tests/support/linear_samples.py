@@ -59,7 +59,7 @@ SHAPES = [
 
 @dataclass(frozen=True)
 class LinearProblem:
-    """One call: the operator, its arguments by name, and the constant of the bound that holds for such data."""
+    """Hold one call: the operator, its arguments by name, and the constant of the bound that holds for such data."""
 
     operator: str
     arguments: dict[str, Any]
@@ -97,7 +97,7 @@ def accumulator(dtype) -> np.dtype:
 
 
 class Data(NamedTuple):
-    """Values in float64 of input (BT, H), weight (V, H) and grad (BT,), and the constant of the bound."""
+    """Hold float64 values of input (BT, H), weight (V, H) and grad (BT,), and the constant of the bound."""
 
     x: np.ndarray
     w: np.ndarray

@@ -106,7 +106,7 @@ def handed_out(array: np.ndarray, kind: type, **spoiled: Any) -> int:
 
 
 class Plain:
-    """An array with the protocol from DLPack 1.0 on, whose library cannot own results."""
+    """Export an array by the protocol from DLPack 1.0 on. The array's library cannot own results."""
 
     def __init__(self, array: np.ndarray, **spoiled: Any):
         self.array, self.spoiled = array, spoiled
@@ -117,14 +117,14 @@ class Plain:
 
 
 class Old(Plain):
-    """An array with the protocol from before DLPack 1.0, without keywords, whose library cannot own results."""
+    """Export an array by the protocol from before DLPack 1.0, which has no keywords. Its library cannot own results."""
 
     def __dlpack__(self):  # type: ignore[override]
         return _new(handed_out(self.array, Legacy, **self.spoiled), LEGACY, None)
 
 
 class Received:
-    """The owner of a managed tensor, which deletes it with the array."""
+    """Own a managed tensor, and delete it together with the array over its memory."""
 
     def __init__(self, address: int):
         self.address = address
@@ -148,7 +148,7 @@ def received(address: int) -> np.ndarray:
 
 
 class Own(Plain):
-    """An array of a library with a namespace, as the array API standard has it."""
+    """Offer a namespace, as arrays of the array API standard do."""
 
     came_by_dlpack = False
 
@@ -213,7 +213,7 @@ _newer_api = ExchangeAPI(2, 0, ctypes.pointer(_api))
 
 
 class Exchanged:
-    """An array of a library with the C exchange API."""
+    """Export an array by the C exchange API alone."""
 
     __dlpack_c_exchange_api__: ClassVar = _new(ctypes.addressof(_api), API, None)
     came_by_dlpack = False

@@ -28,14 +28,14 @@ SHARES = (True, False, "scatter")
 
 
 class Engine:
-    """A group of processes: the communicator of all of them, and communicators of parts."""
+    """Connect a group of processes by a communicator of all of them, and by communicators of parts."""
 
     comm: Any
     rank: int
     size: int
     #: The class of the engine's own exceptions.
     error: type[Exception]
-    #: Returns the group, to which no reference may remain in the end.
+    #: A function that returns the group, to which no reference may remain in the end.
     group: Callable[[], Any] = staticmethod(lambda: None)
 
     def split(self, members: list[list[int]]) -> Any:

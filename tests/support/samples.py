@@ -34,7 +34,7 @@ def generator(*key: object) -> np.random.Generator:
 
 @dataclass(frozen=True)
 class Problem:
-    """One call: the operator, its arrays, and ``dim`` or ``scale``."""
+    """Hold one call: the operator, its arrays, and ``dim`` or ``scale``."""
 
     operator: str
     arrays: tuple[np.ndarray, ...]
@@ -159,7 +159,7 @@ GUARD = 0xA5
 
 @dataclass(frozen=True)
 class Layout:
-    """The layout of an array in memory.
+    """Describe the layout of an array in memory.
 
     `axes` lists the axes from the slowest to the fastest. `steps` are the distances of neighbours on each axis, in
     elements, and may be negative. `shift` is the number of bytes before the first element. `swapped` tells whether the

@@ -8,7 +8,7 @@ import numpy as np
 
 
 class SocketRank:
-    """One of two processes, each of which has inherited one of the connected sockets."""
+    """Communicate as one of two processes, each of which has inherited one of the connected sockets."""
 
     size = 2
 

@@ -44,15 +44,15 @@ TORCH_LIBRARIES = ("libhccl.so", "libacl_op_compiler.so", "libge_runner.so", "li
 
 @dataclass(frozen=True)
 class Variant:
-    """One kind of installation."""
+    """Describe one kind of installation: its libraries, and what they contain."""
 
     operators: dict[str, tuple[str, ...]] = field(
         default_factory=lambda: {"libopapi_nn.so": (*BACKWARD, *FORWARD), "libopapi_math.so": ()}
     )
-    defines: tuple[str, ...] = ()  # macros for variant.c
-    hidden: tuple[str, ...] = ()  # functions of the runtime that are missing
+    defines: tuple[str, ...] = ()  # variant.c is compiled with these macros
+    hidden: tuple[str, ...] = ()  # the runtime lacks these functions
     stub: bool = False
-    torch: bool = False  # adds the functions that torch_npu needs, and torch_npu's own operators in libopapi.so
+    torch: bool = False  # torch_npu can use the variant, whose libopapi.so has torch_npu's own operators
 
 
 _AGGREGATE = {"libopapi.so": (*BACKWARD, *FORWARD)}
@@ -208,7 +208,7 @@ def build_alone() -> Path:
 
 
 class StandIn:
-    """The control interface of one installation, or of the library that `build_alone` builds.
+    """Control one installation, or the library that `build_alone` builds.
 
     Installations have libraries of equal names, and therefore share their state. Use only one of them per process.
     """

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # imported before a group exists, which its default arguments would keep alive
+import torch.distributed.nn  # the import precedes any group, which its default arguments would keep alive
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import ascend_grad.torch as agt

@@ -1,7 +1,7 @@
-"""A test double of a communicator, whose ranks are threads of this process. It checks more than real engines do.
+"""Provide a test double of a communicator, whose ranks are threads of this process.
 
-Sums are added in an order that changes from call to call, and arrays are compared over the ranks. If a rank ends, all
-ranks that wait for it get an error at once.
+The double checks more than real engines do. Sums are added in an order that changes from call to call, and arrays are
+compared over the ranks. If a rank ends, all ranks that wait for it get an error at once.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ PATIENCE = 600
 
 
 class LeftWaitingError(RuntimeError):
-    """Raised in ranks that wait for a rank that has ended."""
+    """Report to a waiting rank that a rank it waits for has ended."""
 
 
 class Barrier:
-    """A barrier of ranks, which raises an error in all waiting ranks if one rank ends."""
+    """Let ranks wait for each other. If one rank ends, all waiting ranks raise an error."""
 
     def __init__(self, size: int):
         self._size = size
@@ -51,7 +51,7 @@ class Barrier:
 
 
 class Group:
-    """State that the ranks share."""
+    """Hold the state that the ranks share."""
 
     def __init__(self, size: int):
         self.size = size
@@ -85,7 +85,7 @@ class Group:
 
 
 class ThreadRank:
-    """The communicator of one rank."""
+    """Communicate as one rank of a group of threads."""
 
     def __init__(self, group: Group, rank: int):
         self.group, self.rank, self.size = group, rank, group.size

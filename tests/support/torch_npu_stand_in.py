@@ -1,7 +1,7 @@
-"""A test double of torch_npu: tensors of device type "npu" whose memory is in the test double of a device.
+"""Provide a test double of torch_npu: tensors of type "npu" whose memory is in the test double of a device.
 
-Tests run on torch_npu itself if it is installed (`torch_npu_real`). The double serves all other environments, and tests
-that torch_npu does not allow over the test double of a device (`pytorch/test_npu_double.py`, `test_npu_breaks.py`).
+Tests run on torch_npu itself if it is installed (`torch_npu_real`). This module serves all other environments, and
+tests that torch_npu refuses over the test double of a device (`pytorch/test_npu_double.py`, `test_npu_breaks.py`).
 Such tests use private formats, which need an older interface of operators, or submit work by themselves.
 
 The tensors are torch's own, with its dispatcher and autograd. This module replaces the layer below, which is
@@ -44,7 +44,7 @@ BASE_FORMATS = (NCHW, ND, NCDHW)
 
 
 class Stream:
-    """torch's current stream of one device."""
+    """Represent torch's current stream of one device, with its queue on the host."""
 
     def __init__(self, double: TorchNpu, device: int):
         self._double, self._device = double, device
@@ -79,7 +79,7 @@ class Stream:
 
 
 class TorchNpu(types.ModuleType):
-    """The module ``torch_npu``. It has no tensors before `bind` gives it an installation."""
+    """Replace the module ``torch_npu``. It has no tensors before `bind` gives it an installation."""
 
     acl: Acl
 
@@ -88,7 +88,7 @@ class TorchNpu(types.ModuleType):
         self.npu = _DeviceModule(self)
         self.streams: dict[int, Stream] = {}
         self._formats: dict[int, int] = {}
-        self._blocks: dict[int, tuple] = {}  # blocks of memory in use
+        self._blocks: dict[int, tuple] = {}  # the blocks of memory that tensors use
         self._free: dict[tuple[int, int], list[int]] = defaultdict(list)
         self._delete = Deleter(self._deleted)
 
@@ -218,7 +218,7 @@ class TorchNpu(types.ModuleType):
 
 
 class _DeviceModule(types.ModuleType):
-    """The module ``torch_npu.npu``, which torch registers as ``torch.npu``."""
+    """Replace the module ``torch_npu.npu``, which torch registers as ``torch.npu``."""
 
     def __init__(self, double: TorchNpu):
         super().__init__("torch_npu.npu")
@@ -357,7 +357,7 @@ def register() -> TorchNpu:
     aten.impl("empty.memory_format", empty, "PrivateUse1")
     aten.impl("_copy_from", copy_from, "PrivateUse1")
     aten.impl("_softmax", softmax, "PrivateUse1")
-    for name in ("as_strided", "view", "_reshape_alias", "unfold"):  # operators that access no memory
+    for name in ("as_strided", "view", "_reshape_alias", "unfold"):  # these operators access no memory
         operator = getattr(_aten, name).default
         aten.impl(name, lambda *args, op=operator, **kwargs: op.redispatch(_CPU, *args, **kwargs), "PrivateUse1")
     rest.fallback(on_the_host, "PrivateUse1")

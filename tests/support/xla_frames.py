@@ -20,7 +20,7 @@ class Buffer(ctypes.Structure):
 
 
 class Values(ctypes.Structure):
-    """The buffers of arguments or of results."""
+    """Lay out the buffers of arguments or of results as XLA does."""
 
     _fields_ = (
         *(("struct_size", ctypes.c_size_t), ("extensions", ctypes.c_void_p), ("size", ctypes.c_int64)),
