@@ -96,7 +96,11 @@ def test_show_config(capsys):
     config = ag.show_config(mode="dict")
     assert capsys.readouterr().out == ""
     assert config["version"]["ascend_grad"] == ag.__version__
-    assert config["cpu"] == {"variant": _cpu.variant(), "supported": list(_cpu.supported_variants())}
+    assert config["cpu"] == {
+        "variant": _cpu.variant(),
+        "supported": list(_cpu.supported_variants()),
+        "remarks": _cpu.remarks(),
+    }
     assert config["threads"] == ag.get_num_threads()
     assert ("no OpenMP" in config["openmp"]) == (not _openmp.VERSION)
     assert config["backends"]["npu"] == ag.backends()["npu"]._asdict()
