@@ -59,7 +59,7 @@ typedef enum { AG_FOREACH_VARIANT(AG_MEMBER) AG_VARIANT_COUNT } ag_variant;
 static const char *const ag_variant_names[AG_VARIANT_COUNT] = {AG_FOREACH_VARIANT(AG_NAME)};
 #undef AG_NAME
 
-/* Whether the compiler knows the matrix unit. */
+/* AG_HAS_AMX is defined if the compiler knows the matrix unit AMX. */
 #if defined(AG_X86_64) && (defined(AG_EMULATE_AMX) || (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11))
 #define AG_HAS_AMX 1
 #endif

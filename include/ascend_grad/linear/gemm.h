@@ -52,17 +52,6 @@ AG_INLINE void K(chain)(const int nv, const elem_t *a, const ptrdiff_t a_step, c
     }
 }
 
-/* Add x to a sum, and the rounding error of the addition to its compensation (Knuth's two-sum). */
-AG_INLINE void K(add_compensated)(V *sum, V *compensation, V x)
-{
-    const V total = *sum + x, part = total - *sum;
-    *compensation += (*sum - (total - part)) + (x - part);
-    *sum = total;
-}
-
-/* Return the sum with its compensation; in lanes that are not finite, the sum alone. */
-AG_INLINE V K(compensated)(V sum, V compensation) { return V_(select)(sum - sum == 0, sum + compensation, sum); }
-
 /* Layouts of the left operand: tiles of X, rows of panels of P, columns of one panel of P. */
 enum { K(TILE), K(ROWS), K(COLUMNS) };
 

@@ -114,17 +114,6 @@ static void K(chain)(const int nv, K(left) a, const char *b, ptrdiff_t steps, ac
 
 #endif
 
-/* Add x to a sum, and what the addition lost to its compensation (Knuth's two-sum). */
-AG_INLINE void K(add_compensated)(V *sum, V *low, V x)
-{
-    const V total = *sum + x, part = total - *sum;
-    *low += (*sum - (total - part)) + (x - part);
-    *sum = total;
-}
-
-/* Return sum + low if the sum is finite, and otherwise the sum. */
-AG_INLINE V K(compensated)(V sum, V low) { return V_(select)(sum - sum == 0, sum + low, sum); }
-
 /* tile (MR, NR) = the sum over n elements, which are whole steps, in chains that are combined with compensation. */
 static void K(product)(const int nv, K(left) a, const elem_t *b, ptrdiff_t n, acc_t *tile)
 {

@@ -34,7 +34,7 @@
 
 #define GRANULE (AG_IS_AMX ? 16 : 1)
 
-/* The products that pack nothing widen what P is multiplied with: the kinds of pairs have those of float32. */
+/* The unpacked products widen the operands of P. Kinds of pairs use the kernels of float32 for them. */
 #if AG_IS_DOT
 #define SUMS(name) AG_CONCAT3(name, f32, AG_ISA)
 #else
@@ -42,6 +42,7 @@
 #endif
 
 #include "pack.h"
+#include "compensation.h"
 #if AG_IS_AMX
 #include "gemm_amx.h"
 #else
@@ -77,7 +78,7 @@ static AG_UNUSED const ag_linear_kernels K(ag_linear) = {
     .weight_grad = K(weight_grad),
     .probabilities = K(probabilities),
 #if AG_IS_AMX
-    .dot_products = AG_CONCAT3(dot_products, dot, AG_ISA), /* those of dot.h: few rows do not fill the unit */
+    .dot_products = AG_CONCAT3(dot_products, dot, AG_ISA), /* the kernel of dot.h: few rows do not fill the unit */
 #else
     .dot_products = K(dot_products),
 #endif

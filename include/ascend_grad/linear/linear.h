@@ -42,7 +42,8 @@
  *   x_rows     [BT / 32][u of H / 16][32][16]
  *   p_pairs    [V / 32][rows / 32][32 of V][16]
  *
- * Files: pack.h has packing, gemm.h and gemm_amx.h products, epilogue.h the conversion of logits, tasks.h the tasks of the packed sweep.
+ * Files: pack.h has packing, gemm.h and gemm_amx.h products, compensation.h compensated sums, epilogue.h the conversion of
+ * logits, tasks.h the tasks of the packed sweep.
  * skinny_rows.h, skinny_logits.h, skinny_grads.h and skinny_epilogue.h have the unpacked products. kernels.h makes the table
  * for one kind of arithmetic and one instruction set; foreach_kind.h, dot.h and amx.h include it for all kinds.
  *
@@ -105,7 +106,7 @@ typedef struct {
     int last;           /* whether these terms are the last: the compensation is then applied */
 } ag_sums;
 
-/* What a tile of logits is made from, and what it becomes. */
+/* The source of a tile of logits, and the result of its epilogue. */
 typedef enum { AG_FROM_PRODUCT, AG_FROM_LOGITS, AG_FROM_SOFTMAX } ag_linear_source;
 typedef enum { AG_TO_GRADIENT, AG_TO_MAX_SUM } ag_linear_result;
 
