@@ -222,7 +222,7 @@ def test_phases_do_not_need_the_interpreters_lock(mode, num_threads, no_forced_s
         if results[1][0, 0] == untouched:
             has_ended = any(results[1][-1, -1] != untouched for _ in range(10**6))
 
-    for _ in range(50):
+    for _ in range(2000):
         results[1][...] = untouched
         called = threading.Event()
         watcher = threading.Thread(target=watch)

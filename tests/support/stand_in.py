@@ -244,7 +244,7 @@ class StandIn:
         self._state.stand_in_fail(function.encode(), nth, code)
 
     def fail_work(self, nth: int = 1, code: int = 507015) -> None:
-        """Let the work of the `nth` operator that a stream begins fail. The next wait returns the code."""
+        """Let the work of the `nth` operator that is put on a stream fail. The next wait returns the code."""
         self._state.stand_in_fail_work(nth, code)
 
     def faults_left(self) -> int:

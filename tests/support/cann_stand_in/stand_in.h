@@ -28,7 +28,7 @@
  *       then reports the failure, so that trying again is misuse; aclrtSynchronizeStream waits before it reports the
  *       failure; and the second phase of an operator consumes its executor.
  *   void stand_in_fail_work(int64_t nth, int code)
- *       The work of the nth operator that a stream begins from now on fails: it writes nothing, and the next wait for its
+ *       The work of the nth operator that is put on a stream from now on fails: it writes nothing, and the next wait for its
  *       stream or its device returns this code, once. The call that put it on the stream has succeeded by then.
  *   int stand_in_faults_left(void)               faults that will strike
  *   int64_t stand_in_calls(const char *function)  calls since the last reset; "*" for all that stand_in_fail counts
@@ -149,7 +149,7 @@ int64_t *si_statistic(const char *name);
 int si_default_device(void); /* of threads that are bound to none; -1 where there is none */
 void si_configure(const char *path);
 bool si_initialised(void);
-int si_fault_of_work(void); /* the code with which the operator that begins now fails, or 0 */
+int si_fault_of_work(void); /* the code with which the work of the operator that is queued now fails, or 0 */
 int64_t si_initialisations(int change);
 
 struct si_variant {
@@ -198,6 +198,7 @@ struct si_work {
     struct si_range ranges[MAX_TENSORS + 1];
     int range_count;
     const char *name;
+    int error;       /* the work is not run, its stream gets this code; 0: none */
     uint64_t number; /* among the work of its stream's slot */
     struct si_work *next;
 };

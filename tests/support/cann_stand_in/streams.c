@@ -78,15 +78,14 @@ static void *work_through(void *argument)
         struct si_work *work = stream->first;
         int delay = idle ? si_delay() : 0;
         idle = false;
-        int error = strncmp(work->name, "aclnn", 5) == 0 ? si_fault_of_work() : OK;
         si_unlock();
         if (delay > 0)
             usleep((useconds_t)delay);
-        if (error == OK)
+        if (work->error == OK)
             work->run(work);
         si_lock();
-        if (error)
-            stream->error = error;
+        if (work->error)
+            stream->error = work->error;
         done[stream->slot]++;
         stream->first = work->next;
         if (!stream->first)
@@ -211,6 +210,7 @@ void si_queue(struct si_stream *stream, struct si_work *work)
         if (other)
             si_violation("uses memory that work on another stream uses (%s)", other);
     }
+    work->error = strncmp(work->name, "aclnn", 5) == 0 ? si_fault_of_work() : OK;
     work->next = NULL;
     work->number = ++queued[stream->slot];
     if (stream->last)
