@@ -94,6 +94,7 @@ cdef extern from "ascend_grad/linear/linear.h" nogil:
         int vector
         int pair
         int granule
+        int column_group
         int element_size
         int acc_size
         int max_unpacked_rows
