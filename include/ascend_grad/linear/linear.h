@@ -14,11 +14,11 @@
  *   f64   float64                      fused multiply-add  float64        double
  *   dot   bfloat16                     pairs (VDPBF16PS)   float32        two bfloat16 that follow each other along the sum
  *   amx   bfloat16                     AMX (TDPBF16PS)     float32        the same; see gemm_amx.h
- *   bfmmla  bfloat16                   BFMMLA              float32        the same; see gemm_bfmmla.h
- * Packing widens float16, and bfloat16 if the CPU lacks the dot product. A bfloat16 problem rounds P to bfloat16 in either
+ *   bfmmla bfloat16                    BFMMLA              float32        the same; see gemm_bfmmla.h
+ * Packing widens float16, and bfloat16 if the CPU lacks such products. A bfloat16 problem rounds P to bfloat16 in either
  * kind.
  *
- * Layouts. A tile is MR x NR. NR is three vectors wide and a multiple of MR; u is the number of packed elements along the sum.
+ * Layouts. A tile is MR x NR. NR is three vectors wide (two on matrix units) and a multiple of MR; u is the number of packed elements along the sum.
  *   x_rows     [BT / MR][u of H][MR]      left operand of the logits; rows beyond BT are zero
  *   w_rows     [V / NR][u of H][NR]       right operand of the logits
  *   p          [V / NR][rows][NR values]  left operand of dX, written by the tiles of logits. rows: BT rounded up to MR. The
@@ -180,6 +180,7 @@ typedef struct {
     int element_size; /* bytes of a packed element */
     int acc_size; /* bytes of an accumulator */
     int max_unpacked_rows; /* most resident rows for which unpacked products are faster than packed ones */
+    int max_unpacked_long_rows; /* the same for statistics of long rows */
     /* Pack a tile (MR rows) of x_rows, a panel (NR rows) of w_rows, or a panel (n columns) of x_columns or w_columns. */
     void (*pack_tile)(void *to, const ag_matrix *from, const int64_t *rows, int64_t start, ptrdiff_t count,
                       ptrdiff_t first, ptrdiff_t n);
