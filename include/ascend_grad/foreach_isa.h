@@ -11,8 +11,8 @@
  *
  * AG_BF16_DOT_BODY, AG_AMX_BODY and AG_BFMMLA_BODY name bodies that are included only for instruction sets with a dot
  * product of bfloat16, with AMX, and with BFMMLA. They get the AG_ISA and AG_LANES of the set that they extend. All names of
- * bodies are undefined at the end. Only the functions of a body may use its instruction set. Everything else is compiled for the baseline, so that one object
- * file serves every CPU of an architecture.
+ * bodies are undefined at the end. Only the functions of a body may use its instruction set. Everything else is compiled for
+ * the baseline, so that one object file serves every CPU of an architecture.
  */
 #ifndef ASCEND_GRAD_FOREACH_ISA_H
 #define ASCEND_GRAD_FOREACH_ISA_H

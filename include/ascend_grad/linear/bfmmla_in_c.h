@@ -56,8 +56,9 @@ static AG_UNUSED void ag_bfmmla_in_c(float sum[4], const uint16_t a[8], const ui
         for (int j = 0; j < 2; j++) {
             for (int k = 0; k < 4; k += 2) {
                 const uint16_t *left = a + 4 * i + k, *right = b + 4 * j + k;
-                const float pair = ag_add_to_odd(ag_product_of_bfloat16(left[0], right[0]), ag_product_of_bfloat16(left[1], right[1]));
-                sum[2 * i + j] = ag_add_to_odd(sum[2 * i + j], pair);
+                const float first = ag_product_of_bfloat16(left[0], right[0]);
+                const float second = ag_product_of_bfloat16(left[1], right[1]);
+                sum[2 * i + j] = ag_add_to_odd(sum[2 * i + j], ag_add_to_odd(first, second));
             }
         }
     }

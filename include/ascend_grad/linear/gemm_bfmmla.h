@@ -10,8 +10,9 @@
  * and chains are combined with compensation, as elsewhere.
  *
  * Error of a chain of n terms, in units of 2**-24 of the sum of the terms' magnitudes. Products are exact. An addition that
- * rounds to odd errs by less than 2 units of its result. Each term is part of one addition within its pair, and of at most n / 2
- * additions to the sum, so that the chain errs by at most n + 2 (to first order). Terms below 2**-126 may be lost in addition.
+ * rounds to odd errs by less than 2 units of its result. A term takes part in one addition within its pair, and in at most
+ * n / 2 additions to the sum, so that the chain errs by at most n + 2 (to first order). Besides, each of these operations may
+ * lose a value below 2**-126.
  */
 
 #if defined(AG_EMULATE_BFMMLA)

@@ -18,7 +18,8 @@
  * Packing widens float16, and bfloat16 if the CPU lacks such products. A bfloat16 problem rounds P to bfloat16 in either
  * kind.
  *
- * Layouts. A tile is MR x NR. NR is three vectors wide (two on matrix units) and a multiple of MR; u is the number of packed elements along the sum.
+ * Layouts. A tile is MR x NR. NR is three vectors wide (two on matrix units) and a multiple of MR; u is the number of packed
+ * elements along the sum.
  *   x_rows     [BT / MR][u of H][MR]      left operand of the logits; rows beyond BT are zero
  *   w_rows     [V / NR][u of H][NR]       right operand of the logits
  *   p          [V / NR][rows][NR values]  left operand of dX, written by the tiles of logits. rows: BT rounded up to MR. The
