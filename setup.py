@@ -10,6 +10,8 @@ ASCEND_GRAD_EMULATE_BF16=1
     Let the variant avx512_bf16 run, slowly, on any CPU with AVX-512, for tests.
 ASCEND_GRAD_EMULATE_AMX=1
     Let the variant amx_bf16 run, very slowly, wherever avx512_bf16 runs, for tests.
+ASCEND_GRAD_EMULATE_BFMMLA=1
+    Let the variant neon_bf16 run, very slowly, on any CPU, for tests.
 """
 
 import contextlib
@@ -267,6 +269,8 @@ class BuildExt(build_ext):
             compile_args.append("-DAG_EMULATE_BF16")
         if switch("ASCEND_GRAD_EMULATE_AMX", "0"):
             compile_args.append("-DAG_EMULATE_AMX")
+        if switch("ASCEND_GRAD_EMULATE_BFMMLA", "0"):
+            compile_args.append("-DAG_EMULATE_BFMMLA")
         if not switch("ASCEND_GRAD_OPENMP", "1"):
             print(NO_OPENMP.format("ASCEND_GRAD_OPENMP=0 asks for it"))
         elif failure := self.probe(OPENMP_PROBE, ["-fopenmp"]):

@@ -9,10 +9,10 @@
  *   AG_INLINE_LARGE      attributes of functions that compile to many instructions
  *   AG_IS_AVX512, AG_IS_AVX2, AG_IS_SSE2, AG_IS_NEON    at most one of them is 1
  *
- * AG_BF16_DOT_BODY names a body that is included only for instruction sets with a dot product of bfloat16, with the
- * AG_ISA and AG_LANES of the set that they extend. AG_ISA_BODY and AG_BF16_DOT_BODY are undefined at the end. Only the
- * functions of a body may use its instruction set. Everything else is compiled for the baseline, so that one object
- * file serves every CPU of an architecture.
+ * AG_BF16_DOT_BODY, AG_AMX_BODY and AG_BFMMLA_BODY name bodies that are included only for instruction sets with a dot
+ * product of bfloat16, with AMX, and with BFMMLA. They get the AG_ISA and AG_LANES of the set that they extend. All names of
+ * bodies are undefined at the end. Only the functions of a body may use its instruction set. Everything else is compiled for
+ * the baseline, so that one object file serves every CPU of an architecture.
  */
 #ifndef ASCEND_GRAD_FOREACH_ISA_H
 #define ASCEND_GRAD_FOREACH_ISA_H
@@ -20,6 +20,8 @@
 #include "base.h"
 #if defined(AG_X86_64)
 #include <cpuid.h>
+#elif defined(AG_AARCH64)
+#include <sys/auxv.h>
 #endif
 
 /* Lanes of the only instruction set that kernels are compiled for, or 0 for all sets. Tests build one set, to save
@@ -49,7 +51,8 @@
     X(AG_VARIANT_AVX512, "avx512")                                                                                     \
     X(AG_VARIANT_AVX512_BF16, "avx512_bf16")                                                                           \
     X(AG_VARIANT_AMX_BF16, "amx_bf16")                                                                                 \
-    X(AG_VARIANT_NEON, "neon")
+    X(AG_VARIANT_NEON, "neon")                                                                                         \
+    X(AG_VARIANT_NEON_BF16, "neon_bf16")
 
 #define AG_MEMBER(member, name) member,
 typedef enum { AG_FOREACH_VARIANT(AG_MEMBER) AG_VARIANT_COUNT } ag_variant;
@@ -62,6 +65,12 @@ static const char *const ag_variant_names[AG_VARIANT_COUNT] = {AG_FOREACH_VARIAN
 /* AG_HAS_AMX is defined if the compiler knows the matrix unit AMX. */
 #if defined(AG_X86_64) && (defined(AG_EMULATE_AMX) || (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11))
 #define AG_HAS_AMX 1
+#endif
+
+/* AG_HAS_BFMMLA is defined if the assembler knows the matrix instruction BFMMLA, or if test builds emulate it. */
+#if defined(AG_EMULATE_BFMMLA) ||                                                                                      \
+    (defined(AG_AARCH64) && (defined(__clang__) ? __clang_major__ >= 11 : __GNUC__ >= 10))
+#define AG_HAS_BFMMLA 1
 #endif
 
 #if defined(AG_X86_64)
@@ -80,6 +89,9 @@ static AG_UNUSED int ag_cpu_has_amx(void)
 /* Return whether this CPU (and its operating system) can execute the variant. */
 static AG_UNUSED int ag_cpu_executes(ag_variant variant)
 {
+#if defined(AG_EMULATE_BFMMLA)
+    if (variant == AG_VARIANT_NEON_BF16) return 1; /* a test build, which emulates the instruction on any CPU */
+#endif
 #if defined(AG_X86_64)
     unsigned a, b, c, d;
     __builtin_cpu_init();
@@ -113,6 +125,9 @@ static AG_UNUSED int ag_cpu_executes(ag_variant variant)
         return 0;
     }
 #elif defined(AG_AARCH64)
+#if defined(AG_HAS_BFMMLA)
+    if (variant == AG_VARIANT_NEON_BF16) return (getauxval(AT_HWCAP2) & 1ul << 14) != 0; /* HWCAP2_BF16 */
+#endif
     return variant == AG_VARIANT_NEON;
 #else
     return variant == AG_VARIANT_BASELINE;
@@ -126,10 +141,14 @@ static AG_UNUSED int ag_variant_supported(ag_variant variant)
     return AG_COMPILES(is_avx512 ? 16 : variant == AG_VARIANT_AVX2 ? 8 : 4) && ag_cpu_executes(variant);
 }
 
-/* Return whether a supported variant is slower than the one before it: Intel's CPUs execute one dot product of bfloat16 in
- * a cycle, which is half the rate of AMD's, and widening to float32 took two thirds of the time there. */
+/* Return whether a supported variant is slower than the one before it. Intel's CPUs execute one dot product of bfloat16 in
+ * a cycle, which is half the rate of AMD's, and widening to float32 took two thirds of the time there. The emulation of
+ * BFMMLA is for tests alone. */
 static AG_UNUSED int ag_variant_is_slow(ag_variant variant)
 {
+#if defined(AG_EMULATE_BFMMLA)
+    if (variant == AG_VARIANT_NEON_BF16) return 1;
+#endif
 #if defined(AG_X86_64)
     __builtin_cpu_init();
     return variant == AG_VARIANT_AVX512_BF16 && __builtin_cpu_is("intel");
@@ -156,9 +175,9 @@ static AG_UNUSED ag_variant ag_best_variant(ag_variant end)
 #define AG_BY_VARIANT(variant, name, ...) ((void)(variant), name##_avx512(__VA_ARGS__))
 #elif defined(AG_X86_64) && AG_ONLY_LANES == 0
 #define AG_BY_VARIANT(variant, name, ...)                                                                              \
-    ((variant) == AG_VARIANT_AVX2      ? name##_avx2(__VA_ARGS__)                                                      \
-     : (variant) == AG_VARIANT_BASELINE ? name##_baseline(__VA_ARGS__)                                                 \
-                                        : name##_avx512(__VA_ARGS__))
+    ((variant) == AG_VARIANT_AVX2 ? name##_avx2(__VA_ARGS__)                                                           \
+     : (variant) == AG_VARIANT_BASELINE || (variant) == AG_VARIANT_NEON_BF16 ? name##_baseline(__VA_ARGS__)            \
+                                                                             : name##_avx512(__VA_ARGS__))
 #else
 #define AG_BY_VARIANT(variant, name, ...) ((void)(variant), name##_baseline(__VA_ARGS__))
 #endif
@@ -263,6 +282,18 @@ AG_TARGET_BEGIN(AG_TARGET_AMX_BF16)
 AG_TARGET_END
 #endif
 
+/* BFMMLA needs no target: it is written in assembler, see linear/gemm_bfmmla.h. */
+#if defined(AG_BFMMLA_BODY) && defined(AG_HAS_BFMMLA) && AG_COMPILES(4)
+#define AG_ISA baseline
+#define AG_LANES 4
+#define AG_INLINE_LARGE AG_INLINE
+#include AG_BFMMLA_BODY
+#undef AG_ISA
+#undef AG_LANES
+#undef AG_INLINE_LARGE
+#endif
+
 #undef AG_ISA_BODY
 #undef AG_BF16_DOT_BODY
 #undef AG_AMX_BODY
+#undef AG_BFMMLA_BODY

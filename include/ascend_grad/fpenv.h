@@ -15,9 +15,9 @@ typedef unsigned int ag_fpenv;
 #elif defined(AG_AARCH64)
 typedef uint64_t ag_fpenv;
 /* Bits of FPCR to clear: flush to zero (24, 19) and rounding mode (22, 23). On CPUs with FEAT_AFP also: flush inputs to
- * zero (0), alternate rules for NaN and subnormal numbers (1), scalar results that keep the other lanes (2). Other CPUs
- * read these three as 0. */
-#define AG_FP_UNWANTED 0x1c80007ull
+ * zero (0), alternate rules for NaN and subnormal numbers (1), scalar results that keep the other lanes (2). On CPUs with
+ * FEAT_EBF16 also: sums of products of bfloat16 that round as other sums do (13). Other CPUs read these four as 0. */
+#define AG_FP_UNWANTED 0x1c82007ull
 #else
 typedef int ag_fpenv;
 #endif

@@ -94,9 +94,11 @@ cdef extern from "ascend_grad/linear/linear.h" nogil:
         int vector
         int pair
         int granule
+        int column_group
         int element_size
         int acc_size
         int max_unpacked_rows
+        int max_unpacked_long_rows
         void (*pack_tile)(void *to, const ag_matrix *source, const int64_t *rows, int64_t start, Py_ssize_t count,
                           Py_ssize_t first, Py_ssize_t n) noexcept nogil
         void (*pack_panel)(void *to, const ag_matrix *source, const int64_t *rows, int64_t start, Py_ssize_t count,

@@ -98,7 +98,8 @@ cdef void pack_columns(const Packing *packing, Py_ssize_t task) noexcept nogil:
 cdef void clear_filling(const Operand *operand, const ag_linear_kernels *kernels, Py_ssize_t panel) noexcept nogil:
     """Clear the elements behind the last row of a panel of columns, which only fill the last step of a matrix unit."""
     cdef Py_ssize_t width = align_up(min(<Py_ssize_t>kernels.nr, operand.hidden - panel * kernels.nr), kernels.vector)
-    cdef Py_ssize_t first = ceil_div(operand.count, kernels.pair), all = elements(kernels, operand.count)
+    cdef Py_ssize_t first = align_up(ceil_div(operand.count, kernels.pair), kernels.column_group)
+    cdef Py_ssize_t all = elements(kernels, operand.count)
     memset(
         <char *>operand.columns + (panel * kernels.nr * all + first * width) * kernels.element_size, 0,
         (all - first) * width * kernels.element_size

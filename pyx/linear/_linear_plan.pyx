@@ -73,8 +73,8 @@ cdef Py_ssize_t FEW_STREAMED = 48
 cdef Py_ssize_t MAX_RESIDENT_FOR_FEATURES = 128
 # Least features for each row of the longer side for which ranges of the features are the tasks.
 cdef Py_ssize_t FEATURES_PER_ROW = 8
-# Least features for which dot products of pairs are faster unpacked for up to AG_MAX_UNPACKED_ROWS rows. Adding up the lanes
-# is then a small part of the work.
+# Least features for which `max_unpacked_long_rows` is the limit of unpacked statistics. Adding up the lanes of dot products is
+# then a small part of the work.
 cdef Py_ssize_t LONG_ROWS = 512
 # Least floating-point operations of a task, if the problem is large enough.
 cdef double MIN_TASK_FLOPS = 1 << 18
@@ -445,7 +445,7 @@ cdef Verdict unpacked(
     """Pack nothing, if one side is short. The choice depends on all rows, so that fewer active rows do not take more space."""
     cdef Py_ssize_t rows = work.total_rows, vocab = work.vocab, hidden = work.hidden
     cdef Py_ssize_t streamed = max(rows, vocab), resident = min(rows, vocab)
-    cdef bint has_long_rows = kernels.pair > 1 and hidden >= LONG_ROWS
+    cdef bint has_long_rows = hidden >= LONG_ROWS
     cdef bint has_many_features = streamed <= AG_TERMS and hidden >= FEATURES_PER_ROW * streamed
     cdef Plan *plan = &plans.each[0]
     if not hidden:
@@ -455,7 +455,9 @@ cdef Verdict unpacked(
     plan.chunks = plan.blocks = plan.packed_chunks = 1
     if streamed <= FEW_STREAMED:
         cut_features(plan)
-    elif resident <= (AG_MAX_UNPACKED_ROWS if has_long_rows and not with_gradients(work) else kernels.max_unpacked_rows):
+    elif resident <= (
+        kernels.max_unpacked_long_rows if has_long_rows and not with_gradients(work) else kernels.max_unpacked_rows
+    ):
         cut_streamed(plan)
         if plan.tasks < FEW_TASKS and has_many_features:
             cut_features(plan)

@@ -272,8 +272,9 @@ static ag_fpenv get_mode(void)
     return mode;
 }
 static void set_mode(ag_fpenv mode) { __asm__ volatile("msr fpcr, %0" : : "r"(mode)); }
-/* FIZ, AH and NEP (on CPUs with FEAT_AFP; the others ignore them), FZ16, both bits of the rounding mode, FZ. */
-static const ag_fpenv mode_bits[] = {1 << 0, 1 << 1, 1 << 2, 1 << 19, 1 << 22, 1 << 23, 1 << 24};
+/* FIZ, AH and NEP (on CPUs with FEAT_AFP; the others ignore them), EBF (with FEAT_EBF16), FZ16, both bits of the rounding mode,
+ * FZ. */
+static const ag_fpenv mode_bits[] = {1 << 0, 1 << 1, 1 << 2, 1 << 13, 1 << 19, 1 << 22, 1 << 23, 1 << 24};
 #endif
 
 /* Whatever mode the caller has, kernels compute in one of their own, and the caller gets the mode back. */

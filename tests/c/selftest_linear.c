@@ -5,6 +5,7 @@
  * The scalar results are of double precision throughout, bounds those of float32 (float64) sums with room for the
  * rounding of P to bfloat16.
  */
+#include "ascend_grad/linear/bfmmla_in_c.h"
 #include "ascend_grad/linear/linear.h"
 #include "ascend_grad/team.h"
 #include "selftest.h"
@@ -224,6 +225,104 @@ static void test_skinny(ag_variant variant, ag_dtype dtype, ptrdiff_t few, ptrdi
     free(left.matrix.data), free(right.matrix.data), free(out.matrix.data), free(a), free(b), free(none), free(p), free(sums);
 }
 
+#if defined(AG_HAS_BFMMLA) && AG_COMPILES(4)
+/* A bfloat16 number: any bits, or of moderate size, or such that products and sums are at the edges of float32. */
+static uint16_t bfloat16_bits(void)
+{
+    static const int exponents[] = {0, 1, 2, 63, 64, 65, 126, 127, 128, 189, 190, 191, 253, 254, 255};
+    const uint32_t bits = (uint32_t)(uniform() * 65536);
+    switch ((int)(uniform() * 4)) {
+    case 0:
+        return (uint16_t)bits;
+    case 1:
+        return (uint16_t)((bits & 0x807f) | (uint32_t)exponents[(int)(uniform() * 15)] << 7);
+    case 2:
+        return (uint16_t)((bits & 0x8000) | (uint32_t)exponents[(int)(uniform() * 15)] << 7);
+    default:
+        return (uint16_t)((bits & 0x83ff) | 0x3c00);
+    }
+}
+
+/* Sums of the plain C are exact, or the neighbour whose last bit is set. */
+static void test_round_to_odd(void)
+{
+    for (int n = 0; n < 200000; n++) {
+        const uint32_t a = (uint32_t)bfloat16_bits() << 16 | (uint32_t)(uniform() * 65536);
+        const uint32_t b = (uint32_t)bfloat16_bits() << 16 | (uint32_t)(uniform() * 65536);
+        float x, y;
+        uint32_t bits;
+        memcpy(&x, &a, 4), memcpy(&y, &b, 4);
+        const float got = ag_add_to_odd(x, y);
+        const long double of_x = (long double)ag_flush_denormal((double)x), of_y = (long double)ag_flush_denormal((double)y);
+        const long double sum = of_x + of_y, larger = fabsl(of_x) > fabsl(of_y) ? of_x : of_y, smaller = of_x == larger ? of_y : of_x;
+        memcpy(&bits, &got, 4);
+        if (isnan(sum)) {
+            CHECK(bits == 0x7fc00000, "%a + %a is %a", (double)x, (double)y, (double)got);
+        } else if (fabsl(sum) < 0x1p-126L) {
+            CHECK(got == 0 && (sum == 0 || !signbit(got) == !signbit(sum)), "%a + %a is %a", (double)x, (double)y, (double)got);
+        } else if (fabsl(sum) >= 0x1p128L) {
+            CHECK(isinf(got) && (got > 0) == (sum > 0), "%a + %a is %a", (double)x, (double)y, (double)got);
+        } else if (sum - larger == smaller && (long double)(float)sum == sum) {
+            CHECK((long double)got == sum, "%a + %a is %a", (double)x, (double)y, (double)got);
+        } else {
+            const long double below = (long double)nextafterf(got, -INFINITY), above = (long double)nextafterf(got, INFINITY);
+            CHECK(bits & 1 && below <= sum && sum <= above, "%a + %a is %a", (double)x, (double)y, (double)got);
+        }
+    }
+}
+
+#if !defined(AG_EMULATE_BFMMLA)
+/* The instruction computes what the plain C does. */
+static void test_bfmmla(void)
+{
+    for (int n = 0; n < 200000; n++) {
+        uint16_t a[8], b[8], c[8];
+        float expected[4], got[4];
+        ag_f32v_baseline left, right, sum;
+        for (int i = 0; i < 8; i++) a[i] = bfloat16_bits(), b[i] = bfloat16_bits(), c[i] = bfloat16_bits();
+        if (n % 2) for (int i = 0; i < 8; i += 2) c[i] = (uint16_t)(uniform() * 65536); /* numbers are little-endian */
+        memcpy(expected, c, sizeof c), memcpy(&left, a, sizeof a), memcpy(&right, b, sizeof b), memcpy(&sum, c, sizeof c);
+        ag_bfmmla_in_c(expected, a, b);
+        sum = multiply_add_bfmmla_baseline(left, right, sum);
+        memcpy(got, &sum, sizeof got);
+        CHECK(!memcmp(got, expected, sizeof got), "BFMMLA: %a, %a, %a, %a is not %a, %a, %a, %a", (double)got[0],
+              (double)got[1], (double)got[2], (double)got[3], (double)expected[0], (double)expected[1], (double)expected[2],
+              (double)expected[3]);
+    }
+}
+#endif
+
+/* The error of sums of n positive terms is within the bound of gemm_bfmmla.h for each chain, and that of combining them. */
+static void test_bfmmla_bound(void)
+{
+    const ag_linear_kernels *k = ag_linear_kernels_of(AG_VARIANT_NEON_BF16, AG_BFLOAT16);
+    for (ptrdiff_t n = 8; n < 20000; n = n * 3 / 2 + 8) {
+        const ptrdiff_t elements = up((n + 1) / 2, k->granule);
+        double *x = numbers(8 * n, 1), *w = numbers(8 * n, 1);
+        uint32_t *left = zeros(elements * 8 * 4), *right = zeros(elements * 8 * 4);
+        float tile[64] __attribute__((aligned(64)));
+        for (ptrdiff_t i = 0; i < 8 * n; i++) {
+            /* The terms of row 1 and column 1 have one sign; those of row 0 shrink, those of row 2 grow along the sum. */
+            if (i / n < 3) x[i] = fabs(x[i]), w[i] = fabs(w[i]);
+            if (i / n == 0) x[i] *= exp2(-(double)(i % n) / 64);
+            if (i / n == 2) x[i] *= exp2(-(double)(n - i % n) / 64);
+        }
+        const ag_matrix of_x = matrix(x, 8, n, AG_BFLOAT16, 0), of_w = matrix(w, 8, n, AG_BFLOAT16, 0);
+        k->pack_tile(left, &of_x, 0, 0, 8, 0, n), k->pack_panel(right, &of_w, 0, 0, 8, 0, n);
+        product_logits_bfmmla_baseline(left, right, elements, tile);
+        for (ptrdiff_t r = 0; r < 8; r++) {
+            for (ptrdiff_t c = 0; c < 8; c++) {
+                double value = 0, size = 0;
+                for (ptrdiff_t i = 0; i < n; i++) value += x[r * n + i] * w[c * n + i], size += fabs(x[r * n + i] * w[c * n + i]);
+                const double error = fabs((double)tile[r * 8 + c] - value) / size * 0x1p24;
+                CHECK(error <= (double)(n < AG_CHAIN ? n : AG_CHAIN) + 2 + 2, "sum of %td terms errs by %g units", n, error);
+            }
+        }
+        free(of_x.data), free(of_w.data), free(x), free(w), free(left), free(right);
+    }
+}
+#endif
+
 /* Threads spin where each of them has a core, and only there. */
 static void test_team(void)
 {
@@ -261,6 +360,14 @@ int main(void)
             test_skinny(variant, (ag_dtype)dtype, AG_TERMS, 9, 300, 1);
             test_skinny(variant, (ag_dtype)dtype, 100, 120, 1100, 1);
         }
+#if defined(AG_HAS_BFMMLA) && AG_COMPILES(4)
+        if (variant == AG_VARIANT_NEON_BF16) {
+            test_round_to_odd(), test_bfmmla_bound();
+#if !defined(AG_EMULATE_BFMMLA)
+            test_bfmmla();
+#endif
+        }
+#endif
         printf("%s: %ld checks, %ld failed\n", ag_variant_names[variant], checks, failures);
     }
     return failures != 0;

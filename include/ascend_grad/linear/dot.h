@@ -6,13 +6,13 @@
 #define AG_DTYPE dot
 #define AG_IS_F64 0
 #define AG_IS_DOT 1
-#define AG_IS_AMX 0
+#define AG_UNIT 0
 #include "kernels.h"
 #undef AG_MR
 #undef AG_DTYPE
 #undef AG_IS_F64
 #undef AG_IS_DOT
-#undef AG_IS_AMX
+#undef AG_UNIT
 
 AG_KERNEL_LINKAGE const ag_linear_kernels *AG_ISA_NAME(ag_linear_dot_kernels)(void)
 {

@@ -80,13 +80,19 @@ static void K(store_logits)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t
     memcpy((acc_t *)b->packed.logits + (panel * K(padded_rows)(b) + tile_index * MR) * NR, tile, MR * NR * sizeof(acc_t));
 }
 
+/* Return the place of vector j of row r in a tile of P, in values. BFMMLA reads 4 values of each row at a time. */
+AG_INLINE ptrdiff_t K(place_in_p)(ptrdiff_t r, ptrdiff_t j)
+{
+    return AG_UNIT == AG_BFMMLA ? (j * MR + r) * VL : r * NR + j * VL;
+}
+
 #if AG_IS_DOT
-/* Return values of two rows of P as pairs. */
-AG_INLINE u32v K(pair_rows)(const uint16_t *row)
+/* Return vector j of rows r and r + 1 of a tile of P as pairs. */
+AG_INLINE u32v K(pair_rows)(const uint16_t *tile, ptrdiff_t r, ptrdiff_t j)
 {
     u16v low, high;
-    memcpy(&low, row, sizeof low);
-    memcpy(&high, row + NR, sizeof high);
+    memcpy(&low, tile + K(place_in_p)(r, j), sizeof low);
+    memcpy(&high, tile + K(place_in_p)(r + 1, j), sizeof high);
     return __builtin_convertvector(low, u32v) | __builtin_convertvector(high, u32v) << 16;
 }
 #endif
@@ -98,17 +104,18 @@ AG_INLINE void K(store_gradient)(const ag_linear_block *b, const int from_logits
 {
     const ptrdiff_t rows = K(padded_rows)(b), left = b->vocab.size - panel * NR, columns = left < NR ? left : NR;
     const ptrdiff_t first = tile_index * MR;
+#if AG_IS_DOT
+    uint16_t *to = (uint16_t *)b->packed.p + (panel * rows + first) * NR;
+    elem_t *pairs = (elem_t *)b->packed.p_pairs + (panel * rows + first) / PAIR * NR;
+#else
+    acc_t *to = (acc_t *)b->packed.p + (panel * rows + first) * NR;
+#endif
     int is_small = b->gradient.filter_eps > 0;
     for (ptrdiff_t r = 0; r < MR; r++) {
         const ptrdiff_t i = first + r;
         acc_t *row = tile + r * NR;
-#if AG_IS_DOT
-        uint16_t *to = (uint16_t *)b->packed.p + (panel * rows + i) * NR;
-#else
-        acc_t *to = (acc_t *)b->packed.p + (panel * rows + i) * NR;
-#endif
         if (i >= b->chunk.rows) {
-            memset(to, 0, NR * sizeof *to);
+            for (int j = 0; j < NV; j++) memset(to + K(place_in_p)(r, j), 0, VL * sizeof *to);
             continue;
         }
         if (from_logits) {
@@ -129,27 +136,29 @@ AG_INLINE void K(store_gradient)(const ag_linear_block *b, const int from_logits
                 for (int lane = 0; lane < VL; lane++) is_small &= size[lane] < bound[lane];
             }
 #if AG_IS_DOT
-            v_bf16_store(to + j * VL, p);
+            v_bf16_store(to + K(place_in_p)(r, j), p);
 #else
 #if !AG_IS_F64
             if (b->gradient.round_to_bfloat16) p = v_bf16_widen(v_bf16_narrow(p));
 #endif
-            V_(store)(to + j * VL, p);
+            V_(store)(to + K(place_in_p)(r, j), p);
 #endif
         }
     }
 #if AG_IS_DOT
-    const uint16_t *values = (const uint16_t *)b->packed.p + (panel * rows + first) * NR;
-    uint32_t *pairs = (uint32_t *)b->packed.p_pairs + (panel * rows + first) / 2 * NR;
     for (int j = 0; j < NV; j++) {
-#if AG_IS_AMX
+#if AG_UNIT == AG_AMX
         V columns[VL]; /* pairs of rows, which become the rows of a left operand */
-        for (ptrdiff_t k = 0; k < MR / 2; k++) columns[k] = (V)K(pair_rows)(values + 2 * k * NR + j * VL);
+        for (ptrdiff_t k = 0; k < MR / 2; k++) columns[k] = (V)K(pair_rows)(to, 2 * k, j);
         K(transpose)(columns);
         memcpy(pairs + j * VL * (MR / 2), columns, sizeof columns);
+#elif AG_UNIT == AG_BFMMLA
+        for (ptrdiff_t k = 0; k < MR / 2; k += 2) {
+            K(store_interleaved)(pairs + k * NR + j * VL * 2, K(pair_rows)(to, 2 * k, j), K(pair_rows)(to, 2 * k + 2, j));
+        }
 #else
         for (ptrdiff_t k = 0; k < MR / 2; k++) {
-            const u32v both = K(pair_rows)(values + 2 * k * NR + j * VL);
+            const u32v both = K(pair_rows)(to, 2 * k, j);
             memcpy(pairs + k * NR + j * VL, &both, sizeof both);
         }
 #endif

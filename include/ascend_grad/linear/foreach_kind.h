@@ -7,7 +7,7 @@
  * 12 of 16 otherwise (9 for float64 before AVX2, where a tile is 6 wide). */
 #define AG_MR (AG_IS_AVX512 ? 8 : AG_IS_NEON ? 6 : AG_IS_F64 && !AG_IS_AVX2 ? 3 : 4)
 #define AG_IS_DOT 0
-#define AG_IS_AMX 0
+#define AG_UNIT 0
 
 #define AG_DTYPE f32
 #define AG_IS_F64 0
@@ -22,7 +22,7 @@
 #undef AG_IS_F64
 
 #undef AG_IS_DOT
-#undef AG_IS_AMX
+#undef AG_UNIT
 #undef AG_MR
 
 AG_KERNEL_LINKAGE const ag_linear_kernels *AG_ISA_NAME(ag_linear_kernels)(ag_dtype dtype)

@@ -1,4 +1,4 @@
-/* Products of packed panels on the matrix unit AMX, instead of gemm.h. Included by kernels.h.
+/* Steps of products on the matrix unit AMX, for gemm_unit.h. Included by kernels.h.
  *
  * The unit has eight tiles of 16 rows of 64 bytes. A step multiplies 16 pairs along the sum: two tiles of left rows (16 rows
  * of 16 pairs each), two tiles of right columns (16 pairs of 16 columns each), four tiles of sums.
@@ -13,16 +13,7 @@
  * or a fork would carry.
  */
 
-enum {
-    K(STEP) = 16,             /* pairs of a step */
-    K(CHAIN) = AG_AMX_CHAIN / 2 / 16 /* steps of a chain */
-};
-
-/* A left operand: two tiles of rows, and what leads from a step to the next one, in bytes. Rows are 64 bytes apart. */
-typedef struct {
-    const char *first, *second;
-    ptrdiff_t step;
-} K(left);
+enum { K(CHAIN) = AG_AMX_CHAIN / MR }; /* steps of a chain */
 
 #if defined(AG_EMULATE_AMX)
 
@@ -57,15 +48,16 @@ static void K(multiply_tiles)(float *sums, ptrdiff_t pitch, const char *left, co
     }
 }
 
-/* tile (MR, NR) = the sum over some steps; nv: columns in vectors. */
-static void K(chain)(const int nv, K(left) a, const char *b, ptrdiff_t steps, acc_t *tile)
+/* Compute a tile (MR, NR) of sums over some steps. Steps of the left operand are a_step bytes apart; nv: columns in
+ * vectors. */
+static void K(chain)(const int nv, const char *a, const ptrdiff_t a_step, const char *b, ptrdiff_t steps, acc_t *tile)
 {
     const ptrdiff_t stride = nv * 64;
     memset(tile, 0, MR * NR * sizeof(acc_t));
-    for (ptrdiff_t s = 0; s < steps; s++, a.first += a.step, a.second += a.step, b += 16 * stride) {
+    for (ptrdiff_t s = 0; s < steps; s++, a += a_step, b += 16 * stride) {
         for (int j = 0; j < nv; j++) {
-            K(multiply_tiles)(tile + j * VL, NR, a.first, b + j * 64, stride);
-            K(multiply_tiles)(tile + 16 * NR + j * VL, NR, a.second, b + j * 64, stride);
+            K(multiply_tiles)(tile + j * VL, NR, a, b + j * 64, stride);
+            K(multiply_tiles)(tile + 16 * NR + j * VL, NR, a + 1024, b + j * 64, stride);
         }
     }
 }
@@ -86,19 +78,20 @@ AG_INLINE void K(begin_task)(void)
 
 AG_INLINE void K(end_task)(void) { _tile_release(); }
 
-/* tile (MR, NR) = the sum over some steps; nv: columns in vectors. Tiles 0 to 3 are sums, 4 and 5 left, 6 and 7 right. */
-static void K(chain)(const int nv, K(left) a, const char *b, ptrdiff_t steps, acc_t *tile)
+/* Compute a tile (MR, NR) of sums over some steps. Steps of the left operand are a_step bytes apart; nv: columns in
+ * vectors. Tiles 0 to 3 are sums, 4 and 5 left, 6 and 7 right. */
+static void K(chain)(const int nv, const char *a, const ptrdiff_t a_step, const char *b, ptrdiff_t steps, acc_t *tile)
 {
     const ptrdiff_t stride = nv * 64, pitch = NR * sizeof(acc_t);
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    for (ptrdiff_t s = 0; s < steps; s++, a.first += a.step, a.second += a.step, b += 16 * stride) {
+    for (ptrdiff_t s = 0; s < steps; s++, a += a_step, b += 16 * stride) {
         _tile_loadd(6, b, stride);
-        _tile_loadd(4, a.first, 64);
+        _tile_loadd(4, a, 64);
         _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(5, a.second, 64);
+        _tile_loadd(5, a + 1024, 64);
         _tile_dpbf16ps(2, 5, 6);
         if (nv > 1) {
             _tile_loadd(7, b + 64, stride);
@@ -113,46 +106,3 @@ static void K(chain)(const int nv, K(left) a, const char *b, ptrdiff_t steps, ac
 }
 
 #endif
-
-/* tile (MR, NR) = the sum over n elements, which are whole steps, in chains that are combined with compensation. */
-static void K(product)(const int nv, K(left) a, const elem_t *b, ptrdiff_t n, acc_t *tile)
-{
-    const ptrdiff_t steps = n / K(STEP), chains = steps > K(CHAIN) ? (steps + K(CHAIN) - 1) / K(CHAIN) : 1;
-    const ptrdiff_t length = (steps + chains - 1) / chains;
-    acc_t part[MR * NR] __attribute__((aligned(64))), low[MR * NR] __attribute__((aligned(64)));
-    K(chain)(nv, a, (const char *)b, length < steps ? length : steps, tile);
-    if (chains == 1) return;
-    memset(low, 0, sizeof low);
-    for (ptrdiff_t done = length; done < steps; done += length) {
-        const K(left) from = {a.first + done * a.step, a.second + done * a.step, a.step};
-        K(chain)(nv, from, (const char *)(b + done * K(STEP) * nv * VL), steps - done < length ? steps - done : length, part);
-        for (ptrdiff_t i = 0; i < MR * NR; i += VL) {
-            V total = V_(load)(tile + i), compensation = V_(load)(low + i);
-            K(add_compensated)(&total, &compensation, V_(load)(part + i));
-            V_(store)(tile + i, total);
-            V_(store)(low + i, compensation);
-        }
-    }
-    for (ptrdiff_t i = 0; i < MR * NR; i += VL) {
-        V_(store)(tile + i, K(compensated)(V_(load)(tile + i), V_(load)(low + i)));
-    }
-}
-
-/* x_rows and p_pairs hold both tiles of a step side by side; rows of p are 64 bytes, and panels follow one another. */
-static void K(product_logits)(const elem_t *a, const elem_t *b, ptrdiff_t n, acc_t *tile)
-{
-    const K(left) left = {(const char *)a, (const char *)a + 1024, 2048};
-    K(product)(NV, left, b, n, tile);
-}
-
-static void K(product_rows)(int nv, const elem_t *a, ptrdiff_t panel, const elem_t *b, ptrdiff_t n, acc_t *tile)
-{
-    const K(left) left = {(const char *)a, (const char *)a + 1024, panel * (ptrdiff_t)sizeof(elem_t)};
-    K(product)(nv, left, b, n, tile);
-}
-
-static void K(product_columns)(int nv, const elem_t *a, const elem_t *b, ptrdiff_t n, acc_t *tile)
-{
-    const K(left) left = {(const char *)a, (const char *)a + 1024, 2048};
-    K(product)(nv, left, b, n, tile);
-}

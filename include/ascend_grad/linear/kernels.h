@@ -1,12 +1,13 @@
 /* The kernels of one kind of arithmetic and one instruction set, and their table. Body header, see ../base.h; the manual is
  * linear.h.
  *
- * Expects AG_ISA, AG_LANES, AG_DTYPE (the kind: f32, f64 or dot) with AG_IS_F64 and AG_IS_DOT, and AG_MR.
+ * Expects AG_ISA, AG_LANES, AG_DTYPE (the kind: f32, f64, dot, amx or bfmmla) with AG_IS_F64 and AG_IS_DOT, AG_MR, and
+ * AG_UNIT: AG_AMX, AG_BFMMLA or 0.
  */
 
 #define K(name) AG_KERNEL_NAME(name)
 #define MR AG_MR
-#define NV (AG_IS_AMX ? 2 : 3) /* vectors in a row of a panel */
+#define NV (AG_UNIT ? 2 : 3) /* vectors in a row of a panel */
 #define NR (NV * VL)  /* width of a panel; a multiple of MR, so that panels of P split into tiles of either product */
 
 #if AG_IS_F64
@@ -32,7 +33,11 @@
 #endif
 #endif
 
-#define GRANULE (AG_IS_AMX ? 16 : 1)
+/* Packed elements along a sum that lie side by side: in rows of left operands, and in columns of right operands. On matrix
+ * units a step is MR values long, so that a panel of P is one step. */
+#define GRANULE (AG_UNIT ? MR / PAIR : 1)
+#define ROW_GROUP (AG_UNIT == AG_AMX ? 16 : AG_UNIT == AG_BFMMLA ? 2 : 1)
+#define COLUMN_GROUP (AG_UNIT == AG_BFMMLA ? 2 : 1)
 
 /* The unpacked products widen the operands of P. Kinds of pairs use the kernels of float32 for them. */
 #if AG_IS_DOT
@@ -43,14 +48,18 @@
 
 #include "pack.h"
 #include "compensation.h"
-#if AG_IS_AMX
+#if AG_UNIT == AG_AMX
 #include "gemm_amx.h"
+#include "gemm_unit.h"
+#elif AG_UNIT == AG_BFMMLA
+#include "gemm_bfmmla.h"
+#include "gemm_unit.h"
 #else
 #include "gemm.h"
 #endif
 #include "epilogue.h"
 #include "tasks.h"
-#if !AG_IS_AMX
+#if !AG_UNIT
 #include "skinny_rows.h"
 #include "skinny_logits.h"
 #endif
@@ -65,20 +74,30 @@ static AG_UNUSED const ag_linear_kernels K(ag_linear) = {
     .vector = VL,
     .pair = PAIR,
     .granule = GRANULE,
+    .column_group = COLUMN_GROUP,
     .element_size = sizeof(elem_t),
     .acc_size = sizeof(acc_t),
     /* Packing pays for fewer rows if products are pairs, or if there are 16 registers. */
     .max_unpacked_rows = AG_MAX_UNPACKED_ROWS / PAIR / (AG_LANES == 16 ? 1 : 2),
+    /* Unpacked dot products of pairs are fast if rows are long. The unpacked products of BFMMLA are those of float32. */
+    .max_unpacked_long_rows = AG_MAX_UNPACKED_ROWS / (AG_LANES == 16 ? 1 : 2 * PAIR),
     .pack_tile = K(pack_tile),
+#if AG_UNIT == AG_BFMMLA
+    .pack_panel = K(pack_tile), /* both operands have the same layout */
+#else
     .pack_panel = K(pack_panel),
+#endif
     .pack_columns = K(pack_columns),
     .tiles = K(tiles),
     .merge_max_sum = K(merge_max_sum),
     .input_grad = K(input_grad),
     .weight_grad = K(weight_grad),
     .probabilities = K(probabilities),
-#if AG_IS_AMX
-    .dot_products = AG_CONCAT3(dot_products, dot, AG_ISA), /* the kernel of dot.h: few rows do not fill the unit */
+/* Few rows do not fill a matrix unit. */
+#if AG_UNIT == AG_AMX
+    .dot_products = AG_CONCAT3(dot_products, dot, AG_ISA),
+#elif AG_UNIT == AG_BFMMLA
+    .dot_products = SUMS(dot_products),
 #else
     .dot_products = K(dot_products),
 #endif
@@ -105,3 +124,5 @@ static AG_UNUSED const ag_linear_kernels K(ag_linear) = {
 #undef elem_t
 #undef PAIR
 #undef GRANULE
+#undef ROW_GROUP
+#undef COLUMN_GROUP

@@ -14,10 +14,12 @@
  *   f64   float64                      fused multiply-add  float64        double
  *   dot   bfloat16                     pairs (VDPBF16PS)   float32        two bfloat16 that follow each other along the sum
  *   amx   bfloat16                     AMX (TDPBF16PS)     float32        the same; see gemm_amx.h
- * Packing widens float16, and bfloat16 if the CPU lacks the dot product. A bfloat16 problem rounds P to bfloat16 in either
+ *   bfmmla bfloat16                    BFMMLA              float32        the same; see gemm_bfmmla.h
+ * Packing widens float16, and bfloat16 if the CPU lacks such products. A bfloat16 problem rounds P to bfloat16 in either
  * kind.
  *
- * Layouts. A tile is MR x NR. NR is three vectors wide and a multiple of MR; u is the number of packed elements along the sum.
+ * Layouts. A tile is MR x NR. NR is three vectors wide (two on matrix units) and a multiple of MR; u is the number of packed
+ * elements along the sum.
  *   x_rows     [BT / MR][u of H][MR]      left operand of the logits; rows beyond BT are zero
  *   w_rows     [V / NR][u of H][NR]       right operand of the logits
  *   p          [V / NR][rows][NR values]  left operand of dX, written by the tiles of logits. rows: BT rounded up to MR. The
@@ -37,15 +39,21 @@
  * are short, tasks are ranges of the features, and both gradients are written once. Logits of bfloat16 use dot products if
  * the CPU has them. The other products are f32: bfloat16 is widened while it is read.
  *
- * The kind amx has tiles of 32 x 32 and takes 16 elements along a sum at a time, so that sums are filled up with zeros. Its
- * left operands hold the 16 elements of a row side by side:
- *   x_rows     [BT / 32][u of H / 16][32][16]
- *   p_pairs    [V / 32][rows / 32][32 of V][16]
+ * Matrix units have tiles of MR x MR (amx: 32 x 32, bfmmla: 8 x 8) and take MR / 2 elements along a sum at a time, so that
+ * sums are filled up with zeros. Their left operands hold G elements of a row side by side: 16 in amx, 2 in bfmmla.
+ *   x_rows     [BT / MR][u of H / G][MR][G]
+ *   p_pairs    [V / MR][rows / 2 / G][MR of V][G]
+ * In bfmmla, right operands are like left ones, and rows of P are split after 4 values:
+ *   w_rows     [V / 8][u of H / 2][8][2]
+ *   p          [V / 8][rows / 8][2][8 rows][4 values]
+ *   w_columns  [H / 8][u of V / 2][4 or 8][2]
+ *   x_columns  [H / 8][u of BT / 2][4 or 8][2]
  *
- * Files: pack.h has packing, gemm.h and gemm_amx.h products, compensation.h compensated sums, epilogue.h the conversion of
+ * Files: pack.h has packing, gemm.h products, gemm_unit.h products on matrix units, with gemm_amx.h and gemm_bfmmla.h for the
+ * instructions, compensation.h compensated sums, epilogue.h the conversion of
  * logits, tasks.h the tasks of the packed sweep.
  * skinny_rows.h, skinny_logits.h, skinny_grads.h and skinny_epilogue.h have the unpacked products. kernels.h makes the table
- * for one kind of arithmetic and one instruction set; foreach_kind.h, dot.h and amx.h include it for all kinds.
+ * for one kind of arithmetic and one instruction set; foreach_kind.h, dot.h, amx.h and bfmmla.h include it for all kinds.
  *
  * Order of sums. A sum runs in one accumulator for at most AG_CHAIN terms, and chains are combined with compensation
  * (Knuth's two-sum). Blocks and chunks add partial sums to a result, with compensation if memory for it is given. A plan
@@ -79,6 +87,10 @@ enum {
     AG_TILE = AG_MAX_UNPACKED_ROWS * 48, /* most elements of its tile of logits */
     AG_TERMS = 256                       /* most rows of either side if tasks are ranges of the features */
 };
+
+/* Matrix units: values of AG_UNIT, which is 0 for kinds of vector arithmetic. */
+#define AG_AMX 1
+#define AG_BFMMLA 2
 
 /* A matrix of the caller, with any strides (in bytes) and either byte order. */
 typedef struct {
@@ -165,9 +177,11 @@ typedef struct {
     int vector; /* elements of a vector */
     int pair;   /* terms of a packed element */
     int granule; /* packed elements along a sum are a multiple of this number */
+    int column_group; /* packed elements of a column that pack_columns stores side by side */
     int element_size; /* bytes of a packed element */
     int acc_size; /* bytes of an accumulator */
     int max_unpacked_rows; /* most resident rows for which unpacked products are faster than packed ones */
+    int max_unpacked_long_rows; /* the same for statistics of long rows */
     /* Pack a tile (MR rows) of x_rows, a panel (NR rows) of w_rows, or a panel (n columns) of x_columns or w_columns. */
     void (*pack_tile)(void *to, const ag_matrix *from, const int64_t *rows, int64_t start, ptrdiff_t count,
                       ptrdiff_t first, ptrdiff_t n);
@@ -206,11 +220,15 @@ typedef struct {
 #define AG_ISA_BODY "linear/foreach_kind.h"
 #define AG_BF16_DOT_BODY "linear/dot.h"
 #define AG_AMX_BODY "linear/amx.h"
+#define AG_BFMMLA_BODY "linear/bfmmla.h"
 #include "../foreach_isa.h"
 
 /* Return the kernels for inputs of this dtype. */
 static AG_UNUSED const ag_linear_kernels *ag_linear_kernels_of(ag_variant variant, ag_dtype dtype)
 {
+#if defined(AG_HAS_BFMMLA) && AG_COMPILES(4)
+    if (variant == AG_VARIANT_NEON_BF16 && dtype == AG_BFLOAT16) return ag_linear_bfmmla_kernels_baseline();
+#endif
 #if defined(AG_X86_64) && AG_COMPILES(16)
 #if defined(AG_HAS_AMX)
     if (variant == AG_VARIANT_AMX_BF16 && dtype == AG_BFLOAT16) return ag_linear_amx_kernels_avx512();

@@ -46,22 +46,23 @@ AG_INLINE const char *K(row)(const ag_matrix *from, int64_t row, ptrdiff_t first
     return K(fetch)(from, row, first, n, buffer);
 }
 
-#if AG_IS_AMX
-/* Pack one tile of X: to[k / 16][r][k % 16] = row rows[r] of `count` rows, pair k of columns [first, first + n); rows up to MR, and
- * pairs up to a whole step, are zero. (Without the list the rows are start, start + 1, ...) */
+#if AG_UNIT
+/* Pack one tile of X: to[k / ROW_GROUP][r][k % ROW_GROUP] is pair k of columns [first, first + n) of row rows[r]. Elements of
+ * rows from `count` up to MR, and pairs up to a whole step, are zero. If `rows` is NULL, the rows are start, start + 1, ... */
 static void K(pack_tile)(void *to, const ag_matrix *from, const int64_t *rows, int64_t start, ptrdiff_t count,
                          ptrdiff_t first, ptrdiff_t n)
 {
+    enum { VALUES = ROW_GROUP * PAIR, BYTES = VALUES * 2 }; /* of a row in a group */
     char buffer[AG_FETCH * sizeof(acc_t)];
-    memset(to, 0, (size_t)((n + 31) / 32 * 2048));
+    memset(to, 0, (size_t)((n + MR - 1) / MR * MR * MR * 2));
     for (ptrdiff_t r = 0; r < count; r++) {
         for (ptrdiff_t begin = 0; begin < n; begin += AG_FETCH) {
             const ptrdiff_t length = n - begin < AG_FETCH ? n - begin : AG_FETCH;
             const char *source = K(row)(from, rows ? rows[r] : start + r, first + begin, length, buffer);
-            char *target = (char *)to + begin / 32 * 2048 + r * 64;
-            for (ptrdiff_t k = 0; k < length; k += 32, target += 2048) {
-                memcpy(target, source + 2 * k, (size_t)(length - k < 32 ? length - k : 32) * 2);
-            }
+            char *target = (char *)to + begin * MR * 2 + r * BYTES;
+            ptrdiff_t k = 0;
+            for (; k + VALUES <= length; k += VALUES, target += MR * BYTES) memcpy(target, source + 2 * k, BYTES);
+            if (k < length) memcpy(target, source + 2 * k, (size_t)(length - k) * 2);
         }
     }
 }
@@ -143,6 +144,7 @@ AG_INLINE V K(load_values)(const char *p, ptrdiff_t n)
     return v;
 }
 
+#if AG_UNIT != AG_BFMMLA
 /* Pack one panel of W, NR rows wide, in the layout of pack_tile. */
 static void K(pack_panel)(void *to, const ag_matrix *from, const int64_t *rows, int64_t start, ptrdiff_t count,
                           ptrdiff_t first, ptrdiff_t n)
@@ -174,6 +176,52 @@ static void K(pack_panel)(void *to, const ag_matrix *from, const int64_t *rows, 
     }
 }
 
+#endif
+
+#if AG_IS_DOT
+/* Return n values, at most VL, of two rows as pairs. Lanes from n on are zero; without a second row, its values are. */
+AG_INLINE u32v K(load_pairs)(const char *row, const char *second, ptrdiff_t n)
+{
+    const u16v low = v_u16_load_partial(row, n);
+    const u16v high = second ? v_u16_load_partial(second, n) : (u16v){0};
+    return __builtin_convertvector(low, u32v) | __builtin_convertvector(high, u32v) << 16;
+}
+#endif
+
+#if AG_UNIT == AG_BFMMLA
+/* Store two pairs of each of VL columns side by side. */
+AG_INLINE void K(store_interleaved)(elem_t *to, u32v first, u32v second)
+{
+#if AG_IS_NEON
+    vst2q_u32(to, (uint32x4x2_t){{(uint32x4_t)first, (uint32x4_t)second}});
+#else
+    for (int c = 0; c < VL; c++) to[2 * c] = first[c], to[2 * c + 1] = second[c];
+#endif
+}
+
+/* Pack one panel of columns: to[k / 2][c][k % 2] is pair k, which is rows 2k and 2k + 1, of column first + c, n <= NR. Columns
+ * from n up to a multiple of VL, and rows up to a multiple of 4, are zero. */
+static void K(pack_columns)(void *to, const ag_matrix *from, const int64_t *rows, int64_t start, ptrdiff_t count,
+                            ptrdiff_t first, ptrdiff_t n)
+{
+    const ptrdiff_t width = (n + VL - 1) / VL * VL;
+    elem_t *target = to;
+    char buffer[4][AG_FETCH * sizeof(acc_t)];
+    for (ptrdiff_t k = 0; k < count; k += 4, target += 2 * width) {
+        const char *source[4] = {0};
+        for (ptrdiff_t i = 0; i < 4 && k + i < count; i++) {
+            source[i] = K(row)(from, rows ? rows[k + i] : start + k + i, first, n, buffer[i]);
+        }
+        for (ptrdiff_t c = 0; c < width; c += VL) {
+            const ptrdiff_t left = n - c < VL ? n - c : VL;
+            const char *at[4];
+            for (int i = 0; i < 4; i++) at[i] = source[i] ? source[i] + 2 * c : 0;
+            const u32v second = at[2] ? K(load_pairs)(at[2], at[3], left) : (u32v){0};
+            K(store_interleaved)(target + 2 * c, K(load_pairs)(at[0], at[1], left), second);
+        }
+    }
+}
+#else
 /* Pack one panel of columns: to[k][c] is column first + c of row k, n <= NR. Columns from n up to a multiple of VL are zero.
  * With pairs, packed element k holds rows 2k and 2k + 1. */
 static void K(pack_columns)(void *to, const ag_matrix *from, const int64_t *rows, int64_t start, ptrdiff_t count,
@@ -189,9 +237,7 @@ static void K(pack_columns)(void *to, const ag_matrix *from, const int64_t *rows
         if (k + 1 < count) second = K(row)(from, rows ? rows[k + 1] : start + k + 1, first, n, buffer[1]);
         for (ptrdiff_t c = 0; c < width; c += VL) {
             const ptrdiff_t left = n - c < VL ? n - c : VL;
-            const u16v low = v_u16_load_partial(source + 2 * c, left);
-            const u16v high = second ? v_u16_load_partial(second + 2 * c, left) : (u16v){0};
-            const u32v pairs = __builtin_convertvector(low, u32v) | __builtin_convertvector(high, u32v) << 16;
+            const u32v pairs = K(load_pairs)(source + 2 * c, second ? second + 2 * c : 0, left);
             memcpy(target + c, &pairs, sizeof pairs);
         }
 #else
@@ -203,3 +249,4 @@ static void K(pack_columns)(void *to, const ag_matrix *from, const int64_t *rows
 #endif
     }
 }
+#endif
