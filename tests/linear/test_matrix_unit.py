@@ -1,4 +1,4 @@
-"""Test the kernels for the matrix unit AMX bit for bit, by a program in C that has the unit's kernels and its emulation."""
+"""Test the kernels for the matrix unit AMX bit for bit, by a program in C with the kernels and their emulation."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from processes import cpu_flags
 from stand_in import compiler
 
 import ascend_grad as ag
@@ -13,12 +14,6 @@ import ascend_grad as ag
 SOURCE = Path(__file__).parents[1] / "c" / "selftest_amx.c"
 #: The arithmetic flags of setup.py.
 FLAGS = "-O1", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror"
-
-
-def cpu_flags() -> set[str]:
-    """Return the names of the CPU's features that Linux lists."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return {flag for line in lines if line.startswith(("flags", "Features")) for flag in line.split(":")[1].split()}
 
 
 @pytest.fixture(scope="module")
