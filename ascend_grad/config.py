@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 #: Values of the settings that the environment sets, by variable.
 SETTINGS: dict[str, str | int] = {}
 
 
-def choice(name: str, choices: Sequence[str], supported: Sequence[str] | None = None) -> str | None:
-    """Return one of `choices`, or None if the variable is not set. `supported` are this machine's choices."""
+def choice(
+    name: str, choices: Sequence[str], unsupported_reason: Callable[[str], str | None] = lambda value: None
+) -> str | None:
+    """Return one of `choices`, or None if the variable is not set.
+
+    `unsupported_reason` returns why this machine does not support a choice, or None.
+    """
     value = os.environ.get(name)
     if not value:
         return None
     if value not in choices:
         _fail(f"{name}: expected one of {', '.join(choices)}, got {value!r}")
-    if supported is not None and value not in supported:
-        _fail(f"{name}: this machine supports {', '.join(supported)}, got {value!r}")
+    if reason := unsupported_reason(value):
+        supported = [each for each in choices if not unsupported_reason(each)]
+        _fail(f"{name}: this machine supports {', '.join(supported)}, got {value!r}: {reason}")
     SETTINGS[name] = value
     return value
 

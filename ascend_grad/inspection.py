@@ -24,7 +24,10 @@ def _arguments(op_name: str, args: tuple, kwargs: dict) -> dict[str, Any]:
     """Return all arguments of a call of a public operator by name."""
     if not isinstance(op_name, str) or op_name not in contract.OPERATORS:
         raise ParamInvalidError(f"op_name: expected one of {', '.join(contract.OPERATORS)}, got {shown(op_name)}")
-    bound = inspect.signature(getattr(ops, op_name)).bind(*args, **kwargs)
+    try:
+        bound = inspect.signature(getattr(ops, op_name)).bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{op_name}: {error}") from None
     bound.apply_defaults()
     return bound.arguments
 

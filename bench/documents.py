@@ -47,6 +47,10 @@ GRID_TABLES = {
         "How many times longer others take (geometric means), and the share of problems in which ours is slower (< 1), "
         "and by more than a tenth (< 0.9):"
     ),
+    "grid_variants": (
+        "Linear problems of 16 bits on each variant of the CPU, beside PyTorch's own bfloat16 and float16 (geometric "
+        "means and shares, as above):"
+    ),
     "grid_lost": "More than a tenth behind NumPy, and not at a limit of the machine (times in ms, here and below):",
     "grid_worst_numpy": "Lowest against NumPy (*: at a limit of the machine):",
     "grid_worst_widened": "Lowest against NumPy on float32 copies of 16-bit arrays, made beforehand:",

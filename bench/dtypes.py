@@ -7,6 +7,7 @@ import numpy as np
 
 NARROW_DTYPES = ("float32", "bfloat16", "float16")
 DTYPES = (*NARROW_DTYPES, "float64")
+DTYPES_OF_16_BITS = NARROW_DTYPES[1:]
 
 
 def numpy_dtype(name: str) -> np.dtype:

@@ -9,7 +9,7 @@ __all__ = ["NAME", "run", "status", "workspace_size"]
 
 NAME = "cpu"
 
-_cpu.force_variant(config.choice("ASCEND_GRAD_CPU", _cpu.VARIANTS, supported=_cpu.supported_variants()))
+_cpu.force_variant(config.choice("ASCEND_GRAD_CPU", _cpu.VARIANTS, _cpu.unsupported_reason))
 
 
 def status() -> tuple[bool, str]:

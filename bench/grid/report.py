@@ -5,7 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 
-from ..dtypes import DTYPES
+from ascend_grad import _cpu
+
+from ..dtypes import DTYPES, DTYPES_OF_16_BITS
 from ..results import OWN, Row
 from ..tables import DASH, milliseconds, percent, table, times
 from . import rivals
@@ -95,6 +97,32 @@ def share_below(ratios: Sequence[float], bound: float) -> float | None:
     return sum(ratio < bound for ratio in ratios) / len(ratios) if ratios else None
 
 
+# ---- variants --------------------------------------------------------------------------------------------------------
+
+
+def variants_block(results: Sequence[GridResults]) -> str:
+    """Make a table of the variants in linear problems of 16 bits: how many times as long others take."""
+    rows = [row for found in results for row in found.linear]
+    sides = {side for row in rows for side in row.seconds}
+    names = [variant for variant in _cpu.VARIANTS if rivals.side_of(variant) in sides]
+    if not names:
+        return "These results have no times of each variant, which the benchmark got later.\n"
+    header = ["rival's time / ours", "problems"]
+    for rival in ("NumPy", "torch"):
+        header += [rival, f"< {BEHIND:g}", f"< {FAR_BEHIND:g}"]
+    lines = []
+    for dtype in DTYPES_OF_16_BITS:
+        for variant in names:
+            side = rivals.side_of(variant)
+            found = [row for row in rows if row.case.dtype == dtype and side in row.seconds]
+            line = [f"{dtype}, {variant}", str(len(found))]
+            for rival in ("NumPy", "torch"):
+                ratios = [best / row.seconds[side] for row in found if (best := _best(row, RIVALS[rival])) is not None]
+                line += _summary(ratios)
+            lines.append(line)
+    return table(header, lines)
+
+
 # ---- single problems -------------------------------------------------------------------------------------------------
 
 
@@ -145,6 +173,7 @@ def blocks(results: Sequence[GridResults]) -> dict[str, str]:
     rows = [row for found in results for row in found.rows]
     return {
         "grid_summary": summary_block(results),
+        "grid_variants": variants_block(results),
         "grid_lost": lost_block(rows),
         "grid_worst_numpy": worst_block(rows, rivals.NUMPY),
         "grid_worst_widened": worst_block(rows, rivals.WIDENED),

@@ -11,7 +11,7 @@ import numpy as np
 from ascend_grad import _cpu
 
 from .. import frameworks, stream
-from ..dtypes import compute_dtype, numpy_dtype
+from ..dtypes import DTYPES_OF_16_BITS, compute_dtype, numpy_dtype
 from ..frameworks import Call
 from ..linear import cases as linear_cases
 from ..linear import rivals as linear_rivals
@@ -123,7 +123,7 @@ def _rowwise(problem: RowwiseProblem, num_threads: int) -> Comparison:
         "scipy": _scipy(problem, arrays),
         "torch": rowwise_rivals.torch_kernels(problem, arrays) if _torch_can_express(arrays) else None,
     }
-    if problem.dtype in ("float16", "bfloat16"):
+    if problem.dtype in DTYPES_OF_16_BITS:
         sides |= dict(zip(WIDENED, _numpy_widened(problem, arrays)))
     calls = {name: call for name, call in sides.items() if call is not None}
     traffic = sum(memory_of(array).nbytes for array in (*arrays.inputs, arrays.out))
@@ -168,11 +168,20 @@ def _torch_can_express(arrays: Operands) -> bool:
 # ---- linear operators ------------------------------------------------------------------------------------------------
 
 
+def side_of(variant: str) -> str:
+    """Return the name of the side that is this library on a forced variant."""
+    return f"{OWN} {variant}"
+
+
 def _linear(case: LinearCase, num_threads: int) -> Comparison:
     given = linear_cases.arguments(case)
     outs = linear_cases.outs(given)
     sides = {name: prepare(case, given, outs) for name, prepare in linear_rivals.SIDES.items()}
-    if case.dtype in ("float16", "bfloat16"):
+    if case.dtype in DTYPES_OF_16_BITS:
+        sides |= {
+            side_of(variant): linear_rivals.ascend_grad(replace(case, variant=variant), given, outs)
+            for variant in linear_cases.variants()
+        }
         wide = given | {name: given[name].astype(np.float32) for name in ("input", "weight")}
         sides[WIDENED[0]] = linear_rivals.numpy_formula(case, wide, linear_cases.outs(wide))
     calls = {name: call for name, call in sides.items() if call is not None}

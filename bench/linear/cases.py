@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 import ascend_grad as ag
+from ascend_grad import _cpu
 
-from ..dtypes import DTYPES, NARROW_DTYPES, numpy_dtype
+from ..dtypes import DTYPES, DTYPES_OF_16_BITS, NARROW_DTYPES, numpy_dtype
 
 GRADIENT = "fused_linear_cross_entropy_loss_grad"
 MAX_SUM = "fused_linear_online_max_sum"
@@ -21,6 +22,8 @@ WHOLE = "linear_cross_entropy"
 FIRST = (1024, 32768, 1024)
 LARGE_SHAPES = (FIRST, (512, 151936, 1024), (4096, 32000, 512))
 SMALL_SHAPES = ((128, 1024, 256), (3, 256, 17))
+#: Shape of the calls that are measured on every variant, of which the slowest takes seconds.
+VARIANTS_SHAPE = (1024, 8192, 512)
 #: Shape of the calls whose memory is measured.
 MEMORY_SHAPE = (128, 151936, 1024)
 #: Shape of the last layer of the demo's model.
@@ -31,6 +34,8 @@ FILTER_EPS = 2.0**-12
 
 #: Sources of the gradient's softmax.
 MODES = ("recomputed", "stored")
+#: Calls that are measured on every variant.
+CALLS_BY_VARIANT = ((GRADIENT, "recomputed"), (MAX_SUM, "forward"), (WHOLE, "loss and gradients"))
 #: Floating-point operations for each BT*V*H, by operator and mode.
 OPERATIONS = {
     (GRADIENT, "recomputed"): 6,
@@ -80,8 +85,23 @@ class LinearCase:
         return OPERATIONS[self.operator, self.mode] * math.prod(self.shape)
 
 
+def variants() -> list[str]:
+    """Return the names of the CPU variants that this machine can run."""
+    return [name for name in _cpu.VARIANTS if _cpu.unsupported_reason(name) is None]
+
+
+def by_variant() -> list[LinearCase]:
+    """Return the cases of 16-bit dtypes on every variant of this machine."""
+    return [
+        LinearCase(operator, mode, dtype, VARIANTS_SHAPE, variant)
+        for operator, mode in CALLS_BY_VARIANT
+        for dtype in DTYPES_OF_16_BITS
+        for variant in variants()
+    ]
+
+
 def full() -> list[LinearCase]:
-    """Return all cases."""
+    """Return all cases. Those by variant depend on the machine."""
     return [
         *(LinearCase(GRADIENT, "recomputed", dtype, shape) for shape in LARGE_SHAPES for dtype in NARROW_DTYPES),
         LinearCase(GRADIENT, "recomputed", "float32", FIRST, "avx2"),
@@ -91,6 +111,7 @@ def full() -> list[LinearCase]:
         *(LinearCase(WHOLE, "loss and gradients", dtype, FIRST) for dtype in NARROW_DTYPES[:2]),
         *(LinearCase(GRADIENT, mode, dtype, shape) for shape in SMALL_SHAPES for dtype in DTYPES for mode in MODES),
         LinearCase(GRADIENT, "filtered", "bfloat16", TRAINED_SHAPE),
+        *by_variant(),
     ]
 
 

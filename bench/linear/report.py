@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ..dtypes import DTYPES_OF_16_BITS
 from ..results import OWN, Row
 from ..tables import DASH, milliseconds, percent, table, times
 from .cases import LinearCase
@@ -12,11 +13,16 @@ from .rivals import SIDES
 from .targets import of_yardstick
 
 RIVALS = [side for side in SIDES if side != OWN]
+NOT_BY_VARIANT = "These results have no cases of 16 bits on each variant of the CPU, which the benchmark got later."
 
 
 def rows_block(rows: Sequence[Row[LinearCase]]) -> str:
-    """Make a table with a line for every case: our time and rate, then the others' times as multiples of ours."""
-    return table(
+    """Make a table with a line for every case: our time and rate, then the others' times as multiples of ours.
+
+    If no case of 16 bits has a variant, a sentence says so.
+    """
+    is_by_variant = any(row.case.variant and row.case.dtype in DTYPES_OF_16_BITS for row in rows)
+    return ("" if is_by_variant else f"{NOT_BY_VARIANT}\n\n") + table(
         ["case", "ms", "GFLOP/s", "of BLAS", *RIVALS],
         (
             [

@@ -127,7 +127,12 @@ def numpy_formula(case: LinearCase, given: dict[str, Any], outs: Outs) -> Call |
 def _takes_part(case: LinearCase) -> bool:
     # PyTorch's float16 products reach a few GFLOP/s, so that one call of a large case takes minutes.
     slow = case.dtype == "float16" and case.operations > FEW_OPERATIONS
-    return not (slow or case.variant or case.mode == "filtered")
+    return _is_compared(case) and not (slow or case.mode == "filtered")
+
+
+def _is_compared(case: LinearCase) -> bool:
+    """Return whether PyTorch is compared with the case's variant: with any in bfloat16, otherwise with the default."""
+    return not case.variant or case.dtype == "bfloat16"
 
 
 def torch_formula(case: LinearCase, given: dict[str, Any], outs: Outs) -> Call | None:
@@ -173,7 +178,9 @@ def torch_formula(case: LinearCase, given: dict[str, Any], outs: Outs) -> Call |
 def torch_chunked(case: LinearCase, given: dict[str, Any], outs: Outs) -> Call | None:
     """Prepare PyTorch's own loss in chunks, without all logits in memory, if this version of PyTorch has it."""
     torch = frameworks.module("torch")
-    if torch is None or case.operator != WHOLE or not hasattr(torch.nn, "LinearCrossEntropyOptions"):
+    if torch is None or case.operator != WHOLE or not _is_compared(case):
+        return None
+    if not hasattr(torch.nn, "LinearCrossEntropyOptions"):
         return None
     return _torch_whole(given, torch.nn.LinearCrossEntropyOptions())
 

@@ -74,13 +74,19 @@ static const char *const ag_variant_names[AG_VARIANT_COUNT] = {AG_FOREACH_VARIAN
 #endif
 
 #if defined(AG_X86_64)
-/* Return whether the CPU has AMX with bfloat16, and the operating system saves its tiles. */
+/* Return whether the CPU has AMX with bfloat16. */
 static AG_UNUSED int ag_cpu_has_amx(void)
+{
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && d & 1u << 22 && d & 1u << 24;
+}
+
+/* Return whether the operating system saves the tiles of AMX. */
+static AG_UNUSED int ag_system_saves_tiles(void)
 {
     const unsigned tiles = 3u << 17, saved = 1u << 27; /* bits of XCR0; CPUID's bit of XGETBV */
     unsigned a, b, c, d, low, high;
     if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & saved)) return 0;
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & 1u << 22) || !(d & 1u << 24)) return 0;
     __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
     return (low & tiles) == tiles;
 }
@@ -117,7 +123,7 @@ static AG_UNUSED int ag_cpu_executes(ag_variant variant)
 #if defined(AG_EMULATE_AMX)
         return ag_cpu_executes(AG_VARIANT_AVX512_BF16); /* a test build, which emulates the matrix unit */
 #elif defined(AG_HAS_AMX)
-        return ag_cpu_executes(AG_VARIANT_AVX512_BF16) && ag_cpu_has_amx();
+        return ag_cpu_executes(AG_VARIANT_AVX512_BF16) && ag_cpu_has_amx() && ag_system_saves_tiles();
 #else
         return 0;
 #endif
@@ -139,6 +145,41 @@ static AG_UNUSED int ag_variant_supported(ag_variant variant)
 {
     const int is_avx512 = variant == AG_VARIANT_AVX512 || variant == AG_VARIANT_AVX512_BF16 || variant == AG_VARIANT_AMX_BF16;
     return AG_COMPILES(is_avx512 ? 16 : variant == AG_VARIANT_AVX2 ? 8 : 4) && ag_cpu_executes(variant);
+}
+
+/* Return why a variant is not supported, or NULL if it is. */
+static AG_UNUSED const char *ag_unsupported_reason(ag_variant variant)
+{
+    if (ag_variant_supported(variant)) return 0;
+    if (ag_cpu_executes(variant)) return "this build leaves its kernels out";
+#if defined(AG_X86_64)
+    switch (variant) {
+    case AG_VARIANT_AVX2:
+        return "the CPU does not report AVX2, FMA and F16C";
+    case AG_VARIANT_AVX512:
+        if (!ag_cpu_executes(AG_VARIANT_AVX2)) return ag_unsupported_reason(AG_VARIANT_AVX2);
+        return "the CPU does not report AVX512F, AVX512BW, AVX512DQ and AVX512VL";
+    case AG_VARIANT_AVX512_BF16:
+        if (!ag_cpu_executes(AG_VARIANT_AVX512)) return ag_unsupported_reason(AG_VARIANT_AVX512);
+        return "the CPU does not report AVX512_BF16";
+    case AG_VARIANT_AMX_BF16:
+        if (!ag_cpu_executes(AG_VARIANT_AVX512_BF16)) return ag_unsupported_reason(AG_VARIANT_AVX512_BF16);
+        if (!ag_cpu_has_amx()) return "the CPU does not report AMX_TILE and AMX_BF16";
+        return ag_system_saves_tiles() ? "the compiler of this build does not know AMX"
+                                       : "the operating system does not save the tiles of AMX";
+    default:
+        break;
+    }
+#elif defined(AG_AARCH64)
+    if (variant == AG_VARIANT_NEON_BF16) {
+#if defined(AG_HAS_BFMMLA)
+        return "the CPU does not report BF16";
+#else
+        return "the compiler of this build does not know BFMMLA";
+#endif
+    }
+#endif
+    return "this architecture does not have its instructions";
 }
 
 /* Return whether a supported variant is slower than the one before it. Intel's CPUs execute one dot product of bfloat16 in

@@ -461,7 +461,7 @@ cpdef object least_workspace(Call call):
 cdef class WorkspaceAndFilter(Check):
     """Check that ``workspace_bytes`` is None or enough, and that ``filter_eps`` is finite and not negative.
 
-    Enough is at least `least`, and for a panel of all features of each product.
+    Enough is at least `least`, and the least workspace of the problem.
     """
 
     cdef public object least
@@ -471,12 +471,8 @@ cdef class WorkspaceAndFilter(Check):
         self.least = least
 
     cdef int run(self, Call call) except -1:
-        given = call.values[self.slots[0]]
-        if given is not None:
-            given = integer_between(call, self.slots[0], self.least, arguments.MAX_INDEX)
-            least = least_workspace(call)
-            if given < least:
-                call.fail("workspace_bytes", f"at least {least} bytes, for {call.sizes[H]} features", given)
+        if call.values[self.slots[0]] is not None:
+            integer_between(call, self.slots[0], max(self.least, least_workspace(call)), arguments.MAX_INDEX)
         value = call.values[self.slots[1]]
         if type(value) is not float:
             call.ran_others = True

@@ -53,8 +53,8 @@ cdef Py_ssize_t WORKSPACE_SHARE = 4
 cdef double RATE = 40.0
 
 
-cdef Py_ssize_t default_workspace(const Problem *p) noexcept nogil:
-    """Return the bytes that plans may take by default, from the sizes of inputs and results."""
+cdef Py_ssize_t usual_workspace(const Problem *p) noexcept nogil:
+    """Return the bytes that plans may take by default if that is enough, from the sizes of inputs and results."""
     cdef Py_ssize_t itemsize = ag_itemsize[<int>p.dtype], bytes = 0
     cdef Py_ssize_t x = p.rows.total * p.hidden * itemsize // WORKSPACE_SHARE
     cdef Py_ssize_t w = p.vocab * p.hidden * itemsize // WORKSPACE_SHARE
@@ -63,7 +63,12 @@ cdef Py_ssize_t default_workspace(const Problem *p) noexcept nogil:
     elif p.logits.data != NULL:
         bytes = p.rows.total * p.vocab * ag_itemsize[<int>p.logits.dtype]
     bytes = x * (1 + p.with_input_grad) + w * (1 + p.with_weight_grad) + bytes // WORKSPACE_SHARE
-    return max(max(DEFAULT_WORKSPACE, bytes), least_workspace_of(p))
+    return max(DEFAULT_WORKSPACE, bytes)
+
+
+cdef Py_ssize_t default_workspace(const Problem *p) noexcept nogil:
+    """Return the bytes that plans may take by default."""
+    return max(usual_workspace(p), least_workspace_of(p))
 
 
 cdef Py_ssize_t least_workspace_of(const Problem *p) noexcept nogil:
@@ -90,11 +95,18 @@ cdef Py_ssize_t least_workspace_of_sizes(
 cdef void prepare(Schedule *s, const Problem *p, Py_ssize_t workspace_bytes) noexcept nogil:
     """Choose the plans of a problem whose active rows were counted. `workspace_bytes` 0: the default."""
     cdef Work work = work_of(p)
+    cdef Py_ssize_t least
     memset(s, 0, sizeof(Schedule))
     s.p, s.variant = p[0], _cpu.active()
-    s.workspace_bytes = min(workspace_bytes, SIZE_LIMIT) if workspace_bytes else default_workspace(p)
+    s.workspace_bytes = min(workspace_bytes, SIZE_LIMIT) if workspace_bytes else usual_workspace(p)
     s.is_empty = is_empty(&work)
     s.plans = choose_plans(kernels_for(p.dtype), &work, s.workspace_bytes)
+    if not has_plans(s) and not workspace_bytes:
+        # Computing the least workspace takes a microsecond, which calls save if a plan fits.
+        least = least_workspace_of(p)
+        if least > s.workspace_bytes:
+            s.workspace_bytes = least
+            s.plans = choose_plans(kernels_for(p.dtype), &work, least)
 
 
 cdef bint has_plans(const Schedule *s) noexcept nogil:

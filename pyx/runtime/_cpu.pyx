@@ -5,6 +5,7 @@ from ascend_grad._kernels cimport (
     AG_VARIANT_COUNT,
     ag_best_variant,
     ag_cache_size,
+    ag_unsupported_reason,
     ag_variant,
     ag_variant_is_slow,
     ag_variant_names,
@@ -46,7 +47,10 @@ COMPILER = AG_COMPILER.decode()
 #: All variants, including those that this machine does not support.
 VARIANTS = tuple([ag_variant_names[v].decode() for v in range(AG_VARIANT_COUNT)])
 
+# The CPU is asked once, as CPUID is slow in virtual machines.
+cdef tuple _supported = tuple([VARIANTS[v] for v in range(AG_VARIANT_COUNT) if ag_variant_supported(<ag_variant>v)])
 cdef ag_variant _active = ag_best_variant(AG_VARIANT_COUNT)
+cdef ag_variant _best_without_amx = ag_best_variant(AG_VARIANT_AMX_BF16)
 
 # Bytes of the L1, L2 and L3 caches, read once, as calls should not open files. If Linux does not tell them, sizes of
 # small CPUs are assumed. They determine the sizes of blocks, never the order of a sum.
@@ -78,7 +82,7 @@ cdef bint is_amx_permitted() noexcept nogil:
 cdef ag_variant active() noexcept nogil:
     """Return the active variant. If the operating system refuses AMX, it is the next best one."""
     if _active == AG_VARIANT_AMX_BF16 and not is_amx_permitted():
-        return ag_best_variant(AG_VARIANT_AMX_BF16)
+        return _best_without_amx
     return _active
 
 
@@ -88,7 +92,16 @@ cdef long cache_size(int level) noexcept nogil:
 
 def supported_variants():
     """Return the names of the variants that this machine can run, worst first."""
-    return tuple([VARIANTS[v] for v in range(AG_VARIANT_COUNT) if ag_variant_supported(<ag_variant>v)])
+    return _supported
+
+
+def unsupported_reason(name):
+    """Return why this machine cannot run a variant, or None. It asks the operating system for AMX."""
+    cdef ag_variant variant = <ag_variant><int>VARIANTS.index(name)
+    cdef const char *reason = ag_unsupported_reason(variant)
+    if reason == NULL and variant == AG_VARIANT_AMX_BF16 and not is_amx_permitted():
+        reason = "the operating system refuses the use of its tiles"
+    return None if reason == NULL else reason.decode()
 
 
 def variant():

@@ -21,6 +21,7 @@ cdef extern from "ascend_grad/foreach_isa.h" nogil:
         AG_VARIANT_COUNT
     const char *const ag_variant_names[]
     int ag_variant_supported(ag_variant variant)
+    const char *ag_unsupported_reason(ag_variant variant)
     int ag_variant_is_slow(ag_variant variant)
     ag_variant ag_best_variant(ag_variant end)
 

@@ -12,12 +12,14 @@ from samples import DTYPES
 from scipy import special
 
 import ascend_grad as ag
+from ascend_grad import _cpu
 from ascend_grad.bench import documents, frameworks, stream
 from ascend_grad.bench import measure as timing
 from ascend_grad.bench.grid import chart, layouts, measure, problems, rivals
 from ascend_grad.bench.grid import report as tables
 from ascend_grad.bench.grid.problems import IN_PLACE, RowwiseProblem
 from ascend_grad.bench.grid.results import GridResults
+from ascend_grad.bench.linear import cases
 from ascend_grad.bench.linear.cases import MAX_SUM, WHOLE, LinearCase
 from ascend_grad.bench.results import OWN, Failure, Row
 from ascend_grad.bench.rowwise.cases import MASKED
@@ -165,6 +167,21 @@ def test_linear_sides_agree(problem, hasty):
     assert {OWN, "numpy", rivals.PRODUCTS} <= set(found.seconds)
 
 
+@pytest.mark.parametrize("operator", problems.LINEAR)
+def test_linear_problems_of_16_bits_are_computed_on_every_variant(operator, dtype, hasty, monkeypatch):
+    seen, right = set(), getattr(ag, operator)
+
+    def recorded(*args, **kwargs):
+        seen.add(_cpu.variant())
+        return right(*args, **kwargs)
+
+    monkeypatch.setattr(ag, operator, recorded)
+    variants = set(cases.variants()) if DTYPES[dtype].itemsize == 2 else set()
+    found = measure.measure(LinearCase(operator, problems.LINEAR_MODES[operator][0], dtype, (3, 7, 4)), 1)
+    assert {side for side in found.seconds if side.startswith(f"{OWN} ")} == {rivals.side_of(v) for v in variants}
+    assert seen == variants | {_cpu.variant()}
+
+
 @pytest.mark.parametrize("operator", ["softmax", "log_softmax"])
 @pytest.mark.parametrize("mode", ["fresh", "out", IN_PLACE])
 def test_scipy_takes_part(operator, mode, dtype, hasty, monkeypatch):
@@ -292,6 +309,22 @@ def test_the_summary_counts_what_is_lost(sample):
     assert lines["softmax"][0] == "1"
     assert "seed 7" not in lines
     assert "seed 8" in tables.groups([sample, replace(sample, seed=8)])
+
+
+def test_variants_have_a_table(sample):
+    assert tables.variants_block([sample]).startswith("These results have no times of each variant")
+    rows = [
+        row(6.0, torch, replace(LINEAR, dtype=dtype), **{rivals.side_of("baseline"): 12.0, rivals.side_of("avx2"): 3.0})
+        for dtype, torch in (("bfloat16", 24.0), ("bfloat16", 6.0), ("float16", None))
+    ]
+    lines = tables.variants_block([replace(sample, linear=rows)]).splitlines()[2:]
+    no_torch = ["–"] * 3
+    assert [[cell.strip() for cell in line.strip("|").split("|")] for line in lines] == [
+        ["bfloat16, baseline", "2", "0.50×", "100 %", "100 %", "1.00×", "50 %", "50 %"],
+        ["bfloat16, avx2", "2", "2.00×", "0 %", "0 %", "4.00×", "0 %", "0 %"],
+        ["float16, baseline", "1", "0.50×", "100 %", "100 %", *no_torch],
+        ["float16, avx2", "1", "2.00×", "0 %", "0 %", *no_torch],
+    ]
 
 
 def test_limits_excuse(sample):

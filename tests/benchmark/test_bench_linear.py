@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -78,6 +80,29 @@ def test_the_backend_is_called_directly_beside_the_smallest_problem(mode, withou
 def test_cases_are_named_uniquely(choice):
     names = [case.name for case in choice()]
     assert len(names) == len(set(names))
+
+
+def test_16_bits_are_measured_on_every_variant():
+    found = {(c.operator, c.dtype, c.variant) for c in cases.full() if c.shape == cases.VARIANTS_SHAPE}
+    dtypes = ("bfloat16", "float16")
+    assert found == set(itertools.product((GRADIENT, MAX_SUM, WHOLE), dtypes, cases.variants()))
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+def test_torch_is_beside_a_forced_variant_in_bfloat16_alone(dtype, monkeypatch):
+    nn = SimpleNamespace(LinearCrossEntropyOptions=object, functional=SimpleNamespace(linear_cross_entropy=print))
+    torch = SimpleNamespace(nn=nn, float32=None, float64=None, arange=np.arange)
+    monkeypatch.setattr(frameworks, "module", lambda name: torch)
+    monkeypatch.setattr(frameworks, "tensor", lambda array: array)
+    for prepare, operator, mode in (
+        (rivals.torch_formula, MAX_SUM, "forward"),
+        (rivals.torch_chunked, WHOLE, "loss and gradients"),
+    ):
+        for variant in ("", "avx2"):
+            case = LinearCase(operator, mode, dtype, SHAPE, variant)
+            given = cases.arguments(case)
+            takes_part = prepare(case, given, cases.outs(given)) is not None
+            assert takes_part == (not variant or dtype == "bfloat16")
 
 
 def test_operations_are_those_of_the_products():

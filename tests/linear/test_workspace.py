@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import tracemalloc
 
 import numpy as np
@@ -143,23 +144,34 @@ def test_sizes_near_the_end_of_integers():
     x, w = (np.broadcast_to(np.float32(0), (rows, 2**58)) for rows in (3, 5))
     arguments = {"input": x, "weight": w, "target": np.zeros(3, int), "return_grad": False}
     for nbytes in (2**22, 2**40):
-        with pytest.raises(ag.ParamInvalidError, match="workspace_bytes: expected at least"):
+        with pytest.raises(ag.ParamInvalidError, match="workspace_bytes: expected an int in"):
             ag.workspace_size(WHOLE, **arguments, workspace_bytes=nbytes)
     assert ag.workspace_size(WHOLE, **arguments) > 2**40
 
 
 @pytest.mark.parametrize("case", ["recomputed", "stored", "whole"])
 def test_the_least_workspace_is_told_and_enough(case, dtype, default_engine):
-    """A call takes the least `workspace_bytes`. With one byte less, its error names the least, on every backend."""
+    """A call takes the least `workspace_bytes`. With fewer bytes, its error names the least, on every backend."""
     operator, how = CALLS[case]
     problem = problem_of(operator, Shape(140, 150, 30_000), dtype, **how)
     least = ag.workspace_size(operator, **problem.arguments, workspace_bytes=0)
     assert 2**22 < least < 2**25
     default_engine.assert_solved(problem, default_engine.solve(problem, workspace_bytes=least))
-    for backend in ("cpu", "reference"):
-        with pytest.raises(ag.ParamInvalidError, match=f"at least {least} bytes, for 30000 features") as caught:
-            getattr(ag, operator)(**problem.arguments, workspace_bytes=least - 1, backend=backend)
+    for backend, fewer in itertools.product(("cpu", "reference"), (least - 1, 2**22 - 1, -1)):
+        with pytest.raises(ag.ParamInvalidError, match=rf"workspace_bytes: expected an int in \[{least}, ") as caught:
+            getattr(ag, operator)(**problem.arguments, workspace_bytes=fewer, backend=backend)
         assert caught.value.code == 161002
+
+
+def test_the_default_is_the_least_workspace_where_that_is_more():
+    x, w = (np.broadcast_to(np.full(300_000, 2.0**-9, np.float32), (rows, 300_000)) for rows in (70, 300))
+    arguments = {"input": x, "weight": w, "target": np.arange(70), "return_grad": False}
+    least = ag.workspace_size(WHOLE, **arguments, workspace_bytes=0)
+    assert least > 2**26
+    assert ag.workspace_size(WHOLE, **arguments) >= least
+    results = [ag.linear_cross_entropy(**arguments, workspace_bytes=nbytes).loss for nbytes in (None, least)]
+    assert_identical(*results)
+    assert results[0] == pytest.approx(np.log(300), rel=1e-6)
 
 
 def test_the_least_workspace_of_small_problems_is_that_of_the_contract():

@@ -12,6 +12,8 @@ import ascend_grad as ag
 from ascend_grad import _cpu, _threads
 from ascend_grad.arguments import MAX_THREADS
 
+SUPPORTED = f"this machine supports {', '.join(_cpu.supported_variants())}"
+
 
 @pytest.mark.parametrize(
     ("variable", "value", "choices"),
@@ -25,7 +27,7 @@ from ascend_grad.arguments import MAX_THREADS
         ("ASCEND_GRAD_NUM_THREADS", "1" * 5000, f"expected an integer in [1, {MAX_THREADS}], got '111"),
         ("ASCEND_GRAD_DEVICE", "-1", "expected an integer in [0, 2147483647], got '-1'"),
         *(
-            ("ASCEND_GRAD_CPU", name, f"this machine supports {', '.join(_cpu.supported_variants())}, got '{name}'")
+            ("ASCEND_GRAD_CPU", name, f"{SUPPORTED}, got '{name}': {_cpu.unsupported_reason(name)}")
             for name in _cpu.VARIANTS
             if name not in _cpu.supported_variants()
         ),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
+from processes import cpu_flags
 
 from ascend_grad import _cpu
 
@@ -43,3 +45,21 @@ def test_without_permission_the_next_best_variant_computes(forced, refused):
             assert _cpu.variant() == name
             is_better = "amx_bf16" in supported[supported.index(name) :]
             assert ("amx_bf16 is refused by the operating system" in _cpu.remarks()) == is_better
+
+
+def test_the_reason_names_what_the_cpu_lacks():
+    for name in _cpu.VARIANTS:
+        reason = _cpu.unsupported_reason(name)
+        is_refused = f"{name} is refused by the operating system" in _cpu.remarks()
+        assert (reason is None) == (name in _cpu.supported_variants() and not is_refused)
+        if reason and (named := re.fullmatch("the CPU does not report (.*)", reason)):
+            features = re.split(", | and ", named[1].lower())
+            assert not set(features) <= cpu_flags()
+
+
+def test_a_refused_unit_is_a_reason(refused):
+    reason = _cpu.unsupported_reason("amx_bf16")
+    if "amx_bf16" in _cpu.supported_variants():
+        assert reason == "the operating system refuses the use of its tiles"
+    else:
+        assert reason

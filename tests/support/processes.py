@@ -1,4 +1,4 @@
-"""Run the command line in a process of its own, measure the memory of processes, and run work on a thread."""
+"""Run the command line in a process, measure memory of processes, run work on a thread, and name the CPU's features."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import textwrap
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 #: A script that runs the command line. It restores signal handlers, as the parent of the tests may ignore signals.
 _SCRIPT = """
@@ -100,3 +101,9 @@ def in_thread(function) -> None:
     thread.join()
     if errors:
         raise errors[0]
+
+
+def cpu_flags() -> set[str]:
+    """Return the names of the CPU's features that Linux lists."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return {flag for line in lines if line.startswith(("flags", "Features")) for flag in line.split(":")[1].split()}

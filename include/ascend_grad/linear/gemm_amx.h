@@ -17,13 +17,17 @@ enum { K(CHAIN) = AG_AMX_CHAIN / MR }; /* steps of a chain */
 
 #if defined(AG_EMULATE_AMX)
 
-AG_INLINE void K(begin_task)(void) {}
-AG_INLINE void K(end_task)(void) {}
+/* Whether tiles of the calling thread are configured. */
+static _Thread_local int K(is_configured);
 
+AG_INLINE void K(begin_task)(void) { K(is_configured) = 1; }
+AG_INLINE void K(end_task)(void) { K(is_configured) = 0; }
+
+/* Return zeros of the same sign for denormal lanes. */
 AG_INLINE V K(flushed)(V x)
 {
     const V size = V_(max)(x, -x);
-    return V_(select)(size < V_(set1)(0x1p-126f), (V){0}, x);
+    return V_(select)(size < V_(set1)(0x1p-126f), (V)((u32v)x & 0x80000000), x);
 }
 
 AG_INLINE V K(flushed_multiply_add)(u32v a, u32v b, V c)
@@ -53,6 +57,7 @@ static void K(multiply_tiles)(float *sums, ptrdiff_t pitch, const char *left, co
 static void K(chain)(const int nv, const char *a, const ptrdiff_t a_step, const char *b, ptrdiff_t steps, acc_t *tile)
 {
     const ptrdiff_t stride = nv * 64;
+    if (!K(is_configured)) __builtin_trap(); /* as the unit does */
     memset(tile, 0, MR * NR * sizeof(acc_t));
     for (ptrdiff_t s = 0; s < steps; s++, a += a_step, b += 16 * stride) {
         for (int j = 0; j < nv; j++) {
