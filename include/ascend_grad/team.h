@@ -47,8 +47,6 @@ typedef struct {
     int partition_count; /* number of its partitions */
     ag_event phase;      /* number of the current phase, starting at 1 */
     ag_event complete;   /* number of tasks of the current phase that are complete */
-    int64_t begin;       /* start of the current phase, in nanoseconds of the monotonic clock */
-    int64_t elapsed;     /* wall time of the phases, in nanoseconds */
     int64_t busy;        /* CPU time of all threads in the phases, in nanoseconds */
     ag_partition partitions[AG_MAX_PARTITIONS];
 } ag_team;
@@ -119,7 +117,6 @@ static AG_UNUSED void ag_team_begin_phase(ag_team *team, ptrdiff_t tasks, int by
     const int count = !by_thread ? 1 : team->size < AG_MAX_PARTITIONS ? team->size : AG_MAX_PARTITIONS;
     __atomic_store_n(&team->partition_count, count, __ATOMIC_RELAXED); /* a late thread may still be reading it */
     team->tasks = tasks;
-    team->begin = ag_monotonic_ns();
     __atomic_store_n(&team->complete.value, 0, __ATOMIC_RELAXED);
     for (int p = 0; p < count; p++) {
         const ptrdiff_t size = ag_team_partition_begin(tasks, p + 1, count) - ag_team_partition_begin(tasks, p, count);
@@ -194,7 +191,6 @@ static AG_UNUSED int64_t ag_take(int64_t *value) { return __atomic_exchange_n(va
 static AG_UNUSED void ag_team_end_phase(ag_team *team)
 {
     ag_event_wait(&team->complete, (uint32_t)team->tasks, 1, team->spin_limit);
-    team->elapsed += ag_monotonic_ns() - team->begin;
 }
 
 #endif

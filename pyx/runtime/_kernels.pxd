@@ -59,7 +59,6 @@ cdef extern from "ascend_grad/team.h" nogil:
     ctypedef int ag_flag
     ctypedef struct ag_team:
         int size
-        int64_t elapsed
         int64_t busy
     int64_t ag_monotonic_ns()
     int64_t ag_coarse_ns()

@@ -68,9 +68,12 @@ cdef bint is_cancelled(Team *team, int thread) noexcept nogil:
 
 
 cdef void work(Team *team, int thread) noexcept nogil:
-    """Compute tasks of the current phase until none is left."""
+    """Compute tasks of the current phase until none is left.
+
+    CPU time is measured for `record_team_times` alone, as reading its clock takes up to a microsecond.
+    """
     cdef ag_fpenv mode = ag_fpenv_enter()
-    cdef int64_t begin = ag_thread_ns()
+    cdef int64_t begin = ag_thread_ns() if team.default_threads else 0
     cdef Py_ssize_t task = ag_team_fetch_task(&team.team, thread)
     while task >= 0:
         team.function(team.context, task, thread)
@@ -78,7 +81,8 @@ cdef void work(Team *team, int thread) noexcept nogil:
         if thread == 0 and is_cancelled(team, 0):
             ag_team_cancel_phase(&team.team)
         task = ag_team_fetch_task(&team.team, thread)
-    ag_team_add_busy(&team.team, ag_thread_ns() - begin)
+    if team.default_threads:
+        ag_team_add_busy(&team.team, ag_thread_ns() - begin)
     ag_fpenv_leave(mode)
 
 
@@ -104,17 +108,20 @@ cdef void run_phase(
     `by_thread`: each thread begins with the same tasks in every call of the same size. Otherwise, a free thread fetches
     the next task.
     """
+    cdef int64_t begin = 0
     if team.is_cancelled or not tasks:
         return
     if team.team.size == 1 or tasks == 1 or (team.default_threads and _threads.is_oversubscribed()):
         run_serially(team, function, context, tasks)
         return
     team.function, team.context = function, context
+    if team.default_threads:
+        begin = ag_monotonic_ns()
     ag_team_begin_phase(&team.team, tasks, by_thread)
     work(team, 0)
     ag_team_end_phase(&team.team)
     if team.default_threads:
-        _threads.record_team_times(<double>ag_take(&team.team.elapsed), <double>ag_take(&team.team.busy))
+        _threads.record_team_times(<double>(ag_monotonic_ns() - begin), <double>ag_take(&team.team.busy))
 
 
 cdef void wait_for_phases(Team *team, int thread) noexcept nogil:
@@ -149,7 +156,8 @@ cdef int run_team(
             if threadid() == 0:
                 team.team.size = _openmp.team_size()  # there may be fewer than asked for
                 program(context, &team)
-                team.end_of_phases = ag_monotonic_ns()
+                if default_threads:
+                    team.end_of_phases = ag_monotonic_ns()
                 ag_team_shutdown(&team.team)
             else:
                 wait_for_phases(&team, threadid())

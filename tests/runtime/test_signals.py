@@ -195,6 +195,23 @@ def recorded_clock(tmp_path_factory) -> str:
     return str(library)
 
 
+def test_a_given_number_of_threads_needs_no_cpu_time(run_script, recorded_clock):
+    """The CPU time of threads decides about default numbers of threads alone. Reading it takes up to a microsecond."""
+    script = """
+        import ctypes, time
+        import numpy as np
+        import ascend_grad as ag
+        reads = ctypes.CDLL(None).take_cpu_time_reads
+        time.thread_time()
+        assert reads() == 1
+        x = np.ones((64, 128), np.float32)
+        for threads in (1, 2, 3):
+            ag.softmax(x, num_threads=threads)
+            assert reads() == 0
+    """
+    run_script(script, LD_PRELOAD=recorded_clock)
+
+
 @pytest.mark.parametrize("name", [*ROWWISE, *LINEAR])
 def test_signals_are_checked_in_time(name, run_script, needs_memory, recorded_clock):
     needs_memory(6)
