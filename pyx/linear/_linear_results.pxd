@@ -2,7 +2,7 @@ from libc.stdint cimport int64_t
 
 from ascend_grad._kernels cimport ag_dtype, ag_variant
 from ascend_grad._linear_kernels cimport ag_linear_kernels, ag_matrix
-from ascend_grad._linear_problem cimport Rows
+from ascend_grad._linear_problem cimport Problem, Rows
 from ascend_grad._linear_run cimport Run
 
 
@@ -18,6 +18,7 @@ ctypedef struct Probabilities:
     Py_ssize_t rows, n
 
 
+cdef void finish_row(const Problem *p, Py_ssize_t i, double sum_exp) noexcept nogil
 cdef void finish_statistics(const Run *run, Py_ssize_t begin, Py_ssize_t end) noexcept nogil
 cdef int describe_targets(
     const Rows *rows, bint is_double, const void *logits_max, void *predicted, void *mask, bint is_packed, void *entries,

@@ -16,9 +16,17 @@ from ascend_grad._kernels cimport (
     ag_sum_total,
     ag_widen,
 )
+from ascend_grad._linear_kernels cimport (
+    AG_NEAR_CERTAIN,
+    ag_complement,
+    ag_log_sum,
+    ag_loss_row_finish,
+    ag_loss_targets,
+)
 from ascend_grad._linear_problem cimport (
     ROWS_PER_CHECK,
     SEGMENT,
+    acc_size_of,
     convert_segment,
     entry_of_row,
     is_active,
@@ -31,8 +39,27 @@ from ascend_grad._memory cimport align_up, ceil_div
 cdef Py_ssize_t PROBABILITIES_PER_TASK = 1 << 16
 
 
+cdef void finish_row(const Problem *p, Py_ssize_t i, double sum_exp) noexcept nogil:
+    """Compute what the gradient of row i reads, from its statistics: 1 - p of its target, or its coefficients."""
+    cdef bint is_double = acc_size_of(p.dtype) == 8
+    cdef double max = number(p.logits_max, i, is_double), complement
+    cdef ag_loss_targets targets
+    if p.complement != NULL:
+        complement = -1
+        if sum_exp * AG_NEAR_CERTAIN < 1 and entry_of_row(&p.rows, i) >= 0:
+            complement = ag_complement(number(p.predicted, i, is_double) - max, p.rest[i])
+        set_number(p.complement, i, is_double, complement if complement < 1 - AG_NEAR_CERTAIN else -1)
+    if p.is_general:
+        targets = p.targets
+        targets.entries, targets.weights = targets.entries + i * targets.count, targets.weights + i * targets.count
+        ag_loss_row_finish(
+            &p.loss_rows[i], &targets, p.target_logits + i * targets.count, max, sum_exp, p.rest[i], p.label_smoothing,
+            p.vocab, p.class_weight, p.class_sum
+        )
+
+
 cdef void finish_statistics(const Run *run, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
-    """Write the sums of exponentials of rows [begin, end).
+    """Write the sums of exponentials of rows [begin, end), and what gradients of a loss read.
 
     The sum is NaN if all logits of the row are -inf, and 0 if the row is not active.
     """
@@ -48,6 +75,8 @@ cdef void finish_statistics(const Run *run, Py_ssize_t begin, Py_ssize_t end) no
             if number(run.p.logits_max, i, is_double) == -INFINITY and is_active(&run.p.rows, i, acc_size):
                 sum_exp = NAN
             set_number(run.p.sum_exp, i, is_double, sum_exp)
+            if run.p.rest != NULL:
+                finish_row(run.p, i, sum_exp)
         ag_fpenv_leave(mode)
         begin += ROWS_PER_CHECK
 

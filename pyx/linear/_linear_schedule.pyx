@@ -75,7 +75,7 @@ cdef Py_ssize_t least_workspace_of(const Problem *p) noexcept nogil:
 
 cdef Py_ssize_t least_workspace_of_sizes(
     ag_dtype dtype, Py_ssize_t rows, Py_ssize_t vocab, Py_ssize_t hidden, bint with_logits, bint with_statistics,
-    bint with_input_grad, bint with_weight_grad, bint buffers_weight_grad
+    bint with_input_grad, bint with_weight_grad, bint buffers_weight_grad, bint is_loss
 ) noexcept nogil:
     """Return the least workspace for these sizes; see `Work`."""
     cdef Work work
@@ -84,6 +84,9 @@ cdef Py_ssize_t least_workspace_of_sizes(
     work.with_logits, work.with_statistics = with_logits, with_statistics
     work.with_input_grad, work.with_weight_grad = with_input_grad, with_weight_grad
     work.buffers_weight_grad, work.weight_grad_bytes = with_weight_grad and buffers_weight_grad, 0
+    # Losses compute more than gradients and statistics alone. The least workspace is the same for all losses.
+    work.with_rest = work.with_more = with_statistics and is_loss
+    work.with_bias_grad = is_loss and (with_input_grad or with_weight_grad)
     return least_workspace(kernels_for(dtype), &work)
 
 
@@ -192,6 +195,10 @@ cdef int begin_statistics(Schedule *s, double *last_check) except -1 nogil:
         for i in range(begin, end):
             set_number(s.p.logits_max, i, is_double, -INFINITY)
             set_number(s.p.predicted, i, is_double, 0)
+            if s.p.rest != NULL:
+                s.p.rest[i] = -1
+            if s.p.with_more:
+                s.p.loss_rows[i].gap, s.p.loss_rows[i].weighted, s.p.loss_rows[i].argmax = 0, 0, 0
         memset(s.sums + begin, 0, (end - begin) * sizeof(ag_sum))
         if last_check != NULL:
             _tasks.check_signals(last_check)
