@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import cache
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
@@ -27,12 +29,82 @@ class OnlineMaxSum(NamedTuple):
     vocab_parallel_logits: NDArray | None
 
 
-class LinearCrossEntropy(NamedTuple):
-    """Loss and gradients of `ascend_grad.linear_cross_entropy`. A gradient that is not requested is None."""
+class _Outputs:
+    """Outputs of a loss that were not requested. Classes of `with_outputs` have the requested ones as fields."""
 
+    __slots__ = ()
+
+    @property
+    def lse(self) -> NDArray | None:
+        """The logarithm of the sum of the exponentials of each row's logits; 0 for ignored rows."""
+        return None
+
+    @property
+    def log_prob(self) -> NDArray | None:
+        """The log-probability of each target; 0 for ignored rows."""
+        return None
+
+    @property
+    def entropy(self) -> NDArray | None:
+        """The entropy of each row's probabilities, in nats; 0 for ignored rows."""
+        return None
+
+    @property
+    def predicted(self) -> NDArray | None:
+        """The entry with the largest logit of each row, int64, the first one of several; -1 for ignored rows."""
+        return None
+
+    @property
+    def correct(self) -> NDArray | None:
+        """The number of rows whose target is the predicted entry, int64, shape ()."""
+        return None
+
+
+class _CrossEntropy(NamedTuple):
+    #: The loss, shape () for a mean or a sum, otherwise that of the rows; float32, or float64 if the input is float64.
+    loss: NDArray
+    #: The gradient with respect to input, in its shape and dtype.
+    input_grad: NDArray | None
+
+
+class CrossEntropy(_Outputs, _CrossEntropy):
+    """Loss and gradient of `ascend_grad.cross_entropy`. The requested outputs are further fields."""
+
+    __slots__ = ()
+
+
+class _LinearCrossEntropy(NamedTuple):
     #: The loss, shape () for a mean or a sum, otherwise (BT,); float32, or float64 if the inputs are float64.
     loss: NDArray
     #: The gradient with respect to input, shape (BT, H), in its dtype.
     input_grad: NDArray | None
     #: The gradient with respect to weight, shape (V, H), in its dtype.
     weight_grad: NDArray | None
+
+
+class LinearCrossEntropy(_Outputs, _LinearCrossEntropy):
+    """Loss and gradients of `ascend_grad.linear_cross_entropy`. A gradient that is not requested is None.
+
+    The requested outputs are further fields.
+    """
+
+    __slots__ = ()
+
+
+@cache
+def _class_with(base: type, outputs: tuple[str, ...]) -> type:
+    fields = base._fields + outputs  # type: ignore[attr-defined]
+    members: dict[str, Any] = {"__slots__": (), "__doc__": base.__doc__, "_fields": fields}
+    members |= {name: property(itemgetter(fields.index(name)), doc=getattr(base, name).__doc__) for name in outputs}
+    # Methods of named tuples know the fields of `base` alone.
+    members["__repr__"] = lambda self: f"{base.__name__}({', '.join(map('{}={!r}'.format, fields, self))})"
+    members["_asdict"] = lambda self: dict(zip(fields, self, strict=True))
+    members["_replace"] = lambda self, **new: with_outputs(base, outputs, tuple((self._asdict() | new).values()))
+    members["__reduce__"] = lambda self: (with_outputs, (base, outputs, tuple(self)))
+    return type(base.__name__, (base,), members)
+
+
+def with_outputs(base: type, outputs: tuple[str, ...], values: tuple) -> Any:
+    """Return values as a named tuple of the class `base`, with the names in `outputs` as further fields."""
+    cls = _class_with(base, outputs) if outputs else base
+    return tuple.__new__(cls, values)

@@ -5,7 +5,7 @@ from ascend_grad._array_types cimport ArrayType
 
 cdef enum:
     MAX_SLOTS = 5
-    MAX_ARRAYS = 8
+    MAX_ARRAYS = 12
     MAX_CONDITIONS = 2
 
 cdef enum:

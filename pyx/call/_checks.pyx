@@ -536,6 +536,91 @@ cdef class ReductionAndItsGradient(Check):
         return self.number.run(call)
 
 
+# ---- checks of the options of losses ---------------------------------------------------------------------------------
+
+
+cdef class FloatingIfGiven(Check):
+    """Check that the named array, if given, has a floating dtype."""
+
+    cdef int run(self, Call call) except -1:
+        if call.values[self.slots[0]] is None:
+            return 0
+        cdef cnp.ndarray array = call.array(self.slots[0])
+        if dtype_of(array) < 0:
+            call.fail(self.names[0], f"dtype {FLOATING_NAMES}", array.dtype, ParamTypeError)
+        return 0
+
+
+cdef class FiniteNumber(RealNumber):
+    """Check that the argument is a finite number."""
+
+    cdef int run(self, Call call) except -1:
+        RealNumber.run(self, call)
+        value = call.values[self.slots[0]]
+        if not -float("inf") < <double>value < float("inf"):
+            call.fail(self.names[0], "a finite number", value)
+        return 0
+
+
+cdef class Fraction(RealNumber):
+    """Check that the argument is a number from 0 to 1."""
+
+    cdef int run(self, Call call) except -1:
+        RealNumber.run(self, call)
+        value = call.values[self.slots[0]]
+        if not 0 <= <double>value <= 1:
+            call.fail(self.names[0], "a number in [0, 1]", value)
+        return 0
+
+
+cdef class PositiveNumber(RealNumber):
+    """Check that the argument is a positive finite number."""
+
+    cdef int run(self, Call call) except -1:
+        RealNumber.run(self, call)
+        value = call.values[self.slots[0]]
+        if not 0 < <double>value < float("inf"):
+            call.fail(self.names[0], "a positive finite number", value)
+        return 0
+
+
+cdef class PositiveNumberIfGiven(PositiveNumber):
+    """Check that the argument is None or a positive finite number."""
+
+    cdef int run(self, Call call) except -1:
+        return 0 if call.values[self.slots[0]] is None else PositiveNumber.run(self, call)
+
+
+cdef class KnownOutputs(Check):
+    """Check that ``outputs`` is a sequence of different names of outputs, and make it a tuple of them."""
+
+    def __init__(self):
+        Check.__init__(self, "outputs")
+
+    cdef int run(self, Call call) except -1:
+        value = call.values[self.slots[0]]
+        if value == () and type(value) is tuple:
+            return 0
+        expected = f"a tuple of names among {', '.join(map(repr, arguments.OUTPUTS))}"
+        if not isinstance(value, (tuple, list)):
+            call.fail("outputs", expected, arguments.shown(value), ParamTypeError)
+        names = tuple(value)
+        for name in names:
+            if not isinstance(name, str):
+                call.fail("outputs", expected, arguments.shown(value), ParamTypeError)
+        names = tuple([str(name) for name in names])  # plain str, as names may be of a subclass
+        for name in names:
+            if name not in arguments.OUTPUTS:
+                call.fail("outputs", expected, repr(name))
+            if names.count(name) > 1:
+                call.fail("outputs", "different names", f"{name!r} more than once")
+        call.values[self.slots[0]] = names
+        return 0
+
+
+# ---- checks of targets -----------------------------------------------------------------------------------------------
+
+
 cdef class TargetsInRange(Check):
     """Check that ``masked_target`` is a row of weight wherever ``target_mask`` is 0."""
 

@@ -49,7 +49,7 @@ LAYERS = (
         "call/_cpu_backend rowwise/rowwise linear/linear rowwise/_xla",
     ),
     ("the contract", "contract"),
-    ("backends", "backends.base backends.cpu backends.reference"),
+    ("backends", "backends.base backends.cpu backends.loss_reference backends.reference"),
     ("the Ascend NPU", "backends.ascend"),
     ("the registry", "backends"),
     ("the choice of a backend", "call/_dispatch dispatch"),

@@ -497,7 +497,7 @@ def test_work_that_fails_is_an_error_where_torch_waits(function, nth: int, wait:
     there = x.to(place)
     array, before = npu.asarray(x.numpy()), torch_npu.npu.current_device()
     torch_npu.npu.synchronize(there.device.index)
-    device.set_delay(20_000)
+    device.set_delay(200_000)
     device.fail_work(nth, 507015)
     result = function(there)
     assert device.counter("in_flight")

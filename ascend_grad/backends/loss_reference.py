@@ -1,0 +1,117 @@
+"""Losses of rows of logits and their gradients, in plain NumPy and float64, for the reference backend.
+
+The formulas follow the manual of ``include/ascend_grad/loss.h``: sums leave out one entry that has the maximum, so that
+probabilities near 1 keep their distance from 1.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Targets(NamedTuple):
+    """Targets of rows: K entries with a probability each. A single target is an entry of probability 1."""
+
+    #: Vocabulary entries, int64, shape (rows, K); -1 for an entry that adds nothing.
+    entries: NDArray
+    #: Probabilities, float64, shape (rows, K); 0 for an entry that adds nothing.
+    prob: NDArray
+
+
+class Terms(NamedTuple):
+    """Parameters of the loss of each row."""
+
+    #: Weights of the vocabulary's entries, shape (V,).
+    class_weight: NDArray
+    #: Weights of the rows, shape (rows,).
+    token_weight: NDArray
+    label_smoothing: float
+    lse_square_scale: float
+
+
+class RowStatistics:
+    """Statistics of rows of logits `z`, shape (rows, V) with V > 0."""
+
+    def __init__(self, z: NDArray) -> None:
+        rows = np.arange(len(z))
+        #: The entry with the largest logit, the first one of several.
+        self.predicted = np.argmax(z, axis=-1)
+        self.max = z[rows, self.predicted]
+        #: max - z, not negative
+        self.distance = self.max[:, None] - z
+        exponentials = np.exp(-self.distance)
+        self.moment = np.sum(np.where(exponentials == 0, 0, exponentials * self.distance), axis=-1)
+        at_max = exponentials[rows, self.predicted]
+        exponentials[rows, self.predicted] = at_max - 1  # 0, or NaN
+        self.rest = np.sum(exponentials, axis=-1)
+        self.log_sum = np.log1p(self.rest)
+        self.lse = self.max + self.log_sum
+        self.entropy = self.log_sum + self.moment / (1 + self.rest)
+
+    def negative_log_prob(self, entries: NDArray) -> NDArray:
+        """Return the negative log-probabilities of entries, shape (rows, K)."""
+        return self.log_sum[:, None] + np.take_along_axis(self.distance, np.maximum(entries, 0), axis=-1)
+
+
+def target_weights(targets: Targets, terms: Terms) -> NDArray:
+    """Return ``(1 - smoothing) q_k c_tk`` for each target, shape (rows, K)."""
+    weights = (1 - terms.label_smoothing) * targets.prob * terms.class_weight[np.maximum(targets.entries, 0)]
+    return np.where(targets.entries < 0, 0, weights)
+
+
+def _weighted(weight: NDArray, values: NDArray) -> NDArray:
+    """Return products, where a weight of 0 gives 0 whatever the value is."""
+    return np.where(weight == 0, 0, weight * values)
+
+
+def losses(row: RowStatistics, targets: Targets, terms: Terms) -> tuple[NDArray, NDArray]:
+    """Return the cross-entropy and the term of the squared lse of each row, weighted, shape (rows,) each."""
+    loss = np.sum(_weighted(target_weights(targets, terms), row.negative_log_prob(targets.entries)), axis=-1)
+    if terms.label_smoothing:
+        smoothed = terms.class_weight.sum() * row.log_sum + np.sum(_weighted(terms.class_weight, row.distance), axis=-1)
+        loss = loss + terms.label_smoothing / row.distance.shape[-1] * smoothed
+    square = terms.lse_square_scale * row.lse**2 if terms.lse_square_scale else np.zeros_like(loss)
+    return _weighted(terms.token_weight, loss), _weighted(terms.token_weight, square)
+
+
+def gradient(
+    row: RowStatistics,
+    targets: Targets,
+    terms: Terms,
+    grad_loss: NDArray,
+    grad_square: NDArray,
+    grad_lse: NDArray | float = 0.0,
+    grad_log_prob: NDArray | float = 0.0,
+    grad_entropy: NDArray | float = 0.0,
+) -> NDArray:
+    """Return the gradient with respect to the logits, shape (rows, V).
+
+    ``grad_loss`` and ``grad_square`` are upstream gradients of the two results of `losses`, shape (rows,). The others
+    belong to `lse`, the log-probability of the only target, and the entropy.
+    """
+    rows, vocabulary = row.distance.shape
+    scaled = grad_loss * terms.token_weight
+    has_target = targets.entries >= 0
+    # log p_t = z_t - lse, so its gradient is one_hot - p.
+    weights = scaled[:, None] * target_weights(targets, terms) - np.reshape(grad_log_prob, (-1, 1)) * has_target
+    smoothing = scaled * terms.label_smoothing / vocabulary
+    a = weights.sum(axis=-1) + smoothing * terms.class_weight.sum() + grad_lse
+    if terms.lse_square_scale:
+        a = a + 2 * grad_square * terms.token_weight * terms.lse_square_scale * row.lse
+    b = np.broadcast_to(-np.asarray(grad_entropy, np.float64), rows)
+
+    one_hot = np.zeros((rows, vocabulary))
+    each, k = np.nonzero(has_target)
+    np.add.at(one_hot, (each, targets.entries[each, k]), weights[each, k])
+    # 1 - p without cancellation where p is almost 1
+    p = np.exp(-row.distance) / (1 + row.rest)[:, None]
+    complement = (row.rest[:, None] - np.expm1(-row.distance)) / (1 + row.rest)[:, None]
+    result = np.where(p > 0.5, (a[:, None] - one_hot) - a[:, None] * complement, a[:, None] * p - one_hot)
+    if np.any(b):
+        result += b[:, None] * _weighted(p, (row.moment / (1 + row.rest))[:, None] - row.distance)
+    if terms.label_smoothing:
+        result -= smoothing[:, None] * terms.class_weight
+    return result
