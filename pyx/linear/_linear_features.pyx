@@ -82,7 +82,7 @@ cdef void find_statistics(const void *context, Py_ssize_t task, int thread) noex
     for i in range(tile.block.chunk.rows):
         set_number(max, i, acc == 8, -INFINITY)
         sum[i].sum, sum[i].compensation, rest[i] = 0, 0, -1
-        more[i].gap, more[i].weighted, more[i].argmax = 0, 0, 0
+        more[i].moment, more[i].deficit, more[i].weight, more[i].argmax = 0, 0, 0, 0
     run.plan.kernels.tile_to_max_sum(
         &tile.block, run.at.p, max, sum, rest if run.plan.work.with_rest else NULL,
         more if run.plan.work.with_more else NULL
@@ -94,7 +94,7 @@ cdef void find_statistics(const void *context, Py_ssize_t task, int thread) noex
             run.p.rest[tile.block.chunk.row_numbers[i]] = rest[i]
         if run.plan.work.with_more:
             row = &run.p.loss_rows[tile.block.chunk.row_numbers[i]]
-            row.gap, row.weighted, row.argmax = more[i].gap, more[i].weighted, more[i].argmax
+            row.moment, row.deficit, row.argmax = more[i].moment, more[i].deficit, more[i].argmax
 
 
 cdef void make_gradient(const void *context, Py_ssize_t task, int thread) noexcept nogil:

@@ -60,14 +60,15 @@ cdef extern from "ascend_grad/linear/linear.h" nogil:
         double grad_lse
         double grad_log_prob
         double grad_entropy
-        double gap
-        double weighted
+        double moment
+        double deficit
+        double weight
         int64_t argmax
         double a
         double b
         double s
-        double mean_gap
         double kept_loss
+        double mean_gap
         double certain_grad
         int64_t certain
 
@@ -76,12 +77,21 @@ cdef extern from "ascend_grad/linear/linear.h" nogil:
         const int64_t *entries
         const double *weights
 
-    double AG_NEAR_CERTAIN
-    double ag_complement(double below_max, double rest)
-    double ag_log_sum(double sum, double rest)
-    void ag_loss_row_finish(ag_loss_row *row, const ag_loss_targets *targets, const double *logits, double max, double sum,
-                            double rest, double label_smoothing, Py_ssize_t vocab, const double *class_weight,
-                            double class_sum)
+    ctypedef struct ag_row_statistics:
+        double max
+        double rest
+        double moment
+        double deficit
+
+    double AG_ACCURATE_SUM
+    double AG_NEARLY_CERTAIN
+    double ag_log_sum_exp(const ag_row_statistics *row)
+    double ag_negative_log_prob(const ag_row_statistics *row, double z)
+    double ag_one_minus_prob(const ag_row_statistics *row, double z)
+    double ag_entropy(const ag_row_statistics *row)
+    double ag_smoothed_sum(const ag_row_statistics *row, double class_sum)
+    void ag_loss_row_finish(ag_loss_row *row, const ag_loss_targets *targets, const double *logits, double max, double rest,
+                            double label_smoothing, Py_ssize_t vocab, const double *class_weight, double class_sum)
 
     ctypedef struct ag_logit_transform:
         int is_needed
@@ -107,8 +117,9 @@ cdef extern from "ascend_grad/linear/linear.h" nogil:
         double *target_logits
 
     ctypedef struct ag_more:
-        double gap
-        double weighted
+        double moment
+        double deficit
+        double weight
         int64_t argmax
 
     ctypedef struct ag_packed:

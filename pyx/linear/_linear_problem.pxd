@@ -55,7 +55,7 @@ ctypedef struct Problem:
     bint with_more                    # gap, argmax and weighted sum of ag_loss_row are computed
     bint is_general                   # P is made of the coefficients of ag_loss_row
     ag_loss_targets targets           # (BT, count), if loss_rows is not NULL
-    double *target_logits             # (BT, count)
+    double *target_logits             # (BT, count), if is_general
     double label_smoothing
     const double *class_weight        # (V,) or NULL: the weights that smoothing uses
     const void *class_weight_values   # the same as accumulators, with a vector of padding

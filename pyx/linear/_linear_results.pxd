@@ -24,12 +24,10 @@ cdef int describe_targets(
     const Rows *rows, bint is_double, const void *logits_max, void *predicted, void *mask, bint is_packed, void *entries,
     double *last_check
 ) except -1 nogil
-cdef int sum_losses(
-    const Rows *rows, bint is_double, const void *logits_max, const void *sum_exp, const void *predicted, void *losses,
-    double *total, double *last_check
-) except -1 nogil
+cdef double loss_of_row(const Problem *p, Py_ssize_t i) noexcept nogil
 cdef int write_losses(
     ag_variant variant, bint is_double, const void *sum_exp, const void *predicted, Py_ssize_t rows, const ag_matrix *out,
     double *last_check
 ) except -1 nogil
+cdef int write_doubles(ag_variant variant, const double *values, Py_ssize_t n, const ag_matrix *out) except -1 nogil
 cdef int write_probabilities(const Probabilities *p, int num_threads, double *last_check) except -1 nogil

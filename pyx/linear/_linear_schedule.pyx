@@ -14,6 +14,7 @@ from libc.string cimport memset
 from ascend_grad cimport _cpu, _tasks, _threads
 from ascend_grad._kernels cimport ag_dtype, ag_itemsize
 from ascend_grad._linear_features cimport run_features
+from ascend_grad._linear_kernels cimport ag_loss_row
 from ascend_grad._linear_packed cimport run_packed
 from ascend_grad._linear_plan cimport (
     PACKED,
@@ -187,6 +188,7 @@ cdef void run_plans(void *schedule, Team *team) noexcept nogil:
 
 cdef int begin_statistics(Schedule *s, double *last_check) except -1 nogil:
     """Initialise the statistics: maxima to -inf, sums and targets' logits to 0."""
+    cdef ag_loss_row *row
     cdef bint is_double = acc_size_of(s.p.dtype) == 8
     cdef Py_ssize_t part, begin, end, i
     for part in range(ceil_div(s.p.rows.total, ROWS_PER_CHECK)):
@@ -198,7 +200,8 @@ cdef int begin_statistics(Schedule *s, double *last_check) except -1 nogil:
             if s.p.rest != NULL:
                 s.p.rest[i] = -1
             if s.p.with_more:
-                s.p.loss_rows[i].gap, s.p.loss_rows[i].weighted, s.p.loss_rows[i].argmax = 0, 0, 0
+                row = &s.p.loss_rows[i]
+                row.moment, row.deficit, row.weight, row.argmax = 0, 0, 0, 0
         memset(s.sums + begin, 0, (end - begin) * sizeof(ag_sum))
         if last_check != NULL:
             _tasks.check_signals(last_check)

@@ -93,7 +93,7 @@ cdef void stream_vocab(const void *context, Py_ssize_t task, int thread) noexcep
         if more != NULL:
             more += panel // acc
             for i in range(rows):
-                more[i].gap, more[i].weighted, more[i].argmax = 0, 0, begin
+                more[i].moment, more[i].deficit, more[i].weight, more[i].argmax = 0, 0, 0, begin
     while entry < end:
         block.vocab.start, block.vocab.size = entry, min(plan.step, end - entry)
         streamed = rows_of(&run.p.weight, NULL, entry, block.vocab.size)

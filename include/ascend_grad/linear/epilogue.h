@@ -235,8 +235,8 @@ static void K(store_max_sum)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_
         }
         if (b->statistics.with_more) {
             K(more_of_row)(b, row, panel * NR, columns, max, b->packed.panel_more + panel * rows + i);
-            K(store_target_logits)(b, i, panel * NR, columns, row);
         }
+        if (b->statistics.target_logits) K(store_target_logits)(b, i, panel * NR, columns, row);
         const int64_t target = b->chunk.target[i] - b->vocab.start - panel * NR;
         if (b->chunk.target[i] >= 0 && target >= 0 && target < NR) ((acc_t *)b->statistics.predicted)[b->chunk.row_numbers[i]] = row[target];
         if (b->statistics.logits.data) K(put_logits)(b, i, panel * NR, row, columns);

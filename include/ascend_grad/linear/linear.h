@@ -152,13 +152,14 @@ typedef struct {
     double *rest;     /* (BT,): the sum without one element that equals the maximum, -1 for no elements; NULL: not requested */
     void *predicted;  /* acc_t (BT,): the target's logit */
     ag_matrix logits; /* (BT, V); data is NULL if they are not requested */
-    int with_more;    /* whether the fields of ag_more are computed, which then are written to the rows of the loss */
-    double *target_logits; /* (BT, targets of a row): if with_more, the logits of all targets */
+    int with_more;    /* whether the fields of ag_more are computed, and merged into the rows of the loss */
+    double *target_logits; /* (BT, targets of a row): the logits of all targets; NULL: not requested */
 } ag_statistics;
 
-/* Statistics of some logits of a row, beside their maximum and sum: the fields of ag_loss_row. */
+/* Statistics of some logits of a row, beside their maximum and sum: see ag_loss_row. */
 typedef struct {
-    double gap, weighted;
+    double moment, deficit;
+    double weight; /* sum of the class weights */
     int64_t argmax;
 } ag_more;
 

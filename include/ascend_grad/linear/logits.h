@@ -62,7 +62,7 @@ AG_INLINE V K(slopes)(const V z, const V inverse_outer, const V most)
 /* Return the sum of exponentials of n logits without their first maximum. `max` is the maximum, `sum` the whole sum. */
 static double K(rest_of_row)(const acc_t *row, ptrdiff_t n, acc_t max, acc_t sum)
 {
-    if (!(sum < (acc_t)AG_NEAR_ONE)) return (double)sum - 1;
+    if (!(sum < (acc_t)AG_ACCURATE_SUM)) return (double)sum - 1;
     const ptrdiff_t at = K(first_maximum)(row, n, max);
     V total = {0};
     for (ptrdiff_t c = 0; c < n; c += VL) {
@@ -79,18 +79,20 @@ static void K(more_of_row)(const ag_linear_block *b, const acc_t *row, ptrdiff_t
 {
     const acc_t *class_weight = b->gradient.class_weight;
     const V shift = V_(set1)(max == (acc_t)-INFINITY ? 0 : max), zero = {0};
-    to->gap = to->weighted = 0;
+    to->moment = to->deficit = to->weight = 0;
     for (ptrdiff_t c = 0; c < n;) {
-        V gap = {0}, weighted = {0}; /* chains of at most eight terms */
+        V moment = {0}, deficit = {0}, weight = {0}; /* chains of at most eight terms */
         for (int k = 0; k < 8 && c < n; k++, c += VL) {
             const ptrdiff_t left = n - c < VL ? n - c : VL;
             const V z = V_(load)(row + c), e = V_(exp)(z - shift);
+            const V w = class_weight ? V_(load)(class_weight + b->vocab.start + first + c) : V_(set1)(1);
             /* A logit of -inf adds nothing: the exponential is 0, but its product with infinity would be NaN. */
-            const V term = V_(select)(e == 0, zero, e * (shift - z));
-            gap += V_(first)(left, term, zero);
-            weighted += V_(first)(left, class_weight ? z * V_(load)(class_weight + b->vocab.start + first + c) : z, zero);
+            moment += V_(first)(left, V_(select)(e == 0, zero, e * (shift - z)), zero);
+            deficit += V_(first)(left, V_(select)(w == 0, zero, w * (shift - z)), zero);
+            weight += V_(first)(left, w, zero);
         }
-        to->gap += (double)K(reduce_sum)(gap), to->weighted += (double)K(reduce_sum)(weighted);
+        to->moment += (double)K(reduce_sum)(moment), to->deficit += (double)K(reduce_sum)(deficit);
+        to->weight += (double)K(reduce_sum)(weight);
     }
     to->argmax = b->vocab.start + first + K(first_maximum)(row, n, max);
 }

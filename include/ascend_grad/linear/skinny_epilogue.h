@@ -84,13 +84,14 @@ static void K(tile_to_max_sum)(const ag_linear_block *b, const void *tile, void 
         const V factor = V_(exp)(V_(set1)(before) - shift);
         if (b->statistics.with_more) {
             ag_more here;
-            const double earlier = ag_sum_total(sum[i]), d = (double)now - (double)before;
+            const double earlier = ag_sum_total(sum[i]), d = ag_max_distance((double)now, (double)before);
             K(more_of_row)(b, row, 0, b->vocab.size, now, &here);
-            more[i].gap = here.gap + (earlier == 0 ? 0 : exp(-d) * (more[i].gap + earlier * d));
-            more[i].weighted += here.weighted;
+            more[i].moment = here.moment + (earlier == 0 ? 0 : exp(-d) * (more[i].moment + earlier * d));
+            more[i].deficit += here.deficit + (more[i].weight == 0 ? 0 : more[i].weight * d);
+            more[i].weight += here.weight;
             if (!(before == now || before != before)) more[i].argmax = here.argmax;
-            K(store_target_logits)(b, i, 0, b->vocab.size, row);
         }
+        if (b->statistics.target_logits) K(store_target_logits)(b, i, 0, b->vocab.size, row);
         if (rest) {
             const int is_new = !(before == now || before != before);
             rest[i] = is_new ? K(rest_of_row)(row, b->vocab.size, now, added) + (1 + rest[i]) * (double)factor[0]
@@ -214,14 +215,17 @@ static void K(columns_to_max_sum)(const ag_linear_block *b, const void *from, vo
         const ptrdiff_t number = b->chunk.row_numbers[i];
         const acc_t of_max = ((const acc_t *)max)[i];
         acc_t row[AG_MAX_UNPACKED_ROWS + VL];
-        if (b->statistics.with_more || (b->statistics.rest && sum[i] < AG_NEAR_ONE)) K(gather_row)(b, tile, i, row);
+        if (b->statistics.with_more || b->statistics.target_logits || (b->statistics.rest && sum[i] < AG_ACCURATE_SUM)) {
+            K(gather_row)(b, tile, i, row);
+        }
         if (b->statistics.rest) b->statistics.rest[number] = K(rest_of_row)(row, b->vocab.size, of_max, (acc_t)sum[i]);
         if (b->statistics.with_more) {
             ag_more more;
             K(more_of_row)(b, row, 0, b->vocab.size, of_max, &more);
-            b->rows[number].gap = more.gap, b->rows[number].weighted = more.weighted, b->rows[number].argmax = more.argmax;
-            K(store_target_logits)(b, i, 0, b->vocab.size, row);
+            b->rows[number].moment = more.moment, b->rows[number].deficit = more.deficit;
+            b->rows[number].argmax = more.argmax;
         }
+        if (b->statistics.target_logits) K(store_target_logits)(b, i, 0, b->vocab.size, row);
         if (b->chunk.target[i] >= 0 && b->chunk.target[i] < b->vocab.size) {
             ((acc_t *)b->statistics.predicted)[b->chunk.row_numbers[i]] = tile[b->chunk.target[i] * b->tile_pitch + i];
         }

@@ -52,15 +52,18 @@ static void K(merge_more)(const ag_linear_block *b, ptrdiff_t i, acc_t largest, 
     const ptrdiff_t rows = K(padded_rows)(b), panels = (b->vocab.size + NR - 1) / NR, number = b->chunk.row_numbers[i];
     ag_loss_row *row = b->rows + number;
     const double before = ((const acc_t *)b->statistics.max)[number], sum = ag_sum_total(b->statistics.sum[number]);
-    /* Relative to a maximum that is larger by d, a gap G becomes exp(-d) (G + S d). */
-    double gap = sum == 0 ? 0 : exp(before - (double)largest) * (row->gap + sum * ((double)largest - before));
+    /* Relative to a maximum that is larger by d, the moment of a sum S becomes exp(-d) (moment + S d). */
+    const double from_row = ag_max_distance((double)largest, before);
+    double moment = sum == 0 ? 0 : exp(-from_row) * (row->moment + sum * from_row);
+    double deficit = row->deficit + (row->weight == 0 ? 0 : row->weight * from_row);
     for (ptrdiff_t p = 0; p < panels; p++) {
-        const double max = ((const acc_t *)b->packed.panel_max)[p * rows + i], d = (double)largest - max;
+        const double max = ((const acc_t *)b->packed.panel_max)[p * rows + i], d = ag_max_distance((double)largest, max);
         const ag_more *more = b->packed.panel_more + p * rows + i;
-        row->weighted += more->weighted;
-        if (d < INFINITY) gap += exp(-d) * (more->gap + (double)((const acc_t *)b->packed.panel_sum)[p * rows + i] * d);
+        deficit += more->deficit + (more->weight == 0 ? 0 : more->weight * d);
+        row->weight += more->weight;
+        if (d < INFINITY) moment += exp(-d) * (more->moment + (double)((const acc_t *)b->packed.panel_sum)[p * rows + i] * d);
     }
-    row->gap = gap;
+    row->moment = moment, row->deficit = deficit;
     if (holder >= 0) row->argmax = b->packed.panel_more[holder * rows + i].argmax;
 }
 
