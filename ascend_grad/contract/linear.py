@@ -25,6 +25,15 @@ from .._checks import (
     TrueOrFalse,
     ValidOutputMask,
     VocabularyBounds,
+    FiniteNumber,
+    FloatingIfGiven,
+    Fraction,
+    KnownOutputs,
+    NoOutputOfSeveralTargets,
+    NumberOrVector,
+    PositiveNumberIfGiven,
+    PositiveValues,
+    TargetsWithProbabilities,
     WorkspaceAndFilter,
 )
 from ..arguments import MAX_INDEX
@@ -119,35 +128,60 @@ FUSED_CROSS_ENTROPY_LOSS_WITH_MAX_SUM = Operator(
         Result("softmax", like="vocab_parallel_logits", dtype=ACCUMULATOR, asked_by=("vocab_parallel_logits",)),
     ],
 )
+#: Names of the options of a loss, in the order of the parameters.
+LOSS_OPTIONS = (
+    "token_weight class_weight target_prob label_smoothing lse_square_scale temperature denominator bias logit_scale "
+    "softcap outputs"
+)
 LINEAR_CROSS_ENTROPY = Operator(
     "linear_cross_entropy",
     None,
     "input weight target reduction ignore_index grad_loss vocab_start_index return_grad output_mask workspace_bytes "
-    "filter_eps",
+    f"filter_eps {LOSS_OPTIONS}",
     family="linear",
     kernels="loss",
     arrays="input weight target",
-    mixes="target",
-    optional="grad_loss",
+    mixes="target token_weight class_weight target_prob temperature bias",
+    optional="grad_loss token_weight class_weight target_prob temperature bias",
     checks=[
         NotNone(),
         Floating("input", "weight"),
         Int32OrInt64("target"),
         Shape("input", "BT", "H"),
         Shape("weight", "V", "H"),
-        Shape("target", "BT"),
+        TargetsWithProbabilities("target", "target_prob"),
         ReductionAndItsGradient(),
         IntegerFrom("ignore_index", -MAX_INDEX - 1),
         IntegerFrom("vocab_start_index", 0),
         TrueOrFalse("return_grad"),
         ValidOutputMask(),
         WorkspaceAndFilter(MIN_WORKSPACE_BYTES),
+        FloatingIfGiven("token_weight"),
+        Shape("token_weight", "BT"),
+        FloatingIfGiven("class_weight"),
+        Shape("class_weight", "V"),
+        Fraction("label_smoothing"),
+        FiniteNumber("lse_square_scale"),
+        NumberOrVector("temperature"),
+        PositiveNumberIfGiven("denominator"),
+        FloatingIfGiven("bias"),
+        Shape("bias", "V"),
+        FiniteNumber("logit_scale"),
+        PositiveNumberIfGiven("softcap"),
+        KnownOutputs(),
+        NoOutputOfSeveralTargets(),
     ],
-    value_checks=[TargetsInTheVocabulary()],
+    value_checks=[TargetsInTheVocabulary(), PositiveValues("temperature")],
     results=[
         Result("loss", like="input", dims=("BT",), dtype=ACCUMULATOR, reduced_by="reduction"),
         Result("input_grad", like="input", asked_by=("return_grad", ("output_mask", 0))),
         Result("weight_grad", like="weight", asked_by=("return_grad", ("output_mask", 1))),
+        Result("bias_grad", like="bias", asked_by=("return_grad", "bias")),
+        Result("lse", like="input", dims=("BT",), dtype=ACCUMULATOR, asked_by=(("outputs", "lse"),)),
+        Result("log_prob", like="input", dims=("BT",), dtype=ACCUMULATOR, asked_by=(("outputs", "log_prob"),)),
+        Result("entropy", like="input", dims=("BT",), dtype=ACCUMULATOR, asked_by=(("outputs", "entropy"),)),
+        Result("predicted", like="input", dims=("BT",), dtype=np.dtype(np.int64), asked_by=(("outputs", "predicted"),)),
+        Result("correct", like="input", dims=(), dtype=np.dtype(np.int64), asked_by=(("outputs", "correct"),)),
     ],
 )
 

@@ -1,7 +1,7 @@
 from libc.stdint cimport uint8_t
 
 from ascend_grad._kernels cimport ag_dtype
-from ascend_grad._linear_kernels cimport ag_linear_kernels
+from ascend_grad._linear_kernels cimport ag_linear_kernels, ag_more
 from ascend_grad._linear_problem cimport ChunkBuffers, Problem
 from ascend_grad._memory cimport align_up, ceil_div
 
@@ -23,6 +23,9 @@ ctypedef struct Work:
     int itemsize                      # bytes of an element of input and weight
     bint with_logits                  # logits are computed; otherwise the caller gives the probabilities
     bint with_statistics              # maxima and sums of exponentials are computed
+    bint with_rest                    # and the sums without their largest term
+    bint with_more                    # and the further statistics of a loss
+    bint with_bias_grad               # the columns of P are summed up
     bint with_input_grad
     bint with_weight_grad
     bint buffers_weight_grad          # weight_grad is summed in the workspace, as the result cannot hold accumulators
@@ -75,6 +78,9 @@ ctypedef struct Buffers:
     uint8_t *skipped
     char *panel_max
     char *panel_sum
+    char *panel_rest                  # sums without their largest term
+    ag_more *panel_more
+    double *bias_sums                 # (tasks, vocab), ROWS_STREAMED alone
     char *logits
     char *input_compensation
     char *weight_sums

@@ -57,6 +57,7 @@
 #else
 #include "gemm.h"
 #endif
+#include "logits.h"
 #include "epilogue.h"
 #include "tasks.h"
 #if !AG_UNIT
@@ -92,6 +93,7 @@ static AG_UNUSED const ag_linear_kernels K(ag_linear) = {
     .merge_max_sum = K(merge_max_sum),
     .input_grad = K(input_grad),
     .weight_grad = K(weight_grad),
+    .sum_p = K(sum_p),
     .probabilities = K(probabilities),
 /* Few rows do not fill a matrix unit. */
 #if AG_UNIT == AG_AMX
@@ -104,8 +106,10 @@ static AG_UNUSED const ag_linear_kernels K(ag_linear) = {
     .sum_rows = SUMS(sum_rows),
     .combine = SUMS(combine),
     .write_rows = SUMS(write_rows),
+    .tile_to_logits = SUMS(tile_to_logits),
     .tile_to_gradient = SUMS(tile_to_gradient),
     .tile_to_max_sum = SUMS(tile_to_max_sum),
+    .columns_to_logits = SUMS(columns_to_logits),
     .columns_to_gradient = SUMS(columns_to_gradient),
     .columns_to_max_sum = SUMS(columns_to_max_sum),
 };

@@ -49,9 +49,10 @@
  *   w_columns  [H / 8][u of V / 2][4 or 8][2]
  *   x_columns  [H / 8][u of BT / 2][4 or 8][2]
  *
- * Files: pack.h has packing, gemm.h products, gemm_unit.h products on matrix units, with gemm_amx.h and gemm_bfmmla.h for the
- * instructions, compensation.h compensated sums, epilogue.h the conversion of
- * logits, tasks.h the tasks of the packed sweep.
+ * Files: pack.h has packing, gemm.h products, gemm_unit.h products on matrix units, with gemm_amx.h and gemm_bfmmla.h for
+ * the instructions, compensation.h compensated sums, epilogue.h the conversion of logits, tasks.h the tasks of the packed
+ * sweep. logits.h has what all epilogues share, row by row: the transformation of products to logits, further statistics,
+ * and the gradient of the general loss, whose formulas are in loss_row.h.
  * skinny_rows.h, skinny_logits.h, skinny_grads.h and skinny_epilogue.h have the unpacked products. kernels.h makes the table
  * for one kind of arithmetic and one instruction set; foreach_kind.h, dot.h, amx.h and bfmmla.h include it for all kinds.
  *
@@ -76,6 +77,7 @@
 #include "../simd.h"
 #include "../strided.h"
 #include "../sums.h"
+#include "loss_row.h"
 
 enum {
     AG_CHAIN = 1280,                     /* most terms of a sum in one accumulator */
@@ -136,20 +138,42 @@ typedef struct {
     int64_t start; /* number of the first row */
 } ag_vocab_block;
 
+/* The logits z = softcap * tanh(scale * u / softcap) / temperature of the products u = x W^T + bias. Without a softcap,
+ * z = scale * u / temperature. The temperatures are in the rows of the loss. */
+typedef struct {
+    int is_needed;    /* otherwise z = x W^T */
+    const void *bias; /* acc_t (V,) and a vector of padding, or NULL */
+    double scale;
+    double softcap;   /* 0: none */
+} ag_logit_transform;
+
 /* Parameters of the conversion of logits to P. */
 typedef struct {
     ag_matrix softmax;     /* (BT, V) probabilities, for AG_FROM_SOFTMAX */
     int round_to_bfloat16; /* whether P is rounded */
     double filter_eps;     /* a tile of P is skipped if all of its magnitudes are smaller; 0: no tile is skipped */
+    const void *complement; /* acc_t (BT,), by row numbers: 1 - p of nearly certain targets, otherwise -1; NULL: not known */
+    int is_general;        /* whether P is made of the coefficients of ag_loss_row */
+    const void *class_weight; /* acc_t (V,) and a vector of padding: c_v of ag_loss_row; NULL: all are 1 */
 } ag_gradient_rule;
 
 /* The results of AG_TO_MAX_SUM. */
 typedef struct {
     void *max;        /* acc_t (BT,) */
     ag_sum *sum;      /* (BT,) */
+    double *rest;     /* (BT,): the sum without one element that equals the maximum, -1 for no elements; NULL: not requested */
     void *predicted;  /* acc_t (BT,): the target's logit */
     ag_matrix logits; /* (BT, V); data is NULL if they are not requested */
+    int with_more;    /* whether the fields of ag_more are computed, and merged into the rows of the loss */
+    double *target_logits; /* (BT, targets of a row): the logits of all targets; NULL: not requested */
 } ag_statistics;
+
+/* Statistics of some logits of a row, beside their maximum and sum: see ag_loss_row. */
+typedef struct {
+    double moment, deficit;
+    double weight; /* sum of the class weights */
+    int64_t argmax;
+} ag_more;
 
 /* Packed operands and tiles of one chunk and one block. */
 typedef struct {
@@ -157,6 +181,8 @@ typedef struct {
     uint8_t *skipped;            /* [V / NR][rows / MR] tiles of P that are skipped */
     int caches_logits;           /* whether AG_TO_MAX_SUM stores its tiles in `logits` */
     void *panel_max, *panel_sum; /* acc_t [V / NR][rows]: AG_TO_MAX_SUM writes them, merge_max_sum reads them */
+    void *panel_rest;            /* the same of `rest` */
+    ag_more *panel_more;         /* [V / NR][rows] */
 } ag_packed;
 
 /* One chunk of rows, one block of the vocabulary, and the memory that their tasks read and write. */
@@ -164,6 +190,9 @@ typedef struct {
     ag_chunk chunk;
     ag_vocab_block vocab;
     ptrdiff_t hidden;
+    ag_logit_transform transform;
+    ag_loss_row *rows;       /* (BT,), by row numbers; NULL if nothing below needs them */
+    ag_loss_targets targets; /* of all rows, if rows is not NULL: entries and weights (BT, count) */
     ag_gradient_rule gradient;
     ag_statistics statistics;
     ag_packed packed;
@@ -199,6 +228,8 @@ typedef struct {
                        ptrdiff_t tile_end);
     void (*weight_grad)(const ag_linear_block *block, ptrdiff_t panel, ptrdiff_t panel_end, ptrdiff_t tile,
                         ptrdiff_t tile_end);
+    /* Add the columns of P of panels [panel, panel_end) of the block to `sums`, one for each vocabulary entry of the block. */
+    void (*sum_p)(const ag_linear_block *block, ptrdiff_t panel, ptrdiff_t panel_end, double *sums);
     /* Compute to[c] = exp(logits[c] - max) / sum of accumulators, perhaps in place. */
     void (*probabilities)(void *to, const void *logits, double max, double sum, ptrdiff_t n);
     /* The unpacked products; skinny_rows.h and its siblings describe them. */
@@ -209,8 +240,11 @@ typedef struct {
     void (*combine)(const void *from, ptrdiff_t count, ptrdiff_t stride, ptrdiff_t n, void *to);
     void (*write_rows)(ag_variant variant, const ag_rows *resident, const ag_rows *to, ptrdiff_t first, ptrdiff_t n,
                        const void *p, ptrdiff_t r_stride, ptrdiff_t s_stride, int nontemporal);
+    void (*tile_to_logits)(const ag_linear_block *block, void *tile);
     void (*tile_to_gradient)(const ag_linear_block *block, void *tile);
-    void (*tile_to_max_sum)(const ag_linear_block *block, const void *tile, void *max, ag_sum *sum);
+    void (*tile_to_max_sum)(const ag_linear_block *block, const void *tile, void *max, ag_sum *sum, double *rest,
+                            ag_more *more);
+    void (*columns_to_logits)(const ag_linear_block *block, void *tile);
     void (*columns_to_gradient)(const ag_linear_block *block, void *tile);
     void (*columns_to_max_sum)(const ag_linear_block *block, const void *tile, void *max, double *sum);
 } ag_linear_kernels;
