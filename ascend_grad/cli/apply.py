@@ -13,7 +13,7 @@ from ..arrays import BFLOAT16, FLOATING_DTYPES
 from ..contract import linear
 from . import apply_npy, apply_zarr
 from .apply_job import Job, takes_out
-from .errors import CommandError
+from .errors import CommandError, out_of_memory
 from .exit_statuses import exit_statuses
 from .options import add_execution_options, add_file_options, progress_bar
 from .zarr_inputs import is_zarr
@@ -168,9 +168,7 @@ def run(args: argparse.Namespace) -> int:
         else:
             apply_npy.run(job, _result_options(operator))
     except MemoryError as error:
-        targets, sources = ", ".join(results.values()), ", ".join(job.sources.values())
-        details = f": {error}" if str(error) else ""
-        raise CommandError(f"{targets}: cannot be computed from {sources}: out of memory{details}") from error
+        raise out_of_memory(list(results.values()), list(job.sources.values()), error) from error
     return 0
 
 
