@@ -8,6 +8,7 @@ from .._call import ACCUMULATOR, Operator, Result
 from .._checks import (
     AccumulatorOf,
     BitsOrBooleans,
+    CountOfEntries,
     Float32OrFloat64,
     Floating,
     Int32OrInt64,
@@ -22,15 +23,19 @@ from .._checks import (
     SoftmaxOrStatistics,
     TargetsInRange,
     TargetsInTheVocabulary,
+    Temperature,
     TrueOrFalse,
     ValidOutputMask,
     VocabularyBounds,
+    Workspace,
     WorkspaceAndFilter,
 )
 from ..arguments import MAX_INDEX
 
 #: Minimum of the argument `workspace_bytes`.
 MIN_WORKSPACE_BYTES = 4 << 20
+#: Maximum of the argument `k`.
+MAX_TOP_K = 128
 
 FUSED_LINEAR_CROSS_ENTROPY_LOSS_GRAD = Operator(
     "fused_linear_cross_entropy_loss_grad",
@@ -150,10 +155,33 @@ LINEAR_CROSS_ENTROPY = Operator(
         Result("weight_grad", like="weight", asked_by=("return_grad", ("output_mask", 1))),
     ],
 )
+LINEAR_TOP_K = Operator(
+    "linear_top_k",
+    None,
+    "input weight k temperature workspace_bytes",
+    family="linear",
+    kernels="top_k",
+    arrays="input weight",
+    checks=[
+        NotNone(),
+        Floating("input", "weight"),
+        Shape("input", "BT", "H"),
+        Shape("weight", "V", "H"),
+        NonemptyVocabulary("weight"),
+        CountOfEntries("k", MAX_TOP_K),
+        Temperature("temperature"),
+        Workspace(MIN_WORKSPACE_BYTES),
+    ],
+    results=[
+        Result("log_prob", like="input", dims=("BT", "k"), dtype=ACCUMULATOR),
+        Result("index", like="input", dims=("BT", "k"), dtype=np.dtype(np.int64)),
+    ],
+)
 
 LINEAR = (
     FUSED_LINEAR_CROSS_ENTROPY_LOSS_GRAD,
     FUSED_LINEAR_ONLINE_MAX_SUM,
     FUSED_CROSS_ENTROPY_LOSS_WITH_MAX_SUM,
     LINEAR_CROSS_ENTROPY,
+    LINEAR_TOP_K,
 )

@@ -40,6 +40,7 @@ cdef extern from "ascend_grad/linear/linear.h" nogil:
     ctypedef enum ag_linear_result:
         AG_TO_GRADIENT
         AG_TO_MAX_SUM
+        AG_TO_TOP_K
 
     ctypedef struct ag_chunk:
         Py_ssize_t rows
@@ -64,6 +65,13 @@ cdef extern from "ascend_grad/linear/linear.h" nogil:
         void *predicted
         ag_matrix logits
 
+    ctypedef struct ag_top_k:
+        Py_ssize_t k
+        double scale
+        void *values
+        int64_t *indices
+        ag_sum *rest
+
     ctypedef struct ag_packed:
         void *x_rows
         void *w_rows
@@ -83,6 +91,7 @@ cdef extern from "ascend_grad/linear/linear.h" nogil:
         Py_ssize_t hidden
         ag_gradient_rule gradient
         ag_statistics statistics
+        ag_top_k top_k
         ag_packed packed
         Py_ssize_t tile_pitch
         ag_sums input_grad
@@ -106,6 +115,7 @@ cdef extern from "ascend_grad/linear/linear.h" nogil:
         void (*tiles)(const ag_linear_block *block, ag_linear_source source, ag_linear_result result, Py_ssize_t panel,
                       Py_ssize_t panel_end, Py_ssize_t tile, Py_ssize_t tile_end) noexcept nogil
         void (*merge_max_sum)(const ag_linear_block *block, Py_ssize_t row, Py_ssize_t row_end) noexcept nogil
+        void (*merge_top_k)(const ag_linear_block *block, Py_ssize_t row, Py_ssize_t row_end) noexcept nogil
         void (*input_grad)(const ag_linear_block *block, Py_ssize_t panel, Py_ssize_t panel_end, Py_ssize_t tile,
                            Py_ssize_t tile_end) noexcept nogil
         void (*weight_grad)(const ag_linear_block *block, Py_ssize_t panel, Py_ssize_t panel_end, Py_ssize_t tile,
@@ -120,6 +130,8 @@ cdef extern from "ascend_grad/linear/linear.h" nogil:
                            const void *p, Py_ssize_t r_stride, Py_ssize_t s_stride, int nontemporal) noexcept nogil
         void (*tile_to_gradient)(const ag_linear_block *block, void *tile) noexcept nogil
         void (*tile_to_max_sum)(const ag_linear_block *block, const void *tile, void *max, ag_sum *sum) noexcept nogil
+        void (*tile_to_top_k)(const ag_linear_block *block, const void *tile) noexcept nogil
+        void (*join_top_k)(const ag_top_k *source, const ag_top_k *to, Py_ssize_t row, Py_ssize_t row_end) noexcept nogil
         void (*columns_to_gradient)(const ag_linear_block *block, void *tile) noexcept nogil
         void (*columns_to_max_sum)(const ag_linear_block *block, const void *tile, void *max, double *sum) noexcept nogil
 

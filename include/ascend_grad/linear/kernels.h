@@ -49,6 +49,7 @@
 #include "gemm.h"
 #endif
 #include "epilogue.h"
+#include "top_k.h"
 #include "tasks.h"
 #if !AG_IS_AMX
 #include "skinny_rows.h"
@@ -57,6 +58,7 @@
 #if !AG_IS_DOT
 #include "skinny_grads.h"
 #include "skinny_epilogue.h"
+#include "skinny_top_k.h"
 #endif
 
 static AG_UNUSED const ag_linear_kernels K(ag_linear) = {
@@ -74,6 +76,7 @@ static AG_UNUSED const ag_linear_kernels K(ag_linear) = {
     .pack_columns = K(pack_columns),
     .tiles = K(tiles),
     .merge_max_sum = K(merge_max_sum),
+    .merge_top_k = K(merge_top_k),
     .input_grad = K(input_grad),
     .weight_grad = K(weight_grad),
     .probabilities = K(probabilities),
@@ -87,6 +90,8 @@ static AG_UNUSED const ag_linear_kernels K(ag_linear) = {
     .write_rows = SUMS(write_rows),
     .tile_to_gradient = SUMS(tile_to_gradient),
     .tile_to_max_sum = SUMS(tile_to_max_sum),
+    .tile_to_top_k = SUMS(tile_to_top_k),
+    .join_top_k = SUMS(join_top_k),
     .columns_to_gradient = SUMS(columns_to_gradient),
     .columns_to_max_sum = SUMS(columns_to_max_sum),
 };

@@ -43,7 +43,7 @@
  *   p_pairs    [V / 32][rows / 32][32 of V][16]
  *
  * Files: pack.h has packing, gemm.h and gemm_amx.h products, compensation.h compensated sums, epilogue.h the conversion of
- * logits, tasks.h the tasks of the packed sweep.
+ * logits, tasks.h the tasks of the packed sweep, top_k.h and skinny_top_k.h the largest logits of each row.
  * skinny_rows.h, skinny_logits.h, skinny_grads.h and skinny_epilogue.h have the unpacked products. kernels.h makes the table
  * for one kind of arithmetic and one instruction set; foreach_kind.h, dot.h and amx.h include it for all kinds.
  *
@@ -108,7 +108,7 @@ typedef struct {
 
 /* The source of a tile of logits, and the result of its epilogue. */
 typedef enum { AG_FROM_PRODUCT, AG_FROM_LOGITS, AG_FROM_SOFTMAX } ag_linear_source;
-typedef enum { AG_TO_GRADIENT, AG_TO_MAX_SUM } ag_linear_result;
+typedef enum { AG_TO_GRADIENT, AG_TO_MAX_SUM, AG_TO_TOP_K } ag_linear_result;
 
 /* Rows of X that are computed together. acc_t is the accumulator of the kind. */
 typedef struct {
@@ -139,12 +139,21 @@ typedef struct {
     ag_matrix logits; /* (BT, V); data is NULL if they are not requested */
 } ag_statistics;
 
+/* The results of AG_TO_TOP_K: a list of the k largest logits of each row, and a sum. Lists begin with k times -inf. */
+typedef struct {
+    ptrdiff_t k;
+    double scale;     /* reciprocal of the temperature */
+    void *values;     /* acc_t (BT, k): logits, from the largest down */
+    int64_t *indices; /* (BT, k): their vocabulary entries */
+    ag_sum *rest;     /* (BT,): sum of exp((logit - largest) * scale), without one logit that is the largest */
+} ag_top_k;
+
 /* Packed operands and tiles of one chunk and one block. */
 typedef struct {
     void *x_rows, *w_rows, *x_columns, *w_columns, *p, *p_pairs, *logits;
     uint8_t *skipped;            /* [V / NR][rows / MR] tiles of P that are skipped */
     int caches_logits;           /* whether AG_TO_MAX_SUM stores its tiles in `logits` */
-    void *panel_max, *panel_sum; /* acc_t [V / NR][rows]: AG_TO_MAX_SUM writes them, merge_max_sum reads them */
+    void *panel_max, *panel_sum; /* acc_t [V / NR][rows]: AG_TO_MAX_SUM and AG_TO_TOP_K write them, merges read them */
 } ag_packed;
 
 /* One chunk of rows, one block of the vocabulary, and the memory that their tasks read and write. */
@@ -154,6 +163,7 @@ typedef struct {
     ptrdiff_t hidden;
     ag_gradient_rule gradient;
     ag_statistics statistics;
+    ag_top_k top_k;
     ag_packed packed;
     ptrdiff_t tile_pitch; /* accumulators from row to row of a tile of an unpacked product; a multiple of every VL */
     ag_sums input_grad;   /* (BT, H), by row numbers */
@@ -180,6 +190,8 @@ typedef struct {
                   ptrdiff_t panel_end, ptrdiff_t tile, ptrdiff_t tile_end);
     /* Merge the panels' statistics into the statistics of rows [row, row_end). */
     void (*merge_max_sum)(const ag_linear_block *block, ptrdiff_t row, ptrdiff_t row_end);
+    /* Merge the panels' statistics and logits into the lists of rows [row, row_end). */
+    void (*merge_top_k)(const ag_linear_block *block, ptrdiff_t row, ptrdiff_t row_end);
     /* Add tiles [tile, tile_end) of rows of X (of W), panels [panel, panel_end) of H, to the gradient. */
     void (*input_grad)(const ag_linear_block *block, ptrdiff_t panel, ptrdiff_t panel_end, ptrdiff_t tile,
                        ptrdiff_t tile_end);
@@ -197,6 +209,8 @@ typedef struct {
                        const void *p, ptrdiff_t r_stride, ptrdiff_t s_stride, int nontemporal);
     void (*tile_to_gradient)(const ag_linear_block *block, void *tile);
     void (*tile_to_max_sum)(const ag_linear_block *block, const void *tile, void *max, ag_sum *sum);
+    void (*tile_to_top_k)(const ag_linear_block *block, const void *tile);
+    void (*join_top_k)(const ag_top_k *from, const ag_top_k *to, ptrdiff_t row, ptrdiff_t row_end);
     void (*columns_to_gradient)(const ag_linear_block *block, void *tile);
     void (*columns_to_max_sum)(const ag_linear_block *block, const void *tile, void *max, double *sum);
 } ag_linear_kernels;

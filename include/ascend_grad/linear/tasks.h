@@ -29,6 +29,9 @@ static void K(tiles)(const ag_linear_block *b, ag_linear_source source, ag_linea
                 if (b->packed.caches_logits) K(store_logits)(b, p, t, tile);
                 K(store_max_sum)(b, p, t, tile);
                 break;
+            case AG_TO_TOP_K:
+                K(store_top_k)(b, p, t, tile);
+                break;
             case AG_TO_GRADIENT:
                 if (source == AG_FROM_SOFTMAX) {
                     K(store_gradient_of_softmax)(b, p, t, tile);
