@@ -171,8 +171,9 @@ class Scorer:
                 raise CommandError(f"{self._job.weight}: expected at least one row")
             return np.broadcast_to(np.int64(0), shape)
         ids = self.targets.array
-        is_narrow = ids.dtype.kind in "iu" and ids.dtype.itemsize < np.dtype(np.int64).itemsize
-        return ids.astype(np.int64) if is_narrow and ids.dtype.newbyteorder("=") != np.int32 else ids
+        if ids.dtype.kind not in "iu" or ids.dtype.itemsize == 8:
+            return ids
+        return ids.astype(np.promote_types(ids.dtype, np.int32), copy=False)
 
     def _settings(self) -> dict[str, Any]:
         """Return the arguments that all calls have but for their arrays."""

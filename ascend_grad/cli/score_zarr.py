@@ -37,20 +37,20 @@ class _Result:
         self.name, self.path, self.backend = name, job.results[name], scorer.backends[name]
         self.target = checked_zarr_target(self.path, job.sources)
         self.shape, self.dtype = spec.shape, spec.dtype
-        chunks = (rows, *(max(length, 1) for length in self.shape[1:]))
+        chunks = (rows, *self.shape[1:])
         names = format.dimension_names and (format.dimension_names[0], *(None for _ in self.shape[1:]))
         self.encoder = Encoder(self.path, ArrayFormat(self.shape, chunks, None, format.zarr_format, names), self.dtype)
         grid = self.encoder.grid
         description = job.description(name) | {"shape": self.shape, "chunks": grid.lengths}
         self.layout = Layout(self.encoder.metadata, grid, description, grid.counts[0])
-        self._states = scorer.states(name)
+        self._whole_inputs = digest_of_states(scorer.states(name))
         #: How many parts this run has computed.
         self.computed = 0
 
     def part(self, number: int, rows: slice, states: list[tuple]) -> Part:
         """Return a part, for the state that its rows of HIDDEN have."""
         box = (rows, *(slice(0, length) for length in self.shape[1:]))
-        return Part(number, box, digest_of_states([states, *self._states]))
+        return Part(number, box, digest_of_states([states, [(self._whole_inputs,)]]))
 
 
 class _Rows(NamedTuple):

@@ -6,6 +6,8 @@ import functools
 import math
 import os
 import re
+import shlex
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -336,6 +338,22 @@ def test_a_failure_leaves_no_result(monkeypatch, capsys):
     message = refused(capsys, *INPUTS, *outputs("log_prob", "lse"), command="score")
     text = "cannot be computed from hidden.npy, weight.npy, targets.npy: out of memory: no memory"
     assert message == f"log_prob.npy, lse.npy: {text}"
+
+
+@pytest.mark.parametrize(("page", "results"), [("preprocessing", 4), ("command_line", 1)])
+def test_the_commands_of_the_documents(page, results, capsys):
+    """The commands of a page succeed."""
+    text = (Path(__file__).parents[2] / "docs" / f"{page}.md").read_text()
+    commands = re.findall(r"^ascend-grad score (.*(?:\\\n.*)?)", text, re.MULTILINE)
+    rng = generator(page)
+    for name in ("hidden", "teacher_hidden"):
+        np.save(f"{name}.npy", rng.standard_normal((30, 8), np.float32))
+    for name in ("weight", "teacher_weight"):
+        np.save(f"{name}.npy", rng.standard_normal((100, 8), np.float32))
+    np.save("targets.npy", np.arange(30))
+    for command in commands:
+        assert main(["score", *shlex.split(command)]) == 0
+    assert capsys.readouterr().out.count("computed and written") == results
 
 
 # ---- chunks and memory -----------------------------------------------------------------------------------------------
