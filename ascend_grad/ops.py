@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ._dispatch import run
 from .contract import linear, rowwise
-from .results import LinearCrossEntropy, LinearTopK, OnlineMaxSum
+from .results import LinearCrossEntropy, LinearTopK, OnlineMaxSum, with_outputs
 
 __all__ = [
     "fused_cross_entropy_loss_with_max_sum",
@@ -633,12 +633,33 @@ def linear_cross_entropy(
     output_mask: Sequence[bool] = (True, True),
     workspace_bytes: int | None = None,
     filter_eps: float = 0.0,
+    token_weight: ArrayLike | None = None,
+    class_weight: ArrayLike | None = None,
+    target_prob: ArrayLike | None = None,
+    label_smoothing: float = 0.0,
+    lse_square_scale: float = 0.0,
+    temperature: ArrayLike = 1.0,
+    denominator: float | None = None,
+    bias: ArrayLike | None = None,
+    logit_scale: float = 1.0,
+    softcap: float | None = None,
+    outputs: Sequence[str] = (),
     backend: str | None = None,
     num_threads: int | None = None,
 ) -> LinearCrossEntropy:
     r"""Compute the cross-entropy loss of a linear layer and its gradients in one call, without storing all logits.
 
-    .. math:: \mathrm{loss}_i = \log \sum_v e^{(X W^T)_{iv}} - (X W^T)_{i t_i}
+    By default the logits are :math:`z = X W^T`, and with :math:`\mathrm{lse}_i = \log \sum_v e^{z_{iv}}`
+
+    .. math:: \mathrm{loss}_i = \mathrm{lse}_i - z_{i t_i}
+
+    All options together compute, with the products :math:`u = X W^T + \mathrm{bias}`, the class weights :math:`c`, the
+    token weights :math:`r` and the label smoothing :math:`s`,
+
+    .. math::
+        z &= \mathrm{softcap} \, \tanh(\mathrm{logit\_scale} \; u / \mathrm{softcap}) / \mathrm{temperature} \\
+        \mathrm{loss}_i &= r_i \Big( (1 - s) \sum_k q_{ik} c_{t_{ik}} (\mathrm{lse}_i - z_{i t_{ik}})
+        + \frac{s}{V} \sum_v c_v (\mathrm{lse}_i - z_{iv}) + \mathrm{lse\_square\_scale} \; \mathrm{lse}_i^2 \Big)
 
     Parameters
     ----------
@@ -646,7 +667,7 @@ def linear_cross_entropy(
         The layer's input :math:`X`; float32, float16, bfloat16 or float64.
     weight : array_like, shape (V, H)
         The layer's weight :math:`W`, of the dtype of `input`.
-    target : array_like of int32 or int64, shape (BT,)
+    target : array_like of int32 or int64, shape (BT,), or (BT, K) with `target_prob`
         Ids: ``target - vocab_start_index`` is the row of `weight`; or `ignore_index`. Of tensors of torch_npu any other
         value is no error: the row's loss, its row of ``input_grad`` and all of ``weight_grad`` are NaN.
     reduction : {"mean", "sum", "none"}, default "mean"
@@ -663,9 +684,36 @@ def linear_cross_entropy(
     output_mask : pair of bool, default (True, True)
         Which of the two gradients to compute.
     workspace_bytes, filter_eps
-        As in `fused_linear_cross_entropy_loss_grad`.
+        As in `fused_linear_cross_entropy_loss_grad`. Label smoothing puts at least ``grad * s / V`` into every entry of
+        the gradient, so a `filter_eps` below that skips nothing.
+    token_weight : array_like, shape (BT,), optional
+        Factors :math:`r` of the losses of the rows, of any of the four dtypes. A row of weight 0 adds nothing to the
+        loss and to the gradients, whatever values it holds.
+    class_weight : array_like, shape (V,), optional
+        Factors :math:`c` of the vocabulary entries, of any of the four dtypes.
+    target_prob : array_like, shape (BT, K), optional
+        Probabilities :math:`q` of K targets in each row, of any of the four dtypes. A target that is `ignore_index` adds
+        nothing, and a row of such targets alone is ignored. Targets that occur twice in a row are added up.
+    label_smoothing : float, default 0.0
+        The share :math:`s` of the loss that goes to all vocabulary entries, from 0 to 1.
+    lse_square_scale : float, default 0.0
+        The factor of the squared :math:`\mathrm{lse}` (z-loss).
+    temperature : float or array_like, shape (BT,), default 1.0
+        The divisor of the logits, above 0: one number, or one for each row, of any of the four dtypes.
+    denominator : float, optional
+        The divisor of a mean, above 0. The default is :math:`\sum_i r_i c_{t_i}` over the rows that are not ignored;
+        :math:`\sum_i r_i` for the squared :math:`\mathrm{lse}`, and with `target_prob`. Ranks that share a batch pass
+        the sum over all ranks.
+    bias : array_like, shape (V,), optional
+        The layer's bias, of any of the four dtypes.
+    logit_scale : float, default 1.0
+        The factor of the products.
+    softcap : float, optional
+        The bound of the logits before `temperature` divides them, above 0. None: the logits are not bounded.
+    outputs : sequence of {"lse", "log_prob", "entropy", "predicted", "correct"}, default ()
+        Results beside the loss, in further fields. With ``return_grad=False`` no array of the size of `weight` is kept.
     backend, num_threads
-        As in `softmax_backward`.
+        As in `softmax_backward`. A device computes calls without the options from `token_weight` on.
 
     Returns
     -------
@@ -675,6 +723,15 @@ def linear_cross_entropy(
         The gradient with respect to `input`, in its dtype.
     weight_grad : ndarray, shape (V, H), or None
         The gradient with respect to `weight`, in its dtype.
+    bias_grad : ndarray, shape (V,), or None
+        The gradient with respect to `bias`, in its dtype, summed in float64. The field exists if `bias` is given.
+    lse, log_prob, entropy : ndarray, shape (BT,)
+        Of the logits, with the dtype of the loss: :math:`\mathrm{lse}`, the target's log-probability, and the entropy in
+        nats. They are 0 for ignored rows.
+    predicted : ndarray of int64, shape (BT,)
+        The id of the largest logit, the lowest one of several; -1 for ignored rows.
+    correct : ndarray of int64, shape ()
+        The number of rows whose target is `predicted`.
 
     Raises
     ------
@@ -689,6 +746,9 @@ def linear_cross_entropy(
     Names and meanings of the arguments follow ``torch.nn.functional.linear_cross_entropy``. The formulas follow
     `fused_linear_online_max_sum`, `fused_cross_entropy_loss_with_max_sum` and `fused_linear_cross_entropy_loss_grad`.
 
+    Losses, log-probabilities, entropies and the gradient at the target keep their digits where the target's probability
+    is almost 1: a loss of 1e-12 has a relative error below 1e-4 in every dtype, apart from the rounding of the logits.
+
     Examples
     --------
     >>> import numpy as np
@@ -699,12 +759,22 @@ def linear_cross_entropy(
     >>> weight_grad.T
     array([[-0.375,  0.125,  0.125,  0.125],
            [ 0.125,  0.125,  0.125, -0.375]])
+    >>> ag.linear_cross_entropy(
+    ...     np.eye(2), 3 * np.eye(4, 2), np.array([0, 0]), return_grad=False, outputs=("predicted", "correct")
+    ... )[3:]
+    (array([0, 1]), array(1))
     """
     values = [
         input, weight, target, reduction, ignore_index, grad_loss, vocab_start_index, return_grad, output_mask,
-        workspace_bytes, filter_eps
+        workspace_bytes, filter_eps, token_weight, class_weight, target_prob, label_smoothing, lse_square_scale,
+        temperature, denominator, bias, logit_scale, softcap, outputs
     ]  # fmt: skip
-    return LinearCrossEntropy._make(run(linear.LINEAR_CROSS_ENTROPY, values, None, backend, num_threads))
+    results = run(linear.LINEAR_CROSS_ENTROPY, values, None, backend, num_threads)
+    names = (*(("bias_grad",) if bias is not None else ()), *outputs)
+    if not names:
+        return LinearCrossEntropy._make(results[:3])
+    by_name = dict(zip(linear.LINEAR_CROSS_ENTROPY.results, results))
+    return with_outputs(LinearCrossEntropy, names, (*results[:3], *(by_name[name] for name in names)))
 
 
 def linear_top_k(

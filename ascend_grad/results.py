@@ -94,10 +94,15 @@ class _LinearCrossEntropy(NamedTuple):
 class LinearCrossEntropy(_Outputs, _LinearCrossEntropy):
     """Loss and gradients of `ascend_grad.linear_cross_entropy`. A gradient that is not requested is None.
 
-    The requested outputs are further fields.
+    The gradient of a bias and the requested outputs are further fields.
     """
 
     __slots__ = ()
+
+    @property
+    def bias_grad(self) -> NDArray | None:
+        """The gradient with respect to bias, shape (V,), in its dtype."""
+        return None
 
 
 @cache

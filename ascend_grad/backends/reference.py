@@ -11,6 +11,7 @@ from .. import arrays
 from .._call import Call, ResultSpec
 from .._rowwise_python import MASKED_LOGIT
 from ..contract import LINEAR
+from . import loss_reference
 
 NAME = "reference"
 
@@ -159,35 +160,71 @@ def fused_cross_entropy_loss_with_max_sum(
     return loss, softmax
 
 
+def _logits(x, weight, bias, logit_scale, softcap, temperature):
+    """Return the logits of rows, and their derivatives with respect to the products."""
+    products = _wide(x) @ weight.T
+    if bias is not None:
+        products = products + _wide(bias)
+    temperature = temperature[:, None]
+    if softcap is None:
+        return logit_scale * products / temperature, np.broadcast_to(logit_scale / temperature, products.shape)
+    value = np.tanh(logit_scale * products / softcap)
+    return softcap * value / temperature, logit_scale / temperature * (1 - value**2)
+
+
 def linear_cross_entropy(
-    input, weight, target, reduction, ignore_index, grad_loss, vocab_start_index, return_grad, output_mask, **_
-):
-    """Compute the chain of the three operators on the rows that are not ignored."""
-    target = target.astype(np.int64)
-    counted = target != ignore_index
-    rows = np.flatnonzero(counted)
-    end = vocab_start_index + len(weight)
-    loss = np.zeros(len(target))
-    statistics = np.zeros((3, len(target)))
-    if rows.size:
-        statistics[:, rows] = fused_linear_online_max_sum(
-            input[rows], weight, target[rows], vocab_start_index, end, False
-        )[:3]
-        maximum, total, predicted = statistics[:, rows]
-        loss[rows] = fused_cross_entropy_loss_with_max_sum(maximum, total, predicted, None, 0)[0]
-    grad = np.where(counted, np.asarray(grad_loss, np.float64), 0)
-    if reduction == "sum":
-        loss = np.asarray(np.sum(loss))
+    input, weight, target, reduction, ignore_index, grad_loss, vocab_start_index, return_grad, token_weight,
+    class_weight, target_prob, label_smoothing, lse_square_scale, temperature, denominator, bias, logit_scale, softcap,
+    **_
+):  # fmt: skip
+    """Compute the loss, its gradients and all outputs, row by row."""
+    tokens, weight = len(input), _wide(weight)
+    ids = target.astype(np.int64).reshape(tokens, -1)
+    is_target = ids != ignore_index
+    counted = is_target.any(axis=-1)
+    entries = np.where(is_target, ids - vocab_start_index, -1)
+    prob = np.where(is_target, 1.0 if target_prob is None else _wide(target_prob), 0)
+    classes = np.ones(len(weight)) if class_weight is None else _wide(class_weight)
+    tokens_weight = np.where(counted, 1.0 if token_weight is None else _wide(token_weight), 0)
+    temperatures = np.broadcast_to(_wide(np.asarray(temperature)), tokens)
+
+    over = over_square = np.float64(1)
+    if reduction == "mean" and denominator is not None:
+        over = over_square = np.float64(denominator)
     elif reduction == "mean":
-        loss = np.asarray(np.sum(loss) / np.float64(rows.size))
-        grad = grad / max(rows.size, 1)
-    if not return_grad:
-        return loss, None, None
-    inside = np.where(counted, target, vocab_start_index) - vocab_start_index
-    gradients = fused_linear_cross_entropy_loss_grad(
-        grad, input, weight, ~counted, inside, statistics[0], statistics[1], None
-    )
-    return loss, *gradients
+        over = over_square = tokens_weight.sum()
+        if class_weight is not None and target_prob is None:
+            over = (tokens_weight * np.where(counted, classes[entries[:, 0]], 0))[counted].sum()
+    grad = np.broadcast_to(np.asarray(grad_loss, np.float64), tokens)
+
+    losses, squares = np.zeros(tokens), np.zeros(tokens)
+    lse, log_prob, entropy = np.zeros((3, tokens))
+    predicted, correct = np.full(tokens, -1), 0
+    input_grad, weight_grad, bias_grad = np.zeros(input.shape), np.zeros(weight.shape), np.zeros(len(weight))
+    for rows in _chunks(np.flatnonzero(counted), len(weight)):
+        z, slope = _logits(input[rows], weight, bias, logit_scale, softcap, temperatures[rows])
+        row = loss_reference.RowStatistics(z)
+        targets = loss_reference.Targets(entries[rows], prob[rows])
+        terms = loss_reference.Terms(classes, tokens_weight[rows], label_smoothing, lse_square_scale)
+        losses[rows], squares[rows] = loss_reference.losses(row, targets, terms)
+        lse[rows], entropy[rows], predicted[rows] = row.lse, row.entropy, row.predicted + vocab_start_index
+        log_prob[rows] = -row.negative_log_prob(targets.entries)[:, 0]
+        correct += np.count_nonzero(row.predicted == entries[rows, 0])
+        present = (tokens_weight[rows] != 0) & (grad[rows] != 0)
+        upstream = np.where(present, grad[rows], 0)
+        p = loss_reference.gradient(
+            row, targets, terms, upstream / over if over else 0 * upstream,
+            upstream / over_square if over_square else 0 * upstream
+        )  # fmt: skip
+        p = np.where(present[:, None], p * slope, 0)
+        x = np.where(present[:, None], _wide(input[rows]), 0)
+        input_grad[rows] = p @ weight
+        weight_grad += p.T @ x
+        bias_grad += p.sum(axis=0)
+    loss = losses + squares
+    if reduction != "none":
+        loss = np.asarray(np.sum(losses) / over + (np.sum(squares) / over_square if lse_square_scale else 0))
+    return loss, input_grad, weight_grad, bias_grad, lse, log_prob, entropy, predicted, np.asarray(correct)
 
 
 def linear_top_k(input, weight, k, temperature, **_):
@@ -223,7 +260,9 @@ def _run_linear(call: Call) -> tuple[np.ndarray | None, ...]:
     results = []
     for value, spec, out in zip(values, call.specs, call.outs):
         result = None if spec is None else _result(spec, out)
-        if result is not None:
+        if result is not None and result.dtype.kind == "i":
+            result[...] = value
+        elif result is not None:
             arrays.round_into(result, value)
         results.append(result)
     return tuple(results)

@@ -59,6 +59,7 @@ cdef class Result:
     cdef int like_slot, reduction_slot
     cdef int conditions
     cdef int[MAX_CONDITIONS] condition_slots, condition_entries
+    cdef list condition_names
     cdef object bind(self, tuple parameters)
     cdef bint is_asked_for(self, Call call) except -1
     cdef int shape_for(self, Call call, cnp.npy_intp *shape) except -1

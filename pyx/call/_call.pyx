@@ -101,8 +101,9 @@ cdef class Result:
         The result's shape, as names of sizes of the call; ``"bits of BT"`` is the bytes that hold BT bits.
     dtype : ACCUMULATOR or numpy.dtype, optional
         The result's dtype, if it is not the dtype of `like`.
-    asked_by : tuple of str or (str, int)
-        Parameters, or entries of parameters. If one of them is False or None, the call does not ask for the result.
+    asked_by : tuple of str, (str, int) or (str, str)
+        Parameters, or entries of parameters. If one of them is False or None, the call does not ask for the result. An
+        entry that is a name asks for the result if it is among the names in the parameter.
     reduced_by : str, optional
         The parameter that reduces the result to one number, unless its value is "none".
     """
@@ -119,14 +120,20 @@ cdef class Result:
         self.conditions = <int>len(self.asked_by)
         if self.conditions > MAX_CONDITIONS:
             raise ValueError(f"{self.name}: asked for by at most {MAX_CONDITIONS} parameters")
+        self.condition_names = []
         for i in range(self.conditions):
             parameter, entry = (self.asked_by[i], -1) if isinstance(self.asked_by[i], str) else self.asked_by[i]
-            self.condition_slots[i], self.condition_entries[i] = parameters.index(parameter), entry
+            self.condition_names.append(entry if isinstance(entry, str) else None)
+            self.condition_slots[i], self.condition_entries[i] = parameters.index(parameter), -1
+            if not isinstance(entry, str):
+                self.condition_entries[i] = entry
 
     cdef bint is_asked_for(self, Call call) except -1:
         cdef int i
         for i in range(self.conditions):
             value = call.values[self.condition_slots[i]]
+            if self.condition_names[i] is not None and self.condition_names[i] not in <tuple>value:
+                return False
             if self.condition_entries[i] >= 0:
                 value = (<tuple>value)[self.condition_entries[i]]
             if value is None or value is False:

@@ -12,7 +12,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t
 from ascend_grad cimport _tasks
 from ascend_grad._array_types cimport NUMPY, ArrayType, array_type, is_on_device
 from ascend_grad._call cimport (
-    BT, H, K, LOSS, TOP_K, V, Call, Check, native_dtype, shape_of, size_names, size_numbers
+    BT, H, K, LOSS, TOP_K, V, Call, Check, native_dtype, native_vector, shape_of, size_names, size_numbers
 )
 from ascend_grad._dtypes cimport dtype_of
 from ascend_grad._kernels cimport AG_FLOAT32, AG_FLOAT64, ag_dtype
@@ -20,7 +20,7 @@ from ascend_grad._linear_schedule cimport least_workspace_of_sizes
 
 from . import arguments
 from ._dtypes import FLOATING_DTYPES
-from .arrays import FLOATING_NAMES, AbstractDeviceArray
+from .arrays import FLOATING_NAMES, AbstractDeviceArray, host_values
 from .errors import ParamNullptrError, ParamTypeError
 
 cnp.import_array()
@@ -462,7 +462,7 @@ cpdef object least_workspace(Call call):
     if call.operator.kernels == TOP_K:
         return least_workspace_of_sizes(
             <ag_dtype>dtype_of(call.array(slots["input"])), call.sizes[BT], call.sizes[V], call.sizes[H], True, True, False,
-            False, False, call.sizes[K]
+            False, False, False, call.sizes[K]
         )
     cdef bint with_statistics = call.operator.kernels == LOSS
     cdef bint with_logits = with_statistics or call.values[slots["softmax"]] is None
@@ -473,7 +473,7 @@ cpdef object least_workspace(Call call):
         first = second = False
     return least_workspace_of_sizes(
         <ag_dtype>dtype_of(input), call.sizes[BT], call.sizes[V], call.sizes[H], with_logits, with_statistics, first, second,
-        call.has_out or cnp.PyArray_ITEMSIZE(input) == 2, 0
+        call.has_out or cnp.PyArray_ITEMSIZE(input) == 2, with_statistics, 0
     )
 
 
@@ -668,6 +668,92 @@ cdef class KnownOutputs(Check):
         return 0
 
 
+cdef class NumberOrVector(Check):
+    """Check that the argument is a positive finite number, or a vector of BT of a floating dtype."""
+
+    cdef PositiveNumber number
+    cdef FloatingIfGiven floating
+    cdef Shape one_for_each_row
+
+    def __init__(self, name):
+        Check.__init__(self, name)
+        self.number, self.floating = PositiveNumber(name), FloatingIfGiven(name)
+        self.one_for_each_row = Shape(name, "BT")
+
+    cdef object bind(self, tuple parameters):
+        Check.bind(self, parameters)
+        self.number.bind(parameters)
+        self.floating.bind(parameters)
+        self.one_for_each_row.bind(parameters)
+
+    cdef int run(self, Call call) except -1:
+        given = call.values[self.slots[0]]
+        if type(given) is not float and given is not None and not isinstance(given, (int, str, bytes)):
+            if is_on_device(given) or cnp.PyArray_NDIM(call.array(self.slots[0])):
+                self.floating.run(call)
+                return self.one_for_each_row.run(call)
+            call.values[self.slots[0]] = given  # restored, as messages show the argument that was passed
+        return self.number.run(call)
+
+
+cdef class TargetsWithProbabilities(Check):
+    """Check that the second array, if given, has a floating dtype, and that both have the same shape of BT rows.
+
+    Without the second array the first one is a vector of BT.
+    """
+
+    cdef Shape vector
+
+    def __init__(self, target, target_prob):
+        Check.__init__(self, target, target_prob)
+        self.vector = Shape(target, "BT")
+
+    cdef object bind(self, tuple parameters):
+        Check.bind(self, parameters)
+        self.vector.bind(parameters)
+
+    cdef int run(self, Call call) except -1:
+        if call.values[self.slots[1]] is None:
+            return self.vector.run(call)
+        cdef cnp.ndarray target = call.array(self.slots[0]), prob = call.array(self.slots[1])
+        if dtype_of(prob) < 0:
+            call.fail(self.names[1], f"dtype {FLOATING_NAMES}", prob.dtype, ParamTypeError)
+        if cnp.PyArray_NDIM(target) != 2 or cnp.PyArray_DIM(target, 0) != call.sizes[BT]:
+            call.fail(self.names[0], f"shape (BT = {call.sizes[BT]}, K)", shape_of(target))
+        if not have_same_shape(target, prob):
+            call.fail(self.names[1], f"shape {shape_of(target)} as {self.names[0]} has", shape_of(prob))
+        return 0
+
+
+cdef class NoOutputOfSeveralTargets(Check):
+    """Check that outputs that need a single target are not requested if rows have several."""
+
+    def __init__(self):
+        Check.__init__(self, "target_prob", "outputs")
+
+    cdef int run(self, Call call) except -1:
+        if call.values[self.slots[0]] is None:
+            return 0
+        for name in ("log_prob", "correct"):
+            if name in call.values[self.slots[1]]:
+                call.fail("outputs", "no output of a single target, as target_prob is given", repr(name))
+        return 0
+
+
+cdef class PositiveValues(Check):
+    """Check that the named argument, if it is a vector on the host, has positive finite elements."""
+
+    cdef int run(self, Call call) except -1:
+        value = call.values[self.slots[0]]
+        if type(value) is float or isinstance(value, AbstractDeviceArray):
+            return 0
+        with np.errstate(all="ignore"):
+            wrong = np.flatnonzero(~((value > 0) & (value < np.inf)))
+        if wrong.size:
+            call.fail(self.names[0], "positive finite numbers", f"{value[wrong[0]]} in row {wrong[0]}")
+        return 0
+
+
 # ---- checks of targets -----------------------------------------------------------------------------------------------
 
 
@@ -707,7 +793,10 @@ cdef class TargetsInRange(Check):
 
 
 cdef class TargetsInTheVocabulary(Check):
-    """Check that ``target - vocab_start_index`` is a row of weight, or ``target`` is ``ignore_index``."""
+    """Check that ``target - vocab_start_index`` is a row of weight, or ``target`` is ``ignore_index``.
+
+    A row may have several targets.
+    """
 
     def __init__(self):
         Check.__init__(self, "target", "vocab_start_index", "ignore_index")
@@ -716,18 +805,26 @@ cdef class TargetsInTheVocabulary(Check):
         target_there = call.values[self.slots[0]]
         if isinstance(target_there, AbstractDeviceArray) and not target_there.IS_READ:
             return 0
-        cdef cnp.ndarray target = call.host_vector(self.slots[0], call.sizes[BT])
+        cdef cnp.ndarray target
+        cdef Py_ssize_t count = 1
+        if cnp.PyArray_NDIM(call.array(self.slots[0])) == 2:
+            count = cnp.PyArray_DIM(call.array(self.slots[0]), 1)
+            target = native_vector(
+                target_there if cnp.PyArray_CheckExact(target_there) else host_values(target_there)
+            ).reshape(-1)
+        else:
+            target = call.host_vector(self.slots[0], call.sizes[BT])
         cdef bint is_wide = cnp.PyArray_ITEMSIZE(target) == 8
         cdef const void *targets = cnp.PyArray_DATA(target)
         cdef int64_t each, start = call.values[self.slots[1]], ignored = call.values[self.slots[2]]
         cdef Py_ssize_t i
         cdef double last = 0
-        for i in range(call.sizes[BT]):
+        for i in range(min(call.sizes[BT] * count, cnp.PyArray_SIZE(target))):
             each = (<const int64_t *>targets)[i] if is_wide else (<const int32_t *>targets)[i]
             # The difference does not overflow, as it is computed only if 0 <= start <= each.
             if (each < start or each - start >= call.sizes[V]) and each != ignored:
                 expected = f"values in [{start}, {start + <object>call.sizes[V]}) or {ignored}"
-                call.fail("target", expected, f"{each} in row {i}")
+                call.fail("target", expected, f"{each} in row {i // count}")
             if i % ROWS_PER_CHECK == 0:
                 _tasks.check_signals(&last)
         return 0

@@ -145,12 +145,27 @@ cdef cnp.ndarray doubles(object numbers):
     return result
 
 
+#: The options of a loss that are arrays: the CPU takes them as contiguous arrays of float64.
+cdef tuple _vectors = (
+    "grad_loss", "token_weight", "class_weight", "target_prob", "temperature", "bias", "lse", "entropy", "grad_lse",
+    "grad_log_prob", "grad_entropy"
+)
+
+
+cdef dict options_of(Call call, bint with_values):
+    """Return the arguments of a loss by name. With `with_values`, its vectors are of float64."""
+    cdef dict options = dict(zip(call.operator.parameters, call.values))
+    for name in _vectors:
+        if with_values and options.get(name) is not None and (name == "grad_loss" or not isinstance(options[name], float)):
+            options[name] = doubles(options[name])
+    return options
+
+
 cdef object loss(Call call, int threads):
     cdef Results results = Results(call)
     _linear_python.loss_and_gradients(
-        value(call, "input"), value(call, "weight"), native_vector(value(call, "target")), value(call, "vocab_start_index"),
-        value(call, "ignore_index"), value(call, "reduction"), doubles(value(call, "grad_loss")), *results.arrays,
-        value(call, "workspace_bytes") or 0, value(call, "filter_eps"), threads
+        value(call, "input"), value(call, "weight"), native_vector(value(call, "target")), options_of(call, True),
+        dict(zip(call.operator.results, results.arrays)), value(call, "workspace_bytes") or 0, threads
     )
     return results.deliver()
 
@@ -205,10 +220,12 @@ cdef object linear_workspace_size(Call call):
         return size + _linear_python.gradient_bound(
             value(call, "input"), value(call, "weight"), value(call, "softmax"), results[0], results[1], workspace_bytes
         )
-    grad_loss = value(call, "grad_loss")
-    size += 8 if isinstance(grad_loss, float) else 8 * grad_loss.size
+    options = options_of(call, False)
+    for name in _vectors:
+        if options.get(name) is not None:
+            size += 8 if isinstance(options[name], float) else 8 * options[name].size
     return size + _linear_python.loss_bound(
-        value(call, "input"), value(call, "weight"), results[1], results[2], workspace_bytes
+        value(call, "input"), value(call, "weight"), options, dict(zip(call.operator.results, results)), workspace_bytes
     )
 
 
@@ -232,7 +249,8 @@ cdef tuple chosen(Call call, int threads):
             threads
         )
     return _linear_python.chosen_for_loss(
-        value(call, "input"), value(call, "weight"), results[1], results[2], workspace_bytes, threads
+        value(call, "input"), value(call, "weight"), options_of(call, False), dict(zip(call.operator.results, results)),
+        workspace_bytes, threads
     )
 
 

@@ -8,7 +8,8 @@ from libc.string cimport memset
 
 from ascend_grad cimport _tasks
 from ascend_grad._kernels cimport ag_sum
-from ascend_grad._linear_kernels cimport AG_TERMS, ag_linear_block, ag_rows
+from ascend_grad._linear_kernels cimport AG_TERMS, ag_linear_block, ag_loss_row, ag_more, ag_rows
+from ascend_grad._linear_partial_sums cimport sum_columns
 from ascend_grad._linear_plan cimport Plan
 from ascend_grad._linear_problem cimport copy_number, set_number
 from ascend_grad._linear_results cimport finish_statistics
@@ -36,7 +37,7 @@ cdef void run_features(const Run *run) noexcept nogil:
         finish_statistics(run, 0, run.p.rows.total)
         select_chunk(run, 0, &tile.block.chunk)  # the chunk is selected again, to read its statistics
         tile.is_combined = True
-    if plan.work.with_input_grad or plan.work.with_weight_grad:
+    if plan.work.with_input_grad or plan.work.with_weight_grad or plan.work.with_bias_grad:
         _tasks.run_phase(run.team, make_gradient, &tile, 1, False)
         _tasks.run_phase(run.team, write_features, &tile, plan.tasks, False)
 
@@ -62,6 +63,8 @@ cdef void combine_logits(const Tile *tile) noexcept nogil:
         run.plan.kernels.combine(
             run.at.logits, run.plan.tasks, run.plan.rows * pitch, tile.block.chunk.rows * pitch, run.at.p
         )
+        if tile.block.transform.is_needed:
+            run.plan.kernels.tile_to_logits(&tile.block, run.at.p)
 
 
 cdef void find_statistics(const void *context, Py_ssize_t task, int thread) noexcept nogil:
@@ -69,17 +72,29 @@ cdef void find_statistics(const void *context, Py_ssize_t task, int thread) noex
     cdef const Tile *tile = <const Tile *>context
     cdef const Run *run = tile.run
     cdef ag_sum[AG_TERMS] sum
+    cdef double[AG_TERMS] rest
+    cdef ag_more[AG_TERMS] more
+    cdef ag_loss_row *row
     cdef void *max = run.at.chunk.max
     cdef int acc = run.plan.kernels.acc_size
     cdef Py_ssize_t i
     combine_logits(tile)
     for i in range(tile.block.chunk.rows):
         set_number(max, i, acc == 8, -INFINITY)
-        sum[i].sum, sum[i].compensation = 0, 0
-    run.plan.kernels.tile_to_max_sum(&tile.block, run.at.p, max, sum)
+        sum[i].sum, sum[i].compensation, rest[i] = 0, 0, -1
+        more[i].moment, more[i].deficit, more[i].weight, more[i].argmax = 0, 0, 0, 0
+    run.plan.kernels.tile_to_max_sum(
+        &tile.block, run.at.p, max, sum, rest if run.plan.work.with_rest else NULL,
+        more if run.plan.work.with_more else NULL
+    )
     for i in range(tile.block.chunk.rows):
         copy_number(run.p.logits_max, tile.block.chunk.row_numbers[i], max, i, acc)
         run.sums[tile.block.chunk.row_numbers[i]] = sum[i]
+        if run.plan.work.with_rest:
+            run.p.rest[tile.block.chunk.row_numbers[i]] = rest[i]
+        if run.plan.work.with_more:
+            row = &run.p.loss_rows[tile.block.chunk.row_numbers[i]]
+            row.moment, row.deficit, row.argmax = more[i].moment, more[i].deficit, more[i].argmax
 
 
 cdef void make_gradient(const void *context, Py_ssize_t task, int thread) noexcept nogil:
@@ -87,6 +102,8 @@ cdef void make_gradient(const void *context, Py_ssize_t task, int thread) noexce
     cdef const Tile *tile = <const Tile *>context
     combine_logits(tile)
     tile.run.plan.kernels.tile_to_gradient(&tile.block, tile.run.at.p)
+    if tile.run.plan.work.with_bias_grad:
+        sum_columns(&tile.block, tile.run.at.p, tile.run.plan.kernels.acc_size == 8, tile.run.p.bias_sums)
 
 
 cdef void write_features(const void *context, Py_ssize_t task, int thread) noexcept nogil:

@@ -54,16 +54,74 @@ cdef extern from "ascend_grad/linear/linear.h" nogil:
         Py_ssize_t size
         int64_t start
 
+    ctypedef struct ag_loss_row:
+        double inverse_temperature
+        double grad_loss
+        double grad_square
+        double grad_lse
+        double grad_log_prob
+        double grad_entropy
+        double moment
+        double deficit
+        double weight
+        int64_t argmax
+        double a
+        double b
+        double s
+        double kept_loss
+        double mean_gap
+        double certain_grad
+        int64_t certain
+
+    ctypedef struct ag_loss_targets:
+        Py_ssize_t count
+        const int64_t *entries
+        const double *weights
+
+    ctypedef struct ag_row_statistics:
+        double max
+        double rest
+        double moment
+        double deficit
+
+    double AG_ACCURATE_SUM
+    double AG_NEARLY_CERTAIN
+    double ag_log_sum_exp(const ag_row_statistics *row)
+    double ag_negative_log_prob(const ag_row_statistics *row, double z)
+    double ag_one_minus_prob(const ag_row_statistics *row, double z)
+    double ag_entropy(const ag_row_statistics *row)
+    double ag_smoothed_sum(const ag_row_statistics *row, double class_sum)
+    void ag_loss_row_finish(ag_loss_row *row, const ag_loss_targets *targets, const double *logits, double max, double rest,
+                            double label_smoothing, Py_ssize_t vocab, const double *class_weight, double class_sum)
+
+    ctypedef struct ag_logit_transform:
+        int is_needed
+        const void *bias
+        double scale
+        double softcap
+
     ctypedef struct ag_gradient_rule:
         ag_matrix softmax
         int round_to_bfloat16
         double filter_eps
+        const void *complement
+        int is_general
+        const void *class_weight
 
     ctypedef struct ag_statistics:
         void *max
         ag_sum *sum
+        double *rest
         void *predicted
         ag_matrix logits
+        int with_more
+        double *target_logits
+
+    ctypedef struct ag_more:
+        double moment
+        double deficit
+        double weight
+        int64_t argmax
 
     ctypedef struct ag_top_k:
         Py_ssize_t k
@@ -84,11 +142,16 @@ cdef extern from "ascend_grad/linear/linear.h" nogil:
         int caches_logits
         void *panel_max
         void *panel_sum
+        void *panel_rest
+        ag_more *panel_more
 
     ctypedef struct ag_linear_block:
         ag_chunk chunk
         ag_vocab_block vocab
         Py_ssize_t hidden
+        ag_logit_transform transform
+        ag_loss_row *rows
+        ag_loss_targets targets
         ag_gradient_rule gradient
         ag_statistics statistics
         ag_top_k top_k
@@ -120,6 +183,7 @@ cdef extern from "ascend_grad/linear/linear.h" nogil:
                            Py_ssize_t tile_end) noexcept nogil
         void (*weight_grad)(const ag_linear_block *block, Py_ssize_t panel, Py_ssize_t panel_end, Py_ssize_t tile,
                             Py_ssize_t tile_end) noexcept nogil
+        void (*sum_p)(const ag_linear_block *block, Py_ssize_t panel, Py_ssize_t panel_end, double *sums) noexcept nogil
         void (*probabilities)(void *to, const void *logits, double max, double sum, Py_ssize_t n) noexcept nogil
         void (*dot_products)(const ag_rows *resident, const ag_rows *streamed, Py_ssize_t first, Py_ssize_t n, void *p,
                              Py_ssize_t pitch) noexcept nogil
@@ -128,10 +192,13 @@ cdef extern from "ascend_grad/linear/linear.h" nogil:
         void (*combine)(const void *source, Py_ssize_t count, Py_ssize_t stride, Py_ssize_t n, void *to) noexcept nogil
         void (*write_rows)(ag_variant variant, const ag_rows *resident, const ag_rows *to, Py_ssize_t first, Py_ssize_t n,
                            const void *p, Py_ssize_t r_stride, Py_ssize_t s_stride, int nontemporal) noexcept nogil
+        void (*tile_to_logits)(const ag_linear_block *block, void *tile) noexcept nogil
         void (*tile_to_gradient)(const ag_linear_block *block, void *tile) noexcept nogil
-        void (*tile_to_max_sum)(const ag_linear_block *block, const void *tile, void *max, ag_sum *sum) noexcept nogil
+        void (*tile_to_max_sum)(const ag_linear_block *block, const void *tile, void *max, ag_sum *sum, double *rest,
+                                ag_more *more) noexcept nogil
         void (*tile_to_top_k)(const ag_linear_block *block, const void *tile) noexcept nogil
         void (*join_top_k)(const ag_top_k *source, const ag_top_k *to, Py_ssize_t row, Py_ssize_t row_end) noexcept nogil
+        void (*columns_to_logits)(const ag_linear_block *block, void *tile) noexcept nogil
         void (*columns_to_gradient)(const ag_linear_block *block, void *tile) noexcept nogil
         void (*columns_to_max_sum)(const ag_linear_block *block, const void *tile, void *max, double *sum) noexcept nogil
 

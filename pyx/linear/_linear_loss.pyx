@@ -1,23 +1,41 @@
 """The loss and its gradients, in one pass over the logits if these can be cached, otherwise in two.
 
-The caller owns the memory. It fills in the first fields of a `Loss`, calls `prepare_loss`, allocates `loss_workspace_size`
-bytes, calls `place_loss_workspace` and `run_loss`.
+The caller owns the memory. It fills in the first fields of a `Loss`, calls `describe_loss` and `prepare_loss`, allocates
+`loss_workspace_size` bytes, calls `place_loss_workspace` and `run_loss`.
+
+Options that only scale a row's upstream gradient leave the kernels as they are. With any other option `Problem.is_general` is
+set: the kernels then make P of the coefficients of `ag_loss_row`, which `finish_row` computes from the statistics.
 """
 
-from libc.math cimport NAN
+from libc.math cimport INFINITY, isfinite
+from libc.stdint cimport int32_t, int64_t
 from libc.string cimport memset
 
 from ascend_grad cimport _tasks
 from ascend_grad._kernels cimport ag_fpenv, ag_fpenv_enter, ag_fpenv_leave
+from ascend_grad._linear_kernels cimport (
+    ag_entropy,
+    ag_log_sum_exp,
+    ag_loss_row,
+    ag_loss_row_finish,
+    ag_loss_targets,
+    ag_negative_log_prob,
+    ag_row_statistics,
+    ag_smoothed_sum,
+)
 from ascend_grad._linear_problem cimport (
     ROWS_PER_CHECK,
+    Problem,
     acc_size_of,
     count_active_rows,
+    entry_of_row,
     is_active,
+    number,
     set_number,
 )
-from ascend_grad._linear_results cimport sum_losses
+from ascend_grad._linear_results cimport loss_of_row
 from ascend_grad._linear_schedule cimport (
+    Schedule,
     has_plans,
     place_workspace,
     prepare,
@@ -27,50 +45,245 @@ from ascend_grad._linear_schedule cimport (
 )
 from ascend_grad._memory cimport Arena, arena_alloc, ceil_div
 
+cdef enum:
+    PADDING = 16                      # elements behind vectors over the vocabulary, the most lanes of a vector
 
-cdef Py_ssize_t place_vectors(Problem *p, char *base, void **grad) noexcept nogil:
+
+# ---- vectors ---------------------------------------------------------------------------------------------------------
+
+cdef inline bint with_gradients(const Loss *x) noexcept nogil:
+    return x.p.with_input_grad or x.p.with_weight_grad or x.with_bias_grad
+
+
+cdef void describe_loss(Loss *x) noexcept nogil:
+    """Set the fields of the problem that say what the kernels have to compute."""
+    cdef bint is_scaled = x.temperatures != NULL or x.temperature != 1
+    x.p.transform.is_needed = x.bias != NULL or x.p.transform.scale != 1 or x.p.transform.softcap > 0 or is_scaled
+    x.p.is_general = (
+        x.p.transform.is_needed or x.p.label_smoothing > 0 or x.lse_square_scale != 0 or x.class_weight != NULL
+        or x.target_prob != NULL or x.lse != NULL
+    )
+    x.p.with_more = (
+        x.outputs.entropy != NULL or x.outputs.predicted != NULL or x.outputs.correct != NULL or x.p.label_smoothing > 0
+    )
+    x.p.class_weight = x.class_weight if x.p.label_smoothing > 0 else NULL
+    x.p.class_sum = x.p.vocab
+    x.p.rows.with_outputs = (
+        x.outputs.lse != NULL or x.outputs.log_prob != NULL or x.outputs.entropy != NULL or x.outputs.predicted != NULL
+        or x.outputs.correct != NULL
+    )
+    if x.target_prob == NULL:
+        x.target_count = 1
+
+
+cdef Py_ssize_t place_vectors(Loss *x, char *base) noexcept nogil:
     """Place the vectors of a loss in memory that begins at `base`, and return their bytes. NULL only measures the bytes."""
-    cdef Py_ssize_t size = p.rows.total * acc_size_of(p.dtype)
+    cdef Problem *p = &x.p
+    cdef Py_ssize_t acc = acc_size_of(p.dtype), rows = p.rows.total, count = rows * x.target_count
     cdef Arena arena
     arena.base, arena.used = base, 0
-    grad[0] = arena_alloc(&arena, size)
-    p.logits_max = arena_alloc(&arena, size)
-    p.sum_exp = arena_alloc(&arena, size)
-    p.predicted = arena_alloc(&arena, size)
+    x.grad = arena_alloc(&arena, rows * acc)
+    p.logits_max = arena_alloc(&arena, rows * acc)
+    p.sum_exp = arena_alloc(&arena, rows * acc)
+    p.predicted = arena_alloc(&arena, rows * acc)
+    p.rest = <double *>arena_alloc(&arena, rows * sizeof(double))
+    if not p.is_general:
+        p.complement = arena_alloc(&arena, rows * acc)
+    if p.is_general or p.with_more:
+        p.loss_rows = <ag_loss_row *>arena_alloc(&arena, rows * sizeof(ag_loss_row))
+    p.targets.count = x.target_count
+    if p.is_general:
+        p.targets.entries = <int64_t *>arena_alloc(&arena, count * sizeof(int64_t))
+        p.targets.weights = <double *>arena_alloc(&arena, count * sizeof(double))
+        p.target_logits = <double *>arena_alloc(&arena, count * sizeof(double))
+    if x.target_prob != NULL:
+        x.row_targets = <int64_t *>arena_alloc(&arena, rows * sizeof(int64_t))
+    if x.bias != NULL:
+        p.transform.bias = arena_alloc(&arena, (p.vocab + PADDING) * acc)
+    if p.class_weight != NULL:
+        p.class_weight_values = arena_alloc(&arena, (p.vocab + PADDING) * acc)
+    if x.with_bias_grad:
+        p.bias_sums = <double *>arena_alloc(&arena, p.vocab * sizeof(double))
     return arena.used
 
 
-cdef Py_ssize_t vectors_size(const Problem *p) noexcept nogil:
+cdef Py_ssize_t vectors_size(const Loss *x) noexcept nogil:
     """Return the bytes of the vectors of a loss, at an aligned address."""
-    cdef Problem copy = p[0]
-    cdef void *grad
-    return place_vectors(&copy, NULL, &grad)
+    cdef Loss copy = x[0]
+    return place_vectors(&copy, NULL)
+
+
+cdef void copy_to_accumulators(void *to, const double *values, Py_ssize_t n, bint is_double) noexcept nogil:
+    """Round a vector over the vocabulary to accumulators, followed by zeros."""
+    cdef Py_ssize_t v
+    for v in range(n + PADDING):
+        set_number(to, v, is_double, values[v] if v < n else 0)
+
+
+cdef void set_targets(Loss *x, Py_ssize_t i) noexcept nogil:
+    """Write the vocabulary entries of the targets of row i, and their probabilities times class weights."""
+    cdef int64_t *entries = <int64_t *>x.p.targets.entries + i * x.target_count
+    cdef double *weights = <double *>x.p.targets.weights + i * x.target_count
+    cdef double *logits = x.p.target_logits + i * x.target_count
+    cdef Py_ssize_t k
+    cdef int64_t target
+    for k in range(x.target_count):
+        if x.target_prob == NULL:
+            entries[k], weights[k] = entry_of_row(&x.p.rows, i), 1
+        else:
+            target = target_of(x, i * x.target_count + k)
+            entries[k], weights[k] = -1, 0
+            if target != x.p.rows.ignored:
+                entries[k], weights[k] = target - x.p.rows.start, x.target_prob[i * x.target_count + k]
+        if entries[k] >= 0 and x.class_weight != NULL:
+            weights[k] *= x.class_weight[entries[k]]
+        # Without statistics no target counts as nearly certain.
+        logits[k] = 0 if x.lse == NULL else -INFINITY
+
+
+cdef inline int64_t target_of(const Loss *x, Py_ssize_t k) noexcept nogil:
+    """Return an element of the targets (BT, targets of a row)."""
+    return (<const int64_t *>x.all_targets)[k] if x.is_wide else (<const int32_t *>x.all_targets)[k]
+
+
+cdef int64_t first_target(const Loss *x, Py_ssize_t i) noexcept nogil:
+    """Return the first target of row i that is not ignored, or the ignored one."""
+    cdef Py_ssize_t k
+    for k in range(i * x.target_count, (i + 1) * x.target_count):
+        if target_of(x, k) != x.p.rows.ignored:
+            return target_of(x, k)
+    return x.p.rows.ignored
+
+
+cdef inline double weight_of(const Loss *x, Py_ssize_t i) noexcept nogil:
+    return 1 if x.p.rows.token_weight == NULL else x.p.rows.token_weight[i]
+
+
+cdef inline double at(const double *values, Py_ssize_t i) noexcept nogil:
+    return 0 if values == NULL else values[i]
+
+
+cdef inline bint is_stepped(Py_ssize_t i, double *last_check) noexcept nogil:
+    return last_check != NULL and i % ROWS_PER_CHECK == ROWS_PER_CHECK - 1
+
+
+cdef int set_rows(Loss *x, double *last_check) except -1 nogil:
+    """Write what the kernels read of the vocabulary and of each row."""
+    cdef bint is_double = acc_size_of(x.p.dtype) == 8
+    cdef Py_ssize_t i
+    cdef ag_fpenv mode = ag_fpenv_enter()
+    if x.bias != NULL:
+        copy_to_accumulators(<void *>x.p.transform.bias, x.bias, x.p.vocab, is_double)
+    if x.p.class_weight != NULL:
+        copy_to_accumulators(<void *>x.p.class_weight_values, x.p.class_weight, x.p.vocab, is_double)
+        x.p.class_sum = 0
+        for i in range(x.p.vocab):
+            x.p.class_sum += x.p.class_weight[i]
+    ag_fpenv_leave(mode)
+    if x.with_bias_grad:
+        memset(x.p.bias_sums, 0, x.p.vocab * sizeof(double))
+    if x.target_prob != NULL:
+        x.all_targets, x.is_wide = x.p.rows.target, x.p.rows.is_wide
+        for i in range(x.p.rows.total):
+            x.row_targets[i] = first_target(x, i)
+            if is_stepped(i, last_check):
+                _tasks.check_signals(last_check)
+        x.p.rows.target, x.p.rows.is_wide = x.row_targets, True
+    if x.p.loss_rows == NULL:
+        return 0
+    for i in range(x.p.rows.total):
+        memset(&x.p.loss_rows[i], 0, sizeof(ag_loss_row))
+        x.p.loss_rows[i].inverse_temperature = 1 / (x.temperature if x.temperatures == NULL else x.temperatures[i])
+        if x.p.is_general:
+            set_targets(x, i)
+        if is_stepped(i, last_check):
+            _tasks.check_signals(last_check)
+    return 0
+
+
+cdef int set_denominators(Loss *x, double *last_check) except -1 nogil:
+    """Set the denominators of a mean: the sums of the weights of the active rows, unless the caller gave a number."""
+    cdef double all[2]
+    cdef double weight
+    cdef Py_ssize_t i
+    x.denominators[0] = x.denominators[1] = 1
+    if x.reduction != REDUCTION_MEAN:
+        return 0
+    x.denominators[0] = x.denominators[1] = x.denominator if x.denominator > 0 else <double>x.p.rows.active
+    if x.denominator > 0 or (x.p.rows.token_weight == NULL and x.class_weight == NULL):
+        return 0
+    all[0] = all[1] = 0
+    for i in range(x.p.rows.total):
+        if is_active(&x.p.rows, i, acc_size_of(x.p.dtype)):
+            weight = weight_of(x, i)
+            all[1] += weight
+            if x.class_weight != NULL and x.target_prob == NULL:
+                weight *= x.class_weight[entry_of_row(&x.p.rows, i)]
+            all[0] += weight
+        if is_stepped(i, last_check):
+            _tasks.check_signals(last_check)
+    x.denominators[0], x.denominators[1] = all[0], all[1]
+    return 0
+
+
+cdef double set_grad_of_row(Loss *x, Py_ssize_t i) noexcept nogil:
+    """Set the upstream gradients of an active row, and return what `Rows.grad` holds of it."""
+    cdef double weight = weight_of(x, i), grad = 0
+    cdef ag_loss_row *row
+    if weight != 0 and x.denominators[0] != 0:
+        grad = x.grad_loss[i if x.has_grad_for_each_row else 0] / x.denominators[0]
+        if x.p.rows.token_weight != NULL:
+            grad *= weight
+    if not x.p.is_general:
+        return grad
+    row = &x.p.loss_rows[i]
+    row.grad_loss = grad
+    if weight != 0 and x.lse_square_scale != 0 and x.denominators[1] != 0:
+        row.grad_square = x.grad_loss[i if x.has_grad_for_each_row else 0] * weight * x.lse_square_scale
+        row.grad_square /= x.denominators[1]
+    row.grad_lse, row.grad_log_prob, row.grad_entropy = at(x.grad_lse, i), at(x.grad_log_prob, i), at(x.grad_entropy, i)
+    return row.grad_loss != 0 or row.grad_square != 0 or row.grad_lse != 0 or row.grad_log_prob != 0 or row.grad_entropy != 0
 
 
 cdef int set_grad(Loss *x, double *last_check) except -1 nogil:
     """Write the upstream gradient of each row, 0 for rows that are not active."""
     cdef int acc_size = acc_size_of(x.p.dtype)
     cdef Py_ssize_t part, begin, i
-    cdef double grad, count = x.p.rows.active if x.reduction == REDUCTION_MEAN else 1
     cdef ag_fpenv mode
     for part in range(ceil_div(x.p.rows.total, ROWS_PER_CHECK)):
         begin = part * ROWS_PER_CHECK
         mode = ag_fpenv_enter()
         for i in range(begin, min(begin + ROWS_PER_CHECK, x.p.rows.total)):
-            grad = 0
-            if is_active(&x.p.rows, i, acc_size):
-                grad = x.grad_loss[i if x.has_grad_for_each_row else 0] / count
-            set_number(x.grad, i, acc_size == 8, grad)
+            set_number(
+                x.grad, i, acc_size == 8, set_grad_of_row(x, i) if is_active(&x.p.rows, i, acc_size) else 0
+            )
+            if x.lse != NULL:
+                set_given_statistics(x, i, acc_size == 8)
         ag_fpenv_leave(mode)
         if last_check != NULL:
             _tasks.check_signals(last_check)
     return 0
 
 
+cdef void set_given_statistics(Loss *x, Py_ssize_t i, bint is_double) noexcept nogil:
+    """Make the statistics of row i of the given lse, relative to which the sum of exponentials is 1."""
+    cdef ag_loss_targets targets = x.p.targets
+    set_number(x.p.logits_max, i, is_double, x.lse[i])
+    set_number(x.p.sum_exp, i, is_double, 1)
+    x.p.loss_rows[i].moment = at(x.entropy, i)
+    targets.entries, targets.weights = targets.entries + i * targets.count, targets.weights + i * targets.count
+    ag_loss_row_finish(
+        &x.p.loss_rows[i], &targets, x.p.target_logits + i * targets.count, x.lse[i], 0, x.p.label_smoothing, x.p.vocab,
+        x.p.class_weight, x.p.class_sum
+    )
+
+
+# ---- passes ----------------------------------------------------------------------------------------------------------
+
 cdef Problem statistics_of(const Loss *x) noexcept nogil:
     """Return the problem of the statistics alone."""
     cdef Problem p = x.p
-    p.with_statistics, p.with_input_grad, p.with_weight_grad = True, False, False
+    p.with_statistics, p.with_input_grad, p.with_weight_grad, p.bias_sums = True, False, False, NULL
     return p
 
 
@@ -87,22 +300,20 @@ cdef Problem gradients_of(const Loss *x, bint with_statistics) noexcept nogil:
     return p
 
 
-cdef inline bint with_gradients(const Problem *p) noexcept nogil:
-    return p.with_input_grad or p.with_weight_grad
-
-
 cdef int prepare_loss(Loss *x, Py_ssize_t workspace_bytes, double *last_check) except -1 nogil:
     """Choose how to compute a loss. `workspace_bytes` 0: the default."""
     cdef int acc_size = acc_size_of(x.p.dtype)
     cdef Problem statistics, gradients
     cdef Py_ssize_t active
-    place_vectors(&x.p, x.vectors, &x.grad)
+    place_vectors(x, x.vectors)
+    set_rows(x, last_check)
     count_active_rows(&x.p.rows, acc_size, last_check)
+    set_denominators(x, last_check)
     set_grad(x, last_check)
     gradients = gradients_of(x, True)
     count_active_rows(&gradients.rows, acc_size, last_check)
     x.is_one_pass = False
-    if with_gradients(&x.p) and gradients.rows.active == x.p.rows.active:
+    if with_gradients(x) and gradients.rows.active == x.p.rows.active and x.lse == NULL:
         prepare(&x.first, &gradients, workspace_bytes)
         x.is_one_pass = x.first.plans.count > 0
     if not x.is_one_pass:
@@ -116,64 +327,188 @@ cdef int prepare_loss(Loss *x, Py_ssize_t workspace_bytes, double *last_check) e
 
 cdef bint has_loss_plans(const Loss *x) noexcept nogil:
     """Return whether the loss can be computed within the workspace."""
-    return x.is_one_pass or (has_plans(&x.first) and has_plans(&x.second))
+    return x.is_one_pass or ((x.lse != NULL or has_plans(&x.first)) and has_plans(&x.second))
 
 
 cdef Py_ssize_t loss_workspace_size(Loss *x) noexcept nogil:
     """Return the bytes to allocate for the workspace, at any alignment."""
-    cdef Py_ssize_t size = workspace_size(&x.first)
+    cdef Py_ssize_t size = 0 if x.lse != NULL else workspace_size(&x.first)
     return size if x.is_one_pass else max(size, workspace_size(&x.second))
 
 
-cdef Py_ssize_t loss_workspace_bound(const Problem *p, Py_ssize_t workspace_bytes) noexcept nogil:
+# Plans ask whether a loss has some of its vectors, and never read them.
+cdef double any_address = 0
+
+
+cdef Loss without_vectors(const Loss *x) noexcept nogil:
+    """Return a loss whose rows are all active, for plans before there is memory for its vectors."""
+    cdef Loss copy = x[0]
+    copy.p.rows.active = copy.p.rows.total
+    copy.p.rest = &any_address
+    copy.p.bias_sums = &any_address if x.with_bias_grad else NULL
+    return copy
+
+
+cdef void loss_schedule(const Loss *x, Py_ssize_t workspace_bytes, Schedule *schedule, bint *is_one_pass) noexcept nogil:
+    """Choose the schedule of the gradients of a loss whose rows are all active, or of its statistics without gradients."""
+    cdef Loss copy = without_vectors(x)
+    cdef Problem part = gradients_of(&copy, x.lse == NULL)
+    prepare(schedule, &part, workspace_bytes)
+    is_one_pass[0] = schedule.plans.count > 0
+    if not is_one_pass[0] and not schedule.is_empty and with_gradients(x):
+        part = gradients_of(&copy, False)
+        prepare(schedule, &part, workspace_bytes)
+
+
+cdef Py_ssize_t loss_workspace_bound(const Loss *x, Py_ssize_t workspace_bytes) noexcept nogil:
     """Return the most bytes of vectors and workspace of a loss, whichever of its rows are active.
 
     `workspace_bytes` 0: the default.
     """
-    cdef Loss x
+    cdef Loss copy = without_vectors(x)
     cdef Schedule schedule
     cdef Problem part
-    cdef Py_ssize_t most
-    memset(&x, 0, sizeof(x))
-    x.p = p[0]
-    x.p.rows.active = x.p.rows.total
-    part = statistics_of(&x)
-    prepare(&schedule, &part, workspace_bytes)
-    most = workspace_bound(&schedule)
-    if with_gradients(p) and p.hidden:
-        part = gradients_of(&x, False)
+    cdef Py_ssize_t most = 0
+    if x.lse == NULL:
+        part = statistics_of(&copy)
+        prepare(&schedule, &part, workspace_bytes)
+        most = workspace_bound(&schedule)
+    if with_gradients(x):
+        part = gradients_of(&copy, False)
         prepare(&schedule, &part, workspace_bytes)
         most = max(most, workspace_bound(&schedule))
-        part = gradients_of(&x, True)
+    if with_gradients(x) and x.lse == NULL:
+        part = gradients_of(&copy, True)
         # If the logits of all rows cannot be cached, those of fewer rows may be.
         prepare(&schedule, &part, workspace_bytes)
         most = max(most, workspace_bound(&schedule))
-    return most + vectors_size(p)
+    return most + vectors_size(x)
 
 
 cdef void place_loss_workspace(Loss *x, char *base) noexcept nogil:
     """Place the workspace in memory that begins at `base`. Both passes use the same memory."""
-    place_workspace(&x.first, base)
+    if x.lse == NULL:
+        place_workspace(&x.first, base)
     if not x.is_one_pass:
         place_workspace(&x.second, base)
+
+
+# ---- results ---------------------------------------------------------------------------------------------------------
+
+ctypedef struct Total:
+    # A sum of losses (Kahan).
+    double sum, compensation
+
+
+cdef inline void add_loss(Total *total, double loss) noexcept nogil:
+    cdef double y = loss - total.compensation
+    cdef double t = total.sum + y
+    total.compensation = (t - total.sum) - y if isfinite(t) else 0
+    total.sum = t
+
+
+cdef ag_row_statistics statistics_of_row(const Loss *x, Py_ssize_t i) noexcept nogil:
+    cdef ag_row_statistics row
+    row.max, row.rest = number(x.p.logits_max, i, acc_size_of(x.p.dtype) == 8), x.p.rest[i]
+    row.moment = row.deficit = 0
+    if x.p.loss_rows != NULL:
+        row.moment, row.deficit = x.p.loss_rows[i].moment, x.p.loss_rows[i].deficit
+    return row
+
+
+cdef double general_loss(const Loss *x, Py_ssize_t i, const ag_row_statistics *row) noexcept nogil:
+    """Return the cross-entropy of a row, without its token weight."""
+    cdef Py_ssize_t k
+    cdef double loss = 0
+    for k in range(i * x.target_count, (i + 1) * x.target_count):
+        if x.p.targets.entries[k] >= 0 and x.p.targets.weights[k] != 0 and x.p.label_smoothing < 1:
+            loss += x.p.targets.weights[k] * ag_negative_log_prob(row, x.p.target_logits[k])
+    if x.p.label_smoothing > 0:
+        loss = (1 - x.p.label_smoothing) * loss
+        loss += x.p.label_smoothing / x.p.vocab * ag_smoothed_sum(row, x.p.class_sum)
+    return loss
+
+
+cdef void write_outputs(const Loss *x, Py_ssize_t i, bint is_counted) noexcept nogil:
+    """Write the results of row i beside its loss."""
+    cdef bint is_double = acc_size_of(x.p.dtype) == 8
+    cdef ag_row_statistics row = statistics_of_row(x, i)
+    cdef int64_t predicted = -1
+    cdef double lse = 0, log_prob = 0, entropy = 0
+    if is_counted:
+        lse, log_prob = ag_log_sum_exp(&row), -ag_negative_log_prob(&row, number(x.p.predicted, i, is_double))
+        if x.p.with_more:
+            entropy, predicted = ag_entropy(&row), x.p.loss_rows[i].argmax
+    if x.outputs.lse != NULL:
+        set_number(x.outputs.lse, i, is_double, lse)
+    if x.outputs.log_prob != NULL:
+        set_number(x.outputs.log_prob, i, is_double, log_prob)
+    if x.outputs.entropy != NULL:
+        set_number(x.outputs.entropy, i, is_double, entropy)
+    if x.outputs.predicted != NULL:
+        x.outputs.predicted[i] = predicted + x.p.rows.start if is_counted else -1
+    if x.outputs.correct != NULL and is_counted and predicted == entry_of_row(&x.p.rows, i):
+        x.outputs.correct[0] += 1
+
+
+cdef int sum_losses(Loss *x, Total *cross_entropy, Total *square, double *last_check) except -1 nogil:
+    """Compute the losses and outputs of all rows, 0 for inactive rows, and sum up both parts of the losses."""
+    cdef int acc_size = acc_size_of(x.p.dtype)
+    cdef bint is_double = acc_size == 8, is_counted
+    cdef Py_ssize_t part, begin, i
+    cdef double loss, squared, weight
+    cdef ag_row_statistics row
+    cdef ag_fpenv mode
+    cross_entropy.sum = cross_entropy.compensation = square.sum = square.compensation = 0
+    if x.outputs.correct != NULL:
+        x.outputs.correct[0] = 0
+    for part in range(ceil_div(x.p.rows.total, ROWS_PER_CHECK)):
+        begin = part * ROWS_PER_CHECK
+        mode = ag_fpenv_enter()
+        for i in range(begin, min(begin + ROWS_PER_CHECK, x.p.rows.total)):
+            loss = squared = 0
+            is_counted, weight = is_active(&x.p.rows, i, acc_size), weight_of(x, i)
+            if is_counted and weight != 0:
+                if x.p.is_general:
+                    row = statistics_of_row(x, i)
+                    loss = general_loss(x, i, &row)
+                    squared = x.lse_square_scale * ag_log_sum_exp(&row) ** 2 if x.lse_square_scale != 0 else 0
+                else:
+                    loss = loss_of_row(&x.p, i)
+                if x.p.rows.token_weight != NULL:
+                    loss, squared = weight * loss, weight * squared
+            if x.reduction == REDUCTION_NONE:
+                set_number(x.loss, i, is_double, loss + squared)
+            add_loss(cross_entropy, loss)
+            add_loss(square, squared)
+            if x.p.rows.with_outputs:
+                write_outputs(x, i, is_counted)
+        ag_fpenv_leave(mode)
+        if last_check != NULL:
+            _tasks.check_signals(last_check)
+    return 0
 
 
 cdef int run_loss(Loss *x, int num_threads, double *last_check) except -1 nogil:
     """Compute the loss and the gradients. `num_threads` 0: the default. `last_check`: see `_tasks.run_team`."""
     cdef bint is_double = acc_size_of(x.p.dtype) == 8
+    cdef Total cross_entropy, square
     cdef double total
     cdef ag_fpenv mode
-    run(&x.first, num_threads, last_check)
+    if x.lse == NULL:
+        run(&x.first, num_threads, last_check)
     if not x.is_one_pass:
         run(&x.second, num_threads, last_check)
-    sum_losses(
-        &x.p.rows, is_double, x.p.logits_max, x.p.sum_exp, x.p.predicted,
-        x.loss if x.reduction == REDUCTION_NONE else NULL, &total, last_check
-    )
+    if x.loss == NULL:
+        return 0
+    sum_losses(x, &cross_entropy, &square, last_check)
     if x.reduction != REDUCTION_NONE:
         mode = ag_fpenv_enter()
+        total = cross_entropy.sum
         if x.reduction == REDUCTION_MEAN:
-            total = total / x.p.rows.active if x.p.rows.active else NAN
+            total = total / x.denominators[0]
+        if x.lse_square_scale != 0:
+            total += square.sum / x.denominators[1]
         set_number(x.loss, 0, is_double, total)
         ag_fpenv_leave(mode)
     return 0

@@ -58,6 +58,7 @@ cdef void run_packed(const Run *run) noexcept nogil:
     s.run, s.block, s.chunk = run, new_block(run), -1
     s.block.packed.p, s.block.packed.p_pairs, s.block.packed.skipped = run.at.p, run.at.p_pairs, run.at.skipped
     s.block.packed.panel_max, s.block.packed.panel_sum = run.at.panel_max, run.at.panel_sum
+    s.block.packed.panel_rest, s.block.packed.panel_more = run.at.panel_rest, run.at.panel_more
     s.block.packed.w_rows, s.block.packed.w_columns = run.at.w_rows, run.at.w_columns
     place_sums(&s)
     if run.plan.caches_logits:
@@ -315,6 +316,25 @@ cdef void run_products(Packed *s) noexcept nogil:
     )
 
 
+ctypedef struct ColumnSums:
+    # The phase that adds the columns of P to the gradient with respect to the bias: a task for each panel.
+    const ag_linear_kernels *kernels
+    const ag_linear_block *block
+    double *sums
+
+
+cdef void sum_panel(const void *context, Py_ssize_t task, int thread) noexcept nogil:
+    cdef const ColumnSums *x = <const ColumnSums *>context
+    x.kernels.sum_p(x.block, task, task + 1, x.sums)
+
+
+cdef void sum_columns(Packed *s) noexcept nogil:
+    """Add the columns of P of the selected pair to the sums of its vocabulary entries."""
+    cdef ColumnSums x
+    x.kernels, x.block, x.sums = s.run.plan.kernels, &s.block, s.run.p.bias_sums + s.block.vocab.start
+    _tasks.run_phase(s.run.team, sum_panel, &x, ceil_div(s.block.vocab.size, x.kernels.nr), False)
+
+
 cdef void place_sums(Packed *s) noexcept nogil:
     """Set the row strides of the sums of both gradients, and the address of the sums of input_grad."""
     cdef const Run *run = s.run
@@ -352,6 +372,8 @@ cdef void add_gradients(Packed *s, Py_ssize_t b, Py_ssize_t c, ag_linear_source 
     """Add the products of block b and chunk c, which are selected and packed, to the gradients."""
     cdef const Plan *plan = s.run.plan
     run_tiles(s, source, AG_TO_GRADIENT)
+    if plan.work.with_bias_grad:
+        sum_columns(s)
     select_sums(s, b, c)
     run_products(s)
     if plan.work.with_weight_grad and plan.work.buffers_weight_grad and s.block.weight_grad.last:

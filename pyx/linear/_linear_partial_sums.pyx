@@ -3,13 +3,29 @@
 from libc.stdint cimport int64_t
 
 from ascend_grad cimport _tasks
-from ascend_grad._linear_kernels cimport ag_matrix
+from ascend_grad._linear_kernels cimport ag_linear_block, ag_matrix
 from ascend_grad._linear_plan cimport sums_pitch
-from ascend_grad._linear_problem cimport SEGMENT, convert_segment
+from ascend_grad._linear_problem cimport SEGMENT, convert_segment, number
 from ascend_grad._memory cimport ceil_div
 
 # Most features of a row that a task combines.
 cdef Py_ssize_t FEATURES_PER_TASK = 1024
+
+
+cdef void sum_columns(const ag_linear_block *block, const void *tile, bint is_double, double *sums) noexcept nogil:
+    """Add the columns of a tile of P to the gradient with respect to the bias. Lanes are vocabulary entries."""
+    cdef Py_ssize_t i, c
+    for i in range(block.chunk.rows):
+        for c in range(block.vocab.size):
+            sums[c] += number(tile, i * block.tile_pitch + c, is_double)
+
+
+cdef void sum_rows(const ag_linear_block *block, const void *tile, bint is_double, double *sums) noexcept nogil:
+    """Add the rows of a transposed tile of P, whose lanes are rows of X, to the same gradient."""
+    cdef Py_ssize_t i, c
+    for c in range(block.vocab.size):
+        for i in range(block.chunk.rows):
+            sums[c] += number(tile, c * block.tile_pitch + i, is_double)
 
 
 ctypedef struct Combination:

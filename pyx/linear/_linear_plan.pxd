@@ -1,7 +1,7 @@
 from libc.stdint cimport uint8_t
 
 from ascend_grad._kernels cimport ag_dtype
-from ascend_grad._linear_kernels cimport ag_linear_kernels, ag_top_k
+from ascend_grad._linear_kernels cimport ag_linear_kernels, ag_more, ag_top_k
 from ascend_grad._linear_problem cimport ChunkBuffers, Problem
 from ascend_grad._memory cimport align_up, ceil_div
 
@@ -23,6 +23,9 @@ ctypedef struct Work:
     int itemsize                      # bytes of an element of input and weight
     bint with_logits                  # logits are computed; otherwise the caller gives the probabilities
     bint with_statistics              # maxima and sums of exponentials are computed
+    bint with_rest                    # and the sums without their largest term
+    bint with_more                    # and the further statistics of a loss
+    bint with_bias_grad               # the columns of P are summed up
     Py_ssize_t top_k                  # number of the largest logits of each row; 0: not requested
     bint with_input_grad
     bint with_weight_grad
@@ -76,6 +79,9 @@ ctypedef struct Buffers:
     uint8_t *skipped
     char *panel_max
     char *panel_sum
+    char *panel_rest                  # sums without their largest term
+    ag_more *panel_more
+    double *bias_sums                 # (tasks, vocab), ROWS_STREAMED alone
     char *logits
     ag_top_k lists                    # (tasks, rows, top_k): the largest logits of each task of VOCAB_STREAMED
     char *input_compensation

@@ -32,6 +32,7 @@ from ascend_grad._linear_kernels cimport (
     AG_TILE,
     ag_linear_kernels,
     ag_linear_kernels_of,
+    ag_more,
 )
 from ascend_grad._linear_problem cimport Problem, acc_size_of, holds_sums
 from ascend_grad._kernels cimport ag_dtype, ag_itemsize, ag_sum
@@ -104,6 +105,8 @@ cdef Work work_of(const Problem *p) noexcept nogil:
     work.rows, work.total_rows, work.vocab, work.hidden = p.rows.active, p.rows.total, p.vocab, p.hidden
     work.itemsize = ag_itemsize[<int>p.dtype]
     work.with_statistics, work.with_logits = p.with_statistics, p.with_statistics or p.softmax.data == NULL
+    work.with_rest, work.with_more = p.with_statistics and p.rest != NULL, p.with_statistics and p.with_more
+    work.with_bias_grad = p.bias_sums != NULL
     work.with_input_grad, work.with_weight_grad = p.with_input_grad, p.with_weight_grad
     work.top_k = p.top_k
     work.buffers_weight_grad = p.with_weight_grad and not holds_sums(&p.weight_grad, acc_size_of(p.dtype))
@@ -120,6 +123,10 @@ cdef Plan new_plan(
     plan.kernels, plan.work, plan.workspace = kernels, work[0], workspace
     plan.sweep, plan.chunks_outside = PACKED, chunks_outside
     return plan
+
+
+cdef inline bint with_gradients(const Work *work) noexcept nogil:
+    return work.with_input_grad or work.with_weight_grad or work.with_bias_grad
 
 
 # ---- cuts of the packed sweep ----------------------------------------------------------------------------------------
@@ -205,7 +212,7 @@ cdef void cut_streamed(Plan *plan) noexcept nogil:
     """Make ranges of the longer side the tasks."""
     cdef const Work *work = &plan.work
     cdef Py_ssize_t streamed = max(plan.rows, plan.vocab), resident = min(plan.rows, plan.vocab), steps, most
-    cdef bint with_gradient = work.with_input_grad or work.with_weight_grad
+    cdef bint with_gradient = with_gradients(work)
     cdef double flops_of_row
     plan.sweep = VOCAB_STREAMED if plan.rows <= plan.vocab else ROWS_STREAMED
     flops_of_row = flops(plan) / streamed
@@ -336,6 +343,14 @@ cdef void place_chunk(Arena *arena, const Plan *plan, ChunkBuffers *chunk) noexc
     chunk.sum = arena_alloc(arena, plan.rows * acc)
 
 
+cdef void place_panel_statistics(Arena *arena, const Plan *plan, Buffers *at, Py_ssize_t count) noexcept nogil:
+    """Place what a loss computes of each row and panel beside maximum and sum."""
+    if plan.work.with_rest:
+        at.panel_rest = arena_alloc(arena, times(count, plan.kernels.acc_size))
+    if plan.work.with_more:
+        at.panel_more = <ag_more *>arena_alloc(arena, times(count, sizeof(ag_more)))
+
+
 cdef void place_unpacked(Arena *arena, const Plan *plan, Buffers *at) noexcept nogil:
     """Place the buffers of a sweep that packs nothing."""
     cdef Py_ssize_t acc = plan.kernels.acc_size, rows = plan.rows
@@ -345,6 +360,7 @@ cdef void place_unpacked(Arena *arena, const Plan *plan, Buffers *at) noexcept n
     if plan.sweep == VOCAB_STREAMED and plan.work.with_statistics and not plan.work.top_k:
         at.panel_max = arena_alloc(arena, times(plan.tasks, panel))
         at.panel_sum = arena_alloc(arena, times(plan.tasks, panel))
+        place_panel_statistics(arena, plan, at, times(plan.tasks, panel // acc))
     if plan.sweep == VOCAB_STREAMED and plan.caches_logits:
         at.logits = arena_alloc(arena, times(ceil_div(plan.vocab, plan.step), tile))
     if plan.work.top_k:
@@ -356,6 +372,8 @@ cdef void place_unpacked(Arena *arena, const Plan *plan, Buffers *at) noexcept n
         at.logits = arena_alloc(arena, times(plan.tasks, tile))
     if plan.sweep == FEATURES:
         at.p = arena_alloc(arena, tile)
+    if plan.sweep == ROWS_STREAMED and plan.work.with_bias_grad:
+        at.bias_sums = <double *>arena_alloc(arena, times(times(plan.tasks, plan.vocab), sizeof(double)))
     if adds_tasks(plan):
         rows = plan.vocab if plan.sweep == ROWS_STREAMED else plan.rows
         at.partial_sums = arena_alloc(arena, times(times(plan.tasks, rows), sums_pitch(plan) * acc))
@@ -379,7 +397,8 @@ cdef void place_packed(Arena *arena, const Plan *plan, Buffers *at) noexcept nog
     if work.with_statistics:
         at.panel_max = arena_alloc(arena, panels * plan.rows * acc)
         at.panel_sum = arena_alloc(arena, panels * plan.rows * acc)
-    if work.with_input_grad or work.with_weight_grad:
+        place_panel_statistics(arena, plan, at, panels * plan.rows)
+    if with_gradients(work):
         at.p = arena_alloc(arena, p_bytes)
         if plan.kernels.pair > 1:
             at.p_pairs = arena_alloc(arena, p_bytes)
@@ -436,10 +455,6 @@ ctypedef Verdict (*maker)(
 ctypedef struct Candidate:
     const char *name
     maker make
-
-
-cdef inline bint with_gradients(const Work *work) noexcept nogil:
-    return work.with_input_grad or work.with_weight_grad
 
 
 cdef inline bint with_loss(const Work *work) noexcept nogil:
@@ -561,9 +576,10 @@ cdef Verdict one_sweep_for_each_gradient(
     cdef Plans first, second
     if work.with_statistics or not (work.with_input_grad and work.with_weight_grad):
         return UNFIT
-    part.with_weight_grad = part.buffers_weight_grad = False
+    part.with_weight_grad = part.buffers_weight_grad = part.with_bias_grad = False
     first = best_of(kernels, &part, workspace, &CANDIDATES[FIRST_OF_ONE_GRADIENT], 2)
     part.with_weight_grad, part.buffers_weight_grad, part.with_input_grad = True, work.buffers_weight_grad, False
+    part.with_bias_grad = work.with_bias_grad
     second = best_of(kernels, &part, workspace, &CANDIDATES[FIRST_OF_ONE_GRADIENT], 2)
     if not first.count or not second.count:
         return UNFIT
@@ -616,7 +632,7 @@ cdef bint is_empty(const Work *work) noexcept nogil:
     """Return whether there is nothing to compute."""
     if not work.rows or not work.vocab or not (work.with_statistics or with_gradients(work)):
         return True
-    return with_gradients(work) and not work.hidden
+    return with_gradients(work) and not work.hidden and not work.with_bias_grad
 
 
 cdef Plans choose_plans(const ag_linear_kernels *kernels, const Work *work, Py_ssize_t workspace) noexcept nogil:
@@ -653,9 +669,11 @@ cdef Py_ssize_t least_workspace(const ag_linear_kernels *kernels, const Work *wo
     if is_empty(work):
         return 0
     if work.with_statistics:
-        part.with_input_grad = part.with_weight_grad = part.buffers_weight_grad = False
+        part.with_input_grad = part.with_weight_grad = part.buffers_weight_grad = part.with_bias_grad = False
         of_statistics = min(least_of_sweep(kernels, &part, False), least_if_unpacked(kernels, &part))
-    part.with_statistics = False
+    part.with_statistics, part.with_bias_grad = False, work.with_bias_grad
+    if with_gradients(work):
+        of_gradients = least_of_sweep(kernels, &part, False)
     if work.with_input_grad:
         part.with_input_grad, part.with_weight_grad, part.buffers_weight_grad = True, False, False
         of_gradients = min(least_of_sweep(kernels, &part, False), least_of_sweep(kernels, &part, True))

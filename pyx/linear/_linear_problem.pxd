@@ -1,7 +1,7 @@
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from ascend_grad._kernels cimport ag_dtype, ag_variant
-from ascend_grad._linear_kernels cimport ag_matrix
+from ascend_grad._linear_kernels cimport ag_logit_transform, ag_loss_row, ag_loss_targets, ag_matrix
 from ascend_grad._views cimport View
 
 cdef enum:
@@ -26,6 +26,8 @@ ctypedef struct Rows:
     const void *grad                  # accumulators; NULL: no gradient is requested
     const void *max                   # accumulators or NULL: maxima of the logits
     const void *sum                   # accumulators or NULL: sums of exponentials relative to the maxima
+    const double *token_weight        # NULL: all are 1. Rows of weight 0 are not active, unless they have outputs
+    bint with_outputs                 # rows have results beside their loss
 
 
 ctypedef struct Problem:
@@ -50,6 +52,20 @@ ctypedef struct Problem:
     double temperature
     void *top_values                  # accumulators (BT, top_k), contiguous: log-probabilities
     int64_t *top_indices              # (BT, top_k), contiguous
+    # The loss; all NULL or 0 without one. Vectors over all rows, which sweeps and finish_row write.
+    double *rest                      # (BT,): see ag_statistics
+    void *complement                  # accumulators (BT,): see ag_gradient_rule
+    ag_loss_row *loss_rows            # (BT,), if the transformation, further statistics or the gradient need them
+    ag_logit_transform transform
+    bint with_more                    # gap, argmax and weighted sum of ag_loss_row are computed
+    bint is_general                   # P is made of the coefficients of ag_loss_row
+    ag_loss_targets targets           # (BT, count), if loss_rows is not NULL
+    double *target_logits             # (BT, count), if is_general
+    double label_smoothing
+    const double *class_weight        # (V,) or NULL: the weights that smoothing uses
+    const void *class_weight_values   # the same as accumulators, with a vector of padding
+    double class_sum                  # their sum; V without them
+    double *bias_sums                 # (V,): the gradient with respect to the bias; NULL: not requested
     # Bytes of weight_grad whose memory may hold logits until its rows are written; 0: none.
     Py_ssize_t weight_grad_bytes
 

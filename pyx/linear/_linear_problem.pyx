@@ -90,6 +90,8 @@ cdef bint is_active(const Rows *rows, Py_ssize_t i, int acc_size) noexcept nogil
         return (<const uint64_t *>rows.grad)[i] << 1 != 0
     if rows.grad != NULL:
         return <uint32_t>((<const uint32_t *>rows.grad)[i] << 1) != 0
+    if rows.token_weight != NULL and not rows.with_outputs and rows.token_weight[i] == 0:
+        return False
     return not (rows.can_ignore and target_of(rows, i) == rows.ignored)
 
 
@@ -115,7 +117,7 @@ cdef int count_active_rows(Rows *rows, int acc_size, double *last_check) except 
     """Count the active rows. `last_check` NULL: signals are not checked."""
     cdef Py_ssize_t i
     rows.active = 0
-    if rows.grad == NULL and not rows.can_ignore:
+    if rows.grad == NULL and not rows.can_ignore and rows.token_weight == NULL:
         rows.active = rows.total
         return 0
     for i in range(rows.total):

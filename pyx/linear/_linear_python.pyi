@@ -113,6 +113,7 @@ def least_workspace_bytes(
     with_weight_grad: bool,
     buffers_weight_grad: bool,
     with_statistics: bool = False,
+    is_loss: bool = False,
     top_k: int = 0,
 ) -> int: ...
 def chosen_for_gradient(

@@ -21,7 +21,9 @@ from ascend_grad._linear_loss cimport (
     REDUCTION_NONE,
     REDUCTION_SUM,
     Loss,
+    describe_loss,
     has_loss_plans,
+    loss_schedule,
     loss_workspace_bound,
     loss_workspace_size,
     place_loss_workspace,
@@ -40,7 +42,13 @@ from ascend_grad._linear_plan cimport (
     nbytes,
 )
 from ascend_grad._linear_problem cimport Problem, Rows, count_active_rows, matrix_of
-from ascend_grad._linear_results cimport Probabilities, describe_targets, write_losses, write_probabilities
+from ascend_grad._linear_results cimport (
+    Probabilities,
+    describe_targets,
+    write_doubles,
+    write_losses,
+    write_probabilities,
+)
 from ascend_grad._linear_schedule cimport (
     Schedule,
     default_workspace,
@@ -243,37 +251,74 @@ def top_k_bound(cnp.ndarray input, cnp.ndarray weight, Py_ssize_t k, Py_ssize_t 
 
 # ---- losses ----------------------------------------------------------------------------------------------------------
 
-cdef Problem loss_problem(cnp.ndarray input, cnp.ndarray weight, cnp.ndarray input_grad, cnp.ndarray weight_grad):
-    cdef Problem p = gradient_problem(input, weight, None, input_grad, weight_grad)
+cdef const double *doubles(cnp.ndarray vector):
+    """Return the address of float64 elements, or NULL for None and for no elements."""
+    return NULL if vector is None or not cnp.PyArray_SIZE(vector) else <const double *>cnp.PyArray_DATA(vector)
+
+
+cdef Loss loss_of(cnp.ndarray input, cnp.ndarray weight, dict options, dict results):
+    """Describe a loss without its rows. `loss_and_gradients` describes the arguments; elements of arrays are not read."""
+    cdef Loss x
+    cdef cnp.ndarray weight_grad = results.get("weight_grad"), target_prob = options.get("target_prob")
+    memset(&x, 0, sizeof(x))
+    x.p = gradient_problem(input, weight, None, results.get("input_grad"), weight_grad)
     if weight_grad is not None and cnp.PyArray_IS_C_CONTIGUOUS(weight_grad):
-        p.weight_grad_bytes = cnp.PyArray_NBYTES(weight_grad)
-    return p
+        x.p.weight_grad_bytes = cnp.PyArray_NBYTES(weight_grad)
+    x.with_bias_grad = results.get("bias_grad") is not None
+    x.reduction = {"mean": REDUCTION_MEAN, "sum": REDUCTION_SUM, "none": REDUCTION_NONE}[options.get("reduction", "none")]
+    x.denominator = options.get("denominator") or 0
+    x.p.filter_eps = options["filter_eps"]
+    x.p.transform.scale, x.p.transform.softcap = options["logit_scale"], options["softcap"] or 0
+    x.temperature = 1
+    if isinstance(options["temperature"], float):
+        x.temperature = options["temperature"]
+    else:
+        x.temperatures = doubles(options["temperature"])
+    x.p.label_smoothing, x.lse_square_scale = options["label_smoothing"], options["lse_square_scale"]
+    x.bias, x.class_weight, x.target_prob = doubles(options["bias"]), doubles(options["class_weight"]), doubles(target_prob)
+    x.target_count = 0 if target_prob is None else cnp.PyArray_DIM(target_prob, 1)
+    x.p.rows.token_weight = doubles(options["token_weight"])
+    x.lse, x.entropy = doubles(options.get("lse")), doubles(options.get("entropy"))
+    x.grad_lse, x.grad_log_prob = doubles(options.get("grad_lse")), doubles(options.get("grad_log_prob"))
+    x.grad_entropy = doubles(options.get("grad_entropy"))
+    x.outputs.lse, x.outputs.log_prob = <void *>data_of(results.get("lse")), <void *>data_of(results.get("log_prob"))
+    x.outputs.entropy = <void *>data_of(results.get("entropy"))
+    x.outputs.predicted = <int64_t *>data_of(results.get("predicted"))
+    x.outputs.correct = <int64_t *>data_of(results.get("correct"))
+    x.loss = <void *>data_of(results.get("loss"))
+    describe_loss(&x)
+    return x
 
 
 def loss_and_gradients(
-    cnp.ndarray input, cnp.ndarray weight, cnp.ndarray target, int64_t start, int64_t ignored, reduction,
-    const double[::1] grad_loss, cnp.ndarray loss, cnp.ndarray input_grad, cnp.ndarray weight_grad,
-    Py_ssize_t workspace_bytes, double filter_eps, int num_threads
+    cnp.ndarray input, cnp.ndarray weight, cnp.ndarray target, dict options, dict results, Py_ssize_t workspace_bytes,
+    int num_threads
 ):
-    """Compute the loss into `loss` (accumulators; shape () or (BT,)), and both gradients (None: not requested).
+    """Compute the loss and its gradients into new arrays.
 
-    All results are new arrays. `grad_loss` holds one number, or one for each row. Logits are cached
-    between the passes, in the workspace and in the memory of `weight_grad` (6 BT V H flops). Logits that find no space
-    there are computed twice (8 BT V H).
+    Logits are cached between the passes, in the workspace and in the memory of ``weight_grad`` (6 BT V H flops). Logits that
+    find no space there are computed twice (8 BT V H).
+
+    Parameters
+    ----------
+    options : dict
+        The options of the call by name. Vectors are contiguous arrays of float64; `grad_loss` holds one number, or one for
+        each row. With `lse`, the call computes gradients alone, from these statistics.
+    results : dict of (ndarray or None)
+        The results by name. None: not requested. ``loss`` is of accumulators, shape () or (BT,).
     """
-    cdef Loss x
-    cdef cnp.ndarray vectors, memory
+    cdef Loss x = loss_of(input, weight, options, results)
+    cdef cnp.ndarray vectors, memory, bias_grad = results.get("bias_grad"), grad_loss = options["grad_loss"]
+    cdef ag_matrix to
     cdef cnp.npy_intp size
     cdef double last_check = 0
-    memset(&x, 0, sizeof(x))
-    x.p = loss_problem(input, weight, input_grad, weight_grad)
-    x.p.rows, x.p.filter_eps = rows_of(target, start, x.p.vocab), filter_eps
-    x.p.rows.can_ignore, x.p.rows.ignored = True, ignored
-    x.reduction = {"mean": REDUCTION_MEAN, "sum": REDUCTION_SUM, "none": REDUCTION_NONE}[reduction]
-    if grad_loss.shape[0]:
-        x.grad_loss, x.has_grad_for_each_row = &grad_loss[0], grad_loss.shape[0] > 1
-    x.loss = cnp.PyArray_DATA(loss)
-    size = vectors_size(&x.p) + ALIGNMENT
+    cdef const double *token_weight = x.p.rows.token_weight
+    cdef bint with_outputs = x.p.rows.with_outputs
+    x.p.rows = rows_of(target, options["vocab_start_index"], x.p.vocab)
+    x.p.rows.can_ignore, x.p.rows.ignored = True, options["ignore_index"]
+    x.p.rows.token_weight, x.p.rows.with_outputs = token_weight, with_outputs
+    x.grad_loss, x.has_grad_for_each_row = doubles(grad_loss), cnp.PyArray_SIZE(grad_loss) > 1
+    size = vectors_size(&x) + ALIGNMENT
     vectors = _memory.empty(1, &size, _uint8)
     x.vectors = _memory.aligned(cnp.PyArray_BYTES(vectors))
     with nogil:
@@ -284,14 +329,15 @@ def loss_and_gradients(
     place_loss_workspace(&x, _memory.aligned(cnp.PyArray_BYTES(memory)))
     with nogil:
         run_loss(&x, num_threads, &last_check)
+    if bias_grad is not None:
+        to = matrix(bias_grad)
+        write_doubles(_cpu.active(), x.p.bias_sums, x.p.vocab, &to)
 
 
-def loss_bound(
-    cnp.ndarray input, cnp.ndarray weight, cnp.ndarray input_grad, cnp.ndarray weight_grad, Py_ssize_t workspace_bytes
-):
+def loss_bound(cnp.ndarray input, cnp.ndarray weight, dict options, dict results, Py_ssize_t workspace_bytes):
     """Return the most bytes that `loss_and_gradients` allocates for arrays of these shapes and layouts."""
-    cdef Problem p = loss_problem(input, weight, input_grad, weight_grad)
-    return loss_workspace_bound(&p, workspace_bytes) + ALIGNMENT
+    cdef Loss x = loss_of(input, weight, options, results)
+    return loss_workspace_bound(&x, workspace_bytes) + ALIGNMENT
 
 
 def probabilities(
@@ -364,6 +410,7 @@ def plans(
     cdef Work work
     cdef Plans chosen
     cdef int i
+    memset(&work, 0, sizeof(work))
     work.rows, work.total_rows = rows, cnp.PyArray_DIM(input, 0)
     work.vocab, work.hidden = cnp.PyArray_DIM(weight, 0), cnp.PyArray_DIM(weight, 1)
     work.itemsize = cnp.PyArray_ITEMSIZE(input)
@@ -377,12 +424,12 @@ def plans(
 
 def least_workspace_bytes(
     cnp.ndarray input, cnp.ndarray weight, bint with_logits, bint with_input_grad, bint with_weight_grad,
-    bint buffers_weight_grad, bint with_statistics=False, Py_ssize_t top_k=0
+    bint buffers_weight_grad, bint with_statistics=False, bint is_loss=False, Py_ssize_t top_k=0
 ):
     """Return the least `workspace_bytes` of a problem; see `Work` in `_linear_plan`. For tests."""
     return least_workspace_of_sizes(
         <ag_dtype>dtype_of(input), cnp.PyArray_DIM(input, 0), cnp.PyArray_DIM(weight, 0), cnp.PyArray_DIM(weight, 1),
-        with_logits, with_statistics, with_input_grad, with_weight_grad, buffers_weight_grad, top_k
+        with_logits, with_statistics, with_input_grad, with_weight_grad, buffers_weight_grad, is_loss, top_k
     )
 
 
@@ -420,20 +467,16 @@ def chosen_for_top_k(cnp.ndarray input, cnp.ndarray weight, Py_ssize_t k, Py_ssi
 
 
 def chosen_for_loss(
-    cnp.ndarray input, cnp.ndarray weight, cnp.ndarray input_grad, cnp.ndarray weight_grad, Py_ssize_t workspace_bytes,
-    int num_threads
+    cnp.ndarray input, cnp.ndarray weight, dict options, dict results, Py_ssize_t workspace_bytes, int num_threads
 ):
     """Return the plan and the number of threads of `loss_and_gradients`, if all rows are active."""
-    cdef Problem p = loss_problem(input, weight, input_grad, weight_grad)
+    cdef Loss x = loss_of(input, weight, options, results)
     cdef Schedule schedule
-    p.with_statistics = True
-    prepare(&schedule, &p, workspace_bytes)
-    if schedule.plans.count or schedule.is_empty or not (p.with_input_grad or p.with_weight_grad):
-        return chosen_by(&schedule, num_threads)
-    p.with_statistics = False
-    prepare(&schedule, &p, workspace_bytes)
+    cdef bint is_one_pass = False
+    loss_schedule(&x, workspace_bytes, &schedule, &is_one_pass)
     plan, threads = chosen_by(&schedule, num_threads)
-    return f"statistics, then gradients: {plan}", threads
+    is_plain = is_one_pass or schedule.is_empty or x.lse != NULL
+    return plan if is_plain else f"statistics, then gradients: {plan}", threads
 
 
 def chosen_for_probabilities(cnp.ndarray logits, int num_threads):

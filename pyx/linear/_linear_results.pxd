@@ -2,7 +2,7 @@ from libc.stdint cimport int64_t
 
 from ascend_grad._kernels cimport ag_dtype, ag_variant
 from ascend_grad._linear_kernels cimport ag_linear_kernels, ag_matrix
-from ascend_grad._linear_problem cimport Rows
+from ascend_grad._linear_problem cimport Problem, Rows
 from ascend_grad._linear_run cimport Run
 
 
@@ -18,17 +18,16 @@ ctypedef struct Probabilities:
     Py_ssize_t rows, n
 
 
+cdef void finish_row(const Problem *p, Py_ssize_t i, double sum_exp) noexcept nogil
 cdef void finish_statistics(const Run *run, Py_ssize_t begin, Py_ssize_t end) noexcept nogil
 cdef int describe_targets(
     const Rows *rows, bint is_double, const void *logits_max, void *predicted, void *mask, bint is_packed, void *entries,
     double *last_check
 ) except -1 nogil
-cdef int sum_losses(
-    const Rows *rows, bint is_double, const void *logits_max, const void *sum_exp, const void *predicted, void *losses,
-    double *total, double *last_check
-) except -1 nogil
+cdef double loss_of_row(const Problem *p, Py_ssize_t i) noexcept nogil
 cdef int write_losses(
     ag_variant variant, bint is_double, const void *sum_exp, const void *predicted, Py_ssize_t rows, const ag_matrix *out,
     double *last_check
 ) except -1 nogil
+cdef int write_doubles(ag_variant variant, const double *values, Py_ssize_t n, const ag_matrix *out) except -1 nogil
 cdef int write_probabilities(const Probabilities *p, int num_threads, double *last_check) except -1 nogil

@@ -3,7 +3,7 @@
 Loops over all rows of a call run in the floating-point mode of the kernels, and check signals at intervals.
 """
 
-from libc.math cimport INFINITY, NAN, log
+from libc.math cimport INFINITY, NAN, log, log1p
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
 from ascend_grad cimport _tasks, _threads
@@ -16,9 +16,18 @@ from ascend_grad._kernels cimport (
     ag_sum_total,
     ag_widen,
 )
+from ascend_grad._linear_kernels cimport (
+    AG_ACCURATE_SUM,
+    AG_NEARLY_CERTAIN,
+    ag_loss_row_finish,
+    ag_loss_targets,
+    ag_one_minus_prob,
+    ag_row_statistics,
+)
 from ascend_grad._linear_problem cimport (
     ROWS_PER_CHECK,
     SEGMENT,
+    acc_size_of,
     convert_segment,
     entry_of_row,
     is_active,
@@ -31,8 +40,29 @@ from ascend_grad._memory cimport align_up, ceil_div
 cdef Py_ssize_t PROBABILITIES_PER_TASK = 1 << 16
 
 
+cdef void finish_row(const Problem *p, Py_ssize_t i, double sum_exp) noexcept nogil:
+    """Compute what the gradient of row i reads, from its statistics: 1 - p of its target, or its coefficients."""
+    cdef bint is_double = acc_size_of(p.dtype) == 8
+    cdef double complement
+    cdef ag_row_statistics row
+    cdef ag_loss_targets targets
+    row.max, row.rest = number(p.logits_max, i, is_double), p.rest[i]
+    if p.complement != NULL:
+        complement = -1
+        if sum_exp * AG_NEARLY_CERTAIN < 1 and entry_of_row(&p.rows, i) >= 0:
+            complement = ag_one_minus_prob(&row, number(p.predicted, i, is_double))
+        set_number(p.complement, i, is_double, complement if complement < 1 - AG_NEARLY_CERTAIN else -1)
+    if p.is_general:
+        targets = p.targets
+        targets.entries, targets.weights = targets.entries + i * targets.count, targets.weights + i * targets.count
+        ag_loss_row_finish(
+            &p.loss_rows[i], &targets, p.target_logits + i * targets.count, row.max, row.rest, p.label_smoothing, p.vocab,
+            p.class_weight, p.class_sum
+        )
+
+
 cdef void finish_statistics(const Run *run, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
-    """Write the sums of exponentials of rows [begin, end).
+    """Write the sums of exponentials of rows [begin, end), and what gradients of a loss read.
 
     The sum is NaN if all logits of the row are -inf, and 0 if the row is not active.
     """
@@ -48,6 +78,8 @@ cdef void finish_statistics(const Run *run, Py_ssize_t begin, Py_ssize_t end) no
             if number(run.p.logits_max, i, is_double) == -INFINITY and is_active(&run.p.rows, i, acc_size):
                 sum_exp = NAN
             set_number(run.p.sum_exp, i, is_double, sum_exp)
+            if run.p.rest != NULL:
+                finish_row(run.p, i, sum_exp)
         ag_fpenv_leave(mode)
         begin += ROWS_PER_CHECK
 
@@ -92,38 +124,16 @@ cdef int describe_targets(
     return 0
 
 
-cdef int sum_losses(
-    const Rows *rows, bint is_double, const void *logits_max, const void *sum_exp, const void *predicted, void *losses,
-    double *total, double *last_check
-) except -1 nogil:
-    """Compute the loss log(sum_exp) - (predicted - logits_max) of every row, 0 for inactive rows, and their sum (Kahan).
+cdef double loss_of_row(const Problem *p, Py_ssize_t i) noexcept nogil:
+    """Return the loss log(sum_exp) - (predicted - logits_max) of an active row.
 
-    `losses` NULL: only the sum is computed.
+    A sum that is near 1 was rounded, so its logarithm is computed from the sum without its largest term.
     """
-    cdef Py_ssize_t part, begin, i
-    cdef double loss, sum = 0, compensation = 0, y, t
-    cdef int acc_size = 8 if is_double else 4
-    cdef ag_fpenv mode
-    for part in range(ceil_div(rows.total, ROWS_PER_CHECK)):
-        begin = part * ROWS_PER_CHECK
-        mode = ag_fpenv_enter()
-        for i in range(begin, min(begin + ROWS_PER_CHECK, rows.total)):
-            loss = 0
-            if is_active(rows, i, acc_size):
-                loss = log(number(sum_exp, i, is_double)) - (
-                    number(predicted, i, is_double) - number(logits_max, i, is_double)
-                )
-            if losses != NULL:
-                set_number(losses, i, is_double, loss)
-            y = loss - compensation
-            t = sum + y
-            compensation = (t - sum) - y if t - t == 0 else 0
-            sum = t
-        ag_fpenv_leave(mode)
-        if last_check != NULL:
-            _tasks.check_signals(last_check)
-    total[0] = sum
-    return 0
+    cdef bint is_double = acc_size_of(p.dtype) == 8
+    cdef double sum_exp = number(p.sum_exp, i, is_double)
+    return (log1p(p.rest[i]) if sum_exp < AG_ACCURATE_SUM else log(sum_exp)) - (
+        number(p.predicted, i, is_double) - number(p.logits_max, i, is_double)
+    )
 
 
 cdef int write_losses(
@@ -145,6 +155,15 @@ cdef int write_losses(
             begin += count
         ag_fpenv_leave(mode)
         _tasks.check_signals(last_check)
+    return 0
+
+
+cdef int write_doubles(ag_variant variant, const double *values, Py_ssize_t n, const ag_matrix *out) except -1 nogil:
+    """Write numbers to a vector of any dtype and layout, rounded once."""
+    cdef Py_ssize_t begin = 0
+    while begin < n:
+        convert_segment(variant, 8, <const char *>(values + begin), out, 0, begin, min(<Py_ssize_t>SEGMENT, n - begin))
+        begin += SEGMENT
     return 0
 
 

@@ -10,7 +10,7 @@ from libc.string cimport memset
 
 from ascend_grad cimport _tasks
 from ascend_grad._linear_kernels cimport AG_MAX_STREAMED_STEP, AG_TILE, ag_linear_block, ag_rows
-from ascend_grad._linear_partial_sums cimport combine_partial_sums
+from ascend_grad._linear_partial_sums cimport combine_partial_sums, sum_rows
 from ascend_grad._linear_plan cimport Plan, sums_pitch
 from ascend_grad._linear_problem cimport (
     ChunkBuffers,
@@ -20,7 +20,7 @@ from ascend_grad._linear_problem cimport (
     set_number,
     use_nontemporal_stores,
 )
-from ascend_grad._linear_results cimport finish_statistics
+from ascend_grad._linear_results cimport finish_row, finish_statistics
 from ascend_grad._linear_run cimport new_block, rows_of
 
 
@@ -34,6 +34,7 @@ ctypedef struct Pass:
 cdef void run_rows_streamed(const Run *run) noexcept nogil:
     """Run a plan whose tasks are ranges of the rows."""
     cdef Pass each
+    cdef Py_ssize_t task, entry
     each.run, each.block = run, new_block(run)
     each.block.vocab.start, each.block.vocab.size = 0, run.p.vocab
     each.nontemporal = use_nontemporal_stores(&run.p.input_grad, run.p.rows.total, run.p.hidden)
@@ -42,6 +43,10 @@ cdef void run_rows_streamed(const Run *run) noexcept nogil:
         finish_statistics(run, 0, run.p.rows.total)
     if run.plan.work.with_weight_grad:
         combine_partial_sums(run, &run.p.weight_grad, NULL, run.p.vocab, run.p.vocab)
+    if run.plan.work.with_bias_grad and not _tasks.is_cancelled(run.team, 0):
+        for task in range(run.plan.tasks):
+            for entry in range(run.p.vocab):
+                run.p.bias_sums[entry] += run.at.bias_sums[task * run.p.vocab + entry]
 
 
 cdef void stream_rows(const void *context, Py_ssize_t task, int thread) noexcept nogil:
@@ -60,7 +65,8 @@ cdef void stream_rows(const void *context, Py_ssize_t task, int thread) noexcept
     cdef Py_ssize_t hidden = run.p.hidden, vocab = run.p.vocab, pitch = plan.pitch
     cdef Py_ssize_t row = task * plan.task_size, end = min(row + plan.task_size, run.p.rows.total)
     cdef ag_rows resident = rows_of(&run.p.weight, NULL, 0, vocab), streamed, results
-    cdef bint with_gradient = plan.work.with_input_grad or plan.work.with_weight_grad, add = False
+    cdef bint with_gradient = plan.work.with_input_grad or plan.work.with_weight_grad or plan.work.with_bias_grad
+    cdef bint add = False
     cdef char *partial = NULL
     if run.at.partial_sums != NULL:
         partial = run.at.partial_sums + task * vocab * sums_pitch(plan) * acc
@@ -69,6 +75,8 @@ cdef void stream_rows(const void *context, Py_ssize_t task, int thread) noexcept
     block.chunk.row_numbers, block.chunk.target = chunk.row_numbers, chunk.target
     block.chunk.grad, block.chunk.max, block.chunk.sum = chunk.grad, chunk.max, chunk.sum
     memset(tile, 0, vocab * pitch * acc)
+    if plan.work.with_bias_grad:
+        memset(run.at.bias_sums + task * vocab, 0, vocab * sizeof(double))
     while row < end and not _tasks.is_cancelled(run.team, thread):
         block.chunk.rows = select_rows(&run.p.rows, &row, end, 0, plan.step, acc, &chunk)
         if not block.chunk.rows:
@@ -76,11 +84,15 @@ cdef void stream_rows(const void *context, Py_ssize_t task, int thread) noexcept
         streamed = rows_of(&run.p.input, chunk.row_numbers, 0, block.chunk.rows)
         if plan.work.with_logits:
             plan.kernels.dot_products(&resident, &streamed, 0, hidden, tile, pitch)
+            if block.transform.is_needed:
+                plan.kernels.columns_to_logits(&block, tile)
         if plan.work.with_statistics:
             plan.kernels.columns_to_max_sum(&block, tile, chunk.max, sums)
             keep_statistics(run, &block, &chunk, sums)
         if with_gradient:
             plan.kernels.columns_to_gradient(&block, tile)
+            if plan.work.with_bias_grad:
+                sum_rows(&block, tile, acc == 8, run.at.bias_sums + task * vocab)
         if plan.work.with_weight_grad:
             plan.kernels.sum_rows(vocab, &streamed, 0, hidden, tile, pitch, partial, sums_pitch(plan), add)
             add = True
@@ -101,3 +113,5 @@ cdef void keep_statistics(
         copy_number(run.p.logits_max, chunk.row_numbers[i], chunk.max, i, acc)
         run.sums[chunk.row_numbers[i]].sum = sums[i]
         set_number(chunk.sum, i, acc == 8, NAN if number(chunk.max, i, acc == 8) == -INFINITY else sums[i])
+        if run.p.rest != NULL:
+            finish_row(run.p, chunk.row_numbers[i], number(chunk.sum, i, acc == 8))

@@ -14,6 +14,7 @@ from libc.string cimport memset
 from ascend_grad cimport _cpu, _tasks, _threads
 from ascend_grad._kernels cimport ag_dtype, ag_itemsize
 from ascend_grad._linear_features cimport run_features
+from ascend_grad._linear_kernels cimport ag_loss_row
 from ascend_grad._linear_packed cimport run_packed
 from ascend_grad._linear_plan cimport (
     PACKED,
@@ -76,7 +77,7 @@ cdef Py_ssize_t least_workspace_of(const Problem *p) noexcept nogil:
 
 cdef Py_ssize_t least_workspace_of_sizes(
     ag_dtype dtype, Py_ssize_t rows, Py_ssize_t vocab, Py_ssize_t hidden, bint with_logits, bint with_statistics,
-    bint with_input_grad, bint with_weight_grad, bint buffers_weight_grad, Py_ssize_t top_k
+    bint with_input_grad, bint with_weight_grad, bint buffers_weight_grad, bint is_loss, Py_ssize_t top_k
 ) noexcept nogil:
     """Return the least workspace for these sizes; see `Work`."""
     cdef Work work
@@ -86,6 +87,9 @@ cdef Py_ssize_t least_workspace_of_sizes(
     work.with_input_grad, work.with_weight_grad = with_input_grad, with_weight_grad
     work.buffers_weight_grad, work.weight_grad_bytes = with_weight_grad and buffers_weight_grad, 0
     work.top_k = top_k
+    # Losses compute more than gradients and statistics alone. The least workspace is the same for all losses.
+    work.with_rest = work.with_more = with_statistics and is_loss
+    work.with_bias_grad = is_loss and (with_input_grad or with_weight_grad)
     return least_workspace(kernels_for(dtype), &work)
 
 
@@ -188,6 +192,7 @@ cdef void run_plans(void *schedule, Team *team) noexcept nogil:
 
 cdef int begin_statistics(Schedule *s, double *last_check) except -1 nogil:
     """Initialise the statistics: maxima to -inf, sums and targets' logits to 0."""
+    cdef ag_loss_row *row
     cdef bint is_double = acc_size_of(s.p.dtype) == 8
     cdef Py_ssize_t part, begin, end, i
     for part in range(ceil_div(s.p.rows.total, ROWS_PER_CHECK)):
@@ -196,6 +201,11 @@ cdef int begin_statistics(Schedule *s, double *last_check) except -1 nogil:
         for i in range(begin, end):
             set_number(s.p.logits_max, i, is_double, -INFINITY)
             set_number(s.p.predicted, i, is_double, 0)
+            if s.p.rest != NULL:
+                s.p.rest[i] = -1
+            if s.p.with_more:
+                row = &s.p.loss_rows[i]
+                row.moment, row.deficit, row.weight, row.argmax = 0, 0, 0, 0
         memset(s.sums + begin, 0, (end - begin) * sizeof(ag_sum))
         if last_check != NULL:
             _tasks.check_signals(last_check)

@@ -20,9 +20,10 @@ from ascend_grad._linear_kernels cimport (
     ag_linear_block,
     ag_linear_result,
     ag_linear_source,
+    ag_more,
     ag_rows,
 )
-from ascend_grad._linear_partial_sums cimport combine_partial_sums
+from ascend_grad._linear_partial_sums cimport combine_partial_sums, sum_columns
 from ascend_grad._linear_plan cimport Plan, sums_pitch
 from ascend_grad._linear_problem cimport set_number, use_nontemporal_stores
 from ascend_grad._linear_results cimport finish_statistics
@@ -54,7 +55,7 @@ cdef void run_vocab_streamed(const Run *run) noexcept nogil:
         finish_statistics(run, 0, run.p.rows.total)
         select_chunk(run, 0, &each.block.chunk)  # the chunk is selected again, to read its statistics
         each.source = AG_FROM_LOGITS
-    if plan.work.with_input_grad or plan.work.with_weight_grad:
+    if plan.work.with_input_grad or plan.work.with_weight_grad or plan.work.with_bias_grad:
         each.result = AG_TO_GRADIENT
         _tasks.run_phase(run.team, stream_vocab, &each, plan.tasks, False)
     if plan.work.with_input_grad:
@@ -72,6 +73,8 @@ cdef void stream_vocab(const void *context, Py_ssize_t task, int thread) noexcep
     cdef double[AG_TILE] memory
     cdef void *tile = memory
     cdef ag_sum[AG_MAX_UNPACKED_ROWS] sum
+    cdef double[AG_MAX_UNPACKED_ROWS] rest
+    cdef ag_more *more = run.at.panel_more
     cdef int acc = plan.kernels.acc_size
     cdef Py_ssize_t hidden = run.p.hidden, rows = block.chunk.rows, pitch = plan.pitch, i
     cdef Py_ssize_t tile_bytes = rows * pitch * acc
@@ -86,21 +89,31 @@ cdef void stream_vocab(const void *context, Py_ssize_t task, int thread) noexcep
     if each.result == AG_TO_MAX_SUM:
         for i in range(rows):
             set_number(run.at.panel_max + panel, i, acc == 8, -INFINITY)
-            sum[i].sum, sum[i].compensation = 0, 0
+            sum[i].sum, sum[i].compensation, rest[i] = 0, 0, -1
+        if more != NULL:
+            more += panel // acc
+            for i in range(rows):
+                more[i].moment, more[i].deficit, more[i].weight, more[i].argmax = 0, 0, 0, begin
     while entry < end:
         block.vocab.start, block.vocab.size = entry, min(plan.step, end - entry)
         streamed = rows_of(&run.p.weight, NULL, entry, block.vocab.size)
         logits = run.at.logits + entry // plan.step * tile_bytes if plan.caches_logits else NULL
         if each.source == AG_FROM_PRODUCT:
             plan.kernels.dot_products(&resident, &streamed, 0, hidden, tile, pitch)
+            if block.transform.is_needed:
+                plan.kernels.tile_to_logits(&block, tile)
             if plan.caches_logits:
                 memcpy(logits, tile, tile_bytes)
         elif each.source == AG_FROM_LOGITS:
             memcpy(tile, logits, tile_bytes)
         if each.result == AG_TO_MAX_SUM:
-            plan.kernels.tile_to_max_sum(&block, tile, run.at.panel_max + panel, sum)
+            plan.kernels.tile_to_max_sum(
+                &block, tile, run.at.panel_max + panel, sum, rest if plan.work.with_rest else NULL, more
+            )
         else:
             plan.kernels.tile_to_gradient(&block, tile)
+            if plan.work.with_bias_grad:
+                sum_columns(&block, tile, acc == 8, run.p.bias_sums + entry)
             if plan.work.with_input_grad:
                 plan.kernels.sum_rows(
                     rows, &streamed, 0, hidden, tile, pitch, partial, sums_pitch(plan), entry > begin
@@ -114,6 +127,8 @@ cdef void stream_vocab(const void *context, Py_ssize_t task, int thread) noexcep
     if each.result == AG_TO_MAX_SUM:
         for i in range(rows):
             set_number(run.at.panel_sum + panel, i, acc == 8, ag_sum_total(sum[i]))
+            if plan.work.with_rest:
+                set_number(run.at.panel_rest + panel, i, acc == 8, rest[i])
 
 
 ctypedef struct Merge:
@@ -132,5 +147,6 @@ cdef void merge_tasks(const Run *run, const ag_linear_block *block) noexcept nog
     cdef Merge merge
     merge.run, merge.block = run, block[0]
     merge.block.packed.panel_max, merge.block.packed.panel_sum = run.at.panel_max, run.at.panel_sum
+    merge.block.packed.panel_rest, merge.block.packed.panel_more = run.at.panel_rest, run.at.panel_more
     merge.block.vocab.size = run.plan.tasks * run.plan.kernels.nr  # each task counts as a panel
     _tasks.run_phase(run.team, merge_rows, &merge, 1, False)

@@ -122,6 +122,24 @@ def stored_dim(name: str, largest: int) -> Callable[[Call, str], tuple[int, int]
     return lambda call, soc: (0 if call.arguments["softmax"] is None else call.dims[name], largest)
 
 
+#: The options of a loss that the device computes, with their only values.
+PLAIN_LOSS = {
+    **dict.fromkeys(("token_weight", "class_weight", "target_prob", "denominator", "bias", "softcap")),
+    **dict.fromkeys(("label_smoothing", "lse_square_scale"), 0.0),
+    **dict.fromkeys(("temperature", "logit_scale"), 1.0),
+    "outputs": (),
+}
+
+
+def plain_loss(call: Call, soc: str) -> Unsupported | None:
+    """Return the reason against a loss with options that the device's operators lack (161002)."""
+    for name, value in PLAIN_LOSS.items():
+        got = call.arguments[name]
+        if got is not value and (value is None or not isinstance(got, type(value)) or got != value):
+            return _unsupported(call, ParamInvalidError, f"{name}: the device's operators compute the loss without it")
+    return None
+
+
 #: Rows of the weight from which on the vendor documents the fused gradient.
 SMALLEST_VOCABULARY = 128
 
@@ -187,6 +205,7 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
     # The chain of the three operators. Ids start at 0 on the device, wherever the vocabulary starts.
     "linear_cross_entropy": (
         only_on("910B", "910_93"),
+        plain_loss,
         dtype("input", *FLOATS_16_BIT),
         at_most("H", dim("H", 65534)),
         at_most("V", dim("V", LARGEST_ID)),

@@ -192,9 +192,10 @@ def _linear_cross_entropy(session: Session, call: Call) -> tuple[DeviceArray | N
             )  # fmt: skip
             gradients = (first if rows is None else session.scattered(first, rows, target.size), second)
     elif a["return_grad"]:
-        gradients = tuple(spec and session.zeros(spec.shape, spec.dtype) for spec in call.specs[1:])
-    chosen = (array if spec is not None else None for array, spec in zip(gradients, call.specs[1:]))
-    return _reduced(session, losses, counted, a["reduction"]), *chosen
+        gradients = tuple(spec and session.zeros(spec.shape, spec.dtype) for spec in call.specs[1:3])
+    chosen = (array if spec is not None else None for array, spec in zip(gradients, call.specs[1:3]))
+    others = (None,) * (len(call.specs) - 3)  # a device computes calls without outputs
+    return _reduced(session, losses, counted, a["reduction"]), *chosen, *others
 
 
 def _reduced(session: Session, losses: DeviceArray | None, counted: NDArray, reduction: str) -> DeviceArray | NDArray:

@@ -129,7 +129,8 @@ def _linear_cross_entropy(queue: TorchQueue, call: Call) -> Results:
     if a["reduction"] == "mean":
         losses = losses / number
     chosen = (each if asked else None for each, asked in zip(gradients, a["output_mask"]))
-    return queue.array(losses), *chosen
+    others = (None,) * (len(call.specs) - 3)  # a device computes calls without outputs
+    return queue.array(losses), *chosen, *others
 
 
 OPERATORS: dict[str, Callable[[TorchQueue, Call], Results]] = {

@@ -15,10 +15,6 @@ static void K(load_logits)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t 
     memcpy(tile, (const acc_t *)b->packed.logits + (panel * K(padded_rows)(b) + tile_index * MR) * NR, MR * NR * sizeof(acc_t));
 }
 
-/* Load n values, or a whole vector if n is larger. Whole vectors have a path of their own, as partial loads are slow without
- * masks. */
-AG_INLINE V K(load_some)(const void *p, ptrdiff_t n) { return n < VL ? V_(load_partial)(p, n) : V_(load)(p); }
-
 /* Store the first n lanes, or all of them if n is larger. */
 AG_INLINE void K(store_some)(acc_t *p, V v, ptrdiff_t n)
 {
@@ -91,10 +87,19 @@ AG_INLINE u32v K(pair_rows)(const uint16_t *row)
 }
 #endif
 
+/* Transform a tile of products to logits. */
+static void K(transform_tile)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t tile_index, acc_t *tile)
+{
+    for (ptrdiff_t r = 0; r < MR && tile_index * MR + r < b->chunk.rows; r++) {
+        const ptrdiff_t left = b->vocab.size - panel * NR;
+        K(transform_row)(b, tile_index * MR + r, panel * NR, left < NR ? left : NR, tile + r * NR);
+    }
+}
+
 /* Write a tile of P: probabilities minus the one-hot target, times grad, rounded. With `from_logits`, the tile holds logits,
- * otherwise probabilities. */
-AG_INLINE void K(store_gradient)(const ag_linear_block *b, const int from_logits, ptrdiff_t panel, ptrdiff_t tile_index,
-                                 acc_t *tile)
+ * otherwise probabilities. With `general`, P is made of the coefficients of each row. */
+AG_INLINE void K(store_gradient)(const ag_linear_block *b, const int from_logits, const int general, ptrdiff_t panel,
+                                 ptrdiff_t tile_index, acc_t *tile)
 {
     const ptrdiff_t rows = K(padded_rows)(b), left = b->vocab.size - panel * NR, columns = left < NR ? left : NR;
     const ptrdiff_t first = tile_index * MR;
@@ -111,17 +116,20 @@ AG_INLINE void K(store_gradient)(const ag_linear_block *b, const int from_logits
             memset(to, 0, NR * sizeof *to);
             continue;
         }
-        if (from_logits) {
+        if (general) {
+            K(general_gradient)(b, i, panel * NR, columns, row);
+        } else if (from_logits) {
             const V max = V_(set1)(((const acc_t *)b->chunk.max)[i]), sum = V_(set1)(((const acc_t *)b->chunk.sum)[i]);
             for (int j = 0; j < NV; j++) {
                 V_(store)(row + j * VL, V_(exp)(V_(load)(row + j * VL) - max) / sum);
             }
         }
         const int64_t target = b->chunk.target[i] - b->vocab.start - panel * NR;
-        if (b->chunk.target[i] >= 0 && target >= 0 && target < NR) row[target] -= 1;
-        const V grad = V_(set1)(((const acc_t *)b->chunk.grad)[i]);
+        if (!general && b->chunk.target[i] >= 0 && target >= 0 && target < NR) row[target] = K(minus_one)(b, i, row[target]);
+        const V grad = V_(set1)(general ? 1 : ((const acc_t *)b->chunk.grad)[i]);
         for (int j = 0; j < NV; j++) {
-            V p = V_(load)(row + j * VL) * grad;
+            V p = V_(load)(row + j * VL);
+            if (!general) p *= grad;
             if (columns - j * VL < VL) p = V_(first)(columns > j * VL ? columns - j * VL : 0, p, (V){0});
             if (is_small) {
                 /* A NaN is not small. */
@@ -160,23 +168,17 @@ AG_INLINE void K(store_gradient)(const ag_linear_block *b, const int from_logits
 
 static void K(store_gradient_of_logits)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t tile_index, acc_t *tile)
 {
-    K(store_gradient)(b, 1, panel, tile_index, tile);
+    K(store_gradient)(b, 1, 0, panel, tile_index, tile);
 }
 
 static void K(store_gradient_of_softmax)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t tile_index, acc_t *tile)
 {
-    K(store_gradient)(b, 0, panel, tile_index, tile);
+    K(store_gradient)(b, 0, 0, panel, tile_index, tile);
 }
 
-/* Return the sum of the lanes, adding the upper half to the lower one at each step. */
-AG_INLINE acc_t K(reduce_sum)(V v)
+static void K(store_general_gradient)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t tile_index, acc_t *tile)
 {
-    acc_t lane[VL];
-    V_(store)(lane, v);
-    for (int half = VL / 2; half > 0; half /= 2) {
-        for (int i = 0; i < half; i++) lane[i] += lane[i + half];
-    }
-    return lane[0];
+    K(store_gradient)(b, 1, 1, panel, tile_index, tile);
 }
 
 /* Write logits of row i, n vocabulary entries from `first` on, to the caller's result. */
@@ -228,6 +230,13 @@ static void K(store_max_sum)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_
         }
         ((acc_t *)b->packed.panel_max)[panel * rows + i] = max;
         ((acc_t *)b->packed.panel_sum)[panel * rows + i] = sum;
+        if (b->statistics.rest) {
+            ((acc_t *)b->packed.panel_rest)[panel * rows + i] = (acc_t)K(rest_of_row)(row, columns, max, sum);
+        }
+        if (b->statistics.with_more) {
+            K(more_of_row)(b, row, panel * NR, columns, max, b->packed.panel_more + panel * rows + i);
+        }
+        if (b->statistics.target_logits) K(store_target_logits)(b, i, panel * NR, columns, row);
         const int64_t target = b->chunk.target[i] - b->vocab.start - panel * NR;
         if (b->chunk.target[i] >= 0 && target >= 0 && target < NR) ((acc_t *)b->statistics.predicted)[b->chunk.row_numbers[i]] = row[target];
         if (b->statistics.logits.data) K(put_logits)(b, i, panel * NR, row, columns);

@@ -48,6 +48,7 @@
 #else
 #include "gemm.h"
 #endif
+#include "logits.h"
 #include "epilogue.h"
 #include "top_k.h"
 #include "tasks.h"
@@ -79,6 +80,7 @@ static AG_UNUSED const ag_linear_kernels K(ag_linear) = {
     .merge_top_k = K(merge_top_k),
     .input_grad = K(input_grad),
     .weight_grad = K(weight_grad),
+    .sum_p = K(sum_p),
     .probabilities = K(probabilities),
 #if AG_IS_AMX
     .dot_products = AG_CONCAT3(dot_products, dot, AG_ISA), /* the kernel of dot.h: few rows do not fill the unit */
@@ -88,10 +90,12 @@ static AG_UNUSED const ag_linear_kernels K(ag_linear) = {
     .sum_rows = SUMS(sum_rows),
     .combine = SUMS(combine),
     .write_rows = SUMS(write_rows),
+    .tile_to_logits = SUMS(tile_to_logits),
     .tile_to_gradient = SUMS(tile_to_gradient),
     .tile_to_max_sum = SUMS(tile_to_max_sum),
     .tile_to_top_k = SUMS(tile_to_top_k),
     .join_top_k = SUMS(join_top_k),
+    .columns_to_logits = SUMS(columns_to_logits),
     .columns_to_gradient = SUMS(columns_to_gradient),
     .columns_to_max_sum = SUMS(columns_to_max_sum),
 };

@@ -43,7 +43,9 @@
  *   p_pairs    [V / 32][rows / 32][32 of V][16]
  *
  * Files: pack.h has packing, gemm.h and gemm_amx.h products, compensation.h compensated sums, epilogue.h the conversion of
- * logits, tasks.h the tasks of the packed sweep, top_k.h and skinny_top_k.h the largest logits of each row.
+ * logits, tasks.h the tasks of the packed sweep. logits.h has what all epilogues share, row by row: the transformation of
+ * products to logits, further statistics, and the gradient of the general loss, whose formulas are in loss_row.h. top_k.h
+ * and skinny_top_k.h have the largest logits of each row.
  * skinny_rows.h, skinny_logits.h, skinny_grads.h and skinny_epilogue.h have the unpacked products. kernels.h makes the table
  * for one kind of arithmetic and one instruction set; foreach_kind.h, dot.h and amx.h include it for all kinds.
  *
@@ -68,6 +70,7 @@
 #include "../simd.h"
 #include "../strided.h"
 #include "../sums.h"
+#include "loss_row.h"
 
 enum {
     AG_CHAIN = 1280,                     /* most terms of a sum in one accumulator */
@@ -124,19 +127,34 @@ typedef struct {
     int64_t start; /* number of the first row */
 } ag_vocab_block;
 
+/* The logits z = softcap * tanh(scale * u / softcap) / temperature of the products u = x W^T + bias. Without a softcap,
+ * z = scale * u / temperature. The temperatures are in the rows of the loss. */
+typedef struct {
+    int is_needed;    /* otherwise z = x W^T */
+    const void *bias; /* acc_t (V,) and a vector of padding, or NULL */
+    double scale;
+    double softcap;   /* 0: none */
+} ag_logit_transform;
+
 /* Parameters of the conversion of logits to P. */
 typedef struct {
     ag_matrix softmax;     /* (BT, V) probabilities, for AG_FROM_SOFTMAX */
     int round_to_bfloat16; /* whether P is rounded */
     double filter_eps;     /* a tile of P is skipped if all of its magnitudes are smaller; 0: no tile is skipped */
+    const void *complement; /* acc_t (BT,), by row numbers: 1 - p of nearly certain targets, otherwise -1; NULL: not known */
+    int is_general;        /* whether P is made of the coefficients of ag_loss_row */
+    const void *class_weight; /* acc_t (V,) and a vector of padding: c_v of ag_loss_row; NULL: all are 1 */
 } ag_gradient_rule;
 
 /* The results of AG_TO_MAX_SUM. */
 typedef struct {
     void *max;        /* acc_t (BT,) */
     ag_sum *sum;      /* (BT,) */
+    double *rest;     /* (BT,): the sum without one element that equals the maximum, -1 for no elements; NULL: not requested */
     void *predicted;  /* acc_t (BT,): the target's logit */
     ag_matrix logits; /* (BT, V); data is NULL if they are not requested */
+    int with_more;    /* whether the fields of ag_more are computed, and merged into the rows of the loss */
+    double *target_logits; /* (BT, targets of a row): the logits of all targets; NULL: not requested */
 } ag_statistics;
 
 /* The results of AG_TO_TOP_K: a list of the k largest logits of each row, and a sum. Lists begin with k times -inf. */
@@ -147,6 +165,12 @@ typedef struct {
     int64_t *indices; /* (BT, k): their vocabulary entries */
     ag_sum *rest;     /* (BT,): sum of exp((logit - largest) * scale), without one logit that is the largest */
 } ag_top_k;
+/* Statistics of some logits of a row, beside their maximum and sum: see ag_loss_row. */
+typedef struct {
+    double moment, deficit;
+    double weight; /* sum of the class weights */
+    int64_t argmax;
+} ag_more;
 
 /* Packed operands and tiles of one chunk and one block. */
 typedef struct {
@@ -154,6 +178,8 @@ typedef struct {
     uint8_t *skipped;            /* [V / NR][rows / MR] tiles of P that are skipped */
     int caches_logits;           /* whether AG_TO_MAX_SUM stores its tiles in `logits` */
     void *panel_max, *panel_sum; /* acc_t [V / NR][rows]: AG_TO_MAX_SUM and AG_TO_TOP_K write them, merges read them */
+    void *panel_rest;            /* the same of `rest` */
+    ag_more *panel_more;         /* [V / NR][rows] */
 } ag_packed;
 
 /* One chunk of rows, one block of the vocabulary, and the memory that their tasks read and write. */
@@ -161,6 +187,9 @@ typedef struct {
     ag_chunk chunk;
     ag_vocab_block vocab;
     ptrdiff_t hidden;
+    ag_logit_transform transform;
+    ag_loss_row *rows;       /* (BT,), by row numbers; NULL if nothing below needs them */
+    ag_loss_targets targets; /* of all rows, if rows is not NULL: entries and weights (BT, count) */
     ag_gradient_rule gradient;
     ag_statistics statistics;
     ag_top_k top_k;
@@ -197,6 +226,8 @@ typedef struct {
                        ptrdiff_t tile_end);
     void (*weight_grad)(const ag_linear_block *block, ptrdiff_t panel, ptrdiff_t panel_end, ptrdiff_t tile,
                         ptrdiff_t tile_end);
+    /* Add the columns of P of panels [panel, panel_end) of the block to `sums`, one for each vocabulary entry of the block. */
+    void (*sum_p)(const ag_linear_block *block, ptrdiff_t panel, ptrdiff_t panel_end, double *sums);
     /* Compute to[c] = exp(logits[c] - max) / sum of accumulators, perhaps in place. */
     void (*probabilities)(void *to, const void *logits, double max, double sum, ptrdiff_t n);
     /* The unpacked products; skinny_rows.h and its siblings describe them. */
@@ -207,10 +238,13 @@ typedef struct {
     void (*combine)(const void *from, ptrdiff_t count, ptrdiff_t stride, ptrdiff_t n, void *to);
     void (*write_rows)(ag_variant variant, const ag_rows *resident, const ag_rows *to, ptrdiff_t first, ptrdiff_t n,
                        const void *p, ptrdiff_t r_stride, ptrdiff_t s_stride, int nontemporal);
+    void (*tile_to_logits)(const ag_linear_block *block, void *tile);
     void (*tile_to_gradient)(const ag_linear_block *block, void *tile);
-    void (*tile_to_max_sum)(const ag_linear_block *block, const void *tile, void *max, ag_sum *sum);
+    void (*tile_to_max_sum)(const ag_linear_block *block, const void *tile, void *max, ag_sum *sum, double *rest,
+                            ag_more *more);
     void (*tile_to_top_k)(const ag_linear_block *block, const void *tile);
     void (*join_top_k)(const ag_top_k *from, const ag_top_k *to, ptrdiff_t row, ptrdiff_t row_end);
+    void (*columns_to_logits)(const ag_linear_block *block, void *tile);
     void (*columns_to_gradient)(const ag_linear_block *block, void *tile);
     void (*columns_to_max_sum)(const ag_linear_block *block, const void *tile, void *max, double *sum);
 } ag_linear_kernels;

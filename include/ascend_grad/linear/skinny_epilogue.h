@@ -3,6 +3,24 @@
 
 /* ---- tiles of b->chunk.rows x b->vocab.size values: lanes are vocabulary entries ------------------------------------------ */
 
+/* Transform a tile of products to logits. */
+static void K(tile_to_logits)(const ag_linear_block *b, void *tile)
+{
+    for (ptrdiff_t i = 0; i < b->chunk.rows; i++) {
+        K(transform_row)(b, i, 0, b->vocab.size, (acc_t *)tile + i * b->tile_pitch);
+    }
+}
+
+/* Round P, if the problem does so. */
+AG_INLINE void K(round_row)(const ag_linear_block *b AG_UNUSED, acc_t *row AG_UNUSED, ptrdiff_t n AG_UNUSED)
+{
+#if !AG_IS_F64
+    for (ptrdiff_t c = 0; c < n && b->gradient.round_to_bfloat16; c += VL) {
+        V_(store)(row + c, v_bf16_widen(v_bf16_narrow(V_(load)(row + c))));
+    }
+#endif
+}
+
 /* Turn a tile of logits into P. If the caller gave probabilities, make P of them instead. */
 static void K(tile_to_gradient)(const ag_linear_block *b, void *tile)
 {
@@ -10,6 +28,11 @@ static void K(tile_to_gradient)(const ag_linear_block *b, void *tile)
     char buffer[4096];
     for (ptrdiff_t i = 0; i < b->chunk.rows; i++) {
         acc_t *row = (acc_t *)tile + i * b->tile_pitch;
+        if (b->gradient.is_general) {
+            K(general_gradient)(b, i, 0, b->vocab.size, row);
+            K(round_row)(b, row, b->vocab.size);
+            continue;
+        }
         const int64_t target = b->chunk.target[i] - b->vocab.start;
         const V grad = V_(set1)(((const acc_t *)b->chunk.grad)[i]);
         if (b->gradient.softmax.data) {
@@ -20,7 +43,7 @@ static void K(tile_to_gradient)(const ag_linear_block *b, void *tile)
                 V_(store)(row + c, V_(exp)(V_(load)(row + c) - max) / sum);
             }
         }
-        if (b->chunk.target[i] >= 0 && target >= 0 && target < b->vocab.size) row[target] -= 1;
+        if (b->chunk.target[i] >= 0 && target >= 0 && target < b->vocab.size) row[target] = K(minus_one)(b, i, row[target]);
         for (ptrdiff_t c = 0; c < b->vocab.size; c += VL) {
             V p = V_(load)(row + c) * grad;
 #if !AG_IS_F64
@@ -31,9 +54,9 @@ static void K(tile_to_gradient)(const ag_linear_block *b, void *tile)
     }
 }
 
-/* Merge the maximum of each row, and its sum of exponentials relative to the maximum, into max and sum. Store the logits of the
- * targets, and all logits if the caller requests them. */
-static void K(tile_to_max_sum)(const ag_linear_block *b, const void *tile, void *max, ag_sum *sum)
+/* Merge the maximum of each row, and its sum of exponentials relative to the maximum, into max and sum; likewise `rest`, and if
+ * requested, `more`. Store the logits of the targets, and all logits if the caller requests them. */
+static void K(tile_to_max_sum)(const ag_linear_block *b, const void *tile, void *max, ag_sum *sum, double *rest, ag_more *more)
 {
     for (ptrdiff_t i = 0; i < b->chunk.rows; i++) {
         const acc_t *row = (const acc_t *)tile + i * b->tile_pitch;
@@ -59,6 +82,21 @@ static void K(tile_to_max_sum)(const ag_linear_block *b, const void *tile, void 
             for (ptrdiff_t c = 0; c < b->vocab.size; c++) now = row[c] != row[c] ? row[c] : now;
         }
         const V factor = V_(exp)(V_(set1)(before) - shift);
+        if (b->statistics.with_more) {
+            ag_more here;
+            const double earlier = ag_sum_total(sum[i]), d = ag_max_distance((double)now, (double)before);
+            K(more_of_row)(b, row, 0, b->vocab.size, now, &here);
+            more[i].moment = here.moment + (earlier == 0 ? 0 : exp(-d) * (more[i].moment + earlier * d));
+            more[i].deficit += here.deficit + (more[i].weight == 0 ? 0 : more[i].weight * d);
+            more[i].weight += here.weight;
+            if (!(before == now || before != before)) more[i].argmax = here.argmax;
+        }
+        if (b->statistics.target_logits) K(store_target_logits)(b, i, 0, b->vocab.size, row);
+        if (rest) {
+            const int is_new = !(before == now || before != before);
+            rest[i] = is_new ? K(rest_of_row)(row, b->vocab.size, now, added) + (1 + rest[i]) * (double)factor[0]
+                             : rest[i] + (double)added;
+        }
         sum[i].sum *= (double)factor[0], sum[i].compensation *= (double)factor[0];
         ag_sum_add(&sum[i], (double)added);
         ((acc_t *)max)[i] = now;
@@ -70,12 +108,53 @@ static void K(tile_to_max_sum)(const ag_linear_block *b, const void *tile, void 
 
 /* ---- tiles of b->vocab.size x b->chunk.rows values, which hold all vocabulary entries: lanes are rows -------------------- */
 
+/* Transform a transposed tile of products to logits. */
+static void K(columns_to_logits)(const ag_linear_block *b, void *tile)
+{
+    const acc_t *bias = b->transform.bias;
+    const int is_capped = b->transform.softcap > 0;
+    const V inner = V_(set1)((acc_t)(is_capped ? K(inner_factor)(b) : 1));
+    for (ptrdiff_t i = 0; i < b->chunk.rows; i += VL) {
+        acc_t factors[VL] = {0};
+        for (ptrdiff_t k = i; k < i + VL && k < b->chunk.rows; k++) factors[k - i] = (acc_t)K(outer_factor)(b, k);
+        const V outer = V_(load)(factors);
+        for (ptrdiff_t c = 0; c < b->vocab.size; c++) {
+            acc_t *x = (acc_t *)tile + c * b->tile_pitch + i;
+            const V u = bias ? V_(load)(x) + V_(set1)(bias[b->vocab.start + c]) : V_(load)(x);
+            V_(store)(x, (is_capped ? V_(tanh)(u * inner) : u) * outer);
+        }
+    }
+}
+
+/* Copy row i of a transposed tile to a row that is padded to whole vectors. */
+static void K(gather_row)(const ag_linear_block *b, const acc_t *tile, ptrdiff_t i, acc_t *row)
+{
+    for (ptrdiff_t c = 0; c < b->vocab.size; c++) row[c] = tile[c * b->tile_pitch + i];
+    memset(row + b->vocab.size, 0, VL * sizeof *row);
+}
+
+/* Turn a transposed tile of logits into P, from the coefficients of its rows. */
+static void K(columns_to_general_gradient)(const ag_linear_block *b, acc_t *tile)
+{
+    acc_t row[AG_MAX_UNPACKED_ROWS + VL];
+    for (ptrdiff_t i = 0; i < b->chunk.rows; i++) {
+        K(gather_row)(b, tile, i, row);
+        K(general_gradient)(b, i, 0, b->vocab.size, row);
+        K(round_row)(b, row, b->vocab.size);
+        for (ptrdiff_t c = 0; c < b->vocab.size; c++) tile[c * b->tile_pitch + i] = row[c];
+    }
+}
+
 /* Turn a transposed tile of logits into P, as tile_to_gradient does. */
 static void K(columns_to_gradient)(const ag_linear_block *b, void *to)
 {
     const ag_rows softmax = {b->gradient.softmax, b->chunk.row_numbers, 0, b->chunk.rows};
     char buffer[4096];
     acc_t *tile = to;
+    if (b->gradient.is_general) {
+        K(columns_to_general_gradient)(b, tile);
+        return;
+    }
     if (b->gradient.softmax.data) {
         for (ptrdiff_t i = 0; i < b->chunk.rows; i++) {
             const acc_t *row = (const acc_t *)K(dense)(&softmax, i, 0, b->vocab.size, buffer);
@@ -90,7 +169,9 @@ static void K(columns_to_gradient)(const ag_linear_block *b, void *to)
         }
     }
     for (ptrdiff_t i = 0; i < b->chunk.rows; i++) {
-        if (b->chunk.target[i] >= 0 && b->chunk.target[i] < b->vocab.size) tile[b->chunk.target[i] * b->tile_pitch + i] -= 1;
+        if (b->chunk.target[i] < 0 || b->chunk.target[i] >= b->vocab.size) continue;
+        acc_t *p = tile + b->chunk.target[i] * b->tile_pitch + i;
+        *p = K(minus_one)(b, i, *p);
     }
     for (ptrdiff_t i = 0; i < b->chunk.rows; i += VL) {
         const V grad = K(load_some)((const acc_t *)b->chunk.grad + i, b->chunk.rows - i);
@@ -131,6 +212,20 @@ static void K(columns_to_max_sum)(const ag_linear_block *b, const void *from, vo
         }
     }
     for (ptrdiff_t i = 0; i < b->chunk.rows; i++) {
+        const ptrdiff_t number = b->chunk.row_numbers[i];
+        const acc_t of_max = ((const acc_t *)max)[i];
+        acc_t row[AG_MAX_UNPACKED_ROWS + VL];
+        if (b->statistics.with_more || b->statistics.target_logits || (b->statistics.rest && sum[i] < AG_ACCURATE_SUM)) {
+            K(gather_row)(b, tile, i, row);
+        }
+        if (b->statistics.rest) b->statistics.rest[number] = K(rest_of_row)(row, b->vocab.size, of_max, (acc_t)sum[i]);
+        if (b->statistics.with_more) {
+            ag_more more;
+            K(more_of_row)(b, row, 0, b->vocab.size, of_max, &more);
+            b->rows[number].moment = more.moment, b->rows[number].deficit = more.deficit;
+            b->rows[number].argmax = more.argmax;
+        }
+        if (b->statistics.target_logits) K(store_target_logits)(b, i, 0, b->vocab.size, row);
         if (b->chunk.target[i] >= 0 && b->chunk.target[i] < b->vocab.size) {
             ((acc_t *)b->statistics.predicted)[b->chunk.row_numbers[i]] = tile[b->chunk.target[i] * b->tile_pitch + i];
         }

@@ -16,6 +16,7 @@ static void K(tiles)(const ag_linear_block *b, ag_linear_source source, ag_linea
             case AG_FROM_PRODUCT:
                 K(product_logits)((const elem_t *)b->packed.x_rows + t * hidden * MR, (const elem_t *)b->packed.w_rows + p * hidden * NR,
                                   hidden, tile);
+                if (b->transform.is_needed) K(transform_tile)(b, p, t, tile);
                 break;
             case AG_FROM_LOGITS:
                 K(load_logits)(b, p, t, tile);
@@ -33,7 +34,9 @@ static void K(tiles)(const ag_linear_block *b, ag_linear_source source, ag_linea
                 K(store_top_k)(b, p, t, tile);
                 break;
             case AG_TO_GRADIENT:
-                if (source == AG_FROM_SOFTMAX) {
+                if (b->gradient.is_general) {
+                    K(store_general_gradient)(b, p, t, tile);
+                } else if (source == AG_FROM_SOFTMAX) {
                     K(store_gradient_of_softmax)(b, p, t, tile);
                 } else {
                     K(store_gradient_of_logits)(b, p, t, tile);
@@ -45,6 +48,28 @@ static void K(tiles)(const ag_linear_block *b, ag_linear_source source, ag_linea
     K(end_task)();
 }
 
+/* Merge the further statistics of a block's panels into those of row i of the chunk. `holder` is the first panel with the
+ * new maximum `largest`, -1 for the row itself. */
+static void K(merge_more)(const ag_linear_block *b, ptrdiff_t i, acc_t largest, ptrdiff_t holder)
+{
+    const ptrdiff_t rows = K(padded_rows)(b), panels = (b->vocab.size + NR - 1) / NR, number = b->chunk.row_numbers[i];
+    ag_loss_row *row = b->rows + number;
+    const double before = ((const acc_t *)b->statistics.max)[number], sum = ag_sum_total(b->statistics.sum[number]);
+    /* Relative to a maximum that is larger by d, the moment of a sum S becomes exp(-d) (moment + S d). */
+    const double from_row = ag_max_distance((double)largest, before);
+    double moment = sum == 0 ? 0 : exp(-from_row) * (row->moment + sum * from_row);
+    double deficit = row->deficit + (row->weight == 0 ? 0 : row->weight * from_row);
+    for (ptrdiff_t p = 0; p < panels; p++) {
+        const double max = ((const acc_t *)b->packed.panel_max)[p * rows + i], d = ag_max_distance((double)largest, max);
+        const ag_more *more = b->packed.panel_more + p * rows + i;
+        deficit += more->deficit + (more->weight == 0 ? 0 : more->weight * d);
+        row->weight += more->weight;
+        if (d < INFINITY) moment += exp(-d) * (more->moment + (double)((const acc_t *)b->packed.panel_sum)[p * rows + i] * d);
+    }
+    row->moment = moment, row->deficit = deficit;
+    if (holder >= 0) row->argmax = b->packed.panel_more[holder * rows + i].argmax;
+}
+
 /* Merge the maxima and sums of a block's panels into the running ones of rows [row, row_end). */
 static void K(merge_max_sum)(const ag_linear_block *b, ptrdiff_t row, ptrdiff_t row_end)
 {
@@ -54,10 +79,12 @@ static void K(merge_max_sum)(const ag_linear_block *b, ptrdiff_t row, ptrdiff_t 
         acc_t *running_max = (acc_t *)b->statistics.max + b->chunk.row_numbers[i];
         ag_sum *running_sum = b->statistics.sum + b->chunk.row_numbers[i], total = {0, 0};
         acc_t largest = *running_max;
+        ptrdiff_t holder = -1; /* the first panel with the maximum; -1 for the earlier ones */
+        double rest = 0;       /* the sum without the holder */
         for (ptrdiff_t p = 0; p < panels; p++) {
             /* A maximum that is NaN stays NaN. */
             const acc_t x = max[p * rows];
-            largest = largest != largest || x <= largest ? largest : x;
+            if (!(largest != largest || x <= largest)) largest = x, holder = p;
         }
         const acc_t shift = largest == (acc_t)-INFINITY ? 0 : largest;
         for (ptrdiff_t p = -1; p < panels; p += VL) {
@@ -71,8 +98,15 @@ static void K(merge_max_sum)(const ag_linear_block *b, ptrdiff_t row, ptrdiff_t 
             V_(store)(of_max, V_(exp)(V_(load)(of_max) - V_(set1)(shift)));
             for (ptrdiff_t k = 0; k < VL; k++) {
                 const double factor = of_max[k];
-                ag_sum_add(&total, p + k < 0 ? ag_sum_total(*running_sum) * factor : (double)of_sum[k] * factor);
+                const double term = p + k < 0 ? ag_sum_total(*running_sum) * factor : (double)of_sum[k] * factor;
+                ag_sum_add(&total, term);
+                rest += p + k == holder ? 0 : term;
             }
+        }
+        if (b->statistics.with_more) K(merge_more)(b, i, largest, holder);
+        if (b->statistics.rest) {
+            double *running_rest = b->statistics.rest + b->chunk.row_numbers[i];
+            *running_rest = rest + (holder < 0 ? *running_rest : (double)((const acc_t *)b->packed.panel_rest)[holder * rows + i]);
         }
         *running_max = largest;
         *running_sum = total;
@@ -198,6 +232,31 @@ static void K(weight_grad)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t 
         }
     }
     K(end_task)();
+}
+
+/* Add the columns of P of panels [panel, panel_end) to sums of doubles, one for each vocabulary entry of the block. */
+static void K(sum_p)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t panel_end, double *sums)
+{
+    const ptrdiff_t rows = K(padded_rows)(b);
+    for (ptrdiff_t p = panel; p < panel_end; p++) {
+        const ptrdiff_t left = b->vocab.size - p * NR, columns = left < NR ? left : NR;
+        double total[NR] = {0};
+        for (ptrdiff_t i = 0; i < b->chunk.rows; i++) {
+#if AG_IS_DOT
+            const uint16_t *row = (const uint16_t *)b->packed.p + (p * rows + i) * NR;
+            for (int c = 0; c < NR; c++) {
+                const uint32_t bits = (uint32_t)row[c] << 16;
+                float value;
+                memcpy(&value, &bits, sizeof value);
+                total[c] += (double)value;
+            }
+#else
+            const acc_t *row = (const acc_t *)b->packed.p + (p * rows + i) * NR;
+            for (int c = 0; c < NR; c++) total[c] += (double)row[c];
+#endif
+        }
+        for (ptrdiff_t c = 0; c < columns; c++) sums[p * NR + c] += total[c];
+    }
 }
 
 /* Compute n probabilities of a row from its logits, maximum and sum of exponentials. */

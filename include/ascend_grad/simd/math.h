@@ -1,4 +1,4 @@
-/* exp and log of one instruction set. Body header, see foreach_isa.h.
+/* exp, tanh and log of one instruction set. Body header, see foreach_isa.h.
  *
  * exp(x) is a polynomial of r times 2**k, with k = round(x / ln 2) and r = x - k ln 2, computed in two steps. The
  * polynomial is our minimax on |r| <= ln(2)/2. In float32 it has degree 6 and an error of 0.06 * 2**-24, in float64
@@ -64,6 +64,27 @@ AG_INLINE_LARGE f64v v_f64_exp(f64v x)
     const f64v rest = k - (half - to_int) + to_int;
     return v_f64_select(given < least, (f64v){0}, p * (f64v)((u64v)half << 52) * (f64v)((u64v)rest << 52));
 #endif
+}
+
+/* Compute tanh(x) = 1 - 2 / (exp(2 |x|) + 1) with the sign of x. Near 0, where the difference would cancel, tanh(x) is the
+ * convergent of Lambert's continued fraction x / (1 + x^2 / (3 + x^2 / (5 + ...))) that is exact to an eighth of a unit in the
+ * last place. Errors are below 4 units in the last place. NaN passes through. */
+AG_INLINE_LARGE f32v v_f32_tanh(f32v x)
+{
+    const f32v size = v_f32_max(x, -x), large = 1.0f - 2.0f / (v_f32_exp(size + size) + 1.0f), x2 = x * x;
+    const f32v above = v_f32_fma(x2 + 105.0f, x2, v_f32_set1(945.0f));
+    const f32v below = v_f32_fma(v_f32_fma(v_f32_set1(15.0f), x2, v_f32_set1(420.0f)), x2, v_f32_set1(945.0f));
+    return v_f32_select(size >= v_f32_set1(0.625f), v_f32_select(x < 0, -large, large), x * above / below);
+}
+
+AG_INLINE_LARGE f64v v_f64_tanh(f64v x)
+{
+    const f64v size = v_f64_max(x, -x), large = 1.0 - 2.0 / (v_f64_exp(size + size) + 1.0), x2 = x * x;
+    f64v above = v_f64_fma(x2 + 990.0, x2, v_f64_set1(135135.0));
+    above = v_f64_fma(v_f64_fma(above, x2, v_f64_set1(4729725.0)), x2, v_f64_set1(34459425.0));
+    f64v below = v_f64_fma(v_f64_fma(v_f64_set1(45.0), x2, v_f64_set1(13860.0)), x2, v_f64_set1(945945.0));
+    below = v_f64_fma(v_f64_fma(below, x2, v_f64_set1(16216200.0)), x2, v_f64_set1(34459425.0));
+    return v_f64_select(size >= v_f64_set1(0.625), v_f64_select(x < 0, -large, large), x * above / below);
 }
 
 /* Compute the natural logarithm of numbers from 1 on, or NaN, with an error of about one unit in the last place. Let

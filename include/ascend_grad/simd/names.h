@@ -34,6 +34,7 @@
 #define v_f32_narrow AG_ISA_NAME(ag_v_f32_narrow)
 #define v_f32_reduce_max AG_ISA_NAME(ag_v_f32_reduce_max)
 #define v_f32_exp AG_ISA_NAME(ag_v_f32_exp)
+#define v_f32_tanh AG_ISA_NAME(ag_v_f32_tanh)
 #define v_f32_mask AG_ISA_NAME(ag_v_f32_mask)
 #define v_f32_mask_partial AG_ISA_NAME(ag_v_f32_mask_partial)
 
@@ -55,6 +56,7 @@
 #define v_f64_reduce_max AG_ISA_NAME(ag_v_f64_reduce_max)
 #define v_f64_reduce_sum AG_ISA_NAME(ag_v_f64_reduce_sum)
 #define v_f64_exp AG_ISA_NAME(ag_v_f64_exp)
+#define v_f64_tanh AG_ISA_NAME(ag_v_f64_tanh)
 #define v_f64_log AG_ISA_NAME(ag_v_f64_log)
 #define v_f64_mask AG_ISA_NAME(ag_v_f64_mask)
 #define v_f64_mask_partial AG_ISA_NAME(ag_v_f64_mask_partial)

@@ -1,0 +1,151 @@
+/* Rows of logits: their transformation, their statistics beside maximum and sum, and the gradient of the general loss. One
+ * kind of arithmetic and one instruction set; included by kernels.h. */
+
+/* Return the index of the first logit that equals the maximum, or if the maximum is NaN, of the first NaN. */
+static ptrdiff_t K(first_maximum)(const acc_t *row, ptrdiff_t n, acc_t max)
+{
+    for (ptrdiff_t c = 0; c < n; c++) {
+        if (row[c] == max || (max != max && row[c] != row[c])) return c;
+    }
+    return 0;
+}
+
+/* Return the sum of the lanes, adding the upper half to the lower one at each step. */
+AG_INLINE acc_t K(reduce_sum)(V v)
+{
+    acc_t lane[VL];
+    V_(store)(lane, v);
+    for (int half = VL / 2; half > 0; half /= 2) {
+        for (int i = 0; i < half; i++) lane[i] += lane[i + half];
+    }
+    return lane[0];
+}
+
+/* Load n values, or a whole vector if n is larger. Whole vectors have a path of their own, as partial loads are slow without
+ * masks. */
+AG_INLINE V K(load_some)(const void *p, ptrdiff_t n) { return n < VL ? V_(load_partial)(p, n) : V_(load)(p); }
+
+/* ---- the transformation -------------------------------------------------------------------------------------------------- */
+
+/* Return the factor of the last step of the transformation for row i of the chunk. */
+AG_INLINE double K(outer_factor)(const ag_linear_block *b, ptrdiff_t i)
+{
+    const ag_logit_transform *t = &b->transform;
+    return (t->softcap > 0 ? t->softcap : t->scale) * b->rows[b->chunk.row_numbers[i]].inverse_temperature;
+}
+
+/* Return the factor of the argument of tanh. */
+AG_INLINE double K(inner_factor)(const ag_linear_block *b) { return b->transform.scale / b->transform.softcap; }
+
+/* Transform n products of row i, from vocabulary entry `first` of the block on, to logits. Rows are padded to whole vectors. */
+static void K(transform_row)(const ag_linear_block *b, ptrdiff_t i, ptrdiff_t first, ptrdiff_t n, acc_t *row)
+{
+    const acc_t *bias = b->transform.bias;
+    const int is_capped = b->transform.softcap > 0;
+    const V outer = V_(set1)((acc_t)K(outer_factor)(b, i)), inner = V_(set1)((acc_t)(is_capped ? K(inner_factor)(b) : 1));
+    for (ptrdiff_t c = 0; c < n; c += VL) {
+        V u = V_(load)(row + c);
+        if (bias) u += V_(load)(bias + b->vocab.start + first + c);
+        V_(store)(row + c, (is_capped ? V_(tanh)(u * inner) : u) * outer);
+    }
+}
+
+/* Return the derivatives of logits with respect to the products, from the logits. */
+AG_INLINE V K(slopes)(const V z, const V inverse_outer, const V most)
+{
+    const V value = z * inverse_outer;
+    return (1 - value * value) * most;
+}
+
+/* ---- statistics ---------------------------------------------------------------------------------------------------------- */
+
+/* Return the sum of exponentials of n logits without their first maximum. `max` is the maximum, `sum` the whole sum. */
+static double K(rest_of_row)(const acc_t *row, ptrdiff_t n, acc_t max, acc_t sum)
+{
+    if (!(sum < (acc_t)AG_ACCURATE_SUM)) return (double)sum - 1;
+    const ptrdiff_t at = K(first_maximum)(row, n, max);
+    V total = {0};
+    for (ptrdiff_t c = 0; c < n; c += VL) {
+        acc_t lane[VL];
+        memcpy(lane, row + c, sizeof lane);
+        if (at >= c && at < c + VL) lane[at - c] = (acc_t)-INFINITY;
+        total += V_(first)(n - c < VL ? n - c : VL, V_(exp)(V_(load)(lane) - V_(set1)(max)), (V){0});
+    }
+    return (double)K(reduce_sum)(total);
+}
+
+/* Compute the fields of ag_more of n logits, from vocabulary entry `first` of the block on, relative to a maximum. */
+static void K(more_of_row)(const ag_linear_block *b, const acc_t *row, ptrdiff_t first, ptrdiff_t n, acc_t max, ag_more *to)
+{
+    const acc_t *class_weight = b->gradient.class_weight;
+    const V shift = V_(set1)(max == (acc_t)-INFINITY ? 0 : max), zero = {0};
+    to->moment = to->deficit = to->weight = 0;
+    for (ptrdiff_t c = 0; c < n;) {
+        V moment = {0}, deficit = {0}, weight = {0}; /* chains of at most eight terms */
+        for (int k = 0; k < 8 && c < n; k++, c += VL) {
+            const ptrdiff_t left = n - c < VL ? n - c : VL;
+            const V z = V_(load)(row + c), e = V_(exp)(z - shift);
+            const V w = class_weight ? V_(load)(class_weight + b->vocab.start + first + c) : V_(set1)(1);
+            /* A logit of -inf adds nothing: the exponential is 0, but its product with infinity would be NaN. */
+            moment += V_(first)(left, V_(select)(e == 0, zero, e * (shift - z)), zero);
+            deficit += V_(first)(left, V_(select)(w == 0, zero, w * (shift - z)), zero);
+            weight += V_(first)(left, w, zero);
+        }
+        to->moment += (double)K(reduce_sum)(moment), to->deficit += (double)K(reduce_sum)(deficit);
+        to->weight += (double)K(reduce_sum)(weight);
+    }
+    to->argmax = b->vocab.start + first + K(first_maximum)(row, n, max);
+}
+
+/* Store the logits of all targets of row i that are among n logits, from vocabulary entry `first` of the block on. */
+static void K(store_target_logits)(const ag_linear_block *b, ptrdiff_t i, ptrdiff_t first, ptrdiff_t n, const acc_t *row)
+{
+    const int64_t begin = b->chunk.row_numbers[i] * b->targets.count;
+    for (ptrdiff_t k = 0; k < b->targets.count; k++) {
+        const int64_t entry = b->targets.entries[begin + k] - b->vocab.start - first;
+        if (b->targets.entries[begin + k] >= 0 && entry >= 0 && entry < n) b->statistics.target_logits[begin + k] = row[entry];
+    }
+}
+
+/* Return the probability of row i's target minus 1. Of a nearly certain target, 1 - p is known with its own digits. */
+AG_INLINE acc_t K(minus_one)(const ag_linear_block *b, ptrdiff_t i, acc_t p)
+{
+    if (!b->gradient.complement) return p - 1;
+    const acc_t complement = ((const acc_t *)b->gradient.complement)[b->chunk.row_numbers[i]];
+    return complement >= 0 ? -complement : p - 1;
+}
+
+/* ---- the gradient -------------------------------------------------------------------------------------------------------- */
+
+/* Turn n logits of row i, from vocabulary entry `first` of the block on, into the gradient with respect to the products. */
+static void K(general_gradient)(const ag_linear_block *b, ptrdiff_t i, ptrdiff_t first, ptrdiff_t n, acc_t *row)
+{
+    const ag_loss_row *of_row = b->rows + b->chunk.row_numbers[i];
+    const acc_t *class_weight = b->gradient.class_weight;
+    const int is_capped = b->transform.softcap > 0, is_smoothed = of_row->s != 0, with_entropy = of_row->b != 0;
+    const double outer = b->transform.is_needed ? K(outer_factor)(b, i) : 1;
+    const V max = V_(set1)(((const acc_t *)b->chunk.max)[i]), sum = V_(set1)(((const acc_t *)b->chunk.sum)[i]);
+    const V by_p = V_(set1)((acc_t)of_row->a), by_gap = V_(set1)((acc_t)of_row->b), s = V_(set1)((acc_t)of_row->s);
+    const V mean_gap = V_(set1)((acc_t)of_row->mean_gap), zero = {0};
+    const V inverse_outer = V_(set1)((acc_t)(1 / outer)), most = V_(set1)((acc_t)(is_capped ? outer * K(inner_factor)(b) : outer));
+    acc_t slope[AG_MAX_STREAMED_STEP];
+    for (ptrdiff_t c = 0; c < n; c += VL) {
+        const V z = V_(load)(row + c), e = V_(exp)(z - max) / sum;
+        V p = e * by_p;
+        if (with_entropy) p += V_(select)(e == 0, zero, e * by_gap * ((z - max) + mean_gap));
+        if (is_smoothed) p -= class_weight ? s * V_(load)(class_weight + b->vocab.start + first + c) : s;
+        if (is_capped) V_(store)(slope + c, K(slopes)(z, inverse_outer, most));
+        V_(store)(row + c, p);
+    }
+    const int64_t begin = b->chunk.row_numbers[i] * b->targets.count;
+    for (ptrdiff_t k = 0; k < b->targets.count; k++) {
+        const int64_t entry = b->targets.entries[begin + k] - b->vocab.start - first;
+        if (b->targets.entries[begin + k] < 0 || entry < 0 || entry >= n) continue;
+        row[entry] -= (acc_t)(of_row->kept_loss * b->targets.weights[begin + k] - of_row->grad_log_prob);
+    }
+    const int64_t certain = of_row->certain - b->vocab.start - first;
+    if (of_row->certain >= 0 && certain >= 0 && certain < n) row[certain] = (acc_t)of_row->certain_grad;
+    for (ptrdiff_t c = 0; c < n && b->transform.is_needed; c += VL) {
+        V_(store)(row + c, V_(load)(row + c) * (is_capped ? V_(load)(slope + c) : most));
+    }
+}

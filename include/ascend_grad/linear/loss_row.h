@@ -1,0 +1,73 @@
+/* One row of the loss of a linear layer, in float64: its statistics, and the coefficients of its gradient with respect to the
+ * logits z. The formulas are those of ../loss.h. */
+#ifndef ASCEND_GRAD_LINEAR_LOSS_ROW_H
+#define ASCEND_GRAD_LINEAR_LOSS_ROW_H
+
+#include "../base.h"
+#include "../loss.h"
+
+/* The gradient at a target whose probability is above this number is computed from 1 - p. */
+#define AG_NEARLY_CERTAIN 0.9375
+
+typedef struct {
+    /* The caller sets: */
+    double inverse_temperature;
+    double grad_loss;   /* upstream gradient of the cross-entropy, with token weight and denominator */
+    double grad_square; /* upstream gradient of lse^2, likewise */
+    double grad_lse, grad_log_prob, grad_entropy;
+    /* The kernels write: */
+    double moment, deficit; /* as in ag_row_statistics */
+    double weight;          /* sum of the class weights of the entries so far */
+    int64_t argmax;         /* vocabulary entry of the first maximum */
+    /* ag_loss_row_finish writes: */
+    double a, b, s;         /* coefficients of the gradient */
+    double kept_loss;       /* grad_loss (1 - label smoothing): w_k is its product with the weight of target k */
+    double mean_gap;        /* max - m */
+    double certain_grad;    /* gradient with respect to the logit of the entry `certain` */
+    int64_t certain;        /* a nearly certain target, or -1 */
+} ag_loss_row;
+
+/* The targets of a row: `count` vocabulary entries, -1 for none, with their probabilities times class weights. */
+typedef struct {
+    ptrdiff_t count;
+    const int64_t *entries;
+    const double *weights;
+} ag_loss_targets;
+
+/* Return the distance between two maxima of a row; equal infinities have none. */
+AG_INLINE double ag_max_distance(double larger, double smaller) { return larger == smaller ? 0 : larger - smaller; }
+
+/* Compute the coefficients of the gradient of a row whose statistics are complete. `logits` are those of the targets,
+ * `class_weight` (V,) or NULL the weights that smoothing uses, and `class_sum` their sum. */
+static AG_UNUSED void ag_loss_row_finish(ag_loss_row *row, const ag_loss_targets *targets, const double *logits, double max,
+                                         double rest, double label_smoothing, ptrdiff_t vocab, const double *class_weight,
+                                         double class_sum)
+{
+    const ag_row_statistics statistics = {max, rest, row->moment, row->deficit};
+    double weights = 0;
+    for (ptrdiff_t k = 0; k < targets->count; k++) weights += targets->entries[k] < 0 ? 0 : targets->weights[k];
+    row->mean_gap = row->moment / (1 + rest);
+    row->kept_loss = row->grad_loss * (1 - label_smoothing);
+    row->s = label_smoothing > 0 ? row->grad_loss * label_smoothing / (double)vocab : 0;
+    row->b = -row->grad_entropy;
+    /* The part of `a` that no target takes back is summed apart, since it may be tiny beside `a`. */
+    double balance = row->s * class_sum + row->grad_lse;
+    if (row->grad_square != 0) balance += 2 * row->grad_square * ag_log_sum_exp(&statistics);
+    row->a = balance + (row->kept_loss * weights - row->grad_log_prob);
+    row->certain = -1, row->certain_grad = 0;
+    for (ptrdiff_t k = 0; k < targets->count && row->certain < 0; k++) {
+        const int64_t entry = targets->entries[k];
+        if (entry < 0 || !(ag_one_minus_prob(&statistics, logits[k]) < 1 - AG_NEARLY_CERTAIN)) continue;
+        double others = 0; /* weights of the other targets */
+        for (ptrdiff_t j = 0; j < targets->count; j++) {
+            if (targets->entries[j] >= 0 && targets->entries[j] != entry) others += row->kept_loss * targets->weights[j];
+        }
+        row->certain = entry;
+        /* a - w is what the target does not take back, so it stands for a where w is 0. */
+        row->certain_grad = (balance + others) - row->a * ag_one_minus_prob(&statistics, logits[k]);
+        if (row->b != 0) row->certain_grad += ag_gradient_at_target(&statistics, logits[k], 0, row->b, 0, 0);
+        if (row->s != 0) row->certain_grad -= row->s * (class_weight ? class_weight[entry] : 1);
+    }
+}
+
+#endif
