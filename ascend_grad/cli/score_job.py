@@ -149,6 +149,7 @@ class Scorer:
             values |= {name: getattr(result, name) for name in losses}
         entries = [name for name in names if name.startswith(_TOP_K)]
         if entries:
+            assert self._job.top_k is not None
             settings = self._settings() | {"backend": self.backends[entries[0]]}
             top = ag.linear_top_k(hidden, self.weight.array, self._job.top_k, **settings)
             values |= {name: getattr(top, _of_top_k(name)) for name in entries}

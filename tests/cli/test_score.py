@@ -344,7 +344,7 @@ def test_a_failure_leaves_no_result(monkeypatch, capsys):
 def test_the_commands_of_the_documents(page, results, capsys):
     """The commands of a page succeed."""
     text = (Path(__file__).parents[2] / "docs" / f"{page}.md").read_text()
-    commands = re.findall(r"^ascend-grad score (.*(?:\\\n.*)?)", text, re.MULTILINE)
+    commands = re.findall(r"^ascend-grad score ((?:.*\\\n)*.*)", text, re.MULTILINE)
     rng = generator(page)
     for name in ("hidden", "teacher_hidden"):
         np.save(f"{name}.npy", rng.standard_normal((30, 8), np.float32))
@@ -352,7 +352,7 @@ def test_the_commands_of_the_documents(page, results, capsys):
         np.save(f"{name}.npy", rng.standard_normal((100, 8), np.float32))
     np.save("targets.npy", np.arange(30))
     for command in commands:
-        assert main(["score", *shlex.split(command)]) == 0
+        assert main(["score", *shlex.split(command.replace("\\\n", " "))]) == 0
     assert capsys.readouterr().out.count("computed and written") == results
 
 
