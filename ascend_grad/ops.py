@@ -9,13 +9,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from ._dispatch import run
 from .contract import linear, rowwise
-from .results import LinearCrossEntropy, OnlineMaxSum, with_outputs
+from .results import LinearCrossEntropy, LinearTopK, OnlineMaxSum, with_outputs
 
 __all__ = [
     "fused_cross_entropy_loss_with_max_sum",
     "fused_linear_cross_entropy_loss_grad",
     "fused_linear_online_max_sum",
     "linear_cross_entropy",
+    "linear_top_k",
     "log_softmax",
     "log_softmax_backward",
     "scaled_masked_softmax",
@@ -774,3 +775,78 @@ def linear_cross_entropy(
         return LinearCrossEntropy._make(results[:3])
     by_name = dict(zip(linear.LINEAR_CROSS_ENTROPY.results, results))
     return with_outputs(LinearCrossEntropy, names, (*results[:3], *(by_name[name] for name in names)))
+
+
+def linear_top_k(
+    input: ArrayLike,
+    weight: ArrayLike,
+    k: int,
+    *,
+    temperature: float = 1.0,
+    workspace_bytes: int | None = None,
+    backend: str | None = None,
+    num_threads: int | None = None,
+) -> LinearTopK:
+    r"""Compute the k largest log-probabilities of a linear layer for each row, without storing all logits.
+
+    The log-probabilities are a log-softmax over the whole vocabulary, with the temperature :math:`T`:
+
+    .. math:: \log p_{iv} = (X W^T)_{iv} / T - \log \sum_u e^{(X W^T)_{iu} / T}
+
+    Parameters
+    ----------
+    input : array_like, shape (BT, H)
+        The layer's input :math:`X`; float32, float16, bfloat16 or float64.
+    weight : array_like, shape (V, H)
+        The layer's weight :math:`W`, of the dtype of `input`, with at least one row.
+    k : int
+        The number of log-probabilities of each row: 1 to 128, and at most V.
+    temperature : float, default 1.0
+        The positive and finite number :math:`T`. A number outside of [2**-126, 2**126] counts as the nearest end.
+    workspace_bytes
+        As in `fused_linear_cross_entropy_loss_grad`.
+    backend, num_threads
+        As in `softmax_backward`.
+
+    Returns
+    -------
+    log_prob : ndarray, shape (BT, k)
+        The k largest log-probabilities of each row, from the largest down; float32, or float64 if `input` is float64.
+    index : ndarray of int64, shape (BT, k)
+        Their rows of `weight`. Of equal logits the one with the lower index comes first.
+
+    Raises
+    ------
+    ParamNullptrError
+        161001: `input` or `weight` is None.
+    ParamInvalidError
+        161002: an argument is not as described (a dtype or kind: its subclass `ParamTypeError`).
+    UnsupportedDeviceError
+        361001: an Ascend NPU is requested, which does not have this operator.
+
+    Notes
+    -----
+    Logits are compared before they are divided by the temperature, as they are computed: in float32, or in float64 for
+    float64. A log-probability close to 0 has a small relative error, too.
+
+    If a logit of a row is NaN or infinite, or if all are negative infinite, the row's log-softmax is NaN. All
+    log-probabilities of the row are NaN then, and its indices are 0 to k - 1. A negative infinite logit in another row
+    has the log-probability negative infinity.
+
+    The formula is that of `log_softmax`, and the selection that of ``torch.topk``. The method is the online softmax
+    with a running list of the largest logits: M. Milakov, N. Gimelshein, "Online normalizer calculation for softmax",
+    arXiv:1805.02867.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ascend_grad as ag
+    >>> logits = np.log([[0.5, 0.125, 0.25, 0.125]])
+    >>> log_prob, index = ag.linear_top_k(np.eye(1), logits.T, 3)
+    >>> index
+    array([[0, 2, 1]])
+    >>> np.exp(log_prob).round(3)
+    array([[0.5  , 0.25 , 0.125]])
+    """
+    values = [input, weight, k, temperature, workspace_bytes]
+    return LinearTopK._make(run(linear.LINEAR_TOP_K, values, None, backend, num_threads))

@@ -29,6 +29,15 @@ class OnlineMaxSum(NamedTuple):
     vocab_parallel_logits: NDArray | None
 
 
+class LinearTopK(NamedTuple):
+    """The largest log-probabilities of each row, from the largest down; see `ascend_grad.linear_top_k`."""
+
+    #: The log-probabilities, shape (BT, k); float32, or float64 if the inputs are float64.
+    log_prob: NDArray
+    #: Their vocabulary entries, rows of weight: int64, shape (BT, k).
+    index: NDArray
+
+
 class _Outputs:
     """Outputs of a loss that were not requested. Classes of `with_outputs` have the requested ones as fields."""
 

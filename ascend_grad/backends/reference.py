@@ -227,6 +227,21 @@ def linear_cross_entropy(
     return loss, input_grad, weight_grad, bias_grad, lse, log_prob, entropy, predicted, np.asarray(correct)
 
 
+def linear_top_k(input, weight, k, temperature, **_):
+    weight = _wide(weight)
+    log_prob = np.empty((len(input), k))
+    index = np.empty((len(input), k), np.int64)
+    for rows in _chunks(np.arange(len(input)), len(weight)):
+        logits = _wide(input[rows]) @ weight.T
+        all_of_row = log_softmax(logits / temperature)
+        # The sort is stable, so that the lower index comes first. A row of NaN has the indices 0 to k - 1.
+        unknown = np.isnan(all_of_row).any(-1)
+        index[rows] = np.argsort(np.where(unknown[:, None], 0, -logits), axis=-1, kind="stable")[:, :k]
+        log_prob[rows] = np.take_along_axis(all_of_row, index[rows], axis=-1)
+        log_prob[rows[unknown]] = np.nan
+    return log_prob, index
+
+
 _LINEAR_FORMULAS = {
     formula.__name__: formula
     for formula in (
@@ -234,6 +249,7 @@ _LINEAR_FORMULAS = {
         fused_linear_online_max_sum,
         fused_cross_entropy_loss_with_max_sum,
         linear_cross_entropy,
+        linear_top_k,
     )
 }
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import inspect
-from functools import partial
 
 import ascend_grad as ag
 
@@ -14,9 +13,9 @@ from ..arrays import BFLOAT16, FLOATING_DTYPES
 from ..contract import linear
 from . import apply_npy, apply_zarr
 from .apply_job import Job, takes_out
-from .errors import CommandError
+from .errors import CommandError, out_of_memory
 from .exit_statuses import exit_statuses
-from .options import add_execution_options
+from .options import add_execution_options, add_file_options, progress_bar
 from .zarr_inputs import is_zarr
 
 OPERATORS = (
@@ -140,25 +139,18 @@ def _add_operator(subparsers, operator: Operator) -> None:
         text = "dtype of the result (default: as the library's); of bfloat16, which NumPy's files have no name for, "
         text += "np.load(file).view(ml_dtypes.bfloat16) gives the numbers"
         parser.add_argument("--out-dtype", choices=DTYPES, help=text)
-    parser.add_argument("--dtype", choices=["bfloat16"], help="what elements of 2 raw bytes are (NumPy cannot tell)")
+    add_file_options(parser)
     add_execution_options(parser)
-    parser.add_argument(
-        "--progress", action=argparse.BooleanOptionalAction, help="progress bar (default: if stderr is a terminal)"
-    )
     parser.set_defaults(func=run, out_dtype=None)
 
 
 def run(args: argparse.Namespace) -> int:
-    from tqdm import tqdm
-
     operator = contract.OPERATORS[args.operator]
     names = [name for name in (*operator.array_names, *operator.optional_names) if getattr(args, name) is not None]
     results = _results(args, operator)
     settings = {name: getattr(args, name) for name in SETTINGS if hasattr(args, name)}
     if operator is linear.FUSED_LINEAR_CROSS_ENTROPY_LOSS_GRAD:
         settings["output_mask"] = [name in results for name in operator.results]
-    # For tqdm, None means: unless stderr is a terminal.
-    disable = None if args.progress is None else not args.progress
     job = Job(
         operator,
         sources={name: getattr(args, name) for name in names},
@@ -168,7 +160,7 @@ def run(args: argparse.Namespace) -> int:
         num_threads=args.threads,
         out_dtype=DTYPES.get(args.out_dtype),
         raw_dtype=None if args.dtype is None else BFLOAT16,
-        bar=partial(tqdm, unit="B", unit_scale=True, unit_divisor=1024, disable=disable),
+        bar=progress_bar(args, unit="B", unit_scale=True, unit_divisor=1024),
     )
     try:
         if any(map(is_zarr, job.sources.values())):
@@ -176,9 +168,7 @@ def run(args: argparse.Namespace) -> int:
         else:
             apply_npy.run(job, _result_options(operator))
     except MemoryError as error:
-        targets, sources = ", ".join(results.values()), ", ".join(job.sources.values())
-        details = f": {error}" if str(error) else ""
-        raise CommandError(f"{targets}: cannot be computed from {sources}: out of memory{details}") from error
+        raise out_of_memory(list(results.values()), list(job.sources.values()), error) from error
     return 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,9 +16,7 @@ import ascend_grad as ag
 
 from .._call import Call, Operator
 from .._version import __version__
-from ..arrays import native
 from ..inspection import bound_call
-from .errors import CommandError
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -51,14 +49,6 @@ class Job:
     def function(self, backend: str) -> Callable[..., Any]:
         """Return the operator with all arguments but its arrays."""
         return partial(getattr(ag, self.operator.name), **self.settings, backend=backend, num_threads=self.num_threads)
-
-    def check_raw_dtype(self, dtypes: Iterable[np.dtype]) -> None:
-        """Raise an error if `raw_dtype` is set and none of the `dtypes` of the sources is raw."""
-        dtypes = list(dtypes)
-        if self.raw_dtype is not None and self.raw_dtype not in map(native, dtypes):
-            first = next(iter(self.sources.values()))
-            message = f"--dtype {self.raw_dtype} is for elements of 2 raw bytes, these are {dtypes[0]}"
-            raise CommandError(f"{first}: {message}")
 
     def reduced_axis(self, call: Call) -> int:
         """Return the axis along which a part of the result needs whole rows."""

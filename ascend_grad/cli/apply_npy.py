@@ -14,7 +14,7 @@ from .._call import Call, ResultSpec
 from .apply_job import Job, cut, takes_out
 from .boxes import boxes
 from .errors import CommandError
-from .npy_files import MappedArray, checked_targets, new_npy, open_array
+from .npy_files import MappedArray, check_raw_dtype, checked_targets, new_npy, open_array
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -28,7 +28,7 @@ def run(job: Job, result_options: dict[str, str]) -> None:
     targets = dict(zip(job.results, checked_targets(list(job.results.values()), list(job.sources.values()))))
     inputs = {name: open_array(source, job.raw_dtype) for name, source in job.sources.items()}
     arguments = {name: mapped.array for name, mapped in inputs.items()}
-    job.check_raw_dtype(array.dtype for array in arguments.values())
+    check_raw_dtype(next(iter(job.sources.values())), job.raw_dtype, [array.dtype for array in arguments.values()])
     call, backend = job.validated(arguments)
 
     start = perf_counter()

@@ -1,6 +1,6 @@
 """Errors of the commands."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 
@@ -11,6 +11,12 @@ class CommandError(Exception):
 def reason(error: Exception) -> str:
     """Return the message of a library's exception, or the exception's name if there is no message."""
     return str(error) or type(error).__name__
+
+
+def out_of_memory(targets: Sequence[str], sources: Sequence[str], error: MemoryError) -> CommandError:
+    """Return the error of results that take more memory than there is."""
+    details = f": {error}" if str(error) else ""
+    return CommandError(f"{', '.join(targets)}: cannot be computed from {', '.join(sources)}: out of memory{details}")
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import IO, Any, cast
 
 from .._version import __version__
 from ..errors import AscendGradError
-from . import apply, bench, check, demo, info
+from . import apply, bench, check, demo, info, score
 from .errors import CommandError
 from .exit_statuses import FAILED, exit_statuses
 
@@ -78,7 +78,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"ascend-grad {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in (demo, apply, bench, check, info):
+    for command in (demo, apply, score, bench, check, info):
         command.add_parser(subparsers)
     return parser
 

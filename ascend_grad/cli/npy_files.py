@@ -10,7 +10,7 @@ import os
 import secrets
 import stat
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO, NamedTuple
 
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from ..arrays import native
 from .errors import CommandError, reason, writing
 
 #: The dtype that NumPy reads from bfloat16 files that it has written: the size of an element without its meaning.
@@ -219,6 +220,12 @@ def meaning_of_raw(raw_dtype: np.dtype | None, path: str) -> np.dtype:
     if raw_dtype is None:
         raise CommandError(f"{path}: elements of 2 raw bytes; if this is bfloat16, add --dtype bfloat16")
     return raw_dtype
+
+
+def check_raw_dtype(path: str, raw_dtype: np.dtype | None, dtypes: Sequence[np.dtype]) -> None:
+    """Raise an error if the user gave a dtype for raw elements, and no input has it; `path` names the first input."""
+    if raw_dtype is not None and raw_dtype not in map(native, dtypes):
+        raise CommandError(f"{path}: --dtype {raw_dtype} is for elements of 2 raw bytes, these are {dtypes[0]}")
 
 
 def _array_over(

@@ -3,11 +3,33 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from ..backends import CHOICES
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 
 def add_execution_options(parser: argparse.ArgumentParser) -> None:
     """Add ``--threads`` and ``--backend``."""
     parser.add_argument("--threads", type=int, metavar="N", help="threads of the library's CPU calls")
     parser.add_argument("--backend", choices=CHOICES, help="who computes (default: as in the library)")
+
+
+def add_file_options(parser: argparse.ArgumentParser) -> None:
+    """Add ``--dtype`` and ``--progress``."""
+    parser.add_argument("--dtype", choices=["bfloat16"], help="what elements of 2 raw bytes are (NumPy cannot tell)")
+    parser.add_argument(
+        "--progress", action=argparse.BooleanOptionalAction, help="progress bar (default: if stderr is a terminal)"
+    )
+
+
+def progress_bar(args: argparse.Namespace, **settings: Any) -> Callable[..., tqdm]:
+    """Return a function that makes a progress bar, as ``--progress`` wants it."""
+    from tqdm import tqdm
+
+    # For tqdm, None means: unless stderr is a terminal.
+    return partial(tqdm, disable=None if args.progress is None else not args.progress, **settings)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,16 @@ if TYPE_CHECKING:
 _METADATA = ("zarr.json", ".zarray", ".zgroup", ".zattrs")
 #: Maximum bytes of a metadata file: much more than an array needs, and little memory.
 _METADATA_LIMIT = 2**26
+
+
+class ArrayFormat(NamedTuple):
+    """Describe how the elements of an array are divided into files."""
+
+    shape: tuple[int, ...]
+    chunks: tuple[int, ...]
+    shards: tuple[int, ...] | None
+    zarr_format: Literal[2, 3]
+    dimension_names: tuple[str | None, ...] | None
 
 
 class ZarrInput:
@@ -59,6 +70,13 @@ class ZarrInput:
         compressors = self.array.compressors if self.array.shards is None else ()
         self._is_blosc = type(compressors[-1]).__name__ in ("Blosc", "BloscCodec") if compressors else False
         self._is_result = os.path.lexists(os.path.join(path, RECORD))
+
+    @property
+    def format(self) -> ArrayFormat:
+        """Return the array's format."""
+        metadata = self.array.metadata
+        names = getattr(metadata, "dimension_names", None)
+        return ArrayFormat(self.array.shape, self.array.chunks, self.array.shards, metadata.zarr_format, names)
 
     def read(self, box: Box) -> NDArray:
         """Return the part that belongs to a box."""
@@ -98,6 +116,15 @@ class ZarrInput:
             if self._is_blosc and name not in _METADATA:
                 _check_blosc(path, status.st_size)
             yield name, status.st_size, status.st_mtime_ns
+
+
+def digest_of_states(inputs: Iterable[Iterable[tuple]]) -> str:
+    """Return the digest of the states of the files of several inputs, which are in order."""
+    digest = hashlib.blake2b(digest_size=32)
+    for position, states in enumerate(inputs):
+        for state in states:
+            digest.update(f"{position} {state}\n".encode())
+    return digest.hexdigest()
 
 
 def is_zarr(path: str) -> bool:

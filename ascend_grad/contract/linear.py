@@ -8,38 +8,43 @@ from .._call import ACCUMULATOR, Operator, Result
 from .._checks import (
     AccumulatorOf,
     BitsOrBooleans,
+    CountOfEntries,
+    FiniteNumber,
     Float32OrFloat64,
     Floating,
+    FloatingIfGiven,
+    Fraction,
     Int32OrInt64,
     IntegerFrom,
+    KnownOutputs,
     LogitsDtypeMatches,
     MaskHasRows,
     NoLabelSmoothing,
     NonemptyVocabulary,
+    NoOutputOfSeveralTargets,
     NotNone,
+    NumberOrVector,
+    PositiveNumberIfGiven,
+    PositiveValues,
     ReductionAndItsGradient,
     Shape,
     SoftmaxOrStatistics,
     TargetsInRange,
     TargetsInTheVocabulary,
+    TargetsWithProbabilities,
+    Temperature,
     TrueOrFalse,
     ValidOutputMask,
     VocabularyBounds,
-    FiniteNumber,
-    FloatingIfGiven,
-    Fraction,
-    KnownOutputs,
-    NoOutputOfSeveralTargets,
-    NumberOrVector,
-    PositiveNumberIfGiven,
-    PositiveValues,
-    TargetsWithProbabilities,
+    Workspace,
     WorkspaceAndFilter,
 )
 from ..arguments import MAX_INDEX
 
 #: Minimum of the argument `workspace_bytes`.
 MIN_WORKSPACE_BYTES = 4 << 20
+#: Maximum of the argument `k`.
+MAX_TOP_K = 128
 
 FUSED_LINEAR_CROSS_ENTROPY_LOSS_GRAD = Operator(
     "fused_linear_cross_entropy_loss_grad",
@@ -184,10 +189,33 @@ LINEAR_CROSS_ENTROPY = Operator(
         Result("correct", like="input", dims=(), dtype=np.dtype(np.int64), asked_by=(("outputs", "correct"),)),
     ],
 )
+LINEAR_TOP_K = Operator(
+    "linear_top_k",
+    None,
+    "input weight k temperature workspace_bytes",
+    family="linear",
+    kernels="top_k",
+    arrays="input weight",
+    checks=[
+        NotNone(),
+        Floating("input", "weight"),
+        Shape("input", "BT", "H"),
+        Shape("weight", "V", "H"),
+        NonemptyVocabulary("weight"),
+        CountOfEntries("k", MAX_TOP_K),
+        Temperature("temperature"),
+        Workspace(MIN_WORKSPACE_BYTES),
+    ],
+    results=[
+        Result("log_prob", like="input", dims=("BT", "k"), dtype=ACCUMULATOR),
+        Result("index", like="input", dims=("BT", "k"), dtype=np.dtype(np.int64)),
+    ],
+)
 
 LINEAR = (
     FUSED_LINEAR_CROSS_ENTROPY_LOSS_GRAD,
     FUSED_LINEAR_ONLINE_MAX_SUM,
     FUSED_CROSS_ENTROPY_LOSS_WITH_MAX_SUM,
     LINEAR_CROSS_ENTROPY,
+    LINEAR_TOP_K,
 )

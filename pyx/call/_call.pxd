@@ -12,6 +12,7 @@ cdef enum:
     BT
     H
     V
+    K
     SIZES
 
 
@@ -24,6 +25,7 @@ cdef enum LinearKernels:
     STATISTICS
     LOSS_OF_STATISTICS
     LOSS
+    TOP_K
 
 cdef enum:  # values of a row-wise call
     FIRST_OPERAND
@@ -33,8 +35,8 @@ cdef enum:  # values of a row-wise call
     OPERAND_SLOTS
 
 
-cdef dict size_numbers  # BT, H, V by name
-cdef tuple size_names  # names in the order of BT, H, V
+cdef dict size_numbers  # BT, H, V, K by name
+cdef tuple size_names  # names in the order of BT, H, V, K
 
 
 cdef class Check:
@@ -101,7 +103,7 @@ cdef class Call:
     cdef ArrayType kind  # type of the results; None: NumPy
     cdef object first_given, second_given  # the caller's entries of `out` that were converted from another library
     cdef bint ran_others  # whether code of an argument ran, which may have changed an argument that was checked before
-    cdef Py_ssize_t[SIZES] sizes  # BT, H, V of a linear operator; -1: not known yet
+    cdef Py_ssize_t[SIZES] sizes  # BT, H, V, k of a linear operator; -1: not known yet
     cdef object by_name
     cdef cnp.ndarray array(self, int slot)
     cdef cnp.ndarray other_array(self, int slot)

@@ -12,7 +12,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t
 from ascend_grad cimport _tasks
 from ascend_grad._array_types cimport NUMPY, ArrayType, array_type, is_on_device
 from ascend_grad._call cimport (
-    BT, H, LOSS, V, Call, Check, native_dtype, native_vector, shape_of, size_names, size_numbers
+    BT, H, K, LOSS, TOP_K, V, Call, Check, native_dtype, native_vector, shape_of, size_names, size_numbers
 )
 from ascend_grad._dtypes cimport dtype_of
 from ascend_grad._kernels cimport AG_FLOAT32, AG_FLOAT64, ag_dtype
@@ -407,6 +407,20 @@ cdef class IntegerFrom(Check):
         return 0
 
 
+cdef class CountOfEntries(Check):
+    """Check that the argument is an integer from 1 to `most`, and at most the size of the vocabulary."""
+
+    cdef Py_ssize_t most
+
+    def __init__(self, name, Py_ssize_t most):
+        Check.__init__(self, name)
+        self.most = most
+
+    cdef int run(self, Call call) except -1:
+        call.sizes[K] = integer_between(call, self.slots[0], 1, min(self.most, call.sizes[V]))
+        return 0
+
+
 cdef class VocabularyBounds(Check):
     """Check that ``0 <= start <= end`` and ``end - start <= V``; the end is exclusive."""
 
@@ -445,6 +459,11 @@ cpdef object least_workspace(Call call):
     `out` is checked later, so with one the gradient of the weight may have to be summed in the workspace.
     """
     cdef dict slots = call.operator.slots
+    if call.operator.kernels == TOP_K:
+        return least_workspace_of_sizes(
+            <ag_dtype>dtype_of(call.array(slots["input"])), call.sizes[BT], call.sizes[V], call.sizes[H], True, True, False,
+            False, False, False, call.sizes[K]
+        )
     cdef bint with_statistics = call.operator.kernels == LOSS
     cdef bint with_logits = with_statistics or call.values[slots["softmax"]] is None
     # Operators over ranks have another name for the input, which is their first array.
@@ -454,8 +473,28 @@ cpdef object least_workspace(Call call):
         first = second = False
     return least_workspace_of_sizes(
         <ag_dtype>dtype_of(input), call.sizes[BT], call.sizes[V], call.sizes[H], with_logits, with_statistics, first, second,
-        call.has_out or cnp.PyArray_ITEMSIZE(input) == 2, with_statistics
+        call.has_out or cnp.PyArray_ITEMSIZE(input) == 2, with_statistics, 0
     )
+
+
+cdef int check_workspace(Call call, int slot, object least) except -1:
+    """Check that ``workspace_bytes`` is None or enough: at least `least`, and the least workspace of the problem."""
+    if call.values[slot] is not None:
+        integer_between(call, slot, max(least, least_workspace(call)), arguments.MAX_INDEX)
+    return 0
+
+
+cdef class Workspace(Check):
+    """Check that ``workspace_bytes`` is None or enough."""
+
+    cdef public object least
+
+    def __init__(self, least):
+        Check.__init__(self, "workspace_bytes")
+        self.least = least
+
+    cdef int run(self, Call call) except -1:
+        return check_workspace(call, self.slots[0], self.least)
 
 
 cdef class WorkspaceAndFilter(Check):
@@ -471,8 +510,7 @@ cdef class WorkspaceAndFilter(Check):
         self.least = least
 
     cdef int run(self, Call call) except -1:
-        if call.values[self.slots[0]] is not None:
-            integer_between(call, self.slots[0], max(self.least, least_workspace(call)), arguments.MAX_INDEX)
+        check_workspace(call, self.slots[0], self.least)
         value = call.values[self.slots[1]]
         if type(value) is not float:
             call.ran_others = True
@@ -585,6 +623,18 @@ cdef class PositiveNumberIfGiven(PositiveNumber):
 
     cdef int run(self, Call call) except -1:
         return 0 if call.values[self.slots[0]] is None else PositiveNumber.run(self, call)
+
+
+cdef class Temperature(PositiveNumber):
+    """Check that the argument is a positive finite number, and limit it to [2**-126, 2**126].
+
+    Beyond these limits the number or its reciprocal has no normal float32.
+    """
+
+    cdef int run(self, Call call) except -1:
+        PositiveNumber.run(self, call)
+        call.values[self.slots[0]] = min(max(<double>call.values[self.slots[0]], 2.0**-126), 2.0**126)
+        return 0
 
 
 cdef class KnownOutputs(Check):

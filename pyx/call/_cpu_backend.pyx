@@ -13,10 +13,12 @@ from ascend_grad cimport _memory, _rowwise_python
 from ascend_grad._call cimport (
     BT,
     GRADIENT,
+    K,
     LOSS,
     LOSS_OF_STATISTICS,
     ROWWISE,
     STATISTICS,
+    TOP_K,
     Call,
     Result,
     native_vector,
@@ -168,6 +170,15 @@ cdef object loss(Call call, int threads):
     return results.deliver()
 
 
+cdef object top_k(Call call, int threads):
+    cdef Results results = Results(call)
+    _linear_python.top_k(
+        value(call, "input"), value(call, "weight"), call.sizes[K], value(call, "temperature"), *results.arrays,
+        value(call, "workspace_bytes") or 0, threads
+    )
+    return results.deliver()
+
+
 # ---- memory, and what is chosen --------------------------------------------------------------------------------------
 
 cdef list shapes_of_results(Call call):
@@ -201,6 +212,10 @@ cdef object linear_workspace_size(Call call):
     if call.operator.kernels == STATISTICS:
         return size + _linear_python.statistics_bound(value(call, "input"), value(call, "weight"), results[5])
     workspace_bytes = value(call, "workspace_bytes") or 0
+    if call.operator.kernels == TOP_K:
+        return size + _linear_python.top_k_bound(
+            value(call, "input"), value(call, "weight"), call.sizes[K], workspace_bytes
+        )
     if call.operator.kernels == GRADIENT:
         return size + _linear_python.gradient_bound(
             value(call, "input"), value(call, "weight"), value(call, "softmax"), results[0], results[1], workspace_bytes
@@ -224,6 +239,10 @@ cdef tuple chosen(Call call, int threads):
         return _linear_python.chosen_for_probabilities(value(call, "vocab_parallel_logits"), threads)
     results = shapes_of_results(call)
     workspace_bytes = value(call, "workspace_bytes") or 0
+    if call.operator.kernels == TOP_K:
+        return _linear_python.chosen_for_top_k(
+            value(call, "input"), value(call, "weight"), call.sizes[K], workspace_bytes, threads
+        )
     if call.operator.kernels == GRADIENT:
         return _linear_python.chosen_for_gradient(
             value(call, "input"), value(call, "weight"), value(call, "softmax"), results[0], results[1], workspace_bytes,
@@ -239,9 +258,10 @@ cdef tuple chosen(Call call, int threads):
 
 ctypedef object (*linear_function)(Call call, int threads)
 
-cdef linear_function[4] _linear  # in the order of LinearKernels
+cdef linear_function[5] _linear  # in the order of LinearKernels
 _linear[<int>GRADIENT], _linear[<int>STATISTICS] = gradient, statistics
 _linear[<int>LOSS_OF_STATISTICS], _linear[<int>LOSS] = loss_of_statistics, loss
+_linear[<int>TOP_K] = top_k
 
 
 cpdef object run(Call call, int threads):

@@ -40,6 +40,7 @@ cdef extern from "ascend_grad/linear/linear.h" nogil:
     ctypedef enum ag_linear_result:
         AG_TO_GRADIENT
         AG_TO_MAX_SUM
+        AG_TO_TOP_K
 
     ctypedef struct ag_chunk:
         Py_ssize_t rows
@@ -122,6 +123,13 @@ cdef extern from "ascend_grad/linear/linear.h" nogil:
         double weight
         int64_t argmax
 
+    ctypedef struct ag_top_k:
+        Py_ssize_t k
+        double scale
+        void *values
+        int64_t *indices
+        ag_sum *rest
+
     ctypedef struct ag_packed:
         void *x_rows
         void *w_rows
@@ -146,6 +154,7 @@ cdef extern from "ascend_grad/linear/linear.h" nogil:
         ag_loss_targets targets
         ag_gradient_rule gradient
         ag_statistics statistics
+        ag_top_k top_k
         ag_packed packed
         Py_ssize_t tile_pitch
         ag_sums input_grad
@@ -171,6 +180,7 @@ cdef extern from "ascend_grad/linear/linear.h" nogil:
         void (*tiles)(const ag_linear_block *block, ag_linear_source source, ag_linear_result result, Py_ssize_t panel,
                       Py_ssize_t panel_end, Py_ssize_t tile, Py_ssize_t tile_end) noexcept nogil
         void (*merge_max_sum)(const ag_linear_block *block, Py_ssize_t row, Py_ssize_t row_end) noexcept nogil
+        void (*merge_top_k)(const ag_linear_block *block, Py_ssize_t row, Py_ssize_t row_end) noexcept nogil
         void (*input_grad)(const ag_linear_block *block, Py_ssize_t panel, Py_ssize_t panel_end, Py_ssize_t tile,
                            Py_ssize_t tile_end) noexcept nogil
         void (*weight_grad)(const ag_linear_block *block, Py_ssize_t panel, Py_ssize_t panel_end, Py_ssize_t tile,
@@ -188,6 +198,8 @@ cdef extern from "ascend_grad/linear/linear.h" nogil:
         void (*tile_to_gradient)(const ag_linear_block *block, void *tile) noexcept nogil
         void (*tile_to_max_sum)(const ag_linear_block *block, const void *tile, void *max, ag_sum *sum, double *rest,
                                 ag_more *more) noexcept nogil
+        void (*tile_to_top_k)(const ag_linear_block *block, const void *tile) noexcept nogil
+        void (*join_top_k)(const ag_top_k *source, const ag_top_k *to, Py_ssize_t row, Py_ssize_t row_end) noexcept nogil
         void (*columns_to_logits)(const ag_linear_block *block, void *tile) noexcept nogil
         void (*columns_to_gradient)(const ag_linear_block *block, void *tile) noexcept nogil
         void (*columns_to_max_sum)(const ag_linear_block *block, const void *tile, void *max, double *sum) noexcept nogil

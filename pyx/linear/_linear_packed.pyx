@@ -14,6 +14,7 @@ from ascend_grad._linear_kernels cimport (
     AG_FROM_SOFTMAX,
     AG_TO_GRADIENT,
     AG_TO_MAX_SUM,
+    AG_TO_TOP_K,
     ag_linear_block,
     ag_linear_kernels,
     ag_linear_result,
@@ -31,10 +32,13 @@ from ascend_grad._linear_plan cimport (
 from ascend_grad._linear_problem cimport SEGMENT, convert_segment, has_dense_rows
 from ascend_grad._linear_results cimport finish_statistics
 from ascend_grad._linear_run cimport new_block, select_chunk
+from ascend_grad._linear_top_k cimport finish_top_k, top_k_of
 from ascend_grad._memory cimport ALIGNMENT, aligned, ceil_div
 
 # Rows of a task that merges statistics.
 cdef Py_ssize_t MERGED_ROWS = 1024
+# Rows of a task that merges lists of the largest logits.
+cdef Py_ssize_t LISTS_PER_TASK = 32
 # Most rows of a task that converts sums.
 cdef Py_ssize_t CONVERTED_ROWS = 64
 # Most elements of a task that converts sums, so that signals are checked in time.
@@ -59,6 +63,8 @@ cdef void run_packed(const Run *run) noexcept nogil:
     place_sums(&s)
     if run.plan.caches_logits:
         run_with_logits_of_chunks(&s)
+    elif run.plan.work.top_k:
+        run_top_k(&s)
     elif run.plan.cached_blocks:
         run_with_logits_of_blocks(&s)
     elif run.plan.work.with_statistics:
@@ -80,6 +86,18 @@ cdef void run_statistics(Packed *s) noexcept nogil:
             pack_pair(s, b, c, True, False)
             add_statistics(s)
     finish_statistics(s.run, 0, s.run.p.rows.total)
+
+
+cdef void run_top_k(Packed *s) noexcept nogil:
+    """Compute the largest logits of every row, and their log-probabilities."""
+    cdef Py_ssize_t b, c
+    s.block.top_k = top_k_of(s.run)
+    for b in range(s.run.plan.blocks):
+        for c in range(s.run.plan.chunks):
+            select_pair(s, b, c)
+            pack_pair(s, b, c, True, False)
+            add_top_k(s)
+    finish_top_k(s.run)
 
 
 cdef void run_gradients(Packed *s) noexcept nogil:
@@ -159,6 +177,8 @@ cdef char *cached_logits(const Run *run, Py_ssize_t b, Py_ssize_t c) noexcept no
     cdef const Plan *plan = run.plan
     cdef Py_ssize_t of_block, behind = b - plan.blocks_in_weight_grad
     cdef char *first
+    if plan.work.top_k:  # of the pair alone, and some of them
+        return run.at.logits
     if plan.caches_logits:
         return run.at.logits + plan.rows * b * plan.vocab * plan.kernels.acc_size
     if b >= plan.cached_blocks:
@@ -245,6 +265,20 @@ cdef void add_statistics(Packed *s) noexcept nogil:
     run_tiles(s, AG_FROM_PRODUCT, AG_TO_MAX_SUM)
     merge.kernels, merge.block = s.run.plan.kernels, &s.block
     _tasks.run_phase(s.run.team, merge_rows, &merge, ceil_div(s.block.chunk.rows, MERGED_ROWS), False)
+
+
+cdef void merge_lists(const void *context, Py_ssize_t task, int thread) noexcept nogil:
+    cdef const Merge *merge = <const Merge *>context
+    cdef Py_ssize_t row = task * LISTS_PER_TASK
+    merge.kernels.merge_top_k(merge.block, row, min(row + LISTS_PER_TASK, merge.block.chunk.rows))
+
+
+cdef void add_top_k(Packed *s) noexcept nogil:
+    """Merge the selected pair, which is packed, into the lists of its rows."""
+    cdef Merge merge
+    run_tiles(s, AG_FROM_PRODUCT, AG_TO_TOP_K)
+    merge.kernels, merge.block = s.run.plan.kernels, &s.block
+    _tasks.run_phase(s.run.team, merge_lists, &merge, ceil_div(s.block.chunk.rows, LISTS_PER_TASK), False)
 
 
 # ---- gradients -------------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 from libc.stdint cimport uint8_t
 
 from ascend_grad._kernels cimport ag_dtype
-from ascend_grad._linear_kernels cimport ag_linear_kernels, ag_more
+from ascend_grad._linear_kernels cimport ag_linear_kernels, ag_more, ag_top_k
 from ascend_grad._linear_problem cimport ChunkBuffers, Problem
 from ascend_grad._memory cimport align_up, ceil_div
 
@@ -26,6 +26,7 @@ ctypedef struct Work:
     bint with_rest                    # and the sums without their largest term
     bint with_more                    # and the further statistics of a loss
     bint with_bias_grad               # the columns of P are summed up
+    Py_ssize_t top_k                  # number of the largest logits of each row; 0: not requested
     bint with_input_grad
     bint with_weight_grad
     bint buffers_weight_grad          # weight_grad is summed in the workspace, as the result cannot hold accumulators
@@ -82,6 +83,7 @@ ctypedef struct Buffers:
     ag_more *panel_more
     double *bias_sums                 # (tasks, vocab), ROWS_STREAMED alone
     char *logits
+    ag_top_k lists                    # (tasks, rows, top_k): the largest logits of each task of VOCAB_STREAMED
     char *input_compensation
     char *weight_sums
     char *weight_compensation

@@ -35,7 +35,7 @@ from ascend_grad._linear_kernels cimport (
     ag_more,
 )
 from ascend_grad._linear_problem cimport Problem, acc_size_of, holds_sums
-from ascend_grad._kernels cimport ag_dtype, ag_itemsize
+from ascend_grad._kernels cimport ag_dtype, ag_itemsize, ag_sum
 from ascend_grad._memory cimport ALIGNMENT, SIZE_LIMIT, Arena, align_up, arena_alloc, ceil_div
 
 cdef enum:
@@ -108,6 +108,7 @@ cdef Work work_of(const Problem *p) noexcept nogil:
     work.with_rest, work.with_more = p.with_statistics and p.rest != NULL, p.with_statistics and p.with_more
     work.with_bias_grad = p.bias_sums != NULL
     work.with_input_grad, work.with_weight_grad = p.with_input_grad, p.with_weight_grad
+    work.top_k = p.top_k
     work.buffers_weight_grad = p.with_weight_grad and not holds_sums(&p.weight_grad, acc_size_of(p.dtype))
     work.weight_grad_bytes = p.weight_grad_bytes
     return work
@@ -353,15 +354,20 @@ cdef void place_panel_statistics(Arena *arena, const Plan *plan, Buffers *at, Py
 cdef void place_unpacked(Arena *arena, const Plan *plan, Buffers *at) noexcept nogil:
     """Place the buffers of a sweep that packs nothing."""
     cdef Py_ssize_t acc = plan.kernels.acc_size, rows = plan.rows
-    cdef Py_ssize_t panel = align_up(rows, plan.kernels.mr) * acc, tile = rows * plan.pitch * acc
+    cdef Py_ssize_t panel = align_up(rows, plan.kernels.mr) * acc, tile = rows * plan.pitch * acc, lists
     if plan.sweep != ROWS_STREAMED:  # there, every task selects its own rows
         place_chunk(arena, plan, &at.chunk)
-    if plan.sweep == VOCAB_STREAMED and plan.work.with_statistics:
+    if plan.sweep == VOCAB_STREAMED and plan.work.with_statistics and not plan.work.top_k:
         at.panel_max = arena_alloc(arena, times(plan.tasks, panel))
         at.panel_sum = arena_alloc(arena, times(plan.tasks, panel))
         place_panel_statistics(arena, plan, at, times(plan.tasks, panel // acc))
     if plan.sweep == VOCAB_STREAMED and plan.caches_logits:
         at.logits = arena_alloc(arena, times(ceil_div(plan.vocab, plan.step), tile))
+    if plan.work.top_k:
+        lists = times(plan.tasks, rows * plan.work.top_k)
+        at.lists.values = arena_alloc(arena, times(lists, acc))
+        at.lists.indices = <int64_t *>arena_alloc(arena, times(lists, sizeof(int64_t)))
+        at.lists.rest = <ag_sum *>arena_alloc(arena, times(plan.tasks, rows * sizeof(ag_sum)))
     if plan.sweep == FEATURES and plan.work.with_logits:
         at.logits = arena_alloc(arena, times(plan.tasks, tile))
     if plan.sweep == FEATURES:
@@ -399,6 +405,8 @@ cdef void place_packed(Arena *arena, const Plan *plan, Buffers *at) noexcept nog
         at.skipped = <uint8_t *>arena_alloc(arena, panels * (plan.rows // plan.kernels.mr))
     if plan.caches_logits:
         at.logits = arena_alloc(arena, times(tile * acc, plan.blocks))
+    elif work.top_k:
+        at.logits = arena_alloc(arena, tile * acc)
     elif plan.cached_blocks:
         at.logits = arena_alloc(arena, times(logits_of_block(plan), plan.cached_blocks - plan.blocks_in_weight_grad))
     if compensates_input_grad(plan):
@@ -461,9 +469,11 @@ cdef Verdict unpacked(
     cdef Py_ssize_t rows = work.total_rows, vocab = work.vocab, hidden = work.hidden
     cdef Py_ssize_t streamed = max(rows, vocab), resident = min(rows, vocab)
     cdef bint has_long_rows = hidden >= LONG_ROWS
-    cdef bint has_many_features = streamed <= AG_TERMS and hidden >= FEATURES_PER_ROW * streamed
+    cdef bint has_many_features = not work.top_k and streamed <= AG_TERMS and hidden >= FEATURES_PER_ROW * streamed
     cdef Plan *plan = &plans.each[0]
     if not hidden:
+        return UNFIT
+    if work.top_k and (rows > vocab or streamed <= FEW_STREAMED):  # only VOCAB_STREAMED computes the largest logits
         return UNFIT
     plan[0] = new_plan(kernels, work, workspace, False)
     plan.rows, plan.vocab, plan.caches_logits = rows, vocab, with_loss(work)

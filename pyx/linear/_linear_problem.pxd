@@ -16,7 +16,7 @@ ctypedef struct Rows:
     # entry is target - start. A row has no entry if it is masked, or if the difference is not in [0, size).
     Py_ssize_t total                  # number of rows
     Py_ssize_t active                 # number of active rows; set by count_active_rows
-    const void *target                # int32 or int64
+    const void *target                # int32 or int64; NULL: no row has an entry
     bint is_wide                      # target is int64
     int64_t start, size
     const uint8_t *mask               # NULL: no row is masked
@@ -47,6 +47,11 @@ ctypedef struct Problem:
     void *sum_exp
     void *predicted                   # 0 for a row without a vocabulary entry
     ag_matrix logits                  # (BT, V); data is NULL if they are not requested
+    # The largest logits of each row, with statistics that are computed for them alone; all rows are active.
+    Py_ssize_t top_k                  # number of logits; 0: not requested
+    double temperature
+    void *top_values                  # accumulators (BT, top_k), contiguous: log-probabilities
+    int64_t *top_indices              # (BT, top_k), contiguous
     # The loss; all NULL or 0 without one. Vectors over all rows, which sweeps and finish_row write.
     double *rest                      # (BT,): see ag_statistics
     void *complement                  # accumulators (BT,): see ag_gradient_rule

@@ -103,7 +103,10 @@ cdef inline bint is_masked(const Rows *rows, Py_ssize_t i) noexcept nogil:
 
 cdef int64_t entry_of_row(const Rows *rows, Py_ssize_t i) noexcept nogil:
     """Return the vocabulary entry of row i, its row of weight, or -1 for none."""
-    cdef int64_t target = target_of(rows, i)
+    cdef int64_t target
+    if rows.target == NULL:
+        return -1
+    target = target_of(rows, i)
     # The difference of two signed numbers, if it is positive, fits in an unsigned number.
     if is_masked(rows, i) or target < rows.start or <uint64_t>target - <uint64_t>rows.start >= <uint64_t>rows.size:
         return -1

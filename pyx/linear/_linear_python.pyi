@@ -52,6 +52,17 @@ def statistics(
     num_threads: int,
 ) -> tuple: ...
 def statistics_bound(input: np.ndarray, weight: np.ndarray, logits: np.ndarray | None) -> int: ...
+def top_k(
+    input: np.ndarray,
+    weight: np.ndarray,
+    k: int,
+    temperature: float,
+    log_prob: np.ndarray,
+    index: np.ndarray,
+    workspace_bytes: int,
+    num_threads: int,
+) -> None: ...
+def top_k_bound(input: np.ndarray, weight: np.ndarray, k: int, workspace_bytes: int) -> int: ...
 def loss_and_gradients(
     input: np.ndarray,
     weight: np.ndarray,
@@ -89,6 +100,7 @@ def plans(
     buffers_weight_grad: bool,
     with_statistics: bool = False,
     weight_grad_bytes: int = 0,
+    top_k: int = 0,
 ) -> list[PlanDescription]: ...
 def default_workspace_bytes(
     input: np.ndarray, weight: np.ndarray, with_input_grad: bool, with_weight_grad: bool
@@ -101,6 +113,8 @@ def least_workspace_bytes(
     with_weight_grad: bool,
     buffers_weight_grad: bool,
     with_statistics: bool = False,
+    is_loss: bool = False,
+    top_k: int = 0,
 ) -> int: ...
 def chosen_for_gradient(
     input: np.ndarray,
@@ -112,6 +126,9 @@ def chosen_for_gradient(
     num_threads: int,
 ) -> tuple[str, int]: ...
 def chosen_for_statistics(input: np.ndarray, weight: np.ndarray, num_threads: int) -> tuple[str, int]: ...
+def chosen_for_top_k(
+    input: np.ndarray, weight: np.ndarray, k: int, workspace_bytes: int, num_threads: int
+) -> tuple[str, int]: ...
 def chosen_for_loss(
     input: np.ndarray,
     weight: np.ndarray,

@@ -221,6 +221,34 @@ def statistics_bound(cnp.ndarray input, cnp.ndarray weight, cnp.ndarray logits):
     return workspace_bound(&schedule)
 
 
+# ---- largest logits --------------------------------------------------------------------------------------------------
+
+cdef Problem top_k_problem(cnp.ndarray input, cnp.ndarray weight, Py_ssize_t k):
+    cdef Problem p = problem_of(input, weight)
+    p.with_statistics, p.top_k = True, k
+    return p
+
+
+def top_k(
+    cnp.ndarray input, cnp.ndarray weight, Py_ssize_t k, double temperature, cnp.ndarray log_prob not None,
+    cnp.ndarray index not None, Py_ssize_t workspace_bytes, int num_threads
+):
+    """Compute the k largest log-probabilities of each row and their indices into new arrays (BT, k)."""
+    cdef Problem p = top_k_problem(input, weight, k)
+    cdef double last_check = 0
+    p.temperature = temperature
+    p.top_values, p.top_indices = cnp.PyArray_DATA(log_prob), <int64_t *>cnp.PyArray_DATA(index)
+    compute(&p, workspace_bytes, num_threads, &last_check)
+
+
+def top_k_bound(cnp.ndarray input, cnp.ndarray weight, Py_ssize_t k, Py_ssize_t workspace_bytes):
+    """Return the most bytes that `top_k` allocates."""
+    cdef Problem p = top_k_problem(input, weight, k)
+    cdef Schedule schedule
+    prepare(&schedule, &p, workspace_bytes)
+    return workspace_bound(&schedule)
+
+
 # ---- losses ----------------------------------------------------------------------------------------------------------
 
 cdef const double *doubles(cnp.ndarray vector):
@@ -376,7 +404,7 @@ cdef object described(const Plan *plan, bytes name):
 def plans(
     cnp.ndarray input, cnp.ndarray weight, Py_ssize_t rows, Py_ssize_t workspace_bytes, bint with_logits,
     bint with_input_grad, bint with_weight_grad, bint buffers_weight_grad, bint with_statistics=False,
-    Py_ssize_t weight_grad_bytes=0
+    Py_ssize_t weight_grad_bytes=0, Py_ssize_t top_k=0
 ):
     """Return the plans of a problem with `rows` active rows, for tests. `Work` in `_linear_plan` describes the arguments."""
     cdef Work work
@@ -389,18 +417,19 @@ def plans(
     work.with_logits, work.with_statistics = with_logits, with_statistics
     work.with_input_grad, work.with_weight_grad = with_input_grad, with_weight_grad
     work.buffers_weight_grad, work.weight_grad_bytes = with_weight_grad and buffers_weight_grad, weight_grad_bytes
+    work.top_k = top_k
     chosen = choose_plans(kernels_for(<ag_dtype>dtype_of(input)), &work, workspace_bytes)
     return [described(&chosen.each[i], chosen.name) for i in range(chosen.count)]
 
 
 def least_workspace_bytes(
     cnp.ndarray input, cnp.ndarray weight, bint with_logits, bint with_input_grad, bint with_weight_grad,
-    bint buffers_weight_grad, bint with_statistics=False, bint is_loss=False
+    bint buffers_weight_grad, bint with_statistics=False, bint is_loss=False, Py_ssize_t top_k=0
 ):
     """Return the least `workspace_bytes` of a problem; see `Work` in `_linear_plan`. For tests."""
     return least_workspace_of_sizes(
         <ag_dtype>dtype_of(input), cnp.PyArray_DIM(input, 0), cnp.PyArray_DIM(weight, 0), cnp.PyArray_DIM(weight, 1),
-        with_logits, with_statistics, with_input_grad, with_weight_grad, buffers_weight_grad, is_loss
+        with_logits, with_statistics, with_input_grad, with_weight_grad, buffers_weight_grad, is_loss, top_k
     )
 
 
@@ -426,6 +455,14 @@ def chosen_for_statistics(cnp.ndarray input, cnp.ndarray weight, int num_threads
     cdef Schedule schedule
     p.with_statistics = True
     prepare(&schedule, &p, 0)
+    return chosen_by(&schedule, num_threads)
+
+
+def chosen_for_top_k(cnp.ndarray input, cnp.ndarray weight, Py_ssize_t k, Py_ssize_t workspace_bytes, int num_threads):
+    """Return the plan and the number of threads of `top_k`."""
+    cdef Problem p = top_k_problem(input, weight, k)
+    cdef Schedule schedule
+    prepare(&schedule, &p, workspace_bytes)
     return chosen_by(&schedule, num_threads)
 
 

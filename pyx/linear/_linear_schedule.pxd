@@ -24,7 +24,7 @@ cdef Py_ssize_t default_workspace(const Problem *p) noexcept nogil
 cdef Py_ssize_t least_workspace_of(const Problem *p) noexcept nogil
 cdef Py_ssize_t least_workspace_of_sizes(
     ag_dtype dtype, Py_ssize_t rows, Py_ssize_t vocab, Py_ssize_t hidden, bint with_logits, bint with_statistics,
-    bint with_input_grad, bint with_weight_grad, bint buffers_weight_grad, bint is_loss
+    bint with_input_grad, bint with_weight_grad, bint buffers_weight_grad, bint is_loss, Py_ssize_t top_k
 ) noexcept nogil
 cdef int threads_of(const Schedule *s, int asked) noexcept nogil
 cdef bint has_plans(const Schedule *s) noexcept nogil

@@ -41,6 +41,7 @@ from ascend_grad._linear_problem cimport (
 )
 from ascend_grad._linear_rows_streamed cimport run_rows_streamed
 from ascend_grad._linear_run cimport Run
+from ascend_grad._linear_top_k cimport begin_top_k, run_top_k_streamed
 from ascend_grad._linear_vocab_streamed cimport run_vocab_streamed
 from ascend_grad._memory cimport ALIGNMENT, SIZE_LIMIT, Arena, aligned, arena_alloc, ceil_div
 from ascend_grad._tasks cimport Team
@@ -81,7 +82,7 @@ cdef Py_ssize_t least_workspace_of(const Problem *p) noexcept nogil:
 
 cdef Py_ssize_t least_workspace_of_sizes(
     ag_dtype dtype, Py_ssize_t rows, Py_ssize_t vocab, Py_ssize_t hidden, bint with_logits, bint with_statistics,
-    bint with_input_grad, bint with_weight_grad, bint buffers_weight_grad, bint is_loss
+    bint with_input_grad, bint with_weight_grad, bint buffers_weight_grad, bint is_loss, Py_ssize_t top_k
 ) noexcept nogil:
     """Return the least workspace for these sizes; see `Work`."""
     cdef Work work
@@ -90,6 +91,7 @@ cdef Py_ssize_t least_workspace_of_sizes(
     work.with_logits, work.with_statistics = with_logits, with_statistics
     work.with_input_grad, work.with_weight_grad = with_input_grad, with_weight_grad
     work.buffers_weight_grad, work.weight_grad_bytes = with_weight_grad and buffers_weight_grad, 0
+    work.top_k = top_k
     # Losses compute more than gradients and statistics alone. The least workspace is the same for all losses.
     work.with_rest = work.with_more = with_statistics and is_loss
     work.with_bias_grad = is_loss and (with_input_grad or with_weight_grad)
@@ -190,6 +192,8 @@ cdef void run_plans(void *schedule, Team *team) noexcept nogil:
         layout(run.plan, s.buffers, &run.at)
         if run.plan.sweep == PACKED:
             run_packed(&run)
+        elif run.plan.sweep == VOCAB_STREAMED and run.plan.work.top_k:
+            run_top_k_streamed(&run)
         elif run.plan.sweep == VOCAB_STREAMED:
             run_vocab_streamed(&run)
         elif run.plan.sweep == ROWS_STREAMED:
@@ -223,7 +227,9 @@ cdef int begin_statistics(Schedule *s, double *last_check) except -1 nogil:
 cdef int run(Schedule *s, int num_threads, double *last_check) except -1 nogil:
     """Solve the problem in its workspace. `num_threads` 0: the default. `last_check`: see `_tasks.run_team`."""
     cdef int acc_size = acc_size_of(s.p.dtype)
-    if s.p.with_statistics:
+    if s.p.top_k:
+        begin_top_k(&s.p, s.sums, last_check)
+    elif s.p.with_statistics:
         begin_statistics(s, last_check)
     if s.plans.count:
         _tasks.run_team(

@@ -27,6 +27,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from processes import end_stopped, stopped
 from samples import ARRAYS, BFLOAT16, DTYPES, MASKED
+from zarr_files import assert_identical, chunk_files, save_zarr
 
 import ascend_grad as ag
 from ascend_grad.cli import zarr_grid
@@ -38,32 +39,6 @@ pytestmark = [
 ]
 PART = ".out.ascend-grad-part"
 RECORD = ".ascend-grad.jsonl"
-
-
-def save_zarr(path: str, array: np.ndarray, chunks: tuple[int, ...], **settings) -> zarr.Array:
-    stored = array.view("V2") if array.dtype == BFLOAT16 else array
-    result = zarr.create_array(path, shape=array.shape, dtype=stored.dtype, chunks=chunks, **settings)
-    result[...] = stored
-    return result
-
-
-def load(path: str) -> np.ndarray:
-    array = np.asarray(zarr.open_array(path, mode="r")[...])
-    return array.view(BFLOAT16) if array.dtype == np.dtype("V2") else array
-
-
-def assert_identical(path: str, expected: np.ndarray) -> None:
-    result = load(path)
-    assert (result.shape, result.dtype) == (expected.shape, expected.dtype)
-    assert result.tobytes() == expected.tobytes()
-
-
-def chunk_files(path: str) -> dict[str, int]:
-    """Return the times at which the chunks of an array were written."""
-    names = [Path(folder, name) for folder, _, files in os.walk(path) for name in files]
-    return {
-        str(name.relative_to(path)): name.stat().st_mtime_ns for name in names if not name.name.startswith((".", "z"))
-    }
 
 
 def flip(path: Path) -> None:

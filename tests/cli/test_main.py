@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 import ascend_grad as ag
-from ascend_grad.cli import apply, bench, check, demo, info
+from ascend_grad.cli import apply, bench, check, demo, info, score
 from ascend_grad.cli.main import main
 
-COMMANDS = {"demo": demo, "apply": apply, "bench": bench, "check": check, "info": info}
+COMMANDS = {"demo": demo, "apply": apply, "score": score, "bench": bench, "check": check, "info": info}
 DOCUMENT = Path(__file__).parents[2] / "docs" / "command_line.md"
 
 

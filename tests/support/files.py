@@ -1,4 +1,4 @@
-"""Make files for ``ascend-grad apply``, and run commands that succeed or are refused."""
+"""Make files for ``ascend-grad apply`` and ``ascend-grad score``, and run commands that succeed or are refused."""
 
 from __future__ import annotations
 
@@ -80,14 +80,14 @@ def everything_here() -> dict[str, tuple[int, int, int]]:
     return found
 
 
-def refused(capsys, *argv: str) -> str:
+def refused(capsys, *argv: str, command: str = "apply") -> str:
     """Check that a command fails and changes no file, and return its message."""
     before = everything_here()
-    assert main(["apply", *argv]) == 2
+    assert main([command, *argv]) == 2
     assert everything_here() == before
     out, err = capsys.readouterr()
     assert out == ""
-    message = re.fullmatch(r"ascend-grad apply: error: (.*)\n", err)
+    message = re.fullmatch(rf"ascend-grad {command}: error: (.*)\n", err)
     assert message, err
     return message[1]
 
@@ -100,9 +100,9 @@ def sparse(name: str, shape: tuple[int, ...], dtype: str = "<f4") -> int:
         return file.seek(0, os.SEEK_END)
 
 
-def peak_anonymous_bytes(*argv: str) -> int:
+def peak_anonymous_bytes(*argv: str, command: str = "apply") -> int:
     """Run the command, and return its largest sampled anonymous memory, in bytes."""
-    process, peak = start("apply", *argv), 0
+    process, peak = start(command, *argv), 0
     while process.poll() is None:
         with contextlib.suppress(OSError, StopIteration):
             lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()

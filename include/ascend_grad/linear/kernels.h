@@ -59,6 +59,7 @@
 #endif
 #include "logits.h"
 #include "epilogue.h"
+#include "top_k.h"
 #include "tasks.h"
 #if !AG_UNIT
 #include "skinny_rows.h"
@@ -67,6 +68,7 @@
 #if !AG_IS_DOT
 #include "skinny_grads.h"
 #include "skinny_epilogue.h"
+#include "skinny_top_k.h"
 #endif
 
 static AG_UNUSED const ag_linear_kernels K(ag_linear) = {
@@ -91,6 +93,7 @@ static AG_UNUSED const ag_linear_kernels K(ag_linear) = {
     .pack_columns = K(pack_columns),
     .tiles = K(tiles),
     .merge_max_sum = K(merge_max_sum),
+    .merge_top_k = K(merge_top_k),
     .input_grad = K(input_grad),
     .weight_grad = K(weight_grad),
     .sum_p = K(sum_p),
@@ -109,6 +112,8 @@ static AG_UNUSED const ag_linear_kernels K(ag_linear) = {
     .tile_to_logits = SUMS(tile_to_logits),
     .tile_to_gradient = SUMS(tile_to_gradient),
     .tile_to_max_sum = SUMS(tile_to_max_sum),
+    .tile_to_top_k = SUMS(tile_to_top_k),
+    .join_top_k = SUMS(join_top_k),
     .columns_to_logits = SUMS(columns_to_logits),
     .columns_to_gradient = SUMS(columns_to_gradient),
     .columns_to_max_sum = SUMS(columns_to_max_sum),

@@ -52,7 +52,8 @@
  * Files: pack.h has packing, gemm.h products, gemm_unit.h products on matrix units, with gemm_amx.h and gemm_bfmmla.h for
  * the instructions, compensation.h compensated sums, epilogue.h the conversion of logits, tasks.h the tasks of the packed
  * sweep. logits.h has what all epilogues share, row by row: the transformation of products to logits, further statistics,
- * and the gradient of the general loss, whose formulas are in loss_row.h.
+ * and the gradient of the general loss, whose formulas are in loss_row.h. top_k.h and
+ * skinny_top_k.h have the largest logits of each row.
  * skinny_rows.h, skinny_logits.h, skinny_grads.h and skinny_epilogue.h have the unpacked products. kernels.h makes the table
  * for one kind of arithmetic and one instruction set; foreach_kind.h, dot.h, amx.h and bfmmla.h include it for all kinds.
  *
@@ -122,7 +123,7 @@ typedef struct {
 
 /* The source of a tile of logits, and the result of its epilogue. */
 typedef enum { AG_FROM_PRODUCT, AG_FROM_LOGITS, AG_FROM_SOFTMAX } ag_linear_source;
-typedef enum { AG_TO_GRADIENT, AG_TO_MAX_SUM } ag_linear_result;
+typedef enum { AG_TO_GRADIENT, AG_TO_MAX_SUM, AG_TO_TOP_K } ag_linear_result;
 
 /* Rows of X that are computed together. acc_t is the accumulator of the kind. */
 typedef struct {
@@ -168,6 +169,14 @@ typedef struct {
     double *target_logits; /* (BT, targets of a row): the logits of all targets; NULL: not requested */
 } ag_statistics;
 
+/* The results of AG_TO_TOP_K: a list of the k largest logits of each row, and a sum. Lists begin with k times -inf. */
+typedef struct {
+    ptrdiff_t k;
+    double scale;     /* reciprocal of the temperature */
+    void *values;     /* acc_t (BT, k): logits, from the largest down */
+    int64_t *indices; /* (BT, k): their vocabulary entries */
+    ag_sum *rest;     /* (BT,): sum of exp((logit - largest) * scale), without one logit that is the largest */
+} ag_top_k;
 /* Statistics of some logits of a row, beside their maximum and sum: see ag_loss_row. */
 typedef struct {
     double moment, deficit;
@@ -180,7 +189,7 @@ typedef struct {
     void *x_rows, *w_rows, *x_columns, *w_columns, *p, *p_pairs, *logits;
     uint8_t *skipped;            /* [V / NR][rows / MR] tiles of P that are skipped */
     int caches_logits;           /* whether AG_TO_MAX_SUM stores its tiles in `logits` */
-    void *panel_max, *panel_sum; /* acc_t [V / NR][rows]: AG_TO_MAX_SUM writes them, merge_max_sum reads them */
+    void *panel_max, *panel_sum; /* acc_t [V / NR][rows]: AG_TO_MAX_SUM and AG_TO_TOP_K write them, merges read them */
     void *panel_rest;            /* the same of `rest` */
     ag_more *panel_more;         /* [V / NR][rows] */
 } ag_packed;
@@ -195,6 +204,7 @@ typedef struct {
     ag_loss_targets targets; /* of all rows, if rows is not NULL: entries and weights (BT, count) */
     ag_gradient_rule gradient;
     ag_statistics statistics;
+    ag_top_k top_k;
     ag_packed packed;
     ptrdiff_t tile_pitch; /* accumulators from row to row of a tile of an unpacked product; a multiple of every VL */
     ag_sums input_grad;   /* (BT, H), by row numbers */
@@ -223,6 +233,8 @@ typedef struct {
                   ptrdiff_t panel_end, ptrdiff_t tile, ptrdiff_t tile_end);
     /* Merge the panels' statistics into the statistics of rows [row, row_end). */
     void (*merge_max_sum)(const ag_linear_block *block, ptrdiff_t row, ptrdiff_t row_end);
+    /* Merge the panels' statistics and logits into the lists of rows [row, row_end). */
+    void (*merge_top_k)(const ag_linear_block *block, ptrdiff_t row, ptrdiff_t row_end);
     /* Add tiles [tile, tile_end) of rows of X (of W), panels [panel, panel_end) of H, to the gradient. */
     void (*input_grad)(const ag_linear_block *block, ptrdiff_t panel, ptrdiff_t panel_end, ptrdiff_t tile,
                        ptrdiff_t tile_end);
@@ -244,6 +256,8 @@ typedef struct {
     void (*tile_to_gradient)(const ag_linear_block *block, void *tile);
     void (*tile_to_max_sum)(const ag_linear_block *block, const void *tile, void *max, ag_sum *sum, double *rest,
                             ag_more *more);
+    void (*tile_to_top_k)(const ag_linear_block *block, const void *tile);
+    void (*join_top_k)(const ag_top_k *from, const ag_top_k *to, ptrdiff_t row, ptrdiff_t row_end);
     void (*columns_to_logits)(const ag_linear_block *block, void *tile);
     void (*columns_to_gradient)(const ag_linear_block *block, void *tile);
     void (*columns_to_max_sum)(const ag_linear_block *block, const void *tile, void *max, double *sum);

@@ -30,6 +30,9 @@ static void K(tiles)(const ag_linear_block *b, ag_linear_source source, ag_linea
                 if (b->packed.caches_logits) K(store_logits)(b, p, t, tile);
                 K(store_max_sum)(b, p, t, tile);
                 break;
+            case AG_TO_TOP_K:
+                K(store_top_k)(b, p, t, tile);
+                break;
             case AG_TO_GRADIENT:
                 if (b->gradient.is_general) {
                     K(store_general_gradient)(b, p, t, tile);

@@ -1,0 +1,120 @@
+"""``ascend-grad score``: log-probabilities, entropies and top-k entries of the rows of a linear layer's input."""
+
+from __future__ import annotations
+
+import argparse
+
+from ..arrays import BFLOAT16
+from . import score_npy, score_zarr
+from .errors import CommandError, out_of_memory
+from .exit_statuses import exit_statuses
+from .options import add_execution_options, add_file_options, progress_bar
+from .score_job import ScoreJob
+from .zarr_inputs import is_zarr
+
+#: The results, with the flags of their options and their descriptions.
+RESULTS = {
+    "log_prob": (("-o", "--log-prob-out"), "log-probability of each row's target; 0 for ignored rows"),
+    "entropy": (("--entropy-out",), "entropy of each row's probabilities, in nats; 0 for ignored rows"),
+    "lse": (("--lse-out",), "logarithm of the sum of the exponentials of each row's logits; 0 for ignored rows"),
+    "predicted": (("--predicted-out",), "entry with the largest logit of each row; -1 for ignored rows"),
+    "top_k_log_prob": (("--top-k-log-prob-out",), "the K largest log-probabilities of each row, the largest one first"),
+    "top_k_index": (("--top-k-index-out",), "the entries that these log-probabilities belong to"),
+}
+
+DESCRIPTION = """\
+Score the rows of a linear layer's input: log-probabilities of targets, entropies, and the K most probable entries.
+
+The logits of a row are the products of the row of HIDDEN with all rows of WEIGHT, divided by --temperature. They are
+never stored. HIDDEN may be of any size: its rows are computed in chunks of about 64 MB, and of at least 1024 rows.
+
+HIDDEN is a .npy file or a Zarr array, and the results are of the same kind. WEIGHT and TARGETS may be either. Each
+result is a line on stdout that names it. With TARGETS another line follows: the number of scored tokens, their mean
+negative log-likelihood, and the perplexity. If the results are Zarr arrays, it follows only with -o.
+"""
+EPILOG = """\
+examples:
+  ascend-grad score hidden.npy weight.npy targets.npy -o log_prob.npy
+  ascend-grad score hidden.npy weight.npy targets.npy -o log_prob.npy --entropy-out entropy.npy --dtype bfloat16
+  ascend-grad score hidden.npy weight.npy --top-k 64 --top-k-log-prob-out top.npy --top-k-index-out index.npy
+  ascend-grad score hidden.zarr weight.npy targets.npy -o log_prob.zarr
+
+A .npy file with a result appears under the very name that is given when all results are complete; until then the name
+is untouched. A Zarr array with a result appears when it is complete. Until then its finished parts are in the hidden
+directory .NAME.ascend-grad-part next to it. The same command goes on from there, and does not compute them again.
+"""
+STATUSES = exit_statuses("all results are written")
+
+
+def add_parser(subparsers) -> None:
+    parser = subparsers.add_parser(
+        "score",
+        help="score tokens: log-probabilities, entropies and top-k of a linear layer's rows, from files of any size",
+        description=DESCRIPTION,
+        epilog=f"{EPILOG}\n{STATUSES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("hidden", metavar="HIDDEN", help="the layer's input, shape (N, H); in messages also `input`")
+    parser.add_argument("weight", metavar="WEIGHT", help="the layer's weight, shape (V, H), of the dtype of HIDDEN")
+    parser.add_argument(
+        "targets",
+        metavar="TARGETS",
+        nargs="?",
+        help="the id of each row's target, shape (N,), integers; only -o and --ignore-index need it",
+    )
+    for flags, description in RESULTS.values():
+        parser.add_argument(*flags, metavar="OUT", help=description)
+    parser.add_argument("--top-k", type=int, metavar="K", help="number of entries of each row in the results --top-k-*")
+    parser.add_argument("--ignore-index", type=int, metavar="N", help="target of rows to ignore (default: -100)")
+    parser.add_argument("--temperature", type=float, default=1.0, metavar="T", help="default: %(default)s")
+    parser.add_argument("--workspace-bytes", type=int, metavar="N", help="memory of a call (default: the library's)")
+    add_file_options(parser)
+    add_execution_options(parser)
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    results = {name: getattr(args, _attribute(name)) for name in RESULTS}
+    results = {name: path for name, path in results.items() if path is not None}
+    _check_options(args, results)
+    job = ScoreJob(
+        hidden=args.hidden,
+        weight=args.weight,
+        targets=args.targets,
+        results=results,
+        top_k=args.top_k,
+        ignore_index=-100 if args.ignore_index is None else args.ignore_index,
+        temperature=args.temperature,
+        workspace_bytes=args.workspace_bytes,
+        backend=args.backend,
+        num_threads=args.threads,
+        raw_dtype=None if args.dtype is None else BFLOAT16,
+        bar=progress_bar(args, desc="score", unit=" rows"),
+    )
+    try:
+        (score_zarr if is_zarr(job.hidden) else score_npy).run(job)
+    except MemoryError as error:
+        raise out_of_memory(list(results.values()), job.sources, error) from error
+    return 0
+
+
+def _attribute(result: str) -> str:
+    """Return the name under which argparse stores the path of a result."""
+    return RESULTS[result][0][-1][2:].replace("-", "_")
+
+
+def _check_options(args: argparse.Namespace, results: dict[str, str]) -> None:
+    flags = {name: RESULTS[name][0][-1] for name in RESULTS}
+    if not results:
+        raise CommandError(f"name a file for a result, with {' or '.join(flags.values())}")
+    for name in results:
+        if name.startswith("top_k") and args.top_k is None:
+            raise CommandError(f"{flags[name]} needs --top-k")
+    if args.top_k is not None and not any(name.startswith("top_k") for name in results):
+        raise CommandError("--top-k needs a file for its result: --top-k-log-prob-out or --top-k-index-out")
+    if args.targets is None:
+        if "log_prob" in results:
+            raise CommandError(f"{flags['log_prob']} needs TARGETS")
+        if args.ignore_index is not None:
+            raise CommandError("--ignore-index needs TARGETS")

@@ -1,0 +1,334 @@
+"""Test ``ascend-grad score`` on Zarr arrays: values, chunks, and runs that go on where another one was ended."""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+from files import everything_here, peak_anonymous_bytes, refused
+from samples import DTYPES, generator
+from zarr_files import assert_identical, chunk_files, load, save_zarr
+
+import ascend_grad as ag
+from ascend_grad.cli import score_job
+from ascend_grad.cli.main import main
+
+pytestmark = [
+    pytest.mark.usefixtures("here", "small_parts"),
+    pytest.mark.filterwarnings("ignore:.*does not have a Zarr V3 specification"),
+]
+ROWS, VOCABULARY, WIDTH, K = 11, 21, 5, 3
+LOSSES = ("log_prob", "entropy", "lse", "predicted")
+TOP_K = ("top_k_log_prob", "top_k_index")
+INPUTS = ("hidden", "weight.npy", "targets.npy")
+
+
+@pytest.fixture
+def small_parts(monkeypatch) -> None:
+    """Let a part have at least four rows: two of the chunks of `problem`, which make three parts."""
+    monkeypatch.setattr(score_job, "CHUNK_ROWS", 4)
+    monkeypatch.setattr(score_job, "CHUNK_BYTES", 1)
+
+
+def problem(dtype: type = np.float32, rows: int = ROWS, **settings) -> tuple[np.ndarray, ...]:
+    """Make and save a problem whose HIDDEN has chunks of two rows."""
+    rng = generator(str(np.dtype(dtype)), rows)
+    hidden, weight = (rng.standard_normal((n, WIDTH)).astype(dtype) for n in (rows, VOCABULARY))
+    targets = rng.integers(0, VOCABULARY, rows)
+    targets[1:5:3] = -100
+    save_zarr("hidden", hidden, (2, 3), **settings)
+    np.save("weight.npy", weight)
+    np.save("targets.npy", targets)
+    return hidden, weight, targets
+
+
+def outputs(*names: str) -> list[str]:
+    """Return the options that write results to arrays of their names."""
+    return [word for name in names for word in (f"--{name.replace('_', '-')}-out", name)]
+
+
+def expected(hidden: np.ndarray, weight: np.ndarray, targets: np.ndarray, **settings) -> dict[str, np.ndarray]:
+    """Return the values of all results, computed part by part."""
+    parts: list[dict[str, np.ndarray]] = []
+    for begin in range(0, len(hidden), 4):
+        rows = slice(begin, begin + 4)
+        losses = ag.linear_cross_entropy(
+            hidden[rows], weight, targets[rows], reduction="none", return_grad=False, outputs=LOSSES, **settings
+        )
+        top = ag.linear_top_k(hidden[rows], weight, K, **settings)
+        values = {name: getattr(losses, name) for name in LOSSES}
+        parts.append(values | {"top_k_log_prob": top.log_prob, "top_k_index": top.index})
+    return {name: np.concatenate([part[name] for part in parts]) for name in (*LOSSES, *TOP_K)}
+
+
+def computed(capsys) -> dict[str, str]:
+    """Return the number of parts that the command says it computed of each result."""
+    lines = [line for line in capsys.readouterr().out.splitlines() if " parts computed " in line]
+    return {line.partition(":")[0]: line.split(", ")[-1].split(" parts")[0] for line in lines}
+
+
+# ---- results ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_result(dtype, zarr_format, capsys):
+    arrays = problem(DTYPES[dtype], zarr_format=zarr_format)
+    raw = ["--dtype", "bfloat16"] if dtype == "bfloat16" else []
+    assert main(["score", *INPUTS, *outputs(*LOSSES, *TOP_K), "--top-k", str(K), *raw]) == 0
+    for name, values in expected(*arrays).items():
+        assert_identical(name, values)
+        result = zarr.open_array(name, mode="r")
+        assert (result.chunks, result.metadata.zarr_format) == ((4, *values.shape[1:]), zarr_format)
+    assert not any(name.startswith(".") for name in os.listdir())
+    assert computed(capsys) == dict.fromkeys((*LOSSES, *TOP_K), "3 of 3")
+
+
+def test_shards_and_names_of_dimensions():
+    arrays = problem(shards=(4, 6), dimension_names=("token", "feature"))
+    assert main(["score", *INPUTS, *outputs("log_prob", "top_k_index"), "--top-k", str(K)]) == 0
+    for name, names in (("log_prob", ("token",)), ("top_k_index", ("token", None))):
+        assert_identical(name, expected(*arrays)[name])
+        result = zarr.open_array(name, mode="r")
+        assert (result.shards, result.metadata.dimension_names) == (None, names)
+
+
+@pytest.mark.parametrize("hidden", ["hidden", "hidden.npy"])
+def test_weight_and_targets_are_of_either_kind(hidden):
+    arrays = problem()
+    np.save("hidden.npy", arrays[0])
+    save_zarr("weight", arrays[1], (8, 2))
+    save_zarr("targets", arrays[2].astype(np.uint16 if hidden == "hidden" else np.int64) % 21, (3,))
+    assert main(["score", hidden, "weight", "targets", "-o", "out"]) == 0
+    values = expected(arrays[0], arrays[1], load("targets").astype(int))["log_prob"]
+    assert (np.load("out") if hidden == "hidden.npy" else load("out")).tobytes() == values.tobytes()
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_few_rows(rows, capsys):
+    arrays = problem(rows=rows)
+    assert main(["score", *INPUTS, *outputs(*LOSSES, *TOP_K), "--top-k", str(K)]) == 0
+    assert f"targets.npy: {rows} tokens scored" in capsys.readouterr().out
+    for name, values in expected(*arrays).items() if rows else ():
+        assert_identical(name, values)
+    for name in (*LOSSES, *TOP_K):
+        assert load(name).shape == ((rows, K) if name in TOP_K else (rows,))
+
+
+def test_the_mean_is_that_of_files(capsys):
+    hidden, _, _ = problem()
+    np.save("hidden.npy", hidden)
+    assert main(["score", *INPUTS, "-o", "out"]) == 0
+    line = capsys.readouterr().out.splitlines()[1]
+    assert main(["score", "hidden.npy", *INPUTS[1:], "-o", "out.npy"]) == 0
+    assert capsys.readouterr().out.splitlines()[1] == line
+    assert main(["score", *INPUTS, "-o", "out"]) == 0
+    assert capsys.readouterr().out.splitlines()[1] == line
+    assert main(["score", *INPUTS, *outputs("lse")]) == 0
+    assert "tokens scored" not in capsys.readouterr().out
+
+
+# ---- repeated runs ---------------------------------------------------------------------------------------------------
+
+
+class Interrupted(Exception):
+    pass
+
+
+COMMAND = ["score", *INPUTS, *outputs("log_prob", "top_k_index"), "--top-k", str(K)]
+
+
+@pytest.fixture
+def interrupted(monkeypatch):
+    """Interrupt a run while it computes the last of three parts, which has three rows."""
+    arrays, top_k = problem(), ag.linear_top_k
+
+    @functools.wraps(top_k)
+    def interrupt(part, *arguments, **settings):
+        if len(part) == 3:
+            raise Interrupted
+        return top_k(part, *arguments, **settings)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ag, "linear_top_k", interrupt)
+        with pytest.raises(Interrupted):
+            main(COMMAND)
+    assert sorted(os.listdir()) == sorted([".log_prob.ascend-grad-part", ".top_k_index.ascend-grad-part", *INPUTS])
+    return arrays
+
+
+def test_a_run_goes_on_where_another_was_ended(interrupted, capsys):
+    before = chunk_files(".log_prob.ascend-grad-part/log_prob")
+    assert set(before) == {"c/0", "c/1"}
+    assert main(COMMAND) == 0
+    assert before.items() <= chunk_files("log_prob").items()
+    assert computed(capsys) == {"log_prob": "1 of 3", "top_k_index": "1 of 3"}
+    for name in ("log_prob", "top_k_index"):
+        assert_identical(name, expected(*interrupted)[name])
+    after = everything_here()
+    assert main(COMMAND) == 0
+    assert computed(capsys) == {"log_prob": "0 of 3", "top_k_index": "0 of 3"}
+    assert everything_here() == after
+
+
+def test_a_run_that_was_ended_between_two_results(interrupted, capsys):
+    """A result is complete and another one is not, after a crash between the two renamings."""
+    command = ["score", *INPUTS, *outputs("log_prob")]
+    assert main(command) == 0
+    assert computed(capsys) == {"log_prob": "1 of 3"}
+    assert main(COMMAND) == 0
+    assert computed(capsys) == {"log_prob": "0 of 3", "top_k_index": "1 of 3"}
+    assert_identical("top_k_index", expected(*interrupted)["top_k_index"])
+
+
+def test_a_result_that_is_wanted_later(capsys):
+    arrays = problem()
+    assert main(["score", *INPUTS, *outputs("log_prob")]) == 0
+    capsys.readouterr()
+    assert main(["score", *INPUTS, *outputs("log_prob", "entropy", *TOP_K), "--top-k", str(K)]) == 0
+    assert computed(capsys) == dict.fromkeys(("entropy", *TOP_K), "3 of 3") | {"log_prob": "0 of 3"}
+    for name in ("entropy", *TOP_K):
+        assert_identical(name, expected(*arrays)[name])
+
+
+@pytest.mark.parametrize("changed", ["hidden", "weight.npy", "targets.npy"])
+def test_changed_inputs(changed, interrupted, capsys):
+    """Parts are computed again from changed inputs. Entries of the top-k call do not depend on the targets."""
+    hidden, weight, targets = interrupted
+    if changed == "hidden":
+        hidden[4] += 1
+        zarr.open_array("hidden", mode="r+")[4] = hidden[4]
+    elif changed == "weight.npy":
+        weight[3] += 1
+        np.save(changed, weight)
+    else:
+        targets[0] = 0
+        np.save(changed, targets.astype(np.int32))
+    assert main(COMMAND) == 0
+    count = "2 of 3" if changed == "hidden" else "3 of 3"
+    assert computed(capsys) == {"log_prob": count, "top_k_index": "1 of 3" if changed == "targets.npy" else count}
+    for name in ("log_prob", "top_k_index"):
+        assert_identical(name, expected(hidden, weight, targets)[name])
+
+
+def test_a_complete_result_of_other_inputs(capsys):
+    _, _, targets = problem()
+    assert main(["score", *INPUTS, "-o", "out"]) == 0
+    capsys.readouterr()
+    np.save("targets.npy", targets.astype(np.int32))
+    message = refused(capsys, *INPUTS, "-o", "out", command="score")
+    text = "[0:4] was computed from other inputs; name another result, or remove this one"
+    assert message == f"out: is there already, and {text}"
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (("--temperature", "2"), "was begun with temperature 1.0, not 2.0"),
+        (("--ignore-index", "3"), "was begun with ignore-index -100, not 3"),
+        (("--workspace-bytes", str(2**23)), f"was begun with workspace-bytes null, not {2**23}"),
+        (("--backend", "reference"), 'was begun with backend null, not "reference"'),
+        (("--lse-out", "out", "--log-prob-out", "other"), 'was begun with result "log_prob", not "lse"'),
+    ],
+)
+def test_other_options_are_refused(options, text, monkeypatch, capsys):
+    _, _, targets = problem()
+    np.save("targets.npy", targets % VOCABULARY)
+    command = [*INPUTS, "-o", "out"]
+
+    def fail(self, *arguments):
+        raise Interrupted
+
+    with monkeypatch.context() as patch:
+        patch.setattr(score_job.Scorer, "compute", after(2, score_job.Scorer.compute, fail))
+        with pytest.raises(Interrupted):
+            main(["score", *command])
+    message = refused(capsys, *command, *options, command="score")
+    assert text in message
+    assert message.endswith(f"; remove {os.path.realpath('.out.ascend-grad-part')} to begin anew")
+    assert main(["score", *command, "--threads", "2"]) == 0
+
+
+def after(calls: int, first, then):
+    """Return a function that is `first` for some calls, and `then` from there on."""
+    count = 0
+
+    def function(*arguments):
+        nonlocal count
+        count += 1
+        return (first if count <= calls else then)(*arguments)
+
+    return function
+
+
+# ---- refusals --------------------------------------------------------------------------------------------------------
+
+
+def test_a_damaged_chunk(capsys):
+    problem()
+    path = Path("hidden/c/2/0")
+    path.write_bytes(path.read_bytes()[:-3])
+    assert main(["score", *INPUTS, "-o", "out"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("ascend-grad score: error: hidden: cannot be read at [4:8, 0:5]: ")
+    assert err.count("\n") == 1
+    assert sorted(os.listdir()) == sorted([".out.ascend-grad-part", *INPUTS])  # the first part is finished
+
+
+@pytest.mark.parametrize("name", ["hidden", "weight", "targets"])
+def test_an_empty_chunk_is_found_before_anything_is_written(name, capsys):
+    _, weight, targets = problem()
+    save_zarr("weight", weight, (8, 5))
+    save_zarr("targets", targets, (4,))
+    chunk = {"hidden": "hidden/c/5/1", "weight": "weight/c/1/0", "targets": "targets/c/2"}[name]
+    os.truncate(chunk, 0)
+    message = refused(capsys, "hidden", "weight", "targets", "-o", "out", command="score")
+    assert message == f"{chunk}: an empty file"
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (("-o", "out.npy"), "out.npy: names a file"),
+        (("-o", "out", "--lse-out", "./out"), "out: the array of two results"),
+        (("-o", "hidden/out"), "hidden/out: lies in the input hidden"),
+        (("-o", "absent/out"), "absent/out: there is no directory"),
+        (("-o", "folder"), "folder: is there already, and was not written by this command"),
+        (("-o", "out", "--dtype", "bfloat16"), "hidden: --dtype bfloat16 is for elements of 2 raw bytes"),
+        (("-o", "out", "--temperature", "-1"), "temperature: expected"),
+    ],
+)
+def test_options_that_are_refused(options, text, capsys):
+    problem()
+    os.mkdir("folder")
+    assert text in refused(capsys, *INPUTS, *options, command="score")
+
+
+def test_a_target_out_of_the_vocabulary(capsys):
+    _, _, targets = problem()
+    targets[9] = VOCABULARY
+    np.save("targets.npy", targets)
+    message = refused(capsys, *INPUTS, "-o", "out", command="score")
+    assert message.startswith("targets.npy: linear_cross_entropy: target: ")
+    assert f"{VOCABULARY} in row 9" in message
+
+
+def test_a_result_of_apply_is_no_result_of_score(capsys):
+    problem()
+    assert main(["apply", "softmax", "--input", "hidden", "-o", "out"]) == 0
+    capsys.readouterr()
+    assert "out/.ascend-grad.jsonl: a damaged record" in refused(capsys, *INPUTS, "-o", "out", command="score")
+
+
+def test_memory_is_that_of_a_part():
+    """The command needs less than 256 MiB. HIDDEN has 512 MiB."""
+    zarr.create_array("hidden", shape=(2**19, 2**8), dtype="f4", chunks=(2**14, 2**7))
+    np.save("weight.npy", np.ones((16, 2**8), np.float32))
+    options = ("--entropy-out", "out", "--workspace-bytes", str(2**23))
+    assert peak_anonymous_bytes("hidden", "weight.npy", *options, command="score") < 2**28
+    np.testing.assert_allclose(zarr.open_array("out", mode="r")[-1], np.log(16), rtol=1e-6)
