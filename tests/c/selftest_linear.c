@@ -46,6 +46,59 @@ static void *zeros(ptrdiff_t bytes)
     return memset(aligned_alloc(64, size), 0, size);
 }
 
+/* The largest logits of a block's rows, by the tasks of the packed sweep, and by the kernel of unpacked tiles. */
+static void test_top_k(const ag_linear_kernels *k, ag_linear_block *b, ptrdiff_t all, const double *x, const double *w, double eps)
+{
+    const ptrdiff_t rows = b->chunk.rows, vocab = b->vocab.size, count = vocab < 9 ? vocab : 9;
+    const ptrdiff_t panels = up(vocab, k->nr) / k->nr, tiles = up(rows, k->mr) / k->mr, pitch = up(vocab, 16);
+    double *lowest = numbers(all * count, 0), *logits = numbers(rows * vocab, 0);
+    for (ptrdiff_t i = 0; i < all * count; i++) lowest[i] = -INFINITY;
+    for (ptrdiff_t i = 0; i < rows; i++) {
+        for (ptrdiff_t v = 0; v < vocab; v++) {
+            for (ptrdiff_t c = 0; c < b->hidden; c++) {
+                logits[i * vocab + v] += x[b->chunk.row_numbers[i] * b->hidden + c] * w[v * b->hidden + c];
+            }
+        }
+    }
+    b->packed.logits = zeros(up(rows, k->mr) * up(vocab, k->nr) * k->acc_size), b->tile_pitch = pitch;
+    char *tile = zeros(rows * pitch * k->acc_size);
+    for (ptrdiff_t i = 0; i < rows; i++) {
+        for (ptrdiff_t v = 0; v < vocab; v++) {
+            put(tile + (i * pitch + v) * k->acc_size, k->acc_size == 8 ? AG_FLOAT64 : AG_FLOAT32, logits[i * vocab + v]);
+        }
+    }
+    for (int unpacked = 0; unpacked < 2; unpacked++) {
+        b->top_k.k = count, b->top_k.scale = 0.5, b->top_k.values = reals(k, lowest, all * count);
+        b->top_k.indices = zeros(all * count * 8), b->top_k.rest = zeros(all * (ptrdiff_t)sizeof(ag_sum));
+        if (unpacked) {
+            k->tile_to_top_k(b, tile);
+        } else {
+            k->tiles(b, AG_FROM_PRODUCT, AG_TO_TOP_K, 0, panels, 0, tiles);
+            k->merge_top_k(b, 0, rows);
+        }
+        for (ptrdiff_t i = 0; i < rows; i++) {
+            const ptrdiff_t first = b->chunk.row_numbers[i] * count;
+            const double bound = 64 * eps * (double)(b->hidden + 1), largest = real_at(k, b->top_k.values, first);
+            double total = 0;
+            for (ptrdiff_t v = 0; v < vocab; v++) {
+                const double logit = logits[i * vocab + v], last = real_at(k, b->top_k.values, first + count - 1);
+                int is_in_list = 0;
+                for (ptrdiff_t j = 0; j < count; j++) is_in_list |= b->top_k.indices[first + j] == v;
+                CHECK(is_in_list || logit <= last + bound, "entry %td of row %td, %g, is not in the list", v, i, logit);
+                if (v != b->top_k.indices[first]) total += exp((logit - largest) / 2);
+            }
+            for (ptrdiff_t j = 0; j < count; j++) {
+                const double value = real_at(k, b->top_k.values, first + j), right = logits[i * vocab + b->top_k.indices[first + j]];
+                CHECK(fabs(value - right) <= bound, "logit %td of row %td: %g is not %g", j, i, value, right);
+                CHECK(!j || value <= real_at(k, b->top_k.values, first + j - 1), "logit %td of row %td is larger", j, i);
+            }
+            CHECK(fabs(ag_sum_total(b->top_k.rest[b->chunk.row_numbers[i]]) - total) <= bound * total, "rest of row %td", i);
+        }
+        free(b->top_k.values), free(b->top_k.indices), free(b->top_k.rest);
+    }
+    free(b->packed.logits), free(tile), free(lowest), free(logits);
+}
+
 static void test_block(ag_variant variant, ag_dtype dtype, ptrdiff_t rows, ptrdiff_t vocab, ptrdiff_t hidden, int strided)
 {
     const ag_linear_kernels *k = ag_linear_kernels_of(variant, dtype);
@@ -170,6 +223,7 @@ static void test_block(ag_variant variant, ag_dtype dtype, ptrdiff_t rows, ptrdi
         CHECK(fabs(real_at(k, b.statistics.max, number[i]) - largest) <= bound, "max of row %td", i);
         CHECK(fabs(ag_sum_total(b.statistics.sum[number[i]]) - total) <= bound * total, "sum of row %td", i);
     }
+    test_top_k(k, &b, all, x, w, eps);
     free(b.statistics.max), free(b.statistics.sum), free(b.statistics.predicted), free(lowest), free(zero);
     free(b.packed.x_rows), free(b.packed.w_rows), free(b.packed.x_columns), free(b.packed.w_columns), free(b.packed.p), free(b.packed.p_pairs), free(b.packed.skipped);
     free(b.packed.panel_max), free(b.packed.panel_sum), free((void *)b.chunk.max), free((void *)b.chunk.sum), free((void *)b.chunk.grad);

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from linear_samples import GRADIENT, LINEAR, LOSS, STATISTICS, WHOLE, LinearProblem
+from linear_samples import GRADIENT, LINEAR, LOSS, STATISTICS, TOP_K, WHOLE, LinearProblem
 from samples import ARRAYS, MASKED, Problem
 
 #: Names that the runtime gives to systems on chip, by family. Names under "unknown" belong to no family.
@@ -68,6 +68,8 @@ def code_of(problem: Problem | LinearProblem) -> int | None:
 
 def code(operator: str, arguments: dict[str, Any]) -> int | None:
     """Return the status code with which a device refuses the operator with these arguments, or None."""
+    if operator == TOP_K:
+        return 361001
     return _linear(operator, arguments) if operator in LINEAR else _rowwise(operator, arguments)
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import oracles
 from fuzzed_arrays import LIBRARIES, NUMPY, Draw, Library, disguised, given, random_layout, random_view, sharing_memory
 from linear_faults import CALLS
-from linear_samples import GRADIENT, LOSS, STATISTICS, WHOLE, LinearProblem, problem_of
+from linear_samples import GRADIENT, LOSS, STATISTICS, TOP_K, WHOLE, LinearProblem, problem_of
 from samples import (
     ARRAYS,
     DTYPES,
@@ -173,13 +173,21 @@ def gradient_options(draw: Draw, sample: Sample) -> None:
         arguments["filter_eps"] = draw.choice((0, 0.0, 1e-30, 1e-6, 1e-3, np.float32(0.1), 1e30))
 
 
+def top_k_options(draw: Draw, sample: Sample) -> None:
+    arguments = sample.arguments
+    arguments["k"] = draw.choice((int, np.int64, np.uint8))(min(arguments["k"], 128))
+    arguments["temperature"] = draw.choice((float, Fraction, np.float64))(arguments["temperature"])
+    if draw.chance(0.3):
+        arguments["workspace_bytes"] = draw.choice((None, 4 << 20, np.int64(5 << 20), 2**40))
+
+
 def linear_sample(draw: Draw, dtype: str) -> Sample:
     case = draw.choice(tuple(CALLS))
     operator, how = CALLS[case]
     shape = draw.choices(LINEAR_SIZES, k=3)
     if draw.chance(0.01):
         shape = list(draw.choice(LARGE_LINEAR_SHAPES))
-    if operator == STATISTICS:
+    if operator in (STATISTICS, TOP_K):
         shape[1] = max(shape[1], 1)
     how = dict(how)
     if operator == LOSS:
@@ -190,6 +198,9 @@ def linear_sample(draw: Draw, dtype: str) -> Sample:
         how["mask"] = draw.choice(("bool", "bits"))
     if operator == STATISTICS:
         how["return_logits"] = draw.chance(0.5)
+    if operator == TOP_K:
+        how["k"] = draw.choice((1, 2, 16, 128, draw.randrange(1, shape[1] + 1)))
+        how["temperature"] = draw.choice((1.0, 1.0, 0.25, 7.5, 1e-20, 1e20))
     if operator == WHOLE:
         how["reduction"] = draw.choice(("mean", "sum", "none"))
     problem = problem_of(operator, tuple(shape), dtype, **how)
@@ -201,6 +212,8 @@ def linear_sample(draw: Draw, dtype: str) -> Sample:
             arguments[name] = arguments[name].astype(np.int32)
     if operator in (GRADIENT, WHOLE):
         gradient_options(draw, sample)
+    if operator == TOP_K:
+        top_k_options(draw, sample)
     if operator in (GRADIENT, LOSS) and draw.chance(0.2):
         arguments["label_smoothing"] = draw.choice((0, 0.0, -0.0, np.float32(0), Fraction(0)))
     if operator == GRADIENT and arguments["target_mask"].dtype == np.uint8 and draw.chance(0.3):
@@ -328,6 +341,8 @@ def linear_expectation(sample: Sample) -> list[oracles.Expected | None]:
     arguments = {name: value for name, value in arguments.items() if name in known}
     if sample.case == "stored":
         arguments |= {"logits_max": None, "sum_exp_logits": None}
+    if sample.operator == TOP_K:
+        arguments["temperature"] = float(arguments["temperature"])
     if sample.operator == WHOLE and arguments.get("grad_loss") is None:
         arguments["grad_loss"] = 1.0
     assert sample.constant is not None
@@ -380,6 +395,9 @@ def expectation(sample: Sample) -> Callable[[tuple[np.ndarray | None, ...], str]
             right = right._replace(bound=np.where(unknown, np.inf, right.bound))
             assert result.shape == right.values.shape, f"{name} has shape {result.shape}, expected {right.values.shape}"
             assert_within(f"{name} of {backend}", result, right)
+        if sample.operator == TOP_K:
+            problem = LinearProblem(TOP_K, dict(sample.values), CHAIN)
+            linear_oracles.assert_top_k(problem, results)
 
     return check
 
@@ -415,6 +433,8 @@ def result_dtypes(sample: Sample) -> list[np.dtype]:
         return [accumulator] * 2
     if sample.operator == GRADIENT:
         return [sample.dtype] * 2
+    if sample.operator == TOP_K:
+        return [accumulator, np.dtype(np.int64)]
     if sample.operator == WHOLE:
         return [accumulator, sample.dtype, sample.dtype]
     return [*[accumulator] * 3, np.dtype(np.uint8), sample.values["target"].dtype, sample.dtype]

@@ -28,7 +28,7 @@ from faults import (
 )
 from fuzzed_arrays import NUMPY, Draw
 from fuzzed_calls import MIXES, Sample, first_array, result_shapes
-from linear_samples import GRADIENT, STATISTICS
+from linear_samples import GRADIENT, STATISTICS, TOP_K
 from producers import Own
 from samples import DTYPES, MASKED
 
@@ -92,7 +92,7 @@ def misfit(sample: Sample, arrays: dict[str, np.ndarray]) -> str | None:
         if len(shape) != len(dims) or any(sizes.get(dim, n) != n for dim, n in zip(dims, shape)):
             return name
         sizes |= zip(dims, shape)
-        if sample.operator == STATISTICS and name == "weight" and sizes["V"] == 0:
+        if sample.operator in (STATISTICS, TOP_K) and name == "weight" and sizes["V"] == 0:
             return name
     return None
 
@@ -107,7 +107,7 @@ def faults_of_shapes(draw: Draw, sample: Sample) -> Iterator[Fault]:
             blamed = misfit(sample, arrays | {name: changed})
             if blamed is not None:
                 yield Fault("shape", name, f"shape {changed.shape}", constant(changed), INVALID, blamed)
-        if sample.operator == STATISTICS:
+        if sample.operator in (STATISTICS, TOP_K):
             yield Fault("shape", "weight", "without words", lambda x: x[:0], INVALID, "weight")
         return
     shape = arrays[first].shape

@@ -25,7 +25,7 @@ from faults import (
     read_only,
     self_overlapping,
 )
-from linear_samples import GRADIENT, LOSS, STATISTICS, WHOLE, Shape, problem_of
+from linear_samples import GRADIENT, LOSS, STATISTICS, TOP_K, WHOLE, Shape, problem_of
 from samples import DTYPES
 
 import ascend_grad as ag
@@ -37,6 +37,7 @@ CALLS = {
     "statistics": (STATISTICS, {}),
     "loss": (LOSS, {}),
     "whole": (WHOLE, {}),
+    "top_k": (TOP_K, {}),
 }
 
 
@@ -52,6 +53,7 @@ STAGES = {
         *("settings", "null", "dtype", "shape", "reduction", "grad_loss", "ignore_index", "vocab_start_index"),
         *("return_grad", "output_mask", "workspace_bytes", "filter_eps", "target"),
     ),
+    "top_k": ("settings", "null", "dtype", "shape", "k", "temperature", "workspace_bytes"),
 }
 STAGES["stored"] = STAGES["recomputed"]
 
@@ -169,6 +171,7 @@ def faults_of_dtypes(case: str) -> Iterator[Fault]:
         STATISTICS: {"weight": "weight", "input": "weight"},
         LOSS: {"logits_max": "sum_exp_logits", "predicted_logits": "predicted_logits"},
         WHOLE: {"weight": "weight", "input": "weight"},
+        TOP_K: {"weight": "weight", "input": "weight"},
     }[operator]
     for name, blamed in partners.items():
         yield Fault("dtype", name, "float64, unlike the others", as_dtype(np.float64), TYPE, blamed)
@@ -197,7 +200,7 @@ def faults_of_shapes(case: str) -> Iterator[Fault]:
         yield Fault("shape", name, "other features", lambda x: x[:, 1:], INVALID, "weight")
     if "softmax" in names:
         yield Fault("shape", "softmax", "other words", lambda x: x[:, 1:], INVALID, "softmax")
-    if case == "statistics":
+    if case in ("statistics", "top_k"):
         yield Fault("shape", "weight", "without words", lambda x: x[:0], INVALID, "weight")
 
 
@@ -259,14 +262,21 @@ def faults_of(case: str) -> list[Fault]:
         faults += each("label_smoothing", "label_smoothing", values, INVALID)
         faults += each("label_smoothing", "label_smoothing", NOT_A_NUMBER, TYPE)
         faults += faults_of_results(case)
-    if operator in (GRADIENT, WHOLE):
-        faults += each("output_mask", "output_mask", NOT_TWO_BOOLS, TYPE)
+    if operator in (GRADIENT, WHOLE, TOP_K):
         values = {"one": 1, "negative": -1, "too small": contract.MIN_WORKSPACE_BYTES - 1, "beyond 64 bits": 2**70}
         faults += each("workspace_bytes", "workspace_bytes", values, INVALID)
         faults += each("workspace_bytes", "workspace_bytes", {k: v for k, v in NOT_AN_INT.items() if k != "None"}, TYPE)
+    if operator in (GRADIENT, WHOLE):
+        faults += each("output_mask", "output_mask", NOT_TWO_BOOLS, TYPE)
         values = {"negative": -1e-300, "NaN": np.nan, "infinite": np.inf, "beyond float64": 10**400}
         faults += each("filter_eps", "filter_eps", values, INVALID)
         faults += each("filter_eps", "filter_eps", NOT_A_NUMBER, TYPE)
+    if operator == TOP_K:
+        faults += each("k", "k", {"zero": 0, "negative": -3, "too many": 129, "beyond 64 bits": 2**70}, INVALID)
+        faults += each("k", "k", NOT_AN_INT, TYPE)
+        values = {"zero": 0, "negative": -1e-300, "NaN": np.nan, "infinite": np.inf, "beyond float64": 10**400}
+        faults += each("temperature", "temperature", values, INVALID)
+        faults += each("temperature", "temperature", NOT_A_NUMBER, TYPE)
     if operator == STATISTICS:
         for name in ("vocab_start_index", "vocab_end_index"):
             faults += each("bounds", name, NOT_AN_INT, TYPE)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
-from linear_samples import GRADIENT, LOSS, STATISTICS, WHOLE, LinearProblem
+from linear_samples import GRADIENT, LOSS, STATISTICS, TOP_K, WHOLE, LinearProblem
 from oracles import Expected, Precision, half_ulp, precision_of, rounded_once, widen
 from samples import BFLOAT16
 
@@ -202,7 +202,54 @@ def whole(
     return loss, *both_gradients(s, input, weight, grad, p, p_error, onehot)
 
 
-_ORACLES = {GRADIENT: gradients, STATISTICS: statistics, LOSS: loss_and_softmax, WHOLE: whole}
+def top_k(s, *, input, weight, k, temperature=1.0):
+    """Compute the k largest log-probabilities. The bound of the indices is infinite: `assert_top_k` checks them."""
+    logits, error = logits_of(s, input, weight)
+    shifted = (logits - logits.max(-1, keepdims=True, initial=-np.inf)) / temperature
+    rest = np.exp(shifted)
+    np.put_along_axis(rest, logits.argmax(-1)[:, None], 0, axis=-1)
+    log_sum = np.log1p(rest.sum(-1, keepdims=True))
+    rest /= np.exp(log_sum)
+    unknown = np.isnan(shifted - log_sum).any(-1, keepdims=True)
+    index = np.argsort(np.where(unknown, 0, -logits), axis=-1, kind="stable")[:, :k]
+    log_prob = np.where(unknown, np.nan, np.take_along_axis(shifted, index, -1) - log_sum)
+    # The j-th largest of all logits is off by at most the largest error of a logit.
+    spread = error.max(-1, keepdims=True, initial=0) / temperature
+    # An exponential below the smallest normal number may become 0. Differences are rounded before they are divided.
+    log_sum_error = bounds.SUM * -np.expm1(-log_sum) + 4 * (rest * np.abs(shifted)).sum(-1, where=rest > 0, keepdims=True)
+    bound = 3 * spread + s.p.eps * (4 * np.abs(log_prob) + log_sum_error) + float(s.p.normal) * len(weight)
+    return Expected(log_prob, np.where(np.isfinite(log_prob), bound, 0)), Expected(index, np.full(index.shape, np.inf))
+
+
+def assert_top_k(problem: LinearProblem, results: tuple[np.ndarray, np.ndarray]) -> None:
+    """Check the indices: that no logit outside is larger than the logits inside, beyond the errors of both."""
+    s = sizes_of(problem)
+    log_prob, index = results
+    with np.errstate(all="ignore"):
+        logits, error = logits_of(s, *(widen(problem.arguments[name], s.p.wide) for name in ("input", "weight")))
+    assert index.dtype == np.int64
+    for row, (values, entries) in enumerate(zip(log_prob, index, strict=True)):
+        if np.isnan(values).any():
+            assert np.isnan(values).all()
+            assert entries.tolist() == list(range(len(entries)))
+            continue
+        assert len({*entries.tolist()}) == len(entries)
+        assert np.all(values[:-1] >= values[1:])
+        largest = float(np.max(error[row]))
+        chosen = logits[row][entries]
+        assert np.all(chosen[:-1] >= chosen[1:] - 2 * largest)
+        others = np.delete(logits[row], entries)
+        if others.size:
+            assert chosen[-1] >= others.max() - 2 * largest
+
+
+_ORACLES = {
+    GRADIENT: gradients,
+    STATISTICS: statistics,
+    LOSS: loss_and_softmax,
+    WHOLE: whole,
+    TOP_K: top_k,
+}
 
 
 def sizes_of(problem: LinearProblem) -> Sizes:

@@ -16,7 +16,10 @@ GRADIENT = "fused_linear_cross_entropy_loss_grad"
 STATISTICS = "fused_linear_online_max_sum"
 LOSS = "fused_cross_entropy_loss_with_max_sum"
 WHOLE = "linear_cross_entropy"
+#: The operators that a device has or is given as a chain.
 LINEAR = (GRADIENT, STATISTICS, LOSS, WHOLE)
+#: An operator of the host alone, whose indices have tests of their own.
+TOP_K = "linear_top_k"
 
 MODES = ("recomputed", "stored")
 
@@ -295,7 +298,18 @@ def whole_problem(shape: Shape, dtype_name: str, kind: str = "centred", reductio
     return frozen(LinearProblem(WHOLE, arguments, constant))
 
 
-PROBLEMS = {GRADIENT: gradient_problem, STATISTICS: statistics_problem, LOSS: loss_problem, WHOLE: whole_problem}
+@functools.lru_cache(maxsize=128)
+def top_k_problem(
+    shape: Shape, dtype_name: str, kind: str = "centred", k: int = 4, temperature: float = 1.0
+) -> LinearProblem:
+    """Make a problem of the largest log-probabilities; `k` is limited to the vocabulary."""
+    shape = Shape(*shape)
+    x, w, _, constant = values_of(kind, shape, DTYPES[dtype_name])
+    arguments = {"input": x, "weight": w, "k": min(k, shape.V), "temperature": temperature}
+    return frozen(LinearProblem(TOP_K, arguments, constant))
+
+
+PROBLEMS = {GRADIENT: gradient_problem, STATISTICS: statistics_problem, LOSS: loss_problem, WHOLE: whole_problem, TOP_K: top_k_problem}
 
 
 def problem_of(operator: str, shape: tuple[int, int, int], dtype_name: str, **how: Any) -> LinearProblem:
