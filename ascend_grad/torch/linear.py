@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 import torch
 from torch.autograd import Function
 
-from ..arguments import MAX_INDEX, integer, real_number, shown, thread_count
+from ..arguments import MAX_INDEX, OUTPUTS, integer, real_number, shown, thread_count
 from ..errors import AscendGradError, ParamInvalidError, ParamTypeError, rename
 from . import operators
 from .tensors import are_readable, check_tensors, to_array
@@ -29,22 +29,75 @@ IGNORE_INDEX = -100
 
 
 class Names(NamedTuple):
-    """Names of the function and its tensors, for errors."""
+    """Names of the function and its tensors, for errors; fields are `ascend_grad.linear_cross_entropy`'s names."""
 
     operator: str = _NAME
     input: str = "input"
     weight: str = "linear_weight"
     target: str = "target"
     class_weight: str = "weight"
+    bias: str = "linear_bias"
 
 
 _NAMES = Names()
 
+
+class Options(NamedTuple):
+    """The options of the loss: the arguments of `linear_cross_entropy` with the same names."""
+
+    linear_bias: torch.Tensor | None = None
+    weight: torch.Tensor | None = None
+    token_weight: torch.Tensor | None = None
+    target_prob: torch.Tensor | None = None
+    label_smoothing: float = 0.0
+    lse_square_scale: float = 0.0
+    temperature: float | torch.Tensor = 1.0
+    denominator: float | None = None
+    logit_scale: float = 1.0
+    softcap: float | None = None
+    outputs: Sequence[str] = ()
+
+    def given(self) -> dict[str, object]:
+        """Return the options that differ from their defaults."""
+        return {
+            name: value
+            for name, value in self._asdict().items()
+            if isinstance(value, torch.Tensor) or value != self._field_defaults[name]
+        }
+
+
+class LossOutputs(NamedTuple):
+    """The loss of `linear_cross_entropy` and its requested outputs. An output that is not requested is None.
+
+    Numbers are float32, or float64 if the input is float64. The rows' numbers are 0 for ignored rows.
+    """
+
+    #: The loss, shape () for a mean or a sum, otherwise one number for each row; in the dtype that torch gives it.
+    loss: torch.Tensor
+    #: The logarithm of the sum of the exponentials of each row's logits.
+    lse: torch.Tensor | None = None
+    #: The log-probability of each target.
+    log_prob: torch.Tensor | None = None
+    #: The entropy of each row's probabilities, in nats.
+    entropy: torch.Tensor | None = None
+    #: The class with the largest logit of each row, int64, the first one of several; -1 for ignored rows.
+    predicted: torch.Tensor | None = None
+    #: The number of rows whose target is the predicted class, int64, shape ().
+    correct: torch.Tensor | None = None
+
+
 _SECOND_ORDER = f"{_NAME}: the gradient cannot be differentiated once more (create_graph=True)"
+_NO_GRADIENT_OF_OUTPUTS = f"{_NAME}: outputs: only the loss has a gradient"
+
+#: The number of tensors among the first arguments of `operators.Loss`, without the upstream gradient.
+_TENSORS = operators.Loss._fields.index("grad_loss")
+
+#: The arguments of `operators.Loss` that the loss has a gradient for.
+_DIFFERENTIABLE = [operators.Loss._fields.index(name) for name in ("input", "weight", "bias")]
 
 
 class _LinearCrossEntropy(Function):
-    """The loss, in the accumulator's dtype, and the requested gradients.
+    """The operator of `operators.Loss`: the loss, the requested gradients, and the requested outputs.
 
     Gradients of a mean or a sum are computed with the loss, so that logits are computed once. Backward scales them and
     returns them without a copy, so that a second backward computes them again. Gradients of one loss per row are
@@ -58,35 +111,45 @@ class _LinearCrossEntropy(Function):
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        input, weight, target, grad_loss, *ctx.settings = inputs
-        ctx.shard = operators.SHARDS.get(ctx.settings[-1])  # kept alive for backward
+        problem = operators.Loss(*inputs)
+        ctx.settings = inputs[_TENSORS + 1 :]
+        ctx.shard = operators.SHARDS.get(problem.shard)  # kept alive for backward
         ctx.set_materialize_grads(False)  # would allocate zeros of the weight's size
-        ctx.save_for_backward(input, weight, target)
-        is_scalable = grad_loss is None and ctx.settings[0] != "none"
-        ctx.gradients = [each.detach() for each in output[1:]] if is_scalable else None
+        ctx.save_for_backward(*inputs[:_TENSORS])
+        is_scalable = problem.grad_loss is None and problem.reduction != "none"
+        ctx.gradients = [each.detach() for each in output[1:4]] if is_scalable else None
 
     @staticmethod
-    def backward(ctx, grad_loss, *second_order):
+    def backward(ctx, grad_loss, *others):
+        second_order, outputs = others[:3], others[3:]
         if any(each is not None for each in second_order):
             raise RuntimeError(_SECOND_ORDER)
-        nothing = (None,) * (2 + len(ctx.settings))
+        if any(each is not None for each in outputs):
+            raise NotImplementedError(_NO_GRADIENT_OF_OUTPUTS)
+        nothing = [None] * len(operators.Loss._fields)
         if grad_loss is None:
-            return None, None, *nothing
-        reduction, ignore_index, *computed, filter_eps, num_threads, shard = ctx.settings
-        wanted = ctx.needs_input_grad[:2]
-        input, weight, target, *shared = ctx.saved_tensors
+            return tuple(nothing)
+        tensors, shared = ctx.saved_tensors[:_TENSORS], ctx.saved_tensors[_TENSORS:]
+        problem = operators.Loss(*tensors, None, *ctx.settings)
+        computed = problem.input_grad, problem.weight_grad, problem.bias_grad
+        wanted = [ctx.needs_input_grad[i] for i in _DIFFERENTIABLE]
         gradients, ctx.gradients = [each.detach() for each in shared] or ctx.gradients, None
         is_computed = gradients is not None and all(known or not asked for known, asked in zip(computed, wanted))
         if not is_computed:
-            _, *gradients = operators.loss(
-                input, weight, target, grad_loss, reduction, ignore_index, *wanted, filter_eps, num_threads, shard
+            input_grad, weight_grad, bias_grad = wanted
+            again = problem._replace(
+                grad_loss=grad_loss, input_grad=input_grad, weight_grad=weight_grad, bias_grad=bias_grad, outputs=[]
             )
+            gradients = operators.loss(*again)[1:4]
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # the compiler refuses a second order itself
             above = () if is_computed else (grad_loss,)  # if computed before, the product below depends on it
-            gradients = _Gradients.apply(*gradients, *above, input, weight)
+            leaves = [each for each in (problem.input, problem.weight, problem.bias) if each is not None]
+            gradients = _Gradients.apply(*gradients, *above, *leaves)
         if is_computed:
             gradients = _scaled(gradients, grad_loss, in_place=not shared)
-        return *(gradient if asked else None for gradient, asked in zip(gradients, wanted)), *nothing
+        for i, gradient, asked in zip(_DIFFERENTIABLE, gradients, wanted):
+            nothing[i] = gradient if asked else None
+        return tuple(nothing)
 
 
 class _LinearCrossEntropyOfOperator(_LinearCrossEntropy):
@@ -96,7 +159,7 @@ class _LinearCrossEntropyOfOperator(_LinearCrossEntropy):
     def setup_context(ctx, inputs, output):
         _LinearCrossEntropy.setup_context(ctx, inputs, output)
         if ctx.gradients is not None:
-            ctx.save_for_backward(*inputs[:3], *output[1:])  # torch refuses backward if they were changed
+            ctx.save_for_backward(*inputs[:_TENSORS], *output[1:4])  # torch refuses backward if they were changed
             ctx.gradients = None
 
 
@@ -116,8 +179,8 @@ class _Gradients(Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(input_grad, weight_grad, *_):
-        return input_grad.view_as(input_grad), weight_grad.view_as(weight_grad)
+    def forward(input_grad, weight_grad, bias_grad, *_):
+        return tuple(each.view_as(each) for each in (input_grad, weight_grad, bias_grad))
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -142,15 +205,24 @@ def linear_cross_entropy(
     ignore_index: int | None = None,
     label_smoothing: float = 0.0,
     options: LinearCrossEntropyOptions | None = None,
+    token_weight: torch.Tensor | None = None,
+    target_prob: torch.Tensor | None = None,
+    lse_square_scale: float = 0.0,
+    temperature: float | torch.Tensor = 1.0,
+    denominator: float | None = None,
+    logit_scale: float = 1.0,
+    softcap: float | None = None,
+    outputs: Sequence[str] = (),
     filter_eps: float = 0.0,
     num_threads: int | None = None,
     group: ProcessGroup | None = None,
     vocab_start_index: int | None = None,
     vocab_size: int | None = None,
-) -> torch.Tensor:
+) -> torch.Tensor | LossOutputs:
     r"""Compute the loss of `torch.nn.functional.linear_cross_entropy` without storing all logits.
 
-    Memory is bounded for all sizes. `options`, which torch has for that purpose, are therefore not needed.
+    The first arguments are torch's. The arguments from `token_weight` on are this library's; the formula with all of
+    them is that of `ascend_grad.linear_cross_entropy`.
 
     Parameters
     ----------
@@ -158,11 +230,11 @@ def linear_cross_entropy(
         The layer's input; float32, float16, bfloat16 or float64.
     linear_weight : torch.Tensor, shape (C, in_features)
         The layer's weight, of the dtype of `input`, in any layout.
-    target : torch.Tensor of int64 or int32, shape (N,) or ()
+    target : torch.Tensor of int64 or int32, shape (N,) or (), or (N, K) or (K,) with `target_prob`
         The class of each row, in [0, C), or `ignore_index`. Of tensors on an Ascend NPU another value is no error: the
         row's loss, its row of the gradient of `input` and all of that of `linear_weight` are NaN.
-    linear_bias : None
-        Not supported.
+    linear_bias : torch.Tensor, shape (C,), optional
+        The layer's bias, of any of the four dtypes.
     weight : torch.Tensor, shape (C,), optional
         A weight for each class. The mean is then the sum of the weighted losses divided by the sum of their weights.
     reduction : {"mean", "sum", "none"}, default "mean"
@@ -170,9 +242,26 @@ def linear_cross_entropy(
     ignore_index : int, optional
         Rows with this target have no loss and no gradient; None is -100.
     label_smoothing : float, default 0.0
-        Only 0 is supported.
-    options : None
-        Not supported.
+        The share of the loss that goes to all classes, from 0 to 1.
+    options : torch.nn.LinearCrossEntropyOptions, optional
+        Accepted, without an effect: memory is bounded, sums are in float32 or better, and ``retain_graph=True`` works.
+    token_weight : torch.Tensor, shape (N,) or (), optional
+        Factors of the losses of the rows. The mean is then divided by the sum of the products with `weight`.
+    target_prob : torch.Tensor, shape (N, K) or (K,), optional
+        Probabilities of K classes in each row. A class that is `ignore_index` adds nothing, and a row of such classes
+        alone is ignored.
+    lse_square_scale : float, default 0.0
+        The factor of the squared logarithm of the sum of the exponentials (z-loss).
+    temperature : float or torch.Tensor, shape (N,) or (), default 1.0
+        The divisor of the logits, above 0: one number, or one for each row.
+    denominator : float, optional
+        The divisor of a mean, above 0.
+    logit_scale : float, default 1.0
+        The factor of the layer's results.
+    softcap : float, optional
+        The bound of the logits before `temperature` divides them, above 0. None: the logits are not bounded.
+    outputs : sequence of {"lse", "log_prob", "entropy", "predicted", "correct"}, default ()
+        Further results. They have no gradient: backward through them raises NotImplementedError.
     filter_eps : float, default 0.0
         As in `ascend_grad.fused_linear_cross_entropy_loss_grad`.
     num_threads : int, optional
@@ -180,22 +269,23 @@ def linear_cross_entropy(
     group : torch.distributed.ProcessGroup, optional
         The processes that the classes are split over, as in `ascend_grad.parallel.linear_cross_entropy`. Each process
         has its rows of `linear_weight`; all have the same `input` and `target`, and get the same loss and gradient of
-        `input`. All processes call this function, and backward, together. `weight` is then not supported. Tensors are
-        on the CPU in all processes, or on Ascend NPUs in all of them. A group of hccl alone accepts only tensors on
-        torch's current device.
+        `input`. All processes call this function, and backward, together. Options of the loss, `linear_bias` and
+        `weight` are then not supported. Tensors are on the CPU in all processes, or on Ascend NPUs in all of them. A
+        group of hccl alone accepts only tensors on torch's current device.
     vocab_start_index, vocab_size : int, optional
         Only with a group: the class of the first row of `linear_weight`, and the number of all classes.
 
     Returns
     -------
-    torch.Tensor
+    torch.Tensor or LossOutputs
         The loss in the dtype that torch gives it: the dtype of `input`. Under autocast it is float32, or float64 if
-        `input` is float64.
+        `input` is float64. With `outputs` it is the first field of a named tuple, `loss`, and the outputs are others.
 
     Raises
     ------
     NotImplementedError
-        A keyword is not supported, or classes are given as probabilities.
+        A keyword is not supported, `target` has a floating dtype (probabilities of all classes), or an option requires
+        grad that the loss has no gradient for: `weight`, `token_weight`, `target_prob`, `temperature`.
     ParamInvalidError
         161002: a dtype, a shape or a value is not as described (a dtype or a kind: its subclass `ParamTypeError`).
     UnsupportedDeviceError
@@ -207,9 +297,9 @@ def linear_cross_entropy(
 
     Notes
     -----
-    If `reduction` is "mean" or "sum", the gradients are computed with the loss, except in float16 or with class
-    weights. Only the gradients that are needed are computed: a frozen layer costs one product less. With
-    ``retain_graph=True`` a second backward computes them again. The gradient cannot be differentiated once more.
+    If `reduction` is "mean" or "sum", the gradients are computed with the loss, except in float16. Only the gradients
+    that are needed are computed: a frozen layer costs one product less. With ``retain_graph=True`` a second backward
+    computes them again. The gradient cannot be differentiated once more.
 
     Examples
     --------
@@ -222,55 +312,48 @@ def linear_cross_entropy(
     tensor([[-0.3750,  0.1250,  0.1250,  0.1250],
             [ 0.1250,  0.1250,  0.1250, -0.3750]])
     """
-    arguments = (
-        input,
-        linear_weight,
-        target,
-        linear_bias,
-        weight,
-        reduction,
-        ignore_index,
-        label_smoothing,
-        options,
-        filter_eps,
-        num_threads,
-        _shard(group, vocab_start_index, vocab_size),
-    )
-    return _rounded_loss(*arguments) if group is None else _rounded_loss_over_group(*arguments)
+    loss_options = Options(
+        linear_bias, weight, token_weight, target_prob, label_smoothing, lse_square_scale, temperature, denominator,
+        logit_scale, softcap, outputs
+    )  # fmt: skip
+    shard = _shard(group, vocab_start_index, vocab_size)
+    function = _rounded_loss if group is None else _rounded_loss_over_group
+    arguments = input, linear_weight, target, reduction, ignore_index, loss_options, options, filter_eps, num_threads
+    return function(*arguments, shard)
 
 
 def _rounded_loss(
     input: torch.Tensor,
     linear_weight: torch.Tensor,
     target: torch.Tensor,
-    linear_bias: torch.Tensor | None,
-    weight: torch.Tensor | None,
     reduction: Literal["mean", "sum", "none"],
     ignore_index: int | None,
-    label_smoothing: float,
-    options: LinearCrossEntropyOptions | None,
+    loss_options: Options,
+    torch_options: LinearCrossEntropyOptions | None,
     filter_eps: float,
     num_threads: int | None,
     shard: VocabularyShard | None,
-) -> torch.Tensor:
+) -> torch.Tensor | LossOutputs:
     def check() -> None:
-        refuse(_NAME, linear_bias=linear_bias, options=options, label_smoothing=label_smoothing or None)
+        _check_torch_options(torch_options, input)
         if shard is not None:
-            refuse(f"{_NAME} with a group", weight=weight)
+            refuse(f"{_NAME} with a group", **loss_options.given())
 
     _run(shard, check)
-    loss = unrounded_loss(
+    found = unrounded_loss(
         input,
         linear_weight,
         target,
-        weight,
         reduction,
         ignore_index,
+        loss_options,
         filter_eps=filter_eps,
         num_threads=num_threads,
         shard=shard,
     )
-    return loss if torch.is_autocast_enabled(_autocast_device(input)) else loss.to(input.dtype)
+    if not torch.is_autocast_enabled(_autocast_device(input)):
+        found = found._replace(loss=found.loss.to(input.dtype))
+    return found if loss_options.outputs else found.loss
 
 
 _rounded_loss_over_group = torch.compiler.disable(_rounded_loss)
@@ -280,54 +363,77 @@ def unrounded_loss(
     input: torch.Tensor,
     linear_weight: torch.Tensor,
     target: torch.Tensor,
-    weight: torch.Tensor | None,
     reduction: Literal["mean", "sum", "none"],
     ignore_index: int | None,
+    options: Options = Options(),  # noqa: B008 (immutable)
     *,
     filter_eps: float = 0.0,
     num_threads: int | None = None,
     shard: VocabularyShard | None = None,
     names: Names = _NAMES,
     zero_if_empty: bool = False,
-) -> torch.Tensor:
+) -> LossOutputs:
     """Return the loss in float32, or in float64 if `input` is. A mean over no rows is NaN, or 0 if `zero_if_empty`."""
-    _run(shard, partial(_check_arguments, names, input, linear_weight, target, weight, reduction))
+    _run(shard, partial(_check_arguments, names, input, linear_weight, target, reduction, options))
     numbers = _run(shard, partial(_as_numbers, names.operator, ignore_index, filter_eps, num_threads))
     ignore_index, filter_eps, num_threads = numbers
+    options = _run(shard, partial(_converted, names.operator, options))
 
     given = input.dtype, linear_weight.dtype
     if torch.is_autocast_enabled(_autocast_device(input)):
         input, linear_weight = _lower_precision(input), _lower_precision(linear_weight)
     _run(shard, partial(_check_dtypes, names, input, linear_weight, given))
-    rows, classes = (input, target) if input.dim() == 2 else (input.unsqueeze(0), target.unsqueeze(0))
-    computed = reduction if weight is None else "none"
+    shape = input.shape[:-1]
+    rows, classes, options = _as_batch(input, target, options)
+    bias, weight, temperature = options.linear_bias, options.weight, options.temperature
+    is_weighted_here = weight is not None and input.device.type == "npu"  # devices compute without class weights
+    computed = "none" if is_weighted_here else reduction
     with_gradients = torch.is_grad_enabled() and computed != "none" and rows.dtype != torch.float16
-    arguments = (
-        rows,
-        linear_weight,
-        classes,
-        None,
-        computed,
-        ignore_index,
-        with_gradients and rows.requires_grad,
-        with_gradients and linear_weight.requires_grad,
-        filter_eps,
-        num_threads,
+    problem = operators.Loss(
+        input=rows,
+        weight=linear_weight,
+        target=classes,
+        bias=bias,
+        token_weight=options.token_weight,
+        class_weight=None if is_weighted_here else weight,
+        target_prob=options.target_prob,
+        temperatures=temperature if isinstance(temperature, torch.Tensor) else None,
+        grad_loss=None,
+        reduction=computed,
+        ignore_index=ignore_index,
+        input_grad=with_gradients and rows.requires_grad,
+        weight_grad=with_gradients and linear_weight.requires_grad,
+        bias_grad=with_gradients and bias is not None and bias.requires_grad,
+        label_smoothing=options.label_smoothing,
+        lse_square_scale=options.lse_square_scale,
+        temperature=1.0 if isinstance(temperature, torch.Tensor) else temperature,
+        denominator=options.denominator,
+        logit_scale=options.logit_scale,
+        softcap=options.softcap,
+        outputs=list(options.outputs),
+        filter_eps=filter_eps,
+        num_threads=num_threads,
+        shard=None,
     )
     try:
         if shard is None:
-            loss, *_ = operators.apply(_LinearCrossEntropy, *arguments, None)
+            loss, _, _, _, *others = operators.apply(_LinearCrossEntropy, *problem)
         else:
-            loss, *_ = shard.apply(_LinearCrossEntropy, *arguments)
+            loss, _, _, _, *others = shard.apply(_LinearCrossEntropy, problem)
     except AscendGradError as error:
         if shard is None:
-            rename(error, names.operator, {"input": names.input, "weight": names.weight, "target": names.target})
+            rename(error, names.operator, names._asdict())
         raise
-    if weight is not None:
+    if is_weighted_here:
         loss = _weighted(loss, classes, weight, reduction, ignore_index, zero_if_empty)
     elif zero_if_empty and reduction == "mean":
         loss = torch.where((classes != ignore_index).any(), loss, 0)
-    return loss.reshape(target.shape) if reduction == "none" else loss
+    outputs = {
+        name: each if name == "correct" else each.reshape(shape)
+        for name, each in zip(OUTPUTS, others)
+        if name in options.outputs
+    }
+    return LossOutputs(loss.reshape(shape) if reduction == "none" else loss, **outputs)
 
 
 def refuse(operator: str, **arguments: object) -> None:
@@ -353,23 +459,90 @@ def _run(shard: VocabularyShard | None, check: Callable[[], _T]) -> _T:
     return check() if shard is None else shard.run(_NAME, check)
 
 
+def _check_torch_options(options: object, input: torch.Tensor) -> None:
+    """Accept the options that torch has for memory and speed, unless sums would have to be in a wider dtype."""
+    if options is None:
+        return
+    kind = getattr(torch.nn, "LinearCrossEntropyOptions", None)
+    if kind is None or not isinstance(options, kind):
+        expected = "None or torch.nn.LinearCrossEntropyOptions"
+        raise ParamTypeError(f"options: expected {expected}, got {shown(options)}", operator=_NAME)
+    if options.acc_dtype not in (None, torch.float32) and options.acc_dtype != getattr(input, "dtype", None):
+        refuse(_NAME, **{"options.acc_dtype": options.acc_dtype})
+
+
 def _check_arguments(
     names: Names,
     input: torch.Tensor,
     linear_weight: torch.Tensor,
     target: torch.Tensor,
-    weight: torch.Tensor | None,
     reduction: object,
+    options: Options,
 ) -> None:
     operator = names.operator
     check_tensors(operator, **{names.input: input, names.weight: linear_weight, names.target: target})
-    _check_shapes(names, input, linear_weight, target)
+    tensors = {
+        names.bias: options.linear_bias,
+        names.class_weight: options.weight,
+        "token_weight": options.token_weight,
+        "target_prob": options.target_prob,
+        "temperature": options.temperature if isinstance(options.temperature, torch.Tensor) else None,
+    }
+    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    check_tensors(operator, **{names.input: input}, **given)
+    _check_shapes(names, input, linear_weight, target, options.target_prob)
     if reduction not in ("mean", "sum", "none"):
         raise ParamInvalidError(f"reduction: expected mean, sum or none, got {shown(reduction)}", operator=operator)
-    if weight is not None:
-        check_tensors(operator, **{names.input: input, names.class_weight: weight})
-        words = f"one for each row of {names.weight}"
-        _check_shape(operator, names.class_weight, weight, linear_weight.shape[:1], words)
+    for name in names.bias, names.class_weight:
+        if name in given:
+            words = f"one for each row of {names.weight}"
+            _check_shape(operator, name, given[name], linear_weight.shape[:1], words)
+    if options.token_weight is not None:
+        words = f"one for each row of {names.input}"
+        _check_shape(operator, "token_weight", options.token_weight, input.shape[:-1], words)
+    if "temperature" in given and given["temperature"].dim() > 0:
+        words = f"one for each row of {names.input}"
+        _check_shape(operator, "temperature", given["temperature"], input.shape[:-1], words)
+    for name, tensor in given.items():
+        if name != names.bias and tensor.requires_grad and torch.is_grad_enabled():
+            message = "the loss has no gradient for it, got a tensor that requires grad (tensor.detach() does not)"
+            raise NotImplementedError(f"{operator}: {name}: {message}")
+
+
+def _converted(operator: str, options: Options) -> Options:
+    """Convert the options to the schema's types. torch's own errors would name neither function nor argument."""
+    changed: dict[str, object] = {}
+    for name in ("label_smoothing", "lse_square_scale", "temperature", "denominator", "logit_scale", "softcap"):
+        value = getattr(options, name)
+        is_absent = value is None and name in ("denominator", "softcap")
+        is_of_rows = isinstance(value, torch.Tensor) and name == "temperature"
+        if type(value) is not float and not is_absent and not is_of_rows:
+            changed[name] = real_number(value, name, operator)
+    names = options.outputs
+    expected = f"a tuple of names among {', '.join(map(repr, OUTPUTS))}"
+    if not isinstance(names, (tuple, list)) or not all(isinstance(each, str) for each in names):
+        raise ParamTypeError(f"outputs: expected {expected}, got {shown(names)}", operator=operator)
+    for each in names:
+        if each not in OUTPUTS:
+            raise ParamInvalidError(f"outputs: expected {expected}, got {each!r}", operator=operator)
+    return options._replace(**changed) if changed else options
+
+
+def _as_batch(
+    input: torch.Tensor, target: torch.Tensor, options: Options
+) -> tuple[torch.Tensor, torch.Tensor, Options]:
+    """Return the arguments of a batch of rows: a single row is a batch of one, a temperature holds for all rows."""
+    temperature = options.temperature
+    if isinstance(temperature, torch.Tensor) and temperature.dim() == 0:
+        options = options._replace(temperature=temperature.expand(input.shape[:-1]))
+    if input.dim() == 2:
+        return input, target, options
+    batch = {
+        name: getattr(options, name).unsqueeze(0)
+        for name in ("token_weight", "target_prob", "temperature")
+        if isinstance(getattr(options, name), torch.Tensor)
+    }
+    return input.unsqueeze(0), target.unsqueeze(0), options._replace(**batch)
 
 
 def _as_numbers(
@@ -399,20 +572,34 @@ def _check_dtypes(
         raise ParamTypeError(message, operator=names.operator)
 
 
-def _check_shapes(names: Names, input: torch.Tensor, linear_weight: torch.Tensor, target: torch.Tensor) -> None:
+def _check_shapes(
+    names: Names,
+    input: torch.Tensor,
+    linear_weight: torch.Tensor,
+    target: torch.Tensor,
+    target_prob: torch.Tensor | None,
+) -> None:
     operator = names.operator
     if linear_weight.dim() > 2:
         got = f"got shape {tuple(linear_weight.shape)}"
         raise NotImplementedError(f"{operator}: {names.weight}: losses of several dimensions are not supported, {got}")
     if target.is_floating_point():
-        raise NotImplementedError(f"{operator}: {names.target}: probabilities are not supported, got {target.dtype}")
+        hint = "target_prob takes those of some classes"
+        message = f"probabilities are not supported, got {target.dtype} ({hint})"
+        raise NotImplementedError(f"{operator}: {names.target}: {message}")
     if input.dim() not in (1, 2):
         message = f"{names.input}: expected shape (N, in_features) or (in_features,), got {tuple(input.shape)}"
         raise ParamInvalidError(message, operator=operator)
     if linear_weight.dim() != 2 or linear_weight.shape[1] != input.shape[-1]:
         message = f"{names.weight}: expected shape (C, {input.shape[-1]}), got {tuple(linear_weight.shape)}"
         raise ParamInvalidError(message, operator=operator)
-    _check_shape(operator, names.target, target, input.shape[:-1], f"one for each row of {names.input}")
+    if target_prob is None:
+        _check_shape(operator, names.target, target, input.shape[:-1], f"one for each row of {names.input}")
+        return
+    if target.dim() != input.dim() or target.shape[:-1] != input.shape[:-1]:
+        message = f"{names.target}: expected shape {(*input.shape[:-1], 'K')}, as target_prob is given, got "
+        raise ParamInvalidError(f"{message}{tuple(target.shape)}", operator=operator)
+    _check_shape(operator, "target_prob", target_prob, target.shape, f"as {names.target} has")
 
 
 def _check_shape(operator: str, name: str, tensor: torch.Tensor, shape: torch.Size, words: str) -> None:

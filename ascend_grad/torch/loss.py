@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from ..errors import ParamInvalidError
-from .linear import linear_cross_entropy, refuse
+from .linear import LossOutputs, linear_cross_entropy, refuse
 
 if TYPE_CHECKING:
     from torch.nn import LinearCrossEntropyLoss as _Module
@@ -19,20 +20,23 @@ else:
     class _Module(torch.nn.Module):
         """A substitute for `torch.nn.LinearCrossEntropyLoss` before torch 2.13: its attributes and its state's keys."""
 
-        def __init__(self, in_features, num_classes, *, device, dtype, reduction, weight, ignore_index):
+        def __init__(
+            self, in_features, num_classes, *, bias, device, dtype, reduction, weight, ignore_index, label_smoothing,
+            options
+        ):  # fmt: skip
             super().__init__()
             self.register_buffer("weight", weight)
             self.reduction = reduction
             self.num_classes = num_classes
             self.out_features = ()
             self.ignore_index = ignore_index
-            self.label_smoothing = 0.0
-            self.linear = torch.nn.Linear(in_features, num_classes, bias=False, device=device, dtype=dtype)
-            self.options = None
+            self.label_smoothing = label_smoothing
+            self.linear = torch.nn.Linear(in_features, num_classes, bias=bias, device=device, dtype=dtype)
+            self.options = options
 
         def extra_repr(self):
             names = "num_classes", "out_features", "bias", "reduction", "ignore_index", "label_smoothing", "options"
-            shown = vars(self) | {"bias": False}
+            shown = vars(self) | {"bias": self.linear.bias is not None}
             return ", ".join([f"in_features={self.linear.in_features}", *(f"{name}={shown[name]}" for name in names)])
 
 
@@ -46,13 +50,15 @@ class LinearCrossEntropyLoss(_Module):
     out_features : tuple of int, default ()
         Only () is supported.
     bias : bool, default False
-        Only False is supported.
+        Whether the layer has a bias, ``linear.bias``.
     device, dtype : optional
         The weight's device and dtype.
     reduction, weight, ignore_index, label_smoothing, options
         As in `linear_cross_entropy`.
     linear_weight : torch.nn.Parameter, shape (num_classes, in_features), optional
         The weight of another layer, such as an embedding, that this layer shares. `device` and `dtype` are ignored.
+    lse_square_scale, temperature, logit_scale, softcap, outputs
+        As in `linear_cross_entropy`.
 
     Raises
     ------
@@ -86,53 +92,89 @@ class LinearCrossEntropyLoss(_Module):
         label_smoothing: float = 0.0,
         options: LinearCrossEntropyOptions | None = None,
         linear_weight: torch.nn.Parameter | None = None,
+        lse_square_scale: float = 0.0,
+        temperature: float = 1.0,
+        logit_scale: float = 1.0,
+        softcap: float | None = None,
+        outputs: Sequence[str] = (),
     ):
-        refuse(
-            "LinearCrossEntropyLoss",
-            out_features=out_features or None,
-            bias=bias or None,
-            label_smoothing=label_smoothing or None,
-            options=options,
-        )
+        refuse("LinearCrossEntropyLoss", out_features=out_features or None)
         if weight is not None and weight.shape != (num_classes,):
             message = f"weight: expected shape {(num_classes,)}, one for each class, got {tuple(weight.shape)}"
             raise ParamInvalidError(message, operator="LinearCrossEntropyLoss")
         super().__init__(
             in_features,
             num_classes,
+            bias=bias,
             device=device if linear_weight is None else "meta",
             dtype=dtype,
             reduction=reduction,
             weight=weight,
             ignore_index=ignore_index,
+            label_smoothing=label_smoothing,
+            options=options,
         )
+        self.loss_options = {
+            "lse_square_scale": lse_square_scale,
+            "temperature": temperature,
+            "logit_scale": logit_scale,
+            "softcap": softcap,
+            "outputs": outputs,
+        }
         if linear_weight is not None:
             if linear_weight.shape != self.linear.weight.shape:
                 expected, got = tuple(self.linear.weight.shape), tuple(linear_weight.shape)
                 message = f"linear_weight: expected shape {expected}, got {got}"
                 raise ParamInvalidError(message, operator="LinearCrossEntropyLoss")
             self.linear.weight = linear_weight
+            if bias:
+                values = torch.empty(num_classes, device=linear_weight.device, dtype=linear_weight.dtype)
+                bound = in_features**-0.5 if in_features else 0.0  # as in torch.nn.Linear
+                self.linear.bias = torch.nn.Parameter(torch.nn.init.uniform_(values, -bound, bound))
 
-    def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        token_weight: torch.Tensor | None = None,
+        target_prob: torch.Tensor | None = None,
+        denominator: float | None = None,
+    ) -> torch.Tensor | LossOutputs:
         """Compute the loss.
 
         Parameters
         ----------
         input : torch.Tensor, shape (N, in_features) or (in_features,)
             The layer's input.
-        target : torch.Tensor of int64 or int32, shape (N,) or ()
+        target : torch.Tensor of int64 or int32, shape (N,) or (), or (N, K) or (K,) with `target_prob`
             The class of each row, in [0, num_classes), or `ignore_index`.
+        token_weight, target_prob, denominator
+            As in `linear_cross_entropy`.
 
         Returns
         -------
-        torch.Tensor
-            The loss.
+        torch.Tensor or LossOutputs
+            The loss. With `outputs` it is the field `loss` of a named tuple, and the outputs are other fields.
         """
         return linear_cross_entropy(
             input,
             self.linear.weight,
             target,
+            linear_bias=self.linear.bias,
             weight=self.weight,
             reduction=self.reduction,
             ignore_index=self.ignore_index,
+            label_smoothing=self.label_smoothing,
+            options=self.options,
+            token_weight=token_weight,
+            target_prob=target_prob,
+            denominator=denominator,
+            **self.loss_options,
         )
+
+    def extra_repr(self) -> str:
+        """Return torch's description of the module, and the options of this library that differ from their defaults."""
+        defaults = {"lse_square_scale": 0.0, "temperature": 1.0, "logit_scale": 1.0, "softcap": None, "outputs": ()}
+        own = (f"{name}={value}" for name, value in self.loss_options.items() if value != defaults[name])
+        return ", ".join([super().extra_repr(), *own])

@@ -6,9 +6,9 @@ and a rule for `torch.vmap`. The modules `rowwise`, `linear` and `fused` registe
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from weakref import WeakValueDictionary
 
 import torch
@@ -17,9 +17,9 @@ from torch.autograd import Function
 
 import ascend_grad as ag
 
+from ..arguments import OUTPUTS
 from ..contract import OPERATORS
 from ..errors import ParamInvalidError
-from ..results import LinearCrossEntropy
 from .tensors import are_plain, are_readable, itself, to_array, to_tensor, without_gradient
 
 if TYPE_CHECKING:
@@ -151,6 +151,46 @@ LINEAR = "linear_cross_entropy"
 SHARDS: WeakValueDictionary[int, VocabularyShard] = WeakValueDictionary()
 
 
+class Loss(NamedTuple):
+    """The arguments of the operator `linear_cross_entropy`, in the order of its schema."""
+
+    input: torch.Tensor
+    weight: torch.Tensor
+    target: torch.Tensor
+    bias: torch.Tensor | None
+    token_weight: torch.Tensor | None
+    class_weight: torch.Tensor | None
+    target_prob: torch.Tensor | None
+    #: A temperature for each row, or None: `temperature` is then the temperature of all rows.
+    temperatures: torch.Tensor | None
+    grad_loss: torch.Tensor | None
+    reduction: Literal["mean", "sum", "none"]
+    ignore_index: int
+    input_grad: bool
+    weight_grad: bool
+    bias_grad: bool
+    label_smoothing: float
+    lse_square_scale: float
+    temperature: float
+    denominator: float | None
+    logit_scale: float
+    softcap: float | None
+    outputs: Sequence[str]
+    filter_eps: float
+    num_threads: int | None
+    shard: int | None
+
+
+_LOSS_SCHEMA = (
+    "(Tensor input, Tensor weight, Tensor target, Tensor? bias, Tensor? token_weight, Tensor? class_weight, "
+    "Tensor? target_prob, Tensor? temperatures, Tensor? grad_loss, str reduction, int ignore_index, bool input_grad, "
+    "bool weight_grad, bool bias_grad, float label_smoothing, float lse_square_scale, float temperature, "
+    "float? denominator, float logit_scale, float? softcap, str[] outputs, float filter_eps, int? num_threads, "
+    "int? shard) -> (Tensor loss, Tensor input_grad, Tensor weight_grad, Tensor bias_grad, Tensor lse, "
+    "Tensor log_prob, Tensor entropy, Tensor predicted, Tensor correct)"
+)
+
+
 def upstream(array_of: Callable, grad_loss: torch.Tensor | None, reduction: str) -> Any:
     """Return the upstream gradient as the functions accept it: None, an array or a number."""
     if grad_loss is None:
@@ -161,70 +201,83 @@ def upstream(array_of: Callable, grad_loss: torch.Tensor | None, reduction: str)
     return float(array)
 
 
-def linear_cross_entropy(
-    function: Callable,
-    array_of: Callable,
-    tensor_of: Callable,
-    input: torch.Tensor,
-    weight: torch.Tensor,
-    target: torch.Tensor,
-    grad_loss: Any,
-    reduction: Literal["mean", "sum", "none"],
-    ignore_index: int,
-    input_grad: bool,
-    weight_grad: bool,
-    filter_eps: float,
-    num_threads: int | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Compute loss and gradients by `function`. `array_of` converts its tensors, `tensor_of` its results.
+def loss_of(
+    function: Callable, array_of: Callable, tensor_of: Callable, problem: Loss, grad_loss: Any, **options: Any
+) -> tuple[torch.Tensor, ...]:
+    """Compute loss, gradients and outputs by `function`. `array_of` converts its tensors, `tensor_of` its results.
 
-    `grad_loss` is a result of `upstream`.
+    `grad_loss` is a result of `upstream`. `options` are further keywords of `function`.
     """
     result = function(
-        array_of(input, "input", LINEAR),
-        array_of(weight, "linear_weight", LINEAR),
-        array_of(target, "target", LINEAR),
-        reduction=reduction,
-        ignore_index=ignore_index,
+        array_of(problem.input, "input", LINEAR),
+        array_of(problem.weight, "linear_weight", LINEAR),
+        array_of(problem.target, "target", LINEAR),
+        reduction=problem.reduction,
+        ignore_index=problem.ignore_index,
         grad_loss=grad_loss,
-        return_grad=input_grad or weight_grad,
-        output_mask=(input_grad, weight_grad),
-        filter_eps=filter_eps,
-        num_threads=num_threads,
+        return_grad=problem.input_grad or problem.weight_grad or problem.bias_grad,
+        output_mask=(problem.input_grad, problem.weight_grad),
+        filter_eps=problem.filter_eps,
+        num_threads=problem.num_threads,
+        **options,
     )
-    gradients = (input.new_empty(0) if each is None else tensor_of(each) for each in result[1:])
-    return tensor_of(result.loss), *gradients
-
-
-def _in_this_process(*arguments: Any, **options: Any) -> LinearCrossEntropy:
-    return ag.linear_cross_entropy(*arguments, **options)
+    bias_grad = result.bias_grad if problem.bias_grad else None
+    others = (getattr(result, name) for name in OUTPUTS)
+    found = (result.loss, result.input_grad, result.weight_grad, bias_grad, *others)
+    return tuple(problem.input.new_empty(0) if each is None else tensor_of(each) for each in found)
 
 
 def _linear_cross_entropy(array_of: Callable, tensor_of: Callable, *arguments: Any) -> tuple[torch.Tensor, ...]:
-    *problem, number = arguments
-    if number is not None:
-        shard = SHARDS.get(number)
+    problem = Loss(*arguments)
+    if problem.shard is not None:
+        shard = SHARDS.get(problem.shard)
         if shard is None:
             expected = "the number of a part of a vocabulary whose loss is in use"
-            message = f"shard: expected {expected}, which a graph cannot keep, got {number}"
+            message = f"shard: expected {expected}, which a graph cannot keep, got {problem.shard}"
             raise ParamInvalidError(message, operator=LINEAR)
-        return shard.linear_cross_entropy(*problem)
-    input, weight, target, grad_loss, reduction, *others = problem
-    above = upstream(array_of, grad_loss, reduction)
-    return linear_cross_entropy(_in_this_process, array_of, tensor_of, input, weight, target, above, reduction, *others)
+        return shard.linear_cross_entropy(problem)
+
+    def array(tensor: torch.Tensor | None, name: str) -> Any:
+        return None if tensor is None else array_of(tensor, name, LINEAR)
+
+    return loss_of(
+        ag.linear_cross_entropy,
+        array_of,
+        tensor_of,
+        problem,
+        upstream(array_of, problem.grad_loss, problem.reduction),
+        bias=array(problem.bias, "bias"),
+        token_weight=array(problem.token_weight, "token_weight"),
+        class_weight=array(problem.class_weight, "class_weight"),
+        target_prob=array(problem.target_prob, "target_prob"),
+        label_smoothing=problem.label_smoothing,
+        lse_square_scale=problem.lse_square_scale,
+        temperature=problem.temperature if problem.temperatures is None else array(problem.temperatures, "temperature"),
+        denominator=problem.denominator,
+        logit_scale=problem.logit_scale,
+        softcap=problem.softcap,
+        outputs=tuple(problem.outputs),
+    )
 
 
-def _linear_cross_entropy_fake(
-    input, weight, target, grad_loss, reduction, ignore_index, input_grad, weight_grad, filter_eps, num_threads, shard
-):
-    loss = input.new_empty(
-        target.shape if reduction == "none" else (),
-        dtype=torch.float64 if input.dtype == torch.float64 else torch.float32,
+def _linear_cross_entropy_fake(*arguments):
+    problem = Loss(*arguments)
+    input, rows = problem.input, problem.input.shape[:1]
+    accumulator = torch.float64 if input.dtype == torch.float64 else torch.float32
+    outputs = (
+        input.new_empty(
+            () if name == "correct" else rows, dtype=torch.int64 if name in ("predicted", "correct") else accumulator
+        )
+        if name in problem.outputs
+        else input.new_empty(0)
+        for name in OUTPUTS
     )
     return (
-        loss,
-        input.new_empty(input.shape if input_grad else (0,)),
-        weight.new_empty(weight.shape if weight_grad else (0,)),
+        input.new_empty(rows if problem.reduction == "none" else (), dtype=accumulator),
+        input.new_empty(input.shape if problem.input_grad else (0,)),
+        problem.weight.new_empty(problem.weight.shape if problem.weight_grad else (0,)),
+        problem.bias.new_empty(problem.bias.shape) if problem.bias_grad else input.new_empty(0),
+        *outputs,
     )
 
 
@@ -248,9 +301,7 @@ def one_after_another(
 
 register(
     LINEAR,
-    "(Tensor input, Tensor weight, Tensor target, Tensor? grad_loss, str reduction, int ignore_index, bool input_grad, "
-    "bool weight_grad, float filter_eps, int? num_threads, int? shard) "
-    "-> (Tensor loss, Tensor input_grad, Tensor weight_grad)",
+    _LOSS_SCHEMA,
     partial(_linear_cross_entropy, to_array, to_tensor),
     partial(_linear_cross_entropy, without_gradient, itself),
     _linear_cross_entropy_fake,
@@ -258,8 +309,8 @@ register(
 torch.library.register_vmap(f"ascend_grad::{LINEAR}", partial(one_after_another, LINEAR))
 
 
-def loss(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Compute the loss and its gradients. torch's dispatcher is used only if `are_plain` is False."""
+def loss(*arguments: Any) -> tuple[torch.Tensor, ...]:
+    """Compute `Loss`. torch's dispatcher is used only if `are_plain` is False."""
     if not are_plain(arguments):
         return torch.ops.ascend_grad.linear_cross_entropy(*arguments)
     return _linear_cross_entropy(to_array, to_tensor, *arguments)

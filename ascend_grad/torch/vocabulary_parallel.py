@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch.autograd import Function
@@ -52,13 +52,13 @@ class VocabularyShard:
                 attempt.tell(collectives(self.group, "group", operator), None)
         return cast(_T, found)
 
-    def apply(self, function: type[Function], *arguments: Any) -> tuple[torch.Tensor, ...]:
-        """Compute a function with its gradient over all shards, like `operators.apply`."""
+    def apply(self, function: type[Function], problem: operators.Loss) -> tuple[torch.Tensor, ...]:
+        """Compute a loss with its gradient over all shards, like `operators.apply`."""
 
         def check() -> None:
             if get_proxy_mode() is not None:  # the graph would outlive the shard
                 raise NotImplementedError(f"{_NAME} with a group: graphs by make_fx or torch.export are not supported")
-            for name, tensor in zip(("input", "linear_weight", "target"), arguments):
+            for name, tensor in zip(("input", "linear_weight", "target"), problem):
                 if tensor.is_meta:
                     expected = "a tensor on the CPU or on an Ascend NPU"
                     message = f"{name}: with a group expected {expected}, got one on {tensor.device}"
@@ -67,25 +67,19 @@ class VocabularyShard:
         self.run(_NAME, check)
         number = next(_numbers)
         operators.SHARDS[number] = self
-        return operators.apply(function, *arguments, number)
+        return operators.apply(function, *problem._replace(shard=number))
 
-    def linear_cross_entropy(
-        self,
-        input: torch.Tensor,
-        weight: torch.Tensor,
-        target: torch.Tensor,
-        grad_loss: torch.Tensor | None,
-        reduction: Literal["mean", "sum", "none"],
-        *arguments: Any,
-    ) -> tuple[torch.Tensor, ...]:
-        """Compute `operators.linear_cross_entropy` over all shards."""
-        array_of, tensor_of = (without_gradient, itself) if input.device.type == "npu" else (to_array, to_tensor)
+    def linear_cross_entropy(self, problem: operators.Loss) -> tuple[torch.Tensor, ...]:
+        """Compute a loss without options over all shards, as the operator of `operators.Loss` does."""
+        on_npu = problem.input.device.type == "npu"
+        array_of, tensor_of = (without_gradient, itself) if on_npu else (to_array, to_tensor)
 
         def check() -> Any:
             """Check the tensors, and return the upstream gradient as `parallel.linear_cross_entropy` accepts it."""
-            for name, tensor in (("input", input), ("linear_weight", weight), ("target", target)):
+            tensors = (problem.input, "input"), (problem.weight, "linear_weight"), (problem.target, "target")
+            for tensor, name in tensors:
                 array_of(tensor, name, _NAME)
-            return operators.upstream(array_of, grad_loss, reduction)
+            return operators.upstream(array_of, problem.grad_loss, problem.reduction)
 
         above = self.run(_NAME, check)
         function = partial(
@@ -95,9 +89,7 @@ class VocabularyShard:
             vocab_size=self.vocab_size,
         )
         try:
-            return operators.linear_cross_entropy(
-                function, array_of, tensor_of, input, weight, target, above, reduction, *arguments
-            )
+            return operators.loss_of(function, array_of, tensor_of, problem, above)
         except AscendGradError as error:
             rename(error, _NAME, _ARGUMENTS)
             raise

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch_cases import loss_arguments
 
 import ascend_grad as ag
 import ascend_grad.torch  # this import registers the operators
+from ascend_grad.arguments import OUTPUTS
 
 OPS = torch.ops.ascend_grad
 
@@ -30,11 +32,22 @@ def linear_cases():
         x, w = torch.randn(4, 3).to(dtype), torch.randn(7, 3).to(dtype)
         for reduction in ("mean", "sum", "none"):
             for wanted in [(True, True), (False, True), (True, False), (False, False)]:
-                arguments = (x, w, target, None, reduction, -100, *wanted, 0.0, None, None)
-                yield pytest.param(OPS.linear_cross_entropy, arguments, id=f"{dtype} {reduction} {wanted}")
+                flags = dict(zip(("input_grad", "weight_grad"), wanted))
+                arguments = loss_arguments(x, w, target, reduction=reduction, **flags)
+                yield pytest.param(OPS.linear_cross_entropy, tuple(arguments), id=f"{dtype} {reduction} {wanted}")
     above = torch.randn(4, dtype=torch.float64)
-    arguments = (x.double(), w.double(), target, above, "none", -100, True, True, 0.0, 1, None)
-    yield pytest.param(OPS.linear_cross_entropy, arguments, id="with a gradient from above")
+    arguments = loss_arguments(
+        x.double(), w.double(), target, grad_loss=above, reduction="none", input_grad=True, weight_grad=True
+    )
+    yield pytest.param(OPS.linear_cross_entropy, tuple(arguments), id="with a gradient from above")
+    arguments = arguments._replace(
+        bias=torch.randn(7), token_weight=torch.rand(4), class_weight=torch.rand(7), temperatures=1 + torch.rand(4),
+        bias_grad=True, label_smoothing=0.1, lse_square_scale=0.1, logit_scale=0.5, softcap=2.0, outputs=list(OUTPUTS)
+    )  # fmt: skip
+    yield pytest.param(OPS.linear_cross_entropy, tuple(arguments), id="with all options")
+    several = torch.tensor([[1, 2], [0, -100], [-100, -100], [6, 6]])
+    arguments = loss_arguments(x, w, several, target_prob=torch.rand(4, 2), denominator=3.0, weight_grad=True)
+    yield pytest.param(OPS.linear_cross_entropy, tuple(arguments), id="with several targets")
 
 
 def fused_cases():
@@ -93,9 +106,15 @@ def test_operators_have_gradients(operator, shapes: list[tuple[int, ...]], setti
 def test_the_loss_as_an_operator_has_gradients(reduction: str, flags: tuple[bool, bool]):
     """The operator has gradients for every set of computed outputs."""
     x, w = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in [(4, 3), (7, 3)])
-    settings = torch.tensor([1, 2, -100, 6]), None, reduction, -100, *flags, 0.0, None, None
-    assert torch.autograd.gradcheck(lambda x, w: OPS.linear_cross_entropy(x, w, *settings)[0], (x, w))
-    *_, gradient = OPS.linear_cross_entropy(x, w, *settings[:4], True, True, *settings[6:])
+    bias = torch.randn(7, dtype=torch.float64, requires_grad=True)
+    arguments = loss_arguments(x, w, torch.tensor([1, 2, -100, 6]), reduction=reduction)
+    asked = arguments._replace(**dict(zip(("input_grad", "weight_grad"), flags)), bias_grad=flags[0])
+
+    def loss(x, w, bias):
+        return OPS.linear_cross_entropy(*asked._replace(input=x, weight=w, bias=bias))[0]
+
+    assert torch.autograd.gradcheck(loss, (x, w, bias))
+    gradient = OPS.linear_cross_entropy(*arguments._replace(input_grad=True, weight_grad=True))[2]
     with pytest.raises(RuntimeError, match="the gradient cannot be differentiated once more"):
         gradient.sum().backward()
 
@@ -103,8 +122,8 @@ def test_the_loss_as_an_operator_has_gradients(reduction: str, flags: tuple[bool
 @pytest.mark.parametrize("factor", [1.0, 7.0])
 def test_backward_leaves_the_gradients_that_the_operator_returned(factor: float):
     x, w = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in [(4, 3), (7, 3)])
-    settings = torch.tensor([1, 2, -100, 6]), None, "mean", -100, True, True, 0.0, None, None
-    loss, *gradients = OPS.linear_cross_entropy(x, w, *settings)
+    arguments = loss_arguments(x, w, torch.tensor([1, 2, -100, 6]), input_grad=True, weight_grad=True)
+    loss, *gradients = OPS.linear_cross_entropy(*arguments)[:3]
     before = [each.detach().clone() for each in gradients]
     (factor * loss).backward()
     for leaf, gradient, expected in zip((x, w), gradients, before, strict=True):
@@ -115,8 +134,8 @@ def test_backward_leaves_the_gradients_that_the_operator_returned(factor: float)
 
 def test_backward_is_refused_where_a_gradient_that_the_operator_returned_was_changed():
     x, w = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in [(4, 3), (7, 3)])
-    settings = torch.tensor([1, 2, -100, 6]), None, "mean", -100, True, True, 0.0, None, None
-    loss, gradient, _ = OPS.linear_cross_entropy(x, w, *settings)
+    arguments = loss_arguments(x, w, torch.tensor([1, 2, -100, 6]), input_grad=True, weight_grad=True)
+    loss, gradient, *_ = OPS.linear_cross_entropy(*arguments)
     with torch.no_grad():
         gradient.zero_()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -130,4 +149,4 @@ def test_an_unknown_shard():
     """
     x, w, target = torch.randn(4, 3), torch.randn(7, 3), torch.tensor([1, 2, -100, 6])
     with pytest.raises(ag.ParamInvalidError, match=r"shard: expected the number of a part of a vocabulary .* got -5"):
-        OPS.linear_cross_entropy(x, w, target, None, "mean", -100, True, True, 0.0, None, -5)
+        OPS.linear_cross_entropy(*loss_arguments(x, w, target, shard=-5))

@@ -8,10 +8,20 @@ import torch
 from torch_oracles import value_and_gradients
 
 import ascend_grad.torch as agt
+from ascend_grad.torch.operators import Loss
 
 MASK = torch.arange(20).reshape(1, 1, 4, 5) % 3 == 0
 TARGET = torch.tensor([1, 2, -100, 6])
 CLASS_WEIGHT = torch.arange(7.0)
+
+
+def loss_arguments(x: torch.Tensor, w: torch.Tensor, target: torch.Tensor, **given: object) -> Loss:
+    """Return the arguments of the operator `linear_cross_entropy`: without options, except for those that are given."""
+    arguments = Loss(
+        x, w, target, None, None, None, None, None, None, "mean", -100, False, False, False, 0.0, 0.0, 1.0, None, 1.0,
+        None, [], 0.0, None, None
+    )  # fmt: skip
+    return arguments._replace(**given)
 
 
 def loss(**keywords) -> Callable[..., torch.Tensor]:
@@ -20,6 +30,21 @@ def loss(**keywords) -> Callable[..., torch.Tensor]:
 
 def a_weight_for_each_class(x: torch.Tensor, w: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return agt.linear_cross_entropy(x, w, target, weight=CLASS_WEIGHT.to(x.device))
+
+
+def all_options(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    found = agt.linear_cross_entropy(
+        x, w, target, linear_bias=bias, weight=CLASS_WEIGHT.to(x.device), label_smoothing=0.1, lse_square_scale=0.1,
+        token_weight=torch.ones_like(target, dtype=torch.float32), temperature=2.0, logit_scale=0.5, softcap=3.0,
+        outputs=("lse", "entropy", "predicted", "correct"),
+    )  # fmt: skip
+    return found.loss + 0 * found.correct
+
+
+def several_targets(x: torch.Tensor, w: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    prob = torch.full((len(target), 2), 0.5, device=x.device)
+    classes = torch.stack([target, torch.zeros_like(target)], -1)
+    return agt.linear_cross_entropy(x, w, classes, target_prob=prob, reduction="none")
 
 
 def one_row(x: torch.Tensor, w: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -57,6 +82,8 @@ CASES = {
     ),
     **{name: (loss(reduction=name), [(4, 3), (7, 3)], [TARGET]) for name in ("mean", "sum", "none")},
     "a weight for each class": (a_weight_for_each_class, [(4, 3), (7, 3)], [TARGET]),
+    "all options": (all_options, [(4, 3), (7, 3), (7,)], [TARGET]),
+    "several targets": (several_targets, [(4, 3), (7, 3)], [TARGET]),
     "one row": (one_row, [(4, 3), (7, 3)], [TARGET]),
     "autocast": (under_autocast, [(4, 3), (7, 3)], [TARGET]),
     "cut cross-entropy": (shifted, [(4, 3), (7, 3)], [TARGET]),

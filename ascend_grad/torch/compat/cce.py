@@ -113,8 +113,8 @@ def linear_cross_entropy(
             message = f"shift: expected an int from 0 to below {length}, got {shown(shift)}"
             raise ParamInvalidError(message, operator=_NAME)
         e, targets = e[..., : length - shift, :], targets[..., shift:]
-    loss = linear.unrounded_loss(
-        e.reshape(-1, e.shape[-1]), c, targets.reshape(-1), None, reduction, ignore_index,
+    loss, *_ = linear.unrounded_loss(
+        e.reshape(-1, e.shape[-1]), c, targets.reshape(-1), reduction, ignore_index,
         filter_eps=filter_eps, names=_NAMES,
     )  # fmt: skip
     return loss.reshape(targets.shape) if reduction == "none" else loss

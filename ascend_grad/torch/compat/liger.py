@@ -106,6 +106,6 @@ class LigerFusedLinearCrossEntropyLoss(torch.nn.Module):
         """
         linear.refuse(_NAME, bias=bias)
         return linear.unrounded_loss(
-            _input, lin_weight, target, self.ce_weight, self.reduction, self.ignore_index,
+            _input, lin_weight, target, self.reduction, self.ignore_index, linear.Options(weight=self.ce_weight),
             names=_NAMES, zero_if_empty=True,
-        )  # fmt: skip
+        ).loss  # fmt: skip
