@@ -5,7 +5,7 @@ from ascend_grad._array_types cimport ArrayType
 
 cdef enum:
     MAX_SLOTS = 5
-    MAX_ARRAYS = 12
+    MAX_ARRAYS = 16
     MAX_CONDITIONS = 2
 
 cdef enum:
@@ -25,6 +25,7 @@ cdef enum LinearKernels:
     STATISTICS
     LOSS_OF_STATISTICS
     LOSS
+    LOSS_GRADIENT
     TOP_K
 
 cdef enum:  # values of a row-wise call

@@ -15,6 +15,7 @@ from ascend_grad._call cimport (
     GRADIENT,
     K,
     LOSS,
+    LOSS_GRADIENT,
     LOSS_OF_STATISTICS,
     ROWWISE,
     STATISTICS,
@@ -211,6 +212,10 @@ cdef object linear_workspace_size(Call call):
         return size
     if call.operator.kernels == STATISTICS:
         return size + _linear_python.statistics_bound(value(call, "input"), value(call, "weight"), results[5])
+    options = options_of(call, False)
+    for name in _vectors if call.operator.kernels != GRADIENT else ():
+        if options.get(name) is not None:
+            size += 8 if isinstance(options[name], float) else 8 * options[name].size
     workspace_bytes = value(call, "workspace_bytes") or 0
     if call.operator.kernels == TOP_K:
         return size + _linear_python.top_k_bound(
@@ -220,10 +225,6 @@ cdef object linear_workspace_size(Call call):
         return size + _linear_python.gradient_bound(
             value(call, "input"), value(call, "weight"), value(call, "softmax"), results[0], results[1], workspace_bytes
         )
-    options = options_of(call, False)
-    for name in _vectors:
-        if options.get(name) is not None:
-            size += 8 if isinstance(options[name], float) else 8 * options[name].size
     return size + _linear_python.loss_bound(
         value(call, "input"), value(call, "weight"), options, dict(zip(call.operator.results, results)), workspace_bytes
     )
@@ -258,9 +259,9 @@ cdef tuple chosen(Call call, int threads):
 
 ctypedef object (*linear_function)(Call call, int threads)
 
-cdef linear_function[5] _linear  # in the order of LinearKernels
+cdef linear_function[6] _linear  # in the order of LinearKernels
 _linear[<int>GRADIENT], _linear[<int>STATISTICS] = gradient, statistics
-_linear[<int>LOSS_OF_STATISTICS], _linear[<int>LOSS] = loss_of_statistics, loss
+_linear[<int>LOSS_OF_STATISTICS], _linear[<int>LOSS], _linear[<int>LOSS_GRADIENT] = loss_of_statistics, loss, loss
 _linear[<int>TOP_K] = top_k
 
 
