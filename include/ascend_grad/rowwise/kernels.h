@@ -55,6 +55,7 @@
 #include "narrow.h"
 #include "rows.h"
 #include "columns.h"
+#include "loss_kernels.h"
 
 /* ---- entry points: the loops with a constant operator ------------------------------------------------------------ */
 
