@@ -10,12 +10,15 @@ ctypedef struct Rows:
     double *max
     double *scale                     # 1 / temperature; 0: the row is ignored
     double *rest                      # sums of exponentials, then without one entry that has the maximum
+    double *log_sum                   # log(1 + rest)
     double *moment
     double *deficit
     double *factor
     double *smoothing
-    double *at_targets                # (rows, K): gradients at the targets
-    uint8_t *stores                   # whether a row has such gradients
+    double *targets                   # (rows, K): logits relative to the maximum, then gradients at the targets
+    double *expm1                     # (rows, K): exp(logit) - 1 of these
+    Py_ssize_t *numbers               # numbers of the rows in C order
+    uint8_t *stores                   # whether a row has gradients at its targets
     char *cached                      # exponentials of the rows, or NULL
 
 
@@ -56,8 +59,12 @@ ctypedef struct CrossEntropy:
     double class_sum
     double loss_denominator
     double square_denominator
+    double loss_share                 # reciprocals of these; 0 if they are 0
+    double square_share
     ag_row_op deficit_sum             # the row sum of label smoothing
     bint needs_deficit
+    double scale                      # that of all rows, unless `has_temperatures`
+    double inverse_temperature
     # Rows of a thread, or all rows of a problem that is split.
     Py_ssize_t chunk                  # rows that are computed together in place
     Py_ssize_t buffered               # rows of a buffer

@@ -21,15 +21,9 @@ from ascend_grad._kernels cimport (
     AG_FLOAT32,
     AG_FLOAT64,
     ag_convert,
-    ag_entropy,
     ag_fpenv,
     ag_fpenv_enter,
     ag_fpenv_leave,
-    ag_gradient_at_target,
-    ag_log_sum_exp,
-    ag_negative_log_prob,
-    ag_row_statistics,
-    ag_smoothed_sum,
     ag_sum,
     ag_sum_add,
     ag_sum_total,
@@ -43,6 +37,7 @@ from ascend_grad._rowwise_kernels cimport (
     AG_LOSS_REST,
     AG_LOSS_WEIGHTED_DEFICIT,
     AG_MAX_COLUMNS,
+    AG_MAX_LANES,
     AG_STRIP_COLUMNS,
     ag_loss_rows,
     ag_row_op,
@@ -125,8 +120,12 @@ cdef void store_element(const CrossEntropy *x, Py_ssize_t row, Py_ssize_t k, dou
     cdef const Operand *operand = &x.s.p.operands[OUT]
     cdef char *to = operand.data + row_offset(&x.s.p, OUT, row) + k * operand.dim_stride
     cdef char[8] element
+    cdef float narrow
     if operand.dtype == AG_FLOAT64:
         memcpy(element, &value, 8)
+    elif operand.dtype == AG_FLOAT32:
+        narrow = <float>value
+        memcpy(element, &narrow, 4)
     else:
         ag_convert(x.s.variant, True, &value, operand.dtype, element, 1)
     copy_element(to, element, operand.itemsize, operand.swapped)
@@ -165,16 +164,21 @@ cdef bint is_ignored(const CrossEntropy *x, Py_ssize_t number) noexcept nogil:
 
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
-cdef void set_scales(const CrossEntropy *x, Py_ssize_t begin, Py_ssize_t count, Rows *r) noexcept nogil:
-    """Set the factors of the logits of rows, 0 for ignored ones, rounded to the kernels' compute type."""
+cdef void begin_rows(const CrossEntropy *x, Py_ssize_t begin, Py_ssize_t count, Rows *r) noexcept nogil:
+    """Set the numbers of rows, and the factors of their logits, 0 for ignored rows."""
     cdef Py_ssize_t i, number
-    cdef double scale
+    cdef double scale = x.scale
     for i in range(count):
-        number = row_number(x, begin + i)
-        scale = 1 / x.temperature[number if x.has_temperatures else 0]
-        if x.s.p.dtype != AG_FLOAT64:
-            scale = <float>min(max(scale, LEAST_SCALE), LARGEST_SCALE)
+        number = r.numbers[i] = row_number(x, begin + i)
+        if x.has_temperatures:
+            scale = scale_of(x, x.temperature[number])
         r.scale[i] = 0 if is_ignored(x, number) else scale
+
+
+cdef double scale_of(const CrossEntropy *x, double temperature) noexcept nogil:
+    """Return the factor of logits, rounded to the kernels' compute type."""
+    cdef double scale = 1 / temperature
+    return scale if x.s.p.dtype == AG_FLOAT64 else <float>min(max(scale, LEAST_SCALE), LARGEST_SCALE)
 
 
 cdef ag_loss_rows parameters(const CrossEntropy *x, const Rows *r) noexcept nogil:
@@ -182,7 +186,8 @@ cdef ag_loss_rows parameters(const CrossEntropy *x, const Rows *r) noexcept nogi
     cdef ag_loss_rows rows
     rows.max, rows.scale, rows.factor, rows.smoothing = r.max, r.scale, r.factor, r.smoothing
     rows.class_weight = x.kernel_weight
-    rows.cached, rows.pitch = r.cached, align_up(x.s.p.n, 16)
+    rows.cached, rows.pitch = r.cached, align_up(x.s.p.n, AG_MAX_LANES)
+    rows.is_uniform = not x.has_temperatures
     rows.is_smoothed = x.label_smoothing != 0
     rows.next = NULL
     return rows
@@ -194,11 +199,14 @@ cdef Rows rows_from(const Rows *r, Py_ssize_t begin, Py_ssize_t targets) noexcep
     part.max += begin
     part.scale += begin
     part.rest += begin
+    part.log_sum += begin
     part.moment += begin
     part.deficit += begin
     part.factor += begin
     part.smoothing += begin
-    part.at_targets += begin * targets
+    part.targets += begin * targets
+    part.expm1 += begin * targets
+    part.numbers += begin
     part.stores += begin
     return part
 
@@ -209,16 +217,20 @@ cdef double target_weight(const CrossEntropy *x, Py_ssize_t number, Py_ssize_t k
     return (1 - x.label_smoothing) * prob * class_weight_of(x, entry)
 
 
+cdef inline void set_loss(CrossEntropy *x, Py_ssize_t number, double loss, double square) noexcept nogil:
+    if x.losses != NULL:
+        set_result(x, x.losses, number, loss + square)
+        return
+    x.loss_terms[number] = loss
+    if x.square_terms != NULL:
+        x.square_terms[number] = square
+
+
 cdef void finish_ignored_row(CrossEntropy *x, Py_ssize_t number, Py_ssize_t i, Rows *r) noexcept nogil:
     cdef Py_ssize_t k
     r.factor[i] = r.smoothing[i] = 0
     r.stores[i] = False
-    if x.losses != NULL:
-        set_result(x, x.losses, number, 0)
-    else:
-        x.loss_terms[number] = 0
-        if x.square_terms != NULL:
-            x.square_terms[number] = 0
+    set_loss(x, number, 0, 0)
     set_result(x, x.lse, number, 0)
     set_result(x, x.entropy, number, 0)
     for k in range(x.target_count):
@@ -227,25 +239,18 @@ cdef void finish_ignored_row(CrossEntropy *x, Py_ssize_t number, Py_ssize_t i, R
         x.predicted[number] = -1
 
 
-cdef void finish_row(CrossEntropy *x, Py_ssize_t row, Py_ssize_t i, Rows *r) noexcept nogil:
-    """Compute the results of a row from its statistics, which are number i of `r`: all but most of the gradient."""
-    cdef Py_ssize_t number = row_number(x, row), k, j
+cdef void finish_row(CrossEntropy *x, Py_ssize_t i, Rows *r) noexcept nogil:
+    """Compute the results of a row from its statistics, which are number i of `r`: all but most of the gradient.
+
+    The formulas are those of loss.h, for logits relative to the maximum.
+    """
+    cdef Py_ssize_t number = r.numbers[i], k
+    cdef const double *targets = &r.targets[i * x.target_count]
     cdef int64_t entry
-    cdef double token_weight, temperature, upstream, loss = 0, square = 0, weight, weights = 0, logit, negative
-    cdef double grad_loss, grad_square, a, smoothing
-    cdef ag_row_statistics statistics
-    if r.scale[i] == 0:
-        finish_ignored_row(x, number, i, r)
-        return
-    token_weight = token_weight_of(x, number)
-    temperature = x.temperature[number if x.has_temperatures else 0]
-    # Logits are taken relative to the maximum: their difference has no errors of quotients.
-    statistics.max, statistics.rest = 0, r.rest[i]
-    statistics.moment = r.moment[i] if x.entropy != NULL else 0
-    statistics.deficit = r.deficit[i] if x.needs_deficit else 0
-
-    lse = r.max[i] / temperature + ag_log_sum_exp(&statistics)
-
+    cdef double inverse = 1 / x.temperature[number] if x.has_temperatures else x.inverse_temperature
+    cdef double token_weight = token_weight_of(x, number), upstream, grad_loss, grad_square
+    cdef double lse = r.max[i] * inverse + r.log_sum[i], reciprocal = 1 / (1 + r.rest[i])
+    cdef double loss = 0, square = 0, weight, weights = 0, balance, smoothing
     for k in range(x.target_count):
         entry = target_of(x, number, k)
         if entry == x.ignore_index:
@@ -253,28 +258,20 @@ cdef void finish_row(CrossEntropy *x, Py_ssize_t row, Py_ssize_t i, Rows *r) noe
             continue
         weight = target_weight(x, number, k, entry)
         weights += weight
-        logit = load_element(x, row, entry)
-        r.at_targets[i * x.target_count + k] = logit = (logit - r.max[i]) / temperature
-        negative = ag_negative_log_prob(&statistics, logit)
         if weight != 0:
-            loss += weight * negative
-        set_result(x, x.log_prob, number * x.target_count + k, -negative)
+            loss += weight * (r.log_sum[i] - targets[k])
+        set_result(x, x.log_prob, number * x.target_count + k, targets[k] - r.log_sum[i])
     if x.needs_deficit:
-        loss += x.label_smoothing / x.s.p.n * ag_smoothed_sum(&statistics, x.class_sum)
+        loss += x.label_smoothing / x.s.p.n * (x.class_sum * r.log_sum[i] + r.deficit[i])
     if x.lse_square_scale != 0:
         square = x.lse_square_scale * lse * lse
-    loss = token_weight * loss if token_weight != 0 else 0
-    square = token_weight * square if token_weight != 0 else 0
-    if x.losses != NULL:
-        set_result(x, x.losses, number, loss + square)
+    if token_weight == 0:
+        set_loss(x, number, 0, 0)
     else:
-        x.loss_terms[number] = loss
-        if x.square_terms != NULL:
-            x.square_terms[number] = square
-    if x.lse != NULL:
-        set_result(x, x.lse, number, lse)
+        set_loss(x, number, token_weight * loss, token_weight * square)
+    set_result(x, x.lse, number, lse)
     if x.entropy != NULL:
-        set_result(x, x.entropy, number, ag_entropy(&statistics))
+        set_result(x, x.entropy, number, r.log_sum[i] + r.moment[i] * reciprocal)
     if not x.return_grad:
         return
 
@@ -283,56 +280,74 @@ cdef void finish_row(CrossEntropy *x, Py_ssize_t row, Py_ssize_t i, Rows *r) noe
     r.factor[i] = r.smoothing[i] = 0
     if upstream == 0:
         return
-    grad_loss = upstream / x.loss_denominator if x.loss_denominator != 0 else 0
-    grad_square = upstream / x.square_denominator if x.square_denominator != 0 else 0
+    grad_loss = upstream * x.loss_share
+    grad_square = upstream * x.square_share
     smoothing = grad_loss * x.label_smoothing / x.s.p.n
-    a = grad_loss * weights + smoothing * x.class_sum
+    # What the targets do not take back is summed apart, since it may be tiny beside their weights.
+    balance = smoothing * x.class_sum
     if x.lse_square_scale != 0:
-        a += 2 * grad_square * x.lse_square_scale * lse
-    r.factor[i] = a / (temperature * (1 + statistics.rest))
-    r.smoothing[i] = smoothing / temperature
-    store_gradients(x, number, i, grad_loss, a, smoothing, temperature, &statistics, r)
+        balance += 2 * grad_square * x.lse_square_scale * lse
+    r.factor[i] = (balance + grad_loss * weights) * reciprocal * inverse
+    r.smoothing[i] = smoothing * inverse
+    set_gradients(x, i, grad_loss, balance, weights, smoothing, reciprocal, inverse, r)
 
 
-cdef void store_gradients(
-    CrossEntropy *x, Py_ssize_t number, Py_ssize_t i, double grad_loss, double a, double smoothing, double temperature,
-    const ag_row_statistics *statistics, Rows *r
+cdef void set_gradients(
+    CrossEntropy *x, Py_ssize_t i, double grad_loss, double balance, double weights, double smoothing, double reciprocal,
+    double inverse, Rows *r
 ) noexcept nogil:
-    """Replace the logits of a row's targets, relative to the maximum, by the gradients there."""
-    cdef Py_ssize_t k, j
+    """Replace the logits of a row's targets by the gradients there."""
+    cdef Py_ssize_t number = r.numbers[i], first = i * x.target_count, k, j
     cdef int64_t entry
-    cdef double weight
-    cdef double *at_targets = &r.at_targets[i * x.target_count]
+    cdef double others, complement
     for k in range(x.target_count):
         entry = target_of(x, number, k)
         if entry == x.ignore_index:
             continue
-        weight = 0
-        for j in range(x.target_count):  # the weights of equal targets are added up
-            if target_of(x, number, j) == entry:
-                weight += target_weight(x, number, j, entry)
-        at_targets[k] = ag_gradient_at_target(
-            statistics, at_targets[k], a, 0, grad_loss * weight, smoothing * class_weight_of(x, entry)
-        ) / temperature
+        others = 0
+        for j in range(x.target_count):  # a target takes back its own weight, and those of equal targets
+            if target_of(x, number, j) != entry and target_of(x, number, j) != x.ignore_index:
+                others += target_weight(x, number, j, target_of(x, number, j))
+        complement = (r.rest[i] - r.expm1[first + k]) * reciprocal
+        r.targets[first + k] = inverse * (
+            (balance + grad_loss * others) - (balance + grad_loss * weights) * complement
+            - smoothing * class_weight_of(x, entry)
+        )
 
 
 cdef void finish_rows(CrossEntropy *x, Py_ssize_t begin, Py_ssize_t count, Rows *r) noexcept nogil:
-    cdef Py_ssize_t i
+    """Compute the results of rows from their statistics, and the parameters of the gradient."""
+    cdef Py_ssize_t i, k
+    cdef int64_t entry
+    cdef double inverse = x.inverse_temperature
     for i in range(count):
-        finish_row(x, begin + i, i, r)
+        if x.has_temperatures:
+            inverse = 1 / x.temperature[r.numbers[i]]
+        for k in range(i * x.target_count, (i + 1) * x.target_count):
+            r.targets[k] = 0
+            entry = target_of(x, r.numbers[i], k - i * x.target_count)
+            if entry != x.ignore_index:
+                r.targets[k] = (load_element(x, begin + i, entry) - r.max[i]) * inverse
+    x.kernels.log1p(r.rest, r.log_sum, count)
+    if x.return_grad:
+        x.kernels.expm1(r.targets, r.expm1, count * x.target_count)
+    for i in range(count):
+        if r.scale[i] == 0:
+            finish_ignored_row(x, r.numbers[i], i, r)
+        else:
+            finish_row(x, i, r)
 
 
 cdef void store_at_targets(const CrossEntropy *x, Py_ssize_t begin, Py_ssize_t count, const Rows *r) noexcept nogil:
-    cdef Py_ssize_t i, k, number
+    cdef Py_ssize_t i, k
     cdef int64_t entry
     for i in range(count):
         if not r.stores[i]:
             continue
-        number = row_number(x, begin + i)
         for k in range(x.target_count):
-            entry = target_of(x, number, k)
+            entry = target_of(x, r.numbers[i], k)
             if entry != x.ignore_index:
-                store_element(x, begin + i, entry, r.at_targets[i * x.target_count + k])
+                store_element(x, begin + i, entry, r.targets[i * x.target_count + k])
 
 
 # ---- tasks that are whole blocks -------------------------------------------------------------------------------------
@@ -343,7 +358,7 @@ cdef void whole_rows(CrossEntropy *x, Py_ssize_t begin, const ag_tile *tile, Row
     cdef ag_tile part
     cdef Rows rest
     cdef Py_ssize_t i
-    set_scales(x, begin, tile.rows, r)
+    begin_rows(x, begin, tile.rows, r)
     x.kernels.rows_max(tile, r.max)
     rows = parameters(x, r)
     rows.next = next
@@ -363,7 +378,7 @@ cdef void whole_rows(CrossEntropy *x, Py_ssize_t begin, const ag_tile *tile, Row
         x.kernels.rows_sum(tile, x.deficit_sum, &rows, r.deficit)
     if x.predicted != NULL:
         for i in range(tile.rows):
-            x.predicted[row_number(x, begin + i)] = find_place(
+            x.predicted[r.numbers[i]] = find_place(
                 x, tile.a + i * tile.a_stride, x.s.p.n, r.max[i], r.rest[i]
             ) % x.s.p.n
     finish_rows(x, begin, tile.rows, r)
@@ -441,7 +456,7 @@ cdef void whole_columns(CrossEntropy *x, Py_ssize_t begin, const ag_tile *tile, 
     cdef Rows some
     cdef Py_ssize_t c, first = 0, i
     cdef bint has_near_one
-    set_scales(x, begin, tile.rows, r)
+    begin_rows(x, begin, tile.rows, r)
     if tile.n <= x.s.plan.kernels.strip_rows and (tile.rows >= AG_STRIP_COLUMNS or not is_packed):
         x.kernels.strips(tile, r.max, r.rest)
     else:
@@ -609,7 +624,7 @@ cdef void run_split_phases(CrossEntropy *x, Team *team) noexcept nogil:
     cdef Rows r = rows_at(x, x.buffers)
     cdef Py_ssize_t tasks = s.plan.blocks * s.plan.splits, row
     cdef bint has_near_one = False
-    set_scales(x, 0, s.p.rows, &r)
+    begin_rows(x, 0, s.p.rows, &r)
     s.max = r.max
     run_phase(s, team, SPLIT_MAX, tasks)
     run_phase(s, team, COMBINE_MAX, s.p.rows)
@@ -630,7 +645,7 @@ cdef void run_split_phases(CrossEntropy *x, Team *team) noexcept nogil:
         run_phase(s, team, COMBINE_MAX, s.p.rows)  # the first place is the largest negative one
         s.max = r.max
         for row in range(s.p.rows):
-            x.predicted[row_number(x, row)] = <int64_t>-r.factor[row] % s.p.n
+            x.predicted[r.numbers[row]] = <int64_t>-r.factor[row] % s.p.n
     _tasks.run_serially(team, finish_all_rows, x, 1)
     if x.return_grad:
         s.phase = SPLIT_WRITE
@@ -658,7 +673,10 @@ cdef void place_rows(const CrossEntropy *x, Rows *r, Arena *arena, char *base) n
     r.deficit = <double *>arena_alloc(arena, size)
     r.factor = <double *>arena_alloc(arena, size)
     r.smoothing = <double *>arena_alloc(arena, size)
-    r.at_targets = <double *>arena_alloc(arena, size * x.target_count)
+    r.log_sum = <double *>arena_alloc(arena, size)
+    r.targets = <double *>arena_alloc(arena, size * x.target_count)
+    r.expm1 = <double *>arena_alloc(arena, size * x.target_count)
+    r.numbers = <Py_ssize_t *>arena_alloc(arena, size)
     r.stores = <uint8_t *>arena_alloc(arena, x.buffered)
     r.cached = arena_alloc(arena, x.cached_bytes)
     if not x.cached_bytes:
@@ -667,7 +685,7 @@ cdef void place_rows(const CrossEntropy *x, Rows *r, Arena *arena, char *base) n
 
 cdef void prepare_loss(CrossEntropy *x, const Problem *p, int threads) noexcept nogil:
     """Fill in the schedule of a loss whose arguments are given, without a workspace."""
-    cdef Py_ssize_t row_bytes = align_up(p.n, 16) * (8 if p.dtype == AG_FLOAT64 else 4)
+    cdef Py_ssize_t row_bytes = align_up(p.n, AG_MAX_LANES) * (8 if p.dtype == AG_FLOAT64 else 4)
     cdef Rows r
     cdef Arena arena
     prepare(&x.s, p, threads)
@@ -683,7 +701,7 @@ cdef void prepare_loss(CrossEntropy *x, const Problem *p, int threads) noexcept 
         if not x.s.plan.gathers:
             x.buffered = min(x.buffered, x.chunk)
         if x.return_grad and row_bytes <= CACHED_BYTES:
-            x.cached_bytes = x.chunk * row_bytes
+            x.cached_bytes = x.chunk * row_bytes + AG_MAX_LANES * sizeof(double)
     place_rows(x, &r, &arena, NULL)
     x.buffer_size = arena.used
 
@@ -699,6 +717,14 @@ cdef Py_ssize_t place_loss_workspace(CrossEntropy *x, char *base) noexcept nogil
 cdef Py_ssize_t loss_workspace_size(CrossEntropy *x) noexcept nogil:
     """Return the bytes to allocate for the workspace, at any alignment."""
     return place_loss_workspace(x, NULL) + ALIGNMENT
+
+
+cdef int set_shares(CrossEntropy *x, double *last_check) except -1 nogil:
+    """Set the part of the two terms of the loss that a row of weight 1 has in the result."""
+    set_denominators(x, last_check)
+    x.loss_share = 1 / x.loss_denominator if x.loss_denominator != 0 else 0
+    x.square_share = 1 / x.square_denominator if x.square_denominator != 0 else 0
+    return 0
 
 
 cdef int set_denominators(CrossEntropy *x, double *last_check) except -1 nogil:
@@ -764,6 +790,8 @@ cdef int run_loss(CrossEntropy *x, bint default_threads, double *last_check) exc
         for v in range(x.s.p.n):
             ag_sum_add(&total, x.class_weight[v])
     x.class_sum = <double>x.s.p.n if x.class_weight == NULL else ag_sum_total(total)
-    set_denominators(x, last_check)
+    set_shares(x, last_check)
+    if not x.has_temperatures:
+        x.scale, x.inverse_temperature = scale_of(x, x.temperature[0]), 1 / x.temperature[0]
     _tasks.run_team(run_phases, x, x.s.plan.threads, default_threads, last_check)
     return reduce_losses(x, last_check)

@@ -39,6 +39,7 @@ cdef extern from "ascend_grad/rowwise/rowwise.h" nogil:
     enum:
         AG_MASKED_LOGIT
         AG_MAX_COLUMNS
+        AG_MAX_LANES
         AG_PACKED_COLUMNS
         AG_SCRATCH_BYTES
         AG_STRIP_COLUMNS
@@ -82,6 +83,7 @@ cdef extern from "ascend_grad/rowwise/rowwise.h" nogil:
         const void *class_weight
         void *cached
         Py_ssize_t pitch
+        int is_uniform
         int is_smoothed
         const char *next
 
@@ -93,5 +95,7 @@ cdef extern from "ascend_grad/rowwise/rowwise.h" nogil:
         void (*columns_sum)(const ag_tile *tile, int is_rest, const double *max, double *sums, void *memory) noexcept nogil
         void (*columns_write)(const ag_tile *tile, const ag_loss_rows *rows, void *memory) noexcept nogil
         void (*strips)(const ag_tile *tile, double *max, double *sums) noexcept nogil
+        void (*log1p)(const double *x, double *results, Py_ssize_t count) noexcept nogil
+        void (*expm1)(const double *x, double *results, Py_ssize_t count) noexcept nogil
 
     const ag_loss_kernels *ag_rowwise_loss_kernels(ag_variant variant, ag_dtype dtype)

@@ -41,18 +41,6 @@ cdef extern from "ascend_grad/sums.h" nogil:
 cdef extern from "ascend_grad/loss.h" nogil:
     const double AG_ACCURATE_SUM
 
-    ctypedef struct ag_row_statistics:
-        double max
-        double rest
-        double moment
-        double deficit
-
-    double ag_log_sum_exp(const ag_row_statistics *row)
-    double ag_negative_log_prob(const ag_row_statistics *row, double z)
-    double ag_entropy(const ag_row_statistics *row)
-    double ag_smoothed_sum(const ag_row_statistics *row, double class_sum)
-    double ag_gradient_at_target(const ag_row_statistics *row, double z, double a, double b, double w, double s)
-
 cdef extern from "ascend_grad/strided.h" nogil:
     void ag_copy_block(char *to, Py_ssize_t to_row, Py_ssize_t to_step, const char *source, Py_ssize_t from_row,
                        Py_ssize_t from_step, Py_ssize_t rows, Py_ssize_t n, int itemsize, int swapped)

@@ -177,10 +177,14 @@ AG_INLINE void K(columns_write)(const int op, const ag_tile *tile, const compute
 }
 
 /* Load a row of a strip, which is a few vectors of columns of at most a sum block of rows. `vectors` is a constant, 4
- * or 1. A strip of one vector has `width` columns, which may be part of a vector. */
-AG_INLINE void K(load_strip)(const int vectors, const char *p, ptrdiff_t width, V *v)
+ * or 1. A strip of one vector has `width` columns, which may be part of a vector. Unless `in_order`, the columns of two
+ * vectors are in the order of AG_LOAD_TWO. */
+AG_INLINE void K(load_strip)(const int vectors, const int in_order, const char *p, ptrdiff_t width, V *v)
 {
-    if (vectors > 1) {
+    if (vectors > 1 && in_order) {
+        AG_UNROLL(4)
+        for (int j = 0; j < vectors; j++) v[j] = AG_LOAD(p + j * VL * AG_SIZE);
+    } else if (vectors > 1) {
         AG_UNROLL(2)
         for (int j = 0; j < vectors; j += 2) AG_LOAD_TWO(p + j * VL * AG_SIZE, &v[j], &v[j + 1]);
     } else {
@@ -204,13 +208,14 @@ AG_INLINE void K(store_strip)(const int vectors, char *p, ptrdiff_t width, int n
 }
 
 /* Compute the maxima of the columns of a strip, ignoring NaN. */
-AG_INLINE void K(strip_max)(const int vectors, const char *a, ptrdiff_t a_stride, ptrdiff_t n, ptrdiff_t width, V *max)
+AG_INLINE void K(strip_max)(const int vectors, const int in_order, const char *a, ptrdiff_t a_stride, ptrdiff_t n,
+                            ptrdiff_t width, V *max)
 {
     V x[4] = {{0}};
     AG_UNROLL(4)
     for (int j = 0; j < vectors; j++) max[j] = V_(set1)((compute_t)-INFINITY);
     for (ptrdiff_t k = 0; k < n; k++) {
-        K(load_strip)(vectors, a + k * a_stride, width, x);
+        K(load_strip)(vectors, in_order, a + k * a_stride, width, x);
         AG_UNROLL(4)
         for (int j = 0; j < vectors; j++) max[j] = V_(max)(x[j], max[j]);
     }
@@ -219,8 +224,8 @@ AG_INLINE void K(strip_max)(const int vectors, const char *a, ptrdiff_t a_stride
 enum { K(STRIP_CACHED_ROWS) = 16 };
 
 /* Compute the sums of the columns of a strip of tile->n rows. If `caches`, the terms are stored in `cached`. */
-AG_INLINE void K(strip_sum)(const int op, const int vectors, const ag_tile *tile, const char *a, const char *b,
-                            ptrdiff_t width, V scale, const V *max, int caches, V (*cached)[4], K(lane_sums) *totals)
+AG_INLINE void K(strip_sum)(const int op, const int vectors, const int in_order, const ag_tile *tile, const char *a,
+                            const char *b, ptrdiff_t width, V scale, const V *max, int caches, V (*cached)[4], K(lane_sums) *totals)
 {
     enum { LEVELS = 4 };
     const ptrdiff_t n = tile->n, lanes = n < VL ? n : VL;
@@ -236,8 +241,8 @@ AG_INLINE void K(strip_sum)(const int op, const int vectors, const ag_tile *tile
     for (;;) {
         V partial[4] = {none};
         for (ptrdiff_t k = lane; k < n; k += VL) {
-            K(load_strip)(vectors, a + k * tile->a_stride, width, x);
-            if (ag_sums_b(op)) K(load_strip)(vectors, b + k * tile->b_stride, width, y);
+            K(load_strip)(vectors, in_order, a + k * tile->a_stride, width, x);
+            if (ag_sums_b(op)) K(load_strip)(vectors, in_order, b + k * tile->b_stride, width, y);
             AG_UNROLL(4)
             for (int j = 0; j < vectors; j++) {
                 const V term = K(term)(op, x[j], y[j], (MASKV){0}, scale, max[j]);
@@ -277,8 +282,8 @@ AG_INLINE void K(strip)(const int op, const int vectors, const ag_tile *tile, pt
     const V none = {0};
     V x[4] = {none}, y[4] = {none}, shift[4] = {none}, factor[4] = {none}, cached[K(STRIP_CACHED_ROWS)][4];
     K(lane_sums) totals[4];
-    if (ag_is_forward(op)) K(strip_max)(vectors, a, tile->a_stride, n, width, shift);
-    K(strip_sum)(op, vectors, tile, a, b, width, none, shift, caches, cached, totals);
+    if (ag_is_forward(op)) K(strip_max)(vectors, 0, a, tile->a_stride, n, width, shift);
+    K(strip_sum)(op, vectors, 0, tile, a, b, width, none, shift, caches, cached, totals);
     AG_UNROLL(4)
     for (int j = 0; j < vectors; j++) {
         K(lane_sums) total = totals[j];
@@ -293,8 +298,8 @@ AG_INLINE void K(strip)(const int op, const int vectors, const ag_tile *tile, pt
         }
     }
     for (ptrdiff_t k = 0; k < n; k++) {
-        if (!caches) K(load_strip)(vectors, a + k * tile->a_stride, width, x);
-        if (ag_reads_b(op)) K(load_strip)(vectors, b + k * tile->b_stride, width, y);
+        if (!caches) K(load_strip)(vectors, 0, a + k * tile->a_stride, width, x);
+        if (ag_reads_b(op)) K(load_strip)(vectors, 0, b + k * tile->b_stride, width, y);
         AG_UNROLL(4)
         for (int j = 0; j < vectors; j++) {
             x[j] = caches ? K(forward_value)(op, cached[k][j], factor[j])

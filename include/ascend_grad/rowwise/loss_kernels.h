@@ -4,11 +4,100 @@
  * computes the losses, and the factors of the exponentials.
  */
 
+/* ---- narrow packed rows ------------------------------------------------------------------------------------------ */
+
+/* As in narrow.h, the arithmetic runs over the flat elements of a block of rows. */
+enum { K(LOSS_CAPACITY) = AG_IS_F64 ? 512 : 1024, K(LOSS_PADDED) = K(LOSS_CAPACITY) + AG_LANES };
+
+AG_INLINE int K(loss_is_narrow)(const ag_tile *tile)
+{
+    return tile->n <= AG_MAX_NARROW_ROW && tile->n % VL && tile->rows > 1 && tile->a_stride == tile->n * AG_SIZE;
+}
+
+/* Return whether sums and results of rows are computed over flat elements, and the cached exponentials are flat. */
+AG_INLINE int K(loss_is_flat)(const ag_tile *tile, const ag_loss_rows *rows)
+{
+    return rows->is_uniform && !rows->class_weight && K(loss_is_narrow)(tile) && tile->out_stride == tile->a_stride;
+}
+
+AG_INLINE V K(loss_load_flat)(const char *a, ptrdiff_t i, ptrdiff_t count)
+{
+    return i + VL <= count ? AG_LOAD(a + i * AG_SIZE) : AG_LOAD_PARTIAL(a + i * AG_SIZE, count - i);
+}
+
+AG_NOINLINE void K(loss_flat_max)(const ag_tile *tile, double *max)
+{
+    compute_t logits[K(LOSS_PADDED)] __attribute__((aligned(64))), each[K(LOSS_CAPACITY)];
+    const ptrdiff_t n = tile->n, block = K(LOSS_CAPACITY) / n / VL * VL;
+    for (ptrdiff_t row = 0; row < tile->rows; row += block) {
+        const ptrdiff_t rows = tile->rows - row < block ? tile->rows - row : block, count = rows * n;
+        for (ptrdiff_t i = 0; i < count; i += VL) {
+            V_(store)(logits + i, K(loss_load_flat)(tile->a + row * tile->a_stride, i, count));
+        }
+        K_COMPUTE(narrow_row_maxima)(logits, rows, n, each);
+        for (ptrdiff_t r = 0; r < rows; r++) max[row + r] = each[r];
+    }
+}
+
+AG_NOINLINE void K(loss_flat_sum)(const ag_tile *tile, const ag_loss_rows *parameters, double *sums)
+{
+    compute_t terms[K(LOSS_PADDED)] __attribute__((aligned(64))), shift[K(LOSS_PADDED)] __attribute__((aligned(64)));
+    compute_t each[K(LOSS_CAPACITY)];
+    const V scale = V_(set1)((compute_t)tile->scale);
+    const ptrdiff_t n = tile->n, block = K(LOSS_CAPACITY) / n / VL * VL;
+    for (ptrdiff_t row = 0; row < tile->rows; row += block) {
+        const ptrdiff_t rows = tile->rows - row < block ? tile->rows - row : block, count = rows * n;
+        compute_t *to = parameters->cached ? (compute_t *)parameters->cached + row * n : terms;
+        for (ptrdiff_t r = 0; r < rows; r++) each[r] = (compute_t)parameters->max[row + r];
+        K_COMPUTE(broadcast)(each, rows, n, shift);
+        for (ptrdiff_t i = 0; i < count; i += VL) {
+            const V x = K(loss_load_flat)(tile->a + row * tile->a_stride, i, count);
+            V_(store)(to + i, V_(exp)((x - V_(load)(shift + i)) * scale));
+        }
+        K_COMPUTE(narrow_row_sums)(to, rows, n, sums + row);
+    }
+}
+
+AG_NOINLINE void K(loss_flat_write)(const ag_tile *tile, const ag_loss_rows *parameters)
+{
+    compute_t factor[K(LOSS_PADDED)] __attribute__((aligned(64))), smoothing[K(LOSS_PADDED)] __attribute__((aligned(64)));
+    compute_t each[K(LOSS_CAPACITY)];
+    const ptrdiff_t n = tile->n, block = K(LOSS_CAPACITY) / n / VL * VL;
+    for (ptrdiff_t row = 0; row < tile->rows; row += block) {
+        const ptrdiff_t rows = tile->rows - row < block ? tile->rows - row : block, count = rows * n;
+        const compute_t *cached = (const compute_t *)parameters->cached + row * n;
+        char *out = tile->out + row * tile->out_stride;
+        for (ptrdiff_t r = 0; r < rows; r++) each[r] = (compute_t)parameters->factor[row + r];
+        K_COMPUTE(broadcast)(each, rows, n, factor);
+        if (parameters->is_smoothed) {
+            for (ptrdiff_t r = 0; r < rows; r++) each[r] = (compute_t)parameters->smoothing[row + r];
+            K_COMPUTE(broadcast)(each, rows, n, smoothing);
+        }
+        for (ptrdiff_t i = 0; i < count; i += VL) {
+            const V e = V_(load)(cached + i), factor_v = V_(load)(factor + i);
+            V value = e * factor_v;
+            MASKV is_zero = factor_v == 0;
+            if (parameters->is_smoothed) {
+                const V smoothing_v = V_(load)(smoothing + i);
+                value = V_(fma)(e, factor_v, -smoothing_v);
+                is_zero &= smoothing_v == 0;
+            }
+            value = V_(select)(is_zero, (V){0}, value);
+            if (i + VL <= count) AG_STORE(out + i * AG_SIZE, value);
+            else AG_STORE_PARTIAL(out + i * AG_SIZE, value, count - i);
+        }
+    }
+}
+
 /* ---- sums of rows ------------------------------------------------------------------------------------------------ */
 
 static void K(loss_rows_max)(const ag_tile *tile, double *max)
 {
     const V none = {0};
+    if (K(loss_is_narrow)(tile)) {
+        K(loss_flat_max)(tile, max);
+        return;
+    }
     const ptrdiff_t in_fours = tile->n <= AG_SUM_BLOCK / 2 ? tile->rows / 4 * 4 : 0;
     for (ptrdiff_t r = 0; r < in_fours; r += 4) {
         const ag_tile four = K(row_range)(tile, r, 4);
@@ -80,7 +169,11 @@ static void K(loss_rows_sum)(const ag_tile *tile, ag_row_op sum, const ag_loss_r
         K(loss_sum)(AG_LOSS_WEIGHTED_DEFICIT, tile, rows, sums);
         break;
     default:
-        K(loss_sum)(AG_LOSS_EXP, tile, rows, sums);
+        if (K(loss_is_flat)(tile, rows)) {
+            K(loss_flat_sum)(tile, rows, sums);
+        } else {
+            K(loss_sum)(AG_LOSS_EXP, tile, rows, sums);
+        }
     }
 }
 
@@ -211,7 +304,9 @@ AG_INLINE void K(loss_write_rows)(const int kind, const ag_tile *tile, const ag_
 
 static void K(loss_rows_write)(const ag_tile *tile, const ag_loss_rows *rows)
 {
-    if (!rows->is_smoothed) {
+    if (rows->cached && K(loss_is_flat)(tile, rows)) {
+        K(loss_flat_write)(tile, rows);
+    } else if (!rows->is_smoothed) {
         K(loss_write_rows)(K(UNSMOOTHED), tile, rows);
     } else if (!rows->class_weight) {
         K(loss_write_rows)(K(SMOOTHED), tile, rows);
@@ -240,17 +335,25 @@ AG_INLINE void K(loss_strip)(const int vectors, const ag_tile *tile, ptrdiff_t c
     const V scale = V_(set1)((compute_t)tile->scale);
     V best[4] = {{0}};
     K(lane_sums) totals[4];
-    K(strip_max)(vectors, a, tile->a_stride, tile->n, width, best);
-    K(strip_sum)(AG_LOSS_EXP, vectors, tile, a, a, width, scale, best, 0, NULL, totals);
+    K(strip_max)(vectors, 1, a, tile->a_stride, tile->n, width, best);
+    K(strip_sum)(AG_LOSS_EXP, vectors, 1, tile, a, a, width, scale, best, 0, NULL, totals);
+    AG_UNROLL(4)
     for (int j = 0; j < vectors; j++) {
-        for (int lane = 0; lane < VL && j * VL + lane < (vectors > 1 ? vectors * VL : width); lane++) {
-            max[c + j * VL + lane] = best[j][lane];
+        double values[2][VL];
 #if AG_IS_F64
-            sums[c + j * VL + lane] = totals[j].low[lane];
+        v_f64_store(values[0], best[j]);
+        v_f64_store(values[1], totals[j].low);
 #else
-            sums[c + j * VL + lane] = lane < VL / 2 ? totals[j].low[lane] : totals[j].high[lane - VL / 2];
+        f64v low, high;
+        v_f32_widen(best[j], &low, &high);
+        v_f64_store(values[0], low);
+        v_f64_store(values[0] + VL / 2, high);
+        v_f64_store(values[1], totals[j].low);
+        v_f64_store(values[1] + VL / 2, totals[j].high);
 #endif
-        }
+        const size_t size = sizeof(double) * (size_t)(vectors > 1 ? VL : width);
+        memcpy(max + c + j * VL, values[0], size);
+        memcpy(sums + c + j * VL, values[1], size);
     }
 }
 
@@ -316,6 +419,39 @@ static void K(loss_columns_write)(const ag_tile *tile, const ag_loss_rows *rows,
     if (tile->nontemporal) v_fence();
 }
 
+/* ---- functions of a number of each row --------------------------------------------------------------------------- */
+
+/* Below this, 1 + x and exp(x) - 1 lose digits: few rows are computed one by one. */
+#define AG_FEW_DIGITS 0.0625
+
+static void K(loss_log1p)(const double *x, double *results, ptrdiff_t count)
+{
+    for (ptrdiff_t i = 0; i < count; i += AG_LANES / 2) {
+        const ptrdiff_t left = count - i < AG_LANES / 2 ? count - i : AG_LANES / 2;
+        const f64v v = left < AG_LANES / 2 ? v_f64_load_partial(x + i, left) : v_f64_load(x + i), result = v_f64_log(v + 1.0);
+        if (left < AG_LANES / 2) v_f64_store_partial(results + i, result, left);
+        else v_f64_store(results + i, result);
+        for (ptrdiff_t j = i; j < i + left; j++) {
+            if (x[j] < AG_FEW_DIGITS) results[j] = log1p(x[j]);
+        }
+    }
+}
+
+static void K(loss_expm1)(const double *x, double *results, ptrdiff_t count)
+{
+    for (ptrdiff_t i = 0; i < count; i += AG_LANES / 2) {
+        const ptrdiff_t left = count - i < AG_LANES / 2 ? count - i : AG_LANES / 2;
+        const f64v v = left < AG_LANES / 2 ? v_f64_load_partial(x + i, left) : v_f64_load(x + i), result = v_f64_exp(v) - 1.0;
+        if (left < AG_LANES / 2) v_f64_store_partial(results + i, result, left);
+        else v_f64_store(results + i, result);
+        for (ptrdiff_t j = i; j < i + left; j++) {
+            if (x[j] > -AG_FEW_DIGITS && x[j] != 0) results[j] = expm1(x[j]);
+        }
+    }
+}
+
+#undef AG_FEW_DIGITS
+
 static const ag_loss_kernels K(loss_table) AG_UNUSED = {
     .rows_max = K(loss_rows_max),
     .rows_sum = K(loss_rows_sum),
@@ -324,4 +460,6 @@ static const ag_loss_kernels K(loss_table) AG_UNUSED = {
     .columns_sum = K(loss_columns_sum),
     .columns_write = K(loss_columns_write),
     .strips = K(loss_strips),
+    .log1p = K(loss_log1p),
+    .expm1 = K(loss_expm1),
 };

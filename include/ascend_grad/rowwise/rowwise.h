@@ -161,8 +161,9 @@ typedef struct {
     const double *factor;       /* factor of the exponentials in the result; if it and `smoothing` are 0, the result is */
     const double *smoothing;    /* what is subtracted from the result, times the class weight */
     const void *class_weight;   /* (n,), in the compute type; NULL: ones */
-    void *cached;               /* NULL, or exponentials in the compute type, `pitch` elements between rows */
+    void *cached;               /* NULL, or memory for rows * pitch + AG_MAX_LANES exponentials in the compute type */
     ptrdiff_t pitch;
+    int is_uniform;             /* whether tile->scale is the scale of all rows that are not ignored */
     int is_smoothed;            /* whether `smoothing` is read; column kernels never read it */
     const char *next;           /* NULL, or as many input rows to prefetch into L2, with the stride of the tile */
 } ag_loss_rows;
@@ -180,6 +181,9 @@ typedef struct {
     void (*columns_sum)(const ag_tile *tile, int is_rest, const double *max, double *sums, void *memory);
     void (*columns_write)(const ag_tile *tile, const ag_loss_rows *rows, void *memory);
     void (*strips)(const ag_tile *tile, double *max, double *sums); /* of at most strip_rows rows */
+    /* Compute log(1 + x) for x >= 0, and exp(x) - 1 for x <= 0, with errors of a few units in the last place. */
+    void (*log1p)(const double *x, double *results, ptrdiff_t count);
+    void (*expm1)(const double *x, double *results, ptrdiff_t count);
 } ag_loss_kernels;
 
 /* The kernels of one operator, dtype and variant. The column kernels are NULL if the operator has none. */
