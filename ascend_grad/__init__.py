@@ -31,6 +31,7 @@ from .errors import (
 )
 from .inspection import explain, get_include, show_config, workspace_size
 from .ops import (
+    cross_entropy,
     fused_cross_entropy_loss_with_max_sum,
     fused_linear_cross_entropy_loss_grad,
     fused_linear_online_max_sum,
@@ -56,6 +57,7 @@ __all__ = [
     "UnsupportedDeviceError",
     "__version__",
     "backends",
+    "cross_entropy",
     "explain",
     "fused_cross_entropy_loss_with_max_sum",
     "fused_linear_cross_entropy_loss_grad",

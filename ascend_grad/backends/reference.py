@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ import numpy as np
 from .. import arrays
 from .._call import Call, ResultSpec
 from .._rowwise_python import MASKED_LOGIT
-from ..contract import LINEAR
+from ..contract import LINEAR, LOSSES
 from . import loss_reference
 
 NAME = "reference"
@@ -321,7 +322,88 @@ def _run_linear(call: Call) -> tuple[np.ndarray | None, ...]:
     return tuple(results)
 
 
-# ---- both ------------------------------------------------------------------------------------------------------------
+# ---- losses of rows --------------------------------------------------------------------------------------------------
+
+
+def _of_rows(value: Any, count: int) -> np.ndarray:
+    """Return one number for each row, in float64."""
+    return np.broadcast_to(np.asarray(1.0 if value is None else value, np.float64).reshape(-1), count)
+
+
+def _reduced(loss, square, reduction, counts, weights, denominator):
+    """Return the loss, and what the gradients of its two terms are divided by."""
+    if reduction == "none":
+        return loss + square, 1.0, 1.0
+    denominators = (1.0, 1.0)
+    if reduction == "mean":
+        denominators = (np.sum(counts), np.sum(weights)) if denominator is None else (denominator, denominator)
+    total = np.sum(loss) / np.float64(denominators[0])
+    if np.any(square != 0):
+        total = total + np.sum(square) / np.float64(denominators[1])
+    return np.asarray(total), *denominators
+
+
+def cross_entropy(
+    input, target, dim, reduction, ignore_index, class_weight, token_weight, target_prob, label_smoothing,
+    lse_square_scale, temperature, denominator, grad_loss, outputs, return_grad,
+):  # fmt: skip
+    """Compute the results by name. All outputs are computed, and the gradient if it is requested."""
+    shape = np.moveaxis(np.atleast_1d(input), dim, 0).shape[1:]
+    count, vocabulary = math.prod(shape), np.atleast_1d(input).shape[dim]
+    entries = target.astype(np.int64).reshape(count, -1 if count else 1)
+    prob = np.ones(entries.shape) if target_prob is None else target_prob.astype(np.float64).reshape(entries.shape)
+    ignored = entries == ignore_index
+    targets = loss_reference.Targets(np.where(ignored, -1, entries), np.where(ignored, 0, prob))
+    tokens = _of_rows(token_weight, count)
+    scale, upstream = _of_rows(temperature, count), _of_rows(grad_loss, count)
+    classes = np.ones(vocabulary) if class_weight is None else class_weight.astype(np.float64)
+
+    live = np.flatnonzero(~np.all(ignored, axis=-1))
+    targets = loss_reference.Targets(targets.entries[live], targets.prob[live])
+    terms = loss_reference.Terms(classes, tokens[live], label_smoothing, lse_square_scale)
+    logits = _rows(input, dim).reshape(count, vocabulary)[live]
+    row = loss_reference.RowStatistics(logits / scale[live, None]) if vocabulary else None
+    results = {"loss": np.zeros(count), "lse": np.zeros(count), "log_prob": np.zeros(entries.shape),
+               "entropy": np.zeros(count), "predicted": np.full(count, -1)}  # fmt: skip
+    square = np.zeros(count)
+    if row is not None:
+        results["loss"][live], square[live] = loss_reference.losses(row, targets, terms)
+        log_prob = -row.negative_log_prob(targets.entries)
+        results["log_prob"][live] = np.where(targets.entries < 0, 0, log_prob)
+        results["lse"][live], results["entropy"][live], results["predicted"][live] = row.lse, row.entropy, row.predicted
+    results["correct"] = np.asarray(np.sum(results["predicted"][live] == entries[live, 0]))
+    counts = tokens[live] if target_prob is not None else tokens[live] * classes[targets.entries[:, 0]]
+    results["loss"], *denominators = _reduced(
+        results["loss"], square, reduction, counts, tokens[live], denominator
+    )
+    if return_grad:
+        gradient = np.zeros((count, vocabulary))
+        divided = [upstream[live] / each if each else np.zeros(live.size) for each in denominators]
+        if row is not None:
+            absent = (upstream[live] * tokens[live] == 0)[:, None]
+            found = loss_reference.gradient(row, targets, terms, *divided) / scale[live, None]
+            gradient[live] = np.where(absent, 0, found)
+        results["input_grad"] = np.moveaxis(gradient.reshape(*shape, vocabulary), -1, dim).reshape(input.shape)
+    return results
+
+
+def _run_loss(call: Call) -> tuple[np.ndarray | None, ...]:
+    with np.errstate(all="ignore"):
+        values = cross_entropy(**call.arguments)
+    returned = []
+    for name, spec, out in zip(call.operator.results, call.specs, call.outs):
+        result = None if spec is None else _result(spec, out)
+        if result is not None:
+            value = values[name].reshape(result.shape)
+            if result.dtype == np.int64:
+                result[...] = value
+            else:
+                arrays.round_into(result, value)
+        returned.append(result)
+    return tuple(returned)
+
+
+# ---- all ------------------------------------------------------------------------------------------------------------
 
 
 def _result(spec: ResultSpec, out: np.ndarray | None) -> np.ndarray:
@@ -329,4 +411,6 @@ def _result(spec: ResultSpec, out: np.ndarray | None) -> np.ndarray:
 
 
 def run(call: Call, threads: int) -> Any:
+    if call.operator in LOSSES:
+        return _run_loss(call)
     return _run_linear(call) if call.operator in LINEAR else _run_rowwise(call)

@@ -9,7 +9,7 @@ import numpy as np
 
 cimport numpy as cnp
 
-from ascend_grad cimport _memory, _rowwise_python
+from ascend_grad cimport _cross_entropy_python, _memory, _rowwise_python
 from ascend_grad._call cimport (
     BT,
     GRADIENT,
@@ -17,6 +17,7 @@ from ascend_grad._call cimport (
     LOSS,
     LOSS_GRADIENT,
     LOSS_OF_STATISTICS,
+    LOSSES,
     ROWWISE,
     STATISTICS,
     TOP_K,
@@ -234,6 +235,8 @@ cdef tuple chosen(Call call, int threads):
     """Return the name of the plan of a call, and its number of threads."""
     if call.operator.family == ROWWISE:
         return _rowwise_python.chosen(call, threads)
+    if call.operator.family == LOSSES:
+        return _cross_entropy_python.chosen(call, threads)
     if call.operator.kernels == STATISTICS:
         return _linear_python.chosen_for_statistics(value(call, "input"), value(call, "weight"), threads)
     if call.operator.kernels == LOSS_OF_STATISTICS:
@@ -269,6 +272,8 @@ cpdef object run(Call call, int threads):
     """Compute a validated call, and return its result, or a tuple of its results. `threads`: 0 for the default."""
     if call.operator.family == ROWWISE:
         return _rowwise_python.compute(call, threads)
+    if call.operator.family == LOSSES:
+        return _cross_entropy_python.compute(call, threads)
     return _linear[call.operator.kernels](call, threads)
 
 
@@ -280,6 +285,8 @@ def workspace_size(Call call, int threads):
         raise MemoryError(f"{call.operator.name}: a result of {max(sizes)} bytes fits no memory")
     if call.operator.family == ROWWISE:
         return _rowwise_python.workspace_bound(call, threads)
+    if call.operator.family == LOSSES:
+        return _cross_entropy_python.workspace_bound(call, threads)
     return linear_workspace_size(call)
 
 
