@@ -397,7 +397,7 @@ def expectation(sample: Sample) -> Callable[[tuple[np.ndarray | None, ...], str]
             assert_within(f"{name} of {backend}", result, right)
         if sample.operator == TOP_K:
             problem = LinearProblem(TOP_K, dict(sample.values), CHAIN)
-            linear_oracles.assert_top_k(problem, results)
+            linear_oracles.assert_top_k(results, *linear_oracles.logits_of_problem(problem))
 
     return check
 

@@ -311,7 +311,13 @@ def top_k_problem(
     return frozen(LinearProblem(TOP_K, arguments, constant))
 
 
-PROBLEMS = {GRADIENT: gradient_problem, STATISTICS: statistics_problem, LOSS: loss_problem, WHOLE: whole_problem, TOP_K: top_k_problem}
+PROBLEMS = {
+    GRADIENT: gradient_problem,
+    STATISTICS: statistics_problem,
+    LOSS: loss_problem,
+    WHOLE: whole_problem,
+    TOP_K: top_k_problem,
+}
 
 
 def problem_of(operator: str, shape: tuple[int, int, int], dtype_name: str, **how: Any) -> LinearProblem:
