@@ -9,13 +9,15 @@ from numpy.typing import ArrayLike, NDArray
 
 from ._dispatch import run
 from .contract import linear, rowwise
-from .results import LinearCrossEntropy, OnlineMaxSum, with_outputs
+from .results import LinearCrossEntropy, LinearCrossEntropyGradients, OnlineMaxSum, TopK, with_outputs
 
 __all__ = [
     "fused_cross_entropy_loss_with_max_sum",
     "fused_linear_cross_entropy_loss_grad",
     "fused_linear_online_max_sum",
     "linear_cross_entropy",
+    "linear_cross_entropy_backward",
+    "linear_top_k",
     "log_softmax",
     "log_softmax_backward",
     "scaled_masked_softmax",
@@ -691,8 +693,8 @@ def linear_cross_entropy(
     class_weight : array_like, shape (V,), optional
         Factors :math:`c` of the vocabulary entries, of any of the four dtypes.
     target_prob : array_like, shape (BT, K), optional
-        Probabilities :math:`q` of K targets in each row, of any of the four dtypes. A target that is `ignore_index` adds
-        nothing, and a row of such targets alone is ignored. Targets that occur twice in a row are added up.
+        Probabilities :math:`q` of K targets in each row, of any of the four dtypes. A target that is `ignore_index`
+        adds nothing, and a row of such targets alone is ignored. Targets that occur twice in a row are added up.
     label_smoothing : float, default 0.0
         The share :math:`s` of the loss that goes to all vocabulary entries, from 0 to 1.
     lse_square_scale : float, default 0.0
@@ -725,8 +727,8 @@ def linear_cross_entropy(
     bias_grad : ndarray, shape (V,), or None
         The gradient with respect to `bias`, in its dtype, summed in float64. The field exists if `bias` is given.
     lse, log_prob, entropy : ndarray, shape (BT,)
-        Of the logits, with the dtype of the loss: :math:`\mathrm{lse}`, the target's log-probability, and the entropy in
-        nats. They are 0 for ignored rows.
+        Of the logits, with the dtype of the loss: :math:`\mathrm{lse}`, the target's log-probability, and the entropy
+        in nats. They are 0 for ignored rows.
     predicted : ndarray of int64, shape (BT,)
         The id of the largest logit, the lowest one of several; -1 for ignored rows.
     correct : ndarray of int64, shape ()
@@ -774,3 +776,169 @@ def linear_cross_entropy(
         return LinearCrossEntropy._make(results[:3])
     by_name = dict(zip(linear.LINEAR_CROSS_ENTROPY.results, results))
     return with_outputs(LinearCrossEntropy, names, (*results[:3], *(by_name[name] for name in names)))
+
+
+def linear_cross_entropy_backward(
+    input: ArrayLike,
+    weight: ArrayLike,
+    target: ArrayLike,
+    *,
+    lse: ArrayLike,
+    entropy: ArrayLike | None = None,
+    reduction: Literal["mean", "sum", "none"] = "mean",
+    ignore_index: int = -100,
+    grad_loss: ArrayLike = 0.0,
+    grad_lse: ArrayLike | None = None,
+    grad_log_prob: ArrayLike | None = None,
+    grad_entropy: ArrayLike | None = None,
+    vocab_start_index: int = 0,
+    output_mask: Sequence[bool] = (True, True),
+    workspace_bytes: int | None = None,
+    filter_eps: float = 0.0,
+    token_weight: ArrayLike | None = None,
+    class_weight: ArrayLike | None = None,
+    target_prob: ArrayLike | None = None,
+    label_smoothing: float = 0.0,
+    lse_square_scale: float = 0.0,
+    temperature: ArrayLike = 1.0,
+    denominator: float | None = None,
+    bias: ArrayLike | None = None,
+    logit_scale: float = 1.0,
+    softcap: float | None = None,
+    backend: str | None = None,
+    num_threads: int | None = None,
+) -> LinearCrossEntropyGradients:
+    r"""Compute the gradients of `linear_cross_entropy` and of its outputs, for upstream gradients that are known later.
+
+    The logits :math:`z` are computed again, block by block. With :math:`p = e^{z - \mathrm{lse}}` and the upstream
+    gradients :math:`g`, the outputs add to the gradient of the loss with respect to :math:`z_{iv}`
+
+    .. math::
+        g^{\mathrm{lse}}_i p_{iv} + g^{\mathrm{log\_prob}}_i ([v = t_i] - p_{iv})
+        - g^{\mathrm{entropy}}_i p_{iv} (z_{iv} - \mathrm{lse}_i + \mathrm{entropy}_i)
+
+    Parameters
+    ----------
+    input, weight, target
+        As in `linear_cross_entropy`.
+    lse : array_like, shape (BT,)
+        The output of `linear_cross_entropy` with this name, of any of the four dtypes.
+    entropy : array_like, shape (BT,), optional
+        The output with this name. It is required if `grad_entropy` is given.
+    grad_loss : float or array_like, shape (BT,), default 0
+        The gradient with respect to the loss, as in `linear_cross_entropy`.
+    grad_lse, grad_log_prob, grad_entropy : array_like, shape (BT,), optional
+        The gradients with respect to the outputs, of any of the four dtypes. None stands for 0. Those of
+        ignored rows are not read.
+    reduction, ignore_index, vocab_start_index, output_mask, workspace_bytes, filter_eps
+        As in `linear_cross_entropy`.
+    token_weight, class_weight, target_prob, label_smoothing, lse_square_scale, temperature, denominator
+        As in `linear_cross_entropy`. With `target_prob` there is no `grad_log_prob`.
+    bias, logit_scale, softcap
+        As in `linear_cross_entropy`.
+    backend, num_threads
+        As in `softmax_backward`. No device computes this operator.
+
+    Returns
+    -------
+    input_grad : ndarray, shape (BT, H), or None
+        The gradient with respect to `input`, in its dtype.
+    weight_grad : ndarray, shape (V, H), or None
+        The gradient with respect to `weight`, in its dtype.
+    bias_grad : ndarray, shape (V,), or None
+        The gradient with respect to `bias`, in its dtype, summed in float64.
+
+    Raises
+    ------
+    ParamNullptrError
+        161001: `input`, `weight`, `target` or `lse` is None, or `entropy` is None and `grad_entropy` is given.
+    ParamInvalidError
+        161002: an argument is not as described (a dtype or kind: its subclass `ParamTypeError`).
+
+    Notes
+    -----
+    The digits of :math:`1 - p` of a nearly certain target are those that `lse` has. `linear_cross_entropy` keeps more.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ascend_grad as ag
+    >>> x, w, target = np.eye(2), np.zeros((4, 2)), np.array([0, 3])
+    >>> result = ag.linear_cross_entropy(x, w, target, return_grad=False, outputs=("lse",))
+    >>> ag.linear_cross_entropy_backward(x, w, target, lse=result.lse, grad_loss=1.0).weight_grad.T
+    array([[-0.375,  0.125,  0.125,  0.125],
+           [ 0.125,  0.125,  0.125, -0.375]])
+    """
+    values = [
+        input, weight, target, lse, entropy, reduction, ignore_index, grad_loss, grad_lse, grad_log_prob, grad_entropy,
+        vocab_start_index, output_mask, workspace_bytes, filter_eps, token_weight, class_weight, target_prob,
+        label_smoothing, lse_square_scale, temperature, denominator, bias, logit_scale, softcap
+    ]  # fmt: skip
+    results = run(linear.LINEAR_CROSS_ENTROPY_BACKWARD, values, None, backend, num_threads)
+    return LinearCrossEntropyGradients._make(results)
+
+
+def linear_top_k(
+    input: ArrayLike,
+    weight: ArrayLike,
+    k: int,
+    *,
+    temperature: ArrayLike = 1.0,
+    bias: ArrayLike | None = None,
+    logit_scale: float = 1.0,
+    softcap: float | None = None,
+    backend: str | None = None,
+    num_threads: int | None = None,
+) -> TopK:
+    r"""Find the entries with the largest log-probabilities of each row, without storing all logits of a linear layer.
+
+    The logits :math:`z` are those of `linear_cross_entropy`, and the log-probabilities
+    :math:`z_{iv} - \log \sum_u e^{z_{iu}}`. Each logit is computed once.
+
+    Parameters
+    ----------
+    input : array_like, shape (BT, H)
+        The layer's input; float32, float16, bfloat16 or float64.
+    weight : array_like, shape (V, H)
+        The layer's weight, of the dtype of `input`, with at least one row.
+    k : int
+        The number of entries, from 1 to V and at most 128.
+    temperature, bias, logit_scale, softcap
+        As in `linear_cross_entropy`.
+    backend, num_threads
+        As in `softmax_backward`. No device computes this operator.
+
+    Returns
+    -------
+    log_prob : ndarray, shape (BT, k)
+        The log-probabilities in descending order; float32, or float64 if `input` is float64. A row whose logits have a
+        NaN has log-probabilities of NaN.
+    indices : ndarray of int64, shape (BT, k)
+        Their rows of `weight`. Of equal logits the lower index comes first.
+
+    Raises
+    ------
+    ParamNullptrError
+        161001: `input` or `weight` is None.
+    ParamInvalidError
+        161002: an argument is not as described (a dtype or kind: its subclass `ParamTypeError`).
+
+    Notes
+    -----
+    Beside the results, a call takes up to 2**21 logits (8 MiB in float32), 16 bytes for each row, 8 for each candidate,
+    and the workspace of `fused_linear_online_max_sum`. `workspace_size` returns the total.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ascend_grad as ag
+    >>> log_prob, indices = ag.linear_top_k(np.eye(2), np.array([[1.0, 0.0], [3.0, 0.0], [1.0, 5.0]]), 2)
+    >>> indices
+    array([[1, 0],
+           [2, 0]])
+    >>> log_prob.round(2)
+    array([[-0.24, -2.24],
+           [-0.01, -5.01]])
+    """
+    values = [input, weight, k, temperature, bias, logit_scale, softcap]
+    return TopK._make(run(linear.LINEAR_TOP_K, values, None, backend, num_threads))

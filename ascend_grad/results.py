@@ -96,6 +96,26 @@ class LinearCrossEntropy(_Outputs, _LinearCrossEntropy):
         return None
 
 
+class LinearCrossEntropyGradients(NamedTuple):
+    """Gradients of `ascend_grad.linear_cross_entropy_backward`. A gradient that is not requested is None."""
+
+    #: The gradient with respect to input, shape (BT, H), in its dtype.
+    input_grad: NDArray | None
+    #: The gradient with respect to weight, shape (V, H), in its dtype.
+    weight_grad: NDArray | None
+    #: The gradient with respect to bias, shape (V,), in its dtype; None without a bias.
+    bias_grad: NDArray | None
+
+
+class TopK(NamedTuple):
+    """The entries with the largest logits of each row; see `ascend_grad.linear_top_k`."""
+
+    #: The log-probabilities in descending order, shape (BT, k); float32, or float64 if the inputs are float64.
+    log_prob: NDArray
+    #: The vocabulary entries, int64, shape (BT, k).
+    indices: NDArray
+
+
 @cache
 def _class_with(base: type, outputs: tuple[str, ...]) -> type:
     fields = base._fields + outputs  # type: ignore[attr-defined]

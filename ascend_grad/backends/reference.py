@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -172,59 +172,124 @@ def _logits(x, weight, bias, logit_scale, softcap, temperature):
     return softcap * value / temperature, logit_scale / temperature * (1 - value**2)
 
 
-def linear_cross_entropy(
-    input, weight, target, reduction, ignore_index, grad_loss, vocab_start_index, return_grad, token_weight,
-    class_weight, target_prob, label_smoothing, lse_square_scale, temperature, denominator, bias, logit_scale, softcap,
-    **_
-):  # fmt: skip
+class _Loss:
+    """The rows and targets of a loss of a linear layer, with its denominators."""
+
+    def __init__(
+        self, input, weight, target, reduction, ignore_index, grad_loss, vocab_start_index, token_weight, class_weight,
+        target_prob, label_smoothing, lse_square_scale, temperature, denominator, bias, logit_scale, softcap, **_
+    ):  # fmt: skip
+        tokens = len(input)
+        self.input, self.weight, self.logit_options = input, _wide(weight), (bias, logit_scale, softcap)
+        ids = target.astype(np.int64) if target.ndim == 2 else target.astype(np.int64)[:, None]
+        is_target = ids != ignore_index
+        self.counted = is_target.any(axis=-1)
+        self.entries = np.where(is_target, ids - vocab_start_index, -1)
+        self.prob = np.where(is_target, 1.0 if target_prob is None else _wide(target_prob), 0)
+        self.classes = np.ones(len(weight)) if class_weight is None else _wide(class_weight)
+        self.token_weight = np.where(self.counted, 1.0 if token_weight is None else _wide(token_weight), 0)
+        self.temperature = np.broadcast_to(_wide(np.asarray(temperature)), tokens)
+        self.grad = np.broadcast_to(np.asarray(grad_loss, np.float64), tokens)
+        self.label_smoothing, self.lse_square_scale = label_smoothing, lse_square_scale
+        self.over = self.over_square = np.float64(1 if denominator is None else denominator)
+        if reduction != "mean":
+            self.over = self.over_square = np.float64(1)
+        elif denominator is None:
+            self.over = self.over_square = self.token_weight.sum()
+            if class_weight is not None and target_prob is None:
+                of_class = np.where(self.counted, self.classes[self.entries[:, 0]], 0) if tokens else np.zeros(0)
+                self.over = (self.token_weight * of_class).sum()
+        self.input_grad, self.weight_grad = np.zeros(input.shape), np.zeros(weight.shape)
+        self.bias_grad = np.zeros(len(weight))
+
+    def chunks(self):
+        """Yield the rows that are not ignored in chunks, with their logits and derivatives of logits."""
+        bias, logit_scale, softcap = self.logit_options
+        for rows in _chunks(np.flatnonzero(self.counted), len(self.weight)):
+            temperature = self.temperature[rows]
+            yield rows, *_logits(self.input[rows], self.weight, bias, logit_scale, softcap, temperature)
+
+    def of_rows(self, rows):
+        """Return targets and terms of some rows."""
+        terms = loss_reference.Terms(self.classes, self.token_weight[rows], self.label_smoothing, self.lse_square_scale)
+        return loss_reference.Targets(self.entries[rows], self.prob[rows]), terms
+
+    def add_gradients(self, rows, row, slope, upstream):
+        """Add the gradients of some rows. `upstream` are gradients of outputs; a row without any gradient is absent."""
+        targets, terms = self.of_rows(rows)
+        grad = np.where(self.token_weight[rows] != 0, self.grad[rows], 0)
+        present = grad != 0
+        for each in upstream:
+            present |= np.asarray(each) != 0
+        nothing = np.zeros(rows.size)
+        p = loss_reference.gradient(
+            row, targets, terms, grad / self.over if self.over else nothing,
+            grad / self.over_square if self.over_square else nothing, *upstream
+        )  # fmt: skip
+        p = np.where(present[:, None], p * slope, 0)
+        self.input_grad[rows] = p @ self.weight
+        self.weight_grad += p.T @ np.where(present[:, None], _wide(self.input[rows]), 0)
+        self.bias_grad += p.sum(axis=0)
+
+
+def linear_cross_entropy(vocab_start_index, lse_square_scale, reduction, **arguments):
     """Compute the loss, its gradients and all outputs, row by row."""
-    tokens, weight = len(input), _wide(weight)
-    ids = target.astype(np.int64).reshape(tokens, -1)
-    is_target = ids != ignore_index
-    counted = is_target.any(axis=-1)
-    entries = np.where(is_target, ids - vocab_start_index, -1)
-    prob = np.where(is_target, 1.0 if target_prob is None else _wide(target_prob), 0)
-    classes = np.ones(len(weight)) if class_weight is None else _wide(class_weight)
-    tokens_weight = np.where(counted, 1.0 if token_weight is None else _wide(token_weight), 0)
-    temperatures = np.broadcast_to(_wide(np.asarray(temperature)), tokens)
-
-    over = over_square = np.float64(1)
-    if reduction == "mean" and denominator is not None:
-        over = over_square = np.float64(denominator)
-    elif reduction == "mean":
-        over = over_square = tokens_weight.sum()
-        if class_weight is not None and target_prob is None:
-            over = (tokens_weight * np.where(counted, classes[entries[:, 0]], 0))[counted].sum()
-    grad = np.broadcast_to(np.asarray(grad_loss, np.float64), tokens)
-
+    loss = _Loss(
+        vocab_start_index=vocab_start_index, lse_square_scale=lse_square_scale, reduction=reduction, **arguments
+    )
+    tokens = len(loss.input)
     losses, squares = np.zeros(tokens), np.zeros(tokens)
     lse, log_prob, entropy = np.zeros((3, tokens))
     predicted, correct = np.full(tokens, -1), 0
-    input_grad, weight_grad, bias_grad = np.zeros(input.shape), np.zeros(weight.shape), np.zeros(len(weight))
-    for rows in _chunks(np.flatnonzero(counted), len(weight)):
-        z, slope = _logits(input[rows], weight, bias, logit_scale, softcap, temperatures[rows])
+    for rows, z, slope in loss.chunks():
         row = loss_reference.RowStatistics(z)
-        targets = loss_reference.Targets(entries[rows], prob[rows])
-        terms = loss_reference.Terms(classes, tokens_weight[rows], label_smoothing, lse_square_scale)
+        targets, terms = loss.of_rows(rows)
         losses[rows], squares[rows] = loss_reference.losses(row, targets, terms)
         lse[rows], entropy[rows], predicted[rows] = row.lse, row.entropy, row.predicted + vocab_start_index
         log_prob[rows] = -row.negative_log_prob(targets.entries)[:, 0]
-        correct += np.count_nonzero(row.predicted == entries[rows, 0])
-        present = (tokens_weight[rows] != 0) & (grad[rows] != 0)
-        upstream = np.where(present, grad[rows], 0)
-        p = loss_reference.gradient(
-            row, targets, terms, upstream / over if over else 0 * upstream,
-            upstream / over_square if over_square else 0 * upstream
-        )  # fmt: skip
-        p = np.where(present[:, None], p * slope, 0)
-        x = np.where(present[:, None], _wide(input[rows]), 0)
-        input_grad[rows] = p @ weight
-        weight_grad += p.T @ x
-        bias_grad += p.sum(axis=0)
-    loss = losses + squares
+        correct += np.count_nonzero(row.predicted == targets.entries[:, 0])
+        loss.add_gradients(rows, row, slope, ())
+    total = losses + squares
     if reduction != "none":
-        loss = np.asarray(np.sum(losses) / over + (np.sum(squares) / over_square if lse_square_scale else 0))
-    return loss, input_grad, weight_grad, bias_grad, lse, log_prob, entropy, predicted, np.asarray(correct)
+        square = np.sum(squares) / loss.over_square if lse_square_scale else 0
+        total = np.asarray(np.sum(losses) / loss.over + square)
+    gradients = loss.input_grad, loss.weight_grad, loss.bias_grad
+    return total, *gradients, lse, log_prob, entropy, predicted, np.asarray(correct)
+
+
+class _GivenStatistics(NamedTuple):
+    """Statistics of rows as `loss_reference.RowStatistics` has them, relative to the given lse."""
+
+    distance: np.ndarray
+    lse: np.ndarray
+    moment: np.ndarray
+    rest: np.ndarray
+
+
+def linear_cross_entropy_backward(lse, entropy, grad_lse, grad_log_prob, grad_entropy, **arguments):
+    """Compute the gradients of the loss and of its outputs."""
+    loss = _Loss(**arguments)
+    lse, entropy, grad_lse, grad_log_prob, grad_entropy = (
+        np.zeros(len(loss.input)) if each is None else _wide(each)
+        for each in (lse, entropy, grad_lse, grad_log_prob, grad_entropy)
+    )
+    for rows, z, slope in loss.chunks():
+        row = _GivenStatistics(lse[rows][:, None] - z, lse[rows], entropy[rows], np.zeros(rows.size))
+        loss.add_gradients(rows, row, slope, (grad_lse[rows], grad_log_prob[rows], grad_entropy[rows]))
+    return loss.input_grad, loss.weight_grad, loss.bias_grad
+
+
+def linear_top_k(input, weight, k, temperature, bias, logit_scale, softcap):
+    """Return the k largest log-probabilities of each row with their entries, of equal ones the lower entry first."""
+    tokens, weight = len(input), _wide(weight)
+    log_prob, indices = np.zeros((tokens, k)), np.zeros((tokens, k), np.int64)
+    temperatures = np.broadcast_to(_wide(np.asarray(temperature)), tokens)
+    for rows in _chunks(np.arange(tokens), len(weight)):
+        z, _ = _logits(input[rows], weight, bias, logit_scale, softcap, temperatures[rows])
+        row = loss_reference.RowStatistics(z)
+        indices[rows] = np.argsort(np.where(np.isnan(z), np.inf, -z), axis=-1, kind="stable")[:, :k]
+        log_prob[rows] = -row.negative_log_prob(indices[rows])
+    return log_prob, indices
 
 
 _LINEAR_FORMULAS = {
@@ -234,6 +299,8 @@ _LINEAR_FORMULAS = {
         fused_linear_online_max_sum,
         fused_cross_entropy_loss_with_max_sum,
         linear_cross_entropy,
+        linear_cross_entropy_backward,
+        linear_top_k,
     )
 }
 

@@ -5,13 +5,14 @@ from ascend_grad._array_types cimport ArrayType
 
 cdef enum:
     MAX_SLOTS = 5
-    MAX_ARRAYS = 12
+    MAX_ARRAYS = 16
     MAX_CONDITIONS = 2
 
 cdef enum:
     BT
     H
     V
+    K
     SIZES
 
 
@@ -24,6 +25,8 @@ cdef enum LinearKernels:
     STATISTICS
     LOSS_OF_STATISTICS
     LOSS
+    LOSS_GRADIENT
+    TOP_K
 
 cdef enum:  # values of a row-wise call
     FIRST_OPERAND
@@ -33,8 +36,8 @@ cdef enum:  # values of a row-wise call
     OPERAND_SLOTS
 
 
-cdef dict size_numbers  # BT, H, V by name
-cdef tuple size_names  # names in the order of BT, H, V
+cdef dict size_numbers  # BT, H, V, K by name
+cdef tuple size_names  # names in the order of BT, H, V, K
 
 
 cdef class Check:
@@ -101,7 +104,7 @@ cdef class Call:
     cdef ArrayType kind  # type of the results; None: NumPy
     cdef object first_given, second_given  # the caller's entries of `out` that were converted from another library
     cdef bint ran_others  # whether code of an argument ran, which may have changed an argument that was checked before
-    cdef Py_ssize_t[SIZES] sizes  # BT, H, V of a linear operator; -1: not known yet
+    cdef Py_ssize_t[SIZES] sizes  # BT, H, V, K of a linear operator; -1: not known yet
     cdef object by_name
     cdef cnp.ndarray array(self, int slot)
     cdef cnp.ndarray other_array(self, int slot)

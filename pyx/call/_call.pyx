@@ -28,8 +28,8 @@ cnp.import_array()
 cdef tuple _floating = FLOATING_DTYPES  # in the order of ag_dtype
 cdef cnp.dtype _float32 = np.dtype(np.float32)
 cdef cnp.dtype _float64 = np.dtype(np.float64)
-size_numbers = {"BT": BT, "H": H, "V": V}
-size_names = ("BT", "H", "V")
+size_numbers = {"BT": BT, "H": H, "V": V, "K": K}
+size_names = ("BT", "H", "V", "K")
 
 #: The dtype of a result that is float64 if the array named by `like` is float64, else float32.
 ACCUMULATOR = "accumulator"
@@ -180,7 +180,7 @@ cdef class Result:
 
 
 #: Names of the kernels of the linear operators, in the order of `LinearKernels`.
-LINEAR_KERNELS = ("gradient", "statistics", "loss_of_statistics", "loss")
+LINEAR_KERNELS = ("gradient", "statistics", "loss_of_statistics", "loss", "loss_gradient", "top_k")
 
 cdef list _rowwise_kernels = [ag_row_ops[op].name.decode() for op in range(AG_ROW_OP_COUNT)]
 
@@ -305,7 +305,7 @@ cdef class Call:
 
     @property
     def dims(self):
-        """Return the sizes ``BT``, ``H`` and ``V`` of a linear operator's arrays, as far as they are known."""
+        """Return the sizes ``BT``, ``H``, ``V`` and ``K`` of a linear operator's arrays, as far as they are known."""
         cdef int i
         return {size_names[i]: self.sizes[i] for i in range(SIZES) if self.sizes[i] >= 0}
 

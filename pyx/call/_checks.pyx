@@ -12,7 +12,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t
 from ascend_grad cimport _tasks
 from ascend_grad._array_types cimport NUMPY, ArrayType, array_type, is_on_device
 from ascend_grad._call cimport (
-    BT, H, LOSS, V, Call, Check, native_dtype, native_vector, shape_of, size_names, size_numbers
+    BT, H, K, LOSS, LOSS_GRADIENT, V, Call, Check, native_dtype, native_vector, shape_of, size_names, size_numbers
 )
 from ascend_grad._dtypes cimport dtype_of
 from ascend_grad._kernels cimport AG_FLOAT32, AG_FLOAT64, ag_dtype
@@ -393,6 +393,20 @@ cdef object integer_between(Call call, int slot, object low, object high):
     return index
 
 
+cdef class EntryCount(Check):
+    """Check that the argument is an integer from 1 to `most` and to V, and record it as the size K."""
+
+    cdef object most
+
+    def __init__(self, name, most):
+        Check.__init__(self, name)
+        self.most = most
+
+    cdef int run(self, Call call) except -1:
+        call.sizes[K] = integer_between(call, self.slots[0], 1, min(self.most, call.sizes[V]))
+        return 0
+
+
 cdef class IntegerFrom(Check):
     """Check that the argument is an integer that is at least `low`."""
 
@@ -446,7 +460,8 @@ cpdef object least_workspace(Call call):
     """
     cdef dict slots = call.operator.slots
     cdef bint with_statistics = call.operator.kernels == LOSS
-    cdef bint with_logits = with_statistics or call.values[slots["softmax"]] is None
+    cdef bint is_loss = with_statistics or call.operator.kernels == LOSS_GRADIENT
+    cdef bint with_logits = is_loss or call.values[slots["softmax"]] is None
     # Operators over ranks have another name for the input, which is their first array.
     cdef cnp.ndarray input = call.array(slots["input"] if "input" in slots else call.operator.array_slots[0])
     first, second = call.values[slots["output_mask"]]
@@ -454,7 +469,7 @@ cpdef object least_workspace(Call call):
         first = second = False
     return least_workspace_of_sizes(
         <ag_dtype>dtype_of(input), call.sizes[BT], call.sizes[V], call.sizes[H], with_logits, with_statistics, first, second,
-        call.has_out or cnp.PyArray_ITEMSIZE(input) == 2, with_statistics
+        call.has_out or cnp.PyArray_ITEMSIZE(input) == 2, is_loss
     )
 
 
@@ -668,8 +683,11 @@ cdef class TargetsWithProbabilities(Check):
         cdef cnp.ndarray target = call.array(self.slots[0]), prob = call.array(self.slots[1])
         if dtype_of(prob) < 0:
             call.fail(self.names[1], f"dtype {FLOATING_NAMES}", prob.dtype, ParamTypeError)
-        if cnp.PyArray_NDIM(target) != 2 or cnp.PyArray_DIM(target, 0) != call.sizes[BT]:
-            call.fail(self.names[0], f"shape (BT = {call.sizes[BT]}, K)", shape_of(target))
+        if (
+            cnp.PyArray_NDIM(target) != 2 or cnp.PyArray_DIM(target, 0) != call.sizes[BT]
+            or cnp.PyArray_DIM(target, 1) == 0
+        ):
+            call.fail(self.names[0], f"shape (BT = {call.sizes[BT]}, K) with K > 0", shape_of(target))
         if not have_same_shape(target, prob):
             call.fail(self.names[1], f"shape {shape_of(target)} as {self.names[0]} has", shape_of(prob))
         return 0
@@ -687,6 +705,30 @@ cdef class NoOutputOfSeveralTargets(Check):
         for name in ("log_prob", "correct"):
             if name in call.values[self.slots[1]]:
                 call.fail("outputs", "no output of a single target, as target_prob is given", repr(name))
+        return 0
+
+
+cdef class EntropyForItsGradient(Check):
+    """Check that ``entropy`` is given if its upstream gradient is."""
+
+    def __init__(self):
+        Check.__init__(self, "entropy", "grad_entropy")
+
+    cdef int run(self, Call call) except -1:
+        if call.values[self.slots[0]] is None and call.values[self.slots[1]] is not None:
+            call.fail("entropy", "an array, as grad_entropy is given", None, ParamNullptrError)
+        return 0
+
+
+cdef class NoLogProbOfSeveralTargets(Check):
+    """Check that there is no gradient of a single target's log-probability if rows have several targets."""
+
+    def __init__(self):
+        Check.__init__(self, "target_prob", "grad_log_prob")
+
+    cdef int run(self, Call call) except -1:
+        if call.values[self.slots[0]] is not None and call.values[self.slots[1]] is not None:
+            call.fail("grad_log_prob", "None, as target_prob is given", "an array")
         return 0
 
 

@@ -14,9 +14,11 @@ from ascend_grad._call cimport (
     BT,
     GRADIENT,
     LOSS,
+    LOSS_GRADIENT,
     LOSS_OF_STATISTICS,
     ROWWISE,
     STATISTICS,
+    TOP_K,
     Call,
     Result,
     native_vector,
@@ -25,7 +27,7 @@ from ascend_grad._dtypes cimport dtype_of
 from ascend_grad._memory cimport SIZE_LIMIT
 from ascend_grad._overlap cimport may_overlap
 
-from . import _cpu, _linear_python
+from . import _cpu, _linear_python, _linear_top_k
 from ._dtypes import FLOATING_DTYPES
 from .arrays import counted, without_memory
 
@@ -168,6 +170,15 @@ cdef object loss(Call call, int threads):
     return results.deliver()
 
 
+cdef object top_k(Call call, int threads):
+    cdef Results results = Results(call)
+    _linear_top_k.top_k(
+        value(call, "input"), value(call, "weight"), value(call, "k"), options_of(call, True), results.arrays[0],
+        results.arrays[1], threads
+    )
+    return results.deliver()
+
+
 # ---- memory, and what is chosen --------------------------------------------------------------------------------------
 
 cdef list shapes_of_results(Call call):
@@ -200,15 +211,17 @@ cdef object linear_workspace_size(Call call):
         return size
     if call.operator.kernels == STATISTICS:
         return size + _linear_python.statistics_bound(value(call, "input"), value(call, "weight"), results[5])
+    options = options_of(call, False)
+    for name in _vectors if call.operator.kernels != GRADIENT else ():
+        if options.get(name) is not None:
+            size += 8 if isinstance(options[name], float) else 8 * options[name].size
+    if call.operator.kernels == TOP_K:
+        return size + _linear_top_k.top_k_bound(value(call, "input"), value(call, "weight"), value(call, "k"), options)
     workspace_bytes = value(call, "workspace_bytes") or 0
     if call.operator.kernels == GRADIENT:
         return size + _linear_python.gradient_bound(
             value(call, "input"), value(call, "weight"), value(call, "softmax"), results[0], results[1], workspace_bytes
         )
-    options = options_of(call, False)
-    for name in _vectors:
-        if options.get(name) is not None:
-            size += 8 if isinstance(options[name], float) else 8 * options[name].size
     return size + _linear_python.loss_bound(
         value(call, "input"), value(call, "weight"), options, dict(zip(call.operator.results, results)), workspace_bytes
     )
@@ -222,6 +235,10 @@ cdef tuple chosen(Call call, int threads):
         return _linear_python.chosen_for_statistics(value(call, "input"), value(call, "weight"), threads)
     if call.operator.kernels == LOSS_OF_STATISTICS:
         return _linear_python.chosen_for_probabilities(value(call, "vocab_parallel_logits"), threads)
+    if call.operator.kernels == TOP_K:
+        return _linear_top_k.chosen_for_top_k(
+            value(call, "input"), value(call, "weight"), value(call, "k"), options_of(call, False), threads
+        )
     results = shapes_of_results(call)
     workspace_bytes = value(call, "workspace_bytes") or 0
     if call.operator.kernels == GRADIENT:
@@ -239,9 +256,10 @@ cdef tuple chosen(Call call, int threads):
 
 ctypedef object (*linear_function)(Call call, int threads)
 
-cdef linear_function[4] _linear  # in the order of LinearKernels
+cdef linear_function[6] _linear  # in the order of LinearKernels
 _linear[<int>GRADIENT], _linear[<int>STATISTICS] = gradient, statistics
-_linear[<int>LOSS_OF_STATISTICS], _linear[<int>LOSS] = loss_of_statistics, loss
+_linear[<int>LOSS_OF_STATISTICS], _linear[<int>LOSS], _linear[<int>LOSS_GRADIENT] = loss_of_statistics, loss, loss
+_linear[<int>TOP_K] = top_k
 
 
 cpdef object run(Call call, int threads):

@@ -43,7 +43,7 @@ LAYERS = (
         ),
     ),
     ("the call and its checks", "call/_call call/_checks"),
-    ("CPU schedules of arrays", "rowwise/_rowwise_python linear/_linear_python"),
+    ("CPU schedules of arrays", "rowwise/_rowwise_python linear/_linear_python linear/_linear_top_k"),
     (
         "the CPU's results, and its operators for Cython and XLA",
         "call/_cpu_backend rowwise/rowwise linear/linear rowwise/_xla",

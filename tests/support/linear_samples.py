@@ -17,6 +17,8 @@ STATISTICS = "fused_linear_online_max_sum"
 LOSS = "fused_cross_entropy_loss_with_max_sum"
 WHOLE = "linear_cross_entropy"
 LINEAR = (GRADIENT, STATISTICS, LOSS, WHOLE)
+#: Operators that have tests of their own, `test_loss_backward` and `test_top_k`, and no device.
+HOST_ONLY = ("linear_cross_entropy_backward", "linear_top_k")
 
 MODES = ("recomputed", "stored")
 
