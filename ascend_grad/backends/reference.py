@@ -253,7 +253,7 @@ def linear_cross_entropy(vocab_start_index, lse_square_scale, reduction, **argum
         losses[rows], squares[rows] = loss_reference.losses(row, targets, terms)
         lse[rows], entropy[rows], predicted[rows] = row.lse, row.entropy, row.predicted + vocab_start_index
         log_prob[rows] = -row.negative_log_prob(targets.entries)[:, 0]
-        correct += np.count_nonzero(row.predicted == targets.entries[:, 0])
+        correct += int(np.count_nonzero(row.predicted == targets.entries[:, 0]))
         loss.add_gradients(rows, row, slope, ())
     total = losses + squares
     if reduction != "none":
