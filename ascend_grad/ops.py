@@ -389,8 +389,8 @@ def cross_entropy(
     r"""Compute the cross-entropy loss of logits and its gradient in one pass over the rows.
 
     A row is all of `input` along `dim`, of :math:`V` logits :math:`x`. With :math:`z = x / \mathrm{temperature}`,
-    :math:`\mathrm{lse} = \log \sum_v e^{z_v}`, class weights :math:`c`, a token weight :math:`r`, the smoothing :math:`s`
-    and targets :math:`t_k` of probabilities :math:`q_k`, the loss of a row is
+    :math:`\mathrm{lse} = \log \sum_v e^{z_v}`, class weights :math:`c`, a token weight :math:`r`, the smoothing
+    :math:`s` and targets :math:`t_k` of probabilities :math:`q_k`, the loss of a row is
 
     .. math::
 
@@ -402,24 +402,25 @@ def cross_entropy(
     input : array_like, shape (...)
         The logits :math:`x`. Rank 0 to 8, any strides; float32, float16, bfloat16 or float64.
     target : array_like of int32 or int64
-        The index of each row's target, or `ignore_index`: the shape of `input` without `dim`. With `target_prob` there is
-        one more axis, the last one, of :math:`K` targets.
+        The index of each row's target, or `ignore_index`: the shape of `input` without `dim`. With `target_prob` there
+        is one more axis, the last one, of :math:`K` targets.
     dim : int, default -1
         The axis of the classes.
     reduction : {"mean", "sum", "none"}, default "mean"
         The loss is a weighted mean or the sum over the rows that are not ignored, or one number per row, 0 for ignored
-        rows. The mean divides the cross-entropy by the sum of :math:`r c_t`, or of :math:`r` with `target_prob`, and the
-        term of the squared lse by the sum of :math:`r`.
+        rows. The mean divides the cross-entropy by the sum of :math:`r c_t`, or of :math:`r` with `target_prob`, and
+        the term of the squared lse by the sum of :math:`r`.
     ignore_index : int, default -100
-        A target with this value adds nothing. A row without another target is ignored: it has no loss, and a gradient of 0.
+        A target with this value adds nothing. A row without another target is ignored: it has no loss, and a gradient
+        of 0.
     class_weight : array_like, shape (V,), optional
         The weights :math:`c` of the classes, of any of the four dtypes; default: ones.
     token_weight : array_like, optional
-        The weight :math:`r` of each row, of any of the four dtypes; default: ones. A row of weight 0 adds nothing, whatever
-        it holds.
+        The weight :math:`r` of each row, of any of the four dtypes; default: ones. A row of weight 0 adds nothing,
+        whatever it holds.
     target_prob : array_like, optional
-        The probabilities :math:`q`, of the shape of `target`; float32, or float64 if `input` is float64. Equal targets of a
-        row are added up. Without it, a row has one target of probability 1.
+        The probabilities :math:`q`, of the shape of `target`; float32, or float64 if `input` is float64. Equal targets
+        of a row are added up. Without it, a row has one target of probability 1.
     label_smoothing : float, default 0.0
         The part :math:`s` of the loss, from 0 to 1, that is spread over all classes.
     lse_square_scale : float, default 0.0
@@ -429,8 +430,8 @@ def cross_entropy(
     denominator : float, optional
         What a mean divides by, instead of the sums of weights: a positive number.
     grad_loss : float or array_like, optional
-        The gradient with respect to the loss, default 1: one number or, with ``reduction="none"``, also one for each row, of
-        any of the four dtypes. A row with 0 has a gradient of 0, whatever it holds.
+        The gradient with respect to the loss, default 1: one number or, with ``reduction="none"``, also one for each
+        row, of any of the four dtypes. A row with 0 has a gradient of 0, whatever it holds.
     outputs : sequence of {"lse", "log_prob", "entropy", "predicted", "correct"}, default ()
         What to return in addition, as further fields in this order.
     return_grad : bool, default True
@@ -443,14 +444,14 @@ def cross_entropy(
     Returns
     -------
     loss : ndarray
-        The loss, shape () or that of the rows; float32, or float64 if `input` is float64. A mean without rows, or whose sum
-        of weights is 0, is NaN (and its gradients are 0).
+        The loss, shape () or that of the rows; float32, or float64 if `input` is float64. A mean without rows, or whose
+        sum of weights is 0, is NaN (and its gradients are 0).
     input_grad : ndarray or None
         The gradient with respect to `input`: `out`, or a new C-contiguous array of its shape and dtype.
     lse, log_prob, entropy, predicted, correct : ndarray
-        The requested outputs. Others are no fields, and None as attributes. All but the last have a number for each row,
-        and that of an ignored row is 0, or -1 for `predicted`. `log_prob` has the shape of `target`. `predicted` is the
-        class of the largest logit, int64, the lowest one of several. `correct` is the number of rows with
+        The requested outputs. Others are no fields, and None as attributes. All but the last have a number for each
+        row, and that of an ignored row is 0, or -1 for `predicted`. `log_prob` has the shape of `target`. `predicted`
+        is the class of the largest logit, int64, the lowest one of several. `correct` is the number of rows with
         ``predicted == target``, shape (). Floating outputs have the dtype of the loss.
 
     Raises
@@ -465,15 +466,15 @@ def cross_entropy(
 
     Notes
     -----
-    Names and meanings of most arguments follow ``torch.nn.functional.cross_entropy``. Sums leave out one logit that has the
-    maximum, so that loss, log-probabilities, entropy and the gradient at the target are accurate to about 1e-5 even if the
-    target's probability differs from 1 by 1e-12 only.
+    Names and meanings of most arguments follow ``torch.nn.functional.cross_entropy``. Sums leave out one logit that has
+    the maximum, so that loss, log-probabilities, entropy and the gradient at the target are accurate to about 1e-5 even
+    if the target's probability differs from 1 by 1e-12 only.
 
     The gradient with respect to :math:`z` is :math:`a p_v - \sum_k w_k [v = t_k] - s_i c_v` with the probabilities
     :math:`p = e^{z - \mathrm{lse}}` and :math:`w_k = g r (1 - s) q_k c_{t_k}`, :math:`s_i = g r s / V`,
     :math:`a = \sum_k w_k + s_i \sum_v c_v + 2 g r\, \mathrm{lse\_square\_scale} \cdot \mathrm{lse}`, for the upstream
-    gradient :math:`g`. Smoothing is that of Szegedy et al., "Rethinking the Inception Architecture for Computer Vision",
-    2016; the squared lse is that of Chowdhery et al., "PaLM: Scaling Language Modeling with Pathways", 2022.
+    gradient :math:`g`. Smoothing is that of Szegedy et al., "Rethinking the Inception Architecture for Computer
+    Vision", 2016; the squared lse is that of Chowdhery et al., "PaLM: Scaling Language Modeling with Pathways", 2022.
 
     Examples
     --------
@@ -488,7 +489,7 @@ def cross_entropy(
     >>> ag.cross_entropy(np.eye(2), np.array([0, 0]), return_grad=False, outputs=("correct",)).correct
     array(1)
     """
-    values = [
+    values: list[Any] = [
         input, target, dim, reduction, ignore_index, class_weight, token_weight, target_prob, label_smoothing,
         lse_square_scale, temperature, denominator, grad_loss, outputs, return_grad
     ]  # fmt: skip

@@ -378,9 +378,7 @@ def cross_entropy(
         results["lse"][live], results["entropy"][live], results["predicted"][live] = row.lse, row.entropy, row.predicted
     results["correct"] = np.asarray(np.sum(results["predicted"][live] == entries[live, 0]))
     counts = tokens[live] if target_prob is not None else tokens[live] * classes[targets.entries[:, 0]]
-    results["loss"], *denominators = _reduced(
-        results["loss"], square, reduction, counts, tokens[live], denominator
-    )
+    results["loss"], *denominators = _reduced(results["loss"], square, reduction, counts, tokens[live], denominator)
     if return_grad:
         gradient = np.zeros((count, vocabulary))
         divided = [upstream[live] / each if each else np.zeros(live.size) for each in denominators]

@@ -67,7 +67,9 @@ CROSS_ENTROPY = Operator(
         Result("lse", like="input", dims=("rows",), dtype=ACCUMULATOR, asked_by=(("outputs", "lse"),)),
         Result("log_prob", like="input", shape_of="target", dtype=ACCUMULATOR, asked_by=(("outputs", "log_prob"),)),
         Result("entropy", like="input", dims=("rows",), dtype=ACCUMULATOR, asked_by=(("outputs", "entropy"),)),
-        Result("predicted", like="input", dims=("rows",), dtype=np.dtype(np.int64), asked_by=(("outputs", "predicted"),)),
+        Result(
+            "predicted", like="input", dims=("rows",), dtype=np.dtype(np.int64), asked_by=(("outputs", "predicted"),)
+        ),
         Result("correct", like="input", dims=(), dtype=np.dtype(np.int64), asked_by=(("outputs", "correct"),)),
     ],
 )

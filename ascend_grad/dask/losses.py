@@ -42,16 +42,16 @@ def cross_entropy(
 ) -> CrossEntropy:
     r"""Compute the cross-entropy loss of logits and its gradient, like `ascend_grad.cross_entropy`.
 
-    Each block of `input` is a task that computes its losses, its gradient and its outputs. For a mean, the weights of all
-    blocks are summed before the first gradient is computed.
+    Each block of `input` is a task that computes its losses, its gradient and its outputs. For a mean, the weights of
+    all blocks are summed before the first gradient is computed.
 
     Parameters
     ----------
     input : dask.array.Array, shape (...)
         The logits: rank 0 to 8; float32, float16, bfloat16 or float64. In one chunk along `dim`.
     target : dask.array.Array of int32 or int64
-        The index of each row's target, or `ignore_index`: the shape of `input` without `dim`, and with `target_prob` one
-        more axis, the last one. Like all arrays of rows, it is rechunked to the chunks of `input`.
+        The index of each row's target, or `ignore_index`: the shape of `input` without `dim`, and with `target_prob`
+        one more axis, the last one. Like all arrays of rows, it is rechunked to the chunks of `input`.
     dim : int, default -1
         The axis of the classes.
     class_weight : numpy.ndarray or dask.array.Array, shape (V,), optional
@@ -66,8 +66,8 @@ def cross_entropy(
     Returns
     -------
     CrossEntropy
-        The loss, the gradient and the requested outputs as dask arrays, yet to be computed, of the shapes and dtypes that
-        `ascend_grad.cross_entropy` gives them.
+        The loss, the gradient and the requested outputs as dask arrays, yet to be computed, of the shapes and dtypes
+        that `ascend_grad.cross_entropy` gives them.
 
     Raises
     ------
@@ -79,8 +79,8 @@ def cross_entropy(
 
     Notes
     -----
-    ``dask.compute(*result)`` computes all results together. The loss is the sum of the losses of the blocks, in float64 and
-    in the order of the blocks.
+    ``dask.compute(*result)`` computes all results together. The loss is the sum of the losses of the blocks, in float64
+    and in the order of the blocks.
 
     Examples
     --------
@@ -117,7 +117,9 @@ def cross_entropy(
     arrays = as_dask_arrays(values, given, CROSS_ENTROPY)
     stand_ins = {name: stand_in(array.shape, array.dtype) for name, array in arrays.items()}
     if "temperature" in stand_ins:  # a temperature is positive
-        stand_ins["temperature"] = np.broadcast_to(np.ones((), arrays["temperature"].dtype), arrays["temperature"].shape)
+        stand_ins["temperature"] = np.broadcast_to(
+            np.ones((), arrays["temperature"].dtype), arrays["temperature"].shape
+        )
     call = validated(CROSS_ENTROPY, values | stand_ins, num_threads)
     arguments = call.arguments
     axis = arguments["dim"]
@@ -166,7 +168,9 @@ def _blocks(arrays: dict[str, da.Array], chunks: tuple) -> dict[tuple[int, ...],
     }
     for name, array in arrays.items():
         if name in _OF_ROWS:
-            array = array.rechunk({**dict(enumerate(chunks)), **{i: -1 for i in range(len(chunks), array.ndim)}}, method="tasks")
+            array = array.rechunk(
+                {**dict(enumerate(chunks)), **dict.fromkeys(range(len(chunks), array.ndim), -1)}, method="tasks"
+            )
         elif name == "class_weight":
             array = array.rechunk(-1)
         parts = array.to_delayed(optimize_graph=False)
@@ -178,7 +182,10 @@ def _blocks(arrays: dict[str, da.Array], chunks: tuple) -> dict[tuple[int, ...],
 def _assembled(
     parts: dict[tuple[int, ...], Delayed], chunks: tuple, place: int, other: tuple, dtype: np.dtype
 ) -> da.Array:
-    """Return an array of blocks of rows. `other` is () or the chunks of the axis `place`, along which there is one block."""
+    """Return an array of blocks of rows.
+
+    `other` has the chunks of the axis `place`, along which there is one block, or it is empty.
+    """
     blocks = {}
     for index, part in parts.items():
         shape = [lengths[i] for lengths, i in zip(chunks, index)]

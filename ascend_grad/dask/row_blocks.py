@@ -29,7 +29,7 @@ def weights(
     return np.array([np.sum(classes), np.sum(tokens)])
 
 
-def loss_and_gradient(settings: dict[str, Any], total: NDArray | None, **arrays: NDArray) -> tuple:
+def loss_and_gradient(settings: dict[str, Any], total: NDArray | None, **arrays: Any) -> tuple:
     """Compute the loss, the gradient and the outputs of a block.
 
     `total` is the sum of `weights` over all blocks for a mean without a denominator, otherwise None.

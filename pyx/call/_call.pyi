@@ -22,6 +22,7 @@ class Result:
         like: str,
         *,
         dims: tuple[str, ...] | None = None,
+        shape_of: str | None = None,
         dtype: str | np.dtype | None = None,
         asked_by: tuple[str | tuple[str, int | str], ...] = (),
         reduced_by: str | None = None,
@@ -53,6 +54,7 @@ class Operator:
         kernels: str,
         optional: str = "",
         mixes: str = "",
+        out: str | None = None,
     ) -> None: ...
 
 class Call:

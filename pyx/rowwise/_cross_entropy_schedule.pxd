@@ -10,7 +10,7 @@ ctypedef struct Rows:
     double *max
     double *scale                     # 1 / temperature; 0: the row is ignored
     double *rest                      # sums of exponentials, then without one entry that has the maximum
-    double *log_sum                   # log(1 + rest)
+    double *log_sum                   # log(1 + rest), or the losses of plain rows
     double *moment
     double *deficit
     double *factor
@@ -20,6 +20,12 @@ ctypedef struct Rows:
     Py_ssize_t *numbers               # numbers of the rows in C order
     uint8_t *stores                   # whether a row has gradients at its targets
     char *cached                      # exponentials of the rows, or NULL
+    # Addresses of the first row, and the distances of adjacent rows, if those are constant.
+    bint is_regular
+    char *a
+    char *out
+    Py_ssize_t a_step
+    Py_ssize_t out_step
 
 
 ctypedef struct CrossEntropy:
@@ -61,6 +67,7 @@ ctypedef struct CrossEntropy:
     double square_denominator
     double loss_share                 # reciprocals of these; 0 if they are 0
     double square_share
+    bint is_plain                     # rows have one target of weight 1, and no other term or output
     ag_row_op deficit_sum             # the row sum of label smoothing
     bint needs_deficit
     double scale                      # that of all rows, unless `has_temperatures`

@@ -21,9 +21,6 @@ from ascend_grad._kernels cimport (
     AG_FLOAT32,
     AG_FLOAT64,
     ag_convert,
-    ag_fpenv,
-    ag_fpenv_enter,
-    ag_fpenv_leave,
     ag_sum,
     ag_sum_add,
     ag_sum_total,
@@ -97,13 +94,20 @@ cdef inline void copy_element(char *to, const char *source, int itemsize, bint s
         to[i] = source[itemsize - 1 - i]
 
 
-cdef double load_element(const CrossEntropy *x, Py_ssize_t row, Py_ssize_t k) noexcept nogil:
-    """Return element k of an input row."""
+cdef inline double load_element(
+    const CrossEntropy *x, const Rows *r, Py_ssize_t begin, Py_ssize_t i, Py_ssize_t k
+) noexcept nogil:
+    """Return element k of row i of `r`, which is row begin + i of the input."""
     cdef const Operand *operand = &x.s.p.operands[A]
-    cdef const char *source = operand.data + row_offset(&x.s.p, A, row) + k * operand.dim_stride
+    cdef const char *source = k * operand.dim_stride + (
+        r.a + i * r.a_step if r.is_regular else operand.data + row_offset(&x.s.p, A, begin + i)
+    )
     cdef double wide
     cdef float value
     cdef char[8] element
+    if operand.dtype == AG_FLOAT32 and not operand.swapped:
+        memcpy(&value, source, 4)
+        return value
     copy_element(element, source, operand.itemsize, operand.swapped)
     if operand.dtype == AG_FLOAT64:
         memcpy(&wide, element, 8)
@@ -115,16 +119,22 @@ cdef double load_element(const CrossEntropy *x, Py_ssize_t row, Py_ssize_t k) no
     return value
 
 
-cdef void store_element(const CrossEntropy *x, Py_ssize_t row, Py_ssize_t k, double value) noexcept nogil:
-    """Store element k of a result row, rounded once."""
+cdef inline void store_element(
+    const CrossEntropy *x, const Rows *r, Py_ssize_t begin, Py_ssize_t i, Py_ssize_t k, double value
+) noexcept nogil:
+    """Store element k of row i of `r`, which is row begin + i of the result, rounded once."""
     cdef const Operand *operand = &x.s.p.operands[OUT]
-    cdef char *to = operand.data + row_offset(&x.s.p, OUT, row) + k * operand.dim_stride
+    cdef char *to = k * operand.dim_stride + (
+        r.out + i * r.out_step if r.is_regular else operand.data + row_offset(&x.s.p, OUT, begin + i)
+    )
     cdef char[8] element
-    cdef float narrow
+    cdef float narrow = <float>value
+    if operand.dtype == AG_FLOAT32 and not operand.swapped:
+        memcpy(to, &narrow, 4)
+        return
     if operand.dtype == AG_FLOAT64:
         memcpy(element, &value, 8)
     elif operand.dtype == AG_FLOAT32:
-        narrow = <float>value
         memcpy(element, &narrow, 4)
     else:
         ag_convert(x.s.variant, True, &value, operand.dtype, element, 1)
@@ -153,7 +163,7 @@ cdef inline double token_weight_of(const CrossEntropy *x, Py_ssize_t number) noe
     return 1 if x.token_weight == NULL else x.token_weight[number]
 
 
-cdef bint is_ignored(const CrossEntropy *x, Py_ssize_t number) noexcept nogil:
+cdef inline bint is_ignored(const CrossEntropy *x, Py_ssize_t number) noexcept nogil:
     """Return whether no target of a row adds anything."""
     cdef Py_ssize_t k
     for k in range(x.target_count):
@@ -166,10 +176,18 @@ cdef bint is_ignored(const CrossEntropy *x, Py_ssize_t number) noexcept nogil:
 
 cdef void begin_rows(const CrossEntropy *x, Py_ssize_t begin, Py_ssize_t count, Rows *r) noexcept nogil:
     """Set the numbers of rows, and the factors of their logits, 0 for ignored rows."""
-    cdef Py_ssize_t i, number
+    cdef const Problem *p = &x.s.p
+    cdef int last = p.axes - 1
+    cdef Py_ssize_t i, number = row_number(x, begin)
     cdef double scale = x.scale
+    r.is_regular = begin // p.shape[last] == (begin + count - 1) // p.shape[last]
+    r.a = p.operands[A].data + row_offset(p, A, begin)
+    r.out = p.operands[OUT].data + row_offset(p, OUT, begin)
+    r.a_step, r.out_step = p.operands[A].strides[last], p.operands[OUT].strides[last]
     for i in range(count):
-        number = r.numbers[i] = row_number(x, begin + i)
+        if i:
+            number = number + p.operands[MASK].strides[last] if r.is_regular else row_number(x, begin + i)
+        r.numbers[i] = number
         if x.has_temperatures:
             scale = scale_of(x, x.temperature[number])
         r.scale[i] = 0 if is_ignored(x, number) else scale
@@ -315,11 +333,33 @@ cdef void set_gradients(
         )
 
 
+cdef void finish_plain_rows(CrossEntropy *x, Py_ssize_t begin, Py_ssize_t count, Rows *r) noexcept nogil:
+    """Compute what `finish_rows` does for rows with one target of weight 1, and no other term or output."""
+    cdef Py_ssize_t i
+    cdef double grad = x.grad_loss[0] * x.loss_share
+    for i in range(count):
+        r.targets[i] = 0
+        if r.scale[i] > 0:
+            r.targets[i] = (
+                load_element(x, r, begin, i, target_of(x, r.numbers[i], 0)) - r.max[i]
+            ) * x.inverse_temperature
+    x.kernels.finish(r.rest, r.targets, grad, x.inverse_temperature, r.log_sum, r.factor, r.targets, count)
+    for i in range(count):
+        r.stores[i] = r.scale[i] > 0 and grad != 0
+        r.smoothing[i] = 0
+        if not r.stores[i]:
+            r.factor[i] = 0
+        set_loss(x, r.numbers[i], r.log_sum[i] if r.scale[i] > 0 else 0, 0)
+
+
 cdef void finish_rows(CrossEntropy *x, Py_ssize_t begin, Py_ssize_t count, Rows *r) noexcept nogil:
     """Compute the results of rows from their statistics, and the parameters of the gradient."""
     cdef Py_ssize_t i, k
     cdef int64_t entry
     cdef double inverse = x.inverse_temperature
+    if x.is_plain:
+        finish_plain_rows(x, begin, count, r)
+        return
     for i in range(count):
         if x.has_temperatures:
             inverse = 1 / x.temperature[r.numbers[i]]
@@ -327,7 +367,7 @@ cdef void finish_rows(CrossEntropy *x, Py_ssize_t begin, Py_ssize_t count, Rows 
             r.targets[k] = 0
             entry = target_of(x, r.numbers[i], k - i * x.target_count)
             if entry != x.ignore_index:
-                r.targets[k] = (load_element(x, begin + i, entry) - r.max[i]) * inverse
+                r.targets[k] = (load_element(x, r, begin, i, entry) - r.max[i]) * inverse
     x.kernels.log1p(r.rest, r.log_sum, count)
     if x.return_grad:
         x.kernels.expm1(r.targets, r.expm1, count * x.target_count)
@@ -347,7 +387,7 @@ cdef void store_at_targets(const CrossEntropy *x, Py_ssize_t begin, Py_ssize_t c
         for k in range(x.target_count):
             entry = target_of(x, r.numbers[i], k)
             if entry != x.ignore_index:
-                store_element(x, begin + i, entry, r.targets[i * x.target_count + k])
+                store_element(x, r, begin, i, entry, r.targets[i * x.target_count + k])
 
 
 # ---- tasks that are whole blocks -------------------------------------------------------------------------------------
@@ -666,6 +706,9 @@ cdef Rows rows_at(const CrossEntropy *x, char *base) noexcept nogil:
 cdef void place_rows(const CrossEntropy *x, Rows *r, Arena *arena, char *base) noexcept nogil:
     cdef Py_ssize_t size = x.buffered * sizeof(double)
     arena.base, arena.used = base, 0
+    r.is_regular = False
+    r.a = r.out = NULL
+    r.a_step = r.out_step = 0
     r.max = <double *>arena_alloc(arena, size)
     r.scale = <double *>arena_alloc(arena, size)
     r.rest = <double *>arena_alloc(arena, size)
@@ -730,8 +773,7 @@ cdef int set_shares(CrossEntropy *x, double *last_check) except -1 nogil:
 cdef int set_denominators(CrossEntropy *x, double *last_check) except -1 nogil:
     """Compute what the terms of a mean are divided by: sums over the rows that are not ignored."""
     cdef ag_sum loss, square
-    cdef Py_ssize_t number, k
-    cdef ag_fpenv mode
+    cdef Py_ssize_t number
     x.loss_denominator = x.square_denominator = 1
     if not x.is_mean:
         return 0
@@ -741,13 +783,18 @@ cdef int set_denominators(CrossEntropy *x, double *last_check) except -1 nogil:
     loss.sum = loss.compensation = square.sum = square.compensation = 0
     for number in range(x.s.p.rows):
         if not is_ignored(x, number):
+            if x.token_weight == NULL and x.class_weight == NULL:
+                square.sum += 1
+                continue
             ag_sum_add(&square, token_weight_of(x, number))
             if x.prob == NULL:
                 ag_sum_add(&loss, token_weight_of(x, number) * class_weight_of(x, target_of(x, number, 0)))
         if number % ROWS_PER_CHECK == 0:
             _tasks.check_signals(last_check)
     x.square_denominator = ag_sum_total(square)
-    x.loss_denominator = x.square_denominator if x.prob != NULL else ag_sum_total(loss)
+    x.loss_denominator = x.square_denominator
+    if x.prob == NULL and (x.token_weight != NULL or x.class_weight != NULL):
+        x.loss_denominator = ag_sum_total(loss)
     return 0
 
 
@@ -791,6 +838,11 @@ cdef int run_loss(CrossEntropy *x, bint default_threads, double *last_check) exc
             ag_sum_add(&total, x.class_weight[v])
     x.class_sum = <double>x.s.p.n if x.class_weight == NULL else ag_sum_total(total)
     set_shares(x, last_check)
+    x.is_plain = (
+        x.prob == NULL and x.class_weight == NULL and x.token_weight == NULL and not x.has_temperatures
+        and not x.has_grad_of_rows and x.label_smoothing == 0 and x.lse_square_scale == 0 and x.lse == NULL
+        and x.log_prob == NULL and x.entropy == NULL and x.predicted == NULL
+    )
     if not x.has_temperatures:
         x.scale, x.inverse_temperature = scale_of(x, x.temperature[0]), 1 / x.temperature[0]
     _tasks.run_team(run_phases, x, x.s.plan.threads, default_threads, last_check)

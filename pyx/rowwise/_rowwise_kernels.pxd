@@ -97,5 +97,7 @@ cdef extern from "ascend_grad/rowwise/rowwise.h" nogil:
         void (*strips)(const ag_tile *tile, double *max, double *sums) noexcept nogil
         void (*log1p)(const double *x, double *results, Py_ssize_t count) noexcept nogil
         void (*expm1)(const double *x, double *results, Py_ssize_t count) noexcept nogil
+        void (*finish)(const double *rest, const double *logits, double grad, double inverse, double *losses,
+                       double *factors, double *at_targets, Py_ssize_t count) noexcept nogil
 
     const ag_loss_kernels *ag_rowwise_loss_kernels(ag_variant variant, ag_dtype dtype)

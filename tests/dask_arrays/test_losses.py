@@ -32,7 +32,9 @@ def test_values(options, K, shape, dim, chunks):
     arguments = random_arguments("dask", shape, dim, "float64", options=options, K=K)
     right = ag.cross_entropy(**arguments)
     arrays = {name: value for name, value in arguments.items() if isinstance(value, np.ndarray)}
-    lazy = {name: da.from_array(value, chunks=1) for name, value in arrays.items() if name not in ("input", "class_weight")}
+    lazy = {
+        name: da.from_array(value, chunks=1) for name, value in arrays.items() if name not in ("input", "class_weight")
+    }
     lazy["input"] = da.from_array(arrays["input"], chunks=chunks)
     result = agd.cross_entropy(**arguments | lazy)
     assert result._fields == right._fields

@@ -421,32 +421,71 @@ static void K(loss_columns_write)(const ag_tile *tile, const ag_loss_rows *rows,
 
 /* ---- functions of a number of each row --------------------------------------------------------------------------- */
 
-/* Below this, 1 + x and exp(x) - 1 lose digits: few rows are computed one by one. */
+/* Below this, 1 + x and exp(x) - 1 lose digits. Such numbers are rare, and computed one by one. */
 #define AG_FEW_DIGITS 0.0625
+
+AG_INLINE int K(loss_any)(i64v mask)
+{
+    int64_t any = 0;
+    AG_UNROLL(8)
+    for (int j = 0; j < AG_LANES / 2; j++) any |= mask[j];
+    return any != 0;
+}
+
+/* Compute log(1 + x) for x >= 0, or NaN. */
+AG_INLINE f64v K(loss_log1p_vector)(f64v x)
+{
+    f64v result = v_f64_log(x + 1.0);
+    if (K(loss_any)(x < AG_FEW_DIGITS)) {
+        for (int j = 0; j < AG_LANES / 2; j++) result[j] = x[j] < AG_FEW_DIGITS ? log1p(x[j]) : result[j];
+    }
+    return result;
+}
+
+/* Compute exp(x) - 1 for x <= 0, or NaN. */
+AG_INLINE f64v K(loss_expm1_vector)(f64v x)
+{
+    f64v result = v_f64_exp(x) - 1.0;
+    if (K(loss_any)((x > -AG_FEW_DIGITS) & (x < 0))) {
+        for (int j = 0; j < AG_LANES / 2; j++) result[j] = x[j] > -AG_FEW_DIGITS ? expm1(x[j]) : result[j];
+    }
+    return result;
+}
+
+AG_INLINE f64v K(loss_load)(const double *x, ptrdiff_t left)
+{
+    return left < AG_LANES / 2 ? v_f64_load_partial(x, left) : v_f64_load(x);
+}
+
+AG_INLINE void K(loss_store)(double *to, f64v x, ptrdiff_t left)
+{
+    if (left < AG_LANES / 2) v_f64_store_partial(to, x, left);
+    else v_f64_store(to, x);
+}
 
 static void K(loss_log1p)(const double *x, double *results, ptrdiff_t count)
 {
     for (ptrdiff_t i = 0; i < count; i += AG_LANES / 2) {
-        const ptrdiff_t left = count - i < AG_LANES / 2 ? count - i : AG_LANES / 2;
-        const f64v v = left < AG_LANES / 2 ? v_f64_load_partial(x + i, left) : v_f64_load(x + i), result = v_f64_log(v + 1.0);
-        if (left < AG_LANES / 2) v_f64_store_partial(results + i, result, left);
-        else v_f64_store(results + i, result);
-        for (ptrdiff_t j = i; j < i + left; j++) {
-            if (x[j] < AG_FEW_DIGITS) results[j] = log1p(x[j]);
-        }
+        K(loss_store)(results + i, K(loss_log1p_vector)(K(loss_load)(x + i, count - i)), count - i);
     }
 }
 
 static void K(loss_expm1)(const double *x, double *results, ptrdiff_t count)
 {
     for (ptrdiff_t i = 0; i < count; i += AG_LANES / 2) {
-        const ptrdiff_t left = count - i < AG_LANES / 2 ? count - i : AG_LANES / 2;
-        const f64v v = left < AG_LANES / 2 ? v_f64_load_partial(x + i, left) : v_f64_load(x + i), result = v_f64_exp(v) - 1.0;
-        if (left < AG_LANES / 2) v_f64_store_partial(results + i, result, left);
-        else v_f64_store(results + i, result);
-        for (ptrdiff_t j = i; j < i + left; j++) {
-            if (x[j] > -AG_FEW_DIGITS && x[j] != 0) results[j] = expm1(x[j]);
-        }
+        K(loss_store)(results + i, K(loss_expm1_vector)(K(loss_load)(x + i, count - i)), count - i);
+    }
+}
+
+static void K(loss_finish)(const double *rest, const double *logits, double grad, double inverse, double *losses,
+                           double *factors, double *at_targets, ptrdiff_t count)
+{
+    for (ptrdiff_t i = 0; i < count; i += AG_LANES / 2) {
+        const f64v r = K(loss_load)(rest + i, count - i), z = K(loss_load)(logits + i, count - i);
+        const f64v factor = v_f64_set1(grad * inverse) / (r + 1.0);
+        K(loss_store)(losses + i, K(loss_log1p_vector)(r) - z, count - i);
+        K(loss_store)(factors + i, factor, count - i);
+        K(loss_store)(at_targets + i, -factor * (r - K(loss_expm1_vector)(z)), count - i);
     }
 }
 
@@ -462,4 +501,5 @@ static const ag_loss_kernels K(loss_table) AG_UNUSED = {
     .strips = K(loss_strips),
     .log1p = K(loss_log1p),
     .expm1 = K(loss_expm1),
+    .finish = K(loss_finish),
 };

@@ -184,6 +184,11 @@ typedef struct {
     /* Compute log(1 + x) for x >= 0, and exp(x) - 1 for x <= 0, with errors of a few units in the last place. */
     void (*log1p)(const double *x, double *results, ptrdiff_t count);
     void (*expm1)(const double *x, double *results, ptrdiff_t count);
+    /* Compute the losses of rows with one target of weight 1, the factors of their exponentials, and the gradients at the
+     * targets, from `rest` of loss.h and the targets' logits relative to the maxima. `grad` is the upstream gradient and
+     * `inverse` the reciprocal temperature. `logits` and `at_targets` may be the same. */
+    void (*finish)(const double *rest, const double *logits, double grad, double inverse, double *losses, double *factors,
+                   double *at_targets, ptrdiff_t count);
 } ag_loss_kernels;
 
 /* The kernels of one operator, dtype and variant. The column kernels are NULL if the operator has none. */
