@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from numpy.typing import ArrayLike, NDArray
 
 from ._dispatch import run
 from .contract import linear, losses, rowwise
-from .results import CrossEntropy, LinearCrossEntropy, LinearCrossEntropyGradients, LinearTopK, OnlineMaxSum, with_outputs
+from .results import (
+    CrossEntropy,
+    LinearCrossEntropy,
+    LinearCrossEntropyGradients,
+    LinearTopK,
+    OnlineMaxSum,
+    with_outputs,
+)
 
 __all__ = [
     "cross_entropy",
