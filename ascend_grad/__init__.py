@@ -31,10 +31,12 @@ from .errors import (
 )
 from .inspection import explain, get_include, show_config, workspace_size
 from .ops import (
+    cross_entropy,
     fused_cross_entropy_loss_with_max_sum,
     fused_linear_cross_entropy_loss_grad,
     fused_linear_online_max_sum,
     linear_cross_entropy,
+    linear_cross_entropy_backward,
     linear_top_k,
     log_softmax,
     log_softmax_backward,
@@ -55,6 +57,7 @@ __all__ = [
     "UnsupportedDeviceError",
     "__version__",
     "backends",
+    "cross_entropy",
     "explain",
     "fused_cross_entropy_loss_with_max_sum",
     "fused_linear_cross_entropy_loss_grad",
@@ -62,6 +65,7 @@ __all__ = [
     "get_include",
     "get_num_threads",
     "linear_cross_entropy",
+    "linear_cross_entropy_backward",
     "linear_top_k",
     "log_softmax",
     "log_softmax_backward",

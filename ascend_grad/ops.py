@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from numpy.typing import ArrayLike, NDArray
 
 from ._dispatch import run
-from .contract import linear, rowwise
-from .results import LinearCrossEntropy, LinearTopK, OnlineMaxSum, with_outputs
+from .contract import linear, losses, rowwise
+from .results import (
+    CrossEntropy,
+    LinearCrossEntropy,
+    LinearCrossEntropyGradients,
+    LinearTopK,
+    OnlineMaxSum,
+    with_outputs,
+)
 
 __all__ = [
+    "cross_entropy",
     "fused_cross_entropy_loss_with_max_sum",
     "fused_linear_cross_entropy_loss_grad",
     "fused_linear_online_max_sum",
     "linear_cross_entropy",
+    "linear_cross_entropy_backward",
     "linear_top_k",
     "log_softmax",
     "log_softmax_backward",
@@ -363,6 +372,141 @@ def scaled_masked_softmax(
     return run(rowwise.SCALED_MASKED_SOFTMAX, [x, mask, scale, fix_triu_mask], out, backend, num_threads)
 
 
+def cross_entropy(
+    input: ArrayLike,
+    target: ArrayLike,
+    dim: int = -1,
+    *,
+    reduction: Literal["mean", "sum", "none"] = "mean",
+    ignore_index: int = -100,
+    class_weight: ArrayLike | None = None,
+    token_weight: ArrayLike | None = None,
+    target_prob: ArrayLike | None = None,
+    label_smoothing: float = 0.0,
+    lse_square_scale: float = 0.0,
+    temperature: ArrayLike = 1.0,
+    denominator: float | None = None,
+    grad_loss: ArrayLike | None = None,
+    outputs: Sequence[Literal["lse", "log_prob", "entropy", "predicted", "correct"]] = (),
+    return_grad: bool = True,
+    out: NDArray | None = None,
+    backend: str | None = None,
+    num_threads: int | None = None,
+) -> CrossEntropy:
+    r"""Compute the cross-entropy loss of logits and its gradient in one pass over the rows.
+
+    A row is all of `input` along `dim`, of :math:`V` logits :math:`x`. With :math:`z = x / \mathrm{temperature}`,
+    :math:`\mathrm{lse} = \log \sum_v e^{z_v}`, class weights :math:`c`, a token weight :math:`r`, the smoothing
+    :math:`s` and targets :math:`t_k` of probabilities :math:`q_k`, the loss of a row is
+
+    .. math::
+
+        r \Bigl( (1 - s) \sum_k q_k c_{t_k} (\mathrm{lse} - z_{t_k}) + \frac{s}{V} \sum_v c_v (\mathrm{lse} - z_v)
+        + \mathrm{lse\_square\_scale} \cdot \mathrm{lse}^2 \Bigr)
+
+    Parameters
+    ----------
+    input : array_like, shape (...)
+        The logits :math:`x`. Rank 0 to 8, any strides; float32, float16, bfloat16 or float64.
+    target : array_like of int32 or int64
+        The index of each row's target, or `ignore_index`: the shape of `input` without `dim`. With `target_prob` there
+        is one more axis, the last one, of :math:`K` targets.
+    dim : int, default -1
+        The axis of the classes.
+    reduction : {"mean", "sum", "none"}, default "mean"
+        The loss is a weighted mean or the sum over the rows that are not ignored, or one number per row, 0 for ignored
+        rows. The mean divides the cross-entropy by the sum of :math:`r c_t`, or of :math:`r` with `target_prob`, and
+        the term of the squared lse by the sum of :math:`r`.
+    ignore_index : int, default -100
+        A target with this value adds nothing. A row without another target is ignored: it has no loss, and a gradient
+        of 0.
+    class_weight : array_like, shape (V,), optional
+        The weights :math:`c` of the classes, of any of the four dtypes; default: ones.
+    token_weight : array_like, optional
+        The weight :math:`r` of each row, of any of the four dtypes; default: ones. A row of weight 0 adds nothing,
+        whatever it holds.
+    target_prob : array_like, optional
+        The probabilities :math:`q`, of the shape of `target`; float32, or float64 if `input` is float64. Equal targets
+        of a row are added up. Without it, a row has one target of probability 1.
+    label_smoothing : float, default 0.0
+        The part :math:`s` of the loss, from 0 to 1, that is spread over all classes.
+    lse_square_scale : float, default 0.0
+        The factor of the squared lse, which keeps logits from drifting (z-loss).
+    temperature : float or array_like, default 1.0
+        What logits are divided by: a positive number, or one for each row.
+    denominator : float, optional
+        What a mean divides by, instead of the sums of weights: a positive number.
+    grad_loss : float or array_like, optional
+        The gradient with respect to the loss, default 1: one number or, with ``reduction="none"``, also one for each
+        row, of any of the four dtypes. A row with 0 has a gradient of 0, whatever it holds.
+    outputs : sequence of {"lse", "log_prob", "entropy", "predicted", "correct"}, default ()
+        What to return in addition, as further fields in this order.
+    return_grad : bool, default True
+        Whether to compute the gradient at all.
+    out : ndarray or tensor, optional
+        The array for the gradient, as in `softmax_backward`. It may be `input` itself.
+    backend, num_threads
+        As in `softmax_backward`.
+
+    Returns
+    -------
+    loss : ndarray
+        The loss, shape () or that of the rows; float32, or float64 if `input` is float64. A mean without rows, or whose
+        sum of weights is 0, is NaN (and its gradients are 0).
+    input_grad : ndarray or None
+        The gradient with respect to `input`: `out`, or a new C-contiguous array of its shape and dtype.
+    lse, log_prob, entropy, predicted, correct : ndarray
+        The requested outputs. Others are no fields, and None as attributes. All but the last have a number for each
+        row, and that of an ignored row is 0, or -1 for `predicted`. `log_prob` has the shape of `target`. `predicted`
+        is the class of the largest logit, int64, the lowest one of several. `correct` is the number of rows with
+        ``predicted == target``, shape (). Floating outputs have the dtype of the loss.
+
+    Raises
+    ------
+    ParamNullptrError
+        161001: `input` or `target` is None.
+    ParamInvalidError
+        161002: an argument is not as described; a target is neither in [0, V) nor `ignore_index`; there are rows of no
+        element; "correct" is requested with `target_prob` (a dtype or kind: its subclass `ParamTypeError`).
+    UnsupportedDeviceError
+        361001: ``backend="npu"``, as the device has no such operator.
+
+    Notes
+    -----
+    Names and meanings of most arguments follow ``torch.nn.functional.cross_entropy``. Sums leave out one logit that has
+    the maximum, so that loss, log-probabilities, entropy and the gradient at the target are accurate to about 1e-5 even
+    if the target's probability differs from 1 by 1e-12 only.
+
+    The gradient with respect to :math:`z` is :math:`a p_v - \sum_k w_k [v = t_k] - s_i c_v` with the probabilities
+    :math:`p = e^{z - \mathrm{lse}}` and :math:`w_k = g r (1 - s) q_k c_{t_k}`, :math:`s_i = g r s / V`,
+    :math:`a = \sum_k w_k + s_i \sum_v c_v + 2 g r\, \mathrm{lse\_square\_scale} \cdot \mathrm{lse}`, for the upstream
+    gradient :math:`g`. Smoothing is that of Szegedy et al., "Rethinking the Inception Architecture for Computer
+    Vision", 2016; the squared lse is that of Chowdhery et al., "PaLM: Scaling Language Modeling with Pathways", 2022.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ascend_grad as ag
+    >>> loss, input_grad = ag.cross_entropy(np.zeros((2, 4)), np.array([0, 3]))
+    >>> loss.round(3)
+    np.float64(1.386)
+    >>> input_grad
+    array([[-0.375,  0.125,  0.125,  0.125],
+           [ 0.125,  0.125,  0.125, -0.375]])
+    >>> ag.cross_entropy(np.eye(2), np.array([0, 0]), return_grad=False, outputs=("correct",)).correct
+    array(1)
+    """
+    values: list[Any] = [
+        input, target, dim, reduction, ignore_index, class_weight, token_weight, target_prob, label_smoothing,
+        lse_square_scale, temperature, denominator, grad_loss, outputs, return_grad
+    ]  # fmt: skip
+    results = dict(zip(losses.CROSS_ENTROPY.results, run(losses.CROSS_ENTROPY, values, out, backend, num_threads)))
+    requested = values[losses.CROSS_ENTROPY.slots["outputs"]]
+    return with_outputs(
+        CrossEntropy, requested, (results["loss"], results["input_grad"], *map(results.__getitem__, requested))
+    )
+
+
 def fused_linear_cross_entropy_loss_grad(
     grad: ArrayLike,
     input: ArrayLike,
@@ -692,8 +836,8 @@ def linear_cross_entropy(
     class_weight : array_like, shape (V,), optional
         Factors :math:`c` of the vocabulary entries, of any of the four dtypes.
     target_prob : array_like, shape (BT, K), optional
-        Probabilities :math:`q` of K targets in each row, of any of the four dtypes. A target that is `ignore_index` adds
-        nothing, and a row of such targets alone is ignored. Targets that occur twice in a row are added up.
+        Probabilities :math:`q` of K targets in each row, of any of the four dtypes. A target that is `ignore_index`
+        adds nothing, and a row of such targets alone is ignored. Targets that occur twice in a row are added up.
     label_smoothing : float, default 0.0
         The share :math:`s` of the loss that goes to all vocabulary entries, from 0 to 1.
     lse_square_scale : float, default 0.0
@@ -726,8 +870,8 @@ def linear_cross_entropy(
     bias_grad : ndarray, shape (V,), or None
         The gradient with respect to `bias`, in its dtype, summed in float64. The field exists if `bias` is given.
     lse, log_prob, entropy : ndarray, shape (BT,)
-        Of the logits, with the dtype of the loss: :math:`\mathrm{lse}`, the target's log-probability, and the entropy in
-        nats. They are 0 for ignored rows.
+        Of the logits, with the dtype of the loss: :math:`\mathrm{lse}`, the target's log-probability, and the entropy
+        in nats. They are 0 for ignored rows.
     predicted : ndarray of int64, shape (BT,)
         The id of the largest logit, the lowest one of several; -1 for ignored rows.
     correct : ndarray of int64, shape ()
@@ -775,6 +919,106 @@ def linear_cross_entropy(
         return LinearCrossEntropy._make(results[:3])
     by_name = dict(zip(linear.LINEAR_CROSS_ENTROPY.results, results))
     return with_outputs(LinearCrossEntropy, names, (*results[:3], *(by_name[name] for name in names)))
+
+
+def linear_cross_entropy_backward(
+    input: ArrayLike,
+    weight: ArrayLike,
+    target: ArrayLike,
+    *,
+    lse: ArrayLike,
+    entropy: ArrayLike | None = None,
+    reduction: Literal["mean", "sum", "none"] = "mean",
+    ignore_index: int = -100,
+    grad_loss: ArrayLike = 0.0,
+    grad_lse: ArrayLike | None = None,
+    grad_log_prob: ArrayLike | None = None,
+    grad_entropy: ArrayLike | None = None,
+    vocab_start_index: int = 0,
+    output_mask: Sequence[bool] = (True, True),
+    workspace_bytes: int | None = None,
+    filter_eps: float = 0.0,
+    token_weight: ArrayLike | None = None,
+    class_weight: ArrayLike | None = None,
+    target_prob: ArrayLike | None = None,
+    label_smoothing: float = 0.0,
+    lse_square_scale: float = 0.0,
+    temperature: ArrayLike = 1.0,
+    denominator: float | None = None,
+    bias: ArrayLike | None = None,
+    logit_scale: float = 1.0,
+    softcap: float | None = None,
+    backend: str | None = None,
+    num_threads: int | None = None,
+) -> LinearCrossEntropyGradients:
+    r"""Compute the gradients of `linear_cross_entropy` and of its outputs, for upstream gradients that are known later.
+
+    The logits :math:`z` are computed again, block by block. With :math:`p = e^{z - \mathrm{lse}}` and the upstream
+    gradients :math:`g`, the outputs add to the gradient of the loss with respect to :math:`z_{iv}`
+
+    .. math::
+        g^{\mathrm{lse}}_i p_{iv} + g^{\mathrm{log\_prob}}_i ([v = t_i] - p_{iv})
+        - g^{\mathrm{entropy}}_i p_{iv} (z_{iv} - \mathrm{lse}_i + \mathrm{entropy}_i)
+
+    Parameters
+    ----------
+    input, weight, target
+        As in `linear_cross_entropy`.
+    lse : array_like, shape (BT,)
+        The output of `linear_cross_entropy` with this name, of any of the four dtypes.
+    entropy : array_like, shape (BT,), optional
+        The output with this name. It is required if `grad_entropy` is given.
+    grad_loss : float or array_like, shape (BT,), default 0
+        The gradient with respect to the loss, as in `linear_cross_entropy`.
+    grad_lse, grad_log_prob, grad_entropy : array_like, shape (BT,), optional
+        The gradients with respect to the outputs, of any of the four dtypes. None stands for 0. Those of
+        ignored rows are not read.
+    reduction, ignore_index, vocab_start_index, output_mask, workspace_bytes, filter_eps
+        As in `linear_cross_entropy`.
+    token_weight, class_weight, target_prob, label_smoothing, lse_square_scale, temperature, denominator
+        As in `linear_cross_entropy`. With `target_prob` there is no `grad_log_prob`.
+    bias, logit_scale, softcap
+        As in `linear_cross_entropy`.
+    backend, num_threads
+        As in `softmax_backward`. No device computes this operator.
+
+    Returns
+    -------
+    input_grad : ndarray, shape (BT, H), or None
+        The gradient with respect to `input`, in its dtype.
+    weight_grad : ndarray, shape (V, H), or None
+        The gradient with respect to `weight`, in its dtype.
+    bias_grad : ndarray, shape (V,), or None
+        The gradient with respect to `bias`, in its dtype, summed in float64.
+
+    Raises
+    ------
+    ParamNullptrError
+        161001: `input`, `weight`, `target` or `lse` is None, or `entropy` is None and `grad_entropy` is given.
+    ParamInvalidError
+        161002: an argument is not as described (a dtype or kind: its subclass `ParamTypeError`).
+
+    Notes
+    -----
+    The digits of :math:`1 - p` of a nearly certain target are those that `lse` has. `linear_cross_entropy` keeps more.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ascend_grad as ag
+    >>> x, w, target = np.eye(2), np.zeros((4, 2)), np.array([0, 3])
+    >>> result = ag.linear_cross_entropy(x, w, target, return_grad=False, outputs=("lse",))
+    >>> ag.linear_cross_entropy_backward(x, w, target, lse=result.lse, grad_loss=1.0).weight_grad.T
+    array([[-0.375,  0.125,  0.125,  0.125],
+           [ 0.125,  0.125,  0.125, -0.375]])
+    """
+    values = [
+        input, weight, target, lse, entropy, reduction, ignore_index, grad_loss, grad_lse, grad_log_prob, grad_entropy,
+        vocab_start_index, output_mask, workspace_bytes, filter_eps, token_weight, class_weight, target_prob,
+        label_smoothing, lse_square_scale, temperature, denominator, bias, logit_scale, softcap
+    ]  # fmt: skip
+    results = run(linear.LINEAR_CROSS_ENTROPY_BACKWARD, values, None, backend, num_threads)
+    return LinearCrossEntropyGradients._make(results)
 
 
 def linear_top_k(

@@ -105,6 +105,17 @@ class LinearCrossEntropy(_Outputs, _LinearCrossEntropy):
         return None
 
 
+class LinearCrossEntropyGradients(NamedTuple):
+    """Gradients of `ascend_grad.linear_cross_entropy_backward`. A gradient that is not requested is None."""
+
+    #: The gradient with respect to input, shape (BT, H), in its dtype.
+    input_grad: NDArray | None
+    #: The gradient with respect to weight, shape (V, H), in its dtype.
+    weight_grad: NDArray | None
+    #: The gradient with respect to bias, shape (V,), in its dtype; None without a bias.
+    bias_grad: NDArray | None
+
+
 @cache
 def _class_with(base: type, outputs: tuple[str, ...]) -> type:
     fields = base._fields + outputs  # type: ignore[attr-defined]

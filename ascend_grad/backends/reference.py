@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .. import arrays
 from .._call import Call, ResultSpec
 from .._rowwise_python import MASKED_LOGIT
-from ..contract import LINEAR
+from ..contract import LINEAR, LOSSES
 from . import loss_reference
 
 NAME = "reference"
@@ -172,59 +173,116 @@ def _logits(x, weight, bias, logit_scale, softcap, temperature):
     return softcap * value / temperature, logit_scale / temperature * (1 - value**2)
 
 
-def linear_cross_entropy(
-    input, weight, target, reduction, ignore_index, grad_loss, vocab_start_index, return_grad, token_weight,
-    class_weight, target_prob, label_smoothing, lse_square_scale, temperature, denominator, bias, logit_scale, softcap,
-    **_
-):  # fmt: skip
+class _Loss:
+    """The rows and targets of a loss of a linear layer, with its denominators."""
+
+    def __init__(
+        self, input, weight, target, reduction, ignore_index, grad_loss, vocab_start_index, token_weight, class_weight,
+        target_prob, label_smoothing, lse_square_scale, temperature, denominator, bias, logit_scale, softcap, **_
+    ):  # fmt: skip
+        tokens = len(input)
+        self.input, self.weight, self.logit_options = input, _wide(weight), (bias, logit_scale, softcap)
+        ids = target.astype(np.int64) if target.ndim == 2 else target.astype(np.int64)[:, None]
+        is_target = ids != ignore_index
+        self.counted = is_target.any(axis=-1)
+        self.entries = np.where(is_target, ids - vocab_start_index, -1)
+        self.prob = np.where(is_target, 1.0 if target_prob is None else _wide(target_prob), 0)
+        self.classes = np.ones(len(weight)) if class_weight is None else _wide(class_weight)
+        self.token_weight = np.where(self.counted, 1.0 if token_weight is None else _wide(token_weight), 0)
+        self.temperature = np.broadcast_to(_wide(np.asarray(temperature)), tokens)
+        self.grad = np.broadcast_to(np.asarray(grad_loss, np.float64), tokens)
+        self.label_smoothing, self.lse_square_scale = label_smoothing, lse_square_scale
+        self.over = self.over_square = np.float64(1 if denominator is None else denominator)
+        if reduction != "mean":
+            self.over = self.over_square = np.float64(1)
+        elif denominator is None:
+            self.over = self.over_square = self.token_weight.sum()
+            if class_weight is not None and target_prob is None:
+                of_class = np.where(self.counted, self.classes[self.entries[:, 0]], 0) if tokens else np.zeros(0)
+                self.over = (self.token_weight * of_class).sum()
+        self.input_grad, self.weight_grad = np.zeros(input.shape), np.zeros(weight.shape)
+        self.bias_grad = np.zeros(len(weight))
+
+    def chunks(self):
+        """Yield the rows that are not ignored in chunks, with their logits and derivatives of logits."""
+        bias, logit_scale, softcap = self.logit_options
+        for rows in _chunks(np.flatnonzero(self.counted), len(self.weight)):
+            temperature = self.temperature[rows]
+            yield rows, *_logits(self.input[rows], self.weight, bias, logit_scale, softcap, temperature)
+
+    def of_rows(self, rows):
+        """Return targets and terms of some rows."""
+        terms = loss_reference.Terms(self.classes, self.token_weight[rows], self.label_smoothing, self.lse_square_scale)
+        return loss_reference.Targets(self.entries[rows], self.prob[rows]), terms
+
+    def add_gradients(self, rows, row, slope, upstream):
+        """Add the gradients of some rows. `upstream` are gradients of outputs; a row without any gradient is absent."""
+        targets, terms = self.of_rows(rows)
+        grad = np.where(self.token_weight[rows] != 0, self.grad[rows], 0)
+        present = grad != 0
+        for each in upstream:
+            present |= np.asarray(each) != 0
+        nothing = np.zeros(rows.size)
+        if not (upstream or self.lse_square_scale):
+            # The gradient of the loss is the last factor, so that an infinite one leaves no differences of infinities.
+            ones = np.ones(rows.size)
+            p = loss_reference.gradient(row, targets, terms._replace(token_weight=ones), ones, nothing)
+            p *= (grad * terms.token_weight / self.over if self.over else nothing)[:, None]
+        else:
+            of_loss = grad / self.over if self.over else nothing
+            of_square = grad / self.over_square if self.over_square else nothing
+            p = loss_reference.gradient(row, targets, terms, of_loss, of_square, *upstream)
+        p = np.where(present[:, None], p * slope, 0)
+        self.input_grad[rows] = p @ self.weight
+        self.weight_grad += p.T @ np.where(present[:, None], _wide(self.input[rows]), 0)
+        self.bias_grad += p.sum(axis=0)
+
+
+def linear_cross_entropy(vocab_start_index, lse_square_scale, reduction, **arguments):
     """Compute the loss, its gradients and all outputs, row by row."""
-    tokens, weight = len(input), _wide(weight)
-    ids = target.astype(np.int64).reshape(tokens, -1)
-    is_target = ids != ignore_index
-    counted = is_target.any(axis=-1)
-    entries = np.where(is_target, ids - vocab_start_index, -1)
-    prob = np.where(is_target, 1.0 if target_prob is None else _wide(target_prob), 0)
-    classes = np.ones(len(weight)) if class_weight is None else _wide(class_weight)
-    tokens_weight = np.where(counted, 1.0 if token_weight is None else _wide(token_weight), 0)
-    temperatures = np.broadcast_to(_wide(np.asarray(temperature)), tokens)
-
-    over = over_square = np.float64(1)
-    if reduction == "mean" and denominator is not None:
-        over = over_square = np.float64(denominator)
-    elif reduction == "mean":
-        over = over_square = tokens_weight.sum()
-        if class_weight is not None and target_prob is None:
-            over = (tokens_weight * np.where(counted, classes[entries[:, 0]], 0))[counted].sum()
-    grad = np.broadcast_to(np.asarray(grad_loss, np.float64), tokens)
-
+    loss = _Loss(
+        vocab_start_index=vocab_start_index, lse_square_scale=lse_square_scale, reduction=reduction, **arguments
+    )
+    tokens = len(loss.input)
     losses, squares = np.zeros(tokens), np.zeros(tokens)
     lse, log_prob, entropy = np.zeros((3, tokens))
     predicted, correct = np.full(tokens, -1), 0
-    input_grad, weight_grad, bias_grad = np.zeros(input.shape), np.zeros(weight.shape), np.zeros(len(weight))
-    for rows in _chunks(np.flatnonzero(counted), len(weight)):
-        z, slope = _logits(input[rows], weight, bias, logit_scale, softcap, temperatures[rows])
+    for rows, z, slope in loss.chunks():
         row = loss_reference.RowStatistics(z)
-        targets = loss_reference.Targets(entries[rows], prob[rows])
-        terms = loss_reference.Terms(classes, tokens_weight[rows], label_smoothing, lse_square_scale)
+        targets, terms = loss.of_rows(rows)
         losses[rows], squares[rows] = loss_reference.losses(row, targets, terms)
         lse[rows], entropy[rows], predicted[rows] = row.lse, row.entropy, row.predicted + vocab_start_index
         log_prob[rows] = -row.negative_log_prob(targets.entries)[:, 0]
-        correct += np.count_nonzero(row.predicted == entries[rows, 0])
-        present = (tokens_weight[rows] != 0) & (grad[rows] != 0)
-        upstream = np.where(present, grad[rows], 0)
-        p = loss_reference.gradient(
-            row, targets, terms, upstream / over if over else 0 * upstream,
-            upstream / over_square if over_square else 0 * upstream
-        )  # fmt: skip
-        p = np.where(present[:, None], p * slope, 0)
-        x = np.where(present[:, None], _wide(input[rows]), 0)
-        input_grad[rows] = p @ weight
-        weight_grad += p.T @ x
-        bias_grad += p.sum(axis=0)
-    loss = losses + squares
+        correct += int(np.count_nonzero(row.predicted == targets.entries[:, 0]))
+        loss.add_gradients(rows, row, slope, ())
+    total = losses + squares
     if reduction != "none":
-        loss = np.asarray(np.sum(losses) / over + (np.sum(squares) / over_square if lse_square_scale else 0))
-    return loss, input_grad, weight_grad, bias_grad, lse, log_prob, entropy, predicted, np.asarray(correct)
+        square = np.sum(squares) / loss.over_square if lse_square_scale else 0
+        total = np.asarray(np.sum(losses) / loss.over + square)
+    gradients = loss.input_grad, loss.weight_grad, loss.bias_grad
+    return total, *gradients, lse, log_prob, entropy, predicted, np.asarray(correct)
+
+
+class _GivenStatistics(NamedTuple):
+    """Statistics of rows as `loss_reference.RowStatistics` has them, relative to the given lse."""
+
+    distance: np.ndarray
+    lse: np.ndarray
+    moment: np.ndarray
+    rest: np.ndarray
+
+
+def linear_cross_entropy_backward(lse, entropy, grad_lse, grad_log_prob, grad_entropy, **arguments):
+    """Compute the gradients of the loss and of its outputs."""
+    loss = _Loss(**arguments)
+    lse, entropy, grad_lse, grad_log_prob, grad_entropy = (
+        np.zeros(len(loss.input)) if each is None else _wide(each)
+        for each in (lse, entropy, grad_lse, grad_log_prob, grad_entropy)
+    )
+    for rows, z, slope in loss.chunks():
+        row = _GivenStatistics(lse[rows][:, None] - z, lse[rows], entropy[rows], np.zeros(rows.size))
+        loss.add_gradients(rows, row, slope, (grad_lse[rows], grad_log_prob[rows], grad_entropy[rows]))
+    return loss.input_grad, loss.weight_grad, loss.bias_grad
 
 
 def linear_top_k(input, weight, k, temperature, **_):
@@ -249,6 +307,7 @@ _LINEAR_FORMULAS = {
         fused_linear_online_max_sum,
         fused_cross_entropy_loss_with_max_sum,
         linear_cross_entropy,
+        linear_cross_entropy_backward,
         linear_top_k,
     )
 }
@@ -268,7 +327,86 @@ def _run_linear(call: Call) -> tuple[np.ndarray | None, ...]:
     return tuple(results)
 
 
-# ---- both ------------------------------------------------------------------------------------------------------------
+# ---- losses of rows --------------------------------------------------------------------------------------------------
+
+
+def _of_rows(value: Any, count: int) -> np.ndarray:
+    """Return one number for each row, in float64."""
+    return np.broadcast_to(np.asarray(1.0 if value is None else value, np.float64).reshape(-1), count)
+
+
+def _reduced(loss, square, reduction, counts, weights, denominator):
+    """Return the loss, and what the gradients of its two terms are divided by."""
+    if reduction == "none":
+        return loss + square, 1.0, 1.0
+    denominators = (1.0, 1.0)
+    if reduction == "mean":
+        denominators = (np.sum(counts), np.sum(weights)) if denominator is None else (denominator, denominator)
+    total = np.sum(loss) / np.float64(denominators[0])
+    if np.any(square != 0):
+        total = total + np.sum(square) / np.float64(denominators[1])
+    return np.asarray(total), *denominators
+
+
+def cross_entropy(
+    input, target, dim, reduction, ignore_index, class_weight, token_weight, target_prob, label_smoothing,
+    lse_square_scale, temperature, denominator, grad_loss, outputs, return_grad,
+):  # fmt: skip
+    """Compute the results by name. All outputs are computed, and the gradient if it is requested."""
+    shape = np.moveaxis(np.atleast_1d(input), dim, 0).shape[1:]
+    count, vocabulary = math.prod(shape), np.atleast_1d(input).shape[dim]
+    entries = target.astype(np.int64).reshape(count, -1 if count else 1)
+    prob = np.ones(entries.shape) if target_prob is None else target_prob.astype(np.float64).reshape(entries.shape)
+    ignored = entries == ignore_index
+    targets = loss_reference.Targets(np.where(ignored, -1, entries), np.where(ignored, 0, prob))
+    tokens = _of_rows(token_weight, count)
+    scale, upstream = _of_rows(temperature, count), _of_rows(grad_loss, count)
+    classes = np.ones(vocabulary) if class_weight is None else class_weight.astype(np.float64)
+
+    live = np.flatnonzero(~np.all(ignored, axis=-1))
+    targets = loss_reference.Targets(targets.entries[live], targets.prob[live])
+    terms = loss_reference.Terms(classes, tokens[live], label_smoothing, lse_square_scale)
+    logits = _rows(input, dim).reshape(count, vocabulary)[live]
+    row = loss_reference.RowStatistics(logits / scale[live, None]) if vocabulary else None
+    results = {"loss": np.zeros(count), "lse": np.zeros(count), "log_prob": np.zeros(entries.shape),
+               "entropy": np.zeros(count), "predicted": np.full(count, -1)}  # fmt: skip
+    square = np.zeros(count)
+    if row is not None:
+        results["loss"][live], square[live] = loss_reference.losses(row, targets, terms)
+        log_prob = -row.negative_log_prob(targets.entries)
+        results["log_prob"][live] = np.where(targets.entries < 0, 0, log_prob)
+        results["lse"][live], results["entropy"][live], results["predicted"][live] = row.lse, row.entropy, row.predicted
+    results["correct"] = np.asarray(np.sum(results["predicted"][live] == entries[live, 0]))
+    counts = tokens[live] if target_prob is not None else tokens[live] * classes[targets.entries[:, 0]]
+    results["loss"], *denominators = _reduced(results["loss"], square, reduction, counts, tokens[live], denominator)
+    if return_grad:
+        gradient = np.zeros((count, vocabulary))
+        divided = [upstream[live] / each if each else np.zeros(live.size) for each in denominators]
+        if row is not None:
+            absent = (upstream[live] * tokens[live] == 0)[:, None]
+            found = loss_reference.gradient(row, targets, terms, *divided) / scale[live, None]
+            gradient[live] = np.where(absent, 0, found)
+        results["input_grad"] = np.moveaxis(gradient.reshape(*shape, vocabulary), -1, dim).reshape(input.shape)
+    return results
+
+
+def _run_loss(call: Call) -> tuple[np.ndarray | None, ...]:
+    with np.errstate(all="ignore"):
+        values = cross_entropy(**call.arguments)
+    returned = []
+    for name, spec, out in zip(call.operator.results, call.specs, call.outs):
+        result = None if spec is None else _result(spec, out)
+        if result is not None:
+            value = values[name].reshape(result.shape)
+            if result.dtype == np.int64:
+                result[...] = value
+            else:
+                arrays.round_into(result, value)
+        returned.append(result)
+    return tuple(returned)
+
+
+# ---- all ------------------------------------------------------------------------------------------------------------
 
 
 def _result(spec: ResultSpec, out: np.ndarray | None) -> np.ndarray:
@@ -276,4 +414,6 @@ def _result(spec: ResultSpec, out: np.ndarray | None) -> np.ndarray:
 
 
 def run(call: Call, threads: int) -> Any:
+    if call.operator in LOSSES:
+        return _run_loss(call)
     return _run_linear(call) if call.operator in LINEAR else _run_rowwise(call)

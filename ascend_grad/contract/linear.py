@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from .._call import ACCUMULATOR, Operator, Result
+from .._call import ACCUMULATOR, Check, Operator, Result
 from .._checks import (
     AccumulatorOf,
     BitsOrBooleans,
     CountOfEntries,
+    EntropyForItsGradient,
     FiniteNumber,
     Float32OrFloat64,
     Floating,
@@ -20,6 +21,7 @@ from .._checks import (
     LogitsDtypeMatches,
     MaskHasRows,
     NoLabelSmoothing,
+    NoLogProbOfSeveralTargets,
     NonemptyVocabulary,
     NoOutputOfSeveralTargets,
     NotNone,
@@ -133,16 +135,47 @@ FUSED_CROSS_ENTROPY_LOSS_WITH_MAX_SUM = Operator(
         Result("softmax", like="vocab_parallel_logits", dtype=ACCUMULATOR, asked_by=("vocab_parallel_logits",)),
     ],
 )
-#: Names of the options of a loss, in the order of the parameters.
-LOSS_OPTIONS = (
-    "token_weight class_weight target_prob label_smoothing lse_square_scale temperature denominator bias logit_scale "
-    "softcap outputs"
-)
+#: The options of a loss in the order of the parameters, with the values that leave the loss as it is.
+LOSS_DEFAULTS = {
+    "token_weight": None,
+    "class_weight": None,
+    "target_prob": None,
+    "label_smoothing": 0.0,
+    "lse_square_scale": 0.0,
+    "temperature": 1.0,
+    "denominator": None,
+    "bias": None,
+    "logit_scale": 1.0,
+    "softcap": None,
+    "outputs": (),
+}
+#: What the gradient of a loss takes of each row: statistics, and upstream gradients of outputs.
+STATISTICS_AND_GRADIENTS = ("lse", "entropy", "grad_lse", "grad_log_prob", "grad_entropy")
+
+
+def _option_checks() -> list[Check]:
+    """Return the checks of a loss's options but for its outputs."""
+    return [
+        FloatingIfGiven("token_weight"),
+        Shape("token_weight", "BT"),
+        FloatingIfGiven("class_weight"),
+        Shape("class_weight", "V"),
+        Fraction("label_smoothing"),
+        FiniteNumber("lse_square_scale"),
+        NumberOrVector("temperature"),
+        PositiveNumberIfGiven("denominator"),
+        FloatingIfGiven("bias"),
+        Shape("bias", "V"),
+        FiniteNumber("logit_scale"),
+        PositiveNumberIfGiven("softcap"),
+    ]
+
+
 LINEAR_CROSS_ENTROPY = Operator(
     "linear_cross_entropy",
     None,
     "input weight target reduction ignore_index grad_loss vocab_start_index return_grad output_mask workspace_bytes "
-    f"filter_eps {LOSS_OPTIONS}",
+    f"filter_eps {' '.join(LOSS_DEFAULTS)}",
     family="linear",
     kernels="loss",
     arrays="input weight target",
@@ -161,18 +194,7 @@ LINEAR_CROSS_ENTROPY = Operator(
         TrueOrFalse("return_grad"),
         ValidOutputMask(),
         WorkspaceAndFilter(MIN_WORKSPACE_BYTES),
-        FloatingIfGiven("token_weight"),
-        Shape("token_weight", "BT"),
-        FloatingIfGiven("class_weight"),
-        Shape("class_weight", "V"),
-        Fraction("label_smoothing"),
-        FiniteNumber("lse_square_scale"),
-        NumberOrVector("temperature"),
-        PositiveNumberIfGiven("denominator"),
-        FloatingIfGiven("bias"),
-        Shape("bias", "V"),
-        FiniteNumber("logit_scale"),
-        PositiveNumberIfGiven("softcap"),
+        *_option_checks(),
         KnownOutputs(),
         NoOutputOfSeveralTargets(),
     ],
@@ -212,10 +234,49 @@ LINEAR_TOP_K = Operator(
     ],
 )
 
+LINEAR_CROSS_ENTROPY_BACKWARD = Operator(
+    "linear_cross_entropy_backward",
+    None,
+    "input weight target lse entropy reduction ignore_index grad_loss grad_lse grad_log_prob grad_entropy "
+    f"vocab_start_index output_mask workspace_bytes filter_eps {' '.join(LOSS_DEFAULTS)}".removesuffix(" outputs"),
+    family="linear",
+    kernels="loss_gradient",
+    arrays="input weight target lse",
+    mixes="target lse entropy grad_lse grad_log_prob grad_entropy token_weight class_weight target_prob temperature "
+    "bias",
+    optional="grad_loss entropy grad_lse grad_log_prob grad_entropy token_weight class_weight target_prob temperature "
+    "bias",
+    checks=[
+        NotNone(),
+        Floating("input", "weight"),
+        Int32OrInt64("target"),
+        Shape("input", "BT", "H"),
+        Shape("weight", "V", "H"),
+        TargetsWithProbabilities("target", "target_prob"),
+        *(check for name in STATISTICS_AND_GRADIENTS for check in (FloatingIfGiven(name), Shape(name, "BT"))),
+        EntropyForItsGradient(),
+        NoLogProbOfSeveralTargets(),
+        ReductionAndItsGradient(),
+        IntegerFrom("ignore_index", -MAX_INDEX - 1),
+        IntegerFrom("vocab_start_index", 0),
+        ValidOutputMask(),
+        WorkspaceAndFilter(MIN_WORKSPACE_BYTES),
+        *_option_checks(),
+    ],
+    value_checks=[TargetsInTheVocabulary(), PositiveValues("temperature")],
+    results=[
+        Result("input_grad", like="input", asked_by=(("output_mask", 0),)),
+        Result("weight_grad", like="weight", asked_by=(("output_mask", 1),)),
+        Result("bias_grad", like="bias", asked_by=("bias",)),
+    ],
+)
+
+
 LINEAR = (
     FUSED_LINEAR_CROSS_ENTROPY_LOSS_GRAD,
     FUSED_LINEAR_ONLINE_MAX_SUM,
     FUSED_CROSS_ENTROPY_LOSS_WITH_MAX_SUM,
     LINEAR_CROSS_ENTROPY,
+    LINEAR_CROSS_ENTROPY_BACKWARD,
     LINEAR_TOP_K,
 )

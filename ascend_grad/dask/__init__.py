@@ -7,6 +7,7 @@ array([0.5, 0.5])
 """
 
 from .linear import linear_cross_entropy
+from .losses import cross_entropy
 from .rowwise import (
     log_softmax,
     log_softmax_backward,
@@ -17,6 +18,7 @@ from .rowwise import (
 )
 
 __all__ = [
+    "cross_entropy",
     "linear_cross_entropy",
     "log_softmax",
     "log_softmax_backward",

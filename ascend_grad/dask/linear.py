@@ -11,7 +11,7 @@ import numpy as np
 from dask.delayed import Delayed, delayed
 from numpy.typing import NDArray
 
-from ..contract.linear import LINEAR_CROSS_ENTROPY
+from ..contract.linear import LINEAR_CROSS_ENTROPY, LOSS_DEFAULTS
 from ..results import LinearCrossEntropy
 from . import token_chunks
 from .arrays import as_dask_arrays, backend_of_blocks, check_one_chunk, stand_in, validated
@@ -122,6 +122,7 @@ def linear_cross_entropy(
         "output_mask": output_mask,
         "workspace_bytes": workspace_bytes,
         "filter_eps": filter_eps,
+        **LOSS_DEFAULTS,
     }
     given = list(LINEAR_CROSS_ENTROPY.array_names)
     if getattr(grad_loss, "shape", isinstance(grad_loss, (list, tuple))):  # otherwise it is None or one number
@@ -157,7 +158,7 @@ def linear_cross_entropy(
         )
     )
 
-    loss_spec, input_spec, weight_spec = call.specs
+    loss_spec, input_spec, weight_spec = call.specs[:3]
     assert loss_spec is not None
     if loss_spec.shape:
         loss = _concatenated(losses, tokens, (), loss_spec.dtype)

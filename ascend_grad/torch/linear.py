@@ -87,7 +87,7 @@ class LossOutputs(NamedTuple):
 
 
 _SECOND_ORDER = f"{_NAME}: the gradient cannot be differentiated once more (create_graph=True)"
-_NO_GRADIENT_OF_OUTPUTS = f"{_NAME}: outputs: only the loss has a gradient"
+_NO_LSE = "outputs: expected 'lse' among them, as backward through outputs needs it"
 
 #: The number of tensors among the first arguments of `operators.Loss`, without the upstream gradient.
 _TENSORS = operators.Loss._fields.index("grad_loss")
@@ -102,7 +102,8 @@ class _LinearCrossEntropy(Function):
     Gradients of a mean or a sum are computed with the loss, so that logits are computed once. Backward scales them and
     returns them without a copy, so that a second backward computes them again. Gradients of one loss per row are
     computed in backward, as upstream gradients must be applied before the sum over the rows. So are gradients in
-    float16: a loss scale must be applied before the rounding, in which the gradient of a mean would vanish.
+    float16: a loss scale must be applied before the rounding, in which the gradient of a mean would vanish. If an
+    output has an upstream gradient, backward computes the gradients of loss and outputs together.
     """
 
     @staticmethod
@@ -115,34 +116,43 @@ class _LinearCrossEntropy(Function):
         ctx.settings = inputs[_TENSORS + 1 :]
         ctx.shard = operators.SHARDS.get(problem.shard)  # kept alive for backward
         ctx.set_materialize_grads(False)  # would allocate zeros of the weight's size
-        ctx.save_for_backward(*inputs[:_TENSORS])
+        ctx.save_for_backward(*inputs[:_TENSORS], *_statistics(problem, output))
         is_scalable = problem.grad_loss is None and problem.reduction != "none"
         ctx.gradients = [each.detach() for each in output[1:4]] if is_scalable else None
 
     @staticmethod
     def backward(ctx, grad_loss, *others):
-        second_order, outputs = others[:3], others[3:]
-        if any(each is not None for each in second_order):
+        if any(each is not None for each in others[:3]):
             raise RuntimeError(_SECOND_ORDER)
-        if any(each is not None for each in outputs):
-            raise NotImplementedError(_NO_GRADIENT_OF_OUTPUTS)
         nothing = [None] * len(operators.Loss._fields)
-        if grad_loss is None:
+        of_outputs = others[3:6]  # of lse, log_prob and entropy
+        above = [each for each in (grad_loss, *of_outputs) if each is not None]
+        if not above:
             return tuple(nothing)
-        tensors, shared = ctx.saved_tensors[:_TENSORS], ctx.saved_tensors[_TENSORS:]
+        tensors, shared = ctx.saved_tensors[:_TENSORS], ctx.saved_tensors[_TENSORS + 2 :]
+        lse, entropy = ctx.saved_tensors[_TENSORS : _TENSORS + 2]
         problem = operators.Loss(*tensors, None, *ctx.settings)
         computed = problem.input_grad, problem.weight_grad, problem.bias_grad
         wanted = [ctx.needs_input_grad[i] for i in _DIFFERENTIABLE]
         gradients, ctx.gradients = [each.detach() for each in shared] or ctx.gradients, None
-        is_computed = gradients is not None and all(known or not asked for known, asked in zip(computed, wanted))
+        is_computed = (
+            gradients is not None
+            and above == [grad_loss]
+            and all(known or not asked for known, asked in zip(computed, wanted))
+        )
         if not is_computed:
             input_grad, weight_grad, bias_grad = wanted
             again = problem._replace(
                 grad_loss=grad_loss, input_grad=input_grad, weight_grad=weight_grad, bias_grad=bias_grad, outputs=[]
             )
-            gradients = operators.loss(*again)[1:4]
+            if all(each is None for each in of_outputs):
+                gradients = operators.loss(*again)[1:4]
+            elif lse is None:
+                raise ParamInvalidError(_NO_LSE, operator=_NAME)
+            else:
+                gradients = operators.loss_backward(lse, entropy, *of_outputs, *again)
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # the compiler refuses a second order itself
-            above = () if is_computed else (grad_loss,)  # if computed before, the product below depends on it
+            above = [] if is_computed else above  # if computed before, the product below depends on it
             leaves = [each for each in (problem.input, problem.weight, problem.bias) if each is not None]
             gradients = _Gradients.apply(*gradients, *above, *leaves)
         if is_computed:
@@ -159,8 +169,15 @@ class _LinearCrossEntropyOfOperator(_LinearCrossEntropy):
     def setup_context(ctx, inputs, output):
         _LinearCrossEntropy.setup_context(ctx, inputs, output)
         if ctx.gradients is not None:
-            ctx.save_for_backward(*inputs[:_TENSORS], *output[1:4])  # torch refuses backward if they were changed
+            # torch refuses backward if the gradients were changed
+            ctx.save_for_backward(*inputs[:_TENSORS], *_statistics(operators.Loss(*inputs), output), *output[1:4])
             ctx.gradients = None
+
+
+def _statistics(problem: operators.Loss, results: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
+    """Return the outputs that backward through outputs needs, None for those that were not computed."""
+    lse, _, entropy = results[4:7]
+    return lse if "lse" in problem.outputs else None, entropy if "entropy" in problem.outputs else None
 
 
 def _scaled(gradients: Sequence[torch.Tensor], factor: torch.Tensor, in_place: bool) -> Sequence[torch.Tensor]:
@@ -261,7 +278,7 @@ def linear_cross_entropy(
     softcap : float, optional
         The bound of the logits before `temperature` divides them, above 0. None: the logits are not bounded.
     outputs : sequence of {"lse", "log_prob", "entropy", "predicted", "correct"}, default ()
-        Further results. They have no gradient: backward through them raises NotImplementedError.
+        Further results. The first three are differentiable, too.
     filter_eps : float, default 0.0
         As in `ascend_grad.fused_linear_cross_entropy_loss_grad`.
     num_threads : int, optional
@@ -410,7 +427,7 @@ def unrounded_loss(
         denominator=options.denominator,
         logit_scale=options.logit_scale,
         softcap=options.softcap,
-        outputs=list(options.outputs),
+        outputs=_computed_outputs(options.outputs),
         filter_eps=filter_eps,
         num_threads=num_threads,
         shard=None,
@@ -526,6 +543,12 @@ def _converted(operator: str, options: Options) -> Options:
         if each not in OUTPUTS:
             raise ParamInvalidError(f"outputs: expected {expected}, got {each!r}", operator=operator)
     return options._replace(**changed) if changed else options
+
+
+def _computed_outputs(outputs: Sequence[str]) -> list[str]:
+    """Return the names of the outputs to compute: backward through a log-probability or an entropy needs lse."""
+    needs_lse = "lse" not in outputs and ("log_prob" in outputs or "entropy" in outputs)
+    return [*outputs, "lse"] if needs_lse else list(outputs)
 
 
 def _as_batch(

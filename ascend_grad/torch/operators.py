@@ -181,13 +181,12 @@ class Loss(NamedTuple):
     shard: int | None
 
 
-_LOSS_SCHEMA = (
-    "(Tensor input, Tensor weight, Tensor target, Tensor? bias, Tensor? token_weight, Tensor? class_weight, "
+_LOSS_PARAMETERS = (
+    "Tensor input, Tensor weight, Tensor target, Tensor? bias, Tensor? token_weight, Tensor? class_weight, "
     "Tensor? target_prob, Tensor? temperatures, Tensor? grad_loss, str reduction, int ignore_index, bool input_grad, "
     "bool weight_grad, bool bias_grad, float label_smoothing, float lse_square_scale, float temperature, "
     "float? denominator, float logit_scale, float? softcap, str[] outputs, float filter_eps, int? num_threads, "
-    "int? shard) -> (Tensor loss, Tensor input_grad, Tensor weight_grad, Tensor bias_grad, Tensor lse, "
-    "Tensor log_prob, Tensor entropy, Tensor predicted, Tensor correct)"
+    "int? shard"
 )
 
 
@@ -227,6 +226,29 @@ def loss_of(
     return tuple(problem.input.new_empty(0) if each is None else tensor_of(each) for each in found)
 
 
+def _optional_array(array_of: Callable, tensor: torch.Tensor | None, name: str) -> Any:
+    return None if tensor is None else array_of(tensor, name, LINEAR)
+
+
+def _options(array_of: Callable, problem: Loss) -> dict[str, Any]:
+    """Return the options of the loss as the functions accept them."""
+    array = partial(_optional_array, array_of)
+    return {
+        "bias": array(problem.bias, "bias"),
+        "token_weight": array(problem.token_weight, "token_weight"),
+        "class_weight": array(problem.class_weight, "class_weight"),
+        "target_prob": array(problem.target_prob, "target_prob"),
+        "label_smoothing": problem.label_smoothing,
+        "lse_square_scale": problem.lse_square_scale,
+        "temperature": problem.temperature
+        if problem.temperatures is None
+        else array_of(problem.temperatures, "temperature", LINEAR),
+        "denominator": problem.denominator,
+        "logit_scale": problem.logit_scale,
+        "softcap": problem.softcap,
+    }
+
+
 def _linear_cross_entropy(array_of: Callable, tensor_of: Callable, *arguments: Any) -> tuple[torch.Tensor, ...]:
     problem = Loss(*arguments)
     if problem.shard is not None:
@@ -236,28 +258,10 @@ def _linear_cross_entropy(array_of: Callable, tensor_of: Callable, *arguments: A
             message = f"shard: expected {expected}, which a graph cannot keep, got {problem.shard}"
             raise ParamInvalidError(message, operator=LINEAR)
         return shard.linear_cross_entropy(problem)
-
-    def array(tensor: torch.Tensor | None, name: str) -> Any:
-        return None if tensor is None else array_of(tensor, name, LINEAR)
-
-    return loss_of(
-        ag.linear_cross_entropy,
-        array_of,
-        tensor_of,
-        problem,
-        upstream(array_of, problem.grad_loss, problem.reduction),
-        bias=array(problem.bias, "bias"),
-        token_weight=array(problem.token_weight, "token_weight"),
-        class_weight=array(problem.class_weight, "class_weight"),
-        target_prob=array(problem.target_prob, "target_prob"),
-        label_smoothing=problem.label_smoothing,
-        lse_square_scale=problem.lse_square_scale,
-        temperature=problem.temperature if problem.temperatures is None else array(problem.temperatures, "temperature"),
-        denominator=problem.denominator,
-        logit_scale=problem.logit_scale,
-        softcap=problem.softcap,
-        outputs=tuple(problem.outputs),
-    )
+    grad_loss = upstream(array_of, problem.grad_loss, problem.reduction)
+    options = _options(array_of, problem)
+    function = ag.linear_cross_entropy
+    return loss_of(function, array_of, tensor_of, problem, grad_loss, outputs=tuple(problem.outputs), **options)
 
 
 def _linear_cross_entropy_fake(*arguments):
@@ -272,13 +276,53 @@ def _linear_cross_entropy_fake(*arguments):
         else input.new_empty(0)
         for name in OUTPUTS
     )
+    loss = input.new_empty(rows if problem.reduction == "none" else (), dtype=accumulator)
+    return loss, *_gradients_fake(problem), *outputs
+
+
+def _gradients_fake(problem: Loss) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    input, weight, bias = problem.input, problem.weight, problem.bias
     return (
-        input.new_empty(rows if problem.reduction == "none" else (), dtype=accumulator),
         input.new_empty(input.shape if problem.input_grad else (0,)),
-        problem.weight.new_empty(problem.weight.shape if problem.weight_grad else (0,)),
-        problem.bias.new_empty(problem.bias.shape) if problem.bias_grad else input.new_empty(0),
-        *outputs,
+        weight.new_empty(weight.shape if problem.weight_grad else (0,)),
+        bias.new_empty(bias.shape) if problem.bias_grad and bias is not None else input.new_empty(0),
     )
+
+
+class OutputGradients(NamedTuple):
+    """The first arguments of the operator `linear_cross_entropy_backward`: outputs and their upstream gradients."""
+
+    lse: torch.Tensor
+    entropy: torch.Tensor | None
+    grad_lse: torch.Tensor | None
+    grad_log_prob: torch.Tensor | None
+    grad_entropy: torch.Tensor | None
+
+
+def _linear_cross_entropy_backward(
+    array_of: Callable, tensor_of: Callable, *arguments: Any
+) -> tuple[torch.Tensor, ...]:
+    given = OutputGradients(*arguments[: len(OutputGradients._fields)])
+    problem = Loss(*arguments[len(given) :])
+    found = ag.linear_cross_entropy_backward(
+        array_of(problem.input, "input", LINEAR),
+        array_of(problem.weight, "linear_weight", LINEAR),
+        array_of(problem.target, "target", LINEAR),
+        **{name: _optional_array(array_of, each, name) for name, each in given._asdict().items()},
+        grad_loss=0.0 if problem.grad_loss is None else upstream(array_of, problem.grad_loss, problem.reduction),
+        reduction=problem.reduction,
+        ignore_index=problem.ignore_index,
+        output_mask=(problem.input_grad, problem.weight_grad),
+        filter_eps=problem.filter_eps,
+        num_threads=problem.num_threads,
+        **_options(array_of, problem),
+    )
+    gradients = found.input_grad, found.weight_grad, found.bias_grad if problem.bias_grad else None
+    return tuple(problem.input.new_empty(0) if each is None else tensor_of(each) for each in gradients)
+
+
+def _linear_cross_entropy_backward_fake(*arguments):
+    return _gradients_fake(Loss(*arguments[len(OutputGradients._fields) :]))
 
 
 def one_after_another(
@@ -301,12 +345,25 @@ def one_after_another(
 
 register(
     LINEAR,
-    _LOSS_SCHEMA,
+    f"({_LOSS_PARAMETERS}) -> (Tensor loss, Tensor input_grad, Tensor weight_grad, Tensor bias_grad, Tensor lse, "
+    "Tensor log_prob, Tensor entropy, Tensor predicted, Tensor correct)",
     partial(_linear_cross_entropy, to_array, to_tensor),
     partial(_linear_cross_entropy, without_gradient, itself),
     _linear_cross_entropy_fake,
 )
 torch.library.register_vmap(f"ascend_grad::{LINEAR}", partial(one_after_another, LINEAR))
+
+_BACKWARD = "linear_cross_entropy_backward"
+
+register(
+    _BACKWARD,
+    "(Tensor lse, Tensor? entropy, Tensor? grad_lse, Tensor? grad_log_prob, Tensor? grad_entropy, "
+    f"{_LOSS_PARAMETERS}) -> (Tensor input_grad, Tensor weight_grad, Tensor bias_grad)",
+    partial(_linear_cross_entropy_backward, to_array, to_tensor),
+    partial(_linear_cross_entropy_backward, without_gradient, itself),
+    _linear_cross_entropy_backward_fake,
+)
+torch.library.register_vmap(f"ascend_grad::{_BACKWARD}", partial(one_after_another, _BACKWARD))
 
 
 def loss(*arguments: Any) -> tuple[torch.Tensor, ...]:
@@ -314,3 +371,10 @@ def loss(*arguments: Any) -> tuple[torch.Tensor, ...]:
     if not are_plain(arguments):
         return torch.ops.ascend_grad.linear_cross_entropy(*arguments)
     return _linear_cross_entropy(to_array, to_tensor, *arguments)
+
+
+def loss_backward(*arguments: Any) -> tuple[torch.Tensor, ...]:
+    """Compute the gradients of `Loss` and its outputs for `OutputGradients`, like `loss`."""
+    if not are_plain(arguments):
+        return torch.ops.ascend_grad.linear_cross_entropy_backward(*arguments)
+    return _linear_cross_entropy_backward(to_array, to_tensor, *arguments)

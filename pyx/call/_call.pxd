@@ -5,7 +5,7 @@ from ascend_grad._array_types cimport ArrayType
 
 cdef enum:
     MAX_SLOTS = 5
-    MAX_ARRAYS = 12
+    MAX_ARRAYS = 16
     MAX_CONDITIONS = 2
 
 cdef enum:
@@ -19,12 +19,14 @@ cdef enum:
 cdef enum Family:
     ROWWISE
     LINEAR
+    LOSSES
 
 cdef enum LinearKernels:
     GRADIENT
     STATISTICS
     LOSS_OF_STATISTICS
     LOSS
+    LOSS_GRADIENT
     TOP_K
 
 cdef enum:  # values of a row-wise call
@@ -59,7 +61,9 @@ cdef class Result:
     cdef int like_slot, reduction_slot
     cdef int conditions
     cdef int[MAX_CONDITIONS] condition_slots, condition_entries
-    cdef list condition_names
+    cdef tuple condition_names  # names that the parameters have to contain; None for a condition without one
+    cdef str shape_of
+    cdef int shape_slot
     cdef object bind(self, tuple parameters)
     cdef bint is_asked_for(self, Call call) except -1
     cdef int shape_for(self, Call call, cnp.npy_intp *shape) except -1
@@ -84,8 +88,9 @@ cdef class Operator:
     cdef int[MAX_ARRAYS] any_array_slots
     cdef bint[MAX_ARRAYS] mixes
     cdef readonly dict slots
+    cdef int out_index  # of the result that `out` is for, if it is one array
     cdef Family family
-    cdef int kernels  # an ag_row_op, or a LinearKernels
+    cdef int kernels  # an ag_row_op, a LinearKernels, or 0
     cdef int[OPERAND_SLOTS] operand_slots  # row-wise operators: positions of their values, -1 for none
 
 

@@ -22,8 +22,9 @@ class Result:
         like: str,
         *,
         dims: tuple[str, ...] | None = None,
+        shape_of: str | None = None,
         dtype: str | np.dtype | None = None,
-        asked_by: tuple[str | tuple[str, int], ...] = (),
+        asked_by: tuple[str | tuple[str, int | str], ...] = (),
         reduced_by: str | None = None,
     ) -> None: ...
     def spec(self, call: Call) -> ResultSpec | None: ...
@@ -53,6 +54,7 @@ class Operator:
         kernels: str,
         optional: str = "",
         mixes: str = "",
+        out: str | None = None,
     ) -> None: ...
 
 class Call:

@@ -98,59 +98,74 @@ cdef class Result:
     like : str
         The parameter whose dtype and shape the result has, unless `dtype` or `dims` is given.
     dims : tuple of str, optional
-        The result's shape, as names of sizes of the call; ``"bits of BT"`` is the bytes that hold BT bits.
+        The result's shape, as names of sizes of the call; ``"bits of BT"`` is the bytes that hold BT bits. ``("rows",)`` is
+        the shape of `like` without the axis ``dim``.
+    shape_of : str, optional
+        The parameter whose shape the result has, if it is another one than `like`.
     dtype : ACCUMULATOR or numpy.dtype, optional
         The result's dtype, if it is not the dtype of `like`.
     asked_by : tuple of str, (str, int) or (str, str)
-        Parameters, or entries of parameters. If one of them is False or None, the call does not ask for the result. An
-        entry that is a name asks for the result if it is among the names in the parameter.
+        Parameters, entries of parameters, or parameters with a name that they have to contain. If one of them is False or
+        None, or does not contain the name, the call does not ask for the result.
     reduced_by : str, optional
         The parameter that reduces the result to one number, unless its value is "none".
     """
 
-    def __init__(self, str name, str like, *, tuple dims=None, dtype=None, tuple asked_by=(), str reduced_by=None):
+    def __init__(
+        self, str name, str like, *, tuple dims=None, str shape_of=None, dtype=None, tuple asked_by=(), str reduced_by=None
+    ):
+        self.shape_of = shape_of
         self.name, self.like, self.dims, self.asked_by, self.reduced_by = name, like, dims, asked_by, reduced_by
         self.is_accumulator = dtype is ACCUMULATOR
         self.dtype = None if self.is_accumulator else dtype
 
     cdef object bind(self, tuple parameters):
         self.like_slot = parameters.index(self.like)
+        self.shape_slot = self.like_slot if self.shape_of is None else parameters.index(self.shape_of)
         self.reduction_slot = -1 if self.reduced_by is None else parameters.index(self.reduced_by)
         cdef int i
         self.conditions = <int>len(self.asked_by)
         if self.conditions > MAX_CONDITIONS:
             raise ValueError(f"{self.name}: asked for by at most {MAX_CONDITIONS} parameters")
-        self.condition_names = []
+        names = []
         for i in range(self.conditions):
             parameter, entry = (self.asked_by[i], -1) if isinstance(self.asked_by[i], str) else self.asked_by[i]
-            self.condition_names.append(entry if isinstance(entry, str) else None)
-            self.condition_slots[i], self.condition_entries[i] = parameters.index(parameter), -1
-            if not isinstance(entry, str):
-                self.condition_entries[i] = entry
+            names.append(entry if isinstance(entry, str) else None)
+            self.condition_slots[i] = parameters.index(parameter)
+            self.condition_entries[i] = -1 if isinstance(entry, str) else entry
+        self.condition_names = tuple(names)
 
     cdef bint is_asked_for(self, Call call) except -1:
         cdef int i
         for i in range(self.conditions):
             value = call.values[self.condition_slots[i]]
-            if self.condition_names[i] is not None and self.condition_names[i] not in <tuple>value:
-                return False
             if self.condition_entries[i] >= 0:
                 value = (<tuple>value)[self.condition_entries[i]]
-            if value is None or value is False:
+            if self.condition_names[i] is not None:
+                if self.condition_names[i] not in <tuple>value:
+                    return False
+            elif value is None or value is False:
                 return False
         return True
 
     cdef int shape_for(self, Call call, cnp.npy_intp *shape) except -1:
         """Set the result's shape, of at most 8 dimensions, and return its rank."""
         cdef cnp.ndarray like
-        cdef int axis
+        cdef int axis, rank = 0
         if self.dims is None:
-            like = call.array(self.like_slot)
+            like = call.array(self.shape_slot)
             for axis in range(cnp.PyArray_NDIM(like)):
                 shape[axis] = cnp.PyArray_DIMS(like)[axis]
             return cnp.PyArray_NDIM(like)
         if self.reduction_slot >= 0 and call.values[self.reduction_slot] != "none":
             return 0
+        if self.dims == ("rows",):
+            like = call.array(self.like_slot)
+            for axis in range(cnp.PyArray_NDIM(like)):
+                if axis != call.axis:
+                    shape[rank] = cnp.PyArray_DIMS(like)[axis]
+                    rank += 1
+            return rank
         for axis in range(len(self.dims)):
             name = self.dims[axis]
             shape[axis] = (call.sizes[BT] + 7) // 8 if name == "bits of BT" else call.sizes[<int>size_numbers[name]]
@@ -180,7 +195,7 @@ cdef class Result:
 
 
 #: Names of the kernels of the linear operators, in the order of `LinearKernels`.
-LINEAR_KERNELS = ("gradient", "statistics", "loss_of_statistics", "loss", "top_k")
+LINEAR_KERNELS = ("gradient", "statistics", "loss_of_statistics", "loss", "loss_gradient", "top_k")
 
 cdef list _rowwise_kernels = [ag_row_ops[op].name.decode() for op in range(AG_ROW_OP_COUNT)]
 
@@ -208,10 +223,13 @@ cdef class Operator:
     value_checks : sequence of Check
         Checks that read elements of arrays. They run after all others, since they may wait for a device.
     results : sequence of Result
-    family : {"rowwise", "linear"}
+    family : {"rowwise", "linear", "losses"}
         The family of kernels that computes the operator on the CPU.
     kernels : str
-        The name of its kernels within the family: an operator of `rowwise.h`, or one of `LINEAR_KERNELS`.
+        The name of its kernels within the family: an operator of `rowwise.h`, one of `LINEAR_KERNELS`, or
+        ``"cross_entropy"``.
+    out : str, optional
+        The result that ``out`` is for, if it is one array; default: the first result.
 
     Attributes
     ----------
@@ -225,7 +243,7 @@ cdef class Operator:
 
     def __init__(
         self, str name, str device_name, str parameters, *, str arrays, checks, results, str family, str kernels,
-        value_checks=(), str optional="", str mixes="",
+        value_checks=(), str optional="", str mixes="", str out=None,
     ):
         cdef Check check
         cdef Result result
@@ -252,8 +270,9 @@ cdef class Operator:
             result.bind(self.parameters)
         self.results = tuple([(<Result>each).name for each in self.result_specs])
         self.slots = {each: i for i, each in enumerate(self.parameters)}
-        self.family = {"rowwise": ROWWISE, "linear": LINEAR}[family]
-        self.kernels = (_rowwise_kernels if self.family == ROWWISE else LINEAR_KERNELS).index(kernels)
+        self.out_index = 0 if out is None else self.results.index(out)
+        self.family = {"rowwise": ROWWISE, "linear": LINEAR, "losses": LOSSES}[family]
+        self.kernels = {ROWWISE: _rowwise_kernels, LINEAR: LINEAR_KERNELS, LOSSES: ("cross_entropy",)}[self.family].index(kernels)
         operands = [each for each in self.array_names if each != "mask"]
         for i, each in enumerate((operands[0], (operands + [None])[1], "mask", "scale")):
             self.operand_slots[i] = self.slots.get(each, -1)
@@ -278,12 +297,14 @@ cdef class Call:
     def outs(self):
         """Return the caller's array for each result; None stands for a new array, or a result that is not asked for.
 
-        Operators of more than two results take no ``out``.
+        Operators of more than two results take no ``out``, or an array for one of them.
         """
         count = len(self.operator.results)
         first, second = self.first_out, self.second_out
         if self.device_id >= 0:
             first, second = self.first_there, self.second_there
+        if self.operator.out_index:
+            return tuple([first if i == self.operator.out_index else None for i in range(count)])
         return (first, second, *(None,) * (count - 2)) if count > 1 else (first,)
 
     @property
@@ -305,7 +326,7 @@ cdef class Call:
 
     @property
     def dims(self):
-        """Return the sizes ``BT``, ``H`` and ``V`` of a linear operator's arrays, as far as they are known."""
+        """Return the sizes ``BT``, ``H``, ``V`` and ``K`` of a linear operator's arrays, as far as they are known."""
         cdef int i
         return {size_names[i]: self.sizes[i] for i in range(SIZES) if self.sizes[i] >= 0}
 
@@ -539,7 +560,9 @@ cdef Call validate(Operator operator, list values, object out):
         first_view, second_view = [
             each.unreadable_array() if isinstance(each, AbstractDeviceArray) else each for each in (first_view, second_view)
         ]
-    call.first_out = writable_result(call, "out[0]" if is_pair else "out", first_view, <Result>operator.result_specs[0])
+    call.first_out = writable_result(
+        call, "out[0]" if is_pair else "out", first_view, <Result>operator.result_specs[operator.out_index]
+    )
     if is_pair:
         call.second_out = writable_result(call, "out[1]", second_view, <Result>operator.result_specs[1])
         if call.first_out is not None and call.second_out is not None and may_overlap(call.first_out, call.second_out):
@@ -570,6 +593,11 @@ cdef object in_library(Call call, object results):
         return results
     if type(results) is not tuple:
         return result_in_library(call, results, call.first_given)
+    if call.operator.out_index:
+        return tuple([
+            result_in_library(call, each, call.first_given if i == call.operator.out_index else None)
+            for i, each in enumerate(results)
+        ])
     cdef list converted = [result_in_library(call, results[0], call.first_given)]
     converted.append(result_in_library(call, results[1], call.second_given))
     converted += [result_in_library(call, each, None) for each in results[2:]]

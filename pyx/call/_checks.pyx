@@ -12,7 +12,8 @@ from libc.stdint cimport int32_t, int64_t, uint8_t
 from ascend_grad cimport _tasks
 from ascend_grad._array_types cimport NUMPY, ArrayType, array_type, is_on_device
 from ascend_grad._call cimport (
-    BT, H, K, LOSS, TOP_K, V, Call, Check, native_dtype, native_vector, shape_of, size_names, size_numbers
+    BT, H, K, LOSS, LOSS_GRADIENT, TOP_K, V, Call, Check, native_dtype, native_vector, shape_of, size_names,
+    size_numbers
 )
 from ascend_grad._dtypes cimport dtype_of
 from ascend_grad._kernels cimport AG_FLOAT32, AG_FLOAT64, ag_dtype
@@ -465,7 +466,8 @@ cpdef object least_workspace(Call call):
             False, False, False, call.sizes[K]
         )
     cdef bint with_statistics = call.operator.kernels == LOSS
-    cdef bint with_logits = with_statistics or call.values[slots["softmax"]] is None
+    cdef bint is_loss = with_statistics or call.operator.kernels == LOSS_GRADIENT
+    cdef bint with_logits = is_loss or call.values[slots["softmax"]] is None
     # Operators over ranks have another name for the input, which is their first array.
     cdef cnp.ndarray input = call.array(slots["input"] if "input" in slots else call.operator.array_slots[0])
     first, second = call.values[slots["output_mask"]]
@@ -473,7 +475,7 @@ cpdef object least_workspace(Call call):
         first = second = False
     return least_workspace_of_sizes(
         <ag_dtype>dtype_of(input), call.sizes[BT], call.sizes[V], call.sizes[H], with_logits, with_statistics, first, second,
-        call.has_out or cnp.PyArray_ITEMSIZE(input) == 2, with_statistics, 0
+        call.has_out or cnp.PyArray_ITEMSIZE(input) == 2, is_loss, 0
     )
 
 
@@ -520,6 +522,16 @@ cdef class WorkspaceAndFilter(Check):
         return 0
 
 
+cdef str known_reduction(Call call, object reduction):
+    """Return a reduction as a plain str, as the argument may be of a subclass. Check that it is known."""
+    if not isinstance(reduction, str):
+        call.fail("reduction", "'mean', 'sum' or 'none'", arguments.shown(reduction), ParamTypeError)
+    for known in ("mean", "sum", "none"):
+        if reduction == known:
+            return known
+    call.fail("reduction", "'mean', 'sum' or 'none'", arguments.shown(reduction))
+
+
 cdef class ReductionAndItsGradient(Check):
     """Check that ``reduction`` is known, and that ``grad_loss`` fits: a number, or a vector of BT without a reduction.
 
@@ -542,15 +554,8 @@ cdef class ReductionAndItsGradient(Check):
         self.number.bind(parameters)
 
     cdef int run(self, Call call) except -1:
-        reduction, grad_loss = call.values[self.slots[0]], call.values[self.slots[1]]
-        if not isinstance(reduction, str):
-            call.fail("reduction", "'mean', 'sum' or 'none'", arguments.shown(reduction), ParamTypeError)
-        for known in ("mean", "sum", "none"):
-            if reduction == known:
-                reduction = call.values[self.slots[0]] = known  # a plain str, as the argument may be of a subclass
-                break
-        else:
-            call.fail("reduction", "'mean', 'sum' or 'none'", arguments.shown(reduction))
+        grad_loss = call.values[self.slots[1]]
+        reduction = call.values[self.slots[0]] = known_reduction(call, call.values[self.slots[0]])
         if grad_loss is None:
             call.values[self.slots[1]] = 1.0
             return 0
@@ -714,8 +719,11 @@ cdef class TargetsWithProbabilities(Check):
         cdef cnp.ndarray target = call.array(self.slots[0]), prob = call.array(self.slots[1])
         if dtype_of(prob) < 0:
             call.fail(self.names[1], f"dtype {FLOATING_NAMES}", prob.dtype, ParamTypeError)
-        if cnp.PyArray_NDIM(target) != 2 or cnp.PyArray_DIM(target, 0) != call.sizes[BT]:
-            call.fail(self.names[0], f"shape (BT = {call.sizes[BT]}, K)", shape_of(target))
+        if (
+            cnp.PyArray_NDIM(target) != 2 or cnp.PyArray_DIM(target, 0) != call.sizes[BT]
+            or cnp.PyArray_DIM(target, 1) == 0
+        ):
+            call.fail(self.names[0], f"shape (BT = {call.sizes[BT]}, K) with K > 0", shape_of(target))
         if not have_same_shape(target, prob):
             call.fail(self.names[1], f"shape {shape_of(target)} as {self.names[0]} has", shape_of(prob))
         return 0
@@ -736,6 +744,30 @@ cdef class NoOutputOfSeveralTargets(Check):
         return 0
 
 
+cdef class EntropyForItsGradient(Check):
+    """Check that ``entropy`` is given if its upstream gradient is."""
+
+    def __init__(self):
+        Check.__init__(self, "entropy", "grad_entropy")
+
+    cdef int run(self, Call call) except -1:
+        if call.values[self.slots[0]] is None and call.values[self.slots[1]] is not None:
+            call.fail("entropy", "an array, as grad_entropy is given", None, ParamNullptrError)
+        return 0
+
+
+cdef class NoLogProbOfSeveralTargets(Check):
+    """Check that there is no gradient of a single target's log-probability if rows have several targets."""
+
+    def __init__(self):
+        Check.__init__(self, "target_prob", "grad_log_prob")
+
+    cdef int run(self, Call call) except -1:
+        if call.values[self.slots[0]] is not None and call.values[self.slots[1]] is not None:
+            call.fail("grad_log_prob", "None, as target_prob is given", "an array")
+        return 0
+
+
 cdef class PositiveValues(Check):
     """Check that the named argument, if it is a vector on the host, has positive finite elements."""
 
@@ -747,6 +779,193 @@ cdef class PositiveValues(Check):
             wrong = np.flatnonzero(~((value > 0) & (value < np.inf)))
         if wrong.size:
             call.fail(self.names[0], "positive finite numbers", f"{value[wrong[0]]} in row {wrong[0]}")
+        return 0
+
+
+# ---- checks of the cross-entropy of rows -----------------------------------------------------------------------------
+
+
+cdef tuple rows_of(Call call, int slot):
+    """Return the shape of the rows of an array: its own without the axis `dim`."""
+    cdef cnp.ndarray array = call.array(slot)
+    return tuple([cnp.PyArray_DIM(array, axis) for axis in range(cnp.PyArray_NDIM(array)) if axis != call.axis])
+
+
+cdef class TargetsOfRows(Check):
+    """Check that ``target`` has an entry for each row of ``input``, or K entries with ``target_prob``, and that V > 0."""
+
+    def __init__(self):
+        Check.__init__(self, "input", "target", "target_prob")
+
+    cdef int run(self, Call call) except -1:
+        cdef cnp.ndarray input = call.array(self.slots[0]), target = call.array(self.slots[1]), prob
+        cdef tuple rows = rows_of(call, self.slots[0]), shape = shape_of(target)
+        if call.values[self.slots[2]] is None:
+            if shape != rows:
+                call.fail("target", f"shape {rows} as the rows of input have", shape)
+        else:
+            prob = call.array(self.slots[2])
+            if len(shape) != len(rows) + 1 or shape[:len(rows)] != rows:
+                expected = f"shape ({', '.join([*map(str, rows), 'K'])}), K entries for each row of input"
+                call.fail("target", expected, shape)
+            if not have_same_shape(target, prob):
+                call.fail("target_prob", f"shape {shape} as target has", shape_of(prob))
+        if cnp.PyArray_NDIM(input) and cnp.PyArray_DIM(input, call.axis) == 0 and 0 not in rows:
+            call.fail("input", f"at least one element along dim {call.axis}", f"shape {shape_of(input)}")
+        return 0
+
+
+cdef class ArrayOfRows(FloatingIfGiven):
+    """Check that the named array, if given, has a floating dtype, and a number for each row of ``input``."""
+
+    def __init__(self, name):
+        Check.__init__(self, name, "input")
+
+    cdef int run(self, Call call) except -1:
+        FloatingIfGiven.run(self, call)
+        if call.values[self.slots[0]] is None:
+            return 0
+        cdef tuple rows = rows_of(call, self.slots[1]), shape = shape_of(call.array(self.slots[0]))
+        if shape != rows:
+            call.fail(self.names[0], f"shape {rows} as the rows of input have", shape)
+        return 0
+
+
+cdef class NumberOrArrayOfRows(ArrayOfRows):
+    """Check that the argument is one number, or has one for each row of ``input``. Values are checked elsewhere."""
+
+    cdef RealNumber number
+
+    def __init__(self, name):
+        ArrayOfRows.__init__(self, name)
+        self.number = RealNumber(name)
+
+    cdef object bind(self, tuple parameters):
+        Check.bind(self, parameters)
+        self.number.bind(parameters)
+
+    cdef bint is_number(self, Call call) except -1:
+        """Return whether the argument has no axes. The argument itself is kept, as messages show it."""
+        value = call.values[self.slots[0]]
+        if type(value) is float or isinstance(value, (str, bytes)):
+            return True
+        if cnp.PyArray_NDIM(call.array(self.slots[0])):
+            return False
+        call.values[self.slots[0]] = value
+        return True
+
+    cdef int run(self, Call call) except -1:
+        if self.is_number(call):
+            return self.number.run(call)
+        return ArrayOfRows.run(self, call)
+
+
+cdef class ReductionOfRows(NumberOrArrayOfRows):
+    """Check ``reduction``, and that ``grad_loss`` is a number or, without a reduction, has one for each row.
+
+    ``grad_loss`` is 1 by default.
+    """
+
+    def __init__(self):
+        Check.__init__(self, "grad_loss", "input", "reduction")
+        self.number = RealNumber("grad_loss")
+
+    cdef int run(self, Call call) except -1:
+        reduction = call.values[self.slots[2]] = known_reduction(call, call.values[self.slots[2]])
+        if call.values[self.slots[0]] is None:
+            call.values[self.slots[0]] = 1.0
+        if reduction != "none":
+            return self.number.run(call)
+        return NumberOrArrayOfRows.run(self, call)
+
+
+cdef class ClassWeights(FloatingIfGiven):
+    """Check that ``class_weight``, if given, has a floating dtype, and a number for each element of a row of ``input``."""
+
+    def __init__(self):
+        Check.__init__(self, "class_weight", "input")
+
+    cdef int run(self, Call call) except -1:
+        FloatingIfGiven.run(self, call)
+        if call.values[self.slots[0]] is None:
+            return 0
+        cdef cnp.ndarray input = call.array(self.slots[1])
+        cdef tuple shape = shape_of(call.array(self.slots[0]))
+        expected = cnp.PyArray_DIM(input, call.axis) if cnp.PyArray_NDIM(input) else 1
+        if shape != (expected,):
+            call.fail("class_weight", f"shape ({expected},), an entry for each class", shape)
+        return 0
+
+
+cdef class DenominatorOfMean(PositiveNumberIfGiven):
+    """Check that ``denominator`` is None or, for a mean, a positive finite number."""
+
+    def __init__(self):
+        Check.__init__(self, "denominator", "reduction")
+
+    cdef int run(self, Call call) except -1:
+        PositiveNumberIfGiven.run(self, call)
+        value, reduction = call.values[self.slots[0]], call.values[self.slots[1]]
+        if value is not None and reduction != "mean":
+            call.fail("denominator", f"None, as reduction is {reduction!r}", value)
+        return 0
+
+
+cdef class OneTargetIfCorrect(Check):
+    """Check that ``outputs`` asks for no count of correct rows if a row has several targets."""
+
+    def __init__(self):
+        Check.__init__(self, "outputs", "target_prob")
+
+    cdef int run(self, Call call) except -1:
+        if call.values[self.slots[1]] is not None and "correct" in call.values[self.slots[0]]:
+            call.fail("outputs", "no 'correct', as target_prob is given", "'correct'")
+        return 0
+
+
+cdef class PositiveElements(NumberOrArrayOfRows):
+    """Check that the argument is a positive finite number, or an array of them."""
+
+    cdef int run(self, Call call) except -1:
+        value = call.values[self.slots[0]]
+        cdef cnp.ndarray values
+        if isinstance(value, AbstractDeviceArray):  # no device computes the call, so the values do not matter
+            return 0
+        if not cnp.PyArray_CheckExact(value):
+            if not 0 < <double>value < float("inf"):
+                call.fail(self.names[0], "a positive finite number", value)
+            return 0
+        values = np.ascontiguousarray(value, np.float64)
+        bad = np.flatnonzero(~((values > 0) & (values < float("inf"))))
+        if bad.size:
+            call.fail(self.names[0], "positive finite numbers", f"{values.flat[bad[0]]} in row {bad[0]}")
+        return 0
+
+
+cdef class TargetsInTheRow(Check):
+    """Check that targets are elements of a row of ``input``, or ``ignore_index``."""
+
+    def __init__(self):
+        Check.__init__(self, "target", "input", "ignore_index")
+
+    cdef int run(self, Call call) except -1:
+        cdef cnp.ndarray input = call.array(self.slots[1]), target = call.array(self.slots[0])
+        cdef int64_t each, end = cnp.PyArray_DIM(input, call.axis) if cnp.PyArray_NDIM(input) else 1
+        cdef int64_t ignored = call.values[self.slots[2]]
+        if isinstance(call.values[self.slots[0]], AbstractDeviceArray):  # no device computes the call
+            return 0
+        target = np.require(target, target.dtype.newbyteorder("="), ["C", "A"])
+        cdef bint is_wide = cnp.PyArray_ITEMSIZE(target) == 8
+        cdef const void *targets = cnp.PyArray_DATA(target)
+        cdef Py_ssize_t i
+        cdef double last = 0
+        for i in range(cnp.PyArray_SIZE(target)):
+            each = (<const int64_t *>targets)[i] if is_wide else (<const int32_t *>targets)[i]
+            if (each < 0 or each >= end) and each != ignored:
+                place = tuple([int(index) for index in np.unravel_index(i, shape_of(target))])
+                call.fail("target", f"values in [0, {end}) or {ignored}", f"{each} at index {place}")
+            if i % ROWS_PER_CHECK == 0:
+                _tasks.check_signals(&last)
         return 0
 
 

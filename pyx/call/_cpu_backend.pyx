@@ -9,13 +9,15 @@ import numpy as np
 
 cimport numpy as cnp
 
-from ascend_grad cimport _memory, _rowwise_python
+from ascend_grad cimport _cross_entropy_python, _memory, _rowwise_python
 from ascend_grad._call cimport (
     BT,
     GRADIENT,
     K,
     LOSS,
+    LOSS_GRADIENT,
     LOSS_OF_STATISTICS,
+    LOSSES,
     ROWWISE,
     STATISTICS,
     TOP_K,
@@ -211,6 +213,10 @@ cdef object linear_workspace_size(Call call):
         return size
     if call.operator.kernels == STATISTICS:
         return size + _linear_python.statistics_bound(value(call, "input"), value(call, "weight"), results[5])
+    options = options_of(call, False)
+    for name in _vectors if call.operator.kernels != GRADIENT else ():
+        if options.get(name) is not None:
+            size += 8 if isinstance(options[name], float) else 8 * options[name].size
     workspace_bytes = value(call, "workspace_bytes") or 0
     if call.operator.kernels == TOP_K:
         return size + _linear_python.top_k_bound(
@@ -220,10 +226,6 @@ cdef object linear_workspace_size(Call call):
         return size + _linear_python.gradient_bound(
             value(call, "input"), value(call, "weight"), value(call, "softmax"), results[0], results[1], workspace_bytes
         )
-    options = options_of(call, False)
-    for name in _vectors:
-        if options.get(name) is not None:
-            size += 8 if isinstance(options[name], float) else 8 * options[name].size
     return size + _linear_python.loss_bound(
         value(call, "input"), value(call, "weight"), options, dict(zip(call.operator.results, results)), workspace_bytes
     )
@@ -233,6 +235,8 @@ cdef tuple chosen(Call call, int threads):
     """Return the name of the plan of a call, and its number of threads."""
     if call.operator.family == ROWWISE:
         return _rowwise_python.chosen(call, threads)
+    if call.operator.family == LOSSES:
+        return _cross_entropy_python.chosen(call, threads)
     if call.operator.kernels == STATISTICS:
         return _linear_python.chosen_for_statistics(value(call, "input"), value(call, "weight"), threads)
     if call.operator.kernels == LOSS_OF_STATISTICS:
@@ -258,9 +262,9 @@ cdef tuple chosen(Call call, int threads):
 
 ctypedef object (*linear_function)(Call call, int threads)
 
-cdef linear_function[5] _linear  # in the order of LinearKernels
+cdef linear_function[6] _linear  # in the order of LinearKernels
 _linear[<int>GRADIENT], _linear[<int>STATISTICS] = gradient, statistics
-_linear[<int>LOSS_OF_STATISTICS], _linear[<int>LOSS] = loss_of_statistics, loss
+_linear[<int>LOSS_OF_STATISTICS], _linear[<int>LOSS], _linear[<int>LOSS_GRADIENT] = loss_of_statistics, loss, loss
 _linear[<int>TOP_K] = top_k
 
 
@@ -268,6 +272,8 @@ cpdef object run(Call call, int threads):
     """Compute a validated call, and return its result, or a tuple of its results. `threads`: 0 for the default."""
     if call.operator.family == ROWWISE:
         return _rowwise_python.compute(call, threads)
+    if call.operator.family == LOSSES:
+        return _cross_entropy_python.compute(call, threads)
     return _linear[call.operator.kernels](call, threads)
 
 
@@ -279,6 +285,8 @@ def workspace_size(Call call, int threads):
         raise MemoryError(f"{call.operator.name}: a result of {max(sizes)} bytes fits no memory")
     if call.operator.family == ROWWISE:
         return _rowwise_python.workspace_bound(call, threads)
+    if call.operator.family == LOSSES:
+        return _cross_entropy_python.workspace_bound(call, threads)
     return linear_workspace_size(call)
 
 

@@ -71,6 +71,8 @@ cdef void describe_loss(Loss *x) noexcept nogil:
     x.p.rows.with_outputs = (
         x.outputs.lse != NULL or x.outputs.log_prob != NULL or x.outputs.entropy != NULL or x.outputs.predicted != NULL
         or x.outputs.correct != NULL
+        # Upstream gradients of outputs count whatever the token weight is.
+        or x.grad_lse != NULL or x.grad_log_prob != NULL or x.grad_entropy != NULL
     )
     if x.target_prob == NULL:
         x.target_count = 1

@@ -1,7 +1,6 @@
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 class PlanDescription(NamedTuple):
     name: str
@@ -67,22 +66,16 @@ def loss_and_gradients(
     input: np.ndarray,
     weight: np.ndarray,
     target: np.ndarray,
-    start: int,
-    ignored: int,
-    reduction: str,
-    grad_loss: NDArray[np.float64],
-    loss: np.ndarray,
-    input_grad: np.ndarray | None,
-    weight_grad: np.ndarray | None,
+    options: dict[str, Any],
+    results: dict[str, np.ndarray | None],
     workspace_bytes: int,
-    filter_eps: float,
     num_threads: int,
 ) -> None: ...
 def loss_bound(
     input: np.ndarray,
     weight: np.ndarray,
-    input_grad: np.ndarray | None,
-    weight_grad: np.ndarray | None,
+    options: dict[str, Any],
+    results: dict[str, np.ndarray | None],
     workspace_bytes: int,
 ) -> int: ...
 def probabilities(
@@ -132,8 +125,8 @@ def chosen_for_top_k(
 def chosen_for_loss(
     input: np.ndarray,
     weight: np.ndarray,
-    input_grad: np.ndarray | None,
-    weight_grad: np.ndarray | None,
+    options: dict[str, Any],
+    results: dict[str, np.ndarray | None],
     workspace_bytes: int,
     num_threads: int,
 ) -> tuple[str, int]: ...

@@ -14,6 +14,13 @@ cdef extern from "ascend_grad/rowwise/rowwise.h" nogil:
         AG_LOG_SOFTMAX
         AG_SCALED_MASKED_SOFTMAX
         AG_ROW_OP_COUNT
+        # Sums of the cross-entropy.
+        AG_LOSS_EXP
+        AG_LOSS_EXP_OF_ROWS
+        AG_LOSS_REST
+        AG_LOSS_MOMENT
+        AG_LOSS_DEFICIT
+        AG_LOSS_WEIGHTED_DEFICIT
 
     ctypedef enum ag_direction:
         AG_FORWARD
@@ -32,6 +39,7 @@ cdef extern from "ascend_grad/rowwise/rowwise.h" nogil:
     enum:
         AG_MASKED_LOGIT
         AG_MAX_COLUMNS
+        AG_MAX_LANES
         AG_PACKED_COLUMNS
         AG_SCRATCH_BYTES
         AG_STRIP_COLUMNS
@@ -66,3 +74,30 @@ cdef extern from "ascend_grad/rowwise/rowwise.h" nogil:
         void (*columns_write)(const ag_tile *tile, const double *max, const double *sum, void *memory) noexcept nogil
 
     const ag_row_kernels *ag_rowwise_kernels(ag_variant variant, ag_dtype dtype, ag_row_op op)
+
+    ctypedef struct ag_loss_rows:
+        const double *max
+        const double *scale
+        const double *factor
+        const double *smoothing
+        const void *class_weight
+        void *cached
+        Py_ssize_t pitch
+        int is_uniform
+        int is_smoothed
+        const char *next
+
+    ctypedef struct ag_loss_kernels:
+        void (*rows_max)(const ag_tile *tile, double *max) noexcept nogil
+        void (*rows_sum)(const ag_tile *tile, ag_row_op sum, const ag_loss_rows *rows, double *sums) noexcept nogil
+        void (*rows_write)(const ag_tile *tile, const ag_loss_rows *rows) noexcept nogil
+        Py_ssize_t (*find)(const char *a, Py_ssize_t n, double value) noexcept nogil
+        void (*columns_sum)(const ag_tile *tile, int is_rest, const double *max, double *sums, void *memory) noexcept nogil
+        void (*columns_write)(const ag_tile *tile, const ag_loss_rows *rows, void *memory) noexcept nogil
+        void (*strips)(const ag_tile *tile, double *max, double *sums) noexcept nogil
+        void (*log1p)(const double *x, double *results, Py_ssize_t count) noexcept nogil
+        void (*expm1)(const double *x, double *results, Py_ssize_t count) noexcept nogil
+        void (*finish)(const double *rest, const double *logits, double grad, double inverse, double *losses,
+                       double *factors, double *at_targets, Py_ssize_t count) noexcept nogil
+
+    const ag_loss_kernels *ag_rowwise_loss_kernels(ag_variant variant, ag_dtype dtype)

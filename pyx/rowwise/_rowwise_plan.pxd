@@ -1,5 +1,14 @@
 from ascend_grad._kernels cimport ag_dtype
-from ascend_grad._rowwise_kernels cimport AG_FORWARD, AG_NOT_READ, ag_row_kernels, ag_row_op, ag_row_ops, ag_tile
+from ascend_grad._rowwise_kernels cimport (
+    AG_FORWARD,
+    AG_LOSS_EXP,
+    AG_LOSS_EXP_OF_ROWS,
+    AG_NOT_READ,
+    ag_row_kernels,
+    ag_row_op,
+    ag_row_ops,
+    ag_tile,
+)
 from ascend_grad._views cimport View
 
 cdef enum:
@@ -69,6 +78,11 @@ cdef inline bint has_b(ag_row_op op) noexcept nogil:
 
 cdef inline bint has_mask(ag_row_op op) noexcept nogil:
     return ag_row_ops[<int>op].mask != AG_NOT_READ
+
+
+cdef inline bint is_loss(ag_row_op op) noexcept nogil:
+    """Return whether the mask of a problem holds numbers of rows, as the cross-entropy has arrays of one number per row."""
+    return op == AG_LOSS_EXP or op == AG_LOSS_EXP_OF_ROWS
 
 
 cdef inline bint has_columns(ag_row_op op) noexcept nogil:

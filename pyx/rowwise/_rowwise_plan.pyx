@@ -117,7 +117,10 @@ cdef void coalesce_dims(Problem *p, int axes) noexcept nogil:
 cdef bint describe(
     Problem *p, ag_row_op op, const View *a, const View *b, const View *mask, const View *out, int dim, double scale
 ) noexcept nogil:
-    """Fill in a problem; return False if its arrays are empty. Views that the operator does not use are not read."""
+    """Fill in a problem; return False if its arrays are empty. Views that the operator does not use are not read.
+
+    The mask of a cross-entropy has no memory: the offset of a row in it is the row's number in C order.
+    """
     cdef int axis, axes = 0
     cdef const Py_ssize_t *shape = a.shape
     cdef Py_ssize_t size = size_of(a)
@@ -132,7 +135,7 @@ cdef bint describe(
     p.operands[B] = p.operands[MASK] = p.operands[A]
     if has_b(op):
         describe_operand(&p.operands[B], b, dim, shape)
-    if has_mask(op):
+    if has_mask(op) or is_loss(op):
         describe_operand(&p.operands[MASK], mask, dim, shape)
     describe_operand(&p.operands[OUT], out, dim, shape)
     for axis in range(a.ndim):

@@ -1,5 +1,7 @@
 from ascend_grad._call cimport Call
+from ascend_grad._rowwise_schedule cimport Schedule
 
 cdef object compute(Call call, int threads)
 cdef Py_ssize_t workspace_bound(Call call, int threads) except -1
 cdef tuple chosen(Call call, int threads)
+cdef str plan_name(const Schedule *schedule)

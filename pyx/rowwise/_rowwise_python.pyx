@@ -126,6 +126,10 @@ cdef Py_ssize_t workspace_bound(Call call, int threads) except -1:
     return copy + most
 
 
+cdef str plan_name(const Schedule *schedule):
+    return _LAYOUTS[<int>schedule.plan.layout] + (", split" if schedule.plan.is_split else "")
+
+
 cdef tuple chosen(Call call, int threads):
     """Return the name of the plan of a call, and the number of threads of calls that follow one another."""
     cdef Problem p
@@ -134,7 +138,7 @@ cdef tuple chosen(Call call, int threads):
         return "nothing to compute", 1
     threads = threads_of(&p, threads)
     prepare(&schedule, &p, threads)
-    return _LAYOUTS[<int>schedule.plan.layout] + (", split" if schedule.plan.is_split else ""), threads
+    return plan_name(&schedule), threads
 
 
 def stream_add(float[::1] a, float[::1] b, float[::1] out, bint nontemporal, int num_threads):

@@ -1,5 +1,7 @@
 from ascend_grad._kernels cimport ag_variant
+from ascend_grad._rowwise_kernels cimport ag_loss_kernels, ag_tile
 from ascend_grad._rowwise_plan cimport Plan, Problem
+from ascend_grad._tasks cimport Team
 from ascend_grad.status cimport Status
 
 
@@ -34,3 +36,24 @@ cdef Py_ssize_t workspace_size(Schedule *s) noexcept nogil
 cdef Py_ssize_t place_workspace(Schedule *s, char *base) noexcept nogil
 cdef int run(Schedule *s, bint default_threads, double *last_check) except -1 nogil
 cdef Status solve(const Problem *p, int num_threads) noexcept nogil
+
+# What schedules of other kernels share.
+cdef const ag_loss_kernels *loss_kernels(const Schedule *s) noexcept nogil
+cdef char *scratch_of(const Schedule *s, int thread) noexcept nogil
+cdef char *tiles_of(const Schedule *s, Py_ssize_t task, int thread) noexcept nogil
+cdef void run_phase(Schedule *s, Team *team, Phase phase, Py_ssize_t tasks) noexcept nogil
+cdef Py_ssize_t column_tile(
+    const Schedule *s, Py_ssize_t block, Py_ssize_t k, Py_ssize_t length, char *tiles, ag_tile *tile
+) noexcept nogil
+cdef void scatter_columns(
+    const Schedule *s, Py_ssize_t block, Py_ssize_t k, Py_ssize_t length, char *tiles, const ag_tile *tile
+) noexcept nogil
+cdef void row_tile(
+    const Schedule *s, Py_ssize_t begin, Py_ssize_t end, Py_ssize_t k, Py_ssize_t length, char *tiles, ag_tile *tile
+) noexcept nogil
+cdef void gather(
+    const Schedule *s, Py_ssize_t begin, Py_ssize_t end, Py_ssize_t k, Py_ssize_t length, char *tiles, ag_tile *tile
+) noexcept nogil
+cdef void scatter(
+    const Schedule *s, Py_ssize_t begin, Py_ssize_t end, Py_ssize_t k, Py_ssize_t length, char *tiles, const ag_tile *tile
+) noexcept nogil

@@ -45,6 +45,7 @@ from ascend_grad._rowwise_plan cimport (
     has_b,
     has_mask,
     is_forward,
+    is_loss,
     make_plan,
     offset_of,
     row_pitch,
@@ -52,9 +53,12 @@ from ascend_grad._rowwise_plan cimport (
 )
 from ascend_grad._rowwise_kernels cimport (
     AG_SCRATCH_BYTES,
+    AG_SOFTMAX,
     AG_STRIP_COLUMNS,
+    ag_loss_kernels,
     ag_row_kernels,
     ag_rowwise_kernels,
+    ag_rowwise_loss_kernels,
     ag_tile,
 )
 from ascend_grad._tasks cimport Team
@@ -142,7 +146,12 @@ cdef void prepare(Schedule *s, const Problem *p, int threads) noexcept nogil:
     memset(s, 0, sizeof(Schedule))
     s.p = p[0]
     s.variant = _cpu.active()
-    s.plan = make_plan(p, dtype, ag_rowwise_kernels(s.variant, dtype, p.op), threads)
+    # The maxima of the cross-entropy are those of a softmax.
+    s.plan = make_plan(p, dtype, ag_rowwise_kernels(s.variant, dtype, AG_SOFTMAX if is_loss(p.op) else p.op), threads)
+
+
+cdef const ag_loss_kernels *loss_kernels(const Schedule *s) noexcept nogil:
+    return ag_rowwise_loss_kernels(s.variant, s.plan.tile_dtype)
 
 
 cdef Py_ssize_t place_workspace(Schedule *s, char *base) noexcept nogil:

@@ -39,6 +39,9 @@ cdef extern from "ascend_grad/sums.h" nogil:
     void ag_sum_add(ag_sum *total, double x)
     double ag_sum_total(ag_sum total)
 
+cdef extern from "ascend_grad/loss.h" nogil:
+    const double AG_ACCURATE_SUM
+
 cdef extern from "ascend_grad/strided.h" nogil:
     void ag_copy_block(char *to, Py_ssize_t to_row, Py_ssize_t to_step, const char *source, Py_ssize_t from_row,
                        Py_ssize_t from_step, Py_ssize_t rows, Py_ssize_t n, int itemsize, int swapped)

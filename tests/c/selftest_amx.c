@@ -35,7 +35,7 @@ AG_TARGET_BEGIN(AG_TARGET_AMX_BF16)
 #define AG_DTYPE unit
 #define AG_IS_F64 0
 #define AG_IS_DOT 1
-#define AG_IS_AMX 1
+#define AG_UNIT AG_AMX
 #include "ascend_grad/linear/kernels.h"
 AG_TARGET_END
 #endif
@@ -140,8 +140,8 @@ static results compute(const ag_linear_kernels *k, int (*clean)(void), const pro
         .vocab = {vocab, 0},
         .hidden = hidden,
         .gradient = {.round_to_bfloat16 = 1},
-        .statistics = {zeros(rows * 4), zeros(rows * (ptrdiff_t)sizeof(ag_sum)), zeros(rows * 4),
-                       {(char *)r.logits, vocab * 4, 4, AG_FLOAT32, 0}},
+        .statistics = {.max = zeros(rows * 4), .sum = zeros(rows * (ptrdiff_t)sizeof(ag_sum)), .predicted = zeros(rows * 4),
+                       .logits = {(char *)r.logits, vocab * 4, 4, AG_FLOAT32, 0}},
         .packed = {.x_rows = zeros(tiles * k->mr * of_row * size), .w_rows = zeros(panels * k->nr * of_row * size),
                    .x_columns = zeros(of_hidden * k->nr * row_pairs * size),
                    .w_columns = zeros(of_hidden * k->nr * vocab_pairs * size),

@@ -256,7 +256,8 @@ def test_outs_of_any_kind_of_sequence(backend):
 def test_results_have_names(backend):
     for case, (operator, _) in CALLS.items():
         results = getattr(ag, operator)(**good_call(case, **taken(backend)) | {"backend": backend})
-        assert getattr(results, "_fields", contract.OPERATORS[operator].results) == contract.OPERATORS[operator].results
+        names = contract.OPERATORS[operator].results[: len(results)]  # further results of a loss are not requested
+        assert getattr(results, "_fields", names) == names
         assert isinstance(results, tuple)
 
 

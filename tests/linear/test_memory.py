@@ -63,7 +63,7 @@ def test_the_promise_is_kept(name, nbytes, run_script, needs_memory):
             bound = ag.workspace_size(operator, *arguments, **settings)
             workspace = 2**26 if name == "statistics" else nbytes or 2**26
             accumulator = (dtype.itemsize == 2) * 4 * x.size
-            most = workspace + accumulator + 64 * rows
+            most = workspace + accumulator + 80 * rows
             assert bound <= most, (name, bound, most)
             before = resident("VmRSS")
             with open("/proc/self/clear_refs", "w") as file:

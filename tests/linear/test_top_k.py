@@ -9,7 +9,7 @@ import pytest
 from faults import INVALID, NOT_A_NUMBER, NOT_AN_INT, NULL, TYPE, outcome
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from linear_oracles import assert_top_k
+from linear_oracles import assert_top_k, expected, logits_of_problem
 from linear_samples import KINDS, TOP_K, LinearProblem, Shape, problem_of
 from samples import BFLOAT16, DTYPES, assert_fresh, assert_identical, native_copy
 from strategies import views
@@ -40,39 +40,41 @@ SHAPES = [
 COUNTS = (1, 3, 16, 127, 128)
 
 
-def check(engine, problem: LinearProblem, **settings) -> None:
-    results = engine.solve(problem, **settings)
-    engine.assert_solved(problem, results)
-    assert_top_k(problem, results)
+def check(engines, problem: LinearProblem, **settings) -> None:
+    right, (logits, error) = expected(problem), logits_of_problem(problem)
+    for engine in engines:
+        results = engine.solve(problem, **settings)
+        engine.assert_solved(problem, results, right)
+        assert_top_k(results, logits, error)
 
 
 # ---- values ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_values_and_indices(shape, dtype, cpu_engine):
-    for k in sorted({min(k, shape.V) for k in COUNTS}):
-        check(cpu_engine, problem_of(TOP_K, shape, dtype, k=k))
+def test_values_and_indices(shape, dtype, cpu_engines):
+    for k in sorted({min(k, shape.V) for k in (COUNTS if shape.BT < 1000 else (16,))}):
+        check(cpu_engines(), problem_of(TOP_K, shape, dtype, k=k))
 
 
 def test_the_reference(dtype):
     for shape in ((3, 50, 7), (1, 1, 1), (5, 20, 0)):
         problem = problem_of(TOP_K, shape, dtype, temperature=0.7)
         results = ag.linear_top_k(**problem.arguments, backend="reference")
-        assert_top_k(problem, results)
+        assert_top_k(results, *logits_of_problem(problem))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_kinds_of_values(kind, dtype, cpu_engine):
+def test_kinds_of_values(kind, dtype, cpu_engines):
     for shape in ((5, 700, 40), (70, 300, 40)):
-        check(cpu_engine, problem_of(TOP_K, shape, dtype, kind=kind, k=20))
+        check(cpu_engines(), problem_of(TOP_K, shape, dtype, kind=kind, k=20))
 
 
 @pytest.mark.parametrize("temperature", [0.05, 0.7, 3, np.float32(10), 1e-30, 1e30])
-def test_temperature(temperature, dtype, cpu_engine):
+def test_temperature(temperature, dtype, cpu_engines):
     for shape in ((5, 700, 40), (70, 300, 40)):
         problem = problem_of(TOP_K, shape, dtype, k=20, temperature=float(temperature))
-        check(cpu_engine, problem)
+        check(cpu_engines(), problem)
 
 
 def test_extreme_temperatures_count_as_the_nearest(backend):
@@ -143,10 +145,9 @@ def test_special_logits(shape, dtype, cpu_engine):
             assert np.isnan(log_prob).all()
             assert index.tolist() == [[0, 1, 2]]
             # 0 * inf is NaN, so that other rows are compared in a problem of their own.
-            assert_top_k(
-                LinearProblem(TOP_K, {"input": others, "weight": some[:, :1]}),
-                ag.linear_top_k(others, np.array(some[:, :1]), 3, backend="cpu"),
-            )
+            problem = LinearProblem(TOP_K, {"input": others, "weight": np.array(some[:, :1])})
+            results = ag.linear_top_k(**problem.arguments, k=3, backend="cpu")
+            assert_top_k(results, *logits_of_problem(problem))
 
 
 @pytest.mark.parametrize("rows", [1, 70])
@@ -185,7 +186,9 @@ def test_a_nan_in_one_row_alone(dtype, cpu_engine):
 @given(data=st.data())
 @settings(max_examples=40)
 def test_any_layout(cpu_engine, dtype, data):
-    shape = Shape(*(data.draw(st.sampled_from(sizes)) for sizes in ((0, 1, 2, 7, 50, 70), (1, 2, 17, 130), (0, 1, 3, 33))))
+    shape = Shape(
+        *(data.draw(st.sampled_from(sizes)) for sizes in ((0, 1, 2, 7, 50, 70), (1, 2, 17, 130), (0, 1, 3, 33)))
+    )
     k = data.draw(st.integers(1, min(shape.V, 128)))
     problem = problem_of(TOP_K, shape, dtype, k=k, temperature=data.draw(st.sampled_from((1.0, 0.5))))
     strange = replace(problem.mapped(lambda array: data.draw(views(array))), constant=ANY)  # rows may repeat
@@ -195,7 +198,7 @@ def test_any_layout(cpu_engine, dtype, data):
         assert_identical(result, same)
         assert_fresh(result, (shape.BT, k), result.dtype)
     cpu_engine.assert_solved(plain, results)
-    assert_top_k(plain, results)
+    assert_top_k(results, *logits_of_problem(plain))
 
 
 @pytest.mark.parametrize("shape", [(1, 20_003, 65), (60, 9001, 40), (300, 2000, 70), (5000, 40, 33), (1500, 2500, 8)])
@@ -222,15 +225,15 @@ def test_plans():
         assert ag.explain(TOP_K, **problem_of(TOP_K, shape, "float32").arguments, backend="cpu").plan == plan
 
 
-@pytest.mark.parametrize("shape", [(60, 5000, 600), (3000, 2500, 20), (1500, 3000, 5)])
-def test_small_workspaces(shape, dtype, cpu_engine):
+@pytest.mark.parametrize("shape", [(60, 3000, 600), (1500, 500, 300)])
+def test_small_workspaces(shape, dtype, cpu_engines):
     for k in (1, 128):
         problem = problem_of(TOP_K, shape, dtype, k=k)
         least = ag.workspace_size(TOP_K, **problem.arguments, workspace_bytes=0)
         assert least == 4 << 20
         size = ag.workspace_size(TOP_K, **problem.arguments, workspace_bytes=least)
         assert size <= least + 64 * shape[0] + 4096
-        check(cpu_engine, problem, workspace_bytes=least)
+        check(cpu_engines(), problem, workspace_bytes=least)
 
 
 def test_no_array_of_all_logits():
@@ -247,7 +250,7 @@ def test_the_least_workspace():
     assert least > 4 << 20
     error = outcome(ag.linear_top_k, x, w, 3, workspace_bytes=least - 1)
     assert type(error) is INVALID
-    assert str(error).startswith(f"{TOP_K}: workspace_bytes: expected at least {least} bytes, for 200000 features")
+    assert str(error).startswith(f"{TOP_K}: workspace_bytes: expected an int in [{least}, ")
     assert ag.workspace_size(TOP_K, x, w, 3, workspace_bytes=least) >= least
 
 
@@ -299,7 +302,7 @@ def test_at_most_128(backend):
     x, w = np.ones((2, 3), np.float32), np.ones((500, 3), np.float32)
     assert ag.linear_top_k(x, w, 128, backend=backend).index.shape == (2, 128)
     error = outcome(ag.linear_top_k, x, w, 129, backend=backend)
-    assert str(error) == f"{TOP_K}: k: expected an int in [1, 128], got 129"
+    assert str(error).startswith(f"{TOP_K}: k: expected an int in [1, 128], got 129 ")
 
 
 def test_a_device_does_not_have_the_operator(device):

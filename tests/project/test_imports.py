@@ -36,14 +36,15 @@ LAYERS = (
     (
         "CPU schedules",
         (
-            "rowwise/_rowwise_plan rowwise/_rowwise_schedule linear/_linear_grid linear/_linear_problem "
+            "rowwise/_rowwise_plan rowwise/_rowwise_schedule rowwise/_cross_entropy_schedule "
+            "linear/_linear_grid linear/_linear_problem "
             "linear/_linear_plan linear/_linear_run linear/_linear_packing linear/_linear_partial_sums "
             "linear/_linear_results linear/_linear_packed linear/_linear_vocab_streamed linear/_linear_rows_streamed "
             "linear/_linear_features linear/_linear_top_k linear/_linear_schedule linear/_linear_loss"
         ),
     ),
     ("the call and its checks", "call/_call call/_checks"),
-    ("CPU schedules of arrays", "rowwise/_rowwise_python linear/_linear_python"),
+    ("CPU schedules of arrays", "rowwise/_rowwise_python rowwise/_cross_entropy_python linear/_linear_python"),
     (
         "the CPU's results, and its operators for Cython and XLA",
         "call/_cpu_backend rowwise/rowwise linear/linear rowwise/_xla",
@@ -62,7 +63,7 @@ LAYERS = (
     ("tensors of PyTorch", "torch.tensors"),
     ("their operators and functions", "torch"),
     ("functions for JAX", "jax"),
-    ("dask arrays: which are taken, what workers compute", "dask.arrays dask.token_chunks"),
+    ("dask arrays: which are taken, what workers compute", "dask.arrays dask.row_blocks dask.token_chunks"),
     ("their functions", "dask"),
     ("benchmark: machine, tables", "bench.dtypes bench.machine bench.tables bench.figures"),
     ("benchmark: comparisons", "bench.frameworks bench.stream bench.results bench.measure bench.targets"),

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import enum
 import inspect
+import itertools
+from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from loss_formulas import Formula
 from torch_oracles import assert_close, value_and_gradients
 
 import ascend_grad as ag
+from ascend_grad.torch.compat import cce, verl
 from ascend_grad.torch.compat.cce import linear_cross_entropy
-from ascend_grad.torch.compat.liger import LigerFusedLinearCrossEntropyLoss
+from ascend_grad.torch.compat.liger import (
+    CrossEntropyOutput,
+    LigerFusedLinearCrossEntropyLoss,
+    LigerFusedLinearScaledCrossEntropyFunction,
+    liger_fused_linear_cross_entropy,
+)
 
 B, T, H, V = 3, 6, 5, 11
 
@@ -22,18 +32,45 @@ def problem() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return torch.randn(B, T, H), torch.randn(V, H), target
 
 
+def signature(function: Callable) -> str:
+    """Return the parameters of a function with their defaults, without annotations."""
+    parameters = inspect.signature(function).parameters.values()
+    shown = (each.name if each.default is each.empty else f"{each.name}={each.default!r}" for each in parameters)
+    return ", ".join(shown)
+
+
+LIGER_OPTIONS = (
+    "ce_weight=None, ignore_index=-100, lse_square_scale=0.0, label_smoothing=0.0, reduction='mean', softcap=None, "
+    "return_z_loss=False, accum_dtype=None, use_token_scaling=False, return_token_accuracy=False, "
+    "return_predicted_tokens=False"
+)
+
+
 def test_signatures():
-    """Each signature has the same parameters, in the same order, as in the replaced library."""
-    assert list(inspect.signature(linear_cross_entropy).parameters) == [
-        "e", "c", "targets", "bias", "ignore_index", "softcap", "reduction", "shift", "return_lse", "filter_eps",
-        "accum_e_fp32", "accum_c_fp32", "filter_e_grad", "filter_c_grad", "impl", "vocab_parallel_options"
-    ]  # fmt: skip
-    assert list(inspect.signature(LigerFusedLinearCrossEntropyLoss).parameters) == [
-        "ce_weight", "ignore_index", "lse_square_scale", "label_smoothing", "reduction", "softcap", "return_z_loss",
-        "accum_dtype", "use_token_scaling", "return_token_accuracy", "return_predicted_tokens"
-    ]  # fmt: skip
-    parameters = inspect.signature(LigerFusedLinearCrossEntropyLoss.forward).parameters
-    assert list(parameters) == ["self", "lin_weight", "_input", "target", "bias"]
+    """Each signature has the same parameters, in the same order, and defaults as in the replaced library.
+
+    The default of `impl` stands for the replaced library's default.
+    """
+    assert signature(linear_cross_entropy) == (
+        "e, c, targets, bias=None, ignore_index=-100, softcap=None, reduction='mean', shift=0, return_lse=False, "
+        "filter_eps='auto', accum_e_fp32=False, accum_c_fp32=False, filter_e_grad=True, filter_c_grad=True, impl=None, "
+        "vocab_parallel_options=None"
+    )
+    assert signature(cce.LinearCrossEntropy) == (
+        "ignore_index=-100, softcap=None, reduction='mean', shift=0, filter_eps='auto', accum_e_fp32=False, "
+        "accum_c_fp32=False, filter_e_grad=True, filter_c_grad=True, impl=None, return_lse=False"
+    )
+    assert signature(cce.VocabParallelOptions) == "start, stop, group=None, reduce_e_grad=True"
+    assert signature(LigerFusedLinearCrossEntropyLoss) == LIGER_OPTIONS
+    assert signature(LigerFusedLinearCrossEntropyLoss.forward) == "self, lin_weight, _input, target, bias=None"
+    assert signature(liger_fused_linear_cross_entropy) == f"input, weight, target, bias=None, {LIGER_OPTIONS}"
+    assert CrossEntropyOutput._fields == ("loss", "z_loss", "token_accuracy", "predicted_tokens")
+    assert signature(LigerFusedLinearScaledCrossEntropyFunction.apply) == (
+        "_input, weight, target, temperature=1.0, ignore_index=-100, m_tiles_per_cluster=1, return_entropy=False"
+    )
+    assert signature(verl.linear_cross_entropy) == (
+        "hidden, weight, labels, temperature=1.0, reduction='none', dist_process_group=None"
+    )
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
@@ -134,43 +171,259 @@ def test_class_weights_of_zero_are_no_ignored_tokens():
     assert LigerFusedLinearCrossEntropyLoss(torch.zeros(V))(w, x, torch.zeros(T, dtype=torch.int64)).isnan()
 
 
+def check(ours: Callable, right: Callable, tensors: list[torch.Tensor], dtype: torch.dtype = torch.float64) -> None:
+    """Compare results and their gradients, for random upstream gradients of all results, with those in float64."""
+    leaves = [each.to(dtype).requires_grad_() for each in tensors]
+    wide = [each.detach().double().requires_grad_() for each in leaves]
+    values, rights = ours(*leaves), right(*wide)
+    assert len(values) == len(rights)
+    above = [torch.randn_like(each) for each in rights]
+    for value, expected in zip(values, rights):
+        assert value.shape == expected.shape
+        assert value.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+        assert_close(value, expected.detach(), value.dtype, steps=10)
+    grads = torch.autograd.grad(values, leaves, [each.to(value.dtype) for each, value in zip(above, values)])
+    for grad, expected in zip(grads, torch.autograd.grad(rights, wide, above), strict=True):
+        assert grad.dtype == dtype
+        assert_close(grad, expected, dtype, steps=20)
+
+
+DTYPES = [torch.float64, torch.float32, torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("softcap", [None, 2.5])
+@pytest.mark.parametrize("return_lse", [False, True])
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_options_of_cut_cross_entropy(
+    reduction: str, with_bias: bool, return_lse: bool, softcap: float | None, dtype: torch.dtype
+):
+    e, c, targets = problem()
+    tensors = [e, c, torch.randn(V)] if with_bias else [e, c]
+    formula = Formula(softcap=softcap)
+
+    def ours(e, c, bias=None):
+        keywords = {"softcap": softcap, "reduction": reduction, "shift": 1, "return_lse": return_lse}
+        found = linear_cross_entropy(e, c, targets, bias, **keywords)
+        module = cce.LinearCrossEntropy(**keywords)(e, c, targets, bias)
+        for each, same in zip(found, module) if return_lse else [(found, module)]:
+            assert torch.equal(each, same)
+        return found if return_lse else (found,)
+
+    def right(e, c, bias=None):
+        rows, classes = e[:, :-1].flatten(0, 1), targets[:, 1:].flatten()
+        loss = formula.loss(rows, c, bias, classes, reduction)
+        results = (loss.reshape(B, T - 1) if reduction == "none" else loss,)
+        return (*results, formula.outputs(rows, c, bias, classes)["lse"].reshape(B, T - 1)) if return_lse else results
+
+    check(ours, right, tensors, dtype)
+
+
+class Implementation(enum.IntEnum):
+    CCE = enum.auto()
+    TORCH_COMPILE = enum.auto()
+
+
 @pytest.mark.parametrize(
-    ("keyword", "value"),
+    "impl",
     [
-        ("bias", torch.zeros(V)),
-        ("softcap", 30.0),
-        ("return_lse", True),
-        ("impl", "torch_compile"),
-        ("vocab_parallel_options", object()),
+        "cce", "cce_exact", "cce_kahan", "cce_kahan_full", "cce_kahan_full_c", "cce_kahan_full_e",
+        "cce_kahan_full_c_full_e", "torch_compile", *Implementation,
     ],
-)
-def test_what_cut_cross_entropy_has_and_this_has_not(keyword: str, value: object):
-    with pytest.raises(NotImplementedError, match=f"compat.cce.linear_cross_entropy: {keyword}: not supported"):
-        linear_cross_entropy(*problem(), **{keyword: value})
+)  # fmt: skip
+def test_implementations_of_cut_cross_entropy(impl: str | Implementation):
+    e, c, targets = problem()
+    assert torch.equal(linear_cross_entropy(e, c, targets, impl=impl), linear_cross_entropy(e, c, targets))
+    with pytest.raises(
+        ag.ParamInvalidError, match="compat.cce.linear_cross_entropy: impl: expected None or one of cce,"
+    ):
+        linear_cross_entropy(e, c, targets, impl="fast")
 
 
 @pytest.mark.parametrize("keyword", ["filter_e_grad", "filter_c_grad"])
-def test_one_filtered_gradient(keyword: str):
-    with pytest.raises(NotImplementedError, match=f"compat.cce.linear_cross_entropy: {keyword}: not supported"):
-        linear_cross_entropy(*problem(), filter_eps=0.1, **{keyword: False})
+def test_one_filtered_gradient(keyword: str, calls: list[dict]):
+    """A filter for one of the gradients filters none."""
+    linear_cross_entropy(*problem(), filter_eps=0.1, **{keyword: False})
+    assert [each["filter_eps"] for each in calls] == [0.0]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("use_token_scaling", [False, True])
+@pytest.mark.parametrize("with_weight", [False, True])
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("lse_square_scale", [0.0, 0.01])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_options_of_liger(
+    reduction: str, lse_square_scale: float, label_smoothing: float, with_weight: bool, use_token_scaling: bool,
+    dtype: torch.dtype
+):  # fmt: skip
+    """The function and the class give the loss of the formula with its gradients, and all further results."""
+    x, w, target = problem()
+    x, target = x.flatten(0, 1), target.flatten()
+    target[0] = (x[0] @ w.T).argmax()
+    counted = target != -100
+    options = {"ce_weight": torch.rand(V) if with_weight else None, "lse_square_scale": lse_square_scale}
+    options |= {"label_smoothing": label_smoothing, "reduction": reduction, "softcap": 4.0}
+    options |= {"use_token_scaling": use_token_scaling, "return_z_loss": True, "return_token_accuracy": True}
+    found: list[CrossEntropyOutput] = []
+
+    def ours(x, w, bias):
+        found[:] = [
+            liger_fused_linear_cross_entropy(x, w, target, bias, return_predicted_tokens=True, **options),
+            LigerFusedLinearCrossEntropyLoss(return_predicted_tokens=True, **options)(w, x, target, bias),
+        ]
+        assert not any(each.requires_grad for each in found[0][1:])
+        return found[0].loss, found[1].loss
+
+    def reduced(values: torch.Tensor, divisor: torch.Tensor) -> torch.Tensor:
+        return values if reduction == "none" else values.sum() / (divisor if reduction == "mean" else 1)
+
+    results: dict[str, torch.Tensor] = {}
+
+    def right(x, w, bias):
+        of_class = torch.ones(V).double() if options["ce_weight"] is None else options["ce_weight"].double()
+        formula = Formula(softcap=4.0, label_smoothing=label_smoothing, weight=of_class)
+        outputs = formula.outputs(x, w, bias, target)
+        scaling = outputs["log_prob"].exp().detach() if use_token_scaling else torch.ones(B * T).double()
+        losses = formula.loss(x, w, bias, target, "none") * scaling
+        squares = lse_square_scale * outputs["lse"] ** 2 * scaling
+        total = (of_class[torch.where(counted, target, 0)] * counted).sum()
+        loss = reduced(losses, total) + reduced(squares, counted.sum())
+        accurate = (outputs["predicted"] == target).double()
+        results["z_loss"] = reduced(squares, counted.sum()).detach()
+        results["token_accuracy"] = accurate if reduction == "none" else accurate.sum() / counted.sum()
+        results["predicted_tokens"] = outputs["predicted"]
+        return loss, loss
+
+    check(ours, right, [x, w, torch.randn(V)], dtype)
+    for each in found:
+        assert_close(each.z_loss, results["z_loss"], each.z_loss.dtype, steps=10)
+        assert_close(each.token_accuracy, results["token_accuracy"], torch.float32)
+        assert each.predicted_tokens.dtype == torch.int64
+        assert torch.equal(each.predicted_tokens, results["predicted_tokens"])
+        assert each.predicted_tokens[target == -100].eq(-1).all()
+
+
+NAMES = "return_z_loss", "return_token_accuracy", "return_predicted_tokens"
+
+
+@pytest.mark.parametrize("flags", itertools.product([False, True], repeat=3), ids=str)
+def test_results_of_liger(flags: tuple[bool, bool, bool]):
+    x, w, target = problem()
+    found = liger_fused_linear_cross_entropy(x[0], w, target[0], **dict(zip(NAMES, flags)))
+    if not any(flags):
+        assert isinstance(found, torch.Tensor)
+    else:
+        assert isinstance(found, CrossEntropyOutput)
+        assert tuple(each is not None for each in found) == (True, *flags)
+
+
+@pytest.mark.parametrize("use_token_scaling", [False, True])
+@pytest.mark.parametrize("with_weight", [False, True])
+def test_results_of_liger_without_tokens(with_weight: bool, use_token_scaling: bool):
+    x, w = torch.randn(T, H, requires_grad=True), torch.randn(V, H)
+    found = liger_fused_linear_cross_entropy(
+        x, w, torch.full((T,), -100), ce_weight=torch.rand(V) if with_weight else None, lse_square_scale=0.1,
+        use_token_scaling=use_token_scaling, **dict.fromkeys(NAMES, True),
+    )  # fmt: skip
+    assert [each.item() for each in found[:3]] == [0, 0, 0]
+    assert found.predicted_tokens.eq(-1).all()
+    found.loss.backward()
+    assert not torch.count_nonzero(x.grad)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("return_entropy", [False, True])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_the_scaled_function_of_liger(temperature: float, return_entropy: bool, dtype: torch.dtype):
+    x, w, target = problem()
+    target = torch.where(target == -100, 3, target).flatten()
+    formula = Formula(temperature=temperature, ignore_index=3)
+    names = ["log_prob", "entropy"] if return_entropy else ["log_prob"]
+
+    def ours(x, w):
+        found = LigerFusedLinearScaledCrossEntropyFunction.apply(x, w, target, temperature, 3, 2, return_entropy)
+        return found if return_entropy else (found,)
+
+    def right(x, w):
+        found = formula.outputs(x, w, None, target)
+        return [-found[name] if name == "log_prob" else found[name] for name in names]
+
+    check(ours, right, [x.flatten(0, 1), w], dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("temperature", [1.0, 0.7, "of each token"])
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+def test_verl(reduction: str, temperature: float | str, dtype: torch.dtype):
+    hidden, weight, labels = problem()
+    divisor = 0.5 + torch.rand(B, T) if isinstance(temperature, str) else temperature
+    formula = Formula(temperature=divisor.flatten().double() if isinstance(divisor, torch.Tensor) else divisor)
+    counted = (labels != -100).sum()
+
+    def right(hidden, weight):
+        found = formula.outputs(hidden.flatten(0, 1), weight, None, labels.flatten())
+        log_prob = found["log_prob"]
+        reduced = {"none": log_prob, "sum": log_prob.sum(), "mean": log_prob.sum() / counted}
+        return reduced[reduction], found["entropy"]
+
+    check(lambda *each: verl.linear_cross_entropy(*each, labels, divisor, reduction), right, [hidden, weight], dtype)
+
+
+def test_errors_of_verl():
+    hidden, weight, labels = problem()
+    with pytest.raises(
+        NotImplementedError, match="compat.verl.linear_cross_entropy: dist_process_group: not supported"
+    ):
+        verl.linear_cross_entropy(hidden, weight, labels, dist_process_group=object())
+    with pytest.raises(ag.ParamInvalidError, match=r"labels: expected the shape of hidden .* \(3, 6\), got \(3, 5\)"):
+        verl.linear_cross_entropy(hidden, weight, labels[:, 1:])
+    with pytest.raises(ag.ParamInvalidError, match=r"temperature: expected shape \(3, 6\), as labels has, got \(18,\)"):
+        verl.linear_cross_entropy(hidden, weight, labels, torch.ones(B * T))
+    with pytest.raises(
+        ag.ParamTypeError, match=r"verl.linear_cross_entropy: weight: expected torch\.float32, as hidden"
+    ):
+        verl.linear_cross_entropy(hidden, weight.double(), labels)
+    with pytest.raises(
+        ag.ParamInvalidError, match="verl.linear_cross_entropy: temperature: expected a positive finite"
+    ):
+        verl.linear_cross_entropy(hidden, weight, labels, 0.0)
+    with pytest.raises(ag.ParamInvalidError, match="verl.linear_cross_entropy: labels: expected values in"):
+        verl.linear_cross_entropy(hidden, weight, labels + V)
 
 
 @pytest.mark.parametrize(
-    ("keyword", "value"),
+    ("keyword", "value", "kind"),
     [
-        ("lse_square_scale", 1e-4),
-        ("label_smoothing", 0.1),
-        ("softcap", 30.0),
-        ("return_z_loss", True),
-        ("accum_dtype", torch.float64),
-        ("use_token_scaling", True),
-        ("return_token_accuracy", True),
-        ("return_predicted_tokens", True),
+        ("accum_dtype", torch.float64, NotImplementedError),
+        ("accum_dtype", "float32", ag.ParamTypeError),
+        ("return_z_loss", 1, ag.ParamTypeError),
+        ("use_token_scaling", None, ag.ParamTypeError),
+        ("label_smoothing", 2.0, ag.ParamInvalidError),
+        ("softcap", -1.0, ag.ParamInvalidError),
+        ("lse_square_scale", "1", ag.ParamTypeError),
+        ("ce_weight", torch.ones(V, requires_grad=True), NotImplementedError),
     ],
 )
-def test_what_liger_has_and_this_has_not(keyword: str, value: object):
-    with pytest.raises(NotImplementedError, match=f"LigerFusedLinearCrossEntropyLoss: {keyword}: not supported"):
-        LigerFusedLinearCrossEntropyLoss(**{keyword: value})
+def test_options_that_liger_has_not(keyword: str, value: object, kind: type[Exception]):
+    e, c, targets = problem()
+    with pytest.raises(kind, match=f"LigerFusedLinearCrossEntropyLoss: {keyword}: "):
+        LigerFusedLinearCrossEntropyLoss(**{keyword: value})(c, e[0], targets[0])
+    with pytest.raises(kind, match=f"liger_fused_linear_cross_entropy: {keyword}: "):
+        liger_fused_linear_cross_entropy(e[0], c, targets[0], **{keyword: value})
+
+
+def test_errors_of_the_scaled_function_of_liger():
+    e, c, targets = problem()
+    apply = LigerFusedLinearScaledCrossEntropyFunction.apply
+    name = "LigerFusedLinearScaledCrossEntropyFunction"
+    with pytest.raises(ag.ParamInvalidError, match=f"{name}: m_tiles_per_cluster: expected a positive int, got 0"):
+        apply(e[0], c, targets[0], m_tiles_per_cluster=0)
+    with pytest.raises(ag.ParamTypeError, match=f"{name}: return_entropy: expected True or False"):
+        apply(e[0], c, targets[0], return_entropy=1)
+    with pytest.raises(ag.ParamInvalidError, match=rf"{name}: _input: expected shape \(N, in_features\)"):
+        apply(e, c, targets)
 
 
 def test_errors():
@@ -183,9 +436,11 @@ def test_errors():
         linear_cross_entropy(e, c, targets, shift=1.5)
     with pytest.raises(ag.ParamTypeError, match=r"compat.cce.linear_cross_entropy: targets: expected a torch.Tensor"):
         linear_cross_entropy(e, c, targets.tolist())
-    with pytest.raises(NotImplementedError, match="LigerFusedLinearCrossEntropyLoss: bias: not supported"):
-        LigerFusedLinearCrossEntropyLoss()(c, e[0], targets[0], torch.zeros(V))
-    LigerFusedLinearCrossEntropyLoss(accum_dtype=torch.float32)
+    with pytest.raises(ag.ParamInvalidError, match=r"LigerFusedLinearCrossEntropyLoss: bias: expected shape \(11,\)"):
+        LigerFusedLinearCrossEntropyLoss()(c, e[0], targets[0], torch.zeros(V - 1))
+    right = LigerFusedLinearCrossEntropyLoss()(c, e[0], targets[0])
+    for accumulator in (torch.float32, e.dtype):
+        assert LigerFusedLinearCrossEntropyLoss(accum_dtype=accumulator)(c, e[0], targets[0]).equal(right)
 
 
 @pytest.mark.parametrize(

@@ -346,3 +346,63 @@ def test_batches(reduction: str):
     )
     for each, right in zip(ours, rights, strict=True):
         assert_close(each, right, torch.float64, steps=10)
+
+
+@pytest.mark.parametrize("outputs", [("lse",), ("log_prob",), ("entropy",), ("lse", "log_prob", "entropy")], ids=str)
+@pytest.mark.parametrize("with_loss", [False, True])
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_gradients_of_outputs(reduction: str, with_loss: bool, outputs: tuple[str, ...], dtype: torch.dtype):
+    """Outputs are differentiable, alone and together with the loss."""
+    x, w, bias, target = problem(dtype)
+    options = {"temperature": 0.7, "logit_scale": 0.8, "softcap": 5.0, "label_smoothing": 0.1, "lse_square_scale": 0.01}
+    formula = Formula(**options)
+    factors = {name: torch.randn(N, dtype=torch.float64) for name in outputs}
+    of_loss = above(reduction) if with_loss else torch.zeros(())
+
+    def ours(x, w, bias):
+        found = agt.linear_cross_entropy(
+            x, w, target, linear_bias=bias, reduction=reduction, outputs=outputs, **options
+        )
+        terms = [(getattr(found, name) * factors[name].to(getattr(found, name).dtype)).sum() for name in outputs]
+        return sum(terms) + ((found.loss * of_loss.to(found.loss.dtype)).sum() if with_loss else 0)
+
+    def right(x, w, bias):
+        found = formula.outputs(x, w, bias, target)
+        terms = [(found[name] * factors[name]).sum() for name in outputs]
+        return sum(terms) + ((formula.loss(x, w, bias, target, reduction) * of_loss).sum() if with_loss else 0)
+
+    value, *grads = value_and_gradients(ours, [x, w, bias])
+    right_value, *right_grads = value_and_gradients(right, [x.double(), w.double(), bias.double()])
+    if not with_loss:
+        accumulator = torch.float64 if dtype == torch.float64 else torch.float32
+        assert_close(value, right_value, accumulator, steps=10)
+    for grad, right_grad in zip(grads, right_grads, strict=True):
+        assert grad.dtype == dtype
+        assert_close(grad, right_grad, dtype, steps=20)
+
+
+def test_a_logged_output_costs_nothing(calls: list[dict]):
+    """Gradients of a mean come with the loss if outputs have no upstream gradient."""
+    x, w, _, target = problem()
+    found = agt.linear_cross_entropy(x.requires_grad_(), w, target, outputs=("entropy", "predicted"))
+    (2 * found.loss).backward()
+    assert len(calls) == 1
+    assert not found.predicted.requires_grad
+
+
+def test_a_second_order_of_outputs_is_refused():
+    x, w, _, target = problem()
+    found = agt.linear_cross_entropy(x.requires_grad_(), w, target, outputs=("entropy",))
+    (grad,) = torch.autograd.grad(found.entropy.sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="linear_cross_entropy: the gradient cannot be differentiated"):
+        grad.sum().backward()
+
+
+def test_gradcheck_of_outputs():
+    x, w, bias, target = (each.requires_grad_() if each.is_floating_point() else each for each in problem())
+
+    def outputs(x, w, bias):
+        names = "lse", "log_prob", "entropy"
+        return agt.linear_cross_entropy(x, w, target, linear_bias=bias, temperature=0.5, outputs=names)[:4]
+
+    assert torch.autograd.gradcheck(outputs, (x, w, bias), check_batched_grad=True)

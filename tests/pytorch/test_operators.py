@@ -50,6 +50,20 @@ def linear_cases():
     yield pytest.param(OPS.linear_cross_entropy, tuple(arguments), id="with several targets")
 
 
+def backward_cases():
+    x, w, target = torch.randn(4, 3), torch.randn(7, 3), torch.tensor([1, 2, -100, 6])
+    arguments = loss_arguments(x, w, target, bias=torch.randn(7), outputs=["lse", "entropy"])
+    lse, _, entropy = OPS.linear_cross_entropy(*arguments)[4:7]
+    above = torch.randn(3, 4)
+    for given, changes in (
+        ((lse, entropy, *above), {"grad_loss": torch.tensor(2.0), "weight_grad": True, "bias_grad": True}),
+        ((lse, None, above[0], None, None), {"input_grad": True}),
+    ):
+        arguments = (*given, *arguments._replace(outputs=[])._replace(**changes))
+        yield pytest.param(OPS.linear_cross_entropy_backward, arguments, id=f"backward {list(changes)}")
+        arguments = loss_arguments(x, w, target, bias=torch.randn(7))
+
+
 def fused_cases():
     target = torch.tensor([1, 2, -100, 6], dtype=torch.int32)
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
@@ -74,7 +88,9 @@ def fused_cases():
             yield pytest.param(OPS.fused_linear_cross_entropy_loss_grad, arguments, id=label)
 
 
-@pytest.mark.parametrize(("operator", "arguments"), [*softmax_cases(), *linear_cases(), *fused_cases()])
+@pytest.mark.parametrize(
+    ("operator", "arguments"), [*softmax_cases(), *linear_cases(), *backward_cases(), *fused_cases()]
+)
 def test_operators_keep_the_rules(operator, arguments: tuple):
     torch.library.opcheck(operator.default, arguments)
 
@@ -117,6 +133,13 @@ def test_the_loss_as_an_operator_has_gradients(reduction: str, flags: tuple[bool
     gradient = OPS.linear_cross_entropy(*arguments._replace(input_grad=True, weight_grad=True))[2]
     with pytest.raises(RuntimeError, match="the gradient cannot be differentiated once more"):
         gradient.sum().backward()
+
+
+def test_an_output_without_what_its_gradient_needs():
+    x, w = torch.randn(4, 3, requires_grad=True), torch.randn(7, 3)
+    entropy = OPS.linear_cross_entropy(*loss_arguments(x, w, torch.tensor([1, 2, -100, 6]), outputs=["entropy"]))[6]
+    with pytest.raises(ag.ParamInvalidError, match="linear_cross_entropy: outputs: expected 'lse' among them"):
+        entropy.sum().backward()
 
 
 @pytest.mark.parametrize("factor", [1.0, 7.0])

@@ -216,17 +216,24 @@ def top_k(s, *, input, weight, k, temperature=1.0):
     # The j-th largest of all logits is off by at most the largest error of a logit.
     spread = error.max(-1, keepdims=True, initial=0) / temperature
     # An exponential below the smallest normal number may become 0. Differences are rounded before they are divided.
-    log_sum_error = bounds.SUM * -np.expm1(-log_sum) + 4 * (rest * np.abs(shifted)).sum(-1, where=rest > 0, keepdims=True)
+    log_sum_error = bounds.SUM * -np.expm1(-log_sum) + 4 * (rest * np.abs(shifted)).sum(
+        -1, where=rest > 0, keepdims=True
+    )
     bound = 3 * spread + s.p.eps * (4 * np.abs(log_prob) + log_sum_error) + float(s.p.normal) * len(weight)
-    return Expected(log_prob, np.where(np.isfinite(log_prob), bound, 0)), Expected(index, np.full(index.shape, np.inf))
+    bound = np.where(np.isfinite(log_prob), bound, 0)
+    return Expected(log_prob, bound), Expected(index, np.full(index.shape, np.inf))
 
 
-def assert_top_k(problem: LinearProblem, results: tuple[np.ndarray, np.ndarray]) -> None:
-    """Check the indices: that no logit outside is larger than the logits inside, beyond the errors of both."""
+def logits_of_problem(problem: LinearProblem) -> tuple[np.ndarray, np.ndarray]:
+    """Return the logits of input and weight, and the bound on their error."""
     s = sizes_of(problem)
-    log_prob, index = results
     with np.errstate(all="ignore"):
-        logits, error = logits_of(s, *(widen(problem.arguments[name], s.p.wide) for name in ("input", "weight")))
+        return logits_of(s, *(widen(problem.arguments[name], s.p.wide) for name in ("input", "weight")))
+
+
+def assert_top_k(results: tuple[np.ndarray, np.ndarray], logits: np.ndarray, error: np.ndarray) -> None:
+    """Check the indices: that no logit outside is larger than the logits inside, beyond the errors of both."""
+    log_prob, index = results
     assert index.dtype == np.int64
     for row, (values, entries) in enumerate(zip(log_prob, index, strict=True)):
         if np.isnan(values).any():

@@ -20,6 +20,8 @@ WHOLE = "linear_cross_entropy"
 LINEAR = (GRADIENT, STATISTICS, LOSS, WHOLE)
 #: An operator of the host alone, whose indices have tests of their own.
 TOP_K = "linear_top_k"
+#: Operators of the host alone that have no problems here, but tests of their own: `test_loss_backward`.
+HOST_ONLY = ("linear_cross_entropy_backward",)
 
 MODES = ("recomputed", "stored")
 
@@ -309,7 +311,13 @@ def top_k_problem(
     return frozen(LinearProblem(TOP_K, arguments, constant))
 
 
-PROBLEMS = {GRADIENT: gradient_problem, STATISTICS: statistics_problem, LOSS: loss_problem, WHOLE: whole_problem, TOP_K: top_k_problem}
+PROBLEMS = {
+    GRADIENT: gradient_problem,
+    STATISTICS: statistics_problem,
+    LOSS: loss_problem,
+    WHOLE: whole_problem,
+    TOP_K: top_k_problem,
+}
 
 
 def problem_of(operator: str, shape: tuple[int, int, int], dtype_name: str, **how: Any) -> LinearProblem:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from ... import _acl, arrays
 from ..._call import Call
 from ...contract import OPERATORS
+from ...contract.linear import LOSS_DEFAULTS
 from ...errors import (
     AscendGradError,
     BackendUnavailableError,
@@ -122,18 +123,9 @@ def stored_dim(name: str, largest: int) -> Callable[[Call, str], tuple[int, int]
     return lambda call, soc: (0 if call.arguments["softmax"] is None else call.dims[name], largest)
 
 
-#: The options of a loss that the device computes, with their only values.
-PLAIN_LOSS = {
-    **dict.fromkeys(("token_weight", "class_weight", "target_prob", "denominator", "bias", "softcap")),
-    **dict.fromkeys(("label_smoothing", "lse_square_scale"), 0.0),
-    **dict.fromkeys(("temperature", "logit_scale"), 1.0),
-    "outputs": (),
-}
-
-
 def plain_loss(call: Call, soc: str) -> Unsupported | None:
     """Return the reason against a loss with options that the device's operators lack (161002)."""
-    for name, value in PLAIN_LOSS.items():
+    for name, value in LOSS_DEFAULTS.items():
         got = call.arguments[name]
         if got is not value and (value is None or not isinstance(got, type(value)) or got != value):
             return _unsupported(call, ParamInvalidError, f"{name}: the device's operators compute the loss without it")

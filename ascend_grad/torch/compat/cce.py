@@ -1,20 +1,54 @@
-"""The function of cut-cross-entropy, with its signature."""
+"""The function and the module of cut-cross-entropy, with their signatures."""
 
 from __future__ import annotations
 
-from typing import Literal
+import enum
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 
 from ...arguments import integer, shown
-from ...errors import ParamInvalidError
+from ...errors import ParamInvalidError, ParamTypeError
 from .. import linear
 from ..tensors import check_tensors
 
-__all__ = ["linear_cross_entropy"]
+__all__ = ["LinearCrossEntropy", "VocabParallelOptions", "linear_cross_entropy"]
 
 _NAME = "compat.cce.linear_cross_entropy"
-_NAMES = linear.Names(_NAME, "e", "c", "targets")
+_NAMES = linear.Names(_NAME, "e", "c", "targets", bias="bias")
+
+#: The names of cut-cross-entropy's implementations.
+_IMPLEMENTATIONS = (
+    "cce",
+    "cce_exact",
+    "cce_kahan",
+    "cce_kahan_full",
+    "cce_kahan_full_c",
+    "cce_kahan_full_e",
+    "cce_kahan_full_c_full_e",
+    "torch_compile",
+)
+
+
+@dataclass
+class VocabParallelOptions:
+    """The rows of the weight that this process holds, like ``cut_cross_entropy.VocabParallelOptions``.
+
+    Parameters
+    ----------
+    start, stop : int
+        The classes of this process, `stop` exclusive. Ranges follow each other in the order of the ranks.
+    group : torch.distributed.ProcessGroup, optional
+        The processes that the classes are split over; None is the default group.
+    reduce_e_grad : bool, default True
+        Only True is supported: every process gets the whole gradient of `e`.
+    """
+
+    start: int
+    stop: int
+    group: Any = None
+    reduce_e_grad: bool = True
 
 
 def linear_cross_entropy(
@@ -32,9 +66,9 @@ def linear_cross_entropy(
     accum_c_fp32: bool = False,
     filter_e_grad: bool = True,
     filter_c_grad: bool = True,
-    impl: str | None = None,
-    vocab_parallel_options: object = None,
-) -> torch.Tensor:
+    impl: str | enum.Enum | None = None,
+    vocab_parallel_options: VocabParallelOptions | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Compute the cross-entropy loss of a linear layer, like ``cut_cross_entropy.linear_cross_entropy``.
 
     Parameters
@@ -46,34 +80,39 @@ def linear_cross_entropy(
     targets : torch.Tensor of int64 or int32, shape (...)
         The class of each row of `e`, in [0, V), or `ignore_index`. On an Ascend NPU another value
         is no error: the row's loss and gradient of `e` and all of that of `c` are NaN.
-    bias : None
-        Not supported.
+    bias : torch.Tensor, shape (V,), optional
+        The layer's bias.
     ignore_index : int, default -100
         Rows with this target have no loss and no gradient.
-    softcap : None
-        Not supported.
+    softcap : float, optional
+        The bound of the logits, above 0: they are ``softcap * tanh(logits / softcap)``.
     reduction : {"mean", "sum", "none"}, default "mean"
         As in `ascend_grad.torch.linear_cross_entropy`: the mean is NaN if every row is ignored.
     shift : bool or int, default 0
         Row i predicts the target at i + shift in the last dimension of `targets`.
     return_lse : bool, default False
-        Only False is supported.
+        Whether to return the logarithm of the sum of the exponentials of each row's logits, too. It is differentiable.
     filter_eps : float, "auto" or None, default "auto"
         As in `ascend_grad.fused_linear_cross_entropy_loss_grad`. "auto" and None skip nothing: results are exact.
     accum_e_fp32, accum_c_fp32 : bool, default False
         Ignored: sums are always in float32 or better.
     filter_e_grad, filter_c_grad : bool, default True
-        Whether `filter_eps` applies to the gradients of `e` and of `c`: to both or to none.
-    impl : None
-        Not supported: there is one implementation.
-    vocab_parallel_options : None
-        Not supported.
+        Whether `filter_eps` applies to the gradients of `e` and of `c`. Unless both are True, both are exact.
+    impl : str or enum.Enum, optional
+        The name of an implementation of cut-cross-entropy, or the member of an enumeration with that name. There is one
+        implementation here, so the names have no effect.
+    vocab_parallel_options : VocabParallelOptions, optional
+        The rows of the weight of this process, which `c` has alone; `targets` are classes of the whole weight. `bias`,
+        `softcap` and `return_lse` are then not supported.
 
     Returns
     -------
-    torch.Tensor
+    loss : torch.Tensor
         The loss, float32, or float64 if `e` is float64. If `reduction` is "none" it has the shape of `targets`, whose
         last dimension is shorter by `shift`.
+    lse : torch.Tensor
+        With `return_lse` alone: one number for each row, 0 for ignored rows, in the dtype of `loss` and the shape that
+        it has without a reduction.
 
     Raises
     ------
@@ -89,18 +128,9 @@ def linear_cross_entropy(
     >>> linear_cross_entropy(torch.zeros(2, 5, 3), torch.zeros(8, 3), torch.zeros(2, 5, dtype=torch.int64), shift=1)
     tensor(2.0794)
     """
-    linear.refuse(
-        _NAME,
-        bias=bias,
-        softcap=softcap,
-        return_lse=return_lse or None,
-        impl=impl,
-        vocab_parallel_options=vocab_parallel_options,
-    )
-    if filter_eps is None or filter_eps == "auto" or not (filter_e_grad or filter_c_grad):
+    _check_implementation(impl)
+    if filter_eps is None or filter_eps == "auto" or not (filter_e_grad and filter_c_grad):
         filter_eps = 0.0
-    if filter_eps and bool(filter_e_grad) != bool(filter_c_grad):
-        linear.refuse(_NAME, **({"filter_c_grad": False} if filter_e_grad else {"filter_e_grad": False}))
     check_tensors(_NAME, e=e, targets=targets)
     if e.dim() < 1 or targets.shape != e.shape[:-1]:
         message = f"targets: expected the shape of e but for its last dimension, {tuple(e.shape[:-1])}, got "
@@ -113,8 +143,143 @@ def linear_cross_entropy(
             message = f"shift: expected an int from 0 to below {length}, got {shown(shift)}"
             raise ParamInvalidError(message, operator=_NAME)
         e, targets = e[..., : length - shift, :], targets[..., shift:]
-    loss, *_ = linear.unrounded_loss(
-        e.reshape(-1, e.shape[-1]), c, targets.reshape(-1), reduction, ignore_index,
-        filter_eps=filter_eps, names=_NAMES,
-    )  # fmt: skip
-    return loss.reshape(targets.shape) if reduction == "none" else loss
+    rows, classes = e.reshape(-1, e.shape[-1]), targets.reshape(-1)
+    if vocab_parallel_options is None:
+        options = linear.Options(linear_bias=bias, softcap=softcap, outputs=("lse",) if return_lse else ())
+        found = linear.unrounded_loss(
+            rows, c, classes, reduction, ignore_index, options, filter_eps=filter_eps, names=_NAMES
+        )
+    else:
+        operator = f"{_NAME} with vocab_parallel_options"
+        linear.refuse(operator, bias=bias, softcap=softcap, return_lse=return_lse or None)
+        found = _loss_over_group(rows, c, classes, reduction, ignore_index, filter_eps, vocab_parallel_options)
+    loss = found.loss.reshape(targets.shape) if reduction == "none" else found.loss
+    return loss if found.lse is None else (loss, found.lse.reshape(targets.shape))
+
+
+def _check_implementation(impl: object) -> None:
+    name = impl.name.lower() if isinstance(impl, enum.Enum) else impl
+    if impl is not None and name not in _IMPLEMENTATIONS:
+        expected = f"None or one of {', '.join(_IMPLEMENTATIONS)}"
+        raise ParamInvalidError(f"impl: expected {expected}, got {shown(impl)}", operator=_NAME)
+
+
+@torch.compiler.disable
+def _loss_over_group(
+    rows: torch.Tensor,
+    c: torch.Tensor,
+    classes: torch.Tensor,
+    reduction: Literal["mean", "sum", "none"],
+    ignore_index: int,
+    filter_eps: float,
+    options: VocabParallelOptions,
+) -> linear.LossOutputs:
+    """Compute the loss over the processes of a group, each of which has its rows of the weight."""
+    from ..vocabulary_parallel import VocabularyShard
+
+    if not isinstance(options, VocabParallelOptions):
+        expected = "None or ascend_grad.torch.compat.cce.VocabParallelOptions"
+        raise ParamTypeError(f"vocab_parallel_options: expected {expected}, got {shown(options)}", operator=_NAME)
+    group = torch.distributed.group.WORLD if options.group is None else options.group
+    if group is None:
+        message = "vocab_parallel_options: expected a group, as torch.distributed has no default group"
+        raise ParamInvalidError(message, operator=_NAME)
+    shard = VocabularyShard(group, options.start, None)
+
+    def check() -> None:
+        if not options.reduce_e_grad:
+            linear.refuse(_NAME, **{"vocab_parallel_options.reduce_e_grad": False})
+        check_tensors(_NAME, c=c)
+        if c.dim() == 2 and c.shape[0] != options.stop - options.start:
+            message = f"c: expected {options.stop - options.start} rows, stop - start, got {c.shape[0]}"
+            raise ParamInvalidError(message, operator=_NAME)
+
+    shard.run(_NAME, check)
+    return linear.unrounded_loss(
+        rows, c, classes, reduction, ignore_index, filter_eps=filter_eps, shard=shard, names=_NAMES
+    )
+
+
+class LinearCrossEntropy(torch.nn.Module):
+    """The cross-entropy loss of a linear layer as a module, like ``cut_cross_entropy.LinearCrossEntropy``.
+
+    Parameters
+    ----------
+    ignore_index, softcap, reduction, shift, filter_eps, accum_e_fp32, accum_c_fp32, filter_e_grad, filter_c_grad, impl
+        As in `linear_cross_entropy`.
+    return_lse : bool, default False
+        As in `linear_cross_entropy`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from ascend_grad.torch.compat.cce import LinearCrossEntropy
+    >>> LinearCrossEntropy(reduction="sum")(torch.zeros(2, 3), torch.zeros(8, 3), torch.tensor([7, 0]))
+    tensor(4.1589)
+    """
+
+    def __init__(
+        self,
+        ignore_index: int = linear.IGNORE_INDEX,
+        softcap: float | None = None,
+        reduction: Literal["mean", "sum", "none"] = "mean",
+        shift: bool | int = 0,
+        filter_eps: float | Literal["auto"] | None = "auto",
+        accum_e_fp32: bool = False,
+        accum_c_fp32: bool = False,
+        filter_e_grad: bool = True,
+        filter_c_grad: bool = True,
+        impl: str | enum.Enum | None = None,
+        return_lse: bool = False,
+    ):
+        super().__init__()
+        self.ignore_index = ignore_index
+        self.softcap = softcap
+        self.reduction = reduction
+        self.shift = shift
+        self.filter_eps = filter_eps
+        self.accum_e_fp32 = accum_e_fp32
+        self.accum_c_fp32 = accum_c_fp32
+        self.filter_e_grad = filter_e_grad
+        self.filter_c_grad = filter_c_grad
+        self.impl = impl
+        self.return_lse = return_lse
+
+    def forward(
+        self,
+        e: torch.Tensor,
+        c: torch.Tensor,
+        targets: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        vocab_parallel_options: VocabParallelOptions | None = None,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Compute the loss, as `linear_cross_entropy` does.
+
+        Parameters
+        ----------
+        e, c, targets, bias, vocab_parallel_options
+            As in `linear_cross_entropy`.
+
+        Returns
+        -------
+        torch.Tensor, or a pair of them
+            The loss, and with `return_lse` the logarithm of the sum of the exponentials of each row's logits.
+        """
+        return linear_cross_entropy(
+            e,
+            c,
+            targets,
+            bias,
+            self.ignore_index,
+            self.softcap,
+            self.reduction,
+            self.shift,
+            self.return_lse,
+            self.filter_eps,
+            self.accum_e_fp32,
+            self.accum_c_fp32,
+            self.filter_e_grad,
+            self.filter_c_grad,
+            self.impl,
+            vocab_parallel_options,
+        )

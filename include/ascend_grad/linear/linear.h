@@ -177,6 +177,7 @@ typedef struct {
     int64_t *indices; /* (BT, k): their vocabulary entries */
     ag_sum *rest;     /* (BT,): sum of exp((logit - largest) * scale), without one logit that is the largest */
 } ag_top_k;
+
 /* Statistics of some logits of a row, beside their maximum and sum: see ag_loss_row. */
 typedef struct {
     double moment, deficit;

@@ -54,7 +54,8 @@ AG_INLINE void K(add_partial)(int first, V partial, double *sums)
  * sums[c]. Eight vectors of a row are read at a time: rows whose length is a power of two map to the same few cache
  * sets, so a line that is read has to be used before it is evicted. */
 AG_INLINE void K(add_rows)(const int op, int first, const char *a, const char *b, ptrdiff_t a_step, ptrdiff_t b_step,
-                           ptrdiff_t count, ptrdiff_t width, const compute_t *max, double *sums, int prefetches)
+                           ptrdiff_t count, ptrdiff_t width, V scale, const compute_t *max, double *sums,
+                           int prefetches)
 {
     enum { TOGETHER = 8 };
     const V none = {0};
@@ -68,7 +69,7 @@ AG_INLINE void K(add_rows)(const int op, int first, const char *a, const char *b
             AG_UNROLL(8)
             for (int j = 0; j < TOGETHER; j++) {
                 const ptrdiff_t i = c + j * VL;
-                partial[j] += K(term_at)(op, a_t, b_t, NULL, i, none, ag_is_forward(op) ? V_(load)(max + i) : none);
+                partial[j] += K(term_at)(op, a_t, b_t, NULL, i, scale, ag_is_forward(op) ? V_(load)(max + i) : none);
                 /* The sums do not read this second input, but the results will. */
                 if (ag_reads_b(op) && !ag_sums_b(op) && prefetches) __builtin_prefetch(b_t + i * AG_SIZE, 0, 2);
             }
@@ -81,8 +82,8 @@ AG_INLINE void K(add_rows)(const int op, int first, const char *a, const char *b
         V partial = none;
         for (ptrdiff_t t = 0; t < count; t++) {
             const char *a_t = a + t * a_step, *b_t = b + t * b_step;
-            partial += c + VL <= width ? K(term_at)(op, a_t, b_t, NULL, c, none, max_v)
-                                       : K(term_at_partial)(op, a_t, b_t, NULL, c, width - c, none, max_v);
+            partial += c + VL <= width ? K(term_at)(op, a_t, b_t, NULL, c, scale, max_v)
+                                       : K(term_at_partial)(op, a_t, b_t, NULL, c, width - c, scale, max_v);
         }
         K(add_partial)(first, partial, sums + c);
     }
@@ -92,16 +93,16 @@ AG_INLINE void K(add_rows)(const int op, int first, const char *a, const char *b
  * partial + lane * pitch, then that partial sum is added to the lane's sums. So memory is read in order, and the next
  * row is prefetched meanwhile. */
 AG_INLINE void K(add_block)(const int op, int first, const char *a, const char *b, ptrdiff_t a_step, ptrdiff_t b_step,
-                            ptrdiff_t count, ptrdiff_t width, ptrdiff_t pitch, const compute_t *max, compute_t *partial,
-                            double *sums)
+                            ptrdiff_t count, ptrdiff_t width, ptrdiff_t pitch, V scale, const compute_t *max,
+                            compute_t *partial, double *sums)
 {
     const V none = {0};
     for (ptrdiff_t t = 0; t < count; t++, a += a_step, b += b_step) {
         compute_t *lane = partial + t % VL * pitch;
         for (ptrdiff_t c = 0; c < width; c += VL) {
             const V max_v = ag_is_forward(op) ? V_(load)(max + c) : none;
-            const V term = c + VL <= width ? K(term_at)(op, a, b, NULL, c, none, max_v)
-                                           : K(term_at_partial)(op, a, b, NULL, c, width - c, none, max_v);
+            const V term = c + VL <= width ? K(term_at)(op, a, b, NULL, c, scale, max_v)
+                                           : K(term_at_partial)(op, a, b, NULL, c, width - c, scale, max_v);
             V_(store)(lane + c, (t < VL ? none : V_(load)(lane + c)) + term);
             __builtin_prefetch(a + a_step + c * AG_SIZE, 0, 2);
             if (ag_sums_b(op)) __builtin_prefetch(b + b_step + c * AG_SIZE, 0, 2);
@@ -122,11 +123,13 @@ AG_INLINE void K(columns_sum)(const int op, const ag_tile *tile, const compute_t
     const ptrdiff_t n = tile->n, columns = tile->rows, width = columns * AG_SIZE;
     const int packed = ag_tile_is_packed(tile, width, ag_sums_b(op)) && columns <= AG_PACKED_COLUMNS;
     const ptrdiff_t pitch = packed ? columns : (columns + VL - 1) / VL * VL;
+    const V scale = V_(set1)((compute_t)tile->scale);
     for (ptrdiff_t begin = 0; begin < n; begin += AG_SUM_BLOCK) {
         const ptrdiff_t length = n - begin < AG_SUM_BLOCK ? n - begin : AG_SUM_BLOCK;
         if (!packed && !tile->fits_l2) {
             K(add_block)(op, begin == 0, tile->a + begin * tile->a_stride, tile->b + begin * tile->b_stride,
-                         tile->a_stride, tile->b_stride, length, columns, pitch, max, partial, sums);
+                         tile->a_stride, tile->b_stride, length, columns, pitch, scale, max, partial,
+                         sums);
             continue;
         }
         /* Lanes of packed rows are processed together if they have equally many terms: first the lanes with a term in
@@ -137,7 +140,7 @@ AG_INLINE void K(columns_sum)(const int op, const ag_tile *tile, const compute_t
             const char *a = tile->a + (begin + lane) * tile->a_stride, *b = tile->b + (begin + lane) * tile->b_stride;
             const compute_t *max_l = packed ? max + lane * columns : max;
             K(add_rows)(op, begin == 0, a, b, VL * tile->a_stride, VL * tile->b_stride, count, together * columns,
-                        max_l, sums + lane * pitch, tile->fits_l2);
+                        scale, max_l, sums + lane * pitch, tile->fits_l2);
             lane += together;
         }
     }
@@ -174,10 +177,14 @@ AG_INLINE void K(columns_write)(const int op, const ag_tile *tile, const compute
 }
 
 /* Load a row of a strip, which is a few vectors of columns of at most a sum block of rows. `vectors` is a constant, 4
- * or 1. A strip of one vector has `width` columns, which may be part of a vector. */
-AG_INLINE void K(load_strip)(const int vectors, const char *p, ptrdiff_t width, V *v)
+ * or 1. A strip of one vector has `width` columns, which may be part of a vector. Unless `in_order`, the columns of two
+ * vectors are in the order of AG_LOAD_TWO. */
+AG_INLINE void K(load_strip)(const int vectors, const int in_order, const char *p, ptrdiff_t width, V *v)
 {
-    if (vectors > 1) {
+    if (vectors > 1 && in_order) {
+        AG_UNROLL(4)
+        for (int j = 0; j < vectors; j++) v[j] = AG_LOAD(p + j * VL * AG_SIZE);
+    } else if (vectors > 1) {
         AG_UNROLL(2)
         for (int j = 0; j < vectors; j += 2) AG_LOAD_TWO(p + j * VL * AG_SIZE, &v[j], &v[j + 1]);
     } else {
@@ -200,24 +207,30 @@ AG_INLINE void K(store_strip)(const int vectors, char *p, ptrdiff_t width, int n
     }
 }
 
-AG_INLINE void K(strip)(const int op, const int vectors, const ag_tile *tile, ptrdiff_t c, ptrdiff_t width,
-                        int nontemporal)
+/* Compute the maxima of the columns of a strip, ignoring NaN. */
+AG_INLINE void K(strip_max)(const int vectors, const int in_order, const char *a, ptrdiff_t a_stride, ptrdiff_t n,
+                            ptrdiff_t width, V *max)
 {
-    enum { CACHED_ROWS = 16, LEVELS = 4 };
-    const char *a = tile->a + c * AG_SIZE, *b = tile->b + c * AG_SIZE;
-    const ptrdiff_t n = tile->n, lanes = n < VL ? n : VL;
-    const int caches = K(caches_exp)(op) && n <= CACHED_ROWS;
-    const V none = {0};
-    V x[4] = {none}, y[4] = {none}, shift[4] = {none}, factor[4] = {none}, cached[CACHED_ROWS][4];
-    if (ag_is_forward(op)) {
+    V x[4] = {{0}};
+    AG_UNROLL(4)
+    for (int j = 0; j < vectors; j++) max[j] = V_(set1)((compute_t)-INFINITY);
+    for (ptrdiff_t k = 0; k < n; k++) {
+        K(load_strip)(vectors, in_order, a + k * a_stride, width, x);
         AG_UNROLL(4)
-        for (int j = 0; j < vectors; j++) shift[j] = V_(set1)((compute_t)-INFINITY);
-        for (ptrdiff_t k = 0; k < n; k++) {
-            K(load_strip)(vectors, a + k * tile->a_stride, width, x);
-            AG_UNROLL(4)
-            for (int j = 0; j < vectors; j++) shift[j] = V_(max)(x[j], shift[j]);
-        }
+        for (int j = 0; j < vectors; j++) max[j] = V_(max)(x[j], max[j]);
     }
+}
+
+enum { K(STRIP_CACHED_ROWS) = 16 };
+
+/* Compute the sums of the columns of a strip of tile->n rows. If `caches`, the terms are stored in `cached`. */
+AG_INLINE void K(strip_sum)(const int op, const int vectors, const int in_order, const ag_tile *tile, const char *a,
+                            const char *b, ptrdiff_t width, V scale, const V *max, int caches, V (*cached)[4], K(lane_sums) *totals)
+{
+    enum { LEVELS = 4 };
+    const ptrdiff_t n = tile->n, lanes = n < VL ? n : VL;
+    const V none = {0};
+    V x[4] = {none}, y[4] = {none};
     /* Lanes are added by halves, in the fixed order: the sum of a lane is pending until its other half is computed. The
      * lane whose sum was computed last is added first. */
     K(lane_sums) sum[4], pending[LEVELS][4];
@@ -228,11 +241,11 @@ AG_INLINE void K(strip)(const int op, const int vectors, const ag_tile *tile, pt
     for (;;) {
         V partial[4] = {none};
         for (ptrdiff_t k = lane; k < n; k += VL) {
-            K(load_strip)(vectors, a + k * tile->a_stride, width, x);
-            if (ag_sums_b(op)) K(load_strip)(vectors, b + k * tile->b_stride, width, y);
+            K(load_strip)(vectors, in_order, a + k * tile->a_stride, width, x);
+            if (ag_sums_b(op)) K(load_strip)(vectors, in_order, b + k * tile->b_stride, width, y);
             AG_UNROLL(4)
             for (int j = 0; j < vectors; j++) {
-                const V term = K(term)(op, x[j], y[j], (MASKV){0}, none, shift[j]);
+                const V term = K(term)(op, x[j], y[j], (MASKV){0}, scale, max[j]);
                 if (caches) cached[k][j] = term;
                 partial[j] += term;
             }
@@ -257,8 +270,23 @@ AG_INLINE void K(strip)(const int op, const int vectors, const ag_tile *tile, pt
         lane |= bit;
     }
     AG_UNROLL(4)
+    for (int j = 0; j < vectors; j++) totals[j] = K(canonical)(&sum[j]);
+}
+
+AG_INLINE void K(strip)(const int op, const int vectors, const ag_tile *tile, ptrdiff_t c, ptrdiff_t width,
+                        int nontemporal)
+{
+    const char *a = tile->a + c * AG_SIZE, *b = tile->b + c * AG_SIZE;
+    const ptrdiff_t n = tile->n;
+    const int caches = K(caches_exp)(op) && n <= K(STRIP_CACHED_ROWS);
+    const V none = {0};
+    V x[4] = {none}, y[4] = {none}, shift[4] = {none}, factor[4] = {none}, cached[K(STRIP_CACHED_ROWS)][4];
+    K(lane_sums) totals[4];
+    if (ag_is_forward(op)) K(strip_max)(vectors, 0, a, tile->a_stride, n, width, shift);
+    K(strip_sum)(op, vectors, 0, tile, a, b, width, none, shift, caches, cached, totals);
+    AG_UNROLL(4)
     for (int j = 0; j < vectors; j++) {
-        K(lane_sums) total = K(canonical)(&sum[j]);
+        K(lane_sums) total = totals[j];
         if (ag_is_forward(op)) {
             total.low = K(factors)(op, total.low);
 #if !AG_IS_F64
@@ -270,8 +298,8 @@ AG_INLINE void K(strip)(const int op, const int vectors, const ag_tile *tile, pt
         }
     }
     for (ptrdiff_t k = 0; k < n; k++) {
-        if (!caches) K(load_strip)(vectors, a + k * tile->a_stride, width, x);
-        if (ag_reads_b(op)) K(load_strip)(vectors, b + k * tile->b_stride, width, y);
+        if (!caches) K(load_strip)(vectors, 0, a + k * tile->a_stride, width, x);
+        if (ag_reads_b(op)) K(load_strip)(vectors, 0, b + k * tile->b_stride, width, y);
         AG_UNROLL(4)
         for (int j = 0; j < vectors; j++) {
             x[j] = caches ? K(forward_value)(op, cached[k][j], factor[j])

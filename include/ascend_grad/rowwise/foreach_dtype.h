@@ -35,6 +35,18 @@ AG_KERNEL_LINKAGE const ag_row_kernels *AG_ISA_NAME(ag_rowwise_kernels)(ag_dtype
     return &kernels[dtype][op];
 }
 
+AG_KERNEL_LINKAGE const ag_loss_kernels *AG_ISA_NAME(ag_rowwise_loss_kernels)(ag_dtype dtype)
+{
+    static const ag_loss_kernels *const kernels[AG_DTYPE_COUNT] = {
+        [AG_FLOAT32] = &AG_ISA_NAME(ag_row_loss_table_f32),
+        [AG_FLOAT16] = &AG_ISA_NAME(ag_row_loss_table_f16),
+        [AG_BFLOAT16] = &AG_ISA_NAME(ag_row_loss_table_bf16),
+        [AG_FLOAT64] = &AG_ISA_NAME(ag_row_loss_table_f64),
+    };
+    return kernels[dtype];
+}
+
 #else
 const ag_row_kernels *AG_ISA_NAME(ag_rowwise_kernels)(ag_dtype dtype, ag_row_op op);
+const ag_loss_kernels *AG_ISA_NAME(ag_rowwise_loss_kernels)(ag_dtype dtype);
 #endif

@@ -55,6 +55,7 @@
 #include "narrow.h"
 #include "rows.h"
 #include "columns.h"
+#include "loss_kernels.h"
 
 /* ---- entry points: the loops with a constant operator ------------------------------------------------------------ */
 
@@ -153,4 +154,5 @@ static const ag_row_kernels K(table)[AG_ROW_OP_COUNT] AG_UNUSED = {AG_FOREACH_RO
 #undef K
 #undef K_COMPUTE
 #undef AG_SUM_BLOCK
+#undef AG_MAX_NARROW_ROW
 #undef AG_LINES

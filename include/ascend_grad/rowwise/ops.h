@@ -12,7 +12,8 @@ AG_INLINE V K(logit)(const int op, V x, MASKV mask, V scale)
     return V_(select)(mask, V_(set1)((compute_t)AG_MASKED_LOGIT), x * scale);
 }
 
-/* Return the terms of the row sum. Only the forward operators use `max`. */
+/* Return the terms of the row sum. Only the forward operators use `max`. AG_LOSS_REST leaves out one element if no other
+ * is equal to the maximum: so it is for sums of exponentials below 2. */
 AG_INLINE V K(term)(const int op, V a, V b, MASKV mask, V scale, V max)
 {
     switch (op) {
@@ -21,6 +22,18 @@ AG_INLINE V K(term)(const int op, V a, V b, MASKV mask, V scale, V max)
     case AG_SOFTMAX_BACKWARD:
     case AG_SCALED_MASKED_SOFTMAX_BACKWARD:
         return a * b;
+    case AG_LOSS_EXP:
+        return V_(exp)((a - max) * scale);
+    case AG_LOSS_REST:
+        return V_(select)(a < max, V_(exp)((a - max) * scale), (V){0});
+    case AG_LOSS_MOMENT: {
+        const V distance = (max - a) * scale, e = V_(exp)(-distance);
+        return V_(select)(e == 0, (V){0}, e * distance); /* distance may be infinite */
+    }
+    case AG_LOSS_DEFICIT:
+        return (max - a) * scale;
+    case AG_LOSS_WEIGHTED_DEFICIT:
+        return V_(select)(b == 0, (V){0}, b * ((max - a) * scale));
     default:
         return V_(exp)(K(logit)(op, a, mask, scale) - max);
     }
@@ -80,16 +93,27 @@ AG_INLINE MASKV K(get_mask_partial)(int wanted, const uint8_t *p, ptrdiff_t i, p
     return wanted ? V_(mask_partial)(p + i, n) : (MASKV){0};
 }
 
+/* Load terms' second input: in its dtype, or class weights, which have the compute type. */
+AG_INLINE V K(get_summed_b)(const int op, const char *b, ptrdiff_t i)
+{
+    return op == AG_LOSS_WEIGHTED_DEFICIT ? V_(load)((const compute_t *)b + i) : K(get)(ag_sums_b(op), b, i);
+}
+AG_INLINE V K(get_summed_b_partial)(const int op, const char *b, ptrdiff_t i, ptrdiff_t n)
+{
+    return op == AG_LOSS_WEIGHTED_DEFICIT ? V_(load_partial)((const compute_t *)b + i, n)
+                                          : K(get_partial)(ag_sums_b(op), b, i, n);
+}
+
 AG_INLINE V K(term_at)(const int op, const char *a, const char *b, const uint8_t *mask, ptrdiff_t i, V scale, V max)
 {
-    return K(term)(op, AG_LOAD(a + i * AG_SIZE), K(get)(ag_sums_b(op), b, i),
+    return K(term)(op, AG_LOAD(a + i * AG_SIZE), K(get_summed_b)(op, b, i),
                    K(get_mask)(ag_masks_sum(op), mask, i), scale, max);
 }
 
 AG_INLINE V K(term_at_partial)(const int op, const char *a, const char *b, const uint8_t *mask, ptrdiff_t i,
                                ptrdiff_t n, V scale, V max)
 {
-    const V term = K(term)(op, AG_LOAD_PARTIAL(a + i * AG_SIZE, n), K(get_partial)(ag_sums_b(op), b, i, n),
+    const V term = K(term)(op, AG_LOAD_PARTIAL(a + i * AG_SIZE, n), K(get_summed_b_partial)(op, b, i, n),
                            K(get_mask_partial)(ag_masks_sum(op), mask, i, n), scale, max);
     return ag_is_forward(op) ? V_(first)(n, term, (V){0}) : term; /* as exp(0) would add 1 */
 }

@@ -260,5 +260,3 @@ AG_INLINE void K(rows)(const int op, const ag_tile *tile)
     }
     if (tile->nontemporal) v_fence();
 }
-
-#undef AG_MAX_NARROW_ROW

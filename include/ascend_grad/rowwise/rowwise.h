@@ -8,6 +8,7 @@
  *   softmax                          exp(x - max) / sum(exp(x - max))
  *   log-softmax                      (x - max) - log(sum(exp(x - max)))
  *   scaled masked softmax            the softmax of (-10000 where mask, else x * scale)
+ *   cross-entropy                    factor * exp((x - max) * scale) - smoothing * class weight, and sums (loss.h)
  *
  * Types
  *
@@ -41,8 +42,8 @@
  * up to 16 KiB, which mostly stay in L1. Exponentials of longer rows are computed twice, which costs less than a memory
  * pass.
  *
- * Files: ops.h has the formulas of the operators; sums.h, rows.h, narrow.h and columns.h the loops; kernels.h the entry
- * points and the table for one dtype and instruction set; foreach_dtype.h all dtypes.
+ * Files: ops.h has the formulas of the operators; sums.h, rows.h, narrow.h and columns.h the loops; loss_kernels.h
+ * the kernels of the cross-entropy; kernels.h the entry points and the table for one dtype and instruction set; foreach_dtype.h all dtypes.
  */
 #ifndef ASCEND_GRAD_ROWWISE_H
 #define ASCEND_GRAD_ROWWISE_H
@@ -72,8 +73,23 @@ typedef enum { AG_NOT_READ, AG_IN_RESULT, AG_IN_SUM } ag_use;
     X(AG_LOG_SOFTMAX, log_softmax, AG_FORWARD, AG_NOT_READ, AG_NOT_READ, 1)                                            \
     X(AG_SCALED_MASKED_SOFTMAX, scaled_masked_softmax, AG_FORWARD, AG_NOT_READ, AG_IN_SUM, 0)
 
+/* Row sums of the cross-entropy, which is no member of the list above, as its kernels have other arguments (loss_kernels.h):
+ * X(member, name, direction, use of the second input, use of the mask, column kernels: 1 or 0). A plan for one of the
+ * first two describes the whole operator; the second one never processes columns. */
+#define AG_FOREACH_LOSS_SUM(X)                                                                                         \
+    X(AG_LOSS_EXP, exp, AG_FORWARD, AG_NOT_READ, AG_NOT_READ, 1)                                                       \
+    X(AG_LOSS_EXP_OF_ROWS, exp_of_rows, AG_FORWARD, AG_NOT_READ, AG_NOT_READ, 0)                                       \
+    X(AG_LOSS_REST, rest, AG_FORWARD, AG_NOT_READ, AG_NOT_READ, 1)                                                     \
+    X(AG_LOSS_MOMENT, moment, AG_FORWARD, AG_NOT_READ, AG_NOT_READ, 0)                                                 \
+    X(AG_LOSS_DEFICIT, deficit, AG_FORWARD, AG_NOT_READ, AG_NOT_READ, 0)                                               \
+    X(AG_LOSS_WEIGHTED_DEFICIT, weighted_deficit, AG_FORWARD, AG_IN_SUM, AG_NOT_READ, 0)
+
 #define AG_MEMBER(op, ...) op,
-typedef enum { AG_FOREACH_ROW_OP(AG_MEMBER) AG_ROW_OP_COUNT } ag_row_op;
+typedef enum {
+    AG_FOREACH_ROW_OP(AG_MEMBER) AG_ROW_OP_COUNT,
+    AG_BEFORE_LOSS_SUMS = AG_ROW_OP_COUNT - 1,
+    AG_FOREACH_LOSS_SUM(AG_MEMBER) AG_ROW_SUM_COUNT
+} ag_row_op;
 #undef AG_MEMBER
 
 typedef struct {
@@ -84,7 +100,8 @@ typedef struct {
 } ag_row_op_traits;
 
 #define AG_TRAITS(op, name, direction, b, mask, has_columns) {#name, direction, b, mask, has_columns},
-static const ag_row_op_traits ag_row_ops[AG_ROW_OP_COUNT] = {AG_FOREACH_ROW_OP(AG_TRAITS)};
+static const ag_row_op_traits ag_row_ops[AG_ROW_SUM_COUNT] = {AG_FOREACH_ROW_OP(AG_TRAITS)
+                                                                  AG_FOREACH_LOSS_SUM(AG_TRAITS)};
 #undef AG_TRAITS
 
 #define AG_CHECK(op, name, direction, b, mask, has_columns)                                                            \
@@ -137,6 +154,43 @@ typedef struct {
     const char *a, *b, *out;
 } ag_prefetch;
 
+/* Parameters of the rows (or columns) of a tile in kernels of the cross-entropy: one number for each. */
+typedef struct {
+    const double *max;          /* the largest input */
+    const double *scale;        /* positive factor of inputs; 0: the row is ignored, and its sums mean nothing */
+    const double *factor;       /* factor of the exponentials in the result; if it and `smoothing` are 0, the result is */
+    const double *smoothing;    /* what is subtracted from the result, times the class weight */
+    const void *class_weight;   /* (n,), in the compute type; NULL: ones */
+    void *cached;               /* NULL, or memory for rows * pitch + AG_MAX_LANES exponentials in the compute type */
+    ptrdiff_t pitch;
+    int is_uniform;             /* whether tile->scale is the scale of all rows that are not ignored */
+    int is_smoothed;            /* whether `smoothing` is read; column kernels never read it */
+    const char *next;           /* NULL, or as many input rows to prefetch into L2, with the stride of the tile */
+} ag_loss_rows;
+
+/* The kernels of the cross-entropy for one dtype and variant. The sums are those of AG_FOREACH_LOSS_SUM, whose formulas
+ * `term` has in ops.h. `memory` is as below. */
+typedef struct {
+    void (*rows_max)(const ag_tile *tile, double *max);
+    /* Sum up whole rows, or segments of them. AG_LOSS_EXP fills rows->cached. */
+    void (*rows_sum)(const ag_tile *tile, ag_row_op sum, const ag_loss_rows *rows, double *sums);
+    void (*rows_write)(const ag_tile *tile, const ag_loss_rows *rows);
+    /* Return the index of the first of n elements that equals `value`, or of the first NaN if that is NaN; n for none. */
+    ptrdiff_t (*find)(const char *a, ptrdiff_t n, double value);
+    /* Column kernels take one scale, tile->scale. Sums are those of one segment: AG_LOSS_EXP, or AG_LOSS_REST. */
+    void (*columns_sum)(const ag_tile *tile, int is_rest, const double *max, double *sums, void *memory);
+    void (*columns_write)(const ag_tile *tile, const ag_loss_rows *rows, void *memory);
+    void (*strips)(const ag_tile *tile, double *max, double *sums); /* of at most strip_rows rows */
+    /* Compute log(1 + x) for x >= 0, and exp(x) - 1 for x <= 0, with errors of a few units in the last place. */
+    void (*log1p)(const double *x, double *results, ptrdiff_t count);
+    void (*expm1)(const double *x, double *results, ptrdiff_t count);
+    /* Compute the losses of rows with one target of weight 1, the factors of their exponentials, and the gradients at the
+     * targets, from `rest` of loss.h and the targets' logits relative to the maxima. `grad` is the upstream gradient and
+     * `inverse` the reciprocal temperature. `logits` and `at_targets` may be the same. */
+    void (*finish)(const double *rest, const double *logits, double grad, double inverse, double *losses, double *factors,
+                   double *at_targets, ptrdiff_t count);
+} ag_loss_kernels;
+
 /* The kernels of one operator, dtype and variant. The column kernels are NULL if the operator has none. */
 typedef struct {
     ptrdiff_t segment;    /* elements of a segment */
@@ -188,6 +242,11 @@ AG_INLINE int ag_tile_is_packed(const ag_tile *tile, ptrdiff_t width, int with_b
 static AG_UNUSED const ag_row_kernels *ag_rowwise_kernels(ag_variant variant, ag_dtype dtype, ag_row_op op)
 {
     return AG_BY_VARIANT(variant, ag_rowwise_kernels, dtype, op);
+}
+
+static AG_UNUSED const ag_loss_kernels *ag_rowwise_loss_kernels(ag_variant variant, ag_dtype dtype)
+{
+    return AG_BY_VARIANT(variant, ag_rowwise_loss_kernels, dtype);
 }
 
 #endif

@@ -1,0 +1,94 @@
+"""The function of verl's fused kernels, with its signature."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, cast
+
+import torch
+
+from ...errors import ParamInvalidError
+from .. import linear
+from ..tensors import check_tensors
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+__all__ = ["linear_cross_entropy"]
+
+_NAME = "compat.verl.linear_cross_entropy"
+_NAMES = linear.Names(_NAME, "hidden", "weight", "labels")
+
+
+def linear_cross_entropy(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    labels: torch.Tensor,
+    temperature: float | torch.Tensor = 1.0,
+    reduction: Literal["none", "sum", "mean"] = "none",
+    dist_process_group: ProcessGroup | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute the log-probability of each label and the entropy of each token, like verl's ``linear_cross_entropy``.
+
+    Parameters
+    ----------
+    hidden : torch.Tensor, shape (..., H)
+        The input of the language model's last layer.
+    weight : torch.Tensor, shape (V, H)
+        The layer's weight, of the dtype of `hidden`.
+    labels : torch.Tensor of int64 or int32, shape (...)
+        The label of each token, in [0, V), or -100: such a token has log-probability 0 and entropy 0, and is not in the
+        mean.
+    temperature : float or torch.Tensor, shape (...), default 1.0
+        The divisor of the logits, above 0: one number, or one for each token.
+    reduction : {"none", "sum", "mean"}, default "none"
+        Whether the log-probabilities are returned for each token, or their sum or mean. The entropy is never reduced.
+    dist_process_group : None
+        Not supported.
+
+    Returns
+    -------
+    logprobs : torch.Tensor, shape (tokens,) or ()
+        The log-probabilities of the tokens in order, or their sum or mean; float32, or float64 if `hidden` is float64.
+    entropy : torch.Tensor, shape (tokens,)
+        The entropy of each token in nats, in the dtype of `logprobs`.
+
+    Raises
+    ------
+    NotImplementedError
+        `dist_process_group` is given.
+    ParamInvalidError
+        161002: a dtype, a shape or a value is not as described (a dtype or a kind: its subclass `ParamTypeError`).
+
+    Notes
+    -----
+    Both results are differentiable with respect to `hidden` and `weight`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from ascend_grad.torch.compat.verl import linear_cross_entropy
+    >>> linear_cross_entropy(torch.zeros(2, 3), torch.zeros(8, 3), torch.tensor([7, 0]), temperature=0.5)
+    (tensor([-2.0794, -2.0794]), tensor([2.0794, 2.0794]))
+    """
+    linear.refuse(_NAME, dist_process_group=dist_process_group)
+    check_tensors(_NAME, hidden=hidden, labels=labels)
+    if hidden.dim() < 1 or labels.shape != hidden.shape[:-1]:
+        expected = f"the shape of hidden but for its last dimension, {tuple(hidden.shape[:-1])}"
+        raise ParamInvalidError(f"labels: expected {expected}, got {tuple(labels.shape)}", operator=_NAME)
+    if isinstance(temperature, torch.Tensor) and temperature.dim() > 0:
+        if temperature.shape != labels.shape:
+            message = (
+                f"temperature: expected shape {tuple(labels.shape)}, as labels has, got {tuple(temperature.shape)}"
+            )
+            raise ParamInvalidError(message, operator=_NAME)
+        temperature = temperature.reshape(-1)
+    found = linear.unrounded_loss(
+        hidden.reshape(-1, hidden.shape[-1]),
+        weight,
+        labels.reshape(-1),
+        reduction,
+        linear.IGNORE_INDEX,
+        linear.Options(temperature=temperature, outputs=("entropy",)),
+        names=_NAMES,
+    )
+    return -found.loss, cast(torch.Tensor, found.entropy)

@@ -1,0 +1,849 @@
+"""Schedules of the cross-entropy of rows, without Python: the losses, outputs beside them, and the gradient.
+
+Kernels compute the maxima and the sums of a block of rows, and later write the gradient of the same block, which is then
+still in the cache. In between, `finish_rows` computes the losses, the factors of the exponentials, and the gradients at the
+targets, which are stored last. A target's logit is read before, as the gradient may overwrite the input.
+
+The plan is that of a forward row-wise operator (`_rowwise_plan`). Sums that are needed for some options alone have no column
+kernels; with such options the problem is described as AG_LOSS_EXP_OF_ROWS.
+
+The caller owns the workspace. It fills in the arguments of a `CrossEntropy`, calls `prepare_loss`, allocates
+`loss_workspace_size` bytes, calls `place_loss_workspace` and `run_loss`.
+"""
+
+from libc.math cimport INFINITY, NAN
+from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.string cimport memcpy
+
+from ascend_grad cimport _cpu, _tasks
+from ascend_grad._kernels cimport (
+    AG_ACCURATE_SUM,
+    AG_FLOAT32,
+    AG_FLOAT64,
+    ag_convert,
+    ag_sum,
+    ag_sum_add,
+    ag_sum_total,
+    ag_widen,
+)
+from ascend_grad._memory cimport ALIGNMENT, Arena, align_up, arena_alloc
+from ascend_grad._rowwise_kernels cimport (
+    AG_LOSS_DEFICIT,
+    AG_LOSS_EXP,
+    AG_LOSS_MOMENT,
+    AG_LOSS_REST,
+    AG_LOSS_WEIGHTED_DEFICIT,
+    AG_MAX_COLUMNS,
+    AG_MAX_LANES,
+    AG_STRIP_COLUMNS,
+    ag_loss_rows,
+    ag_row_op,
+    ag_tile,
+)
+from ascend_grad._rowwise_plan cimport MASK, OUT, A, Operand, Problem, offset_of, tile_at
+from ascend_grad._rowwise_schedule cimport (
+    COMBINE_MAX,
+    COMBINE_SUM,
+    SPLIT_MAX,
+    SPLIT_SUM,
+    SPLIT_WRITE,
+    Schedule,
+    column_tile,
+    gather,
+    loss_kernels,
+    place_workspace,
+    prepare,
+    row_tile,
+    run_phase,
+    scatter,
+    scatter_columns,
+    scratch_of,
+    tiles_of,
+)
+from ascend_grad._tasks cimport Team
+
+cdef enum:
+    CACHED_BYTES = 16 << 10           # most bytes of the exponentials of a chunk of rows, which mostly stay in L1
+    MAX_CHUNK = 1024                  # most rows of a chunk
+    ROWS_PER_CHECK = 1 << 18          # rows between two checks for signals
+    LEAST_EXPONENT = -126             # of normal float32 numbers
+
+# Bounds of a factor of logits in float32: no factor of a row that is not ignored is 0 or infinite.
+cdef double LEAST_SCALE = 2.0 ** LEAST_EXPONENT
+cdef double LARGEST_SCALE = 2.0 ** 127
+
+# ---- elements --------------------------------------------------------------------------------------------------------
+
+cdef inline Py_ssize_t row_offset(const Problem *p, int operand, Py_ssize_t row) noexcept nogil:
+    if p.axes == 1:
+        return row * p.operands[operand].strides[0]
+    return offset_of(p, &p.operands[operand], row)
+
+
+cdef inline Py_ssize_t row_number(const CrossEntropy *x, Py_ssize_t row) noexcept nogil:
+    """Return the number of a row of the problem in C order."""
+    return row_offset(&x.s.p, MASK, row)
+
+
+cdef inline void copy_element(char *to, const char *source, int itemsize, bint swapped) noexcept nogil:
+    cdef int i
+    if not swapped:
+        memcpy(to, source, itemsize)
+        return
+    for i in range(itemsize):
+        to[i] = source[itemsize - 1 - i]
+
+
+cdef inline double load_element(
+    const CrossEntropy *x, const Rows *r, Py_ssize_t begin, Py_ssize_t i, Py_ssize_t k
+) noexcept nogil:
+    """Return element k of row i of `r`, which is row begin + i of the input."""
+    cdef const Operand *operand = &x.s.p.operands[A]
+    cdef const char *source = k * operand.dim_stride + (
+        r.a + i * r.a_step if r.is_regular else operand.data + row_offset(&x.s.p, A, begin + i)
+    )
+    cdef double wide
+    cdef float value
+    cdef char[8] element
+    if operand.dtype == AG_FLOAT32 and not operand.swapped:
+        memcpy(&value, source, 4)
+        return value
+    copy_element(element, source, operand.itemsize, operand.swapped)
+    if operand.dtype == AG_FLOAT64:
+        memcpy(&wide, element, 8)
+        return wide
+    if operand.dtype == AG_FLOAT32:
+        memcpy(&value, element, 4)
+    else:
+        ag_widen(x.s.variant, operand.dtype, element, &value, 1)
+    return value
+
+
+cdef inline void store_element(
+    const CrossEntropy *x, const Rows *r, Py_ssize_t begin, Py_ssize_t i, Py_ssize_t k, double value
+) noexcept nogil:
+    """Store element k of row i of `r`, which is row begin + i of the result, rounded once."""
+    cdef const Operand *operand = &x.s.p.operands[OUT]
+    cdef char *to = k * operand.dim_stride + (
+        r.out + i * r.out_step if r.is_regular else operand.data + row_offset(&x.s.p, OUT, begin + i)
+    )
+    cdef char[8] element
+    cdef float narrow = <float>value
+    if operand.dtype == AG_FLOAT32 and not operand.swapped:
+        memcpy(to, &narrow, 4)
+        return
+    if operand.dtype == AG_FLOAT64:
+        memcpy(element, &value, 8)
+    elif operand.dtype == AG_FLOAT32:
+        memcpy(element, &narrow, 4)
+    else:
+        ag_convert(x.s.variant, True, &value, operand.dtype, element, 1)
+    copy_element(to, element, operand.itemsize, operand.swapped)
+
+
+cdef inline int64_t target_of(const CrossEntropy *x, Py_ssize_t number, Py_ssize_t k) noexcept nogil:
+    cdef Py_ssize_t i = number * x.target_count + k
+    return (<const int64_t *>x.target)[i] if x.has_wide_targets else (<const int32_t *>x.target)[i]
+
+
+cdef inline void set_result(const CrossEntropy *x, void *results, Py_ssize_t i, double value) noexcept nogil:
+    if results == NULL:
+        return
+    if x.is_double:
+        (<double *>results)[i] = value
+    else:
+        (<float *>results)[i] = <float>value
+
+
+cdef inline double class_weight_of(const CrossEntropy *x, Py_ssize_t entry) noexcept nogil:
+    return 1 if x.class_weight == NULL else x.class_weight[entry]
+
+
+cdef inline double token_weight_of(const CrossEntropy *x, Py_ssize_t number) noexcept nogil:
+    return 1 if x.token_weight == NULL else x.token_weight[number]
+
+
+cdef inline bint is_ignored(const CrossEntropy *x, Py_ssize_t number) noexcept nogil:
+    """Return whether no target of a row adds anything."""
+    cdef Py_ssize_t k
+    for k in range(x.target_count):
+        if target_of(x, number, k) != x.ignore_index:
+            return False
+    return True
+
+
+# ---- rows ------------------------------------------------------------------------------------------------------------
+
+cdef void begin_rows(const CrossEntropy *x, Py_ssize_t begin, Py_ssize_t count, Rows *r) noexcept nogil:
+    """Set the numbers of rows, and the factors of their logits, 0 for ignored rows."""
+    cdef const Problem *p = &x.s.p
+    cdef int last = p.axes - 1
+    cdef Py_ssize_t i, number = row_number(x, begin)
+    cdef double scale = x.scale
+    r.is_regular = begin // p.shape[last] == (begin + count - 1) // p.shape[last]
+    r.a = p.operands[A].data + row_offset(p, A, begin)
+    r.out = p.operands[OUT].data + row_offset(p, OUT, begin)
+    r.a_step, r.out_step = p.operands[A].strides[last], p.operands[OUT].strides[last]
+    for i in range(count):
+        if i:
+            number = number + p.operands[MASK].strides[last] if r.is_regular else row_number(x, begin + i)
+        r.numbers[i] = number
+        if x.has_temperatures:
+            scale = scale_of(x, x.temperature[number])
+        r.scale[i] = 0 if is_ignored(x, number) else scale
+
+
+cdef double scale_of(const CrossEntropy *x, double temperature) noexcept nogil:
+    """Return the factor of logits, rounded to the kernels' compute type."""
+    cdef double scale = 1 / temperature
+    return scale if x.s.p.dtype == AG_FLOAT64 else <float>min(max(scale, LEAST_SCALE), LARGEST_SCALE)
+
+
+cdef ag_loss_rows parameters(const CrossEntropy *x, const Rows *r) noexcept nogil:
+    """Return the kernels' parameters of rows."""
+    cdef ag_loss_rows rows
+    rows.max, rows.scale, rows.factor, rows.smoothing = r.max, r.scale, r.factor, r.smoothing
+    rows.class_weight = x.kernel_weight
+    rows.cached, rows.pitch = r.cached, align_up(x.s.p.n, AG_MAX_LANES)
+    rows.is_uniform = not x.has_temperatures
+    rows.is_smoothed = x.label_smoothing != 0
+    rows.next = NULL
+    return rows
+
+
+cdef Rows rows_from(const Rows *r, Py_ssize_t begin, Py_ssize_t targets) noexcept nogil:
+    """Return the rows from number `begin` on. The cache of exponentials is shared."""
+    cdef Rows part = r[0]
+    part.max += begin
+    part.scale += begin
+    part.rest += begin
+    part.log_sum += begin
+    part.moment += begin
+    part.deficit += begin
+    part.factor += begin
+    part.smoothing += begin
+    part.targets += begin * targets
+    part.expm1 += begin * targets
+    part.numbers += begin
+    part.stores += begin
+    return part
+
+
+cdef double target_weight(const CrossEntropy *x, Py_ssize_t number, Py_ssize_t k, int64_t entry) noexcept nogil:
+    """Return (1 - smoothing) q_k c_tk of a target that is not ignored."""
+    cdef double prob = 1 if x.prob == NULL else x.prob[number * x.target_count + k]
+    return (1 - x.label_smoothing) * prob * class_weight_of(x, entry)
+
+
+cdef inline void set_loss(CrossEntropy *x, Py_ssize_t number, double loss, double square) noexcept nogil:
+    if x.losses != NULL:
+        set_result(x, x.losses, number, loss + square)
+        return
+    x.loss_terms[number] = loss
+    if x.square_terms != NULL:
+        x.square_terms[number] = square
+
+
+cdef void finish_ignored_row(CrossEntropy *x, Py_ssize_t number, Py_ssize_t i, Rows *r) noexcept nogil:
+    cdef Py_ssize_t k
+    r.factor[i] = r.smoothing[i] = 0
+    r.stores[i] = False
+    set_loss(x, number, 0, 0)
+    set_result(x, x.lse, number, 0)
+    set_result(x, x.entropy, number, 0)
+    for k in range(x.target_count):
+        set_result(x, x.log_prob, number * x.target_count + k, 0)
+    if x.predicted != NULL:
+        x.predicted[number] = -1
+
+
+cdef void finish_row(CrossEntropy *x, Py_ssize_t i, Rows *r) noexcept nogil:
+    """Compute the results of a row from its statistics, which are number i of `r`: all but most of the gradient.
+
+    The formulas are those of loss.h, for logits relative to the maximum.
+    """
+    cdef Py_ssize_t number = r.numbers[i], k
+    cdef const double *targets = &r.targets[i * x.target_count]
+    cdef int64_t entry
+    cdef double inverse = 1 / x.temperature[number] if x.has_temperatures else x.inverse_temperature
+    cdef double token_weight = token_weight_of(x, number), upstream, grad_loss, grad_square
+    cdef double lse = r.max[i] * inverse + r.log_sum[i], reciprocal = 1 / (1 + r.rest[i])
+    cdef double loss = 0, square = 0, weight, weights = 0, balance, smoothing
+    for k in range(x.target_count):
+        entry = target_of(x, number, k)
+        if entry == x.ignore_index:
+            set_result(x, x.log_prob, number * x.target_count + k, 0)
+            continue
+        weight = target_weight(x, number, k, entry)
+        weights += weight
+        if weight != 0:
+            loss += weight * (r.log_sum[i] - targets[k])
+        set_result(x, x.log_prob, number * x.target_count + k, targets[k] - r.log_sum[i])
+    if x.needs_deficit:
+        loss += x.label_smoothing / x.s.p.n * (x.class_sum * r.log_sum[i] + r.deficit[i])
+    if x.lse_square_scale != 0:
+        square = x.lse_square_scale * lse * lse
+    if token_weight == 0:
+        set_loss(x, number, 0, 0)
+    else:
+        set_loss(x, number, token_weight * loss, token_weight * square)
+    set_result(x, x.lse, number, lse)
+    if x.entropy != NULL:
+        set_result(x, x.entropy, number, r.log_sum[i] + r.moment[i] * reciprocal)
+    if not x.return_grad:
+        return
+
+    upstream = x.grad_loss[number if x.has_grad_of_rows else 0] * token_weight
+    r.stores[i] = upstream != 0
+    r.factor[i] = r.smoothing[i] = 0
+    if upstream == 0:
+        return
+    grad_loss = upstream * x.loss_share
+    grad_square = upstream * x.square_share
+    smoothing = grad_loss * x.label_smoothing / x.s.p.n
+    # What the targets do not take back is summed apart, since it may be tiny beside their weights.
+    balance = smoothing * x.class_sum
+    if x.lse_square_scale != 0:
+        balance += 2 * grad_square * x.lse_square_scale * lse
+    r.factor[i] = (balance + grad_loss * weights) * reciprocal * inverse
+    r.smoothing[i] = smoothing * inverse
+    set_gradients(x, i, grad_loss, balance, weights, smoothing, reciprocal, inverse, r)
+
+
+cdef void set_gradients(
+    CrossEntropy *x, Py_ssize_t i, double grad_loss, double balance, double weights, double smoothing, double reciprocal,
+    double inverse, Rows *r
+) noexcept nogil:
+    """Replace the logits of a row's targets by the gradients there."""
+    cdef Py_ssize_t number = r.numbers[i], first = i * x.target_count, k, j
+    cdef int64_t entry
+    cdef double others, complement
+    for k in range(x.target_count):
+        entry = target_of(x, number, k)
+        if entry == x.ignore_index:
+            continue
+        others = 0
+        for j in range(x.target_count):  # a target takes back its own weight, and those of equal targets
+            if target_of(x, number, j) != entry and target_of(x, number, j) != x.ignore_index:
+                others += target_weight(x, number, j, target_of(x, number, j))
+        complement = (r.rest[i] - r.expm1[first + k]) * reciprocal
+        r.targets[first + k] = inverse * (
+            (balance + grad_loss * others) - (balance + grad_loss * weights) * complement
+            - smoothing * class_weight_of(x, entry)
+        )
+
+
+cdef void finish_plain_rows(CrossEntropy *x, Py_ssize_t begin, Py_ssize_t count, Rows *r) noexcept nogil:
+    """Compute what `finish_rows` does for rows with one target of weight 1, and no other term or output."""
+    cdef Py_ssize_t i
+    cdef double grad = x.grad_loss[0] * x.loss_share
+    for i in range(count):
+        r.targets[i] = 0
+        if r.scale[i] > 0:
+            r.targets[i] = (
+                load_element(x, r, begin, i, target_of(x, r.numbers[i], 0)) - r.max[i]
+            ) * x.inverse_temperature
+    x.kernels.finish(r.rest, r.targets, grad, x.inverse_temperature, r.log_sum, r.factor, r.targets, count)
+    for i in range(count):
+        r.stores[i] = r.scale[i] > 0 and grad != 0
+        r.smoothing[i] = 0
+        if not r.stores[i]:
+            r.factor[i] = 0
+        set_loss(x, r.numbers[i], r.log_sum[i] if r.scale[i] > 0 else 0, 0)
+
+
+cdef void finish_rows(CrossEntropy *x, Py_ssize_t begin, Py_ssize_t count, Rows *r) noexcept nogil:
+    """Compute the results of rows from their statistics, and the parameters of the gradient."""
+    cdef Py_ssize_t i, k
+    cdef int64_t entry
+    cdef double inverse = x.inverse_temperature
+    if x.is_plain:
+        finish_plain_rows(x, begin, count, r)
+        return
+    for i in range(count):
+        if x.has_temperatures:
+            inverse = 1 / x.temperature[r.numbers[i]]
+        for k in range(i * x.target_count, (i + 1) * x.target_count):
+            r.targets[k] = 0
+            entry = target_of(x, r.numbers[i], k - i * x.target_count)
+            if entry != x.ignore_index:
+                r.targets[k] = (load_element(x, r, begin, i, entry) - r.max[i]) * inverse
+    x.kernels.log1p(r.rest, r.log_sum, count)
+    if x.return_grad:
+        x.kernels.expm1(r.targets, r.expm1, count * x.target_count)
+    for i in range(count):
+        if r.scale[i] == 0:
+            finish_ignored_row(x, r.numbers[i], i, r)
+        else:
+            finish_row(x, i, r)
+
+
+cdef void store_at_targets(const CrossEntropy *x, Py_ssize_t begin, Py_ssize_t count, const Rows *r) noexcept nogil:
+    cdef Py_ssize_t i, k
+    cdef int64_t entry
+    for i in range(count):
+        if not r.stores[i]:
+            continue
+        for k in range(x.target_count):
+            entry = target_of(x, r.numbers[i], k)
+            if entry != x.ignore_index:
+                store_element(x, r, begin, i, entry, r.targets[i * x.target_count + k])
+
+
+# ---- tasks that are whole blocks -------------------------------------------------------------------------------------
+
+cdef void whole_rows(CrossEntropy *x, Py_ssize_t begin, const ag_tile *tile, Rows *r, const char *next) noexcept nogil:
+    """Compute the whole rows of a tile, which begins at row `begin`, up to the gradients at targets."""
+    cdef ag_loss_rows rows, one
+    cdef ag_tile part
+    cdef Rows rest
+    cdef Py_ssize_t i
+    begin_rows(x, begin, tile.rows, r)
+    x.kernels.rows_max(tile, r.max)
+    rows = parameters(x, r)
+    rows.next = next
+    x.kernels.rows_sum(tile, AG_LOSS_EXP, &rows, r.rest)
+    for i in range(tile.rows):
+        if r.rest[i] < AG_ACCURATE_SUM and r.scale[i] > 0:
+            rest = rows_from(r, i, x.target_count)
+            one, part = parameters(x, &rest), tile[0]
+            part.a += i * tile.a_stride
+            part.rows = 1
+            x.kernels.rows_sum(&part, AG_LOSS_REST, &one, &r.rest[i])
+        else:
+            r.rest[i] -= 1
+    if x.entropy != NULL:
+        x.kernels.rows_sum(tile, AG_LOSS_MOMENT, &rows, r.moment)
+    if x.needs_deficit:
+        x.kernels.rows_sum(tile, x.deficit_sum, &rows, r.deficit)
+    if x.predicted != NULL:
+        for i in range(tile.rows):
+            x.predicted[r.numbers[i]] = find_place(
+                x, tile.a + i * tile.a_stride, x.s.p.n, r.max[i], r.rest[i]
+            ) % x.s.p.n
+    finish_rows(x, begin, tile.rows, r)
+    if x.return_grad:
+        x.kernels.rows_write(tile, &rows)
+
+
+cdef Py_ssize_t find_place(
+    const CrossEntropy *x, const char *a, Py_ssize_t length, double maximum, double rest
+) noexcept nogil:
+    """Return the first place of the maximum in elements of a row, or `length` if they do not have it.
+
+    As in NumPy, a NaN is larger than anything else. In a row with NaN, places of the maximum of the others count from V on.
+    """
+    cdef Py_ssize_t place
+    if rest == rest:
+        return x.kernels.find(a, length, maximum)
+    place = x.kernels.find(a, length, NAN)
+    if place < length:
+        return place
+    place = x.kernels.find(a, length, maximum)
+    return place + x.s.p.n if place < length else length
+
+
+cdef void chunks_of_rows(
+    CrossEntropy *x, Py_ssize_t begin, const ag_tile *tile, Rows *r, bint stores_targets
+) noexcept nogil:
+    """Compute the rows of a tile, which begins at row `begin`, in chunks whose exponentials are cached."""
+    cdef Py_ssize_t row = 0
+    cdef ag_tile part = tile[0]
+    cdef Rows rows = r[0]
+    cdef const char *next
+    cdef bint prefetches = tile.nontemporal and x.s.p.n * x.s.p.operands[A].itemsize <= _cpu.cache_size(2) // 4
+    while row < tile.rows:
+        part.rows = min(x.chunk, tile.rows - row)
+        part.a = tile.a + row * tile.a_stride
+        part.out = tile.out + row * tile.out_stride
+        if not stores_targets:
+            rows = rows_from(r, row, x.target_count)
+        next = part.a + part.rows * tile.a_stride if prefetches and row + 2 * part.rows <= tile.rows else NULL
+        whole_rows(x, begin + row, &part, &rows, next)
+        if x.return_grad and stores_targets:
+            store_at_targets(x, begin + row, part.rows, &rows)
+        row += part.rows
+
+
+cdef void columns_in_segments(CrossEntropy *x, const ag_tile *tile, bint is_rest, Rows *r, char *scratch) noexcept nogil:
+    """Compute sums of the columns of a tile, segment by segment, into r.moment."""
+    cdef ag_tile part = tile[0]
+    cdef ag_sum total
+    cdef double *compensation = r.smoothing
+    cdef double *sums = r.deficit
+    cdef Py_ssize_t segment = x.s.plan.kernels.segment, k = 0, c
+    for c in range(tile.rows):
+        r.moment[c] = compensation[c] = 0
+    while k < tile.n:
+        part.a = tile.a + k * tile.a_stride
+        part.n = min(segment, tile.n - k)
+        x.kernels.columns_sum(&part, is_rest, r.max, sums, scratch)
+        for c in range(tile.rows):
+            total.sum, total.compensation = r.moment[c], compensation[c]
+            ag_sum_add(&total, sums[c])
+            r.moment[c], compensation[c] = total.sum, total.compensation
+        k += segment
+    for c in range(tile.rows):
+        total.sum, total.compensation = r.moment[c], compensation[c]
+        r.moment[c] = ag_sum_total(total)
+
+
+cdef void whole_columns(CrossEntropy *x, Py_ssize_t begin, const ag_tile *tile, Rows *r, char *scratch) noexcept nogil:
+    """Compute the whole columns of a tile, which begins at row `begin` of the problem, up to the gradients at targets."""
+    cdef bint is_packed = tile.a_stride == tile.rows * x.s.plan.tile_itemsize
+    cdef ag_loss_rows rows = parameters(x, r)
+    cdef ag_tile part
+    cdef Rows some
+    cdef Py_ssize_t c, first = 0, i
+    cdef bint has_near_one
+    begin_rows(x, begin, tile.rows, r)
+    if tile.n <= x.s.plan.kernels.strip_rows and (tile.rows >= AG_STRIP_COLUMNS or not is_packed):
+        x.kernels.strips(tile, r.max, r.rest)
+    else:
+        x.s.plan.kernels.columns_max(tile, r.max, scratch)
+        columns_in_segments(x, tile, False, r, scratch)
+        for c in range(tile.rows):
+            r.rest[c] = r.moment[c]
+    while first < tile.rows:
+        part = tile[0]
+        part.a += first * x.s.plan.tile_itemsize
+        part.rows = min(<Py_ssize_t>AG_MAX_COLUMNS, tile.rows - first)
+        some = rows_from(r, first, x.target_count)
+        has_near_one = False
+        for i in range(part.rows):
+            has_near_one = has_near_one or some.rest[i] < AG_ACCURATE_SUM
+        if has_near_one:
+            columns_in_segments(x, &part, True, &some, scratch)
+        for i in range(part.rows):
+            some.rest[i] = some.moment[i] if some.rest[i] < AG_ACCURATE_SUM else some.rest[i] - 1
+        first += part.rows
+    finish_rows(x, begin, tile.rows, r)
+    if x.return_grad:
+        x.kernels.columns_write(tile, &rows, scratch)
+
+
+cdef void whole_block(const void *context, Py_ssize_t block, int thread) noexcept nogil:
+    """Compute a block of whole rows, or of whole columns. The task of a phase."""
+    cdef CrossEntropy *x = <CrossEntropy *>context
+    cdef const Schedule *s = &x.s
+    cdef Py_ssize_t begin = block * s.plan.block_size, end = min(begin + s.plan.block_size, s.p.rows)
+    cdef Py_ssize_t last = s.p.shape[s.p.axes - 1]
+    cdef char *tiles = tiles_of(s, block, thread)
+    cdef Rows r = rows_at(x, x.buffers + thread * x.buffer_size)
+    cdef ag_tile tile
+    if s.plan.by_columns:
+        begin = column_tile(s, block, 0, s.p.n, tiles, &tile)
+        whole_columns(x, begin, &tile, &r, scratch_of(s, thread))
+        if x.return_grad:
+            scatter_columns(s, block, 0, s.p.n, tiles, &tile)
+            store_at_targets(x, begin, tile.rows, &r)
+    elif s.plan.gathers:
+        gather(s, begin, end, 0, s.p.n, tiles, &tile)
+        chunks_of_rows(x, begin, &tile, &r, False)
+        if x.return_grad:
+            scatter(s, begin, end, 0, s.p.n, tiles, &tile)
+            store_at_targets(x, begin, tile.rows, &r)
+    else:
+        while begin < end:
+            tile_at(&s.p, begin, &tile)
+            tile.nontemporal = s.plan.nontemporal
+            tile.rows = min(end - begin, last - begin % last)
+            chunks_of_rows(x, begin, &tile, &r, True)
+            begin += tile.rows
+
+
+# ---- tasks that are splits -------------------------------------------------------------------------------------------
+
+cdef Py_ssize_t split_range(
+    const Schedule *s, Py_ssize_t task, Py_ssize_t *begin, Py_ssize_t *end, Py_ssize_t *length
+) noexcept nogil:
+    """Set the rows and the length of a split, and return its first element."""
+    cdef Py_ssize_t block = task // s.plan.splits, k = task % s.plan.splits * s.plan.split_size
+    begin[0] = block * s.plan.block_size
+    end[0] = min(begin[0] + s.plan.block_size, s.p.rows)
+    length[0] = min(s.plan.split_size, s.p.n - k)
+    return k
+
+
+cdef const void *weights_from(const CrossEntropy *x, Py_ssize_t k) noexcept nogil:
+    """Return the kernels' class weights from element k on."""
+    if x.kernel_weight == NULL:
+        return NULL
+    return <const char *>x.kernel_weight + k * (8 if x.s.p.dtype == AG_FLOAT64 else 4)
+
+
+cdef void sum_split(const void *context, Py_ssize_t task, int thread) noexcept nogil:
+    """Sum up the segments of a split. The task of a phase."""
+    cdef CrossEntropy *x = <CrossEntropy *>context
+    cdef const Schedule *s = &x.s
+    cdef Py_ssize_t begin, end, length, k = split_range(s, task, &begin, &end, &length), last = k + length
+    cdef Py_ssize_t segment = k // s.plan.kernels.segment, row
+    cdef Rows all_rows = rows_at(x, x.buffers), r
+    cdef ag_loss_rows rows
+    cdef ag_tile tile
+    while k < last:
+        length = min(s.plan.kernels.segment, last - k)
+        if s.plan.by_columns:
+            row = column_tile(s, task // s.plan.splits, k, length, tiles_of(s, task, thread), &tile)
+            x.kernels.columns_sum(
+                &tile, x.sum == AG_LOSS_REST, &s.max[row], &s.sums[segment * s.p.rows + row], scratch_of(s, thread)
+            )
+        else:
+            row_tile(s, begin, end, k, length, tiles_of(s, task, thread), &tile)
+            r = rows_from(&all_rows, begin, x.target_count)
+            rows = parameters(x, &r)
+            rows.class_weight = weights_from(x, k)
+            x.kernels.rows_sum(&tile, x.sum, &rows, &s.sums[segment * s.p.rows + begin])
+        k += length
+        segment += 1
+
+
+cdef void find_in_split(const void *context, Py_ssize_t task, int thread) noexcept nogil:
+    """Find the predicted entries of rows, as far as they are in a split, or else infinity. The task of a phase."""
+    cdef CrossEntropy *x = <CrossEntropy *>context
+    cdef const Schedule *s = &x.s
+    cdef Py_ssize_t begin, end, length, k = split_range(s, task, &begin, &end, &length), row, place
+    cdef Rows r = rows_at(x, x.buffers)
+    cdef ag_tile tile
+    row_tile(s, begin, end, k, length, tiles_of(s, task, thread), &tile)
+    for row in range(begin, end):
+        place = find_place(x, tile.a + (row - begin) * tile.a_stride, length, r.max[row], r.rest[row])
+        s.maxima[task % s.plan.splits * s.p.rows + row] = -(k + place) if place != length else -INFINITY
+
+
+cdef void write_split(const void *context, Py_ssize_t task, int thread) noexcept nogil:
+    """Write the gradients of a split. The task of a phase."""
+    cdef CrossEntropy *x = <CrossEntropy *>context
+    cdef const Schedule *s = &x.s
+    cdef Py_ssize_t begin, end, length, k = split_range(s, task, &begin, &end, &length)
+    cdef Rows all_rows = rows_at(x, x.buffers), r
+    cdef ag_loss_rows rows
+    cdef char *tiles = tiles_of(s, task, thread)
+    cdef ag_tile tile
+    if s.plan.by_columns:
+        begin = column_tile(s, task // s.plan.splits, k, length, tiles, &tile)
+    else:
+        row_tile(s, begin, end, k, length, tiles, &tile)
+    r = rows_from(&all_rows, begin, x.target_count)
+    rows = parameters(x, &r)
+    rows.class_weight = weights_from(x, k)
+    if s.plan.by_columns:
+        x.kernels.columns_write(&tile, &rows, scratch_of(s, thread))
+        scatter_columns(s, task // s.plan.splits, k, length, tiles, &tile)
+    else:
+        x.kernels.rows_write(&tile, &rows)
+        if s.plan.gathers:
+            scatter(s, begin, end, k, length, tiles, &tile)
+
+
+cdef void finish_all_rows(const void *context, Py_ssize_t task, int thread) noexcept nogil:
+    """Compute what follows from the statistics of all rows. The only task of a phase."""
+    cdef CrossEntropy *x = <CrossEntropy *>context
+    cdef Rows r = rows_at(x, x.buffers)
+    finish_rows(x, 0, x.s.p.rows, &r)
+
+
+cdef void store_at_all_targets(const void *context, Py_ssize_t task, int thread) noexcept nogil:
+    """Store the gradients at the targets of all rows. The only task of a phase."""
+    cdef CrossEntropy *x = <CrossEntropy *>context
+    cdef Rows r = rows_at(x, x.buffers)
+    store_at_targets(x, 0, x.s.p.rows, &r)
+
+
+cdef void sum_splits(CrossEntropy *x, Team *team, ag_row_op which, double *sums) noexcept nogil:
+    """Compute a sum of all rows of a problem that is split."""
+    x.sum = which
+    x.s.sum = sums
+    x.s.phase = SPLIT_SUM
+    _tasks.run_phase(team, sum_split, x, x.s.plan.blocks * x.s.plan.splits, True)
+    run_phase(&x.s, team, COMBINE_SUM, x.s.p.rows)
+
+
+cdef void run_split_phases(CrossEntropy *x, Team *team) noexcept nogil:
+    cdef Schedule *s = &x.s
+    cdef Rows r = rows_at(x, x.buffers)
+    cdef Py_ssize_t tasks = s.plan.blocks * s.plan.splits, row
+    cdef bint has_near_one = False
+    begin_rows(x, 0, s.p.rows, &r)
+    s.max = r.max
+    run_phase(s, team, SPLIT_MAX, tasks)
+    run_phase(s, team, COMBINE_MAX, s.p.rows)
+    sum_splits(x, team, AG_LOSS_EXP, r.rest)
+    for row in range(s.p.rows):
+        has_near_one = has_near_one or (r.scale[row] > 0 and r.rest[row] < AG_ACCURATE_SUM)
+    if has_near_one:
+        sum_splits(x, team, AG_LOSS_REST, r.factor)
+    for row in range(s.p.rows):
+        r.rest[row] = r.factor[row] if has_near_one and r.rest[row] < AG_ACCURATE_SUM else r.rest[row] - 1
+    if x.entropy != NULL:
+        sum_splits(x, team, AG_LOSS_MOMENT, r.moment)
+    if x.needs_deficit:
+        sum_splits(x, team, x.deficit_sum, r.deficit)
+    if x.predicted != NULL:
+        _tasks.run_phase(team, find_in_split, x, tasks, True)
+        s.max = r.factor
+        run_phase(s, team, COMBINE_MAX, s.p.rows)  # the first place is the largest negative one
+        s.max = r.max
+        for row in range(s.p.rows):
+            x.predicted[r.numbers[row]] = <int64_t>-r.factor[row] % s.p.n
+    _tasks.run_serially(team, finish_all_rows, x, 1)
+    if x.return_grad:
+        s.phase = SPLIT_WRITE
+        _tasks.run_phase(team, write_split, x, tasks, not s.plan.nontemporal)
+        _tasks.run_serially(team, store_at_all_targets, x, 1)
+
+
+# ---- the schedule ----------------------------------------------------------------------------------------------------
+
+cdef Rows rows_at(const CrossEntropy *x, char *base) noexcept nogil:
+    """Return the buffers of rows in memory that begins at `base`."""
+    cdef Rows r
+    cdef Arena arena
+    place_rows(x, &r, &arena, base)
+    return r
+
+
+cdef void place_rows(const CrossEntropy *x, Rows *r, Arena *arena, char *base) noexcept nogil:
+    cdef Py_ssize_t size = x.buffered * sizeof(double)
+    arena.base, arena.used = base, 0
+    r.is_regular = False
+    r.a = r.out = NULL
+    r.a_step = r.out_step = 0
+    r.max = <double *>arena_alloc(arena, size)
+    r.scale = <double *>arena_alloc(arena, size)
+    r.rest = <double *>arena_alloc(arena, size)
+    r.moment = <double *>arena_alloc(arena, size)
+    r.deficit = <double *>arena_alloc(arena, size)
+    r.factor = <double *>arena_alloc(arena, size)
+    r.smoothing = <double *>arena_alloc(arena, size)
+    r.log_sum = <double *>arena_alloc(arena, size)
+    r.targets = <double *>arena_alloc(arena, size * x.target_count)
+    r.expm1 = <double *>arena_alloc(arena, size * x.target_count)
+    r.numbers = <Py_ssize_t *>arena_alloc(arena, size)
+    r.stores = <uint8_t *>arena_alloc(arena, x.buffered)
+    r.cached = arena_alloc(arena, x.cached_bytes)
+    if not x.cached_bytes:
+        r.cached = NULL
+
+
+cdef void prepare_loss(CrossEntropy *x, const Problem *p, int threads) noexcept nogil:
+    """Fill in the schedule of a loss whose arguments are given, without a workspace."""
+    cdef Py_ssize_t row_bytes = align_up(p.n, AG_MAX_LANES) * (8 if p.dtype == AG_FLOAT64 else 4)
+    cdef Rows r
+    cdef Arena arena
+    prepare(&x.s, p, threads)
+    x.kernels = loss_kernels(&x.s)
+    x.needs_deficit = x.label_smoothing != 0
+    x.deficit_sum = AG_LOSS_DEFICIT if x.class_weight == NULL else AG_LOSS_WEIGHTED_DEFICIT
+    x.chunk = max(<Py_ssize_t>1, min(<Py_ssize_t>MAX_CHUNK, CACHED_BYTES // row_bytes))
+    x.cached_bytes = 0
+    x.buffered = x.s.plan.block_size
+    if x.s.plan.is_split:
+        x.buffered = p.rows
+    elif not x.s.plan.by_columns:
+        if not x.s.plan.gathers:
+            x.buffered = min(x.buffered, x.chunk)
+        if x.return_grad and row_bytes <= CACHED_BYTES:
+            x.cached_bytes = x.chunk * row_bytes + AG_MAX_LANES * sizeof(double)
+    place_rows(x, &r, &arena, NULL)
+    x.buffer_size = arena.used
+
+
+cdef Py_ssize_t place_loss_workspace(CrossEntropy *x, char *base) noexcept nogil:
+    """Place the workspace in memory that begins at `base`, and return its bytes. NULL only measures the bytes."""
+    cdef Arena arena
+    arena.base, arena.used = base, align_up(place_workspace(&x.s, base), ALIGNMENT)
+    x.buffers = arena_alloc(&arena, x.buffer_size * (1 if x.s.plan.is_split else x.s.plan.threads))
+    return arena.used
+
+
+cdef Py_ssize_t loss_workspace_size(CrossEntropy *x) noexcept nogil:
+    """Return the bytes to allocate for the workspace, at any alignment."""
+    return place_loss_workspace(x, NULL) + ALIGNMENT
+
+
+cdef int set_shares(CrossEntropy *x, double *last_check) except -1 nogil:
+    """Set the part of the two terms of the loss that a row of weight 1 has in the result."""
+    set_denominators(x, last_check)
+    x.loss_share = 1 / x.loss_denominator if x.loss_denominator != 0 else 0
+    x.square_share = 1 / x.square_denominator if x.square_denominator != 0 else 0
+    return 0
+
+
+cdef int set_denominators(CrossEntropy *x, double *last_check) except -1 nogil:
+    """Compute what the terms of a mean are divided by: sums over the rows that are not ignored."""
+    cdef ag_sum loss, square
+    cdef Py_ssize_t number
+    x.loss_denominator = x.square_denominator = 1
+    if not x.is_mean:
+        return 0
+    if x.denominator != 0:
+        x.loss_denominator = x.square_denominator = x.denominator
+        return 0
+    loss.sum = loss.compensation = square.sum = square.compensation = 0
+    for number in range(x.s.p.rows):
+        if not is_ignored(x, number):
+            if x.token_weight == NULL and x.class_weight == NULL:
+                square.sum += 1
+                continue
+            ag_sum_add(&square, token_weight_of(x, number))
+            if x.prob == NULL:
+                ag_sum_add(&loss, token_weight_of(x, number) * class_weight_of(x, target_of(x, number, 0)))
+        if number % ROWS_PER_CHECK == 0:
+            _tasks.check_signals(last_check)
+    x.square_denominator = ag_sum_total(square)
+    x.loss_denominator = x.square_denominator
+    if x.prob == NULL and (x.token_weight != NULL or x.class_weight != NULL):
+        x.loss_denominator = ag_sum_total(loss)
+    return 0
+
+
+cdef int reduce_losses(CrossEntropy *x, double *last_check) except -1 nogil:
+    """Add up the losses of the rows in order, and count the rows whose target is predicted."""
+    cdef ag_sum loss, square
+    cdef Py_ssize_t number
+    loss.sum = loss.compensation = square.sum = square.compensation = 0
+    x.correct = 0
+    for number in range(x.s.p.rows):
+        if x.losses == NULL:
+            ag_sum_add(&loss, x.loss_terms[number])
+            if x.square_terms != NULL:
+                ag_sum_add(&square, x.square_terms[number])
+        if x.predicted != NULL and x.prob == NULL:
+            x.correct += x.predicted[number] == target_of(x, number, 0) and not is_ignored(x, number)
+        if number % ROWS_PER_CHECK == 0:
+            _tasks.check_signals(last_check)
+    x.loss = ag_sum_total(loss) / x.loss_denominator
+    if x.square_terms != NULL:
+        x.loss += ag_sum_total(square) / x.square_denominator
+    return 0
+
+
+cdef void run_phases(void *context, Team *team) noexcept nogil:
+    """Run the phases of a schedule; the program of a team."""
+    cdef CrossEntropy *x = <CrossEntropy *>context
+    if x.s.plan.is_split:
+        run_split_phases(x, team)
+    else:
+        _tasks.run_phase(team, whole_block, x, x.s.plan.blocks, not x.s.plan.nontemporal)
+
+
+cdef int run_loss(CrossEntropy *x, bint default_threads, double *last_check) except -1 nogil:
+    """Compute the loss in its workspace; see `_tasks.run_team` for the arguments."""
+    cdef Py_ssize_t v
+    cdef ag_sum total
+    total.sum = total.compensation = 0
+    if x.class_weight != NULL:
+        for v in range(x.s.p.n):
+            ag_sum_add(&total, x.class_weight[v])
+    x.class_sum = <double>x.s.p.n if x.class_weight == NULL else ag_sum_total(total)
+    set_shares(x, last_check)
+    x.is_plain = (
+        x.prob == NULL and x.class_weight == NULL and x.token_weight == NULL and not x.has_temperatures
+        and not x.has_grad_of_rows and x.label_smoothing == 0 and x.lse_square_scale == 0 and x.lse == NULL
+        and x.log_prob == NULL and x.entropy == NULL and x.predicted == NULL
+    )
+    if not x.has_temperatures:
+        x.scale, x.inverse_temperature = scale_of(x, x.temperature[0]), 1 / x.temperature[0]
+    _tasks.run_team(run_phases, x, x.s.plan.threads, default_threads, last_check)
+    return reduce_losses(x, last_check)

@@ -1,0 +1,62 @@
+"""Test the cross-entropy of dask arrays: the values of the whole array, for any chunks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from loss_oracles import random_arguments
+
+import ascend_grad as ag
+import ascend_grad.dask as agd
+
+OPTIONS: tuple[tuple[dict[str, Any], int], ...] = (
+    ({}, 0),
+    ({"class_weight": "classes", "token_weight": "rows", "lse_square_scale": 0.1, "label_smoothing": 0.1}, 0),
+    ({"reduction": "none", "grad_loss": "rows", "temperature": "rows", "outputs": ("entropy", "log_prob")}, 0),
+    ({"reduction": "sum", "outputs": ("correct", "predicted"), "return_grad": False}, 0),
+    ({"denominator": 5.0, "outputs": ("lse", "log_prob")}, 3),
+)
+
+
+def computed(function, *args, **kwargs):
+    return dask.compute(*function(*args, **kwargs), scheduler="synchronous")
+
+
+@pytest.mark.parametrize(("options", "K"), OPTIONS)
+@pytest.mark.parametrize(("shape", "dim", "chunks"), [((7, 5), -1, (3, 5)), ((4, 3, 6), 1, (2, 3, 4)), ((5,), 0, (5,))])
+def test_values(options, K, shape, dim, chunks):
+    arguments = random_arguments("dask", shape, dim, "float64", options=options, K=K)
+    right = ag.cross_entropy(**arguments)
+    arrays = {name: value for name, value in arguments.items() if isinstance(value, np.ndarray)}
+    lazy = {
+        name: da.from_array(value, chunks=1) for name, value in arrays.items() if name not in ("input", "class_weight")
+    }
+    lazy["input"] = da.from_array(arrays["input"], chunks=chunks)
+    result = agd.cross_entropy(**arguments | lazy)
+    assert result._fields == right._fields
+    for name, value, wanted in zip(result._fields, dask.compute(*result, scheduler="synchronous"), right, strict=True):
+        if wanted is None:
+            assert value is None
+            continue
+        assert getattr(result, name).dtype == wanted.dtype
+        np.testing.assert_allclose(value, wanted, rtol=1e-12, atol=1e-15, err_msg=name)
+
+
+def test_means_over_nothing():
+    loss, gradient = computed(agd.cross_entropy, da.ones((4, 3), chunks=(2, 3)), np.full(4, -100))
+    assert np.isnan(loss)
+    assert not gradient.any()
+
+
+def test_several_chunks_along_the_classes_are_refused():
+    with pytest.raises(ag.ParamInvalidError, match="expected one chunk along axis 1"):
+        agd.cross_entropy(da.ones((4, 4), chunks=2), np.zeros(4, int))
+
+
+def test_targets_are_checked_when_a_block_is_computed():
+    with pytest.raises(ag.ParamInvalidError, match="target: expected values in"):
+        computed(agd.cross_entropy, da.ones((4, 3), chunks=(2, 3)), np.array([0, 1, 3, 0]))

@@ -1,0 +1,118 @@
+"""Test the gradients of the loss of a linear layer and of its outputs, for upstream gradients that are given later."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from faults import INVALID, NULL, TYPE, outcome
+from linear_samples import Shape
+from loss_samples import OPTIONS, SHAPES, arguments_of, check
+from samples import assert_identical, generator
+
+import ascend_grad as ag
+
+BACKWARD = "linear_cross_entropy_backward"
+
+
+def backward_of(shape: Shape, dtype: str, option: str, reduction: str = "mean") -> tuple[dict, dict, dict]:
+    """Make the call of the loss, the call of its gradients, and upstream gradients of the outputs."""
+    forward = arguments_of(shape, dtype, option, reduction)
+    forward["outputs"] = ("lse", "entropy")
+    results = ag.linear_cross_entropy(**forward, return_grad=False, backend="reference")
+    random = generator("upstream", shape, option)
+    names = ["grad_lse", "grad_entropy"] + ["grad_log_prob"] * ("target_prob" not in forward)
+    upstream = {name: random.standard_normal(shape.BT) for name in names}
+    backward = forward | {"lse": results.lse, "entropy": results.entropy} | upstream
+    del backward["outputs"]
+    counted = forward["target"] != -7
+    counted = counted.any(-1) if counted.ndim == 2 else counted
+    return forward, backward, {name: np.where(counted, grad, 0) for name, grad in upstream.items()}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_on_every_variant(option, shape, dtype, cpu_engines):
+    sizes, settings = SHAPES[shape]
+    if dtype == "float64" and shape == "blocks":
+        sizes = Shape(200, 900, 64)
+    forward, backward, upstream = backward_of(sizes, dtype, option)
+    for _ in cpu_engines():
+        check(ag.linear_cross_entropy_backward(**backward, **settings, backend="cpu"), forward, dtype, **upstream)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("reduction", ["sum", "none"])
+def test_reductions_on_both_backends(option, reduction, dtype):
+    forward, backward, upstream = backward_of(Shape(60, 70, 20), dtype, option, reduction)
+    for backend in ("cpu", "reference"):
+        check(ag.linear_cross_entropy_backward(**backward, backend=backend), forward, dtype, **upstream)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_threads_change_nothing(option, shape):
+    sizes, settings = SHAPES[shape]
+    for dtype in ("float32", "bfloat16"):
+        _, backward, _ = backward_of(sizes, dtype, option)
+        expected = ag.linear_cross_entropy_backward(**backward, **settings, num_threads=1)
+        for threads in (2, 3, 4):
+            results = ag.linear_cross_entropy_backward(**backward, **settings, num_threads=threads)
+            for result, right in zip(results, expected, strict=True):
+                if right is not None:
+                    assert_identical(result, right)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_finite_differences_of_outputs(option):
+    """Changes of outputs along a random direction agree with the gradients."""
+    forward, backward, upstream = backward_of(Shape(12, 40, 6), "float64", option, "none")
+    backward["grad_loss"] = 0.0
+    forward["outputs"] = tuple(name.removeprefix("grad_") for name in upstream)
+    direction = generator("direction", option).standard_normal(forward["weight"].shape)
+    step, sums = 1e-6, []
+    for sign in (-1, 1):
+        moved = forward | {"weight": forward["weight"] + sign * step * direction}
+        results = ag.linear_cross_entropy(**moved, return_grad=False)
+        sums.append(sum(getattr(results, name.removeprefix("grad_")) @ grad for name, grad in upstream.items()))
+    grad = ag.linear_cross_entropy_backward(**backward).weight_grad
+    assert np.isclose(np.vdot(grad, direction), (sums[1] - sums[0]) / (2 * step), rtol=1e-6, atol=1e-7)
+
+
+def test_rows_without_upstream_gradients_are_absent(dtype):
+    for sizes, settings in SHAPES.values():
+        _, backward, upstream = backward_of(sizes, dtype, "no option", "none")
+        nothing = np.arange(sizes.BT) % 3 == 0
+        for name in (*upstream, "grad_loss"):
+            backward[name] = np.where(nothing, 0, backward[name])
+        expected = ag.linear_cross_entropy_backward(**backward, **settings)
+        backward["input"][nothing] = np.nan
+        results = ag.linear_cross_entropy_backward(**backward, **settings)
+        for result, right in zip(results[:2], expected[:2], strict=True):
+            assert_identical(result, right)
+
+
+def test_faults():
+    good = {"input": np.ones((9, 5)), "weight": np.ones((6, 5)), "target": np.zeros(9, int), "lse": np.ones(9)}
+    for name, value, kind, text in (
+        ("lse", None, NULL, "an array"),
+        ("lse", np.ones(8), INVALID, "shape (BT = 9)"),
+        ("grad_lse", np.ones(9, int), TYPE, "dtype float32"),
+        ("grad_entropy", np.ones(9), NULL, "entropy: expected an array, as grad_entropy is given"),
+        ("grad_log_prob", np.ones((9, 1)), INVALID, "shape (BT = 9)"),
+    ):
+        for backend in ("cpu", "reference"):
+            error = outcome(ag.linear_cross_entropy_backward, **good | {name: value}, backend=backend)
+            assert type(error) is kind
+            assert text in str(error)
+        assert str(outcome(ag.explain, BACKWARD, **good | {name: value})) == str(error)
+    several = good | {"target": np.zeros((9, 2), int), "target_prob": np.ones((9, 2)), "grad_log_prob": np.ones(9)}
+    error = outcome(ag.linear_cross_entropy_backward, **several)
+    assert type(error) is INVALID
+    assert "grad_log_prob: expected None, as target_prob is given" in str(error)
+
+
+def test_questions_about_a_call():
+    _, backward, _ = backward_of(Shape(300, 400, 50), "float32", "all")
+    assert ag.explain(BACKWARD, **backward).plan.startswith("packed")
+    assert ag.workspace_size(BACKWARD, **backward) < (64 << 20) + (1 << 20)
+    assert ag.workspace_size(BACKWARD, **backward, workspace_bytes=0) == 4 << 20

@@ -1,0 +1,289 @@
+"""Test the options and the outputs of the loss of a linear layer, on every sweep and every CPU variant."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from faults import INVALID, TYPE, outcome
+from linear_samples import WHOLE, Shape
+from loss_oracle import logits_of
+from loss_samples import EVERY, OPTIONS, SHAPES, arguments_of, check
+from samples import DTYPES, assert_identical, generator
+
+import ascend_grad as ag
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_on_every_variant(option, shape, dtype, cpu_engines):
+    sizes, settings = SHAPES[shape]
+    if dtype == "float64" and shape == "blocks":
+        sizes = Shape(200, 900, 64)
+    arguments = arguments_of(sizes, dtype, option)
+    for _ in cpu_engines():
+        check(ag.linear_cross_entropy(**arguments, **settings, backend="cpu"), arguments, dtype)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("reduction", ["sum", "none"])
+def test_reductions_on_both_backends(option, reduction, dtype):
+    arguments = arguments_of(Shape(60, 70, 20), dtype, option, reduction)
+    for backend in ("cpu", "reference"):
+        check(ag.linear_cross_entropy(**arguments, backend=backend), arguments, dtype)
+
+
+@pytest.mark.parametrize("shape", [Shape(1, 2, 3), Shape(5, 7, 0), Shape(3, 256, 17), Shape(0, 5, 3), Shape(9, 1, 4)])
+def test_edges_of_shapes(shape, dtype):
+    for option in OPTIONS:
+        arguments = arguments_of(shape, dtype, option, "sum")
+        check(ag.linear_cross_entropy(**arguments, backend="cpu"), arguments, dtype)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_threads_and_strides_change_nothing(option, shape, dtype):
+    sizes, settings = SHAPES[shape]
+    arguments = arguments_of(sizes, dtype, option)
+    expected = ag.linear_cross_entropy(**arguments, **settings, num_threads=1)
+    strided = {name: np.repeat(a, 2, axis=0)[::2] if isinstance(a, np.ndarray) else a for name, a in arguments.items()}
+    for threads in (2, 3, 4):
+        for each in (arguments, strided):
+            for result, right in zip(
+                ag.linear_cross_entropy(**each, **settings, num_threads=threads), expected, strict=True
+            ):
+                assert_identical(result, right)
+
+
+def test_values_that_change_nothing_keep_the_bits(dtype):
+    """Options at their defaults, and weights of 1, give the bits of the call without them."""
+    for sizes, settings in SHAPES.values():
+        arguments = arguments_of(sizes, dtype, "no option")
+        expected = ag.linear_cross_entropy(**arguments, **settings)
+        for options in (
+            {"token_weight": np.ones(sizes.BT)},
+            {"temperature": 1, "logit_scale": 1, "label_smoothing": 0, "lse_square_scale": 0},
+            {"outputs": EVERY},
+            {"denominator": float(np.count_nonzero(arguments["target"] != -7))},
+        ):
+            results = ag.linear_cross_entropy(**arguments, **settings, **options)
+            for result, right in zip(results[:3], expected, strict=True):
+                assert_identical(result, right)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_finite_differences(option):
+    """Changes of the loss along random directions agree with the gradients."""
+    arguments = arguments_of(Shape(12, 40, 6), "float64", option, "none")
+    if "bias" in arguments:
+        arguments["bias"] = arguments["bias"].astype(np.float64)
+    results = ag.linear_cross_entropy(**arguments)
+    random = generator("directions", option)
+    for name in ("input", "weight", "bias"):
+        if arguments.get(name) is None:
+            continue
+        direction = random.standard_normal(arguments[name].shape)
+        step, losses = 1e-6, []
+        for sign in (-1, 1):
+            moved = arguments | {name: arguments[name].astype(np.float64) + sign * step * direction}
+            losses.append(ag.linear_cross_entropy(**moved, return_grad=False).loss @ arguments["grad_loss"])
+        slope = (losses[1] - losses[0]) / (2 * step)
+        grad = getattr(results, f"{name}_grad").astype(np.float64)
+        assert np.isclose(np.vdot(grad, direction), slope, rtol=1e-6, atol=1e-7)
+
+
+# ---- digits of nearly certain targets --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "sizes", [Shape(70, 200, 8), Shape(5, 700, 8), Shape(600, 30, 8), Shape(5, 9, 8), Shape(30, 30, 300)]
+)
+def test_nearly_certain_targets(sizes, dtype, cpu_engines):
+    """Losses, outputs and the gradient at the target keep a relative error of 1e-4 down to 1 - p = 1e-12."""
+    for distance, target in itertools.product((4, 8, 16, 28, 33), (0, sizes.V - 1)):
+        x, w = np.zeros((2, sizes.BT, sizes.H), DTYPES[dtype]), np.zeros((sizes.V, sizes.H), DTYPES[dtype])
+        x = x[0]
+        x[:, 0], w[:, 0], w[target, 0] = 1, -40, distance - 40
+        z = (x @ w.T).astype(np.longdouble)
+        rest = (sizes.V - 1) * np.exp(-np.longdouble(distance))
+        loss, q = np.log1p(rest), rest / (1 + rest)
+        entropy = loss + rest * distance / (1 + rest)
+        assert np.all(z[:, target] == distance - 40)
+        for _, options in itertools.product(cpu_engines(), ({}, {"label_smoothing": 1e-300})):
+            results = ag.linear_cross_entropy(
+                x, w, np.full(sizes.BT, target), reduction="sum", outputs=("log_prob", "entropy"), **options
+            )
+            assert abs(results.loss / (loss * sizes.BT) - 1) < 1e-4
+            assert np.all(abs(results.log_prob / -loss - 1) < 1e-4)
+            assert np.all(abs(results.entropy / entropy - 1) < 1e-4)
+            if dtype != "float16":  # small gradients underflow there
+                grad = results.weight_grad[target, 0].astype(float)
+                assert abs(grad / -(q * sizes.BT) - 1) < (1e-4 if dtype.startswith("float") else 2**-7)
+
+
+# ---- rows ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("option", [name for name in OPTIONS if name != "several targets"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_row_of_weight_0_adds_nothing(option, shape, dtype):
+    sizes, settings = SHAPES[shape]
+    arguments = arguments_of(sizes, dtype, option)
+    weight = np.ones(sizes.BT)
+    weight[::3] = 0
+    arguments["token_weight"] = weight
+    expected = ag.linear_cross_entropy(**arguments, **settings)
+    arguments["input"][::3] = np.nan
+    results = ag.linear_cross_entropy(**arguments, **settings)
+    for name in ("loss", "input_grad", "weight_grad", "bias_grad"):
+        if getattr(expected, name) is not None:
+            assert_identical(getattr(results, name), getattr(expected, name))
+    assert np.all(results.input_grad[::3] == 0)
+
+
+def test_ignored_rows_have_no_outputs(dtype):
+    for sizes, settings in SHAPES.values():
+        arguments = arguments_of(sizes, dtype, "outputs")
+        ignored = arguments["target"] == -7
+        arguments["input"][ignored] = np.inf
+        results = ag.linear_cross_entropy(**arguments, **settings)
+        for name in ("lse", "log_prob", "entropy"):
+            assert np.all(getattr(results, name)[ignored] == 0)
+            assert np.all(np.isfinite(getattr(results, name)))
+        assert np.all(results.predicted[ignored] == -1)
+
+
+def test_the_lowest_entry_of_a_tie_is_predicted(dtype, cpu_engines):
+    for sizes, settings in SHAPES.values():
+        w = np.zeros((sizes.V, sizes.H), DTYPES[dtype])
+        x = np.ones((sizes.BT, sizes.H), DTYPES[dtype])
+        w[[5, 7, sizes.V - 1]] = 1
+        for _ in cpu_engines():
+            results = ag.linear_cross_entropy(
+                x, w, np.full(sizes.BT, 5), return_grad=False, outputs=("predicted", "correct"), **settings
+            )
+            assert np.all(results.predicted == 5)
+            assert results.correct == sizes.BT
+
+
+def test_duplicate_targets_are_added_up(dtype):
+    sizes = Shape(40, 90, 12)
+    arguments = arguments_of(sizes, dtype, "no option", "sum")
+    expected = ag.linear_cross_entropy(**arguments)
+    target = arguments.pop("target")
+    several = np.stack([target, np.full(sizes.BT, -7), target], axis=1)
+    prob = np.tile([0.25, np.nan, 0.75], (sizes.BT, 1))
+    results = ag.linear_cross_entropy(**arguments, target=several, target_prob=prob)
+    rtol = 1e-2 if dtype.startswith("b") else 1e-3 if dtype == "float16" else 1e-5
+    for result, right in zip(results, expected, strict=True):
+        wide = right.astype(np.float64)
+        assert np.allclose(result.astype(np.float64), wide, rtol=rtol, atol=rtol * np.abs(wide).max())
+
+
+def test_tiles_that_are_skipped_stay_within_the_bound(dtype):
+    sizes = Shape(200, 500, 30)
+    for option in OPTIONS:
+        arguments = arguments_of(sizes, dtype, option, "sum")
+        exact = ag.linear_cross_entropy(**arguments)
+        eps = 1e-4
+        results = ag.linear_cross_entropy(**arguments, filter_eps=eps)
+        x, w = (np.abs(arguments[name].astype(float)) for name in ("input", "weight"))
+        rtol = 2**-6 if dtype.startswith("b") else 2**-9 if dtype == "float16" else 1e-4
+        for name, most in (("input_grad", w.sum(0)), ("weight_grad", x.sum(0))):
+            result, right = (getattr(each, name).astype(float) for each in (results, exact))
+            assert np.all(np.abs(result - right) <= eps * most + rtol * np.abs(right).max())
+
+
+# ---- arguments -------------------------------------------------------------------------------------------------------
+
+FAULTS = [
+    ("token_weight", np.ones(8), INVALID, "shape (BT = 9)"),
+    ("token_weight", np.ones(9, int), TYPE, "dtype float32"),
+    ("class_weight", np.ones(9), INVALID, "shape (V = 6)"),
+    ("bias", np.ones((6, 1)), INVALID, "shape (V = 6)"),
+    ("bias", np.ones(6, bool), TYPE, "dtype float32"),
+    ("target_prob", np.ones((9, 2)), INVALID, "target: expected shape (BT = 9, K) with K > 0"),
+    ("label_smoothing", 1.5, INVALID, "a number in [0, 1]"),
+    ("label_smoothing", np.nan, INVALID, "a number in [0, 1]"),
+    ("label_smoothing", "1", TYPE, "a real number"),
+    ("lse_square_scale", np.inf, INVALID, "a finite number"),
+    ("temperature", 0, INVALID, "a positive finite number"),
+    ("temperature", np.ones(8), INVALID, "shape (BT = 9)"),
+    ("temperature", np.arange(9.0), INVALID, "positive finite numbers, got 0.0 in row 0"),
+    ("temperature", None, TYPE, "a real number"),
+    ("denominator", -1, INVALID, "a positive finite number"),
+    ("logit_scale", np.nan, INVALID, "a finite number"),
+    ("softcap", 0.0, INVALID, "a positive finite number"),
+    ("outputs", ("lse", "loss"), INVALID, "a tuple of names among"),
+    ("outputs", ("lse", "lse"), INVALID, "different names"),
+    ("outputs", "lse", TYPE, "a tuple of names among"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "kind", "text"), FAULTS)
+def test_faults_of_options(name, value, kind, text):
+    """Every backend refuses the same options with the same message, and so do the questions about a call."""
+    arguments = {"input": np.ones((9, 5)), "weight": np.ones((6, 5)), "target": np.zeros(9, int), name: value}
+    messages = set()
+    for function, more in (
+        (ag.linear_cross_entropy, {"backend": "cpu"}),
+        (ag.linear_cross_entropy, {"backend": "reference"}),
+        (lambda **a: ag.explain(WHOLE, **a), {}),
+        (lambda **a: ag.workspace_size(WHOLE, **a), {}),
+    ):
+        error = outcome(function, **arguments, **more)
+        assert type(error) is kind
+        messages.add(str(error))
+    (message,) = messages
+    assert text in message
+
+
+def test_outputs_of_several_targets():
+    arguments = {"input": np.ones((9, 5)), "weight": np.ones((6, 5)), "target": np.zeros((9, 2), int)}
+    for name in ("log_prob", "correct"):
+        error = outcome(ag.linear_cross_entropy, **arguments, target_prob=np.ones((9, 2)), outputs=(name,))
+        assert type(error) is INVALID
+        assert f"outputs: expected no output of a single target, as target_prob is given, got {name!r}" in str(error)
+
+
+def test_the_fields_of_results():
+    arguments = arguments_of(Shape(9, 20, 5), "float32", "outputs")
+    order = ("correct", "lse")
+    results = ag.linear_cross_entropy(**arguments | {"outputs": order, "bias": np.zeros(20)})
+    assert results._fields == ("loss", "input_grad", "weight_grad", "bias_grad", *order)
+    assert results.entropy is None
+    assert results.bias_grad.dtype == np.float64
+    assert results.correct.shape == ()
+    results = ag.linear_cross_entropy(**arguments, return_grad=False)
+    assert results[1:3] == (None, None)
+    assert len(results) == 3 + len(EVERY)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_the_device_leaves_options_to_the_cpu(option, device):
+    arguments = arguments_of(Shape(40, 130, 16), "bfloat16", option)
+    chosen = ag.explain(WHOLE, **arguments)
+    assert chosen.backend == ("npu" if option == "no option" else "cpu")
+    if option != "no option":
+        assert "the device's operators compute the loss without it" in chosen.reason
+        error = outcome(ag.linear_cross_entropy, **arguments, backend="npu")
+        assert type(error) is INVALID
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_memory_without_gradients(option):
+    """Without gradients nothing of the size of the weight or of the logits is allocated."""
+    arguments = arguments_of(Shape(2000, 50_000, 4), "float32", option)
+    assert ag.workspace_size(WHOLE, **arguments, return_grad=False) < (64 << 20) + 64 * 50_000 + 400 * 2000
+
+
+def test_tanh():
+    """A cap that is far above the logits leaves them as they are."""
+    random = generator("tanh")
+    z = np.sort(random.uniform(-12, 12, 4000)).astype(np.float32)
+    results = ag.linear_cross_entropy(
+        z[:, None], np.ones((2, 1), np.float32), np.zeros(4000, int), softcap=1.0, return_grad=False, outputs=("lse",)
+    )
+    capped, _ = logits_of(z[:, None].astype(np.float64), softcap=1.0)
+    assert np.allclose(results.lse, capped[:, 0] + np.log(2), rtol=0, atol=4 * 2.0**-23)

@@ -1,0 +1,428 @@
+"""Test the cross-entropy of rows: its values over all options, layouts and threads, and what it refuses."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from typing import Any
+
+import hypothesis.strategies as st
+import loss_oracles
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from loss_oracles import assert_right, random_arguments
+from samples import DTYPES, generator
+
+import ascend_grad as ag
+from ascend_grad import contract
+from ascend_grad.results import CrossEntropy
+
+OUTPUTS = ("lse", "log_prob", "entropy", "predicted", "correct")
+
+#: Options, as `random_arguments` takes them.
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {},
+    {"reduction": "sum", "label_smoothing": 0.1},
+    {"reduction": "none", "class_weight": "classes", "grad_loss": "rows"},
+    {"class_weight": "classes", "label_smoothing": 0.2, "temperature": 0.7, "lse_square_scale": 1e-2},
+    {"temperature": "rows", "token_weight": "rows", "outputs": OUTPUTS},
+    {"outputs": ("correct", "lse"), "lse_square_scale": 0.1, "denominator": 7.0},
+    {"return_grad": False, "outputs": ("log_prob", "lse"), "reduction": "sum"},
+    {"token_weight": "rows", "lse_square_scale": 1e-3, "grad_loss": -2.5},
+)
+SPARSE: tuple[dict[str, Any], ...] = (
+    {},
+    {"class_weight": "classes", "label_smoothing": 0.3, "reduction": "none", "outputs": OUTPUTS[:4]},
+    {"temperature": "rows", "token_weight": "rows", "lse_square_scale": 1e-2},
+)
+
+
+def in_layout(array: np.ndarray, layout: str) -> np.ndarray:
+    """Return the same values with other strides or another byte order."""
+    if layout == "Fortran":
+        return np.asfortranarray(array)
+    if layout == "steps":
+        return np.repeat(array, 2, axis=-1)[..., ::2]
+    if layout == "reversed":
+        return array[..., ::-1].copy()[..., ::-1]
+    if layout == "swapped" and array.dtype != ml_dtypes.bfloat16:
+        return array.astype(array.dtype.newbyteorder())
+    return array
+
+
+LAYOUTS = ("C", "Fortran", "steps", "reversed", "swapped")
+#: Rows and columns around the edges of vectors, segments and splits.
+SHAPES = (
+    ((7,), 0),
+    ((1, 1), -1),
+    ((2, 3), -1),
+    ((33, 10), -1),
+    ((9, 64), -1),
+    ((6, 129), -1),
+    ((3, 4100), -1),
+    ((2, 3, 5, 4), 1),
+    ((2, 30, 9, 9), 1),
+    ((2, 70, 65), 1),
+    ((300, 21), 0),
+    ((3, 2, 130), 0),
+)
+
+
+@pytest.mark.parametrize(("shape", "dim"), SHAPES)
+def test_every_option(shape, dim, dtype, cpu_engine):
+    for number, (options, K) in enumerate([*((each, 0) for each in OPTIONS), *((each, 3) for each in SPARSE)]):
+        arguments = random_arguments(number, shape, dim, dtype, options=options, K=K)
+        right = loss_oracles.expected(**arguments)
+        for layout in LAYOUTS:
+            x = in_layout(arguments["input"], layout)
+            result = cpu_engine.call("cross_entropy", **arguments | {"input": x})
+            assert_right(result, right, dtype, f"{options} {layout}")
+            assert result.input_grad is None or result.input_grad.flags.c_contiguous
+
+
+@pytest.mark.parametrize(("shape", "dim"), SHAPES[:9])
+def test_the_reference(shape, dim, dtype):
+    for number, (options, K) in enumerate([*((each, 0) for each in OPTIONS), *((each, 3) for each in SPARSE)]):
+        arguments = random_arguments(number, shape, dim, dtype, options=options, K=K)
+        result = ag.cross_entropy(**arguments, backend="reference")
+        assert_right(result, loss_oracles.expected(**arguments), dtype, f"{options}")
+        assert [field is None for field in result] == [field is None for field in ag.cross_entropy(**arguments)]
+
+
+@given(st.data())
+def test_random_calls(cpu_engines, data):
+    dtype = data.draw(st.sampled_from(list(DTYPES)))
+    shape = tuple(data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=4)))
+    dim = data.draw(st.integers(-len(shape), len(shape) - 1))
+    K = data.draw(st.sampled_from((0, 0, 1, 4)))
+    choices: dict[str, Any] = {
+        "reduction": ("mean", "sum", "none"),
+        "class_weight": (None, "classes"),
+        "token_weight": (None, "rows"),
+        "label_smoothing": (0.0, 0.1, 1.0),
+        "lse_square_scale": (0.0, 0.01),
+        "temperature": (1.0, 2.5, "rows"),
+        "outputs": ((), ("lse",), ("entropy", "log_prob"), ("predicted",)),
+    }
+    options = {name: data.draw(st.sampled_from(values), label=name) for name, values in choices.items()}
+    if options["reduction"] == "none":
+        options["grad_loss"] = data.draw(st.sampled_from((1.0, "rows")))
+    arguments = random_arguments("random", shape, dim, dtype, options=options, K=K)
+    arguments["input"] = in_layout(arguments["input"], data.draw(st.sampled_from(LAYOUTS)))
+    right = loss_oracles.expected(**arguments)
+    for engine in cpu_engines():
+        assert_right(engine.call("cross_entropy", **arguments), right, dtype)
+
+
+# ---- bits ------------------------------------------------------------------------------------------------------------
+
+
+def same_bits(results: list[CrossEntropy]) -> bool:
+    return all(
+        one is other is None or np.asarray(one).tobytes() == np.asarray(other).tobytes()
+        for result in results[1:]
+        for one, other in zip(results[0], result, strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "dim"), [((3, 70_001), -1), ((40_000, 3), 0), ((2, 3000, 40), 1), ((500, 12), -1), ((2, 5, 2000), 1)]
+)
+def test_threads_and_layouts_have_equal_bits(shape, dim, dtype, cpu_engine):
+    for number in (0, 3, 4):
+        arguments = random_arguments(number, shape, dim, dtype, options=OPTIONS[number])
+        results = [
+            cpu_engine.call(
+                "cross_entropy", **arguments | {"input": in_layout(arguments["input"], layout)}, num_threads=threads
+            )
+            for layout, threads in [*(("C", threads) for threads in (1, 2, 3, 4)), ("Fortran", 1), ("steps", 2)]
+        ]
+        assert same_bits(results)
+        assert_right(results[0], loss_oracles.expected(**arguments), dtype)
+
+
+def test_in_place_and_other_outs(dtype, cpu_engine):
+    for (shape, dim), options in itertools.product([((9, 130), -1), ((2, 6, 70), 1), ((50, 3), -1)], OPTIONS[:5]):
+        arguments = random_arguments("out", shape, dim, dtype, options=options)
+        fresh = cpu_engine.call("cross_entropy", **arguments)
+        x = arguments["input"].copy()
+        result = cpu_engine.call("cross_entropy", **arguments | {"input": x}, out=x)
+        assert result.input_grad is x
+        assert same_bits([fresh, result])
+        shifted = np.empty((shape[0] + 1, *shape[1:]), x.dtype)
+        shifted[:-1] = arguments["input"]
+        result = cpu_engine.call("cross_entropy", **arguments | {"input": shifted[:-1]}, out=shifted[1:])
+        assert same_bits([fresh, result])
+        for other in DTYPES.values():
+            out = np.full(shape, 7, other).T.copy().T
+            result = cpu_engine.call("cross_entropy", **arguments, out=out)
+            assert result.input_grad is out
+            right = loss_oracles.expected(**arguments)
+            assert_right(result, right, min(str(other), dtype, key=lambda name: np.dtype(DTYPES[name]).itemsize))
+
+
+# ---- accuracy --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gap", [0.5, 3.0, 10.0, 20.0, 27.5])
+@pytest.mark.parametrize(("shape", "dim"), [((5, 17), -1), ((3, 4096), -1), ((2, 9, 70), 1), ((2, 40_000), -1)])
+def test_near_certain_targets(gap, shape, dim, dtype, cpu_engine):
+    """Loss, entropy and the gradient at the target keep a relative error of 1e-4 down to 1 - p = 1e-12."""
+    random = generator("certain", gap, shape, dtype)
+    vocabulary = shape[dim]
+    rows = tuple(length for axis, length in enumerate(shape) if axis != dim % len(shape))
+    target = random.integers(0, vocabulary, rows)
+    logits = np.round(random.random(shape) * 4) / 4 - gap - np.log(vocabulary)
+    np.put_along_axis(logits, np.expand_dims(target, dim), 0, dim)
+    arguments = {
+        "input": (logits + 2).astype(DTYPES[dtype]),
+        "target": target,
+        "dim": dim,
+        "reduction": "none",
+        "outputs": ("log_prob", "entropy"),
+    }
+    right = loss_oracles.expected(**arguments)
+    out = np.empty(shape, np.float64)
+    result = cpu_engine.call("cross_entropy", **arguments, out=out)
+    at_target = [np.take_along_axis(each, np.expand_dims(target, dim), dim) for each in (out, right["input_grad"])]
+    np.testing.assert_allclose(at_target[0], at_target[1].astype(np.float64), rtol=1e-4)
+    for name in ("loss", "log_prob", "entropy"):
+        np.testing.assert_allclose(getattr(result, name), right[name].astype(np.float64), rtol=1e-4, err_msg=name)
+
+
+def test_finite_differences(cpu_engine):
+    step = 1e-5
+    for options, K in [(OPTIONS[3], 0), (OPTIONS[7], 0), (SPARSE[2], 2)]:
+        arguments = random_arguments("differences", (4, 6), -1, "float64", options=options, K=K)
+        x, upstream = arguments["input"], arguments.get("grad_loss", 1.0)
+        gradient = cpu_engine.call("cross_entropy", **arguments).input_grad
+        for index in np.ndindex(x.shape):
+            sides = []
+            for sign in (1, -1):
+                moved = x.copy()
+                moved[index] += sign * step
+                sides.append(cpu_engine.call("cross_entropy", **arguments | {"input": moved}, return_grad=False).loss)
+            assert upstream * (sides[0] - sides[1]) / (2 * step) == pytest.approx(gradient[index], abs=1e-8)
+
+
+def test_extreme_logits(cpu_engine):
+    x = np.array([[0.0, -np.inf, 1.0], [np.nan, 0.0, 1.0], [np.inf, 0.0, 1.0], [3e38, -3e38, 0.0], [-np.inf] * 3])
+    arguments = {"target": np.array([0, 1, 1, 0, 0]), "reduction": "none", "outputs": ("lse", "predicted")}
+    for dtype in (np.float32, np.float64):
+        loss, gradient, lse, predicted = cpu_engine.call("cross_entropy", x.astype(dtype), **arguments)
+        assert np.isfinite(loss).tolist() == [True, False, False, True, False]
+        assert np.isnan(gradient).all(axis=-1).tolist() == [False, True, True, False, True]
+        assert gradient[0, 1] == 0
+        assert np.isnan(lse).tolist() == [False, True, True, False, True]
+        assert predicted.tolist() == [2, 0, 0, 0, 0]
+
+
+def test_rows_that_add_nothing(dtype, cpu_engine):
+    """Ignored rows, rows of weight 0 and rows without an upstream gradient have gradients of +0, whatever they hold."""
+    for (shape, dim), value in itertools.product([((6, 40), -1), ((6, 3), -1), ((40, 6), 0)], (np.nan, np.inf)):
+        arguments = random_arguments("nothing", shape, dim, dtype, options={"reduction": "none"})
+        x = np.moveaxis(arguments["input"], dim, -1)
+        x[:3] = value
+        arguments["target"][:] = 1
+        arguments["target"][0] = -100
+        arguments["token_weight"] = np.array([1, 0, 1, 1, 1, 1], np.float64 if dtype == "float64" else np.float32)
+        arguments["grad_loss"] = np.array([1, 1, 0, 1, 1, 1], np.float32)
+        loss, gradient = cpu_engine.call("cross_entropy", **arguments)
+        rows = np.moveaxis(gradient, dim, -1).astype(np.float64)
+        assert not rows[:3].any()
+        assert not np.signbit(rows[:3]).any()
+        assert rows[3:].any(axis=-1).all()
+        assert loss[:2].tolist() == [0, 0]
+        assert np.isnan(loss[2])
+        assert np.isfinite(loss[3:]).all()
+
+
+def test_means_over_nothing(backend):
+    if backend == "npu":
+        pytest.skip("the device has no such operator")
+    x, target = np.ones((2, 3)), np.array([-100, -100])
+    loss, gradient = ag.cross_entropy(x, target, backend=backend)
+    assert np.isnan(loss)
+    assert not gradient.any()
+    assert ag.cross_entropy(x, target, denominator=2.0, backend=backend).loss == 0
+    assert ag.cross_entropy(x, target, reduction="sum", backend=backend).loss == 0
+    result = ag.cross_entropy(x, [0, 1], token_weight=[0.0, 0.0], backend=backend)
+    assert np.isnan(result.loss)
+    assert not result.input_grad.any()
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (0, 0), (2, 0, 3)])
+def test_empty(shape, backend):
+    if backend == "npu":
+        pytest.skip("the device has no such operator")
+    rows = shape[:-1]
+    for reduction, loss in (("mean", np.nan), ("sum", 0.0)):
+        result = ag.cross_entropy(
+            np.ones(shape, np.float32), np.zeros(rows, int), reduction=reduction, outputs=OUTPUTS, backend=backend
+        )
+        assert result.loss.shape == ()
+        np.testing.assert_equal(result.loss.item(), loss)
+        assert result.input_grad.shape == shape
+        assert result.lse.shape == result.predicted.shape == rows
+        assert result.correct == 0
+    assert ag.cross_entropy(np.ones(shape), np.zeros(rows, int), reduction="none", backend=backend).loss.shape == rows
+    with pytest.raises(ag.ParamInvalidError, match="at least one element along dim 1"):
+        ag.cross_entropy(np.ones((2, 0)), np.full(2, -100), backend=backend)
+
+
+# ---- results ---------------------------------------------------------------------------------------------------------
+
+
+def test_fields_of_the_result():
+    x, target = np.eye(3, dtype=np.float32), np.array([0, 1, 0])
+    plain = ag.cross_entropy(x, target)
+    assert plain._fields == ("loss", "input_grad")
+    assert (plain.lse, plain.correct) == (None, None)
+    result = ag.cross_entropy(x, target, outputs=["correct", "lse"], return_grad=False)
+    loss, gradient, correct, lse = result
+    assert result._fields == ("loss", "input_grad", "correct", "lse")
+    assert gradient is None
+    assert (result.correct, result.entropy) == (correct, None)
+    assert correct == 2
+    assert correct.dtype == np.int64
+    assert loss.dtype == lse.dtype == np.float32
+    assert isinstance(result, CrossEntropy)
+    assert pickle.loads(pickle.dumps(result))._fields == result._fields
+
+
+def test_ties_and_nan_are_predicted_as_numpy_does(dtype, cpu_engine):
+    random = generator("ties", dtype)
+    for shape in ((50, 5), (7, 300), (2, 20_000)):
+        x = np.round(2 * random.standard_normal(shape)).astype(DTYPES[dtype])
+        x[1, [2, 4]] = np.nan
+        result = cpu_engine.call("cross_entropy", x, np.zeros(shape[0], int), outputs=("predicted",), num_threads=2)
+        assert np.array_equal(result.predicted, np.argmax(x.astype(np.float64), axis=-1))
+
+
+def test_class_weight_of_zero_hides_its_class(cpu_engine):
+    x = np.array([[0.0, -np.inf, 1.0]])
+    weight = np.array([1.0, 0.0, 1.0])
+    result = cpu_engine.call("cross_entropy", x, [0], class_weight=weight, label_smoothing=0.2)
+    assert_right(result, loss_oracles.expected(x, np.array([0]), class_weight=weight, label_smoothing=0.2), "float64")
+
+
+def test_many_equal_targets_are_added_up(cpu_engine):
+    target, prob = np.array([[2, 2, 0, 2, -100]]), np.array([[0.1, 0.2, 0.3, 0.4, 9.0]])
+    x = np.array([[0.5, -1.0, 2.0]])
+    result = cpu_engine.call("cross_entropy", x, target, target_prob=prob)
+    single = cpu_engine.call("cross_entropy", x, np.array([[0, 2]]), target_prob=np.array([[0.3, 0.7]]))
+    np.testing.assert_allclose(result.input_grad, single.input_grad, rtol=1e-14)
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+GOOD: dict[str, Any] = {"input": np.ones((2, 3), np.float32), "target": np.array([0, 2])}
+FAULTS = (
+    ("input", None, "ParamNullptrError"),
+    ("target", None, "ParamNullptrError"),
+    ("input", np.ones((2, 3), int), "ParamTypeError"),
+    ("target", np.zeros(2), "ParamTypeError"),
+    ("target", np.zeros(2, np.int16), "ParamTypeError"),
+    ("dim", 2, "ParamInvalidError"),
+    ("target", np.zeros(3, int), "ParamInvalidError"),
+    ("target", np.zeros((2, 1), int), "ParamInvalidError"),
+    ("target", np.array([0, 3]), "ParamInvalidError"),
+    ("target", np.array([-1, 0]), "ParamInvalidError"),
+    ("reduction", "average", "ParamInvalidError"),
+    ("reduction", 1, "ParamTypeError"),
+    ("ignore_index", 1.0, "ParamTypeError"),
+    ("class_weight", np.ones(2), "ParamInvalidError"),
+    ("class_weight", np.ones(3, int), "ParamTypeError"),
+    ("token_weight", np.ones(3), "ParamInvalidError"),
+    ("target_prob", np.ones(2, np.float64), "ParamTypeError"),
+    ("target_prob", np.ones(2, np.float32), "ParamInvalidError"),
+    ("label_smoothing", 1.5, "ParamInvalidError"),
+    ("label_smoothing", -0.1, "ParamInvalidError"),
+    ("label_smoothing", np.nan, "ParamInvalidError"),
+    ("lse_square_scale", np.inf, "ParamInvalidError"),
+    ("temperature", 0.0, "ParamInvalidError"),
+    ("temperature", np.array([1.0, -1.0]), "ParamInvalidError"),
+    ("temperature", np.ones(3), "ParamInvalidError"),
+    ("temperature", "hot", "ParamTypeError"),
+    ("denominator", 0.0, "ParamInvalidError"),
+    ("grad_loss", np.ones(2), "ParamTypeError"),
+    ("outputs", ("loss",), "ParamInvalidError"),
+    ("outputs", ("lse", "lse"), "ParamInvalidError"),
+    ("outputs", "lse", "ParamTypeError"),
+    ("return_grad", 1, "ParamTypeError"),
+    ("out", np.ones((3, 2)), "ParamInvalidError"),
+    ("out", [1.0], "ParamTypeError"),
+)
+
+
+@pytest.mark.parametrize(("name", "value", "error"), FAULTS)
+def test_faults(name, value, error):
+    messages = set()
+    for backend in ("cpu", "reference", "auto"):
+        with pytest.raises(getattr(ag, error)) as info:
+            ag.cross_entropy(**GOOD | {name: value}, backend=backend)
+        assert info.value.code == (161001 if error == "ParamNullptrError" else 161002)
+        messages.add(str(info.value))
+    (message,) = messages
+    assert message.startswith("cross_entropy: ")
+    assert ": expected " in message
+    assert ", got " in message
+    if name != "out":
+        for question in (ag.explain, ag.workspace_size):
+            with pytest.raises(getattr(ag, error)):
+                question("cross_entropy", **GOOD | {name: value})
+
+
+def test_faults_of_two_arguments():
+    sparse = GOOD | {"target": np.array([[0], [2]]), "target_prob": np.ones((2, 1), np.float32)}
+    for arguments, text in (
+        (sparse | {"outputs": ("correct",)}, "no 'correct', as target_prob is given"),
+        (sparse | {"target_prob": np.ones((2, 2), np.float32)}, "target_prob: expected shape"),
+        (GOOD | {"denominator": 2.0, "reduction": "sum"}, "denominator: expected None, as reduction is 'sum'"),
+        (GOOD | {"return_grad": False, "out": np.ones((2, 3))}, "out: expected None"),
+    ):
+        with pytest.raises(ag.ParamInvalidError, match=text):
+            ag.cross_entropy(**arguments)
+
+
+def test_nothing_is_written_before_everything_is_checked():
+    out = np.full((2, 3), 7.0)
+    with pytest.raises(ag.ParamInvalidError):
+        ag.cross_entropy(np.ones((2, 3)), np.array([0, 5]), out=out)
+    assert np.all(out == 7)
+
+
+# ---- the call --------------------------------------------------------------------------------------------------------
+
+
+def test_the_operator_is_described_and_public():
+    (operator,) = contract.LOSSES
+    assert operator is contract.OPERATORS["cross_entropy"]
+    assert operator.device_name is None
+    assert "cross_entropy" in ag.__all__
+
+
+def test_the_device_has_no_such_operator(device):
+    assert ag.explain("cross_entropy", **GOOD).backend == "cpu"
+    assert "not npu: the operator has not been brought to the device" in ag.explain("cross_entropy", **GOOD).reason
+    with pytest.raises(ag.UnsupportedDeviceError) as info:
+        ag.cross_entropy(**GOOD, backend="npu")
+    assert info.value.code == 361001
+
+
+def test_plans_are_explained():
+    x = np.ones((4, 100), np.float32)
+    plans = [
+        ag.explain("cross_entropy", array, np.zeros(length, int), dim, num_threads=1).plan
+        for array, length, dim in ((x, 4, -1), (x, 100, 0), (x[:, ::2], 4, -1))
+    ]
+    assert plans == ["rows in place", "columns in place", "rows, gathered"]
+
+
+@pytest.mark.parametrize(("shape", "dim"), [((8, 1000), -1), ((300, 40), 0), ((2, 200_000), -1), ((2, 50, 33), 1)])
+def test_workspace_is_bounded(shape, dim, dtype):
+    for number, options in enumerate(OPTIONS):
+        arguments = random_arguments(number, shape, dim, dtype, options=options)
+        assert 0 <= ag.workspace_size("cross_entropy", **arguments, num_threads=2) < 64 << 20

@@ -1,0 +1,152 @@
+"""Right values of the cross-entropy of rows, by its definition in extended precision, and random arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from samples import DTYPES, generator
+
+LONG = np.longdouble
+
+
+def rows_last(array: Any, dim: int) -> np.ndarray:
+    """Return the rows of an array of logits in extended precision, shape (rows, V)."""
+    wide = np.atleast_1d(np.asarray(array)).astype(np.float64).astype(LONG)
+    moved = np.moveaxis(wide, dim, -1)
+    return moved.reshape(int(np.prod(moved.shape[:-1], dtype=int)), moved.shape[-1])
+
+
+@np.errstate(all="ignore")
+def expected(
+    input: np.ndarray,
+    target: np.ndarray,
+    dim: int = -1,
+    *,
+    reduction: str = "mean",
+    ignore_index: int = -100,
+    class_weight: np.ndarray | None = None,
+    token_weight: np.ndarray | None = None,
+    target_prob: np.ndarray | None = None,
+    label_smoothing: float = 0.0,
+    lse_square_scale: float = 0.0,
+    temperature: Any = 1.0,
+    denominator: float | None = None,
+    grad_loss: Any = 1.0,
+    **_: Any,
+) -> dict[str, np.ndarray]:
+    """Return all results, row by row, from sums of probabilities as the definition has them."""
+    x = rows_last(input, dim)
+    count, vocabulary = x.shape
+    entries = np.asarray(target).reshape(count, -1)
+    prob = np.ones(entries.shape) if target_prob is None else np.asarray(target_prob, np.float64).reshape(entries.shape)
+    c = np.ones(vocabulary, LONG) if class_weight is None else np.asarray(class_weight).astype(np.float64).astype(LONG)
+    each = {"token": token_weight, "temperature": temperature, "grad": grad_loss}
+    r, tau, g = (
+        np.broadcast_to(np.asarray(1.0 if value is None else value).astype(np.float64).reshape(-1), count).astype(LONG)
+        for value in each.values()
+    )
+    s, live = LONG(label_smoothing), ~np.all(entries == ignore_index, axis=-1)
+    by_class = target_prob is None
+    shares = [LONG(1), LONG(1)]
+    if reduction == "mean":
+        sums = [np.sum(r[live] * (c[entries[live, 0]] if by_class else 1)), np.sum(r[live])]
+        sums = sums if denominator is None else [LONG(denominator)] * 2
+        shares = [1 / each if each else LONG(0) for each in sums]
+
+    results: dict[str, np.ndarray] = {
+        "lse": np.zeros(count, LONG),
+        "entropy": np.zeros(count, LONG),
+        "log_prob": np.zeros(entries.shape, LONG),
+        "predicted": np.full(count, -1),
+        "input_grad": np.zeros(x.shape, LONG),
+    }
+    losses, squares = np.zeros((2, count), LONG)
+    for i in np.flatnonzero(live):
+        z = x[i] / tau[i]
+        shifted = z - np.max(z)
+        lse = np.max(z) + np.log(np.sum(np.exp(shifted)))
+        log_p = shifted - np.log1p(np.sum(np.sort(np.exp(shifted))[:-1]))
+        p = np.exp(log_p)
+        results["lse"][i], results["predicted"][i] = lse, np.argmax(x[i])
+        results["entropy"][i] = -np.sum(np.where(p == 0, 0, p * log_p))
+        w = np.zeros(vocabulary, LONG)
+        for k, entry in enumerate(entries[i]):
+            if entry != ignore_index:
+                results["log_prob"][i, k] = log_p[entry]
+                w[entry] += (1 - s) * LONG(prob[i, k]) * c[entry]
+        smoothing = s / vocabulary
+        loss = -np.sum(np.where(w == 0, 0, w * log_p))
+        if s:
+            loss -= smoothing * np.sum(np.where(c == 0, 0, c * log_p))
+        scale = LONG(lse_square_scale)
+        if r[i]:
+            losses[i] = r[i] * loss
+            squares[i] = r[i] * scale * lse**2 if scale else 0
+        if g[i] * r[i]:
+            a = (np.sum(w) + smoothing * np.sum(c)) * shares[0] + 2 * scale * (lse * shares[1] if scale else 0)
+            results["input_grad"][i] = g[i] * r[i] * (a * p - (w + smoothing * c) * shares[0]) / tau[i]
+    if reduction == "none":
+        results["loss"] = losses + squares
+    else:
+        nothing = reduction == "mean" and not shares[0]
+        results["loss"] = np.asarray(np.nan if nothing else np.sum(losses) * shares[0] + np.sum(squares) * shares[1])
+    results["correct"] = np.asarray(np.sum(live & (results["predicted"] == entries[:, 0])))
+    results["log_prob"] = results["log_prob"].reshape(np.shape(target))
+    rows = np.shape(target) if target_prob is None else np.shape(target)[:-1]
+    for name in ("lse", "entropy", "predicted", *(["loss"] if reduction == "none" else [])):
+        results[name] = results[name].reshape(rows)
+    shape = np.atleast_1d(np.asarray(input)).shape
+    moved = tuple(np.moveaxis(np.empty(shape), dim, -1).shape)
+    results["input_grad"] = np.moveaxis(results["input_grad"].reshape(moved), -1, dim).reshape(np.shape(input))
+    return results
+
+
+def random_arguments(
+    key: object, shape: tuple[int, ...], dim: int, dtype: str, *, options: dict[str, Any] | None = None, K: int = 0
+) -> dict[str, Any]:
+    """Make arguments with ignored rows, and sparse targets if K > 0.
+
+    The options "rows" and "classes" stand for random positive arrays.
+    """
+    random = generator("cross_entropy", key, shape, dim, dtype, K)
+    rows = tuple(length for axis, length in enumerate(shape) if axis != dim % len(shape))
+    accumulator = np.dtype("float64" if dtype == "float64" else "float32")
+    vocabulary = shape[dim]
+    targets = rows + ((K,) if K else ())
+    target = random.integers(0, vocabulary, targets)
+    arguments: dict[str, Any] = {
+        "input": (3 * random.standard_normal(shape)).astype(DTYPES[dtype]),
+        "target": np.where(random.random(targets) < 0.2, -100, target),
+        "dim": dim,
+    }
+    if K:
+        arguments["target_prob"] = random.random(targets).astype(accumulator)
+    for name, value in (options or {}).items():
+        if isinstance(value, str) and value in ("rows", "classes"):
+            value = (random.random(rows if value == "rows" else vocabulary) + 0.25).astype(accumulator)
+        arguments[name] = value
+    return arguments
+
+
+def assert_right(result: Any, right: dict[str, np.ndarray], dtype: str, text: str = "") -> None:
+    """Check all results that are there. Errors are relative to the largest right value, or absolute where that is 0."""
+    exact = 1e-11 if dtype == "float64" else 2e-5
+    rounding = {"float16": 2.0**-10, "bfloat16": 2.0**-8}.get(dtype, 0.0)
+    for name, value in result._asdict().items():
+        if value is None:
+            continue
+        wanted = right[name]
+        assert value.shape == wanted.shape, (name, text)
+        if name in ("predicted", "correct"):
+            assert np.array_equal(value, wanted), (name, text)
+            continue
+        error = exact + (rounding if name == "input_grad" else 0)
+        size = np.max(np.abs(wanted[np.isfinite(wanted)]), initial=0)
+        np.testing.assert_allclose(
+            value.astype(np.float64),
+            wanted.astype(np.float64),
+            rtol=error,
+            atol=float(exact * size + (1e-7 if dtype == "float16" else 1e-16)),
+            err_msg=f"{name} {text}",
+        )
