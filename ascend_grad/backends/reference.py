@@ -222,10 +222,15 @@ class _Loss:
         for each in upstream:
             present |= np.asarray(each) != 0
         nothing = np.zeros(rows.size)
-        p = loss_reference.gradient(
-            row, targets, terms, grad / self.over if self.over else nothing,
-            grad / self.over_square if self.over_square else nothing, *upstream
-        )  # fmt: skip
+        if not (upstream or self.lse_square_scale):
+            # The gradient of the loss is the last factor, so that an infinite one leaves no differences of infinities.
+            ones = np.ones(rows.size)
+            p = loss_reference.gradient(row, targets, terms._replace(token_weight=ones), ones, nothing)
+            p *= (grad * terms.token_weight / self.over if self.over else nothing)[:, None]
+        else:
+            of_loss = grad / self.over if self.over else nothing
+            of_square = grad / self.over_square if self.over_square else nothing
+            p = loss_reference.gradient(row, targets, terms, of_loss, of_square, *upstream)
         p = np.where(present[:, None], p * slope, 0)
         self.input_grad[rows] = p @ self.weight
         self.weight_grad += p.T @ np.where(present[:, None], _wide(self.input[rows]), 0)
@@ -247,7 +252,7 @@ def linear_cross_entropy(vocab_start_index, lse_square_scale, reduction, **argum
         losses[rows], squares[rows] = loss_reference.losses(row, targets, terms)
         lse[rows], entropy[rows], predicted[rows] = row.lse, row.entropy, row.predicted + vocab_start_index
         log_prob[rows] = -row.negative_log_prob(targets.entries)[:, 0]
-        correct += np.count_nonzero(row.predicted == targets.entries[:, 0])
+        correct += int(np.count_nonzero(row.predicted == targets.entries[:, 0]))
         loss.add_gradients(rows, row, slope, ())
     total = losses + squares
     if reduction != "none":

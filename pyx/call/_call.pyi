@@ -23,7 +23,7 @@ class Result:
         *,
         dims: tuple[str, ...] | None = None,
         dtype: str | np.dtype | None = None,
-        asked_by: tuple[str | tuple[str, int], ...] = (),
+        asked_by: tuple[str | tuple[str, int | str], ...] = (),
         reduced_by: str | None = None,
     ) -> None: ...
     def spec(self, call: Call) -> ResultSpec | None: ...

@@ -1,4 +1,4 @@
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,22 +56,16 @@ def loss_and_gradients(
     input: np.ndarray,
     weight: np.ndarray,
     target: np.ndarray,
-    start: int,
-    ignored: int,
-    reduction: str,
-    grad_loss: NDArray[np.float64],
-    loss: np.ndarray,
-    input_grad: np.ndarray | None,
-    weight_grad: np.ndarray | None,
+    options: dict[str, Any],
+    results: dict[str, np.ndarray | None],
     workspace_bytes: int,
-    filter_eps: float,
     num_threads: int,
 ) -> None: ...
 def loss_bound(
     input: np.ndarray,
     weight: np.ndarray,
-    input_grad: np.ndarray | None,
-    weight_grad: np.ndarray | None,
+    options: dict[str, Any],
+    results: dict[str, np.ndarray | None],
     workspace_bytes: int,
 ) -> int: ...
 def probabilities(
@@ -101,6 +95,7 @@ def least_workspace_bytes(
     with_weight_grad: bool,
     buffers_weight_grad: bool,
     with_statistics: bool = False,
+    is_loss: bool = False,
 ) -> int: ...
 def chosen_for_gradient(
     input: np.ndarray,
@@ -115,8 +110,8 @@ def chosen_for_statistics(input: np.ndarray, weight: np.ndarray, num_threads: in
 def chosen_for_loss(
     input: np.ndarray,
     weight: np.ndarray,
-    input_grad: np.ndarray | None,
-    weight_grad: np.ndarray | None,
+    options: dict[str, Any],
+    results: dict[str, np.ndarray | None],
     workspace_bytes: int,
     num_threads: int,
 ) -> tuple[str, int]: ...

@@ -14,7 +14,7 @@ from libc.string cimport memset
 from ascend_grad cimport _memory, _tasks, _threads
 from ascend_grad._dtypes cimport dtype_of
 from ascend_grad._kernels cimport AG_FLOAT32, AG_FLOAT64, ag_dtype
-from ascend_grad._linear_kernels cimport ag_loss_row, ag_matrix
+from ascend_grad._linear_kernels cimport ag_loss_row
 from ascend_grad._linear_problem cimport Problem, acc_size_of, matrix_of, number, set_number
 from ascend_grad._linear_schedule cimport (
     Schedule,

@@ -14,6 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from linear_samples import (
     GRADIENT,
+    HOST_ONLY,
     KINDS,
     LINEAR,
     LOSS,
@@ -577,4 +578,4 @@ def test_a_filter_below_everything_changes_nothing(mode, dtype, engine):
 
 
 def test_every_linear_operator_is_tested():
-    assert set(PROBLEMS) == {operator.name for operator in contract.LINEAR}
+    assert {*PROBLEMS, *HOST_ONLY} == {operator.name for operator in contract.LINEAR}

@@ -22,6 +22,8 @@ def test_the_api_reference_lists_every_public_name():
     public |= {f"parallel.{name}" for name in parallel.__all__}
     assert listed == public | {f"npu.{name}" for name in ag.npu.__all__} | {
         "results.LinearCrossEntropy",
+        "results.LinearCrossEntropyGradients",
+        "results.TopK",
         "results.OnlineMaxSum",
     }
 
