@@ -253,7 +253,9 @@ def top_k_bound(cnp.ndarray input, cnp.ndarray weight, Py_ssize_t k, Py_ssize_t 
 
 cdef const double *doubles(cnp.ndarray vector):
     """Return the address of float64 elements, or NULL for None and for no elements."""
-    return NULL if vector is None or not cnp.PyArray_SIZE(vector) else <const double *>cnp.PyArray_DATA(vector)
+    if vector is None or not cnp.PyArray_SIZE(vector):
+        return NULL
+    return <const double *>cnp.PyArray_DATA(vector)
 
 
 cdef Loss loss_of(cnp.ndarray input, cnp.ndarray weight, dict options, dict results):
