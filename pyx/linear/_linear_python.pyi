@@ -1,7 +1,6 @@
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 class PlanDescription(NamedTuple):
     name: str
