@@ -1,4 +1,5 @@
-# The gradient of the linear cross-entropy, and the statistics that it needs, on typed memoryviews.
+# The gradient of the linear cross-entropy, the statistics that it needs, and the largest log-probabilities, on typed
+# memoryviews.
 #
 # BT tokens, H features, V rows of weight; input is (BT, H), weight (V, H), vectors (BT,). Matrices may have any strides. The
 # functions never take the interpreter's lock, and raise nothing. If they return anything but `SUCCESS`, no result was
@@ -93,6 +94,41 @@ cdef Status online_max_sum_16bit(
     float[::1] predicted_logits,          # OUT
     uint8_t[::1] target_mask,             # OUT
     int64_t[::1] masked_target,           # OUT
+    uint8_t[::1] workspace,               # OUT
+    Dtype16 dtype, int num_threads=*
+) noexcept nogil
+
+cdef Py_ssize_t linear_top_k_workspace(
+    const real_t[:, :] input,             # IN
+    const real_t[:, :] weight,            # IN
+    Py_ssize_t k                          # IN  1 to 128, and at most V
+) noexcept nogil
+
+cdef Status linear_top_k(
+    const real_t[:, :] input,             # IN
+    const real_t[:, :] weight,            # IN
+    Py_ssize_t k,                         # IN
+    double temperature,                   # IN  positive and finite
+    real_t[:, ::1] log_prob,              # OUT (BT, k)
+    int64_t[:, ::1] index,                # OUT (BT, k)
+    uint8_t[::1] workspace,               # OUT
+    int num_threads=*
+) noexcept nogil
+
+cdef Py_ssize_t linear_top_k_16bit_workspace(
+    const uint16_t[:, :] input,           # IN
+    const uint16_t[:, :] weight,          # IN
+    Py_ssize_t k,                         # IN
+    Dtype16 dtype
+) noexcept nogil
+
+cdef Status linear_top_k_16bit(
+    const uint16_t[:, :] input,           # IN
+    const uint16_t[:, :] weight,          # IN
+    Py_ssize_t k,                         # IN
+    double temperature,                   # IN
+    float[:, ::1] log_prob,               # OUT
+    int64_t[:, ::1] index,                # OUT
     uint8_t[::1] workspace,               # OUT
     Dtype16 dtype, int num_threads=*
 ) noexcept nogil

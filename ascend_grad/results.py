@@ -35,7 +35,7 @@ class LinearTopK(NamedTuple):
     #: The log-probabilities, shape (BT, k); float32, or float64 if the inputs are float64.
     log_prob: NDArray
     #: Their vocabulary entries, rows of weight: int64, shape (BT, k).
-    index: NDArray
+    index: NDArray  # type: ignore[assignment]  # hides the method of tuples
 
 
 class _Outputs:

@@ -23,6 +23,7 @@ OPERATORS = (
     linear.FUSED_LINEAR_CROSS_ENTROPY_LOSS_GRAD,
     linear.FUSED_LINEAR_ONLINE_MAX_SUM,
     linear.FUSED_CROSS_ENTROPY_LOSS_WITH_MAX_SUM,
+    linear.LINEAR_TOP_K,
 )
 #: The logits, which exist in memory alone. All other results of that operator are small.
 NOT_OFFERED = {"vocab_parallel_logits"}
@@ -50,6 +51,8 @@ SETTINGS = {
     "scale": float,
     "vocab_start_index": int,
     "vocab_end_index": int,
+    "k": int,
+    "temperature": float,
     "workspace_bytes": int,
     "filter_eps": float,
 }

@@ -41,12 +41,10 @@ from .._checks import (
     Workspace,
     WorkspaceAndFilter,
 )
-from ..arguments import MAX_INDEX
+from ..arguments import MAX_INDEX, MAX_TOP_K
 
 #: Minimum of the argument `workspace_bytes`.
 MIN_WORKSPACE_BYTES = 4 << 20
-#: Maximum of the argument `k`.
-MAX_TOP_K = 128
 
 FUSED_LINEAR_CROSS_ENTROPY_LOSS_GRAD = Operator(
     "fused_linear_cross_entropy_loss_grad",

@@ -22,7 +22,7 @@ from .fused import (
     fused_linear_cross_entropy_loss_grad,
     fused_linear_online_max_sum,
 )
-from .linear import linear_cross_entropy
+from .linear import LossOutputs, linear_cross_entropy
 from .loss import LinearCrossEntropyLoss
 from .rowwise import (
     log_softmax,
@@ -35,6 +35,7 @@ from .rowwise import (
 
 __all__ = [
     "LinearCrossEntropyLoss",
+    "LossOutputs",
     "compat",
     "fused_cross_entropy_loss_with_max_sum",
     "fused_linear_cross_entropy_loss_grad",

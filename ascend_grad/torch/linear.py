@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch.autograd import Function
@@ -114,7 +114,7 @@ class _LinearCrossEntropy(Function):
     def setup_context(ctx, inputs, output):
         problem = operators.Loss(*inputs)
         ctx.settings = inputs[_TENSORS + 1 :]
-        ctx.shard = operators.SHARDS.get(problem.shard)  # kept alive for backward
+        ctx.shard = None if problem.shard is None else operators.SHARDS.get(problem.shard)  # kept alive for backward
         ctx.set_materialize_grads(False)  # would allocate zeros of the weight's size
         ctx.save_for_backward(*inputs[:_TENSORS], *_statistics(problem, output))
         is_scalable = problem.grad_loss is None and problem.reduction != "none"
@@ -131,7 +131,7 @@ class _LinearCrossEntropy(Function):
             return tuple(nothing)
         tensors, shared = ctx.saved_tensors[:_TENSORS], ctx.saved_tensors[_TENSORS + 2 :]
         lse, entropy = ctx.saved_tensors[_TENSORS : _TENSORS + 2]
-        problem = operators.Loss(*tensors, None, *ctx.settings)
+        problem = operators.Loss._make((*tensors, None, *ctx.settings))
         computed = problem.input_grad, problem.weight_grad, problem.bias_grad
         wanted = [ctx.needs_input_grad[i] for i in _DIFFERENTIABLE]
         gradients, ctx.gradients = [each.detach() for each in shared] or ctx.gradients, None
@@ -356,7 +356,7 @@ def _rounded_loss(
         if shard is not None:
             refuse(f"{_NAME} with a group", **loss_options.given())
 
-    _run(shard, check)
+    checked(shard, check)
     found = unrounded_loss(
         input,
         linear_weight,
@@ -391,15 +391,15 @@ def unrounded_loss(
     zero_if_empty: bool = False,
 ) -> LossOutputs:
     """Return the loss in float32, or in float64 if `input` is. A mean over no rows is NaN, or 0 if `zero_if_empty`."""
-    _run(shard, partial(_check_arguments, names, input, linear_weight, target, reduction, options))
-    numbers = _run(shard, partial(_as_numbers, names.operator, ignore_index, filter_eps, num_threads))
+    checked(shard, partial(_check_arguments, names, input, linear_weight, target, reduction, options))
+    numbers = checked(shard, partial(_as_numbers, names.operator, ignore_index, filter_eps, num_threads))
     ignore_index, filter_eps, num_threads = numbers
-    options = _run(shard, partial(_converted, names.operator, options))
+    options = checked(shard, partial(_converted, names.operator, options))
 
     given = input.dtype, linear_weight.dtype
     if torch.is_autocast_enabled(_autocast_device(input)):
         input, linear_weight = _lower_precision(input), _lower_precision(linear_weight)
-    _run(shard, partial(_check_dtypes, names, input, linear_weight, given))
+    checked(shard, partial(_check_dtypes, names, input, linear_weight, given))
     shape = input.shape[:-1]
     rows, classes, options = _as_batch(input, target, options)
     bias, weight, temperature = options.linear_bias, options.weight, options.temperature
@@ -471,7 +471,7 @@ def _shard(group: ProcessGroup | None, vocab_start_index: int | None, vocab_size
     return VocabularyShard(group, vocab_start_index, vocab_size)
 
 
-def _run(shard: VocabularyShard | None, check: Callable[[], _T]) -> _T:
+def checked(shard: VocabularyShard | None, check: Callable[[], _T]) -> _T:
     """Return the result of `check()`. If it raises, tell the other processes of a group, which wait for this one."""
     return check() if shard is None else shard.run(_NAME, check)
 
@@ -528,7 +528,7 @@ def _check_arguments(
 
 def _converted(operator: str, options: Options) -> Options:
     """Convert the options to the schema's types. torch's own errors would name neither function nor argument."""
-    changed: dict[str, object] = {}
+    changed: dict[str, Any] = {}
     for name in ("label_smoothing", "lse_square_scale", "temperature", "denominator", "logit_scale", "softcap"):
         value = getattr(options, name)
         is_absent = value is None and name in ("denominator", "softcap")

@@ -114,13 +114,11 @@ class LinearCrossEntropyLoss(_Module):
             label_smoothing=label_smoothing,
             options=options,
         )
-        self.loss_options = {
-            "lse_square_scale": lse_square_scale,
-            "temperature": temperature,
-            "logit_scale": logit_scale,
-            "softcap": softcap,
-            "outputs": outputs,
-        }
+        self.lse_square_scale = lse_square_scale
+        self.temperature = temperature
+        self.logit_scale = logit_scale
+        self.softcap = softcap
+        self.outputs = outputs
         if linear_weight is not None:
             if linear_weight.shape != self.linear.weight.shape:
                 expected, got = tuple(self.linear.weight.shape), tuple(linear_weight.shape)
@@ -169,12 +167,16 @@ class LinearCrossEntropyLoss(_Module):
             options=self.options,
             token_weight=token_weight,
             target_prob=target_prob,
+            lse_square_scale=self.lse_square_scale,
+            temperature=self.temperature,
             denominator=denominator,
-            **self.loss_options,
+            logit_scale=self.logit_scale,
+            softcap=self.softcap,
+            outputs=self.outputs,
         )
 
     def extra_repr(self) -> str:
         """Return torch's description of the module, and the options of this library that differ from their defaults."""
         defaults = {"lse_square_scale": 0.0, "temperature": 1.0, "logit_scale": 1.0, "softcap": None, "outputs": ()}
-        own = (f"{name}={value}" for name, value in self.loss_options.items() if value != defaults[name])
+        own = (f"{name}={vars(self)[name]}" for name, default in defaults.items() if vars(self)[name] != default)
         return ", ".join([super().extra_repr(), *own])

@@ -18,6 +18,7 @@ from ascend_grad._call cimport (
 from ascend_grad._dtypes cimport dtype_of
 from ascend_grad._kernels cimport AG_FLOAT32, AG_FLOAT64, ag_dtype
 from ascend_grad._linear_schedule cimport least_workspace_of_sizes
+from ascend_grad._linear_top_k cimport limited_temperature
 
 from . import arguments
 from ._dtypes import FLOATING_DTYPES
@@ -631,14 +632,11 @@ cdef class PositiveNumberIfGiven(PositiveNumber):
 
 
 cdef class Temperature(PositiveNumber):
-    """Check that the argument is a positive finite number, and limit it to [2**-126, 2**126].
-
-    Beyond these limits the number or its reciprocal has no normal float32.
-    """
+    """Check that the argument is a positive finite number, and limit it to what kernels compute with."""
 
     cdef int run(self, Call call) except -1:
         PositiveNumber.run(self, call)
-        call.values[self.slots[0]] = min(max(<double>call.values[self.slots[0]], 2.0**-126), 2.0**126)
+        call.values[self.slots[0]] = limited_temperature(call.values[self.slots[0]])
         return 0
 
 

@@ -251,14 +251,22 @@ cdef int set_grad(Loss *x, double *last_check) except -1 nogil:
     """Write the upstream gradient of each row, 0 for rows that are not active."""
     cdef int acc_size = acc_size_of(x.p.dtype)
     cdef Py_ssize_t part, begin, i
-    cdef ag_fpenv mode
+    cdef double grad, of_all = 0
+    cdef bint is_one_number = not (
+        x.has_grad_for_each_row or x.p.is_general or x.p.rows.token_weight != NULL or x.denominators[0] == 0
+    )
+    cdef ag_fpenv mode = ag_fpenv_enter()
+    if is_one_number and x.p.rows.total:
+        of_all = x.grad_loss[0] / x.denominators[0]
+    ag_fpenv_leave(mode)
     for part in range(ceil_div(x.p.rows.total, ROWS_PER_CHECK)):
         begin = part * ROWS_PER_CHECK
         mode = ag_fpenv_enter()
         for i in range(begin, min(begin + ROWS_PER_CHECK, x.p.rows.total)):
-            set_number(
-                x.grad, i, acc_size == 8, set_grad_of_row(x, i) if is_active(&x.p.rows, i, acc_size) else 0
-            )
+            grad = 0
+            if is_active(&x.p.rows, i, acc_size):
+                grad = of_all if is_one_number else set_grad_of_row(x, i)
+            set_number(x.grad, i, acc_size == 8, grad)
             if x.lse != NULL:
                 set_given_statistics(x, i, acc_size == 8)
         ag_fpenv_leave(mode)
@@ -482,7 +490,8 @@ cdef int sum_losses(Loss *x, Total *cross_entropy, Total *square, double *last_c
             if x.reduction == REDUCTION_NONE:
                 set_number(x.loss, i, is_double, loss + squared)
             add_loss(cross_entropy, loss)
-            add_loss(square, squared)
+            if squared != 0:
+                add_loss(square, squared)
             if x.p.rows.with_outputs:
                 write_outputs(x, i, is_counted)
         ag_fpenv_leave(mode)

@@ -1,4 +1,4 @@
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from ascend_grad._kernels cimport ag_dtype, ag_variant
 from ascend_grad._linear_kernels cimport ag_logit_transform, ag_loss_row, ag_loss_targets, ag_matrix
@@ -114,7 +114,22 @@ cdef int clear_rows(
     const ag_matrix *out, Py_ssize_t first, Py_ssize_t rows, Py_ssize_t n, double *last_check
 ) except -1 nogil
 
-cdef bint is_active(const Rows *rows, Py_ssize_t i, int acc_size) noexcept nogil
+cdef inline int64_t target_of(const Rows *rows, Py_ssize_t i) noexcept nogil:
+    return (<const int64_t *>rows.target)[i] if rows.is_wide else (<const int32_t *>rows.target)[i]
+
+
+cdef inline bint is_active(const Rows *rows, Py_ssize_t i, int acc_size) noexcept nogil:
+    """Return whether row i is active."""
+    # The bits of grad decide, since a comparison may take subnormal numbers for zero.
+    if rows.grad != NULL and acc_size == 8:
+        return (<const uint64_t *>rows.grad)[i] << 1 != 0
+    if rows.grad != NULL:
+        return <uint32_t>((<const uint32_t *>rows.grad)[i] << 1) != 0
+    if rows.token_weight != NULL and not rows.with_outputs and rows.token_weight[i] == 0:
+        return False
+    return not (rows.can_ignore and target_of(rows, i) == rows.ignored)
+
+
 cdef int64_t entry_of_row(const Rows *rows, Py_ssize_t i) noexcept nogil
 cdef int count_active_rows(Rows *rows, int acc_size, double *last_check) except -1 nogil
 cdef Py_ssize_t select_rows(

@@ -1,6 +1,6 @@
 """Linear problems as the kernels see them: matrices, and the active rows of a call."""
 
-from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int64_t, uint64_t, uintptr_t
 from libc.string cimport memset
 
 from ascend_grad cimport _cpu, _tasks
@@ -78,22 +78,6 @@ cdef int clear_rows(
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------
-
-cdef inline int64_t target_of(const Rows *rows, Py_ssize_t i) noexcept nogil:
-    return (<const int64_t *>rows.target)[i] if rows.is_wide else (<const int32_t *>rows.target)[i]
-
-
-cdef bint is_active(const Rows *rows, Py_ssize_t i, int acc_size) noexcept nogil:
-    """Return whether row i is active."""
-    # The bits of grad decide, since a comparison may take subnormal numbers for zero.
-    if rows.grad != NULL and acc_size == 8:
-        return (<const uint64_t *>rows.grad)[i] << 1 != 0
-    if rows.grad != NULL:
-        return <uint32_t>((<const uint32_t *>rows.grad)[i] << 1) != 0
-    if rows.token_weight != NULL and not rows.with_outputs and rows.token_weight[i] == 0:
-        return False
-    return not (rows.can_ignore and target_of(rows, i) == rows.ignored)
-
 
 cdef inline bint is_masked(const Rows *rows, Py_ssize_t i) noexcept nogil:
     if rows.mask == NULL:

@@ -253,7 +253,9 @@ def top_k_bound(cnp.ndarray input, cnp.ndarray weight, Py_ssize_t k, Py_ssize_t 
 
 cdef const double *doubles(cnp.ndarray vector):
     """Return the address of float64 elements, or NULL for None and for no elements."""
-    return NULL if vector is None or not cnp.PyArray_SIZE(vector) else <const double *>cnp.PyArray_DATA(vector)
+    if vector is None or not cnp.PyArray_SIZE(vector):
+        return NULL
+    return <const double *>cnp.PyArray_DATA(vector)
 
 
 cdef Loss loss_of(cnp.ndarray input, cnp.ndarray weight, dict options, dict results):
@@ -275,12 +277,15 @@ cdef Loss loss_of(cnp.ndarray input, cnp.ndarray weight, dict options, dict resu
     else:
         x.temperatures = doubles(options["temperature"])
     x.p.label_smoothing, x.lse_square_scale = options["label_smoothing"], options["lse_square_scale"]
-    x.bias, x.class_weight, x.target_prob = doubles(options["bias"]), doubles(options["class_weight"]), doubles(target_prob)
+    x.bias, x.class_weight = doubles(options["bias"]), doubles(options["class_weight"])
+    x.target_prob = doubles(target_prob)
     x.target_count = 0 if target_prob is None else cnp.PyArray_DIM(target_prob, 1)
     x.p.rows.token_weight = doubles(options["token_weight"])
-    x.lse, x.entropy = doubles(options.get("lse")), doubles(options.get("entropy"))
-    x.grad_lse, x.grad_log_prob = doubles(options.get("grad_lse")), doubles(options.get("grad_log_prob"))
-    x.grad_entropy = doubles(options.get("grad_entropy"))
+    if "lse" in options:
+        x.lse, x.entropy, x.grad_lse = doubles(options["lse"]), doubles(options["entropy"]), doubles(options["grad_lse"])
+        x.grad_log_prob, x.grad_entropy = doubles(options["grad_log_prob"]), doubles(options["grad_entropy"])
+        describe_loss(&x)
+        return x
     x.outputs.lse, x.outputs.log_prob = <void *>data_of(results.get("lse")), <void *>data_of(results.get("log_prob"))
     x.outputs.entropy = <void *>data_of(results.get("entropy"))
     x.outputs.predicted = <int64_t *>data_of(results.get("predicted"))

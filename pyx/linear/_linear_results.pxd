@@ -1,8 +1,8 @@
 from libc.stdint cimport int64_t
 
 from ascend_grad._kernels cimport ag_dtype, ag_variant
-from ascend_grad._linear_kernels cimport ag_linear_kernels, ag_matrix
-from ascend_grad._linear_problem cimport Problem, Rows
+from ascend_grad._linear_kernels cimport AG_NEARLY_CERTAIN, ag_linear_kernels, ag_matrix
+from ascend_grad._linear_problem cimport Problem, Rows, set_number
 from ascend_grad._linear_run cimport Run
 
 
@@ -18,7 +18,18 @@ ctypedef struct Probabilities:
     Py_ssize_t rows, n
 
 
-cdef void finish_row(const Problem *p, Py_ssize_t i, double sum_exp) noexcept nogil
+cdef void compute_coefficients(const Problem *p, Py_ssize_t i) noexcept nogil
+
+
+cdef inline void finish_row(const Problem *p, Py_ssize_t i, double sum_exp) noexcept nogil:
+    """Compute what the gradient of row i reads, from its statistics: 1 - p of its target, or its coefficients."""
+    # Few rows are nearly certain of an entry. The others have nothing to compute if the loss has no options.
+    if p.is_general or sum_exp * AG_NEARLY_CERTAIN < 1:
+        compute_coefficients(p, i)
+    elif p.complement != NULL:
+        set_number(p.complement, i, p.dtype == ag_dtype.AG_FLOAT64, -1)
+
+
 cdef void finish_statistics(const Run *run, Py_ssize_t begin, Py_ssize_t end) noexcept nogil
 cdef int describe_targets(
     const Rows *rows, bint is_double, const void *logits_max, void *predicted, void *mask, bint is_packed, void *entries,

@@ -34,14 +34,15 @@ from ascend_grad._linear_problem cimport (
     number,
     set_number,
 )
+from ascend_grad._linear_plan cimport ROWS_STREAMED
 from ascend_grad._memory cimport align_up, ceil_div
 
 # Most elements of a task that computes probabilities.
 cdef Py_ssize_t PROBABILITIES_PER_TASK = 1 << 16
 
 
-cdef void finish_row(const Problem *p, Py_ssize_t i, double sum_exp) noexcept nogil:
-    """Compute what the gradient of row i reads, from its statistics: 1 - p of its target, or its coefficients."""
+cdef void compute_coefficients(const Problem *p, Py_ssize_t i) noexcept nogil:
+    """Compute 1 - p of the target of row i, or the coefficients of its gradient; see `finish_row`."""
     cdef bint is_double = acc_size_of(p.dtype) == 8
     cdef double complement
     cdef ag_row_statistics row
@@ -49,7 +50,7 @@ cdef void finish_row(const Problem *p, Py_ssize_t i, double sum_exp) noexcept no
     row.max, row.rest = number(p.logits_max, i, is_double), p.rest[i]
     if p.complement != NULL:
         complement = -1
-        if sum_exp * AG_NEARLY_CERTAIN < 1 and entry_of_row(&p.rows, i) >= 0:
+        if entry_of_row(&p.rows, i) >= 0:
             complement = ag_one_minus_prob(&row, number(p.predicted, i, is_double))
         set_number(p.complement, i, is_double, complement if complement < 1 - AG_NEARLY_CERTAIN else -1)
     if p.is_general:
@@ -64,12 +65,13 @@ cdef void finish_row(const Problem *p, Py_ssize_t i, double sum_exp) noexcept no
 cdef void finish_statistics(const Run *run, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
     """Write the sums of exponentials of rows [begin, end), and what gradients of a loss read.
 
-    The sum is NaN if all logits of the row are -inf, and 0 if the row is not active.
+    Tasks that stream rows have written the latter. The sum is NaN if all logits of the row are -inf, and 0 if the row is not active.
     """
     cdef int acc_size = run.plan.kernels.acc_size
     cdef bint is_double = acc_size == 8
     cdef Py_ssize_t i
     cdef double sum_exp
+    cdef bint is_loss = run.p.rest != NULL and run.plan.sweep != ROWS_STREAMED
     cdef ag_fpenv mode
     while begin < end and not _tasks.is_cancelled(run.team, 0):
         mode = ag_fpenv_enter()
@@ -78,7 +80,7 @@ cdef void finish_statistics(const Run *run, Py_ssize_t begin, Py_ssize_t end) no
             if number(run.p.logits_max, i, is_double) == -INFINITY and is_active(&run.p.rows, i, acc_size):
                 sum_exp = NAN
             set_number(run.p.sum_exp, i, is_double, sum_exp)
-            if run.p.rest != NULL:
+            if is_loss:
                 finish_row(run.p, i, sum_exp)
         ag_fpenv_leave(mode)
         begin += ROWS_PER_CHECK

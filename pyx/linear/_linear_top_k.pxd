@@ -4,6 +4,11 @@ from ascend_grad._linear_problem cimport Problem
 from ascend_grad._linear_run cimport Run
 
 
+cdef inline double limited_temperature(double temperature) noexcept nogil:
+    """Return a temperature within [2**-126, 2**126]: it has a normal float32, and so does its reciprocal."""
+    return min(max(temperature, 2.0**-126), 2.0**126)
+
+
 cdef ag_top_k top_k_of(const Run *run) noexcept nogil
 cdef int begin_top_k(const Problem *p, ag_sum *rest, double *last_check) except -1 nogil
 cdef void finish_top_k(const Run *run) noexcept nogil

@@ -4,6 +4,7 @@ They describe their arguments as problems, which the schedules of the Python fun
 Nothing here takes the interpreter's lock.
 """
 
+from libc.math cimport INFINITY
 from libc.stdint cimport int64_t, uint8_t, uint16_t
 from libc.string cimport memset
 
@@ -12,6 +13,7 @@ from ascend_grad._linear_kernels cimport ag_matrix
 from ascend_grad._linear_problem cimport Problem, acc_size_of, count_active_rows, matrix_of
 from ascend_grad._linear_results cimport describe_targets
 from ascend_grad._linear_schedule cimport Schedule, prepare, solve, workspace_bound
+from ascend_grad._linear_top_k cimport limited_temperature
 from ascend_grad._memory cimport SIZE_LIMIT
 from ascend_grad._overlap cimport are_nested, may_share_memory
 from ascend_grad._views cimport View, is_addressable, matrix_view, size_of
@@ -19,6 +21,7 @@ from ascend_grad._views cimport View, is_addressable, matrix_view, size_of
 from . import arguments
 
 cdef int MAX_THREADS = arguments.MAX_THREADS
+cdef Py_ssize_t MAX_TOP_K = arguments.MAX_TOP_K
 
 cdef enum:  # inputs
     INPUT
@@ -40,12 +43,15 @@ cdef enum:  # results
     PREDICTED_LOGITS
     NEW_TARGET_MASK
     MASKED_TARGET
+    LOG_PROB
+    INDEX
     RESULTS
 
 ctypedef struct Arguments:
     # The views of a call. A view has no data if the argument is None, or is none of the operator's.
     View[INPUTS] inputs
     View[RESULTS] results
+    Py_ssize_t top_k                  # columns of LOG_PROB and INDEX
 
 
 cdef View vector_view(
@@ -86,12 +92,14 @@ cdef Status check_matrices(const Arguments *a) noexcept nogil:
 cdef Status check_shapes(const Arguments *a) noexcept nogil:
     """Check the shapes of all views but those of input, weight and the workspace, which have none to fit."""
     cdef Py_ssize_t rows = a.inputs[INPUT].shape[0], hidden = a.inputs[INPUT].shape[1], vocab = a.inputs[WEIGHT].shape[0]
+    cdef Py_ssize_t columns
     cdef int i
     for i in range(TARGET, INPUTS):
         if not has_shape(&a.inputs[i], rows, vocab):
             return PARAM_INVALID
     for i in range(INPUT_GRAD, RESULTS):
-        if not has_shape(&a.results[i], vocab if i == WEIGHT_GRAD else rows, hidden):
+        columns = a.top_k if i >= LOG_PROB else hidden
+        if not has_shape(&a.results[i], vocab if i == WEIGHT_GRAD else rows, columns):
             return PARAM_INVALID
     return SUCCESS
 
@@ -103,7 +111,9 @@ cdef Status check_call(const Arguments *a, int num_threads) noexcept nogil:
     cdef Status status = check_matrices(a)
     if status != SUCCESS:
         return status
-    if a.inputs[TARGET].data == NULL or a.results[WORKSPACE].data == NULL:
+    if a.results[WORKSPACE].data == NULL:
+        return PARAM_NULLPTR
+    if a.inputs[TARGET].data == NULL and a.results[LOG_PROB].data == NULL:
         return PARAM_NULLPTR
     status = check_shapes(a)
     if status != SUCCESS:
@@ -179,6 +189,18 @@ cdef Problem statistics_problem(const Arguments *a) noexcept nogil:
     return p
 
 
+cdef Problem top_k_problem(const Arguments *a) noexcept nogil:
+    cdef Problem p = problem_of(a)
+    p.with_statistics, p.top_k = True, a.top_k
+    p.top_values, p.top_indices = a.results[LOG_PROB].data, <int64_t *>a.results[INDEX].data
+    return p
+
+
+cdef bint has_top_k(const Arguments *a) noexcept nogil:
+    """Return whether the number of log-probabilities is valid for the vocabulary."""
+    return 1 <= a.top_k <= min(MAX_TOP_K, a.inputs[WEIGHT].shape[0])
+
+
 cdef Py_ssize_t gradient_workspace(const Arguments *a) noexcept nogil:
     """Return the bytes of a workspace for a gradient, whichever rows are active, or -1 if the views do not fit together."""
     cdef Schedule schedule
@@ -197,6 +219,17 @@ cdef Py_ssize_t statistics_workspace(const Arguments *a) noexcept nogil:
     if check_matrices(a) != SUCCESS:
         return -1
     p = statistics_problem(a)
+    prepare(&schedule, &p, 0)
+    return workspace_bound(&schedule)
+
+
+cdef Py_ssize_t top_k_workspace(const Arguments *a) noexcept nogil:
+    """Return the bytes of a workspace for the largest log-probabilities, or -1 if the arguments do not fit together."""
+    cdef Schedule schedule
+    cdef Problem p
+    if check_matrices(a) != SUCCESS or not has_top_k(a):
+        return -1
+    p = top_k_problem(a)
     prepare(&schedule, &p, 0)
     return workspace_bound(&schedule)
 
@@ -223,7 +256,7 @@ cdef Status statistics(const Arguments *a, int64_t start, int64_t end, int num_t
     cdef Status status = check_call(a, num_threads)
     cdef Problem p
     cdef int i
-    for i in range(NEW_LOGITS_MAX, RESULTS):
+    for i in range(NEW_LOGITS_MAX, MASKED_TARGET + 1):
         if a.results[i].data == NULL:
             return PARAM_NULLPTR
     if status != SUCCESS:
@@ -239,6 +272,20 @@ cdef Status statistics(const Arguments *a, int64_t start, int64_t end, int num_t
             a.results[MASKED_TARGET].data, NULL
         )
     return status
+
+
+cdef Status top_k(const Arguments *a, double temperature, int num_threads) noexcept nogil:
+    cdef Status status = check_call(a, num_threads)
+    cdef Problem p
+    if a.results[LOG_PROB].data == NULL or a.results[INDEX].data == NULL:
+        return PARAM_NULLPTR
+    if status != SUCCESS:
+        return status
+    if not has_top_k(a) or not 0 < temperature < INFINITY:
+        return PARAM_INVALID
+    p = top_k_problem(a)
+    p.temperature = limited_temperature(temperature)
+    return solve(&p, a.results[WORKSPACE].data, a.results[WORKSPACE].shape[0], num_threads)
 
 
 cdef Py_ssize_t linear_cross_entropy_grad_workspace(
@@ -415,3 +462,61 @@ cdef Status online_max_sum_16bit(
     )
     a.results[WORKSPACE] = vector_view(&workspace[0], workspace.shape, workspace.strides, sizeof(uint8_t), -1)
     return statistics(&a, vocab_start_index, vocab_end_index, num_threads)
+
+
+cdef Py_ssize_t linear_top_k_workspace(
+    const real_t[:, :] input, const real_t[:, :] weight, Py_ssize_t k
+) noexcept nogil:
+    cdef Arguments a
+    cdef int dtype = AG_FLOAT32 if real_t is float else AG_FLOAT64
+    memset(&a, 0, sizeof(a))
+    a.top_k = k
+    a.inputs[INPUT] = matrix_view(&input[0, 0], input.shape, input.strides, sizeof(real_t), dtype)
+    a.inputs[WEIGHT] = matrix_view(&weight[0, 0], weight.shape, weight.strides, sizeof(real_t), dtype)
+    return top_k_workspace(&a)
+
+
+cdef Status linear_top_k(
+    const real_t[:, :] input, const real_t[:, :] weight, Py_ssize_t k, double temperature, real_t[:, ::1] log_prob,
+    int64_t[:, ::1] index, uint8_t[::1] workspace, int num_threads=0
+) noexcept nogil:
+    cdef Arguments a
+    cdef int dtype = AG_FLOAT32 if real_t is float else AG_FLOAT64
+    memset(&a, 0, sizeof(a))
+    a.top_k = k
+    a.inputs[INPUT] = matrix_view(&input[0, 0], input.shape, input.strides, sizeof(real_t), dtype)
+    a.inputs[WEIGHT] = matrix_view(&weight[0, 0], weight.shape, weight.strides, sizeof(real_t), dtype)
+    a.results[LOG_PROB] = matrix_view(&log_prob[0, 0], log_prob.shape, log_prob.strides, sizeof(real_t), dtype)
+    a.results[INDEX] = matrix_view(&index[0, 0], index.shape, index.strides, sizeof(int64_t), -1)
+    a.results[WORKSPACE] = vector_view(&workspace[0], workspace.shape, workspace.strides, sizeof(uint8_t), -1)
+    return top_k(&a, temperature, num_threads)
+
+
+cdef Py_ssize_t linear_top_k_16bit_workspace(
+    const uint16_t[:, :] input, const uint16_t[:, :] weight, Py_ssize_t k, Dtype16 dtype
+) noexcept nogil:
+    cdef Arguments a
+    if dtype != FLOAT16 and dtype != BFLOAT16:
+        return -1
+    memset(&a, 0, sizeof(a))
+    a.top_k = k
+    a.inputs[INPUT] = matrix_view(&input[0, 0], input.shape, input.strides, sizeof(uint16_t), dtype)
+    a.inputs[WEIGHT] = matrix_view(&weight[0, 0], weight.shape, weight.strides, sizeof(uint16_t), dtype)
+    return top_k_workspace(&a)
+
+
+cdef Status linear_top_k_16bit(
+    const uint16_t[:, :] input, const uint16_t[:, :] weight, Py_ssize_t k, double temperature, float[:, ::1] log_prob,
+    int64_t[:, ::1] index, uint8_t[::1] workspace, Dtype16 dtype, int num_threads=0
+) noexcept nogil:
+    cdef Arguments a
+    if dtype != FLOAT16 and dtype != BFLOAT16:
+        return PARAM_INVALID
+    memset(&a, 0, sizeof(a))
+    a.top_k = k
+    a.inputs[INPUT] = matrix_view(&input[0, 0], input.shape, input.strides, sizeof(uint16_t), dtype)
+    a.inputs[WEIGHT] = matrix_view(&weight[0, 0], weight.shape, weight.strides, sizeof(uint16_t), dtype)
+    a.results[LOG_PROB] = matrix_view(&log_prob[0, 0], log_prob.shape, log_prob.strides, sizeof(float), AG_FLOAT32)
+    a.results[INDEX] = matrix_view(&index[0, 0], index.shape, index.strides, sizeof(int64_t), -1)
+    a.results[WORKSPACE] = vector_view(&workspace[0], workspace.shape, workspace.strides, sizeof(uint8_t), -1)
+    return top_k(&a, temperature, num_threads)

@@ -158,9 +158,18 @@ static void test_block(ag_variant variant, ag_dtype dtype, ptrdiff_t rows, ptrdi
                         vocab, q * k->nr, n);
     }
 
-    /* the gradient, as one task and as several */
-    double *zero = numbers(all * hidden + vocab * hidden, 0);
-    for (int parts = 0; parts < 2; parts++) {
+    /* the gradient, as one task, as several, and from the coefficients of rows */
+    double *zero = numbers(all * hidden + vocab * hidden, 0), *ones = numbers(all, 0);
+    ag_loss_row *of_rows = calloc((size_t)all, sizeof *of_rows);
+    int64_t *entries = calloc((size_t)all, sizeof *entries);
+    for (ptrdiff_t i = 0; i < rows; i++) {
+        of_rows[number[i]].a = of_rows[number[i]].kept_loss = grad[i], of_rows[number[i]].certain = -1;
+        entries[number[i]] = target[i], ones[number[i]] = 1;
+    }
+    for (int run = 0; run < 3; run++) {
+        const int parts = run == 1;
+        b.gradient.is_general = run == 2, b.gradient.filter_eps = 0;
+        b.rows = of_rows, b.targets = (ag_loss_targets){1, entries, ones};
         b.input_grad.data = reals(k, zero, all * hidden), b.weight_grad.data = reals(k, zero, vocab * hidden);
         b.input_grad.compensation = b.weight_grad.compensation = 0;
         b.input_grad.row_stride = b.weight_grad.row_stride = hidden * k->acc_size;
@@ -176,6 +185,16 @@ static void test_block(ag_variant variant, ag_dtype dtype, ptrdiff_t rows, ptrdi
             for (ptrdiff_t q = 0; q < panels; q += panel_step) {
                 k->tiles(&b, AG_FROM_PRODUCT, AG_TO_GRADIENT, q, q + panel_step, t, t + step);
             }
+        }
+        if (run == 2) {
+            double *sums = numbers(wide, 0);
+            k->sum_p(&b, 0, panels, sums);
+            for (ptrdiff_t v = 0; v < vocab; v++) {
+                double value = 0, bound = 0;
+                for (ptrdiff_t i = 0; i < rows; i++) value += p[i * vocab + v], bound += slack[i * vocab + v];
+                CHECK(fabs(sums[v] - value) <= bound, "column sum %td: %g is not %g", v, sums[v], value);
+            }
+            free(sums);
         }
         k->input_grad(&b, 0, of_hidden, 0, tiles);
         k->weight_grad(&b, 0, of_hidden, 0, up(vocab, k->mr) / k->mr);
@@ -203,6 +222,9 @@ static void test_block(ag_variant variant, ag_dtype dtype, ptrdiff_t rows, ptrdi
         }
         free(b.input_grad.data), free(b.weight_grad.data), free(b.input_grad.compensation), free(b.weight_grad.compensation);
     }
+
+    free(of_rows), free(entries), free(ones);
+    b.gradient.is_general = 0, b.rows = 0;
 
     /* maximum and sum of exponentials */
     double *lowest = numbers(all, 0);

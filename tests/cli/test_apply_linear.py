@@ -55,6 +55,16 @@ def test_a_linear_gradient_that_is_not_asked_for_is_not_computed(index, monkeypa
     assert sorted(os.listdir()) == sorted([*(f"{a}.npy" for a in arguments), f"{name}_out.npy"])
 
 
+def test_the_largest_log_probabilities():
+    rng = generator("top k")
+    arguments = {"input": rng.standard_normal((10, 5)), "weight": rng.standard_normal((21, 5))}
+    options = [*save(**arguments), "--k", "3", "--temperature", "0.5", *result_files("log_prob", "index")]
+    assert main(["apply", "linear_top_k", *options]) == 0
+    results = ag.linear_top_k(**arguments, k=3, temperature=0.5)
+    for name, result in results._asdict().items():
+        assert_same_file(result, f"{name}_out.npy")
+
+
 def test_the_chain_of_files():
     """The three operators of one vocabulary shard run on files, each on the results of the previous one."""
     rng = generator("chain")

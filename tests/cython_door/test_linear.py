@@ -213,3 +213,50 @@ def test_results_that_overlap(dtype, doors):
         assert doors.gradient(arguments, outs[0], outs[1], workspace) == INVALID
     assert_identical(x, before)
     assert (out == 7).all()
+
+
+@pytest.mark.parametrize("shape", [(0, 5, 3), (1, 1, 1), (5, 300, 17), (300, 7, 20), (150, 700, 40), (3, 4, 0)])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_top_k(shape, threads, dtype, doors):
+    x, w = (laid_out(problem(shape, dtype)[name], LAYOUTS["gaps"]) for name in ("input", "weight"))
+    k = min(3, shape[1])
+    expected = ag.linear_top_k(x, w, k, temperature=0.7, backend="cpu")
+    workspace = np.empty(doors.call("top_k_workspace", x, w, k), np.uint8)
+    results = tuple(np.full_like(result, 7) for result in expected)
+    assert doors.call("top_k", x, w, k, 0.7, *results, workspace, threads=threads) == SUCCESS
+    for result, right in zip(results, expected, strict=True):
+        assert_identical(result, right)
+
+
+def test_what_top_k_does_not_take(dtype, doors):
+    arguments = problem((5, 30, 17), dtype)
+    x, w = arguments["input"], arguments["weight"]
+    log_prob = np.full((5, 3), 7, np.float64 if dtype == "float64" else np.float32)
+    index = np.full((5, 3), 7)
+    good = {
+        "input": x, "weight": w, "k": 3, "temperature": 1.0, "log_prob": log_prob, "index": index,
+        "workspace": np.empty(doors.call("top_k_workspace", x, w, 3), np.uint8),
+    }  # fmt: skip
+    for name, value, status in (
+        ("input", None, NULLPTR),
+        ("weight", None, NULLPTR),
+        ("log_prob", None, NULLPTR),
+        ("index", None, NULLPTR),
+        ("workspace", None, NULLPTR),
+        ("weight", w[:, 1:], INVALID),
+        ("weight", w[:2], INVALID),
+        ("k", 0, INVALID),
+        ("k", 4, INVALID),
+        ("k", -1, INVALID),
+        ("temperature", 0.0, INVALID),
+        ("temperature", -1.0, INVALID),
+        ("temperature", np.inf, INVALID),
+        ("temperature", np.nan, INVALID),
+        ("log_prob", log_prob[:4], INVALID),
+        ("index", np.full((5, 4), 7), INVALID),
+        ("workspace", np.empty(0, np.uint8), INVALID),
+    ):
+        assert doors.call("top_k", *(good | {name: value}).values(), threads=1) == status, name
+    assert np.all(log_prob == 7)
+    assert np.all(index == 7)
+    assert doors.call("top_k_workspace", x, w, 31) == doors.call("top_k_workspace", x, w, 0) == -1

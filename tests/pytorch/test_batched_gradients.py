@@ -64,6 +64,7 @@ def liger(x: torch.Tensor, w: torch.Tensor, target: torch.Tensor, *, weight=None
 LOSSES = {
     "linear_cross_entropy": (agt.linear_cross_entropy, {}),
     "a weight for each class": (agt.linear_cross_entropy, {"weight": CLASS_WEIGHT}),
+    "label smoothing": (agt.linear_cross_entropy, {"weight": CLASS_WEIGHT, "label_smoothing": 0.1}),
     "cut cross-entropy": (cut_cross_entropy, {}),
     "Liger": (liger, {}),
     "Liger, a weight for each class": (liger, {"weight": CLASS_WEIGHT}),

@@ -236,7 +236,7 @@ def test_implementations_of_cut_cross_entropy(impl: str | Implementation):
     e, c, targets = problem()
     assert torch.equal(linear_cross_entropy(e, c, targets, impl=impl), linear_cross_entropy(e, c, targets))
     with pytest.raises(
-        ag.ParamInvalidError, match="compat.cce.linear_cross_entropy: impl: expected None or one of cce,"
+        ag.ParamInvalidError, match=r"compat\.cce\.linear_cross_entropy: impl: expected None or one of cce,"
     ):
         linear_cross_entropy(e, c, targets, impl="fast")
 
@@ -308,7 +308,7 @@ def test_options_of_liger(
 NAMES = "return_z_loss", "return_token_accuracy", "return_predicted_tokens"
 
 
-@pytest.mark.parametrize("flags", itertools.product([False, True], repeat=3), ids=str)
+@pytest.mark.parametrize("flags", list(itertools.product([False, True], repeat=3)), ids=str)
 def test_results_of_liger(flags: tuple[bool, bool, bool]):
     x, w, target = problem()
     found = liger_fused_linear_cross_entropy(x[0], w, target[0], **dict(zip(NAMES, flags)))
@@ -374,7 +374,7 @@ def test_verl(reduction: str, temperature: float | str, dtype: torch.dtype):
 def test_errors_of_verl():
     hidden, weight, labels = problem()
     with pytest.raises(
-        NotImplementedError, match="compat.verl.linear_cross_entropy: dist_process_group: not supported"
+        NotImplementedError, match=r"compat\.verl\.linear_cross_entropy: dist_process_group: not supported"
     ):
         verl.linear_cross_entropy(hidden, weight, labels, dist_process_group=object())
     with pytest.raises(ag.ParamInvalidError, match=r"labels: expected the shape of hidden .* \(3, 6\), got \(3, 5\)"):
@@ -386,10 +386,10 @@ def test_errors_of_verl():
     ):
         verl.linear_cross_entropy(hidden, weight.double(), labels)
     with pytest.raises(
-        ag.ParamInvalidError, match="verl.linear_cross_entropy: temperature: expected a positive finite"
+        ag.ParamInvalidError, match=r"verl\.linear_cross_entropy: temperature: expected a positive finite"
     ):
         verl.linear_cross_entropy(hidden, weight, labels, 0.0)
-    with pytest.raises(ag.ParamInvalidError, match="verl.linear_cross_entropy: labels: expected values in"):
+    with pytest.raises(ag.ParamInvalidError, match=r"verl\.linear_cross_entropy: labels: expected values in"):
         verl.linear_cross_entropy(hidden, weight, labels + V)
 
 

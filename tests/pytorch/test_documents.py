@@ -9,7 +9,7 @@ import torch
 from torch_oracles import assert_close, linear_cross_entropy
 
 import ascend_grad.torch as agt
-from ascend_grad.torch.compat import cce, liger, torch_npu
+from ascend_grad.torch.compat import cce, liger, torch_npu, verl
 
 SOURCES = Path(__file__).resolve().parents[2]
 
@@ -18,7 +18,7 @@ def test_the_api_reference_lists_every_public_name():
     text = (SOURCES / "docs" / "api.md").read_text()
     listed = set(re.findall(r"^   torch\.([\w.]+)$", text, re.MULTILINE))
     public = {name for name in agt.__all__ if name != "compat"}
-    modules = {"cce": cce, "liger": liger, "torch_npu": torch_npu}
+    modules = {"cce": cce, "liger": liger, "torch_npu": torch_npu, "verl": verl}
     assert set(agt.compat.__all__) == set(modules)
     assert listed == public | {f"compat.{name}.{each}" for name, module in modules.items() for each in module.__all__}
 

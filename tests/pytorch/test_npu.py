@@ -330,6 +330,15 @@ def test_what_the_device_does_not_take(name: str, device):
     with pytest.raises(ag.ParamTypeError, match="linear_cross_entropy: input: the device takes dtype float16"):
         agt.linear_cross_entropy(x, w, target)
     assert agt.linear_cross_entropy(x.half(), w.half(), torch.full((BT,), V).to("npu")).isnan().item()
+    for option in (
+        {"linear_bias": w[:, 0].half()}, {"label_smoothing": 0.1}, {"token_weight": x[:, 0].half()},
+        {"lse_square_scale": 0.1}, {"temperature": 0.5}, {"temperature": x[:, 0].half()}, {"denominator": 3.0},
+        {"logit_scale": 0.5}, {"softcap": 2.0}, {"outputs": ("lse",)}, {"weight": w[:, 0].half(), "softcap": 2.0},
+    ):  # fmt: skip
+        named = [name for name in option if name != "weight"]
+        pattern = f"linear_cross_entropy: {named[0]}: the device's operators compute the loss without it"
+        with pytest.raises(ag.ParamInvalidError, match=pattern):
+            agt.linear_cross_entropy(x.half(), w.half(), target.to("npu"), **option)
 
 
 @pytest.mark.parametrize("shape", [(2, 3), (2, 3, 4), (2, 3, 4, 5), (1, 2, 3, 4, 5)], ids=str)

@@ -69,6 +69,19 @@ def test_batches_of_upstream_gradients(outcomes, dtype, reduction):
         assert_close(torch.cat([grad[i] for _, grad in results]), factor * weight_grad, dtype, steps=6)
 
 
+@pytest.mark.parametrize("is_default_group", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_cut_cross_entropy(outcomes, reduction, is_default_group):
+    loss, input_grad, weight_grad = right_values(torch.float64, reduction)
+    results = [rank["cce", reduction, is_default_group] for rank in outcomes]
+    for each in results:
+        if isinstance(each, Exception):
+            raise each
+        assert_close(each[0], loss, torch.float64)
+        assert_close(each[1], input_grad, torch.float64, steps=4)
+    assert_close(torch.cat([each[2] for each in results]), weight_grad, torch.float64, steps=4)
+
+
 def test_frozen_layers(outcomes):
     _, input_grad, weight_grad = right_values(torch.float32, "mean")
     above = tensor_ranks.problem(torch.float32, "mean")[3]
@@ -110,6 +123,13 @@ def test_one_row_and_autocast(outcomes):
             "input: with a group expected a tensor on the CPU or on an Ascend NPU, got one on meta",
         ),
         ("class weights", NotImplementedError, "linear_cross_entropy with a group: weight: not supported"),
+        ("cce softcap", NotImplementedError, "with vocab_parallel_options: softcap: not supported"),
+        ("cce bias", NotImplementedError, "with vocab_parallel_options: bias: not supported"),
+        ("cce return_lse", NotImplementedError, "with vocab_parallel_options: return_lse: not supported"),
+        ("cce reduce_e_grad", NotImplementedError, "with vocab_parallel_options: reduce_e_grad: not supported"),
+        ("cce stop", ag.ParamInvalidError, "c: expected "),
+        ("cce impl", ag.ParamInvalidError, "impl: expected None or one of cce, "),
+        ("cce shift", ag.ParamInvalidError, "shift: expected an int from 0 to below 9, got 9"),
         (
             "make_fx in one process",
             NotImplementedError,

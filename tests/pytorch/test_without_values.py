@@ -59,7 +59,7 @@ class Module(torch.nn.Module):
 
 
 #: Functions that refer to a tensor or make a module. Torch 2.6 exports no such function.
-NOT_EXPORTED = {"a weight for each class", "Liger", "Liger, a weight for each class"}
+NOT_EXPORTED = {"a weight for each class", "all options", "Liger", "Liger, a weight for each class"}
 EXPORTED = [name for name in CASES if torch.__version__ >= (2, 7) or name not in NOT_EXPORTED]
 
 

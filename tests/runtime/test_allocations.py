@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from linear_samples import GRADIENT, LOSS, STATISTICS, WHOLE
+from linear_samples import GRADIENT, LOSS, STATISTICS, TOP_K, WHOLE
 from samples import OPERATORS
 
 TESTS = Path(__file__).parents[1] / "support"
@@ -14,7 +14,7 @@ SCRIPT = """
     import ctypes, sys
     sys.path.insert(0, {tests!r})
     import numpy as np
-    from linear_samples import LINEAR, Shape, problem_of
+    from linear_samples import PROBLEMS, Shape, problem_of
     from samples import DTYPES, MASKED, assert_identical, random_problem
     import ascend_grad as ag
 
@@ -79,7 +79,7 @@ SCRIPT = """
     name, counts = {operator!r}, []
     function = getattr(ag, name)
     for dtype in DTYPES:
-        if name in LINEAR:
+        if name in PROBLEMS:
             # Rows that are absent, two chunks, results beside the inputs.
             problems = [problem_of(name, Shape(70, 130, 19), dtype)]
             if name == {gradient!r}:
@@ -100,7 +100,7 @@ SCRIPT = """
             is_one = not isinstance(several, tuple)
             several = (several,) if is_one else several
             counts.append(attempts(function, arguments, settings, (), several))
-            if name in ({statistics!r}, {whole!r}):
+            if name in ({statistics!r}, {whole!r}, {top_k!r}):
                 continue
             for outs in outs_of(several):
                 settings["out"] = outs[0] if is_one else tuple(outs)
@@ -135,7 +135,8 @@ SCRIPT = """
 """
 
 
-@pytest.mark.parametrize("operator", [*OPERATORS, GRADIENT, STATISTICS, LOSS, WHOLE])
+@pytest.mark.parametrize("operator", [*OPERATORS, GRADIENT, STATISTICS, LOSS, WHOLE, TOP_K])
 def test_every_allocation_fails_once(operator, failing_malloc, run_script):
-    script = SCRIPT.format(tests=str(TESTS), operator=operator, gradient=GRADIENT, statistics=STATISTICS, whole=WHOLE)
+    names = {"gradient": GRADIENT, "statistics": STATISTICS, "whole": WHOLE, "top_k": TOP_K}
+    script = SCRIPT.format(tests=str(TESTS), operator=operator, **names)
     run_script(script, LD_PRELOAD=failing_malloc, PYTHONMALLOC="malloc", timeout=300)

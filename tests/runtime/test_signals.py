@@ -147,6 +147,18 @@ LINEAR = {
         "x, w = tile(500, n), tile(50_000, n)",
         "ag.fused_linear_online_max_sum(x, w, np.zeros(500, int), 0, 9, ",
     ),
+    "largest logits": (
+        "x, w = tile(500, n), tile(50_000, n)",
+        "ag.linear_top_k(x, w, 128, ",
+    ),
+    "largest logits of many tokens": (
+        "x, w = tile(10_000 * n, 1), tile(128, 1)",
+        "ag.linear_top_k(x, w, 128, ",
+    ),
+    "largest logits of few tokens": (
+        "x, w = tile(20, 20), tile(10_000 * n, 20)",
+        "ag.linear_top_k(x, w, 128, ",
+    ),
     "many features": (
         "x, w = tile(n // 5, 300_000), tile(n // 5, 300_000)",
         "ag.linear_cross_entropy(x, w, np.zeros(n // 5, int), ",

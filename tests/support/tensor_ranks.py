@@ -18,6 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import ascend_grad.torch as agt
 from ascend_grad import parallel
+from ascend_grad.torch.compat.cce import VocabParallelOptions
 
 N, H, C = 9, 5, 13
 
@@ -83,6 +84,18 @@ def batched(rank: int, size: int, dtype: torch.dtype, reduction: str) -> tuple[t
     return torch.autograd.grad(loss, (x, w), several, is_grads_batched=True)
 
 
+def cut_cross_entropy(rank: int, size: int, reduction: str, group: Any) -> tuple[torch.Tensor, ...]:
+    """Return the loss of `compat.cce` with the options of a split vocabulary, and its gradients."""
+    x, w, target, above = problem(torch.float64, reduction)
+    start, stop = parallel.vocab_range(C, rank, size)
+    x, w = x.requires_grad_(), w[start:stop].clone().requires_grad_()
+    options = VocabParallelOptions(start, stop, group)
+    loss = agt.compat.cce.linear_cross_entropy(
+        x, w, target, reduction=reduction, impl="cce_exact", vocab_parallel_options=options
+    )
+    return loss.detach(), *torch.autograd.grad(loss, (x, w), above)
+
+
 def failures(rank: int, size: int) -> dict[str, Callable[[], Any]]:
     """Return calls with bad arguments on the last process alone, and calls of transformations that are refused."""
     x, w, target, _ = problem(torch.float32, "mean")
@@ -94,7 +107,28 @@ def failures(rank: int, size: int) -> dict[str, Callable[[], Any]]:
     def call(**other: Any) -> Any:
         return agt.linear_cross_entropy(**arguments | (other if is_last else {}), group=dist.group.WORLD)
 
+    start, stop = parallel.vocab_range(C, rank, size)
+
+    def cce(reduce_e_grad: bool = True, stop: int = stop, **other: Any) -> Any:
+        options = VocabParallelOptions(start, stop, reduce_e_grad=reduce_e_grad)
+        return agt.compat.cce.linear_cross_entropy(x, shard, target, vocab_parallel_options=options, **other)
+
+    def on_last(**other: Any) -> Callable[[], Any]:
+        return partial(cce, **(other if is_last else {}))
+
     return {
+        **{
+            f"cce {name}": on_last(**{name: value})
+            for name, value in (
+                ("softcap", 2.0),
+                ("bias", torch.zeros(len(shard))),
+                ("return_lse", True),
+                ("reduce_e_grad", False),
+                ("stop", stop + 1),
+                ("impl", "fast"),
+                ("shift", N),
+            )
+        },
         "shape": partial(call, input=x[:, :2]),
         "dtype": partial(call, target=target.double()),
         "reduction": partial(call, reduction="average"),
@@ -133,6 +167,10 @@ def main(folder: str, rank: int, size: int) -> weakref.ref:
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
     group = weakref.ref(dist.group.WORLD)
     outcomes: dict[Any, Any] = {key: outcome(partial(values, rank, size, *key)) for key in names(size)}
+    for reduction in ("mean", "sum", "none"):
+        for given in (None, dist.group.WORLD):
+            key = "cce", reduction, given is None
+            outcomes[key] = outcome(partial(cut_cross_entropy, rank, size, reduction, given))
     outcomes["frozen"] = [frozen(rank, size, which) for which in (0, 1)]
     outcomes["one row"] = one_row(rank, size)
     for key in names(size):

@@ -55,6 +55,16 @@ def shifted(x: torch.Tensor, w: torch.Tensor, target: torch.Tensor) -> torch.Ten
     return agt.compat.cce.linear_cross_entropy(x[None], w, target[None], shift=1)
 
 
+def with_lse(x: torch.Tensor, w: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    loss, lse = agt.compat.cce.linear_cross_entropy(x, w, target, softcap=2.0, return_lse=True)
+    return loss + lse.square().sum()
+
+
+def verl(x: torch.Tensor, w: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    log_prob, entropy = agt.compat.verl.linear_cross_entropy(x, w, target, 0.5)
+    return log_prob - 2 * entropy
+
+
 def under_autocast(x: torch.Tensor, w: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     with torch.autocast("cpu", torch.bfloat16):
         return agt.linear_cross_entropy(x, w, target, num_threads=1)
@@ -87,6 +97,8 @@ CASES = {
     "one row": (one_row, [(4, 3), (7, 3)], [TARGET]),
     "autocast": (under_autocast, [(4, 3), (7, 3)], [TARGET]),
     "cut cross-entropy": (shifted, [(4, 3), (7, 3)], [TARGET]),
+    "cut cross-entropy with lse": (with_lse, [(4, 3), (7, 3)], [TARGET]),
+    "verl": (verl, [(4, 3), (7, 3)], [TARGET]),
     "Liger": (liger(None), [(4, 3), (7, 3)], [TARGET]),
     "Liger, a weight for each class": (liger(CLASS_WEIGHT), [(4, 3), (7, 3)], [TARGET]),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -12,6 +12,9 @@ from ...arguments import integer, shown
 from ...errors import ParamInvalidError, ParamTypeError
 from .. import linear
 from ..tensors import check_tensors
+
+if TYPE_CHECKING:
+    from ..vocabulary_parallel import VocabularyShard
 
 __all__ = ["LinearCrossEntropy", "VocabParallelOptions", "linear_cross_entropy"]
 
@@ -128,53 +131,17 @@ def linear_cross_entropy(
     >>> linear_cross_entropy(torch.zeros(2, 5, 3), torch.zeros(8, 3), torch.zeros(2, 5, dtype=torch.int64), shift=1)
     tensor(2.0794)
     """
-    _check_implementation(impl)
-    if filter_eps is None or filter_eps == "auto" or not (filter_e_grad and filter_c_grad):
-        filter_eps = 0.0
-    check_tensors(_NAME, e=e, targets=targets)
-    if e.dim() < 1 or targets.shape != e.shape[:-1]:
-        message = f"targets: expected the shape of e but for its last dimension, {tuple(e.shape[:-1])}, got "
-        raise ParamInvalidError(f"{message}{tuple(targets.shape)}", operator=_NAME)
-    if type(shift) not in (bool, int):
-        shift = integer(shift, "shift", _NAME)
-    if shift:
-        length = targets.shape[-1] if targets.dim() else 0
-        if not 0 <= shift < length:
-            message = f"shift: expected an int from 0 to below {length}, got {shown(shift)}"
-            raise ParamInvalidError(message, operator=_NAME)
-        e, targets = e[..., : length - shift, :], targets[..., shift:]
-    rows, classes = e.reshape(-1, e.shape[-1]), targets.reshape(-1)
-    if vocab_parallel_options is None:
-        options = linear.Options(linear_bias=bias, softcap=softcap, outputs=("lse",) if return_lse else ())
-        found = linear.unrounded_loss(
-            rows, c, classes, reduction, ignore_index, options, filter_eps=filter_eps, names=_NAMES
-        )
-    else:
-        operator = f"{_NAME} with vocab_parallel_options"
-        linear.refuse(operator, bias=bias, softcap=softcap, return_lse=return_lse or None)
-        found = _loss_over_group(rows, c, classes, reduction, ignore_index, filter_eps, vocab_parallel_options)
-    loss = found.loss.reshape(targets.shape) if reduction == "none" else found.loss
-    return loss if found.lse is None else (loss, found.lse.reshape(targets.shape))
+    shard = None if vocab_parallel_options is None else _shard(vocab_parallel_options)
+    function = _loss if shard is None else _loss_over_group
+    options = linear.Options(linear_bias=bias, softcap=softcap, outputs=("lse",) if return_lse else ())
+    are_filtered = filter_e_grad and filter_c_grad and filter_eps is not None and filter_eps != "auto"
+    return function(
+        e, c, targets, reduction, ignore_index, shift, options, filter_eps if are_filtered else 0.0, impl,
+        vocab_parallel_options, shard
+    )  # fmt: skip
 
 
-def _check_implementation(impl: object) -> None:
-    name = impl.name.lower() if isinstance(impl, enum.Enum) else impl
-    if impl is not None and name not in _IMPLEMENTATIONS:
-        expected = f"None or one of {', '.join(_IMPLEMENTATIONS)}"
-        raise ParamInvalidError(f"impl: expected {expected}, got {shown(impl)}", operator=_NAME)
-
-
-@torch.compiler.disable
-def _loss_over_group(
-    rows: torch.Tensor,
-    c: torch.Tensor,
-    classes: torch.Tensor,
-    reduction: Literal["mean", "sum", "none"],
-    ignore_index: int,
-    filter_eps: float,
-    options: VocabParallelOptions,
-) -> linear.LossOutputs:
-    """Compute the loss over the processes of a group, each of which has its rows of the weight."""
+def _shard(options: VocabParallelOptions) -> VocabularyShard:
     from ..vocabulary_parallel import VocabularyShard
 
     if not isinstance(options, VocabParallelOptions):
@@ -184,20 +151,74 @@ def _loss_over_group(
     if group is None:
         message = "vocab_parallel_options: expected a group, as torch.distributed has no default group"
         raise ParamInvalidError(message, operator=_NAME)
-    shard = VocabularyShard(group, options.start, None)
+    return VocabularyShard(group, options.start, None)
 
-    def check() -> None:
-        if not options.reduce_e_grad:
-            linear.refuse(_NAME, **{"vocab_parallel_options.reduce_e_grad": False})
-        check_tensors(_NAME, c=c)
-        if c.dim() == 2 and c.shape[0] != options.stop - options.start:
-            message = f"c: expected {options.stop - options.start} rows, stop - start, got {c.shape[0]}"
-            raise ParamInvalidError(message, operator=_NAME)
 
-    shard.run(_NAME, check)
-    return linear.unrounded_loss(
-        rows, c, classes, reduction, ignore_index, filter_eps=filter_eps, shard=shard, names=_NAMES
+def _loss(
+    e: torch.Tensor,
+    c: torch.Tensor,
+    targets: torch.Tensor,
+    reduction: Literal["mean", "sum", "none"],
+    ignore_index: int,
+    shift: bool | int,
+    options: linear.Options,
+    filter_eps: Any,
+    impl: object,
+    vocab_parallel_options: VocabParallelOptions | None,
+    shard: VocabularyShard | None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    def check() -> int:
+        _check_implementation(impl)
+        check_tensors(_NAME, e=e, c=c, targets=targets)
+        if vocab_parallel_options is not None:
+            _check_vocab_parallel(c, options, vocab_parallel_options)
+        return _checked_shift(e, targets, shift)
+
+    shift = linear.checked(shard, check)
+    if shift:
+        length = targets.shape[-1] - shift
+        e, targets = e[..., :length, :], targets[..., shift:]
+    found = linear.unrounded_loss(
+        e.reshape(-1, e.shape[-1]), c, targets.reshape(-1), reduction, ignore_index, options,
+        filter_eps=filter_eps, shard=shard, names=_NAMES,
+    )  # fmt: skip
+    loss = found.loss.reshape(targets.shape) if reduction == "none" else found.loss
+    return loss if found.lse is None else (loss, found.lse.reshape(targets.shape))
+
+
+_loss_over_group = torch.compiler.disable(_loss)
+
+
+def _check_implementation(impl: object) -> None:
+    name = impl.name.lower() if isinstance(impl, enum.Enum) else impl
+    if impl is not None and name not in _IMPLEMENTATIONS:
+        expected = f"None or one of {', '.join(_IMPLEMENTATIONS)}"
+        raise ParamInvalidError(f"impl: expected {expected}, got {shown(impl)}", operator=_NAME)
+
+
+def _check_vocab_parallel(c: torch.Tensor, options: linear.Options, given: VocabParallelOptions) -> None:
+    linear.refuse(
+        f"{_NAME} with vocab_parallel_options",
+        bias=options.linear_bias,
+        softcap=options.softcap,
+        return_lse=True if options.outputs else None,
+        reduce_e_grad=None if given.reduce_e_grad else False,
     )
+    if c.dim() == 2 and c.shape[0] != given.stop - given.start:
+        message = f"c: expected {given.stop - given.start} rows, stop - start, got {c.shape[0]}"
+        raise ParamInvalidError(message, operator=_NAME)
+
+
+def _checked_shift(e: torch.Tensor, targets: torch.Tensor, shift: object) -> int:
+    if e.dim() < 1 or targets.shape != e.shape[:-1]:
+        message = f"targets: expected the shape of e but for its last dimension, {tuple(e.shape[:-1])}, got "
+        raise ParamInvalidError(f"{message}{tuple(targets.shape)}", operator=_NAME)
+    shift = int(shift) if isinstance(shift, (bool, int)) else integer(shift, "shift", _NAME)
+    length = targets.shape[-1] if targets.dim() else 0
+    if shift and not 0 <= shift < length:
+        message = f"shift: expected an int from 0 to below {length}, got {shown(shift)}"
+        raise ParamInvalidError(message, operator=_NAME)
+    return shift
 
 
 class LinearCrossEntropy(torch.nn.Module):
