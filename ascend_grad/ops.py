@@ -435,7 +435,7 @@ def cross_entropy(
     temperature : float or array_like, default 1.0
         What logits are divided by: a positive number, or one for each row.
     denominator : float, optional
-        What a mean divides by, instead of the sums of weights: a positive number.
+        What a mean divides by, instead of the sums of weights: a positive number. Other reductions ignore it.
     grad_loss : float or array_like, optional
         The gradient with respect to the loss, default 1: one number or, with ``reduction="none"``, also one for each
         row, of any of the four dtypes. A row with 0 has a gradient of 0, whatever it holds.
@@ -457,9 +457,10 @@ def cross_entropy(
         The gradient with respect to `input`: `out`, or a new C-contiguous array of its shape and dtype.
     lse, log_prob, entropy, predicted, correct : ndarray
         The requested outputs. Others are no fields, and None as attributes. All but the last have a number for each
-        row, and that of an ignored row is 0, or -1 for `predicted`. `log_prob` has the shape of `target`. `predicted`
-        is the class of the largest logit, int64, the lowest one of several. `correct` is the number of rows with
-        ``predicted == target``, shape (). Floating outputs have the dtype of the loss.
+        row, and that of an ignored row is 0, or -1 for `predicted`. `predicted` is the class of the largest logit,
+        int64, the lowest one of several. `correct` is the number of rows with ``predicted == target``, shape ().
+        Floating outputs have the dtype of the loss. `log_prob` and `correct` are of a single target, so they are
+        refused with `target_prob`.
 
     Raises
     ------
@@ -467,7 +468,8 @@ def cross_entropy(
         161001: `input` or `target` is None.
     ParamInvalidError
         161002: an argument is not as described; a target is neither in [0, V) nor `ignore_index`; there are rows of no
-        element; "correct" is requested with `target_prob` (a dtype or kind: its subclass `ParamTypeError`).
+        element; an output of a single target is requested with `target_prob` (a dtype or kind: its subclass
+        `ParamTypeError`).
     UnsupportedDeviceError
         361001: ``backend="npu"``, as the device has no such operator.
 

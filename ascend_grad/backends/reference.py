@@ -368,13 +368,12 @@ def cross_entropy(
     terms = loss_reference.Terms(classes, tokens[live], label_smoothing, lse_square_scale)
     logits = _rows(input, dim).reshape(count, vocabulary)[live]
     row = loss_reference.RowStatistics(logits / scale[live, None]) if vocabulary else None
-    results = {"loss": np.zeros(count), "lse": np.zeros(count), "log_prob": np.zeros(entries.shape),
+    results = {"loss": np.zeros(count), "lse": np.zeros(count), "log_prob": np.zeros(count),
                "entropy": np.zeros(count), "predicted": np.full(count, -1)}  # fmt: skip
     square = np.zeros(count)
     if row is not None:
         results["loss"][live], square[live] = loss_reference.losses(row, targets, terms)
-        log_prob = -row.negative_log_prob(targets.entries)
-        results["log_prob"][live] = np.where(targets.entries < 0, 0, log_prob)
+        results["log_prob"][live] = -row.negative_log_prob(targets.entries)[:, 0]  # of a single target
         results["lse"][live], results["entropy"][live], results["predicted"][live] = row.lse, row.entropy, row.predicted
     results["correct"] = np.asarray(np.sum(results["predicted"][live] == entries[live, 0]))
     counts = tokens[live] if target_prob is not None else tokens[live] * classes[targets.entries[:, 0]]

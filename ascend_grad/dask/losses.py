@@ -153,11 +153,7 @@ def cross_entropy(
             returned.append(da.from_delayed(reduced, (), spec.dtype))
         else:
             other = arrays["input"].chunks[axis : axis + 1] if name == "input_grad" else ()
-            if name == "log_prob" and target_prob is not None:
-                place, other = len(chunks), ((spec.shape[-1],),)
-            else:
-                place = axis
-            returned.append(_assembled(parts, chunks, place, other, spec.dtype))
+            returned.append(_assembled(parts, chunks, axis, other, spec.dtype))
     return with_outputs(CrossEntropy, requested, tuple(returned))
 
 

@@ -62,8 +62,6 @@ cdef class Result:
     cdef int conditions
     cdef int[MAX_CONDITIONS] condition_slots, condition_entries
     cdef tuple condition_names  # names that the parameters have to contain; None for a condition without one
-    cdef str shape_of
-    cdef int shape_slot
     cdef object bind(self, tuple parameters)
     cdef bint is_asked_for(self, Call call) except -1
     cdef int shape_for(self, Call call, cnp.npy_intp *shape) except -1

@@ -22,7 +22,6 @@ class Result:
         like: str,
         *,
         dims: tuple[str, ...] | None = None,
-        shape_of: str | None = None,
         dtype: str | np.dtype | None = None,
         asked_by: tuple[str | tuple[str, int | str], ...] = (),
         reduced_by: str | None = None,

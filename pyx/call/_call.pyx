@@ -100,8 +100,6 @@ cdef class Result:
     dims : tuple of str, optional
         The result's shape, as names of sizes of the call; ``"bits of BT"`` is the bytes that hold BT bits. ``("rows",)`` is
         the shape of `like` without the axis ``dim``.
-    shape_of : str, optional
-        The parameter whose shape the result has, if it is another one than `like`.
     dtype : ACCUMULATOR or numpy.dtype, optional
         The result's dtype, if it is not the dtype of `like`.
     asked_by : tuple of str, (str, int) or (str, str)
@@ -111,17 +109,13 @@ cdef class Result:
         The parameter that reduces the result to one number, unless its value is "none".
     """
 
-    def __init__(
-        self, str name, str like, *, tuple dims=None, str shape_of=None, dtype=None, tuple asked_by=(), str reduced_by=None
-    ):
-        self.shape_of = shape_of
+    def __init__(self, str name, str like, *, tuple dims=None, dtype=None, tuple asked_by=(), str reduced_by=None):
         self.name, self.like, self.dims, self.asked_by, self.reduced_by = name, like, dims, asked_by, reduced_by
         self.is_accumulator = dtype is ACCUMULATOR
         self.dtype = None if self.is_accumulator else dtype
 
     cdef object bind(self, tuple parameters):
         self.like_slot = parameters.index(self.like)
-        self.shape_slot = self.like_slot if self.shape_of is None else parameters.index(self.shape_of)
         self.reduction_slot = -1 if self.reduced_by is None else parameters.index(self.reduced_by)
         cdef int i
         self.conditions = <int>len(self.asked_by)
@@ -153,7 +147,7 @@ cdef class Result:
         cdef cnp.ndarray like
         cdef int axis, rank = 0
         if self.dims is None:
-            like = call.array(self.shape_slot)
+            like = call.array(self.like_slot)
             for axis in range(cnp.PyArray_NDIM(like)):
                 shape[axis] = cnp.PyArray_DIMS(like)[axis]
             return cnp.PyArray_NDIM(like)

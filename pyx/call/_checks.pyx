@@ -895,32 +895,6 @@ cdef class ClassWeights(FloatingIfGiven):
         return 0
 
 
-cdef class DenominatorOfMean(PositiveNumberIfGiven):
-    """Check that ``denominator`` is None or, for a mean, a positive finite number."""
-
-    def __init__(self):
-        Check.__init__(self, "denominator", "reduction")
-
-    cdef int run(self, Call call) except -1:
-        PositiveNumberIfGiven.run(self, call)
-        value, reduction = call.values[self.slots[0]], call.values[self.slots[1]]
-        if value is not None and reduction != "mean":
-            call.fail("denominator", f"None, as reduction is {reduction!r}", value)
-        return 0
-
-
-cdef class OneTargetIfCorrect(Check):
-    """Check that ``outputs`` asks for no count of correct rows if a row has several targets."""
-
-    def __init__(self):
-        Check.__init__(self, "outputs", "target_prob")
-
-    cdef int run(self, Call call) except -1:
-        if call.values[self.slots[1]] is not None and "correct" in call.values[self.slots[0]]:
-            call.fail("outputs", "no 'correct', as target_prob is given", "'correct'")
-        return 0
-
-
 cdef class PositiveElements(NumberOrArrayOfRows):
     """Check that the argument is a positive finite number, or an array of them."""
 

@@ -14,6 +14,7 @@ from ascend_grad._cross_entropy_schedule cimport (
     place_loss_workspace,
     prepare_loss,
     run_loss,
+    scale_of,
 )
 from ascend_grad._dtypes cimport dtype_of
 from ascend_grad._kernels cimport AG_FLOAT64
@@ -43,10 +44,6 @@ cdef enum:
     ENTROPY
     PREDICTED
     CORRECT
-
-# Bounds of the reciprocal temperature in float32, of which rows in columns have one.
-cdef double LEAST_SCALE = 2.0 ** -126
-cdef double LARGEST_SCALE = 2.0 ** 127
 
 
 cdef inline object value(Call call, str name):
@@ -88,9 +85,7 @@ cdef bint describe_call(Problem *p, Call call, cnp.ndarray out) except -1:
             stride *= a.shape[axis]
     numbers.data, numbers.strides, numbers.itemsize = NULL, strides, 1
     if not is_array(value(call, "temperature")):
-        scale = 1 / <double>value(call, "temperature")
-        if a.dtype != AG_FLOAT64:
-            scale = min(max(scale, LEAST_SCALE), LARGEST_SCALE)
+        scale = scale_of(value(call, "temperature"), a.dtype == AG_FLOAT64)
     return describe(p, AG_LOSS_EXP_OF_ROWS if with_rows else AG_LOSS_EXP, &a, &a, &numbers, &out_view, call.axis, scale)
 
 

@@ -57,7 +57,7 @@ ctypedef struct CrossEntropy:
     double *square_terms              # (rows,): with a reduction and lse_square_scale
     double loss                       # the reduced loss
     void *lse
-    void *log_prob                    # (rows, K)
+    void *log_prob                    # of rows with one target
     void *entropy
     int64_t *predicted
     int64_t correct                   # counted if there is `predicted`
@@ -82,6 +82,7 @@ ctypedef struct CrossEntropy:
     bint finds                        # SPLIT_MAX looks for the maximum
 
 
+cdef double scale_of(double temperature, bint is_double) noexcept nogil
 cdef void prepare_loss(CrossEntropy *x, const Problem *p, int threads) noexcept nogil
 cdef Py_ssize_t loss_workspace_size(CrossEntropy *x) noexcept nogil
 cdef Py_ssize_t place_loss_workspace(CrossEntropy *x, char *base) noexcept nogil

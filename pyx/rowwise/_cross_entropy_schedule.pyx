@@ -189,14 +189,14 @@ cdef void begin_rows(const CrossEntropy *x, Py_ssize_t begin, Py_ssize_t count, 
             number = number + p.operands[MASK].strides[last] if r.is_regular else row_number(x, begin + i)
         r.numbers[i] = number
         if x.has_temperatures:
-            scale = scale_of(x, x.temperature[number])
+            scale = scale_of(x.temperature[number], p.dtype == AG_FLOAT64)
         r.scale[i] = 0 if is_ignored(x, number) else scale
 
 
-cdef double scale_of(const CrossEntropy *x, double temperature) noexcept nogil:
-    """Return the factor of logits, rounded to the kernels' compute type."""
+cdef double scale_of(double temperature, bint is_double) noexcept nogil:
+    """Return the factor of logits, rounded to the kernels' compute type: float64 if `is_double`, else float32."""
     cdef double scale = 1 / temperature
-    return scale if x.s.p.dtype == AG_FLOAT64 else <float>min(max(scale, LEAST_SCALE), LARGEST_SCALE)
+    return scale if is_double else <float>min(max(scale, LEAST_SCALE), LARGEST_SCALE)
 
 
 cdef ag_loss_rows parameters(const CrossEntropy *x, const Rows *r) noexcept nogil:
@@ -245,14 +245,12 @@ cdef inline void set_loss(CrossEntropy *x, Py_ssize_t number, double loss, doubl
 
 
 cdef void finish_ignored_row(CrossEntropy *x, Py_ssize_t number, Py_ssize_t i, Rows *r) noexcept nogil:
-    cdef Py_ssize_t k
     r.factor[i] = r.smoothing[i] = 0
     r.stores[i] = False
     set_loss(x, number, 0, 0)
     set_result(x, x.lse, number, 0)
     set_result(x, x.entropy, number, 0)
-    for k in range(x.target_count):
-        set_result(x, x.log_prob, number * x.target_count + k, 0)
+    set_result(x, x.log_prob, number, 0)
     if x.predicted != NULL:
         x.predicted[number] = -1
 
@@ -272,13 +270,11 @@ cdef void finish_row(CrossEntropy *x, Py_ssize_t i, Rows *r) noexcept nogil:
     for k in range(x.target_count):
         entry = target_of(x, number, k)
         if entry == x.ignore_index:
-            set_result(x, x.log_prob, number * x.target_count + k, 0)
             continue
         weight = target_weight(x, number, k, entry)
         weights += weight
         if weight != 0:
             loss += weight * (r.log_sum[i] - targets[k])
-        set_result(x, x.log_prob, number * x.target_count + k, targets[k] - r.log_sum[i])
     if x.needs_deficit:
         loss += x.label_smoothing / x.s.p.n * (x.class_sum * r.log_sum[i] + r.deficit[i])
     if x.lse_square_scale != 0:
@@ -288,6 +284,7 @@ cdef void finish_row(CrossEntropy *x, Py_ssize_t i, Rows *r) noexcept nogil:
     else:
         set_loss(x, number, token_weight * loss, token_weight * square)
     set_result(x, x.lse, number, lse)
+    set_result(x, x.log_prob, number, targets[0] - r.log_sum[i])
     if x.entropy != NULL:
         set_result(x, x.entropy, number, r.log_sum[i] + r.moment[i] * reciprocal)
     if not x.return_grad:
@@ -844,6 +841,7 @@ cdef int run_loss(CrossEntropy *x, bint default_threads, double *last_check) exc
         and x.log_prob == NULL and x.entropy == NULL and x.predicted == NULL
     )
     if not x.has_temperatures:
-        x.scale, x.inverse_temperature = scale_of(x, x.temperature[0]), 1 / x.temperature[0]
+        x.scale = scale_of(x.temperature[0], x.s.p.dtype == AG_FLOAT64)
+        x.inverse_temperature = 1 / x.temperature[0]
     _tasks.run_team(run_phases, x, x.s.plan.threads, default_threads, last_check)
     return reduce_losses(x, last_check)
