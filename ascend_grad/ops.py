@@ -970,12 +970,14 @@ def linear_cross_entropy_backward(
         The output of `linear_cross_entropy` with this name, of any of the four dtypes.
     entropy : array_like, shape (BT,), optional
         The output with this name. It is required if `grad_entropy` is given.
+    reduction, ignore_index
+        As in `linear_cross_entropy`.
     grad_loss : float or array_like, shape (BT,), default 0
         The gradient with respect to the loss, as in `linear_cross_entropy`.
     grad_lse, grad_log_prob, grad_entropy : array_like, shape (BT,), optional
         The gradients with respect to the outputs, of any of the four dtypes. None stands for 0. Those of
         ignored rows are not read.
-    reduction, ignore_index, vocab_start_index, output_mask, workspace_bytes, filter_eps
+    vocab_start_index, output_mask, workspace_bytes, filter_eps
         As in `linear_cross_entropy`.
     token_weight, class_weight, target_prob, label_smoothing, lse_square_scale, temperature, denominator
         As in `linear_cross_entropy`. With `target_prob` there is no `grad_log_prob`.

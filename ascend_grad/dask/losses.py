@@ -54,11 +54,21 @@ def cross_entropy(
         one more axis, the last one. Like all arrays of rows, it is rechunked to the chunks of `input`.
     dim : int, default -1
         The axis of the classes.
+    reduction, ignore_index
+        As in `ascend_grad.cross_entropy`.
     class_weight : numpy.ndarray or dask.array.Array, shape (V,), optional
         The weights of the classes, which every task holds.
-    token_weight, target_prob, temperature, grad_loss : array, optional
-        As in `ascend_grad.cross_entropy`; `temperature` and `grad_loss` may be one number.
-    reduction, ignore_index, label_smoothing, lse_square_scale, denominator, outputs, return_grad
+    token_weight, target_prob : array, optional
+        As in `ascend_grad.cross_entropy`.
+    label_smoothing, lse_square_scale
+        As in `ascend_grad.cross_entropy`.
+    temperature : float or array, default 1.0
+        As in `ascend_grad.cross_entropy`.
+    denominator
+        As in `ascend_grad.cross_entropy`.
+    grad_loss : float or array, optional
+        As in `ascend_grad.cross_entropy`.
+    outputs, return_grad
         As in `ascend_grad.cross_entropy`.
     backend, num_threads
         As in `softmax_backward`.

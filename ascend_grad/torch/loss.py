@@ -176,7 +176,12 @@ class LinearCrossEntropyLoss(_Module):
         )
 
     def extra_repr(self) -> str:
-        """Return torch's description of the module, and the options of this library that differ from their defaults."""
+        """Describe the module as torch does, with the options of this library that differ from their defaults.
+
+        Returns
+        -------
+        str
+        """
         defaults = {"lse_square_scale": 0.0, "temperature": 1.0, "logit_scale": 1.0, "softcap": None, "outputs": ()}
         own = (f"{name}={vars(self)[name]}" for name, default in defaults.items() if vars(self)[name] != default)
         return ", ".join([super().extra_repr(), *own])
