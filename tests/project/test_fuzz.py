@@ -15,7 +15,6 @@ import fuzzed_faults
 import numpy as np
 import pytest
 from fuzzed_arrays import DLPACK
-from linear_samples import HOST_ONLY
 from samples import DTYPES
 
 import ascend_grad as ag
@@ -56,7 +55,7 @@ def test_everything_occurs():
     stages = {(case, stage) for case, each in fuzzed_faults.CASES.items() for stage in each.stages}
     several = {(case, "library") for case in fuzzed_faults.CASES if case not in ("softmax", "log_softmax")}
     libraries = {"numpy", *(library.name for library in DLPACK)}
-    operators = set(contract.OPERATORS) - set(HOST_ONLY)
+    operators = set(contract.OPERATORS) - set(fuzz.NOT_DRAWN)
     expected = {*operators, *DTYPES, *libraries, *stages, *several, "in place", "beside", 0, 1, 2, 3}
     assert expected <= set(seen)
 
