@@ -246,7 +246,7 @@ def test_the_least_workspace():
     """With very many features a panel of all of them needs more than 4 MiB; the message names the least."""
     x, w = (np.broadcast_to(np.float32(0), (rows, 200_000)) for rows in (100, 300))
     least = ag.workspace_size(TOP_K, x, w, 3, workspace_bytes=0)
-    assert least == _linear_python.least_workspace_bytes(x, w, True, False, False, False, True, 3)
+    assert least == _linear_python.least_workspace_bytes(x, w, True, False, False, False, True, top_k=3)
     assert least > 4 << 20
     error = outcome(ag.linear_top_k, x, w, 3, workspace_bytes=least - 1)
     assert type(error) is INVALID
