@@ -506,7 +506,8 @@ def _check_arguments(
         "temperature": options.temperature if isinstance(options.temperature, torch.Tensor) else None,
     }
     given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    check_tensors(operator, **{names.input: input}, **given)
+    if given:
+        check_tensors(operator, **{names.input: input}, **given)
     _check_shapes(names, input, linear_weight, target, options.target_prob)
     if reduction not in ("mean", "sum", "none"):
         raise ParamInvalidError(f"reduction: expected mean, sum or none, got {shown(reduction)}", operator=operator)

@@ -190,6 +190,9 @@ _LOSS_PARAMETERS = (
 )
 
 
+_NO_OUTPUTS = (None,) * len(OUTPUTS)
+
+
 def upstream(array_of: Callable, grad_loss: torch.Tensor | None, reduction: str) -> Any:
     """Return the upstream gradient as the functions accept it: None, an array or a number."""
     if grad_loss is None:
@@ -221,9 +224,10 @@ def loss_of(
         **options,
     )
     bias_grad = result.bias_grad if problem.bias_grad else None
-    others = (getattr(result, name) for name in OUTPUTS)
-    found = (result.loss, result.input_grad, result.weight_grad, bias_grad, *others)
-    return tuple(problem.input.new_empty(0) if each is None else tensor_of(each) for each in found)
+    gradients = result.input_grad, result.weight_grad, bias_grad
+    outputs = [getattr(result, name) for name in OUTPUTS] if problem.outputs else _NO_OUTPUTS
+    empty = problem.input.new_empty
+    return tuple([empty(0) if each is None else tensor_of(each) for each in (result.loss, *gradients, *outputs)])
 
 
 def _optional_array(array_of: Callable, tensor: torch.Tensor | None, name: str) -> Any:
