@@ -242,7 +242,7 @@ class Engine:
         expected = linear_oracles.expected(problem) if expected is None else expected
         if self.name == "npu":
             expected = linear_oracles.claimed_of_a_device(expected, problem)
-        names = getattr(results, "_fields", contract.OPERATORS[problem.operator].results)
+        names = contract.OPERATORS[problem.operator].results[: len(expected)]  # a loss has further results with options
         for name, result, right in zip(names, results, expected, strict=True):
             if result is None or right is None:
                 assert result is None
