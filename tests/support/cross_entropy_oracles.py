@@ -124,7 +124,7 @@ def random_arguments(
         arguments["target_prob"] = random.random(targets).astype(accumulator)
     for name, value in (options or {}).items():
         if isinstance(value, str) and value in ("rows", "classes"):
-            value = (random.random(rows if value == "rows" else vocabulary) + 0.25).astype(accumulator)
+            value = np.asarray(random.random(rows if value == "rows" else vocabulary) + 0.25, accumulator)
         arguments[name] = value
     return arguments
 
