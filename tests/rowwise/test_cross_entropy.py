@@ -239,9 +239,8 @@ def test_rows_that_add_nothing(dtype, cpu_engine):
         assert np.isfinite(loss[3:]).all()
 
 
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_means_over_nothing(backend):
-    if backend == "npu":
-        pytest.skip("the device has no such operator")
     x, target = np.ones((2, 3)), np.array([-100, -100])
     loss, gradient = ag.cross_entropy(x, target, backend=backend)
     assert np.isnan(loss)
@@ -253,10 +252,9 @@ def test_means_over_nothing(backend):
     assert not result.input_grad.any()
 
 
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
 @pytest.mark.parametrize("shape", [(0, 3), (0, 0), (2, 0, 3)])
 def test_empty(shape, backend):
-    if backend == "npu":
-        pytest.skip("the device has no such operator")
     rows = shape[:-1]
     for reduction, loss in (("mean", np.nan), ("sum", 0.0)):
         result = ag.cross_entropy(

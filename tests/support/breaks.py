@@ -144,7 +144,7 @@ BREAKS = {
         ("tests/call/test_contract.py", "tests/call/test_dispatch.py"),
     ),
     "absent rows computed": Break(
-        "pyx/linear/_linear_problem.pyx",
+        "pyx/linear/_linear_problem.pxd",
         "return <uint32_t>((<const uint32_t *>rows.grad)[i] << 1) != 0",
         "return True",
         ("tests/linear/test_accuracy.py -k absent",),
