@@ -24,7 +24,7 @@ def test_the_api_reference_lists_every_public_name():
         "results.CrossEntropy",
         "results.LinearCrossEntropy",
         "results.LinearCrossEntropyGradients",
-        "results.TopK",
+        "results.LinearTopK",
         "results.OnlineMaxSum",
     }
 
