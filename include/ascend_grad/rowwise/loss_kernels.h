@@ -335,8 +335,8 @@ AG_INLINE void K(loss_strip)(const int vectors, const ag_tile *tile, ptrdiff_t c
     const V scale = V_(set1)((compute_t)tile->scale);
     V best[4] = {{0}};
     K(lane_sums) totals[4];
-    K(strip_max)(vectors, 1, a, tile->a_stride, tile->n, width, best);
-    K(strip_sum)(AG_LOSS_EXP, vectors, 1, tile, a, a, width, scale, best, 0, NULL, totals);
+    K(strip_max)(vectors, a, tile->a_stride, tile->n, width, best);
+    K(strip_sum)(AG_LOSS_EXP, vectors, tile, a, a, width, scale, best, totals);
     AG_UNROLL(4)
     for (int j = 0; j < vectors; j++) {
         double values[2][VL];
