@@ -845,7 +845,9 @@ def linear_cross_entropy(
     lse_square_scale : float, default 0.0
         The factor of the squared :math:`\mathrm{lse}` (z-loss).
     temperature : float or array_like, shape (BT,), default 1.0
-        The divisor of the logits, above 0: one number, or one for each row, of any of the four dtypes.
+        The divisor of the logits, above 0: one number, or one for each row, of any of the four dtypes. Unless `input`
+        is float64, a `temperature`, `softcap` or `logit_scale` beyond 2**100 counts as that number, and a `temperature`
+        or `softcap` below 2**-100 as that one.
     denominator : float, optional
         The divisor of a mean, above 0. The default is :math:`\sum_i r_i c_{t_i}` over the rows that are not ignored;
         :math:`\sum_i r_i` for the squared :math:`\mathrm{lse}`, and with `target_prob`. Ranks that share a batch pass

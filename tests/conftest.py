@@ -64,6 +64,7 @@ ABOUT_PACKAGES = {
         "tests/support/hccl_stand_in.py",
         "tests/support/npu_tensors.py",
         "tests/support/tensor_ranks.py",
+        "tests/support/loss_formulas.py",
         "tests/support/torch_cases.py",
         "tests/support/torch_npu_stand_in.py",
         "tests/support/torch_oracles.py",

@@ -200,6 +200,9 @@ class _Loss:
             if class_weight is not None and target_prob is None:
                 of_class = np.where(self.counted, self.classes[self.entries[:, 0]], 0) if tokens else np.zeros(0)
                 self.over = (self.token_weight * of_class).sum()
+            if not self.over or (lse_square_scale and not self.over_square):
+                # A mean over a sum of weights of 0 is NaN, and has no gradient.
+                self.over = self.over_square = np.float64(0)
         self.input_grad, self.weight_grad = np.zeros(input.shape), np.zeros(weight.shape)
         self.bias_grad = np.zeros(len(weight))
 
@@ -258,7 +261,7 @@ def linear_cross_entropy(vocab_start_index, lse_square_scale, reduction, **argum
     total = losses + squares
     if reduction != "none":
         square = np.sum(squares) / loss.over_square if lse_square_scale else 0
-        total = np.asarray(np.sum(losses) / loss.over + square)
+        total = np.asarray(np.sum(losses) / loss.over + square if loss.over else np.nan)
     gradients = loss.input_grad, loss.weight_grad, loss.bias_grad
     return total, *gradients, lse, log_prob, entropy, predicted, np.asarray(correct)
 
@@ -342,6 +345,8 @@ def _reduced(loss, square, reduction, counts, weights, denominator):
     denominators = (1.0, 1.0)
     if reduction == "mean":
         denominators = (np.sum(counts), np.sum(weights)) if denominator is None else (denominator, denominator)
+    if denominators[0] == 0 or (denominators[1] == 0 and np.any(square != 0)):
+        return np.asarray(np.nan), 0.0, 0.0  # a mean over a sum of weights of 0 has no gradient
     total = np.sum(loss) / np.float64(denominators[0])
     if np.any(square != 0):
         total = total + np.sum(square) / np.float64(denominators[1])

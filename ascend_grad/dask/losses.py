@@ -122,6 +122,9 @@ def cross_entropy(
         "outputs": outputs,
         "return_grad": return_grad,
     }
+    for name in ("temperature", "grad_loss"):
+        if isinstance(values[name], (list, tuple)):
+            values[name] = np.asarray(values[name])
     given = ["input", "target", "class_weight", "token_weight", "target_prob"]
     given += [name for name in ("temperature", "grad_loss") if getattr(values[name], "ndim", 0)]
     arrays = as_dask_arrays(values, given, CROSS_ENTROPY)
@@ -158,7 +161,7 @@ def cross_entropy(
             returned.append(None)
         elif name == "correct" or (name == "loss" and settings["reduction"] != "none"):
             mean = total if name == "loss" else None
-            divisor = settings["denominator"] if name == "loss" else None
+            divisor = settings["denominator"] if name == "loss" and settings["reduction"] == "mean" else None
             reduced = delayed(row_blocks.reduced, pure=True)(_sum(list(parts.values())), mean, divisor, spec.dtype)
             returned.append(da.from_delayed(reduced, (), spec.dtype))
         else:

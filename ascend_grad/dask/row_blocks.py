@@ -43,7 +43,8 @@ def loss_and_gradient(settings: dict[str, Any], total: NDArray | None, **arrays:
             divisor = total[0]
             if total[1]:
                 settings["lse_square_scale"] *= float(total[0] / total[1])
-        settings["grad_loss"] = settings["grad_loss"] / divisor if divisor else 0.0
+        is_undefined = not divisor or (total is not None and settings["lse_square_scale"] != 0 and not total[1])
+        settings["grad_loss"] = 0.0 if is_undefined else settings["grad_loss"] / divisor
     result = ag.cross_entropy(**arrays, **settings)
     loss = result.loss if settings["reduction"] == "none" else np.asarray(result.loss, np.float64)
     return (loss, *result[1:])
@@ -58,5 +59,7 @@ def total(parts: list) -> Any:
 def reduced(total: NDArray, mean: NDArray | None, divisor: float | None, dtype: np.dtype) -> NDArray:
     """Return a result of all rows from the sum over all blocks, divided by the weights of a mean or by a number."""
     with np.errstate(all="ignore"):
+        if mean is not None and mean[0] == 0:
+            return np.asarray(np.nan, dtype)  # the mean over a sum of weights of 0
         divisor = 1 if divisor is None else divisor
         return np.asarray(np.divide(total, divisor if mean is None else mean[0]), dtype)

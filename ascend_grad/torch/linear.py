@@ -60,10 +60,15 @@ class Options(NamedTuple):
     def given(self) -> dict[str, object]:
         """Return the options that differ from their defaults."""
         return {
-            name: value
-            for name, value in self._asdict().items()
-            if isinstance(value, torch.Tensor) or value != self._field_defaults[name]
+            name: value for name, value in self._asdict().items() if not _is_default(value, self._field_defaults[name])
         }
+
+
+def _is_default(value: object, default: object) -> bool:
+    """Return whether an option is its default. Arrays are none, as their comparison gives no truth value."""
+    if isinstance(default, tuple):
+        return isinstance(value, (tuple, list)) and tuple(value) == default
+    return value is default or (isinstance(value, (int, float)) and value == default)
 
 
 class LossOutputs(NamedTuple):

@@ -648,7 +648,7 @@ cdef class KnownOutputs(Check):
 
     cdef int run(self, Call call) except -1:
         value = call.values[self.slots[0]]
-        if value == () and type(value) is tuple:
+        if type(value) is tuple and value == ():
             return 0
         expected = f"a tuple of names among {', '.join(map(repr, arguments.OUTPUTS))}"
         if not isinstance(value, (tuple, list)):
@@ -806,6 +806,8 @@ cdef class TargetsOfRows(Check):
             if len(shape) != len(rows) + 1 or shape[:len(rows)] != rows:
                 expected = f"shape ({', '.join([*map(str, rows), 'K'])}), K entries for each row of input"
                 call.fail("target", expected, shape)
+            if shape[len(rows)] == 0:
+                call.fail("target", "at least one entry for each row", f"shape {shape}")
             if not have_same_shape(target, prob):
                 call.fail("target_prob", f"shape {shape} as target has", shape_of(prob))
         if cnp.PyArray_NDIM(input) and cnp.PyArray_DIM(input, call.axis) == 0 and 0 not in rows:
@@ -915,7 +917,10 @@ cdef class PositiveElements(NumberOrArrayOfRows):
 
 
 cdef class TargetsInTheRow(Check):
-    """Check that targets are elements of a row of ``input``, or ``ignore_index``."""
+    """Check that targets are elements of a row of ``input``, or ``ignore_index``.
+
+    The call gets a copy of the targets, since they are places in memory, which another thread must not change later.
+    """
 
     def __init__(self):
         Check.__init__(self, "target", "input", "ignore_index")
@@ -926,7 +931,7 @@ cdef class TargetsInTheRow(Check):
         cdef int64_t ignored = call.values[self.slots[2]]
         if isinstance(call.values[self.slots[0]], AbstractDeviceArray):  # no device computes the call
             return 0
-        target = np.require(target, target.dtype.newbyteorder("="), ["C", "A"])
+        target = np.array(target, target.dtype.newbyteorder("="), order="C")
         cdef bint is_wide = cnp.PyArray_ITEMSIZE(target) == 8
         cdef const void *targets = cnp.PyArray_DATA(target)
         cdef Py_ssize_t i
@@ -938,6 +943,7 @@ cdef class TargetsInTheRow(Check):
                 call.fail("target", f"values in [0, {end}) or {ignored}", f"{each} at index {place}")
             if i % ROWS_PER_CHECK == 0:
                 _tasks.check_signals(&last)
+        call.values[self.slots[0]] = target
         return 0
 
 

@@ -7,7 +7,7 @@ Options that only scale a row's upstream gradient leave the kernels as they are.
 set: the kernels then make P of the coefficients of `ag_loss_row`, which `finish_row` computes from the statistics.
 """
 
-from libc.math cimport INFINITY, isfinite
+from libc.math cimport INFINITY, NAN, isfinite
 from libc.stdint cimport int32_t, int64_t
 from libc.string cimport memset
 
@@ -48,6 +48,10 @@ from ascend_grad._memory cimport Arena, arena_alloc, ceil_div
 cdef enum:
     PADDING = 16                      # elements behind vectors over the vocabulary, the most lanes of a vector
 
+# Largest temperature, softcap and scale of logits in float32, and reciprocal of the least: products of two are finite in
+# most cases, and reciprocals are no denormal numbers.
+cdef double MAX_FACTOR = 2.0 ** 100
+
 
 # ---- vectors ---------------------------------------------------------------------------------------------------------
 
@@ -55,9 +59,18 @@ cdef inline bint with_gradients(const Loss *x) noexcept nogil:
     return x.p.with_input_grad or x.p.with_weight_grad or x.with_bias_grad
 
 
+cdef inline double bounded(const Loss *x, double factor) noexcept nogil:
+    """Return a positive factor of logits, or the nearest one that float32 accumulators can multiply with."""
+    return factor if acc_size_of(x.p.dtype) == 8 else min(max(factor, 1 / MAX_FACTOR), MAX_FACTOR)
+
+
 cdef void describe_loss(Loss *x) noexcept nogil:
     """Set the fields of the problem that say what the kernels have to compute."""
     cdef bint is_scaled = x.temperatures != NULL or x.temperature != 1
+    if x.p.transform.softcap > 0:
+        x.p.transform.softcap = bounded(x, x.p.transform.softcap)
+    if acc_size_of(x.p.dtype) != 8:
+        x.p.transform.scale = min(max(x.p.transform.scale, -MAX_FACTOR), MAX_FACTOR)
     x.p.transform.is_needed = x.bias != NULL or x.p.transform.scale != 1 or x.p.transform.softcap > 0 or is_scaled
     x.p.is_general = (
         x.p.transform.is_needed or x.p.label_smoothing > 0 or x.lse_square_scale != 0 or x.class_weight != NULL
@@ -195,7 +208,9 @@ cdef int set_rows(Loss *x, double *last_check) except -1 nogil:
         return 0
     for i in range(x.p.rows.total):
         memset(&x.p.loss_rows[i], 0, sizeof(ag_loss_row))
-        x.p.loss_rows[i].inverse_temperature = 1 / (x.temperature if x.temperatures == NULL else x.temperatures[i])
+        x.p.loss_rows[i].inverse_temperature = 1 / bounded(
+            x, x.temperature if x.temperatures == NULL else x.temperatures[i]
+        )
         if x.p.is_general:
             set_targets(x, i)
         if is_stepped(i, last_check):
@@ -225,6 +240,9 @@ cdef int set_denominators(Loss *x, double *last_check) except -1 nogil:
         if is_stepped(i, last_check):
             _tasks.check_signals(last_check)
     x.denominators[0], x.denominators[1] = all[0], all[1]
+    if all[0] == 0 or (x.lse_square_scale != 0 and all[1] == 0):
+        # The mean is NaN, and has no gradient.
+        x.denominators[0] = x.denominators[1] = 0
     return 0
 
 
@@ -516,10 +534,12 @@ cdef int run_loss(Loss *x, int num_threads, double *last_check) except -1 nogil:
     if x.reduction != REDUCTION_NONE:
         mode = ag_fpenv_enter()
         total = cross_entropy.sum
-        if x.reduction == REDUCTION_MEAN:
+        if x.denominators[0] == 0:
+            total = NAN
+        else:
             total = total / x.denominators[0]
-        if x.lse_square_scale != 0:
-            total += square.sum / x.denominators[1]
+            if x.lse_square_scale != 0:
+                total += square.sum / x.denominators[1]
         set_number(x.loss, 0, is_double, total)
         ag_fpenv_leave(mode)
     return 0

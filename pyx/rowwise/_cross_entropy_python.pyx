@@ -131,8 +131,7 @@ cdef list set_arguments(CrossEntropy *x, Call call):
     """Fill in the arguments of a loss, and return the arrays that hold them."""
     cdef cnp.ndarray input = value(call, "input"), target, prob = None, classes = None, kernel_classes = None
     cdef cnp.ndarray tokens = None, temperature, grad_loss
-    target = value(call, "target")
-    target = np.require(target, target.dtype.newbyteorder("="), ["C", "A"])
+    target = value(call, "target")  # the copy of the check
     memset(x, 0, sizeof(CrossEntropy))
     x.target, x.has_wide_targets = cnp.PyArray_DATA(target), cnp.PyArray_ITEMSIZE(target) == 8
     x.target_count, x.ignore_index = 1, value(call, "ignore_index")

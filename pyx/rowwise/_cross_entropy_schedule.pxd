@@ -65,6 +65,7 @@ ctypedef struct CrossEntropy:
     double class_sum
     double loss_denominator
     double square_denominator
+    bint is_undefined                 # a mean over a sum of weights of 0, which is NaN
     double loss_share                 # reciprocals of these; 0 if they are 0
     double square_share
     bint is_plain                     # rows have one target of weight 1, and no other term or output

@@ -760,10 +760,14 @@ cdef Py_ssize_t loss_workspace_size(CrossEntropy *x) noexcept nogil:
 
 
 cdef int set_shares(CrossEntropy *x, double *last_check) except -1 nogil:
-    """Set the part of the two terms of the loss that a row of weight 1 has in the result."""
+    """Set the part of the two terms of the loss that a row of weight 1 has in the result.
+
+    A mean over a sum of weights of 0 is NaN, and has no gradient.
+    """
     set_denominators(x, last_check)
-    x.loss_share = 1 / x.loss_denominator if x.loss_denominator != 0 else 0
-    x.square_share = 1 / x.square_denominator if x.square_denominator != 0 else 0
+    x.is_undefined = x.loss_denominator == 0 or (x.lse_square_scale != 0 and x.square_denominator == 0)
+    x.loss_share = 0 if x.is_undefined else 1 / x.loss_denominator
+    x.square_share = 0 if x.is_undefined or x.square_denominator == 0 else 1 / x.square_denominator
     return 0
 
 
@@ -810,6 +814,9 @@ cdef int reduce_losses(CrossEntropy *x, double *last_check) except -1 nogil:
             x.correct += x.predicted[number] == target_of(x, number, 0) and not is_ignored(x, number)
         if number % ROWS_PER_CHECK == 0:
             _tasks.check_signals(last_check)
+    if x.is_undefined:
+        x.loss = NAN
+        return 0
     x.loss = ag_sum_total(loss) / x.loss_denominator
     if x.square_terms != NULL:
         x.loss += ag_sum_total(square) / x.square_denominator

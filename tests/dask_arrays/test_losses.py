@@ -19,6 +19,7 @@ OPTIONS: tuple[tuple[dict[str, Any], int], ...] = (
     ({"reduction": "none", "grad_loss": "rows", "temperature": "rows", "outputs": ("entropy", "log_prob")}, 0),
     ({"reduction": "sum", "outputs": ("correct", "predicted"), "return_grad": False}, 0),
     ({"denominator": 5.0, "outputs": ("lse", "entropy")}, 3),
+    ({"denominator": 5.0, "reduction": "sum"}, 0),
 )
 
 

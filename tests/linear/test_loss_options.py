@@ -287,3 +287,19 @@ def test_tanh():
     )
     capped, _ = logits_of(z[:, None].astype(np.float64), softcap=1.0)
     assert np.allclose(results.lse, capped[:, 0] + np.log(2), rtol=0, atol=4 * 2.0**-23)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("option", [{"softcap": 1e39}, {"logit_scale": 1.0, "softcap": 1e30}])
+def test_a_huge_cap_is_none(dtype, option):
+    x, w, target = np.eye(3, 4, dtype=dtype), np.arange(20, dtype=dtype).reshape(5, 4), np.array([0, 1, 2])
+    for found, right in zip(ag.linear_cross_entropy(x, w, target, **option), ag.linear_cross_entropy(x, w, target)):
+        np.testing.assert_allclose(found, right, rtol=1e-5)
+
+
+def test_a_tiny_temperature_is_no_nan():
+    x, w = np.array([[1.0, 0.0]], np.float32), np.array([[2.0, 0.0], [1.0, 0.0]], np.float32)
+    result = ag.linear_cross_entropy(x, w, [0], temperature=1e-40, outputs=("predicted",))
+    assert result.loss == 0
+    assert result.predicted == 0
+    assert not result.input_grad.any()

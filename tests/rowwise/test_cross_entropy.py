@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import pickle
+import threading
 from typing import Any
 
 import cross_entropy_oracles
@@ -250,6 +252,59 @@ def test_means_over_nothing(backend):
     result = ag.cross_entropy(x, [0, 1], token_weight=[0.0, 0.0], backend=backend)
     assert np.isnan(result.loss)
     assert not result.input_grad.any()
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"token_weight": [1.0, -1.0]},
+        {"class_weight": [0.0, 0.0, 1.0], "label_smoothing": 0.1},
+        {"class_weight": [0.0, 0.0, 0.0], "lse_square_scale": 0.1},
+    ],
+)
+def test_means_over_weights_whose_sum_is_0(options, backend):
+    """The mean is NaN, and has no gradient, of logits and of a linear layer."""
+    x, target = np.array([[1.0, 2, 3], [0, 0, 5]]), np.array([0, 1])
+    for loss, *gradients in (
+        ag.cross_entropy(x, target, **options, backend=backend),
+        ag.linear_cross_entropy(x, np.eye(3), target, **options, backend=backend),
+    ):
+        assert np.isnan(loss)
+        for gradient in gradients:
+            assert not gradient.any()
+
+
+def test_targets_that_change_during_a_call():
+    """Another thread moves targets out of the row. Calls compute or raise an error, and write nothing elsewhere."""
+    x, target = np.zeros((20_000, 16), np.float32), np.zeros(20_000, np.int64)
+    stop = threading.Event()
+
+    def change() -> None:
+        while not stop.is_set():
+            target[10_000:] = 10**12
+            target[10_000:] = 0
+
+    other = threading.Thread(target=change)
+    other.start()
+    try:
+        for _ in range(300):
+            with contextlib.suppress(ag.ParamInvalidError):
+                assert np.isfinite(ag.cross_entropy(x, target, num_threads=1).loss)
+    finally:
+        stop.set()
+        other.join()
+
+
+@pytest.mark.parametrize("function", [ag.cross_entropy, lambda x, t, **more: ag.linear_cross_entropy(x, x, t, **more)])
+def test_outputs_that_are_no_names(function):
+    with pytest.raises(ag.ParamTypeError, match="cross_entropy: outputs: expected a tuple of names"):
+        function(np.eye(3), np.arange(3), outputs=np.array(["lse"]))
+
+
+def test_no_entries_in_a_row_of_several_targets():
+    with pytest.raises(ag.ParamInvalidError, match="target: expected at least one entry for each row"):
+        ag.cross_entropy(np.eye(2), np.zeros((2, 0), int), target_prob=np.zeros((2, 0)))
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
