@@ -126,7 +126,11 @@ def cross_entropy(
         if isinstance(values[name], (list, tuple)):
             values[name] = np.asarray(values[name])
     given = ["input", "target", "class_weight", "token_weight", "target_prob"]
-    given += [name for name in ("temperature", "grad_loss") if getattr(values[name], "ndim", 0)]
+    given += [
+        name
+        for name in ("temperature", "grad_loss")
+        if isinstance(values[name], da.Array) or getattr(values[name], "ndim", 0)
+    ]
     arrays = as_dask_arrays(values, given, CROSS_ENTROPY)
     stand_ins = {name: stand_in(array.shape, array.dtype) for name, array in arrays.items()}
     if "temperature" in stand_ins:  # a temperature is positive

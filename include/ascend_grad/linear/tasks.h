@@ -242,18 +242,22 @@ static void K(sum_p)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t panel_
         const ptrdiff_t left = b->vocab.size - p * NR, columns = left < NR ? left : NR;
         double total[NR] = {0};
         for (ptrdiff_t i = 0; i < b->chunk.rows; i++) {
+            const ptrdiff_t tile = (p * rows + i / MR * MR) * NR;
+            for (int j = 0; j < NV; j++) {
+                const ptrdiff_t place = tile + K(place_in_p)(i % MR, j);
 #if AG_IS_DOT
-            const uint16_t *row = (const uint16_t *)b->packed.p + (p * rows + i) * NR;
-            for (int c = 0; c < NR; c++) {
-                const uint32_t bits = (uint32_t)row[c] << 16;
-                float value;
-                memcpy(&value, &bits, sizeof value);
-                total[c] += (double)value;
-            }
+                const uint16_t *row = (const uint16_t *)b->packed.p + place;
+                for (int lane = 0; lane < VL; lane++) {
+                    const uint32_t bits = (uint32_t)row[lane] << 16;
+                    float value;
+                    memcpy(&value, &bits, sizeof value);
+                    total[j * VL + lane] += (double)value;
+                }
 #else
-            const acc_t *row = (const acc_t *)b->packed.p + (p * rows + i) * NR;
-            for (int c = 0; c < NR; c++) total[c] += (double)row[c];
+                const acc_t *row = (const acc_t *)b->packed.p + place;
+                for (int lane = 0; lane < VL; lane++) total[j * VL + lane] += (double)row[lane];
 #endif
+            }
         }
         for (ptrdiff_t c = 0; c < columns; c++) sums[p * NR + c] += total[c];
     }
