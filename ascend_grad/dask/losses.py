@@ -129,7 +129,7 @@ def cross_entropy(
     given += [
         name
         for name in ("temperature", "grad_loss")
-        if isinstance(values[name], da.Array) or getattr(values[name], "ndim", 0)
+        if isinstance(values[name], da.Array) or (isinstance(values[name], np.ndarray) and values[name].ndim)
     ]
     arrays = as_dask_arrays(values, given, CROSS_ENTROPY)
     stand_ins = {name: stand_in(array.shape, array.dtype) for name, array in arrays.items()}
