@@ -148,12 +148,12 @@ def test_one_row():
     assert_close(several, sum(single) / 2, torch.float64)
 
 
-@pytest.mark.parametrize("frozen", [{"input"}, {"weight"}, {"bias"}, {"input", "weight"}, {"weight", "bias"}], ids=str)
+@pytest.mark.parametrize("frozen", ["input", "weight", "bias", "input weight", "weight bias"])
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_frozen_tensors(reduction: str, frozen: set[str]):
+def test_frozen_tensors(reduction: str, frozen: str):
     x, w, bias, target = problem()
     named = {"input": x, "weight": w, "bias": bias}
-    wanted = [name for name in named if name not in frozen]
+    wanted = [name for name in named if name not in frozen.split()]
 
     def loss(function: Callable) -> Callable:
         return lambda *leaves: function(*(named | dict(zip(wanted, leaves))).values())
