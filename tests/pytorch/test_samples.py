@@ -71,9 +71,9 @@ REFUSED = {("cross_entropy", ""): {"target"}}  # probabilities as targets are re
 if hasattr(F, "linear_cross_entropy"):
     REFUSED |= {
         # A linear_weight with more than two dimensions is refused.
-        ("linear_cross_entropy", ""): {"target", "linear_weight", "linear_bias"},
-        ("linear_cross_entropy", "chunked"): {"options", "linear_bias"},
-        ("linear_cross_entropy", "chunked_none"): {"options", "linear_bias"},
+        ("linear_cross_entropy", ""): {"target", "linear_weight"},
+        ("linear_cross_entropy", "chunked"): {"target", "linear_weight"},
+        ("linear_cross_entropy", "chunked_none"): {"target", "linear_weight"},
     }
 
 
