@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import re
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -19,6 +20,13 @@ import ascend_grad.torch as agt
 from ascend_grad import npu
 from ascend_grad.backends.ascend import runtime
 from ascend_grad.contract import OPERATORS as ALL
+
+
+@pytest.mark.usefixtures("torch_npu")
+def test_another_thread_may_drop_its_tensors_late():
+    """The end of a test waits for tensors that another thread drops soon, as autograd's does after backward."""
+    kept = [torch.ones(3).to("npu")]
+    threading.Timer(0.2, kept.clear).start()
 
 
 def test_private_formats(torch_npu):

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
 import types
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -195,7 +196,13 @@ class TorchNpu(types.ModuleType):
                     acl.check("aclDestroyTensor", each)
 
     def release(self) -> None:
-        """Free all memory and streams. There must be no tensors."""
+        """Free all memory and streams. There must be no tensors.
+
+        Autograd's thread may drop its last tensors after backward has returned. These are waited for.
+        """
+        deadline = time.monotonic() + 10
+        while self._blocks and time.monotonic() < deadline:
+            time.sleep(0.001)
         for device, stream in self.streams.items():
             stream.synchronize()
             with self.on(device):
