@@ -151,6 +151,18 @@ LOSS_DEFAULTS = {
 STATISTICS_AND_GRADIENTS = ("lse", "entropy", "grad_lse", "grad_log_prob", "grad_entropy")
 
 
+def _array_checks() -> list[Check]:
+    """Return the first checks of a loss with options: its required arrays."""
+    return [
+        NotNone(),
+        Floating("input", "weight"),
+        Int32OrInt64("target"),
+        Shape("input", "BT", "H"),
+        Shape("weight", "V", "H"),
+        TargetsWithProbabilities("target", "target_prob"),
+    ]
+
+
 def _option_checks() -> list[Check]:
     """Return the checks of a loss's options but for its outputs."""
     return [
@@ -180,12 +192,7 @@ LINEAR_CROSS_ENTROPY = Operator(
     mixes="target token_weight class_weight target_prob temperature bias",
     optional="grad_loss token_weight class_weight target_prob temperature bias",
     checks=[
-        NotNone(),
-        Floating("input", "weight"),
-        Int32OrInt64("target"),
-        Shape("input", "BT", "H"),
-        Shape("weight", "V", "H"),
-        TargetsWithProbabilities("target", "target_prob"),
+        *_array_checks(),
         ReductionAndItsGradient(),
         IntegerFrom("ignore_index", -MAX_INDEX - 1),
         IntegerFrom("vocab_start_index", 0),
@@ -209,6 +216,7 @@ LINEAR_CROSS_ENTROPY = Operator(
         Result("correct", like="input", dims=(), dtype=np.dtype(np.int64), asked_by=(("outputs", "correct"),)),
     ],
 )
+
 LINEAR_TOP_K = Operator(
     "linear_top_k",
     None,
@@ -245,12 +253,7 @@ LINEAR_CROSS_ENTROPY_BACKWARD = Operator(
     optional="grad_loss entropy grad_lse grad_log_prob grad_entropy token_weight class_weight target_prob temperature "
     "bias",
     checks=[
-        NotNone(),
-        Floating("input", "weight"),
-        Int32OrInt64("target"),
-        Shape("input", "BT", "H"),
-        Shape("weight", "V", "H"),
-        TargetsWithProbabilities("target", "target_prob"),
+        *_array_checks(),
         *(check for name in STATISTICS_AND_GRADIENTS for check in (FloatingIfGiven(name), Shape(name, "BT"))),
         EntropyForItsGradient(),
         NoLogProbOfSeveralTargets(),
@@ -268,7 +271,6 @@ LINEAR_CROSS_ENTROPY_BACKWARD = Operator(
         Result("bias_grad", like="bias", asked_by=("bias",)),
     ],
 )
-
 
 LINEAR = (
     FUSED_LINEAR_CROSS_ENTROPY_LOSS_GRAD,

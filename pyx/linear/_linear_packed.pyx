@@ -84,7 +84,7 @@ cdef void run_statistics(Packed *s) noexcept nogil:
         for c in range(s.run.plan.chunks):
             select_pair(s, b, c)
             pack_pair(s, b, c, True, False)
-            add_statistics(s)
+            add_statistics(s, AG_TO_MAX_SUM)
     finish_statistics(s.run, 0, s.run.p.rows.total)
 
 
@@ -96,7 +96,7 @@ cdef void run_top_k(Packed *s) noexcept nogil:
         for c in range(s.run.plan.chunks):
             select_pair(s, b, c)
             pack_pair(s, b, c, True, False)
-            add_top_k(s)
+            add_statistics(s, AG_TO_TOP_K)
     finish_top_k(s.run)
 
 
@@ -122,7 +122,7 @@ cdef void run_with_logits_of_blocks(Packed *s) noexcept nogil:
         for c in range(s.run.plan.chunks):
             select_pair(s, b, c)
             pack_pair(s, b, c, True, False)
-            add_statistics(s)
+            add_statistics(s, AG_TO_MAX_SUM)
     finish_statistics(s.run, 0, s.run.p.rows.total)
     s.chunk = -1  # the chunk is selected again, to read its statistics
     for b in range(s.run.plan.blocks):
@@ -144,7 +144,7 @@ cdef void run_with_logits_of_chunks(Packed *s) noexcept nogil:
             select_pair(s, b, c)
             pack_input(s, b == 0, plan.work.with_weight_grad and b == 0)
             pack_weight(s, True, plan.work.with_input_grad and is_one_block)
-            add_statistics(s)
+            add_statistics(s, AG_TO_MAX_SUM)
         finish_statistics(s.run, s.run.at.chunk_starts[c], s.run.at.chunk_starts[c + 1])
         s.chunk = -1  # the chunk is selected again, to read its statistics
         for b in range(plan.blocks):
@@ -248,37 +248,28 @@ cdef void run_tiles(Packed *s, ag_linear_source source, ag_linear_result result)
 
 
 ctypedef struct Merge:
-    # The phase that merges the statistics of panels into the statistics of rows.
-    const ag_linear_kernels *kernels
+    # The phase that merges results of panels into results of rows.
+    void (*kernel)(const ag_linear_block *block, Py_ssize_t row, Py_ssize_t row_end) noexcept nogil
     const ag_linear_block *block
+    Py_ssize_t rows_per_task
 
 
 cdef void merge_rows(const void *context, Py_ssize_t task, int thread) noexcept nogil:
     cdef const Merge *merge = <const Merge *>context
-    cdef Py_ssize_t row = task * MERGED_ROWS
-    merge.kernels.merge_max_sum(merge.block, row, min(row + MERGED_ROWS, merge.block.chunk.rows))
+    cdef Py_ssize_t row = task * merge.rows_per_task
+    merge.kernel(merge.block, row, min(row + merge.rows_per_task, merge.block.chunk.rows))
 
 
-cdef void add_statistics(Packed *s) noexcept nogil:
-    """Merge the selected pair, which is packed, into the statistics of its rows."""
+cdef void add_statistics(Packed *s, ag_linear_result result) noexcept nogil:
+    """Merge the selected pair, which is packed, into the statistics or the lists of its rows."""
     cdef Merge merge
-    run_tiles(s, AG_FROM_PRODUCT, AG_TO_MAX_SUM)
-    merge.kernels, merge.block = s.run.plan.kernels, &s.block
-    _tasks.run_phase(s.run.team, merge_rows, &merge, ceil_div(s.block.chunk.rows, MERGED_ROWS), False)
-
-
-cdef void merge_lists(const void *context, Py_ssize_t task, int thread) noexcept nogil:
-    cdef const Merge *merge = <const Merge *>context
-    cdef Py_ssize_t row = task * LISTS_PER_TASK
-    merge.kernels.merge_top_k(merge.block, row, min(row + LISTS_PER_TASK, merge.block.chunk.rows))
-
-
-cdef void add_top_k(Packed *s) noexcept nogil:
-    """Merge the selected pair, which is packed, into the lists of its rows."""
-    cdef Merge merge
-    run_tiles(s, AG_FROM_PRODUCT, AG_TO_TOP_K)
-    merge.kernels, merge.block = s.run.plan.kernels, &s.block
-    _tasks.run_phase(s.run.team, merge_lists, &merge, ceil_div(s.block.chunk.rows, LISTS_PER_TASK), False)
+    run_tiles(s, AG_FROM_PRODUCT, result)
+    merge.block = &s.block
+    if result == AG_TO_TOP_K:
+        merge.kernel, merge.rows_per_task = s.run.plan.kernels.merge_top_k, LISTS_PER_TASK
+    else:
+        merge.kernel, merge.rows_per_task = s.run.plan.kernels.merge_max_sum, MERGED_ROWS
+    _tasks.run_phase(s.run.team, merge_rows, &merge, ceil_div(s.block.chunk.rows, merge.rows_per_task), False)
 
 
 # ---- gradients -------------------------------------------------------------------------------------------------------
