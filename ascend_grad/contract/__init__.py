@@ -2,7 +2,7 @@
 
 Every backend receives calls that passed these checks, so that a bad call fails the same way everywhere. The checks
 themselves are compiled, in `_checks`. `rowwise`, `linear` and `losses` describe the operators of the three families;
-`parallel` describes the checks that each rank makes of its own arguments.
+`parallel` describes the checks of a rank's own arguments.
 """
 
 from __future__ import annotations

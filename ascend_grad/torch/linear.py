@@ -613,7 +613,7 @@ def _check_shapes(
         got = f"got shape {tuple(linear_weight.shape)}"
         raise NotImplementedError(f"{operator}: {names.weight}: losses of several dimensions are not supported, {got}")
     if target.is_floating_point():
-        hint = "target_prob takes those of some classes"
+        hint = "target_prob takes the probabilities of some classes"
         message = f"probabilities are not supported, got {target.dtype} ({hint})"
         raise NotImplementedError(f"{operator}: {names.target}: {message}")
     if input.dim() not in (1, 2):

@@ -17,7 +17,7 @@ enum { K(CHAIN) = AG_AMX_CHAIN / MR }; /* steps of a chain */
 
 #if defined(AG_EMULATE_AMX)
 
-/* Whether tiles of the calling thread are configured. */
+/* State of the emulation: 1 while tiles of the calling thread are configured. */
 static _Thread_local int K(is_configured);
 
 AG_INLINE void K(begin_task)(void) { K(is_configured) = 1; }

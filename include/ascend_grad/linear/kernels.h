@@ -82,7 +82,7 @@ static AG_UNUSED const ag_linear_kernels K(ag_linear) = {
     .acc_size = sizeof(acc_t),
     /* Packing pays for fewer rows if products are pairs, or if there are 16 registers. */
     .max_unpacked_rows = AG_MAX_UNPACKED_ROWS / PAIR / (AG_LANES == 16 ? 1 : 2),
-    /* Unpacked dot products of pairs are fast if rows are long. The unpacked products of BFMMLA are those of float32. */
+    /* Unpacked dot products of pairs are fast if rows are long. Unpacked, BFMMLA uses the products of float32. */
     .max_unpacked_long_rows = AG_MAX_UNPACKED_ROWS / (AG_LANES == 16 ? 1 : 2 * PAIR),
     .pack_tile = K(pack_tile),
 #if AG_UNIT == AG_BFMMLA

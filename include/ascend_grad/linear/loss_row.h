@@ -1,5 +1,5 @@
 /* One row of the loss of a linear layer, in float64: its statistics, and the coefficients of its gradient with respect to the
- * logits z. The formulas are those of ../loss.h. */
+ * logits z. ../loss.h has the formulas. */
 #ifndef ASCEND_GRAD_LINEAR_LOSS_ROW_H
 #define ASCEND_GRAD_LINEAR_LOSS_ROW_H
 
