@@ -136,6 +136,10 @@ class BackendUnavailableError(AscendGradError, RuntimeError):
     """The requested backend cannot be used on this machine."""
 
 
+class ProcessEndingError(BackendUnavailableError):
+    """The process has begun to end, and the device takes no further calls. Nothing was computed."""
+
+
 class RankError(AscendGradError, RuntimeError):
     """Another rank of a parallel call failed; `rank` is its number. That rank raises its own exception."""
 

@@ -17,7 +17,7 @@ from ._dispatch import Explanation, prepared, requested
 from ._version import __version__
 from .arguments import shown
 from .backends import DEVICES, backends, cpu
-from .errors import MissingKernelError, ParamInvalidError
+from .errors import MissingKernelError, ParamInvalidError, ProcessEndingError
 
 
 def _arguments(op_name: str, args: tuple, kwargs: dict) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def workspace_size(op_name: str, *args: Any, **kwargs: Any) -> int:
         if device.NAME == choice.backend:
             try:
                 return device.workspace_size(call)
-            except MissingKernelError:
+            except (MissingKernelError, ProcessEndingError):
                 if call.device is not None or requested(kwargs.get("backend"))[0] != "auto":
                     raise
                 return workspace_size(op_name, *args, **kwargs)  # the device is now known not to take such calls

@@ -35,7 +35,8 @@ class Backend(Protocol):
         """Compute and return the results, on `threads` threads; 0: the default.
 
         `MissingKernelError`, raised before anything is written, means that the device has no kernel for the call. From
-        then on, `unsupported_reason` reports this for such calls.
+        then on, `unsupported_reason` reports this for such calls. `ProcessEndingError`, raised before anything is
+        written, means that the device takes no further calls. From then on, `status` reports this.
         """
 
 

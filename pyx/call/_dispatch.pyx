@@ -15,7 +15,7 @@ from ascend_grad._kernels cimport ag_fpenv, ag_fpenv_enter, ag_fpenv_leave
 
 from . import arguments
 from .backends import CHOICES, DEVICES, FROM_ENVIRONMENT, REGISTRY
-from .errors import BackendUnavailableError, MissingKernelError, ParamInvalidError
+from .errors import BackendUnavailableError, MissingKernelError, ParamInvalidError, ProcessEndingError
 
 #: The choice of `use_backend` in this context: None, or an object whose ``value`` is the name of a backend or None. If
 #: either is None, the environment decides, or else the automatic choice.
@@ -191,10 +191,10 @@ cdef object computed(Call call, tuple request, int threads):
 cdef object attempt(Call call, tuple request, int threads):
     try:
         return computed(call, request, threads)
-    except MissingKernelError:
+    except (MissingKernelError, ProcessEndingError):
         if call.device_id >= 0 or request[0] != "auto":
             raise
-    # Nothing was computed, and the device has recorded that it lacks the kernel. So the automatic choice takes another.
+    # Nothing was computed, and the device has recorded the reason. So the automatic choice takes another backend.
     return attempt(call, request, threads)
 
 

@@ -14,7 +14,7 @@ from stand_in import build
 
 import ascend_grad as ag
 from ascend_grad import npu
-from ascend_grad.backends.ascend import session
+from ascend_grad.backends.ascend import runtime, session
 
 # ---- devices, threads, processes -------------------------------------------------------------------------------------
 
@@ -324,6 +324,36 @@ def test_whoever_interrupts_waits_for_the_device(times, device, monkeypatch):
     finally:
         device.set_delay(200)
     assert device.violations() == []
+    assert_identical(ag.softmax(x), ag.softmax(x, backend="npu"))
+
+
+@pytest.mark.parametrize("moment", ["_check_usable", "session_on"])
+def test_calls_that_begin_while_the_process_ends(moment, device, monkeypatch):
+    """A call that has chosen the device when another thread begins to end the process is computed by the CPU."""
+    x = np.linspace(-1, 1, 64 * 128, dtype=np.float32).reshape(64, 128)
+    original = getattr(session, moment)
+
+    def ends_there(*args):
+        if moment == "_check_usable":
+            runtime.found["state"] = runtime.ENDING
+            return original(*args)
+        result = original(*args)  # a session that another thread may close, as it is not busy yet
+        runtime.found["state"] = runtime.ENDING
+        return result
+
+    def ending(call):
+        with monkeypatch.context() as patch:
+            patch.setitem(runtime.found, "state", runtime.state())
+            patch.setattr(session, moment, ends_there)
+            return call()
+
+    expected = ag.softmax(x, backend="cpu")
+    assert_identical(ending(lambda: ag.softmax(x)), expected)
+    assert ending(lambda: ag.workspace_size("softmax", x)) == ag.workspace_size("softmax", x, backend="cpu")
+    out = np.full_like(x, 7)
+    with pytest.raises(ag.BackendUnavailableError, match=r"softmax: .* the process is ending"):
+        ending(lambda: ag.softmax(x, out=out, backend="npu"))
+    assert (out == 7).all()
     assert_identical(ag.softmax(x), ag.softmax(x, backend="npu"))
 
 

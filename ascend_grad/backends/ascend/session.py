@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import _acl
-from ...errors import STATUS_CODES, AscendGradError, BackendUnavailableError
+from ...errors import STATUS_CODES, AscendGradError, BackendUnavailableError, ProcessEndingError
 from . import pool, runtime
 from .array import DeviceArray
 from .pool import Allocation, Pool
@@ -66,26 +66,32 @@ class Session(Transfers):
     @contextmanager
     def call(self, *, is_deterministic: bool = False) -> Iterator[Session]:
         """Run one call: bind the thread to the device, and release everything that the call does not keep."""
-        with _acl.DeviceGuard(self.device):
-            frame = _Frame()
-            self._frame = weakref.ref(frame)
-            self._has_to_wait = self.waits
-            self.is_deterministic = is_deterministic
-            try:
-                yield self
-                if self._has_to_wait:
-                    self.synchronize()
-            except BaseException:
-                self._recover()
-                raise
-            finally:
-                self._alive = []
-                allocations, self._allocations = self._allocations, []
-                for allocation in allocations:
-                    if not allocation.kept:
-                        allocation.release()
-                del frame
-                self._trim()
+        frame: _Frame | None = _Frame()
+        self._frame = weakref.ref(frame)
+        try:
+            # Another thread may have begun to end the process. It first says so, and then looks for busy sessions:
+            # either it sees this one, or its message is seen here.
+            _check_usable()
+            with _acl.DeviceGuard(self.device):
+                try:
+                    self._has_to_wait = self.waits
+                    self.is_deterministic = is_deterministic
+                    yield self
+                    if self._has_to_wait:
+                        self.synchronize()
+                except BaseException:
+                    self._recover()
+                    raise
+                finally:
+                    self._alive = []
+                    allocations, self._allocations = self._allocations, []
+                    for allocation in allocations:
+                        if not allocation.kept:
+                            allocation.release()
+                    frame = None
+                    self._trim()
+        finally:
+            frame = None  # a traceback may keep this function's variables
 
     def keep(self, *results: DeviceArray | None) -> None:
         """Let these arrays outlive the call. If calls wait, the arrays are complete on return."""
@@ -239,11 +245,16 @@ class Session(Transfers):
 # ---- the sessions of a thread ----------------------------------------------------------------------------------------
 
 
-def session_on(device: int) -> Session:
-    """Return this thread's session on a device. It ends with the thread, which drops it."""
+def _check_usable() -> None:
     state = runtime.state()
     if not state.usable:
-        raise BackendUnavailableError(f"the device cannot be used: {state.reason}")
+        kind = ProcessEndingError if state is runtime.ENDING else BackendUnavailableError
+        raise kind(f"the device cannot be used: {state.reason}")
+
+
+def session_on(device: int) -> Session:
+    """Return this thread's session on a device. It ends with the thread, which drops it."""
+    _check_usable()
     session: Session | None = thread.sessions.get(device)
     if session is None:
         session = thread.sessions[device] = Session(device)
