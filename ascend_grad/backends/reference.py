@@ -235,9 +235,10 @@ class _Loss:
             of_loss = grad / self.over if self.over else nothing
             of_square = grad / self.over_square if self.over_square else nothing
             p = loss_reference.gradient(row, targets, terms, of_loss, of_square, *upstream)
-        p = np.where(present[:, None], p * slope, 0)
+        p = (p * slope)[present]
+        rows = rows[present]
         self.input_grad[rows] = p @ self.weight
-        self.weight_grad += p.T @ np.where(present[:, None], _wide(self.input[rows]), 0)
+        self.weight_grad += p.T @ _wide(self.input[rows])
         self.bias_grad += p.sum(axis=0)
 
 

@@ -5,6 +5,12 @@ from ascend_grad._rowwise_plan cimport Problem
 from ascend_grad._rowwise_schedule cimport Schedule
 
 
+ctypedef struct Slot:
+    # The sum of the weights of a row's targets that are the same entry.
+    int64_t entry                     # -1: the slot is empty
+    double weight
+
+
 ctypedef struct Rows:
     # Parameters and statistics of rows, one number per row, and what is stored at the K targets of each.
     double *max
@@ -16,7 +22,8 @@ ctypedef struct Rows:
     double *factor
     double *smoothing
     double *targets                   # (rows, K): logits relative to the maximum, then gradients at the targets
-    double *expm1                     # (rows, K): exp(logit) - 1 of these
+    double *exp                       # (rows, K): exponentials of these logits
+    Slot *slots                       # (2**slot_bits,): a table of the targets of one row, or NULL
     Py_ssize_t *numbers               # numbers of the rows in C order
     uint8_t *stores                   # whether a row has gradients at its targets
     char *cached                      # exponentials of the rows, or NULL
@@ -77,6 +84,7 @@ ctypedef struct CrossEntropy:
     Py_ssize_t chunk                  # rows that are computed together in place
     Py_ssize_t buffered               # rows of a buffer
     Py_ssize_t cached_bytes
+    int slot_bits                     # at least half of the slots are empty
     Py_ssize_t buffer_size
     char *buffers                     # (threads, buffer_size), or (buffer_size,) if the problem is split
     ag_row_op sum                     # what SPLIT_SUM sums up

@@ -11,7 +11,7 @@ The caller owns the workspace. It fills in the arguments of a `CrossEntropy`, ca
 `loss_workspace_size` bytes, calls `place_loss_workspace` and `run_loss`.
 """
 
-from libc.math cimport INFINITY, NAN
+from libc.math cimport INFINITY, NAN, expm1
 from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.string cimport memcpy
 
@@ -68,6 +68,9 @@ cdef enum:
     ROWS_PER_CHECK = 1 << 18          # rows between two checks for signals
     LEAST_EXPONENT = -126             # of normal float32 numbers
 
+# The gradient at a target whose probability is above this number is computed from 1 - p, as AG_NEARLY_CERTAIN of the
+# linear loss.
+cdef double NEARLY_CERTAIN = 0.9375
 # Bounds of a factor of logits in float32: no factor of a row that is not ignored is 0 or infinite.
 cdef double LEAST_SCALE = 2.0 ** LEAST_EXPONENT
 cdef double LARGEST_SCALE = 2.0 ** 127
@@ -223,7 +226,7 @@ cdef Rows rows_from(const Rows *r, Py_ssize_t begin, Py_ssize_t targets) noexcep
     part.factor += begin
     part.smoothing += begin
     part.targets += begin * targets
-    part.expm1 += begin * targets
+    part.exp += begin * targets
     part.numbers += begin
     part.stores += begin
     return part
@@ -307,27 +310,71 @@ cdef void finish_row(CrossEntropy *x, Py_ssize_t i, Rows *r) noexcept nogil:
     set_gradients(x, i, grad_loss, balance, weights, smoothing, reciprocal, inverse, r)
 
 
-cdef void set_gradients(
-    CrossEntropy *x, Py_ssize_t i, double grad_loss, double balance, double weights, double smoothing, double reciprocal,
-    double inverse, Rows *r
-) noexcept nogil:
-    """Replace the logits of a row's targets by the gradients there."""
-    cdef Py_ssize_t number = r.numbers[i], first = i * x.target_count, k, j
+cdef inline Slot *slot_of(const CrossEntropy *x, const Rows *r, int64_t entry) noexcept nogil:
+    """Return the slot of an entry, which may be empty."""
+    # The multiplier is 2**64 divided by the golden ratio: neighbours get distant slots.
+    cdef size_t number = (<size_t>entry * <size_t>0x9E3779B97F4A7C15) >> (64 - x.slot_bits)
+    while r.slots[number].entry != entry and r.slots[number].entry >= 0:
+        number = (number + 1) & ((<size_t>1 << x.slot_bits) - 1)
+    return &r.slots[number]
+
+
+cdef void add_equal_targets(const CrossEntropy *x, Py_ssize_t number, const Rows *r) noexcept nogil:
+    """Set the slots to the entries of a row's targets and the sums of their weights."""
+    cdef Py_ssize_t k
     cdef int64_t entry
-    cdef double others, complement
+    cdef Slot *slot
+    for k in range(<Py_ssize_t>1 << x.slot_bits):
+        r.slots[k].entry = -1
     for k in range(x.target_count):
         entry = target_of(x, number, k)
         if entry == x.ignore_index:
             continue
-        others = 0
-        for j in range(x.target_count):  # a target takes back its own weight, and those of equal targets
-            if target_of(x, number, j) != entry and target_of(x, number, j) != x.ignore_index:
-                others += target_weight(x, number, j, target_of(x, number, j))
-        complement = (r.rest[i] - r.expm1[first + k]) * reciprocal
-        r.targets[first + k] = inverse * (
-            (balance + grad_loss * others) - (balance + grad_loss * weights) * complement
-            - smoothing * class_weight_of(x, entry)
-        )
+        slot = slot_of(x, r, entry)
+        if slot.entry < 0:
+            slot.entry, slot.weight = entry, 0
+        slot.weight += target_weight(x, number, k, entry)
+
+
+cdef double weights_beside(const CrossEntropy *x, Py_ssize_t number, int64_t entry) noexcept nogil:
+    """Return the sum of the weights of a row's targets that are other entries."""
+    cdef Py_ssize_t k
+    cdef int64_t other
+    cdef double total = 0
+    for k in range(x.target_count):
+        other = target_of(x, number, k)
+        if other != entry and other != x.ignore_index:
+            total += target_weight(x, number, k, other)
+    return total
+
+
+cdef void set_gradients(
+    CrossEntropy *x, Py_ssize_t i, double grad_loss, double balance, double weights, double smoothing, double reciprocal,
+    double inverse, Rows *r
+) noexcept nogil:
+    """Replace the logits of a row's targets by the gradients there.
+
+    With ``a = balance + grad_loss * weights`` and the weight w of the entry, the gradient is ``a p - grad_loss w``. If p is
+    almost 1, ``(a - grad_loss w) - a (1 - p)`` is accurate.
+    """
+    cdef Py_ssize_t number = r.numbers[i], k
+    cdef double a = balance + grad_loss * weights, weight = weights, prob, logit, value
+    cdef int64_t entry
+    if x.target_count > 1:
+        add_equal_targets(x, number, r)
+    for k in range(x.target_count):
+        entry = target_of(x, number, k)
+        if entry == x.ignore_index:
+            continue
+        logit = r.targets[i * x.target_count + k]
+        prob = r.exp[i * x.target_count + k] * reciprocal
+        if prob > NEARLY_CERTAIN:
+            value = balance + grad_loss * weights_beside(x, number, entry) - a * ((r.rest[i] - expm1(logit)) * reciprocal)
+        else:
+            if x.target_count > 1:
+                weight = slot_of(x, r, entry).weight
+            value = a * prob - grad_loss * weight
+        r.targets[i * x.target_count + k] = inverse * (value - smoothing * class_weight_of(x, entry))
 
 
 cdef void finish_plain_rows(CrossEntropy *x, Py_ssize_t begin, Py_ssize_t count, Rows *r) noexcept nogil:
@@ -367,7 +414,7 @@ cdef void finish_rows(CrossEntropy *x, Py_ssize_t begin, Py_ssize_t count, Rows 
                 r.targets[k] = (load_element(x, r, begin, i, entry) - r.max[i]) * inverse
     x.kernels.log1p(r.rest, r.log_sum, count)
     if x.return_grad:
-        x.kernels.expm1(r.targets, r.expm1, count * x.target_count)
+        x.kernels.exp(r.targets, r.exp, count * x.target_count)
     for i in range(count):
         if r.scale[i] == 0:
             finish_ignored_row(x, r.numbers[i], i, r)
@@ -715,7 +762,10 @@ cdef void place_rows(const CrossEntropy *x, Rows *r, Arena *arena, char *base) n
     r.smoothing = <double *>arena_alloc(arena, size)
     r.log_sum = <double *>arena_alloc(arena, size)
     r.targets = <double *>arena_alloc(arena, size * x.target_count)
-    r.expm1 = <double *>arena_alloc(arena, size * x.target_count)
+    r.exp = <double *>arena_alloc(arena, size * x.target_count)
+    r.slots = NULL
+    if x.target_count > 1:
+        r.slots = <Slot *>arena_alloc(arena, sizeof(Slot) << x.slot_bits)
     r.numbers = <Py_ssize_t *>arena_alloc(arena, size)
     r.stores = <uint8_t *>arena_alloc(arena, x.buffered)
     r.cached = arena_alloc(arena, x.cached_bytes)
@@ -734,6 +784,9 @@ cdef void prepare_loss(CrossEntropy *x, const Problem *p, int threads) noexcept 
     x.deficit_sum = AG_LOSS_DEFICIT if x.class_weight == NULL else AG_LOSS_WEIGHTED_DEFICIT
     x.chunk = max(<Py_ssize_t>1, min(<Py_ssize_t>MAX_CHUNK, CACHED_BYTES // row_bytes))
     x.cached_bytes = 0
+    x.slot_bits = 1
+    while <Py_ssize_t>1 << x.slot_bits < 2 * x.target_count:
+        x.slot_bits += 1
     x.buffered = x.s.plan.block_size
     if x.s.plan.is_split:
         x.buffered = p.rows

@@ -96,7 +96,7 @@ cdef extern from "ascend_grad/rowwise/rowwise.h" nogil:
         void (*columns_write)(const ag_tile *tile, const ag_loss_rows *rows, void *memory) noexcept nogil
         void (*strips)(const ag_tile *tile, double *max, double *sums) noexcept nogil
         void (*log1p)(const double *x, double *results, Py_ssize_t count) noexcept nogil
-        void (*expm1)(const double *x, double *results, Py_ssize_t count) noexcept nogil
+        void (*exp)(const double *x, double *results, Py_ssize_t count) noexcept nogil
         void (*finish)(const double *rest, const double *logits, double grad, double inverse, double *losses,
                        double *factors, double *at_targets, Py_ssize_t count) noexcept nogil
 

@@ -303,3 +303,19 @@ def test_a_tiny_temperature_is_no_nan():
     assert result.loss == 0
     assert result.predicted == 0
     assert not result.input_grad.any()
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_rows_without_upstream_gradient_meet_no_infinity(backend):
+    """A row whose upstream gradient is 0 adds nothing, whatever the weight and the input of other rows hold."""
+    x, weight = np.ones((3, 2), np.float32), np.array([[1, np.inf], [0, 1], [2, 3]], np.float32)
+    x[1, 0] = np.nan
+    _, input_grad, weight_grad = ag.linear_cross_entropy(x, weight, np.array([0, 1, 2]), grad_loss=0.0, backend=backend)
+    assert not input_grad.any()
+    assert not weight_grad.any()
+    weight[0, 1] = 1
+    result = ag.linear_cross_entropy(
+        x, weight, np.array([0, 1, 2]), reduction="none", grad_loss=np.array([1.0, 0.0, 1.0]), backend=backend
+    )
+    assert np.isfinite(result.input_grad).all()
+    assert np.isfinite(result.weight_grad).all()

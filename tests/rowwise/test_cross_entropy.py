@@ -363,6 +363,34 @@ def test_class_weight_of_zero_hides_its_class(cpu_engine):
     )
 
 
+@pytest.mark.parametrize("gap", [30.0, -30.0])
+def test_gradients_at_targets_keep_their_digits(gap, cpu_engine):
+    """Gradients at sparse targets are accurate where they are tiny beside the other terms of the row.
+
+    Entry 1 is a target of weight 0. With a positive gap it has a probability of 1e-13, otherwise 1 - p is 1e-13 there.
+    """
+    x = np.array([[0.5, 0.5 - gap, 0.0, -1.0]])
+    target, prob = np.array([[0, 1, 1, 3]]), np.array([[0.75, 0.0, 0.0, 0.25]])
+    if gap < 0:
+        target, prob = np.array([[1, 1, 1, 1]]), np.array([[0.25, 0.25, 0.25, 0.25]])
+    grad = cpu_engine.call("cross_entropy", x, target, target_prob=prob, reduction="sum").input_grad
+    right = cross_entropy_oracles.expected(x, target, target_prob=prob, reduction="sum")["input_grad"]
+    right = right.reshape(grad.shape)
+    if gap < 0:  # the gradients of a row add up to 0; at its target the oracle has lost digits
+        right[0, 1] = -(right.sum() - right[0, 1])
+    np.testing.assert_allclose(grad, right.astype(np.float64), rtol=1e-12)
+
+
+@pytest.mark.parametrize("K", [2, 3, 8, 9, 700])
+def test_several_targets_of_few_entries(K, dtype, cpu_engine):
+    """Targets that are the same entry, in any order and number, are added up; ignored ones take no part."""
+    arguments = random_arguments("several", (6, 37), -1, dtype, options={"class_weight": "classes"}, K=K)
+    g = generator("entries", K)
+    arguments["target"] = g.choice([0, 5, 36, -100], size=(6, K), p=[0.4, 0.3, 0.2, 0.1])
+    arguments["target"][0] = -100
+    assert_right(cpu_engine.call("cross_entropy", **arguments), cross_entropy_oracles.expected(**arguments), dtype)
+
+
 def test_many_equal_targets_are_added_up(cpu_engine):
     target, prob = np.array([[2, 2, 0, 2, -100]]), np.array([[0.1, 0.2, 0.3, 0.4, 9.0]])
     x = np.array([[0.5, -1.0, 2.0]])

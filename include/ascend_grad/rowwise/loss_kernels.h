@@ -470,10 +470,10 @@ static void K(loss_log1p)(const double *x, double *results, ptrdiff_t count)
     }
 }
 
-static void K(loss_expm1)(const double *x, double *results, ptrdiff_t count)
+static void K(loss_exp)(const double *x, double *results, ptrdiff_t count)
 {
     for (ptrdiff_t i = 0; i < count; i += AG_LANES / 2) {
-        K(loss_store)(results + i, K(loss_expm1_vector)(K(loss_load)(x + i, count - i)), count - i);
+        K(loss_store)(results + i, v_f64_exp(K(loss_load)(x + i, count - i)), count - i);
     }
 }
 
@@ -500,6 +500,6 @@ static const ag_loss_kernels K(loss_table) AG_UNUSED = {
     .columns_write = K(loss_columns_write),
     .strips = K(loss_strips),
     .log1p = K(loss_log1p),
-    .expm1 = K(loss_expm1),
+    .exp = K(loss_exp),
     .finish = K(loss_finish),
 };

@@ -183,7 +183,7 @@ typedef struct {
     void (*strips)(const ag_tile *tile, double *max, double *sums); /* of at most strip_rows rows */
     /* Compute log(1 + x) for x >= 0, and exp(x) - 1 for x <= 0, with errors of a few units in the last place. */
     void (*log1p)(const double *x, double *results, ptrdiff_t count);
-    void (*expm1)(const double *x, double *results, ptrdiff_t count);
+    void (*exp)(const double *x, double *results, ptrdiff_t count);
     /* Compute the losses of rows with one target of weight 1, the factors of their exponentials, and the gradients at the
      * targets, from `rest` of loss.h and the targets' logits relative to the maxima. `grad` is the upstream gradient and
      * `inverse` the reciprocal temperature. `logits` and `at_targets` may be the same. */
