@@ -101,7 +101,9 @@ cdef Status online_max_sum_16bit(
 cdef Py_ssize_t linear_top_k_workspace(
     const real_t[:, :] input,             # IN
     const real_t[:, :] weight,            # IN
-    Py_ssize_t k                          # IN  1 to 128, and at most V
+    Py_ssize_t k,                         # IN  1 to 128, and at most V
+    const double[::1] temperatures,       # IN  None, or as in the call
+    const double[::1] bias                # IN  None, or as in the call
 ) noexcept nogil
 
 cdef Status linear_top_k(
@@ -109,6 +111,10 @@ cdef Status linear_top_k(
     const real_t[:, :] weight,            # IN
     Py_ssize_t k,                         # IN
     double temperature,                   # IN  positive and finite
+    const double[::1] temperatures,       # IN  (BT,), likewise; None: all are `temperature`
+    const double[::1] bias,               # IN  (V,) or None
+    double logit_scale,                   # IN  finite
+    double softcap,                       # IN  finite and positive; 0: none
     real_t[:, ::1] log_prob,              # OUT (BT, k)
     int64_t[:, ::1] index,                # OUT (BT, k)
     uint8_t[::1] workspace,               # OUT
@@ -119,6 +125,8 @@ cdef Py_ssize_t linear_top_k_16bit_workspace(
     const uint16_t[:, :] input,           # IN
     const uint16_t[:, :] weight,          # IN
     Py_ssize_t k,                         # IN
+    const double[::1] temperatures,       # IN
+    const double[::1] bias,               # IN
     Dtype16 dtype
 ) noexcept nogil
 
@@ -127,6 +135,10 @@ cdef Status linear_top_k_16bit(
     const uint16_t[:, :] weight,          # IN
     Py_ssize_t k,                         # IN
     double temperature,                   # IN
+    const double[::1] temperatures,       # IN
+    const double[::1] bias,               # IN
+    double logit_scale,                   # IN
+    double softcap,                       # IN
     float[:, ::1] log_prob,               # OUT
     int64_t[:, ::1] index,                # OUT
     uint8_t[::1] workspace,               # OUT

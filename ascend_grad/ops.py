@@ -1032,16 +1032,24 @@ def linear_top_k(
     weight: ArrayLike,
     k: int,
     *,
-    temperature: float = 1.0,
+    temperature: ArrayLike = 1.0,
+    bias: ArrayLike | None = None,
+    logit_scale: float = 1.0,
+    softcap: float | None = None,
     workspace_bytes: int | None = None,
     backend: str | None = None,
     num_threads: int | None = None,
 ) -> LinearTopK:
     r"""Compute the k largest log-probabilities of a linear layer for each row, without storing all logits.
 
-    The log-probabilities are a log-softmax over the whole vocabulary, with the temperature :math:`T`:
+    The log-probabilities are a log-softmax over the whole vocabulary. The logits :math:`z` are those of
+    `linear_cross_entropy`, with the products :math:`u = X W^T + \mathrm{bias}`:
 
-    .. math:: \log p_{iv} = (X W^T)_{iv} / T - \log \sum_u e^{(X W^T)_{iu} / T}
+    .. math::
+        z &= \mathrm{softcap} \, \tanh(\mathrm{logit\_scale} \; u / \mathrm{softcap}) / \mathrm{temperature} \\
+        \log p_{iv} &= z_{iv} - \log \sum_w e^{z_{iw}}
+
+    Without `softcap`, :math:`z = \mathrm{logit\_scale} \; u / \mathrm{temperature}`.
 
     Parameters
     ----------
@@ -1051,8 +1059,18 @@ def linear_top_k(
         The layer's weight :math:`W`, of the dtype of `input`, with at least one row.
     k : int
         The number of log-probabilities of each row: 1 to 128, and at most V.
-    temperature : float, default 1.0
-        The positive and finite number :math:`T`. A number outside of [2**-126, 2**126] counts as the nearest end.
+    temperature : float or array_like, shape (BT,), default 1.0
+        The divisor of the logits, positive and finite: one number, or one for each row, of any of the four dtypes. A
+        number outside of [2**-126, 2**126] counts as the nearest end.
+    bias : array_like, shape (V,), optional
+        The layer's bias, of any of the four dtypes. Without `softcap`, negative infinity
+        excludes a vocabulary entry.
+    logit_scale : float, default 1.0
+        The factor of the products.
+    softcap : float, optional
+        The bound of the logits before `temperature` divides them, above 0. None: the logits are not bounded. Unless
+        `input` is float64, a `softcap` or `logit_scale` beyond 2**100 counts as that number, and a `softcap` below
+        2**-100 as that one.
     workspace_bytes
         As in `fused_linear_cross_entropy_loss_grad`.
     backend, num_threads
@@ -1077,7 +1095,8 @@ def linear_top_k(
     Notes
     -----
     Logits are compared before they are divided by the temperature, as they are computed: in float32, or in float64 for
-    float64. A log-probability close to 0 has a small relative error, too.
+    float64. Logits that are rounded to the cap, or to the same number below it, are equal. A log-probability close to 0
+    has a small relative error, too.
 
     If a logit of a row is NaN or infinite, or if all are negative infinite, the row's log-softmax is NaN. All
     log-probabilities of the row are NaN then, and its indices are 0 to k - 1. A negative infinite logit in another row
@@ -1098,5 +1117,5 @@ def linear_top_k(
     >>> np.exp(log_prob).round(3)
     array([[0.5  , 0.25 , 0.125]])
     """
-    values = [input, weight, k, temperature, workspace_bytes]
+    values = [input, weight, k, temperature, bias, logit_scale, softcap, workspace_bytes]
     return LinearTopK._make(run(linear.LINEAR_TOP_K, values, None, backend, num_threads))

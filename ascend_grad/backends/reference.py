@@ -289,13 +289,20 @@ def linear_cross_entropy_backward(lse, entropy, grad_lse, grad_log_prob, grad_en
     return loss.input_grad, loss.weight_grad, loss.bias_grad
 
 
-def linear_top_k(input, weight, k, temperature, **_):
+#: Temperatures of `linear_top_k` beyond these limits count as the nearest one.
+_TEMPERATURES = 2.0**-126, 2.0**126
+
+
+def linear_top_k(input, weight, k, temperature, bias, logit_scale, softcap, **_):
     weight = _wide(weight)
+    ones = np.ones(len(input))
+    divisor = ones * np.clip(_wide(np.asarray(temperature)), *_TEMPERATURES)
     log_prob = np.empty((len(input), k))
     index = np.empty((len(input), k), np.int64)
     for rows in _chunks(np.arange(len(input)), len(weight)):
-        logits = _wide(input[rows]) @ weight.T
-        all_of_row = log_softmax(logits / temperature)
+        # Logits are compared before the temperature divides them.
+        logits, _ = _logits(input[rows], weight, bias, logit_scale, softcap, ones[rows])
+        all_of_row = log_softmax(logits / divisor[rows, None])
         # The sort is stable, so that the lower index comes first. A row of NaN has the indices 0 to k - 1.
         unknown = np.isnan(all_of_row).any(-1)
         index[rows] = np.argsort(np.where(unknown[:, None], 0, -logits), axis=-1, kind="stable")[:, :k]

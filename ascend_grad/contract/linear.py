@@ -34,7 +34,6 @@ from .._checks import (
     TargetsInRange,
     TargetsInTheVocabulary,
     TargetsWithProbabilities,
-    Temperature,
     TrueOrFalse,
     ValidOutputMask,
     VocabularyBounds,
@@ -163,6 +162,17 @@ def _array_checks() -> list[Check]:
     ]
 
 
+def _logit_checks() -> list[Check]:
+    """Return the checks of what makes logits of products."""
+    return [
+        NumberOrVector("temperature"),
+        FloatingIfGiven("bias"),
+        Shape("bias", "V"),
+        FiniteNumber("logit_scale"),
+        PositiveNumberIfGiven("softcap"),
+    ]
+
+
 def _option_checks() -> list[Check]:
     """Return the checks of a loss's options but for its outputs."""
     return [
@@ -172,12 +182,8 @@ def _option_checks() -> list[Check]:
         Shape("class_weight", "V"),
         Fraction("label_smoothing"),
         FiniteNumber("lse_square_scale"),
-        NumberOrVector("temperature"),
         PositiveNumberIfGiven("denominator"),
-        FloatingIfGiven("bias"),
-        Shape("bias", "V"),
-        FiniteNumber("logit_scale"),
-        PositiveNumberIfGiven("softcap"),
+        *_logit_checks(),
     ]
 
 
@@ -220,10 +226,12 @@ LINEAR_CROSS_ENTROPY = Operator(
 LINEAR_TOP_K = Operator(
     "linear_top_k",
     None,
-    "input weight k temperature workspace_bytes",
+    "input weight k temperature bias logit_scale softcap workspace_bytes",
     family="linear",
     kernels="top_k",
     arrays="input weight",
+    mixes="temperature bias",
+    optional="temperature bias",
     checks=[
         NotNone(),
         Floating("input", "weight"),
@@ -231,9 +239,10 @@ LINEAR_TOP_K = Operator(
         Shape("weight", "V", "H"),
         NonemptyVocabulary("weight"),
         CountOfEntries("k", MAX_TOP_K),
-        Temperature("temperature"),
+        *_logit_checks(),
         Workspace(MIN_WORKSPACE_BYTES),
     ],
+    value_checks=[PositiveValues("temperature")],
     results=[
         Result("log_prob", like="input", dims=("BT", "k"), dtype=ACCUMULATOR),
         Result("index", like="input", dims=("BT", "k"), dtype=np.dtype(np.int64)),

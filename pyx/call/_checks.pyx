@@ -18,7 +18,6 @@ from ascend_grad._call cimport (
 from ascend_grad._dtypes cimport dtype_of
 from ascend_grad._kernels cimport AG_FLOAT32, AG_FLOAT64, ag_dtype
 from ascend_grad._linear_schedule cimport least_workspace_of_sizes
-from ascend_grad._linear_top_k cimport limited_temperature
 
 from . import arguments
 from ._dtypes import FLOATING_DTYPES
@@ -629,15 +628,6 @@ cdef class PositiveNumberIfGiven(PositiveNumber):
 
     cdef int run(self, Call call) except -1:
         return 0 if call.values[self.slots[0]] is None else PositiveNumber.run(self, call)
-
-
-cdef class Temperature(PositiveNumber):
-    """Check that the argument is a positive finite number, and limit it to what kernels compute with."""
-
-    cdef int run(self, Call call) except -1:
-        PositiveNumber.run(self, call)
-        call.values[self.slots[0]] = limited_temperature(call.values[self.slots[0]])
-        return 0
 
 
 cdef class KnownOutputs(Check):

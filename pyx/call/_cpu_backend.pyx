@@ -155,7 +155,7 @@ cdef tuple _vectors = (
 
 
 cdef dict options_of(Call call, bint with_values):
-    """Return the arguments of a loss by name. With `with_values`, its vectors are of float64."""
+    """Return the arguments of a call by name. With `with_values`, its vectors are of float64."""
     cdef dict options = dict(zip(call.operator.parameters, call.values))
     for name in _vectors:
         if with_values and options.get(name) is not None and (name == "grad_loss" or not isinstance(options[name], float)):
@@ -175,7 +175,7 @@ cdef object loss(Call call, int threads):
 cdef object top_k(Call call, int threads):
     cdef Results results = Results(call)
     _linear_python.top_k(
-        value(call, "input"), value(call, "weight"), call.sizes[K], value(call, "temperature"), *results.arrays,
+        value(call, "input"), value(call, "weight"), call.sizes[K], options_of(call, True), *results.arrays,
         value(call, "workspace_bytes") or 0, threads
     )
     return results.deliver()
@@ -220,7 +220,7 @@ cdef object linear_workspace_size(Call call):
     workspace_bytes = value(call, "workspace_bytes") or 0
     if call.operator.kernels == TOP_K:
         return size + _linear_python.top_k_bound(
-            value(call, "input"), value(call, "weight"), call.sizes[K], workspace_bytes
+            value(call, "input"), value(call, "weight"), call.sizes[K], options, workspace_bytes
         )
     if call.operator.kernels == GRADIENT:
         return size + _linear_python.gradient_bound(
@@ -245,7 +245,8 @@ cdef tuple chosen(Call call, int threads):
     workspace_bytes = value(call, "workspace_bytes") or 0
     if call.operator.kernels == TOP_K:
         return _linear_python.chosen_for_top_k(
-            value(call, "input"), value(call, "weight"), call.sizes[K], workspace_bytes, threads
+            value(call, "input"), value(call, "weight"), call.sizes[K], options_of(call, False), workspace_bytes,
+            threads
         )
     if call.operator.kernels == GRADIENT:
         return _linear_python.chosen_for_gradient(

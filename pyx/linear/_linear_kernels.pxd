@@ -126,6 +126,7 @@ cdef extern from "ascend_grad/linear/linear.h" nogil:
     ctypedef struct ag_top_k:
         Py_ssize_t k
         double scale
+        const double *scales
         void *values
         int64_t *indices
         ag_sum *rest

@@ -25,8 +25,12 @@ from ascend_grad._linear_kernels cimport (
 )
 from ascend_grad._linear_problem cimport (
     ROWS_PER_CHECK,
+    VECTOR_PADDING,
     Problem,
     acc_size_of,
+    bound_transform,
+    bounded_factor,
+    copy_to_accumulators,
     count_active_rows,
     entry_of_row,
     is_active,
@@ -45,32 +49,16 @@ from ascend_grad._linear_schedule cimport (
 )
 from ascend_grad._memory cimport Arena, arena_alloc, ceil_div
 
-cdef enum:
-    PADDING = 16                      # elements behind vectors over the vocabulary, the most lanes of a vector
-
-# Largest temperature, softcap and scale of logits in float32, and reciprocal of the least: products of two are finite in
-# most cases, and reciprocals are no denormal numbers.
-cdef double MAX_FACTOR = 2.0 ** 100
-
-
 # ---- vectors ---------------------------------------------------------------------------------------------------------
 
 cdef inline bint with_gradients(const Loss *x) noexcept nogil:
     return x.p.with_input_grad or x.p.with_weight_grad or x.with_bias_grad
 
 
-cdef inline double bounded(const Loss *x, double factor) noexcept nogil:
-    """Return a positive factor of logits, or the nearest one that float32 accumulators can multiply with."""
-    return factor if acc_size_of(x.p.dtype) == 8 else min(max(factor, 1 / MAX_FACTOR), MAX_FACTOR)
-
-
 cdef void describe_loss(Loss *x) noexcept nogil:
     """Set the fields of the problem that say what the kernels have to compute."""
     cdef bint is_scaled = x.temperatures != NULL or x.temperature != 1
-    if x.p.transform.softcap > 0:
-        x.p.transform.softcap = bounded(x, x.p.transform.softcap)
-    if acc_size_of(x.p.dtype) != 8:
-        x.p.transform.scale = min(max(x.p.transform.scale, -MAX_FACTOR), MAX_FACTOR)
+    bound_transform(&x.p)
     x.p.transform.is_needed = x.bias != NULL or x.p.transform.scale != 1 or x.p.transform.softcap > 0 or is_scaled
     x.p.is_general = (
         x.p.transform.is_needed or x.p.label_smoothing > 0 or x.lse_square_scale != 0 or x.class_weight != NULL
@@ -114,9 +102,9 @@ cdef Py_ssize_t place_vectors(Loss *x, char *base) noexcept nogil:
     if x.target_prob != NULL:
         x.row_targets = <int64_t *>arena_alloc(&arena, rows * sizeof(int64_t))
     if x.bias != NULL:
-        p.transform.bias = arena_alloc(&arena, (p.vocab + PADDING) * acc)
+        p.transform.bias = arena_alloc(&arena, (p.vocab + VECTOR_PADDING) * acc)
     if p.class_weight != NULL:
-        p.class_weight_values = arena_alloc(&arena, (p.vocab + PADDING) * acc)
+        p.class_weight_values = arena_alloc(&arena, (p.vocab + VECTOR_PADDING) * acc)
     if x.with_bias_grad:
         p.bias_sums = <double *>arena_alloc(&arena, p.vocab * sizeof(double))
     return arena.used
@@ -126,13 +114,6 @@ cdef Py_ssize_t vectors_size(const Loss *x) noexcept nogil:
     """Return the bytes of the vectors of a loss, at an aligned address."""
     cdef Loss copy = x[0]
     return place_vectors(&copy, NULL)
-
-
-cdef void copy_to_accumulators(void *to, const double *values, Py_ssize_t n, bint is_double) noexcept nogil:
-    """Round a vector over the vocabulary to accumulators, followed by zeros."""
-    cdef Py_ssize_t v
-    for v in range(n + PADDING):
-        set_number(to, v, is_double, values[v] if v < n else 0)
 
 
 cdef void set_targets(Loss *x, Py_ssize_t i) noexcept nogil:
@@ -208,8 +189,8 @@ cdef int set_rows(Loss *x, double *last_check) except -1 nogil:
         return 0
     for i in range(x.p.rows.total):
         memset(&x.p.loss_rows[i], 0, sizeof(ag_loss_row))
-        x.p.loss_rows[i].inverse_temperature = 1 / bounded(
-            x, x.temperature if x.temperatures == NULL else x.temperatures[i]
+        x.p.loss_rows[i].inverse_temperature = 1 / bounded_factor(
+            x.temperature if x.temperatures == NULL else x.temperatures[i], x.p.dtype
         )
         if x.p.is_general:
             set_targets(x, i)

@@ -7,6 +7,7 @@ from ascend_grad._views cimport View
 cdef enum:
     SEGMENT = 256                     # most values of a row that are converted at a time
     ROWS_PER_CHECK = 1 << 18          # rows between two checks for signals, in loops over all rows of a call
+    VECTOR_PADDING = 16               # elements behind vectors over the vocabulary, the most lanes of a vector
 
 
 ctypedef struct Rows:
@@ -48,8 +49,12 @@ ctypedef struct Problem:
     void *predicted                   # 0 for a row without a vocabulary entry
     ag_matrix logits                  # (BT, V); data is NULL if they are not requested
     # The largest logits of each row, with statistics that are computed for them alone; all rows are active.
+    # `transform` makes them of the products, but for the temperature.
     Py_ssize_t top_k                  # number of logits; 0: not requested
     double temperature
+    const double *temperatures        # (BT,) or NULL: all are `temperature`
+    double *scales                    # (BT,) with temperatures: their reciprocals; the schedule places them
+    const double *bias                # (V,) or NULL; the schedule places `transform.bias`
     void *top_values                  # accumulators (BT, top_k), contiguous: log-probabilities
     int64_t *top_indices              # (BT, top_k), contiguous
     # The loss; all NULL or 0 without one. Vectors over all rows, which sweeps and finish_row write.
@@ -102,6 +107,9 @@ ctypedef struct ChunkBuffers:
     void *sum
 
 
+cdef double bounded_factor(double factor, ag_dtype dtype) noexcept nogil
+cdef void bound_transform(Problem *p) noexcept nogil
+cdef void copy_to_accumulators(void *to, const double *values, Py_ssize_t n, bint is_double) noexcept nogil
 cdef ag_matrix matrix_of(const View *view) noexcept nogil
 cdef bint holds_sums(const ag_matrix *matrix, int acc_size) noexcept nogil
 cdef bint has_dense_rows(const ag_matrix *matrix, Py_ssize_t columns) noexcept nogil

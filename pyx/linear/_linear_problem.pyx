@@ -77,6 +77,33 @@ cdef int clear_rows(
     return 0
 
 
+# ---- logits ----------------------------------------------------------------------------------------------------------
+
+# Largest temperature, softcap and scale of logits in float32, and reciprocal of the least: products of two are finite in
+# most cases, and reciprocals are no denormal numbers.
+cdef double MAX_FACTOR = 2.0 ** 100
+
+
+cdef double bounded_factor(double factor, ag_dtype dtype) noexcept nogil:
+    """Return a positive factor of logits, or the nearest one that float32 accumulators can multiply with."""
+    return factor if acc_size_of(dtype) == 8 else min(max(factor, 1 / MAX_FACTOR), MAX_FACTOR)
+
+
+cdef void bound_transform(Problem *p) noexcept nogil:
+    """Replace softcap and scale by the nearest numbers that the accumulators can multiply with."""
+    if p.transform.softcap > 0:
+        p.transform.softcap = bounded_factor(p.transform.softcap, p.dtype)
+    if acc_size_of(p.dtype) != 8:
+        p.transform.scale = min(max(p.transform.scale, -MAX_FACTOR), MAX_FACTOR)
+
+
+cdef void copy_to_accumulators(void *to, const double *values, Py_ssize_t n, bint is_double) noexcept nogil:
+    """Round a vector over the vocabulary to accumulators, followed by zeros."""
+    cdef Py_ssize_t v
+    for v in range(n + VECTOR_PADDING):
+        set_number(to, v, is_double, values[v] if v < n else 0)
+
+
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
 cdef inline bint is_masked(const Rows *rows, Py_ssize_t i) noexcept nogil:

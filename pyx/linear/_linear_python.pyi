@@ -120,7 +120,12 @@ def chosen_for_gradient(
 ) -> tuple[str, int]: ...
 def chosen_for_statistics(input: np.ndarray, weight: np.ndarray, num_threads: int) -> tuple[str, int]: ...
 def chosen_for_top_k(
-    input: np.ndarray, weight: np.ndarray, k: int, workspace_bytes: int, num_threads: int
+    input: np.ndarray,
+    weight: np.ndarray,
+    k: int,
+    options: dict[str, Any],
+    workspace_bytes: int,
+    num_threads: int,
 ) -> tuple[str, int]: ...
 def chosen_for_loss(
     input: np.ndarray,

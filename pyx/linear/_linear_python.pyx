@@ -61,6 +61,7 @@ from ascend_grad._linear_schedule cimport (
     workspace_bound,
     workspace_size,
 )
+from ascend_grad._linear_top_k cimport describe_top_k
 from ascend_grad._memory cimport ALIGNMENT, ceil_div
 from ascend_grad._views cimport View, view_of
 
@@ -223,27 +224,37 @@ def statistics_bound(cnp.ndarray input, cnp.ndarray weight, cnp.ndarray logits):
 
 # ---- largest logits --------------------------------------------------------------------------------------------------
 
-cdef Problem top_k_problem(cnp.ndarray input, cnp.ndarray weight, Py_ssize_t k):
+cdef Problem top_k_problem(cnp.ndarray input, cnp.ndarray weight, Py_ssize_t k, dict options):
+    """Describe a problem without its results. `top_k` describes the arguments; elements of arrays are not read."""
     cdef Problem p = problem_of(input, weight)
-    p.with_statistics, p.top_k = True, k
+    p.with_statistics, p.top_k, p.temperature = True, k, 1
+    if isinstance(options["temperature"], float):
+        p.temperature = options["temperature"]
+    else:
+        p.temperatures = doubles(options["temperature"])
+    p.bias = doubles(options["bias"])
+    p.transform.scale, p.transform.softcap = options["logit_scale"], options["softcap"] or 0
+    describe_top_k(&p)
     return p
 
 
 def top_k(
-    cnp.ndarray input, cnp.ndarray weight, Py_ssize_t k, double temperature, cnp.ndarray log_prob not None,
+    cnp.ndarray input, cnp.ndarray weight, Py_ssize_t k, dict options, cnp.ndarray log_prob not None,
     cnp.ndarray index not None, Py_ssize_t workspace_bytes, int num_threads
 ):
-    """Compute the k largest log-probabilities of each row and their indices into new arrays (BT, k)."""
-    cdef Problem p = top_k_problem(input, weight, k)
+    """Compute the k largest log-probabilities of each row and their indices into new arrays (BT, k).
+
+    `options` has the temperature, bias, scale and softcap of the call by name. Vectors are contiguous arrays of float64.
+    """
+    cdef Problem p = top_k_problem(input, weight, k, options)
     cdef double last_check = 0
-    p.temperature = temperature
     p.top_values, p.top_indices = cnp.PyArray_DATA(log_prob), <int64_t *>cnp.PyArray_DATA(index)
     compute(&p, workspace_bytes, num_threads, &last_check)
 
 
-def top_k_bound(cnp.ndarray input, cnp.ndarray weight, Py_ssize_t k, Py_ssize_t workspace_bytes):
+def top_k_bound(cnp.ndarray input, cnp.ndarray weight, Py_ssize_t k, dict options, Py_ssize_t workspace_bytes):
     """Return the most bytes that `top_k` allocates."""
-    cdef Problem p = top_k_problem(input, weight, k)
+    cdef Problem p = top_k_problem(input, weight, k, options)
     cdef Schedule schedule
     prepare(&schedule, &p, workspace_bytes)
     return workspace_bound(&schedule)
@@ -463,9 +474,11 @@ def chosen_for_statistics(cnp.ndarray input, cnp.ndarray weight, int num_threads
     return chosen_by(&schedule, num_threads)
 
 
-def chosen_for_top_k(cnp.ndarray input, cnp.ndarray weight, Py_ssize_t k, Py_ssize_t workspace_bytes, int num_threads):
+def chosen_for_top_k(
+    cnp.ndarray input, cnp.ndarray weight, Py_ssize_t k, dict options, Py_ssize_t workspace_bytes, int num_threads
+):
     """Return the plan and the number of threads of `top_k`."""
-    cdef Problem p = top_k_problem(input, weight, k)
+    cdef Problem p = top_k_problem(input, weight, k, options)
     cdef Schedule schedule
     prepare(&schedule, &p, workspace_bytes)
     return chosen_by(&schedule, num_threads)

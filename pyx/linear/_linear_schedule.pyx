@@ -33,6 +33,7 @@ from ascend_grad._linear_plan cimport (
 )
 from ascend_grad._linear_problem cimport (
     ROWS_PER_CHECK,
+    VECTOR_PADDING,
     acc_size_of,
     clear_inactive_rows,
     clear_rows,
@@ -123,6 +124,10 @@ cdef bint has_plans(const Schedule *s) noexcept nogil:
 cdef Py_ssize_t place_sums(Schedule *s, Arena *arena, bint is_packed) noexcept nogil:
     """Place what the plans do not count: sums for all rows of the call."""
     cdef int acc_size = acc_size_of(s.p.dtype)
+    if s.p.bias != NULL:
+        s.p.transform.bias = arena_alloc(arena, (s.p.vocab + VECTOR_PADDING) * acc_size)
+    if s.p.temperatures != NULL:
+        s.p.scales = <double *>arena_alloc(arena, s.p.rows.total * sizeof(double))
     if s.p.with_statistics:
         s.sums = <ag_sum *>arena_alloc(arena, s.p.rows.total * sizeof(ag_sum))
     if is_packed and s.p.with_input_grad and not holds_sums(&s.p.input_grad, acc_size):

@@ -9,6 +9,7 @@ cdef inline double limited_temperature(double temperature) noexcept nogil:
     return min(max(temperature, 2.0**-126), 2.0**126)
 
 
+cdef void describe_top_k(Problem *p) noexcept nogil
 cdef ag_top_k top_k_of(const Run *run) noexcept nogil
 cdef int begin_top_k(const Problem *p, ag_sum *rest, double *last_check) except -1 nogil
 cdef void finish_top_k(const Run *run) noexcept nogil

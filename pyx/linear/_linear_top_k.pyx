@@ -10,10 +10,17 @@ from libc.stdint cimport int64_t
 from libc.string cimport memset
 
 from ascend_grad cimport _tasks
-from ascend_grad._kernels cimport ag_sum_total
+from ascend_grad._kernels cimport ag_fpenv, ag_fpenv_enter, ag_fpenv_leave, ag_sum_total
 from ascend_grad._linear_kernels cimport AG_TILE, ag_linear_block, ag_rows
 from ascend_grad._linear_plan cimport Plan
-from ascend_grad._linear_problem cimport ROWS_PER_CHECK, acc_size_of, number, set_number
+from ascend_grad._linear_problem cimport (
+    ROWS_PER_CHECK,
+    acc_size_of,
+    bound_transform,
+    copy_to_accumulators,
+    number,
+    set_number,
+)
 from ascend_grad._linear_run cimport new_block, rows_of, select_chunk
 from ascend_grad._memory cimport ceil_div
 
@@ -23,9 +30,20 @@ cdef Py_ssize_t FINISHED_ROWS = 256
 cdef Py_ssize_t JOINED_ROWS = 4
 
 
+cdef void describe_top_k(Problem *p) noexcept nogil:
+    """Set the fields of the problem that say what the kernels have to compute."""
+    bound_transform(p)
+    p.temperature = limited_temperature(p.temperature)
+    p.transform.is_needed = p.bias != NULL or p.transform.scale != 1 or p.transform.softcap > 0
+
+
+cdef double temperature_of(const Problem *p, Py_ssize_t row) noexcept nogil:
+    return p.temperature if p.temperatures == NULL else limited_temperature(p.temperatures[row])
+
+
 cdef ag_top_k lists_at(const Run *run, void *values, int64_t *indices, ag_sum *rest) noexcept nogil:
     cdef ag_top_k lists
-    lists.k, lists.scale = run.p.top_k, 1 / run.p.temperature
+    lists.k, lists.scale, lists.scales = run.p.top_k, 1 / run.p.temperature, run.p.scales
     lists.values, lists.indices, lists.rest = values, indices, rest
     return lists
 
@@ -47,15 +65,22 @@ cdef void clear_lists(
 
 
 cdef int begin_top_k(const Problem *p, ag_sum *rest, double *last_check) except -1 nogil:
-    """Make the lists of all rows empty. `last_check` NULL: signals are not checked."""
+    """Round the bias, set the scales, and make the lists of all rows empty. `last_check` NULL: signals are not checked."""
     cdef int acc_size = acc_size_of(p.dtype)
-    cdef Py_ssize_t begin = 0, rows
+    cdef Py_ssize_t begin = 0, rows, row
+    cdef ag_fpenv mode
+    if p.bias != NULL:
+        mode = ag_fpenv_enter()
+        copy_to_accumulators(<void *>p.transform.bias, p.bias, p.vocab, acc_size == 8)
+        ag_fpenv_leave(mode)
     while begin < p.rows.total:
         rows = min(max(ROWS_PER_CHECK // p.top_k, 1), p.rows.total - begin)
         clear_lists(
             rows, p.top_k, acc_size == 8, <char *>p.top_values + begin * p.top_k * acc_size,
             p.top_indices + begin * p.top_k, rest + begin
         )
+        for row in range(begin, begin + rows if p.temperatures != NULL else begin):
+            p.scales[row] = 1 / temperature_of(p, row)
         begin += rows
         if last_check != NULL:
             _tasks.check_signals(last_check)
@@ -89,6 +114,7 @@ cdef void finish_row(const Run *run, Py_ssize_t row) noexcept nogil:
     cdef void *values = <char *>run.p.top_values + row * k * run.plan.kernels.acc_size
     cdef int64_t *indices = run.p.top_indices + row * k
     cdef double largest = number(values, 0, is_double), log_sum = log1p(ag_sum_total(run.sums[row]))
+    cdef double temperature = temperature_of(run.p, row)
     if log_sum != log_sum or largest == -INFINITY:
         for i in range(k):
             set_number(values, i, is_double, NAN)
@@ -97,7 +123,7 @@ cdef void finish_row(const Run *run, Py_ssize_t row) noexcept nogil:
     for i in range(k):
         if indices[i] >= 0:
             known += 1
-        set_number(values, i, is_double, (number(values, i, is_double) - largest) / run.p.temperature - log_sum)
+        set_number(values, i, is_double, (number(values, i, is_double) - largest) / temperature - log_sum)
     number_missing(indices, known, k)
 
 
@@ -149,6 +175,8 @@ cdef void stream_vocab(const void *context, Py_ssize_t task, int thread) noexcep
         block.vocab.start, block.vocab.size = entry, min(plan.step, end - entry)
         streamed = rows_of(&run.p.weight, NULL, entry, block.vocab.size)
         plan.kernels.dot_products(&resident, &streamed, 0, run.p.hidden, tile, plan.pitch)
+        if block.transform.is_needed:
+            plan.kernels.tile_to_logits(&block, tile)
         plan.kernels.tile_to_top_k(&block, tile)
         entry += block.vocab.size
 

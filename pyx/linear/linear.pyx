@@ -13,7 +13,7 @@ from ascend_grad._linear_kernels cimport ag_matrix
 from ascend_grad._linear_problem cimport Problem, acc_size_of, count_active_rows, matrix_of
 from ascend_grad._linear_results cimport describe_targets
 from ascend_grad._linear_schedule cimport Schedule, prepare, solve, workspace_bound
-from ascend_grad._linear_top_k cimport limited_temperature
+from ascend_grad._linear_top_k cimport describe_top_k
 from ascend_grad._memory cimport SIZE_LIMIT
 from ascend_grad._overlap cimport are_nested, may_share_memory
 from ascend_grad._views cimport View, is_addressable, matrix_view, size_of
@@ -32,6 +32,8 @@ cdef enum:  # inputs
     TARGET_MASK
     LOGITS_MAX
     SUM_EXP_LOGITS
+    BIAS
+    TEMPERATURES
     INPUTS
 
 cdef enum:  # results
@@ -51,7 +53,11 @@ ctypedef struct Arguments:
     # The views of a call. A view has no data if the argument is None, or is none of the operator's.
     View[INPUTS] inputs
     View[RESULTS] results
+    # Fields of top_k, beside BIAS and TEMPERATURES:
     Py_ssize_t top_k                  # columns of LOG_PROB and INDEX
+    double temperature                # of all rows without TEMPERATURES
+    double logit_scale
+    double softcap                    # 0: none
 
 
 cdef View vector_view(
@@ -95,7 +101,7 @@ cdef Status check_shapes(const Arguments *a) noexcept nogil:
     cdef Py_ssize_t columns
     cdef int i
     for i in range(TARGET, INPUTS):
-        if not has_shape(&a.inputs[i], rows, vocab):
+        if not has_shape(&a.inputs[i], vocab if i == BIAS else rows, vocab):
             return PARAM_INVALID
     for i in range(INPUT_GRAD, RESULTS):
         columns = a.top_k if i >= LOG_PROB else hidden
@@ -191,7 +197,10 @@ cdef Problem statistics_problem(const Arguments *a) noexcept nogil:
 
 cdef Problem top_k_problem(const Arguments *a) noexcept nogil:
     cdef Problem p = problem_of(a)
-    p.with_statistics, p.top_k = True, a.top_k
+    p.with_statistics, p.top_k, p.temperature = True, a.top_k, a.temperature
+    p.temperatures, p.bias = <const double *>a.inputs[TEMPERATURES].data, <const double *>a.inputs[BIAS].data
+    p.transform.scale, p.transform.softcap = a.logit_scale, a.softcap
+    describe_top_k(&p)
     p.top_values, p.top_indices = a.results[LOG_PROB].data, <int64_t *>a.results[INDEX].data
     return p
 
@@ -199,6 +208,20 @@ cdef Problem top_k_problem(const Arguments *a) noexcept nogil:
 cdef bint has_top_k(const Arguments *a) noexcept nogil:
     """Return whether the number of log-probabilities is valid for the vocabulary."""
     return 1 <= a.top_k <= min(MAX_TOP_K, a.inputs[WEIGHT].shape[0])
+
+
+cdef bint is_positive(double number) noexcept nogil:
+    return 0 < number < INFINITY
+
+
+cdef bint has_logit_options(const Arguments *a) noexcept nogil:
+    """Return whether temperatures, scale and softcap are valid."""
+    cdef const double *temperatures = <const double *>a.inputs[TEMPERATURES].data
+    cdef Py_ssize_t i
+    for i in range(a.inputs[TEMPERATURES].shape[0] if temperatures != NULL else 0):
+        if not is_positive(temperatures[i]):
+            return False
+    return is_positive(a.temperature) and -INFINITY < a.logit_scale < INFINITY and 0 <= a.softcap < INFINITY
 
 
 cdef Py_ssize_t gradient_workspace(const Arguments *a) noexcept nogil:
@@ -227,7 +250,7 @@ cdef Py_ssize_t top_k_workspace(const Arguments *a) noexcept nogil:
     """Return the bytes of a workspace for the largest log-probabilities, or -1 if the arguments do not fit together."""
     cdef Schedule schedule
     cdef Problem p
-    if check_matrices(a) != SUCCESS or not has_top_k(a):
+    if check_matrices(a) != SUCCESS or check_shapes(a) != SUCCESS or not has_top_k(a):
         return -1
     p = top_k_problem(a)
     prepare(&schedule, &p, 0)
@@ -274,17 +297,16 @@ cdef Status statistics(const Arguments *a, int64_t start, int64_t end, int num_t
     return status
 
 
-cdef Status top_k(const Arguments *a, double temperature, int num_threads) noexcept nogil:
+cdef Status top_k(const Arguments *a, int num_threads) noexcept nogil:
     cdef Status status = check_call(a, num_threads)
     cdef Problem p
     if a.results[LOG_PROB].data == NULL or a.results[INDEX].data == NULL:
         return PARAM_NULLPTR
     if status != SUCCESS:
         return status
-    if not has_top_k(a) or not 0 < temperature < INFINITY:
+    if not has_top_k(a) or not has_logit_options(a):
         return PARAM_INVALID
     p = top_k_problem(a)
-    p.temperature = limited_temperature(temperature)
     return solve(&p, a.results[WORKSPACE].data, a.results[WORKSPACE].shape[0], num_threads)
 
 
@@ -465,58 +487,77 @@ cdef Status online_max_sum_16bit(
 
 
 cdef Py_ssize_t linear_top_k_workspace(
-    const real_t[:, :] input, const real_t[:, :] weight, Py_ssize_t k
+    const real_t[:, :] input, const real_t[:, :] weight, Py_ssize_t k, const double[::1] temperatures, const double[::1] bias
 ) noexcept nogil:
     cdef Arguments a
     cdef int dtype = AG_FLOAT32 if real_t is float else AG_FLOAT64
     memset(&a, 0, sizeof(a))
-    a.top_k = k
+    a.top_k, a.temperature, a.logit_scale = k, 1, 1
     a.inputs[INPUT] = matrix_view(&input[0, 0], input.shape, input.strides, sizeof(real_t), dtype)
     a.inputs[WEIGHT] = matrix_view(&weight[0, 0], weight.shape, weight.strides, sizeof(real_t), dtype)
+    a.inputs[TEMPERATURES] = vector_view(
+        &temperatures[0], temperatures.shape, temperatures.strides, sizeof(double), AG_FLOAT64
+    )
+    a.inputs[BIAS] = vector_view(&bias[0], bias.shape, bias.strides, sizeof(double), AG_FLOAT64)
     return top_k_workspace(&a)
 
 
 cdef Status linear_top_k(
-    const real_t[:, :] input, const real_t[:, :] weight, Py_ssize_t k, double temperature, real_t[:, ::1] log_prob,
-    int64_t[:, ::1] index, uint8_t[::1] workspace, int num_threads=0
+    const real_t[:, :] input, const real_t[:, :] weight, Py_ssize_t k, double temperature, const double[::1] temperatures,
+    const double[::1] bias, double logit_scale, double softcap, real_t[:, ::1] log_prob, int64_t[:, ::1] index,
+    uint8_t[::1] workspace, int num_threads=0
 ) noexcept nogil:
     cdef Arguments a
     cdef int dtype = AG_FLOAT32 if real_t is float else AG_FLOAT64
     memset(&a, 0, sizeof(a))
-    a.top_k = k
+    a.top_k, a.temperature, a.logit_scale, a.softcap = k, temperature, logit_scale, softcap
     a.inputs[INPUT] = matrix_view(&input[0, 0], input.shape, input.strides, sizeof(real_t), dtype)
     a.inputs[WEIGHT] = matrix_view(&weight[0, 0], weight.shape, weight.strides, sizeof(real_t), dtype)
+    a.inputs[TEMPERATURES] = vector_view(
+        &temperatures[0], temperatures.shape, temperatures.strides, sizeof(double), AG_FLOAT64
+    )
+    a.inputs[BIAS] = vector_view(&bias[0], bias.shape, bias.strides, sizeof(double), AG_FLOAT64)
     a.results[LOG_PROB] = matrix_view(&log_prob[0, 0], log_prob.shape, log_prob.strides, sizeof(real_t), dtype)
     a.results[INDEX] = matrix_view(&index[0, 0], index.shape, index.strides, sizeof(int64_t), -1)
     a.results[WORKSPACE] = vector_view(&workspace[0], workspace.shape, workspace.strides, sizeof(uint8_t), -1)
-    return top_k(&a, temperature, num_threads)
+    return top_k(&a, num_threads)
 
 
 cdef Py_ssize_t linear_top_k_16bit_workspace(
-    const uint16_t[:, :] input, const uint16_t[:, :] weight, Py_ssize_t k, Dtype16 dtype
+    const uint16_t[:, :] input, const uint16_t[:, :] weight, Py_ssize_t k, const double[::1] temperatures,
+    const double[::1] bias, Dtype16 dtype
 ) noexcept nogil:
     cdef Arguments a
     if dtype != FLOAT16 and dtype != BFLOAT16:
         return -1
     memset(&a, 0, sizeof(a))
-    a.top_k = k
+    a.top_k, a.temperature, a.logit_scale = k, 1, 1
     a.inputs[INPUT] = matrix_view(&input[0, 0], input.shape, input.strides, sizeof(uint16_t), dtype)
     a.inputs[WEIGHT] = matrix_view(&weight[0, 0], weight.shape, weight.strides, sizeof(uint16_t), dtype)
+    a.inputs[TEMPERATURES] = vector_view(
+        &temperatures[0], temperatures.shape, temperatures.strides, sizeof(double), AG_FLOAT64
+    )
+    a.inputs[BIAS] = vector_view(&bias[0], bias.shape, bias.strides, sizeof(double), AG_FLOAT64)
     return top_k_workspace(&a)
 
 
 cdef Status linear_top_k_16bit(
-    const uint16_t[:, :] input, const uint16_t[:, :] weight, Py_ssize_t k, double temperature, float[:, ::1] log_prob,
+    const uint16_t[:, :] input, const uint16_t[:, :] weight, Py_ssize_t k, double temperature,
+    const double[::1] temperatures, const double[::1] bias, double logit_scale, double softcap, float[:, ::1] log_prob,
     int64_t[:, ::1] index, uint8_t[::1] workspace, Dtype16 dtype, int num_threads=0
 ) noexcept nogil:
     cdef Arguments a
     if dtype != FLOAT16 and dtype != BFLOAT16:
         return PARAM_INVALID
     memset(&a, 0, sizeof(a))
-    a.top_k = k
+    a.top_k, a.temperature, a.logit_scale, a.softcap = k, temperature, logit_scale, softcap
     a.inputs[INPUT] = matrix_view(&input[0, 0], input.shape, input.strides, sizeof(uint16_t), dtype)
     a.inputs[WEIGHT] = matrix_view(&weight[0, 0], weight.shape, weight.strides, sizeof(uint16_t), dtype)
+    a.inputs[TEMPERATURES] = vector_view(
+        &temperatures[0], temperatures.shape, temperatures.strides, sizeof(double), AG_FLOAT64
+    )
+    a.inputs[BIAS] = vector_view(&bias[0], bias.shape, bias.strides, sizeof(double), AG_FLOAT64)
     a.results[LOG_PROB] = matrix_view(&log_prob[0, 0], log_prob.shape, log_prob.strides, sizeof(float), AG_FLOAT32)
     a.results[INDEX] = matrix_view(&index[0, 0], index.shape, index.strides, sizeof(int64_t), -1)
     a.results[WORKSPACE] = vector_view(&workspace[0], workspace.shape, workspace.strides, sizeof(uint8_t), -1)
-    return top_k(&a, temperature, num_threads)
+    return top_k(&a, num_threads)

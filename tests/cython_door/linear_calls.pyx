@@ -127,45 +127,60 @@ def max_sum_bits16(
     return result
 
 
-def top_k_workspace_float32(const float[:, :] input, const float[:, :] weight, Py_ssize_t k):
-    return linear.linear_top_k_workspace[float](input, weight, k)
+def top_k_workspace_float32(
+    const float[:, :] input, const float[:, :] weight, Py_ssize_t k, const double[::1] temperatures, const double[::1] bias
+):
+    return linear.linear_top_k_workspace[float](input, weight, k, temperatures, bias)
 
 
 def top_k_float32(
-    const float[:, :] input, const float[:, :] weight, Py_ssize_t k, double temperature, float[:, ::1] log_prob,
+    const float[:, :] input, const float[:, :] weight, Py_ssize_t k, double temperature,
+    const double[::1] temperatures, const double[::1] bias, double logit_scale, double softcap, float[:, ::1] log_prob,
     int64_t[:, ::1] index, uint8_t[::1] workspace, int threads
 ):
     cdef int result
     with nogil:
-        result = linear.linear_top_k[float](input, weight, k, temperature, log_prob, index, workspace, threads)
+        result = linear.linear_top_k[float](
+            input, weight, k, temperature, temperatures, bias, logit_scale, softcap, log_prob, index, workspace, threads
+        )
     return result
 
 
-def top_k_workspace_float64(const double[:, :] input, const double[:, :] weight, Py_ssize_t k):
-    return linear.linear_top_k_workspace[double](input, weight, k)
+def top_k_workspace_float64(
+    const double[:, :] input, const double[:, :] weight, Py_ssize_t k, const double[::1] temperatures, const double[::1] bias
+):
+    return linear.linear_top_k_workspace[double](input, weight, k, temperatures, bias)
 
 
 def top_k_float64(
-    const double[:, :] input, const double[:, :] weight, Py_ssize_t k, double temperature, double[:, ::1] log_prob,
+    const double[:, :] input, const double[:, :] weight, Py_ssize_t k, double temperature,
+    const double[::1] temperatures, const double[::1] bias, double logit_scale, double softcap, double[:, ::1] log_prob,
     int64_t[:, ::1] index, uint8_t[::1] workspace, int threads
 ):
     cdef int result
     with nogil:
-        result = linear.linear_top_k[double](input, weight, k, temperature, log_prob, index, workspace, threads)
+        result = linear.linear_top_k[double](
+            input, weight, k, temperature, temperatures, bias, logit_scale, softcap, log_prob, index, workspace, threads
+        )
     return result
 
 
-def top_k_workspace_bits16(const uint16_t[:, :] input, const uint16_t[:, :] weight, Py_ssize_t k, int dtype):
-    return linear.linear_top_k_16bit_workspace(input, weight, k, <Dtype16>dtype)
+def top_k_workspace_bits16(
+    const uint16_t[:, :] input, const uint16_t[:, :] weight, Py_ssize_t k, const double[::1] temperatures,
+    const double[::1] bias, int dtype
+):
+    return linear.linear_top_k_16bit_workspace(input, weight, k, temperatures, bias, <Dtype16>dtype)
 
 
 def top_k_bits16(
-    const uint16_t[:, :] input, const uint16_t[:, :] weight, Py_ssize_t k, double temperature, float[:, ::1] log_prob,
+    const uint16_t[:, :] input, const uint16_t[:, :] weight, Py_ssize_t k, double temperature,
+    const double[::1] temperatures, const double[::1] bias, double logit_scale, double softcap, float[:, ::1] log_prob,
     int64_t[:, ::1] index, uint8_t[::1] workspace, int dtype, int threads
 ):
     cdef int result
     with nogil:
         result = linear.linear_top_k_16bit(
-            input, weight, k, temperature, log_prob, index, workspace, <Dtype16>dtype, threads
+            input, weight, k, temperature, temperatures, bias, logit_scale, softcap, log_prob, index, workspace,
+            <Dtype16>dtype, threads
         )
     return result

@@ -220,12 +220,24 @@ def test_results_that_overlap(dtype, doors):
 def test_top_k(shape, threads, dtype, doors):
     x, w = (laid_out(problem(shape, dtype)[name], LAYOUTS["gaps"]) for name in ("input", "weight"))
     k = min(3, shape[1])
-    expected = ag.linear_top_k(x, w, k, temperature=0.7, backend="cpu")
-    workspace = np.empty(doors.call("top_k_workspace", x, w, k), np.uint8)
-    results = tuple(np.full_like(result, 7) for result in expected)
-    assert doors.call("top_k", x, w, k, 0.7, *results, workspace, threads=threads) == SUCCESS
-    for result, right in zip(results, expected, strict=True):
-        assert_identical(result, right)
+    temperatures, bias = 0.5 + np.arange(shape[0]) % 3, np.cos(np.arange(float(shape[1])))
+    for options in ((0.7, None, None, 1.0, 0.0), (9.0, temperatures, bias, -1.5, 20.0)):
+        number, of_rows, of_entries, scale, cap = options
+        expected = ag.linear_top_k(
+            x,
+            w,
+            k,
+            temperature=number if of_rows is None else of_rows,
+            bias=of_entries,
+            logit_scale=scale,
+            softcap=cap or None,
+            backend="cpu",
+        )
+        workspace = np.empty(doors.call("top_k_workspace", x, w, k, of_rows, of_entries), np.uint8)
+        results = tuple(np.full_like(result, 7) for result in expected)
+        assert doors.call("top_k", x, w, k, *options, *results, workspace, threads=threads) == SUCCESS
+        for result, right in zip(results, expected, strict=True):
+            assert_identical(result, right)
 
 
 def test_what_top_k_does_not_take(dtype, doors):
@@ -234,8 +246,9 @@ def test_what_top_k_does_not_take(dtype, doors):
     log_prob = np.full((5, 3), 7, np.float64 if dtype == "float64" else np.float32)
     index = np.full((5, 3), 7)
     good = {
-        "input": x, "weight": w, "k": 3, "temperature": 1.0, "log_prob": log_prob, "index": index,
-        "workspace": np.empty(doors.call("top_k_workspace", x, w, 3), np.uint8),
+        "input": x, "weight": w, "k": 3, "temperature": 1.0, "temperatures": np.ones(5), "bias": np.ones(30),
+        "logit_scale": 1.0, "softcap": 2.0, "log_prob": log_prob, "index": index,
+        "workspace": np.empty(doors.call("top_k_workspace", x, w, 3, np.ones(5), np.ones(30)), np.uint8),
     }  # fmt: skip
     for name, value, status in (
         ("input", None, NULLPTR),
@@ -252,6 +265,14 @@ def test_what_top_k_does_not_take(dtype, doors):
         ("temperature", -1.0, INVALID),
         ("temperature", np.inf, INVALID),
         ("temperature", np.nan, INVALID),
+        ("temperatures", np.ones(4), INVALID),
+        ("temperatures", np.array([1.0, 1, 1, 0, 1]), INVALID),
+        ("temperatures", np.array([1.0, 1, 1, 1, np.nan]), INVALID),
+        ("bias", np.ones(29), INVALID),
+        ("logit_scale", np.inf, INVALID),
+        ("logit_scale", np.nan, INVALID),
+        ("softcap", -1.0, INVALID),
+        ("softcap", np.inf, INVALID),
         ("log_prob", log_prob[:4], INVALID),
         ("index", np.full((5, 4), 7), INVALID),
         ("workspace", np.empty(0, np.uint8), INVALID),
@@ -259,4 +280,5 @@ def test_what_top_k_does_not_take(dtype, doors):
         assert doors.call("top_k", *(good | {name: value}).values(), threads=1) == status, name
     assert np.all(log_prob == 7)
     assert np.all(index == 7)
-    assert doors.call("top_k_workspace", x, w, 31) == doors.call("top_k_workspace", x, w, 0) == -1
+    for k, temperatures, bias in ((31, None, None), (0, None, None), (3, np.ones(4), None), (3, None, np.ones(31))):
+        assert doors.call("top_k_workspace", x, w, k, temperatures, bias) == -1

@@ -57,11 +57,103 @@ def test_values_and_indices(shape, dtype, cpu_engines):
         check(cpu_engines(), problem_of(TOP_K, shape, dtype, k=k))
 
 
+#: Options of the logits; names of dtypes stand for vectors.
+OPTIONS = {
+    "bias": {"bias": "float16"},
+    "scale": {"logit_scale": -1.3},
+    "cap": {"softcap": 0.5},
+    "temperatures": {"temperature": "float64"},
+    "temperatures of 16 bits": {"temperature": "bfloat16", "softcap": 3},
+    "all": {"bias": "float64", "logit_scale": 2.5, "softcap": np.float32(2), "temperature": "float32"},
+    "one temperature": {"bias": "bfloat16", "softcap": 5.0, "temperature": 0.25},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_options(options, dtype, cpu_engines):
+    for shape in ((1, 3000, 20), (17, 900, 33), (65, 200, 31), (300, 7, 5), (300, 1100, 20)):
+        check(cpu_engines(), problem_of(TOP_K, Shape(*shape), dtype, k=20, **OPTIONS[options]))
+
+
 def test_the_reference(dtype):
     for shape in ((3, 50, 7), (1, 1, 1), (5, 20, 0)):
-        problem = problem_of(TOP_K, shape, dtype, temperature=0.7)
-        results = ag.linear_top_k(**problem.arguments, backend="reference")
-        assert_top_k(results, *logits_of_problem(problem))
+        for options in ({"temperature": 0.7}, *OPTIONS.values()):
+            problem = problem_of(TOP_K, shape, dtype, **options)
+            results = ag.linear_top_k(**problem.arguments, backend="reference")
+            assert_top_k(results, *logits_of_problem(problem))
+            log_prob = expected(problem)[0]
+            assert np.all(np.abs(results[0] - log_prob.values) <= log_prob.bound + 1e-6)
+
+
+@pytest.mark.parametrize("shape", [(5, 700, 40), (100, 300, 40)])
+def test_options_that_change_nothing_keep_the_bits(shape, dtype, cpu_engine):
+    problem = problem_of(TOP_K, shape, dtype, k=20, temperature=0.7)
+    right = ag.linear_top_k(**problem.arguments, backend="cpu")
+    for options in (
+        {"temperature": np.full(shape[0], 0.7)},
+        {"bias": np.zeros(shape[1]), "logit_scale": 1, "softcap": None},
+    ):
+        for result, same in zip(ag.linear_top_k(**problem.arguments | options, backend="cpu"), right, strict=True):
+            assert_identical(result, same)
+
+
+@pytest.mark.parametrize("shape", [(4, 60, 9), (100, 700, 9)])
+@pytest.mark.parametrize("options", OPTIONS)
+def test_log_probabilities_of_the_loss(shape, options, dtype, cpu_engine):
+    """`linear_cross_entropy` has the same log-probabilities for the entries in the lists."""
+    arguments = dict(problem_of(TOP_K, shape, dtype, k=5, **OPTIONS[options]).arguments)
+    count = arguments.pop("k")
+    log_prob, index = ag.linear_top_k(**arguments, k=count, backend="cpu")
+    for j in range(count):
+        loss = ag.linear_cross_entropy(
+            **arguments, target=np.array(index[:, j]), outputs=("log_prob",), return_grad=False, backend="cpu"
+        )
+        assert np.allclose(log_prob[:, j], loss.log_prob, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("rows", [3, 100])
+def test_entries_at_the_cap_are_equal(rows, dtype, backend):
+    w = np.array([1.0, 2000, 3, 1000, 4000, -1, np.inf], DTYPES[dtype])[:, None]
+    log_prob, index = ag.linear_top_k(np.ones((rows, 1), DTYPES[dtype]), w, 5, softcap=1.5, backend=backend)
+    assert np.all(index == [1, 3, 4, 6, 2])
+    assert np.all(log_prob[:, :4] == log_prob[:, :1])
+
+
+@pytest.mark.parametrize("rows", [3, 100])
+def test_a_bias_of_negative_infinity_excludes_entries(rows, dtype, backend):
+    problem = problem_of(TOP_K, (rows, 500, 9), dtype, k=4)
+    kept = np.arange(500) % 3 == 1
+    log_prob, index = ag.linear_top_k(**problem.arguments, bias=np.where(kept, 0, -np.inf), backend=backend)
+    alone = np.ascontiguousarray(problem.arguments["weight"][kept])
+    right = ag.linear_top_k(problem.arguments["input"], alone, 4, backend=backend)
+    assert np.array_equal(index, np.flatnonzero(kept)[right.index])
+    assert np.allclose(log_prob, right.log_prob, rtol=1e-5, atol=1e-5)
+
+
+def test_a_scale_of_zero_and_extreme_options(backend):
+    x, w = np.eye(3, dtype=np.float32), np.arange(12, dtype=np.float32).reshape(4, 3)
+    log_prob, index = ag.linear_top_k(x, w, 2, logit_scale=0, backend=backend)
+    assert np.allclose(log_prob, -np.log(4))
+    assert index.tolist() == [[0, 1]] * 3
+    plain = ag.linear_top_k(x, w, 4, backend=backend)
+    for options in ({"softcap": 1e39}, {"softcap": 1e25}, {"temperature": np.array([1, 1, 1.0])}):
+        found = ag.linear_top_k(x, w, 4, **options, backend=backend)
+        assert np.allclose(found.log_prob, plain.log_prob, rtol=1e-5)
+        assert np.array_equal(found.index, plain.index)
+    tiny = ag.linear_top_k(x, w, 4, temperature=np.array([1e-300, 1, 1e300]), backend=backend)
+    assert not np.isnan(tiny.log_prob).any()
+    assert tiny.log_prob[0].tolist()[0] == 0
+    assert np.allclose(tiny.log_prob[2], -np.log(4))
+
+
+def test_a_nan_in_bias_or_temperature(backend):
+    x, w = np.ones((3, 2)), np.ones((5, 2))
+    log_prob, index = ag.linear_top_k(x, w, 2, bias=[0, 0, np.nan, 0, 0], backend=backend)
+    assert np.isnan(log_prob).all()
+    assert index.tolist() == [[0, 1]] * 3
+    error = outcome(ag.linear_top_k, x, w, 2, temperature=[1.0, np.nan, 1], backend=backend)
+    assert type(error) is INVALID
+    assert str(error).startswith(f"{TOP_K}: temperature: expected positive finite numbers, got nan in row 1")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -190,7 +282,8 @@ def test_any_layout(cpu_engine, dtype, data):
         *(data.draw(st.sampled_from(sizes)) for sizes in ((0, 1, 2, 7, 50, 70), (1, 2, 17, 130), (0, 1, 3, 33)))
     )
     k = data.draw(st.integers(1, min(shape.V, 128)))
-    problem = problem_of(TOP_K, shape, dtype, k=k, temperature=data.draw(st.sampled_from((1.0, 0.5))))
+    options = data.draw(st.sampled_from(({}, {"temperature": 0.5}, OPTIONS["all"])))
+    problem = problem_of(TOP_K, shape, dtype, k=k, **options)
     strange = replace(problem.mapped(lambda array: data.draw(views(array))), constant=ANY)  # rows may repeat
     plain = strange.mapped(native_copy)
     results = cpu_engine.solve(strange)
@@ -202,8 +295,9 @@ def test_any_layout(cpu_engine, dtype, data):
 
 
 @pytest.mark.parametrize("shape", [(1, 20_003, 65), (60, 9001, 40), (300, 2000, 70), (5000, 40, 33), (1500, 2500, 8)])
-def test_threads_and_caches_change_nothing(shape, dtype, cpu_engine, caches):
-    problem = problem_of(TOP_K, shape, dtype, k=17)
+@pytest.mark.parametrize("options", ["none", "all"])
+def test_threads_and_caches_change_nothing(shape, options, dtype, cpu_engine, caches):
+    problem = problem_of(TOP_K, shape, dtype, k=17, **OPTIONS.get(options, {}))
     expected = ag.linear_top_k(**problem.arguments, num_threads=1, backend="cpu")
     for count, sizes in zip((1, 2, 3, 4), (*caches, None), strict=True):
         _cpu.force_cache_sizes(sizes)
@@ -285,7 +379,14 @@ def test_the_result_is_a_named_tuple(backend):
         ("k", {"zero": 0, "negative": -1, "beyond V": 6, "large": 2**70, "one too large": np.int64(6)}, INVALID),
         ("k", NOT_AN_INT, TYPE),
         ("temperature", {"zero": 0, "negative": -1.0, "NaN": np.nan, "infinite": np.inf, "large": 10**400}, INVALID),
-        ("temperature", NOT_A_NUMBER, TYPE),
+        ("temperature", {"text": "1", "None": None, "integers": np.ones(3, int)}, TYPE),
+        ("temperature", {"another length": np.ones(4), "two axes": np.ones((3, 1)), "zeros": np.zeros(3)}, INVALID),
+        ("bias", {"integers": np.ones(5, int), "text": "x"}, TYPE),
+        ("bias", {"another length": np.ones(4), "two axes": np.ones((5, 1)), "a number": 1.0}, INVALID),
+        ("logit_scale", {"NaN": np.nan, "infinite": np.inf, "large": 10**400}, INVALID),
+        ("logit_scale", NOT_A_NUMBER, TYPE),
+        ("softcap", {"zero": 0, "negative": -1.0, "NaN": np.nan, "infinite": np.inf}, INVALID),
+        ("softcap", {"text": "1", "vector": np.ones(3)}, TYPE),
         ("workspace_bytes", {"zero": 0, "small": (4 << 20) - 1, "large": 2**70}, INVALID),
         ("workspace_bytes", {"float": 5e6, "bool": True}, TYPE),
     ],

@@ -177,6 +177,10 @@ def top_k_options(draw: Draw, sample: Sample) -> None:
     arguments = sample.arguments
     arguments["k"] = draw.choice((int, np.int64, np.uint8))(min(arguments["k"], 128))
     arguments["temperature"] = draw.choice((float, Fraction, np.float64))(arguments["temperature"])
+    if draw.chance(0.2):
+        arguments["logit_scale"] = draw.choice((1, -1.3, np.float32(0.5)))
+    if draw.chance(0.2):
+        arguments["softcap"] = draw.choice((None, 2, 0.5, np.float32(30)))
     if draw.chance(0.3):
         arguments["workspace_bytes"] = draw.choice((None, 4 << 20, np.int64(5 << 20), 2**40))
 
@@ -396,7 +400,7 @@ def expectation(sample: Sample) -> Callable[[tuple[np.ndarray | None, ...], str]
             assert result.shape == right.values.shape, f"{name} has shape {result.shape}, expected {right.values.shape}"
             assert_within(f"{name} of {backend}", result, right)
         if sample.operator == TOP_K:
-            problem = LinearProblem(TOP_K, dict(sample.values), CHAIN)
+            problem = LinearProblem(TOP_K, sample.arguments | sample.values, CHAIN)
             linear_oracles.assert_top_k(results, *linear_oracles.logits_of_problem(problem))
 
     return check

@@ -53,7 +53,7 @@ STAGES = {
         *("settings", "null", "dtype", "shape", "reduction", "grad_loss", "ignore_index", "vocab_start_index"),
         *("return_grad", "output_mask", "workspace_bytes", "filter_eps", "target"),
     ),
-    "top_k": ("settings", "null", "dtype", "shape", "k", "temperature", "workspace_bytes"),
+    "top_k": ("settings", "null", "dtype", "shape", "k", "temperature", "logit_scale", "softcap", "workspace_bytes"),
 }
 STAGES["stored"] = STAGES["recomputed"]
 
@@ -276,7 +276,13 @@ def faults_of(case: str) -> list[Fault]:
         faults += each("k", "k", NOT_AN_INT, TYPE)
         values = {"zero": 0, "negative": -1e-300, "NaN": np.nan, "infinite": np.inf, "beyond float64": 10**400}
         faults += each("temperature", "temperature", values, INVALID)
-        faults += each("temperature", "temperature", NOT_A_NUMBER, TYPE)
+        vectors = "array", "array of one", "list"  # which may be one number for each row
+        numbers = {label: value for label, value in NOT_A_NUMBER.items() if label not in vectors}
+        faults += each("temperature", "temperature", numbers, TYPE)
+        faults += each("logit_scale", "logit_scale", {"NaN": np.nan, "infinite": -np.inf}, INVALID)
+        faults += each("logit_scale", "logit_scale", NOT_A_NUMBER, TYPE)
+        faults += each("softcap", "softcap", {"zero": 0, "negative": -1.0, "NaN": np.nan, "infinite": np.inf}, INVALID)
+        faults += each("softcap", "softcap", {k: v for k, v in NOT_A_NUMBER.items() if k != "None"}, TYPE)
     if operator == STATISTICS:
         for name in ("vocab_start_index", "vocab_end_index"):
             faults += each("bounds", name, NOT_AN_INT, TYPE)

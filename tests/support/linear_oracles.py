@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import loss_oracle
 import ml_dtypes
 import numpy as np
-from linear_samples import GRADIENT, LOSS, STATISTICS, TOP_K, WHOLE, LinearProblem
+from linear_samples import GRADIENT, LOGIT_OPTIONS, LOSS, STATISTICS, TOP_K, WHOLE, LinearProblem
 from oracles import Expected, Precision, half_ulp, precision_of, rounded_once, widen
 from samples import BFLOAT16
 
@@ -202,9 +203,21 @@ def whole(
     return loss, *both_gradients(s, input, weight, grad, p, p_error, onehot)
 
 
-def top_k(s, *, input, weight, k, temperature=1.0):
+def capped(s: Sizes, products, error, *, bias=None, logit_scale=1.0, softcap=None) -> tuple[np.ndarray, np.ndarray]:
+    """Return the logits of products before the temperature divides them, and the bound on their error."""
+    if bias is None and logit_scale == 1 and softcap is None:
+        return products, error
+    size = np.abs(products) + (0 if bias is None else np.abs(widen(bias, s.p.wide)))
+    logits, _ = loss_oracle.logits_of(products, bias=bias, logit_scale=logit_scale, softcap=softcap)
+    error = abs(logit_scale) * (error + 4 * s.p.eps * size) + 8 * s.p.eps * np.abs(logits)
+    return logits, np.where(np.isfinite(logits), error, 0)
+
+
+def top_k(s, *, input, weight, k, temperature=1.0, bias=None, logit_scale=1.0, softcap=None):
     """Compute the k largest log-probabilities. The bound of the indices is infinite: `assert_top_k` checks them."""
-    logits, error = logits_of(s, input, weight)
+    products = logits_of(s, input, weight)
+    logits, error = capped(s, *products, bias=bias, logit_scale=logit_scale, softcap=softcap)
+    temperature = np.asarray(temperature, np.float64).reshape(-1, 1)
     shifted = (logits - logits.max(-1, keepdims=True, initial=-np.inf)) / temperature
     rest = np.exp(shifted)
     np.put_along_axis(rest, logits.argmax(-1)[:, None], 0, axis=-1)
@@ -225,10 +238,12 @@ def top_k(s, *, input, weight, k, temperature=1.0):
 
 
 def logits_of_problem(problem: LinearProblem) -> tuple[np.ndarray, np.ndarray]:
-    """Return the logits of input and weight, and the bound on their error."""
+    """Return the logits that are compared, and the bound on their error."""
     s = sizes_of(problem)
+    options = {name: problem.arguments[name] for name in LOGIT_OPTIONS if name in problem.arguments}
     with np.errstate(all="ignore"):
-        return logits_of(s, *(widen(problem.arguments[name], s.p.wide) for name in ("input", "weight")))
+        products = logits_of(s, *(widen(problem.arguments[name], s.p.wide) for name in ("input", "weight")))
+        return capped(s, *products, **options)
 
 
 def assert_top_k(results: tuple[np.ndarray, np.ndarray], logits: np.ndarray, error: np.ndarray) -> None:

@@ -20,6 +20,8 @@ WHOLE = "linear_cross_entropy"
 LINEAR = (GRADIENT, STATISTICS, LOSS, WHOLE)
 #: An operator of the host alone, whose indices have tests of their own.
 TOP_K = "linear_top_k"
+#: Options of the logits that it compares.
+LOGIT_OPTIONS = ("bias", "logit_scale", "softcap")
 #: Operators of the host alone that have no problems here, but tests of their own: `test_loss_backward`.
 HOST_ONLY = ("linear_cross_entropy_backward",)
 
@@ -302,12 +304,26 @@ def whole_problem(shape: Shape, dtype_name: str, kind: str = "centred", reductio
 
 @functools.lru_cache(maxsize=128)
 def top_k_problem(
-    shape: Shape, dtype_name: str, kind: str = "centred", k: int = 4, temperature: float = 1.0
+    shape: Shape,
+    dtype_name: str,
+    kind: str = "centred",
+    k: int = 4,
+    temperature: float | str = 1.0,
+    bias: str | None = None,
+    **options: float,
 ) -> LinearProblem:
-    """Make a problem of the largest log-probabilities; `k` is limited to the vocabulary."""
+    """Make a problem of the largest log-probabilities; `k` is limited to the vocabulary.
+
+    `temperature` and `bias` may be names of dtypes: of one number for each row, or for each entry.
+    """
     shape = Shape(*shape)
     x, w, _, constant = values_of(kind, shape, DTYPES[dtype_name])
-    arguments = {"input": x, "weight": w, "k": min(k, shape.V), "temperature": temperature}
+    random = generator("logit options", shape)
+    arguments = {"input": x, "weight": w, "k": min(k, shape.V), "temperature": temperature, **options}
+    if isinstance(temperature, str):
+        arguments["temperature"] = (0.25 + 3 * random.random(shape.BT)).astype(DTYPES[temperature])
+    if bias is not None:
+        arguments["bias"] = random.standard_normal(shape.V).astype(DTYPES[bias])
     return frozen(LinearProblem(TOP_K, arguments, constant))
 
 

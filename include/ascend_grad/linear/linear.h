@@ -140,7 +140,7 @@ typedef struct {
 } ag_vocab_block;
 
 /* The logits z = softcap * tanh(scale * u / softcap) / temperature of the products u = x W^T + bias. Without a softcap,
- * z = scale * u / temperature. The temperatures are in the rows of the loss. */
+ * z = scale * u / temperature. The temperatures are in the rows of the loss. Without these rows the temperature is 1. */
 typedef struct {
     int is_needed;    /* otherwise z = x W^T */
     const void *bias; /* acc_t (V,) and a vector of padding, or NULL */
@@ -173,6 +173,7 @@ typedef struct {
 typedef struct {
     ptrdiff_t k;
     double scale;     /* reciprocal of the temperature */
+    const double *scales; /* (BT,): one for each row; NULL: all are `scale` */
     void *values;     /* acc_t (BT, k): logits, from the largest down */
     int64_t *indices; /* (BT, k): their vocabulary entries */
     ag_sum *rest;     /* (BT,): sum of exp((logit - largest) * scale), without one logit that is the largest */

@@ -31,7 +31,8 @@ AG_INLINE V K(load_some)(const void *p, ptrdiff_t n) { return n < VL ? V_(load_p
 AG_INLINE double K(outer_factor)(const ag_linear_block *b, ptrdiff_t i)
 {
     const ag_logit_transform *t = &b->transform;
-    return (t->softcap > 0 ? t->softcap : t->scale) * b->rows[b->chunk.row_numbers[i]].inverse_temperature;
+    const double factor = t->softcap > 0 ? t->softcap : t->scale;
+    return b->rows ? factor * b->rows[b->chunk.row_numbers[i]].inverse_temperature : factor;
 }
 
 /* Return the factor of the argument of tanh. */

@@ -5,10 +5,10 @@
 static void K(tile_to_top_k)(const ag_linear_block *b, const void *tile)
 {
     const ptrdiff_t n = b->vocab.size, k = b->top_k.k;
-    const acc_t scale = (acc_t)b->top_k.scale;
     const V none = V_(set1)((acc_t)-INFINITY);
     for (ptrdiff_t i = 0; i < b->chunk.rows; i++) {
         const ptrdiff_t number = b->chunk.row_numbers[i];
+        const acc_t scale = K(scale_of_row)(&b->top_k, number);
         const acc_t *row = (const acc_t *)tile + i * b->tile_pitch;
         acc_t *values = (acc_t *)b->top_k.values + number * k;
         ag_sum *rest = b->top_k.rest + number;
@@ -45,8 +45,8 @@ static void K(tile_to_top_k)(const ag_linear_block *b, const void *tile)
 static void K(join_top_k)(const ag_top_k *from, const ag_top_k *to, ptrdiff_t row, ptrdiff_t row_end)
 {
     const ptrdiff_t k = to->k;
-    const acc_t scale = (acc_t)to->scale;
     for (ptrdiff_t i = row; i < row_end; i++) {
+        const acc_t scale = K(scale_of_row)(to, i);
         const acc_t *added = (const acc_t *)from->values + i * k;
         acc_t *values = (acc_t *)to->values + i * k;
         const acc_t before = values[0], now = added[0] > before ? added[0] : before;

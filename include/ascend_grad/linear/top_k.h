@@ -3,7 +3,7 @@
  *
  * A row has a list of its k largest logits so far, sorted from the largest down, and the sum of the exponentials of all its
  * logits but one that is the largest. The exponentials are relative to the largest logit, and the difference is divided by
- * the temperature. The sum leaves out the largest logit so that the logarithm of a sum of almost 1 is accurate.
+ * the temperature of the row. Logits are transformed before they are compared, but for the temperature. The sum leaves out the largest logit so that the logarithm of a sum of almost 1 is accurate.
  *
  * Logits enter a list in the order of the vocabulary, and only if they exceed its smallest entry. So the first ones of equal
  * logits are in the list. A NaN never enters. It makes the sum NaN, and so does an infinite logit.
@@ -38,6 +38,12 @@ static void K(insert_row)(acc_t *values, int64_t *indices, ptrdiff_t k, const ac
     }
 }
 
+/* Return the reciprocal of a row's temperature. */
+AG_INLINE acc_t K(scale_of_row)(const ag_top_k *lists, ptrdiff_t row)
+{
+    return (acc_t)(lists->scales ? lists->scales[row] : lists->scale);
+}
+
 /* Return the sum of a list's exponentials relative to its maximum `before`, as part of a sum relative to `now`, which is larger.
  * The one that the list's sum leaves out is part of it then. `shift` is `now`, or 0 for -inf. */
 AG_INLINE double K(rescaled)(double rest, acc_t before, acc_t shift, acc_t scale)
@@ -54,11 +60,12 @@ static void K(store_top_k)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t 
 {
     const ptrdiff_t rows = K(padded_rows)(b), left = b->vocab.size - panel * NR, columns = left < NR ? left : NR;
     const ptrdiff_t k = b->top_k.k;
-    const V none = V_(set1)((acc_t)-INFINITY), scale = V_(set1)((acc_t)b->top_k.scale);
+    const V none = V_(set1)((acc_t)-INFINITY);
     for (ptrdiff_t r = 0; r < MR && tile_index * MR + r < b->chunk.rows; r++) {
         const ptrdiff_t i = tile_index * MR + r;
         const acc_t smallest = ((const acc_t *)b->top_k.values)[b->chunk.row_numbers[i] * k + k - 1];
         acc_t *to = (acc_t *)b->packed.logits + (panel * rows + i) * NR;
+        const V scale = V_(set1)(K(scale_of_row)(&b->top_k, b->chunk.row_numbers[i]));
         V x[NV], total = {0};
         for (int j = 0; j < NV; j++) {
             x[j] = V_(load)(tile + r * NR + j * VL);
@@ -98,9 +105,9 @@ static acc_t K(rest_of_panel)(const acc_t *row, acc_t max, acc_t scale)
 static void K(merge_top_k)(const ag_linear_block *b, ptrdiff_t row, ptrdiff_t row_end)
 {
     const ptrdiff_t rows = K(padded_rows)(b), panels = (b->vocab.size + NR - 1) / NR, k = b->top_k.k;
-    const acc_t scale = (acc_t)b->top_k.scale;
     for (ptrdiff_t i = row; i < row_end; i++) {
         const ptrdiff_t number = b->chunk.row_numbers[i];
+        const acc_t scale = K(scale_of_row)(&b->top_k, number);
         const acc_t *max = (const acc_t *)b->packed.panel_max + i, *sum = (const acc_t *)b->packed.panel_sum + i;
         const acc_t *logits = (const acc_t *)b->packed.logits + i * NR;
         acc_t *values = (acc_t *)b->top_k.values + number * k;
