@@ -44,8 +44,9 @@ INPUTS = {
     "predicted_logits": "logit - largest of each row's target",
     "softmax": "probabilities; if given, logits_max and sum_exp_logits are not needed",
     "vocab_parallel_logits": "logits, for the softmax",
+    "bias": "the layer's bias",
 }
-#: The arguments that are no arrays.
+#: The arguments that are no arrays. A temperature for each row is not offered.
 SETTINGS = {
     "dim": int,
     "scale": float,
@@ -53,6 +54,8 @@ SETTINGS = {
     "vocab_end_index": int,
     "k": int,
     "temperature": float,
+    "logit_scale": float,
+    "softcap": float,
     "workspace_bytes": int,
     "filter_eps": float,
 }
@@ -122,7 +125,7 @@ def _add_operator(subparsers, operator: Operator) -> None:
     inputs = INPUTS | {"input": "the layer's input" if operator in contract.LINEAR else "values to take the softmax of"}
     for name in operator.array_names:
         parser.add_argument(_option(name), required=True, metavar="FILE", help=inputs[name])
-    for name in operator.optional_names:
+    for name in _optional_files(operator):
         parser.add_argument(_option(name), metavar="FILE", help=inputs[name])
     parameters = inspect.signature(function).parameters
     for name, kind in SETTINGS.items():
@@ -149,7 +152,7 @@ def _add_operator(subparsers, operator: Operator) -> None:
 
 def run(args: argparse.Namespace) -> int:
     operator = contract.OPERATORS[args.operator]
-    names = [name for name in (*operator.array_names, *operator.optional_names) if getattr(args, name) is not None]
+    names = [name for name in (*operator.array_names, *_optional_files(operator)) if getattr(args, name) is not None]
     results = _results(args, operator)
     settings = {name: getattr(args, name) for name in SETTINGS if hasattr(args, name)}
     if operator is linear.FUSED_LINEAR_CROSS_ENTROPY_LOSS_GRAD:
@@ -173,6 +176,11 @@ def run(args: argparse.Namespace) -> int:
     except MemoryError as error:
         raise out_of_memory(list(results.values()), list(job.sources.values()), error) from error
     return 0
+
+
+def _optional_files(operator: Operator) -> list[str]:
+    """Return the names of optional arguments that are files."""
+    return [name for name in operator.optional_names if name not in SETTINGS]
 
 
 def _result_options(operator: Operator) -> dict[str, str]:

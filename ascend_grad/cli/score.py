@@ -25,12 +25,13 @@ RESULTS = {
 DESCRIPTION = """\
 Score the rows of a linear layer's input: log-probabilities of targets, entropies, and the K most probable entries.
 
-The logits of a row are the products of the row of HIDDEN with all rows of WEIGHT, divided by --temperature. They are
-never stored. HIDDEN may be of any size: its rows are computed in chunks of about 64 MB, and of at least 1024 rows.
+The products of a row are those of the row of HIDDEN with all rows of WEIGHT, plus --bias. Its logits are the products
+times --logit-scale, capped by --softcap, divided by --temperature. They are never stored. HIDDEN may be of any size:
+its rows are computed in chunks of about 64 MB, and of at least 1024 rows.
 
-HIDDEN is a .npy file or a Zarr array, and the results are of the same kind. WEIGHT and TARGETS may be either. Each
-result is a line on stdout that names it. With TARGETS another line follows: the number of scored tokens, their mean
-negative log-likelihood, and the perplexity. If the results are Zarr arrays, it follows only with -o.
+HIDDEN is a .npy file or a Zarr array, and the results are of the same kind. WEIGHT, TARGETS and --bias may be either.
+Each result is a line on stdout that names it. With TARGETS another line follows: the number of scored tokens, their
+mean negative log-likelihood, and the perplexity. If the results are Zarr arrays, it follows only with -o.
 """
 EPILOG = """\
 examples:
@@ -67,6 +68,13 @@ def add_parser(subparsers) -> None:
         parser.add_argument(*flags, metavar="OUT", help=description)
     parser.add_argument("--top-k", type=int, metavar="K", help="number of entries of each row in the results --top-k-*")
     parser.add_argument("--ignore-index", type=int, metavar="N", help="target of rows to ignore (default: -100)")
+    parser.add_argument("--bias", metavar="FILE", help="the layer's bias, shape (V,), of any floating dtype")
+    parser.add_argument(
+        "--logit-scale", type=float, default=1.0, metavar="F", help="factor of the products (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--softcap", type=float, metavar="C", help="cap of the logits: C * tanh(logit / C), before --temperature"
+    )
     parser.add_argument("--temperature", type=float, default=1.0, metavar="T", help="default: %(default)s")
     parser.add_argument("--workspace-bytes", type=int, metavar="N", help="memory of a call (default: the library's)")
     add_file_options(parser)
@@ -85,6 +93,9 @@ def run(args: argparse.Namespace) -> int:
         results=results,
         top_k=args.top_k,
         ignore_index=-100 if args.ignore_index is None else args.ignore_index,
+        bias=args.bias,
+        logit_scale=args.logit_scale,
+        softcap=args.softcap,
         temperature=args.temperature,
         workspace_bytes=args.workspace_bytes,
         backend=args.backend,

@@ -48,6 +48,10 @@ class ScoreJob:
     results: dict[str, str]
     top_k: int | None
     ignore_index: int
+    #: The path of the layer's bias.
+    bias: str | None
+    logit_scale: float
+    softcap: float | None
     temperature: float
     workspace_bytes: int | None
     backend: str | None
@@ -60,7 +64,7 @@ class ScoreJob:
     @property
     def sources(self) -> list[str]:
         """Return the paths of the inputs."""
-        return [path for path in (self.hidden, self.weight, self.targets) if path is not None]
+        return [path for path in (self.hidden, self.weight, self.targets, self.bias) if path is not None]
 
     def description(self, result: str) -> dict[str, Any]:
         """Return all that decides on a result except the contents of the sources and K, as JSON takes it."""
@@ -73,6 +77,9 @@ class ScoreJob:
             "weight": os.path.realpath(self.weight),
             "targets": None if targets is None else os.path.realpath(targets),
             "ignore-index": None if targets is None else self.ignore_index,
+            "bias": None if self.bias is None else os.path.realpath(self.bias),
+            "logit-scale": self.logit_scale,
+            "softcap": self.softcap,
             "temperature": self.temperature,
             "workspace-bytes": self.workspace_bytes,
             "backend": self.backend,
@@ -122,7 +129,9 @@ class Scorer:
         self._job = job
         self.weight = whole_input(job.weight, job.raw_dtype)
         self.targets = None if job.targets is None else whole_input(job.targets, None)
-        check_raw_dtype(job.hidden, job.raw_dtype, [hidden.dtype, self.weight.array.dtype])
+        self.bias = None if job.bias is None else whole_input(job.bias, job.raw_dtype)
+        dtypes = [hidden.dtype, self.weight.array.dtype, *([] if self.bias is None else [self.bias.array.dtype])]
+        check_raw_dtype(job.hidden, job.raw_dtype, dtypes)
         self._target = self._target_ids(hidden.shape[:1])
         #: The results that are computed, with their shapes and dtypes, and the backend of each.
         self.specs: dict[str, ResultSpec] = {}
@@ -157,9 +166,10 @@ class Scorer:
 
     def states(self, name: str) -> list[list[tuple]]:
         """Return the states of the files that every row of a result depends on."""
+        states = [self.weight.states] if self.bias is None else [self.weight.states, self.bias.states]
         if self.targets is None or name.startswith(_TOP_K):
-            return [self.weight.states]
-        return [self.weight.states, self.targets.states]
+            return states
+        return [*states, self.targets.states]
 
     def scored(self, start: int, stop: int) -> NDArray:
         """Return which rows of a range have a target that is not ignored."""
@@ -177,9 +187,12 @@ class Scorer:
         return ids.astype(np.promote_types(ids.dtype, np.int32), copy=False)
 
     def _settings(self) -> dict[str, Any]:
-        """Return the arguments that all calls have but for their arrays."""
+        """Return the arguments that all calls have but for their rows and the weight."""
         job = self._job
         return {
+            "bias": None if self.bias is None else self.bias.array,
+            "logit_scale": job.logit_scale,
+            "softcap": job.softcap,
             "temperature": job.temperature,
             "workspace_bytes": job.workspace_bytes,
             "backend": job.backend,
@@ -187,7 +200,7 @@ class Scorer:
         }
 
     def _loss_settings(self, names: list[str]) -> dict[str, Any]:
-        """Return the arguments of the loss but for its arrays."""
+        """Return the arguments of the loss but for its rows and the weight."""
         loss = {"reduction": "none", "return_grad": False, "ignore_index": self._job.ignore_index}
         return self._settings() | loss | {"outputs": tuple(names)}
 
@@ -196,7 +209,8 @@ class Scorer:
 
         `results` has the operator's name of each result. Errors of an input name its file.
         """
-        paths = {"input": self._job.hidden, "weight": self._job.weight, "target": self._job.targets}
+        job = self._job
+        paths = {"input": job.hidden, "weight": job.weight, "target": job.targets, "bias": job.bias}
         try:
             call, _, choice = bound_call(operator, arguments, settings)
         except AscendGradError as error:

@@ -63,6 +63,12 @@ def test_the_largest_log_probabilities():
     results = ag.linear_top_k(**arguments, k=3, temperature=0.5)
     for name, result in results._asdict().items():
         assert_same_file(result, f"{name}_out.npy")
+    bias = rng.standard_normal(21)
+    options += [*save(bias=bias), "--logit-scale", "-2", "--softcap", "1.5"]
+    assert main(["apply", "linear_top_k", *options]) == 0
+    results = ag.linear_top_k(**arguments, k=3, temperature=0.5, bias=bias, logit_scale=-2, softcap=1.5)
+    for name, result in results._asdict().items():
+        assert_same_file(result, f"{name}_out.npy")
 
 
 def test_the_chain_of_files():

@@ -115,6 +115,29 @@ def test_the_values_are_those_of_the_formulas():
 
 
 @pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("bias_dtype", ["float32", "float64", "bfloat16"])
+def test_options_of_the_logits(bias_dtype):
+    hidden, weight, targets = problem()
+    bias = generator("bias").standard_normal(VOCABULARY).astype(DTYPES[bias_dtype])
+    np.save("bias.npy", bias)
+    raw = ["--dtype", "bfloat16"] if bias_dtype == "bfloat16" else []
+    options = ["--bias", "bias.npy", "--logit-scale", "-1.5", "--softcap", "2", "--temperature", "0.5", *raw]
+    assert main(["score", *INPUTS, *outputs(*LOSSES, *TOP_K), "--top-k", str(K), *options]) == 0
+    settings = {"bias": bias, "logit_scale": -1.5, "softcap": 2.0, "temperature": 0.5}
+    parts = [losses(hidden[i : i + 3], weight, targets[i : i + 3], **settings) for i in range(0, ROWS, 3)]
+    assert_losses({name: np.concatenate([part[name] for part in parts]) for name in LOSSES})
+    tops = [ag.linear_top_k(hidden[i : i + 3], weight, K, **settings) for i in range(0, ROWS, 3)]
+    assert_same_file(np.concatenate([top.log_prob for top in tops]), "top_k_log_prob.npy")
+    assert_same_file(np.concatenate([top.index for top in tops]), "top_k_index.npy")
+    # The formula, apart from the library.
+    logits = 2 * np.tanh(-1.5 * (hidden.astype(float) @ weight.T.astype(float) + bias.astype(float)) / 2) / 0.5
+    log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    right = np.where(targets == -100, 0, log_p[np.arange(ROWS), np.maximum(targets, 0)])
+    np.testing.assert_allclose(np.load("log_prob.npy"), right, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(np.load("top_k_log_prob.npy"), -np.sort(-log_p)[:, :K], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("small_chunks")
 def test_no_targets():
     hidden, weight, _ = problem()
     assert main(["score", *INPUTS[:2], *outputs("entropy", "lse", "predicted")]) == 0
@@ -178,6 +201,9 @@ def test_settings_are_passed_on(monkeypatch, capsys):
         "return_grad": False,
         "ignore_index": -100,
         "outputs": ("log_prob",),
+        "bias": None,
+        "logit_scale": 1.0,
+        "softcap": None,
         "temperature": 2.0,
         "workspace_bytes": 2**23,
         "backend": "reference",
@@ -273,6 +299,15 @@ def test_progress_goes_to_stderr(options, shown, capsys):
         ((*INPUTS, "-o", "absent/a"), "absent/a: there is no directory"),
         ((*INPUTS, "-o", "a", "--dtype", "bfloat16"), "hidden.npy: --dtype bfloat16 is for elements of 2 raw bytes"),
         ((*INPUTS, "-o", "a", "--temperature", "0"), "temperature: expected"),
+        ((*INPUTS, "-o", "a", "--softcap", "0"), "softcap: expected"),
+        ((*INPUTS, "-o", "a", "--logit-scale", "inf"), "logit_scale: expected"),
+        ((*INPUTS, "-o", "a", "--bias", "absent.npy"), "absent.npy: No such file"),
+        ((*INPUTS, "-o", "a", "--bias", "hidden.npy"), "hidden.npy: linear_cross_entropy: bias: expected"),
+        (
+            (*INPUTS[:2], "--top-k", "2", "--top-k-index-out", "a", "--bias", "targets.npy"),
+            "targets.npy: linear_top_k: bias: expected",
+        ),
+        ((*INPUTS, "-o", "bias.npy", "--bias", "bias.npy"), "bias.npy: this is the input bias.npy"),
         ((*INPUTS, "-o", "a", "--workspace-bytes", "7"), "workspace_bytes: expected"),
         ((*INPUTS, "-o", "a", "--threads", "0"), "num_threads: expected"),
         (("absent.npy", *INPUTS[1:], "-o", "a"), "absent.npy: No such file"),
@@ -288,6 +323,7 @@ def test_progress_goes_to_stderr(options, shown, capsys):
 )
 def test_calls_that_are_refused(options, message, capsys):
     problem()
+    np.save("bias.npy", np.zeros(VOCABULARY))
     assert message in refused(capsys, *options, command="score")
 
 

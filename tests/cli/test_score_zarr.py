@@ -215,6 +215,31 @@ def test_changed_inputs(changed, interrupted, capsys):
         assert_identical(name, expected(hidden, weight, targets)[name])
 
 
+@pytest.mark.parametrize("bias", ["bias", "bias.npy"])
+def test_another_bias(bias, capsys):
+    """A bias is of either kind. Every result depends on it."""
+    hidden, weight, targets = problem()
+    values = np.linspace(-3, 3, VOCABULARY)
+    np.save("bias.npy", values)
+    save_zarr("bias", values, (4,))
+    right = expected(hidden, weight, targets, bias=values)
+    for name in ("log_prob", "top_k_index"):
+        command = [*INPUTS, *outputs(name), *(("--top-k", str(K)) if name in TOP_K else ()), "--bias", bias]
+        assert main(["score", *command]) == 0
+        assert_identical(name, right[name])
+        if bias == "bias":
+            zarr.open_array("bias", mode="r+")[2] = 7.0
+        else:
+            np.save("bias.npy", np.where(np.arange(VOCABULARY) == 2, 7.0, values))
+        capsys.readouterr()
+        text = "was computed from other inputs; name another result, or remove this one"
+        assert text in refused(capsys, *command, command="score")
+        if bias == "bias":
+            zarr.open_array("bias", mode="r+")[2] = values[2]
+        else:
+            np.save("bias.npy", values)
+
+
 def test_a_complete_result_of_other_inputs(capsys):
     _, _, targets = problem()
     assert main(["score", *INPUTS, "-o", "out"]) == 0
@@ -229,6 +254,9 @@ def test_a_complete_result_of_other_inputs(capsys):
     ("options", "text"),
     [
         (("--temperature", "2"), "was begun with temperature 1.0, not 2.0"),
+        (("--softcap", "2"), "was begun with softcap null, not 2.0"),
+        (("--logit-scale", "2"), "was begun with logit-scale 1.0, not 2.0"),
+        (("--bias", "bias.npy"), "was begun with bias null, not "),
         (("--ignore-index", "3"), "was begun with ignore-index -100, not 3"),
         (("--workspace-bytes", str(2**23)), f"was begun with workspace-bytes null, not {2**23}"),
         (("--backend", "reference"), 'was begun with backend null, not "reference"'),
@@ -238,6 +266,7 @@ def test_a_complete_result_of_other_inputs(capsys):
 def test_other_options_are_refused(options, text, monkeypatch, capsys):
     _, _, targets = problem()
     np.save("targets.npy", targets % VOCABULARY)
+    np.save("bias.npy", np.ones(VOCABULARY))
     command = [*INPUTS, "-o", "out"]
 
     def fail(self, *arguments):
