@@ -130,6 +130,18 @@ cdef extern from "ascend_grad/linear/linear.h" nogil:
         void *values
         int64_t *indices
         ag_sum *rest
+        void *floors
+
+    ctypedef struct ag_list_order:
+        Py_ssize_t tasks
+        Py_ssize_t merged
+        int is_held
+        uint8_t *is_complete
+
+    bint ag_list_order_try(ag_list_order *order)
+    void ag_list_order_release(ag_list_order *order)
+    void ag_list_order_complete(ag_list_order *order, Py_ssize_t task)
+    bint ag_list_order_has_next(const ag_list_order *order)
 
     ctypedef struct ag_packed:
         void *x_rows

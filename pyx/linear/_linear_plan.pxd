@@ -83,7 +83,8 @@ ctypedef struct Buffers:
     ag_more *panel_more
     double *bias_sums                 # (tasks, vocab), ROWS_STREAMED alone
     char *logits
-    ag_top_k lists                    # (tasks, rows, top_k): the largest logits of each task of VOCAB_STREAMED
+    ag_top_k lists                    # (tasks, rows, top_k): the largest logits of each task of VOCAB_STREAMED; floors (rows,)
+    uint8_t *complete_lists           # (tasks,): see ag_list_order
     char *input_compensation
     char *weight_sums
     char *weight_compensation

@@ -368,6 +368,8 @@ cdef void place_unpacked(Arena *arena, const Plan *plan, Buffers *at) noexcept n
         at.lists.values = arena_alloc(arena, times(lists, acc))
         at.lists.indices = <int64_t *>arena_alloc(arena, times(lists, sizeof(int64_t)))
         at.lists.rest = <ag_sum *>arena_alloc(arena, times(plan.tasks, rows * sizeof(ag_sum)))
+        at.lists.floors = arena_alloc(arena, rows * acc)
+        at.complete_lists = <uint8_t *>arena_alloc(arena, plan.tasks)
     if plan.sweep == FEATURES and plan.work.with_logits:
         at.logits = arena_alloc(arena, times(plan.tasks, tile))
     if plan.sweep == FEATURES:

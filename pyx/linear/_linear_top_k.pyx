@@ -2,7 +2,8 @@
 
 The results hold the lists until the last logits are computed: `top_values` the logits, which become log-probabilities then.
 The packed sweep merges panels into them. The sweep for few rows streams the vocabulary as `_linear_vocab_streamed` does. Its
-tasks have lists of their own, which are merged in the order of the vocabulary. So entries and sums do not depend on threads.
+tasks have lists of their own, which are merged in the order of the vocabulary, as early as this is possible. So entries and
+sums do not depend on threads.
 """
 
 from libc.math cimport INFINITY, NAN, log1p
@@ -11,7 +12,16 @@ from libc.string cimport memset
 
 from ascend_grad cimport _tasks
 from ascend_grad._kernels cimport ag_fpenv, ag_fpenv_enter, ag_fpenv_leave, ag_sum_total
-from ascend_grad._linear_kernels cimport AG_TILE, ag_linear_block, ag_rows
+from ascend_grad._linear_kernels cimport (
+    AG_TILE,
+    ag_linear_block,
+    ag_list_order,
+    ag_list_order_complete,
+    ag_list_order_has_next,
+    ag_list_order_release,
+    ag_list_order_try,
+    ag_rows,
+)
 from ascend_grad._linear_plan cimport Plan
 from ascend_grad._linear_problem cimport (
     ROWS_PER_CHECK,
@@ -44,7 +54,7 @@ cdef double temperature_of(const Problem *p, Py_ssize_t row) noexcept nogil:
 cdef ag_top_k lists_at(const Run *run, void *values, int64_t *indices, ag_sum *rest) noexcept nogil:
     cdef ag_top_k lists
     lists.k, lists.scale, lists.scales = run.p.top_k, 1 / run.p.temperature, run.p.scales
-    lists.values, lists.indices, lists.rest = values, indices, rest
+    lists.values, lists.indices, lists.rest, lists.floors = values, indices, rest, run.at.lists.floors
     return lists
 
 
@@ -146,6 +156,7 @@ ctypedef struct Streamed:
     # The phases of the sweep. Its block is all rows.
     const Run *run
     ag_linear_block block
+    ag_list_order *order
 
 
 cdef ag_top_k lists_of_task(const Run *run, Py_ssize_t task) noexcept nogil:
@@ -179,24 +190,46 @@ cdef void stream_vocab(const void *context, Py_ssize_t task, int thread) noexcep
             plan.kernels.tile_to_logits(&block, tile)
         plan.kernels.tile_to_top_k(&block, tile)
         entry += block.vocab.size
+    ag_list_order_complete(each.order, task)
+    join_complete_lists(each)
+
+
+cdef void join_task(const Streamed *each, Py_ssize_t task, Py_ssize_t row, Py_ssize_t row_end) noexcept nogil:
+    """Merge the lists of one range of the vocabulary."""
+    cdef ag_top_k to = top_k_of(each.run), source = lists_of_task(each.run, task)
+    each.run.plan.kernels.join_top_k(&source, &to, row, row_end)
+
+
+cdef void join_complete_lists(const Streamed *each) noexcept nogil:
+    """Merge the lists of complete tasks that follow the merged ones, unless another thread does so."""
+    if not ag_list_order_try(each.order):
+        return
+    while ag_list_order_has_next(each.order):
+        join_task(each, each.order.merged, 0, each.block.chunk.rows)
+        each.order.merged += 1
+    ag_list_order_release(each.order)
 
 
 cdef void join_lists(const void *context, Py_ssize_t task, int thread) noexcept nogil:
-    """Merge the lists that all ranges of the vocabulary have of some rows."""
+    """Merge the remaining lists that ranges of the vocabulary have of some rows."""
     cdef const Streamed *each = <const Streamed *>context
-    cdef const Run *run = each.run
-    cdef ag_top_k to = top_k_of(run), source
     cdef Py_ssize_t row = task * JOINED_ROWS, i
-    for i in range(run.plan.tasks):
-        source = lists_of_task(run, i)
-        run.plan.kernels.join_top_k(&source, &to, row, min(row + JOINED_ROWS, each.block.chunk.rows))
+    for i in range(each.order.merged, each.order.tasks):
+        join_task(each, i, row, min(row + JOINED_ROWS, each.block.chunk.rows))
 
 
 cdef void run_top_k_streamed(const Run *run) noexcept nogil:
     """Run a plan whose tasks are ranges of the vocabulary."""
     cdef Streamed each
-    each.run, each.block = run, new_block(run)
+    cdef ag_list_order order
+    cdef Py_ssize_t row
+    each.run, each.block, each.order = run, new_block(run), &order
+    order.tasks, order.merged, order.is_held, order.is_complete = run.plan.tasks, 0, False, run.at.complete_lists
+    memset(order.is_complete, 0, order.tasks)
     select_chunk(run, 0, &each.block.chunk)
+    for row in range(each.block.chunk.rows):
+        set_number(run.at.lists.floors, row, run.plan.kernels.acc_size == 8, -INFINITY)
     _tasks.run_phase(run.team, stream_vocab, &each, run.plan.tasks, False)
-    _tasks.run_phase(run.team, join_lists, &each, ceil_div(each.block.chunk.rows, JOINED_ROWS), False)
+    if order.merged < order.tasks:
+        _tasks.run_phase(run.team, join_lists, &each, ceil_div(each.block.chunk.rows, JOINED_ROWS), False)
     finish_top_k(run)

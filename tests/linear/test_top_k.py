@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from linear_oracles import assert_top_k, expected, logits_of_problem
 from linear_samples import KINDS, TOP_K, LinearProblem, Shape, problem_of
-from samples import BFLOAT16, DTYPES, assert_fresh, assert_identical, native_copy
+from samples import BFLOAT16, DTYPES, assert_fresh, assert_identical, generator, native_copy
 from strategies import views
 
 import ascend_grad as ag
@@ -304,6 +304,29 @@ def test_threads_and_caches_change_nothing(shape, options, dtype, cpu_engine, ca
         results = ag.linear_top_k(**problem.arguments, num_threads=count, backend="cpu")
         for result, same in zip(results, expected, strict=True):
             assert_identical(result, same)
+
+
+@pytest.mark.parametrize("order", ["growing", "falling", "random", "few distinct", "maxima at the end"])
+def test_threads_share_floors(order, dtype, cpu_engine):
+    """Logits that tasks leave out, as other tasks have larger ones, change nothing, with any number of threads."""
+    vocab, rows, k = 5000, 7, 128
+    logits = {
+        "growing": np.arange(vocab) / 8,
+        "falling": -np.arange(vocab) / 8,
+        "random": generator("floors").standard_normal(vocab),
+        "few distinct": np.arange(vocab) * 7 % 5,
+        "maxima at the end": np.arange(vocab) % 3 + 50 * (np.arange(vocab) % 1000 // 990),
+    }[order]
+    scale = np.linspace(0.5, 2, rows).astype(DTYPES[dtype])[:, None]
+    x, w = np.repeat(scale, 40, axis=1), np.zeros((vocab, 40), DTYPES[dtype])
+    w[:, 0] = logits
+    exact = scale.astype(np.float64) @ w[:, :1].astype(np.float64).T
+    index = np.argsort(-exact.astype(np.float64 if dtype == "float64" else np.float32), axis=-1, kind="stable")[:, :k]
+    results = [ag.linear_top_k(x, w, k, num_threads=threads, backend="cpu") for threads in (1, 2, 3, 8)]
+    assert ag.explain(TOP_K, x, w, k, backend="cpu").plan == "nothing packed"
+    for result in results:
+        assert np.array_equal(result.index, index)
+        assert_identical(result.log_prob, results[0].log_prob)
 
 
 def test_plans():

@@ -177,7 +177,32 @@ typedef struct {
     void *values;     /* acc_t (BT, k): logits, from the largest down */
     int64_t *indices; /* (BT, k): their vocabulary entries */
     ag_sum *rest;     /* (BT,): sum of exp((logit - largest) * scale), without one logit that is the largest */
+    void *floors;     /* acc_t (BT,): k logits of the row are at least as large; threads share them. NULL: none */
 } ag_top_k;
+
+/* The lists of tasks, which are merged in the order of the vocabulary while later tasks run. */
+typedef struct {
+    ptrdiff_t tasks;
+    ptrdiff_t merged;     /* number of the first tasks whose lists are merged; the thread that holds the order changes it */
+    int is_held;          /* whether a thread merges */
+    uint8_t *is_complete; /* (tasks,) */
+} ag_list_order;
+
+/* Return whether the calling thread may merge lists, which it then has to release. */
+static AG_UNUSED int ag_list_order_try(ag_list_order *order) { return !__atomic_exchange_n(&order->is_held, 1, __ATOMIC_ACQUIRE); }
+
+static AG_UNUSED void ag_list_order_release(ag_list_order *order) { __atomic_store_n(&order->is_held, 0, __ATOMIC_RELEASE); }
+
+static AG_UNUSED void ag_list_order_complete(ag_list_order *order, ptrdiff_t task)
+{
+    __atomic_store_n(&order->is_complete[task], 1, __ATOMIC_RELEASE);
+}
+
+/* Return whether the next list to merge is complete. */
+static AG_UNUSED int ag_list_order_has_next(const ag_list_order *order)
+{
+    return order->merged < order->tasks && __atomic_load_n(&order->is_complete[order->merged], __ATOMIC_ACQUIRE);
+}
 
 /* Statistics of some logits of a row, beside their maximum and sum: see ag_loss_row. */
 typedef struct {

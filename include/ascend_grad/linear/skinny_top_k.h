@@ -1,5 +1,17 @@
 /* The k largest logits of each row of unpacked tiles, for one kind of arithmetic and one instruction set. Included by kernels.h;
- * top_k.h describes the lists. */
+ * top_k.h describes the lists.
+ *
+ * Each task has lists of its own. A thread that completes a task merges the lists of all complete tasks that follow one another
+ * into the lists of the rows, unless another thread does so. The last entry of a row's list is the floor of later tasks: a
+ * smaller logit is not among the k largest. It enters a task's list only as the largest logit of the task so far, which the sum
+ * refers to. So floors change neither sums nor results, whenever threads read them. */
+
+AG_INLINE acc_t K(floor_of_row)(const ag_top_k *lists, ptrdiff_t row)
+{
+    acc_t floor = (acc_t)-INFINITY;
+    if (lists->floors) __atomic_load((acc_t *)lists->floors + row, &floor, __ATOMIC_RELAXED);
+    return floor;
+}
 
 /* Merge a tile of b->chunk.rows x b->vocab.size logits into the lists and sums of its rows. */
 static void K(tile_to_top_k)(const ag_linear_block *b, const void *tile)
@@ -37,7 +49,10 @@ static void K(tile_to_top_k)(const ag_linear_block *b, const void *tile)
             rest->sum = carried, rest->compensation = 0;
         }
         ag_sum_add(rest, (double)K(reduce_sum)(total));
-        if (max > values[k - 1]) K(insert_row)(values, b->top_k.indices + number * k, k, row, n, b->vocab.start);
+        const acc_t floor = K(floor_of_row)(&b->top_k, number);
+        if (K(enters)(values, k, floor, max)) {
+            K(insert_row)(values, b->top_k.indices + number * k, k, floor, row, n, b->vocab.start);
+        }
     }
 }
 
@@ -61,5 +76,6 @@ static void K(join_top_k)(const ag_top_k *from, const ag_top_k *to, ptrdiff_t ro
         for (ptrdiff_t j = 0; j < k && added[j] > values[k - 1]; j++) {
             K(insert)(values, to->indices + i * k, k, added[j], from->indices[i * k + j]);
         }
+        if (to->floors) __atomic_store((acc_t *)to->floors + i, values + k - 1, __ATOMIC_RELAXED);
     }
 }

@@ -26,14 +26,21 @@ static void K(insert)(acc_t *values, int64_t *indices, ptrdiff_t k, acc_t x, int
     values[low] = x, indices[low] = index;
 }
 
-/* Insert those of n logits that exceed the last entry of a list. `start` is the number of the first one. */
-static void K(insert_row)(acc_t *values, int64_t *indices, ptrdiff_t k, const acc_t *row, ptrdiff_t n, int64_t start)
+/* Return whether a logit enters a list: it exceeds the last entry, and is not below the floor. A new maximum always enters. */
+AG_INLINE int K(enters)(const acc_t *values, ptrdiff_t k, acc_t floor, acc_t x)
+{
+    return x > values[k - 1] && (x >= floor || x > values[0]);
+}
+
+/* Insert those of n logits that enter a list. `start` is the number of the first one. */
+static void K(insert_row)(acc_t *values, int64_t *indices, ptrdiff_t k, acc_t floor, const acc_t *row, ptrdiff_t n,
+                          int64_t start)
 {
     for (ptrdiff_t c = 0; c < n; c += VL) {
         const ptrdiff_t end = n - c < VL ? n : c + VL;
-        if (end == c + VL && !(V_(reduce_max)(V_(load)(row + c)) > values[k - 1])) continue;
+        if (end == c + VL && !K(enters)(values, k, floor, V_(reduce_max)(V_(load)(row + c)))) continue;
         for (ptrdiff_t i = c; i < end; i++) {
-            if (row[i] > values[k - 1]) K(insert)(values, indices, k, row[i], start + i);
+            if (K(enters)(values, k, floor, row[i])) K(insert)(values, indices, k, row[i], start + i);
         }
     }
 }
@@ -138,7 +145,7 @@ static void K(merge_top_k)(const ag_linear_block *b, ptrdiff_t row, ptrdiff_t ro
         *rest = total;
         for (ptrdiff_t p = 0; p < panels; p++) {
             if (max[p * rows] > values[k - 1]) {
-                K(insert_row)(values, indices, k, logits + p * rows * NR, NR, b->vocab.start + p * NR);
+                K(insert_row)(values, indices, k, (acc_t)-INFINITY, logits + p * rows * NR, NR, b->vocab.start + p * NR);
             }
         }
     }
