@@ -368,14 +368,43 @@ static void test_bfmmla(void)
 }
 #endif
 
+/* Pack n features of 8 rows of X and of W, and compute the tile of their products. */
+static void bfmmla_tile(const ag_linear_kernels *k, const ag_matrix *x, const ag_matrix *w, ptrdiff_t n, float *tile)
+{
+    const ptrdiff_t elements = up((n + 1) / 2, k->granule);
+    uint32_t *left = zeros(elements * 8 * 4), *right = zeros(elements * 8 * 4);
+    k->pack_tile(left, x, 0, 0, 8, 0, n), k->pack_panel(right, w, 0, 0, 8, 0, n);
+    product_logits_bfmmla_baseline(left, right, elements, tile);
+    free(left), free(right);
+}
+
+/* Sums of one chain add pair by pair, in the order of the features, with the bits of the plain additions. */
+static void test_bfmmla_order(void)
+{
+    const ag_linear_kernels *k = ag_linear_kernels_of(AG_VARIANT_NEON_BF16, AG_BFLOAT16);
+    for (ptrdiff_t n = 1; n <= AG_CHAIN; n = n * 2 + 3) {
+        double *x = numbers(8 * n, 1), *w = numbers(8 * n, 1);
+        float tile[64] __attribute__((aligned(64)));
+        const ag_matrix of_x = matrix(x, 8, n, AG_BFLOAT16, 0), of_w = matrix(w, 8, n, AG_BFLOAT16, 0);
+        bfmmla_tile(k, &of_x, &of_w, n, tile);
+        for (ptrdiff_t i = 0; i < 64; i++) {
+            const double *a = x + i / 8 * n, *b = w + i % 8 * n; /* products of bfloat16 numbers are exact in float32 */
+            float sum = 0;
+            for (ptrdiff_t f = 0; f < n; f += 2) {
+                sum = ag_add_to_odd(sum, ag_add_to_odd((float)(a[f] * b[f]), f + 1 < n ? (float)(a[f + 1] * b[f + 1]) : 0));
+            }
+            CHECK(sum == tile[i], "sum %td of %td terms is %a, not %a", i, n, (double)tile[i], (double)sum);
+        }
+        free(of_x.data), free(of_w.data), free(x), free(w);
+    }
+}
+
 /* The error of sums of n positive terms is within the bound of gemm_bfmmla.h for each chain, and that of combining them. */
 static void test_bfmmla_bound(void)
 {
     const ag_linear_kernels *k = ag_linear_kernels_of(AG_VARIANT_NEON_BF16, AG_BFLOAT16);
     for (ptrdiff_t n = 8; n < 20000; n = n * 3 / 2 + 8) {
-        const ptrdiff_t elements = up((n + 1) / 2, k->granule);
         double *x = numbers(8 * n, 1), *w = numbers(8 * n, 1);
-        uint32_t *left = zeros(elements * 8 * 4), *right = zeros(elements * 8 * 4);
         float tile[64] __attribute__((aligned(64)));
         for (ptrdiff_t i = 0; i < 8 * n; i++) {
             /* The terms of row 1 and column 1 have one sign; those of row 0 shrink, those of row 2 grow along the sum. */
@@ -384,8 +413,7 @@ static void test_bfmmla_bound(void)
             if (i / n == 2) x[i] *= exp2(-(double)(n - i % n) / 64);
         }
         const ag_matrix of_x = matrix(x, 8, n, AG_BFLOAT16, 0), of_w = matrix(w, 8, n, AG_BFLOAT16, 0);
-        k->pack_tile(left, &of_x, 0, 0, 8, 0, n), k->pack_panel(right, &of_w, 0, 0, 8, 0, n);
-        product_logits_bfmmla_baseline(left, right, elements, tile);
+        bfmmla_tile(k, &of_x, &of_w, n, tile);
         for (ptrdiff_t r = 0; r < 8; r++) {
             for (ptrdiff_t c = 0; c < 8; c++) {
                 double value = 0, size = 0;
@@ -394,7 +422,7 @@ static void test_bfmmla_bound(void)
                 CHECK(error <= (double)(n < AG_CHAIN ? n : AG_CHAIN) + 2 + 2, "sum of %td terms errs by %g units", n, error);
             }
         }
-        free(of_x.data), free(of_w.data), free(x), free(w), free(left), free(right);
+        free(of_x.data), free(of_w.data), free(x), free(w);
     }
 }
 #endif
@@ -409,14 +437,17 @@ static void test_team(void)
     CHECK(team.spin_limit == 0, "three threads on two cores spin %d times", team.spin_limit);
 }
 
-int main(void)
+/* The arguments are names of variants; without any, all of the CPU's are tested. */
+int main(int count, char **names)
 {
     static const ptrdiff_t sizes[][3] = {{1, 1, 1},   {2, 3, 2},    {3, 50, 17},  {7, 12, 5},   {8, 48, 16}, {9, 49, 33},
                                          {17, 97, 31}, {24, 24, 47}, {50, 13, 64}, {33, 145, 65}};
     test_team();
     for (int v = 0; v < AG_VARIANT_COUNT; v++) {
         const ag_variant variant = (ag_variant)v;
-        if (!ag_variant_supported(variant)) continue;
+        int is_named = count == 1;
+        for (int i = 1; i < count; i++) is_named |= !strcmp(names[i], ag_variant_names[v]);
+        if (!is_named || !ag_variant_supported(variant)) continue;
         for (int dtype = 0; dtype < AG_DTYPE_COUNT; dtype++) {
             for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
                 test_block(variant, (ag_dtype)dtype, sizes[i][0], sizes[i][1], sizes[i][2], (int)i % 2);
@@ -438,7 +469,7 @@ int main(void)
         }
 #if defined(AG_HAS_BFMMLA) && AG_COMPILES(4)
         if (variant == AG_VARIANT_NEON_BF16) {
-            test_round_to_odd(), test_bfmmla_bound();
+            test_round_to_odd(), test_bfmmla_order(), test_bfmmla_bound();
 #if !defined(AG_EMULATE_BFMMLA)
             test_bfmmla();
 #endif

@@ -36,8 +36,8 @@ class Break(NamedTuple):
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """Return the compiled modules that have to be built again. Tests of the matrix unit compile its kernels."""
-        if self.file.endswith("_amx.h"):
+        """Return the compiled modules that have to be built again. Tests of the matrix units compile their kernels."""
+        if self.file.endswith(("_amx.h", "_bfmmla.h", "/bfmmla_in_c.h")):
             return ()
         if self.file.endswith(".pyx"):
             return (Path(self.file).stem,)
@@ -189,7 +189,19 @@ BREAKS = {
         "include/ascend_grad/linear/gemm_unit.h",
         "for (ptrdiff_t done = length; done < steps; done += length) {",
         "for (ptrdiff_t done = length; done + length < steps; done += length) {",
-        ("tests/linear/test_matrix_unit.py",),
+        ("tests/linear/test_matrix_unit.py -k amx", "tests/linear/test_matrix_unit.py -k bfmmla"),
+    ),
+    "matrix unit BFMMLA: pairs in the wrong order": Break(
+        "include/ascend_grad/linear/bfmmla_in_c.h",
+        "for (int k = 0; k < 4; k += 2) {",
+        "for (int k = 2; k >= 0; k -= 2) {",
+        ("tests/linear/test_matrix_unit.py -k bfmmla",),
+    ),
+    "matrix unit BFMMLA: left operands of the wrong half of a step": Break(
+        "include/ascend_grad/linear/gemm_bfmmla.h",
+        "a + half * MR * 8 + i * 16",
+        "a + (1 - half) * MR * 8 + i * 16",
+        ("tests/linear/test_matrix_unit.py -k bfmmla",),
     ),
     "workspace weight_grad_bytes while in use": Break(
         "pyx/runtime/_memory.pyx",
