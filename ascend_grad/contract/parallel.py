@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from .._call import Operator
 from .._checks import (
-    Floating,
-    Int32OrInt64,
     IntegerFrom,
-    NotNone,
+    KnownOutputs,
+    NoOutputOfSeveralTargets,
+    PositiveValues,
     ReductionAndItsGradient,
-    Shape,
     TrueOrFalse,
     ValidOutputMask,
     WorkspaceAndFilter,
 )
 from ..arguments import MAX_INDEX
-from .linear import MIN_WORKSPACE_BYTES
+from .linear import LOSS_DEFAULTS, MIN_WORKSPACE_BYTES, array_checks, option_checks
 
 
 def _operator(name: str, input: str, weight: str, target: str) -> Operator:
@@ -23,26 +22,25 @@ def _operator(name: str, input: str, weight: str, target: str) -> Operator:
         f"parallel.{name}",
         None,
         f"{input} {weight} {target} reduction ignore_index grad_loss deterministic return_grad output_mask "
-        "workspace_bytes filter_eps",
+        f"workspace_bytes filter_eps {' '.join(LOSS_DEFAULTS)}",
         family="linear",
         kernels="loss",
         arrays=f"{input} {weight} {target}",
-        mixes=target,
-        optional="grad_loss",
+        mixes=f"{target} token_weight class_weight target_prob temperature bias",
+        optional="grad_loss token_weight class_weight target_prob temperature bias",
         checks=[
-            NotNone(),
-            Floating(input, weight),
-            Int32OrInt64(target),
-            Shape(input, "BT", "H"),
-            Shape(weight, "V", "H"),
-            Shape(target, "BT"),
+            *array_checks(input, weight, target),
             ReductionAndItsGradient(),
             IntegerFrom("ignore_index", -MAX_INDEX - 1),
             TrueOrFalse("deterministic"),
             TrueOrFalse("return_grad"),
             ValidOutputMask(),
             WorkspaceAndFilter(MIN_WORKSPACE_BYTES),
+            *option_checks(),
+            KnownOutputs(),
+            NoOutputOfSeveralTargets(),
         ],
+        value_checks=[PositiveValues("temperature")],
         results=[],
     )
 

@@ -48,6 +48,17 @@ def data_parallel_linear_cross_entropy(
     output_mask: Sequence[bool] = (True, True),
     workspace_bytes: int | None = None,
     filter_eps: float = 0.0,
+    token_weight: ArrayLike | None = None,
+    class_weight: ArrayLike | None = None,
+    target_prob: ArrayLike | None = None,
+    label_smoothing: float = 0.0,
+    lse_square_scale: float = 0.0,
+    temperature: ArrayLike = 1.0,
+    denominator: float | None = None,
+    bias: ArrayLike | None = None,
+    logit_scale: float = 1.0,
+    softcap: float | None = None,
+    outputs: Sequence[str] = (),
     backend: str | None = None,
     num_threads: int | None = None,
 ) -> LinearCrossEntropy:
@@ -127,7 +138,8 @@ def data_parallel_linear_cross_entropy(
     ranks, vocab_ranks = collectives(comm, "comm", _NAME), collectives(vocab_comm, "vocab_comm", _NAME)
     values = [
         input_rows, weight, target_rows, reduction, ignore_index, grad_loss, deterministic, return_grad, output_mask,
-        workspace_bytes, filter_eps
+        workspace_bytes, filter_eps, token_weight, class_weight, target_prob, label_smoothing, lse_square_scale,
+        temperature, denominator, bias, logit_scale, softcap, outputs
     ]  # fmt: skip
     execution = {"backend": backend, "num_threads": num_threads}
 
@@ -172,6 +184,7 @@ def data_parallel_linear_cross_entropy(
             "shape of weight": list(shard.weight.shape),
             "vocab_start_index": shard.start,
             **shard.options(),
+            **shard.facts_of_entries(),
             "reduce_weight_grad": reduce_weight_grad,
         }
         return {"same": same, "count": shard.count}
@@ -186,20 +199,19 @@ def data_parallel_linear_cross_entropy(
 
     count = inner.run(agreed_count)
     if count is None:  # every rank of comm knows, ranks of vocab_comm may not: solve() tells them and raises
-        return shard.solve(inner, 0)
+        return shard.solve(inner, 0, ranks)
 
     def solve() -> LinearCrossEntropy:
-        solved = shard.solve(inner, count)
+        solved = shard.solve(inner, count, ranks)
         inner.raise_kept()
         return solved
 
     result = attempt.run(solve)
-    loss = np.array([0 if result is None or reduction == "none" else result.loss, attempt.failed], np.float64)
-    VectorSums(ranks, loss.size, loss.dtype, deterministic).add(loss)
-    attempt.settle(ranks, loss[1])
+    sums = np.concatenate([[attempt.failed], *shard.summands_of_tokens(result)])
+    VectorSums(ranks, sums.size, sums.dtype, deterministic).add(sums)
+    attempt.settle(ranks, sums[0])
     assert result is not None
-    if reduction != "none":
-        result = result._replace(loss=np.asarray(loss[0], shard.accumulator))
+    result = shard.with_sums_of_tokens(result, sums[1:])
     if weight_sum is not None:
         weight_grad: Any = weight_sum.result(attempt)
         result = result._replace(weight_grad=weight_grad)

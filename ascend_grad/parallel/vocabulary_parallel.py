@@ -44,6 +44,17 @@ def linear_cross_entropy(
     output_mask: Sequence[bool] = (True, True),
     workspace_bytes: int | None = None,
     filter_eps: float = 0.0,
+    token_weight: ArrayLike | None = None,
+    class_weight: ArrayLike | None = None,
+    target_prob: ArrayLike | None = None,
+    label_smoothing: float = 0.0,
+    lse_square_scale: float = 0.0,
+    temperature: ArrayLike = 1.0,
+    denominator: float | None = None,
+    bias: ArrayLike | None = None,
+    logit_scale: float = 1.0,
+    softcap: float | None = None,
+    outputs: Sequence[str] = (),
     backend: str | None = None,
     num_threads: int | None = None,
 ) -> LinearCrossEntropy:
@@ -137,7 +148,8 @@ def linear_cross_entropy(
     attempt = Attempt(_NAME)
     values = [
         input, weight_shard, target, reduction, ignore_index, grad_loss, deterministic, return_grad, output_mask,
-        workspace_bytes, filter_eps
+        workspace_bytes, filter_eps, token_weight, class_weight, target_prob, label_smoothing, lse_square_scale,
+        temperature, denominator, bias, logit_scale, softcap, outputs
     ]  # fmt: skip
     execution = {"backend": backend, "num_threads": num_threads}
 
