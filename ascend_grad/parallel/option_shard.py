@@ -124,7 +124,7 @@ class OptionShard(Shard):
     def with_sums_of_tokens(self, result: LinearCrossEntropy, sums: NDArray) -> LinearCrossEntropy:
         result = super().with_sums_of_tokens(result, sums)
         if "correct" in self._outputs:
-            result = result._replace(correct=np.asarray(sums[1], np.int64))
+            result = result._replace(**{"correct": np.asarray(sums[1], np.int64)})
         if self.bias_grad is not None:
             self.bias_grad[...] = sums[2:]
         return result
@@ -133,7 +133,7 @@ class OptionShard(Shard):
         rounded = attempt.run(self._rounded_bias_grad)
         attempt.raise_kept()
         if rounded is not None:
-            result = result._replace(bias_grad=rounded)
+            result = result._replace(**{"bias_grad": rounded})
         return result._replace(**dict(zip(result._fields, self._call.in_library(result))))
 
     def _rounded_bias_grad(self) -> NDArray | None:
@@ -156,13 +156,14 @@ class OptionShard(Shard):
         """Return the options as functions for parts of a vocabulary accept them."""
         options = {name: self._a[name] for name in (*LOSS_DEFAULTS, "reduction", "ignore_index", "filter_eps")}
         grad_loss = self._vectors.get("grad_loss")
+        needs_entropy = "entropy" in self._outputs or self.upstream["grad_entropy"] is not None
         return {
             **options,
             **self._vectors,
             **self.upstream,
             "grad_loss": np.full(1, self._a["grad_loss"]) if grad_loss is None else grad_loss,
             "vocab_start_index": self.start,
-            "with_more": self._needs_predicted or "entropy" in self._outputs or self.upstream["grad_entropy"] is not None,
+            "with_more": self._needs_predicted or needs_entropy,
             "with_outputs": bool(self._outputs) or any(each is not None for each in self.upstream.values()),
         }
 

@@ -1,7 +1,7 @@
 """Statistics of rows of logits over a vocabulary that is split over ranks, and the losses and outputs made of them.
 
-The formulas are those of ``include/ascend_grad/loss.h``. Sums have terms of one sign, and the sum of exponentials leaves
-out one entry that has the maximum. So losses and probabilities near 0 or 1 keep their digits over ranks, too.
+The formulas are those of ``include/ascend_grad/loss.h``. Sums have terms of one sign, and the sum of exponentials
+leaves out one entry that has the maximum. So losses near 0 and probabilities near 1 keep their digits over ranks, too.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ NUMBERS = 4
 def write_summands(part: PartStatistics, maxima: NDArray, class_sum: float, out: NDArray) -> None:
     """Write this rank's summands of the statistics relative to the maxima of all ranks.
 
-    The columns of `out` are the rest, the number of ranks that have the maximum, the moment, the deficit, and the logits
-    of the targets. `class_sum` is the sum of the class weights of this rank's entries.
+    The columns of `out` are the rest, the number of ranks that have the maximum, the moment, the deficit, and the
+    logits of the targets. `class_sum` is the sum of the class weights of this rank's entries.
     """
     maximum, rest, moment, deficit = part.numbers
     with np.errstate(all="ignore"):

@@ -308,7 +308,7 @@ cdef int describe_rows(Loss *x, cnp.ndarray target, dict options) except -1:
 
 
 cdef cnp.ndarray solve_loss(Loss *x, Py_ssize_t workspace_bytes, int num_threads):
-    """Compute a loss whose rows were described. Return the memory of its vectors."""
+    """Compute a loss whose rows were described. Return the memory of its vectors, which the caller reads results from."""
     cdef cnp.ndarray vectors, memory
     cdef cnp.npy_intp size = vectors_size(x) + ALIGNMENT
     cdef double last_check = 0
@@ -353,7 +353,7 @@ def loss_and_gradients(
     """
     cdef Loss x = loss_of(input, weight, options, results)
     describe_rows(&x, target, options)
-    vectors = solve_loss(&x, workspace_bytes, num_threads)
+    _vectors = solve_loss(&x, workspace_bytes, num_threads)
     write_bias_grad(&x, results.get("bias_grad"))
 
 
@@ -397,7 +397,7 @@ def part_statistics(
     cdef int64_t[::1] entries = argmax
     cdef cnp.ndarray target_logits = logits
     cdef bint is_double = x.p.dtype == AG_FLOAT64
-    vectors = solve_loss(&x, workspace_bytes, num_threads)
+    _vectors = solve_loss(&x, workspace_bytes, num_threads)
     memcpy(cnp.PyArray_DATA(target_logits), x.p.target_logits, n * x.target_count * sizeof(double))
     for i in range(n):
         to[0, i], to[1, i] = number(x.p.logits_max, i, is_double), x.p.rest[i]
@@ -433,7 +433,7 @@ def part_gradients(
     x.whole.target_logits, x.whole.target_weights = doubles(target_logits), doubles(target_weights)
     x.whole.vocab, x.whole.class_sum = options["vocab"], options["class_sum"]
     x.whole.denominators = options["denominators"]
-    vectors = solve_loss(&x, workspace_bytes, num_threads)
+    _vectors = solve_loss(&x, workspace_bytes, num_threads)
     write_bias_grad(&x, results["bias_grad"])
 
 
