@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from .._call import Operator
 from .._checks import (
+    FloatingIfGiven,
     IntegerFrom,
     KnownOutputs,
+    NoLogProbOfSeveralTargets,
     NoOutputOfSeveralTargets,
     PositiveValues,
     ReductionAndItsGradient,
+    Shape,
     TrueOrFalse,
     ValidOutputMask,
     WorkspaceAndFilter,
 )
 from ..arguments import MAX_INDEX
-from .linear import LOSS_DEFAULTS, MIN_WORKSPACE_BYTES, array_checks, option_checks
+from .linear import LOSS_DEFAULTS, MIN_WORKSPACE_BYTES, array_checks, given_options, option_checks
+
+#: Arguments with upstream gradients of outputs.
+OUTPUT_GRADIENTS = ("grad_lse", "grad_log_prob", "grad_entropy")
+
+
+def given_over_ranks(arguments: Mapping[str, Any]) -> list[str]:
+    """Return the names of the options and gradients of outputs of a validated call that differ from their defaults."""
+    return [*given_options(arguments), *(name for name in OUTPUT_GRADIENTS if arguments[name] is not None)]
 
 
 def _operator(name: str, input: str, weight: str, target: str) -> Operator:
@@ -22,12 +36,12 @@ def _operator(name: str, input: str, weight: str, target: str) -> Operator:
         f"parallel.{name}",
         None,
         f"{input} {weight} {target} reduction ignore_index grad_loss deterministic return_grad output_mask "
-        f"workspace_bytes filter_eps {' '.join(LOSS_DEFAULTS)}",
+        f"workspace_bytes filter_eps {' '.join((*LOSS_DEFAULTS, *OUTPUT_GRADIENTS))}",
         family="linear",
         kernels="loss",
         arrays=f"{input} {weight} {target}",
-        mixes=f"{target} token_weight class_weight target_prob temperature bias",
-        optional="grad_loss token_weight class_weight target_prob temperature bias",
+        mixes=f"{target} token_weight class_weight target_prob temperature bias {' '.join(OUTPUT_GRADIENTS)}",
+        optional=f"grad_loss token_weight class_weight target_prob temperature bias {' '.join(OUTPUT_GRADIENTS)}",
         checks=[
             *array_checks(input, weight, target),
             ReductionAndItsGradient(),
@@ -39,6 +53,8 @@ def _operator(name: str, input: str, weight: str, target: str) -> Operator:
             *option_checks(),
             KnownOutputs(),
             NoOutputOfSeveralTargets(),
+            *(check for name in OUTPUT_GRADIENTS for check in (FloatingIfGiven(name), Shape(name, "BT"))),
+            NoLogProbOfSeveralTargets(),
         ],
         value_checks=[PositiveValues("temperature")],
         results=[],

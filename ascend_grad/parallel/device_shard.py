@@ -15,7 +15,7 @@ from .. import arrays, ops
 from .._call import Call
 from ..backends.ascend.array import DeviceArray
 from ..backends.ascend.backend import copy_to_device_of
-from ..contract.linear import given_options
+from ..contract.parallel import given_over_ranks
 from ..errors import ParamInvalidError
 from ..results import LinearCrossEntropy
 from .agreement import Attempt
@@ -151,7 +151,7 @@ class DeviceChunk(RowChunk):
 
 def make_shard(call: Call, *arguments: Any) -> Shard:
     """Return a shard made with these arguments: on a device, with options of the loss, or neither."""
-    given = given_options(call.arguments)
+    given = given_over_ranks(call.arguments)
     if call.device is None:
         return (OptionShard if given else Shard)(call, *arguments)
     for name in given:

@@ -15,7 +15,8 @@ from .. import _linear_python, arrays
 from .._dispatch import requested
 from ..arguments import thread_count
 from ..backends import reference
-from ..contract.linear import LOSS_DEFAULTS, given_options
+from ..contract.linear import LOSS_DEFAULTS
+from ..contract.parallel import OUTPUT_GRADIENTS, given_over_ranks
 from ..errors import BackendUnavailableError
 from ..results import LinearCrossEntropy, with_outputs
 from .agreement import Attempt
@@ -25,7 +26,7 @@ from .shard import Shard, checksum
 from .sums import Share, VectorSums
 
 #: Options with one number for each row, or for each target of a row.
-_OF_ROWS = ("token_weight", "target_prob", "temperature")
+_OF_ROWS = ("token_weight", "target_prob", "temperature", *OUTPUT_GRADIENTS)
 #: Options with one number for each vocabulary entry of this rank.
 _OF_ENTRIES = ("bias", "class_weight")
 
@@ -35,16 +36,13 @@ class OptionShard(Shard):
 
     Attributes
     ----------
-    upstream : dict of (ndarray or None)
-        Upstream gradients of the outputs ``lse``, ``log_prob`` and ``entropy``: float64, shape (BT,).
     bias_grad : ndarray or None
         The gradient with respect to this rank's bias, in float64; None if it is not requested.
     """
 
     def _allocate_rows(self, rows: int) -> None:
-        self._given = given_options(self._a)
+        self._given = given_over_ranks(self._a)
         self._outputs: tuple[str, ...] = self._a["outputs"]
-        self.upstream: dict[str, NDArray | None] = dict.fromkeys(("grad_lse", "grad_log_prob", "grad_entropy"))
         self._targets = 1 if self.target.ndim == 1 else self.target.shape[1]
         self._vectors = {
             name: _wide(self._a[name])
@@ -77,8 +75,8 @@ class OptionShard(Shard):
 
     def facts(self) -> dict[str, Any]:
         found = super().facts()
-        vectors = {name: self._vectors.get(name) for name in _OF_ROWS} | self.upstream
-        found["same"] |= {name: f"checksum {checksum(each)}" for name, each in vectors.items() if each is not None}
+        vectors = {name: self._vectors[name] for name in _OF_ROWS if name in self._vectors}
+        found["same"] |= {name: f"checksum {checksum(each)}" for name, each in vectors.items()}
         return found | {"class_sum": self._own_class_sum}
 
     def facts_of_entries(self) -> dict[str, Any]:
@@ -124,7 +122,7 @@ class OptionShard(Shard):
     def with_sums_of_tokens(self, result: LinearCrossEntropy, sums: NDArray) -> LinearCrossEntropy:
         result = super().with_sums_of_tokens(result, sums)
         if "correct" in self._outputs:
-            result = result._replace(**{"correct": np.asarray(sums[1], np.int64)})
+            result = result._replace(correct=np.asarray(sums[1], np.int64))  # type: ignore[call-arg]  # one of its fields
         if self.bias_grad is not None:
             self.bias_grad[...] = sums[2:]
         return result
@@ -133,7 +131,7 @@ class OptionShard(Shard):
         rounded = attempt.run(self._rounded_bias_grad)
         attempt.raise_kept()
         if rounded is not None:
-            result = result._replace(**{"bias_grad": rounded})
+            result = result._replace(bias_grad=rounded)  # type: ignore[call-arg]  # one of its fields
         return result._replace(**dict(zip(result._fields, self._call.in_library(result))))
 
     def _rounded_bias_grad(self) -> NDArray | None:
@@ -154,17 +152,17 @@ class OptionShard(Shard):
 
     def _part_options(self) -> dict[str, Any]:
         """Return the options as functions for parts of a vocabulary accept them."""
-        options = {name: self._a[name] for name in (*LOSS_DEFAULTS, "reduction", "ignore_index", "filter_eps")}
+        names = (*LOSS_DEFAULTS, *OUTPUT_GRADIENTS, "reduction", "ignore_index", "filter_eps")
+        options = {name: self._a[name] for name in names}
         grad_loss = self._vectors.get("grad_loss")
-        needs_entropy = "entropy" in self._outputs or self.upstream["grad_entropy"] is not None
+        needs_entropy = "entropy" in self._outputs or "grad_entropy" in self._vectors
         return {
             **options,
             **self._vectors,
-            **self.upstream,
             "grad_loss": np.full(1, self._a["grad_loss"]) if grad_loss is None else grad_loss,
             "vocab_start_index": self.start,
             "with_more": self._needs_predicted or needs_entropy,
-            "with_outputs": bool(self._outputs) or any(each is not None for each in self.upstream.values()),
+            "with_outputs": bool(self._outputs) or any(name in self._vectors for name in OUTPUT_GRADIENTS),
         }
 
     def _find_statistics(self) -> None:

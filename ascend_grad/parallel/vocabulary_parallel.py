@@ -55,6 +55,9 @@ def linear_cross_entropy(
     logit_scale: float = 1.0,
     softcap: float | None = None,
     outputs: Sequence[str] = (),
+    grad_lse: ArrayLike | None = None,
+    grad_log_prob: ArrayLike | None = None,
+    grad_entropy: ArrayLike | None = None,
     backend: str | None = None,
     num_threads: int | None = None,
 ) -> LinearCrossEntropy:
@@ -149,7 +152,7 @@ def linear_cross_entropy(
     values = [
         input, weight_shard, target, reduction, ignore_index, grad_loss, deterministic, return_grad, output_mask,
         workspace_bytes, filter_eps, token_weight, class_weight, target_prob, label_smoothing, lse_square_scale,
-        temperature, denominator, bias, logit_scale, softcap, outputs
+        temperature, denominator, bias, logit_scale, softcap, outputs, grad_lse, grad_log_prob, grad_entropy
     ]  # fmt: skip
     execution = {"backend": backend, "num_threads": num_threads}
 

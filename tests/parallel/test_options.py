@@ -115,6 +115,23 @@ def test_any_options(drawn, deterministic):
             np.testing.assert_allclose(value, expected, rtol=1e-12, atol=1e-12, err_msg=name)
 
 
+@pytest.mark.parametrize("option", ["outputs", "token weights alone", "cap", "classes and smoothing", "all"])
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_gradients_of_outputs(option, backend, dtype):
+    """Upstream gradients of outputs add to the gradients."""
+    a = arguments(option, dtype, "none")
+    random = generator("gradients of outputs", option)
+    upstream = {name: random.standard_normal(41) for name in ("grad_lse", "grad_log_prob", "grad_entropy")}
+    if "target_prob" in a:
+        del upstream["grad_log_prob"]
+    counted = (a["target"] != -7).reshape(41, -1).any(-1)
+    right = {name: np.where(counted, each, 0) for name, each in upstream.items()}
+    for each in whole_with_options(with_options(a | upstream, CUTS, backend=backend)):
+        check(each, a, dtype, **right)
+    for each in whole_of_grid(on_grid_with_options(a | upstream, [0, 17, 50], ROWS, backend=backend), "none"):
+        check(each, a, dtype, **right)
+
+
 # ---- digits, ties, and numbers that are not finite -------------------------------------------------------------------
 
 

@@ -79,7 +79,7 @@ def tokens_rank(
 
 
 #: Options with one number for each token, or for each vocabulary entry.
-OF_TOKENS = ("token_weight", "temperature", "target_prob", "grad_loss")
+OF_TOKENS = ("token_weight", "temperature", "target_prob", "grad_loss", "grad_lse", "grad_log_prob", "grad_entropy")
 OF_ENTRIES = ("bias", "class_weight")
 #: Results with one number for each token.
 BESIDE = ("lse", "log_prob", "entropy", "predicted")
