@@ -76,7 +76,7 @@ def data_parallel_linear_cross_entropy(
         The layer's input for this rank's tokens; float32, float16, bfloat16 or float64. There may be none.
     weight : array_like, shape (V, H)
         The layer's weight, of the dtype of `input_rows`, the same on every rank of `comm`.
-    target_rows : array_like of int32 or int64, shape (BT of this rank,)
+    target_rows : array_like of int32 or int64, shape (BT of this rank,), or (BT of this rank, K) with `target_prob`
         Ids in the vocabulary, or `ignore_index`.
     comm : Communicator, mpi4py.MPI.Comm, torch.distributed.ProcessGroup or None
         The ranks that the tokens are split over.
@@ -92,6 +92,13 @@ def data_parallel_linear_cross_entropy(
         sum's rows ``slice(*vocab_range(V, comm.rank, comm.size))``.
     deterministic, return_grad, output_mask, workspace_bytes, filter_eps, backend, num_threads
         As in `linear_cross_entropy`.
+    token_weight, target_prob, temperature, grad_lse, grad_log_prob, grad_entropy
+        As in `linear_cross_entropy`, for this rank's tokens. A `temperature` for all tokens is the same on every rank.
+    label_smoothing, lse_square_scale, denominator, logit_scale, softcap, outputs
+        As in `linear_cross_entropy`, the same on every rank. Without a `denominator`, a mean is divided by the sum of
+        the weights of the tokens of all ranks.
+    class_weight, bias : array_like, shape (V,), optional
+        As in `linear_cross_entropy`, for the rows of `weight`. They are the same on every rank of `comm`.
 
     Returns
     -------
@@ -102,13 +109,23 @@ def data_parallel_linear_cross_entropy(
         The gradient with respect to `input_rows`, in its dtype.
     weight_grad : ndarray, shape (V, H) or (rows of this rank, H), or None
         The gradient with respect to `weight`, in its dtype.
+    bias_grad : ndarray, shape (V,), or None
+        The gradient with respect to `bias`, in its dtype: the whole sum over `comm`, whatever `reduce_weight_grad` is.
+        The field exists if `bias` is given.
+    lse, log_prob, entropy, predicted : ndarray, shape (BT of this rank,)
+        The requested outputs of this rank's tokens.
+    correct : ndarray of int64, shape ()
+        The number of tokens of all ranks whose target is the predicted entry, if requested.
 
     Raises
     ------
     ParamNullptrError
         161001: `input_rows`, `weight` or `target_rows` is None.
     ParamInvalidError
-        161002: an argument is not as described, or differs between ranks where it must not.
+        161002: an argument is not as described, or differs between ranks where it must not. Options are given for
+        arrays on a device.
+    BackendUnavailableError
+        The backend of a device is requested for a call with options.
     RankError
         Another rank raised an exception; the message names the rank.
 
@@ -124,7 +141,8 @@ def data_parallel_linear_cross_entropy(
     The weights have to be the same on all ranks of `comm`; only their shapes are compared. One call makes these
     collective operations on `comm`: a gathering of 1024 bytes from each rank, the sum of two numbers, and the sum of
     V H numbers in float32 (float64). On a grid it also makes the collective operations of `linear_cross_entropy` on
-    `vocab_comm`.
+    `vocab_comm`. With options, the sum of two numbers becomes a sum of three, and of V more with a bias; a mean without
+    `denominator` needs the sum of two more numbers, the weights.
 
     Examples
     --------
