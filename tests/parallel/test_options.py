@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 
 import numpy as np
 import pytest
@@ -10,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from linear_samples import Shape
 from loss_samples import EVERY, OPTIONS, arguments_of, check
-from parallel_samples import on_grid_with_options, whole_of_grid, whole_with_options, with_options
+from parallel_samples import on_grid_with_options, part_with_options, whole_of_grid, whole_with_options, with_options
 from samples import DTYPES, assert_identical, generator
-from thread_ranks import Group, on_ranks
+from thread_ranks import Group, on_grid, on_ranks
 
 import ascend_grad as ag
 from ascend_grad import parallel
-from ascend_grad.parallel import agreement
+from ascend_grad.parallel import agreement, option_shard
 
 SHAPE, CUTS, ROWS = Shape(41, 50, 20), [0, 17, 17, 45, 50], [0, 11, 11, 41]
 SHARES = (True, False, "scatter")
@@ -242,7 +243,66 @@ def test_most_options_fit_on_a_card():
     assert told == [[facts, facts]] * 2
 
 
-# ---- errors ----------------------------------------------------------------------------------------------------------
+# ---- errors of one rank between two collective operations ------------------------------------------------------------
+
+STEPS = ["part_statistics", "candidates", "write_summands", "RowStatistics", "part_gradients"]
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """Return a function that makes a step raise an error in the thread of one rank."""
+
+    def patch(step, rank, error):
+        module = option_shard._linear_python if step.startswith("part_") else option_shard
+        original = getattr(module, step)
+
+        def stepped(*args):
+            if threading.current_thread().name == f"rank {rank}":
+                raise error
+            return original(*args)
+
+        monkeypatch.setattr(module, step, stepped)
+
+    return patch
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("error", [MemoryError("no room"), KeyboardInterrupt()], ids=["memory", "Ctrl-C"])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_an_error_in_a_step(failing, step, error, deterministic):
+    """Every rank raises, and none is left waiting."""
+    failing(step, 1, error)
+    a, cuts = arguments("outputs") | {"bias": np.ones(50)}, [0, 17, 45, 50]
+
+    def work(comm):
+        given, keywords = part_with_options(a, slice(cuts[comm.rank], cuts[comm.rank + 1]))
+        return parallel.linear_cross_entropy(*given, comm=comm, deterministic=deterministic, **keywords)
+
+    results = on_ranks(3, work)
+    assert results[1] is error
+    for rank in (0, 2):
+        assert type(results[rank]) is parallel.RankError
+        assert f"rank 1 failed: {type(error).__name__}" in str(results[rank])
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("rank", [0, 3])
+def test_an_error_on_a_grid(failing, step, rank):
+    error = MemoryError("no room")
+    failing(step, rank, error)
+    a = arguments("outputs")
+
+    def work(vocab_comm, comm):
+        entries, tokens = (slice(n * each.rank, n * each.rank + n) for n, each in ((25, vocab_comm), (20, comm)))
+        given, keywords = part_with_options(a, entries, tokens)
+        return parallel.data_parallel_linear_cross_entropy(*given, comm=comm, vocab_comm=vocab_comm, **keywords)
+
+    results = list(on_grid(2, 2, work).values())
+    assert results[rank] is error
+    assert [type(each) for i, each in enumerate(results) if i != rank] == [parallel.RankError] * 3
+
+
+# ---- arguments -------------------------------------------------------------------------------------------------------
 
 BAD = [
     ({"token_weight": np.ones(3)}, ag.ParamInvalidError, "token_weight: expected"),
