@@ -44,13 +44,12 @@ class OptionShard(Shard):
         self._given = given_over_ranks(self._a)
         self._outputs: tuple[str, ...] = self._a["outputs"]
         self._targets = 1 if self.target.ndim == 1 else self.target.shape[1]
+        #: The options that are arrays.
         self._vectors = {
             name: _wide(self._a[name])
-            for name in ("grad_loss", *_OF_ROWS, *_OF_ENTRIES)
-            if self._a[name] is not None and (name == "grad_loss" or not isinstance(self._a[name], float))
+            for name in (*_OF_ROWS, *_OF_ENTRIES)
+            if self._a[name] is not None and not isinstance(self._a[name], float)
         }
-        if not isinstance(self._a["grad_loss"], float):
-            self._vectors["grad_loss"] = _wide(arrays.host_values(self._a["grad_loss"]))
         classes = self._vectors.get("class_weight")
         #: Sum of the class weights of this rank's entries.
         self._own_class_sum = float(len(self.weight) if classes is None else classes.sum())
@@ -154,12 +153,11 @@ class OptionShard(Shard):
         """Return the options as functions for parts of a vocabulary accept them."""
         names = (*LOSS_DEFAULTS, *OUTPUT_GRADIENTS, "reduction", "ignore_index", "filter_eps")
         options = {name: self._a[name] for name in names}
-        grad_loss = self._vectors.get("grad_loss")
         needs_entropy = "entropy" in self._outputs or "grad_entropy" in self._vectors
         return {
             **options,
             **self._vectors,
-            "grad_loss": np.full(1, self._a["grad_loss"]) if grad_loss is None else grad_loss,
+            "grad_loss": np.atleast_1d(_wide(self._a["grad_loss"])),
             "vocab_start_index": self.start,
             "with_more": self._needs_predicted or needs_entropy,
             "with_outputs": bool(self._outputs) or any(name in self._vectors for name in OUTPUT_GRADIENTS),
