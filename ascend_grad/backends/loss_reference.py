@@ -19,6 +19,8 @@ class Targets(NamedTuple):
     entries: NDArray
     #: Probabilities, float64, shape (rows, K); 0 for an entry that adds nothing.
     prob: NDArray
+    #: Probabilities times class weights, if targets may be in another part of the vocabulary. They count there, too.
+    weights: NDArray | None = None
 
 
 class Terms(NamedTuple):
@@ -30,6 +32,9 @@ class Terms(NamedTuple):
     token_weight: NDArray
     label_smoothing: float
     lse_square_scale: float
+    #: Entries of the whole vocabulary and the sum of their weights; None: the logits are of the whole vocabulary.
+    vocabulary: int | None = None
+    class_sum: float | None = None
 
 
 class RowStatistics:
@@ -58,6 +63,8 @@ class RowStatistics:
 
 def target_weights(targets: Targets, terms: Terms) -> NDArray:
     """Return ``(1 - smoothing) q_k c_tk`` for each target, shape (rows, K)."""
+    if targets.weights is not None:
+        return (1 - terms.label_smoothing) * targets.weights
     weights = (1 - terms.label_smoothing) * targets.prob * terms.class_weight[np.maximum(targets.entries, 0)]
     return np.where(targets.entries < 0, 0, weights)
 
@@ -67,11 +74,16 @@ def _weighted(weight: NDArray, values: NDArray) -> NDArray:
     return np.where(weight == 0, 0, weight * values)
 
 
+def deficit(row: RowStatistics, class_weight: NDArray) -> NDArray:
+    """Return the sum of ``c_v (max - z_v)`` of each row."""
+    return np.sum(_weighted(class_weight, row.distance), axis=-1)
+
+
 def losses(row: RowStatistics, targets: Targets, terms: Terms) -> tuple[NDArray, NDArray]:
     """Return the cross-entropy and the term of the squared lse of each row, weighted, shape (rows,) each."""
     loss = np.sum(_weighted(target_weights(targets, terms), row.negative_log_prob(targets.entries)), axis=-1)
     if terms.label_smoothing:
-        smoothed = terms.class_weight.sum() * row.log_sum + np.sum(_weighted(terms.class_weight, row.distance), axis=-1)
+        smoothed = terms.class_weight.sum() * row.log_sum + deficit(row, terms.class_weight)
         loss = loss + terms.label_smoothing / row.distance.shape[-1] * smoothed
     square = terms.lse_square_scale * row.lse**2 if terms.lse_square_scale else np.zeros_like(loss)
     return _weighted(terms.token_weight, loss), _weighted(terms.token_weight, square)
@@ -94,17 +106,17 @@ def gradient(
     """
     rows, vocabulary = row.distance.shape
     scaled = grad_loss * terms.token_weight
-    has_target = targets.entries >= 0
-    # log p_t = z_t - lse, so its gradient is one_hot - p.
-    weights = scaled[:, None] * target_weights(targets, terms) - np.reshape(grad_log_prob, (-1, 1)) * has_target
-    smoothing = scaled * terms.label_smoothing / vocabulary
-    a = weights.sum(axis=-1) + smoothing * terms.class_weight.sum() + grad_lse
+    # log p_t = z_t - lse, so its gradient is one_hot - p. Rows with an upstream gradient of it have one target.
+    weights = scaled[:, None] * target_weights(targets, terms) - np.reshape(grad_log_prob, (-1, 1))
+    smoothing = scaled * terms.label_smoothing / (terms.vocabulary or vocabulary)
+    class_sum = terms.class_weight.sum() if terms.class_sum is None else terms.class_sum
+    a = weights.sum(axis=-1) + smoothing * class_sum + grad_lse
     if terms.lse_square_scale:
         a = a + 2 * grad_square * terms.token_weight * terms.lse_square_scale * row.lse
     b = np.broadcast_to(-np.asarray(grad_entropy, np.float64), rows)
 
     one_hot = np.zeros((rows, vocabulary))
-    each, k = np.nonzero(has_target)
+    each, k = np.nonzero(targets.entries >= 0)
     np.add.at(one_hot, (each, targets.entries[each, k]), weights[each, k])
     # 1 - p without cancellation where p is almost 1
     p = np.exp(-row.distance) / (1 + row.rest)[:, None]

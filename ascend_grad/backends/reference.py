@@ -268,7 +268,7 @@ def linear_cross_entropy(vocab_start_index, lse_square_scale, reduction, **argum
 
 
 class _GivenStatistics(NamedTuple):
-    """Statistics of rows as `loss_reference.RowStatistics` has them, relative to the given lse."""
+    """Statistics of rows as `loss_reference.RowStatistics` has them, given by the caller."""
 
     distance: np.ndarray
     lse: np.ndarray
@@ -287,6 +287,54 @@ def linear_cross_entropy_backward(lse, entropy, grad_lse, grad_log_prob, grad_en
         row = _GivenStatistics(lse[rows][:, None] - z, lse[rows], entropy[rows], np.zeros(rows.size))
         loss.add_gradients(rows, row, slope, (grad_lse[rows], grad_log_prob[rows], grad_entropy[rows]))
     return loss.input_grad, loss.weight_grad, loss.bias_grad
+
+
+class _PartOfLoss(_Loss):
+    """The rows and targets of a loss, with the logits of a part of its vocabulary."""
+
+    def __init__(self, input, weight, target, options):
+        super().__init__(input, weight, target, **{**options, "reduction": "none", "denominator": None})
+        self.entries = np.where(self.entries < len(weight), np.maximum(self.entries, -1), -1)
+
+    def set_whole(self, options, target_weights):
+        """Set the numbers of the whole vocabulary, which gradients need."""
+        self.over, self.over_square = map(np.float64, options["denominators"])
+        self.vocabulary, self.class_sum, self.target_weights = options["vocab"], options["class_sum"], target_weights
+
+    def of_rows(self, rows):
+        targets, terms = super().of_rows(rows)
+        terms = terms._replace(vocabulary=self.vocabulary, class_sum=self.class_sum)
+        return targets._replace(weights=self.target_weights[rows]), terms
+
+
+def part_statistics(input, weight, target, options):
+    """Compute the statistics of a part of a vocabulary, as `_linear_python.part_statistics` returns them."""
+    with np.errstate(all="ignore"):
+        loss = _PartOfLoss(input, weight, target, options)
+        numbers, argmax = np.zeros((4, len(input))), np.zeros(len(input), np.int64)
+        logits = np.zeros(loss.entries.shape)
+        for rows, z, _ in loss.chunks():
+            row, entries = loss_reference.RowStatistics(z), loss.entries[rows]
+            numbers[:, rows] = row.max, row.rest, row.moment, loss_reference.deficit(row, loss.classes)
+            argmax[rows] = row.predicted
+            logits[rows] = np.where(entries < 0, 0, np.take_along_axis(z, np.maximum(entries, 0), axis=-1))
+    return numbers, argmax, logits
+
+
+def part_gradients(input, weight, target, options, numbers, target_weights, results):
+    """Compute the gradients of a part of a vocabulary, as `_linear_python.part_gradients` does."""
+    upstream = [options[name] for name in ("grad_lse", "grad_log_prob", "grad_entropy")]
+    with np.errstate(all="ignore"):
+        loss = _PartOfLoss(input, weight, target, options)
+        loss.set_whole(options, target_weights)
+        for rows, z, slope in loss.chunks():
+            maximum, rest, moment, _ = numbers[:, rows]
+            row = _GivenStatistics(maximum[:, None] - z, maximum + np.log1p(rest), moment, rest)
+            of_outputs = [np.zeros(rows.size) if each is None else each[rows] for each in upstream]
+            loss.add_gradients(rows, row, slope, of_outputs if any(each is not None for each in upstream) else ())
+        for name, result in results.items():
+            if result is not None:
+                arrays.round_into(result, getattr(loss, name))
 
 
 #: Temperatures of `linear_top_k` beyond these limits count as the nearest one.

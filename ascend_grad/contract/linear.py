@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
 from .._call import ACCUMULATOR, Check, Operator, Result
@@ -150,15 +153,13 @@ LOSS_DEFAULTS = {
 STATISTICS_AND_GRADIENTS = ("lse", "entropy", "grad_lse", "grad_log_prob", "grad_entropy")
 
 
-def _array_checks() -> list[Check]:
-    """Return the first checks of a loss with options: its required arrays."""
+def given_options(arguments: Mapping[str, Any]) -> list[str]:
+    """Return the names of the options of a validated loss that differ from their defaults."""
     return [
-        NotNone(),
-        Floating("input", "weight"),
-        Int32OrInt64("target"),
-        Shape("input", "BT", "H"),
-        Shape("weight", "V", "H"),
-        TargetsWithProbabilities("target", "target_prob"),
+        name
+        for name, default in LOSS_DEFAULTS.items()
+        if (got := arguments[name]) is not default
+        and (default is None or not isinstance(got, type(default)) or got != default)
     ]
 
 
@@ -173,7 +174,19 @@ def _logit_checks() -> list[Check]:
     ]
 
 
-def _option_checks() -> list[Check]:
+def array_checks(input: str = "input", weight: str = "weight", target: str = "target") -> list[Check]:
+    """Return the first checks of a loss with options: its required arrays."""
+    return [
+        NotNone(),
+        Floating(input, weight),
+        Int32OrInt64(target),
+        Shape(input, "BT", "H"),
+        Shape(weight, "V", "H"),
+        TargetsWithProbabilities(target, "target_prob"),
+    ]
+
+
+def option_checks() -> list[Check]:
     """Return the checks of a loss's options but for its outputs."""
     return [
         FloatingIfGiven("token_weight"),
@@ -198,14 +211,14 @@ LINEAR_CROSS_ENTROPY = Operator(
     mixes="target token_weight class_weight target_prob temperature bias",
     optional="grad_loss token_weight class_weight target_prob temperature bias",
     checks=[
-        *_array_checks(),
+        *array_checks(),
         ReductionAndItsGradient(),
         IntegerFrom("ignore_index", -MAX_INDEX - 1),
         IntegerFrom("vocab_start_index", 0),
         TrueOrFalse("return_grad"),
         ValidOutputMask(),
         WorkspaceAndFilter(MIN_WORKSPACE_BYTES),
-        *_option_checks(),
+        *option_checks(),
         KnownOutputs(),
         NoOutputOfSeveralTargets(),
     ],
@@ -262,7 +275,7 @@ LINEAR_CROSS_ENTROPY_BACKWARD = Operator(
     optional="grad_loss entropy grad_lse grad_log_prob grad_entropy token_weight class_weight target_prob temperature "
     "bias",
     checks=[
-        *_array_checks(),
+        *array_checks(),
         *(check for name in STATISTICS_AND_GRADIENTS for check in (FloatingIfGiven(name), Shape(name, "BT"))),
         EntropyForItsGradient(),
         NoLogProbOfSeveralTargets(),
@@ -271,7 +284,7 @@ LINEAR_CROSS_ENTROPY_BACKWARD = Operator(
         IntegerFrom("vocab_start_index", 0),
         ValidOutputMask(),
         WorkspaceAndFilter(MIN_WORKSPACE_BYTES),
-        *_option_checks(),
+        *option_checks(),
     ],
     value_checks=[TargetsInTheVocabulary(), PositiveValues("temperature")],
     results=[

@@ -8,6 +8,7 @@ following operations, until one of them transfers the number of failed ranks; th
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -18,7 +19,7 @@ from .communicators import Collectives
 
 _T = TypeVar("_T")
 
-#: Bytes of a card, the JSON text that a rank sends to the others. One size for all ranks needs one operation only.
+#: Bytes of a card, the facts that a rank sends to the others. One size for all ranks needs one operation only.
 CARD_BYTES = 1024
 #: Maximum length of the text of an exception on a card, in characters of JSON.
 _TEXT_LENGTH = 700
@@ -60,13 +61,13 @@ class Attempt:
         `facts` is this rank's card, replaced by the exception if this rank failed.
         """
         card = facts if self.error is None else {"error": _text(self.error)}
-        written = bytearray(json.dumps(card).encode().ljust(CARD_BYTES))
+        written = bytearray(_packed(card))
         try:
             cards = ranks.allgather(np.frombuffer(written, np.uint8))
         except AscendGradError as error:  # the caller's communicator returned something else
             error.operator = self.operator
             raise
-        told = [json.loads(row.tobytes()) for row in cards]
+        told = [_unpacked(row.tobytes()) for row in cards]
         self.raise_kept()
         for rank, each in enumerate(told):
             if "error" in each:
@@ -85,6 +86,17 @@ class Attempt:
         self.settle(ranks, failures[0])
 
 
+def _packed(card: dict[str, Any] | None) -> bytes:
+    """Return a card as CARD_BYTES bytes: its JSON text, compressed if it is too long, as with most of the options."""
+    text = json.dumps(card).encode()
+    return (text if len(text) <= CARD_BYTES else zlib.compress(text, 9)).ljust(CARD_BYTES)
+
+
+def _unpacked(packed: bytes) -> dict[str, Any]:
+    is_text = packed.startswith(b"{")
+    return json.loads(packed if is_text else zlib.decompressobj().decompress(packed))
+
+
 def _text(error: BaseException) -> str:
     text = f"{type(error).__name__}: {error}".encode("ascii", "backslashreplace").decode()
     while len(json.dumps(text)) > _TEXT_LENGTH:
@@ -95,7 +107,8 @@ def _text(error: BaseException) -> str:
 def check_agreement(facts: Sequence[dict[str, Any]], operator: str) -> None:
     """Check that every fact is the same on all ranks; otherwise raise the same error on all of them."""
     for rank, each in enumerate(facts):
-        for name, value in facts[0].items():
+        for name in {**facts[0], **each}:
+            value = facts[0].get(name)
             if each.get(name) != value:
                 got = f"{value} on rank 0 and {each.get(name)} on rank {rank}"
                 raise ParamInvalidError(f"{name}: expected the same on every rank, got {got}", operator=operator)

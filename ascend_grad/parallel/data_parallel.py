@@ -48,6 +48,20 @@ def data_parallel_linear_cross_entropy(
     output_mask: Sequence[bool] = (True, True),
     workspace_bytes: int | None = None,
     filter_eps: float = 0.0,
+    token_weight: ArrayLike | None = None,
+    class_weight: ArrayLike | None = None,
+    target_prob: ArrayLike | None = None,
+    label_smoothing: float = 0.0,
+    lse_square_scale: float = 0.0,
+    temperature: ArrayLike = 1.0,
+    denominator: float | None = None,
+    bias: ArrayLike | None = None,
+    logit_scale: float = 1.0,
+    softcap: float | None = None,
+    outputs: Sequence[str] = (),
+    grad_lse: ArrayLike | None = None,
+    grad_log_prob: ArrayLike | None = None,
+    grad_entropy: ArrayLike | None = None,
     backend: str | None = None,
     num_threads: int | None = None,
 ) -> LinearCrossEntropy:
@@ -62,7 +76,7 @@ def data_parallel_linear_cross_entropy(
         The layer's input for this rank's tokens; float32, float16, bfloat16 or float64. There may be none.
     weight : array_like, shape (V, H)
         The layer's weight, of the dtype of `input_rows`, the same on every rank of `comm`.
-    target_rows : array_like of int32 or int64, shape (BT of this rank,)
+    target_rows : array_like of int32 or int64, shape (BT of this rank,), or (BT of this rank, K) with `target_prob`
         Ids in the vocabulary, or `ignore_index`.
     comm : Communicator, mpi4py.MPI.Comm, torch.distributed.ProcessGroup or None
         The ranks that the tokens are split over.
@@ -78,6 +92,13 @@ def data_parallel_linear_cross_entropy(
         sum's rows ``slice(*vocab_range(V, comm.rank, comm.size))``.
     deterministic, return_grad, output_mask, workspace_bytes, filter_eps, backend, num_threads
         As in `linear_cross_entropy`.
+    token_weight, target_prob, temperature, grad_lse, grad_log_prob, grad_entropy
+        As in `linear_cross_entropy`, for this rank's tokens. A `temperature` for all tokens is the same on every rank.
+    label_smoothing, lse_square_scale, denominator, logit_scale, softcap, outputs
+        As in `linear_cross_entropy`, the same on every rank. Without a `denominator`, a mean is divided by the sum of
+        the weights of the tokens of all ranks.
+    class_weight, bias : array_like, shape (V,), optional
+        As in `linear_cross_entropy`, for the rows of `weight`. They are the same on every rank of `comm`.
 
     Returns
     -------
@@ -88,13 +109,23 @@ def data_parallel_linear_cross_entropy(
         The gradient with respect to `input_rows`, in its dtype.
     weight_grad : ndarray, shape (V, H) or (rows of this rank, H), or None
         The gradient with respect to `weight`, in its dtype.
+    bias_grad : ndarray, shape (V,), or None
+        The gradient with respect to `bias`, in its dtype: the whole sum over `comm`, whatever `reduce_weight_grad` is.
+        The field exists if `bias` is given.
+    lse, log_prob, entropy, predicted : ndarray, shape (BT of this rank,)
+        The requested outputs of this rank's tokens.
+    correct : ndarray of int64, shape ()
+        The number of tokens of all ranks whose target is the predicted entry, if requested.
 
     Raises
     ------
     ParamNullptrError
         161001: `input_rows`, `weight` or `target_rows` is None.
     ParamInvalidError
-        161002: an argument is not as described, or differs between ranks where it must not.
+        161002: an argument is not as described, or differs between ranks where it must not. Options are given for
+        arrays on a device.
+    BackendUnavailableError
+        The backend of a device is requested for a call with options.
     RankError
         Another rank raised an exception; the message names the rank.
 
@@ -110,7 +141,8 @@ def data_parallel_linear_cross_entropy(
     The weights have to be the same on all ranks of `comm`; only their shapes are compared. One call makes these
     collective operations on `comm`: a gathering of 1024 bytes from each rank, the sum of two numbers, and the sum of
     V H numbers in float32 (float64). On a grid it also makes the collective operations of `linear_cross_entropy` on
-    `vocab_comm`.
+    `vocab_comm`. With options, the sum of two numbers becomes a sum of three, and of V more with a bias; a mean without
+    `denominator` needs the sum of two more numbers, the weights.
 
     Examples
     --------
@@ -127,7 +159,8 @@ def data_parallel_linear_cross_entropy(
     ranks, vocab_ranks = collectives(comm, "comm", _NAME), collectives(vocab_comm, "vocab_comm", _NAME)
     values = [
         input_rows, weight, target_rows, reduction, ignore_index, grad_loss, deterministic, return_grad, output_mask,
-        workspace_bytes, filter_eps
+        workspace_bytes, filter_eps, token_weight, class_weight, target_prob, label_smoothing, lse_square_scale,
+        temperature, denominator, bias, logit_scale, softcap, outputs, grad_lse, grad_log_prob, grad_entropy
     ]  # fmt: skip
     execution = {"backend": backend, "num_threads": num_threads}
 
@@ -172,6 +205,7 @@ def data_parallel_linear_cross_entropy(
             "shape of weight": list(shard.weight.shape),
             "vocab_start_index": shard.start,
             **shard.options(),
+            **shard.facts_of_entries(),
             "reduce_weight_grad": reduce_weight_grad,
         }
         return {"same": same, "count": shard.count}
@@ -186,20 +220,19 @@ def data_parallel_linear_cross_entropy(
 
     count = inner.run(agreed_count)
     if count is None:  # every rank of comm knows, ranks of vocab_comm may not: solve() tells them and raises
-        return shard.solve(inner, 0)
+        return shard.solve(inner, 0, ranks)
 
     def solve() -> LinearCrossEntropy:
-        solved = shard.solve(inner, count)
+        solved = shard.solve(inner, count, ranks)
         inner.raise_kept()
         return solved
 
     result = attempt.run(solve)
-    loss = np.array([0 if result is None or reduction == "none" else result.loss, attempt.failed], np.float64)
-    VectorSums(ranks, loss.size, loss.dtype, deterministic).add(loss)
-    attempt.settle(ranks, loss[1])
+    sums = np.concatenate([[attempt.failed], *shard.summands_of_tokens(result)])
+    VectorSums(ranks, sums.size, sums.dtype, deterministic).add(sums)
+    attempt.settle(ranks, sums[0])
     assert result is not None
-    if reduction != "none":
-        result = result._replace(loss=np.asarray(loss[0], shard.accumulator))
+    result = shard.with_sums_of_tokens(result, sums[1:])
     if weight_sum is not None:
         weight_grad: Any = weight_sum.result(attempt)
         result = result._replace(weight_grad=weight_grad)

@@ -15,10 +15,13 @@ from .. import arrays, ops
 from .._call import Call
 from ..backends.ascend.array import DeviceArray
 from ..backends.ascend.backend import copy_to_device_of
+from ..contract.parallel import given_over_ranks
+from ..errors import ParamInvalidError
 from ..results import LinearCrossEntropy
 from .agreement import Attempt
 from .communicators import Collectives
 from .device_sums import DeviceMatrixSum, device_matrix_sum
+from .option_shard import OptionShard
 from .row_chunk import ChunkProblem, ChunkStatistics, RowChunk
 from .shard import Shard
 from .sums import Share
@@ -147,5 +150,11 @@ class DeviceChunk(RowChunk):
 
 
 def make_shard(call: Call, *arguments: Any) -> Shard:
-    """Return a `Shard`, or a `DeviceShard` for arrays on a device, made with these arguments."""
-    return (Shard if call.device is None else DeviceShard)(call, *arguments)
+    """Return a shard made with these arguments: on a device, with options of the loss, or neither."""
+    given = given_over_ranks(call.arguments)
+    if call.device is None:
+        return (OptionShard if given else Shard)(call, *arguments)
+    for name in given:
+        message = f"{name}: over ranks, losses of arrays on a device have no options (pass arrays on the host)"
+        raise ParamInvalidError(message, operator=call.operator.name)
+    return DeviceShard(call, *arguments)

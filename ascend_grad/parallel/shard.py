@@ -82,24 +82,28 @@ class Shard:
         self.dtype = arrays.native(self.input.dtype)
         self.accumulator = arrays.accumulator_dtype(self.dtype)
         self.target = np.ascontiguousarray(arrays.host_values(target), arrays.native(target.dtype))
-        self._counted = self.target != self._a["ignore_index"]
+        is_target = self.target != self._a["ignore_index"]
+        self._counted = is_target if is_target.ndim == 1 else is_target.any(axis=-1)
         #: Number of tokens on this rank that are not ignored.
         self.count = int(np.count_nonzero(self._counted))
 
         # The arrays of collective operations are allocated before the first one: a rank that lacks memory can say so.
-        rows = len(self.target)
+        self._allocate_rows(len(self.target))
+        #: The sum for the input's gradient: a `MatrixSum`, or a `DeviceMatrixSum` for arrays on a device.
+        self.input_sum: Any = None
+        self._weight_grad: Any = None
+        self._capacity = Capacity(0, 1)
+        self._allocate(share, weight_grad)
+
+    def _allocate_rows(self, rows: int) -> None:
+        """Allocate the arrays with some numbers for each row."""
         self._maxima = np.zeros(rows, self.accumulator)
         #: Columns: each row's sum of exponentials, and the logit of its target.
         self._sums = np.zeros((rows, 2), self.accumulator)
         self._losses = np.empty(rows, self.accumulator)
         #: The upstream gradient of each row.
         self._grad = np.zeros(rows, self.accumulator)
-        self._sums_of_ranks = VectorSums(ranks, self._sums.size, self.accumulator, self._a["deterministic"])
-        #: The sum for the input's gradient: a `MatrixSum`, or a `DeviceMatrixSum` for arrays on a device.
-        self.input_sum: Any = None
-        self._weight_grad: Any = None
-        self._capacity = Capacity(0, 1)
-        self._allocate(share, weight_grad)
+        self._sums_of_ranks = VectorSums(self._ranks, self._sums.size, self.accumulator, self._a["deterministic"])
 
     @property
     def wanted(self) -> list[bool]:
@@ -137,12 +141,16 @@ class Shard:
             f"shape of {input}": list(self.input.shape),
             f"dtype of {input}": self.dtype.name,
             f"dtype of {target}": self.target.dtype.name,
-            f"checksum of {target}": _checksum(self.target),
+            f"checksum of {target}": checksum(self.target),
             **self.options(),
         }
         if not isinstance(self._a["grad_loss"], float):
-            same["checksum of grad_loss"] = _checksum(arrays.host_values(self._a["grad_loss"]).astype(np.float64))
+            same["checksum of grad_loss"] = checksum(arrays.host_values(self._a["grad_loss"]).astype(np.float64))
         return {"same": same, "rows": self.weight.shape[0], "start": self._start_index, "capacity": self._capacity}
+
+    def facts_of_entries(self) -> dict[str, Any]:
+        """Return facts about vectors over the vocabulary, the same on ranks with the same vocabulary entries."""
+        return {}
 
     def options(self) -> dict[str, Any]:
         """Return the arguments that are not arrays."""
@@ -183,10 +191,11 @@ class Shard:
 
     # -- the loss and the gradients --
 
-    def solve(self, attempt: Attempt, count: int) -> LinearCrossEntropy:
+    def solve(self, attempt: Attempt, count: int, token_ranks: Collectives | None = None) -> LinearCrossEntropy:
         """Compute the loss and the gradients. For a mean, this shard's loss is the sum of its rows divided by `count`.
 
-        `count` is the number of tokens in the mean, which may include other shards' tokens.
+        `count` is the number of tokens in the mean, which may include other shards' tokens. `token_ranks` are the ranks
+        that the tokens are split over, if any. A mean with options needs them: it is divided by a sum of weights.
         """
         attempt.run(partial(self._prepare, count))
         for chunk in range(self._chunks):
@@ -200,6 +209,17 @@ class Shard:
             attempt.share(self._ranks)
             return LinearCrossEntropy(loss, None, self._weight_grad)  # type: ignore[arg-type]  # nothing failed
         return LinearCrossEntropy(loss, self.input_sum.result(attempt), self._weight_grad)  # type: ignore[arg-type]
+
+    def summands_of_tokens(self, result: LinearCrossEntropy | None) -> list[NDArray]:
+        """Return the results that are sums over the tokens of all ranks, as vectors. None: this rank failed."""
+        is_summed = result is not None and self._a["reduction"] != "none"
+        return [np.array([result.loss if is_summed else 0], np.float64)]  # type: ignore[union-attr]
+
+    def with_sums_of_tokens(self, result: LinearCrossEntropy, sums: NDArray) -> LinearCrossEntropy:
+        """Return the results with the sums over all ranks of what `summands_of_tokens` returns."""
+        if self._a["reduction"] == "none":
+            return result
+        return result._replace(loss=np.asarray(sums[0], self.accumulator))
 
     def convert_results(self, result: LinearCrossEntropy, attempt: Attempt, ranks: Collectives) -> LinearCrossEntropy:
         """Return the results as arrays of the caller's library, or raise the kept exception."""
@@ -237,13 +257,17 @@ class Shard:
         self._sums_of_ranks.add(chunk.sums)
         attempt.run(chunk.finish)
 
+    def _check_targets(self) -> None:
+        target, ignored = self.target, self._a["ignore_index"]
+        outside = np.argwhere((target != ignored) & ((target < 0) | (target >= self.vocab_size)))
+        if outside.size:
+            place = tuple(outside[0])
+            got = f"{target[place]} in row {place[0]}"
+            self._fail(self._names[2], f"values in [0, {self.vocab_size}) or {ignored}", got)
+
     def _prepare(self, count: int) -> None:
         """Check the targets, and compute the upstream gradient of each row."""
-        target, ignored = self.target, self._a["ignore_index"]
-        outside = np.flatnonzero(self._counted & ((target < 0) | (target >= self.vocab_size)))
-        if outside.size:
-            row = outside[0]
-            self._fail(self._names[2], f"values in [0, {self.vocab_size}) or {ignored}", f"{target[row]} in row {row}")
+        self._check_targets()
         upstream = np.asarray(arrays.host_values(self._a["grad_loss"]), np.float64)
         with np.errstate(all="ignore"):
             if self._a["reduction"] == "mean":
@@ -302,5 +326,5 @@ def _index(value: object, name: str, operator: str) -> int | None:
     return index
 
 
-def _checksum(array: NDArray) -> str:
+def checksum(array: NDArray) -> str:
     return f"{zlib.crc32(array.tobytes()):08x}"

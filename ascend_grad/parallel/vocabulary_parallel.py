@@ -44,6 +44,20 @@ def linear_cross_entropy(
     output_mask: Sequence[bool] = (True, True),
     workspace_bytes: int | None = None,
     filter_eps: float = 0.0,
+    token_weight: ArrayLike | None = None,
+    class_weight: ArrayLike | None = None,
+    target_prob: ArrayLike | None = None,
+    label_smoothing: float = 0.0,
+    lse_square_scale: float = 0.0,
+    temperature: ArrayLike = 1.0,
+    denominator: float | None = None,
+    bias: ArrayLike | None = None,
+    logit_scale: float = 1.0,
+    softcap: float | None = None,
+    outputs: Sequence[str] = (),
+    grad_lse: ArrayLike | None = None,
+    grad_log_prob: ArrayLike | None = None,
+    grad_entropy: ArrayLike | None = None,
     backend: str | None = None,
     num_threads: int | None = None,
 ) -> LinearCrossEntropy:
@@ -58,7 +72,7 @@ def linear_cross_entropy(
         The layer's input, the same on every rank; float32, float16, bfloat16 or float64.
     weight_shard : array_like, shape (V of this rank, H)
         This rank's rows of the layer's weight, of the dtype of `input`; there may be none.
-    target : array_like of int32 or int64, shape (BT,)
+    target : array_like of int32 or int64, shape (BT,), or (BT, K) with `target_prob`
         Ids in the whole vocabulary, or `ignore_index`; the same on every rank.
     comm : Communicator, mpi4py.MPI.Comm, torch.distributed.ProcessGroup or None
         The ranks. A process group has to take tensors of the CPU or of Ascend NPUs. None: this process is alone.
@@ -78,6 +92,17 @@ def linear_cross_entropy(
         As in `ascend_grad.linear_cross_entropy`, the same on every rank.
     workspace_bytes, filter_eps, backend, num_threads
         As in `ascend_grad.fused_linear_cross_entropy_loss_grad`; the first two are the same on every rank.
+    token_weight, target_prob, label_smoothing, lse_square_scale, temperature, denominator, logit_scale, softcap
+        As in `ascend_grad.linear_cross_entropy`, the same on every rank. With `target_prob`, `target` has the shape
+        (BT, K). Smoothing spreads over the whole vocabulary.
+    class_weight, bias : array_like, shape (V of this rank,), optional
+        The class weights and the bias of this rank's entries, in the order of the rows of `weight_shard`. All ranks
+        pass them, or none.
+    outputs : sequence of {"lse", "log_prob", "entropy", "predicted", "correct"}, default ()
+        As in `ascend_grad.linear_cross_entropy`, the same on every rank.
+    grad_lse, grad_log_prob, grad_entropy : array_like, shape (BT,), optional
+        Upstream gradients of outputs, the same on every rank, as in `ascend_grad.linear_cross_entropy_backward`. They
+        add to the gradients of the loss.
 
     Returns
     -------
@@ -87,13 +112,21 @@ def linear_cross_entropy(
         The gradient with respect to `input`, in its dtype. `reduce_input_grad` changes rows and dtype as said there.
     weight_grad : ndarray, shape (V of this rank, H), or None
         The gradient with respect to `weight_shard`, in its dtype.
+    bias_grad : ndarray, shape (V of this rank,), or None
+        The gradient with respect to this rank's `bias`, in its dtype. The field exists if `bias` is given.
+    lse, log_prob, entropy, predicted, correct : ndarray
+        The requested outputs, as of the undivided problem, on every rank. The predicted entry is the lowest id of the
+        whole vocabulary among those with the largest logit.
 
     Raises
     ------
     ParamNullptrError
         161001: `input`, `weight_shard` or `target` is None.
     ParamInvalidError
-        161002: an argument is not as described or differs between ranks, or the shards have gaps or overlap.
+        161002: an argument is not as described or differs between ranks, or the shards have gaps or overlap. Options
+        are given for arrays on a device.
+    BackendUnavailableError
+        The backend of a device is requested for a call with options.
     RankError
         Another rank raised an exception; the message names the rank.
 
@@ -117,6 +150,14 @@ def linear_cross_entropy(
 
     On devices all rows are one chunk.
 
+    Calls with options are computed on the host. All rows are one chunk, logits are computed twice, and the statistics
+    of rows are combined in float64: losses, log-probabilities, entropies and the gradient at the target keep their
+    digits where a target is almost certain, which those of a call without options do not. Instead of the operations
+    for row chunks, such a call makes these collective operations in float64:
+
+    - the maximum of BT numbers, twice if ``"predicted"`` or ``"correct"`` is requested;
+    - the sum of BT (4 + K) numbers, K being the number of targets of a row, or BT (4 + 2 K) with `class_weight`.
+
     Examples
     --------
     Under ``mpiexec -n 2``, pass ``comm=MPI.COMM_WORLD`` and half of the weight on each rank. Here a single process:
@@ -137,7 +178,8 @@ def linear_cross_entropy(
     attempt = Attempt(_NAME)
     values = [
         input, weight_shard, target, reduction, ignore_index, grad_loss, deterministic, return_grad, output_mask,
-        workspace_bytes, filter_eps
+        workspace_bytes, filter_eps, token_weight, class_weight, target_prob, label_smoothing, lse_square_scale,
+        temperature, denominator, bias, logit_scale, softcap, outputs, grad_lse, grad_log_prob, grad_entropy
     ]  # fmt: skip
     execution = {"backend": backend, "num_threads": num_threads}
 

@@ -57,19 +57,6 @@ class Options(NamedTuple):
     softcap: float | None = None
     outputs: Sequence[str] = ()
 
-    def given(self) -> dict[str, object]:
-        """Return the options that differ from their defaults."""
-        return {
-            name: value for name, value in self._asdict().items() if not _is_default(value, self._field_defaults[name])
-        }
-
-
-def _is_default(value: object, default: object) -> bool:
-    """Return whether an option is its default. Arrays are none, as their comparison gives no truth value."""
-    if isinstance(default, tuple):
-        return isinstance(value, (tuple, list)) and tuple(value) == default
-    return value is default or (isinstance(value, (int, float)) and value == default)
-
 
 class LossOutputs(NamedTuple):
     """The loss of `linear_cross_entropy` and its requested outputs. An output that is not requested is None.
@@ -291,9 +278,10 @@ def linear_cross_entropy(
     group : torch.distributed.ProcessGroup, optional
         The processes that the classes are split over, as in `ascend_grad.parallel.linear_cross_entropy`. Each process
         has its rows of `linear_weight`; all have the same `input` and `target`, and get the same loss and gradient of
-        `input`. All processes call this function, and backward, together. Options of the loss, `linear_bias` and
-        `weight` are then not supported. Tensors are on the CPU in all processes, or on Ascend NPUs in all of them. A
-        group of hccl alone accepts only tensors on torch's current device.
+        `input`. All processes call this function, and backward, together. `linear_bias` and `weight` are those of the
+        process's classes; the other options are the same in all processes. Tensors are on the CPU in all processes, or
+        on Ascend NPUs in all of them, which compute without options. A group of hccl alone accepts only tensors on
+        torch's current device.
     vocab_start_index, vocab_size : int, optional
         Only with a group: the class of the first row of `linear_weight`, and the number of all classes.
 
@@ -356,12 +344,7 @@ def _rounded_loss(
     num_threads: int | None,
     shard: VocabularyShard | None,
 ) -> torch.Tensor | LossOutputs:
-    def check() -> None:
-        _check_torch_options(torch_options, input)
-        if shard is not None:
-            refuse(f"{_NAME} with a group", **loss_options.given())
-
-    checked(shard, check)
+    checked(shard, partial(_check_torch_options, torch_options, input))
     found = unrounded_loss(
         input,
         linear_weight,
@@ -408,7 +391,8 @@ def unrounded_loss(
     shape = input.shape[:-1]
     rows, classes, options = _as_batch(input, target, options)
     bias, weight, temperature = options.linear_bias, options.weight, options.temperature
-    is_weighted_here = weight is not None and input.device.type == "npu"  # devices compute without class weights
+    # Devices compute without class weights. A process of a group has the weights of some classes alone.
+    is_weighted_here = weight is not None and input.device.type == "npu" and shard is None
     computed = "none" if is_weighted_here else reduction
     with_gradients = torch.is_grad_enabled() and computed != "none" and rows.dtype != torch.float16
     problem = operators.Loss(

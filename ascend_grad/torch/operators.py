@@ -234,7 +234,7 @@ def _optional_array(array_of: Callable, tensor: torch.Tensor | None, name: str) 
     return None if tensor is None else array_of(tensor, name, LINEAR)
 
 
-def _options(array_of: Callable, problem: Loss) -> dict[str, Any]:
+def options_of(array_of: Callable, problem: Loss) -> dict[str, Any]:
     """Return the options of the loss as the functions accept them."""
     array = partial(_optional_array, array_of)
     return {
@@ -253,17 +253,21 @@ def _options(array_of: Callable, problem: Loss) -> dict[str, Any]:
     }
 
 
+def _shard_of(number: int) -> VocabularyShard:
+    shard = SHARDS.get(number)
+    if shard is None:
+        expected = "the number of a part of a vocabulary whose loss is in use"
+        message = f"shard: expected {expected}, which a graph cannot keep, got {number}"
+        raise ParamInvalidError(message, operator=LINEAR)
+    return shard
+
+
 def _linear_cross_entropy(array_of: Callable, tensor_of: Callable, *arguments: Any) -> tuple[torch.Tensor, ...]:
     problem = Loss(*arguments)
     if problem.shard is not None:
-        shard = SHARDS.get(problem.shard)
-        if shard is None:
-            expected = "the number of a part of a vocabulary whose loss is in use"
-            message = f"shard: expected {expected}, which a graph cannot keep, got {problem.shard}"
-            raise ParamInvalidError(message, operator=LINEAR)
-        return shard.linear_cross_entropy(problem)
+        return _shard_of(problem.shard).linear_cross_entropy(problem)
     grad_loss = upstream(array_of, problem.grad_loss, problem.reduction)
-    options = _options(array_of, problem)
+    options = options_of(array_of, problem)
     function = ag.linear_cross_entropy
     return loss_of(function, array_of, tensor_of, problem, grad_loss, outputs=tuple(problem.outputs), **options)
 
@@ -308,6 +312,8 @@ def _linear_cross_entropy_backward(
 ) -> tuple[torch.Tensor, ...]:
     given = OutputGradients(*arguments[: len(OutputGradients._fields)])
     problem = Loss(*arguments[len(given) :])
+    if problem.shard is not None:
+        return _shard_of(problem.shard).linear_cross_entropy(problem, given)[1:4]
     found = ag.linear_cross_entropy_backward(
         array_of(problem.input, "input", LINEAR),
         array_of(problem.weight, "linear_weight", LINEAR),
@@ -319,7 +325,7 @@ def _linear_cross_entropy_backward(
         output_mask=(problem.input_grad, problem.weight_grad),
         filter_eps=problem.filter_eps,
         num_threads=problem.num_threads,
-        **_options(array_of, problem),
+        **options_of(array_of, problem),
     )
     gradients = found.input_grad, found.weight_grad, found.bias_grad if problem.bias_grad else None
     return tuple(problem.input.new_empty(0) if each is None else tensor_of(each) for each in gradients)

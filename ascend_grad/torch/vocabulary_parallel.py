@@ -30,6 +30,8 @@ _numbers = itertools.count()
 #: Names for the arguments of `parallel.linear_cross_entropy` in errors of the functions for tensors.
 _ARGUMENTS = {
     "weight_shard": "linear_weight",
+    "bias": "linear_bias",
+    "class_weight": "weight",
     "return_grad": "requires_grad of input or linear_weight",
     "output_mask": "requires_grad of input and linear_weight",
 }
@@ -69,19 +71,31 @@ class VocabularyShard:
         operators.SHARDS[number] = self
         return operators.apply(function, *problem._replace(shard=number))
 
-    def linear_cross_entropy(self, problem: operators.Loss) -> tuple[torch.Tensor, ...]:
-        """Compute a loss without options over all shards, as the operator of `operators.Loss` does."""
+    def linear_cross_entropy(
+        self, problem: operators.Loss, of_outputs: operators.OutputGradients | None = None
+    ) -> tuple[torch.Tensor, ...]:
+        """Compute a loss over all shards, as the operator of `operators.Loss` does.
+
+        With `of_outputs`, the gradients are those of the loss and its outputs. Statistics are computed again.
+        """
         on_npu = problem.input.device.type == "npu"
         array_of, tensor_of = (without_gradient, itself) if on_npu else (to_array, to_tensor)
 
-        def check() -> Any:
-            """Check the tensors, and return the upstream gradient as `parallel.linear_cross_entropy` accepts it."""
+        def check() -> tuple[Any, dict[str, Any]]:
+            """Check the tensors, and return upstream gradient and options as arguments of the function over ranks."""
             tensors = (problem.input, "input"), (problem.weight, "linear_weight"), (problem.target, "target")
             for tensor, name in tensors:
                 array_of(tensor, name, _NAME)
-            return operators.upstream(array_of, problem.grad_loss, problem.reduction)
+            options = operators.options_of(array_of, problem)
+            above = operators.upstream(array_of, problem.grad_loss, problem.reduction)
+            if of_outputs is not None:
+                above = 0.0 if above is None else above
+                for name in ("grad_lse", "grad_log_prob", "grad_entropy"):
+                    tensor = getattr(of_outputs, name)
+                    options[name] = None if tensor is None else array_of(tensor, name, _NAME)
+            return above, options
 
-        above = self.run(_NAME, check)
+        above, options = self.run(_NAME, check)
         function = partial(
             parallel.linear_cross_entropy,
             comm=collectives(self.group, "group", _NAME),
@@ -89,7 +103,9 @@ class VocabularyShard:
             vocab_size=self.vocab_size,
         )
         try:
-            return operators.loss_of(function, array_of, tensor_of, problem, above)
+            return operators.loss_of(
+                function, array_of, tensor_of, problem, above, outputs=tuple(problem.outputs), **options
+            )
         except AscendGradError as error:
             rename(error, _NAME, _ARGUMENTS)
             raise

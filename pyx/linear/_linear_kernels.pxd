@@ -73,6 +73,8 @@ cdef extern from "ascend_grad/linear/linear.h" nogil:
         double certain_grad
         int64_t certain
 
+    int64_t AG_ELSEWHERE
+
     ctypedef struct ag_loss_targets:
         Py_ssize_t count
         const int64_t *entries

@@ -19,6 +19,19 @@ ctypedef struct Outputs:
     int64_t *correct
 
 
+ctypedef struct Whole:
+    # Statistics of rows of logits over a vocabulary of which the loss has a part, for its gradients.
+    const double *max                 # (BT,): as in ag_row_statistics; NULL: there are no gradients
+    const double *rest
+    const double *moment
+    const double *deficit
+    const double *target_logits       # (BT, targets of a row)
+    const double *target_weights      # (BT, targets of a row): probabilities times class weights; 0 for ignored targets
+    Py_ssize_t vocab                  # entries of the whole vocabulary
+    double class_sum                  # sum of their class weights
+    double[2] denominators            # of the cross-entropy, and of the squared lse; 0: neither has a gradient
+
+
 ctypedef struct Loss:
     # A loss with its gradients. `p` has the matrices, the results, and rows of which some may have the ignored target.
     Problem p
@@ -37,11 +50,15 @@ ctypedef struct Loss:
     Outputs outputs
     void *loss                        # accumulators: one number, or (BT,) without reduction
     # Upstream gradients of a backward pass, (BT,); NULL: 0. With `lse`, there are gradients alone.
-    const double *lse                 # (BT,) or NULL: the statistics are not computed
+    const double *lse                 # (BT,): the statistics are not computed; NULL: they are, or `whole` has them
     const double *entropy             # (BT,) or NULL
     const double *grad_lse
     const double *grad_log_prob
     const double *grad_entropy
+    # A part of a vocabulary: either its statistics are computed, or its gradients from those of the whole vocabulary.
+    bint is_part                      # targets may be in other parts; there is no loss
+    bint with_more                    # the statistics include moments and first maxima
+    Whole whole
     char *vectors                     # memory of vectors_size bytes: statistics and upstream gradients of the rows
     # Set by prepare_loss.
     void *grad                        # (BT,): upstream gradient of each row; if p.is_general, whether there is any

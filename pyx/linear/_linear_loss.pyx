@@ -5,6 +5,9 @@ The caller owns the memory. It fills in the first fields of a `Loss`, calls `des
 
 Options that only scale a row's upstream gradient leave the kernels as they are. With any other option `Problem.is_general` is
 set: the kernels then make P of the coefficients of `ag_loss_row`, which `finish_row` computes from the statistics.
+
+Of a vocabulary that is split over ranks, each rank has a part. It computes the statistics of its part with one `Loss`. The
+caller combines those of all ranks, and computes the gradients of the part with another `Loss`.
 """
 
 from libc.math cimport INFINITY, NAN, isfinite
@@ -14,6 +17,7 @@ from libc.string cimport memset
 from ascend_grad cimport _tasks
 from ascend_grad._kernels cimport ag_fpenv, ag_fpenv_enter, ag_fpenv_leave
 from ascend_grad._linear_kernels cimport (
+    AG_ELSEWHERE,
     ag_entropy,
     ag_log_sum_exp,
     ag_loss_row,
@@ -55,6 +59,11 @@ cdef inline bint with_gradients(const Loss *x) noexcept nogil:
     return x.p.with_input_grad or x.p.with_weight_grad or x.with_bias_grad
 
 
+cdef inline bint has_statistics(const Loss *x) noexcept nogil:
+    """Return whether the caller gives the statistics, so that there are gradients alone."""
+    return x.lse != NULL or x.whole.max != NULL
+
+
 cdef void describe_loss(Loss *x) noexcept nogil:
     """Set the fields of the problem that say what the kernels have to compute."""
     cdef bint is_scaled = x.temperatures != NULL or x.temperature != 1
@@ -62,10 +71,11 @@ cdef void describe_loss(Loss *x) noexcept nogil:
     x.p.transform.is_needed = x.bias != NULL or x.p.transform.scale != 1 or x.p.transform.softcap > 0 or is_scaled
     x.p.is_general = (
         x.p.transform.is_needed or x.p.label_smoothing > 0 or x.lse_square_scale != 0 or x.class_weight != NULL
-        or x.target_prob != NULL or x.lse != NULL
+        or x.target_prob != NULL or x.lse != NULL or x.is_part
     )
     x.p.with_more = (
         x.outputs.entropy != NULL or x.outputs.predicted != NULL or x.outputs.correct != NULL or x.p.label_smoothing > 0
+        or x.with_more
     )
     x.p.class_weight = x.class_weight if x.p.label_smoothing > 0 else NULL
     x.p.class_sum = x.p.vocab
@@ -131,10 +141,23 @@ cdef void set_targets(Loss *x, Py_ssize_t i) noexcept nogil:
             entries[k], weights[k] = -1, 0
             if target != x.p.rows.ignored:
                 entries[k], weights[k] = target - x.p.rows.start, x.target_prob[i * x.target_count + k]
-        if entries[k] >= 0 and x.class_weight != NULL:
-            weights[k] *= x.class_weight[entries[k]]
         # Without statistics no target counts as nearly certain.
         logits[k] = 0 if x.lse == NULL else -INFINITY
+        if x.is_part:
+            set_target_of_part(x, i, k)
+        elif entries[k] >= 0 and x.class_weight != NULL:
+            weights[k] *= x.class_weight[entries[k]]
+
+
+cdef void set_target_of_part(Loss *x, Py_ssize_t i, Py_ssize_t k) noexcept nogil:
+    """Write what the statistics of the whole vocabulary say of target k of row i, which may be in another part."""
+    cdef Py_ssize_t at = i * x.target_count + k
+    cdef int64_t *entry = <int64_t *>x.p.targets.entries + at
+    if not 0 <= entry[0] < x.p.vocab:
+        entry[0] = AG_ELSEWHERE
+    if x.whole.max != NULL:
+        (<double *>x.p.targets.weights)[at] = x.whole.target_weights[at]
+        x.p.target_logits[at] = x.whole.target_logits[at]
 
 
 cdef inline int64_t target_of(const Loss *x, Py_ssize_t k) noexcept nogil:
@@ -175,6 +198,8 @@ cdef int set_rows(Loss *x, double *last_check) except -1 nogil:
         x.p.class_sum = 0
         for i in range(x.p.vocab):
             x.p.class_sum += x.p.class_weight[i]
+    if x.whole.max != NULL:
+        x.p.class_sum = x.whole.class_sum
     ag_fpenv_leave(mode)
     if x.with_bias_grad:
         memset(x.p.bias_sums, 0, x.p.vocab * sizeof(double))
@@ -205,7 +230,9 @@ cdef int set_denominators(Loss *x, double *last_check) except -1 nogil:
     cdef double weight
     cdef Py_ssize_t i
     x.denominators[0] = x.denominators[1] = 1
-    if x.reduction != REDUCTION_MEAN:
+    if x.whole.max != NULL:
+        x.denominators = x.whole.denominators
+    if x.reduction != REDUCTION_MEAN or x.is_part:
         return 0
     x.denominators[0] = x.denominators[1] = x.denominator if x.denominator > 0 else <double>x.p.rows.active
     if x.denominator > 0 or (x.p.rows.token_weight == NULL and x.class_weight == NULL):
@@ -266,7 +293,7 @@ cdef int set_grad(Loss *x, double *last_check) except -1 nogil:
             if is_active(&x.p.rows, i, acc_size):
                 grad = of_all if is_one_number else set_grad_of_row(x, i)
             set_number(x.grad, i, acc_size == 8, grad)
-            if x.lse != NULL:
+            if has_statistics(x):
                 set_given_statistics(x, i, acc_size == 8)
         ag_fpenv_leave(mode)
         if last_check != NULL:
@@ -275,14 +302,21 @@ cdef int set_grad(Loss *x, double *last_check) except -1 nogil:
 
 
 cdef void set_given_statistics(Loss *x, Py_ssize_t i, bint is_double) noexcept nogil:
-    """Make the statistics of row i of the given lse, relative to which the sum of exponentials is 1."""
+    """Set the statistics of row i: those of the whole vocabulary, or the given lse, where the sum of exponentials is 1."""
     cdef ag_loss_targets targets = x.p.targets
-    set_number(x.p.logits_max, i, is_double, x.lse[i])
-    set_number(x.p.sum_exp, i, is_double, 1)
-    x.p.loss_rows[i].moment = at(x.entropy, i)
+    cdef double maximum, rest = 0
+    cdef Py_ssize_t vocab = x.p.vocab
+    if x.is_part:
+        maximum, rest, vocab = x.whole.max[i], x.whole.rest[i], x.whole.vocab
+        x.p.loss_rows[i].moment, x.p.loss_rows[i].deficit = x.whole.moment[i], x.whole.deficit[i]
+    else:
+        maximum = x.lse[i]
+        x.p.loss_rows[i].moment = at(x.entropy, i)
+    set_number(x.p.logits_max, i, is_double, maximum)
+    set_number(x.p.sum_exp, i, is_double, 1 + rest)
     targets.entries, targets.weights = targets.entries + i * targets.count, targets.weights + i * targets.count
     ag_loss_row_finish(
-        &x.p.loss_rows[i], &targets, x.p.target_logits + i * targets.count, x.lse[i], 0, x.p.label_smoothing, x.p.vocab,
+        &x.p.loss_rows[i], &targets, x.p.target_logits + i * targets.count, maximum, rest, x.p.label_smoothing, vocab,
         x.p.class_weight, x.p.class_sum
     )
 
@@ -322,7 +356,7 @@ cdef int prepare_loss(Loss *x, Py_ssize_t workspace_bytes, double *last_check) e
     gradients = gradients_of(x, True)
     count_active_rows(&gradients.rows, acc_size, last_check)
     x.is_one_pass = False
-    if with_gradients(x) and gradients.rows.active == x.p.rows.active and x.lse == NULL:
+    if with_gradients(x) and gradients.rows.active == x.p.rows.active and not has_statistics(x):
         prepare(&x.first, &gradients, workspace_bytes)
         x.is_one_pass = x.first.plans.count > 0
     if not x.is_one_pass:
@@ -336,12 +370,12 @@ cdef int prepare_loss(Loss *x, Py_ssize_t workspace_bytes, double *last_check) e
 
 cdef bint has_loss_plans(const Loss *x) noexcept nogil:
     """Return whether the loss can be computed within the workspace."""
-    return x.is_one_pass or ((x.lse != NULL or has_plans(&x.first)) and has_plans(&x.second))
+    return x.is_one_pass or ((has_statistics(x) or has_plans(&x.first)) and has_plans(&x.second))
 
 
 cdef Py_ssize_t loss_workspace_size(Loss *x) noexcept nogil:
     """Return the bytes to allocate for the workspace, at any alignment."""
-    cdef Py_ssize_t size = 0 if x.lse != NULL else workspace_size(&x.first)
+    cdef Py_ssize_t size = 0 if has_statistics(x) else workspace_size(&x.first)
     return size if x.is_one_pass else max(size, workspace_size(&x.second))
 
 
@@ -361,7 +395,7 @@ cdef Loss without_vectors(const Loss *x) noexcept nogil:
 cdef void loss_schedule(const Loss *x, Py_ssize_t workspace_bytes, Schedule *schedule, bint *is_one_pass) noexcept nogil:
     """Choose the schedule of the gradients of a loss whose rows are all active, or of its statistics without gradients."""
     cdef Loss copy = without_vectors(x)
-    cdef Problem part = gradients_of(&copy, x.lse == NULL)
+    cdef Problem part = gradients_of(&copy, not has_statistics(x))
     prepare(schedule, &part, workspace_bytes)
     is_one_pass[0] = schedule.plans.count > 0
     if not is_one_pass[0] and not schedule.is_empty and with_gradients(x):
@@ -378,7 +412,7 @@ cdef Py_ssize_t loss_workspace_bound(const Loss *x, Py_ssize_t workspace_bytes) 
     cdef Schedule schedule
     cdef Problem part
     cdef Py_ssize_t most = 0
-    if x.lse == NULL:
+    if not has_statistics(x):
         part = statistics_of(&copy)
         prepare(&schedule, &part, workspace_bytes)
         most = workspace_bound(&schedule)
@@ -386,7 +420,7 @@ cdef Py_ssize_t loss_workspace_bound(const Loss *x, Py_ssize_t workspace_bytes) 
         part = gradients_of(&copy, False)
         prepare(&schedule, &part, workspace_bytes)
         most = max(most, workspace_bound(&schedule))
-    if with_gradients(x) and x.lse == NULL:
+    if with_gradients(x) and not has_statistics(x):
         part = gradients_of(&copy, True)
         # If the logits of all rows cannot be cached, those of fewer rows may be.
         prepare(&schedule, &part, workspace_bytes)
@@ -396,7 +430,7 @@ cdef Py_ssize_t loss_workspace_bound(const Loss *x, Py_ssize_t workspace_bytes) 
 
 cdef void place_loss_workspace(Loss *x, char *base) noexcept nogil:
     """Place the workspace in memory that begins at `base`. Both passes use the same memory."""
-    if x.lse == NULL:
+    if not has_statistics(x):
         place_workspace(&x.first, base)
     if not x.is_one_pass:
         place_workspace(&x.second, base)
@@ -505,7 +539,7 @@ cdef int run_loss(Loss *x, int num_threads, double *last_check) except -1 nogil:
     cdef Total cross_entropy, square
     cdef double total
     cdef ag_fpenv mode
-    if x.lse == NULL:
+    if not has_statistics(x):
         run(&x.first, num_threads, last_check)
     if not x.is_one_pass:
         run(&x.second, num_threads, last_check)

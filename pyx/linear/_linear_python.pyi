@@ -71,6 +71,26 @@ def loss_and_gradients(
     workspace_bytes: int,
     num_threads: int,
 ) -> None: ...
+def part_statistics(
+    input: np.ndarray,
+    weight: np.ndarray,
+    target: np.ndarray,
+    options: dict[str, Any],
+    workspace_bytes: int,
+    num_threads: int,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]: ...
+def part_gradients(
+    input: np.ndarray,
+    weight: np.ndarray,
+    target: np.ndarray,
+    options: dict[str, Any],
+    numbers: np.ndarray,
+    target_logits: np.ndarray,
+    target_weights: np.ndarray,
+    results: dict[str, np.ndarray | None],
+    workspace_bytes: int,
+    num_threads: int,
+) -> None: ...
 def loss_bound(
     input: np.ndarray,
     weight: np.ndarray,

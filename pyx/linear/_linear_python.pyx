@@ -10,7 +10,7 @@ import numpy as np
 
 cimport numpy as cnp
 from libc.stdint cimport int64_t, uint8_t
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 from ascend_grad cimport _cpu, _memory, _threads
 from ascend_grad._dtypes cimport dtype_of
@@ -41,7 +41,7 @@ from ascend_grad._linear_plan cimport (
     kernels_for,
     nbytes,
 )
-from ascend_grad._linear_problem cimport Problem, Rows, count_active_rows, matrix_of
+from ascend_grad._linear_problem cimport Problem, Rows, count_active_rows, matrix_of, number
 from ascend_grad._linear_results cimport (
     Probabilities,
     describe_targets,
@@ -306,6 +306,45 @@ cdef Loss loss_of(cnp.ndarray input, cnp.ndarray weight, dict options, dict resu
     return x
 
 
+cdef int describe_rows(Loss *x, cnp.ndarray target, dict options) except -1:
+    """Set the vectors of the rows and the upstream gradient of a loss that `loss_of` has described."""
+    cdef cnp.ndarray grad_loss = options["grad_loss"]
+    cdef const double *token_weight = x.p.rows.token_weight
+    cdef bint with_outputs = x.p.rows.with_outputs
+    x.p.rows = rows_of(target, options["vocab_start_index"], x.p.vocab)
+    x.p.rows.can_ignore, x.p.rows.ignored = True, options["ignore_index"]
+    x.p.rows.token_weight, x.p.rows.with_outputs = token_weight, with_outputs
+    x.grad_loss, x.has_grad_for_each_row = doubles(grad_loss), cnp.PyArray_SIZE(grad_loss) > 1
+    return 0
+
+
+cdef cnp.ndarray solve_loss(Loss *x, Py_ssize_t workspace_bytes, int num_threads):
+    """Compute a loss whose rows were described. Return the memory of its vectors, which the caller reads results from."""
+    cdef cnp.ndarray vectors, memory
+    cdef cnp.npy_intp size = vectors_size(x) + ALIGNMENT
+    cdef double last_check = 0
+    vectors = _memory.empty(1, &size, _uint8)
+    x.vectors = _memory.aligned(cnp.PyArray_BYTES(vectors))
+    with nogil:
+        prepare_loss(x, workspace_bytes, &last_check)
+    if not has_loss_plans(x):
+        refuse_workspace(x.first.workspace_bytes)
+    memory = _memory.workspace(loss_workspace_size(x))
+    place_loss_workspace(x, _memory.aligned(cnp.PyArray_BYTES(memory)))
+    with nogil:
+        run_loss(x, num_threads, &last_check)
+    return vectors
+
+
+cdef int write_bias_grad(const Loss *x, cnp.ndarray bias_grad) except -1:
+    """Write the gradient of a bias, which is None if it is not requested."""
+    cdef ag_matrix to
+    if bias_grad is not None:
+        to = matrix(bias_grad)
+        write_doubles(_cpu.active(), x.p.bias_sums, x.p.vocab, &to)
+    return 0
+
+
 def loss_and_gradients(
     cnp.ndarray input, cnp.ndarray weight, cnp.ndarray target, dict options, dict results, Py_ssize_t workspace_bytes,
     int num_threads
@@ -324,30 +363,89 @@ def loss_and_gradients(
         The results by name. None: not requested. ``loss`` is of accumulators, shape () or (BT,).
     """
     cdef Loss x = loss_of(input, weight, options, results)
-    cdef cnp.ndarray vectors, memory, bias_grad = results.get("bias_grad"), grad_loss = options["grad_loss"]
-    cdef ag_matrix to
-    cdef cnp.npy_intp size
-    cdef double last_check = 0
-    cdef const double *token_weight = x.p.rows.token_weight
-    cdef bint with_outputs = x.p.rows.with_outputs
-    x.p.rows = rows_of(target, options["vocab_start_index"], x.p.vocab)
-    x.p.rows.can_ignore, x.p.rows.ignored = True, options["ignore_index"]
-    x.p.rows.token_weight, x.p.rows.with_outputs = token_weight, with_outputs
-    x.grad_loss, x.has_grad_for_each_row = doubles(grad_loss), cnp.PyArray_SIZE(grad_loss) > 1
-    size = vectors_size(&x) + ALIGNMENT
-    vectors = _memory.empty(1, &size, _uint8)
-    x.vectors = _memory.aligned(cnp.PyArray_BYTES(vectors))
-    with nogil:
-        prepare_loss(&x, workspace_bytes, &last_check)
-    if not has_loss_plans(&x):
-        refuse_workspace(x.first.workspace_bytes)
-    memory = _memory.workspace(loss_workspace_size(&x))
-    place_loss_workspace(&x, _memory.aligned(cnp.PyArray_BYTES(memory)))
-    with nogil:
-        run_loss(&x, num_threads, &last_check)
-    if bias_grad is not None:
-        to = matrix(bias_grad)
-        write_doubles(_cpu.active(), x.p.bias_sums, x.p.vocab, &to)
+    describe_rows(&x, target, options)
+    _vectors = solve_loss(&x, workspace_bytes, num_threads)
+    write_bias_grad(&x, results.get("bias_grad"))
+
+
+cdef Loss part_of(cnp.ndarray input, cnp.ndarray weight, cnp.ndarray target, dict options, dict results):
+    """Describe a part of a loss. `part_statistics` and `part_gradients` describe the arguments."""
+    cdef Loss x = loss_of(input, weight, options, results)
+    describe_rows(&x, target, options)
+    x.is_part, x.with_more = True, options["with_more"]
+    x.grad_lse, x.grad_log_prob = doubles(options["grad_lse"]), doubles(options["grad_log_prob"])
+    x.grad_entropy = doubles(options["grad_entropy"])
+    describe_loss(&x)
+    x.p.rows.with_outputs = options["with_outputs"]
+    return x
+
+
+def part_statistics(
+    cnp.ndarray input, cnp.ndarray weight, cnp.ndarray target, dict options, Py_ssize_t workspace_bytes, int num_threads
+):
+    """Compute and return the statistics of the logits of a part of a vocabulary.
+
+    Parameters
+    ----------
+    options : dict
+        As in `loss_and_gradients`. Further: `with_more`, whether moments and first maxima are requested; `with_outputs`,
+        whether rows of token weight 0 have statistics; `grad_lse`, `grad_log_prob` and `grad_entropy`, the upstream
+        gradients of outputs, vectors of float64 or None.
+
+    Returns
+    -------
+    numbers : ndarray of float64, shape (4, BT)
+        Each row's maximum, rest, moment and deficit, as in ``ag_row_statistics``.
+    argmax : ndarray of int64, shape (BT,)
+        The entry of this part that has the first maximum.
+    target_logits : ndarray of float64, shape (BT, targets of a row)
+        The logits of the targets, 0 for a target in another part.
+    """
+    cdef Loss x = part_of(input, weight, target, options, {})
+    cdef Py_ssize_t i, n = x.p.rows.total
+    numbers, argmax, logits = np.zeros((4, n)), np.zeros(n, np.int64), np.zeros((n, x.target_count))
+    cdef double[:, ::1] to = numbers
+    cdef int64_t[::1] entries = argmax
+    cdef cnp.ndarray target_logits = logits
+    cdef bint is_double = x.p.dtype == AG_FLOAT64
+    _vectors = solve_loss(&x, workspace_bytes, num_threads)
+    memcpy(cnp.PyArray_DATA(target_logits), x.p.target_logits, n * x.target_count * sizeof(double))
+    for i in range(n):
+        to[0, i], to[1, i] = number(x.p.logits_max, i, is_double), x.p.rest[i]
+        if x.p.with_more:
+            to[2, i], to[3, i] = x.p.loss_rows[i].moment, x.p.loss_rows[i].deficit
+            entries[i] = x.p.loss_rows[i].argmax
+    return numbers, argmax, logits
+
+
+def part_gradients(
+    cnp.ndarray input, cnp.ndarray weight, cnp.ndarray target, dict options, cnp.ndarray numbers not None,
+    cnp.ndarray target_logits not None, cnp.ndarray target_weights not None, dict results, Py_ssize_t workspace_bytes,
+    int num_threads
+):
+    """Compute the gradients of a part of a vocabulary from the statistics of the whole, into new arrays.
+
+    Parameters
+    ----------
+    options : dict
+        As in `part_statistics`. Of the whole vocabulary: `vocab`, the number of entries; `class_sum`, the sum of their
+        class weights; and `denominators`, of the cross-entropy and of the squared lse.
+    numbers, target_logits : ndarray
+        As `part_statistics` returns them, of the whole vocabulary.
+    target_weights : ndarray of float64, shape (BT, targets of a row)
+        The targets' probabilities times class weights, 0 for an ignored target.
+    results : dict of (ndarray or None)
+        ``input_grad``, ``weight_grad`` and ``bias_grad``. None: not requested.
+    """
+    cdef Loss x = part_of(input, weight, target, options, results)
+    cdef Py_ssize_t n = cnp.PyArray_DIM(input, 0)
+    cdef const double *base = <const double *>cnp.PyArray_DATA(numbers)
+    x.whole.max, x.whole.rest, x.whole.moment, x.whole.deficit = base, base + n, base + 2 * n, base + 3 * n
+    x.whole.target_logits, x.whole.target_weights = doubles(target_logits), doubles(target_weights)
+    x.whole.vocab, x.whole.class_sum = options["vocab"], options["class_sum"]
+    x.whole.denominators = options["denominators"]
+    _vectors = solve_loss(&x, workspace_bytes, num_threads)
+    write_bias_grad(&x, results["bias_grad"])
 
 
 def loss_bound(cnp.ndarray input, cnp.ndarray weight, dict options, dict results, Py_ssize_t workspace_bytes):

@@ -148,6 +148,17 @@ def test_another_dtype_than_the_device_has(work):
         assert "expected dtype float16 or bfloat16 on a device, got float32" in str(error)
 
 
+@pytest.mark.parametrize("work", [vocabulary_rank, tokens_rank])
+@pytest.mark.parametrize("options", [{"label_smoothing": 0.1}, {"outputs": ("lse",)}])
+def test_options_are_refused(work, options):
+    """Losses with options over ranks are computed on the host alone."""
+    problem = whole((9, 20, 4), "bfloat16")
+    cuts = [0, 11, 20] if work is vocabulary_rank else [0, 4, 9]
+    for error in on_ranks(2, lambda comm: work(problem, cuts, comm, put=asarray, **options)):
+        assert type(error) is ag.ParamInvalidError
+        assert f"{next(iter(options))}: over ranks, losses of arrays on a device have no options" in str(error)
+
+
 @pytest.mark.parametrize("function", [parallel.linear_cross_entropy, parallel.data_parallel_linear_cross_entropy])
 def test_a_device_that_fails(device, function):
     """If a call of the runtime fails on one rank, no rank is left waiting, and no rank returns a result."""

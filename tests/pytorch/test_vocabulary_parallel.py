@@ -82,6 +82,79 @@ def test_cut_cross_entropy(outcomes, reduction, is_default_group):
     assert_close(torch.cat([each[2] for each in results]), weight_grad, torch.float64, steps=4)
 
 
+def rows_of_logits(x, w, bias, name):
+    """Return logits of a call with options by their definition."""
+    o = tensor_ranks.options(name)
+    return o["softcap"] * torch.tanh(o["logit_scale"] * (x @ w.T + bias) / o["softcap"]) / o["temperature"][:, None]
+
+
+def right_outputs(x, w, bias, name, reduction):
+    """Return the loss and the outputs of a call with options by their definitions."""
+    o, target = tensor_ranks.options(name), tensor_ranks.targets(name)
+    z = rows_of_logits(x, w, bias, name)
+    lse, counted = z.logsumexp(-1), target != -100
+    log_p = z - lse[:, None]
+    ids = torch.where(counted, target, 0).reshape(len(z), -1)
+    of_class = o["weight"][ids] * counted.reshape(ids.shape)
+    prob = o.get("target_prob", torch.ones_like(of_class))
+    s, token_weight = o["label_smoothing"], o["token_weight"] * counted.reshape(ids.shape).any(-1)
+    cross_entropy = -(1 - s) * (prob * of_class * log_p.gather(-1, ids)).sum(-1) - s / z.shape[1] * log_p @ o["weight"]
+    losses, squares = token_weight * cross_entropy, token_weight * o["lse_square_scale"] * lse**2
+    loss = losses + squares
+    if reduction == "mean":
+        weights = token_weight * of_class[:, 0] if "target_prob" not in o else token_weight
+        loss = losses.sum() / weights.sum() + squares.sum() / token_weight.sum()
+    some = counted.reshape(ids.shape).any(-1)
+    entropy, log_prob = -(log_p.exp() * log_p).sum(-1), log_p.gather(-1, ids)[:, 0]
+    predicted = torch.where(some, z.argmax(-1), -1)
+    return loss, some * lse, some * log_prob, some * entropy, predicted, (predicted == ids[:, 0]).sum()
+
+
+@pytest.mark.parametrize(("name", "reduction"), tensor_ranks.OPTIONS)
+def test_options_and_outputs(outcomes, name, reduction):
+    """Losses, outputs and gradients through all of them are those of autograd in one process."""
+    x, w, _, above = tensor_ranks.problem(torch.float64, reduction)
+    leaves = [x.requires_grad_(), w.requires_grad_(), tensor_ranks.options(name)["linear_bias"].requires_grad_()]
+    right = right_outputs(*leaves, name, reduction)
+    total = (right[0] * above).sum() + right[3].sum()
+    if name == "one target":
+        total = total + 2 * right[2].sum() + 3 * right[1].sum()
+    gradients = [torch.autograd.grad(each, leaves, retain_graph=True) for each in ((right[0] * above).sum(), total)]
+    results = [rank["options", name, reduction] for rank in outcomes]
+    for each in results:
+        if isinstance(each, Exception):
+            raise each
+        for value, expected in zip(each[0], right, strict=True):
+            if value is not None:
+                torch.testing.assert_close(value, expected.detach(), rtol=1e-12, atol=1e-12, check_dtype=False)
+    for which, (input_grad, *of_entries) in enumerate(gradients, 1):
+        for each in results:
+            torch.testing.assert_close(each[which][0], input_grad, rtol=1e-11, atol=1e-12)
+        for i, expected in enumerate(of_entries, 1):
+            joined = torch.cat([each[which][i] for each in results])
+            torch.testing.assert_close(joined, expected, rtol=1e-11, atol=1e-12)
+
+
+def test_cut_cross_entropy_with_options(outcomes):
+    x, w, target, _ = tensor_ranks.problem(torch.float64, "mean")
+    leaves = [
+        x.requires_grad_(),
+        w.requires_grad_(),
+        tensor_ranks.options("one target")["linear_bias"].requires_grad_(),
+    ]
+    z = 3 * torch.tanh((x @ w.T + leaves[2]) / 3)
+    loss = torch.nn.functional.cross_entropy(z, target)
+    lse = torch.where(target == -100, 0, z.logsumexp(-1))
+    right = loss.detach(), lse.detach(), *torch.autograd.grad(loss + lse.sum(), leaves)
+    results = [rank["cce with options"] for rank in outcomes]
+    for each in results:
+        if isinstance(each, Exception):
+            raise each
+        torch.testing.assert_close(each[:3], right[:3], rtol=1e-11, atol=1e-12)
+    for i in (3, 4):
+        torch.testing.assert_close(torch.cat([each[i] for each in results]), right[i], rtol=1e-11, atol=1e-12)
+
+
 def test_frozen_layers(outcomes):
     _, input_grad, weight_grad = right_values(torch.float32, "mean")
     above = tensor_ranks.problem(torch.float32, "mean")[3]
@@ -110,7 +183,7 @@ def test_one_row_and_autocast(outcomes):
         ("shape", ag.ParamInvalidError, "linear_weight: expected shape (C, 2), got"),
         ("dtype", NotImplementedError, "target: probabilities are not supported"),
         ("reduction", ag.ParamInvalidError, "reduction: expected mean, sum or none, got str 'average'"),
-        ("bias", NotImplementedError, "linear_bias: not supported"),
+        ("bias", ag.ParamInvalidError, "linear_bias: expected shape ("),
         ("other dtype", ag.ParamTypeError, "linear_weight: expected torch.float32, as input is, got torch.float16"),
         (
             "no dtype of NumPy",
@@ -122,10 +195,6 @@ def test_one_row_and_autocast(outcomes):
             ag.BackendUnavailableError,
             "input: with a group expected a tensor on the CPU or on an Ascend NPU, got one on meta",
         ),
-        ("class weights", NotImplementedError, "linear_cross_entropy with a group: weight: not supported"),
-        ("cce softcap", NotImplementedError, "with vocab_parallel_options: softcap: not supported"),
-        ("cce bias", NotImplementedError, "with vocab_parallel_options: bias: not supported"),
-        ("cce return_lse", NotImplementedError, "with vocab_parallel_options: return_lse: not supported"),
         ("cce reduce_e_grad", NotImplementedError, "with vocab_parallel_options: reduce_e_grad: not supported"),
         ("cce stop", ag.ParamInvalidError, "c: expected "),
         ("cce impl", ag.ParamInvalidError, "impl: expected None or one of cce, "),
@@ -151,6 +220,10 @@ def test_processes_disagree(outcomes):
     (text,) = {str(rank["needs gradients"]) for rank in outcomes}
     assert text.startswith("linear_cross_entropy: requires_grad of input or linear_weight: expected the same on every")
     assert "got False on rank 0 and True on rank" in text
+    (text,) = {str(rank["class weights"]) for rank in outcomes}
+    assert text.startswith(
+        "linear_cross_entropy: weight: expected the same on every rank, got None on rank 0 and an array"
+    )
 
 
 @pytest.mark.parametrize("name", ["second order", "second order, computed in backward"])

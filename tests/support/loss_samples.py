@@ -44,8 +44,8 @@ OPTIONS = {
 }  # fmt: skip
 
 
-def arguments_of(shape: Shape, dtype: str, option: str, reduction: str = "mean") -> dict:
-    """Make a call. A sixth of the rows is ignored, and some rows have the token weight 0."""
+def arguments_of(shape: Shape, dtype: str, option: str, reduction: str = "mean", start: int = 100) -> dict:
+    """Make a call whose ids start at `start`. A sixth of the rows is ignored, and some rows have the token weight 0."""
     random = generator("loss options", shape, option, reduction)
     x = random.standard_normal((shape.BT, shape.H))
     w = 1.5 * random.standard_normal((shape.V, shape.H)) / np.sqrt(max(shape.H, 1))
@@ -60,7 +60,7 @@ def arguments_of(shape: Shape, dtype: str, option: str, reduction: str = "mean")
     }
     settings = {name: arrays[a] if isinstance(a, str) else a for name, a in OPTIONS[option].items()}
     count = (3,) if "target_prob" in settings else ()
-    target = 100 + random.integers(0, shape.V, (shape.BT, *count))
+    target = start + random.integers(0, shape.V, (shape.BT, *count))
     target[random.random(target.shape) < (0.5 if count else 1 / 6)] = -7
     grad = random.standard_normal(shape.BT) if reduction == "none" else 0.7
     return {
@@ -70,7 +70,7 @@ def arguments_of(shape: Shape, dtype: str, option: str, reduction: str = "mean")
         "reduction": reduction,
         "ignore_index": -7,
         "grad_loss": grad,
-        "vocab_start_index": 100,
+        "vocab_start_index": start,
     } | settings
 
 
@@ -93,7 +93,7 @@ def check(results, arguments: dict, dtype: str, **upstream) -> None:
     right["loss"] = Right(rows.loss, eps * each * (1 + total.astype(float)) * (1 if rows.reduction == "none" else 4))
     for name, result in zip(results._fields, results, strict=True):
         if name == "predicted":
-            place = np.where(rows.counted, result - 100, 0)
+            place = np.where(rows.counted, result - arguments["vocab_start_index"], 0)
             largest = rows.z.max(-1)
             reached = rows.z[np.arange(len(place)), place]
             assert np.all(result[~rows.counted] == -1)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from linear_samples import WHOLE, LinearProblem, problem_of
+from thread_ranks import Group, on_grid, on_ranks, returned
 
 from ascend_grad import parallel
 from ascend_grad.results import LinearCrossEntropy
@@ -75,6 +76,87 @@ def tokens_rank(
         {"comm": comm, "num_threads": 1} | given | options,
         put,
     )
+
+
+#: Options with one number for each token, or for each vocabulary entry.
+OF_TOKENS = ("token_weight", "temperature", "target_prob", "grad_loss", "grad_lse", "grad_log_prob", "grad_entropy")
+OF_ENTRIES = ("bias", "class_weight")
+#: Results with one number for each token.
+BESIDE = ("lse", "log_prob", "entropy", "predicted")
+
+
+def part_with_options(arguments: dict[str, Any], entries: slice, tokens: slice = slice(None)) -> tuple[list, dict]:
+    """Return the arrays and the keywords of one rank, of a whole call whose ids start at 0."""
+    a = dict(arguments)
+    assert a.pop("vocab_start_index", 0) == 0
+    given = [a.pop("input")[tokens], a.pop("weight")[entries], a.pop("target")[tokens]]
+    for names, own in ((OF_TOKENS, tokens), (OF_ENTRIES, entries)):
+        a |= {name: a[name][own] for name in names if isinstance(a.get(name), np.ndarray)}
+    return given, {"num_threads": 1} | a
+
+
+def with_options(
+    arguments: dict[str, Any], cuts: Sequence[int], group: Group | None = None, **options: Any
+) -> list[LinearCrossEntropy]:
+    """Call the function with options on ranks that split the vocabulary, and return their results."""
+
+    def work(comm):
+        given, keywords = part_with_options(arguments, slice(cuts[comm.rank], cuts[comm.rank + 1]))
+        return parallel.linear_cross_entropy(*given, comm=comm, **keywords | options)
+
+    return returned(on_ranks(len(cuts) - 1, work, group))
+
+
+def on_grid_with_options(
+    arguments: dict[str, Any], cuts: Sequence[int], rows: Sequence[int], **options: Any
+) -> dict[tuple[int, int], LinearCrossEntropy]:
+    """Call the function with options on a grid of ranks, and return their results by vocabulary rank and token rank."""
+
+    def work(vocab_comm, comm):
+        entries = slice(cuts[vocab_comm.rank], cuts[vocab_comm.rank + 1])
+        given, keywords = part_with_options(arguments, entries, slice(rows[comm.rank], rows[comm.rank + 1]))
+        return parallel.data_parallel_linear_cross_entropy(
+            *given, comm=comm, vocab_comm=vocab_comm, **keywords | options
+        )
+
+    results = on_grid(len(cuts) - 1, len(rows) - 1, work)
+    returned(list(results.values()))
+    return results
+
+
+def whole_with_options(results: Sequence[LinearCrossEntropy], share: Any = True) -> list[LinearCrossEntropy]:
+    """Return results with options of the whole problem by rank, from results of ranks that split the vocabulary."""
+    plain = of_vocabulary(results, share)
+    bias_grad = joined([each.bias_grad for each in results])
+    return [
+        each._replace(
+            input_grad=one.input_grad,
+            weight_grad=one.weight_grad,
+            **({"bias_grad": bias_grad} if "bias_grad" in each._fields else {}),
+        )
+        for each, one in zip(results, plain)
+    ]
+
+
+def whole_of_grid(
+    results: dict[tuple[int, int], LinearCrossEntropy], reduction: str, share: Any = True
+) -> list[LinearCrossEntropy]:
+    """Return results with options of the whole problem by rank, from results of a grid of ranks."""
+    entries, tokens = (1 + max(place[axis] for place in results) for axis in (0, 1))
+    found = []
+    for v, t in results:
+        own, line = results[v, t], [results[v, i] for i in range(tokens)]
+        names = [name for name in (*BESIDE, "input_grad") if getattr(own, name) is not None]
+        if reduction == "none":
+            names.append("loss")
+        new = {name: np.concatenate([getattr(each, name) for each in line]) for name in names}
+        if own.weight_grad is not None:
+            places = [(w, i) for w in range(entries) for i in (range(tokens) if share == "scatter" else [t])]
+            new["weight_grad"] = np.concatenate([results[place].weight_grad for place in places])
+        if own.bias_grad is not None:
+            new["bias_grad"] = np.concatenate([results[w, t].bias_grad for w in range(entries)])
+        found.append(own._replace(**new))
+    return found
 
 
 def joined(parts: Sequence[np.ndarray | None]) -> np.ndarray | None:

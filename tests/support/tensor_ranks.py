@@ -84,6 +84,58 @@ def batched(rank: int, size: int, dtype: torch.dtype, reduction: str) -> tuple[t
     return torch.autograd.grad(loss, (x, w), several, is_grads_batched=True)
 
 
+#: Names of calls with options, with the arguments of `problem` that they are made of.
+OPTIONS = [(name, reduction) for name in ("one target", "sparse targets") for reduction in ("mean", "none")]
+
+
+def options(name: str) -> dict[str, Any]:
+    """Return the options of a call in float64, for all classes."""
+    generator = torch.Generator().manual_seed(1)
+
+    def numbers(*shape: int) -> torch.Tensor:
+        return 0.5 + torch.rand(shape, generator=generator, dtype=torch.float64)
+
+    of_name = {"outputs": ("lse", "log_prob", "entropy", "predicted", "correct")}
+    if name == "sparse targets":
+        of_name = {"target_prob": numbers(N, 2), "outputs": ("entropy",)}
+    return of_name | {
+        "linear_bias": numbers(C), "weight": numbers(C), "token_weight": numbers(N), "label_smoothing": 0.2,
+        "lse_square_scale": 0.1, "temperature": numbers(N), "logit_scale": 1.3, "softcap": 4.0
+    }  # fmt: skip
+
+
+def targets(name: str) -> torch.Tensor:
+    target = problem(torch.float64, "mean")[2]
+    return target if name == "one target" else torch.stack([target, target.flip(0)], 1)
+
+
+def with_options(rank: int, size: int, name: str, reduction: str) -> tuple[Any, ...]:
+    """Return the loss with its outputs, gradients of the loss, and gradients of the loss and the outputs."""
+    x, w, _, above = problem(torch.float64, reduction)
+    own = slice(*parallel.vocab_range(C, rank, size))
+    given = options(name)
+    given |= {each: given[each][own].clone() for each in ("linear_bias", "weight")}
+    leaves = [x.requires_grad_(), w[own].clone().requires_grad_(), given["linear_bias"].requires_grad_()]
+    found = agt.linear_cross_entropy(*leaves[:2], targets(name), reduction=reduction, group=dist.group.WORLD, **given)
+    of_loss = torch.autograd.grad(found.loss, leaves, above, retain_graph=True)
+    total = (found.loss * above).sum() + found.entropy.sum()
+    if found.log_prob is not None:
+        total = total + 2 * found.log_prob.sum() + 3 * found.lse.sum()
+    return [None if each is None else each.detach() for each in found], of_loss, torch.autograd.grad(total, leaves)
+
+
+def cut_cross_entropy_with_options(rank: int, size: int) -> tuple[torch.Tensor, ...]:
+    """Return the loss and lse of `compat.cce` with a bias and a cap, and the gradients of their sum."""
+    x, w, target, _ = problem(torch.float64, "mean")
+    start, stop = parallel.vocab_range(C, rank, size)
+    x, w, bias = x.requires_grad_(), w[start:stop].clone().requires_grad_(), options("one target")["linear_bias"]
+    bias = bias[start:stop].clone().requires_grad_()
+    loss, lse = agt.compat.cce.linear_cross_entropy(
+        x, w, target, bias, softcap=3.0, return_lse=True, vocab_parallel_options=VocabParallelOptions(start, stop)
+    )
+    return loss.detach(), lse.detach(), *torch.autograd.grad(loss + lse.sum(), (x, w, bias))
+
+
 def cut_cross_entropy(rank: int, size: int, reduction: str, group: Any) -> tuple[torch.Tensor, ...]:
     """Return the loss of `compat.cce` with the options of a split vocabulary, and its gradients."""
     x, w, target, above = problem(torch.float64, reduction)
@@ -120,9 +172,6 @@ def failures(rank: int, size: int) -> dict[str, Callable[[], Any]]:
         **{
             f"cce {name}": on_last(**{name: value})
             for name, value in (
-                ("softcap", 2.0),
-                ("bias", torch.zeros(len(shard))),
-                ("return_lse", True),
                 ("reduce_e_grad", False),
                 ("stop", stop + 1),
                 ("impl", "fast"),
@@ -176,6 +225,9 @@ def main(folder: str, rank: int, size: int) -> weakref.ref:
     for key in names(size):
         outcomes["batched", *key] = batched(rank, size, *key)
     outcomes["autocast"] = under_autocast(rank, size)
+    for case in OPTIONS:
+        outcomes["options", *case] = outcome(partial(with_options, rank, size, *case))
+    outcomes["cce with options"] = outcome(partial(cut_cross_entropy_with_options, rank, size))
     for name, work in failures(rank, size).items():
         outcomes[name] = outcome(work)
     torch.save(outcomes, Path(folder, f"{rank}.pt"))

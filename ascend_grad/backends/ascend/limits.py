@@ -12,7 +12,7 @@ from collections.abc import Callable
 from ... import _acl, arrays
 from ..._call import Call
 from ...contract import OPERATORS
-from ...contract.linear import LOSS_DEFAULTS
+from ...contract.linear import given_options
 from ...errors import (
     AscendGradError,
     BackendUnavailableError,
@@ -125,10 +125,8 @@ def stored_dim(name: str, largest: int) -> Callable[[Call, str], tuple[int, int]
 
 def plain_loss(call: Call, soc: str) -> Unsupported | None:
     """Return the reason against a loss with options that the device's operators lack (161002)."""
-    for name, value in LOSS_DEFAULTS.items():
-        got = call.arguments[name]
-        if got is not value and (value is None or not isinstance(got, type(value)) or got != value):
-            return _unsupported(call, ParamInvalidError, f"{name}: the device's operators compute the loss without it")
+    for name in given_options(call.arguments):
+        return _unsupported(call, ParamInvalidError, f"{name}: the device's operators compute the loss without it")
     return None
 
 

@@ -105,8 +105,8 @@ def linear_cross_entropy(
         The name of an implementation of cut-cross-entropy, or the member of an enumeration with that name. There is one
         implementation here, so the names have no effect.
     vocab_parallel_options : VocabParallelOptions, optional
-        The rows of the weight of this process, which `c` has alone; `targets` are classes of the whole weight. `bias`,
-        `softcap` and `return_lse` are then not supported.
+        The rows of the weight of this process, which `c` and `bias` have alone; `targets` are classes of the whole
+        weight.
 
     Returns
     -------
@@ -171,7 +171,7 @@ def _loss(
         _check_implementation(impl)
         check_tensors(_NAME, e=e, c=c, targets=targets)
         if vocab_parallel_options is not None:
-            _check_vocab_parallel(c, options, vocab_parallel_options)
+            _check_vocab_parallel(c, vocab_parallel_options)
         return _checked_shift(e, targets, shift)
 
     shift = linear.checked(shard, check)
@@ -196,14 +196,8 @@ def _check_implementation(impl: object) -> None:
         raise ParamInvalidError(f"impl: expected {expected}, got {shown(impl)}", operator=_NAME)
 
 
-def _check_vocab_parallel(c: torch.Tensor, options: linear.Options, given: VocabParallelOptions) -> None:
-    linear.refuse(
-        f"{_NAME} with vocab_parallel_options",
-        bias=options.linear_bias,
-        softcap=options.softcap,
-        return_lse=True if options.outputs else None,
-        reduce_e_grad=None if given.reduce_e_grad else False,
-    )
+def _check_vocab_parallel(c: torch.Tensor, given: VocabParallelOptions) -> None:
+    linear.refuse(f"{_NAME} with vocab_parallel_options", reduce_e_grad=None if given.reduce_e_grad else False)
     if c.dim() == 2 and c.shape[0] != given.stop - given.start:
         message = f"c: expected {given.stop - given.start} rows, stop - start, got {c.shape[0]}"
         raise ParamInvalidError(message, operator=_NAME)

@@ -27,6 +27,9 @@ typedef struct {
     int64_t certain;        /* a nearly certain target, or -1 */
 } ag_loss_row;
 
+/* The entry of a target that is in another part of the vocabulary. No logit of this part belongs to it. */
+#define AG_ELSEWHERE INT64_MAX
+
 /* The targets of a row: `count` vocabulary entries, -1 for none, with their probabilities times class weights. */
 typedef struct {
     ptrdiff_t count;
@@ -38,7 +41,8 @@ typedef struct {
 AG_INLINE double ag_max_distance(double larger, double smaller) { return larger == smaller ? 0 : larger - smaller; }
 
 /* Compute the coefficients of the gradient of a row whose statistics are complete. `logits` are those of the targets,
- * `class_weight` (V,) or NULL the weights that smoothing uses, and `class_sum` their sum. */
+ * `class_weight` (V,) or NULL the weights that smoothing uses, and `class_sum` their sum. `vocab` and `class_sum` count the
+ * whole vocabulary, `class_weight` belongs to this part of it. */
 static AG_UNUSED void ag_loss_row_finish(ag_loss_row *row, const ag_loss_targets *targets, const double *logits, double max,
                                          double rest, double label_smoothing, ptrdiff_t vocab, const double *class_weight,
                                          double class_sum)
@@ -57,7 +61,7 @@ static AG_UNUSED void ag_loss_row_finish(ag_loss_row *row, const ag_loss_targets
     row->certain = -1, row->certain_grad = 0;
     for (ptrdiff_t k = 0; k < targets->count && row->certain < 0; k++) {
         const int64_t entry = targets->entries[k];
-        if (entry < 0 || !(ag_one_minus_prob(&statistics, logits[k]) < 1 - AG_NEARLY_CERTAIN)) continue;
+        if (entry < 0 || entry == AG_ELSEWHERE || !(ag_one_minus_prob(&statistics, logits[k]) < 1 - AG_NEARLY_CERTAIN)) continue;
         double others = 0; /* weights of the other targets */
         for (ptrdiff_t j = 0; j < targets->count; j++) {
             if (targets->entries[j] >= 0 && targets->entries[j] != entry) others += row->kept_loss * targets->weights[j];

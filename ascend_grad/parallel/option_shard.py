@@ -1,0 +1,306 @@
+"""The loss with options, of some tokens over a vocabulary that is split over ranks.
+
+Each rank computes the statistics of its logits in float64. The maximum and the sum over the ranks are the statistics of
+the whole vocabulary, of which losses and outputs are made. Each rank then computes its gradients from them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import _linear_python, arrays
+from .._dispatch import requested
+from ..arguments import thread_count
+from ..backends import reference
+from ..contract.linear import LOSS_DEFAULTS
+from ..contract.parallel import OUTPUT_GRADIENTS, given_over_ranks
+from ..errors import BackendUnavailableError
+from ..results import LinearCrossEntropy, with_outputs
+from .agreement import Attempt
+from .communicators import Collectives
+from .row_statistics import NUMBERS, PartStatistics, RowStatistics, candidates, empty_part, write_summands
+from .shard import Shard, checksum
+from .sums import Share, VectorSums
+
+#: Options with one number for each row, or for each target of a row.
+_OF_ROWS = ("token_weight", "target_prob", "temperature", *OUTPUT_GRADIENTS)
+#: Options with one number for each vocabulary entry of this rank.
+_OF_ENTRIES = ("bias", "class_weight")
+
+
+class OptionShard(Shard):
+    """This rank's part of a problem with options, like `Shard`. All rows are one chunk.
+
+    Attributes
+    ----------
+    bias_grad : ndarray or None
+        The gradient with respect to this rank's bias, in float64; None if it is not requested.
+    """
+
+    def _allocate_rows(self, rows: int) -> None:
+        self._given = given_over_ranks(self._a)
+        self._outputs: tuple[str, ...] = self._a["outputs"]
+        self._targets = 1 if self.target.ndim == 1 else self.target.shape[1]
+        #: The options that are arrays.
+        self._vectors = {
+            name: _wide(self._a[name])
+            for name in (*_OF_ROWS, *_OF_ENTRIES)
+            if self._a[name] is not None and not isinstance(self._a[name], float)
+        }
+        classes = self._vectors.get("class_weight")
+        #: Sum of the class weights of this rank's entries.
+        self._own_class_sum = float(len(self.weight) if classes is None else classes.sum())
+        columns = NUMBERS + self._targets * (1 if classes is None else 2)
+        self._maxima, self._first, self._sums = np.zeros(rows), np.zeros(rows), np.zeros((rows, columns))
+        self._sums_of_ranks = VectorSums(self._ranks, self._sums.size, np.float64, self._a["deterministic"])
+        self._part = empty_part(rows, self._targets)
+        self._denominators = np.ones(2)
+
+    def _allocate(self, share: Share, weight_grad: Any) -> None:
+        super()._allocate(share, weight_grad)
+        wanted = self._a["return_grad"] and "bias" in self._vectors
+        self.bias_grad = np.zeros(len(self.weight)) if wanted else None
+        backend, source = requested(self._execution["backend"], self._call.operator)
+        if backend not in ("auto", "cpu", "reference"):
+            reason = f"{self._given[0]}: over ranks, a loss with options is computed on the host"
+            message = f"backend {backend!r} ({source}) cannot compute this call: {reason}"
+            raise BackendUnavailableError(message, operator=self._operator)
+        self._is_reference = backend == "reference"
+
+    # -- agreement between the ranks --
+
+    def facts(self) -> dict[str, Any]:
+        found = super().facts()
+        vectors = {name: self._vectors[name] for name in _OF_ROWS if name in self._vectors}
+        found["same"] |= {name: f"checksum {checksum(each)}" for name, each in vectors.items()}
+        return found | {"class_sum": self._own_class_sum}
+
+    def facts_of_entries(self) -> dict[str, Any]:
+        return {name: f"checksum {checksum(self._vectors[name])}" for name in _OF_ENTRIES if name in self._vectors}
+
+    def options(self) -> dict[str, Any]:
+        given = {
+            name: "an array" if name in self._vectors else each if name == "outputs" else repr(each)
+            for name, each in ((name, self._a[name]) for name in self._given)
+        }
+        return {**super().options(), **given}
+
+    def place(self, cards: list[dict[str, Any]]) -> None:
+        super().place(cards)
+        self._class_sum = sum(card["class_sum"] for card in cards)
+
+    # -- the loss and the gradients --
+
+    def solve(self, attempt: Attempt, count: int, token_ranks: Collectives | None = None) -> LinearCrossEntropy:
+        attempt.run(self._check_targets)
+        attempt.run(self._find_statistics)
+        self._ranks.allreduce(self._maxima, "max")
+        if self._needs_predicted:
+            attempt.run(self._find_candidates)
+            self._ranks.allreduce(self._first, "max")
+        attempt.run(self._relate_to_global_maxima)
+        self._sums_of_ranks.add(self._sums)
+        attempt.run(self._use_global_statistics)
+        if token_ranks is not None and self._divides_by_weights:
+            VectorSums(token_ranks, 2, np.float64, self._a["deterministic"]).add(self._denominators)
+        result = attempt.run(self._finish)
+        if self.input_sum is None:
+            attempt.share(self._ranks)
+            return result  # type: ignore[return-value]  # nothing failed
+        input_grad = self.input_sum.result(attempt)
+        return result if result is None else result._replace(input_grad=input_grad)  # type: ignore[return-value]
+
+    def summands_of_tokens(self, result: LinearCrossEntropy | None) -> list[NDArray]:
+        correct = 0 if result is None or "correct" not in self._outputs else result.correct
+        bias_grad = np.zeros(0) if self.bias_grad is None else self.bias_grad
+        return [*super().summands_of_tokens(result), np.array([correct], np.float64), bias_grad]
+
+    def with_sums_of_tokens(self, result: LinearCrossEntropy, sums: NDArray) -> LinearCrossEntropy:
+        result = super().with_sums_of_tokens(result, sums)
+        if "correct" in self._outputs:
+            result = result._replace(correct=np.asarray(sums[1], np.int64))  # type: ignore[call-arg]  # one of its fields
+        if self.bias_grad is not None:
+            self.bias_grad[...] = sums[2:]
+        return result
+
+    def convert_results(self, result: LinearCrossEntropy, attempt: Attempt, ranks: Collectives) -> LinearCrossEntropy:
+        rounded = attempt.run(self._rounded_bias_grad)
+        attempt.raise_kept()
+        if rounded is not None:
+            result = result._replace(bias_grad=rounded)  # type: ignore[call-arg]  # one of its fields
+        return result._replace(**dict(zip(result._fields, self._call.in_library(result))))
+
+    def _rounded_bias_grad(self) -> NDArray | None:
+        """Return the gradient of the bias in the dtype of the bias."""
+        if self.bias_grad is None:
+            return None
+        rounded = np.empty(self.bias_grad.shape, arrays.native(self._a["bias"].dtype))
+        arrays.round_into(rounded, self.bias_grad)
+        return rounded
+
+    @property
+    def _needs_predicted(self) -> bool:
+        return "predicted" in self._outputs or "correct" in self._outputs
+
+    @property
+    def _divides_by_weights(self) -> bool:
+        return self._a["reduction"] == "mean" and self._a["denominator"] is None
+
+    def _part_options(self) -> dict[str, Any]:
+        """Return the options as functions for parts of a vocabulary accept them."""
+        names = (*LOSS_DEFAULTS, *OUTPUT_GRADIENTS, "reduction", "ignore_index", "filter_eps")
+        options = {name: self._a[name] for name in names}
+        needs_entropy = "entropy" in self._outputs or "grad_entropy" in self._vectors
+        return {
+            **options,
+            **self._vectors,
+            "grad_loss": np.atleast_1d(_wide(self._a["grad_loss"])),
+            "vocab_start_index": self.start,
+            "with_more": self._needs_predicted or needs_entropy,
+            "with_outputs": bool(self._outputs) or any(name in self._vectors for name in OUTPUT_GRADIENTS),
+        }
+
+    def _find_statistics(self) -> None:
+        """Compute the statistics of this rank's logits."""
+        if self.weight.shape[0] and len(self.target):
+            arguments = self.input, self.weight, self.target, self._part_options()
+            if self._is_reference:
+                found = reference.part_statistics(*arguments)
+            else:
+                found = _linear_python.part_statistics(*arguments, self._a["workspace_bytes"] or 0, self._threads)
+            self._part = PartStatistics(*found)
+        # NaN becomes -inf: engines disagree on max(NaN, number). The rest is NaN in any case.
+        maximum = self._part.numbers[0]
+        self._maxima[...] = np.where(np.isnan(maximum), -np.inf, maximum)
+
+    @property
+    def _threads(self) -> int:
+        return thread_count(self._execution["num_threads"], self._operator)
+
+    def _find_candidates(self) -> None:
+        self._first[...] = candidates(self._part, self._maxima, self.start)
+
+    def _relate_to_global_maxima(self) -> None:
+        write_summands(self._part, self._maxima, self._own_class_sum, self._sums)
+        if "class_weight" in self._vectors:
+            place = self.target.reshape(-1, self._targets) - self.start
+            is_here = (place >= 0) & (place < len(self.weight)) & self._is_target
+            of_targets = self._sums[:, NUMBERS + self._targets :]
+            of_targets[...] = 0
+            of_targets[is_here] = self._vectors["class_weight"][place[is_here]]
+
+    @property
+    def _is_target(self) -> NDArray:
+        """Return whether each target is not ignored, shape (BT, targets of a row)."""
+        return self.target.reshape(len(self.target), self._targets) != self._a["ignore_index"]
+
+    def _use_global_statistics(self) -> None:
+        """Find the weights of tokens and targets, and this rank's part of the denominators of a mean."""
+        self._rows = RowStatistics(self._maxima, self._sums, self._targets)
+        of_class = self._sums[:, NUMBERS + self._targets :] if "class_weight" in self._vectors else 1.0
+        prob = self._vectors.get("target_prob", 1.0)
+        #: The targets' probabilities times class weights, 0 for ignored targets: shape (BT, targets of a row).
+        self._target_weights = np.where(self._is_target, prob * np.ones(self._is_target.shape) * of_class, 0)
+        self._token_weight = np.where(self._counted, self._vectors.get("token_weight", 1.0), 0)
+        if self._divides_by_weights:
+            has_class_weights = "class_weight" in self._vectors and "target_prob" not in self._vectors
+            of_class = self._target_weights[:, 0] if has_class_weights else 1.0
+            of_rows = np.where(self._token_weight == 0, 0, self._token_weight * of_class)
+            self._denominators[...] = of_rows.sum(), self._token_weight.sum()
+        elif self._a["reduction"] == "mean":
+            self._denominators[...] = self._a["denominator"]
+
+    def _finish(self) -> LinearCrossEntropy:
+        """Compute the loss, the outputs and the gradients from the statistics of the whole vocabulary."""
+        square = self._a["lse_square_scale"]
+        if self._denominators[0] == 0 or (square and self._denominators[1] == 0):
+            self._denominators[...] = 0  # the mean is NaN, and has no gradient
+        with np.errstate(all="ignore"):
+            values = {"loss": self._reduced_loss(), "input_grad": None, "weight_grad": self._weight_grad}
+            values |= self._outputs_of_rows()
+        self._find_gradients()
+        if "bias" in self._vectors:
+            values["bias_grad"] = self.bias_grad
+        names = (*(("bias_grad",) if "bias" in self._vectors else ()), *self._outputs)
+        fields = (*LinearCrossEntropy._fields, *names)
+        return with_outputs(LinearCrossEntropy, names, tuple(values[name] for name in fields))
+
+    def _reduced_loss(self) -> NDArray:
+        cross_entropy, square = self._losses_of_rows()
+        if self._a["reduction"] == "none":
+            return (cross_entropy + square).astype(self.accumulator)
+        total = np.float64(np.nan)
+        if self._denominators[0]:
+            total = cross_entropy.sum() / self._denominators[0]
+            if self._a["lse_square_scale"]:
+                total = total + square.sum() / self._denominators[1]
+        return np.asarray(total, self.accumulator)
+
+    def _losses_of_rows(self) -> tuple[NDArray, NDArray]:
+        """Return the cross-entropy and the term of the squared lse of each row, times its token weight."""
+        rows, s = self._rows, self._a["label_smoothing"]
+        weights = (1 - s) * self._target_weights
+        loss = np.where(weights == 0, 0, weights * rows.negative_log_prob()).sum(axis=-1)
+        if s:
+            loss = loss + s / self.vocab_size * rows.smoothed_sum(self._class_sum)
+        square = self._a["lse_square_scale"] * rows.lse**2 if self._a["lse_square_scale"] else np.zeros_like(loss)
+        r = self._token_weight
+        return np.where(r == 0, 0, r * loss), np.where(r == 0, 0, r * square)
+
+    def _outputs_of_rows(self) -> dict[str, NDArray]:
+        """Return the requested results beside the loss, by name."""
+        found: dict[str, NDArray] = {}
+        for name in self._outputs:
+            if name == "log_prob":
+                value = -self._rows.negative_log_prob()[:, 0]
+            elif name in ("lse", "entropy"):
+                value = getattr(self._rows, name)
+            else:
+                continue
+            found[name] = np.where(self._counted, value, 0).astype(self.accumulator)
+        if self._needs_predicted:
+            predicted = np.where(self._counted, -self._first, -1).astype(np.int64)
+            found["predicted"] = predicted
+            if "correct" in self._outputs:
+                found["correct"] = np.asarray(np.count_nonzero(self._counted & (predicted == self.target)))
+        return found
+
+    def _find_gradients(self) -> None:
+        """Compute the gradients of this rank's logits, if there are any and gradients are requested."""
+        results = {
+            "input_grad": None if self.input_sum is None else self.input_sum.matrix,
+            "weight_grad": self._weight_grad,
+            "bias_grad": self.bias_grad,
+        }
+        if all(each is None for each in results.values()):
+            return
+        if not (self.weight.shape[0] and len(self.target)):
+            if self._weight_grad is not None:
+                self._weight_grad[...] = 0
+            return
+        options = self._part_options() | {
+            "vocab": self.vocab_size,
+            "class_sum": self._class_sum,
+            "denominators": tuple(self._denominators.tolist()),
+        }
+        arguments = self.input, self.weight, self.target, options, self._rows.numbers
+        if self._is_reference:
+            reference.part_gradients(*arguments, self._target_weights, results)
+            return
+        _linear_python.part_gradients(
+            *arguments,
+            self._rows.target_logits,
+            np.ascontiguousarray(self._target_weights),
+            results,
+            self._a["workspace_bytes"] or 0,
+            self._threads,
+        )
+
+
+def _wide(values: Any) -> NDArray:
+    """Return numbers as a contiguous array of float64."""
+    with np.errstate(all="ignore"):
+        return np.require(values, np.float64, ["C", "A"])
