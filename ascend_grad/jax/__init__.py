@@ -12,12 +12,14 @@ import jax
 if not hasattr(jax, "enable_x64"):  # older JAX would round results of float64
     raise ImportError(f"ascend_grad.jax needs JAX 0.8 or newer, found {jax.__version__}")
 
+from .cross_entropy import cross_entropy
 from .linear import linear_cross_entropy
 from .losses import LossOutputs
 from .rowwise import log_softmax, scaled_masked_softmax, softmax
 
 __all__ = [
     "LossOutputs",
+    "cross_entropy",
     "linear_cross_entropy",
     "log_softmax",
     "scaled_masked_softmax",

@@ -47,7 +47,7 @@ LAYERS = (
     ("CPU schedules of arrays", "rowwise/_rowwise_python rowwise/_cross_entropy_python linear/_linear_python"),
     (
         "the CPU's results, and its operators for Cython and XLA",
-        "call/_cpu_backend rowwise/rowwise linear/linear xla/_xla_rowwise xla/_xla_linear",
+        "call/_cpu_backend rowwise/rowwise linear/linear xla/_xla_rowwise xla/_xla_linear xla/_xla_cross_entropy",
     ),
     ("the contract", "contract"),
     ("backends", "backends.base backends.cpu backends.loss_reference backends.reference"),
