@@ -96,11 +96,12 @@ class LossOutputs(NamedTuple):
 
 
 def _class_with(names: tuple[str, ...]) -> type:
-    cls = namedtuple("LossOutputs", ("loss", *names))  # type: ignore[misc]  # noqa: PYI024 (the fields vary)
+    cls = namedtuple("LossOutputs", ("loss", *names))  # type: ignore[misc]
     for name in OUTPUTS:
         if name not in names:
             setattr(cls, name, None)
-    cls.__doc__, cls.__reduce__ = LossOutputs.__doc__, _reduced  # type: ignore[method-assign]
+    cls.__doc__ = LossOutputs.__doc__
+    setattr(cls, "__reduce__", _reduced)  # noqa: B010 (assigning a method is no error then)
     return cls
 
 

@@ -202,22 +202,22 @@ cdef Py_ssize_t most_memory(RowsCall *call) noexcept nogil:
 
 cdef bint describe_problem(RowsCall *call, Problem *p) noexcept nogil:
     """Describe the problem; return False if it is empty. An array of the rows' numbers has no memory."""
-    cdef View numbers = call.input.view
+    cdef View numbers_of_rows = call.input.view
     cdef Py_ssize_t[MAX_RANK] strides
     cdef Py_ssize_t stride = 1
     cdef int axis
     cdef CrossEntropy *x = &call.x
     cdef bint with_rows = x.entropy != NULL or x.predicted != NULL or x.label_smoothing != 0 or x.has_temperatures
     cdef double scale = 1 if x.has_temperatures else scale_of(call.temperature, x.is_double)
-    for axis in range(numbers.ndim - 1, -1, -1):
+    for axis in range(numbers_of_rows.ndim - 1, -1, -1):
         strides[axis] = 0
         if axis != call.axis:
             strides[axis] = stride
-            stride *= numbers.shape[axis]
-    numbers.data, numbers.strides, numbers.itemsize = NULL, strides, 1
+            stride *= numbers_of_rows.shape[axis]
+    numbers_of_rows.data, numbers_of_rows.strides, numbers_of_rows.itemsize = NULL, strides, 1
     return describe(
-        p, AG_LOSS_EXP_OF_ROWS if with_rows else AG_LOSS_EXP, &call.input.view, &call.input.view, &numbers, &call.out.view,
-        call.axis, scale
+        p, AG_LOSS_EXP_OF_ROWS if with_rows else AG_LOSS_EXP, &call.input.view, &call.input.view, &numbers_of_rows,
+        &call.out.view, call.axis, scale
     )
 
 

@@ -62,7 +62,7 @@ def test_every_option_has_the_bits_of_the_call_of_arrays(option, shape, dim, dty
         assert (each is None) == (name not in ("loss", *arguments.get("outputs", ())))
         if each is not None:
             assert_identical(np.asarray(each), getattr(right, name))
-    gradient = jax.grad(lambda input: function(input).loss)(input)
+    gradient = jax.grad(lambda x: function(x).loss)(input)
     assert_identical(np.asarray(gradient), right.input_grad)
 
 
@@ -72,7 +72,7 @@ def test_gradients_are_those_of_the_definition(option, reduction):
     """Gradients of the loss agree with the definition in extended precision, for any upstream gradient."""
     arguments, function = problem_of(option, "float64", (3, 7, 5), 1, reduction)
     above = generator("upstream").standard_normal((3, 5) if reduction == "none" else ())
-    gradient = jax.grad(lambda input: (above * function(input).loss).sum())(jnp.asarray(arguments["input"]))
+    gradient = jax.grad(lambda x: (above * function(x).loss).sum())(jnp.asarray(arguments["input"]))
     right = cross_entropy_oracles.expected(**arguments, grad_loss=above)
     np.testing.assert_allclose(gradient, np.float64(right["input_grad"]), rtol=1e-11, atol=1e-13)
 
@@ -92,7 +92,7 @@ def test_gradients_of_outputs_are_differences(option):
 
 def test_float16_takes_the_scale_of_the_loss_first():
     arguments, function = problem_of("no option", "float16", (300, 50), -1)
-    gradient = jax.grad(lambda input: 4096 * function(input).loss)(jnp.asarray(arguments["input"]))
+    gradient = jax.grad(lambda x: 4096 * function(x).loss)(jnp.asarray(arguments["input"]))
     assert_identical(np.asarray(gradient), ag.cross_entropy(**arguments, grad_loss=4096.0).input_grad)
 
 
@@ -100,7 +100,7 @@ def test_batches():
     arguments, function = problem_of("outputs", "float32", (5, 9), -1)
     inputs = jnp.stack([arguments["input"], -arguments["input"]])
     found = jax.vmap(function)(inputs)
-    gradients = jax.vmap(jax.grad(lambda input: function(input).loss))(inputs)
+    gradients = jax.vmap(jax.grad(lambda x: function(x).loss))(inputs)
     for i, input in enumerate(inputs):
         right = ag.cross_entropy(**arguments | {"input": np.asarray(input)})
         assert_identical(np.asarray(gradients[i]), right.input_grad)
@@ -111,7 +111,7 @@ def test_batches():
 def test_a_long_row_and_many_rows_on_several_threads():
     for shape in ((1, 3_000_000), (3000, 500)):
         arguments, function = problem_of("smoothing", "float32", shape, -1)
-        gradient = jax.grad(lambda input, f=function: f(input).loss)(jnp.asarray(arguments["input"]))
+        gradient = jax.grad(lambda x, f=function: f(x).loss)(jnp.asarray(arguments["input"]))
         assert_identical(np.asarray(gradient), ag.cross_entropy(**arguments).input_grad)
 
 
