@@ -75,9 +75,9 @@ ABOUT_PACKAGES = {
     "sklearn": ("tests/pytorch/test_import_last.py",),
     "jax": (
         "tests/pytorch/test_import_last.py",
-        "tests/jax_arrays/test_jax.py",
+        "tests/jax_arrays",
         "tests/arrays/test_jax.py",
-        "ascend_grad/jax.py",
+        "ascend_grad/jax",
         "docs/jax.md",
     ),
     "dask": ("tests/dask_arrays", "tests/support/dask_chunks.py", "ascend_grad/dask", "docs/dask.md"),

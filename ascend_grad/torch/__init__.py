@@ -17,6 +17,7 @@ if not hasattr(torch, "accelerator"):  # added in torch 2.6
     raise ImportError(f"ascend_grad.torch needs torch 2.6 or newer, found {torch.__version__}")
 
 from . import compat
+from .cross_entropy import cross_entropy
 from .fused import (
     fused_cross_entropy_loss_with_max_sum,
     fused_linear_cross_entropy_loss_grad,
@@ -37,6 +38,7 @@ __all__ = [
     "LinearCrossEntropyLoss",
     "LossOutputs",
     "compat",
+    "cross_entropy",
     "fused_cross_entropy_loss_with_max_sum",
     "fused_linear_cross_entropy_loss_grad",
     "fused_linear_online_max_sum",

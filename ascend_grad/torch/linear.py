@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import torch
@@ -59,7 +61,9 @@ class Options(NamedTuple):
 
 
 class LossOutputs(NamedTuple):
-    """The loss of `linear_cross_entropy` and its requested outputs. An output that is not requested is None.
+    """The loss of `linear_cross_entropy` and its requested outputs.
+
+    An output that is not requested is no field of the result, and None as an attribute.
 
     Numbers are float32, or float64 if the input is float64. The rows' numbers are 0 for ignored rows.
     """
@@ -76,6 +80,35 @@ class LossOutputs(NamedTuple):
     predicted: torch.Tensor | None = None
     #: The number of rows whose target is the predicted class, int64, shape ().
     correct: torch.Tensor | None = None
+
+
+def _class_with(names: tuple[str, ...]) -> type:
+    cls = namedtuple("LossOutputs", ("loss", *names))  # type: ignore[misc]
+    for name in OUTPUTS:
+        if name not in names:
+            setattr(cls, name, None)
+    cls.__doc__ = LossOutputs.__doc__
+    setattr(cls, "__reduce__", _reduced)  # noqa: B010 (assigning a method is no error then)
+    return cls
+
+
+def _reduced(outputs: Any) -> tuple:
+    """Return how a result of `_requested` is pickled, since its class has no name in this module."""
+    return _requested, (LossOutputs(**outputs._asdict()), outputs._fields[1:])
+
+
+#: Named tuples of the loss and some outputs. `torch.vmap` refuses None in a field, so each set of outputs has its own.
+_CLASSES = {
+    names: LossOutputs if names == OUTPUTS else _class_with(names)
+    for count in range(len(OUTPUTS) + 1)
+    for names in combinations(OUTPUTS, count)
+}
+
+
+def _requested(found: LossOutputs, outputs: Sequence[str]) -> Any:
+    """Return the loss and the outputs of these names. Other outputs are no fields, and None as attributes."""
+    names = tuple(name for name in OUTPUTS if name in outputs)
+    return _CLASSES[names](found.loss, *(getattr(found, name) for name in names))
 
 
 _SECOND_ORDER = f"{_NAME}: the gradient cannot be differentiated once more (create_graph=True)"
@@ -358,7 +391,7 @@ def _rounded_loss(
     )
     if not torch.is_autocast_enabled(_autocast_device(input)):
         found = found._replace(loss=found.loss.to(input.dtype))
-    return found if loss_options.outputs else found.loss
+    return _requested(found, loss_options.outputs) if loss_options.outputs else found.loss
 
 
 _rounded_loss_over_group = torch.compiler.disable(_rounded_loss)

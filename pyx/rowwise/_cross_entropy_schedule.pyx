@@ -843,7 +843,7 @@ cdef int set_denominators(CrossEntropy *x, double *last_check) except -1 nogil:
             ag_sum_add(&square, token_weight_of(x, number))
             if x.prob == NULL:
                 ag_sum_add(&loss, token_weight_of(x, number) * class_weight_of(x, target_of(x, number, 0)))
-        if number % ROWS_PER_CHECK == 0:
+        if number % ROWS_PER_CHECK == 0 and last_check != NULL:
             _tasks.check_signals(last_check)
     x.square_denominator = ag_sum_total(square)
     x.loss_denominator = x.square_denominator
@@ -865,7 +865,7 @@ cdef int reduce_losses(CrossEntropy *x, double *last_check) except -1 nogil:
                 ag_sum_add(&square, x.square_terms[number])
         if x.predicted != NULL and x.prob == NULL:
             x.correct += x.predicted[number] == target_of(x, number, 0) and not is_ignored(x, number)
-        if number % ROWS_PER_CHECK == 0:
+        if number % ROWS_PER_CHECK == 0 and last_check != NULL:
             _tasks.check_signals(last_check)
     if x.is_undefined:
         x.loss = NAN

@@ -52,6 +52,8 @@ cdef inline char *aligned(char *memory) noexcept nogil:
     return memory + (ALIGNMENT - <uintptr_t>memory % ALIGNMENT) % ALIGNMENT
 
 
+cdef char *allocate(Py_ssize_t nbytes) noexcept nogil
+cdef void release(char *memory, Py_ssize_t nbytes) noexcept nogil
 cdef cnp.ndarray workspace(Py_ssize_t nbytes)
 cdef int check_layout(Py_ssize_t used, cnp.ndarray memory) except -1
 cpdef copy_into(cnp.ndarray to, cnp.ndarray source)

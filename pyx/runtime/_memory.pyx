@@ -8,6 +8,7 @@ array is freed.
 import numpy as np
 
 from libc.stdint cimport uintptr_t
+from libc.stdlib cimport free
 from libc.string cimport memset
 
 cimport cython
@@ -38,6 +39,9 @@ cdef extern from *:
     enum:
         MADV_HUGEPAGE
 
+cdef extern from "<stdlib.h>" nogil:
+    void *aligned_alloc(size_t alignment, size_t size)
+
 cdef extern from "numpy/arrayobject.h":
     object PyArray_NewFromDescr(
         type subtype, cnp.dtype descr, int nd, const cnp.npy_intp *dims, const cnp.npy_intp *strides, void *data,
@@ -63,6 +67,44 @@ cdef cnp.ndarray _cached = None
 cdef object _cache_lock = object()
 
 
+cdef size_t huge_pages(size_t nbytes) noexcept nogil:
+    """Return the bytes of the huge pages that hold these bytes, or 0 for more than there are."""
+    cdef size_t length = (nbytes + HUGE_PAGE - 1) // HUGE_PAGE * HUGE_PAGE
+    return 0 if length < nbytes else length
+
+
+cdef void *map_huge_pages(size_t length) noexcept nogil:
+    """Return an anonymous mapping of huge pages, aligned to one, or NULL."""
+    cdef char *start = <char *>mmap(
+        NULL, length + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0
+    )
+    if start == MAP_FAILED:
+        return NULL
+    # Unmap the parts before and after the aligned range.
+    cdef size_t before = (HUGE_PAGE - <uintptr_t>start % HUGE_PAGE) % HUGE_PAGE
+    if before:
+        munmap(start, before)
+    if before < HUGE_PAGE:
+        munmap(start + before + length, HUGE_PAGE - before)
+    madvise(start + before, length, MADV_HUGEPAGE)
+    return start + before
+
+
+cdef char *allocate(Py_ssize_t nbytes) noexcept nogil:
+    """Return memory at an aligned address, or NULL, for callers without the interpreter's lock, which `release` it."""
+    if <size_t>nbytes >= _threshold:
+        return <char *>map_huge_pages(huge_pages(nbytes))
+    return <char *>aligned_alloc(ALIGNMENT, align_up(max(nbytes, <Py_ssize_t>1), ALIGNMENT))
+
+
+cdef void release(char *memory, Py_ssize_t nbytes) noexcept nogil:
+    """Free what `allocate` returned for this number of bytes."""
+    if <size_t>nbytes >= _threshold:
+        munmap(memory, huge_pages(nbytes))
+    else:
+        free(memory)
+
+
 cdef class Mapping:
     """An anonymous mapping, aligned to a huge page, and unmapped with the last array that refers to it."""
 
@@ -70,21 +112,10 @@ cdef class Mapping:
     cdef size_t length
 
     def __cinit__(self, size_t nbytes):
-        cdef size_t length = (nbytes + HUGE_PAGE - 1) // HUGE_PAGE * HUGE_PAGE
-        if length < nbytes:
+        self.length = huge_pages(nbytes)
+        self.address = map_huge_pages(self.length) if self.length else NULL
+        if self.address == NULL:
             raise MemoryError(f"cannot allocate {nbytes} bytes for a result")
-        cdef void *start = mmap(NULL, length + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
-        if start == MAP_FAILED:
-            raise MemoryError(f"cannot allocate {nbytes} bytes for a result")
-        # Unmap the parts before and after the aligned range.
-        cdef size_t before = (HUGE_PAGE - <uintptr_t>start % HUGE_PAGE) % HUGE_PAGE
-        if before:
-            munmap(start, before)
-        if before < HUGE_PAGE:
-            munmap(<char *>start + before + length, HUGE_PAGE - before)
-        self.address = <char *>start + before
-        self.length = length
-        madvise(self.address, length, MADV_HUGEPAGE)
 
     def __dealloc__(self):
         if self.address != NULL:

@@ -28,7 +28,7 @@ LAYERS = (
         "errors, and the machine",
         (
             "errors status _version runtime/_openmp runtime/_cpu runtime/_tasks runtime/_threads runtime/_memory "
-            "arrays/_dtypes arrays/_views arrays/_overlap arrays/_dlpack"
+            "arrays/_dtypes arrays/_views arrays/_overlap arrays/_dlpack xla/_xla_frame xla/_xla_losses"
         ),
     ),
     ("the Ascend libraries", "ascend/_acl ascend/_aclnn"),
@@ -47,7 +47,7 @@ LAYERS = (
     ("CPU schedules of arrays", "rowwise/_rowwise_python rowwise/_cross_entropy_python linear/_linear_python"),
     (
         "the CPU's results, and its operators for Cython and XLA",
-        "call/_cpu_backend rowwise/rowwise linear/linear rowwise/_xla",
+        "call/_cpu_backend rowwise/rowwise linear/linear xla/_xla_rowwise xla/_xla_linear xla/_xla_cross_entropy",
     ),
     ("the contract", "contract"),
     ("backends", "backends.base backends.cpu backends.loss_reference backends.reference"),

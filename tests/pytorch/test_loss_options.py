@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -406,3 +408,34 @@ def test_gradcheck_of_outputs():
         return agt.linear_cross_entropy(x, w, target, linear_bias=bias, temperature=0.5, outputs=names)[:4]
 
     assert torch.autograd.gradcheck(outputs, (x, w, bias), check_batched_grad=True)
+
+
+def test_batches_of_requested_outputs():
+    """`torch.vmap` takes results of which some outputs were not requested, and these have gradients."""
+    torch.manual_seed(0)
+    x, w, target = torch.randn(3, 4, 5), torch.randn(7, 5), torch.tensor([0, 6, -100, 2])
+
+    def results(x):
+        return agt.linear_cross_entropy(x, w, target, outputs=("correct", "lse"))
+
+    found = torch.vmap(results)(x)
+    assert found._fields == ("loss", "lse", "correct")
+    assert found.entropy is None
+    gradients = torch.vmap(torch.func.grad(lambda x: results(x).loss + results(x).lse.sum()))(x)
+    for i, each in enumerate(x):
+        one = results(each.requires_grad_())
+        for got, wanted in zip(found, one, strict=True):
+            assert torch.equal(got[i], wanted)
+        assert torch.allclose(gradients[i], torch.autograd.grad(one.loss + one.lse.sum(), each)[0], atol=1e-6)
+
+
+def test_requested_outputs_are_pickled_and_compiled():
+    x, w, target = torch.ones(2, 3), torch.ones(4, 3), torch.tensor([0, 3])
+    function = partial(agt.linear_cross_entropy, outputs=("entropy",))
+    found = function(x, w, target)
+    again = pickle.loads(pickle.dumps(found))
+    compiled = torch.compile(function, backend="eager", fullgraph=True)(x, w, target)
+    for each in (again, compiled):
+        assert each._fields == ("loss", "entropy")
+        assert each.lse is None
+        assert torch.equal(each.entropy, found.entropy)

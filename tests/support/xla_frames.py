@@ -9,7 +9,7 @@ import ctypes
 
 import numpy as np
 
-from ascend_grad import _xla
+from ascend_grad import _xla_rowwise
 
 
 class Buffer(ctypes.Structure):
@@ -73,7 +73,7 @@ def called_by_xla(array: np.ndarray, dims: tuple[int, ...], address: int | None 
     """Call the softmax as compiled programs call it, on buffers of these dimensions, and return its error message."""
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-    function = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(CallFrame))(pointer(_xla.handler(), None))
+    function = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(CallFrame))(pointer(_xla_rowwise.handler(), None))
     messages: list[str] = []
     create_error = CreateError(lambda given: messages.append(given[0].message.decode()) or 1)
     buffer = Buffer(

@@ -22,6 +22,7 @@ typedef enum { AG_XLA_INVALID_ARGUMENT = 3, AG_XLA_RESOURCE_EXHAUSTED = 8 } ag_x
 /* XLA_FFI_DataType */
 typedef enum {
     AG_XLA_PRED = 1,
+    AG_XLA_S32 = 4,
     AG_XLA_S64 = 5,
     AG_XLA_F16 = 10,
     AG_XLA_F32 = 11,

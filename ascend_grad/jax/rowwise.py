@@ -1,11 +1,4 @@
-"""Row-wise operators that JAX can trace, in ``jax.jit``, ``jax.grad`` and ``jax.vmap``, on the CPU.
-
->>> import jax, jax.numpy as jnp
->>> import ascend_grad.jax as agj
->>> gradient = jax.jit(jax.grad(lambda x: agj.softmax(x)[0]))
->>> gradient(jnp.zeros(4))
-Array([ 0.1875, -0.0625, -0.0625, -0.0625], dtype=float32)
-"""
+"""Row-wise operators with gradients of any order, which JAX can trace."""
 
 from __future__ import annotations
 
@@ -16,19 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-if not hasattr(jax, "enable_x64"):  # older JAX would round results of float64
-    raise ImportError(f"ascend_grad.jax needs JAX 0.8 or newer, found {jax.__version__}")
-
-from . import _xla
-from .arguments import check_class, real_number, shown
-from .arrays import native
-from .errors import ParamTypeError
-from .inspection import explain
-
-__all__ = ["log_softmax", "scaled_masked_softmax", "softmax"]
+from .. import _xla_rowwise
+from ..arguments import real_number
+from .arrays import as_array, check
 
 _TARGET = "ascend_grad_rowwise"
-jax.ffi.register_ffi_target(_TARGET, _xla.handler(), platform="cpu")
+jax.ffi.register_ffi_target(_TARGET, _xla_rowwise.handler(), platform="cpu")
 
 
 def _compute(operator: str, *arrays: jax.Array, dim: int = -1, scale: float = 1.0) -> jax.Array:
@@ -125,38 +111,6 @@ _scaled_masked_softmax.defvjp(
 # ---- public functions ------------------------------------------------------------------------------------------------
 
 
-def _array(value: object, name: str, operator: str) -> jax.Array | None:
-    """Return an argument as a JAX array, traced or not."""
-    if value is None:  # the checks refuse None
-        return None
-    if not isinstance(value, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)):
-        raise ParamTypeError(f"{name}: expected an array of jax or a number, got {shown(value)}", operator=operator)
-    if isinstance(value, np.ndarray):
-        check_class(type(value), name, operator)
-        value = value.astype(native(value.dtype), copy=False)
-    try:
-        return jnp.asarray(value)
-    except (TypeError, ValueError) as error:  # a dtype that JAX does not have
-        message = f"{name}: expected an array that JAX takes, got {shown(value)}: {error}"
-        raise ParamTypeError(message, operator=operator) from error
-
-
-def _check(operator: str, *arrays: jax.Array | None, **settings: object) -> None:
-    """Refuse arguments that the contract refuses. Its checks see only shapes and dtypes, as tracing does."""
-    for name, value in settings.items():
-        if isinstance(value, jax.core.Tracer):
-            expected = "a value that is known when JAX traces (static_argnames of jax.jit)"
-            raise ParamTypeError(f"{name}: expected {expected}, got a tracer", operator=operator)
-    stand_ins = []
-    for each in arrays:
-        if each is not None:
-            # Random keys have a dtype that NumPy lacks.
-            dtype = each.dtype if isinstance(each.dtype, np.dtype) else np.dtype(object)
-            each = np.broadcast_to(np.empty((), dtype), each.shape)
-        stand_ins.append(each)
-    explain(operator, *stand_ins, **settings, backend="cpu")
-
-
 def _along(function, input: jax.Array, dim: int) -> jax.Array:
     """Call a softmax function with the dimension counted from the end, as a negative number."""
     if input.ndim == 0:
@@ -191,8 +145,8 @@ def softmax(input: jax.Array, dim: int = -1) -> jax.Array:
     >>> agj.softmax(jnp.zeros(2))
     Array([0.5, 0.5], dtype=float32)
     """
-    array = _array(input, "input", "softmax")
-    _check("softmax", array, dim=dim)
+    array = as_array(input, "input", "softmax")
+    check("softmax", {"input": array}, dim=dim)
     return _along(_softmax, array, dim)
 
 
@@ -223,8 +177,8 @@ def log_softmax(input: jax.Array, dim: int = -1) -> jax.Array:
     >>> jnp.exp(agj.log_softmax(jnp.zeros(2)))
     Array([0.5, 0.5], dtype=float32)
     """
-    array = _array(input, "input", "log_softmax")
-    _check("log_softmax", array, dim=dim)
+    array = as_array(input, "input", "log_softmax")
+    check("log_softmax", {"input": array}, dim=dim)
     return _along(_log_softmax, array, dim)
 
 
@@ -259,6 +213,6 @@ def scaled_masked_softmax(x: jax.Array, mask: jax.Array, scale: float = 1.0) -> 
     Array([[[[0.5, 0.5, 0. , 0. ]]]], dtype=float32)
     """
     operator = "scaled_masked_softmax"
-    array, hidden = _array(x, "x", operator), _array(mask, "mask", operator)
-    _check(operator, array, hidden, scale=scale)
+    array, hidden = as_array(x, "x", operator), as_array(mask, "mask", operator)
+    check(operator, {"x": array, "mask": hidden}, scale=scale)
     return _scaled_masked_softmax(array, hidden, real_number(scale, "scale", operator))

@@ -1,4 +1,4 @@
-"""Compare `ascend_grad.jax` with the formulas in float64, and check its documentation."""
+"""Compare the row-wise operators of `ascend_grad.jax` with the formulas in float64, and check its documentation."""
 
 from __future__ import annotations
 

@@ -1,0 +1,27 @@
+"""Row-wise operators and losses that JAX can trace, in ``jax.jit``, ``jax.grad`` and ``jax.vmap``, on the CPU.
+
+>>> import jax, jax.numpy as jnp
+>>> import ascend_grad.jax as agj
+>>> gradient = jax.jit(jax.grad(lambda x: agj.softmax(x)[0]))
+>>> gradient(jnp.zeros(4))
+Array([ 0.1875, -0.0625, -0.0625, -0.0625], dtype=float32)
+"""
+
+import jax
+
+if not hasattr(jax, "enable_x64"):  # older JAX would round results of float64
+    raise ImportError(f"ascend_grad.jax needs JAX 0.8 or newer, found {jax.__version__}")
+
+from .cross_entropy import cross_entropy
+from .linear import linear_cross_entropy
+from .losses import LossOutputs
+from .rowwise import log_softmax, scaled_masked_softmax, softmax
+
+__all__ = [
+    "LossOutputs",
+    "cross_entropy",
+    "linear_cross_entropy",
+    "log_softmax",
+    "scaled_masked_softmax",
+    "softmax",
+]

@@ -1,0 +1,56 @@
+"""Arguments of JAX's functions: arrays, traced or not, and settings, which are not traced."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..arguments import check_class, shown
+from ..arrays import native
+from ..errors import ParamTypeError
+from ..inspection import bound_call
+
+
+def as_array(value: object, name: str, operator: str) -> jax.Array | None:
+    """Return an argument as a JAX array, traced or not. None stays None, which the checks refuse or accept."""
+    if value is None:
+        return None
+    if not isinstance(value, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)):
+        raise ParamTypeError(f"{name}: expected an array of jax or a number, got {shown(value)}", operator=operator)
+    if isinstance(value, np.ndarray):
+        check_class(type(value), name, operator)
+        value = value.astype(native(value.dtype), copy=False)
+    try:
+        return jnp.asarray(value)
+    except (TypeError, ValueError) as error:  # a dtype that JAX does not have
+        message = f"{name}: expected an array that JAX takes, got {shown(value)}: {error}"
+        raise ParamTypeError(message, operator=operator) from error
+
+
+def _stand_in(array: jax.Array, value: int) -> np.ndarray:
+    """Return an array of the same shape and dtype, with one value, in no memory."""
+    # Random keys have a dtype that NumPy lacks.
+    dtype = array.dtype if isinstance(array.dtype, np.dtype) else np.dtype(object)
+    fits = dtype.kind not in "iu" or abs(value) < 1 << (8 * dtype.itemsize - 1)
+    return np.broadcast_to(np.array(value if fits else 0, dtype), array.shape)
+
+
+def check(operator: str, arrays: dict[str, jax.Array | None], **settings: object) -> tuple[dict[str, Any], int]:
+    """Refuse arguments that the contract refuses: by shapes, dtypes and settings, which are known when JAX traces.
+
+    Return all arguments by name, converted, and the number of threads, 0 for the default. Their arrays are stand-ins.
+    The elements of arrays are not known. Stand-ins have elements that every contract takes: 1, and for targets
+    `ignore_index`.
+    """
+    for name, value in settings.items():
+        if isinstance(value, jax.core.Tracer):
+            expected = "a value that is known when JAX traces (static_argnames of jax.jit)"
+            raise ParamTypeError(f"{name}: expected {expected}, got a tracer", operator=operator)
+    ignored = settings.get("ignore_index")
+    element = {"target": int(ignored) if isinstance(ignored, (int, np.integer)) else 0}
+    stand_ins = {name: None if each is None else _stand_in(each, element.get(name, 1)) for name, each in arrays.items()}
+    call, num_threads, _ = bound_call(operator, (), {**stand_ins, **settings, "backend": "cpu"})
+    return call.arguments, num_threads

@@ -1,0 +1,158 @@
+"""What the losses share: their results, calls of compiled functions, and derivatives that they have or lack."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .arrays import as_array, check
+
+#: Outputs of a loss that have a gradient.
+DIFFERENTIABLE = ("lse", "log_prob", "entropy")
+
+
+class LossOutputs(NamedTuple):
+    """The loss and the requested outputs. An output that is not requested is None.
+
+    Numbers are float32, or float64 if the input is float64. The rows' numbers are 0 for ignored rows. Integers are
+    int32, or int64 while JAX has 64 bits.
+    """
+
+    #: The loss, shape () for a mean or a sum, otherwise one number for each row.
+    loss: jax.Array
+    #: The logarithm of the sum of the exponentials of each row's logits.
+    lse: jax.Array | None = None
+    #: The log-probability of each target.
+    log_prob: jax.Array | None = None
+    #: The entropy of each row's probabilities, in nats.
+    entropy: jax.Array | None = None
+    #: The class with the largest logit of each row, the first one of several; -1 for ignored rows.
+    predicted: jax.Array | None = None
+    #: The number of rows whose target is the predicted class, shape ().
+    correct: jax.Array | None = None
+
+
+class Settings(NamedTuple):
+    """Options of a loss that are no arrays: constants of the compiled program. 0: no denominator, no softcap."""
+
+    reduction: str
+    ignore_index: int
+    label_smoothing: float
+    lse_square_scale: float
+    temperature: float
+    denominator: float
+    outputs: tuple[str, ...]
+    num_threads: int
+    #: Further attributes of the compiled function.
+    others: tuple[tuple[str, int | float], ...] = ()
+
+
+def accumulator(input: jax.Array) -> np.dtype:
+    """Return the dtype of losses."""
+    return np.dtype(np.float64 if input.dtype == np.float64 else np.float32)
+
+
+def specs(rows: tuple[int, ...], input: jax.Array, settings: Settings, names: tuple[str, ...]) -> dict[str, Any]:
+    """Return shapes and dtypes of the loss and of outputs by name."""
+    shapes = {"correct": (), "loss": rows if settings.reduction == "none" else ()}
+    integer = jax.dtypes.canonicalize_dtype(np.int64)
+    dtypes = {"predicted": integer, "correct": integer}
+    return {name: jax.ShapeDtypeStruct(shapes.get(name, rows), dtypes.get(name, accumulator(input))) for name in names}
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
+def _call(
+    target: str, settings: Settings, results: tuple[tuple[str, Any], ...], arrays: dict[str, jax.Array]
+) -> list[jax.Array]:
+    function = jax.ffi.ffi_call(target, [spec for _, spec in results], vmap_method="sequential")
+    return function(
+        *arrays.values(),
+        arguments=" ".join(arrays),
+        results=" ".join(name for name, _ in results),
+        reduction=settings.reduction,
+        ignore_index=np.int64(settings.ignore_index),
+        label_smoothing=np.float64(settings.label_smoothing),
+        lse_square_scale=np.float64(settings.lse_square_scale),
+        temperature=np.float64(settings.temperature),
+        denominator=np.float64(settings.denominator),
+        num_threads=np.int64(settings.num_threads),
+        **{name: np.int64(each) if isinstance(each, int) else np.float64(each) for name, each in settings.others},
+    )
+
+
+@_call.defjvp
+def _refuse_second_order(target: str, *_: object) -> NoReturn:
+    operator = target.removeprefix("ascend_grad_")
+    raise NotImplementedError(f"{operator}: the gradient cannot be differentiated once more")
+
+
+def call(target: str, settings: Settings, arrays: dict[str, jax.Array], results: Mapping[str, Any]) -> dict:
+    """Call the compiled function `target`, and return its results by name. It cannot be differentiated."""
+    return dict(zip(results, _call(target, settings, tuple(results.items()), arrays)))
+
+
+def given(arrays: Mapping[str, jax.Array | None]) -> dict[str, jax.Array]:
+    """Return the arrays that are not None."""
+    return {name: each for name, each in arrays.items() if each is not None}
+
+
+def refuse_gradients(operator: str, primals: Mapping[str, Any]) -> None:
+    """Raise for an argument that is differentiated, although the loss has no gradient for it."""
+    for name, each in primals.items():
+        if each.perturbed and jnp.issubdtype(each.value.dtype, jnp.floating):
+            message = "the loss has no gradient for it, got an array that is differentiated"
+            raise NotImplementedError(f"{operator}: {name}: {message} (jax.lax.stop_gradient(array) is not)")
+
+
+def upstream(cotangents: Mapping[str, Any]) -> dict[str, jax.Array]:
+    """Return the upstream gradients of those results that have any."""
+    return {
+        name: each
+        for name, each in cotangents.items()
+        if name in ("loss", *DIFFERENTIABLE) and not isinstance(each, jax.custom_derivatives.SymbolicZero)
+    }
+
+
+def scaled(gradient: jax.Array, factor: jax.Array) -> jax.Array:
+    """Multiply a gradient by one number, rounded once."""
+    if (
+        not isinstance(factor, jax.core.Tracer) and factor == 1
+    ):  # the pass over the gradient is saved outside of jax.jit
+        return gradient
+    return (gradient.astype(factor.dtype) * factor).astype(gradient.dtype)
+
+
+def prepared(
+    operator: str, arrays: dict[str, Any], temperature: Any, others: Sequence[str] = (), **settings: Any
+) -> tuple[dict[str, jax.Array], Settings]:
+    """Check the arguments of a loss, and return its arrays and settings. `others` names settings of this loss alone."""
+    if isinstance(temperature, (jax.Array, np.ndarray)):
+        arrays = {**arrays, "temperature": temperature}
+    else:
+        settings["temperature"] = temperature
+    found = {name: as_array(each, name, operator) for name, each in arrays.items()}
+    arguments, num_threads = check(operator, found, **settings)
+    return given(found), Settings(
+        reduction=arguments["reduction"],
+        ignore_index=arguments["ignore_index"],
+        label_smoothing=arguments["label_smoothing"],
+        lse_square_scale=arguments["lse_square_scale"],
+        temperature=arguments["temperature"] if "temperature" in settings else 1.0,
+        denominator=arguments["denominator"] or 0.0,
+        outputs=arguments["outputs"],
+        num_threads=num_threads,
+        others=tuple((name, arguments[name] or 0.0) for name in others),
+    )
+
+
+def with_temperatures(arrays: dict[str, jax.Array], rows: tuple[int, ...]) -> dict[str, jax.Array]:
+    """Return the arrays with one temperature for each row, if one array of a single number holds for all rows."""
+    temperature = arrays.get("temperature")
+    if temperature is None or temperature.ndim:
+        return arrays
+    return {**arrays, "temperature": jnp.broadcast_to(temperature, rows).astype(accumulator(arrays["input"]))}

@@ -1,0 +1,314 @@
+"""The cross-entropy loss of logits, with its gradient in the same pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch.autograd import Function
+
+import ascend_grad as ag
+
+from ..arguments import MAX_INDEX, integer, real_number, shown, thread_count
+from ..errors import AscendGradError, ParamInvalidError, rename
+from . import operators
+from .tensors import are_plain, are_readable, check_tensors, itself, to_array, to_tensor, without_gradient
+
+_NAME = "cross_entropy"
+
+
+class _Loss(NamedTuple):
+    """The arguments of the operator `cross_entropy`, in the order of its schema."""
+
+    input: torch.Tensor
+    target: torch.Tensor
+    class_weight: torch.Tensor | None
+    token_weight: torch.Tensor | None
+    target_prob: torch.Tensor | None
+    #: A temperature for each row, or None: `temperature` is then the temperature of all rows.
+    temperatures: torch.Tensor | None
+    grad_loss: torch.Tensor | None
+    dim: int
+    reduction: Literal["mean", "sum", "none"]
+    ignore_index: int
+    input_grad: bool
+    label_smoothing: float
+    lse_square_scale: float
+    temperature: float
+    denominator: float | None
+    num_threads: int | None
+
+
+_SCHEMA = (
+    "(Tensor input, Tensor target, Tensor? class_weight, Tensor? token_weight, Tensor? target_prob, "
+    "Tensor? temperatures, Tensor? grad_loss, int dim, str reduction, int ignore_index, bool input_grad, "
+    "float label_smoothing, float lse_square_scale, float temperature, float? denominator, int? num_threads) "
+    "-> (Tensor loss, Tensor input_grad)"
+)
+
+#: The number of tensors among the first arguments, without the upstream gradient.
+_TENSORS = _Loss._fields.index("grad_loss")
+
+
+def _compute(array_of: Callable, tensor_of: Callable, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    problem = _Loss(*arguments)
+
+    def array(name: str) -> Any:
+        tensor = getattr(problem, name)
+        return None if tensor is None else array_of(tensor, name, _NAME)
+
+    result = ag.cross_entropy(
+        array("input"),
+        array("target"),
+        problem.dim,
+        reduction=problem.reduction,
+        ignore_index=problem.ignore_index,
+        class_weight=array("class_weight"),
+        token_weight=array("token_weight"),
+        target_prob=array("target_prob"),
+        label_smoothing=problem.label_smoothing,
+        lse_square_scale=problem.lse_square_scale,
+        temperature=problem.temperature if problem.temperatures is None else array("temperatures"),
+        denominator=problem.denominator,
+        grad_loss=operators.upstream(array_of, problem.grad_loss, problem.reduction),
+        return_grad=problem.input_grad,
+        num_threads=problem.num_threads,
+    )
+    gradient = result.input_grad
+    return tensor_of(result.loss), problem.input.new_empty(0) if gradient is None else tensor_of(gradient)
+
+
+def _fake(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    problem = _Loss(*arguments)
+    input, dim = problem.input, problem.dim
+    rows = input.shape[:dim] + input.shape[dim + 1 :] if problem.reduction == "none" else ()
+    accumulator = torch.float64 if input.dtype == torch.float64 else torch.float32
+    return input.new_empty(rows, dtype=accumulator), input.new_empty(input.shape if problem.input_grad else (0,))
+
+
+operators.register(
+    _NAME, _SCHEMA, partial(_compute, to_array, to_tensor), partial(_compute, without_gradient, itself), _fake
+)
+torch.library.register_vmap(f"ascend_grad::{_NAME}", partial(operators.one_after_another, _NAME))
+
+
+def _loss(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute `_Loss`. torch's dispatcher is used only if `are_plain` is False."""
+    if not are_plain(arguments):
+        return torch.ops.ascend_grad.cross_entropy(*arguments)
+    return _compute(to_array, to_tensor, *arguments)
+
+
+# ---- the gradient ----------------------------------------------------------------------------------------------------
+
+_SECOND_ORDER = f"{_NAME}: the gradient cannot be differentiated once more (create_graph=True)"
+
+
+class _CrossEntropy(Function):
+    """The loss, and its gradient if `input_grad` is set.
+
+    The gradient of a mean or a sum is computed with the loss, and backward scales it. Backward computes the gradient of
+    one loss per row, and that of float16: a loss scale must be applied before the rounding. A gradient that was
+    returned may be changed by its owner, so that a second backward computes it again.
+    """
+
+    @staticmethod
+    def forward(*arguments):
+        return _loss(*arguments)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.settings = inputs[_TENSORS + 1 :]
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs[:_TENSORS])
+        problem = _Loss(*inputs)
+        is_scalable = problem.input_grad and problem.grad_loss is None and problem.reduction != "none"
+        ctx.gradient = output[1].detach() if is_scalable else None
+
+    @staticmethod
+    def backward(ctx, grad_loss, grad_input_grad):
+        if grad_input_grad is not None:
+            raise RuntimeError(_SECOND_ORDER)
+        nothing = [None] * len(_Loss._fields)
+        if grad_loss is None:
+            return tuple(nothing)
+        problem = _Loss._make((*ctx.saved_tensors[:_TENSORS], None, *ctx.settings))
+        shared = ctx.saved_tensors[_TENSORS:]
+        gradient, ctx.gradient = shared[0].detach() if shared else ctx.gradient, None
+        is_computed = gradient is not None
+        if not is_computed:
+            gradient = _loss(*problem._replace(grad_loss=grad_loss, input_grad=True))[1]
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # the compiler refuses a second order itself
+            gradient = _Gradient.apply(gradient, problem.input, *([] if is_computed else [grad_loss]))
+        if is_computed:
+            gradient = _scaled(gradient, grad_loss, in_place=not shared)
+        return gradient, *nothing[1:]
+
+
+def _scaled(gradient: torch.Tensor, factor: torch.Tensor, in_place: bool) -> torch.Tensor:
+    """Multiply a gradient by one number. In place, a multiplication by 1 is skipped."""
+    if not in_place or torch.is_grad_enabled() or not are_readable((gradient, factor)):
+        return gradient * factor
+    return gradient if factor.is_cpu and factor.item() == 1 else gradient.mul_(factor)
+
+
+class _CrossEntropyOfOperator(_CrossEntropy):
+    """The gradient of the registered operator. Its caller has the gradient, too, so backward leaves it unchanged."""
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        _CrossEntropy.setup_context(ctx, inputs, output)
+        if ctx.gradient is not None:
+            ctx.save_for_backward(*inputs[:_TENSORS], output[1])
+            ctx.gradient = None
+
+
+class _Gradient(Function):
+    """A gradient that depends on the arguments of the loss, so that differentiating it raises instead of giving 0."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(gradient, *_):
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        """Save nothing: backward raises."""
+
+    @staticmethod
+    def backward(ctx, *_):
+        raise RuntimeError(_SECOND_ORDER)
+
+
+operators.register_gradient(_NAME, _CrossEntropyOfOperator)
+
+
+def cross_entropy(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    *,
+    ignore_index: int = -100,
+    reduction: Literal["mean", "sum", "none"] = "mean",
+    label_smoothing: float = 0.0,
+    token_weight: torch.Tensor | None = None,
+    target_prob: torch.Tensor | None = None,
+    lse_square_scale: float = 0.0,
+    temperature: float | torch.Tensor = 1.0,
+    denominator: float | None = None,
+    num_threads: int | None = None,
+) -> torch.Tensor:
+    r"""Compute the loss of `torch.nn.functional.cross_entropy`, in one pass over the rows with its gradient.
+
+    The arguments from `token_weight` on are this library's. The formula with all of them is that of
+    `ascend_grad.cross_entropy`.
+
+    Parameters
+    ----------
+    input : torch.Tensor, shape (C,), (N, C) or (N, C, d1, ...)
+        The logits, in any layout; float32, float16, bfloat16 or float64.
+    target : torch.Tensor of int64 or int32, shape (), (N,) or (N, d1, ...)
+        The class of each row, in [0, C), or `ignore_index`. With `target_prob` there is one more dimension, the last
+        one, of K classes.
+    weight : torch.Tensor, shape (C,), optional
+        A weight for each class. The mean is then the sum of the weighted losses divided by the sum of their weights.
+    ignore_index : int, default -100
+        Rows with this target have no loss and no gradient.
+    reduction : {"mean", "sum", "none"}, default "mean"
+        The loss is the mean or the sum over the rows that are not ignored, or one number per row, 0 for ignored rows.
+    label_smoothing : float, default 0.0
+        The share of the loss that goes to all classes, from 0 to 1.
+    token_weight : torch.Tensor, optional
+        Factors of the losses of the rows, of their shape.
+    target_prob : torch.Tensor, optional
+        Probabilities of K classes in each row, of the shape of `target`; float32, or float64 if `input` is float64.
+    lse_square_scale : float, default 0.0
+        The factor of the squared logarithm of the sum of the exponentials (z-loss).
+    temperature : float or torch.Tensor, default 1.0
+        The divisor of the logits, above 0: one number, or one for each row.
+    denominator : float, optional
+        The divisor of a mean, above 0.
+    num_threads : int, optional
+        As in `ascend_grad.softmax_backward`.
+
+    Returns
+    -------
+    torch.Tensor
+        The loss in the dtype of `input`. Under autocast it is float32, or float64 if `input` is float64.
+
+    Raises
+    ------
+    NotImplementedError
+        `target` has a floating dtype (probabilities of all classes), or an option requires grad, which the loss has no
+        gradient for.
+    ParamInvalidError
+        161002: a dtype, a shape or a value is not as described (a dtype or a kind: its subclass `ParamTypeError`).
+    UnsupportedDeviceError
+        361001: the tensors are on an Ascend NPU, which has no such operator.
+    BackendUnavailableError
+        A tensor is neither on the CPU nor on a usable Ascend NPU.
+
+    Notes
+    -----
+    If `reduction` is "mean" or "sum", the gradient is computed with the loss, except in float16. With
+    ``retain_graph=True`` a second backward computes it again. The gradient cannot be differentiated once more.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import ascend_grad.torch as agt
+    >>> logits = torch.zeros(2, 4, requires_grad=True)
+    >>> agt.cross_entropy(logits, torch.tensor([0, 3])).backward()
+    >>> logits.grad
+    tensor([[-0.3750,  0.1250,  0.1250,  0.1250],
+            [ 0.1250,  0.1250,  0.1250, -0.3750]])
+    """
+    options = {"weight": weight, "token_weight": token_weight, "target_prob": target_prob}
+    if isinstance(temperature, torch.Tensor):
+        options["temperature"] = temperature
+    given = {name: each for name, each in options.items() if each is not None}
+    check_tensors(_NAME, input=input, target=target, **given)
+    if target.is_floating_point():
+        hint = "target_prob takes the probabilities of some classes"
+        raise NotImplementedError(f"{_NAME}: target: probabilities are not supported, got {target.dtype} ({hint})")
+    for name, each in given.items():
+        if each.requires_grad and torch.is_grad_enabled():
+            message = "the loss has no gradient for it, got a tensor that requires grad (tensor.detach() does not)"
+            raise NotImplementedError(f"{_NAME}: {name}: {message}")
+    if reduction not in ("mean", "sum", "none"):
+        raise ParamInvalidError(f"reduction: expected mean, sum or none, got {shown(reduction)}", operator=_NAME)
+    ignored = integer(ignore_index, "ignore_index", _NAME)
+    if not -MAX_INDEX - 1 <= ignored <= MAX_INDEX:
+        expected = f"an int in [{-MAX_INDEX - 1}, {MAX_INDEX}]"
+        raise ParamInvalidError(f"ignore_index: expected {expected}, got {shown(ignored)}", operator=_NAME)
+    dim = 1 if input.dim() > 1 else 0
+    if isinstance(temperature, torch.Tensor) and temperature.dim() == 0:
+        temperature = temperature.expand(input.shape[:dim] + input.shape[dim + 1 :])
+    can_scale = reduction != "none" and input.dtype != torch.float16
+    problem = _Loss(
+        input=input,
+        target=target,
+        class_weight=weight,
+        token_weight=token_weight,
+        target_prob=target_prob,
+        temperatures=temperature if isinstance(temperature, torch.Tensor) else None,
+        grad_loss=None,
+        dim=dim,
+        reduction=reduction,
+        ignore_index=ignored,
+        input_grad=can_scale and input.requires_grad and torch.is_grad_enabled(),
+        label_smoothing=real_number(label_smoothing, "label_smoothing", _NAME),
+        lse_square_scale=real_number(lse_square_scale, "lse_square_scale", _NAME),
+        temperature=1.0 if isinstance(temperature, torch.Tensor) else real_number(temperature, "temperature", _NAME),
+        denominator=None if denominator is None else real_number(denominator, "denominator", _NAME),
+        num_threads=None if num_threads is None else thread_count(num_threads, _NAME),
+    )
+    try:
+        loss, _ = operators.apply(_CrossEntropy, *problem)
+    except AscendGradError as error:
+        rename(error, _NAME, {"class_weight": "weight"})
+        raise
+    return loss if torch.is_autocast_enabled("cpu") else loss.to(input.dtype)

@@ -1,0 +1,278 @@
+"""The loss of a linear layer as a function that XLA calls without the interpreter's lock, for `ascend_grad.jax`.
+
+A call names its arguments and results as `linear_cross_entropy` does, or `linear_cross_entropy_backward` if ``lse`` is an
+argument. Its attributes are ``arguments``, ``results``, ``reduction``, ``ignore_index``, ``num_threads`` (0: the default) and
+the options that are numbers; 0 stands for no ``denominator`` and no ``softcap``.
+"""
+
+from cpython.pycapsule cimport PyCapsule_New
+from libc.stdint cimport int64_t
+from libc.stdio cimport snprintf
+from libc.string cimport memset
+
+from ascend_grad cimport _cpu
+from ascend_grad._kernels cimport (
+    AG_FLOAT32,
+    AG_FLOAT64,
+    ag_dtype,
+    ag_fpenv,
+    ag_fpenv_enter,
+    ag_fpenv_leave,
+    ag_itemsize,
+)
+from ascend_grad._linear_kernels cimport ag_matrix
+from ascend_grad._linear_loss cimport (
+    REDUCTION_MEAN,
+    REDUCTION_NONE,
+    REDUCTION_SUM,
+    Loss,
+    describe_loss,
+    has_loss_plans,
+    loss_workspace_size,
+    place_loss_workspace,
+    prepare_loss,
+    run_loss,
+    vectors_size,
+)
+from ascend_grad._linear_problem cimport Problem, matrix_of
+from ascend_grad._linear_results cimport write_doubles
+from ascend_grad._memory cimport SIZE_LIMIT, allocate, release
+from ascend_grad._views cimport size_of
+from ascend_grad._xla_frame cimport (
+    AG_XLA_INVALID_ARGUMENT,
+    AG_XLA_RESOURCE_EXHAUSTED,
+    INT64,
+    MEMORY,
+    SHAPES,
+    SIGNATURE,
+    BufferView,
+    ag_xla_buffer,
+    ag_xla_call_frame,
+    ag_xla_error,
+    describe_buffer,
+    dtype_of,
+    failed,
+    is_question,
+)
+from ascend_grad._xla_losses cimport (
+    LossCall,
+    are_integers,
+    argument,
+    begin_call,
+    doubles,
+    first_bad_target,
+    first_bad_temperature,
+    has_dims,
+    integers,
+    is_complete,
+    is_reduction,
+    memory_size,
+    number_or_doubles,
+    numbers,
+    refused_target,
+    refused_temperature,
+    require,
+    result,
+    setting,
+    whole_number,
+    write_integers,
+)
+
+cdef double ONE = 1
+
+ctypedef struct LinearCall:
+    LossCall c
+    Loss x
+    const ag_xla_buffer *target
+    ag_matrix bias_grad               # data is NULL if it is not requested
+    int num_threads
+
+
+# ---- arguments -------------------------------------------------------------------------------------------------------
+
+cdef bint set_matrix(
+    ag_matrix *to, const ag_xla_buffer *buffer, int dtype, int64_t rank, const int64_t *dims
+) noexcept nogil:
+    """Describe a matrix, or a vector; return False if it has another shape or dtype, or is larger than memory."""
+    cdef BufferView matrix
+    if buffer == NULL or buffer.rank != rank or not describe_buffer(&matrix, buffer):
+        return False
+    to[0] = matrix_of(&matrix.view)
+    return (
+        matrix.view.dtype == dtype and has_dims(buffer, rank, dims)
+        and size_of(&matrix.view) <= SIZE_LIMIT // matrix.view.itemsize
+    )
+
+
+cdef void set_gradient(
+    LossCall *c, const char *name, ag_matrix *to, bint *is_requested, int dtype, const int64_t *dims
+) noexcept nogil:
+    cdef const ag_xla_buffer *buffer = result(c, name)
+    is_requested[0] = buffer != NULL
+    require(c, buffer == NULL or set_matrix(to, buffer, dtype, 2, dims))
+
+
+cdef void set_rows(LinearCall *call, int64_t rows) noexcept nogil:
+    """Describe the targets, with their probabilities, and the weights of the rows."""
+    cdef LossCall *c = &call.c
+    cdef Loss *x = &call.x
+    call.target = argument(c, "target")
+    require(c, call.target != NULL and are_integers(call.target) and call.target.rank in (1, 2))
+    if not c.fits:
+        return
+    if call.target.rank == 2:
+        require(c, call.target.dims[1] > 0 and argument(c, "target_prob") != NULL)
+        x.target_count, x.target_prob = call.target.dims[1], doubles(c, "target_prob", 2, call.target.dims)
+    require(c, call.target.dims[0] == rows)
+    x.p.rows.total = x.p.rows.active = rows
+    x.p.rows.target, x.p.rows.is_wide = call.target.data, dtype_of(call.target) == INT64
+    x.p.rows.size, x.p.rows.can_ignore, x.p.rows.ignored = x.p.vocab, True, whole_number(c, "ignore_index")
+    x.p.rows.token_weight = doubles(c, "token_weight", 1, &rows)
+
+
+cdef void set_options(LinearCall *call, int64_t rows, int64_t vocab) noexcept nogil:
+    cdef LossCall *c = &call.c
+    cdef Loss *x = &call.x
+    cdef bint is_number = False
+    x.reduction = REDUCTION_MEAN
+    if not is_reduction(c, "mean"):
+        x.reduction = REDUCTION_SUM if is_reduction(c, "sum") else REDUCTION_NONE
+        require(c, x.reduction == REDUCTION_SUM or is_reduction(c, "none"))
+    x.denominator, x.p.filter_eps = setting(c, "denominator"), setting(c, "filter_eps")
+    x.p.transform.scale, x.p.transform.softcap = setting(c, "logit_scale"), setting(c, "softcap")
+    x.p.label_smoothing, x.lse_square_scale = setting(c, "label_smoothing"), setting(c, "lse_square_scale")
+    x.temperature, x.temperatures = setting(c, "temperature"), doubles(c, "temperature", 1, &rows)
+    x.bias, x.class_weight = doubles(c, "bias", 1, &vocab), doubles(c, "class_weight", 1, &vocab)
+    x.grad_loss = number_or_doubles(c, "grad_loss", 1, &rows, &is_number)
+    x.has_grad_for_each_row = x.grad_loss != NULL and not is_number
+    require(c, x.reduction == REDUCTION_NONE or not x.has_grad_for_each_row)
+    if x.grad_loss == NULL:
+        x.grad_loss = &ONE
+    x.lse, x.entropy = doubles(c, "lse", 1, &rows), doubles(c, "entropy", 1, &rows)
+    x.grad_lse, x.grad_log_prob = doubles(c, "grad_lse", 1, &rows), doubles(c, "grad_log_prob", 1, &rows)
+    x.grad_entropy = doubles(c, "grad_entropy", 1, &rows)
+    call.num_threads = <int>whole_number(c, "num_threads")
+
+
+cdef void set_results(LinearCall *call, int64_t rows, int64_t vocab) noexcept nogil:
+    """Describe the results but for the gradients of matrices."""
+    cdef LossCall *c = &call.c
+    cdef Loss *x = &call.x
+    cdef int dtype = AG_FLOAT64 if x.p.dtype == AG_FLOAT64 else AG_FLOAT32
+    cdef const ag_xla_buffer *bias_grad = result(c, "bias_grad")
+    x.with_bias_grad = bias_grad != NULL
+    require(c, bias_grad == NULL or set_matrix(&call.bias_grad, bias_grad, dtype_of(bias_grad), 1, &vocab))
+    if x.lse != NULL:
+        return
+    x.loss = numbers(c, "loss", dtype, x.reduction == REDUCTION_NONE, &rows)
+    x.outputs.lse, x.outputs.log_prob = numbers(c, "lse", dtype, 1, &rows), numbers(c, "log_prob", dtype, 1, &rows)
+    x.outputs.entropy = numbers(c, "entropy", dtype, 1, &rows)
+    x.outputs.predicted, x.outputs.correct = integers(c, "predicted", 1, &rows), integers(c, "correct", 0, NULL)
+    # A single target's outputs are not those of several.
+    require(c, x.target_prob == NULL or (x.outputs.log_prob == NULL and x.outputs.correct == NULL))
+
+
+cdef bint describe(LinearCall *call) noexcept nogil:
+    """Describe the arguments and results; return False if they do not fit together."""
+    cdef LossCall *c = &call.c
+    cdef Problem *p = &call.x.p
+    cdef const ag_xla_buffer *input = argument(c, "input")
+    cdef const ag_xla_buffer *weight = argument(c, "weight")
+    cdef int dtype
+    if input == NULL or weight == NULL or input.rank != 2 or weight.rank != 2 or weight.dims[1] != input.dims[1]:
+        return False
+    dtype = dtype_of(input)
+    if not set_matrix(&p.input, input, dtype, 2, input.dims) or not set_matrix(&p.weight, weight, dtype, 2, weight.dims):
+        return False
+    p.dtype, p.vocab, p.hidden = <ag_dtype>dtype, weight.dims[0], weight.dims[1]
+    set_gradient(c, "input_grad", &p.input_grad, &p.with_input_grad, dtype, input.dims)
+    set_gradient(c, "weight_grad", &p.weight_grad, &p.with_weight_grad, dtype, weight.dims)
+    if p.with_weight_grad:
+        p.weight_grad_bytes = p.vocab * p.hidden * ag_itemsize[dtype]
+    set_rows(call, input.dims[0])
+    set_options(call, input.dims[0], weight.dims[0])
+    set_results(call, input.dims[0], weight.dims[0])
+    describe_loss(&call.x)
+    return is_complete(c)
+
+
+cdef ag_xla_error *check_values(LinearCall *call) noexcept nogil:
+    cdef Loss *x = &call.x
+    cdef int64_t value, i = first_bad_target(call.target, x.p.vocab, x.p.rows.ignored, &value)
+    cdef char[32] place
+    if i >= 0:
+        snprintf(place, sizeof(place), "in row %lld", <long long>(i if call.target.rank == 1 else i // call.target.dims[1]))
+        return refused_target(&call.c, x.p.vocab, x.p.rows.ignored, value, place)
+    i = -1 if x.temperatures == NULL else first_bad_temperature(x.temperatures, x.p.rows.total)
+    return NULL if i < 0 else refused_temperature(&call.c, x.temperatures, i)
+
+
+# ---- the function ----------------------------------------------------------------------------------------------------
+
+cdef ag_xla_error *run_in_workspace(LinearCall *call) noexcept nogil:
+    cdef Loss *x = &call.x
+    cdef char *workspace = NULL
+    cdef Py_ssize_t nbytes
+    prepare_loss(x, 0, NULL)  # this and run_loss raise nothing, as signals are not checked
+    nbytes = loss_workspace_size(x)
+    if has_loss_plans(x):
+        workspace = allocate(nbytes)
+    if workspace == NULL:
+        return failed(call.c.frame, AG_XLA_RESOURCE_EXHAUSTED, MEMORY)
+    place_loss_workspace(x, workspace)
+    run_loss(x, call.num_threads, NULL)
+    release(workspace, nbytes)
+    if x.with_bias_grad:
+        write_doubles(_cpu.active(), x.p.bias_sums, x.p.vocab, &call.bias_grad)
+    write_integers(&call.c, "predicted", x.outputs.predicted)
+    write_integers(&call.c, "correct", x.outputs.correct)
+    return NULL
+
+
+cdef ag_xla_error *run_with_vectors(LinearCall *call) noexcept nogil:
+    cdef ag_xla_error *error = check_values(call)
+    cdef Py_ssize_t nbytes = vectors_size(&call.x)
+    if error != NULL:
+        return error
+    call.x.vectors = allocate(nbytes)
+    if call.x.vectors == NULL:
+        return failed(call.c.frame, AG_XLA_RESOURCE_EXHAUSTED, MEMORY)
+    error = run_in_workspace(call)
+    release(call.x.vectors, nbytes)
+    return error
+
+
+cdef ag_xla_error *compute(ag_xla_call_frame *frame) noexcept nogil:
+    cdef LinearCall call
+    cdef ag_xla_error *error
+    cdef char *memory
+    cdef Py_ssize_t nbytes
+    memset(&call, 0, sizeof(call))
+    if not begin_call(&call.c, frame, "linear_cross_entropy"):
+        return failed(frame, AG_XLA_INVALID_ARGUMENT, SIGNATURE)
+    nbytes = memory_size(&call.c)
+    call.c.memory.base = memory = allocate(nbytes)
+    if memory == NULL:
+        return failed(frame, AG_XLA_RESOURCE_EXHAUSTED, MEMORY)
+    if describe(&call):
+        error = run_with_vectors(&call)
+    else:
+        error = failed(frame, AG_XLA_INVALID_ARGUMENT, SHAPES)
+    release(memory, nbytes)
+    return error
+
+
+cdef ag_xla_error *call(ag_xla_call_frame *frame) noexcept nogil:
+    cdef ag_fpenv mode
+    cdef ag_xla_error *error
+    if is_question(frame):
+        return NULL
+    mode = ag_fpenv_enter()
+    error = compute(frame)
+    ag_fpenv_leave(mode)
+    return error
+
+
+def handler():
+    """Return the function as a capsule, for ``jax.ffi.register_ffi_target``."""
+    return PyCapsule_New(<void *>call, NULL, NULL)

@@ -1,0 +1,276 @@
+"""Calls of losses by XLA: their arguments and results by name, their numbers, and errors in values.
+
+Which arguments and results a call has depends on its options, so it names them. Vectors of options may have any floating
+dtype, and integer results may have 32 bits, as JAX has 64 on request only. The schedules read float64 and write int64.
+"""
+
+from libc.math cimport INFINITY
+from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdio cimport snprintf
+from libc.string cimport memcmp, strlen
+
+from ascend_grad cimport _cpu
+from ascend_grad._kernels cimport AG_FLOAT32, AG_FLOAT64, ag_dtype, ag_widen
+from ascend_grad._memory cimport ALIGNMENT, SIZE_LIMIT, align_up, arena_alloc
+from ascend_grad._xla_frame cimport (
+    AG_XLA_INVALID_ARGUMENT,
+    INT32,
+    INT64,
+    ag_xla_values,
+    buffer_of,
+    dtype_of,
+    failed,
+    integer,
+    is_text,
+    real,
+    text,
+)
+
+cdef enum:
+    SEGMENT = 256                     # numbers of 16 bits that are converted at a time
+    MESSAGE_SIZE = 256
+    MAX_BUFFERS = 63                  # arguments, or results, of a call
+
+
+# ---- buffers by name -------------------------------------------------------------------------------------------------
+
+cdef int64_t place_of(const ag_xla_span *names, const char *name) noexcept nogil:
+    """Return the place of a word among words that are separated by spaces, or -1."""
+    cdef size_t begin = 0, end = 0, length = strlen(name)
+    cdef int64_t place = 0
+    while begin < names.length:
+        end = begin
+        while end < names.length and names.data[end] != c" ":
+            end += 1
+        if end - begin == length and memcmp(names.data + begin, name, length) == 0:
+            return place
+        begin, place = end + 1, place + 1
+    return -1
+
+
+cdef const ag_xla_buffer *named(
+    LossCall *c, const ag_xla_span *names, const ag_xla_values *values, uint64_t *found, const char *name
+) noexcept nogil:
+    """Return the buffer of this name, or NULL if the call has none."""
+    cdef int64_t place = place_of(names, name)
+    cdef const ag_xla_buffer *buffer
+    if place < 0:
+        return NULL
+    buffer = buffer_of(values, place) if place < min(values.size, <int64_t>MAX_BUFFERS) else NULL
+    require(c, buffer != NULL and count_of(buffer) >= 0)
+    if not c.fits:
+        return NULL
+    found[0] |= <uint64_t>1 << place
+    return buffer
+
+
+cdef int64_t count_of(const ag_xla_buffer *buffer) noexcept nogil:
+    """Return the number of elements, or -1 for more than memory holds."""
+    cdef int64_t count = 1, axis
+    for axis in range(buffer.rank):
+        if buffer.dims[axis] < 0 or (buffer.dims[axis] and count > SIZE_LIMIT // 8 // buffer.dims[axis]):
+            return -1
+        count *= buffer.dims[axis]
+    return count
+
+
+cdef bint begin_call(LossCall *c, ag_xla_call_frame *frame, const char *operator) noexcept nogil:
+    """Fill in a call without memory; return False if it does not name its buffers."""
+    c.frame, c.operator, c.found_arguments, c.found_results, c.fits = frame, operator, 0, 0, True
+    c.arguments, c.results = text(&frame.attrs, "arguments"), text(&frame.attrs, "results")
+    c.memory.base, c.memory.used = NULL, 0
+    return (
+        c.arguments != NULL and c.results != NULL and frame.args.size < MAX_BUFFERS and frame.results.size < MAX_BUFFERS
+    )
+
+
+cdef Py_ssize_t memory_size(const LossCall *c) noexcept nogil:
+    """Return the bytes that converted numbers take at most."""
+    cdef Py_ssize_t size = 0
+    cdef const ag_xla_buffer *buffer
+    cdef int64_t i
+    for i in range(c.frame.args.size):
+        buffer = buffer_of(&c.frame.args, i)
+        # Matrices are read in place, and targets as well.
+        if buffer != NULL and count_of(buffer) > 0 and dtype_of(buffer) >= 0 and not is_matrix(c, i):
+            size += align_up(8 * count_of(buffer), ALIGNMENT)
+    for i in range(c.frame.results.size):
+        buffer = buffer_of(&c.frame.results, i)
+        if buffer != NULL and count_of(buffer) > 0 and dtype_of(buffer) == INT32:
+            size += align_up(8 * count_of(buffer), ALIGNMENT)
+    return size
+
+
+cdef bint is_matrix(const LossCall *c, int64_t place) noexcept nogil:
+    return place == place_of(c.arguments, "input") or place == place_of(c.arguments, "weight")
+
+
+cdef bint is_complete(const LossCall *c) noexcept nogil:
+    """Return whether all buffers of the call were asked for, and all fit."""
+    return (
+        c.fits and c.found_arguments == (<uint64_t>1 << c.frame.args.size) - 1
+        and c.found_results == (<uint64_t>1 << c.frame.results.size) - 1
+    )
+
+
+cdef const ag_xla_buffer *argument(LossCall *c, const char *name) noexcept nogil:
+    return named(c, c.arguments, &c.frame.args, &c.found_arguments, name)
+
+
+cdef const ag_xla_buffer *result(LossCall *c, const char *name) noexcept nogil:
+    return named(c, c.results, &c.frame.results, &c.found_results, name)
+
+
+cdef bint has_dims(const ag_xla_buffer *buffer, int64_t rank, const int64_t *dims) noexcept nogil:
+    cdef int64_t axis
+    if buffer.rank != rank:
+        return False
+    for axis in range(rank):
+        if buffer.dims[axis] != dims[axis]:
+            return False
+    return True
+
+
+cdef bint are_integers(const ag_xla_buffer *buffer) noexcept nogil:
+    return dtype_of(buffer) == INT32 or dtype_of(buffer) == INT64
+
+
+# ---- numbers ---------------------------------------------------------------------------------------------------------
+
+cdef void widen(int dtype, const char *source, double *to, int64_t n) noexcept nogil:
+    cdef float[SEGMENT] buffer
+    cdef int64_t begin = 0, i
+    if dtype == AG_FLOAT32:
+        for i in range(n):
+            to[i] = (<const float *>source)[i]
+        return
+    while begin < n:
+        ag_widen(_cpu.active(), <ag_dtype>dtype, source + 2 * begin, buffer, min(<int64_t>SEGMENT, n - begin))
+        for i in range(begin, min(begin + SEGMENT, n)):
+            to[i] = buffer[i - begin]
+        begin += SEGMENT
+
+
+cdef double *converted(LossCall *c, const ag_xla_buffer *buffer) noexcept nogil:
+    """Return the numbers of a buffer as float64; NULL if it has none."""
+    cdef int dtype = dtype_of(buffer)
+    cdef int64_t n = count_of(buffer)
+    cdef double *to
+    require(c, dtype >= 0)
+    if not c.fits or n == 0:
+        return NULL
+    if dtype == AG_FLOAT64:
+        return <double *>buffer.data
+    to = <double *>arena_alloc(&c.memory, n * sizeof(double))
+    widen(dtype, <const char *>buffer.data, to, n)
+    return to
+
+
+cdef const double *doubles(LossCall *c, const char *name, int64_t rank, const int64_t *dims) noexcept nogil:
+    """Return an argument of this shape as float64. NULL: the call has no such argument, or it has no elements."""
+    cdef const ag_xla_buffer *buffer = argument(c, name)
+    require(c, buffer == NULL or has_dims(buffer, rank, dims))
+    return NULL if buffer == NULL else converted(c, buffer)
+
+
+cdef const double *number_or_doubles(
+    LossCall *c, const char *name, int64_t rank, const int64_t *dims, bint *is_number
+) noexcept nogil:
+    """Return an argument of this shape, or of one number, as float64; otherwise like `doubles`."""
+    cdef const ag_xla_buffer *buffer = argument(c, name)
+    is_number[0] = buffer != NULL and buffer.rank == 0
+    require(c, buffer == NULL or is_number[0] or has_dims(buffer, rank, dims))
+    return NULL if buffer == NULL else converted(c, buffer)
+
+
+cdef void *numbers(LossCall *c, const char *name, int dtype, int64_t rank, const int64_t *dims) noexcept nogil:
+    """Return the address of a result of this dtype and shape, or NULL if it is not requested."""
+    cdef const ag_xla_buffer *buffer = result(c, name)
+    require(c, buffer == NULL or (dtype_of(buffer) == dtype and has_dims(buffer, rank, dims)))
+    return NULL if buffer == NULL else buffer.data
+
+
+cdef int64_t *integers(LossCall *c, const char *name, int64_t rank, const int64_t *dims) noexcept nogil:
+    """Return memory for an integer result of this shape, or NULL if it is not requested. `write_integers` follows."""
+    cdef const ag_xla_buffer *buffer = result(c, name)
+    require(c, buffer == NULL or (are_integers(buffer) and has_dims(buffer, rank, dims)))
+    if buffer == NULL or not c.fits:
+        return NULL
+    if dtype_of(buffer) == INT64:
+        return <int64_t *>buffer.data
+    return <int64_t *>arena_alloc(&c.memory, count_of(buffer) * sizeof(int64_t))
+
+
+cdef void write_integers(LossCall *c, const char *name, const int64_t *values) noexcept nogil:
+    """Write an integer result, if it is requested, from the memory that `integers` returned."""
+    cdef const ag_xla_buffer *buffer = result(c, name)
+    cdef int64_t i
+    if buffer != NULL and dtype_of(buffer) == INT32:
+        for i in range(count_of(buffer)):
+            (<int32_t *>buffer.data)[i] = <int32_t>values[i]
+
+
+# ---- attributes ------------------------------------------------------------------------------------------------------
+
+cdef double setting(LossCall *c, const char *name) noexcept nogil:
+    cdef const double *value = real(&c.frame.attrs, name)
+    require(c, value != NULL)
+    return 0 if value == NULL else value[0]
+
+
+cdef int64_t whole_number(LossCall *c, const char *name) noexcept nogil:
+    cdef const int64_t *value = integer(&c.frame.attrs, name)
+    require(c, value != NULL)
+    return 0 if value == NULL else value[0]
+
+
+cdef bint is_reduction(LossCall *c, const char *name) noexcept nogil:
+    """Return whether the attribute "reduction" is this one."""
+    cdef const ag_xla_span *reduction = text(&c.frame.attrs, "reduction")
+    require(c, reduction != NULL)
+    return reduction != NULL and is_text(reduction, name)
+
+
+# ---- values that are refused -----------------------------------------------------------------------------------------
+
+cdef int64_t first_bad_target(
+    const ag_xla_buffer *target, int64_t end, int64_t ignored, int64_t *value
+) noexcept nogil:
+    """Return the place of the first target that is neither in [0, end) nor ignored, with its value, or -1."""
+    cdef bint is_wide = dtype_of(target) == INT64
+    cdef int64_t i, each
+    for i in range(count_of(target)):
+        each = (<const int64_t *>target.data)[i] if is_wide else (<const int32_t *>target.data)[i]
+        if (each < 0 or each >= end) and each != ignored:
+            value[0] = each
+            return i
+    return -1
+
+
+cdef int64_t first_bad_temperature(const double *temperatures, int64_t n) noexcept nogil:
+    """Return the first row whose temperature is not a positive finite number, or -1."""
+    cdef int64_t i
+    for i in range(n):
+        if not 0 < temperatures[i] < INFINITY:
+            return i
+    return -1
+
+
+cdef ag_xla_error *refused_target(
+    const LossCall *c, int64_t end, int64_t ignored, int64_t value, const char *place
+) noexcept nogil:
+    cdef char[MESSAGE_SIZE] message
+    snprintf(
+        message, MESSAGE_SIZE, "%s: target: expected values in [0, %lld) or %lld, got %lld %s", c.operator,
+        <long long>end, <long long>ignored, <long long>value, place
+    )
+    return failed(c.frame, AG_XLA_INVALID_ARGUMENT, message)
+
+
+cdef ag_xla_error *refused_temperature(const LossCall *c, const double *temperatures, int64_t row) noexcept nogil:
+    cdef char[MESSAGE_SIZE] message
+    snprintf(
+        message, MESSAGE_SIZE, "%s: temperature: expected positive finite numbers, got %g in row %lld", c.operator,
+        temperatures[row], <long long>row
+    )
+    return failed(c.frame, AG_XLA_INVALID_ARGUMENT, message)

@@ -1,0 +1,224 @@
+"""Test the loss of logits within JAX: its values, gradients and transformations, and what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cross_entropy_oracles
+import jax
+import jax.numpy as jnp
+import jax.test_util
+import numpy as np
+import pytest
+from cross_entropy_oracles import random_arguments
+from faults import INVALID, NULL, TYPE, outcome
+from samples import assert_identical, generator
+
+import ascend_grad as ag
+import ascend_grad.jax as agj
+
+EVERY = ("lse", "log_prob", "entropy", "predicted", "correct")
+#: Options, as `random_arguments` takes them, with the number of sparse targets.
+OPTIONS: dict[str, tuple[dict[str, Any], int]] = {
+    "no option": ({}, 0),
+    "outputs": ({"outputs": EVERY}, 0),
+    "correct": ({"outputs": ("correct",), "denominator": 7.0}, 0),
+    "weights": ({"class_weight": "classes", "token_weight": "rows", "lse_square_scale": 1e-2}, 0),
+    "smoothing": ({"class_weight": "classes", "label_smoothing": 0.2, "temperature": 0.7, "outputs": EVERY}, 0),
+    "temperatures": ({"temperature": "rows", "outputs": ("entropy", "log_prob")}, 0),
+    "sparse": ({"temperature": "rows", "class_weight": "classes", "outputs": ("predicted", "lse", "entropy")}, 3),
+}
+SHAPES = (((7,), 0), ((5, 9), -1), ((3, 70, 6), 1), ((40, 3), 0))
+
+
+@pytest.fixture(autouse=True)
+def _all_dtypes():
+    with jax.enable_x64(True):
+        yield
+
+
+def problem_of(option: str, dtype: str, shape: tuple[int, ...], dim: int, reduction: str = "mean") -> tuple[dict, Any]:
+    """Make the arguments of a call, and a compiled function of its logits whose results are a named tuple."""
+    options, targets = OPTIONS[option]
+    arguments = random_arguments(option, shape, dim, dtype, options=options, K=targets) | {"reduction": reduction}
+    given = {name: jnp.asarray(each) if isinstance(each, np.ndarray) else each for name, each in arguments.items()}
+    del given["input"]
+
+    @jax.jit
+    def function(input):
+        result = agj.cross_entropy(input, **given)
+        return result if isinstance(result, agj.LossOutputs) else agj.LossOutputs(result)
+
+    return arguments, function
+
+
+@pytest.mark.parametrize(("shape", "dim"), SHAPES, ids=str)
+@pytest.mark.parametrize("option", OPTIONS)
+def test_every_option_has_the_bits_of_the_call_of_arrays(option, shape, dim, dtype):
+    arguments, function = problem_of(option, dtype, shape, dim)
+    right = ag.cross_entropy(**arguments)
+    input = jnp.asarray(arguments["input"])
+    for name, each in function(input)._asdict().items():
+        assert (each is None) == (name not in ("loss", *arguments.get("outputs", ())))
+        if each is not None:
+            assert_identical(np.asarray(each), getattr(right, name))
+    gradient = jax.grad(lambda x: function(x).loss)(input)
+    assert_identical(np.asarray(gradient), right.input_grad)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("option", OPTIONS)
+def test_gradients_are_those_of_the_definition(option, reduction):
+    """Gradients of the loss agree with the definition in extended precision, for any upstream gradient."""
+    arguments, function = problem_of(option, "float64", (3, 7, 5), 1, reduction)
+    above = generator("upstream").standard_normal((3, 5) if reduction == "none" else ())
+    gradient = jax.grad(lambda x: (above * function(x).loss).sum())(jnp.asarray(arguments["input"]))
+    right = cross_entropy_oracles.expected(**arguments, grad_loss=above)
+    np.testing.assert_allclose(gradient, np.float64(right["input_grad"]), rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("option", ["outputs", "smoothing", "temperatures", "sparse"])
+def test_gradients_of_outputs_are_differences(option):
+    arguments, function = problem_of(option, "float64", (2, 5, 3), 1)
+    names = [name for name in ("lse", "log_prob", "entropy") if name in arguments["outputs"]]
+    above = generator("upstream", option).standard_normal((3, 2, 3))
+
+    def total(input):
+        found = function(input)
+        return found.loss + sum((each * getattr(found, name)).sum() for each, name in zip(above, names))
+
+    jax.test_util.check_grads(total, (jnp.asarray(arguments["input"]),), order=1, modes=["rev"])
+
+
+def test_float16_takes_the_scale_of_the_loss_first():
+    arguments, function = problem_of("no option", "float16", (300, 50), -1)
+    gradient = jax.grad(lambda x: 4096 * function(x).loss)(jnp.asarray(arguments["input"]))
+    assert_identical(np.asarray(gradient), ag.cross_entropy(**arguments, grad_loss=4096.0).input_grad)
+
+
+def test_batches():
+    arguments, function = problem_of("outputs", "float32", (5, 9), -1)
+    inputs = jnp.stack([arguments["input"], -arguments["input"]])
+    found = jax.vmap(function)(inputs)
+    gradients = jax.vmap(jax.grad(lambda x: function(x).loss))(inputs)
+    for i, input in enumerate(inputs):
+        right = ag.cross_entropy(**arguments | {"input": np.asarray(input)})
+        assert_identical(np.asarray(gradients[i]), right.input_grad)
+        for name, each in found._asdict().items():
+            assert_identical(np.asarray(each[i]), getattr(right, name))
+
+
+def test_a_long_row_and_many_rows_on_several_threads():
+    for shape in ((1, 3_000_000), (3000, 500)):
+        arguments, function = problem_of("smoothing", "float32", shape, -1)
+        gradient = jax.grad(lambda x, f=function: f(x).loss)(jnp.asarray(arguments["input"]))
+        assert_identical(np.asarray(gradient), ag.cross_entropy(**arguments).input_grad)
+
+
+def test_sizes_of_0_and_rank_0():
+    function = jax.value_and_grad(agj.cross_entropy)
+    for input, target in (((), ()), ((0, 3), (0,)), ((2, 0, 3), (2, 0)), ((0, 0), (0,))):
+        x, t = np.zeros(input, np.float32), np.zeros(target, np.int32)
+        loss, gradient = function(jnp.asarray(x), jnp.asarray(t))
+        right = ag.cross_entropy(x, t)
+        assert_identical(np.asarray(loss), right.loss)
+        assert_identical(np.asarray(gradient), right.input_grad)
+
+
+def test_bad_arguments():
+    x, t = jnp.zeros((3, 2)), jnp.zeros(3, int)
+    for arguments, settings, kind, message in (
+        ((None, t), {}, NULL, "input: expected an array, got None"),
+        ((x, None), {}, NULL, "target: expected an array, got None"),
+        ((t, t), {}, TYPE, "input: expected dtype"),
+        ((x, x), {}, TYPE, "target: expected dtype int32 or int64"),
+        ((x, t[:2]), {}, INVALID, "target: expected shape (3,)"),
+        ((x, t), {"dim": 2}, INVALID, "dim: expected"),
+        ((x, t), {"class_weight": jnp.ones(3)}, INVALID, "class_weight: expected shape (2,)"),
+        ((x, t), {"temperature": -1.0}, INVALID, "temperature: expected a positive finite number, got -1.0"),
+        ((x, t), {"reduction": "all"}, INVALID, "reduction: expected"),
+    ):
+        error = outcome(agj.cross_entropy, *arguments, **settings)
+        assert issubclass(type(error), kind)
+        assert str(error).startswith(f"cross_entropy: {message}")
+    with pytest.raises(ag.ParamTypeError, match="label_smoothing: expected a value that is known when JAX traces"):
+        jax.jit(lambda s: agj.cross_entropy(x, t, label_smoothing=s))(0.1)
+
+
+def test_values_that_a_compiled_program_refuses():
+    function = jax.jit(
+        lambda target, **options: agj.cross_entropy(jnp.zeros((*target.shape[:2], 5)), target, **options)
+    )
+    for target, message in (
+        ([[0, 4, 5]], r"got 5 at index \(0, 2\)"),
+        ([[0], [-1]], r"got -1 at index \(1, 0\)"),
+    ):
+        expected = rf"INVALID_ARGUMENT: cross_entropy: target: expected values in \[0, 5\) or -100, {message}"
+        with pytest.raises(jax.errors.JaxRuntimeError, match=expected):
+            function(jnp.array(target)).block_until_ready()
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"got 9 at index \(2,\)"):
+        agj.cross_entropy(jnp.zeros((3, 5)), jnp.array([0, 0, 9])).block_until_ready()
+    temperature = jnp.array([[1.0, 0.0]])
+    with pytest.raises(
+        jax.errors.JaxRuntimeError, match="temperature: expected positive finite numbers, got 0 in row 1"
+    ):
+        function(jnp.zeros((1, 2), int), temperature=temperature).block_until_ready()
+
+
+def test_derivatives_that_there_are_not():
+    x, t, ones = jnp.zeros((3, 2)), jnp.zeros(3, int), jnp.ones(3)
+    with pytest.raises(NotImplementedError, match="cross_entropy: the gradient cannot be differentiated once more"):
+        jax.grad(lambda x: jax.grad(agj.cross_entropy)(x, t).sum())(x)
+    with pytest.raises(NotImplementedError, match="cross_entropy: token_weight: the loss has no gradient for it"):
+        jax.grad(lambda each: agj.cross_entropy(x, t, token_weight=each))(ones)
+
+
+GOOD: dict[str, Any] = {
+    "arguments": "input target",
+    "results": "loss",
+    "reduction": "mean",
+    **dict.fromkeys(("ignore_index", "dim"), np.int64(-1)),
+    "num_threads": np.int64(0),
+    **dict.fromkeys(("label_smoothing", "lse_square_scale", "denominator"), np.float64(0)),
+    "temperature": np.float64(1),
+}
+
+
+def call(*arrays, specs=(((), jnp.float32),), **changed):
+    specs = [jax.ShapeDtypeStruct(*each) for each in specs]
+    return jax.ffi.ffi_call("ascend_grad_cross_entropy", specs)(*arrays, **GOOD | changed)
+
+
+def test_calls_of_xla_that_do_not_fit():
+    """The compiled function refuses attributes and buffers that are not those of a loss."""
+    x, t = jnp.zeros((3, 2), jnp.float32), jnp.zeros(3, jnp.int32)
+    n, rows, loss = jnp.zeros(3, jnp.float32), ((3,), jnp.float32), ((), jnp.float32)
+    assert np.isclose(call(x, t)[0], np.log(2))
+    refused: list[tuple[tuple, dict[str, Any]]] = [
+        ((x,), {}),
+        ((x, t, t), {}),
+        ((t[:, None], t), {}),
+        ((x, n), {}),
+        ((x, t[:2]), {}),
+        ((x, t[:, None]), {}),
+        ((x[:, :0], t), {}),
+        ((x, t), {"dim": np.int64(0)}),
+        ((x, t), {"dim": np.int64(-3)}),
+        ((x, t), {"reduction": "none"}),
+        ((x, t), {"specs": (rows,)}),
+        ((x, t), {"results": "input_grad", "specs": (((3, 2), jnp.float32),)}),
+        ((x, t), {"results": "loss input_grad", "specs": (loss, ((3, 2), jnp.float16))}),
+        ((x, t), {"results": "loss lse", "specs": (loss, loss)}),
+        ((x, t), {"results": "loss predicted", "specs": (loss, rows)}),
+        ((x, t, n), {"arguments": "input target grad_loss"}),
+        ((x, t, n), {"arguments": "input target class_weight"}),
+        ((x, t, n[:2]), {"arguments": "input target token_weight"}),
+        ((x, t, n), {"arguments": "input target target_prob"}),
+        ((x, t[:, None], n), {"arguments": "input target target_prob"}),
+    ]
+    for name in GOOD:
+        wrong = np.float32(3) if name not in ("arguments", "results", "reduction") else np.int64(3)
+        refused.append(((x, t), {name: wrong}))
+    for arrays, changed in refused:
+        with pytest.raises(jax.errors.JaxRuntimeError, match="ascend_grad: "):
+            call(*arrays, **changed)

@@ -1,0 +1,165 @@
+"""Compare the loss of logits for tensors with torch's own in float64, and with the call of arrays."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+import ascend_grad as ag
+import ascend_grad.torch as agt
+
+SHAPES = ((7,), (5, 9), (3, 6, 4), (2, 5, 3, 2))
+REDUCTIONS = ("mean", "sum", "none")
+TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float64: 1e-12}
+
+
+def problem_of(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(len(shape))
+    dim = 1 if len(shape) > 1 else 0
+    rows = shape[:dim] + shape[dim + 1 :]
+    target = torch.randint(0, shape[dim], rows)
+    if rows:
+        target.view(-1)[::4] = -100
+    return torch.randn(shape, dtype=dtype).requires_grad_(), target, torch.rand(shape[dim], dtype=torch.float64) + 0.5
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_losses_and_gradients_are_those_of_torch(shape, dtype):
+    x, target, weight = problem_of(shape, dtype)
+    for reduction, smoothing, classes in itertools.product(REDUCTIONS, (0.0, 0.2), (None, weight)):
+        options: dict[str, Any] = {"reduction": reduction, "label_smoothing": smoothing}
+        wide = x.detach().double().requires_grad_()
+        right = F.cross_entropy(wide, target, classes, **options)
+        loss = agt.cross_entropy(x, target, classes, **options)
+        above = torch.randn(right.shape).double()
+        (gradient,) = torch.autograd.grad(loss, x, above.to(dtype))
+        (wanted,) = torch.autograd.grad(right, wide, above.to(dtype).double())
+        assert (loss.dtype, gradient.dtype) == (dtype, dtype)
+        tolerance = {"rtol": TOLERANCES[dtype], "atol": TOLERANCES[dtype]}
+        torch.testing.assert_close(loss.double(), right, **tolerance)
+        torch.testing.assert_close(gradient.double(), wanted, **tolerance)
+
+
+def test_options_have_the_bits_of_the_call_of_arrays():
+    x, target, weight = problem_of((4, 6, 3), torch.float32)
+    rows = torch.rand(4, 3) + 0.5
+    several = torch.stack([target, (target + 1).clamp(0, 5)], -1)
+    for options in (
+        {"token_weight": rows, "lse_square_scale": 0.01, "temperature": rows},
+        {"temperature": torch.tensor(0.5), "denominator": 5.0, "weight": weight},
+        {"temperature": 0.7, "label_smoothing": 0.1, "reduction": "sum", "num_threads": 1},
+        {"target_prob": torch.rand(4, 3, 2), "ignore_index": 3},
+    ):
+        classes = several.clamp(0) if "target_prob" in options else target
+        loss = agt.cross_entropy(x, classes, **options)
+        arrays = {name: each.numpy() if isinstance(each, torch.Tensor) else each for name, each in options.items()}
+        if "weight" in arrays:
+            arrays["class_weight"] = arrays.pop("weight")
+        if np.ndim(arrays.get("temperature", 1.0)) == 0 and "temperature" in arrays:
+            arrays["temperature"] = float(arrays["temperature"])
+        right = ag.cross_entropy(x.detach().numpy(), classes.numpy(), 1, **arrays)
+        assert torch.equal(loss, torch.from_numpy(right.loss))
+        assert torch.equal(torch.autograd.grad(loss, x)[0], torch.from_numpy(right.input_grad))
+
+
+def test_finite_differences_and_batched_gradients():
+    x, target, weight = problem_of((3, 6, 4), torch.float64)
+    for reduction in REDUCTIONS:
+        function = lambda x, r=reduction: agt.cross_entropy(x, target, weight, reduction=r, label_smoothing=0.1)  # noqa: E731
+        torch.autograd.gradcheck(function, x, check_batched_grad=True)
+
+
+def test_a_second_backward_after_the_gradient_was_changed():
+    x, target, _ = problem_of((5, 9), torch.float32)
+    loss = agt.cross_entropy(x, target)
+    (first,) = torch.autograd.grad(loss, x, retain_graph=True)
+    kept = first.clone()
+    first.zero_()
+    assert torch.equal(torch.autograd.grad(loss, x)[0], kept)
+
+
+def test_float16_takes_the_scale_of_the_loss_first():
+    x, target, _ = problem_of((400, 50), torch.float16)
+    (gradient,) = torch.autograd.grad(4096 * agt.cross_entropy(x, target).float(), x)
+    wide = x.detach().double().requires_grad_()
+    (wanted,) = torch.autograd.grad(4096 * F.cross_entropy(wide, target), wide)
+    torch.testing.assert_close(gradient.double(), wanted, rtol=4e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_the_gradient_has_no_gradient(reduction):
+    x, target, _ = problem_of((5, 9), torch.float64)
+    loss = agt.cross_entropy(x, target, reduction=reduction).sum()
+    (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
+    with pytest.raises(RuntimeError, match="cross_entropy: the gradient cannot be differentiated once more"):
+        gradient.sum().backward()
+
+
+def test_transforms_compilation_and_tensors_without_values():
+    x, target, weight = problem_of((3, 5, 9), torch.float32)
+    target = target[:, :5].new_zeros(3, 5)
+    x = x.detach()
+
+    def loss(x, t):
+        return agt.cross_entropy(x, t, weight, label_smoothing=0.1) if x.shape[-1] != 9 else agt.cross_entropy(x, t)
+
+    losses, gradients = torch.vmap(loss)(x, target), torch.vmap(torch.func.grad(loss))(x, target)
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    for i in range(3):
+        leaf = x[i].clone().requires_grad_()
+        one = compiled(leaf, target[i])
+        right = torch.autograd.grad(loss(leaf, target[i]), leaf)[0]
+        assert torch.equal(losses[i], one)
+        assert torch.equal(gradients[i], right)
+        assert torch.equal(torch.autograd.grad(one, leaf)[0], right)
+    x, target = torch.empty(2, 7, 3, device="meta"), torch.empty(2, 3, dtype=int, device="meta")
+    meta = agt.cross_entropy(x, target, reduction="none")
+    assert (meta.shape, meta.dtype, meta.device.type) == ((2, 3), torch.float32, "meta")
+
+
+def test_the_registered_operator():
+    x, target, weight = problem_of((5, 9), torch.float32)
+    for reduction, with_gradient in (("mean", True), ("none", False)):
+        arguments = (
+            x.detach(), target, weight, None, None, None, None, 1, reduction, -100, with_gradient, 0.1, 0.0, 1.0, None,
+            None
+        )  # fmt: skip
+        operator = torch.ops.ascend_grad.cross_entropy.default
+        torch.library.opcheck(operator, arguments)
+        loss, gradient = operator(x, *arguments[1:])
+        (found,) = torch.autograd.grad(loss.sum(), x)
+        if with_gradient:
+            assert torch.equal(found, gradient)
+        with pytest.raises(RuntimeError, match="cannot be differentiated once more"):
+            operator(x, *arguments[1:])[1].sum().backward()
+
+
+def test_autocast_and_no_grad():
+    x, target, _ = problem_of((5, 9), torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert agt.cross_entropy(x, target).dtype == torch.float32
+    with torch.no_grad():
+        assert not agt.cross_entropy(x, target).requires_grad
+
+
+def test_what_is_refused():
+    x, target, weight = problem_of((5, 9), torch.float32)
+    for arguments, options, kind, message in (
+        ((x, torch.rand(5, 9)), {}, NotImplementedError, "cross_entropy: target: probabilities are not supported"),
+        ((x, target, weight.requires_grad_()), {}, NotImplementedError, "cross_entropy: weight: the loss has no"),
+        ((x, target, weight.detach()[:3]), {}, ag.ParamInvalidError, r"cross_entropy: weight: expected shape \(9,\)"),
+        ((x, target + 9), {}, ag.ParamInvalidError, "cross_entropy: target: expected values in"),
+        ((x, target[:2]), {}, ag.ParamInvalidError, "cross_entropy: target: expected shape"),
+        ((x, [0]), {}, ag.ParamTypeError, "cross_entropy: target: expected a torch.Tensor"),
+        ((x, target), {"reduction": "all"}, ag.ParamInvalidError, "cross_entropy: reduction: expected mean, sum or"),
+        ((x, target), {"temperature": 0.0}, ag.ParamInvalidError, "cross_entropy: temperature: expected a positive"),
+        ((x, target), {"ignore_index": 2**63}, ag.ParamInvalidError, "cross_entropy: ignore_index: expected an int in"),
+    ):
+        with pytest.raises(kind, match=message):
+            agt.cross_entropy(*arguments, **options)
