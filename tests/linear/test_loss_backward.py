@@ -118,6 +118,7 @@ def test_questions_about_a_call():
     assert ag.workspace_size(BACKWARD, **backward, workspace_bytes=0) == 4 << 20
 
 
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_a_row_without_gradients_is_absent_beside_an_infinite_weight(backend):
     """A row without an upstream gradient has a gradient of 0, whatever the weight holds."""
     weight = np.ones((5, 3))
@@ -129,6 +130,7 @@ def test_a_row_without_gradients_is_absent_beside_an_infinite_weight(backend):
     assert not found.input_grad[[0, 2]].any()
 
 
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_weights_of_no_classes(backend):
     """Without vocabulary entries all rows are ignored, with class weights, too."""
     arguments = {"target": np.full(3, -100), "class_weight": np.ones(0), "backend": backend}
