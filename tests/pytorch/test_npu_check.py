@@ -36,6 +36,7 @@ OF_DEVICES = sorted(set(OPERATORS) - {"cross_entropy", TOP_K, *HOST_ONLY})
 @pytest.mark.parametrize("operator", OF_DEVICES)
 def test_every_case_is_computed_on_every_device(operator, device, monkeypatch) -> None:
     cases = [case for case in check_cases.cases() if (case.operator, case.dtype) == (operator, "float16")]
+    cases = [case for case in cases if ag.explain(case.operator, **case.arguments).backend == "npu"]
     right, named, used = getattr(ag, operator), set(), Counter()
 
     def recorded(*, backend, **arguments):
