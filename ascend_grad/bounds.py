@@ -18,8 +18,7 @@ log-sum L = log sum exp(-D), the probabilities p, C = 32 + n growth and R = eps 
 - lse: E + R + 4 eps |max z|; negative log-probabilities: d + E + R + 4 eps (D + L);
 - entropy: sum p ((exp(2 E) - 1) (D + L) + 2 E exp(2 E)) + eps sum p D (C + D) + R;
 - a probability: exp(d + E) - 1 + (C + D) eps of the value;
-- a sum of such terms, as losses and their gradients are: the sum of the errors, plus C eps of the sum of magnitudes; at
-  targets, the gradient's terms are as large as the weights of all targets of the row.
+- a sum of such terms, as losses and their gradients are: the sum of the errors, plus C eps of the sum of magnitudes.
 
 If an intermediate overflows the accumulator, the bound is infinite. The rounding of a 16-bit result is added. The demo,
 the benchmark and the tests use these bounds; the C self-test (`tests/c/`) repeats the row-wise ones for scalar results.
@@ -293,10 +292,6 @@ def gradient_of_logits(
     (nll, nll_error), (entropy, entropy_error) = rows.negative_log_prob, rows.entropy
     spread, b = entropy[column] - nll, -grad_entropy[column]
     size = np.abs(one_hot) + np.abs(smoothed) + np.abs(of_target)
-    # The gradient at a target is a - w - a (1 - p), also if the target has no weight.
-    rows_of_targets, k = np.nonzero(terms.entries >= 0)
-    places = rows_of_targets, terms.entries[rows_of_targets, k]
-    size[places] = np.maximum(size[places], a_size[rows_of_targets])
     error = np.abs(a)[column] * prob_error + a_error[column] * prob + constant * p.eps * size
     # 0 * infinity: an entry of probability 0 adds nothing to the entropy.
     of_spread = prob_error * np.abs(spread) + prob * (nll_error + entropy_error[column])
