@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import sys
@@ -20,12 +21,17 @@ from .backends import DEVICES, backends, cpu
 from .errors import MissingKernelError, ParamInvalidError, ProcessEndingError
 
 
+@functools.cache
+def _signature(op_name: str) -> inspect.Signature:
+    return inspect.signature(getattr(ops, op_name))
+
+
 def _arguments(op_name: str, args: tuple, kwargs: dict) -> dict[str, Any]:
     """Return all arguments of a call of a public operator by name."""
     if not isinstance(op_name, str) or op_name not in contract.OPERATORS:
         raise ParamInvalidError(f"op_name: expected one of {', '.join(contract.OPERATORS)}, got {shown(op_name)}")
     try:
-        bound = inspect.signature(getattr(ops, op_name)).bind(*args, **kwargs)
+        bound = _signature(op_name).bind(*args, **kwargs)
     except TypeError as error:
         raise TypeError(f"{op_name}: {error}") from None
     bound.apply_defaults()

@@ -861,7 +861,8 @@ def linear_cross_entropy(
     outputs : sequence of {"lse", "log_prob", "entropy", "predicted", "correct"}, default ()
         Results beside the loss, in further fields. With ``return_grad=False`` no array of the size of `weight` is kept.
     backend, num_threads
-        As in `softmax_backward`. A device computes calls without the options from `token_weight` on.
+        As in `softmax_backward`. Of the options from `token_weight` on, a device takes `token_weight`, `class_weight`,
+        `denominator` and the outputs `lse` and `log_prob`, on arrays of the host.
 
     Returns
     -------

@@ -253,7 +253,7 @@ class Engine:
             if self.name == "reference" and problem.dtype == np.float64:
                 # The reference leaves sums of float64 to NumPy, which promises less accuracy.
                 right = oracles.Expected(right.values, 32 * right.bound)
-            right = linear_oracles.for_result(right, problem, result)
+            right = linear_oracles.for_result(right, problem.dtype, result)
             text = f"{problem.shapes} constant {problem.constant}"
             self._assert_within(right, result, f"{problem.operator} {name}", problem.dtype, text)
 

@@ -198,7 +198,9 @@ class _Loss:
         elif denominator is None:
             self.over = self.over_square = self.token_weight.sum()
             if class_weight is not None and target_prob is None:
-                of_class = np.where(self.counted, self.classes[self.entries[:, 0]], 0) if tokens else np.zeros(0)
+                of_class = (
+                    np.where(self.counted, self.classes[self.entries[:, 0]], 0) if len(weight) else np.zeros(tokens)
+                )
                 self.over = (self.token_weight * of_class).sum()
             if not self.over or (lse_square_scale and not self.over_square):
                 # A mean over a sum of weights of 0 is NaN, and has no gradient.

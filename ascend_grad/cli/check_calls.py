@@ -45,6 +45,8 @@ class Way(NamedTuple):
     #: Suffix for the label of a case, "" if there is one way only.
     suffix: str
     compute: Callable[[Case], Results]
+    #: Raises the error of a case that this way does not take, without computing it.
+    explain: Callable[[Case], Any]
 
 
 class Caller:
@@ -60,21 +62,24 @@ class Caller:
         self.ways: list[Way] = []
         for device in range(count or 1):
             where = f", device {device}" if count > 1 else ""
-            self.ways.append(Way(where, partial(self._compute, device=device if count else None)))
+            self.ways.append(Way(where, partial(self._compute, device=device if count else None), self._explain))
             if count and "torch_npu" in sys.modules:
                 tensors = partial(self._compute_with_tensors, device=device)
-                self.ways.append(Way(f"{where}, tensors of torch_npu", tensors))
+                explain = partial(self._explain_with_tensors, device=device)
+                self.ways.append(Way(f"{where}, tensors of torch_npu", tensors, explain))
 
     def _compute(self, case: Case, device: int | None) -> Results:
         with threads.device_chosen(device):
             return as_tuple(getattr(ag, case.operator)(**case.arguments, backend=self._backend))
 
+    def _explain(self, case: Case) -> Any:
+        return ag.explain(case.operator, **case.arguments, backend=self._backend)
+
+    def _explain_with_tensors(self, case: Case, device: int) -> Any:
+        return ag.explain(case.operator, **_with_tensors(case, device), backend=self._backend)
+
     def _compute_with_tensors(self, case: Case, device: int) -> Results:
-        arguments = {
-            name: _tensor(value, device) if isinstance(value, np.ndarray) else value
-            for name, value in case.arguments.items()
-        }
-        results = as_tuple(getattr(ag, case.operator)(**arguments, backend=self._backend))
+        results = as_tuple(getattr(ag, case.operator)(**_with_tensors(case, device), backend=self._backend))
         return tuple(None if result is None else _array(result) for result in results)
 
     def repeat(self, case: Case, way: Way) -> tuple[str, str]:
@@ -102,6 +107,14 @@ def as_tuple(results: Any) -> tuple:
 
 def _bits(array: NDArray | None) -> bytes:
     return b"" if array is None else array.tobytes()
+
+
+def _with_tensors(case: Case, device: int) -> dict[str, Any]:
+    """Return the arguments of a case with tensors on a device instead of arrays."""
+    return {
+        name: _tensor(value, device) if isinstance(value, np.ndarray) else value
+        for name, value in case.arguments.items()
+    }
 
 
 def _tensor(array: NDArray, device: int) -> Any:

@@ -37,6 +37,9 @@ def cases() -> Iterator[Case]:
         (("fused_linear_online_max_sum",), _statistics_cases),
         (("fused_cross_entropy_loss_with_max_sum",), _loss_cases),
         (("linear_cross_entropy",), _linear_cross_entropy_cases),
+        (("linear_cross_entropy_backward",), _backward_cases),
+        (("linear_top_k",), _top_k_cases),
+        (("cross_entropy",), _cross_entropy_cases),
     )
     for operators, maker in makers:
         for operator in operators:
@@ -73,6 +76,11 @@ def _softmax(logits: NDArray, dim: int, *, log: bool = False) -> NDArray:
     shifted = logits - np.max(logits, axis=axis, keepdims=True)
     log_p = shifted - np.log(np.sum(np.exp(shifted), axis=axis, keepdims=True))
     return log_p if log else np.exp(log_p)
+
+
+def _log_sum_exp(logits: NDArray) -> NDArray:
+    largest = np.max(logits, axis=-1)
+    return largest + np.log(np.sum(np.exp(logits - largest[:, None]), axis=-1))
 
 
 def _turned(array: NDArray) -> NDArray:
@@ -195,6 +203,34 @@ def _loss_cases(operator: str, dtype: np.dtype, random: np.random.Generator) -> 
         yield f"BT {bt} V {v} loss alone", arguments
 
 
+def _options(random: np.random.Generator, rows: tuple[int, ...], v: int, *, is_linear: bool) -> Labelled:
+    """Yield options and outputs of a loss with one target in each row."""
+    each = {"token_weight": random.random(rows), "class_weight": 0.5 + random.random(v)}
+    yield "token weights", {"token_weight": each["token_weight"], "outputs": ("lse", "log_prob")}
+    yield "class weights", {"class_weight": each["class_weight"], "denominator": 3.0}
+    yield (
+        "smoothing, z-loss, all outputs",
+        {
+            **each,
+            "label_smoothing": 0.1,
+            "lse_square_scale": 0.01,
+            "outputs": ("lse", "log_prob", "entropy", "predicted", "correct"),
+        },
+    )
+    yield "temperatures", {"temperature": 0.5 + random.random(rows), "outputs": ("entropy",)}
+    if is_linear:
+        yield "bias, scale and cap", {"bias": random.standard_normal(v), "logit_scale": 0.5, "softcap": 5.0}
+
+
+def _several_targets(
+    random: np.random.Generator, rows: tuple[int, ...], v: int, number: np.dtype
+) -> dict[str, NDArray]:
+    """Return three targets for each row, some of which are ignored, with their probabilities."""
+    target = random.integers(0, v, (*rows, 3))
+    target[random.random(target.shape) < 0.2] = -100
+    return {"target": target, "target_prob": random.random(target.shape).astype(number)}
+
+
 def _linear_cross_entropy_cases(operator: str, dtype: np.dtype, random: np.random.Generator) -> Labelled:
     for bt, v, h in LINEAR:
         p = _problem(random, bt, v, h, dtype)
@@ -206,3 +242,52 @@ def _linear_cross_entropy_cases(operator: str, dtype: np.dtype, random: np.rando
                 f"BT {bt} V {v} H {h} {reduction}",
                 {**arguments, "grad_loss": float(bt if reduction == "mean" else 1)},
             )
+        name = f"BT {bt} V {v} H {h}"
+        plain = {"input": p.input, "weight": p.weight, "target": target, "reduction": "sum"}
+        for label, options in _options(random, (bt,), v, is_linear=True):
+            yield f"{name} {label}", {**plain, **options}
+        yield f"{name} several targets", {**plain, **_several_targets(random, (bt,), v, p.number)}
+
+
+def _backward_cases(operator: str, dtype: np.dtype, random: np.random.Generator) -> Labelled:
+    for bt, v, h in LINEAR:
+        p = _problem(random, bt, v, h, dtype)
+        name, bias, temperature = f"BT {bt} V {v} H {h}", random.standard_normal(v), 0.5 + random.random(bt)
+        arguments: dict[str, Any] = {
+            "input": p.input,
+            "weight": p.weight,
+            "target": np.where(p.elsewhere, -100, p.target),
+        }
+        plain = {**arguments, "reduction": "sum", "lse": _log_sum_exp(p.logits).astype(p.number)}
+        yield f"{name} loss", {**plain, "grad_loss": 1.0}
+        upstream = {f"grad_{each}": random.standard_normal(bt) for each in ("lse", "log_prob", "entropy")}
+        yield f"{name} outputs", {**plain, **upstream, "entropy": random.random(bt).astype(p.number)}
+        options = {"label_smoothing": 0.1, "lse_square_scale": 0.01, "token_weight": random.random(bt), "bias": bias}
+        options |= {"class_weight": 0.5 + random.random(v), "temperature": temperature, "grad_loss": 1.0}
+        lse = _log_sum_exp((p.logits + bias) / temperature[:, None]).astype(p.number)
+        yield f"{name} options", {**plain, **options, "lse": lse}
+
+
+def _top_k_cases(operator: str, dtype: np.dtype, random: np.random.Generator) -> Labelled:
+    for bt, v, h in LINEAR:
+        p = _problem(random, bt, v, h, dtype)
+        for k, temperature in ((1, 1.0), (16, 0.7), (128, 1.0)):
+            label = f"BT {bt} V {v} H {h} k {k} temperature {temperature}"
+            yield label, {"input": p.input, "weight": p.weight, "k": k, "temperature": temperature}
+
+
+def _cross_entropy_cases(operator: str, dtype: np.dtype, random: np.random.Generator) -> Labelled:
+    for shape, dim in ROWS:
+        rows, v = (np.delete(shape, dim).tolist(), shape[dim]) if shape else ([], 1)
+        logits = np.asarray(_logits(random, shape)).astype(dtype)
+        target = np.asarray(random.integers(0, v, rows))
+        target[random.random(rows) < 0.2] = -100
+        arguments: dict[str, Any] = {"input": logits, "target": target, "dim": dim}
+        for reduction in ("mean", "none"):
+            number = target.size if reduction == "mean" else 1
+            yield f"{shape} dim {dim} {reduction}", {**arguments, "reduction": reduction, "grad_loss": float(number)}
+        arguments["reduction"] = "sum"
+        for label, options in _options(random, tuple(rows), v, is_linear=False):
+            yield f"{shape} dim {dim} {label}", {**arguments, **options}
+        several = _several_targets(random, tuple(rows), v, accumulator_dtype(dtype))
+        yield f"{shape} dim {dim} several targets", {**arguments, **several}

@@ -210,6 +210,7 @@ LINEAR_CROSS_ENTROPY = Operator(
     arrays="input weight target",
     mixes="target token_weight class_weight target_prob temperature bias",
     optional="grad_loss token_weight class_weight target_prob temperature bias",
+    out="weight_grad",  # for parts of a sum; the public function has no `out`
     checks=[
         *array_checks(),
         ReductionAndItsGradient(),

@@ -6,7 +6,7 @@
 array([0.5, 0.5])
 """
 
-from .linear import linear_cross_entropy
+from .linear import linear_cross_entropy, linear_top_k
 from .losses import cross_entropy
 from .rowwise import (
     log_softmax,
@@ -20,6 +20,7 @@ from .rowwise import (
 __all__ = [
     "cross_entropy",
     "linear_cross_entropy",
+    "linear_top_k",
     "log_softmax",
     "log_softmax_backward",
     "scaled_masked_softmax",

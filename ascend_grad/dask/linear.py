@@ -1,23 +1,27 @@
-"""Linear cross-entropy and its gradients, computed per chunk of tokens."""
+"""Operators of linear layers, computed per chunk of tokens: the cross-entropy with its gradients, and the top k."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal
+from itertools import cycle
+from typing import Any, Literal
 
 import dask.array as da
 import numpy as np
 from dask.delayed import Delayed, delayed
 from numpy.typing import NDArray
 
-from ..contract.linear import LINEAR_CROSS_ENTROPY, LOSS_DEFAULTS
-from ..results import LinearCrossEntropy
-from . import token_chunks
+from .._call import Operator
+from ..contract.linear import LINEAR_CROSS_ENTROPY, LINEAR_TOP_K
+from ..results import LinearCrossEntropy, LinearTopK, with_outputs
+from . import means, token_chunks
 from .arrays import as_dask_arrays, backend_of_blocks, check_one_chunk, stand_in, validated
 
-#: Arguments with a row for each token, and their ranks.
-_BY_TOKEN = {"input": 2, "target": 1, "grad_loss": 1}
+#: Arguments with a row for each token; the others that are arrays belong to the vocabulary.
+_BY_TOKEN = ("input", "target", "target_prob", "grad_loss", "token_weight", "temperature")
+#: Arguments that are arrays or None, and those that are arrays or numbers.
+_ARRAYS, _OR_NUMBERS = ("token_weight", "class_weight", "target_prob", "bias"), ("grad_loss", "temperature")
 
 
 def linear_cross_entropy(
@@ -33,13 +37,25 @@ def linear_cross_entropy(
     output_mask: Sequence[bool] = (True, True),
     workspace_bytes: int | None = None,
     filter_eps: float = 0.0,
+    token_weight: da.Array | NDArray | None = None,
+    class_weight: da.Array | NDArray | None = None,
+    target_prob: da.Array | NDArray | None = None,
+    label_smoothing: float = 0.0,
+    lse_square_scale: float = 0.0,
+    temperature: float | da.Array | NDArray = 1.0,
+    denominator: float | None = None,
+    bias: da.Array | NDArray | None = None,
+    logit_scale: float = 1.0,
+    softcap: float | None = None,
+    outputs: Sequence[Literal["lse", "log_prob", "entropy", "predicted", "correct"]] = (),
     backend: str | None = None,
     num_threads: int | None = 1,
 ) -> LinearCrossEntropy:
     r"""Compute the cross-entropy loss of a linear layer and its gradients, like `ascend_grad.linear_cross_entropy`.
 
-    Each chunk of tokens is a task that computes its loss and both gradients. The weight gradients are added in pairs,
-    in the order of the chunks, in float32 (float64 if `input` is float64). Their sum is rounded at the end.
+    Each chunk of tokens is a task that computes its losses, its outputs and all gradients. The gradients of the weight
+    and the bias are added in pairs, in the order of the chunks: those of the weight in float32 (float64 if `input` is
+    float64), those of the bias in float64. The sums are rounded at the end.
 
     Parameters
     ----------
@@ -48,17 +64,18 @@ def linear_cross_entropy(
         one along the features.
     weight : numpy.ndarray or dask.array.Array, shape (V, H)
         The layer's weight, of the dtype of `input`, in one chunk. Every worker that computes a chunk holds it.
-    target : dask.array.Array of int32 or int64, shape (BT,)
-        Ids: ``target - vocab_start_index`` is the row of `weight`; or `ignore_index`. It is rechunked to the chunks of
-        `input` along the tokens.
+    target : dask.array.Array of int32 or int64, shape (BT,), or (BT, K) with `target_prob`
+        Ids: ``target - vocab_start_index`` is the row of `weight`; or `ignore_index`. Like all arrays with a number for
+        each token, it is rechunked to the chunks of `input` along the tokens.
     reduction : {"mean", "sum", "none"}, default "mean"
         The loss is the mean or the sum over the rows that are not ignored, or one number per row, 0 for ignored rows.
-        For a mean the targets of all chunks are counted before the first gradient is computed.
+        For a mean without `denominator`, the weights of the rows of all chunks are added up before the first gradient
+        is computed.
     ignore_index : int, default -100
         Rows with this target have no loss and no gradient.
     grad_loss : float, or array of shape (BT,), optional
         The gradient with respect to the loss, default 1: one number or, with ``reduction="none"``, also an array with
-        one number per row. The array has any of the four dtypes, and is rechunked like `target`.
+        one number per row, of any of the four dtypes.
     vocab_start_index : int, default 0
         The id of the first row of `weight`.
     return_grad : bool, default True
@@ -67,6 +84,16 @@ def linear_cross_entropy(
         Which of the two gradients to compute.
     workspace_bytes, filter_eps
         As in `ascend_grad.linear_cross_entropy`, for each chunk.
+    token_weight, target_prob : array, shape (BT,) and (BT, K), optional
+        As in `ascend_grad.linear_cross_entropy`.
+    class_weight, bias : numpy.ndarray or dask.array.Array, shape (V,), optional
+        As in `ascend_grad.linear_cross_entropy`. Every worker that computes a chunk holds them.
+    label_smoothing, lse_square_scale
+        As in `ascend_grad.linear_cross_entropy`.
+    temperature : float, or array of shape (BT,), default 1.0
+        As in `ascend_grad.linear_cross_entropy`.
+    denominator, logit_scale, softcap, outputs
+        As in `ascend_grad.linear_cross_entropy`.
     backend, num_threads
         As in `softmax_backward`.
 
@@ -78,6 +105,10 @@ def linear_cross_entropy(
         The gradient with respect to `input`, in its dtype and its chunks.
     weight_grad : dask.array.Array, shape (V, H), or None
         The gradient with respect to `weight`, in its dtype, in one chunk.
+    bias_grad : dask.array.Array, shape (V,), or None
+        The gradient with respect to `bias`, in its dtype. The field exists if `bias` is given.
+    lse, log_prob, entropy, predicted, correct : dask.array.Array
+        The requested outputs, of the shapes and dtypes that `ascend_grad.linear_cross_entropy` gives them.
 
     Raises
     ------
@@ -90,8 +121,8 @@ def linear_cross_entropy(
 
     Notes
     -----
-    ``dask.compute(*result)`` computes all three results together. Computing one of them alone costs as much, so
-    `return_grad` and `output_mask` should select only the results that are needed.
+    ``dask.compute(*result)`` computes all results together. Computing one of them alone costs as much, so `return_grad`
+    and `output_mask` should select only the results that are needed.
 
     Results depend on the chunks of tokens, not on the scheduler, its workers or their order.
 
@@ -122,67 +153,198 @@ def linear_cross_entropy(
         "output_mask": output_mask,
         "workspace_bytes": workspace_bytes,
         "filter_eps": filter_eps,
-        **LOSS_DEFAULTS,
+        "token_weight": token_weight,
+        "class_weight": class_weight,
+        "target_prob": target_prob,
+        "label_smoothing": label_smoothing,
+        "lse_square_scale": lse_square_scale,
+        "temperature": temperature,
+        "denominator": denominator,
+        "bias": bias,
+        "logit_scale": logit_scale,
+        "softcap": softcap,
+        "outputs": outputs,
     }
-    given = list(LINEAR_CROSS_ENTROPY.array_names)
-    if getattr(grad_loss, "shape", isinstance(grad_loss, (list, tuple))):  # otherwise it is None or one number
-        given.append("grad_loss")
-    arrays = as_dask_arrays(values, given, LINEAR_CROSS_ENTROPY)
+    arrays = as_dask_arrays(values, _given(values, LINEAR_CROSS_ENTROPY), LINEAR_CROSS_ENTROPY)
     call = validated(LINEAR_CROSS_ENTROPY, values | _stand_ins(arrays), num_threads)
-    for name, axis in (("input", 1), ("weight", 0), ("weight", 1)):
-        check_one_chunk(arrays[name], axis, name, LINEAR_CROSS_ENTROPY)
+    _check_chunks(arrays, LINEAR_CROSS_ENTROPY)
     tokens = arrays["input"].chunks[0]
-    blocks = {
-        # method="tasks" suits any scheduler: with a client, dask may choose tasks that only its workers compute.
-        name: array.rechunk({0: tokens}, method="tasks").to_delayed(optimize_graph=False).ravel().tolist()
-        for name, array in arrays.items()
-        if name in _BY_TOKEN
-    }
+    blocks = _blocks(arrays)
 
-    arguments = call.arguments
-    count = None
-    if arguments["reduction"] == "mean":
-        count_block = delayed(token_chunks.count, pure=True)
-        count = _sum([count_block(block, arguments["ignore_index"]) for block in blocks["target"]])
-    settings = {name: value for name, value in arguments.items() if name not in (*given, "grad_loss", "reduction")}
-    settings["backend"] = backend_of_blocks(backend, LINEAR_CROSS_ENTROPY)
+    arguments = {name: value for name, value in call.arguments.items() if name not in arrays}
+    sums = None
+    if means.is_over_weights(arguments):
+        shared = {name: arguments[name] for name in ("ignore_index", "vocab_start_index")}
+        weigh = delayed(partial(means.weights, **shared), pure=True)
+        # Neither the largest arrays nor what has no influence on the sums is an argument of these tasks.
+        names = ("target", "token_weight", "class_weight", "target_prob")
+        sums = _sum([weigh(**{name: block[name] for name in names if name in block}) for block in blocks])
+    specs = {name: spec for name, spec in zip(LINEAR_CROSS_ENTROPY.results, call.specs) if spec is not None}
+    compute = delayed(
+        partial(
+            token_chunks.results,
+            arguments,
+            requested=tuple(specs),
+            backend=backend_of_blocks(backend, LINEAR_CROSS_ENTROPY),
+            num_threads=num_threads,
+        ),
+        nout=len(specs),
+        pure=True,
+    )
+    parts = dict(zip(specs, zip(*(compute(sums, **block) for block in blocks))))
+
+    results: dict[str, da.Array | None] = dict.fromkeys(LINEAR_CROSS_ENTROPY.results)
+    for name, spec in specs.items():
+        if name in ("weight_grad", "bias_grad", "correct"):
+            rounded = delayed(token_chunks.rounded, pure=True)(_sum(parts[name]), spec.dtype)
+            results[name] = da.from_delayed(rounded, spec.shape, spec.dtype)
+        elif spec.shape:
+            results[name] = _concatenated(parts[name], tokens, spec.shape[1:], spec.dtype)
+        else:
+            reduced = delayed(means.reduced, pure=True)(_sum(parts[name]), sums, arguments, spec.dtype)
+            results[name] = da.from_delayed(reduced, (), spec.dtype)
+    fields = (*(("bias_grad",) if bias is not None else ()), *call.arguments["outputs"])
+    names = ("loss", "input_grad", "weight_grad", *fields)
+    return with_outputs(LinearCrossEntropy, fields, tuple(results[name] for name in names))
+
+
+def linear_top_k(
+    input: da.Array | NDArray,
+    weight: da.Array | NDArray,
+    k: int,
+    *,
+    temperature: float | da.Array | NDArray = 1.0,
+    bias: da.Array | NDArray | None = None,
+    logit_scale: float = 1.0,
+    softcap: float | None = None,
+    workspace_bytes: int | None = None,
+    backend: str | None = None,
+    num_threads: int | None = 1,
+) -> LinearTopK:
+    r"""Compute the k largest log-probabilities of a linear layer for each row, like `ascend_grad.linear_top_k`.
+
+    Each chunk of tokens is a task.
+
+    Parameters
+    ----------
+    input : dask.array.Array, shape (BT, H)
+        The layer's input; float32, float16, bfloat16 or float64. It may have several chunks along the tokens, but only
+        one along the features.
+    weight : numpy.ndarray or dask.array.Array, shape (V, H)
+        The layer's weight, of the dtype of `input`, with at least one row, in one chunk. Every worker that computes a
+        chunk holds it.
+    k : int
+        The number of log-probabilities of each row: 1 to 128, and at most V.
+    temperature : float, or array of shape (BT,), default 1.0
+        The divisor of the logits, positive and finite: one number, or one for each row, of any of the four dtypes.
+    bias : numpy.ndarray or dask.array.Array, shape (V,), optional
+        The layer's bias, of any of the four dtypes. It is rechunked to one chunk.
+    logit_scale, softcap
+        As in `ascend_grad.linear_top_k`.
+    workspace_bytes
+        As in `ascend_grad.linear_top_k`, for each chunk.
+    backend, num_threads
+        As in `softmax_backward`.
+
+    Returns
+    -------
+    log_prob : dask.array.Array, shape (BT, k)
+        The k largest log-probabilities of each row, from the largest down; float32, or float64 if `input` is float64.
+        It has the chunks of `input` along the tokens.
+    index : dask.array.Array of int64, shape (BT, k)
+        Their rows of `weight`, in the same chunks.
+
+    Raises
+    ------
+    ParamNullptrError
+        161001: `input` or `weight` is None.
+    ParamInvalidError
+        161002: an argument is not as described (a dtype or kind: its subclass `ParamTypeError`). Blocks are checked
+        when their chunk is computed.
+
+    Notes
+    -----
+    ``dask.compute(*result)`` computes both results together. Results depend on the chunks of tokens, not on the
+    scheduler, its workers or their order.
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> import numpy as np
+    >>> import ascend_grad.dask as agd
+    >>> logits = np.log([[0.5, 0.125, 0.25, 0.125]])
+    >>> agd.linear_top_k(da.ones((2, 1), chunks=1), logits.T, 3).index.compute()
+    array([[0, 2, 1],
+           [0, 2, 1]])
+    """
+    values = {
+        "input": input,
+        "weight": weight,
+        "k": k,
+        "temperature": temperature,
+        "bias": bias,
+        "logit_scale": logit_scale,
+        "softcap": softcap,
+        "workspace_bytes": workspace_bytes,
+    }
+    arrays = as_dask_arrays(values, _given(values, LINEAR_TOP_K), LINEAR_TOP_K)
+    call = validated(LINEAR_TOP_K, values | _stand_ins(arrays), num_threads)
+    _check_chunks(arrays, LINEAR_TOP_K)
+    settings = {name: value for name, value in call.arguments.items() if name not in arrays}
+    settings["backend"] = backend_of_blocks(backend, LINEAR_TOP_K)
     settings["num_threads"] = num_threads
-    settings["reduction"] = "none" if arguments["reduction"] == "none" else "sum"
-    compute = delayed(partial(token_chunks.loss_and_gradients, **settings), nout=3, pure=True)
-    weight_block = arrays["weight"].to_delayed(optimize_graph=False).item()
-    grad_losses = blocks.get("grad_loss", [arguments["grad_loss"]] * len(tokens))
-    losses, input_grads, weight_grads = zip(
-        *(
-            compute(x, weight_block, ids, grad, count)
-            for x, ids, grad in zip(blocks["input"], blocks["target"], grad_losses)
-        )
+    compute = delayed(partial(token_chunks.top_k, **settings), nout=2, pure=True)
+    parts = zip(*(compute(**block) for block in _blocks(arrays)))
+    tokens = arrays["input"].chunks[0]
+    return LinearTopK._make(
+        _concatenated(each, tokens, spec.shape[1:], spec.dtype)
+        for each, spec in zip(parts, call.specs)
+        if spec is not None
     )
 
-    loss_spec, input_spec, weight_spec = call.specs[:3]
-    assert loss_spec is not None
-    if loss_spec.shape:
-        loss = _concatenated(losses, tokens, (), loss_spec.dtype)
-    else:
-        reduced = delayed(token_chunks.reduced, pure=True)(_sum(losses), count, loss_spec.dtype)
-        loss = da.from_delayed(reduced, (), loss_spec.dtype)
-    input_grad = weight_grad = None
-    if input_spec is not None:
-        input_grad = _concatenated(input_grads, tokens, input_spec.shape[1:], input_spec.dtype)
-    if weight_spec is not None:
-        rounded = delayed(token_chunks.rounded, pure=True)(_sum(weight_grads), weight_spec.dtype)
-        weight_grad = da.from_delayed(rounded, weight_spec.shape, weight_spec.dtype)
-    return LinearCrossEntropy(loss, input_grad, weight_grad)
+
+def _given(values: dict[str, Any], operator: Operator) -> list[str]:
+    """Return the names of the arguments that are arrays, or None."""
+    numbers = [  # arguments that are one number, or None
+        name for name in _OR_NUMBERS if not getattr(values.get(name), "shape", isinstance(values.get(name), (list, tuple)))
+    ]
+    return [*operator.array_names, *(name for name in (*_ARRAYS, *_OR_NUMBERS) if name in values and name not in numbers)]
 
 
 def _stand_ins(arrays: dict[str, da.Array]) -> dict[str, NDArray]:
     """Return stand-ins for arrays. If the numbers of tokens agree, they have no rows, as values are checked later."""
-    by_token = {name: array for name, array in arrays.items() if name in _BY_TOKEN}
-    agree = all(array.ndim == _BY_TOKEN[name] for name, array in by_token.items())
-    agree = agree and len({array.shape[0] for array in by_token.values()}) == 1
+    rows, several = arrays["input"].shape[:1], arrays["target_prob"].shape[1:] if "target_prob" in arrays else ()
+    shapes = {name: arrays[name].shape for name in _BY_TOKEN if name in arrays and name != "input"}
+    agree = arrays["input"].ndim == 2 and len(several) < 2 and 0 not in several
+    agree = agree and all(
+        shape == (rows + several if name in ("target", "target_prob") else rows) for name, shape in shapes.items()
+    )
     return {
-        name: stand_in((0, *array.shape[1:]) if agree and name in by_token else array.shape, array.dtype)
+        name: stand_in((0, *array.shape[1:]) if agree and name in _BY_TOKEN else array.shape, array.dtype)
         for name, array in arrays.items()
     }
+
+
+def _check_chunks(arrays: dict[str, da.Array], operator: Operator) -> None:
+    """Refuse several chunks along the features, and of the weight."""
+    for name, axis in (("input", 1), ("weight", 0), ("weight", 1)):
+        check_one_chunk(arrays[name], axis, name, operator)
+
+
+def _blocks(arrays: dict[str, da.Array]) -> list[dict[str, Delayed]]:
+    """Return the blocks of all arrays for each chunk of tokens. Arrays of the vocabulary are in each of them."""
+    tokens = arrays["input"].chunks[0]
+    blocks: list[dict[str, Delayed]] = [{} for _ in tokens]
+    for name, array in arrays.items():
+        chunks: dict[int, Any] = dict.fromkeys(range(array.ndim), -1)
+        if name in _BY_TOKEN:
+            chunks[0] = tokens
+        # method="tasks" suits any scheduler: with a client, dask may choose tasks that only its workers compute.
+        parts = array.rechunk(chunks, method="tasks").to_delayed(optimize_graph=False).ravel().tolist()
+        # A vocabulary's array has one part for all chunks, as may have one without tokens, which dask leaves as it is.
+        for block, part in zip(blocks, cycle(parts)):
+            block[name] = part
+    return blocks
 
 
 def _sum(parts: Sequence[Delayed]) -> Delayed:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..contract.losses import CROSS_ENTROPY
 from ..results import CrossEntropy, with_outputs
-from . import row_blocks
+from . import means, row_blocks
 from .arrays import as_dask_arrays, backend_of_blocks, check_one_chunk, stand_in, validated
 
 #: Arguments with a number for each row; `target` and `target_prob` may have K.
@@ -148,13 +148,13 @@ def cross_entropy(
     settings = {name: value for name, value in arguments.items() if name not in arrays}
     settings["backend"] = backend_of_blocks(backend, CROSS_ENTROPY)
     settings["num_threads"] = num_threads
-    total = None
-    if settings["reduction"] == "mean" and settings["denominator"] is None:
-        weigh = delayed(partial(row_blocks.weights, ignore_index=settings["ignore_index"]), pure=True)
-        total = _sum([weigh(**{name: block[name] for name in block if name != "input"}) for block in blocks.values()])
+    sums = None
+    if means.is_over_weights(settings):
+        weigh = delayed(partial(means.weights, ignore_index=settings["ignore_index"]), pure=True)
+        sums = _sum([weigh(**{name: block[name] for name in block if name != "input"}) for block in blocks.values()])
     requested = settings["outputs"]
     compute = delayed(partial(row_blocks.loss_and_gradient, settings), nout=2 + len(requested), pure=True)
-    results = {index: compute(total, **block) for index, block in blocks.items()}
+    results = {index: compute(sums, **block) for index, block in blocks.items()}
 
     specs = dict(zip(CROSS_ENTROPY.results, call.specs))
     returned: list[da.Array | None] = []
@@ -163,10 +163,10 @@ def cross_entropy(
         parts = {index: result[number] for index, result in results.items()}
         if spec is None:
             returned.append(None)
-        elif name == "correct" or (name == "loss" and settings["reduction"] != "none"):
-            mean = total if name == "loss" else None
-            divisor = settings["denominator"] if name == "loss" and settings["reduction"] == "mean" else None
-            reduced = delayed(row_blocks.reduced, pure=True)(_sum(list(parts.values())), mean, divisor, spec.dtype)
+        elif name == "correct":
+            returned.append(da.from_delayed(_sum(list(parts.values())), (), spec.dtype))
+        elif name == "loss" and settings["reduction"] != "none":
+            reduced = delayed(means.reduced, pure=True)(_sum(list(parts.values())), sums, settings, spec.dtype)
             returned.append(da.from_delayed(reduced, (), spec.dtype))
         else:
             other = arrays["input"].chunks[axis : axis + 1] if name == "input_grad" else ()

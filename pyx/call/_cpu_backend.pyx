@@ -54,7 +54,7 @@ cdef bint overlaps_an_input(Call call, cnp.ndarray out) except -1:
 
 cdef cnp.ndarray given_out(Call call, int i):
     """Return the caller's array for result i, or None."""
-    if i == 0:
+    if i == call.operator.out_index:
         return call.first_out
     return call.second_out if i == 1 else None
 

@@ -195,8 +195,10 @@ cdef object compute(Call call, int threads):
     elif is_reduced:
         # The mean over no rows is NaN, unless the caller gave the denominator.
         x.loss = float("nan") if x.is_mean and x.denominator == 0 else 0
-    if is_reduced:
-        losses[()] = x.loss
+    if is_reduced and cnp.PyArray_ITEMSIZE(losses) == 8:
+        (<double *>cnp.PyArray_DATA(losses))[0] = x.loss
+    elif is_reduced:
+        (<float *>cnp.PyArray_DATA(losses))[0] = <float>x.loss  # NumPy would warn if it becomes infinite
     if results.arrays[CORRECT] is not None:
         (<cnp.ndarray>results.arrays[CORRECT])[()] = x.correct
     del arguments

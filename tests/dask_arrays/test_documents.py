@@ -14,7 +14,6 @@ from samples import UNMASKED, random_problem
 
 import ascend_grad as ag
 import ascend_grad.dask as agd
-from ascend_grad.contract import linear
 
 SOURCES = Path(__file__).resolve().parents[2]
 
@@ -26,13 +25,9 @@ def test_the_api_reference_lists_every_public_name():
 
 @pytest.mark.parametrize("name", agd.__all__)
 def test_signatures_are_those_for_numpys_arrays(name):
-    """Signatures equal those for NumPy's arrays, except that `out` is missing and that one thread is the default.
-
-    ``docs/limits.md`` says that the linear loss of dask arrays has no options.
-    """
+    """Signatures equal those for NumPy's arrays, except that `out` is missing and that one thread is the default."""
     plain, lazily = (dict(inspect.signature(getattr(module, name)).parameters) for module in (ag, agd))
-    for missing in ("out", *(linear.LOSS_DEFAULTS if name == "linear_cross_entropy" else ())):
-        plain.pop(missing, None)
+    plain.pop("out", None)
     assert list(plain) == list(lazily)
     for parameter, other in zip(plain.values(), lazily.values()):
         assert parameter.kind == other.kind

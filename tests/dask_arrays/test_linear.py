@@ -1,4 +1,4 @@
-"""Test that the cross-entropy of a linear layer over chunks of tokens equals the undivided computation."""
+"""Test that operators of a linear layer over chunks of tokens equal the undivided computation."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ import pytest
 from dask_chunks import assert_identical, cuts
 from hypothesis import given
 from hypothesis import strategies as st
-from linear_samples import WHOLE, LinearProblem, Shape, values_of
+from linear_samples import TOP_K, WHOLE, LinearProblem, Shape, values_of
+from linear_samples import problem_of as sample_of
+from loss_samples import OPTIONS, arguments_of, check
 from samples import DTYPES, generator
 
 import ascend_grad as ag
 import ascend_grad.dask as agd
+from ascend_grad.dask import token_chunks
 
 
 def problem_of(shape: Shape, dtype: str, kind: str = "centred", **arguments) -> LinearProblem:
@@ -202,8 +205,14 @@ def test_equal_calls_are_the_same_tasks():
 
 def test_settings_reach_the_chunks(monkeypatch):
     seen = []
-    original = ag.linear_cross_entropy
-    monkeypatch.setattr(ag, "linear_cross_entropy", lambda *args, **kw: seen.append(kw) or original(*args, **kw))
+    original = token_chunks.run
+
+    def run(operator, values, out, backend, num_threads):
+        given = dict(zip(operator.parameters, values))
+        seen.append(given | {"backend": backend, "num_threads": num_threads})
+        return original(operator, values, out, backend, num_threads)
+
+    monkeypatch.setattr(token_chunks, "run", run)
     settings = {"workspace_bytes": 4 << 20, "filter_eps": 1e-9, "num_threads": 2}
     with ag.use_backend("reference"):
         result = cut(problem_of(Shape(31, 15, 8), "float32", **settings), (10, 21))
@@ -212,3 +221,135 @@ def test_settings_reach_the_chunks(monkeypatch):
         assert {name: each[name] for name in settings} == settings
         assert each["backend"] == "reference"
     assert len(seen) == 2
+
+
+# ---- options ---------------------------------------------------------------------------------------------------------
+
+OF_TOKENS = ("input", "target", "target_prob", "grad_loss", "token_weight", "temperature")
+
+
+def cut_all(arguments: dict, tokens: tuple[int, ...]) -> dict:
+    """Return the arguments of a call with dask arrays instead of those with a number for each token."""
+    cut = {name: arguments[name] for name in OF_TOKENS if np.ndim(arguments.get(name))}
+    return arguments | {name: da.from_array(a, chunks=(tokens, *a.shape[1:])) for name, a in cut.items()}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("option", OPTIONS)
+def test_options_over_chunks(option, dtype):
+    arguments = arguments_of(Shape(31, 40, 16), dtype, option)
+    result = agd.linear_cross_entropy(**cut_all(arguments, (9, 21, 1)))
+    whole = ag.linear_cross_entropy(**arguments)
+    assert result._fields == whole._fields
+    values = whole._replace(**dict(zip(whole._fields, dask.compute(*result, scheduler="synchronous"), strict=True)))
+    for lazy, value, right in zip(result, values, whole, strict=True):
+        assert (lazy.shape, lazy.dtype) == (right.shape, right.dtype) == (value.shape, value.dtype)
+    check(values, arguments, dtype)
+
+
+@given(st.sampled_from(tuple(OPTIONS)), st.sampled_from(["mean", "sum", "none"]), st.data())
+def test_options_over_any_chunks(option, reduction, data):
+    arguments = arguments_of(Shape(31, 40, 16), "float64", option, reduction)
+    result = agd.linear_cross_entropy(**cut_all(arguments, data.draw(cuts(31))))
+    values = dask.compute(*result, scheduler="synchronous")
+    for name, value, right in zip(result._fields, values, ag.linear_cross_entropy(**arguments), strict=True):
+        np.testing.assert_allclose(value, right, rtol=1e-11, atol=1e-13, err_msg=name)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_options_give_the_same_bits_on_every_scheduler(dtype, compute):
+    result = agd.linear_cross_entropy(**cut_all(arguments_of(Shape(31, 40, 16), dtype, "all"), (9, 21, 1)))
+    for value, expected in zip(compute(*result), dask.compute(*result, scheduler="synchronous"), strict=True):
+        assert_identical(value, expected)
+
+
+def test_arrays_of_the_vocabulary_in_chunks():
+    arguments = arguments_of(Shape(31, 40, 16), "float32", "all")
+    cut = cut_all(arguments, (9, 22))
+    expected = dask.compute(*agd.linear_cross_entropy(**cut), scheduler="synchronous")
+    cut |= {name: da.from_array(arguments[name], chunks=7) for name in ("bias", "class_weight")}
+    for value, right in zip(dask.compute(*agd.linear_cross_entropy(**cut), scheduler="synchronous"), expected):
+        assert_identical(value, right)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"token_weight": np.zeros(4)},
+        {"token_weight": np.array([1, 0, -1, 5.0])},
+        # The sum of the weights is -1 for the loss, and 0 for the squared lse.
+        {"token_weight": np.array([1, 0, -1, 5.0]), "class_weight": np.array([1, 2.0]), "lse_square_scale": 0.1},
+    ],
+)
+def test_means_over_weights_of_sum_0(options):
+    """A mean over weights of sum 0 is NaN without a gradient, as if the squared lse's weights alone have this sum."""
+    x, weight, target = np.ones((4, 2)), np.ones((2, 2)), np.array([0, 1, 1, -100])
+    for value in (ag.linear_cross_entropy, agd.linear_cross_entropy):
+        rows = x if value is ag.linear_cross_entropy else da.from_array(x, chunks=(2, 2))
+        loss, input_grad, weight_grad = dask.compute(*value(rows, weight, target, **options), scheduler="synchronous")
+        assert np.isnan(loss)
+        assert not input_grad.any()
+        assert not weight_grad.any()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_nearly_certain_target_keeps_its_digits(dtype):
+    """A target of probability 1 - 1e-11 has a loss, over chunks as in one call."""
+    weight = np.zeros((2, 1), DTYPES[dtype])
+    weight[0] = 25
+    x = np.ones((4, 1), DTYPES[dtype])
+    result = agd.linear_cross_entropy(da.from_array(x, chunks=(2, 1)), weight, np.zeros(4, int))
+    np.testing.assert_allclose(result.loss.compute(scheduler="synchronous"), np.exp(-25), rtol=1e-4)
+
+
+def test_gradients_of_a_bias_are_added_up_in_float64():
+    """Gradients of 1 and 2**-30 for each of 64 chunks add up without an error before the sum is rounded."""
+    tokens = np.tile([1.0, 2.0**-30], 64)
+    x, weight = np.zeros((128, 1), np.float32), np.zeros((2, 1), np.float32)
+    result = agd.linear_cross_entropy(
+        da.from_array(x, chunks=(1, 1)),
+        weight,
+        np.zeros(128, int),
+        reduction="sum",
+        token_weight=tokens,
+        bias=np.zeros(2, np.float32),
+    )
+    expected = np.float32(32 + 32 * 2.0**-30)
+    assert_identical(result.bias_grad.compute(scheduler="synchronous"), np.array([-expected, expected]))
+
+
+def test_a_bad_target_is_named_though_classes_have_weights():
+    result = agd.linear_cross_entropy(
+        da.ones((4, 2), chunks=(2, 2)), np.ones((3, 2)), np.array([0, 1, 2, 9]), class_weight=np.ones(3)
+    )
+    with pytest.raises(ag.ParamInvalidError, match="target: expected values in"):
+        dask.compute(*result, scheduler="synchronous")
+
+
+# ---- top k -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_top_k_over_chunks(temperature, dtype, compute):
+    arguments = dict(sample_of(TOP_K, Shape(31, 40, 16), dtype, k=5, temperature=temperature).arguments)
+    whole = ag.linear_top_k(**arguments)
+    x = da.from_array(arguments.pop("input"), chunks=((9, 21, 1), 16))
+    result = agd.linear_top_k(x, **arguments)
+    assert [each.chunks for each in result] == [((9, 21, 1), (5,))] * 2
+    for lazy, value, right in zip(result, compute(*result), whole, strict=True):
+        assert (lazy.shape, lazy.dtype) == (value.shape, value.dtype)
+        np.testing.assert_allclose(value, right, rtol=1e-5, atol=1e-6)
+
+
+def test_settings_of_top_k_reach_the_chunks(monkeypatch):
+    seen = []
+    original = ag.linear_top_k
+    monkeypatch.setattr(ag, "linear_top_k", lambda *args, **kw: seen.append(kw) or original(*args, **kw))
+    with ag.use_backend("reference"):
+        result = agd.linear_top_k(
+            da.ones((4, 2), chunks=2).rechunk({1: -1}), np.ones((5, 2)), 2, temperature=0.5, workspace_bytes=4 << 20
+        )
+    dask.compute(*result, scheduler="threads")
+    settings = {"k": 2, "temperature": 0.5, "workspace_bytes": 4 << 20, "backend": "reference", "num_threads": 1}
+    assert seen == [settings] * 2

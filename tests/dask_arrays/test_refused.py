@@ -106,6 +106,20 @@ LINEAR = {"input": da.zeros((4, 2), chunks=2), "weight": np.zeros((3, 2)), "targ
         ({"grad_loss": da.zeros(4, chunks=2)}, "grad_loss: expected a real number"),
         ({"grad_loss": [1.0] * 4, "reduction": "none"}, "grad_loss: expected an array of dask or NumPy, got list"),
         ({"grad_loss": da.zeros(3), "reduction": "none"}, "grad_loss: expected shape (BT = 4), got (3,)"),
+        ({"token_weight": da.ones(3)}, "token_weight: expected shape (BT = 4), got (3,)"),
+        ({"class_weight": da.ones(4)}, "class_weight: expected shape (V = 3), got (4,)"),
+        ({"class_weight": [1.0] * 3}, "class_weight: expected an array of dask or NumPy, got list"),
+        ({"bias": np.ones(3, int)}, "bias: expected dtype"),
+        ({"target_prob": da.ones((4, 2))}, "target: expected shape (BT = 4, K) with K > 0, got (4,)"),
+        (
+            {"target": da.zeros((4, 2), dtype=int), "target_prob": da.ones((4, 3))},
+            "target_prob: expected shape (4, 2) as target has, got (4, 3)",
+        ),
+        ({"temperature": [1.0] * 4}, "temperature: expected an array of dask or NumPy, got list"),
+        ({"temperature": da.ones(())}, "temperature: expected an array, got Array, which does not convert"),
+        ({"temperature": 0}, "temperature: expected a positive finite number"),
+        ({"softcap": -1.0}, "softcap: expected a positive finite number"),
+        ({"outputs": ("loss",)}, "outputs: expected a tuple of names among"),
         ({"ignore_index": 0.5}, "ignore_index: expected an int"),
         ({"output_mask": 1}, "output_mask: expected two of True or False"),
         ({"workspace_bytes": 1}, "workspace_bytes: expected"),
@@ -117,6 +131,28 @@ def test_linear_calls_that_are_refused(arguments, text):
     assert f"linear_cross_entropy: {text}" in message(
         ag.AscendGradError, agd.linear_cross_entropy, **LINEAR | arguments
     )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"input": da.zeros((4, 2), chunks=1)}, "input: expected one chunk along axis 1"),
+        ({"weight": da.zeros((3, 2), chunks=(1, 2))}, "weight: expected one chunk along axis 0"),
+        ({"weight": np.zeros((0, 2))}, "weight: expected"),
+        ({"input": None}, "input: expected an array, got None"),
+        ({"k": 4}, "k: expected an int in [1, 3]"),
+        ({"temperature": 0.0}, "temperature: expected a positive finite number"),
+    ],
+)
+def test_calls_for_the_top_k_that_are_refused(arguments, text):
+    good = {"input": LINEAR["input"], "weight": LINEAR["weight"], "k": 2}
+    assert f"linear_top_k: {text}" in message(ag.AscendGradError, agd.linear_top_k, **good | arguments)
+
+
+def test_a_temperature_is_checked_when_its_chunk_is_computed():
+    result = agd.linear_cross_entropy(**LINEAR, temperature=da.from_array(np.array([1, 2, 0, 1.0]), chunks=2))
+    text = message(ag.ParamInvalidError, result.loss.compute, scheduler="synchronous")
+    assert "temperature: expected positive finite numbers, got 0.0 in row 0" in text
 
 
 @pytest.mark.parametrize("dtype", ["f4", "f2"])

@@ -116,3 +116,26 @@ def test_questions_about_a_call():
     assert ag.explain(BACKWARD, **backward).plan.startswith("packed")
     assert ag.workspace_size(BACKWARD, **backward) < (64 << 20) + (1 << 20)
     assert ag.workspace_size(BACKWARD, **backward, workspace_bytes=0) == 4 << 20
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_a_row_without_gradients_is_absent_beside_an_infinite_weight(backend):
+    """A row without an upstream gradient has a gradient of 0, whatever the weight holds."""
+    weight = np.ones((5, 3))
+    weight[1, 2] = np.inf
+    grad_lse = np.array([0.0, 1.0, 0.0])
+    found = ag.linear_cross_entropy_backward(
+        np.ones((3, 3)), weight, np.array([0, 1, -100]), lse=np.ones(3), grad_lse=grad_lse, backend=backend
+    )
+    assert not found.input_grad[[0, 2]].any()
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_weights_of_no_classes(backend):
+    """Without vocabulary entries all rows are ignored, with class weights, too."""
+    arguments = {"target": np.full(3, -100), "class_weight": np.ones(0), "backend": backend}
+    found = ag.linear_cross_entropy_backward(
+        np.ones((3, 2)), np.ones((0, 2)), lse=np.ones(3), grad_loss=1.0, **arguments
+    )
+    assert not found.input_grad.any()
+    assert np.isnan(ag.linear_cross_entropy(np.ones((3, 2)), np.ones((0, 2)), **arguments).loss)

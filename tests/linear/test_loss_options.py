@@ -13,6 +13,7 @@ from loss_samples import EVERY, OPTIONS, SHAPES, arguments_of, check
 from samples import DTYPES, assert_identical, generator
 
 import ascend_grad as ag
+from ascend_grad import npu
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -260,15 +261,57 @@ def test_the_fields_of_results():
     assert len(results) == 3 + len(EVERY)
 
 
-@pytest.mark.parametrize("option", OPTIONS)
+#: Options that are arithmetic on vectors beside the device's operators.
+OF_THE_DEVICE = ("no option", "token weights", "token weights alone", "denominator", "classes")
+
+
+@pytest.mark.parametrize("option", [name for name in OPTIONS if name not in OF_THE_DEVICE])
 def test_the_device_leaves_options_to_the_cpu(option, device):
     arguments = arguments_of(Shape(40, 130, 16), "bfloat16", option)
     chosen = ag.explain(WHOLE, **arguments)
-    assert chosen.backend == ("npu" if option == "no option" else "cpu")
-    if option != "no option":
-        assert "the device's operators compute the loss without it" in chosen.reason
-        error = outcome(ag.linear_cross_entropy, **arguments, backend="npu")
-        assert type(error) is INVALID
+    assert chosen.backend == "cpu"
+    assert "the device's operators compute the loss without" in chosen.reason
+    error = outcome(ag.linear_cross_entropy, **arguments, backend="npu")
+    assert type(error) is INVALID
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("option", OF_THE_DEVICE)
+def test_the_device_takes_options_that_are_vectors(option, reduction, device):
+    """Weights, the denominator, lse and log-probabilities stay on the device, for rows of the host."""
+    arguments = arguments_of(Shape(40, 130, 16), "float16", option, reduction)
+    arguments |= {"outputs": ("log_prob", "lse")} if option != "no option" else {}
+    assert ag.explain(WHOLE, **arguments).backend == "npu"
+    result = ag.linear_cross_entropy(**arguments)
+    right = ag.linear_cross_entropy(**arguments, backend="reference")
+    assert result._fields == right._fields
+    for name, value, expected in zip(result._fields, result, right, strict=True):
+        assert value.dtype == expected.dtype
+        size = np.max(np.abs(expected.astype(np.float64)), initial=0)
+        np.testing.assert_allclose(
+            value.astype(np.float64), expected.astype(np.float64), rtol=1e-2, atol=5e-3 * size, err_msg=name
+        )
+
+
+@pytest.mark.parametrize("weights", [np.zeros(40), np.where(np.arange(40) == 3, 1.0, 0)])
+def test_rows_of_weight_0_on_the_device(weights, device):
+    """Rows of weight 0 add nothing, whatever they hold. The mean over weights of sum 0 is NaN without a gradient."""
+    arguments = arguments_of(Shape(40, 130, 16), "float16", "no option")
+    arguments["target"][3] = 100
+    arguments["input"][weights == 0] = np.nan
+    result = ag.linear_cross_entropy(**arguments, token_weight=weights, backend="npu")
+    assert np.isnan(result.loss) == (not weights.any())
+    assert not result.input_grad[weights == 0].any()
+    assert np.isfinite(result.weight_grad).all()
+    assert result.weight_grad.any() == weights.any()
+
+
+def test_options_on_arrays_of_the_device_are_refused(device):
+    arguments = arguments_of(Shape(40, 130, 16), "float16", "no option")
+    arguments |= {name: npu.asarray(arguments[name]) for name in ("input", "weight", "target")}
+    for name, value in (("denominator", 3.0), ("outputs", ("lse",))):
+        error = outcome(ag.linear_cross_entropy, **arguments, **{name: value})
+        assert f"{name}: the device's operators compute the loss without it on arrays of the device" in str(error)
 
 
 @pytest.mark.parametrize("option", OPTIONS)

@@ -59,6 +59,7 @@ def test_all_devices_are_checked(device: StandIn, monkeypatch, capsys) -> None:
 @pytest.mark.parametrize("operator", ALL)
 def test_every_case_is_computed_on_every_device(device: StandIn, operator: str, monkeypatch) -> None:
     cases = [case for case in check_cases.cases() if (case.operator, case.dtype) == (operator, "float16")]
+    cases = [case for case in cases if ag.explain(case.operator, **case.arguments).backend == "npu"]
     labels = {tuple(map(id, case.arguments.values())): case.label for case in cases}
     right, found, named = getattr(ag, operator), set(), set()
 

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import pickle
 import threading
+import warnings
 from typing import Any
 
 import cross_entropy_oracles
@@ -509,3 +510,11 @@ def test_workspace_is_bounded(shape, dim, dtype):
     for number, options in enumerate(OPTIONS):
         arguments = random_arguments(number, shape, dim, dtype, options=options)
         assert 0 <= ag.workspace_size("cross_entropy", **arguments, num_threads=2) < 64 << 20
+
+
+def test_a_loss_that_overflows_is_infinite_without_a_warning():
+    x = np.array([[0, -3e38]], np.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loss = ag.cross_entropy(x, np.array([1]), token_weight=np.full(1, 1e3), reduction="sum", return_grad=False).loss
+    assert loss == np.inf

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+import fuzzed_losses
 import linear_oracles
 import linear_samples
 import ml_dtypes
@@ -36,7 +37,8 @@ from ascend_grad import contract
 from ascend_grad.arrays import native
 
 SIZES = (0, 1, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 48, 65, 70, 130, 300)
-#: Shapes of one call in a hundred. Such a call takes several threads by default, and its rows have several splits.
+#: The share of calls with large shapes. Such a call takes several threads by default, and its rows have several splits.
+LARGE = 0.003
 LARGE_SHAPES = ((40, 5000), (5000, 40), (2, 70001), (100003,), (300, 17, 30), (3, 4, 5, 6, 7, 8, 9, 2))
 LARGE_MASKED_SHAPES = ((2, 3, 40, 700), (1, 1, 2, 70001), (4, 4, 2000, 5))
 LARGE_LINEAR_SHAPES = ((130, 1500, 70), (700, 300, 40), (5, 20000, 33), (2000, 17, 129))
@@ -47,7 +49,14 @@ LINEAR_SIZES = (0, 1, 1, 2, 3, 5, 8, 9, 16, 17, 33, 50)
 CHAIN = 1280
 
 #: Short vectors, which may be NumPy's in calls with another library's matrices.
-MIXES = ("target", "masked_target", "target_mask")
+MIXES = (
+    *("target", "masked_target", "target_mask", "token_weight", "class_weight", "target_prob", "temperature", "bias"),
+    *("lse", "entropy", "grad_lse", "grad_log_prob", "grad_entropy"),
+)
+
+
+#: Arguments that are one number if they have no axes.
+OR_NUMBERS = ("grad_loss", "temperature")
 
 
 class Place(NamedTuple):
@@ -87,12 +96,28 @@ class Sample:
         return {
             name: array
             for name, array in arrays.items()
-            if isinstance(array, np.ndarray) and array.ndim + (name != "grad_loss")
+            if isinstance(array, np.ndarray) and (array.ndim or name not in OR_NUMBERS)
         }
 
     @property
-    def is_linear(self) -> bool:
-        return self.operator not in OPERATORS
+    def is_rowwise(self) -> bool:
+        """Return whether the operator is one of the row-wise ones, which have one result and no options."""
+        return self.operator in OPERATORS
+
+    @property
+    def is_loss(self) -> bool:
+        """Return whether the call is one of `fuzzed_losses`."""
+        return self.case in fuzzed_losses.OPERATOR_OF
+
+    @property
+    def result_of_out(self) -> str:
+        """Return the name of the first result that `out` is for."""
+        return "input_grad" if self.case == "rows" else contract.OPERATORS[self.operator].results[0]
+
+    @property
+    def takes_pair(self) -> bool:
+        """Return whether `out` is a pair of arrays."""
+        return self.operator in (GRADIENT, LOSS)
 
     @property
     def dtype(self) -> np.dtype:
@@ -113,6 +138,8 @@ def first_array(operator: str) -> str:
 def put_special_values(draw: Draw, sample: Sample) -> None:
     """Replace some elements of an array by NaN and infinity, or by the largest and smallest numbers."""
     floats = [name for name, array in sample.arrays.items() if array.size and array.dtype in DTYPES.values()]
+    if sample.is_loss:  # other arrays may have to be positive
+        floats = [name for name in floats if name in ("input", "weight")]
     if not floats:
         return
     name = draw.choice(floats)
@@ -128,7 +155,7 @@ def put_special_values(draw: Draw, sample: Sample) -> None:
 
 
 def rowwise_shape(draw: Draw, operator: str) -> tuple[int, ...]:
-    if draw.chance(0.01):
+    if draw.chance(LARGE):
         return draw.choice(LARGE_MASKED_SHAPES if operator in MASKED else LARGE_SHAPES)
     rank = 4 if operator in MASKED else draw.choice((0, 1, 2, 2, 2, 3, 3, 4, 5, 8))
     shape = draw.choices((1, 2, 3, 4), k=rank)
@@ -189,7 +216,7 @@ def linear_sample(draw: Draw, dtype: str) -> Sample:
     case = draw.choice(tuple(CALLS))
     operator, how = CALLS[case]
     shape = draw.choices(LINEAR_SIZES, k=3)
-    if draw.chance(0.01):
+    if draw.chance(LARGE):
         shape = list(draw.choice(LARGE_LINEAR_SHAPES))
     if operator in (STATISTICS, TOP_K):
         shape[1] = max(shape[1], 1)
@@ -236,14 +263,33 @@ def linear_sample(draw: Draw, dtype: str) -> Sample:
     return sample
 
 
+def loss_sample(draw: Draw, dtype: str) -> Sample:
+    case = draw.choice(tuple(fuzzed_losses.OPERATOR_OF))
+    operator = fuzzed_losses.OPERATOR_OF[case]
+    if case == "rows":
+        arguments = fuzzed_losses.draw_rows(draw, dtype, rowwise_shape(draw, operator))
+        return Sample(operator, case, arguments)
+    shape = draw.choices(LINEAR_SIZES, k=3)
+    if draw.chance(LARGE):
+        shape = list(draw.choice(LARGE_LINEAR_SHAPES))
+    arguments, constant, is_ordinary = fuzzed_losses.draw_linear(draw, dtype, shape, case)
+    sample = Sample(operator, case, arguments, constant=constant, is_ordinary=is_ordinary)
+    if draw.chance(0.4):
+        arguments["target"] = arguments["target"].astype(np.int32)
+    gradient_options(draw, sample)
+    return sample
+
+
 # ---- from values to arguments ----------------------------------------------------------------------------------------
 
 
 def result_shapes(sample: Sample) -> list[tuple[int, ...] | None]:
     """Return the shapes of the results that `out` may hold, None for a result that is not requested."""
     arguments = sample.arguments
-    if not sample.is_linear:
+    if sample.is_rowwise:
         return [arguments[first_array(sample.operator)].shape]
+    if sample.case == "rows":
+        return [arguments["input"].shape] if arguments.get("return_grad", True) else []
     if sample.operator == LOSS:
         logits = arguments.get("vocab_parallel_logits")
         return [arguments["logits_max"].shape, None if logits is None else logits.shape]
@@ -285,7 +331,7 @@ def place_results(draw: Draw, sample: Sample) -> None:
             sample.arguments[shared], out, memory = sharing_memory(draw, array, shape, dtype, form)
             sample.outs.append(Place(out, memory, shared))
     entries = tuple(None if place is None else place.array for place in sample.outs)
-    if sample.is_linear:
+    if sample.takes_pair:
         sample.arguments["out"] = draw.choice((tuple, list))(entries)
     else:
         (sample.arguments["out"],) = entries
@@ -299,7 +345,7 @@ def how_to_compute(draw: Draw, sample: Sample) -> None:
 def random_sample(draw: Draw, libraries: tuple[str, ...]) -> Sample:
     """Draw a valid call, with NumPy's arrays in any layout."""
     dtype = draw.choice(tuple(DTYPES))
-    sample = draw.choice((rowwise_sample, rowwise_sample, linear_sample))(draw, dtype)
+    sample = draw.choice((rowwise_sample, rowwise_sample, linear_sample, loss_sample))(draw, dtype)
     sample.library = LIBRARIES[draw.choice(libraries)](draw)
     if sample.is_ordinary and draw.chance(0.12):
         put_special_values(draw, sample)
@@ -331,7 +377,7 @@ def as_plain(sample: Sample) -> dict[str, Any]:
     arguments = sample.arguments | sample.values | {"num_threads": 1}
     if sample.outs:
         outs = tuple(place and np.empty(place.array.shape, native(place.array.dtype)) for place in sample.outs)
-        arguments["out"] = outs if sample.is_linear else outs[0]
+        arguments["out"] = outs if sample.takes_pair else outs[0]
     return arguments
 
 
@@ -373,27 +419,52 @@ def admit_filter(sample: Sample, expected: list[oracles.Expected | None]) -> Non
                 expected[i] = oracles.Expected(gradient.values, np.where(np.isnan(bound), np.inf, bound))
 
 
+def loss_expectation(sample: Sample, results: dict[str, np.ndarray]) -> list[oracles.Expected | None]:
+    """Return the expected results of a loss. Those that ties leave open follow the results."""
+    arguments = {name: value for name, value in (sample.arguments | sample.values).items() if name != "out"}
+    if arguments.get("grad_loss") is None:
+        arguments["grad_loss"] = 0.0 if sample.case == "loss_gradient" and "grad_loss" not in arguments else 1.0
+    with np.errstate(all="ignore"):
+        if sample.case == "rows":
+            found = fuzzed_losses.expected_of_rows(arguments, results)
+        else:
+            assert sample.constant is not None
+            found = fuzzed_losses.expected_of_linear(arguments, sample.constant, results)
+    return [found.get(name) for name in result_names(sample)]
+
+
+def result_names(sample: Sample) -> tuple[str, ...]:
+    """Return the names of the results in order."""
+    if sample.is_loss:
+        return fuzzed_losses.names_of_results(sample.arguments, sample.case)
+    return contract.OPERATORS[sample.operator].results[: len(result_dtypes(sample))]
+
+
 def expectation(sample: Sample) -> Callable[[tuple[np.ndarray | None, ...], str], None]:
     """Return a function that checks results of the call, by backend."""
-    names = contract.OPERATORS[sample.operator].results[: len(result_dtypes(sample))]
-    expected = linear_expectation(sample) if sample.is_linear else []
+    names = result_names(sample)
+    expected = [] if sample.is_rowwise or sample.is_loss else linear_expectation(sample)
     rowwise = functools.cache(functools.partial(rowwise_expectation, sample))
 
     def check(results: tuple[np.ndarray | None, ...], backend: str) -> None:
+        rights = expected
+        if sample.is_loss:
+            rights = loss_expectation(
+                sample, {name: result for name, result in zip(names, results, strict=True) if result is not None}
+            )
         for i, (name, result) in enumerate(zip(names, results, strict=True)):
-            if not sample.is_linear:
+            if sample.is_rowwise:
                 assert result is not None
                 right = rowwise(native(result.dtype))
             else:
-                linear = expected[i]
+                linear = rights[i]
                 assert (result is None) == (linear is None), f"{name}: is it asked for?"
                 if result is None or linear is None:
                     continue
                 if backend == "reference" and sample.dtype == np.float64:
                     # The reference adds float64 with NumPy, which promises less accuracy.
                     linear = oracles.Expected(linear.values, 32 * linear.bound)
-                problem = LinearProblem(sample.operator, dict(sample.values))
-                right = linear_oracles.for_result(linear, problem, result)
+                right = linear_oracles.for_result(linear, sample.dtype, result)
             is_large = ~(np.abs(right.values) < oracles.precision_of(sample.dtype).largest / 4)
             unknown = np.isnan(right.bound) | (sample.may_overflow & is_large)
             right = right._replace(bound=np.where(unknown, np.inf, right.bound))
@@ -430,8 +501,10 @@ def assert_within(name: str, result: np.ndarray, right: oracles.Expected) -> Non
 
 def result_dtypes(sample: Sample) -> list[np.dtype]:
     """Return the dtypes that the contract demands of newly allocated results."""
-    if not sample.is_linear:
+    if sample.is_rowwise:
         return [sample.dtype]
+    if sample.is_loss:
+        return [fuzzed_losses.dtype_of_result(name, sample.values) for name in result_names(sample)]
     accumulator = linear_samples.accumulator(sample.dtype)
     if sample.operator == LOSS:
         return [accumulator] * 2

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import fuzzed_loss_faults
 import linear_faults
 import numpy as np
 import rowwise_faults
@@ -51,14 +52,17 @@ def listed(case: str) -> dict[str, list[Fault]]:
 
 
 LISTED = {case: listed(case) for case in CASES}
+#: The stages of each case's checks, in their order.
+STAGES = {case: each.stages for case, each in CASES.items()} | fuzzed_loss_faults.STAGES
 
 
 def stages_of(sample: Sample) -> tuple[str, ...]:
     """Return the stages in order. Libraries are compared after all arguments and before the results."""
-    stages = [stage for stage in CASES[sample.case].stages if stage != "out"]
+    every = STAGES[sample.case]
+    stages = [stage for stage in every if stage != "out"]
     if sample.library.owns is not np.ndarray and len(sample.arrays) > 1:
         stages.append("library")
-    return (*stages, "out") if "out" in CASES[sample.case].stages else tuple(stages)
+    return (*stages, "out") if "out" in every else tuple(stages)
 
 
 # ---- faults that depend on the call ----------------------------------------------------------------------------------
@@ -101,7 +105,7 @@ def faults_of_shapes(draw: Draw, sample: Sample) -> Iterator[Fault]:
     arrays = sample.arrays
     arrays.pop("grad_loss", None)
     first = first_array(sample.operator)
-    if sample.is_linear:
+    if not sample.is_rowwise:
         for name in arrays:
             changed = other_shape(draw, arrays[name])
             blamed = misfit(sample, arrays | {name: changed})
@@ -191,8 +195,8 @@ def faults_of_results(draw: Draw, sample: Sample) -> Iterator[Fault]:
     good = [None if shape is None else np.full(shape, 7, dtype) for shape in shapes]
     if not sample.library.takes_out:
         return
-    if not sample.is_linear:
-        for fault in faults_of_one_result(draw, "out", shapes[0], sample.library):
+    if not sample.takes_pair:
+        for fault in faults_of_one_result(draw, "out", shapes[0], sample.library) if shapes else ():
             yield fault._replace(spoil=constant(fault.spoil(good[0])))
         return
 
@@ -222,7 +226,7 @@ def faults_of_libraries(draw: Draw, sample: Sample) -> Iterator[Fault]:
     """Replace one array by an array of a library other than the first array's."""
     names = list(sample.arrays)
     name = draw.choice(names[1:])
-    if name not in MIXES:
+    if name not in MIXES and (sample.operator, name) != ("cross_entropy", "grad_loss"):
         yield Fault("library", name, "of NumPy", lambda x: x.view(Noted), TYPE, name)
         if sample.library.owns is not Own:
             yield Fault("library", name, "of a third library", lambda x: Own(np.array(x)), TYPE, name)
@@ -233,7 +237,7 @@ def unequal_dtypes(draw: Draw, sample: Sample) -> Iterator[Fault]:
     names = [name for name, array in sample.arrays.items() if array.dtype in DTYPES.values() and name != "grad_loss"]
     order = [name for name in ALL_ARRAYS[sample.case] if name in names]
     for name in order[1:]:
-        accumulators = sample.is_linear and name != "weight"
+        accumulators = not sample.is_rowwise and name != "weight"
         dtypes = ["float16", "bfloat16"] if accumulators and name != "vocab_parallel_logits" else []
         if sample.dtype == np.float64:
             dtypes.append("float32")
@@ -304,8 +308,11 @@ def applies(fault: Fault, sample: Sample) -> bool:
 
 def faults_at(draw: Draw, sample: Sample, stage: str) -> list[Fault]:
     """Return faults of the stage: faults made for the call or faults from the lists, with equal probability."""
+    if sample.is_loss and stage not in ("library", "out"):
+        return fuzzed_loss_faults.faults_at(draw, sample, stage)
     made = list(MADE[stage](draw, sample)) if stage in MADE else []
-    fixed = [fault for fault in LISTED[sample.case].get(stage, ()) if applies(fault, sample)]
+    listed = {} if sample.is_loss else LISTED[sample.case]
+    fixed = [fault for fault in listed.get(stage, ()) if applies(fault, sample)]
     return made if made and (not fixed or draw.chance(0.5)) else fixed
 
 

@@ -292,12 +292,12 @@ def _expected(problem: LinearProblem, s: Sizes) -> tuple[Expected | None, ...]:
         return _ORACLES[problem.operator](s, **arguments)
 
 
-def for_result(expected: Expected, problem: LinearProblem, result: np.ndarray) -> Expected:
-    """Return values and bounds after rounding to the dtype of the result."""
+def for_result(expected: Expected, dtype: np.dtype, result: np.ndarray) -> Expected:
+    """Return values and bounds of a problem of this dtype after rounding to the dtype of the result."""
     if result.dtype.kind in "iu":
         return expected
     with np.errstate(all="ignore"):
-        return rounded_once(expected, precision_of(problem.dtype), result.dtype.newbyteorder("="))
+        return rounded_once(expected, precision_of(dtype), result.dtype.newbyteorder("="))
 
 
 def claimed_of_a_device(expected: tuple[Expected | None, ...], problem: LinearProblem) -> tuple[Expected | None, ...]:

@@ -123,10 +123,26 @@ def stored_dim(name: str, largest: int) -> Callable[[Call, str], tuple[int, int]
     return lambda call, soc: (0 if call.arguments["softmax"] is None else call.dims[name], largest)
 
 
-def plain_loss(call: Call, soc: str) -> Unsupported | None:
-    """Return the reason against a loss with options that the device's operators lack (161002)."""
+#: Options of a loss that are arithmetic on vectors beside the device's operators, for calls on arrays of the host.
+WITH_VECTORS = ("token_weight", "class_weight", "denominator")
+#: Outputs of a loss that follow from the statistics of the device's operators, for such calls.
+OF_STATISTICS = ("lse", "log_prob")
+
+
+def loss_options(call: Call, soc: str) -> Unsupported | None:
+    """Return the reason against options of a loss that the device's operators lack (161002)."""
+    on_host = call.device is None
     for name in given_options(call.arguments):
-        return _unsupported(call, ParamInvalidError, f"{name}: the device's operators compute the loss without it")
+        requested = call.arguments[name]
+        if on_host and (name in WITH_VECTORS or (name == "outputs" and set(requested) <= set(OF_STATISTICS))):
+            continue
+        reason = f"{name}: the device's operators compute the loss without it"
+        if name == "outputs" and on_host:
+            lacking = ", ".join(each for each in requested if each not in OF_STATISTICS)
+            reason = f"outputs: the device's operators compute the loss without {lacking}"
+        elif name in (*WITH_VECTORS, "outputs"):
+            reason += " on arrays of the device (of the host they take it)"
+        return _unsupported(call, ParamInvalidError, reason)
     return None
 
 
@@ -195,7 +211,7 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
     # The chain of the three operators. Ids start at 0 on the device, wherever the vocabulary starts.
     "linear_cross_entropy": (
         only_on("910B", "910_93"),
-        plain_loss,
+        loss_options,
         dtype("input", *FLOATS_16_BIT),
         at_most("H", dim("H", 65534)),
         at_most("V", dim("V", LARGEST_ID)),

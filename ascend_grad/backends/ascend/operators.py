@@ -170,59 +170,112 @@ def loss(
 def _linear_cross_entropy(session: Session, call: Call) -> tuple[DeviceArray | NDArray | None, ...]:
     """Compute the chain of the three operators on the rows that are not ignored; intermediate results stay there.
 
-    The losses come back to the host if they are added up, or if some rows are ignored.
+    The losses come back to the host if they are added up or weighted, or if some rows are ignored.
     """
     a = call.arguments
     target = session.values(a["target"])
     counted = target != a["ignore_index"]
     number = int(np.count_nonzero(counted))
     rows = None if number == target.size else np.flatnonzero(counted)
+    weights = _weights(a, target, counted)
+    over = _denominator(a, weights, number)
     losses: DeviceArray | None = None
+    statistics_of_rows: tuple[DeviceArray | None, ...] = (None, None, None)
     gradients: tuple[DeviceArray | None, ...] = (None, None)
     if number:
         input, weight = session.put(a["input"], rows=rows), session.put(a["weight"])
         inside = quirks.places(session, a["target"], rows, a["vocab_start_index"])
         shard = statistics(session, input, weight, inside, 0, call.dims["V"], False)
         logits_max, sum_exp_logits, predicted, mask, masked_target, _ = shard
+        statistics_of_rows = logits_max, sum_exp_logits, predicted
         losses, _ = loss(session, logits_max, sum_exp_logits, predicted, None)
         if a["return_grad"]:
-            grad = _upstream(session, a, counted, number)
+            grad = _upstream(session, a, counted, weights, over)
             first, second = gradient(
                 session, grad, input, weight, mask, masked_target, logits_max, sum_exp_logits, None
             )  # fmt: skip
             gradients = (first if rows is None else session.scattered(first, rows, target.size), second)
     elif a["return_grad"]:
         gradients = tuple(spec and session.zeros(spec.shape, spec.dtype) for spec in call.specs[1:3])
-    chosen = (array if spec is not None else None for array, spec in zip(gradients, call.specs[1:3]))
-    others = (None,) * (len(call.specs) - 3)  # a device computes calls without outputs
-    return _reduced(session, losses, counted, a["reduction"]), *chosen, *others
+    total = _reduced(session, losses, counted, weights, a["reduction"], over)
+    results: dict[str, DeviceArray | NDArray | None] = dict(zip(call.operator.results, (total, *gradients)))
+    if a["outputs"]:
+        results |= _outputs(session, statistics_of_rows, counted)
+    return tuple(None if spec is None else results[name] for name, spec in zip(call.operator.results, call.specs))
 
 
-def _reduced(session: Session, losses: DeviceArray | None, counted: NDArray, reduction: str) -> DeviceArray | NDArray:
+def _weights(arguments: dict[str, Any], target: NDArray, counted: NDArray) -> NDArray | None:
+    """Return the weight of each row's loss in float64, 0 for ignored rows; None stands for no weights."""
+    token, of_class = arguments["token_weight"], arguments["class_weight"]
+    if token is None and of_class is None:
+        return None
+    weights = counted.astype(np.float64)
+    if token is not None:
+        weights[counted] = token.astype(np.float64)[counted]
+    if of_class is not None:
+        weights[counted] *= of_class.astype(np.float64)[
+            target[counted].astype(np.int64) - arguments["vocab_start_index"]
+        ]
+    return weights
+
+
+def _denominator(arguments: dict[str, Any], weights: NDArray | None, number: int) -> float:
+    """Return what losses and gradients are divided by."""
+    if arguments["reduction"] != "mean":
+        return 1.0
+    if arguments["denominator"] is not None:
+        return arguments["denominator"]
+    return float(number if weights is None else np.sum(weights))
+
+
+def _fetched(session: Session, array: DeviceArray | None, counted: NDArray) -> NDArray:
+    """Return numbers of the rows that are not ignored as numbers of all rows, 0 for the others."""
+    all_rows = np.zeros(counted.size, np.float32)
+    if array is not None:
+        there = np.empty(array.shape, np.float32)
+        session.fetch([(array, there)])
+        all_rows[counted] = there
+    return all_rows
+
+
+def _outputs(
+    session: Session, statistics_of_rows: tuple[DeviceArray | None, ...], counted: NDArray
+) -> dict[str, DeviceArray | NDArray | None]:
+    """Return the outputs of each row that follow from the statistics."""
+    logits_max, sum_exp, predicted = (
+        _fetched(session, each, counted).astype(np.float64) for each in statistics_of_rows
+    )
+    log_sum = np.log(np.where(counted, sum_exp, 1))
+    return {"lse": logits_max + log_sum, "log_prob": predicted - log_sum}
+
+
+def _reduced(
+    session: Session, losses: DeviceArray | None, counted: NDArray, weights: NDArray | None, reduction: str, over: float
+) -> DeviceArray | NDArray:
     """Return the loss, from the losses of the rows that are not ignored; None stands for no such row."""
-    if losses is not None and reduction == "none" and losses.size == counted.size:
+    if weights is None and losses is not None and reduction == "none" and losses.size == counted.size:
         return losses
-    all_losses = np.zeros(counted.size, np.float32)
-    if losses is not None:
-        there = np.empty(losses.shape, np.float32)
-        session.fetch([(losses, there)])
-        all_losses[counted] = there
-    if reduction == "none":
-        return all_losses
+    all_losses = _fetched(session, losses, counted)
     with np.errstate(all="ignore"):
+        if weights is not None:
+            all_losses = np.where(weights == 0, 0, weights * all_losses)
+        if reduction == "none":
+            return all_losses
         total = np.sum(all_losses, dtype=np.float64)
-        return np.asarray(total / np.float64(np.count_nonzero(counted)) if reduction == "mean" else total)
+        return np.asarray(total / np.float64(over) if over else np.nan)
 
 
-def _upstream(session: Session, arguments: dict[str, Any], counted: NDArray, number: int) -> NDArray:
+def _upstream(
+    session: Session, arguments: dict[str, Any], counted: NDArray, weights: NDArray | None, over: float
+) -> NDArray:
     """Return the upstream gradient of each row that is not ignored."""
     grad = arguments["grad_loss"]
-    if not isinstance(grad, float):
-        values = session.values(grad)
-        if values.ndim:
-            return values[counted].astype(np.float32)
-        grad = float(values)
-    return np.full(number, grad / number if arguments["reduction"] == "mean" else grad, np.float32)
+    values = np.asarray(grad) if isinstance(grad, float) else session.values(grad)
+    of_rows = (np.broadcast_to(values, counted.shape)[counted]).astype(np.float64)
+    of_rows = of_rows / over if over else np.zeros_like(of_rows)
+    if weights is not None:
+        of_rows = np.where(weights[counted] == 0, 0, of_rows * weights[counted])
+    return of_rows.astype(np.float32)
 
 
 #: The row-wise operators. No repair of theirs reads values, so that these functions serve every queue.

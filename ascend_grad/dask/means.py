@@ -1,0 +1,70 @@
+"""Tasks of means over all chunks: weights of a chunk's rows, and calls on a chunk that give its part of the mean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def is_over_weights(arguments: dict[str, Any]) -> bool:
+    """Return whether a loss is divided by sums of weights of the rows of all chunks."""
+    return arguments["reduction"] == "mean" and arguments["denominator"] is None
+
+
+def weights(
+    *,
+    target: NDArray,
+    ignore_index: int,
+    vocab_start_index: int = 0,
+    class_weight: NDArray | None = None,
+    token_weight: NDArray | None = None,
+    target_prob: NDArray | None = None,
+    **_: Any,
+) -> NDArray:
+    """Return what the two terms of a mean are divided by, as far as the rows of a chunk add to it, in float64.
+
+    A target that is no class counts as the nearest one. It is an error when the loss of its chunk is computed.
+    """
+    entries = target.reshape(*target.shape, 1) if target_prob is None else target
+    counted = np.any(entries != ignore_index, axis=-1)
+    tokens = np.where(counted, 1.0 if token_weight is None else token_weight, 0).astype(np.float64)
+    classes = tokens
+    if target_prob is None and class_weight is not None and class_weight.size:
+        places = np.where(counted, target, vocab_start_index).astype(np.int64) - vocab_start_index
+        classes = tokens * class_weight.take(places, mode="clip")
+    return np.array([np.sum(classes), np.sum(tokens)])
+
+
+def of_chunk(settings: dict[str, Any], sums: NDArray | None) -> dict[str, Any]:
+    """Return the settings of the call on a chunk whose gradients are parts of those of a mean over all chunks.
+
+    The call's loss is the sum over the chunk's rows; `reduced` divides the sum of all chunks. `sums` is the sum of
+    `weights` over all chunks for a mean without a denominator, otherwise None.
+    """
+    if settings["reduction"] != "mean":
+        return settings
+    divisor, square = settings["denominator"], settings["lse_square_scale"]
+    with np.errstate(all="ignore"):
+        if sums is not None:
+            divisor = sums[0]
+            if sums[1]:
+                # The squared lse is divided by another sum of weights than the rest.
+                square *= float(sums[0] / sums[1])
+        grad = 0.0 if _is_undefined(settings, sums) else float(settings["grad_loss"] / divisor)
+    return settings | {"reduction": "sum", "denominator": None, "lse_square_scale": square, "grad_loss": grad}
+
+
+def _is_undefined(settings: dict[str, Any], sums: NDArray | None) -> bool:
+    """Return whether the loss is a mean over weights whose sum is 0, which is NaN and has no gradient."""
+    return sums is not None and bool(not sums[0] or (settings["lse_square_scale"] and not sums[1]))
+
+
+def reduced(total: NDArray, sums: NDArray | None, settings: dict[str, Any], dtype: np.dtype) -> NDArray:
+    """Return the loss from the sum over all chunks."""
+    with np.errstate(all="ignore"):
+        if settings["reduction"] == "mean":
+            divisor = settings["denominator"] if sums is None else sums[0]
+            total = np.asarray(np.nan if _is_undefined(settings, sums) else np.divide(total, divisor))
+        return np.asarray(total, dtype)

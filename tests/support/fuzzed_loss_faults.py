@@ -1,0 +1,271 @@
+"""Draw faults of the losses with options, by the stages of their checks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from faults import (
+    FOREIGN_DTYPES,
+    INVALID,
+    MEANINGS,
+    NOT_A_NUMBER,
+    NOT_AN_INT,
+    NULL,
+    TYPE,
+    Fault,
+    as_dtype,
+    constant,
+    faults_of_settings,
+)
+from fuzzed_arrays import Draw
+from fuzzed_calls import Sample
+from fuzzed_losses import DEFAULTS, UPSTREAM
+from linear_faults import NOT_A_BOOL, NOT_TWO_BOOLS
+
+from ascend_grad import contract
+
+_OPTIONS = (
+    *("token_weight", "class_weight", "label_smoothing", "lse_square_scale", "temperature", "denominator", "bias"),
+    *("logit_scale", "softcap"),
+)
+_LINEAR = ("settings", "null", "dtype", "shape", "targets")
+_NUMBERS = ("output_mask", "workspace_bytes", "filter_eps")
+#: The stages of each case's checks, in their order.
+STAGES = {
+    "options": (
+        *_LINEAR,
+        *("reduction", "grad_loss", "ignore_index", "vocab_start_index", "return_grad"),
+        *(*_NUMBERS, *_OPTIONS, "outputs", "target", "temperature values"),
+    ),
+    "loss_gradient": (
+        *_LINEAR,
+        *("lse", "entropy", *UPSTREAM, "statistics", "reduction", "grad_loss", "ignore_index", "vocab_start_index"),
+        *(*_NUMBERS, *_OPTIONS, "target", "temperature values"),
+    ),
+    "rows": (
+        *("settings", "null", "dtype", "dim", "rank", "shape", "reduction", "grad_loss", "ignore_index"),
+        *("class_weight", "token_weight", "label_smoothing", "lse_square_scale", "temperature", "denominator"),
+        *("outputs", "return_grad", "temperature values", "target", "out"),
+    ),
+}
+
+_NO_NUMBER = {label: value for label, value in NOT_A_NUMBER.items() if label != "None"}
+#: What is no number where an array is taken, too.
+_NEITHER = {label: NOT_A_NUMBER[label] for label in ("text", "bytes", "complex", "bool", "numpy bool")}
+_NOT_FINITE = {"NaN": np.nan, "infinite": np.inf, "beyond float64": 10**400}
+_NOT_POSITIVE = _NOT_FINITE | {"zero": 0, "negative": -1e-300}
+#: Wrong values of arguments that are one number, and what else is no such number.
+NUMBERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "label_smoothing": ({"NaN": np.nan, "negative": -1e-9, "too much": 1.001}, NOT_A_NUMBER),
+    "lse_square_scale": (_NOT_FINITE, NOT_A_NUMBER),
+    "logit_scale": (_NOT_FINITE, NOT_A_NUMBER),
+    "denominator": (_NOT_POSITIVE, _NO_NUMBER),
+    "softcap": (_NOT_POSITIVE, _NO_NUMBER),
+    "filter_eps": (_NOT_FINITE | {"negative": -1e-300}, NOT_A_NUMBER),
+    "workspace_bytes": (
+        {"one": 1, "negative": -1, "beyond 64 bits": 2**70},
+        {label: value for label, value in NOT_AN_INT.items() if label != "None"},
+    ),
+    "ignore_index": ({"beyond 64 bits": 2**63}, NOT_AN_INT),
+    "vocab_start_index": ({"beyond 64 bits": 2**63, "negative": -1}, NOT_AN_INT),
+    "output_mask": ({}, NOT_TWO_BOOLS),
+    "return_grad": ({}, NOT_A_BOOL),
+    "reduction": ({"unknown": "average", "empty": ""}, {"None": None, "number": 1, "list": ["sum"]}),
+    "outputs": (
+        {"unknown": ("loss",), "twice": ("lse", "lse")},
+        {"text": "lse", "None": None, "number": 3, "a number in it": (1,)},
+    ),
+}
+#: The axes of the arrays that have a number for each row or for each entry of the vocabulary.
+OF_ROWS = ("token_weight", "temperature", "grad_loss", "lse", "entropy", *UPSTREAM)
+_IF_GIVEN = ("token_weight", "class_weight", "bias", "lse", "entropy", *UPSTREAM)
+
+
+def _each(stage: str, name: str, values: dict[str, Any], kind: type) -> Iterator[Fault]:
+    for label, value in values.items():
+        yield Fault(stage, name, label, constant(value), kind, name)
+
+
+def _rows_of(sample: Sample) -> tuple[int, ...]:
+    several = sample.arguments.get("target_prob") is not None
+    shape = sample.arrays["target"].shape
+    return shape[:-1] if several else shape
+
+
+def _foreign(stage: str, name: str, *, fine: tuple[str, ...] = ()) -> Iterator[Fault]:
+    """Yield arrays of other dtypes and kinds."""
+    for label, dtype in FOREIGN_DTYPES.items():
+        if label not in fine:
+            yield Fault(stage, name, label, as_dtype(dtype), TYPE, name)
+    for label, give in MEANINGS.items():
+        yield Fault(stage, name, label, give, TYPE, name)
+
+
+def _of_array(draw: Draw, sample: Sample, stage: str, name: str) -> Iterator[Fault]:
+    """Yield faults of an array with a number for each row or entry, whether or not the call has it."""
+    rows = _rows_of(sample)
+    if name not in OF_ROWS:
+        array = sample.arrays["input"]
+        dim = int(sample.arguments.get("dim", -1))
+        rows = (len(sample.arrays["weight"]),) if sample.case != "rows" else ((array.shape or (1,))[dim],)
+    yield Fault(stage, name, "integers", constant(np.ones(rows, np.int64)), TYPE, name)
+    yield Fault(stage, name, "one axis more", constant(np.ones((1, *rows))), INVALID, name)
+    if rows:
+        longer = (*rows[:-1], rows[-1] + draw.choice((1, 5)))
+        yield Fault(stage, name, f"shape {longer}", constant(np.ones(longer)), INVALID, name)
+
+
+def _dtypes(draw: Draw, sample: Sample) -> Iterator[Fault]:
+    yield from _foreign("dtype", "input")
+    if "weight" in sample.arrays:
+        yield from _foreign("dtype", "weight")
+        other = np.float32 if sample.dtype != np.float32 else np.float64
+        yield Fault("dtype", "weight", "unlike input", as_dtype(other), TYPE, "weight")
+    yield from _foreign("dtype", "target", fine=("int32", "swapped int"))
+    yield Fault("dtype", "target", "floats", as_dtype(np.float32), TYPE, "target")
+    if sample.case == "rows" and "target_prob" in sample.arrays:
+        other = np.float32 if sample.dtype == np.float64 else np.float64
+        yield Fault("dtype", "target_prob", "unlike input", as_dtype(other), TYPE, "target_prob")
+
+
+def _shapes(draw: Draw, sample: Sample) -> Iterator[Fault]:
+    if sample.case != "rows":
+        yield Fault("shape", "input", "one axis more", lambda x: x[None], INVALID, "input")
+        yield Fault("shape", "weight", "one axis less", lambda x: np.zeros(x.shape[1:], x.dtype), INVALID, "weight")
+        width = sample.arrays["weight"].shape[1] + draw.choice((1, 3))
+        yield Fault("shape", "weight", "features", lambda x: np.zeros((len(x), width), x.dtype), INVALID, "weight")
+        return
+    yield from _targets(draw, sample, "shape")
+    array, dim = sample.arrays["input"], int(sample.arguments["dim"])
+    rows = _rows_of(sample)
+    if array.ndim and 0 not in rows:
+        shape = list(array.shape)
+        shape[dim] = 0
+        empty = np.zeros(shape, array.dtype)
+        yield Fault("shape", "input", "rows of nothing", constant(empty), INVALID, "input")
+
+
+def _targets(draw: Draw, sample: Sample, stage: str = "targets") -> Iterator[Fault]:
+    yield Fault(stage, "target", "one axis more", lambda x: x[None], INVALID, "target")
+    shape = sample.arrays["target"].shape
+    several = sample.arguments.get("target_prob") is not None
+    if shape and not (several and len(shape) == 1):
+        longer = (shape[0] + 1, *shape[1:])
+        yield Fault(stage, "target", "longer", lambda x: np.zeros(longer, x.dtype), INVALID, "target")
+    if several:
+        wider = (*shape[:-1], shape[-1] + 1)
+        yield Fault(stage, "target_prob", "more targets", lambda x: np.zeros(wider, x.dtype), INVALID, "target_prob")
+        none = (*shape[:-1], 0)
+        yield Fault(stage, "target", "no targets", lambda x: np.zeros(none, x.dtype), INVALID, "target")
+        if sample.case != "rows":
+            yield Fault(stage, "target_prob", "integers", as_dtype(np.int32), TYPE, "target_prob")
+
+
+def _grad_loss(draw: Draw, sample: Sample) -> Iterator[Fault]:
+    if sample.arguments["reduction"] == "none":
+        yield from _of_array(draw, sample, "grad_loss", "grad_loss")
+        yield from _each("grad_loss", "grad_loss", {"text": "1"}, TYPE)
+    else:
+        yield from _each("grad_loss", "grad_loss", _NO_NUMBER, TYPE)
+
+
+def _temperature(draw: Draw, sample: Sample) -> Iterator[Fault]:
+    yield from _each("temperature", "temperature", _NEITHER, TYPE)
+    if _rows_of(sample):
+        yield from _of_array(draw, sample, "temperature", "temperature")
+    if sample.case != "rows":
+        yield from _each("temperature", "temperature", _NOT_POSITIVE, INVALID)
+
+
+def _temperature_values(draw: Draw, sample: Sample) -> Iterator[Fault]:
+    stage = "temperature values"
+    if sample.case == "rows":
+        numbers = {"zero": 0, "negative": -1e-300, "NaN": np.nan, "infinite": np.inf}
+        yield from _each(stage, "temperature", numbers, INVALID)
+    array = sample.values.get("temperature")
+    if array is not None and array.size:
+        values = array.copy()
+        values.reshape(-1)[draw.randrange(values.size)] = draw.choice((0, -1, np.nan, np.inf))
+        yield Fault(stage, "temperature", "an element", constant(values), INVALID, "temperature")
+
+
+def _statistics(draw: Draw, sample: Sample) -> Iterator[Fault]:
+    if sample.arguments.get("grad_entropy") is not None:
+        yield Fault("statistics", "entropy", "None", constant(None), NULL, "entropy")
+    if sample.arguments.get("target_prob") is not None:
+        of_rows = np.ones(_rows_of(sample))
+        yield Fault("statistics", "grad_log_prob", "of several", constant(of_rows), INVALID, "grad_log_prob")
+
+
+def _outputs(draw: Draw, sample: Sample) -> Iterator[Fault]:
+    wrong, foreign = NUMBERS["outputs"]
+    yield from _each("outputs", "outputs", wrong, INVALID)
+    yield from _each("outputs", "outputs", foreign, TYPE)
+    if sample.arguments.get("target_prob") is not None:
+        of_one = {"of one target": ("log_prob",), "counts": ("entropy", "correct")}
+        yield from _each("outputs", "outputs", of_one, INVALID)
+
+
+def _target_values(draw: Draw, sample: Sample) -> Iterator[Fault]:
+    """Move a target that is not ignored out of the classes."""
+    arguments, targets = DEFAULTS | sample.arguments, sample.values["target"]
+    places = np.flatnonzero(targets.reshape(-1) != arguments["ignore_index"])
+    if not places.size:
+        return
+    if sample.case == "rows":
+        start, classes = 0, (sample.arrays["input"].shape or (1,))[int(arguments["dim"])]
+    else:
+        start, classes = arguments["vocab_start_index"], len(sample.arrays["weight"])
+    info = np.iinfo(targets.dtype)
+    value = draw.choice((start - 1, start + classes, start + classes + 1000, int(info.min), int(info.max)))
+    if value != arguments["ignore_index"]:
+        values = targets.copy()
+        values.reshape(-1)[draw.choice(places.tolist())] = value
+        yield Fault("target", "target", f"target {value}", constant(values), INVALID, "target")
+
+
+def _nothing(draw: Draw, sample: Sample) -> Iterator[Fault]:
+    for name in contract.OPERATORS[sample.operator].array_names:
+        yield Fault("null", name, "None", constant(None), NULL, name)
+
+
+def _dims(draw: Draw, sample: Sample) -> Iterator[Fault]:
+    rank = max(sample.arrays["input"].ndim, 1)
+    yield from _each("dim", "dim", {"end": rank, "below": -rank - 1, "far": 2**70}, INVALID)
+    yield from _each("dim", "dim", NOT_AN_INT, TYPE)
+
+
+def _rank(draw: Draw, sample: Sample) -> Iterator[Fault]:
+    shape = sample.arrays["input"].shape
+    whole = np.zeros(shape + (1,) * (9 - len(shape)), sample.dtype)
+    yield Fault("rank", "input", "rank 9", constant(whole), INVALID, "input")
+
+
+_SETTINGS = faults_of_settings()
+_MADE: dict[str, Callable[[Draw, Sample], Iterator[Fault]]] = {
+    "settings": lambda draw, sample: iter(_SETTINGS),
+    "null": _nothing,
+    "dtype": _dtypes,
+    "dim": _dims,
+    "rank": _rank,
+    "shape": _shapes,
+    "targets": _targets,
+    "grad_loss": _grad_loss,
+    "temperature": _temperature,
+    "temperature values": _temperature_values,
+    "statistics": _statistics,
+    "outputs": _outputs,
+    "target": _target_values,
+}
+
+
+def faults_at(draw: Draw, sample: Sample, stage: str) -> list[Fault]:
+    """Return faults of a stage but of the results, which `fuzzed_faults` has."""
+    if stage in _MADE:
+        return list(_MADE[stage](draw, sample))
+    if stage in _IF_GIVEN:
+        return list(_of_array(draw, sample, stage, stage))
+    wrong, foreign = NUMBERS[stage]
+    return [*_each(stage, stage, wrong, INVALID), *_each(stage, stage, foreign, TYPE)]

@@ -1,0 +1,375 @@
+"""Draw random calls of the losses with options, and compute their expected results from `ascend_grad.bounds`."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import linear_oracles
+import numpy as np
+import oracles
+from fuzzed_arrays import Draw
+from linear_samples import KINDS, WHOLE, Shape, accumulator, problem_of
+from oracles import Expected, widen
+from samples import BFLOAT16, DTYPES
+
+from ascend_grad import bounds
+
+ROWS, BACKWARD = "cross_entropy", "linear_cross_entropy_backward"
+#: The operator of each case.
+OPERATOR_OF = {"rows": ROWS, "options": WHOLE, "loss_gradient": BACKWARD}
+
+OUTPUTS = ("lse", "log_prob", "entropy", "predicted", "correct")
+UPSTREAM = ("grad_lse", "grad_log_prob", "grad_entropy")
+#: The arguments with their values where a call omits them.
+DEFAULTS: dict[str, Any] = {
+    "reduction": "mean", "ignore_index": -100, "vocab_start_index": 0, "grad_loss": None, "return_grad": True,
+    "output_mask": (True, True), "filter_eps": 0.0, "token_weight": None, "class_weight": None, "target_prob": None,
+    "label_smoothing": 0.0, "lse_square_scale": 0.0, "temperature": 1.0, "denominator": None, "bias": None,
+    "logit_scale": 1.0, "softcap": None, "outputs": (), "dim": -1, "entropy": None, **dict.fromkeys(UPSTREAM)
+}  # fmt: skip
+
+
+# ---- drawing ---------------------------------------------------------------------------------------------------------
+
+
+class Arrays:
+    """Make the arrays of a call."""
+
+    def __init__(self, draw: Draw):
+        self.draw, self.random = draw, np.random.Generator(np.random.PCG64(draw.getrandbits(32)))
+
+    def floats(self, shape: tuple[int, ...], low: float, high: float, *, zeros: float = 0.0) -> np.ndarray:
+        """Return uniform numbers in any of the four dtypes, or zeros with this probability."""
+        values = np.asarray(low + (high - low) * self.random.random(shape))
+        values[self.random.random(shape) < zeros] = 0
+        return values.astype(DTYPES[self.draw.choice(tuple(DTYPES))])
+
+    def targets(self, shape: tuple[int, ...], classes: int, ignored: int) -> np.ndarray:
+        """Return classes, a quarter of which is ignored."""
+        targets = np.asarray(self.random.integers(0, max(classes, 1), shape))
+        targets[self.random.random(shape) < (0.25 if classes else 1)] = ignored
+        return targets
+
+
+def draw_options(draw: Draw, arrays: Arrays, rows: tuple[int, ...], classes: int) -> dict[str, Any]:
+    """Draw the options that all losses have, each with a probability of its own."""
+    options: dict[str, Any] = {}
+    if draw.chance(0.3):
+        options["token_weight"] = arrays.floats(rows, 0, 2, zeros=0.2)
+    if draw.chance(0.3):
+        options["class_weight"] = arrays.floats((classes,), 0, 2, zeros=0.1)
+    if draw.chance(0.3):
+        options["label_smoothing"] = draw.choice((0, 0.1, 0.5, 1, np.float32(0.25)))
+    if draw.chance(0.3):
+        options["lse_square_scale"] = draw.choice((0, 1e-4, 0.1, -0.5, np.float16(0.5)))
+    if draw.chance(0.4):
+        options["temperature"] = draw.choice((1, 0.5, 3.0, np.float32(1.5), np.array(2.0), "rows", "rows"))
+        if isinstance(options["temperature"], str):
+            options["temperature"] = arrays.floats(rows, 0.5, 4)
+    if draw.chance(0.2):
+        options["denominator"] = draw.choice((None, 1, 7.5, np.float32(1000)))
+    return options
+
+
+def draw_outputs(draw: Draw, arguments: dict[str, Any]) -> tuple[str, ...] | list[str]:
+    names = [name for name in OUTPUTS if "target_prob" not in arguments or name not in ("log_prob", "correct")]
+    return draw.choice((tuple, list))(draw.sample(names, draw.randrange(len(names) + 1)))
+
+
+def draw_rows(draw: Draw, dtype: str, shape: tuple[int, ...]) -> dict[str, Any]:
+    """Draw the arguments of `cross_entropy`."""
+    arrays = Arrays(draw)
+    dim = draw.randrange(-max(len(shape), 1), max(len(shape), 1))
+    rows = shape[: dim % len(shape)] + shape[dim % len(shape) + 1 :] if shape else ()
+    classes = shape[dim] if shape else 1
+    if classes == 0 and 0 not in rows:  # such rows are refused
+        shape, classes = tuple(max(length, 1) for length in shape), 1
+    x = draw.choice((3, 3, 3, 100, 0)) * arrays.random.standard_normal(shape)
+    several = (draw.choice((1, 2, 3)),) if draw.chance(0.25) else ()
+    targets = arrays.targets(rows + several, classes, -100)
+    arguments: dict[str, Any] = {"input": np.asarray(x).astype(DTYPES[dtype]), "target": targets, "dim": dim}
+    if several:
+        arguments["target_prob"] = arrays.random.random(rows + several).astype(accumulator(DTYPES[dtype]))
+    arguments |= draw_options(draw, arrays, rows, classes)
+    arguments["reduction"] = draw.choice(("mean", "sum", "none"))
+    draw_grad_loss(draw, arrays, arguments, rows)
+    if draw.chance(0.2):
+        arguments["return_grad"] = draw.choice((True, False, np.False_))
+    arguments["outputs"] = draw_outputs(draw, arguments)
+    return arguments
+
+
+def draw_grad_loss(draw: Draw, arrays: Arrays, arguments: dict[str, Any], rows: tuple[int, ...]) -> None:
+    arguments.pop("grad_loss", None)
+    if arguments["reduction"] == "none" and draw.chance(0.5):
+        arguments["grad_loss"] = arrays.floats(rows, -2, 2, zeros=0.2)
+    elif draw.chance(0.5):
+        arguments["grad_loss"] = draw.choice((None, 1, -0.5, 0.0, np.float16(3), np.array(2.0)))
+
+
+def draw_linear(draw: Draw, dtype: str, shape: list[int], case: str) -> tuple[dict[str, Any], float, bool]:
+    """Draw the arguments of a linear loss. Return also the constant of the bound and if the data are ordinary."""
+    arrays = Arrays(draw)
+    kind = draw.choice(("centred", "centred", *KINDS))
+    sizes = Shape(*shape)
+    problem = problem_of(WHOLE, sizes, dtype, kind=kind, reduction=draw.choice(("mean", "sum", "none")))
+    arguments = dict(problem.arguments)
+    if draw.chance(0.25):
+        several = (sizes.BT, draw.choice((1, 2, 3)))
+        arguments["target"] = 100 + arrays.targets(several, sizes.V, -107)
+        arguments["target_prob"] = arrays.floats(several, 0, 1)
+    arguments |= draw_options(draw, arrays, (sizes.BT,), sizes.V)
+    if draw.chance(0.4):
+        arguments["bias"] = arrays.floats((sizes.V,), -1, 1)
+    if draw.chance(0.3):
+        arguments["logit_scale"] = draw.choice((1, 0.5, -1.25, 0, np.float32(2)))
+    if draw.chance(0.3):
+        arguments["softcap"] = draw.choice((None, 1, 5.0, 30, np.float16(50)))
+    draw_grad_loss(draw, arrays, arguments, (sizes.BT,))
+    if case == "options":
+        if draw.chance(0.2):
+            arguments["return_grad"] = draw.choice((True, False, np.True_))
+        arguments["outputs"] = draw_outputs(draw, arguments)
+    else:
+        draw_upstream(draw, arrays, arguments, sizes)
+    return arguments, problem.constant, kind in ("centred", "positive")
+
+
+def draw_upstream(draw: Draw, arrays: Arrays, arguments: dict[str, Any], sizes: Shape) -> None:
+    """Draw statistics of about the right size, and gradients of outputs."""
+    arguments["lse"] = arrays.floats((sizes.BT,), 1, 4)
+    for name in UPSTREAM:
+        if draw.chance(0.4) and not (name == "grad_log_prob" and "target_prob" in arguments):
+            arguments[name] = arrays.floats((sizes.BT,), -1, 1, zeros=0.2)
+    if "grad_entropy" in arguments or draw.chance(0.1):
+        arguments["entropy"] = arrays.floats((sizes.BT,), 0, 3)
+
+
+# ---- expected results ------------------------------------------------------------------------------------------------
+
+
+class _Call(NamedTuple):
+    """Hold what the results of a loss follow from, row by row. The rows that are not ignored are `live`."""
+
+    p: bounds.Precision
+    arguments: dict[str, Any]
+    rows: tuple[int, ...]
+    live: np.ndarray
+    known: np.ndarray  # rows whose logits are finite, and do not overflow in the kernels
+    terms: bounds.LossTerms
+    statistics: bounds.Statistics
+    over: tuple[Any, Any]  # the denominators of the two terms of the loss
+    grad: np.ndarray  # upstream gradient of each row
+
+    def of_rows(self, expected: Expected) -> Expected:
+        """Return an output of each row: 0 for ignored rows, and without a bound where logits are not finite."""
+        values = np.where(self.live, expected.values, 0)
+        bound = np.where(self.live, np.where(self.known, expected.bound, np.inf), 0)
+        return _claimed(values.reshape(self.rows), bound.reshape(self.rows))
+
+    def loss(self) -> Expected:
+        first, second = bounds.losses(self.p, self.statistics, self.terms)
+        claimed = self.known | (self.terms.token_weight == 0)
+        errors = [np.where(claimed, each.bound, np.inf) for each in (first, second)]
+        if self.arguments["reduction"] == "none":
+            return _claimed((first.values + second.values).reshape(self.rows), sum(errors).reshape(self.rows))
+        if not self.over[0]:
+            return Expected(np.asarray(self.p.wide(np.nan)), np.asarray(0.0))
+        terms = [(each.values, error, over) for each, error, over in zip((first, second), errors, self.over)]
+        terms = terms if self.arguments["lse_square_scale"] else terms[:1]
+        value = sum(values.sum() / over for values, _, over in terms)
+        # Sums over rows are in float64.
+        of_sums = [self.p.eps * (8 + len(self.live) * 2.0**-53 / self.p.eps) * np.abs(values) for values, _, _ in terms]
+        bound = sum((error + more).sum() / abs(over) for (_, error, over), more in zip(terms, of_sums))
+        return _claimed(np.asarray(value), np.asarray(bound))
+
+    def gradient(self) -> tuple[Expected, np.ndarray]:
+        """Return the gradient with respect to the logits, and which rows have one."""
+        token = self.terms.token_weight
+        of_loss, of_square = (
+            np.where(token == 0, 0, self.grad / each if each else 0 * self.grad) for each in self.over
+        )
+        upstream = []
+        for name in UPSTREAM:
+            given = self.arguments[name]
+            upstream.append(np.where(self.live, 0 if given is None else widen(given, self.p.wide), 0))
+        present = of_loss != 0
+        for each in upstream:
+            present = present | (each != 0)
+        present &= self.live
+        value, error = bounds.gradient_of_logits(self.p, self.statistics, self.terms, of_loss, of_square, *upstream)
+        error = np.where(self.known[:, None], error, np.inf)
+        error += self.p.eps * (8 + len(self.live) * 2.0**-53 / self.p.eps) * np.abs(value)
+        return Expected(np.where(present[:, None], value, 0), np.where(present[:, None], error, 0)), present
+
+    def entries(self, logits: np.ndarray, error: np.ndarray, result: np.ndarray) -> Expected:
+        """Return the predicted entries: those of a result whose logits have the maximum, up to errors."""
+        rows, start = np.arange(len(logits)), self.arguments["vocab_start_index"]
+        largest = logits.argmax(-1)
+        chosen = np.clip(result.reshape(-1) - start, 0, logits.shape[1] - 1)
+        is_near = logits[rows, largest] - logits[rows, chosen] <= 2 * error.max(-1)
+        right = np.where(self.live, np.where(is_near | ~self.known, chosen, largest) + start, -1)
+        return Expected(right.reshape(self.rows).astype(self.p.wide), np.zeros(self.rows))
+
+
+def _call(
+    p: bounds.Precision, a: dict[str, Any], rows: tuple[int, ...], classes: int, z: np.ndarray, error: np.ndarray
+) -> _Call:
+    """Return what the results of a loss follow from, for logits with at most these errors."""
+    count = len(z)
+    entries = a["target"].astype(np.int64).reshape(count, -1 if count else 1)
+    is_target = entries != a["ignore_index"]
+    live = is_target.any(-1)
+
+    def of_rows(value: Any) -> np.ndarray:
+        return np.broadcast_to(widen(np.asarray(1.0 if value is None else value), p.wide).reshape(-1), count)
+
+    prob = np.ones(entries.shape) if a["target_prob"] is None else a["target_prob"]
+    terms = bounds.LossTerms(
+        np.where(is_target, entries - a["vocab_start_index"], -1),
+        np.where(is_target, widen(prob, p.wide).reshape(entries.shape), 0),
+        np.ones(classes, p.wide) if a["class_weight"] is None else widen(a["class_weight"], p.wide),
+        np.where(live, of_rows(a["token_weight"]), 0),
+        p.wide(float(a["label_smoothing"])),
+        p.wide(float(a["lse_square_scale"])),
+    )
+    over = p.wide(1), p.wide(1)
+    if a["reduction"] == "mean" and a["denominator"] is not None:
+        over = p.wide(float(a["denominator"])), p.wide(float(a["denominator"]))
+    elif a["reduction"] == "mean":
+        total = terms.token_weight.sum()
+        of_classes = total
+        if a["target_prob"] is None and classes:
+            of_classes = (terms.token_weight * terms.class_weight[np.maximum(terms.entries[:, 0], 0)]).sum()
+        over = of_classes, total
+        if not over[0] or (terms.lse_square_scale and not over[1]):
+            over = p.wide(0), p.wide(0)
+    known = (np.abs(z) < p.largest / 4).all(-1)
+    z, error = np.where((live & known)[:, None], z, 0), np.where((live & known)[:, None], error, 0)
+    if a.get("lse") is not None:
+        entropy = np.zeros(count) if a["entropy"] is None else a["entropy"]
+        rows_of = bounds.given_statistics(p, z, error, widen(a["lse"], p.wide), widen(entropy, p.wide))
+    else:
+        rows_of = bounds.statistics(p, z, error)
+    return _Call(p, a, rows, live, known | ~live, terms, rows_of, over, of_rows(a["grad_loss"]))
+
+
+def _with_outputs(call: _Call, logits: np.ndarray, error: np.ndarray, results: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Return the loss and the outputs. Predictions are near the largest logits, and `correct` follows from them."""
+    rows, entries = call.statistics, np.maximum(call.terms.entries[:, 0], 0)
+    nll = Expected(*(np.take_along_axis(each, entries[:, None], -1)[:, 0] for each in rows.negative_log_prob))
+    found: dict[str, Any] = {"loss": call.loss()}
+    found["lse"], found["entropy"] = call.of_rows(rows.lse), call.of_rows(rows.entropy)
+    found["log_prob"] = call.of_rows(Expected(-nll.values, nll.bound))
+    if "predicted" in results:
+        found["predicted"] = call.entries(logits, error, results["predicted"])
+    if "correct" in results:
+        target = call.terms.entries[:, 0]
+        largest = logits.max(-1)
+        reached = logits[np.arange(len(logits)), entries]
+        near = 2 * error.max(-1)
+        unknown = ~call.known | (np.abs(largest - reached) <= near) & (near > 0)
+        surely = call.live & ~unknown & (logits.argmax(-1) == target)
+        found["correct"] = Expected(
+            np.asarray(surely.sum(), call.p.wide), np.asarray(float((unknown & call.live).sum()))
+        )
+    return found
+
+
+def expected_of_rows(arguments: dict[str, Any], results: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Return the expected results of `cross_entropy` by name."""
+    a = DEFAULTS | arguments
+    x, dim = a["input"], a["dim"]
+    p = oracles.precision_of(x.dtype)
+    moved = np.moveaxis(np.atleast_1d(widen(x, p.wide)), dim, -1)
+    shape, classes = moved.shape[:-1], moved.shape[-1]
+    rows = shape if x.ndim else ()
+    count = int(np.prod(shape, dtype=np.int64))
+    logits = moved.reshape(count, classes)
+    temperature = np.broadcast_to(widen(np.asarray(a["temperature"]), p.wide).reshape(-1), count)[:, None]
+    if not classes:  # then there are no rows
+        logits, temperature = np.zeros((0, 1), p.wide), np.ones((0, 1), p.wide)
+    z = logits / temperature
+    error = 4 * p.eps * np.abs(z) if np.any(temperature != 1) else np.zeros(z.shape)
+    call = _call(p, a if classes else a | {"class_weight": None}, rows, z.shape[1], z, error)
+    found = _with_outputs(call, logits, np.zeros(z.shape), results)
+    if a["return_grad"]:
+        gradient, _ = call.gradient()
+        of_input = (gradient.values / temperature, (gradient.bound + 8 * p.eps * np.abs(gradient.values)) / temperature)
+        found["input_grad"] = _claimed(
+            *(np.moveaxis(each[:, :classes].reshape(moved.shape), -1, dim).reshape(x.shape) for each in of_input)
+        )
+    return found
+
+
+def expected_of_linear(arguments: dict[str, Any], constant: float, results: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Return the expected results of a linear loss by name."""
+    a = DEFAULTS | arguments
+    p = oracles.precision_of(a["input"].dtype)
+    s = linear_oracles.Sizes(p, constant, a["input"].dtype == BFLOAT16)
+    x, w = (widen(a[name], p.wide) for name in ("input", "weight"))
+    classes = len(w)
+    if not classes:  # all rows are ignored, as if there were one entry
+        w = np.zeros((1, x.shape[1]), p.wide)
+    products = Expected(*linear_oracles.logits_of(s, x, w))
+    bias = np.zeros(len(w), p.wide) if a["bias"] is None or not classes else widen(a["bias"], p.wide)
+    temperature = np.broadcast_to(widen(np.asarray(a["temperature"]), p.wide).reshape(-1), len(x))
+    softcap = None if a["softcap"] is None else p.wide(float(a["softcap"]))
+    is_plain = a["bias"] is None and a["logit_scale"] == 1 and softcap is None and np.all(temperature == 1)
+    logits = bounds.transformed(p, products, bias, p.wide(float(a["logit_scale"])), softcap, temperature)
+    if is_plain:
+        logits = bounds.Logits(products, Expected(logits.slope.values, np.zeros(logits.z.values.shape)))
+    a = a if classes else a | {"class_weight": None}
+    # A softcap makes logits of infinite products finite, but not their gradients.
+    z = np.where(np.isfinite(products.values), logits.z.values, np.nan)
+    call = _call(p, a, (len(x),), len(w), z, logits.z.bound)
+    found = {} if a.get("lse") is not None else _with_outputs(call, *logits.z, results)
+    asked = a["output_mask"] if a["return_grad"] else (False, False)
+    gradient, present = call.gradient()
+    slope, slope_error = (np.where(present[:, None], each, 0) for each in logits.slope)
+    tile = gradient.values * slope
+    error = gradient.bound * np.abs(slope) + np.abs(gradient.values) * slope_error + 4 * p.eps * np.abs(tile)
+    error = np.where(np.abs(tile) + error < p.largest / 4, error, np.inf)
+    error = np.where(present[:, None], error, 0)
+    tile = np.where(present[:, None] & call.known[:, None], tile, 0)
+    eps = float(a["filter_eps"])
+    if asked[0]:
+        first = linear_oracles.product(s, tile, error, w)
+        bound = np.where(present[:, None], first.bound + eps * np.abs(w).sum(0), 0)
+        found["input_grad"] = _claimed(np.where(present[:, None], first.values, 0), bound)
+    x = np.where((present & np.isfinite(x).all(-1))[:, None], x, 0)
+    if asked[1]:
+        second = linear_oracles.product(s, np.ascontiguousarray(tile.T), np.ascontiguousarray(error.T), x)
+        bound = second.bound + eps * np.abs(x).sum(0)
+        found["weight_grad"] = _claimed(second.values[:classes], bound[:classes])
+    if a["return_grad"] and a["bias"] is not None:
+        size = np.abs(tile).sum(0)
+        more = (bounds.BFLOAT16_P if s.bfloat16 else 0) * size + eps * len(tile) + len(tile) * p.normal
+        bound = error.sum(0) + more + p.eps * 4 * size
+        found["bias_grad"] = _claimed(tile.sum(0)[:classes], bound[:classes])
+    return found
+
+
+def _claimed(values: np.ndarray, bound: np.ndarray) -> Expected:
+    """Return values without a claim where the bound is not finite, also if the value is NaN or infinite."""
+    return Expected(np.where(np.isfinite(bound), values, 0), np.where(np.isfinite(bound), bound, np.inf))
+
+
+def names_of_results(arguments: dict[str, Any], case: str) -> tuple[str, ...]:
+    """Return the names of the results in order."""
+    if case == "rows":
+        return ("loss", "input_grad", *arguments["outputs"])
+    if case == "loss_gradient":
+        return ("input_grad", "weight_grad", "bias_grad")
+    fields = ("bias_grad",) if arguments.get("bias") is not None else ()
+    return ("loss", "input_grad", "weight_grad", *fields, *arguments["outputs"])
+
+
+def dtype_of_result(name: str, values: dict[str, np.ndarray]) -> np.dtype:
+    """Return the dtype that the contract demands of a new result."""
+    if name in ("predicted", "correct"):
+        return np.dtype(np.int64)
+    if name.endswith("_grad"):
+        like = values.get(name.removesuffix("_grad"))
+        return values["input"].dtype if like is None else like.dtype
+    return accumulator(values["input"].dtype)
