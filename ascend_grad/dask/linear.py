@@ -305,10 +305,11 @@ def linear_top_k(
 
 def _given(values: dict[str, Any], operator: Operator) -> list[str]:
     """Return the names of the arguments that are arrays, or None."""
-    numbers = [  # arguments that are one number, or None
-        name for name in _OR_NUMBERS if not getattr(values.get(name), "shape", isinstance(values.get(name), (list, tuple)))
+    optional = [name for name in _ARRAYS if name in values]
+    optional += [  # the others are one number, or None
+        name for name in _OR_NUMBERS if getattr(values.get(name), "shape", isinstance(values.get(name), (list, tuple)))
     ]
-    return [*operator.array_names, *(name for name in (*_ARRAYS, *_OR_NUMBERS) if name in values and name not in numbers)]
+    return [*operator.array_names, *optional]
 
 
 def _stand_ins(arrays: dict[str, da.Array]) -> dict[str, NDArray]:

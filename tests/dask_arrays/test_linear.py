@@ -330,11 +330,19 @@ def test_a_bad_target_is_named_though_classes_have_weights():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_top_k_over_chunks(temperature, dtype, compute):
-    arguments = dict(sample_of(TOP_K, Shape(31, 40, 16), dtype, k=5, temperature=temperature).arguments)
+@pytest.mark.parametrize("options", ["none", "temperature", "all"])
+def test_top_k_over_chunks(options, dtype, compute):
+    arguments = dict(sample_of(TOP_K, Shape(31, 40, 16), dtype, k=5, temperature=0.7).arguments)
+    if options == "none":
+        arguments["temperature"] = 1.0
+    elif options == "all":
+        random = generator("options of top k", dtype)
+        arguments |= {"temperature": random.uniform(0.5, 2, 31), "bias": random.standard_normal(40)}
+        arguments |= {"logit_scale": 1.5, "softcap": 20.0}
     whole = ag.linear_top_k(**arguments)
     x = da.from_array(arguments.pop("input"), chunks=((9, 21, 1), 16))
+    if options == "all":
+        arguments["temperature"] = da.from_array(arguments["temperature"], chunks=7)
     result = agd.linear_top_k(x, **arguments)
     assert [each.chunks for each in result] == [((9, 21, 1), (5,))] * 2
     for lazy, value, right in zip(result, compute(*result), whole, strict=True):
@@ -351,5 +359,6 @@ def test_settings_of_top_k_reach_the_chunks(monkeypatch):
             da.ones((4, 2), chunks=2).rechunk({1: -1}), np.ones((5, 2)), 2, temperature=0.5, workspace_bytes=4 << 20
         )
     dask.compute(*result, scheduler="threads")
-    settings = {"k": 2, "temperature": 0.5, "workspace_bytes": 4 << 20, "backend": "reference", "num_threads": 1}
+    settings = {"k": 2, "temperature": 0.5, "bias": None, "logit_scale": 1.0, "softcap": None}
+    settings |= {"workspace_bytes": 4 << 20, "backend": "reference", "num_threads": 1}
     assert seen == [settings] * 2
