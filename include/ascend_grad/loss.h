@@ -9,8 +9,7 @@
  *
  * The sum of exponentials relative to the maximum is 1 + rest, where `rest` leaves out one entry that has the maximum. A
  * probability that is almost 1 is told from 1 by `rest` alone. All sums here have terms of one sign, so that relative
- * errors of the statistics stay relative errors of the results. A NaN or an infinite maximum makes every result NaN, if
- * `rest` is NaN then.
+ * errors of the statistics stay relative errors of the results. A NaN or an infinite maximum makes every result NaN.
  */
 #ifndef ASCEND_GRAD_LOSS_H
 #define ASCEND_GRAD_LOSS_H
@@ -33,7 +32,10 @@ typedef struct {
 AG_INLINE double ag_log_sum(const ag_row_statistics *row) { return log1p(row->rest); }
 
 /* Return the logarithm of the sum of exp(z_v). */
-AG_INLINE double ag_log_sum_exp(const ag_row_statistics *row) { return row->max + ag_log_sum(row); }
+AG_INLINE double ag_log_sum_exp(const ag_row_statistics *row)
+{
+    return isinf(row->max) ? (double)NAN : row->max + ag_log_sum(row);
+}
 
 /* Return the negative log-probability of an entry with logit z. */
 AG_INLINE double ag_negative_log_prob(const ag_row_statistics *row, double z) { return ag_log_sum(row) + (row->max - z); }

@@ -362,3 +362,16 @@ def test_rows_without_upstream_gradient_meet_no_infinity(backend):
     )
     assert np.isfinite(result.input_grad).all()
     assert np.isfinite(result.weight_grad).all()
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("infinity", [np.inf, -np.inf])
+def test_rows_of_infinities_have_no_lse(infinity, backend):
+    x, weight, target = np.ones((2, 2), np.float32), np.full((3, 2), infinity, np.float32), np.array([0, 1])
+    result = ag.linear_cross_entropy(
+        x, weight, target, reduction="none", outputs=("lse", "log_prob", "entropy"), backend=backend
+    )
+    logits = np.full((2, 3), infinity, np.float32)
+    of_logits = ag.cross_entropy(logits, target, reduction="none", outputs=("lse",), backend=backend)
+    for values in (result.loss, result.lse, result.log_prob, result.entropy, of_logits.loss, of_logits.lse):
+        assert np.isnan(values).all()
