@@ -55,13 +55,12 @@ def _gradient_of_outputs(
 ) -> jax.Array:
     """Compute the gradient of the requested outputs with JAX's own operations."""
     axis = _axis(settings)
-    # Upstream gradients of ignored rows count for nothing.
     ignored = arrays["target"] == settings.ignore_index
     if "target_prob" in arrays:
         ignored = ignored.all(-1)
 
     def of_rows(values: Any) -> jax.Array:
-        return jnp.expand_dims(jnp.where(ignored, 0, values), axis)
+        return jnp.expand_dims(jnp.broadcast_to(values, ignored.shape), axis)
 
     temperature = jnp.asarray(settings.temperature, saved["lse"].dtype)
     if "temperature" in arrays:
@@ -77,7 +76,8 @@ def _gradient_of_outputs(
     if "entropy" in above:
         surplus = jnp.where(p == 0, 0, p * (log_p + jnp.expand_dims(saved["entropy"], axis)))
         grad -= of_rows(above["entropy"]) * surplus
-    return grad / temperature
+    # The saved numbers of ignored rows are 0, and their logits may be anything.
+    return jnp.where(jnp.expand_dims(ignored, axis), 0, grad / temperature)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -157,7 +157,7 @@ def cross_entropy(
     token_weight : jax.Array, optional
         The factor of each row, of any of the four dtypes.
     target_prob : jax.Array, optional
-        Probabilities of K targets in each row, of the shape of `target`; float32, or float64 if `input` is float64.
+        Probabilities of K targets in each row, of the shape of `target`, of any of the four dtypes.
     label_smoothing : float, default 0.0
         The share of the loss that goes to all classes, from 0 to 1.
     lse_square_scale : float, default 0.0

@@ -224,7 +224,7 @@ def cross_entropy(
     token_weight : torch.Tensor, optional
         Factors of the losses of the rows, of their shape.
     target_prob : torch.Tensor, optional
-        Probabilities of K classes in each row, of the shape of `target`; float32, or float64 if `input` is float64.
+        Probabilities of K classes in each row, of the shape of `target`, of any of the four dtypes.
     lse_square_scale : float, default 0.0
         The factor of the squared logarithm of the sum of the exponentials (z-loss).
     temperature : float or torch.Tensor, default 1.0

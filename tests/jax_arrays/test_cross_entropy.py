@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import cross_entropy_oracles
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from cross_entropy_oracles import random_arguments
 from faults import INVALID, NULL, TYPE, outcome
-from samples import assert_identical, generator
+from samples import DTYPES, assert_identical, generator
 
 import ascend_grad as ag
 import ascend_grad.jax as agj
@@ -88,6 +89,42 @@ def test_gradients_of_outputs_are_differences(option):
         return found.loss + sum((each * getattr(found, name)).sum() for each, name in zip(above, names))
 
     jax.test_util.check_grads(total, (jnp.asarray(arguments["input"]),), order=1, modes=["rev"])
+
+
+@pytest.mark.parametrize("transform", [lambda f: f, jax.jit], ids=["eager", "jit"])
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.1}, {"target_prob": np.ones((2, 2))}], ids=str)
+def test_ignored_rows_have_no_gradient_of_outputs(options, transform):
+    """The statistics of an ignored row are 0, so the exponentials of its logits may overflow."""
+    target = np.array([[0, 2], [-100, -100]] if "target_prob" in options else [0, -100])
+
+    def total(name, input):
+        return getattr(agj.cross_entropy(input, target, outputs=(name,), **options), name).sum()
+
+    for name in ("lse", "entropy", *(["log_prob"] if target.ndim == 1 else [])):
+        gradient = transform(jax.grad(partial(total, name)))
+        for large in (100.0, 1e6, np.inf, np.nan):
+            found = np.asarray(gradient(jnp.array([[1.0, 2, 3], [large, 1, 2]], jnp.float32)))
+            assert np.isfinite(found[0]).all()
+            assert found[0].any()
+            assert_identical(found[1], np.zeros(3, np.float32))
+
+
+@pytest.mark.parametrize("prob", DTYPES)
+def test_target_prob_has_any_of_the_four_dtypes(prob, dtype):
+    arguments, _ = problem_of("sparse", dtype, (3, 70, 6), 1)
+    arguments["target_prob"] = arguments["target_prob"].astype(DTYPES[prob])
+    right = ag.cross_entropy(**arguments)
+    given = {name: jnp.asarray(each) if isinstance(each, np.ndarray) else each for name, each in arguments.items()}
+    input = given.pop("input")
+
+    def loss(input):
+        found = agj.cross_entropy(input, **given)
+        return found.loss, found
+
+    found, gradient = jax.jit(jax.grad(loss, has_aux=True))(input)[::-1]
+    assert_identical(np.asarray(gradient), right.input_grad)
+    for name in ("loss", *arguments["outputs"]):
+        assert_identical(np.asarray(getattr(found, name)), getattr(right, name))
 
 
 def test_float16_takes_the_scale_of_the_loss_first():

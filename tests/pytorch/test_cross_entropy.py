@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from samples import assert_identical
 
 import ascend_grad as ag
 import ascend_grad.torch as agt
+from ascend_grad.torch.tensors import to_array
 
 SHAPES = ((7,), (5, 9), (3, 6, 4), (2, 5, 3, 2))
 REDUCTIONS = ("mean", "sum", "none")
@@ -66,6 +68,21 @@ def test_options_have_the_bits_of_the_call_of_arrays():
         right = ag.cross_entropy(x.detach().numpy(), classes.numpy(), 1, **arrays)
         assert torch.equal(loss, torch.from_numpy(right.loss))
         assert torch.equal(torch.autograd.grad(loss, x)[0], torch.from_numpy(right.input_grad))
+
+
+@pytest.mark.parametrize("prob", TOLERANCES, ids=str)
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_target_prob_has_any_of_the_four_dtypes(dtype, prob):
+    x, target, _ = problem_of((4, 6, 3), dtype)
+    several = torch.stack([target, (target + 1).clamp(0, 5)], -1)
+    target_prob = torch.rand(4, 3, 2).to(prob)
+    for reduction in ("sum", "none"):
+        loss = agt.cross_entropy(x, several, target_prob=target_prob, reduction=reduction)
+        (gradient,) = torch.autograd.grad(loss, x, torch.ones_like(loss))
+        arrays = [to_array(each, "array", "test") for each in (x.detach(), several, target_prob)]
+        right = ag.cross_entropy(*arrays[:2], 1, target_prob=arrays[2], reduction=reduction)
+        assert torch.equal(loss, torch.from_numpy(np.asarray(right.loss)).to(dtype))
+        assert_identical(to_array(gradient, "gradient", "test"), right.input_grad)
 
 
 def test_finite_differences_and_batched_gradients():
