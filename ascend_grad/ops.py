@@ -426,8 +426,8 @@ def cross_entropy(
         The weight :math:`r` of each row, of any of the four dtypes; default: ones. A row of weight 0 adds nothing,
         whatever it holds.
     target_prob : array_like, optional
-        The probabilities :math:`q`, of the shape of `target`; float32, or float64 if `input` is float64. Equal targets
-        of a row are added up. Without it, a row has one target of probability 1.
+        The probabilities :math:`q`, of the shape of `target`, of any of the four dtypes. Equal targets of a row are
+        added up. Without it, a row has one target of probability 1.
     label_smoothing : float, default 0.0
         The part :math:`s` of the loss, from 0 to 1, that is spread over all classes.
     lse_square_scale : float, default 0.0
@@ -1007,7 +1007,8 @@ def linear_cross_entropy_backward(
 
     Notes
     -----
-    The digits of :math:`1 - p` of a nearly certain target are those that `lse` has. `linear_cross_entropy` keeps more.
+    The probabilities are computed from `lse` and from logits that are rounded to the dtype of sums. The gradient at a
+    target whose probability is 1 up to such a rounding error is 0, where `linear_cross_entropy` keeps its digits.
 
     Examples
     --------

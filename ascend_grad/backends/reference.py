@@ -201,7 +201,7 @@ class _Loss:
                 of_class = (
                     np.where(self.counted, self.classes[self.entries[:, 0]], 0) if len(weight) else np.zeros(tokens)
                 )
-                self.over = (self.token_weight * of_class).sum()
+                self.over = np.sum(self.token_weight * of_class, where=self.token_weight != 0)
             if not self.over or (lse_square_scale and not self.over_square):
                 # A mean over a sum of weights of 0 is NaN, and has no gradient.
                 self.over = self.over_square = np.float64(0)
@@ -439,7 +439,9 @@ def cross_entropy(
         results["log_prob"][live] = -row.negative_log_prob(targets.entries)[:, 0]  # of a single target
         results["lse"][live], results["entropy"][live], results["predicted"][live] = row.lse, row.entropy, row.predicted
     results["correct"] = np.asarray(np.sum(results["predicted"][live] == entries[live, 0]))
-    counts = tokens[live] if target_prob is not None else tokens[live] * classes[targets.entries[:, 0]]
+    counts = tokens[live]
+    if target_prob is None:
+        counts = np.where(counts == 0, 0, counts * classes[targets.entries[:, 0]])
     results["loss"], *denominators = _reduced(results["loss"], square, reduction, counts, tokens[live], denominator)
     if return_grad:
         gradient = np.zeros((count, vocabulary))

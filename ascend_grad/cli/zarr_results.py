@@ -70,7 +70,7 @@ class Encoder:
 def checked_zarr_target(path: str, sources: list[str]) -> str:
     """Return where a result goes; links are followed to its directory, and by themselves to what is there."""
     if path.endswith(".npy"):
-        raise CommandError(f"{path}: names a file, and the result of Zarr arrays is one")
+        raise CommandError(f"{path}: ends in .npy, but the result of Zarr arrays is a Zarr array")
     target = os.path.realpath(path)
     if os.path.islink(path.rstrip("/")) and not os.path.lexists(target):
         raise CommandError(f"{path}: is a link to nothing")

@@ -164,9 +164,8 @@ def given_options(arguments: Mapping[str, Any]) -> list[str]:
 
 
 def _logit_checks() -> list[Check]:
-    """Return the checks of what makes logits of products."""
+    """Return the checks of what makes logits of products, but for the temperature."""
     return [
-        NumberOrVector("temperature"),
         FloatingIfGiven("bias"),
         Shape("bias", "V"),
         FiniteNumber("logit_scale"),
@@ -195,6 +194,7 @@ def option_checks() -> list[Check]:
         Shape("class_weight", "V"),
         Fraction("label_smoothing"),
         FiniteNumber("lse_square_scale"),
+        NumberOrVector("temperature"),
         PositiveNumberIfGiven("denominator"),
         *_logit_checks(),
     ]
@@ -253,6 +253,7 @@ LINEAR_TOP_K = Operator(
         Shape("weight", "V", "H"),
         NonemptyVocabulary("weight"),
         CountOfEntries("k", MAX_TOP_K),
+        NumberOrVector("temperature"),
         *_logit_checks(),
         Workspace(MIN_WORKSPACE_BYTES),
     ],

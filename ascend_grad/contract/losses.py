@@ -6,12 +6,12 @@ import numpy as np
 
 from .._call import ACCUMULATOR, Operator, Result
 from .._checks import (
-    AccumulatorOf,
     ArrayOfRows,
     ClassWeights,
     DimInRange,
     FiniteNumber,
     Floating,
+    FloatingIfGiven,
     Fraction,
     Int32OrInt64,
     IntegerFrom,
@@ -44,7 +44,7 @@ CROSS_ENTROPY = Operator(
         NotNone(),
         Floating("input"),
         Int32OrInt64("target"),
-        AccumulatorOf("input", "target_prob"),
+        FloatingIfGiven("target_prob"),
         DimInRange("input"),
         RankAtMost("input", MAX_RANK),
         TargetsOfRows(),

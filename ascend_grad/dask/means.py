@@ -33,7 +33,9 @@ def weights(
     classes = tokens
     if target_prob is None and class_weight is not None and class_weight.size:
         places = np.where(counted, target, vocab_start_index).astype(np.int64) - vocab_start_index
-        classes = tokens * class_weight.take(places, mode="clip")
+        with np.errstate(all="ignore"):
+            # A row of weight 0 adds nothing, whatever its class.
+            classes = np.where(tokens == 0, 0, tokens * class_weight.take(places, mode="clip"))
     return np.array([np.sum(classes), np.sum(tokens)])
 
 
@@ -49,7 +51,7 @@ def of_chunk(settings: dict[str, Any], sums: NDArray | None) -> dict[str, Any]:
     with np.errstate(all="ignore"):
         if sums is not None:
             divisor = sums[0]
-            if sums[1]:
+            if square and sums[1]:
                 # The squared lse is divided by another sum of weights than the rest.
                 square *= float(sums[0] / sums[1])
         grad = 0.0 if _is_undefined(settings, sums) else float(settings["grad_loss"] / divisor)

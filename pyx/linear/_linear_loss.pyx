@@ -242,7 +242,7 @@ cdef int set_denominators(Loss *x, double *last_check) except -1 nogil:
         if is_active(&x.p.rows, i, acc_size_of(x.p.dtype)):
             weight = weight_of(x, i)
             all[1] += weight
-            if x.class_weight != NULL and x.target_prob == NULL:
+            if weight != 0 and x.class_weight != NULL and x.target_prob == NULL:
                 weight *= x.class_weight[entry_of_row(&x.p.rows, i)]
             all[0] += weight
         if is_stepped(i, last_check):

@@ -302,7 +302,7 @@ cdef void finish_row(CrossEntropy *x, Py_ssize_t i, Rows *r) noexcept nogil:
     grad_square = upstream * x.square_share
     smoothing = grad_loss * x.label_smoothing / x.s.p.n
     # What the targets do not take back is summed apart, since it may be tiny beside their weights.
-    balance = smoothing * x.class_sum
+    balance = smoothing * x.class_sum if smoothing != 0 else 0
     if x.lse_square_scale != 0:
         balance += 2 * grad_square * x.lse_square_scale * lse
     r.factor[i] = (balance + grad_loss * weights) * reciprocal * inverse
@@ -358,8 +358,9 @@ cdef void set_gradients(
     almost 1, ``(a - grad_loss w) - a (1 - p)`` is accurate.
     """
     cdef Py_ssize_t number = r.numbers[i], k
-    cdef double a = balance + grad_loss * weights, weight = weights, prob, logit, value
+    cdef double a = balance + grad_loss * weights, weight = weights, beside = 0, prob, logit, value
     cdef int64_t entry
+    cdef bint has_certain = False
     if x.target_count > 1:
         add_equal_targets(x, number, r)
     for k in range(x.target_count):
@@ -369,12 +370,16 @@ cdef void set_gradients(
         logit = r.targets[i * x.target_count + k]
         prob = r.exp[i * x.target_count + k] * reciprocal
         if prob > NEARLY_CERTAIN:
-            value = balance + grad_loss * weights_beside(x, number, entry) - a * ((r.rest[i] - expm1(logit)) * reciprocal)
+            if not has_certain:  # all such targets of a row are the same entry
+                has_certain, beside = True, weights_beside(x, number, entry)
+            value = balance + grad_loss * beside - a * ((r.rest[i] - expm1(logit)) * reciprocal)
         else:
             if x.target_count > 1:
                 weight = slot_of(x, r, entry).weight
             value = a * prob - grad_loss * weight
-        r.targets[i * x.target_count + k] = inverse * (value - smoothing * class_weight_of(x, entry))
+        if smoothing != 0:
+            value -= smoothing * class_weight_of(x, entry)
+        r.targets[i * x.target_count + k] = inverse * value
 
 
 cdef void finish_plain_rows(CrossEntropy *x, Py_ssize_t begin, Py_ssize_t count, Rows *r) noexcept nogil:
@@ -841,7 +846,7 @@ cdef int set_denominators(CrossEntropy *x, double *last_check) except -1 nogil:
                 square.sum += 1
                 continue
             ag_sum_add(&square, token_weight_of(x, number))
-            if x.prob == NULL:
+            if x.prob == NULL and token_weight_of(x, number) != 0:
                 ag_sum_add(&loss, token_weight_of(x, number) * class_weight_of(x, target_of(x, number, 0)))
         if number % ROWS_PER_CHECK == 0 and last_check != NULL:
             _tasks.check_signals(last_check)

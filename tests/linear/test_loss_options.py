@@ -375,3 +375,19 @@ def test_rows_of_infinities_have_no_lse(infinity, backend):
     of_logits = ag.cross_entropy(logits, target, reduction="none", outputs=("lse",), backend=backend)
     for values in (result.loss, result.lse, result.log_prob, result.entropy, of_logits.loss, of_logits.lse):
         assert np.isnan(values).all()
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("more", [{}, {"outputs": ("lse",)}, {"lse_square_scale": 0.1}])
+def test_rows_without_weight_meet_no_infinite_class_weight(more, backend):
+    """A row of weight 0 adds nothing to a loss or to what a mean is divided by."""
+    random = generator("infinite class weight")
+    x, weight = random.standard_normal((3, 4)), random.standard_normal((3, 4))
+    options = {"token_weight": np.array([0.0, 1.0, 2.0]), "class_weight": np.array([np.inf, 1.0, 0.5])} | more
+    target = np.array([0, 1, 2])
+    finite = options | {"class_weight": np.array([1.0, 1.0, 0.5])}
+    for function, arrays in ((ag.linear_cross_entropy, (x, weight)), (ag.cross_entropy, (x @ weight.T,))):
+        result = function(*arrays, target, **options, backend=backend)
+        expected = function(*arrays, target, **finite, backend=backend)
+        assert_identical(result.loss, expected.loss)
+        assert_identical(result.input_grad, expected.input_grad)

@@ -420,7 +420,7 @@ FAULTS = (
     ("class_weight", np.ones(2), "ParamInvalidError"),
     ("class_weight", np.ones(3, int), "ParamTypeError"),
     ("token_weight", np.ones(3), "ParamInvalidError"),
-    ("target_prob", np.ones(2, np.float64), "ParamTypeError"),
+    ("target_prob", np.ones(2, np.int64), "ParamTypeError"),
     ("target_prob", np.ones(2, np.float32), "ParamInvalidError"),
     ("label_smoothing", 1.5, "ParamInvalidError"),
     ("label_smoothing", -0.1, "ParamInvalidError"),

@@ -126,8 +126,7 @@ def _dtypes(draw: Draw, sample: Sample) -> Iterator[Fault]:
     yield from _foreign("dtype", "target", fine=("int32", "swapped int"))
     yield Fault("dtype", "target", "floats", as_dtype(np.float32), TYPE, "target")
     if sample.case == "rows" and "target_prob" in sample.arrays:
-        other = np.float32 if sample.dtype == np.float64 else np.float64
-        yield Fault("dtype", "target_prob", "unlike input", as_dtype(other), TYPE, "target_prob")
+        yield Fault("dtype", "target_prob", "integers", as_dtype(np.int32), TYPE, "target_prob")
 
 
 def _shapes(draw: Draw, sample: Sample) -> Iterator[Fault]:
@@ -165,7 +164,8 @@ def _targets(draw: Draw, sample: Sample, stage: str = "targets") -> Iterator[Fau
 
 def _grad_loss(draw: Draw, sample: Sample) -> Iterator[Fault]:
     if sample.arguments["reduction"] == "none":
-        yield from _of_array(draw, sample, "grad_loss", "grad_loss")
+        if _rows_of(sample):  # otherwise integers without axes are one number
+            yield from _of_array(draw, sample, "grad_loss", "grad_loss")
         yield from _each("grad_loss", "grad_loss", {"text": "1"}, TYPE)
     else:
         yield from _each("grad_loss", "grad_loss", _NO_NUMBER, TYPE)

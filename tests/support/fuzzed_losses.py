@@ -89,7 +89,7 @@ def draw_rows(draw: Draw, dtype: str, shape: tuple[int, ...]) -> dict[str, Any]:
     targets = arrays.targets(rows + several, classes, -100)
     arguments: dict[str, Any] = {"input": np.asarray(x).astype(DTYPES[dtype]), "target": targets, "dim": dim}
     if several:
-        arguments["target_prob"] = arrays.random.random(rows + several).astype(accumulator(DTYPES[dtype]))
+        arguments["target_prob"] = arrays.floats(rows + several, 0, 1)
     arguments |= draw_options(draw, arrays, rows, classes)
     arguments["reduction"] = draw.choice(("mean", "sum", "none"))
     draw_grad_loss(draw, arrays, arguments, rows)

@@ -213,6 +213,7 @@ def _weights(arguments: dict[str, Any], target: NDArray, counted: NDArray) -> ND
     if token is not None:
         weights[counted] = token.astype(np.float64)[counted]
     if of_class is not None:
+        counted = counted & (weights != 0)  # a row of weight 0 adds nothing, whatever its class
         weights[counted] *= of_class.astype(np.float64)[
             target[counted].astype(np.int64) - arguments["vocab_start_index"]
         ]

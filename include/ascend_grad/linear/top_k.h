@@ -3,7 +3,8 @@
  *
  * A row has a list of its k largest logits so far, sorted from the largest down, and the sum of the exponentials of all its
  * logits but one that is the largest. The exponentials are relative to the largest logit, and the difference is divided by
- * the temperature of the row. Logits are transformed before they are compared, but for the temperature. The sum leaves out the largest logit so that the logarithm of a sum of almost 1 is accurate.
+ * the temperature of the row. Logits are transformed before they are compared, but for the temperature. The sum leaves out
+ * the largest logit so that the logarithm of a sum of almost 1 is accurate.
  *
  * Logits enter a list in the order of the vocabulary, and only if they exceed its smallest entry. So the first ones of equal
  * logits are in the list. A NaN never enters. It makes the sum NaN, and so does an infinite logit.
