@@ -19,7 +19,8 @@ def as_array(value: object, name: str, operator: str) -> jax.Array | None:
     if value is None:
         return None
     if not isinstance(value, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)):
-        raise ParamTypeError(f"{name}: expected an array of jax or a number, got {shown(value)}", operator=operator)
+        expected = "an array of jax or NumPy, or a number"
+        raise ParamTypeError(f"{name}: expected {expected}, got {shown(value)}", operator=operator)
     if isinstance(value, np.ndarray):
         check_class(type(value), name, operator)
         value = value.astype(native(value.dtype), copy=False)

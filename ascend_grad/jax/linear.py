@@ -47,7 +47,8 @@ def _compute(
 # Gradients of a mean or a sum are computed with the loss, so that logits are computed once, and scaled later. Gradients
 # of one loss per row are computed later, as upstream gradients must be applied before the sum over the rows. So are
 # gradients in float16: a loss scale must be applied before the rounding, in which the gradient of a mean would vanish.
-# If an output has an upstream gradient, the gradients of loss and outputs are computed together.
+# Gradients are computed later, too, if an output is requested that has a gradient: those of loss and outputs are
+# computed together.
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -64,7 +65,7 @@ def _loss_forward(settings: Settings, layer: dict[str, Any], others: dict[str, A
     saved = ["lse"] * any(name in settings.outputs for name in DIFFERENTIABLE)
     saved += ["entropy"] * ("entropy" in settings.outputs)
     names = tuple(dict.fromkeys(("loss", *settings.outputs, *saved)))
-    is_with_loss = settings.reduction != "none" and layer["input"].dtype != jnp.float16
+    is_with_loss = settings.reduction != "none" and layer["input"].dtype != jnp.float16 and not saved
     found = _compute(settings, {**layer, **others}, names, wanted if is_with_loss else ())
     gradients = {name: found.get(f"{name}_grad") for name in wanted}
     results = {name: found[name] for name in ("loss", *settings.outputs)}
@@ -178,7 +179,8 @@ def linear_cross_entropy(
 
     Notes
     -----
-    If `reduction` is "mean" or "sum", the gradients are computed with the loss, except in float16. A layer that is not
+    If `reduction` is "mean" or "sum", the gradients are computed with the loss. They are computed in the backward pass,
+    which computes the logits again, in float16 and if `outputs` has "lse", "log_prob" or "entropy". A layer that is not
     differentiated costs one product less.
 
     Examples

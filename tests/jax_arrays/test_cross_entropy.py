@@ -18,6 +18,7 @@ from samples import DTYPES, assert_identical, generator
 import ascend_grad as ag
 import ascend_grad.jax as agj
 
+ARRAY = "an array of jax or NumPy, or a number"
 EVERY = ("lse", "log_prob", "entropy", "predicted", "correct")
 #: Options, as `random_arguments` takes them, with the number of sparse targets.
 OPTIONS: dict[str, tuple[dict[str, Any], int]] = {
@@ -173,6 +174,8 @@ def test_bad_arguments():
         ((x, t), {"dim": 2}, INVALID, "dim: expected"),
         ((x, t), {"class_weight": jnp.ones(3)}, INVALID, "class_weight: expected shape (2,)"),
         ((x, t), {"temperature": -1.0}, INVALID, "temperature: expected a positive finite number, got -1.0"),
+        ((x, t), {"temperature": [1.0, 2.0, 3.0]}, TYPE, f"temperature: expected {ARRAY}, got list"),
+        ((x, t), {"temperature": [[1.0], 2.0]}, TYPE, f"temperature: expected {ARRAY}, got list"),
         ((x, t), {"reduction": "all"}, INVALID, "reduction: expected"),
     ):
         error = outcome(agj.cross_entropy, *arguments, **settings)

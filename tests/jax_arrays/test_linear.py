@@ -20,6 +20,8 @@ import ascend_grad as ag
 import ascend_grad.jax as agj
 
 SHAPE = Shape(40, 50, 12)
+#: What arguments that are arrays are expected to be.
+ARRAY = "an array of jax or NumPy, or a number"
 LAYER = ("input", "weight", "bias")
 
 
@@ -153,13 +155,22 @@ def test_only_gradients_that_are_needed_are_computed():
     assert results_of(function, layer) == ["loss"]
 
 
-def test_outputs_without_an_upstream_gradient_cost_no_second_pass():
-    arrays, settings, _ = problem_of("temperature", "float32")
-    function, layer = loss_of(arrays, settings)
-    of_loss = jax.grad(lambda layer: function(layer).loss)
-    of_both = jax.grad(lambda layer: function(layer).loss + function(layer).lse.sum())
-    assert results_of(of_loss, layer) == [f"loss {' '.join(settings['outputs'])} input_grad weight_grad"]
-    assert results_of(of_both, layer)[-1] == "input_grad weight_grad"
+def test_gradients_are_computed_once():
+    """Gradients come with the loss, or in the backward pass if an output is requested that has a gradient."""
+    arrays, settings, _ = problem_of("no option", "float32")
+    for outputs, together in ((("predicted", "correct"), True), (("correct", "lse"), False), (("entropy",), False)):
+        function, layer = loss_of(arrays, settings | {"outputs": outputs})
+        of_loss = results_of(jax.grad(lambda layer, f=function: f(layer).loss), layer)
+        gradients = [each for each in of_loss if "grad" in each]
+        names = [*outputs, "input_grad", "weight_grad"] if together else ["input_grad", "weight_grad"]
+        assert gradients == [" ".join(["loss", *names])]
+        assert len(of_loss) == 2 - together
+
+    def total(layer):
+        found = function(layer)
+        return found.loss - 0.01 * found.entropy.mean()
+
+    assert results_of(jax.grad(total), layer) == ["loss entropy lse", "input_grad weight_grad"]
 
 
 def test_results_while_jax_has_32_bits():
@@ -250,11 +261,13 @@ def test_bad_arguments():
         ((x, w.astype(jnp.float16), t), {}, TYPE, "weight: expected dtype float64"),
         ((x, w[:, :1], t), {}, INVALID, "weight: expected"),
         ((x, w, t[:2]), {}, INVALID, "target: expected shape"),
-        ((x, w, [0, 1, 2]), {}, TYPE, "target: expected an array of jax or a number, got list"),
+        ((x, w, [0, 1, 2]), {}, TYPE, "target: expected an array of jax or NumPy, or a number, got list"),
         ((x, w, x), {}, TYPE, "target: expected dtype int32 or int64, got float64"),
         ((x, w, t), {"reduction": "middle"}, INVALID, "reduction: expected 'mean', 'sum' or 'none'"),
         ((x, w, t), {"temperature": 0.0}, INVALID, "temperature: expected a positive finite number, got 0.0"),
         ((x, w, t), {"temperature": w}, INVALID, "temperature: expected"),
+        ((x, w, t), {"temperature": [1.0, 2.0, 3.0]}, TYPE, f"temperature: expected {ARRAY}, got list"),
+        ((x, w, t), {"temperature": (1.0, -2.0, 3.0)}, TYPE, f"temperature: expected {ARRAY}, got tuple"),
         ((x, w, t), {"bias": t}, INVALID, "bias: expected"),
         ((x, w, t), {"softcap": -1.0}, INVALID, "softcap: expected a positive finite number, got -1.0"),
         ((x, w, t), {"label_smoothing": 1.5}, INVALID, "label_smoothing: expected a number in [0, 1], got 1.5"),

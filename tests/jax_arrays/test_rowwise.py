@@ -289,7 +289,7 @@ def test_bad_arguments():
     x, mask = jnp.zeros((1, 1, 2, 2)), jnp.zeros((1, 1, 2, 2), bool)
     cases = (
         (agj.softmax, (None,), NULL, "input: expected an array, got None"),
-        (agj.softmax, ([1.0],), TYPE, "input: expected an array of jax or a number, got list [1.0]"),
+        (agj.softmax, ([1.0],), TYPE, "input: expected an array of jax or NumPy, or a number, got list [1.0]"),
         (
             agj.softmax,
             (jnp.zeros(3, int),),
