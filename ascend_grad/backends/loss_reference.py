@@ -75,8 +75,12 @@ def _weighted(weight: NDArray, values: NDArray) -> NDArray:
 
 
 def deficit(row: RowStatistics, class_weight: NDArray) -> NDArray:
-    """Return the sum of ``c_v (max - z_v)`` of each row."""
-    return np.sum(_weighted(class_weight, row.distance), axis=-1)
+    """Return the sum of ``c_v (max - z_v)`` of each row.
+
+    An entry of -inf has an infinite distance even if all entries are -inf. They may be a part of the vocabulary alone.
+    """
+    distance = np.where(np.isneginf(row.max)[:, None], np.inf, row.distance)
+    return np.sum(_weighted(class_weight, distance), axis=-1)
 
 
 def losses(row: RowStatistics, targets: Targets, terms: Terms) -> tuple[NDArray, NDArray]:
@@ -110,7 +114,7 @@ def gradient(
     weights = scaled[:, None] * target_weights(targets, terms) - np.reshape(grad_log_prob, (-1, 1))
     smoothing = scaled * terms.label_smoothing / (terms.vocabulary or vocabulary)
     class_sum = terms.class_weight.sum() if terms.class_sum is None else terms.class_sum
-    a = weights.sum(axis=-1) + smoothing * class_sum + grad_lse
+    a = weights.sum(axis=-1) + (smoothing * class_sum if terms.label_smoothing else 0.0) + grad_lse
     if terms.lse_square_scale:
         a = a + 2 * grad_square * terms.token_weight * terms.lse_square_scale * row.lse
     b = np.broadcast_to(-np.asarray(grad_entropy, np.float64), rows)
