@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from .. import arrays
 from .._call import checked
@@ -28,6 +29,17 @@ if TYPE_CHECKING:
     from .communicators import Communicator
 
 _NAME = DATA_PARALLEL.name
+
+
+class _Prepared(NamedTuple):
+    """What a rank allocates before the first collective operation: it can then tell the others that it lacks memory."""
+
+    shard: Shard
+    facts: dict[str, Any]
+    weight_sum: MatrixSum | DeviceMatrixSum | None
+    #: The number of failed ranks, and the results that are sums over tokens.
+    sums: NDArray
+    token_sums: VectorSums
 
 
 def data_parallel_linear_cross_entropy(
@@ -164,7 +176,7 @@ def data_parallel_linear_cross_entropy(
     ]  # fmt: skip
     execution = {"backend": backend, "num_threads": num_threads}
 
-    def prepare() -> tuple[Shard, MatrixSum | DeviceMatrixSum | None, dict[str, Any]]:
+    def prepare() -> _Prepared:
         if not (reduce_weight_grad is True or reduce_weight_grad == "scatter"):
             kind = ParamInvalidError if isinstance(reduce_weight_grad, (str, bool)) else ParamTypeError
             message = f"reduce_weight_grad: expected True or 'scatter', got {shown(reduce_weight_grad)}"
@@ -185,7 +197,9 @@ def data_parallel_linear_cross_entropy(
                 total = device_matrix_sum(ranks, entries, features, dtype, share, in_order, a["weight"])
         place = total.matrix if isinstance(total, MatrixSum) else total
         shard = make_shard(call, vocab_ranks, vocab_start_index, vocab_size, True, execution, place)
-        return shard, total, shard.facts()
+        sums = np.zeros(1 + shard.token_summands)
+        token_sums = VectorSums(ranks, sums.size, sums.dtype, a["deterministic"])
+        return _Prepared(shard, shard.facts(), total, sums, token_sums)
 
     # Both gatherings run before any rank raises. A rank that failed tells the ranks of its vocab_comm first (in
     # agree()); each of these ranks then tells the ranks of its comm.
@@ -193,9 +207,9 @@ def data_parallel_linear_cross_entropy(
     prepared = inner.run(prepare)
 
     def agree() -> dict[str, Any]:
-        cards = inner.tell(vocab_ranks, None if prepared is None else prepared[2])
+        cards = inner.tell(vocab_ranks, None if prepared is None else prepared.facts)
         assert prepared is not None
-        shard, *_ = prepared
+        shard = prepared.shard
         shard.place(cards)
         same = {
             "operator": _NAME,
@@ -212,7 +226,7 @@ def data_parallel_linear_cross_entropy(
 
     cards = attempt.tell(ranks, attempt.run(agree))
     assert prepared is not None  # otherwise tell() has raised
-    shard, weight_sum, _ = prepared
+    shard, _, weight_sum, sums, token_sums = prepared
 
     def agreed_count() -> int:
         check_agreement([card["same"] for card in cards], _NAME)
@@ -220,19 +234,20 @@ def data_parallel_linear_cross_entropy(
 
     count = inner.run(agreed_count)
     if count is None:  # every rank of comm knows, ranks of vocab_comm may not: solve() tells them and raises
-        return shard.solve(inner, 0, ranks)
+        return shard.solve(inner, 0, token_sums)
 
     def solve() -> LinearCrossEntropy:
-        solved = shard.solve(inner, count, ranks)
+        solved = shard.solve(inner, count, token_sums)
         inner.raise_kept()
+        shard.write_token_summands(solved, sums[1:])
         return solved
 
-    result = attempt.run(solve)
-    sums = np.concatenate([[attempt.failed], *shard.summands_of_tokens(result)])
-    VectorSums(ranks, sums.size, sums.dtype, deterministic).add(sums)
+    solved = attempt.run(solve)
+    sums[0] = attempt.failed
+    token_sums.add(sums)
     attempt.settle(ranks, sums[0])
-    assert result is not None
-    result = shard.with_sums_of_tokens(result, sums[1:])
+    assert solved is not None
+    result = attempt.run(partial(shard.with_sums_of_tokens, solved, sums[1:])) or solved
     if weight_sum is not None:
         weight_grad: Any = weight_sum.result(attempt)
         result = result._replace(weight_grad=weight_grad)

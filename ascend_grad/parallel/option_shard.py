@@ -21,7 +21,15 @@ from ..errors import BackendUnavailableError
 from ..results import LinearCrossEntropy, with_outputs
 from .agreement import Attempt
 from .communicators import Collectives
-from .row_statistics import NUMBERS, PartStatistics, RowStatistics, candidates, empty_part, write_summands
+from .row_statistics import (
+    NUMBERS,
+    PartStatistics,
+    RowStatistics,
+    candidates,
+    empty_part,
+    predicted,
+    write_summands,
+)
 from .shard import Shard, checksum
 from .sums import Share, VectorSums
 
@@ -63,6 +71,10 @@ class OptionShard(Shard):
         super()._allocate(share, weight_grad)
         wanted = self._a["return_grad"] and "bias" in self._vectors
         self.bias_grad = np.zeros(len(self.weight)) if wanted else None
+        #: The same in the dtype of the bias, as the caller gets it.
+        self._rounded_bias_grad: NDArray | None = None
+        if wanted:
+            self._rounded_bias_grad = np.zeros(len(self.weight), arrays.native(self._a["bias"].dtype))
         backend, source = requested(self._execution["backend"], self._call.operator)
         if backend not in ("auto", "cpu", "reference"):
             reason = f"{self._given[0]}: over ranks, a loss with options is computed on the host"
@@ -94,7 +106,7 @@ class OptionShard(Shard):
 
     # -- the loss and the gradients --
 
-    def solve(self, attempt: Attempt, count: int, token_ranks: Collectives | None = None) -> LinearCrossEntropy:
+    def solve(self, attempt: Attempt, count: int, token_sums: VectorSums | None = None) -> LinearCrossEntropy:
         attempt.run(self._check_targets)
         attempt.run(self._find_statistics)
         self._ranks.allreduce(self._maxima, "max")
@@ -104,8 +116,8 @@ class OptionShard(Shard):
         attempt.run(self._relate_to_global_maxima)
         self._sums_of_ranks.add(self._sums)
         attempt.run(self._use_global_statistics)
-        if token_ranks is not None and self._divides_by_weights:
-            VectorSums(token_ranks, 2, np.float64, self._a["deterministic"]).add(self._denominators)
+        if token_sums is not None and self._divides_by_weights:
+            token_sums.add(self._denominators)
         result = attempt.run(self._finish)
         if self.input_sum is None:
             attempt.share(self._ranks)
@@ -113,10 +125,15 @@ class OptionShard(Shard):
         input_grad = self.input_sum.result(attempt)
         return result if result is None else result._replace(input_grad=input_grad)  # type: ignore[return-value]
 
-    def summands_of_tokens(self, result: LinearCrossEntropy | None) -> list[NDArray]:
-        correct = 0 if result is None or "correct" not in self._outputs else result.correct
-        bias_grad = np.zeros(0) if self.bias_grad is None else self.bias_grad
-        return [*super().summands_of_tokens(result), np.array([correct], np.float64), bias_grad]
+    @property
+    def token_summands(self) -> int:
+        return super().token_summands + 1 + (0 if self.bias_grad is None else len(self.bias_grad))
+
+    def write_token_summands(self, result: LinearCrossEntropy, out: NDArray) -> None:
+        super().write_token_summands(result, out)
+        out[1] = result.correct if "correct" in self._outputs else 0
+        if self.bias_grad is not None:
+            out[2:] = self.bias_grad
 
     def with_sums_of_tokens(self, result: LinearCrossEntropy, sums: NDArray) -> LinearCrossEntropy:
         result = super().with_sums_of_tokens(result, sums)
@@ -124,22 +141,17 @@ class OptionShard(Shard):
             result = result._replace(correct=np.asarray(sums[1], np.int64))  # type: ignore[call-arg]  # one of its fields
         if self.bias_grad is not None:
             self.bias_grad[...] = sums[2:]
+            self._round_bias_grad()
         return result
 
     def convert_results(self, result: LinearCrossEntropy, attempt: Attempt, ranks: Collectives) -> LinearCrossEntropy:
-        rounded = attempt.run(self._rounded_bias_grad)
         attempt.raise_kept()
-        if rounded is not None:
-            result = result._replace(bias_grad=rounded)  # type: ignore[call-arg]  # one of its fields
         return result._replace(**dict(zip(result._fields, self._call.in_library(result))))
 
-    def _rounded_bias_grad(self) -> NDArray | None:
-        """Return the gradient of the bias in the dtype of the bias."""
-        if self.bias_grad is None:
-            return None
-        rounded = np.empty(self.bias_grad.shape, arrays.native(self._a["bias"].dtype))
-        arrays.round_into(rounded, self.bias_grad)
-        return rounded
+    def _round_bias_grad(self) -> None:
+        """Write the gradient of the bias in the dtype of the bias, if it is requested."""
+        if self.bias_grad is not None and self._rounded_bias_grad is not None:
+            arrays.round_into(self._rounded_bias_grad, self.bias_grad)
 
     @property
     def _needs_predicted(self) -> bool:
@@ -181,7 +193,10 @@ class OptionShard(Shard):
         return thread_count(self._execution["num_threads"], self._operator)
 
     def _find_candidates(self) -> None:
-        self._first[...] = candidates(self._part, self._maxima, self.start)
+        """Find this rank's candidates for the predicted entries. A rank without vocabulary entries has none."""
+        self._first[...] = -np.inf
+        if len(self.weight):
+            self._first[...] = candidates(self._part, self._maxima, self.start, self.vocab_size)
 
     def _relate_to_global_maxima(self) -> None:
         write_summands(self._part, self._maxima, self._own_class_sum, self._sums)
@@ -208,7 +223,8 @@ class OptionShard(Shard):
         if self._divides_by_weights:
             has_class_weights = "class_weight" in self._vectors and "target_prob" not in self._vectors
             of_class = self._target_weights[:, 0] if has_class_weights else 1.0
-            of_rows = np.where(self._token_weight == 0, 0, self._token_weight * of_class)
+            with np.errstate(all="ignore"):  # 0 times the infinite weight of a class
+                of_rows = np.where(self._token_weight == 0, 0, self._token_weight * of_class)
             self._denominators[...] = of_rows.sum(), self._token_weight.sum()
         elif self._a["reduction"] == "mean":
             self._denominators[...] = self._a["denominator"]
@@ -222,8 +238,9 @@ class OptionShard(Shard):
             values = {"loss": self._reduced_loss(), "input_grad": None, "weight_grad": self._weight_grad}
             values |= self._outputs_of_rows()
         self._find_gradients()
+        self._round_bias_grad()
         if "bias" in self._vectors:
-            values["bias_grad"] = self.bias_grad
+            values["bias_grad"] = self._rounded_bias_grad
         names = (*(("bias_grad",) if "bias" in self._vectors else ()), *self._outputs)
         fields = (*LinearCrossEntropy._fields, *names)
         return with_outputs(LinearCrossEntropy, names, tuple(values[name] for name in fields))
@@ -245,7 +262,7 @@ class OptionShard(Shard):
         weights = (1 - s) * self._target_weights
         loss = np.where(weights == 0, 0, weights * rows.negative_log_prob()).sum(axis=-1)
         if s:
-            loss = loss + s / self.vocab_size * rows.smoothed_sum(self._class_sum)
+            loss = loss + s / max(self.vocab_size, 1) * rows.smoothed_sum(self._class_sum)
         square = self._a["lse_square_scale"] * rows.lse**2 if self._a["lse_square_scale"] else np.zeros_like(loss)
         r = self._token_weight
         return np.where(r == 0, 0, r * loss), np.where(r == 0, 0, r * square)
@@ -262,10 +279,10 @@ class OptionShard(Shard):
                 continue
             found[name] = np.where(self._counted, value, 0).astype(self.accumulator)
         if self._needs_predicted:
-            predicted = np.where(self._counted, -self._first, -1).astype(np.int64)
-            found["predicted"] = predicted
+            entries = predicted(self._first, self.vocab_size)
+            found["predicted"] = np.where(self._counted, entries, -1).astype(np.int64)
             if "correct" in self._outputs:
-                found["correct"] = np.asarray(np.count_nonzero(self._counted & (predicted == self.target)))
+                found["correct"] = np.asarray(np.count_nonzero(self._counted & (entries == self.target)))
         return found
 
     def _find_gradients(self) -> None:
@@ -283,7 +300,7 @@ class OptionShard(Shard):
             return
         options = self._part_options() | {
             "vocab": self.vocab_size,
-            "class_sum": self._class_sum,
+            "class_sum": self._class_sum if self._a["label_smoothing"] else 0.0,  # it may be infinite
             "denominators": tuple(self._denominators.tolist()),
         }
         arguments = self.input, self.weight, self.target, options, self._rows.numbers

@@ -54,13 +54,21 @@ def write_summands(part: PartStatistics, maxima: NDArray, class_sum: float, out:
     out[:, NUMBERS : NUMBERS + part.target_logits.shape[1]] = part.target_logits
 
 
-def candidates(part: PartStatistics, maxima: NDArray, start: int) -> NDArray:
-    """Return the negative id of this rank's first entry with the maximum of all ranks, -inf for none.
+def candidates(part: PartStatistics, maxima: NDArray, start: int, vocabulary: int) -> NDArray:
+    """Return numbers whose maximum over the ranks tells the predicted entry of each row, as `predicted` reads it.
 
-    The maximum over the ranks is the negative of the lowest id. `start` is the id of this rank's first entry.
+    A number is the negative id of this rank's first entry with the maximum of all ranks, and -inf for none. The
+    lowest id wins. The first NaN of a rank has `vocabulary` added, and so wins against all entries that are not NaN.
+    `start` is the id of this rank's first entry.
     """
     maximum = part.numbers[0]
-    return np.where((maximum == maxima) | np.isnan(maximum), -(part.argmax + float(start)), -np.inf)
+    found = np.where((maximum == maxima) | np.isnan(maximum), -(part.argmax + float(start)), -np.inf)
+    return np.where(np.isnan(maximum), found + vocabulary, found)
+
+
+def predicted(first: NDArray, vocabulary: int) -> NDArray:
+    """Return the ids of the predicted entries, from the maxima of `candidates` over all ranks."""
+    return np.where(first > 0, vocabulary - first, -first)
 
 
 class RowStatistics:

@@ -191,11 +191,11 @@ class Shard:
 
     # -- the loss and the gradients --
 
-    def solve(self, attempt: Attempt, count: int, token_ranks: Collectives | None = None) -> LinearCrossEntropy:
+    def solve(self, attempt: Attempt, count: int, token_sums: VectorSums | None = None) -> LinearCrossEntropy:
         """Compute the loss and the gradients. For a mean, this shard's loss is the sum of its rows divided by `count`.
 
-        `count` is the number of tokens in the mean, which may include other shards' tokens. `token_ranks` are the ranks
-        that the tokens are split over, if any. A mean with options needs them: it is divided by a sum of weights.
+        `count` is the number of tokens in the mean, which may include other shards' tokens. `token_sums` adds over the
+        ranks that the tokens are split over, if any. A mean with options is divided by such a sum of weights.
         """
         attempt.run(partial(self._prepare, count))
         for chunk in range(self._chunks):
@@ -210,13 +210,17 @@ class Shard:
             return LinearCrossEntropy(loss, None, self._weight_grad)  # type: ignore[arg-type]  # nothing failed
         return LinearCrossEntropy(loss, self.input_sum.result(attempt), self._weight_grad)  # type: ignore[arg-type]
 
-    def summands_of_tokens(self, result: LinearCrossEntropy | None) -> list[NDArray]:
-        """Return the results that are sums over the tokens of all ranks, as vectors. None: this rank failed."""
-        is_summed = result is not None and self._a["reduction"] != "none"
-        return [np.array([result.loss if is_summed else 0], np.float64)]  # type: ignore[union-attr]
+    @property
+    def token_summands(self) -> int:
+        """Return the number of elements that `write_token_summands` writes."""
+        return 1
+
+    def write_token_summands(self, result: LinearCrossEntropy, out: NDArray) -> None:
+        """Write the results that are sums over the tokens of all ranks."""
+        out[0] = 0 if self._a["reduction"] == "none" else result.loss
 
     def with_sums_of_tokens(self, result: LinearCrossEntropy, sums: NDArray) -> LinearCrossEntropy:
-        """Return the results with the sums over all ranks of what `summands_of_tokens` returns."""
+        """Return the results with the sums over all ranks of what `write_token_summands` writes."""
         if self._a["reduction"] == "none":
             return result
         return result._replace(loss=np.asarray(sums[0], self.accumulator))

@@ -17,7 +17,7 @@ from thread_ranks import Group, on_grid, on_ranks
 
 import ascend_grad as ag
 from ascend_grad import parallel
-from ascend_grad.parallel import agreement, option_shard
+from ascend_grad.parallel import agreement, data_parallel, option_shard, row_statistics, shard, sums
 
 SHAPE, CUTS, ROWS = Shape(41, 50, 20), [0, 17, 17, 45, 50], [0, 11, 11, 41]
 SHARES = (True, False, "scatter")
@@ -173,6 +173,34 @@ def test_the_lowest_entry_of_a_tie_is_predicted():
         assert each.correct == 1
 
 
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_the_first_nan_is_predicted(backend):
+    """The first NaN of a row counts as its maximum, as in `numpy.argmax`, whatever rank has it."""
+    for bias in ([0, 1, 0, np.nan, 0, 2], [-np.inf, 1, 0, np.nan, np.nan, 0], [-np.inf] * 3 + [np.nan] * 3):
+        call = {"input": np.zeros((2, 3)), "weight": np.zeros((6, 3)), "target": np.array([1, 3]), "bias": bias}
+        call |= {"bias": np.array(bias), "reduction": "none", "outputs": ("predicted", "correct")}
+        for cuts in ([0, 1, 6], [0, 0, 6], [0, 3, 6], [0, 4, 6], [0, 2, 2, 4, 5, 6]):
+            for each in with_options(call, cuts, backend=backend):
+                assert each.predicted.tolist() == [3, 3]
+                assert each.correct == 1
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("weight", [0.0, 2.0])
+def test_a_rank_whose_logits_are_all_minus_infinity(backend, weight):
+    """Such a rank adds nothing to the sums of exponentials. Smoothing makes the loss infinite if its classes count."""
+    call = arguments("no option", "float64", "none") | {"label_smoothing": 0.1, "outputs": ("lse", "entropy")}
+    call["target"] = 20 + np.arange(41) % 30
+    call["bias"], call["class_weight"] = np.zeros(50), np.ones(50)
+    call["bias"][:17], call["class_weight"][:17] = -np.inf, weight
+    right = ag.linear_cross_entropy(**call, backend=backend)
+    assert np.all(np.isinf(right.loss) == (weight > 0))
+    for cuts in (CUTS, [0, 17, 50], [0, 9, 17, 50], [0, 20, 50]):
+        for each in whole_with_options(with_options(call, cuts, backend=backend)):
+            for name, value, expected in zip(right._fields, each, right):
+                np.testing.assert_allclose(value, expected, rtol=1e-12, atol=1e-12, err_msg=name)
+
+
 def test_logits_that_are_no_finite_numbers(dtype):
     """A row has the results of the undivided problem if a logit is infinite or NaN, on any rank."""
     x = np.array([[1, 0], [0, 1], [1, 1], [-1, 0]], DTYPES[dtype])
@@ -204,6 +232,35 @@ def test_rows_without_weight():
             assert np.isnan(each.loss)
             assert not each.input_grad.any()
             assert not each.weight_grad.any()
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.filterwarnings("error")
+def test_an_infinite_class_without_token_weight(backend):
+    """A row of token weight 0 adds 0 to the divisor of a mean, whatever its class weight is."""
+    call = arguments("no option", "float64") | {"token_weight": np.ones(41), "class_weight": np.ones(50)}
+    call["target"] = np.arange(41)
+    call["token_weight"][[3, 8]] = 0
+    expected = ag.linear_cross_entropy(**call)
+    call["class_weight"][[3, 8]] = np.inf
+    results = whole_with_options(with_options(call, CUTS, backend=backend))
+    results += whole_of_grid(on_grid_with_options(call, [0, 17, 50], ROWS, backend=backend), "mean")
+    for each in results:
+        for name, value, right in zip(expected._fields, each, expected):
+            np.testing.assert_allclose(value, right, rtol=1e-12, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_a_vocabulary_without_entries(smoothing, reduction):
+    """All rows are ignored, and the results are those of the undivided problem."""
+    call = {"input": np.ones((3, 2)), "weight": np.ones((0, 2)), "target": np.full(3, -100), "reduction": reduction}
+    call |= {"label_smoothing": smoothing, "bias": np.zeros(0), "outputs": EVERY}
+    right = ag.linear_cross_entropy(**call)
+    for cuts in ([0, 0], [0, 0, 0]):
+        for each in whole_with_options(with_options(call, cuts)):
+            for value, expected in zip(each, right):
+                np.testing.assert_array_equal(value, expected)
 
 
 # ---- communication ---------------------------------------------------------------------------------------------------
@@ -300,6 +357,55 @@ def test_an_error_on_a_grid(failing, step, rank):
     results = list(on_grid(2, 2, work).values())
     assert results[rank] is error
     assert [type(each) for i, each in enumerate(results) if i != rank] == [parallel.RankError] * 3
+
+
+class Allocating:
+    """Stand in for NumPy in a module, and raise in the thread of rank 1 where the n-th array is allocated."""
+
+    def __init__(self, n):
+        self.left = n
+
+    def __getattr__(self, name):
+        found = getattr(np, name)
+        if name not in ("empty", "zeros", "ones", "concatenate", "stack", "where") or (
+            threading.current_thread().name != "rank 1"
+        ):
+            return found
+        self.left -= 1
+        if self.left == 0:
+            raise MemoryError("no room")
+        return found
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("function", ["vocabulary", "tokens", "grid"])
+def test_no_memory_for_any_array(monkeypatch, function, deterministic):
+    """Whichever array a rank has no memory for: every rank raises, and none is left waiting."""
+    a = arguments("outputs", "float64") | {"bias": np.ones(50), "deterministic": deterministic}
+
+    def work(comm):
+        if function == "vocabulary":
+            given, keywords = part_with_options(a, slice(25 * comm.rank, 25 * comm.rank + 25))
+            return parallel.linear_cross_entropy(*given, comm=comm, **keywords)
+        given, keywords = part_with_options(a, slice(None), slice(21 * comm.rank, 21 * comm.rank + 21))
+        return parallel.data_parallel_linear_cross_entropy(*given, comm=comm, **keywords)
+
+    def on_a_grid(vocab_comm, comm):
+        entries, tokens = (slice(n * each.rank, n * each.rank + n) for n, each in ((25, vocab_comm), (21, comm)))
+        given, keywords = part_with_options(a, entries, tokens)
+        return parallel.data_parallel_linear_cross_entropy(*given, comm=comm, vocab_comm=vocab_comm, **keywords)
+
+    for n in range(1, 1000):
+        numpy = Allocating(n)
+        for module in (data_parallel, option_shard, row_statistics, shard, sums):
+            monkeypatch.setattr(module, "np", numpy)
+        results = list(on_grid(2, 2, on_a_grid).values()) if function == "grid" else on_ranks(2, work)
+        if numpy.left > 0:  # there are fewer arrays
+            break
+        assert type(results.pop(1)) is MemoryError, n
+        assert {type(each) for each in results} == {parallel.RankError}, n
+    assert n > 20
+    assert not any(isinstance(each, BaseException) for each in results)
 
 
 # ---- arguments -------------------------------------------------------------------------------------------------------
