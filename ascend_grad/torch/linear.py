@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABCMeta
 from collections import namedtuple
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -60,10 +61,12 @@ class Options(NamedTuple):
     outputs: Sequence[str] = ()
 
 
-class LossOutputs(NamedTuple):
+class LossOutputs(tuple[Any, ...], metaclass=ABCMeta):
     """The loss of `linear_cross_entropy` and its requested outputs.
 
-    An output that is not requested is no field of the result, and None as an attribute.
+    A result is a named tuple, of which the first field is `loss`. An output that is not requested is no field, and None
+    as an attribute. There is a class of named tuples for each set of outputs; this class is their abstract base, so
+    that ``isinstance(result, LossOutputs)`` is True for all.
 
     Numbers are float32, or float64 if the input is float64. The rows' numbers are 0 for ignored rows.
     """
@@ -81,6 +84,22 @@ class LossOutputs(NamedTuple):
     #: The number of rows whose target is the predicted class, int64, shape ().
     correct: torch.Tensor | None = None
 
+    def __new__(cls, loss: torch.Tensor, *args: torch.Tensor | None, **kwargs: torch.Tensor | None) -> LossOutputs:
+        """Return a named tuple of the loss and of the outputs that are not None."""
+        found = Computed(loss, *args, **kwargs)
+        return _requested(found, [name for name in OUTPUTS if getattr(found, name) is not None])
+
+
+class Computed(NamedTuple):
+    """The loss and its outputs. An output that is not requested is None."""
+
+    loss: torch.Tensor
+    lse: torch.Tensor | None = None
+    log_prob: torch.Tensor | None = None
+    entropy: torch.Tensor | None = None
+    predicted: torch.Tensor | None = None
+    correct: torch.Tensor | None = None
+
 
 def _class_with(names: tuple[str, ...]) -> type:
     cls = namedtuple("LossOutputs", ("loss", *names))  # type: ignore[misc]
@@ -89,23 +108,19 @@ def _class_with(names: tuple[str, ...]) -> type:
             setattr(cls, name, None)
     cls.__doc__ = LossOutputs.__doc__
     setattr(cls, "__reduce__", _reduced)  # noqa: B010 (assigning a method is no error then)
-    return cls
+    return LossOutputs.register(cls)  # `torch.vmap` accepts only named tuples whose one base is tuple
 
 
 def _reduced(outputs: Any) -> tuple:
-    """Return how a result of `_requested` is pickled, since its class has no name in this module."""
-    return _requested, (LossOutputs(**outputs._asdict()), outputs._fields[1:])
+    """Return how a result of `_requested` is pickled, as its class has no name in this module."""
+    return LossOutputs, tuple(Computed(**outputs._asdict()))
 
 
 #: Named tuples of the loss and some outputs. `torch.vmap` refuses None in a field, so each set of outputs has its own.
-_CLASSES = {
-    names: LossOutputs if names == OUTPUTS else _class_with(names)
-    for count in range(len(OUTPUTS) + 1)
-    for names in combinations(OUTPUTS, count)
-}
+_CLASSES = {names: _class_with(names) for count in range(len(OUTPUTS) + 1) for names in combinations(OUTPUTS, count)}
 
 
-def _requested(found: LossOutputs, outputs: Sequence[str]) -> Any:
+def _requested(found: Computed, outputs: Sequence[str]) -> Any:
     """Return the loss and the outputs of these names. Other outputs are no fields, and None as attributes."""
     names = tuple(name for name in OUTPUTS if name in outputs)
     return _CLASSES[names](found.loss, *(getattr(found, name) for name in names))
@@ -410,7 +425,7 @@ def unrounded_loss(
     shard: VocabularyShard | None = None,
     names: Names = _NAMES,
     zero_if_empty: bool = False,
-) -> LossOutputs:
+) -> Computed:
     """Return the loss in float32, or in float64 if `input` is. A mean over no rows is NaN, or 0 if `zero_if_empty`."""
     checked(shard, partial(_check_arguments, names, input, linear_weight, target, reduction, options))
     numbers = checked(shard, partial(_as_numbers, names.operator, ignore_index, filter_eps, num_threads))
@@ -472,7 +487,7 @@ def unrounded_loss(
         for name, each in zip(OUTPUTS, others)
         if name in options.outputs
     }
-    return LossOutputs(loss.reshape(shape) if reduction == "none" else loss, **outputs)
+    return Computed(loss.reshape(shape) if reduction == "none" else loss, **outputs)
 
 
 def refuse(operator: str, **arguments: object) -> None:

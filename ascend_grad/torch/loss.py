@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
 import torch
 
-from ..errors import ParamInvalidError
-from .linear import LossOutputs, linear_cross_entropy, refuse
+from ..errors import AscendGradError, ParamInvalidError, rename
+from ..inspection import bound_call
+from .linear import IGNORE_INDEX, LossOutputs, linear_cross_entropy, refuse
 
 if TYPE_CHECKING:
     from torch.nn import LinearCrossEntropyLoss as _Module
@@ -40,6 +42,16 @@ else:
             return ", ".join([f"in_features={self.linear.in_features}", *(f"{name}={shown[name]}" for name in names)])
 
 
+def _check_options(**options: object) -> None:
+    """Check options as a call does, with arrays of one element in place of its tensors."""
+    arrays = {"input": np.zeros((1, 1)), "weight": np.zeros((1, 1)), "target": np.zeros(1, np.int64)}
+    try:
+        bound_call("linear_cross_entropy", (), {**arrays, **options, "backend": "cpu"})
+    except AscendGradError as error:
+        rename(error, "LinearCrossEntropyLoss", {})
+        raise
+
+
 class LinearCrossEntropyLoss(_Module):
     """A linear layer with its cross-entropy loss, like `torch.nn.LinearCrossEntropyLoss`, but without logits in memory.
 
@@ -65,7 +77,7 @@ class LinearCrossEntropyLoss(_Module):
     NotImplementedError
         A keyword is not supported.
     ParamInvalidError
-        161002: the shape of `linear_weight` or of `weight` is not as described.
+        161002: the shape of `linear_weight` or of `weight`, or an option, is not as described.
 
     Examples
     --------
@@ -102,6 +114,16 @@ class LinearCrossEntropyLoss(_Module):
         if weight is not None and weight.shape != (num_classes,):
             message = f"weight: expected shape {(num_classes,)}, one for each class, got {tuple(weight.shape)}"
             raise ParamInvalidError(message, operator="LinearCrossEntropyLoss")
+        _check_options(
+            reduction=reduction,
+            ignore_index=IGNORE_INDEX if ignore_index is None else ignore_index,
+            label_smoothing=label_smoothing,
+            lse_square_scale=lse_square_scale,
+            temperature=1.0 if isinstance(temperature, torch.Tensor) else temperature,
+            logit_scale=logit_scale,
+            softcap=softcap,
+            outputs=outputs,
+        )
         super().__init__(
             in_features,
             num_classes,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import re
 from collections.abc import Callable
 from functools import partial
 
@@ -15,6 +16,7 @@ from torch_oracles import TOLERANCES, assert_close, value_and_gradients
 
 import ascend_grad as ag
 import ascend_grad.torch as agt
+from ascend_grad.arguments import OUTPUTS
 
 REDUCTIONS = ("mean", "sum", "none")
 N, H, C = 9, 5, 13
@@ -277,6 +279,34 @@ def test_errors(change: dict, text: str):
         agt.linear_cross_entropy(x, w, target, **change)
 
 
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"reduction": "avg"}, "reduction: expected 'mean', 'sum' or 'none', got str 'avg'"),
+        ({"ignore_index": 1.5}, "ignore_index: expected"),
+        ({"label_smoothing": 1.5}, "label_smoothing: expected a number in [0, 1], got 1.5"),
+        ({"lse_square_scale": float("nan")}, "lse_square_scale: expected a finite number"),
+        ({"temperature": 0}, "temperature: expected a positive finite number, got 0"),
+        ({"logit_scale": "1"}, "logit_scale: expected a real number, got str '1'"),
+        ({"softcap": -1}, "softcap: expected a positive finite number, got -1"),
+        ({"outputs": ("foo",)}, "outputs: expected"),
+    ],
+    ids=str,
+)
+def test_errors_of_the_module(change: dict, text: str):
+    """Options that no call accepts are refused when the module is made."""
+    with pytest.raises(ag.ParamInvalidError, match=f"^LinearCrossEntropyLoss: {re.escape(text)}"):
+        agt.LinearCrossEntropyLoss(H, C, **change)
+
+
+def test_options_of_the_module_that_are_tensors():
+    x, w, _, target = problem(torch.float32)
+    settings = {"temperature": torch.rand(N) + 0.5, "softcap": torch.tensor(2.0), "outputs": ["lse"]}
+    module = agt.LinearCrossEntropyLoss(H, C, linear_weight=torch.nn.Parameter(w), **settings)
+    right = agt.linear_cross_entropy(x, w, target, **settings)
+    assert all(torch.equal(*pair) for pair in zip(module(x, target), right, strict=True))
+
+
 def test_errors_of_several_targets():
     x, w, _, _ = problem(torch.float32)
     target = torch.zeros(N, 2, dtype=torch.int64)
@@ -427,6 +457,21 @@ def test_batches_of_requested_outputs():
         for got, wanted in zip(found, one, strict=True):
             assert torch.equal(got[i], wanted)
         assert torch.allclose(gradients[i], torch.autograd.grad(one.loss + one.lse.sum(), each)[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("outputs", [("entropy",), ("lse", "correct"), OUTPUTS], ids=str)
+def test_results_are_instances_of_the_exported_class(outputs: tuple[str, ...]):
+    x, w, _, target = problem()
+    found = agt.linear_cross_entropy(x, w, target, outputs=outputs)
+    assert isinstance(found, agt.LossOutputs)
+    assert isinstance(found, tuple)
+    made = agt.LossOutputs(found.loss, **{name: getattr(found, name) for name in outputs})
+    for each in (made, pickle.loads(pickle.dumps(found)), found._replace(loss=found.loss)):
+        assert type(each) is type(found)
+        assert all(torch.equal(*pair) for pair in zip(each, found, strict=True))
+    assert not isinstance((found.loss,), agt.LossOutputs)
+    alone = agt.LossOutputs(found.loss)
+    assert (alone._fields, alone.lse) == (("loss",), None)
 
 
 def test_requested_outputs_are_pickled_and_compiled():

@@ -125,7 +125,7 @@ def _scaled_mean(
     ignore_index: int,
     options: linear.Options,
     probabilities: torch.Tensor,
-) -> linear.LossOutputs:
+) -> linear.Computed:
     """Return the mean of losses that are multiplied by probabilities; divisors do not contain the probabilities.
 
     The cross-entropy is divided by the class weights of the targets, and the squared lse by the number of rows.
