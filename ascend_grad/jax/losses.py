@@ -135,7 +135,7 @@ def prepared(
         arrays = {**arrays, "temperature": temperature}
     else:
         settings["temperature"] = temperature
-        if isinstance(temperature, (list, tuple)) or getattr(temperature, "ndim", 0):
+        if isinstance(temperature, (list, tuple)) or getattr(temperature, "ndim", 0) != 0:
             as_array(temperature, "temperature", operator)  # raises, as for every other array
     found = {name: as_array(each, name, operator) for name, each in arrays.items()}
     arguments, num_threads = check(operator, found, **settings)
