@@ -325,7 +325,7 @@ BREAKS = {
     ),
     "weights of other ranks' tokens missing in a mean": Break(
         "ascend_grad/parallel/option_shard.py",
-            "if token_sums is not None and self._divides_by_weights:",
+        "if token_sums is not None and self._divides_by_weights:",
         "if False:",
         ("tests/parallel/test_options.py -k any_options",),
     ),
