@@ -167,8 +167,9 @@ def _grad_loss(draw: Draw, sample: Sample) -> Iterator[Fault]:
         if _rows_of(sample):  # otherwise integers without axes are one number
             yield from _of_array(draw, sample, "grad_loss", "grad_loss")
         yield from _each("grad_loss", "grad_loss", {"text": "1"}, TYPE)
-    else:
-        yield from _each("grad_loss", "grad_loss", _NO_NUMBER, TYPE)
+    else:  # a tensor of one element is a number
+        wrong = {label: value for label, value in _NO_NUMBER.items() if label != "array of one"}
+        yield from _each("grad_loss", "grad_loss", wrong, TYPE)
 
 
 def _temperature(draw: Draw, sample: Sample) -> Iterator[Fault]:
