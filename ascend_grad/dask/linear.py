@@ -84,15 +84,21 @@ def linear_cross_entropy(
         Which of the two gradients to compute.
     workspace_bytes, filter_eps
         As in `ascend_grad.linear_cross_entropy`, for each chunk.
-    token_weight, target_prob : array, shape (BT,) and (BT, K), optional
+    token_weight : array, shape (BT,) and (BT, K), optional
         As in `ascend_grad.linear_cross_entropy`.
-    class_weight, bias : numpy.ndarray or dask.array.Array, shape (V,), optional
+    class_weight : numpy.ndarray or dask.array.Array, shape (V,), optional
         As in `ascend_grad.linear_cross_entropy`. Every worker that computes a chunk holds them.
+    target_prob : array, shape (BT,) and (BT, K), optional
+        As in `ascend_grad.linear_cross_entropy`.
     label_smoothing, lse_square_scale
         As in `ascend_grad.linear_cross_entropy`.
     temperature : float, or array of shape (BT,), default 1.0
         As in `ascend_grad.linear_cross_entropy`.
-    denominator, logit_scale, softcap, outputs
+    denominator
+        As in `ascend_grad.linear_cross_entropy`.
+    bias : numpy.ndarray or dask.array.Array, shape (V,), optional
+        As in `ascend_grad.linear_cross_entropy`. Every worker that computes a chunk holds them.
+    logit_scale, softcap, outputs
         As in `ascend_grad.linear_cross_entropy`.
     backend, num_threads
         As in `softmax_backward`.

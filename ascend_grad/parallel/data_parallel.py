@@ -102,15 +102,31 @@ def data_parallel_linear_cross_entropy(
     reduce_weight_grad : True or "scatter", default True
         The weight's gradient is a sum over `comm`. True: every rank gets the whole sum; "scatter": every rank gets the
         sum's rows ``slice(*vocab_range(V, comm.rank, comm.size))``.
-    deterministic, return_grad, output_mask, workspace_bytes, filter_eps, backend, num_threads
+    deterministic, return_grad, output_mask, workspace_bytes, filter_eps
         As in `linear_cross_entropy`.
-    token_weight, target_prob, temperature, grad_lse, grad_log_prob, grad_entropy
+    token_weight
         As in `linear_cross_entropy`, for this rank's tokens. A `temperature` for all tokens is the same on every rank.
-    label_smoothing, lse_square_scale, denominator, logit_scale, softcap, outputs
+    class_weight : array_like, shape (V,), optional
+        As in `linear_cross_entropy`, for the rows of `weight`. They are the same on every rank of `comm`.
+    target_prob
+        As in `linear_cross_entropy`, for this rank's tokens. A `temperature` for all tokens is the same on every rank.
+    label_smoothing, lse_square_scale
         As in `linear_cross_entropy`, the same on every rank. Without a `denominator`, a mean is divided by the sum of
         the weights of the tokens of all ranks.
-    class_weight, bias : array_like, shape (V,), optional
+    temperature
+        As in `linear_cross_entropy`, for this rank's tokens. A `temperature` for all tokens is the same on every rank.
+    denominator
+        As in `linear_cross_entropy`, the same on every rank. Without a `denominator`, a mean is divided by the sum of
+        the weights of the tokens of all ranks.
+    bias : array_like, shape (V,), optional
         As in `linear_cross_entropy`, for the rows of `weight`. They are the same on every rank of `comm`.
+    logit_scale, softcap, outputs
+        As in `linear_cross_entropy`, the same on every rank. Without a `denominator`, a mean is divided by the sum of
+        the weights of the tokens of all ranks.
+    grad_lse, grad_log_prob, grad_entropy
+        As in `linear_cross_entropy`, for this rank's tokens. A `temperature` for all tokens is the same on every rank.
+    backend, num_threads
+        As in `linear_cross_entropy`.
 
     Returns
     -------

@@ -90,19 +90,30 @@ def linear_cross_entropy(
         Add in rank order. All ranks then get the same bits, in every run with the same number of ranks.
     return_grad, output_mask
         As in `ascend_grad.linear_cross_entropy`, the same on every rank.
-    workspace_bytes, filter_eps, backend, num_threads
+    workspace_bytes, filter_eps
         As in `ascend_grad.fused_linear_cross_entropy_loss_grad`; the first two are the same on every rank.
-    token_weight, target_prob, label_smoothing, lse_square_scale, temperature, denominator, logit_scale, softcap
+    token_weight
         As in `ascend_grad.linear_cross_entropy`, the same on every rank. With `target_prob`, `target` has the shape
         (BT, K). Smoothing spreads over the whole vocabulary.
-    class_weight, bias : array_like, shape (V of this rank,), optional
+    class_weight : array_like, shape (V of this rank,), optional
         The class weights and the bias of this rank's entries, in the order of the rows of `weight_shard`. All ranks
         pass them, or none.
+    target_prob, label_smoothing, lse_square_scale, temperature, denominator
+        As in `ascend_grad.linear_cross_entropy`, the same on every rank. With `target_prob`, `target` has the shape
+        (BT, K). Smoothing spreads over the whole vocabulary.
+    bias : array_like, shape (V of this rank,), optional
+        The class weights and the bias of this rank's entries, in the order of the rows of `weight_shard`. All ranks
+        pass them, or none.
+    logit_scale, softcap
+        As in `ascend_grad.linear_cross_entropy`, the same on every rank. With `target_prob`, `target` has the shape
+        (BT, K). Smoothing spreads over the whole vocabulary.
     outputs : sequence of {"lse", "log_prob", "entropy", "predicted", "correct"}, default ()
         As in `ascend_grad.linear_cross_entropy`, the same on every rank.
     grad_lse, grad_log_prob, grad_entropy : array_like, shape (BT,), optional
         Upstream gradients of outputs, the same on every rank, as in `ascend_grad.linear_cross_entropy_backward`. They
         add to the gradients of the loss.
+    backend, num_threads
+        As in `ascend_grad.fused_linear_cross_entropy_loss_grad`; the first two are the same on every rank.
 
     Returns
     -------
