@@ -229,7 +229,7 @@ def given_statistics(
 
 
 class LossTerms(NamedTuple):
-    """What the loss of each row is made of, in the wide format."""
+    """Hold the terms of each row's loss, in the wide format."""
 
     #: Targets, shape (rows, K), -1 for one that adds nothing, and their probabilities.
     entries: np.ndarray

@@ -1044,7 +1044,7 @@ def linear_top_k(
 ) -> LinearTopK:
     r"""Compute the k largest log-probabilities of a linear layer for each row, without storing all logits.
 
-    The log-probabilities are a log-softmax over the whole vocabulary. The logits :math:`z` are those of
+    The log-probabilities are a log-softmax over the whole vocabulary. The logits :math:`z` are the logits of
     `linear_cross_entropy`, with the products :math:`u = X W^T + \mathrm{bias}`:
 
     .. math::

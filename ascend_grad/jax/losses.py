@@ -1,4 +1,4 @@
-"""What the losses share: their results, calls of compiled functions, and derivatives that they have or lack."""
+"""Share the results, the calls of compiled functions and the derivatives of both losses."""
 
 from __future__ import annotations
 
