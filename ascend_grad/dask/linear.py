@@ -54,8 +54,8 @@ def linear_cross_entropy(
     r"""Compute the cross-entropy loss of a linear layer and its gradients, like `ascend_grad.linear_cross_entropy`.
 
     Each chunk of tokens is a task that computes its losses, its outputs and all gradients. The gradients of the weight
-    and the bias are added in pairs, in the order of the chunks: gradients of the weight in float32 (float64 if `input` is
-    float64), gradients of the bias in float64. The sums are rounded at the end.
+    and the bias are added in pairs, in the order of the chunks: gradients of the weight in float32 (float64 if `input`
+    is float64), gradients of the bias in float64. The sums are rounded at the end.
 
     Parameters
     ----------

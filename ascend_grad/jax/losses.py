@@ -1,4 +1,4 @@
-"""Share the results, the calls of compiled functions and the derivatives of both losses."""
+"""Compute what both losses share: results, calls of compiled functions, and derivatives."""
 
 from __future__ import annotations
 
