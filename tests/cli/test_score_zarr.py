@@ -323,7 +323,7 @@ def test_an_empty_chunk_is_found_before_anything_is_written(name, capsys):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (("-o", "out.npy"), "out.npy: names a file"),
+        (("-o", "out.npy"), "out.npy: ends in .npy, but the result of Zarr arrays is a Zarr array"),
         (("-o", "out", "--lse-out", "./out"), "out: the array of two results"),
         (("-o", "hidden/out"), "hidden/out: lies in the input hidden"),
         (("-o", "absent/out"), "absent/out: there is no directory"),
