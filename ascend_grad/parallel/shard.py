@@ -81,7 +81,7 @@ class Shard:
 
         self.dtype = arrays.native(self.input.dtype)
         self.accumulator = arrays.accumulator_dtype(self.dtype)
-        self.target = np.ascontiguousarray(arrays.host_values(target), arrays.native(target.dtype))
+        self.target = np.require(arrays.host_values(target), arrays.native(target.dtype), ["C", "A"])
         is_target = self.target != self._a["ignore_index"]
         self._counted = is_target if is_target.ndim == 1 else is_target.any(axis=-1)
         #: Number of tokens on this rank that are not ignored.

@@ -62,6 +62,18 @@ cdef cnp.ndarray native_vector(cnp.ndarray array):
     return np.require(array, array.dtype.newbyteorder("="), ["C", "A"])
 
 
+cdef cnp.ndarray doubles(object numbers):
+    """Return one number, or a vector of any floating dtype and layout, as a contiguous vector of float64."""
+    cdef cnp.npy_intp one = 1
+    cdef cnp.ndarray result
+    if not isinstance(numbers, float):
+        with np.errstate(all="ignore"):
+            return np.require(numbers, _float64, ["C", "A"])
+    result = _memory.empty(1, &one, _float64)
+    (<double *>cnp.PyArray_DATA(result))[0] = numbers
+    return result
+
+
 cdef tuple shape_of(cnp.ndarray array):
     return tuple([cnp.PyArray_DIM(array, axis) for axis in range(cnp.PyArray_NDIM(array))])
 

@@ -23,6 +23,7 @@ from ascend_grad._call cimport (
     TOP_K,
     Call,
     Result,
+    doubles,
     native_vector,
 )
 from ascend_grad._dtypes cimport dtype_of
@@ -36,7 +37,6 @@ from .arrays import counted, without_memory
 cnp.import_array()
 
 cdef tuple _dtypes = FLOATING_DTYPES  # in the order of ag_dtype
-cdef cnp.dtype _float64 = np.dtype(np.float64)
 
 
 # ---- results of linear operators -------------------------------------------------------------------------------------
@@ -133,18 +133,6 @@ cdef object loss_of_statistics(Call call, int threads):
         )
     _linear_python.losses(sum_exp, predicted, loss)
     return results.deliver()
-
-
-cdef cnp.ndarray doubles(object numbers):
-    """Return one number, or a vector of any floating dtype and layout, as a contiguous vector of float64."""
-    cdef cnp.npy_intp one = 1
-    cdef cnp.ndarray result
-    if not isinstance(numbers, float):
-        with np.errstate(all="ignore"):
-            return np.require(numbers, _float64, ["C", "A"])
-    result = _memory.empty(1, &one, _float64)
-    (<double *>cnp.PyArray_DATA(result))[0] = numbers
-    return result
 
 
 #: The options of a loss that are arrays: the CPU takes them as contiguous arrays of float64.

@@ -7,7 +7,7 @@ from libc.stdint cimport int64_t
 from libc.string cimport memset
 
 from ascend_grad cimport _memory, _threads
-from ascend_grad._call cimport Call, Result, accumulator_of
+from ascend_grad._call cimport Call, Result, accumulator_of, doubles
 from ascend_grad._cross_entropy_schedule cimport (
     CrossEntropy,
     loss_workspace_size,
@@ -52,11 +52,6 @@ cdef inline object value(Call call, str name):
 
 cdef bint is_array(object argument) except -1:
     return argument is not None and cnp.PyArray_CheckExact(argument)
-
-
-cdef cnp.ndarray doubles(object argument):
-    """Return a number or an array as contiguous float64, in C order."""
-    return np.ascontiguousarray(argument, _float64)
 
 
 cdef bint needs_rows(Call call) except -1:
@@ -143,7 +138,8 @@ cdef list set_arguments(CrossEntropy *x, Call call):
         classes = doubles(value(call, "class_weight"))
         x.class_weight = <const double *>cnp.PyArray_DATA(classes)
         if x.label_smoothing != 0:
-            kernel_classes = np.ascontiguousarray(value(call, "class_weight"), accumulator_of(input))
+            with np.errstate(over="ignore"):
+                kernel_classes = np.require(value(call, "class_weight"), accumulator_of(input), ["C", "A"])
             x.kernel_weight = cnp.PyArray_DATA(kernel_classes)
     if value(call, "token_weight") is not None:
         tokens = doubles(value(call, "token_weight"))
