@@ -7,7 +7,7 @@ by arrays, other numbers by Python's own. Messages are formatted only on failure
 import numpy as np
 
 cimport numpy as cnp
-from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 
 from ascend_grad cimport _tasks
 from ascend_grad._array_types cimport NUMPY, ArrayType, array_type, is_on_device
@@ -924,17 +924,29 @@ cdef class TargetsInTheRow(Check):
         target = np.array(target, target.dtype.newbyteorder("="), order="C")
         cdef bint is_wide = cnp.PyArray_ITEMSIZE(target) == 8
         cdef const void *targets = cnp.PyArray_DATA(target)
-        cdef Py_ssize_t i
+        cdef Py_ssize_t begin = 0, i, count = cnp.PyArray_SIZE(target)
+        cdef bint is_wrong
         cdef double last = 0
-        for i in range(cnp.PyArray_SIZE(target)):
-            each = (<const int64_t *>targets)[i] if is_wide else (<const int32_t *>targets)[i]
-            if (each < 0 or each >= end) and each != ignored:
-                place = tuple([int(index) for index in np.unravel_index(i, shape_of(target))])
-                call.fail("target", f"values in [0, {end}) or {ignored}", f"{each} at index {place}")
-            if i % ROWS_PER_CHECK == 0:
-                _tasks.check_signals(&last)
+        while begin < count:
+            is_wrong = False
+            for i in range(begin, min(begin + ROWS_PER_CHECK, count)):
+                each = (<const int64_t *>targets)[i] if is_wide else (<const int32_t *>targets)[i]
+                is_wrong |= (<uint64_t>each >= <uint64_t>end) & (each != ignored)
+            if is_wrong:
+                self.refuse_first(call, target)
+            begin += ROWS_PER_CHECK
+            _tasks.check_signals(&last)
         call.values[self.slots[0]] = target
         return 0
+
+    cdef int refuse_first(self, Call call, cnp.ndarray target) except -1:
+        """Refuse the call because of its first wrong target."""
+        cdef cnp.ndarray input = call.array(self.slots[1])
+        end = cnp.PyArray_DIM(input, call.axis) if cnp.PyArray_NDIM(input) else 1
+        ignored = call.values[self.slots[2]]
+        wrong = np.flatnonzero(((target < 0) | (target >= end)) & (target != ignored))[0]
+        place = tuple([int(index) for index in np.unravel_index(wrong, shape_of(target))])
+        return call.fail("target", f"values in [0, {end}) or {ignored}", f"{target.flat[wrong]} at index {place}")
 
 
 # ---- checks of targets -----------------------------------------------------------------------------------------------

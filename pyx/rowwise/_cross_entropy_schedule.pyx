@@ -13,17 +13,20 @@ The caller owns the workspace. It fills in the arguments of a `CrossEntropy`, ca
 
 from libc.math cimport INFINITY, NAN, expm1
 from libc.stdint cimport int32_t, int64_t, uint8_t
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset
 
 from ascend_grad cimport _cpu, _tasks
 from ascend_grad._kernels cimport (
     AG_ACCURATE_SUM,
     AG_FLOAT32,
     AG_FLOAT64,
+    AG_SUM_LANES,
     ag_convert,
     ag_sum,
     ag_sum_add,
     ag_sum_total,
+    ag_sums_add_numbers,
+    ag_sums_total_of_all,
     ag_widen,
 )
 from ascend_grad._memory cimport ALIGNMENT, Arena, align_up, arena_alloc
@@ -37,6 +40,7 @@ from ascend_grad._rowwise_kernels cimport (
     AG_MAX_LANES,
     AG_STRIP_COLUMNS,
     ag_loss_rows,
+    ag_plain_columns,
     ag_row_op,
     ag_tile,
 )
@@ -177,23 +181,28 @@ cdef inline bint is_ignored(const CrossEntropy *x, Py_ssize_t number) noexcept n
 
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
-cdef void begin_rows(const CrossEntropy *x, Py_ssize_t begin, Py_ssize_t count, Rows *r) noexcept nogil:
-    """Set the numbers of rows, and the factors of their logits, 0 for ignored rows."""
+cdef void number_rows(const CrossEntropy *x, Py_ssize_t begin, Py_ssize_t count, Rows *r) noexcept nogil:
+    """Set the numbers of rows, and where they are."""
     cdef const Problem *p = &x.s.p
     cdef int last = p.axes - 1
-    cdef Py_ssize_t i, number = row_number(x, begin)
-    cdef double scale = x.scale
+    cdef Py_ssize_t i, number = row_number(x, begin), step = p.operands[MASK].strides[last]
     r.is_regular = begin // p.shape[last] == (begin + count - 1) // p.shape[last]
     r.a = p.operands[A].data + row_offset(p, A, begin)
     r.out = p.operands[OUT].data + row_offset(p, OUT, begin)
     r.a_step, r.out_step = p.operands[A].strides[last], p.operands[OUT].strides[last]
     for i in range(count):
-        if i:
-            number = number + p.operands[MASK].strides[last] if r.is_regular else row_number(x, begin + i)
-        r.numbers[i] = number
+        r.numbers[i] = number + i * step if r.is_regular else row_number(x, begin + i)
+
+
+cdef void begin_rows(const CrossEntropy *x, Py_ssize_t begin, Py_ssize_t count, Rows *r) noexcept nogil:
+    """Set the numbers of rows, and the factors of their logits, 0 for ignored rows."""
+    cdef Py_ssize_t i
+    cdef double scale = x.scale
+    number_rows(x, begin, count, r)
+    for i in range(count):
         if x.has_temperatures:
-            scale = scale_of(x.temperature[number], p.dtype == AG_FLOAT64)
-        r.scale[i] = 0 if is_ignored(x, number) else scale
+            scale = scale_of(x.temperature[r.numbers[i]], x.s.p.dtype == AG_FLOAT64)
+        r.scale[i] = 0 if is_ignored(x, r.numbers[i]) else scale
 
 
 cdef double scale_of(double temperature, bint is_double) noexcept nogil:
@@ -227,6 +236,7 @@ cdef Rows rows_from(const Rows *r, Py_ssize_t begin, Py_ssize_t targets) noexcep
     part.smoothing += begin
     part.targets += begin * targets
     part.exp += begin * targets
+    part.places = part.exp
     part.numbers += begin
     part.stores += begin
     return part
@@ -537,16 +547,40 @@ cdef void columns_in_segments(CrossEntropy *x, const ag_tile *tile, bint is_rest
         r.moment[c] = ag_sum_total(total)
 
 
+cdef inline bint is_strip(const CrossEntropy *x, const ag_tile *tile) noexcept nogil:
+    """Return whether the columns of a tile are short enough for `strips`, and not better computed packed."""
+    cdef bint is_packed = tile.a_stride == tile.rows * x.s.plan.tile_itemsize
+    return tile.n <= x.s.plan.kernels.strip_rows and (tile.rows >= AG_STRIP_COLUMNS or not is_packed)
+
+
+cdef void plain_columns(CrossEntropy *x, Py_ssize_t begin, const ag_tile *tile, Rows *r) noexcept nogil:
+    """Compute the columns of a strip that begins at row `begin` of the problem.
+
+    They have one target of weight 1, and no other term or output.
+    """
+    cdef ag_plain_columns columns
+    cdef Py_ssize_t i
+    cdef int64_t entry
+    number_rows(x, begin, tile.rows, r)
+    for i in range(tile.rows):
+        entry = target_of(x, r.numbers[i], 0)
+        r.places[i] = -1 if entry == x.ignore_index else <double>entry
+    columns.places, columns.losses = r.places, r.log_sum
+    columns.grad, columns.inverse, columns.return_grad = x.grad_loss[0] * x.loss_share, x.inverse_temperature, x.return_grad
+    x.kernels.plain_strips(tile, &columns)
+    for i in range(tile.rows):
+        set_loss(x, r.numbers[i], r.log_sum[i], 0)
+
+
 cdef void whole_columns(CrossEntropy *x, Py_ssize_t begin, const ag_tile *tile, Rows *r, char *scratch) noexcept nogil:
     """Compute the whole columns of a tile, which begins at row `begin` of the problem, up to the gradients at targets."""
-    cdef bint is_packed = tile.a_stride == tile.rows * x.s.plan.tile_itemsize
     cdef ag_loss_rows rows = parameters(x, r)
     cdef ag_tile part
     cdef Rows some
     cdef Py_ssize_t c, first = 0, i
     cdef bint has_near_one
     begin_rows(x, begin, tile.rows, r)
-    if tile.n <= x.s.plan.kernels.strip_rows and (tile.rows >= AG_STRIP_COLUMNS or not is_packed):
+    if is_strip(x, tile):
         x.kernels.strips(tile, r.max, r.rest)
     else:
         x.s.plan.kernels.columns_max(tile, r.max, scratch)
@@ -582,6 +616,11 @@ cdef void whole_block(const void *context, Py_ssize_t block, int thread) noexcep
     cdef ag_tile tile
     if s.plan.by_columns:
         begin = column_tile(s, block, 0, s.p.n, tiles, &tile)
+        if x.is_plain and is_strip(x, &tile):
+            plain_columns(x, begin, &tile, &r)
+            if x.return_grad:
+                scatter_columns(s, block, 0, s.p.n, tiles, &tile)
+            return
         whole_columns(x, begin, &tile, &r, scratch_of(s, thread))
         if x.return_grad:
             scatter_columns(s, block, 0, s.p.n, tiles, &tile)
@@ -767,7 +806,7 @@ cdef void place_rows(const CrossEntropy *x, Rows *r, Arena *arena, char *base) n
     r.smoothing = <double *>arena_alloc(arena, size)
     r.log_sum = <double *>arena_alloc(arena, size)
     r.targets = <double *>arena_alloc(arena, size * x.target_count)
-    r.exp = <double *>arena_alloc(arena, size * x.target_count)
+    r.exp = r.places = <double *>arena_alloc(arena, size * x.target_count)
     r.slots = NULL
     if x.target_count > 1:
         r.slots = <Slot *>arena_alloc(arena, sizeof(Slot) << x.slot_bits)
@@ -839,45 +878,67 @@ cdef int set_denominators(CrossEntropy *x, double *last_check) except -1 nogil:
     if x.denominator != 0:
         x.loss_denominator = x.square_denominator = x.denominator
         return 0
+    if x.token_weight == NULL and x.class_weight == NULL:
+        x.loss_denominator = x.square_denominator = <double>count_rows(x, last_check)
+        return 0
     loss.sum = loss.compensation = square.sum = square.compensation = 0
     for number in range(x.s.p.rows):
         if not is_ignored(x, number):
-            if x.token_weight == NULL and x.class_weight == NULL:
-                square.sum += 1
-                continue
             ag_sum_add(&square, token_weight_of(x, number))
             if x.prob == NULL and token_weight_of(x, number) != 0:
                 ag_sum_add(&loss, token_weight_of(x, number) * class_weight_of(x, target_of(x, number, 0)))
         if number % ROWS_PER_CHECK == 0 and last_check != NULL:
             _tasks.check_signals(last_check)
     x.square_denominator = ag_sum_total(square)
-    x.loss_denominator = x.square_denominator
-    if x.prob == NULL and (x.token_weight != NULL or x.class_weight != NULL):
-        x.loss_denominator = ag_sum_total(loss)
+    x.loss_denominator = ag_sum_total(loss) if x.prob == NULL else x.square_denominator
     return 0
 
 
+cdef Py_ssize_t count_rows(const CrossEntropy *x, double *last_check) except -1 nogil:
+    """Return the number of rows that are not ignored."""
+    cdef Py_ssize_t begin = 0, end, number, count = 0
+    while begin < x.s.p.rows:
+        end = min(begin + ROWS_PER_CHECK, x.s.p.rows)
+        if x.target_count > 1:
+            for number in range(begin, end):
+                count += not is_ignored(x, number)
+        elif x.has_wide_targets:
+            for number in range(begin, end):
+                count += (<const int64_t *>x.target)[number] != x.ignore_index
+        else:
+            for number in range(begin, end):
+                count += (<const int32_t *>x.target)[number] != x.ignore_index
+        begin = end
+        if last_check != NULL:
+            _tasks.check_signals(last_check)
+    return count
+
+
 cdef int reduce_losses(CrossEntropy *x, double *last_check) except -1 nogil:
-    """Add up the losses of the rows in order, and count the rows whose target is predicted."""
-    cdef ag_sum loss, square
-    cdef Py_ssize_t number
-    loss.sum = loss.compensation = square.sum = square.compensation = 0
+    """Add up the losses of the rows, and count the rows whose target is predicted."""
+    cdef ag_sum[AG_SUM_LANES] losses, squares
+    cdef Py_ssize_t begin = 0, end, number
+    memset(losses, 0, sizeof(losses))
+    memset(squares, 0, sizeof(squares))
     x.correct = 0
-    for number in range(x.s.p.rows):
+    while begin < x.s.p.rows:
+        end = min(begin + ROWS_PER_CHECK, x.s.p.rows)
         if x.losses == NULL:
-            ag_sum_add(&loss, x.loss_terms[number])
+            ag_sums_add_numbers(losses, &x.loss_terms[begin], end - begin)
             if x.square_terms != NULL:
-                ag_sum_add(&square, x.square_terms[number])
+                ag_sums_add_numbers(squares, &x.square_terms[begin], end - begin)
         if x.predicted != NULL and x.prob == NULL:
-            x.correct += x.predicted[number] == target_of(x, number, 0) and not is_ignored(x, number)
-        if number % ROWS_PER_CHECK == 0 and last_check != NULL:
+            for number in range(begin, end):
+                x.correct += x.predicted[number] == target_of(x, number, 0) and not is_ignored(x, number)
+        begin = end
+        if last_check != NULL:
             _tasks.check_signals(last_check)
     if x.is_undefined:
         x.loss = NAN
         return 0
-    x.loss = ag_sum_total(loss) / x.loss_denominator
+    x.loss = ag_sums_total_of_all(losses) / x.loss_denominator
     if x.square_terms != NULL:
-        x.loss += ag_sum_total(square) / x.square_denominator
+        x.loss += ag_sums_total_of_all(squares) / x.square_denominator
     return 0
 
 

@@ -87,6 +87,13 @@ cdef extern from "ascend_grad/rowwise/rowwise.h" nogil:
         int is_smoothed
         const char *next
 
+    ctypedef struct ag_plain_columns:
+        const double *places
+        double grad
+        double inverse
+        int return_grad
+        double *losses
+
     ctypedef struct ag_loss_kernels:
         void (*rows_max)(const ag_tile *tile, double *max) noexcept nogil
         void (*rows_sum)(const ag_tile *tile, ag_row_op sum, const ag_loss_rows *rows, double *sums) noexcept nogil
@@ -99,5 +106,6 @@ cdef extern from "ascend_grad/rowwise/rowwise.h" nogil:
         void (*exp)(const double *x, double *results, Py_ssize_t count) noexcept nogil
         void (*finish)(const double *rest, const double *logits, double grad, double inverse, double *losses,
                        double *factors, double *at_targets, Py_ssize_t count) noexcept nogil
+        void (*plain_strips)(const ag_tile *tile, const ag_plain_columns *columns) noexcept nogil
 
     const ag_loss_kernels *ag_rowwise_loss_kernels(ag_variant variant, ag_dtype dtype)

@@ -220,9 +220,9 @@ AG_INLINE void K(strip_max)(const int vectors, const char *a, ptrdiff_t a_stride
     }
 }
 
-/* Compute the sums of the columns of a strip of tile->n rows. */
+/* Compute the sums of the columns of a strip of tile->n rows. The terms are kept in `cached`, (n, vectors), or NULL. */
 AG_INLINE void K(strip_sum)(const int op, const int vectors, const ag_tile *tile, const char *a, const char *b,
-                            ptrdiff_t width, V scale, const V *max, K(lane_sums) *totals)
+                            ptrdiff_t width, V scale, const V *max, K(lane_sums) *totals, V *cached)
 {
     enum { LEVELS = 4 };
     const ptrdiff_t n = tile->n, lanes = n < VL ? n : VL;
@@ -242,7 +242,9 @@ AG_INLINE void K(strip_sum)(const int op, const int vectors, const ag_tile *tile
             if (ag_sums_b(op)) K(load_strip)(vectors, 1, b + k * tile->b_stride, width, y);
             AG_UNROLL(4)
             for (int j = 0; j < vectors; j++) {
-                partial[j] += K(term)(op, x[j], y[j], (MASKV){0}, scale, max[j]);
+                const V term = K(term)(op, x[j], y[j], (MASKV){0}, scale, max[j]);
+                if (cached) cached[k * vectors + j] = term;
+                partial[j] += term;
             }
         }
         AG_UNROLL(4)

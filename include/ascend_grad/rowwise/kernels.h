@@ -18,6 +18,7 @@
 #define AG_STORE_NT_TWO AG_CONCAT3(ag_v, AG_DTYPE, AG_CONCAT2(stream_two, AG_ISA))
 #define AG_LOAD_PARTIAL AG_CONCAT3(ag_v, AG_DTYPE, AG_CONCAT2(load_partial, AG_ISA))
 #define AG_STORE_PARTIAL AG_CONCAT3(ag_v, AG_DTYPE, AG_CONCAT2(store_partial, AG_ISA))
+#define AG_ROUND AG_CONCAT3(ag_v, AG_DTYPE, AG_CONCAT2(round_f64, AG_ISA)) /* of 16 bits */
 
 /* The size of an element in memory, the compute type, and its vectors. */
 #if AG_IS_F64
@@ -145,6 +146,7 @@ static const ag_row_kernels K(table)[AG_ROW_OP_COUNT] AG_UNUSED = {AG_FOREACH_RO
 #undef AG_STORE_NT_TWO
 #undef AG_LOAD_PARTIAL
 #undef AG_STORE_PARTIAL
+#undef AG_ROUND
 #undef AG_SIZE
 #undef VL
 #undef compute_t

@@ -336,7 +336,7 @@ AG_INLINE void K(loss_strip)(const int vectors, const ag_tile *tile, ptrdiff_t c
     V best[4] = {{0}};
     K(lane_sums) totals[4];
     K(strip_max)(vectors, a, tile->a_stride, tile->n, width, best);
-    K(strip_sum)(AG_LOSS_EXP, vectors, tile, a, a, width, scale, best, totals);
+    K(strip_sum)(AG_LOSS_EXP, vectors, tile, a, a, width, scale, best, totals, NULL);
     AG_UNROLL(4)
     for (int j = 0; j < vectors; j++) {
         double values[2][VL];
@@ -477,16 +477,134 @@ static void K(loss_exp)(const double *x, double *results, ptrdiff_t count)
     }
 }
 
+/* Compute the losses of rows with one target of weight 1, the factors of their exponentials, and the gradients at the
+ * targets, from `rest` of loss.h and the targets' logits relative to the maxima. */
+AG_INLINE void K(loss_finish_vector)(f64v rest, f64v logit, double grad, double inverse, f64v *loss, f64v *factor,
+                                     f64v *at_target)
+{
+    *factor = v_f64_set1(grad * inverse) / (rest + 1.0);
+    *loss = K(loss_log1p_vector)(rest) - logit;
+    *at_target = -*factor * (rest - K(loss_expm1_vector)(logit));
+}
+
 static void K(loss_finish)(const double *rest, const double *logits, double grad, double inverse, double *losses,
                            double *factors, double *at_targets, ptrdiff_t count)
 {
     for (ptrdiff_t i = 0; i < count; i += AG_LANES / 2) {
-        const f64v r = K(loss_load)(rest + i, count - i), z = K(loss_load)(logits + i, count - i);
-        const f64v factor = v_f64_set1(grad * inverse) / (r + 1.0);
-        K(loss_store)(losses + i, K(loss_log1p_vector)(r) - z, count - i);
+        f64v loss, factor, at_target;
+        K(loss_finish_vector)(K(loss_load)(rest + i, count - i), K(loss_load)(logits + i, count - i), grad, inverse,
+                              &loss, &factor, &at_target);
+        K(loss_store)(losses + i, loss, count - i);
         K(loss_store)(factors + i, factor, count - i);
-        K(loss_store)(at_targets + i, -factor * (r - K(loss_expm1_vector)(z)), count - i);
+        K(loss_store)(at_targets + i, at_target, count - i);
     }
+}
+
+/* ---- short columns with one target of weight 1 ------------------------------------------------------------------- */
+
+/* Compute a vector of columns of a strip from its statistics: the losses, and the parameters of the gradient. Losses and
+ * gradients of ignored columns are 0. */
+AG_INLINE void K(loss_finish_columns)(const ag_plain_columns *x, ptrdiff_t c, ptrdiff_t width, f64v max, f64v rest,
+                                      f64v logit, f64v place, f64v *factor, f64v *at_target)
+{
+    const f64v none = {0};
+    const i64v is_ignored = place < 0;
+    f64v loss;
+    logit = v_f64_select(is_ignored, none, (logit - max) * x->inverse);
+    K(loss_finish_vector)(rest, logit, x->grad, x->inverse, &loss, factor, at_target);
+    K(loss_store)(x->losses + c, v_f64_select(is_ignored, none, loss), width);
+    const i64v is_zero = is_ignored | (v_f64_set1(x->grad) == 0);
+    *factor = v_f64_select(is_zero, none, *factor);
+    *at_target = v_f64_select(is_zero, none, *at_target);
+}
+
+/* Return `rest` of loss.h: sums minus 1, or `few` where that is too inaccurate. */
+AG_INLINE f64v K(loss_rest)(f64v sums, f64v few) { return v_f64_select(sums < AG_ACCURATE_SUM, few, sums - 1.0); }
+
+AG_INLINE void K(loss_plain_strip)(const int vectors, const ag_tile *tile, const ag_plain_columns *p, ptrdiff_t c,
+                                   ptrdiff_t width, int nontemporal)
+{
+    enum { HALF = AG_LANES / 2 };
+    const char *a = tile->a + c * AG_SIZE;
+    const V scale = V_(set1)((compute_t)tile->scale), none = {0};
+    V max[4] = {none}, x[4] = {none}, logit[4] = {none}, place[4] = {none}, factor[4], at_target[4];
+    V cached[AG_STRIP_ROWS(VL) * vectors];
+    K(lane_sums) sums[4], few[4] = {{{0}}};
+    int64_t any_few = 0;
+    K(strip_max)(vectors, a, tile->a_stride, tile->n, width, max);
+    K(strip_sum)(AG_LOSS_EXP, vectors, tile, a, a, width, scale, max, sums, cached);
+    i64v is_few = {0};
+    AG_UNROLL(4)
+    for (int j = 0; j < vectors; j++) {
+        is_few |= sums[j].low < AG_ACCURATE_SUM;
+#if AG_IS_F64
+        place[j] = K(loss_load)(p->places + c + j * VL, width);
+#else
+        is_few |= sums[j].high < AG_ACCURATE_SUM;
+        place[j] = v_f32_narrow(K(loss_load)(p->places + c + j * VL, width),
+                                width > HALF ? K(loss_load)(p->places + c + j * VL + HALF, width - HALF) : (f64v){0});
+#endif
+    }
+    for (int j = 0; j < HALF; j++) any_few |= is_few[j];
+    if (any_few) K(strip_sum)(AG_LOSS_REST, vectors, tile, a, a, width, scale, max, few, NULL);
+    for (ptrdiff_t k = 0; k < tile->n; k++) {
+        K(load_strip)(vectors, 1, a + k * tile->a_stride, width, x);
+        AG_UNROLL(4)
+        for (int j = 0; j < vectors; j++) logit[j] = V_(select)(place[j] == (compute_t)k, x[j], logit[j]);
+    }
+    AG_UNROLL(4)
+    for (int j = 0; j < vectors; j++) {
+#if AG_IS_F64
+        K(loss_finish_columns)(p, c + j * VL, width, max[j], K(loss_rest)(sums[j].low, few[j].low), logit[j], place[j],
+                               &factor[j], &at_target[j]);
+#else
+        f64v max_low, max_high, logit_low, logit_high, place_low, place_high, factor_low, factor_high = {0};
+        f64v at_low, at_high = {0};
+        v_f32_widen(max[j], &max_low, &max_high);
+        v_f32_widen(logit[j], &logit_low, &logit_high);
+        v_f32_widen(place[j], &place_low, &place_high);
+        K(loss_finish_columns)(p, c + j * VL, width, max_low, K(loss_rest)(sums[j].low, few[j].low), logit_low,
+                               place_low, &factor_low, &at_low);
+        if (width > HALF) {
+            K(loss_finish_columns)(p, c + j * VL + HALF, width - HALF, max_high,
+                                   K(loss_rest)(sums[j].high, few[j].high), logit_high, place_high, &factor_high,
+                                   &at_high);
+        }
+        factor[j] = v_f32_narrow(factor_low, factor_high);
+#if AG_SIZE == 2
+        at_low = AG_ROUND(at_low);
+        at_high = AG_ROUND(at_high);
+#endif
+        at_target[j] = v_f32_narrow(at_low, at_high);
+#endif
+    }
+    if (!p->return_grad) return;
+    for (ptrdiff_t k = 0; k < tile->n; k++) {
+        char *out = tile->out + k * tile->out_stride + c * AG_SIZE;
+        AG_UNROLL(4)
+        for (int j = 0; j < vectors; j++) {
+            V value = V_(select)(factor[j] == 0, none, cached[k * vectors + j] * factor[j]);
+            value = V_(select)(place[j] == (compute_t)k, at_target[j], value);
+            if (nontemporal) AG_STORE_NT(out + j * VL * AG_SIZE, value);
+            else if (vectors > 1 || width == VL) AG_STORE(out + j * VL * AG_SIZE, value);
+            else AG_STORE_PARTIAL(out, value, width);
+        }
+    }
+}
+
+static void K(loss_plain_strips)(const ag_tile *tile, const ag_plain_columns *p)
+{
+    const ptrdiff_t columns = tile->rows, before = (ptrdiff_t)(-(uintptr_t)tile->out % 64) / AG_SIZE;
+    const int nontemporal = tile->nontemporal && tile->out_stride % 64 == 0 && (uintptr_t)tile->out % AG_SIZE == 0;
+    ptrdiff_t c = 0;
+    for (ptrdiff_t width; nontemporal && c < before && c < columns; c += width) {
+        width = before - c < columns - c ? before - c : columns - c;
+        width = width < VL ? width : VL;
+        K(loss_plain_strip)(1, tile, p, c, width, 0);
+    }
+    for (; c + 4 * VL <= columns; c += 4 * VL) K(loss_plain_strip)(4, tile, p, c, VL, nontemporal);
+    for (; c < columns; c += VL) K(loss_plain_strip)(1, tile, p, c, columns - c < VL ? columns - c : VL, 0);
+    if (tile->nontemporal) v_fence();
 }
 
 #undef AG_FEW_DIGITS
@@ -502,4 +620,5 @@ static const ag_loss_kernels K(loss_table) AG_UNUSED = {
     .log1p = K(loss_log1p),
     .exp = K(loss_exp),
     .finish = K(loss_finish),
+    .plain_strips = K(loss_plain_strips),
 };

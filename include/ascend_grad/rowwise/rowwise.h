@@ -51,6 +51,7 @@
 #include <math.h>
 
 #include "../base.h"
+#include "../loss.h"
 #include "../simd.h"
 #include "../sums.h"
 
@@ -168,6 +169,14 @@ typedef struct {
     const char *next;           /* NULL, or as many input rows to prefetch into L2, with the stride of the tile */
 } ag_loss_rows;
 
+/* Columns with one target of weight 1 each, and no other term of the loss: arguments and results of `plain_strips`. */
+typedef struct {
+    const double *places; /* the index of the target; -1: the column is ignored */
+    double grad, inverse; /* the upstream gradient, and the reciprocal temperature */
+    int return_grad;      /* whether the gradient is written */
+    double *losses;
+} ag_plain_columns;
+
 /* The kernels of the cross-entropy for one dtype and variant. The sums are those of AG_FOREACH_LOSS_SUM, whose formulas
  * `term` has in ops.h. `memory` is as below. */
 typedef struct {
@@ -189,6 +198,8 @@ typedef struct {
      * `inverse` the reciprocal temperature. `logits` and `at_targets` may be the same. */
     void (*finish)(const double *rest, const double *logits, double grad, double inverse, double *losses, double *factors,
                    double *at_targets, ptrdiff_t count);
+    /* Compute the losses and the gradients of columns of at most strip_rows rows. */
+    void (*plain_strips)(const ag_tile *tile, const ag_plain_columns *columns);
 } ag_loss_kernels;
 
 /* The kernels of one operator, dtype and variant. The column kernels are NULL if the operator has none. */

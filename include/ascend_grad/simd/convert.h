@@ -210,6 +210,24 @@ AG_INLINE void v_bf16_store_two(char *p, f32v x, f32v y)
 
 AG_INLINE void v_bf16_stream_two(char *p, f32v x, f32v y) { v_f32_stream(p, (f32v)v_bf16_pairs(x, y)); }
 
+/* ---- float64 to 16 bits ------------------------------------------------------------------------------------------ */
+
+/* Round once to the significant binary digits of a 16-bit type, so that further conversions are exact, except for
+ * overflow. Adding a number whose last place is the last digit to keep rounds the sum there. `smallest` is the smallest
+ * normal number of the type. */
+AG_INLINE f64v v_f64_round_to_digits(f64v x, int digits, double smallest)
+{
+    const u64v sign = (u64v)x & (u64v)v_f64_set1(-0.0);
+    f64v power = (f64v)((u64v)x & (u64v)v_f64_set1(INFINITY)); /* the largest power of two up to |x| */
+    power = v_f64_min(v_f64_set1(0x1p200), v_f64_max(v_f64_set1(smallest), power));
+    const f64v large = power * (1.5 * (double)((uint64_t)1 << (53 - digits)));
+    const f64v rounded = (x + large) - large;
+    return (f64v)(((u64v)rounded & ~(u64v)v_f64_set1(-0.0)) | sign);
+}
+
+AG_INLINE f64v v_f16_round_f64(f64v x) { return v_f64_round_to_digits(x, 11, 0x1p-14); }
+AG_INLINE f64v v_bf16_round_f64(f64v x) { return v_f64_round_to_digits(x, 8, 0x1p-126); }
+
 /* ---- masks: bytes that are zero or not, to lanes of 0 or -1 ------------------------------------------------------ */
 
 AG_INLINE i32v v_f32_mask(const uint8_t *p)

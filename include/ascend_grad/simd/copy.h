@@ -141,7 +141,7 @@ static AG_UNUSED int K(transpose)(char *to, ptrdiff_t to_row, const char *from, 
     }
 
 /* Define the conversions of float32 and float64 to a 16-bit type. */
-#define AG_DEFINE_NARROW(dtype, digits, smallest)                                                                      \
+#define AG_DEFINE_NARROW(dtype)                                                                                        \
     static AG_UNUSED void K(narrow_##dtype)(const float *from, char *to, ptrdiff_t n)                                  \
     {                                                                                                                  \
         ptrdiff_t i = 0;                                                                                               \
@@ -151,8 +151,8 @@ static AG_UNUSED int K(transpose)(char *to, ptrdiff_t to_row, const char *from, 
                                                                                                                        \
     AG_INLINE f32v K(load_f64_##dtype)(const double *from)                                                             \
     {                                                                                                                  \
-        const f64v low = K(round_to_digits)(v_f64_load(from), digits, smallest);                                       \
-        return v_f32_narrow(low, K(round_to_digits)(v_f64_load(from + AG_LANES / 2), digits, smallest));               \
+        const f64v low = v_##dtype##_round_f64(v_f64_load(from));                                                      \
+        return v_f32_narrow(low, v_##dtype##_round_f64(v_f64_load(from + AG_LANES / 2)));                              \
     }                                                                                                                  \
                                                                                                                        \
     static AG_UNUSED void K(narrow_f64_##dtype)(const double *from, char *to, ptrdiff_t n)                             \
@@ -166,23 +166,10 @@ static AG_UNUSED int K(transpose)(char *to, ptrdiff_t to_row, const char *from, 
         }                                                                                                              \
     }
 
-/* Round once to the significant binary digits of a 16-bit type, so that further conversions are exact, except for
- * overflow. Adding a number whose last place is the last digit to keep rounds the sum there. `smallest` is the smallest
- * normal number of the type. */
-AG_INLINE f64v K(round_to_digits)(f64v x, int digits, double smallest)
-{
-    const u64v sign = (u64v)x & (u64v)v_f64_set1(-0.0);
-    f64v power = (f64v)((u64v)x & (u64v)v_f64_set1(INFINITY)); /* the largest power of two up to |x| */
-    power = v_f64_min(v_f64_set1(0x1p200), v_f64_max(v_f64_set1(smallest), power));
-    const f64v large = power * (1.5 * (double)((uint64_t)1 << (53 - digits)));
-    const f64v rounded = (x + large) - large;
-    return (f64v)(((u64v)rounded & ~(u64v)v_f64_set1(-0.0)) | sign);
-}
-
 AG_DEFINE_WIDEN(f16)
 AG_DEFINE_WIDEN(bf16)
-AG_DEFINE_NARROW(f16, 11, 0x1p-14)
-AG_DEFINE_NARROW(bf16, 8, 0x1p-126)
+AG_DEFINE_NARROW(f16)
+AG_DEFINE_NARROW(bf16)
 #undef AG_DEFINE_WIDEN
 #undef AG_DEFINE_NARROW
 

@@ -39,6 +39,7 @@
 #define v_f32_mask_partial AG_ISA_NAME(ag_v_f32_mask_partial)
 
 #define v_f64_set1 AG_ISA_NAME(ag_v_f64_set1)
+#define v_f64_round_to_digits AG_ISA_NAME(ag_v_f64_round_to_digits)
 #define v_f64_load AG_ISA_NAME(ag_v_f64_load)
 #define v_f64_store AG_ISA_NAME(ag_v_f64_store)
 #define v_f64_stream AG_ISA_NAME(ag_v_f64_stream)
@@ -62,6 +63,7 @@
 #define v_f64_mask_partial AG_ISA_NAME(ag_v_f64_mask_partial)
 
 #define v_f16_load AG_ISA_NAME(ag_v_f16_load)
+#define v_f16_round_f64 AG_ISA_NAME(ag_v_f16_round_f64)
 #define v_f16_store AG_ISA_NAME(ag_v_f16_store)
 #define v_f16_stream AG_ISA_NAME(ag_v_f16_stream)
 #define v_f16_load_partial AG_ISA_NAME(ag_v_f16_load_partial)
@@ -73,6 +75,7 @@
 #define v_f16_narrow AG_ISA_NAME(ag_v_f16_narrow)
 
 #define v_bf16_load AG_ISA_NAME(ag_v_bf16_load)
+#define v_bf16_round_f64 AG_ISA_NAME(ag_v_bf16_round_f64)
 #define v_bf16_store AG_ISA_NAME(ag_v_bf16_store)
 #define v_bf16_stream AG_ISA_NAME(ag_v_bf16_stream)
 #define v_bf16_load_partial AG_ISA_NAME(ag_v_bf16_load_partial)
