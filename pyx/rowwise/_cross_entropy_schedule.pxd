@@ -23,7 +23,7 @@ ctypedef struct Rows:
     double *smoothing
     double *targets                   # (rows, K): logits relative to the maximum, then gradients at the targets
     double *exp                       # (rows, K): exponentials of these logits
-    double *places                    # of the targets of plain columns, -1 for ignored rows; the memory of `exp`
+    int64_t *places                   # targets of plain columns; the memory of `exp`
     Slot *slots                       # (2**slot_bits,): a table of the targets of one row, or NULL
     Py_ssize_t *numbers               # numbers of the rows in C order
     uint8_t *stores                   # whether a row has gradients at its targets

@@ -236,7 +236,7 @@ cdef Rows rows_from(const Rows *r, Py_ssize_t begin, Py_ssize_t targets) noexcep
     part.smoothing += begin
     part.targets += begin * targets
     part.exp += begin * targets
-    part.places = part.exp
+    part.places = <int64_t *>part.exp
     part.numbers += begin
     part.stores += begin
     return part
@@ -399,10 +399,10 @@ cdef void finish_plain_rows(CrossEntropy *x, Py_ssize_t begin, Py_ssize_t count,
     for i in range(count):
         r.targets[i] = 0
         if r.scale[i] > 0:
-            r.targets[i] = (
-                load_element(x, r, begin, i, target_of(x, r.numbers[i], 0)) - r.max[i]
-            ) * x.inverse_temperature
-    x.kernels.finish(r.rest, r.targets, grad, x.inverse_temperature, r.log_sum, r.factor, r.targets, count)
+            r.targets[i] = load_element(x, r, begin, i, target_of(x, r.numbers[i], 0))
+    x.kernels.finish(
+        r.rest, r.max, r.targets, x.scale, grad, x.inverse_temperature, r.log_sum, r.factor, r.targets, count
+    )
     for i in range(count):
         r.stores[i] = r.scale[i] > 0 and grad != 0
         r.smoothing[i] = 0
@@ -559,17 +559,28 @@ cdef void plain_columns(CrossEntropy *x, Py_ssize_t begin, const ag_tile *tile, 
     They have one target of weight 1, and no other term or output.
     """
     cdef ag_plain_columns columns
-    cdef Py_ssize_t i
-    cdef int64_t entry
-    number_rows(x, begin, tile.rows, r)
-    for i in range(tile.rows):
-        entry = target_of(x, r.numbers[i], 0)
-        r.places[i] = -1 if entry == x.ignore_index else <double>entry
-    columns.places, columns.losses = r.places, r.log_sum
+    cdef const Problem *p = &x.s.p
+    cdef int last = p.axes - 1
+    cdef Py_ssize_t number = row_number(x, begin), i
+    # Columns that follow each other in C order, with a reduction, need no copies.
+    cdef bint copies = (
+        x.losses != NULL or p.operands[MASK].strides[last] != 1
+        or begin // p.shape[last] != (begin + tile.rows - 1) // p.shape[last]
+    )
+    columns.has_wide_targets, columns.ignore_index = x.has_wide_targets, x.ignore_index
     columns.grad, columns.inverse, columns.return_grad = x.grad_loss[0] * x.loss_share, x.inverse_temperature, x.return_grad
+    if copies:
+        number_rows(x, begin, tile.rows, r)
+        for i in range(tile.rows):
+            r.places[i] = target_of(x, r.numbers[i], 0)
+        columns.targets, columns.has_wide_targets, columns.losses = r.places, True, r.log_sum
+    else:
+        columns.targets = <const char *>x.target + number * (8 if x.has_wide_targets else 4)
+        columns.losses = &x.loss_terms[number]
     x.kernels.plain_strips(tile, &columns)
-    for i in range(tile.rows):
-        set_loss(x, r.numbers[i], r.log_sum[i], 0)
+    if copies:
+        for i in range(tile.rows):
+            set_loss(x, r.numbers[i], r.log_sum[i], 0)
 
 
 cdef void whole_columns(CrossEntropy *x, Py_ssize_t begin, const ag_tile *tile, Rows *r, char *scratch) noexcept nogil:
@@ -806,7 +817,8 @@ cdef void place_rows(const CrossEntropy *x, Rows *r, Arena *arena, char *base) n
     r.smoothing = <double *>arena_alloc(arena, size)
     r.log_sum = <double *>arena_alloc(arena, size)
     r.targets = <double *>arena_alloc(arena, size * x.target_count)
-    r.exp = r.places = <double *>arena_alloc(arena, size * x.target_count)
+    r.exp = <double *>arena_alloc(arena, size * x.target_count)
+    r.places = <int64_t *>r.exp
     r.slots = NULL
     if x.target_count > 1:
         r.slots = <Slot *>arena_alloc(arena, sizeof(Slot) << x.slot_bits)

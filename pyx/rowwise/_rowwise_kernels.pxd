@@ -1,6 +1,6 @@
 # Cython's declarations of the row-wise kernels in ascend_grad/rowwise/rowwise.h.
 
-from libc.stdint cimport uint8_t
+from libc.stdint cimport int64_t, uint8_t
 
 from ascend_grad._kernels cimport ag_dtype, ag_variant
 
@@ -88,7 +88,9 @@ cdef extern from "ascend_grad/rowwise/rowwise.h" nogil:
         const char *next
 
     ctypedef struct ag_plain_columns:
-        const double *places
+        const void *targets
+        int has_wide_targets
+        int64_t ignore_index
         double grad
         double inverse
         int return_grad
@@ -104,8 +106,8 @@ cdef extern from "ascend_grad/rowwise/rowwise.h" nogil:
         void (*strips)(const ag_tile *tile, double *max, double *sums) noexcept nogil
         void (*log1p)(const double *x, double *results, Py_ssize_t count) noexcept nogil
         void (*exp)(const double *x, double *results, Py_ssize_t count) noexcept nogil
-        void (*finish)(const double *rest, const double *logits, double grad, double inverse, double *losses,
-                       double *factors, double *at_targets, Py_ssize_t count) noexcept nogil
+        void (*finish)(const double *rest, const double *max, const double *logits, double scale, double grad, double inverse,
+                       double *losses, double *factors, double *at_targets, Py_ssize_t count) noexcept nogil
         void (*plain_strips)(const ag_tile *tile, const ag_plain_columns *columns) noexcept nogil
 
     const ag_loss_kernels *ag_rowwise_loss_kernels(ag_variant variant, ag_dtype dtype)

@@ -421,37 +421,6 @@ static void K(loss_columns_write)(const ag_tile *tile, const ag_loss_rows *rows,
 
 /* ---- functions of a number of each row --------------------------------------------------------------------------- */
 
-/* Below this, 1 + x and exp(x) - 1 lose digits. Such numbers are rare, and computed one by one. */
-#define AG_FEW_DIGITS 0.0625
-
-AG_INLINE int K(loss_any)(i64v mask)
-{
-    int64_t any = 0;
-    AG_UNROLL(8)
-    for (int j = 0; j < AG_LANES / 2; j++) any |= mask[j];
-    return any != 0;
-}
-
-/* Compute log(1 + x) for x >= 0, or NaN. */
-AG_INLINE f64v K(loss_log1p_vector)(f64v x)
-{
-    f64v result = v_f64_log(x + 1.0);
-    if (K(loss_any)(x < AG_FEW_DIGITS)) {
-        for (int j = 0; j < AG_LANES / 2; j++) result[j] = x[j] < AG_FEW_DIGITS ? log1p(x[j]) : result[j];
-    }
-    return result;
-}
-
-/* Compute exp(x) - 1 for x <= 0, or NaN. */
-AG_INLINE f64v K(loss_expm1_vector)(f64v x)
-{
-    f64v result = v_f64_exp(x) - 1.0;
-    if (K(loss_any)((x > -AG_FEW_DIGITS) & (x < 0))) {
-        for (int j = 0; j < AG_LANES / 2; j++) result[j] = x[j] > -AG_FEW_DIGITS ? expm1(x[j]) : result[j];
-    }
-    return result;
-}
-
 AG_INLINE f64v K(loss_load)(const double *x, ptrdiff_t left)
 {
     return left < AG_LANES / 2 ? v_f64_load_partial(x, left) : v_f64_load(x);
@@ -466,7 +435,7 @@ AG_INLINE void K(loss_store)(double *to, f64v x, ptrdiff_t left)
 static void K(loss_log1p)(const double *x, double *results, ptrdiff_t count)
 {
     for (ptrdiff_t i = 0; i < count; i += AG_LANES / 2) {
-        K(loss_store)(results + i, K(loss_log1p_vector)(K(loss_load)(x + i, count - i)), count - i);
+        K(loss_store)(results + i, v_f64_log1p(K(loss_load)(x + i, count - i)), count - i);
     }
 }
 
@@ -477,106 +446,150 @@ static void K(loss_exp)(const double *x, double *results, ptrdiff_t count)
     }
 }
 
-/* Compute the losses of rows with one target of weight 1, the factors of their exponentials, and the gradients at the
- * targets, from `rest` of loss.h and the targets' logits relative to the maxima. */
-AG_INLINE void K(loss_finish_vector)(f64v rest, f64v logit, double grad, double inverse, f64v *loss, f64v *factor,
-                                     f64v *at_target)
+/* ---- rows with one target of weight 1 ---------------------------------------------------------------------------- */
+
+#if AG_IS_F64
+#define AG_FOR_HALVES(statement) statement(low)
+#else
+#define AG_FOR_HALVES(statement) statement(low) statement(high)
+#endif
+
+AG_INLINE K(lane_sums) K(loss_widen)(V v)
 {
-    *factor = v_f64_set1(grad * inverse) / (rest + 1.0);
-    *loss = K(loss_log1p_vector)(rest) - logit;
-    *at_target = -*factor * (rest - K(loss_expm1_vector)(logit));
+    K(lane_sums) lanes;
+#if AG_IS_F64
+    lanes.low = v;
+#else
+    v_f32_widen(v, &lanes.low, &lanes.high);
+#endif
+    return lanes;
 }
 
-static void K(loss_finish)(const double *rest, const double *logits, double grad, double inverse, double *losses,
-                           double *factors, double *at_targets, ptrdiff_t count)
+/* Load, or store, `left` numbers, but at most VL. */
+AG_INLINE K(lane_sums) K(loss_load_lanes)(const double *x, ptrdiff_t left)
 {
-    for (ptrdiff_t i = 0; i < count; i += AG_LANES / 2) {
-        f64v loss, factor, at_target;
-        K(loss_finish_vector)(K(loss_load)(rest + i, count - i), K(loss_load)(logits + i, count - i), grad, inverse,
-                              &loss, &factor, &at_target);
-        K(loss_store)(losses + i, loss, count - i);
-        K(loss_store)(factors + i, factor, count - i);
-        K(loss_store)(at_targets + i, at_target, count - i);
+    K(lane_sums) lanes = {K(loss_load)(x, left)};
+#if !AG_IS_F64
+    if (left > VL / 2) lanes.high = K(loss_load)(x + VL / 2, left - VL / 2);
+#endif
+    return lanes;
+}
+
+AG_INLINE void K(loss_store_lanes)(double *to, const K(lane_sums) *x, ptrdiff_t left)
+{
+    K(loss_store)(to, x->low, left);
+#if !AG_IS_F64
+    if (left > VL / 2) K(loss_store)(to + VL / 2, x->high, left - VL / 2);
+#endif
+}
+
+/* Results of rows with one target of weight 1: losses, factors of the exponentials, and gradients at the targets. */
+typedef struct {
+    K(lane_sums) loss, factor, at_target;
+} K(loss_results);
+
+/* Compute results from `rest` of loss.h, and the maxima and the targets' logits. If the target does not have the maximum,
+ * `rest` includes its exponential e, and 1 - e is at least as large as the error of the difference. */
+AG_INLINE K(loss_results) K(loss_finish_vector)(const K(lane_sums) *rest, V max, V logit, V scale, double grad,
+                                                double inverse)
+{
+    const K(lane_sums) exponential = K(loss_widen)(V_(exp)((logit - max) * scale));
+    const K(lane_sums) wide_max = K(loss_widen)(max), wide_logit = K(loss_widen)(logit);
+    K(loss_results) results;
+#define AG_FINISH(half)                                                                                                \
+    do {                                                                                                               \
+        const f64v z = (wide_logit.half - wide_max.half) * inverse, r = rest->half;                                    \
+        results.loss.half = v_f64_log1p(r) - z;                                                                        \
+        results.factor.half = v_f64_set1(grad * inverse) / (r + 1.0);                                                  \
+        results.at_target.half =                                                                                       \
+            -results.factor.half * v_f64_select(z == 0, r, (r - exponential.half) + 1.0);                              \
+    } while (0);
+    AG_FOR_HALVES(AG_FINISH)
+#undef AG_FINISH
+    return results;
+}
+
+static void K(loss_finish)(const double *rest, const double *max, const double *logits, double scale, double grad,
+                           double inverse, double *losses, double *factors, double *at_targets, ptrdiff_t count)
+{
+    for (ptrdiff_t i = 0; i < count; i += VL) {
+        const ptrdiff_t left = count - i;
+        const K(lane_sums) r = K(loss_load_lanes)(rest + i, left), m = K(loss_load_lanes)(max + i, left);
+        const K(lane_sums) z = K(loss_load_lanes)(logits + i, left);
+        const K(loss_results) results = K(loss_finish_vector)(&r, K(to_compute_type)(&m), K(to_compute_type)(&z),
+                                                              V_(set1)((compute_t)scale), grad, inverse);
+        K(loss_store_lanes)(losses + i, &results.loss, left);
+        K(loss_store_lanes)(factors + i, &results.factor, left);
+        K(loss_store_lanes)(at_targets + i, &results.at_target, left);
     }
 }
 
 /* ---- short columns with one target of weight 1 ------------------------------------------------------------------- */
 
-/* Compute a vector of columns of a strip from its statistics: the losses, and the parameters of the gradient. Losses and
- * gradients of ignored columns are 0. */
-AG_INLINE void K(loss_finish_columns)(const ag_plain_columns *x, ptrdiff_t c, ptrdiff_t width, f64v max, f64v rest,
-                                      f64v logit, f64v place, f64v *factor, f64v *at_target)
+/* Return the indices of the targets of `width` columns; -1: the column is ignored. */
+AG_INLINE V K(loss_places)(const ag_plain_columns *p, ptrdiff_t c, ptrdiff_t width)
 {
-    const f64v none = {0};
-    const i64v is_ignored = place < 0;
-    f64v loss;
-    logit = v_f64_select(is_ignored, none, (logit - max) * x->inverse);
-    K(loss_finish_vector)(rest, logit, x->grad, x->inverse, &loss, factor, at_target);
-    K(loss_store)(x->losses + c, v_f64_select(is_ignored, none, loss), width);
-    const i64v is_zero = is_ignored | (v_f64_set1(x->grad) == 0);
-    *factor = v_f64_select(is_zero, none, *factor);
-    *at_target = v_f64_select(is_zero, none, *at_target);
+    compute_t places[VL] = {0};
+    for (ptrdiff_t j = 0; j < width; j++) {
+        const int64_t target =
+            p->has_wide_targets ? ((const int64_t *)p->targets)[c + j] : ((const int32_t *)p->targets)[c + j];
+        places[j] = (compute_t)(target == p->ignore_index ? -1 : target);
+    }
+    return V_(load)(places);
 }
-
-/* Return `rest` of loss.h: sums minus 1, or `few` where that is too inaccurate. */
-AG_INLINE f64v K(loss_rest)(f64v sums, f64v few) { return v_f64_select(sums < AG_ACCURATE_SUM, few, sums - 1.0); }
 
 AG_INLINE void K(loss_plain_strip)(const int vectors, const ag_tile *tile, const ag_plain_columns *p, ptrdiff_t c,
                                    ptrdiff_t width, int nontemporal)
 {
-    enum { HALF = AG_LANES / 2 };
     const char *a = tile->a + c * AG_SIZE;
     const V scale = V_(set1)((compute_t)tile->scale), none = {0};
+    const f64v none_wide = {0}, grad = v_f64_set1(p->grad);
     V max[4] = {none}, x[4] = {none}, logit[4] = {none}, place[4] = {none}, factor[4], at_target[4];
     V cached[AG_STRIP_ROWS(VL) * vectors];
     K(lane_sums) sums[4], few[4] = {{{0}}};
-    int64_t any_few = 0;
     K(strip_max)(vectors, a, tile->a_stride, tile->n, width, max);
     K(strip_sum)(AG_LOSS_EXP, vectors, tile, a, a, width, scale, max, sums, cached);
     i64v is_few = {0};
     AG_UNROLL(4)
     for (int j = 0; j < vectors; j++) {
-        is_few |= sums[j].low < AG_ACCURATE_SUM;
-#if AG_IS_F64
-        place[j] = K(loss_load)(p->places + c + j * VL, width);
-#else
-        is_few |= sums[j].high < AG_ACCURATE_SUM;
-        place[j] = v_f32_narrow(K(loss_load)(p->places + c + j * VL, width),
-                                width > HALF ? K(loss_load)(p->places + c + j * VL + HALF, width - HALF) : (f64v){0});
-#endif
+#define AG_LOOK(half) is_few |= sums[j].half < AG_ACCURATE_SUM;
+        AG_FOR_HALVES(AG_LOOK)
+#undef AG_LOOK
+        place[j] = K(loss_places)(p, c + j * VL, width);
     }
-    for (int j = 0; j < HALF; j++) any_few |= is_few[j];
+    int64_t any_few = 0;
+    AG_UNROLL(8)
+    for (int j = 0; j < AG_LANES / 2; j++) any_few |= is_few[j];
     if (any_few) K(strip_sum)(AG_LOSS_REST, vectors, tile, a, a, width, scale, max, few, NULL);
     for (ptrdiff_t k = 0; k < tile->n; k++) {
         K(load_strip)(vectors, 1, a + k * tile->a_stride, width, x);
         AG_UNROLL(4)
         for (int j = 0; j < vectors; j++) logit[j] = V_(select)(place[j] == (compute_t)k, x[j], logit[j]);
     }
-    AG_UNROLL(4)
+    AG_UNROLL(1)
     for (int j = 0; j < vectors; j++) {
-#if AG_IS_F64
-        K(loss_finish_columns)(p, c + j * VL, width, max[j], K(loss_rest)(sums[j].low, few[j].low), logit[j], place[j],
-                               &factor[j], &at_target[j]);
-#else
-        f64v max_low, max_high, logit_low, logit_high, place_low, place_high, factor_low, factor_high = {0};
-        f64v at_low, at_high = {0};
-        v_f32_widen(max[j], &max_low, &max_high);
-        v_f32_widen(logit[j], &logit_low, &logit_high);
-        v_f32_widen(place[j], &place_low, &place_high);
-        K(loss_finish_columns)(p, c + j * VL, width, max_low, K(loss_rest)(sums[j].low, few[j].low), logit_low,
-                               place_low, &factor_low, &at_low);
-        if (width > HALF) {
-            K(loss_finish_columns)(p, c + j * VL + HALF, width - HALF, max_high,
-                                   K(loss_rest)(sums[j].high, few[j].high), logit_high, place_high, &factor_high,
-                                   &at_high);
-        }
-        factor[j] = v_f32_narrow(factor_low, factor_high);
+        const K(lane_sums) wide_place = K(loss_widen)(place[j]);
+        K(lane_sums) rest;
+#define AG_REST(half) rest.half = v_f64_select(sums[j].half < AG_ACCURATE_SUM, few[j].half, sums[j].half - 1.0);
+        AG_FOR_HALVES(AG_REST)
+#undef AG_REST
+        K(loss_results) results = K(loss_finish_vector)(&rest, max[j], logit[j], scale, p->grad, p->inverse);
+#define AG_CLEAR(half)                                                                                                 \
+    do {                                                                                                               \
+        const i64v is_ignored = wide_place.half < 0, is_zero = is_ignored | (grad == 0);                               \
+        results.loss.half = v_f64_select(is_ignored, none_wide, results.loss.half);                                    \
+        results.factor.half = v_f64_select(is_zero, none_wide, results.factor.half);                                   \
+        results.at_target.half = v_f64_select(is_zero, none_wide, results.at_target.half);                             \
+    } while (0);
+        AG_FOR_HALVES(AG_CLEAR)
+#undef AG_CLEAR
+        K(loss_store_lanes)(p->losses + c + j * VL, &results.loss, width);
 #if AG_SIZE == 2
-        at_low = AG_ROUND(at_low);
-        at_high = AG_ROUND(at_high);
+        results.at_target.low = AG_ROUND(results.at_target.low);
+        results.at_target.high = AG_ROUND(results.at_target.high);
 #endif
-        at_target[j] = v_f32_narrow(at_low, at_high);
-#endif
+        factor[j] = K(to_compute_type)(&results.factor);
+        at_target[j] = K(to_compute_type)(&results.at_target);
     }
     if (!p->return_grad) return;
     for (ptrdiff_t k = 0; k < tile->n; k++) {
@@ -607,7 +620,7 @@ static void K(loss_plain_strips)(const ag_tile *tile, const ag_plain_columns *p)
     if (tile->nontemporal) v_fence();
 }
 
-#undef AG_FEW_DIGITS
+#undef AG_FOR_HALVES
 
 static const ag_loss_kernels K(loss_table) AG_UNUSED = {
     .rows_max = K(loss_rows_max),

@@ -171,7 +171,9 @@ typedef struct {
 
 /* Columns with one target of weight 1 each, and no other term of the loss: arguments and results of `plain_strips`. */
 typedef struct {
-    const double *places; /* the index of the target; -1: the column is ignored */
+    const void *targets;  /* indices, int64 or int32 */
+    int has_wide_targets; /* whether they are int64 */
+    int64_t ignore_index; /* target of columns that are ignored, whose results are 0 */
     double grad, inverse; /* the upstream gradient, and the reciprocal temperature */
     int return_grad;      /* whether the gradient is written */
     double *losses;
@@ -190,14 +192,15 @@ typedef struct {
     void (*columns_sum)(const ag_tile *tile, int is_rest, const double *max, double *sums, void *memory);
     void (*columns_write)(const ag_tile *tile, const ag_loss_rows *rows, void *memory);
     void (*strips)(const ag_tile *tile, double *max, double *sums); /* of at most strip_rows rows */
-    /* Compute log(1 + x) for x >= 0, and exp(x) - 1 for x <= 0, with errors of a few units in the last place. */
+    /* Compute log(1 + x) for x >= 0, and exp(x), with errors of a few units in the last place. */
     void (*log1p)(const double *x, double *results, ptrdiff_t count);
     void (*exp)(const double *x, double *results, ptrdiff_t count);
     /* Compute the losses of rows with one target of weight 1, the factors of their exponentials, and the gradients at the
-     * targets, from `rest` of loss.h and the targets' logits relative to the maxima. `grad` is the upstream gradient and
-     * `inverse` the reciprocal temperature. `logits` and `at_targets` may be the same. */
-    void (*finish)(const double *rest, const double *logits, double grad, double inverse, double *losses, double *factors,
-                   double *at_targets, ptrdiff_t count);
+     * targets, from `rest` of loss.h, the maxima and the targets' logits. `scale` is the factor of logits, `inverse` the
+     * reciprocal temperature that it is rounded from, and `grad` the upstream gradient. `logits` and `at_targets` may be
+     * the same. */
+    void (*finish)(const double *rest, const double *max, const double *logits, double scale, double grad, double inverse,
+                   double *losses, double *factors, double *at_targets, ptrdiff_t count);
     /* Compute the losses and the gradients of columns of at most strip_rows rows. */
     void (*plain_strips)(const ag_tile *tile, const ag_plain_columns *columns);
 } ag_loss_kernels;

@@ -87,15 +87,10 @@ AG_INLINE_LARGE f64v v_f64_tanh(f64v x)
     return v_f64_select(size >= v_f64_set1(0.625), v_f64_select(x < 0, -large, large), x * above / below);
 }
 
-/* Compute the natural logarithm of numbers from 1 on, or NaN, with an error of about one unit in the last place. Let
- * x = m * 2**k with m near 1, f = m - 1 (exact) and s = f / (m + 1). Then log(m) = 2 atanh(s) by its series, where 2 s
- * is computed as f - s f. */
-AG_INLINE_LARGE f64v v_f64_log(f64v x)
+/* Compute the logarithm of m * 2**k, where f = m - 1 is exact and m is near 1. Let s = f / (m + 1). Then log(m) =
+ * 2 atanh(s) by its series, where 2 s is computed as f - s f. */
+AG_INLINE_LARGE f64v v_f64_log_of(f64v k, f64v f)
 {
-    const u64v above = (u64v)x - 0x3fe6a09e667f3bcd; /* bits of x minus the bits of the square root of 1/2 */
-    const u64v k_bits = above >> 52;
-    const f64v k = (f64v)(k_bits | 0x4330000000000000) - 0x1p52;
-    const f64v f = (f64v)((u64v)x - (k_bits << 52)) - 1.0;
     const f64v s = f / (2.0 + f), z = s * s;
     static const double series[] = {2 / 21.0, 2 / 19.0, 2 / 17.0, 2 / 15.0, 2 / 13.0,
                                     2 / 11.0, 2 / 9.0,  2 / 7.0,  2 / 5.0,  2 / 3.0};
@@ -103,5 +98,32 @@ AG_INLINE_LARGE f64v v_f64_log(f64v x)
     AG_UNROLL(10)
     for (int i = 0; i < 10; i++) p = v_f64_fma(p, z, v_f64_set1(series[i]));
     const f64v log_m = v_f64_fma(k, v_f64_set1(0x1.a39ef35793c76p-33), f - s * (f - z * p));
-    return v_f64_select(x < INFINITY, v_f64_fma(k, v_f64_set1(0x1.62e42feep-1), log_m), x);
+    return v_f64_fma(k, v_f64_set1(0x1.62e42feep-1), log_m);
+}
+
+/* Set k and f = m - 1 for x = m * 2**k from 1 on, with m from the square root of 1/2 on. */
+AG_INLINE void v_f64_log_parts(f64v x, f64v *k, f64v *f)
+{
+    const u64v above = (u64v)x - 0x3fe6a09e667f3bcd; /* bits of x minus the bits of the square root of 1/2 */
+    const u64v k_bits = above >> 52;
+    *k = (f64v)(k_bits | 0x4330000000000000) - 0x1p52;
+    *f = (f64v)((u64v)x - (k_bits << 52)) - 1.0;
+}
+
+/* Compute the natural logarithm of numbers from 1 on, or NaN, with an error of about one unit in the last place. */
+AG_INLINE_LARGE f64v v_f64_log(f64v x)
+{
+    f64v k, f;
+    v_f64_log_parts(x, &k, &f);
+    return v_f64_select(x < INFINITY, v_f64_log_of(k, f), x);
+}
+
+/* Compute log(1 + x) for x >= 0, or NaN, with an error of about one unit in the last place: where the logarithm is
+ * small, f is x itself, not the rounded sum minus 1. */
+AG_INLINE_LARGE f64v v_f64_log1p(f64v x)
+{
+    f64v k, f;
+    v_f64_log_parts(1.0 + x, &k, &f);
+    f = v_f64_select(k == 0, x, f);
+    return v_f64_select(x < INFINITY, v_f64_log_of(k, f), x);
 }

@@ -59,6 +59,9 @@
 #define v_f64_exp AG_ISA_NAME(ag_v_f64_exp)
 #define v_f64_tanh AG_ISA_NAME(ag_v_f64_tanh)
 #define v_f64_log AG_ISA_NAME(ag_v_f64_log)
+#define v_f64_log_of AG_ISA_NAME(ag_v_f64_log_of)
+#define v_f64_log_parts AG_ISA_NAME(ag_v_f64_log_parts)
+#define v_f64_log1p AG_ISA_NAME(ag_v_f64_log1p)
 #define v_f64_mask AG_ISA_NAME(ag_v_f64_mask)
 #define v_f64_mask_partial AG_ISA_NAME(ag_v_f64_mask_partial)
 
