@@ -142,6 +142,8 @@ def new_npy(target: str, shape: tuple[int, ...], dtype: np.dtype, fortran_order:
 def _checked_target(path: str, sources: list[str]) -> str:
     if path.endswith(".npz"):
         raise CommandError(f"{path}: the result is a .npy file")
+    if path.rstrip("/").endswith(".zarr"):
+        raise CommandError(f"{path}: ends in .zarr, but the result of .npy files is a .npy file")
     if path.endswith("/") and not os.path.exists(path):
         raise CommandError(f"{path}: names a directory, and the result of a file is a file")
     target = os.path.realpath(path)

@@ -166,6 +166,8 @@ def test_an_input_is_never_the_result(link, capsys):
         ("/dev/null", "not a regular file"),
         ("/dev/full", "not a regular file"),
         ("out.npz", "the result is a .npy file"),
+        ("out.zarr", "out.zarr: ends in .zarr, but the result of .npy files is a .npy file"),
+        ("absent/out.zarr/", "absent/out.zarr/: ends in .zarr, but the result of .npy files is a .npy file"),
         ("", "not a regular file"),
         ("x.npy/out.npy", "there is no directory"),
         ("x" * 256, "File name too long"),

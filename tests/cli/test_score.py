@@ -296,6 +296,7 @@ def test_progress_goes_to_stderr(options, shown, capsys):
         ((*INPUTS[:2], "--top-k-index-out", "a", "--top-k", "22"), "linear_top_k: k: expected"),
         ((*INPUTS, "-o", "a", "--entropy-out", "./a"), "a: the file of two results"),
         ((*INPUTS, "-o", "weight.npy"), "weight.npy: this is the input weight.npy"),
+        ((*INPUTS, "-o", "a.zarr"), "a.zarr: ends in .zarr, but the result of .npy files is a .npy file"),
         ((*INPUTS, "-o", "absent/a"), "absent/a: there is no directory"),
         ((*INPUTS, "-o", "a", "--dtype", "bfloat16"), "hidden.npy: --dtype bfloat16 is for elements of 2 raw bytes"),
         ((*INPUTS, "-o", "a", "--temperature", "0"), "temperature: expected"),
