@@ -270,7 +270,7 @@ def linear_cross_entropy(vocab_start_index, lse_square_scale, reduction, **argum
 
 
 class _GivenStatistics(NamedTuple):
-    """Statistics of rows as `loss_reference.RowStatistics` has them, given by the caller."""
+    """Hold statistics of rows that the caller gives, with the attributes of `loss_reference.RowStatistics`."""
 
     distance: np.ndarray
     lse: np.ndarray

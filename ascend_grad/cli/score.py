@@ -25,9 +25,9 @@ RESULTS = {
 DESCRIPTION = """\
 Score the rows of a linear layer's input: log-probabilities of targets, entropies, and the K most probable entries.
 
-The products of a row are those of the row of HIDDEN with all rows of WEIGHT, plus --bias. Its logits are the products
-times --logit-scale, capped by --softcap, divided by --temperature. They are never stored. HIDDEN may be of any size:
-its rows are computed in chunks of about 64 MB, and of at least 1024 rows.
+A row's logits are the dot products of the row of HIDDEN with all rows of WEIGHT, plus --bias, times --logit-scale,
+capped by --softcap, divided by --temperature. Logits are never stored. HIDDEN may be of any size: its rows are computed
+in chunks of about 64 MB, and of at least 1024 rows.
 
 HIDDEN is a .npy file or a Zarr array, and the results are of the same kind. WEIGHT, TARGETS and --bias may be either.
 Each result is a line on stdout that names it. With TARGETS another line follows: the number of scored tokens, their

@@ -40,7 +40,7 @@ def weights(
 
 
 def of_chunk(settings: dict[str, Any], sums: NDArray | None) -> dict[str, Any]:
-    """Return the settings of the call on a chunk whose gradients are parts of those of a mean over all chunks.
+    """Return the settings of the call on one chunk. With them, its gradients are its share of the whole loss's.
 
     The call's loss is the sum over the chunk's rows; `reduced` divides the sum of all chunks. `sums` is the sum of
     `weights` over all chunks for a mean without a denominator, otherwise None.

@@ -188,7 +188,7 @@ def cross_entropy(
         An option is differentiated, or the gradient is differentiated once more.
     jax.errors.JaxRuntimeError
         The compiled program finds a target that is neither in [0, V) nor `ignore_index`, or a temperature that is not
-        positive and finite. The message is that of the `ParamInvalidError` of `ascend_grad.cross_entropy`.
+        positive and finite. `ascend_grad.cross_entropy` has the same message in its `ParamInvalidError`.
 
     Notes
     -----

@@ -47,8 +47,8 @@ def _compute(
 # Gradients of a mean or a sum are computed with the loss, so that logits are computed once, and scaled later. Gradients
 # of one loss per row are computed later, as upstream gradients must be applied before the sum over the rows. So are
 # gradients in float16: a loss scale must be applied before the rounding, in which the gradient of a mean would vanish.
-# Gradients are computed later, too, if an output is requested that has a gradient: those of loss and outputs are
-# computed together.
+# If a requested output has a gradient, all gradients are computed later, too: one call then applies the upstream
+# gradients of the loss and the outputs together.
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -175,7 +175,7 @@ def linear_cross_entropy(
         for; or the gradient is differentiated once more.
     jax.errors.JaxRuntimeError
         The compiled program finds a target that is neither in [0, V) nor `ignore_index`, or a temperature that is not
-        positive and finite. The message is that of the `ParamInvalidError` of `ascend_grad.linear_cross_entropy`.
+        positive and finite. `ascend_grad.linear_cross_entropy` has the same message in its `ParamInvalidError`.
 
     Notes
     -----

@@ -110,7 +110,7 @@ def refuse_gradients(operator: str, primals: Mapping[str, Any]) -> None:
 
 
 def upstream(cotangents: Mapping[str, Any]) -> dict[str, jax.Array]:
-    """Return the upstream gradients of those results that have any."""
+    """Return the upstream gradients, without the symbolic zeros."""
     return {
         name: each
         for name, each in cotangents.items()

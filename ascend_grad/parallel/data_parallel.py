@@ -32,7 +32,7 @@ _NAME = DATA_PARALLEL.name
 
 
 class _Prepared(NamedTuple):
-    """What a rank allocates before the first collective operation: it can then tell the others that it lacks memory."""
+    """Hold a rank's memory, allocated before the first collective operation: a lack can then be told to other ranks."""
 
     shard: Shard
     facts: dict[str, Any]

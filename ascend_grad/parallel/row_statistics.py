@@ -1,7 +1,8 @@
 """Statistics of rows of logits over a vocabulary that is split over ranks, and the losses and outputs made of them.
 
-The formulas are those of ``include/ascend_grad/loss.h``. Sums have terms of one sign, and the sum of exponentials
-leaves out one entry that has the maximum. So losses near 0 and probabilities near 1 keep their digits over ranks, too.
+This module has the same formulas as ``include/ascend_grad/loss.h``. Sums have terms of one sign, and the sum of
+exponentials leaves out one entry that has the maximum. So losses near 0 and probabilities near 1 keep their digits over
+ranks, too.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ def linear_cross_entropy(
         The gradient with respect to this rank's `bias`, in its dtype. The field exists if `bias` is given.
     lse, log_prob, entropy, predicted, correct : ndarray
         The requested outputs, as of the undivided problem, on every rank. The predicted entry is the lowest id of the
-        whole vocabulary among those with the largest logit.
+        whole vocabulary with the largest logit.
 
     Raises
     ------
@@ -162,9 +162,9 @@ def linear_cross_entropy(
     On devices all rows are one chunk.
 
     Calls with options are computed on the host. All rows are one chunk, logits are computed twice, and the statistics
-    of rows are combined in float64: losses, log-probabilities, entropies and the gradient at the target keep their
-    digits where a target is almost certain, which those of a call without options do not. Instead of the operations
-    for row chunks, such a call makes these collective operations in float64:
+    of rows are combined in float64. Losses, log-probabilities, entropies and the gradient at the target keep their
+    digits where a target is almost certain. A call without options loses these digits. Instead of the operations for
+    row chunks, a call with options makes these collective operations in float64:
 
     - the maximum of BT numbers, twice if ``"predicted"`` or ``"correct"`` is requested;
     - the sum of BT (4 + K) numbers, K being the number of targets of a row, or BT (4 + 2 K) with `class_weight`.

@@ -55,7 +55,7 @@ ctypedef struct Loss:
     const double *grad_lse
     const double *grad_log_prob
     const double *grad_entropy
-    # A part of a vocabulary: either its statistics are computed, or its gradients from those of the whole vocabulary.
+    # A part of a vocabulary: either its statistics are computed, or its gradients from the whole vocabulary's statistics.
     bint is_part                      # targets may be in other parts; there is no loss
     bint with_more                    # the statistics include moments and first maxima
     Whole whole

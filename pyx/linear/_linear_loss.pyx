@@ -6,8 +6,8 @@ The caller owns the memory. It fills in the first fields of a `Loss`, calls `des
 Options that only scale a row's upstream gradient leave the kernels as they are. With any other option `Problem.is_general` is
 set: the kernels then make P of the coefficients of `ag_loss_row`, which `finish_row` computes from the statistics.
 
-Of a vocabulary that is split over ranks, each rank has a part. It computes the statistics of its part with one `Loss`. The
-caller combines those of all ranks, and computes the gradients of the part with another `Loss`.
+If a vocabulary is split over ranks, each rank has a part. It computes the statistics of its part with one `Loss`. The
+caller combines the statistics of all ranks, and computes the gradients of the part with another `Loss`.
 """
 
 from libc.math cimport INFINITY, NAN, isfinite
@@ -302,7 +302,7 @@ cdef int set_grad(Loss *x, double *last_check) except -1 nogil:
 
 
 cdef void set_given_statistics(Loss *x, Py_ssize_t i, bint is_double) noexcept nogil:
-    """Set the statistics of row i: those of the whole vocabulary, or the given lse, where the sum of exponentials is 1."""
+    """Set the statistics of row i: the whole vocabulary's, or the given lse with a sum of exponentials of 1."""
     cdef ag_loss_targets targets = x.p.targets
     cdef double maximum, rest = 0
     cdef Py_ssize_t vocab = x.p.vocab

@@ -25,7 +25,7 @@ def test_the_api_reference_lists_every_public_name():
 
 @pytest.mark.parametrize("name", agd.__all__)
 def test_signatures_are_those_for_numpys_arrays(name):
-    """Signatures equal those for NumPy's arrays, except that `out` is missing and that one thread is the default."""
+    """Signatures are the same as for NumPy's arrays, but `out` is missing and one thread is the default."""
     plain, lazily = (dict(inspect.signature(getattr(module, name)).parameters) for module in (ag, agd))
     plain.pop("out", None)
     assert list(plain) == list(lazily)

@@ -229,7 +229,7 @@ OF_TOKENS = ("input", "target", "target_prob", "grad_loss", "token_weight", "tem
 
 
 def cut_all(arguments: dict, tokens: tuple[int, ...]) -> dict:
-    """Return the arguments of a call with dask arrays instead of those with a number for each token."""
+    """Return the arguments of a call, with dask arrays instead of the arrays that have a row for each token."""
     cut = {name: arguments[name] for name in OF_TOKENS if np.ndim(arguments.get(name))}
     return arguments | {name: da.from_array(a, chunks=(tokens, *a.shape[1:])) for name, a in cut.items()}
 

@@ -230,7 +230,7 @@ def call(*arrays, specs=(((), jnp.float32),), **changed):
 
 
 def test_calls_of_xla_that_do_not_fit():
-    """The compiled function refuses attributes and buffers that are not those of a loss."""
+    """The compiled function refuses attributes and buffers that do not fit a loss."""
     x, t = jnp.zeros((3, 2), jnp.float32), jnp.zeros(3, jnp.int32)
     n, rows, loss = jnp.zeros(3, jnp.float32), ((3,), jnp.float32), ((), jnp.float32)
     assert np.isclose(call(x, t)[0], np.log(2))

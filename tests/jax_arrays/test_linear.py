@@ -20,7 +20,7 @@ import ascend_grad as ag
 import ascend_grad.jax as agj
 
 SHAPE = Shape(40, 50, 12)
-#: What arguments that are arrays are expected to be.
+#: The expectation that the error of an array argument names.
 ARRAY = "an array of jax or NumPy, or a number"
 LAYER = ("input", "weight", "bias")
 
@@ -343,7 +343,7 @@ def call(*arrays, specs=(((), jnp.float32),), **changed):
 
 
 def test_calls_of_xla_that_do_not_fit():
-    """The compiled function refuses attributes and buffers that are not those of a loss."""
+    """The compiled function refuses attributes and buffers that do not fit a loss."""
     x, w, t = jnp.zeros((3, 2), jnp.float32), jnp.zeros((5, 2), jnp.float32), jnp.zeros(3, jnp.int32)
     n, rows = jnp.zeros(3, jnp.float32), ((3,), jnp.float32)
     loss = ((), jnp.float32)

@@ -34,7 +34,7 @@ def printed(tmp_path_factory) -> str:
 
 
 def test_bfmmla_adds_in_the_order_of_its_emulation(tmp_path):
-    """Packing, tiles and products are those of the model on every CPU, with the instruction in plain C."""
+    """Packing, tiles and products equal the model's on every CPU, with the instruction in plain C."""
     flags = "-DAG_EMULATE_BFMMLA", "-DAG_ONLY_LANES=4"
     assert run_program(tmp_path, "selftest_linear", flags, ("neon_bf16",)).endswith(" 0 failed\n")
 

@@ -24,7 +24,7 @@ def assert_same(ours: Callable, torchs: Callable, sample) -> None:
     """Check that the value and the gradients of a sample agree with torch's results in float64."""
     arguments, keywords = (sample.input, *sample.args), sample.kwargs
     value, *grads = _results(ours, arguments, keywords)
-    # torch's options choose how a loss is computed. Those for 16 bits are refused with float64.
+    # torch's options choose how a loss is computed. torch refuses options for 16 bits with float64.
     formula = {name: each for name, each in keywords.items() if name != "options"}
     right, *right_grads = _results(torchs, [_wide(each) for each in arguments], pytree.tree_map(_wide, formula))
     assert [each.dtype for each in (value, *grads)] == [sample.input.dtype] * (1 + len(grads))

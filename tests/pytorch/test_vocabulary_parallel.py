@@ -113,7 +113,7 @@ def right_outputs(x, w, bias, name, reduction):
 
 @pytest.mark.parametrize(("name", "reduction"), tensor_ranks.OPTIONS)
 def test_options_and_outputs(outcomes, name, reduction):
-    """Losses, outputs and gradients through all of them are those of autograd in one process."""
+    """Losses, outputs and gradients through all of them equal autograd's in one process."""
     x, w, _, above = tensor_ranks.problem(torch.float64, reduction)
     leaves = [x.requires_grad_(), w.requires_grad_(), tensor_ranks.options(name)["linear_bias"].requires_grad_()]
     right = right_outputs(*leaves, name, reduction)

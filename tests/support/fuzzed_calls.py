@@ -420,7 +420,7 @@ def admit_filter(sample: Sample, expected: list[oracles.Expected | None]) -> Non
 
 
 def loss_expectation(sample: Sample, results: dict[str, np.ndarray]) -> list[oracles.Expected | None]:
-    """Return the expected results of a loss. Those that ties leave open follow the results."""
+    """Return the expected results of a loss. Where ties allow several results, the given ones are expected."""
     arguments = {name: value for name, value in (sample.arguments | sample.values).items() if name != "out"}
     if arguments.get("grad_loss") is None:
         arguments["grad_loss"] = 0.0 if sample.case == "loss_gradient" and "grad_loss" not in arguments else 1.0

@@ -52,7 +52,7 @@ STAGES = {
 }
 
 _NO_NUMBER = {label: value for label, value in NOT_A_NUMBER.items() if label != "None"}
-#: What is no number where an array is taken, too.
+#: Values that are refused where a number or an array is expected.
 _NEITHER = {label: NOT_A_NUMBER[label] for label in ("text", "bytes", "complex", "bool", "numpy bool")}
 _NOT_FINITE = {"NaN": np.nan, "infinite": np.inf, "beyond float64": 10**400}
 _NOT_POSITIVE = _NOT_FINITE | {"zero": 0, "negative": -1e-300}

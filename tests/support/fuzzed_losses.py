@@ -203,7 +203,7 @@ class _Call(NamedTuple):
         return Expected(np.where(present[:, None], value, 0), np.where(present[:, None], error, 0)), present
 
     def entries(self, logits: np.ndarray, error: np.ndarray, result: np.ndarray) -> Expected:
-        """Return the predicted entries: those of a result whose logits have the maximum, up to errors."""
+        """Return the expected predicted entries: a result's, where their logits have the maximum up to errors."""
         rows, start = np.arange(len(logits)), self.arguments["vocab_start_index"]
         largest = logits.argmax(-1)
         chosen = np.clip(result.reshape(-1) - start, 0, logits.shape[1] - 1)

@@ -33,7 +33,7 @@ AG_INLINE int K(enters)(const acc_t *values, ptrdiff_t k, acc_t floor, acc_t x)
     return x > values[k - 1] && (x >= floor || x > values[0]);
 }
 
-/* Insert those of n logits that enter a list. `start` is the number of the first one. */
+/* Insert n logits into a list, except those that are too small for it. `start` is the first one's vocabulary entry. */
 static void K(insert_row)(acc_t *values, int64_t *indices, ptrdiff_t k, acc_t floor, const acc_t *row, ptrdiff_t n,
                           int64_t start)
 {
