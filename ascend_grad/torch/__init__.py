@@ -23,8 +23,9 @@ from .fused import (
     fused_linear_cross_entropy_loss_grad,
     fused_linear_online_max_sum,
 )
-from .linear import LossOutputs, linear_cross_entropy
+from .linear import linear_cross_entropy
 from .loss import LinearCrossEntropyLoss
+from .outputs import LossOutputs
 from .rowwise import (
     log_softmax,
     log_softmax_backward,

@@ -14,7 +14,8 @@ import ascend_grad as ag
 from ..arguments import MAX_INDEX, integer, real_number, shown, thread_count
 from ..errors import AscendGradError, ParamInvalidError, rename
 from . import operators
-from .tensors import are_plain, are_readable, check_tensors, itself, to_array, to_tensor, without_gradient
+from .gradients import scaled, second_order_error, without_second_order
+from .tensors import are_plain, check_tensors, itself, to_array, to_tensor, without_gradient
 
 _NAME = "cross_entropy"
 
@@ -103,15 +104,13 @@ def _loss(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 # ---- the gradient ----------------------------------------------------------------------------------------------------
 
-_SECOND_ORDER = f"{_NAME}: the gradient cannot be differentiated once more (create_graph=True)"
-
 
 class _CrossEntropy(Function):
-    """The loss, and its gradient if `input_grad` is set.
+    """Compute the loss, and its gradient if `input_grad` is set.
 
     The gradient of a mean or a sum is computed with the loss, and backward scales it. Backward computes the gradient of
-    one loss per row, and that of float16: a loss scale must be applied before the rounding. A gradient that was
-    returned may be changed by its owner, so that a second backward computes it again.
+    one loss per row, and every gradient in float16: a loss scale must be applied before the rounding. A gradient that
+    was returned may be changed by its owner, so that a second backward computes it again.
     """
 
     @staticmethod
@@ -130,7 +129,7 @@ class _CrossEntropy(Function):
     @staticmethod
     def backward(ctx, grad_loss, grad_input_grad):
         if grad_input_grad is not None:
-            raise RuntimeError(_SECOND_ORDER)
+            raise second_order_error(_NAME)
         nothing = [None] * len(_Loss._fields)
         if grad_loss is None:
             return tuple(nothing)
@@ -140,22 +139,16 @@ class _CrossEntropy(Function):
         is_computed = gradient is not None
         if not is_computed:
             gradient = _loss(*problem._replace(grad_loss=grad_loss, input_grad=True))[1]
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # the compiler refuses a second order itself
-            gradient = _Gradient.apply(gradient, problem.input, *([] if is_computed else [grad_loss]))
+        # If the gradient was computed before, the product below depends on the upstream gradient.
+        arguments = [problem.input] if is_computed else [problem.input, grad_loss]
+        gradients = without_second_order(_NAME, [gradient], arguments)
         if is_computed:
-            gradient = _scaled(gradient, grad_loss, in_place=not shared)
-        return gradient, *nothing[1:]
-
-
-def _scaled(gradient: torch.Tensor, factor: torch.Tensor, in_place: bool) -> torch.Tensor:
-    """Multiply a gradient by one number. In place, a multiplication by 1 is skipped."""
-    if not in_place or torch.is_grad_enabled() or not are_readable((gradient, factor)):
-        return gradient * factor
-    return gradient if factor.is_cpu and factor.item() == 1 else gradient.mul_(factor)
+            gradients = scaled(gradients, grad_loss, in_place=not shared)
+        return gradients[0], *nothing[1:]
 
 
 class _CrossEntropyOfOperator(_CrossEntropy):
-    """The gradient of the registered operator. Its caller has the gradient, too, so backward leaves it unchanged."""
+    """Differentiate the registered operator. Its caller has the gradient, too, so backward leaves it unchanged."""
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -163,24 +156,6 @@ class _CrossEntropyOfOperator(_CrossEntropy):
         if ctx.gradient is not None:
             ctx.save_for_backward(*inputs[:_TENSORS], output[1])
             ctx.gradient = None
-
-
-class _Gradient(Function):
-    """A gradient that depends on the arguments of the loss, so that differentiating it raises instead of giving 0."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(gradient, *_):
-        return gradient.view_as(gradient)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        """Save nothing: backward raises."""
-
-    @staticmethod
-    def backward(ctx, *_):
-        raise RuntimeError(_SECOND_ORDER)
 
 
 operators.register_gradient(_NAME, _CrossEntropyOfOperator)
@@ -203,8 +178,8 @@ def cross_entropy(
 ) -> torch.Tensor:
     r"""Compute the loss of `torch.nn.functional.cross_entropy`, in one pass over the rows with its gradient.
 
-    The arguments from `token_weight` on are this library's. The formula with all of them is that of
-    `ascend_grad.cross_entropy`.
+    The arguments from `token_weight` on are this library's. `ascend_grad.cross_entropy` describes the formula with all
+    arguments.
 
     Parameters
     ----------

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from abc import ABCMeta
-from collections import namedtuple
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import torch
@@ -15,7 +12,9 @@ from torch.autograd import Function
 from ..arguments import MAX_INDEX, OUTPUTS, integer, real_number, shown, thread_count
 from ..errors import AscendGradError, ParamInvalidError, ParamTypeError, rename
 from . import operators
-from .tensors import are_readable, check_tensors, to_array
+from .gradients import scaled, second_order_error, without_second_order
+from .outputs import Computed, LossOutputs, check_outputs, computed_outputs, requested
+from .tensors import check_tensors
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -61,72 +60,6 @@ class Options(NamedTuple):
     outputs: Sequence[str] = ()
 
 
-class LossOutputs(tuple[Any, ...], metaclass=ABCMeta):
-    """The loss of `linear_cross_entropy` and its requested outputs.
-
-    A result is a named tuple, of which the first field is `loss`. An output that is not requested is no field, and None
-    as an attribute. There is a class of named tuples for each set of outputs; this class is their abstract base, so
-    that ``isinstance(result, LossOutputs)`` is True for all.
-
-    Numbers are float32, or float64 if the input is float64. The rows' numbers are 0 for ignored rows.
-    """
-
-    #: The loss, shape () for a mean or a sum, otherwise one number for each row; in the dtype that torch gives it.
-    loss: torch.Tensor
-    #: The logarithm of the sum of the exponentials of each row's logits.
-    lse: torch.Tensor | None = None
-    #: The log-probability of each target.
-    log_prob: torch.Tensor | None = None
-    #: The entropy of each row's probabilities, in nats.
-    entropy: torch.Tensor | None = None
-    #: The class with the largest logit of each row, int64, the first one of several; -1 for ignored rows.
-    predicted: torch.Tensor | None = None
-    #: The number of rows whose target is the predicted class, int64, shape ().
-    correct: torch.Tensor | None = None
-
-    def __new__(cls, loss: torch.Tensor, *args: torch.Tensor | None, **kwargs: torch.Tensor | None) -> LossOutputs:
-        """Return a named tuple of the loss and of the outputs that are not None."""
-        found = Computed(loss, *args, **kwargs)
-        return _requested(found, [name for name in OUTPUTS if getattr(found, name) is not None])
-
-
-class Computed(NamedTuple):
-    """The loss and its outputs. An output that is not requested is None."""
-
-    loss: torch.Tensor
-    lse: torch.Tensor | None = None
-    log_prob: torch.Tensor | None = None
-    entropy: torch.Tensor | None = None
-    predicted: torch.Tensor | None = None
-    correct: torch.Tensor | None = None
-
-
-def _class_with(names: tuple[str, ...]) -> type:
-    cls = namedtuple("LossOutputs", ("loss", *names))  # type: ignore[misc]
-    for name in OUTPUTS:
-        if name not in names:
-            setattr(cls, name, None)
-    cls.__doc__ = LossOutputs.__doc__
-    setattr(cls, "__reduce__", _reduced)  # noqa: B010 (assigning a method is no error then)
-    return LossOutputs.register(cls)  # `torch.vmap` accepts only named tuples whose one base is tuple
-
-
-def _reduced(outputs: Any) -> tuple:
-    """Return how a result of `_requested` is pickled, as its class has no name in this module."""
-    return LossOutputs, tuple(Computed(**outputs._asdict()))
-
-
-#: Named tuples of the loss and some outputs. `torch.vmap` refuses None in a field, so each set of outputs has its own.
-_CLASSES = {names: _class_with(names) for count in range(len(OUTPUTS) + 1) for names in combinations(OUTPUTS, count)}
-
-
-def _requested(found: Computed, outputs: Sequence[str]) -> Any:
-    """Return the loss and the outputs of these names. Other outputs are no fields, and None as attributes."""
-    names = tuple(name for name in OUTPUTS if name in outputs)
-    return _CLASSES[names](found.loss, *(getattr(found, name) for name in names))
-
-
-_SECOND_ORDER = f"{_NAME}: the gradient cannot be differentiated once more (create_graph=True)"
 _NO_LSE = "outputs: expected 'lse' among them, as backward through outputs needs it"
 
 #: The number of tensors among the first arguments of `operators.Loss`, without the upstream gradient.
@@ -163,7 +96,7 @@ class _LinearCrossEntropy(Function):
     @staticmethod
     def backward(ctx, grad_loss, *others):
         if any(each is not None for each in others[:3]):
-            raise RuntimeError(_SECOND_ORDER)
+            raise second_order_error(_NAME)
         nothing = [None] * len(operators.Loss._fields)
         of_outputs = others[3:6]  # of lse, log_prob and entropy
         above = [each for each in (grad_loss, *of_outputs) if each is not None]
@@ -191,12 +124,11 @@ class _LinearCrossEntropy(Function):
                 raise ParamInvalidError(_NO_LSE, operator=_NAME)
             else:
                 gradients = operators.loss_backward(lse, entropy, *of_outputs, *again)
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # the compiler refuses a second order itself
-            above = [] if is_computed else above  # if computed before, the product below depends on it
-            leaves = [each for each in (problem.input, problem.weight, problem.bias) if each is not None]
-            gradients = _Gradients.apply(*gradients, *above, *leaves)
+        leaves = [each for each in (problem.input, problem.weight, problem.bias) if each is not None]
+        # If the gradients were computed before, the product below depends on the upstream gradient.
+        gradients = without_second_order(_NAME, gradients, leaves if is_computed else [*above, *leaves])
         if is_computed:
-            gradients = _scaled(gradients, grad_loss, in_place=not shared)
+            gradients = scaled(gradients, grad_loss, in_place=not shared)
         for i, gradient, asked in zip(_DIFFERENTIABLE, gradients, wanted):
             nothing[i] = gradient if asked else None
         return tuple(nothing)
@@ -218,34 +150,6 @@ def _statistics(problem: operators.Loss, results: Sequence[torch.Tensor]) -> tup
     """Return the outputs that backward through outputs needs, None for those that were not computed."""
     lse, _, entropy = results[4:7]
     return lse if "lse" in problem.outputs else None, entropy if "entropy" in problem.outputs else None
-
-
-def _scaled(gradients: Sequence[torch.Tensor], factor: torch.Tensor, in_place: bool) -> Sequence[torch.Tensor]:
-    """Multiply gradients by one number. In place, a multiplication by 1 is skipped if the number is on the CPU."""
-    if not in_place or torch.is_grad_enabled() or not are_readable((*gradients, factor)):
-        return [gradient * factor for gradient in gradients]
-    if not factor.is_cpu or to_array(factor, "grad_loss", _NAME)[()] != 1:  # reading it from a device would wait
-        for gradient in gradients:
-            gradient.mul_(factor)
-    return gradients
-
-
-class _Gradients(Function):
-    """Gradients that depend on the arguments of the loss, so that differentiating them raises instead of giving 0."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(input_grad, weight_grad, bias_grad, *_):
-        return tuple(each.view_as(each) for each in (input_grad, weight_grad, bias_grad))
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        """Save nothing: backward raises."""
-
-    @staticmethod
-    def backward(ctx, *_):
-        raise RuntimeError(_SECOND_ORDER)
 
 
 operators.register_gradient(_NAME, _LinearCrossEntropyOfOperator)
@@ -326,10 +230,10 @@ def linear_cross_entropy(
     group : torch.distributed.ProcessGroup, optional
         The processes that the classes are split over, as in `ascend_grad.parallel.linear_cross_entropy`. Each process
         has its rows of `linear_weight`; all have the same `input` and `target`, and get the same loss and gradient of
-        `input`. All processes call this function, and backward, together. `linear_bias` and `weight` are those of the
-        process's classes; the other options are the same in all processes. Tensors are on the CPU in all processes, or
-        on Ascend NPUs in all of them, which compute without options. A group of hccl alone accepts only tensors on
-        torch's current device.
+        `input`. All processes call this function, and backward, together. Each process has its classes' elements of
+        `linear_bias` and `weight`; the other options are the same in all processes. Tensors are on the CPU in all
+        processes, or on Ascend NPUs in all of them, which compute without options. A group of hccl alone accepts only
+        tensors on torch's current device.
     vocab_start_index, vocab_size : int, optional
         Only with a group: the class of the first row of `linear_weight`, and the number of all classes.
 
@@ -406,7 +310,7 @@ def _rounded_loss(
     )
     if not torch.is_autocast_enabled(_autocast_device(input)):
         found = found._replace(loss=found.loss.to(input.dtype))
-    return _requested(found, loss_options.outputs) if loss_options.outputs else found.loss
+    return requested(found, loss_options.outputs) if loss_options.outputs else found.loss
 
 
 _rounded_loss_over_group = torch.compiler.disable(_rounded_loss)
@@ -464,7 +368,7 @@ def unrounded_loss(
         denominator=options.denominator,
         logit_scale=options.logit_scale,
         softcap=options.softcap,
-        outputs=_computed_outputs(options.outputs),
+        outputs=computed_outputs(options.outputs),
         filter_eps=filter_eps,
         num_threads=num_threads,
         shard=None,
@@ -573,20 +477,8 @@ def _converted(operator: str, options: Options) -> Options:
         is_of_rows = isinstance(value, torch.Tensor) and name == "temperature"
         if type(value) is not float and not is_absent and not is_of_rows:
             changed[name] = real_number(value, name, operator)
-    names = options.outputs
-    expected = f"a tuple of names among {', '.join(map(repr, OUTPUTS))}"
-    if not isinstance(names, (tuple, list)) or not all(isinstance(each, str) for each in names):
-        raise ParamTypeError(f"outputs: expected {expected}, got {shown(names)}", operator=operator)
-    for each in names:
-        if each not in OUTPUTS:
-            raise ParamInvalidError(f"outputs: expected {expected}, got {each!r}", operator=operator)
+    check_outputs(operator, options.outputs)
     return options._replace(**changed) if changed else options
-
-
-def _computed_outputs(outputs: Sequence[str]) -> list[str]:
-    """Return the names of the outputs to compute: backward through a log-probability or an entropy needs lse."""
-    needs_lse = "lse" not in outputs and ("log_prob" in outputs or "entropy" in outputs)
-    return [*outputs, "lse"] if needs_lse else list(outputs)
 
 
 def _as_batch(

@@ -10,7 +10,8 @@ import torch
 
 from ..errors import AscendGradError, ParamInvalidError, rename
 from ..inspection import bound_call
-from .linear import IGNORE_INDEX, LossOutputs, linear_cross_entropy, refuse
+from .linear import IGNORE_INDEX, linear_cross_entropy, refuse
+from .outputs import LossOutputs
 
 if TYPE_CHECKING:
     from torch.nn import LinearCrossEntropyLoss as _Module

@@ -76,7 +76,7 @@ class VocabularyShard:
     ) -> tuple[torch.Tensor, ...]:
         """Compute a loss over all shards, as the operator of `operators.Loss` does.
 
-        With `of_outputs`, the gradients are those of the loss and its outputs. Statistics are computed again.
+        With `of_outputs`, the gradients of the loss and its outputs are added. Statistics are computed again.
         """
         on_npu = problem.input.device.type == "npu"
         array_of, tensor_of = (without_gradient, itself) if on_npu else (to_array, to_tensor)

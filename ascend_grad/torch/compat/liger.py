@@ -9,6 +9,7 @@ import torch
 from ...arguments import integer, shown, truth_value
 from ...errors import ParamInvalidError, ParamTypeError
 from .. import linear
+from ..outputs import Computed
 
 __all__ = [
     "CrossEntropyOutput",
@@ -125,7 +126,7 @@ def _scaled_mean(
     ignore_index: int,
     options: linear.Options,
     probabilities: torch.Tensor,
-) -> linear.Computed:
+) -> Computed:
     """Return the mean of losses that are multiplied by probabilities; divisors do not contain the probabilities.
 
     The cross-entropy is divided by the class weights of the targets, and the squared lse by the number of rows.
