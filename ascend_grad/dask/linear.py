@@ -12,7 +12,7 @@ import numpy as np
 from dask.delayed import Delayed, delayed
 from numpy.typing import NDArray
 
-from .._call import Operator
+from .._call import Call, Operator
 from ..contract.linear import LINEAR_CROSS_ENTROPY, LINEAR_TOP_K
 from ..results import LinearCrossEntropy, LinearTopK, with_outputs
 from . import means, token_chunks
@@ -20,7 +20,7 @@ from .arrays import as_dask_arrays, backend_of_blocks, check_one_chunk, stand_in
 
 #: Arguments with a row for each token; the others that are arrays belong to the vocabulary.
 _BY_TOKEN = ("input", "target", "target_prob", "grad_loss", "token_weight", "temperature")
-#: Arguments that are arrays or None, and those that are arrays or numbers.
+#: Arguments that are arrays or None, and arguments that are arrays or numbers.
 _ARRAYS, _OR_NUMBERS = ("token_weight", "class_weight", "target_prob", "bias"), ("grad_loss", "temperature")
 
 
@@ -171,9 +171,7 @@ def linear_cross_entropy(
         "softcap": softcap,
         "outputs": outputs,
     }
-    arrays = as_dask_arrays(values, _given(values, LINEAR_CROSS_ENTROPY), LINEAR_CROSS_ENTROPY)
-    call = validated(LINEAR_CROSS_ENTROPY, values | _stand_ins(arrays), num_threads)
-    _check_chunks(arrays, LINEAR_CROSS_ENTROPY)
+    call, arrays = _prepared(LINEAR_CROSS_ENTROPY, values, num_threads)
     tokens = arrays["input"].chunks[0]
     blocks = _blocks(arrays)
 
@@ -293,9 +291,7 @@ def linear_top_k(
         "softcap": softcap,
         "workspace_bytes": workspace_bytes,
     }
-    arrays = as_dask_arrays(values, _given(values, LINEAR_TOP_K), LINEAR_TOP_K)
-    call = validated(LINEAR_TOP_K, values | _stand_ins(arrays), num_threads)
-    _check_chunks(arrays, LINEAR_TOP_K)
+    call, arrays = _prepared(LINEAR_TOP_K, values, num_threads)
     settings = {name: value for name, value in call.arguments.items() if name not in arrays}
     settings["backend"] = backend_of_blocks(backend, LINEAR_TOP_K)
     settings["num_threads"] = num_threads
@@ -307,6 +303,15 @@ def linear_top_k(
         for each, spec in zip(parts, call.specs)
         if spec is not None
     )
+
+
+def _prepared(operator: Operator, values: dict[str, Any], num_threads: int | None) -> tuple[Call, dict[str, da.Array]]:
+    """Validate the call that all chunks together make. Return it with its arrays."""
+    arrays = as_dask_arrays(values, _given(values, operator), operator)
+    call = validated(operator, values | _stand_ins(arrays), num_threads)
+    for name, axis in (("input", 1), ("weight", 0), ("weight", 1)):
+        check_one_chunk(arrays[name], axis, name, operator)
+    return call, arrays
 
 
 def _given(values: dict[str, Any], operator: Operator) -> list[str]:
@@ -330,12 +335,6 @@ def _stand_ins(arrays: dict[str, da.Array]) -> dict[str, NDArray]:
         name: stand_in((0, *array.shape[1:]) if agree and name in _BY_TOKEN else array.shape, array.dtype)
         for name, array in arrays.items()
     }
-
-
-def _check_chunks(arrays: dict[str, da.Array], operator: Operator) -> None:
-    """Refuse several chunks along the features, and of the weight."""
-    for name, axis in (("input", 1), ("weight", 0), ("weight", 1)):
-        check_one_chunk(arrays[name], axis, name, operator)
 
 
 def _blocks(arrays: dict[str, da.Array]) -> list[dict[str, Delayed]]:
