@@ -19,7 +19,7 @@ from ascend_grad._cross_entropy_schedule cimport (
     run_loss,
     scale_of,
 )
-from ascend_grad._kernels cimport AG_FLOAT32, AG_FLOAT64, ag_fpenv, ag_fpenv_enter, ag_fpenv_leave
+from ascend_grad._kernels cimport AG_FLOAT32, AG_FLOAT64
 from ascend_grad._linear_problem cimport set_number
 from ascend_grad._memory cimport ALIGNMENT, align_up, aligned, allocate, arena_alloc, release
 from ascend_grad._rowwise_kernels cimport AG_LOSS_EXP, AG_LOSS_EXP_OF_ROWS
@@ -41,10 +41,10 @@ from ascend_grad._xla_frame cimport (
     describe_buffer,
     dtype_of,
     failed,
-    is_question,
 )
 from ascend_grad._xla_losses cimport (
     LossCall,
+    answer,
     are_integers,
     argument,
     begin_call,
@@ -190,7 +190,7 @@ cdef void set_results(RowsCall *call) noexcept nogil:
     x.predicted = integers(c, "predicted", call.rank, call.dims)
     if x.predicted == NULL and result(c, "correct") != NULL:
         x.predicted = <int64_t *>arena_alloc(&c.memory, bytes)
-    # A single target's outputs are not those of several.
+    # log_prob and correct exist only for rows with a single target.
     require(c, x.prob == NULL or (x.log_prob == NULL and result(c, "correct") == NULL))
 
 
@@ -315,14 +315,7 @@ cdef ag_xla_error *compute(ag_xla_call_frame *frame) noexcept nogil:
 
 
 cdef ag_xla_error *call(ag_xla_call_frame *frame) noexcept nogil:
-    cdef ag_fpenv mode
-    cdef ag_xla_error *error
-    if is_question(frame):
-        return NULL
-    mode = ag_fpenv_enter()
-    error = compute(frame)
-    ag_fpenv_leave(mode)
-    return error
+    return answer(frame, compute)
 
 
 def handler():

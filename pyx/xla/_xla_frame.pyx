@@ -5,8 +5,8 @@ from libc.string cimport memcmp, strlen
 from ascend_grad._kernels cimport AG_BFLOAT16, AG_FLOAT16, AG_FLOAT32, AG_FLOAT64, ag_itemsize
 from ascend_grad._views cimport is_addressable
 
-cdef const char *SIGNATURE = b"ascend_grad: the arguments, results or attributes are not those of an operator"
-cdef const char *SHAPES = b"ascend_grad: shapes and dtypes do not fit, or have more than 8 dimensions with those of vmap"
+cdef const char *SIGNATURE = b"ascend_grad: the arguments, results or attributes fit no operator"
+cdef const char *SHAPES = b"ascend_grad: shapes and dtypes do not fit, or have more than 8 dimensions with vmap's"
 cdef const char *MEMORY = b"ascend_grad: no memory to work in"
 
 

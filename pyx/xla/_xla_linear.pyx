@@ -11,15 +11,7 @@ from libc.stdio cimport snprintf
 from libc.string cimport memset
 
 from ascend_grad cimport _cpu
-from ascend_grad._kernels cimport (
-    AG_FLOAT32,
-    AG_FLOAT64,
-    ag_dtype,
-    ag_fpenv,
-    ag_fpenv_enter,
-    ag_fpenv_leave,
-    ag_itemsize,
-)
+from ascend_grad._kernels cimport AG_FLOAT32, AG_FLOAT64, ag_dtype, ag_itemsize
 from ascend_grad._linear_kernels cimport ag_matrix
 from ascend_grad._linear_loss cimport (
     REDUCTION_MEAN,
@@ -52,10 +44,10 @@ from ascend_grad._xla_frame cimport (
     describe_buffer,
     dtype_of,
     failed,
-    is_question,
 )
 from ascend_grad._xla_losses cimport (
     LossCall,
+    answer,
     are_integers,
     argument,
     begin_call,
@@ -168,7 +160,7 @@ cdef void set_results(LinearCall *call, int64_t rows, int64_t vocab) noexcept no
     x.outputs.lse, x.outputs.log_prob = numbers(c, "lse", dtype, 1, &rows), numbers(c, "log_prob", dtype, 1, &rows)
     x.outputs.entropy = numbers(c, "entropy", dtype, 1, &rows)
     x.outputs.predicted, x.outputs.correct = integers(c, "predicted", 1, &rows), integers(c, "correct", 0, NULL)
-    # A single target's outputs are not those of several.
+    # log_prob and correct exist only for rows with a single target.
     require(c, x.target_prob == NULL or (x.outputs.log_prob == NULL and x.outputs.correct == NULL))
 
 
@@ -263,14 +255,7 @@ cdef ag_xla_error *compute(ag_xla_call_frame *frame) noexcept nogil:
 
 
 cdef ag_xla_error *call(ag_xla_call_frame *frame) noexcept nogil:
-    cdef ag_fpenv mode
-    cdef ag_xla_error *error
-    if is_question(frame):
-        return NULL
-    mode = ag_fpenv_enter()
-    error = compute(frame)
-    ag_fpenv_leave(mode)
-    return error
+    return answer(frame, compute)
 
 
 def handler():

@@ -1,4 +1,4 @@
-# What the functions of both losses share: arguments and results by name, and numbers as the schedules read them.
+# The declarations that the functions of both losses share: arguments and results by name, and numbers as the schedules read them.
 
 from libc.stdint cimport int64_t, uint64_t
 
@@ -18,11 +18,15 @@ ctypedef struct LossCall:
     Arena memory                      # converted numbers
 
 
+ctypedef ag_xla_error *(*Compute)(ag_xla_call_frame *) noexcept nogil
+
+
 cdef inline void require(LossCall *c, bint condition) noexcept nogil:
     if not condition:
         c.fits = False
 
 
+cdef ag_xla_error *answer(ag_xla_call_frame *frame, Compute compute) noexcept nogil
 cdef bint begin_call(LossCall *c, ag_xla_call_frame *frame, const char *operator) noexcept nogil
 cdef Py_ssize_t memory_size(const LossCall *c) noexcept nogil
 cdef bint is_complete(const LossCall *c) noexcept nogil

@@ -10,7 +10,15 @@ from libc.stdio cimport snprintf
 from libc.string cimport memcmp, strlen
 
 from ascend_grad cimport _cpu
-from ascend_grad._kernels cimport AG_FLOAT32, AG_FLOAT64, ag_dtype, ag_widen
+from ascend_grad._kernels cimport (
+    AG_FLOAT32,
+    AG_FLOAT64,
+    ag_dtype,
+    ag_fpenv,
+    ag_fpenv_enter,
+    ag_fpenv_leave,
+    ag_widen,
+)
 from ascend_grad._memory cimport ALIGNMENT, SIZE_LIMIT, align_up, arena_alloc
 from ascend_grad._xla_frame cimport (
     AG_XLA_INVALID_ARGUMENT,
@@ -21,6 +29,7 @@ from ascend_grad._xla_frame cimport (
     dtype_of,
     failed,
     integer,
+    is_question,
     is_text,
     real,
     text,
@@ -30,6 +39,18 @@ cdef enum:
     SEGMENT = 256                     # numbers of 16 bits that are converted at a time
     MESSAGE_SIZE = 256
     MAX_BUFFERS = 63                  # arguments, or results, of a call
+
+
+cdef ag_xla_error *answer(ag_xla_call_frame *frame, Compute compute) noexcept nogil:
+    """Answer XLA's question for the version of its interface, or compute in the default floating-point mode."""
+    cdef ag_fpenv mode
+    cdef ag_xla_error *error
+    if is_question(frame):
+        return NULL
+    mode = ag_fpenv_enter()
+    error = compute(frame)
+    ag_fpenv_leave(mode)
+    return error
 
 
 # ---- buffers by name -------------------------------------------------------------------------------------------------
