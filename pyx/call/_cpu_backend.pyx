@@ -5,8 +5,6 @@ Whatever is allocated is allocated before kernels begin to write: after that, no
 
 import math
 
-import numpy as np
-
 cimport numpy as cnp
 
 from ascend_grad cimport _cross_entropy_python, _memory, _rowwise_python
