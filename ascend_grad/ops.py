@@ -935,7 +935,7 @@ def linear_cross_entropy_backward(
     entropy: ArrayLike | None = None,
     reduction: Literal["mean", "sum", "none"] = "mean",
     ignore_index: int = -100,
-    grad_loss: ArrayLike = 0.0,
+    grad_loss: ArrayLike | None = None,
     grad_lse: ArrayLike | None = None,
     grad_log_prob: ArrayLike | None = None,
     grad_entropy: ArrayLike | None = None,
@@ -975,11 +975,11 @@ def linear_cross_entropy_backward(
         The output with this name. It is required if `grad_entropy` is given.
     reduction, ignore_index
         As in `linear_cross_entropy`.
-    grad_loss : float or array_like, shape (BT,), default 0
-        The gradient with respect to the loss, as in `linear_cross_entropy`.
+    grad_loss : float or array_like, shape (BT,), optional
+        The gradient with respect to the loss, as in `linear_cross_entropy`. Here None stands for 0.
     grad_lse, grad_log_prob, grad_entropy : array_like, shape (BT,), optional
-        The gradients with respect to the outputs, of any of the four dtypes. None stands for 0. Those of
-        ignored rows are not read.
+        The gradients with respect to the outputs, of any of the four dtypes. None stands for 0. Elements of ignored
+        rows are not read.
     vocab_start_index, output_mask, workspace_bytes, filter_eps
         As in `linear_cross_entropy`.
     token_weight, class_weight, target_prob, label_smoothing, lse_square_scale, temperature, denominator
@@ -1003,7 +1003,8 @@ def linear_cross_entropy_backward(
     ParamNullptrError
         161001: `input`, `weight`, `target` or `lse` is None, or `entropy` is None and `grad_entropy` is given.
     ParamInvalidError
-        161002: an argument is not as described (a dtype or kind: its subclass `ParamTypeError`).
+        161002: `grad_loss`, `grad_lse`, `grad_log_prob` and `grad_entropy` are all None, or an argument is not as
+        described (a dtype or kind: its subclass `ParamTypeError`).
 
     Notes
     -----

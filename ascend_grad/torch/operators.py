@@ -319,7 +319,7 @@ def _linear_cross_entropy_backward(
         array_of(problem.weight, "linear_weight", LINEAR),
         array_of(problem.target, "target", LINEAR),
         **{name: _optional_array(array_of, each, name) for name, each in given._asdict().items()},
-        grad_loss=0.0 if problem.grad_loss is None else upstream(array_of, problem.grad_loss, problem.reduction),
+        grad_loss=upstream(array_of, problem.grad_loss, problem.reduction),
         reduction=problem.reduction,
         ignore_index=problem.ignore_index,
         output_mask=(problem.input_grad, problem.weight_grad),

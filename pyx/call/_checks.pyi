@@ -88,6 +88,9 @@ class EntropyForItsGradient(Check):
 class NoLogProbOfSeveralTargets(Check):
     def __init__(self) -> None: ...
 
+class SomeUpstreamGradient(Check):
+    def __init__(self) -> None: ...
+
 class NoOutputOfSeveralTargets(Check):
     def __init__(self) -> None: ...
 

@@ -756,6 +756,24 @@ cdef class NoLogProbOfSeveralTargets(Check):
         return 0
 
 
+cdef class SomeUpstreamGradient(Check):
+    """Check that the loss or one of its outputs has an upstream gradient. ``grad_loss`` is 0 by default."""
+
+    def __init__(self):
+        Check.__init__(self, "grad_loss", "grad_lse", "grad_log_prob", "grad_entropy")
+
+    cdef int run(self, Call call) except -1:
+        cdef int i
+        for i in range(self.count):
+            if call.values[self.slots[i]] is not None:
+                break
+        else:
+            call.fail("grad_loss", "an upstream gradient here, or as grad_lse, grad_log_prob or grad_entropy", None)
+        if call.values[self.slots[0]] is None:
+            call.values[self.slots[0]] = 0.0
+        return 0
+
+
 cdef class PositiveValues(Check):
     """Check that the named argument, if it is a vector on the host, has positive finite elements."""
 

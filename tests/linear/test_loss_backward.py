@@ -99,6 +99,10 @@ def test_faults():
         ("grad_lse", np.ones(9, int), TYPE, "dtype float32"),
         ("grad_entropy", np.ones(9), NULL, "entropy: expected an array, as grad_entropy is given"),
         ("grad_log_prob", np.ones((9, 1)), INVALID, "shape (BT = 9)"),
+        (
+            *("grad_loss", None, INVALID),
+            "grad_loss: expected an upstream gradient here, or as grad_lse, grad_log_prob or grad_entropy, got None",
+        ),
     ):
         for backend in ("cpu", "reference"):
             error = outcome(ag.linear_cross_entropy_backward, **good | {name: value}, backend=backend)
@@ -116,6 +120,21 @@ def test_questions_about_a_call():
     assert ag.explain(BACKWARD, **backward).plan.startswith("packed")
     assert ag.workspace_size(BACKWARD, **backward) < (64 << 20) + (1 << 20)
     assert ag.workspace_size(BACKWARD, **backward, workspace_bytes=0) == 4 << 20
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_an_upstream_gradient_that_is_not_given_is_zero(backend):
+    """None stands for 0 in all of them, and a 0 that is given is no error."""
+    _, backward, _ = backward_of(Shape(9, 6, 5), "float64", "no option", "sum")
+    for name in ("grad_loss", "grad_lse", "grad_log_prob"):
+        zero = 0.0 if name == "grad_loss" else np.zeros(9)
+        found = ag.linear_cross_entropy_backward(**backward | {name: None}, backend=backend)
+        for result, right in zip(
+            found, ag.linear_cross_entropy_backward(**backward | {name: zero}, backend=backend), strict=True
+        ):
+            np.testing.assert_equal(result, right)
+    nothing = {name: None for name in backward if name.startswith("grad_")} | {"grad_loss": 0.0}
+    assert not ag.linear_cross_entropy_backward(**backward | nothing, backend=backend).weight_grad.any()
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])

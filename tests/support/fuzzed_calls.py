@@ -423,7 +423,7 @@ def loss_expectation(sample: Sample, results: dict[str, np.ndarray]) -> list[ora
     """Return the expected results of a loss. Where ties allow several results, the given ones are expected."""
     arguments = {name: value for name, value in (sample.arguments | sample.values).items() if name != "out"}
     if arguments.get("grad_loss") is None:
-        arguments["grad_loss"] = 0.0 if sample.case == "loss_gradient" and "grad_loss" not in arguments else 1.0
+        arguments["grad_loss"] = 0.0 if sample.case == "loss_gradient" else 1.0
     with np.errstate(all="ignore"):
         if sample.case == "rows":
             found = fuzzed_losses.expected_of_rows(arguments, results)

@@ -41,7 +41,8 @@ STAGES = {
     ),
     "loss_gradient": (
         *_LINEAR,
-        *("lse", "entropy", *UPSTREAM, "statistics", "reduction", "grad_loss", "ignore_index", "vocab_start_index"),
+        *("lse", "entropy", *UPSTREAM, "statistics", "upstream", "reduction", "grad_loss", "ignore_index"),
+        "vocab_start_index",
         *(*_NUMBERS, *_OPTIONS, "target", "temperature values"),
     ),
     "rows": (
@@ -200,6 +201,11 @@ def _statistics(draw: Draw, sample: Sample) -> Iterator[Fault]:
         yield Fault("statistics", "grad_log_prob", "of several", constant(of_rows), INVALID, "grad_log_prob")
 
 
+def _upstream(draw: Draw, sample: Sample) -> Iterator[Fault]:
+    if all(sample.arguments.get(name) is None for name in UPSTREAM):
+        yield Fault("upstream", "grad_loss", "None", constant(None), INVALID, "grad_loss")
+
+
 def _outputs(draw: Draw, sample: Sample) -> Iterator[Fault]:
     wrong, foreign = NUMBERS["outputs"]
     yield from _each("outputs", "outputs", wrong, INVALID)
@@ -257,6 +263,7 @@ _MADE: dict[str, Callable[[Draw, Sample], Iterator[Fault]]] = {
     "temperature": _temperature,
     "temperature values": _temperature_values,
     "statistics": _statistics,
+    "upstream": _upstream,
     "outputs": _outputs,
     "target": _target_values,
 }

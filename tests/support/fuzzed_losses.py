@@ -136,11 +136,14 @@ def draw_linear(draw: Draw, dtype: str, shape: list[int], case: str) -> tuple[di
 
 
 def draw_upstream(draw: Draw, arrays: Arrays, arguments: dict[str, Any], sizes: Shape) -> None:
-    """Draw statistics of about the right size, and gradients of outputs."""
+    """Draw statistics of about the right size, and gradients of outputs. The loss or an output has a gradient."""
     arguments["lse"] = arrays.floats((sizes.BT,), 1, 4)
+    of_loss_alone = arguments.get("grad_loss") is not None and draw.chance(0.6)
     for name in UPSTREAM:
-        if draw.chance(0.4) and not (name == "grad_log_prob" and "target_prob" in arguments):
+        if not of_loss_alone and draw.chance(0.4) and not (name == "grad_log_prob" and "target_prob" in arguments):
             arguments[name] = arrays.floats((sizes.BT,), -1, 1, zeros=0.2)
+    if all(arguments.get(name) is None for name in ("grad_loss", *UPSTREAM)):
+        arguments["grad_lse"] = arrays.floats((sizes.BT,), -1, 1, zeros=0.2)
     if "grad_entropy" in arguments or draw.chance(0.1):
         arguments["entropy"] = arrays.floats((sizes.BT,), 0, 3)
 
