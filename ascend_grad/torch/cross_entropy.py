@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -11,10 +11,11 @@ from torch.autograd import Function
 
 import ascend_grad as ag
 
-from ..arguments import MAX_INDEX, integer, real_number, shown, thread_count
+from ..arguments import MAX_INDEX, OUTPUTS, integer, real_number, shown, thread_count
 from ..errors import AscendGradError, ParamInvalidError, rename
 from . import operators
 from .gradients import scaled, second_order_error, without_second_order
+from .outputs import Computed, LossOutputs, check_outputs, computed_outputs, no_lse_error, requested, statistics
 from .tensors import are_plain, check_tensors, itself, to_array, to_tensor, without_gradient
 
 _NAME = "cross_entropy"
@@ -39,21 +40,24 @@ class _Loss(NamedTuple):
     lse_square_scale: float
     temperature: float
     denominator: float | None
+    #: The names of the outputs to compute.
+    outputs: Sequence[Any]
     num_threads: int | None
 
 
 _SCHEMA = (
     "(Tensor input, Tensor target, Tensor? class_weight, Tensor? token_weight, Tensor? target_prob, "
     "Tensor? temperatures, Tensor? grad_loss, int dim, str reduction, int ignore_index, bool input_grad, "
-    "float label_smoothing, float lse_square_scale, float temperature, float? denominator, int? num_threads) "
-    "-> (Tensor loss, Tensor input_grad)"
+    "float label_smoothing, float lse_square_scale, float temperature, float? denominator, "
+    "str[] outputs, int? num_threads) -> (Tensor loss, Tensor input_grad, Tensor lse, Tensor log_prob, "
+    "Tensor entropy, Tensor predicted, Tensor correct)"
 )
 
 #: The number of tensors among the first arguments, without the upstream gradient.
 _TENSORS = _Loss._fields.index("grad_loss")
 
 
-def _compute(array_of: Callable, tensor_of: Callable, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _compute(array_of: Callable, tensor_of: Callable, *arguments: Any) -> tuple[torch.Tensor, ...]:
     problem = _Loss(*arguments)
 
     def array(name: str) -> Any:
@@ -74,19 +78,22 @@ def _compute(array_of: Callable, tensor_of: Callable, *arguments: Any) -> tuple[
         temperature=problem.temperature if problem.temperatures is None else array("temperatures"),
         denominator=problem.denominator,
         grad_loss=operators.upstream(array_of, problem.grad_loss, problem.reduction),
+        outputs=tuple(problem.outputs),
         return_grad=problem.input_grad,
         num_threads=problem.num_threads,
     )
-    gradient = result.input_grad
-    return tensor_of(result.loss), problem.input.new_empty(0) if gradient is None else tensor_of(gradient)
+    found = result.loss, result.input_grad, *operators.outputs_of(result, problem.outputs)
+    return tuple(problem.input.new_empty(0) if each is None else tensor_of(each) for each in found)
 
 
-def _fake(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _fake(*arguments: Any) -> tuple[torch.Tensor, ...]:
     problem = _Loss(*arguments)
     input, dim = problem.input, problem.dim
-    rows = input.shape[:dim] + input.shape[dim + 1 :] if problem.reduction == "none" else ()
+    rows = input.shape[:dim] + input.shape[dim + 1 :]
     accumulator = torch.float64 if input.dtype == torch.float64 else torch.float32
-    return input.new_empty(rows, dtype=accumulator), input.new_empty(input.shape if problem.input_grad else (0,))
+    loss = input.new_empty(rows if problem.reduction == "none" else (), dtype=accumulator)
+    gradient = input.new_empty(input.shape if problem.input_grad else (0,))
+    return loss, gradient, *operators.fake_outputs(input, rows, problem.outputs)
 
 
 operators.register(
@@ -95,7 +102,7 @@ operators.register(
 torch.library.register_vmap(f"ascend_grad::{_NAME}", partial(operators.one_after_another, _NAME))
 
 
-def _loss(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _loss(*arguments: Any) -> tuple[torch.Tensor, ...]:
     """Compute `_Loss`. torch's dispatcher is used only if `are_plain` is False."""
     if not are_plain(arguments):
         return torch.ops.ascend_grad.cross_entropy(*arguments)
@@ -106,11 +113,12 @@ def _loss(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class _CrossEntropy(Function):
-    """Compute the loss, and its gradient if `input_grad` is set.
+    """Compute the loss with its outputs, and its gradient if `input_grad` is set.
 
     The gradient of a mean or a sum is computed with the loss, and backward scales it. Backward computes the gradient of
     one loss per row, and every gradient in float16: a loss scale must be applied before the rounding. A gradient that
-    was returned may be changed by its owner, so that a second backward computes it again.
+    was returned may be changed by its owner, so that a second backward computes it again. Backward adds the gradient of
+    outputs.
     """
 
     @staticmethod
@@ -119,32 +127,71 @@ class _CrossEntropy(Function):
 
     @staticmethod
     def setup_context(ctx, inputs, output):
+        problem = _Loss(*inputs)
         ctx.settings = inputs[_TENSORS + 1 :]
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs[:_TENSORS])
-        problem = _Loss(*inputs)
+        ctx.save_for_backward(*inputs[:_TENSORS], *statistics(problem.outputs, output[2], output[4]))
         is_scalable = problem.input_grad and problem.grad_loss is None and problem.reduction != "none"
         ctx.gradient = output[1].detach() if is_scalable else None
 
     @staticmethod
-    def backward(ctx, grad_loss, grad_input_grad):
+    def backward(ctx, grad_loss, grad_input_grad, *others):
         if grad_input_grad is not None:
             raise second_order_error(_NAME)
         nothing = [None] * len(_Loss._fields)
-        if grad_loss is None:
+        of_outputs = others[:3]  # of lse, log_prob and entropy
+        above = [each for each in (grad_loss, *of_outputs) if each is not None]
+        if not above:
             return tuple(nothing)
         problem = _Loss._make((*ctx.saved_tensors[:_TENSORS], None, *ctx.settings))
-        shared = ctx.saved_tensors[_TENSORS:]
+        (lse, entropy), shared = ctx.saved_tensors[_TENSORS : _TENSORS + 2], ctx.saved_tensors[_TENSORS + 2 :]
         gradient, ctx.gradient = shared[0].detach() if shared else ctx.gradient, None
-        is_computed = gradient is not None
-        if not is_computed:
-            gradient = _loss(*problem._replace(grad_loss=grad_loss, input_grad=True))[1]
+        is_computed = gradient is not None and above == [grad_loss]
+        if not is_computed and grad_loss is not None:
+            gradient = _loss(*problem._replace(grad_loss=grad_loss, input_grad=True, outputs=[]))[1]
+        if above != [grad_loss]:
+            if lse is None:
+                raise no_lse_error(_NAME)
+            total = _gradient_of_outputs(problem, lse, entropy, *of_outputs)
+            gradient = (total if grad_loss is None else total + gradient).to(problem.input.dtype)
         # If the gradient was computed before, the product below depends on the upstream gradient.
-        arguments = [problem.input] if is_computed else [problem.input, grad_loss]
+        arguments = [problem.input] if is_computed else [problem.input, *above]
         gradients = without_second_order(_NAME, [gradient], arguments)
         if is_computed:
             gradients = scaled(gradients, grad_loss, in_place=not shared)
         return gradients[0], *nothing[1:]
+
+
+def _gradient_of_outputs(
+    problem: _Loss,
+    lse: torch.Tensor,
+    entropy: torch.Tensor | None,
+    grad_lse: torch.Tensor | None,
+    grad_log_prob: torch.Tensor | None,
+    grad_entropy: torch.Tensor | None,
+) -> torch.Tensor:
+    """Compute the gradient of the outputs with torch's own operations, in the dtype of `lse`."""
+    dim = problem.dim
+    ignored = problem.target == problem.ignore_index
+    if problem.target_prob is not None:
+        ignored = ignored.all(-1)
+    temperature: float | torch.Tensor = problem.temperature
+    if problem.temperatures is not None:
+        temperature = problem.temperatures.to(lse.dtype).unsqueeze(dim)
+    log_p = problem.input.to(lse.dtype) / temperature - lse.unsqueeze(dim)
+    p = log_p.exp()
+    grad = torch.zeros_like(p)
+    if grad_lse is not None:
+        grad = grad + grad_lse.unsqueeze(dim) * p
+    if grad_log_prob is not None:
+        above = grad_log_prob.unsqueeze(dim)
+        entries = torch.where(ignored, 0, problem.target).long().unsqueeze(dim)
+        grad = (grad - above * p).scatter_add(dim, entries, above)
+    if grad_entropy is not None and entropy is not None:
+        surplus = torch.where(p == 0, 0, p * (log_p + entropy.unsqueeze(dim)))
+        grad = grad - grad_entropy.unsqueeze(dim) * surplus
+    # The outputs of ignored rows are 0, and their logits may be anything.
+    return torch.where(ignored.unsqueeze(dim), 0, grad / temperature)
 
 
 class _CrossEntropyOfOperator(_CrossEntropy):
@@ -154,7 +201,8 @@ class _CrossEntropyOfOperator(_CrossEntropy):
     def setup_context(ctx, inputs, output):
         _CrossEntropy.setup_context(ctx, inputs, output)
         if ctx.gradient is not None:
-            ctx.save_for_backward(*inputs[:_TENSORS], output[1])
+            saved = statistics(_Loss(*inputs).outputs, output[2], output[4])
+            ctx.save_for_backward(*inputs[:_TENSORS], *saved, output[1])
             ctx.gradient = None
 
 
@@ -174,8 +222,9 @@ def cross_entropy(
     lse_square_scale: float = 0.0,
     temperature: float | torch.Tensor = 1.0,
     denominator: float | None = None,
+    outputs: Sequence[Literal["lse", "log_prob", "entropy", "predicted", "correct"]] = (),
     num_threads: int | None = None,
-) -> torch.Tensor:
+) -> torch.Tensor | LossOutputs:
     r"""Compute the loss of `torch.nn.functional.cross_entropy`, in one pass over the rows with its gradient.
 
     The arguments from `token_weight` on are this library's. `ascend_grad.cross_entropy` describes the formula with all
@@ -206,13 +255,16 @@ def cross_entropy(
         The divisor of the logits, above 0: one number, or one for each row.
     denominator : float, optional
         The divisor of a mean, above 0.
+    outputs : sequence of {"lse", "log_prob", "entropy", "predicted", "correct"}, default ()
+        Further results. The first three are differentiable, too. The second and the last exist without `target_prob`.
     num_threads : int, optional
         As in `ascend_grad.softmax_backward`.
 
     Returns
     -------
-    torch.Tensor
-        The loss in the dtype of `input`. Under autocast it is float32, or float64 if `input` is float64.
+    torch.Tensor or LossOutputs
+        The loss in the dtype of `input`. Under autocast it is float32, or float64 if `input` is float64. With `outputs`
+        it is the first field of a named tuple, `loss`, and the outputs are others.
 
     Raises
     ------
@@ -229,7 +281,8 @@ def cross_entropy(
     Notes
     -----
     If `reduction` is "mean" or "sum", the gradient is computed with the loss, except in float16. With
-    ``retain_graph=True`` a second backward computes it again. The gradient cannot be differentiated once more.
+    ``retain_graph=True`` a second backward computes it again. The gradient of outputs is computed in the backward pass,
+    with torch's own operations. No gradient can be differentiated once more.
 
     Examples
     --------
@@ -259,6 +312,7 @@ def cross_entropy(
     if not -MAX_INDEX - 1 <= ignored <= MAX_INDEX:
         expected = f"an int in [{-MAX_INDEX - 1}, {MAX_INDEX}]"
         raise ParamInvalidError(f"ignore_index: expected {expected}, got {shown(ignored)}", operator=_NAME)
+    check_outputs(_NAME, outputs)
     dim = 1 if input.dim() > 1 else 0
     if isinstance(temperature, torch.Tensor) and temperature.dim() == 0:
         temperature = temperature.expand(input.shape[:dim] + input.shape[dim + 1 :])
@@ -279,11 +333,14 @@ def cross_entropy(
         lse_square_scale=real_number(lse_square_scale, "lse_square_scale", _NAME),
         temperature=1.0 if isinstance(temperature, torch.Tensor) else real_number(temperature, "temperature", _NAME),
         denominator=None if denominator is None else real_number(denominator, "denominator", _NAME),
+        outputs=computed_outputs(outputs),
         num_threads=None if num_threads is None else thread_count(num_threads, _NAME),
     )
     try:
-        loss, _ = operators.apply(_CrossEntropy, *problem)
+        loss, _, *others = operators.apply(_CrossEntropy, *problem)
     except AscendGradError as error:
         rename(error, _NAME, {"class_weight": "weight"})
         raise
-    return loss if torch.is_autocast_enabled("cpu") else loss.to(input.dtype)
+    loss = loss if torch.is_autocast_enabled("cpu") else loss.to(input.dtype)
+    found = Computed(loss, **{name: each for name, each in zip(OUTPUTS, others) if name in outputs})
+    return requested(found, outputs) if outputs else loss

@@ -13,7 +13,7 @@ from ..arguments import MAX_INDEX, OUTPUTS, integer, real_number, shown, thread_
 from ..errors import AscendGradError, ParamInvalidError, ParamTypeError, rename
 from . import operators
 from .gradients import scaled, second_order_error, without_second_order
-from .outputs import Computed, LossOutputs, check_outputs, computed_outputs, requested
+from .outputs import Computed, LossOutputs, check_outputs, computed_outputs, no_lse_error, requested, statistics
 from .tensors import check_tensors
 
 if TYPE_CHECKING:
@@ -60,8 +60,6 @@ class Options(NamedTuple):
     outputs: Sequence[str] = ()
 
 
-_NO_LSE = "outputs: expected 'lse' among them, as backward through outputs needs it"
-
 #: The number of tensors among the first arguments of `operators.Loss`, without the upstream gradient.
 _TENSORS = operators.Loss._fields.index("grad_loss")
 
@@ -89,7 +87,7 @@ class _LinearCrossEntropy(Function):
         ctx.settings = inputs[_TENSORS + 1 :]
         ctx.shard = None if problem.shard is None else operators.SHARDS.get(problem.shard)  # kept alive for backward
         ctx.set_materialize_grads(False)  # would allocate zeros of the weight's size
-        ctx.save_for_backward(*inputs[:_TENSORS], *_statistics(problem, output))
+        ctx.save_for_backward(*inputs[:_TENSORS], *statistics(problem.outputs, output[4], output[6]))
         is_scalable = problem.grad_loss is None and problem.reduction != "none"
         ctx.gradients = [each.detach() for each in output[1:4]] if is_scalable else None
 
@@ -121,7 +119,7 @@ class _LinearCrossEntropy(Function):
             if all(each is None for each in of_outputs):
                 gradients = operators.loss(*again)[1:4]
             elif lse is None:
-                raise ParamInvalidError(_NO_LSE, operator=_NAME)
+                raise no_lse_error(_NAME)
             else:
                 gradients = operators.loss_backward(lse, entropy, *of_outputs, *again)
         leaves = [each for each in (problem.input, problem.weight, problem.bias) if each is not None]
@@ -141,15 +139,9 @@ class _LinearCrossEntropyOfOperator(_LinearCrossEntropy):
     def setup_context(ctx, inputs, output):
         _LinearCrossEntropy.setup_context(ctx, inputs, output)
         if ctx.gradients is not None:
-            # torch refuses backward if the gradients were changed
-            ctx.save_for_backward(*inputs[:_TENSORS], *_statistics(operators.Loss(*inputs), output), *output[1:4])
+            saved = statistics(operators.Loss(*inputs).outputs, output[4], output[6])
+            ctx.save_for_backward(*inputs[:_TENSORS], *saved, *output[1:4])  # torch refuses backward if they changed
             ctx.gradients = None
-
-
-def _statistics(problem: operators.Loss, results: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
-    """Return the outputs that backward through outputs needs, None for those that were not computed."""
-    lse, _, entropy = results[4:7]
-    return lse if "lse" in problem.outputs else None, entropy if "entropy" in problem.outputs else None
 
 
 operators.register_gradient(_NAME, _LinearCrossEntropyOfOperator)

@@ -1,7 +1,7 @@
 """Registration of the operators with torch, as ``torch.ops.ascend_grad``, for tracing and batching.
 
 Each operator has a schema, a computation on the CPU and on an Ascend NPU, a "fake" that returns tensors without memory,
-and a rule for `torch.vmap`. The modules `rowwise`, `linear` and `fused` register the gradients.
+and a rule for `torch.vmap`. The modules `rowwise`, `linear`, `cross_entropy` and `fused` register the gradients.
 """
 
 from __future__ import annotations
@@ -193,6 +193,24 @@ _LOSS_PARAMETERS = (
 _NO_OUTPUTS = (None,) * len(OUTPUTS)
 
 
+def outputs_of(result: Any, requested: Sequence[str]) -> Sequence[Any]:
+    """Return the outputs in the result of a loss in order, None for those that are not requested."""
+    return [getattr(result, name) for name in OUTPUTS] if requested else _NO_OUTPUTS
+
+
+def fake_outputs(input: torch.Tensor, rows: Sequence[int], requested: Sequence[str]) -> list[torch.Tensor]:
+    """Return outputs without memory for rows of this shape, empty ones where they are not requested."""
+    accumulator = torch.float64 if input.dtype == torch.float64 else torch.float32
+    return [
+        input.new_empty(
+            () if name == "correct" else rows, dtype=torch.int64 if name in ("predicted", "correct") else accumulator
+        )
+        if name in requested
+        else input.new_empty(0)
+        for name in OUTPUTS
+    ]
+
+
 def upstream(array_of: Callable, grad_loss: torch.Tensor | None, reduction: str) -> Any:
     """Return the upstream gradient as the functions accept it: None, an array or a number."""
     if grad_loss is None:
@@ -225,9 +243,9 @@ def loss_of(
     )
     bias_grad = result.bias_grad if problem.bias_grad else None
     gradients = result.input_grad, result.weight_grad, bias_grad
-    outputs = [getattr(result, name) for name in OUTPUTS] if problem.outputs else _NO_OUTPUTS
+    found = result.loss, *gradients, *outputs_of(result, problem.outputs)
     empty = problem.input.new_empty
-    return tuple([empty(0) if each is None else tensor_of(each) for each in (result.loss, *gradients, *outputs)])
+    return tuple([empty(0) if each is None else tensor_of(each) for each in found])
 
 
 def _optional_array(array_of: Callable, tensor: torch.Tensor | None, name: str) -> Any:
@@ -276,16 +294,8 @@ def _linear_cross_entropy_fake(*arguments):
     problem = Loss(*arguments)
     input, rows = problem.input, problem.input.shape[:1]
     accumulator = torch.float64 if input.dtype == torch.float64 else torch.float32
-    outputs = (
-        input.new_empty(
-            () if name == "correct" else rows, dtype=torch.int64 if name in ("predicted", "correct") else accumulator
-        )
-        if name in problem.outputs
-        else input.new_empty(0)
-        for name in OUTPUTS
-    )
     loss = input.new_empty(rows if problem.reduction == "none" else (), dtype=accumulator)
-    return loss, *_gradients_fake(problem), *outputs
+    return loss, *_gradients_fake(problem), *fake_outputs(input, rows, problem.outputs)
 
 
 def _gradients_fake(problem: Loss) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

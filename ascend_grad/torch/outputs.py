@@ -93,3 +93,16 @@ def computed_outputs(outputs: Sequence[str]) -> list[str]:
     """Return the names of the outputs to compute: backward through a log-probability or an entropy needs lse."""
     needs_lse = "lse" not in outputs and ("log_prob" in outputs or "entropy" in outputs)
     return [*outputs, "lse"] if needs_lse else list(outputs)
+
+
+def statistics(
+    outputs: Sequence[str], lse: torch.Tensor, entropy: torch.Tensor
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Return the outputs that backward through outputs needs, None for those that were not computed."""
+    return lse if "lse" in outputs else None, entropy if "entropy" in outputs else None
+
+
+def no_lse_error(operator: str) -> ParamInvalidError:
+    """Return the error of backward through outputs that were computed without lse."""
+    message = "outputs: expected 'lse' among them, as backward through outputs needs it"
+    return ParamInvalidError(message, operator=operator)

@@ -92,6 +92,106 @@ def test_finite_differences_and_batched_gradients():
         torch.autograd.gradcheck(function, x, check_batched_grad=True)
 
 
+def outputs_by_autograd(z: torch.Tensor, target: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the differentiable outputs of logits that have the classes in dimension 1, 0 for ignored rows."""
+    counted, log_p = target != -100, F.log_softmax(z, 1)
+    found = {
+        "lse": z.logsumexp(1),
+        "log_prob": log_p.gather(1, target.clamp(min=0).unsqueeze(1)).squeeze(1),
+        "entropy": -(log_p.exp() * log_p).sum(1),
+    }
+    return {name: torch.where(counted, each, 0) for name, each in found.items()}
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_gradients_of_outputs_are_those_of_autograd(reduction, dtype):
+    x, target, _ = problem_of((4, 6, 3), dtype)
+    temperature = torch.rand(4, 3) + 0.5
+    for names in (("lse",), ("log_prob",), ("entropy",), ("entropy", "log_prob", "lse")):
+        for of_loss, divisor in ((0, temperature), (1, temperature), (1, 0.7)):
+            wide = x.detach().double().requires_grad_()
+            z = wide / (divisor.double().unsqueeze(1) if isinstance(divisor, torch.Tensor) else divisor)
+            right = outputs_by_autograd(z, target) | {"loss": F.cross_entropy(z, target, reduction=reduction)}
+            found = agt.cross_entropy(x, target, reduction=reduction, temperature=divisor, outputs=names)
+            wanted = total = 0
+            for name in ("loss",) * of_loss + names:
+                above = torch.randn(right[name].shape).to(getattr(found, name).dtype)
+                wanted = wanted + (right[name] * above).sum()
+                total = total + (getattr(found, name) * above).sum()
+                torch.testing.assert_close(
+                    getattr(found, name).double(), right[name], rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype]
+                )
+            (gradient,) = torch.autograd.grad(total, x)
+            assert gradient.dtype == dtype
+            tolerance = {"rtol": TOLERANCES[dtype], "atol": TOLERANCES[dtype]}
+            torch.testing.assert_close(gradient.double(), torch.autograd.grad(wanted, wide)[0], **tolerance)
+
+
+def test_outputs_have_the_bits_of_the_call_of_arrays():
+    for shape in SHAPES:
+        x, target, weight = problem_of(shape, torch.float32)
+        names = ("correct", "entropy", "lse", "predicted", "log_prob")
+        found = agt.cross_entropy(x, target, weight, outputs=names)
+        right = ag.cross_entropy(
+            x.detach().numpy(), target.numpy(), min(len(shape) - 1, 1), class_weight=weight.numpy(), outputs=names
+        )
+        assert isinstance(found, agt.LossOutputs)
+        assert found._fields == ("loss", "lse", "log_prob", "entropy", "predicted", "correct")
+        for name in found._fields:
+            assert torch.equal(getattr(found, name), torch.from_numpy(np.asarray(getattr(right, name))))
+        assert not found.predicted.requires_grad
+    several = torch.stack([target, target], -1).clamp(0)
+    found = agt.cross_entropy(x, several, target_prob=torch.rand(several.shape), outputs=["lse"])
+    assert (found._fields, found.entropy) == (("loss", "lse"), None)
+    torch.autograd.grad(found.lse.sum(), x)
+
+
+def test_gradients_of_outputs_ignore_rows_without_targets():
+    """Logits of ignored rows may be anything, also where rows have several targets."""
+    x, target, _ = problem_of((5, 9), torch.float64)
+    x = x.detach()
+    x[::4] = torch.nan
+    x.requires_grad_()
+    for targets, options in ((target, {}), (torch.stack([target, target], -1), {"target_prob": torch.rand(5, 2)})):
+        found = agt.cross_entropy(x, targets, outputs=("lse", "entropy"), **options)
+        (gradient,) = torch.autograd.grad(found.lse.sum() + found.entropy.sum(), x)
+        assert not gradient[::4].any()
+        assert gradient[1:4].isfinite().all()
+
+
+def test_finite_differences_of_outputs():
+    x, target, weight = problem_of((3, 6, 4), torch.float64)
+
+    def function(x):
+        found = agt.cross_entropy(x, target, weight, temperature=0.8, outputs=("log_prob", "entropy", "lse"))
+        return found.loss, found.lse, found.log_prob, found.entropy
+
+    torch.autograd.gradcheck(function, x, check_batched_grad=True)
+
+
+def test_gradients_of_outputs_by_transforms_compiled_and_once():
+    x, target, _ = problem_of((3, 5, 9), torch.float32)
+    target = target[:, :5].new_tensor([[0, 1, 2, 3, -100]]).expand(3, 5)
+
+    def total(x, t):
+        found = agt.cross_entropy(x, t, outputs=("entropy", "log_prob"))
+        return found.loss + (found.entropy * found.log_prob).sum()
+
+    gradients = torch.vmap(torch.func.grad(total))(x.detach(), target)
+    compiled = torch.compile(total, backend="aot_eager", fullgraph=True)
+    for i in range(3):
+        leaf = x[i].detach().requires_grad_()
+        (right,) = torch.autograd.grad(total(leaf, target[i]), leaf, create_graph=True)
+        torch.testing.assert_close(gradients[i], right)
+        torch.testing.assert_close(torch.autograd.grad(compiled(leaf, target[i]), leaf)[0], right)
+        with pytest.raises(RuntimeError, match="cross_entropy: the gradient cannot be differentiated once more"):
+            right.sum().backward()
+    loss = agt.cross_entropy(x, target[:, :5].new_zeros(3, 9), outputs=("lse",)).loss
+    first, second = (torch.autograd.grad(loss, x, retain_graph=True)[0] for _ in range(2))
+    assert torch.equal(first, second)
+
+
 def test_a_second_backward_after_the_gradient_was_changed():
     x, target, _ = problem_of((5, 9), torch.float32)
     loss = agt.cross_entropy(x, target)
@@ -145,16 +245,19 @@ def test_the_registered_operator():
     for reduction, with_gradient in (("mean", True), ("none", False)):
         arguments = (
             x.detach(), target, weight, None, None, None, None, 1, reduction, -100, with_gradient, 0.1, 0.0, 1.0, None,
-            None
+            ["entropy", "lse"] if with_gradient else [], None
         )  # fmt: skip
         operator = torch.ops.ascend_grad.cross_entropy.default
         torch.library.opcheck(operator, arguments)
-        loss, gradient = operator(x, *arguments[1:])
+        loss, gradient, *_ = operator(x, *arguments[1:])
         (found,) = torch.autograd.grad(loss.sum(), x)
         if with_gradient:
             assert torch.equal(found, gradient)
         with pytest.raises(RuntimeError, match="cannot be differentiated once more"):
             operator(x, *arguments[1:])[1].sum().backward()
+    alone = (*arguments[:-2], ["log_prob"], None)
+    with pytest.raises(ag.ParamInvalidError, match="cross_entropy: outputs: expected 'lse' among them"):
+        operator(x, *alone[1:])[3].sum().backward()
 
 
 def test_autocast_and_no_grad():
@@ -176,6 +279,8 @@ def test_what_is_refused():
         ((x, [0]), {}, ag.ParamTypeError, "cross_entropy: target: expected a torch.Tensor"),
         ((x, target), {"reduction": "all"}, ag.ParamInvalidError, "cross_entropy: reduction: expected mean, sum or"),
         ((x, target), {"temperature": 0.0}, ag.ParamInvalidError, "cross_entropy: temperature: expected a positive"),
+        ((x, target), {"outputs": "lse"}, ag.ParamTypeError, "cross_entropy: outputs: expected a tuple of names"),
+        ((x, target), {"outputs": ["z"]}, ag.ParamInvalidError, "cross_entropy: outputs: expected a tuple of names"),
         ((x, target), {"ignore_index": 2**63}, ag.ParamInvalidError, "cross_entropy: ignore_index: expected an int in"),
     ):
         with pytest.raises(kind, match=message):
