@@ -165,7 +165,7 @@ def given_options(arguments: Mapping[str, Any]) -> list[str]:
 
 
 def _logit_checks() -> list[Check]:
-    """Return the checks of what makes logits of products, but for the temperature."""
+    """Return the checks of the arguments that make logits of products, except the temperature."""
     return [
         FloatingIfGiven("bias"),
         Shape("bias", "V"),

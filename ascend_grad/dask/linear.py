@@ -180,7 +180,7 @@ def linear_cross_entropy(
     if means.is_over_weights(arguments):
         shared = {name: arguments[name] for name in ("ignore_index", "vocab_start_index")}
         weigh = delayed(partial(means.weights, **shared), pure=True)
-        # Neither the largest arrays nor what has no influence on the sums is an argument of these tasks.
+        # These tasks get neither the largest arrays nor arguments without an influence on the sums.
         names = ("target", "token_weight", "class_weight", "target_prob")
         sums = _sum([weigh(**{name: block[name] for name in names if name in block}) for block in blocks])
     specs = {name: spec for name, spec in zip(LINEAR_CROSS_ENTROPY.results, call.specs) if spec is not None}

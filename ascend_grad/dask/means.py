@@ -23,7 +23,7 @@ def weights(
     target_prob: NDArray | None = None,
     **_: Any,
 ) -> NDArray:
-    """Return what the two terms of a mean are divided by, as far as the rows of a chunk add to it, in float64.
+    """Return the part that a chunk's rows add to the divisors of a mean's two terms, in float64.
 
     A target that is no class counts as the nearest one. It is an error when the loss of its chunk is computed.
     """

@@ -192,8 +192,8 @@ def cross_entropy(
 
     Notes
     -----
-    The gradient of a mean or a sum is computed with the loss, except in float16. Other gradients are computed when they
-    are asked for.
+    The gradient of a mean or a sum is computed with the loss, except in float16. Other gradients are computed in the
+    backward pass.
 
     Examples
     --------

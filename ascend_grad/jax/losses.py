@@ -1,4 +1,4 @@
-"""Compute what both losses share: results, calls of compiled functions, and derivatives."""
+"""Share results, calls of compiled functions and derivatives between both losses."""
 
 from __future__ import annotations
 

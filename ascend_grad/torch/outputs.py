@@ -80,7 +80,7 @@ def requested(found: Computed, outputs: Sequence[str]) -> Any:
 
 
 def check_outputs(operator: str, outputs: object) -> None:
-    """Refuse what is no sequence of names of outputs."""
+    """Refuse an argument that is not a sequence of names of outputs."""
     expected = f"a tuple of names among {', '.join(map(repr, OUTPUTS))}"
     if not isinstance(outputs, (tuple, list)) or not all(isinstance(each, str) for each in outputs):
         raise ParamTypeError(f"outputs: expected {expected}, got {shown(outputs)}", operator=operator)

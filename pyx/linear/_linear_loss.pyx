@@ -150,7 +150,7 @@ cdef void set_targets(Loss *x, Py_ssize_t i) noexcept nogil:
 
 
 cdef void set_target_of_part(Loss *x, Py_ssize_t i, Py_ssize_t k) noexcept nogil:
-    """Write what the statistics of the whole vocabulary say of target k of row i, which may be in another part."""
+    """Mark target k of row i if it is in another part. Copy its weight and logit from the whole vocabulary, if known."""
     cdef Py_ssize_t at = i * x.target_count + k
     cdef int64_t *entry = <int64_t *>x.p.targets.entries + at
     if not 0 <= entry[0] < x.p.vocab:

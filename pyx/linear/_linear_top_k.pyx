@@ -41,7 +41,7 @@ cdef Py_ssize_t JOINED_ROWS = 4
 
 
 cdef void describe_top_k(Problem *p) noexcept nogil:
-    """Set the fields of the problem that say what the kernels have to compute."""
+    """Limit scale, softcap and temperature, and record whether products are transformed."""
     bound_transform(p)
     p.temperature = limited_temperature(p.temperature)
     p.transform.is_needed = p.bias != NULL or p.transform.scale != 1 or p.transform.softcap > 0

@@ -1,4 +1,4 @@
-# Cython's declarations of XLA's interface, and what the functions for XLA share.
+# Cython's declarations of XLA's interface, and declarations that the functions for XLA share.
 
 from libc.stdint cimport int64_t, uint32_t
 

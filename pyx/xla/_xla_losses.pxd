@@ -12,7 +12,7 @@ ctypedef struct LossCall:
     const char *operator
     const ag_xla_span *arguments
     const ag_xla_span *results
-    uint64_t found_arguments          # a bit for each argument that was asked for
+    uint64_t found_arguments          # a bit for each argument that was looked up
     uint64_t found_results
     bint fits                         # all of them have the shapes and dtypes of their names, all attributes exist
     Arena memory                      # converted numbers

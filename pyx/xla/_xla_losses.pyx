@@ -127,7 +127,7 @@ cdef bint is_matrix(const LossCall *c, int64_t place) noexcept nogil:
 
 
 cdef bint is_complete(const LossCall *c) noexcept nogil:
-    """Return whether all buffers of the call were asked for, and all fit."""
+    """Return whether all buffers of the call were looked up, and all fit."""
     return (
         c.fits and c.found_arguments == (<uint64_t>1 << c.frame.args.size) - 1
         and c.found_results == (<uint64_t>1 << c.frame.results.size) - 1

@@ -380,7 +380,7 @@ def test_rows_of_infinities_have_no_lse(infinity, backend):
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 @pytest.mark.parametrize("more", [{}, {"outputs": ("lse",)}, {"lse_square_scale": 0.1}])
 def test_rows_without_weight_meet_no_infinite_class_weight(more, backend):
-    """A row of weight 0 adds nothing to a loss or to what a mean is divided by."""
+    """A row of weight 0 adds nothing to a loss or to the divisor of a mean."""
     random = generator("infinite class weight")
     x, weight = random.standard_normal((3, 4)), random.standard_normal((3, 4))
     options = {"token_weight": np.array([0.0, 1.0, 2.0]), "class_weight": np.array([np.inf, 1.0, 0.5])} | more

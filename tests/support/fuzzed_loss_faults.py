@@ -57,7 +57,7 @@ _NO_NUMBER = {label: value for label, value in NOT_A_NUMBER.items() if label != 
 _NEITHER = {label: NOT_A_NUMBER[label] for label in ("text", "bytes", "complex", "bool", "numpy bool")}
 _NOT_FINITE = {"NaN": np.nan, "infinite": np.inf, "beyond float64": 10**400}
 _NOT_POSITIVE = _NOT_FINITE | {"zero": 0, "negative": -1e-300}
-#: Wrong values of arguments that are one number, and what else is no such number.
+#: Numbers that are refused as values of an argument, and objects that are refused as they are no such number.
 NUMBERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "label_smoothing": ({"NaN": np.nan, "negative": -1e-9, "too much": 1.001}, NOT_A_NUMBER),
     "lse_square_scale": (_NOT_FINITE, NOT_A_NUMBER),

@@ -152,7 +152,7 @@ def draw_upstream(draw: Draw, arrays: Arrays, arguments: dict[str, Any], sizes: 
 
 
 class _Call(NamedTuple):
-    """Hold what the results of a loss follow from, row by row. The rows that are not ignored are `live`."""
+    """Hold the quantities that the results of a loss follow from, row by row. Rows that are not ignored are `live`."""
 
     p: bounds.Precision
     arguments: dict[str, Any]
@@ -218,7 +218,7 @@ class _Call(NamedTuple):
 def _call(
     p: bounds.Precision, a: dict[str, Any], rows: tuple[int, ...], classes: int, z: np.ndarray, error: np.ndarray
 ) -> _Call:
-    """Return what the results of a loss follow from, for logits with at most these errors."""
+    """Return the quantities that the results of a loss follow from, for logits with at most these errors."""
     count = len(z)
     entries = a["target"].astype(np.int64).reshape(count, -1 if count else 1)
     is_target = entries != a["ignore_index"]

@@ -221,7 +221,7 @@ def _weights(arguments: dict[str, Any], target: NDArray, counted: NDArray) -> ND
 
 
 def _denominator(arguments: dict[str, Any], weights: NDArray | None, number: int) -> float:
-    """Return what losses and gradients are divided by."""
+    """Return the divisor of losses and gradients."""
     if arguments["reduction"] != "mean":
         return 1.0
     if arguments["denominator"] is not None:
