@@ -164,7 +164,7 @@ class HostChunk(RowChunk):
         self._is_on_device = how[2].backend not in ("cpu", "reference")
         if not self._is_on_device:
             if self._caches_logits:
-                self._logits = np.empty((len(input), len(weight)), input.dtype.newbyteorder("="))
+                self._logits = np.empty((len(input), len(weight)), self._losses.dtype)
             return self._backend.statistics(input, weight, target, self._options, self._logits)
         found = ops.fused_linear_online_max_sum(input, weight, target, *bounds, **problem.execution)
         part = empty_part(len(self.maxima), 1)

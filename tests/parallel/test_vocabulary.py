@@ -124,12 +124,14 @@ def nearly_certain(dtype, entries):
 
 
 @pytest.mark.parametrize("cuts", [[0, 90], [0, 45, 90], [0, 1, 89, 90]])
-@pytest.mark.parametrize("workspace", [None, 1000])
+@pytest.mark.parametrize("are_cached", [True, False])
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
-def test_nearly_certain_targets(monkeypatch, dtype, cuts, workspace, backend):
+def test_nearly_certain_targets(monkeypatch, dtype, cuts, are_cached, backend):
     """Losses and the gradient at the target keep a relative error of 1e-4, with logits cached or computed twice."""
-    if workspace is not None:
-        small_workspace(monkeypatch, workspace, 7)
+    if are_cached:
+        monkeypatch.setattr(plan, "MIN_FEATURES_TO_CACHE_16_BITS", 0)
+    else:
+        small_workspace(monkeypatch, 1000, 7)
     logits, target, complement = nearly_certain(dtype, cuts[-1])
     tokens = len(target)
     losses = -np.log1p(-complement)
@@ -155,11 +157,17 @@ def problems(draw):
     return problem, cuts
 
 
-@given(problems(), st.sampled_from(SHARES), st.booleans(), st.integers(1, 40), st.integers(1, 10**5), st.booleans())
+@given(
+    problems(), st.sampled_from(SHARES), st.booleans(), st.integers(1, 40), st.integers(1, 10**5), st.integers(0, 20),
+    st.booleans(),
+)  # fmt: skip
 @settings(max_examples=100)
-def test_any_problem(default_engine, monkeypatch, drawn, share, deterministic, chunk_rows, workspace, with_indices):
+def test_any_problem(
+    default_engine, monkeypatch, drawn, share, deterministic, chunk_rows, workspace, features, with_indices
+):
     problem, cuts = drawn
     small_workspace(monkeypatch, workspace, chunk_rows)
+    monkeypatch.setattr(plan, "MIN_FEATURES_TO_CACHE_16_BITS", features)
 
     def work(comm):
         indices = {"vocab_start_index": cuts[comm.rank], "vocab_size": cuts[-1]} if with_indices else {}
@@ -266,7 +274,8 @@ def small_workspace(monkeypatch, size, chunk_rows):
         (4000, "float32", {(100, 10, True), (50, 10, True)}),
         (1600, "float32", {(100, 30, False), (50, 30, False)}),  # 4 rows of logits are too few for a chunk
         (12000, "float64", {(100, 15, True), (50, 15, True)}),
-        (10**6, "bfloat16", {(100, 30, False), (50, 30, False)}),  # cached logits would be rounded
+        (12000, "bfloat16", {(100, 30, True), (50, 30, True)}),  # logits of 16 bits are cached in float32
+        (4000, "float16", {(100, 10, True), (50, 10, True)}),
     ],
 )
 def test_logits_are_kept_where_there_is_room(default_engine, monkeypatch, size, dtype, expected):
@@ -280,8 +289,12 @@ def test_logits_are_kept_where_there_is_room(default_engine, monkeypatch, size, 
 
     monkeypatch.setattr(part_backend._linear_python, "part_statistics", statistics)
     small_workspace(monkeypatch, size, 10)
-    check(default_engine, whole((30, 150, 7), dtype), [0, 100, 150], "scatter")
-    assert kept == expected
+    problem, is_wide = whole((30, 150, 7), dtype), dtype in ("float32", "float64")
+    for least, is_cached in ((7, True), (8, is_wide)):
+        monkeypatch.setattr(plan, "MIN_FEATURES_TO_CACHE_16_BITS", least)
+        kept.clear()
+        check(default_engine, problem, [0, 100, 150], "scatter")
+        assert kept == (expected if is_cached else {(100, 30, False), (50, 30, False)})
 
 
 def test_weight_gradients_of_16_bits_need_room_to_be_added_up(monkeypatch, dtype):
