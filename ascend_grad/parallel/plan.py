@@ -14,8 +14,9 @@ import numpy as np
 #: Minimum number of rows of a chunk. With fewer, the additions to the weight's gradient would take notable time.
 CHUNK_ROWS = 512
 #: Minimum number of features for which logits of 16-bit inputs are cached, in float32. With fewer, it is faster to
-#: compute them again than to write and read them. Measured with AVX512_BF16, where 256 features make no difference.
-MIN_FEATURES_TO_CACHE_16_BITS = 384
+#: compute them again than to write and read them. With AVX-512 and products in float32, 256 features were measured to
+#: make no difference. Products of pairs of bfloat16 may be twice as fast.
+MIN_FEATURES_TO_CACHE_16_BITS = 512
 #: Number of chunks that is enough to hide communication.
 OVERLAPPING_CHUNKS = 4
 #: Maximum number of chunks and of vocabulary blocks: their gradients are added without compensation.
