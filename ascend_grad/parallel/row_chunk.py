@@ -144,14 +144,14 @@ class HostChunk(RowChunk):
         self._caches_logits = caches_logits and not backend.is_reference
         self._logits: NDArray | None = None
         self._is_on_device = False
-        place = problem.target - problem.start
-        self._is_here = (place >= 0) & (place < len(problem.weight))
-        #: The target's row of the weight, 0 for a target that is on another rank or ignored.
-        self._place = np.where(self._is_here, place, 0)
 
     def find_statistics(self) -> None:
+        place = np.subtract(self._problem.target, self._problem.start, dtype=np.int64)
+        self._is_here = (place >= 0) & (place < len(self._problem.weight))
+        #: The target's row of the weight, 0 for a target that is on another rank or ignored.
+        self._place = np.where(self._is_here, place, 0)
         self._part = empty_part(len(self.maxima), 1)
-        if len(self._problem.weight) and len(self.maxima):
+        if len(self._problem.weight):
             self._part = self._found_statistics()
         self.maxima[...] = comparable_maxima(self._part)
 
@@ -160,8 +160,9 @@ class HostChunk(RowChunk):
         problem = self._problem
         input, weight, target = problem.input, problem.weight, problem.target
         bounds = problem.start, problem.start + len(weight)
-        how = prepared(FUSED_LINEAR_ONLINE_MAX_SUM, [input, weight, target, *bounds, False], None, **problem.execution)
-        self._is_on_device = how[2].backend not in ("cpu", "reference")
+        arguments = [input, weight, target, *bounds, False]
+        _, _, explanation = prepared(FUSED_LINEAR_ONLINE_MAX_SUM, arguments, None, **problem.execution)
+        self._is_on_device = explanation.backend not in ("cpu", "reference")
         if not self._is_on_device:
             if self._caches_logits:
                 self._logits = np.empty((len(input), len(weight)), self._losses.dtype)
@@ -179,14 +180,15 @@ class HostChunk(RowChunk):
         write_summands(self._part, self.maxima, 0.0, self.sums)
 
     def finish(self) -> None:
-        self._rows = RowStatistics(self.maxima, self.sums, 1)
         with np.errstate(all="ignore"):
+            self._rows = RowStatistics(self.maxima, self.sums, 1)
             self._losses[...] = self._rows.negative_log_prob()[:, 0]
+            vectors = self.maxima, 1 + self._rows.numbers[1], self._problem.grad
+            #: What the operator takes of each row: the maximum, the sum of exponentials, and the upstream gradient.
+            self._accumulators = [each.astype(self._losses.dtype) for each in vectors]
         gradients = self._gradients
         if not len(self._problem.weight) or (gradients.input_grad is None and gradients.weight_grad is None):
             return
-        dtype = self._losses.dtype
-        self._accumulators = self.maxima.astype(dtype), (1 + self._rows.numbers[1]).astype(dtype)
         if self._logits is not None:
             self._make_probabilities(self._logits)
         for block in range(gradients.vocab_blocks):
@@ -194,10 +196,11 @@ class HostChunk(RowChunk):
 
     def _make_probabilities(self, logits: NDArray) -> None:
         """Turn the cached logits into probabilities, and those of targets into p - 1 with the digits of 1 - p."""
-        _linear_python.probabilities(logits, *self._accumulators, logits, self._backend.threads)
+        maxima, sums, _ = self._accumulators
+        _linear_python.probabilities(logits, maxima, sums, logits, self._backend.threads)
         with np.errstate(all="ignore"):
             complement = self._rows.one_minus_prob()[:, 0]
-        logits[self._is_here, self._place[self._is_here]] = -complement[self._is_here]
+            logits[self._is_here, self._place[self._is_here]] = -complement[self._is_here]
 
     def _add_gradients(self, entries: slice) -> None:
         """Add the gradients through one vocabulary block of this rank to the totals.
@@ -234,13 +237,13 @@ class HostChunk(RowChunk):
 
     def _compute_by_operator(self, entries: slice, parts: dict[str, NDArray | None]) -> None:
         """Compute the gradients through one vocabulary block from the cached probabilities, or on a device."""
-        problem, (maxima, sums) = self._problem, self._accumulators
+        problem, (maxima, sums, grad) = self._problem, self._accumulators
         # Cached probabilities have the targets subtracted.
         elsewhere = (
             ~self._is_here | (self._place < entries.start) | (self._place >= entries.stop) | (self._logits is not None)
         )
         ops.fused_linear_cross_entropy_loss_grad(
-            problem.grad.astype(maxima.dtype),
+            grad,
             problem.input,
             problem.weight[entries],
             elsewhere,
