@@ -41,6 +41,7 @@ class DeviceShard(Shard):
         #: Columns: each row's sum of exponentials, and the logit of its target.
         self._sums = np.zeros((rows, 2), self.accumulator)
         self._sums_of_ranks = VectorSums(self._ranks, self._sums.size, self.accumulator, self._a["deterministic"])
+        self._losses = np.empty(rows, self.accumulator)
         self._grad = np.zeros(rows, self.accumulator)
 
     def _allocate(self, share: Share, weight_grad: Any) -> None:

@@ -95,7 +95,6 @@ class Shard:
 
         # The arrays of collective operations are allocated before the first one: a rank that lacks memory can say so.
         self._allocate_rows(len(self.target))
-        self._losses = np.empty(len(self.target), self.accumulator)
         #: The sum for the input's gradient: a `MatrixSum`, or a `DeviceMatrixSum` for arrays on a device.
         self.input_sum: Any = None
         self._weight_grad: Any = None
@@ -108,6 +107,7 @@ class Shard:
         #: As `write_summands` writes them.
         self._sums = np.zeros((rows, NUMBERS + 1))
         self._sums_of_ranks = VectorSums(self._ranks, self._sums.size, np.float64, self._a["deterministic"])
+        self._losses = np.empty(rows, self.accumulator)
         #: The upstream gradient of each row.
         self._grad = np.zeros(rows)
 
