@@ -24,7 +24,7 @@ from .device_sums import DeviceMatrixSum, device_matrix_sum
 from .option_shard import OptionShard
 from .row_chunk import ChunkProblem, ChunkStatistics, RowChunk
 from .shard import Shard
-from .sums import Share
+from .sums import Share, VectorSums
 
 
 class DeviceShard(Shard):
@@ -34,6 +34,15 @@ class DeviceShard(Shard):
     """
 
     memory = "on a device"
+
+    def _allocate_rows(self, rows: int) -> None:
+        """Allocate the arrays with some numbers for each row, in the dtype of the device's statistics."""
+        self._maxima = np.zeros(rows, self.accumulator)
+        #: Columns: each row's sum of exponentials, and the logit of its target.
+        self._sums = np.zeros((rows, 2), self.accumulator)
+        self._sums_of_ranks = VectorSums(self._ranks, self._sums.size, self.accumulator, self._a["deterministic"])
+        self._losses = np.empty(rows, self.accumulator)
+        self._grad = np.zeros(rows, self.accumulator)
 
     def _allocate(self, share: Share, weight_grad: Any) -> None:
         self._device_target: DeviceArray = self._a[self._names[2]]
@@ -107,11 +116,32 @@ class DeviceChunk(RowChunk):
         self._output_mask = output_mask
         self.gradients: tuple[DeviceArray | None, DeviceArray | None] = None, None
 
+    def find_statistics(self) -> None:
+        rows = len(self.maxima)
+        if self._problem.weight.shape[0]:
+            self._compute_statistics()
+        else:
+            self._largest, self._elsewhere = np.full(rows, -np.inf, self.maxima.dtype), np.ones(rows, np.bool_)
+        # NaN becomes -inf: engines disagree on max(NaN, number). The sum of exponentials is NaN in any case.
+        self.maxima[...] = np.where(np.isnan(self._largest), -np.inf, self._largest)
+
+    def relate_to_global_maxima(self) -> None:
+        sums, predicted = self.sums.T
+        # Rows whose logits are all -inf on this rank but not on every rank: this rank adds nothing to their sums.
+        nothing = (self._largest == -np.inf) & (self.maxima != -np.inf)
+        with np.errstate(all="ignore"):
+            shift = self._largest - self.maxima
+            sums *= np.exp(shift)
+            predicted += shift
+        sums[nothing], predicted[nothing] = 0, -np.inf
+        predicted[self._elsewhere] = 0
+
     def _to_device(self, array: NDArray) -> Any:
         """Return a copy on the input's device."""
         return copy_to_device_of(array, self._problem.input)
 
     def _compute_statistics(self) -> None:
+        """Set the row maxima, the sums and the rows whose target is on another rank."""
         problem = self._problem
         found: Any = ops.fused_linear_online_max_sum(
             problem.input,

@@ -11,11 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import _linear_python, arrays
-from .._dispatch import requested
-from ..arguments import thread_count
-from ..backends import reference
-from ..contract.linear import LOSS_DEFAULTS
+from .. import arrays
 from ..contract.parallel import OUTPUT_GRADIENTS, given_over_ranks
 from ..errors import BackendUnavailableError
 from ..results import LinearCrossEntropy, with_outputs
@@ -23,9 +19,9 @@ from .agreement import Attempt
 from .communicators import Collectives
 from .row_statistics import (
     NUMBERS,
-    PartStatistics,
     RowStatistics,
     candidates,
+    comparable_maxima,
     empty_part,
     predicted,
     write_summands,
@@ -75,12 +71,11 @@ class OptionShard(Shard):
         self._rounded_bias_grad: NDArray | None = None
         if wanted:
             self._rounded_bias_grad = np.zeros(len(self.weight), arrays.native(self._a["bias"].dtype))
-        backend, source = requested(self._execution["backend"], self._call.operator)
+        backend, source = self._requested
         if backend not in ("auto", "cpu", "reference"):
             reason = f"{self._given[0]}: over ranks, a loss with options is computed on the host"
             message = f"backend {backend!r} ({source}) cannot compute this call: {reason}"
             raise BackendUnavailableError(message, operator=self._operator)
-        self._is_reference = backend == "reference"
 
     # -- agreement between the ranks --
 
@@ -162,15 +157,11 @@ class OptionShard(Shard):
         return self._a["reduction"] == "mean" and self._a["denominator"] is None
 
     def _part_options(self) -> dict[str, Any]:
-        """Return the options as functions for parts of a vocabulary accept them."""
-        names = (*LOSS_DEFAULTS, *OUTPUT_GRADIENTS, "reduction", "ignore_index", "filter_eps")
-        options = {name: self._a[name] for name in names}
         needs_entropy = "entropy" in self._outputs or "grad_entropy" in self._vectors
         return {
-            **options,
+            **super()._part_options(),
             **self._vectors,
             "grad_loss": np.atleast_1d(_wide(self._a["grad_loss"])),
-            "vocab_start_index": self.start,
             "with_more": self._needs_predicted or needs_entropy,
             "with_outputs": bool(self._outputs) or any(name in self._vectors for name in OUTPUT_GRADIENTS),
         }
@@ -178,19 +169,8 @@ class OptionShard(Shard):
     def _find_statistics(self) -> None:
         """Compute the statistics of this rank's logits."""
         if self.weight.shape[0] and len(self.target):
-            arguments = self.input, self.weight, self.target, self._part_options()
-            if self._is_reference:
-                found = reference.part_statistics(*arguments)
-            else:
-                found = _linear_python.part_statistics(*arguments, self._a["workspace_bytes"] or 0, self._threads)
-            self._part = PartStatistics(*found)
-        # NaN becomes -inf: engines disagree on max(NaN, number). The rest is NaN in any case.
-        maximum = self._part.numbers[0]
-        self._maxima[...] = np.where(np.isnan(maximum), -np.inf, maximum)
-
-    @property
-    def _threads(self) -> int:
-        return thread_count(self._execution["num_threads"], self._operator)
+            self._part = self._backend.statistics(self.input, self.weight, self.target, self._part_options())
+        self._maxima[...] = comparable_maxima(self._part)
 
     def _find_candidates(self) -> None:
         """Find this rank's candidates for the predicted entries. A rank without vocabulary entries has none."""
@@ -303,17 +283,8 @@ class OptionShard(Shard):
             "class_sum": self._class_sum if self._a["label_smoothing"] else 0.0,  # it may be infinite
             "denominators": tuple(self._denominators.tolist()),
         }
-        arguments = self.input, self.weight, self.target, options, self._rows.numbers
-        if self._is_reference:
-            reference.part_gradients(*arguments, self._target_weights, results)
-            return
-        _linear_python.part_gradients(
-            *arguments,
-            self._rows.target_logits,
-            np.ascontiguousarray(self._target_weights),
-            results,
-            self._a["workspace_bytes"] or 0,
-            self._threads,
+        self._backend.gradients(
+            self.input, self.weight, self.target, options, self._rows, self._target_weights, results
         )
 
 

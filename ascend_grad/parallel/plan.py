@@ -13,6 +13,10 @@ import numpy as np
 
 #: Minimum number of rows of a chunk. With fewer, the additions to the weight's gradient would take notable time.
 CHUNK_ROWS = 512
+#: Minimum number of features for which logits of 16-bit inputs are cached, in float32. With fewer, it is faster to
+#: compute them again than to write and read them. With AVX-512 and products in float32, 256 features were measured to
+#: make no difference. Products of pairs of bfloat16 may be twice as fast.
+MIN_FEATURES_TO_CACHE_16_BITS = 512
 #: Number of chunks that is enough to hide communication.
 OVERLAPPING_CHUNKS = 4
 #: Maximum number of chunks and of vocabulary blocks: their gradients are added without compensation.
@@ -39,11 +43,12 @@ def find_capacity(
 ) -> Capacity:
     """Return the capacity of this rank's workspace. `weight_grad_dtype` None: that gradient is not requested.
 
-    Logits are cached in the dtype of the inputs, so only if it is the accumulator's: rounded logits lose accuracy.
-    Weight gradients of 16 bits are summed in a temporary array.
+    Logits are cached in the accumulator's dtype. Weight gradients of 16 bits are summed in a temporary array.
     """
     entries, features = weight_shape
-    cached_rows = min(rows, workspace // max(1, entries * accumulator.itemsize)) if dtype == accumulator else 0
+    cached_rows = min(rows, workspace // max(1, entries * accumulator.itemsize))
+    if dtype != accumulator and features < MIN_FEATURES_TO_CACHE_16_BITS:
+        cached_rows = 0
     needs_array = weight_grad_dtype not in (None, accumulator)
     if needs_array and entries * features * accumulator.itemsize > workspace:
         return Capacity(cached_rows, 1)

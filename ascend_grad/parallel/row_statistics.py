@@ -31,6 +31,15 @@ def empty_part(rows: int, targets: int) -> PartStatistics:
     return PartStatistics(numbers, np.zeros(rows, np.int64), np.zeros((rows, targets)))
 
 
+def comparable_maxima(part: PartStatistics) -> NDArray:
+    """Return this rank's maxima without NaN, which becomes -inf: engines disagree on max(NaN, number).
+
+    The rest of such a row is NaN on this rank, and so it is on every rank after the sum.
+    """
+    maximum = part.numbers[0]
+    return np.where(np.isnan(maximum), -np.inf, maximum)
+
+
 #: Columns of the sums over ranks before the targets' columns.
 NUMBERS = 4
 
@@ -108,6 +117,11 @@ class RowStatistics:
     def negative_log_prob(self) -> NDArray:
         """Return the negative log-probabilities of the targets, shape (BT, targets of a row)."""
         return self.log_sum[:, None] + (self.numbers[0][:, None] - self.target_logits)
+
+    def one_minus_prob(self) -> NDArray:
+        """Return 1 - p of the targets, shape (BT, targets of a row)."""
+        rest = self.numbers[1][:, None]
+        return (rest - np.expm1(self.target_logits - self.numbers[0][:, None])) / (1 + rest)
 
     def smoothed_sum(self, class_sum: float) -> NDArray:
         """Return the sum of ``c_v (lse - z_v)`` of each row."""

@@ -1,8 +1,7 @@
 """The loss of some tokens over a vocabulary that is split over ranks.
 
 Each rank computes the row statistics of its logits, and two collective operations combine them. Each rank then computes
-the gradients of its part, and the input gradients are summed over the ranks. The three operators that devices have do
-the arithmetic.
+the gradients of its part, and the input gradients are summed over the ranks.
 """
 
 from __future__ import annotations
@@ -19,13 +18,17 @@ from .._call import Call
 from .._dispatch import requested
 from .._linear_python import default_workspace_bytes
 from ..arguments import MAX_INDEX, integer, shown, thread_count
+from ..contract.linear import LOSS_DEFAULTS
+from ..contract.parallel import OUTPUT_GRADIENTS
 from ..errors import ParamInvalidError, ParamTypeError
 from ..results import LinearCrossEntropy
 from .agreement import Attempt, check_agreement
 from .communicators import Collectives
+from .part_backend import PartBackend
 from .plan import Capacity, common_chunks, find_capacity, vocab_blocks
 from .ranges import vocab_range
 from .row_chunk import ChunkGradients, ChunkProblem, ChunkStatistics, HostChunk, RowChunk
+from .row_statistics import NUMBERS
 from .sums import MatrixSum, Share, VectorSums
 
 
@@ -72,8 +75,11 @@ class Shard:
         self.input, self.weight, target = (call.arguments[name] for name in self._names)
         self._a = call.arguments
         self._gradient_options = {name: call.arguments[name] for name in ("workspace_bytes", "filter_eps")}
-        requested(execution["backend"], call.operator)  # a rank without weight rows calls no operator
-        thread_count(execution["num_threads"], self._operator)
+        # A rank without weight rows calls no operator, which would check these arguments.
+        self._requested = requested(execution["backend"], call.operator)
+        threads = thread_count(execution["num_threads"], self._operator)
+        #: The backend of calls, or of row chunks, that no device computes.
+        self._backend = PartBackend(self._requested[0] == "reference", self._a["workspace_bytes"] or 0, threads)
         self._execution = execution
         self._ranks = ranks
         self._start_index = _index(vocab_start_index, "vocab_start_index", self._operator)
@@ -97,13 +103,13 @@ class Shard:
 
     def _allocate_rows(self, rows: int) -> None:
         """Allocate the arrays with some numbers for each row."""
-        self._maxima = np.zeros(rows, self.accumulator)
-        #: Columns: each row's sum of exponentials, and the logit of its target.
-        self._sums = np.zeros((rows, 2), self.accumulator)
+        self._maxima = np.zeros(rows)
+        #: As `write_summands` writes them.
+        self._sums = np.zeros((rows, NUMBERS + 1))
+        self._sums_of_ranks = VectorSums(self._ranks, self._sums.size, np.float64, self._a["deterministic"])
         self._losses = np.empty(rows, self.accumulator)
         #: The upstream gradient of each row.
-        self._grad = np.zeros(rows, self.accumulator)
-        self._sums_of_ranks = VectorSums(self._ranks, self._sums.size, self.accumulator, self._a["deterministic"])
+        self._grad = np.zeros(rows)
 
     @property
     def wanted(self) -> list[bool]:
@@ -247,8 +253,16 @@ class Shard:
             adds_weight_grad=rows.start > 0,
             vocab_blocks=self._vocab_blocks,
         )
+        options = {**self._part_options(), "grad_loss": self._grad[rows], "vocab": self.vocab_size}
         caches_logits = rows.stop - rows.start <= self._capacity.cached_rows
-        self._run_chunk(attempt, HostChunk(problem, self._statistics(rows), gradients, caches_logits))
+        chunk = HostChunk(problem, self._statistics(rows), gradients, options, self._backend, caches_logits)
+        self._run_chunk(attempt, chunk)
+
+    def _part_options(self) -> dict[str, Any]:
+        """Return the options as functions for parts of a vocabulary accept them."""
+        names = (*LOSS_DEFAULTS, *OUTPUT_GRADIENTS, "reduction", "ignore_index", "filter_eps")
+        more = {"vocab_start_index": self.start, "with_more": False, "with_outputs": False}
+        return {**{name: self._a[name] for name in names}, **more}
 
     def _statistics(self, rows: slice) -> ChunkStatistics:
         return ChunkStatistics(self._maxima[rows], self._sums[rows], self._losses[rows])

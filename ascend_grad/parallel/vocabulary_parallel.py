@@ -152,22 +152,24 @@ def linear_cross_entropy(
 
     If one rank raises an exception, every rank raises one. Exceptions of the engine itself (a rank died) are passed on.
 
-    Numbers are transferred in float32 (float64), never in 16 bits. One call makes these collective operations:
+    One call makes these collective operations:
 
     - a gathering of 1024 bytes from each rank, to compare the arguments;
-    - the maximum of BT numbers, and the sum of 2 BT numbers, per row chunk;
-    - the sum of BT H numbers. If every rank gets the whole sum and `deterministic` is False, it is made per row
-      chunk, too: the gradients of one chunk are transferred while the next chunk is computed.
+    - the maximum of BT numbers, and the sum of 5 BT numbers, in float64, per row chunk;
+    - the sum of BT H numbers in float32 (float64). If every rank gets the whole sum and `deterministic` is False, it is
+      made per row chunk, too: the gradients of one chunk are transferred while the next chunk is computed.
 
-    On devices all rows are one chunk.
+    For arrays on devices all rows are one chunk, and the statistics are the maximum of BT numbers and the sum of 2 BT
+    numbers in float32.
 
-    Calls with options are computed on the host. All rows are one chunk, logits are computed twice, and the statistics
-    of rows are combined in float64. Losses, log-probabilities, entropies and the gradient at the target keep their
-    digits where a target is almost certain. A call without options loses these digits. Instead of the operations for
-    row chunks, a call with options makes these collective operations in float64:
+    Calls with options are computed on the host. All rows are one chunk, and logits are computed twice. The statistics
+    of rows are these, in float64:
 
     - the maximum of BT numbers, twice if ``"predicted"`` or ``"correct"`` is requested;
     - the sum of BT (4 + K) numbers, K being the number of targets of a row, or BT (4 + 2 K) with `class_weight`.
+
+    Losses, log-probabilities, entropies and the gradient at the target keep a relative error of 1e-4 where a target is
+    almost certain, down to 1 - p = 1e-12, unless a device computes the statistics of rows.
 
     Examples
     --------

@@ -20,7 +20,7 @@ class Case(NamedTuple):
 
     @property
     def split_flops(self) -> float:
-        """Return the number of operations of all ranks together, which compute 16-bit logits twice."""
+        """Return the number of operations of all ranks together, if 16-bit logits do not fit into the workspace."""
         return self.flops if self.dtype in ("float32", "float64") else self.flops * 4 / 3
 
     @property

@@ -16,8 +16,10 @@ from ascend_grad.parallel.agreement import CARD_BYTES
 
 from .cases import Case
 
-#: Bytes of a number in a message (float32).
+#: Bytes of a number of a gradient in a message (float32).
 NUMBER_BYTES = 4
+#: Bytes of the maximum of a row in a message, and of its sums (float64).
+MAXIMUM_BYTES, SUMS_BYTES = 8, 40
 
 
 class Network(NamedTuple):
@@ -68,8 +70,8 @@ def step(case: Case, size: int, rate: float, network: Network) -> Step:
         return Step(case.flops / rate, 0.0)
     communication = all_gather(network, size, CARD_BYTES) + all_reduce(network, size, NUMBER_BYTES * case.summed)
     if case.split == "vocabulary":
-        rows = case.shape[0] * NUMBER_BYTES
-        communication += all_reduce(network, size, rows) + all_reduce(network, size, 2 * rows)
+        rows = case.shape[0]
+        communication += all_reduce(network, size, MAXIMUM_BYTES * rows) + all_reduce(network, size, SUMS_BYTES * rows)
     else:
         communication += all_reduce(network, size, 16)
     return Step(case.split_flops / size / rate, communication)

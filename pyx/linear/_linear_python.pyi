@@ -76,6 +76,7 @@ def part_statistics(
     weight: np.ndarray,
     target: np.ndarray,
     options: dict[str, Any],
+    to_logits: np.ndarray | None,
     workspace_bytes: int,
     num_threads: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]: ...

@@ -381,7 +381,8 @@ cdef Loss part_of(cnp.ndarray input, cnp.ndarray weight, cnp.ndarray target, dic
 
 
 def part_statistics(
-    cnp.ndarray input, cnp.ndarray weight, cnp.ndarray target, dict options, Py_ssize_t workspace_bytes, int num_threads
+    cnp.ndarray input, cnp.ndarray weight, cnp.ndarray target, dict options, cnp.ndarray to_logits,
+    Py_ssize_t workspace_bytes, int num_threads
 ):
     """Compute and return the statistics of the logits of a part of a vocabulary.
 
@@ -391,6 +392,8 @@ def part_statistics(
         As in `loss_and_gradients`. Further: `with_more`, whether moments and first maxima are requested; `with_outputs`,
         whether rows of token weight 0 have statistics; `grad_lse`, `grad_log_prob` and `grad_entropy`, the upstream
         gradients of outputs, vectors of float64 or None.
+    to_logits : ndarray, shape (BT, V), or None
+        Receives the logits of the rows that are not ignored, in the dtype of `input`. None: not requested.
 
     Returns
     -------
@@ -408,6 +411,7 @@ def part_statistics(
     cdef int64_t[::1] entries = argmax
     cdef cnp.ndarray target_logits = logits
     cdef bint is_double = x.p.dtype == AG_FLOAT64
+    x.p.logits = matrix(to_logits)
     _vectors = solve_loss(&x, workspace_bytes, num_threads)
     memcpy(cnp.PyArray_DATA(target_logits), x.p.target_logits, n * x.target_count * sizeof(double))
     for i in range(n):

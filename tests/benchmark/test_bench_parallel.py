@@ -43,7 +43,7 @@ def test_what_two_ranks_send():
     """Each of two ranks sends a message with half of its summands, and a message with the sum of the other half."""
     vocabulary, tokens = Case((10, 20, 30), "float32", "vocabulary"), Case((10, 20, 30), "float32", "tokens")
     card = 1e-3 + 1024 / 1e6
-    statistics = 2 * 2e-3 + (4 * 10 + 8 * 10) / 1e6
+    statistics = 2 * 2e-3 + (8 * 10 + 40 * 10) / 1e6
     assert cost.step(vocabulary, 2, RATE, NETWORK).communication == pytest.approx(card + statistics + 2e-3 + 1200 / 1e6)
     assert cost.step(tokens, 2, RATE, NETWORK).communication == pytest.approx(
         card + 2e-3 + 16 / 1e6 + 2e-3 + 2400 / 1e6

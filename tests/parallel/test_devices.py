@@ -14,6 +14,7 @@ from thread_ranks import on_grid, on_ranks, returned
 import ascend_grad as ag
 from ascend_grad import parallel
 from ascend_grad.npu import asarray
+from ascend_grad.parallel import part_backend, plan
 
 pytestmark = pytest.mark.usefixtures("device")
 
@@ -82,6 +83,27 @@ def test_edges(device_engine, shape, cuts, token_cuts, reduction):
     problem = whole(shape, "float16", reduction=reduction)
     check_vocabulary(device_engine, problem, cuts)
     check_tokens(device_engine, problem, token_cuts)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("chunk_rows", [512, 9])
+def test_arrays_of_the_host(device_engine, monkeypatch, dtype, chunk_rows):
+    """The device's operators compute arrays of the host, in row chunks and vocabulary blocks."""
+
+    def on_the_host(*args):
+        raise AssertionError
+
+    for name in ("part_statistics", "part_gradients"):
+        monkeypatch.setattr(part_backend._linear_python, name, on_the_host)
+    monkeypatch.setattr(plan, "CHUNK_ROWS", chunk_rows)
+    monkeypatch.setattr(plan, "VOCAB_BLOCK_SHARE", 1 << 20)
+    problem, cuts = whole((33, 50, 17), dtype), [0, 17, 17, 50]
+    for backend in ("auto", "npu"):
+        results = returned(
+            on_ranks(3, lambda comm, backend=backend: vocabulary_rank(problem, cuts, comm, backend=backend))
+        )
+        for each in of_vocabulary(results):
+            device_engine.assert_solved(problem, each)
 
 
 @pytest.mark.parametrize("mask", [(True, False), (False, True), (False, False)])

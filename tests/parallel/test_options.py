@@ -17,7 +17,7 @@ from thread_ranks import Group, on_grid, on_ranks
 
 import ascend_grad as ag
 from ascend_grad import parallel
-from ascend_grad.parallel import agreement, data_parallel, option_shard, row_statistics, shard, sums
+from ascend_grad.parallel import agreement, data_parallel, option_shard, part_backend, row_statistics, shard, sums
 
 SHAPE, CUTS, ROWS = Shape(41, 50, 20), [0, 17, 17, 45, 50], [0, 11, 11, 41]
 SHARES = (True, False, "scatter")
@@ -33,7 +33,7 @@ def arguments(option, dtype="float32", reduction="mean", shape=SHAPE):
 
 @pytest.mark.parametrize("option", GIVEN)
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
-def test_a_vocabulary_over_ranks(option, dtype, backend):
+def test_vocabulary_parallel(option, dtype, backend):
     for reduction in ("mean", "none"):
         a = arguments(option, dtype, reduction)
         for each in whole_with_options(with_options(a, CUTS, backend=backend)):
@@ -252,7 +252,7 @@ def test_an_infinite_class_without_token_weight(backend):
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_a_vocabulary_without_entries(smoothing, reduction):
+def test_vocabulary_parallel_without_entries(smoothing, reduction):
     """All rows are ignored, and the results are those of the undivided problem."""
     call = {"input": np.ones((3, 2)), "weight": np.ones((0, 2)), "target": np.full(3, -100), "reduction": reduction}
     call |= {"label_smoothing": smoothing, "bias": np.zeros(0), "outputs": EVERY}
@@ -310,7 +310,7 @@ def failing(monkeypatch):
     """Return a function that makes a step raise an error in the thread of one rank."""
 
     def patch(step, rank, error):
-        module = option_shard._linear_python if step.startswith("part_") else option_shard
+        module = part_backend._linear_python if step.startswith("part_") else option_shard
         original = getattr(module, step)
 
         def stepped(*args):

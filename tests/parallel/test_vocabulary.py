@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from linear_samples import KINDS
-from parallel_samples import even_cuts, of_vocabulary, vocabulary_rank, whole
-from samples import DTYPES, assert_identical
+from parallel_samples import even_cuts, of_vocabulary, vocabulary_rank, whole, whole_with_options, with_options
+from samples import DTYPES, assert_identical, generator
 from thread_ranks import Group, on_ranks, returned
 
 import ascend_grad as ag
 from ascend_grad import parallel
-from ascend_grad.parallel import plan, row_chunk, shard
+from ascend_grad.parallel import part_backend, plan, shard
 
 SHARES = (True, False, "scatter")
 
@@ -110,6 +110,42 @@ def test_logits_that_are_no_finite_numbers(dtype):
                             np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
 
 
+def nearly_certain(dtype, entries):
+    """Return logits (BT, entries) with targets whose 1 - p is from 0.3 down to 1e-14, and this 1 - p in longdouble."""
+    distances = np.repeat([4.5, 6, 8, 12, 16, 20, 24, 28, 33, 37], 3)
+    target = np.tile([0, entries // 2, entries - 1], 10)
+    logits = generator("nearly certain", entries).integers(-80, -70, (30, entries)) / 4
+    logits[np.arange(30), target] = logits.max(-1) + distances
+    exact = logits.astype(np.longdouble)
+    terms = np.exp(exact - exact[np.arange(30), target][:, None])
+    terms[np.arange(30), target] = 0
+    rest = terms.sum(-1)
+    return logits.astype(DTYPES[dtype]), target, rest / (1 + rest)
+
+
+@pytest.mark.parametrize("cuts", [[0, 90], [0, 45, 90], [0, 1, 89, 90]])
+@pytest.mark.parametrize("are_cached", [True, False])
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_nearly_certain_targets(monkeypatch, dtype, cuts, are_cached, backend):
+    """Losses and the gradient at the target keep a relative error of 1e-4, with logits cached or computed twice."""
+    if are_cached:
+        monkeypatch.setattr(plan, "MIN_FEATURES_TO_CACHE_16_BITS", 0)
+    else:
+        small_workspace(monkeypatch, 1000, 7)
+    logits, target, complement = nearly_certain(dtype, cuts[-1])
+    tokens = len(target)
+    losses = -np.log1p(-complement)
+    # Every token has a feature of its own, so that weight_grad holds the gradient with respect to its logits.
+    call = {"input": np.eye(tokens).astype(DTYPES[dtype]), "weight": np.ascontiguousarray(logits.T), "target": target}
+    absolute, relative = {"float16": (2**-24, 2**-10), "bfloat16": (0, 2**-7)}.get(dtype, (0, 0))
+    for reduction, right in {"mean": losses.mean(), "sum": losses.sum(), "none": losses}.items():
+        grad = complement / (tokens if reduction == "mean" else 1)
+        for each in whole_with_options(with_options(call, cuts, reduction=reduction, backend=backend)):
+            np.testing.assert_allclose(each.loss, right.astype(float), rtol=1e-4)
+            at_target = -each.weight_grad[target, np.arange(tokens)].astype(float)
+            np.testing.assert_allclose(at_target, grad.astype(float), rtol=1e-4 + relative, atol=absolute)
+
+
 @st.composite
 def problems(draw):
     shape = draw(st.integers(0, 40)), draw(st.integers(0, 60)), draw(st.integers(0, 20))
@@ -121,11 +157,17 @@ def problems(draw):
     return problem, cuts
 
 
-@given(problems(), st.sampled_from(SHARES), st.booleans(), st.integers(1, 40), st.integers(1, 10**5), st.booleans())
+@given(
+    problems(), st.sampled_from(SHARES), st.booleans(), st.integers(1, 40), st.integers(1, 10**5), st.integers(0, 20),
+    st.booleans(),
+)  # fmt: skip
 @settings(max_examples=100)
-def test_any_problem(default_engine, monkeypatch, drawn, share, deterministic, chunk_rows, workspace, with_indices):
+def test_any_problem(
+    default_engine, monkeypatch, drawn, share, deterministic, chunk_rows, workspace, features, with_indices
+):
     problem, cuts = drawn
     small_workspace(monkeypatch, workspace, chunk_rows)
+    monkeypatch.setattr(plan, "MIN_FEATURES_TO_CACHE_16_BITS", features)
 
     def work(comm):
         indices = {"vocab_start_index": cuts[comm.rank], "vocab_size": cuts[-1]} if with_indices else {}
@@ -198,11 +240,11 @@ def operations(problem, cuts, **options):
 def test_operations():
     """Calls make the documented collective operations, with the documented sizes."""
     problem, cuts = whole((40, 12, 3), "float32"), [0, 5, 12]
-    statistics = [("max", (40,)), ("sum", (40, 2))]
+    statistics = [("max", (40,)), ("sum", (40, 5))]
     assert operations(problem, cuts) == [*statistics, ("sum", (121,))]
     assert operations(problem, cuts, return_grad=False) == [*statistics, ("sum", (1,))]
     assert operations(problem, cuts, reduce_input_grad=False) == [*statistics, ("sum", (1,))]
-    gathered = [statistics[0], ("allgather", (40, 2)), ("sum", (1,))]
+    gathered = [statistics[0], ("allgather", (40, 5)), ("sum", (1,))]
     parts = [("allgather", (20, 3))] * 3
     assert operations(problem, cuts, deterministic=True) == [*gathered, *parts, ("sum", (1,))]
     assert operations(problem, cuts, deterministic=True, reduce_input_grad="scatter") == [*gathered, *parts[:2]]
@@ -214,7 +256,7 @@ def test_row_chunks(monkeypatch, chunk_rows, chunks):
     monkeypatch.setattr(plan, "CHUNK_ROWS", chunk_rows)
     expected = []
     for rows in chunks:
-        expected += [("max", (rows,)), ("sum", (rows, 2)), ("sum", (3 * rows,))]
+        expected += [("max", (rows,)), ("sum", (rows, 5)), ("sum", (3 * rows,))]
     expected[-1] = ("sum", (3 * chunks[-1] + 1,))
     assert operations(whole((40, 12, 3), "float32"), [0, 5, 12]) == expected
 
@@ -232,22 +274,27 @@ def small_workspace(monkeypatch, size, chunk_rows):
         (4000, "float32", {(100, 10, True), (50, 10, True)}),
         (1600, "float32", {(100, 30, False), (50, 30, False)}),  # 4 rows of logits are too few for a chunk
         (12000, "float64", {(100, 15, True), (50, 15, True)}),
-        (10**6, "bfloat16", {(100, 30, False), (50, 30, False)}),  # cached logits would be rounded
+        (12000, "bfloat16", {(100, 30, True), (50, 30, True)}),  # logits of 16 bits are cached in float32
+        (4000, "float16", {(100, 10, True), (50, 10, True)}),
     ],
 )
 def test_logits_are_kept_where_there_is_room(default_engine, monkeypatch, size, dtype, expected):
     """Logits of a row chunk are cached if they fit on the rank with the most vocabulary entries."""
     kept = set()
-    original = row_chunk.ops.fused_linear_online_max_sum
+    original = part_backend._linear_python.part_statistics
 
-    def operator(*args, **kwargs):
-        kept.add((len(args[1]), len(args[0]), kwargs["return_logits"]))
-        return original(*args, **kwargs)
+    def statistics(input, weight, target, options, logits, *args):
+        kept.add((len(weight), len(input), logits is not None))
+        return original(input, weight, target, options, logits, *args)
 
-    monkeypatch.setattr(row_chunk.ops, "fused_linear_online_max_sum", operator)
+    monkeypatch.setattr(part_backend._linear_python, "part_statistics", statistics)
     small_workspace(monkeypatch, size, 10)
-    check(default_engine, whole((30, 150, 7), dtype), [0, 100, 150], "scatter")
-    assert kept == expected
+    problem, is_wide = whole((30, 150, 7), dtype), dtype in ("float32", "float64")
+    for least, is_cached in ((7, True), (8, is_wide)):
+        monkeypatch.setattr(plan, "MIN_FEATURES_TO_CACHE_16_BITS", least)
+        kept.clear()
+        check(default_engine, problem, [0, 100, 150], "scatter")
+        assert kept == (expected if is_cached else {(100, 30, False), (50, 30, False)})
 
 
 def test_weight_gradients_of_16_bits_need_room_to_be_added_up(monkeypatch, dtype):

@@ -181,7 +181,7 @@ def killed(engine: Engine) -> Any:
     """Make calls in which the last rank dies."""
     problem = whole((9, 20, 4), "float32")
     if engine.rank == engine.size - 1:
-        row_chunk.ops.fused_linear_online_max_sum = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+        row_chunk.PartBackend.statistics = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     return vocabulary_rank(problem, even_cuts(20, engine.size), engine.comm)
 
 
