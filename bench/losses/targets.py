@@ -13,7 +13,7 @@ from .results import LossResults
 
 #: Least number of classes of a large vocabulary.
 LARGE_VOCABULARY = 32000
-#: Share of the plain loss's speed from which on an output counts as free: two runs of the same call differ by 3 %.
+#: Speed relative to the plain loss from which on an output counts as free. The rest is allowed for noise.
 FREE = 0.97
 
 

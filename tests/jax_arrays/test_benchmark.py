@@ -14,7 +14,7 @@ from ascend_grad.bench.results import OWN
 CASE = RelativeCase(JAX, COMPILED, "float32", (5, 11, 3))
 
 
-@pytest.mark.parametrize("dtype", cases.OPTION_DTYPES)
+@pytest.mark.parametrize("dtype", cases.COMPILED_DTYPES)
 def test_the_compiled_loss_is_measured(dtype, monkeypatch):
     monkeypatch.setattr(timing, "WARM_UP", 1e-6)
     for name in ("LOOP", "PAUSE"):
