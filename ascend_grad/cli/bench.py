@@ -43,7 +43,7 @@ all compared with PyTorch's. About ten minutes, up to 6 GB.
 --losses times `cross_entropy` with its gradient, with options and on random problems, compared with NumPy's formula and
 with PyTorch's forward and backward. Then it times the linear loss with options and outputs, the largest
 log-probabilities, and the loss compiled by JAX: "relative speed" is the time of the plain loss, of the statistics or of
-the call of arrays, as a fraction of the time of the call. About ten minutes, up to 6 GB.
+the call of arrays, as a fraction of the time of the call. About ten minutes, up to 3 GB.
 
 --grid COUNT draws random problems: operators, ranks, shapes, dims, layouts in memory, dtypes, the place of the result.
 A measurement is the least time of several turns. Every problem is measured twice, with other problems in between, and

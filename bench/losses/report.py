@@ -17,7 +17,7 @@ from .targets import LARGE_VOCABULARY
 
 #: The sides beside this library's, by the titles of their columns.
 SIDES = {name: RIVALS[name] for name in ("NumPy", "NumPy, widened", "torch")}
-#: The blocks of the loss of logits, with their captions.
+#: The tables by name of the block, with their captions.
 CAPTIONS = {
     "loss_rows": "Times in ms, and how many times as long others take (*: at a limit of the machine):",
     "loss_lost": "Where NumPy or PyTorch is faster:",
@@ -26,6 +26,7 @@ CAPTIONS = {
         "is slower (< 1), and by more than a tenth (< 0.9):"
     ),
     "loss_worst": "Random problems that are lowest against PyTorch (times in ms):",
+    "loss_linear": "Times in ms; the relative speed is the time of the other call as a share of ours:",
 }
 
 
@@ -63,10 +64,7 @@ def drawn_block(rows: Sequence[Row[RowwiseProblem]]) -> str:
 
 
 def linear_block(rows: Sequence[Row[RelativeCase]]) -> str:
-    """Make a table of calls for a linear layer: the times of both calls, and the speed of ours relative to the other.
-
-    The last column is the time of the other call as a share of ours.
-    """
+    """Make a table of calls for a linear layer: the times of both calls, and the speed of ours relative to the other."""
     return table(
         ["call", "ms", "compared with", "ms", "relative speed"],
         (
@@ -92,7 +90,6 @@ def blocks(results: LossResults) -> dict[str, str]:
     if results.drawn:
         found["loss_drawn"] = drawn_block(results.drawn)
         found["loss_worst"] = worst_block(results.drawn, TORCH)
-    found = {name: f"{CAPTIONS[name]}\n\n{content}" for name, content in found.items()}
     if results.linear:
         found["loss_linear"] = linear_block(results.linear)
-    return found
+    return {name: f"{CAPTIONS[name]}\n\n{content}" for name, content in found.items()}

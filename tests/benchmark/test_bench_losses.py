@@ -227,7 +227,7 @@ def test_losses_are_shown(sample):
 
 def test_tables_are_rectangular(sample):
     blocks = documents.loss_blocks(sample)
-    assert {*report.CAPTIONS, "loss_machine", "loss_targets", "loss_linear"} == set(blocks)
+    assert {*report.CAPTIONS, "loss_machine", "loss_targets"} == set(blocks)
     for name in blocks:
         lines = [line for line in blocks[name].splitlines() if line.startswith("|")]
         assert len({line.count("|") for line in lines}) <= 1
