@@ -64,7 +64,7 @@ def drawn_block(rows: Sequence[Row[RowwiseProblem]]) -> str:
 
 
 def linear_block(rows: Sequence[Row[RelativeCase]]) -> str:
-    """Make a table of calls for a linear layer: the times of both calls, and the speed of ours relative to the other."""
+    """Make a table of calls for a linear layer: the times of both calls, and our speed relative to the other's."""
     return table(
         ["call", "ms", "compared with", "ms", "relative speed"],
         (
