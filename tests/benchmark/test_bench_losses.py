@@ -34,10 +34,15 @@ LINEAR = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def _without_optional_packages(monkeypatch):
+    """Leave out PyTorch and JAX, whose settings the benchmark changes for the whole process."""
+    monkeypatch.setattr(frameworks, "module", lambda name: None)
+
+
 @pytest.fixture
 def hasty(monkeypatch):
-    """Make turns a few microseconds long, and leave out optional packages."""
-    monkeypatch.setattr(frameworks, "module", lambda name: None)
+    """Make turns a few microseconds long."""
     monkeypatch.setattr(timing, "WARM_UP", 1e-6)
     for name in ("TURN", "LOOP", "PAUSE"):
         monkeypatch.setattr(grid_measure, name, 1e-6)
@@ -179,7 +184,7 @@ def test_another_result_of_the_other_call_is_refused(monkeypatch, hasty):
         measure.measure(RelativeCase(TOP_K, "k = 16", "float32", SHAPE), 1)
 
 
-def test_jax_is_left_out_where_it_is_not_installed(hasty):
+def test_jax_is_left_out_where_it_is_not_installed():
     assert JAX not in {case.operator for case in cases.linear()}
     assert JAX not in {case.operator for case in cases.quick_linear()}
 

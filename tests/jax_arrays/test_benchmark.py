@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 import pytest
 
+from ascend_grad.bench import frameworks
 from ascend_grad.bench import measure as timing
 from ascend_grad.bench.linear import measure as linear_measure
 from ascend_grad.bench.losses import cases, measure, rivals
@@ -12,6 +14,18 @@ from ascend_grad.bench.losses.cases import ARRAYS, COMPILED, JAX, RelativeCase
 from ascend_grad.bench.results import OWN
 
 CASE = RelativeCase(JAX, COMPILED, "float32", (5, 11, 3))
+
+
+@pytest.fixture(autouse=True)
+def _restored_settings():
+    """Restore the settings of JAX, which the benchmark changes for the whole process."""
+    names = "jax_platforms", "jax_enable_x64"
+    before = {name: getattr(jax.config, name) for name in names}
+    frameworks.module.cache_clear()
+    yield
+    frameworks.module.cache_clear()
+    for name, value in before.items():
+        jax.config.update(name, value)
 
 
 @pytest.mark.parametrize("dtype", cases.COMPILED_DTYPES)
