@@ -15,6 +15,9 @@ from .grid.results import GridResults
 from .linear import report as linear_report
 from .linear.targets import memory_targets
 from .linear.targets import speed_targets as linear_targets
+from .losses import report as losses_report
+from .losses.results import LossResults
+from .losses.targets import speed_targets as losses_targets
 from .named import Results
 from .parallel import report as parallel_report
 from .parallel.measure import ParallelResults
@@ -28,13 +31,16 @@ from .targets import Target, accuracy_targets, targets_block
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-DOCUMENTS = (ROOT / "README.md", *(DOCS / f"{name}.md" for name in ("benchmark", "accuracy", "torch", "scaling")))
+DOCUMENTS = (
+    ROOT / "README.md",
+    *(DOCS / f"{name}.md" for name in ("benchmark", "accuracy", "torch", "scaling", "losses")),
+)
 #: The pictures, which are drawn into the folder of the pages when these are built.
 CHART, GRID_CHART = "benchmark.svg", "grid.svg"
 SPEED_FILE, ACCURACY_FILE, LINEAR_FILE, TENSORS_FILE = (
     FOLDER / f"{name}.json" for name in ("speed", "accuracy", "linear", "tensors")
 )
-PARALLEL_FILE = FOLDER / "parallel.json"
+PARALLEL_FILE, LOSSES_FILE = FOLDER / "parallel.json", FOLDER / "losses.json"
 #: File names of the random grids, by seed.
 GRID_FILE = "grid_{}.json"
 #: The caption of the picture of the grids.
@@ -60,7 +66,7 @@ GRID_TABLES = {
 _BLOCK = re.compile(r"(<!-- bench:(?P<name>\w+):begin -->\n).*?(<!-- bench:(?P=name):end -->)", re.DOTALL)
 
 
-def machine_block(results: Results | GridResults) -> str:
+def machine_block(results: Results | GridResults | LossResults) -> str:
     """Describe the machine and the conditions of the measurements in one paragraph."""
     facts = "; ".join(f"{name} {value}" for name, value in results.machine.items())
     text = f"Measured with {results.num_threads} threads on this machine: {facts}."
@@ -184,9 +190,22 @@ def parallel_blocks() -> dict[str, str]:
     }
 
 
+def loss_blocks(results: LossResults) -> dict[str, str]:
+    """Make the blocks of the losses that these results can fill."""
+    return {
+        "loss_machine": machine_block(results),
+        "loss_targets": targets_block(losses_targets(results)),
+    } | losses_report.blocks(results)
+
+
+def kept_loss_blocks() -> dict[str, str]:
+    """Make the blocks of the losses from the results in the source tree, or none without results."""
+    return loss_blocks(LossResults.from_json(LOSSES_FILE.read_text())) if LOSSES_FILE.exists() else {}
+
+
 def contents_of_documents() -> dict[str, str]:
     """Make all blocks, from the results in the source tree."""
-    return blocks(*kept()) | grid_blocks(kept_grids()) | parallel_blocks()
+    return blocks(*kept()) | grid_blocks(kept_grids()) | parallel_blocks() | kept_loss_blocks()
 
 
 def update_documents() -> None:

@@ -107,9 +107,13 @@ def disagrees(case: str, side: str) -> None:
 
 
 @contextlib.contextmanager
-def settings(num_threads: int) -> Iterator[None]:
-    """Set the conditions of a comparison: equal numbers of threads, no autograd, no warnings, no garbage collection."""
-    with frameworks.threads(num_threads), frameworks.no_autograd(), np.errstate(all="ignore"), no_collection():
+def settings(num_threads: int, autograd: bool = False) -> Iterator[None]:
+    """Set the conditions of a comparison: equal numbers of threads, no warnings, no garbage collection.
+
+    PyTorch records nothing for a backward pass unless `autograd` is true.
+    """
+    recording = contextlib.nullcontext() if autograd else frameworks.no_autograd()
+    with frameworks.threads(num_threads), recording, np.errstate(all="ignore"), no_collection():
         yield
 
 

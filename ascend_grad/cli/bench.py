@@ -15,7 +15,7 @@ import ascend_grad as ag
 from .._dispatch import requested
 from ..arguments import thread_count
 from ..backends import REGISTRY
-from . import bench_grid
+from . import bench_grid, bench_losses
 from .errors import CommandError
 from .exit_statuses import exit_statuses
 from .new_files import check_writable, new_figure
@@ -40,6 +40,11 @@ chunks. It also measures the memory that a call takes beyond its results. About 
 forward and backward together, also while PyTorch's threads are awake, and the loss with its gradients and its memory,
 all compared with PyTorch's. About ten minutes, up to 6 GB.
 
+--losses times `cross_entropy` with its gradient, with options and on random problems, compared with NumPy's formula and
+with PyTorch's forward and backward. Then it times the linear loss with options and outputs, the largest
+log-probabilities, and the loss compiled by JAX: "relative speed" is the time of the plain loss, of the statistics or of
+the call of arrays, as a fraction of the time of the call. About ten minutes, up to 3 GB.
+
 --grid COUNT draws random problems: operators, ranks, shapes, dims, layouts in memory, dtypes, the place of the result.
 A measurement is the least time of several turns. Every problem is measured twice, with other problems in between, and
 up to four times if a rival was faster; the best measurement of each side is kept. "of the limit" is the fraction of the
@@ -53,6 +58,7 @@ examples:
   ascend-grad bench --quick
   ascend-grad bench --filter softmax_backward --filter bfloat16 --json results.json
   ascend-grad bench --linear --quick
+  ascend-grad bench --losses --filter smoothing
   ascend-grad bench --grid 300 --seed 1 --json grid.json --plot grid.svg
   ascend-grad bench --grid 100 --operators softmax log_softmax --max-elements 10000
   ascend-grad bench --accuracy
@@ -90,6 +96,7 @@ def add_parser(subparsers) -> None:
     parser.add_argument("--threads", type=int, metavar="N", help="threads of this library and of PyTorch")
     parser.add_argument("--linear", action="store_true", help="the linear operators in place of the row-wise ones")
     parser.add_argument("--torch", action="store_true", help="calls on PyTorch's tensors, with and without gradients")
+    parser.add_argument("--losses", action="store_true", help="losses of logits and of linear layers, with options")
     parser.add_argument("--accuracy", action="store_true", help="measure errors in place of times, some minutes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the speed to this file (needs matplotlib)")
@@ -112,6 +119,8 @@ def run(args: argparse.Namespace) -> int:
     num_threads = thread_count(args.threads) or ag.get_num_threads()
     if args.grid is not None:
         return bench_grid.run(args, num_threads)
+    if args.losses:
+        return bench_losses.run(args, num_threads)
     speed: Sequence[Row[Case]] = ()
     accuracy: Sequence[Worst] = ()
     failures: list[Failure] = []
@@ -164,12 +173,16 @@ def _check(args: argparse.Namespace) -> None:
     if backend in REGISTRY and not (status := ag.backends()[backend]).usable:
         raise CommandError(f"backend {backend!r} is not usable: {status.reason}")
     bench_grid.check(args)
-    if args.accuracy and (args.linear or args.torch):
-        raise CommandError("--accuracy goes over all operators, without --linear and --torch")
+    if args.accuracy and (args.linear or args.torch or args.losses):
+        raise CommandError("--accuracy goes over all operators, without --linear, --torch and --losses")
     if args.linear and args.torch:
         raise CommandError("--torch has cases of its own, without --linear")
-    if args.plot and (args.accuracy or args.linear or args.torch):
-        raise CommandError("--plot draws the speed of the row-wise operators, not --accuracy, --linear or --torch")
+    if args.losses and (args.linear or args.torch):
+        raise CommandError("--losses has cases of its own, without --linear and --torch")
+    if args.plot and (args.accuracy or args.linear or args.torch or args.losses):
+        raise CommandError(
+            "--plot draws the speed of the row-wise operators, not --accuracy, --linear, --torch or --losses"
+        )
     if args.torch:
         torch = frameworks.module("torch")
         if torch is None:

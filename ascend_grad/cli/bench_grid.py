@@ -12,7 +12,7 @@ from .errors import CommandError
 if TYPE_CHECKING:
     from ..bench.grid.problems import Problem
     from ..bench.grid.results import GridResults
-    from ..bench.results import Failure
+    from ..bench.results import Failure, Row
 
 #: Names of the two families of operators.
 GROUPS = ("rowwise", "linear")
@@ -26,7 +26,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--operators",
         nargs="+",
         metavar="OP",
-        help="only these operators, or groups: rowwise, linear (default: all, every third problem a linear one)",
+        help="only these operators, or groups: rowwise, linear (default: all, three of ten problems linear ones)",
     )
     group.add_argument(
         "--max-elements", type=int, metavar="N", help="bound for the size of row-wise problems (default: 4194304)"
@@ -40,8 +40,8 @@ def check(args: argparse.Namespace) -> None:
             if getattr(args, option) is not None:
                 raise CommandError(f"--{option.replace('_', '-')} is for random problems, with --grid COUNT")
         return
-    if args.linear or args.accuracy or args.quick:
-        raise CommandError("--grid draws its own problems, without --linear, --accuracy and --quick")
+    if args.linear or args.losses or args.accuracy or args.quick:
+        raise CommandError("--grid draws its own problems, without --linear, --losses, --accuracy and --quick")
     if args.grid < 1 or (args.seed or 0) < 0 or (args.max_elements or 4) < 4:
         raise CommandError("--grid takes a count from 1 on, --seed a number from 0 on, --max-elements one from 4 on")
     if args.update_readme and (args.operators or args.max_elements):
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace, num_threads: int) -> int:
 
     problems = _problems(args)
     failures: list[Failure] = []
-    rows = _measured(problems, num_threads, failures)
+    rows = measured(problems, num_threads, failures)
     results = GridResults.of(machine.describe(), num_threads, args.grid, args.seed or 0, rows, failures)
     _print(results)
     if args.json:
@@ -89,7 +89,8 @@ def _problems(args: argparse.Namespace) -> list[Problem]:
     return found
 
 
-def _measured(problems: Sequence[Problem], num_threads: int, failures: list[Failure]):
+def measured(problems: Sequence[Problem], num_threads: int, failures: list[Failure]) -> list[Row[Problem]]:
+    """Measure problems with a progress bar."""
     from tqdm import tqdm
 
     from ..bench.grid.measure import measure_all

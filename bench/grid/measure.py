@@ -76,7 +76,7 @@ def best_of_both(first: Row[Problem], second: Row[Problem]) -> Row[Problem]:
 def measure(problem: Problem, num_threads: int) -> Row[Problem]:
     """Time one problem: this library, every rival that takes part, the limits."""
     comparison = compared(problem, num_threads)
-    with timing.settings(num_threads):
+    with timing.settings(num_threads, comparison.autograd):
         calls = timing.agreeing(problem.name, comparison.calls, comparison.reset, comparison.agree)
         limits = {name: call for name, (call, _) in comparison.limits.items()}
         comparison.before_timing()

@@ -13,11 +13,13 @@ from ..linear.cases import GRADIENT, MAX_SUM, MODES, WHOLE, LinearCase
 from ..rowwise.cases import BACKWARD, FORWARD, MASKED, Case
 from .layouts import BROADCAST, C_ORDER, LAYOUTS
 
-ROWWISE = (*BACKWARD, *MASKED, *FORWARD)
+#: The loss of logits, a row-wise operator.
+CROSS_ENTROPY = "cross_entropy"
+ROWWISE = (*BACKWARD, *MASKED, *FORWARD, CROSS_ENTROPY)
 LINEAR_MODES = {GRADIENT: MODES, MAX_SUM: ("forward",), WHOLE: ("loss and gradients",)}
 LINEAR = tuple(LINEAR_MODES)
 #: The operators, in the order in which the problems of a grid take them.
-OPERATORS = (*BACKWARD, GRADIENT, *MASKED, MAX_SUM, *FORWARD, WHOLE)
+OPERATORS = (*BACKWARD, GRADIENT, *MASKED, MAX_SUM, *FORWARD, WHOLE, CROSS_ENTROPY)
 
 #: Most elements of a row-wise problem, by default.
 MAX_ELEMENTS = 2**22
@@ -45,19 +47,23 @@ class RowwiseProblem(Case):
         The layout of the array for the result.
     out_dtype : str
         The dtype of the result.
+    options : str
+        For `CROSS_ENTROPY`: one of `losses.OPTIONS`, or "". Random problems have none.
     """
 
     arrangement: str
     out_arrangement: str
     out_dtype: str
+    options: str = ""
 
     @property
     def name(self) -> str:
+        operator = f"{self.operator} with {self.options}" if self.options else self.operator
         target = self.mode
         if self.mode == "out":
             dtype = "" if self.out_dtype == self.dtype else f" {self.out_dtype}"
             target = f"out {self.out_arrangement}{dtype}"
-        return f"{self.operator} {self.dtype} {self.shape} dim {self.dim}, {self.arrangement}, {target}"
+        return f"{operator} {self.dtype} {self.shape} dim {self.dim}, {self.arrangement}, {target}"
 
 
 Problem = RowwiseProblem | LinearCase
@@ -66,7 +72,7 @@ Problem = RowwiseProblem | LinearCase
 def draw(
     count: int, seed: int, operators: Sequence[str] = OPERATORS, max_elements: int = MAX_ELEMENTS
 ) -> list[Problem]:
-    """Draw `count` problems, whose operators alternate. With all operators, every third problem is linear."""
+    """Draw `count` problems, whose operators alternate. With all operators, three of ten problems are linear."""
     problems: list[Problem] = []
     for index in range(count):
         random = np.random.default_rng((seed, index))

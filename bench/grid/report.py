@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ascend_grad import _cpu
 
@@ -59,13 +59,18 @@ def groups(results: Sequence[GridResults]) -> dict[str, list[Row]]:
 
 def summary_block(results: Sequence[GridResults]) -> str:
     """Make a table of the geometric means and the shares of slower problems, for every group and rival."""
+    return summary_table(groups(results), RIVALS)
+
+
+def summary_table(groups: Mapping[str, Sequence[Row]], rivals: Mapping[str, Sequence[str]]) -> str:
+    """Make a table with a line for every group of rows, from the names of each rival's sides."""
     header = ["rival's time / ours", "problems"]
-    for rival in RIVALS:
+    for rival in rivals:
         header += [rival, f"< {BEHIND:g}", f"< {FAR_BEHIND:g}"]
     lines = []
-    for title, rows in groups(results).items():
+    for title, rows in groups.items():
         line = [title, str(len(rows))]
-        for names in RIVALS.values():
+        for names in rivals.values():
             line += _summary([ratio for ratio, _ in _ratios(rows, names)])
         lines.append(line)
     return table(header, lines)
@@ -152,7 +157,7 @@ def _table_of_times(items: Sequence[tuple[str, Row]]) -> str:
     columns: dict[str, Callable[[Row], str]] = {"ms": lambda row: milliseconds(row.seconds[OWN])}
     for rival, names in RIVALS.items():
         columns[rival] = lambda row, names=names: milliseconds(_best(row, names))  # type: ignore[misc]
-    columns["of the limit"] = _limit_text
+    columns["of the limit"] = limit_text
     return table(
         ["problem", "ratio", *columns],
         ([row.case.name, ratio, *(text(row) for text in columns.values())] for ratio, row in items),
@@ -163,7 +168,7 @@ def _best(row: Row, names: Sequence[str]) -> float | None:
     return min((row.seconds[name] for name in names if name in row.seconds), default=None)
 
 
-def _limit_text(row: Row) -> str:
+def limit_text(row: Row) -> str:
     share = limit_share(row)
     return DASH if share is None else f"{percent(share)}{' *' if is_at_the_limit(row) else ''}"
 

@@ -22,8 +22,10 @@ from ..results import OWN
 from ..rowwise import cases
 from ..rowwise import rivals as rowwise_rivals
 from ..rowwise.cases import BACKWARD, FORWARD, MASKED, Operands
+from . import losses
 from .layouts import BROADCAST, C_ORDER, arranged, memory_of
-from .problems import IN_PLACE, Problem, RowwiseProblem
+from .losses import LossOperands
+from .problems import CROSS_ENTROPY, IN_PLACE, Problem, RowwiseProblem
 
 #: NumPy's sides: with the conversions of 16-bit arrays to float32 and back, and on arrays converted beforehand.
 NUMPY = ("numpy", "numpy dot")
@@ -56,6 +58,8 @@ class Comparison:
         Called before times are taken, after all checks.
     agree : callable
         Returns whether two results are equal up to rounding.
+    autograd : bool
+        Whether PyTorch has to record operations for a backward pass.
     """
 
     calls: dict[str, Call]
@@ -63,11 +67,14 @@ class Comparison:
     reset: Callable[[], object]
     before_timing: Callable[[], object]
     agree: Agree
+    autograd: bool = False
 
 
 def compared(problem: Problem, num_threads: int) -> Comparison:
     """Prepare the sides of a problem, all on the same arrays."""
-    return _linear(problem, num_threads) if isinstance(problem, LinearCase) else _rowwise(problem, num_threads)
+    if isinstance(problem, LinearCase):
+        return _linear(problem, num_threads)
+    return _loss(problem, num_threads) if problem.operator == CROSS_ENTROPY else _rowwise(problem, num_threads)
 
 
 # ---- row-wise operators ----------------------------------------------------------------------------------------------
@@ -94,27 +101,21 @@ def operands(problem: RowwiseProblem) -> Operands:
 
 def _rowwise(problem: RowwiseProblem, num_threads: int) -> Comparison:
     arrays = operands(problem)
-    first, original = arrays.inputs[0], arrays.inputs[0].copy()
-    in_place = problem.mode == IN_PLACE
+    first = arrays.inputs[0]
     # The terms have the magnitude of the first input. Along a dim of length one, results are differences of equal
     # numbers.
     terms = float(np.abs(first.astype(np.float64)).max())
 
-    def reset() -> None:
-        if in_place:
-            np.copyto(first, original)
-        else:
-            arrays.out.fill(np.nan)
-
     def before_timing() -> None:
         # Repeated calls in place would shrink a gradient to subnormal numbers, with which some CPUs are slow.
-        if in_place and problem.operator.endswith("_backward"):
+        if problem.mode == IN_PLACE and problem.operator.endswith("_backward"):
             first.fill(0)
 
     def agree(got: tuple[np.ndarray, ...], expected: tuple[np.ndarray, ...]) -> bool:
-        loosest = max(problem.dtype, problem.out_dtype, key=frameworks.TOLERANCES.__getitem__)
         dtype = expected[0].dtype.newbyteorder("=")
-        return frameworks.agree(got[0].astype(dtype, copy=False), expected[0].astype(dtype, copy=False), loosest, terms)
+        return frameworks.agree(
+            got[0].astype(dtype, copy=False), expected[0].astype(dtype, copy=False), _loosest_dtype(problem), terms
+        )
 
     sides = {
         OWN: rowwise_rivals.ascend_grad(problem, arrays),
@@ -128,7 +129,20 @@ def _rowwise(problem: RowwiseProblem, num_threads: int) -> Comparison:
     calls = {name: call for name, call in sides.items() if call is not None}
     traffic = sum(memory_of(array).nbytes for array in (*arrays.inputs, arrays.out))
     limits = _streams(traffic, problem, num_threads)
-    return Comparison(calls, limits, reset, before_timing, agree)
+    return Comparison(calls, limits, _reset(problem, arrays), before_timing, agree)
+
+
+def _reset(problem: RowwiseProblem, arrays: Operands) -> Callable[[], object]:
+    """Return the function that restores the first input of a problem in place, or fills the result with NaN."""
+    if problem.mode != IN_PLACE:
+        return lambda: arrays.out.fill(np.nan)
+    first, original = arrays.inputs[0], arrays.inputs[0].copy()
+    return lambda: np.copyto(first, original)
+
+
+def _loosest_dtype(problem: RowwiseProblem) -> str:
+    """Return the less precise dtype of the inputs' and the result's."""
+    return max(problem.dtype, problem.out_dtype, key=frameworks.TOLERANCES.__getitem__)
 
 
 def _numpy_widened(problem: RowwiseProblem, arrays: Operands) -> tuple[Call, Call | None]:
@@ -163,6 +177,36 @@ def _torch_can_express(arrays: Operands) -> bool:
     return arrays.out.dtype == arrays.inputs[0].dtype and all(
         a.dtype.isnative and all(stride >= 0 for stride in a.strides) for a in (*arrays.inputs, arrays.out)
     )
+
+
+# ---- the loss of logits ----------------------------------------------------------------------------------------------
+
+
+def _loss(problem: RowwiseProblem, num_threads: int) -> Comparison:
+    arrays = operands(problem)
+    (x,) = arrays.inputs
+    target, settings = losses.option(problem.options, problem.shape, problem.dim, problem.dtype)
+    loss_operands = LossOperands(x, target, arrays.out, settings)
+    sides = {
+        OWN: losses.ascend_grad(problem, loss_operands),
+        "numpy": losses.numpy_formula(problem, loss_operands),
+        "torch": losses.torch_autograd(problem, loss_operands) if _torch_can_express(arrays) else None,
+    }
+    if problem.dtype in DTYPES_OF_16_BITS:
+        widened = LossOperands(x.astype(np.float32), target, arrays.out.astype(np.float32), settings)
+        mode = "fresh" if problem.mode == "fresh" else "out"
+        sides[WIDENED[0]] = losses.numpy_formula(
+            replace(problem, dtype="float32", out_dtype="float32", mode=mode), widened
+        )
+    calls = {name: call for name, call in sides.items() if call is not None}
+    rows = problem.size // max(1, problem.shape[problem.dim])
+
+    def agree(got: tuple[np.ndarray, ...], expected: tuple[np.ndarray, ...]) -> bool:
+        return losses.agree(got, expected, _loosest_dtype(problem), rows)
+
+    traffic = memory_of(x).nbytes + memory_of(arrays.out).nbytes
+    limits = _streams(traffic, problem, num_threads)
+    return Comparison(calls, limits, _reset(problem, arrays), lambda: None, agree, autograd=True)
 
 
 # ---- linear operators ------------------------------------------------------------------------------------------------

@@ -54,12 +54,12 @@ def measure(case: LinearCase, num_threads: int, sides: Sides = SIDES) -> Row[Lin
         if (call := direct(case, given, results)) is not None:
             calls[DIRECT] = call
         start, others = time.perf_counter(), seconds_of_others()
-        seconds = _in_turn(calls, first)
+        seconds = in_turn(calls, first)
         others = (seconds_of_others() - others) / (time.perf_counter() - start)
     return Row(case, seconds, max(0.0, others))
 
 
-def _in_turn(calls: dict[str, Call], first: dict[str, float]) -> dict[str, float]:
+def in_turn(calls: dict[str, Call], first: dict[str, float]) -> dict[str, float]:
     """Return the median seconds per call of every side. ``first`` has the seconds of the sides' first calls."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(TURNS):

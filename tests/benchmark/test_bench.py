@@ -287,7 +287,7 @@ def test_tables_are_rectangular(sample):
 def test_documents_show_the_results_that_are_kept_with_the_sources(monkeypatch):
     """The documents show the stored results. ``python -m ascend_grad.bench`` updates them after a measurement."""
     monkeypatch.setattr(documents, "FOLDER", SOURCES / "bench" / "results")
-    for name in ("SPEED_FILE", "ACCURACY_FILE", "LINEAR_FILE", "TENSORS_FILE", "PARALLEL_FILE"):
+    for name in ("SPEED_FILE", "ACCURACY_FILE", "LINEAR_FILE", "TENSORS_FILE", "PARALLEL_FILE", "LOSSES_FILE"):
         monkeypatch.setattr(documents, name, documents.FOLDER / getattr(documents, name).name)
     contents = documents.contents_of_documents()
     assert {"rows", "accuracy", "linear_rows"} < set(contents)

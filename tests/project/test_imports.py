@@ -71,6 +71,7 @@ LAYERS = (
     ("benchmark: named cases", "bench.rowwise bench.linear"),
     ("benchmark: losses over ranks", "bench.parallel"),
     ("benchmark: tensors, random problems", "bench.pytorch bench.grid"),
+    ("benchmark: losses", "bench.losses"),
     ("benchmark: documents", "bench.named bench.documents bench bench.parallel.__main__"),
     ("command line", "cli __main__"),
 )

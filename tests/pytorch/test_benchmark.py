@@ -7,12 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from cross_entropy_oracles import expected
 
 from ascend_grad.bench import documents, frameworks
 from ascend_grad.bench import measure as timing
-from ascend_grad.bench.grid import layouts
+from ascend_grad.bench.grid import layouts, losses
 from ascend_grad.bench.grid import measure as grid_measure
-from ascend_grad.bench.grid.problems import RowwiseProblem
+from ascend_grad.bench.grid import rivals as grid_rivals
+from ascend_grad.bench.grid.problems import CROSS_ENTROPY, RowwiseProblem
 from ascend_grad.bench.linear import cases as linear_cases
 from ascend_grad.bench.linear import measure as linear_measure
 from ascend_grad.bench.linear import rivals as linear_rivals
@@ -71,6 +73,31 @@ def test_torch_takes_part_in_random_problems_where_it_can_express_a_layout(opera
     for layout in layouts.LAYOUTS:
         found = grid_measure.measure(replace(problem, arrangement=layout), 1)
         assert ("torch" in found.seconds) == (layout not in ("negative steps", "byte-swapped"))
+
+
+@pytest.mark.parametrize("options", ["", *losses.OPTIONS])
+@pytest.mark.parametrize(("shape", "dim"), [((9,), 0), ((6, 10), 1), ((10, 6), 0), ((2, 9, 3, 4), 1), ((2, 3, 9), 2)])
+def test_torch_computes_the_loss_of_logits(options, shape, dim):
+    """The call is compared with the definition in extended precision, and not only with this library."""
+    order = layouts.C_ORDER
+    problem = RowwiseProblem(CROSS_ENTROPY, "float64", shape, dim, "fresh", order, order, "float64", options)
+    (x,), _ = grid_rivals.operands(problem)
+    target, settings = losses.option(options, shape, dim, "float64")
+    right = expected(x, target, dim, **settings)
+    loss, gradient = frameworks.as_arrays(grid_rivals.compared(problem, 1).calls["torch"]())
+    np.testing.assert_allclose(loss, right["loss"].astype(float), rtol=1e-12)
+    np.testing.assert_allclose(gradient, right["input_grad"].astype(float), rtol=1e-11, atol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+@pytest.mark.parametrize("mode", ["fresh", "out", "in place"])
+def test_torch_takes_part_in_losses_of_logits_where_it_can_express_a_layout(dtype, mode):
+    problem = RowwiseProblem(CROSS_ENTROPY, dtype, (3, 4, 5), 2, mode, layouts.C_ORDER, layouts.C_ORDER, dtype)
+    for layout in layouts.LAYOUTS:
+        if (layout, mode) != (layouts.BROADCAST, "in place"):
+            found = grid_measure.measure(replace(problem, arrangement=layout), 1)
+            assert ("torch" in found.seconds) == (layout not in ("negative steps", "byte-swapped"))
+            assert {OWN, "numpy"} <= set(found.seconds)
 
 
 # ---- cases on tensors ------------------------------------------------------------------------------------------------
@@ -186,7 +213,7 @@ def test_the_command(monkeypatch, tmp_path, capsys):
     [
         (["--filter", "nothing like it"], "no case contains 'nothing like it'"),
         (["--linear"], "without --linear"),
-        (["--accuracy"], "without --linear and --torch"),
+        (["--accuracy"], "without --linear, --torch and --losses"),
         (["--plot", "x.svg"], "--plot draws the speed of the row-wise operators"),
         (["--update-readme", "--quick"], "takes a full run"),
     ],
