@@ -168,8 +168,9 @@ def linear_cross_entropy(
     - the maximum of BT numbers, twice if ``"predicted"`` or ``"correct"`` is requested;
     - the sum of BT (4 + K) numbers, K being the number of targets of a row, or BT (4 + 2 K) with `class_weight`.
 
-    Losses, log-probabilities, entropies and the gradient at the target keep a relative error of 1e-4 where a target is
-    almost certain, down to 1 - p = 1e-12, unless a device computes the statistics of rows.
+    Losses, log-probabilities and entropies keep a relative error of 1e-4 where a target is almost certain, down to
+    1 - p = 1e-12, unless a device computes the statistics of rows. So does the gradient at the target, up to its
+    rounding to 16 bits.
 
     Examples
     --------

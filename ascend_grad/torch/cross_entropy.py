@@ -15,7 +15,7 @@ from ..arguments import MAX_INDEX, OUTPUTS, integer, real_number, shown, thread_
 from ..errors import AscendGradError, ParamInvalidError, rename
 from . import operators
 from .gradients import scaled, second_order_error, without_second_order
-from .outputs import Computed, LossOutputs, check_outputs, computed_outputs, no_lse_error, requested, statistics
+from .outputs import Computed, LossOutputs, check_outputs, requested
 from .tensors import are_plain, check_tensors, itself, to_array, to_tensor, without_gradient
 
 _NAME = "cross_entropy"
@@ -90,8 +90,7 @@ def _fake(*arguments: Any) -> tuple[torch.Tensor, ...]:
     problem = _Loss(*arguments)
     input, dim = problem.input, problem.dim
     rows = input.shape[:dim] + input.shape[dim + 1 :]
-    accumulator = torch.float64 if input.dtype == torch.float64 else torch.float32
-    loss = input.new_empty(rows if problem.reduction == "none" else (), dtype=accumulator)
+    loss = input.new_empty(rows if problem.reduction == "none" else (), dtype=operators.accumulator(input))
     gradient = input.new_empty(input.shape if problem.input_grad else (0,))
     return loss, gradient, *operators.fake_outputs(input, rows, problem.outputs)
 
@@ -130,7 +129,7 @@ class _CrossEntropy(Function):
         problem = _Loss(*inputs)
         ctx.settings = inputs[_TENSORS + 1 :]
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs[:_TENSORS], *statistics(problem.outputs, output[2], output[4]))
+        ctx.save_for_backward(*inputs[:_TENSORS])
         is_scalable = problem.input_grad and problem.grad_loss is None and problem.reduction != "none"
         ctx.gradient = output[1].detach() if is_scalable else None
 
@@ -140,22 +139,25 @@ class _CrossEntropy(Function):
             raise second_order_error(_NAME)
         nothing = [None] * len(_Loss._fields)
         of_outputs = others[:3]  # of lse, log_prob and entropy
-        above = [each for each in (grad_loss, *of_outputs) if each is not None]
-        if not above:
+        upstream = [each for each in (grad_loss, *of_outputs) if each is not None]
+        if not upstream:
             return tuple(nothing)
         problem = _Loss._make((*ctx.saved_tensors[:_TENSORS], None, *ctx.settings))
-        (lse, entropy), shared = ctx.saved_tensors[_TENSORS : _TENSORS + 2], ctx.saved_tensors[_TENSORS + 2 :]
+        shared = ctx.saved_tensors[_TENSORS:]
         gradient, ctx.gradient = shared[0].detach() if shared else ctx.gradient, None
-        is_computed = gradient is not None and above == [grad_loss]
-        if not is_computed and grad_loss is not None:
-            gradient = _loss(*problem._replace(grad_loss=grad_loss, input_grad=True, outputs=[]))[1]
-        if above != [grad_loss]:
-            if lse is None:
-                raise no_lse_error(_NAME)
-            total = _gradient_of_outputs(problem, lse, entropy, *of_outputs)
-            gradient = (total if grad_loss is None else total + gradient).to(problem.input.dtype)
+        is_computed = gradient is not None and upstream == [grad_loss]
+        if upstream != [grad_loss]:
+            # The sum of the gradients of loss and outputs is rounded once.
+            wide = problem._replace(input=problem.input.to(operators.accumulator(problem.input)))
+            gradient = _gradient_of_outputs(wide, *of_outputs)
+            if grad_loss is not None:
+                gradient = gradient + _loss(*wide._replace(grad_loss=grad_loss, input_grad=True, outputs=[]))[1]
+            gradient = gradient.to(problem.input.dtype)
+        elif not is_computed:
+            # With the same outputs, the gradient has the bits of the one that was computed with the loss.
+            gradient = _loss(*problem._replace(grad_loss=grad_loss, input_grad=True))[1]
         # If the gradient was computed before, the product below depends on the upstream gradient.
-        arguments = [problem.input] if is_computed else [problem.input, *above]
+        arguments = [problem.input] if is_computed else [problem.input, *upstream]
         gradients = without_second_order(_NAME, [gradient], arguments)
         if is_computed:
             gradients = scaled(gradients, grad_loss, in_place=not shared)
@@ -164,32 +166,31 @@ class _CrossEntropy(Function):
 
 def _gradient_of_outputs(
     problem: _Loss,
-    lse: torch.Tensor,
-    entropy: torch.Tensor | None,
     grad_lse: torch.Tensor | None,
     grad_log_prob: torch.Tensor | None,
     grad_entropy: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Compute the gradient of the outputs with torch's own operations, in the dtype of `lse`."""
-    dim = problem.dim
+    """Compute the gradient of the outputs with torch's own operations, in the dtype of the problem's input."""
+    input, dim = problem.input, problem.dim
     ignored = problem.target == problem.ignore_index
     if problem.target_prob is not None:
         ignored = ignored.all(-1)
     temperature: float | torch.Tensor = problem.temperature
     if problem.temperatures is not None:
-        temperature = problem.temperatures.to(lse.dtype).unsqueeze(dim)
-    log_p = problem.input.to(lse.dtype) / temperature - lse.unsqueeze(dim)
+        temperature = problem.temperatures.to(input.dtype).unsqueeze(dim)
+    # Logits relative to the maximum: no difference of large numbers, and no quotient that overflows.
+    log_p = torch.log_softmax((input - input.amax(dim, keepdim=True)) / temperature, dim)
     p = log_p.exp()
     grad = torch.zeros_like(p)
     if grad_lse is not None:
         grad = grad + grad_lse.unsqueeze(dim) * p
     if grad_log_prob is not None:
-        above = grad_log_prob.unsqueeze(dim)
+        of_rows = grad_log_prob.unsqueeze(dim)
         entries = torch.where(ignored, 0, problem.target).long().unsqueeze(dim)
-        grad = (grad - above * p).scatter_add(dim, entries, above)
-    if grad_entropy is not None and entropy is not None:
-        surplus = torch.where(p == 0, 0, p * (log_p + entropy.unsqueeze(dim)))
-        grad = grad - grad_entropy.unsqueeze(dim) * surplus
+        grad = (grad - of_rows * p).scatter_add(dim, entries, of_rows)
+    if grad_entropy is not None:
+        products = torch.where(p == 0, 0, p * log_p)
+        grad = grad + grad_entropy.unsqueeze(dim) * (p * products.sum(dim, keepdim=True) - products)
     # The outputs of ignored rows are 0, and their logits may be anything.
     return torch.where(ignored.unsqueeze(dim), 0, grad / temperature)
 
@@ -201,8 +202,7 @@ class _CrossEntropyOfOperator(_CrossEntropy):
     def setup_context(ctx, inputs, output):
         _CrossEntropy.setup_context(ctx, inputs, output)
         if ctx.gradient is not None:
-            saved = statistics(_Loss(*inputs).outputs, output[2], output[4])
-            ctx.save_for_backward(*inputs[:_TENSORS], *saved, output[1])
+            ctx.save_for_backward(*inputs[:_TENSORS], output[1])
             ctx.gradient = None
 
 
@@ -281,8 +281,9 @@ def cross_entropy(
     Notes
     -----
     If `reduction` is "mean" or "sum", the gradient is computed with the loss, except in float16. With
-    ``retain_graph=True`` a second backward computes it again. The gradient of outputs is computed in the backward pass,
-    with torch's own operations. No gradient can be differentiated once more.
+    ``retain_graph=True`` a second backward computes it again. If an output has an upstream gradient, the backward pass
+    computes the gradient of the outputs, with torch's own operations, and the gradient of the loss again. No gradient
+    can be differentiated once more.
 
     Examples
     --------
@@ -333,7 +334,7 @@ def cross_entropy(
         lse_square_scale=real_number(lse_square_scale, "lse_square_scale", _NAME),
         temperature=1.0 if isinstance(temperature, torch.Tensor) else real_number(temperature, "temperature", _NAME),
         denominator=None if denominator is None else real_number(denominator, "denominator", _NAME),
-        outputs=computed_outputs(outputs),
+        outputs=list(outputs),
         num_threads=None if num_threads is None else thread_count(num_threads, _NAME),
     )
     try:

@@ -13,7 +13,7 @@ import ascend_grad as ag
 
 from ..arguments import integer, pair_of_truth_values, real_number, thread_count, truth_value
 from ..results import OnlineMaxSum
-from .operators import apply, one_after_another, register, register_gradient
+from .operators import accumulator, apply, one_after_another, register, register_gradient
 from .tensors import are_plain, check_tensors, itself, to_array, to_tensor, without_gradient
 
 _STATISTICS = "fused_linear_online_max_sum"
@@ -21,13 +21,9 @@ _LOSS = "fused_cross_entropy_loss_with_max_sum"
 _GRADIENT = "fused_linear_cross_entropy_loss_grad"
 
 
-def _accumulator(tensor: torch.Tensor) -> torch.dtype:
-    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
-
-
 def _statistics_fake(input, weight, target, vocab_start_index, vocab_end_index, return_logits, num_threads):
     rows, entries = input.shape[0], weight.shape[0]
-    statistics = (input.new_empty((rows,), dtype=_accumulator(input)) for _ in range(3))
+    statistics = (input.new_empty((rows,), dtype=accumulator(input)) for _ in range(3))
     mask = input.new_empty(((rows + 7) // 8,), dtype=torch.uint8)
     logits = input.new_empty((rows, entries) if return_logits else (0,))
     return *statistics, mask, target.new_empty(target.shape), logits

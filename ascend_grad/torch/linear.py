@@ -97,8 +97,8 @@ class _LinearCrossEntropy(Function):
             raise second_order_error(_NAME)
         nothing = [None] * len(operators.Loss._fields)
         of_outputs = others[3:6]  # of lse, log_prob and entropy
-        above = [each for each in (grad_loss, *of_outputs) if each is not None]
-        if not above:
+        upstream = [each for each in (grad_loss, *of_outputs) if each is not None]
+        if not upstream:
             return tuple(nothing)
         tensors, shared = ctx.saved_tensors[:_TENSORS], ctx.saved_tensors[_TENSORS + 2 :]
         lse, entropy = ctx.saved_tensors[_TENSORS : _TENSORS + 2]
@@ -108,7 +108,7 @@ class _LinearCrossEntropy(Function):
         gradients, ctx.gradients = [each.detach() for each in shared] or ctx.gradients, None
         is_computed = (
             gradients is not None
-            and above == [grad_loss]
+            and upstream == [grad_loss]
             and all(known or not asked for known, asked in zip(computed, wanted))
         )
         if not is_computed:
@@ -124,7 +124,7 @@ class _LinearCrossEntropy(Function):
                 gradients = operators.loss_backward(lse, entropy, *of_outputs, *again)
         leaves = [each for each in (problem.input, problem.weight, problem.bias) if each is not None]
         # If the gradients were computed before, the product below depends on the upstream gradient.
-        gradients = without_second_order(_NAME, gradients, leaves if is_computed else [*above, *leaves])
+        gradients = without_second_order(_NAME, gradients, leaves if is_computed else [*upstream, *leaves])
         if is_computed:
             gradients = scaled(gradients, grad_loss, in_place=not shared)
         for i, gradient, asked in zip(_DIFFERENTIABLE, gradients, wanted):

@@ -198,12 +198,17 @@ def outputs_of(result: Any, requested: Sequence[str]) -> Sequence[Any]:
     return [getattr(result, name) for name in OUTPUTS] if requested else _NO_OUTPUTS
 
 
+def accumulator(tensor: torch.Tensor) -> torch.dtype:
+    """Return the dtype of losses and statistics of a tensor's rows."""
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
 def fake_outputs(input: torch.Tensor, rows: Sequence[int], requested: Sequence[str]) -> list[torch.Tensor]:
     """Return outputs without memory for rows of this shape, empty ones where they are not requested."""
-    accumulator = torch.float64 if input.dtype == torch.float64 else torch.float32
     return [
         input.new_empty(
-            () if name == "correct" else rows, dtype=torch.int64 if name in ("predicted", "correct") else accumulator
+            () if name == "correct" else rows,
+            dtype=torch.int64 if name in ("predicted", "correct") else accumulator(input),
         )
         if name in requested
         else input.new_empty(0)
@@ -293,8 +298,7 @@ def _linear_cross_entropy(array_of: Callable, tensor_of: Callable, *arguments: A
 def _linear_cross_entropy_fake(*arguments):
     problem = Loss(*arguments)
     input, rows = problem.input, problem.input.shape[:1]
-    accumulator = torch.float64 if input.dtype == torch.float64 else torch.float32
-    loss = input.new_empty(rows if problem.reduction == "none" else (), dtype=accumulator)
+    loss = input.new_empty(rows if problem.reduction == "none" else (), dtype=accumulator(input))
     return loss, *_gradients_fake(problem), *fake_outputs(input, rows, problem.outputs)
 
 

@@ -87,15 +87,15 @@ class VocabularyShard:
             for tensor, name in tensors:
                 array_of(tensor, name, _NAME)
             options = operators.options_of(array_of, problem)
-            above = operators.upstream(array_of, problem.grad_loss, problem.reduction)
+            upstream = operators.upstream(array_of, problem.grad_loss, problem.reduction)
             if of_outputs is not None:
-                above = 0.0 if above is None else above
+                upstream = 0.0 if upstream is None else upstream
                 for name in ("grad_lse", "grad_log_prob", "grad_entropy"):
                     tensor = getattr(of_outputs, name)
                     options[name] = None if tensor is None else array_of(tensor, name, _NAME)
-            return above, options
+            return upstream, options
 
-        above, options = self.run(_NAME, check)
+        upstream, options = self.run(_NAME, check)
         function = partial(
             parallel.linear_cross_entropy,
             comm=collectives(self.group, "group", _NAME),
@@ -104,7 +104,7 @@ class VocabularyShard:
         )
         try:
             return operators.loss_of(
-                function, array_of, tensor_of, problem, above, outputs=tuple(problem.outputs), **options
+                function, array_of, tensor_of, problem, upstream, outputs=tuple(problem.outputs), **options
             )
         except AscendGradError as error:
             rename(error, _NAME, _ARGUMENTS)

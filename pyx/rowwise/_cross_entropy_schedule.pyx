@@ -182,7 +182,7 @@ cdef inline bint is_ignored(const CrossEntropy *x, Py_ssize_t number) noexcept n
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
 cdef void number_rows(const CrossEntropy *x, Py_ssize_t begin, Py_ssize_t count, Rows *r) noexcept nogil:
-    """Set the numbers of rows, and where they are."""
+    """Set the numbers and the addresses of rows."""
     cdef const Problem *p = &x.s.p
     cdef int last = p.axes - 1
     cdef Py_ssize_t i, number = row_number(x, begin), step = p.operands[MASK].strides[last]
@@ -627,7 +627,8 @@ cdef void whole_block(const void *context, Py_ssize_t block, int thread) noexcep
     cdef ag_tile tile
     if s.plan.by_columns:
         begin = column_tile(s, block, 0, s.p.n, tiles, &tile)
-        if x.is_plain and is_strip(x, &tile):
+        # The kernel rounds gradients at targets to the dtype of the tile, which has to be the result's.
+        if x.is_plain and is_strip(x, &tile) and s.plan.tile_dtype == s.p.operands[OUT].dtype:
             plain_columns(x, begin, &tile, &r)
             if x.return_grad:
                 scatter_columns(s, block, 0, s.p.n, tiles, &tile)

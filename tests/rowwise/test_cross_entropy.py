@@ -166,6 +166,19 @@ def test_in_place_and_other_outs(dtype, cpu_engine):
             assert_right(result, right, min(str(other), dtype, key=lambda name: np.dtype(DTYPES[name]).itemsize))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("out_dtype", DTYPES)
+def test_a_result_of_another_dtype_is_rounded_once_along_any_axis(dtype, out_dtype, cpu_engine):
+    """Columns of few elements have the bits of rows, whatever the dtype of the result."""
+    rng = generator("rounded once", dtype, out_dtype)
+    x = (3 * rng.standard_normal((2, 5, 700))).astype(dtype)
+    target = rng.integers(0, 5, (2, 700))
+    columns = cpu_engine.call("cross_entropy", x, target, 1, out=np.empty(x.shape, out_dtype)).input_grad
+    rows = np.ascontiguousarray(np.moveaxis(x, 1, -1))
+    expected = cpu_engine.call("cross_entropy", rows, target, -1, out=np.empty(rows.shape, out_dtype)).input_grad
+    assert np.moveaxis(columns, 1, -1).tobytes() == expected.tobytes()
+
+
 # ---- accuracy --------------------------------------------------------------------------------------------------------
 
 

@@ -118,7 +118,7 @@ AG_INLINE_LARGE f64v v_f64_log(f64v x)
     return v_f64_select(x < INFINITY, v_f64_log_of(k, f), x);
 }
 
-/* Compute log(1 + x) for x >= 0, or NaN, with an error of about one unit in the last place: where the logarithm is
+/* Compute log(1 + x) for x >= 0, or NaN, with an error of about two units in the last place: where the logarithm is
  * small, f is x itself, not the rounded sum minus 1. */
 AG_INLINE_LARGE f64v v_f64_log1p(f64v x)
 {
