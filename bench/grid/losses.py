@@ -5,6 +5,7 @@ A side is a function of a problem and its arrays. It returns a call without argu
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -187,6 +188,11 @@ def torch_autograd(problem: Case, operands: LossOperands) -> Call | None:
         # Rows that follow each other are one batch, which is fastest.
         logits, axis = x.view(-1, shape[dim]), 1
         target = target.reshape(-1, *target.shape[x.ndim - 1 :])
+    elif 0 < dim and operands.input.flags.c_contiguous:
+        # The axes before that of the classes are one batch, and the axes behind it are one axis.
+        before, behind = math.prod(shape[:dim]), math.prod(shape[dim + 1 :])
+        logits, axis = x.view(before, shape[dim], behind), 1
+        target = target.reshape(before, behind, *target.shape[x.ndim - 1 :])
     else:
         # The axis of the classes has to be the second one, or the only one.
         axis = min(1, x.ndim - 1)

@@ -39,8 +39,12 @@ def _with_option(case: RelativeCase, given: dict[str, Any]) -> Pair:
     changed = given | option(case.mode, case.shape)
 
     def agreeing(found: Sequence[Any], plain: Sequence[Any]) -> bool:
+        if case.mode in OUTPUTS:
+            return agree(found[:3], plain, case.dtype)
         # Other options compute another loss.
-        return case.mode not in OUTPUTS or agree(found[:3], plain, case.dtype)
+        return bool(
+            np.isfinite(found[0]) and found[0] != plain[0] and all(np.isfinite(each).all() for each in found[1:3])
+        )
 
     return Pair(partial(ag.linear_cross_entropy, **changed), partial(ag.linear_cross_entropy, **given), agreeing)
 
