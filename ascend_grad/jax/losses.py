@@ -1,4 +1,4 @@
-"""Share results, calls of compiled functions and derivatives between both losses."""
+"""Results, calls of compiled functions and derivatives that both losses use."""
 
 from __future__ import annotations
 

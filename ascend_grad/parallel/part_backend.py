@@ -27,7 +27,7 @@ class PartBackend(NamedTuple):
         """Compute the statistics of the logits of `input` (rows, H) and `weight` (entries, H), which has entries.
 
         `options` are as in `_linear_python.part_statistics`. `logits` receives the logits (rows, entries) of the rows
-        that are not ignored; None: they are not requested, as always of the reference backend.
+        that are not ignored; None: the logits are not requested. The reference backend never returns them.
         """
         if self.is_reference:
             return PartStatistics(*reference.part_statistics(input, weight, target, options))

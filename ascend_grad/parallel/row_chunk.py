@@ -156,7 +156,7 @@ class HostChunk(RowChunk):
         self.maxima[...] = comparable_maxima(self._part)
 
     def _found_statistics(self) -> PartStatistics:
-        """Compute the statistics of this rank's logits, where it has some."""
+        """Compute the statistics of this rank's logits, if it has rows of the weight."""
         problem = self._problem
         input, weight, target = problem.input, problem.weight, problem.target
         bounds = problem.start, problem.start + len(weight)
@@ -184,7 +184,7 @@ class HostChunk(RowChunk):
             self._rows = RowStatistics(self.maxima, self.sums, 1)
             self._losses[...] = self._rows.negative_log_prob()[:, 0]
             vectors = self.maxima, 1 + self._rows.numbers[1], self._problem.grad
-            #: What the operator takes of each row: the maximum, the sum of exponentials, and the upstream gradient.
+            #: The operator's arguments for each row: the maximum, the sum of exponentials, and the upstream gradient.
             self._accumulators = [each.astype(self._losses.dtype) for each in vectors]
         gradients = self._gradients
         if not len(self._problem.weight) or (gradients.input_grad is None and gradients.weight_grad is None):
@@ -195,7 +195,7 @@ class HostChunk(RowChunk):
             self._add_gradients(slice(*vocab_range(len(self._problem.weight), block, gradients.vocab_blocks)))
 
     def _make_probabilities(self, logits: NDArray) -> None:
-        """Turn the cached logits into probabilities, and those of targets into p - 1 with the digits of 1 - p."""
+        """Turn the cached logits of targets into p - 1, with the digits of 1 - p, and the other logits into p."""
         maxima, sums, _ = self._accumulators
         _linear_python.probabilities(logits, maxima, sums, logits, self._backend.threads)
         with np.errstate(all="ignore"):

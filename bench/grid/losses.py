@@ -113,7 +113,7 @@ def _formula(dim: int, wide: np.dtype, operands: LossOperands):
     """Return a function of logits and the array of the gradient, which may be the logits, or None for a new array.
 
     With the weight w of a row, the gradient is ``softmax * w - s * w / V``, minus the weight of a target at each of
-    them. What depends on shapes alone is prepared; weights depend on targets, and are computed in each call.
+    them. Arrays that depend on shapes alone are prepared. Weights depend on targets, and are computed in each call.
     """
     x, target, _, settings = operands
     classes = x.shape[dim]
