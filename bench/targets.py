@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,19 @@ def targets_block(targets: Iterable[Target]) -> str:
         ["target", "required", "measured, at worst", "verdict"],
         ([target.text, target.required, target.measured, verdicts[target.met]] for target in targets),
     )
+
+
+def worst_target(
+    text: str, least: float, found: Sequence[tuple[float, Any]], name: Callable[[Any], str], unit: str = "×"
+) -> Target:
+    """Compare the smallest of the ratios in `found`, which holds pairs of a ratio and its case, with its target."""
+    required = f"≥ {ratio_text(least, unit)}"
+    if not found:
+        return Target(text, required, "–", None)
+    value, case = min(found, key=lambda item: item[0])
+    below = sum(ratio < least for ratio, _ in found)
+    where = f"{ratio_text(value, unit)} ({name(case)})"
+    return Target(text, required, f"{where}; {below} of {len(found)} below" if below else where, not below)
 
 
 def accuracy_targets(accuracy: Sequence[Worst]) -> list[Target]:

@@ -178,7 +178,7 @@ def _check(args: argparse.Namespace) -> None:
     if args.linear and args.torch:
         raise CommandError("--torch has cases of its own, without --linear")
     if args.losses and (args.linear or args.torch):
-        raise CommandError("--losses has cases of its own, without --linear and --torch")
+        raise CommandError("--losses measures cases of the losses alone, without --linear and --torch")
     if args.plot and (args.accuracy or args.linear or args.torch or args.losses):
         raise CommandError(
             "--plot draws the speed of the row-wise operators, not --accuracy, --linear, --torch or --losses"

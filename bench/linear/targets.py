@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ..results import OWN, Row
-from ..targets import Target, dispatch_target, ratio_text
+from ..targets import Target, dispatch_target, ratio_text, worst_target
 from .cases import FIRST, GRADIENT, LARGE_SHAPES, MAX_SUM, SMALL_SHAPES, WHOLE, LinearCase
 from .measure import Growth
 from .rivals import YARDSTICK, YARDSTICK_SIZE
@@ -28,16 +28,10 @@ def speed_targets(rows: Sequence[Row[LinearCase]], variant: str) -> list[Target]
     """Compare the worst case of each group with its target for the speed."""
 
     def worst(text: str, least: float, ratio: Ratio, condition: Condition, needs: str = "") -> Target:
-        required = f"≥ {ratio_text(least)}"
         if needs and variant != needs:
-            return Target(text, required, f"needs {needs}, this is {variant}", None)
+            return Target(text, f"≥ {ratio_text(least)}", f"needs {needs}, this is {variant}", None)
         found = [(value, row.case) for row in rows if condition(row.case) and (value := ratio(row)) is not None]
-        if not found:
-            return Target(text, required, "–", None)
-        value, case = min(found, key=lambda item: item[0])
-        below = sum(ratio < least for ratio, _ in found)
-        where = f"{ratio_text(value)} ({case.mode}, {case.dtype}, {case.layout})"
-        return Target(text, required, f"{where}; {below} of {len(found)} below" if below else where, not below)
+        return worst_target(text, least, found, lambda case: f"{case.mode}, {case.dtype}, {case.layout}")
 
     def large(dtype: str, mode: str = "recomputed", variant: str = "") -> Condition:
         return lambda c: (

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from ..grid.rivals import NUMPY, TORCH
 from ..linear.cases import FIRST, WHOLE
 from ..results import Row
-from ..targets import Target, ratio_text
+from ..targets import Target, worst_target
 from .cases import ALL_OPTIONS, FREE_OUTPUTS, JAX, TOP_K, RelativeCase
 from .results import LossResults
 
@@ -51,10 +51,4 @@ def _torch(row: Row) -> float | None:
 
 def _worst(text: str, least: float, rows: Sequence[Row], ratio: Callable[[Row], float | None]) -> Target:
     found = [(value, row.case) for row in rows if (value := ratio(row)) is not None]
-    required = f"≥ {ratio_text(least)}"
-    if not found:
-        return Target(text, required, "–", None)
-    value, case = min(found, key=lambda item: item[0])
-    below = sum(ratio < least for ratio, _ in found)
-    where = f"{ratio_text(value)} ({case.name})"
-    return Target(text, required, f"{where}; {below} of {len(found)} below" if below else where, not below)
+    return worst_target(text, least, found, lambda case: case.name)

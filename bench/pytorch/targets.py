@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from ..linear.cases import LinearCase
 from ..results import Row
 from ..rowwise.cases import SMALL_LAYOUTS, Case
-from ..targets import Target, ratio_text
+from ..targets import Target, ratio_text, worst_target
 from .cases import AUTOGRAD
 from .report import awake_ratio
 from .rivals import ARRAYS, TORCH
@@ -21,12 +21,7 @@ def call_targets(rows: Sequence[Row[Case]]) -> list[Target]:
 
     def worst(text: str, condition: Callable[[Case], bool], ratio: Callable[[Row], float | None]) -> Target:
         found = [(value, row.case) for row in rows if condition(row.case) and (value := ratio(row)) is not None]
-        if not found:
-            return Target(text, "≥ 1×", "–", None)
-        value, case = min(found, key=lambda item: item[0])
-        below = sum(ratio < 1 for ratio, _ in found)
-        measured = f"{ratio_text(value)} ({case.name})" + (f"; {below} of {len(found)} below" if below else "")
-        return Target(text, "≥ 1×", measured, not below)
+        return worst_target(text, 1, found, lambda case: case.name)
 
     def against_torch(row: Row) -> float | None:
         return row.speedup(TORCH)

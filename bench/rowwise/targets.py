@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ..dtypes import NARROW_DTYPES
 from ..results import NUMPY, Row
-from ..targets import Target, dispatch_target, ratio_text
+from ..targets import Target, dispatch_target, ratio_text, worst_target
 from .cases import (
     BACKWARD,
     FIRST_LAYOUTS,
@@ -37,14 +37,7 @@ def speed_targets(rows: Sequence[Row[Case]]) -> list[Target]:
 
     def worst(text: str, least: float, sides: tuple[str, ...], condition: Condition, unit: str = "×") -> Target:
         found = [(ratio, row.case) for row in rows if condition(row.case) and (ratio := row.speedup(*sides))]
-        if not found:
-            return Target(text, f"≥ {ratio_text(least, unit)}", "–", None)
-        ratio, case = min(found, key=lambda item: item[0])
-        where = f"{ratio_text(ratio, unit)} ({case.operator} {case.dtype}, {case.layout})"
-        below = sum(ratio < least for ratio, _ in found)
-        if below:
-            where += f"; {below} of {len(found)} below"
-        return Target(text, f"≥ {ratio_text(least, unit)}", where, not below)
+        return worst_target(text, least, found, lambda case: f"{case.operator} {case.dtype}, {case.layout}", unit)
 
     return [
         worst("with `out=`, every case, against torch", 0.95, torch, lambda c: _main(c, "out")),

@@ -135,7 +135,7 @@ def test_nearly_certain_targets(monkeypatch, dtype, cuts, are_cached, backend):
     logits, target, complement = nearly_certain(dtype, cuts[-1])
     tokens = len(target)
     losses = -np.log1p(-complement)
-    # Every token has a feature of its own, so that weight_grad holds the gradient with respect to its logits.
+    # `input` is the identity matrix, so that `weight_grad` is the transposed gradient with respect to the logits.
     call = {"input": np.eye(tokens).astype(DTYPES[dtype]), "weight": np.ascontiguousarray(logits.T), "target": target}
     absolute, relative = {"float16": (2**-24, 2**-10), "bfloat16": (0, 2**-7)}.get(dtype, (0, 0))
     for reduction, right in {"mean": losses.mean(), "sum": losses.sum(), "none": losses}.items():
