@@ -16,14 +16,14 @@ ctypedef struct Rows:
     double *max
     double *scale                     # 1 / temperature; 0: the row is ignored
     double *rest                      # sums of exponentials, then without one entry that has the maximum
-    double *log_sum                   # log(1 + rest), or the losses of plain rows
+    double *log_sum                   # log(1 + rest), or the losses of rows with a single target
     double *moment
     double *deficit
     double *factor
     double *smoothing
     double *targets                   # (rows, K): logits relative to the maximum, then gradients at the targets
     double *exp                       # (rows, K): exponentials of these logits
-    int64_t *places                   # targets of plain columns; the memory of `exp`
+    int64_t *indices                  # targets of columns with a single target each; the memory of `exp`
     Slot *slots                       # (2**slot_bits,): a table of the targets of one row, or NULL
     Py_ssize_t *numbers               # numbers of the rows in C order
     uint8_t *stores                   # whether a row has gradients at its targets
@@ -76,7 +76,7 @@ ctypedef struct CrossEntropy:
     bint is_undefined                 # a mean over a sum of weights of 0, which is NaN
     double loss_share                 # reciprocals of these; 0 if they are 0
     double square_share
-    bint is_plain                     # rows have one target of weight 1, and no other term or output
+    bint is_single_target             # rows have one target of weight 1, and no other term or output
     ag_row_op deficit_sum             # the row sum of label smoothing
     bint needs_deficit
     double scale                      # that of all rows, unless `has_temperatures`

@@ -40,7 +40,7 @@ from ascend_grad._rowwise_kernels cimport (
     AG_MAX_LANES,
     AG_STRIP_COLUMNS,
     ag_loss_rows,
-    ag_plain_columns,
+    ag_single_target_columns,
     ag_row_op,
     ag_tile,
 )
@@ -236,7 +236,7 @@ cdef Rows rows_from(const Rows *r, Py_ssize_t begin, Py_ssize_t targets) noexcep
     part.smoothing += begin
     part.targets += begin * targets
     part.exp += begin * targets
-    part.places = <int64_t *>part.exp
+    part.indices = <int64_t *>part.exp
     part.numbers += begin
     part.stores += begin
     return part
@@ -392,7 +392,7 @@ cdef void set_gradients(
         r.targets[i * x.target_count + k] = inverse * value
 
 
-cdef void finish_plain_rows(CrossEntropy *x, Py_ssize_t begin, Py_ssize_t count, Rows *r) noexcept nogil:
+cdef void finish_single_target_rows(CrossEntropy *x, Py_ssize_t begin, Py_ssize_t count, Rows *r) noexcept nogil:
     """Compute what `finish_rows` does for rows with one target of weight 1, and no other term or output."""
     cdef Py_ssize_t i
     cdef double grad = x.grad_loss[0] * x.loss_share
@@ -416,8 +416,8 @@ cdef void finish_rows(CrossEntropy *x, Py_ssize_t begin, Py_ssize_t count, Rows 
     cdef Py_ssize_t i, k
     cdef int64_t entry
     cdef double inverse = x.inverse_temperature
-    if x.is_plain:
-        finish_plain_rows(x, begin, count, r)
+    if x.is_single_target:
+        finish_single_target_rows(x, begin, count, r)
         return
     for i in range(count):
         if x.has_temperatures:
@@ -553,12 +553,12 @@ cdef inline bint is_strip(const CrossEntropy *x, const ag_tile *tile) noexcept n
     return tile.n <= x.s.plan.kernels.strip_rows and (tile.rows >= AG_STRIP_COLUMNS or not is_packed)
 
 
-cdef void plain_columns(CrossEntropy *x, Py_ssize_t begin, const ag_tile *tile, Rows *r) noexcept nogil:
+cdef void single_target_columns(CrossEntropy *x, Py_ssize_t begin, const ag_tile *tile, Rows *r) noexcept nogil:
     """Compute the columns of a strip that begins at row `begin` of the problem.
 
     They have one target of weight 1, and no other term or output.
     """
-    cdef ag_plain_columns columns
+    cdef ag_single_target_columns columns
     cdef const Problem *p = &x.s.p
     cdef int last = p.axes - 1
     cdef Py_ssize_t number = row_number(x, begin), i
@@ -572,12 +572,12 @@ cdef void plain_columns(CrossEntropy *x, Py_ssize_t begin, const ag_tile *tile, 
     if copies:
         number_rows(x, begin, tile.rows, r)
         for i in range(tile.rows):
-            r.places[i] = target_of(x, r.numbers[i], 0)
-        columns.targets, columns.has_wide_targets, columns.losses = r.places, True, r.log_sum
+            r.indices[i] = target_of(x, r.numbers[i], 0)
+        columns.targets, columns.has_wide_targets, columns.losses = r.indices, True, r.log_sum
     else:
         columns.targets = <const char *>x.target + number * (8 if x.has_wide_targets else 4)
         columns.losses = &x.loss_terms[number]
-    x.kernels.plain_strips(tile, &columns)
+    x.kernels.single_target_strips(tile, &columns)
     if copies:
         for i in range(tile.rows):
             set_loss(x, r.numbers[i], r.log_sum[i], 0)
@@ -628,8 +628,8 @@ cdef void whole_block(const void *context, Py_ssize_t block, int thread) noexcep
     if s.plan.by_columns:
         begin = column_tile(s, block, 0, s.p.n, tiles, &tile)
         # The kernel rounds gradients at targets to the dtype of the tile, which has to be the result's.
-        if x.is_plain and is_strip(x, &tile) and s.plan.tile_dtype == s.p.operands[OUT].dtype:
-            plain_columns(x, begin, &tile, &r)
+        if x.is_single_target and is_strip(x, &tile) and s.plan.tile_dtype == s.p.operands[OUT].dtype:
+            single_target_columns(x, begin, &tile, &r)
             if x.return_grad:
                 scatter_columns(s, block, 0, s.p.n, tiles, &tile)
             return
@@ -819,7 +819,7 @@ cdef void place_rows(const CrossEntropy *x, Rows *r, Arena *arena, char *base) n
     r.log_sum = <double *>arena_alloc(arena, size)
     r.targets = <double *>arena_alloc(arena, size * x.target_count)
     r.exp = <double *>arena_alloc(arena, size * x.target_count)
-    r.places = <int64_t *>r.exp
+    r.indices = <int64_t *>r.exp
     r.slots = NULL
     if x.target_count > 1:
         r.slots = <Slot *>arena_alloc(arena, sizeof(Slot) << x.slot_bits)
@@ -974,7 +974,7 @@ cdef int run_loss(CrossEntropy *x, bint default_threads, double *last_check) exc
             ag_sum_add(&total, x.class_weight[v])
     x.class_sum = <double>x.s.p.n if x.class_weight == NULL else ag_sum_total(total)
     set_shares(x, last_check)
-    x.is_plain = (
+    x.is_single_target = (
         x.prob == NULL and x.class_weight == NULL and x.token_weight == NULL and not x.has_temperatures
         and not x.has_grad_of_rows and x.label_smoothing == 0 and x.lse_square_scale == 0 and x.lse == NULL
         and x.log_prob == NULL and x.entropy == NULL and x.predicted == NULL

@@ -87,7 +87,7 @@ cdef extern from "ascend_grad/rowwise/rowwise.h" nogil:
         int is_smoothed
         const char *next
 
-    ctypedef struct ag_plain_columns:
+    ctypedef struct ag_single_target_columns:
         const void *targets
         int has_wide_targets
         int64_t ignore_index
@@ -108,6 +108,6 @@ cdef extern from "ascend_grad/rowwise/rowwise.h" nogil:
         void (*exp)(const double *x, double *results, Py_ssize_t count) noexcept nogil
         void (*finish)(const double *rest, const double *max, const double *logits, double scale, double grad, double inverse,
                        double *losses, double *factors, double *at_targets, Py_ssize_t count) noexcept nogil
-        void (*plain_strips)(const ag_tile *tile, const ag_plain_columns *columns) noexcept nogil
+        void (*single_target_strips)(const ag_tile *tile, const ag_single_target_columns *columns) noexcept nogil
 
     const ag_loss_kernels *ag_rowwise_loss_kernels(ag_variant variant, ag_dtype dtype)

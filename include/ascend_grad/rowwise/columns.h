@@ -353,20 +353,25 @@ AG_INLINE void K(strip)(const int op, const int vectors, const ag_tile *tile, pt
     }
 }
 
-AG_INLINE void K(strips)(const int op, const ag_tile *tile)
-{
-    const ptrdiff_t columns = tile->rows, before = (ptrdiff_t)(-(uintptr_t)tile->out % 64) / AG_SIZE;
-    const int nontemporal = tile->nontemporal && tile->out_stride % 64 == 0 && (uintptr_t)tile->out % AG_SIZE == 0;
-    ptrdiff_t c = 0;
-    for (ptrdiff_t width; nontemporal && c < before && c < columns; c += width) {
-        width = before - c < columns - c ? before - c : columns - c;
-        width = width < VL ? width : VL;
-        K(strip)(op, 1, tile, c, width, 0);
-    }
-    for (; c + 4 * VL <= columns; c += 4 * VL) K(strip)(op, 4, tile, c, VL, nontemporal);
-    for (; c < columns; c += VL) K(strip)(op, 1, tile, c, columns - c < VL ? columns - c : VL, 0);
-    if (tile->nontemporal) v_fence();
-}
+/* Compute a tile by strips, each of which `strip` computes: strip(parameter, vectors, tile, first column, width,
+ * nontemporal). Strips of four vectors begin at a cache line of the result if they bypass the caches. */
+#define AG_COMPUTE_STRIPS(strip, parameter, tile)                                                                      \
+    do {                                                                                                               \
+        const ptrdiff_t columns = (tile)->rows, before = (ptrdiff_t)(-(uintptr_t)(tile)->out % 64) / AG_SIZE;          \
+        const int nontemporal =                                                                                        \
+            (tile)->nontemporal && (tile)->out_stride % 64 == 0 && (uintptr_t)(tile)->out % AG_SIZE == 0;              \
+        ptrdiff_t c = 0;                                                                                               \
+        for (ptrdiff_t width; nontemporal && c < before && c < columns; c += width) {                                  \
+            width = before - c < columns - c ? before - c : columns - c;                                               \
+            width = width < VL ? width : VL;                                                                           \
+            strip(parameter, 1, tile, c, width, 0);                                                                    \
+        }                                                                                                              \
+        for (; c + 4 * VL <= columns; c += 4 * VL) strip(parameter, 4, tile, c, VL, nontemporal);                      \
+        for (; c < columns; c += VL) strip(parameter, 1, tile, c, columns - c < VL ? columns - c : VL, 0);             \
+        if ((tile)->nontemporal) v_fence();                                                                            \
+    } while (0)
+
+AG_INLINE void K(strips)(const int op, const ag_tile *tile) { AG_COMPUTE_STRIPS(K(strip), op, tile); }
 
 /* Buffers in a thread's scratch memory. */
 typedef struct {

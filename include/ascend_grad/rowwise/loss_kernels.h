@@ -468,7 +468,8 @@ AG_INLINE K(lane_sums) K(loss_widen)(V v)
 /* Load, or store, `left` numbers, but at most VL. */
 AG_INLINE K(lane_sums) K(loss_load_lanes)(const double *x, ptrdiff_t left)
 {
-    K(lane_sums) lanes = {K(loss_load)(x, left)};
+    K(lane_sums) lanes = {0};
+    lanes.low = K(loss_load)(x, left);
 #if !AG_IS_F64
     if (left > VL / 2) lanes.high = K(loss_load)(x + VL / 2, left - VL / 2);
 #endif
@@ -527,56 +528,63 @@ static void K(loss_finish)(const double *rest, const double *max, const double *
 /* ---- short columns with one target of weight 1 ------------------------------------------------------------------- */
 
 /* Return the indices of the targets of `width` columns; -1: the column is ignored. */
-AG_INLINE V K(loss_places)(const ag_plain_columns *p, ptrdiff_t c, ptrdiff_t width)
+AG_INLINE V K(loss_load_targets)(const ag_single_target_columns *p, ptrdiff_t c, ptrdiff_t width)
 {
-    compute_t places[VL] = {0};
+    compute_t indices[VL] = {0};
     for (ptrdiff_t j = 0; j < width; j++) {
         const int64_t target =
             p->has_wide_targets ? ((const int64_t *)p->targets)[c + j] : ((const int32_t *)p->targets)[c + j];
-        places[j] = (compute_t)(target == p->ignore_index ? -1 : target);
+        indices[j] = (compute_t)(target == p->ignore_index ? -1 : target);
     }
-    return V_(load)(places);
+    return V_(load)(indices);
 }
 
-AG_INLINE void K(loss_plain_strip)(const int vectors, const ag_tile *tile, const ag_plain_columns *p, ptrdiff_t c,
-                                   ptrdiff_t width, int nontemporal)
+AG_INLINE void K(loss_single_target_strip)(const ag_single_target_columns *p, const int vectors, const ag_tile *tile,
+                                           ptrdiff_t c, ptrdiff_t width, int nontemporal)
 {
     const char *a = tile->a + c * AG_SIZE;
     const V scale = V_(set1)((compute_t)tile->scale), none = {0};
     const f64v none_wide = {0}, grad = v_f64_set1(p->grad);
-    V max[4] = {none}, x[4] = {none}, logit[4] = {none}, place[4] = {none}, factor[4], at_target[4];
+    V max[4] = {none}, x[4] = {none}, logit[4] = {none}, target[4] = {none}, factor[4], at_target[4];
     V cached[AG_STRIP_ROWS(VL) * vectors];
-    K(lane_sums) sums[4], few[4] = {{{0}}};
+    K(lane_sums) sums[4], rest[4];
     K(strip_max)(vectors, a, tile->a_stride, tile->n, width, max);
     K(strip_sum)(AG_LOSS_EXP, vectors, tile, a, a, width, scale, max, sums, cached);
-    i64v is_few = {0};
+    i64v is_near_one = {0};
     AG_UNROLL(4)
     for (int j = 0; j < vectors; j++) {
-#define AG_LOOK(half) is_few |= sums[j].half < AG_ACCURATE_SUM;
-        AG_FOR_HALVES(AG_LOOK)
-#undef AG_LOOK
-        place[j] = K(loss_places)(p, c + j * VL, width);
+#define AG_SUBTRACT(half)                                                                                              \
+    is_near_one |= sums[j].half < AG_ACCURATE_SUM;                                                                     \
+    rest[j].half = sums[j].half - 1.0;
+        AG_FOR_HALVES(AG_SUBTRACT)
+#undef AG_SUBTRACT
+        target[j] = K(loss_load_targets)(p, c + j * VL, width);
     }
-    int64_t any_few = 0;
+    int64_t has_near_one = 0;
     AG_UNROLL(8)
-    for (int j = 0; j < AG_LANES / 2; j++) any_few |= is_few[j];
-    if (any_few) K(strip_sum)(AG_LOSS_REST, vectors, tile, a, a, width, scale, max, few, NULL);
+    for (int j = 0; j < AG_LANES / 2; j++) has_near_one |= is_near_one[j];
+    if (has_near_one) {
+        K(lane_sums) accurate[4];
+        K(strip_sum)(AG_LOSS_REST, vectors, tile, a, a, width, scale, max, accurate, NULL);
+        AG_UNROLL(4)
+        for (int j = 0; j < vectors; j++) {
+#define AG_REPLACE(half) rest[j].half = v_f64_select(sums[j].half < AG_ACCURATE_SUM, accurate[j].half, rest[j].half);
+            AG_FOR_HALVES(AG_REPLACE)
+#undef AG_REPLACE
+        }
+    }
     for (ptrdiff_t k = 0; k < tile->n; k++) {
         K(load_strip)(vectors, 1, a + k * tile->a_stride, width, x);
         AG_UNROLL(4)
-        for (int j = 0; j < vectors; j++) logit[j] = V_(select)(place[j] == (compute_t)k, x[j], logit[j]);
+        for (int j = 0; j < vectors; j++) logit[j] = V_(select)(target[j] == (compute_t)k, x[j], logit[j]);
     }
     AG_UNROLL(1)
     for (int j = 0; j < vectors; j++) {
-        const K(lane_sums) wide_place = K(loss_widen)(place[j]);
-        K(lane_sums) rest;
-#define AG_REST(half) rest.half = v_f64_select(sums[j].half < AG_ACCURATE_SUM, few[j].half, sums[j].half - 1.0);
-        AG_FOR_HALVES(AG_REST)
-#undef AG_REST
-        K(loss_results) results = K(loss_finish_vector)(&rest, max[j], logit[j], scale, p->grad, p->inverse);
+        const K(lane_sums) wide_target = K(loss_widen)(target[j]);
+        K(loss_results) results = K(loss_finish_vector)(&rest[j], max[j], logit[j], scale, p->grad, p->inverse);
 #define AG_CLEAR(half)                                                                                                 \
     do {                                                                                                               \
-        const i64v is_ignored = wide_place.half < 0, is_zero = is_ignored | (grad == 0);                               \
+        const i64v is_ignored = wide_target.half < 0, is_zero = is_ignored | (grad == 0);                               \
         results.loss.half = v_f64_select(is_ignored, none_wide, results.loss.half);                                    \
         results.factor.half = v_f64_select(is_zero, none_wide, results.factor.half);                                   \
         results.at_target.half = v_f64_select(is_zero, none_wide, results.at_target.half);                             \
@@ -597,7 +605,7 @@ AG_INLINE void K(loss_plain_strip)(const int vectors, const ag_tile *tile, const
         AG_UNROLL(4)
         for (int j = 0; j < vectors; j++) {
             V value = V_(select)(factor[j] == 0, none, cached[k * vectors + j] * factor[j]);
-            value = V_(select)(place[j] == (compute_t)k, at_target[j], value);
+            value = V_(select)(target[j] == (compute_t)k, at_target[j], value);
             if (nontemporal) AG_STORE_NT(out + j * VL * AG_SIZE, value);
             else if (vectors > 1 || width == VL) AG_STORE(out + j * VL * AG_SIZE, value);
             else AG_STORE_PARTIAL(out, value, width);
@@ -605,19 +613,9 @@ AG_INLINE void K(loss_plain_strip)(const int vectors, const ag_tile *tile, const
     }
 }
 
-static void K(loss_plain_strips)(const ag_tile *tile, const ag_plain_columns *p)
+static void K(loss_single_target_strips)(const ag_tile *tile, const ag_single_target_columns *p)
 {
-    const ptrdiff_t columns = tile->rows, before = (ptrdiff_t)(-(uintptr_t)tile->out % 64) / AG_SIZE;
-    const int nontemporal = tile->nontemporal && tile->out_stride % 64 == 0 && (uintptr_t)tile->out % AG_SIZE == 0;
-    ptrdiff_t c = 0;
-    for (ptrdiff_t width; nontemporal && c < before && c < columns; c += width) {
-        width = before - c < columns - c ? before - c : columns - c;
-        width = width < VL ? width : VL;
-        K(loss_plain_strip)(1, tile, p, c, width, 0);
-    }
-    for (; c + 4 * VL <= columns; c += 4 * VL) K(loss_plain_strip)(4, tile, p, c, VL, nontemporal);
-    for (; c < columns; c += VL) K(loss_plain_strip)(1, tile, p, c, columns - c < VL ? columns - c : VL, 0);
-    if (tile->nontemporal) v_fence();
+    AG_COMPUTE_STRIPS(K(loss_single_target_strip), p, tile);
 }
 
 #undef AG_FOR_HALVES
@@ -633,5 +631,5 @@ static const ag_loss_kernels K(loss_table) AG_UNUSED = {
     .log1p = K(loss_log1p),
     .exp = K(loss_exp),
     .finish = K(loss_finish),
-    .plain_strips = K(loss_plain_strips),
+    .single_target_strips = K(loss_single_target_strips),
 };

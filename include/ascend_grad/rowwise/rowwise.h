@@ -169,7 +169,7 @@ typedef struct {
     const char *next;           /* NULL, or as many input rows to prefetch into L2, with the stride of the tile */
 } ag_loss_rows;
 
-/* Columns with one target of weight 1 each, and no other term of the loss: arguments and results of `plain_strips`. */
+/* Columns with one target of weight 1 each, and no other term of the loss: arguments and results of `single_target_strips`. */
 typedef struct {
     const void *targets;  /* indices, int64 or int32 */
     int has_wide_targets; /* whether they are int64 */
@@ -177,7 +177,7 @@ typedef struct {
     double grad, inverse; /* the upstream gradient, and the reciprocal temperature */
     int return_grad;      /* whether the gradient is written */
     double *losses;
-} ag_plain_columns;
+} ag_single_target_columns;
 
 /* The kernels of the cross-entropy for one dtype and variant. The sums are those of AG_FOREACH_LOSS_SUM, whose formulas
  * `term` has in ops.h. `memory` is as below. */
@@ -202,7 +202,7 @@ typedef struct {
     void (*finish)(const double *rest, const double *max, const double *logits, double scale, double grad, double inverse,
                    double *losses, double *factors, double *at_targets, ptrdiff_t count);
     /* Compute the losses and the gradients of columns of at most strip_rows rows. */
-    void (*plain_strips)(const ag_tile *tile, const ag_plain_columns *columns);
+    void (*single_target_strips)(const ag_tile *tile, const ag_single_target_columns *columns);
 } ag_loss_kernels;
 
 /* The kernels of one operator, dtype and variant. The column kernels are NULL if the operator has none. */
