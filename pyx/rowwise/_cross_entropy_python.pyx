@@ -12,6 +12,7 @@ from ascend_grad._cross_entropy_schedule cimport (
     CrossEntropy,
     loss_workspace_size,
     place_loss_workspace,
+    plan_of,
     prepare_loss,
     run_loss,
     scale_of,
@@ -20,7 +21,7 @@ from ascend_grad._dtypes cimport dtype_of
 from ascend_grad._kernels cimport AG_FLOAT64
 from ascend_grad._memory cimport ALIGNMENT
 from ascend_grad._overlap cimport may_overlap, overlaps_partly
-from ascend_grad._rowwise_kernels cimport AG_LOSS_EXP, AG_LOSS_EXP_OF_ROWS
+from ascend_grad._rowwise_kernels cimport ag_row_op
 from ascend_grad._rowwise_plan cimport MAX_AXES, Problem, describe
 from ascend_grad._rowwise_python cimport plan_name
 from ascend_grad._rowwise_schedule cimport choose_threads, threads_of
@@ -54,24 +55,38 @@ cdef bint is_array(object argument) except -1:
     return argument is not None and cnp.PyArray_CheckExact(argument)
 
 
-cdef bint needs_rows(Call call) except -1:
-    """Return whether a call needs sums or parameters that column kernels do not have."""
+cdef int set_options(CrossEntropy *x, Call call) except -1:
+    """Fill in the arguments of a loss that are no addresses."""
     cdef tuple outputs = value(call, "outputs")
-    return (
-        "entropy" in outputs or "predicted" in outputs or "correct" in outputs
-        or <double>value(call, "label_smoothing") != 0 or is_array(value(call, "temperature"))
-    )
+    cdef cnp.ndarray target = value(call, "target")
+    memset(x, 0, sizeof(CrossEntropy))
+    x.has_prob, x.has_class_weight = value(call, "target_prob") is not None, value(call, "class_weight") is not None
+    x.has_temperatures, x.has_grad_of_rows = is_array(value(call, "temperature")), is_array(value(call, "grad_loss"))
+    x.has_row_outputs = "entropy" in outputs or "predicted" in outputs or "correct" in outputs
+    x.has_outputs = len(outputs) > 0
+    x.target_count, x.ignore_index = 1, value(call, "ignore_index")
+    if x.has_prob:
+        x.target_count = cnp.PyArray_DIM(target, cnp.PyArray_NDIM(target) - 1)
+    x.label_smoothing, x.lse_square_scale = value(call, "label_smoothing"), value(call, "lse_square_scale")
+    x.is_mean = value(call, "reduction") == "mean"
+    x.denominator = value(call, "denominator") or 0
+    x.return_grad = value(call, "return_grad")
+    return 0
 
 
-cdef bint describe_call(Problem *p, Call call, cnp.ndarray out) except -1:
-    """Describe the problem of a validated call whose gradient is written to `out`; return False if it is empty."""
+cdef bint describe_call(Problem *p, Call call, const CrossEntropy *x, cnp.ndarray out) except -1:
+    """Describe the problem of a validated call whose gradient is written to `out`; return False if it is empty.
+
+    `set_options` has filled in `x`.
+    """
     cdef cnp.ndarray input = value(call, "input")
     cdef View a = view_of(input), numbers = a, out_view = view_of(out)
     cdef Py_ssize_t[MAX_AXES] strides
     cdef Py_ssize_t stride = 1
     cdef int axis
     cdef double scale = 1.0
-    cdef bint with_rows = needs_rows(call)
+    cdef Py_ssize_t classes = a.shape[call.axis] if a.ndim else 1  # an array of rank 0 has one element
+    cdef ag_row_op op = plan_of(x, classes, a.dtype != out_view.dtype)
     # An array of numbers of rows in C order, which has no memory: row i is at byte i.
     for axis in range(a.ndim - 1, -1, -1):
         strides[axis] = 0
@@ -81,7 +96,7 @@ cdef bint describe_call(Problem *p, Call call, cnp.ndarray out) except -1:
     numbers.data, numbers.strides, numbers.itemsize = NULL, strides, 1
     if not is_array(value(call, "temperature")):
         scale = scale_of(value(call, "temperature"), a.dtype == AG_FLOAT64)
-    return describe(p, AG_LOSS_EXP_OF_ROWS if with_rows else AG_LOSS_EXP, &a, &a, &numbers, &out_view, call.axis, scale)
+    return describe(p, op, &a, &a, &numbers, &out_view, call.axis, scale)
 
 
 cdef class Results:
@@ -127,14 +142,12 @@ cdef list set_arguments(CrossEntropy *x, Call call):
     cdef cnp.ndarray input = value(call, "input"), target, prob = None, classes = None, kernel_classes = None
     cdef cnp.ndarray tokens = None, temperature, grad_loss
     target = value(call, "target")  # the copy of the check
-    memset(x, 0, sizeof(CrossEntropy))
+    set_options(x, call)
     x.target, x.has_wide_targets = cnp.PyArray_DATA(target), cnp.PyArray_ITEMSIZE(target) == 8
-    x.target_count, x.ignore_index = 1, value(call, "ignore_index")
-    if value(call, "target_prob") is not None:
+    if x.has_prob:
         prob = doubles(value(call, "target_prob"))
-        x.prob, x.target_count = <const double *>cnp.PyArray_DATA(prob), cnp.PyArray_DIM(target, cnp.PyArray_NDIM(target) - 1)
-    x.label_smoothing, x.lse_square_scale = value(call, "label_smoothing"), value(call, "lse_square_scale")
-    if value(call, "class_weight") is not None:
+        x.prob = <const double *>cnp.PyArray_DATA(prob)
+    if x.has_class_weight:
         classes = doubles(value(call, "class_weight"))
         x.class_weight = <const double *>cnp.PyArray_DATA(classes)
         if x.label_smoothing != 0:
@@ -145,11 +158,8 @@ cdef list set_arguments(CrossEntropy *x, Call call):
         tokens = doubles(value(call, "token_weight"))
         x.token_weight = <const double *>cnp.PyArray_DATA(tokens)
     temperature, grad_loss = doubles(value(call, "temperature")), doubles(value(call, "grad_loss"))
-    x.temperature, x.has_temperatures = <const double *>cnp.PyArray_DATA(temperature), is_array(value(call, "temperature"))
-    x.grad_loss, x.has_grad_of_rows = <const double *>cnp.PyArray_DATA(grad_loss), is_array(value(call, "grad_loss"))
-    x.is_mean = value(call, "reduction") == "mean"
-    x.denominator = value(call, "denominator") or 0
-    x.return_grad = value(call, "return_grad")
+    x.temperature = <const double *>cnp.PyArray_DATA(temperature)
+    x.grad_loss = <const double *>cnp.PyArray_DATA(grad_loss)
     x.is_double = dtype_of(input) == AG_FLOAT64
     return [target, prob, classes, kernel_classes, tokens, temperature, grad_loss]
 
@@ -186,7 +196,7 @@ cdef object compute(Call call, int threads):
     x.loss_terms, x.square_terms = <double *>data_of(terms), <double *>data_of(squares)
     x.lse, x.log_prob = data_of(results.arrays[LSE]), data_of(results.arrays[LOG_PROB])
     x.entropy, x.predicted = data_of(results.arrays[ENTROPY]), <int64_t *>data_of(predicted)
-    if describe_call(&p, call, gradient):
+    if describe_call(&p, call, &x, gradient):
         solve(&x, &p, threads)
     elif is_reduced:
         # The mean over no rows is NaN, unless the caller gave the denominator.
@@ -244,32 +254,22 @@ cdef Py_ssize_t workspace_bound(Call call, int threads) except -1:
     cdef Py_ssize_t most = 0, copies = copied_bytes(call)
     if call.first_out is not None and out is not call.first_out:
         copies += cnp.PyArray_NBYTES(out)
-    if not describe_call(&p, call, out):
+    set_options(&x, call)
+    if not describe_call(&p, call, &x, out):
         return copies
     for count in [threads] if threads else [1, _threads.default_threads()]:
-        set_sizes(&x, call)
         prepare_loss(&x, &p, count)
         most = max(most, loss_workspace_size(&x))
     return copies + most
-
-
-cdef int set_sizes(CrossEntropy *x, Call call) except -1:
-    """Fill in those arguments of a loss that its workspace depends on."""
-    cdef cnp.ndarray target = value(call, "target")
-    memset(x, 0, sizeof(CrossEntropy))
-    x.return_grad, x.target_count = value(call, "return_grad"), 1
-    if value(call, "target_prob") is not None:
-        x.target_count = cnp.PyArray_DIM(target, cnp.PyArray_NDIM(target) - 1)
-    return 0
 
 
 cdef tuple chosen(Call call, int threads):
     """Return the name of the plan of a call, and the number of threads of calls that follow one another."""
     cdef Problem p
     cdef CrossEntropy x
-    if not describe_call(&p, call, shape_of_gradient(call)):
+    set_options(&x, call)
+    if not describe_call(&p, call, &x, shape_of_gradient(call)):
         return "nothing to compute", 1
     threads = threads_of(&p, threads)
-    set_sizes(&x, call)
     prepare_loss(&x, &p, threads)
     return plan_name(&x.s), threads

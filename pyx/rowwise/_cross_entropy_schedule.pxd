@@ -40,7 +40,13 @@ ctypedef struct CrossEntropy:
     # A loss of rows. The caller fills in the arguments and results. Arrays of rows are in C order.
     Schedule s
     const ag_loss_kernels *kernels
-    # Arguments.
+    # Arguments. The first ones, without addresses, are all that the plan and the size of the workspace depend on.
+    bint has_prob                     # whether there is `prob`
+    bint has_class_weight
+    bint has_temperatures
+    bint has_grad_of_rows
+    bint has_outputs                  # lse, log_prob, entropy, predicted or correct is requested
+    bint has_row_outputs              # entropy, predicted or correct is requested
     const void *target                # (rows, K), int32 or int64
     bint has_wide_targets
     Py_ssize_t target_count           # K
@@ -50,9 +56,7 @@ ctypedef struct CrossEntropy:
     const void *kernel_weight         # the class weights in the kernels' compute type, or NULL if no kernel reads them
     const double *token_weight        # (rows,), or NULL
     const double *temperature         # (rows,), or one number
-    bint has_temperatures
     const double *grad_loss           # (rows,), or one number
-    bint has_grad_of_rows
     double label_smoothing
     double lse_square_scale
     bint is_mean
@@ -76,7 +80,7 @@ ctypedef struct CrossEntropy:
     bint is_undefined                 # a mean over a sum of weights of 0, which is NaN
     double loss_share                 # reciprocals of these; 0 if they are 0
     double square_share
-    bint is_single_target             # rows have one target of weight 1, and no other term or output
+    bint is_single_target             # see the function of this name
     ag_row_op deficit_sum             # the row sum of label smoothing
     bint needs_deficit
     double scale                      # that of all rows, unless `has_temperatures`
@@ -93,6 +97,7 @@ ctypedef struct CrossEntropy:
 
 
 cdef double scale_of(double temperature, bint is_double) noexcept nogil
+cdef ag_row_op plan_of(const CrossEntropy *x, Py_ssize_t classes, bint has_other_dtype) noexcept nogil
 cdef void prepare_loss(CrossEntropy *x, const Problem *p, int threads) noexcept nogil
 cdef Py_ssize_t loss_workspace_size(CrossEntropy *x) noexcept nogil
 cdef Py_ssize_t place_loss_workspace(CrossEntropy *x, char *base) noexcept nogil

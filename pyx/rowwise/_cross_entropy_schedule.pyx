@@ -5,7 +5,7 @@ still in the cache. In between, `finish_rows` computes the losses, the factors o
 targets, which are stored last. A target's logit is read before, as the gradient may overwrite the input.
 
 The plan is that of a forward row-wise operator (`_rowwise_plan`). Sums that are needed for some options alone have no column
-kernels; with such options the problem is described as AG_LOSS_EXP_OF_ROWS.
+kernels; with such options the problem is described as `plan_of` returns it.
 
 The caller owns the workspace. It fills in the arguments of a `CrossEntropy`, calls `prepare_loss`, allocates
 `loss_workspace_size` bytes, calls `place_loss_workspace` and `run_loss`.
@@ -33,15 +33,17 @@ from ascend_grad._memory cimport ALIGNMENT, Arena, align_up, arena_alloc
 from ascend_grad._rowwise_kernels cimport (
     AG_LOSS_DEFICIT,
     AG_LOSS_EXP,
+    AG_LOSS_EXP_OF_ROWS,
     AG_LOSS_MOMENT,
     AG_LOSS_REST,
     AG_LOSS_WEIGHTED_DEFICIT,
     AG_MAX_COLUMNS,
     AG_MAX_LANES,
     AG_STRIP_COLUMNS,
+    AG_STRIP_ROWS,
     ag_loss_rows,
-    ag_single_target_columns,
     ag_row_op,
+    ag_single_target_columns,
     ag_tile,
 )
 from ascend_grad._rowwise_plan cimport MASK, OUT, A, Operand, Problem, offset_of, tile_at
@@ -70,6 +72,7 @@ cdef enum:
     CACHED_BYTES = 16 << 10           # most bytes of the exponentials of a chunk of rows, which mostly stay in L1
     MAX_CHUNK = 1024                  # most rows of a chunk
     ROWS_PER_CHECK = 1 << 18          # rows between two checks for signals
+    ROWS_PER_SUM = 256                # rows whose weights are added up together
     LEAST_EXPONENT = -126             # of normal float32 numbers
 
 # The gradient at a target whose probability is above this number is computed from 1 - p, as AG_NEARLY_CERTAIN of the
@@ -168,6 +171,12 @@ cdef inline double class_weight_of(const CrossEntropy *x, Py_ssize_t entry) noex
 
 cdef inline double token_weight_of(const CrossEntropy *x, Py_ssize_t number) noexcept nogil:
     return 1 if x.token_weight == NULL else x.token_weight[number]
+
+
+cdef inline double row_weight(const CrossEntropy *x, Py_ssize_t number) noexcept nogil:
+    """Return the weight of a row with one target, which is not ignored."""
+    cdef double token_weight = token_weight_of(x, number)
+    return 0 if token_weight == 0 else token_weight * class_weight_of(x, target_of(x, number, 0))
 
 
 cdef inline bint is_ignored(const CrossEntropy *x, Py_ssize_t number) noexcept nogil:
@@ -393,22 +402,39 @@ cdef void set_gradients(
 
 
 cdef void finish_single_target_rows(CrossEntropy *x, Py_ssize_t begin, Py_ssize_t count, Rows *r) noexcept nogil:
-    """Compute what `finish_rows` does for rows with one target of weight 1, and no other term or output."""
+    """Compute what `finish_rows` does for rows of which `is_single_target` holds."""
     cdef Py_ssize_t i
-    cdef double grad = x.grad_loss[0] * x.loss_share
+    cdef double grad = x.grad_loss[0] * x.loss_share, share = x.label_smoothing / x.s.p.n, weight = 1, loss
+    cdef double subtrahend = grad * x.inverse_temperature * share
+    cdef double balance = grad * x.inverse_temperature * (x.label_smoothing - share)
+    cdef bint has_weights = x.class_weight != NULL or x.token_weight != NULL
     for i in range(count):
         r.targets[i] = 0
         if r.scale[i] > 0:
             r.targets[i] = load_element(x, r, begin, i, target_of(x, r.numbers[i], 0))
     x.kernels.finish(
-        r.rest, r.max, r.targets, x.scale, grad, x.inverse_temperature, r.log_sum, r.factor, r.targets, count
+        r.rest, r.max, r.targets, x.scale, grad, x.inverse_temperature, x.label_smoothing, r.log_sum, r.factor, r.targets,
+        count
     )
     for i in range(count):
+        loss = r.log_sum[i]
         r.stores[i] = r.scale[i] > 0 and grad != 0
-        r.smoothing[i] = 0
+        if x.needs_deficit:
+            loss += share * r.deficit[i]
+            r.targets[i] += balance
+        r.smoothing[i] = subtrahend
+        if r.scale[i] <= 0:
+            loss = 0
+        elif has_weights:
+            weight = row_weight(x, r.numbers[i])
+            loss = 0 if weight == 0 else loss * weight
+            r.stores[i] = r.stores[i] and token_weight_of(x, r.numbers[i]) != 0
+            r.factor[i] *= weight
+            r.smoothing[i] *= weight
+            r.targets[i] *= weight
         if not r.stores[i]:
-            r.factor[i] = 0
-        set_loss(x, r.numbers[i], r.log_sum[i] if r.scale[i] > 0 else 0, 0)
+            r.factor[i] = r.smoothing[i] = 0
+        set_loss(x, r.numbers[i], loss, 0)
 
 
 cdef void finish_rows(CrossEntropy *x, Py_ssize_t begin, Py_ssize_t count, Rows *r) noexcept nogil:
@@ -554,29 +580,33 @@ cdef inline bint is_strip(const CrossEntropy *x, const ag_tile *tile) noexcept n
 
 
 cdef void single_target_columns(CrossEntropy *x, Py_ssize_t begin, const ag_tile *tile, Rows *r) noexcept nogil:
-    """Compute the columns of a strip that begins at row `begin` of the problem.
-
-    They have one target of weight 1, and no other term or output.
-    """
+    """Compute the columns of a strip that begins at row `begin` of the problem, of which `is_single_target` holds."""
     cdef ag_single_target_columns columns
     cdef const Problem *p = &x.s.p
     cdef int last = p.axes - 1
     cdef Py_ssize_t number = row_number(x, begin), i
-    # Columns that follow each other in C order, with a reduction, need no copies.
+    # The targets of columns that follow each other in C order need no copies, and neither do reduced losses.
     cdef bint copies = (
         x.losses != NULL or p.operands[MASK].strides[last] != 1
         or begin // p.shape[last] != (begin + tile.rows - 1) // p.shape[last]
     )
+    cdef bint has_weights = x.class_weight != NULL or x.token_weight != NULL
     columns.has_wide_targets, columns.ignore_index = x.has_wide_targets, x.ignore_index
     columns.grad, columns.inverse, columns.return_grad = x.grad_loss[0] * x.loss_share, x.inverse_temperature, x.return_grad
-    if copies:
+    columns.smoothing, columns.weights = x.label_smoothing, r.factor if has_weights else NULL
+    columns.targets = <const char *>x.target + number * (8 if x.has_wide_targets else 4)
+    columns.losses = r.log_sum if copies else &x.loss_terms[number]
+    if copies or has_weights:
         number_rows(x, begin, tile.rows, r)
+        columns.targets, columns.has_wide_targets = r.indices, True
         for i in range(tile.rows):
             r.indices[i] = target_of(x, r.numbers[i], 0)
-        columns.targets, columns.has_wide_targets, columns.losses = r.indices, True, r.log_sum
-    else:
-        columns.targets = <const char *>x.target + number * (8 if x.has_wide_targets else 4)
-        columns.losses = &x.loss_terms[number]
+    if has_weights:
+        for i in range(tile.rows):
+            if r.indices[i] == x.ignore_index or token_weight_of(x, r.numbers[i]) == 0:
+                r.indices[i], r.factor[i] = x.ignore_index, 0
+            else:
+                r.factor[i] = row_weight(x, r.numbers[i])
     x.kernels.single_target_strips(tile, &columns)
     if copies:
         for i in range(tile.rows):
@@ -628,7 +658,9 @@ cdef void whole_block(const void *context, Py_ssize_t block, int thread) noexcep
     if s.plan.by_columns:
         begin = column_tile(s, block, 0, s.p.n, tiles, &tile)
         # The kernel rounds gradients at targets to the dtype of the tile, which has to be the result's.
-        if x.is_single_target and is_strip(x, &tile) and s.plan.tile_dtype == s.p.operands[OUT].dtype:
+        if x.is_single_target and s.plan.tile_dtype == s.p.operands[OUT].dtype and (
+            x.label_smoothing != 0 or is_strip(x, &tile)
+        ):
             single_target_columns(x, begin, &tile, &r)
             if x.return_grad:
                 scatter_columns(s, block, 0, s.p.n, tiles, &tile)
@@ -830,6 +862,27 @@ cdef void place_rows(const CrossEntropy *x, Rows *r, Arena *arena, char *base) n
         r.cached = NULL
 
 
+cdef bint is_single_target(const CrossEntropy *x) noexcept nogil:
+    """Return whether rows have one target, one weight, and no other term or output but label smoothing without weights."""
+    return not (
+        x.has_prob or x.has_temperatures or x.has_grad_of_rows or x.has_outputs or x.lse_square_scale != 0
+        or (x.label_smoothing != 0 and x.has_class_weight)
+    )
+
+
+cdef ag_row_op plan_of(const CrossEntropy *x, Py_ssize_t classes, bint has_other_dtype) noexcept nogil:
+    """Return the operator whose plan a loss follows: AG_LOSS_EXP_OF_ROWS if column kernels do not compute all of it.
+
+    `has_other_dtype`: the gradient has another dtype than the logits.
+    """
+    if x.has_row_outputs or x.has_temperatures:
+        return AG_LOSS_EXP_OF_ROWS
+    # Strips of columns smooth, and have at least so many rows with every instruction set.
+    if x.label_smoothing != 0 and (has_other_dtype or classes > AG_STRIP_ROWS(2) or not is_single_target(x)):
+        return AG_LOSS_EXP_OF_ROWS
+    return AG_LOSS_EXP
+
+
 cdef void prepare_loss(CrossEntropy *x, const Problem *p, int threads) noexcept nogil:
     """Fill in the schedule of a loss whose arguments are given, without a workspace."""
     cdef Py_ssize_t row_bytes = align_up(p.n, AG_MAX_LANES) * (8 if p.dtype == AG_FLOAT64 else 4)
@@ -837,6 +890,7 @@ cdef void prepare_loss(CrossEntropy *x, const Problem *p, int threads) noexcept 
     cdef Arena arena
     prepare(&x.s, p, threads)
     x.kernels = loss_kernels(&x.s)
+    x.is_single_target = is_single_target(x)
     x.needs_deficit = x.label_smoothing != 0
     x.deficit_sum = AG_LOSS_DEFICIT if x.class_weight == NULL else AG_LOSS_WEIGHTED_DEFICIT
     x.chunk = max(<Py_ssize_t>1, min(<Py_ssize_t>MAX_CHUNK, CACHED_BYTES // row_bytes))
@@ -883,8 +937,10 @@ cdef int set_shares(CrossEntropy *x, double *last_check) except -1 nogil:
 
 cdef int set_denominators(CrossEntropy *x, double *last_check) except -1 nogil:
     """Compute what the terms of a mean are divided by: sums over the rows that are not ignored."""
-    cdef ag_sum loss, square
-    cdef Py_ssize_t number
+    cdef ag_sum[AG_SUM_LANES] losses, squares
+    cdef double[ROWS_PER_SUM] tokens
+    cdef double[ROWS_PER_SUM] weights
+    cdef Py_ssize_t begin = 0, count, i
     x.loss_denominator = x.square_denominator = 1
     if not x.is_mean:
         return 0
@@ -894,16 +950,24 @@ cdef int set_denominators(CrossEntropy *x, double *last_check) except -1 nogil:
     if x.token_weight == NULL and x.class_weight == NULL:
         x.loss_denominator = x.square_denominator = <double>count_rows(x, last_check)
         return 0
-    loss.sum = loss.compensation = square.sum = square.compensation = 0
-    for number in range(x.s.p.rows):
-        if not is_ignored(x, number):
-            ag_sum_add(&square, token_weight_of(x, number))
-            if x.prob == NULL and token_weight_of(x, number) != 0:
-                ag_sum_add(&loss, token_weight_of(x, number) * class_weight_of(x, target_of(x, number, 0)))
-        if number % ROWS_PER_CHECK == 0 and last_check != NULL:
+    memset(losses, 0, sizeof(losses))
+    memset(squares, 0, sizeof(squares))
+    while begin < x.s.p.rows:
+        count = min(<Py_ssize_t>ROWS_PER_SUM, x.s.p.rows - begin)
+        for i in range(count):
+            tokens[i] = weights[i] = 0
+            if not is_ignored(x, begin + i):
+                tokens[i] = token_weight_of(x, begin + i)
+                if x.prob == NULL:
+                    weights[i] = row_weight(x, begin + i)
+        ag_sums_add_numbers(squares, tokens, count)
+        if x.prob == NULL:
+            ag_sums_add_numbers(losses, weights, count)
+        begin += count
+        if last_check != NULL:
             _tasks.check_signals(last_check)
-    x.square_denominator = ag_sum_total(square)
-    x.loss_denominator = ag_sum_total(loss) if x.prob == NULL else x.square_denominator
+    x.square_denominator = ag_sums_total_of_all(squares)
+    x.loss_denominator = x.square_denominator if x.prob != NULL else ag_sums_total_of_all(losses)
     return 0
 
 
@@ -974,11 +1038,6 @@ cdef int run_loss(CrossEntropy *x, bint default_threads, double *last_check) exc
             ag_sum_add(&total, x.class_weight[v])
     x.class_sum = <double>x.s.p.n if x.class_weight == NULL else ag_sum_total(total)
     set_shares(x, last_check)
-    x.is_single_target = (
-        x.prob == NULL and x.class_weight == NULL and x.token_weight == NULL and not x.has_temperatures
-        and not x.has_grad_of_rows and x.label_smoothing == 0 and x.lse_square_scale == 0 and x.lse == NULL
-        and x.log_prob == NULL and x.entropy == NULL and x.predicted == NULL
-    )
     if not x.has_temperatures:
         x.scale = scale_of(x.temperature[0], x.s.p.dtype == AG_FLOAT64)
         x.inverse_temperature = 1 / x.temperature[0]

@@ -44,6 +44,8 @@ cdef extern from "ascend_grad/rowwise/rowwise.h" nogil:
         AG_SCRATCH_BYTES
         AG_STRIP_COLUMNS
 
+    Py_ssize_t AG_STRIP_ROWS(Py_ssize_t lanes) noexcept nogil
+
     ctypedef struct ag_tile:
         const char *a
         const char *b
@@ -91,6 +93,8 @@ cdef extern from "ascend_grad/rowwise/rowwise.h" nogil:
         const void *targets
         int has_wide_targets
         int64_t ignore_index
+        const double *weights
+        double smoothing
         double grad
         double inverse
         int return_grad
@@ -107,7 +111,8 @@ cdef extern from "ascend_grad/rowwise/rowwise.h" nogil:
         void (*log1p)(const double *x, double *results, Py_ssize_t count) noexcept nogil
         void (*exp)(const double *x, double *results, Py_ssize_t count) noexcept nogil
         void (*finish)(const double *rest, const double *max, const double *logits, double scale, double grad, double inverse,
-                       double *losses, double *factors, double *at_targets, Py_ssize_t count) noexcept nogil
+                       double smoothing, double *losses, double *factors, double *at_targets,
+                       Py_ssize_t count) noexcept nogil
         void (*single_target_strips)(const ag_tile *tile, const ag_single_target_columns *columns) noexcept nogil
 
     const ag_loss_kernels *ag_rowwise_loss_kernels(ag_variant variant, ag_dtype dtype)

@@ -15,6 +15,7 @@ from ascend_grad._cross_entropy_schedule cimport (
     CrossEntropy,
     loss_workspace_size,
     place_loss_workspace,
+    plan_of,
     prepare_loss,
     run_loss,
     scale_of,
@@ -22,7 +23,7 @@ from ascend_grad._cross_entropy_schedule cimport (
 from ascend_grad._kernels cimport AG_FLOAT32, AG_FLOAT64
 from ascend_grad._linear_problem cimport set_number
 from ascend_grad._memory cimport ALIGNMENT, align_up, aligned, allocate, arena_alloc, release
-from ascend_grad._rowwise_kernels cimport AG_LOSS_EXP, AG_LOSS_EXP_OF_ROWS
+from ascend_grad._rowwise_kernels cimport ag_row_op
 from ascend_grad._rowwise_plan cimport Problem, describe
 from ascend_grad._rowwise_schedule cimport choose_threads
 from ascend_grad._views cimport View
@@ -190,6 +191,9 @@ cdef void set_results(RowsCall *call) noexcept nogil:
     x.predicted = integers(c, "predicted", call.rank, call.dims)
     if x.predicted == NULL and result(c, "correct") != NULL:
         x.predicted = <int64_t *>arena_alloc(&c.memory, bytes)
+    x.has_prob, x.has_class_weight = x.prob != NULL, x.class_weight != NULL
+    x.has_row_outputs = x.entropy != NULL or x.predicted != NULL
+    x.has_outputs = x.has_row_outputs or x.lse != NULL or x.log_prob != NULL
     # log_prob and correct exist only for rows with a single target.
     require(c, x.prob == NULL or (x.log_prob == NULL and result(c, "correct") == NULL))
 
@@ -207,7 +211,7 @@ cdef bint describe_problem(RowsCall *call, Problem *p) noexcept nogil:
     cdef Py_ssize_t stride = 1
     cdef int axis
     cdef CrossEntropy *x = &call.x
-    cdef bint with_rows = x.entropy != NULL or x.predicted != NULL or x.label_smoothing != 0 or x.has_temperatures
+    cdef ag_row_op op = plan_of(x, call.input.view.shape[call.axis], call.input.view.dtype != call.out.view.dtype)
     cdef double scale = 1 if x.has_temperatures else scale_of(call.temperature, x.is_double)
     for axis in range(numbers_of_rows.ndim - 1, -1, -1):
         strides[axis] = 0
@@ -216,8 +220,7 @@ cdef bint describe_problem(RowsCall *call, Problem *p) noexcept nogil:
             stride *= numbers_of_rows.shape[axis]
     numbers_of_rows.data, numbers_of_rows.strides, numbers_of_rows.itemsize = NULL, strides, 1
     return describe(
-        p, AG_LOSS_EXP_OF_ROWS if with_rows else AG_LOSS_EXP, &call.input.view, &call.input.view, &numbers_of_rows,
-        &call.out.view, call.axis, scale
+        p, op, &call.input.view, &call.input.view, &numbers_of_rows, &call.out.view, call.axis, scale
     )
 
 

@@ -34,6 +34,9 @@ OPTIONS: tuple[dict[str, Any], ...] = (
     {"outputs": ("correct", "lse"), "lse_square_scale": 0.1, "denominator": 7.0},
     {"return_grad": False, "outputs": ("log_prob", "lse"), "reduction": "sum"},
     {"token_weight": "rows", "lse_square_scale": 1e-3, "grad_loss": -2.5},
+    {"class_weight": "classes", "token_weight": "rows", "reduction": "none"},
+    {"token_weight": "rows", "label_smoothing": 0.3, "temperature": 0.7, "grad_loss": -2.5},
+    {"label_smoothing": 1.0},
 )
 SPARSE: tuple[dict[str, Any], ...] = (
     {},
@@ -131,10 +134,11 @@ def same_bits(results: list[CrossEntropy]) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("shape", "dim"), [((3, 70_001), -1), ((40_000, 3), 0), ((2, 3000, 40), 1), ((500, 12), -1), ((2, 5, 2000), 1)]
+    ("shape", "dim"),
+    [((3, 70_001), -1), ((40_000, 3), 0), ((2, 3000, 40), 1), ((500, 12), -1), ((2, 5, 2000), 1), ((2, 32, 300), 1)],
 )
 def test_threads_and_layouts_have_equal_bits(shape, dim, dtype, cpu_engine):
-    for number in (0, 3, 4):
+    for number in (0, 1, 3, 4, 8, 9):
         arguments = random_arguments(number, shape, dim, dtype, options=OPTIONS[number])
         results = [
             cpu_engine.call(
@@ -244,6 +248,13 @@ def test_rows_that_add_nothing(dtype, cpu_engine):
         arguments["target"][:] = 1
         arguments["target"][0] = -100
         arguments["token_weight"] = np.array([1, 0, 1, 1, 1, 1], np.float64 if dtype == "float64" else np.float32)
+        for smoothing in (0.0, 0.1):  # without upstream gradients of rows, as column kernels have none
+            gradient = cpu_engine.call("cross_entropy", **arguments | {"label_smoothing": smoothing}).input_grad
+            rows = np.moveaxis(gradient, dim, -1).astype(np.float64)
+            assert not rows[:2].any()
+            assert not np.signbit(rows[:2]).any()
+            assert np.isnan(rows[2]).any()
+            assert rows[3:].any(axis=-1).all()
         arguments["grad_loss"] = np.array([1, 1, 0, 1, 1, 1], np.float32)
         loss, gradient = cpu_engine.call("cross_entropy", **arguments)
         rows = np.moveaxis(gradient, dim, -1).astype(np.float64)
@@ -253,6 +264,13 @@ def test_rows_that_add_nothing(dtype, cpu_engine):
         assert loss[:2].tolist() == [0, 0]
         assert np.isnan(loss[2])
         assert np.isfinite(loss[3:]).all()
+
+
+@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.5}, {"reduction": "sum", "outputs": ("lse", "entropy")}])
+def test_a_logit_of_rank_0_is_certain(options, dtype, cpu_engine):
+    result = cpu_engine.call("cross_entropy", np.array(1.5, DTYPES[dtype]), 0, 0, **options)
+    assert (result.loss, result.input_grad, result.input_grad.shape) == (0, 0, ())
+    assert (result.lse, result.entropy) == ((1.5, 0) if "outputs" in options else (None, None))
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
@@ -368,13 +386,31 @@ def test_ties_and_nan_are_predicted_as_numpy_does(dtype, cpu_engine):
         assert np.array_equal(result.predicted, np.argmax(x.astype(np.float64), axis=-1))
 
 
-def test_class_weight_of_zero_hides_its_class(cpu_engine):
-    x = np.array([[0.0, -np.inf, 1.0]])
-    weight = np.array([1.0, 0.0, 1.0])
-    result = cpu_engine.call("cross_entropy", x, [0], class_weight=weight, label_smoothing=0.2)
-    assert_right(
-        result, cross_entropy_oracles.expected(x, np.array([0]), class_weight=weight, label_smoothing=0.2), "float64"
-    )
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("target", [0, 1])
+def test_class_weight_of_zero_hides_its_class(target, label_smoothing, cpu_engine):
+    """The logit of a class of weight 0 may be infinite, in rows and in columns, and as the target."""
+    x, target = np.array([[0.0, -np.inf, 1.0]] * 70), np.full(70, target)
+    options = {
+        "class_weight": np.array([1.0, 0.0, 1.0]),
+        "label_smoothing": label_smoothing,
+        "reduction": "sum",
+    }
+    right = cross_entropy_oracles.expected(x, target, **options)
+    assert_right(cpu_engine.call("cross_entropy", x, target, **options), right, "float64")
+    result = cpu_engine.call("cross_entropy", np.ascontiguousarray(x.T), target, 0, **options)
+    assert_right(result, right | {"input_grad": right["input_grad"].T}, "float64")
+
+
+def test_smoothing_all_of_the_loss_leaves_the_target_no_weight(cpu_engine):
+    """The loss is finite though the target's logit is not, and infinite if another class is -inf."""
+    x = np.array([[0.0, 2.0, 1.0]] * 70)
+    for axis, logits in ((1, x), (0, np.ascontiguousarray(x.T))):
+        loss = cpu_engine.call("cross_entropy", logits, np.full(70, 0), axis, label_smoothing=1.0).loss
+        np.testing.assert_allclose(loss, np.log(np.exp(x[0]).sum()) - 1, rtol=1e-12)
+    x[:, 0] = -np.inf
+    for axis, logits in ((1, x), (0, np.ascontiguousarray(x.T))):
+        assert cpu_engine.call("cross_entropy", logits, np.full(70, 0), axis, label_smoothing=1.0).loss == np.inf
 
 
 @pytest.mark.parametrize("gap", [30.0, -30.0])

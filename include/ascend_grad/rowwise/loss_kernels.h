@@ -446,7 +446,7 @@ static void K(loss_exp)(const double *x, double *results, ptrdiff_t count)
     }
 }
 
-/* ---- rows with one target of weight 1 ---------------------------------------------------------------------------- */
+/* ---- rows with one target each ----------------------------------------------------------------------------------- */
 
 #if AG_IS_F64
 #define AG_FOR_HALVES(statement) statement(low)
@@ -484,23 +484,26 @@ AG_INLINE void K(loss_store_lanes)(double *to, const K(lane_sums) *x, ptrdiff_t 
 #endif
 }
 
-/* Results of rows with one target of weight 1: losses, factors of the exponentials, and gradients at the targets. */
+/* Results of rows with one target each: losses, factors of the exponentials, and gradients at the targets. */
 typedef struct {
     K(lane_sums) loss, factor, at_target;
 } K(loss_results);
 
-/* Compute results from `rest` of loss.h, and the maxima and the targets' logits. If the target does not have the maximum,
- * `rest` includes its exponential e, and 1 - e is at least as large as the error of the difference. */
+/* Compute results from `rest` of loss.h, and the maxima and the targets' logits, as `finish` of ag_loss_kernels does. If the
+ * target does not have the maximum, `rest` includes its exponential e, and 1 - e is at least as large as the error of the
+ * difference. */
 AG_INLINE K(loss_results) K(loss_finish_vector)(const K(lane_sums) *rest, V max, V logit, V scale, double grad,
-                                                double inverse)
+                                                double inverse, double smoothing)
 {
+    const double target_weight = 1 - smoothing;
     const K(lane_sums) exponential = K(loss_widen)(V_(exp)((logit - max) * scale));
     const K(lane_sums) wide_max = K(loss_widen)(max), wide_logit = K(loss_widen)(logit);
     K(loss_results) results;
 #define AG_FINISH(half)                                                                                                \
     do {                                                                                                               \
         const f64v z = (wide_logit.half - wide_max.half) * inverse, r = rest->half;                                    \
-        results.loss.half = v_f64_log1p(r) - z;                                                                        \
+        results.loss.half = v_f64_log1p(r);                                                                            \
+        if (target_weight != 0) results.loss.half -= target_weight * z; /* which may be infinite */                    \
         results.factor.half = v_f64_set1(grad * inverse) / (r + 1.0);                                                  \
         results.at_target.half =                                                                                       \
             -results.factor.half * v_f64_select(z == 0, r, (r - exponential.half) + 1.0);                              \
@@ -511,21 +514,22 @@ AG_INLINE K(loss_results) K(loss_finish_vector)(const K(lane_sums) *rest, V max,
 }
 
 static void K(loss_finish)(const double *rest, const double *max, const double *logits, double scale, double grad,
-                           double inverse, double *losses, double *factors, double *at_targets, ptrdiff_t count)
+                           double inverse, double smoothing, double *losses, double *factors, double *at_targets,
+                           ptrdiff_t count)
 {
     for (ptrdiff_t i = 0; i < count; i += VL) {
         const ptrdiff_t left = count - i;
         const K(lane_sums) r = K(loss_load_lanes)(rest + i, left), m = K(loss_load_lanes)(max + i, left);
         const K(lane_sums) z = K(loss_load_lanes)(logits + i, left);
         const K(loss_results) results = K(loss_finish_vector)(&r, K(to_compute_type)(&m), K(to_compute_type)(&z),
-                                                              V_(set1)((compute_t)scale), grad, inverse);
+                                                              V_(set1)((compute_t)scale), grad, inverse, smoothing);
         K(loss_store_lanes)(losses + i, &results.loss, left);
         K(loss_store_lanes)(factors + i, &results.factor, left);
         K(loss_store_lanes)(at_targets + i, &results.at_target, left);
     }
 }
 
-/* ---- short columns with one target of weight 1 ------------------------------------------------------------------- */
+/* ---- short columns with one target each -------------------------------------------------------------------------- */
 
 /* Return the indices of the targets of `width` columns; -1: the column is ignored. */
 AG_INLINE V K(loss_load_targets)(const ag_single_target_columns *p, ptrdiff_t c, ptrdiff_t width)
@@ -543,11 +547,14 @@ AG_INLINE void K(loss_single_target_strip)(const ag_single_target_columns *p, co
                                            ptrdiff_t c, ptrdiff_t width, int nontemporal)
 {
     const char *a = tile->a + c * AG_SIZE;
+    /* What label smoothing subtracts from the gradient of every class, and what it leaves at the target. */
+    const double share = p->smoothing / (double)tile->n, subtrahend = p->grad * p->inverse * share;
+    const double balance = p->grad * p->inverse * (p->smoothing - share);
     const V scale = V_(set1)((compute_t)tile->scale), none = {0};
     const f64v none_wide = {0}, grad = v_f64_set1(p->grad);
-    V max[4] = {none}, x[4] = {none}, logit[4] = {none}, target[4] = {none}, factor[4], at_target[4];
+    V max[4] = {none}, x[4] = {none}, logit[4] = {none}, target[4] = {none}, factor[4], at_target[4], smoothed[4];
     V cached[AG_STRIP_ROWS(VL) * vectors];
-    K(lane_sums) sums[4], rest[4];
+    K(lane_sums) sums[4], rest[4], deficit[4];
     K(strip_max)(vectors, a, tile->a_stride, tile->n, width, max);
     K(strip_sum)(AG_LOSS_EXP, vectors, tile, a, a, width, scale, max, sums, cached);
     i64v is_near_one = {0};
@@ -558,6 +565,7 @@ AG_INLINE void K(loss_single_target_strip)(const ag_single_target_columns *p, co
     rest[j].half = sums[j].half - 1.0;
         AG_FOR_HALVES(AG_SUBTRACT)
 #undef AG_SUBTRACT
+        deficit[j] = (K(lane_sums)){0};
         target[j] = K(loss_load_targets)(p, c + j * VL, width);
     }
     int64_t has_near_one = 0;
@@ -573,6 +581,9 @@ AG_INLINE void K(loss_single_target_strip)(const ag_single_target_columns *p, co
 #undef AG_REPLACE
         }
     }
+    if (p->smoothing != 0) {
+        K(strip_sum)(AG_LOSS_DEFICIT, vectors, tile, a, a, width, scale, max, deficit, NULL);
+    }
     for (ptrdiff_t k = 0; k < tile->n; k++) {
         K(load_strip)(vectors, 1, a + k * tile->a_stride, width, x);
         AG_UNROLL(4)
@@ -581,22 +592,39 @@ AG_INLINE void K(loss_single_target_strip)(const ag_single_target_columns *p, co
     AG_UNROLL(1)
     for (int j = 0; j < vectors; j++) {
         const K(lane_sums) wide_target = K(loss_widen)(target[j]);
-        K(loss_results) results = K(loss_finish_vector)(&rest[j], max[j], logit[j], scale, p->grad, p->inverse);
-#define AG_CLEAR(half)                                                                                                 \
+        K(lane_sums) weight = {0}, difference;
+        K(loss_results) results =
+            K(loss_finish_vector)(&rest[j], max[j], logit[j], scale, p->grad, p->inverse, p->smoothing);
+        if (p->weights) weight = K(loss_load_lanes)(p->weights + c + j * VL, width);
+#define AG_COMPLETE(half)                                                                                              \
     do {                                                                                                               \
-        const i64v is_ignored = wide_target.half < 0, is_zero = is_ignored | (grad == 0);                               \
-        results.loss.half = v_f64_select(is_ignored, none_wide, results.loss.half);                                    \
-        results.factor.half = v_f64_select(is_zero, none_wide, results.factor.half);                                   \
-        results.at_target.half = v_f64_select(is_zero, none_wide, results.at_target.half);                             \
+        f64v loss = results.loss.half, factor = results.factor.half, at_target = results.at_target.half;               \
+        f64v smooth = v_f64_set1(subtrahend);                                                                          \
+        if (p->smoothing != 0) {                                                                                       \
+            loss += deficit[j].half * share;                                                                           \
+            at_target += balance;                                                                                      \
+        }                                                                                                              \
+        if (p->weights) {                                                                                              \
+            loss = v_f64_select(weight.half == 0, none_wide, loss * weight.half);                                      \
+            factor *= weight.half;                                                                                     \
+            at_target *= weight.half;                                                                                  \
+            smooth *= weight.half;                                                                                     \
+        }                                                                                                              \
+        const i64v is_ignored = wide_target.half < 0, is_zero = is_ignored | (grad == 0);                              \
+        results.loss.half = v_f64_select(is_ignored, none_wide, loss);                                                 \
+        results.factor.half = v_f64_select(is_zero, none_wide, factor);                                                \
+        results.at_target.half = v_f64_select(is_zero, none_wide, at_target);                                          \
+        difference.half = v_f64_select(is_zero, none_wide, smooth);                                                    \
     } while (0);
-        AG_FOR_HALVES(AG_CLEAR)
-#undef AG_CLEAR
+        AG_FOR_HALVES(AG_COMPLETE)
+#undef AG_COMPLETE
         K(loss_store_lanes)(p->losses + c + j * VL, &results.loss, width);
 #if AG_SIZE == 2
         results.at_target.low = AG_ROUND(results.at_target.low);
         results.at_target.high = AG_ROUND(results.at_target.high);
 #endif
         factor[j] = K(to_compute_type)(&results.factor);
+        smoothed[j] = K(to_compute_type)(&difference);
         at_target[j] = K(to_compute_type)(&results.at_target);
     }
     if (!p->return_grad) return;
@@ -604,7 +632,8 @@ AG_INLINE void K(loss_single_target_strip)(const ag_single_target_columns *p, co
         char *out = tile->out + k * tile->out_stride + c * AG_SIZE;
         AG_UNROLL(4)
         for (int j = 0; j < vectors; j++) {
-            V value = V_(select)(factor[j] == 0, none, cached[k * vectors + j] * factor[j]);
+            V value = V_(fma)(cached[k * vectors + j], factor[j], -smoothed[j]);
+            value = V_(select)((factor[j] == 0) & (smoothed[j] == 0), none, value);
             value = V_(select)(target[j] == (compute_t)k, at_target[j], value);
             if (nontemporal) AG_STORE_NT(out + j * VL * AG_SIZE, value);
             else if (vectors > 1 || width == VL) AG_STORE(out + j * VL * AG_SIZE, value);

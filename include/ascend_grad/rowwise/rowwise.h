@@ -169,13 +169,16 @@ typedef struct {
     const char *next;           /* NULL, or as many input rows to prefetch into L2, with the stride of the tile */
 } ag_loss_rows;
 
-/* Columns with one target of weight 1 each, and no other term of the loss: arguments and results of `single_target_strips`. */
+/* Columns with one target each, a weight and label smoothing, and no other term of the loss: arguments and results of
+ * `single_target_strips`. */
 typedef struct {
-    const void *targets;  /* indices, int64 or int32 */
-    int has_wide_targets; /* whether they are int64 */
-    int64_t ignore_index; /* target of columns that are ignored, whose results are 0 */
-    double grad, inverse; /* the upstream gradient, and the reciprocal temperature */
-    int return_grad;      /* whether the gradient is written */
+    const void *targets;   /* indices, int64 or int32 */
+    int has_wide_targets;  /* whether they are int64 */
+    int64_t ignore_index;  /* target of columns that are ignored, whose results are 0 */
+    const double *weights; /* of the columns, or NULL for 1 */
+    double smoothing;      /* the label smoothing */
+    double grad, inverse;  /* the upstream gradient, and the reciprocal temperature */
+    int return_grad;       /* whether the gradient is written */
     double *losses;
 } ag_single_target_columns;
 
@@ -195,12 +198,12 @@ typedef struct {
     /* Compute log(1 + x) for x >= 0, and exp(x), with errors of a few units in the last place. */
     void (*log1p)(const double *x, double *results, ptrdiff_t count);
     void (*exp)(const double *x, double *results, ptrdiff_t count);
-    /* Compute the losses of rows with one target of weight 1, the factors of their exponentials, and the gradients at the
-     * targets, from `rest` of loss.h, the maxima and the targets' logits. `scale` is the factor of logits, `inverse` the
-     * reciprocal temperature that it is rounded from, and `grad` the upstream gradient. `logits` and `at_targets` may be
-     * the same. */
+    /* Compute the losses of rows with one target, the factors of their exponentials, and the gradients at the targets, from
+     * `rest` of loss.h, the maxima and the targets' logits: without the terms of label smoothing that have all classes.
+     * `scale` is the factor of logits, `inverse` the reciprocal temperature that it is rounded from, `grad` the upstream
+     * gradient, and `smoothing` the label smoothing. `logits` and `at_targets` may be the same. */
     void (*finish)(const double *rest, const double *max, const double *logits, double scale, double grad, double inverse,
-                   double *losses, double *factors, double *at_targets, ptrdiff_t count);
+                   double smoothing, double *losses, double *factors, double *at_targets, ptrdiff_t count);
     /* Compute the losses and the gradients of columns of at most strip_rows rows. */
     void (*single_target_strips)(const ag_tile *tile, const ag_single_target_columns *columns);
 } ag_loss_kernels;
