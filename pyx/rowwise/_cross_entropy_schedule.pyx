@@ -585,28 +585,28 @@ cdef void single_target_columns(CrossEntropy *x, Py_ssize_t begin, const ag_tile
     cdef const Problem *p = &x.s.p
     cdef int last = p.axes - 1
     cdef Py_ssize_t number = row_number(x, begin), i
-    # The targets of columns that follow each other in C order need no copies, and neither do reduced losses.
+    # Targets and weights of columns that follow each other in C order need no copies, and neither do reduced losses.
     cdef bint copies = (
         x.losses != NULL or p.operands[MASK].strides[last] != 1
         or begin // p.shape[last] != (begin + tile.rows - 1) // p.shape[last]
     )
-    cdef bint has_weights = x.class_weight != NULL or x.token_weight != NULL
     columns.has_wide_targets, columns.ignore_index = x.has_wide_targets, x.ignore_index
     columns.grad, columns.inverse, columns.return_grad = x.grad_loss[0] * x.loss_share, x.inverse_temperature, x.return_grad
-    columns.smoothing, columns.weights = x.label_smoothing, r.factor if has_weights else NULL
-    columns.targets = <const char *>x.target + number * (8 if x.has_wide_targets else 4)
-    columns.losses = r.log_sum if copies else &x.loss_terms[number]
-    if copies or has_weights:
+    columns.smoothing, columns.class_weight, columns.token_weight = x.label_smoothing, x.class_weight, x.token_weight
+    if copies:
         number_rows(x, begin, tile.rows, r)
-        columns.targets, columns.has_wide_targets = r.indices, True
+        columns.targets, columns.has_wide_targets, columns.losses = r.indices, True, r.log_sum
         for i in range(tile.rows):
             r.indices[i] = target_of(x, r.numbers[i], 0)
-    if has_weights:
-        for i in range(tile.rows):
-            if r.indices[i] == x.ignore_index or token_weight_of(x, r.numbers[i]) == 0:
-                r.indices[i], r.factor[i] = x.ignore_index, 0
-            else:
-                r.factor[i] = row_weight(x, r.numbers[i])
+        if x.token_weight != NULL:
+            columns.token_weight = r.factor
+            for i in range(tile.rows):
+                r.factor[i] = x.token_weight[r.numbers[i]]
+    else:
+        columns.targets = <const char *>x.target + number * (8 if x.has_wide_targets else 4)
+        columns.losses = &x.loss_terms[number]
+        if x.token_weight != NULL:
+            columns.token_weight = &x.token_weight[number]
     x.kernels.single_target_strips(tile, &columns)
     if copies:
         for i in range(tile.rows):
@@ -941,6 +941,8 @@ cdef int set_denominators(CrossEntropy *x, double *last_check) except -1 nogil:
     cdef double[ROWS_PER_SUM] tokens
     cdef double[ROWS_PER_SUM] weights
     cdef Py_ssize_t begin = 0, count, i
+    # The term of lse_square_scale is divided by the sum of the token weights, and so is the loss of sparse targets.
+    cdef bint adds_tokens = x.has_prob or x.lse_square_scale != 0
     x.loss_denominator = x.square_denominator = 1
     if not x.is_mean:
         return 0
@@ -954,20 +956,19 @@ cdef int set_denominators(CrossEntropy *x, double *last_check) except -1 nogil:
     memset(squares, 0, sizeof(squares))
     while begin < x.s.p.rows:
         count = min(<Py_ssize_t>ROWS_PER_SUM, x.s.p.rows - begin)
-        for i in range(count):
-            tokens[i] = weights[i] = 0
-            if not is_ignored(x, begin + i):
-                tokens[i] = token_weight_of(x, begin + i)
-                if x.prob == NULL:
-                    weights[i] = row_weight(x, begin + i)
-        ag_sums_add_numbers(squares, tokens, count)
-        if x.prob == NULL:
+        if adds_tokens:
+            for i in range(count):
+                tokens[i] = 0 if is_ignored(x, begin + i) else token_weight_of(x, begin + i)
+            ag_sums_add_numbers(squares, tokens, count)
+        if not x.has_prob:
+            for i in range(count):
+                weights[i] = 0 if target_of(x, begin + i, 0) == x.ignore_index else row_weight(x, begin + i)
             ag_sums_add_numbers(losses, weights, count)
         begin += count
         if last_check != NULL:
             _tasks.check_signals(last_check)
     x.square_denominator = ag_sums_total_of_all(squares)
-    x.loss_denominator = x.square_denominator if x.prob != NULL else ag_sums_total_of_all(losses)
+    x.loss_denominator = x.square_denominator if x.has_prob else ag_sums_total_of_all(losses)
     return 0
 
 

@@ -93,7 +93,8 @@ cdef extern from "ascend_grad/rowwise/rowwise.h" nogil:
         const void *targets
         int has_wide_targets
         int64_t ignore_index
-        const double *weights
+        const double *class_weight
+        const double *token_weight
         double smoothing
         double grad
         double inverse

@@ -531,16 +531,35 @@ static void K(loss_finish)(const double *rest, const double *max, const double *
 
 /* ---- short columns with one target each -------------------------------------------------------------------------- */
 
+AG_INLINE int64_t K(loss_target)(const ag_single_target_columns *p, ptrdiff_t c)
+{
+    return p->has_wide_targets ? ((const int64_t *)p->targets)[c] : ((const int32_t *)p->targets)[c];
+}
+
 /* Return the indices of the targets of `width` columns; -1: the column is ignored. */
 AG_INLINE V K(loss_load_targets)(const ag_single_target_columns *p, ptrdiff_t c, ptrdiff_t width)
 {
     compute_t indices[VL] = {0};
     for (ptrdiff_t j = 0; j < width; j++) {
-        const int64_t target =
-            p->has_wide_targets ? ((const int64_t *)p->targets)[c + j] : ((const int32_t *)p->targets)[c + j];
+        const int64_t target = K(loss_target)(p, c + j);
         indices[j] = (compute_t)(target == p->ignore_index ? -1 : target);
     }
     return V_(load)(indices);
+}
+
+/* Return the weights of `width` columns, and set the targets of those without a token weight to -1. */
+AG_NOINLINE K(lane_sums) K(loss_load_weights)(const ag_single_target_columns *p, ptrdiff_t c, ptrdiff_t width, V *targets)
+{
+    double weights[VL] = {0};
+    compute_t indices[VL];
+    V_(store)(indices, *targets);
+    for (ptrdiff_t j = 0; j < width; j++) {
+        weights[j] = p->token_weight ? p->token_weight[c + j] : 1;
+        if (weights[j] == 0) indices[j] = -1;
+        if (p->class_weight) weights[j] = indices[j] < 0 ? 0 : weights[j] * p->class_weight[K(loss_target)(p, c + j)];
+    }
+    *targets = V_(load)(indices);
+    return K(loss_load_lanes)(weights, VL);
 }
 
 AG_INLINE void K(loss_single_target_strip)(const ag_single_target_columns *p, const int vectors, const ag_tile *tile,
@@ -554,7 +573,8 @@ AG_INLINE void K(loss_single_target_strip)(const ag_single_target_columns *p, co
     const f64v none_wide = {0}, grad = v_f64_set1(p->grad);
     V max[4] = {none}, x[4] = {none}, logit[4] = {none}, target[4] = {none}, factor[4], at_target[4], smoothed[4];
     V cached[AG_STRIP_ROWS(VL) * vectors];
-    K(lane_sums) sums[4], rest[4], deficit[4];
+    const int has_weights = p->class_weight || p->token_weight;
+    K(lane_sums) sums[4], rest[4], deficit[4], weight[4];
     K(strip_max)(vectors, a, tile->a_stride, tile->n, width, max);
     K(strip_sum)(AG_LOSS_EXP, vectors, tile, a, a, width, scale, max, sums, cached);
     i64v is_near_one = {0};
@@ -567,6 +587,7 @@ AG_INLINE void K(loss_single_target_strip)(const ag_single_target_columns *p, co
 #undef AG_SUBTRACT
         deficit[j] = (K(lane_sums)){0};
         target[j] = K(loss_load_targets)(p, c + j * VL, width);
+        if (has_weights) weight[j] = K(loss_load_weights)(p, c + j * VL, width, &target[j]);
     }
     int64_t has_near_one = 0;
     AG_UNROLL(8)
@@ -592,10 +613,9 @@ AG_INLINE void K(loss_single_target_strip)(const ag_single_target_columns *p, co
     AG_UNROLL(1)
     for (int j = 0; j < vectors; j++) {
         const K(lane_sums) wide_target = K(loss_widen)(target[j]);
-        K(lane_sums) weight = {0}, difference;
+        K(lane_sums) difference;
         K(loss_results) results =
             K(loss_finish_vector)(&rest[j], max[j], logit[j], scale, p->grad, p->inverse, p->smoothing);
-        if (p->weights) weight = K(loss_load_lanes)(p->weights + c + j * VL, width);
 #define AG_COMPLETE(half)                                                                                              \
     do {                                                                                                               \
         f64v loss = results.loss.half, factor = results.factor.half, at_target = results.at_target.half;               \
@@ -604,11 +624,11 @@ AG_INLINE void K(loss_single_target_strip)(const ag_single_target_columns *p, co
             loss += deficit[j].half * share;                                                                           \
             at_target += balance;                                                                                      \
         }                                                                                                              \
-        if (p->weights) {                                                                                              \
-            loss = v_f64_select(weight.half == 0, none_wide, loss * weight.half);                                      \
-            factor *= weight.half;                                                                                     \
-            at_target *= weight.half;                                                                                  \
-            smooth *= weight.half;                                                                                     \
+        if (has_weights) {                                                                                             \
+            loss = v_f64_select(weight[j].half == 0, none_wide, loss * weight[j].half);                                \
+            factor *= weight[j].half;                                                                                  \
+            at_target *= weight[j].half;                                                                               \
+            smooth *= weight[j].half;                                                                                  \
         }                                                                                                              \
         const i64v is_ignored = wide_target.half < 0, is_zero = is_ignored | (grad == 0);                              \
         results.loss.half = v_f64_select(is_ignored, none_wide, loss);                                                 \

@@ -172,13 +172,14 @@ typedef struct {
 /* Columns with one target each, a weight and label smoothing, and no other term of the loss: arguments and results of
  * `single_target_strips`. */
 typedef struct {
-    const void *targets;   /* indices, int64 or int32 */
-    int has_wide_targets;  /* whether they are int64 */
-    int64_t ignore_index;  /* target of columns that are ignored, whose results are 0 */
-    const double *weights; /* of the columns, or NULL for 1 */
-    double smoothing;      /* the label smoothing */
-    double grad, inverse;  /* the upstream gradient, and the reciprocal temperature */
-    int return_grad;       /* whether the gradient is written */
+    const void *targets;        /* indices, int64 or int32 */
+    int has_wide_targets;       /* whether they are int64 */
+    int64_t ignore_index;       /* target of columns that are ignored, whose results are 0 */
+    const double *class_weight; /* of each class, or NULL for 1 */
+    const double *token_weight; /* of each column, or NULL for 1; columns of weight 0 are ignored */
+    double smoothing;           /* the label smoothing */
+    double grad, inverse;       /* the upstream gradient, and the reciprocal temperature */
+    int return_grad;            /* whether the gradient is written */
     double *losses;
 } ag_single_target_columns;
 
