@@ -471,7 +471,7 @@ def cross_entropy(
         element; an output of a single target is requested with `target_prob` (a dtype or kind: its subclass
         `ParamTypeError`).
     UnsupportedDeviceError
-        361001: ``backend="npu"``, as the device has no such operator.
+        361001: ``backend="npu"`` where a device is present, as it has no such operator.
 
     Notes
     -----
@@ -1101,7 +1101,7 @@ def linear_top_k(
     float64. Logits that are rounded to the cap, or to the same number below it, are equal. A log-probability close to 0
     has a small relative error, too.
 
-    If a logit of a row is NaN or infinite, or if all are negative infinite, the row's log-softmax is NaN. All
+    If a logit of a row is NaN or positive infinite, or if all are negative infinite, the row's log-softmax is NaN. All
     log-probabilities of the row are NaN then, and its indices are 0 to k - 1. A negative infinite logit in another row
     has the log-probability negative infinity.
 

@@ -132,15 +132,14 @@ def _add_operator(subparsers, operator: Operator) -> None:
         if name in parameters:
             default = parameters[name].default
             if default is inspect.Parameter.empty:
-                parser.add_argument(_option(name), type=kind, required=True, metavar="N")
+                parser.add_argument(_option(name), type=kind, required=True, metavar="N", help="required")
             else:
                 parser.add_argument(_option(name), type=kind, default=default, help="default: %(default)s")
     results = _result_options(operator)
     for name, option in results.items():
         flags = ("-o", option) if len(results) == 1 else (option,)
-        parser.add_argument(
-            *flags, required=len(results) == 1, metavar="FILE.npy", help=f"the {name.replace('_', ' ')}"
-        )
+        text = f"the result {name}" if len(results) == 1 else f"the result {name}; each one with a row of numbers is required"
+        parser.add_argument(*flags, required=len(results) == 1, metavar="FILE.npy", help=text)
     if takes_out(operator):
         text = "dtype of the result (default: as the library's); of bfloat16, which NumPy's files have no name for, "
         text += "np.load(file).view(ml_dtypes.bfloat16) gives the numbers"

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 def add_execution_options(parser: argparse.ArgumentParser) -> None:
     """Add ``--threads`` and ``--backend``."""
     parser.add_argument("--threads", type=int, metavar="N", help="threads of the library's CPU calls")
-    parser.add_argument("--backend", choices=CHOICES, help="who computes (default: as in the library)")
+    parser.add_argument("--backend", choices=CHOICES, help="the backend that computes (default: as in the library)")
 
 
 def add_file_options(parser: argparse.ArgumentParser) -> None:
     """Add ``--dtype`` and ``--progress``."""
-    parser.add_argument("--dtype", choices=["bfloat16"], help="what elements of 2 raw bytes are (NumPy cannot tell)")
+    parser.add_argument("--dtype", choices=["bfloat16"], help="the dtype of elements of 2 raw bytes, as NumPy writes bfloat16")
     parser.add_argument(
         "--progress", action=argparse.BooleanOptionalAction, help="progress bar (default: if stderr is a terminal)"
     )
