@@ -138,7 +138,9 @@ def _add_operator(subparsers, operator: Operator) -> None:
     results = _result_options(operator)
     for name, option in results.items():
         flags = ("-o", option) if len(results) == 1 else (option,)
-        text = f"the result {name}" if len(results) == 1 else f"the result {name}; each one with a row of numbers is required"
+        text = f"the result {name}"
+        if len(results) > 1:
+            text += "; required if it has more than one number for each row"
         parser.add_argument(*flags, required=len(results) == 1, metavar="FILE.npy", help=text)
     if takes_out(operator):
         text = "dtype of the result (default: as the library's); of bfloat16, which NumPy's files have no name for, "

@@ -38,7 +38,7 @@ against the reference backend. At the end the model is compared with counts of s
 that it was not trained on, and the time of the gradients with the time of the same formulas in NumPy.
 
 In a minute the loss of the model of words falls below that of the counts of single tokens. With --steps 400 (three to
-ten minutes) it falls below that of the smoothed counts of pairs, which are of all the text that the model is trained on.
+ten minutes) it falls below that of the smoothed counts of pairs in all the text that the model is trained on.
 
 NumPy computes the matrix products in between, on the threads of its BLAS. If other programs keep the cores busy,
 threads wait for each other: --threads 1 limits this library's threads, OPENBLAS_NUM_THREADS=1 limits NumPy's.
