@@ -987,7 +987,8 @@ def linear_cross_entropy_backward(
     bias, logit_scale, softcap
         As in `linear_cross_entropy`.
     backend, num_threads
-        As in `softmax_backward`. No device computes this operator.
+        As in `softmax_backward`. A device computes calls on arrays of the host without `grad_entropy` and without
+        options other than `token_weight`, `class_weight` and `denominator`.
 
     Returns
     -------

@@ -155,11 +155,11 @@ STATISTICS_AND_GRADIENTS = ("lse", "entropy", "grad_lse", "grad_log_prob", "grad
 
 
 def given_options(arguments: Mapping[str, Any]) -> list[str]:
-    """Return the names of the options of a validated loss that differ from their defaults."""
+    """Return the names of the options of a validated call that differ from their defaults."""
     return [
         name
         for name, default in LOSS_DEFAULTS.items()
-        if (got := arguments[name]) is not default
+        if (got := arguments.get(name, default)) is not default
         and (default is None or not isinstance(got, type(default)) or got != default)
     ]
 

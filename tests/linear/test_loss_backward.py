@@ -10,8 +10,10 @@ from loss_samples import OPTIONS, SHAPES, arguments_of, check
 from samples import assert_identical, generator
 
 import ascend_grad as ag
+from ascend_grad import npu
 
 BACKWARD = "linear_cross_entropy_backward"
+UPSTREAM = ("grad_loss", "grad_lse", "grad_log_prob")
 
 
 def backward_of(shape: Shape, dtype: str, option: str, reduction: str = "mean") -> tuple[dict, dict, dict]:
@@ -46,6 +48,53 @@ def test_reductions_on_both_backends(option, reduction, dtype):
     forward, backward, upstream = backward_of(Shape(60, 70, 20), dtype, option, reduction)
     for backend in ("cpu", "reference"):
         check(ag.linear_cross_entropy_backward(**backward, backend=backend), forward, dtype, **upstream)
+
+
+#: The upstream gradients that a device takes, and options that are arithmetic on vectors of its rows.
+OF_DEVICE = (("grad_loss",), ("grad_lse",), ("grad_log_prob",), ("grad_loss", "grad_lse", "grad_log_prob"))
+
+
+@pytest.mark.parametrize("names", OF_DEVICE)
+@pytest.mark.parametrize("option", ["no option", "token weights alone", "classes", "denominator"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_the_device_takes_gradients_of_the_loss_the_lse_and_the_log_probabilities(option, names, dtype, device):
+    _, backward, _ = backward_of(Shape(40, 130, 16), dtype, option)
+    for name in ("grad_entropy", "entropy", *(each for each in UPSTREAM if each not in names)):
+        backward.pop(name, None)
+    backward |= {"grad_loss": 1.5} if "grad_loss" in names else {}
+    if "grad_lse" in names:
+        backward["grad_lse"][::3] = 0
+    assert ag.explain(BACKWARD, **backward).backend == "npu"
+    assert ag.workspace_size(BACKWARD, **backward, backend="npu") > 0
+    results = ag.linear_cross_entropy_backward(**backward)
+    right = ag.linear_cross_entropy_backward(**backward, backend="reference")
+    for result, expected in zip(results[:2], right[:2], strict=True):
+        expected = expected.astype(np.float64)
+        assert expected.any()
+        error = 2.0**-7 if dtype == "bfloat16" else 2.0**-9
+        np.testing.assert_allclose(
+            result.astype(np.float64), expected, rtol=error, atol=error * np.max(np.abs(expected))
+        )
+    assert results.bias_grad is None
+    (only,) = (
+        each for each in ag.linear_cross_entropy_backward(**backward, output_mask=(False, True)) if each is not None
+    )
+    assert_identical(only, results.weight_grad)
+
+
+def test_what_the_device_refuses_of_the_gradients(device):
+    _, backward, _ = backward_of(Shape(40, 130, 16), "float16", "no option")
+    for options, words in (
+        ({}, "grad_entropy: the device's operators compute the gradients without it"),
+        ({"grad_entropy": None, "label_smoothing": 0.1}, "label_smoothing: the device's operators compute the loss"),
+    ):
+        assert ag.explain(BACKWARD, **backward | options).backend == "cpu"
+        error = outcome(ag.linear_cross_entropy_backward, **backward | options, backend="npu")
+        assert isinstance(error, ag.ParamInvalidError)
+        assert words in str(error)
+    backward |= {name: npu.asarray(backward[name]) for name in ("input", "weight", "target", "lse")}
+    del backward["grad_entropy"], backward["entropy"]
+    assert isinstance(outcome(ag.linear_cross_entropy_backward, **backward), ag.UnsupportedDeviceError)
 
 
 @pytest.mark.parametrize("option", OPTIONS)

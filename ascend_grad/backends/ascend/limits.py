@@ -146,6 +146,19 @@ def loss_options(call: Call, soc: str) -> Unsupported | None:
     return None
 
 
+def backward_options(call: Call, soc: str) -> Unsupported | None:
+    """Return the reason against arrays of the device (361001), and against options that its operators lack (161002)."""
+    if call.device is not None:
+        return _unsupported(
+            call, UnsupportedDeviceError, "the device computes the operator for arrays of the host alone"
+        )
+    if call.arguments["grad_entropy"] is not None:
+        return _unsupported(
+            call, ParamInvalidError, "grad_entropy: the device's operators compute the gradients without it"
+        )
+    return loss_options(call, soc)
+
+
 #: Rows of the weight from which on the vendor documents the fused gradient.
 SMALLEST_VOCABULARY = 128
 
@@ -217,11 +230,20 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
         at_most("V", dim("V", LARGEST_ID)),
         vocabulary,
     ),
+    "linear_cross_entropy_backward": (
+        only_on("910B", "910_93"),
+        backward_options,
+        dtype("input", *FLOATS_16_BIT),
+        vocabulary,
+        at_most("H", dim("H", 65535), asks_device=True),
+    ),
 }
 
 
 def needed(call: Call) -> tuple[str, ...]:
     """Return the operators of the device that a call is made of."""
+    if call.operator.name == "linear_cross_entropy_backward":
+        return ("fused_linear_cross_entropy_loss_grad",)
     if call.operator.name != "linear_cross_entropy":
         return (call.operator.name,)
     loss = "fused_linear_online_max_sum", "fused_cross_entropy_loss_with_max_sum"

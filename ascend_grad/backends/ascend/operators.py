@@ -204,6 +204,52 @@ def _linear_cross_entropy(session: Session, call: Call) -> tuple[DeviceArray | N
     return tuple(None if spec is None else results[name] for name, spec in zip(call.operator.results, call.specs))
 
 
+def _linear_cross_entropy_backward(session: Session, call: Call) -> tuple[NDArray | DeviceArray | None, ...]:
+    """Compute the gradients for upstream gradients of the loss, of the lse and of the log-probabilities.
+
+    With probabilities p, the gradient of the logits of a row is ``w (p - [v = t]) + b p``, b that of the lse.
+    The device computes the two terms as two rows; the target of the second one is masked.
+    """
+    a = call.arguments
+    target = session.values(a["target"])
+    counted = target != a["ignore_index"]
+    weights = _weights(a, target, counted)
+    of_target, of_all = np.zeros((2, target.size))
+    if a["grad_loss"] is not None:
+        over = _denominator(a, weights, int(np.count_nonzero(counted)))
+        of_target[counted] = _upstream(session, a, counted, weights, over)
+    if a["grad_log_prob"] is not None:
+        of_target[counted] -= a["grad_log_prob"].astype(np.float64)[counted]
+    if a["grad_lse"] is not None:
+        of_all[counted] = a["grad_lse"].astype(np.float64)[counted]
+    first, second = np.flatnonzero(of_target), np.flatnonzero(of_all)
+    rows = np.concatenate([first, second])
+    masked = np.arange(rows.size) >= first.size
+    grad = np.concatenate([of_target[first], of_all[second]]).astype(np.float32)
+    place = np.where(masked, 0, target[rows].astype(np.int64) - a["vocab_start_index"]).astype(target.dtype)
+    lse = a["lse"].astype(np.float32)[rows]
+    input, weight = session.put(a["input"], rows=rows), session.put(a["weight"])
+    input_grad, weight_grad = gradient(session, grad, input, weight, masked, place, lse, np.ones_like(lse), None)
+    keeps_input, keeps_weight = a["output_mask"]
+    sums = _sum_of_rows(session, input_grad, first, second, call) if keeps_input else None
+    return sums, weight_grad if keeps_weight else None, None
+
+
+def _sum_of_rows(
+    session: Session, gradients: DeviceArray, first: NDArray, second: NDArray, call: Call
+) -> NDArray | DeviceArray:
+    """Return the sums of the gradients of two lists of rows in the places of the rows: on the host not yet rounded."""
+    count = call.dims["BT"]
+    if not second.size:
+        return session.scattered(gradients, first, count)
+    there = np.empty(gradients.shape, gradients.dtype)
+    session.fetch([(gradients, there)])
+    total = np.zeros((count, there.shape[1]))
+    total[first] = there[: first.size]
+    total[second] += there[first.size :].astype(np.float64)
+    return total
+
+
 def _weights(arguments: dict[str, Any], target: NDArray, counted: NDArray) -> NDArray | None:
     """Return the weight of each row's loss in float64, 0 for ignored rows; None stands for no weights."""
     token, of_class = arguments["token_weight"], arguments["class_weight"]
@@ -294,4 +340,5 @@ OPERATORS: dict[str, Callable[[Session, Call], tuple[DeviceArray | NDArray | Non
     "fused_linear_online_max_sum": call_statistics,
     "fused_cross_entropy_loss_with_max_sum": call_loss,
     "linear_cross_entropy": _linear_cross_entropy,
+    "linear_cross_entropy_backward": _linear_cross_entropy_backward,
 }

@@ -163,6 +163,17 @@ def _linear_cross_entropy(call: Call) -> list[Stage]:
     return stages
 
 
+def _linear_cross_entropy_backward(call: Call) -> list[Stage]:
+    a = call.arguments
+    has_targets = a["grad_loss"] is not None or a["grad_log_prob"] is not None
+    count = call.dims["BT"] * (1 + (has_targets and a["grad_lse"] is not None))
+    vector, weight, target = Described((count,), FLOAT32), _described(a["weight"]), _described(a["target"])
+    assert target is not None
+    input = Described((count, call.dims["H"]), arrays.native(a["input"].dtype))
+    arguments = vector, input, weight, _mask_bits(count), Described((count,), target.dtype), vector, vector, None
+    return [_gradient_stage(input, a["weight"], arguments)]
+
+
 STAGES: dict[str, Callable[[Call], list[Stage]]] = {
     "softmax_backward": _row,
     "log_softmax_backward": _row,
@@ -174,4 +185,5 @@ STAGES: dict[str, Callable[[Call], list[Stage]]] = {
     "fused_linear_online_max_sum": _statistics,
     "fused_cross_entropy_loss_with_max_sum": _loss,
     "linear_cross_entropy": _linear_cross_entropy,
+    "linear_cross_entropy_backward": _linear_cross_entropy_backward,
 }
