@@ -99,6 +99,8 @@ def integer(value: object, name: str, operator: str | None = None, expected: str
 
 def real_number(value: object, name: str, operator: str) -> float:
     """Return an argument as one real number. NaN and infinities are accepted, bools are refused."""
+    if type(value) is float:  # among them a number that torch traces as a symbol, which lacks attributes
+        return value
     scalar = value[()] if isinstance(value, np.ndarray) else value
     # NumPy's scalars and arrays would also convert text, and complex numbers without their imaginary part.
     if (

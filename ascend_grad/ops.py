@@ -433,7 +433,8 @@ def cross_entropy(
     lse_square_scale : float, default 0.0
         The factor of the squared lse, which keeps logits from drifting (z-loss).
     temperature : float or array_like, default 1.0
-        What logits are divided by: a positive number, or one for each row.
+        What logits are divided by: a positive number, or one for each row. Unless `input` is float64, a number
+        outside of [2**-127, 2**126] counts as the nearest end.
     denominator : float, optional
         What a mean divides by, instead of the sums of weights: a positive number. Other reductions ignore it.
     grad_loss : float or array_like, optional

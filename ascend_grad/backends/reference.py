@@ -424,6 +424,8 @@ def cross_entropy(
     targets = loss_reference.Targets(np.where(ignored, -1, entries), np.where(ignored, 0, prob))
     tokens = _of_rows(token_weight, count)
     scale, upstream = _of_rows(temperature, count), _of_rows(grad_loss, count)
+    if input.dtype.itemsize < 8:
+        scale = np.clip(scale, 2.0**-127, 2.0**126)
     classes = np.ones(vocabulary) if class_weight is None else class_weight.astype(np.float64)
 
     live = np.flatnonzero(~np.all(ignored, axis=-1))
@@ -447,7 +449,7 @@ def cross_entropy(
         gradient = np.zeros((count, vocabulary))
         divided = [upstream[live] / each if each else np.zeros(live.size) for each in denominators]
         if row is not None:
-            absent = (upstream[live] * tokens[live] == 0)[:, None]
+            absent = ((upstream[live] == 0) | (tokens[live] == 0) | (denominators[0] == 0))[:, None]
             found = loss_reference.gradient(row, targets, terms, *divided) / scale[live, None]
             gradient[live] = np.where(absent, 0, found)
         results["input_grad"] = np.moveaxis(gradient.reshape(*shape, vocabulary), -1, dim).reshape(input.shape)

@@ -142,8 +142,8 @@ class _CrossEntropy(Function):
         upstream = [each for each in (grad_loss, *of_outputs) if each is not None]
         if not upstream:
             return tuple(nothing)
-        problem = _Loss._make((*ctx.saved_tensors[:_TENSORS], None, *ctx.settings))
-        shared = ctx.saved_tensors[_TENSORS:]
+        saved = ctx.saved_tensors  # each access unpacks all of them
+        problem, shared = _Loss._make((*saved[:_TENSORS], None, *ctx.settings)), saved[_TENSORS:]
         gradient, ctx.gradient = shared[0].detach() if shared else ctx.gradient, None
         is_computed = gradient is not None and upstream == [grad_loss]
         if upstream != [grad_loss]:
@@ -175,6 +175,7 @@ def _gradient_of_outputs(
     ignored = problem.target == problem.ignore_index
     if problem.target_prob is not None:
         ignored = ignored.all(-1)
+    has_gradient = torch.zeros_like(ignored)
     temperature: float | torch.Tensor = problem.temperature
     if problem.temperatures is not None:
         temperature = problem.temperatures.to(input.dtype).unsqueeze(dim)
@@ -191,8 +192,10 @@ def _gradient_of_outputs(
     if grad_entropy is not None:
         products = torch.where(p == 0, 0, p * log_p)
         grad = grad + grad_entropy.unsqueeze(dim) * (p * products.sum(dim, keepdim=True) - products)
-    # The outputs of ignored rows are 0, and their logits may be anything.
-    return torch.where(ignored.unsqueeze(dim), 0, grad / temperature)
+    # The outputs of ignored rows are 0. Logits of rows without an upstream gradient may be anything, too.
+    for each in (grad_lse, grad_log_prob, grad_entropy):
+        has_gradient = has_gradient if each is None else has_gradient | (each != 0)
+    return torch.where((ignored | ~has_gradient).unsqueeze(dim), 0, grad / temperature)
 
 
 class _CrossEntropyOfOperator(_CrossEntropy):

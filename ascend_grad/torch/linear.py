@@ -100,8 +100,8 @@ class _LinearCrossEntropy(Function):
         upstream = [each for each in (grad_loss, *of_outputs) if each is not None]
         if not upstream:
             return tuple(nothing)
-        tensors, shared = ctx.saved_tensors[:_TENSORS], ctx.saved_tensors[_TENSORS + 2 :]
-        lse, entropy = ctx.saved_tensors[_TENSORS : _TENSORS + 2]
+        saved = ctx.saved_tensors  # each access unpacks all of them
+        tensors, (lse, entropy), shared = saved[:_TENSORS], saved[_TENSORS : _TENSORS + 2], saved[_TENSORS + 2 :]
         problem = operators.Loss._make((*tensors, None, *ctx.settings))
         computed = problem.input_grad, problem.weight_grad, problem.bias_grad
         wanted = [ctx.needs_input_grad[i] for i in _DIFFERENTIABLE]

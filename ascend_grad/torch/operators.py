@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch._functorch.autograd_function import enable_single_level_autograd_function
-from torch.autograd import Function
+from torch.autograd.function import Function, _SingleLevelFunction
 
 import ascend_grad as ag
 
@@ -42,17 +42,20 @@ def register_gradient(name: str, function: type[Function]) -> None:
         with torch._C._AutoDispatchBelowAutograd():
             return operator(*arguments)
 
-    class Differentiable(function):
-        @staticmethod
-        def forward(*arguments):
-            with torch.enable_grad():  # outer transforms see this call, too
-                return compute(*arguments)
+    def forward(*arguments):
+        with torch.enable_grad():  # outer transforms see this call, too
+            return compute(*arguments)
+
+    # A function of a single transform: torch's own handling of transforms has come before.
+    methods = {"forward": forward, "setup_context": function.setup_context, "backward": function.backward}
+    static = {name: staticmethod(method) for name, method in methods.items()}
+    single_level = type(function.__name__, (_SingleLevelFunction,), static)
 
     def compute_with_gradient(*arguments):
         if not torch.is_grad_enabled():
             return compute(*arguments)
         with enable_single_level_autograd_function():  # one call for each transform
-            return super(Function, Differentiable).apply(*arguments)
+            return single_level.apply(*arguments)
 
     torch.library.impl(f"ascend_grad::{name}", "Autograd", compute_with_gradient)
 

@@ -393,7 +393,7 @@ def part_statistics(
         whether rows of token weight 0 have statistics; `grad_lse`, `grad_log_prob` and `grad_entropy`, the upstream
         gradients of outputs, vectors of float64 or None.
     to_logits : ndarray, shape (BT, V), or None
-        Receives the logits of the rows that are not ignored, in the dtype of `input`. None: not requested.
+        Receives the logits of the rows that are not ignored, in the dtype of sums. None: not requested.
 
     Returns
     -------

@@ -216,8 +216,18 @@ cdef void begin_rows(const CrossEntropy *x, Py_ssize_t begin, Py_ssize_t count, 
 
 cdef double scale_of(double temperature, bint is_double) noexcept nogil:
     """Return the factor of logits, rounded to the kernels' compute type: float64 if `is_double`, else float32."""
-    cdef double scale = 1 / temperature
-    return scale if is_double else <float>min(max(scale, LEAST_SCALE), LARGEST_SCALE)
+    cdef double scale = inverse_of(temperature, is_double)
+    return scale if is_double else <float>scale
+
+
+cdef inline double inverse_of(double temperature, bint is_double) noexcept nogil:
+    """Return the reciprocal of a temperature, within the limits of the compute type."""
+    return 1 / temperature if is_double else min(max(1 / temperature, LEAST_SCALE), LARGEST_SCALE)
+
+
+cdef inline double inverse_of_row(const CrossEntropy *x, Py_ssize_t number) noexcept nogil:
+    """Return the reciprocal temperature of a row."""
+    return inverse_of(x.temperature[number], x.s.p.dtype == AG_FLOAT64) if x.has_temperatures else x.inverse_temperature
 
 
 cdef ag_loss_rows parameters(const CrossEntropy *x, const Rows *r) noexcept nogil:
@@ -285,7 +295,7 @@ cdef void finish_row(CrossEntropy *x, Py_ssize_t i, Rows *r) noexcept nogil:
     cdef Py_ssize_t number = r.numbers[i], k
     cdef const double *targets = &r.targets[i * x.target_count]
     cdef int64_t entry
-    cdef double inverse = 1 / x.temperature[number] if x.has_temperatures else x.inverse_temperature
+    cdef double inverse = inverse_of_row(x, number)
     cdef double token_weight = token_weight_of(x, number), upstream, grad_loss, grad_square
     cdef double lse = r.max[i] * inverse + r.log_sum[i], reciprocal = 1 / (1 + r.rest[i])
     cdef double loss = 0, square = 0, weight, weights = 0, balance, smoothing
@@ -312,7 +322,10 @@ cdef void finish_row(CrossEntropy *x, Py_ssize_t i, Rows *r) noexcept nogil:
     if not x.return_grad:
         return
 
-    upstream = x.grad_loss[number if x.has_grad_of_rows else 0] * token_weight
+    # Rows of weight 0, and means that are not defined, have no gradient, whatever arrives.
+    upstream = 0
+    if token_weight != 0 and not x.is_undefined:
+        upstream = x.grad_loss[number if x.has_grad_of_rows else 0] * token_weight
     r.stores[i] = upstream != 0
     r.factor[i] = r.smoothing[i] = 0
     if upstream == 0:
@@ -401,10 +414,15 @@ cdef void set_gradients(
         r.targets[i * x.target_count + k] = inverse * value
 
 
+cdef inline double upstream_of_all(const CrossEntropy *x) noexcept nogil:
+    """Return the gradient of the result with respect to the loss of a row of weight 1, if it is the same for all rows."""
+    return 0 if x.is_undefined else x.grad_loss[0] * x.loss_share
+
+
 cdef void finish_single_target_rows(CrossEntropy *x, Py_ssize_t begin, Py_ssize_t count, Rows *r) noexcept nogil:
     """Compute what `finish_rows` does for rows of which `is_single_target` holds."""
     cdef Py_ssize_t i
-    cdef double grad = x.grad_loss[0] * x.loss_share, share = x.label_smoothing / x.s.p.n, weight = 1, loss
+    cdef double grad = upstream_of_all(x), share = x.label_smoothing / x.s.p.n, weight = 1, loss
     cdef double subtrahend = grad * x.inverse_temperature * share
     cdef double balance = grad * x.inverse_temperature * (x.label_smoothing - share)
     cdef bint has_weights = x.class_weight != NULL or x.token_weight != NULL
@@ -441,13 +459,12 @@ cdef void finish_rows(CrossEntropy *x, Py_ssize_t begin, Py_ssize_t count, Rows 
     """Compute the results of rows from their statistics, and the parameters of the gradient."""
     cdef Py_ssize_t i, k
     cdef int64_t entry
-    cdef double inverse = x.inverse_temperature
+    cdef double inverse
     if x.is_single_target:
         finish_single_target_rows(x, begin, count, r)
         return
     for i in range(count):
-        if x.has_temperatures:
-            inverse = 1 / x.temperature[r.numbers[i]]
+        inverse = inverse_of_row(x, r.numbers[i])
         for k in range(i * x.target_count, (i + 1) * x.target_count):
             r.targets[k] = 0
             entry = target_of(x, r.numbers[i], k - i * x.target_count)
@@ -591,7 +608,7 @@ cdef void single_target_columns(CrossEntropy *x, Py_ssize_t begin, const ag_tile
         or begin // p.shape[last] != (begin + tile.rows - 1) // p.shape[last]
     )
     columns.has_wide_targets, columns.ignore_index = x.has_wide_targets, x.ignore_index
-    columns.grad, columns.inverse, columns.return_grad = x.grad_loss[0] * x.loss_share, x.inverse_temperature, x.return_grad
+    columns.grad, columns.inverse, columns.return_grad = upstream_of_all(x), x.inverse_temperature, x.return_grad
     columns.smoothing, columns.class_weight, columns.token_weight = x.label_smoothing, x.class_weight, x.token_weight
     if copies:
         number_rows(x, begin, tile.rows, r)
@@ -1041,6 +1058,6 @@ cdef int run_loss(CrossEntropy *x, bint default_threads, double *last_check) exc
     set_shares(x, last_check)
     if not x.has_temperatures:
         x.scale = scale_of(x.temperature[0], x.s.p.dtype == AG_FLOAT64)
-        x.inverse_temperature = 1 / x.temperature[0]
+        x.inverse_temperature = inverse_of(x.temperature[0], x.s.p.dtype == AG_FLOAT64)
     _tasks.run_team(run_phases, x, x.s.plan.threads, default_threads, last_check)
     return reduce_losses(x, last_check)

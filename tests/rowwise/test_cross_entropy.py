@@ -266,6 +266,66 @@ def test_rows_that_add_nothing(dtype, cpu_engine):
         assert np.isfinite(loss[3:]).all()
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"grad_loss": np.inf},
+        {"grad_loss": -np.inf, "temperature": 1e-200},
+        {"reduction": "mean", "denominator": 1e-310},
+        {"token_weight": np.full(65, np.inf)},
+        {"class_weight": np.array([1.0, np.inf, 1.0])},
+        {"grad_loss": -1.0},
+        {"token_weight": np.where(np.arange(65) % 2, -1.0, 1.0)},
+        {"grad_loss": -1.0, "label_smoothing": 0.2},
+        {"grad_loss": np.inf, "label_smoothing": 0.2},
+    ],
+)
+def test_infinite_factors_and_signs_of_zeros_do_not_depend_on_the_layout(options, dtype, cpu_engine):
+    x = np.tile(np.array([-2000.0, 0, 1]), (65, 1)).astype(dtype)
+    arguments = {"target": np.ones(65, int), "reduction": "sum"} | options
+    columns = np.zeros((6, 130), x.dtype)[::2, ::2]
+    columns[...] = x.T
+    gradients = [
+        cpu_engine.call("cross_entropy", x, dim=1, **arguments).input_grad.T,
+        cpu_engine.call("cross_entropy", np.ascontiguousarray(x.T), dim=0, **arguments).input_grad,
+        *(
+            cpu_engine.call("cross_entropy", columns, dim=0, **arguments, num_threads=threads).input_grad
+            for threads in (1, 2)
+        ),
+    ]
+    first, *others = (each.astype(np.float64) for each in gradients)
+    for each in others:
+        np.testing.assert_array_equal(each, first)
+        assert ((np.signbit(each) == np.signbit(first)) | np.isnan(first)).all()
+
+
+@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1}, {"lse_square_scale": 0.1}, {"outputs": ("lse",)}])
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_nothing_arrives_at_rows_of_weight_0_and_at_means_over_nothing(options, backend):
+    x = np.array([[1.0, 2.0, 3.0], [np.nan, 0.0, 0.0], [0.0, 0.0, 1.0]])
+    for grad in (1.0, np.nan, np.inf):
+        for weights in ({"token_weight": np.array([0.0, 0.0, 1.0])}, {"token_weight": np.array([0.0, -1.0, 1.0])}):
+            gradient = ag.cross_entropy(x, [0, 1, 1], **weights, **options, grad_loss=grad, backend=backend).input_grad
+            is_nothing = weights["token_weight"].sum() == 0
+            assert not gradient[: None if is_nothing else 2].any()
+            assert is_nothing or gradient[2].any()
+        weights = {"class_weight": np.array([0.0, 0.0, 1.0])}
+        gradient = ag.cross_entropy(x, [0, 1, 1], **weights, **options, grad_loss=grad, backend=backend).input_grad
+        assert not gradient.any()
+
+
+def test_temperatures_beyond_the_limits_count_as_the_nearest_one(cpu_engine):
+    for temperature, nearest in ((1e60, 2.0**126), (1e-60, 2.0**-127)):
+        for options in ({}, {"label_smoothing": 0.3}, {"outputs": ("lse", "log_prob")}):
+            x = np.array([[1e38, -1e38, 1]], np.float32) if temperature > 1 else np.array([[1e-39, 0, 0]], np.float32)
+            results = [
+                cpu_engine.call("cross_entropy", x, [0], temperature=each, **options) for each in (temperature, nearest)
+            ]
+            assert same_bits(results)
+            right = ag.cross_entropy(x, [0], temperature=temperature, **options, backend="reference")
+            np.testing.assert_allclose(results[0].loss, right.loss, rtol=1e-4)
+
+
 @pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.5}, {"reduction": "sum", "outputs": ("lse", "entropy")}])
 def test_a_logit_of_rank_0_is_certain(options, dtype, cpu_engine):
     result = cpu_engine.call("cross_entropy", np.array(1.5, DTYPES[dtype]), 0, 0, **options)

@@ -652,8 +652,10 @@ AG_INLINE void K(loss_single_target_strip)(const ag_single_target_columns *p, co
         char *out = tile->out + k * tile->out_stride + c * AG_SIZE;
         AG_UNROLL(4)
         for (int j = 0; j < vectors; j++) {
-            V value = V_(fma)(cached[k * vectors + j], factor[j], -smoothed[j]);
-            value = V_(select)((factor[j] == 0) & (smoothed[j] == 0), none, value);
+            const V e = cached[k * vectors + j];
+            V value;
+            if (p->smoothing == 0) value = V_(select)(factor[j] == 0, none, e * factor[j]);
+            else value = V_(select)((factor[j] == 0) & (smoothed[j] == 0), none, V_(fma)(e, factor[j], -smoothed[j]));
             value = V_(select)(target[j] == (compute_t)k, at_target[j], value);
             if (nontemporal) AG_STORE_NT(out + j * VL * AG_SIZE, value);
             else if (vectors > 1 || width == VL) AG_STORE(out + j * VL * AG_SIZE, value);
