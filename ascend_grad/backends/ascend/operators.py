@@ -224,6 +224,8 @@ def _linear_cross_entropy_backward(session: Session, call: Call) -> tuple[NDArra
         of_all[counted] = a["grad_lse"].astype(np.float64)[counted]
     first, second = np.flatnonzero(of_target), np.flatnonzero(of_all)
     rows = np.concatenate([first, second])
+    if not rows.size:
+        return *(None if spec is None else session.zeros(spec.shape, spec.dtype) for spec in call.specs[:2]), None
     masked = np.arange(rows.size) >= first.size
     grad = np.concatenate([of_target[first], of_all[second]]).astype(np.float32)
     place = np.where(masked, 0, target[rows].astype(np.int64) - a["vocab_start_index"]).astype(target.dtype)
