@@ -49,7 +49,7 @@ def register_gradient(name: str, function: type[Function]) -> None:
     # A function of a single transform: torch's own handling of transforms has come before.
     methods = {"forward": forward, "setup_context": function.setup_context, "backward": function.backward}
     static = {name: staticmethod(method) for name, method in methods.items()}
-    single_level = type(function.__name__, (_SingleLevelFunction,), static)
+    single_level: Any = type(function.__name__, (_SingleLevelFunction,), static)
 
     def compute_with_gradient(*arguments):
         if not torch.is_grad_enabled():

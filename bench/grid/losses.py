@@ -6,6 +6,7 @@ A side is a function of a problem and its arrays. It returns a call without argu
 from __future__ import annotations
 
 import math
+import timeit
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -197,6 +198,28 @@ def torch_autograd(problem: Case, operands: LossOperands) -> Call | None:
         # The axis of the classes has to be the second one, or the only one.
         axis = min(1, x.ndim - 1)
         logits = x.movedim(dim, axis)
+        if dim == 0 and x.ndim > 1:
+            as_batch = _autograd_of(x.unsqueeze(0), target.unsqueeze(0), 1, shape, dim, dict(settings))
+            return _faster(as_batch, _autograd_of(logits, target, axis, shape, dim, settings))
+    return _autograd_of(logits, target, axis, shape, dim, settings)
+
+
+def _faster(*calls: Call) -> Call:
+    """Return the call that takes less time: the least time of three counts, after a first one."""
+
+    def least_time(call: Call) -> float:
+        call()
+        return min(timeit.repeat(call, number=1, repeat=3))
+
+    return min(calls, key=least_time)
+
+
+def _autograd_of(
+    logits: Any, target: Any, axis: int, shape: tuple[int, ...], dim: int, settings: dict[str, Any]
+) -> Call:
+    """Prepare PyTorch's loss of logits whose classes are along `axis`, with a gradient of the shape of the problem."""
+    import torch
+
     logits = logits.detach().requires_grad_()
     prob = settings.pop("target_prob", None)
     if prob is not None:
@@ -214,7 +237,7 @@ def torch_autograd(problem: Case, operands: LossOperands) -> Call | None:
     def call() -> tuple[Any, Any]:
         loss = loss_of()
         (gradient,) = torch.autograd.grad(loss, logits)
-        return loss.detach(), gradient.view(shape) if logits.ndim != len(shape) else gradient.movedim(axis, dim)
+        return loss.detach(), gradient.reshape(shape) if logits.ndim != len(shape) else gradient.movedim(axis, dim)
 
     return call
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from samples import assert_identical
+from torch.utils.checkpoint import checkpoint
 
 import ascend_grad as ag
 import ascend_grad.torch as agt
@@ -287,3 +288,49 @@ def test_what_is_refused():
     ):
         with pytest.raises(kind, match=message):
             agt.cross_entropy(*arguments, **options)
+
+
+@pytest.mark.parametrize("outputs", [(), ("lse", "log_prob")])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_checkpoints_recompute_the_losses(outputs, reduction):
+    """Saved tensors are unpacked once in each backward, as `torch.utils.checkpoint` demands."""
+    random = torch.Generator().manual_seed(1)
+    x, w = (torch.randn(size, generator=random, requires_grad=True) for size in ((6, 5), (7, 5)))
+    target = torch.randint(0, 5, (6,), generator=random)
+
+    def loss(a):
+        total = torch.zeros(())
+        for result in (
+            agt.cross_entropy(2 * a, target, reduction=reduction, outputs=outputs),
+            agt.linear_cross_entropy(2 * a, w, target, reduction=reduction, outputs=outputs),
+        ):
+            for each in result if outputs else (result,):
+                total = total + each.sum()
+        return total
+
+    expected = torch.autograd.grad(loss(x), (x, w))
+    again = torch.autograd.grad(checkpoint(loss, x, use_reentrant=False), (x, w))
+    for one, other in zip(expected, again, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_rows_without_an_upstream_gradient_of_outputs_have_none_whatever_they_hold():
+    x = torch.randn(4, 5, generator=torch.Generator().manual_seed(1))
+    x[0], x[1] = torch.nan, torch.inf
+    x.requires_grad_()
+    weights = torch.tensor([0.0, 0.0, 1.0, 1.0])
+    result = agt.cross_entropy(
+        x, torch.tensor([0, 1, 2, 3]), token_weight=weights, outputs=("lse", "entropy", "log_prob")
+    )
+    (result.loss + result.lse[2:].sum() + result.entropy[3] + result.log_prob[2]).backward()
+    assert not x.grad[:2].any()
+    assert x.grad[2:].all()
+
+
+def test_numbers_that_are_traced_as_symbols():
+    x, target = torch.randn(6, 5, generator=torch.Generator().manual_seed(1)), torch.arange(6) % 5
+    compiled = torch.compile(lambda x, T: agt.cross_entropy(x, target, temperature=T), fullgraph=True, backend="eager")
+    for temperature in (0.5, 0.6, 0.7):
+        assert torch.equal(compiled(x, temperature), agt.cross_entropy(x, target, temperature=temperature))
+    dynamic = torch.compile(lambda x: agt.cross_entropy(x, target), fullgraph=True, dynamic=True, backend="eager")
+    assert torch.equal(dynamic(x), agt.cross_entropy(x, target))
