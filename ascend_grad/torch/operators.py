@@ -42,20 +42,20 @@ def register_gradient(name: str, function: type[Function]) -> None:
         with torch._C._AutoDispatchBelowAutograd():
             return operator(*arguments)
 
-    def forward(*arguments):
-        with torch.enable_grad():  # outer transforms see this call, too
-            return compute(*arguments)
+    class SingleLevel(_SingleLevelFunction):  # torch's handling of transforms has come before
+        setup_context = staticmethod(function.setup_context)
+        backward = staticmethod(function.backward)
 
-    # A function of a single transform: torch's own handling of transforms has come before.
-    methods = {"forward": forward, "setup_context": function.setup_context, "backward": function.backward}
-    static = {name: staticmethod(method) for name, method in methods.items()}
-    single_level: Any = type(function.__name__, (_SingleLevelFunction,), static)
+        @staticmethod
+        def forward(*arguments):
+            with torch.enable_grad():  # outer transforms see this call, too
+                return compute(*arguments)
 
     def compute_with_gradient(*arguments):
         if not torch.is_grad_enabled():
             return compute(*arguments)
         with enable_single_level_autograd_function():  # one call for each transform
-            return single_level.apply(*arguments)
+            return SingleLevel.apply(*arguments)
 
     torch.library.impl(f"ascend_grad::{name}", "Autograd", compute_with_gradient)
 
