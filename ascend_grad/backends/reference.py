@@ -411,6 +411,10 @@ def _reduced(loss, square, reduction, counts, weights, denominator):
     return np.asarray(total), *denominators
 
 
+#: Temperatures of `cross_entropy` beyond these limits count as the nearest one, unless the logits are float64.
+_TEMPERATURES_OF_ROWS = 2.0**-127, 2.0**126
+
+
 def cross_entropy(
     input, target, dim, reduction, ignore_index, class_weight, token_weight, target_prob, label_smoothing,
     lse_square_scale, temperature, denominator, grad_loss, outputs, return_grad,
@@ -425,7 +429,7 @@ def cross_entropy(
     tokens = _of_rows(token_weight, count)
     scale, upstream = _of_rows(temperature, count), _of_rows(grad_loss, count)
     if input.dtype.itemsize < 8:
-        scale = np.clip(scale, 2.0**-127, 2.0**126)
+        scale = np.clip(scale, *_TEMPERATURES_OF_ROWS)
     classes = np.ones(vocabulary) if class_weight is None else class_weight.astype(np.float64)
 
     live = np.flatnonzero(~np.all(ignored, axis=-1))

@@ -199,7 +199,7 @@ def torch_autograd(problem: Case, operands: LossOperands) -> Call | None:
         axis = min(1, x.ndim - 1)
         logits = x.movedim(dim, axis)
         if dim == 0 and x.ndim > 1:
-            as_batch = _autograd_of(x.unsqueeze(0), target.unsqueeze(0), 1, shape, dim, dict(settings))
+            as_batch = _autograd_of(x.unsqueeze(0), target.unsqueeze(0), 1, shape, dim, settings)
             return _faster(as_batch, _autograd_of(logits, target, axis, shape, dim, settings))
     return _autograd_of(logits, target, axis, shape, dim, settings)
 
@@ -220,6 +220,7 @@ def _autograd_of(
     """Prepare PyTorch's loss of logits whose classes are along `axis`, with a gradient of the shape of the problem."""
     import torch
 
+    settings = dict(settings)
     logits = logits.detach().requires_grad_()
     prob = settings.pop("target_prob", None)
     if prob is not None:

@@ -894,7 +894,7 @@ cdef ag_row_op plan_of(const CrossEntropy *x, Py_ssize_t classes, bint has_other
     """
     if x.has_row_outputs or x.has_temperatures:
         return AG_LOSS_EXP_OF_ROWS
-    # Strips of columns smooth, and have at least so many rows with every instruction set.
+    # The kernel of strips computes label smoothing. With every instruction set, strips have up to AG_STRIP_ROWS(2) rows.
     if x.label_smoothing != 0 and (has_other_dtype or classes > AG_STRIP_ROWS(2) or not is_single_target(x)):
         return AG_LOSS_EXP_OF_ROWS
     return AG_LOSS_EXP

@@ -463,7 +463,7 @@ def test_class_weight_of_zero_hides_its_class(target, label_smoothing, cpu_engin
 
 
 def test_smoothing_all_of_the_loss_leaves_the_target_no_weight(cpu_engine):
-    """The loss is finite though the target's logit is not, and infinite if another class is -inf."""
+    """The loss is that of all classes alike, whatever the target; it is infinite if a class has the logit -inf."""
     x = np.array([[0.0, 2.0, 1.0]] * 70)
     for axis, logits in ((1, x), (0, np.ascontiguousarray(x.T))):
         loss = cpu_engine.call("cross_entropy", logits, np.full(70, 0), axis, label_smoothing=1.0).loss

@@ -207,8 +207,8 @@ def _linear_cross_entropy(session: Session, call: Call) -> tuple[DeviceArray | N
 def _linear_cross_entropy_backward(session: Session, call: Call) -> tuple[NDArray | DeviceArray | None, ...]:
     """Compute the gradients for upstream gradients of the loss, of the lse and of the log-probabilities.
 
-    With probabilities p, the gradient of the logits of a row is ``w (p - [v = t]) + b p``, b that of the lse.
-    The device computes the two terms as two rows; the target of the second one is masked.
+    With probabilities p, the gradient of the logits of a row is ``w (p - [v = t]) + b p``, where b is ``grad_lse``. The
+    device computes the two terms as two rows; the target of the second row is masked.
     """
     a = call.arguments
     target = session.values(a["target"])
@@ -233,15 +233,17 @@ def _linear_cross_entropy_backward(session: Session, call: Call) -> tuple[NDArra
     input, weight = session.put(a["input"], rows=rows), session.put(a["weight"])
     input_grad, weight_grad = gradient(session, grad, input, weight, masked, place, lse, np.ones_like(lse), None)
     keeps_input, keeps_weight = a["output_mask"]
-    sums = _sum_of_rows(session, input_grad, first, second, call) if keeps_input else None
+    sums = _sum_of_rows(session, input_grad, first, second, target.size) if keeps_input else None
     return sums, weight_grad if keeps_weight else None, None
 
 
 def _sum_of_rows(
-    session: Session, gradients: DeviceArray, first: NDArray, second: NDArray, call: Call
+    session: Session, gradients: DeviceArray, first: NDArray, second: NDArray, count: int
 ) -> NDArray | DeviceArray:
-    """Return the sums of the gradients of two lists of rows in the places of the rows: on the host not yet rounded."""
-    count = call.dims["BT"]
+    """Return the sums of the gradients of two lists of rows, in their places among ``count`` rows.
+
+    Sums on the host are not yet rounded.
+    """
     if not second.size:
         return session.scattered(gradients, first, count)
     there = np.empty(gradients.shape, gradients.dtype)

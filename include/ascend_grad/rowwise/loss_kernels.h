@@ -566,7 +566,7 @@ AG_INLINE void K(loss_single_target_strip)(const ag_single_target_columns *p, co
                                            ptrdiff_t c, ptrdiff_t width, int nontemporal)
 {
     const char *a = tile->a + c * AG_SIZE;
-    /* What label smoothing subtracts from the gradient of every class, and what it leaves at the target. */
+    /* Label smoothing subtracts `subtrahend` from the gradient of every class. At the target it adds `balance` in all. */
     const double share = p->smoothing / (double)tile->n, subtrahend = p->grad * p->inverse * share;
     const double balance = p->grad * p->inverse * (p->smoothing - share);
     const V scale = V_(set1)((compute_t)tile->scale), none = {0};

@@ -200,7 +200,7 @@ typedef struct {
     void (*log1p)(const double *x, double *results, ptrdiff_t count);
     void (*exp)(const double *x, double *results, ptrdiff_t count);
     /* Compute the losses of rows with one target, the factors of their exponentials, and the gradients at the targets, from
-     * `rest` of loss.h, the maxima and the targets' logits: without the terms of label smoothing that have all classes.
+     * `rest` of loss.h, the maxima and the targets' logits: without the terms that label smoothing adds for every class.
      * `scale` is the factor of logits, `inverse` the reciprocal temperature that it is rounded from, `grad` the upstream
      * gradient, and `smoothing` the label smoothing. `logits` and `at_targets` may be the same. */
     void (*finish)(const double *rest, const double *max, const double *logits, double scale, double grad, double inverse,
