@@ -30,16 +30,6 @@ AG_INLINE double ag_sum_total(ag_sum total)
 
 enum { AG_SUM_LANES = 8 };
 
-/* Add n numbers to AG_SUM_LANES sums, number i to sum i % AG_SUM_LANES: chains that do not wait for each other. */
-AG_INLINE void ag_sums_add_numbers(ag_sum *sums, const double *x, ptrdiff_t n)
-{
-    ptrdiff_t i = 0;
-    for (; i + AG_SUM_LANES <= n; i += AG_SUM_LANES) {
-        for (int j = 0; j < AG_SUM_LANES; j++) ag_sum_add(&sums[j], x[i + j]);
-    }
-    for (int j = 0; i < n; i++, j++) ag_sum_add(&sums[j], x[i]);
-}
-
 /* Return the total of AG_SUM_LANES sums. */
 AG_INLINE double ag_sums_total_of_all(const ag_sum *sums)
 {

@@ -7,8 +7,9 @@ from ascend_grad._rowwise_schedule cimport Schedule
 
 ctypedef struct Slot:
     # The sum of the weights of a row's targets that are the same entry.
-    int64_t entry                     # -1: the slot is empty
+    int64_t entry
     double weight
+    bint is_empty
 
 
 ctypedef struct Rows:
@@ -22,9 +23,13 @@ ctypedef struct Rows:
     double *factor
     double *smoothing
     double *targets                   # (rows, K): logits relative to the maximum, then gradients at the targets
-    double *exp                       # (rows, K): exponentials of these logits
+    double *exp                       # (rows, K): exponentials of these logits, and memory to load and store elements
     int64_t *indices                  # targets of columns with a single target each; the memory of `exp`
-    Slot *slots                       # (2**slot_bits,): a table of the targets of one row, or NULL
+    # Targets of one row: (K,), with room for a multiple of AG_MAX_LANES numbers.
+    int64_t *entries
+    double *weights                   # 0 for ignored targets
+    double *equal                     # sums of the weights of targets that are the same entry
+    Slot *slots                       # (2**slot_bits,): a table, or NULL
     Py_ssize_t *numbers               # numbers of the rows in C order
     uint8_t *stores                   # whether a row has gradients at its targets
     char *cached                      # exponentials of the rows, or NULL

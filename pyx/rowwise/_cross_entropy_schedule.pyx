@@ -25,7 +25,6 @@ from ascend_grad._kernels cimport (
     ag_sum,
     ag_sum_add,
     ag_sum_total,
-    ag_sums_add_numbers,
     ag_sums_total_of_all,
     ag_widen,
 )
@@ -74,6 +73,7 @@ cdef enum:
     ROWS_PER_CHECK = 1 << 18          # rows between two checks for signals
     ROWS_PER_SUM = 256                # rows whose weights are added up together
     LEAST_EXPONENT = -126             # of normal float32 numbers
+    MOST_COMPARED = 32                # most targets of a row that are compared with one another
 
 # The gradient at a target whose probability is above this number is computed from 1 - p, as AG_NEARLY_CERTAIN of the
 # linear loss.
@@ -95,65 +95,83 @@ cdef inline Py_ssize_t row_number(const CrossEntropy *x, Py_ssize_t row) noexcep
     return row_offset(&x.s.p, MASK, row)
 
 
-cdef inline void copy_element(char *to, const char *source, int itemsize, bint swapped) noexcept nogil:
-    cdef int i
-    if not swapped:
-        memcpy(to, source, itemsize)
-        return
-    for i in range(itemsize):
-        to[i] = source[itemsize - 1 - i]
-
-
-cdef inline double load_element(
-    const CrossEntropy *x, const Rows *r, Py_ssize_t begin, Py_ssize_t i, Py_ssize_t k
-) noexcept nogil:
-    """Return element k of row i of `r`, which is row begin + i of the input."""
-    cdef const Operand *operand = &x.s.p.operands[A]
-    cdef const char *source = k * operand.dim_stride + (
-        r.a + i * r.a_step if r.is_regular else operand.data + row_offset(&x.s.p, A, begin + i)
-    )
-    cdef double wide
-    cdef float value
-    cdef char[8] element
-    if operand.dtype == AG_FLOAT32 and not operand.swapped:
-        memcpy(&value, source, 4)
-        return value
-    copy_element(element, source, operand.itemsize, operand.swapped)
-    if operand.dtype == AG_FLOAT64:
-        memcpy(&wide, element, 8)
-        return wide
-    if operand.dtype == AG_FLOAT32:
-        memcpy(&value, element, 4)
-    else:
-        ag_widen(x.s.variant, operand.dtype, element, &value, 1)
-    return value
-
-
-cdef inline void store_element(
-    const CrossEntropy *x, const Rows *r, Py_ssize_t begin, Py_ssize_t i, Py_ssize_t k, double value
-) noexcept nogil:
-    """Store element k of row i of `r`, which is row begin + i of the result, rounded once."""
-    cdef const Operand *operand = &x.s.p.operands[OUT]
-    cdef char *to = k * operand.dim_stride + (
-        r.out + i * r.out_step if r.is_regular else operand.data + row_offset(&x.s.p, OUT, begin + i)
-    )
-    cdef char[8] element
-    cdef float narrow = <float>value
-    if operand.dtype == AG_FLOAT32 and not operand.swapped:
-        memcpy(to, &narrow, 4)
-        return
-    if operand.dtype == AG_FLOAT64:
-        memcpy(element, &value, 8)
-    elif operand.dtype == AG_FLOAT32:
-        memcpy(element, &narrow, 4)
-    else:
-        ag_convert(x.s.variant, True, &value, operand.dtype, element, 1)
-    copy_element(to, element, operand.itemsize, operand.swapped)
-
-
 cdef inline int64_t target_of(const CrossEntropy *x, Py_ssize_t number, Py_ssize_t k) noexcept nogil:
     cdef Py_ssize_t i = number * x.target_count + k
     return (<const int64_t *>x.target)[i] if x.has_wide_targets else (<const int32_t *>x.target)[i]
+
+
+cdef inline void copy_targets(
+    const CrossEntropy *x, const Rows *r, Py_ssize_t begin, Py_ssize_t count, int which, int itemsize, char *packed
+) noexcept nogil:
+    """Copy elements at targets of `count` rows of `r`, which begin at row `begin`, from the input or to the result.
+
+    `packed` has one element per target. In the input's place, ignored targets have zeros there.
+    """
+    cdef const Operand *operand = &x.s.p.operands[which]
+    cdef Py_ssize_t i, k, number
+    cdef int64_t entry
+    cdef char *row
+    for i in range(count):
+        number = r.numbers[i]
+        if which == A:
+            row = r.a + i * r.a_step
+        elif r.stores[i]:
+            row = r.out + i * r.out_step
+        else:
+            packed += x.target_count * itemsize
+            continue
+        if not r.is_regular:
+            row = operand.data + row_offset(&x.s.p, which, begin + i)
+        for k in range(x.target_count):
+            entry = target_of(x, number, k)
+            if which == A and entry == x.ignore_index:
+                memset(packed, 0, itemsize)
+            elif which == A:
+                memcpy(packed, row + entry * operand.dim_stride, itemsize)
+            elif entry != x.ignore_index:
+                memcpy(row + entry * operand.dim_stride, packed, itemsize)
+            packed += itemsize
+
+
+cdef void copy_all_targets(
+    const CrossEntropy *x, const Rows *r, Py_ssize_t begin, Py_ssize_t count, int which, char *packed
+) noexcept nogil:
+    """Do what `copy_targets` does, compiled for each number of bytes."""
+    cdef int itemsize = x.s.p.operands[which].itemsize
+    if itemsize == 2:
+        copy_targets(x, r, begin, count, which, 2, packed)
+    elif itemsize == 4:
+        copy_targets(x, r, begin, count, which, 4, packed)
+    else:
+        copy_targets(x, r, begin, count, which, 8, packed)
+
+
+cdef void swap_elements(char *elements, Py_ssize_t count, int itemsize) noexcept nogil:
+    """Reverse the bytes of each element."""
+    cdef Py_ssize_t i
+    cdef int j
+    for i in range(count):
+        for j in range(itemsize // 2):
+            elements[j], elements[itemsize - 1 - j] = elements[itemsize - 1 - j], elements[j]
+        elements += itemsize
+
+
+cdef void load_at_targets(const CrossEntropy *x, Py_ssize_t begin, Py_ssize_t count, Rows *r) noexcept nogil:
+    """Set `r.targets` to the logits at the targets of rows, 0 for ignored targets. It overwrites `r.exp`."""
+    cdef const Operand *operand = &x.s.p.operands[A]
+    cdef Py_ssize_t size = count * x.target_count, i
+    cdef char *packed = <char *>(r.targets if operand.dtype == AG_FLOAT64 else r.exp)
+    cdef float *widened = <float *>packed
+    copy_all_targets(x, r, begin, count, A, packed)
+    if operand.swapped:
+        swap_elements(packed, size, operand.itemsize)
+    if operand.dtype == AG_FLOAT64:
+        return
+    if operand.dtype != AG_FLOAT32:
+        widened += size
+        ag_widen(x.s.variant, operand.dtype, packed, widened, size)
+    for i in range(size):
+        r.targets[i] = widened[i]
 
 
 cdef inline void set_result(const CrossEntropy *x, void *results, Py_ssize_t i, double value) noexcept nogil:
@@ -261,8 +279,10 @@ cdef Rows rows_from(const Rows *r, Py_ssize_t begin, Py_ssize_t targets) noexcep
     return part
 
 
-cdef double target_weight(const CrossEntropy *x, Py_ssize_t number, Py_ssize_t k, int64_t entry) noexcept nogil:
-    """Return (1 - smoothing) q_k c_tk of a target that is not ignored."""
+cdef inline double target_weight(const CrossEntropy *x, Py_ssize_t number, Py_ssize_t k, int64_t entry) noexcept nogil:
+    """Return (1 - smoothing) q_k c_tk of a target, 0 if it is ignored."""
+    if entry == x.ignore_index:
+        return 0
     cdef double prob = 1 if x.prob == NULL else x.prob[number * x.target_count + k]
     return (1 - x.label_smoothing) * prob * class_weight_of(x, entry)
 
@@ -294,16 +314,13 @@ cdef void finish_row(CrossEntropy *x, Py_ssize_t i, Rows *r) noexcept nogil:
     """
     cdef Py_ssize_t number = r.numbers[i], k
     cdef const double *targets = &r.targets[i * x.target_count]
-    cdef int64_t entry
     cdef double inverse = inverse_of_row(x, number)
     cdef double token_weight = token_weight_of(x, number), upstream, grad_loss, grad_square
     cdef double lse = r.max[i] * inverse + r.log_sum[i], reciprocal = 1 / (1 + r.rest[i])
     cdef double loss = 0, square = 0, weight, weights = 0, balance, smoothing
     for k in range(x.target_count):
-        entry = target_of(x, number, k)
-        if entry == x.ignore_index:
-            continue
-        weight = target_weight(x, number, k, entry)
+        r.entries[k] = target_of(x, number, k)
+        r.weights[k] = weight = target_weight(x, number, k, r.entries[k])
         weights += weight
         if weight != 0:
             loss += weight * (r.log_sum[i] - targets[k])
@@ -346,38 +363,24 @@ cdef inline Slot *slot_of(const CrossEntropy *x, const Rows *r, int64_t entry) n
     """Return the slot of an entry, which may be empty."""
     # The multiplier is 2**64 divided by the golden ratio: neighbours get distant slots.
     cdef size_t number = (<size_t>entry * <size_t>0x9E3779B97F4A7C15) >> (64 - x.slot_bits)
-    while r.slots[number].entry != entry and r.slots[number].entry >= 0:
+    while not r.slots[number].is_empty and r.slots[number].entry != entry:
         number = (number + 1) & ((<size_t>1 << x.slot_bits) - 1)
     return &r.slots[number]
 
 
-cdef void add_equal_targets(const CrossEntropy *x, Py_ssize_t number, const Rows *r) noexcept nogil:
-    """Set the slots to the entries of a row's targets and the sums of their weights."""
+cdef void sum_equal_targets(const CrossEntropy *x, const Rows *r) noexcept nogil:
+    """Do what the kernel `sum_equal` does, in a time that grows with the number of targets, not with its square."""
     cdef Py_ssize_t k
-    cdef int64_t entry
     cdef Slot *slot
     for k in range(<Py_ssize_t>1 << x.slot_bits):
-        r.slots[k].entry = -1
+        r.slots[k].is_empty = True
     for k in range(x.target_count):
-        entry = target_of(x, number, k)
-        if entry == x.ignore_index:
-            continue
-        slot = slot_of(x, r, entry)
-        if slot.entry < 0:
-            slot.entry, slot.weight = entry, 0
-        slot.weight += target_weight(x, number, k, entry)
-
-
-cdef double weights_beside(const CrossEntropy *x, Py_ssize_t number, int64_t entry) noexcept nogil:
-    """Return the sum of the weights of a row's targets that are other entries."""
-    cdef Py_ssize_t k
-    cdef int64_t other
-    cdef double total = 0
+        slot = slot_of(x, r, r.entries[k])
+        if slot.is_empty:
+            slot.entry, slot.weight, slot.is_empty = r.entries[k], 0, False
+        slot.weight += r.weights[k]
     for k in range(x.target_count):
-        other = target_of(x, number, k)
-        if other != entry and other != x.ignore_index:
-            total += target_weight(x, number, k, other)
-    return total
+        r.equal[k] = slot_of(x, r, r.entries[k]).weight
 
 
 cdef void set_gradients(
@@ -389,29 +392,37 @@ cdef void set_gradients(
     With ``a = balance + grad_loss * weights`` and the weight w of the entry, the gradient is ``a p - grad_loss w``. If p is
     almost 1, ``(a - grad_loss w) - a (1 - p)`` is accurate.
     """
-    cdef Py_ssize_t number = r.numbers[i], k
-    cdef double a = balance + grad_loss * weights, weight = weights, beside = 0, prob, logit, value
-    cdef int64_t entry
-    cdef bint has_certain = False
-    if x.target_count > 1:
-        add_equal_targets(x, number, r)
+    cdef Py_ssize_t k, certain = -1
+    cdef double *targets = &r.targets[i * x.target_count]
+    cdef const double *exp = &r.exp[i * x.target_count]
+    cdef const double *equal = r.equal
+    cdef double a = balance + grad_loss * weights, at_certain = 0, beside = 0
     for k in range(x.target_count):
-        entry = target_of(x, number, k)
-        if entry == x.ignore_index:
-            continue
-        logit = r.targets[i * x.target_count + k]
-        prob = r.exp[i * x.target_count + k] * reciprocal
-        if prob > NEARLY_CERTAIN:
-            if not has_certain:  # all such targets of a row are the same entry
-                has_certain, beside = True, weights_beside(x, number, entry)
-            value = balance + grad_loss * beside - a * ((r.rest[i] - expm1(logit)) * reciprocal)
-        else:
-            if x.target_count > 1:
-                weight = slot_of(x, r, entry).weight
-            value = a * prob - grad_loss * weight
-        if smoothing != 0:
-            value -= smoothing * class_weight_of(x, entry)
-        r.targets[i * x.target_count + k] = inverse * value
+        if exp[k] * reciprocal > NEARLY_CERTAIN and r.entries[k] != x.ignore_index:
+            certain = k  # all such targets of a row are the same entry
+    if certain >= 0:
+        for k in range(x.target_count):
+            if r.entries[k] != r.entries[certain]:
+                beside += r.weights[k]
+        at_certain = balance + grad_loss * beside - a * ((r.rest[i] - expm1(targets[certain])) * reciprocal)
+    if x.target_count == 1:
+        equal = r.weights
+    elif x.target_count <= MOST_COMPARED:
+        x.kernels.sum_equal(r.entries, r.weights, x.target_count, r.equal)
+    else:
+        sum_equal_targets(x, r)
+    for k in range(x.target_count):
+        targets[k] = a * (exp[k] * reciprocal) - grad_loss * equal[k]
+    if certain >= 0:
+        for k in range(x.target_count):
+            if r.entries[k] == r.entries[certain]:
+                targets[k] = at_certain
+    if smoothing != 0:
+        for k in range(x.target_count):
+            if r.entries[k] != x.ignore_index:
+                targets[k] -= smoothing * class_weight_of(x, r.entries[k])
+    for k in range(x.target_count):
+        targets[k] *= inverse
 
 
 cdef inline double upstream_of_all(const CrossEntropy *x) noexcept nogil:
@@ -426,10 +437,7 @@ cdef void finish_single_target_rows(CrossEntropy *x, Py_ssize_t begin, Py_ssize_
     cdef double subtrahend = grad * x.inverse_temperature * share
     cdef double balance = grad * x.inverse_temperature * (x.label_smoothing - share)
     cdef bint has_weights = x.class_weight != NULL or x.token_weight != NULL
-    for i in range(count):
-        r.targets[i] = 0
-        if r.scale[i] > 0:
-            r.targets[i] = load_element(x, r, begin, i, target_of(x, r.numbers[i], 0))
+    load_at_targets(x, begin, count, r)
     x.kernels.finish(
         r.rest, r.max, r.targets, x.scale, grad, x.inverse_temperature, x.label_smoothing, r.log_sum, r.factor, r.targets,
         count
@@ -458,18 +466,15 @@ cdef void finish_single_target_rows(CrossEntropy *x, Py_ssize_t begin, Py_ssize_
 cdef void finish_rows(CrossEntropy *x, Py_ssize_t begin, Py_ssize_t count, Rows *r) noexcept nogil:
     """Compute the results of rows from their statistics, and the parameters of the gradient."""
     cdef Py_ssize_t i, k
-    cdef int64_t entry
     cdef double inverse
     if x.is_single_target:
         finish_single_target_rows(x, begin, count, r)
         return
+    load_at_targets(x, begin, count, r)
     for i in range(count):
         inverse = inverse_of_row(x, r.numbers[i])
         for k in range(i * x.target_count, (i + 1) * x.target_count):
-            r.targets[k] = 0
-            entry = target_of(x, r.numbers[i], k - i * x.target_count)
-            if entry != x.ignore_index:
-                r.targets[k] = (load_element(x, r, begin, i, entry) - r.max[i]) * inverse
+            r.targets[k] = (r.targets[k] - r.max[i]) * inverse
     x.kernels.log1p(r.rest, r.log_sum, count)
     if x.return_grad:
         x.kernels.exp(r.targets, r.exp, count * x.target_count)
@@ -481,39 +486,52 @@ cdef void finish_rows(CrossEntropy *x, Py_ssize_t begin, Py_ssize_t count, Rows 
 
 
 cdef void store_at_targets(const CrossEntropy *x, Py_ssize_t begin, Py_ssize_t count, const Rows *r) noexcept nogil:
-    cdef Py_ssize_t i, k
-    cdef int64_t entry
-    for i in range(count):
-        if not r.stores[i]:
-            continue
-        for k in range(x.target_count):
-            entry = target_of(x, r.numbers[i], k)
-            if entry != x.ignore_index:
-                store_element(x, r, begin, i, entry, r.targets[i * x.target_count + k])
+    """Store the gradients at the targets of rows, each rounded once. It overwrites `r.exp`."""
+    cdef const Operand *operand = &x.s.p.operands[OUT]
+    cdef Py_ssize_t size = count * x.target_count, i
+    cdef char *packed = <char *>r.exp
+    if operand.dtype == AG_FLOAT64:
+        packed = <char *>r.targets
+    elif operand.dtype == AG_FLOAT32:
+        for i in range(size):
+            (<float *>packed)[i] = <float>r.targets[i]
+    else:
+        ag_convert(x.s.variant, True, r.targets, operand.dtype, packed, size)
+    if operand.swapped:
+        swap_elements(packed, size, operand.itemsize)
+    copy_all_targets(x, r, begin, count, OUT, packed)
 
 
 # ---- tasks that are whole blocks -------------------------------------------------------------------------------------
 
+cdef void subtract_largest(const CrossEntropy *x, const ag_tile *tile, const ag_loss_rows *rows, Rows *r) noexcept nogil:
+    """Subtract 1, the exponential of the maximum, from sums of rows. Sums close to 1 are computed again, without it."""
+    cdef ag_loss_rows part = rows[0]
+    cdef ag_tile close = tile[0]
+    cdef Py_ssize_t i = 0, first
+    while i < tile.rows:
+        first = i
+        while i < tile.rows and r.rest[i] < AG_ACCURATE_SUM and r.scale[i] > 0:
+            i += 1
+        if i == first:
+            r.rest[i] -= 1
+            i += 1
+            continue
+        close.a, close.rows = tile.a + first * tile.a_stride, i - first
+        part.max, part.scale = &r.max[first], &r.scale[first]
+        x.kernels.rows_sum(&close, AG_LOSS_REST, &part, &r.rest[first])
+
+
 cdef void whole_rows(CrossEntropy *x, Py_ssize_t begin, const ag_tile *tile, Rows *r, const char *next) noexcept nogil:
     """Compute the whole rows of a tile, which begins at row `begin`, up to the gradients at targets."""
-    cdef ag_loss_rows rows, one
-    cdef ag_tile part
-    cdef Rows rest
+    cdef ag_loss_rows rows
     cdef Py_ssize_t i
     begin_rows(x, begin, tile.rows, r)
     x.kernels.rows_max(tile, r.max)
     rows = parameters(x, r)
     rows.next = next
     x.kernels.rows_sum(tile, AG_LOSS_EXP, &rows, r.rest)
-    for i in range(tile.rows):
-        if r.rest[i] < AG_ACCURATE_SUM and r.scale[i] > 0:
-            rest = rows_from(r, i, x.target_count)
-            one, part = parameters(x, &rest), tile[0]
-            part.a += i * tile.a_stride
-            part.rows = 1
-            x.kernels.rows_sum(&part, AG_LOSS_REST, &one, &r.rest[i])
-        else:
-            r.rest[i] -= 1
+    subtract_largest(x, tile, &rows, r)
     if x.entropy != NULL:
         x.kernels.rows_sum(tile, AG_LOSS_MOMENT, &rows, r.moment)
     if x.needs_deficit:
@@ -869,8 +887,11 @@ cdef void place_rows(const CrossEntropy *x, Rows *r, Arena *arena, char *base) n
     r.targets = <double *>arena_alloc(arena, size * x.target_count)
     r.exp = <double *>arena_alloc(arena, size * x.target_count)
     r.indices = <int64_t *>r.exp
+    r.entries = <int64_t *>arena_alloc(arena, align_up(x.target_count, AG_MAX_LANES) * sizeof(double))
+    r.weights = <double *>arena_alloc(arena, align_up(x.target_count, AG_MAX_LANES) * sizeof(double))
+    r.equal = <double *>arena_alloc(arena, align_up(x.target_count, AG_MAX_LANES) * sizeof(double))
     r.slots = NULL
-    if x.target_count > 1:
+    if x.target_count > MOST_COMPARED:
         r.slots = <Slot *>arena_alloc(arena, sizeof(Slot) << x.slot_bits)
     r.numbers = <Py_ssize_t *>arena_alloc(arena, size)
     r.stores = <uint8_t *>arena_alloc(arena, x.buffered)
@@ -976,11 +997,11 @@ cdef int set_denominators(CrossEntropy *x, double *last_check) except -1 nogil:
         if adds_tokens:
             for i in range(count):
                 tokens[i] = 0 if is_ignored(x, begin + i) else token_weight_of(x, begin + i)
-            ag_sums_add_numbers(squares, tokens, count)
+            x.kernels.add_numbers(squares, tokens, count)
         if not x.has_prob:
             for i in range(count):
                 weights[i] = 0 if target_of(x, begin + i, 0) == x.ignore_index else row_weight(x, begin + i)
-            ag_sums_add_numbers(losses, weights, count)
+            x.kernels.add_numbers(losses, weights, count)
         begin += count
         if last_check != NULL:
             _tasks.check_signals(last_check)
@@ -1019,9 +1040,9 @@ cdef int reduce_losses(CrossEntropy *x, double *last_check) except -1 nogil:
     while begin < x.s.p.rows:
         end = min(begin + ROWS_PER_CHECK, x.s.p.rows)
         if x.losses == NULL:
-            ag_sums_add_numbers(losses, &x.loss_terms[begin], end - begin)
+            x.kernels.add_numbers(losses, &x.loss_terms[begin], end - begin)
             if x.square_terms != NULL:
-                ag_sums_add_numbers(squares, &x.square_terms[begin], end - begin)
+                x.kernels.add_numbers(squares, &x.square_terms[begin], end - begin)
         if x.predicted != NULL and x.prob == NULL:
             for number in range(begin, end):
                 x.correct += x.predicted[number] == target_of(x, number, 0) and not is_ignored(x, number)

@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int64_t, uint8_t
 
-from ascend_grad._kernels cimport ag_dtype, ag_variant
+from ascend_grad._kernels cimport ag_dtype, ag_sum, ag_variant
 
 cdef extern from "ascend_grad/rowwise/rowwise.h" nogil:
     # The numbers of the operators, in the order of AG_FOREACH_ROW_OP.
@@ -111,6 +111,8 @@ cdef extern from "ascend_grad/rowwise/rowwise.h" nogil:
         void (*strips)(const ag_tile *tile, double *max, double *sums) noexcept nogil
         void (*log1p)(const double *x, double *results, Py_ssize_t count) noexcept nogil
         void (*exp)(const double *x, double *results, Py_ssize_t count) noexcept nogil
+        void (*add_numbers)(ag_sum *sums, const double *x, Py_ssize_t n) noexcept nogil
+        void (*sum_equal)(const int64_t *entries, const double *weights, Py_ssize_t count, double *sums) noexcept nogil
         void (*finish)(const double *rest, const double *max, const double *logits, double scale, double grad, double inverse,
                        double smoothing, double *losses, double *factors, double *at_targets,
                        Py_ssize_t count) noexcept nogil

@@ -41,6 +41,7 @@ cdef enum:
     SHORT_ROW = 8                     # least elements of a row that is computed in place despite gaps between rows
     NARROW_ROW = 64                   # most elements of a row that shares vectors with the next, without a gap
     MANY_ROWS = 64                    # least rows for which a copy without gaps pays
+    WIDE_BLOCK = 32                   # least columns of a gathered block: narrower blocks share too many cache lines
     SMALL_BLOCK = 256                 # least elements per outer index of columns in place; fewer are gathered together
     TASK_ELEMENTS = 1 << 15           # elements of a task, approximately
     LONG_ROW = 1 << 22                # least elements of a row (or block of columns) that is always split
@@ -259,7 +260,7 @@ cdef Layout choose_layout(const Problem *p, const ag_row_kernels *kernels) noexc
     if not has_columns(p.op) or p.rows < FEW_ROWS:
         return ROW_TILES
     # Gather in the direction in which the inputs can be read in place, else in the direction of most operands' strides.
-    if rows:
+    if rows or p.n == 1:
         return COLUMN_TILES
     for i in range(2):
         if is_direct(p, A, p.dtype, i == 0) and (not has_b(p.op) or is_direct(p, B, p.dtype, i == 0)) and (
@@ -386,14 +387,16 @@ cdef void cut_columns(Plan *plan, const Problem *p) noexcept nogil:
 cdef void cut_column_tiles(Plan *plan, const Problem *p) noexcept nogil:
     # Tiles are larger if the inputs are read in place: the tile then holds results alone, and long copies are faster.
     cdef bint inputs_in_place = plan.direct[A] and (plan.direct[B] or not has_b(p.op))
-    cdef Py_ssize_t budget = LONG_TILE_BYTES // 8 if inputs_in_place else TILE_BYTES
+    cdef Py_ssize_t budget = LONG_TILE_BYTES // 8 if inputs_in_place else TILE_BYTES, wanted = 1
     plan.is_split = plan.segments > 1
     plan.block_size = min(
         <Py_ssize_t>AG_MAX_COLUMNS, budget // (min(p.n, plan.kernels.segment) * plan.tile_itemsize)
     )
-    plan.block_size = max(
-        1, min(plan.block_size, ceil_div(p.rows, 1 if plan.threads == 1 else 4 * plan.threads))
-    )
+    # There are several tasks per thread, unless blocks become narrow. A block of a problem that is split has several tasks.
+    if plan.threads > 1:
+        wanted = min(<Py_ssize_t>4 * plan.threads, p.rows // WIDE_BLOCK)
+        wanted = max(1, ceil_div(wanted, plan.segments if plan.is_split else 1))
+    plan.block_size = max(1, min(plan.block_size, ceil_div(p.rows, wanted)))
     plan.blocks = ceil_div(p.rows, plan.block_size)
 
 

@@ -67,6 +67,8 @@ from ascend_grad.status cimport BAD_ALLOC, SUCCESS, Status
 # Approximate nanoseconds per element on one thread, by direction of the operator.
 cdef double FORWARD_COST = 0.45
 cdef double BACKWARD_COST = 0.2
+# Approximate nanoseconds that a cross-entropy takes for a row beside the elements.
+cdef double LOSS_COST = 8.0
 
 cdef enum:
     SMALL_PROBLEM = 1 << 15           # most elements that one thread computes without a schedule
@@ -104,7 +106,8 @@ cdef void compute_strips(const Problem *p, const ag_row_kernels *kernels) noexce
 
 cdef double serial_time(const Problem *p) noexcept nogil:
     """Return the approximate nanoseconds that one thread takes."""
-    return <double>p.rows * p.n * (FORWARD_COST if is_forward(p.op) else BACKWARD_COST)
+    cdef double cost = <double>p.rows * p.n * (FORWARD_COST if is_forward(p.op) else BACKWARD_COST)
+    return cost + (<double>p.rows * LOSS_COST if is_loss(p.op) else 0)
 
 
 cdef int threads_of(const Problem *p, int asked) noexcept nogil:

@@ -40,7 +40,6 @@ cdef extern from "ascend_grad/sums.h" nogil:
     double ag_sum_total(ag_sum total)
     enum:
         AG_SUM_LANES
-    void ag_sums_add_numbers(ag_sum *sums, const double *x, Py_ssize_t n)
     double ag_sums_total_of_all(const ag_sum *sums)
 
 cdef extern from "ascend_grad/loss.h" nogil:

@@ -446,6 +446,52 @@ static void K(loss_exp)(const double *x, double *results, ptrdiff_t count)
     }
 }
 
+/* Do what ag_sum_add does for every lane. */
+AG_INLINE void K(loss_add_lanes)(f64v *sum, f64v *compensation, f64v x)
+{
+    const f64v total = *sum + x;
+    const i64v is_larger = (f64v)((i64v)*sum & INT64_MAX) >= (f64v)((i64v)x & INT64_MAX); /* absolute values */
+    *compensation += v_f64_select(is_larger, (*sum - total) + x, (x - total) + *sum);
+    *sum = total;
+}
+
+/* Add n numbers to AG_SUM_LANES sums, number i to sum i % AG_SUM_LANES: chains that do not wait for each other. */
+static void K(loss_add_numbers)(ag_sum *sums, const double *x, ptrdiff_t n)
+{
+    enum { VECTORS = AG_SUM_LANES / (AG_LANES / 2) };
+    f64v sum[VECTORS], compensation[VECTORS];
+    ptrdiff_t i = 0;
+    for (int j = 0; j < AG_SUM_LANES; j++) {
+        sum[j / (AG_LANES / 2)][j % (AG_LANES / 2)] = sums[j].sum;
+        compensation[j / (AG_LANES / 2)][j % (AG_LANES / 2)] = sums[j].compensation;
+    }
+    for (; i + AG_SUM_LANES <= n; i += AG_SUM_LANES) {
+        AG_UNROLL(4)
+        for (int v = 0; v < VECTORS; v++) {
+            K(loss_add_lanes)(&sum[v], &compensation[v], v_f64_load(x + i + v * (AG_LANES / 2)));
+        }
+    }
+    for (int j = 0; j < AG_SUM_LANES; j++) {
+        sums[j].sum = sum[j / (AG_LANES / 2)][j % (AG_LANES / 2)];
+        sums[j].compensation = compensation[j / (AG_LANES / 2)][j % (AG_LANES / 2)];
+    }
+    for (int j = 0; i < n; i++, j++) ag_sum_add(&sums[j], x[i]);
+}
+
+/* Set sums[k] to the sum of the weights of the targets of a row that are the same entry as target k, in their order. */
+static void K(loss_sum_equal)(const int64_t *entries, const double *weights, ptrdiff_t count, double *sums)
+{
+    for (ptrdiff_t k = 0; k < count; k += AG_LANES / 2) {
+        i64v some;
+        f64v sum = {0};
+        memcpy(&some, entries + k, sizeof(some));
+        for (ptrdiff_t j = 0; j < count; j++) {
+            sum += v_f64_select(some == entries[j], v_f64_set1(weights[j]), (f64v){0});
+        }
+        v_f64_store(sums + k, sum);
+    }
+}
+
 /* ---- rows with one target each ----------------------------------------------------------------------------------- */
 
 #if AG_IS_F64
@@ -681,6 +727,8 @@ static const ag_loss_kernels K(loss_table) AG_UNUSED = {
     .strips = K(loss_strips),
     .log1p = K(loss_log1p),
     .exp = K(loss_exp),
+    .add_numbers = K(loss_add_numbers),
+    .sum_equal = K(loss_sum_equal),
     .finish = K(loss_finish),
     .single_target_strips = K(loss_single_target_strips),
 };

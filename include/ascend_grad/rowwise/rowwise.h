@@ -199,6 +199,11 @@ typedef struct {
     /* Compute log(1 + x) for x >= 0, and exp(x), with errors of a few units in the last place. */
     void (*log1p)(const double *x, double *results, ptrdiff_t count);
     void (*exp)(const double *x, double *results, ptrdiff_t count);
+    /* Add n numbers to AG_SUM_LANES sums, number i to sum i % AG_SUM_LANES. */
+    void (*add_numbers)(ag_sum *sums, const double *x, ptrdiff_t n);
+    /* Set sums[k] to the sum of the weights whose entries equal entries[k]. `entries` and `sums` have room for a multiple of
+     * AG_MAX_LANES / 2 numbers. */
+    void (*sum_equal)(const int64_t *entries, const double *weights, ptrdiff_t count, double *sums);
     /* Compute the losses of rows with one target, the factors of their exponentials, and the gradients at the targets, from
      * `rest` of loss.h, the maxima and the targets' logits: without the terms that label smoothing adds for every class.
      * `scale` is the factor of logits, `inverse` the reciprocal temperature that it is rounded from, `grad` the upstream
