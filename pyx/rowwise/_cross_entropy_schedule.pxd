@@ -31,14 +31,10 @@ ctypedef struct Rows:
     double *equal                     # sums of the weights of targets that are the same entry
     Slot *slots                       # (2**slot_bits,): a table, or NULL
     Py_ssize_t *numbers               # numbers of the rows in C order
+    char **a                          # addresses of the rows of the input, and of the result
+    char **out
     uint8_t *stores                   # whether a row has gradients at its targets
     char *cached                      # exponentials of the rows, or NULL
-    # Addresses of the first row, and the distances of adjacent rows, if those are constant.
-    bint is_regular
-    char *a
-    char *out
-    Py_ssize_t a_step
-    Py_ssize_t out_step
 
 
 ctypedef struct CrossEntropy:

@@ -45,7 +45,7 @@ from ascend_grad._rowwise_kernels cimport (
     ag_single_target_columns,
     ag_tile,
 )
-from ascend_grad._rowwise_plan cimport MASK, OUT, A, Operand, Problem, offset_of, tile_at
+from ascend_grad._rowwise_plan cimport MASK, MAX_AXES, OUT, A, Operand, Problem, offset_of, tile_at
 from ascend_grad._rowwise_schedule cimport (
     COMBINE_MAX,
     COMBINE_SUM,
@@ -84,66 +84,46 @@ cdef double LARGEST_SCALE = 2.0 ** 127
 
 # ---- elements --------------------------------------------------------------------------------------------------------
 
-cdef inline Py_ssize_t row_offset(const Problem *p, int operand, Py_ssize_t row) noexcept nogil:
-    if p.axes == 1:
-        return row * p.operands[operand].strides[0]
-    return offset_of(p, &p.operands[operand], row)
-
-
-cdef inline Py_ssize_t row_number(const CrossEntropy *x, Py_ssize_t row) noexcept nogil:
-    """Return the number of a row of the problem in C order."""
-    return row_offset(&x.s.p, MASK, row)
-
-
 cdef inline int64_t target_of(const CrossEntropy *x, Py_ssize_t number, Py_ssize_t k) noexcept nogil:
     cdef Py_ssize_t i = number * x.target_count + k
     return (<const int64_t *>x.target)[i] if x.has_wide_targets else (<const int32_t *>x.target)[i]
 
 
 cdef inline void copy_targets(
-    const CrossEntropy *x, const Rows *r, Py_ssize_t begin, Py_ssize_t count, int which, int itemsize, char *packed
+    const CrossEntropy *x, const Rows *r, Py_ssize_t count, int which, int itemsize, char *packed
 ) noexcept nogil:
-    """Copy elements at targets of `count` rows of `r`, which begin at row `begin`, from the input or to the result.
+    """Copy elements at targets of `count` rows of `r` from the input (`which` is A) or to the result (OUT).
 
     `packed` has one element per target. In the input's place, ignored targets have zeros there.
     """
-    cdef const Operand *operand = &x.s.p.operands[which]
-    cdef Py_ssize_t i, k, number
+    cdef Py_ssize_t stride = x.s.p.operands[which].dim_stride, i, k
     cdef int64_t entry
-    cdef char *row
     for i in range(count):
-        number = r.numbers[i]
-        if which == A:
-            row = r.a + i * r.a_step
-        elif r.stores[i]:
-            row = r.out + i * r.out_step
-        else:
+        if which == OUT and not r.stores[i]:
             packed += x.target_count * itemsize
             continue
-        if not r.is_regular:
-            row = operand.data + row_offset(&x.s.p, which, begin + i)
         for k in range(x.target_count):
-            entry = target_of(x, number, k)
+            entry = target_of(x, r.numbers[i], k)
             if which == A and entry == x.ignore_index:
                 memset(packed, 0, itemsize)
             elif which == A:
-                memcpy(packed, row + entry * operand.dim_stride, itemsize)
+                memcpy(packed, r.a[i] + entry * stride, itemsize)
             elif entry != x.ignore_index:
-                memcpy(row + entry * operand.dim_stride, packed, itemsize)
+                memcpy(r.out[i] + entry * stride, packed, itemsize)
             packed += itemsize
 
 
 cdef void copy_all_targets(
-    const CrossEntropy *x, const Rows *r, Py_ssize_t begin, Py_ssize_t count, int which, char *packed
+    const CrossEntropy *x, const Rows *r, Py_ssize_t count, int which, char *packed
 ) noexcept nogil:
     """Do what `copy_targets` does, compiled for each number of bytes."""
     cdef int itemsize = x.s.p.operands[which].itemsize
     if itemsize == 2:
-        copy_targets(x, r, begin, count, which, 2, packed)
+        copy_targets(x, r, count, which, 2, packed)
     elif itemsize == 4:
-        copy_targets(x, r, begin, count, which, 4, packed)
+        copy_targets(x, r, count, which, 4, packed)
     else:
-        copy_targets(x, r, begin, count, which, 8, packed)
+        copy_targets(x, r, count, which, 8, packed)
 
 
 cdef void swap_elements(char *elements, Py_ssize_t count, int itemsize) noexcept nogil:
@@ -156,13 +136,13 @@ cdef void swap_elements(char *elements, Py_ssize_t count, int itemsize) noexcept
         elements += itemsize
 
 
-cdef void load_at_targets(const CrossEntropy *x, Py_ssize_t begin, Py_ssize_t count, Rows *r) noexcept nogil:
+cdef void load_at_targets(const CrossEntropy *x, Py_ssize_t count, Rows *r) noexcept nogil:
     """Set `r.targets` to the logits at the targets of rows, 0 for ignored targets. It overwrites `r.exp`."""
     cdef const Operand *operand = &x.s.p.operands[A]
     cdef Py_ssize_t size = count * x.target_count, i
     cdef char *packed = <char *>(r.targets if operand.dtype == AG_FLOAT64 else r.exp)
     cdef float *widened = <float *>packed
-    copy_all_targets(x, r, begin, count, A, packed)
+    copy_all_targets(x, r, count, A, packed)
     if operand.swapped:
         swap_elements(packed, size, operand.itemsize)
     if operand.dtype == AG_FLOAT64:
@@ -211,14 +191,44 @@ cdef inline bint is_ignored(const CrossEntropy *x, Py_ssize_t number) noexcept n
 cdef void number_rows(const CrossEntropy *x, Py_ssize_t begin, Py_ssize_t count, Rows *r) noexcept nogil:
     """Set the numbers and the addresses of rows."""
     cdef const Problem *p = &x.s.p
-    cdef int last = p.axes - 1
-    cdef Py_ssize_t i, number = row_number(x, begin), step = p.operands[MASK].strides[last]
-    r.is_regular = begin // p.shape[last] == (begin + count - 1) // p.shape[last]
-    r.a = p.operands[A].data + row_offset(p, A, begin)
-    r.out = p.operands[OUT].data + row_offset(p, OUT, begin)
-    r.a_step, r.out_step = p.operands[A].strides[last], p.operands[OUT].strides[last]
-    for i in range(count):
-        r.numbers[i] = number + i * step if r.is_regular else row_number(x, begin + i)
+    cdef const Operand *a = &p.operands[A]
+    cdef const Operand *out = &p.operands[OUT]
+    cdef const Operand *numbers = &p.operands[MASK]
+    cdef int last = p.axes - 1, axis = last
+    cdef Py_ssize_t[MAX_AXES] index
+    cdef Py_ssize_t i = 0, j, run, rest = begin
+    cdef Py_ssize_t number = offset_of(p, numbers, begin)
+    cdef char *at = a.data + offset_of(p, a, begin)
+    cdef char *to = out.data + offset_of(p, out, begin)
+    while axis > 0:
+        index[axis] = rest % p.shape[axis]
+        rest //= p.shape[axis]
+        axis -= 1
+    index[0] = rest
+    while True:
+        run = min(count - i, p.shape[last] - index[last])
+        for j in range(run):
+            r.numbers[i + j] = number + j * numbers.strides[last]
+            r.a[i + j] = at + j * a.strides[last]
+            r.out[i + j] = to + j * out.strides[last]
+        i += run
+        if i == count:
+            return
+        # Proceed to the next index of the outer axes.
+        axis = last
+        while True:
+            number += run * numbers.strides[axis]
+            at += run * a.strides[axis]
+            to += run * out.strides[axis]
+            index[axis] += run
+            if index[axis] < p.shape[axis]:
+                break
+            number -= index[axis] * numbers.strides[axis]
+            at -= index[axis] * a.strides[axis]
+            to -= index[axis] * out.strides[axis]
+            index[axis] = 0
+            axis -= 1
+            run = 1
 
 
 cdef void begin_rows(const CrossEntropy *x, Py_ssize_t begin, Py_ssize_t count, Rows *r) noexcept nogil:
@@ -275,6 +285,8 @@ cdef Rows rows_from(const Rows *r, Py_ssize_t begin, Py_ssize_t targets) noexcep
     part.exp += begin * targets
     part.indices = <int64_t *>part.exp
     part.numbers += begin
+    part.a += begin
+    part.out += begin
     part.stores += begin
     return part
 
@@ -430,14 +442,14 @@ cdef inline double upstream_of_all(const CrossEntropy *x) noexcept nogil:
     return 0 if x.is_undefined else x.grad_loss[0] * x.loss_share
 
 
-cdef void finish_single_target_rows(CrossEntropy *x, Py_ssize_t begin, Py_ssize_t count, Rows *r) noexcept nogil:
+cdef void finish_single_target_rows(CrossEntropy *x, Py_ssize_t count, Rows *r) noexcept nogil:
     """Compute what `finish_rows` does for rows of which `is_single_target` holds."""
     cdef Py_ssize_t i
     cdef double grad = upstream_of_all(x), share = x.label_smoothing / x.s.p.n, weight = 1, loss
     cdef double subtrahend = grad * x.inverse_temperature * share
     cdef double balance = grad * x.inverse_temperature * (x.label_smoothing - share)
     cdef bint has_weights = x.class_weight != NULL or x.token_weight != NULL
-    load_at_targets(x, begin, count, r)
+    load_at_targets(x, count, r)
     x.kernels.finish(
         r.rest, r.max, r.targets, x.scale, grad, x.inverse_temperature, x.label_smoothing, r.log_sum, r.factor, r.targets,
         count
@@ -463,14 +475,14 @@ cdef void finish_single_target_rows(CrossEntropy *x, Py_ssize_t begin, Py_ssize_
         set_loss(x, r.numbers[i], loss, 0)
 
 
-cdef void finish_rows(CrossEntropy *x, Py_ssize_t begin, Py_ssize_t count, Rows *r) noexcept nogil:
+cdef void finish_rows(CrossEntropy *x, Py_ssize_t count, Rows *r) noexcept nogil:
     """Compute the results of rows from their statistics, and the parameters of the gradient."""
     cdef Py_ssize_t i, k
     cdef double inverse
     if x.is_single_target:
-        finish_single_target_rows(x, begin, count, r)
+        finish_single_target_rows(x, count, r)
         return
-    load_at_targets(x, begin, count, r)
+    load_at_targets(x, count, r)
     for i in range(count):
         inverse = inverse_of_row(x, r.numbers[i])
         for k in range(i * x.target_count, (i + 1) * x.target_count):
@@ -485,7 +497,7 @@ cdef void finish_rows(CrossEntropy *x, Py_ssize_t begin, Py_ssize_t count, Rows 
             finish_row(x, i, r)
 
 
-cdef void store_at_targets(const CrossEntropy *x, Py_ssize_t begin, Py_ssize_t count, const Rows *r) noexcept nogil:
+cdef void store_at_targets(const CrossEntropy *x, Py_ssize_t count, const Rows *r) noexcept nogil:
     """Store the gradients at the targets of rows, each rounded once. It overwrites `r.exp`."""
     cdef const Operand *operand = &x.s.p.operands[OUT]
     cdef Py_ssize_t size = count * x.target_count, i
@@ -499,7 +511,7 @@ cdef void store_at_targets(const CrossEntropy *x, Py_ssize_t begin, Py_ssize_t c
         ag_convert(x.s.variant, True, r.targets, operand.dtype, packed, size)
     if operand.swapped:
         swap_elements(packed, size, operand.itemsize)
-    copy_all_targets(x, r, begin, count, OUT, packed)
+    copy_all_targets(x, r, count, OUT, packed)
 
 
 # ---- tasks that are whole blocks -------------------------------------------------------------------------------------
@@ -541,7 +553,7 @@ cdef void whole_rows(CrossEntropy *x, Py_ssize_t begin, const ag_tile *tile, Row
             x.predicted[r.numbers[i]] = find_place(
                 x, tile.a + i * tile.a_stride, x.s.p.n, r.max[i], r.rest[i]
             ) % x.s.p.n
-    finish_rows(x, begin, tile.rows, r)
+    finish_rows(x, tile.rows, r)
     if x.return_grad:
         x.kernels.rows_write(tile, &rows)
 
@@ -581,7 +593,7 @@ cdef void chunks_of_rows(
         next = part.a + part.rows * tile.a_stride if prefetches and row + 2 * part.rows <= tile.rows else NULL
         whole_rows(x, begin + row, &part, &rows, next)
         if x.return_grad and stores_targets:
-            store_at_targets(x, begin + row, part.rows, &rows)
+            store_at_targets(x, part.rows, &rows)
         row += part.rows
 
 
@@ -619,7 +631,7 @@ cdef void single_target_columns(CrossEntropy *x, Py_ssize_t begin, const ag_tile
     cdef ag_single_target_columns columns
     cdef const Problem *p = &x.s.p
     cdef int last = p.axes - 1
-    cdef Py_ssize_t number = row_number(x, begin), i
+    cdef Py_ssize_t number = offset_of(p, &p.operands[MASK], begin), i
     # Targets and weights of columns that follow each other in C order need no copies, and neither do reduced losses.
     cdef bint copies = (
         x.losses != NULL or p.operands[MASK].strides[last] != 1
@@ -676,7 +688,7 @@ cdef void whole_columns(CrossEntropy *x, Py_ssize_t begin, const ag_tile *tile, 
         for i in range(part.rows):
             some.rest[i] = some.moment[i] if some.rest[i] < AG_ACCURATE_SUM else some.rest[i] - 1
         first += part.rows
-    finish_rows(x, begin, tile.rows, r)
+    finish_rows(x, tile.rows, r)
     if x.return_grad:
         x.kernels.columns_write(tile, &rows, scratch)
 
@@ -703,13 +715,13 @@ cdef void whole_block(const void *context, Py_ssize_t block, int thread) noexcep
         whole_columns(x, begin, &tile, &r, scratch_of(s, thread))
         if x.return_grad:
             scatter_columns(s, block, 0, s.p.n, tiles, &tile)
-            store_at_targets(x, begin, tile.rows, &r)
+            store_at_targets(x, tile.rows, &r)
     elif s.plan.gathers:
         gather(s, begin, end, 0, s.p.n, tiles, &tile)
         chunks_of_rows(x, begin, &tile, &r, False)
         if x.return_grad:
             scatter(s, begin, end, 0, s.p.n, tiles, &tile)
-            store_at_targets(x, begin, tile.rows, &r)
+            store_at_targets(x, tile.rows, &r)
     else:
         while begin < end:
             tile_at(&s.p, begin, &tile)
@@ -807,14 +819,14 @@ cdef void finish_all_rows(const void *context, Py_ssize_t task, int thread) noex
     """Compute what follows from the statistics of all rows. The only task of a phase."""
     cdef CrossEntropy *x = <CrossEntropy *>context
     cdef Rows r = rows_at(x, x.buffers)
-    finish_rows(x, 0, x.s.p.rows, &r)
+    finish_rows(x, x.s.p.rows, &r)
 
 
 cdef void store_at_all_targets(const void *context, Py_ssize_t task, int thread) noexcept nogil:
     """Store the gradients at the targets of all rows. The only task of a phase."""
     cdef CrossEntropy *x = <CrossEntropy *>context
     cdef Rows r = rows_at(x, x.buffers)
-    store_at_targets(x, 0, x.s.p.rows, &r)
+    store_at_targets(x, x.s.p.rows, &r)
 
 
 cdef void sum_splits(CrossEntropy *x, Team *team, ag_row_op which, double *sums) noexcept nogil:
@@ -873,9 +885,6 @@ cdef Rows rows_at(const CrossEntropy *x, char *base) noexcept nogil:
 cdef void place_rows(const CrossEntropy *x, Rows *r, Arena *arena, char *base) noexcept nogil:
     cdef Py_ssize_t size = x.buffered * sizeof(double)
     arena.base, arena.used = base, 0
-    r.is_regular = False
-    r.a = r.out = NULL
-    r.a_step = r.out_step = 0
     r.max = <double *>arena_alloc(arena, size)
     r.scale = <double *>arena_alloc(arena, size)
     r.rest = <double *>arena_alloc(arena, size)
@@ -894,6 +903,8 @@ cdef void place_rows(const CrossEntropy *x, Rows *r, Arena *arena, char *base) n
     if x.target_count > MOST_COMPARED:
         r.slots = <Slot *>arena_alloc(arena, sizeof(Slot) << x.slot_bits)
     r.numbers = <Py_ssize_t *>arena_alloc(arena, size)
+    r.a = <char **>arena_alloc(arena, size)
+    r.out = <char **>arena_alloc(arena, size)
     r.stores = <uint8_t *>arena_alloc(arena, x.buffered)
     r.cached = arena_alloc(arena, x.cached_bytes)
     if not x.cached_bytes:

@@ -38,6 +38,7 @@ cdef enum:
     TILE_ROWS = 16                    # least rows of a tile of whole rows, if cache lines hold several rows
     MAX_TILE_ROWS = 1 << 14           # most rows of a tile
     FEW_ROWS = 8                      # least rows that are gathered as columns: fewer leave lanes empty
+    SHORT_LOSS_ROW = 16               # most elements of a row that a cross-entropy gathers as a column
     SHORT_ROW = 8                     # least elements of a row that is computed in place despite gaps between rows
     NARROW_ROW = 64                   # most elements of a row that shares vectors with the next, without a gap
     MANY_ROWS = 64                    # least rows for which a copy without gaps pays
@@ -251,11 +252,14 @@ cdef Layout choose_layout(const Problem *p, const ag_row_kernels *kernels) noexc
         if p.operands[i].dim_stride != inner * itemsize:
             packed = False
         across += 1 if magnitude(p.operands[i].strides[last]) < magnitude(p.operands[i].dim_stride) else -1
+    columns = columns and (inner >= 32 or packed)
+    if is_loss(p.op) and has_columns(p.op) and p.n <= SHORT_LOSS_ROW and p.rows >= MANY_ROWS and not columns:
+        return COLUMN_TILES
     if rows and (p.n >= SHORT_ROW or p.rows == 1 or not has_columns(p.op)):
         return ROW_TILES if pays_to_pack(p, kernels) else ROWS
     if rows and are_dense_rows(p) and (p.n > 1 or p.rows < SMALL_BLOCK):
         return ROWS  # many rows of one element are processed as columns below
-    if columns and (inner >= 32 or packed) and (p.n * inner >= SMALL_BLOCK or p.rows == inner):
+    if columns and (p.n * inner >= SMALL_BLOCK or p.rows == inner):
         return COLUMNS
     if not has_columns(p.op) or p.rows < FEW_ROWS:
         return ROW_TILES
@@ -389,9 +393,8 @@ cdef void cut_column_tiles(Plan *plan, const Problem *p) noexcept nogil:
     cdef bint inputs_in_place = plan.direct[A] and (plan.direct[B] or not has_b(p.op))
     cdef Py_ssize_t budget = LONG_TILE_BYTES // 8 if inputs_in_place else TILE_BYTES, wanted = 1
     plan.is_split = plan.segments > 1
-    plan.block_size = min(
-        <Py_ssize_t>AG_MAX_COLUMNS, budget // (min(p.n, plan.kernels.segment) * plan.tile_itemsize)
-    )
+    plan.block_size = max(<Py_ssize_t>WIDE_BLOCK, budget // (min(p.n, plan.kernels.segment) * plan.tile_itemsize))
+    plan.block_size = min(plan.block_size, <Py_ssize_t>AG_MAX_COLUMNS)
     # There are several tasks per thread, unless blocks become narrow. A block of a problem that is split has several tasks.
     if plan.threads > 1:
         wanted = min(<Py_ssize_t>4 * plan.threads, p.rows // WIDE_BLOCK)
