@@ -38,6 +38,12 @@ ctypedef struct Problem:
     Operand[OPERANDS] operands
     double scale
 
+ctypedef struct Axes:
+    # The axes that index the rows, as few as the strides of one operand allow.
+    int count
+    Py_ssize_t[MAX_AXES] shape        # lengths, slowest first
+    Py_ssize_t[MAX_AXES] strides      # bytes
+
 cdef enum Layout:
     ROWS
     COLUMNS
@@ -60,6 +66,7 @@ ctypedef struct Plan:
     Py_ssize_t splits                 # number of splits of a block
     Py_ssize_t split_size             # elements of a split along n, a multiple of the segment
     Py_ssize_t segments               # number of segments of a row
+    Axes[OPERANDS] axes               # of each operand, if the plan gathers
     bint[OPERANDS] direct             # operands that kernels read or write in place although others are gathered
     ag_dtype tile_dtype               # dtype of gathered tiles, see choose_tile_dtype
     int tile_itemsize

@@ -116,6 +116,19 @@ cdef void coalesce_dims(Problem *p, int axes) noexcept nogil:
             p.operands[i].strides[0] = 0
 
 
+cdef void coalesce_alone(const Problem *p, const Operand *operand, Axes *axes) noexcept nogil:
+    """Coalesce the axes of the rows for one operand."""
+    cdef int axis
+    axes.count = 0
+    for axis in range(p.axes):
+        if axes.count and axes.strides[axes.count - 1] == operand.strides[axis] * p.shape[axis]:
+            axes.shape[axes.count - 1] *= p.shape[axis]
+        else:
+            axes.shape[axes.count] = p.shape[axis]
+            axes.count += 1
+        axes.strides[axes.count - 1] = operand.strides[axis]
+
+
 cdef bint describe(
     Problem *p, ag_row_op op, const View *a, const View *b, const View *mask, const View *out, int dim, double scale
 ) noexcept nogil:
@@ -348,6 +361,8 @@ cdef Plan make_plan(const Problem *p, ag_dtype tile_dtype, const ag_row_kernels 
             plan.split_size *= max(1, min(32, plan.segments * plan.blocks // (8 * threads)))
         plan.splits = ceil_div(p.n, plan.split_size)
     if plan.gathers:
+        for operand in range(OPERANDS):
+            coalesce_alone(p, &p.operands[operand], &plan.axes[operand])
         place_tiles(&plan, p)
         plan.caches_inputs = plan.is_split and plan.blocks * plan.splits * plan.tiles_size <= CACHED_TILE_BYTES
     return plan

@@ -31,9 +31,11 @@ from ascend_grad._memory cimport ALIGNMENT, Arena, align_up, aligned, arena_allo
 from ascend_grad._rowwise_plan cimport (
     COLUMNS,
     MASK,
+    MAX_AXES,
     OUT,
     ROWS,
     A,
+    Axes,
     B,
     Layout,
     Operand,
@@ -47,7 +49,6 @@ from ascend_grad._rowwise_plan cimport (
     is_forward,
     is_loss,
     make_plan,
-    offset_of,
     row_pitch,
     tile_at,
 )
@@ -371,17 +372,6 @@ cdef void row_tile(
     tile.out += k * s.p.operands[OUT].dim_stride
 
 
-cdef Py_ssize_t regular_rows(const Schedule *s, Py_ssize_t row, Py_ssize_t end, ag_dim *outer, ag_dim *inner) noexcept nogil:
-    """Return how many rows from `row` on, before `end`, make a block of two dimensions, and set their lengths."""
-    cdef int axis = s.p.axes - 1
-    cdef Py_ssize_t last = s.p.shape[axis], at = row % last
-    outer.length = 1
-    inner.length = min(end - row, last - at)
-    if at == 0 and axis > 0 and end - row >= 2 * last:
-        outer.length = min((end - row) // last, s.p.shape[axis - 1] - row // last % s.p.shape[axis - 1])
-    return outer.length * inner.length
-
-
 cdef void gather(
     const Schedule *s, Py_ssize_t begin, Py_ssize_t end, Py_ssize_t k, Py_ssize_t length, char *tiles, ag_tile *tile
 ) noexcept nogil:
@@ -430,7 +420,7 @@ cdef char *gather_operand(
     stride[0] = pitch if which == MASK else pitch * s.plan.tile_itemsize
     if s.plan.caches_inputs and s.phase != (SPLIT_MAX if is_forward(s.p.op) else SPLIT_SUM):
         return to  # gathered in the first phase
-    copy_elements(s, operand, begin, end, k, length, pitch, tiles + s.plan.converted_tile if widen else to, False)
+    copy_elements(s, which, begin, end, k, length, pitch, tiles + s.plan.converted_tile if widen else to, False)
     if widen:
         ag_widen(
             s.variant, operand.dtype, tiles + s.plan.converted_tile, <float *>to,
@@ -454,36 +444,86 @@ cdef void scatter(
             s.variant, s.plan.tile_dtype == AG_FLOAT64, tile.out, out.dtype, dense,
             pitch * (length if s.plan.by_columns else rows)
         )
-    copy_elements(s, out, begin, end, k, length, pitch, dense, True)
+    copy_elements(s, OUT, begin, end, k, length, pitch, dense, True)
 
 
 cdef void copy_elements(
-    const Schedule *s, const Operand *operand, Py_ssize_t begin, Py_ssize_t end, Py_ssize_t k, Py_ssize_t length,
-    Py_ssize_t pitch, char *dense, bint to_operand
+    const Schedule *s, int which, Py_ssize_t begin, Py_ssize_t end, Py_ssize_t k, Py_ssize_t length, Py_ssize_t pitch,
+    char *dense, bint to_operand
 ) noexcept nogil:
-    """Copy elements k .. k+length of rows begin .. end from, or to, a dense tile of the operand's dtype."""
-    cdef int axis = s.p.axes - 1, itemsize = operand.itemsize
+    """Copy elements k .. k+length of rows begin .. end of an operand from, or to, a dense tile of the operand's dtype."""
+    cdef const Operand *operand = &s.p.operands[which]
+    cdef const Axes *axes = &s.plan.axes[which]
+    cdef int itemsize = operand.itemsize, axis, i
     cdef Py_ssize_t row_step = itemsize if s.plan.by_columns else pitch * itemsize
-    cdef Py_ssize_t step = pitch * itemsize if s.plan.by_columns else itemsize
-    cdef Py_ssize_t outer_stride = operand.strides[axis - 1] if axis else 0
-    cdef Py_ssize_t row = begin, count
-    cdef ag_dim outer, inner, elements
-    cdef char *source
-    cdef char *to
-    elements.length = length
+    cdef Py_ssize_t row = begin, index, whole, rest
+    cdef ag_dim[MAX_AXES] dims
+    cdef ag_dim elements
+    cdef char *at
+    elements.length, elements.from_ = length, operand.dim_stride
+    elements.to = pitch * itemsize if s.plan.by_columns else itemsize
     while row < end:
-        count = regular_rows(s, row, end, &outer, &inner)
-        source = operand.data + k * operand.dim_stride + offset_of(&s.p, operand, row)
-        to = dense + (row - begin) * row_step
-        outer.from_, inner.from_, elements.from_ = outer_stride, operand.strides[axis], operand.dim_stride
-        outer.to, inner.to, elements.to = s.p.shape[axis] * row_step, row_step, step
+        # The next block has whole inner axes, as many as fit, and a part of the axis before them.
+        axis, index, whole = axes.count - 1, row, 1
+        while axis > 0 and index % axes.shape[axis] == 0 and whole * axes.shape[axis] <= end - row:
+            whole *= axes.shape[axis]
+            index //= axes.shape[axis]
+            axis -= 1
+        dims[0].length = min((end - row) // whole, axes.shape[axis] - index % axes.shape[axis])
+        dims[0].from_, dims[0].to = axes.strides[axis], whole * row_step
+        rest = whole
+        for i in range(axis + 1, axes.count):
+            rest //= axes.shape[i]
+            dims[i - axis].length, dims[i - axis].from_, dims[i - axis].to = axes.shape[i], axes.strides[i], rest * row_step
+        at = operand.data + k * operand.dim_stride
+        for i in range(axis, 0, -1):
+            at += index % axes.shape[i] * axes.strides[i]
+            index //= axes.shape[i]
+        at += index * axes.strides[0]
+        copy_box(s, operand, at, dense + (row - begin) * row_step, dims, axes.count - axis, elements, to_operand)
+        row += whole * dims[0].length
+
+
+cdef void copy_box(
+    const Schedule *s, const Operand *operand, char *at, char *dense, ag_dim *dims, int count, ag_dim elements,
+    bint to_operand
+) noexcept nogil:
+    """Copy a box of rows, whose `count` dimensions are sorted here, from an operand (`at`), or to it, if `to_operand`."""
+    cdef ag_dim outer, inner, t
+    cdef Py_ssize_t boxes = 1, box, rest, from_, to
+    cdef int i, j
+    # The two longest dimensions come first, and are copied together with the elements of rows.
+    for i in range(min(count, 2)):
+        for j in range(i + 1, count):
+            if dims[j].length > dims[i].length:
+                t = dims[i]
+                dims[i], dims[j] = dims[j], t
+    inner = dims[0]
+    outer.length, outer.from_, outer.to = 1, 0, 0
+    if count > 1:
+        outer = dims[1]
+    for i in range(2, count):
+        boxes *= dims[i].length
+    for box in range(boxes):
+        rest, from_, to = box, 0, 0
+        for i in range(2, count):
+            from_ += rest % dims[i].length * dims[i].from_
+            to += rest % dims[i].length * dims[i].to
+            rest //= dims[i].length
         if to_operand:
-            source, to = to, source
-            outer.from_, outer.to = outer.to, outer.from_
-            inner.from_, inner.to = inner.to, inner.from_
-            elements.from_, elements.to = elements.to, elements.from_
-        ag_copy_3d(s.variant, to, source, outer, inner, elements, itemsize, operand.swapped)
-        row += count
+            ag_copy_3d(
+                s.variant, at + from_, dense + to, reverse(outer), reverse(inner), reverse(elements), operand.itemsize,
+                operand.swapped
+            )
+        else:
+            ag_copy_3d(s.variant, dense + to, at + from_, outer, inner, elements, operand.itemsize, operand.swapped)
+
+
+cdef inline ag_dim reverse(ag_dim dim) noexcept nogil:
+    """Return a dimension whose source and destination are exchanged."""
+    cdef ag_dim reversed
+    reversed.length, reversed.from_, reversed.to = dim.length, dim.to, dim.from_
+    return reversed
 
 
 # ---- phases ----------------------------------------------------------------------------------------------------------
