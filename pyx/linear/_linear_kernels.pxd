@@ -117,6 +117,7 @@ cdef extern from "ascend_grad/linear/linear.h" nogil:
         void *predicted
         ag_matrix logits
         int with_more
+        int with_moments
         double *target_logits
 
     ctypedef struct ag_more:

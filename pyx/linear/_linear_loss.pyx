@@ -73,10 +73,8 @@ cdef void describe_loss(Loss *x) noexcept nogil:
         x.p.transform.is_needed or x.p.label_smoothing > 0 or x.lse_square_scale != 0 or x.class_weight != NULL
         or x.target_prob != NULL or x.lse != NULL or x.is_part
     )
-    x.p.with_more = (
-        x.outputs.entropy != NULL or x.outputs.predicted != NULL or x.outputs.correct != NULL or x.p.label_smoothing > 0
-        or x.with_more
-    )
+    x.p.with_moments = x.outputs.entropy != NULL or x.p.label_smoothing > 0 or x.with_more
+    x.p.with_more = x.p.with_moments or x.outputs.predicted != NULL or x.outputs.correct != NULL
     x.p.class_weight = x.class_weight if x.p.label_smoothing > 0 else NULL
     x.p.class_sum = x.p.vocab
     x.p.rows.with_outputs = (

@@ -19,7 +19,8 @@ cdef ag_linear_block new_block(const Run *run) noexcept nogil:
     block.statistics.max, block.statistics.sum = run.p.logits_max, run.sums
     block.statistics.predicted, block.statistics.logits = run.p.predicted, run.p.logits
     block.transform, block.rows, block.targets = run.p.transform, run.p.loss_rows, run.p.targets
-    block.statistics.with_more, block.statistics.target_logits = run.p.with_more, run.p.target_logits
+    block.statistics.with_more, block.statistics.with_moments = run.p.with_more, run.p.with_moments
+    block.statistics.target_logits = run.p.target_logits
     block.gradient.complement, block.gradient.is_general = run.p.complement, run.p.is_general
     block.gradient.class_weight = run.p.class_weight_values
     if run.plan.work.with_rest:

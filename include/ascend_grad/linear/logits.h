@@ -75,13 +75,15 @@ static double K(rest_of_row)(const acc_t *row, ptrdiff_t n, acc_t max, acc_t sum
     return (double)K(reduce_sum)(total);
 }
 
-/* Compute the fields of ag_more of n logits, from vocabulary entry `first` of the block on, relative to a maximum. */
-static void K(more_of_row)(const ag_linear_block *b, const acc_t *row, ptrdiff_t first, ptrdiff_t n, acc_t max, ag_more *to)
+/* Compute the fields of ag_more of n logits, from vocabulary entry `first` of the block on, relative to a maximum. The place
+ * of the maximum means something only if it is larger than `before`, that of earlier logits. */
+static void K(more_of_row)(const ag_linear_block *b, const acc_t *row, ptrdiff_t first, ptrdiff_t n, acc_t max, acc_t before,
+                           ag_more *to)
 {
     const acc_t *class_weight = b->gradient.class_weight;
     const V shift = V_(set1)(max == (acc_t)-INFINITY ? 0 : max), zero = {0};
     to->moment = to->deficit = to->weight = 0;
-    for (ptrdiff_t c = 0; c < n;) {
+    for (ptrdiff_t c = 0; b->statistics.with_moments && c < n;) {
         V moment = {0}, deficit = {0}, weight = {0}; /* chains of at most eight terms */
         for (int k = 0; k < 8 && c < n; k++, c += VL) {
             const ptrdiff_t left = n - c < VL ? n - c : VL;
@@ -95,7 +97,8 @@ static void K(more_of_row)(const ag_linear_block *b, const acc_t *row, ptrdiff_t
         to->moment += (double)K(reduce_sum)(moment), to->deficit += (double)K(reduce_sum)(deficit);
         to->weight += (double)K(reduce_sum)(weight);
     }
-    to->argmax = b->vocab.start + first + K(first_maximum)(row, n, max);
+    to->argmax = b->vocab.start + first;
+    if (!(max <= before)) to->argmax += K(first_maximum)(row, n, max);
 }
 
 /* Store the logits of all targets of row i that are among n logits, from vocabulary entry `first` of the block on. */

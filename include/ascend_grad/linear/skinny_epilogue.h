@@ -85,7 +85,7 @@ static void K(tile_to_max_sum)(const ag_linear_block *b, const void *tile, void 
         if (b->statistics.with_more) {
             ag_more here;
             const double earlier = ag_sum_total(sum[i]), d = ag_max_distance((double)now, (double)before);
-            K(more_of_row)(b, row, 0, b->vocab.size, now, &here);
+            K(more_of_row)(b, row, 0, b->vocab.size, now, before, &here);
             more[i].moment = here.moment + (earlier == 0 ? 0 : exp(-d) * (more[i].moment + earlier * d));
             more[i].deficit += here.deficit + (more[i].weight == 0 ? 0 : more[i].weight * d);
             more[i].weight += here.weight;
@@ -221,7 +221,7 @@ static void K(columns_to_max_sum)(const ag_linear_block *b, const void *from, vo
         if (b->statistics.rest) b->statistics.rest[number] = K(rest_of_row)(row, b->vocab.size, of_max, (acc_t)sum[i]);
         if (b->statistics.with_more) {
             ag_more more;
-            K(more_of_row)(b, row, 0, b->vocab.size, of_max, &more);
+            K(more_of_row)(b, row, 0, b->vocab.size, of_max, (acc_t)-INFINITY, &more);
             b->rows[number].moment = more.moment, b->rows[number].deficit = more.deficit;
             b->rows[number].argmax = more.argmax;
         }

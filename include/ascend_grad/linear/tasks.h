@@ -48,9 +48,9 @@ static void K(tiles)(const ag_linear_block *b, ag_linear_source source, ag_linea
     K(end_task)();
 }
 
-/* Merge the further statistics of a block's panels into those of row i of the chunk. `holder` is the first panel with the
- * new maximum `largest`, -1 for the row itself. */
-static void K(merge_more)(const ag_linear_block *b, ptrdiff_t i, acc_t largest, ptrdiff_t holder)
+/* Merge the moments, deficits and weights of a block's panels into those of row i of the chunk, whose new maximum is
+ * `largest`. */
+static void K(merge_moments)(const ag_linear_block *b, ptrdiff_t i, acc_t largest)
 {
     const ptrdiff_t rows = K(padded_rows)(b), panels = (b->vocab.size + NR - 1) / NR, number = b->chunk.row_numbers[i];
     ag_loss_row *row = b->rows + number;
@@ -67,7 +67,6 @@ static void K(merge_more)(const ag_linear_block *b, ptrdiff_t i, acc_t largest, 
         if (d < INFINITY) moment += exp(-d) * (more->moment + (double)((const acc_t *)b->packed.panel_sum)[p * rows + i] * d);
     }
     row->moment = moment, row->deficit = deficit;
-    if (holder >= 0) row->argmax = b->packed.panel_more[holder * rows + i].argmax;
 }
 
 /* Merge the maxima and sums of a block's panels into the running ones of rows [row, row_end). */
@@ -103,7 +102,10 @@ static void K(merge_max_sum)(const ag_linear_block *b, ptrdiff_t row, ptrdiff_t 
                 rest += p + k == holder ? 0 : term;
             }
         }
-        if (b->statistics.with_more) K(merge_more)(b, i, largest, holder);
+        if (b->statistics.with_moments) K(merge_moments)(b, i, largest);
+        if (b->statistics.with_more && holder >= 0) {
+            b->rows[b->chunk.row_numbers[i]].argmax = b->packed.panel_more[holder * rows + i].argmax;
+        }
         if (b->statistics.rest) {
             double *running_rest = b->statistics.rest + b->chunk.row_numbers[i];
             *running_rest = rest + (holder < 0 ? *running_rest : (double)((const acc_t *)b->packed.panel_rest)[holder * rows + i]);
