@@ -456,7 +456,7 @@ cdef void copy_elements(
     cdef const Axes *axes = &s.plan.axes[which]
     cdef int itemsize = operand.itemsize, axis, i
     cdef Py_ssize_t row_step = itemsize if s.plan.by_columns else pitch * itemsize
-    cdef Py_ssize_t row = begin, index, whole, rest
+    cdef Py_ssize_t row = begin, rows, index, whole, rest
     cdef ag_dim[MAX_AXES] dims
     cdef ag_dim elements
     cdef char *at
@@ -480,8 +480,9 @@ cdef void copy_elements(
             at += index % axes.shape[i] * axes.strides[i]
             index //= axes.shape[i]
         at += index * axes.strides[0]
+        rows = whole * dims[0].length
         copy_box(s, operand, at, dense + (row - begin) * row_step, dims, axes.count - axis, elements, to_operand)
-        row += whole * dims[0].length
+        row += rows
 
 
 cdef void copy_box(

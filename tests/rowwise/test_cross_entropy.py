@@ -135,7 +135,16 @@ def same_bits(results: list[CrossEntropy]) -> bool:
 
 @pytest.mark.parametrize(
     ("shape", "dim"),
-    [((3, 70_001), -1), ((40_000, 3), 0), ((2, 3000, 40), 1), ((500, 12), -1), ((2, 5, 2000), 1), ((2, 32, 300), 1)],
+    [
+        ((3, 70_001), -1),
+        ((40_000, 3), 0),
+        ((2, 3000, 40), 1),
+        ((500, 12), -1),
+        ((2, 5, 2000), 1),
+        ((2, 32, 300), 1),
+        ((4, 3, 5, 1, 9, 2, 6), 2),
+        ((3, 2, 7, 3, 2, 4), -1),
+    ],
 )
 def test_threads_and_layouts_have_equal_bits(shape, dim, dtype, cpu_engine):
     for number in (0, 1, 3, 4, 8, 9):
@@ -148,6 +157,22 @@ def test_threads_and_layouts_have_equal_bits(shape, dim, dtype, cpu_engine):
         ]
         assert same_bits(results)
         assert_right(results[0], cross_entropy_oracles.expected(**arguments), dtype)
+
+
+def test_confident_rows_among_others(dtype, cpu_engine):
+    """Sums of exponentials close to 1 are computed again, for one row or several together."""
+    arguments = random_arguments("confident", (40, 70), -1, dtype, options={"label_smoothing": 0.1})
+    confident = generator("confident", "rows").random(40) < 0.6
+    arguments["input"][confident, 3] = 30
+    arguments["target"][confident] = 3
+    result = cpu_engine.call("cross_entropy", **arguments, reduction="none")
+    right = cross_entropy_oracles.expected(**arguments, reduction="none")
+    assert_right(result, right, dtype)
+    for i in range(40):
+        rows = {name: arguments[name][i : i + 1] for name in ("input", "target")}
+        alone = cpu_engine.call("cross_entropy", **arguments | rows, reduction="none")
+        assert result.loss[i] == alone.loss[0]
+        assert result.input_grad[i].tobytes() == alone.input_grad[0].tobytes()
 
 
 def test_in_place_and_other_outs(dtype, cpu_engine):
@@ -491,14 +516,20 @@ def test_gradients_at_targets_keep_their_digits(gap, cpu_engine):
     np.testing.assert_allclose(grad, right.astype(np.float64), rtol=1e-12)
 
 
-@pytest.mark.parametrize("K", [2, 3, 8, 9, 700])
+@pytest.mark.parametrize("K", [2, 3, 8, 9, 32, 33, 700])
 def test_several_targets_of_few_entries(K, dtype, cpu_engine):
     """Targets that are the same entry, in any order and number, are added up; ignored ones take no part."""
     arguments = random_arguments("several", (6, 37), -1, dtype, options={"class_weight": "classes"}, K=K)
     g = generator("entries", K)
     arguments["target"] = g.choice([0, 5, 36, -100], size=(6, K), p=[0.4, 0.3, 0.2, 0.1])
     arguments["target"][0] = -100
-    assert_right(cpu_engine.call("cross_entropy", **arguments), cross_entropy_oracles.expected(**arguments), dtype)
+    result = cpu_engine.call("cross_entropy", **arguments)
+    assert_right(result, cross_entropy_oracles.expected(**arguments), dtype)
+    # Few targets are compared with one another, many are found in a table.
+    for name, value in ("target", -100), ("target_prob", 2):
+        more = np.full((6, 40), value, arguments[name].dtype)
+        arguments[name] = np.concatenate([arguments[name], more], axis=-1)
+    assert same_bits([result, cpu_engine.call("cross_entropy", **arguments)])
 
 
 def test_many_equal_targets_are_added_up(cpu_engine):
