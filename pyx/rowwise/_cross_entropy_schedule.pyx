@@ -188,8 +188,10 @@ cdef inline bint is_ignored(const CrossEntropy *x, Py_ssize_t number) noexcept n
 
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
-cdef void number_rows(const CrossEntropy *x, Py_ssize_t begin, Py_ssize_t count, Rows *r) noexcept nogil:
-    """Set the numbers and the addresses of rows."""
+cdef void number_rows(
+    const CrossEntropy *x, Py_ssize_t begin, Py_ssize_t count, bint with_addresses, Rows *r
+) noexcept nogil:
+    """Set the numbers of rows, and their addresses if `with_addresses`."""
     cdef const Problem *p = &x.s.p
     cdef const Operand *a = &p.operands[A]
     cdef const Operand *out = &p.operands[OUT]
@@ -209,8 +211,10 @@ cdef void number_rows(const CrossEntropy *x, Py_ssize_t begin, Py_ssize_t count,
         run = min(count - i, p.shape[last] - index[last])
         for j in range(run):
             r.numbers[i + j] = number + j * numbers.strides[last]
-            r.a[i + j] = at + j * a.strides[last]
-            r.out[i + j] = to + j * out.strides[last]
+        if with_addresses:
+            for j in range(run):
+                r.a[i + j] = at + j * a.strides[last]
+                r.out[i + j] = to + j * out.strides[last]
         i += run
         if i == count:
             return
@@ -235,7 +239,7 @@ cdef void begin_rows(const CrossEntropy *x, Py_ssize_t begin, Py_ssize_t count, 
     """Set the numbers of rows, and the factors of their logits, 0 for ignored rows."""
     cdef Py_ssize_t i
     cdef double scale = x.scale
-    number_rows(x, begin, count, r)
+    number_rows(x, begin, count, True, r)
     for i in range(count):
         if x.has_temperatures:
             scale = scale_of(x.temperature[r.numbers[i]], x.s.p.dtype == AG_FLOAT64)
@@ -641,7 +645,7 @@ cdef void single_target_columns(CrossEntropy *x, Py_ssize_t begin, const ag_tile
     columns.grad, columns.inverse, columns.return_grad = upstream_of_all(x), x.inverse_temperature, x.return_grad
     columns.smoothing, columns.class_weight, columns.token_weight = x.label_smoothing, x.class_weight, x.token_weight
     if copies:
-        number_rows(x, begin, tile.rows, r)
+        number_rows(x, begin, tile.rows, False, r)
         columns.targets, columns.has_wide_targets, columns.losses = r.indices, True, r.log_sum
         for i in range(tile.rows):
             r.indices[i] = target_of(x, r.numbers[i], 0)
@@ -655,9 +659,12 @@ cdef void single_target_columns(CrossEntropy *x, Py_ssize_t begin, const ag_tile
         if x.token_weight != NULL:
             columns.token_weight = &x.token_weight[number]
     x.kernels.single_target_strips(tile, &columns)
-    if copies:
+    if copies and x.losses == NULL:
         for i in range(tile.rows):
-            set_loss(x, r.numbers[i], r.log_sum[i], 0)
+            x.loss_terms[r.numbers[i]] = r.log_sum[i]
+    elif copies:
+        for i in range(tile.rows):
+            set_result(x, x.losses, r.numbers[i], r.log_sum[i])
 
 
 cdef void whole_columns(CrossEntropy *x, Py_ssize_t begin, const ag_tile *tile, Rows *r, char *scratch) noexcept nogil:
