@@ -92,9 +92,9 @@ cdef inline int64_t target_of(const CrossEntropy *x, Py_ssize_t number, Py_ssize
 cdef inline void copy_targets(
     const CrossEntropy *x, const Rows *r, Py_ssize_t count, int which, int itemsize, char *packed
 ) noexcept nogil:
-    """Copy elements at targets of `count` rows of `r` from the input (`which` is A) or to the result (OUT).
+    """Copy elements at targets of `count` rows from the input (`which` is A) to `packed`, or from there to the result (OUT).
 
-    `packed` has one element per target. In the input's place, ignored targets have zeros there.
+    `packed` has one element for each target. It gets zeros for ignored targets.
     """
     cdef Py_ssize_t stride = x.s.p.operands[which].dim_stride, i, k
     cdef int64_t entry
