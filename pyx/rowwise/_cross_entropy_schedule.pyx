@@ -130,10 +130,11 @@ cdef void swap_elements(char *elements, Py_ssize_t count, int itemsize) noexcept
     """Reverse the bytes of each element."""
     cdef Py_ssize_t i
     cdef int j
+    cdef char *element
     for i in range(count):
+        element = elements + i * itemsize
         for j in range(itemsize // 2):
-            elements[j], elements[itemsize - 1 - j] = elements[itemsize - 1 - j], elements[j]
-        elements += itemsize
+            element[j], element[itemsize - 1 - j] = element[itemsize - 1 - j], element[j]
 
 
 cdef void load_at_targets(const CrossEntropy *x, Py_ssize_t count, Rows *r) noexcept nogil:
