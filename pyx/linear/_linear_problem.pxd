@@ -62,8 +62,8 @@ ctypedef struct Problem:
     void *complement                  # accumulators (BT,): see ag_gradient_rule
     ag_loss_row *loss_rows            # (BT,), if the transformation, further statistics or the gradient need them
     ag_logit_transform transform
-    bint with_more                    # gap, argmax and weighted sum of ag_loss_row are computed
-    bint with_moments                 # and not argmax alone
+    bint with_more                    # argmax of ag_loss_row is computed
+    bint with_moments                 # moment, deficit and weight of ag_loss_row are computed as well
     bint is_general                   # P is made of the coefficients of ag_loss_row
     ag_loss_targets targets           # (BT, count), if loss_rows is not NULL
     double *target_logits             # (BT, count), if is_general

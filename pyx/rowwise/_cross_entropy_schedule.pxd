@@ -94,7 +94,6 @@ ctypedef struct CrossEntropy:
     Py_ssize_t buffer_size
     char *buffers                     # (threads, buffer_size), or (buffer_size,) if the problem is split
     ag_row_op sum                     # what SPLIT_SUM sums up
-    bint finds                        # SPLIT_MAX looks for the maximum
 
 
 cdef double scale_of(double temperature, bint is_double) noexcept nogil

@@ -45,7 +45,7 @@ from ascend_grad._rowwise_kernels cimport (
     ag_single_target_columns,
     ag_tile,
 )
-from ascend_grad._rowwise_plan cimport MASK, MAX_AXES, OUT, A, Operand, Problem, offset_of, tile_at
+from ascend_grad._rowwise_plan cimport MASK, MAX_AXES, OUT, A, Operand, Problem, limit_blocks, offset_of, tile_at
 from ascend_grad._rowwise_schedule cimport (
     COMBINE_MAX,
     COMBINE_SUM,
@@ -73,7 +73,9 @@ cdef enum:
     ROWS_PER_CHECK = 1 << 18          # rows between two checks for signals
     ROWS_PER_SUM = 256                # rows whose weights are added up together
     LEAST_EXPONENT = -126             # of normal float32 numbers
-    MOST_COMPARED = 32                # most targets of a row that are compared with one another
+    MOST_COMPARED = 32                # most targets of a row that are compared with one another, as measured
+    MOST_ROWS = 1 << 12               # most rows of a block
+    MOST_TARGETS = 1 << 16            # most targets of a block's rows, if it has several rows
 
 # The gradient at a target whose probability is above this number is computed from 1 - p, as AG_NEARLY_CERTAIN of the
 # linear loss.
@@ -89,7 +91,7 @@ cdef inline int64_t target_of(const CrossEntropy *x, Py_ssize_t number, Py_ssize
     return (<const int64_t *>x.target)[i] if x.has_wide_targets else (<const int32_t *>x.target)[i]
 
 
-cdef inline void copy_targets(
+cdef inline void copy_targets_of_size(
     const CrossEntropy *x, const Rows *r, Py_ssize_t count, int which, int itemsize, char *packed
 ) noexcept nogil:
     """Copy elements at targets of `count` rows from the input (`which` is A) to `packed`, or from there to the result (OUT).
@@ -113,17 +115,15 @@ cdef inline void copy_targets(
             packed += itemsize
 
 
-cdef void copy_all_targets(
-    const CrossEntropy *x, const Rows *r, Py_ssize_t count, int which, char *packed
-) noexcept nogil:
-    """Do what `copy_targets` does, compiled for each number of bytes."""
+cdef void copy_targets(const CrossEntropy *x, const Rows *r, Py_ssize_t count, int which, char *packed) noexcept nogil:
+    """Do what `copy_targets_of_size` does, which is compiled for each size of an element."""
     cdef int itemsize = x.s.p.operands[which].itemsize
     if itemsize == 2:
-        copy_targets(x, r, count, which, 2, packed)
+        copy_targets_of_size(x, r, count, which, 2, packed)
     elif itemsize == 4:
-        copy_targets(x, r, count, which, 4, packed)
+        copy_targets_of_size(x, r, count, which, 4, packed)
     else:
-        copy_targets(x, r, count, which, 8, packed)
+        copy_targets_of_size(x, r, count, which, 8, packed)
 
 
 cdef void swap_elements(char *elements, Py_ssize_t count, int itemsize) noexcept nogil:
@@ -143,7 +143,7 @@ cdef void load_at_targets(const CrossEntropy *x, Py_ssize_t count, Rows *r) noex
     cdef Py_ssize_t size = count * x.target_count, i
     cdef char *packed = <char *>(r.targets if operand.dtype == AG_FLOAT64 else r.exp)
     cdef float *widened = <float *>packed
-    copy_all_targets(x, r, count, A, packed)
+    copy_targets(x, r, count, A, packed)
     if operand.swapped:
         swap_elements(packed, size, operand.itemsize)
     if operand.dtype == AG_FLOAT64:
@@ -306,7 +306,7 @@ cdef inline double target_weight(const CrossEntropy *x, Py_ssize_t number, Py_ss
 
 cdef inline void set_loss(CrossEntropy *x, Py_ssize_t number, double loss, double square) noexcept nogil:
     if x.losses != NULL:
-        set_result(x, x.losses, number, loss + square)
+        set_result(x, x.losses, number, loss + square + 0.0)  # the last addition turns -0 into +0
         return
     x.loss_terms[number] = loss
     if x.square_terms != NULL:
@@ -356,10 +356,13 @@ cdef void finish_row(CrossEntropy *x, Py_ssize_t i, Rows *r) noexcept nogil:
     if not x.return_grad:
         return
 
-    # Rows of weight 0, and means that are not defined, have no gradient, whatever arrives.
-    upstream = 0
-    if token_weight != 0 and not x.is_undefined:
-        upstream = x.grad_loss[number if x.has_grad_of_rows else 0] * token_weight
+    # Rows of weight 0, and means that are not defined, have no gradient, whatever arrives. Neither have rows at which 0
+    # arrives, whatever their weight.
+    upstream = x.grad_loss[number if x.has_grad_of_rows else 0]
+    if token_weight == 0 or x.is_undefined:
+        upstream = 0
+    if upstream != 0:
+        upstream *= token_weight
     r.stores[i] = upstream != 0
     r.factor[i] = r.smoothing[i] = 0
     if upstream == 0:
@@ -516,7 +519,7 @@ cdef void store_at_targets(const CrossEntropy *x, Py_ssize_t count, const Rows *
         ag_convert(x.s.variant, True, r.targets, operand.dtype, packed, size)
     if operand.swapped:
         swap_elements(packed, size, operand.itemsize)
-    copy_all_targets(x, r, count, OUT, packed)
+    copy_targets(x, r, count, OUT, packed)
 
 
 # ---- tasks that are whole blocks -------------------------------------------------------------------------------------
@@ -665,7 +668,7 @@ cdef void single_target_columns(CrossEntropy *x, Py_ssize_t begin, const ag_tile
             x.loss_terms[r.numbers[i]] = r.log_sum[i]
     elif copies:
         for i in range(tile.rows):
-            set_result(x, x.losses, r.numbers[i], r.log_sum[i])
+            set_loss(x, r.numbers[i], r.log_sum[i], 0)
 
 
 cdef void whole_columns(CrossEntropy *x, Py_ssize_t begin, const ag_tile *tile, Rows *r, char *scratch) noexcept nogil:
@@ -943,14 +946,20 @@ cdef ag_row_op plan_of(const CrossEntropy *x, Py_ssize_t classes, bint has_other
 cdef void prepare_loss(CrossEntropy *x, const Problem *p, int threads) noexcept nogil:
     """Fill in the schedule of a loss whose arguments are given, without a workspace."""
     cdef Py_ssize_t row_bytes = align_up(p.n, AG_MAX_LANES) * (8 if p.dtype == AG_FLOAT64 else 4)
+    cdef Py_ssize_t most
     cdef Rows r
     cdef Arena arena
+    # Whole cache lines of a block of columns, if possible.
+    most = max(<Py_ssize_t>1, min(<Py_ssize_t>MOST_ROWS, MOST_TARGETS // max(<Py_ssize_t>1, x.target_count)))
+    if most > 64:
+        most = most // 64 * 64
     prepare(&x.s, p, threads)
+    limit_blocks(&x.s.plan, p, most)
     x.kernels = loss_kernels(&x.s)
     x.is_single_target = is_single_target(x)
     x.needs_deficit = x.label_smoothing != 0
     x.deficit_sum = AG_LOSS_DEFICIT if x.class_weight == NULL else AG_LOSS_WEIGHTED_DEFICIT
-    x.chunk = max(<Py_ssize_t>1, min(<Py_ssize_t>MAX_CHUNK, CACHED_BYTES // row_bytes))
+    x.chunk = max(<Py_ssize_t>1, min(min(<Py_ssize_t>MAX_CHUNK, most), CACHED_BYTES // row_bytes))
     x.cached_bytes = 0
     x.slot_bits = 1
     while <Py_ssize_t>1 << x.slot_bits < 2 * x.target_count:

@@ -109,4 +109,5 @@ cdef Py_ssize_t offset_of(const Problem *p, const Operand *operand, Py_ssize_t r
 cdef Layout choose_layout(const Problem *p, const ag_row_kernels *kernels) noexcept nogil
 cdef ag_dtype choose_tile_dtype(const Problem *p) noexcept nogil
 cdef Plan make_plan(const Problem *p, ag_dtype tile_dtype, const ag_row_kernels *kernels, int threads) noexcept nogil
+cdef void limit_blocks(Plan *plan, const Problem *p, Py_ssize_t most) noexcept nogil
 cdef Py_ssize_t row_pitch(const Plan *plan, Py_ssize_t rows, Py_ssize_t length) noexcept nogil

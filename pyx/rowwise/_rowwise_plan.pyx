@@ -6,8 +6,9 @@ first, and coalesced if the strides of all operands allow it. `make_plan` choose
   ROWS     every operand has unit stride along the reduced dimension: kernels read and write rows in place
   COLUMNS  every operand has unit stride along another dimension: kernels process blocks of columns in place
   ROW_TILES, COLUMN_TILES
-           all other cases (strides, byte order, a result of another dtype): blocks of rows or columns, whichever are
-           closer together in memory, are gathered into a small buffer per thread, computed there, and scattered
+           all other cases (strides, byte order, a result of another dtype, short rows of a cross-entropy): blocks of rows
+           or columns, whichever are closer together in memory, are gathered into a small buffer per thread, computed
+           there, and scattered
 
 It also chooses whether tasks are whole blocks or, if there are too few blocks for the threads, splits of blocks.
 
@@ -32,13 +33,13 @@ from ascend_grad._rowwise_kernels cimport (
 from ascend_grad._views cimport View, size_of
 
 cdef enum:
-    TILE_BYTES = 128 << 10            # most bytes of one operand's tile
+    TILE_BYTES = 128 << 10            # most bytes of one operand's tile, but for blocks of at most WIDE_BLOCK columns
     LONG_TILE_BYTES = 4 << 20         # most bytes of a tile of TILE_ROWS rows, if cache lines hold several rows
     CACHED_TILE_BYTES = 16 << 20      # most bytes of all tiles for which inputs are gathered once for all phases
     TILE_ROWS = 16                    # least rows of a tile of whole rows, if cache lines hold several rows
     MAX_TILE_ROWS = 1 << 14           # most rows of a tile
     FEW_ROWS = 8                      # least rows that are gathered as columns: fewer leave lanes empty
-    SHORT_LOSS_ROW = 16               # most elements of a row that a cross-entropy gathers as a column
+    SHORT_LOSS_ROW = 16               # most elements of a row that a cross-entropy gathers as a column, as measured
     SHORT_ROW = 8                     # least elements of a row that is computed in place despite gaps between rows
     NARROW_ROW = 64                   # most elements of a row that shares vectors with the next, without a gap
     MANY_ROWS = 64                    # least rows for which a copy without gaps pays
@@ -432,6 +433,20 @@ cdef void cut_row_tiles(Plan *plan, const Problem *p) noexcept nogil:
         plan.block_size = max(1, TILE_BYTES // (row_pitch(plan, 1, plan.kernels.segment) * plan.tile_itemsize))
     plan.block_size = max(1, min(plan.block_size, ceil_div(p.rows, 1 if plan.is_split else 4 * plan.threads)))
     plan.blocks = ceil_div(p.rows, plan.block_size)
+
+
+cdef void limit_blocks(Plan *plan, const Problem *p, Py_ssize_t most) noexcept nogil:
+    """Divide gathered blocks, and blocks of columns, that have more than `most` rows or columns, unless they are split."""
+    cdef Py_ssize_t inner = p.shape[p.axes - 1]
+    if plan.layout == ROWS or plan.is_split or plan.block_size <= most:
+        return
+    plan.block_size = most
+    if plan.layout == COLUMNS:
+        plan.blocks_per_index = ceil_div(inner, most)
+        plan.blocks = p.rows // inner * plan.blocks_per_index
+        return
+    plan.blocks = ceil_div(p.rows, most)
+    place_tiles(plan, p)
 
 
 cdef Py_ssize_t row_pitch(const Plan *plan, Py_ssize_t rows, Py_ssize_t length) noexcept nogil:

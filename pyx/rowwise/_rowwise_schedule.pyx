@@ -68,7 +68,7 @@ from ascend_grad.status cimport BAD_ALLOC, SUCCESS, Status
 # Approximate nanoseconds per element on one thread, by direction of the operator.
 cdef double FORWARD_COST = 0.45
 cdef double BACKWARD_COST = 0.2
-# Approximate nanoseconds that a cross-entropy takes for a row beside the elements.
+# Approximate nanoseconds that a cross-entropy takes for a row beside the elements: 4 to 20 were measured.
 cdef double LOSS_COST = 8.0
 
 cdef enum:
@@ -522,9 +522,9 @@ cdef void copy_box(
 
 cdef inline ag_dim reverse(ag_dim dim) noexcept nogil:
     """Return a dimension whose source and destination are exchanged."""
-    cdef ag_dim reversed
-    reversed.length, reversed.from_, reversed.to = dim.length, dim.to, dim.from_
-    return reversed
+    cdef ag_dim back
+    back.length, back.from_, back.to = dim.length, dim.to, dim.from_
+    return back
 
 
 # ---- phases ----------------------------------------------------------------------------------------------------------

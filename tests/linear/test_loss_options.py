@@ -168,6 +168,21 @@ def test_the_lowest_entry_of_a_tie_is_predicted(dtype, cpu_engines):
             assert results.correct == sizes.BT
 
 
+def test_the_first_nan_is_predicted(dtype, cpu_engines):
+    """As in NumPy's argmax, a NaN is larger than anything else, in whichever block it is."""
+    for sizes, settings in SHAPES.values():
+        for entry in (sizes.V - 1, sizes.V // 2):
+            w = np.zeros((sizes.V, sizes.H), DTYPES[dtype])
+            w[3] = 1
+            w[[entry, sizes.V - 1]] = np.nan
+            for _ in cpu_engines():
+                results = ag.linear_cross_entropy(
+                    np.ones((sizes.BT, sizes.H), DTYPES[dtype]), w, np.full(sizes.BT, 5), return_grad=False,
+                    outputs=("predicted",), **settings
+                )  # fmt: skip
+                assert np.all(results.predicted == entry)
+
+
 def test_duplicate_targets_are_added_up(dtype):
     sizes = Shape(40, 90, 12)
     arguments = arguments_of(sizes, dtype, "no option", "sum")

@@ -175,6 +175,39 @@ def test_confident_rows_among_others(dtype, cpu_engine):
         assert result.input_grad[i].tobytes() == alone.input_grad[0].tobytes()
 
 
+@pytest.mark.parametrize("value", [-1.0, np.inf, np.nan])
+def test_odd_weights_give_the_same_in_every_layout(value, dtype, cpu_engine):
+    """A loss of 0 has no sign, and infinities and NaN stay in their rows, whatever the plan."""
+    x = np.zeros((256, 2), DTYPES[dtype])
+    x[:, 0] = 1000
+    target = np.repeat([0, 1], 128)
+    weight = np.array([value, 0.5], "float64" if dtype == "float64" else "float32")
+    for options in ({"class_weight": weight}, {"token_weight": weight[target]}):
+        results = [
+            cpu_engine.call(
+                "cross_entropy", in_layout(x, layout), target, reduction="none", **options, **more, num_threads=threads
+            )
+            for layout, threads, more in itertools.product(LAYOUTS, (1, 2), ({}, {"outputs": ("predicted",)}))
+        ]
+        for result in results:
+            assert not np.any(np.signbit(result.loss[result.loss == 0]))
+            np.testing.assert_array_equal(result.loss, results[0].loss)
+            np.testing.assert_array_equal(result.input_grad, results[0].input_grad)
+
+
+@pytest.mark.parametrize("K", [0, 1, 3])
+@pytest.mark.parametrize("weight", [np.nan, np.inf])
+def test_rows_without_an_upstream_gradient_have_none(weight, K, dtype, cpu_engine):
+    shape = (2, K) if K else (2,)
+    options = {"target_prob": np.ones(shape, "float64" if dtype == "float64" else "float32")} if K else {}
+    token_weight = np.array([weight, 1], "float64" if dtype == "float64" else "float32")
+    result = cpu_engine.call(
+        "cross_entropy", np.zeros((2, 4), DTYPES[dtype]), np.zeros(shape, int), grad_loss=0.0, reduction="sum",
+        token_weight=token_weight, **options
+    )  # fmt: skip
+    assert np.all(result.input_grad == 0)
+
+
 def test_in_place_and_other_outs(dtype, cpu_engine):
     for (shape, dim), options in itertools.product([((9, 130), -1), ((2, 6, 70), 1), ((50, 3), -1)], OPTIONS[:5]):
         arguments = random_arguments("out", shape, dim, dtype, options=options)
@@ -530,6 +563,12 @@ def test_several_targets_of_few_entries(K, dtype, cpu_engine):
         more = np.full((6, 40), value, arguments[name].dtype)
         arguments[name] = np.concatenate([arguments[name], more], axis=-1)
     assert same_bits([result, cpu_engine.call("cross_entropy", **arguments)])
+    # An entry of the row may be the one that is ignored.
+    assert_right(
+        cpu_engine.call("cross_entropy", **arguments | {"target": np.abs(arguments["target"]) % 37}, ignore_index=5),
+        cross_entropy_oracles.expected(**arguments | {"target": np.abs(arguments["target"]) % 37}, ignore_index=5),
+        dtype,
+    )
 
 
 def test_many_equal_targets_are_added_up(cpu_engine):
@@ -650,6 +689,21 @@ def test_workspace_is_bounded(shape, dim, dtype):
     for number, options in enumerate(OPTIONS):
         arguments = random_arguments(number, shape, dim, dtype, options=options)
         assert 0 <= ag.workspace_size("cross_entropy", **arguments, num_threads=2) < 64 << 20
+
+
+@pytest.mark.parametrize("K", [1, 8, 1000, 100_000])
+@pytest.mark.parametrize(("shape", "dim"), [((20_000, 16), 1), ((16, 20_000), 0), ((500, 100), 0), ((2000, 130), 1)])
+def test_several_targets_take_little_memory_per_thread(shape, dim, K):
+    rows = shape[1 - dim]
+    target = np.broadcast_to(np.int64(0), (rows, K))
+    prob = np.broadcast_to(np.float64(1), (rows, K))
+    for dtype, out in itertools.product(("float32", "float64"), (None, "float16")):
+        x = np.zeros(shape, dtype)
+        given = {} if out is None else {"out": np.empty(shape, out)}
+        size = ag.workspace_size("cross_entropy", x, target, dim, target_prob=prob, num_threads=1, **given)
+        # Targets are copied, and probabilities converted to float64. Losses of rows are float64, too. The targets of one
+        # row have to fit, however many they are.
+        assert size < 16 * rows * K + 8 * rows + (3 << 20) + 110 * K
 
 
 def test_a_loss_that_overflows_is_infinite_without_a_warning():

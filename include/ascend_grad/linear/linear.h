@@ -165,8 +165,8 @@ typedef struct {
     double *rest;     /* (BT,): the sum without one element that equals the maximum, -1 for no elements; NULL: not requested */
     void *predicted;  /* acc_t (BT,): the target's logit */
     ag_matrix logits; /* (BT, V); data is NULL if they are not requested */
-    int with_more;    /* whether the fields of ag_more are computed, and merged into the rows of the loss */
-    int with_moments; /* whether these are more than `argmax`, which is the only one otherwise */
+    int with_more;    /* whether argmax of ag_more is computed, and merged into the rows of the loss */
+    int with_moments; /* whether the other fields of ag_more are computed and merged as well */
     double *target_logits; /* (BT, targets of a row): the logits of all targets; NULL: not requested */
 } ag_statistics;
 

@@ -75,8 +75,8 @@ static double K(rest_of_row)(const acc_t *row, ptrdiff_t n, acc_t max, acc_t sum
     return (double)K(reduce_sum)(total);
 }
 
-/* Compute the fields of ag_more of n logits, from vocabulary entry `first` of the block on, relative to a maximum. The place
- * of the maximum means something only if it is larger than `before`, that of earlier logits. */
+/* Compute ag_more of n logits, from vocabulary entry `first` of the block on, relative to their maximum; all fields but argmax
+ * are 0 without with_moments. If the maximum is not larger than `before`, that of earlier logits, argmax means nothing. */
 static void K(more_of_row)(const ag_linear_block *b, const acc_t *row, ptrdiff_t first, ptrdiff_t n, acc_t max, acc_t before,
                            ag_more *to)
 {

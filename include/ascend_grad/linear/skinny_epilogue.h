@@ -86,9 +86,11 @@ static void K(tile_to_max_sum)(const ag_linear_block *b, const void *tile, void 
             ag_more here;
             const double earlier = ag_sum_total(sum[i]), d = ag_max_distance((double)now, (double)before);
             K(more_of_row)(b, row, 0, b->vocab.size, now, before, &here);
-            more[i].moment = here.moment + (earlier == 0 ? 0 : exp(-d) * (more[i].moment + earlier * d));
-            more[i].deficit += here.deficit + (more[i].weight == 0 ? 0 : more[i].weight * d);
-            more[i].weight += here.weight;
+            if (b->statistics.with_moments) {
+                more[i].moment = here.moment + (earlier == 0 ? 0 : exp(-d) * (more[i].moment + earlier * d));
+                more[i].deficit += here.deficit + (more[i].weight == 0 ? 0 : more[i].weight * d);
+                more[i].weight += here.weight;
+            }
             if (!(before == now || before != before)) more[i].argmax = here.argmax;
         }
         if (b->statistics.target_logits) K(store_target_logits)(b, i, 0, b->vocab.size, row);
