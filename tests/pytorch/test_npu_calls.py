@@ -14,6 +14,14 @@ import torch
 import torch_npu_real
 from acl_client import StatusError
 from linear_samples import GRADIENT, LINEAR, LOSS, STATISTICS, WHOLE, problem_of
+from loss_samples import (
+    OF_DEVICE,
+    check_on_device,
+    device_gradients,
+    device_losses,
+    unusual_gradients,
+    unusual_losses,
+)
 from npu_tensors import (
     BFLOAT16,
     BT,
@@ -42,6 +50,7 @@ from ascend_grad.torch.compat import torch_npu as compat
 pytestmark = pytest.mark.usefixtures("torch_npu")
 
 NAN = float("nan")
+BACKWARD = "linear_cross_entropy_backward"
 #: Functions of the runtime that wait or copy.
 WAITING = (
     *("aclrtSynchronizeStream", "aclrtSynchronizeStreamWithTimeout", "aclrtSynchronizeDevice", "aclrtMemset"),
@@ -93,6 +102,22 @@ def test_any_layout(operator: str, how: dict):
     positional, named = arguments_of(operator, **how)
     rights = results_of(getattr(ag, operator)(*positional, **named, backend="npu"))
     assert_results(on_tensors(operator, positional, named, strided), rights)
+
+
+@pytest.mark.parametrize("place", [tensor, strided])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("option", OF_DEVICE)
+@pytest.mark.parametrize(("function", "calls"), [(WHOLE, device_losses), (BACKWARD, device_gradients)])
+def test_options_of_losses(function: str, calls: Callable, option: str, dtype: str, place: Callable):
+    for arguments in calls(option, dtype):
+        check_on_device(function, arguments, place, values)
+
+
+@pytest.mark.parametrize(("function", "calls"), [(WHOLE, unusual_losses), (BACKWARD, unusual_gradients)])
+def test_unusual_options_of_losses(function: str, calls: Callable):
+    """Rows of weight 0 add nothing, whatever they hold. The mean over weights of sum 0 is NaN without a gradient."""
+    for arguments in calls("float16"):
+        check_on_device(function, arguments, tensor, values)
 
 
 @pytest.mark.parametrize("operator", [name for name in (*OPERATORS, *LINEAR) if name not in (STATISTICS, WHOLE)])
