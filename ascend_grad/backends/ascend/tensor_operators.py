@@ -7,7 +7,9 @@ Operators of torch repair the device's differences from the contract (`quirks`),
   infinity there.
 - Q3: bools are packed. Q5: the bits of ``target_mask`` beyond the last row are cleared.
 - Q4 and Q9: targets become rows of the weight. A target outside of the weight, which the contract makes an error,
-  becomes 0, and the row's loss and ``grad`` become NaN.
+  becomes 0, and the row's loss, log-probability and ``grad`` become NaN.
+
+Losses, weights and upstream gradients are float32.
 """
 
 from __future__ import annotations
@@ -171,14 +173,13 @@ def _linear_cross_entropy(queue: TorchQueue, call: Call) -> Results:
     a, input, weight = call.arguments, call.arguments["input"], call.arguments["weight"]
     rows = _Rows(call)
     shard = statistics(queue, input, weight, queue.array(rows.places), 0, call.dims["V"], False)
-    losses = tensor_of(loss(queue, *shard[:3], None)[0])
+    losses = tensor_of(loss(queue, shard[0], shard[1], shard[2], None)[0])
     losses = rows.of_targets(rows.weighted(losses))
     if a["reduction"] != "none":
         losses = rows.divided(losses.sum(), NAN)
     results: dict[str, DeviceArray] = {"loss": queue.array(losses)}
-    logits_max, sum_exp_logits, predicted, mask, masked_target, _ = (
-        None if each is None else tensor_of(each) for each in shard
-    )
+    tensors: list[Any] = [None if each is None else tensor_of(each) for each in shard]
+    logits_max, sum_exp_logits, predicted, mask, masked_target, _ = tensors
     if a["return_grad"]:
         grad, input, weight = rows.of_targets(rows.upstream()), tensor_of(input), tensor_of(weight)
         results["input_grad"], results["weight_grad"] = gradient(
