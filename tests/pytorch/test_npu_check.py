@@ -29,7 +29,7 @@ def test_every_case_is_computed_with_tensors_too(dtype, device, tmp_path) -> Non
     assert counts[0] == 4 * counts[1]  # arrays and tensors are checked, each on two devices
 
 
-#: Operators of the host alone have no cases for a device.
+#: The operators that a device computes; the others have no cases for it.
 OF_DEVICES = sorted(set(OPERATORS) - {"cross_entropy", TOP_K})
 
 

@@ -242,10 +242,10 @@ def _sum_of_rows(
 ) -> NDArray | DeviceArray:
     """Return the sums of the gradients of two lists of rows, in their places among ``count`` rows.
 
-    Sums on the host are not yet rounded.
+    If a row is in both lists, the sums are computed on the host, and not yet rounded.
     """
-    if not second.size:
-        return session.scattered(gradients, first, count)
+    if not np.intersect1d(first, second).size:
+        return session.scattered(gradients, np.concatenate([first, second]), count)
     there = np.empty(gradients.shape, gradients.dtype)
     session.fetch([(gradients, there)])
     total = np.zeros((count, there.shape[1]))
