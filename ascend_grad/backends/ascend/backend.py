@@ -104,7 +104,7 @@ def _from_the_device(call: Call) -> tuple[DeviceArray | None, ...]:
 
 
 def _rounded(array: Any, dtype: np.dtype) -> Any:
-    """Return an array of the host rounded to a dtype; arrays of the device have theirs."""
+    """Round an array of the host to a dtype. An array of the device is returned unchanged."""
     if isinstance(array, DeviceArray) or array.dtype == dtype:
         return array
     rounded = np.empty(array.shape, dtype)
