@@ -863,7 +863,7 @@ def linear_cross_entropy(
         Results beside the loss, in further fields. With ``return_grad=False`` no array of the size of `weight` is kept.
     backend, num_threads
         As in `softmax_backward`. Of the options from `token_weight` on, a device takes `token_weight`, `class_weight`,
-        `denominator` and the outputs `lse` and `log_prob`, on arrays of the host.
+        `denominator` and the outputs `lse` and `log_prob`.
 
     Returns
     -------
@@ -988,8 +988,8 @@ def linear_cross_entropy_backward(
     bias, logit_scale, softcap
         As in `linear_cross_entropy`.
     backend, num_threads
-        As in `softmax_backward`. A device computes calls on arrays of the host without `grad_entropy` and without
-        options other than `token_weight`, `class_weight` and `denominator`.
+        As in `softmax_backward`. A device computes calls without `grad_entropy` and without options other than
+        `token_weight`, `class_weight` and `denominator`.
 
     Returns
     -------

@@ -262,6 +262,9 @@ def _backward_cases(operator: str, dtype: np.dtype, random: np.random.Generator)
         yield f"{name} loss", {**plain, "grad_loss": 1.0}
         upstream = {f"grad_{each}": random.standard_normal(bt) for each in ("lse", "log_prob", "entropy")}
         yield f"{name} outputs", {**plain, **upstream, "entropy": random.random(bt).astype(p.number)}
+        weights = {"token_weight": random.random(bt), "class_weight": 0.5 + random.random(v), "grad_loss": 1.0}
+        del upstream["grad_entropy"]
+        yield f"{name} loss, lse, log-probabilities", {**plain, **weights, **upstream}
         options = {"label_smoothing": 0.1, "lse_square_scale": 0.01, "token_weight": random.random(bt), "bias": bias}
         options |= {"class_weight": 0.5 + random.random(v), "temperature": temperature, "grad_loss": 1.0}
         lse = _log_sum_exp((p.logits + bias) / temperature[:, None]).astype(p.number)

@@ -335,21 +335,18 @@ def unrounded_loss(
     shape = input.shape[:-1]
     rows, classes, options = _as_batch(input, target, options)
     bias, weight, temperature = options.linear_bias, options.weight, options.temperature
-    # Devices compute without class weights. A process of a group has the weights of some classes alone.
-    is_weighted_here = weight is not None and input.device.type == "npu" and shard is None
-    computed = "none" if is_weighted_here else reduction
-    with_gradients = torch.is_grad_enabled() and computed != "none" and rows.dtype != torch.float16
+    with_gradients = torch.is_grad_enabled() and reduction != "none" and rows.dtype != torch.float16
     problem = operators.Loss(
         input=rows,
         weight=linear_weight,
         target=classes,
         bias=bias,
         token_weight=options.token_weight,
-        class_weight=None if is_weighted_here else weight,
+        class_weight=weight,
         target_prob=options.target_prob,
         temperatures=temperature if isinstance(temperature, torch.Tensor) else None,
         grad_loss=None,
-        reduction=computed,
+        reduction=reduction,
         ignore_index=ignore_index,
         input_grad=with_gradients and rows.requires_grad,
         weight_grad=with_gradients and linear_weight.requires_grad,
@@ -374,9 +371,7 @@ def unrounded_loss(
         if shard is None:
             rename(error, names.operator, names._asdict())
         raise
-    if is_weighted_here:
-        loss = _weighted(loss, classes, weight, reduction, ignore_index, zero_if_empty)
-    elif zero_if_empty and reduction == "mean":
+    if zero_if_empty and reduction == "mean":
         loss = torch.where((classes != ignore_index).any(), loss, 0)
     outputs = {
         name: each if name == "correct" else each.reshape(shape)
@@ -561,18 +556,3 @@ def _lower_precision(tensor: torch.Tensor) -> torch.Tensor:
     """Convert an argument of a linear layer as autocast does."""
     is_double = tensor.dtype == torch.float64
     return tensor if is_double else tensor.to(torch.get_autocast_dtype(_autocast_device(tensor)))
-
-
-def _weighted(
-    losses: torch.Tensor, target: torch.Tensor, weight: torch.Tensor, reduction: str, ignored: int, zero_if_empty: bool
-) -> torch.Tensor:
-    """Multiply each row's loss by the weight of its class, and reduce the losses."""
-    counted = target != ignored
-    weights = weight.to(losses.dtype)[torch.where(counted, target, 0)] * counted
-    losses = losses * weights
-    if reduction == "none":
-        return losses
-    if reduction == "sum":
-        return losses.sum()
-    total = weights.sum()
-    return losses.sum() / (torch.where(counted.any(), total, 1) if zero_if_empty else total)

@@ -6,29 +6,24 @@ import numpy as np
 import pytest
 from faults import INVALID, NULL, TYPE, outcome
 from linear_samples import Shape
-from loss_samples import OPTIONS, SHAPES, arguments_of, check
+from loss_samples import (
+    OF_DEVICE,
+    OPTIONS,
+    PLACES,
+    SHAPE_OF_DEVICE,
+    SHAPES,
+    backward_of,
+    check,
+    check_on_device,
+    device_gradients,
+    moved,
+    unusual_gradients,
+)
 from samples import assert_identical, generator
 
 import ascend_grad as ag
-from ascend_grad import npu
 
 BACKWARD = "linear_cross_entropy_backward"
-UPSTREAM = ("grad_loss", "grad_lse", "grad_log_prob")
-
-
-def backward_of(shape: Shape, dtype: str, option: str, reduction: str = "mean") -> tuple[dict, dict, dict]:
-    """Make the call of the loss, the call of its gradients, and upstream gradients of the outputs."""
-    forward = arguments_of(shape, dtype, option, reduction)
-    forward["outputs"] = ("lse", "entropy")
-    results = ag.linear_cross_entropy(**forward, return_grad=False, backend="reference")
-    random = generator("upstream", shape, option)
-    names = ["grad_lse", "grad_entropy"] + ["grad_log_prob"] * ("target_prob" not in forward)
-    upstream = {name: random.standard_normal(shape.BT) for name in names}
-    backward = forward | {"lse": results.lse, "entropy": results.entropy} | upstream
-    del backward["outputs"]
-    counted = forward["target"] != -7
-    counted = counted.any(-1) if counted.ndim == 2 else counted
-    return forward, backward, {name: np.where(counted, grad, 0) for name, grad in upstream.items()}
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -50,51 +45,39 @@ def test_reductions_on_both_backends(option, reduction, dtype):
         check(ag.linear_cross_entropy_backward(**backward, backend=backend), forward, dtype, **upstream)
 
 
-#: The upstream gradients that a device takes, and options that are arithmetic on vectors of its rows.
-OF_DEVICE = (("grad_loss",), ("grad_lse",), ("grad_log_prob",), ("grad_loss", "grad_lse", "grad_log_prob"))
-
-
-@pytest.mark.parametrize("names", OF_DEVICE)
-@pytest.mark.parametrize("option", ["no option", "token weights alone", "classes", "denominator"])
+@pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_the_device_takes_gradients_of_the_loss_the_lse_and_the_log_probabilities(option, names, dtype, device):
-    _, backward, _ = backward_of(Shape(40, 130, 16), dtype, option)
-    for name in ("grad_entropy", "entropy", *(each for each in UPSTREAM if each not in names)):
-        backward.pop(name, None)
-    backward |= {"grad_loss": 1.5} if "grad_loss" in names else {}
-    if "grad_lse" in names:
-        backward["grad_lse"][::3] = 0
-    assert ag.explain(BACKWARD, **backward).backend == "npu"
-    assert ag.workspace_size(BACKWARD, **backward, backend="npu") > 0
-    results = ag.linear_cross_entropy_backward(**backward)
-    right = ag.linear_cross_entropy_backward(**backward, backend="reference")
-    for result, expected in zip(results[:2], right[:2], strict=True):
-        expected = expected.astype(np.float64)
-        assert expected.any()
-        error = 2.0**-7 if dtype == "bfloat16" else 2.0**-9
-        np.testing.assert_allclose(
-            result.astype(np.float64), expected, rtol=error, atol=error * np.max(np.abs(expected))
-        )
-    assert results.bias_grad is None
-    (only,) = (
-        each for each in ag.linear_cross_entropy_backward(**backward, output_mask=(False, True)) if each is not None
-    )
-    assert_identical(only, results.weight_grad)
+@pytest.mark.parametrize("option", OF_DEVICE)
+def test_the_device_takes_gradients_of_the_loss_the_lse_and_the_log_probabilities(option, dtype, place, device):
+    for arguments in device_gradients(option, dtype):
+        check_on_device(BACKWARD, arguments, *PLACES[place])
+        assert ag.workspace_size(BACKWARD, **arguments, backend="npu") > 0
 
 
-def test_what_the_device_refuses_of_the_gradients(device):
-    _, backward, _ = backward_of(Shape(40, 130, 16), "float16", "no option")
-    for options, words in (
+@pytest.mark.parametrize("place", PLACES)
+def test_unusual_gradients_on_the_device(place, device):
+    """Rows of weight 0 have gradients of their outputs alone, and means over nothing have none."""
+    for arguments in unusual_gradients("float16"):
+        check_on_device(BACKWARD, arguments, *PLACES[place])
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
         ({}, "grad_entropy: the device's operators compute the gradients without it"),
         ({"grad_entropy": None, "label_smoothing": 0.1}, "label_smoothing: the device's operators compute the loss"),
-    ):
-        assert ag.explain(BACKWARD, **backward | options).backend == "cpu"
-        error = outcome(ag.linear_cross_entropy_backward, **backward | options, backend="npu")
-        assert isinstance(error, ag.ParamInvalidError)
-        assert words in str(error)
-    there = {name: npu.asarray(backward[name]) for name in ("input", "weight", "target", "lse")}
-    error = outcome(ag.linear_cross_entropy_backward, **there, grad_loss=1.0, vocab_start_index=100, ignore_index=-7)
-    assert isinstance(error, ag.UnsupportedDeviceError)
+    ],
+)
+def test_what_the_device_refuses_of_the_gradients(options, words, place, device):
+    _, backward, _ = backward_of(SHAPE_OF_DEVICE, "float16", "no option")
+    backward |= options
+    if place == "the host":
+        assert ag.explain(BACKWARD, **backward).backend == "cpu"
+    there = moved(backward, PLACES[place][0])
+    error = outcome(ag.linear_cross_entropy_backward, **there, backend="npu")
+    assert isinstance(error, ag.ParamInvalidError)
+    assert words in str(error)
 
 
 @pytest.mark.parametrize("option", OPTIONS)

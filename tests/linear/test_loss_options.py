@@ -9,11 +9,23 @@ import pytest
 from faults import INVALID, TYPE, outcome
 from linear_samples import WHOLE, Shape
 from loss_oracle import logits_of
-from loss_samples import EVERY, OPTIONS, SHAPES, arguments_of, check
+from loss_samples import (
+    EVERY,
+    OF_DEVICE,
+    OPTIONS,
+    PLACES,
+    SHAPE_OF_DEVICE,
+    SHAPES,
+    arguments_of,
+    check,
+    check_on_device,
+    device_losses,
+    moved,
+    unusual_losses,
+)
 from samples import DTYPES, assert_identical, generator
 
 import ascend_grad as ag
-from ascend_grad import npu
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -276,57 +288,33 @@ def test_the_fields_of_results():
     assert len(results) == 3 + len(EVERY)
 
 
-#: Options that are arithmetic on vectors beside the device's operators.
-OF_THE_DEVICE = ("no option", "token weights", "token weights alone", "denominator", "classes")
-
-
-@pytest.mark.parametrize("option", [name for name in OPTIONS if name not in OF_THE_DEVICE])
-def test_the_device_leaves_options_to_the_cpu(option, device):
-    arguments = arguments_of(Shape(40, 130, 16), "bfloat16", option)
-    chosen = ag.explain(WHOLE, **arguments)
-    assert chosen.backend == "cpu"
-    assert "the device's operators compute the loss without" in chosen.reason
-    error = outcome(ag.linear_cross_entropy, **arguments, backend="npu")
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("option", [name for name in OPTIONS if name not in OF_DEVICE])
+def test_options_that_no_device_computes(option, place, device):
+    arguments = arguments_of(SHAPE_OF_DEVICE, "bfloat16", option)
+    if place == "the host":
+        chosen = ag.explain(WHOLE, **arguments)
+        assert chosen.backend == "cpu"
+        assert "the device's operators compute the loss without" in chosen.reason
+    there = moved(arguments, PLACES[place][0])
+    error = outcome(ag.linear_cross_entropy, **there, backend="npu")
     assert type(error) is INVALID
+    assert "the device's operators compute the loss without" in str(error)
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("option", OF_THE_DEVICE)
-def test_the_device_takes_options_that_are_vectors(option, reduction, device):
-    """Weights, the denominator, lse and log-probabilities stay on the device, for rows of the host."""
-    arguments = arguments_of(Shape(40, 130, 16), "float16", option, reduction)
-    arguments |= {"outputs": ("log_prob", "lse")} if option != "no option" else {}
-    assert ag.explain(WHOLE, **arguments).backend == "npu"
-    result = ag.linear_cross_entropy(**arguments)
-    right = ag.linear_cross_entropy(**arguments, backend="reference")
-    assert result._fields == right._fields
-    for name, value, expected in zip(result._fields, result, right, strict=True):
-        assert value.dtype == expected.dtype
-        size = np.max(np.abs(expected.astype(np.float64)), initial=0)
-        np.testing.assert_allclose(
-            value.astype(np.float64), expected.astype(np.float64), rtol=1e-2, atol=5e-3 * size, err_msg=name
-        )
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("option", OF_DEVICE)
+def test_the_device_takes_options_that_are_vectors(option, dtype, place, device):
+    for arguments in device_losses(option, dtype):
+        check_on_device(WHOLE, arguments, *PLACES[place])
 
 
-@pytest.mark.parametrize("weights", [np.zeros(40), np.where(np.arange(40) == 3, 1.0, 0)])
-def test_rows_of_weight_0_on_the_device(weights, device):
+@pytest.mark.parametrize("place", PLACES)
+def test_unusual_weights_on_the_device(place, device):
     """Rows of weight 0 add nothing, whatever they hold. The mean over weights of sum 0 is NaN without a gradient."""
-    arguments = arguments_of(Shape(40, 130, 16), "float16", "no option")
-    arguments["target"][3] = 100
-    arguments["input"][weights == 0] = np.nan
-    result = ag.linear_cross_entropy(**arguments, token_weight=weights, backend="npu")
-    assert np.isnan(result.loss) == (not weights.any())
-    assert not result.input_grad[weights == 0].any()
-    assert np.isfinite(result.weight_grad).all()
-    assert result.weight_grad.any() == weights.any()
-
-
-def test_options_on_arrays_of_the_device_are_refused(device):
-    arguments = arguments_of(Shape(40, 130, 16), "float16", "no option")
-    arguments |= {name: npu.asarray(arguments[name]) for name in ("input", "weight", "target")}
-    for name, value in (("denominator", 3.0), ("outputs", ("lse",))):
-        error = outcome(ag.linear_cross_entropy, **arguments, **{name: value})
-        assert f"{name}: the device's operators compute the loss without it on arrays of the device" in str(error)
+    for arguments in unusual_losses("float16"):
+        check_on_device(WHOLE, arguments, *PLACES[place])
 
 
 @pytest.mark.parametrize("option", OPTIONS)

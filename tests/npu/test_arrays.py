@@ -165,6 +165,21 @@ def test_losses_of_single_rows(ignored, device):
         assert_identical(result.numpy(), right)
 
 
+@pytest.mark.parametrize("names", [("grad_lse",), ("grad_log_prob",), ("grad_lse", "grad_log_prob")], ids=str)
+def test_gradients_of_outputs(names, device):
+    """Gradients stay on the device, unless the host has to add up those of the lse and of the log-probabilities."""
+    input, weight, target, _ = chain_arguments()
+    there = {"input": npu.asarray(input), "weight": npu.asarray(weight), "target": npu.asarray(target)}
+    vectors = {name: np.linspace(1, 2, target.size, dtype=np.float32) for name in ("lse", *names)}
+    expected = ag.linear_cross_entropy_backward(input, weight, target, **vectors, backend="npu")
+    there |= {name: npu.asarray(each) for name, each in vectors.items()}
+    device.reset()
+    results = ag.linear_cross_entropy_backward(**there)
+    assert device.counter("bytes_d2h") == (2 * input.nbytes if len(names) > 1 else 0)
+    for result, right in zip(results[:2], expected[:2], strict=True):
+        assert_identical(result.numpy(), right)
+
+
 @pytest.mark.parametrize("zeros", [False, True], ids=["every row", "rows without a gradient"])
 def test_a_chain_stays_on_the_device(zeros, device):
     arguments = chain_arguments(zeros=zeros)

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from hypothesis import given
 from hypothesis import strategies as st
+from loss_formulas import Formula
 from torch_npu_stand_in import NCDHW, NCHW, ND
 from torch_oracles import assert_close, linear_cross_entropy, pending, value_and_gradients
 
@@ -123,7 +124,7 @@ def problem(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("how", ["plain", "strided", "a weight for each class"])
-def test_linear_cross_entropy(how: str, reduction: str, dtype: torch.dtype, device):
+def test_linear_cross_entropy(how: str, reduction: str, dtype: torch.dtype):
     x, w, target = problem(dtype)
     weight = torch.rand(V).to(dtype) if how == "a weight for each class" else None
     above = torch.randn(BT if reduction == "none" else ()).to(dtype)
@@ -151,6 +152,46 @@ def test_linear_cross_entropy(how: str, reduction: str, dtype: torch.dtype, devi
         assert_close(grad.cpu(), right_grad, dtype, steps=8)
     if reduction == "none":
         assert torch.equal(value.cpu()[target == -100].detach(), torch.zeros(3, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("denominator", [None, 2.5])
+@pytest.mark.parametrize("outputs", [(), ("lse",), ("log_prob",), ("lse", "log_prob")], ids=str)
+def test_options_and_outputs(outputs: tuple[str, ...], denominator: float | None, reduction: str, dtype: torch.dtype):
+    """The loss and its outputs have the values and gradients of their formulas, with weights and a denominator."""
+    x, w, target = problem(dtype)
+    weight, token_weight = torch.rand(V), torch.rand(BT)
+    token_weight[:4] = 0
+    formula = Formula(denominator=denominator, weight=weight.double(), token_weight=token_weight.double())
+    names = "loss", *outputs
+    above = [torch.randn(BT if name != "loss" or reduction == "none" else ()) for name in names]
+
+    def right(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
+        found = {"loss": formula.loss(x, w, None, target, reduction)} | formula.outputs(x, w, None, target)
+        return [found[name] for name in names]
+
+    def ours(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
+        options = {"weight": weight.to("npu"), "token_weight": token_weight.to("npu"), "outputs": outputs}
+        found = agt.linear_cross_entropy(
+            x, w, target.to("npu"), reduction=reduction, denominator=denominator, **options
+        )
+        return list(found) if outputs else [found]
+
+    leaves = [each.to("npu").requires_grad_() for each in (x, w)]
+    found = ours(*leaves)
+    grads = torch.autograd.grad(found, leaves, [each.to("npu", value.dtype) for each, value in zip(above, found)])
+    right_leaves = [each.double().requires_grad_() for each in (x, w)]
+    rights = right(*right_leaves)
+    right_grads = torch.autograd.grad(rights, right_leaves, [each.double() for each in above])
+    for name, value, right_value in zip(names, found, rights, strict=True):
+        assert value.dtype == (dtype if name == "loss" else torch.float32)
+        assert_close(value.cpu(), right_value, dtype, steps=4)
+        if name != "loss":
+            assert not value.cpu()[target == -100].any()
+    for grad, right_grad in zip(grads, right_grads, strict=True):
+        assert grad.dtype == dtype
+        assert_close(grad.cpu(), right_grad, dtype, steps=8)
 
 
 def test_modules_and_calls_of_other_libraries():
@@ -331,12 +372,13 @@ def test_what_the_device_does_not_take(name: str, device):
         agt.linear_cross_entropy(x, w, target)
     assert agt.linear_cross_entropy(x.half(), w.half(), torch.full((BT,), V).to("npu")).isnan().item()
     for option in (
-        {"linear_bias": w[:, 0].half()}, {"label_smoothing": 0.1}, {"token_weight": x[:, 0].half()},
-        {"lse_square_scale": 0.1}, {"temperature": 0.5}, {"temperature": x[:, 0].half()}, {"denominator": 3.0},
-        {"logit_scale": 0.5}, {"softcap": 2.0}, {"outputs": ("lse",)}, {"weight": w[:, 0].half(), "softcap": 2.0},
+        {"linear_bias": w[:, 0].half()}, {"label_smoothing": 0.1}, {"lse_square_scale": 0.1}, {"temperature": 0.5},
+        {"temperature": x[:, 0].half()}, {"logit_scale": 0.5}, {"softcap": 2.0}, {"outputs": ("lse", "predicted")},
+        {"weight": w[:, 0].half(), "softcap": 2.0},
     ):  # fmt: skip
         named = [name for name in option if name != "weight"]
-        pattern = f"linear_cross_entropy: {named[0]}: the device's operators compute the loss without it"
+        lacking = "predicted" if named == ["outputs"] else "it"
+        pattern = f"linear_cross_entropy: {named[0]}: the device's operators compute the loss without {lacking}"
         with pytest.raises(ag.ParamInvalidError, match=pattern):
             agt.linear_cross_entropy(x.half(), w.half(), target.to("npu"), **option)
 

@@ -14,6 +14,14 @@ import torch
 import torch_npu_real
 from acl_client import StatusError
 from linear_samples import GRADIENT, LINEAR, LOSS, STATISTICS, WHOLE, problem_of
+from loss_samples import (
+    OF_DEVICE,
+    check_on_device,
+    device_gradients,
+    device_losses,
+    unusual_gradients,
+    unusual_losses,
+)
 from npu_tensors import (
     BFLOAT16,
     BT,
@@ -42,6 +50,7 @@ from ascend_grad.torch.compat import torch_npu as compat
 pytestmark = pytest.mark.usefixtures("torch_npu")
 
 NAN = float("nan")
+BACKWARD = "linear_cross_entropy_backward"
 #: Functions of the runtime that wait or copy.
 WAITING = (
     *("aclrtSynchronizeStream", "aclrtSynchronizeStreamWithTimeout", "aclrtSynchronizeDevice", "aclrtMemset"),
@@ -93,6 +102,22 @@ def test_any_layout(operator: str, how: dict):
     positional, named = arguments_of(operator, **how)
     rights = results_of(getattr(ag, operator)(*positional, **named, backend="npu"))
     assert_results(on_tensors(operator, positional, named, strided), rights)
+
+
+@pytest.mark.parametrize("place", [tensor, strided])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("option", OF_DEVICE)
+@pytest.mark.parametrize(("function", "calls"), [(WHOLE, device_losses), (BACKWARD, device_gradients)])
+def test_options_of_losses(function: str, calls: Callable, option: str, dtype: str, place: Callable):
+    for arguments in calls(option, dtype):
+        check_on_device(function, arguments, place, values)
+
+
+@pytest.mark.parametrize(("function", "calls"), [(WHOLE, unusual_losses), (BACKWARD, unusual_gradients)])
+def test_unusual_options_of_losses(function: str, calls: Callable):
+    """Rows of weight 0 add nothing, whatever they hold. The mean over weights of sum 0 is NaN without a gradient."""
+    for arguments in calls("float16"):
+        check_on_device(function, arguments, tensor, values)
 
 
 @pytest.mark.parametrize("operator", [name for name in (*OPERATORS, *LINEAR) if name not in (STATISTICS, WHOLE)])
@@ -242,6 +267,15 @@ def test_targets_outside_of_the_vocabulary_make_nan(wrong: int, reduction: str):
     assert np.isnan(values(loss)).tolist() == ((np.arange(BT) == row).tolist() if reduction == "none" else True)
     assert np.isnan(values(input_grad)).all(1).tolist() == (np.arange(BT) == row).tolist()
     assert np.isnan(values(weight_grad)).all()
+    named["token_weight"] = (np.arange(BT) != row).astype(np.float32)  # the target is wrong in a row of weight 0, too
+    named["class_weight"] = np.ones(V, np.float32)
+    _, input_grad, weight_grad, lse, log_prob = on_tensors(WHOLE, [], named, outputs=("lse", "log_prob"))
+    assert not np.isnan(values(lse)).any()
+    assert np.isnan(values(log_prob)).tolist() == (np.arange(BT) == row).tolist()
+    named |= {"lse": values(lse), "grad_lse": np.ones(BT, np.float32)}
+    for gradients in ((input_grad, weight_grad), on_tensors(BACKWARD, [], named)):
+        assert np.isnan(values(gradients[0])).all(1).tolist() == (np.arange(BT) == row).tolist()
+        assert np.isnan(values(gradients[1])).all()
 
 
 def test_bits_beyond_the_last_row_are_cleared():
@@ -324,6 +358,12 @@ def chain_of_torch_npu(x, w, target, grad, *, stored: bool) -> tuple:
     return loss, *compat.npu_fused_linear_cross_entropy_loss_with_max_sum_backward(grad, x, w, mask, masked, 0.0, *mode)
 
 
+def sum_of_outputs(x, w, target, token_weight) -> torch.Tensor:
+    """Return the sum of a loss and its outputs, whose gradients are computed by another call than the loss."""
+    found = agt.linear_cross_entropy(x, w, target, token_weight=token_weight, outputs=("lse", "log_prob"))
+    return found.loss + found.lse.sum() + found.log_prob.sum()
+
+
 def chain_arguments() -> list[torch.Tensor]:
     x, w = torch.randn(BT, H).bfloat16(), torch.randn(V, H).bfloat16()
     return [x, w, torch.randint(0, V, (BT,)), torch.randn(BT)]
@@ -336,12 +376,19 @@ def test_nothing_waits(torch_npu, device, monkeypatch: pytest.MonkeyPatch):
     mask = torch.tensor([True, False] * 6 + [False]).to("npu")
     statistics = torch.zeros(BT).to("npu"), torch.ones(BT).to("npu")
     softmax = torch.zeros(BT, V).to("npu")
+    options = {"token_weight": there[3], "class_weight": torch.rand(V).to("npu")}
     waits = Waits(torch_npu, device, monkeypatch)
     results = chain(*there)
     assert waits.counted() == {}
     for call in (
         lambda: ag.linear_cross_entropy(*there[:3]),
         lambda: ag.linear_cross_entropy(*there[:3], reduction="none", grad_loss=there[3]),
+        lambda: ag.linear_cross_entropy(*there[:3], **options, outputs=("lse", "log_prob")),
+        lambda: ag.linear_cross_entropy(*there[:3], **options, denominator=3.0),
+        lambda: ag.linear_cross_entropy_backward(
+            *there[:3], lse=statistics[1], grad_loss=1.0, grad_lse=there[3], grad_log_prob=there[3], **options
+        ),
+        lambda: ag.linear_cross_entropy_backward(*there[:3], lse=statistics[1], grad_log_prob=there[3]),
         lambda: ag.fused_linear_cross_entropy_loss_grad(there[3], *there[:2], mask, there[2], softmax=softmax),
         lambda: ag.fused_linear_cross_entropy_loss_grad(
             there[3], *there[:2], mask, there[2], logits_max=statistics[0], sum_exp_logits=statistics[1]
@@ -356,6 +403,7 @@ def test_nothing_waits(torch_npu, device, monkeypatch: pytest.MonkeyPatch):
         lambda: chain_of_torch_npu(*there, stored=True),
         lambda: agt.linear_cross_entropy(*(each.requires_grad_() for each in there[:2]), there[2]).backward(),
         lambda: agt.linear_cross_entropy(there[0], there[1].half().bfloat16(), there[2], reduction="sum").backward(),
+        lambda: sum_of_outputs(*there).backward(),
     ):
         call()
         assert waits.counted() == {}
@@ -442,18 +490,28 @@ def backward_of_softmax() -> Callable[[], list]:
     return call
 
 
-def backward_of_the_loss() -> Callable[[], list]:
-    """Return a call whose gradients are computed together with the loss, and scaled in backward."""
-    x, w, target, _ = (each.to("npu:1") for each in chain_arguments())
+def backward_of(function: Callable) -> Callable[[], list]:
+    """Return a call of a loss and its gradients."""
+    x, w, target, token_weight = (each.to("npu:1") for each in chain_arguments())
 
     def call() -> list:
         leaves = x.clone().requires_grad_(), w.clone().requires_grad_()
         with torch.autograd.set_multithreading_enabled(torch_npu_real.IS_INSTALLED):
-            loss = agt.linear_cross_entropy(*leaves, target)
+            loss = function(*leaves, target, token_weight)
             gradients = torch.autograd.grad(loss, leaves)
         return [loss.detach(), *gradients]
 
     return call
+
+
+def backward_of_the_loss() -> Callable[[], list]:
+    """Return a call whose gradients are computed together with the loss, and scaled in backward."""
+    return backward_of(lambda x, w, target, _: agt.linear_cross_entropy(x, w, target))
+
+
+def backward_of_outputs() -> Callable[[], list]:
+    """Return a call whose gradients are computed with the loss, and again in backward."""
+    return backward_of(sum_of_outputs)
 
 
 def outs() -> Callable[[], list]:
@@ -472,6 +530,7 @@ def _stages(*names: str) -> list[str]:
     [
         (backward_of_softmax, _stages("aclnnSoftmax", "aclnnSoftmaxBackward"), 4),
         (backward_of_the_loss, _stages(*(ALL[name].device_name for name in (STATISTICS, LOSS, GRADIENT))), 6),
+        (backward_of_outputs, _stages(*(ALL[name].device_name for name in (STATISTICS, LOSS, GRADIENT))), 8),
         (outs, _stages("aclnnSoftmax"), 6),
     ],
 )

@@ -22,8 +22,8 @@ LINEAR = (GRADIENT, STATISTICS, LOSS, WHOLE)
 TOP_K = "linear_top_k"
 #: Options of the logits that it compares.
 LOGIT_OPTIONS = ("bias", "logit_scale", "softcap")
-#: Operators of the host alone that have no problems here, but tests of their own: `test_loss_backward`.
-HOST_ONLY = ("linear_cross_entropy_backward",)
+#: Operators that have no problems here, but tests of their own: `test_loss_backward`.
+WITHOUT_PROBLEMS = ("linear_cross_entropy_backward",)
 
 MODES = ("recomputed", "stored")
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from typing import Any
+
 import numpy as np
 from linear_samples import Shape
 from loss_oracle import Right, Rows, gradients, outputs
 from oracles import half_ulp
 from samples import BFLOAT16, DTYPES, generator
+
+import ascend_grad as ag
+from ascend_grad import npu
 
 #: A shape for each sweep: packed (one chunk, and several blocks in little space), few rows, few entries, few of both.
 SHAPES = {
@@ -34,6 +40,7 @@ OPTIONS = {
     "smoothing": {"label_smoothing": 0.1},
     "square": {"lse_square_scale": 0.01, "token_weight": "tokens"},
     "classes": {"class_weight": "classes"},
+    "tokens and classes": {"token_weight": "tokens", "class_weight": "classes"},
     "classes and smoothing": {"class_weight": "classes", "label_smoothing": 0.3},
     "several targets": {"target_prob": "probabilities", "class_weight": "classes"},
     "all": {
@@ -72,6 +79,124 @@ def arguments_of(shape: Shape, dtype: str, option: str, reduction: str = "mean",
         "grad_loss": grad,
         "vocab_start_index": start,
     } | settings
+
+
+def backward_of(shape: Shape, dtype: str, option: str, reduction: str = "mean") -> tuple[dict, dict, dict]:
+    """Make the call of the loss, the call of its gradients, and upstream gradients of the outputs."""
+    forward = arguments_of(shape, dtype, option, reduction)
+    forward["outputs"] = ("lse", "entropy")
+    results = ag.linear_cross_entropy(**forward, return_grad=False, backend="reference")
+    random = generator("upstream", shape, option)
+    names = ["grad_lse", "grad_entropy"] + ["grad_log_prob"] * ("target_prob" not in forward)
+    upstream = {name: random.standard_normal(shape.BT) for name in names}
+    backward = forward | {"lse": results.lse, "entropy": results.entropy} | upstream
+    del backward["outputs"]
+    counted = forward["target"] != -7
+    counted = counted.any(-1) if counted.ndim == 2 else counted
+    return forward, backward, {name: np.where(counted, grad, 0) for name, grad in upstream.items()}
+
+
+#: Options that a device computes, as they are arithmetic on vectors.
+OF_DEVICE = ("no option", "token weights", "token weights alone", "denominator", "classes", "tokens and classes")
+#: A vocabulary that the vendor documents.
+SHAPE_OF_DEVICE = Shape(40, 130, 16)
+
+
+def _on_device(array: np.ndarray) -> npu.DeviceArray:
+    """Copy an array to the device, which has no float64."""
+    return npu.asarray(array.astype(np.float32) if array.dtype == np.float64 else array)
+
+
+#: Functions that move an array of the host to where a call takes it, and the array of a result back.
+PLACES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "the host": (lambda array: array, lambda result: result),
+    "the device": (_on_device, npu.DeviceArray.numpy),
+}
+
+
+def moved(arguments: dict, place: Callable[[Any], Any]) -> dict:
+    return {name: place(each) if isinstance(each, np.ndarray) else each for name, each in arguments.items()}
+
+
+def device_losses(option: str, dtype: str) -> Iterator[dict]:
+    """Make calls of the loss that a device computes."""
+    for reduction in ("mean", "sum", "none"):
+        arguments = arguments_of(SHAPE_OF_DEVICE, dtype, option, reduction)
+        yield arguments | ({} if option == "no option" else {"outputs": ("log_prob", "lse")})
+        yield arguments | {"output_mask": (False, True)}
+        yield arguments | {"return_grad": False, "outputs": ("log_prob",)}
+
+
+def device_gradients(option: str, dtype: str) -> Iterator[dict]:
+    """Make calls of the gradients of loss and outputs that a device computes."""
+    every = "grad_loss", "grad_lse", "grad_log_prob"
+    for names in (every[:1], every[1:2], every[2:], every):
+        _, arguments, _ = backward_of(SHAPE_OF_DEVICE, dtype, option, "none" if names == every else "mean")
+        for name in {"grad_entropy", "entropy", *every} - {*names}:
+            arguments.pop(name, None)
+        if "grad_lse" in names:
+            arguments["grad_lse"][::3] = 0
+        yield arguments
+        yield arguments | {"output_mask": (True, False)}
+
+
+def unusual_losses(dtype: str) -> Iterator[dict]:
+    """Make calls of the loss with rows of weight 0 that hold NaN, with means over nothing, and without elements."""
+    plain = arguments_of(SHAPE_OF_DEVICE, dtype, "no option") | {"outputs": ("lse", "log_prob")}
+    plain["target"][:3] = 100, 101, -7
+    count, nothing = len(plain["input"]), np.zeros(len(plain["input"]))
+    balanced = np.where(np.arange(count) < 2, (-1.0) ** np.arange(count), 0)
+    for weights in (nothing, np.where(np.arange(count) == 1, 2.0, 0), balanced):
+        arguments = plain | {"token_weight": weights, "input": plain["input"].copy()}
+        arguments["input"][weights == 0] = np.nan
+        classes = np.ones(SHAPE_OF_DEVICE.V)
+        classes[2:] = np.inf  # rows of weight 0 alone have these targets
+        for reduction in ("mean", "sum"):
+            yield arguments | {"reduction": reduction, "class_weight": classes}
+    yield plain | {"class_weight": np.zeros(SHAPE_OF_DEVICE.V)}
+    yield plain | {"target": np.full(count, -7), "token_weight": nothing + 1}
+    yield plain | {"target": np.full(count, -7), "denominator": 2.0}
+    for sizes in (Shape(0, 130, 16), Shape(9, 130, 0)):
+        for option in ("tokens and classes", "denominator"):
+            yield arguments_of(sizes, dtype, option) | {"outputs": ("lse", "log_prob")}
+
+
+def unusual_gradients(dtype: str) -> Iterator[dict]:
+    """Make the calls of the gradients of `unusual_losses`, with an upstream gradient of each output."""
+    random = generator("unusual gradients")
+    for arguments in unusual_losses(dtype):
+        lse = ag.linear_cross_entropy(**arguments, backend="reference").lse
+        del arguments["outputs"]
+        count = lse.size
+        upstream = {"grad_lse": random.standard_normal(count), "grad_log_prob": random.standard_normal(count)}
+        absent = np.isnan(lse)
+        for each in upstream.values():
+            each[absent] = 0
+        yield arguments | {"lse": lse} | upstream
+        yield arguments | {"lse": lse}
+
+
+def check_on_device(function: str, arguments: dict, place: Callable[[Any], Any], on_host: Callable[[Any], Any]) -> None:
+    """Check a call that a device computes against the reference, within the error of factors that have 16 bits.
+
+    `place` moves an array to where the call takes it, `on_host` returns the values of a result.
+    """
+    there = moved(arguments, place)
+    assert ag.explain(function, **there).backend == "npu"
+    results = getattr(ag, function)(**there)
+    rights = getattr(ag, function)(**arguments, backend="reference")
+    step = 2.0**-6 if arguments["input"].dtype == BFLOAT16 else 2.0**-9
+    assert results._fields == rights._fields
+    for name, result, right in zip(rights._fields, results, rights, strict=True):
+        if right is None:
+            assert result is None
+            continue
+        assert str(result.dtype).removeprefix("torch.") == str(right.dtype)
+        expected = right.astype(np.float64)
+        size = np.max(np.abs(expected), initial=0, where=np.isfinite(expected))
+        np.testing.assert_allclose(
+            on_host(result).astype(np.float64), expected, rtol=step, atol=step * size, err_msg=name
+        )
 
 
 def assert_near(result: np.ndarray, right: Right, name: str) -> None:

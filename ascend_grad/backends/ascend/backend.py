@@ -96,11 +96,20 @@ def _from_the_device(call: Call) -> tuple[DeviceArray | None, ...]:
     with session.session_for_arrays(first.device).call(is_deterministic=is_deterministic) as here:
         computed = operators.OPERATORS[call.operator.name](here, call) if values is None else values
         results = tuple(
-            None if array is None or spec is None else here.put(array, spec.dtype)
+            None if array is None or spec is None else here.put(_rounded(array, spec.dtype))
             for array, spec in zip(computed, call.specs)
         )
         here.keep(*results)
     return results
+
+
+def _rounded(array: Any, dtype: np.dtype) -> Any:
+    """Round an array of the host to a dtype. An array of the device is returned unchanged."""
+    if isinstance(array, DeviceArray) or array.dtype == dtype:
+        return array
+    rounded = np.empty(array.shape, dtype)
+    arrays.round_into(rounded, array)
+    return rounded
 
 
 def _from_tensors(call: Call) -> tuple[DeviceArray | None, ...]:

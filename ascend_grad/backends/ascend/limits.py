@@ -123,35 +123,28 @@ def stored_dim(name: str, largest: int) -> Callable[[Call, str], tuple[int, int]
     return lambda call, soc: (0 if call.arguments["softmax"] is None else call.dims[name], largest)
 
 
-#: Options of a loss that are arithmetic on vectors beside the device's operators, for calls on arrays of the host.
+#: Options of a loss that are arithmetic on vectors beside the device's operators.
 WITH_VECTORS = ("token_weight", "class_weight", "denominator")
-#: Outputs of a loss that follow from the statistics of the device's operators, for such calls.
+#: Outputs of a loss that follow from the statistics of the device's operators.
 OF_STATISTICS = ("lse", "log_prob")
 
 
 def loss_options(call: Call, soc: str) -> Unsupported | None:
     """Return the reason against options of a loss that the device's operators lack (161002)."""
-    on_host = call.device is None
     for name in given_options(call.arguments):
-        requested = call.arguments[name]
-        if on_host and (name in WITH_VECTORS or (name == "outputs" and set(requested) <= set(OF_STATISTICS))):
+        if name in WITH_VECTORS:
             continue
-        reason = f"{name}: the device's operators compute the loss without it"
-        if name == "outputs" and on_host:
-            lacking = ", ".join(each for each in requested if each not in OF_STATISTICS)
-            reason = f"outputs: the device's operators compute the loss without {lacking}"
-        elif name in (*WITH_VECTORS, "outputs"):
-            reason += " on arrays of the device (of the host they take it)"
-        return _unsupported(call, ParamInvalidError, reason)
+        lacking = "it"
+        if name == "outputs":
+            lacking = ", ".join(each for each in call.arguments[name] if each not in OF_STATISTICS)
+        if lacking:
+            reason = f"{name}: the device's operators compute the loss without {lacking}"
+            return _unsupported(call, ParamInvalidError, reason)
     return None
 
 
 def backward_options(call: Call, soc: str) -> Unsupported | None:
-    """Return the reason against arrays of the device (361001), and against options that its operators lack (161002)."""
-    if call.device is not None:
-        return _unsupported(
-            call, UnsupportedDeviceError, "the device computes the operator for arrays of the host alone"
-        )
+    """Return the reason against upstream gradients and options that the device's operators lack (161002)."""
     if call.arguments["grad_entropy"] is not None:
         return _unsupported(
             call, ParamInvalidError, "grad_entropy: the device's operators compute the gradients without it"

@@ -170,14 +170,15 @@ def loss(
 def _linear_cross_entropy(session: Session, call: Call) -> tuple[DeviceArray | NDArray | None, ...]:
     """Compute the chain of the three operators on the rows that are not ignored; intermediate results stay there.
 
-    The losses come back to the host if they are added up or weighted, or if some rows are ignored.
+    The losses come back to the host if they are added up or weighted, or if some rows are ignored. So do the statistics
+    if outputs are requested.
     """
     a = call.arguments
     target = session.values(a["target"])
     counted = target != a["ignore_index"]
     number = int(np.count_nonzero(counted))
     rows = None if number == target.size else np.flatnonzero(counted)
-    weights = _weights(a, target, counted)
+    weights = _weights(session, a, target, counted)
     over = _denominator(a, weights, number)
     losses: DeviceArray | None = None
     statistics_of_rows: tuple[DeviceArray | None, ...] = (None, None, None)
@@ -213,15 +214,14 @@ def _linear_cross_entropy_backward(session: Session, call: Call) -> tuple[NDArra
     a = call.arguments
     target = session.values(a["target"])
     counted = target != a["ignore_index"]
-    weights = _weights(a, target, counted)
+    weights = _weights(session, a, target, counted)
+    over = _denominator(a, weights, int(np.count_nonzero(counted)))
     of_target, of_all = np.zeros((2, target.size))
-    if a["grad_loss"] is not None:
-        over = _denominator(a, weights, int(np.count_nonzero(counted)))
-        of_target[counted] = _upstream(session, a, counted, weights, over)
+    of_target[counted] = _upstream(session, a, counted, weights, over)
     if a["grad_log_prob"] is not None:
-        of_target[counted] -= a["grad_log_prob"].astype(np.float64)[counted]
+        of_target[counted] -= _numbers(session, a["grad_log_prob"])[counted]
     if a["grad_lse"] is not None:
-        of_all[counted] = a["grad_lse"].astype(np.float64)[counted]
+        of_all[counted] = _numbers(session, a["grad_lse"])[counted]
     first, second = np.flatnonzero(of_target), np.flatnonzero(of_all)
     rows = np.concatenate([first, second])
     if not rows.size:
@@ -229,7 +229,7 @@ def _linear_cross_entropy_backward(session: Session, call: Call) -> tuple[NDArra
     masked = np.arange(rows.size) >= first.size
     grad = np.concatenate([of_target[first], of_all[second]]).astype(np.float32)
     place = np.where(masked, 0, target[rows].astype(np.int64) - a["vocab_start_index"]).astype(target.dtype)
-    lse = a["lse"].astype(np.float32)[rows]
+    lse = _numbers(session, a["lse"])[rows].astype(np.float32)
     input, weight = session.put(a["input"], rows=rows), session.put(a["weight"])
     input_grad, weight_grad = gradient(session, grad, input, weight, masked, place, lse, np.ones_like(lse), None)
     keeps_input, keeps_weight = a["output_mask"]
@@ -242,10 +242,10 @@ def _sum_of_rows(
 ) -> NDArray | DeviceArray:
     """Return the sums of the gradients of two lists of rows, in their places among ``count`` rows.
 
-    Sums on the host are not yet rounded.
+    If a row is in both lists, the sums are computed on the host, and not yet rounded.
     """
-    if not second.size:
-        return session.scattered(gradients, first, count)
+    if not np.intersect1d(first, second).size:
+        return session.scattered(gradients, np.concatenate([first, second]), count)
     there = np.empty(gradients.shape, gradients.dtype)
     session.fetch([(gradients, there)])
     total = np.zeros((count, there.shape[1]))
@@ -254,19 +254,23 @@ def _sum_of_rows(
     return total
 
 
-def _weights(arguments: dict[str, Any], target: NDArray, counted: NDArray) -> NDArray | None:
+def _numbers(session: Session, array: NDArray | DeviceArray) -> NDArray:
+    """Return the values of a vector in float64."""
+    return session.values(array).astype(np.float64)
+
+
+def _weights(session: Session, arguments: dict[str, Any], target: NDArray, counted: NDArray) -> NDArray | None:
     """Return the weight of each row's loss in float64, 0 for ignored rows; None stands for no weights."""
     token, of_class = arguments["token_weight"], arguments["class_weight"]
     if token is None and of_class is None:
         return None
     weights = counted.astype(np.float64)
     if token is not None:
-        weights[counted] = token.astype(np.float64)[counted]
+        weights[counted] = _numbers(session, token)[counted]
     if of_class is not None:
         counted = counted & (weights != 0)  # a row of weight 0 adds nothing, whatever its class
-        weights[counted] *= of_class.astype(np.float64)[
-            target[counted].astype(np.int64) - arguments["vocab_start_index"]
-        ]
+        places = target[counted].astype(np.int64) - arguments["vocab_start_index"]
+        weights[counted] *= _numbers(session, of_class)[places]
     return weights
 
 

@@ -7,7 +7,9 @@ Operators of torch repair the device's differences from the contract (`quirks`),
   infinity there.
 - Q3: bools are packed. Q5: the bits of ``target_mask`` beyond the last row are cleared.
 - Q4 and Q9: targets become rows of the weight. A target outside of the weight, which the contract makes an error,
-  becomes 0, and the row's loss and ``grad`` become NaN.
+  becomes 0, and the row's loss, log-probability and ``grad`` become NaN.
+
+Losses, weights and upstream gradients are float32.
 """
 
 from __future__ import annotations
@@ -97,40 +99,123 @@ def _statistics(queue: TorchQueue, call: Call) -> Results:
     return results
 
 
+class _Rows:
+    """The rows of a loss: their targets, their weights, and the denominator of a mean.
+
+    Attributes
+    ----------
+    places : torch.Tensor
+        The row of the weight that each target stands for; 0 for ignored rows and for targets outside of the weight.
+    """
+
+    def __init__(self, call: Call):
+        torch: Any = sys.modules["torch"]
+        self._arguments = a = call.arguments
+        target, start = tensor_of(a["target"]).long(), a["vocab_start_index"]
+        places = target - start
+        self._counted = target != a["ignore_index"]
+        self._inside = (target >= start) & (places < call.dims["V"])
+        self.places = torch.where(self._inside & self._counted, places, 0)
+        self._weights = self._all_weights()
+        self._over: Any = 1.0
+        if a["reduction"] == "mean":
+            weights = self._counted if self._weights is None else self._weights
+            self._over = weights.sum().to(torch.float32) if a["denominator"] is None else a["denominator"]
+
+    def _all_weights(self) -> Any:
+        """Return the weight of each row's loss in float32, 0 for ignored rows; None stands for no weights."""
+        torch: Any = sys.modules["torch"]
+        token, of_class = self._arguments["token_weight"], self._arguments["class_weight"]
+        if token is None and of_class is None:
+            return None
+        weights = self._counted.to(torch.float32) if token is None else self.without_ignored(_float32(token))
+        if of_class is not None:  # a row of weight 0 adds nothing, whatever its class
+            weights = torch.where(weights == 0, 0, weights * _float32(of_class)[self.places])
+        return weights
+
+    def weighted(self, numbers: Any) -> Any:
+        """Multiply numbers by the weights of the rows. The result is 0 for rows of weight 0, whatever the number."""
+        if self._weights is None:
+            return numbers
+        return sys.modules["torch"].where(self._weights == 0, 0, numbers * self._weights)
+
+    def divided(self, numbers: Any, otherwise: float) -> Any:
+        """Divide numbers by the denominator. `otherwise` is the result where the denominator is 0."""
+        if isinstance(self._over, float):
+            return numbers / self._over
+        return sys.modules["torch"].where(self._over == 0, otherwise, numbers / self._over)
+
+    def upstream(self) -> Any:
+        """Return the upstream gradient of each row's loss, or one number for all rows."""
+        torch: Any = sys.modules["torch"]
+        grad = self._arguments["grad_loss"]
+        if isinstance(grad, DeviceArray):
+            grad = _float32(grad)
+        else:
+            grad = torch.full((), float(np.float32(grad)), dtype=torch.float32, device=self.places.device)
+        return self.weighted(self.divided(grad, 0))
+
+    def without_ignored(self, numbers: Any) -> Any:
+        """Return numbers of the rows, 0 for ignored rows."""
+        return sys.modules["torch"].where(self._counted, numbers, 0)
+
+    def of_targets(self, numbers: Any) -> Any:
+        """Return numbers of the rows' targets: 0 for ignored rows, NaN for targets outside of the weight."""
+        return self.without_ignored(sys.modules["torch"].where(self._inside, numbers, NAN))
+
+
+def _float32(array: DeviceArray) -> Any:
+    return tensor_of(array).to(sys.modules["torch"].float32)
+
+
 def _linear_cross_entropy(queue: TorchQueue, call: Call) -> Results:
     """Compute the chain of the three operators on all rows; the upstream gradient of ignored rows is 0."""
-    torch: Any = sys.modules["torch"]
-    a, extent = call.arguments, call.dims["V"]
-    input, weight, start = a["input"], a["weight"], a["vocab_start_index"]
-    target = tensor_of(a["target"]).long()
-    counted = target != a["ignore_index"]
-    places = target - start
-    inside = (target >= start) & (places < extent)
-    places = torch.where(inside & counted, places, 0)
-    shard = statistics(queue, input, weight, queue.array(places), 0, extent, False)
-    logits_max, sum_exp_logits, predicted, mask, masked_target, _ = shard
-    losses = tensor_of(loss(queue, logits_max, sum_exp_logits, predicted, None)[0])
-    losses = torch.where(counted, torch.where(inside, losses, NAN), 0)
-    number = counted.sum().to(torch.float32)
-    gradients: tuple[DeviceArray | None, ...] = (None, None)
-    if a["return_grad"]:
-        above = a["grad_loss"]
-        if isinstance(above, DeviceArray):
-            upstream = tensor_of(above).to(losses.dtype)
-        else:
-            upstream = losses.new_full((), float(np.float32(above)))
-        if a["reduction"] == "mean":
-            upstream = upstream / number
-        grad = torch.where(counted, torch.where(inside, upstream, NAN), 0)
-        arrays: tuple[Any, ...] = input, weight, mask, masked_target, logits_max, sum_exp_logits, None
-        gradients = gradient(queue, grad, *(None if each is None else tensor_of(each) for each in arrays))
+    a, input, weight = call.arguments, call.arguments["input"], call.arguments["weight"]
+    rows = _Rows(call)
+    shard = statistics(queue, input, weight, queue.array(rows.places), 0, call.dims["V"], False)
+    losses = tensor_of(loss(queue, shard[0], shard[1], shard[2], None)[0])
+    losses = rows.of_targets(rows.weighted(losses))
     if a["reduction"] != "none":
-        losses = losses.sum()
-    if a["reduction"] == "mean":
-        losses = losses / number
-    chosen = (each if asked else None for each, asked in zip(gradients, a["output_mask"]))
-    others = (None,) * (len(call.specs) - 3)  # a device computes calls without outputs
-    return queue.array(losses), *chosen, *others
+        losses = rows.divided(losses.sum(), NAN)
+    results: dict[str, DeviceArray] = {"loss": queue.array(losses)}
+    tensors: list[Any] = [None if each is None else tensor_of(each) for each in shard]
+    logits_max, sum_exp_logits, predicted, mask, masked_target, _ = tensors
+    if a["return_grad"]:
+        grad, input, weight = rows.of_targets(rows.upstream()), tensor_of(input), tensor_of(weight)
+        results["input_grad"], results["weight_grad"] = gradient(
+            queue, grad, input, weight, mask, masked_target, logits_max, sum_exp_logits, None
+        )
+    if a["outputs"]:
+        log_sum = sum_exp_logits.log()
+        results["lse"] = queue.array(rows.without_ignored(logits_max + log_sum))
+        results["log_prob"] = queue.array(rows.of_targets(predicted - log_sum))
+    return tuple(results.get(name) for name in call.operator.results)
+
+
+def _linear_cross_entropy_backward(queue: TorchQueue, call: Call) -> Results:
+    """Compute the gradients for upstream gradients of the loss, of the lse and of the log-probabilities.
+
+    If the lse has a gradient, there are two rows for each row of the call, as in `operators`.
+    """
+    torch: Any = sys.modules["torch"]
+    a = call.arguments
+    input, weight, lse = tensor_of(a["input"]), tensor_of(a["weight"]), _float32(a["lse"])
+    rows, count = _Rows(call), call.dims["BT"]
+    grad, places = rows.upstream(), rows.places
+    if a["grad_log_prob"] is not None:
+        grad = grad - _float32(a["grad_log_prob"])
+    grad, is_second = rows.of_targets(grad), torch.zeros_like(places, dtype=torch.bool)
+    if a["grad_lse"] is not None:
+        grad = torch.cat([grad, rows.without_ignored(_float32(a["grad_lse"]))])
+        is_second = torch.cat([is_second, ~is_second])
+        input, places, lse = (torch.cat([each, each]) for each in (input, places, lse))
+    input_grad, weight_grad = gradient(
+        queue, grad, input, weight, _packed(is_second), places, lse, torch.ones_like(lse), None
+    )
+    if a["grad_lse"] is not None:
+        first, second = tensor_of(input_grad).to(torch.float32).split(count)
+        input_grad = queue.array((first + second).to(input.dtype))
+    return input_grad, weight_grad, None
 
 
 OPERATORS: dict[str, Callable[[TorchQueue, Call], Results]] = {
@@ -139,4 +224,5 @@ OPERATORS: dict[str, Callable[[TorchQueue, Call], Results]] = {
     "fused_linear_online_max_sum": _statistics,
     "fused_cross_entropy_loss_with_max_sum": call_loss,
     "linear_cross_entropy": _linear_cross_entropy,
+    "linear_cross_entropy_backward": _linear_cross_entropy_backward,
 }

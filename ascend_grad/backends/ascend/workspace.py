@@ -165,8 +165,7 @@ def _linear_cross_entropy(call: Call) -> list[Stage]:
 
 def _linear_cross_entropy_backward(call: Call) -> list[Stage]:
     a = call.arguments
-    has_targets = a["grad_loss"] is not None or a["grad_log_prob"] is not None
-    count = call.dims["BT"] * (1 + (has_targets and a["grad_lse"] is not None))
+    count = call.dims["BT"] * (1 if a["grad_lse"] is None else 2)
     vector, weight, target = Described((count,), FLOAT32), _described(a["weight"]), _described(a["target"])
     assert target is not None
     input = Described((count, call.dims["H"]), arrays.native(a["input"].dtype))
