@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,8 +60,13 @@ def measure(case: LinearCase, num_threads: int, sides: Sides = SIDES) -> Row[Lin
     return Row(case, seconds, max(0.0, others))
 
 
-def in_turn(calls: dict[str, Call], first: dict[str, float]) -> dict[str, float]:
-    """Return the median seconds per call of every side. ``first`` has the seconds of the sides' first calls."""
+def in_turn(
+    calls: dict[str, Call], first: dict[str, float], of_turns: Callable[[list[float]], float] = statistics.median
+) -> dict[str, float]:
+    """Return the median seconds per call of every side, or what ``of_turns`` makes of the seconds of all turns.
+
+    ``first`` has the seconds of the sides' first calls.
+    """
     times: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(TURNS):
         for name, call in calls.items():
@@ -71,7 +77,7 @@ def in_turn(calls: dict[str, Call], first: dict[str, float]) -> dict[str, float]
                 times[name].append(timing.timed(call, 1))
             else:
                 times[name].append(timing.timed(call, max(1, round(LOOP / timing.warm_up(call)))))
-    return {name: statistics.median(measured) for name, measured in times.items()}
+    return {name: of_turns(measured) for name, measured in times.items()}
 
 
 def _first_calls(case: LinearCase, calls: dict[str, Call], results: tuple[np.ndarray, ...]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Timing of the two calls of a case of a linear layer, in turn in one run; medians count.
+"""Timing of the two calls of a case of a linear layer, in turn in one run; the least time of each counts.
 
 Losses of logits are timed as random problems are, in `bench.grid.measure`.
 """
@@ -29,6 +29,7 @@ def measure(case: RelativeCase, num_threads: int) -> Row[RelativeCase]:
             raise timing.DisagreementError(f"{case.other} computes other values than {case.operator}")
         del results
         start, others = time.perf_counter(), seconds_of_others()
-        seconds = in_turn(calls, first)
+        # The two calls differ by less than other work on the machine disturbs one of them.
+        seconds = in_turn(calls, first, min)
         others = (seconds_of_others() - others) / (time.perf_counter() - start)
     return Row(case, seconds, max(0.0, others))
