@@ -41,10 +41,11 @@ SHARED_UTILITY = "ascend_grad._cyutility"
 # -g0 overrides the flags of Python itself, whose debugging information would be most of the size.
 COMPILE_ARGS = ["-g0", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fvisibility=hidden"]
 
-# Cython's code runs once per call or task. With -O3 it would take a fifth longer to compile, and not be faster. It holds the
-# loops that copy strided elements, though, which GCC vectorises with -O2 only by this cost model: they are two to four times
-# as fast then. Clang ignores the flag, and vectorises loops.
-CYTHON_ARGS = ["-O2", "-fvect-cost-model=dynamic"]
+# Cython's code runs once per call or task. With -O3 it would take a fifth longer to compile, and not be faster. It
+# holds the loops that copy strided elements, though, which GCC vectorises at -O2 only with the cost model of -O3: they
+# are two to four times as fast then. Clang lacks the flag, and vectorises loops at -O2.
+CYTHON_ARGS = ["-O2"]
+VECTORISE = "-fvect-cost-model=dynamic"
 
 # Macros of all files. Modules only declare the kernels, which are compiled separately (AG_KERNEL_LANES, foreach_isa.h).
 MACROS = [("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")]
@@ -181,10 +182,13 @@ class BuildExt(build_ext):
         if failure := self.probe(PLAIN_PROBE, []):
             raise SystemExit(NO_COMPILER.format(failure))
         compile_args, link_args = self.arguments()
+        cython_args = [*CYTHON_ARGS, *compile_args]
+        if not self.probe(PLAIN_PROBE, [VECTORISE]):
+            cython_args.insert(1, VECTORISE)
         # The recipe is a file with all settings of the build. All modules depend on it, and are rebuilt if it changes.
         recipe = Path("build", "recipe.txt")
         versions = f"Cython {Cython.__version__}, NumPy {numpy.__version__}"
-        arguments = f"{CYTHON_ARGS} {KERNELS} {compile_args} {link_args}"
+        arguments = f"{cython_args} {KERNELS} {compile_args} {link_args}"
         text = f"{versions} {self.compiler.compiler_so} {MACROS} {DIRECTIVES} {arguments}\n"
         changed = not recipe.exists() or recipe.read_text() != text
 
@@ -206,7 +210,7 @@ class BuildExt(build_ext):
             extension.depends = [*map(str, sorted(reads)), str(recipe)]
             extension.define_macros = [*MACROS, ("AG_KERNEL_LANES", "0")]
             extension.include_dirs = ["include", numpy.get_include()]
-            extension.extra_compile_args = [*CYTHON_ARGS, *compile_args]
+            extension.extra_compile_args = cython_args
             extension.extra_link_args = link_args
         if outdated:
             cythonize(

@@ -701,8 +701,8 @@ def test_several_targets_take_little_memory_per_thread(shape, dim, K):
         x = np.zeros(shape, dtype)
         given = {} if out is None else {"out": np.empty(shape, out)}
         size = ag.workspace_size("cross_entropy", x, target, dim, target_prob=prob, num_threads=1, **given)
-        # Targets are copied, and probabilities converted to float64. Losses of rows are float64, too. The targets of one
-        # row have to fit, however many they are.
+        # Targets are copied, and probabilities converted to float64. Losses of rows are float64, too. The targets of
+        # one row have to fit, however many they are.
         assert size < 16 * rows * K + 8 * rows + (3 << 20) + 110 * K
 
 
