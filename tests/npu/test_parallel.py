@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import socket
 import subprocess
@@ -60,7 +61,9 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
         subprocess.Popen(
             [sys.executable, "-W", "error", script, folder, home, str(rank), str(end.fileno())],
             pass_fds=[end.fileno()],
-            env={
+            # An emulated Python needs the variables of the emulator.
+            env={name: value for name, value in os.environ.items() if name.startswith("QEMU_")}
+            | {
                 "PATH": "/usr/bin:/bin",
                 "PYTHONPATH": str(Path(__file__).parents[1] / "support"),
                 "ASCEND_HOME_PATH": str(home),
