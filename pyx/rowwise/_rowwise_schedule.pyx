@@ -49,6 +49,7 @@ from ascend_grad._rowwise_plan cimport (
     is_forward,
     is_loss,
     make_plan,
+    offset_of,
     row_pitch,
     tile_at,
 )
@@ -475,11 +476,7 @@ cdef void copy_elements(
         for i in range(axis + 1, axes.count):
             rest //= axes.shape[i]
             dims[i - axis].length, dims[i - axis].from_, dims[i - axis].to = axes.shape[i], axes.strides[i], rest * row_step
-        at = operand.data + k * operand.dim_stride
-        for i in range(axis, 0, -1):
-            at += index % axes.shape[i] * axes.strides[i]
-            index //= axes.shape[i]
-        at += index * axes.strides[0]
+        at = operand.data + k * operand.dim_stride + offset_of(&s.p, operand, row)
         rows = whole * dims[0].length
         copy_box(s, operand, at, dense + (row - begin) * row_step, dims, axes.count - axis, elements, to_operand)
         row += rows

@@ -167,7 +167,7 @@ def test_losses_of_single_rows(ignored, device):
 
 @pytest.mark.parametrize("names", [("grad_lse",), ("grad_log_prob",), ("grad_lse", "grad_log_prob")], ids=str)
 def test_gradients_of_outputs(names, device):
-    """Gradients stay on the device, unless the host has to add up those of the lse and of the log-probabilities."""
+    """Gradients stay on the device, unless the host has to add up gradients of the lse and of the log-probabilities."""
     input, weight, target, _ = chain_arguments()
     there = {"input": npu.asarray(input), "weight": npu.asarray(weight), "target": npu.asarray(target)}
     vectors = {name: np.linspace(1, 2, target.size, dtype=np.float32) for name in ("lse", *names)}

@@ -48,8 +48,8 @@ static void K(tiles)(const ag_linear_block *b, ag_linear_source source, ag_linea
     K(end_task)();
 }
 
-/* Merge the moments, deficits and weights of a block's panels into those of row i of the chunk, whose new maximum is
- * `largest`. */
+/* Merge moment, deficit and weight of a block's panels into the moment, deficit and weight of row i of the chunk. The new
+ * maximum of the row is `largest`. */
 static void K(merge_moments)(const ag_linear_block *b, ptrdiff_t i, acc_t largest)
 {
     const ptrdiff_t rows = K(padded_rows)(b), panels = (b->vocab.size + NR - 1) / NR, number = b->chunk.row_numbers[i];
