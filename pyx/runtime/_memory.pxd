@@ -52,6 +52,7 @@ cdef inline char *aligned(char *memory) noexcept nogil:
     return memory + (ALIGNMENT - <uintptr_t>memory % ALIGNMENT) % ALIGNMENT
 
 
+cdef void advise_huge_pages(char *memory, Py_ssize_t nbytes) noexcept nogil
 cdef char *allocate(Py_ssize_t nbytes) noexcept nogil
 cdef void release(char *memory, Py_ssize_t nbytes) noexcept nogil
 cdef cnp.ndarray workspace(Py_ssize_t nbytes)

@@ -90,6 +90,16 @@ cdef void *map_huge_pages(size_t length) noexcept nogil:
     return start + before
 
 
+cdef void advise_huge_pages(char *memory, Py_ssize_t nbytes) noexcept nogil:
+    """Advise huge pages for memory of `HUGE_THRESHOLD` bytes and more that somebody else has allocated."""
+    if <size_t>nbytes < _threshold:
+        return
+    # Advise whole huge pages only, so that no other memory is meant.
+    cdef size_t before = (HUGE_PAGE - <uintptr_t>memory % HUGE_PAGE) % HUGE_PAGE
+    if <size_t>nbytes > before:
+        madvise(memory + before, (<size_t>nbytes - before) // HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE)
+
+
 cdef char *allocate(Py_ssize_t nbytes) noexcept nogil:
     """Return memory at an aligned address, or NULL, for callers without the interpreter's lock, which `release` it."""
     if <size_t>nbytes >= _threshold:

@@ -114,6 +114,7 @@ cdef const char *MEMORY
 cdef int dtype_of(const ag_xla_buffer *buffer) noexcept nogil
 cdef const ag_xla_buffer *buffer_of(const ag_xla_values *values, int64_t i) noexcept nogil
 cdef bint describe_buffer(BufferView *to, const ag_xla_buffer *buffer) noexcept nogil
+cdef void advise_results(const ag_xla_call_frame *frame) noexcept nogil
 cdef bint is_text(const ag_xla_span *span, const char *text) noexcept nogil
 cdef const ag_xla_span *text(const ag_xla_attrs *attrs, const char *name) noexcept nogil
 cdef const int64_t *integer(const ag_xla_attrs *attrs, const char *name) noexcept nogil

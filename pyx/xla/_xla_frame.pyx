@@ -3,6 +3,7 @@
 from libc.string cimport memcmp, strlen
 
 from ascend_grad._kernels cimport AG_BFLOAT16, AG_FLOAT16, AG_FLOAT32, AG_FLOAT64, ag_itemsize
+from ascend_grad._memory cimport advise_huge_pages
 from ascend_grad._views cimport is_addressable
 
 cdef const char *SIGNATURE = b"ascend_grad: the arguments, results or attributes fit no operator"
@@ -45,6 +46,20 @@ cdef bint describe_buffer(BufferView *to, const ag_xla_buffer *buffer) noexcept 
         to.shape[axis], to.strides[axis] = buffer.dims[axis], step
         step *= buffer.dims[axis]  # overflows only for sizes that is_addressable refuses
     return is_addressable(&to.view)
+
+
+cdef void advise_results(const ag_xla_call_frame *frame) noexcept nogil:
+    """Advise huge pages for large results, which XLA allocates without: their first touch then takes less time."""
+    cdef BufferView result
+    cdef Py_ssize_t nbytes
+    cdef int64_t i
+    cdef int axis
+    for i in range(frame.results.size):
+        if describe_buffer(&result, buffer_of(&frame.results, i)):
+            nbytes = result.view.itemsize
+            for axis in range(result.view.ndim):
+                nbytes *= result.shape[axis]
+            advise_huge_pages(result.view.data, nbytes)
 
 
 # ---- attributes ------------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from ascend_grad._xla_frame cimport (
     AG_XLA_INVALID_ARGUMENT,
     INT32,
     INT64,
+    advise_results,
     ag_xla_values,
     buffer_of,
     dtype_of,
@@ -48,6 +49,7 @@ cdef ag_xla_error *answer(ag_xla_call_frame *frame, Compute compute) noexcept no
     if is_question(frame):
         return NULL
     mode = ag_fpenv_enter()
+    advise_results(frame)
     error = compute(frame)
     ag_fpenv_leave(mode)
     return error

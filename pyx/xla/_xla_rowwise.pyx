@@ -19,6 +19,7 @@ from ascend_grad._xla_frame cimport (
     MEMORY,
     SHAPES,
     SIGNATURE,
+    advise_results,
     ag_xla_attrs,
     ag_xla_buffer,
     ag_xla_call_frame,
@@ -104,6 +105,7 @@ cdef ag_xla_error *compute(ag_xla_call_frame *frame) noexcept nogil:
         fits = broadcast(&mask, mask_strides, buffer_of(&frame.args, i), &out, BOOL)
     if not fits:
         return failed(frame, AG_XLA_INVALID_ARGUMENT, SHAPES)
+    advise_results(frame)
     if describe(&p, <ag_row_op>op, &a, &b, &mask, &out, out.ndim + <int>dim[0], scale[0]):
         if solve(&p, 0) != SUCCESS:
             return failed(frame, AG_XLA_RESOURCE_EXHAUSTED, MEMORY)

@@ -19,6 +19,7 @@ from xla_frames import called_by_xla
 
 import ascend_grad as ag
 import ascend_grad.jax as agj
+from ascend_grad import _memory
 
 SOURCES = Path(__file__).resolve().parents[2]
 SOFTMAXES = ("softmax", "log_softmax")
@@ -398,6 +399,29 @@ def test_any_dimension_of_masked():
         got = call(jnp.asarray(x), jnp.asarray(mask), result=result, **settings)
         turned = (np.ascontiguousarray(np.moveaxis(each, dim, -1)) for each in (x, mask))
         assert_close(got, np.moveaxis(ag.scaled_masked_softmax(*turned, 0.5), -1, dim), "float32")
+
+
+def large_result(name: str) -> jax.Array:
+    """Return a result above the size from which the library advises huge pages, of a compiled call of XLA."""
+    x = jnp.zeros((_memory.HUGE_THRESHOLD // 4096 + 600, 1024), jnp.float32)
+    if name == "softmax":
+        return jax.jit(agj.softmax)(x)
+    target = jnp.zeros(len(x), jnp.int32)
+    if name == "cross_entropy":
+        return jax.jit(jax.grad(agj.cross_entropy))(x, target)
+    return jax.jit(jax.grad(agj.linear_cross_entropy, 1))(x[:2], x, target[:2])
+
+
+@pytest.mark.parametrize("name", ["softmax", "cross_entropy", "linear_cross_entropy"])
+def test_large_results_have_huge_pages(name):
+    """Where the system has huge pages, its flags of the memory in the middle of a result have "hg"."""
+    result = large_result(name).block_until_ready()
+    middle = result.unsafe_buffer_pointer() + result.nbytes // 2
+    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    ranges = (re.match("([0-9a-f]+)-([0-9a-f]+) ", line) for line in lines)
+    next(r for r in ranges if r and int(r[1], 16) <= middle < int(r[2], 16))
+    flags = next(line for line in lines if line.startswith("VmFlags:")).split()
+    assert ("hg" in flags) == Path("/sys/kernel/mm/transparent_hugepage").exists()
 
 
 # ---- documents -------------------------------------------------------------------------------------------------------
