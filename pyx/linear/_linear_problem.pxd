@@ -139,7 +139,24 @@ cdef inline bint is_active(const Rows *rows, Py_ssize_t i, int acc_size) noexcep
     return not (rows.can_ignore and target_of(rows, i) == rows.ignored)
 
 
-cdef int64_t entry_of_row(const Rows *rows, Py_ssize_t i) noexcept nogil
+cdef inline bint is_masked(const Rows *rows, Py_ssize_t i) noexcept nogil:
+    if rows.mask == NULL:
+        return False
+    return (rows.mask[i // 8] >> (i % 8)) & 1 if rows.is_packed else rows.mask[i]
+
+
+cdef inline int64_t entry_of_row(const Rows *rows, Py_ssize_t i) noexcept nogil:
+    """Return the vocabulary entry of row i, its row of weight, or -1 for none."""
+    cdef int64_t target
+    if rows.target == NULL:
+        return -1
+    target = target_of(rows, i)
+    # The difference of two signed numbers, if it is positive, fits in an unsigned number.
+    if is_masked(rows, i) or target < rows.start or <uint64_t>target - <uint64_t>rows.start >= <uint64_t>rows.size:
+        return -1
+    return target - rows.start
+
+
 cdef int count_active_rows(Rows *rows, int acc_size, double *last_check) except -1 nogil
 cdef Py_ssize_t select_rows(
     const Rows *rows, Py_ssize_t *next, Py_ssize_t end, Py_ssize_t n, Py_ssize_t most, int acc_size,

@@ -106,24 +106,6 @@ cdef void copy_to_accumulators(void *to, const double *values, Py_ssize_t n, bin
 
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
-cdef inline bint is_masked(const Rows *rows, Py_ssize_t i) noexcept nogil:
-    if rows.mask == NULL:
-        return False
-    return (rows.mask[i // 8] >> (i % 8)) & 1 if rows.is_packed else rows.mask[i]
-
-
-cdef int64_t entry_of_row(const Rows *rows, Py_ssize_t i) noexcept nogil:
-    """Return the vocabulary entry of row i, its row of weight, or -1 for none."""
-    cdef int64_t target
-    if rows.target == NULL:
-        return -1
-    target = target_of(rows, i)
-    # The difference of two signed numbers, if it is positive, fits in an unsigned number.
-    if is_masked(rows, i) or target < rows.start or <uint64_t>target - <uint64_t>rows.start >= <uint64_t>rows.size:
-        return -1
-    return target - rows.start
-
-
 cdef int count_active_rows(Rows *rows, int acc_size, double *last_check) except -1 nogil:
     """Count the active rows. `last_check` NULL: signals are not checked."""
     cdef Py_ssize_t i

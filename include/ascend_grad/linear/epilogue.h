@@ -232,7 +232,7 @@ static void K(store_max_sum)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_
         /* Exponentials relative to -inf would be NaN, although another panel may hold finite logits. */
         const V shift = V_(set1)(max == (acc_t)-INFINITY ? 0 : max);
         for (int j = 0; j < NV; j++) total += V_(exp)(x[j] - shift);
-        const acc_t sum = K(reduce_sum)(total);
+        const acc_t sum = V_(reduce_sum)(total);
         if (sum != sum) {
             /* A NaN among the logits makes the maximum NaN. An infinite logit makes the sum alone NaN. */
             for (ptrdiff_t c = 0; c < columns; c++) max = row[c] != row[c] ? row[c] : max;

@@ -10,17 +10,6 @@ static ptrdiff_t K(first_maximum)(const acc_t *row, ptrdiff_t n, acc_t max)
     return 0;
 }
 
-/* Return the sum of the lanes, adding the upper half to the lower one at each step. */
-AG_INLINE acc_t K(reduce_sum)(V v)
-{
-    acc_t lane[VL];
-    V_(store)(lane, v);
-    for (int half = VL / 2; half > 0; half /= 2) {
-        for (int i = 0; i < half; i++) lane[i] += lane[i + half];
-    }
-    return lane[0];
-}
-
 /* Load n values, or a whole vector if n is larger. Whole vectors have a path of their own, as partial loads are slow without
  * masks. */
 AG_INLINE V K(load_some)(const void *p, ptrdiff_t n) { return n < VL ? V_(load_partial)(p, n) : V_(load)(p); }
@@ -72,7 +61,7 @@ static double K(rest_of_row)(const acc_t *row, ptrdiff_t n, acc_t max, acc_t sum
         if (at >= c && at < c + VL) lane[at - c] = (acc_t)-INFINITY;
         total += V_(first)(n - c < VL ? n - c : VL, V_(exp)(V_(load)(lane) - V_(set1)(max)), (V){0});
     }
-    return (double)K(reduce_sum)(total);
+    return (double)V_(reduce_sum)(total);
 }
 
 /* Compute ag_more of n logits, from vocabulary entry `first` of the block on, relative to their maximum; all fields but argmax
@@ -94,8 +83,8 @@ static void K(more_of_row)(const ag_linear_block *b, const acc_t *row, ptrdiff_t
             deficit += V_(first)(left, V_(select)(w == 0, zero, w * (shift - z)), zero);
             weight += V_(first)(left, w, zero);
         }
-        to->moment += (double)K(reduce_sum)(moment), to->deficit += (double)K(reduce_sum)(deficit);
-        to->weight += (double)K(reduce_sum)(weight);
+        to->moment += (double)V_(reduce_sum)(moment), to->deficit += (double)V_(reduce_sum)(deficit);
+        to->weight += (double)V_(reduce_sum)(weight);
     }
     to->argmax = b->vocab.start + first;
     if (!(max <= before)) to->argmax += K(first_maximum)(row, n, max);

@@ -76,7 +76,7 @@ static void K(tile_to_max_sum)(const ag_linear_block *b, const void *tile, void 
             }
             total += part;
         }
-        const acc_t added = K(reduce_sum)(total);
+        const acc_t added = V_(reduce_sum)(total);
         if (added != added) {
             /* A NaN among the logits makes the maximum NaN. An infinite logit makes the sum alone NaN. */
             for (ptrdiff_t c = 0; c < b->vocab.size; c++) now = row[c] != row[c] ? row[c] : now;

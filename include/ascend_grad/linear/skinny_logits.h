@@ -235,15 +235,7 @@ AG_INLINE void K(dot_panel)(const int nr, const char *const *resident, const ele
         for (int j = 0; j < NV; j++) {
             const ptrdiff_t there = count - j * VL;
             acc_t *const to = p + r * pitch + j * VL;
-            if (there >= VL) {
-                V_(store)(to, sum[r][j]);
-            } else {
-                acc_t values[VL];
-                V_(store)(values, sum[r][j]);
-                for (int i = 0; i < VL - 1; i++) { /* compilers cannot tell that `there` is less than VL */
-                    if (i < there) to[i] = values[i];
-                }
-            }
+            if (there > 0) K(store_some)(to, sum[r][j], there);
         }
     }
 }

@@ -48,7 +48,7 @@ static void K(tile_to_top_k)(const ag_linear_block *b, const void *tile)
             const double carried = K(rescaled)(ag_sum_total(*rest), before, shift, scale);
             rest->sum = carried, rest->compensation = 0;
         }
-        ag_sum_add(rest, (double)K(reduce_sum)(total));
+        ag_sum_add(rest, (double)V_(reduce_sum)(total));
         const acc_t floor = K(floor_of_row)(&b->top_k, number);
         if (K(enters)(values, k, floor, max)) {
             K(insert_row)(values, b->top_k.indices + number * k, k, floor, row, n, b->vocab.start);

@@ -86,7 +86,7 @@ static void K(store_top_k)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t 
         const V shift = V_(set1)(max == (acc_t)-INFINITY ? 0 : max);
         for (int j = 0; j < NV; j++) total += V_(exp)((x[j] - shift) * scale);
         ((acc_t *)b->packed.panel_max)[panel * rows + i] = max;
-        ((acc_t *)b->packed.panel_sum)[panel * rows + i] = K(reduce_sum)(total);
+        ((acc_t *)b->packed.panel_sum)[panel * rows + i] = V_(reduce_sum)(total);
         if (max > smallest) {
             for (int j = 0; j < NV; j++) V_(store)(to + j * VL, x[j]);
         }
@@ -105,7 +105,7 @@ static acc_t K(rest_of_panel)(const acc_t *row, acc_t max, acc_t scale)
     }
     each[first] = 0;
     for (int j = 0; j < NV; j++) total += V_(load)(each + j * VL);
-    return K(reduce_sum)(total);
+    return V_(reduce_sum)(total);
 }
 
 /* Merge the panels of a block, of which store_top_k stored the statistics and some logits, into the lists and sums of rows

@@ -33,6 +33,7 @@
 #define v_f32_widen AG_ISA_NAME(ag_v_f32_widen)
 #define v_f32_narrow AG_ISA_NAME(ag_v_f32_narrow)
 #define v_f32_reduce_max AG_ISA_NAME(ag_v_f32_reduce_max)
+#define v_f32_reduce_sum AG_ISA_NAME(ag_v_f32_reduce_sum)
 #define v_f32_exp AG_ISA_NAME(ag_v_f32_exp)
 #define v_f32_tanh AG_ISA_NAME(ag_v_f32_tanh)
 #define v_f32_mask AG_ISA_NAME(ag_v_f32_mask)

@@ -202,6 +202,25 @@ AG_INLINE f32v v_f32_narrow(f64v low, f64v high)
 #endif
 }
 
+AG_INLINE float v_f32_reduce_sum(f32v v)
+{
+#if AG_IS_AVX512
+    const __m256 eight = _mm512_castps512_ps256(v) + _mm512_extractf32x8_ps(v, 1);
+    const __m128 four = _mm256_castps256_ps128(eight) + _mm256_extractf128_ps(eight, 1);
+    const __m128 two = four + _mm_movehl_ps(four, four);
+    return two[0] + two[1];
+#elif AG_IS_AVX2
+    const __m128 four = _mm256_castps256_ps128(v) + _mm256_extractf128_ps(v, 1);
+    const __m128 two = four + _mm_movehl_ps(four, four);
+    return two[0] + two[1];
+#else
+    for (int half = AG_LANES / 2; half > 0; half /= 2) {
+        for (int i = 0; i < half; i++) v[i] += v[i + half];
+    }
+    return v[0];
+#endif
+}
+
 AG_INLINE double v_f64_reduce_sum(f64v v)
 {
 #if AG_IS_AVX512
