@@ -69,7 +69,7 @@ def target_weights(targets: Targets, terms: Terms) -> NDArray:
     return np.where(targets.entries < 0, 0, weights)
 
 
-def _weighted(weight: NDArray, values: NDArray) -> NDArray:
+def _weighted(weight: NDArray, values: NDArray | float) -> NDArray:
     """Return products, where a weight of 0 gives 0 whatever the value is."""
     return np.where(weight == 0, 0, weight * values)
 
@@ -89,8 +89,10 @@ def losses(row: RowStatistics, targets: Targets, terms: Terms) -> tuple[NDArray,
     if terms.label_smoothing:
         smoothed = terms.class_weight.sum() * row.log_sum + deficit(row, terms.class_weight)
         loss = loss + terms.label_smoothing / row.distance.shape[-1] * smoothed
-    square = terms.lse_square_scale * row.lse**2 if terms.lse_square_scale else np.zeros_like(loss)
-    return _weighted(terms.token_weight, loss), _weighted(terms.token_weight, square)
+    loss = _weighted(terms.token_weight, loss)
+    if not terms.lse_square_scale:
+        return loss, np.zeros_like(loss)
+    return loss, _weighted(terms.token_weight, terms.lse_square_scale * row.lse**2)
 
 
 def gradient(
@@ -109,14 +111,14 @@ def gradient(
     belong to `lse`, the log-probability of the only target, and the entropy.
     """
     rows, vocabulary = row.distance.shape
-    scaled = grad_loss * terms.token_weight
+    scaled = _weighted(grad_loss, terms.token_weight)
     # log p_t = z_t - lse, so its gradient is one_hot - p. Rows with an upstream gradient of it have one target.
-    weights = scaled[:, None] * target_weights(targets, terms) - np.reshape(grad_log_prob, (-1, 1))
+    weights = _weighted(scaled[:, None], target_weights(targets, terms)) - np.reshape(grad_log_prob, (-1, 1))
     smoothing = scaled * terms.label_smoothing / (terms.vocabulary or vocabulary)
     class_sum = terms.class_weight.sum() if terms.class_sum is None else terms.class_sum
-    a = weights.sum(axis=-1) + (smoothing * class_sum if terms.label_smoothing else 0.0) + grad_lse
+    a = weights.sum(axis=-1) + _weighted(smoothing, class_sum) + grad_lse
     if terms.lse_square_scale:
-        a = a + 2 * grad_square * terms.token_weight * terms.lse_square_scale * row.lse
+        a = a + 2 * _weighted(grad_square, terms.token_weight) * terms.lse_square_scale * row.lse
     b = np.broadcast_to(-np.asarray(grad_entropy, np.float64), rows)
 
     one_hot = np.zeros((rows, vocabulary))
@@ -129,5 +131,5 @@ def gradient(
     if np.any(b):
         result += b[:, None] * _weighted(p, (row.moment / (1 + row.rest))[:, None] - row.distance)
     if terms.label_smoothing:
-        result -= smoothing[:, None] * terms.class_weight
+        result -= _weighted(smoothing[:, None], terms.class_weight)
     return result

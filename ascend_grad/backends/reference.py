@@ -232,7 +232,8 @@ class _Loss:
             # The gradient of the loss is the last factor, so that an infinite one leaves no differences of infinities.
             ones = np.ones(rows.size)
             p = loss_reference.gradient(row, targets, terms._replace(token_weight=ones), ones, nothing)
-            p *= (grad * terms.token_weight / self.over if self.over else nothing)[:, None]
+            scaled = np.where(grad == 0, 0, grad * terms.token_weight)
+            p *= (scaled / self.over if self.over else nothing)[:, None]
         else:
             of_loss = grad / self.over if self.over else nothing
             of_square = grad / self.over_square if self.over_square else nothing

@@ -254,19 +254,20 @@ cdef int set_denominators(Loss *x, double *last_check) except -1 nogil:
 
 cdef double set_grad_of_row(Loss *x, Py_ssize_t i) noexcept nogil:
     """Set the upstream gradients of an active row, and return what `Rows.grad` holds of it."""
-    cdef double weight = weight_of(x, i), grad = 0
+    cdef double weight = weight_of(x, i), arriving = x.grad_loss[i if x.has_grad_for_each_row else 0], grad = 0
     cdef ag_loss_row *row
-    if weight != 0 and x.denominators[0] != 0:
-        grad = x.grad_loss[i if x.has_grad_for_each_row else 0] / x.denominators[0]
+    # A row of weight 0 has no gradient, whatever arrives. Neither has a row at which 0 arrives, whatever its weight.
+    cdef bint is_present = weight != 0 and arriving != 0
+    if is_present and x.denominators[0] != 0:
+        grad = arriving / x.denominators[0]
         if x.p.rows.token_weight != NULL:
             grad *= weight
     if not x.p.is_general:
         return grad
     row = &x.p.loss_rows[i]
     row.grad_loss = grad
-    if weight != 0 and x.lse_square_scale != 0 and x.denominators[1] != 0:
-        row.grad_square = x.grad_loss[i if x.has_grad_for_each_row else 0] * weight * x.lse_square_scale
-        row.grad_square /= x.denominators[1]
+    if is_present and x.lse_square_scale != 0 and x.denominators[1] != 0:
+        row.grad_square = arriving * weight * x.lse_square_scale / x.denominators[1]
     row.grad_lse, row.grad_log_prob, row.grad_entropy = at(x.grad_lse, i), at(x.grad_log_prob, i), at(x.grad_entropy, i)
     return row.grad_loss != 0 or row.grad_square != 0 or row.grad_lse != 0 or row.grad_log_prob != 0 or row.grad_entropy != 0
 
@@ -313,6 +314,9 @@ cdef void set_given_statistics(Loss *x, Py_ssize_t i, bint is_double) noexcept n
     set_number(x.p.logits_max, i, is_double, maximum)
     set_number(x.p.sum_exp, i, is_double, 1 + rest)
     targets.entries, targets.weights = targets.entries + i * targets.count, targets.weights + i * targets.count
+    if x.p.loss_rows[i].grad_loss == 0:
+        # Without an upstream gradient of the loss no target counts, even if its weight is infinite.
+        memset(<void *>targets.weights, 0, targets.count * sizeof(double))
     ag_loss_row_finish(
         &x.p.loss_rows[i], &targets, x.p.target_logits + i * targets.count, maximum, rest, x.p.label_smoothing, vocab,
         x.p.class_weight, x.p.class_sum
@@ -517,7 +521,7 @@ cdef int sum_losses(Loss *x, Total *cross_entropy, Total *square, double *last_c
                 else:
                     loss = loss_of_row(&x.p, i)
                 if x.p.rows.token_weight != NULL:
-                    loss, squared = weight * loss, weight * squared
+                    loss, squared = weight * loss, weight * squared if squared != 0 else 0
             if x.reduction == REDUCTION_NONE:
                 set_number(x.loss, i, is_double, loss + squared)
             add_loss(cross_entropy, loss)

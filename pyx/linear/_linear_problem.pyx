@@ -1,6 +1,6 @@
 """Linear problems as the kernels see them: matrices, and the active rows of a call."""
 
-from libc.stdint cimport int64_t, uint64_t, uintptr_t
+from libc.stdint cimport uintptr_t
 from libc.string cimport memset
 
 from ascend_grad cimport _cpu, _tasks

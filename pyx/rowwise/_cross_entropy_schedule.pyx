@@ -348,7 +348,7 @@ cdef void finish_row(CrossEntropy *x, Py_ssize_t i, Rows *r) noexcept nogil:
     if token_weight == 0:
         set_loss(x, number, 0, 0)
     else:
-        set_loss(x, number, token_weight * loss, token_weight * square)
+        set_loss(x, number, token_weight * loss, token_weight * square if square != 0 else 0)
     set_result(x, x.lse, number, lse)
     set_result(x, x.log_prob, number, targets[0] - r.log_sum[i])
     if x.entropy != NULL:

@@ -182,6 +182,41 @@ def test_a_row_without_gradients_is_absent_beside_an_infinite_weight(backend):
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("weight", [np.inf, np.nan])
+@pytest.mark.parametrize("more", [{}, {"label_smoothing": 0.1, "lse_square_scale": 0.1}])
+def test_a_loss_at_which_0_arrives_has_no_gradient_whatever_its_weight(weight, more, backend):
+    random = generator("weights without gradient")
+    arguments = {"input": random.standard_normal((3, 4)), "weight": random.standard_normal((5, 4)), **more}
+    arguments |= {"target": np.array([0, 1, 2]), "reduction": "none", "backend": backend}
+    for name, size in (("token_weight", 3), ("class_weight", 5)):
+        if name == "class_weight" and more:
+            continue  # smoothing adds the weights of all classes to each row
+        weights = [np.where(np.arange(size) == 0, first, 1.0) for first in (weight, 1)]
+        found, right = (ag.linear_cross_entropy(**arguments, **{name: each}, grad_loss=[0.0, 1, 1]) for each in weights)
+        assert_identical(found.input_grad, right.input_grad)
+        assert_identical(found.weight_grad, right.weight_grad)
+        assert_identical(found.loss[1:], right.loss[1:])
+        arguments["lse"] = np.ones(3)
+        for grad_loss in (None, np.array([0.0, 1.0, 1.0])):
+            upstream = {"grad_loss": grad_loss, "grad_lse": np.ones(3), "grad_log_prob": np.ones(3)}
+            found, right = (
+                ag.linear_cross_entropy_backward(**arguments, **upstream, **{name: each}) for each in weights
+            )
+            assert np.isfinite(found.weight_grad).all()
+            assert_identical(found.input_grad, right.input_grad)
+        del arguments["lse"]
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("more", [{}, {"return_grad": False}, {"outputs": ("lse",)}, {"grad_loss": [0.0, 1.0]}])
+def test_an_infinite_token_weight_makes_an_infinite_loss(more, backend):
+    x, target, weights = np.eye(2, 3), np.array([0, 1]), np.array([np.inf, 1])
+    options = {"reduction": "none", "token_weight": weights, "backend": backend} | more
+    assert ag.cross_entropy(x, target, **options).loss[0] == np.inf
+    assert ag.linear_cross_entropy(x, np.eye(3), target, **options).loss[0] == np.inf
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_weights_of_no_classes(backend):
     """Without vocabulary entries all rows are ignored, with class weights, too."""
     arguments = {"target": np.full(3, -100), "class_weight": np.ones(0), "backend": backend}

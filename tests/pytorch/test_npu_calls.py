@@ -278,6 +278,35 @@ def test_targets_outside_of_the_vocabulary_make_nan(wrong: int, reduction: str):
         assert np.isnan(values(gradients[1])).all()
 
 
+@pytest.mark.parametrize("extents", [(130, 0), (0, 4), (0, 0)])
+@pytest.mark.parametrize("wrong", [500, -5, -(2**63)])
+def test_targets_outside_of_a_weight_without_elements_make_nan(wrong: int, extents: tuple[int, int]):
+    extent, hidden = extents
+    x, w = np.zeros((3, hidden), np.float16), np.zeros((extent, hidden), np.float16)
+    target = np.array([3 if extent else -100, wrong, -100])
+    outputs = {"outputs": ("lse", "log_prob"), "class_weight": np.arange(extent, dtype=np.float32)}
+    for reduction, isnan in (("none", [False, True, False]), ("sum", True), ("mean", True)):
+        loss, *gradients, lse, log_prob = on_tensors(WHOLE, [x, w, target], outputs | {"reduction": reduction})
+        assert np.isnan(values(loss)).tolist() == isnan
+        assert np.isnan(values(log_prob)).tolist() == [False, True, False]
+        assert values(lse)[1] == (np.float32(np.log(extent)) if extent else -np.inf)
+        options = {"reduction": reduction, "lse": np.ones(3, np.float32), "grad_lse": np.ones(3, np.float32)}
+        for input_grad, weight_grad in (gradients, on_tensors(BACKWARD, [x, w, target], options)):
+            assert values(weight_grad).shape == w.shape
+            assert np.isnan(values(input_grad)).tolist() == np.full((3, hidden), [[False], [True], [False]]).tolist()
+    ones, mask = np.ones(3, np.float32), np.array([not extent, False, True])
+    statistics = {"logits_max": ones, "sum_exp_logits": ones}
+    input_grad, _ = on_tensors(GRADIENT, [ones, x, w, mask, target], statistics)
+    assert np.isnan(values(input_grad)).tolist() == np.full((3, hidden), [[False], [True], [False]]).tolist()
+
+
+@pytest.mark.parametrize("number", [1e300, 1e-46])
+def test_a_gradient_and_a_denominator_beyond_float32(number: float):
+    _, named = arguments_of(WHOLE, reduction="mean")
+    rights = results_of(ag.linear_cross_entropy(**named | {"grad_loss": 1.0, "denominator": 1.0}, backend="npu"))
+    assert_results(on_tensors(WHOLE, [], named | {"grad_loss": number, "denominator": number})[1:], rights[1:])
+
+
 def test_bits_beyond_the_last_row_are_cleared():
     _, named = arguments_of(STATISTICS)
     named["target"] = np.full_like(named["target"], -5)

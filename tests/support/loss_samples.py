@@ -153,6 +153,12 @@ def unusual_losses(dtype: str) -> Iterator[dict]:
         classes[2:] = np.inf  # rows of weight 0 alone have these targets
         for reduction in ("mean", "sum"):
             yield arguments | {"reduction": reduction, "class_weight": classes}
+    # Rows of infinite weight, at which 0 arrives
+    grad = np.where(plain["target"] == 100, 0, 0.5)
+    for weights in (np.where(grad == 0, np.inf, 1), np.where(grad == 0, np.nan, 1)):
+        yield plain | {"reduction": "none", "grad_loss": grad, "token_weight": weights}
+    classes = np.where(np.arange(SHAPE_OF_DEVICE.V) == 0, np.inf, 1)
+    yield plain | {"reduction": "none", "grad_loss": grad, "class_weight": classes}
     yield plain | {"class_weight": np.zeros(SHAPE_OF_DEVICE.V)}
     yield plain | {"target": np.full(count, -7), "token_weight": nothing + 1}
     yield plain | {"target": np.full(count, -7), "denominator": 2.0}

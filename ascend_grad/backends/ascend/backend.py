@@ -116,7 +116,7 @@ def _from_tensors(call: Call) -> tuple[DeviceArray | None, ...]:
     """Compute a call on tensors, whose results are tensors; the work is on torch's current stream on return."""
     first = call.arrays[0]
     assert isinstance(first, torch_npu.TensorArray)
-    values = _empty(call) if quirks.is_empty(call) else None
+    values = tensor_operators.without_elements(call, _empty) if quirks.is_empty(call) else None
     with torch_npu.on_current_stream(first.device, is_deterministic=determinism.is_asked_for(call)) as here:
         if values is not None:
             places: Any = call.outs

@@ -329,7 +329,7 @@ def _upstream(
     of_rows = (np.broadcast_to(values, counted.shape)[counted]).astype(np.float64)
     of_rows = of_rows / over if over else np.zeros_like(of_rows)
     if weights is not None:
-        of_rows = np.where(weights[counted] == 0, 0, of_rows * weights[counted])
+        of_rows = np.where((weights[counted] == 0) | (of_rows == 0), 0, of_rows * weights[counted])
     return of_rows.astype(np.float32)
 
 

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..._call import Call
 from .array import DeviceArray
@@ -88,7 +89,8 @@ def gradient(
     arrays = [None if each is None else queue.array(each) for each in tensors]
     input_grad, weight_grad = (tensor_of(each) for each in launch_gradient(queue, *arrays))
     weight_grad.masked_fill_(present.sum() == 0, 0)
-    return queue.array(torch.where(rows, input_grad, 0)), queue.array(weight_grad)
+    input_grad.masked_fill_(~rows, 0)
+    return queue.array(input_grad), queue.array(weight_grad)
 
 
 def _statistics(queue: TorchQueue, call: Call) -> Results:
@@ -148,12 +150,16 @@ class _Rows:
     def upstream(self) -> Any:
         """Return the upstream gradient of each row's loss, or one number for all rows."""
         torch: Any = sys.modules["torch"]
-        grad = self._arguments["grad_loss"]
+        grad, over = self._arguments["grad_loss"], self._over
         if isinstance(grad, DeviceArray):
-            grad = _float32(grad)
+            grad = self.divided(_float32(grad), 0)
         else:
-            grad = torch.full((), float(np.float32(grad)), dtype=torch.float32, device=self.places.device)
-        return self.weighted(self.divided(grad, 0))
+            # The quotient of two numbers of the host may lie within the range of float32, even if neither does.
+            number = np.float32(grad / over if isinstance(over, float) else grad)
+            grad = torch.full((), float(number), dtype=torch.float32, device=self.places.device)
+            grad = grad if isinstance(over, float) else self.divided(grad, 0)
+        # A gradient of 0 stays 0, whatever the weight is.
+        return torch.where(grad == 0, 0, self.weighted(grad))
 
     def without_ignored(self, numbers: Any) -> Any:
         """Return numbers of the rows, 0 for ignored rows."""
@@ -213,9 +219,43 @@ def _linear_cross_entropy_backward(queue: TorchQueue, call: Call) -> Results:
         queue, grad, input, weight, _packed(is_second), places, lse, torch.ones_like(lse), None
     )
     if a["grad_lse"] is not None:
-        first, second = tensor_of(input_grad).to(torch.float32).split(count)
-        input_grad = queue.array((first + second).to(input.dtype))
+        first, second = tensor_of(input_grad).split(count)
+        input_grad = queue.array(first + second)
     return input_grad, weight_grad, None
+
+
+def _outside(call: Call) -> NDArray:
+    """Return which rows have targets that are outside of the weight, and neither masked nor ignored."""
+    a = call.arguments
+    if call.operator.name == "fused_linear_cross_entropy_loss_grad":
+        target, mask, start = a["masked_target"].host_values(), a["target_mask"].host_values(), 0
+        present = ~mask if mask.dtype == bool else np.unpackbits(mask, count=target.size, bitorder="little") == 0
+    else:
+        target, start = a["target"].host_values(), a["vocab_start_index"]
+        present = target != a["ignore_index"]
+    return present & ~((target >= start) & (target < start + call.dims["V"]))
+
+
+def without_elements(call: Call, compute: Callable[[Call], tuple[NDArray | None, ...]]) -> tuple[NDArray | None, ...]:
+    """Compute a call without elements by a function of the host that takes no targets outside of the weight.
+
+    Rows that have such targets become NaN, as on the device.
+    """
+    if "input_grad" not in call.operator.results:
+        return compute(call)
+    a, outside = call.arguments, _outside(call)
+    if "target" in a:
+        others = {"target": np.where(outside, a["ignore_index"], a["target"].host_values().astype(np.int64))}
+    else:
+        others = {"grad": np.where(outside, np.float32(0), a["grad"].host_values())}
+    results = dict(zip(call.operator.results, compute(call.with_arguments(a | others))))
+    extent = call.dims["V"]
+    lse = np.log(extent) if extent else -np.inf
+    for name, value in {"loss": NAN, "input_grad": NAN, "log_prob": NAN, "lse": lse}.items():
+        result = results.get(name)
+        if result is not None and outside.any():
+            result[outside if result.ndim else ()] = value
+    return tuple(results.values())
 
 
 OPERATORS: dict[str, Callable[[TorchQueue, Call], Results]] = {

@@ -55,7 +55,7 @@ static AG_UNUSED void ag_loss_row_finish(ag_loss_row *row, const ag_loss_targets
     row->s = label_smoothing > 0 ? row->grad_loss * label_smoothing / (double)vocab : 0;
     row->b = -row->grad_entropy;
     /* The part of `a` that no target takes back is summed apart, since it may be tiny beside `a`. */
-    double balance = row->s * class_sum + row->grad_lse;
+    double balance = (row->s != 0 ? row->s * class_sum : 0) + row->grad_lse;
     if (row->grad_square != 0) balance += 2 * row->grad_square * ag_log_sum_exp(&statistics);
     row->a = balance + (row->kept_loss * weights - row->grad_log_prob);
     row->certain = -1, row->certain_grad = 0;
