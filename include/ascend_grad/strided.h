@@ -76,16 +76,20 @@ typedef struct {
     ptrdiff_t length, to, from;
 } ag_dim;
 
-AG_INLINE ptrdiff_t ag_total_stride(ag_dim dim)
+/* Return whether the strides of dimension x are smaller in sum than those of y. Of equal sums, the one whose strides are equal
+ * is smaller: its elements may be contiguous in source and destination, those of a broadcast dimension are not. */
+AG_INLINE int ag_has_smaller_strides(ag_dim x, ag_dim y)
 {
-    return (dim.to < 0 ? -dim.to : dim.to) + (dim.from < 0 ? -dim.from : dim.from);
+    const ptrdiff_t x_to = x.to < 0 ? -x.to : x.to, x_from = x.from < 0 ? -x.from : x.from;
+    const ptrdiff_t y_to = y.to < 0 ? -y.to : y.to, y_from = y.from < 0 ? -y.from : y.from;
+    return x_to + x_from != y_to + y_from ? x_to + x_from < y_to + y_from : x_to == x_from && y_to != y_from;
 }
 
 /* Swap two dimensions if the first one has the smaller strides. */
 AG_INLINE void ag_sort_dims(ag_dim *outer, ag_dim *inner)
 {
     const ag_dim t = *outer;
-    if (outer->length > 1 && (inner->length == 1 || ag_total_stride(*outer) < ag_total_stride(*inner))) {
+    if (outer->length > 1 && (inner->length == 1 || ag_has_smaller_strides(*outer, *inner))) {
         *outer = *inner, *inner = t;
     }
 }
