@@ -134,26 +134,44 @@ cdef object loss_of_statistics(Call call, int threads):
 
 
 #: The options of a loss that are arrays: the CPU takes them as contiguous arrays of float64.
-cdef tuple _vectors = (
+cdef frozenset _vectors = frozenset((
     "grad_loss", "token_weight", "class_weight", "target_prob", "temperature", "bias", "lse", "entropy", "grad_lse",
     "grad_log_prob", "grad_entropy"
-)
+))
+cdef cnp.ndarray _one = doubles(1.0)
 
 
 cdef dict options_of(Call call, bint with_values):
-    """Return the arguments of a call by name. With `with_values`, its vectors are of float64."""
-    cdef dict options = dict(zip(call.operator.parameters, call.values))
-    for name in _vectors:
-        if with_values and options.get(name) is not None and (name == "grad_loss" or not isinstance(options[name], float)):
-            options[name] = doubles(options[name])
+    """Return the arguments of a call that are not None, by name. With `with_values`, its vectors are of float64."""
+    cdef dict options = {}
+    cdef tuple names = call.operator.parameters
+    cdef Py_ssize_t i
+    for i, value in enumerate(call.values):
+        if value is None:
+            continue
+        if with_values and cnp.PyArray_Check(value) and names[i] in _vectors:
+            value = doubles(value)
+        options[names[i]] = value
+    if with_values and type(options.get("grad_loss")) is float:
+        options["grad_loss"] = _one if options["grad_loss"] == 1 else doubles(options["grad_loss"])
     return options
+
+
+cdef dict results_of(Call call, Results results):
+    """Return the arrays of the results that are requested, by name."""
+    cdef dict by_name = {}
+    cdef Py_ssize_t i
+    for i, array in enumerate(results.arrays):
+        if array is not None:
+            by_name[call.operator.results[i]] = array
+    return by_name
 
 
 cdef object loss(Call call, int threads):
     cdef Results results = Results(call)
     _linear_python.loss_and_gradients(
         value(call, "input"), value(call, "weight"), native_vector(value(call, "target")), options_of(call, True),
-        dict(zip(call.operator.results, results.arrays)), value(call, "workspace_bytes") or 0, threads
+        results_of(call, results), value(call, "workspace_bytes") or 0, threads
     )
     return results.deliver()
 

@@ -232,8 +232,8 @@ cdef Problem top_k_problem(cnp.ndarray input, cnp.ndarray weight, Py_ssize_t k, 
         p.temperature = options["temperature"]
     else:
         p.temperatures = doubles(options["temperature"])
-    p.bias = doubles(options["bias"])
-    p.transform.scale, p.transform.softcap = options["logit_scale"], options["softcap"] or 0
+    p.bias = doubles(options.get("bias"))
+    p.transform.scale, p.transform.softcap = options["logit_scale"], options.get("softcap") or 0
     describe_top_k(&p)
     return p
 
@@ -269,6 +269,9 @@ cdef const double *doubles(cnp.ndarray vector):
     return <const double *>cnp.PyArray_DATA(vector)
 
 
+cdef dict _reductions = {"mean": REDUCTION_MEAN, "sum": REDUCTION_SUM, "none": REDUCTION_NONE}
+
+
 cdef Loss loss_of(cnp.ndarray input, cnp.ndarray weight, dict options, dict results):
     """Describe a loss without its rows. `loss_and_gradients` describes the arguments; elements of arrays are not read."""
     cdef Loss x
@@ -278,23 +281,23 @@ cdef Loss loss_of(cnp.ndarray input, cnp.ndarray weight, dict options, dict resu
     if weight_grad is not None and cnp.PyArray_IS_C_CONTIGUOUS(weight_grad):
         x.p.weight_grad_bytes = cnp.PyArray_NBYTES(weight_grad)
     x.with_bias_grad = results.get("bias_grad") is not None
-    x.reduction = {"mean": REDUCTION_MEAN, "sum": REDUCTION_SUM, "none": REDUCTION_NONE}[options.get("reduction", "none")]
+    x.reduction = _reductions[options.get("reduction", "none")]
     x.denominator = options.get("denominator") or 0
     x.p.filter_eps = options["filter_eps"]
-    x.p.transform.scale, x.p.transform.softcap = options["logit_scale"], options["softcap"] or 0
+    x.p.transform.scale, x.p.transform.softcap = options["logit_scale"], options.get("softcap") or 0
     x.temperature = 1
     if isinstance(options["temperature"], float):
         x.temperature = options["temperature"]
     else:
         x.temperatures = doubles(options["temperature"])
     x.p.label_smoothing, x.lse_square_scale = options["label_smoothing"], options["lse_square_scale"]
-    x.bias, x.class_weight = doubles(options["bias"]), doubles(options["class_weight"])
+    x.bias, x.class_weight = doubles(options.get("bias")), doubles(options.get("class_weight"))
     x.target_prob = doubles(target_prob)
     x.target_count = 0 if target_prob is None else cnp.PyArray_DIM(target_prob, 1)
-    x.p.rows.token_weight = doubles(options["token_weight"])
+    x.p.rows.token_weight = doubles(options.get("token_weight"))
     if "lse" in options:
-        x.lse, x.entropy, x.grad_lse = doubles(options["lse"]), doubles(options["entropy"]), doubles(options["grad_lse"])
-        x.grad_log_prob, x.grad_entropy = doubles(options["grad_log_prob"]), doubles(options["grad_entropy"])
+        x.lse, x.entropy, x.grad_lse = doubles(options["lse"]), doubles(options.get("entropy")), doubles(options.get("grad_lse"))
+        x.grad_log_prob, x.grad_entropy = doubles(options.get("grad_log_prob")), doubles(options.get("grad_entropy"))
         describe_loss(&x)
         return x
     x.outputs.lse, x.outputs.log_prob = <void *>data_of(results.get("lse")), <void *>data_of(results.get("log_prob"))
@@ -357,10 +360,10 @@ def loss_and_gradients(
     Parameters
     ----------
     options : dict
-        The options of the call by name. Vectors are contiguous arrays of float64; `grad_loss` holds one number, or one for
-        each row. With `lse`, the call computes gradients alone, from these statistics.
-    results : dict of (ndarray or None)
-        The results by name. None: not requested. ``loss`` is of accumulators, shape () or (BT,).
+        The options of the call by name, but for those that are None. Vectors are contiguous arrays of float64; `grad_loss`
+        holds one number, or one for each row. With `lse`, the call computes gradients alone, from these statistics.
+    results : dict of ndarray
+        The requested results by name. ``loss`` is of accumulators, shape () or (BT,).
     """
     cdef Loss x = loss_of(input, weight, options, results)
     describe_rows(&x, target, options)
