@@ -127,6 +127,7 @@ AG_INLINE void K(store_gradient)(const ag_linear_block *b, const int from_logits
             K(general_gradient)(b, i, panel * NR, columns, row);
         } else if (from_logits) {
             const V max = V_(set1)(((const acc_t *)b->chunk.max)[i]), sum = V_(set1)(((const acc_t *)b->chunk.sum)[i]);
+            AG_UNROLL(3)
             for (int j = 0; j < NV; j++) {
                 V_(store)(row + j * VL, V_(exp)(V_(load)(row + j * VL) - max) / sum);
             }
@@ -221,17 +222,23 @@ static void K(store_max_sum)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_
     for (ptrdiff_t r = 0; r < MR && tile_index * MR + r < b->chunk.rows; r++) {
         const ptrdiff_t i = tile_index * MR + r;
         const acc_t *row = tile + r * NR;
-        V x[NV], total = {0};
+        V x[NV], e[NV], total = {0};
+        AG_UNROLL(3)
         for (int j = 0; j < NV; j++) {
             x[j] = V_(load)(row + j * VL);
             if (columns - j * VL < VL) x[j] = V_(first)(columns > j * VL ? columns - j * VL : 0, x[j], none);
         }
         V highest = x[0];
+        AG_UNROLL(3)
         for (int j = 1; j < NV; j++) highest = V_(max)(highest, x[j]);
         acc_t max = V_(reduce_max)(highest);
         /* Exponentials relative to -inf would be NaN, although another panel may hold finite logits. */
         const V shift = V_(set1)(max == (acc_t)-INFINITY ? 0 : max);
-        for (int j = 0; j < NV; j++) total += V_(exp)(x[j] - shift);
+        AG_UNROLL(3)
+        for (int j = 0; j < NV; j++) {
+            e[j] = V_(exp)(x[j] - shift);
+            total += e[j];
+        }
         const acc_t sum = V_(reduce_sum)(total);
         if (sum != sum) {
             /* A NaN among the logits makes the maximum NaN. An infinite logit makes the sum alone NaN. */
@@ -240,7 +247,11 @@ static void K(store_max_sum)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_
         ((acc_t *)b->packed.panel_max)[panel * rows + i] = max;
         ((acc_t *)b->packed.panel_sum)[panel * rows + i] = sum;
         if (b->statistics.rest) {
-            ((acc_t *)b->packed.panel_rest)[panel * rows + i] = (acc_t)K(rest_of_row)(row, columns, max, sum);
+            V others = {0}; /* as in rest_of_row, but from exponentials that are known */
+            AG_UNROLL(3)
+            for (int j = 0; j < NV; j++) others += V_(select)(x[j] == shift, (V){0}, e[j]);
+            const acc_t rest = sum < (acc_t)AG_ACCURATE_SUM ? V_(reduce_sum)(others) : sum - 1;
+            ((acc_t *)b->packed.panel_rest)[panel * rows + i] = max == (acc_t)-INFINITY ? (acc_t)NAN : rest;
         }
         if (b->statistics.with_more) {
             const acc_t before = ((const acc_t *)b->statistics.max)[b->chunk.row_numbers[i]];

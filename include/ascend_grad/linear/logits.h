@@ -53,13 +53,13 @@ AG_INLINE V K(slopes)(const V z, const V inverse_outer, const V most)
 static double K(rest_of_row)(const acc_t *row, ptrdiff_t n, acc_t max, acc_t sum)
 {
     if (!(sum < (acc_t)AG_ACCURATE_SUM)) return (double)sum - 1;
-    const ptrdiff_t at = K(first_maximum)(row, n, max);
+    if (max == (acc_t)-INFINITY) return NAN;
+    /* The maximum is there once, as two would add 2 to the sum. */
+    const V largest = V_(set1)(max), zero = {0};
     V total = {0};
     for (ptrdiff_t c = 0; c < n; c += VL) {
-        acc_t lane[VL];
-        memcpy(lane, row + c, sizeof lane);
-        if (at >= c && at < c + VL) lane[at - c] = (acc_t)-INFINITY;
-        total += V_(first)(n - c < VL ? n - c : VL, V_(exp)(V_(load)(lane) - V_(set1)(max)), (V){0});
+        const V z = V_(load)(row + c);
+        total += V_(first)(n - c < VL ? n - c : VL, V_(select)(z == largest, zero, V_(exp)(z - largest)), zero);
     }
     return (double)V_(reduce_sum)(total);
 }
