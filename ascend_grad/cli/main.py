@@ -98,7 +98,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal's number if a signal ended it.
     """
     with _standard_streams():
-        return _run(build_parser().parse_args(argv))
+        try:
+            args = build_parser().parse_args(argv)
+        except OSError:  # of argparse before Python 3.11.4, if a message cannot be written
+            return FAILED
+        return _run(args)
 
 
 def _run(args: argparse.Namespace) -> int:

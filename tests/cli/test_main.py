@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -248,6 +249,16 @@ def buffering(request, monkeypatch) -> None:
 @pytest.mark.parametrize("command", ["apply softmax --input absent.npy -o y.npy", "apply softmax --inputs", "nothing"])
 def test_an_error_that_nobody_can_read(command, stderr, tmp_path):
     assert in_a_shell(f"{command} {stderr}", tmp_path) == (2, "", "")
+
+
+def test_an_error_that_an_older_argparse_cannot_write(monkeypatch):
+    """Before Python 3.11.4, argparse raises the error of a stream."""
+
+    def write(self, message, file=None):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(argparse.ArgumentParser, "_print_message", write)
+    assert main(["nothing"]) == 2
 
 
 @pytest.mark.usefixtures("buffering")

@@ -155,7 +155,7 @@ def test_the_least_workspace_is_told_and_enough(case, dtype, default_engine):
     operator, how = CALLS[case]
     problem = problem_of(operator, Shape(140, 150, 30_000), dtype, **how)
     least = ag.workspace_size(operator, **problem.arguments, workspace_bytes=0)
-    assert 2**22 < least < 2**25
+    assert 2**22 <= least < 2**25  # 2**22 with the small tiles of NEON
     default_engine.assert_solved(problem, default_engine.solve(problem, workspace_bytes=least))
     for backend, fewer in itertools.product(("cpu", "reference"), (least - 1, 2**22 - 1, -1)):
         with pytest.raises(ag.ParamInvalidError, match=rf"workspace_bytes: expected an int in \[{least}, ") as caught:
