@@ -50,7 +50,7 @@ AG_INLINE V K(slopes)(const V z, const V inverse_outer, const V most)
 /* ---- statistics ---------------------------------------------------------------------------------------------------------- */
 
 /* Return the sum of exponentials of n logits without their first maximum. `max` is the maximum, `sum` the whole sum. */
-static double K(rest_of_row)(const acc_t *row, ptrdiff_t n, acc_t max, acc_t sum)
+static AG_UNUSED double K(rest_of_row)(const acc_t *row, ptrdiff_t n, acc_t max, acc_t sum)
 {
     if (!(sum < (acc_t)AG_ACCURATE_SUM)) return (double)sum - 1;
     if (max == (acc_t)-INFINITY) return NAN;
