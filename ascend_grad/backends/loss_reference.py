@@ -92,7 +92,8 @@ def losses(row: RowStatistics, targets: Targets, terms: Terms) -> tuple[NDArray,
     loss = _weighted(terms.token_weight, loss)
     if not terms.lse_square_scale:
         return loss, np.zeros_like(loss)
-    return loss, _weighted(terms.token_weight, terms.lse_square_scale * row.lse**2)
+    square = terms.lse_square_scale * row.lse**2
+    return loss, np.where(square == 0, 0, _weighted(terms.token_weight, square))
 
 
 def gradient(

@@ -223,7 +223,7 @@ class _Loss:
     def add_gradients(self, rows, row, slope, upstream):
         """Add the gradients of some rows. `upstream` are gradients of outputs; a row without any gradient is absent."""
         targets, terms = self.of_rows(rows)
-        grad = np.where(self.token_weight[rows] != 0, self.grad[rows], 0)
+        grad = np.where(self.token_weight[rows] != 0, self.grad[rows], 0) if self.over else np.zeros(rows.size)
         present = grad != 0
         for each in upstream:
             present |= np.asarray(each) != 0
@@ -235,8 +235,8 @@ class _Loss:
             scaled = np.where(grad == 0, 0, grad * terms.token_weight)
             p *= (scaled / self.over if self.over else nothing)[:, None]
         else:
-            of_loss = grad / self.over if self.over else nothing
-            of_square = grad / self.over_square if self.over_square else nothing
+            of_loss = np.where(grad == 0, 0, grad / self.over) if self.over else nothing
+            of_square = np.where(grad == 0, 0, grad / self.over_square) if self.over_square else nothing
             p = loss_reference.gradient(row, targets, terms, of_loss, of_square, *upstream)
         p = (p * slope)[present]
         rows = rows[present]

@@ -143,6 +143,8 @@ def _checked_target(path: str, sources: list[str]) -> str:
     if path.endswith(".npz"):
         raise CommandError(f"{path}: the result is a .npy file")
     if path.rstrip("/").endswith(".zarr"):
+        for source in sources:
+            os.stat(source)  # an input that does not exist is the error to report
         raise CommandError(f"{path}: ends in .zarr, but the result of .npy files is a .npy file")
     if path.endswith("/") and not os.path.exists(path):
         raise CommandError(f"{path}: names a directory, and the result of a file is a file")

@@ -245,7 +245,7 @@ class OptionShard(Shard):
             loss = loss + s / max(self.vocab_size, 1) * rows.smoothed_sum(self._class_sum)
         square = self._a["lse_square_scale"] * rows.lse**2 if self._a["lse_square_scale"] else np.zeros_like(loss)
         r = self._token_weight
-        return np.where(r == 0, 0, r * loss), np.where(r == 0, 0, r * square)
+        return np.where(r == 0, 0, r * loss), np.where((r == 0) | (square == 0), 0, r * square)
 
     def _outputs_of_rows(self) -> dict[str, NDArray]:
         """Return the requested results beside the loss, by name."""

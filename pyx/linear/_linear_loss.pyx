@@ -314,9 +314,6 @@ cdef void set_given_statistics(Loss *x, Py_ssize_t i, bint is_double) noexcept n
     set_number(x.p.logits_max, i, is_double, maximum)
     set_number(x.p.sum_exp, i, is_double, 1 + rest)
     targets.entries, targets.weights = targets.entries + i * targets.count, targets.weights + i * targets.count
-    if x.p.loss_rows[i].grad_loss == 0:
-        # Without an upstream gradient of the loss no target counts, even if its weight is infinite.
-        memset(<void *>targets.weights, 0, targets.count * sizeof(double))
     ag_loss_row_finish(
         &x.p.loss_rows[i], &targets, x.p.target_logits + i * targets.count, maximum, rest, x.p.label_smoothing, vocab,
         x.p.class_weight, x.p.class_sum

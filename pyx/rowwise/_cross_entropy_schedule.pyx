@@ -369,6 +369,10 @@ cdef void finish_row(CrossEntropy *x, Py_ssize_t i, Rows *r) noexcept nogil:
         return
     grad_loss = upstream * x.loss_share
     grad_square = upstream * x.square_share
+    if grad_loss == 0:  # the share is 0, as the sum of the weights is infinite
+        weights = 0
+        for k in range(x.target_count):
+            r.weights[k] = 0
     smoothing = grad_loss * x.label_smoothing / x.s.p.n
     # What the targets do not take back is summed apart, since it may be tiny beside their weights.
     balance = smoothing * x.class_sum if smoothing != 0 else 0
@@ -447,7 +451,7 @@ cdef void set_gradients(
 
 cdef inline double upstream_of_all(const CrossEntropy *x) noexcept nogil:
     """Return the gradient of the result with respect to the loss of a row of weight 1, if it is the same for all rows."""
-    return 0 if x.is_undefined else x.grad_loss[0] * x.loss_share
+    return 0 if x.is_undefined or x.grad_loss[0] == 0 else x.grad_loss[0] * x.loss_share
 
 
 cdef void finish_single_target_rows(CrossEntropy *x, Py_ssize_t count, Rows *r) noexcept nogil:

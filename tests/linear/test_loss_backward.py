@@ -217,6 +217,26 @@ def test_an_infinite_token_weight_makes_an_infinite_loss(more, backend):
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_divisors_that_are_infinite_nan_or_tiny(backend):
+    """Where 0 arrives there is no gradient, whatever the divisor of a mean is."""
+    x, weight, target, lse = np.eye(2, 3), np.eye(3), np.array([0, 1]), np.ones(2)
+    backward = {"lse": lse, "grad_lse": np.ones(2), "backend": backend}
+    for options in ({"token_weight": [np.nan, 1.0]}, {"denominator": 1e-310}, {"class_weight": [np.nan, 1.0, 1.0]}):
+        for function, arrays in ((ag.cross_entropy, (x,)), (ag.linear_cross_entropy, (x, weight))):
+            assert not function(*arrays, target, **options, grad_loss=0.0, backend=backend).input_grad.any()
+        for grad_loss in (0.0, None):
+            options["grad_loss"] = grad_loss
+            found = ag.linear_cross_entropy_backward(x, weight, target, **options, **backward)
+            assert np.isfinite(found.input_grad).all()
+    options = {"class_weight": [np.inf, 1.0, 1.0], "lse_square_scale": 0.1, "backend": backend}
+    found = ag.linear_cross_entropy(x, weight, target, **options)
+    lse = ag.linear_cross_entropy(x, weight, target, **options, outputs=("lse",)).lse
+    again = ag.linear_cross_entropy_backward(x, weight, target, lse=lse, grad_loss=1.0, **options)
+    np.testing.assert_allclose(found.input_grad, again.input_grad, rtol=1e-12)
+    assert np.isfinite(ag.cross_entropy(x, target, **options).input_grad).all()
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_weights_of_no_classes(backend):
     """Without vocabulary entries all rows are ignored, with class weights, too."""
     arguments = {"target": np.full(3, -100), "class_weight": np.ones(0), "backend": backend}

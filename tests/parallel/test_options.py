@@ -250,6 +250,16 @@ def test_an_infinite_class_without_token_weight(backend):
             np.testing.assert_allclose(value, right, rtol=1e-12, atol=1e-12, err_msg=name)
 
 
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_an_infinite_token_weight_makes_an_infinite_loss(backend):
+    call = arguments("no option", "float64", "none") | {"token_weight": np.full(41, np.inf)}
+    right = ag.linear_cross_entropy(**call, return_grad=False).loss
+    assert np.isinf(right).any()
+    assert not np.isnan(right).any()
+    for each in whole_with_options(with_options(call | {"return_grad": False}, CUTS, backend=backend)):
+        np.testing.assert_allclose(each.loss, right, rtol=1e-12)
+
+
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_vocabulary_parallel_without_entries(smoothing, reduction):

@@ -50,7 +50,7 @@ BREAKS = {
     ),
     "rows without gradient": Break("tensor_operators.py", "torch.where(rows, input, 0)", "input", "wrong gradient"),
     "gradients of rows that have none": Break(
-        "tensor_operators.py", "torch.where(rows, input_grad, 0)", "input_grad", "wrong gradient of a row"
+        "tensor_operators.py", "input_grad.masked_fill_(~rows, 0)", "pass", "wrong gradient of a row"
     ),
     "targets outside of the weight": Break(
         "tensor_operators.py", "torch.where(inside & ~elsewhere, target, 0)", "target", "is not in [0, 130)"

@@ -37,6 +37,12 @@ typedef struct {
     const double *weights;
 } ag_loss_targets;
 
+/* Return w_k of a target from its weight. Without an upstream gradient of the loss it is 0, even if the weight is infinite. */
+AG_INLINE double ag_kept_weight(const ag_loss_row *row, double weight)
+{
+    return row->kept_loss != 0 ? row->kept_loss * weight : 0;
+}
+
 /* Return the distance between two maxima of a row; equal infinities have none. */
 AG_INLINE double ag_max_distance(double larger, double smaller) { return larger == smaller ? 0 : larger - smaller; }
 
@@ -57,14 +63,14 @@ static AG_UNUSED void ag_loss_row_finish(ag_loss_row *row, const ag_loss_targets
     /* The part of `a` that no target takes back is summed apart, since it may be tiny beside `a`. */
     double balance = (row->s != 0 ? row->s * class_sum : 0) + row->grad_lse;
     if (row->grad_square != 0) balance += 2 * row->grad_square * ag_log_sum_exp(&statistics);
-    row->a = balance + (row->kept_loss * weights - row->grad_log_prob);
+    row->a = balance + (ag_kept_weight(row, weights) - row->grad_log_prob);
     row->certain = -1, row->certain_grad = 0;
     for (ptrdiff_t k = 0; k < targets->count && row->certain < 0; k++) {
         const int64_t entry = targets->entries[k];
         if (entry < 0 || entry == AG_ELSEWHERE || !(ag_one_minus_prob(&statistics, logits[k]) < 1 - AG_NEARLY_CERTAIN)) continue;
         double others = 0; /* weights of the other targets */
         for (ptrdiff_t j = 0; j < targets->count; j++) {
-            if (targets->entries[j] >= 0 && targets->entries[j] != entry) others += row->kept_loss * targets->weights[j];
+            if (targets->entries[j] >= 0 && targets->entries[j] != entry) others += ag_kept_weight(row, targets->weights[j]);
         }
         row->certain = entry;
         /* a - w is what the target does not take back, so it stands for a where w is 0. */
