@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -104,6 +105,7 @@ def in_thread(function) -> None:
 
 
 def cpu_flags() -> set[str]:
-    """Return the names of the CPU's features that Linux lists."""
+    """Return the names of the CPU's features that Linux lists; none if it lists those of an emulator's host."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return {flag for line in lines if line.startswith(("flags", "Features")) for flag in line.split(":")[1].split()}
+    name = "Features" if platform.machine() == "aarch64" else "flags"
+    return {flag for line in lines if line.startswith(name) for flag in line.split(":")[1].split()}
