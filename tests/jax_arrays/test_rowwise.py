@@ -414,7 +414,7 @@ def large_result(name: str) -> jax.Array:
 
 @pytest.mark.parametrize("name", ["softmax", "cross_entropy", "linear_cross_entropy"])
 def test_large_results_have_huge_pages(name):
-    """Where the system has huge pages, its flags of the memory in the middle of a result have "hg"."""
+    """Linux marks the memory in the middle of a large result as "hg", if the system has huge pages."""
     result = large_result(name).block_until_ready()
     middle = result.unsafe_buffer_pointer() + result.nbytes // 2
     lines = iter(Path("/proc/self/smaps").read_text().splitlines())

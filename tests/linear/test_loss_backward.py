@@ -218,7 +218,7 @@ def test_an_infinite_token_weight_makes_an_infinite_loss(more, backend):
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_divisors_that_are_infinite_nan_or_tiny(backend):
-    """Where 0 arrives there is no gradient, whatever the divisor of a mean is."""
+    """A loss whose upstream gradient is 0 has no gradient, whatever the divisor of a mean is."""
     x, weight, target, lse = np.eye(2, 3), np.eye(3), np.array([0, 1]), np.ones(2)
     backward = {"lse": lse, "grad_lse": np.ones(2), "backend": backend}
     for options in ({"token_weight": [np.nan, 1.0]}, {"denominator": 1e-310}, {"class_weight": [np.nan, 1.0, 1.0]}):

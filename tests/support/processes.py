@@ -105,7 +105,7 @@ def in_thread(function) -> None:
 
 
 def cpu_flags() -> set[str]:
-    """Return the names of the CPU's features that Linux lists; none if it lists those of an emulator's host."""
+    """Return the CPU's features by Linux's names, or none on an emulated CPU, where Linux lists the host's features."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     name = "Features" if platform.machine() == "aarch64" else "flags"
     return {flag for line in lines if line.startswith(name) for flag in line.split(":")[1].split()}
