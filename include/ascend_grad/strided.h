@@ -76,9 +76,9 @@ typedef struct {
     ptrdiff_t length, to, from;
 } ag_dim;
 
-/* Return whether the sum of the strides of dimension x is smaller than the sum of the strides of y. If the sums are equal, the
- * dimension with two equal strides counts as smaller: its elements may be contiguous in source and destination, while the
- * elements of a broadcast dimension are not. */
+/* Return whether the sum of the strides of dimension x is smaller than the sum of the strides of y. If the sums are equal,
+ * the dimension with two equal strides counts as smaller: its elements may be contiguous in source and destination, while
+ * the elements of a broadcast dimension are not. */
 AG_INLINE int ag_has_smaller_strides(ag_dim x, ag_dim y)
 {
     const ptrdiff_t x_to = x.to < 0 ? -x.to : x.to, x_from = x.from < 0 ? -x.from : x.from;
