@@ -26,7 +26,7 @@ def seconds_of(command: list[str], **settings) -> tuple[float, int]:
 
 
 def compile_one(log: str, command: list[str]) -> int:
-    """Take the place of the compiler: append the seconds and what was compiled to the log."""
+    """Run the compiler, and append its CPU seconds and the compiled file to the log."""
     seconds, status = seconds_of(command)
     source = next((Path(word).name for word in command if word.endswith(".c")), "linking")
     lanes = next((word[-2:].lstrip("=") for word in command if re.fullmatch(r"-DAG_KERNEL_LANES=[1-9]\d*", word)), "")

@@ -1,4 +1,4 @@
-"""Small and large calls against the formulas: smoke.py with-openmp | without-openmp."""
+"""Compare small and large calls with the formulas: smoke.py with-openmp | without-openmp."""
 
 import sys
 from pathlib import Path
