@@ -396,7 +396,7 @@ def dtype(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-def _run(script: str, *, timeout: float = 120, check: bool = True, **environment: str) -> subprocess.CompletedProcess:
+def _run(script: str, *, check: bool = True, **environment: str) -> subprocess.CompletedProcess:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("ASCEND_GRAD_")}
     result = subprocess.run(
         # "-P": the current folder may be the source tree, whose package has no compiled modules.
@@ -404,7 +404,6 @@ def _run(script: str, *, timeout: float = 120, check: bool = True, **environment
         env=inherited | environment,
         capture_output=True,
         text=True,
-        timeout=timeout,
     )
     if check:
         assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"
@@ -413,7 +412,10 @@ def _run(script: str, *, timeout: float = 120, check: bool = True, **environment
 
 @pytest.fixture
 def run_script() -> Callable[..., subprocess.CompletedProcess]:
-    """Return a function that runs Python code in a process of its own, with the given environment variables."""
+    """Return a function that runs Python code in a process of its own, with the given environment variables.
+
+    The limit of time is that of the test: an emulated CPU takes a hundred times as long.
+    """
     return partial(_run)
 
 

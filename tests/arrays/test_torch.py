@@ -317,7 +317,7 @@ print(grown)
 
 
 def test_calls_leave_nothing_behind(run_script):
-    run_script(CALLS.format(count=1_000_000), timeout=600)
+    run_script(CALLS.format(count=1_000_000))
 
 
 def test_the_interpreter_ends_while_results_live(run_script):

@@ -345,4 +345,4 @@ def test_no_memory(operator, calls, failing_malloc, run_script):
     script = NO_MEMORY.format(
         tests=str(TESTS), here=str(Path(__file__).parent), module=calls.__file__, operator=operator
     )
-    run_script(script, LD_PRELOAD=failing_malloc, PYTHONMALLOC="malloc", timeout=300)
+    run_script(script, LD_PRELOAD=failing_malloc, PYTHONMALLOC="malloc")

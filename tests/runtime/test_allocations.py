@@ -139,4 +139,4 @@ SCRIPT = """
 def test_every_allocation_fails_once(operator, failing_malloc, run_script):
     names = {"gradient": GRADIENT, "statistics": STATISTICS, "whole": WHOLE, "top_k": TOP_K}
     script = SCRIPT.format(tests=str(TESTS), operator=operator, **names)
-    run_script(script, LD_PRELOAD=failing_malloc, PYTHONMALLOC="malloc", timeout=300)
+    run_script(script, LD_PRELOAD=failing_malloc, PYTHONMALLOC="malloc")
