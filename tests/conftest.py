@@ -412,9 +412,9 @@ def _run(script: str, *, check: bool = True, **environment: str) -> subprocess.C
 
 @pytest.fixture
 def run_script() -> Callable[..., subprocess.CompletedProcess]:
-    """Return a function that runs Python code in a process of its own, with the given environment variables.
+    """Return a function that runs a script in a new Python process, whose environment has the given variables, too.
 
-    The limit of time is that of the test: an emulated CPU takes a hundred times as long.
+    pytest's timeout is the only limit on the script's time, since an emulated CPU takes a hundred times as long.
     """
     return partial(_run)
 

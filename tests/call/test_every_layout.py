@@ -49,9 +49,9 @@ def test_cross_entropy(dtype, cpu_engine):
             expected = cpu_engine.call("cross_entropy", **arguments, num_threads=1)
             cross_entropy_oracles.assert_right(expected, cross_entropy_oracles.expected(**arguments), dtype)
             for layout in LAYOUTS:
-                arguments["input"] = laid_out(arguments["input"], on_leading_axes(layout, len(shape)), readonly=True)
+                strange = laid_out(arguments["input"], on_leading_axes(layout, len(shape)), readonly=True)
                 for threads in (1, 2):
-                    result = cpu_engine.call("cross_entropy", **arguments, num_threads=threads)
+                    result = cpu_engine.call("cross_entropy", **arguments | {"input": strange}, num_threads=threads)
                     assert_identical(np.asarray(result.loss), np.asarray(expected.loss))
                     assert_identical(result.input_grad, expected.input_grad)
 
