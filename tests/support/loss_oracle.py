@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from oracles import matrix_product
 
 
 class Right(NamedTuple):
@@ -43,7 +44,8 @@ class Rows:
         self.x, self.w = a["input"].astype(wide), a["weight"].astype(wide)
         self.size = np.abs(self.x).astype(float) @ np.abs(self.w).T.astype(float)
         self.z, self.slope = logits_of(
-            self.x @ self.w.T, **{name: a[name] for name in ("bias", "logit_scale", "softcap", "temperature")}
+            matrix_product(self.x, self.w.T),
+            **{name: a[name] for name in ("bias", "logit_scale", "softcap", "temperature")},
         )
         tokens, entries = self.z.shape
         most = self.z.max(-1, keepdims=True)
@@ -111,8 +113,8 @@ def gradients(rows: Rows, eps: float, *, bfloat16: bool, **upstream: Any) -> dic
     error += (2.0**-8 if bfloat16 else 64 * eps) * np.abs(tile).astype(float)
     w, x = np.abs(rows.w).astype(float), np.abs(rows.x).astype(float)
     return {
-        "input_grad": Right(tile @ rows.w, error @ w),
-        "weight_grad": Right(tile.T @ rows.x, error.T @ x),
+        "input_grad": Right(matrix_product(tile, rows.w), error @ w),
+        "weight_grad": Right(matrix_product(tile.T, rows.x), error.T @ x),
         "bias_grad": Right(tile.sum(0), error.sum(0)),
     }
 
